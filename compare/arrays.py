@@ -1,0 +1,44 @@
+"""Input bits: drawn from a seed, stored once, read by every worker, so that all sides compute on the same bits."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compare.spec import Case, Tensor
+
+
+def draw(case: Case, tensor: Tensor, seed: int) -> NDArray[np.float32]:
+    """Normal float32 values of `tensor`, reproducible from case sizes, tensor name and seed on any machine.
+
+    They are the values before rounding to the case's dtype. Never zeros: a GPU multiplies zeros visibly faster.
+    """
+    generator = np.random.Generator(np.random.Philox(key=[seed, zlib.crc32(tensor.name.encode())]))
+    values = generator.standard_normal(tensor.shape(case.sizes), dtype=np.float32)
+    values *= np.float32(tensor.scale(case.sizes))
+    values += np.float32(tensor.mean)
+    return values
+
+
+def round_to(values: NDArray[np.float32], dtype: str) -> NDArray[np.generic]:
+    """Round finite float32 values to `dtype`; bfloat16, which NumPy lacks, comes as its bits in uint16."""
+    if dtype == "bfloat16":
+        bits = values.view(np.uint32)
+        nearest_even = ((bits >> 16) & 1) + np.uint32(0x7FFF)
+        return ((bits + nearest_even) >> 16).astype(np.uint16)
+    return values.astype(dtype)
+
+
+def to_float64(stored: NDArray[np.generic], dtype: str) -> NDArray[np.float64]:
+    """The exact float64 values of a stored array."""
+    if dtype == "bfloat16":
+        return (stored.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return stored.astype(np.float64)
+
+
+def path_of(folder: Path, role: str, name: str) -> Path:
+    """Where an array lives: roles are input, cotangent, output and gradient (the last two are float64 references)."""
+    return folder / f"{role}.{name}.npy"

@@ -1,0 +1,16 @@
+"""The table of blocks: one line a block."""
+
+from compare.blocks import attention, gelu, rmsnorm, softmax, swiglu_mlp, vector_add
+from compare.spec import Block
+
+BLOCKS: dict[str, Block] = {
+    block.name: block
+    for block in (
+        vector_add.BLOCK,
+        gelu.BLOCK,
+        softmax.BLOCK,
+        rmsnorm.BLOCK,
+        swiglu_mlp.BLOCK,
+        attention.BLOCK,
+    )
+}

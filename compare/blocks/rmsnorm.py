@@ -1,0 +1,32 @@
+"""y = x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich, arXiv 1910.07467), in float32 inside."""
+
+from compare.implementations import compilers, library, triton
+from compare.spec import Block, Shape, Tensor
+
+
+def reference(xp, inputs, *, eps):  # type: ignore[no-untyped-def]
+    x = inputs["x"]
+    return {"y": x / xp.sqrt(xp.mean(x * x, axis=-1, keepdims=True) + eps) * inputs["weight"]}
+
+
+BLOCK = Block(
+    name="rmsnorm",
+    summary="RMSNorm with a learnt scale, as in Llama",
+    inputs=(Tensor("x", ("rows", "columns")), Tensor("weight", ("columns",), mean=1.0, std=0.1)),
+    outputs=(Tensor("y", ("rows", "columns")),),
+    reference=reference,
+    attributes={"eps": 1e-5},
+    backward_needs=("x", "weight"),
+    flops=lambda s: 4 * s["rows"] * s["columns"],
+    backward_flops=lambda s: 9 * s["rows"] * s["columns"],
+    shapes=(
+        Shape("llama-8b", {"rows": 16384, "columns": 4096}, ("bfloat16",), ("quick", "full")),
+        Shape("prime", {"rows": 1021, "columns": 4093}, ("float32",), ("quick", "full")),
+        Shape("gpt2", {"rows": 65536, "columns": 768}, ("bfloat16", "float16", "float32")),
+        Shape("8192-columns", {"rows": 8192, "columns": 8192}, ("bfloat16",)),
+        Shape("one-row", {"rows": 1, "columns": 4096}, ("bfloat16", "float32")),
+        Shape("odd", {"rows": 7, "columns": 257}, ("float32", "float16", "bfloat16"), ("check",)),
+        Shape("single", {"rows": 1, "columns": 1}, ("float32", "float16", "bfloat16"), ("check",)),
+    ),
+    implementations=(*compilers("rmsnorm"), library("rmsnorm", "F.rms_norm"), triton("rmsnorm")),
+)

@@ -1,0 +1,29 @@
+"""out = x + y: the roofline exercise. One FLOP for three elements moved: 1/6 FLOP per byte in 16-bit types."""
+
+from compare.implementations import compilers, cuda, library, triton
+from compare.spec import Block, Shape, Tensor
+
+
+def reference(xp, inputs):  # type: ignore[no-untyped-def]
+    return {"out": inputs["x"] + inputs["y"]}
+
+
+BLOCK = Block(
+    name="vector_add",
+    summary="out = x + y",
+    inputs=(Tensor("x", ("elements",)), Tensor("y", ("elements",))),
+    outputs=(Tensor("out", ("elements",)),),
+    reference=reference,
+    directions=("fwd",),
+    flops=lambda s: s["elements"],
+    shapes=(
+        Shape("64Mi", {"elements": 2**26}, ("bfloat16",), ("quick", "full")),
+        Shape("prime", {"elements": 1_000_003}, ("float32",), ("quick", "full")),
+        Shape("256Mi", {"elements": 2**28}, ("bfloat16", "float16", "float32")),
+        Shape("one", {"elements": 1}, ("float32",)),
+        Shape("odd", {"elements": 4099}, ("float32", "float16", "bfloat16"), ("check",)),
+        Shape("single", {"elements": 1}, ("float32", "float16", "bfloat16"), ("check",)),
+    ),
+    implementations=(*compilers("vector_add"), library("vector_add", "torch.add"), triton("vector_add"),
+                     cuda("vector_add")),
+)

@@ -1,0 +1,72 @@
+"""What this GPU can do, measured in this process by the clock that times everything else: streams and matrix products.
+
+A stream's bandwidth depends on its mix of reads and writes (an add reaches more than a copy on an H200), so each mix
+has its own ceiling, and a block is held against the nearest.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from compare.clock import Clock
+
+_ELEMENTS = 1 << 28  # bfloat16: 512 MiB a stream, eight times an H200's L2
+_PRODUCTS = ((8192, 8192, 8192), (4096, 4096, 14336), (16384, 4096, 4096))  # m, n, k
+_FLOAT32_PRODUCT = (4096, 4096, 4096)
+
+
+def measure(clock: Clock, flush_cache: Callable[[], None], repeats: int = 15) -> dict[str, Any]:
+    """{"streams": {"reads:writes": bytes per second}, "products": {dtype: FLOP per second}}, medians of `repeats`.
+
+    A product's rate is the best of several shapes; float32 products come twice, `float32-ieee` and `float32-tf32`.
+    """
+
+    def seconds(call: Callable[[], Any]) -> float:
+        for _ in range(3):
+            call()
+        clock.start()
+        for _ in range(repeats):
+            flush_cache()
+            clock.time(call, lambda results=None: torch.cuda.synchronize())
+        return statistics.median(sample.device_time for sample in clock.collect())
+
+    return {"streams": _streams(seconds), "products": _products(seconds)}
+
+
+def _streams(seconds: Callable[[Callable[[], Any]], float]) -> dict[str, float]:
+    a, b, c, out = (torch.randn(_ELEMENTS, device="cuda", dtype=torch.bfloat16) for _ in range(4))
+    one = a.nbytes
+    add3 = torch.compile(lambda a, b, c, out: out.copy_(a + b + c))
+    return {
+        "1:0": one / seconds(lambda: torch.sum(a.view(torch.int64))),
+        "0:1": one / seconds(lambda: out.fill_(1.5)),
+        "1:1": 2 * one / seconds(lambda: out.copy_(a)),
+        "2:1": 3 * one / seconds(lambda: torch.add(a, b, out=out)),
+        "3:1": 4 * one / seconds(lambda: add3(a, b, c, out)),
+    }
+
+
+def _products(seconds: Callable[[Callable[[], Any]], float]) -> dict[str, float]:
+    rates = {}
+    precision = torch.get_float32_matmul_precision()
+    for name, dtype, setting, shapes in (
+        ("bfloat16", torch.bfloat16, "highest", _PRODUCTS),
+        ("float16", torch.float16, "highest", _PRODUCTS),
+        ("float32-ieee", torch.float32, "highest", (_FLOAT32_PRODUCT,)),
+        ("float32-tf32", torch.float32, "high", (_FLOAT32_PRODUCT,)),
+    ):
+        torch.set_float32_matmul_precision(setting)
+        best = 0.0
+        for m, n, k in shapes:
+            # Random data: zeros run faster. The second factor transposed is cuBLAS's fastest layout.
+            a = torch.randn(m, k, device="cuda", dtype=dtype)
+            b = torch.randn(n, k, device="cuda", dtype=dtype).mT
+            out = torch.empty(m, n, device="cuda", dtype=dtype)
+            best = max(best, 2 * m * n * k / seconds(lambda a=a, b=b, out=out: torch.mm(a, b, out=out)))
+        rates[name] = best
+    torch.set_float32_matmul_precision(precision)
+    return rates

@@ -1,0 +1,65 @@
+"""Numerics: what counts as right.
+
+error = max|y - reference| / rms(reference), the reference in float64.
+tolerance = twice the error of an independent evaluation in the case's own dtype (the reference's formula, operation by
+operation), and never under one unit in the last place of the largest reference value, which storing alone may cost.
+An implementation that passes is as good as plain low-precision code; nothing is tuned.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What the tolerance of one tensor needs to know of its reference."""
+
+    rms: float
+    largest: float
+    independent_error: float
+
+    def tolerance(self, eps: float) -> float:
+        one_ulp = eps * self.largest / self.rms if self.rms else eps
+        return max(2 * self.independent_error, one_ulp)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The error of one output or gradient beside what it may be."""
+
+    name: str
+    error: float
+    tolerance: float
+
+    @property
+    def right(self) -> bool:
+        return self.error <= self.tolerance  # False for nan
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def relative_error(values: Any, reference: Any, rms: float) -> float:
+    """max|values - reference| / rms over float64 arrays of NumPy, PyTorch or JAX; infinite if a value is not finite.
+
+    Raises ValueError on a wrong shape: an array that broadcasts is not a right answer.
+    """
+    if tuple(values.shape) != tuple(reference.shape):
+        raise ValueError(f"shape {tuple(values.shape)}, expected {tuple(reference.shape)}")
+    if math.prod(reference.shape) == 0:
+        return 0.0
+    error = float(abs(values - reference).max())
+    if not math.isfinite(error):
+        return math.inf
+    return error / rms if rms else error
+
+
+def describe(verdicts: list[Verdict]) -> str | None:
+    """What is wrong, in words, or None."""
+    wrong = [v for v in verdicts if not v.right]
+    if not wrong:
+        return None
+    return "; ".join(f"{v.name}: error {v.error:.3g} exceeds tolerance {v.tolerance:.3g}" for v in wrong)

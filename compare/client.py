@@ -1,0 +1,113 @@
+"""The orchestrator's end of a worker: starts it, asks, and tells how it died when it did."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+INTERPRETERS = {"xla": "XLAFUSE_XLA_PYTHON"}  # every other role runs in XLAFUSE_TORCH_PYTHON
+PROJECT = Path(__file__).resolve().parent.parent
+
+
+class WorkerError(Exception):
+    """A request that the worker answered with an error; `kind` as in compare.protocol."""
+
+    def __init__(self, kind: str, message: str, trace: str = "") -> None:
+        super().__init__(message)
+        self.kind, self.message, self.trace = kind, message, trace
+
+
+class WorkerDied(Exception):
+    """The worker's process is gone; the message says how and what it last wrote."""
+
+
+class WorkerTimeout(Exception):
+    """The worker did not answer in time and was killed."""
+
+
+def interpreter(role: str) -> str:
+    """The Python that runs `role`: XLAFUSE_XLA_PYTHON or XLAFUSE_TORCH_PYTHON, else this one."""
+    return os.environ.get(INTERPRETERS.get(role, "XLAFUSE_TORCH_PYTHON")) or sys.executable
+
+
+class Worker:
+    """A running worker process. Not thread-safe: one asker at a time."""
+
+    def __init__(self, role: str, log: Path, environment: Mapping[str, str] | None = None) -> None:
+        self.role, self.log = role, log
+        path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [interpreter(role), "-m", "compare.worker", role],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output,
+                env={**os.environ, "PYTHONPATH": path, **(environment or {})},
+                start_new_session=True,  # Ctrl-C reaches the orchestrator alone, which then stops its workers
+            )
+        self._pending = b""
+
+    def wait_ready(self, timeout: float = 300.0) -> None:
+        """Wait for the framework's import. Raises WorkerError with the reason when it fails."""
+        self._reply(timeout)
+
+    def ask(self, method: str, *, timeout: float = 900.0, **params: Any) -> Any:
+        """Raises WorkerError, WorkerDied or WorkerTimeout."""
+        try:
+            assert self._process.stdin is not None
+            self._process.stdin.write(json.dumps({"method": method, "params": params}).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise self._death() from None
+        return self._reply(timeout)
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def stop(self) -> None:
+        """End the process and everything it started."""
+        if self._process.stdin:
+            self._process.stdin.close()
+        try:
+            self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            pass
+        self.kill()
+
+    def kill(self) -> None:
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self._process.wait()
+
+    def _reply(self, timeout: float) -> Any:
+        assert self._process.stdout is not None
+        deadline = time.monotonic() + timeout
+        while b"\n" not in self._pending:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([self._process.stdout], [], [], left)[0]:
+                self.kill()
+                raise WorkerTimeout(f"no answer within {timeout:.0f} s; its process was killed")
+            chunk = os.read(self._process.stdout.fileno(), 1 << 16)
+            if not chunk:
+                raise self._death()
+            self._pending += chunk
+        line, _, self._pending = self._pending.partition(b"\n")
+        reply = json.loads(line)
+        if "error" in reply:
+            error = reply["error"]
+            raise WorkerError(error["kind"], error["message"], error.get("traceback", ""))
+        return reply["result"]
+
+    def _death(self) -> WorkerDied:
+        code = self._process.wait()
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return WorkerDied(f"the {self.role} worker died ({how}); see {self.log.name}")

@@ -1,0 +1,54 @@
+"""The workers of one run: started when first needed, restarted after a death, stopped together."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+from compare.client import Worker, WorkerDied, WorkerError, WorkerTimeout
+
+
+class Crew:
+    """One worker a role. A role is asked by one thread at a time; different roles may be asked at once."""
+
+    def __init__(self, logs: Path, environment: dict[str, str]) -> None:
+        self._logs, self._environment = logs, environment
+        self._workers: dict[str, Worker] = {}
+        self._unavailable: dict[str, WorkerError] = {}
+        self._locks: dict[str, threading.RLock] = {}
+        self._guard = threading.Lock()
+
+    def ask(self, role: str, method: str, *, timeout: float = 900.0, **params: Any) -> Any:
+        """Raises WorkerError, WorkerDied or WorkerTimeout; after the last two the next ask starts a fresh process."""
+        with self._lock(role):
+            worker = self._worker(role)
+            try:
+                return worker.ask(method, timeout=timeout, **params)
+            except (WorkerDied, WorkerTimeout):
+                worker.kill()
+                del self._workers[role]
+                raise
+
+    def stop(self) -> None:
+        for worker in self._workers.values():
+            worker.kill()
+        self._workers.clear()
+
+    def _lock(self, role: str) -> threading.RLock:
+        with self._guard:
+            return self._locks.setdefault(role, threading.RLock())
+
+    def _worker(self, role: str) -> Worker:
+        if role in self._unavailable:
+            raise self._unavailable[role]
+        if role not in self._workers:
+            worker = Worker(role, self._logs / f"{role}.log", self._environment)
+            try:
+                worker.wait_ready()
+            except WorkerError as problem:
+                worker.kill()
+                self._unavailable[role] = problem  # a framework that cannot be imported will not be next time
+                raise
+            self._workers[role] = worker
+        return self._workers[role]

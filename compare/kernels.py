@@ -1,0 +1,36 @@
+"""A compiler's kernel, as each package describes it, as the dict that records carry."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+_ROOT = Path(__file__).resolve().parent.parent
+
+
+def to_json(kernel: Any, **more: Any) -> dict[str, Any]:
+    """Fields of the dataclass `kernel` that say something, and `more`; source lines relative to the project, so that a
+    record reads the same on any machine."""
+    fields = {f.name: getattr(kernel, f.name) for f in dataclasses.fields(kernel)} | more
+    if fields.get("lines"):
+        fields["lines"] = [relative(line) for line in fields["lines"]]
+    return {name: _plain(value) for name, value in fields.items() if value not in (None, (), [], {})}
+
+
+def relative(line: str) -> str:
+    """`file:line` with the file below the project's folder or its environment's packages shortened."""
+    if line.startswith(f"{_ROOT}/"):
+        return line[len(f"{_ROOT}/") :]
+    _, found, inside = line.partition("/site-packages/")
+    return inside if found else line
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)

@@ -1,0 +1,69 @@
+"""What can be compared: the table of blocks, as text or JSON."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from typing import Any
+
+from compare.blocks import BLOCKS
+from compare.selection import SUITES, targets
+from compare.spec import DTYPES, Block, Shape, Tensor
+
+
+def as_json() -> str:
+    """{"blocks": [...], "targets": [...]}, everything that `xlafuse run` takes by name."""
+    return json.dumps({"blocks": [_block(block) for block in BLOCKS.values()], "targets": targets()}, indent=1)
+
+
+def as_text() -> str:
+    return "\n\n".join([*map(_block_text, BLOCKS.values()), f"targets: {', '.join(targets())}"])
+
+
+def _block(block: Block) -> dict[str, Any]:
+    return {
+        "name": block.name,
+        "summary": block.summary,
+        "inputs": {t.name: list(t.axes) for t in block.inputs},
+        "outputs": {t.name: list(t.axes) for t in block.outputs},
+        "directions": list(block.directions),
+        "cases": {
+            suite: [
+                {"name": s.name, "sizes": dict(s.sizes), "dtypes": list(s.dtypes), "precisions": list(s.precisions)}
+                for s in block.shapes if suite in s.suites
+            ]
+            for suite in SUITES
+        },
+        "implementations": [
+            {"name": i.name, "compiler": i.compiler, "summary": i.summary, "target": i.target}
+            for i in block.implementations
+        ],
+    }
+
+
+def _block_text(block: Block) -> str:
+    lines = [f"{block.name}: {block.summary}"]
+    lines += textwrap.wrap(
+        f"{_tensors(block.inputs)} -> {_tensors(block.outputs)}", 98, initial_indent="  ", subsequent_indent="    "
+    )
+    lines.append(f"  directions: {', '.join(block.directions)}")
+    for suite in SUITES:
+        lines.append(f"  cases of suite {suite}:")
+        lines += [f"    {_shape_text(shape)}" for shape in block.shapes if suite in shape.suites]
+    lines.append("  implementations:")
+    width = max(len(i.name) for i in block.implementations)
+    for i in block.implementations:
+        lines.append(f"    {i.name:{width}}  {i.summary}")
+        lines.append(f"    {'':{width}}  {i.compiler}: {i.target}")
+    return "\n".join(lines)
+
+
+def _tensors(tensors: tuple[Tensor, ...]) -> str:
+    return ", ".join(f"{t.name}[{', '.join(t.axes)}]" for t in tensors)
+
+
+def _shape_text(shape: Shape) -> str:
+    sizes = " ".join(f"{axis}={size}" for axis, size in shape.sizes.items())
+    dtypes = ", ".join(DTYPES[dtype].short for dtype in shape.dtypes)
+    precisions = "" if shape.precisions == ("ieee",) else f" ({', '.join(shape.precisions)})"
+    return f"{shape.name}  {sizes}  {dtypes}{precisions}"

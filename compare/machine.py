@@ -1,0 +1,48 @@
+"""This machine, without a framework: is there a GPU, and what should a run remember of the host."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+
+def gpu_present() -> bool:
+    """Whether CUDA's driver is here and sees a device. Asks the driver itself; opens no context."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    count = ctypes.c_int(0)
+    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+
+
+def xlafuse_version() -> str:
+    try:
+        return version("xlafuse")
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def host() -> dict[str, Any]:
+    """Operating system, processor, cores, and the NVIDIA driver where there is one."""
+    driver = Path("/proc/driver/nvidia/version")
+    return {
+        "system": platform.platform(),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "nvidia_driver": driver.read_text().splitlines()[0] if driver.is_file() else None,
+    }
+
+
+def scratch_root() -> Path | None:
+    """Memory-backed storage for input and reference arrays where there is plenty, else the default temporary folder."""
+    memory = Path("/dev/shm")
+    if memory.is_dir() and os.access(memory, os.W_OK):
+        free = os.statvfs(memory)
+        if free.f_bavail * free.f_frsize > 16 << 30:
+            return memory
+    return None

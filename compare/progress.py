@@ -1,0 +1,50 @@
+"""Progress of a run on standard error: a bar on a terminal, a line a record elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
+from compare.record import Record
+
+_STYLES = {"ok": "green", "compiled": "green", "skipped": "dim", "wrong": "bold red", "failed": "red", "timeout": "red"}
+
+
+class Progress:
+    """Counts records as they finish."""
+
+    def __init__(self, total: int) -> None:
+        self._console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._bar = Bar(*columns, console=self._console, disable=not sys.stderr.isatty())
+        self._total, self._count = total, 0
+        self._task = self._bar.add_task("starting workers", total=total)
+
+    def __enter__(self) -> Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: object, trace: TracebackType | None) -> None:
+        self._bar.stop()
+
+    def say(self, what: str) -> None:
+        """What is being done now."""
+        self._bar.update(self._task, description=what)
+
+    def skip(self) -> None:
+        """A record that stands from before."""
+        self._count += 1
+        self._bar.advance(self._task)
+
+    def done(self, record: Record) -> None:
+        self._count += 1
+        style = _STYLES[record.status]
+        detail = f"  {record.detail.splitlines()[0][:160]}" if record.detail and record.status != "skipped" else ""
+        line = f"[{style}]{record.status:8}[/] {escape(record.id)}{escape(detail)}"
+        self._console.print(f"{self._count:>4}/{self._total} {line}", highlight=False, soft_wrap=True)
+        self._bar.advance(self._task)

@@ -1,0 +1,153 @@
+"""A run's folder: `run.json` (what was asked, on which machine) and `records.jsonl` (a line a result, as it finishes).
+
+A record says what became of one implementation of one case. Its status:
+
+    ok        the very code described was executed on the device described, its numbers checked
+    compiled  compiled for a target and never run
+    wrong     executed, and its numbers or its manners (inputs changed, output missing) were not right
+    failed    an error of the compiler, the framework or the worker
+    skipped   this machine, or this implementation, cannot take the case; the detail says what would help
+    timeout   no answer within the time limit
+
+What is not `ok` says why in `detail`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from compare.spec import Case
+
+SCHEMA = 1
+STATUSES = ("ok", "compiled", "wrong", "failed", "skipped", "timeout")
+
+
+class RunFolderError(Exception):
+    """A run folder that cannot be read or written; the message names the file and the remedy."""
+
+
+@dataclass
+class Record:
+    """One implementation of one case.
+
+    checked: {"device", "backend", "dtype", "case"} of the check that stands behind the numbers, or None.
+    errors: [{"name", "error", "tolerance"}], gradients named d_<input>; dimensionless (compare.check).
+    kernels: per part, what the compiler says it made: [{"name", "kind", "ops", "lines", "provenance", ...}].
+    measurement: {"timer", "parts": {part: {"device_time": [[s, ...] a round], "busy_time", "launches", "records",
+    "poisoned"}}, "wall_time": [s a round], "peak_memory_bytes": {part: bytes}} or None; seconds throughout.
+    bytes_compulsory, flops: per part, of the case.
+    dumps: the archive of compiler artifacts, relative to the run folder.
+    """
+
+    case: Case
+    implementation: str
+    compiler: str
+    status: str
+    detail: str | None = None
+    checked: dict[str, Any] | None = None
+    segment: str | None = None
+    target: str | None = None
+    errors: list[dict[str, Any]] = field(default_factory=list)
+    compile_s: float | None = None
+    kernels: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    measurement: dict[str, Any] | None = None
+    bytes_compulsory: dict[str, int] = field(default_factory=dict)
+    flops: dict[str, float] = field(default_factory=dict)
+    dumps: str | None = None
+    schema: int = SCHEMA
+
+    @property
+    def id(self) -> str:
+        return record_id(self.case, self.implementation)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"id": self.id, **{f.name: getattr(self, f.name) for f in fields(self)}, "case": asdict(self.case)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Record:
+        """Raises ValueError naming the first thing that is wrong."""
+        if data.get("schema") != SCHEMA:
+            raise ValueError(f"schema {data.get('schema')!r}, expected {SCHEMA}")
+        if data.get("status") not in STATUSES:
+            raise ValueError(f"status {data.get('status')!r}, expected one of {', '.join(STATUSES)}")
+        known = {f.name for f in fields(cls)}
+        try:
+            return cls(**{k: v for k, v in data.items() if k in known} | {"case": Case.from_json(data["case"])})
+        except (KeyError, TypeError) as problem:
+            raise ValueError(f"missing or misnamed field: {problem}") from None
+
+
+def record_id(case: Case, implementation: str) -> str:
+    return f"{case.id}/{implementation}"
+
+
+def create(folder: Path, run: Mapping[str, Any]) -> None:
+    """Make the folder and write run.json. Raises RunFolderError where it cannot be written."""
+    try:
+        (folder / "dumps").mkdir(parents=True, exist_ok=True)
+        (folder / "logs").mkdir(exist_ok=True)
+        (folder / "run.json").write_text(json.dumps(run, indent=1) + "\n")
+    except OSError as problem:
+        raise RunFolderError(f"{folder}: cannot be written: {problem.strerror}") from problem
+
+
+def append(folder: Path, record: Record) -> None:
+    """Write one record and wait until it is on the disk. A torn line left by a killed run is closed first."""
+    path = folder / "records.jsonl"
+    line = json.dumps(record.to_json(), allow_nan=True).encode() + b"\n"
+    try:
+        with path.open("a+b") as file:
+            if file.seek(0, os.SEEK_END) and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
+                line = b"\n" + line
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as problem:
+        raise RunFolderError(f"{path}: a record could not be written: {problem.strerror}") from problem
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """run.json. Raises RunFolderError where it is missing or broken."""
+    path = folder / "run.json"
+    if not folder.is_dir():
+        raise RunFolderError(f"{folder}: no such run folder; `xlafuse run --out {folder}` makes one")
+    try:
+        run = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise RunFolderError(f"{path}: missing, so this is not a run folder") from None
+    except (OSError, ValueError) as problem:
+        raise RunFolderError(f"{path}: cannot be read: {problem}") from problem
+    if not isinstance(run, dict):
+        raise RunFolderError(f"{path}: expected a JSON object, got {type(run).__name__}")
+    return run
+
+
+def read_records(folder: Path) -> tuple[list[Record], list[str]]:
+    """Every good record, the newest of each id, in the order of first appearance; and a warning for each bad line."""
+    path = folder / "records.jsonl"
+    records: dict[str, Record] = {}
+    warnings: list[str] = []
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return [], [f"{path}: missing: no record was written yet"]
+    except OSError as problem:
+        raise RunFolderError(f"{path}: cannot be read: {problem.strerror}") from problem
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            data = json.loads(line)
+            if not isinstance(data, dict):
+                raise ValueError(f"expected a JSON object, got {type(data).__name__}")
+            record = Record.from_json(data)
+        except ValueError as problem:
+            warnings.append(f"{path}:{number}: line skipped: {problem}")
+            continue
+        records[record.id] = record
+    return list(records.values()), warnings

@@ -1,0 +1,18 @@
+"""Records to rows of numbers, and rows to tables. Reads a run's folder alone: no GPU, no framework."""
+
+import unicodedata
+
+
+def printable(text: str, limit: int = 300) -> str:
+    """`text` on one line, without characters that move a terminal's cursor or reorder its text, cut at `limit`.
+
+    A run's folder may come from anywhere, and compilers quote colour codes in their errors.
+    """
+    words = " ".join("".join(c if _shown(c) else " " for c in text[: 4 * limit]).split())
+    if len(words) <= limit and len(text) <= 4 * limit:
+        return words
+    return f"{words[:limit]}… ({len(text)} characters)"
+
+
+def _shown(character: str) -> bool:
+    return unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")

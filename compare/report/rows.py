@@ -1,0 +1,261 @@
+"""Records to rows: one flat dict of numbers a record, `None` wherever nothing was measured or is known.
+
+What the numbers are:
+
+    forward_us, backward_us   median over all samples of all rounds of that part's device time
+    device_time_us            their sum: the part alone for fwd, both for train
+    device_time_us_spread     half the interquartile range of a whole call's device time (train: forward and backward of
+                              one call added) over all samples of all rounds: the noise within a round and the drift
+                              between rounds; None below four samples
+    busy_time_us              the same median for the time in which some kernel ran
+    wall_time_us              median over rounds of host time a call, in a pass without the timer
+    time_vs_xla               device_time_us over that of `xla` on the same case, in the same segment, by the same timer
+    rate, rate_unit           compulsory bytes (GB/s) or model FLOPs (TFLOP/s, for blocks whose work is flops) over
+                              device_time_us
+    share_of_ceiling          rate over the ceiling measured in the same segment: of the stream whose mix of reads and
+                              writes is nearest to the case's, or of a product in its dtype and precision
+    kernels, kernel_source    kernels, copies and memsets of one measured call ("measured launches"), else what the
+                              compiler listed ("compiler")
+    max_error, tolerance      of the output or gradient that is nearest to, or furthest beyond, its tolerance
+    peak_memory_bytes         the larger of the parts' peaks above their inputs
+
+Only a record that is `ok` has times: how long a wrong result takes is not a result.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compare.blocks import BLOCKS
+from compare.record import Record, read_records, read_run
+from compare.selection import one_of
+from compare.spec import Case
+
+Row = dict[str, Any]
+BASELINE = "xla"
+
+
+@dataclass(frozen=True)
+class Rows:
+    rows: list[Row]
+    warnings: list[str]
+
+
+def read(folder: Path) -> Rows:
+    """The rows of a run folder. Raises RunFolderError where it has no run.json.
+
+    A record whose fields are not what they should be costs its own row, and a warning that names it.
+    """
+    run = read_run(folder)
+    records, warnings = read_records(folder)
+    rows = []
+    for record in records:
+        try:
+            rows.append(row_of(record, run))
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as problem:
+            warnings.append(
+                f"{folder / 'records.jsonl'}: {record.id} left out, its fields are not as written by this version: "
+                f"{type(problem).__name__}: {problem}"
+            )
+    add_ratios(rows)
+    return Rows(rows, warnings)
+
+
+def only(rows: list[Row], **wanted: Iterable[str]) -> list[Row]:
+    """The rows whose field is among the wanted ones. Raises UsageError for what no row has."""
+    for field, names in wanted.items():
+        present = list(dict.fromkeys(row[field] for row in rows))
+        names = [one_of(field, name, present) for name in names]
+        rows = [row for row in rows if not names or row[field] in names]
+    return rows
+
+
+def as_json(rows: list[Row]) -> str:
+    """A list of rows in strict JSON: a number that is not finite becomes null; the row's detail says what it was."""
+    finite = [{k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in r.items()} for r in rows]
+    return json.dumps(finite, indent=1)
+
+
+def row_of(record: Record, run: Mapping[str, Any]) -> Row:
+    """The row of one record; `time_vs_xla` needs the others and comes from `add_ratios`."""
+    case = record.case
+    parts = _measured_parts(record)
+    medians = {part: _microseconds(_median(_pooled(data["device_time"]))) for part, data in parts.items()}
+    device_time = _sum(medians.get(part) for part in case.parts)
+    bytes_compulsory = _sum(record.bytes_compulsory.get(part) for part in case.parts)
+    rate, unit = _rate(record, device_time, bytes_compulsory)
+    ceiling = _ceiling(case, _segment(run, record.segment))
+    measurement = record.measurement if record.status == "ok" and record.measurement else {}
+    kernels, kernel_source = _kernels(record, parts)
+    worst = max(record.errors, key=_severity, default={"error": None, "tolerance": None})
+    return {
+        "block": case.block,
+        "case": case.name,
+        "direction": case.direction,
+        "dtype": case.dtype,
+        "precision": case.precision,
+        "implementation": record.implementation,
+        "compiler": record.compiler,
+        "status": record.status,
+        "detail": record.detail,
+        "checked": record.checked,
+        "target": record.target,
+        "segment": record.segment,
+        "timer": measurement.get("timer") if parts else None,
+        "kernels": kernels,
+        "kernel_source": kernel_source,
+        "device_time_us": device_time,
+        "device_time_us_spread": _spread(case, parts),
+        "forward_us": medians.get("forward"),
+        "backward_us": medians.get("backward"),
+        "busy_time_us": _sum(
+            _microseconds(_median(_pooled(parts[part]["busy_time"]))) if part in parts else None for part in case.parts
+        ),
+        "wall_time_us": _microseconds(_median(measurement.get("wall_time") or [])),
+        "time_vs_xla": None,
+        "rate": rate,
+        "rate_unit": unit,
+        "share_of_ceiling": rate * _UNITS[unit] / ceiling if rate and unit and ceiling else None,
+        "compile_s": record.compile_s,
+        "max_error": worst["error"],
+        "tolerance": worst["tolerance"],
+        "bytes_compulsory": bytes_compulsory,
+        "peak_memory_bytes": _peak(case, measurement),
+        "provenance": _provenance(record),
+    }
+
+
+def add_ratios(rows: list[Row]) -> None:
+    """Fill `time_vs_xla`. A ratio exists only within one segment and one timer."""
+
+    def group(row: Row) -> tuple[Any, ...]:
+        return tuple(row[k] for k in ("block", "case", "direction", "dtype", "precision", "segment", "timer", "target"))
+
+    baseline = {group(row): row["device_time_us"] for row in rows if row["implementation"] == BASELINE}
+    for row in rows:
+        if row["device_time_us"] and baseline.get(group(row)):
+            row["time_vs_xla"] = row["device_time_us"] / baseline[group(row)]
+
+
+_UNITS = {"GB/s": 1e9, "TFLOP/s": 1e12}
+
+
+def _measured_parts(record: Record) -> dict[str, dict[str, Any]]:
+    if record.status != "ok" or not record.measurement:
+        return {}
+    return record.measurement.get("parts") or {}
+
+
+def _pooled(rounds: list[list[float]]) -> list[float]:
+    return [sample for samples in rounds for sample in samples]
+
+
+def _median(samples: list[float]) -> float | None:
+    return statistics.median(samples) if samples else None
+
+
+def _microseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e6
+
+
+def _sum(values: Iterable[Any]) -> Any:
+    """The sum, or None where one is missing: part of a sum is not a smaller sum."""
+    values = list(values)
+    return None if None in values else sum(values)
+
+
+def _spread(case: Case, parts: dict[str, dict[str, Any]]) -> float | None:
+    if not all(part in parts for part in case.parts):
+        return None
+    samples = [_pooled(parts[part]["device_time"]) for part in case.parts]
+    calls = [sum(call) for call in zip(*samples, strict=True)]
+    if len(calls) < 4:
+        return None
+    low, _, high = statistics.quantiles(calls, n=4, method="inclusive")
+    return (high - low) / 2 * 1e6
+
+
+def _rate(record: Record, device_time: float | None, bytes_compulsory: int | None) -> tuple[float | None, str | None]:
+    block = BLOCKS.get(record.case.block)
+    if block is None or not device_time:
+        return None, None
+    work, unit = bytes_compulsory, "GB/s"
+    if block.work == "flops":
+        work, unit = _sum(record.flops.get(part) for part in record.case.parts), "TFLOP/s"
+    return (None, None) if work is None else (work / (device_time * 1e-6) / _UNITS[unit], unit)
+
+
+def _segment(run: Mapping[str, Any], name: str | None) -> Mapping[str, Any]:
+    for segment in run.get("segments", []):
+        if name is not None and segment["id"] == name:
+            return segment
+    return {}
+
+
+def _ceiling(case: Case, segment: Mapping[str, Any]) -> float | None:
+    """Bytes or FLOPs a second that the device reached in this segment at work of the case's sort."""
+    block, ceilings = BLOCKS.get(case.block), segment.get("ceilings") or {}
+    if block is None:
+        return None
+    if block.work == "flops":
+        suffix = f"-{case.precision}" if case.dtype == "float32" else ""
+        return (ceilings.get("products") or {}).get(f"{case.dtype}{suffix}")
+    streams = {_read_share(*map(float, mix.split(":"))): rate for mix, rate in (ceilings.get("streams") or {}).items()}
+    if not streams:
+        return None
+    share = _read_share(*_compulsory_reads_and_writes(case))
+    return streams[min(streams, key=lambda mix: abs(mix - share))]
+
+
+def _read_share(reads: float, writes: float) -> float:
+    return reads / (reads + writes)
+
+
+def _compulsory_reads_and_writes(case: Case) -> tuple[int, int]:
+    """Elements, by the rule of Block.bytes_compulsory."""
+    block = BLOCKS[case.block]
+    inputs = sum(t.elements(case.sizes) for t in block.inputs)
+    outputs = sum(t.elements(case.sizes) for t in block.outputs)
+    if "backward" not in case.parts:
+        return inputs, outputs
+    needed = sum(block.tensor(name).elements(case.sizes) for name in block.backward_needs)
+    return inputs + outputs + needed, outputs + inputs
+
+
+def _kernels(record: Record, parts: dict[str, dict[str, Any]]) -> tuple[int | None, str | None]:
+    if parts:
+        launches = _sum(parts[part]["launches"] if part in parts else None for part in record.case.parts)
+        return launches, "measured launches"
+    if record.kernels:
+        listed = [kernel for part in record.kernels.values() for kernel in part]
+        return _sum(kernel.get("launches", 1) for kernel in listed), "compiler"
+    return None, None
+
+
+def _severity(error: Mapping[str, Any]) -> float:
+    value, tolerance = error["error"], error["tolerance"]
+    if not math.isfinite(value):
+        return math.inf
+    return value / tolerance if tolerance else (math.inf if value else 0.0)
+
+
+def _peak(case: Case, measurement: Mapping[str, Any]) -> int | None:
+    peaks = [(measurement.get("peak_memory_bytes") or {}).get(part) for part in case.parts]
+    return None if None in peaks else max(peaks)
+
+
+def _provenance(record: Record) -> str | None:
+    """Of all kernels: "replayed", or with counts where they differ: "compiled 3, not autotuned 1"."""
+    counts = Counter(kernel.get("provenance") for part in record.kernels.values() for kernel in part)
+    if not counts:
+        return None
+    if len(counts) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{name or 'unknown'} {count}" for name, count in counts.most_common())

@@ -1,0 +1,158 @@
+"""A run for a GPU that is not there: every implementation compiled for it, and checked on the CPU where it has a path.
+
+Nothing takes turns on a GPU here, so the workers run side by side; records are written in the plan's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from compare.blocks import BLOCKS
+from compare.client import WorkerDied, WorkerError, WorkerTimeout
+from compare.record import Record
+from compare.selection import Plan
+from compare.session import Session, judge, note_failure
+from compare.spec import Case, Implementation
+
+WORKER_FAILURES = (WorkerError, WorkerDied, WorkerTimeout)
+
+# Which worker compiles for the target, and which checks on the CPU.
+COMPILES = {
+    "xla": "xla", "xla-unfused": "xla", "inductor": "target", "inductor-max": "target", "triton": "target",
+    "cuda": "target",
+}
+CHECKS = {"xla": "xla", "eager": "torch", "inductor": "torch", "triton": "interpreter"}
+NOT_COMPILED = (
+    "nothing to compile for {target}: eager PyTorch launches prebuilt kernels, known only on a GPU; "
+    "its numbers are checked on the CPU"
+)
+
+
+def environment(target: str) -> dict[str, str]:
+    return {"XLAFUSE_TARGET": target, "CUDA_VISIBLE_DEVICES": ""}
+
+
+def run(plan: Plan, session: Session) -> None:
+    """Write one record for each case and implementation of the plan."""
+    session.begin_segment({}, None)
+    pools = {role: ThreadPoolExecutor(max_workers=1) for role in {*COMPILES.values(), *CHECKS.values()}}
+    checks = _Checks(session, pools)
+    try:
+        waiting = [
+            _start(case, implementation, session, pools, checks)
+            for case, implementations in plan.work
+            for implementation in session.pending(case, implementations)
+        ]
+        for finish in waiting:
+            session.write(finish())
+    finally:
+        for pool in pools.values():
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _start(
+    case: Case, implementation: Implementation, session: Session, pools: dict[str, ThreadPoolExecutor], checks: _Checks
+) -> Callable[[], Record]:
+    """Enqueue an implementation's compile and check; the result waits for both and makes the record."""
+    entry = session.new(case, implementation)
+    reason = implementation.unsupported(case) or implementation.needs_gpu
+    if reason:
+        entry.status, entry.detail = "skipped", f"not here: {reason}"
+        return lambda: entry
+    compiling = None
+    if role := COMPILES.get(implementation.compiler):
+        compiling = pools[role].submit(_compile, role, case, implementation, session, entry)
+    checking = checks.start(case, implementation)
+
+    def finish() -> Record:
+        session.progress.say(entry.id)
+        try:
+            if compiling is None:
+                entry.status, entry.detail = "skipped", NOT_COMPILED.format(target=session.target)
+            else:
+                compiled = compiling.result()
+                entry.status, entry.detail = "compiled", compiled["detail"]
+                entry.compile_s, entry.kernels = compiled["compile_s"], compiled["kernels"]
+        except WORKER_FAILURES as problem:
+            note_failure(entry, problem)
+        session.archive(entry)
+        if checking is not None:
+            _join_check(entry, checking)
+        return entry
+
+    return finish
+
+
+def _join_check(entry: Record, checking: Future[dict[str, Any]]) -> None:
+    """A check on a CPU can make a record wrong, never ok."""
+    try:
+        outcome = checking.result()
+    except WORKER_FAILURES as problem:
+        if entry.status in ("compiled", "skipped"):
+            note_failure(entry, problem)
+            entry.detail = f"check on the CPU: {entry.detail}"
+        return
+    entry.checked = outcome["checked"]
+    judge(entry, outcome["errors"])
+
+
+def _compile(
+    role: str, case: Case, implementation: Implementation, session: Session, entry: Record
+) -> dict[str, Any]:
+    params = {"case": case.to_json(), "implementation": implementation.name, "dumps": str(session.dumps_folder(entry))}
+    if role == "xla":
+        params["target"] = session.target or ""
+    return dict(session.crew.ask(role, "compile", **params))
+
+
+class _Checks:
+    """CPU checks on the block's small odd cases, each done once however many records rest on it."""
+
+    def __init__(self, session: Session, pools: dict[str, ThreadPoolExecutor]) -> None:
+        self._session, self._pools = session, pools
+        self._known: dict[tuple[str, ...], Future[dict[str, Any]]] = {}
+
+    def start(self, case: Case, implementation: Implementation) -> Future[dict[str, Any]] | None:
+        role = CHECKS.get(implementation.compiler)
+        if role is None:
+            return None
+        dtype = _check_dtype(case, role, implementation)
+        key = (case.block, implementation.name, dtype, case.direction)
+        if key not in self._known:
+            cases = [c for c in BLOCKS[case.block].cases("check") if (c.dtype, c.direction) == (dtype, case.direction)]
+            self._known[key] = self._pools[role].submit(self._check, role, cases, implementation)
+        return self._known[key]
+
+    def _check(self, role: str, cases: list[Case], implementation: Implementation) -> dict[str, Any]:
+        worst: dict[str, dict[str, Any]] = {}
+        outcome: dict[str, Any] = {}
+        for case in cases:
+            entry = self._session.new(case, implementation)
+            data = self._session.check_data(case)
+            dumps = self._session.scratch / "checks" / role / entry.id.replace("/", "-")
+            self._session.crew.ask(
+                role, "prepare", id=entry.id, case=case.to_json(), implementation=implementation.name,
+                folders=[str(f) for f in data.folders], scales=data.scales, dumps=str(dumps),
+            )
+            outcome = self._session.crew.ask(role, "check", id=entry.id)
+            self._session.crew.ask(role, "release", id=entry.id)
+            for error in outcome["errors"]:
+                known = worst.get(error["name"])
+                if known is None or error["error"] / error["tolerance"] > known["error"] / known["tolerance"]:
+                    worst[error["name"]] = error
+        checked = {
+            "device": outcome["device"], "backend": outcome["backend"], "dtype": cases[0].dtype,
+            "case": " and ".join(case.name for case in cases),
+        }
+        return {"errors": list(worst.values()), "checked": checked}
+
+
+def _check_dtype(case: Case, role: str, implementation: Implementation) -> str:
+    """The case's own dtype where the CPU path computes it rightly."""
+    if role == "interpreter" and case.dtype == "bfloat16":
+        return "float16"  # Triton's interpreter is silently wrong in bfloat16: its dot and its additions
+    if implementation.compiler == "inductor":
+        return "float32"  # one C++ build a direction, of seconds each; it tests the graph, not the GPU's code
+    return case.dtype

@@ -1,0 +1,78 @@
+"""What a framework's worker serves: programs are prepared, checked, measured in rounds and released."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from compare.blocks import BLOCKS
+from compare.clock import Clock
+from compare.spec import Case, Implementation
+from compare.subject import Program, Side, Subject
+
+
+class Framework(Side, Protocol):
+    """A side that can also build programs and say what it is."""
+
+    def build(self, case: Case, implementation: Implementation, folder: Path, dumps: Path) -> Program:
+        """Compile the implementation for this case; `folder` has inputs for compilers that need a first call; artifacts
+        go to `dumps`."""
+        ...
+
+    def clock(self) -> Clock | None:
+        """The clock of this process, or None where there is no GPU or no CUPTI."""
+        ...
+
+    def environment(self) -> dict[str, Any]: ...
+
+
+class Service:
+    """Holds the programs of one worker, by record id."""
+
+    def __init__(self, framework: Framework) -> None:
+        self._framework = framework
+        self._subjects: dict[str, Subject] = {}
+        self._clock = framework.clock()
+
+    def methods(self) -> dict[str, Callable[..., Any]]:
+        return {
+            "environment": self.environment, "prepare": self.prepare, "check": self.check, "measure": self.measure,
+            "release": self.release,
+        }
+
+    def environment(self) -> dict[str, Any]:
+        return self._framework.environment() | {"timer": self._clock.name if self._clock else None}
+
+    def prepare(
+        self, id: str, case: dict[str, Any], implementation: str, folders: list[str], scales: list[Any], dumps: str
+    ) -> dict[str, Any]:
+        """Compile; the program stays until released. Returns compile time, kernels and, where known, a remark."""
+        spec = Case.from_json(case)
+        paths = [Path(f) for f in folders]
+        program = self._framework.build(spec, BLOCKS[spec.block].implementation(implementation), paths[0], Path(dumps))
+        self._subjects[id] = Subject(self._framework, program, spec, paths, scales)
+        return {"compile_s": program.compile_s, "kernels": program.kernels, "detail": program.detail}
+
+    def check(self, id: str) -> dict[str, Any]:
+        """Errors beside tolerances of outputs and gradients, and the device and backend they were computed on."""
+        verdicts = self._subjects[id].check()
+        return {
+            "errors": [v.to_json() for v in verdicts],
+            "device": self._framework.device, "backend": self._framework.backend,
+        }
+
+    def measure(self, id: str, seconds: float, first: bool) -> dict[str, Any]:
+        """One round: device time by this worker's clock, then wall time with the clock off; the first round also
+        measures peak memory."""
+        subject = self._subjects[id]
+        result: dict[str, Any] = {"parts": None}
+        if self._clock:
+            result["parts"] = subject.measure(self._clock, seconds)
+        result |= subject.measure_wall(seconds / 2)
+        if first:
+            result["peak_memory_bytes"] = subject.peak_memory()
+        return result
+
+    def release(self, id: str) -> None:
+        self._subjects.pop(id, None)

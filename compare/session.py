@@ -1,0 +1,147 @@
+"""What the two kinds of run share: scratch space, the crew, records written as they come, archives of artifacts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import zipfile
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from compare import machine, record
+from compare.blocks import BLOCKS
+from compare.check import Verdict, describe
+from compare.client import WorkerDied, WorkerError, WorkerTimeout
+from compare.crew import Crew
+from compare.progress import Progress
+from compare.record import Record
+from compare.spec import Case, Implementation
+
+SEEDS = (0, 1)  # two input sets: a result cached from the first is wrong for the second
+
+
+@dataclass
+class Data:
+    """A case's stored inputs and references: one folder a seed, and each tensor's Scale as a dict."""
+
+    folders: list[Path]
+    scales: list[dict[str, Any]]
+
+
+class Session:
+    """One run in progress. `done` are records of an earlier part of the run that stand."""
+
+    def __init__(
+        self, folder: Path, scratch: Path, crew: Crew, progress: Progress, done: dict[str, Record], target: str | None
+    ) -> None:
+        self.folder, self.scratch, self.crew, self.progress, self.target = folder, scratch, crew, progress, target
+        self._done = done
+        self._data: tuple[Case, Data] | None = None
+        self._check_data: dict[str, Data] = {}
+        self._check_lock = threading.Lock()
+        self.segment = ""
+        self.timers: dict[str, str | None] = {}
+
+    def begin_segment(self, workers: dict[str, Any], ceilings: dict[str, Any] | None) -> None:
+        """A stretch on one machine with one environment and its own ceilings; ratios exist only within one."""
+        run = record.read_run(self.folder)
+        self.segment = f"s{len(run['segments']) + 1}"
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        self.timers = {role: found.get("timer") for role, found in workers.items()}
+        environment = {"host": machine.host(), "workers": workers}
+        run["segments"].append(
+            {"id": self.segment, "started": started, "environment": environment, "ceilings": ceilings}
+        )
+        (self.folder / "run.json").write_text(json.dumps(run, indent=1) + "\n")
+
+    def pending(self, case: Case, implementations: tuple[Implementation, ...]) -> list[Implementation]:
+        """Those without a standing record; the others are counted as done."""
+        left = [i for i in implementations if record.record_id(case, i.name) not in self._done]
+        for _ in range(len(implementations) - len(left)):
+            self.progress.skip()
+        return left
+
+    def new(self, case: Case, implementation: Implementation) -> Record:
+        """A record that says nothing yet."""
+        block = BLOCKS[case.block]
+        return Record(
+            case=case, implementation=implementation.name, compiler=implementation.compiler, status="failed",
+            segment=self.segment, target=self.target, bytes_compulsory=block.bytes_compulsory(case),
+            flops=block.part_flops(case),
+        )
+
+    def write(self, finished: Record) -> None:
+        record.append(self.folder, finished)
+        self.progress.done(finished)
+
+    def data(self, case: Case) -> Data:
+        """Inputs and float64 references of a case, made by the reference worker. Raises what the crew raises.
+
+        The two directions of a case share one set: train's holds all that fwd needs. Only the latest set is kept.
+        """
+        case = _widest(case)
+        if self._data is None or self._data[0] != case:
+            if self._data is not None:
+                shutil.rmtree(self._data[1].folders[0].parent, ignore_errors=True)
+                self._data = None
+            self._data = (case, self._produce(case))
+        return self._data[1]
+
+    def check_data(self, case: Case) -> Data:
+        """As `data`, for the small check cases: made once and kept, and safe to ask for from several threads."""
+        case = _widest(case)
+        with self._check_lock:
+            if case.id not in self._check_data:
+                self._check_data[case.id] = self._produce(case)
+            return self._check_data[case.id]
+
+    def _produce(self, case: Case) -> Data:
+        folders = [self.scratch / "data" / case.id.replace("/", "-") / str(seed) for seed in SEEDS]
+        scales = [
+            self.crew.ask("reference", "produce", case=case.to_json(), seed=seed, folder=str(path))
+            for seed, path in zip(SEEDS, folders, strict=True)
+        ]
+        return Data(folders, scales)
+
+    def dumps_folder(self, entry: Record) -> Path:
+        return self.scratch / "dumps" / entry.id.replace("/", "-")
+
+    def archive(self, entry: Record) -> None:
+        """Pack the artifacts of a record's compile into one archive and name it in the record."""
+        source = self.dumps_folder(entry)
+        files = sorted(p for p in source.rglob("*") if p.is_file()) if source.is_dir() else []
+        if files:
+            entry.dumps = f"dumps/{source.name}.zip"
+            # LZMA: compiler text shrinks to well under half of what deflate leaves.
+            with zipfile.ZipFile(self.folder / entry.dumps, "w", zipfile.ZIP_LZMA) as archive:
+                for file in files:
+                    archive.write(file, file.relative_to(source))
+        shutil.rmtree(source, ignore_errors=True)
+
+
+def _widest(case: Case) -> Case:
+    """The case in the direction whose data holds all that the block's other direction needs."""
+    return replace(case, direction="train" if "train" in BLOCKS[case.block].directions else case.direction)
+
+
+def judge(entry: Record, errors: list[dict[str, Any]]) -> None:
+    """Put the check's numbers into the record; status `wrong` with the reason where one is over its tolerance."""
+    entry.errors = errors
+    problem = describe([Verdict(**e) for e in errors])
+    if problem:
+        entry.status, entry.detail = "wrong", problem
+
+
+def note_failure(entry: Record, problem: Exception) -> None:
+    """What a worker's error makes of its record."""
+    if isinstance(problem, WorkerTimeout):
+        entry.status, entry.detail = "timeout", str(problem)
+    elif isinstance(problem, WorkerError):
+        entry.status, entry.detail = problem.kind, problem.message
+    elif isinstance(problem, WorkerDied):
+        entry.status, entry.detail = "failed", str(problem)
+    else:
+        raise problem

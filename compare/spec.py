@@ -1,0 +1,199 @@
+"""What is compared: blocks, their cases, their implementations. Plain data that knows no framework."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Sizes = Mapping[str, int]
+Arrays = Mapping[str, Any]
+
+PARTS = {"fwd": ("forward",), "train": ("forward", "backward")}
+
+
+@dataclass(frozen=True)
+class DType:
+    """A floating-point storage type: `eps` is the distance from 1 to the next value."""
+
+    name: str
+    short: str
+    itemsize: int
+    eps: float
+
+
+DTYPES = {
+    d.name: d
+    for d in (
+        DType("bfloat16", "bf16", 2, 2.0**-7),
+        DType("float16", "fp16", 2, 2.0**-10),
+        DType("float32", "fp32", 4, 2.0**-23),
+    )
+}
+DTYPE_BY_ANY_NAME = {**{d.name: d.name for d in DTYPES.values()}, **{d.short: d.name for d in DTYPES.values()}}
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A named array with named axes.
+
+    An input is drawn from a normal distribution of this `mean` and `std`; `fan_in` names the axis whose size n scales
+    `std` by 1/sqrt(n), so that products of inputs and weights keep unit variance.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    mean: float = 0.0
+    std: float = 1.0
+    fan_in: str | None = None
+
+    def shape(self, sizes: Sizes) -> tuple[int, ...]:
+        return tuple(sizes[axis] for axis in self.axes)
+
+    def elements(self, sizes: Sizes) -> int:
+        return math.prod(self.shape(sizes))
+
+    def scale(self, sizes: Sizes) -> float:
+        return self.std / math.sqrt(sizes[self.fan_in]) if self.fan_in else self.std
+
+
+@dataclass(frozen=True)
+class Case:
+    """A block at one set of axis sizes, dtype, product precision and direction."""
+
+    block: str
+    name: str
+    sizes: Sizes
+    dtype: str
+    direction: str
+    precision: str = "ieee"
+
+    @property
+    def id(self) -> str:
+        precision = "" if self.precision == "ieee" else f"-{self.precision}"
+        return f"{self.block}/{self.name}/{DTYPES[self.dtype].short}{precision}/{self.direction}"
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return PARTS[self.direction]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "block": self.block, "name": self.name, "sizes": dict(self.sizes), "dtype": self.dtype,
+            "direction": self.direction, "precision": self.precision,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Case:
+        return cls(**data)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One named set of axis sizes, with the dtypes it is compared in and the suites it belongs to.
+
+    Suites: `quick` (minutes), `full` (everything but `check`), `check` (small odd sizes: CPU checks and tests).
+    """
+
+    name: str
+    sizes: Sizes
+    dtypes: tuple[str, ...] = ("bfloat16",)
+    suites: tuple[str, ...] = ("full",)
+    precisions: tuple[str, ...] = ("ieee",)
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One way to compute a block.
+
+    `target` is `package.module:function`, with the contract `apply(inputs, **attributes) -> outputs` on dicts of arrays.
+    `compiler` says what takes it: xla, xla-unfused, eager, inductor, inductor-max, triton, cuda.
+    `unsupported` says why a case cannot be taken, or None.
+    """
+
+    name: str
+    target: str
+    compiler: str
+    summary: str
+    needs_gpu: str | None = None
+    unsupported: Callable[[Case], str | None] = field(default=lambda case: None)
+
+    def load(self) -> Callable[..., Any]:
+        """Import the target function; imports its framework, so only a worker calls it."""
+        module, _, function = self.target.partition(":")
+        return getattr(importlib.import_module(module), function)  # type: ignore[no-any-return]
+
+    @property
+    def framework(self) -> str:
+        return "xla" if self.compiler.startswith("xla") else "torch"
+
+
+@dataclass(frozen=True)
+class Block:
+    """A mathematical function with named axes and a float64 reference.
+
+    `reference(xp, inputs, **attributes)` is written against the names that NumPy and PyTorch share, so that float64
+    NumPy reads and tests it and float64 tensors differentiate it. `backward_needs` are the fewest inputs or outputs
+    that the gradients need (they count as compulsory reads of backward). `slices` are axes along which the reference
+    may be evaluated one index at a time, because no output mixes them. `work` is what a rate of this block counts.
+    """
+
+    name: str
+    summary: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    reference: Callable[..., dict[str, Any]]
+    shapes: tuple[Shape, ...]
+    implementations: tuple[Implementation, ...]
+    flops: Callable[[Sizes], float]
+    backward_flops: Callable[[Sizes], float] = field(default=lambda sizes: 0.0)
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    backward_needs: tuple[str, ...] = ()
+    directions: tuple[str, ...] = ("fwd", "train")
+    slices: tuple[str, ...] = ()
+    work: str = "bytes"
+
+    def tensor(self, name: str) -> Tensor:
+        for tensor in self.inputs + self.outputs:
+            if tensor.name == name:
+                return tensor
+        raise KeyError(f"block {self.name} has no tensor {name!r}")
+
+    def implementation(self, name: str) -> Implementation:
+        for implementation in self.implementations:
+            if implementation.name == name:
+                return implementation
+        raise KeyError(f"block {self.name} has no implementation {name!r}")
+
+    def cases(self, suite: str) -> list[Case]:
+        return [
+            Case(self.name, shape.name, shape.sizes, dtype, direction, precision)
+            for shape in self.shapes
+            if suite in shape.suites
+            for dtype in shape.dtypes
+            for precision in shape.precisions
+            for direction in self.directions
+        ]
+
+    def bytes_compulsory(self, case: Case) -> dict[str, int]:
+        """Fewest bytes each part must move: every used input read once, every output written once.
+
+        Backward reads the cotangents and `backward_needs`, and writes one gradient per input.
+        """
+        itemsize = DTYPES[case.dtype].itemsize
+
+        def total(tensors: Iterable[Tensor]) -> int:
+            return itemsize * sum(tensor.elements(case.sizes) for tensor in tensors)
+
+        result = {"forward": total(self.inputs) + total(self.outputs)}
+        if "backward" in case.parts:
+            needed = [self.tensor(name) for name in self.backward_needs]
+            result["backward"] = total(self.outputs) + total(needed) + total(self.inputs)
+        return result
+
+    def part_flops(self, case: Case) -> dict[str, float]:
+        """Model FLOPs of each part (the algorithm's, not what an implementation recomputes)."""
+        flops = {"forward": self.flops(case.sizes), "backward": self.backward_flops(case.sizes)}
+        return {part: flops[part] for part in case.parts}

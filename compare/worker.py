@@ -1,0 +1,79 @@
+"""A framework's process: `python -m compare.worker ROLE`, serving requests one at a time until its input closes.
+
+Its real standard output carries replies alone; whatever the framework prints goes to standard error, so that no amount
+of it can break the protocol.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from compare.protocol import ROLES, Skip
+from compare.subject import WrongResult
+
+Methods = dict[str, Callable[..., Any]]
+
+
+def methods_of(role: str) -> Methods:
+    """Import the role's framework and return what it serves. This is the only place that imports one."""
+    if role == "reference":
+        from compare.workers import reference
+
+        return reference.methods()
+    if role == "xla":
+        from compare.workers import xla
+
+        return xla.methods()
+    if role == "torch":
+        from compare.workers import pytorch
+
+        return pytorch.methods()
+    if role == "interpreter":
+        os.environ["TRITON_INTERPRET"] = "1"  # read by triton when it is imported
+        from compare.workers import pytorch
+
+        return pytorch.methods()
+    if role == "target":
+        from compare.workers import target
+
+        return target.methods()
+    raise ValueError(f"unknown role {role!r}; expected one of {', '.join(ROLES)}")
+
+
+def main() -> int:
+    replies = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    try:
+        methods = methods_of(sys.argv[1])
+    except ModuleNotFoundError as problem:
+        install = f'{sys.executable} -m pip install "xlafuse[cpu]" (or [cuda] on a machine with an NVIDIA GPU)'
+        skip = Skip(f"{problem.name} is not installed; {install}")
+        print(json.dumps(_error(skip)), file=replies)
+        return 1
+    except BaseException as problem:  # whatever a broken import raises must reach the orchestrator as a reason
+        print(json.dumps(_error(problem)), file=replies)
+        return 1
+    print(json.dumps({"result": "ready"}), file=replies)
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            reply = {"result": methods[request["method"]](**request["params"])}
+        except Exception as problem:
+            reply = _error(problem)
+        print(json.dumps(reply), file=replies)
+    return 0
+
+
+def _error(problem: BaseException) -> dict[str, Any]:
+    kind = "wrong" if isinstance(problem, WrongResult) else "skipped" if isinstance(problem, Skip) else "failed"
+    message = str(problem) if kind != "failed" else f"{type(problem).__name__}: {problem}"
+    return {"error": {"kind": kind, "message": message, "traceback": traceback.format_exc()}}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,305 @@
+"""PyTorch's side: eager, library, Inductor, hand-written Triton and CUDA, on this process's GPU or CPU.
+
+In a process with TRITON_INTERPRET=1 it checks Triton kernels on the CPU.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from compare import arrays, ceilings
+from compare.blocks import BLOCKS
+from compare.clock import Clock, CuptiClock, DeviceRecord, Sample, cupti_missing
+from compare.kernels import to_json
+from compare.protocol import Skip
+from compare.service import Service
+from compare.spec import Case, Implementation
+from compare.subject import Arrays, Program, lies_within
+
+_FLUSH_BYTES = 256 << 20  # four times an H200's L2
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def methods() -> dict[str, Callable[..., Any]]:
+    side = TorchSide()
+    return Service(side).methods() | {"ceilings": side.ceilings}
+
+
+class TorchSide:
+    """Implements compare.service.Framework."""
+
+    def __init__(self) -> None:
+        self._gpu = torch.cuda.is_available() and not _INTERPRETED
+        self._device = torch.device("cuda" if self._gpu else "cpu")
+        self.device = torch.cuda.get_device_name() if self._gpu else "cpu"
+        self.backend = "interpreter" if _INTERPRETED else "torch"
+        self._case_folder: Path | None = None
+        self._cache: dict[Any, torch.Tensor] = {}
+        self._flush_buffer: torch.Tensor | None = None
+
+    def environment(self) -> dict[str, Any]:
+        packages = ("torch", "triton", "cuda-core", "cuda-bindings", "cupti-python")
+        versions: dict[str, str | None] = {}
+        for package in packages:
+            try:
+                versions[package] = version(package)
+            except PackageNotFoundError:
+                versions[package] = None
+        found = {"python": platform.python_version(), "device": self.device, "cuda": torch.version.cuda, **versions}
+        if self._gpu:
+            properties = torch.cuda.get_device_properties()
+            found |= {
+                "memory_bytes": properties.total_memory, "multiprocessors": properties.multi_processor_count,
+                "l2_bytes": properties.L2_cache_size, "cudnn": torch.backends.cudnn.version(),
+            }
+        return found
+
+    def clock(self) -> Clock | None:
+        if not self._gpu:
+            return None
+        return EventClock() if cupti_missing() else CuptiClock()
+
+    def ceilings(self) -> dict[str, Any]:
+        """Bandwidths by read:write mix and product rates of this GPU; see compare.ceilings."""
+        clock = self.clock()
+        assert clock is not None, "ceilings are measured on a GPU"
+        return ceilings.measure(clock, self.flush_cache)
+
+    def build(self, case: Case, implementation: Implementation, folder: Path, dumps: Path) -> Program:
+        _set_precision(case.precision)
+        torch.compiler.reset()  # compiled code of other cases only fills Dynamo's recompile limit
+        inputs, cotangents = self.inputs(folder, case), self.cotangents(folder, case)
+        attributes = dict(BLOCKS[case.block].attributes)
+        apply = implementation.load()
+        if implementation.compiler.startswith("inductor"):
+            return self._build_inductor(case, apply, attributes, inputs, cotangents, implementation, dumps)
+        if implementation.compiler in ("triton", "cuda"):
+            return self._build_handwritten(case, apply, attributes, inputs, cotangents, implementation, dumps)
+        return self._program(case, apply, attributes)
+
+    def _program(self, case: Case, apply: Callable[..., Arrays], attributes: dict[str, Any]) -> Program:
+        def forward(inputs: Arrays) -> tuple[Arrays, Any]:
+            with torch.no_grad():
+                return apply(inputs, **attributes), None
+
+        def forward_saving(inputs: Arrays) -> tuple[Arrays, Any]:
+            outputs = apply(inputs, **attributes)
+            return {n: y.detach() for n, y in outputs.items()}, (outputs, inputs)
+
+        def backward(saved: Any, cotangents: Arrays) -> Arrays:
+            outputs, inputs = saved
+            names = list(inputs)
+            gradients = torch.autograd.grad(
+                [outputs[n] for n in cotangents], [inputs[n] for n in names], [cotangents[n] for n in cotangents]
+            )
+            return dict(zip(names, gradients, strict=True))
+
+        if case.direction == "fwd":
+            return Program(forward, None, 0.0, {})
+        return Program(forward_saving, backward, 0.0, {})
+
+    def _build_inductor(
+        self, case: Case, apply: Any, attributes: dict[str, Any], inputs: Arrays, cotangents: Arrays,
+        implementation: Implementation, dumps: Path,
+    ) -> Program:
+        from triton_side import inductor
+
+        compiled = inductor.compile(apply, max_autotune=implementation.compiler == "inductor-max")
+        program = self._program(case, compiled, attributes)
+        with inductor.capture() as captured:
+            program.compile_s = self._first_call(program, inputs, cotangents)
+        captured.write(dumps)
+        program.kernels = {part: [to_json(k) for k in captured.kernels if k.part == part] for part in case.parts}
+        program.intercepts_allocations = False
+        return program
+
+    def _build_handwritten(
+        self, case: Case, apply: Any, attributes: dict[str, Any], inputs: Arrays, cotangents: Arrays,
+        implementation: Implementation, dumps: Path,
+    ) -> Program:
+        if implementation.compiler == "triton" and importlib.util.find_spec("triton") is None:
+            raise Skip("triton is not installed (pip install triton)")
+        program = self._program(case, apply, attributes)
+        if _INTERPRETED:
+            return program
+        from triton_side import launches
+
+        started = time.perf_counter()
+        for part, call in self._parts(program, inputs, cotangents):
+            with launches.record_launches() as recorded:
+                call()
+            program.kernels[part] = [to_json(launch) for launch in recorded]
+            for launch in recorded:
+                launch.write(dumps / part)
+        program.compile_s = time.perf_counter() - started
+        return program
+
+    def _parts(self, program: Program, inputs: Arrays, cotangents: Arrays) -> list[tuple[str, Callable[[], None]]]:
+        """Each part as a call, to be made in order: backward uses what forward saved."""
+        saved: list[Any] = []
+
+        def forward() -> None:
+            saved.append(program.forward(inputs)[1])
+            self.synchronize()
+
+        def backward() -> None:
+            assert program.backward is not None
+            program.backward(saved.pop(), cotangents)
+            self.synchronize()
+
+        return [("forward", forward)] + ([("backward", backward)] if program.backward else [])
+
+    def _first_call(self, program: Program, inputs: Arrays, cotangents: Arrays) -> float:
+        started = time.perf_counter()
+        for _, call in self._parts(program, inputs, cotangents):
+            call()
+        return time.perf_counter() - started
+
+    # What compare.subject asks of a framework.
+
+    def inputs(self, folder: Path, case: Case) -> Arrays:
+        """The same buffers for every input set of a case: the set's bits are copied in."""
+        live = {}
+        for tensor in BLOCKS[case.block].inputs:
+            stored = self._stored(folder, "input", tensor.name, case.dtype)
+            key = (case.direction, "live", tensor.name)
+            if key not in self._cache:
+                self._cache[key] = torch.empty_like(stored).requires_grad_(case.direction == "train")
+            live[tensor.name] = self._cache[key]
+            with torch.no_grad():
+                live[tensor.name].copy_(stored)
+        return live
+
+    def cotangents(self, folder: Path, case: Case) -> Arrays:
+        if case.direction == "fwd":
+            return {}
+        return {t.name: self._stored(folder, "cotangent", t.name, case.dtype) for t in BLOCKS[case.block].outputs}
+
+    def changed(self, inputs: Arrays, folder: Path, case: Case) -> list[str]:
+        pristine = {n: self._stored(folder, "input", n, case.dtype) for n in inputs}
+        return [n for n, x in inputs.items() if not torch.equal(_bits(x), _bits(pristine[n]))]
+
+    def exact(self) -> AbstractContextManager[Any]:
+        return torch.no_grad()
+
+    def reference(self, folder: Path, role: str, name: str) -> torch.Tensor:
+        return self._stored(folder, role, name, "float64")
+
+    def float64(self, array: torch.Tensor) -> torch.Tensor:
+        return array.double()
+
+    def poisoned_allocations(self, program: Program) -> AbstractContextManager[Any]:
+        return _NanEmpty() if program.intercepts_allocations else nullcontext()
+
+    def poison(self, program: Program, part: str) -> list[tuple[int, int]]:
+        """Fill every free block of the caching allocator with NaN bits: whatever the call gets comes from there."""
+        free = [
+            (block["size"]) for segment in torch.cuda.memory_snapshot() for block in segment["blocks"]
+            if block["state"] == "inactive"
+        ]
+        # Asking for exactly a free block's size gets that block (best fit); largest first, so that none is split.
+        blocks = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sorted(free, reverse=True)]
+        for block in blocks:
+            block.fill_(0xFF)  # all bits set is a NaN in every floating type
+        return [_extent(block) for block in blocks]
+
+    def was_poisoned(self, token: list[tuple[int, int]], results: Arrays) -> bool:
+        return all(lies_within(_extent(array), token) for array in results.values())
+
+    def flush_cache(self) -> None:
+        if self._flush_buffer is None:
+            self._flush_buffer = torch.ones(_FLUSH_BYTES // 4, device="cuda")
+        self._flush_buffer.sum()
+
+    def synchronize(self, results: Any = None) -> None:
+        if self._gpu:
+            torch.cuda.synchronize()
+
+    def peak_memory(self, program: Program, part: str, call: Callable[[], Any]) -> int | None:
+        if not self._gpu:
+            return None
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        call()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+
+    def _stored(self, folder: Path, role: str, name: str, dtype: str) -> torch.Tensor:
+        if folder.parent != self._case_folder:  # a new case: the last one's arrays are not needed again
+            self._case_folder, self._cache = folder.parent, {}
+        key = (folder, role, name)
+        if key not in self._cache:
+            stored = np.load(arrays.path_of(folder, role, name))
+            tensor = torch.from_numpy(stored.view(np.int16) if dtype == "bfloat16" else stored)
+            self._cache[key] = (tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor).to(self._device)
+        return self._cache[key]
+
+
+class EventClock:
+    """CUDA events around each call, for a machine without CUPTI.
+
+    Includes the gap before the first kernel starts, so its times are never compared with CUPTI's; sees no single kernels.
+    """
+
+    name = "cuda-events"
+
+    def start(self) -> None:
+        self._pairs: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    def time(self, call: Callable[[], Any], synchronize: Callable[..., None]) -> Any:
+        synchronize()
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        result = call()
+        end.record()
+        synchronize(result)
+        self._pairs.append((begin, end))
+        return result
+
+    def collect(self) -> list[Sample]:
+        times = [begin.elapsed_time(end) * 1e-3 for begin, end in self._pairs]
+        return [Sample(t, t, (DeviceRecord("[call]", 0.0, t),)) for t in times]
+
+
+class _NanEmpty(TorchDispatchMode):
+    """Floating-point results of torch.empty and its kin come filled with NaN: an element that nobody writes shows."""
+
+    _EMPTY = {
+        torch.ops.aten.empty.memory_format, torch.ops.aten.empty_like.default, torch.ops.aten.new_empty.default,
+        torch.ops.aten.empty_strided.default, torch.ops.aten.new_empty_strided.default,
+    }
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if function in self._EMPTY and result.is_floating_point():
+            result.fill_(float("nan"))
+        return result
+
+
+def _set_precision(precision: str) -> None:
+    """Products of float32 in IEEE or TF32, of half types accumulated in float32 throughout: as XLA does, not as is default."""
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+
+
+def _bits(x: torch.Tensor) -> torch.Tensor:
+    return x.detach().view({2: torch.int16, 4: torch.int32}[x.element_size()])
+
+
+def _extent(array: torch.Tensor) -> tuple[int, int]:
+    """First and one-past-last address."""
+    start = array.data_ptr()
+    return start, start + array.numel() * array.element_size()

@@ -1,0 +1,49 @@
+"""PyTorch's side for a GPU that is not there: Inductor, Triton and CUDA emit its real code; nothing is run.
+
+The process pretends to have the GPU and is good for nothing else, which is why it is a role of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from compare import targets
+from compare.spec import Case
+from triton_side import deviceless
+
+_PACK = targets.load(os.environ["XLAFUSE_TARGET"])
+deviceless.activate(_PACK.device_properties())
+
+import torch  # noqa: E402  (the pretended GPU must be there before torch is imported)
+
+from compare.blocks import BLOCKS  # noqa: E402
+from compare.kernels import to_json  # noqa: E402
+
+
+def methods() -> dict[str, Callable[..., Any]]:
+    return {"compile": compile_for_target}
+
+
+def compile_for_target(case: dict[str, Any], implementation: str, dumps: str) -> dict[str, Any]:
+    """Kernels, artifacts and compile time of one implementation for this process's pretended GPU."""
+    spec = Case.from_json(case)
+    block = BLOCKS[spec.block]
+    row = block.implementation(implementation)
+    torch.set_float32_matmul_precision("high" if spec.precision == "tf32" else "highest")
+    inputs = {t.name: (t.shape(spec.sizes), getattr(torch, spec.dtype)) for t in block.inputs}
+    train = spec.direction == "train"
+    if row.compiler.startswith("inductor"):
+        compiled = deviceless.compile_inductor(
+            row.load(), inputs, dict(block.attributes), train=train, max_autotune=row.compiler == "inductor-max"
+        )
+    else:
+        compiled = deviceless.compile_handwritten(row.load(), inputs, dict(block.attributes), train=train)
+    compiled.write(Path(dumps))
+    return {
+        "compile_s": compiled.compile_s,
+        "kernels": {part: [to_json(k) for k in compiled.kernels if k.part == part] for part in spec.parts},
+        "detail": None,
+    }

@@ -1,0 +1,217 @@
+"""JAX's side: blocks compiled by XLA, run on this process's device, or compiled for a GPU that is not there."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import platform
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from xlafuse.environment import configure_environment, gpu_present
+
+_PACK = os.environ.get("XLAFUSE_TARGET_PACK")  # where a run on a GPU leaves what a machine without it will need
+_HAS_GPU = gpu_present()
+_AUTOTUNE = Path(_PACK) / "xla" / f"autotune-{version('jax')}.textproto" if _PACK and _HAS_GPU else None
+configure_environment(deviceless=not _HAS_GPU, record_autotune_to=_AUTOTUNE)
+
+import jax  # noqa: E402  (XLA reads its flags when jax is imported)
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+
+from compare import arrays, targets  # noqa: E402
+from compare.blocks import BLOCKS  # noqa: E402
+from compare.clock import Clock, CuptiClock, cupti_missing  # noqa: E402
+from compare.kernels import to_json  # noqa: E402
+from compare.service import Service  # noqa: E402
+from compare.spec import Case, Implementation  # noqa: E402
+from compare.subject import Arrays, Program, lies_within  # noqa: E402
+from xlafuse import compiler, directions  # noqa: E402
+
+_FLUSH_BYTES = 256 << 20  # four times an H200's L2
+
+
+def methods() -> dict[str, Callable[..., Any]]:
+    side = XlaSide()
+    return Service(side).methods() | {"compile": side.compile_for_target}
+
+
+class XlaSide:
+    """Implements compare.service.Framework."""
+
+    backend = "xla"
+
+    def __init__(self) -> None:
+        self._device = jax.devices()[0]
+        self.device = self._device.device_kind if _HAS_GPU else "cpu"
+        self._case_folder: Path | None = None
+        self._cache: dict[Any, Any] = {}
+        self._flush_buffer: Any = None
+
+    def environment(self) -> dict[str, Any]:
+        packages = ("jax", "jaxlib", "jax-cuda13-pjrt", "jax-cuda13-plugin", "flax")
+        return {"python": platform.python_version(), "device": self.device, **_versions(packages)}
+
+    def clock(self) -> Clock | None:
+        return CuptiClock() if _HAS_GPU and not cupti_missing() else None
+
+    def build(self, case: Case, implementation: Implementation, folder: Path, dumps: Path) -> Program:
+        inputs, cotangents = self.inputs(folder, case), self.cotangents(folder, case)
+        halves = self._compile(case, implementation, inputs, cotangents, dumps, target=None)
+        forward = halves["forward"]
+        allocations = {part: _allocations(half) for part, half in halves.items()}
+        kernels = {part: [_kernel(k, half) for k in half.kernels] for part, half in halves.items()}
+        compile_s = sum(half.compile_s for half in halves.values())
+        if case.direction == "fwd":
+            assert forward.executable is not None
+            execute = forward.executable
+            return Program(lambda x: (execute(x), None), None, compile_s, kernels, allocations=allocations)
+        return Program(
+            forward.executable, halves["backward"].executable, compile_s, kernels, allocations=allocations
+        )
+
+    def compile_for_target(
+        self, case: dict[str, Any], implementation: str, target: str, dumps: str
+    ) -> dict[str, Any]:
+        """Compile for a target pack; nothing is run."""
+        spec = Case.from_json(case)
+        block = BLOCKS[spec.block]
+        structs = {
+            role: {t.name: jax.ShapeDtypeStruct(t.shape(spec.sizes), jnp.dtype(spec.dtype)) for t in tensors}
+            for role, tensors in (("input", block.inputs), ("cotangent", block.outputs))
+        }
+        pack = targets.load(target)
+        config, results = pack.xla_config(version("jax")), pack.xla_autotune_results(version("jax"))
+        halves = self._compile(
+            spec, block.implementation(implementation), structs["input"], structs["cotangent"], Path(dumps),
+            target=compiler.Target(config, results),
+        )
+        return {
+            "compile_s": sum(half.compile_s for half in halves.values()),
+            "kernels": {part: [_kernel(k, half) for k in half.kernels] for part, half in halves.items()},
+            "detail": None,
+        }
+
+    def _compile(
+        self, case: Case, implementation: Implementation, inputs: Arrays, cotangents: Arrays, dumps: Path,
+        target: compiler.Target | None,
+    ) -> dict[str, compiler.Compilation]:
+        attributes = BLOCKS[case.block].attributes
+        apply = implementation.load()
+        compile_one = functools.partial(
+            compiler.compile, variant="unfused" if implementation.compiler == "xla-unfused" else "default",
+            matmul_precision=case.precision, target=target,
+        )
+        if case.direction == "fwd":
+            forward = directions.forward(apply, attributes)
+            return {"forward": compile_one(forward, [inputs], dump_to=dumps / "forward")}
+        forward_half, backward_half = directions.train_halves(apply, attributes)
+        forward = compile_one(forward_half, [inputs], dump_to=dumps / "forward")
+        residuals = forward.output_structs[1]
+        return {
+            "forward": forward,
+            "backward": compile_one(backward_half, [residuals, cotangents], dump_to=dumps / "backward"),
+        }
+
+    # What compare.subject asks of a framework.
+
+    def inputs(self, folder: Path, case: Case) -> Arrays:
+        return {t.name: self._stored(folder, "input", t.name, case.dtype) for t in BLOCKS[case.block].inputs}
+
+    def cotangents(self, folder: Path, case: Case) -> Arrays:
+        if case.direction == "fwd":
+            return {}
+        return {t.name: self._stored(folder, "cotangent", t.name, case.dtype) for t in BLOCKS[case.block].outputs}
+
+    def changed(self, inputs: Arrays, folder: Path, case: Case) -> list[str]:
+        pristine = {n: self._stored(folder, "input", n, case.dtype, copy="pristine") for n in inputs}
+        return [n for n, x in inputs.items() if not bool(_same_bits(x, pristine[n]))]
+
+    def exact(self) -> AbstractContextManager[Any]:
+        return jax.enable_x64(True)
+
+    def reference(self, folder: Path, role: str, name: str) -> Any:
+        return self._stored(folder, role, name, "float64")
+
+    def float64(self, array: Any) -> Any:
+        return jnp.asarray(array, jnp.float64)
+
+    def poisoned_allocations(self, program: Program) -> AbstractContextManager[Any]:
+        return nullcontext()  # XLA allocates inside the runtime; `poison` covers it on a GPU
+
+    def poison(self, program: Program, part: str) -> list[tuple[int, int]]:
+        """Allocate what the call will, fill it with NaN bits and give it back: XLA's allocator hands it out again."""
+        blocks = [_nan_bytes(size) for size in program.allocations[part]]
+        jax.block_until_ready(blocks)
+        return [_extent(block) for block in blocks]
+
+    def was_poisoned(self, token: list[tuple[int, int]], results: Arrays) -> bool:
+        return all(lies_within(_extent(array), token) for array in results.values())
+
+    def flush_cache(self) -> None:
+        if self._flush_buffer is None:
+            self._flush_buffer = jnp.ones(_FLUSH_BYTES // 4, jnp.float32)
+        _sum(self._flush_buffer).block_until_ready()
+
+    def synchronize(self, results: Any = None) -> None:
+        jax.block_until_ready(results)
+
+    def peak_memory(self, program: Program, part: str, call: Callable[[], Any]) -> int | None:
+        """XLA's own plan of outputs and temporaries: its allocator's peak cannot be reset between calls."""
+        call()
+        return sum(program.allocations[part])
+
+    def _stored(self, folder: Path, role: str, name: str, dtype: str, copy: str = "live") -> jax.Array:
+        if folder.parent != self._case_folder:  # a new case: the last one's arrays are not needed again
+            self._case_folder, self._cache = folder.parent, {}
+        key = (folder, role, name, copy)
+        if key not in self._cache:
+            stored = np.load(arrays.path_of(folder, role, name))
+            self._cache[key] = jnp.asarray(stored.view(jnp.bfloat16) if dtype == "bfloat16" else stored)
+        return self._cache[key]
+
+
+@jax.jit
+def _sum(x: jax.Array) -> jax.Array:
+    return x.sum()
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _nan_bytes(size: int) -> jax.Array:
+    return jnp.full((size,), 0xFF, jnp.uint8)  # all bits set is a NaN in every floating type
+
+
+@jax.jit
+def _same_bits(x: jax.Array, y: jax.Array) -> jax.Array:
+    bits = {2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize]
+    return (jax.lax.bitcast_convert_type(x, bits) == jax.lax.bitcast_convert_type(y, bits)).all()
+
+
+def _extent(array: jax.Array) -> tuple[int, int]:
+    """First and one-past-last address on the device."""
+    start = array.unsafe_buffer_pointer()
+    return start, start + array.nbytes
+
+
+def _allocations(half: compiler.Compilation) -> list[int]:
+    """Bytes of the buffers that one call allocates: each output, and the temporaries as one block."""
+    outputs = [math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(half.output_structs)]
+    return [size for size in [*outputs, half.memory.temporaries] if size]
+
+
+def _kernel(kernel: Any, half: compiler.Compilation) -> dict[str, Any]:
+    return to_json(kernel, provenance=half.autotuning[kernel.name])
+
+
+def _versions(packages: tuple[str, ...]) -> dict[str, str | None]:
+    result: dict[str, str | None] = {}
+    for package in packages:
+        try:
+            result[package] = version(package)
+        except PackageNotFoundError:
+            result[package] = None
+    return result

@@ -1,0 +1,167 @@
+import pytest
+import torch
+from row_kernel_checks import DTYPES, is_accurate, mutant, random, with_gradients
+
+from triton_side.kernels import rmsnorm
+from triton_side.kernels._launch import RowConfig
+
+EPS = 1e-6
+
+# Tiles of several rows, persistent programs with a prefetch, and the looped kernels; none covers 37 x 203 exactly.
+CONFIGS = [
+    RowConfig(block_rows=1, block_columns=256, num_warps=1, num_stages=1, programs=37),
+    RowConfig(block_rows=4, block_columns=256, num_warps=4, num_stages=1, programs=10),
+    RowConfig(block_rows=2, block_columns=256, num_warps=2, num_stages=3, programs=5),
+    RowConfig(block_rows=1, block_columns=64, num_warps=2, num_stages=1, programs=37),
+    RowConfig(block_rows=1, block_columns=64, num_warps=1, num_stages=2, programs=5),
+]
+
+
+def plain(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    normalised = wide * torch.rsqrt(wide.pow(2).mean(dim=1, keepdim=True) + EPS)
+    return normalised.to(x.dtype) * weight
+
+
+def agrees(function, x: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor) -> bool:
+    got = with_gradients(function, x, weight, dy=dy)
+    low = with_gradients(plain, x, weight, dy=dy)
+    reference = with_gradients(plain, x.double(), weight.double(), dy=dy.double())
+    rstd = torch.rsqrt(x.double().pow(2).mean(dim=1, keepdim=True) + EPS)
+    terms = (reference[0], rstd * dy.double() * weight.double(), dy.double() * x.double() * rstd)
+    return all(is_accurate(*values) for values in zip(got, low, reference, terms, strict=True))
+
+
+def configured(config: RowConfig, module=rmsnorm):
+    class Configured(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, weight):
+            y, rstd = module.forward(x, weight, EPS, save_rstd=True, config=config)
+            ctx.save_for_backward(x, weight, rstd)
+            return y
+
+        @staticmethod
+        def backward(ctx, dy):
+            return module.backward(*ctx.saved_tensors, dy, config)
+
+    return Configured.apply
+
+
+def operands(rows: int, columns: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
+    return (
+        2 * random(rows, columns, dtype=dtype),
+        random(columns, dtype=dtype, seed=1),
+        random(rows, columns, dtype=dtype, seed=2),
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 1), (1, 1021), (31, 1), (64, 64), (7, 127), (3, 1025), (2, 9001), (2, 17001)])
+def test_agrees_with_float64(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    assert agrees(lambda x, weight: rmsnorm.apply({"x": x, "weight": weight}, eps=EPS)["y"], *operands(*shape, dtype))
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_any_configuration_agrees(config: RowConfig) -> None:
+    assert agrees(configured(config), *operands(37, 203))
+
+
+def test_non_contiguous() -> None:
+    _, weight, _ = operands(1, 40)
+    dy = random(1, 20, seed=1).expand(30, 20)
+    for x in (random(30, 50)[:, 3:23], random(20, 30).t(), random(30, 40)[:, ::2]):
+        assert agrees(lambda x, weight: rmsnorm.rmsnorm(x, weight, EPS), x, weight[::2], dy)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e4, 1e15])
+def test_small_and_large_values(scale: float) -> None:
+    x, weight, dy = operands(5, 200)
+    assert agrees(lambda x, weight: rmsnorm.rmsnorm(x, weight, EPS), scale * x, weight, dy)
+
+
+def test_rows_of_zeros_give_zero() -> None:
+    x, weight, _ = operands(3, 50)
+    assert (rmsnorm.rmsnorm(torch.zeros_like(x), weight, EPS) == 0).all()
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0)])
+def test_empty(shape: tuple[int, int]) -> None:
+    x, weight = random(*shape).requires_grad_(), random(shape[1]).requires_grad_()
+    y = rmsnorm.rmsnorm(x, weight, EPS)
+    y.sum().backward()
+    assert y.shape == x.grad.shape == shape
+    assert torch.equal(weight.grad, torch.zeros_like(weight))
+
+
+def test_only_training_saves_rstd() -> None:
+    x, weight, _ = operands(3, 50)
+    _, rstd = rmsnorm.forward(x, weight, EPS, save_rstd=False)
+    assert rstd is None
+    assert rmsnorm.rmsnorm(x, weight, EPS).grad_fn is None
+    x.requires_grad_()
+    with torch.no_grad():
+        assert rmsnorm.rmsnorm(x, weight, EPS).grad_fn is None
+    saved = rmsnorm.rmsnorm(x, weight, EPS).grad_fn.saved_tensors
+    assert [tuple(tensor.shape) for tensor in saved] == [(3, 50), (50,), (3,)]
+    assert saved[2].dtype == torch.float32
+
+
+def test_gradient_of_one_input_alone() -> None:
+    x, weight, dy = operands(7, 127)
+    _, dx, dweight = with_gradients(lambda x, weight: rmsnorm.rmsnorm(x, weight, EPS), x, weight, dy=dy)
+    _, dx_alone = with_gradients(lambda x: rmsnorm.rmsnorm(x, weight, EPS), x, dy=dy)
+    _, dweight_alone = with_gradients(lambda weight: rmsnorm.rmsnorm(x, weight, EPS), weight, dy=dy)
+    assert torch.equal(dx, dx_alone) and torch.equal(dweight, dweight_alone)
+
+
+def test_gradients_repeat_bit_for_bit() -> None:
+    x, weight, dy = operands(97, 203)
+    first, second = (with_gradients(lambda x, w: rmsnorm.rmsnorm(x, w, EPS), x, weight, dy=dy) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_rejects() -> None:
+    x, weight, _ = operands(2, 3)
+    with pytest.raises(ValueError, match=r"x must be \[rows, columns\], got shape \(3,\)"):
+        rmsnorm.rmsnorm(x[0], weight, EPS)
+    with pytest.raises(ValueError, match=r"\[columns\] = \[3\] for x of shape \(2, 3\), got \(2,\)"):
+        rmsnorm.rmsnorm(x, weight[:2], EPS)
+    with pytest.raises(TypeError, match="weight in torch.float16"):
+        rmsnorm.rmsnorm(x, weight.half(), EPS)
+
+
+@pytest.mark.parametrize("configure", [rmsnorm.configure_forward, rmsnorm.configure_backward])
+@pytest.mark.parametrize("columns", [1, 100, 4096, 8193, 16384, 16385, 131072])
+def test_configurations_cover_the_matrix_and_fit_an_h200(configure, columns: int) -> None:
+    for rows in (1, 133, 8192):
+        for element_bytes in (2, 4):
+            config = configure(rows, columns, element_bytes, 132)
+            buffers = (1 if configure is rmsnorm.configure_forward else 2) * (config.num_stages - 1)
+            assert buffers * config.block_rows * config.block_columns * element_bytes < 232448 - 1024
+            assert 1 <= config.programs <= -(-rows // config.block_rows)
+            assert config.block_columns >= columns or config.block_rows == 1
+
+
+ROW, LOOPED = CONFIGS[2], CONFIGS[4]
+
+
+@pytest.mark.parametrize(
+    ("config", "sound", "broken"),
+    [
+        (ROW, "/ columns + eps", "/ COLUMNS + eps"),
+        (ROW, "/ columns\n        dx", "/ COLUMNS\n        dx"),
+        (ROW, "dweight += dy * normalised", "dweight = dy * normalised"),
+        (ROW, "total += tl.load", "total = tl.load"),
+        (ROW, "ROWS=64, COLUMNS=32", "ROWS=4, COLUMNS=16"),
+        (LOOPED, "squares += x * x", "squares = x * x"),
+        (LOOPED, "projection = tl.sum(products, axis=0) / columns", "projection = 0.0"),
+        (LOOPED, "dweight += dy * (x", "dweight = dy * (x"),
+    ],
+)
+def test_comparison_catches(config: RowConfig, sound: str, broken: str, tmp_path) -> None:
+    broken_module = mutant(rmsnorm, sound, broken, tmp_path)
+    # Enough programs for two tiles of partial sums, few enough for two tiles of rows to each.
+    operands_ = operands(150, 203)
+    config = RowConfig(config.block_rows, config.block_columns, config.num_warps, config.num_stages, 70)
+    assert agrees(configured(config), *operands_)
+    assert not agrees(configured(config, broken_module), *operands_)

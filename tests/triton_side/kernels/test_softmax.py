@@ -1,0 +1,141 @@
+import pytest
+import torch
+from row_kernel_checks import DEVICE, DTYPES, is_accurate, mutant, random, with_gradients
+
+from triton_side.kernels import softmax
+from triton_side.kernels._launch import RowConfig
+
+# Tiles of several rows, persistent programs with a prefetch, and the looped kernels; none covers 37 x 203 exactly.
+CONFIGS = [
+    RowConfig(block_rows=1, block_columns=256, num_warps=1, num_stages=1, programs=37),
+    RowConfig(block_rows=4, block_columns=256, num_warps=4, num_stages=1, programs=10),
+    RowConfig(block_rows=2, block_columns=256, num_warps=2, num_stages=3, programs=5),
+    RowConfig(block_rows=1, block_columns=64, num_warps=2, num_stages=1, programs=37),
+    RowConfig(block_rows=1, block_columns=64, num_warps=1, num_stages=2, programs=5),
+]
+
+
+def plain(x: torch.Tensor) -> torch.Tensor:
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    numerator = torch.exp(wide - wide.amax(dim=1, keepdim=True))
+    return (numerator / numerator.sum(dim=1, keepdim=True)).to(x.dtype)
+
+
+def agrees(function, x: torch.Tensor, dy: torch.Tensor) -> bool:
+    got = with_gradients(function, x, dy=dy)
+    low = with_gradients(plain, x, dy=dy)
+    reference = with_gradients(plain, x.double(), dy=dy.double())
+    y_term, dx_term = reference[0], reference[0] * dy.double()
+    return is_accurate(got[0], low[0], reference[0], y_term) and is_accurate(got[1], low[1], reference[1], dx_term)
+
+
+def configured(config: RowConfig):
+    class Configured(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            y = softmax.forward(x, config)
+            ctx.save_for_backward(y)
+            return y
+
+        @staticmethod
+        def backward(ctx, dy):
+            return softmax.backward(*ctx.saved_tensors, dy, config)
+
+    return Configured.apply
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 1), (1, 1021), (31, 1), (64, 64), (7, 127), (3, 1025), (2, 9001), (2, 40001)])
+def test_agrees_with_float64(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    x, dy = 3 * random(*shape, dtype=dtype), random(*shape, dtype=dtype, seed=1)
+    assert agrees(lambda x: softmax.apply({"x": x})["y"], x, dy)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_any_configuration_agrees(config: RowConfig) -> None:
+    x, dy = 3 * random(37, 203), random(37, 203, seed=1)
+    assert agrees(configured(config), x, dy)
+
+
+def test_non_contiguous() -> None:
+    dy = random(1, 20, seed=1).expand(30, 20)
+    assert agrees(softmax.softmax, random(30, 50)[:, 3:23], dy)
+    assert agrees(softmax.softmax, random(20, 30).t(), dy)
+    assert agrees(softmax.softmax, random(30, 40)[:, ::2], dy.t().contiguous().t())
+
+
+@pytest.mark.parametrize("config", [None, CONFIGS[-1]], ids=["row", "looped"])
+def test_large_and_infinite_entries(config: RowConfig | None) -> None:
+    x = random(5, 200)
+    x[0] *= 1e4
+    x[1] += 1e4
+    x[2, :150] = -torch.inf
+    x[3] = torch.finfo(torch.float32).min
+    x[4] = -torch.inf
+    y = softmax.forward(x, config)
+    assert is_accurate(y[:4], plain(x[:4]), plain(x[:4].double()))
+    assert (y[2, :150] == 0).all()
+    assert y[4].isnan().all(), "as torch.softmax"
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0)])
+def test_empty(shape: tuple[int, int]) -> None:
+    x = random(*shape).requires_grad_()
+    y = softmax.softmax(x)
+    y.sum().backward()
+    assert y.shape == x.grad.shape == shape
+
+
+def test_inference_saves_nothing_and_training_only_y() -> None:
+    assert softmax.softmax(random(2, 3)).grad_fn is None
+    y = softmax.softmax(random(2, 3).requires_grad_())
+    assert [saved.data_ptr() for saved in y.grad_fn.saved_tensors] == [y.data_ptr()]
+
+
+def test_rejects() -> None:
+    with pytest.raises(ValueError, match=r"x must be \[rows, columns\], got shape \(2, 3, 4\).*reshape"):
+        softmax.softmax(random(2, 3, 4))
+    with pytest.raises(TypeError, match="got torch.int64"):
+        softmax.softmax(torch.ones(2, 2, dtype=torch.int64, device=DEVICE))
+
+
+@pytest.mark.parametrize("configure", [softmax.configure_forward, softmax.configure_backward])
+@pytest.mark.parametrize("columns", [1, 100, 4096, 8193, 16384, 32768, 32769, 131072])
+def test_configurations_cover_the_matrix_and_fit_an_h200(configure, columns: int) -> None:
+    for rows in (1, 133, 8192):
+        for element_bytes in (2, 4):
+            config = configure(rows, columns, element_bytes, 132)
+            buffers = (1 if configure is softmax.configure_forward else 2) * (config.num_stages - 1)
+            assert buffers * config.block_rows * config.block_columns * element_bytes < 232448 - 1024
+            assert 1 <= config.programs <= -(-rows // config.block_rows)
+            assert config.block_columns >= columns or config.block_rows == 1
+
+
+@pytest.mark.parametrize(
+    ("sound", "broken"),
+    [
+        ('mask=mask, other=-float("inf")', "mask=mask, other=0.0"),
+        ("tl.constexpr(1.4426950408889634)", "tl.constexpr(1.4427)"),
+        ("(dy - tl.sum(y * dy, axis=1, keep_dims=True))", "dy"),
+        ("tile * ROWS", "tile"),
+    ],
+)
+def test_comparison_catches(sound: str, broken: str, tmp_path) -> None:
+    x, dy = random(37, 203), random(37, 203, seed=1)
+    assert agrees(softmax.softmax, x, dy)
+    assert not agrees(mutant(softmax, sound, broken, tmp_path).softmax, x, dy)
+
+
+@pytest.mark.parametrize(
+    ("sound", "broken"),
+    [
+        ("partial_sum *= tl.exp2((maximum - reference) * LOG2_E)", "pass"),
+        ("partial_dot += y * dy", "partial_dot = y * dy"),
+    ],
+)
+def test_comparison_catches_in_the_looped_kernels(sound: str, broken: str, tmp_path, monkeypatch) -> None:
+    x, dy = random(37, 203), random(37, 203, seed=1)
+    broken_module = mutant(softmax, sound, broken, tmp_path)
+    monkeypatch.setattr(softmax, "softmax_forward_looped_kernel", broken_module.softmax_forward_looped_kernel)
+    monkeypatch.setattr(softmax, "softmax_backward_looped_kernel", broken_module.softmax_backward_looped_kernel)
+    assert not agrees(configured(CONFIGS[-1]), x, dy)

@@ -1,0 +1,67 @@
+import pytest
+import torch
+from row_kernel_checks import DEVICE, DTYPES, mutant, random
+
+from triton_side.kernels import vector_add
+from triton_side.kernels._launch import FlatConfig
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("elements", [1, 7, 1024, 2048, 2049, 10007])
+def test_same_bits_as_torch(elements: int, dtype: torch.dtype) -> None:
+    x, y = random(elements, dtype=dtype), random(elements, dtype=dtype, seed=1)
+    out = vector_add.apply({"x": x, "y": y})["out"]
+    assert torch.equal(out, x + y)
+
+
+def test_any_configuration_gives_the_same() -> None:
+    x, y = random(1000), random(1000, seed=1)
+    assert torch.equal(vector_add.vector_add(x, y, config=FlatConfig(block=64, num_warps=1)), x + y)
+
+
+def test_non_contiguous() -> None:
+    x, y = random(40, 30).t(), random(30, 80, seed=1)[:, ::2]
+    assert torch.equal(vector_add.vector_add(x, y), x + y)
+
+
+def test_empty() -> None:
+    assert vector_add.vector_add(random(0), random(0)).shape == (0,)
+
+
+def test_takes_inputs_that_require_a_gradient() -> None:
+    x = random(10).requires_grad_()
+    assert not vector_add.apply({"x": x, "y": x})["out"].requires_grad
+
+
+def test_rejects() -> None:
+    x = random(4)
+    with pytest.raises(ValueError, match=r"\(4,\) and \(1,\).*broadcast"):
+        vector_add.vector_add(x, x[:1])
+    with pytest.raises(TypeError, match=r"x in torch.float32 and y in torch.float16.*cast y"):
+        vector_add.vector_add(x, x.half())
+    with pytest.raises(TypeError, match=r"got torch.int32"):
+        vector_add.vector_add(x.int(), x.int())
+    with pytest.raises(ValueError, match=r"one device"):
+        vector_add.vector_add(x, torch.empty(4, device="meta"))
+
+
+@pytest.mark.gpu
+def test_rejects_cpu_tensors() -> None:
+    x = torch.ones(4)
+    with pytest.raises(ValueError, match="must be on a GPU"):
+        vector_add.vector_add(x, x)
+
+
+@pytest.mark.gpu
+def test_more_elements_than_32_bits_count() -> None:
+    x = torch.ones(2**31 + 24, dtype=torch.bfloat16, device=DEVICE)
+    x[-1] = 3
+    out = vector_add.vector_add(x, x)
+    assert out[2**31 - 1] == 2 and out[2**31] == 2 and out[-1] == 6
+
+
+def test_comparison_catches_a_dropped_last_element(tmp_path) -> None:
+    x, y = random(2049), random(2049, seed=1)
+    broken = mutant(vector_add, "mask = offset < elements", "mask = offset < elements - 1", tmp_path)
+    out = broken.vector_add(x, y)
+    assert torch.equal(out[:-1], (x + y)[:-1]) and not torch.equal(out, x + y)

@@ -1,0 +1,227 @@
+"""The plain blocks and the library peers against formulas in float64, on a CPU."""
+
+import importlib
+import math
+import shutil
+from collections.abc import Callable
+
+import pytest
+import torch
+from functorch.compile import make_boxed_func
+from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
+from torch.fx.traceback import preserve_node_meta
+
+from triton_side.library import attention as library_attention
+
+EPS = 1e-5
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+SHAPES = {
+    "vector_add": [(1,), (131,)],
+    "gelu": [(1, 1), (7, 129)],
+    "softmax": [(1, 1), (7, 129)],
+    "rmsnorm": [(1, 1), (7, 129)],
+    "swiglu_mlp": [(1, 3, 5), (7, 33, 65)],  # tokens, width, hidden
+    "attention": [(1, 1, 1, 16), (1, 2, 37, 24)],  # batch, heads, sequence, head_dim
+}
+ATTRIBUTES = {"rmsnorm": {"eps": EPS}, "swiglu_mlp": {"eps": EPS}}
+STAGES = {
+    "vector_add": {"add"},
+    "gelu": {"gelu"},
+    "softmax": {"max", "exp", "sum", "divide"},
+    "rmsnorm": {"square_mean", "normalize", "scale"},
+    "swiglu_mlp": {"norm", "gate", "up", "act", "down", "residual"},
+    "attention": {"scores", "mask", "softmax", "values"},
+}
+# Error allowed, in units of the dtype's eps at the tensor's rms. The largest of a thousand normal values is
+# four times their rms, so storing it alone costs two; chained roundings take the rest (largest seen: 23).
+TOLERANCE_IN_EPS = 32
+
+Arrays = dict[str, Tensor]
+
+
+def make_inputs(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> Arrays:
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*sizes: int, scale: float = 1.0) -> Tensor:
+        return (torch.randn(sizes, generator=generator) * scale).to(dtype).requires_grad_()
+
+    if block == "vector_add":
+        return {"x": normal(*shape), "y": normal(*shape)}
+    if block == "rmsnorm":
+        return {"x": normal(*shape), "weight": normal(shape[-1])}
+    if block == "attention":
+        return {name: normal(*shape) for name in "qkv"}
+    if block == "swiglu_mlp":
+        tokens, width, hidden = shape
+        return {
+            "x": normal(tokens, width),
+            "norm_weight": normal(width),
+            "gate_weight": normal(width, hidden, scale=width**-0.5),
+            "up_weight": normal(width, hidden, scale=width**-0.5),
+            "down_weight": normal(hidden, width, scale=hidden**-0.5),
+        }
+    return {"x": normal(*shape)}
+
+
+def detached(inputs: Arrays) -> Arrays:
+    return {name: tensor.detach() for name, tensor in inputs.items()}
+
+
+def rmsnorm_reference(x: Tensor, weight: Tensor) -> Tensor:
+    return x / torch.sqrt(x.square().mean(-1, keepdim=True) + EPS) * weight
+
+
+def reference(block: str, inputs: Arrays) -> Arrays:
+    """The block's formula, on float64 tensors."""
+    x = inputs.get("x")
+    if block == "vector_add":
+        return {"out": x + inputs["y"]}
+    if block == "gelu":
+        return {"y": 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))}
+    if block == "softmax":
+        return {"y": torch.softmax(x, -1)}
+    if block == "rmsnorm":
+        return {"y": rmsnorm_reference(x, inputs["weight"])}
+    if block == "swiglu_mlp":
+        h = rmsnorm_reference(x, inputs["norm_weight"])
+        gate = h @ inputs["gate_weight"]
+        return {"y": x + (gate / (1 + torch.exp(-gate)) * (h @ inputs["up_weight"])) @ inputs["down_weight"]}
+    q, k, v = (inputs[name] for name in "qkv")
+    scores = torch.einsum("bhqd,bhkd->bhqk", q, k) / math.sqrt(q.shape[-1])
+    causal = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool).tril()
+    return {"out": torch.softmax(scores.where(causal, -math.inf), -1) @ v}
+
+
+def assert_close(name: str, value: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    assert value.dtype == dtype and value.shape == expected.shape, name
+    rms = expected.square().mean().sqrt()
+    # A gradient that cancels (softmax of one column) is the difference of terms of order one.
+    scale = rms if rms > 1e-3 else 1.0
+    error = (value.double() - expected).abs().max() / scale / torch.finfo(dtype).eps
+    assert error <= TOLERANCE_IN_EPS, f"{name}: error {error:.1f} eps"
+
+
+def check(block: str, apply: Callable[..., Arrays], inputs: Arrays, *, gradients: bool = True) -> None:
+    """Outputs, and the gradients of all inputs for a random cotangent, against the reference."""
+    dtype = next(iter(inputs.values())).dtype
+    exact = {name: tensor.detach().double().requires_grad_() for name, tensor in inputs.items()}
+    (expected,) = reference(block, exact).values()
+    outputs = apply(inputs, **ATTRIBUTES.get(block, {}))
+    assert outputs.keys() == reference(block, exact).keys()
+    (value,) = outputs.values()
+    assert_close("output", value, expected, dtype)
+    if not gradients:
+        return
+    cotangent = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    value.backward(cotangent)
+    expected.backward(cotangent.double())
+    for name, tensor in inputs.items():
+        assert_close(f"gradient of {name}", tensor.grad, exact[name].grad, dtype)
+
+
+def module(package: str, block: str) -> Callable[..., Arrays]:
+    return importlib.import_module(f"triton_side.{package}.{block}").apply
+
+
+ALL_CASES = [(block, shape) for block, shapes in SHAPES.items() for shape in shapes]
+LIBRARY_CASES = [(block, shape) for block, shape in ALL_CASES if block != "attention"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("block", "shape"), ALL_CASES)
+def test_block(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    check(block, module("blocks", block), make_inputs(block, shape, dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("block", "shape"), LIBRARY_CASES)
+def test_library(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    check(block, module("library", block), make_inputs(block, shape, dtype))
+
+
+def test_gelu_is_the_tanh_approximation_not_erf() -> None:
+    x = torch.linspace(-4, 4, 101)
+    y = module("blocks", "gelu")({"x": x})["y"]
+    assert (y - torch.nn.functional.gelu(x)).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("block", ["rmsnorm", "swiglu_mlp"])
+def test_eps_reaches_the_norm(block: str) -> None:
+    """Values small enough that eps decides the result."""
+    inputs = detached(make_inputs(block, SHAPES[block][1], torch.float32))
+    inputs["x"] = inputs["x"] * 1e-3
+    for package in ("blocks", "library"):
+        (with_eps,) = module(package, block)(inputs, eps=EPS).values()
+        exact = {name: tensor.double() for name, tensor in inputs.items()}
+        assert_close("output", with_eps, *reference(block, exact).values(), torch.float32)
+
+
+@pytest.mark.parametrize("block", SHAPES)
+def test_block_is_one_graph_and_its_stages_reach_both_directions(block: str) -> None:
+    stages: dict[str, set[str]] = {}
+
+    def recorder(direction: str) -> Callable[..., Callable[..., object]]:
+        def compile_graph(graph: torch.fx.GraphModule, example_inputs: object) -> Callable[..., object]:
+            operations = (node for node in graph.graph.nodes if node.op == "call_function")
+            annotations = (node.meta.get("custom", {}) for node in operations)
+            stages[direction] = {custom["stage"] for custom in annotations if "stage" in custom}
+            return make_boxed_func(graph)
+
+        return compile_graph
+
+    torch.compiler.reset()
+    backend = aot_autograd(fw_compiler=recorder("forward"), bw_compiler=recorder("backward"))
+    compiled = torch.compile(module("blocks", block), backend=backend, fullgraph=True, dynamic=False)
+    with preserve_node_meta():
+        check(block, compiled, make_inputs(block, SHAPES[block][1], torch.float32))
+    assert stages["forward"] == STAGES[block]
+    # The gradient of a sum passes on unchanged, none flows through softmax's maximum: no operations.
+    assert stages.get("backward", set()) == STAGES[block] - {"add", "max", "residual"}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES["attention"])
+def test_flash_has_a_cpu_path(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    check("attention", library_attention.apply_flash, make_inputs("attention", shape, dtype))
+
+
+def test_cudnn_fails_where_it_cannot_run() -> None:
+    with pytest.raises(RuntimeError, match="No viable backend"):
+        library_attention.apply_cudnn(make_inputs("attention", (1, 2, 37, 16), torch.bfloat16))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler on a CPU")
+def test_flex_forward_on_a_cpu() -> None:
+    inputs = detached(make_inputs("attention", (1, 2, 37, 16), torch.float32))
+    check("attention", library_attention.apply_flex, inputs, gradients=False)
+
+
+def test_flex_keeps_one_mask_per_sequence_and_device() -> None:
+    cpu = torch.device("cpu")
+    mask = library_attention._causal_block_mask(300, cpu)
+    assert library_attention._causal_block_mask(300, torch.device("cpu")) is mask
+    assert library_attention._causal_block_mask(301, cpu) is not mask
+
+
+@pytest.mark.parametrize(
+    ("backend", "dtype", "sequence", "head_dim", "reason"),
+    [
+        ("flash", "bfloat16", 1002, 64, None),
+        ("flash", "float32", 1002, 64, "float32"),
+        ("flash", "float16", 1002, 264, "256"),
+        ("cudnn", "float16", 1002, 64, None),
+        ("cudnn", "float32", 1002, 64, "float32"),
+        ("cudnn", "bfloat16", 1002, 20, "multiple of 8"),
+        ("cudnn", "bfloat16", 1, 64, "length 1"),
+        ("flex", "float32", 1002, 16, None),
+        ("flex", "bfloat16", 1002, 8, "16"),
+    ],
+)
+def test_unsupported_says_why(
+    backend: str, dtype: str, sequence: int, head_dim: int, reason: str | None
+) -> None:
+    unsupported = getattr(library_attention, f"unsupported_{backend}")
+    said = unsupported(dtype, {"batch": 1, "heads": 1, "sequence": sequence, "head_dim": head_dim})
+    assert said is None if reason is None else reason in said

@@ -1,0 +1,413 @@
+"""The one file that touches TorchInductor's private names. Tested on torch 2.11.0 and 2.13.0.
+
+It turns what Inductor does during a compile into plain records (`SourceNode`, `Emission`, `Emitted`); inductor.py reads those.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+import operator
+import re
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+import torch
+
+TESTED = ("2.11.0", "2.13.0")
+
+# module -> the private names read or replaced below
+_NAMES = {
+    "torch._functorch.config": ("force_non_lazy_backward_lowering",),
+    "torch._inductor.config": (
+        "joint_custom_pre_pass", "joint_custom_post_pass", "_pre_fusion_custom_pass", "_post_fusion_custom_pass",
+        "trace.provenance_tracking_level", "force_disable_caches", "use_static_cuda_launcher", "max_autotune",
+        "max_autotune_gemm",
+    ),
+    "torch._inductor.debug": ("set_kernel_post_grad_provenance_tracing",),
+    "torch._inductor.codegen.triton": ("set_kernel_post_grad_provenance_tracing",),
+    "torch._inductor.codegen.cpp": ("set_kernel_post_grad_provenance_tracing",),
+    "torch._inductor.graph": (
+        "GraphLowering._compile_to_module_lines", "GraphLowering.get_numel", "GraphLowering.get_dtype",
+    ),
+    "torch._inductor.virtualized": ("V",),
+    "torch._inductor.scheduler": ("BaseSchedulerNode.get_read_write_buffer_accesses", "SchedulerNode"),
+    "torch._inductor.select_algorithm": ("add_preprocessing_fn", "get_algorithm_selector_cache", "TritonTemplateCaller"),
+    "torch._inductor.fx_passes.joint_graph": ("UniformValueConstantFolder._deduce_value",),
+    "torch._inductor.runtime.triton_helpers": ("set_driver_to_gpu",),
+    "torch._inductor.runtime.triton_heuristics": (
+        "CachingAutotuner.precompile", "CachingAutotuner._precompile_config", "HeuristicType.REDUCTION", "OutOfResources",
+        "PTXASError",
+    ),
+    "torch._subclasses.fake_tensor": ("FakeTensorMode",),
+}  # fmt: skip
+
+
+def _require_names() -> None:
+    missing = []
+    for module_name, names in _NAMES.items():
+        try:
+            module = importlib.import_module(module_name)
+        except ImportError:
+            missing.append(module_name)
+            continue
+        for name in names:
+            try:
+                functools.reduce(getattr, name.split("."), module)
+            except AttributeError:
+                missing.append(f"{module_name}.{name}")
+    if missing:
+        raise RuntimeError(
+            f"torch {torch.__version__} lacks {', '.join(missing)}, which reading TorchInductor needs; "
+            f"install one of the tested versions: {', '.join(TESTED)}"
+        )
+
+
+_require_names()
+
+import torch._functorch.config as functorch_config  # noqa: E402
+import torch._inductor.codegen.cpp as codegen_cpp  # noqa: E402
+import torch._inductor.codegen.triton as codegen_triton  # noqa: E402
+import torch._inductor.config as inductor_config  # noqa: E402
+import torch._inductor.debug as inductor_debug  # noqa: E402
+from torch._inductor import select_algorithm  # noqa: E402
+from torch._inductor.fx_passes import joint_graph  # noqa: E402
+from torch._inductor.graph import GraphLowering  # noqa: E402
+from torch._inductor.runtime import triton_helpers  # noqa: E402
+from torch._inductor.runtime.triton_heuristics import (  # noqa: E402
+    CachingAutotuner,
+    HeuristicType,
+    OutOfResources,
+    PTXASError,
+)
+from torch._inductor.scheduler import SchedulerNode  # noqa: E402
+from torch._inductor.virtualized import V  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+
+Part = Literal["forward", "backward"]
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceNode:
+    """An FX node as it was before Inductor's pattern matchers rewrote the graph. `lines` as in Kernel.lines."""
+
+    name: str
+    op: str
+    stage: str | None
+    line: str | None
+    inputs: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Emission:
+    """One kernel call as Inductor announces it: `handle` is written into the emitted code beside the call.
+
+    `nodes` are (FX node name, names of the nodes it replaced, itself as a SourceNode), in graph order. `reads` and `writes` map
+    buffer names to bytes, or are None where the scheduler does not know the node.
+    """
+
+    handle: int
+    name: str
+    nodes: tuple[tuple[str, tuple[str, ...], SourceNode], ...]
+    reads: Mapping[str, int] | None
+    writes: Mapping[str, int] | None
+    is_reduction: bool
+    is_template: bool
+    is_extern: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Emitted:
+    """One compiled graph. `module` is the loaded output code, whose globals hold its Triton kernels."""
+
+    part: Part
+    fx: str
+    fx_names: frozenset[str]
+    code: str
+    device: str
+    gemm_autotuned: bool
+    module: Any
+
+
+class Listener(Protocol):
+    """Whoever wants to hear of a compile, in the order in which things happen."""
+
+    def source(self, nodes: Mapping[str, SourceNode]) -> None: ...
+    def joint(self, readable: str) -> None: ...
+    def scheduled(self, part: Part, fused: bool, text: str) -> None: ...
+    def emission(self, emission: Emission) -> None: ...
+    def emitted(self, emitted: Emitted) -> None: ...
+
+
+@contextlib.contextmanager
+def listening(listener: Listener) -> Iterator[None]:
+    """Report to `listener` what Inductor does, in any thread, with its caches off and backward lowered together with forward."""
+    for name in ("joint_custom_pre_pass", "joint_custom_post_pass", "_pre_fusion_custom_pass", "_post_fusion_custom_pass"):
+        if getattr(inductor_config, name) is not None:
+            raise RuntimeError(f"torch._inductor.config.{name} is in use; set it to None: a capture needs it")
+    announce = inductor_debug.set_kernel_post_grad_provenance_tracing
+    load = GraphLowering._compile_to_module_lines
+
+    def announced(schedule: Any, kernel_name: str, is_extern: bool = False) -> int | None:
+        handle = announce(schedule, kernel_name, is_extern=is_extern)
+        if handle is None:
+            raise RuntimeError("Inductor gave a kernel no debug handle although provenance tracking is on")
+        listener.emission(_emission(handle, kernel_name, schedule, is_extern))
+        return handle
+
+    def loaded(graph: GraphLowering, wrapper_code: Any) -> Any:
+        module = load(graph, wrapper_code)
+        listener.emitted(
+            Emitted(
+                part=_part(graph),
+                fx=graph.orig_gm.print_readable(print_output=False),
+                fx_names=frozenset(node.name for node in graph.orig_gm.graph.nodes),
+                code=wrapper_code.value,
+                device="cuda" if "cuda" in graph.device_types else "cpu",
+                gemm_autotuned=bool(inductor_config.max_autotune or inductor_config.max_autotune_gemm),
+                module=module,
+            )
+        )
+        return module
+
+    def scheduled(fused: bool) -> Callable[[Sequence[Any]], Sequence[Any]]:
+        def custom_pass(nodes: Sequence[Any]) -> Sequence[Any]:
+            listener.scheduled(_part(V.graph), fused, "\n\n".join(node.debug_str() for node in nodes) + "\n")
+            return nodes
+
+        return custom_pass
+
+    settings = {
+        "trace.provenance_tracking_level": 1,
+        "force_disable_caches": True,
+        # The static launcher throws a kernel's IR away once it holds the cubin.
+        "use_static_cuda_launcher": False,
+        "joint_custom_pre_pass": lambda graph: listener.source({node.name: _source(node) for node in graph.nodes}),
+        "joint_custom_post_pass": lambda graph: listener.joint(graph.owning_module.print_readable(print_output=False)),
+        "_pre_fusion_custom_pass": scheduled(fused=False),
+        "_post_fusion_custom_pass": scheduled(fused=True),
+    }
+    binders = (inductor_debug, codegen_triton, codegen_cpp)  # the latter two bind the function at import
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(inductor_config.patch(settings))
+        # Otherwise backward is compiled at the first backward(), on CUDA in a thread of autograd's that these settings, which
+        # live in context variables, do not reach.
+        stack.enter_context(functorch_config.patch(force_non_lazy_backward_lowering=True))
+        for module in binders:
+            stack.enter_context(_replaced(module, "set_kernel_post_grad_provenance_tracing", announced))
+        stack.enter_context(_replaced(GraphLowering, "_compile_to_module_lines", loaded))
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def _part(graph: Any) -> Part:
+    return "backward" if graph.is_backward else "forward"
+
+
+def _emission(handle: int, name: str, schedule: Any, is_extern: bool) -> Emission:
+    scheduler = V.graph.scheduler
+    if is_extern:
+        nodes = _exact_origins(schedule)
+        members = [scheduler.name_to_fused_node.get(schedule.get_operation_name())]
+        template = False
+    else:
+        scheduled = [node for node in schedule if getattr(node, "node", None) is not None]  # the rest are loop markers
+        nodes = []
+        for node in scheduled:
+            nodes += _exact_origins(node.node) if node.is_template() else node.node.get_origins()
+        members = [scheduler.name_to_fused_node.get(node.get_name()) for node in scheduled]
+        template = any(node.is_template() for node in scheduled)
+    position = {node: index for index, node in enumerate(V.graph.orig_gm.graph.nodes)}
+    ordered = sorted(dict.fromkeys(nodes), key=lambda node: position.get(node, len(position)))
+    groups = list(dict.fromkeys(members))
+    return Emission(
+        handle=handle,
+        name=name,
+        nodes=tuple((node.name, _replaced_by(node), _source(node)) for node in ordered),
+        reads=_accesses(groups, reads=True),
+        writes=_accesses(groups, reads=False),
+        is_reduction=not is_extern and any(node.is_reduction() for node in scheduled),
+        is_template=template,
+        is_extern=is_extern,
+    )
+
+
+def _exact_origins(buffer: Any) -> list[torch.fx.Node]:
+    """A library call's or template's own operation: its origins also hold operations upstream of it."""
+    return [buffer.origin_node] if buffer.origin_node is not None else list(buffer.get_origins())
+
+
+def _accesses(groups: Sequence[Any], reads: bool) -> Mapping[str, int] | None:
+    if any(group is None for group in groups):
+        return None
+    total: dict[str, int] = {}
+    for group in groups:
+        if isinstance(group, SchedulerNode) and group.is_template():
+            # Inductor's count takes a lone template for a loop over its output, and so cuts larger operands to the output's size.
+            dependencies = group.read_writes.reads if reads else group.read_writes.writes
+            sizes = {name: _size(name) for name in dict.fromkeys(dependency.name for dependency in dependencies)}
+        else:
+            sizes = group.get_read_write_buffer_accesses(include_reads=reads, include_writes=not reads)
+        for buffer, size in sizes.items():
+            total[buffer] = total.get(buffer, 0) + int(size)
+    return total
+
+
+def _size(buffer: str) -> int:
+    return int(V.graph.get_numel(buffer)) * V.graph.get_dtype(buffer).itemsize
+
+
+def _source(node: torch.fx.Node) -> SourceNode:
+    return SourceNode(
+        name=node.name,
+        op=_op(node.target) if node.op == "call_function" else node.op,
+        stage=(node.meta.get("custom") or {}).get("stage"),
+        line=_user_line(node.meta.get("stack_trace")),
+        inputs=tuple(argument.name for argument in node.all_input_nodes),
+    )
+
+
+def _op(target: Any) -> str:
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target.overloadpacket)
+    return getattr(target, "__name__", str(target))
+
+
+def _replaced_by(node: torch.fx.Node) -> tuple[str, ...]:
+    """Names of the nodes in whose place a pattern matcher put `node` and, if it has several outputs, its outputs."""
+    outputs = [user for user in node.users if user.target is operator.getitem]
+    sources = [source for made in (node, *outputs) for source in made.meta.get("from_node", ())]
+    return tuple(dict.fromkeys(source.name for source in sources if source.name))
+
+
+# '  File "/home/me/block.py", line 12, in apply'
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_TORCH_FOLDER = torch.__file__.rsplit("/", 1)[0] + "/"
+
+
+def _user_line(stack_trace: str | None) -> str | None:
+    frames = _FRAME.findall(stack_trace or "")
+    outside = [f"{file}:{line}" for file, line in frames if not file.startswith(_TORCH_FOLDER)]
+    return outside[-1] if outside else None
+
+
+# Triton kernels of a loaded module
+
+
+@dataclasses.dataclass(frozen=True)
+class TritonKernel:
+    """`candidates`: configurations that a device would measure. `tuned`: a device has. `compiled`: the CompiledKernel in use."""
+
+    candidates: int
+    tuned: bool
+    config: str
+    compiled: Any
+
+
+_candidates: weakref.WeakKeyDictionary[CachingAutotuner, int] = weakref.WeakKeyDictionary()
+
+
+def triton_kernel(module: Any, name: str) -> TritonKernel | None:
+    """The Triton kernel that the output code calls `name`, or None if `name` is no Triton kernel or nothing was compiled."""
+    kernel = getattr(module, name, None)
+    if not isinstance(kernel, CachingAutotuner) or not kernel.compile_results:
+        return None
+    results = kernel.compile_results
+    candidates = _candidates.setdefault(kernel, len(results))
+    tuned = candidates > 1 and len(kernel.launchers) == 1
+    chosen = results[0]
+    if tuned:
+        winner = str(kernel.launchers[0].config)
+        chosen = next(result for result in results if str(result.config) == winner)
+    return TritonKernel(candidates=candidates, tuned=tuned, config=str(chosen.config), compiled=chosen.kernel)
+
+
+# A GPU that is not there
+
+
+class _NotRun(Exception):
+    """Raised in place of running output code."""
+
+
+@contextlib.contextmanager
+def compiling_only() -> Iterator[None]:
+    """Compile for the fake GPU of this process: measure nothing, load nothing, and leave at the point where code would run.
+
+    Each Triton kernel is compiled for the first of its configurations that fits; a GEMM that max-autotune would have measured
+    takes the first Triton template.
+    """
+    load = GraphLowering._compile_to_module_lines
+    fold = joint_graph.UniformValueConstantFolder._deduce_value
+
+    def loaded(graph: GraphLowering, wrapper_code: Any) -> Any:
+        module = load(graph, wrapper_code)
+        module.call = _not_run
+        return module
+
+    def fold_on_cpu(folder: Any, node: torch.fx.Node) -> Any:
+        # Folding runs factory functions (torch.zeros, ...) on their own device.
+        if "device" not in node.kwargs:
+            return fold(folder, node)
+        kwargs = node.kwargs
+        node.kwargs = {**kwargs, "device": torch.device("cpu")}
+        try:
+            return fold(folder, node)
+        finally:
+            node.kwargs = kwargs
+
+    selector = select_algorithm.get_algorithm_selector_cache()
+    select_algorithm.add_preprocessing_fn(_first_template)
+    try:
+        with (
+            _replaced(GraphLowering, "_compile_to_module_lines", loaded),
+            _replaced(joint_graph.UniformValueConstantFolder, "_deduce_value", fold_on_cpu),
+            _replaced(triton_helpers, "set_driver_to_gpu", lambda: None),
+            _replaced(CachingAutotuner, "precompile", _precompile_first),
+            contextlib.suppress(_NotRun),
+        ):
+            yield
+    finally:
+        selector.preprocessing_fns.remove(_first_template)
+
+
+def _not_run(*args: Any) -> Any:
+    raise _NotRun
+
+
+def _first_template(choices: list[Any]) -> list[Any]:
+    templates = [choice for choice in choices if isinstance(choice, select_algorithm.TritonTemplateCaller)]
+    return (templates or choices)[:1]
+
+
+def _precompile_first(kernel: CachingAutotuner, *args: Any, **kwargs: Any) -> None:
+    if kernel.compile_results:
+        return
+    configs = kernel.configs
+    # A device that finds a looped reduction short of registers adds configurations with a smaller block.
+    may_add = kernel.heuristic_type == HeuristicType.REDUCTION
+    _candidates[kernel] = len(configs) + may_add
+    for config in configs:
+        try:
+            kernel.compile_results = [kernel._precompile_config(config)]
+        except (OutOfResources, PTXASError) as error:
+            failure = error
+        else:
+            kernel.configs = None
+            return
+    raise RuntimeError(f"none of {len(configs)} configurations of {kernel.fn.__name__} fits the GPU") from failure
+
+
+def fake_tensor_mode() -> FakeTensorMode:
+    return FakeTensorMode(allow_non_fake_inputs=True)

@@ -1,0 +1,28 @@
+"""RMSNorm: y = (x * rsqrt(mean(x^2) + eps)) * weight, the mean over the last axis.
+
+Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", https://arxiv.org/abs/1910.07467; the
+place of the cast follows Llama.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from triton_side.stages import stage
+
+
+def apply(inputs: Mapping[str, Tensor], *, eps: float) -> dict[str, Tensor]:
+    """x [rows, columns], weight [columns] -> y [rows, columns].
+
+    Normalised in float32, cast to x's dtype, then multiplied by the weight in that dtype.
+    """
+    x, weight = inputs["x"], inputs["weight"]
+    with stage("square_mean"):
+        x_fp32 = x.float()
+        square_mean = (x_fp32 * x_fp32).mean(dim=-1, keepdim=True)
+    with stage("normalize"):
+        normalized = (x_fp32 * torch.rsqrt(square_mean + eps)).to(x.dtype)
+    with stage("scale"):
+        y = normalized * weight
+    return {"y": y}

@@ -1,0 +1,24 @@
+"""Softmax over the last axis: y = exp(x - max(x)) / sum(exp(x - max(x)))."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from triton_side.stages import stage
+
+
+def apply(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """x [rows, columns] -> y [rows, columns]; computed in float32, stored in x's dtype."""
+    x = inputs["x"]
+    with stage("max"):
+        x_fp32 = x.float()
+        # Softmax does not depend on the value subtracted, so the gradient through the maximum is zero.
+        maximum = x_fp32.amax(dim=-1, keepdim=True).detach()
+    with stage("exp"):
+        exponentials = torch.exp(x_fp32 - maximum)
+    with stage("sum"):
+        total = exponentials.sum(dim=-1, keepdim=True)
+    with stage("divide"):
+        y = (exponentials / total).to(x.dtype)
+    return {"y": y}

@@ -1,0 +1,13 @@
+"""Vector addition: out = x + y."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from triton_side.stages import stage
+
+
+def apply(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """x [elements], y [elements] -> out [elements], in the inputs' dtype."""
+    with stage("add"):
+        return {"out": inputs["x"] + inputs["y"]}

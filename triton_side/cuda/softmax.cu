@@ -1,0 +1,266 @@
+// Softmax over the columns of a matrix, and its gradient.
+//
+//   forward   y  = exp(x - max(x)) / sum(exp(x - max(x)))        per row, in fp32
+//   backward  dx = y (dy - sum(y dy))                            per row, in fp32
+//
+// A row is read once and held in registers, VECTORS packs of LANES elements per thread, by THREADS threads in each of
+// CLUSTER blocks. THREADS = 32: one warp per row and ROWS rows per block, shuffles only. CLUSTER > 1: the blocks of
+// a thread block cluster share a row and exchange their partial results through distributed shared memory.
+// Rows longer than registers can hold go to the *_streaming kernels, which read the input twice.
+#include <math_constants.h>  // CUDART_INF_F
+
+#include "pack.cuh"
+
+constexpr float LOG2_E = 1.4426950408889634f;
+constexpr unsigned FULL_WARP = 0xffffffffu;
+
+struct Normalizer {  // sum = sum of exp(x - maximum) over the elements seen so far
+  float maximum;
+  float sum;
+};
+
+__device__ inline float shuffle_xor(float value, int distance) { return __shfl_xor_sync(FULL_WARP, value, distance); }
+__device__ inline Normalizer shuffle_xor(Normalizer value, int distance) {
+  return {shuffle_xor(value.maximum, distance), shuffle_xor(value.sum, distance)};
+}
+
+__device__ inline float exponential(float x) { return exp2f(x * LOG2_E); }
+
+// A thread with no elements, or with -inf alone, has maximum = -inf; exp(-inf - (-inf)) would be NaN there.
+__device__ inline float finite_or_zero(float maximum) { return maximum == -CUDART_INF_F ? 0.0f : maximum; }
+
+__device__ inline float merge(float a, float b) { return a + b; }
+__device__ inline Normalizer merge(Normalizer a, Normalizer b) {
+  const float maximum = fmaxf(a.maximum, b.maximum);
+  const float shift = finite_or_zero(maximum);
+  return {maximum, a.sum * exponential(a.maximum - shift) + b.sum * exponential(b.maximum - shift)};
+}
+
+// What is computed on one pack.
+template <typename T, int LANES>
+__device__ inline float maximum(const Pack<T, LANES>& pack) {
+  float values[LANES];
+  unpack(pack, values);
+  float result = values[0];
+#pragma unroll
+  for (int i = 1; i < LANES; ++i) result = fmaxf(result, values[i]);
+  return result;
+}
+
+template <typename T, int LANES>
+__device__ inline float sum_of_exponentials(const Pack<T, LANES>& pack, float maximum) {
+  const float shift = finite_or_zero(maximum);
+  float values[LANES], sum = 0.0f;
+  unpack(pack, values);
+#pragma unroll
+  for (int i = 0; i < LANES; ++i) sum += exponential(values[i] - shift);
+  return sum;
+}
+
+template <typename T, int LANES>
+__device__ inline Pack<T, LANES> normalized(const Pack<T, LANES>& x, float maximum, float scale) {
+  float values[LANES];
+  unpack(x, values);
+#pragma unroll
+  for (int i = 0; i < LANES; ++i) values[i] = exponential(values[i] - maximum) * scale;
+  return pack<T>(values);
+}
+
+template <typename T, int LANES>
+__device__ inline float dot_product(const Pack<T, LANES>& a, const Pack<T, LANES>& b) {
+  float a_values[LANES], b_values[LANES], sum = 0.0f;
+  unpack(a, a_values);
+  unpack(b, b_values);
+#pragma unroll
+  for (int i = 0; i < LANES; ++i) sum += a_values[i] * b_values[i];
+  return sum;
+}
+
+template <typename T, int LANES>
+__device__ inline Pack<T, LANES> gradient(const Pack<T, LANES>& y, const Pack<T, LANES>& dy, float dot) {
+  float y_values[LANES], dy_values[LANES];
+  unpack(y, y_values);
+  unpack(dy, dy_values);
+#pragma unroll
+  for (int i = 0; i < LANES; ++i) dy_values[i] = y_values[i] * (dy_values[i] - dot);
+  return pack<T>(dy_values);
+}
+
+// The intrinsics under cooperative_groups::this_cluster(), whose header would need CCCL's as well.
+#if __CUDA_ARCH__ >= 900  // Hopper and newer have thread block clusters
+__device__ inline void cluster_sync() {
+  __cluster_barrier_arrive();
+  __cluster_barrier_wait();
+}
+template <typename Value>
+__device__ inline Value in_block(const Value& shared, unsigned rank) {
+  return *static_cast<const Value*>(__cluster_map_shared_rank(&shared, rank));
+}
+#endif
+
+// Merges one value per thread over the THREADS * CLUSTER threads of a row; every thread gets the result.
+template <int THREADS, int CLUSTER, typename Value>
+__device__ Value reduce_row(Value value) {
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) value = merge(value, shuffle_xor(value, distance));
+
+  if constexpr (THREADS > 32) {
+    constexpr int WARPS = THREADS / 32;
+    __shared__ Value of_warp[WARPS];
+    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
+    __syncthreads();
+    value = of_warp[threadIdx.x % WARPS];
+#pragma unroll
+    for (int distance = WARPS / 2; distance > 0; distance /= 2) value = merge(value, shuffle_xor(value, distance));
+  }
+#if __CUDA_ARCH__ >= 900
+  if constexpr (CLUSTER > 1) {
+    __shared__ Value of_block;
+    if (threadIdx.x == 0) of_block = value;
+    cluster_sync();
+    value = in_block(of_block, 0);
+#pragma unroll
+    for (int rank = 1; rank < CLUSTER; ++rank) value = merge(value, in_block(of_block, rank));
+    cluster_sync();  // a block that ended early would take its shared memory with it
+  }
+#endif
+  return value;
+}
+
+// The row of this thread, and the column of its first pack; pack v starts at column + v * THREADS * LANES.
+struct Place {
+  long long row;
+  int column;
+};
+
+template <int LANES, int VECTORS, int THREADS, int CLUSTER>
+__device__ inline Place place() {
+  if constexpr (THREADS == 32) {
+    return {static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y, static_cast<int>(threadIdx.x) * LANES};
+  } else {
+    const int rank = blockIdx.x % CLUSTER;
+    return {blockIdx.x / CLUSTER, (rank * VECTORS * THREADS + static_cast<int>(threadIdx.x)) * LANES};
+  }
+}
+
+template <typename T, int LANES, int VECTORS, int THREADS, int CLUSTER>
+__device__ void forward_in_registers(const T* x, T* y, long long rows, int columns) {
+  const Place here = place<LANES, VECTORS, THREADS, CLUSTER>();
+  if (here.row >= rows) return;  // only whole warps, and only where a warp has a row of its own
+  x += here.row * columns;
+  y += here.row * columns;
+
+  Pack<T, LANES> packs[VECTORS];
+#pragma unroll
+  for (int v = 0; v < VECTORS; ++v) {
+    const int column = here.column + v * THREADS * LANES;
+    packs[v] = column < columns ? load<LANES>(x + column) : filled<T, LANES>(-CUDART_INF_F);
+  }
+
+  Normalizer of_thread = {-CUDART_INF_F, 0.0f};
+#pragma unroll
+  for (int v = 0; v < VECTORS; ++v) of_thread.maximum = fmaxf(of_thread.maximum, maximum(packs[v]));
+#pragma unroll
+  for (int v = 0; v < VECTORS; ++v) of_thread.sum += sum_of_exponentials(packs[v], of_thread.maximum);
+  const Normalizer of_row = reduce_row<THREADS, CLUSTER>(of_thread);
+
+  const float scale = 1.0f / of_row.sum;
+#pragma unroll
+  for (int v = 0; v < VECTORS; ++v) {
+    const int column = here.column + v * THREADS * LANES;
+    if (column < columns) store(y + column, normalized(packs[v], of_row.maximum, scale));
+  }
+}
+
+template <typename T, int LANES, int VECTORS, int THREADS, int CLUSTER>
+__device__ void backward_in_registers(const T* y, const T* dy, T* dx, long long rows, int columns) {
+  const Place here = place<LANES, VECTORS, THREADS, CLUSTER>();
+  if (here.row >= rows) return;
+  y += here.row * columns;
+  dy += here.row * columns;
+  dx += here.row * columns;
+
+  Pack<T, LANES> y_packs[VECTORS], dy_packs[VECTORS];
+#pragma unroll
+  for (int v = 0; v < VECTORS; ++v) {
+    const int column = here.column + v * THREADS * LANES;
+    y_packs[v] = column < columns ? load<LANES>(y + column) : filled<T, LANES>(0.0f);
+    dy_packs[v] = column < columns ? load<LANES>(dy + column) : filled<T, LANES>(0.0f);
+  }
+
+  float dot = 0.0f;
+#pragma unroll
+  for (int v = 0; v < VECTORS; ++v) dot += dot_product(y_packs[v], dy_packs[v]);
+  dot = reduce_row<THREADS, CLUSTER>(dot);
+
+#pragma unroll
+  for (int v = 0; v < VECTORS; ++v) {
+    const int column = here.column + v * THREADS * LANES;
+    if (column < columns) store(dx + column, gradient(y_packs[v], dy_packs[v], dot));
+  }
+}
+
+// blockDim = (THREADS, ROWS). ROWS > 1 only with THREADS = 32.
+template <typename T, int LANES, int VECTORS, int THREADS, int ROWS>
+__global__ void __launch_bounds__(THREADS * ROWS)
+softmax_forward(const T* __restrict__ x, T* __restrict__ y, long long rows, int columns) {
+  forward_in_registers<T, LANES, VECTORS, THREADS, 1>(x, y, rows, columns);
+}
+
+template <typename T, int LANES, int VECTORS, int THREADS, int ROWS>
+__global__ void __launch_bounds__(THREADS * ROWS)
+softmax_backward(const T* __restrict__ y, const T* __restrict__ dy, T* __restrict__ dx, long long rows, int columns) {
+  backward_in_registers<T, LANES, VECTORS, THREADS, 1>(y, dy, dx, rows, columns);
+}
+
+#if __CUDA_ARCH__ >= 900
+template <typename T, int LANES, int VECTORS, int THREADS, int CLUSTER>
+__global__ void __cluster_dims__(CLUSTER) __launch_bounds__(THREADS)
+softmax_forward_cluster(const T* __restrict__ x, T* __restrict__ y, long long rows, int columns) {
+  forward_in_registers<T, LANES, VECTORS, THREADS, CLUSTER>(x, y, rows, columns);
+}
+
+template <typename T, int LANES, int VECTORS, int THREADS, int CLUSTER>
+__global__ void __cluster_dims__(CLUSTER) __launch_bounds__(THREADS)
+softmax_backward_cluster(const T* __restrict__ y, const T* __restrict__ dy, T* __restrict__ dx,
+                         long long rows, int columns) {
+  backward_in_registers<T, LANES, VECTORS, THREADS, CLUSTER>(y, dy, dx, rows, columns);
+}
+#endif
+
+// One block per row, any number of columns; the running normaliser is rescaled whenever a larger value appears.
+template <typename T, int LANES, int THREADS>
+__global__ void __launch_bounds__(THREADS)
+softmax_forward_streaming(const T* __restrict__ x, T* __restrict__ y, long long rows, int columns) {
+  x += static_cast<long long>(blockIdx.x) * columns;
+  y += static_cast<long long>(blockIdx.x) * columns;
+
+  Normalizer of_thread = {-CUDART_INF_F, 0.0f};
+  for (int column = threadIdx.x * LANES; column < columns; column += THREADS * LANES) {
+    const Pack<T, LANES> pack = load<LANES>(x + column);
+    const float largest = maximum(pack);
+    of_thread = merge(of_thread, {largest, sum_of_exponentials(pack, largest)});
+  }
+  const Normalizer of_row = reduce_row<THREADS, 1>(of_thread);
+
+  const float scale = 1.0f / of_row.sum;
+  for (int column = threadIdx.x * LANES; column < columns; column += THREADS * LANES)
+    store(y + column, normalized(load<LANES>(x + column), of_row.maximum, scale));
+}
+
+template <typename T, int LANES, int THREADS>
+__global__ void __launch_bounds__(THREADS)
+softmax_backward_streaming(const T* __restrict__ y, const T* __restrict__ dy, T* __restrict__ dx,
+                           long long rows, int columns) {
+  y += static_cast<long long>(blockIdx.x) * columns;
+  dy += static_cast<long long>(blockIdx.x) * columns;
+  dx += static_cast<long long>(blockIdx.x) * columns;
+
+  float dot = 0.0f;
+  for (int column = threadIdx.x * LANES; column < columns; column += THREADS * LANES)
+    dot += dot_product(load<LANES>(y + column), load<LANES>(dy + column));
+  dot = reduce_row<THREADS, 1>(dot);
+
+  for (int column = threadIdx.x * LANES; column < columns; column += THREADS * LANES)
+    store(dx + column, gradient(load<LANES>(y + column), load<LANES>(dy + column), dot));
+}

@@ -1,0 +1,71 @@
+"""TorchInductor and Triton for a GPU that is not there: its own code, down to the cubin, on a machine without one.
+
+    from triton_side import deviceless
+    deviceless.activate(properties)             # before torch is imported, in a process of its own
+    captured = deviceless.compile_inductor(apply, {"x": ((4096, 1024), "bfloat16")}, {"eps": 1e-6}, train=True, max_autotune=False)
+
+Nothing runs, so nothing is tuned: a Triton kernel with several candidate configurations is compiled for the first and says "not
+autotuned"; with one, it says "compiled" and is what a device would run. A looped reduction counts as "not autotuned" even with
+one candidate: a device that finds it short of registers tries smaller blocks. In max-autotune mode every GEMM becomes Inductor's
+first Triton template, "not autotuned".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from triton_side._fake_cuda import Unsupported, activate, active_properties
+
+if TYPE_CHECKING:
+    import torch
+
+    from triton_side.inductor import Captured
+
+__all__ = ["Unsupported", "activate", "active_properties", "compile_inductor", "fake_inputs", "fake_mode"]
+
+Spec = tuple[tuple[int, ...], "str | torch.dtype"]
+
+
+def fake_mode() -> Any:
+    """The mode under which tensors on the fake GPU can be made and traced. Raises RuntimeError before `activate`."""
+    active_properties()
+    from triton_side import _inductor_private as private
+
+    return private.fake_tensor_mode()
+
+
+def fake_inputs(specs: Mapping[str, Spec], requires_grad: bool) -> dict[str, torch.Tensor]:
+    """Contiguous fake tensors on the fake GPU, one per name, from (shape, dtype). Call it under `fake_mode()`."""
+    active_properties()
+    import torch
+
+    def tensor(shape: tuple[int, ...], dtype: str | torch.dtype) -> torch.Tensor:
+        dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+        return torch.empty(shape, dtype=dtype, device="cuda", requires_grad=requires_grad and dtype.is_floating_point)
+
+    return {name: tensor(shape, dtype) for name, (shape, dtype) in specs.items()}
+
+
+def compile_inductor(
+    apply: Callable[..., Any],
+    input_specs: Mapping[str, Spec],
+    attributes: Mapping[str, Any],
+    *,
+    train: bool,
+    max_autotune: bool,
+) -> Captured:
+    """What Inductor emits for `apply(inputs, **attributes)` on the GPU given to `activate`, every Triton kernel compiled.
+
+    train: all float inputs require grad; the forward graph saves what backward needs, and the backward graph is compiled too.
+    """
+    active_properties()
+    from triton_side import _inductor_private as private
+    from triton_side import inductor
+
+    compiled = inductor.compile(apply, max_autotune=max_autotune)
+    with inductor._recording(measured=False) as captured, fake_mode():
+        inputs = fake_inputs(input_specs, requires_grad=train)
+        with private.compiling_only():
+            compiled(inputs, **attributes)
+    return captured

@@ -1,0 +1,325 @@
+"""Compile with TorchInductor, and keep what it emits: graphs, scheduler IR, code, and which kernel came from which operations.
+
+    compiled = inductor.compile(block.apply)
+    with inductor.capture() as captured:
+        outputs = compiled(inputs)
+    captured.kernels        # one Kernel per kernel call in the emitted code, forward and backward
+    captured.write(folder)
+
+The emitted code decides: its order is the order of the kernels, and a call that could not be joined to operations is listed in
+`Graph.unparsed`. The same works on a CPU (C++ kernels), on CUDA and on a GPU that is not there (deviceless.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch.fx.traceback import preserve_node_meta
+
+from triton_side import _inductor_private as private
+from triton_side._inductor_private import Part
+
+Kind = Literal["elementwise", "reduction", "gemm", "attention", "copy", "scatter", "library", "custom"]
+Provenance = Literal["compiled", "device", "replayed", "not autotuned"]
+
+_GEMM = {"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten._int_mm", "aten._scaled_mm", "aten.linear", "aten.dot", "aten.mv"}
+_ATTENTION = re.compile(r"scaled_dot_product|flash_attention|flex_attention|efficient_attention|cudnn_attention")
+_SCATTER = {"aten.scatter", "aten.scatter_add", "aten.scatter_reduce", "aten.index_put", "aten._unsafe_index_put", "aten.index_add"}
+_MOVEMENT = {
+    "aten.clone", "aten.copy", "aten.copy_", "aten.cat", "aten.permute", "aten.transpose", "aten.t", "aten.view", "aten.reshape",
+    "aten.expand", "aten.slice", "aten.select", "aten.unsqueeze", "aten.squeeze", "aten.constant_pad_nd", "aten.flip",
+    "aten.split", "aten.split_with_sizes", "getitem", "aten.as_strided", "aten.unbind", "aten.repeat", "aten._unsafe_view",
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Buffer:
+    """A buffer that a kernel reads or writes, by its name in the emitted code, with the bytes it touches of it.
+
+    Inductor's own count (`get_read_write_buffers_sizes`): each byte once however often a kernel reads it, indirect reads at worst.
+    """
+
+    name: str
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """One kernel call in the emitted code.
+
+    name: as in the code (`triton_poi_fused_mul_0`, `extern_kernels.mm`, `cpp_fused_add_1`).
+    ops: the operations inside, in graph order, as they were before Inductor's pattern matchers (`aten.mm` and `aten.add` where the
+        code calls addmm); one entry per FX node. fx_nodes: the post-grad FX nodes by name.
+    stages: names given with `triton_side.stages.stage`. lines: "file:line" of the code outside torch that wrote the operations.
+    inputs, outputs: None where Inductor's scheduler could not say.
+    is_template: generated from a hand-written template (max-autotune's GEMMs, FlexAttention). is_extern: a library call.
+    provenance: "device": configured by measuring on this device; "compiled": there was nothing to choose; "not autotuned": a
+        device would choose by measuring, and none has.
+    config: the Triton configuration compiled or chosen, else None.
+    """
+
+    name: str
+    part: Part
+    kind: Kind
+    ops: tuple[str, ...]
+    fx_nodes: tuple[str, ...]
+    stages: tuple[str, ...]
+    lines: tuple[str, ...]
+    inputs: tuple[Buffer, ...] | None
+    outputs: tuple[Buffer, ...] | None
+    is_template: bool
+    is_extern: bool
+    provenance: Provenance
+    config: str | None
+
+
+@dataclasses.dataclass
+class Graph:
+    """One compiled graph: post-grad FX graph, scheduler IR before and after fusion, output code (all text), and kernel calls.
+
+    unparsed: calls in the code that Inductor did not announce as kernels; nothing is known of them.
+    """
+
+    part: Part
+    fx: str
+    pre_fusion: str
+    post_fusion: str
+    code: str
+    unparsed: tuple[str, ...]
+    _calls: tuple[_Call, ...] = dataclasses.field(repr=False)
+    _emitted: private.Emitted = dataclasses.field(repr=False)
+    _measured: bool = dataclasses.field(repr=False)
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """In emitted order. Provenance as of now: on CUDA a kernel is tuned when it first runs."""
+        return tuple(_kernel(call, self._emitted, self._measured) for call in self._calls)
+
+    def triton_kernels(self) -> dict[str, Any]:
+        """Kernel name -> triton CompiledKernel in use (on CUDA after tuning: the winner), each once, in emitted order."""
+        found = {call.emission.name: private.triton_kernel(self._emitted.module, call.emission.name) for call in self._calls}
+        return {name: kernel.compiled for name, kernel in found.items() if kernel is not None}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    emission: private.Emission
+    sources: tuple[private.SourceNode, ...]
+
+
+@dataclasses.dataclass
+class Captured:
+    """What Inductor emitted during a `capture`. joint: the joint forward and backward FX graph, None for inference."""
+
+    joint: str | None
+    graphs: tuple[Graph, ...]
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """All kernel calls, forward before backward, each graph in emitted order."""
+        return tuple(kernel for graph in self.graphs for kernel in graph.kernels)
+
+    def graph(self, part: Part) -> Graph:
+        """The graph of `part`. Raises KeyError unless there is exactly one."""
+        found = [graph for graph in self.graphs if graph.part == part]
+        if len(found) != 1:
+            raise KeyError(f"{len(found)} {part} graphs were compiled; capture one call of one function at a time")
+        return found[0]
+
+    def write(self, folder: str | Path) -> None:
+        """Store everything under `folder`: kernels.json, joint_graph.py and, per graph, a folder with its texts.
+
+        A second forward (backward) graph goes to forward-1 (backward-1), and so on.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.joint is not None:
+            (folder / "joint_graph.py").write_text(self.joint)
+        listing = [dataclasses.asdict(kernel) for kernel in self.kernels]
+        (folder / "kernels.json").write_text(json.dumps(listing, indent=1) + "\n")
+        count: dict[str, int] = {}
+        for graph in self.graphs:
+            index = count[graph.part] = count.get(graph.part, -1) + 1
+            target = folder / (f"{graph.part}-{index}" if index else graph.part)
+            target.mkdir(exist_ok=True)
+            (target / "fx_graph.py").write_text(graph.fx)
+            (target / "ir_pre_fusion.txt").write_text(graph.pre_fusion)
+            (target / "ir_post_fusion.txt").write_text(graph.post_fusion)
+            (target / "output_code.py").write_text(graph.code)
+
+
+def compile(apply: Callable[..., Any], *, max_autotune: bool = False) -> Callable[..., Any]:
+    """`torch.compile` of the whole of `apply` (a graph break is an error) with static shapes.
+
+    max_autotune: mode "max-autotune-no-cudagraphs" instead of the default mode.
+    """
+    mode = "max-autotune-no-cudagraphs" if max_autotune else None
+    return torch.compile(apply, fullgraph=True, dynamic=False, mode=mode)
+
+
+@contextlib.contextmanager
+def capture() -> Iterator[Captured]:
+    """Record the compiles inside the `with`; the yielded `Captured` is complete when it ends.
+
+    Where an input requires grad, the backward graph is compiled together with the forward one, so only the forward call has to
+    be inside. Functions compiled before, in this process, are forgotten (`torch.compiler.reset`): they would not compile again.
+    Inductor's caches are off inside.
+
+    Raises:
+        RuntimeError: nothing was compiled inside, or Inductor's custom passes are in use.
+    """
+    with _recording(measured=True) as captured:
+        yield captured
+
+
+@contextlib.contextmanager
+def _recording(measured: bool) -> Iterator[Captured]:
+    torch.compiler.reset()
+    captured = Captured(joint=None, graphs=())
+    recorder = _Recorder(captured, measured)
+    with private.listening(recorder), preserve_node_meta():
+        yield captured
+    if not captured.graphs:
+        raise RuntimeError("nothing was compiled inside the capture: call the compiled function inside it")
+
+
+class _Recorder:
+    """Puts together what private.listening reports, graph by graph."""
+
+    def __init__(self, captured: Captured, measured: bool) -> None:
+        self.captured = captured
+        self.measured = measured
+        self.sources: dict[str, private.SourceNode] = {}
+        self.graph_names: set[str] = set()
+        self.ir: dict[tuple[Part, bool], str] = {}
+        self.emissions: dict[int, private.Emission] = {}
+
+    def source(self, nodes: Mapping[str, private.SourceNode]) -> None:
+        self.sources = dict(nodes)
+        self.graph_names = set()
+
+    def joint(self, readable: str) -> None:
+        if any(name.startswith("tangents") for name in self.sources):
+            self.captured.joint = readable
+
+    def scheduled(self, part: Part, fused: bool, text: str) -> None:
+        self.ir[part, fused] = self.ir.get((part, fused), "") + text
+
+    def emission(self, emission: private.Emission) -> None:
+        self.emissions[emission.handle] = emission
+
+    def emitted(self, emitted: private.Emitted) -> None:
+        self.graph_names |= emitted.fx_names
+        handles, unparsed = _calls_in(emitted.code)
+        graph = Graph(
+            part=emitted.part,
+            fx=emitted.fx,
+            pre_fusion=self.ir.pop((emitted.part, False), ""),
+            post_fusion=self.ir.pop((emitted.part, True), ""),
+            code=emitted.code,
+            unparsed=unparsed,
+            _calls=tuple(_Call(self.emissions[handle], self._sources_of(self.emissions[handle])) for handle in handles),
+            _emitted=emitted,
+            _measured=self.measured,
+        )
+        self.emissions = {}
+        order = {"forward": 0, "backward": 1}
+        self.captured.graphs = tuple(sorted((*self.captured.graphs, graph), key=lambda graph: order[graph.part]))
+
+    def _sources_of(self, emission: private.Emission) -> tuple[private.SourceNode, ...]:
+        """The nodes before pattern matching: a node made by a match stands for the matched nodes, which the new graph lacks."""
+        found: dict[str, private.SourceNode] = {}
+        for name, replaced, itself in emission.nodes:
+            if name in self.sources:
+                found[name] = self.sources[name]
+                continue
+            matched: dict[str, private.SourceNode] = {}
+            waiting = [name for name in replaced if name in self.sources]
+            while waiting:
+                source = self.sources[waiting.pop()]
+                matched[source.name] = source
+                waiting += [name for name in source.inputs if name not in self.graph_names and name not in matched]
+            position = {name: index for index, name in enumerate(self.sources)}
+            found |= {key: matched[key] for key in sorted(matched, key=position.__getitem__)} or {name: itself}
+        return tuple(source for source in found.values() if source.op not in ("placeholder", "get_attr"))
+
+
+# '        # [Provenance debug handles] triton_poi_fused_mul_0:3'
+_HANDLE = re.compile(r"# \[Provenance debug handles\] \S+:(\d+)\s*$")
+# 'extern_kernels.mm(a, b, out=c)', 'buf0 = torch.ops.aten.sort.stable(...)', 'triton_poi_fused_mul_0.run(...)', 'cpp_fused_add_1(...)'
+_CALL = re.compile(r"\s+(?:\w+ = )?((?:extern_kernels|torch\.ops|aten|prims)\.[\w.]+|\w+\.run|cpp_\w+)\(")
+
+
+def _calls_in(code: str) -> tuple[list[int], tuple[str, ...]]:
+    """Handles of the announced kernels in the order of the code, and calls without one."""
+    handles: list[int] = []
+    unparsed: list[str] = []
+    announced = False
+    body = code[code.index("def call(") : code.find("\ndef get_args(")]
+    for line in body.splitlines():
+        if match := _HANDLE.search(line):
+            handles.append(int(match[1]))
+            announced = True
+        elif _CALL.match(line):
+            if not announced:
+                unparsed.append(line.strip())
+            announced = False
+    return handles, tuple(unparsed)
+
+
+def _kernel(call: _Call, emitted: private.Emitted, measured: bool) -> Kernel:
+    emission = call.emission
+    triton = private.triton_kernel(emitted.module, emission.name)
+    kind = _kind(emission, call.sources)
+    chosen: Provenance = "device" if measured else "not autotuned"
+    provenance: Provenance = "compiled"
+    if triton is not None and triton.candidates > 1:
+        provenance = "device" if triton.tuned else "not autotuned"
+    elif emission.is_template or (kind == "gemm" and emission.is_extern and emitted.gemm_autotuned):
+        provenance = chosen
+    return Kernel(
+        name=emission.name,
+        part=emitted.part,
+        kind=kind,
+        ops=tuple(source.op for source in call.sources),
+        fx_nodes=tuple(name for name, _, _ in emission.nodes),
+        stages=tuple(dict.fromkeys(source.stage for source in call.sources if source.stage)),
+        lines=tuple(dict.fromkeys(source.line for source in call.sources if source.line)),
+        inputs=_buffers(emission.reads),
+        outputs=_buffers(emission.writes),
+        is_template=emission.is_template,
+        is_extern=emission.is_extern,
+        provenance=provenance,
+        config=triton.config if triton is not None else None,
+    )
+
+
+def _buffers(accesses: Mapping[str, int] | None) -> tuple[Buffer, ...] | None:
+    return None if accesses is None else tuple(Buffer(name, size) for name, size in accesses.items())
+
+
+def _kind(emission: private.Emission, sources: tuple[private.SourceNode, ...]) -> Kind:
+    targets = {source.op for _, _, source in emission.nodes}  # after pattern matching: what the kernel really is
+    before = {source.op for source in sources}
+    if any(_ATTENTION.search(name) for name in (*targets, emission.name)):
+        return "attention"
+    if any("triton_kernel_wrapper" in target for target in targets):
+        return "custom"
+    if emission.is_template or (emission.is_extern and targets & _GEMM):
+        return "gemm"
+    if before & _SCATTER:
+        return "scatter"
+    if emission.is_extern:
+        return "library"
+    if emission.is_reduction:
+        return "reduction"
+    if before and before <= _MOVEMENT:
+        return "copy"
+    return "elementwise"

@@ -1,0 +1,99 @@
+"""What the launchers of the memory-bound kernels share: argument checks, device facts, configurations."""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+import triton
+
+FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+# Triton decides between compiler and interpreter when a kernel is decorated, so this is fixed at import too.
+INTERPRETED = bool(triton.knobs.runtime.interpret)
+
+# The interpreter runs programs one after another on the CPU: a few are enough to exercise a persistent grid.
+INTERPRETED_MULTIPROCESSORS = 16
+
+
+@dataclass(frozen=True)
+class FlatConfig:
+    """Launch of an elementwise kernel: `block` elements, a power of two, to a program of `num_warps`."""
+
+    block: int
+    num_warps: int
+
+
+@dataclass(frozen=True)
+class RowConfig:
+    """Launch of a kernel that works on whole rows of a matrix.
+
+    A program takes tiles of `block_rows` x `block_columns` (powers of two), `programs` apart. A tile narrower
+    than the row selects the looped kernel, which walks along the row and reads it twice. `num_stages` > 1
+    prefetches that many tiles less one into shared memory; 1 loads straight into registers.
+    """
+
+    block_rows: int
+    block_columns: int
+    num_warps: int
+    num_stages: int
+    programs: int
+
+
+def check_tensors(**tensors: torch.Tensor) -> None:
+    """Raise unless all tensors lie on one GPU (any one device in the interpreter) in one supported dtype.
+
+    Raises:
+        ValueError: a tensor is not on a GPU, or the devices differ.
+        TypeError: the dtype is not bfloat16, float16 or float32, or the dtypes differ.
+    """
+    name, first = next(iter(tensors.items()))
+    if not (first.is_cuda or INTERPRETED):
+        raise ValueError(
+            f"{name} must be on a GPU, got a tensor on {first.device}; move it with .cuda(), or set "
+            "TRITON_INTERPRET=1 before importing to run on the CPU through Triton's interpreter"
+        )
+    if first.dtype not in FLOAT_DTYPES:
+        raise TypeError(
+            f"{name} must be bfloat16, float16 or float32, got {first.dtype}; cast it with .to(...)"
+        )
+    for other_name, other in tensors.items():
+        if other.device != first.device:
+            raise ValueError(
+                f"all tensors must be on one device, got {name} on {first.device} and {other_name} on "
+                f"{other.device}; move {other_name} with .to({name}.device)"
+            )
+        if other.dtype != first.dtype:
+            raise TypeError(
+                f"all tensors must have one dtype, got {name} in {first.dtype} and {other_name} in "
+                f"{other.dtype}; cast {other_name} with .to({name}.dtype)"
+            )
+
+
+def check_matrix(name: str, tensor: torch.Tensor) -> None:
+    """Raise ValueError unless the tensor is [rows, columns]."""
+    if tensor.ndim != 2:
+        raise ValueError(
+            f"{name} must be [rows, columns], got shape {tuple(tensor.shape)}; "
+            f"flatten the leading axes with {name}.reshape(-1, {name}.shape[-1])"
+        )
+
+
+def with_unit_column_stride(x: torch.Tensor) -> torch.Tensor:
+    """x itself where neighbours in a row are neighbours in memory, else a contiguous copy.
+
+    The row kernels take any row stride; a column stride would cost them the 16-byte loads, which is more than
+    the copy.
+    """
+    return x if x.stride(1) == 1 else x.contiguous()
+
+
+def multiprocessors(device: torch.device) -> int:
+    """Number of streaming multiprocessors, to size persistent grids; a constant in the interpreter."""
+    if INTERPRETED:
+        return INTERPRETED_MULTIPROCESSORS
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def device_of(x: torch.Tensor) -> AbstractContextManager[object]:
+    """Make x's GPU current: Triton launches on the current device, whatever the tensors' device."""
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()

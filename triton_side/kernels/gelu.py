@@ -1,0 +1,149 @@
+"""GELU in its tanh form, forward and backward.
+
+    y  = 0.5 x (1 + tanh(u)) = x s                    u = sqrt(2/pi) (x + 0.044715 x^3),  s = sigmoid(2u)
+    dx = dy (s + 2 x s (1 - s) u')                    u' = sqrt(2/pi) (1 + 3 * 0.044715 x^2)
+
+Hendrycks and Gimpel, "Gaussian Error Linear Units", arXiv:1606.08415. Shapes: x, y, dy, dx [rows, columns]
+(any shape is taken as flat). bfloat16, float16 or float32 in and out; fp32 inside. The forward pass saves x.
+
+1 + tanh(u) = 2 sigmoid(2u) needs one exponential and one division, no library call, and unlike 1 + tanh(u) it
+does not cancel for negative x.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch.autograd.function import once_differentiable
+
+from triton_side.kernels._launch import FlatConfig, check_tensors, device_of
+
+SQRT_2_OVER_PI = 0.7978845608028654
+CUBIC = 0.044715
+LOG2_E = 1.4426950408889634
+# exp(-2u) = exp2(x (LINEAR_EXPONENT + CUBIC_EXPONENT x^2))
+LINEAR_EXPONENT = tl.constexpr(-2 * SQRT_2_OVER_PI * LOG2_E)
+CUBIC_EXPONENT = tl.constexpr(-2 * SQRT_2_OVER_PI * CUBIC * LOG2_E)
+# 2 u' = LINEAR_SLOPE + QUADRATIC_SLOPE x^2
+LINEAR_SLOPE = tl.constexpr(2 * SQRT_2_OVER_PI)
+QUADRATIC_SLOPE = tl.constexpr(6 * SQRT_2_OVER_PI * CUBIC)
+
+
+@triton.jit
+def _gelu(x):
+    # For large negative x the exponential is inf and y = x / inf = -0, as it should be.
+    return x / (1.0 + tl.exp2(x * (LINEAR_EXPONENT + CUBIC_EXPONENT * x * x)))
+
+
+@triton.jit
+def _gelu_derivative(x):
+    # exp(-2|u|) never overflows, and s (1 - s) = exp(-2|u|) / (1 + exp(-2|u|))^2 does not cancel near s = 1.
+    exponential = tl.exp2(tl.abs(x) * (LINEAR_EXPONENT + CUBIC_EXPONENT * x * x))
+    larger = 1.0 / (1.0 + exponential)
+    smaller = exponential * larger
+    sigmoid = tl.where(x >= 0.0, larger, smaller)
+    return sigmoid + x * (larger * smaller) * (LINEAR_SLOPE + QUADRATIC_SLOPE * x * x)
+
+
+@triton.jit
+def gelu_forward_kernel(x_ptr, y_ptr, elements, BLOCK: tl.constexpr):
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    offset = start + tl.arange(0, BLOCK)
+    # Where `elements` is not a multiple of 16 a mask costs the 16-byte accesses: only the last block has one.
+    if start + BLOCK <= elements:
+        x = tl.load(x_ptr + offset).to(tl.float32)
+        tl.store(y_ptr + offset, _gelu(x).to(y_ptr.dtype.element_ty))
+    else:
+        mask = offset < elements
+        x = tl.load(x_ptr + offset, mask=mask, other=0.0).to(tl.float32)
+        tl.store(y_ptr + offset, _gelu(x).to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def gelu_backward_kernel(x_ptr, dy_ptr, dx_ptr, elements, BLOCK: tl.constexpr):
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    offset = start + tl.arange(0, BLOCK)
+    if start + BLOCK <= elements:
+        x = tl.load(x_ptr + offset).to(tl.float32)
+        dy = tl.load(dy_ptr + offset).to(tl.float32)
+        tl.store(dx_ptr + offset, (dy * _gelu_derivative(x)).to(dx_ptr.dtype.element_ty))
+    else:
+        mask = offset < elements
+        x = tl.load(x_ptr + offset, mask=mask, other=0.0).to(tl.float32)
+        dy = tl.load(dy_ptr + offset, mask=mask, other=0.0).to(tl.float32)
+        tl.store(dx_ptr + offset, (dy * _gelu_derivative(x)).to(dx_ptr.dtype.element_ty), mask=mask)
+
+
+def configure_forward(element_bytes: int) -> FlatConfig:
+    """Four warps, and two 16-byte loads in flight to a thread."""
+    return FlatConfig(block=128 * 2 * 16 // element_bytes, num_warps=4)
+
+
+def configure_backward(element_bytes: int) -> FlatConfig:
+    """Four warps, and one 16-byte load of each operand to a thread: the derivative needs the registers."""
+    return FlatConfig(block=128 * 16 // element_bytes, num_warps=4)
+
+
+def forward(x: torch.Tensor, config: FlatConfig | None = None) -> torch.Tensor:
+    """Launch the forward kernel on a contiguous x; y has x's shape and dtype."""
+    y = torch.empty_like(x)
+    if x.numel() == 0:
+        return y
+    config = config or configure_forward(x.element_size())
+    with device_of(x):
+        gelu_forward_kernel[(triton.cdiv(x.numel(), config.block),)](
+            x, y, x.numel(), BLOCK=config.block, num_warps=config.num_warps
+        )
+    return y
+
+
+def backward(x: torch.Tensor, dy: torch.Tensor, config: FlatConfig | None = None) -> torch.Tensor:
+    """Launch the backward kernel on contiguous x and dy; dx has x's shape and dtype."""
+    dx = torch.empty_like(x)
+    if x.numel() == 0:
+        return dx
+    config = config or configure_backward(x.element_size())
+    with device_of(x):
+        gelu_backward_kernel[(triton.cdiv(x.numel(), config.block),)](
+            x, dy, dx, x.numel(), BLOCK=config.block, num_warps=config.num_warps
+        )
+    return dx
+
+
+class GeluFunction(torch.autograd.Function):
+    """Saves x; the backward pass reads x and dy once and writes dx."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        x = x.contiguous()
+        ctx.save_for_backward(x)
+        return forward(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return backward(x, dy.contiguous())
+
+
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    """0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), differentiable once.
+
+    Args:
+        x: a bfloat16, float16 or float32 tensor of any shape on a GPU. A non-contiguous one is copied.
+
+    Returns:
+        A new contiguous tensor of x's shape and dtype.
+
+    Raises:
+        ValueError: x is not on a GPU.
+        TypeError: x has another dtype.
+    """
+    check_tensors(x=x)
+    return GeluFunction.apply(x)
+
+
+def apply(inputs: dict[str, torch.Tensor], **attributes: Any) -> dict[str, torch.Tensor]:
+    """The block `gelu`: x[rows, columns] -> y[rows, columns]."""
+    return {"y": gelu(inputs["x"], **attributes)}

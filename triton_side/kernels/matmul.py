@@ -1,0 +1,225 @@
+"""Matrix product as a Triton kernel: c = a @ b (+ a2 @ b2) (+ residual).
+
+A grid of persistent programs walks the output tiles in groups of rows, so that the operands' tiles in use stay in L2
+(the order of Triton's persistent matmul tutorial). Operands come through TMA tensor descriptors where their strides
+allow, else through masked pointers. Either operand may be stored transposed: pass `x.T`.
+
+Shapes: a [m, k], b [k, n], c and residual [m, n]. dtypes: bfloat16, float16, float32, one for all; accumulated in
+float32, the residual added there too. float32 products follow `torch.get_float32_matmul_precision()`.
+
+The pieces (`first_tile`, `open_operand`, `load_operand`, ...) serve the fused kernels of `swiglu_mlp.py` as well.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from triton_side.kernels._launch import check_matrix, check_tensors, device_of, multiprocessors
+from triton_side.kernels._tiles import fits_descriptor, product_precision, provide_descriptor_memory
+
+
+@dataclass(frozen=True)
+class MatmulConfig:
+    """How a product is tiled: [block_m, block_n] of the output a program at a time, block_k of the inner axis a step.
+
+    group_m: tiles of block_m rows that are walked together before the next columns (for L2).
+    descriptors: operands come through TMA. persistent: one program a multiprocessor, else one a tile.
+    flatten: tile loop and inner loop become one, so that loads of the next tile start before this one is stored.
+    warp_specialize: loads and products run in different warps (compiler-partitioned); needs `descriptors`.
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    group_m: int = 8
+    descriptors: bool = True
+    persistent: bool = True
+    flatten: bool = True
+    warp_specialize: bool = False
+
+
+@triton.jit
+def tile_at(tile, m, n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
+    """First row and column of the tile-th output tile: down GROUP_M tiles of rows, then on to the next columns."""
+    n_tiles = tl.cdiv(n, BLOCK_N)
+    group = tile // (GROUP_M * n_tiles)
+    first = group * GROUP_M
+    height = tl.minimum(tl.cdiv(m, BLOCK_M) - first, GROUP_M)
+    within = tile % (GROUP_M * n_tiles)
+    return (first + within % height) * BLOCK_M, within // height * BLOCK_N
+
+
+@triton.jit
+def open_operand(
+    pointer, rows, columns, stride_row, stride_column,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DESCRIPTOR: tl.constexpr, TRANSPOSED: tl.constexpr,
+):  # fmt: skip
+    """What `load_operand` reads a [rows, columns] matrix from; TRANSPOSED: neighbours of a column lie side by side."""
+    if DESCRIPTOR:
+        if TRANSPOSED:
+            return tl.make_tensor_descriptor(pointer, [columns, rows], [stride_column, 1], [COLUMNS, ROWS])
+        else:
+            return tl.make_tensor_descriptor(pointer, [rows, columns], [stride_row, 1], [ROWS, COLUMNS])
+    else:
+        return pointer
+
+
+@triton.jit
+def load_operand(
+    source, row, column, rows, columns, stride_row, stride_column,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DESCRIPTOR: tl.constexpr, TRANSPOSED: tl.constexpr,
+):  # fmt: skip
+    """The [ROWS, COLUMNS] tile at (row, column), zero outside the matrix."""
+    if DESCRIPTOR:
+        if TRANSPOSED:
+            return source.load([column, row]).T
+        else:
+            return source.load([row, column])
+    else:
+        r = (row + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+        c = (column + tl.arange(0, COLUMNS)).to(tl.int64)[None, :]
+        return tl.load(source + r * stride_row + c * stride_column, mask=(r < rows) & (c < columns), other=0.0)
+
+
+@triton.jit
+def store_tile(pointer, value, row, column, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Write a tile of a contiguous [rows, columns] matrix in its dtype."""
+    r = (row + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    c = column + tl.arange(0, COLUMNS)[None, :]
+    tl.store(pointer + r * columns + c, value.to(pointer.dtype.element_ty), mask=(r < rows) & (c < columns))
+
+
+@triton.jit
+def load_tile(pointer, row, column, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """A tile of a contiguous [rows, columns] matrix, in float32."""
+    r = (row + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    c = column + tl.arange(0, COLUMNS)[None, :]
+    return tl.load(pointer + r * columns + c, mask=(r < rows) & (c < columns), other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _matmul(
+    a_ptr, b_ptr, a2_ptr, b2_ptr, residual_ptr, c_ptr, m, n, k, stride_am, stride_ak, stride_bk, stride_bn,
+    stride_a2m, stride_a2k, stride_b2k, stride_b2n,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    SECOND: tl.constexpr, RESIDUAL: tl.constexpr, A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr,
+    DESCRIPTORS: tl.constexpr, FLATTEN: tl.constexpr, WARP_SPECIALIZE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """c = a @ b; SECOND adds a2 @ b2 (stored like a and b), step by step in the same loop; RESIDUAL adds a matrix."""
+    a = open_operand(a_ptr, m, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, DESCRIPTORS, A_TRANSPOSED)
+    b = open_operand(b_ptr, k, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED)
+    if SECOND:
+        a2 = open_operand(a2_ptr, m, k, stride_a2m, stride_a2k, BLOCK_M, BLOCK_K, DESCRIPTORS, A_TRANSPOSED)
+        b2 = open_operand(b2_ptr, k, n, stride_b2k, stride_b2n, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED)
+    tiles = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N)
+    for tile in tl.range(
+        tl.program_id(0), tiles, tl.num_programs(0), flatten=FLATTEN, warp_specialize=WARP_SPECIALIZE
+    ):
+        row, column = tile_at(tile, m, n, BLOCK_M, BLOCK_N, GROUP_M)
+        c = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        for step in range(tl.cdiv(k, BLOCK_K)):
+            at = step * BLOCK_K
+            x = load_operand(
+                a, row, at, m, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, DESCRIPTORS, A_TRANSPOSED
+            )
+            y = load_operand(
+                b, at, column, k, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED
+            )
+            c = tl.dot(x, y, c, input_precision=PRECISION)
+            if SECOND:
+                x = load_operand(
+                    a2, row, at, m, k, stride_a2m, stride_a2k, BLOCK_M, BLOCK_K, DESCRIPTORS, A_TRANSPOSED
+                )
+                y = load_operand(
+                    b2, at, column, k, n, stride_b2k, stride_b2n, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED
+                )
+                c = tl.dot(x, y, c, input_precision=PRECISION)
+        if RESIDUAL:
+            c += load_tile(residual_ptr, row, column, m, n, BLOCK_M, BLOCK_N)
+        store_tile(c_ptr, c, row, column, m, n, BLOCK_M, BLOCK_N)
+
+
+def stored_transposed(matrix: torch.Tensor) -> bool:
+    """Whether neighbours of a column, not of a row, lie side by side in memory."""
+    return matrix.stride(1) != 1 and matrix.stride(0) == 1
+
+
+def operands_fit_descriptors(*operands: torch.Tensor) -> bool:
+    """Whether TMA can read every operand, as stored or transposed."""
+    return all(fits_descriptor(x.T if stored_transposed(x) else x) for x in operands)
+
+
+def programs(m: int, n: int, config: MatmulConfig, device: torch.device) -> int:
+    """Programs to launch: one a multiprocessor if persistent (its tile takes the whole shared memory), else one a tile."""
+    tiles = triton.cdiv(m, config.block_m) * triton.cdiv(n, config.block_n)
+    return min(tiles, multiprocessors(device)) if config.persistent else tiles
+
+
+def matmul_config(dtype: torch.dtype, precision: str, descriptors: bool, second: bool = False) -> MatmulConfig:
+    """Tiles for a dtype and precision; `descriptors`: TMA can read the operands; `second`: a2 @ b2 is added."""
+    if dtype == torch.float32:
+        if precision == "ieee":
+            return MatmulConfig(64, 64, 16, num_warps=4, num_stages=2, descriptors=False, persistent=False, flatten=False)
+        return MatmulConfig(128, 64, 32, num_warps=4, num_stages=2, descriptors=False, persistent=False, flatten=False)
+    if not descriptors:
+        return MatmulConfig(128, 128, 32, num_warps=8, num_stages=3, descriptors=False, persistent=False, flatten=False)
+    if second:
+        return MatmulConfig(128, 256, 32, num_warps=8, num_stages=3)
+    return MatmulConfig(128, 256, 64, num_warps=8, num_stages=3)
+
+
+def launch_matmul(
+    a: torch.Tensor, b: torch.Tensor, config: MatmulConfig, residual: torch.Tensor | None = None,
+    second: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """a @ b (+ second[0] @ second[1]) (+ residual), contiguous. `second` is stored like a and b; residual is contiguous."""
+    (m, k), n = a.shape, b.shape[1]
+    a2, b2 = second or (a, b)
+    c = torch.empty((m, n), dtype=a.dtype, device=a.device)
+    with device_of(a):
+        if config.descriptors:
+            provide_descriptor_memory(a.device)
+        _matmul[(programs(m, n, config, a.device),)](
+            a, b, a2, b2, c if residual is None else residual, c, m, n, k, *a.stride(), *b.stride(), *a2.stride(),
+            *b2.stride(), BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
+            GROUP_M=config.group_m, SECOND=second is not None, RESIDUAL=residual is not None,
+            A_TRANSPOSED=stored_transposed(a), B_TRANSPOSED=stored_transposed(b), DESCRIPTORS=config.descriptors,
+            FLATTEN=config.flatten, WARP_SPECIALIZE=config.warp_specialize, PRECISION=product_precision(a.dtype),
+            num_warps=config.num_warps, num_stages=config.num_stages,
+        )  # fmt: skip
+    return c
+
+
+def matmul(a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+    """a @ b, or a @ b + residual in one kernel. Not differentiable.
+
+    Args:
+        a: [m, k], any strides.
+        b: [k, n], any strides.
+        residual: [m, n] or None.
+
+    Returns:
+        c [m, n], contiguous, in the inputs' dtype.
+
+    Raises:
+        ValueError: shapes do not fit, devices differ or are not a GPU (outside the interpreter), or float32 products
+            are set to "medium".
+        TypeError: a dtype is not supported, or they differ.
+    """
+    tensors = {"a": a, "b": b} | ({} if residual is None else {"residual": residual})
+    check_tensors(**tensors)
+    for name, tensor in tensors.items():
+        check_matrix(name, tensor)
+    if a.shape[1] != b.shape[0] or (residual is not None and residual.shape != (a.shape[0], b.shape[1])):
+        raise ValueError(
+            "a [m, k], b [k, n] and residual [m, n] must fit, got "
+            + ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in tensors.items())
+            + "; transpose an operand with .T"
+        )
+    residual = None if residual is None else residual.contiguous()
+    config = matmul_config(a.dtype, product_precision(a.dtype), operands_fit_descriptors(a, b))
+    return launch_matmul(a, b, config, residual)

@@ -1,0 +1,73 @@
+"""Vector addition: out = x + y.
+
+Shapes: x, y, out [elements] (any one shape is taken as flat). bfloat16, float16 or float32 in and out; added
+in fp32 and rounded once, which gives the same bits as an addition in the narrower type. Forward only: the result
+carries no gradient.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from triton_side.kernels._launch import FlatConfig, check_tensors, device_of
+
+
+@triton.jit
+def vector_add_kernel(x_ptr, y_ptr, out_ptr, elements, BLOCK: tl.constexpr):
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    offset = start + tl.arange(0, BLOCK)
+    # Where `elements` is not a multiple of 16 a mask costs the 16-byte accesses: only the last block has one.
+    if start + BLOCK <= elements:
+        x = tl.load(x_ptr + offset).to(tl.float32)
+        y = tl.load(y_ptr + offset).to(tl.float32)
+        tl.store(out_ptr + offset, (x + y).to(out_ptr.dtype.element_ty))
+    else:
+        mask = offset < elements
+        x = tl.load(x_ptr + offset, mask=mask).to(tl.float32)
+        y = tl.load(y_ptr + offset, mask=mask).to(tl.float32)
+        tl.store(out_ptr + offset, (x + y).to(out_ptr.dtype.element_ty), mask=mask)
+
+
+def configure(element_bytes: int) -> FlatConfig:
+    """Four warps, and two 16-byte loads of each operand in flight to a thread."""
+    return FlatConfig(block=128 * 2 * 16 // element_bytes, num_warps=4)
+
+
+def vector_add(x: torch.Tensor, y: torch.Tensor, *, config: FlatConfig | None = None) -> torch.Tensor:
+    """x + y, elementwise.
+
+    Args:
+        x, y: two tensors of one shape, dtype (bfloat16, float16, float32) and device; non-contiguous ones are
+            copied.
+        config: launch to use instead of `configure`'s.
+
+    Returns:
+        A new contiguous tensor of x's shape and dtype.
+
+    Raises:
+        ValueError: shapes or devices differ, or the tensors are not on a GPU.
+        TypeError: dtypes differ or are not supported.
+    """
+    check_tensors(x=x, y=y)
+    if x.shape != y.shape:
+        raise ValueError(
+            f"x and y must have one shape, got {tuple(x.shape)} and {tuple(y.shape)}; "
+            "broadcast them first with torch.broadcast_tensors"
+        )
+    x, y = x.contiguous(), y.contiguous()
+    out = torch.empty_like(x)
+    if x.numel() == 0:
+        return out
+    config = config or configure(x.element_size())
+    with device_of(x):
+        vector_add_kernel[(triton.cdiv(x.numel(), config.block),)](
+            x, y, out, x.numel(), BLOCK=config.block, num_warps=config.num_warps
+        )
+    return out
+
+
+def apply(inputs: dict[str, torch.Tensor], **attributes: Any) -> dict[str, torch.Tensor]:
+    """The block `vector_add`: x[elements], y[elements] -> out[elements]."""
+    return {"out": vector_add(inputs["x"], inputs["y"], **attributes)}

@@ -1,0 +1,6 @@
+"""What a PyTorch user would call instead of writing a kernel, in the blocks' contract.
+
+Each module has `apply(inputs, **attributes) -> outputs` (attention has one such function a backend),
+differentiable through autograd. Where a backend does not take every case, a function beside it names what
+it refuses, and why.
+"""

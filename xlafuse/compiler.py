@@ -1,0 +1,237 @@
+"""Lower and compile a function with XLA: on the device of this process, or for a GPU that is not there.
+
+One `compile` call is one executable of one variant at one matmul precision, with everything XLA says about it. Flags go per compile;
+the few that XLA reads from the process's environment are set by `environment.configure_environment`.
+"""
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.extend
+import jax.numpy as jnp
+
+from xlafuse import _jax_private, dump, provenance, variants
+from xlafuse.hlo import Kernel, kernels, parse
+
+MatmulPrecision = Literal["ieee", "tf32"]
+
+# XLA's own words. On a GPU both "default" and "high" let fp32 products run as TF32; only "highest" is IEEE.
+_PRECISION = {"ieee": "highest", "tf32": "tensorfloat32"}
+
+_loaded_results: Path | None = None
+
+
+@dataclass(frozen=True)
+class Target:
+    """A GPU that is not in this machine.
+
+    config_text: its GpuTargetConfigProto in text form, of the running jax's series (0.10 rejects fields that 0.11 writes).
+    autotune_results: what that GPU recorded (`configure_environment(record_autotune_to=...)`), to be replayed; it serves only
+        the jax version that wrote it (0.10.2 cannot read 0.11.2's). None: nothing is replayed.
+    """
+
+    config_text: str
+    autotune_results: Path | None = None
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of device memory one call needs, as XLA's buffer assignment planned them."""
+
+    arguments: int
+    outputs: int
+    temporaries: int
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """One executable and what XLA says about it.
+
+    executable: called like the compiled function, on arrays of this device; None when compiled for a `Target`.
+    output_structs: the function's output pytree with `jax.ShapeDtypeStruct` leaves; backward halves are compiled from it.
+    stablehlo, hlo_text, hlo_proto: what went in, and the optimized module as text and as a serialized HloModuleProto.
+    trace_s, compile_s: seconds to trace and lower in Python, and in XLA.
+    kernels: in schedule order. autotuning: the provenance of each, by kernel name; see `provenance`.
+    replay_miss: XLA's message when recorded results were given and did not cover this module, else None.
+    """
+
+    executable: Callable[..., Any] | None
+    output_structs: Any
+    stablehlo: str
+    hlo_text: str
+    hlo_proto: bytes
+    trace_s: float
+    compile_s: float
+    memory: Memory
+    kernels: tuple[Kernel, ...]
+    autotuning: dict[str, provenance.Provenance]
+    replay_miss: str | None
+
+
+def compile(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    *,
+    variant: variants.Variant = "default",
+    matmul_precision: MatmulPrecision | None = "ieee",
+    target: Target | None = None,
+    dump_to: Path | None = None,
+) -> Compilation:
+    """Compile `function(*args)`; args are pytrees of arrays or `jax.ShapeDtypeStruct`s, only shapes and dtypes are used.
+
+    matmul_precision: of fp32 products, in the backward half too; None leaves it to what the function and jax's config say.
+        bfloat16 and float16 products accumulate in fp32 on a GPU either way.
+    dump_to: a folder that receives this compile's artifacts, named as in `dump.ARTIFACTS`; made if missing, else it must be empty.
+
+    An output that is an input, a constant, or a repetition of another output is not computed: the executable returns the array at
+    hand, where XLA would copy it. What a vjp saves is full of these, and a training step in one piece does not copy them either.
+
+    Raises variants.FusionNotOff if variant="unfused" still fused, RuntimeError when a process that replayed one set of autotune
+    results is asked to compile a target with another or none (XLA keeps what it loaded for the life of the process), and
+    whatever jax raises.
+    """
+    _jax_private.check_version()
+    structs = _structs(tuple(args), target)
+    with _precision(matmul_precision):
+        started = time.perf_counter()
+        function = _fresh(function)
+        outputs = _OutputPlan(jax.jit(function).trace(*structs))
+        traced = jax.jit(outputs.computed_only(function)).trace(*structs)
+        lowered = traced.lower(lowering_platforms=("cuda",)) if target else traced.lower()
+        trace_s = time.perf_counter() - started
+
+    options = variants.compiler_options(variant)
+    with dump.scratch(dump_to) as raw:
+        if raw is not None:
+            options |= dump.options(raw)
+        compiled, compile_s, replay_miss = _compile(lowered, options, target)
+        hlo_text = compiled.as_text()
+        module = parse(hlo_text)
+        if raw is not None and dump_to is not None:
+            dump.keep(raw, dump_to, module.name, lowered.as_text(debug_info=True))
+    found = tuple(kernels(module))
+    if variant == "unfused":
+        variants.check_unfused(found)
+
+    memory = compiled.memory_analysis()
+    source: provenance.Source = "device"
+    if target is not None:
+        source = "replay" if target.autotune_results is not None and replay_miss is None else "nothing"
+    return Compilation(
+        executable=None if target else outputs.executable(compiled),
+        output_structs=outputs.structs(),
+        stablehlo=lowered.as_text(),
+        hlo_text=hlo_text,
+        hlo_proto=_jax_private.optimized_module_proto(compiled),
+        trace_s=trace_s,
+        compile_s=compile_s,
+        memory=Memory(memory.argument_size_in_bytes, memory.output_size_in_bytes, memory.temp_size_in_bytes),
+        kernels=found,
+        autotuning={kernel.name: provenance.of(kernel, source) for kernel in found},
+        replay_miss=replay_miss,
+    )
+
+
+def _structs(args: tuple[Any, ...], target: Target | None) -> tuple[Any, ...]:
+    sharding = jax.sharding.SingleDeviceSharding(_jax_private.target_device(target.config_text)) if target else None
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), args)
+
+
+def _precision(precision: MatmulPrecision | None) -> Any:
+    return nullcontext() if precision is None else jax.default_matmul_precision(_PRECISION[precision])
+
+
+def _fresh(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function as a new object: jax would answer a second compile of one object from memory, untimed and undumped."""
+
+    @functools.wraps(function)
+    def fresh(*args: Any) -> Any:
+        return function(*args)
+
+    return fresh
+
+
+def _compile(lowered: Any, options: dict[str, Any], target: Target | None) -> tuple[Any, float, str | None]:
+    """(compiled, seconds, replay miss). A replay is first demanded complete; only on XLA's word of a miss is it tried without."""
+    if target is None or target.autotune_results is None:
+        if target is not None:
+            _hold_results(None)
+        return *_timed(lowered, options), None
+    _hold_results(target.autotune_results)
+    options = options | {"xla_gpu_load_autotune_results_from": str(target.autotune_results)}
+    try:
+        return *_timed(lowered, options | {"xla_gpu_require_complete_aot_autotune_results": True}), None
+    except jax.errors.JaxRuntimeError as error:
+        if "No cached config found" not in str(error):
+            raise
+        return *_timed(lowered, options), str(error)
+
+
+def _timed(lowered: Any, options: dict[str, Any]) -> tuple[Any, float]:
+    started = time.perf_counter()
+    compiled = lowered.compile(compiler_options=options)
+    return compiled, time.perf_counter() - started
+
+
+def _hold_results(results: Path | None) -> None:
+    """XLA loads one results file per process and never forgets it: refuse to mislabel what another file decided."""
+    global _loaded_results
+    results = results.resolve() if results else None
+    if _loaded_results is not None and results != _loaded_results:
+        raise RuntimeError(
+            f"one process replays one set of autotune results, for XLA keeps what it loaded; this one holds {_loaded_results} and "
+            f"was asked for {results}. Compile in another process"
+        )
+    _loaded_results = results
+
+
+class _OutputPlan:
+    """Which output leaves need computing, and where the others come from."""
+
+    def __init__(self, traced: Any) -> None:
+        jaxpr = traced.jaxpr.jaxpr
+        arguments = {variable: position for position, variable in enumerate(jaxpr.invars)}
+        computed: dict[Any, int] = {}
+        self._positions: list[int] = []  # of the leaves to compute, first occurrences only
+        self._sources: list[tuple[str, Any]] = []  # per leaf: ("computed", index), ("argument", index) or ("constant", array)
+        for position, variable in enumerate(jaxpr.outvars):
+            if isinstance(variable, jax.extend.core.Literal):
+                constant = jnp.asarray(variable.val, variable.aval.dtype)
+                self._sources.append(("constant", constant))
+            elif variable in arguments:
+                self._sources.append(("argument", arguments[variable]))
+            else:
+                if variable not in computed:
+                    computed[variable] = len(self._positions)
+                    self._positions.append(position)
+                self._sources.append(("computed", computed[variable]))
+        self._avals = [variable.aval for variable in jaxpr.outvars]
+        self._tree: Any = None
+
+    def computed_only(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def computed_only(*args: Any) -> list[Any]:
+            leaves, self._tree = jax.tree.flatten(function(*args))
+            return [leaves[position] for position in self._positions]
+
+        return computed_only
+
+    def structs(self) -> Any:
+        return jax.tree.unflatten(self._tree, [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in self._avals])
+
+    def executable(self, compiled: Any) -> Callable[..., Any]:
+        tree, sources = self._tree, self._sources
+
+        def executable(*args: Any) -> Any:
+            computed = compiled(*args)
+            arguments = jax.tree.leaves(args)
+            origin = {"computed": computed, "argument": arguments}
+            return tree.unflatten(at if kind == "constant" else origin[kind][at] for kind, at in sources)
+
+        return executable

@@ -1,0 +1,128 @@
+"""One compile's artifacts in a folder, under short names: what went in, each fusion pass's work, what came out, why.
+
+XLA writes 60 to 120 files a compile; what is kept is listed in `ARTIFACTS`, plus `before_<pass>` and `after_<pass>` for every
+fusion pass that changed something and one PTX file a code module.
+"""
+
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+# name -> (file in the folder, what XLA calls it after its "module_0001.jit_f." prefix)
+ARTIFACTS: dict[str, tuple[str, str]] = {
+    "stablehlo": ("stablehlo.mlir", ""),  # written by jax, not by XLA
+    "hlo_before": ("before.hlo.txt", r"before_optimizations\.txt"),
+    "hlo": ("optimized.hlo.txt", r"(?:.*_)?[cg]pu_after_optimizations\.txt"),
+    "hlo_proto": ("optimized.hlo.pb", r"(?:.*_)?[cg]pu_after_optimizations\.hlo\.pb"),
+    "buffer_assignment": ("buffers.txt", r".*after_optimizations-buffer-assignment\.txt"),
+    "memory": ("memory.txt", r".*after_optimizations-memory-usage-report\.txt"),
+    "thunks": ("thunks.txt", r"thunk_sequence\.txt"),
+    "thunk_metadata": ("thunk_metadata.txt", r"thunk_metadata\.txt"),
+    "priority_fusion": ("priority_fusion.txt", r"priority_fusion_dump\.txt"),
+    "autotune_results": ("autotune_results.pbtxt", r"autotune_results\.pbtxt"),
+    "target_config": ("target_config.pbtxt", r"gpu_target_config\.pbtxt"),
+}
+
+# The passes that decide what shares a kernel, and rename_fusions, without which the fusion log's names lead nowhere.
+PASSES = (
+    "dot-merger", "triton-gemm-rewriter", "triton-softmax-rewriter", "priority-fusion", "multi_output_fusion", "rename_fusions",
+    "fusion-wrapper", "copy_fusion", "fusion-block-level-rewriter",
+)  # fmt: skip
+_WITH_PROTO = ("priority-fusion", "rename_fusions")  # instruction ids, which join names across a renaming, are only in protos
+
+# module_0001.jit_mlp.0006.fusion.after_sort-iota-fusion.before_priority-fusion.txt
+_PASS_FILE = re.compile(r"(\d+)\..*?after_(.+)\.before_(.+)\.(txt|hlo\.pb)$")
+# .visible .entry fusion_11(
+_PTX_ENTRY = re.compile(r"^\s*(?:\.visible )?\.entry ([\w$]+)", re.MULTILINE)
+
+
+@contextmanager
+def scratch(dump_to: Path | None) -> Iterator[Path | None]:
+    """A folder for XLA's raw dump, gone afterwards; None if nothing is to be dumped. Raises FileExistsError unless dump_to is empty."""
+    if dump_to is None:
+        yield None
+        return
+    if dump_to.exists() and any(dump_to.iterdir()):
+        raise FileExistsError(f"a dump folder holds one compile; {dump_to} is not empty. Name a new folder")
+    dump_to.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="xlafuse-dump-") as raw:
+        yield Path(raw)
+
+
+def options(raw: Path) -> dict[str, Any]:
+    """XLA's per-compile options that fill `raw`."""
+    return {
+        "xla_dump_to": str(raw),
+        "xla_dump_hlo_as_text": True,
+        "xla_dump_hlo_as_proto": True,
+        "xla_dump_hlo_pass_re": "|".join(PASSES),
+        # jax 0.11 writes PTX only if an emitter dump matches; this one costs nothing else. 0.10 always writes it.
+        "xla_dump_emitter_re": "ptx",
+    }
+
+
+def keep(raw: Path, dump_to: Path, module_name: str, stablehlo: str) -> dict[str, Path]:
+    """Move what is worth keeping from XLA's raw dump of the module to dump_to; returns `collect(dump_to)`."""
+    (dump_to / ARTIFACTS["stablehlo"][0]).write_text(stablehlo)
+    files = _last_module(raw, module_name)
+    for file, pattern in ARTIFACTS.values():
+        for rest, path in files.items():
+            if pattern and re.fullmatch(pattern, rest):
+                shutil.move(path, dump_to / file)
+    _keep_passes(files, dump_to)
+    _keep_ptx(files, dump_to)
+    return collect(dump_to)
+
+
+def collect(folder: Path) -> dict[str, Path]:
+    """Name -> file of every artifact in a dump folder: ARTIFACTS' names, "before_<pass>", "after_<pass>", "ptx/<kernel>"."""
+    found = {name: folder / file for name, (file, _) in ARTIFACTS.items() if (folder / file).is_file()}
+    for path in sorted((folder / "passes").glob("*")):
+        name = path.name.split("_", 1)[1]
+        found[name.removesuffix(".txt").replace(".hlo.pb", "_proto")] = path
+    for path in sorted((folder / "ptx").glob("*.ptx")):
+        found[f"ptx/{path.stem}"] = path
+    return found
+
+
+def _last_module(raw: Path, module_name: str) -> dict[str, Path]:
+    """The raw files of the newest module of that name, without their prefix: a retried compile, or autotuning, leaves several."""
+    modules: dict[int, dict[str, Path]] = {}
+    prefix = re.compile(rf"module_(\d+)\.{re.escape(module_name)}\.(.+)")
+    for path in sorted(raw.iterdir()):
+        if match := prefix.fullmatch(path.name):
+            modules.setdefault(int(match[1]), {})[match[2]] = path
+    return modules[max(modules)] if modules else {}
+
+
+def _keep_passes(files: dict[str, Path], dump_to: Path) -> None:
+    """Text (and for some a proto) before and after each pass that changed the module; XLA numbers files by the order of passes."""
+    texts = []
+    for rest, path in files.items():
+        if (match := _PASS_FILE.fullmatch(rest)) and match[4] == "txt":
+            texts.append((int(match[1]), match[2], match[3], path))
+    texts.sort()
+    folder = dump_to / "passes"
+    for (number, _, upcoming, before), (_, done, _, after) in zip(texts, texts[1:], strict=False):
+        if upcoming != done or upcoming not in PASSES or before.read_bytes() == after.read_bytes():
+            continue
+        folder.mkdir(exist_ok=True)
+        for moment, path in (("before", before), ("after", after)):
+            shutil.copyfile(path, folder / f"{number:02d}_{moment}_{upcoming}.txt")
+            proto = path.with_name(path.name.removesuffix(".txt") + ".hlo.pb")
+            if upcoming in _WITH_PROTO and proto.exists():
+                shutil.copyfile(proto, folder / f"{number:02d}_{moment}_{upcoming}.hlo.pb")
+
+
+def _keep_ptx(files: dict[str, Path], dump_to: Path) -> None:
+    """One file a code module, named after its kernel, or its first and how many more there are."""
+    for rest, path in files.items():
+        text = path.read_text() if rest.endswith(".ptx") else ""
+        if entries := _PTX_ENTRY.findall(text):
+            (dump_to / "ptx").mkdir(exist_ok=True)
+            more = f"+{len(entries) - 1}" if len(entries) > 1 else ""
+            shutil.move(path, dump_to / "ptx" / f"{entries[0]}{more}.ptx")

@@ -1,0 +1,96 @@
+"""Process settings that XLA reads once, before jax is imported: CUDA's ptxas and libdevice, platform, memory, recording.
+
+Everything that XLA accepts per compile is passed per compile (see compiler.py), not here.
+"""
+
+import atexit
+import ctypes
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+_PTXAS, _LIBDEVICE = Path("bin/ptxas"), Path("nvvm/libdevice/libdevice.10.bc")
+
+
+def configure_environment(*, deviceless: bool = False, record_autotune_to: Path | None = None) -> None:
+    """Set the environment of this process for XLA. Call it before anything imports jax.
+
+    deviceless: code will be compiled for a `Target`; no GPU is opened even where there is one.
+    record_autotune_to: a file to which XLA rewrites, after every compile, all autotuning results of this process
+        (needs a GPU; the text format that `Target.autotune_results` replays).
+
+    Sets XLA_FLAGS (what it already holds is kept and wins), JAX_PLATFORMS=cpu without a GPU (jax's CUDA plugin otherwise
+    prints tracebacks), and turns off GPU memory preallocation and jax's persistent compilation cache (a hit writes no dump).
+
+    Raises RuntimeError if jax is already imported, or if a deviceless process finds no ptxas and libdevice.
+    """
+    if "jax" in sys.modules:
+        raise RuntimeError(
+            "configure_environment must run before jax is imported, for XLA reads its flags once; jax is already imported. "
+            "Call it first in the process, or compile in a subprocess"
+        )
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+    if deviceless or not gpu_present():
+        os.environ["JAX_PLATFORMS"] = "cpu"
+    if deviceless:
+        # A replay that misses is tried first and expected; XLA logs each such instruction's whole body as an error.
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    if record_autotune_to is not None:
+        _add_flag("xla_gpu_dump_autotune_results_to", str(record_autotune_to.resolve()))
+    if "--xla_gpu_cuda_data_dir=" not in os.environ.get("XLA_FLAGS", ""):
+        tools = find_cuda_tools()
+        if tools is not None:
+            _add_flag("xla_gpu_cuda_data_dir", str(_assemble(*tools)))
+        elif deviceless:
+            raise RuntimeError(
+                "compiling for a GPU needs CUDA's ptxas and libdevice.10.bc; neither the nvidia wheels, the triton wheel nor "
+                "CUDA_HOME has both. Install the triton package, or set XLA_FLAGS=--xla_gpu_cuda_data_dir=DIR"
+            )
+
+
+def gpu_present() -> bool:
+    """Whether CUDA's driver is here and sees at least one device."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    count = ctypes.c_int(0)
+    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+
+
+def find_cuda_tools() -> tuple[Path, Path] | None:
+    """(ptxas, libdevice.10.bc) of the nvidia wheels, else of the triton wheel, else of CUDA_HOME; None without both."""
+    candidates = []
+    for root in _package_folders("nvidia"):
+        candidates += [(toolkit / _PTXAS, toolkit / _LIBDEVICE) for toolkit in (root / "cu13", root / "cuda_nvcc")]
+    for root in _package_folders("triton"):
+        wheel = root / "backends" / "nvidia"
+        candidates.append((wheel / "bin" / "ptxas", wheel / "lib" / "libdevice.10.bc"))
+    if home := os.environ.get("CUDA_HOME"):
+        candidates.append((Path(home) / _PTXAS, Path(home) / _LIBDEVICE))
+    return next((pair for pair in candidates if pair[0].is_file() and pair[1].is_file()), None)
+
+
+def _package_folders(package: str) -> list[Path]:
+    """Where a package lies, without importing it."""
+    spec = importlib.util.find_spec(package)
+    return [Path(folder) for folder in spec.submodule_search_locations or ()] if spec else []
+
+
+def _assemble(ptxas: Path, libdevice: Path) -> Path:
+    """A folder laid out as a CUDA toolkit, the only shape XLA searches; removed when the process ends."""
+    folder = Path(tempfile.mkdtemp(prefix="xlafuse-cuda-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for link, file in ((_PTXAS, ptxas), (_LIBDEVICE, libdevice)):
+        (folder / link).parent.mkdir(parents=True)
+        (folder / link).symlink_to(file)
+    return folder
+
+
+def _add_flag(name: str, value: str) -> None:
+    # XLA lets the last occurrence of a flag win: ours go first, so that what the user has set stays in force.
+    os.environ["XLA_FLAGS"] = f"--{name}={value} {os.environ.get('XLA_FLAGS', '')}".strip()
