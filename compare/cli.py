@@ -1,4 +1,4 @@
-"""The command line: commands read their arguments, hand them on, and print. What is slow is imported when it is needed."""
+"""The command line: commands read their arguments, hand them on, and print. Slow imports wait until needed."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def cli() -> None:
 @cli.command()
 @click.argument("blocks", nargs=-1, callback=_names, metavar="[BLOCK]...")
 @click.option(
-    "--suite", metavar="quick|full",
-    help="quick: two cases a block, minutes (default). full: every dtype and size.",
+    "--suite", metavar="quick|full|check",
+    help="quick: two cases a block, minutes (default). full: every dtype and size. check: small odd sizes.",
 )
 @_filter("-i", "--implementation", "implementations", metavar="NAME", help="Only these (repeat it, or a,b,c).")
 @_filter("--case", "cases", metavar="NAME", help="Only these cases: a name such as llama-8b, or a full id.")
@@ -87,7 +87,7 @@ def run(
     ctx: click.Context, blocks: list[str], suite: str | None, target: str | None, out: Path | None, resume: bool,
     **filters: list[str],
 ) -> None:
-    """Compile, check and time BLOCKs (default: all) under every implementation.
+    """Compile, check and time blocks (default: all).
 
     Each result is checked against a float64 reference before it is timed, and is written to the run's folder as it
     finishes. `xlafuse list` shows blocks, cases and implementations.
@@ -97,6 +97,8 @@ def run(
       xlafuse run rmsnorm gelu -i xla,inductor,triton --direction train
       xlafuse run --suite full --out runs/full
       xlafuse run --out runs/full --resume
+
+    Exit code: 0 when all went well, 1 when something was wrong, failed or timed out, 2 when nothing was started.
     """
     from datetime import datetime
 
@@ -105,7 +107,7 @@ def run(
     if resume:
         folder, recorded = selection.resumed_folder(out)
         plan = selection.resolve_again(recorded, blocks, suite, **filters)
-        target = selection.resolve_target(target)
+        target = selection.resolve_target(target or recorded.get("target"))
     else:
         plan = selection.resolve(blocks, suite=suite or selection.DEFAULT_SUITE, **filters)
         target = selection.resolve_target(target)
@@ -118,7 +120,7 @@ def run(
 @cli.command("list")
 @json_option
 def list_command(as_json: bool) -> None:
-    """Show blocks, their cases in each suite, and their implementations."""
+    """Show blocks, cases and implementations."""
     from compare import listing
 
     click.echo(listing.as_json() if as_json else listing.as_text())
@@ -128,7 +130,10 @@ def list_command(as_json: bool) -> None:
 @json_option
 @click.pass_context
 def doctor(ctx: click.Context, as_json: bool) -> None:
-    """Say what this machine can run, what is missing, and the command that installs it."""
+    """Say what this machine can run.
+
+    And what is missing, with the command that installs it. Exit code 1 when nothing can run.
+    """
     from compare import doctor
 
     diagnosis = doctor.examine()
@@ -142,7 +147,10 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
 @click.option("--markdown", is_flag=True, help="Markdown, to paste into an issue or a page.")
 @_filter("--block", "blocks", metavar="NAME", help="Only these blocks.")
 def report(run: Path, as_json: bool, markdown: bool, blocks: list[str]) -> None:
-    """Show the results in the folder RUN: who was right, how fast, how near to what the GPU can do."""
+    """Show a run's results as a table.
+
+    RUN is the folder that `xlafuse run` made. Who was right, how fast, and how near to what the GPU can do.
+    """
     from compare.report import rows, table
 
     if as_json and markdown:
@@ -166,7 +174,11 @@ def report(run: Path, as_json: bool, markdown: bool, blocks: list[str]) -> None:
 def inspect_command(
     run: Path, blocks: list[str], cases: list[str], directions: list[str], implementations: list[str], as_json: bool
 ) -> None:
-    """Show the kernels that each implementation became, in the order they run, and what is inside each."""
+    """Show the kernels inside each result.
+
+    RUN is the folder that `xlafuse run` made. Kernels come in the order they run, each with the source operations
+    and lines that are in it, and with its time where the device's records name it beyond doubt.
+    """
     from compare import inspect_run
 
     views, warnings = inspect_run.read(

@@ -75,7 +75,7 @@ def view_of(record: Record) -> View:
     measured = ((record.measurement or {}).get("parts") or {}) if record.status == "ok" else {}
     parts = {}
     for part in case.parts:
-        kernels = [dict(kernel) for kernel in record.kernels.get(part, [])]
+        kernels = [_checked(kernel) for kernel in record.kernels.get(part, [])]
         records = measured.get(part, {}).get("records", [])
         launches = [{"name": r["name"], "duration_us": (r["end"] - r["start"]) * 1e6} for r in records]
         parts[part] = PartView(kernels, match(kernels, launches), launches)
@@ -83,6 +83,20 @@ def view_of(record: Record) -> View:
         record.id, case.block, case.name, case.direction, case.dtype, case.precision, record.implementation,
         record.status, record.detail, record.segment, record.target, record.dumps, parts,
     )
+
+
+_LISTS = ("ops", "stages", "lines")
+_NUMBERS = ("registers", "spills_bytes", "shared_bytes", "num_warps", "bytes_read", "bytes_written", "launches")
+
+
+def _checked(kernel: Any) -> dict[str, Any]:
+    """A copy. Raises TypeError for fields that are not of the kind that compilers' readers write."""
+    kernel = dict(kernel)
+    for names, kind in ((_LISTS, list), (_NUMBERS, int | float)):
+        for name in names:
+            if kernel.get(name) is not None and not isinstance(kernel[name], kind):
+                raise TypeError(f"a kernel's {name} is of type {type(kernel[name]).__name__}")
+    return kernel
 
 
 def match(kernels: list[Kernel], launches: list[dict[str, Any]]) -> list[float | None]:

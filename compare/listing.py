@@ -6,18 +6,19 @@ import json
 import textwrap
 from typing import Any
 
+from compare import targets
 from compare.blocks import BLOCKS
-from compare.selection import SUITES, targets
+from compare.selection import SUITES
 from compare.spec import DTYPES, Block, Shape, Tensor
 
 
 def as_json() -> str:
     """{"blocks": [...], "targets": [...]}, everything that `xlafuse run` takes by name."""
-    return json.dumps({"blocks": [_block(block) for block in BLOCKS.values()], "targets": targets()}, indent=1)
+    return json.dumps({"blocks": [_block(block) for block in BLOCKS.values()], "targets": targets.names()}, indent=1)
 
 
 def as_text() -> str:
-    return "\n\n".join([*map(_block_text, BLOCKS.values()), f"targets: {', '.join(targets())}"])
+    return "\n\n".join([*map(_block_text, BLOCKS.values()), f"targets: {', '.join(targets.names())}"])
 
 
 def _block(block: Block) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import tomllib
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,12 @@ def gpu_present() -> bool:
 
 
 def xlafuse_version() -> str:
+    """Of the installed distribution, else of the checkout that is running."""
     try:
         return version("xlafuse")
     except PackageNotFoundError:
-        return "not installed"
+        project = Path(__file__).resolve().parent.parent / "pyproject.toml"
+        return str(tomllib.loads(project.read_text())["project"]["version"])
 
 
 def host() -> dict[str, Any]:

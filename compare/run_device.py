@@ -54,10 +54,16 @@ def _describe_machine(plan: Plan, session: Session) -> None:
             workers[role] = session.crew.ask(role, "environment")
             if role == "torch":
                 ceilings = session.crew.ask(role, "ceilings")
-                (session.folder / "target" / "ceilings.json").write_text(json.dumps(ceilings, indent=1) + "\n")
+                properties = session.crew.ask(role, "device_properties")
+                _leave_in_pack(session, "ceilings.json", ceilings)
+                _leave_in_pack(session, "cuda_device_properties.json", properties)
         except WORKER_FAILURES as problem:
             workers[role] = {"unavailable": str(problem)}
     session.begin_segment(workers, ceilings)
+
+
+def _leave_in_pack(session: Session, name: str, content: dict[str, Any]) -> None:
+    (session.folder / "target" / name).write_text(json.dumps(content, indent=1) + "\n")
 
 
 def _run_case(case: Case, implementations: list[Implementation], session: Session) -> None:

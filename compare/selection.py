@@ -14,13 +14,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from compare import targets
 from compare.blocks import BLOCKS
 from compare.record import read_run
 from compare.spec import DTYPE_BY_ANY_NAME, DTYPES, PARTS, Block, Case, Implementation
 
 SUITES = ("quick", "full", "check")
 DEFAULT_SUITE = "quick"
-TARGETS = Path(__file__).parent / "targets"
 FREE_BYTES = 200_000_000  # a quick run with its dumps stays well below
 
 
@@ -105,21 +105,18 @@ def resolve(
 def resolve_again(run: Mapping[str, Any], blocks: Iterable[str], suite: str | None, **filters: Iterable[str]) -> Plan:
     """The plan of a resumed run: its own where nothing is named, else what is named, in its own suite by default."""
     blocks, own = list(blocks), run.get("plan")
+    if suite is not None or blocks or any(filters.values()):
+        return resolve(blocks, suite=suite or run.get("suite", DEFAULT_SUITE), **filters)
     if own is None:
-        raise UsageError("the run to resume does not say what was selected (run.json has no plan); start a new one")
-    if suite is None and not blocks and not any(filters.values()):
-        return Plan.from_json(own)
-    return resolve(blocks, suite=suite or own.get("suite", DEFAULT_SUITE), **filters)
-
-
-def targets() -> list[str]:
-    """GPUs that a machine without one can compile for."""
-    return sorted(folder.name for folder in TARGETS.iterdir() if folder.is_dir() and not folder.name.startswith("_"))
+        raise UsageError(
+            f"run.json does not say what was selected: name it again, as in {run.get('command', 'xlafuse run BLOCK')!r}"
+        )
+    return Plan.from_json(own)
 
 
 def resolve_target(name: str | None) -> str | None:
     """None stays None: this machine's GPU, or the run's own choice where there is none."""
-    return None if name is None else one_of("target", name, targets())
+    return None if name is None else one_of("target", name, targets.names())
 
 
 def output_folder(out: Path | None, *, suite: str, now: datetime) -> Path:

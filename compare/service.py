@@ -33,7 +33,7 @@ class Service:
     def __init__(self, framework: Framework) -> None:
         self._framework = framework
         self._subjects: dict[str, Subject] = {}
-        self._clock = framework.clock()
+        self.clock = framework.clock()  # one a process: CUPTI has one subscriber
 
     def methods(self) -> dict[str, Callable[..., Any]]:
         return {
@@ -42,7 +42,7 @@ class Service:
         }
 
     def environment(self) -> dict[str, Any]:
-        return self._framework.environment() | {"timer": self._clock.name if self._clock else None}
+        return self._framework.environment() | {"timer": self.clock.name if self.clock else None}
 
     def prepare(
         self, id: str, case: dict[str, Any], implementation: str, folders: list[str], scales: list[Any], dumps: str
@@ -67,8 +67,8 @@ class Service:
         measures peak memory."""
         subject = self._subjects[id]
         result: dict[str, Any] = {"parts": None}
-        if self._clock:
-            result["parts"] = subject.measure(self._clock, seconds)
+        if self.clock:
+            result["parts"] = subject.measure(self.clock, seconds)
         result |= subject.measure_wall(seconds / 2)
         if first:
             result["peak_memory_bytes"] = subject.peak_memory()

@@ -108,7 +108,7 @@ class Shape:
 class Implementation:
     """One way to compute a block.
 
-    `target` is `package.module:function`, with the contract `apply(inputs, **attributes) -> outputs` on dicts of arrays.
+    `target` is `package.module:function`: the contract `apply(inputs, **attributes) -> outputs` on dicts of arrays.
     `compiler` says what takes it: xla, xla-unfused, eager, inductor, inductor-max, triton, cuda.
     `unsupported` says why a case cannot be taken, or None.
     """

@@ -152,6 +152,8 @@ class Subject:
         wrong = [v for v in self._verdicts(0, outputs, gradients, inputs) if not v.right]
         if wrong:
             raise WrongResult("timed call: " + "; ".join(f"{v.name}: error {v.error:.3g}" for v in wrong))
+        if not all(sample.records for sample in samples):
+            raise RuntimeError(f"the {clock.name} clock saw no device work in a timed call")
         parts = self.case.parts
         return {part: self._summary(samples[i :: len(parts)], poisoned[part]) for i, part in enumerate(parts)}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -61,10 +62,13 @@ def main() -> int:
     print(json.dumps({"result": "ready"}), file=replies)
     for line in sys.stdin:
         request = json.loads(line)
+        started = time.perf_counter()
         try:
             reply = {"result": methods[request["method"]](**request["params"])}
         except Exception as problem:
             reply = _error(problem)
+        what = f"{request['method']} {request['params'].get('id', '')}"
+        print(f"{time.perf_counter() - started:8.2f} s  {what}", file=sys.stderr, flush=True)
         print(json.dumps(reply), file=replies)
     return 0
 

@@ -11,6 +11,7 @@ without a GPU or a driver. A CUDA build needs the C++ part too: its own hooks as
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import importlib.util
@@ -21,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,11 @@ REQUIRED_PROPERTIES = (
     "shared_memory_per_block_optin", "shared_memory_per_multiprocessor",
 )  # fmt: skip
 
+# at::SDPBackend
+SDPA_BACKENDS = {None: -1, "math": 0, "flash": 1, "efficient": 2, "cudnn": 3}
+
 _active: types.SimpleNamespace | None = None
+_hooks: ctypes.CDLL | None = None
 
 
 class Unsupported(RuntimeError):
@@ -48,6 +53,20 @@ def active_properties() -> types.SimpleNamespace:
     return _active
 
 
+@contextlib.contextmanager
+def sdpa_choice(backend: str | None) -> Iterator[None]:
+    """Let scaled_dot_product_attention on the fake GPU pick `backend` (a key of SDPA_BACKENDS); None: it raises, see the C++."""
+    active_properties()
+    assert _hooks is not None
+    if backend not in SDPA_BACKENDS:
+        raise ValueError(f"no attention backend {backend!r}: use one of {', '.join(map(repr, SDPA_BACKENDS))}")
+    _hooks.record_sdpa_choice(ctypes.c_int64(SDPA_BACKENDS[backend]))
+    try:
+        yield
+    finally:
+        _hooks.record_sdpa_choice(ctypes.c_int64(SDPA_BACKENDS[None]))
+
+
 def activate(properties: Mapping[str, Any], cache_folder: str | os.PathLike[str] | None = None) -> None:
     """Pretend that the GPU of `properties` is device cuda:0 of this process.
 
@@ -55,15 +74,17 @@ def activate(properties: Mapping[str, Any], cache_folder: str | os.PathLike[str]
     use (2 s) into `cache_folder`, by default xlafuse/fake_cuda in $XDG_CACHE_HOME or ~/.cache.
 
     Raises:
-        RuntimeError: torch is imported already, or a GPU has been activated before.
+        RuntimeError: torch is imported already, a GPU has been activated before, or TRITON_INTERPRET=1 is set.
         ValueError: a property that code generation asks for is missing.
         Unsupported: this build of torch is not one of the known ones, or there is no g++.
     """
-    global _active
+    global _active, _hooks
     if _active is not None:
         raise RuntimeError(f"this process already pretends to have {_active.name}: use a new process for another GPU")
     if "torch" in sys.modules:
         raise RuntimeError("torch is already imported: activate the fake GPU first, in a fresh process")
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        raise RuntimeError("TRITON_INTERPRET=1 is set: Triton would interpret kernels and compile none; unset it")
     missing = [name for name in REQUIRED_PROPERTIES if name not in properties]
     if missing:
         raise ValueError(f"properties of {properties.get('name', 'the GPU')} lack {', '.join(missing)}: record them on that GPU")
@@ -73,7 +94,7 @@ def activate(properties: Mapping[str, Any], cache_folder: str | os.PathLike[str]
     device = types.SimpleNamespace(**{"is_integrated": 0, "gcnArchName": "", **properties})
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a real GPU, if there is one, must not answer
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
-    _install_hooks(torch_folder, _build_hooks(torch_folder, build, cache_folder))
+    _hooks = _install_hooks(torch_folder, _build_hooks(torch_folder, build, cache_folder))
     _patch_torch(device)
     _patch_triton(device)
     _active = device
@@ -124,12 +145,14 @@ def _build_hooks(torch_folder: Path, build: tuple[str, str | None], cache_folder
     return library
 
 
-def _install_hooks(torch_folder: Path, library: Path) -> None:
+def _install_hooks(torch_folder: Path, library: Path) -> ctypes.CDLL:
     # Before `import torch`, which asks the hooks, and after libtorch_cuda, whose guard would replace ours.
     cuda = torch_folder / "lib" / "libtorch_cuda.so"
     if cuda.exists():
         ctypes.CDLL(str(cuda), mode=ctypes.RTLD_GLOBAL)
-    ctypes.CDLL(str(library)).install_fake_cuda()
+    hooks = ctypes.CDLL(str(library))
+    hooks.install_fake_cuda()
+    return hooks
 
 
 def _patch_torch(device: types.SimpleNamespace) -> None:

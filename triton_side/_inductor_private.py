@@ -19,13 +19,16 @@ import torch
 
 TESTED = ("2.11.0", "2.13.0")
 
+_CUSTOM_PASSES = (
+    "joint_custom_pre_pass", "joint_custom_post_pass", "post_grad_custom_pre_pass", "_pre_fusion_custom_pass",
+    "_post_fusion_custom_pass",
+)  # fmt: skip
 # module -> the private names read or replaced below
 _NAMES = {
     "torch._functorch.config": ("force_non_lazy_backward_lowering",),
     "torch._inductor.config": (
-        "joint_custom_pre_pass", "joint_custom_post_pass", "_pre_fusion_custom_pass", "_post_fusion_custom_pass",
-        "trace.provenance_tracking_level", "force_disable_caches", "use_static_cuda_launcher", "max_autotune",
-        "max_autotune_gemm",
+        *_CUSTOM_PASSES, "trace.provenance_tracking_level", "force_disable_caches", "use_static_cuda_launcher",
+        "max_autotune", "max_autotune_gemm",
     ),
     "torch._inductor.debug": ("set_kernel_post_grad_provenance_tracing",),
     "torch._inductor.codegen.triton": ("set_kernel_post_grad_provenance_tracing",),
@@ -145,17 +148,23 @@ class Listener(Protocol):
 @contextlib.contextmanager
 def listening(listener: Listener) -> Iterator[None]:
     """Report to `listener` what Inductor does, in any thread, with its caches off and backward lowered together with forward."""
-    for name in ("joint_custom_pre_pass", "joint_custom_post_pass", "_pre_fusion_custom_pass", "_post_fusion_custom_pass"):
+    for name in _CUSTOM_PASSES:
         if getattr(inductor_config, name) is not None:
             raise RuntimeError(f"torch._inductor.config.{name} is in use; set it to None: a capture needs it")
     announce = inductor_debug.set_kernel_post_grad_provenance_tracing
     load = GraphLowering._compile_to_module_lines
 
+    rewritten: list[torch.fx.Graph] = []  # kept alive, so that their ids stay theirs
+
+    def before_joint_passes(graph: torch.fx.Graph) -> None:
+        rewritten[:] = [graph]
+        listener.source({node.name: _source(node) for node in graph.nodes})
+
     def announced(schedule: Any, kernel_name: str, is_extern: bool = False) -> int | None:
         handle = announce(schedule, kernel_name, is_extern=is_extern)
         if handle is None:
             raise RuntimeError("Inductor gave a kernel no debug handle although provenance tracking is on")
-        listener.emission(_emission(handle, kernel_name, schedule, is_extern))
+        listener.emission(_emission(handle, kernel_name, schedule, is_extern, rewritten))
         return handle
 
     def loaded(graph: GraphLowering, wrapper_code: Any) -> Any:
@@ -185,8 +194,9 @@ def listening(listener: Listener) -> Iterator[None]:
         "force_disable_caches": True,
         # The static launcher throws a kernel's IR away once it holds the cubin.
         "use_static_cuda_launcher": False,
-        "joint_custom_pre_pass": lambda graph: listener.source({node.name: _source(node) for node in graph.nodes}),
+        "joint_custom_pre_pass": before_joint_passes,
         "joint_custom_post_pass": lambda graph: listener.joint(graph.owning_module.print_readable(print_output=False)),
+        "post_grad_custom_pre_pass": rewritten.append,
         "_pre_fusion_custom_pass": scheduled(fused=False),
         "_post_fusion_custom_pass": scheduled(fused=True),
     }
@@ -216,7 +226,9 @@ def _part(graph: Any) -> Part:
     return "backward" if graph.is_backward else "forward"
 
 
-def _emission(handle: int, name: str, schedule: Any, is_extern: bool) -> Emission:
+def _emission(
+    handle: int, name: str, schedule: Any, is_extern: bool, rewritten: Sequence[torch.fx.Graph]
+) -> Emission:
     scheduler = V.graph.scheduler
     if is_extern:
         nodes = _exact_origins(schedule)
@@ -229,13 +241,15 @@ def _emission(handle: int, name: str, schedule: Any, is_extern: bool) -> Emissio
             nodes += _exact_origins(node.node) if node.is_template() else node.node.get_origins()
         members = [scheduler.name_to_fused_node.get(node.get_name()) for node in scheduled]
         template = any(node.is_template() for node in scheduled)
-    position = {node: index for index, node in enumerate(V.graph.orig_gm.graph.nodes)}
-    ordered = sorted(dict.fromkeys(nodes), key=lambda node: position.get(node, len(position)))
+    graph = V.graph.orig_gm.graph
+    position = {node.name: index for index, node in enumerate(graph.nodes)}
+    replacements = _replacements(graph, rewritten)
+    ordered = sorted(dict.fromkeys(nodes), key=lambda node: position.get(node.name, len(position)))
     groups = list(dict.fromkeys(members))
     return Emission(
         handle=handle,
         name=name,
-        nodes=tuple((node.name, _replaced_by(node), _source(node)) for node in ordered),
+        nodes=tuple((node.name, replacements.get(node.name, ()), _source(node)) for node in ordered),
         reads=_accesses(groups, reads=True),
         writes=_accesses(groups, reads=False),
         is_reduction=not is_extern and any(node.is_reduction() for node in scheduled),
@@ -246,7 +260,16 @@ def _emission(handle: int, name: str, schedule: Any, is_extern: bool) -> Emissio
 
 def _exact_origins(buffer: Any) -> list[torch.fx.Node]:
     """A library call's or template's own operation: its origins also hold operations upstream of it."""
-    return [buffer.origin_node] if buffer.origin_node is not None else list(buffer.get_origins())
+    if buffer.origin_node is not None:
+        return [_producer(buffer.origin_node)]
+    origins = list(buffer.get_origins())
+    called = [node for node in origins if node.target is getattr(buffer, "op_overload", None)]
+    return called or origins
+
+
+def _producer(node: torch.fx.Node) -> torch.fx.Node:
+    """The operation itself, where `node` takes one of its outputs."""
+    return node.args[0] if node.target is operator.getitem else node  # type: ignore[return-value]
 
 
 def _accesses(groups: Sequence[Any], reads: bool) -> Mapping[str, int] | None:
@@ -285,11 +308,23 @@ def _op(target: Any) -> str:
     return getattr(target, "__name__", str(target))
 
 
-def _replaced_by(node: torch.fx.Node) -> tuple[str, ...]:
-    """Names of the nodes in whose place a pattern matcher put `node` and, if it has several outputs, its outputs."""
-    outputs = [user for user in node.users if user.target is operator.getitem]
-    sources = [source for made in (node, *outputs) for source in made.meta.get("from_node", ())]
-    return tuple(dict.fromkeys(source.name for source in sources if source.name))
+def _replacements(graph: torch.fx.Graph, rewritten: Sequence[torch.fx.Graph]) -> dict[str, tuple[str, ...]]:
+    """Node name -> names of the nodes of the `rewritten` graphs in whose place a pattern matcher put it.
+
+    A match that puts several operations in place of a node gives no entry: which of them stands for what is not known.
+    """
+    identities = {id(graph) for graph in rewritten}
+    makers: dict[str, set[str]] = {}
+    for node in graph.nodes:
+        for source in node.meta.get("from_node", ()):
+            if source.graph_id in identities:  # the others are nodes of the pattern's own graph, with names that may coincide
+                makers.setdefault(source.name, set()).add(_producer(node).name)
+    found: dict[str, tuple[str, ...]] = {}
+    for source_name, names in makers.items():
+        if len(names) == 1:
+            (name,) = names
+            found[name] = (*found.get(name, ()), source_name)
+    return found
 
 
 # '  File "/home/me/block.py", line 12, in apply'

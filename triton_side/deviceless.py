@@ -12,17 +12,21 @@ first Triton template, "not autotuned".
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from triton_side._fake_cuda import Unsupported, activate, active_properties
+from triton_side._fake_cuda import Unsupported, activate, active_properties, sdpa_choice
 
 if TYPE_CHECKING:
     import torch
 
     from triton_side.inductor import Captured
+    from triton_side.launches import Launch
 
-__all__ = ["Unsupported", "activate", "active_properties", "compile_inductor", "fake_inputs", "fake_mode"]
+__all__ = [
+    "Unsupported", "activate", "active_properties", "compile_handwritten", "compile_inductor", "fake_inputs", "fake_mode",
+]  # fmt: skip
 
 Spec = tuple[tuple[int, ...], "str | torch.dtype"]
 
@@ -54,18 +58,53 @@ def compile_inductor(
     *,
     train: bool,
     max_autotune: bool,
+    sdpa: str | None = None,
 ) -> Captured:
     """What Inductor emits for `apply(inputs, **attributes)` on the GPU given to `activate`, every Triton kernel compiled.
 
     train: all float inputs require grad; the forward graph saves what backward needs, and the backward graph is compiled too.
+    sdpa: the kernel that scaled_dot_product_attention picks on that GPU at these shapes ("flash", "efficient", "cudnn" or "math"),
+        which `torch._fused_sdp_choice` tells there. Inductor also turns some plain attentions into that function. Without it,
+        reaching the function is an error unless one backend only is enabled (`torch.nn.attention.sdpa_kernel`).
     """
     active_properties()
     from triton_side import _inductor_private as private
     from triton_side import inductor
 
     compiled = inductor.compile(apply, max_autotune=max_autotune)
-    with inductor._recording(measured=False) as captured, fake_mode():
+    with inductor._recording(measured=False) as captured, sdpa_choice(sdpa), fake_mode():
         inputs = fake_inputs(input_specs, requires_grad=train)
-        with private.compiling_only():
+        with private.compiling_only(), warnings.catch_warnings():
+            # torch 2.11 looks at the inputs' alignment before the call that is not made.
+            warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
             compiled(inputs, **attributes)
     return captured
+
+
+def compile_handwritten(
+    apply: Callable[..., Mapping[str, torch.Tensor]],
+    input_specs: Mapping[str, Spec],
+    attributes: Mapping[str, Any],
+    *,
+    train: bool,
+) -> dict[str, list[Launch]]:
+    """The Triton and CUDA kernels that `apply(inputs, **attributes)` launches, compiled for the GPU given to `activate`.
+
+    By part: "forward" and, if `train`, "backward" (a gradient of ones for every output). What PyTorch itself would launch in between
+    is not among them.
+    """
+    active_properties()
+    import torch
+
+    from triton_side.launches import record_launches
+
+    launches: dict[str, list[Launch]] = {}
+    with fake_mode():
+        inputs = fake_inputs(input_specs, requires_grad=train)
+        with record_launches(compile_only=True) as launches["forward"], torch.set_grad_enabled(train):
+            outputs = apply(inputs, **attributes)
+        if train:
+            differentiable = [output for output in outputs.values() if output.requires_grad]
+            with record_launches(compile_only=True) as launches["backward"]:
+                torch.autograd.backward(differentiable, [torch.ones_like(output) for output in differentiable])
+    return launches

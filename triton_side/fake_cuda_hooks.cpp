@@ -1,12 +1,18 @@
 // Makes libtorch believe in one CUDA device, enough to trace and differentiate fake CUDA tensors.
 //
-// libtorch asks two objects about CUDA: the CUDA hooks ("is there a device?") and the device guard ("switch to it", "which
-// stream?"). A CPU build has neither; the CUDA build's own need a driver. Both are replaced here by ones that answer without
-// doing anything. Nothing can be allocated or launched through them.
+// libtorch asks three objects about CUDA: the CUDA hooks ("is there a device?"), the device guard ("switch to it", "which
+// stream?") and, for scaled_dot_product_attention, a function that picks the kernel. A CPU build has none of them; a CUDA build's
+// own need a driver. They are replaced here by ones that answer without it. Nothing can be allocated or launched through them.
+#include <ATen/Context.h>
+#include <ATen/SDPBackend.h>
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/native/transformers/attention.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
+#include <cstdint>
 #include <memory>
+#include <optional>
+#include <utility>
 
 namespace {
 
@@ -42,7 +48,39 @@ class FakeGuard final : public c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::C
   static c10::Stream default_stream() noexcept { return c10::Stream(c10::Stream::DEFAULT, only_device); }
 };
 
+int64_t recorded_sdpa_choice = static_cast<int64_t>(at::SDPBackend::error);
+
+// A real GPU picks by its own architecture, library versions and the shapes. Without that record only a caller who leaves a single
+// backend enabled (torch.nn.attention.sdpa_kernel) has an answer.
+int64_t choose_sdpa(const at::Tensor&, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, double, bool,
+                    std::optional<double>, bool) {
+  const auto& context = at::globalContext();
+  const std::pair<bool, at::SDPBackend> backends[] = {
+      {context.userEnabledFlashSDP(), at::SDPBackend::flash_attention},
+      {context.userEnabledMemEfficientSDP(), at::SDPBackend::efficient_attention},
+      {context.userEnabledCuDNNSDP(), at::SDPBackend::cudnn_attention},
+      {context.userEnabledMathSDP(), at::SDPBackend::math},
+  };
+  int enabled = 0;
+  int64_t only = recorded_sdpa_choice;
+  for (const auto& [is_enabled, backend] : backends) {
+    if (is_enabled) {
+      ++enabled;
+      only = static_cast<int64_t>(backend);
+    }
+  }
+  if (enabled == 1) {
+    return only;
+  }
+  TORCH_CHECK(recorded_sdpa_choice != static_cast<int64_t>(at::SDPBackend::error),
+              "which kernel the GPU picks for scaled_dot_product_attention is not known here: give sdpa=, or enable one backend only");
+  return recorded_sdpa_choice;
+}
+
 }  // namespace
+
+// The backend that choose_sdpa answers with, as a value of at::SDPBackend; error (-1) for none.
+extern "C" void record_sdpa_choice(int64_t backend) { recorded_sdpa_choice = backend; }
 
 // Called once, after libtorch is loaded and before anything asks it about CUDA. The preferred priority takes the place of a
 // CUDA build's hooks, which are registered with the default one.
@@ -50,4 +88,5 @@ extern "C" void install_fake_cuda() {
   at::CUDAHooksRegistry()->Register(
       "CUDAHooks", [](at::CUDAHooksArgs) { return std::make_unique<FakeHooks>(); }, c10::REGISTRY_PREFERRED);
   c10::impl::device_guard_impl_registry[static_cast<size_t>(c10::DeviceType::CUDA)].store(new FakeGuard());
+  at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&choose_sdpa);
 }

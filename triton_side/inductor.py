@@ -24,6 +24,7 @@ import torch
 from torch.fx.traceback import preserve_node_meta
 
 from triton_side import _inductor_private as private
+from triton_side import artifacts
 from triton_side._inductor_private import Part
 
 Kind = Literal["elementwise", "reduction", "gemm", "attention", "copy", "scatter", "library", "custom"]
@@ -136,7 +137,8 @@ class Captured:
     def write(self, folder: str | Path) -> None:
         """Store everything under `folder`: kernels.json, joint_graph.py and, per graph, a folder with its texts.
 
-        A second forward (backward) graph goes to forward-1 (backward-1), and so on.
+        A second forward (backward) graph goes to forward-1 (backward-1), and so on. The graph's folder also holds, in triton/, the
+        representations of every Triton kernel (triton_side.artifacts) and resources.json with registers, spills and shared memory.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -153,6 +155,13 @@ class Captured:
             (target / "ir_pre_fusion.txt").write_text(graph.pre_fusion)
             (target / "ir_post_fusion.txt").write_text(graph.post_fusion)
             (target / "output_code.py").write_text(graph.code)
+            resources = {}
+            for name, compiled in graph.triton_kernels().items():
+                kernel = artifacts.of_triton(compiled)
+                kernel.write(target / "triton", name)
+                resources[name] = dataclasses.asdict(kernel.resources)
+            if resources:
+                (target / "triton" / "resources.json").write_text(json.dumps(resources, indent=1) + "\n")
 
 
 def compile(apply: Callable[..., Any], *, max_autotune: bool = False) -> Callable[..., Any]:

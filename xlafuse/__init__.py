@@ -1,6 +1,7 @@
 """XLA's side of the comparison: blocks as JAX graphs, their compilation, and what XLA made of them.
 
-Importing this package imports neither jax nor anything else heavy: reading HLO text (`xlafuse.hlo`) needs no framework.
+Importing this package imports neither jax nor anything else heavy: reading HLO text (`xlafuse.hlo`) needs no
+framework.
 """
 
 from importlib.metadata import PackageNotFoundError, version

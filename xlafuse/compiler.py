@@ -1,7 +1,8 @@
 """Lower and compile a function with XLA: on the device of this process, or for a GPU that is not there.
 
-One `compile` call is one executable of one variant at one matmul precision, with everything XLA says about it. Flags go per compile;
-the few that XLA reads from the process's environment are set by `environment.configure_environment`.
+One `compile` call is one executable of one variant at one matmul precision, with everything XLA says about
+it. Flags go per compile; the few that XLA reads from the process's environment are set by
+`environment.configure_environment`.
 """
 
 import functools
@@ -21,8 +22,10 @@ from xlafuse.hlo import Kernel, kernels, parse
 
 MatmulPrecision = Literal["ieee", "tf32"]
 
-# XLA's own words. On a GPU both "default" and "high" let fp32 products run as TF32; only "highest" is IEEE.
-_PRECISION = {"ieee": "highest", "tf32": "tensorfloat32"}
+# jax's words, by what the PTX for an H200 holds: "default" makes fp32 products TF32 on jax 0.10.2 and 0.11.2;
+# "tensorfloat32" does so on 0.11.2 only (0.10.2's Triton GEMMs stay IEEE); "highest" is IEEE on both. None of
+# them changes a bf16 or fp16 product.
+_PRECISION = {"ieee": "highest", "tf32": "default"}
 
 _loaded_results: Path | None = None
 
@@ -31,9 +34,11 @@ _loaded_results: Path | None = None
 class Target:
     """A GPU that is not in this machine.
 
-    config_text: its GpuTargetConfigProto in text form, of the running jax's series (0.10 rejects fields that 0.11 writes).
-    autotune_results: what that GPU recorded (`configure_environment(record_autotune_to=...)`), to be replayed; it serves only
-        the jax version that wrote it (0.10.2 cannot read 0.11.2's). None: nothing is replayed.
+    config_text: its GpuTargetConfigProto in text form, of the running jax's series (0.10 rejects fields that
+        0.11 writes).
+    autotune_results: what that GPU recorded (`configure_environment(record_autotune_to=...)`), to be
+        replayed; it serves only the jax version that wrote it (0.10.2 cannot read 0.11.2's). None: nothing is
+        replayed.
     """
 
     config_text: str
@@ -53,9 +58,13 @@ class Memory:
 class Compilation:
     """One executable and what XLA says about it.
 
-    executable: called like the compiled function, on arrays of this device; None when compiled for a `Target`.
-    output_structs: the function's output pytree with `jax.ShapeDtypeStruct` leaves; backward halves are compiled from it.
-    stablehlo, hlo_text, hlo_proto: what went in, and the optimized module as text and as a serialized HloModuleProto.
+    executable: called like the compiled function, on arrays of this device; None when compiled for a
+        `Target`.
+    output_structs: the function's output pytree with `jax.ShapeDtypeStruct` leaves; backward halves are
+        compiled from it.
+    computed_structs: of its leaves those that a call computes and allocates; the others are arrays at hand.
+    stablehlo, hlo_text, hlo_proto: what went in, and the optimized module as text and as a serialized
+        HloModuleProto.
     trace_s, compile_s: seconds to trace and lower in Python, and in XLA.
     kernels: in schedule order. autotuning: the provenance of each, by kernel name; see `provenance`.
     replay_miss: XLA's message when recorded results were given and did not cover this module, else None.
@@ -63,6 +72,7 @@ class Compilation:
 
     executable: Callable[..., Any] | None
     output_structs: Any
+    computed_structs: tuple[jax.ShapeDtypeStruct, ...]
     stablehlo: str
     hlo_text: str
     hlo_proto: bytes
@@ -83,18 +93,23 @@ def compile(
     target: Target | None = None,
     dump_to: Path | None = None,
 ) -> Compilation:
-    """Compile `function(*args)`; args are pytrees of arrays or `jax.ShapeDtypeStruct`s, only shapes and dtypes are used.
+    """Compile `function(*args)`, args being pytrees of arrays or of `jax.ShapeDtypeStruct`s.
 
-    matmul_precision: of fp32 products, in the backward half too; None leaves it to what the function and jax's config say.
-        bfloat16 and float16 products accumulate in fp32 on a GPU either way.
-    dump_to: a folder that receives this compile's artifacts, named as in `dump.ARTIFACTS`; made if missing, else it must be empty.
+    matmul_precision: of fp32 products, in the backward half too; None leaves it to what the function and
+        jax's config say. bfloat16 and float16 products accumulate in fp32 on a GPU and compile to the same
+        kernels either way, but "ieee" enters their autotuning fingerprints: replay at the precision that was
+        recorded.
+    dump_to: a folder that receives this compile's artifacts, named as in `dump.ARTIFACTS`; made if missing,
+        else it must be empty.
 
-    An output that is an input, a constant, or a repetition of another output is not computed: the executable returns the array at
-    hand, where XLA would copy it. What a vjp saves is full of these, and a training step in one piece does not copy them either.
+    An output that is an input, a constant, or a repetition of another output is not computed: the executable
+    returns the array at hand, where XLA would copy it. What a vjp saves is full of these, and a training step
+    in one piece does not copy them either.
 
-    Raises variants.FusionNotOff if variant="unfused" still fused, RuntimeError when a process that replayed one set of autotune
-    results is asked to compile a target with another or none (XLA keeps what it loaded for the life of the process), and
-    whatever jax raises.
+    Raises variants.FusionNotOff if variant="unfused" still fused, RuntimeError when a process that replayed
+    one set of autotune results is asked to compile a target with another or none (XLA keeps what it loaded
+    for the life of the process), ValueError for autotune results of another jax version, and whatever jax
+    raises.
     """
     _jax_private.check_version()
     structs = _structs(tuple(args), target)
@@ -126,6 +141,7 @@ def compile(
     return Compilation(
         executable=None if target else outputs.executable(compiled),
         output_structs=outputs.structs(),
+        computed_structs=outputs.computed_structs(),
         stablehlo=lowered.as_text(),
         hlo_text=hlo_text,
         hlo_proto=_jax_private.optimized_module_proto(compiled),
@@ -139,7 +155,9 @@ def compile(
 
 
 def _structs(args: tuple[Any, ...], target: Target | None) -> tuple[Any, ...]:
-    sharding = jax.sharding.SingleDeviceSharding(_jax_private.target_device(target.config_text)) if target else None
+    sharding = (
+        jax.sharding.SingleDeviceSharding(_jax_private.target_device(target.config_text)) if target else None
+    )
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), args)
 
 
@@ -148,7 +166,7 @@ def _precision(precision: MatmulPrecision | None) -> Any:
 
 
 def _fresh(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function as a new object: jax would answer a second compile of one object from memory, untimed and undumped."""
+    """The same function as a new object, for jax answers a second compile of one object from memory."""
 
     @functools.wraps(function)
     def fresh(*args: Any) -> Any:
@@ -158,7 +176,7 @@ def _fresh(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _compile(lowered: Any, options: dict[str, Any], target: Target | None) -> tuple[Any, float, str | None]:
-    """(compiled, seconds, replay miss). A replay is first demanded complete; only on XLA's word of a miss is it tried without."""
+    """(compiled, seconds, replay miss): a replay is demanded complete, and compiled anyway where it is not."""
     if target is None or target.autotune_results is None:
         if target is not None:
             _hold_results(None)
@@ -168,6 +186,12 @@ def _compile(lowered: Any, options: dict[str, Any], target: Target | None) -> tu
     try:
         return *_timed(lowered, options | {"xla_gpu_require_complete_aot_autotune_results": True}), None
     except jax.errors.JaxRuntimeError as error:
+        if "Failed to parse autotune results" in str(error):
+            raise ValueError(
+                "autotune results are read only by the jax version that wrote them; "
+                f"{target.autotune_results} is not jax {jax.__version__}'s. Record them with this version, "
+                "or give none"
+            ) from error
         if "No cached config found" not in str(error):
             raise
         return *_timed(lowered, options), str(error)
@@ -180,15 +204,19 @@ def _timed(lowered: Any, options: dict[str, Any]) -> tuple[Any, float]:
 
 
 def _hold_results(results: Path | None) -> None:
-    """XLA loads one results file per process and never forgets it: refuse to mislabel what another file decided."""
+    """Refuse to mislabel: XLA loads one results file per process and never forgets it."""
     global _loaded_results
     results = results.resolve() if results else None
     if _loaded_results is not None and results != _loaded_results:
         raise RuntimeError(
-            f"one process replays one set of autotune results, for XLA keeps what it loaded; this one holds {_loaded_results} and "
-            f"was asked for {results}. Compile in another process"
+            "one process replays one set of autotune results, for XLA keeps what it loaded; this one holds "
+            f"{_loaded_results} and was asked for {results}. Compile in another process"
         )
     _loaded_results = results
+
+
+def _struct(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
 
 class _OutputPlan:
@@ -197,13 +225,15 @@ class _OutputPlan:
     def __init__(self, traced: Any) -> None:
         jaxpr = traced.jaxpr.jaxpr
         arguments = {variable: position for position, variable in enumerate(jaxpr.invars)}
+        self._avals: list[Any] = [variable.aval for variable in jaxpr.outvars]
         computed: dict[Any, int] = {}
-        self._positions: list[int] = []  # of the leaves to compute, first occurrences only
-        self._sources: list[tuple[str, Any]] = []  # per leaf: ("computed", index), ("argument", index) or ("constant", array)
+        # The leaves to compute, first occurrences only.
+        self._positions: list[int] = []
+        # Of each leaf: ("computed", index), ("argument", index) or ("constant", array).
+        self._sources: list[tuple[str, Any]] = []
         for position, variable in enumerate(jaxpr.outvars):
             if isinstance(variable, jax.extend.core.Literal):
-                constant = jnp.asarray(variable.val, variable.aval.dtype)
-                self._sources.append(("constant", constant))
+                self._sources.append(("constant", jnp.asarray(variable.val, self._avals[position].dtype)))
             elif variable in arguments:
                 self._sources.append(("argument", arguments[variable]))
             else:
@@ -211,7 +241,6 @@ class _OutputPlan:
                     computed[variable] = len(self._positions)
                     self._positions.append(position)
                 self._sources.append(("computed", computed[variable]))
-        self._avals = [variable.aval for variable in jaxpr.outvars]
         self._tree: Any = None
 
     def computed_only(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -223,7 +252,10 @@ class _OutputPlan:
         return computed_only
 
     def structs(self) -> Any:
-        return jax.tree.unflatten(self._tree, [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in self._avals])
+        return jax.tree.unflatten(self._tree, [_struct(aval) for aval in self._avals])
+
+    def computed_structs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        return tuple(_struct(self._avals[position]) for position in self._positions)
 
     def executable(self, compiled: Any) -> Callable[..., Any]:
         tree, sources = self._tree, self._sources

@@ -20,22 +20,37 @@ def forward(apply: Apply, attributes: Mapping[str, Any]) -> Callable[[Arrays], A
 
 
 def train_halves(
-    apply: Apply, attributes: Mapping[str, Any]
+    apply: Apply, attributes: Mapping[str, Any], *, recompute: bool = False
 ) -> tuple[Callable[[Arrays], tuple[Arrays, Any]], Callable[[Any, Arrays], Arrays]]:
     """(forward, backward), to be compiled apart, as a training step runs them.
 
-    forward(inputs) -> (outputs, residuals); residuals are whatever JAX's vjp saves, a pytree whose leaves are arrays.
-    backward(residuals, cotangents) -> gradients; cotangents are named and shaped as the outputs, gradients as the inputs, one
-    for every input of a floating dtype.
+    forward(inputs) -> (outputs, residuals); residuals are whatever JAX's vjp saves, a pytree whose leaves are
+    arrays. backward(residuals, cotangents) -> gradients; cotangents are named and shaped as the outputs,
+    gradients as the inputs, one for every input of a floating dtype.
 
-    Residuals that are inputs or outputs are the same arrays, not copies, when both halves go through `compiler.compile`.
-    Compile backward from the `output_structs` of forward's compilation, whose pytree carries this very trace.
+    recompute: save the results of products only and recompute everything else in backward (jax.checkpoint
+        with dots_saveable). A plain vjp saves what each operation's derivative asks for: a bfloat16 GELU then
+        saves six arrays of its input's size. A training step in one jit is free to fuse that away; two jits
+        are not.
+
+    Residuals that are inputs or outputs are the same arrays, not copies, when both halves go through
+    `compiler.compile`. Compile backward from the `output_structs` of forward's compilation, whose pytree
+    carries this very trace.
     """
 
     def forward(inputs: Arrays) -> tuple[Arrays, Any]:
         floating = {name: x for name, x in inputs.items() if jnp.issubdtype(x.dtype, jnp.floating)}
         others = {name: x for name, x in inputs.items() if name not in floating}
-        return jax.vjp(lambda differentiated: apply(differentiated | others, **attributes), floating)
+
+        def of_floating(floating: Arrays) -> Arrays:
+            return apply(floating | others, **attributes)
+
+        if recompute:
+            policy = jax.checkpoint_policies.dots_saveable
+            # The halves are compiled apart, so XLA cannot undo the recomputation and needs no barrier against
+            # it.
+            of_floating = jax.checkpoint(of_floating, policy=policy, prevent_cse=False)
+        return jax.vjp(of_floating, floating)
 
     def backward(residuals: Any, cotangents: Arrays) -> Arrays:
         (gradients,) = residuals(cotangents)

@@ -1,7 +1,8 @@
-"""One compile's artifacts in a folder, under short names: what went in, each fusion pass's work, what came out, why.
+"""One compile's artifacts in a folder, under short names: what went in, each fusion pass's work, what came
+out, why.
 
-XLA writes 60 to 120 files a compile; what is kept is listed in `ARTIFACTS`, plus `before_<pass>` and `after_<pass>` for every
-fusion pass that changed something and one PTX file a code module.
+XLA writes 60 to 120 files a compile; what is kept is listed in `ARTIFACTS`, plus `before_<pass>` and
+`after_<pass>` for every fusion pass that changed something and one PTX file a code module.
 """
 
 import re
@@ -27,12 +28,14 @@ ARTIFACTS: dict[str, tuple[str, str]] = {
     "target_config": ("target_config.pbtxt", r"gpu_target_config\.pbtxt"),
 }
 
-# The passes that decide what shares a kernel, and rename_fusions, without which the fusion log's names lead nowhere.
+# The passes that decide what shares a kernel, and rename_fusions, without which the fusion log's names lead
+# nowhere.
 PASSES = (
-    "dot-merger", "triton-gemm-rewriter", "triton-softmax-rewriter", "priority-fusion", "multi_output_fusion", "rename_fusions",
-    "fusion-wrapper", "copy_fusion", "fusion-block-level-rewriter",
+    "dot-merger", "triton-gemm-rewriter", "triton-softmax-rewriter", "priority-fusion",
+    "multi_output_fusion", "rename_fusions", "fusion-wrapper", "copy_fusion", "fusion-block-level-rewriter",
 )  # fmt: skip
-_WITH_PROTO = ("priority-fusion", "rename_fusions")  # instruction ids, which join names across a renaming, are only in protos
+# Instruction ids, which join names across a renaming, are only in protos.
+_WITH_PROTO = ("priority-fusion", "rename_fusions")
 
 # module_0001.jit_mlp.0006.fusion.after_sort-iota-fusion.before_priority-fusion.txt
 _PASS_FILE = re.compile(r"(\d+)\..*?after_(.+)\.before_(.+)\.(txt|hlo\.pb)$")
@@ -42,7 +45,8 @@ _PTX_ENTRY = re.compile(r"^\s*(?:\.visible )?\.entry ([\w$]+)", re.MULTILINE)
 
 @contextmanager
 def scratch(dump_to: Path | None) -> Iterator[Path | None]:
-    """A folder for XLA's raw dump, gone afterwards; None if nothing is to be dumped. Raises FileExistsError unless dump_to is empty."""
+    """A folder for XLA's raw dump, gone afterwards; None if nothing is to be dumped. Raises FileExistsError
+    unless dump_to is empty."""
     if dump_to is None:
         yield None
         return
@@ -60,7 +64,8 @@ def options(raw: Path) -> dict[str, Any]:
         "xla_dump_hlo_as_text": True,
         "xla_dump_hlo_as_proto": True,
         "xla_dump_hlo_pass_re": "|".join(PASSES),
-        # jax 0.11 writes PTX only if an emitter dump matches; this one costs nothing else. 0.10 always writes it.
+        # jax 0.11 writes PTX only if an emitter dump matches; this one costs nothing else. 0.10 always writes
+        # it.
         "xla_dump_emitter_re": "ptx",
     }
 
@@ -73,13 +78,17 @@ def keep(raw: Path, dump_to: Path, module_name: str, stablehlo: str) -> dict[str
         for rest, path in files.items():
             if pattern and re.fullmatch(pattern, rest):
                 shutil.move(path, dump_to / file)
+    results = dump_to / ARTIFACTS["autotune_results"][0]
+    if results.exists() and "{" not in results.read_text():  # no device tuned anything: only a version number
+        results.unlink()
     _keep_passes(files, dump_to)
     _keep_ptx(files, dump_to)
     return collect(dump_to)
 
 
 def collect(folder: Path) -> dict[str, Path]:
-    """Name -> file of every artifact in a dump folder: ARTIFACTS' names, "before_<pass>", "after_<pass>", "ptx/<kernel>"."""
+    """Name -> file of every artifact in a dump folder: ARTIFACTS' names, "before_<pass>", "after_<pass>",
+    "ptx/<kernel>"."""
     found = {name: folder / file for name, (file, _) in ARTIFACTS.items() if (folder / file).is_file()}
     for path in sorted((folder / "passes").glob("*")):
         name = path.name.split("_", 1)[1]
@@ -90,7 +99,8 @@ def collect(folder: Path) -> dict[str, Path]:
 
 
 def _last_module(raw: Path, module_name: str) -> dict[str, Path]:
-    """The raw files of the newest module of that name, without their prefix: a retried compile, or autotuning, leaves several."""
+    """The raw files of the newest module of that name, without their prefix: a retried compile, or
+    autotuning, leaves several."""
     modules: dict[int, dict[str, Path]] = {}
     prefix = re.compile(rf"module_(\d+)\.{re.escape(module_name)}\.(.+)")
     for path in sorted(raw.iterdir()):
@@ -100,7 +110,8 @@ def _last_module(raw: Path, module_name: str) -> dict[str, Path]:
 
 
 def _keep_passes(files: dict[str, Path], dump_to: Path) -> None:
-    """Text (and for some a proto) before and after each pass that changed the module; XLA numbers files by the order of passes."""
+    """Text (and for some a proto) before and after each pass that changed the module; XLA numbers files by
+    the order of passes."""
     texts = []
     for rest, path in files.items():
         if (match := _PASS_FILE.fullmatch(rest)) and match[4] == "txt":

@@ -1,4 +1,5 @@
-"""Process settings that XLA reads once, before jax is imported: CUDA's ptxas and libdevice, platform, memory, recording.
+"""Process settings that XLA reads once, before jax is imported: CUDA's ptxas and libdevice, platform, memory,
+recording.
 
 Everything that XLA accepts per compile is passed per compile (see compiler.py), not here.
 """
@@ -19,27 +20,34 @@ def configure_environment(*, deviceless: bool = False, record_autotune_to: Path 
     """Set the environment of this process for XLA. Call it before anything imports jax.
 
     deviceless: code will be compiled for a `Target`; no GPU is opened even where there is one.
-    record_autotune_to: a file to which XLA rewrites, after every compile, all autotuning results of this process
-        (needs a GPU; the text format that `Target.autotune_results` replays).
+    record_autotune_to: a `.textproto` file (XLA writes text only to such names) which XLA rewrites, after every
+        compile, with all autotuning results of this process. Needs a GPU. Give each process its own and join
+        them with `autotune.merge_results`; `compiler.Target` replays them.
 
-    Sets XLA_FLAGS (what it already holds is kept and wins), JAX_PLATFORMS=cpu without a GPU (jax's CUDA plugin otherwise
-    prints tracebacks), and turns off GPU memory preallocation and jax's persistent compilation cache (a hit writes no dump).
+    Sets XLA_FLAGS (what it already holds is kept and wins), JAX_PLATFORMS=cpu without a GPU (jax's CUDA
+    plugin otherwise prints tracebacks), and turns off GPU memory preallocation and jax's persistent
+    compilation cache (a hit writes no dump).
 
-    Raises RuntimeError if jax is already imported, or if a deviceless process finds no ptxas and libdevice.
+    Raises RuntimeError if jax is already imported, or if a deviceless process finds no ptxas and libdevice;
+    ValueError if record_autotune_to has another suffix.
     """
     if "jax" in sys.modules:
         raise RuntimeError(
-            "configure_environment must run before jax is imported, for XLA reads its flags once; jax is already imported. "
-            "Call it first in the process, or compile in a subprocess"
+            "configure_environment must run before jax is imported, for XLA reads its flags once; "
+            "jax is already imported. Call it first in the process, or compile in a subprocess"
         )
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
     if deviceless or not gpu_present():
         os.environ["JAX_PLATFORMS"] = "cpu"
     if deviceless:
-        # A replay that misses is tried first and expected; XLA logs each such instruction's whole body as an error.
+        # A replay that misses is tried first and expected; XLA logs each such instruction's whole body as an
+        # error.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if record_autotune_to is not None:
+        if record_autotune_to.suffix != ".textproto":
+            raise ValueError(f"autotuning results are recorded to a .textproto file, got {record_autotune_to}")
+        record_autotune_to.parent.mkdir(parents=True, exist_ok=True)
         _add_flag("xla_gpu_dump_autotune_results_to", str(record_autotune_to.resolve()))
     if "--xla_gpu_cuda_data_dir=" not in os.environ.get("XLA_FLAGS", ""):
         tools = find_cuda_tools()
@@ -47,8 +55,9 @@ def configure_environment(*, deviceless: bool = False, record_autotune_to: Path 
             _add_flag("xla_gpu_cuda_data_dir", str(_assemble(*tools)))
         elif deviceless:
             raise RuntimeError(
-                "compiling for a GPU needs CUDA's ptxas and libdevice.10.bc; neither the nvidia wheels, the triton wheel nor "
-                "CUDA_HOME has both. Install the triton package, or set XLA_FLAGS=--xla_gpu_cuda_data_dir=DIR"
+                "compiling for a GPU needs CUDA's ptxas and libdevice.10.bc; neither the nvidia wheels, "
+                "the triton wheel nor CUDA_HOME has both. Install the triton package, or set "
+                "XLA_FLAGS=--xla_gpu_cuda_data_dir=DIR"
             )
 
 
@@ -63,10 +72,13 @@ def gpu_present() -> bool:
 
 
 def find_cuda_tools() -> tuple[Path, Path] | None:
-    """(ptxas, libdevice.10.bc) of the nvidia wheels, else of the triton wheel, else of CUDA_HOME; None without both."""
+    """(ptxas, libdevice.10.bc) of the nvidia wheels, else of the triton wheel, else of CUDA_HOME; None
+    without both."""
     candidates = []
     for root in _package_folders("nvidia"):
-        candidates += [(toolkit / _PTXAS, toolkit / _LIBDEVICE) for toolkit in (root / "cu13", root / "cuda_nvcc")]
+        candidates += [
+            (toolkit / _PTXAS, toolkit / _LIBDEVICE) for toolkit in (root / "cu13", root / "cuda_nvcc")
+        ]
     for root in _package_folders("triton"):
         wheel = root / "backends" / "nvidia"
         candidates.append((wheel / "bin" / "ptxas", wheel / "lib" / "libdevice.10.bc"))

@@ -1,4 +1,5 @@
-"""Optimized HLO -> the kernels a GPU will launch: what each holds, which source lines it came from, how many bytes it moves.
+"""Optimized HLO -> the kernels a GPU will launch: what each holds, which source lines it came from, how many
+bytes it moves.
 
 Reads text only and needs no framework; see hlo_text for the reader.
 """
@@ -12,21 +13,27 @@ from xlafuse.hlo_text import Computation, Instruction, Module, Shape, parse
 
 __all__ = ["Computation", "Instruction", "Kernel", "Kind", "Module", "Shape", "kernels", "parse"]
 
-Kind = Literal["elementwise", "reduction", "gemm", "attention", "copy", "scatter", "collective", "library", "custom"]
+Kind = Literal[
+    "elementwise", "reduction", "gemm", "attention", "copy", "scatter", "collective", "library", "custom"
+]
 
 
 @dataclass(frozen=True)
 class Kernel:
     """One entry of the schedule that runs on the GPU.
 
-    name: the HLO instruction's. runtime_name: what the kernel is called when it runs; None where a library chooses (cuBLAS).
-        Fusions with equal bodies share one kernel and then all run under the name of one of them.
-    ops: the source operations inside, in order, each once: the last part of its op_name, or the opcode where XLA recorded none.
+    name: the HLO instruction's. runtime_name: what the kernel is called when it runs; None where a library
+        chooses (cuBLAS). Fusions with equal bodies share one kernel and then all run under the name of one of
+        them.
+    ops: the source operations inside, in order, each once: the last part of its op_name, or the opcode where
+        XLA recorded none.
     stages: the named scopes they came from, outermost first ("norm/mean_square"). lines: "file:line", sorted.
     opcodes: of the HLO instructions inside that compute or move data, in order.
-    bytes_read, bytes_written: of one launch, as declared: each distinct operand once (a slice or gather reads what it yields, an
-        in-place update writes its update), each result once; a library's scratch space is left out.
-    launches: in one call of the module; None where that depends on data (a conditional, a loop of unknown length).
+    bytes_read, bytes_written: of one launch, as declared: each distinct operand once (a slice or gather reads
+        what it yields, an in-place update writes its update), each result once; a library's scratch space is
+        left out.
+    launches: in one call of the module; None where that depends on data (a conditional, a loop of unknown
+        length).
     tunable: XLA's autotuner chooses its configuration by measuring, where there is a device.
     """
 
@@ -44,14 +51,23 @@ class Kernel:
 
 
 _FREE = frozenset(
-    "parameter constant tuple get-tuple-element bitcast after-all add-dependency partition-id replica-id opt-barrier domain".split()
+    "parameter constant tuple get-tuple-element bitcast after-all add-dependency partition-id replica-id "
+    "opt-barrier domain".split()
 )
 _MOVES = frozenset(
-    "copy transpose reshape slice dynamic-slice dynamic-update-slice concatenate pad reverse broadcast gather copy-start".split()
+    "copy transpose reshape slice dynamic-slice dynamic-update-slice concatenate pad reverse broadcast "
+    "gather copy-start".split()
 )
 _COLLECTIVES = (
-    "all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute", "collective-broadcast", "ragged-all-to-all",
-    "send", "recv",
+    "all-reduce",
+    "all-gather",
+    "all-to-all",
+    "reduce-scatter",
+    "collective-permute",
+    "collective-broadcast",
+    "ragged-all-to-all",
+    "send",
+    "recv",
 )
 _GEMMS = frozenset(("dot", "convolution", "scaled-dot", "ragged-dot"))
 _LIBRARY_OPS = frozenset(("fft", "cholesky", "triangular-solve"))
@@ -62,19 +78,23 @@ _TRIPS = re.compile(r'"known_trip_count":\{"n":"?(\d{1,18})"?\}')
 
 
 def kernels(module: Module) -> list[Kernel]:
-    """The module's kernels in the order of the text. Raises ValueError if calls expand beyond two million instructions."""
-    found = []
-    for computation, instruction, launches in _walk(module):
-        found.append(_kernel(module, computation, instruction, launches))
-    return found
+    """The module's kernels in the order of the text. Raises ValueError if calls expand beyond two million
+    instructions."""
+    return [
+        _kernel(module, computation, instruction, launches)
+        for computation, instruction, launches in _walk(module)
+    ]
 
 
 def _walk(module: Module) -> Iterator[tuple[Computation, Instruction, int | None]]:
-    """Every instruction that runs on the GPU, loops, calls and asynchronous wrappers entered, with its launches per call."""
+    """Every instruction that runs on the GPU, loops, calls and asynchronous wrappers entered, with its
+    launches per call."""
     entry = module.computations.get(module.entry)
     if entry is None:
         return
-    stack: list[tuple[Computation, Iterator[Instruction], int | None]] = [(entry, iter(entry.instructions.values()), 1)]
+    stack: list[tuple[Computation, Iterator[Instruction], int | None]] = [
+        (entry, iter(entry.instructions.values()), 1)
+    ]
     open_names = {entry.name}
     visits = 0
     while stack:
@@ -86,15 +106,18 @@ def _walk(module: Module) -> Iterator[tuple[Computation, Instruction, int | None
             continue
         visits += 1
         if visits > _MAX_VISITS:
-            raise ValueError(f"calls in module {module.name!r} expand beyond {_MAX_VISITS} instructions; this is no module XLA wrote")
-        inner, times = _entered(instruction)
+            raise ValueError(
+                f"calls in module {module.name!r} expand beyond {_MAX_VISITS} instructions; "
+                "this is no module XLA wrote"
+            )
+        names, times = _entered(instruction)
+        inner = [name for name in names if name in module.computations and name not in open_names]
         if inner:
             product = None if launches is None or times is None else launches * times
-            for name in reversed(inner):
-                callee = module.computations.get(name)
-                if callee is not None and name not in open_names:
-                    open_names.add(name)
-                    stack.append((callee, iter(callee.instructions.values()), product))
+            for name in dict.fromkeys(reversed(inner)):
+                open_names.add(name)
+                callee = module.computations[name]
+                stack.append((callee, iter(callee.instructions.values()), product))
         elif instruction.opcode not in _FREE and not instruction.opcode.endswith(("-done", "-update")):
             yield computation, instruction, launches
 
@@ -108,18 +131,22 @@ def _entered(instruction: Instruction) -> tuple[list[str], int | None]:
             return instruction.called("calls", "to_apply"), 1
         case "while":
             trips = _TRIPS.search(instruction.backend_config)
-            return instruction.called("condition") + instruction.called("body"), int(trips[1]) if trips else None
+            return instruction.called("condition") + instruction.called("body"), int(
+                trips[1]
+            ) if trips else None
         case "conditional":
             return instruction.called("branch_computations", "true_computation", "false_computation"), None
         case _:
             return [], 1
 
 
-def _kernel(module: Module, computation: Computation, instruction: Instruction, launches: int | None) -> Kernel:
+def _kernel(
+    module: Module, computation: Computation, instruction: Instruction, launches: int | None
+) -> Kernel:
     inside = _inside(module, instruction)
     work = [part for part in inside if part.opcode not in _FREE and part.opcode != "fusion"] or [instruction]
     kind = _kind(instruction, work)
-    library = kind == "library" or instruction.custom_call_target.startswith(_LIBRARIES)
+    library = kind == "library" or _calls_library(instruction)
     return Kernel(
         name=instruction.name,
         kind=kind,
@@ -136,7 +163,7 @@ def _kernel(module: Module, computation: Computation, instruction: Instruction, 
 
 
 def _inside(module: Module, instruction: Instruction) -> list[Instruction]:
-    """The instruction itself, or all of a fusion's, fusions nested in it included; reducers' bodies are not."""
+    """The instruction itself, or all of a fusion's, nested fusions included; reducers' bodies are not."""
     if instruction.opcode != "fusion":
         return [instruction]
     inside, pending, seen = [], instruction.called("calls"), set()
@@ -177,16 +204,19 @@ def _kind(instruction: Instruction, work: list[Instruction]) -> Kind:
 
 
 def _tunable(instruction: Instruction, kind: Kind) -> bool:
-    """GEMMs and cuDNN calls are tuned; so is a fusion that XLA may hand to its native or its Triton emitter, which it marks."""
+    """GEMMs and cuDNN calls are tuned; so is a fusion that XLA may hand to its native or its Triton emitter,
+    which it marks."""
     if kind == "gemm" or instruction.custom_call_target.startswith("__cudnn"):
         return True
     return '"native_emitter_backend_config"' in instruction.backend_config
 
 
 def _ops(work: list[Instruction]) -> tuple[str, ...]:
-    """One entry for each source operation: XLA makes several instructions of one, and all carry its op_name and site.
+    """One entry for each source operation: XLA makes several instructions of one, and all carry its op_name
+    and site.
 
-    Broadcasts and reshapes only prepare another instruction's operand, so they count where nothing else is there.
+    Broadcasts and reshapes only prepare another instruction's operand, so they count where nothing else is
+    there.
     """
     telling = [part for part in work if part.opcode not in ("broadcast", "reshape")] or work
     named = dict.fromkeys((part.op_name or part.opcode, part.site or part.source) for part in telling)
@@ -194,7 +224,8 @@ def _ops(work: list[Instruction]) -> tuple[str, ...]:
 
 
 def _library_epilogue(instruction: Instruction) -> tuple[str, ...]:
-    """What a cuBLAS call does beside its product: XLA keeps no op_name of what it folded in, only the call's parameters."""
+    """What a cuBLAS call does beside its product: XLA keeps no op_name of what it folded in, only the call's
+    parameters."""
     if not instruction.custom_call_target.startswith("__cublas"):
         return ()
     added = ("add",) if (beta := _BETA.search(instruction.backend_config)) and float(beta[1]) != 0 else ()
@@ -206,16 +237,25 @@ def _library_epilogue(instruction: Instruction) -> tuple[str, ...]:
 _BETA = re.compile(r'"beta":(\d{1,9}(?:\.\d{1,18})?)')
 _EPILOGUE = re.compile(r'"epilogue":"([A-Z_]{1,64})"')
 _WRAPPER = re.compile(r"(?:jvp|transpose|vmap|remat|checkpoint)\((.*)\)$")
-_STRUCTURE = frozenset("while body cond closed_call checkpoint remat rematted_computation custom_vjp_call custom_jvp_call".split())
+_STRUCTURE = frozenset(
+    "while body cond closed_call checkpoint remat rematted_computation custom_vjp_call "
+    "custom_jvp_call".split()
+)
 
 
 def stage_of(op_name: str) -> str:
-    """The named scopes in an op_name, joined by "/": "jit(f)/transpose(jvp(norm))/scale/mul" -> "norm/scale"."""
+    """An op_name's named scopes, joined by "/": "jit(f)/transpose(jvp(norm))/scale/mul" -> "norm/scale"."""
     scopes = []
     for part in op_name.split("/")[:-1]:
         while wrapped := _WRAPPER.match(part):
             part = wrapped[1]
-        if part and part not in _STRUCTURE and "(" not in part and "->" not in part and not part.startswith("branch_"):
+        if (
+            part
+            and part not in _STRUCTURE
+            and "(" not in part
+            and "->" not in part
+            and not part.startswith("branch_")
+        ):
             scopes.append(part)
     return "/".join(scopes)
 
@@ -230,16 +270,14 @@ def _bytes_read(module: Module, computation: Computation, instruction: Instructi
         if operand is None:
             continue
         size[name] = operand.bytes
-        if uses is not None:
-            used = uses.get(position, 0)
-        else:
-            used = _used(instruction, position, instruction, computation)
+        used = uses.get(position, 0) if uses is not None else _used(instruction, position, computation)
         read[name] = read.get(name, 0) + (operand.bytes if used is None else used)
     return sum(min(used, size[name]) for name, used in read.items())
 
 
 def _parameter_uses(module: Module, fusion: Instruction) -> dict[int, int | None]:
-    """Bytes a fusion reads of each of its parameters, None for all; a parameter that nothing uses is not in it."""
+    """Bytes a fusion reads of each of its parameters, None for all; a parameter that nothing uses is not in
+    it."""
     uses: dict[int, int | None] = {}
     for name in fusion.called("calls"):
         body = module.computations.get(name)
@@ -254,13 +292,13 @@ def _parameter_uses(module: Module, fusion: Instruction) -> dict[int, int | None
                 parameter = views.get(operand)
                 if parameter is None:
                     continue
-                used = _used(part, position, part, body)
+                used = _used(part, position, body)
                 sofar = uses.get(parameter, 0)
                 uses[parameter] = None if used is None or sofar is None else sofar + used
     return uses
 
 
-def _used(user: Instruction, position: int, instruction: Instruction, computation: Computation) -> int | None:
+def _used(user: Instruction, position: int, computation: Computation) -> int | None:
     """Bytes that `user` reads of its operand at `position`; None for all of it."""
     if position != 0:
         return None
@@ -283,7 +321,12 @@ def _bytes_written(module: Module, computation: Computation, instruction: Instru
                 return other.bytes
     if instruction.opcode == "custom-call":
         shapes = instruction.shapes
-        if len(shapes) > 1 and shapes[-1].dtype in ("s8", "u8") and len(shapes[-1].dims) == 1 and _calls_library(instruction):
+        if (
+            len(shapes) > 1
+            and shapes[-1].dtype in ("s8", "u8")
+            and len(shapes[-1].dims) == 1
+            and _calls_library(instruction)
+        ):
             shapes = shapes[:-1]
         return sum(shape.bytes for shape in shapes)
     if instruction.opcode != "fusion":
@@ -293,14 +336,22 @@ def _bytes_written(module: Module, computation: Computation, instruction: Instru
         root = body.root if body else None
         if body is not None and root is not None:
             results = root.operands if root.opcode == "tuple" else (root.name,)
-            return sum(_result_bytes(body, body.instructions[result]) for result in results if result in body.instructions)
+            return sum(
+                _result_bytes(body, body.instructions[result])
+                for result in results
+                if result in body.instructions
+            )
     return instruction.bytes
 
 
 def _result_bytes(computation: Computation, result: Instruction) -> int:
     """Bytes that producing `result` writes: an in-place update writes its update only."""
     for _ in range(len(computation.instructions)):
-        source = computation.instructions.get(result.operands[0]) if result.opcode == "bitcast" and result.operands else None
+        source = (
+            computation.instructions.get(result.operands[0])
+            if result.opcode == "bitcast" and result.operands
+            else None
+        )
         if source is None:
             break
         result = source
@@ -312,7 +363,11 @@ def _result_bytes(computation: Computation, result: Instruction) -> int:
 
 
 def _operand_bytes(computation: Computation, instruction: Instruction, position: int) -> int:
-    operand = computation.instructions.get(instruction.operands[position]) if position < len(instruction.operands) else None
+    operand = (
+        computation.instructions.get(instruction.operands[position])
+        if position < len(instruction.operands)
+        else None
+    )
     return operand.bytes if operand else instruction.bytes
 
 

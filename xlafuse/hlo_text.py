@@ -1,7 +1,10 @@
-"""A reader of HLO text: module -> computations -> instructions. No framework, any XLA version, hostile files included.
+"""A reader of HLO text: module -> computations -> instructions. No framework, any XLA version, hostile files
+included.
 
-XLA's own parser fails a whole module on one unknown word and crashes on deep nesting. This one goes line by line with explicit
-state: time and memory are linear in the text, nothing recurses, and what it does not understand it keeps in `Module.unparsed`.
+XLA's own parser fails a whole module on one unknown word and crashes on deep nesting. This one goes line by
+line with explicit
+state: time and memory are linear in the text, nothing recurses, and what it does not understand it keeps in
+    `Module.unparsed`.
 """
 
 import re
@@ -26,9 +29,12 @@ class Shape:
 class Instruction:
     """One line of a computation.
 
-    shapes: the result's arrays, a tuple flattened. operands: names of instructions (empty for parameters and constants).
-    calls: computations it names, by attribute, in order. op_name: the framework's path ("" if XLA recorded none).
-    source: "file:line" of the innermost recorded frame ("" if none); site: that frame's identity, finer than its line.
+    shapes: the result's arrays, a tuple flattened. operands: names of instructions (empty for parameters and
+        constants).
+    calls: computations it names, by attribute, in order. op_name: the framework's path ("" if XLA recorded
+        none).
+    source: "file:line" of the innermost recorded frame ("" if none); site: that frame's identity, finer than
+        its line.
     backend_config: raw text. index: of a parameter or a get-tuple-element, else None.
     """
 
@@ -56,7 +62,8 @@ class Instruction:
 
 @dataclass
 class Computation:
-    """A named list of instructions, in the order of the text (which is the schedule's where the module is scheduled)."""
+    """A named list of instructions, in the order of the text (which is the schedule's where the module is
+    scheduled)."""
 
     name: str
     instructions: dict[str, Instruction] = field(default_factory=dict)
@@ -100,7 +107,7 @@ _TABLE_STRING = re.compile(r'(\d{1,18}) "(.*)"$')
 _TABLE_FIELDS = re.compile(r"(\d{1,18}) \{([a-z_0-9= ]*)\}$")
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 
-# ROOT %name = 
+# ROOT %name =
 _RESULT = re.compile(r"\s*+(ROOT )?%?([^\s=(),]+) = ")
 _OPCODE = re.compile(r" ([a-z][a-zA-Z0-9_-]*)\(")
 # Brackets, commas and whole strings; a lone quote means that the string never ends.
@@ -116,8 +123,16 @@ _ESCAPE = re.compile(r"\\(.)")
 
 # Attributes that name computations; any other attribute's text is not searched for names.
 _CALLS = (
-    "calls", "to_apply", "body", "condition", "branch_computations", "true_computation", "false_computation",
-    "called_computations", "select", "scatter",
+    "calls",
+    "to_apply",
+    "body",
+    "condition",
+    "branch_computations",
+    "true_computation",
+    "false_computation",
+    "called_computations",
+    "select",
+    "scatter",
 )
 
 
@@ -152,7 +167,11 @@ class _Reader:
             self.module.name = module[1]
             self.module.is_scheduled = "is_scheduled=true" in line
             return True
-        if line.endswith(" {") and (header := _COMPUTATION.match(line)) and (header[3] == "{" or ") -> " in line):
+        if (
+            line.endswith(" {")
+            and (header := _COMPUTATION.match(line))
+            and (header[3] == "{" or ") -> " in line)
+        ):
             return self._open(header)
         return False
 
@@ -207,7 +226,7 @@ class _Reader:
                 if not piece.strip():
                     continue
                 raise _Malformed
-            attributes[key[1]] = piece[key.end():]
+            attributes[key[1]] = piece[key.end() :]
         metadata = {key: value.strip('"') for key, value in _METADATA.findall(attributes.get("metadata", ""))}
         index = None
         if opcode[1] == "parameter":
@@ -217,9 +236,14 @@ class _Reader:
         return Instruction(
             name=result[2],
             opcode=opcode[1],
-            shapes=_shapes(line[result.end():shape_end]),
+            shapes=_shapes(line[result.end() : shape_end]),
             operands=() if opcode[1] in ("parameter", "constant", "iota") else tuple(map(_operand, operands)),
-            calls=tuple((key, name) for key in _CALLS if key in attributes for name in _computation_names(attributes[key])),
+            calls=tuple(
+                (key, name)
+                for key in _CALLS
+                if key in attributes
+                for name in _computation_names(attributes[key])
+            ),
             op_name=_unescape(metadata.get("op_name", "")),
             source=self._source(metadata),
             site=metadata.get("stack_frame_id", ""),
@@ -240,7 +264,8 @@ class _Reader:
 
 
 def _shape_end(line: str, start: int) -> int:
-    """Where the result's shape ends: a tuple at its closing bracket, an array at the first blank outside brackets."""
+    """Where the result's shape ends: a tuple at its closing bracket, an array at the first blank outside
+    brackets."""
     if line.startswith("(", start):
         return _split(line, start + 1)[1] + 1
     end = line.find(" ", start)
@@ -250,7 +275,8 @@ def _shape_end(line: str, start: int) -> int:
 
 
 def _split(line: str, start: int) -> tuple[list[str], int]:
-    """The comma-separated pieces from start to the bracket that closes what was open there (or the line's end), and its place."""
+    """The comma-separated pieces from start to the bracket that closes what was open there (or the line's
+    end), and its place."""
     pieces, depth, begin = [], 0, start
     end = len(line)
     for token in _TOKEN.finditer(line, start):
@@ -265,7 +291,7 @@ def _split(line: str, start: int) -> tuple[list[str], int]:
                 break
             depth -= 1
         elif mark == "," and depth == 0:
-            pieces.append(line[begin:token.start()])
+            pieces.append(line[begin : token.start()])
             begin = token.end()
     if depth:
         raise _Malformed

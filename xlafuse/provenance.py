@@ -1,4 +1,5 @@
-"""Who chose a kernel's configuration: nobody had to, a device by measuring, a device's record, or nobody though a device would."""
+"""Who chose a kernel's configuration: nobody had to, a device by measuring, a device's record, or nobody
+though a device would."""
 
 from typing import Literal
 
@@ -11,5 +12,6 @@ _CHOSEN: dict[Source, Provenance] = {"device": "device", "replay": "replayed", "
 
 
 def of(kernel: Kernel, source: Source) -> Provenance:
-    """A kernel that XLA's autotuner handles carries its source's provenance; any other is "compiled", the same everywhere."""
+    """A kernel that XLA's autotuner handles carries its source's provenance; any other is "compiled", the
+    same everywhere."""
     return _CHOSEN[source] if kernel.tunable else "compiled"

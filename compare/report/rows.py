@@ -84,7 +84,10 @@ def as_json(rows: list[Row]) -> str:
 
 
 def row_of(record: Record, run: Mapping[str, Any]) -> Row:
-    """The row of one record; `time_vs_xla` needs the others and comes from `add_ratios`."""
+    """The row of one record; `time_vs_xla` needs the others and comes from `add_ratios`.
+
+    Raises ValueError, KeyError, TypeError or AttributeError for a record that is not as this version writes it.
+    """
     case = record.case
     parts = _measured_parts(record)
     medians = {part: _microseconds(_median(_pooled(data["device_time"]))) for part, data in parts.items()}
@@ -95,7 +98,7 @@ def row_of(record: Record, run: Mapping[str, Any]) -> Row:
     measurement = record.measurement if record.status == "ok" and record.measurement else {}
     kernels, kernel_source = _kernels(record, parts)
     worst = max(record.errors, key=_severity, default={"error": None, "tolerance": None})
-    return {
+    row = {
         "block": case.block,
         "case": case.name,
         "direction": case.direction,
@@ -130,6 +133,8 @@ def row_of(record: Record, run: Mapping[str, Any]) -> Row:
         "peak_memory_bytes": _peak(case, measurement),
         "provenance": _provenance(record),
     }
+    _require_types(row)
+    return row
 
 
 def add_ratios(rows: list[Row]) -> None:
@@ -142,6 +147,24 @@ def add_ratios(rows: list[Row]) -> None:
     for row in rows:
         if row["device_time_us"] and baseline.get(group(row)):
             row["time_vs_xla"] = row["device_time_us"] / baseline[group(row)]
+
+
+_IDENTITY = ("block", "case", "direction", "dtype", "precision", "implementation", "compiler", "status")
+_TEXTS = ("detail", "target", "segment", "timer", "kernel_source", "rate_unit", "provenance")
+
+
+def _require_types(row: Row) -> None:
+    for name, value in row.items():
+        if name in _IDENTITY:
+            right = isinstance(value, str)
+        elif name in _TEXTS:
+            right = value is None or isinstance(value, str)
+        elif name == "checked":
+            right = value is None or isinstance(value, dict)
+        else:
+            right = value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+        if not right:
+            raise ValueError(f"{name} is of type {type(value).__name__}")
 
 
 _UNITS = {"GB/s": 1e9, "TFLOP/s": 1e12}

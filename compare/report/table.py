@@ -69,7 +69,7 @@ def _columns(rows: list[Row]) -> dict[str, Callable[[Row], str]]:
     columns: dict[str, Callable[[Row], str]] = {
         "implementation": lambda r: printable(str(r["implementation"]), 40),
         "status": lambda r: printable(str(r["status"]), 20),
-        "checked on": lambda r: printable(str((r["checked"] or {}).get("device", "")), 24),
+        "checked on": _checked,
         "kernels": lambda r: _number(r["kernels"]),
         "time µs": lambda r: _number(r["device_time_us"]),
         "±": lambda r: _number(r["device_time_us_spread"], 2),
@@ -92,6 +92,19 @@ def _columns(rows: list[Row]) -> dict[str, Callable[[Row], str]]:
     if len({r["segment"] for r in rows}) > 1:
         columns["segment"] = lambda r: printable(str(r["segment"] or ""), 20)
     return columns
+
+
+def _checked(row: Row) -> str:
+    """The device of the check, with what sets it apart: a dtype that is not the case's own, Triton's interpreter."""
+    checked = row["checked"]
+    if not checked:
+        return ""
+    dtype = checked.get("dtype")
+    remarks = ["interpreter"] if checked.get("backend") == "interpreter" else []
+    if dtype not in (None, row["dtype"]):
+        remarks.append(DTYPES[dtype].short if dtype in DTYPES else str(dtype))
+    device = str(checked.get("device", "?"))
+    return printable(f"{device} ({', '.join(remarks)})" if remarks else device, 40)
 
 
 def _error(row: Row) -> str:

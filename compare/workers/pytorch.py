@@ -34,7 +34,21 @@ _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 def methods() -> dict[str, Callable[..., Any]]:
     side = TorchSide()
-    return Service(side).methods() | {"ceilings": side.ceilings}
+    service = Service(side)
+
+    def measure_ceilings() -> dict[str, Any]:
+        assert service.clock is not None, "ceilings are measured on a GPU"
+        return ceilings.measure(service.clock, side.flush_cache)
+
+    return service.methods() | {"ceilings": measure_ceilings, "device_properties": device_properties}
+
+
+def device_properties() -> dict[str, Any]:
+    """What Inductor may ask of torch.cuda.get_device_properties, for a target pack."""
+    properties = torch.cuda.get_device_properties()
+    names = [n for n in dir(properties) if not n.startswith("_")]
+    values = {n: getattr(properties, n) for n in names}
+    return {n: v for n, v in values.items() if isinstance(v, (int, str, float)) and n != "uuid" and "pci" not in n}
 
 
 class TorchSide:
@@ -70,12 +84,6 @@ class TorchSide:
         if not self._gpu:
             return None
         return EventClock() if cupti_missing() else CuptiClock()
-
-    def ceilings(self) -> dict[str, Any]:
-        """Bandwidths by read:write mix and product rates of this GPU; see compare.ceilings."""
-        clock = self.clock()
-        assert clock is not None, "ceilings are measured on a GPU"
-        return ceilings.measure(clock, self.flush_cache)
 
     def build(self, case: Case, implementation: Implementation, folder: Path, dumps: Path) -> Program:
         _set_precision(case.precision)
@@ -250,7 +258,7 @@ class TorchSide:
 class EventClock:
     """CUDA events around each call, for a machine without CUPTI.
 
-    Includes the gap before the first kernel starts, so its times are never compared with CUPTI's; sees no single kernels.
+    Includes the gap before the first kernel, so its times are never compared with CUPTI's; sees no single kernels.
     """
 
     name = "cuda-events"
@@ -289,7 +297,7 @@ class _NanEmpty(TorchDispatchMode):
 
 
 def _set_precision(precision: str) -> None:
-    """Products of float32 in IEEE or TF32, of half types accumulated in float32 throughout: as XLA does, not as is default."""
+    """float32 products in IEEE or TF32; half types accumulate in float32 throughout, as in XLA, not as by default."""
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False

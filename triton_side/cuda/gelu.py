@@ -1,37 +1,38 @@
 """GELU in its tanh form, y = 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), in CUDA C++ (gelu.cu), with its gradient.
 
-Hendrycks and Gimpel, Gaussian Error Linear Units (arXiv:1606.08415), section 2. Computed in fp32 as x sigmoid(2u), the same function
-of u = sqrt(2/pi) (x + 0.044715 x^3); stored in x's dtype. Any shape. The backward pass needs x alone: it reads x and dy and writes dx.
+Hendrycks and Gimpel, Gaussian Error Linear Units (arXiv:1606.08415), section 2. Computed in fp32 as x sigmoid(2u),
+the same function of u = sqrt(2/pi) (x + 0.044715 x^3); stored in x's dtype. Any shape. The backward pass needs x
+alone: it reads x and dy and writes dx.
 
-Tiles as in vector_add. On sm_90 in bf16 the forward kernel spends 14 instructions per element and the backward one 24; at copy speed an
+On sm_90 in bf16 the forward kernel spends about 14 instructions per element and the backward one 24; at copy speed an
 H200 has about 27 and 40 issue slots for them, so both stay bound by memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
-from triton_side.cuda import tensors
-from triton_side.cuda.vector_add import launch_elementwise
+from triton_side.cuda import elementwise, tensors
 
 
 class Gelu(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
         x = x.contiguous()
         ctx.save_for_backward(x)
         y = torch.empty_like(x)
-        launch_elementwise("gelu.cu", "gelu_forward", (x,), y)
+        elementwise.launch("gelu.cu", "gelu_forward", (x,), y)
         return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, dy: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
         (x,) = ctx.saved_tensors
         dx = torch.empty_like(x)
-        launch_elementwise("gelu.cu", "gelu_backward", (x, dy.contiguous()), dx)
+        elementwise.launch("gelu.cu", "gelu_backward", (x, dy.contiguous()), dx)
         return dx
 
 

@@ -1,8 +1,8 @@
 """CUDA C++ to a running kernel: NVRTC compiles it, cuda.core loads it and launches it on PyTorch's current stream.
 
-NVRTC is called through cuda.bindings, because cuda.core's Program asks for the driver even to compile (seen in 0.3.2 to 0.6.0) and
-compiling must work on a machine without one. What differs between versions of cuda.core is in `_cuda_core` alone. Tested without a
-driver: cuda-bindings 13.0.3 with NVRTC 13.0, and 13.5.0 with NVRTC 13.4.
+NVRTC is called through cuda.bindings, because cuda.core's Program asks for the driver even to compile (seen in 0.3.2
+to 0.6.0) and compiling must work on a machine without one. What differs between versions of cuda.core is in
+`_cuda_core` alone. Tested without a driver: cuda-bindings 13.0.3 with NVRTC 13.0, and 13.5.0 with NVRTC 13.4.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def _wheel_folders(distribution: str) -> Iterator[Path]:
 class Kernel:
     """One instance of a kernel template, compiled for one architecture.
 
-    `expression` is the C++ name ("gelu_forward<float, 4, 2, 256>"), `symbol` the mangled one that the driver and profilers
-    use, `options` what NVRTC was told beside the architecture.
+    `expression` is the C++ name ("gelu_forward<float, 4, 2, 256>"), `symbol` the mangled one that the driver and
+    profilers use, `options` what NVRTC was told beside the architecture.
     """
 
     source: Path
@@ -119,12 +119,12 @@ def compile_kernel(source: str, expression: str, arch: str, *options: str) -> Ke
 
 @contextlib.contextmanager
 def _nvrtc_program(path: Path) -> Iterator[tuple[Callable[..., Any], Any]]:
-    """An NVRTC program of the file, and a function that calls nvrtc<name>(program, ...), checks its status and gives its result."""
+    """An NVRTC program of the file, and a function: nvrtc<name>(program, ...), its status checked, its result."""
     try:
         nvrtc = importlib.import_module("cuda.bindings.nvrtc")
         status, program = nvrtc.nvrtcCreateProgram(path.read_bytes(), path.name.encode(), 0, None, None)
     except (ImportError, RuntimeError) as error:  # RuntimeError: cuda.bindings is there, libnvrtc is not
-        raise CudaUnavailable(f"CUDA C++ kernels need cuda.bindings and NVRTC ({error}); install them: {INSTALL}") from error
+        raise CudaUnavailable(f"CUDA C++ needs cuda.bindings and NVRTC ({error}); install them: {INSTALL}") from error
 
     def call(name: str, *arguments: Any) -> Any:
         status, *result = getattr(nvrtc, f"nvrtc{name}")(program, *arguments)
@@ -160,7 +160,7 @@ class LaunchRequest:
 def launch(
     kernel: Kernel, grid: int, block: tuple[int, int], arguments: Sequence[Argument], device: torch.device
 ) -> None:
-    """Enqueue `kernel` on PyTorch's current stream of `device`. Tensors are passed by address, integers as ctypes values."""
+    """Enqueue `kernel` on PyTorch's current stream of `device`. Tensors go by address, integers as ctypes."""
     _launcher(LaunchRequest(kernel, (grid, 1, 1), (*block, 1), tuple(arguments), device))
 
 

@@ -3,11 +3,13 @@
     y  = exp(x - max(x)) / sum(exp(x - max(x)))
     dx = y (dy - sum(y dy))
 
-Computed in fp32, stored in x's dtype. A row that holds NaN or +inf, or -inf alone, becomes NaN, as in torch.softmax. Maximum and sum
-come from one reduction of (maximum, sum) pairs (Milakov and Gimelshein, Online normalizer calculation for softmax, arXiv:1805.02867).
+Computed in fp32, stored in x's dtype. A row that holds NaN or +inf, or -inf alone, becomes NaN, as in torch.softmax.
+Maximum and sum come from one reduction of (maximum, sum) pairs (Milakov and Gimelshein, Online normalizer calculation
+for softmax, arXiv:1805.02867).
 
-One pass: a row is read once, held in registers and written once, up to 131,072 columns of 16-bit dtypes (65,536 of fp32; half of that
-in scalar loads). Longer rows, and rows too long for one block on GPUs without thread block clusters, are read twice.
+One pass: a row is read once, held in registers and written once, up to 131,072 columns of 16-bit dtypes (65,536 of
+fp32; half of that in scalar loads). Longer rows, and rows too long for one block on GPUs without thread block
+clusters, are read twice.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -27,7 +30,7 @@ MAX_COLUMNS = 2**30  # column indices are 32-bit, and run past the end by up to 
 
 @dataclass(frozen=True)
 class Plan:
-    """How many threads hold a row: `vectors` packs in each of `threads` threads in each of `cluster` blocks; `rows` rows per block."""
+    """A row is held as `vectors` packs in each of `threads` threads in each of `cluster` blocks; a block has `rows`."""
 
     threads: int
     vectors: int
@@ -38,9 +41,9 @@ class Plan:
         return self.threads * self.vectors * self.cluster * lanes
 
 
-# Short rows: a warp each, four to a block. Then blocks of at most 256 threads, which leave room for several on a multiprocessor, so that
-# one loads while another computes; four packs per thread are the most that the backward kernel holds without spilling. Past 256 x 4 packs
-# (8192 columns of bf16) a cluster of blocks shares the row.
+# Short rows: a warp each, four to a block. Then blocks of at most 256 threads, which leave room for several on a
+# multiprocessor, so that one loads while another computes; four packs per thread are the most that the backward
+# kernel holds without spilling. Past 256 x 4 packs (8192 columns of bf16) a cluster of blocks shares the row.
 VECTOR_PLANS = (
     *(Plan(WARP, vectors, rows=4) for vectors in (1, 2, 4)),
     *(Plan(threads, 4) for threads in (64, 128, 256)),
@@ -56,7 +59,7 @@ SCALAR_PLANS = (
 
 
 def plan(columns: int, lanes: int, clusters: bool) -> Plan | None:
-    """The smallest plan that holds `columns`, or None: the row must be streamed. `clusters`: the GPU has thread block clusters."""
+    """The smallest plan that holds `columns`, or None: the row is streamed. `clusters`: whether the GPU has them."""
     for candidate in VECTOR_PLANS if lanes > 1 else SCALAR_PLANS:
         if candidate.columns(lanes) >= columns and (clusters or candidate.cluster == 1):
             return candidate
@@ -81,7 +84,8 @@ def _launch(name: str, inputs: tuple[torch.Tensor, ...], out: torch.Tensor) -> N
     else:
         expression = f"{name}<{element}, {lanes}, {chosen.vectors}, {chosen.threads}, {chosen.rows}>"
         grid, block = -(-rows // chosen.rows), (chosen.threads, chosen.rows)
-    # Denormals are flushed to zero: exp2 becomes one instruction instead of four, and a probability under 1e-38 becomes 0.
+    # Denormals are flushed to zero: exp2 becomes one instruction instead of four, and a probability under 1e-38
+    # becomes 0.
     kernel = program.compile_kernel("softmax.cu", expression, program.device_arch(out.device), "--ftz=true")
     arguments = (*inputs, out, ctypes.c_longlong(rows), ctypes.c_int(columns))
     program.launch(kernel, grid, block, arguments, out.device)
@@ -89,7 +93,7 @@ def _launch(name: str, inputs: tuple[torch.Tensor, ...], out: torch.Tensor) -> N
 
 class Softmax(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
         x = x.contiguous()
         y = torch.empty_like(x)
         _launch("softmax_forward", (x,), y)
@@ -98,7 +102,7 @@ class Softmax(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, dy: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
         (y,) = ctx.saved_tensors
         dx = torch.empty_like(y)
         _launch("softmax_backward", (y, dy.contiguous()), dx)
@@ -106,7 +110,8 @@ class Softmax(torch.autograd.Function):
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
-    """Softmax over the last axis of a CUDA tensor of float32, float16 or bfloat16. A non-contiguous input is copied first.
+    """Softmax over the last axis of a CUDA tensor of float32, float16 or bfloat16. A non-contiguous input is copied
+    first.
 
     Raises:
         TypeError: another dtype.
@@ -114,7 +119,7 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
     """
     tensors.check("softmax", x=x)
     if x.ndim == 0 or x.shape[-1] > MAX_COLUMNS:
-        raise ValueError(f"softmax: x must have a last axis of at most {MAX_COLUMNS} elements, got shape {tuple(x.shape)}")
+        raise ValueError(f"softmax: x must have a last axis of at most {MAX_COLUMNS} elements, got {tuple(x.shape)}")
     return Softmax.apply(x)
 
 

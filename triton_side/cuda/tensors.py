@@ -25,16 +25,17 @@ def check(operation: str, **tensors: torch.Tensor) -> None:
             )
         if tensor.dtype not in CPP_TYPES:
             known = ", ".join(str(dtype).removeprefix("torch.") for dtype in CPP_TYPES)
-            raise TypeError(f"{operation}: {name} must be one of {known}, got {tensor.dtype}; convert it with .to(dtype)")
+            raise TypeError(f"{operation}: {name} must be {known}, got {tensor.dtype}; convert it with .to(dtype)")
     for attribute, error in (("dtype", TypeError), ("device", ValueError), ("shape", ValueError)):
         found = {name: getattr(tensor, attribute) for name, tensor in tensors.items()}
         if len(set(found.values())) > 1:
             listed = ", ".join(f"{name} {tuple(v) if attribute == 'shape' else v}" for name, v in found.items())
-            raise error(f"{operation}: all tensors must have one {attribute}, got {listed}; there is no broadcasting or casting")
+            raise error(f"{operation}: all tensors must have one {attribute}, got {listed}; cast or expand first")
 
 
 def is_aligned(tensor: torch.Tensor) -> bool:
-    """Whether the first element lies on a 16-byte boundary. A fake tensor has no address: its storage counts as aligned,
+    """Whether the first element lies on a 16-byte boundary. A fake tensor has no address: its storage counts as
+    aligned,
     as every storage of PyTorch's CUDA allocator is (to 512 bytes)."""
     if isinstance(tensor, FakeTensor):
         return tensor.storage_offset() * tensor.element_size() % VECTOR_BYTES == 0
@@ -42,7 +43,7 @@ def is_aligned(tensor: torch.Tensor) -> bool:
 
 
 def lanes(*tensors: torch.Tensor, columns: int | None = None) -> int:
-    """Elements per load: 16 bytes of them where every tensor, and with `columns` every row, is 16-byte aligned; else 1."""
+    """Elements per load: 16 bytes where every tensor, and with `columns` every row, is 16-byte aligned; else 1."""
     size = tensors[0].element_size()
     rows_aligned = columns is None or columns * size % VECTOR_BYTES == 0
     return VECTOR_BYTES // size if rows_aligned and all(map(is_aligned, tensors)) else 1

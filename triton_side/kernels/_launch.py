@@ -53,9 +53,7 @@ def check_tensors(**tensors: torch.Tensor) -> None:
             "TRITON_INTERPRET=1 before importing to run on the CPU through Triton's interpreter"
         )
     if first.dtype not in FLOAT_DTYPES:
-        raise TypeError(
-            f"{name} must be bfloat16, float16 or float32, got {first.dtype}; cast it with .to(...)"
-        )
+        raise TypeError(f"{name} must be bfloat16, float16 or float32, got {first.dtype}; cast it with .to(...)")
     for other_name, other in tensors.items():
         if other.device != first.device:
             raise ValueError(

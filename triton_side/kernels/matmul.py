@@ -85,20 +85,25 @@ def load_operand(
         return tl.load(source + r * stride_row + c * stride_column, mask=(r < rows) & (c < columns), other=0.0)
 
 
+# Offsets inside a tile are 32-bit, its origin is one 64-bit scalar: with 64-bit offsets the epilogues spill registers.
 @triton.jit
 def store_tile(pointer, value, row, column, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Write a tile of a contiguous [rows, columns] matrix in its dtype."""
-    r = (row + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-    c = column + tl.arange(0, COLUMNS)[None, :]
-    tl.store(pointer + r * columns + c, value.to(pointer.dtype.element_ty), mask=(r < rows) & (c < columns))
+    r = tl.arange(0, ROWS)[:, None]
+    c = tl.arange(0, COLUMNS)[None, :]
+    inside = (r < rows - row) & (c < columns - column)
+    origin = pointer + (row.to(tl.int64) * columns + column)
+    tl.store(origin + (r * columns + c), value.to(pointer.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def load_tile(pointer, row, column, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """A tile of a contiguous [rows, columns] matrix, in float32."""
-    r = (row + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-    c = column + tl.arange(0, COLUMNS)[None, :]
-    return tl.load(pointer + r * columns + c, mask=(r < rows) & (c < columns), other=0.0).to(tl.float32)
+    r = tl.arange(0, ROWS)[:, None]
+    c = tl.arange(0, COLUMNS)[None, :]
+    inside = (r < rows - row) & (c < columns - column)
+    origin = pointer + (row.to(tl.int64) * columns + column)
+    return tl.load(origin + (r * columns + c), mask=inside, other=0.0).to(tl.float32)
 
 
 @triton.jit

@@ -243,9 +243,10 @@ def backward(
                 ROWS=config.block_rows, COLUMNS=config.block_columns, STAGES=config.num_stages,
                 num_warps=config.num_warps,
             )  # fmt: skip
-        # 32 columns in fp32 are the 128 bytes of a cache line, and 4096 columns give 128 programs.
+        # 32 columns in fp32 are the 128 bytes of a cache line, and 4096 columns give 128 programs; 256 rows are
+        # a whole GPU's programs in one or two loads, because a loop of small ones would wait for L2 each time.
         rmsnorm_sum_partials_kernel[(triton.cdiv(columns, 32),)](
-            partial, dweight, config.programs, columns, ROWS=64, COLUMNS=32, num_warps=4
+            partial, dweight, config.programs, columns, ROWS=256, COLUMNS=32, num_warps=8
         )
     return dx, dweight
 

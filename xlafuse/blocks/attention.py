@@ -28,10 +28,11 @@ def apply(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
 
 
 def apply_cudnn(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """The same block through cuDNN's fused attention; needs a GPU (or a target) with cuDNN, and bfloat16 or float16.
+    """The same block through cuDNN's fused attention; needs a GPU (or a target) with cuDNN, and bfloat16 or
+    float16.
 
-    `jax.nn.dot_product_attention` wants [batch, sequence, heads, head_dim], so the transposes that a model with our layout
-    pays are part of what is compiled.
+    `jax.nn.dot_product_attention` wants [batch, sequence, heads, head_dim], so the transposes that a model
+    with our layout pays are part of what is compiled.
     """
     q, k, v = (inputs[name].swapaxes(1, 2) for name in ("q", "k", "v"))
     with jax.named_scope("attention"):

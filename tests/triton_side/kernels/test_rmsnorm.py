@@ -28,7 +28,8 @@ def agrees(function, x: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor) ->
     low = with_gradients(plain, x, weight, dy=dy)
     reference = with_gradients(plain, x.double(), weight.double(), dy=dy.double())
     rstd = torch.rsqrt(x.double().pow(2).mean(dim=1, keepdim=True) + EPS)
-    terms = (reference[0], rstd * dy.double() * weight.double(), dy.double() * x.double() * rstd)
+    # A sum of n terms errs by up to about sqrt(n) ulps of its value, in the order of either implementation.
+    terms = (reference[0], rstd * dy.double() * weight.double(), x.shape[0] ** 0.5 * reference[2])
     return all(is_accurate(*values) for values in zip(got, low, reference, terms, strict=True))
 
 
@@ -142,7 +143,14 @@ def test_configurations_cover_the_matrix_and_fit_an_h200(configure, columns: int
             assert config.block_columns >= columns or config.block_rows == 1
 
 
-ROW, LOOPED = CONFIGS[2], CONFIGS[4]
+# Two tiles of partial sums to the one, two tiles of rows to each program of the other.
+ROW = RowConfig(block_rows=1, block_columns=64, num_warps=2, num_stages=3, programs=260)
+LOOPED = RowConfig(block_rows=1, block_columns=32, num_warps=1, num_stages=2, programs=20)
+
+
+@pytest.mark.parametrize("config", [ROW, LOOPED])
+def test_comparison_accepts_the_sound_kernels(config: RowConfig) -> None:
+    assert agrees(configured(config), *operands(300, 37))
 
 
 @pytest.mark.parametrize(
@@ -152,16 +160,11 @@ ROW, LOOPED = CONFIGS[2], CONFIGS[4]
         (ROW, "/ columns\n        dx", "/ COLUMNS\n        dx"),
         (ROW, "dweight += dy * normalised", "dweight = dy * normalised"),
         (ROW, "total += tl.load", "total = tl.load"),
-        (ROW, "ROWS=64, COLUMNS=32", "ROWS=4, COLUMNS=16"),
         (LOOPED, "squares += x * x", "squares = x * x"),
         (LOOPED, "projection = tl.sum(products, axis=0) / columns", "projection = 0.0"),
         (LOOPED, "dweight += dy * (x", "dweight = dy * (x"),
+        (LOOPED, "products += dy", "products = dy"),
     ],
 )
 def test_comparison_catches(config: RowConfig, sound: str, broken: str, tmp_path) -> None:
-    broken_module = mutant(rmsnorm, sound, broken, tmp_path)
-    # Enough programs for two tiles of partial sums, few enough for two tiles of rows to each.
-    operands_ = operands(150, 203)
-    config = RowConfig(config.block_rows, config.block_columns, config.num_warps, config.num_stages, 70)
-    assert agrees(configured(config), *operands_)
-    assert not agrees(configured(config, broken_module), *operands_)
+    assert not agrees(configured(config, mutant(rmsnorm, sound, broken, tmp_path)), *operands(300, 37))

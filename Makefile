@@ -1,0 +1,51 @@
+# Two commands: `make run` and `make test`. Both set up .venv on first use and re-use it afterwards.
+#
+#   make run                        compile and check (and, with an NVIDIA GPU, time) the quick suite
+#   make test                       the test suite
+#   make run SETUP=0 PYTHON=python3 install nothing, use that interpreter's own packages
+#   make run ARGS="softmax -i triton"
+#   make test-gpu                   the tests that need an NVIDIA GPU
+#   make lint                       ruff and mypy
+
+PYTHON ?= python3
+SETUP ?= 1
+ARGS ?=
+VENV ?= .venv
+
+GPU := $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes)
+KIND := $(if $(GPU),cuda,cpu)
+STAMP := $(VENV)/.installed-$(KIND)
+
+ifeq ($(SETUP),0)
+RUNNER := $(PYTHON)
+READY :=
+else
+RUNNER := $(VENV)/bin/python
+READY := $(STAMP)
+endif
+
+.PHONY: run test test-gpu lint setup clean
+
+run: $(READY)
+	$(RUNNER) -m compare run $(ARGS)
+
+test: $(READY)
+	$(RUNNER) -m pytest -q -m "not gpu" $(ARGS)
+
+test-gpu: $(READY)
+	$(RUNNER) -m pytest -q -m gpu $(ARGS)
+
+lint: $(READY)
+	$(RUNNER) -m ruff check .
+	$(RUNNER) -m mypy
+
+setup: $(READY)
+
+$(STAMP): pyproject.toml constraints/$(KIND).txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "xlafuse needs Python 3.11 or newer, this is " + sys.version.split()[0])'
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --disable-pip-version-check -q -c constraints/$(KIND).txt -e ".[$(KIND),dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV)

@@ -1,0 +1,68 @@
+"""Reading a run needs no framework and no wait: each command in a fresh process, and what it imported."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from compare import record
+from compare.blocks import BLOCKS
+from compare.record import Record
+
+PROJECT = Path(__file__).resolve().parents[2]
+HEAVY = ("jax", "jaxlib", "torch", "triton", "numpy", "flax")
+DRIVER = """
+import json, sys
+from compare.cli import cli
+try:
+    cli(sys.argv[1:])
+finally:
+    print(json.dumps(sorted(sys.modules)), file=sys.stderr)
+"""
+SECONDS = 0.5
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the size of the full suite."""
+    path = tmp_path_factory.mktemp("light") / "run"
+    record.create(path, {"segments": []})
+    samples = [[1e-4 + i * 1e-8 for i in range(40)]] * 5
+    with (path / "records.jsonl").open("w") as file:
+        for block in BLOCKS.values():
+            for case in block.cases("quick"):
+                parts = {
+                    part: {"device_time": samples, "busy_time": samples, "launches": 1, "records": []}
+                    for part in case.parts
+                }
+                measurement = {"timer": "cupti", "parts": parts, "wall_time": [1e-4] * 5}
+                kernels = {part: [{"name": "k", "ops": ["add"]}] for part in case.parts}
+                for i in block.implementations:
+                    result = Record(case, i.name, i.compiler, "ok", measurement=measurement, kernels=kernels)
+                    file.write(json.dumps(result.to_json()) + "\n")
+    return path
+
+
+COMMANDS = [["--help"], ["run", "--help"], ["list"], ["list", "--json"], ["report", "RUN"], ["report", "RUN", "--json"],
+            ["report", "RUN", "--markdown"], ["inspect", "RUN"], ["inspect", "RUN", "--json"]]
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_no_framework_and_no_wait(words: list[str], folder: Path) -> None:
+    command = [sys.executable, "-c", DRIVER, *(str(folder) if word == "RUN" else word for word in words)]
+    took = []
+    for _ in range(3):
+        start = time.perf_counter()
+        process = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60)
+        took.append(time.perf_counter() - start)
+        assert process.returncode == 0, process.stderr
+        assert process.stdout
+        imported = set(json.loads(process.stderr.splitlines()[-1]))
+        assert "compare.cli" in imported
+        assert not imported & set(HEAVY)
+        if took[-1] < SECONDS:
+            break
+    assert min(took) < SECONDS, took

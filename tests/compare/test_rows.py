@@ -1,0 +1,235 @@
+"""Rows: every number defined, none invented."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compare import record
+from compare.blocks import BLOCKS
+from compare.record import Record
+from compare.report import rows
+from compare.selection import UsageError
+from compare.spec import Case
+
+CEILINGS = {
+    "streams": {"1:1": 4.0e12, "2:1": 4.2e12, "1:0": 4.4e12, "0:1": 3.0e12, "3:1": 4.3e12},
+    "products": {"bfloat16": 8e14, "float16": 7e14, "float32-tf32": 4e14, "float32-ieee": 5e13},
+}
+RUN = {"segments": [{"id": "s1", "ceilings": CEILINGS}, {"id": "s2", "ceilings": None}]}
+
+
+def case_of(block: str, name: str, direction: str = "fwd", dtype: str | None = None, precision: str = "ieee") -> Case:
+    return next(
+        c for c in BLOCKS[block].cases("full")
+        if c.name == name and c.direction == direction and dtype in (None, c.dtype) and c.precision == precision
+    )
+
+
+def timed(seconds: list[list[float]], launches: int = 1) -> dict[str, Any]:
+    names = [{"name": f"k{i}", "start": i * 1e-6, "end": (i + 1) * 1e-6} for i in range(launches)]
+    return {"device_time": seconds, "busy_time": seconds, "launches": launches, "records": names, "poisoned": True}
+
+
+def measured(case: Case, implementation: str = "xla", microseconds: float = 100.0, **fields: Any) -> Record:
+    """An `ok` record with the given device time in every part."""
+    block = BLOCKS[case.block]
+    parts = {part: timed([[microseconds * 1e-6] * 5] * 2) for part in case.parts}
+    defaults: dict[str, Any] = {
+        "status": "ok", "compiler": "xla", "segment": "s1", "flops": block.part_flops(case),
+        "bytes_compulsory": block.bytes_compulsory(case),
+        "errors": [{"name": "y", "error": 0.01, "tolerance": 0.02}],
+        "measurement": {
+            "timer": "cupti", "parts": parts, "wall_time": [2e-4, 1e-4, 3e-4],
+            "peak_memory_bytes": dict.fromkeys(case.parts, 1000),
+        },
+    }
+    return Record(case=case, implementation=implementation, **(defaults | fields))
+
+
+def test_time_is_the_median_of_all_samples_of_all_rounds() -> None:
+    case = case_of("softmax", "gpt2-scores")
+    subject = measured(case)
+    subject.measurement["parts"]["forward"] = timed([[1e-6, 2e-6, 9e-6], [3e-6, 4e-6]])
+    row = rows.row_of(subject, RUN)
+    assert row["device_time_us"] == row["forward_us"] == pytest.approx(3.0)
+    assert row["device_time_us_spread"] == pytest.approx(1.0)  # quartiles of 1 2 3 4 9 are 2 and 4
+    assert row["backward_us"] is None
+    assert row["wall_time_us"] == pytest.approx(200.0)
+    assert row["timer"] == "cupti"
+
+
+def test_train_time_is_the_sum_of_its_parts_and_the_spread_is_that_of_whole_calls() -> None:
+    case = case_of("softmax", "gpt2-scores", "train")
+    subject = measured(case)
+    subject.measurement["parts"] = {
+        "forward": timed([[1e-6, 2e-6, 3e-6, 4e-6]], launches=2), "backward": timed([[4e-6, 3e-6, 2e-6, 1e-6]], launches=3)
+    }
+    row = rows.row_of(subject, RUN)
+    assert (row["forward_us"], row["backward_us"]) == (pytest.approx(2.5), pytest.approx(2.5))
+    assert row["device_time_us"] == pytest.approx(5.0)
+    assert row["device_time_us_spread"] == pytest.approx(0.0)  # each call took 5
+    assert (row["kernels"], row["kernel_source"]) == (5, "measured launches")
+
+
+def test_a_part_that_was_not_measured_leaves_no_sum() -> None:
+    subject = measured(case_of("softmax", "gpt2-scores", "train"))
+    del subject.measurement["parts"]["backward"]
+    subject.measurement["peak_memory_bytes"]["backward"] = None
+    row = rows.row_of(subject, RUN)
+    assert row["forward_us"] is not None
+    for name in ("device_time_us", "device_time_us_spread", "busy_time_us", "rate", "peak_memory_bytes", "kernels"):
+        assert row[name] is None, name
+
+
+def test_too_few_samples_have_no_spread() -> None:
+    subject = measured(case_of("softmax", "gpt2-scores"))
+    subject.measurement["parts"]["forward"] = timed([[1e-6, 2e-6, 3e-6]])
+    assert rows.row_of(subject, RUN)["device_time_us_spread"] is None
+
+
+@pytest.mark.parametrize("status", [s for s in record.STATUSES if s != "ok"])
+def test_only_ok_has_times(status: str) -> None:
+    row = rows.row_of(measured(case_of("softmax", "gpt2-scores"), status=status, detail="why"), RUN)
+    numbers = ("device_time_us", "wall_time_us", "busy_time_us", "rate", "share_of_ceiling", "peak_memory_bytes", "timer")
+    assert {row[name] for name in numbers} == {None}
+    assert (row["status"], row["detail"]) == (status, "why")
+
+
+def test_without_a_device_clock_wall_time_stands_alone() -> None:
+    subject = measured(case_of("softmax", "gpt2-scores"))
+    subject.measurement |= {"parts": None, "timer": None}
+    row = rows.row_of(subject, RUN)
+    assert (row["device_time_us"], row["timer"], row["kernels"]) == (None, None, None)
+    assert row["wall_time_us"] == pytest.approx(200.0)
+
+
+def test_a_record_that_never_got_far_is_a_row_of_nulls() -> None:
+    case = case_of("attention", "llama-8b", "train")
+    row = rows.row_of(Record(case=case, implementation="flex", compiler="eager", status="skipped", detail="no GPU"), {})
+    assert row["bytes_compulsory"] is row["kernels"] is row["max_error"] is row["provenance"] is None
+
+
+@pytest.mark.parametrize(
+    ("block", "name", "direction", "mix"),
+    [
+        ("vector_add", "64Mi", "fwd", "2:1"),
+        ("gelu", "llama-8b", "fwd", "1:1"),
+        ("gelu", "llama-8b", "train", "2:1"),  # reads x, dy, x and writes y, dx: 3:2
+        ("rmsnorm", "llama-8b", "fwd", "1:1"),
+    ],
+)
+def test_bandwidth_is_held_against_the_stream_of_the_nearest_mix(
+    block: str, name: str, direction: str, mix: str
+) -> None:
+    case = case_of(block, name, direction)
+    row = rows.row_of(measured(case), RUN)
+    rate = sum(BLOCKS[block].bytes_compulsory(case).values()) / (len(case.parts) * 100e-6)
+    assert (row["rate"], row["rate_unit"]) == (pytest.approx(rate / 1e9), "GB/s")
+    assert row["share_of_ceiling"] == pytest.approx(rate / CEILINGS["streams"][mix])
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "precision", "product"),
+    [
+        ("gpt2", "bfloat16", "ieee", "bfloat16"), ("gpt2", "float16", "ieee", "float16"),
+        ("gpt2-fp32", "float32", "ieee", "float32-ieee"), ("gpt2-fp32", "float32", "tf32", "float32-tf32"),
+    ],
+)
+def test_flops_are_held_against_a_product_of_the_same_kind(name: str, dtype: str, precision: str, product: str) -> None:
+    case = case_of("attention", name, dtype=dtype, precision=precision)
+    row = rows.row_of(measured(case), RUN)
+    rate = BLOCKS["attention"].flops(case.sizes) / 100e-6
+    assert (row["rate"], row["rate_unit"]) == (pytest.approx(rate / 1e12), "TFLOP/s")
+    assert row["share_of_ceiling"] == pytest.approx(rate / CEILINGS["products"][product])
+
+
+@pytest.mark.parametrize("segment", ["s2", "s3", None])
+def test_a_ceiling_of_another_segment_does_not_count(segment: str | None) -> None:
+    row = rows.row_of(measured(case_of("gelu", "llama-8b"), segment=segment), RUN)
+    assert row["rate"] is not None
+    assert row["share_of_ceiling"] is None
+
+
+def test_ratios_stay_within_a_segment_and_a_timer() -> None:
+    case = case_of("gelu", "llama-8b")
+    records = [
+        measured(case, "xla", 100), measured(case, "triton", 50), measured(case, "cuda", 50, segment="s2"),
+        measured(case, "eager", 200), measured(case, "inductor", 10, status="failed"),
+    ]
+    records[3].measurement["timer"] = "events"
+    found = [rows.row_of(r, RUN) for r in records]
+    rows.add_ratios(found)
+    assert [r["time_vs_xla"] for r in found] == [1.0, pytest.approx(0.5), None, None, None]
+
+
+def test_the_error_shown_is_the_one_nearest_to_its_tolerance() -> None:
+    errors = [
+        {"name": "y", "error": 0.5, "tolerance": 1.0}, {"name": "d_x", "error": 0.09, "tolerance": 0.1},
+        {"name": "d_weight", "error": 0.6, "tolerance": 2.0},
+    ]
+    row = rows.row_of(measured(case_of("gelu", "llama-8b"), errors=errors), RUN)
+    assert (row["max_error"], row["tolerance"]) == (0.09, 0.1)
+    for worse in (math.inf, math.nan):
+        row = rows.row_of(measured(case_of("gelu", "llama-8b"), errors=[*errors, errors[0] | {"error": worse}]), RUN)
+        assert not math.isfinite(row["max_error"])
+
+
+def test_listed_kernels_count_where_nothing_was_launched() -> None:
+    kernels = {"forward": [{"name": "a", "provenance": "replayed"}, {"name": "b", "provenance": "replayed", "launches": 3}]}
+    subject = Record(case_of("gelu", "llama-8b"), "xla", "xla", "compiled", kernels=kernels)
+    row = rows.row_of(subject, RUN)
+    assert (row["kernels"], row["kernel_source"], row["provenance"]) == (4, "compiler", "replayed")
+    kernels["forward"] += [{"name": "c", "launches": None}, {"name": "d", "provenance": "not autotuned"}]
+    row = rows.row_of(subject, RUN)
+    assert (row["kernels"], row["provenance"]) == (None, "replayed 2, unknown 1, not autotuned 1")
+
+
+def write(folder: Path, *records: Record) -> Path:
+    record.create(folder, RUN)
+    for each in records:
+        record.append(folder, each)
+    return folder
+
+
+def test_broken_and_strange_lines_cost_themselves_alone(tmp_path: Path) -> None:
+    case = case_of("gelu", "llama-8b")
+    folder = write(tmp_path / "run", measured(case, "xla"))
+    strange = [
+        measured(case, "a", compile_s="soon"), measured(case, "b", measurement=[1]), measured(case, "c", errors=[{}]),
+        measured(case, "d", kernels={"forward": "none"}), measured(case, "e", detail=["x"], measurement=None),
+    ]
+    for each in strange:
+        record.append(folder, each)
+    with (folder / "records.jsonl").open("a") as file:
+        file.write('{"schema": 1, "status"\n[]\n')
+    record.append(folder, measured(case, "triton"))
+    found = rows.read(folder)
+    assert [row["implementation"] for row in found.rows] == ["xla", "triton"]
+    assert len(found.warnings) == 7
+    assert any("records.jsonl:7" in warning for warning in found.warnings)
+    for name in "abcde":
+        assert any(f"gelu/llama-8b/bf16/fwd/{name} left out" in warning for warning in found.warnings)
+
+
+def test_json_is_strict(tmp_path: Path) -> None:
+    errors = [{"name": "y", "error": math.inf, "tolerance": 0.1}]
+    subject = measured(case_of("gelu", "llama-8b"), status="wrong", detail="y: error inf", errors=errors)
+    text = rows.as_json(rows.read(write(tmp_path / "run", subject)).rows)
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"not JSON: {constant}")
+
+    (row,) = json.loads(text, parse_constant=refuse)
+    assert row["max_error"] is None
+    assert {"block", "case", "direction", "dtype", "implementation", "status", "detail", "checked", "kernels",
+            "device_time_us", "wall_time_us", "compile_s", "max_error", "tolerance", "bytes_compulsory"} <= set(row)
+
+
+def test_a_block_that_the_run_does_not_have_is_named() -> None:
+    found = [rows.row_of(measured(case_of("gelu", "llama-8b")), RUN)]
+    assert rows.only(found, block=[]) == rows.only(found, block=["gelu"]) == found
+    with pytest.raises(UsageError, match="no block 'gelo'; did you mean gelu"):
+        rows.only(found, block=["gelo"])

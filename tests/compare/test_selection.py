@@ -1,0 +1,147 @@
+"""Selection: what is named is found, and what cannot be found is refused in one line that helps."""
+
+import shutil
+from datetime import datetime
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from compare import selection
+from compare.blocks import BLOCKS
+from compare.record import RunFolderError
+from compare.selection import Plan, UsageError, resolve
+
+NOW = datetime(2030, 1, 2, 3, 4, 5)
+
+
+def ids(plan: Plan) -> list[str]:
+    return [case.id for case, _ in plan.work]
+
+
+def test_nothing_named_is_everything_in_the_suite() -> None:
+    plan = resolve([], suite="quick")
+    assert ids(plan) == [case.id for block in BLOCKS.values() for case in block.cases("quick")]
+    assert all(found == BLOCKS[case.block].implementations for case, found in plan.work)
+
+
+def test_filters_narrow_together() -> None:
+    plan = resolve(
+        ["softmax", "gelu"], suite="full", implementations=["triton", "xla"], cases=["prime"], directions=["train"],
+        dtypes=["fp32"],
+    )
+    assert ids(plan) == ["gelu/prime/fp32/train", "softmax/prime/fp32/train"]
+    assert [[i.name for i in found] for _, found in plan.work] == [["xla", "triton"], ["xla", "triton"]]
+
+
+def test_a_case_may_be_named_by_its_id_and_a_dtype_by_its_long_name() -> None:
+    assert ids(resolve([], suite="quick", cases=["gelu/prime/fp32/fwd"])) == ["gelu/prime/fp32/fwd"]
+    assert resolve([], suite="full", dtypes=["float16"]) == resolve([], suite="full", dtypes=["fp16"])
+
+
+def test_blocks_without_the_implementation_are_left_out() -> None:
+    plan = resolve([], suite="quick", implementations=["flex"])
+    assert {case.block for case, _ in plan.work} == {"attention"}
+
+
+@pytest.mark.parametrize(
+    ("blocks", "options", "message"),
+    [
+        (["sofmax"], {}, "no block 'sofmax'; did you mean softmax? blocks: vector_add, gelu"),
+        (["zzz"], {}, "no block 'zzz'; blocks: vector_add"),
+        ([], {"implementations": ["trtion"]}, "no implementation 'trtion'; did you mean triton"),
+        ([], {"cases": ["lama-8b"]}, "no case 'lama-8b'; did you mean llama-8b"),
+        ([], {"cases": ["gelu/prme/fp32/fwd"]}, "did you mean gelu/prime/fp32/fwd"),
+        ([], {"cases": ["gpt2"]}, "case 'gpt2' is not in suite quick, but in suite full: add --suite full"),
+        ([], {"dtypes": ["fp8"]}, "no dtype 'fp8'.* dtypes: bfloat16, float16, float32"),
+        ([], {"directions": ["bwd"]}, "no direction 'bwd'; did you mean fwd"),
+        ([], {"suite": "qick"}, "no suite 'qick'; did you mean quick"),
+        (["softmax"], {"implementations": ["flex"]}, "'flex' belongs to attention, not to softmax, which has xla"),
+        (["softmax"], {"dtypes": ["fp16"]}, "suite quick has no case of softmax with dtype 'float16'; --suite full has it"),
+        (["vector_add"], {"directions": ["train"]}, "no case of vector_add with direction 'train'; no suite has it"),
+        (["gelu", "softmax"], {"cases": ["gpt2-scores"]}, "nothing of block 'gelu' is left .* gelu/llama-8b/bf16/fwd"),
+        ([], {"cases": ["prime"], "dtypes": ["bf16"]}, "nothing of case 'prime' is left"),
+        (["evil\x1b[31m\nname"], {}, r"no block 'evil\\x1b\[31m\\nname'"),
+    ],
+)
+def test_refusals(blocks: list[str], options: dict[str, list[str]], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as refusal:
+        resolve(blocks, **({"suite": "quick"} | options))
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_plan_survives_its_json() -> None:
+    plan = resolve(["attention"], suite="full", implementations=["xla", "flex"])
+    assert Plan.from_json(plan.to_json()) == plan
+    with pytest.raises(UsageError, match="cannot be repeated here"):
+        Plan.from_json({"suite": "quick", "work": [{"case": plan.work[0][0].to_json(), "implementations": ["gone"]}]})
+
+
+def test_a_resumed_run_keeps_its_own_selection_unless_one_is_named() -> None:
+    own = resolve(["gelu"], suite="full", directions=["fwd"])
+    run = {"suite": "full", "plan": own.to_json(), "command": "xlafuse run gelu --suite full"}
+    assert selection.resolve_again(run, [], None, directions=[]) == own
+    assert selection.resolve_again(run, ["softmax"], None) == resolve(["softmax"], suite="full")
+    del run["plan"]
+    with pytest.raises(UsageError, match="name it again, as in 'xlafuse run gelu --suite full'"):
+        selection.resolve_again(run, [], None)
+
+
+def test_targets_come_from_the_folders() -> None:
+    assert selection.resolve_target("h200") == "h200"
+    assert selection.resolve_target(None) is None
+    with pytest.raises(UsageError, match="no target 'h100'; did you mean h200"):
+        selection.resolve_target("h100")
+
+
+def test_a_new_run_goes_to_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert selection.output_folder(None, suite="quick", now=NOW) == Path("runs/20300102-030405-quick")
+    assert list(tmp_path.iterdir()) == []  # nothing is left behind by looking
+    assert selection.output_folder(tmp_path / "a" / "b", suite="quick", now=NOW) == tmp_path / "a" / "b"
+
+
+def test_an_existing_folder_is_not_written_over(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="exists already: name another --out"):
+        selection.output_folder(tmp_path, suite="quick", now=NOW)
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(UsageError, match="--resume goes on with it, or name another --out"):
+        selection.output_folder(tmp_path, suite="quick", now=NOW)
+
+
+def test_a_file_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="file' is a file"):
+        selection.output_folder(tmp_path / "file" / "run", suite="quick", now=NOW)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(selection.tempfile, "TemporaryFile", refuse)
+    with pytest.raises(UsageError, match="run' cannot be made: Permission denied"):
+        selection.output_folder(tmp_path / "run", suite="quick", now=NOW)
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(UsageError, match="cannot be written: Permission denied"):
+        selection.resumed_folder(tmp_path)
+
+
+def test_a_name_that_no_disk_takes() -> None:
+    with pytest.raises(UsageError, match="cannot be made: File name too long"):
+        selection.output_folder(Path("x" * 5000), suite="quick", now=NOW)
+
+
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1_000_000))
+    with pytest.raises(UsageError, match="1 MB free on its disk, a run needs 200 MB"):
+        selection.output_folder(tmp_path / "run", suite="quick", now=NOW)
+
+
+def test_resume_needs_a_run(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--resume needs --out"):
+        selection.resumed_folder(None)
+    with pytest.raises(UsageError, match="no run to resume; leave --resume out"):
+        selection.resumed_folder(tmp_path / "none")
+    with pytest.raises(RunFolderError, match="not a run folder"):
+        selection.resumed_folder(tmp_path)

@@ -1,0 +1,126 @@
+"""Every CUDA C++ kernel compiles for an H200 without a GPU, loads 16 bytes at a time, and spills nothing."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from triton_side import artifacts
+from triton_side.cuda import elementwise, gelu, program, softmax, tensors, vector_add
+
+ARCH = "sm_90"
+ELEMENTWISE = [
+    ("vector_add.cu", "vector_add"),
+    ("gelu.cu", "gelu_forward"),
+    ("gelu.cu", "gelu_backward"),
+]
+DTYPES = list(tensors.CPP_TYPES)
+
+
+def compiled(source: str, expression: str, threads: int, *options: str) -> artifacts.Artifacts:
+    return artifacts.of_cuda(program.compile_kernel(source, expression, ARCH, *options), threads)
+
+
+def check_vectorised(code: artifacts.Artifacts, threads: int, lanes: int) -> None:
+    assert code.resources.spill_bytes == 0
+    assert code.resources.registers * threads <= 65536, "a block of this size could not be launched"
+    assert ("LDG.E.128" in code.sass) == (lanes > 1)
+    assert ("STG.E.128" in code.sass) == (lanes > 1)
+    assert not re.search(r"\b(ATOM|ATOMG|RED)\b", code.sass)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("aligned", [True, False])
+@pytest.mark.parametrize(("source", "name"), ELEMENTWISE, ids=[name for _, name in ELEMENTWISE])
+def test_elementwise_kernels(source: str, name: str, dtype: torch.dtype, aligned: bool) -> None:
+    lanes = 16 // dtype.itemsize if aligned else 1
+    vectors = elementwise.VECTORS if aligned else elementwise.SCALARS
+    expression = f"{name}<{tensors.CPP_TYPES[dtype]}, {lanes}, {vectors}, {elementwise.THREADS}>"
+    code = compiled(source, expression, elementwise.THREADS)
+    check_vectorised(code, elementwise.THREADS, lanes)
+    if aligned:
+        assert f".target {ARCH}" in code.texts["ptx"]
+        assert name in code.name and code.name in code.texts["ptx"]
+
+
+def softmax_instances() -> list[tuple[str, int, int]]:
+    """(expression, threads, lanes): every aligned plan in bf16 and fp32, the rest where it differs most."""
+    instances = []
+    for direction in ("forward", "backward"):
+        for element, lanes, plans in (
+            ("__nv_bfloat16", 8, softmax.VECTOR_PLANS),
+            ("float", 4, softmax.VECTOR_PLANS),
+            ("__half", 8, softmax.VECTOR_PLANS[-1:]),
+            ("__nv_bfloat16", 1, softmax.SCALAR_PLANS[2::3]),
+        ):
+            for p in plans:
+                if p.cluster > 1:
+                    name, last = f"softmax_{direction}_cluster", p.cluster
+                else:
+                    name, last = f"softmax_{direction}", p.rows
+                threads = p.threads * p.rows
+                instances.append((f"{name}<{element}, {lanes}, {p.vectors}, {p.threads}, {last}>", threads, lanes))
+        for element, lanes in (("__nv_bfloat16", 8), ("__half", 8), ("float", 4), ("float", 1)):
+            threads = softmax.STREAMING_THREADS
+            instances.append((f"softmax_{direction}_streaming<{element}, {lanes}, {threads}>", threads, lanes))
+    return instances
+
+
+@pytest.mark.parametrize(("expression", "threads", "lanes"), softmax_instances())
+def test_softmax_kernels(expression: str, threads: int, lanes: int) -> None:
+    check_vectorised(compiled("softmax.cu", expression, threads, "--ftz=true"), threads, lanes)
+
+
+def test_softmax_reads_its_row_once() -> None:
+    code = compiled("softmax.cu", "softmax_forward<__nv_bfloat16, 8, 4, 128, 1>", 128, "--ftz=true")
+    assert code.sass.count("LDG.E.128") == 4
+    assert code.sass.count("STG.E.128") == 4
+    assert code.resources.shared_bytes == 4 * 8  # one (maximum, sum) per warp
+
+
+def test_no_thread_block_clusters_before_hopper() -> None:
+    kernel = program.compile_kernel("softmax.cu", "softmax_forward<float, 4, 4, 128, 1>", "sm_80", "--ftz=true")
+    assert ".target sm_80" in kernel.ptx
+    assert all(
+        p is None or p.cluster == 1 for p in (softmax.plan(c, 8, clusters=False) for c in (1, 8192, 8200, 10**6))
+    )
+
+
+@pytest.mark.parametrize("lanes", [1, 4, 8])
+@pytest.mark.parametrize("columns", [1, 7, 256, 1000, 4096, 8192, 32003, 65536])
+def test_plan_holds_the_row_and_no_smaller_one_does(columns: int, lanes: int) -> None:
+    plans = softmax.VECTOR_PLANS if lanes > 1 else softmax.SCALAR_PLANS
+    chosen = softmax.plan(columns, lanes, clusters=True)
+    assert chosen is not None
+    assert chosen.columns(lanes) >= columns
+    assert all(p.columns(lanes) < columns for p in plans if p.columns(lanes) < chosen.columns(lanes))
+
+
+@pytest.mark.parametrize(("lanes", "longest"), [(8, 131072), (4, 65536), (1, 65536)])
+def test_longest_row_in_registers(lanes: int, longest: int) -> None:
+    assert softmax.plan(longest, lanes, clusters=True) is not None
+    assert softmax.plan(longest + 1, lanes, clusters=True) is None
+
+
+def test_a_kernel_is_compiled_once() -> None:
+    first = program.compile_kernel("gelu.cu", "gelu_forward<float, 4, 2, 256>", ARCH)
+    assert program.compile_kernel("gelu.cu", "gelu_forward<float, 4, 2, 256>", ARCH) is first
+
+
+def test_compile_error_shows_the_log() -> None:
+    with pytest.raises(program.CompileError, match=r"(?s)gelu_sideways.*gelu\.cu.*sm_90.*error"):
+        program.compile_kernel("gelu.cu", "gelu_sideways<float, 4, 2, 256>", ARCH)
+
+
+def test_missing_headers_name_the_wheel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(program, "_wheel_folders", lambda distribution: [tmp_path / distribution])
+    monkeypatch.setattr(program.Path, "is_file", lambda self: False)
+    with pytest.raises(program.CudaUnavailable, match=r"pip install 'nvidia-cuda-runtime==13\.\*'"):
+        program.header_folder.__wrapped__()
+
+
+@pytest.mark.parametrize("operation", [gelu.gelu, softmax.softmax, lambda x: vector_add.vector_add(x, x)])
+def test_a_tensor_on_the_cpu_is_refused(operation: object) -> None:
+    with pytest.raises(ValueError, match=r"must be on a CUDA device, got cpu; move it with \.to\('cuda'\)"):
+        operation(torch.zeros(2, 3))  # type: ignore[operator]

@@ -1,0 +1,159 @@
+"""Inductor's code for an H200, compiled on a machine that need not have one. Each compile runs in a process of its own."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROPERTIES = ROOT / "compare/targets/h200/cuda_device_properties.json"
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ to build fake_cuda_hooks.cpp"),
+]
+
+PRELUDE = f"""
+import dataclasses, json, sys
+from triton_side import deviceless
+properties = json.load(open({str(PROPERTIES)!r}))
+"""
+MLP = {"x": [64, 128], "norm_weight": [128], "gate_weight": [128, 256], "up_weight": [128, 256], "down_weight": [256, 128]}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fake_cuda")
+
+
+def python(code: str, cache: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    env |= {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(cache), "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor")}
+    return subprocess.run([sys.executable, "-c", PRELUDE + code], env=env | environment, capture_output=True, text=True)
+
+
+def answer(code: str, cache: Path) -> Any:
+    done = python(code, cache)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def compiled(block: str, shapes: dict[str, list[int]], attributes: dict[str, float], folder: Path, cache: Path, **options: Any) -> Any:
+    """Kernels and the Triton kernels' binaries of one block, bfloat16; all artifacts are written to `folder`."""
+    return answer(
+        f"""
+deviceless.activate(properties)
+from triton_side.blocks import {block}
+specs = {{name: (tuple(shape), "bfloat16") for name, shape in {shapes!r}.items()}}
+captured = deviceless.compile_inductor({block}.apply, specs, {attributes!r}, **{options!r})
+captured.write({str(folder)!r})
+print(json.dumps([dataclasses.asdict(kernel) for kernel in captured.kernels]))
+""",
+        cache,
+    )
+
+
+def test_the_training_step_of_an_mlp_is_compiled_to_hopper_binaries(cache, tmp_path):
+    kernels = compiled("swiglu_mlp", MLP, {"eps": 1e-6}, tmp_path, cache, train=True, max_autotune=False)
+    triton = {(kernel["part"], kernel["name"]) for kernel in kernels if kernel["name"].startswith("triton_")}
+    assert {part for part, _ in triton} == {"forward", "backward"}
+    for part, name in triton:
+        folder = tmp_path / part / "triton"
+        assert (folder / f"{name}.cubin").read_bytes().startswith(b"\x7fELF")
+        assert ".target sm_90" in (folder / f"{name}.ptx").read_text()
+        assert "EXIT" in (folder / f"{name}.sass").read_text()
+        assert json.loads((folder / "resources.json").read_text())[name]["registers"] > 0
+    gemms = [kernel for kernel in kernels if kernel["kind"] == "gemm"]
+    assert len(gemms) == 9  # three forward, and the gradients of both operands of each
+    assert all(kernel["is_extern"] and kernel["provenance"] == "compiled" for kernel in gemms)
+    assert {stage for kernel in kernels for stage in kernel["stages"]} == {"norm", "gate", "up", "act", "down", "residual"}
+    assert "empty_strided_cuda" in (tmp_path / "forward/output_code.py").read_text()
+
+
+def test_max_autotune_takes_templates_and_says_that_nothing_was_tuned(cache, tmp_path):
+    kernels = compiled("swiglu_mlp", MLP, {"eps": 1e-6}, tmp_path, cache, train=False, max_autotune=True)
+    gemms = [kernel for kernel in kernels if kernel["kind"] == "gemm"]
+    assert len(gemms) == 3
+    assert all(kernel["is_template"] and kernel["provenance"] == "not autotuned" for kernel in gemms)
+    assert all((tmp_path / "forward/triton" / f"{kernel['name']}.cubin").exists() for kernel in gemms)
+
+
+def test_one_candidate_is_compiled_and_several_are_not_autotuned(cache, tmp_path):
+    # A short row is reduced in registers with one candidate per warp count; a row of 8192 in a loop that a device may still shrink.
+    (attention,) = [
+        kernel
+        for kernel in compiled("attention", dict.fromkeys("qkv", [1, 2, 128, 64]), {}, tmp_path, cache, train=False, max_autotune=False)
+        if kernel["kind"] == "reduction"
+    ]
+    (softmax,) = compiled("softmax", {"x": [64, 8192]}, {}, tmp_path, cache, train=False, max_autotune=False)
+    assert (attention["provenance"], softmax["provenance"]) == ("compiled", "not autotuned")
+
+
+SDPA = """
+deviceless.activate(properties)
+import torch
+def attention(inputs):
+    q, k, v = inputs["q"], inputs["k"], inputs["v"]
+    return {"out": torch.softmax(q @ k.transpose(-2, -1) / 8.0, dim=-1) @ v}
+specs = dict.fromkeys("qkv", ((1, 2, 128, 64), "bfloat16"))
+captured = deviceless.compile_inductor(attention, specs, {}, train=True, max_autotune=False, sdpa=SDPA_CHOICE)
+print(json.dumps([dataclasses.asdict(kernel) for kernel in captured.kernels]))
+"""
+
+
+def test_a_plain_attention_that_inductor_turns_into_sdpa_shows_it(cache):
+    forward, backward = answer(SDPA.replace("SDPA_CHOICE", '"flash"'), cache)
+    assert "scaled_dot_product_flash_attention" in forward["name"]
+    assert forward["kind"] == backward["kind"] == "attention"
+    assert forward["ops"].count("aten.bmm") == 2 and "aten.exp" in forward["ops"]
+
+
+def test_an_unknown_sdpa_choice_is_an_error_and_not_the_math_path(cache):
+    done = python(SDPA.replace("SDPA_CHOICE", "None"), cache)
+    assert done.returncode != 0 and "give sdpa=" in done.stderr
+
+
+def test_handwritten_triton_kernels_forward_and_backward(cache):
+    launches = answer(
+        """
+deviceless.activate(properties)
+from triton_side.kernels import rmsnorm
+specs = {"x": ((64, 256), "bfloat16"), "weight": ((256,), "bfloat16")}
+launches = deviceless.compile_handwritten(rmsnorm.apply, specs, {"eps": 1e-6}, train=True)
+print(json.dumps({part: [launch.artifacts.arch for launch in made] for part, made in launches.items()}))
+""",
+        cache,
+    )
+    assert set(launches) == {"forward", "backward"}
+    assert all(made and set(made) == {"sm_90"} for made in launches.values())
+
+
+def test_an_unknown_torch_is_refused_with_what_is_needed(cache):
+    done = python(
+        """
+from triton_side import _fake_cuda
+_fake_cuda.KNOWN_BUILDS = (("1.0.0", None), ("1.1.0", "10.0"))
+deviceless.activate(properties)
+""",
+        cache,
+    )
+    assert done.returncode != 0
+    assert "needs torch 1.0.0 (CPU build) or 1.1.0 (CUDA 10.0 build); found torch" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "environment", "message"),
+    [
+        ("import torch; deviceless.activate(properties)", {}, "torch is already imported"),
+        ("del properties['warp_size']; deviceless.activate(properties)", {}, "lack warp_size"),
+        ("deviceless.activate(properties)", {"TRITON_INTERPRET": "1"}, "TRITON_INTERPRET=1 is set"),
+        ("deviceless.fake_mode()", {}, "no fake GPU in this process"),
+    ],
+)
+def test_misuse_is_refused(cache, code, environment, message):
+    done = python(code, cache, **environment)
+    assert done.returncode != 0 and message in done.stderr

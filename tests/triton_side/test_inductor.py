@@ -1,0 +1,151 @@
+"""Capturing what Inductor emits, on a CPU: C++ kernels and library GEMMs."""
+
+import inspect
+import json
+import re
+
+import pytest
+import torch
+from torch import Tensor
+
+from triton_side import _inductor_private as private
+from triton_side import inductor
+from triton_side.stages import stage
+
+ROWS, WIDTH, HIDDEN = 16, 32, 64
+
+
+def mlp(inputs: dict[str, Tensor], *, eps: float) -> dict[str, Tensor]:
+    x = inputs["x"]
+    with stage("norm"):
+        h = x * torch.rsqrt((x * x).mean(dim=-1, keepdim=True) + eps)
+    with stage("up"):
+        up = h @ inputs["up"]
+    with stage("act"):
+        activated = up * torch.sigmoid(up)
+    with stage("down"):
+        down = activated @ inputs["down"]
+    with stage("residual"):
+        y = x + down
+    return {"y": y}
+
+
+def line_of(text: str) -> str:
+    lines, first = inspect.getsourcelines(mlp)
+    return f"{__file__}:{first + next(index for index, line in enumerate(lines) if text in line)}"
+
+
+@pytest.fixture(scope="module")
+def run() -> tuple[inductor.Captured, dict[str, Tensor], dict[str, Tensor]]:
+    """The capture of one training forward, its inputs with gradients from the compiled backward, and its outputs."""
+    torch.manual_seed(0)
+    shapes = {"x": (ROWS, WIDTH), "up": (WIDTH, HIDDEN), "down": (HIDDEN, WIDTH)}
+    inputs = {name: torch.randn(shape, requires_grad=True) for name, shape in shapes.items()}
+    compiled = inductor.compile(mlp)
+    with inductor.capture() as captured:
+        outputs = compiled(inputs, eps=1e-6)
+    outputs["y"].sum().backward()
+    return captured, inputs, outputs
+
+
+def test_the_captured_function_still_computes(run):
+    captured, inputs, outputs = run
+    eager = {name: tensor.detach().clone().requires_grad_() for name, tensor in inputs.items()}
+    expected = mlp(eager, eps=1e-6)["y"]
+    expected.sum().backward()
+    torch.testing.assert_close(outputs["y"], expected)
+    for name, tensor in inputs.items():
+        torch.testing.assert_close(tensor.grad, eager[name].grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("part", ["forward", "backward"])
+def test_every_call_in_the_emitted_code_is_one_kernel_in_its_order(run, part):
+    graph = run[0].graph(part)
+    body = graph.code[graph.code.index("def call(") : graph.code.index("def get_args")]
+    called = re.findall(r"^ +(extern_kernels\.\w+|cpp_fused\w+)\(", body, flags=re.MULTILINE)
+    assert called
+    assert [kernel.name for kernel in graph.kernels] == called
+    assert graph.unparsed == ()
+
+
+def test_a_kernel_knows_its_operations_stages_and_lines(run):
+    forward = run[0].graph("forward").kernels
+    (up,) = [kernel for kernel in forward if kernel.stages == ("up",)]
+    assert (up.kind, up.is_extern, up.ops) == ("gemm", True, ("aten.mm",))
+    assert up.lines == (line_of('h @ inputs["up"]'),)
+    (norm,) = [kernel for kernel in forward if "norm" in kernel.stages]
+    assert norm.kind == "reduction" and not norm.is_extern
+    assert {"aten.mean", "aten.rsqrt"} <= set(norm.ops)
+    assert line_of("torch.rsqrt") in norm.lines
+
+
+def test_a_gemm_rewritten_by_a_pattern_keeps_both_operations(run):
+    (addmm,) = [kernel for kernel in run[0].graph("forward").kernels if kernel.name == "extern_kernels.addmm"]
+    assert addmm.ops == ("aten.mm", "aten.add")
+    assert addmm.stages == ("down", "residual")
+    assert addmm.lines == (line_of('activated @ inputs["down"]'), line_of("y = x + down"))
+
+
+def test_stages_and_lines_reach_backward(run):
+    backward = run[0].graph("backward").kernels
+    assert {name for kernel in backward for name in kernel.stages} >= {"norm", "up", "act", "down"}
+    gemms = [kernel for kernel in backward if kernel.kind == "gemm"]
+    assert len(gemms) == 4  # the gradients of x and of the weight, twice
+    assert all(kernel.stages and kernel.lines for kernel in gemms)
+
+
+def test_bytes_of_a_gemm_are_its_operands(run):
+    (up,) = [kernel for kernel in run[0].graph("forward").kernels if kernel.stages == ("up",)]
+    assert sum(buffer.bytes for buffer in up.inputs) == 4 * (ROWS * WIDTH + WIDTH * HIDDEN)
+    assert sum(buffer.bytes for buffer in up.outputs) == 4 * ROWS * HIDDEN
+
+
+def test_graphs_and_scheduler_ir_are_kept_apart(run):
+    captured = run[0]
+    assert captured.joint is not None and "tangents_1" in captured.joint
+    forward, backward = captured.graphs
+    assert (forward.part, backward.part) == ("forward", "backward")
+    assert "tangents_1" in backward.fx and "tangents_1" not in forward.fx
+    for graph in captured.graphs:
+        assert "SchedulerNode" in graph.pre_fusion and "SchedulerNode" in graph.post_fusion
+        assert graph.pre_fusion != graph.post_fusion
+
+
+def test_write(run, tmp_path):
+    captured = run[0]
+    captured.write(tmp_path)
+    listed = json.loads((tmp_path / "kernels.json").read_text())
+    assert [kernel["name"] for kernel in listed] == [kernel.name for kernel in captured.kernels]
+    for part in ("forward", "backward"):
+        assert (tmp_path / part / "output_code.py").read_text() == captured.graph(part).code
+
+
+def test_a_capture_without_a_compile_is_an_error():
+    with pytest.raises(RuntimeError, match="nothing was compiled"), inductor.capture():
+        pass
+
+
+def test_a_custom_pass_in_use_is_an_error():
+    with torch._inductor.config.patch(_post_fusion_custom_pass=lambda nodes: nodes):
+        with pytest.raises(RuntimeError, match="_post_fusion_custom_pass is in use"), inductor.capture():
+            pass
+
+
+def test_a_call_that_was_not_announced_is_unparsed():
+    code = """
+def call(self, args):
+        # [Provenance debug handles] cpp_fused_add_0:7
+        cpp_fused_add_0(arg0_1, buf0)
+        buf1 = torch.ops.aten.sort.stable(buf0)
+        # [Provenance debug handles] triton_poi_fused_mul_1:3
+        raw_stream0 = get_raw_stream(0)
+        triton_poi_fused_mul_1.run(buf1, buf2, 64, stream=raw_stream0)
+        return (buf2, )
+"""
+    assert inductor._calls_in(code) == ([7, 3], ("buf1 = torch.ops.aten.sort.stable(buf0)",))
+
+
+def test_a_missing_private_name_names_the_tested_versions(monkeypatch):
+    monkeypatch.setitem(private._NAMES, "torch._inductor.debug", ("gone_in_this_version",))
+    with pytest.raises(RuntimeError, match=r"torch\._inductor\.debug\.gone_in_this_version.*2\.11\.0, 2\.13\.0"):
+        private._require_names()

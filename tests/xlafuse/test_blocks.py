@@ -1,0 +1,155 @@
+"""Blocks against float64 formulas written here, and both training halves against finite differences of those."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from xlafuse import compiler, directions
+from xlafuse.blocks import attention, gelu, rmsnorm, softmax, swiglu_mlp, vector_add
+
+Float64s = dict[str, np.ndarray]
+
+
+def _rmsnorm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * weight
+
+
+def _softmax(x: np.ndarray) -> np.ndarray:
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def _swiglu(i: Float64s, eps: float) -> Float64s:
+    h = _rmsnorm(i["x"], i["norm_weight"], eps)
+    gate = h @ i["gate_weight"]
+    return {"y": i["x"] + (gate / (1 + np.exp(-gate)) * (h @ i["up_weight"])) @ i["down_weight"]}
+
+
+def _attention(i: Float64s) -> Float64s:
+    scores = i["q"] @ i["k"].swapaxes(-1, -2) / np.sqrt(i["q"].shape[-1])
+    n = scores.shape[-1]
+    return {"out": _softmax(np.where(np.arange(n)[:, None] >= np.arange(n), scores, -np.inf)) @ i["v"]}
+
+
+def _gelu(i: Float64s) -> Float64s:
+    x = i["x"]
+    return {"y": 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))}
+
+
+# eps is large enough here that leaving it out fails.
+_EPS = 0.05
+_QKV = dict.fromkeys(("q", "k", "v"), (2, 3, 5, 4))
+_MLP = {"x": (5, 6), "norm_weight": (6,), "gate_weight": (6, 9), "up_weight": (6, 9), "down_weight": (9, 6)}
+# name: (apply, attributes, input shapes, formula, roundings to the dtype on the longest way from input to output)
+BLOCKS: dict[str, tuple[Any, dict[str, float], dict[str, tuple[int, ...]], Callable[[Float64s], Float64s], int]] = {
+    "vector_add": (vector_add.apply, {}, {"x": (7,), "y": (7,)}, lambda i: {"out": i["x"] + i["y"]}, 1),
+    "gelu": (gelu.apply, {}, {"x": (3, 7)}, _gelu, 9),
+    "softmax": (softmax.apply, {}, {"x": (3, 7)}, lambda i: {"y": _softmax(i["x"])}, 1),
+    "rmsnorm": (
+        rmsnorm.apply, {"eps": _EPS}, {"x": (3, 7), "weight": (7,)},
+        lambda i: {"y": _rmsnorm(i["x"], i["weight"], _EPS)}, 2,
+    ),
+    "swiglu_mlp": (swiglu_mlp.apply, {"eps": _EPS}, _MLP, lambda i: _swiglu(i, _EPS), 10),
+    "attention": (attention.apply, {}, _QKV, _attention, 3),
+}  # fmt: skip
+TRAINED = [name for name in BLOCKS if name != "vector_add"]
+DTYPES = ("float32", "float16", "bfloat16")
+
+
+def _inputs(shapes: dict[str, tuple[int, ...]], dtype: str) -> dict[str, jax.Array]:
+    random = np.random.default_rng(0)
+    return {name: jnp.asarray(random.standard_normal(shape), dtype) for name, shape in shapes.items()}
+
+
+def _float64(arrays: dict[str, jax.Array]) -> Float64s:
+    return {name: np.asarray(x.astype(jnp.float32), np.float64) for name, x in arrays.items()}
+
+
+def _assert_close(actual: dict[str, jax.Array], expected: Float64s, roundings: int, dtype: str) -> None:
+    """Every rounding is at most one eps of a value of about the result's size; float32 sums add a few of their own."""
+    assert actual.keys() == expected.keys()
+    for name, x in actual.items():
+        assert x.dtype == dtype and x.shape == expected[name].shape
+        error = np.abs(np.asarray(x.astype(jnp.float32)) - expected[name]).max()
+        size = max(np.abs(expected[name]).max(), 1.0)
+        own = 8 * float(jnp.finfo(jnp.float32).eps)
+        assert error <= (roundings * float(jnp.finfo(dtype).eps) + own) * size, name
+
+
+def _gradients(formula: Callable[[Float64s], Float64s], inputs: Float64s, cotangents: Float64s) -> Float64s:
+    """d(sum of outputs * cotangents)/d(inputs), by central differences in float64."""
+
+    def value(changed: Float64s) -> float:
+        return sum(float((y * cotangents[name]).sum()) for name, y in formula(changed).items())
+
+    step, result = 1e-6, {}
+    for name, x in inputs.items():
+        gradient = np.empty_like(x)
+        for at in np.ndindex(x.shape):
+            above, below = x.copy(), x.copy()
+            above[at] += step
+            below[at] -= step
+            gradient[at] = (value(inputs | {name: above}) - value(inputs | {name: below})) / (2 * step)
+        result[name] = gradient
+    return result
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", BLOCKS)
+def test_forward_is_the_formula(name: str, dtype: str) -> None:
+    apply, attributes, shapes, formula, roundings = BLOCKS[name]
+    inputs = _inputs(shapes, dtype)
+    compiled = compiler.compile(directions.forward(apply, attributes), (inputs,))
+    assert compiled.executable is not None
+    _assert_close(compiled.executable(inputs), formula(_float64(inputs)), roundings, dtype)
+
+
+@pytest.mark.parametrize("recompute", [False, True], ids=["saved", "recomputed"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", TRAINED)
+def test_train_halves_give_outputs_and_gradients(name: str, dtype: str, recompute: bool) -> None:
+    apply, attributes, shapes, formula, roundings = BLOCKS[name]
+    inputs = _inputs(shapes, dtype)
+    forward, backward = directions.train_halves(apply, attributes, recompute=recompute)
+    first = compiler.compile(forward, (inputs,))
+    output_structs, residual_structs = first.output_structs
+    second = compiler.compile(backward, (residual_structs, output_structs))
+    assert first.executable is not None and second.executable is not None
+
+    outputs, residuals = first.executable(inputs)
+    _assert_close(outputs, formula(_float64(inputs)), roundings, dtype)
+    random = np.random.default_rng(1)
+    cotangents = {name: jnp.asarray(random.standard_normal(y.shape), dtype) for name, y in outputs.items()}
+    gradients = second.executable(residuals, cotangents)
+    expected = _gradients(formula, _float64(inputs), _float64(cotangents))
+    # Backward meets every rounding of forward again, and one for the product with each saved value.
+    _assert_close(gradients, expected, 3 * roundings + 2, dtype)
+
+
+def test_attention_never_looks_ahead() -> None:
+    inputs = _inputs(_QKV, "float32")
+    changed = inputs | {name: inputs[name].at[..., -1, :].set(9.0) for name in ("k", "v")}
+    before, after = attention.apply(inputs)["out"], attention.apply(changed)["out"]
+    assert (before[..., :-1, :] == after[..., :-1, :]).all()
+    assert (before[..., -1, :] != after[..., -1, :]).any()
+
+
+def test_softmax_of_large_logits_is_finite() -> None:
+    x = jnp.asarray([[1e4, 1e4, -1e4]], jnp.float32)
+    assert np.allclose(softmax.apply({"x": x})["y"], [[0.5, 0.5, 0.0]])
+
+
+def test_gradients_only_for_floating_inputs() -> None:
+    def apply(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        return {"y": inputs["table"][inputs["rows"]]}
+
+    inputs = {"table": jnp.ones((4, 2)), "rows": jnp.asarray([1, 1, 3])}
+    forward, backward = directions.train_halves(apply, {})
+    outputs, residuals = forward(inputs)
+    gradients = backward(residuals, outputs)
+    assert gradients.keys() == {"table"}
+    assert gradients["table"][:, 0].tolist() == [0.0, 2.0, 0.0, 1.0]

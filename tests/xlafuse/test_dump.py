@@ -1,0 +1,72 @@
+"""What one compile leaves in a folder."""
+
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+from jax import ShapeDtypeStruct as Struct
+
+from xlafuse import compiler, directions, dump, hlo
+from xlafuse.blocks import rmsnorm
+
+INPUTS = {"x": Struct((512, 1024), jnp.bfloat16), "weight": Struct((1024,), jnp.bfloat16)}
+FORWARD = directions.forward(rmsnorm.apply, {"eps": 1e-6})
+
+
+def test_an_h200_compile_leaves_named_artifacts(h200: compiler.Target, tmp_path: Path) -> None:
+    compiled = compiler.compile(FORWARD, (INPUTS,), target=h200, dump_to=tmp_path / "dump")
+    found = dump.collect(tmp_path / "dump")
+    assert {
+        "stablehlo", "hlo_before", "hlo", "hlo_proto", "buffer_assignment", "memory", "thunks", "thunk_metadata",
+        "priority_fusion", "target_config",
+    } <= found.keys()  # fmt: skip
+    assert {"before_priority-fusion", "after_priority-fusion", "after_priority-fusion_proto"} <= found.keys()
+    (kernel,) = compiled.kernels
+    assert f"ptx/{kernel.runtime_name}" in found
+    assert f".entry {kernel.runtime_name}" in found[f"ptx/{kernel.runtime_name}"].read_text()
+    assert f"{kernel.runtime_name} grid:" in found["thunks"].read_text()
+    assert "fusion_steps" in found["priority_fusion"].read_text()
+    assert "rmsnorm.py" in found["stablehlo"].read_text()
+    dumped = hlo.parse(found["hlo"].read_text())
+    assert not dumped.unparsed
+    assert [k.opcodes for k in hlo.kernels(dumped)] == [kernel.opcodes]
+
+
+def test_a_pass_that_changed_nothing_leaves_nothing(h200: compiler.Target, tmp_path: Path) -> None:
+    compiler.compile(FORWARD, (INPUTS,), target=h200, dump_to=tmp_path / "dump")
+    passes = {path.name for path in (tmp_path / "dump" / "passes").iterdir()}
+    assert passes and not any("dot-merger" in name or "triton-gemm" in name for name in passes)
+    for before in (name for name in passes if "_before_" in name):
+        after = before.replace("_before_", "_after_")
+        folder = tmp_path / "dump" / "passes"
+        assert (folder / before).read_bytes() != (folder / after).read_bytes()
+
+
+def test_a_folder_holds_one_compile(tmp_path: Path) -> None:
+    (tmp_path / "older.txt").write_text("")
+    with pytest.raises(FileExistsError, match="holds one compile"):
+        compiler.compile(FORWARD, (INPUTS,), dump_to=tmp_path)
+
+
+def test_the_newest_module_of_the_name_counts(tmp_path: Path) -> None:
+    raw, kept = tmp_path / "raw", tmp_path / "kept"
+    raw.mkdir()
+    kept.mkdir()
+    for number, module in ((7, "jit_f"), (9, "jit_f"), (12, "jit_other")):
+        (raw / f"module_{number:04d}.{module}.before_optimizations.txt").write_text(f"{number}")
+    (raw / "module_0009.jit_f.autotune_results.pbtxt").write_text("version: 3\n")
+    found = dump.keep(raw, kept, "jit_f", "module @jit_f {}")
+    assert found.keys() == {"stablehlo", "hlo_before"}
+    assert found["hlo_before"].read_text() == "9"
+
+
+def test_ptx_is_named_after_its_kernels(tmp_path: Path) -> None:
+    raw, kept = tmp_path / "raw", tmp_path / "kept"
+    raw.mkdir()
+    kept.mkdir()
+    entries = ".visible .entry {}(\n"
+    (raw / "module_0001.jit_f.1.ptx").write_text(entries.format("fusion_1"))
+    (raw / "module_0001.jit_f.3.ptx").write_text(entries.format("loop_a") + entries.format("loop_b"))
+    (raw / "module_0001.jit_f.5.ptx").write_text("")
+    found = dump.keep(raw, kept, "jit_f", "")
+    assert {name for name in found if name.startswith("ptx/")} == {"ptx/fusion_1", "ptx/loop_a+1"}

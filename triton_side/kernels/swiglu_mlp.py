@@ -1,0 +1,314 @@
+"""The feed-forward half of a Llama layer: y = x + (silu(h Wg) * (h Wu)) Wd with h = rmsnorm(x).
+
+Shazeer, "GLU variants improve Transformer", arXiv:2002.05202. Forward, three kernels: RMSNorm; one product for gate and
+up, which share the tiles of h and meet in the epilogue; the down projection, which adds x in its epilogue. With
+act = silu(gate) * up, backward is
+
+    dact = dy Wd^T    dgate = dact up silu'(gate)    dup = dact silu(gate)    (one kernel, which rebuilds act as well)
+    dWd = act^T dy    dWg = h^T dgate    dWu = h^T dup    (one kernel for the last two)
+    dh = dgate Wg^T + dup Wu^T    (one kernel)    dx = dy + RMSNorm's backward of dh
+
+Shapes: x, y, h [tokens, width]; norm_weight [width]; gate_weight, up_weight [width, hidden]; down_weight
+[hidden, width]; gate, up, act [tokens, hidden]. dtypes: bfloat16, float16, float32, one for all; products
+accumulate and activations are computed in float32. A forward that a backward follows saves h, gate and up.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch.autograd.function import once_differentiable
+
+from triton_side.kernels import rmsnorm
+from triton_side.kernels._launch import check_matrix, check_tensors, device_of
+from triton_side.kernels._tiles import product_precision, provide_descriptor_memory
+from triton_side.kernels.matmul import (
+    MatmulConfig,
+    launch_matmul,
+    load_operand,
+    load_tile,
+    matmul_config,
+    open_operand,
+    operands_fit_descriptors,
+    programs,
+    store_tile,
+    stored_transposed,
+    tile_at,
+)
+
+
+@triton.jit
+def _two_products(
+    a_ptr, b_ptr, b2_ptr, c_ptr, c2_ptr, activated_ptr, m, n, k,
+    stride_am, stride_ak, stride_bk, stride_bn, stride_b2k, stride_b2n,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    STORE_PRODUCTS: tl.constexpr, ACTIVATE: tl.constexpr, A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr,
+    DESCRIPTORS: tl.constexpr, FLATTEN: tl.constexpr, WARP_SPECIALIZE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """c = a @ b and c2 = a @ b2 in one pass over a; ACTIVATE stores silu(c) * c2."""
+    a = open_operand(a_ptr, m, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, DESCRIPTORS, A_TRANSPOSED)
+    b = open_operand(b_ptr, k, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED)
+    b2 = open_operand(b2_ptr, k, n, stride_b2k, stride_b2n, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED)
+    tiles = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N)
+    for tile in tl.range(
+        tl.program_id(0), tiles, tl.num_programs(0), flatten=FLATTEN, warp_specialize=WARP_SPECIALIZE
+    ):
+        row, column = tile_at(tile, m, n, BLOCK_M, BLOCK_N, GROUP_M)
+        c = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        c2 = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        for step in range(tl.cdiv(k, BLOCK_K)):
+            at = step * BLOCK_K
+            x = load_operand(
+                a, row, at, m, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, DESCRIPTORS, A_TRANSPOSED
+            )
+            y = load_operand(
+                b, at, column, k, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED
+            )
+            y2 = load_operand(
+                b2, at, column, k, n, stride_b2k, stride_b2n, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED
+            )
+            c = tl.dot(x, y, c, input_precision=PRECISION)
+            c2 = tl.dot(x, y2, c2, input_precision=PRECISION)
+        if STORE_PRODUCTS:
+            store_tile(c_ptr, c, row, column, m, n, BLOCK_M, BLOCK_N)
+            store_tile(c2_ptr, c2, row, column, m, n, BLOCK_M, BLOCK_N)
+        if ACTIVATE:
+            store_tile(activated_ptr, c * tl.sigmoid(c) * c2, row, column, m, n, BLOCK_M, BLOCK_N)
+
+
+@triton.jit
+def _store_activation_gradients(
+    dact, gate_ptr, up_ptr, dgate_ptr, dup_ptr, act_ptr, row, column, m, n,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Epilogue of `_activation_gradients` on one [BLOCK_M, BLOCK_N] piece."""
+    gate = load_tile(gate_ptr, row, column, m, n, BLOCK_M, BLOCK_N)
+    up = load_tile(up_ptr, row, column, m, n, BLOCK_M, BLOCK_N)
+    sigmoid = tl.sigmoid(gate)
+    silu = gate * sigmoid
+    store_tile(act_ptr, silu * up, row, column, m, n, BLOCK_M, BLOCK_N)
+    store_tile(dup_ptr, dact * silu, row, column, m, n, BLOCK_M, BLOCK_N)
+    dgate = dact * up * (sigmoid + silu * (1.0 - sigmoid))
+    store_tile(dgate_ptr, dgate, row, column, m, n, BLOCK_M, BLOCK_N)
+
+
+@triton.jit
+def _activation_gradients(
+    dy_ptr, weight_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr, act_ptr, m, n, k,
+    stride_am, stride_ak, stride_bk, stride_bn,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    SPLIT: tl.constexpr, A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, DESCRIPTORS: tl.constexpr,
+    FLATTEN: tl.constexpr, WARP_SPECIALIZE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dact = dy @ weight stays in registers; dgate, dup and act [m, n] are stored. SPLIT halves the epilogue's tile."""
+    a = open_operand(dy_ptr, m, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, DESCRIPTORS, A_TRANSPOSED)
+    b = open_operand(weight_ptr, k, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED)
+    tiles = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N)
+    for tile in tl.range(
+        tl.program_id(0), tiles, tl.num_programs(0), flatten=FLATTEN, warp_specialize=WARP_SPECIALIZE
+    ):
+        row, column = tile_at(tile, m, n, BLOCK_M, BLOCK_N, GROUP_M)
+        dact = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        for step in range(tl.cdiv(k, BLOCK_K)):
+            at = step * BLOCK_K
+            x = load_operand(
+                a, row, at, m, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, DESCRIPTORS, A_TRANSPOSED
+            )
+            y = load_operand(
+                b, at, column, k, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED
+            )
+            dact = tl.dot(x, y, dact, input_precision=PRECISION)
+        if SPLIT:
+            HALF: tl.constexpr = BLOCK_N // 2
+            left, right = dact.reshape(BLOCK_M, 2, HALF).permute(0, 2, 1).split()
+            _store_activation_gradients(
+                left, gate_ptr, up_ptr, dgate_ptr, dup_ptr, act_ptr, row, column, m, n, BLOCK_M, HALF
+            )
+            _store_activation_gradients(
+                right, gate_ptr, up_ptr, dgate_ptr, dup_ptr, act_ptr, row, column + HALF, m, n, BLOCK_M, HALF
+            )
+        else:
+            _store_activation_gradients(
+                dact, gate_ptr, up_ptr, dgate_ptr, dup_ptr, act_ptr, row, column, m, n, BLOCK_M, BLOCK_N
+            )
+
+
+@triton.jit
+def _activation_gradients_flat(dact_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr, act_ptr, elements, BLOCK: tl.constexpr):
+    """dgate, dup and act from a stored dact, element by element."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < elements
+    dact = tl.load(dact_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    gate = tl.load(gate_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(up_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    sigmoid = tl.sigmoid(gate)
+    silu = gate * sigmoid
+    dgate = dact * up * (sigmoid + silu * (1.0 - sigmoid))
+    tl.store(dgate_ptr + at, dgate.to(dgate_ptr.dtype.element_ty), mask=inside)
+    tl.store(dup_ptr + at, (dact * silu).to(dup_ptr.dtype.element_ty), mask=inside)
+    tl.store(act_ptr + at, (silu * up).to(act_ptr.dtype.element_ty), mask=inside)
+
+
+def two_products_config(dtype: torch.dtype, precision: str, descriptors: bool) -> MatmulConfig:
+    """Tiles of the kernel with two accumulators: half as wide as a single product's."""
+    if dtype == torch.float32:
+        if precision == "ieee":
+            return MatmulConfig(64, 32, 16, num_warps=4, num_stages=2, descriptors=False, persistent=False, flatten=False)
+        return MatmulConfig(128, 32, 32, num_warps=4, num_stages=2, descriptors=False, persistent=False, flatten=False)
+    if not descriptors:
+        return MatmulConfig(128, 64, 32, num_warps=8, num_stages=3, descriptors=False, persistent=False, flatten=False)
+    return MatmulConfig(128, 128, 64, num_warps=8, num_stages=3)
+
+
+def activation_gradients_config(dtype: torch.dtype, precision: str, descriptors: bool) -> MatmulConfig:
+    """Tiles of the product whose epilogue turns dact into dgate, dup and act."""
+    return matmul_config(dtype, precision, descriptors)
+
+
+def launch_two_products(
+    a: torch.Tensor, b: torch.Tensor, b2: torch.Tensor, config: MatmulConfig, *, store_products: bool, activate: bool
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    """a @ b and a @ b2 (None unless stored), and silu(a @ b) * (a @ b2) (None unless activated), contiguous."""
+    (m, k), n = a.shape, b.shape[1]
+
+    def output(wanted: bool) -> torch.Tensor | None:
+        return torch.empty((m, n), dtype=a.dtype, device=a.device) if wanted else None
+
+    c, c2, activated = output(store_products), output(store_products), output(activate)
+    with device_of(a):
+        if config.descriptors:
+            provide_descriptor_memory(a.device)
+        _two_products[(programs(m, n, config, a.device),)](
+            a, b, b2, c, c2, activated, m, n, k, *a.stride(), *b.stride(), *b2.stride(),
+            BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, GROUP_M=config.group_m,
+            STORE_PRODUCTS=store_products, ACTIVATE=activate, A_TRANSPOSED=stored_transposed(a),
+            B_TRANSPOSED=stored_transposed(b), DESCRIPTORS=config.descriptors, FLATTEN=config.flatten,
+            WARP_SPECIALIZE=config.warp_specialize, PRECISION=product_precision(a.dtype),
+            num_warps=config.num_warps, num_stages=config.num_stages,
+        )  # fmt: skip
+    return c, c2, activated
+
+
+def launch_activation_gradients(
+    dy: torch.Tensor, down_weight: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, config: MatmulConfig
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """dgate, dup and act, contiguous; gate and up are contiguous."""
+    (m, k), n = dy.shape, down_weight.shape[0]
+    weight = down_weight.T
+    dgate, dup, act = torch.empty_like(gate), torch.empty_like(gate), torch.empty_like(gate)
+    with device_of(dy):
+        if config.descriptors:
+            provide_descriptor_memory(dy.device)
+        _activation_gradients[(programs(m, n, config, dy.device),)](
+            dy, weight, gate, up, dgate, dup, act, m, n, k, *dy.stride(), *weight.stride(),
+            BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, GROUP_M=config.group_m,
+            SPLIT=config.block_n > 128, A_TRANSPOSED=stored_transposed(dy), B_TRANSPOSED=stored_transposed(weight),
+            DESCRIPTORS=config.descriptors, FLATTEN=config.flatten, WARP_SPECIALIZE=config.warp_specialize,
+            PRECISION=product_precision(dy.dtype), num_warps=config.num_warps, num_stages=config.num_stages,
+        )  # fmt: skip
+    return dgate, dup, act
+
+
+def launch_activation_gradients_flat(
+    dact: torch.Tensor, gate: torch.Tensor, up: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """dgate, dup and act from a stored dact, all contiguous."""
+    dgate, dup, act = torch.empty_like(gate), torch.empty_like(gate), torch.empty_like(gate)
+    block = 2048
+    with device_of(dact):
+        _activation_gradients_flat[(triton.cdiv(dact.numel(), block),)](
+            dact, gate, up, dgate, dup, act, dact.numel(), BLOCK=block, num_warps=8
+        )
+    return dgate, dup, act
+
+
+def _choose(choose: Any, *operands: torch.Tensor, **conditions: bool) -> MatmulConfig:
+    dtype = operands[0].dtype
+    return choose(dtype, product_precision(dtype), operands_fit_descriptors(*operands), **conditions)
+
+
+def _project(
+    x: torch.Tensor, h: torch.Tensor, gate_weight: torch.Tensor, up_weight: torch.Tensor, down_weight: torch.Tensor,
+    save: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
+    """y, and gate and up where a backward pass will follow."""
+    config = _choose(two_products_config, h, gate_weight, up_weight)
+    gate, up, act = launch_two_products(h, gate_weight, up_weight, config, store_products=save, activate=True)
+    y = launch_matmul(act, down_weight, _choose(matmul_config, act, down_weight), residual=x.contiguous())
+    return y, gate, up
+
+
+class _SwigluMlp(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, norm_weight: torch.Tensor, gate_weight: torch.Tensor, up_weight: torch.Tensor,
+        down_weight: torch.Tensor, eps: float,
+    ) -> torch.Tensor:  # fmt: skip
+        h, rstd = rmsnorm.forward(x, norm_weight, eps, save_rstd=True)
+        y, gate, up = _project(x, h, gate_weight, up_weight, down_weight, save=True)
+        ctx.save_for_backward(x, norm_weight, gate_weight, up_weight, down_weight, rstd, h, gate, up)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, norm_weight, gate_weight, up_weight, down_weight, rstd, h, gate, up = ctx.saved_tensors
+        config = _choose(activation_gradients_config, dy, down_weight.T)
+        dgate, dup, act = launch_activation_gradients(dy, down_weight, gate, up, config)
+        ddown = launch_matmul(act.T, dy, _choose(matmul_config, act.T, dy))
+        config = _choose(two_products_config, h.T, dgate, dup)
+        dgate_weight, dup_weight, _ = launch_two_products(
+            h.T, dgate, dup, config, store_products=True, activate=False
+        )
+        config = _choose(matmul_config, dgate, gate_weight.T, dup, up_weight.T, second=True)
+        dh = launch_matmul(dgate, gate_weight.T, config, second=(dup, up_weight.T))
+        dx, dnorm_weight = rmsnorm.backward(x, norm_weight, rstd, dh)
+        return dx + dy, dnorm_weight, dgate_weight, dup_weight, ddown, None
+
+
+def swiglu_mlp(
+    x: torch.Tensor, norm_weight: torch.Tensor, gate_weight: torch.Tensor, up_weight: torch.Tensor,
+    down_weight: torch.Tensor, eps: float,
+) -> torch.Tensor:  # fmt: skip
+    """x + (silu(h gate_weight) * (h up_weight)) down_weight, h = rmsnorm(x, norm_weight, eps); differentiable once.
+
+    Args:
+        x: [tokens, width].
+        norm_weight: [width].
+        gate_weight, up_weight: [width, hidden].
+        down_weight: [hidden, width].
+        eps: added to the mean square of a row.
+
+    Returns:
+        y [tokens, width], contiguous, in the inputs' dtype.
+
+    Raises:
+        ValueError: shapes do not fit, devices differ or are not a GPU (outside the interpreter), or float32 products
+            are set to "medium".
+        TypeError: a dtype is not supported, or they differ.
+    """
+    weights = {"gate_weight": gate_weight, "up_weight": up_weight, "down_weight": down_weight}
+    check_tensors(x=x, norm_weight=norm_weight, **weights)
+    check_matrix("x", x)
+    width, hidden = x.shape[1], gate_weight.shape[-1]
+    expected = {"norm_weight": [width], "gate_weight": [width, hidden], "up_weight": [width, hidden],
+                "down_weight": [hidden, width]}  # fmt: skip
+    got = {name: list(tensor.shape) for name, tensor in {"norm_weight": norm_weight, **weights}.items()}
+    if got != expected:
+        raise ValueError(
+            f"the weights must fit x {list(x.shape)} and one hidden size: expected {expected}, got {got}; "
+            "weights are [inputs, outputs], transpose those of a Linear"
+        )
+    tensors = (x, norm_weight, gate_weight, up_weight, down_weight)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return _SwigluMlp.apply(*tensors, eps)
+    h, _ = rmsnorm.forward(x, norm_weight, eps, save_rstd=False)
+    y, _, _ = _project(x, h, gate_weight, up_weight, down_weight, save=False)
+    return y
+
+
+def apply(inputs: dict[str, torch.Tensor], *, eps: float) -> dict[str, torch.Tensor]:
+    """The swiglu_mlp block: inputs x, norm_weight, gate_weight, up_weight, down_weight; output y."""
+    names = ("x", "norm_weight", "gate_weight", "up_weight", "down_weight")
+    return {"y": swiglu_mlp(*(inputs[name] for name in names), eps=eps)}

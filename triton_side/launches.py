@@ -1,0 +1,246 @@
+"""The kernels that a hand-written implementation launches, in order: what a FusionGraph of it is made from.
+
+    with record_launches() as launches:
+        out = rmsnorm.apply(inputs, eps=1e-6)["y"]
+        out.backward(dy)
+    launches[0].name, launches[0].grid, launches[0].artifacts.resources.registers
+
+`record_launches(compile_only=True)` is for a GPU that is not there (triton_side.deviceless): every kernel is compiled
+through the path that a launch takes, specialisation included, and nothing runs. Both Triton kernels and the CUDA C++
+kernels of triton_side.cuda are recorded; what PyTorch launches by itself (a GEMM, a copy) is not.
+
+`JITFunction.run` and `Autotuner._bench` are not public API: tested with triton 3.6 and 3.7.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import inspect
+import re
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.jit import JITFunction
+
+from triton_side import artifacts
+from triton_side.cuda import program
+
+CUDA_SCALARS = {ctypes.c_int: "i32", ctypes.c_longlong: "i64"}
+CUDA_POINTERS = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}
+
+
+@dataclass(frozen=True)
+class TensorArgument:
+    """A tensor that a kernel was given. Arguments with one `storage`, a number within the recording, share memory."""
+
+    position: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    offset: int
+    storage: int
+
+
+@dataclass(frozen=True, eq=False)
+class Launch:
+    """One launch.
+
+    name: as the driver and profilers call the kernel (mangled for C++).
+    label: as a reader calls it: the Python function, or the instance of the C++ template.
+    source, line: where the kernel is written; line 1 for a .cu file.
+    grid: blocks in x, y, z. block: threads in x, y, z.
+    signature: Triton's type of each argument in order ("*bf16", "i32", "constexpr").
+    constants: what was compiled in, by parameter name: constexprs, and integers that Triton specialised to 1.
+    tensors: the arguments that are tensors.
+    """
+
+    name: str
+    label: str
+    kind: Literal["triton", "cuda"]
+    source: Path
+    line: int
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    num_warps: int
+    signature: tuple[str, ...]
+    constants: dict[str, Any]
+    tensors: tuple[TensorArgument, ...]
+    _artifacts: Callable[[], artifacts.Artifacts] = field(repr=False)
+
+    @functools.cached_property
+    def artifacts(self) -> artifacts.Artifacts:
+        """The compiled kernel's representations and resources, read at the first use."""
+        return self._artifacts()
+
+    @property
+    def resources(self) -> artifacts.Resources:
+        return self.artifacts.resources
+
+    def write(self, folder: Path, index: int) -> list[Path]:
+        """Write all representations into `folder` as <index>_<label>.<suffix>."""
+        label = re.sub(r"\W+", "_", self.label).strip("_")
+        return self.artifacts.write(folder, f"{index:02d}_{label}")
+
+
+@contextlib.contextmanager
+def record_launches(compile_only: bool = False) -> Iterator[list[Launch]]:
+    """Record every launch that the process makes within the context, from any thread (autograd runs backward in its
+    own).
+
+    Tensors that kernels were given stay alive until the context ends, so that no two share an address by accident.
+    Launches that an autotuner makes to time its candidates are left out. Recordings do not nest.
+
+    Raises (from the launch itself):
+        RuntimeError: `compile_only`, and an autotuned kernel has several candidates: choosing one needs the GPU.
+        triton_side.artifacts.UnsupportedTriton: another version of Triton.
+    """
+    artifacts.check_triton()
+    if JITFunction.run is not _run:
+        raise RuntimeError("launches are being recorded already: leave the other record_launches() first")
+    recorder = _Recorder(compile_only)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_replaced(JITFunction, "run", recorder.run_triton))
+        stack.enter_context(_replaced(Autotuner, "_bench", recorder.bench))
+        stack.enter_context(program.launched_by(recorder.run_cuda))
+        yield recorder.launches
+
+
+_run = JITFunction.run
+_bench = Autotuner._bench
+
+
+@contextlib.contextmanager
+def _replaced(owner: type, name: str, method: Callable[..., Any]) -> Iterator[None]:
+    original = getattr(owner, name)
+    # A function, unlike the bound method, becomes a method of the owner's instances.
+    setattr(owner, name, lambda self, *args, **kwargs: method(self, *args, **kwargs))
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+class _Recorder:
+    def __init__(self, compile_only: bool) -> None:
+        self.compile_only = compile_only
+        self.launches: list[Launch] = []
+        self._storages: dict[int, tuple[int, torch.UntypedStorage]] = {}
+        self._timing = threading.local()
+
+    def run_triton(self, function: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        if warmup or getattr(self._timing, "active", False):
+            return _run(function, *args, grid=grid, warmup=warmup, **kwargs)
+        parameters = {name: value for name, value in kwargs.items() if name in function.signature.parameters}
+        bound = function.signature.bind(*args, **parameters)
+        bound.apply_defaults()
+        blocks = tuple(grid(bound.arguments) if callable(grid) else grid)
+        if self.compile_only:
+            pointers = [_as_pointer(value) for value in args]
+            named = {name: _as_pointer(value) for name, value in kwargs.items()}
+            kernel = _run(function, *pointers, grid=blocks, warmup=True, **named)
+        else:
+            kernel = _run(function, *args, grid=blocks, warmup=False, **kwargs)
+        self.launches.append(self._of_triton(function, kernel, blocks, bound))
+        return kernel
+
+    def _of_triton(
+        self, function: JITFunction, kernel: Any, blocks: tuple[int, ...], bound: inspect.BoundArguments
+    ) -> Launch:
+        source = kernel.src
+        names = function.arg_names
+        metadata = kernel.metadata
+        return Launch(
+            name=metadata.name,
+            label=function.fn.__name__,
+            kind="triton",
+            source=Path(inspect.getsourcefile(function.fn) or ""),
+            line=function.starting_line_number,
+            grid=_three(blocks),
+            block=(metadata.num_warps * metadata.target.warp_size, 1, 1),
+            num_warps=metadata.num_warps,
+            signature=tuple(source.signature[name] for name in names),
+            constants={names[path[0]]: value for path, value in source.constants.items() if len(path) == 1},
+            tensors=self._tensors(bound.arguments.values()),
+            _artifacts=lambda: artifacts.of_triton(kernel),
+        )
+
+    def bench(self, tuner: Autotuner, *args: Any, **kwargs: Any) -> Any:
+        if self.compile_only:
+            name = tuner.base_fn.__name__
+            raise RuntimeError(f"{name} is autotuned, and choosing among its candidates needs the GPU; pass one config")
+        self._timing.active = True
+        try:
+            return _bench(tuner, *args, **kwargs)
+        finally:
+            self._timing.active = False
+
+    def run_cuda(self, request: program.LaunchRequest) -> None:
+        kernel = request.kernel
+        threads = request.block[0] * request.block[1] * request.block[2]
+        if not self.compile_only:
+            program.run(request)
+        self.launches.append(
+            Launch(
+                name=kernel.symbol,
+                label=kernel.expression,
+                kind="cuda",
+                source=kernel.source,
+                line=1,
+                grid=request.grid,
+                block=request.block,
+                num_warps=-(-threads // 32),
+                signature=tuple(
+                    CUDA_POINTERS[a.dtype] if isinstance(a, torch.Tensor) else CUDA_SCALARS[type(a)]
+                    for a in request.arguments
+                ),
+                constants={},
+                tensors=self._tensors(request.arguments),
+                _artifacts=lambda: artifacts.of_cuda(kernel, threads),
+            )
+        )
+
+    def _tensors(self, arguments: Any) -> tuple[TensorArgument, ...]:
+        return tuple(
+            TensorArgument(
+                position,
+                tuple(value.shape),
+                tuple(value.stride()),
+                str(value.dtype).removeprefix("torch."),
+                value.storage_offset(),
+                self._storage_number(value.untyped_storage()),
+            )
+            for position, value in enumerate(arguments)
+            if isinstance(value, torch.Tensor)
+        )
+
+    def _storage_number(self, storage: torch.UntypedStorage) -> int:
+        return self._storages.setdefault(storage._cdata, (len(self._storages), storage))[0]
+
+
+class _Pointer:
+    """Stands for a fake tensor in a launch that only compiles: its dtype, and the alignment of its address."""
+
+    def __init__(self, tensor: FakeTensor) -> None:
+        self.dtype = tensor.dtype
+        # PyTorch's CUDA allocator aligns every storage to 512 bytes.
+        self._address = tensor.storage_offset() * tensor.element_size()
+
+    def data_ptr(self) -> int:
+        return self._address
+
+
+def _as_pointer(value: Any) -> Any:
+    return _Pointer(value) if isinstance(value, FakeTensor) else value
+
+
+def _three(grid: tuple[int, ...]) -> tuple[int, int, int]:
+    x, y, z = (*grid, 1, 1)[:3]
+    return int(x), int(y), int(z)
