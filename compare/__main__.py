@@ -1,9 +1,14 @@
 """`xlafuse ...`, which is `python -m compare ...`."""
 
+import sys
+
 from compare.cli import cli
 
 
 def main() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # where the terminal has no µ, show ? rather than a traceback
     cli(prog_name="xlafuse")
 
 

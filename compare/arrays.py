@@ -1,4 +1,7 @@
-"""Input bits: drawn from a seed, stored once, read by every worker, so that all sides compute on the same bits."""
+"""Input bits: drawn from a seed, stored once, read by every worker, so that all sides compute on the same bits.
+
+Arrays are stored as .npy; bfloat16, which NumPy lacks, as its bits in int16.
+"""
 
 from __future__ import annotations
 
@@ -33,22 +36,6 @@ def draw(case: Case, tensor: Tensor, seed: int) -> NDArray[np.float32]:
     with ThreadPoolExecutor() as threads:
         list(threads.map(fill, range(-(-values.size // _CHUNK))))
     return values.reshape(tensor.shape(case.sizes))
-
-
-def round_to(values: NDArray[np.float32], dtype: str) -> NDArray[np.generic]:
-    """Round finite float32 values to `dtype`; bfloat16, which NumPy lacks, comes as its bits in uint16."""
-    if dtype == "bfloat16":
-        bits = values.view(np.uint32)
-        nearest_even = ((bits >> 16) & 1) + np.uint32(0x7FFF)
-        return ((bits + nearest_even) >> 16).astype(np.uint16)
-    return values.astype(dtype)
-
-
-def to_float64(stored: NDArray[np.generic], dtype: str) -> NDArray[np.float64]:
-    """The exact float64 values of a stored array."""
-    if dtype == "bfloat16":
-        return (stored.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return stored.astype(np.float64)
 
 
 def path_of(folder: Path, role: str, name: str) -> Path:

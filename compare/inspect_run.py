@@ -61,7 +61,7 @@ def read(folder: Path, **wanted: Iterable[str]) -> tuple[list[View], list[str]]:
     for record in records:
         try:
             views.append(view_of(record))
-        except (AttributeError, KeyError, TypeError, ValueError) as problem:
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as problem:
             warnings.append(
                 f"{folder / 'records.jsonl'}: {record.id} left out, its fields are not as written by this version: "
                 f"{type(problem).__name__}: {problem}"
@@ -75,7 +75,7 @@ def view_of(record: Record) -> View:
     measured = ((record.measurement or {}).get("parts") or {}) if record.status == "ok" else {}
     parts = {}
     for part in case.parts:
-        kernels = [_checked(kernel) for kernel in record.kernels.get(part, [])]
+        kernels: list[Kernel] = [_checked(kernel) for kernel in record.kernels.get(part, [])]
         records = measured.get(part, {}).get("records", [])
         launches = [{"name": r["name"], "duration_us": (r["end"] - r["start"]) * 1e6} for r in records]
         parts[part] = PartView(kernels, match(kernels, launches), launches)

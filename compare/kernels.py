@@ -18,6 +18,17 @@ def to_json(kernel: Any, **more: Any) -> dict[str, Any]:
     return {name: _plain(value) for name, value in fields.items() if value not in (None, (), [], {})}
 
 
+def of_launch(launch: Any) -> dict[str, Any]:
+    """A launch of a hand-written kernel (triton_side.launches.Launch)."""
+    resources = launch.resources
+    return {
+        "name": launch.label, "runtime_name": launch.name, "kind": "custom", "language": launch.kind,
+        "lines": [relative(f"{launch.source}:{launch.line}")], "provenance": "compiled",
+        "grid": list(launch.grid), "block": list(launch.block), "num_warps": launch.num_warps,
+        "registers": resources.registers, "spills_bytes": resources.spill_bytes, "shared_bytes": resources.shared_bytes,
+    }
+
+
 def relative(line: str) -> str:
     """`file:line` with the file below the project's folder or its environment's packages shortened."""
     if line.startswith(f"{_ROOT}/"):

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from compare.spec import Case
+from compare.spec import DTYPES, PARTS, Case
 
 SCHEMA = 1
 STATUSES = ("ok", "compiled", "wrong", "failed", "skipped", "timeout")
@@ -77,9 +77,15 @@ class Record:
             raise ValueError(f"status {data.get('status')!r}, expected one of {', '.join(STATUSES)}")
         known = {f.name for f in fields(cls)}
         try:
-            return cls(**{k: v for k, v in data.items() if k in known} | {"case": Case.from_json(data["case"])})
+            record = cls(**{k: v for k, v in data.items() if k in known} | {"case": Case.from_json(data["case"])})
         except (KeyError, TypeError) as problem:
             raise ValueError(f"missing or misnamed field: {problem}") from None
+        case = record.case
+        if not all(isinstance(name, str) for name in (case.block, case.name, record.implementation)):
+            raise ValueError("block, case and implementation must be names")
+        if case.dtype not in DTYPES or case.direction not in PARTS:
+            raise ValueError(f"unknown dtype {case.dtype!r} or direction {case.direction!r}")
+        return record
 
 
 def record_id(case: Case, implementation: str) -> str:
@@ -146,7 +152,7 @@ def read_records(folder: Path) -> tuple[list[Record], list[str]]:
             if not isinstance(data, dict):
                 raise ValueError(f"expected a JSON object, got {type(data).__name__}")
             record = Record.from_json(data)
-        except ValueError as problem:
+        except (ValueError, RecursionError) as problem:
             warnings.append(f"{path}:{number}: line skipped: {problem}")
             continue
         records[record.id] = record

@@ -64,7 +64,7 @@ def _open(plan: Plan, folder: Path, target: str | None, resume: bool) -> dict[st
         {
             "schema": record.SCHEMA, "xlafuse": machine.xlafuse_version(), "suite": plan.suite, "target": target,
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": shlex.join(["xlafuse", *sys.argv[1:]]), "segments": [],
+            "command": shlex.join(["xlafuse", *sys.argv[1:]]), "plan": plan.to_json(), "segments": [],
         },
     )
     return {}

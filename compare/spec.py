@@ -102,6 +102,7 @@ class Shape:
     dtypes: tuple[str, ...] = ("bfloat16",)
     suites: tuple[str, ...] = ("full",)
     precisions: tuple[str, ...] = ("ieee",)
+    directions: tuple[str, ...] = ("fwd", "train")
 
 
 @dataclass(frozen=True)
@@ -175,6 +176,7 @@ class Block:
             for dtype in shape.dtypes
             for precision in shape.precisions
             for direction in self.directions
+            if direction in shape.directions
         ]
 
     def bytes_compulsory(self, case: Case) -> dict[str, int]:

@@ -1,12 +1,13 @@
 """Pretend, for the rest of this process, that a CUDA GPU is present.
 
-TorchInductor and Triton need a GPU's properties to generate its code, not the GPU. `activate` supplies them: libtorch gets a
-CUDA device that does nothing (fake_cuda_hooks.cpp), `torch.cuda` answers from the given properties, and Triton's active driver
-names the target. Tensors on the device must be fake (`torch._subclasses.FakeTensorMode`); nothing can run. There is no way back,
-so use a process of its own.
+TorchInductor and Triton need a GPU's properties to generate its code, not the GPU. `activate` supplies them: libtorch
+gets a CUDA device that does nothing (fake_cuda_hooks.cpp), `torch.cuda` answers from the given properties, and Triton's
+active driver names the target. Tensors on the device must be fake (`torch._subclasses.FakeTensorMode`); nothing can
+run. There is no way back, so use a process of its own.
 
-Tested with the CPU build of torch 2.13.0 (triton 3.7.1) and the CUDA 13.0 build of torch 2.11.0 (triton 3.6.0), both on a machine
-without a GPU or a driver. A CUDA build needs the C++ part too: its own hooks ask the driver as soon as autograd meets a CUDA tensor.
+Tested with the CPU build of torch 2.13.0 (triton 3.7.1) and the CUDA 13.0 build of torch 2.11.0 (triton 3.6.0), both on
+a machine without a GPU or a driver. A CUDA build needs the C++ part too: its own hooks ask the driver as soon as
+autograd meets a CUDA tensor.
 """
 
 from __future__ import annotations
@@ -49,13 +50,15 @@ class Unsupported(RuntimeError):
 def active_properties() -> types.SimpleNamespace:
     """The properties of the GPU that this process pretends to have. Raises RuntimeError before `activate`."""
     if _active is None:
-        raise RuntimeError("no fake GPU in this process: call triton_side.deviceless.activate(properties) before importing torch")
+        raise RuntimeError(
+            "no fake GPU in this process: call triton_side.deviceless.activate(properties) before importing torch"
+        )
     return _active
 
 
 @contextlib.contextmanager
 def sdpa_choice(backend: str | None) -> Iterator[None]:
-    """Let scaled_dot_product_attention on the fake GPU pick `backend` (a key of SDPA_BACKENDS); None: it raises, see the C++."""
+    """Let scaled_dot_product_attention on the fake GPU pick `backend`, a key of SDPA_BACKENDS. None: see the C++."""
     active_properties()
     assert _hooks is not None
     if backend not in SDPA_BACKENDS:
@@ -70,8 +73,8 @@ def sdpa_choice(backend: str | None) -> Iterator[None]:
 def activate(properties: Mapping[str, Any], cache_folder: str | os.PathLike[str] | None = None) -> None:
     """Pretend that the GPU of `properties` is device cuda:0 of this process.
 
-    `properties` are the attributes of `torch.cuda.get_device_properties` on that GPU. The C++ part is built with g++ at the first
-    use (2 s) into `cache_folder`, by default xlafuse/fake_cuda in $XDG_CACHE_HOME or ~/.cache.
+    `properties` are the attributes of `torch.cuda.get_device_properties` on that GPU. The C++ part is built with g++ at
+    the first use, in some 10 s, into `cache_folder`, by default xlafuse/fake_cuda in $XDG_CACHE_HOME or ~/.cache.
 
     Raises:
         RuntimeError: torch is imported already, a GPU has been activated before, or TRITON_INTERPRET=1 is set.
@@ -87,7 +90,9 @@ def activate(properties: Mapping[str, Any], cache_folder: str | os.PathLike[str]
         raise RuntimeError("TRITON_INTERPRET=1 is set: Triton would interpret kernels and compile none; unset it")
     missing = [name for name in REQUIRED_PROPERTIES if name not in properties]
     if missing:
-        raise ValueError(f"properties of {properties.get('name', 'the GPU')} lack {', '.join(missing)}: record them on that GPU")
+        raise ValueError(
+            f"properties of {properties.get('name', 'the GPU')} lack {', '.join(missing)}: record them on that GPU"
+        )
     torch_folder, build = _installed_torch()
     if build not in KNOWN_BUILDS:
         raise Unsupported(f"a GPU that is not there needs {_known()}; found torch {_describe(*build)}")
@@ -117,7 +122,9 @@ def _known() -> str:
     return "torch " + " or ".join(_describe(*build) for build in KNOWN_BUILDS)
 
 
-def _build_hooks(torch_folder: Path, build: tuple[str, str | None], cache_folder: str | os.PathLike[str] | None) -> Path:
+def _build_hooks(
+    torch_folder: Path, build: tuple[str, str | None], cache_folder: str | os.PathLike[str] | None
+) -> Path:
     source = HOOKS_SOURCE.read_bytes()
     key = hashlib.sha256(source + str(torch_folder).encode()).hexdigest()[:12]  # the path is in the library's rpath
     if cache_folder is None:
@@ -140,7 +147,9 @@ def _build_hooks(torch_folder: Path, build: tuple[str, str | None], cache_folder
         ]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
-            raise Unsupported(f"g++ could not build {HOOKS_SOURCE.name} for torch {_describe(*build)}:\n{done.stderr[-2000:]}")
+            raise Unsupported(
+                f"g++ could not build {HOOKS_SOURCE.name} for torch {_describe(*build)}:\n{done.stderr[-2000:]}"
+            )
         os.replace(built, library)  # atomic: another process sees all of it or nothing
     return library
 
@@ -195,8 +204,8 @@ def _patch_torch(device: types.SimpleNamespace) -> None:
     device_interface.caching_worker_device_properties["cuda"] = [device]
     device_interface.caching_worker_current_devices["cuda"] = 0
     # Fake tensors must not touch the device, which they otherwise do to start its context and for constants.
-    fake_tensor.FakeTensorMode.avoid_device_init = property(lambda mode: True)
-    fake_tensor.init_gpu_context = lambda device: None
+    fake_tensor.FakeTensorMode.avoid_device_init = property(lambda mode: True)  # type: ignore[assignment,method-assign]
+    fake_tensor.init_gpu_context = lambda device: None  # type: ignore[assignment]
 
 
 def _patch_triton(device: types.SimpleNamespace) -> None:

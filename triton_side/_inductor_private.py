@@ -1,6 +1,7 @@
 """The one file that touches TorchInductor's private names. Tested on torch 2.11.0 and 2.13.0.
 
-It turns what Inductor does during a compile into plain records (`SourceNode`, `Emission`, `Emitted`); inductor.py reads those.
+It turns what Inductor does during a compile into plain records (`SourceNode`, `Emission`, `Emitted`), which inductor.py
+reads.
 """
 
 from __future__ import annotations
@@ -38,12 +39,14 @@ _NAMES = {
     ),
     "torch._inductor.virtualized": ("V",),
     "torch._inductor.scheduler": ("BaseSchedulerNode.get_read_write_buffer_accesses", "SchedulerNode"),
-    "torch._inductor.select_algorithm": ("add_preprocessing_fn", "get_algorithm_selector_cache", "TritonTemplateCaller"),
+    "torch._inductor.select_algorithm": (
+        "add_preprocessing_fn", "get_algorithm_selector_cache", "TritonTemplateCaller",
+    ),
     "torch._inductor.fx_passes.joint_graph": ("UniformValueConstantFolder._deduce_value",),
     "torch._inductor.runtime.triton_helpers": ("set_driver_to_gpu",),
     "torch._inductor.runtime.triton_heuristics": (
-        "CachingAutotuner.precompile", "CachingAutotuner._precompile_config", "HeuristicType.REDUCTION", "OutOfResources",
-        "PTXASError",
+        "CachingAutotuner.precompile", "CachingAutotuner._precompile_config", "HeuristicType.REDUCTION",
+        "OutOfResources", "PTXASError",
     ),
     "torch._subclasses.fake_tensor": ("FakeTensorMode",),
 }  # fmt: skip
@@ -95,7 +98,7 @@ Part = Literal["forward", "backward"]
 
 @dataclasses.dataclass(frozen=True)
 class SourceNode:
-    """An FX node as it was before Inductor's pattern matchers rewrote the graph. `lines` as in Kernel.lines."""
+    """An FX node as it was before Inductor's pattern matchers; `line` is "file:line" outside torch."""
 
     name: str
     op: str
@@ -108,8 +111,8 @@ class SourceNode:
 class Emission:
     """One kernel call as Inductor announces it: `handle` is written into the emitted code beside the call.
 
-    `nodes` are (FX node name, names of the nodes it replaced, itself as a SourceNode), in graph order. `reads` and `writes` map
-    buffer names to bytes, or are None where the scheduler does not know the node.
+    `nodes` are (FX node name, names of the nodes it replaced, itself as a SourceNode), in graph order. `reads` and
+    `writes` map buffer names to bytes, or are None where the scheduler does not know the node.
     """
 
     handle: int
@@ -147,7 +150,7 @@ class Listener(Protocol):
 
 @contextlib.contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Report to `listener` what Inductor does, in any thread, with its caches off and backward lowered together with forward."""
+    """Report to `listener` what Inductor does, with its caches off and backward lowered together with forward."""
     for name in _CUSTOM_PASSES:
         if getattr(inductor_config, name) is not None:
             raise RuntimeError(f"torch._inductor.config.{name} is in use; set it to None: a capture needs it")
@@ -169,6 +172,9 @@ def listening(listener: Listener) -> Iterator[None]:
 
     def loaded(graph: GraphLowering, wrapper_code: Any) -> Any:
         module = load(graph, wrapper_code)
+        for kernel in vars(module).values():
+            if isinstance(kernel, CachingAutotuner):
+                _candidates.setdefault(kernel, len(kernel.compile_results))  # tuning may leave only the winner
         listener.emitted(
             Emitted(
                 part=_part(graph),
@@ -203,8 +209,8 @@ def listening(listener: Listener) -> Iterator[None]:
     binders = (inductor_debug, codegen_triton, codegen_cpp)  # the latter two bind the function at import
     with contextlib.ExitStack() as stack:
         stack.enter_context(inductor_config.patch(settings))
-        # Otherwise backward is compiled at the first backward(), on CUDA in a thread of autograd's that these settings, which
-        # live in context variables, do not reach.
+        # Otherwise backward is compiled at the first backward(), on CUDA in a thread of autograd's that these settings,
+        # which live in context variables, do not reach.
         stack.enter_context(functorch_config.patch(force_non_lazy_backward_lowering=True))
         for module in binders:
             stack.enter_context(_replaced(module, "set_kernel_post_grad_provenance_tracing", announced))
@@ -226,9 +232,7 @@ def _part(graph: Any) -> Part:
     return "backward" if graph.is_backward else "forward"
 
 
-def _emission(
-    handle: int, name: str, schedule: Any, is_extern: bool, rewritten: Sequence[torch.fx.Graph]
-) -> Emission:
+def _emission(handle: int, name: str, schedule: Any, is_extern: bool, rewritten: Sequence[torch.fx.Graph]) -> Emission:
     scheduler = V.graph.scheduler
     if is_extern:
         nodes = _exact_origins(schedule)
@@ -278,7 +282,7 @@ def _accesses(groups: Sequence[Any], reads: bool) -> Mapping[str, int] | None:
     total: dict[str, int] = {}
     for group in groups:
         if isinstance(group, SchedulerNode) and group.is_template():
-            # Inductor's count takes a lone template for a loop over its output, and so cuts larger operands to the output's size.
+            # Inductor's count takes a lone template for a loop over its output: it cuts larger operands to that size.
             dependencies = group.read_writes.reads if reads else group.read_writes.writes
             sizes = {name: _size(name) for name in dict.fromkeys(dependency.name for dependency in dependencies)}
         else:
@@ -317,7 +321,7 @@ def _replacements(graph: torch.fx.Graph, rewritten: Sequence[torch.fx.Graph]) ->
     makers: dict[str, set[str]] = {}
     for node in graph.nodes:
         for source in node.meta.get("from_node", ()):
-            if source.graph_id in identities:  # the others are nodes of the pattern's own graph, with names that may coincide
+            if source.graph_id in identities:  # the others are of the pattern's own graph; names may coincide
                 makers.setdefault(source.name, set()).add(_producer(node).name)
     found: dict[str, tuple[str, ...]] = {}
     for source_name, names in makers.items():
@@ -343,7 +347,7 @@ def _user_line(stack_trace: str | None) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class TritonKernel:
-    """`candidates`: configurations that a device would measure. `tuned`: a device has. `compiled`: the CompiledKernel in use."""
+    """candidates: configurations that a device would measure. tuned: it has. compiled: the CompiledKernel in use."""
 
     candidates: int
     tuned: bool
@@ -355,12 +359,12 @@ _candidates: weakref.WeakKeyDictionary[CachingAutotuner, int] = weakref.WeakKeyD
 
 
 def triton_kernel(module: Any, name: str) -> TritonKernel | None:
-    """The Triton kernel that the output code calls `name`, or None if `name` is no Triton kernel or nothing was compiled."""
+    """The Triton kernel that the output code calls `name`, or None if it calls no compiled Triton kernel so."""
     kernel = getattr(module, name, None)
     if not isinstance(kernel, CachingAutotuner) or not kernel.compile_results:
         return None
     results = kernel.compile_results
-    candidates = _candidates.setdefault(kernel, len(results))
+    candidates = _candidates[kernel]
     tuned = candidates > 1 and len(kernel.launchers) == 1
     chosen = results[0]
     if tuned:
@@ -378,16 +382,16 @@ class _NotRun(Exception):
 
 @contextlib.contextmanager
 def compiling_only() -> Iterator[None]:
-    """Compile for the fake GPU of this process: measure nothing, load nothing, and leave at the point where code would run.
+    """Compile for the fake GPU of this process: measure and load nothing, and leave where code would run.
 
-    Each Triton kernel is compiled for the first of its configurations that fits; a GEMM that max-autotune would have measured
-    takes the first Triton template.
+    Each Triton kernel is compiled for the first of its configurations that fits; a GEMM that max-autotune would have
+    measured takes the first Triton template.
     """
     load = GraphLowering._compile_to_module_lines
     fold = joint_graph.UniformValueConstantFolder._deduce_value
 
     def loaded(graph: GraphLowering, wrapper_code: Any) -> Any:
-        module = load(graph, wrapper_code)
+        module: Any = load(graph, wrapper_code)
         module.call = _not_run
         return module
 

@@ -2,12 +2,13 @@
 
     from triton_side import deviceless
     deviceless.activate(properties)             # before torch is imported, in a process of its own
-    captured = deviceless.compile_inductor(apply, {"x": ((4096, 1024), "bfloat16")}, {"eps": 1e-6}, train=True, max_autotune=False)
+    specs = {"x": ((4096, 1024), "bfloat16"), "weight": ((1024,), "bfloat16")}
+    captured = deviceless.compile_inductor(apply, specs, {"eps": 1e-6}, train=True, max_autotune=False)
 
-Nothing runs, so nothing is tuned: a Triton kernel with several candidate configurations is compiled for the first and says "not
-autotuned"; with one, it says "compiled" and is what a device would run. A looped reduction counts as "not autotuned" even with
-one candidate: a device that finds it short of registers tries smaller blocks. In max-autotune mode every GEMM becomes Inductor's
-first Triton template, "not autotuned".
+Nothing runs, so nothing is tuned: a Triton kernel with several candidate configurations is compiled for the first and
+says "not autotuned"; with one, it says "compiled" and is what a device would run. A looped reduction counts as "not
+autotuned" even with one candidate: a device that finds it short of registers tries smaller blocks. In max-autotune mode
+every GEMM becomes Inductor's first Triton template, "not autotuned".
 """
 
 from __future__ import annotations
@@ -25,8 +26,14 @@ if TYPE_CHECKING:
     from triton_side.launches import Launch
 
 __all__ = [
-    "Unsupported", "activate", "active_properties", "compile_handwritten", "compile_inductor", "fake_inputs", "fake_mode",
-]  # fmt: skip
+    "Unsupported",
+    "activate",
+    "active_properties",
+    "compile_handwritten",
+    "compile_inductor",
+    "fake_inputs",
+    "fake_mode",
+]
 
 Spec = tuple[tuple[int, ...], "str | torch.dtype"]
 
@@ -60,12 +67,13 @@ def compile_inductor(
     max_autotune: bool,
     sdpa: str | None = None,
 ) -> Captured:
-    """What Inductor emits for `apply(inputs, **attributes)` on the GPU given to `activate`, every Triton kernel compiled.
+    """What Inductor emits for `apply(inputs, **attributes)` on `activate`'s GPU, with all Triton kernels compiled.
 
-    train: all float inputs require grad; the forward graph saves what backward needs, and the backward graph is compiled too.
-    sdpa: the kernel that scaled_dot_product_attention picks on that GPU at these shapes ("flash", "efficient", "cudnn" or "math"),
-        which `torch._fused_sdp_choice` tells there. Inductor also turns some plain attentions into that function. Without it,
-        reaching the function is an error unless one backend only is enabled (`torch.nn.attention.sdpa_kernel`).
+    train: all float inputs require grad; the forward graph saves what backward needs, and backward is compiled too.
+    sdpa: the kernel that scaled_dot_product_attention picks on that GPU at these shapes ("flash", "efficient", "cudnn"
+        or "math"), which `torch._fused_sdp_choice` tells there. Inductor also turns some plain attentions into that
+        function. Without `sdpa`, reaching the function is an error, unless `torch.nn.attention.sdpa_kernel` leaves one
+        backend.
     """
     active_properties()
     from triton_side import _inductor_private as private
@@ -88,10 +96,10 @@ def compile_handwritten(
     *,
     train: bool,
 ) -> dict[str, list[Launch]]:
-    """The Triton and CUDA kernels that `apply(inputs, **attributes)` launches, compiled for the GPU given to `activate`.
+    """The Triton and CUDA kernels that `apply(inputs, **attributes)` launches, compiled for `activate`'s GPU.
 
-    By part: "forward" and, if `train`, "backward" (a gradient of ones for every output). What PyTorch itself would launch in between
-    is not among them.
+    By part: "forward" and, if `train`, "backward" (a gradient of ones for every output). What PyTorch itself would
+    launch in between is not among them.
     """
     active_properties()
     import torch
@@ -105,6 +113,8 @@ def compile_handwritten(
             outputs = apply(inputs, **attributes)
         if train:
             differentiable = [output for output in outputs.values() if output.requires_grad]
-            with record_launches(compile_only=True) as launches["backward"]:
+            # In this thread: a CUDA build's device threads, used, can abort the process when it ends (seen with torch 2.11).
+            in_this_thread = torch.autograd.set_multithreading_enabled(False)
+            with record_launches(compile_only=True) as launches["backward"], in_this_thread:
                 torch.autograd.backward(differentiable, [torch.ones_like(output) for output in differentiable])
     return launches

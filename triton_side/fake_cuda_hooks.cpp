@@ -1,8 +1,9 @@
 // Makes libtorch believe in one CUDA device, enough to trace and differentiate fake CUDA tensors.
 //
-// libtorch asks three objects about CUDA: the CUDA hooks ("is there a device?"), the device guard ("switch to it", "which
-// stream?") and, for scaled_dot_product_attention, a function that picks the kernel. A CPU build has none of them; a CUDA build's
-// own need a driver. They are replaced here by ones that answer without it. Nothing can be allocated or launched through them.
+// libtorch asks three objects about CUDA: the CUDA hooks ("is there a device?"), the device guard ("switch to it",
+// "which stream?") and, for scaled_dot_product_attention, a function that picks the kernel. A CPU build has none of
+// them; a CUDA build's own need a driver. They are replaced here by ones that answer without it. Nothing can be
+// allocated or launched through them.
 #include <ATen/Context.h>
 #include <ATen/SDPBackend.h>
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -30,7 +31,7 @@ class FakeHooks final : public at::CUDAHooksInterface {
   int getNumGPUs() const override { return 1; }
 };
 
-// The no-op guard of libtorch answers with device -1 and throws on events; the autograd engine needs device 0 and records events.
+// libtorch's no-op guard answers with device -1 and throws on events; the autograd engine needs device 0 and events.
 class FakeGuard final : public c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::CUDA> {
  public:
   c10::Device getDevice() const override { return only_device; }
@@ -50,10 +51,10 @@ class FakeGuard final : public c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::C
 
 int64_t recorded_sdpa_choice = static_cast<int64_t>(at::SDPBackend::error);
 
-// A real GPU picks by its own architecture, library versions and the shapes. Without that record only a caller who leaves a single
-// backend enabled (torch.nn.attention.sdpa_kernel) has an answer.
-int64_t choose_sdpa(const at::Tensor&, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, double, bool,
-                    std::optional<double>, bool) {
+// A real GPU picks by its architecture, library versions and the shapes. Without that record only a caller who leaves
+// a single backend enabled (torch.nn.attention.sdpa_kernel) has an answer.
+int64_t choose_sdpa(const at::Tensor&, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, double,
+                    bool, std::optional<double>, bool) {
   const auto& context = at::globalContext();
   const std::pair<bool, at::SDPBackend> backends[] = {
       {context.userEnabledFlashSDP(), at::SDPBackend::flash_attention},
@@ -73,7 +74,8 @@ int64_t choose_sdpa(const at::Tensor&, const at::Tensor&, const at::Tensor&, con
     return only;
   }
   TORCH_CHECK(recorded_sdpa_choice != static_cast<int64_t>(at::SDPBackend::error),
-              "which kernel the GPU picks for scaled_dot_product_attention is not known here: give sdpa=, or enable one backend only");
+              "which kernel the GPU picks for scaled_dot_product_attention is not known here: give sdpa=, ",
+              "or enable one backend only");
   return recorded_sdpa_choice;
 }
 
@@ -82,8 +84,8 @@ int64_t choose_sdpa(const at::Tensor&, const at::Tensor&, const at::Tensor&, con
 // The backend that choose_sdpa answers with, as a value of at::SDPBackend; error (-1) for none.
 extern "C" void record_sdpa_choice(int64_t backend) { recorded_sdpa_choice = backend; }
 
-// Called once, after libtorch is loaded and before anything asks it about CUDA. The preferred priority takes the place of a
-// CUDA build's hooks, which are registered with the default one.
+// Called once, after libtorch is loaded and before anything asks it about CUDA. The preferred priority takes the place
+// of a CUDA build's hooks, which are registered with the default one.
 extern "C" void install_fake_cuda() {
   at::CUDAHooksRegistry()->Register(
       "CUDAHooks", [](at::CUDAHooksArgs) { return std::make_unique<FakeHooks>(); }, c10::REGISTRY_PREFERRED);

@@ -1,4 +1,4 @@
-"""Compile with TorchInductor, and keep what it emits: graphs, scheduler IR, code, and which kernel came from which operations.
+"""Compile with TorchInductor, and keep what it emits: graphs, scheduler IR, code, and which kernel does what.
 
     compiled = inductor.compile(block.apply)
     with inductor.capture() as captured:
@@ -6,8 +6,9 @@
     captured.kernels        # one Kernel per kernel call in the emitted code, forward and backward
     captured.write(folder)
 
-The emitted code decides: its order is the order of the kernels, and a call that could not be joined to operations is listed in
-`Graph.unparsed`. The same works on a CPU (C++ kernels), on CUDA and on a GPU that is not there (deviceless.py).
+The emitted code decides: its order is the order of the kernels, and a call that could not be joined to operations is
+listed in `Graph.unparsed`. The same works on a CPU (C++ kernels), on CUDA and on a GPU that is not there
+(deviceless.py).
 """
 
 from __future__ import annotations
@@ -30,13 +31,31 @@ from triton_side._inductor_private import Part
 Kind = Literal["elementwise", "reduction", "gemm", "attention", "copy", "scatter", "library", "custom"]
 Provenance = Literal["compiled", "device", "replayed", "not autotuned"]
 
-_GEMM = {"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten._int_mm", "aten._scaled_mm", "aten.linear", "aten.dot", "aten.mv"}
+_GEMM = {
+    "aten.mm",
+    "aten.addmm",
+    "aten.bmm",
+    "aten.baddbmm",
+    "aten._int_mm",
+    "aten._scaled_mm",
+    "aten.linear",
+    "aten.dot",
+    "aten.mv",
+}
 _ATTENTION = re.compile(r"scaled_dot_product|flash_attention|flex_attention|efficient_attention|cudnn_attention")
-_SCATTER = {"aten.scatter", "aten.scatter_add", "aten.scatter_reduce", "aten.index_put", "aten._unsafe_index_put", "aten.index_add"}
+_SCATTER = {
+    "aten.scatter",
+    "aten.scatter_add",
+    "aten.scatter_reduce",
+    "aten.index_put",
+    "aten._unsafe_index_put",
+    "aten.index_add",
+}
 _MOVEMENT = {
-    "aten.clone", "aten.copy", "aten.copy_", "aten.cat", "aten.permute", "aten.transpose", "aten.t", "aten.view", "aten.reshape",
-    "aten.expand", "aten.slice", "aten.select", "aten.unsqueeze", "aten.squeeze", "aten.constant_pad_nd", "aten.flip",
-    "aten.split", "aten.split_with_sizes", "getitem", "aten.as_strided", "aten.unbind", "aten.repeat", "aten._unsafe_view",
+    "aten.clone", "aten.copy", "aten.copy_", "aten.cat", "aten.permute", "aten.transpose", "aten.t",
+    "aten.view", "aten.reshape", "aten.expand", "aten.slice", "aten.select", "aten.unsqueeze", "aten.squeeze",
+    "aten.constant_pad_nd", "aten.flip", "aten.split", "aten.split_with_sizes", "getitem", "aten.as_strided",
+    "aten.unbind", "aten.repeat", "aten._unsafe_view",
 }  # fmt: skip
 
 
@@ -44,7 +63,8 @@ _MOVEMENT = {
 class Buffer:
     """A buffer that a kernel reads or writes, by its name in the emitted code, with the bytes it touches of it.
 
-    Inductor's own count (`get_read_write_buffers_sizes`): each byte once however often a kernel reads it, indirect reads at worst.
+    Inductor's own count (`get_read_write_buffers_sizes`), except for templates, where it falls short: each byte once
+    however often a kernel reads it, indirect reads at worst.
     """
 
     name: str
@@ -56,13 +76,17 @@ class Kernel:
     """One kernel call in the emitted code.
 
     name: as in the code (`triton_poi_fused_mul_0`, `extern_kernels.mm`, `cpp_fused_add_1`).
-    ops: the operations inside, in graph order, as they were before Inductor's pattern matchers (`aten.mm` and `aten.add` where the
-        code calls addmm); one entry per FX node. fx_nodes: the post-grad FX nodes by name.
-    stages: names given with `triton_side.stages.stage`. lines: "file:line" of the code outside torch that wrote the operations.
+    ops: the operations inside, in graph order, as they were before Inductor's pattern matchers (`aten.mm` and
+        `aten.add` where the code calls addmm); one entry per FX node. A match that put several operations in place of
+        others is not undone: those kernels have the new operations.
+    fx_nodes: the post-grad FX nodes by name.
+    stages: names given with `triton_side.stages.stage`.
+    lines: "file:line" of the code outside torch that wrote the operations.
     inputs, outputs: None where Inductor's scheduler could not say.
-    is_template: generated from a hand-written template (max-autotune's GEMMs, FlexAttention). is_extern: a library call.
-    provenance: "device": configured by measuring on this device; "compiled": there was nothing to choose; "not autotuned": a
-        device would choose by measuring, and none has.
+    is_template: generated from a hand-written template (max-autotune's GEMMs, FlexAttention).
+    is_extern: a library call.
+    provenance: "device": configured by measuring on this device; "compiled": there was nothing to choose; "not
+        autotuned": a device would choose by measuring, and none has.
     config: the Triton configuration compiled or chosen, else None.
     """
 
@@ -83,7 +107,7 @@ class Kernel:
 
 @dataclasses.dataclass
 class Graph:
-    """One compiled graph: post-grad FX graph, scheduler IR before and after fusion, output code (all text), and kernel calls.
+    """One compiled graph: post-grad FX graph, scheduler IR before and after fusion, output code (all text), kernels.
 
     unparsed: calls in the code that Inductor did not announce as kernels; nothing is known of them.
     """
@@ -104,8 +128,10 @@ class Graph:
         return tuple(_kernel(call, self._emitted, self._measured) for call in self._calls)
 
     def triton_kernels(self) -> dict[str, Any]:
-        """Kernel name -> triton CompiledKernel in use (on CUDA after tuning: the winner), each once, in emitted order."""
-        found = {call.emission.name: private.triton_kernel(self._emitted.module, call.emission.name) for call in self._calls}
+        """Kernel name -> triton CompiledKernel in use (on CUDA, once tuned, the winner), in emitted order."""
+        found = {
+            call.emission.name: private.triton_kernel(self._emitted.module, call.emission.name) for call in self._calls
+        }
         return {name: kernel.compiled for name, kernel in found.items() if kernel is not None}
 
 
@@ -137,8 +163,9 @@ class Captured:
     def write(self, folder: str | Path) -> None:
         """Store everything under `folder`: kernels.json, joint_graph.py and, per graph, a folder with its texts.
 
-        A second forward (backward) graph goes to forward-1 (backward-1), and so on. The graph's folder also holds, in triton/, the
-        representations of every Triton kernel (triton_side.artifacts) and resources.json with registers, spills and shared memory.
+        A second forward (backward) graph goes to forward-1 (backward-1), and so on. The graph's folder also holds, in
+        triton/, the representations of every Triton kernel (triton_side.artifacts) and resources.json with registers,
+        spills and shared memory.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -177,9 +204,9 @@ def compile(apply: Callable[..., Any], *, max_autotune: bool = False) -> Callabl
 def capture() -> Iterator[Captured]:
     """Record the compiles inside the `with`; the yielded `Captured` is complete when it ends.
 
-    Where an input requires grad, the backward graph is compiled together with the forward one, so only the forward call has to
-    be inside. Functions compiled before, in this process, are forgotten (`torch.compiler.reset`): they would not compile again.
-    Inductor's caches are off inside.
+    Where an input requires grad, the backward graph is compiled together with the forward one, so only the forward call
+    has to be inside. Functions compiled before, in this process, are forgotten (`torch.compiler.reset`): they would not
+    compile again. Inductor's caches are off inside.
 
     Raises:
         RuntimeError: nothing was compiled inside, or Inductor's custom passes are in use.
@@ -243,7 +270,7 @@ class _Recorder:
         self.captured.graphs = tuple(sorted((*self.captured.graphs, graph), key=lambda graph: order[graph.part]))
 
     def _sources_of(self, emission: private.Emission) -> tuple[private.SourceNode, ...]:
-        """The nodes before pattern matching: a node made by a match stands for the matched nodes, which the new graph lacks."""
+        """The nodes before pattern matching; one made by a match stands for the matched ones, which no graph has."""
         found: dict[str, private.SourceNode] = {}
         for name, replaced, itself in emission.nodes:
             if name in self.sources:
@@ -262,7 +289,8 @@ class _Recorder:
 
 # '        # [Provenance debug handles] triton_poi_fused_mul_0:3'
 _HANDLE = re.compile(r"# \[Provenance debug handles\] \S+:(\d+)\s*$")
-# 'extern_kernels.mm(a, b, out=c)', 'buf0 = torch.ops.aten.sort.stable(...)', 'triton_poi_fused_mul_0.run(...)', 'cpp_fused_add_1(...)'
+# 'extern_kernels.mm(a, b, out=c)', 'buf0 = torch.ops.aten.sort.stable(...)', 'triton_poi_fused_mul_0.run(...)',
+# 'cpp_fused_add_1(...)'
 _CALL = re.compile(r"\s+(?:\w+ = )?((?:extern_kernels|torch\.ops|aten|prims)\.[\w.]+|\w+\.run|cpp_\w+)\(")
 
 

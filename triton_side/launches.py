@@ -30,7 +30,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
-from triton_side import artifacts
+from triton_side.artifacts import Artifacts, Resources, check_triton, of_cuda, of_triton
 from triton_side.cuda import program
 
 CUDA_SCALARS = {ctypes.c_int: "i32", ctypes.c_longlong: "i64"}
@@ -73,15 +73,15 @@ class Launch:
     signature: tuple[str, ...]
     constants: dict[str, Any]
     tensors: tuple[TensorArgument, ...]
-    _artifacts: Callable[[], artifacts.Artifacts] = field(repr=False)
+    _artifacts: Callable[[], Artifacts] = field(repr=False)
 
     @functools.cached_property
-    def artifacts(self) -> artifacts.Artifacts:
+    def artifacts(self) -> Artifacts:
         """The compiled kernel's representations and resources, read at the first use."""
         return self._artifacts()
 
     @property
-    def resources(self) -> artifacts.Resources:
+    def resources(self) -> Resources:
         return self.artifacts.resources
 
     def write(self, folder: Path, index: int) -> list[Path]:
@@ -102,7 +102,7 @@ def record_launches(compile_only: bool = False) -> Iterator[list[Launch]]:
         RuntimeError: `compile_only`, and an autotuned kernel has several candidates: choosing one needs the GPU.
         triton_side.artifacts.UnsupportedTriton: another version of Triton.
     """
-    artifacts.check_triton()
+    check_triton()
     if JITFunction.run is not _run:
         raise RuntimeError("launches are being recorded already: leave the other record_launches() first")
     recorder = _Recorder(compile_only)
@@ -169,7 +169,7 @@ class _Recorder:
             signature=tuple(source.signature[name] for name in names),
             constants={names[path[0]]: value for path, value in source.constants.items() if len(path) == 1},
             tensors=self._tensors(bound.arguments.values()),
-            _artifacts=lambda: artifacts.of_triton(kernel),
+            _artifacts=lambda: of_triton(kernel),
         )
 
     def bench(self, tuner: Autotuner, *args: Any, **kwargs: Any) -> Any:
@@ -203,7 +203,7 @@ class _Recorder:
                 ),
                 constants={},
                 tensors=self._tensors(request.arguments),
-                _artifacts=lambda: artifacts.of_cuda(kernel, threads),
+                _artifacts=lambda: of_cuda(kernel, threads),
             )
         )
 
@@ -214,7 +214,7 @@ class _Recorder:
                 tuple(value.shape),
                 tuple(value.stride()),
                 str(value.dtype).removeprefix("torch."),
-                value.storage_offset(),
+                int(value.storage_offset()),
                 self._storage_number(value.untyped_storage()),
             )
             for position, value in enumerate(arguments)
@@ -231,7 +231,7 @@ class _Pointer:
     def __init__(self, tensor: FakeTensor) -> None:
         self.dtype = tensor.dtype
         # PyTorch's CUDA allocator aligns every storage to 512 bytes.
-        self._address = tensor.storage_offset() * tensor.element_size()
+        self._address = int(tensor.storage_offset()) * tensor.element_size()
 
     def data_ptr(self) -> int:
         return self._address

@@ -13,7 +13,8 @@ _KEY = re.compile(r"^  key \{\n((?:    .*\n)*)  \}\n", re.MULTILINE)
 
 
 def merge_results(texts: Iterable[str]) -> str:
-    """One text from several processes' results of one jax version; of two entries with one key the later stays.
+    """One text from several processes' results of one jax version; of two entries with one key the later
+    stays.
 
     XLA rewrites its file with what the running process knows, so processes record to files of their own.
 

@@ -66,7 +66,8 @@ class Compilation:
     stablehlo, hlo_text, hlo_proto: what went in, and the optimized module as text and as a serialized
         HloModuleProto.
     trace_s, compile_s: seconds to trace and lower in Python, and in XLA.
-    kernels: in schedule order. autotuning: the provenance of each, by kernel name; see `provenance`.
+    kernels: in schedule order. unparsed: (line number, text) of hlo_text that was not understood; a kernel
+        may be missing for each. autotuning: the provenance of each, by kernel name; see `provenance`.
     replay_miss: XLA's message when recorded results were given and did not cover this module, else None.
     """
 
@@ -80,6 +81,7 @@ class Compilation:
     compile_s: float
     memory: Memory
     kernels: tuple[Kernel, ...]
+    unparsed: tuple[tuple[int, str], ...]
     autotuning: dict[str, provenance.Provenance]
     replay_miss: str | None
 
@@ -149,6 +151,7 @@ def compile(
         compile_s=compile_s,
         memory=Memory(memory.argument_size_in_bytes, memory.output_size_in_bytes, memory.temp_size_in_bytes),
         kernels=found,
+        unparsed=tuple(module.unparsed),
         autotuning={kernel.name: provenance.of(kernel, source) for kernel in found},
         replay_miss=replay_miss,
     )
@@ -176,7 +179,7 @@ def _fresh(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _compile(lowered: Any, options: dict[str, Any], target: Target | None) -> tuple[Any, float, str | None]:
-    """(compiled, seconds, replay miss): a replay is demanded complete, and compiled anyway where it is not."""
+    """(compiled, seconds, replay miss): a replay is demanded complete, and compiled anyway if it is not."""
     if target is None or target.autotune_results is None:
         if target is not None:
             _hold_results(None)

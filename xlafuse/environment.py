@@ -20,9 +20,9 @@ def configure_environment(*, deviceless: bool = False, record_autotune_to: Path 
     """Set the environment of this process for XLA. Call it before anything imports jax.
 
     deviceless: code will be compiled for a `Target`; no GPU is opened even where there is one.
-    record_autotune_to: a `.textproto` file (XLA writes text only to such names) which XLA rewrites, after every
-        compile, with all autotuning results of this process. Needs a GPU. Give each process its own and join
-        them with `autotune.merge_results`; `compiler.Target` replays them.
+    record_autotune_to: a `.textproto` file (XLA writes text only to such names) which XLA rewrites, after
+        every compile, with all autotuning results of this process. Needs a GPU. Give each process its own and
+        join them with `autotune.merge_results`; `compiler.Target` replays them.
 
     Sets XLA_FLAGS (what it already holds is kept and wins), JAX_PLATFORMS=cpu without a GPU (jax's CUDA
     plugin otherwise prints tracebacks), and turns off GPU memory preallocation and jax's persistent
@@ -46,7 +46,9 @@ def configure_environment(*, deviceless: bool = False, record_autotune_to: Path 
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if record_autotune_to is not None:
         if record_autotune_to.suffix != ".textproto":
-            raise ValueError(f"autotuning results are recorded to a .textproto file, got {record_autotune_to}")
+            raise ValueError(
+                f"autotuning results are recorded to a .textproto file, got {record_autotune_to}"
+            )
         record_autotune_to.parent.mkdir(parents=True, exist_ok=True)
         _add_flag("xla_gpu_dump_autotune_results_to", str(record_autotune_to.resolve()))
     if "--xla_gpu_cuda_data_dir=" not in os.environ.get("XLA_FLAGS", ""):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from xlafuse.hlo_text import Computation, Instruction, Module, Shape, parse
+from xlafuse.hlo_traffic import LIBRARIES, Traffic, calls_library
 
 __all__ = ["Computation", "Instruction", "Kernel", "Kind", "Module", "Shape", "kernels", "parse"]
 
@@ -56,34 +57,39 @@ _FREE = frozenset(
 )
 _MOVES = frozenset(
     "copy transpose reshape slice dynamic-slice dynamic-update-slice concatenate pad reverse broadcast "
-    "gather copy-start".split()
+    "gather".split()
 )
-_COLLECTIVES = (
-    "all-reduce",
-    "all-gather",
-    "all-to-all",
-    "reduce-scatter",
-    "collective-permute",
-    "collective-broadcast",
-    "ragged-all-to-all",
-    "send",
-    "recv",
+_COLLECTIVES = frozenset(
+    "all-reduce all-gather all-to-all reduce-scatter collective-permute collective-broadcast "
+    "ragged-all-to-all send recv".split()
 )
 _GEMMS = frozenset(("dot", "convolution", "scaled-dot", "ragged-dot"))
 _LIBRARY_OPS = frozenset(("fft", "cholesky", "triangular-solve"))
 _CUSTOM_OPS = frozenset(("sort", "topk", "rng-bit-generator", "infeed", "outfeed"))
-_LIBRARIES = ("__cudnn", "__cub", "cusolver", "cusparse", "cufft", "__gpu$TopK")
-_MAX_VISITS = 2_000_000
+_MAX_VISITS = 1_000_000
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"?(\d{1,18})"?\}')
 
 
 def kernels(module: Module) -> list[Kernel]:
-    """The module's kernels in the order of the text. Raises ValueError if calls expand beyond two million
-    instructions."""
-    return [
-        _kernel(module, computation, instruction, launches)
-        for computation, instruction, launches in _walk(module)
-    ]
+    """The module's kernels in the order of the text.
+
+    Raises ValueError if calls expand beyond a million instructions.
+    """
+    traffic = Traffic(module)
+    found, inside = [], 0
+    for computation, instruction, launches in _walk(module):
+        found.append(_kernel(module, traffic, computation, instruction, launches))
+        inside += len(found[-1].opcodes)
+        _check_size(module, inside)
+    return found
+
+
+def _check_size(module: Module, visits: int) -> None:
+    if visits > _MAX_VISITS:
+        raise ValueError(
+            f"calls in module {module.name!r} expand beyond {_MAX_VISITS} instructions; "
+            "this is no module XLA wrote"
+        )
 
 
 def _walk(module: Module) -> Iterator[tuple[Computation, Instruction, int | None]]:
@@ -105,11 +111,7 @@ def _walk(module: Module) -> Iterator[tuple[Computation, Instruction, int | None
             open_names.discard(computation.name)
             continue
         visits += 1
-        if visits > _MAX_VISITS:
-            raise ValueError(
-                f"calls in module {module.name!r} expand beyond {_MAX_VISITS} instructions; "
-                "this is no module XLA wrote"
-            )
+        _check_size(module, visits)
         names, times = _entered(instruction)
         inner = [name for name in names if name in module.computations and name not in open_names]
         if inner:
@@ -130,10 +132,9 @@ def _entered(instruction: Instruction) -> tuple[list[str], int | None]:
         case "async-start":
             return instruction.called("calls", "to_apply"), 1
         case "while":
-            trips = _TRIPS.search(instruction.backend_config)
-            return instruction.called("condition") + instruction.called("body"), int(
-                trips[1]
-            ) if trips else None
+            if trips := _TRIPS.search(instruction.backend_config):  # then the condition is not evaluated
+                return instruction.called("body"), int(trips[1])
+            return instruction.called("condition") + instruction.called("body"), None
         case "conditional":
             return instruction.called("branch_computations", "true_computation", "false_computation"), None
         case _:
@@ -141,12 +142,12 @@ def _entered(instruction: Instruction) -> tuple[list[str], int | None]:
 
 
 def _kernel(
-    module: Module, computation: Computation, instruction: Instruction, launches: int | None
+    module: Module, traffic: Traffic, computation: Computation, instruction: Instruction, launches: int | None
 ) -> Kernel:
     inside = _inside(module, instruction)
     work = [part for part in inside if part.opcode not in _FREE and part.opcode != "fusion"] or [instruction]
     kind = _kind(instruction, work)
-    library = kind == "library" or _calls_library(instruction)
+    library = kind == "library" or calls_library(instruction)
     return Kernel(
         name=instruction.name,
         kind=kind,
@@ -154,8 +155,8 @@ def _kernel(
         stages=tuple(dict.fromkeys(stage for part in work if (stage := stage_of(part.op_name)))),
         lines=tuple(sorted({part.source for part in work if part.source})),
         opcodes=tuple(part.opcode for part in work),
-        bytes_read=_bytes_read(module, computation, instruction),
-        bytes_written=_bytes_written(module, computation, instruction),
+        bytes_read=traffic.read(computation, instruction),
+        bytes_written=traffic.written(computation, instruction),
         runtime_name=None if library else re.sub(r"[.-]", "_", instruction.name),
         launches=launches,
         tunable=_tunable(instruction, kind),
@@ -164,7 +165,7 @@ def _kernel(
 
 def _inside(module: Module, instruction: Instruction) -> list[Instruction]:
     """The instruction itself, or all of a fusion's, nested fusions included; reducers' bodies are not."""
-    if instruction.opcode != "fusion":
+    if instruction.synchronous_opcode != "fusion":
         return [instruction]
     inside, pending, seen = [], instruction.called("calls"), set()
     while pending:
@@ -180,15 +181,15 @@ def _inside(module: Module, instruction: Instruction) -> list[Instruction]:
 
 
 def _kind(instruction: Instruction, work: list[Instruction]) -> Kind:
-    opcodes = {part.opcode for part in work}
-    if instruction.opcode == "custom-call":
+    opcodes = {part.synchronous_opcode for part in work}
+    if instruction.synchronous_opcode == "custom-call":
         target = instruction.custom_call_target
         if target.startswith("__cublas"):
             return "gemm"
         if target.startswith("__cudnn$fmha"):
             return "attention"
-        return "library" if target.startswith(_LIBRARIES) else "custom"
-    if any(opcode.removesuffix("-start") in _COLLECTIVES for opcode in opcodes):
+        return "library" if target.startswith(LIBRARIES) else "custom"
+    if opcodes & _COLLECTIVES:
         return "collective"
     if opcodes & _LIBRARY_OPS:
         return "library"
@@ -238,7 +239,7 @@ _BETA = re.compile(r'"beta":(\d{1,9}(?:\.\d{1,18})?)')
 _EPILOGUE = re.compile(r'"epilogue":"([A-Z_]{1,64})"')
 _WRAPPER = re.compile(r"(?:jvp|transpose|vmap|remat|checkpoint)\((.*)\)$")
 _STRUCTURE = frozenset(
-    "while body cond closed_call checkpoint remat rematted_computation custom_vjp_call "
+    "while body cond closed_call eval_jaxpr checkpoint remat rematted_computation custom_vjp_call "
     "custom_jvp_call".split()
 )
 
@@ -258,118 +259,3 @@ def stage_of(op_name: str) -> str:
         ):
             scopes.append(part)
     return "/".join(scopes)
-
-
-def _bytes_read(module: Module, computation: Computation, instruction: Instruction) -> int:
-    """Each distinct operand once, and of each only what is used."""
-    uses = _parameter_uses(module, instruction) if instruction.opcode == "fusion" else None
-    read: dict[str, int] = {}
-    size: dict[str, int] = {}
-    for position, name in enumerate(instruction.operands):
-        operand = computation.instructions.get(name)
-        if operand is None:
-            continue
-        size[name] = operand.bytes
-        used = uses.get(position, 0) if uses is not None else _used(instruction, position, computation)
-        read[name] = read.get(name, 0) + (operand.bytes if used is None else used)
-    return sum(min(used, size[name]) for name, used in read.items())
-
-
-def _parameter_uses(module: Module, fusion: Instruction) -> dict[int, int | None]:
-    """Bytes a fusion reads of each of its parameters, None for all; a parameter that nothing uses is not in
-    it."""
-    uses: dict[int, int | None] = {}
-    for name in fusion.called("calls"):
-        body = module.computations.get(name)
-        if body is None:
-            continue
-        views = {part.name: part.index for part in body.instructions.values() if part.opcode == "parameter"}
-        for part in body.instructions.values():
-            if part.opcode == "bitcast" and len(part.operands) == 1 and part.operands[0] in views:
-                views[part.name] = views[part.operands[0]]
-                continue
-            for position, operand in enumerate(part.operands):
-                parameter = views.get(operand)
-                if parameter is None:
-                    continue
-                used = _used(part, position, body)
-                sofar = uses.get(parameter, 0)
-                uses[parameter] = None if used is None or sofar is None else sofar + used
-    return uses
-
-
-def _used(user: Instruction, position: int, computation: Computation) -> int | None:
-    """Bytes that `user` reads of its operand at `position`; None for all of it."""
-    if position != 0:
-        return None
-    match user.opcode:
-        case "slice" | "dynamic-slice" | "gather":
-            return user.bytes
-        case "dynamic-update-slice":
-            return 0
-        case "scatter":
-            return _operand_bytes(computation, user, len(user.operands) - 1)
-        case _:
-            return None
-
-
-def _bytes_written(module: Module, computation: Computation, instruction: Instruction) -> int:
-    if instruction.opcode.endswith("-start"):
-        # Its own shape also lists operands and handles; the result's is that of the -done.
-        for other in computation.instructions.values():
-            if other.opcode.endswith("-done") and instruction.name in other.operands:
-                return other.bytes
-    if instruction.opcode == "custom-call":
-        shapes = instruction.shapes
-        if (
-            len(shapes) > 1
-            and shapes[-1].dtype in ("s8", "u8")
-            and len(shapes[-1].dims) == 1
-            and _calls_library(instruction)
-        ):
-            shapes = shapes[:-1]
-        return sum(shape.bytes for shape in shapes)
-    if instruction.opcode != "fusion":
-        return _result_bytes(computation, instruction)
-    for name in instruction.called("calls"):
-        body = module.computations.get(name)
-        root = body.root if body else None
-        if body is not None and root is not None:
-            results = root.operands if root.opcode == "tuple" else (root.name,)
-            return sum(
-                _result_bytes(body, body.instructions[result])
-                for result in results
-                if result in body.instructions
-            )
-    return instruction.bytes
-
-
-def _result_bytes(computation: Computation, result: Instruction) -> int:
-    """Bytes that producing `result` writes: an in-place update writes its update only."""
-    for _ in range(len(computation.instructions)):
-        source = (
-            computation.instructions.get(result.operands[0])
-            if result.opcode == "bitcast" and result.operands
-            else None
-        )
-        if source is None:
-            break
-        result = source
-    if result.opcode == "dynamic-update-slice":
-        return _operand_bytes(computation, result, 1)
-    if result.opcode == "scatter":
-        return _operand_bytes(computation, result, len(result.operands) - 1)
-    return result.bytes
-
-
-def _operand_bytes(computation: Computation, instruction: Instruction, position: int) -> int:
-    operand = (
-        computation.instructions.get(instruction.operands[position])
-        if position < len(instruction.operands)
-        else None
-    )
-    return operand.bytes if operand else instruction.bytes
-
-
-def _calls_library(instruction: Instruction) -> bool:
-    return instruction.custom_call_target.startswith(_LIBRARIES)

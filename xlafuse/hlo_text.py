@@ -1,36 +1,23 @@
-"""A reader of HLO text: module -> computations -> instructions. No framework, any XLA version, hostile files
-included.
+"""A reader of HLO text: module -> computations -> instructions. No framework needed, any XLA version.
 
 XLA's own parser fails a whole module on one unknown word and crashes on deep nesting. This one goes line by
-line with explicit
-state: time and memory are linear in the text, nothing recurses, and what it does not understand it keeps in
-    `Module.unparsed`.
+line with explicit state: time and memory are linear in the text, hostile text included, nothing recurses, and
+what it does not understand it keeps in `Module.unparsed`.
 """
 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-_MAX_DIGITS = 18  # of one dimension or identifier: what fits in 64 bits
-_MAX_RANK = 64
-_MAX_BYTES = 1 << 62
-
-
-@dataclass(frozen=True)
-class Shape:
-    """One array: dtype as HLO writes it ("bf16"), dims, bytes in memory (0 for token and opaque)."""
-
-    dtype: str
-    dims: tuple[int, ...]
-    bytes: int
+from xlafuse.hlo_shape import MAX_DIGITS, Element, Malformed, Shape, read_integer, read_shapes
 
 
 @dataclass(frozen=True)
 class Instruction:
     """One line of a computation.
 
-    shapes: the result's arrays, a tuple flattened. operands: names of instructions (empty for parameters and
-        constants).
+    shapes: the result's arrays, a tuple flattened; result: the same as a tree. operands: names of
+        instructions (empty for parameters and constants).
     calls: computations it names, by attribute, in order. op_name: the framework's path ("" if XLA recorded
         none).
     source: "file:line" of the innermost recorded frame ("" if none); site: that frame's identity, finer than
@@ -41,6 +28,7 @@ class Instruction:
     name: str
     opcode: str
     shapes: tuple[Shape, ...]
+    result: Element = field(compare=False, repr=False)
     operands: tuple[str, ...]
     calls: tuple[tuple[str, str], ...] = ()
     op_name: str = ""
@@ -54,7 +42,12 @@ class Instruction:
 
     @property
     def bytes(self) -> int:
-        return sum(shape.bytes for shape in self.shapes)
+        return self.result.bytes
+
+    @property
+    def synchronous_opcode(self) -> str:
+        """What it does, asynchronously or not: jax 0.11 writes `fusion-start` and `fusion-done`."""
+        return self.opcode.removesuffix("-start")
 
     def called(self, *attributes: str) -> list[str]:
         return [name for attribute, name in self.calls if attribute in attributes]
@@ -67,6 +60,20 @@ class Computation:
 
     name: str
     instructions: dict[str, Instruction] = field(default_factory=dict)
+
+    def operand_bytes(self, operand: str) -> int | None:
+        """Bytes of what an operand names, `%a` or (in jax 0.11's dumps) an element `%a#1`; None if it is not
+        here."""
+        name, *path = operand.split("#")
+        instruction = self.instructions.get(name)
+        if instruction is None:
+            return None
+        element = instruction.result
+        for index in path:
+            if not index.isdecimal() or len(index) > MAX_DIGITS or int(index) >= len(element.elements):
+                return None
+            element = element.elements[int(index)]
+        return element.bytes
 
     @property
     def root(self) -> Instruction | None:
@@ -112,13 +119,10 @@ _RESULT = re.compile(r"\s*+(ROOT )?%?([^\s=(),]+) = ")
 _OPCODE = re.compile(r" ([a-z][a-zA-Z0-9_-]*)\(")
 # Brackets, commas and whole strings; a lone quote means that the string never ends.
 _TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[(){}\[\],"]')
-_LEAF = re.compile(r"(?<![a-z0-9])([a-z][a-z0-9]*+)\[([^\]\[]*+)\](\{[^{}]*+\})?")
 _COMMENT = re.compile(r"/\*[^*]*\*/")
 _NAME = re.compile(r"[^\s%{},()=]+$")
-_ATTRIBUTE = re.compile(r"\s*([a-zA-Z_0-9.]+)=")
-_BITS = re.compile(r"(?:pred|[a-z]+?(\d{1,3})(?:e\d+m\d+[a-z0-9]*)?)$")
+_ATTRIBUTE = re.compile(r"\s*([a-zA-Z_0-9.-]+)=")  # control-predecessors={%a}
 _METADATA = re.compile(r'(?<![a-z_])([a-z_]++)=("[^"\\]*+(?:\\.[^"\\]*+)*+"|[^\s"{}]+)')
-_ELEMENT_BITS = re.compile(r"E\((\d{1,3})\)")
 _ESCAPE = re.compile(r"\\(.)")
 
 # Attributes that name computations; any other attribute's text is not searched for names.
@@ -134,10 +138,6 @@ _CALLS = (
     "select",
     "scatter",
 )
-
-
-class _Malformed(ValueError):
-    pass
 
 
 class _Reader:
@@ -203,7 +203,7 @@ class _Reader:
         assert self._computation is not None
         try:
             instruction = self._instruction(line)
-        except _Malformed:
+        except Malformed:
             return False
         if instruction.name in self._computation.instructions:
             return False
@@ -213,11 +213,11 @@ class _Reader:
     def _instruction(self, line: str) -> Instruction:
         result = _RESULT.match(line)
         if not result:
-            raise _Malformed
+            raise Malformed
         shape_end = _shape_end(line, result.end())
         opcode = _OPCODE.match(line, shape_end)
         if not opcode:
-            raise _Malformed
+            raise Malformed
         operands, close = _split(line, opcode.end())
         pieces, _ = _split(line, close + 1) if line.startswith(",", close + 1) else ([], close)
         attributes: dict[str, str] = {}
@@ -225,18 +225,20 @@ class _Reader:
             if not (key := _ATTRIBUTE.match(piece)):
                 if not piece.strip():
                     continue
-                raise _Malformed
+                raise Malformed
             attributes[key[1]] = piece[key.end() :]
         metadata = {key: value.strip('"') for key, value in _METADATA.findall(attributes.get("metadata", ""))}
         index = None
         if opcode[1] == "parameter":
-            index = _integer(operands[0] if operands else "")
+            index = read_integer(operands[0] if operands else "")
         elif opcode[1] == "get-tuple-element":
-            index = _integer(attributes.get("index", ""))
+            index = read_integer(attributes.get("index", ""))
+        shapes, element = read_shapes(line[result.end() : shape_end])
         return Instruction(
             name=result[2],
             opcode=opcode[1],
-            shapes=_shapes(line[result.end() : shape_end]),
+            shapes=shapes,
+            result=element,
             operands=() if opcode[1] in ("parameter", "constant", "iota") else tuple(map(_operand, operands)),
             calls=tuple(
                 (key, name)
@@ -270,7 +272,7 @@ def _shape_end(line: str, start: int) -> int:
         return _split(line, start + 1)[1] + 1
     end = line.find(" ", start)
     if end < 0:
-        raise _Malformed
+        raise Malformed
     return end
 
 
@@ -282,7 +284,7 @@ def _split(line: str, start: int) -> tuple[list[str], int]:
     for token in _TOKEN.finditer(line, start):
         mark = token[0]
         if mark == '"':
-            raise _Malformed
+            raise Malformed
         if mark in "([{":
             depth += 1
         elif mark in ")]}":
@@ -294,7 +296,7 @@ def _split(line: str, start: int) -> tuple[list[str], int]:
             pieces.append(line[begin : token.start()])
             begin = token.end()
     if depth:
-        raise _Malformed
+        raise Malformed
     if begin < end and line[begin:end].strip():
         pieces.append(line[begin:end])
     return pieces, end
@@ -305,46 +307,12 @@ def _operand(text: str) -> str:
     words = _COMMENT.sub("", text).split()
     name = words[-1].removeprefix("%") if words else ""
     if not _NAME.match(name):
-        raise _Malformed
+        raise Malformed
     return name
 
 
 def _computation_names(text: str) -> list[str]:
     return [name.strip().removeprefix("%") for name in text.strip("{}").split(",") if name.strip()]
-
-
-def _shapes(text: str) -> tuple[Shape, ...]:
-    shapes = tuple(_shape(*leaf.groups()) for leaf in _LEAF.finditer(text))
-    if not shapes and text.strip() != "()":
-        raise _Malformed
-    return shapes
-
-
-def _shape(dtype: str, dims_text: str, layout: str | None) -> Shape:
-    if dtype in ("token", "opaque"):
-        return Shape(dtype, (), 0)
-    dims = [] if not dims_text.strip() else dims_text.split(",", _MAX_RANK + 1)
-    bits = _BITS.match(dtype)
-    if len(dims) > _MAX_RANK or not bits:
-        raise _Malformed
-    element = int(bits[1]) if bits[1] else 8
-    if element < 8:  # a sub-byte element fills a byte unless its layout packs it: s4[8,2]{1,0:E(4)}
-        packed = _ELEMENT_BITS.search(layout or "")
-        element = int(packed[1]) if packed else 8
-    sizes = tuple(_integer(dim.strip().removeprefix("<=")) for dim in dims)
-    count = 1
-    for size in sizes:
-        count *= size
-        if count > _MAX_BYTES:
-            raise _Malformed
-    return Shape(dtype, sizes, -(-count * element // 8))
-
-
-def _integer(text: str) -> int:
-    text = text.strip()
-    if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS):
-        raise _Malformed
-    return int(text)
 
 
 def _unescape(text: str) -> str:

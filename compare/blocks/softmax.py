@@ -28,7 +28,7 @@ BLOCK = Block(
         Shape("gpt2-vocabulary", {"rows": 4096, "columns": 50257}, ("bfloat16",)),
         Shape("one-row", {"rows": 1, "columns": 4096}, ("float32",)),
         Shape("odd", {"rows": 7, "columns": 257}, ("float32", "float16", "bfloat16"), ("check",)),
-        Shape("single", {"rows": 3, "columns": 1}, ("float32", "float16", "bfloat16"), ("check",)),
+        Shape("tiny-column", {"rows": 3, "columns": 1}, ("float32", "float16", "bfloat16"), ("check",)),
     ),
     implementations=(*compilers("softmax"), library("softmax", "F.softmax"), triton("softmax"), cuda("softmax")),
 )

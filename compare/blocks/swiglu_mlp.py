@@ -42,7 +42,7 @@ BLOCK = Block(
         Shape("llama-8b-8k", {"tokens": 8192, "width": 4096, "hidden": 14336}, ("bfloat16",)),
         Shape("one-token", {"tokens": 1, "width": 4096, "hidden": 14336}, ("bfloat16",)),
         Shape("odd", {"tokens": 17, "width": 37, "hidden": 67}, ("float32", "float16", "bfloat16"), ("check",)),
-        Shape("single", {"tokens": 1, "width": 32, "hidden": 48}, ("float32", "float16", "bfloat16"), ("check",)),
+        Shape("tiny-token", {"tokens": 1, "width": 32, "hidden": 48}, ("float32", "float16", "bfloat16"), ("check",)),
     ),
     implementations=(
         *compilers("swiglu_mlp"), library("swiglu_mlp", "F.rms_norm, F.silu and addmm"), triton("swiglu_mlp"),

@@ -22,7 +22,7 @@ BLOCK = Block(
         Shape("256Mi", {"elements": 2**28}, ("bfloat16", "float16", "float32")),
         Shape("one", {"elements": 1}, ("float32",)),
         Shape("odd", {"elements": 4099}, ("float32", "float16", "bfloat16"), ("check",)),
-        Shape("single", {"elements": 1}, ("float32", "float16", "bfloat16"), ("check",)),
+        Shape("tiny", {"elements": 1}, ("float32", "float16", "bfloat16"), ("check",)),
     ),
     implementations=(*compilers("vector_add"), library("vector_add", "torch.add"), triton("vector_add"),
                      cuda("vector_add")),

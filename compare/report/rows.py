@@ -48,18 +48,32 @@ class Rows:
     warnings: list[str]
 
 
+@dataclass(frozen=True)
+class Ceilings:
+    """What the device reached in one segment: bytes a second by a stream's share of reads, FLOP/s by product."""
+
+    streams: dict[float, float]
+    products: dict[str, float]
+
+
 def read(folder: Path) -> Rows:
     """The rows of a run folder. Raises RunFolderError where it has no run.json.
 
-    A record whose fields are not what they should be costs its own row, and a warning that names it.
+    A record whose fields are not what they should be costs its own row, and a warning that names it; ceilings that are
+    not cost the shares of them.
     """
     run = read_run(folder)
     records, warnings = read_records(folder)
+    try:
+        ceilings = ceilings_of(run)
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as problem:
+        ceilings = {}
+        warnings.append(f"{folder / 'run.json'}: its segments' ceilings cannot be read: {problem!r}")
     rows = []
     for record in records:
         try:
-            rows.append(row_of(record, run))
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as problem:
+            rows.append(row_of(record, ceilings))
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as problem:
             warnings.append(
                 f"{folder / 'records.jsonl'}: {record.id} left out, its fields are not as written by this version: "
                 f"{type(problem).__name__}: {problem}"
@@ -83,10 +97,10 @@ def as_json(rows: list[Row]) -> str:
     return json.dumps(finite, indent=1)
 
 
-def row_of(record: Record, run: Mapping[str, Any]) -> Row:
-    """The row of one record; `time_vs_xla` needs the others and comes from `add_ratios`.
+def row_of(record: Record, ceilings: Mapping[str, Ceilings]) -> Row:
+    """The row of one record, `ceilings` by segment; `time_vs_xla` needs the others and comes from `add_ratios`.
 
-    Raises ValueError, KeyError, TypeError or AttributeError for a record that is not as this version writes it.
+    Raises one of the exceptions that `read` turns into a warning for a record that is not as this version writes it.
     """
     case = record.case
     parts = _measured_parts(record)
@@ -94,7 +108,7 @@ def row_of(record: Record, run: Mapping[str, Any]) -> Row:
     device_time = _sum(medians.get(part) for part in case.parts)
     bytes_compulsory = _sum(record.bytes_compulsory.get(part) for part in case.parts)
     rate, unit = _rate(record, device_time, bytes_compulsory)
-    ceiling = _ceiling(case, _segment(run, record.segment))
+    ceiling = _ceiling(case, ceilings.get(record.segment or ""))
     measurement = record.measurement if record.status == "ok" and record.measurement else {}
     kernels, kernel_source = _kernels(record, parts)
     worst = max(record.errors, key=_severity, default={"error": None, "tolerance": None})
@@ -135,6 +149,18 @@ def row_of(record: Record, run: Mapping[str, Any]) -> Row:
     }
     _require_types(row)
     return row
+
+
+def ceilings_of(run: Mapping[str, Any]) -> dict[str, Ceilings]:
+    """The ceilings of a run.json, by segment; a segment without a GPU has none."""
+    result = {}
+    for segment in run.get("segments", []):
+        found = segment["ceilings"]
+        if found:
+            streams = {_read_share(*map(float, m.split(":"))): float(v) for m, v in found.get("streams", {}).items()}
+            products = {name: float(rate) for name, rate in found.get("products", {}).items()}
+            result[segment["id"]] = Ceilings(streams, products)
+    return result
 
 
 def add_ratios(rows: list[Row]) -> None:
@@ -215,26 +241,17 @@ def _rate(record: Record, device_time: float | None, bytes_compulsory: int | Non
     return (None, None) if work is None else (work / (device_time * 1e-6) / _UNITS[unit], unit)
 
 
-def _segment(run: Mapping[str, Any], name: str | None) -> Mapping[str, Any]:
-    for segment in run.get("segments", []):
-        if name is not None and segment["id"] == name:
-            return segment
-    return {}
-
-
-def _ceiling(case: Case, segment: Mapping[str, Any]) -> float | None:
-    """Bytes or FLOPs a second that the device reached in this segment at work of the case's sort."""
-    block, ceilings = BLOCKS.get(case.block), segment.get("ceilings") or {}
-    if block is None:
+def _ceiling(case: Case, ceilings: Ceilings | None) -> float | None:
+    """Bytes or FLOPs a second that the device reached in the case's segment at work of the case's sort."""
+    block = BLOCKS.get(case.block)
+    if block is None or ceilings is None:
         return None
     if block.work == "flops":
         suffix = f"-{case.precision}" if case.dtype == "float32" else ""
-        return (ceilings.get("products") or {}).get(f"{case.dtype}{suffix}")
-    streams = {_read_share(*map(float, mix.split(":"))): rate for mix, rate in (ceilings.get("streams") or {}).items()}
-    if not streams:
-        return None
+        return ceilings.products.get(f"{case.dtype}{suffix}")
     share = _read_share(*_compulsory_reads_and_writes(case))
-    return streams[min(streams, key=lambda mix: abs(mix - share))]
+    nearest = min(ceilings.streams, key=lambda stream: abs(stream - share), default=None)
+    return None if nearest is None else ceilings.streams[nearest]
 
 
 def _read_share(reads: float, writes: float) -> float:
@@ -270,8 +287,9 @@ def _severity(error: Mapping[str, Any]) -> float:
 
 
 def _peak(case: Case, measurement: Mapping[str, Any]) -> int | None:
-    peaks = [(measurement.get("peak_memory_bytes") or {}).get(part) for part in case.parts]
-    return None if None in peaks else max(peaks)
+    found = measurement.get("peak_memory_bytes") or {}
+    peaks = [found[part] for part in case.parts if found.get(part) is not None]
+    return max(peaks) if len(peaks) == len(case.parts) else None
 
 
 def _provenance(record: Record) -> str | None:

@@ -62,7 +62,7 @@ def _table(rows: list[Row], markdown: bool) -> str:
     )
 
 
-_WORDS = ("implementation", "status", "checked on", "made by", "segment")
+_WORDS = ("implementation", "status", "checked on", "provenance", "segment")
 
 
 def _columns(rows: list[Row]) -> dict[str, Callable[[Row], str]]:
@@ -87,7 +87,7 @@ def _columns(rows: list[Row]) -> dict[str, Callable[[Row], str]]:
         "memory MB": lambda r: _number(None if r["peak_memory_bytes"] is None else r["peak_memory_bytes"] / 1e6),
         "compile s": lambda r: _number(r["compile_s"], 2),
         "error": _error,
-        "made by": lambda r: "" if r["provenance"] in (None, "compiled") else printable(r["provenance"], 40),
+        "provenance": lambda r: "" if r["provenance"] in (None, "compiled") else printable(r["provenance"], 40),
     }
     if len({r["segment"] for r in rows}) > 1:
         columns["segment"] = lambda r: printable(str(r["segment"] or ""), 20)

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from compare import arrays, ceilings
 from compare.blocks import BLOCKS
 from compare.clock import Clock, CuptiClock, DeviceRecord, Sample, cupti_missing
-from compare.kernels import to_json
+from compare.kernels import of_launch, to_json
 from compare.protocol import Skip
 from compare.service import Service
 from compare.spec import Case, Implementation
@@ -148,9 +148,9 @@ class TorchSide:
         for part, call in self._parts(program, inputs, cotangents):
             with launches.record_launches() as recorded:
                 call()
-            program.kernels[part] = [to_json(launch) for launch in recorded]
-            for launch in recorded:
-                launch.write(dumps / part)
+            program.kernels[part] = [of_launch(launch) for launch in recorded]
+            for index, launch in enumerate(recorded):
+                launch.write(dumps / part, index)
         program.compile_s = time.perf_counter() - started
         return program
 

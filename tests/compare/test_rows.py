@@ -19,6 +19,7 @@ CEILINGS = {
     "products": {"bfloat16": 8e14, "float16": 7e14, "float32-tf32": 4e14, "float32-ieee": 5e13},
 }
 RUN = {"segments": [{"id": "s1", "ceilings": CEILINGS}, {"id": "s2", "ceilings": None}]}
+SEGMENTS = rows.ceilings_of(RUN)
 
 
 def case_of(block: str, name: str, direction: str = "fwd", dtype: str | None = None, precision: str = "ieee") -> Case:
@@ -53,7 +54,7 @@ def test_time_is_the_median_of_all_samples_of_all_rounds() -> None:
     case = case_of("softmax", "gpt2-scores")
     subject = measured(case)
     subject.measurement["parts"]["forward"] = timed([[1e-6, 2e-6, 9e-6], [3e-6, 4e-6]])
-    row = rows.row_of(subject, RUN)
+    row = rows.row_of(subject, SEGMENTS)
     assert row["device_time_us"] == row["forward_us"] == pytest.approx(3.0)
     assert row["device_time_us_spread"] == pytest.approx(1.0)  # quartiles of 1 2 3 4 9 are 2 and 4
     assert row["backward_us"] is None
@@ -65,9 +66,10 @@ def test_train_time_is_the_sum_of_its_parts_and_the_spread_is_that_of_whole_call
     case = case_of("softmax", "gpt2-scores", "train")
     subject = measured(case)
     subject.measurement["parts"] = {
-        "forward": timed([[1e-6, 2e-6, 3e-6, 4e-6]], launches=2), "backward": timed([[4e-6, 3e-6, 2e-6, 1e-6]], launches=3)
+        "forward": timed([[1e-6, 2e-6, 3e-6, 4e-6]], launches=2),
+        "backward": timed([[4e-6, 3e-6, 2e-6, 1e-6]], launches=3),
     }
-    row = rows.row_of(subject, RUN)
+    row = rows.row_of(subject, SEGMENTS)
     assert (row["forward_us"], row["backward_us"]) == (pytest.approx(2.5), pytest.approx(2.5))
     assert row["device_time_us"] == pytest.approx(5.0)
     assert row["device_time_us_spread"] == pytest.approx(0.0)  # each call took 5
@@ -78,7 +80,7 @@ def test_a_part_that_was_not_measured_leaves_no_sum() -> None:
     subject = measured(case_of("softmax", "gpt2-scores", "train"))
     del subject.measurement["parts"]["backward"]
     subject.measurement["peak_memory_bytes"]["backward"] = None
-    row = rows.row_of(subject, RUN)
+    row = rows.row_of(subject, SEGMENTS)
     assert row["forward_us"] is not None
     for name in ("device_time_us", "device_time_us_spread", "busy_time_us", "rate", "peak_memory_bytes", "kernels"):
         assert row[name] is None, name
@@ -87,13 +89,15 @@ def test_a_part_that_was_not_measured_leaves_no_sum() -> None:
 def test_too_few_samples_have_no_spread() -> None:
     subject = measured(case_of("softmax", "gpt2-scores"))
     subject.measurement["parts"]["forward"] = timed([[1e-6, 2e-6, 3e-6]])
-    assert rows.row_of(subject, RUN)["device_time_us_spread"] is None
+    assert rows.row_of(subject, SEGMENTS)["device_time_us_spread"] is None
 
 
 @pytest.mark.parametrize("status", [s for s in record.STATUSES if s != "ok"])
 def test_only_ok_has_times(status: str) -> None:
-    row = rows.row_of(measured(case_of("softmax", "gpt2-scores"), status=status, detail="why"), RUN)
-    numbers = ("device_time_us", "wall_time_us", "busy_time_us", "rate", "share_of_ceiling", "peak_memory_bytes", "timer")
+    row = rows.row_of(measured(case_of("softmax", "gpt2-scores"), status=status, detail="why"), SEGMENTS)
+    numbers = (
+        "device_time_us", "wall_time_us", "busy_time_us", "rate", "share_of_ceiling", "peak_memory_bytes", "timer",
+    )
     assert {row[name] for name in numbers} == {None}
     assert (row["status"], row["detail"]) == (status, "why")
 
@@ -101,7 +105,7 @@ def test_only_ok_has_times(status: str) -> None:
 def test_without_a_device_clock_wall_time_stands_alone() -> None:
     subject = measured(case_of("softmax", "gpt2-scores"))
     subject.measurement |= {"parts": None, "timer": None}
-    row = rows.row_of(subject, RUN)
+    row = rows.row_of(subject, SEGMENTS)
     assert (row["device_time_us"], row["timer"], row["kernels"]) == (None, None, None)
     assert row["wall_time_us"] == pytest.approx(200.0)
 
@@ -125,7 +129,7 @@ def test_bandwidth_is_held_against_the_stream_of_the_nearest_mix(
     block: str, name: str, direction: str, mix: str
 ) -> None:
     case = case_of(block, name, direction)
-    row = rows.row_of(measured(case), RUN)
+    row = rows.row_of(measured(case), SEGMENTS)
     rate = sum(BLOCKS[block].bytes_compulsory(case).values()) / (len(case.parts) * 100e-6)
     assert (row["rate"], row["rate_unit"]) == (pytest.approx(rate / 1e9), "GB/s")
     assert row["share_of_ceiling"] == pytest.approx(rate / CEILINGS["streams"][mix])
@@ -140,7 +144,7 @@ def test_bandwidth_is_held_against_the_stream_of_the_nearest_mix(
 )
 def test_flops_are_held_against_a_product_of_the_same_kind(name: str, dtype: str, precision: str, product: str) -> None:
     case = case_of("attention", name, dtype=dtype, precision=precision)
-    row = rows.row_of(measured(case), RUN)
+    row = rows.row_of(measured(case), SEGMENTS)
     rate = BLOCKS["attention"].flops(case.sizes) / 100e-6
     assert (row["rate"], row["rate_unit"]) == (pytest.approx(rate / 1e12), "TFLOP/s")
     assert row["share_of_ceiling"] == pytest.approx(rate / CEILINGS["products"][product])
@@ -148,7 +152,7 @@ def test_flops_are_held_against_a_product_of_the_same_kind(name: str, dtype: str
 
 @pytest.mark.parametrize("segment", ["s2", "s3", None])
 def test_a_ceiling_of_another_segment_does_not_count(segment: str | None) -> None:
-    row = rows.row_of(measured(case_of("gelu", "llama-8b"), segment=segment), RUN)
+    row = rows.row_of(measured(case_of("gelu", "llama-8b"), segment=segment), SEGMENTS)
     assert row["rate"] is not None
     assert row["share_of_ceiling"] is None
 
@@ -160,7 +164,7 @@ def test_ratios_stay_within_a_segment_and_a_timer() -> None:
         measured(case, "eager", 200), measured(case, "inductor", 10, status="failed"),
     ]
     records[3].measurement["timer"] = "events"
-    found = [rows.row_of(r, RUN) for r in records]
+    found = [rows.row_of(r, SEGMENTS) for r in records]
     rows.add_ratios(found)
     assert [r["time_vs_xla"] for r in found] == [1.0, pytest.approx(0.5), None, None, None]
 
@@ -170,20 +174,22 @@ def test_the_error_shown_is_the_one_nearest_to_its_tolerance() -> None:
         {"name": "y", "error": 0.5, "tolerance": 1.0}, {"name": "d_x", "error": 0.09, "tolerance": 0.1},
         {"name": "d_weight", "error": 0.6, "tolerance": 2.0},
     ]
-    row = rows.row_of(measured(case_of("gelu", "llama-8b"), errors=errors), RUN)
+    row = rows.row_of(measured(case_of("gelu", "llama-8b"), errors=errors), SEGMENTS)
     assert (row["max_error"], row["tolerance"]) == (0.09, 0.1)
     for worse in (math.inf, math.nan):
-        row = rows.row_of(measured(case_of("gelu", "llama-8b"), errors=[*errors, errors[0] | {"error": worse}]), RUN)
+        more = [*errors, errors[0] | {"error": worse}]
+        row = rows.row_of(measured(case_of("gelu", "llama-8b"), errors=more), SEGMENTS)
         assert not math.isfinite(row["max_error"])
 
 
 def test_listed_kernels_count_where_nothing_was_launched() -> None:
-    kernels = {"forward": [{"name": "a", "provenance": "replayed"}, {"name": "b", "provenance": "replayed", "launches": 3}]}
+    first = {"name": "a", "provenance": "replayed"}
+    kernels: dict[str, list[dict[str, Any]]] = {"forward": [first, first | {"name": "b", "launches": 3}]}
     subject = Record(case_of("gelu", "llama-8b"), "xla", "xla", "compiled", kernels=kernels)
-    row = rows.row_of(subject, RUN)
+    row = rows.row_of(subject, SEGMENTS)
     assert (row["kernels"], row["kernel_source"], row["provenance"]) == (4, "compiler", "replayed")
     kernels["forward"] += [{"name": "c", "launches": None}, {"name": "d", "provenance": "not autotuned"}]
-    row = rows.row_of(subject, RUN)
+    row = rows.row_of(subject, SEGMENTS)
     assert (row["kernels"], row["provenance"]) == (None, "replayed 2, unknown 1, not autotuned 1")
 
 
@@ -214,6 +220,19 @@ def test_broken_and_strange_lines_cost_themselves_alone(tmp_path: Path) -> None:
         assert any(f"gelu/llama-8b/bf16/fwd/{name} left out" in warning for warning in found.warnings)
 
 
+@pytest.mark.parametrize(
+    "segments",
+    ["s1", ["s1"], *([{"id": "s1", "ceilings": {"streams": s}}] for s in ({"1-1": 1}, {"0:0": 1}, {"1:1": "fast"}))],
+)
+def test_strange_ceilings_cost_only_the_share(tmp_path: Path, segments: Any) -> None:
+    folder = write(tmp_path / "run", measured(case_of("gelu", "llama-8b")))
+    (folder / "run.json").write_text(json.dumps({"segments": segments}))
+    found = rows.read(folder)
+    assert [row["share_of_ceiling"] for row in found.rows] == [None]
+    assert found.rows[0]["rate"] is not None
+    assert len(found.warnings) == 1 and "run.json" in found.warnings[0]
+
+
 def test_json_is_strict(tmp_path: Path) -> None:
     errors = [{"name": "y", "error": math.inf, "tolerance": 0.1}]
     subject = measured(case_of("gelu", "llama-8b"), status="wrong", detail="y: error inf", errors=errors)
@@ -229,7 +248,7 @@ def test_json_is_strict(tmp_path: Path) -> None:
 
 
 def test_a_block_that_the_run_does_not_have_is_named() -> None:
-    found = [rows.row_of(measured(case_of("gelu", "llama-8b")), RUN)]
+    found = [rows.row_of(measured(case_of("gelu", "llama-8b")), SEGMENTS)]
     assert rows.only(found, block=[]) == rows.only(found, block=["gelu"]) == found
     with pytest.raises(UsageError, match="no block 'gelo'; did you mean gelu"):
         rows.only(found, block=["gelo"])

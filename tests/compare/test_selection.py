@@ -47,7 +47,7 @@ def test_blocks_without_the_implementation_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("blocks", "options", "message"),
     [
-        (["sofmax"], {}, "no block 'sofmax'; did you mean softmax? blocks: vector_add, gelu"),
+        (["sofmax"], {}, r"no block 'sofmax'; did you mean softmax\? blocks: vector_add, gelu"),
         (["zzz"], {}, "no block 'zzz'; blocks: vector_add"),
         ([], {"implementations": ["trtion"]}, "no implementation 'trtion'; did you mean triton"),
         ([], {"cases": ["lama-8b"]}, "no case 'lama-8b'; did you mean llama-8b"),
@@ -57,7 +57,7 @@ def test_blocks_without_the_implementation_are_left_out() -> None:
         ([], {"directions": ["bwd"]}, "no direction 'bwd'; did you mean fwd"),
         ([], {"suite": "qick"}, "no suite 'qick'; did you mean quick"),
         (["softmax"], {"implementations": ["flex"]}, "'flex' belongs to attention, not to softmax, which has xla"),
-        (["softmax"], {"dtypes": ["fp16"]}, "suite quick has no case of softmax with dtype 'float16'; --suite full has it"),
+        (["softmax"], {"dtypes": ["fp16"]}, "no case of softmax with dtype 'float16'; --suite full has it"),
         (["vector_add"], {"directions": ["train"]}, "no case of vector_add with direction 'train'; no suite has it"),
         (["gelu", "softmax"], {"cases": ["gpt2-scores"]}, "nothing of block 'gelu' is left .* gelu/llama-8b/bf16/fwd"),
         ([], {"cases": ["prime"], "dtypes": ["bf16"]}, "nothing of case 'prime' is left"),

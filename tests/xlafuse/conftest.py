@@ -13,7 +13,9 @@ from xlafuse.environment import configure_environment, find_cuda_tools, gpu_pres
 if "jax" not in sys.modules:
     configure_environment(deviceless=not gpu_present() and find_cuda_tools() is not None)
 elif find_cuda_tools() is not None and "xla_gpu_cuda_data_dir" not in os.environ.get("XLA_FLAGS", ""):
-    raise pytest.UsageError("jax was imported before its environment was set; configure it in the outermost conftest")
+    raise pytest.UsageError(
+        "jax was imported before its environment was set; configure it in the outermost conftest"
+    )
 
 import jax  # noqa: E402
 

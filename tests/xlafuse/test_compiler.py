@@ -14,9 +14,11 @@ from xlafuse.blocks import gelu, rmsnorm, softmax, swiglu_mlp
 
 BF16 = jnp.bfloat16
 ROWS = {"x": Struct((1024, 2048), BF16)}
+# Large enough that XLA does not make one product of gate and up, and with it lose one of the two names.
 MLP = {
-    "x": Struct((256, 128), BF16), "norm_weight": Struct((128,), BF16), "gate_weight": Struct((128, 384), BF16),
-    "up_weight": Struct((128, 384), BF16), "down_weight": Struct((384, 128), BF16),
+    "x": Struct((4096, 2048), BF16), "norm_weight": Struct((2048,), BF16),
+    "gate_weight": Struct((2048, 5632), BF16), "up_weight": Struct((2048, 5632), BF16),
+    "down_weight": Struct((5632, 2048), BF16),
 }  # fmt: skip
 
 
@@ -106,10 +108,14 @@ def test_gelu_train_is_one_kernel_a_half_without_copies(h200: compiler.Target) -
 def test_precision_reaches_the_ptx(h200: compiler.Target, tmp_path: Path, precision: str, tf32: bool) -> None:
     inputs = {name: Struct((128, 128), jnp.float32) for name in "ab"}
     compiler.compile(
-        lambda i: i["a"] @ i["b"], (inputs,), target=h200, matmul_precision=precision, dump_to=tmp_path / "dump"
+        lambda i: i["a"] @ i["b"],
+        (inputs,),
+        target=h200,
+        matmul_precision=precision,
+        dump_to=tmp_path / "dump",
     )
-    (ptx,) = (tmp_path / "dump" / "ptx").iterdir()
-    assert ("tf32" in ptx.read_text()) is tf32
+    ptx = [path.read_text() for path in (tmp_path / "dump" / "ptx").iterdir()]
+    assert ptx and any("tf32" in text for text in ptx) is tf32
 
 
 def test_unfused_gives_every_instruction_a_kernel(h200: compiler.Target) -> None:
@@ -171,7 +177,9 @@ assert set(miss.autotuning.values()) == {"compiled", "not autotuned"}, miss.auto
 """
 
 
-def test_replay_makes_the_kernels_that_the_h200_made(h200: compiler.Target, data: Path, tmp_path: Path) -> None:
+def test_replay_makes_the_kernels_that_the_h200_made(
+    h200: compiler.Target, data: Path, tmp_path: Path
+) -> None:
     if jax.__version__ != "0.11.2":
         pytest.skip(f"the recorded results are jax 0.11.2's, this is {jax.__version__}")
     config = tmp_path / "config.pbtxt"

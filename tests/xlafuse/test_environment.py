@@ -23,7 +23,9 @@ def test_reading_needs_no_framework(module: str) -> None:
 
 
 def test_too_late_is_an_error() -> None:
-    done = _run("import jax; from xlafuse.environment import configure_environment as c; c()", JAX_PLATFORMS="cpu")
+    done = _run(
+        "import jax; from xlafuse.environment import configure_environment as c; c()", JAX_PLATFORMS="cpu"
+    )
     assert "before jax is imported" in done.stderr
 
 

@@ -12,7 +12,9 @@ __device__ inline float to_float(__nv_bfloat16 value) { return __bfloat162float(
 template <typename T> __device__ T from_float(float value);
 template <> __device__ inline float from_float<float>(float value) { return value; }
 template <> __device__ inline __half from_float<__half>(float value) { return __float2half_rn(value); }
-template <> __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float value) { return __float2bfloat16_rn(value); }
+template <> __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float value) {
+  return __float2bfloat16_rn(value);
+}
 
 // Two 16-bit floats in one 32-bit register.
 template <typename T> __device__ float2 unpack_pair(unsigned word);

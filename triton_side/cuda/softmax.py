@@ -87,7 +87,7 @@ def _launch(name: str, inputs: tuple[torch.Tensor, ...], out: torch.Tensor) -> N
     # Denormals are flushed to zero: exp2 becomes one instruction instead of four, and a probability under 1e-38
     # becomes 0.
     kernel = program.compile_kernel("softmax.cu", expression, program.device_arch(out.device), "--ftz=true")
-    arguments = (*inputs, out, ctypes.c_longlong(rows), ctypes.c_int(columns))
+    arguments: tuple[program.Argument, ...] = (*inputs, out, ctypes.c_longlong(rows), ctypes.c_int(columns))
     program.launch(kernel, grid, block, arguments, out.device)
 
 

@@ -24,11 +24,15 @@ def unaligned(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def assert_near(actual: torch.Tensor, reference: torch.Tensor, low_precision: torch.Tensor) -> None:
-    """At most twice the error of PyTorch's own kernel against float64, and never asked to beat 2 units in the last place."""
+    """At most twice the error of PyTorch's own kernel against float64.
+
+    A correct kernel may also miss by half a unit in the last place of the dtype, and by 4 of fp32 in the arithmetic
+    before (ex2.approx has an error of 2).
+    """
     assert actual.dtype == low_precision.dtype
     error = (actual.double() - reference).abs().max()
     allowed = 2 * (low_precision.double() - reference).abs().max()
-    last_place = 2 * torch.finfo(actual.dtype).eps * reference.abs().max()
+    last_place = (torch.finfo(actual.dtype).eps / 2 + 4 * torch.finfo(torch.float32).eps) * reference.abs().max()
     assert error <= torch.maximum(allowed, last_place), f"error {error:.3e}, allowed {allowed:.3e}"
 
 

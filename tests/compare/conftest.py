@@ -1,0 +1,52 @@
+"""A crew of real workers for the tests that need one: started once, on the CPU unless a test asks for the GPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compare.crew import Crew
+from compare.spec import Case
+
+Check = Callable[[Case, str, str], dict[str, Any]]
+
+
+def _checker(folder: Path, environment: dict[str, str]) -> Iterator[Check]:
+    crew = Crew(folder, environment)
+    data: dict[str, tuple[list[str], list[Any]]] = {}
+
+    def check(case: Case, implementation: str, role: str) -> dict[str, Any]:
+        """Prepare and check one implementation in `role`'s worker; the outcome of compare.service.Service.check."""
+        if case.id not in data:
+            folders = [str(folder / case.id.replace("/", "-") / str(seed)) for seed in (0, 1)]
+            scales = [
+                crew.ask("reference", "produce", case=case.to_json(), seed=seed, folder=path)
+                for seed, path in enumerate(folders)
+            ]
+            data[case.id] = (folders, scales)
+        folders, scales = data[case.id]
+        prepared = crew.ask(
+            role, "prepare", id="subject", case=case.to_json(), implementation=implementation, folders=folders,
+            scales=scales, dumps=str(folder / "dumps" / f"{case.id}-{implementation}-{role}".replace("/", "-")),
+        )
+        outcome = crew.ask(role, "check", id="subject")
+        crew.ask(role, "release", id="subject")
+        json.dumps(prepared)  # what a worker says must fit a record
+        return dict(outcome) | {"kernels": prepared["kernels"]}
+
+    yield check
+    crew.stop()
+
+
+@pytest.fixture(scope="session")
+def check_on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Check]:
+    yield from _checker(tmp_path_factory.mktemp("cpu"), {"CUDA_VISIBLE_DEVICES": ""})
+
+
+@pytest.fixture(scope="session")
+def check_on_gpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Check]:
+    yield from _checker(tmp_path_factory.mktemp("gpu"), {})

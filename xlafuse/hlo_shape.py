@@ -1,0 +1,81 @@
+"""Shapes in HLO text: arrays, tuples of them, and their bytes."""
+
+import re
+from dataclasses import dataclass
+
+MAX_DIGITS = 18  # of one dimension or identifier: what fits in 64 bits
+_MAX_RANK = 64
+_MAX_BYTES = 1 << 62
+
+# bf16[4096,2048]{1,0:T(8,128)}, or a tuple's bracket
+_SHAPE_TOKEN = re.compile(r"(?<![a-z0-9])([a-z][a-z0-9]*+)\[([^\]\[]*+)\](\{[^{}]*+\})?|[()]")
+_BITS = re.compile(r"(?:pred|[a-z]+?(\d{1,3})(?:e\d+m\d+[a-z0-9]*)?)$")
+_ELEMENT_BITS = re.compile(r"E\((\d{1,3})\)")
+
+
+class Malformed(ValueError):
+    """Text that this reader does not understand."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One array: dtype as HLO writes it ("bf16"), dims, bytes in memory (0 for token and opaque)."""
+
+    dtype: str
+    dims: tuple[int, ...]
+    bytes: int
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Element:
+    """A result or a part of it: its bytes, and its parts if it is a tuple."""
+
+    bytes: int
+    elements: tuple["Element", ...] = ()
+
+
+def read_shapes(text: str) -> tuple[tuple[Shape, ...], Element]:
+    """The arrays of a shape, and how its tuples nest."""
+    shapes: list[Shape] = []
+    levels: list[list[Element]] = [[]]
+    for token in _SHAPE_TOKEN.finditer(text):
+        if token[0] == "(":
+            levels.append([])
+        elif token[0] == ")":
+            if len(levels) == 1:
+                raise Malformed
+            elements = levels.pop()
+            levels[-1].append(Element(sum(element.bytes for element in elements), tuple(elements)))
+        else:
+            shapes.append(_shape(*token.groups()))
+            levels[-1].append(Element(shapes[-1].bytes))
+    if len(levels) != 1 or len(levels[0]) != 1:
+        raise Malformed
+    return tuple(shapes), levels[0][0]
+
+
+def _shape(dtype: str, dims_text: str, layout: str | None) -> Shape:
+    if dtype in ("token", "opaque"):
+        return Shape(dtype, (), 0)
+    dims = [] if not dims_text.strip() else dims_text.split(",", _MAX_RANK + 1)
+    bits = _BITS.match(dtype)
+    if len(dims) > _MAX_RANK or not bits:
+        raise Malformed
+    element = int(bits[1]) if bits[1] else 8
+    if element < 8:  # a sub-byte element fills a byte unless its layout packs it: s4[8,2]{1,0:E(4)}
+        packed = _ELEMENT_BITS.search(layout or "")
+        element = int(packed[1]) if packed else 8
+    sizes = tuple(read_integer(dim.strip().removeprefix("<=")) for dim in dims)
+    count = 1
+    for size in sizes:
+        count *= size
+        if count > _MAX_BYTES:
+            raise Malformed
+    return Shape(dtype, sizes, -(-count * element // 8))
+
+
+def read_integer(text: str) -> int:
+    text = text.strip()
+    if not (text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS):
+        raise Malformed
+    return int(text)
