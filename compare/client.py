@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,9 @@ PROJECT = Path(__file__).resolve().parent.parent
 class WorkerError(Exception):
     """A request that the worker answered with an error; `kind` as in compare.protocol."""
 
-    def __init__(self, kind: str, message: str, trace: str = "") -> None:
+    def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
-        self.kind, self.message, self.trace = kind, message, trace
+        self.kind, self.message = kind, message
 
 
 class WorkerDied(Exception):
@@ -41,12 +41,15 @@ def interpreter(role: str) -> str:
 class Worker:
     """A running worker process. Not thread-safe: one asker at a time."""
 
-    def __init__(self, role: str, log: Path, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, role: str, log: Path, environment: Mapping[str, str] | None = None, command: Sequence[str] | None = None
+    ) -> None:
+        """Start `role`, or another `command` that speaks compare.protocol; what it prints is appended to `log`."""
         self.role, self.log = role, log
         path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                [interpreter(role), "-m", "compare.worker", role],
+                command or [interpreter(role), "-m", "compare.worker", role],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output,
                 env={**os.environ, "PYTHONPATH": path, **(environment or {})},
                 start_new_session=True,  # Ctrl-C reaches the orchestrator alone, which then stops its workers
@@ -104,7 +107,7 @@ class Worker:
         reply = json.loads(line)
         if "error" in reply:
             error = reply["error"]
-            raise WorkerError(error["kind"], error["message"], error.get("traceback", ""))
+            raise WorkerError(error["kind"], error["message"])
         return reply["result"]
 
     def _death(self) -> WorkerDied:

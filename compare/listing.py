@@ -30,7 +30,10 @@ def _block(block: Block) -> dict[str, Any]:
         "directions": list(block.directions),
         "cases": {
             suite: [
-                {"name": s.name, "sizes": dict(s.sizes), "dtypes": list(s.dtypes), "precisions": list(s.precisions)}
+                {
+                    "name": s.name, "sizes": dict(s.sizes), "dtypes": list(s.dtypes), "precisions": list(s.precisions),
+                    "directions": [d for d in block.directions if d in s.directions],
+                }
                 for s in block.shapes if suite in s.suites
             ]
             for suite in SUITES
@@ -50,7 +53,7 @@ def _block_text(block: Block) -> str:
     lines.append(f"  directions: {', '.join(block.directions)}")
     for suite in SUITES:
         lines.append(f"  cases of suite {suite}:")
-        lines += [f"    {_shape_text(shape)}" for shape in block.shapes if suite in shape.suites]
+        lines += [f"    {_shape_text(shape, block)}" for shape in block.shapes if suite in shape.suites]
     lines.append("  implementations:")
     width = max(len(i.name) for i in block.implementations)
     for i in block.implementations:
@@ -63,8 +66,10 @@ def _tensors(tensors: tuple[Tensor, ...]) -> str:
     return ", ".join(f"{t.name}[{', '.join(t.axes)}]" for t in tensors)
 
 
-def _shape_text(shape: Shape) -> str:
+def _shape_text(shape: Shape, block: Block) -> str:
     sizes = " ".join(f"{axis}={size}" for axis, size in shape.sizes.items())
     dtypes = ", ".join(DTYPES[dtype].short for dtype in shape.dtypes)
     precisions = "" if shape.precisions == ("ieee",) else f" ({', '.join(shape.precisions)})"
-    return f"{shape.name}  {sizes}  {dtypes}{precisions}"
+    fewer = [d for d in block.directions if d in shape.directions]
+    directions = "" if fewer == list(block.directions) else f" ({', '.join(fewer)} only)"
+    return f"{shape.name}  {sizes}  {dtypes}{precisions}{directions}"

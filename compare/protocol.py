@@ -1,6 +1,6 @@
 """What an orchestrator and a worker say to each other: one JSON object a line, over pipes of their own.
 
-Request {"method", "params"}; reply {"result"} or {"error": {"kind", "message", "traceback"}}. The kinds of error:
+Request {"method", "params"}; reply {"result"} or {"error": {"kind", "message"}}. The kinds of error:
 `wrong` (a result that must not be timed), `skipped` (this machine or package set cannot do it; the message says what
 would), `failed` (anything else).
 """

@@ -67,6 +67,7 @@ def main() -> int:
             reply = {"result": methods[request["method"]](**request["params"])}
         except Exception as problem:
             reply = _error(problem)
+            traceback.print_exc()  # whole, into the worker's log; the record gets the head of the message
         what = f"{request['method']} {request['params'].get('id', '')}"
         print(f"{time.perf_counter() - started:8.2f} s  {what}", file=sys.stderr, flush=True)
         print(json.dumps(reply), file=replies)
@@ -76,7 +77,12 @@ def main() -> int:
 def _error(problem: BaseException) -> dict[str, Any]:
     kind = "wrong" if isinstance(problem, WrongResult) else "skipped" if isinstance(problem, Skip) else "failed"
     message = str(problem) if kind != "failed" else f"{type(problem).__name__}: {problem}"
-    return {"error": {"kind": kind, "message": message, "traceback": traceback.format_exc()}}
+    return {"error": {"kind": kind, "message": _head(message)}}
+
+
+def _head(message: str, length: int = 600) -> str:
+    """The beginning of a message: PyTorch's and XLA's can be tens of kilobytes."""
+    return message if len(message) <= length else f"{message[:length]} ... (whole in the worker's log)"
 
 
 if __name__ == "__main__":

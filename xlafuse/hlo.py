@@ -61,11 +61,11 @@ _MOVES = frozenset(
 )
 _COLLECTIVES = frozenset(
     "all-reduce all-gather all-to-all reduce-scatter collective-permute collective-broadcast "
-    "ragged-all-to-all send recv".split()
+    "collective-reduce ragged-all-to-all send recv".split()
 )
 _GEMMS = frozenset(("dot", "convolution", "scaled-dot", "ragged-dot"))
 _LIBRARY_OPS = frozenset(("fft", "cholesky", "triangular-solve"))
-_CUSTOM_OPS = frozenset(("sort", "topk", "rng-bit-generator", "infeed", "outfeed"))
+_CUSTOM_OPS = frozenset(("sort", "topk", "scan", "rng-bit-generator", "infeed", "outfeed"))
 _MAX_VISITS = 1_000_000
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"?(\d{1,18})"?\}')
 
@@ -197,7 +197,7 @@ def _kind(instruction: Instruction, work: list[Instruction]) -> Kind:
         return "custom"
     if opcodes & _GEMMS:
         return "gemm"
-    if "scatter" in opcodes:
+    if opcodes & {"scatter", "select-and-scatter"}:
         return "scatter"
     if opcodes & {"reduce", "reduce-window"}:
         return "reduction"

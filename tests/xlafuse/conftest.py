@@ -1,4 +1,4 @@
-"""jax for these tests: on the GPU where there is one, else on the CPU, with ptxas at hand to compile for an H200."""
+"""jax on the GPU where there is one, else on the CPU; with ptxas at hand to compile for an H200."""
 
 import importlib.util
 import os

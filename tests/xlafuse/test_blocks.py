@@ -1,4 +1,4 @@
-"""Blocks against float64 formulas written here, and both training halves against finite differences of those."""
+"""Blocks against float64 formulas written here, and training halves against finite differences of those."""
 
 from collections.abc import Callable
 from typing import Any
@@ -44,8 +44,9 @@ def _gelu(i: Float64s) -> Float64s:
 _EPS = 0.05
 _QKV = dict.fromkeys(("q", "k", "v"), (2, 3, 5, 4))
 _MLP = {"x": (5, 6), "norm_weight": (6,), "gate_weight": (6, 9), "up_weight": (6, 9), "down_weight": (9, 6)}
-# name: (apply, attributes, input shapes, formula, roundings to the dtype on the longest way from input to output)
-BLOCKS: dict[str, tuple[Any, dict[str, float], dict[str, tuple[int, ...]], Callable[[Float64s], Float64s], int]] = {
+Shapes = dict[str, tuple[int, ...]]
+# name: (apply, attributes, input shapes, formula, roundings to the dtype from input to output at most)
+BLOCKS: dict[str, tuple[Any, dict[str, float], Shapes, Callable[[Float64s], Float64s], int]] = {
     "vector_add": (vector_add.apply, {}, {"x": (7,), "y": (7,)}, lambda i: {"out": i["x"] + i["y"]}, 1),
     "gelu": (gelu.apply, {}, {"x": (3, 7)}, _gelu, 9),
     "softmax": (softmax.apply, {}, {"x": (3, 7)}, lambda i: {"y": _softmax(i["x"])}, 1),
@@ -60,7 +61,7 @@ TRAINED = [name for name in BLOCKS if name != "vector_add"]
 DTYPES = ("float32", "float16", "bfloat16")
 
 
-def _inputs(shapes: dict[str, tuple[int, ...]], dtype: str) -> dict[str, jax.Array]:
+def _inputs(shapes: Shapes, dtype: str) -> dict[str, jax.Array]:
     random = np.random.default_rng(0)
     return {name: jnp.asarray(random.standard_normal(shape), dtype) for name, shape in shapes.items()}
 
@@ -70,7 +71,7 @@ def _float64(arrays: dict[str, jax.Array]) -> Float64s:
 
 
 def _assert_close(actual: dict[str, jax.Array], expected: Float64s, roundings: int, dtype: str) -> None:
-    """Every rounding is at most one eps of a value of about the result's size; float32 sums add a few of their own."""
+    """A rounding is at most one eps of a value of about the result's size; float32 sums add their own."""
     assert actual.keys() == expected.keys()
     for name, x in actual.items():
         assert x.dtype == dtype and x.shape == expected[name].shape

@@ -1,5 +1,6 @@
 """The process's settings, each in a fresh process."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,10 +9,10 @@ import pytest
 
 from xlafuse import autotune
 
+_IMPORT = "from xlafuse.environment import configure_environment; "
+
 
 def _run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    import os
-
     variables = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")} | environment
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=variables)
 
@@ -31,14 +32,17 @@ def test_too_late_is_an_error() -> None:
 
 def test_flags_of_the_user_win() -> None:
     done = _run(
-        "import os; from xlafuse.environment import configure_environment as c; c(deviceless=True); print(os.environ['XLA_FLAGS'])",
+        _IMPORT + "import os; configure_environment(deviceless=True); print(os.environ['XLA_FLAGS'])",
         XLA_FLAGS="--xla_gpu_cuda_data_dir=/somewhere",
     )
     assert done.stdout.strip() == "--xla_gpu_cuda_data_dir=/somewhere", done.stderr
 
 
 def test_results_are_recorded_as_text_only(tmp_path: Path) -> None:
-    code = "from pathlib import Path; from xlafuse.environment import configure_environment as c; c(record_autotune_to=Path('a.pb'))"
+    code = (
+        _IMPORT
+        + f"import pathlib; configure_environment(record_autotune_to=pathlib.Path({str(tmp_path)!r}, 'a.pb'))"
+    )
     assert "recorded to a .textproto file" in _run(code).stderr
 
 

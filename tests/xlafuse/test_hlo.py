@@ -133,7 +133,7 @@ StackFrames
 
 ENTRY %main (x: f32[4]) -> f32[4] {
   %x = f32[4]{0} parameter(0), metadata={op_name="inputs[\\'x\\']"}
-  ROOT %sine.1 = f32[4]{0} sine(%x), metadata={op_name="jit(f)/transpose(jvp(norm))/scale/sin" stack_frame_id=1}
+  ROOT %s = f32[4]{0} sine(%x), metadata={op_name="jit(f)/transpose(jvp(norm))/scale/sin" stack_frame_id=1}
 }
 """
     module = hlo.parse(text)
@@ -248,10 +248,14 @@ def test_cublas_without_its_scratch_and_with_its_epilogue() -> None:
     assert (kernel.bytes_read, kernel.bytes_written) == (128 + 256, 256)
 
 
-_LOOP = (
-    "%cond (s: f32[4]) -> pred[] {\n  %s = f32[4]{0} parameter(0)\n  ROOT %c = pred[] compare(%s, %s), direction=LT\n}\n"
-    "%step (s: f32[4]) -> f32[4] {\n  %s = f32[4]{0} parameter(0)\n  ROOT %n = f32[4]{0} negate(%s)\n}"
-)
+_LOOP = """%cond (s: f32[4]) -> pred[] {
+  %s = f32[4]{0} parameter(0)
+  ROOT %c = pred[] compare(%s, %s), direction=LT
+}
+%step (s: f32[4]) -> f32[4] {
+  %s = f32[4]{0} parameter(0)
+  ROOT %n = f32[4]{0} negate(%s)
+}"""
 
 
 def test_a_loop_of_known_length_launches_its_body_so_often() -> None:
@@ -271,20 +275,37 @@ def test_a_loop_of_unknown_length() -> None:
     assert [(k.name, k.launches) for k in hlo.kernels(module)] == [("c", None), ("n", None)]
 
 
+_ASYNCHRONOUS = """  %x = f32[4]{0} parameter(0)
+  %call = f32[4]{0} call(%x), to_apply=%command_buffer
+  %g = (f32[4]{0}, f32[16]{0}) all-gather-start(%call), dimensions={0}
+  %gathered = f32[16]{0} all-gather-done(%g)
+  %a = ((f32[16]{0}), f32[16]{0}, u32[]) async-start(%gathered), calls=%wrapped
+  %waited = f32[16]{0} async-done(%a)
+  %f = ((f32[16]{0}), f32[2]{0}, u32[]) fusion-start(%waited), kind=kLoop, calls=%sliced
+  ROOT %done = f32[2]{0} fusion-done(%f)"""
+_CALLED = """%command_buffer (p: f32[4]) -> f32[4] {
+  %p = f32[4]{0} parameter(0)
+  ROOT %e = f32[4]{0} exponential(%p)
+}
+%wrapped (q: f32[16]) -> f32[16] {
+  %q = f32[16]{0} parameter(0)
+  ROOT %s = f32[16]{0} sine(%q)
+}, execution_thread="x"
+%sliced (r: f32[16]) -> f32[2] {
+  %r = f32[16]{0} parameter(0)
+  ROOT %s = f32[2]{0} slice(%r), slice={[0:2]}
+}"""
+
+
 def test_calls_are_entered_and_async_pairs_counted_once() -> None:
-    module = _module(
-        "  %x = f32[4]{0} parameter(0)\n"
-        "  %call = f32[4]{0} call(%x), to_apply=%command_buffer\n"
-        "  %g = (f32[4]{0}, f32[16]{0}) all-gather-start(%call), dimensions={0}\n"
-        "  %gathered = f32[16]{0} all-gather-done(%g)\n"
-        "  %a = ((f32[16]{0}), f32[16]{0}, u32[]) async-start(%gathered), calls=%wrapped\n"
-        "  ROOT %d = f32[16]{0} async-done(%a)",
-        "%command_buffer (p: f32[4]) -> f32[4] {\n  %p = f32[4]{0} parameter(0)\n  ROOT %e = f32[4]{0} exponential(%p)\n}",
-        '%wrapped (q: f32[16]) -> f32[16] {\n  %q = f32[16]{0} parameter(0)\n  ROOT %s = f32[16]{0} sine(%q)\n}, execution_thread="x"',
-    )
+    module = _module(_ASYNCHRONOUS, _CALLED)
     assert not module.unparsed
-    found = [(k.name, k.kind, k.bytes_read, k.bytes_written) for k in hlo.kernels(module)]
-    assert found == [("e", "elementwise", 16, 16), ("g", "collective", 16, 64), ("s", "elementwise", 64, 64)]
+    assert [(k.name, k.kind, k.bytes_read, k.bytes_written) for k in hlo.kernels(module)] == [
+        ("e", "elementwise", 16, 16),
+        ("g", "collective", 16, 64),
+        ("s", "elementwise", 64, 64),
+        ("f", "copy", 8, 8),
+    ]
 
 
 def test_the_flavour_without_percent_signs() -> None:
@@ -296,15 +317,9 @@ def test_the_flavour_without_percent_signs() -> None:
 
 
 def test_nothing_is_dropped() -> None:
-    module = _module(
-        "  %x = f32[4]{0} parameter(0)\n  what is this\n  ROOT %y = mystery[4] sine(%x)\n  %x = f32[4]{0} parameter(1)"
-    )
-    assert [text.strip() for _, text in module.unparsed] == [
-        "what is this",
-        "ROOT %y = mystery[4] sine(%x)",
-        "%x = f32[4]{0} parameter(1)",
-    ]
-    assert module.unparsed[0] == (4, "  what is this")
+    strange = ["  what is this", "  ROOT %y = mystery[4] sine(%x)", "  %x = f32[4]{0} parameter(1)"]
+    module = _module("\n".join(["  %x = f32[4]{0} parameter(0)", *strange]))
+    assert module.unparsed == list(enumerate(strange, start=4))
 
 
 # Text that no compiler wrote.
@@ -346,7 +361,8 @@ def test_hostile_lines_take_linear_time(line: str) -> None:
 def test_calls_that_multiply_or_circle_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hlo, "_MAX_VISITS", 10_000)
     doubling = "\n".join(
-        f"%c{n} () -> f32[] {{\n  %a = f32[] call(), to_apply=%c{n + 1}\n  %b = f32[] call(), to_apply=%c{n + 1}\n}}"
+        f"%c{n} () -> f32[] {{\n  %a = f32[] call(), to_apply=%c{n + 1}\n"
+        f"  %b = f32[] call(), to_apply=%c{n + 1}\n}}"
         for n in range(60)
     )
     with pytest.raises(ValueError, match="no module XLA wrote"):

@@ -19,11 +19,11 @@ def load_rows(
     if DESCRIPTOR:
         return source.load([start, 0])
     else:
-        row = start + tl.arange(0, BLOCK)
-        column = tl.arange(0, WIDTH)
-        pointers = source + row[:, None] * stride_row + column[None, :] * stride_column
+        row = tl.arange(0, BLOCK)[:, None]
+        column = tl.arange(0, WIDTH)[None, :]
+        pointers = source + tl.cast(start, tl.int64) * stride_row + (row * stride_row + column * stride_column)
         if CHECK:
-            return tl.load(pointers, mask=row[:, None] < rows, other=0.0)
+            return tl.load(pointers, mask=row < rows - start, other=0.0)
         else:
             return tl.load(pointers)
 

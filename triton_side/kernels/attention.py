@@ -166,6 +166,8 @@ def launch_forward(
     batch, heads, sequence, head_dim = q.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     logsumexp2 = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) if save_logsumexp else None
+    if q.numel() == 0:
+        return out, logsumexp2
     with device_of(q):
         if config.descriptors:
             provide_descriptor_memory(q.device)
@@ -189,7 +191,7 @@ class _Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dout: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         q, k, v, out, logsumexp2 = ctx.saved_tensors
-        if q.shape[2] == 1:
+        if q.shape[2] == 1 or q.numel() == 0:
             # A lone key has weight 1 whatever q and k are: exact zeros, where dp - delta would leave rounding errors.
             return torch.zeros_like(q), torch.zeros_like(k), dout.clone()
         delta = launch_delta(out, dout)
@@ -231,8 +233,6 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor
             f"head_dim must be one of {HEAD_DIMS}, got {q.shape[-1]}; pad q, k and v with zeros to the next of them and "
             "scale q by sqrt(padded / head_dim)"
         )
-    if q.numel() == 0:
-        return torch.empty_like(q)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v)):
         return _Attention.apply(q, k, v)
     out, _ = launch_forward(q, k, v, _choose(forward_config, q, k, v), save_logsumexp=False)

@@ -92,7 +92,7 @@ def store_tile(pointer, value, row, column, rows, columns, ROWS: tl.constexpr, C
     r = tl.arange(0, ROWS)[:, None]
     c = tl.arange(0, COLUMNS)[None, :]
     inside = (r < rows - row) & (c < columns - column)
-    origin = pointer + (row.to(tl.int64) * columns + column)
+    origin = pointer + (tl.cast(row, tl.int64) * columns + column)
     tl.store(origin + (r * columns + c), value.to(pointer.dtype.element_ty), mask=inside)
 
 
@@ -102,7 +102,7 @@ def load_tile(pointer, row, column, rows, columns, ROWS: tl.constexpr, COLUMNS: 
     r = tl.arange(0, ROWS)[:, None]
     c = tl.arange(0, COLUMNS)[None, :]
     inside = (r < rows - row) & (c < columns - column)
-    origin = pointer + (row.to(tl.int64) * columns + column)
+    origin = pointer + (tl.cast(row, tl.int64) * columns + column)
     return tl.load(origin + (r * columns + c), mask=inside, other=0.0).to(tl.float32)
 
 

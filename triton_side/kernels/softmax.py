@@ -27,6 +27,36 @@ from triton_side.kernels._launch import (
 )
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+# ln 2 in two parts, the high one of 16 bits: k * LN_2_HIGH is exact in fp32 for |k| <= 255.
+LN_2_HIGH = tl.constexpr(0.693145751953125)
+LN_2_LOW = tl.constexpr(1.4286068203094172e-06)
+# Adding and subtracting 1.5 * 2^23 rounds an fp32 number below 2^22 to an integer.
+ROUNDING = tl.constexpr(12582912.0)
+
+
+@triton.jit
+def _exp(x, ACCURATE: tl.constexpr):
+    """exp(x) for x <= 0, to two ulps if ACCURATE; else with a relative error of up to |x| 2^-24 more.
+
+    The hardware's exponential is one to the base 2, and the rounding of x log2(e) is the error: 16-bit results
+    do not show it, fp32 ones do (twice the error of exp in C). So fp32 takes exp(x) = 2^k exp(x - k ln 2).
+    """
+    if ACCURATE:
+        x = tl.where(x < -104.0, -104.0, x)  # exp(-104) is 0 in fp32; -inf would make the remainder NaN
+        k = (x * LOG2_E + ROUNDING) - ROUNDING
+        remainder = (x - k * LN_2_HIGH) - k * LN_2_LOW
+        return tl.exp2(k) * tl.exp2(remainder * LOG2_E)
+    else:
+        return tl.exp2(x * LOG2_E)
+
+
+@triton.jit
+def _divide(numerator, denominator, ACCURATE: tl.constexpr):
+    """One reciprocal for a whole row is enough for a 16-bit result; in fp32 its rounding would be seen."""
+    if ACCURATE:
+        return tl.div_rn(numerator, denominator)
+    else:
+        return numerator * tl.div_rn(1.0, denominator)
 
 
 @triton.jit
@@ -34,42 +64,88 @@ def softmax_forward_kernel(
     x_ptr, y_ptr, x_row_stride, rows, columns,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
+    accurate: tl.constexpr = y_ptr.dtype.element_ty == tl.float32
     column = tl.arange(0, COLUMNS)[None, :]
     for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
         row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
         mask = (row < rows) & (column < columns)
         x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=-float("inf")).to(tl.float32)
         # Subtracting before scaling keeps the exponent exact to half an ulp for any magnitude of x.
-        numerator = tl.exp2((x - tl.max(x, axis=1, keep_dims=True)) * LOG2_E)
-        y = numerator * tl.div_rn(1.0, tl.sum(numerator, axis=1, keep_dims=True))
+        numerator = _exp(x - tl.max(x, axis=1, keep_dims=True), accurate)
+        y = _divide(numerator, tl.sum(numerator, axis=1, keep_dims=True), accurate)
         tl.store(y_ptr + row * columns + column, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _row_body(start, columns, EDGES: tl.constexpr, VECTOR: tl.constexpr):
+    """Where the whole 16-byte vectors of a row begin, relative to its first element, and how many they are."""
+    if EDGES:
+        head = tl.minimum(tl.cdiv(start, VECTOR) * VECTOR - start, columns).to(tl.int32)
+    else:
+        head = 0
+    return head, (columns - head) // VECTOR
+
+
+@triton.jit
+def _edge_columns(head, vectors, columns, VECTOR: tl.constexpr):
+    """The fewer than VECTOR elements of a row before its whole vectors, and those after them."""
+    edge = tl.arange(0, 2 * VECTOR)
+    column = tl.where(edge < VECTOR, edge, edge - VECTOR + head + vectors * VECTOR)
+    return column, tl.where(edge < VECTOR, edge < head, column < columns)
 
 
 @triton.jit
 def softmax_forward_looped_kernel(
     x_ptr, y_ptr, x_row_stride, rows, columns,
-    COLUMNS: tl.constexpr, STAGES: tl.constexpr,
+    COLUMNS: tl.constexpr, STAGES: tl.constexpr, EDGES: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
+    accurate: tl.constexpr = y_ptr.dtype.element_ty == tl.float32
+    vectors_a_tile: tl.constexpr = COLUMNS // VECTOR
+    lane = tl.arange(0, vectors_a_tile)[:, None]
+    element = tl.arange(0, VECTOR)[None, :]
     for row in tl.range(tl.program_id(0), rows, tl.num_programs(0)):
-        x_row_ptr = x_ptr + tl.cast(row, tl.int64) * x_row_stride
-        y_row_ptr = y_ptr + tl.cast(row, tl.int64) * columns
-        maximum = tl.full([1], -float("inf"), tl.float32)
-        partial_sum = tl.zeros([COLUMNS], tl.float32)
-        for start in tl.range(0, columns, COLUMNS, num_stages=STAGES):
-            column = start + tl.arange(0, COLUMNS)
-            x = tl.load(x_row_ptr + column, mask=column < columns, other=-float("inf")).to(tl.float32)
-            new_maximum = tl.maximum(maximum, tl.max(x, axis=0, keep_dims=True))
+        x_start = tl.cast(row, tl.int64) * x_row_stride
+        y_start = tl.cast(row, tl.int64) * columns
+        head, vectors = _row_body(y_start, columns, EDGES, VECTOR)
+        x_body_ptr, y_body_ptr = x_ptr + x_start, y_ptr + y_start
+        if EDGES:
+            # The product shows the compiler the alignment; x's rows lie as y's do.
+            y_body_ptr = y_ptr + tl.cdiv(y_start, VECTOR) * VECTOR
+            x_body_ptr = x_ptr + tl.cdiv(y_start, VECTOR) * VECTOR
+        tiles = tl.cdiv(vectors, vectors_a_tile)
+
+        # Each vector keeps its own maximum and sum: a reduction over the row costs a barrier and comes once.
+        maximum = tl.full([vectors_a_tile, 1], -float("inf"), tl.float32)
+        partial_sum = tl.zeros([vectors_a_tile, 1], tl.float32)
+        for tile in tl.range(0, tiles, num_stages=STAGES):
+            vector = tile * vectors_a_tile + lane
+            x = tl.load(x_body_ptr + vector * VECTOR + element, mask=vector < vectors, other=-float("inf"))
+            x = x.to(tl.float32)
+            new_maximum = tl.maximum(maximum, tl.max(x, axis=1, keep_dims=True))
             # While all is -inf, any finite reference keeps the sum at zero; -inf - -inf would make it NaN.
             reference = tl.where(new_maximum == -float("inf"), 0.0, new_maximum)
-            partial_sum *= tl.exp2((maximum - reference) * LOG2_E)
-            partial_sum += tl.exp2((x - reference) * LOG2_E)
+            partial_sum *= _exp(maximum - reference, accurate)
+            partial_sum += tl.sum(_exp(x - reference, accurate), axis=1, keep_dims=True)
             maximum = new_maximum
-        scale = tl.div_rn(1.0, tl.sum(partial_sum, axis=0, keep_dims=True))
-        for start in tl.range(0, columns, COLUMNS, num_stages=STAGES):
-            column = start + tl.arange(0, COLUMNS)
-            x = tl.load(x_row_ptr + column, mask=column < columns, other=-float("inf")).to(tl.float32)
-            y = tl.exp2((x - maximum) * LOG2_E) * scale
-            tl.store(y_row_ptr + column, y.to(y_ptr.dtype.element_ty), mask=column < columns)
+        row_maximum = tl.max(maximum)
+        if EDGES:
+            edge_column, edge_mask = _edge_columns(head, vectors, columns, VECTOR)
+            edge = tl.load(x_ptr + x_start + edge_column, mask=edge_mask, other=-float("inf")).to(tl.float32)
+            row_maximum = tl.maximum(row_maximum, tl.max(edge))
+        row_sum = tl.sum(partial_sum * _exp(maximum - row_maximum, accurate))
+        if EDGES:
+            edge = _exp(edge - row_maximum, accurate)
+            row_sum += tl.sum(edge)
+            edge = _divide(edge, row_sum, accurate)
+            tl.store(y_ptr + y_start + edge_column, edge.to(y_ptr.dtype.element_ty), mask=edge_mask)
+
+        # Backwards, because the end of the row was read last and is likeliest to be in a cache still.
+        for tile in tl.range(0, tiles, num_stages=STAGES):
+            vector = (tiles - 1 - tile) * vectors_a_tile + lane
+            x = tl.load(x_body_ptr + vector * VECTOR + element, mask=vector < vectors, other=-float("inf"))
+            y = _divide(_exp(x.to(tl.float32) - row_maximum, accurate), row_sum, accurate)
+            y = y.to(y_ptr.dtype.element_ty)
+            tl.store(y_body_ptr + vector * VECTOR + element, y, mask=vector < vectors)
 
 
 @triton.jit
@@ -90,24 +166,56 @@ def softmax_backward_kernel(
 @triton.jit
 def softmax_backward_looped_kernel(
     y_ptr, dy_ptr, dx_ptr, y_row_stride, dy_row_stride, rows, columns,
-    COLUMNS: tl.constexpr, STAGES: tl.constexpr,
+    COLUMNS: tl.constexpr, STAGES: tl.constexpr, EDGES: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
+    vectors_a_tile: tl.constexpr = COLUMNS // VECTOR
+    lane = tl.arange(0, vectors_a_tile)[:, None]
+    element = tl.arange(0, VECTOR)[None, :]
     for row in tl.range(tl.program_id(0), rows, tl.num_programs(0)):
-        y_row_ptr = y_ptr + tl.cast(row, tl.int64) * y_row_stride
-        dy_row_ptr = dy_ptr + tl.cast(row, tl.int64) * dy_row_stride
-        dx_row_ptr = dx_ptr + tl.cast(row, tl.int64) * columns
-        partial_dot = tl.zeros([COLUMNS], tl.float32)
-        for start in tl.range(0, columns, COLUMNS, num_stages=STAGES):
-            column = start + tl.arange(0, COLUMNS)
-            y = tl.load(y_row_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
-            dy = tl.load(dy_row_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
+        y_start = tl.cast(row, tl.int64) * y_row_stride
+        dy_start = tl.cast(row, tl.int64) * dy_row_stride
+        dx_start = tl.cast(row, tl.int64) * columns
+        head, vectors = _row_body(dx_start, columns, EDGES, VECTOR)
+        y_body_ptr, dy_body_ptr, dx_body_ptr = y_ptr + y_start, dy_ptr + dy_start, dx_ptr + dx_start
+        if EDGES:
+            y_body_ptr = y_ptr + tl.cdiv(dx_start, VECTOR) * VECTOR
+            dy_body_ptr = dy_ptr + tl.cdiv(dx_start, VECTOR) * VECTOR
+            dx_body_ptr = dx_ptr + tl.cdiv(dx_start, VECTOR) * VECTOR
+        tiles = tl.cdiv(vectors, vectors_a_tile)
+
+        partial_dot = tl.zeros([vectors_a_tile, VECTOR], tl.float32)
+        for tile in tl.range(0, tiles, num_stages=STAGES):
+            vector = tile * vectors_a_tile + lane
+            column = vector * VECTOR + element
+            y = tl.load(y_body_ptr + column, mask=vector < vectors, other=0.0).to(tl.float32)
+            dy = tl.load(dy_body_ptr + column, mask=vector < vectors, other=0.0).to(tl.float32)
             partial_dot += y * dy
-        dot = tl.sum(partial_dot, axis=0, keep_dims=True)
-        for start in tl.range(0, columns, COLUMNS, num_stages=STAGES):
-            column = start + tl.arange(0, COLUMNS)
-            y = tl.load(y_row_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
-            dy = tl.load(dy_row_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
-            tl.store(dx_row_ptr + column, (y * (dy - dot)).to(dx_ptr.dtype.element_ty), mask=column < columns)
+        dot = tl.sum(partial_dot)
+        if EDGES:
+            edge_column, edge_mask = _edge_columns(head, vectors, columns, VECTOR)
+            edge_y = tl.load(y_ptr + y_start + edge_column, mask=edge_mask, other=0.0).to(tl.float32)
+            edge_dy = tl.load(dy_ptr + dy_start + edge_column, mask=edge_mask, other=0.0).to(tl.float32)
+            dot += tl.sum(edge_y * edge_dy)
+            edge_dx = (edge_y * (edge_dy - dot)).to(dx_ptr.dtype.element_ty)
+            tl.store(dx_ptr + dx_start + edge_column, edge_dx, mask=edge_mask)
+
+        for tile in tl.range(0, tiles, num_stages=STAGES):
+            vector = (tiles - 1 - tile) * vectors_a_tile + lane
+            column = vector * VECTOR + element
+            y = tl.load(y_body_ptr + column, mask=vector < vectors, other=0.0).to(tl.float32)
+            dy = tl.load(dy_body_ptr + column, mask=vector < vectors, other=0.0).to(tl.float32)
+            dx = (y * (dy - dot)).to(dx_ptr.dtype.element_ty)
+            tl.store(dx_body_ptr + column, dx, mask=vector < vectors)
+
+
+def rows_have_edges(columns: int) -> bool:
+    """Whether rows begin and end inside a 16-byte vector, or Triton cannot tell that they do not.
+
+    It specialises an integer argument on being a multiple of 16. Any other row length would cost the 16-byte
+    accesses, so the looped kernels then take whole vectors and the elements before and after them apart. For
+    that, all matrices must have one row pitch.
+    """
+    return columns % 16 != 0
 
 
 def configure_forward(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> RowConfig:
@@ -150,9 +258,12 @@ def forward(x: torch.Tensor, config: RowConfig | None = None) -> torch.Tensor:
     config = config or configure_forward(rows, columns, x.element_size(), multiprocessors(x.device))
     with device_of(x):
         if config.block_columns < columns:
+            edges = rows_have_edges(columns)
+            x = x.contiguous() if edges else x
             softmax_forward_looped_kernel[(config.programs,)](
                 x, y, x.stride(0), rows, columns,
-                COLUMNS=config.block_columns, STAGES=config.num_stages, num_warps=config.num_warps,
+                COLUMNS=config.block_columns, STAGES=config.num_stages, EDGES=edges,
+                VECTOR=16 // x.element_size(), num_warps=config.num_warps,
             )  # fmt: skip
         else:
             softmax_forward_kernel[(config.programs,)](
@@ -173,9 +284,12 @@ def backward(y: torch.Tensor, dy: torch.Tensor, config: RowConfig | None = None)
     config = config or configure_backward(rows, columns, y.element_size(), multiprocessors(y.device))
     with device_of(y):
         if config.block_columns < columns:
+            edges = rows_have_edges(columns)
+            y, dy = (y.contiguous(), dy.contiguous()) if edges else (y, dy)
             softmax_backward_looped_kernel[(config.programs,)](
                 y, dy, dx, y.stride(0), dy.stride(0), rows, columns,
-                COLUMNS=config.block_columns, STAGES=config.num_stages, num_warps=config.num_warps,
+                COLUMNS=config.block_columns, STAGES=config.num_stages, EDGES=edges,
+                VECTOR=16 // y.element_size(), num_warps=config.num_warps,
             )  # fmt: skip
         else:
             softmax_backward_kernel[(config.programs,)](

@@ -94,9 +94,9 @@ def test_strides() -> None:
 
 
 def test_large_scores_stay_finite() -> None:
-    q, k, v, dout = tensors(1, 1, 40, 16)
+    q, k, v, dout = tensors(1, 1, 40, 16, torch.float16)
     assert agrees(attention.attention, 40 * q, k, v, dout)
-    assert attention.attention(1e4 * q, 1e4 * k, v).isfinite().all()
+    assert attention.attention(1e4 * q.float(), 1e4 * k.float(), v.float()).isfinite().all()
 
 
 def test_inference_saves_nothing_and_training_no_square() -> None:

@@ -1,0 +1,109 @@
+import pytest
+import torch
+from row_kernel_checks import DTYPES, is_accurate, mutant, random, with_gradients
+
+from triton_side.kernels import swiglu_mlp
+from triton_side.kernels.matmul import MatmulConfig
+
+EPS = 1e-5
+NAMES = ("x", "norm_weight", "gate_weight", "up_weight", "down_weight")
+DESCRIPTORS = MatmulConfig(32, 32, 32, num_warps=4, num_stages=2)
+
+
+def plain(x, norm_weight, gate_weight, up_weight, down_weight) -> torch.Tensor:
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    normalised = (wide * torch.rsqrt(wide.square().mean(dim=1, keepdim=True) + EPS)).to(x.dtype)
+    h = normalised * norm_weight
+    return x + (torch.nn.functional.silu(h @ gate_weight) * (h @ up_weight)) @ down_weight
+
+
+def tensors(tokens: int, width: int, hidden: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    """x, the weights, dy."""
+    return [
+        random(tokens, width, dtype=dtype),
+        (1 + 0.1 * random(width, seed=1)).to(dtype),
+        (random(width, hidden, seed=2) * width**-0.5).to(dtype),
+        (random(width, hidden, seed=3) * width**-0.5).to(dtype),
+        (random(hidden, width, seed=4) * hidden**-0.5).to(dtype),
+        random(tokens, width, dtype=dtype, seed=5),
+    ]
+
+
+def agrees(function, *inputs: torch.Tensor, dy: torch.Tensor) -> bool:
+    got = with_gradients(function, *inputs, dy=dy)
+    low = with_gradients(plain, *inputs, dy=dy)
+    reference = with_gradients(plain, *(x.double() for x in inputs), dy=dy.double())
+    return all(is_accurate(*three) for three in zip(got, low, reference, strict=True))
+
+
+def applied(*inputs: torch.Tensor) -> torch.Tensor:
+    return swiglu_mlp.apply(dict(zip(NAMES, inputs, strict=True)), eps=EPS)["y"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("tokens", "width", "hidden"), [(1, 1, 1), (17, 37, 67), (1, 32, 48), (40, 64, 136)])
+def test_agrees_with_float64(tokens: int, width: int, hidden: int, dtype: torch.dtype) -> None:
+    *inputs, dy = tensors(tokens, width, hidden, dtype)
+    assert agrees(applied, *inputs, dy=dy)
+
+
+def test_agrees_through_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    for choose in ("two_products_config", "matmul_config", "activation_gradients_config"):
+        monkeypatch.setattr(swiglu_mlp, choose, lambda *chosen, **conditions: DESCRIPTORS)
+    *inputs, dy = tensors(40, 64, 136, torch.float16)
+    assert agrees(applied, *inputs, dy=dy)
+
+
+def test_strides() -> None:
+    *inputs, dy = tensors(17, 24, 40)
+    assert agrees(applied, *(x.T.contiguous().T if x.ndim == 2 else x for x in inputs), dy=dy.T.contiguous().T)
+    assert agrees(applied, *inputs, dy=random(1, 24, seed=6).expand(17, 24))
+
+
+def test_saturated_gates_stay_finite() -> None:
+    x, norm_weight, gate_weight, up_weight, down_weight, dy = tensors(8, 16, 24)
+    inputs = (x, norm_weight, 100 * gate_weight, up_weight, down_weight)
+    assert all(part.isfinite().all() for part in with_gradients(applied, *inputs, dy=dy))
+
+
+def test_inference_saves_nothing_and_training_no_activation() -> None:
+    *inputs, _ = tensors(5, 8, 12)
+    assert applied(*inputs).grad_fn is None
+    inputs[0].requires_grad_()
+    saved = [tuple(x.shape) for x in applied(*inputs).grad_fn.saved_tensors]
+    assert sorted(saved) == sorted([(5, 8), (8,), (8, 12), (8, 12), (12, 8), (5,), (5, 8), (5, 12), (5, 12)])
+
+
+def test_empty() -> None:
+    leaves = [x.requires_grad_() for x in tensors(0, 8, 12)[:5]]
+    y = applied(*leaves)
+    y.sum().backward()
+    assert y.shape == (0, 8)
+    assert all(leaf.grad.shape == leaf.shape and (leaf.grad == 0).all() for leaf in leaves)
+
+
+def test_rejects() -> None:
+    x, norm_weight, gate_weight, up_weight, down_weight, _ = tensors(4, 8, 12)
+    with pytest.raises(ValueError, match=r"expected .*'down_weight': \[12, 8\].*transpose those of a Linear"):
+        swiglu_mlp.swiglu_mlp(x, norm_weight, gate_weight, up_weight, down_weight.T, eps=EPS)
+    with pytest.raises(ValueError, match=r"x must be \[rows, columns\]"):
+        swiglu_mlp.swiglu_mlp(x[None], norm_weight, gate_weight, up_weight, down_weight, eps=EPS)
+
+
+@pytest.mark.parametrize(
+    ("sound", "broken"),
+    [
+        ("tl.dot(x, y2, c2,", "tl.dot(x, y, c2,"),
+        ("c * tl.sigmoid(c) * c2", "c * c2"),
+        ("silu * (1.0 - sigmoid)", "silu"),
+        ("dact * silu", "dact * sigmoid"),
+        ("dx + dy", "dx"),
+        ("residual=x.contiguous()", "residual=None"),
+        ("second=(dup, up_weight.T)", "second=(dup, gate_weight.T)"),
+        ("return dx + dy, dnorm_weight, dgate_weight, dup_weight", "return dx + dy, dnorm_weight, dup_weight, dgate_weight"),
+    ],
+)
+def test_comparison_catches(sound: str, broken: str, tmp_path) -> None:
+    *inputs, dy = tensors(17, 37, 67)
+    broken_mlp = mutant(swiglu_mlp, sound, broken, tmp_path).swiglu_mlp
+    assert not agrees(lambda *inputs: broken_mlp(*inputs, eps=EPS), *inputs, dy=dy)
