@@ -60,6 +60,16 @@ def _divide(numerator, denominator, ACCURATE: tl.constexpr):
 
 
 @triton.jit
+def _row_sums(x, ACCURATE: tl.constexpr):
+    """Sums over axis 1. In fp32 they divide the largest elements, whose error is otherwise that of one division:
+    fp64, which an H200 has plenty of, keeps the additions out of it."""
+    if ACCURATE:
+        return tl.sum(x.to(tl.float64), axis=1, keep_dims=True).to(tl.float32)
+    else:
+        return tl.sum(x, axis=1, keep_dims=True)
+
+
+@triton.jit
 def softmax_forward_kernel(
     x_ptr, y_ptr, x_row_stride, rows, columns,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
@@ -72,7 +82,7 @@ def softmax_forward_kernel(
         x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=-float("inf")).to(tl.float32)
         # Subtracting before scaling keeps the exponent exact to half an ulp for any magnitude of x.
         numerator = _exp(x - tl.max(x, axis=1, keep_dims=True), accurate)
-        y = _divide(numerator, tl.sum(numerator, axis=1, keep_dims=True), accurate)
+        y = _divide(numerator, _row_sums(numerator, accurate), accurate)
         tl.store(y_ptr + row * columns + column, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
