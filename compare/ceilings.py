@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -66,7 +67,7 @@ def _products(seconds: Callable[[Callable[[], Any]], float]) -> dict[str, float]
             a = torch.randn(m, k, device="cuda", dtype=dtype)
             b = torch.randn(n, k, device="cuda", dtype=dtype).mT
             out = torch.empty(m, n, device="cuda", dtype=dtype)
-            best = max(best, 2 * m * n * k / seconds(lambda a=a, b=b, out=out: torch.mm(a, b, out=out)))
+            best = max(best, 2 * m * n * k / seconds(partial(torch.mm, a, b, out=out)))
         rates[name] = best
     torch.set_float32_matmul_precision(precision)
     return rates

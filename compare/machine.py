@@ -6,6 +6,7 @@ import ctypes
 import os
 import platform
 import tomllib
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,17 @@ def xlafuse_version() -> str:
     except PackageNotFoundError:
         project = Path(__file__).resolve().parent.parent / "pyproject.toml"
         return str(tomllib.loads(project.read_text())["project"]["version"])
+
+
+def versions(packages: Iterable[str]) -> dict[str, str | None]:
+    """Installed versions in this interpreter, None where a package is missing."""
+    found: dict[str, str | None] = {}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None
+    return found
 
 
 def host() -> dict[str, Any]:

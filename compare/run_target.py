@@ -101,7 +101,9 @@ def _join_check(entry: Record, checking: Future[dict[str, Any]]) -> None:
 def _compile(
     role: str, case: Case, implementation: Implementation, session: Session, entry: Record
 ) -> dict[str, Any]:
-    params = {"case": case.to_json(), "implementation": implementation.name, "dumps": str(session.dumps_folder(entry))}
+    params: dict[str, Any] = {
+        "case": case.to_json(), "implementation": implementation.name, "dumps": str(session.dumps_folder(entry))
+    }
     if role == "xla":
         params["target"] = session.target or ""
     return dict(session.crew.ask(role, "compile", **params))

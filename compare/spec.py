@@ -124,7 +124,8 @@ class Implementation:
     def load(self) -> Callable[..., Any]:
         """Import the target function; imports its framework, so only a worker calls it."""
         module, _, function = self.target.partition(":")
-        return getattr(importlib.import_module(module), function)  # type: ignore[no-any-return]
+        loaded: Callable[..., Any] = getattr(importlib.import_module(module), function)
+        return loaded
 
     @property
     def framework(self) -> str:

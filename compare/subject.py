@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -141,11 +142,13 @@ class Subject:
         for _ in range(count):
             outputs, gradients = {}, {}
             token = self._before_call("forward")
-            outputs, saved = clock.time(lambda: self.program.forward(inputs), self.side.synchronize)
+            outputs, saved = clock.time(partial(self.program.forward, inputs), self.side.synchronize)
             poisoned["forward"] &= self.side.was_poisoned(token, outputs)
             if self.program.backward:
                 token = self._before_call("backward")
-                gradients = clock.time(lambda s=saved: self.program.backward(s, cotangents), self.side.synchronize)
+                call = partial(self.program.backward, saved, cotangents)
+                gradients = clock.time(call, self.side.synchronize)
+                del call
                 poisoned["backward"] &= self.side.was_poisoned(token, gradients)
             del saved
         samples = clock.collect()

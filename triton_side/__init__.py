@@ -1,1 +1,1 @@
-"""Everything PyTorch and Triton: needs torch and triton, never jax. Import the module you need; nothing is imported here."""
+"""Everything PyTorch and Triton: needs torch and triton, never jax. Import the module you need from it."""

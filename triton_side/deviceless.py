@@ -113,8 +113,8 @@ def compile_handwritten(
             outputs = apply(inputs, **attributes)
         if train:
             differentiable = [output for output in outputs.values() if output.requires_grad]
-            # In this thread: after work in autograd's device thread, 4 of 18 processes aborted at their end, and none of 17
-            # so (CUDA build of torch 2.11).
+            # In this thread: after work in autograd's device thread, 4 of 18 processes aborted at their end, and none
+            # of 17 so (CUDA build of torch 2.11).
             in_this_thread = torch.autograd.set_multithreading_enabled(False)
             with record_launches(compile_only=True) as launches["backward"], in_this_thread:
                 torch.autograd.backward(differentiable, [torch.ones_like(output) for output in differentiable])

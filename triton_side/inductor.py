@@ -206,8 +206,8 @@ def capture() -> Iterator[Captured]:
 
     Where an input requires grad, the backward graph is compiled together with the forward one, so only the forward call
     has to be inside. Functions compiled before, in this process, are forgotten (`torch.compiler.reset`): they would not
-    compile again. Inductor's caches are off inside, and so is its static launcher, which keeps no IR: the kernels are the
-    same, a launch may cost the host more.
+    compile again. Inductor's caches are off inside, and so is its static launcher, which keeps no IR: the kernels are
+    the same, a launch may cost the host more.
 
     Raises:
         RuntimeError: nothing was compiled inside, or Inductor's custom passes are in use.

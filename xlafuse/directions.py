@@ -30,8 +30,8 @@ def train_halves(
 
     recompute: save the results of products only and recompute everything else in backward (jax.checkpoint
         with dots_saveable). A plain vjp saves what each operation's derivative asks for: a bfloat16 GELU then
-        saves six arrays of its input's size. A training step in one jit is free to fuse that away; two jits
-        are not.
+        saves five (jax 0.11) or six (0.10) arrays of its input's size. A training step in one jit is free to
+        fuse that away; two jits are not.
 
     Residuals that are inputs or outputs are the same arrays, not copies, when both halves go through
     `compiler.compile`. Compile backward from the `output_structs` of forward's compilation, whose pytree

@@ -1,5 +1,4 @@
-"""Process settings that XLA reads once, before jax is imported: CUDA's ptxas and libdevice, platform, memory,
-recording.
+"""Process settings that XLA reads once, before jax is imported: CUDA's tools, platform, memory, recording.
 
 Everything that XLA accepts per compile is passed per compile (see compiler.py), not here.
 """

@@ -93,8 +93,7 @@ def _check_size(module: Module, visits: int) -> None:
 
 
 def _walk(module: Module) -> Iterator[tuple[Computation, Instruction, int | None]]:
-    """Every instruction that runs on the GPU, loops, calls and asynchronous wrappers entered, with its
-    launches per call."""
+    """Every instruction that runs on the GPU, and how often; loops, calls and async wrappers are entered."""
     entry = module.computations.get(module.entry)
     if entry is None:
         return
@@ -205,16 +204,18 @@ def _kind(instruction: Instruction, work: list[Instruction]) -> Kind:
 
 
 def _tunable(instruction: Instruction, kind: Kind) -> bool:
-    """GEMMs and cuDNN calls are tuned; so is a fusion that XLA may hand to its native or its Triton emitter,
-    which it marks."""
+    """GEMMs and cuDNN calls are tuned; so is a fusion that XLA may hand to its native or its Triton emitter.
+
+    XLA marks the latter while it is the native emitter's. One that tuning moved to Triton (on an H200 1 of 32)
+    looks like any Triton fusion and is taken for one.
+    """
     if kind == "gemm" or instruction.custom_call_target.startswith("__cudnn"):
         return True
     return '"native_emitter_backend_config"' in instruction.backend_config
 
 
 def _ops(work: list[Instruction]) -> tuple[str, ...]:
-    """One entry for each source operation: XLA makes several instructions of one, and all carry its op_name
-    and site.
+    """One entry for each source operation, of which XLA makes several instructions of its name and site.
 
     Broadcasts and reshapes only prepare another instruction's operand, so they count where nothing else is
     there.
@@ -225,8 +226,7 @@ def _ops(work: list[Instruction]) -> tuple[str, ...]:
 
 
 def _library_epilogue(instruction: Instruction) -> tuple[str, ...]:
-    """What a cuBLAS call does beside its product: XLA keeps no op_name of what it folded in, only the call's
-    parameters."""
+    """What a cuBLAS call does beside its product; of that XLA keeps the call's parameters and no op_name."""
     if not instruction.custom_call_target.startswith("__cublas"):
         return ()
     added = ("add",) if (beta := _BETA.search(instruction.backend_config)) and float(beta[1]) != 0 else ()

@@ -11,7 +11,6 @@ import platform
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from compare import arrays, ceilings
+from compare import arrays, ceilings, machine
 from compare.blocks import BLOCKS
 from compare.clock import Clock, CuptiClock, DeviceRecord, Sample, cupti_missing
 from compare.kernels import of_launch, to_json
@@ -65,13 +64,10 @@ class TorchSide:
 
     def environment(self) -> dict[str, Any]:
         packages = ("torch", "triton", "cuda-core", "cuda-bindings", "cupti-python")
-        versions: dict[str, str | None] = {}
-        for package in packages:
-            try:
-                versions[package] = version(package)
-            except PackageNotFoundError:
-                versions[package] = None
-        found = {"python": platform.python_version(), "device": self.device, "cuda": torch.version.cuda, **versions}
+        found: dict[str, Any] = {
+            "python": platform.python_version(), "device": self.device, "cuda": torch.version.cuda,
+            **machine.versions(packages),
+        }
         if self._gpu:
             properties = torch.cuda.get_device_properties()
             found |= {

@@ -8,7 +8,7 @@ import os
 import platform
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ import jax  # noqa: E402  (XLA reads its flags when jax is imported)
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
-from compare import arrays, targets  # noqa: E402
+from compare import arrays, machine, targets  # noqa: E402
 from compare.blocks import BLOCKS  # noqa: E402
 from compare.clock import Clock, CuptiClock, cupti_missing  # noqa: E402
 from compare.kernels import to_json  # noqa: E402
@@ -54,7 +54,7 @@ class XlaSide:
 
     def environment(self) -> dict[str, Any]:
         packages = ("jax", "jaxlib", "jax-cuda13-pjrt", "jax-cuda13-plugin", "flax")
-        return {"python": platform.python_version(), "device": self.device, **_versions(packages)}
+        return {"python": platform.python_version(), "device": self.device, **machine.versions(packages)}
 
     def clock(self) -> Clock | None:
         return CuptiClock() if _HAS_GPU and not cupti_missing() else None
@@ -62,16 +62,13 @@ class XlaSide:
     def build(self, case: Case, implementation: Implementation, folder: Path, dumps: Path) -> Program:
         inputs, cotangents = self.inputs(folder, case), self.cotangents(folder, case)
         halves = self._compile(case, implementation, inputs, cotangents, dumps, target=None)
-        forward = halves["forward"]
-        allocations = {part: _allocations(half) for part, half in halves.items()}
-        kernels = {part: [_kernel(k, half) for k in half.kernels] for part, half in halves.items()}
-        compile_s = sum(half.compile_s for half in halves.values())
-        if case.direction == "fwd":
-            assert forward.executable is not None
-            execute = forward.executable
-            return Program(lambda x: (execute(x), None), None, compile_s, kernels, allocations=allocations)
+        forward = _executable(halves["forward"])
         return Program(
-            forward.executable, halves["backward"].executable, compile_s, kernels, allocations=allocations
+            forward=forward if case.direction == "train" else lambda inputs: (forward(inputs), None),
+            backward=_executable(halves["backward"]) if case.direction == "train" else None,
+            compile_s=sum(half.compile_s for half in halves.values()),
+            kernels=_kernels(halves),
+            allocations={part: _allocations(half) for part, half in halves.items()},
         )
 
     def compile_for_target(
@@ -91,9 +88,7 @@ class XlaSide:
             target=compiler.Target(config, results),
         )
         return {
-            "compile_s": sum(half.compile_s for half in halves.values()),
-            "kernels": {part: [_kernel(k, half) for k in half.kernels] for part, half in halves.items()},
-            "detail": None,
+            "compile_s": sum(half.compile_s for half in halves.values()), "kernels": _kernels(halves), "detail": None,
         }
 
     def _compile(
@@ -102,20 +97,17 @@ class XlaSide:
     ) -> dict[str, compiler.Compilation]:
         attributes = BLOCKS[case.block].attributes
         apply = implementation.load()
-        compile_one = functools.partial(
+        compile_half = functools.partial(
             compiler.compile, variant="unfused" if implementation.compiler == "xla-unfused" else "default",
-            matmul_precision=case.precision, target=target,
+            matmul_precision="tf32" if case.precision == "tf32" else "ieee", target=target,
         )
         if case.direction == "fwd":
-            forward = directions.forward(apply, attributes)
-            return {"forward": compile_one(forward, [inputs], dump_to=dumps / "forward")}
-        forward_half, backward_half = directions.train_halves(apply, attributes)
-        forward = compile_one(forward_half, [inputs], dump_to=dumps / "forward")
+            return {"forward": compile_half(directions.forward(apply, attributes), [inputs], dump_to=dumps / "forward")}
+        save, differentiate = directions.train_halves(apply, attributes)
+        forward = compile_half(save, [inputs], dump_to=dumps / "forward")
         residuals = forward.output_structs[1]
-        return {
-            "forward": forward,
-            "backward": compile_one(backward_half, [residuals, cotangents], dump_to=dumps / "backward"),
-        }
+        backward = compile_half(differentiate, [residuals, cotangents], dump_to=dumps / "backward")
+        return {"forward": forward, "backward": backward}
 
     # What compare.subject asks of a framework.
 
@@ -203,15 +195,13 @@ def _allocations(half: compiler.Compilation) -> list[int]:
     return [size for size in [*outputs, half.memory.temporaries] if size]
 
 
-def _kernel(kernel: Any, half: compiler.Compilation) -> dict[str, Any]:
-    return to_json(kernel, provenance=half.autotuning[kernel.name])
+def _kernels(halves: dict[str, compiler.Compilation]) -> dict[str, list[dict[str, Any]]]:
+    return {
+        part: [to_json(kernel, provenance=half.autotuning[kernel.name]) for kernel in half.kernels]
+        for part, half in halves.items()
+    }
 
 
-def _versions(packages: tuple[str, ...]) -> dict[str, str | None]:
-    result: dict[str, str | None] = {}
-    for package in packages:
-        try:
-            result[package] = version(package)
-        except PackageNotFoundError:
-            result[package] = None
-    return result
+def _executable(half: compiler.Compilation) -> Callable[..., Any]:
+    assert half.executable is not None, "compiled for a target, not for this device"
+    return half.executable

@@ -92,6 +92,11 @@ def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
+def rows_a_tile(rows: int, block_columns: int, multiprocessors: int) -> int:
+    """Rows, a power of two, that make a tile of 4096 elements, or fewer where multiprocessors would go without."""
+    return max(1, min(4096 // block_columns, triton.next_power_of_2(rows // (4 * multiprocessors))))
+
+
 def device_of(x: torch.Tensor) -> AbstractContextManager[object]:
     """Make x's GPU current: Triton launches on the current device, whatever the tensors' device."""
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()

@@ -31,16 +31,25 @@ QUADRATIC_SLOPE = tl.constexpr(6 * SQRT_2_OVER_PI * CUBIC)
 
 
 @triton.jit
-def _gelu(x):
-    # For large negative x the exponential is inf and y = x / inf = -0, as it should be.
-    return x / (1.0 + tl.exp2(x * (LINEAR_EXPONENT + CUBIC_EXPONENT * x * x)))
+def _divide(numerator, denominator, ACCURATE: tl.constexpr):
+    """The compiler's own division errs by up to two ulps, which only an fp32 result shows."""
+    if ACCURATE:
+        return tl.div_rn(numerator, denominator)
+    else:
+        return numerator / denominator
 
 
 @triton.jit
-def _gelu_derivative(x):
+def _gelu(x, ACCURATE: tl.constexpr):
+    # For large negative x the exponential is inf and y = x / inf = -0, as it should be.
+    return _divide(x, 1.0 + tl.exp2(x * (LINEAR_EXPONENT + CUBIC_EXPONENT * x * x)), ACCURATE)
+
+
+@triton.jit
+def _gelu_derivative(x, ACCURATE: tl.constexpr):
     # exp(-2|u|) never overflows, and s (1 - s) = exp(-2|u|) / (1 + exp(-2|u|))^2 does not cancel near s = 1.
     exponential = tl.exp2(tl.abs(x) * (LINEAR_EXPONENT + CUBIC_EXPONENT * x * x))
-    larger = 1.0 / (1.0 + exponential)
+    larger = _divide(1.0, 1.0 + exponential, ACCURATE)
     smaller = exponential * larger
     sigmoid = tl.where(x >= 0.0, larger, smaller)
     return sigmoid + x * (larger * smaller) * (LINEAR_SLOPE + QUADRATIC_SLOPE * x * x)
@@ -48,40 +57,41 @@ def _gelu_derivative(x):
 
 @triton.jit
 def gelu_forward_kernel(x_ptr, y_ptr, elements, BLOCK: tl.constexpr):
+    accurate: tl.constexpr = y_ptr.dtype.element_ty == tl.float32
     start = tl.program_id(0).to(tl.int64) * BLOCK
     offset = start + tl.arange(0, BLOCK)
     # Where `elements` is not a multiple of 16 a mask costs the 16-byte accesses: only the last block has one.
     if start + BLOCK <= elements:
         x = tl.load(x_ptr + offset).to(tl.float32)
-        tl.store(y_ptr + offset, _gelu(x).to(y_ptr.dtype.element_ty))
+        tl.store(y_ptr + offset, _gelu(x, accurate).to(y_ptr.dtype.element_ty))
     else:
         mask = offset < elements
         x = tl.load(x_ptr + offset, mask=mask, other=0.0).to(tl.float32)
-        tl.store(y_ptr + offset, _gelu(x).to(y_ptr.dtype.element_ty), mask=mask)
+        tl.store(y_ptr + offset, _gelu(x, accurate).to(y_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def gelu_backward_kernel(x_ptr, dy_ptr, dx_ptr, elements, BLOCK: tl.constexpr):
+    accurate: tl.constexpr = dx_ptr.dtype.element_ty == tl.float32
     start = tl.program_id(0).to(tl.int64) * BLOCK
     offset = start + tl.arange(0, BLOCK)
     if start + BLOCK <= elements:
         x = tl.load(x_ptr + offset).to(tl.float32)
         dy = tl.load(dy_ptr + offset).to(tl.float32)
-        tl.store(dx_ptr + offset, (dy * _gelu_derivative(x)).to(dx_ptr.dtype.element_ty))
+        tl.store(dx_ptr + offset, (dy * _gelu_derivative(x, accurate)).to(dx_ptr.dtype.element_ty))
     else:
         mask = offset < elements
         x = tl.load(x_ptr + offset, mask=mask, other=0.0).to(tl.float32)
         dy = tl.load(dy_ptr + offset, mask=mask, other=0.0).to(tl.float32)
-        tl.store(dx_ptr + offset, (dy * _gelu_derivative(x)).to(dx_ptr.dtype.element_ty), mask=mask)
+        tl.store(dx_ptr + offset, (dy * _gelu_derivative(x, accurate)).to(dx_ptr.dtype.element_ty), mask=mask)
 
 
-def configure_forward(element_bytes: int) -> FlatConfig:
-    """Four warps, and two 16-byte loads in flight to a thread."""
-    return FlatConfig(block=128 * 2 * 16 // element_bytes, num_warps=4)
+def configure(element_bytes: int) -> FlatConfig:
+    """Four warps, and one 16-byte load of each operand to a thread, forward and backward.
 
-
-def configure_backward(element_bytes: int) -> FlatConfig:
-    """Four warps, and one 16-byte load of each operand to a thread: the derivative needs the registers."""
+    8192 x 16,384 of bfloat16 on an H200: 4279 GB/s forward (a copy 4277) and 4383 backward; with twice as many
+    loads 4227 and 4382, with four times 4225 and 4301.
+    """
     return FlatConfig(block=128 * 16 // element_bytes, num_warps=4)
 
 
@@ -90,7 +100,7 @@ def forward(x: torch.Tensor, config: FlatConfig | None = None) -> torch.Tensor:
     y = torch.empty_like(x)
     if x.numel() == 0:
         return y
-    config = config or configure_forward(x.element_size())
+    config = config or configure(x.element_size())
     with device_of(x):
         gelu_forward_kernel[(triton.cdiv(x.numel(), config.block),)](
             x, y, x.numel(), BLOCK=config.block, num_warps=config.num_warps
@@ -103,7 +113,7 @@ def backward(x: torch.Tensor, dy: torch.Tensor, config: FlatConfig | None = None
     dx = torch.empty_like(x)
     if x.numel() == 0:
         return dx
-    config = config or configure_backward(x.element_size())
+    config = config or configure(x.element_size())
     with device_of(x):
         gelu_backward_kernel[(triton.cdiv(x.numel(), config.block),)](
             x, dy, dx, x.numel(), BLOCK=config.block, num_warps=config.num_warps

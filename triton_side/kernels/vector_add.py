@@ -31,8 +31,11 @@ def vector_add_kernel(x_ptr, y_ptr, out_ptr, elements, BLOCK: tl.constexpr):
 
 
 def configure(element_bytes: int) -> FlatConfig:
-    """Four warps, and two 16-byte loads of each operand in flight to a thread."""
-    return FlatConfig(block=128 * 2 * 16 // element_bytes, num_warps=4)
+    """Four warps, and one 16-byte load of each operand to a thread.
+
+    2^28 elements of bfloat16 on an H200: 4393 GB/s, with twice as many loads 4368 to 4385, torch.add 4420.
+    """
+    return FlatConfig(block=128 * 16 // element_bytes, num_warps=4)
 
 
 def vector_add(x: torch.Tensor, y: torch.Tensor, *, config: FlatConfig | None = None) -> torch.Tensor:

@@ -141,7 +141,7 @@ def test_comparison_catches(sound: str, broken: str, tmp_path) -> None:
     ("sound", "broken"),
     [
         ("partial_sum *= _exp(maximum - reference, accurate)", "pass"),
-        ("row_sum += tl.sum(edge)", "pass"),
+        ("denominator += tl.sum(_to_sum(edge, accurate))", "pass"),
         ("dot += tl.sum(edge_y * edge_dy)", "pass"),
         ("edge < head", "edge < 0"),
         ("(tiles - 1 - tile)", "tile * 0"),
