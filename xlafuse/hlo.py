@@ -206,7 +206,7 @@ def _kind(instruction: Instruction, work: list[Instruction]) -> Kind:
 def _tunable(instruction: Instruction, kind: Kind) -> bool:
     """GEMMs and cuDNN calls are tuned; so is a fusion that XLA may hand to its native or its Triton emitter.
 
-    XLA marks the latter while it is the native emitter's. One that tuning moved to Triton (on an H200 1 of 32)
+    XLA marks the latter while it is the native emitter's. One that tuning moved to Triton (an H200: 1 of 32)
     looks like any Triton fusion and is taken for one.
     """
     if kind == "gemm" or instruction.custom_call_target.startswith("__cudnn"):

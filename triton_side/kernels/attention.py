@@ -133,28 +133,36 @@ def _forward(
 
 
 def forward_config(dtype: torch.dtype, head_dim: int, precision: str, descriptors: bool) -> ForwardConfig:
-    """Tiles of the forward kernel; `descriptors`: all of q, k, v can be read through one."""
+    """Tiles of the forward kernel; `descriptors`: all of q, k, v can be read through one.
+
+    float32 tiles are as large as registers allow without spills (cuobjdump, sm_90): IEEE products run on the ordinary
+    cores and hold whole operand rows in registers.
+    """
+    if dtype == torch.float32 and precision == "ieee":
+        block_q = 64 if head_dim <= 64 else 32
+        return ForwardConfig(block_q, 32, num_warps=8, num_stages=1, descriptors=False)
     if dtype == torch.float32:
-        if precision == "ieee":
-            return ForwardConfig(32, 32, num_warps=4, num_stages=1, descriptors=False)
-        return ForwardConfig(64, 32, num_warps=4, num_stages=2, descriptors=False)
+        return ForwardConfig(128, 32, num_warps=8, num_stages=2, descriptors=False)
     return ForwardConfig(128, 64, num_warps=8, num_stages=3, descriptors=descriptors)
 
 
 def dk_dv_config(dtype: torch.dtype, head_dim: int, precision: str, descriptors: bool) -> BackwardConfig:
     """Tiles of the kernel for dk and dv; `descriptors`: q and dout can be read through one."""
+    if dtype == torch.float32 and precision == "ieee":
+        block = 32 if head_dim <= 64 else 16
+        return BackwardConfig(block, block, num_warps=8, num_stages=1, descriptors=False)
     if dtype == torch.float32:
-        if precision == "ieee":
-            return BackwardConfig(16, 32, num_warps=4, num_stages=1, descriptors=False)
-        return BackwardConfig(32, 64, num_warps=4, num_stages=1, descriptors=False)
+        block_kv = 64 if head_dim <= 64 else 32
+        return BackwardConfig(32, block_kv, num_warps=4, num_stages=1, descriptors=False)
     return BackwardConfig(64, 128, num_warps=8, num_stages=2, descriptors=descriptors)
 
 
 def dq_config(dtype: torch.dtype, head_dim: int, precision: str, descriptors: bool) -> BackwardConfig:
     """Tiles of the kernel for dq; `descriptors`: k and v can be read through one."""
+    if dtype == torch.float32 and precision == "ieee":
+        block = 32 if head_dim <= 64 else 16
+        return BackwardConfig(block, block, num_warps=8, num_stages=1, descriptors=False)
     if dtype == torch.float32:
-        if precision == "ieee":
-            return BackwardConfig(32, 16, num_warps=4, num_stages=1, descriptors=False)
         return BackwardConfig(64, 32, num_warps=4, num_stages=1, descriptors=False)
     return BackwardConfig(128, 64, num_warps=8, num_stages=2, descriptors=descriptors)
 

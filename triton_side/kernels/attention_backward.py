@@ -78,14 +78,14 @@ def _add_queries(
         else:
             logsumexp2 = tl.load(logsumexp2_ptr + row)
             delta = tl.load(delta_ptr + row)
+        dout = load_rows(dout_source, stride_gs, stride_gd, q_start, sequence, BLOCK_Q, HEAD_DIM, DESCRIPTORS, CHECK)
         scores = tl.dot(k, q.T, input_precision=PRECISION)
         p = tl.exp2(scores * scale_log2e - logsumexp2[None, :])
         if DIAGONAL:
             column = kv_start + tl.arange(0, BLOCK_KV)
             p = tl.where(row[None, :] >= column[:, None], p, 0.0)
-        dout = load_rows(dout_source, stride_gs, stride_gd, q_start, sequence, BLOCK_Q, HEAD_DIM, DESCRIPTORS, CHECK)
-        dp = tl.dot(v, dout.T, input_precision=PRECISION)
         dv = tl.dot(p.to(dout.dtype), dout, dv, input_precision=PRECISION)
+        dp = tl.dot(v, dout.T, input_precision=PRECISION)
         ds = p * (dp - delta[None, :])
         dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
     return dk, dv

@@ -164,14 +164,22 @@ def programs(m: int, n: int, config: MatmulConfig, device: torch.device) -> int:
     return min(tiles, multiprocessors(device)) if config.persistent else tiles
 
 
+def pointer_config(block_m: int, block_n: int, block_k: int, num_warps: int, num_stages: int) -> MatmulConfig:
+    """Operands through pointers, one program a tile: what a persistent walk gains, it needs TMA to use."""
+    return MatmulConfig(
+        block_m, block_n, block_k, num_warps, num_stages, descriptors=False, persistent=False, flatten=False
+    )
+
+
 def matmul_config(dtype: torch.dtype, precision: str, descriptors: bool, second: bool = False) -> MatmulConfig:
-    """Tiles for a dtype and precision; `descriptors`: TMA can read the operands; `second`: a2 @ b2 is added."""
+    """Tiles for a dtype and precision; `descriptors`: TMA can read the operands; `second`: a2 @ b2 is added.
+
+    float32 takes pointers: IEEE products run on the ordinary cores, TF32 operands are transposed on their way.
+    """
     if dtype == torch.float32:
-        if precision == "ieee":
-            return MatmulConfig(64, 64, 16, num_warps=4, num_stages=2, descriptors=False, persistent=False, flatten=False)
-        return MatmulConfig(128, 64, 32, num_warps=4, num_stages=2, descriptors=False, persistent=False, flatten=False)
+        return pointer_config(64, 64, 16, 8, 2) if precision == "ieee" else pointer_config(128, 64, 32, 8, 2)
     if not descriptors:
-        return MatmulConfig(128, 128, 32, num_warps=8, num_stages=3, descriptors=False, persistent=False, flatten=False)
+        return pointer_config(64, 64, 32, 4, 3)  # rows that 16 bytes do not divide: two-byte loads, many addresses
     if second:
         return MatmulConfig(128, 256, 32, num_warps=8, num_stages=3)
     return MatmulConfig(128, 256, 64, num_warps=8, num_stages=3)

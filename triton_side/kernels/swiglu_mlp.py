@@ -31,6 +31,7 @@ from triton_side.kernels.matmul import (
     matmul_config,
     open_operand,
     operands_fit_descriptors,
+    pointer_config,
     programs,
     store_tile,
     stored_transposed,
@@ -153,11 +154,9 @@ def _activation_gradients_flat(dact_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr, a
 def two_products_config(dtype: torch.dtype, precision: str, descriptors: bool) -> MatmulConfig:
     """Tiles of the kernel with two accumulators: half as wide as a single product's."""
     if dtype == torch.float32:
-        if precision == "ieee":
-            return MatmulConfig(64, 32, 16, num_warps=4, num_stages=2, descriptors=False, persistent=False, flatten=False)
-        return MatmulConfig(128, 32, 32, num_warps=4, num_stages=2, descriptors=False, persistent=False, flatten=False)
+        return pointer_config(64, 32, 16, 4, 2) if precision == "ieee" else pointer_config(128, 32, 32, 8, 2)
     if not descriptors:
-        return MatmulConfig(128, 64, 32, num_warps=8, num_stages=3, descriptors=False, persistent=False, flatten=False)
+        return pointer_config(64, 32, 32, 4, 3)
     return MatmulConfig(128, 128, 64, num_warps=8, num_stages=3)
 
 
