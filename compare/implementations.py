@@ -7,11 +7,16 @@ from collections.abc import Callable
 from compare.spec import Case, Implementation
 
 
-def compilers(block: str) -> tuple[Implementation, ...]:
-    """The plainly written block under each compiler, and eager."""
+def compilers(block: str, train: bool = True) -> tuple[Implementation, ...]:
+    """The plainly written block under each compiler, and eager; `train` where the block has gradients."""
     xla, torch = f"xlafuse.blocks.{block}:apply", f"triton_side.blocks.{block}:apply"
+    remat = Implementation(
+        "xla-remat", xla, "xla-remat", "jax.jit of jax.checkpoint: only products are saved for backward",
+        directions=("train",),
+    )
     return (
         Implementation("xla", xla, "xla", "jax.jit, XLA's default passes"),
+        *([remat] if train else []),
         Implementation("xla-unfused", xla, "xla-unfused", "jax.jit with XLA's fusion passes off"),
         Implementation("eager", torch, "eager", "PyTorch, one operation after the other"),
         Implementation("inductor", torch, "inductor", "torch.compile, default mode"),

@@ -39,7 +39,10 @@ def _block(block: Block) -> dict[str, Any]:
             for suite in SUITES
         },
         "implementations": [
-            {"name": i.name, "compiler": i.compiler, "summary": i.summary, "target": i.target}
+            {
+                "name": i.name, "compiler": i.compiler, "summary": i.summary, "target": i.target,
+                "directions": [d for d in block.directions if d in i.directions],
+            }
             for i in block.implementations
         ],
     }

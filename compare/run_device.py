@@ -12,6 +12,7 @@ from compare.record import Record
 from compare.selection import Plan
 from compare.session import Data, Session, judge, note_failure
 from compare.spec import Case, Implementation
+from xlafuse.autotune import merge_results
 
 ROUNDS = 5
 ROUND_SECONDS = 0.04  # of timed calls, for each implementation in each round
@@ -27,10 +28,13 @@ def environment(folder: Path) -> dict[str, str]:
 def run(plan: Plan, session: Session) -> None:
     """Write one record for each case and implementation of the plan."""
     _describe_machine(plan, session)
-    for case, implementations in plan.work:
-        left = session.pending(case, implementations)
-        if left:
-            _run_case(case, left, session)
+    try:
+        for case, implementations in plan.work:
+            left = session.pending(case, implementations)
+            if left:
+                _run_case(case, left, session)
+    finally:
+        _join_autotune_results(session.folder / "target" / "xla")
 
 
 @dataclass
@@ -60,6 +64,21 @@ def _describe_machine(plan: Plan, session: Session) -> None:
         except WORKER_FAILURES as problem:
             workers[role] = {"unavailable": str(problem)}
     session.begin_segment(workers, ceilings)
+
+
+def _join_autotune_results(folder: Path) -> None:
+    """One file a jax version of what each XLA worker's process left (`autotune-<version>.<process>.textproto`)."""
+    parts: dict[str, list[Path]] = {}
+    for path in sorted(folder.glob("autotune-*.*.textproto"), key=lambda p: p.stat().st_mtime):
+        stem, _, process = path.name.removesuffix(".textproto").rpartition(".")
+        if process.isdigit() and stem.count(".") == 2:
+            parts.setdefault(stem, []).append(path)
+    for stem, paths in parts.items():
+        whole = folder / f"{stem}.textproto"
+        texts = [path.read_text() for path in ([whole] if whole.is_file() else []) + paths]
+        whole.write_text(merge_results(texts))
+        for path in paths:
+            path.unlink()
 
 
 def _leave_in_pack(session: Session, name: str, content: dict[str, Any]) -> None:

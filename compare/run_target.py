@@ -20,10 +20,10 @@ WORKER_FAILURES = (WorkerError, WorkerDied, WorkerTimeout)
 
 # Which worker compiles for the target, and which checks on the CPU.
 COMPILES = {
-    "xla": "xla", "xla-unfused": "xla", "inductor": "target", "inductor-max": "target", "triton": "target",
-    "cuda": "target",
+    "xla": "xla", "xla-remat": "xla", "xla-unfused": "xla", "inductor": "target", "inductor-max": "target",
+    "triton": "target", "cuda": "target",
 }
-CHECKS = {"xla": "xla", "eager": "torch", "inductor": "torch", "triton": "interpreter"}
+CHECKS = {"xla": "xla", "xla-remat": "xla", "eager": "torch", "inductor": "torch", "triton": "interpreter"}
 NOT_COMPILED = (
     "nothing to compile for {target}: eager PyTorch launches prebuilt kernels, known only on a GPU; "
     "its numbers are checked on the CPU"

@@ -77,8 +77,9 @@ def resolve(
 
     work = []
     for block in wanted:
-        found = tuple(i for i in block.implementations if not implementations or i.name in implementations)
+        mine = tuple(i for i in block.implementations if not implementations or i.name in implementations)
         for case in block.cases(suite):
+            found = tuple(i for i in mine if case.direction in i.directions)
             if (
                 found
                 and (not cases or case.name in cases or case.id in cases)

@@ -110,8 +110,9 @@ class Implementation:
     """One way to compute a block.
 
     `target` is `package.module:function`: the contract `apply(inputs, **attributes) -> outputs` on dicts of arrays.
-    `compiler` says what takes it: xla, xla-unfused, eager, inductor, inductor-max, triton, cuda.
-    `unsupported` says why a case cannot be taken, or None.
+    `compiler` says what takes it: xla, xla-unfused, xla-remat, eager, inductor, inductor-max, triton, cuda.
+    `unsupported` says why a case cannot be taken, or None. `directions` leaves out those in which it would only repeat
+    another implementation.
     """
 
     name: str
@@ -120,6 +121,7 @@ class Implementation:
     summary: str
     needs_gpu: str | None = None
     unsupported: Callable[[Case], str | None] = field(default=lambda case: None)
+    directions: tuple[str, ...] = ("fwd", "train")
 
     def load(self) -> Callable[..., Any]:
         """Import the target function; imports its framework, so only a worker calls it."""

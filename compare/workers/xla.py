@@ -16,7 +16,10 @@ from xlafuse.environment import configure_environment, gpu_present
 
 _PACK = os.environ.get("XLAFUSE_TARGET_PACK")  # where a run on a GPU leaves what a machine without it will need
 _HAS_GPU = gpu_present()
-_AUTOTUNE = Path(_PACK) / "xla" / f"autotune-{version('jax')}.textproto" if _PACK and _HAS_GPU else None
+# XLA rewrites its file with what this process knows: a restarted worker gets one of its own, joined when the run ends.
+_AUTOTUNE = (
+    Path(_PACK) / "xla" / f"autotune-{version('jax')}.{os.getpid()}.textproto" if _PACK and _HAS_GPU else None
+)
 configure_environment(deviceless=not _HAS_GPU, record_autotune_to=_AUTOTUNE)
 
 import jax  # noqa: E402  (XLA reads its flags when jax is imported)
@@ -103,7 +106,8 @@ class XlaSide:
         )
         if case.direction == "fwd":
             return {"forward": compile_half(directions.forward(apply, attributes), [inputs], dump_to=dumps / "forward")}
-        save, differentiate = directions.train_halves(apply, attributes)
+        recompute = implementation.compiler == "xla-remat"
+        save, differentiate = directions.train_halves(apply, attributes, recompute=recompute)
         forward = compile_half(save, [inputs], dump_to=dumps / "forward")
         residuals = forward.output_structs[1]
         backward = compile_half(differentiate, [residuals, cotangents], dump_to=dumps / "backward")
@@ -191,7 +195,7 @@ def _extent(array: jax.Array) -> tuple[int, int]:
 
 def _allocations(half: compiler.Compilation) -> list[int]:
     """Bytes of the buffers that one call allocates: each output, and the temporaries as one block."""
-    outputs = [math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(half.output_structs)]
+    outputs = [math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in half.computed_structs]
     return [size for size in [*outputs, half.memory.temporaries] if size]
 
 

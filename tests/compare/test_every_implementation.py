@@ -16,7 +16,10 @@ Check = Callable[[Case, str, str], dict[str, Any]]
 
 
 def rows() -> list[tuple[Case, Implementation]]:
-    return [(c, i) for b in BLOCKS.values() for c in b.cases("check") for i in b.implementations]
+    return [
+        (c, i) for b in BLOCKS.values() for c in b.cases("check") for i in b.implementations
+        if c.direction in i.directions
+    ]
 
 
 def has_cpu_path(case: Case, implementation: Implementation) -> bool:

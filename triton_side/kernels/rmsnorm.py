@@ -159,15 +159,15 @@ def configure_forward(rows: int, columns: int, element_bytes: int, multiprocesso
     """Thirty-two elements to a thread, for four 16-byte loads in flight; long rows persistent, the longest walked.
 
     bfloat16 on an H200, GB/s: 4096 columns 4119 with 4 warps, 3975 with 8, 3865 with 4 and a prefetch, a copy has
-    4153; 8192 columns 3990 with 8 warps, 3292 with 16, 3862 with 8 and a prefetch. 16,384 columns fill two
-    programs a multiprocessor, too few to hide the loads without a prefetch (2955 with 32 warps).
+    4153; 8192 columns 3990 with 8 warps, 3292 with 16, 3862 with 8 and a prefetch. At 16,384 columns one
+    program takes a multiprocessor (102 registers a thread), too few to hide the loads without a prefetch.
     """
     block = triton.next_power_of_2(columns)
     if block > 16384:
         return RowConfig(1, 8192, 32, 1, min(rows, multiprocessors))
     if block > 8192:
         stages = 3 if element_bytes == 2 else 2
-        return RowConfig(1, block, 16, stages, min(rows, 2 * multiprocessors))
+        return RowConfig(1, block, 16, stages, min(rows, multiprocessors))
     block_rows = rows_a_tile(rows, block, multiprocessors)
     num_warps = max(1, block * block_rows // 1024)
     return RowConfig(block_rows, block, num_warps, 1, triton.cdiv(rows, block_rows))
@@ -178,7 +178,8 @@ def configure_backward(rows: int, columns: int, element_bytes: int, multiprocess
 
     Few programs, because each costs a row of fp32 partial sums written and read again, and two tiles on their way
     to each: bfloat16 on an H200 reaches 3946 GB/s at 4096 columns and 3954 at 8192, with one tile on its way 3214
-    and 2749. Two tiles of 16,384 columns in fp32 exceed shared memory.
+    and 2749. At 16,384 columns 44 of the 128 registers a
+    thread spill, and two such tiles in fp32 exceed shared memory.
     """
     block = triton.next_power_of_2(columns)
     if block > 16384:
