@@ -174,7 +174,7 @@ def _groups() -> dict[tuple[str, bool], list[str]]:
     groups: dict[tuple[str, bool], list[str]] = {}
     for block in BLOCKS.values():
         for i in block.implementations:
-            key = (i.compiler.removesuffix("-max").removesuffix("-unfused"), i.needs_gpu is not None)
+            key = (i.compiler.partition("-")[0], i.needs_gpu is not None)  # xla-unfused is XLA all the same
             if i.name not in groups.setdefault(key, []):
                 groups[key].append(i.name)
     return groups
@@ -234,8 +234,7 @@ def _problems(
         faults = {p: fault for p in packages if (fault := p.problem(side.packages.get(p.name)))}
         problems += faults.values()
         if faults:
-            index = _torch_index(machine) if TORCH in faults else ""
-            commands.append(_pip(side, [p.requirement for p in faults]) + index)
+            commands.append(_pip(side, [p.requirement for p in faults]))
     version = torch.packages.get("torch") or ""
     if machine.gpu and version.endswith("+cpu"):
         problems.append(f"torch {version} is a CPU build")
@@ -245,15 +244,11 @@ def _problems(
         commands.append(_pip(xla, [TRITON.requirement]))
     if compiler == "inductor" and not machine.gpu and version and version not in DEVICELESS_TORCH:
         problems.append(f"without a GPU TorchInductor needs torch {' or '.join(DEVICELESS_TORCH[:2])}, not {version}")
-        commands.append(_pip(torch, ["torch==2.13.0"]) + _torch_index(machine))
+        commands.append(_pip(torch, ["torch==2.13.0"]))
     if compiler == "inductor" and machine.compiler is None:
         problems.append("g++ is missing")
         commands.append("apt-get install g++")
     return list(dict.fromkeys(problems)), list(dict.fromkeys(commands))
-
-
-def _torch_index(machine: Machine) -> str:
-    return "" if machine.gpu else " --index-url https://download.pytorch.org/whl/cpu"
 
 
 def _pip(side: Interpreter, requirements: list[str]) -> str:

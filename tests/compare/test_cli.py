@@ -197,7 +197,7 @@ def test_doctor_without_a_gpu() -> None:
         ("XLA", "xla", {"jax": "0.9.1"}, "jax 0.9.1 is outside >=0.10,<0.12", '/xla/python -m pip install "jax>=0.10'),
         ("XLA", "xla", {"jax": "0.12.0"}, "jax 0.12.0 is outside", '"jax>=0.10,<0.12"'),
         ("Triton", "torch", {"triton": None}, "triton is not installed", '"triton>=3.6,<3.8"'),
-        ("XLA", "torch", {"torch": None}, "torch is not installed", "--index-url https://download.pytorch.org/whl/cpu"),
+        ("XLA", "torch", {"torch": None}, "torch is not installed", '"torch>=2.11,<2.14"'),
         ("TorchInductor", "torch", {"torch": "2.12.0+cpu"}, "without a GPU TorchInductor needs", '"torch==2.13.0"'),
         ("raw CUDA C++", "torch", {"cuda-core": None}, "cuda-core is not installed", '"cuda-core>=0.3"'),
     ],

@@ -12,9 +12,10 @@ def load_rows(
     source, stride_row, stride_column, start, rows,
     BLOCK: tl.constexpr, WIDTH: tl.constexpr, DESCRIPTOR: tl.constexpr, CHECK: tl.constexpr,
 ):  # fmt: skip
-    """Rows start .. start + BLOCK of a [rows, WIDTH] matrix, zero past its end; without CHECK the caller knows they fit.
+    """Rows start .. start + BLOCK of a [rows, WIDTH] matrix, zero past its end.
 
-    `source` is a descriptor with blocks [BLOCK, WIDTH], which always checks, or a pointer to the matrix.
+    `source` is a descriptor with blocks [BLOCK, WIDTH], or a pointer to the matrix. Without CHECK the caller knows that
+    the rows exist; a descriptor checks always.
     """
     if DESCRIPTOR:
         return source.load([start, 0])
@@ -40,7 +41,8 @@ def fits_descriptor(matrix: torch.Tensor) -> bool:
 def provide_descriptor_memory(device: torch.device) -> None:
     """Give Triton memory for the descriptors that the next kernel of this thread builds on the device.
 
-    To be called before each launch: Triton keeps its allocator per context, and autograd runs backward in its own thread.
+    To be called before each launch: Triton keeps its allocator per context, and autograd's backward has a thread of its
+    own.
     """
 
     def allocate(size: int, alignment: int, stream: int | None) -> torch.Tensor:
@@ -50,9 +52,9 @@ def provide_descriptor_memory(device: torch.device) -> None:
 
 
 def product_precision(dtype: torch.dtype) -> str:
-    """`input_precision` of tl.dot: float32 follows torch.get_float32_matmul_precision(), 16-bit inputs are exact anyway.
+    """`input_precision` of tl.dot: float32 follows torch.get_float32_matmul_precision(), 16-bit products are exact anyway.
 
-    "highest" is IEEE; "high" is TF32. Raises ValueError for "medium" (bfloat16 products), which no kernel here has.
+    "highest" is IEEE, "high" is TF32. Raises ValueError for "medium" (bfloat16 products), which no kernel here has.
     """
     if dtype != torch.float32:
         return "ieee"

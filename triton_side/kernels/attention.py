@@ -80,8 +80,8 @@ def _forward(
     q_ptr, k_ptr, v_ptr, out_ptr, logsumexp2_ptr,
     stride_qb, stride_qh, stride_qs, stride_qd, stride_kb, stride_kh, stride_ks, stride_kd,
     stride_vb, stride_vh, stride_vs, stride_vd, heads, sequence, scale_log2e,
-    HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, SAVE_LOGSUMEXP: tl.constexpr,
-    DESCRIPTORS: tl.constexpr, WARP_SPECIALIZE: tl.constexpr, PRECISION: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, DESCRIPTORS: tl.constexpr,
+    WARP_SPECIALIZE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """out (contiguous) of BLOCK_Q rows of one head."""
     # In order of start: one head's tiles together, so that its keys and values stay in L2, and the rows that see the
@@ -128,7 +128,7 @@ def _forward(
     at = row[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
     out = accumulator / row_sum[:, None]
     tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=row[:, None] < sequence)
-    if SAVE_LOGSUMEXP:
+    if logsumexp2_ptr is not None:
         tl.store(logsumexp2_ptr + head_index * sequence + row, row_max + tl.log2(row_sum), mask=row < sequence)
 
 
@@ -182,7 +182,7 @@ def launch_forward(
         _forward[(batch * heads * triton.cdiv(sequence, config.block_q),)](
             q, k, v, out, logsumexp2, *q.stride(), *k.stride(), *v.stride(), heads, sequence,
             head_dim**-0.5 * LOG2_E, HEAD_DIM=head_dim, BLOCK_Q=config.block_q, BLOCK_KV=config.block_kv,
-            SAVE_LOGSUMEXP=save_logsumexp, DESCRIPTORS=config.descriptors, WARP_SPECIALIZE=config.warp_specialize,
+            DESCRIPTORS=config.descriptors, WARP_SPECIALIZE=config.warp_specialize,
             PRECISION=product_precision(q.dtype), num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
     return out, logsumexp2
@@ -238,8 +238,8 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor
         )
     if q.shape[-1] not in HEAD_DIMS:
         raise ValueError(
-            f"head_dim must be one of {HEAD_DIMS}, got {q.shape[-1]}; pad q, k and v with zeros to the next of them and "
-            "scale q by sqrt(padded / head_dim)"
+            f"head_dim must be one of {HEAD_DIMS}, got {q.shape[-1]}; pad q, k and v with zeros to the next of them "
+            "and scale q by sqrt(padded / head_dim)"
         )
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v)):
         return _Attention.apply(q, k, v)

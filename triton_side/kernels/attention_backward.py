@@ -49,12 +49,10 @@ def _delta(
     batch = head_index // heads
     head = head_index % heads
     start = tl.program_id(0) % tiles * ROWS
-    out = load_rows(
-        out_ptr + batch * stride_ob + head * stride_oh, stride_os, stride_od, start, sequence, ROWS, HEAD_DIM, False, True
-    )
-    dout = load_rows(
-        dout_ptr + batch * stride_gb + head * stride_gh, stride_gs, stride_gd, start, sequence, ROWS, HEAD_DIM, False, True
-    )
+    out_ptr += batch * stride_ob + head * stride_oh
+    dout_ptr += batch * stride_gb + head * stride_gh
+    out = load_rows(out_ptr, stride_os, stride_od, start, sequence, ROWS, HEAD_DIM, False, True)
+    dout = load_rows(dout_ptr, stride_gs, stride_gd, start, sequence, ROWS, HEAD_DIM, False, True)
     row = start + tl.arange(0, ROWS)
     delta = tl.sum(out.to(tl.float32) * dout.to(tl.float32), axis=1)
     tl.store(delta_ptr + head_index * sequence + row, delta, mask=row < sequence)

@@ -111,13 +111,13 @@ def _matmul(
     a_ptr, b_ptr, a2_ptr, b2_ptr, residual_ptr, c_ptr, m, n, k, stride_am, stride_ak, stride_bk, stride_bn,
     stride_a2m, stride_a2k, stride_b2k, stride_b2n,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    SECOND: tl.constexpr, RESIDUAL: tl.constexpr, A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr,
-    DESCRIPTORS: tl.constexpr, FLATTEN: tl.constexpr, WARP_SPECIALIZE: tl.constexpr, PRECISION: tl.constexpr,
+    A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, DESCRIPTORS: tl.constexpr, FLATTEN: tl.constexpr,
+    WARP_SPECIALIZE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """c = a @ b; SECOND adds a2 @ b2 (stored like a and b), step by step in the same loop; RESIDUAL adds a matrix."""
+    """c = a @ b (+ a2 @ b2, stored as a and b are, step by step in the same loop) (+ residual); None for what is not added."""
     a = open_operand(a_ptr, m, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, DESCRIPTORS, A_TRANSPOSED)
     b = open_operand(b_ptr, k, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED)
-    if SECOND:
+    if a2_ptr is not None:
         a2 = open_operand(a2_ptr, m, k, stride_a2m, stride_a2k, BLOCK_M, BLOCK_K, DESCRIPTORS, A_TRANSPOSED)
         b2 = open_operand(b2_ptr, k, n, stride_b2k, stride_b2n, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED)
     tiles = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N)
@@ -135,7 +135,7 @@ def _matmul(
                 b, at, column, k, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED
             )
             c = tl.dot(x, y, c, input_precision=PRECISION)
-            if SECOND:
+            if a2_ptr is not None:
                 x = load_operand(
                     a2, row, at, m, k, stride_a2m, stride_a2k, BLOCK_M, BLOCK_K, DESCRIPTORS, A_TRANSPOSED
                 )
@@ -143,7 +143,7 @@ def _matmul(
                     b2, at, column, k, n, stride_b2k, stride_b2n, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED
                 )
                 c = tl.dot(x, y, c, input_precision=PRECISION)
-        if RESIDUAL:
+        if residual_ptr is not None:
             c += load_tile(residual_ptr, row, column, m, n, BLOCK_M, BLOCK_N)
         store_tile(c_ptr, c, row, column, m, n, BLOCK_M, BLOCK_N)
 
@@ -159,7 +159,7 @@ def operands_fit_descriptors(*operands: torch.Tensor) -> bool:
 
 
 def programs(m: int, n: int, config: MatmulConfig, device: torch.device) -> int:
-    """Programs to launch: one a multiprocessor if persistent (its tile takes the whole shared memory), else one a tile."""
+    """Programs to launch: if persistent one a multiprocessor (a tile fills its shared memory), else one a tile."""
     tiles = triton.cdiv(m, config.block_m) * triton.cdiv(n, config.block_n)
     return min(tiles, multiprocessors(device)) if config.persistent else tiles
 
@@ -189,18 +189,18 @@ def launch_matmul(
     a: torch.Tensor, b: torch.Tensor, config: MatmulConfig, residual: torch.Tensor | None = None,
     second: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """a @ b (+ second[0] @ second[1]) (+ residual), contiguous. `second` is stored like a and b; residual is contiguous."""
+    """a @ b (+ second[0] @ second[1]) (+ residual), contiguous; `second` is stored as a and b are, residual contiguous."""
     (m, k), n = a.shape, b.shape[1]
-    a2, b2 = second or (a, b)
+    a2, b2 = second or (None, None)
+    second_strides = (0, 0, 0, 0) if second is None else (*second[0].stride(), *second[1].stride())
     c = torch.empty((m, n), dtype=a.dtype, device=a.device)
     with device_of(a):
         if config.descriptors:
             provide_descriptor_memory(a.device)
         _matmul[(programs(m, n, config, a.device),)](
-            a, b, a2, b2, c if residual is None else residual, c, m, n, k, *a.stride(), *b.stride(), *a2.stride(),
-            *b2.stride(), BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
-            GROUP_M=config.group_m, SECOND=second is not None, RESIDUAL=residual is not None,
-            A_TRANSPOSED=stored_transposed(a), B_TRANSPOSED=stored_transposed(b), DESCRIPTORS=config.descriptors,
+            a, b, a2, b2, residual, c, m, n, k, *a.stride(), *b.stride(), *second_strides,
+            BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
+            GROUP_M=config.group_m, A_TRANSPOSED=stored_transposed(a), B_TRANSPOSED=stored_transposed(b), DESCRIPTORS=config.descriptors,
             FLATTEN=config.flatten, WARP_SPECIALIZE=config.warp_specialize, PRECISION=product_precision(a.dtype),
             num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip

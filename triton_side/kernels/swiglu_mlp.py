@@ -44,10 +44,10 @@ def _two_products(
     a_ptr, b_ptr, b2_ptr, c_ptr, c2_ptr, activated_ptr, m, n, k,
     stride_am, stride_ak, stride_bk, stride_bn, stride_b2k, stride_b2n,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    STORE_PRODUCTS: tl.constexpr, ACTIVATE: tl.constexpr, A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr,
-    DESCRIPTORS: tl.constexpr, FLATTEN: tl.constexpr, WARP_SPECIALIZE: tl.constexpr, PRECISION: tl.constexpr,
+    A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, DESCRIPTORS: tl.constexpr, FLATTEN: tl.constexpr,
+    WARP_SPECIALIZE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """c = a @ b and c2 = a @ b2 in one pass over a; ACTIVATE stores silu(c) * c2."""
+    """c = a @ b and c2 = a @ b2 in one pass over a, and activated = silu(c) * c2; None for what is not stored."""
     a = open_operand(a_ptr, m, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, DESCRIPTORS, A_TRANSPOSED)
     b = open_operand(b_ptr, k, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED)
     b2 = open_operand(b2_ptr, k, n, stride_b2k, stride_b2n, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED)
@@ -71,10 +71,10 @@ def _two_products(
             )
             c = tl.dot(x, y, c, input_precision=PRECISION)
             c2 = tl.dot(x, y2, c2, input_precision=PRECISION)
-        if STORE_PRODUCTS:
+        if c_ptr is not None:
             store_tile(c_ptr, c, row, column, m, n, BLOCK_M, BLOCK_N)
             store_tile(c2_ptr, c2, row, column, m, n, BLOCK_M, BLOCK_N)
-        if ACTIVATE:
+        if activated_ptr is not None:
             store_tile(activated_ptr, c * tl.sigmoid(c) * c2, row, column, m, n, BLOCK_M, BLOCK_N)
 
 
@@ -165,28 +165,42 @@ def activation_gradients_config(dtype: torch.dtype, precision: str, descriptors:
     return matmul_config(dtype, precision, descriptors)
 
 
+def launch_gate_up(
+    h: torch.Tensor, gate_weight: torch.Tensor, up_weight: torch.Tensor, config: MatmulConfig, save: bool
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """act = silu(h gate_weight) * (h up_weight) and, where a backward pass will follow, the two products; contiguous."""
+    shape = (h.shape[0], gate_weight.shape[1])
+    act = torch.empty(shape, dtype=h.dtype, device=h.device)
+    gate, up = (torch.empty_like(act), torch.empty_like(act)) if save else (None, None)
+    _launch_two_products(h, gate_weight, up_weight, gate, up, act, config)
+    return act, gate, up
+
+
 def launch_two_products(
-    a: torch.Tensor, b: torch.Tensor, b2: torch.Tensor, config: MatmulConfig, *, store_products: bool, activate: bool
-) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """a @ b and a @ b2 (None unless stored), and silu(a @ b) * (a @ b2) (None unless activated), contiguous."""
+    a: torch.Tensor, b: torch.Tensor, b2: torch.Tensor, config: MatmulConfig
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """a @ b and a @ b2, contiguous; b and b2 are stored alike."""
+    c = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device)
+    c2 = torch.empty_like(c)
+    _launch_two_products(a, b, b2, c, c2, None, config)
+    return c, c2
+
+
+def _launch_two_products(
+    a: torch.Tensor, b: torch.Tensor, b2: torch.Tensor, c: torch.Tensor | None, c2: torch.Tensor | None,
+    activated: torch.Tensor | None, config: MatmulConfig,
+) -> None:  # fmt: skip
     (m, k), n = a.shape, b.shape[1]
-
-    def output(wanted: bool) -> torch.Tensor | None:
-        return torch.empty((m, n), dtype=a.dtype, device=a.device) if wanted else None
-
-    c, c2, activated = output(store_products), output(store_products), output(activate)
     with device_of(a):
         if config.descriptors:
             provide_descriptor_memory(a.device)
         _two_products[(programs(m, n, config, a.device),)](
             a, b, b2, c, c2, activated, m, n, k, *a.stride(), *b.stride(), *b2.stride(),
             BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, GROUP_M=config.group_m,
-            STORE_PRODUCTS=store_products, ACTIVATE=activate, A_TRANSPOSED=stored_transposed(a),
-            B_TRANSPOSED=stored_transposed(b), DESCRIPTORS=config.descriptors, FLATTEN=config.flatten,
-            WARP_SPECIALIZE=config.warp_specialize, PRECISION=product_precision(a.dtype),
+            A_TRANSPOSED=stored_transposed(a), B_TRANSPOSED=stored_transposed(b), DESCRIPTORS=config.descriptors,
+            FLATTEN=config.flatten, WARP_SPECIALIZE=config.warp_specialize, PRECISION=product_precision(a.dtype),
             num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
-    return c, c2, activated
 
 
 def launch_activation_gradients(
@@ -233,7 +247,7 @@ def _project(
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
     """y, and gate and up where a backward pass will follow."""
     config = _choose(two_products_config, h, gate_weight, up_weight)
-    gate, up, act = launch_two_products(h, gate_weight, up_weight, config, store_products=save, activate=True)
+    act, gate, up = launch_gate_up(h, gate_weight, up_weight, config, save)
     y = launch_matmul(act, down_weight, _choose(matmul_config, act, down_weight), residual=x.contiguous())
     return y, gate, up
 
@@ -253,13 +267,11 @@ class _SwigluMlp(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, norm_weight, gate_weight, up_weight, down_weight, rstd, h, gate, up = ctx.saved_tensors
-        config = _choose(activation_gradients_config, dy, down_weight.T)
-        dgate, dup, act = launch_activation_gradients(dy, down_weight, gate, up, config)
+        dact = launch_matmul(dy, down_weight.T, _choose(matmul_config, dy, down_weight.T))
+        dgate, dup, act = launch_activation_gradients_flat(dact, gate, up)
         ddown = launch_matmul(act.T, dy, _choose(matmul_config, act.T, dy))
         config = _choose(two_products_config, h.T, dgate, dup)
-        dgate_weight, dup_weight, _ = launch_two_products(
-            h.T, dgate, dup, config, store_products=True, activate=False
-        )
+        dgate_weight, dup_weight = launch_two_products(h.T, dgate, dup, config)
         config = _choose(matmul_config, dgate, gate_weight.T, dup, up_weight.T, second=True)
         dh = launch_matmul(dgate, gate_weight.T, config, second=(dup, up_weight.T))
         dx, dnorm_weight = rmsnorm.backward(x, norm_weight, rstd, dh)
@@ -309,5 +321,4 @@ def swiglu_mlp(
 
 def apply(inputs: dict[str, torch.Tensor], *, eps: float) -> dict[str, torch.Tensor]:
     """The swiglu_mlp block: inputs x, norm_weight, gate_weight, up_weight, down_weight; output y."""
-    names = ("x", "norm_weight", "gate_weight", "up_weight", "down_weight")
-    return {"y": swiglu_mlp(*(inputs[name] for name in names), eps=eps)}
+    return {"y": swiglu_mlp(**inputs, eps=eps)}

@@ -92,7 +92,7 @@ def test_rejects() -> None:
     [
         ("tl.minimum(tl.cdiv(m, BLOCK_M) - first, GROUP_M)", "GROUP_M"),
         ("c = tl.dot(x, y, c,", "c = tl.dot(x, y, "),
-        ("if RESIDUAL:", "if False:"),
+        ("if residual_ptr is not None:", "if False:"),
         ("a2, row, at, m, k", "a, row, at, m, k"),
         ("residual_ptr, row, column", "residual_ptr, row, row"),
     ],

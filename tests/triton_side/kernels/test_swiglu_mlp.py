@@ -100,7 +100,7 @@ def test_rejects() -> None:
         ("dx + dy", "dx"),
         ("residual=x.contiguous()", "residual=None"),
         ("second=(dup, up_weight.T)", "second=(dup, gate_weight.T)"),
-        ("return dx + dy, dnorm_weight, dgate_weight, dup_weight", "return dx + dy, dnorm_weight, dup_weight, dgate_weight"),
+        ("dgate_weight, dup_weight =", "dup_weight, dgate_weight ="),
     ],
 )
 def test_comparison_catches(sound: str, broken: str, tmp_path) -> None:
