@@ -5,9 +5,9 @@ gets a CUDA device that does nothing (fake_cuda_hooks.cpp), `torch.cuda` answers
 active driver names the target. Tensors on the device must be fake (`torch._subclasses.FakeTensorMode`); nothing can
 run. There is no way back, so use a process of its own.
 
-Tested with the CPU build of torch 2.13.0 (triton 3.7.1) and the CUDA 13.0 build of torch 2.11.0 (triton 3.6.0), both on
-a machine without a GPU or a driver. A CUDA build needs the C++ part too: its own hooks ask the driver as soon as
-autograd meets a CUDA tensor.
+Tested with the CPU and CUDA 13.0 builds of torch 2.13.0 (triton 3.7.1) and the CUDA 13.0 build of torch 2.11.0 (triton
+3.6.0), all on a machine without a GPU or a driver. A CUDA build needs the C++ part too: its own hooks ask the driver as
+soon as autograd meets a CUDA tensor.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 # (torch release, CUDA version of the build or None for a CPU build)
-KNOWN_BUILDS = (("2.13.0", None), ("2.11.0", "13.0"))
+KNOWN_BUILDS = (("2.13.0", None), ("2.13.0", "13.0"), ("2.12.1", "13.0"), ("2.11.0", "13.0"))
 HOOKS_SOURCE = Path(__file__).with_name("fake_cuda_hooks.cpp")
 REQUIRED_PROPERTIES = (
     "name", "major", "minor", "multi_processor_count", "total_memory", "warp_size", "regs_per_multiprocessor",

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib
+import inspect
 import operator
 import re
 import weakref
@@ -32,12 +33,16 @@ _NAMES = {
         "max_autotune", "max_autotune_gemm",
     ),
     "torch._inductor.debug": ("set_kernel_post_grad_provenance_tracing",),
-    "torch._inductor.codegen.triton": ("set_kernel_post_grad_provenance_tracing",),
     "torch._inductor.codegen.cpp": ("set_kernel_post_grad_provenance_tracing",),
     "torch._inductor.graph": (
         "GraphLowering._compile_to_module_lines", "GraphLowering.get_numel", "GraphLowering.get_dtype",
     ),
     "torch._inductor.virtualized": ("V",),
+    "torch._inductor.codegen.simd": ("SIMDScheduling.codegen_mix_order_reduction",),
+    "torch._inductor.codegen.triton": ("set_kernel_post_grad_provenance_tracing", "TritonKernel.call_kernel"),
+    "torch._inductor.codegen.wrapper": ("PythonWrapperCodegen.write_provenance_debug_handle",),
+    "torch._inductor.fx_passes.pad_mm": ("_should_pad", "get_cached_should_pad"),
+    "torch._inductor.runtime.coordinate_descent_tuner": ("CoordescTuner.autotune_single_field",),
     "torch._inductor.scheduler": ("BaseSchedulerNode.get_read_write_buffer_accesses", "SchedulerNode"),
     "torch._inductor.select_algorithm": (
         "add_preprocessing_fn", "get_algorithm_selector_cache", "TritonTemplateCaller",
@@ -80,9 +85,12 @@ import torch._inductor.codegen.triton as codegen_triton  # noqa: E402
 import torch._inductor.config as inductor_config  # noqa: E402
 import torch._inductor.debug as inductor_debug  # noqa: E402
 from torch._inductor import select_algorithm  # noqa: E402
-from torch._inductor.fx_passes import joint_graph  # noqa: E402
+from torch._inductor.codegen.simd import SIMDScheduling  # noqa: E402
+from torch._inductor.codegen.triton import TritonKernel as TritonCodegen  # noqa: E402
+from torch._inductor.fx_passes import joint_graph, pad_mm  # noqa: E402
 from torch._inductor.graph import GraphLowering  # noqa: E402
 from torch._inductor.runtime import triton_helpers  # noqa: E402
+from torch._inductor.runtime.coordinate_descent_tuner import CoordescTuner  # noqa: E402
 from torch._inductor.runtime.triton_heuristics import (  # noqa: E402
     CachingAutotuner,
     HeuristicType,
@@ -112,7 +120,8 @@ class Emission:
     """One kernel call as Inductor announces it: `handle` is written into the emitted code beside the call.
 
     `nodes` are (FX node name, names of the nodes it replaced, itself as a SourceNode), in graph order. `reads` and
-    `writes` map buffer names to bytes, or are None where the scheduler does not know the node.
+    `writes` map buffer names to bytes, or are None where the scheduler does not know the node. split_measured: a device
+    decides by measuring how many rows one program of a reduction over both orders takes.
     """
 
     handle: int
@@ -123,11 +132,16 @@ class Emission:
     is_reduction: bool
     is_template: bool
     is_extern: bool
+    split_measured: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Emitted:
-    """One compiled graph. `module` is the loaded output code, whose globals hold its Triton kernels."""
+    """One compiled graph. `module` is the loaded output code, whose globals hold its Triton kernels.
+
+    padding_measured: names, in the joint graph, of the GEMMs for which a device decides by measuring whether their
+    operands are padded to an alignment, and of the nodes around them if they are.
+    """
 
     part: Part
     fx: str
@@ -135,6 +149,7 @@ class Emitted:
     code: str
     device: str
     gemm_autotuned: bool
+    padding_measured: frozenset[str]
     module: Any
 
 
@@ -156,12 +171,24 @@ def listening(listener: Listener) -> Iterator[None]:
             raise RuntimeError(f"torch._inductor.config.{name} is in use; set it to None: a capture needs it")
     announce = inductor_debug.set_kernel_post_grad_provenance_tracing
     load = GraphLowering._compile_to_module_lines
+    should_pad = inspect.unwrap(pad_mm._should_pad)  # torch 2.13 can remember answers on disk: another device's too
+    mix_orders = SIMDScheduling.codegen_mix_order_reduction
 
     rewritten: list[torch.fx.Graph] = []  # kept alive, so that their ids stay theirs
+    padding_measured: set[str] = set()
 
     def before_joint_passes(graph: torch.fx.Graph) -> None:
         rewritten[:] = [graph]
+        padding_measured.clear()
         listener.source({node.name: _source(node) for node in graph.nodes})
+
+    def after_joint_passes(graph: torch.fx.Graph) -> None:
+        # What stands in the place of a GEMM with padded operands has a name of its own.
+        for node in graph.nodes:
+            sources = node.meta.get("from_node", ())
+            if any(source.graph_id == id(graph) and source.name in padding_measured for source in sources):
+                padding_measured.add(node.name)
+        listener.joint(graph.owning_module.print_readable(print_output=False))
 
     def announced(schedule: Any, kernel_name: str, is_extern: bool = False) -> int | None:
         handle = announce(schedule, kernel_name, is_extern=is_extern)
@@ -169,6 +196,43 @@ def listening(listener: Listener) -> Iterator[None]:
             raise RuntimeError("Inductor gave a kernel no debug handle although provenance tracking is on")
         listener.emission(_emission(handle, kernel_name, schedule, is_extern, rewritten))
         return handle
+
+    def padding_decided(match: Any, *args: Any, **kwargs: Any) -> bool:
+        remembered = pad_mm.get_cached_should_pad
+
+        def asked(key: str) -> Any:  # after all rules that need no measurement
+            padding_measured.add(match.output_node().name)
+            return remembered(key)
+
+        with _replaced(pad_mm, "get_cached_should_pad", asked):
+            return should_pad(match, *args, **kwargs)
+
+    def mixing_orders(scheduling: Any, node: Any) -> None:
+        search = CoordescTuner.autotune_single_field
+        launch = TritonCodegen.call_kernel
+        searched = False
+
+        def searching(*args: Any, **kwargs: Any) -> Any:
+            nonlocal searched
+            searched = True
+            return search(*args, **kwargs)
+
+        def launched(kernel: Any, name: str, *args: Any, **kwargs: Any) -> None:
+            if not kernel.mix_order_reduction:
+                return launch(kernel, name, *args, **kwargs)
+            first, *rest = _mix_order_emissions(kernel, name, announce, rewritten)
+            for emission in (dataclasses.replace(first, split_measured=searched), *rest):
+                listener.emission(emission)
+            V.graph.wrapper_code.write_provenance_debug_handle(first.name, first.handle)
+            launch(kernel, name, *args, **kwargs)
+            for emission in rest:  # the lines that call them come right after
+                V.graph.wrapper_code.write_provenance_debug_handle(emission.name, emission.handle)
+
+        with (
+            _replaced(CoordescTuner, "autotune_single_field", searching),
+            _replaced(TritonCodegen, "call_kernel", launched),
+        ):
+            mix_orders(scheduling, node)
 
     def loaded(graph: GraphLowering, wrapper_code: Any) -> Any:
         module = load(graph, wrapper_code)
@@ -183,6 +247,7 @@ def listening(listener: Listener) -> Iterator[None]:
                 code=wrapper_code.value,
                 device="cuda" if "cuda" in graph.device_types else "cpu",
                 gemm_autotuned=bool(inductor_config.max_autotune or inductor_config.max_autotune_gemm),
+                padding_measured=frozenset(padding_measured),
                 module=module,
             )
         )
@@ -201,7 +266,7 @@ def listening(listener: Listener) -> Iterator[None]:
         # The static launcher throws a kernel's IR away once it holds the cubin.
         "use_static_cuda_launcher": False,
         "joint_custom_pre_pass": before_joint_passes,
-        "joint_custom_post_pass": lambda graph: listener.joint(graph.owning_module.print_readable(print_output=False)),
+        "joint_custom_post_pass": after_joint_passes,
         "post_grad_custom_pre_pass": rewritten.append,
         "_pre_fusion_custom_pass": scheduled(fused=False),
         "_post_fusion_custom_pass": scheduled(fused=True),
@@ -215,12 +280,14 @@ def listening(listener: Listener) -> Iterator[None]:
         for module in binders:
             stack.enter_context(_replaced(module, "set_kernel_post_grad_provenance_tracing", announced))
         stack.enter_context(_replaced(GraphLowering, "_compile_to_module_lines", loaded))
+        stack.enter_context(_replaced(pad_mm, "_should_pad", padding_decided))
+        stack.enter_context(_replaced(SIMDScheduling, "codegen_mix_order_reduction", mixing_orders))
         yield
 
 
 @contextlib.contextmanager
 def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(owner, name)
+    before = inspect.getattr_static(owner, name)  # a staticmethod as such
     setattr(owner, name, value)
     try:
         yield
@@ -260,6 +327,63 @@ def _emission(handle: int, name: str, schedule: Any, is_extern: bool, rewritten:
         is_template=template,
         is_extern=is_extern,
     )
+
+
+def _mix_order_emissions(
+    kernel: Any, name: str, announce: Callable[..., int | None], rewritten: Sequence[torch.fx.Graph]
+) -> list[Emission]:
+    """A kernel that reduces over rows and over columns at once, and the calls that finish the latter; none announced.
+
+    The kernel leaves a partial result per split in a workspace; `workspace.sum(dim=0)` and a cast, by PyTorch, follow.
+    """
+    schedule = kernel.features.node_schedule
+    (workspace,) = kernel.args.workspace_args
+    workspace_bytes = int(workspace.count) * workspace.dtype.itemsize
+    # What the fusion made superfluous stands in both dicts as a marker.
+    in_place = [buffer.other_names for buffer in kernel.args.inplace_buffers.values() if isinstance(buffer, tuple)]
+    read = [*kernel.args.input_buffers, *(names[0] for names in in_place)]
+    written = [name for name, inner in kernel.args.output_buffers.items() if isinstance(inner, str)]
+    written += [names[-1] for names in in_place]
+
+    def handle(name: str, schedule: list[Any]) -> int:
+        number = announce(schedule, name)
+        if number is None:
+            raise RuntimeError("Inductor gave a kernel no debug handle although provenance tracking is on")
+        return number
+
+    first = dataclasses.replace(
+        _emission(handle(name, schedule), name, schedule, False, rewritten),
+        reads={name: _size(name) for name in read},
+        writes={name: _size(name) for name in written} | {workspace.outer_name: workspace_bytes},
+    )
+    emissions = [first]
+
+    def finish(name: str, reads: dict[str, int], writes: dict[str, int], nodes: Sequence[torch.fx.Node]) -> None:
+        emissions.append(
+            Emission(
+                handle=handle(name, []),
+                name=name,
+                nodes=tuple((node.name, (), _source(node)) for node in nodes),
+                reads=reads,
+                writes=writes,
+                is_reduction=False,
+                is_template=False,
+                is_extern=True,
+            )
+        )
+
+    for partial in kernel.saved_partial_accumulate:
+        result = partial.buffer_name
+        sums = {result: workspace.dtype.itemsize * int(V.graph.get_numel(result))}
+        reduction = _ATEN_REDUCTIONS.get(partial.reduction_type, partial.reduction_type)
+        partial_results = {workspace.outer_name: workspace_bytes // len(kernel.saved_partial_accumulate)}
+        finish(f"aten.{reduction}", partial_results, sums, _exact_origins(V.graph.get_buffer(result)))
+        if V.graph.get_dtype(result) != workspace.dtype:
+            finish("aten.to", sums, {result: _size(result)}, ())
+    return emissions
+
+
+_ATEN_REDUCTIONS = {"min": "amin", "max": "amax"}  # as the wrapper spells what Inductor calls min and max
 
 
 def _exact_origins(buffer: Any) -> list[torch.fx.Node]:
@@ -385,7 +509,8 @@ def compiling_only() -> Iterator[None]:
     """Compile for the fake GPU of this process: measure and load nothing, and leave where code would run.
 
     Each Triton kernel is compiled for the first of its configurations that fits; a GEMM that max-autotune would have
-    measured takes the first Triton template.
+    measured takes the first Triton template. No GEMM's operands are padded where measuring would decide, and a
+    reduction over both orders is split as Inductor does before it searches.
     """
     load = GraphLowering._compile_to_module_lines
     fold = joint_graph.UniformValueConstantFolder._deduce_value
@@ -414,6 +539,8 @@ def compiling_only() -> Iterator[None]:
             _replaced(joint_graph.UniformValueConstantFolder, "_deduce_value", fold_on_cpu),
             _replaced(triton_helpers, "set_driver_to_gpu", lambda: None),
             _replaced(CachingAutotuner, "precompile", _precompile_first),
+            _replaced(pad_mm, "get_cached_should_pad", lambda key: False),
+            _replaced(CoordescTuner, "autotune_single_field", _first_value),
             contextlib.suppress(_NotRun),
         ):
             yield
@@ -423,6 +550,10 @@ def compiling_only() -> Iterator[None]:
 
 def _not_run(*args: Any) -> Any:
     raise _NotRun
+
+
+def _first_value(measure: Callable[[int], float], value: int, *bounds: int) -> int:
+    return value
 
 
 def _first_template(choices: list[Any]) -> list[Any]:

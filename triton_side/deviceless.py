@@ -7,8 +7,10 @@
 
 Nothing runs, so nothing is tuned: a Triton kernel with several candidate configurations is compiled for the first and
 says "not autotuned"; with one, it says "compiled" and is what a device would run. A looped reduction counts as "not
-autotuned" even with one candidate: a device that finds it short of registers tries smaller blocks. In max-autotune mode
-every GEMM becomes Inductor's first Triton template, "not autotuned".
+autotuned" even with one candidate: a device that finds it short of registers tries smaller blocks. A GEMM with a
+size off 16 bytes is left unpadded and "not autotuned": a device measures whether it pays to pad the operands, which
+adds kernels that copy them. In max-autotune mode every GEMM becomes Inductor's first Triton template, and a reduction
+over rows and columns at once (the backward of a norm) is split as in the default mode; both are "not autotuned".
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from triton_side._fake_cuda import Unsupported, activate, active_properties, sdpa_choice
+from triton_side._fake_cuda import KNOWN_BUILDS, Unsupported, activate, active_properties, sdpa_choice
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from triton_side.launches import Launch
 
 __all__ = [
+    "KNOWN_BUILDS",
     "Unsupported",
     "activate",
     "active_properties",

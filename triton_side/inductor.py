@@ -63,8 +63,8 @@ _MOVEMENT = {
 class Buffer:
     """A buffer that a kernel reads or writes, by its name in the emitted code, with the bytes it touches of it.
 
-    Inductor's own count (`get_read_write_buffers_sizes`), except for templates, where it falls short: each byte once
-    however often a kernel reads it, indirect reads at worst.
+    Inductor's own count (`get_read_write_buffers_sizes`): each byte once however often a kernel reads it, indirect
+    reads at worst. Where it falls short, for templates and reductions over rows and columns at once, whole buffers.
     """
 
     name: str
@@ -75,7 +75,9 @@ class Buffer:
 class Kernel:
     """One kernel call in the emitted code.
 
-    name: as in the code (`triton_poi_fused_mul_0`, `extern_kernels.mm`, `cpp_fused_add_1`).
+    name: as in the code (`triton_poi_fused_mul_0`, `extern_kernels.mm`, `cpp_fused_add_1`). A reduction over rows and
+        columns at once leaves partial results in a workspace, which PyTorch calls finish: `aten.sum`, and `aten.to` for
+        the cast.
     ops: the operations inside, in graph order, as they were before Inductor's pattern matchers (`aten.mm` and
         `aten.add` where the code calls addmm); one entry per FX node. A match that put several operations in place of
         others is not undone: those kernels have the new operations.
@@ -86,7 +88,9 @@ class Kernel:
     is_template: generated from a hand-written template (max-autotune's GEMMs, FlexAttention).
     is_extern: a library call.
     provenance: "device": configured by measuring on this device; "compiled": there was nothing to choose; "not
-        autotuned": a device would choose by measuring, and none has.
+        autotuned": a device would choose by measuring, and none has. Measured are configurations of Triton kernels,
+        max-autotune's choices of GEMMs and of the split of a reduction over rows and columns at once, and, in every
+        mode, whether GEMM operands with sizes off 16 bytes are padded, by further kernels.
     config: the Triton configuration compiled or chosen, else None.
     """
 
@@ -293,22 +297,29 @@ _HANDLE = re.compile(r"# \[Provenance debug handles\] \S+:(\d+)\s*$")
 # 'extern_kernels.mm(a, b, out=c)', 'buf0 = torch.ops.aten.sort.stable(...)', 'triton_poi_fused_mul_0.run(...)',
 # 'cpp_fused_add_1(...)'
 _CALL = re.compile(r"\s+(?:\w+ = )?((?:extern_kernels|torch\.ops|aten|prims)\.[\w.]+|\w+\.run|cpp_\w+)\(")
+# 'buf1 = workspace_0[0 * (64) * (256) : (0 + 1) * (64) * (256)].view(64, 256).sum(dim=0).to(torch.bfloat16)'
+_FINISH = re.compile(r"\s+\w+ = workspace_\d+\[")
 
 
 def _calls_in(code: str) -> tuple[list[int], tuple[str, ...]]:
     """Handles of the announced kernels in the order of the code, and calls without one."""
     handles: list[int] = []
     unparsed: list[str] = []
-    announced = False
+    announced = 0
     body = code[code.index("def call(") : code.find("\ndef get_args(")]
     for line in body.splitlines():
         if match := _HANDLE.search(line):
             handles.append(int(match[1]))
-            announced = True
+            announced += 1
         elif _CALL.match(line):
             if not announced:
                 unparsed.append(line.strip())
-            announced = False
+            announced = 0
+        elif _FINISH.match(line):  # one line, up to two kernels, all announced ahead of the first such line
+            calls = 2 if ".to(" in line else 1
+            if announced < calls:
+                unparsed.append(line.strip())
+            announced = max(0, announced - calls)
     return handles, tuple(unparsed)
 
 
@@ -320,7 +331,9 @@ def _kernel(call: _Call, emitted: private.Emitted, measured: bool) -> Kernel:
     provenance: Provenance = "compiled"
     if triton is not None and triton.candidates > 1:
         provenance = "device" if triton.tuned else "not autotuned"
-    elif emission.is_template or (kind == "gemm" and emission.is_extern and emitted.gemm_autotuned):
+    elif emission.split_measured or emission.is_template:
+        provenance = chosen
+    elif kind == "gemm" and (emitted.gemm_autotuned or any(s.name in emitted.padding_measured for s in call.sources)):
         provenance = chosen
     return Kernel(
         name=emission.name,

@@ -114,6 +114,85 @@ print(json.dumps(found))
     assert provenance == [["compiled"], ["not autotuned"], ["not autotuned"]]
 
 
+def compiled(cache: Path, function: str, shapes: dict[str, tuple[int, ...]], dtype: str, **options: bool) -> Any:
+    """(kernels, unparsed calls) of `function`, the source of a function `apply(inputs)`."""
+    return answer(
+        f"""
+deviceless.activate(properties)
+import torch
+{function}
+specs = {{name: (tuple(shape), {dtype!r}) for name, shape in {shapes!r}.items()}}
+captured = deviceless.compile_inductor(apply, specs, {{}}, **{options!r})
+kernels = [dataclasses.asdict(kernel) for kernel in captured.kernels]
+print(json.dumps([kernels, [call for graph in captured.graphs for call in graph.unparsed]]))
+""",
+        cache,
+    )
+
+
+PRODUCTS = """
+def apply(inputs):
+    x, a, b = inputs["x"], inputs["a"], inputs["b"]
+    return {"y": x @ a, "z": x + x @ b}
+"""
+
+
+def test_a_gemm_that_a_device_might_pad_is_not_autotuned(cache):
+    # 16 bytes, the alignment that Inductor pads to, are four floats: 100 = 25 * 4 is aligned, 101 and 257 are not.
+    odd, unparsed = compiled(
+        cache, PRODUCTS, {"x": (257, 101), "a": (101, 257), "b": (101, 101)}, "float32", train=True, max_autotune=False
+    )
+    gemms = [kernel for kernel in odd if kernel["kind"] == "gemm"]
+    assert {"extern_kernels.mm", "extern_kernels.addmm"} <= {kernel["name"] for kernel in gemms}
+    assert len(gemms) == 6 and {kernel["provenance"] for kernel in gemms} == {"not autotuned"}
+    assert not any("aten.constant_pad_nd" in kernel["ops"] for kernel in odd)
+    assert unparsed == []
+    even, _ = compiled(
+        cache, PRODUCTS, {"x": (256, 100), "a": (100, 256), "b": (100, 100)}, "float32", train=True, max_autotune=False
+    )
+    assert {kernel["provenance"] for kernel in even if kernel["kind"] == "gemm"} == {"compiled"}
+
+
+def test_an_odd_attention_compiles_without_measuring(cache):
+    attention = """
+def apply(inputs):
+    scores = (inputs["q"] @ inputs["k"].transpose(-2, -1)).float() / 8.0
+    return {"out": torch.softmax(scores, dim=-1).to(inputs["v"].dtype) @ inputs["v"]}
+"""
+    kernels, unparsed = compiled(
+        cache, attention, dict.fromkeys("qkv", (1, 3, 1002, 64)), "float16", train=True, max_autotune=False
+    )
+    gemms = [kernel for kernel in kernels if kernel["kind"] == "gemm"]
+    assert len(gemms) == 6 and {kernel["provenance"] for kernel in gemms} == {"not autotuned"}
+    assert unparsed == []
+
+
+RMSNORM = """
+from triton_side.blocks import rmsnorm
+def apply(inputs):
+    return rmsnorm.apply(inputs, eps=1e-6)
+"""
+
+
+@pytest.mark.parametrize("max_autotune", [False, True])
+def test_a_reduction_over_rows_and_columns_at_once_is_known_with_the_calls_that_finish_it(cache, max_autotune):
+    rows, columns = 16384, 4096
+    kernels, unparsed = compiled(
+        cache, RMSNORM, {"x": (rows, columns), "weight": (columns,)}, "bfloat16", train=True, max_autotune=max_autotune
+    )
+    assert unparsed == []
+    mixed, summed, cast = [kernel for kernel in kernels if kernel["part"] == "backward"]
+    assert mixed["name"].startswith("triton_per_") and mixed["kind"] == "reduction" and mixed["lines"]
+    assert mixed["provenance"] == ("not autotuned" if max_autotune else "compiled")  # only then is the split searched
+    (dx,) = [buffer["bytes"] for buffer in mixed["outputs"] if not buffer["name"].startswith("workspace")]
+    (workspace,) = [buffer for buffer in mixed["outputs"] if buffer["name"].startswith("workspace")]
+    assert dx == 2 * rows * columns
+    assert sum(buffer["bytes"] for buffer in mixed["inputs"]) == 2 * dx + 2 * columns + 4 * rows  # x, dy, weight, rstd
+    assert (summed["name"], cast["name"]) == ("aten.sum", "aten.to")
+    assert summed["inputs"] == [workspace] and summed["outputs"][0]["bytes"] == 4 * columns
+    assert cast["inputs"] == summed["outputs"] and cast["outputs"][0]["bytes"] == 2 * columns
+
+
 SDPA = """
 deviceless.activate(properties)
 import torch

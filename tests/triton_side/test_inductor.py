@@ -149,3 +149,22 @@ def test_a_missing_private_name_names_the_tested_versions(monkeypatch):
     monkeypatch.setitem(private._NAMES, "torch._inductor.debug", ("gone_in_this_version",))
     with pytest.raises(RuntimeError, match=r"torch\._inductor\.debug\.gone_in_this_version.*2\.11\.0, 2\.13\.0"):
         private._require_names()
+
+
+def test_one_line_that_finishes_a_reduction_is_as_many_kernels_as_it_launches():
+    code = """
+def call(self, args):
+        # [Provenance debug handles] triton_per_fused_sum_0:7
+        triton_per_fused_sum_0.run(arg0_1, buf0, workspace_0, 64, 256, stream=raw_stream0)
+        # [Provenance debug handles] aten.sum:8
+        # [Provenance debug handles] aten.to:9
+        # [Provenance debug handles] aten.sum:10
+        buf1 = workspace_0[0 * 4 * 256 : (0 + 1) * 4 * 256].view(4, 256).sum(dim=0).to(torch.bfloat16)
+        buf2 = workspace_0[1 * 4 * 256 : (1 + 1) * 4 * 256].view(4, 256).sum(dim=0)
+        triton_poi_fused_mul_1.run(buf1, buf2, 64, stream=raw_stream0)
+        return (buf2, )
+"""
+    unannounced = "triton_poi_fused_mul_1.run(buf1, buf2, 64, stream=raw_stream0)"
+    assert inductor._calls_in(code) == ([7, 8, 9, 10], (unannounced,))
+    finish = "buf1 = workspace_0[0 : 1024].view(4, 256).sum(dim=0)"
+    assert inductor._calls_in(f"def call(args):\n    {finish}\n") == ([], (finish,))

@@ -52,7 +52,7 @@ def provide_descriptor_memory(device: torch.device) -> None:
 
 
 def product_precision(dtype: torch.dtype) -> str:
-    """`input_precision` of tl.dot: float32 follows torch.get_float32_matmul_precision(), 16-bit products are exact anyway.
+    """`input_precision` of tl.dot: float32 follows torch.get_float32_matmul_precision(), 16-bit products are exact.
 
     "highest" is IEEE, "high" is TF32. Raises ValueError for "medium" (bfloat16 products), which no kernel here has.
     """

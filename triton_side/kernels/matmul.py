@@ -114,7 +114,7 @@ def _matmul(
     A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, DESCRIPTORS: tl.constexpr, FLATTEN: tl.constexpr,
     WARP_SPECIALIZE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """c = a @ b (+ a2 @ b2, stored as a and b are, step by step in the same loop) (+ residual); None for what is not added."""
+    """c = a @ b (+ a2 @ b2, stored as a and b are, step by step in the same loop) (+ residual); None: not added."""
     a = open_operand(a_ptr, m, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, DESCRIPTORS, A_TRANSPOSED)
     b = open_operand(b_ptr, k, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED)
     if a2_ptr is not None:
@@ -189,7 +189,7 @@ def launch_matmul(
     a: torch.Tensor, b: torch.Tensor, config: MatmulConfig, residual: torch.Tensor | None = None,
     second: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """a @ b (+ second[0] @ second[1]) (+ residual), contiguous; `second` is stored as a and b are, residual contiguous."""
+    """a @ b (+ second[0] @ second[1]) (+ residual), contiguous. `second` is stored as a and b; residual contiguous."""
     (m, k), n = a.shape, b.shape[1]
     a2, b2 = second or (None, None)
     second_strides = (0, 0, 0, 0) if second is None else (*second[0].stride(), *second[1].stride())
@@ -200,9 +200,9 @@ def launch_matmul(
         _matmul[(programs(m, n, config, a.device),)](
             a, b, a2, b2, residual, c, m, n, k, *a.stride(), *b.stride(), *second_strides,
             BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
-            GROUP_M=config.group_m, A_TRANSPOSED=stored_transposed(a), B_TRANSPOSED=stored_transposed(b), DESCRIPTORS=config.descriptors,
-            FLATTEN=config.flatten, WARP_SPECIALIZE=config.warp_specialize, PRECISION=product_precision(a.dtype),
-            num_warps=config.num_warps, num_stages=config.num_stages,
+            GROUP_M=config.group_m, A_TRANSPOSED=stored_transposed(a), B_TRANSPOSED=stored_transposed(b),
+            DESCRIPTORS=config.descriptors, FLATTEN=config.flatten, WARP_SPECIALIZE=config.warp_specialize,
+            PRECISION=product_precision(a.dtype), num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
     return c
 

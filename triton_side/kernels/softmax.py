@@ -235,25 +235,27 @@ def rows_have_edges(columns: int) -> bool:
 
 
 def configure_forward(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> RowConfig:
-    """Sixteen elements to a thread in programs of eight warps; long rows persistent, and the longest walked.
+    """Sixteen elements to a thread, a row to a program; the longest rows walked.
 
-    4096 columns of bfloat16 on an H200: 4025 GB/s with 8 warps, 3966 with 4, 3122 with 16, and 3577 persistent
-    with a prefetch; a copy has 4000. A row of 32,768 columns takes all registers of a multiprocessor, so nothing
-    else runs there that would hide its loads, and prefetching two more does: 3860 against 3329. In fp32 they do
-    not fit. 65,536 columns would spill.
+    bfloat16 on an H200, where a copy has 4000 to 4250 GB/s. 1024 columns: 4116 with a row and two warps to a program,
+    3682 with four rows and eight. 4096 columns: 4025 with 8 warps, 3966 with 4, 3122 with 16, and 3577 persistent with
+    a prefetch. 16,384 columns: 3903 with 16 warps, 3698 persistent with a prefetch. A row of 32,768 columns takes all
+    registers of a multiprocessor, so nothing else runs there that would hide its loads, and prefetching two more does:
+    3860 against 3329. In fp32 they do not fit. 65,536 columns would spill; 131,072 walked reach 2616 with 32 warps,
+    2315 with 16.
     """
     block = triton.next_power_of_2(columns)
     if block > 32768 or (block > 8192 and rows_have_edges(columns)):
         # Two programs keep reading while the other writes, if what they walk twice stays in 50 MB of L2.
         resident = 2 if 2 * multiprocessors * columns * element_bytes < 2**25 else 1
         block = 32768 // element_bytes // resident
-        return RowConfig(1, block, 16, 1, min(rows, resident * multiprocessors))
-    if block > 8192:
+        return RowConfig(1, block, 32 // resident, 1, min(rows, resident * multiprocessors))
+    if block > 16384:
         if block * element_bytes > 65536:
             return RowConfig(1, block, 32, 1, rows)
         return RowConfig(1, block, 32, 3, min(rows, multiprocessors))
-    block_rows = rows_a_tile(rows, block, multiprocessors)
-    num_warps = max(1, min(8, block * block_rows // 512))
+    block_rows = max(1, 1024 // block)
+    num_warps = max(1, min(16 if block > 8192 else 8, block * block_rows // 512))
     return RowConfig(block_rows, block, num_warps, 1, triton.cdiv(rows, block_rows))
 
 

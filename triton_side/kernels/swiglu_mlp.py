@@ -168,7 +168,7 @@ def activation_gradients_config(dtype: torch.dtype, precision: str, descriptors:
 def launch_gate_up(
     h: torch.Tensor, gate_weight: torch.Tensor, up_weight: torch.Tensor, config: MatmulConfig, save: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """act = silu(h gate_weight) * (h up_weight) and, where a backward pass will follow, the two products; contiguous."""
+    """act = silu(h gate_weight) * (h up_weight) and, where a backward pass follows, the two products; contiguous."""
     shape = (h.shape[0], gate_weight.shape[1])
     act = torch.empty(shape, dtype=h.dtype, device=h.device)
     gate, up = (torch.empty_like(act), torch.empty_like(act)) if save else (None, None)
