@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
+import signal
 import sys
 import tempfile
 from datetime import UTC, datetime
@@ -32,6 +33,7 @@ def execute(plan: Plan, *, folder: Path, target: str | None, resume: bool) -> in
     done = _open(plan, folder, target, resume)
     scratch = Path(tempfile.mkdtemp(prefix="xlafuse-", dir=machine.scratch_root()))
     crew = Crew(folder / "logs", run_target.environment(target) if target else run_device.environment(folder))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job scheduler's stop ends a run as Ctrl-C does
     total = sum(len(implementations) for _, implementations in plan.work)
     try:
         with Progress(total) as progress:
