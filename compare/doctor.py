@@ -17,12 +17,16 @@ from dataclasses import asdict, dataclass, field
 from compare.blocks import BLOCKS
 from compare.client import PROJECT, interpreter
 from compare.machine import gpu_present
+from triton_side.deviceless import KNOWN_BUILDS  # imports no torch
 
 DEFAULT_TARGET = "h200"
 PYTHON = (3, 11)
 REPLAY = ((3, 12), "0.11.2")  # Python and jax that recorded the target's autotuning results
-# TorchInductor for a GPU that is not there reaches into torch, so it takes the builds of triton_side._fake_cuda alone.
-DEVICELESS_TORCH = ("2.13.0+cpu", "2.11.0+cu130", "2.11.0")  # PyPI's 2.11.0 is the CUDA 13.0 build
+# TorchInductor for a GPU that is not there reaches into torch, so it takes known builds alone.
+DEVICELESS_TORCH = tuple(
+    f"{release}+{'cu' + cuda.replace('.', '') if cuda else 'cpu'}" for release, cuda in KNOWN_BUILDS
+)
+PYPI_CUDA = "+cu130"  # the build behind a version without a suffix: PyPI's of these releases
 
 
 @dataclass(frozen=True)
@@ -242,8 +246,9 @@ def _problems(
     if compiler == "xla" and xla.python and not xla.cuda_tools:
         problems.append("CUDA's ptxas and libdevice are missing")
         commands.append(_pip(xla, [TRITON.requirement]))
-    if compiler == "inductor" and not machine.gpu and version and version not in DEVICELESS_TORCH:
-        problems.append(f"without a GPU TorchInductor needs torch {' or '.join(DEVICELESS_TORCH[:2])}, not {version}")
+    build = version if "+" in version else version + PYPI_CUDA
+    if compiler == "inductor" and not machine.gpu and version and build not in DEVICELESS_TORCH:
+        problems.append(f"without a GPU TorchInductor needs torch {' or '.join(DEVICELESS_TORCH)}, not {version}")
         commands.append(_pip(torch, ["torch==2.13.0"]))
     if compiler == "inductor" and machine.compiler is None:
         problems.append("g++ is missing")

@@ -5,8 +5,8 @@ gets a CUDA device that does nothing (fake_cuda_hooks.cpp), `torch.cuda` answers
 active driver names the target. Tensors on the device must be fake (`torch._subclasses.FakeTensorMode`); nothing can
 run. There is no way back, so use a process of its own.
 
-Tested with the CPU and CUDA 13.0 builds of torch 2.13.0 (triton 3.7.1) and the CUDA 13.0 build of torch 2.11.0 (triton
-3.6.0), all on a machine without a GPU or a driver. A CUDA build needs the C++ part too: its own hooks ask the driver as
+Tested with the CPU and CUDA 13.0 builds of torch 2.13.0 and the CUDA 13.0 build of 2.12.1 (triton 3.7.1), and the CUDA
+13.0 build of 2.11.0 (triton 3.6.0), all on a machine without a GPU or a driver. A CUDA build needs the C++ part too: its own hooks ask the driver as
 soon as autograd meets a CUDA tensor.
 """
 

@@ -1,4 +1,4 @@
-"""The one file that touches TorchInductor's private names. Tested on torch 2.11.0 and 2.13.0.
+"""The one file that touches TorchInductor's private names. Tested on torch 2.11.0, 2.12.1 and 2.13.0.
 
 It turns what Inductor does during a compile into plain records (`SourceNode`, `Emission`, `Emitted`), which inductor.py
 reads.
@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-TESTED = ("2.11.0", "2.13.0")
+TESTED = ("2.11.0", "2.12.1", "2.13.0")
 
 _CUSTOM_PASSES = (
     "joint_custom_pre_pass", "joint_custom_post_pass", "post_grad_custom_pre_pass", "_pre_fusion_custom_pass",
