@@ -6,8 +6,8 @@ active driver names the target. Tensors on the device must be fake (`torch._subc
 run. There is no way back, so use a process of its own.
 
 Tested with the CPU and CUDA 13.0 builds of torch 2.13.0 and the CUDA 13.0 build of 2.12.1 (triton 3.7.1), and the CUDA
-13.0 build of 2.11.0 (triton 3.6.0), all on a machine without a GPU or a driver. A CUDA build needs the C++ part too: its own hooks ask the driver as
-soon as autograd meets a CUDA tensor.
+13.0 build of 2.11.0 (triton 3.6.0), all on a machine without a GPU or a driver. A CUDA build needs the C++ part too:
+its own hooks ask the driver as soon as autograd meets a CUDA tensor.
 """
 
 from __future__ import annotations

@@ -38,6 +38,7 @@ _NAMES = {
         "GraphLowering._compile_to_module_lines", "GraphLowering.get_numel", "GraphLowering.get_dtype",
     ),
     "torch._inductor.virtualized": ("V",),
+    "torch._inductor.codegen.common": ("InplacedBuffer.other_names",),
     "torch._inductor.codegen.simd": ("SIMDScheduling.codegen_mix_order_reduction",),
     "torch._inductor.codegen.triton": ("set_kernel_post_grad_provenance_tracing", "TritonKernel.call_kernel"),
     "torch._inductor.codegen.wrapper": ("PythonWrapperCodegen.write_provenance_debug_handle",),
@@ -85,6 +86,7 @@ import torch._inductor.codegen.triton as codegen_triton  # noqa: E402
 import torch._inductor.config as inductor_config  # noqa: E402
 import torch._inductor.debug as inductor_debug  # noqa: E402
 from torch._inductor import select_algorithm  # noqa: E402
+from torch._inductor.codegen.common import InplacedBuffer  # noqa: E402
 from torch._inductor.codegen.simd import SIMDScheduling  # noqa: E402
 from torch._inductor.codegen.triton import TritonKernel as TritonCodegen  # noqa: E402
 from torch._inductor.fx_passes import joint_graph, pad_mm  # noqa: E402
@@ -188,6 +190,7 @@ def listening(listener: Listener) -> Iterator[None]:
             sources = node.meta.get("from_node", ())
             if any(source.graph_id == id(graph) and source.name in padding_measured for source in sources):
                 padding_measured.add(node.name)
+        assert graph.owning_module is not None
         listener.joint(graph.owning_module.print_readable(print_output=False))
 
     def announced(schedule: Any, kernel_name: str, is_extern: bool = False) -> int | None:
@@ -340,7 +343,8 @@ def _mix_order_emissions(
     (workspace,) = kernel.args.workspace_args
     workspace_bytes = int(workspace.count) * workspace.dtype.itemsize
     # What the fusion made superfluous stands in both dicts as a marker.
-    in_place = [buffer.other_names for buffer in kernel.args.inplace_buffers.values() if isinstance(buffer, tuple)]
+    aliases = kernel.args.inplace_buffers.values()
+    in_place = [buffer.other_names for buffer in aliases if isinstance(buffer, InplacedBuffer)]
     read = [*kernel.args.input_buffers, *(names[0] for names in in_place)]
     written = [name for name, inner in kernel.args.output_buffers.items() if isinstance(inner, str)]
     written += [names[-1] for names in in_place]

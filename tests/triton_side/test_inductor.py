@@ -147,7 +147,8 @@ def call(self, args):
 
 def test_a_missing_private_name_names_the_tested_versions(monkeypatch):
     monkeypatch.setitem(private._NAMES, "torch._inductor.debug", ("gone_in_this_version",))
-    with pytest.raises(RuntimeError, match=r"torch\._inductor\.debug\.gone_in_this_version.*2\.11\.0, 2\.12\.1, 2\.13\.0"):
+    message = r"torch\._inductor\.debug\.gone_in_this_version.*2\.11\.0, 2\.12\.1, 2\.13\.0"
+    with pytest.raises(RuntimeError, match=message):
         private._require_names()
 
 

@@ -20,7 +20,14 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from triton_side.kernels._launch import check_tensors, device_of
-from triton_side.kernels._tiles import fits_descriptor, load_rows, product_precision, provide_descriptor_memory
+from triton_side.kernels._tiles import (
+    add_product,
+    fits_descriptor,
+    load_rows,
+    product,
+    product_precision,
+    provide_descriptor_memory,
+)
 from triton_side.kernels.attention_backward import (
     LOG2_E,
     BackwardConfig,
@@ -36,9 +43,8 @@ HEAD_DIMS = (16, 32, 64, 128)
 class ForwardConfig:
     """How the forward kernel is tiled and compiled.
 
-    block_q, block_kv: rows of q, and of k and v, in a tile; block_q must be a multiple of block_kv.
-    descriptors: k and v come through TMA tensor descriptors instead of per-element pointers.
-    warp_specialize: loads and products run in different warps (compiler-partitioned); needs `descriptors`.
+    block_q, block_kv: rows of q, and of k and v, in a tile.
+    descriptors: q, k and v come through TMA tensor descriptors instead of per-element pointers.
     """
 
     block_q: int
@@ -46,7 +52,6 @@ class ForwardConfig:
     num_warps: int
     num_stages: int
     descriptors: bool
-    warp_specialize: bool = False
 
 
 @triton.jit
@@ -54,12 +59,12 @@ def _attend(
     accumulator, row_sum, row_max, q, k_source, v_source, stride_ks, stride_kd, stride_vs, stride_vd,
     q_start, kv_begin, kv_end, sequence, scale_log2e,
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, DIAGONAL: tl.constexpr,
-    DESCRIPTORS: tl.constexpr, WARP_SPECIALIZE: tl.constexpr, PRECISION: tl.constexpr,
+    DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Fold keys kv_begin .. kv_end into the running softmax; DIAGONAL tiles are masked and may pass the end."""
-    for kv_start in tl.range(kv_begin, kv_end, BLOCK_KV, warp_specialize=WARP_SPECIALIZE):
+    for kv_start in tl.range(kv_begin, kv_end, BLOCK_KV):
         k = load_rows(k_source, stride_ks, stride_kd, kv_start, sequence, BLOCK_KV, HEAD_DIM, DESCRIPTORS, DIAGONAL)
-        scores = tl.dot(q, k.T, input_precision=PRECISION)
+        scores = product(q, k.T, PRECISION)
         if DIAGONAL:
             row = q_start + tl.arange(0, BLOCK_Q)
             column = kv_start + tl.arange(0, BLOCK_KV)
@@ -70,7 +75,7 @@ def _attend(
         row_sum = row_sum * correction + tl.sum(p, 1)
         accumulator = accumulator * correction[:, None]
         v = load_rows(v_source, stride_vs, stride_vd, kv_start, sequence, BLOCK_KV, HEAD_DIM, DESCRIPTORS, DIAGONAL)
-        accumulator = tl.dot(p.to(v.dtype), v, accumulator, input_precision=PRECISION)
+        accumulator = add_product(accumulator, p.to(v.dtype), v, PRECISION)
         row_max = new_max
     return accumulator, row_sum, row_max
 
@@ -81,7 +86,7 @@ def _forward(
     stride_qb, stride_qh, stride_qs, stride_qd, stride_kb, stride_kh, stride_ks, stride_kd,
     stride_vb, stride_vh, stride_vs, stride_vd, heads, sequence, scale_log2e,
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, DESCRIPTORS: tl.constexpr,
-    WARP_SPECIALIZE: tl.constexpr, PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """out (contiguous) of BLOCK_Q rows of one head."""
     # In order of start: one head's tiles together, so that its keys and values stay in L2, and the rows that see the
@@ -109,19 +114,18 @@ def _forward(
     row_sum = tl.zeros([BLOCK_Q], tl.float32)
     accumulator = tl.zeros([BLOCK_Q, HEAD_DIM], tl.float32)
 
-    # Keys before q_start are seen by every row here. From q_start on, the causal mask also hides keys past the end
-    # of the sequence from every row that is stored, so no other mask is needed. Warp specialisation takes one loop
-    # only (two crash the compiler, Triton 3.6 and 3.7), so there the mask is applied to every tile.
-    masked_from = 0 if WARP_SPECIALIZE else q_start
+    # Tiles that end by q_start are seen whole by every row here. In the others the causal mask also hides keys past
+    # the end of the sequence from every row that is stored, so no other mask is needed.
+    masked_from = q_start // BLOCK_KV * BLOCK_KV
     accumulator, row_sum, row_max = _attend(
         accumulator, row_sum, row_max, q, k_source, v_source, stride_ks, stride_kd, stride_vs, stride_vd,
         q_start, 0, masked_from, sequence, scale_log2e,
-        HEAD_DIM, BLOCK_Q, BLOCK_KV, False, DESCRIPTORS, False, PRECISION,
+        HEAD_DIM, BLOCK_Q, BLOCK_KV, False, DESCRIPTORS, PRECISION,
     )  # fmt: skip
     accumulator, row_sum, row_max = _attend(
         accumulator, row_sum, row_max, q, k_source, v_source, stride_ks, stride_kd, stride_vs, stride_vd,
         q_start, masked_from, tl.minimum(q_start + BLOCK_Q, sequence), sequence, scale_log2e,
-        HEAD_DIM, BLOCK_Q, BLOCK_KV, True, DESCRIPTORS, WARP_SPECIALIZE, PRECISION,
+        HEAD_DIM, BLOCK_Q, BLOCK_KV, True, DESCRIPTORS, PRECISION,
     )  # fmt: skip
 
     row = q_start + tl.arange(0, BLOCK_Q)
@@ -136,35 +140,51 @@ def forward_config(dtype: torch.dtype, head_dim: int, precision: str, descriptor
     """Tiles of the forward kernel; `descriptors`: all of q, k, v can be read through one.
 
     float32 tiles are as large as registers allow without spills (cuobjdump, sm_90): IEEE products run on the ordinary
-    cores and hold whole operand rows in registers.
+    cores and hold whole operand rows in registers. 16-bit tiles are the fastest of a sweep on an H200 (Triton 3.6,
+    batch 4, 32 heads, sequence 4096): TFLOP/s 478 for head_dim 128 and 411 for 64, against 463 and 378 for each with
+    the other's tiles. Warp specialisation gave 489 at best and NaN in other tilings, so it is not used.
     """
     if dtype == torch.float32 and precision == "ieee":
         block_q = 64 if head_dim <= 64 else 32
         return ForwardConfig(block_q, 32, num_warps=8, num_stages=1, descriptors=False)
     if dtype == torch.float32:
         return ForwardConfig(128, 32, num_warps=8, num_stages=2, descriptors=False)
-    return ForwardConfig(128, 64, num_warps=8, num_stages=3, descriptors=descriptors)
+    if head_dim <= 64:
+        return ForwardConfig(128, 64, num_warps=8, num_stages=3, descriptors=False)
+    return ForwardConfig(64, 64, num_warps=4, num_stages=3, descriptors=descriptors)
 
 
 def dk_dv_config(dtype: torch.dtype, head_dim: int, precision: str, descriptors: bool) -> BackwardConfig:
-    """Tiles of the kernel for dk and dv; `descriptors`: q and dout can be read through one."""
+    """Tiles of the kernel for dk and dv; `descriptors`: q and dout can be read through one.
+
+    16-bit tiles are the fastest of the sweep of `forward_config`: TFLOP/s of the four products 527 for head_dim 128
+    (483 with 128 rows of keys) and 474 for 64 (419 through descriptors).
+    """
     if dtype == torch.float32 and precision == "ieee":
         block = 32 if head_dim <= 64 else 16
         return BackwardConfig(block, block, num_warps=8, num_stages=1, descriptors=False)
     if dtype == torch.float32:
         block_kv = 64 if head_dim <= 64 else 32
         return BackwardConfig(32, block_kv, num_warps=4, num_stages=1, descriptors=False)
-    return BackwardConfig(64, 128, num_warps=8, num_stages=2, descriptors=descriptors)
+    if head_dim <= 64:
+        return BackwardConfig(64, 64, num_warps=4, num_stages=3, descriptors=False)
+    return BackwardConfig(64, 64, num_warps=4, num_stages=2, descriptors=descriptors)
 
 
 def dq_config(dtype: torch.dtype, head_dim: int, precision: str, descriptors: bool) -> BackwardConfig:
-    """Tiles of the kernel for dq; `descriptors`: k and v can be read through one."""
+    """Tiles of the kernel for dq; `descriptors`: k and v can be read through one.
+
+    16-bit tiles are from the sweep of `forward_config`: TFLOP/s of the three products 555 for head_dim 128 (572 with
+    128 x 32, 8 warps, 3 stages, which for 64 has 426) and 576 for 64 (564 through descriptors).
+    """
     if dtype == torch.float32 and precision == "ieee":
         block = 32 if head_dim <= 64 else 16
         return BackwardConfig(block, block, num_warps=8, num_stages=1, descriptors=False)
     if dtype == torch.float32:
         return BackwardConfig(64, 32, num_warps=4, num_stages=1, descriptors=False)
-    return BackwardConfig(128, 64, num_warps=8, num_stages=2, descriptors=descriptors)
+    if head_dim <= 64:
+        return BackwardConfig(64, 64, num_warps=4, num_stages=3, descriptors=False)
+    return BackwardConfig(64, 64, num_warps=4, num_stages=2, descriptors=descriptors)
 
 
 def launch_forward(
@@ -182,8 +202,8 @@ def launch_forward(
         _forward[(batch * heads * triton.cdiv(sequence, config.block_q),)](
             q, k, v, out, logsumexp2, *q.stride(), *k.stride(), *v.stride(), heads, sequence,
             head_dim**-0.5 * LOG2_E, HEAD_DIM=head_dim, BLOCK_Q=config.block_q, BLOCK_KV=config.block_kv,
-            DESCRIPTORS=config.descriptors, WARP_SPECIALIZE=config.warp_specialize,
-            PRECISION=product_precision(q.dtype), num_warps=config.num_warps, num_stages=config.num_stages,
+            DESCRIPTORS=config.descriptors, PRECISION=product_precision(q.dtype),
+            num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
     return out, logsumexp2
 

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from triton_side.kernels._launch import device_of
-from triton_side.kernels._tiles import load_rows, product_precision, provide_descriptor_memory
+from triton_side.kernels._tiles import add_product, load_rows, product, product_precision, provide_descriptor_memory
 
 LOG2_E = 1.4426950408889634
 
@@ -27,8 +27,8 @@ LOG2_E = 1.4426950408889634
 class BackwardConfig:
     """How one of the two large backward kernels is tiled: `block_q` rows of queries by `block_kv` of keys and values.
 
-    The dk, dv kernel keeps the keys and walks the queries, so its block_kv is a multiple of block_q; the dq kernel the
-    other way round. `descriptors`: the walked tiles come through TMA tensor descriptors.
+    The dk, dv kernel keeps the keys and walks the queries, the dq kernel the other way round. `descriptors`: the walked
+    tiles come through TMA tensor descriptors.
     """
 
     block_q: int
@@ -77,15 +77,15 @@ def _add_queries(
             logsumexp2 = tl.load(logsumexp2_ptr + row)
             delta = tl.load(delta_ptr + row)
         dout = load_rows(dout_source, stride_gs, stride_gd, q_start, sequence, BLOCK_Q, HEAD_DIM, DESCRIPTORS, CHECK)
-        scores = tl.dot(k, q.T, input_precision=PRECISION)
+        scores = product(k, q.T, PRECISION)
         p = tl.exp2(scores * scale_log2e - logsumexp2[None, :])
         if DIAGONAL:
             column = kv_start + tl.arange(0, BLOCK_KV)
             p = tl.where(row[None, :] >= column[:, None], p, 0.0)
-        dv = tl.dot(p.to(dout.dtype), dout, dv, input_precision=PRECISION)
-        dp = tl.dot(v, dout.T, input_precision=PRECISION)
+        dv = add_product(dv, p.to(dout.dtype), dout, PRECISION)
+        dp = product(v, dout.T, PRECISION)
         ds = p * (dp - delta[None, :])
-        dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
+        dk = add_product(dk, ds.to(q.dtype), q, PRECISION)
     return dk, dv
 
 
@@ -125,10 +125,12 @@ def _dk_dv(
     dk = tl.zeros([BLOCK_KV, HEAD_DIM], tl.float32)
     dv = tl.zeros([BLOCK_KV, HEAD_DIM], tl.float32)
 
-    diagonal_end = tl.minimum(kv_start + BLOCK_KV, sequence)
+    # Tiles of queries stay multiples of BLOCK_Q from the start of the sequence, so that EVEN holds for all of them.
+    diagonal_begin = kv_start // BLOCK_Q * BLOCK_Q
+    diagonal_end = tl.minimum(tl.cdiv(kv_start + BLOCK_KV, BLOCK_Q) * BLOCK_Q, sequence)
     dk, dv = _add_queries(
         dk, dv, k, v, q_source, dout_source, logsumexp2_ptr, delta_ptr, stride_qs, stride_qd, stride_gs, stride_gd,
-        kv_start, kv_start, diagonal_end, sequence, scale_log2e,
+        kv_start, diagonal_begin, diagonal_end, sequence, scale_log2e,
         HEAD_DIM, BLOCK_Q, BLOCK_KV, True, not EVEN, DESCRIPTORS, PRECISION,
     )  # fmt: skip
     dk, dv = _add_queries(
@@ -153,16 +155,16 @@ def _add_keys(
     """Add what keys kv_begin .. kv_end contribute to dq (not yet scaled). Only diagonal tiles may pass the end."""
     for kv_start in tl.range(kv_begin, kv_end, BLOCK_KV):
         k = load_rows(k_source, stride_ks, stride_kd, kv_start, sequence, BLOCK_KV, HEAD_DIM, DESCRIPTORS, DIAGONAL)
-        scores = tl.dot(q, k.T, input_precision=PRECISION)
+        scores = product(q, k.T, PRECISION)
         p = tl.exp2(scores * scale_log2e - logsumexp2[:, None])
         if DIAGONAL:
             row = q_start + tl.arange(0, BLOCK_Q)
             column = kv_start + tl.arange(0, BLOCK_KV)
             p = tl.where(row[:, None] >= column[None, :], p, 0.0)
         v = load_rows(v_source, stride_vs, stride_vd, kv_start, sequence, BLOCK_KV, HEAD_DIM, DESCRIPTORS, DIAGONAL)
-        dp = tl.dot(dout, v.T, input_precision=PRECISION)
+        dp = product(dout, v.T, PRECISION)
         ds = p * (dp - delta[:, None])
-        dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+        dq = add_product(dq, ds.to(k.dtype), k, PRECISION)
     return dq
 
 
@@ -201,13 +203,14 @@ def _dq(
     logsumexp2 = tl.load(logsumexp2_ptr + row, mask=row < sequence, other=0.0)
     delta = tl.load(delta_ptr + row, mask=row < sequence, other=0.0)
     dq = tl.zeros([BLOCK_Q, HEAD_DIM], tl.float32)
+    masked_from = q_start // BLOCK_KV * BLOCK_KV
     dq = _add_keys(
         dq, q, dout, logsumexp2, delta, k_source, v_source, stride_ks, stride_kd, stride_vs, stride_vd,
-        q_start, 0, q_start, sequence, scale_log2e, HEAD_DIM, BLOCK_Q, BLOCK_KV, False, DESCRIPTORS, PRECISION,
+        q_start, 0, masked_from, sequence, scale_log2e, HEAD_DIM, BLOCK_Q, BLOCK_KV, False, DESCRIPTORS, PRECISION,
     )  # fmt: skip
     dq = _add_keys(
         dq, q, dout, logsumexp2, delta, k_source, v_source, stride_ks, stride_kd, stride_vs, stride_vd,
-        q_start, q_start, tl.minimum(q_start + BLOCK_Q, sequence), sequence, scale_log2e,
+        q_start, masked_from, tl.minimum(q_start + BLOCK_Q, sequence), sequence, scale_log2e,
         HEAD_DIM, BLOCK_Q, BLOCK_KV, True, DESCRIPTORS, PRECISION,
     )  # fmt: skip
     at = row[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]

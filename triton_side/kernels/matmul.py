@@ -1,8 +1,8 @@
-"""Matrix product as a Triton kernel: c = a @ b (+ a2 @ b2) (+ residual).
+"""Matrix product as a Triton kernel: c = a @ b (+ residual).
 
-A grid of persistent programs walks the output tiles in groups of rows, so that the operands' tiles in use stay in L2
-(the order of Triton's persistent matmul tutorial). Operands come through TMA tensor descriptors where their strides
-allow, else through masked pointers. Either operand may be stored transposed: pass `x.T`.
+Programs walk the output tiles in groups of rows, so that the operands' tiles in use stay in L2 (the order of Triton's
+persistent matmul tutorial). Where their strides allow, operands come through TMA tensor descriptors and one program a
+multiprocessor walks many tiles; else they come through masked pointers, one program a tile. Either operand may be stored transposed: pass `x.T`.
 
 Shapes: a [m, k], b [k, n], c and residual [m, n]. dtypes: bfloat16, float16, float32, one for all; accumulated in
 float32, the residual added there too. float32 products follow `torch.get_float32_matmul_precision()`.
@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from triton_side.kernels._launch import check_matrix, check_tensors, device_of, multiprocessors
-from triton_side.kernels._tiles import fits_descriptor, product_precision, provide_descriptor_memory
+from triton_side.kernels._tiles import add_product, fits_descriptor, product_precision, provide_descriptor_memory
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,7 @@ class MatmulConfig:
     """How a product is tiled: [block_m, block_n] of the output a program at a time, block_k of the inner axis a step.
 
     group_m: tiles of block_m rows that are walked together before the next columns (for L2).
-    descriptors: operands come through TMA. persistent: one program a multiprocessor, else one a tile.
-    flatten: tile loop and inner loop become one, so that loads of the next tile start before this one is stored.
-    warp_specialize: loads and products run in different warps (compiler-partitioned); needs `descriptors`.
+    descriptors: operands come through TMA, and programs are persistent, one a multiprocessor; else one program a tile.
     """
 
     block_m: int
@@ -37,9 +35,6 @@ class MatmulConfig:
     num_stages: int
     group_m: int = 8
     descriptors: bool = True
-    persistent: bool = True
-    flatten: bool = True
-    warp_specialize: bool = False
 
 
 @triton.jit
@@ -108,22 +103,16 @@ def load_tile(pointer, row, column, rows, columns, ROWS: tl.constexpr, COLUMNS: 
 
 @triton.jit
 def _matmul(
-    a_ptr, b_ptr, a2_ptr, b2_ptr, residual_ptr, c_ptr, m, n, k, stride_am, stride_ak, stride_bk, stride_bn,
-    stride_a2m, stride_a2k, stride_b2k, stride_b2n,
+    a_ptr, b_ptr, residual_ptr, c_ptr, m, n, k, stride_am, stride_ak, stride_bk, stride_bn,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, DESCRIPTORS: tl.constexpr, FLATTEN: tl.constexpr,
-    WARP_SPECIALIZE: tl.constexpr, PRECISION: tl.constexpr,
+    A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """c = a @ b (+ a2 @ b2, stored as a and b are, step by step in the same loop) (+ residual); None: not added."""
+    """c = a @ b (+ residual); None: not added."""
     a = open_operand(a_ptr, m, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, DESCRIPTORS, A_TRANSPOSED)
     b = open_operand(b_ptr, k, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED)
-    if a2_ptr is not None:
-        a2 = open_operand(a2_ptr, m, k, stride_a2m, stride_a2k, BLOCK_M, BLOCK_K, DESCRIPTORS, A_TRANSPOSED)
-        b2 = open_operand(b2_ptr, k, n, stride_b2k, stride_b2n, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED)
     tiles = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N)
-    for tile in tl.range(
-        tl.program_id(0), tiles, tl.num_programs(0), flatten=FLATTEN, warp_specialize=WARP_SPECIALIZE
-    ):
+    # Flattened, the loads of the next tile start before this one is stored: 1% on an H200 (810 against 803 TFLOP/s).
+    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=DESCRIPTORS):
         row, column = tile_at(tile, m, n, BLOCK_M, BLOCK_N, GROUP_M)
         c = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for step in range(tl.cdiv(k, BLOCK_K)):
@@ -134,15 +123,7 @@ def _matmul(
             y = load_operand(
                 b, at, column, k, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED
             )
-            c = tl.dot(x, y, c, input_precision=PRECISION)
-            if a2_ptr is not None:
-                x = load_operand(
-                    a2, row, at, m, k, stride_a2m, stride_a2k, BLOCK_M, BLOCK_K, DESCRIPTORS, A_TRANSPOSED
-                )
-                y = load_operand(
-                    b2, at, column, k, n, stride_b2k, stride_b2n, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED
-                )
-                c = tl.dot(x, y, c, input_precision=PRECISION)
+            c = add_product(c, x, y, PRECISION)
         if residual_ptr is not None:
             c += load_tile(residual_ptr, row, column, m, n, BLOCK_M, BLOCK_N)
         store_tile(c_ptr, c, row, column, m, n, BLOCK_M, BLOCK_N)
@@ -159,50 +140,50 @@ def operands_fit_descriptors(*operands: torch.Tensor) -> bool:
 
 
 def programs(m: int, n: int, config: MatmulConfig, device: torch.device) -> int:
-    """Programs to launch: if persistent one a multiprocessor (a tile fills its shared memory), else one a tile."""
+    """Programs to launch: with descriptors one a multiprocessor (a tile fills its shared memory), else one a tile."""
     tiles = triton.cdiv(m, config.block_m) * triton.cdiv(n, config.block_n)
-    return min(tiles, multiprocessors(device)) if config.persistent else tiles
+    return min(tiles, multiprocessors(device)) if config.descriptors else tiles
 
 
 def pointer_config(block_m: int, block_n: int, block_k: int, num_warps: int, num_stages: int) -> MatmulConfig:
     """Operands through pointers, one program a tile: what a persistent walk gains, it needs TMA to use."""
-    return MatmulConfig(
-        block_m, block_n, block_k, num_warps, num_stages, descriptors=False, persistent=False, flatten=False
-    )
+    return MatmulConfig(block_m, block_n, block_k, num_warps, num_stages, descriptors=False)
 
 
-def matmul_config(dtype: torch.dtype, precision: str, descriptors: bool, second: bool = False) -> MatmulConfig:
-    """Tiles for a dtype and precision; `descriptors`: TMA can read the operands; `second`: a2 @ b2 is added.
+def matmul_config(dtype: torch.dtype, precision: str, descriptors: bool) -> MatmulConfig:
+    """Tiles for a dtype and precision; `descriptors`: TMA can read the operands.
 
-    float32 takes pointers: IEEE products run on the ordinary cores, TF32 operands are transposed on their way.
+    float32 takes pointers: IEEE products run on the ordinary cores, TF32 operands are rounded on their way. Fastest of
+    a sweep on an H200 (Triton 3.6; 8192 x 4096 x 14336, float32 8192 x 768 x 2048), TFLOP/s for operands stored NN, NT
+    and TN: 16-bit 806, 790, 810 (cuBLAS 833, 811, 754 to 816; 128 x 128 tiles 641; warp specialisation 786, 773, 786);
+    IEEE 38, 13, 40 (cuBLAS 48, 49, 49; with 8 warps 30, 7, 31), see `launch_matmul` for NT.
     """
     if dtype == torch.float32:
-        return pointer_config(64, 64, 16, 8, 2) if precision == "ieee" else pointer_config(128, 64, 32, 8, 2)
+        return pointer_config(64, 64, 16, 4, 2) if precision == "ieee" else pointer_config(128, 128, 32, 8, 3)
     if not descriptors:
         return pointer_config(64, 64, 32, 4, 3)  # rows that 16 bytes do not divide: two-byte loads, many addresses
-    if second:
-        return MatmulConfig(128, 256, 32, num_warps=8, num_stages=3)
     return MatmulConfig(128, 256, 64, num_warps=8, num_stages=3)
 
 
 def launch_matmul(
-    a: torch.Tensor, b: torch.Tensor, config: MatmulConfig, residual: torch.Tensor | None = None,
-    second: tuple[torch.Tensor, torch.Tensor] | None = None,
-) -> torch.Tensor:  # fmt: skip
-    """a @ b (+ second[0] @ second[1]) (+ residual), contiguous. `second` is stored as a and b; residual contiguous."""
+    a: torch.Tensor, b: torch.Tensor, config: MatmulConfig, residual: torch.Tensor | None = None
+) -> torch.Tensor:
+    """a @ b (+ residual), contiguous. `residual` is contiguous."""
     (m, k), n = a.shape, b.shape[1]
-    a2, b2 = second or (None, None)
-    second_strides = (0, 0, 0, 0) if second is None else (*second[0].stride(), *second[1].stride())
+    precision = product_precision(a.dtype)
+    if a.dtype == torch.float32 and precision == "ieee" and stored_transposed(b):
+        # The ordinary cores read b's rows; where they lie across shared memory, banks conflict: 13 TFLOP/s against 38.
+        b = b.contiguous()
     c = torch.empty((m, n), dtype=a.dtype, device=a.device)
     with device_of(a):
         if config.descriptors:
             provide_descriptor_memory(a.device)
         _matmul[(programs(m, n, config, a.device),)](
-            a, b, a2, b2, residual, c, m, n, k, *a.stride(), *b.stride(), *second_strides,
+            a, b, residual, c, m, n, k, *a.stride(), *b.stride(),
             BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
             GROUP_M=config.group_m, A_TRANSPOSED=stored_transposed(a), B_TRANSPOSED=stored_transposed(b),
-            DESCRIPTORS=config.descriptors, FLATTEN=config.flatten, WARP_SPECIALIZE=config.warp_specialize,
-            PRECISION=product_precision(a.dtype), num_warps=config.num_warps, num_stages=config.num_stages,
+            DESCRIPTORS=config.descriptors, PRECISION=precision,
+            num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
     return c
 
