@@ -2,7 +2,8 @@
 
 Programs walk the output tiles in groups of rows, so that the operands' tiles in use stay in L2 (the order of Triton's
 persistent matmul tutorial). Where their strides allow, operands come through TMA tensor descriptors and one program a
-multiprocessor walks many tiles; else they come through masked pointers, one program a tile. Either operand may be stored transposed: pass `x.T`.
+multiprocessor walks many tiles; else they come through masked pointers, one program a tile. Either operand may be
+stored transposed: pass `x.T`.
 
 Shapes: a [m, k], b [k, n], c and residual [m, n]. dtypes: bfloat16, float16, float32, one for all; accumulated in
 float32, the residual added there too. float32 products follow `torch.get_float32_matmul_precision()`.
@@ -117,12 +118,8 @@ def _matmul(
         c = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for step in range(tl.cdiv(k, BLOCK_K)):
             at = step * BLOCK_K
-            x = load_operand(
-                a, row, at, m, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, DESCRIPTORS, A_TRANSPOSED
-            )
-            y = load_operand(
-                b, at, column, k, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED
-            )
+            x = load_operand(a, row, at, m, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, DESCRIPTORS, A_TRANSPOSED)
+            y = load_operand(b, at, column, k, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED)
             c = add_product(c, x, y, PRECISION)
         if residual_ptr is not None:
             c += load_tile(residual_ptr, row, column, m, n, BLOCK_M, BLOCK_N)

@@ -62,15 +62,9 @@ def _two_products(
         c2 = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for step in range(tl.cdiv(k, BLOCK_K)):
             at = step * BLOCK_K
-            x = load_operand(
-                a, row, at, m, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, DESCRIPTORS, A_TRANSPOSED
-            )
-            y = load_operand(
-                b, at, column, k, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED
-            )
-            y2 = load_operand(
-                b2, at, column, k, n, stride_b2k, stride_b2n, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED
-            )
+            x = load_operand(a, row, at, m, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, DESCRIPTORS, A_TRANSPOSED)
+            y = load_operand(b, at, column, k, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED)
+            y2 = load_operand(b2, at, column, k, n, stride_b2k, stride_b2n, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED)
             c = add_product(c, x, y, PRECISION)
             c2 = add_product(c2, x, y2, PRECISION)
         if c_ptr is not None:
@@ -138,8 +132,7 @@ def _launch_two_products(
             a, b, b2, c, c2, activated, m, n, k, *a.stride(), *b.stride(), *b2.stride(),
             BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, GROUP_M=config.group_m,
             A_TRANSPOSED=stored_transposed(a), B_TRANSPOSED=stored_transposed(b), DESCRIPTORS=config.descriptors,
-            PRECISION=product_precision(a.dtype),
-            num_warps=config.num_warps, num_stages=config.num_stages,
+            PRECISION=product_precision(a.dtype), num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
 
 

@@ -9,15 +9,17 @@ from triton_side.kernels.attention_backward import BackwardConfig
 FORWARD = [
     ForwardConfig(32, 32, num_warps=4, num_stages=2, descriptors=False),
     ForwardConfig(64, 16, num_warps=4, num_stages=1, descriptors=True),
-    ForwardConfig(64, 32, num_warps=4, num_stages=2, descriptors=True, warp_specialize=True),
+    ForwardConfig(16, 64, num_warps=4, num_stages=1, descriptors=False),
 ]
 DK_DV = [
     BackwardConfig(32, 32, num_warps=4, num_stages=2, descriptors=False),
     BackwardConfig(16, 64, num_warps=4, num_stages=1, descriptors=True),
+    BackwardConfig(64, 16, num_warps=4, num_stages=1, descriptors=False),
 ]
 DQ = [
     BackwardConfig(32, 32, num_warps=4, num_stages=2, descriptors=False),
     BackwardConfig(64, 16, num_warps=4, num_stages=1, descriptors=True),
+    BackwardConfig(16, 64, num_warps=4, num_stages=1, descriptors=False),
 ]
 
 
@@ -68,9 +70,7 @@ def test_agrees_with_float64(sequence: int, head_dim: int, dtype: torch.dtype) -
 
 
 @pytest.mark.parametrize("sequence", [2, 48, 127, 129])
-@pytest.mark.parametrize("dq", DQ, ids=str)
-@pytest.mark.parametrize("dk_dv", DK_DV, ids=str)
-@pytest.mark.parametrize("forward", FORWARD, ids=str)
+@pytest.mark.parametrize(("forward", "dk_dv", "dq"), list(zip(FORWARD, DK_DV, DQ, strict=True)))
 def test_any_configuration_agrees(forward, dk_dv, dq, sequence: int) -> None:
     assert agrees(configured(forward, dk_dv, dq), *tensors(1, 1, sequence, 16, torch.float16))
 
@@ -143,14 +143,10 @@ def test_medium_precision_is_refused() -> None:
 @pytest.mark.parametrize("precision", ["ieee", "tf32"])
 @pytest.mark.parametrize("head_dim", attention.HEAD_DIMS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_chosen_tiles_cover_the_diagonal(dtype, head_dim: int, precision: str, descriptors: bool) -> None:
+def test_descriptors_are_chosen_only_where_they_fit(dtype, head_dim: int, precision: str, descriptors: bool) -> None:
     chosen = (dtype, head_dim, precision, descriptors)
-    forward = attention.forward_config(*chosen)
-    dk_dv, dq = attention.dk_dv_config(*chosen), attention.dq_config(*chosen)
-    assert forward.block_q % forward.block_kv == 0
-    assert dq.block_q % dq.block_kv == 0
-    assert dk_dv.block_kv % dk_dv.block_q == 0
-    assert descriptors or not (forward.descriptors or dk_dv.descriptors or dq.descriptors)
+    for choose in (attention.forward_config, attention.dk_dv_config, attention.dq_config):
+        assert descriptors or not choose(*chosen).descriptors
 
 
 @pytest.mark.parametrize(
@@ -164,11 +160,15 @@ def test_chosen_tiles_cover_the_diagonal(dtype, head_dim: int, precision: str, d
         ("row_max + tl.log2(row_sum)", "row_max"),
         ("0, masked_from, sequence", "BLOCK_KV, masked_from, sequence"),
         ("head = head_index % heads", "head = 0"),
+        ("masked_from = q_start // BLOCK_KV * BLOCK_KV", "masked_from = q_start"),
     ],
 )
 def test_comparison_catches(sound: str, broken: str, tmp_path) -> None:
     above = mutant(attention, sound, broken, tmp_path)
-    assert not agrees(configured(FORWARD[0], DK_DV[0], DQ[0], above=above), *tensors(1, 2, 70, 16))
+    assert not all(
+        agrees(configured(forward, DK_DV[0], DQ[0], above=above), *tensors(1, 2, 70, 16))
+        for forward in (FORWARD[0], FORWARD[2])
+    )
 
 
 @pytest.mark.parametrize(
@@ -183,8 +183,14 @@ def test_comparison_catches(sound: str, broken: str, tmp_path) -> None:
         ("dp - delta[:, None]", "dp"),
         ("kv_start, diagonal_end, sequence, sequence", "kv_start, diagonal_end, diagonal_end, sequence"),
         ("row < sequence, other=0.0)\n            delta", "row < 0, other=0.0)\n            delta"),
+        ("masked_from = q_start // BLOCK_KV * BLOCK_KV", "masked_from = q_start"),
+        ("tl.cdiv(kv_start + BLOCK_KV, BLOCK_Q) * BLOCK_Q", "kv_start"),
+        ("diagonal_begin = kv_start // BLOCK_Q * BLOCK_Q", "diagonal_begin = kv_start + BLOCK_KV"),
     ],
 )
 def test_comparison_catches_in_the_gradient(sound: str, broken: str, tmp_path) -> None:
     below = mutant(attention_backward, sound, broken, tmp_path)
-    assert not agrees(configured(FORWARD[0], DK_DV[0], DQ[0], below=below), *tensors(1, 2, 70, 16))
+    assert not all(
+        agrees(configured(FORWARD[0], dk_dv, dq, below=below), *tensors(1, 2, 70, 16))
+        for dk_dv, dq in ((DK_DV[0], DQ[0]), (DK_DV[2], DQ[2]))
+    )
