@@ -8,7 +8,7 @@ stored transposed: pass `x.T`.
 Shapes: a [m, k], b [k, n], c and residual [m, n]. dtypes: bfloat16, float16, float32, one for all; accumulated in
 float32, the residual added there too. float32 products follow `torch.get_float32_matmul_precision()`.
 
-The pieces (`first_tile`, `open_operand`, `load_operand`, ...) serve the fused kernels of `swiglu_mlp.py` as well.
+The pieces (`tile_at`, `open_operand`, `load_operand`, ...) serve the fused kernels of `swiglu_mlp.py` as well.
 """
 
 from dataclasses import dataclass
