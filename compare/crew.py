@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,16 @@ class Crew:
         self._unavailable: dict[str, WorkerError] = {}
         self._locks: dict[str, threading.RLock] = {}
         self._guard = threading.Lock()
+
+    def start(self, roles: Iterable[str]) -> None:
+        """Start several workers at once, for each spends seconds importing. What fails here fails again when asked."""
+
+        def start(role: str) -> None:
+            with self._lock(role), contextlib.suppress(WorkerError, WorkerDied, WorkerTimeout):
+                self._worker(role)
+
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(start, roles))
 
     def ask(self, role: str, method: str, *, timeout: float = 900.0, **params: Any) -> Any:
         """Raises WorkerError, WorkerDied or WorkerTimeout; after the last two the next ask starts a fresh process."""

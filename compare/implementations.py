@@ -20,7 +20,7 @@ def compilers(block: str, train: bool = True) -> tuple[Implementation, ...]:
         Implementation("xla-unfused", xla, "xla-unfused", "jax.jit with XLA's fusion passes off"),
         Implementation("eager", torch, "eager", "PyTorch, one operation after the other"),
         Implementation("inductor", torch, "inductor", "torch.compile, default mode"),
-        Implementation("inductor-max", torch, "inductor-max", "torch.compile, max-autotune-no-cudagraphs"),
+        Implementation("inductor-max", torch, "inductor-max", "torch.compile, max-autotune-no-cudagraphs", tunes=True),
     )
 
 

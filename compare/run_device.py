@@ -15,7 +15,7 @@ from compare.spec import Case, Implementation
 from xlafuse.autotune import merge_results
 
 ROUNDS = 5
-ROUND_SECONDS = 0.04  # of timed calls, for each implementation in each round
+ROUND_SECONDS = 0.02  # of timed calls, for each implementation in each round
 WORKER_FAILURES = (WorkerError, WorkerDied, WorkerTimeout)
 
 
@@ -49,8 +49,9 @@ class _Entry:
 
 def _describe_machine(plan: Plan, session: Session) -> None:
     """Environment of each worker that the plan needs, and this segment's ceilings."""
-    session.progress.say("measuring this GPU's ceilings")
     roles = {implementation.framework for _, group in plan.work for implementation in group}
+    session.crew.start({*roles, "reference"})
+    session.progress.say("measuring this GPU's ceilings")
     workers: dict[str, Any] = {}
     ceilings = None
     for role in sorted(roles):

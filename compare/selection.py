@@ -79,7 +79,10 @@ def resolve(
     for block in wanted:
         mine = tuple(i for i in block.implementations if not implementations or i.name in implementations)
         for case in block.cases(suite):
-            found = tuple(i for i in mine if case.direction in i.directions)
+            found = tuple(
+                i for i in mine
+                if case.direction in i.directions and (i.name in implementations or block.takes(case, i, suite))
+            )
             if (
                 found
                 and (not cases or case.name in cases or case.id in cases)

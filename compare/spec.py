@@ -95,6 +95,7 @@ class Shape:
     """One named set of axis sizes, with the dtypes it is compared in and the suites it belongs to.
 
     Suites: `quick` (minutes), `full` (everything but `check`), `check` (small odd sizes: CPU checks and tests).
+    `tuned`: whether implementations that tune for minutes (`Implementation.tunes`) take part in the quick suite.
     """
 
     name: str
@@ -103,6 +104,7 @@ class Shape:
     suites: tuple[str, ...] = ("full",)
     precisions: tuple[str, ...] = ("ieee",)
     directions: tuple[str, ...] = ("fwd", "train")
+    tuned: bool = True
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,7 @@ class Implementation:
     needs_gpu: str | None = None
     unsupported: Callable[[Case], str | None] = field(default=lambda case: None)
     directions: tuple[str, ...] = ("fwd", "train")
+    tunes: bool = False
 
     def load(self) -> Callable[..., Any]:
         """Import the target function; imports its framework, so only a worker calls it."""
@@ -170,6 +173,12 @@ class Block:
             if implementation.name == name:
                 return implementation
         raise KeyError(f"block {self.name} has no implementation {name!r}")
+
+    def takes(self, case: Case, implementation: Implementation, suite: str) -> bool:
+        """Whether the implementation takes part in this case of the suite where nobody asks for it by name."""
+        shape = next(s for s in self.shapes if s.name == case.name)
+        worth_tuning = shape.tuned or not implementation.tunes or suite != "quick"
+        return case.direction in implementation.directions and worth_tuning
 
     def cases(self, suite: str) -> list[Case]:
         return [

@@ -256,6 +256,13 @@ def listening(listener: Listener) -> Iterator[None]:
         )
         return module
 
+    precompile_config = CachingAutotuner._precompile_config
+
+    def compiled_one(kernel: CachingAutotuner, config: Any) -> Any:
+        result = precompile_config(kernel, config)
+        _descended.setdefault(kernel, {})[str(config)] = result
+        return result
+
     def scheduled(fused: bool) -> Callable[[Sequence[Any]], Sequence[Any]]:
         def custom_pass(nodes: Sequence[Any]) -> Sequence[Any]:
             listener.scheduled(_part(V.graph), fused, "\n\n".join(node.debug_str() for node in nodes) + "\n")
@@ -283,6 +290,7 @@ def listening(listener: Listener) -> Iterator[None]:
         for module in binders:
             stack.enter_context(_replaced(module, "set_kernel_post_grad_provenance_tracing", announced))
         stack.enter_context(_replaced(GraphLowering, "_compile_to_module_lines", loaded))
+        stack.enter_context(_replaced(CachingAutotuner, "_precompile_config", compiled_one))
         stack.enter_context(_replaced(pad_mm, "_should_pad", padding_decided))
         stack.enter_context(_replaced(SIMDScheduling, "codegen_mix_order_reduction", mixing_orders))
         yield
@@ -475,7 +483,10 @@ def _user_line(stack_trace: str | None) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class TritonKernel:
-    """candidates: configurations that a device would measure. tuned: it has. compiled: the CompiledKernel in use."""
+    """candidates: configurations that a device would measure. tuned: it has. compiled: the CompiledKernel in use.
+
+    compiled is None where the configuration in use was compiled outside the capture.
+    """
 
     candidates: int
     tuned: bool
@@ -484,6 +495,8 @@ class TritonKernel:
 
 
 _candidates: weakref.WeakKeyDictionary[CachingAutotuner, int] = weakref.WeakKeyDictionary()
+# What the coordinate descent of max-autotune compiles on its way, by configuration: it is not among compile_results.
+_descended: weakref.WeakKeyDictionary[CachingAutotuner, dict[str, Any]] = weakref.WeakKeyDictionary()
 
 
 def triton_kernel(module: Any, name: str) -> TritonKernel | None:
@@ -493,12 +506,13 @@ def triton_kernel(module: Any, name: str) -> TritonKernel | None:
         return None
     results = kernel.compile_results
     candidates = _candidates[kernel]
-    tuned = candidates > 1 and len(kernel.launchers) == 1
-    chosen = results[0]
-    if tuned:
-        winner = str(kernel.launchers[0].config)
-        chosen = next(result for result in results if str(result.config) == winner)
-    return TritonKernel(candidates=candidates, tuned=tuned, config=str(chosen.config), compiled=chosen.kernel)
+    if len(kernel.launchers) != 1:
+        return TritonKernel(candidates, tuned=False, config=str(results[0].config), compiled=results[0].kernel)
+    winner = kernel.launchers[0].config
+    tuned = candidates > 1 or getattr(winner, "found_by_coordesc", False)
+    compiled = {str(result.config): result for result in results} | _descended.get(kernel, {})
+    chosen = compiled.get(str(winner))
+    return TritonKernel(candidates, tuned, config=str(winner), compiled=chosen.kernel if chosen else None)
 
 
 # A GPU that is not there

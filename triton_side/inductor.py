@@ -136,7 +136,7 @@ class Graph:
         found = {
             call.emission.name: private.triton_kernel(self._emitted.module, call.emission.name) for call in self._calls
         }
-        return {name: kernel.compiled for name, kernel in found.items() if kernel is not None}
+        return {n: k.compiled for n, k in found.items() if k is not None and k.compiled is not None}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,6 +26,8 @@ class ScriptedCrew:
         self.faults, self.calls = faults, Counter[tuple[str, str]]()
         self.errors: dict[str, float] = {}
 
+    def start(self, roles: set[str]) -> None: ...
+
     def ask(self, role: str, method: str, *, timeout: float = 0, **params: Any) -> Any:
         name = params.get("id", "").rpartition("/")[2]
         self.calls[method, name] += 1

@@ -23,7 +23,17 @@ def test_nothing_named_is_everything_in_the_suite() -> None:
     plan = resolve([], suite="quick")
     assert ids(plan) == [case.id for block in BLOCKS.values() for case in block.cases("quick")]
     for case, found in plan.work:
-        assert found == tuple(i for i in BLOCKS[case.block].implementations if case.direction in i.directions)
+        block = BLOCKS[case.block]
+        assert found == tuple(i for i in block.implementations if block.takes(case, i, "quick"))
+
+
+def test_what_tunes_for_minutes_leaves_out_the_quick_suites_odd_cases() -> None:
+    def taking_part(suite: str) -> set[str]:
+        plan = resolve(["swiglu_mlp"], suite=suite, directions=["fwd"])
+        return {case.name for case, found in plan.work if "inductor-max" in {i.name for i in found}}
+
+    assert taking_part("quick") == {"llama-8b"}
+    assert "prime" in taking_part("full")
 
 
 def test_filters_narrow_together() -> None:

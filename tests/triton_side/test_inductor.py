@@ -3,6 +3,7 @@
 import inspect
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -169,3 +170,28 @@ def call(self, args):
     assert inductor._calls_in(code) == ([7, 8, 9, 10], (unannounced,))
     finish = "buf1 = workspace_0[0 : 1024].view(4, 256).sum(dim=0)"
     assert inductor._calls_in(f"def call(args):\n    {finish}\n") == ([], (finish,))
+
+
+def test_what_coordinate_descent_chose_is_the_kernel_in_use() -> None:
+    """max-autotune goes on from the best candidate; its choice is not among compile_results, and may be unknown."""
+    from triton_side import _inductor_private as private
+
+    def result(config: object, kernel: str) -> SimpleNamespace:
+        return SimpleNamespace(config=config, kernel=kernel)
+
+    start, found, unknown = (SimpleNamespace(name=name) for name in ("start", "found", "unknown"))
+    kernel = private.CachingAutotuner.__new__(private.CachingAutotuner)
+    kernel.compile_results = [result(start, "first")]
+    private._candidates[kernel] = 1
+    module = SimpleNamespace(k=kernel)
+
+    kernel.launchers = [SimpleNamespace(config=start)]
+    assert private.triton_kernel(module, "k") == private.TritonKernel(1, False, str(start), "first")
+
+    found.found_by_coordesc = unknown.found_by_coordesc = True
+    private._descended[kernel] = {str(found): result(found, "better")}
+    kernel.launchers = [SimpleNamespace(config=found)]
+    assert private.triton_kernel(module, "k") == private.TritonKernel(1, True, str(found), "better")
+
+    kernel.launchers = [SimpleNamespace(config=unknown)]
+    assert private.triton_kernel(module, "k") == private.TritonKernel(1, True, str(unknown), None)

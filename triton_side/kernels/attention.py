@@ -158,8 +158,9 @@ def dk_dv_config(dtype: torch.dtype, head_dim: int, precision: str, descriptors:
     """Tiles of the kernel for dk and dv; `descriptors`: q and dout can be read through one.
 
     16-bit tiles are the fastest of the sweep of `forward_config`: TFLOP/s of the four products 527 for head_dim 128
-    (483 with 128 rows of keys) and 474 for 64 (419 through descriptors). For 128 they spill 24 bytes of registers;
-    through pointers they would spill 160, so those keep 128 rows of keys and 8 warps.
+    (483 with 128 rows of keys) and 440 for 64 (401 and 432 with 64 rows of queries; through pointers 474 once and 375
+    later). For 128 they spill 24 bytes of registers; through pointers they would spill 160, so those keep 128 rows of
+    keys and 8 warps.
     """
     if dtype == torch.float32 and precision == "ieee":
         block = 32 if head_dim <= 64 else 16
@@ -168,7 +169,7 @@ def dk_dv_config(dtype: torch.dtype, head_dim: int, precision: str, descriptors:
         block_kv = 64 if head_dim <= 64 else 32
         return BackwardConfig(32, block_kv, num_warps=4, num_stages=1, descriptors=False)
     if head_dim <= 64:
-        return BackwardConfig(64, 64, num_warps=4, num_stages=3, descriptors=False)
+        return BackwardConfig(32 if descriptors else 64, 64, num_warps=4, num_stages=3, descriptors=descriptors)
     if not descriptors:
         return BackwardConfig(64, 128, num_warps=8, num_stages=2, descriptors=False)
     return BackwardConfig(64, 64, num_warps=4, num_stages=2, descriptors=True)

@@ -153,13 +153,14 @@ def matmul_config(dtype: torch.dtype, precision: str, descriptors: bool) -> Matm
     float32 takes pointers: IEEE products run on the ordinary cores, TF32 operands are rounded on their way. Fastest of
     a sweep on an H200 (Triton 3.6; 8192 x 4096 x 14336, float32 8192 x 768 x 2048), TFLOP/s for operands stored NN, NT
     and TN: 16-bit 806, 790, 810 (cuBLAS 833, 811, 754 to 816; 128 x 128 tiles 641; warp specialisation 786, 773, 786);
-    IEEE 38, 13, 40 (cuBLAS 48, 49, 49; with 8 warps 30, 7, 31), see `launch_matmul` for NT.
+    IEEE 38, 13, 40 (cuBLAS 48, 49, 49; with 8 warps 30, 7, 31), see `launch_matmul` for NT. With 2048 rows, groups of
+    16 tiles reach 797, 783, 752 and groups of 8 reach 682, 702, 697 (cuBLAS 695, 785, 757).
     """
     if dtype == torch.float32:
         return pointer_config(64, 64, 16, 4, 2) if precision == "ieee" else pointer_config(128, 128, 32, 8, 3)
     if not descriptors:
         return pointer_config(64, 64, 32, 4, 3)  # rows that 16 bytes do not divide: two-byte loads, many addresses
-    return MatmulConfig(128, 256, 64, num_warps=8, num_stages=3)
+    return MatmulConfig(128, 256, 64, num_warps=8, num_stages=3, group_m=16)
 
 
 def launch_matmul(
