@@ -9,8 +9,11 @@ which storing alone may cost. An implementation that passes is as good as plain 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
+
+LargestDifference = Callable[[Any, Any], float]
 
 
 @dataclass(frozen=True)
@@ -42,16 +45,17 @@ class Verdict:
         return asdict(self)
 
 
-def relative_error(values: Any, reference: Any, rms: float) -> float:
-    """max|values - reference| / rms over float64 arrays of NumPy, PyTorch or JAX; infinite if a value is not finite.
+def relative_error(values: Any, reference: Any, rms: float, largest_difference: LargestDifference) -> float:
+    """max|values - reference| / rms; infinite if a value is not finite.
 
+    `largest_difference` computes max|a - b| in float64 in the arrays' own framework.
     Raises ValueError on a wrong shape: an array that broadcasts is not a right answer.
     """
     if tuple(values.shape) != tuple(reference.shape):
         raise ValueError(f"shape {tuple(values.shape)}, expected {tuple(reference.shape)}")
     if math.prod(reference.shape) == 0:
         return 0.0
-    error = float(abs(values - reference).max())
+    error = largest_difference(values, reference)
     if not math.isfinite(error):
         return math.inf
     return error / rms if rms else error

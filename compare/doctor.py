@@ -184,7 +184,7 @@ def _groups() -> dict[tuple[str, bool], list[str]]:
     return groups
 
 
-LABELS = {"xla": "XLA", "eager": "PyTorch", "inductor": "TorchInductor", "triton": "Triton", "cuda": "raw CUDA C++"}
+LABELS = {"xla": "XLA", "eager": "PyTorch", "flex": "FlexAttention", "inductor": "TorchInductor", "triton": "Triton", "cuda": "raw CUDA C++"}
 WITHOUT_GPU = {
     "xla": f"compiles for {DEFAULT_TARGET}, checked on the CPU (xla-unfused: compiled only)",
     "inductor": f"compiles for {DEFAULT_TARGET}, checked on the CPU (inductor-max: compiled only)",
@@ -221,7 +221,7 @@ def _problems(
     wanted: list[tuple[Interpreter, tuple[Package, ...]]] = [(torch, (TORCH,))]  # the reference is computed by PyTorch
     if compiler == "xla":
         wanted.append((xla, XLA_GPU_PACKAGES if machine.gpu else XLA_PACKAGES))
-    elif compiler in ("inductor", "triton"):
+    elif compiler in ("inductor", "flex", "triton"):
         wanted.append((torch, (TRITON,)))
     elif compiler == "cuda":
         wanted.append((torch, CUDA_PACKAGES))

@@ -14,7 +14,8 @@ def to_json(kernel: Any, **more: Any) -> dict[str, Any]:
     record reads the same on any machine."""
     fields = {f.name: getattr(kernel, f.name) for f in dataclasses.fields(kernel)} | more
     if fields.get("lines"):
-        fields["lines"] = [relative(line) for line in fields["lines"]]
+        lines = [relative(line) for line in fields["lines"]]
+        fields["lines"] = [line for line in lines if not line.startswith("compare/")]  # this harness's own frames
     return {name: _plain(value) for name, value in fields.items() if value not in (None, (), [], {})}
 
 

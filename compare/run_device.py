@@ -15,7 +15,7 @@ from compare.spec import Case, Implementation
 from xlafuse.autotune import merge_results
 
 ROUNDS = 5
-ROUND_SECONDS = 0.02  # of timed calls, for each implementation in each round
+ROUND_SECONDS = 0.015  # of timed calls, for each implementation in each round
 WORKER_FAILURES = (WorkerError, WorkerDied, WorkerTimeout)
 
 

@@ -112,7 +112,8 @@ class Implementation:
     """One way to compute a block.
 
     `target` is `package.module:function`: the contract `apply(inputs, **attributes) -> outputs` on dicts of arrays.
-    `compiler` says what takes it: xla, xla-unfused, xla-remat, eager, inductor, inductor-max, triton, cuda.
+    `compiler` says what takes it: xla, xla-unfused, xla-remat, eager, inductor, inductor-max, flex,
+    triton, cuda.
     `unsupported` says why a case cannot be taken, or None. `directions` leaves out those in which it would only repeat
     another implementation.
     """

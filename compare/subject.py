@@ -20,6 +20,7 @@ from compare.clock import Clock
 from compare.spec import DTYPES, Case
 
 Arrays = dict[str, Any]
+Extent = tuple[int, int]  # first and one-past-last device address
 
 
 @dataclass
@@ -52,26 +53,26 @@ class Side(Protocol):
         """Names of inputs whose bits differ from the stored ones."""
         ...
 
-    def exact(self) -> AbstractContextManager[Any]:
-        """Where float64 arrays may be computed with."""
-        ...
-
     def reference(self, folder: Path, role: str, name: str) -> Any:
         """A stored float64 reference on this device."""
         ...
 
-    def float64(self, array: Any) -> Any: ...
+    def largest_difference(self, values: Any, reference: Any) -> float:
+        """max|values - reference| in float64, nan where a value is."""
+        ...
 
     def poisoned_allocations(self, program: Program) -> AbstractContextManager[Any]:
         """Within it, uninitialised memory that the framework's Python code asks for comes filled with NaN; does nothing
         for programs whose allocations cannot be intercepted."""
         ...
 
-    def poison(self, program: Program, part: str) -> Any:
-        """Fill the memory that the next call will get with NaN; returns what `was_poisoned` asks for."""
+    def poison(self, program: Program, part: str) -> list[Extent]:
+        """Fill the memory that the next call will get with NaN; returns where that is."""
         ...
 
-    def was_poisoned(self, token: Any, arrays: Arrays) -> bool: ...
+    def was_poisoned(self, poisoned: list[Extent], arrays: Arrays) -> bool:
+        """Whether all of `arrays` lie in poisoned memory."""
+        ...
 
     def flush_cache(self) -> None:
         """Leave the L2 cache full of other data, clean."""
@@ -86,8 +87,8 @@ class Side(Protocol):
         ...
 
 
-def lies_within(extent: tuple[int, int], ranges: list[tuple[int, int]]) -> bool:
-    """Whether every address of `extent` = [first, past last) lies in the union of `ranges`.
+def lies_within(extent: Extent, ranges: list[Extent]) -> bool:
+    """Whether every address of `extent` lies in the union of `ranges`.
 
     An allocator may merge what neighbouring ranges gave back, so the extent may cross from one into the next.
     """
@@ -145,7 +146,8 @@ class Subject:
             outputs, saved = clock.time(partial(self.program.forward, inputs), self.side.synchronize)
             poisoned["forward"] &= self.side.was_poisoned(token, outputs)
             if self.program.backward:
-                token = self._before_call("backward")
+                # Backward may also reuse what forward was given and saved: poisoned before this very step, too.
+                token = token + self._before_call("backward")
                 call = partial(self.program.backward, saved, cotangents)
                 gradients = clock.time(call, self.side.synchronize)
                 del call
@@ -210,19 +212,18 @@ class Subject:
         for role, label, name, arrays in results:
             if name not in arrays:
                 raise WrongResult(f"no {role} {name!r}; got {sorted(arrays)}")
-            with self.side.exact():
-                reference = self.side.reference(folder, role, name)
-                try:
-                    error = relative_error(self.side.float64(arrays[name]), reference, scales[label].rms)
-                except ValueError as problem:
-                    raise WrongResult(f"{role} {name!r}: {problem}") from problem
+            reference = self.side.reference(folder, role, name)
+            try:
+                error = relative_error(arrays[name], reference, scales[label].rms, self.side.largest_difference)
+            except ValueError as problem:
+                raise WrongResult(f"{role} {name!r}: {problem}") from problem
             verdicts.append(Verdict(label, error, scales[label].tolerance(eps)))
         changed = self.side.changed(inputs, folder, self.case)
         if changed:
             raise WrongResult(f"the call changed its inputs: {', '.join(changed)}")
         return verdicts
 
-    def _before_call(self, part: str) -> Any:
+    def _before_call(self, part: str) -> list[Extent]:
         token = self.side.poison(self.program, part)
         self.side.flush_cache()
         return token

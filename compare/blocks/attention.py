@@ -78,7 +78,7 @@ BLOCK = Block(
             unsupported=cudnn_unsupported,
         ),
         Implementation(
-            "flex", f"{LIBRARY}:apply_flex", "eager", "FlexAttention with a causal block mask, compiled",
+            "flex", f"{LIBRARY}:apply_flex", "flex", "FlexAttention with a causal block mask, compiled",
             needs_gpu="FlexAttention picks its kernel and runs on a GPU",
         ),
         triton("attention"),

@@ -25,7 +25,7 @@ from compare.kernels import of_launch, to_json
 from compare.protocol import Skip
 from compare.service import Service
 from compare.spec import Case, Implementation
-from compare.subject import Arrays, Program, lies_within
+from compare.subject import Arrays, Extent, Program, lies_within
 
 _FLUSH_BYTES = 256 << 20  # four times an H200's L2
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -91,7 +91,11 @@ class TorchSide:
             return self._build_inductor(case, apply, attributes, inputs, cotangents, implementation, dumps)
         if implementation.compiler in ("triton", "cuda"):
             return self._build_handwritten(case, apply, attributes, inputs, cotangents, implementation, dumps)
-        return self._program(case, apply, attributes)
+        program = self._program(case, apply, attributes)
+        if implementation.compiler == "flex":  # compiles itself, at its first call
+            program.compile_s = self._first_call(program, inputs, cotangents)
+            program.intercepts_allocations = False
+        return program
 
     def _program(self, case: Case, apply: Callable[..., Arrays], attributes: dict[str, Any]) -> Program:
         def forward(inputs: Arrays) -> tuple[Arrays, Any]:
@@ -195,19 +199,16 @@ class TorchSide:
         pristine = {n: self._stored(folder, "input", n, case.dtype) for n in inputs}
         return [n for n, x in inputs.items() if not torch.equal(_bits(x), _bits(pristine[n]))]
 
-    def exact(self) -> AbstractContextManager[Any]:
-        return torch.no_grad()
-
     def reference(self, folder: Path, role: str, name: str) -> torch.Tensor:
         return self._stored(folder, role, name, "float64")
 
-    def float64(self, array: torch.Tensor) -> torch.Tensor:
-        return array.double()
+    def largest_difference(self, values: torch.Tensor, reference: torch.Tensor) -> float:
+        return float((values.detach().double() - reference).abs().max())
 
     def poisoned_allocations(self, program: Program) -> AbstractContextManager[Any]:
         return _NanEmpty() if program.intercepts_allocations else nullcontext()
 
-    def poison(self, program: Program, part: str) -> list[tuple[int, int]]:
+    def poison(self, program: Program, part: str) -> list[Extent]:
         """Fill every free block of the caching allocator with NaN bits: whatever the call gets comes from there.
 
         They are written by address: allocating them instead would leave the allocator with more of them each time.
@@ -225,8 +226,8 @@ class TorchSide:
                 raise RuntimeError(f"filling free memory failed: {status.name}")
         return [(address, address + size) for address, size in free]
 
-    def was_poisoned(self, token: list[tuple[int, int]], results: Arrays) -> bool:
-        return all(lies_within(_extent(array), token) for array in results.values())
+    def was_poisoned(self, poisoned: list[Extent], results: Arrays) -> bool:
+        return all(lies_within(_extent(array), poisoned) for array in results.values())
 
     def flush_cache(self) -> None:
         if self._flush_buffer is None:
@@ -309,7 +310,7 @@ def _bits(x: torch.Tensor) -> torch.Tensor:
     return x.detach().view({2: torch.int16, 4: torch.int32}[x.element_size()])
 
 
-def _extent(array: torch.Tensor) -> tuple[int, int]:
+def _extent(array: torch.Tensor) -> Extent:
     """First and one-past-last address."""
     start = array.data_ptr()
     return start, start + array.numel() * array.element_size()

@@ -78,7 +78,11 @@ def _independent_errors(
     """
     with PlainFloat32(case.precision) if case.dtype == "float32" else nullcontext():
         rounded = evaluate(BLOCKS[case.block], inputs, cotangents, getattr(torch, case.dtype), case.precision)
-    return {n: relative_error(rounded[n].double(), values, _rms(values)) for n, values in exact.items()}
+    return {n: relative_error(rounded[n], values, _rms(values), _largest_difference) for n, values in exact.items()}
+
+
+def _largest_difference(values: torch.Tensor, reference: torch.Tensor) -> float:
+    return float((values.double() - reference).abs().max())
 
 
 def _rms(values: torch.Tensor) -> float:

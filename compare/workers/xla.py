@@ -32,7 +32,7 @@ from compare.clock import Clock, CuptiClock, cupti_missing  # noqa: E402
 from compare.kernels import to_json  # noqa: E402
 from compare.service import Service  # noqa: E402
 from compare.spec import Case, Implementation  # noqa: E402
-from compare.subject import Arrays, Program, lies_within  # noqa: E402
+from compare.subject import Arrays, Extent, Program, lies_within  # noqa: E402
 from xlafuse import compiler, directions  # noqa: E402
 
 _FLUSH_BYTES = 256 << 20  # four times an H200's L2
@@ -127,26 +127,25 @@ class XlaSide:
         pristine = {n: self._stored(folder, "input", n, case.dtype, copy="pristine") for n in inputs}
         return [n for n, x in inputs.items() if not bool(_same_bits(x, pristine[n]))]
 
-    def exact(self) -> AbstractContextManager[Any]:
-        return jax.enable_x64(True)
-
     def reference(self, folder: Path, role: str, name: str) -> Any:
-        return self._stored(folder, role, name, "float64")
+        with jax.enable_x64(True):
+            return self._stored(folder, role, name, "float64")
 
-    def float64(self, array: Any) -> Any:
-        return jnp.asarray(array, jnp.float64)
+    def largest_difference(self, values: Any, reference: Any) -> float:
+        with jax.enable_x64(True):
+            return float(_largest_difference(values, reference))
 
     def poisoned_allocations(self, program: Program) -> AbstractContextManager[Any]:
         return nullcontext()  # XLA allocates inside the runtime; `poison` covers it on a GPU
 
-    def poison(self, program: Program, part: str) -> list[tuple[int, int]]:
+    def poison(self, program: Program, part: str) -> list[Extent]:
         """Allocate what the call will, fill it with NaN bits and give it back: XLA's allocator hands it out again."""
         blocks = [_nan_bytes(size) for size in program.allocations[part]]
         jax.block_until_ready(blocks)
         return [_extent(block) for block in blocks]
 
-    def was_poisoned(self, token: list[tuple[int, int]], results: Arrays) -> bool:
-        return all(lies_within(_extent(array), token) for array in results.values())
+    def was_poisoned(self, poisoned: list[Extent], results: Arrays) -> bool:
+        return all(lies_within(_extent(array), poisoned) for array in results.values())
 
     def flush_cache(self) -> None:
         if self._flush_buffer is None:
@@ -182,12 +181,17 @@ def _nan_bytes(size: int) -> jax.Array:
 
 
 @jax.jit
+def _largest_difference(values: jax.Array, reference: jax.Array) -> jax.Array:
+    return jnp.abs(values.astype(jnp.float64) - reference).max()
+
+
+@jax.jit
 def _same_bits(x: jax.Array, y: jax.Array) -> jax.Array:
     bits = {2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize]
     return (jax.lax.bitcast_convert_type(x, bits) == jax.lax.bitcast_convert_type(y, bits)).all()
 
 
-def _extent(array: jax.Array) -> tuple[int, int]:
+def _extent(array: jax.Array) -> Extent:
     """First and one-past-last address on the device."""
     start = array.unsafe_buffer_pointer()
     return start, start + array.nbytes
