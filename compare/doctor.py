@@ -184,7 +184,10 @@ def _groups() -> dict[tuple[str, bool], list[str]]:
     return groups
 
 
-LABELS = {"xla": "XLA", "eager": "PyTorch", "flex": "FlexAttention", "inductor": "TorchInductor", "triton": "Triton", "cuda": "raw CUDA C++"}
+LABELS = {
+    "xla": "XLA", "eager": "PyTorch", "flex": "FlexAttention", "inductor": "TorchInductor", "triton": "Triton",
+    "cuda": "raw CUDA C++",
+}
 WITHOUT_GPU = {
     "xla": f"compiles for {DEFAULT_TARGET}, checked on the CPU (xla-unfused: compiled only)",
     "inductor": f"compiles for {DEFAULT_TARGET}, checked on the CPU (inductor-max: compiled only)",
