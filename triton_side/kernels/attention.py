@@ -81,7 +81,7 @@ def _attend(
 
 
 @triton.jit
-def _forward(
+def attention_forward_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, logsumexp2_ptr,
     stride_qb, stride_qh, stride_qs, stride_qd, stride_kb, stride_kh, stride_ks, stride_kd,
     stride_vb, stride_vh, stride_vs, stride_vd, heads, sequence, scale_log2e,
@@ -203,7 +203,7 @@ def launch_forward(
     with device_of(q):
         if config.descriptors:
             provide_descriptor_memory(q.device)
-        _forward[(batch * heads * triton.cdiv(sequence, config.block_q),)](
+        attention_forward_kernel[(batch * heads * triton.cdiv(sequence, config.block_q),)](
             q, k, v, out, logsumexp2, *q.stride(), *k.stride(), *v.stride(), heads, sequence,
             head_dim**-0.5 * LOG2_E, HEAD_DIM=head_dim, BLOCK_Q=config.block_q, BLOCK_KV=config.block_kv,
             DESCRIPTORS=config.descriptors, PRECISION=product_precision(q.dtype),

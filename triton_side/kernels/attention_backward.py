@@ -39,7 +39,7 @@ class BackwardConfig:
 
 
 @triton.jit
-def _delta(
+def attention_delta_kernel(
     out_ptr, dout_ptr, delta_ptr, stride_ob, stride_oh, stride_os, stride_od, stride_gb, stride_gh, stride_gs,
     stride_gd, heads, sequence, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -90,7 +90,7 @@ def _add_queries(
 
 
 @triton.jit
-def _dk_dv(
+def attention_dk_dv_kernel(
     q_ptr, k_ptr, v_ptr, dout_ptr, logsumexp2_ptr, delta_ptr, dk_ptr, dv_ptr,
     stride_qb, stride_qh, stride_qs, stride_qd, stride_kb, stride_kh, stride_ks, stride_kd,
     stride_vb, stride_vh, stride_vs, stride_vd, stride_gb, stride_gh, stride_gs, stride_gd,
@@ -169,7 +169,7 @@ def _add_keys(
 
 
 @triton.jit
-def _dq(
+def attention_dq_kernel(
     q_ptr, k_ptr, v_ptr, dout_ptr, logsumexp2_ptr, delta_ptr, dq_ptr,
     stride_qb, stride_qh, stride_qs, stride_qd, stride_kb, stride_kh, stride_ks, stride_kd,
     stride_vb, stride_vh, stride_vs, stride_vd, stride_gb, stride_gh, stride_gs, stride_gd,
@@ -223,7 +223,7 @@ def launch_delta(out: torch.Tensor, dout: torch.Tensor) -> torch.Tensor:
     delta = torch.empty((batch, heads, sequence), dtype=torch.float32, device=out.device)
     rows = 64
     with device_of(out):
-        _delta[(batch * heads * triton.cdiv(sequence, rows),)](
+        attention_delta_kernel[(batch * heads * triton.cdiv(sequence, rows),)](
             out, dout, delta, *out.stride(), *dout.stride(), heads, sequence, HEAD_DIM=head_dim, ROWS=rows, num_warps=4
         )
     return delta
@@ -237,7 +237,7 @@ def launch_dk_dv(
     dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
     dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     even = q.shape[2] % config.block_q == 0
-    _launch(_dk_dv, config.block_kv, (q, k, v, dout), (logsumexp2, delta, dk, dv), config, EVEN=even)
+    _launch(attention_dk_dv_kernel, config.block_kv, (q, k, v, dout), (logsumexp2, delta, dk, dv), config, EVEN=even)
     return dk, dv
 
 
@@ -247,7 +247,7 @@ def launch_dq(
 ) -> torch.Tensor:  # fmt: skip
     """dq, contiguous, in the inputs' dtype."""
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    _launch(_dq, config.block_q, (q, k, v, dout), (logsumexp2, delta, dq), config)
+    _launch(attention_dq_kernel, config.block_q, (q, k, v, dout), (logsumexp2, delta, dq), config)
     return dq
 
 

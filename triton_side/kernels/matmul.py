@@ -103,7 +103,7 @@ def load_tile(pointer, row, column, rows, columns, ROWS: tl.constexpr, COLUMNS: 
 
 
 @triton.jit
-def _matmul(
+def matmul_kernel(
     a_ptr, b_ptr, residual_ptr, c_ptr, m, n, k, stride_am, stride_ak, stride_bk, stride_bn,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
@@ -176,7 +176,7 @@ def launch_matmul(
     with device_of(a):
         if config.descriptors:
             provide_descriptor_memory(a.device)
-        _matmul[(programs(m, n, config, a.device),)](
+        matmul_kernel[(programs(m, n, config, a.device),)](
             a, b, residual, c, m, n, k, *a.stride(), *b.stride(),
             BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
             GROUP_M=config.group_m, A_TRANSPOSED=stored_transposed(a), B_TRANSPOSED=stored_transposed(b),

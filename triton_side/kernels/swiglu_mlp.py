@@ -43,7 +43,7 @@ from triton_side.kernels.matmul import (
 
 
 @triton.jit
-def _two_products(
+def two_products_kernel(
     a_ptr, b_ptr, b2_ptr, c_ptr, c2_ptr, activated_ptr, m, n, k,
     stride_am, stride_ak, stride_bk, stride_bn, stride_b2k, stride_b2n,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
@@ -75,7 +75,7 @@ def _two_products(
 
 
 @triton.jit
-def _activation_gradients(dact_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr, act_ptr, elements, BLOCK: tl.constexpr):
+def activation_gradients_kernel(dact_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr, act_ptr, elements, BLOCK: tl.constexpr):
     """dgate, dup and act from a stored dact, element by element."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < elements
@@ -128,7 +128,7 @@ def _launch_two_products(
     with device_of(a):
         if config.descriptors:
             provide_descriptor_memory(a.device)
-        _two_products[(programs(m, n, config, a.device),)](
+        two_products_kernel[(programs(m, n, config, a.device),)](
             a, b, b2, c, c2, activated, m, n, k, *a.stride(), *b.stride(), *b2.stride(),
             BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, GROUP_M=config.group_m,
             A_TRANSPOSED=stored_transposed(a), B_TRANSPOSED=stored_transposed(b), DESCRIPTORS=config.descriptors,
@@ -143,7 +143,7 @@ def launch_activation_gradients(
     dgate, dup, act = torch.empty_like(gate), torch.empty_like(gate), torch.empty_like(gate)
     block = 2048
     with device_of(dact):
-        _activation_gradients[(triton.cdiv(dact.numel(), block),)](
+        activation_gradients_kernel[(triton.cdiv(dact.numel(), block),)](
             dact, gate, up, dgate, dup, act, dact.numel(), BLOCK=block, num_warps=8
         )
     return dgate, dup, act
