@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-import zipfile
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from compare import machine, record
+from compare import archive, machine, record
 from compare.blocks import BLOCKS
 from compare.check import Verdict, describe
 from compare.client import WorkerDied, WorkerError, WorkerTimeout
@@ -112,13 +111,9 @@ class Session:
     def archive(self, entry: Record) -> None:
         """Pack the artifacts of a record's compile into one archive and name it in the record."""
         source = self.dumps_folder(entry)
-        files = sorted(p for p in source.rglob("*") if p.is_file()) if source.is_dir() else []
-        if files:
-            entry.dumps = f"dumps/{source.name}.zip"
-            # LZMA: compiler text shrinks to well under half of what deflate leaves.
-            with zipfile.ZipFile(self.folder / entry.dumps, "w", zipfile.ZIP_LZMA) as archive:
-                for file in files:
-                    archive.write(file, file.relative_to(source))
+        name = f"dumps/{source.name}.zip"
+        if archive.pack(source, self.folder / name):
+            entry.dumps = name
         shutil.rmtree(source, ignore_errors=True)
 
 

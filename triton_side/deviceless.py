@@ -79,9 +79,12 @@ def compile_inductor(
         backend.
     """
     active_properties()
+    import torch
+
     from triton_side import _inductor_private as private
     from triton_side import inductor
 
+    torch.compiler.reset()  # nothing compiled for a GPU that is not there is ever called again
     compiled = inductor.compile(apply, max_autotune=max_autotune)
     with inductor._recording(measured=False) as captured, sdpa_choice(sdpa), fake_mode():
         inputs = fake_inputs(input_specs, requires_grad=train)

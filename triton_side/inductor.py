@@ -209,9 +209,11 @@ def capture() -> Iterator[Captured]:
     """Record the compiles inside the `with`; the yielded `Captured` is complete when it ends.
 
     Where an input requires grad, the backward graph is compiled together with the forward one, so only the forward call
-    has to be inside. Functions compiled before, in this process, are forgotten (`torch.compiler.reset`): they would not
-    compile again. Inductor's caches are off inside, and so is its static launcher, which keeps no IR: the kernels are
-    the same, a launch may cost the host more.
+    has to be inside. What this process compiled before stays compiled, and is not compiled again: forget it first with
+    `torch.compiler.reset()` to capture it, but never between a program's compile and its timing.
+
+    Inductor's caches are off inside, and so is its static launcher, which keeps no IR: the kernels are the same, a
+    launch may cost the host more.
 
     Raises:
         RuntimeError: nothing was compiled inside, or Inductor's custom passes are in use.
@@ -222,7 +224,6 @@ def capture() -> Iterator[Captured]:
 
 @contextlib.contextmanager
 def _recording(measured: bool) -> Iterator[Captured]:
-    torch.compiler.reset()
     captured = Captured(joint=None, graphs=())
     recorder = _Recorder(captured, measured)
     with private.listening(recorder), preserve_node_meta():

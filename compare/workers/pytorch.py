@@ -83,7 +83,6 @@ class TorchSide:
 
     def build(self, case: Case, implementation: Implementation, folder: Path, dumps: Path) -> Program:
         _set_precision(case.precision)
-        torch.compiler.reset()  # compiled code of other cases only fills Dynamo's recompile limit
         inputs, cotangents = self.inputs(folder, case), self.cotangents(folder, case)
         attributes = dict(BLOCKS[case.block].attributes)
         apply = implementation.load()
@@ -250,6 +249,9 @@ class TorchSide:
     def _stored(self, folder: Path, role: str, name: str, dtype: str) -> torch.Tensor:
         if folder.parent != self._case_folder:  # a new case: the last one's arrays are not needed again
             self._case_folder, self._cache = folder.parent, {}
+            # Nor are its programs, which would fill Dynamo's recompile limit. Never within a case: what is being timed
+            # would be compiled anew at its next call.
+            torch.compiler.reset()
         key = (folder, role, name)
         if key not in self._cache:
             stored = np.load(arrays.path_of(folder, role, name))

@@ -6,6 +6,7 @@ import functools
 import math
 import os
 import platform
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import version
@@ -27,6 +28,7 @@ import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
 from compare import arrays, machine, targets  # noqa: E402
+from compare.archive import PROJECT  # noqa: E402
 from compare.blocks import BLOCKS  # noqa: E402
 from compare.clock import Clock, CuptiClock, cupti_missing  # noqa: E402
 from compare.kernels import to_json  # noqa: E402
@@ -34,6 +36,9 @@ from compare.service import Service  # noqa: E402
 from compare.spec import Case, Implementation  # noqa: E402
 from compare.subject import Arrays, Extent, Program, lies_within  # noqa: E402
 from xlafuse import compiler, directions  # noqa: E402
+
+# HLO names source files relative to the project, or to the packages of its environment.
+jax.config.update("jax_hlo_source_file_canonicalization_regex", rf"^(?:{re.escape(str(PROJECT))}|.*/site-packages)/")
 
 _FLUSH_BYTES = 256 << 20  # four times an H200's L2
 

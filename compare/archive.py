@@ -1,0 +1,33 @@
+"""One archive a record: the compiler's artifacts, with source paths that mean the same on any machine."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parent.parent
+# Compilers write absolute source paths into their text: below the project they become relative to it, below an
+# environment's packages, or the folder where Inductor writes its code, relative to those.
+_FOLDERS = (re.escape(str(PROJECT).encode()), rb"/[^\s\"'<>|:]*/site-packages", rb"/[^\s\"'<>|:]*/torchinductor_[^/]+")
+_PREFIXES = re.compile(rb"(?:" + rb"|".join(_FOLDERS) + rb")/(?:tmp[^/\s]+/)?")
+_BINARY = {".pb"}  # serialized protos: a changed length would break them; XLA is told to write relative paths
+_LEFT_OUT = {".cubin"}  # SASS and PTX say what it holds, and its debug sections name absolute paths
+
+
+def pack(source: Path, archive: Path) -> bool:
+    """Pack the files under `source` into the zip `archive`; False, and no archive, where there are none."""
+    files = sorted(p for p in source.rglob("*") if p.is_file() and p.suffix not in _LEFT_OUT) if source.is_dir() else []
+    if not files:
+        return False
+    # LZMA: compiler text shrinks to well under half of what deflate leaves.
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_LZMA) as packed:
+        for file in files:
+            data = file.read_bytes()
+            packed.writestr(str(file.relative_to(source)), data if file.suffix in _BINARY else portable(data))
+    return True
+
+
+def portable(text: bytes) -> bytes:
+    """Text with the project's and its packages' folders cut off the front of paths."""
+    return _PREFIXES.sub(b"", text)

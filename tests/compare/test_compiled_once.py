@@ -1,0 +1,32 @@
+"""A program is compiled once: preparing another implementation must not make it compile again when it is timed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from compare.blocks import BLOCKS  # noqa: E402
+from compare.spec import Case  # noqa: E402
+from compare.subject import Subject  # noqa: E402
+from compare.workers import reference  # noqa: E402
+from compare.workers.pytorch import TorchSide  # noqa: E402
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available() or os.name != "posix", reason="tests the CPU's Inductor")
+def test_preparing_the_next_implementation_leaves_the_last_compiled(tmp_path: Path) -> None:
+    case = Case("gelu", "odd", {"rows": 3, "columns": 33}, "float32", "fwd")
+    folders = [tmp_path / "data" / str(seed) for seed in (0, 1)]
+    scales = [reference.produce(case, seed, folder) for seed, folder in enumerate(folders)]
+    side, block = TorchSide(), BLOCKS["gelu"]
+    programs = [
+        side.build(case, block.implementation(name), folders[0], tmp_path / name)
+        for name in ("inductor", "eager", "library")
+    ]
+    with torch.compiler.set_stance("fail_on_recompile"):
+        verdicts = Subject(side, programs[0], case, folders, scales).check()
+    assert all(v.right for v in verdicts)
