@@ -145,23 +145,28 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
 @run_argument
 @json_option
 @click.option("--markdown", is_flag=True, help="Markdown, to paste into an issue or a page.")
+@click.option("--matrix", is_flag=True, help="Device times alone: cases down, implementations across.")
 @_filter("--block", "blocks", metavar="NAME", help="Only these blocks.")
-def report(run: Path, as_json: bool, markdown: bool, blocks: list[str]) -> None:
+@_filter("--case", "cases", metavar="NAME", help="Only these cases.")
+def report(
+    run: Path, as_json: bool, markdown: bool, matrix: bool, blocks: list[str], cases: list[str]
+) -> None:
     """Show a run's results as a table.
 
     RUN is the folder that `xlafuse run` made. Who was right, how fast, and how near to what the GPU can do.
     """
+    from compare.report import matrix as at_a_glance
     from compare.report import rows, table
 
-    if as_json and markdown:
-        raise UsageError("--json and --markdown exclude each other")
+    if as_json and (markdown or matrix):
+        raise UsageError("--json goes with neither --markdown nor --matrix")
     found = rows.read(run)
     _warn(found.warnings)
-    chosen = rows.only(found.rows, block=blocks)
+    chosen = rows.only(found.rows, block=blocks, case=cases)
     if as_json:
         click.echo(rows.as_json(chosen))
     else:
-        click.echo(table.render(chosen, markdown=markdown))
+        click.echo((at_a_glance if matrix else table).render(chosen, markdown=markdown))
 
 
 @cli.command("inspect")

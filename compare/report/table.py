@@ -25,17 +25,17 @@ def render(rows: list[Row], *, markdown: bool = False) -> str:
         return "no records"
     groups: dict[str, list[Row]] = {}
     for row in rows:
-        groups.setdefault(_title(row), []).append(row)
+        groups.setdefault(title(row), []).append(row)
     sections = [_summary(rows)]
-    for title, members in groups.items():
-        heading = f"## {_escaped(title)}\n" if markdown else title
+    for label, members in groups.items():
+        heading = f"## {escaped(label)}\n" if markdown else label
         sections.append("\n".join([heading, _table(members, markdown), *_notes(members, markdown)]))
     if any(row["device_time_us"] is not None for row in rows):
         sections.append("\n".join(f"- {line}" if markdown else line for line in LEGEND))
     return "\n\n".join(sections)
 
 
-def _title(row: Row) -> str:
+def title(row: Row) -> str:
     dtype = DTYPES[row["dtype"]].short
     precision = "" if row["precision"] == "ieee" else f" {row['precision']}"
     return printable(f"{row['block']} / {row['case']} / {dtype}{precision} / {row['direction']}")
@@ -52,7 +52,7 @@ def _table(rows: list[Row], markdown: bool) -> str:
     cells = {name: [cell(row) for row in rows] for name, cell in _columns(rows).items()}
     cells = {name: column for name, column in cells.items() if any(column)}
     if markdown:
-        cells = {name: [_escaped(text) for text in column] for name, column in cells.items()}
+        cells = {name: [escaped(text) for text in column] for name, column in cells.items()}
     return tabulate(
         list(zip(*cells.values(), strict=True)),
         headers=list(cells),
@@ -70,22 +70,22 @@ def _columns(rows: list[Row]) -> dict[str, Callable[[Row], str]]:
         "implementation": lambda r: printable(str(r["implementation"]), 40),
         "status": lambda r: printable(str(r["status"]), 20),
         "checked on": _checked,
-        "kernels": lambda r: _number(r["kernels"]),
-        "time µs": lambda r: _number(r["device_time_us"]),
-        "±": lambda r: _number(r["device_time_us_spread"], 2),
+        "kernels": lambda r: number(r["kernels"]),
+        "time µs": lambda r: number(r["device_time_us"]),
+        "±": lambda r: number(r["device_time_us_spread"], 2),
     }
     if any(r["backward_us"] is not None for r in rows):
         columns |= {
-            "forward": lambda r: _number(r["forward_us"]),
-            "backward": lambda r: _number(r["backward_us"]),
+            "forward": lambda r: number(r["forward_us"]),
+            "backward": lambda r: number(r["backward_us"]),
         }
     columns |= {
         "/ xla": lambda r: "" if r["time_vs_xla"] is None else f"{r['time_vs_xla']:.2f}",
-        "rate": lambda r: "" if r["rate"] is None else f"{_number(r['rate'])} {r['rate_unit']}",
+        "rate": lambda r: "" if r["rate"] is None else f"{number(r['rate'])} {r['rate_unit']}",
         "of peak": lambda r: "" if r["share_of_ceiling"] is None else f"{r['share_of_ceiling']:.0%}",
-        "wall µs": lambda r: _number(r["wall_time_us"]),
-        "memory MB": lambda r: _number(None if r["peak_memory_bytes"] is None else r["peak_memory_bytes"] / 1e6),
-        "compile s": lambda r: _number(r["compile_s"], 2),
+        "wall µs": lambda r: number(r["wall_time_us"]),
+        "memory MB": lambda r: number(None if r["peak_memory_bytes"] is None else r["peak_memory_bytes"] / 1e6),
+        "compile s": lambda r: number(r["compile_s"], 2),
         "error": _error,
         "provenance": lambda r: "" if r["provenance"] in (None, "compiled") else printable(r["provenance"], 40),
     }
@@ -115,7 +115,7 @@ def _error(row: Row) -> str:
     return f"{row['max_error'] / row['tolerance']:.2f}" if row["tolerance"] else f"{row['max_error']:.1e} of 0"
 
 
-def _number(value: float | None, digits: int = 3) -> str:
+def number(value: float | None, digits: int = 3) -> str:
     """Significant digits without an exponent, integers whole."""
     if value is None:
         return ""
@@ -130,10 +130,10 @@ def _notes(rows: list[Row], markdown: bool) -> list[str]:
     for row in rows:
         if row["detail"]:
             note = printable(f"{row['implementation']}: {row['status']}: {row['detail']}")
-            lines.append(f"- {_escaped(note)}" if markdown else f"  {note}")
+            lines.append(f"- {escaped(note)}" if markdown else f"  {note}")
     return ["", *lines] if markdown and lines else lines
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """Markdown and HTML shown as text."""
     return re.sub(r"([\\`*_\[\]|#~])", r"\\\1", text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;"))

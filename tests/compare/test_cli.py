@@ -80,7 +80,7 @@ def test_resume_keeps_selection_and_target(executed: list[Any], folder: Path) ->
         (["inspect", "{tmp}/run/run.json"], "no such run folder"),
         (["report", "{run}", "--block", "sofmax"], "no block 'sofmax'; did you mean softmax"),
         (["inspect", "{run}", "-i", "xl"], "no implementation 'xl'; did you mean xla"),
-        (["report", "{run}", "--json", "--markdown"], "exclude each other"),
+        (["report", "{run}", "--json", "--markdown"], "goes with neither"),
     ],
 )
 def test_refusals_are_one_line_and_exit_2(

@@ -105,10 +105,30 @@ def test_markdown_is_a_table() -> None:
     [(None, ""), (3, "3"), (0.0, "0"), (0.01234, "0.0123"), (1.5, "1.50"), (123456.7, "123457"), (math.inf, "inf")],
 )
 def test_numbers_are_rounded_to_what_they_know(value: float | None, text: str) -> None:
-    assert table._number(value) == text
+    assert table.number(value) == text
 
 
 def test_printable_keeps_one_line_and_says_what_it_cut() -> None:
     assert printable("a\n\tb \x00 c") == "a b c"
     assert printable("µ → 日本") == "µ → 日本"
     assert printable("x" * 1000, 10) == "xxxxxxxxxx… (1000 characters)"
+
+
+def test_the_matrix_marks_the_fastest_that_one_clock_timed() -> None:
+    from compare.report import matrix
+
+    def row(implementation: str, time: float | None, **more: object) -> dict[str, object]:
+        return {
+            "block": "gelu", "case": "odd", "dtype": "float32", "precision": "ieee", "direction": "fwd",
+            "implementation": implementation, "status": "ok", "device_time_us": time, "segment": "s1", "timer": "cupti",
+        } | more
+
+    rows = [
+        row("xla", 12.0), row("triton", 8.0), row("cuda", None, status="skipped"),
+        row("eager", 3.0, timer="cuda-events"), row("library", 2.0, segment="s2"),
+    ]
+    text = matrix.render(rows)  # type: ignore[arg-type]
+    assert "8.00 *" in text and "12.0 *" not in text and "skipped" in text
+    assert "3.00 *" not in text and "2.00 *" not in text  # alone on their clock or in their segment
+    assert matrix.render(rows, markdown=True).startswith("| ")  # type: ignore[arg-type]
+    assert matrix.render([]) == "no records"
