@@ -114,7 +114,19 @@ def run(
         folder = selection.output_folder(out, suite=plan.suite, now=datetime.now())
     from compare.run import execute
 
-    ctx.exit(execute(plan, folder=folder, target=target, resume=resume))
+    code = execute(plan, folder=folder, target=target, resume=resume)
+    _show_at_a_glance(folder)
+    ctx.exit(code)
+
+
+def _show_at_a_glance(folder: Path) -> None:
+    from compare.report import matrix, rows
+
+    if not (folder / "records.jsonl").is_file():  # stopped before the first record
+        return
+    click.echo(f"\n{matrix.render(rows.read(folder).rows)}\n")
+    click.echo(f"xlafuse report {folder}   has the numbers behind it")
+    click.echo(f"xlafuse inspect {folder}  shows each kernel and what is in it")
 
 
 @cli.command("list")
@@ -145,7 +157,7 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
 @run_argument
 @json_option
 @click.option("--markdown", is_flag=True, help="Markdown, to paste into an issue or a page.")
-@click.option("--matrix", is_flag=True, help="Device times alone: cases down, implementations across.")
+@click.option("--matrix", is_flag=True, help="Cases down, implementations across: device times, or kernel counts.")
 @_filter("--block", "blocks", metavar="NAME", help="Only these blocks.")
 @_filter("--case", "cases", metavar="NAME", help="Only these cases.")
 def report(

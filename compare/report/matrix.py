@@ -1,16 +1,22 @@
-"""Rows at a glance: a line for each case and direction, a column for each implementation, device times in it."""
+"""Rows at a glance: a line for each case and direction, a column for each implementation.
+
+In it are device times; in a run for a GPU that is not there, how many kernels each compiler made.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from compare.report import printable
 from compare.report.rows import Row
 from compare.report.table import escaped, number, title
 
-LEGEND = "* the smallest median of its line; a lead within the spread that the full table shows decides nothing."
+TIMES = "* the smallest median of its line; a lead within the spread that the full table shows decides nothing."
+KERNELS = "Nothing was timed: no GPU. checked: nothing is compiled ahead, its numbers are right on the CPU."
 
 
 def render(rows: list[Row], *, markdown: bool = False) -> str:
-    """Device times in µs, * marking the fastest of a line; the status where there is no time, nothing without a row."""
+    """One table; where a cell has no number, the record's status, and nothing where there is no record."""
     from tabulate import tabulate
 
     if not rows:
@@ -19,20 +25,30 @@ def render(rows: list[Row], *, markdown: bool = False) -> str:
     lines: dict[str, dict[str, Row]] = {}
     for row in rows:
         lines.setdefault(title(row), {})[str(row["implementation"])] = row
-    body = [[label, *(_cell(members.get(name), members) for name in names)] for label, members in lines.items()]
-    headers = ["device time, µs", *(printable(name, 40) for name in names)]
+    timed = any(row["device_time_us"] is not None for row in rows)
+    cell: Callable[[Row, dict[str, Row]], str] = _time if timed else _kernels
+    body = [
+        [label, *(cell(members[name], members) if name in members else "" for name in names)]
+        for label, members in lines.items()
+    ]
+    headers = ["device time, µs" if timed else "kernels", *(printable(name, 40) for name in names)]
     if markdown:
         headers, body = [escaped(h) for h in headers], [[escaped(cell) for cell in line] for line in body]
     table = tabulate(
         body, headers=headers, tablefmt="github" if markdown else "simple", disable_numparse=True,
         colalign=["left"] + ["right"] * len(names),
     )
-    return f"{table}\n\n{LEGEND}"
+    return f"{table}\n\n{TIMES if timed else KERNELS}"
 
 
-def _cell(row: Row | None, members: dict[str, Row]) -> str:
-    if row is None:
-        return ""
+def _kernels(row: Row, members: dict[str, Row]) -> str:
+    if row["kernels"]:
+        return str(row["kernels"])
+    right = row["status"] == "skipped" and row["checked"]
+    return "checked" if right else printable(str(row["status"]), 20)
+
+
+def _time(row: Row, members: dict[str, Row]) -> str:
     time = row["device_time_us"]
     if time is None:
         return printable(str(row["status"]), 20)

@@ -121,6 +121,7 @@ def test_the_matrix_marks_the_fastest_that_one_clock_timed() -> None:
         return {
             "block": "gelu", "case": "odd", "dtype": "float32", "precision": "ieee", "direction": "fwd",
             "implementation": implementation, "status": "ok", "device_time_us": time, "segment": "s1", "timer": "cupti",
+            "kernels": 4, "checked": None,
         } | more
 
     rows = [
@@ -132,3 +133,10 @@ def test_the_matrix_marks_the_fastest_that_one_clock_timed() -> None:
     assert "3.00 *" not in text and "2.00 *" not in text  # alone on their clock or in their segment
     assert matrix.render(rows, markdown=True).startswith("| ")  # type: ignore[arg-type]
     assert matrix.render([]) == "no records"
+
+    untimed = [
+        row("xla", None, status="compiled"), row("flex", None, status="skipped", kernels=None),
+        row("eager", None, status="skipped", kernels=None, checked={"device": "cpu"}),
+    ]
+    text = matrix.render(untimed)  # type: ignore[arg-type]
+    assert "kernels" in text and text.splitlines()[2].split()[-3:] == ["4", "skipped", "checked"]
