@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from compare import machine
 from compare.record import RunFolderError
 from compare.selection import UsageError
 
@@ -54,6 +55,7 @@ run_argument = click.argument("run", type=click.Path(path_type=Path), metavar="R
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(machine.xlafuse_version(), prog_name="xlafuse")
 def cli() -> None:
     """See what XLA, TorchInductor, hand-written Triton and raw CUDA make of the same transformer block.
 
