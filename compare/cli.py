@@ -35,8 +35,11 @@ def _one_line(problem: object) -> str:
 
 
 def _names(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> list[str]:
-    """Repeated options and comma lists, as one list."""
-    return [name.strip() for value in values for name in value.split(",") if name.strip()]
+    """Repeated options and comma lists, as one list. An empty one, as from an unset shell variable, is refused."""
+    names = [name.strip() for value in values for name in value.split(",")]
+    if not all(names):
+        raise UsageError(f"{'/'.join(parameter.opts)} got an empty name; leave the option out to take everything")
+    return names
 
 
 def _filter(*flags: str, metavar: str, help: str) -> Any:

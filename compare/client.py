@@ -33,6 +33,9 @@ class WorkerTimeout(Exception):
     """The worker did not answer in time and was killed."""
 
 
+WORKER_FAILURES = (WorkerError, WorkerDied, WorkerTimeout)
+
+
 def interpreter(role: str) -> str:
     """The Python that runs `role`: XLAFUSE_XLA_PYTHON or XLAFUSE_TORCH_PYTHON, else this one."""
     return os.environ.get(INTERPRETERS.get(role, "XLAFUSE_TORCH_PYTHON")) or sys.executable
@@ -47,13 +50,17 @@ class Worker:
         """Start `role`, or another `command` that speaks compare.protocol; what it prints is appended to `log`."""
         self.role, self.log = role, log
         path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
-        with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                command or [interpreter(role), "-m", "compare.worker", role],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output,
-                env={**os.environ, "PYTHONPATH": path, **(environment or {})},
-                start_new_session=True,  # Ctrl-C reaches the orchestrator alone, which then stops its workers
-            )
+        command = command or [interpreter(role), "-m", "compare.worker", role]
+        try:
+            with log.open("ab") as output:
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output,
+                    env={**os.environ, "PYTHONPATH": path, **(environment or {})},
+                    start_new_session=True,  # Ctrl-C reaches the orchestrator alone, which then stops its workers
+                )
+        except OSError as problem:
+            variable = INTERPRETERS.get(role, "XLAFUSE_TORCH_PYTHON")
+            raise WorkerError("skipped", f"{command[0]} does not start ({problem.strerror}); set {variable}") from None
         self._pending = b""
 
     def wait_ready(self, timeout: float = 300.0) -> None:
@@ -75,12 +82,12 @@ class Worker:
         return self._process.poll() is None
 
     def stop(self) -> None:
-        """End the process and everything it started."""
-        if self._process.stdin:
-            self._process.stdin.close()
+        """End the process and what it started: an idle worker leaves by itself and tidies up, a busy one is killed."""
         try:
-            self._process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
+            if self._process.stdin:
+                self._process.stdin.close()
+            self._process.wait(timeout=3)
+        except (BrokenPipeError, subprocess.TimeoutExpired):
             pass
         self.kill()
 

@@ -21,6 +21,7 @@ class Crew:
         self._unavailable: dict[str, WorkerError] = {}
         self._locks: dict[str, threading.RLock] = {}
         self._guard = threading.Lock()
+        self._stopped = False
 
     def start(self, roles: Iterable[str]) -> None:
         """Start several workers at once, for each spends seconds importing. What fails here fails again when asked."""
@@ -35,18 +36,26 @@ class Crew:
     def ask(self, role: str, method: str, *, timeout: float = 900.0, **params: Any) -> Any:
         """Raises WorkerError, WorkerDied or WorkerTimeout; after the last two the next ask starts a fresh process."""
         with self._lock(role):
-            worker = self._worker(role)
             try:
+                worker = self._worker(role)
                 return worker.ask(method, timeout=timeout, **params)
             except (WorkerDied, WorkerTimeout):
-                worker.kill()
-                del self._workers[role]
+                with self._guard:
+                    dead = self._forget(role)
+                if dead:
+                    dead.kill()
                 raise
 
     def stop(self) -> None:
-        for worker in self._workers.values():
-            worker.kill()
-        self._workers.clear()
+        """End every worker; what is asked from now on is refused."""
+        with self._guard:
+            self._stopped = True
+            workers, self._workers = list(self._workers.values()), {}
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(Worker.stop, workers))
+
+    def _forget(self, role: str) -> Worker | None:
+        return self._workers.pop(role) if role in self._workers else None
 
     def _lock(self, role: str) -> threading.RLock:
         with self._guard:
@@ -56,12 +65,18 @@ class Crew:
         if role in self._unavailable:
             raise self._unavailable[role]
         if role not in self._workers:
-            worker = Worker(role, self._logs / f"{role}.log", self._environment)
             try:
+                with self._guard:
+                    if self._stopped:
+                        raise WorkerDied("the run was stopped")
+                    # Known before it is ready, so that a stop meanwhile ends it, too.
+                    worker = self._workers[role] = Worker(role, self._logs / f"{role}.log", self._environment)
                 worker.wait_ready()
             except WorkerError as problem:
-                worker.kill()
+                with self._guard:
+                    refused = self._forget(role)
+                if refused:
+                    refused.kill()
                 self._unavailable[role] = problem  # a framework that cannot be imported will not be next time
                 raise
-            self._workers[role] = worker
         return self._workers[role]

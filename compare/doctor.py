@@ -14,12 +14,12 @@ import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
+from compare import targets
 from compare.blocks import BLOCKS
 from compare.client import PROJECT, interpreter
 from compare.machine import gpu_present
 from triton_side.deviceless import KNOWN_BUILDS  # imports no torch
 
-DEFAULT_TARGET = "h200"
 PYTHON = (3, 11)
 REPLAY = ((3, 12), "0.11.2")  # Python and jax that recorded the target's autotuning results
 # TorchInductor for a GPU that is not there reaches into torch, so it takes known builds alone.
@@ -162,7 +162,7 @@ def remarks(machine: Machine, interpreters: Mapping[str, Interpreter]) -> list[s
     jax = xla.packages.get("jax")
     if not machine.gpu and xla.python and (_numbers(xla.python) < REPLAY[0] or jax != REPLAY[1]):
         result.append(
-            f"XLA's recorded choices on the {DEFAULT_TARGET} are replayed only by Python >= 3.12 with jax {REPLAY[1]} "
+            f"XLA's recorded choices on the {targets.DEFAULT} are replayed only by Python >= 3.12 with jax {REPLAY[1]} "
             f"in the XLA worker (here: Python {xla.python}, jax {jax}). Without them kernels around matrix products "
             "are \"not autotuned\". Point XLAFUSE_XLA_PYTHON at such a Python: "
             f'python3.12 -m venv xla && xla/bin/pip install "jax=={REPLAY[1]}" "jax-cuda13-pjrt=={REPLAY[1]}" '
@@ -189,10 +189,10 @@ LABELS = {
     "cuda": "raw CUDA C++",
 }
 WITHOUT_GPU = {
-    "xla": f"compiles for {DEFAULT_TARGET}, checked on the CPU (xla-unfused: compiled only)",
-    "inductor": f"compiles for {DEFAULT_TARGET}, checked on the CPU (inductor-max: compiled only)",
-    "triton": f"compiles for {DEFAULT_TARGET}, checked on the CPU (by Triton's interpreter)",
-    "cuda": f"compiles for {DEFAULT_TARGET}, not checked: raw CUDA runs on a GPU alone",
+    "xla": f"compiles for {targets.DEFAULT}, checked on the CPU (xla-unfused: compiled only)",
+    "inductor": f"compiles for {targets.DEFAULT}, checked on the CPU (inductor-max: compiled only)",
+    "triton": f"compiles for {targets.DEFAULT}, checked on the CPU (by Triton's interpreter)",
+    "cuda": f"compiles for {targets.DEFAULT}, not checked: raw CUDA runs on a GPU alone",
     "eager": "checked on the CPU; its kernels come prebuilt, so nothing is compiled",
 }
 

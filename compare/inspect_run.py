@@ -123,6 +123,17 @@ def match(kernels: list[Kernel], launches: list[dict[str, Any]]) -> list[float |
     return times
 
 
+def unmatched(part: PartView) -> list[dict[str, Any]]:
+    """The launches whose time no kernel got: of libraries, whose kernels have names of their own."""
+    if part.kernels and all(time is not None for time in part.measured_us):
+        return []
+    timed = {
+        kernel.get("runtime_name", kernel.get("name"))
+        for kernel, time in zip(part.kernels, part.measured_us, strict=True) if time is not None
+    }
+    return [launch for launch in part.launches if launch["name"] not in timed]
+
+
 def as_json(views: list[View]) -> str:
     """A list with one entry an implementation of a case; each kernel carries its `measured_us`."""
     result = []
@@ -131,6 +142,7 @@ def as_json(views: list[View]) -> str:
             name: {
                 "kernels": [{**k, "measured_us": us} for k, us in zip(part.kernels, part.measured_us, strict=True)],
                 "launches": part.launches,
+                "unmatched": unmatched(part),
             }
             for name, part in view.parts.items()
         }
@@ -189,10 +201,11 @@ def _part_summary(part: PartView) -> str:
 def _add_part(branch: Tree, part: PartView) -> None:
     for number, (kernel, time) in enumerate(zip(part.kernels, part.measured_us, strict=True), 1):
         branch.add(_kernel_text(number, kernel, time))
-    if part.launches and not any(time is not None for time in part.measured_us):
-        rest = branch.add(_text("what the device ran:")) if part.kernels else branch
-        for launch in part.launches:
-            rest.add(_text(f"{launch['name']}  {launch['duration_us']:.1f} µs"))
+    left = unmatched(part)
+    if left:
+        rest = branch.add(_text("launches that no kernel above names:")) if part.kernels else branch
+        for launch in left:
+            rest.add(_text(f"{launch['duration_us']:.1f} µs  {launch['name']}"))
 
 
 def _kernel_text(number: int, kernel: Kernel, time: float | None) -> Text:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import tomllib
@@ -11,15 +10,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from xlafuse.environment import gpu_present
 
-def gpu_present() -> bool:
-    """Whether CUDA's driver is here and sees a device. Asks the driver itself; opens no context."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    count = ctypes.c_int(0)
-    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+__all__ = ["gpu_present", "host", "scratch_root", "versions", "xlafuse_version"]
 
 
 def xlafuse_version() -> str:

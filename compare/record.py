@@ -83,7 +83,9 @@ class Record:
         case = record.case
         if not all(isinstance(name, str) for name in (case.block, case.name, record.implementation)):
             raise ValueError("block, case and implementation must be names")
-        if case.dtype not in DTYPES or case.direction not in PARTS:
+        if not isinstance(case.sizes, dict) or not isinstance(record.checked, dict | None):
+            raise ValueError("sizes and checked must be objects")
+        if str(case.dtype) not in DTYPES or str(case.direction) not in PARTS:
             raise ValueError(f"unknown dtype {case.dtype!r} or direction {case.direction!r}")
         return record
 
@@ -97,9 +99,20 @@ def create(folder: Path, run: Mapping[str, Any]) -> None:
     try:
         (folder / "dumps").mkdir(parents=True, exist_ok=True)
         (folder / "logs").mkdir(exist_ok=True)
-        (folder / "run.json").write_text(json.dumps(run, indent=1) + "\n")
     except OSError as problem:
         raise RunFolderError(f"{folder}: cannot be written: {problem.strerror}") from problem
+    write_run(folder, run)
+
+
+def write_run(folder: Path, run: Mapping[str, Any]) -> None:
+    """Replace run.json as a whole. Raises RunFolderError where it cannot be written."""
+    path = folder / "run.json"
+    try:
+        fresh = path.with_suffix(".new")
+        fresh.write_text(json.dumps(run, indent=1) + "\n")
+        fresh.replace(path)
+    except OSError as problem:
+        raise RunFolderError(f"{path}: cannot be written: {problem.strerror}") from problem
 
 
 def append(folder: Path, record: Record) -> None:

@@ -11,14 +11,13 @@ import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
-from compare import machine, record, run_device, run_target
+from compare import machine, record, run_device, run_target, targets
 from compare.crew import Crew
 from compare.progress import Progress
 from compare.record import Record, RunFolderError
 from compare.selection import Plan
 from compare.session import Session
 
-DEFAULT_TARGET = "h200"
 BAD = ("wrong", "failed", "timeout")
 
 
@@ -29,7 +28,7 @@ def execute(plan: Plan, *, folder: Path, target: str | None, resume: bool) -> in
     is on the disk before the next begins. Raises RunFolderError where the folder cannot be read or written.
     """
     if target is None and not machine.gpu_present():
-        target = DEFAULT_TARGET
+        target = targets.DEFAULT
     done = _open(plan, folder, target, resume)
     scratch = Path(tempfile.mkdtemp(prefix="xlafuse-", dir=machine.scratch_root()))
     crew = Crew(folder / "logs", run_target.environment(target) if target else run_device.environment(folder))

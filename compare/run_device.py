@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from compare.client import WorkerDied, WorkerError, WorkerTimeout
+from compare.client import WORKER_FAILURES, WorkerDied, WorkerError, WorkerTimeout
 from compare.record import Record
 from compare.selection import Plan
 from compare.session import Data, Session, judge, note_failure
@@ -16,7 +16,6 @@ from xlafuse.autotune import merge_results
 
 ROUNDS = 5
 ROUND_SECONDS = 0.015  # of timed calls, for each implementation in each round
-WORKER_FAILURES = (WorkerError, WorkerDied, WorkerTimeout)
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -102,21 +101,26 @@ def _run_case(case: Case, implementations: list[Implementation], session: Sessio
         for entry in entries:
             if entry.alive:
                 session.progress.say(f"compiling and checking {entry.record.id}")
-                _prepare_and_check(entry, data, session)
+                _prepare_and_check(entry, entries, data, session)
         session.progress.say(f"timing {case.id}")
         _measure(entries, data, session)
     for entry in entries:
         _finish(entry, session)
 
 
-def _prepare_and_check(entry: _Entry, data: Data, session: Session) -> None:
+def _prepare_and_check(entry: _Entry, entries: list[_Entry], data: Data, session: Session) -> None:
     record, role = entry.record, entry.implementation.framework
     try:
         _prepare(entry, data, session)
         session.archive(record)
         outcome = session.crew.ask(role, "check", id=record.id, timeout=300)
-    except WORKER_FAILURES as problem:
+    except WorkerError as problem:
         _fail(entry, problem)
+        return
+    except (WorkerDied, WorkerTimeout) as problem:
+        _fail(entry, problem)
+        checked = [e for e in entries if e.alive and e.record.status == "ok"]  # the later ones are prepared in turn
+        _prepare_again(checked, role, data, session)
         return
     record.status = "ok"
     record.checked = {

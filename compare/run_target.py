@@ -10,13 +10,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from compare.blocks import BLOCKS
-from compare.client import WorkerDied, WorkerError, WorkerTimeout
+from compare.client import WORKER_FAILURES
 from compare.record import Record
 from compare.selection import Plan
 from compare.session import Session, judge, note_failure
 from compare.spec import Case, Implementation
-
-WORKER_FAILURES = (WorkerError, WorkerDied, WorkerTimeout)
 
 # Which worker compiles for the target, and which checks on the CPU.
 COMPILES = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from compare.check import Verdict, describe
 from compare.client import WorkerDied, WorkerError, WorkerTimeout
 from compare.crew import Crew
 from compare.progress import Progress
-from compare.record import Record
+from compare.record import Record, RunFolderError
 from compare.spec import Case, Implementation
 
 SEEDS = (0, 1)  # two input sets: a result cached from the first is wrong for the second
@@ -47,6 +46,7 @@ class Session:
     def begin_segment(self, workers: dict[str, Any], ceilings: dict[str, Any] | None) -> None:
         """A stretch on one machine with one environment and its own ceilings; ratios exist only within one."""
         run = record.read_run(self.folder)
+        run.setdefault("segments", [])
         self.segment = f"s{len(run['segments']) + 1}"
         started = datetime.now(UTC).isoformat(timespec="seconds")
         self.timers = {role: found.get("timer") for role, found in workers.items()}
@@ -54,7 +54,7 @@ class Session:
         run["segments"].append(
             {"id": self.segment, "started": started, "environment": environment, "ceilings": ceilings}
         )
-        (self.folder / "run.json").write_text(json.dumps(run, indent=1) + "\n")
+        record.write_run(self.folder, run)
 
     def pending(self, case: Case, implementations: tuple[Implementation, ...]) -> list[Implementation]:
         """Those without a standing record; the others are counted as done."""
@@ -112,8 +112,11 @@ class Session:
         """Pack the artifacts of a record's compile into one archive and name it in the record."""
         source = self.dumps_folder(entry)
         name = f"dumps/{source.name}.zip"
-        if archive.pack(source, self.folder / name):
-            entry.dumps = name
+        try:
+            if archive.pack(source, self.folder / name):
+                entry.dumps = name
+        except OSError as problem:
+            raise RunFolderError(f"{self.folder / name}: cannot be written: {problem.strerror}") from problem
         shutil.rmtree(source, ignore_errors=True)
 
 

@@ -52,7 +52,7 @@ def main() -> int:
     try:
         methods = methods_of(sys.argv[1])
     except ModuleNotFoundError as problem:
-        install = f'{sys.executable} -m pip install "xlafuse[cpu]" (or [cuda] on a machine with an NVIDIA GPU)'
+        install = f'in the checkout: {sys.executable} -m pip install -e ".[cpu]", or ".[cuda]" with an NVIDIA GPU'
         skip = Skip(f"{problem.name} is not installed; {install}")
         print(json.dumps(_error(skip)), file=replies)
         return 1

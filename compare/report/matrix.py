@@ -11,8 +11,8 @@ from compare.report import printable
 from compare.report.rows import Row
 from compare.report.table import escaped, number, title
 
-TIMES = "* the smallest median of its line; a lead within the spread that the full table shows decides nothing."
-KERNELS = "Nothing was timed: no GPU. checked: nothing is compiled ahead, its numbers are right on the CPU."
+TIMES = "* the smallest median of its line and segment; a lead within the spread in the full table decides nothing."
+KERNELS = "Nothing ran on a GPU. checked: it has no compile of its own; its numbers are right on the CPU."
 
 
 def render(rows: list[Row], *, markdown: bool = False) -> str:
@@ -38,7 +38,8 @@ def render(rows: list[Row], *, markdown: bool = False) -> str:
         body, headers=headers, tablefmt="github" if markdown else "simple", disable_numparse=True,
         colalign=["left"] + ["right"] * len(names),
     )
-    return f"{table}\n\n{TIMES if timed else KERNELS}"
+    legend = TIMES if timed else KERNELS
+    return f"{table}\n\n{escaped(legend) if markdown else legend}"
 
 
 def _kernels(row: Row, members: dict[str, Row]) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 from compare.protocol import Skip
 
 FOLDER = Path(__file__).parent
+DEFAULT = "h200"  # where a machine has no GPU and none is named
 
 
 def names() -> list[str]:

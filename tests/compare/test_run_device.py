@@ -25,6 +25,7 @@ class ScriptedCrew:
     def __init__(self, faults: dict[tuple[str, str], tuple[int, Exception]]) -> None:
         self.faults, self.calls = faults, Counter[tuple[str, str]]()
         self.errors: dict[str, float] = {}
+        self.programs: dict[str, set[str]] = {}  # by role: what its process holds
 
     def start(self, roles: set[str]) -> None: ...
 
@@ -32,9 +33,15 @@ class ScriptedCrew:
         name = params.get("id", "").rpartition("/")[2]
         self.calls[method, name] += 1
         which, fault = self.faults.get((method, name), (0, None))
+        held = self.programs.setdefault(role, set())
         if fault is not None and which == self.calls[method, name]:
+            if not isinstance(fault, WorkerError):
+                held.clear()
             raise fault
+        if method in ("check", "measure") and name not in held:
+            raise WorkerError("failed", f"KeyError: {name}")
         if method == "prepare":
+            held.add(name)
             return {"compile_s": 0.5, "kernels": {}, "detail": None}
         if method == "check":
             error = self.errors.get(name, 0.1)
@@ -83,6 +90,7 @@ def test_all_is_well(tmp_path: Path) -> None:
     [
         ("prepare", WorkerError("failed", "CompilationError: no"), "failed", "CompilationError"),
         ("prepare", WorkerError("skipped", "needs a newer driver"), "skipped", "newer driver"),
+        ("prepare", WorkerDied("the torch worker died (signal SIGSEGV)"), "failed", "SIGSEGV"),
         ("check", WorkerError("wrong", "the call changed its inputs: x"), "wrong", "changed its inputs"),
         ("check", WorkerDied("the torch worker died (signal SIGSEGV)"), "failed", "SIGSEGV"),
         ("measure", WorkerTimeout("no answer within 300 s"), "timeout", "300 s"),
