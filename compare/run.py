@@ -24,18 +24,21 @@ BAD = ("wrong", "failed", "timeout")
 def execute(plan: Plan, *, folder: Path, target: str | None, resume: bool) -> int:
     """Run the plan into `folder`; `target` None means this machine's GPU, or an H200 where there is none.
 
-    Returns 0 when nothing was wrong, failed or timed out, 1 when something was, 130 after Ctrl-C. Every finished record
+    Returns 0 when nothing of the plan is wrong, failed or timed out, 1 when something is, 130 after Ctrl-C. Every finished record
     is on the disk before the next begins. Raises RunFolderError where the folder cannot be read or written.
     """
     if target is None and not machine.gpu_present():
         target = targets.DEFAULT
     done = _open(plan, folder, target, resume)
+    wanted = {record.record_id(case, i.name) for case, implementations in plan.work for i in implementations}
+    if wanted <= done.keys():
+        print(f"{folder} already has every record of this selection", file=sys.stderr)
+        return 0
     scratch = Path(tempfile.mkdtemp(prefix="xlafuse-", dir=machine.scratch_root()))
     crew = Crew(folder / "logs", run_target.environment(target) if target else run_device.environment(folder))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job scheduler's stop ends a run as Ctrl-C does
-    total = sum(len(implementations) for _, implementations in plan.work)
     try:
-        with Progress(total) as progress:
+        with Progress(len(wanted)) as progress:
             session = Session(folder, scratch, crew, progress, done, target)
             (run_target.run if target else run_device.run)(plan, session)
     except KeyboardInterrupt:
@@ -44,7 +47,7 @@ def execute(plan: Plan, *, folder: Path, target: str | None, resume: bool) -> in
     finally:
         crew.stop()
         shutil.rmtree(scratch, ignore_errors=True)
-    return 1 if any(r.status in BAD for r in record.read_records(folder)[0]) else 0
+    return 1 if any(r.status in BAD and r.id in wanted for r in record.read_records(folder)[0]) else 0
 
 
 def _open(plan: Plan, folder: Path, target: str | None, resume: bool) -> dict[str, Record]:

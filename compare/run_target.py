@@ -22,6 +22,7 @@ COMPILES = {
     "triton": "target", "cuda": "target",
 }
 CHECKS = {"xla": "xla", "xla-remat": "xla", "eager": "torch", "inductor": "torch", "triton": "interpreter"}
+DESCRIBED = {"xla", "torch", "target"}  # the workers whose versions a run keeps
 NOT_COMPILED = (
     "nothing to compile for {target}: eager PyTorch launches prebuilt kernels, known only on a GPU; "
     "its numbers are checked on the CPU"
@@ -43,11 +44,27 @@ def run(plan: Plan, session: Session) -> None:
             for case, implementations in plan.work
             for implementation in session.pending(case, implementations)
         ]
+        roles = {role for _, group in plan.work for i in group for role in _roles(i)} & DESCRIBED
+        versions = {role: pools[role].submit(session.crew.ask, role, "environment") for role in sorted(roles)}
         for finish in waiting:
             session.write(finish())
+        session.describe_workers({role: _described(asked) for role, asked in versions.items()})
     finally:
         for pool in pools.values():
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _roles(implementation: Implementation) -> set[str]:
+    if implementation.needs_gpu:
+        return set()
+    return {table[implementation.compiler] for table in (COMPILES, CHECKS) if implementation.compiler in table}
+
+
+def _described(asked: Future[dict[str, Any]]) -> dict[str, Any]:
+    try:
+        return asked.result()
+    except WORKER_FAILURES as problem:
+        return {"unavailable": str(problem)}
 
 
 def _start(

@@ -56,6 +56,12 @@ class Session:
         )
         record.write_run(self.folder, run)
 
+    def describe_workers(self, workers: dict[str, Any]) -> None:
+        """Say of this segment what its workers are, once they have started."""
+        run = record.read_run(self.folder)
+        run["segments"][-1]["environment"]["workers"] = workers
+        record.write_run(self.folder, run)
+
     def pending(self, case: Case, implementations: tuple[Implementation, ...]) -> list[Implementation]:
         """Those without a standing record; the others are counted as done."""
         left = [i for i in implementations if record.record_id(case, i.name) not in self._done]

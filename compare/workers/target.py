@@ -6,12 +6,13 @@ The process pretends to have the GPU and is good for nothing else, which is why 
 from __future__ import annotations
 
 import os
+import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from compare import targets
+from compare import machine, targets
 from compare.protocol import Skip
 from compare.spec import Case
 from triton_side import deviceless
@@ -29,7 +30,14 @@ from compare.kernels import of_launch, to_json  # noqa: E402
 
 
 def methods() -> dict[str, Callable[..., Any]]:
-    return {"compile": compile_for_target}
+    return {"compile": compile_for_target, "environment": environment}
+
+
+def environment() -> dict[str, Any]:
+    """Versions of what emits the code, and the GPU that this process pretends to have."""
+    packages = ("torch", "triton", "cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc")
+    found = {"python": platform.python_version(), "pretends": str(_PACK.device_properties()["name"])}
+    return found | machine.versions(packages)
 
 
 def compile_for_target(case: dict[str, Any], implementation: str, dumps: str) -> dict[str, Any]:

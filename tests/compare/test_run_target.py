@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -62,6 +65,31 @@ def test_nothing_about_gpu_code_is_ok_without_a_gpu(rows: list[dict[str, Any]]) 
     assert not [row for row in rows if row["status"] == "ok"]
 
 
+def test_the_run_says_which_compilers_it_saw(folder: Path) -> None:
+    workers = json.loads((folder / "run.json").read_text())["segments"][0]["environment"]["workers"]
+    assert workers["xla"]["jax"] and workers["torch"]["torch"] and workers["target"]["triton"]
+    assert workers["target"]["pretends"] == "NVIDIA H200"
+
+
+def test_a_stop_is_no_traceback_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    def scratch() -> set[str]:
+        roots = [Path("/dev/shm"), Path(tempfile.gettempdir())]
+        return {str(p) for root in roots if root.is_dir() for p in root.glob("xlafuse-*")}
+
+    before = scratch()
+    run = subprocess.Popen(
+        [sys.executable, "-m", "compare", "run", "softmax", "--target", "h200", "--out", str(tmp_path / "run")],
+        cwd=PROJECT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )
+    time.sleep(4)
+    run.send_signal(signal.SIGTERM)
+    _, said = run.communicate(timeout=60)
+    assert run.returncode == 130, said
+    assert "Traceback" not in said and "--resume goes on" in said
+    time.sleep(1)
+    assert scratch() <= before
+
+
 def test_archives_hold_what_each_compiler_said(folder: Path) -> None:
     def names(implementation: str) -> set[str]:
         with zipfile.ZipFile(folder / "dumps" / f"softmax-prime-fp32-train-{implementation}.zip") as archive:
@@ -79,10 +107,10 @@ def test_archives_hold_what_each_compiler_said(folder: Path) -> None:
 
 
 def test_a_finished_run_resumes_with_nothing_to_do(folder: Path) -> None:
-    before = (folder / "records.jsonl").read_bytes()
+    before = [(folder / name).read_bytes() for name in ("records.jsonl", "run.json")]
     done = xlafuse("run", "--out", str(folder), "--resume")
-    assert done.returncode == 0, done.stderr
-    assert (folder / "records.jsonl").read_bytes() == before
+    assert done.returncode == 0 and "already has every record" in done.stderr
+    assert [(folder / name).read_bytes() for name in ("records.jsonl", "run.json")] == before
 
 
 def test_an_interrupted_run_keeps_its_records_and_goes_on(folder: Path, tmp_path: Path) -> None:
