@@ -24,8 +24,9 @@ BAD = ("wrong", "failed", "timeout")
 def execute(plan: Plan, *, folder: Path, target: str | None, resume: bool) -> int:
     """Run the plan into `folder`; `target` None means this machine's GPU, or an H200 where there is none.
 
-    Returns 0 when nothing of the plan is wrong, failed or timed out, 1 when something is, 130 after Ctrl-C. Every finished record
-    is on the disk before the next begins. Raises RunFolderError where the folder cannot be read or written.
+    Returns 0 when nothing of the plan is wrong, failed or timed out, 1 when something is, 130 after Ctrl-C. Every
+    finished record is on the disk before the next begins. Raises RunFolderError where the folder cannot be read or
+    written.
     """
     if target is None and not machine.gpu_present():
         target = targets.DEFAULT
