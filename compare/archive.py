@@ -6,7 +6,8 @@ import re
 import zipfile
 from pathlib import Path
 
-PROJECT = Path(__file__).resolve().parent.parent
+from compare import PROJECT
+
 # Compilers write absolute source paths into their text: below the project they become relative to it, below an
 # environment's packages, or the folder where Inductor writes its code, relative to those.
 _FOLDERS = (re.escape(str(PROJECT).encode()), rb"/[^\s\"'<>|:]*/site-packages", rb"/[^\s\"'<>|:]*/torchinductor_[^/]+")

@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from compare import PROJECT
+
 INTERPRETERS = {"xla": "XLAFUSE_XLA_PYTHON"}  # every other role runs in XLAFUSE_TORCH_PYTHON
-PROJECT = Path(__file__).resolve().parent.parent
 
 
 class WorkerError(Exception):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
-_ROOT = Path(__file__).resolve().parent.parent
+from compare.archive import portable
 
 
 def to_json(kernel: Any, **more: Any) -> dict[str, Any]:
@@ -32,10 +31,7 @@ def of_launch(launch: Any) -> dict[str, Any]:
 
 def relative(line: str) -> str:
     """`file:line` with the file below the project's folder or its environment's packages shortened."""
-    if line.startswith(f"{_ROOT}/"):
-        return line[len(f"{_ROOT}/") :]
-    _, found, inside = line.partition("/site-packages/")
-    return inside if found else line
+    return portable(line.encode()).decode()
 
 
 def _plain(value: Any) -> Any:

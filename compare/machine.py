@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from compare import PROJECT
 from xlafuse.environment import gpu_present
 
 __all__ = ["gpu_present", "host", "scratch_root", "versions", "xlafuse_version"]
@@ -20,8 +21,7 @@ def xlafuse_version() -> str:
     try:
         return version("xlafuse")
     except PackageNotFoundError:
-        project = Path(__file__).resolve().parent.parent / "pyproject.toml"
-        return str(tomllib.loads(project.read_text())["project"]["version"])
+        return str(tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["version"])
 
 
 def versions(packages: Iterable[str]) -> dict[str, str | None]:

@@ -9,7 +9,7 @@ A record says what became of one implementation of one case. Its status:
     skipped   this machine, or this implementation, cannot take the case; the detail says what would help
     timeout   no answer within the time limit
 
-What is not `ok` says why in `detail`.
+What is neither `ok` nor `compiled` says why in `detail`.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ def _prepare(entry: _Entry, data: Data, session: Session) -> None:
         role, "prepare", id=record.id, case=record.case.to_json(), implementation=record.implementation,
         folders=[str(f) for f in data.folders], scales=data.scales, dumps=str(session.dumps_folder(record)),
     )
-    record.compile_s, record.kernels, record.detail = prepared["compile_s"], prepared["kernels"], prepared["detail"]
+    record.compile_s, record.kernels = prepared["compile_s"], prepared["kernels"]
 
 
 def _measure(entries: list[_Entry], data: Data, session: Session) -> None:

@@ -88,7 +88,7 @@ def _start(
                 entry.status, entry.detail = "skipped", NOT_COMPILED.format(target=session.target)
             else:
                 compiled = compiling.result()
-                entry.status, entry.detail = "compiled", compiled["detail"]
+                entry.status = "compiled"
                 entry.compile_s, entry.kernels = compiled["compile_s"], compiled["kernels"]
         except WORKER_FAILURES as problem:
             note_failure(entry, problem)

@@ -21,7 +21,7 @@ class Framework(Side, Protocol):
         ...
 
     def clock(self) -> Clock | None:
-        """The clock of this process, or None where there is no GPU or no CUPTI."""
+        """The clock of this process, or None where the framework has none here."""
         ...
 
     def environment(self) -> dict[str, Any]: ...
@@ -47,12 +47,12 @@ class Service:
     def prepare(
         self, id: str, case: dict[str, Any], implementation: str, folders: list[str], scales: list[Any], dumps: str
     ) -> dict[str, Any]:
-        """Compile; the program stays until released. Returns compile time, kernels and, where known, a remark."""
+        """Compile; the program stays until released. Returns compile time and kernels."""
         spec = Case.from_json(case)
         paths = [Path(f) for f in folders]
         program = self._framework.build(spec, BLOCKS[spec.block].implementation(implementation), paths[0], Path(dumps))
         self._subjects[id] = Subject(self._framework, program, spec, paths, scales)
-        return {"compile_s": program.compile_s, "kernels": program.kernels, "detail": program.detail}
+        return {"compile_s": program.compile_s, "kernels": program.kernels}
 
     def check(self, id: str) -> dict[str, Any]:
         """Errors beside tolerances of outputs and gradients, and the device and backend they were computed on."""

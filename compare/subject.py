@@ -31,7 +31,6 @@ class Program:
     backward: Callable[[Any, Arrays], Arrays] | None
     compile_s: float
     kernels: dict[str, list[dict[str, Any]]]
-    detail: str | None = None
     intercepts_allocations: bool = True  # its allocations go through the framework's Python-visible dispatch
     allocations: dict[str, list[int]] = field(default_factory=dict)  # bytes of each buffer a call of a part allocates
 

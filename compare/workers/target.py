@@ -63,4 +63,4 @@ def compile_for_target(case: dict[str, Any], implementation: str, dumps: str) ->
         for part, recorded in launches.items():
             for index, launch in enumerate(recorded):
                 launch.write(Path(dumps) / part, index)
-    return {"compile_s": compile_s, "kernels": kernels, "detail": None}
+    return {"compile_s": compile_s, "kernels": kernels}

@@ -27,8 +27,7 @@ import jax  # noqa: E402  (XLA reads its flags when jax is imported)
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
-from compare import arrays, machine, targets  # noqa: E402
-from compare.archive import PROJECT  # noqa: E402
+from compare import PROJECT, arrays, machine, targets  # noqa: E402
 from compare.blocks import BLOCKS  # noqa: E402
 from compare.clock import Clock, CuptiClock, cupti_missing  # noqa: E402
 from compare.kernels import to_json  # noqa: E402
@@ -95,9 +94,7 @@ class XlaSide:
             spec, block.implementation(implementation), structs["input"], structs["cotangent"], Path(dumps),
             target=compiler.Target(config, results),
         )
-        return {
-            "compile_s": sum(half.compile_s for half in halves.values()), "kernels": _kernels(halves), "detail": None,
-        }
+        return {"compile_s": sum(half.compile_s for half in halves.values()), "kernels": _kernels(halves)}
 
     def _compile(
         self, case: Case, implementation: Implementation, inputs: Arrays, cotangents: Arrays, dumps: Path,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import zipfile
 from pathlib import Path
 
-from compare import archive
+from compare import PROJECT, archive
 
 
 def test_paths_become_relative_and_the_rest_stays() -> None:
     text = (
-        f'File: "{archive.PROJECT}/triton_side/blocks/gelu.py":12 in f\n'
+        f'File: "{PROJECT}/triton_side/blocks/gelu.py":12 in f\n'
         '.file 1 "/opt/env/lib/python3.12/site-packages/torch/x.py"\n'
         '#loc = loc("/tmp/torchinductor_me/tmpx_1/em/cem.py":3:0)\n'
         "/usr/include/math.h a/b\n"
@@ -24,8 +24,8 @@ def test_paths_become_relative_and_the_rest_stays() -> None:
 def test_an_archive_holds_the_artifacts(tmp_path: Path) -> None:
     source = tmp_path / "dumps"
     (source / "forward").mkdir(parents=True)
-    (source / "forward" / "code.py").write_text(f"# {archive.PROJECT}/compare/spec.py\n")
-    proto = f"{archive.PROJECT}/x".encode()
+    (source / "forward" / "code.py").write_text(f"# {PROJECT}/compare/spec.py\n")
+    proto = f"{PROJECT}/x".encode()
     (source / "forward" / "module.pb").write_bytes(proto)
     (source / "forward" / "kernel.cubin").write_bytes(b"\x7fELF")
     assert archive.pack(source, tmp_path / "a.zip")

@@ -42,7 +42,7 @@ class ScriptedCrew:
             raise WorkerError("failed", f"KeyError: {name}")
         if method == "prepare":
             held.add(name)
-            return {"compile_s": 0.5, "kernels": {}, "detail": None}
+            return {"compile_s": 0.5, "kernels": {}}
         if method == "check":
             error = self.errors.get(name, 0.1)
             errors = [{"name": "out", "error": error, "tolerance": 0.2}]
