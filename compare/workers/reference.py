@@ -92,9 +92,10 @@ def _rms(values: torch.Tensor) -> float:
 class PlainFloat32(TorchDispatchMode):
     """float32 as plain code computes it, rather than as well as this machine's libraries happen to.
 
-    Results of functions that no standard rounds correctly are moved by up to two units in the last place, at random,
-    seeded: CUDA documents as much for its own (CUDA C++ Programming Guide, Mathematical Functions). IEEE products are
-    summed term after term into one accumulator; a library that splits the sum is better than it need be.
+    Results of the functions below are moved by up to two units in the last place, at random, seeded: GPU code need not
+    round them correctly (CUDA C++ Programming Guide, Mathematical Functions: two units for 1/sqrt, and for a division
+    compiled without -prec-div). IEEE products are summed term after term into one accumulator; a library that splits
+    the sum is better than it need be.
     """
 
     _FUNCTIONS = {
