@@ -203,25 +203,3 @@ def test_flex_keeps_one_mask_per_sequence_and_device() -> None:
     mask = library_attention._causal_block_mask(300, cpu)
     assert library_attention._causal_block_mask(300, torch.device("cpu")) is mask
     assert library_attention._causal_block_mask(301, cpu) is not mask
-
-
-@pytest.mark.parametrize(
-    ("backend", "dtype", "sequence", "head_dim", "reason"),
-    [
-        ("flash", "bfloat16", 1002, 64, None),
-        ("flash", "float32", 1002, 64, "float32"),
-        ("flash", "float16", 1002, 264, "256"),
-        ("cudnn", "float16", 1002, 64, None),
-        ("cudnn", "float32", 1002, 64, "float32"),
-        ("cudnn", "bfloat16", 1002, 20, "multiple of 8"),
-        ("cudnn", "bfloat16", 1, 64, "length 1"),
-        ("flex", "float32", 1002, 16, None),
-        ("flex", "bfloat16", 1002, 8, "16"),
-    ],
-)
-def test_unsupported_says_why(
-    backend: str, dtype: str, sequence: int, head_dim: int, reason: str | None
-) -> None:
-    unsupported = getattr(library_attention, f"unsupported_{backend}")
-    said = unsupported(dtype, {"batch": 1, "heads": 1, "sequence": sequence, "head_dim": head_dim})
-    assert said is None if reason is None else reason in said

@@ -126,6 +126,13 @@ def test_unfused_gives_every_instruction_a_kernel(h200: compiler.Target) -> None
     assert len(unfused.kernels) > 3 * len(fused.kernels)
 
 
+def test_unfused_keeps_a_copy_of_an_output_apart(h200: compiler.Target) -> None:
+    forward, _ = directions.train_halves(softmax.apply, {})
+    one_column = {"x": Struct((3, 1), jnp.float32)}
+    unfused = compiler.compile(forward, (one_column,), target=h200, variant="unfused")
+    assert {len(kernel.opcodes) for kernel in unfused.kernels} == {1}
+
+
 @pytest.mark.parametrize("misspelt", ["priority-fusion", "multi_output_fusion", "triton-softmax-rewriter"])
 def test_a_pass_left_on_is_noticed(
     h200: compiler.Target, monkeypatch: pytest.MonkeyPatch, misspelt: str

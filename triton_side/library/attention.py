@@ -1,11 +1,8 @@
 """Causal attention by PyTorch's fused backends: FlashAttention, cuDNN and FlexAttention.
 
 out = softmax(causal(q k^T / sqrt(head_dim))) v, with q, k, v and out [batch, heads, sequence, head_dim].
-None of the three falls back to another: what a backend cannot take is an error. Each has an
-`unsupported_*(dtype, sizes)` that says beforehand, for one NVIDIA GPU of compute capability 8.0 or newer,
-why a case would be refused: `dtype` is "bfloat16", "float16" or "float32", `sizes` the axis sizes by name;
-None means that the case is taken. The limits are those of torch 2.11 and 2.13. Choosing an SDPA backend costs
-11 us of host time a call (`sdpa_kernel`, torch 2.13).
+None of the three falls back to another: what a backend cannot take is an error. Choosing an SDPA backend
+costs 11 us of host time a call (`sdpa_kernel`, torch 2.13).
 """
 
 from collections.abc import Mapping
@@ -17,8 +14,6 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-_HALF_DTYPES = ("bfloat16", "float16")
-
 
 def apply_flash(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """SDPA held to its FlashAttention backend: FlashAttention-2 on CUDA, SDPA's own flash kernel on a CPU.
@@ -29,37 +24,12 @@ def apply_flash(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return _sdpa(inputs, SDPBackend.FLASH_ATTENTION)
 
 
-def unsupported_flash(dtype: str, sizes: Mapping[str, int]) -> str | None:
-    """Why FlashAttention refuses the case, or None."""
-    if dtype not in _HALF_DTYPES:
-        return f"FlashAttention takes float16 and bfloat16, not {dtype}"
-    if sizes["head_dim"] > 256:
-        return f"FlashAttention takes a head_dim of at most 256, not {sizes['head_dim']}"
-    return None
-
-
 def apply_cudnn(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """SDPA held to its cuDNN backend, which has no CPU path.
 
     Raises RuntimeError where the backend cannot take the case.
     """
     return _sdpa(inputs, SDPBackend.CUDNN_ATTENTION)
-
-
-def unsupported_cudnn(dtype: str, sizes: Mapping[str, int]) -> str | None:
-    """Why cuDNN refuses the case, or None.
-
-    cuDNN newer than 9.22 takes a head_dim up to 256 on Hopper; the limit here is the one that holds
-    everywhere.
-    """
-    if dtype not in _HALF_DTYPES:
-        return f"cuDNN attention takes float16 and bfloat16, not {dtype}"
-    head_dim = sizes["head_dim"]
-    if head_dim % 8 or head_dim > 128:
-        return f"cuDNN attention takes a head_dim that is a multiple of 8 and at most 128, not {head_dim}"
-    if sizes["sequence"] == 1:
-        return "cuDNN attention takes no sequence of length 1"
-    return None
 
 
 def _sdpa(inputs: Mapping[str, Tensor], backend: SDPBackend) -> dict[str, Tensor]:
@@ -76,13 +46,6 @@ def apply_flex(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """
     q = inputs["q"]
     return {"out": _flex(q, inputs["k"], inputs["v"], _causal_block_mask(q.shape[-2], q.device))}
-
-
-def unsupported_flex(dtype: str, sizes: Mapping[str, int]) -> str | None:
-    """Why FlexAttention refuses the case, or None. It takes all three dtypes."""
-    if sizes["head_dim"] < 16:
-        return f"FlexAttention takes a head_dim of at least 16, not {sizes['head_dim']}"
-    return None
 
 
 # fullgraph: without it, one failed compile makes every later flex_attention call run unfused, with no error.
