@@ -1,0 +1,1 @@
+"""The fusion graph: what any compiler made of a function, as one kind of graph."""

@@ -1,0 +1,116 @@
+"""A fusion graph as JSON: `save`, `load`. Reading executes nothing and needs no framework."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+from compare.graph.model import REASONS, Access, Buffer, FusionGraph, Kernel, Reason, SourceOp
+
+SCHEMA = "xlafuse.fusion-graph/1"
+MAX_BYTES = 1 << 30
+
+
+class GraphError(ValueError):
+    """What was given is no fusion graph; the message names the file or field, and what was expected."""
+
+
+def to_json(graph: FusionGraph) -> dict[str, Any]:
+    """The graph with what follows from it (launch indices, sums of bytes, producers, consumers) written out.
+
+    Fields of `Kernel`, `Buffer`, `Reason` by their names; kernels add `index`, `bytes_read`, `bytes_written`, `stages`,
+    `lines`; buffers add `producer` (index of the first kernel that writes it, or null), `consumers` (indices).
+    """
+    kernels = None
+    if graph.kernels is not None:
+        kernels = [
+            {
+                "index": index, **_plain(kernel), "bytes_read": kernel.bytes_read,
+                "bytes_written": kernel.bytes_written, "stages": list(kernel.stages), "lines": list(kernel.lines),
+            }
+            for index, kernel in enumerate(graph.kernels)
+        ]
+    buffers = [
+        {
+            **_plain(buffer), "producer": next(iter(graph.producers.get(buffer.name, ())), None),
+            "consumers": list(graph.consumers.get(buffer.name, ())),
+        }
+        for buffer in graph.buffers
+    ]
+    return {"schema": SCHEMA, **_plain(graph), "kernels": kernels, "buffers": buffers}
+
+
+def from_json(data: Any) -> FusionGraph:
+    """Raises GraphError that names the first thing that is wrong."""
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        found = data.get("schema") if isinstance(data, dict) else type(data).__name__
+        raise GraphError(f"expected an object of schema {SCHEMA!r}, got {found!r}")
+    try:
+        kernels = data.get("kernels")
+        graph = FusionGraph(
+            name=str(data["name"]),
+            compiler=str(data["compiler"]),
+            kernels=None if kernels is None else tuple(map(_kernel, kernels)),
+            buffers=tuple(_read(Buffer, b, shape=tuple(map(int, b["shape"])), bytes=int(b["bytes"]))
+                          for b in data.get("buffers", ())),
+            reasons=tuple(_read(Reason, reason) for reason in data.get("reasons", ())),
+            operations=tuple(_read(SourceOp, op) for op in data.get("operations", ())),
+            unparsed=tuple(map(str, data.get("unparsed", ()))),
+            versions=dict(data.get("versions", {})),
+            target=str(data.get("target", "")),
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as problem:
+        raise GraphError(f"a field is missing or misshapen: {type(problem).__name__}: {problem}") from None
+    _check(graph)
+    return graph
+
+
+def save(graph: FusionGraph, path: Path) -> None:
+    """Write one JSON file, compressed where the name ends in .gz (the same bytes for the same graph)."""
+    text = json.dumps(to_json(graph), separators=(",", ":")).encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text + b"\n")
+
+
+def load(path: Path) -> FusionGraph:
+    """Raises GraphError naming the file; OSError where it cannot be read."""
+    raw = path.read_bytes()
+    try:
+        if raw.startswith(b"\x1f\x8b"):
+            with gzip.open(path) as stream:
+                raw = stream.read(MAX_BYTES + 1)
+        if len(raw) > MAX_BYTES:
+            raise GraphError(f"more than {MAX_BYTES >> 30} GiB")
+        return from_json(json.loads(raw))
+    except (EOFError, OSError, RecursionError, ValueError) as problem:
+        raise GraphError(f"{path}: {problem}") from None
+
+
+def _check(graph: FusionGraph) -> None:
+    for kernel in graph.kernels or ():
+        for access in (*(kernel.inputs or ()), *(kernel.outputs or ())):
+            if access.buffer not in graph.buffer:
+                raise GraphError(f"kernel {kernel.name!r} uses buffer {access.buffer!r}, which is not among `buffers`")
+    for reason in graph.reasons:
+        if reason.code not in REASONS:
+            raise GraphError(f"reason {reason.code!r} is not one of {', '.join(REASONS)}")
+
+
+def _kernel(data: dict[str, Any]) -> Kernel:
+    def accesses(side: str) -> tuple[Access, ...] | None:
+        return None if data.get(side) is None else tuple(_read(Access, access) for access in data[side])
+
+    ops = tuple(_read(SourceOp, op) for op in data.get("source_ops", ()))
+    return _read(Kernel, data, source_ops=ops, inputs=accesses("inputs"), outputs=accesses("outputs"))
+
+
+def _read(kind: type[Any], data: dict[str, Any], **replaced: Any) -> Any:
+    known = {f.name for f in dataclasses.fields(kind)}
+    return kind(**{name: value for name, value in data.items() if name in known} | replaced)
+
+
+def _plain(value: Any) -> Any:
+    return dataclasses.asdict(value)
