@@ -82,12 +82,13 @@ class Worker:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def stop(self) -> None:
-        """End the process and what it started: an idle worker leaves by itself and tidies up, a busy one is killed."""
+    def stop(self, patience: float = 3.0) -> None:
+        """End the process and what it started: an idle worker leaves by itself and tidies up, which may take `patience`
+        seconds; a busy one is killed."""
         try:
             if self._process.stdin:
                 self._process.stdin.close()
-            self._process.wait(timeout=3)
+            self._process.wait(timeout=patience)
         except (BrokenPipeError, subprocess.TimeoutExpired):
             pass
         self.kill()

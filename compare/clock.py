@@ -7,6 +7,7 @@ the records' intervals. Both come from the GPU's own timestamps, so host overhea
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -44,6 +45,8 @@ class Clock(Protocol):
 
 def cupti_missing() -> str | None:
     """Why CUPTI cannot be used here, with the remedy, or None."""
+    if os.environ.get("XLAFUSE_TIMER") == "none":
+        return "another profiler watches this process, and CUPTI serves one"
     if importlib.util.find_spec("cupti") is None:
         return 'cupti-python is not installed (pip install "cupti-python==13.0.1" for CUDA 13.0)'
     return None

@@ -38,7 +38,7 @@ class Service:
     def methods(self) -> dict[str, Callable[..., Any]]:
         return {
             "environment": self.environment, "prepare": self.prepare, "check": self.check, "measure": self.measure,
-            "release": self.release,
+            "profile": self.profile, "release": self.release,
         }
 
     def environment(self) -> dict[str, Any]:
@@ -73,6 +73,10 @@ class Service:
         if first:
             result["peak_memory_bytes"] = subject.peak_memory()
         return result
+
+    def profile(self, id: str) -> None:
+        """One call for a profiler that watches this process (compare.traffic)."""
+        self._subjects[id].profile()
 
     def release(self, id: str) -> None:
         self._subjects.pop(id, None)

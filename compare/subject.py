@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from compare.check import Scale, Verdict, relative_error
 from compare.clock import Clock
+from compare.profiled import bounded, profiling
 from compare.spec import DTYPES, Case
 
 Arrays = dict[str, Any]
@@ -176,6 +177,17 @@ class Subject:
             results = call()
         self.side.synchronize(results)
         return {"wall_time": (time.perf_counter() - start) / count, "calls": count}
+
+    def profile(self) -> None:
+        """One call, its parts marked for a profiler, after one that is not profiled."""
+        folder = self.folders[0]
+        inputs, cotangents = self.side.inputs(folder, self.case), self.side.cotangents(folder, self.case)
+        self._call(inputs, folder)
+        self.side.synchronize()
+        with profiling():
+            _, saved = bounded(partial(self.program.forward, inputs), self.side.synchronize)
+            if self.program.backward:
+                bounded(partial(self.program.backward, saved, cotangents), self.side.synchronize)
 
     def peak_memory(self) -> dict[str, int | None]:
         """Peak bytes above the inputs of each part."""

@@ -28,11 +28,25 @@ def methods() -> dict[str, Callable[..., Any]]:
     def produce_json(case: dict[str, Any], seed: int, folder: str) -> dict[str, Any]:
         return produce(Case.from_json(case), seed, Path(folder))
 
-    return {"produce": produce_json}
+    def draw_json(case: dict[str, Any], seed: int, folder: str) -> None:
+        store_inputs(Case.from_json(case), seed, Path(folder))
+
+    return {"produce": produce_json, "draw": draw_json}
 
 
 def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def store_inputs(case: Case, seed: int, folder: Path) -> tuple[Tensors, Tensors]:
+    """Store input bits and cotangents of `case` in `folder`; returns both."""
+    folder.mkdir(parents=True, exist_ok=True)
+    inputs, cotangents = _draw(case, seed)
+    for role, tensors in (("input", inputs), ("cotangent", cotangents)):
+        for name, tensor in tensors.items():
+            bits = tensor.view(torch.int16) if case.dtype == "bfloat16" else tensor
+            np.save(arrays.path_of(folder, role, name), bits.cpu().numpy())
+    return inputs, cotangents
 
 
 def produce(case: Case, seed: int, folder: Path) -> dict[str, Any]:
@@ -41,12 +55,7 @@ def produce(case: Case, seed: int, folder: Path) -> dict[str, Any]:
     Returns {tensor name: compare.check.Scale as a dict}, gradients named `d_<input>`.
     """
     block = BLOCKS[case.block]
-    folder.mkdir(parents=True, exist_ok=True)
-    inputs, cotangents = _draw(case, seed)
-    for role, tensors in (("input", inputs), ("cotangent", cotangents)):
-        for name, tensor in tensors.items():
-            bits = tensor.view(torch.int16) if case.dtype == "bfloat16" else tensor
-            np.save(arrays.path_of(folder, role, name), bits.cpu().numpy())
+    inputs, cotangents = store_inputs(case, seed, folder)
     exact = evaluate(block, inputs, cotangents, torch.float64)
     for name, values in exact.items():
         role, tensor_name = ("gradient", name.removeprefix("d_")) if name.startswith("d_") else ("output", name)
