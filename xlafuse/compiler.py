@@ -63,6 +63,9 @@ class Compilation:
     output_structs: the function's output pytree with `jax.ShapeDtypeStruct` leaves; backward halves are
         compiled from it.
     computed_structs: of its leaves those that a call computes and allocates; the others are arrays at hand.
+    arguments: the paths of the arguments' leaves ("[0]['x']"), in the order of the module's parameters.
+    leaves: where each leaf of the output comes from: ("computed", index of the module's result), ("argument",
+        index of its parameter) or ("constant", 0).
     stablehlo, hlo_text, hlo_proto: what went in, and the optimized module as text and as a serialized
         HloModuleProto.
     trace_s, compile_s: seconds to trace and lower in Python, and in XLA.
@@ -74,6 +77,8 @@ class Compilation:
     executable: Callable[..., Any] | None
     output_structs: Any
     computed_structs: tuple[jax.ShapeDtypeStruct, ...]
+    arguments: tuple[str, ...]
+    leaves: tuple[tuple[str, int], ...]
     stablehlo: str
     hlo_text: str
     hlo_proto: bytes
@@ -119,7 +124,8 @@ def compile(
         started = time.perf_counter()
         function = _fresh(function)
         outputs = _OutputPlan(jax.jit(function).trace(*structs))
-        traced = jax.jit(outputs.computed_only(function)).trace(*structs)
+        # Arguments that nothing uses stay parameters, so that both are counted alike.
+        traced = jax.jit(outputs.computed_only(function), keep_unused=True).trace(*structs)
         lowered = traced.lower(lowering_platforms=("cuda",)) if target else traced.lower()
         trace_s = time.perf_counter() - started
 
@@ -144,6 +150,8 @@ def compile(
         executable=None if target else outputs.executable(compiled),
         output_structs=outputs.structs(),
         computed_structs=outputs.computed_structs(),
+        arguments=tuple(jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(structs)),
+        leaves=outputs.leaves(),
         stablehlo=lowered.as_text(),
         hlo_text=hlo_text,
         hlo_proto=_jax_private.optimized_module_proto(compiled),
@@ -259,6 +267,9 @@ class _OutputPlan:
 
     def computed_structs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         return tuple(_struct(self._avals[position]) for position in self._positions)
+
+    def leaves(self) -> tuple[tuple[str, int], ...]:
+        return tuple((kind, 0 if kind == "constant" else at) for kind, at in self._sources)
 
     def executable(self, compiled: Any) -> Callable[..., Any]:
         tree, sources = self._tree, self._sources
