@@ -5,6 +5,7 @@
 #   make run SETUP=0 PYTHON=python3 install nothing, use that interpreter's own packages
 #   make run ARGS="softmax -i triton"
 #   make test-gpu                   the tests that need an NVIDIA GPU
+#   make sanitize                   every hand-written kernel under compute-sanitizer, on an NVIDIA GPU
 #   make lint                       ruff and mypy
 
 PYTHON ?= python3
@@ -24,7 +25,7 @@ RUNNER := $(VENV)/bin/python
 READY := $(STAMP)
 endif
 
-.PHONY: run test test-gpu lint setup clean
+.PHONY: run test test-gpu sanitize lint setup clean
 
 run: $(READY)
 	$(RUNNER) -m compare run $(ARGS)
@@ -34,6 +35,9 @@ test: $(READY)
 
 test-gpu: $(READY)
 	$(RUNNER) -m pytest -q -m gpu $(ARGS)
+
+sanitize: $(READY)
+	$(RUNNER) -m triton_side.sanitize $(ARGS)
 
 lint: $(READY)
 	$(RUNNER) -m ruff check .

@@ -32,3 +32,8 @@ def pack(source: Path, archive: Path) -> bool:
 def portable(text: bytes) -> bytes:
     """Text with the project's and its packages' folders cut off the front of paths."""
     return _PREFIXES.sub(b"", text)
+
+
+def relative(line: str) -> str:
+    """`file:line` with the file below the project's folder or its environment's packages shortened."""
+    return portable(line.encode()).decode()

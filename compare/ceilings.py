@@ -7,6 +7,7 @@ has its own ceiling, and a block is held against the nearest.
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,12 +19,16 @@ from compare.clock import Clock
 _ELEMENTS = 1 << 28  # bfloat16: 512 MiB a stream, eight times an H200's L2
 _PRODUCTS = ((8192, 8192, 8192), (4096, 4096, 14336), (16384, 4096, 4096))  # m, n, k
 _FLOAT32_PRODUCT = (4096, 4096, 4096)
+_CHAIN = 64  # exponentials an element
+_LAUNCHES = 500  # few enough for the launch queue, whose end would show the device's time
 
 
 def measure(clock: Clock, flush_cache: Callable[[], None], repeats: int = 15) -> dict[str, Any]:
-    """{"streams": {"reads:writes": bytes per second}, "products": {dtype: FLOP per second}}, medians of `repeats`.
+    """{"streams": {"reads:writes": bytes per second}, "products": {dtype: FLOP per second}, "exponentials": float32
+    exponentials per second, "launch": {"host_s", "device_s"}}, medians of `repeats`.
 
     A product's rate is the best of several shapes; float32 products come twice, `float32-ieee` and `float32-tf32`.
+    launch: of a kernel that does next to nothing, host seconds each in a row of them, and its own on the device.
     """
 
     def seconds(call: Callable[[], Any]) -> float:
@@ -35,7 +40,10 @@ def measure(clock: Clock, flush_cache: Callable[[], None], repeats: int = 15) ->
             clock.time(call, lambda results=None: torch.cuda.synchronize())
         return statistics.median(sample.device_time for sample in clock.collect())
 
-    return {"streams": _streams(seconds), "products": _products(seconds)}
+    return {
+        "streams": _streams(seconds), "products": _products(seconds), "exponentials": _exponentials(seconds),
+        "launch": _launch(seconds),
+    }
 
 
 def _streams(seconds: Callable[[Callable[[], Any]], float]) -> dict[str, float]:
@@ -49,6 +57,31 @@ def _streams(seconds: Callable[[Callable[[], Any]], float]) -> dict[str, float]:
         "2:1": 3 * one / seconds(lambda: torch.add(a, b, out=out)),
         "3:1": 4 * one / seconds(lambda: add3(a, b, c, out)),
     }
+
+
+def _exponentials(seconds: Callable[[Callable[[], Any]], float]) -> float:
+    """All in registers: one read and one write for _CHAIN exponentials."""
+
+    def chain(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(_CHAIN):
+            x = torch.exp(-x)
+        return x
+
+    x = torch.rand(1 << 26, device="cuda")
+    compiled = torch.compile(chain)
+    return x.numel() * _CHAIN / seconds(lambda: compiled(x))
+
+
+def _launch(seconds: Callable[[Callable[[], Any]], float]) -> dict[str, float]:
+    x = torch.zeros(1, device="cuda")
+    device_s = seconds(lambda: x.add_(1))
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    for _ in range(_LAUNCHES):
+        x.add_(1)
+    host_s = (time.perf_counter() - started) / _LAUNCHES
+    torch.cuda.synchronize()
+    return {"host_s": host_s, "device_s": device_s}
 
 
 def _products(seconds: Callable[[Callable[[], Any]], float]) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import click
 from compare import machine
 from compare.record import RunFolderError
 from compare.selection import UsageError
+
+MOST_WARNINGS = 8
 
 
 class _Refusal(click.ClickException):
@@ -187,32 +190,107 @@ def report(
 
 
 @cli.command("inspect")
-@run_argument
-@_filter("--block", "blocks", metavar="NAME", help="Only these blocks.")
-@_filter("--case", "cases", metavar="NAME", help="Only these cases.")
+@click.argument("paths", nargs=-1, type=click.Path(path_type=Path), metavar="PATH [PATH]")
+@_filter("--block", "blocks", metavar="NAME", help="Of a run: only these blocks.")
+@_filter("--case", "cases", metavar="NAME", help="Of a run: only these cases.")
 @_direction_option()
-@_filter("-i", "--implementation", "implementations", metavar="NAME", help="Only these implementations.")
+@_filter("-i", "--implementation", "implementations", metavar="NAME", help="Of a run: only these implementations.")
+@click.option("--module", metavar="NAME|NUMBER", help="Of a folder of dumps: this module.")
+@click.option("--kernel", metavar="NAME|NUMBER", help="One kernel: its operations, its buffers, who else uses them.")
+@click.option("--stage", metavar="NAME", help="Only kernels that hold this stage of the program.")
+@click.option("--why", is_flag=True, help="Why there are not fewer kernels: missed fusions, worth most first.")
+@click.option(
+    "--align", nargs=2, metavar="A B",
+    help="Implementations of a run, or two paths, by the program's stages. B may be several: inductor,triton.",
+)
+@click.option("--passes", is_flag=True, help="What each of XLA's passes changed, where its dump has that.")
+@click.option("--dot", is_flag=True, help="Graphviz text.")
+@click.option("--all", "every", is_flag=True, help="All kernels, modules, reasons; else only the costly ones of many.")
+@click.option("--target", metavar="NAME", help="The GPU whose bandwidth prices bytes. Default: the one compiled for.")
 @json_option
 def inspect_command(
-    run: Path, blocks: list[str], cases: list[str], directions: list[str], implementations: list[str], as_json: bool
+    paths: tuple[Path, ...], blocks: list[str], cases: list[str], directions: list[str], implementations: list[str],
+    module: str | None, align: tuple[str, str] | None, **view: Any,
 ) -> None:
-    """Show the kernels inside each result.
+    """Show the kernels that a compiler made, and what is in each.
 
-    RUN is the folder that `xlafuse run` made. Kernels come in the order they run, each with the source operations
-    and lines that are in it, and with its time where the device's records name it beyond doubt.
+    PATH is a run's folder; a folder or archive of dumps (XLA's, Inductor's, a record's); or one file: HLO, Inductor's
+    output code, a fusion graph's JSON. Kernels come in the order they run, each with its operations and their source
+    lines, the bytes that it moves and, where it was measured, its time. Two paths are shown side by side.
+
+    \b
+      xlafuse inspect runs/mine --block softmax -i xla,inductor
+      xlafuse inspect runs/mine --block softmax --align xla inductor
+      xlafuse inspect /tmp/xla_dump --module jit_step --why
+      xlafuse inspect module.hlo.pb --json
     """
-    from compare import inspect_run
+    from compare import inspect_cli
 
-    views, warnings = inspect_run.read(
-        run, block=blocks, case=cases, direction=directions, implementation=implementations
-    )
-    _warn(warnings)
-    if as_json:
-        click.echo(inspect_run.as_json(views))
-    else:
-        inspect_run.show(views)
+    wanted = {"block": blocks, "case": cases, "direction": directions, "implementation": implementations}
+    inspect_cli.inspect(paths, inspect_cli.Question(**view), module=module, align=align, wanted=wanted, warn=_warn)
 
 
-def _warn(warnings: list[str]) -> None:
-    for warning in warnings:
+@cli.command("diff")
+@click.argument("a", type=click.Path(path_type=Path))
+@click.argument("b", type=click.Path(path_type=Path))
+@click.option("--module", metavar="NAME|NUMBER", help="Of folders of dumps: only this module.")
+@json_option
+@click.pass_context
+def diff_command(ctx: click.Context, a: Path, b: Path, module: str | None, as_json: bool) -> None:
+    """Show which kernels changed from A to B.
+
+    A and B are two runs, folders of dumps, or files, as for `inspect`: before and after an upgrade, a flag, a change.
+    Kernels that split, merged, appeared and vanished, arrays that are written to memory now, other reasons for not
+    fusing; most bytes, or most time, first. Names and numbers that a compiler gives are no difference.
+
+    Exit code: 0 when nothing differs, 1 when something does, 2 when A or B cannot be read.
+    """
+    from compare import diff_cli
+
+    differs = diff_cli.diff(a, b, module=module, as_json=as_json, warn=_warn)
+    ctx.exit(1 if differs else 0)
+
+
+@cli.command("explain")
+@click.argument("functions", nargs=-1, required=True, metavar="FUNCTION...")
+@click.option("--inputs", metavar="NAME", help="A function that makes the arguments: package.module:make_inputs.")
+@click.option("--args", "shapes", metavar="SHAPES", help="Arguments by shape: 'bf16[4096,4096], bf16[4096], eps=1e-6'.")
+@click.option("--grad", is_flag=True, help="What a training step makes of it: forward and backward.")
+@click.option("--target", metavar="NAME", help="GPU to compile for without having it. Default: this one, else h200.")
+@click.option(
+    "--framework", type=click.Choice(["jax", "torch"]),
+    help="Where neither the function's type nor its arguments tell: a plain function with --args.",
+)
+@click.option("--why", is_flag=True, help="Why its kernels are not fewer, most costly first.")
+@json_option
+@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Save as JSON; .gz compresses.")
+@click.option("--timeout", type=float, default=1800.0, show_default=True, metavar="SECONDS", help="For all compiles.")
+def explain_command(functions: tuple[str, ...], **options: Any) -> None:
+    """Show what a compiler makes of a function of yours.
+
+    FUNCTION is package.module:name or path/to/file.py:name; with () after it, what it returns is explained, such as
+    a module that it builds. Several are compared. It is compiled in a process of its own, for this machine's GPU or
+    for one that is not there.
+
+    \b
+      xlafuse explain layers.py:mlp --args 'bf16[512,4096], bf16[4096,16384]' --framework jax
+      xlafuse explain mypackage.layers:attention --inputs mypackage.layers:make_inputs --grad
+      xlafuse explain layers.py:plain layers.py:fused --inputs layers.py:make_inputs
+
+    --inputs names a function without parameters. It returns a tuple of positional arguments, a dict of keyword
+    arguments, or both as (tuple, dict); anything else is the only argument.
+
+    Exit code: 0 when it was explained, 1 when it could not be compiled, 2 when the question makes no sense.
+    """
+    from compare import explain_cli
+
+    explain_cli.explain(functions, **options)
+
+
+def _warn(warnings: Iterable[str]) -> None:
+    """A few of them, and how many more there are: a run of another version has one for each of its records."""
+    listed = list(warnings)
+    for warning in listed[:MOST_WARNINGS]:
         click.echo(f"warning: {_one_line(warning)}", err=True)
+    if len(listed) > MOST_WARNINGS:
+        click.echo(f"warning: and {len(listed) - MOST_WARNINGS} more like these", err=True)

@@ -8,18 +8,29 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
 class DeviceRecord:
-    """One kernel, copy or memset as the GPU ran it; times in seconds on CUPTI's clock."""
+    """One kernel, copy or memset as the GPU ran it; times in seconds on CUPTI's clock.
+
+    grid: a kernel's, blocks in x, y, z. bytes: a copy's or memset's.
+    """
 
     name: str
     start: float
     end: float
+    grid: tuple[int, int, int] | None = None
+    bytes: int | None = None
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> DeviceRecord:
+        """From what dataclasses.asdict made of one."""
+        grid = data.get("grid")
+        return cls(data["name"], data["start"], data["end"], grid and tuple(grid), data.get("bytes"))
 
 
 @dataclass(frozen=True)
@@ -74,19 +85,22 @@ class CuptiClock:
         self._kinds = (kinds.CONCURRENT_KERNEL, kinds.MEMCPY, kinds.MEMSET)
         self._labels = {int(kinds.MEMCPY): "[memcpy]", int(kinds.MEMSET): "[memset]"}
         self._windows: list[tuple[int, int]] = []
-        self._raw: list[tuple[str, int, int]] = []
+        self._raw: list[tuple[str, int, int, tuple[int, int, int] | None, int | None]] = []
         cupti.activity_register_callbacks(lambda: (8 << 20, 0), self._completed)
 
     def _completed(self, activities: list[Any]) -> None:
         # The records' memory is CUPTI's and goes back after this call: copy what is needed.
         for activity in activities:
-            name = self._labels.get(int(activity.kind)) or activity.name
-            self._raw.append((name, activity.start, activity.end))
+            label = self._labels.get(int(activity.kind))
+            grid = None if label else (activity.grid_x, activity.grid_y, activity.grid_z)
+            moved = activity.bytes if label else None
+            self._raw.append((label or activity.name, activity.start, activity.end, grid, moved))
 
     def start(self) -> None:
         self._windows, self._raw = [], []
         for kind in self._kinds:
             self._cupti.activity_enable(kind)
+        self._last_lap = self._cupti.get_timestamp()
 
     def time(self, call: Callable[[], Any], synchronize: Callable[..., None]) -> Any:
         """Run `call` between two idle moments of the device; what the GPU did in between belongs to it."""
@@ -96,6 +110,13 @@ class CuptiClock:
         synchronize(result)
         self._windows.append((begin, self._cupti.get_timestamp()))
         return result
+
+    def lap(self, synchronize: Callable[[], None]) -> None:
+        """End a window once the device is idle; it began at the last lap, or at `start`."""
+        synchronize()
+        now = self._cupti.get_timestamp()
+        self._windows.append((self._last_lap, now))
+        self._last_lap = now
 
     def collect(self) -> list[Sample]:
         self._cupti.activity_flush_all(1)
@@ -108,8 +129,8 @@ class CuptiClock:
                 position += 1
             inside = []
             while position < len(raw) and raw[position][1] <= end:
-                name, start, stop = raw[position]
-                inside.append(DeviceRecord(name, (start - begin) * 1e-9, (stop - begin) * 1e-9))
+                name, start, stop, grid, moved = raw[position]
+                inside.append(DeviceRecord(name, (start - begin) * 1e-9, (stop - begin) * 1e-9, grid, moved))
                 position += 1
             samples.append(sample_of(inside))
         return samples

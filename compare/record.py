@@ -14,6 +14,8 @@ What is neither `ok` nor `compiled` says why in `detail`.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 from collections.abc import Mapping
@@ -23,7 +25,7 @@ from typing import Any
 
 from compare.spec import DTYPES, PARTS, Case
 
-SCHEMA = 1
+SCHEMA = 2
 STATUSES = ("ok", "compiled", "wrong", "failed", "skipped", "timeout")
 
 
@@ -37,9 +39,12 @@ class Record:
 
     checked: {"device", "backend", "dtype", "case"} of the check that stands behind the numbers, or None.
     errors: [{"name", "error", "tolerance"}], gradients named d_<input>; dimensionless (compare.check).
-    kernels: per part, what the compiler says it made: [{"name", "kind", "ops", "lines", "provenance", ...}].
+    graph: the fusion graph's file, relative to the run folder (compare.graph.store).
+    kernels: what the graph comes to, per part: {"launches", "bytes_moved" (null where not known), "provenance": {word:
+    how many kernels}, "unjoined": [names of device records that belong to no kernel of the graph]}; see compare.graphs.
     measurement: {"timer", "parts": {part: {"device_time": [[s, ...] a round], "busy_time", "launches", "records",
-    "poisoned"}}, "wall_time": [s a round], "peak_memory_bytes": {part: bytes}} or None; seconds throughout.
+    "poisoned"}}, "wall_time": [s a round], "peak_memory_bytes": {part: bytes}, "conditions": [what compare.conditions
+    read right after each round]} or None; seconds throughout.
     bytes_compulsory, flops: per part, of the case.
     dumps: the archive of compiler artifacts, relative to the run folder.
     """
@@ -54,7 +59,8 @@ class Record:
     target: str | None = None
     errors: list[dict[str, Any]] = field(default_factory=list)
     compile_s: float | None = None
-    kernels: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    graph: str | None = None
+    kernels: dict[str, dict[str, Any]] = field(default_factory=dict)
     measurement: dict[str, Any] | None = None
     bytes_compulsory: dict[str, int] = field(default_factory=dict)
     flops: dict[str, float] = field(default_factory=dict)
@@ -116,18 +122,77 @@ def write_run(folder: Path, run: Mapping[str, Any]) -> None:
 
 
 def append(folder: Path, record: Record) -> None:
-    """Write one record and wait until it is on the disk. A torn line left by a killed run is closed first."""
+    """Write one record and wait until it is on the disk.
+
+    A torn line left by a killed run is closed first. Raises RunFolderError where the whole line cannot be written, as
+    on a full disk; nothing of it stays then, and every record before it does.
+    """
     path = folder / "records.jsonl"
     line = json.dumps(record.to_json(), allow_nan=True).encode() + b"\n"
     try:
-        with path.open("a+b") as file:
-            if file.seek(0, os.SEEK_END) and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
+        with path.open("a+b", buffering=0) as file:  # a buffer would be written again when the file is closed
+            end = file.seek(0, os.SEEK_END)
+            if end and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
                 line = b"\n" + line
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
+            try:
+                _write_all(file, line)
+                os.fsync(file.fileno())
+            except OSError:
+                with contextlib.suppress(OSError):
+                    file.truncate(end)
+                raise
+        if end == 0:
+            _sync_name(folder)
     except OSError as problem:
-        raise RunFolderError(f"{path}: a record could not be written: {problem.strerror}") from problem
+        raise RunFolderError(
+            f"{path}: a record could not be written: {problem.strerror}; every record before it is kept: "
+            f"make room, then --out {folder} --resume goes on"
+        ) from problem
+
+
+def _write_all(file: io.FileIO, data: bytes) -> None:
+    """One write may take only a part, as on a nearly full disk; the next one then says why."""
+    while data:
+        data = data[file.write(data) :]
+
+
+def _sync_name(folder: Path) -> None:
+    """A new file survives a power failure once its folder is on the disk, too (fsync(2))."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def repair(folder: Path) -> str | None:
+    """Mend the last line where a run was stopped while it wrote: half a record is cut off, a whole one is ended.
+
+    Returns what was done, for the user, or None. Only for the one run that holds the folder (compare.run). Raises
+    RunFolderError where the file cannot be changed.
+    """
+    path = folder / "records.jsonl"
+    try:
+        with path.open("r+b", buffering=0) as file:
+            content = file.readall()
+            good = content.rfind(b"\n") + 1
+            tail = content[good:]
+            if not tail:
+                return None
+            try:
+                whole = _parse(tail)
+            except ValueError:
+                file.truncate(good)
+                done = f"half a record at the end, {len(tail)} bytes, was cut off; it is made again"
+            else:
+                _write_all(file, b"\n")
+                done = f"the last record, {whole.id}, is whole; its line was ended"
+            os.fsync(file.fileno())
+    except FileNotFoundError:
+        return None
+    except OSError as problem:
+        raise RunFolderError(f"{path}: cannot be repaired: {problem.strerror}") from problem
+    return f"{path}: {done}"
 
 
 def read_run(folder: Path) -> dict[str, Any]:
@@ -161,12 +226,20 @@ def read_records(folder: Path) -> tuple[list[Record], list[str]]:
         if not line.strip():
             continue
         try:
-            data = json.loads(line)
-            if not isinstance(data, dict):
-                raise ValueError(f"expected a JSON object, got {type(data).__name__}")
-            record = Record.from_json(data)
-        except (ValueError, RecursionError) as problem:
+            record = _parse(line)
+        except ValueError as problem:
             warnings.append(f"{path}:{number}: line skipped: {problem}")
             continue
         records[record.id] = record
     return list(records.values()), warnings
+
+
+def _parse(line: bytes) -> Record:
+    """A line's record. Raises ValueError naming the first thing that is wrong."""
+    try:
+        data = json.loads(line)
+    except RecursionError as problem:
+        raise ValueError(f"nested too deeply: {problem}") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"expected a JSON object, got {type(data).__name__}")
+    return Record.from_json(data)

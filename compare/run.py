@@ -3,13 +3,17 @@ everything is compiled and what has a CPU path is checked on the CPU."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import shlex
 import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import BinaryIO
 
 from compare import machine, record, run_device, run_target, targets
 from compare.crew import Crew
@@ -18,6 +22,7 @@ from compare.record import Record, RunFolderError
 from compare.selection import Plan
 from compare.session import Session
 
+_SCRATCH = "xlafuse-"
 BAD = ("wrong", "failed", "timeout")
 
 
@@ -30,12 +35,16 @@ def execute(plan: Plan, *, folder: Path, target: str | None, resume: bool) -> in
     """
     if target is None and not machine.gpu_present():
         target = targets.DEFAULT
+    with _lock(folder, resume), _scratch() as scratch:
+        return _execute(plan, folder, scratch, target, resume)
+
+
+def _execute(plan: Plan, folder: Path, scratch: Path, target: str | None, resume: bool) -> int:
     done = _open(plan, folder, target, resume)
     wanted = {record.record_id(case, i.name) for case, implementations in plan.work for i in implementations}
     if wanted <= done.keys():
         print(f"{folder} already has every record of this selection", file=sys.stderr)
         return 0
-    scratch = Path(tempfile.mkdtemp(prefix="xlafuse-", dir=machine.scratch_root()))
     crew = Crew(folder / "logs", run_target.environment(target) if target else run_device.environment(folder))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job scheduler's stop ends a run as Ctrl-C does
     try:
@@ -47,7 +56,6 @@ def execute(plan: Plan, *, folder: Path, target: str | None, resume: bool) -> in
         return 130
     finally:
         crew.stop()
-        shutil.rmtree(scratch, ignore_errors=True)
     return 1 if any(r.status in BAD and r.id in wanted for r in record.read_records(folder)[0]) else 0
 
 
@@ -60,10 +68,13 @@ def _open(plan: Plan, folder: Path, target: str | None, resume: bool) -> dict[st
                 f"{folder} was run for target {run.get('target') or 'its own GPU'}, not {target or 'this GPU'}; "
                 "resume with the same target, or give another --out"
             )
+        repaired = record.repair(folder)
         records, warnings = record.read_records(folder)
-        for warning in warnings:
+        for warning in [repaired, *warnings] if repaired else warnings:
             print(warning, file=sys.stderr)
         return {r.id: r for r in records if r.status not in BAD}
+    if (folder / "run.json").exists():
+        raise RunFolderError(f"{folder} exists already: --resume goes on with it, or name another --out")
     record.create(
         folder,
         {
@@ -73,3 +84,45 @@ def _open(plan: Plan, folder: Path, target: str | None, resume: bool) -> dict[st
         },
     )
     return {}
+
+
+def _lock(folder: Path, resume: bool) -> BinaryIO:
+    """The open lock of the run folder, which is made where it is new. The kernel releases it with this process, however
+    that ends.
+
+    Raises RunFolderError where another run holds it, or where the folder cannot be written or locked.
+    """
+    path = folder / "logs" / "lock"
+    try:
+        if not resume or folder.is_dir():
+            path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("wb")
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        remedy = "wait for its end, or name another --out"
+        raise RunFolderError(f"{folder}: another run is writing there; {remedy}") from None
+    except OSError as problem:
+        raise RunFolderError(f"{folder}: cannot be written and locked: {problem.strerror}") from problem
+    return file
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[Path]:
+    """A folder for arrays and artifacts that goes when the run ends. What killed runs left of theirs goes first: its
+    lock is free, a living run's is not."""
+    root = machine.scratch_root() or Path(tempfile.gettempdir())
+    for left in root.glob(f"{_SCRATCH}*"):
+        with contextlib.suppress(OSError), (left / "lock").open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left, ignore_errors=True)
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=root))
+    except OSError as problem:
+        raise RunFolderError(f"{root}: no scratch folder can be made there: {problem.strerror}") from problem
+    try:
+        with (folder / "making").open("wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            (folder / "making").rename(folder / "lock")  # never there without being held
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -7,7 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from compare import conditions
+from compare.calibration import AGREEMENT, disagreement
 from compare.client import WORKER_FAILURES, WorkerDied, WorkerError, WorkerTimeout
+from compare.clock import CuptiClock, DeviceRecord
+from compare.graph import store
+from compare.graph.join import join
+from compare.graph.model import FusionGraph
 from compare.record import Record
 from compare.selection import Plan
 from compare.session import Data, Session, judge, note_failure
@@ -43,7 +49,9 @@ class _Entry:
     record: Record
     implementation: Implementation
     alive: bool = True
+    graph: FusionGraph | None = None
     rounds: list[dict[str, Any]] = field(default_factory=list)
+    conditions: list[dict[str, Any] | None] = field(default_factory=list)  # of the GPU, beside each round
 
 
 def _describe_machine(plan: Plan, session: Session) -> None:
@@ -52,10 +60,13 @@ def _describe_machine(plan: Plan, session: Session) -> None:
     session.crew.start({*roles, "reference"})
     session.progress.say("measuring this GPU's ceilings")
     workers: dict[str, Any] = {}
+    clocks: dict[str, float] = {}
     ceilings = None
     for role in sorted(roles):
         try:
             workers[role] = session.crew.ask(role, "environment")
+            if (seconds := session.crew.ask(role, "calibrate")) is not None:
+                clocks[role] = seconds
             if role == "torch":
                 ceilings = session.crew.ask(role, "ceilings")
                 properties = session.crew.ask(role, "device_properties")
@@ -63,7 +74,9 @@ def _describe_machine(plan: Plan, session: Session) -> None:
                 _leave_in_pack(session, "cuda_device_properties.json", properties)
         except WORKER_FAILURES as problem:
             workers[role] = {"unavailable": str(problem)}
-    session.begin_segment(workers, ceilings)
+    if (apart := disagreement(clocks)) > AGREEMENT:
+        session.progress.say(f"the workers' clocks differ by {apart:.1%}: no ratio between them will be given")
+    session.begin_segment(workers, ceilings, clocks)
 
 
 def _join_autotune_results(folder: Path) -> None:
@@ -136,7 +149,8 @@ def _prepare(entry: _Entry, data: Data, session: Session) -> None:
         role, "prepare", id=record.id, case=record.case.to_json(), implementation=record.implementation,
         folders=[str(f) for f in data.folders], scales=data.scales, dumps=str(session.dumps_folder(record)),
     )
-    record.compile_s, record.kernels = prepared["compile_s"], prepared["kernels"]
+    record.compile_s = prepared["compile_s"]
+    entry.graph = None if prepared["graph"] is None else store.from_json(prepared["graph"])
 
 
 def _measure(entries: list[_Entry], data: Data, session: Session) -> None:
@@ -154,6 +168,7 @@ def _measure(entries: list[_Entry], data: Data, session: Session) -> None:
                         first=number == 0, timeout=300,
                     )
                 )
+                entry.conditions.append(conditions.read())
             except WorkerError as problem:
                 _fail(entry, problem)
             except (WorkerDied, WorkerTimeout) as problem:
@@ -180,12 +195,28 @@ def _finish(entry: _Entry, session: Session) -> None:
     record = entry.record
     if entry.alive:
         record.measurement = _measurement(entry, session)
+    if entry.graph is not None:
+        _keep_graph(entry, session)
     if record.status != "skipped":
         try:
             session.crew.ask(entry.implementation.framework, "release", id=record.id)
         except WORKER_FAILURES:
             pass  # the program is gone with its worker; the record says how that worker ended, where it was its own
     session.write(record)
+
+
+def _keep_graph(entry: _Entry, session: Session) -> None:
+    """The graph with the times of the records of a median call, each joined to its kernel."""
+    assert entry.graph is not None
+    graph, unjoined = entry.graph, {}
+    for part, measured in ((entry.record.measurement or {}).get("parts") or {}).items():
+        if graph.kernels is not None and session.timers[entry.implementation.framework] == CuptiClock.name:
+            records = [DeviceRecord.from_json(record) for record in measured["records"]]
+            graph, left = join(graph, {part: records})
+            unjoined[part] = [record.name for record in left]
+    session.keep_graph(entry.record, graph)
+    for part, names in unjoined.items():
+        entry.record.kernels[part]["unjoined"] = names
 
 
 def _measurement(entry: _Entry, session: Session) -> dict[str, Any]:
@@ -207,5 +238,5 @@ def _measurement(entry: _Entry, session: Session) -> dict[str, Any]:
     timer = session.timers[entry.implementation.framework]
     return {
         "timer": timer, "parts": parts, "wall_time": [r["wall_time"] for r in entry.rounds],
-        "peak_memory_bytes": peaks,
+        "peak_memory_bytes": peaks, "conditions": entry.conditions,
     }

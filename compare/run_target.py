@@ -11,6 +11,7 @@ from typing import Any
 
 from compare.blocks import BLOCKS
 from compare.client import WORKER_FAILURES
+from compare.graph import store
 from compare.record import Record
 from compare.selection import Plan
 from compare.session import Session, judge, note_failure
@@ -19,13 +20,13 @@ from compare.spec import Case, Implementation
 # Which worker compiles for the target, and which checks on the CPU.
 COMPILES = {
     "xla": "xla", "xla-remat": "xla", "xla-unfused": "xla", "inductor": "target", "inductor-max": "target",
-    "triton": "target", "cuda": "target",
+    "triton": "target", "cuda": "target", "eager": "target",
 }
 CHECKS = {"xla": "xla", "xla-remat": "xla", "eager": "torch", "inductor": "torch", "triton": "interpreter"}
 DESCRIBED = {"xla", "torch", "target"}  # the workers whose versions a run keeps
 NOT_COMPILED = (
-    "nothing to compile for {target}: eager PyTorch launches prebuilt kernels, known only on a GPU; "
-    "its numbers are checked on the CPU"
+    "nothing to compile for {target}: eager PyTorch launches prebuilt kernels, known only on a GPU; its graph has its "
+    "operations, and its numbers are checked on the CPU"
 )
 
 
@@ -76,20 +77,19 @@ def _start(
     if reason:
         entry.status, entry.detail = "skipped", f"not here: {reason}"
         return lambda: entry
-    compiling = None
-    if role := COMPILES.get(implementation.compiler):
-        compiling = pools[role].submit(_compile, role, case, implementation, session, entry)
+    role = COMPILES[implementation.compiler]
+    compiling = pools[role].submit(_compile, role, case, implementation, session, entry)
     checking = checks.start(case, implementation)
 
     def finish() -> Record:
         session.progress.say(entry.id)
         try:
-            if compiling is None:
+            compiled = compiling.result()
+            session.keep_graph(entry, store.from_json(compiled["graph"]))
+            if implementation.compiler == "eager":
                 entry.status, entry.detail = "skipped", NOT_COMPILED.format(target=session.target)
             else:
-                compiled = compiling.result()
-                entry.status = "compiled"
-                entry.compile_s, entry.kernels = compiled["compile_s"], compiled["kernels"]
+                entry.status, entry.compile_s = "compiled", compiled["compile_s"]
         except WORKER_FAILURES as problem:
             note_failure(entry, problem)
         session.archive(entry)

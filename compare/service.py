@@ -6,8 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from compare import calibration
 from compare.blocks import BLOCKS
-from compare.clock import Clock
+from compare.clock import Clock, CuptiClock
+from compare.graph import store
 from compare.spec import Case, Implementation
 from compare.subject import Program, Side, Subject
 
@@ -37,22 +39,29 @@ class Service:
 
     def methods(self) -> dict[str, Callable[..., Any]]:
         return {
-            "environment": self.environment, "prepare": self.prepare, "check": self.check, "measure": self.measure,
-            "profile": self.profile, "release": self.release,
+            "environment": self.environment, "calibrate": self.calibrate, "prepare": self.prepare,
+            "check": self.check, "measure": self.measure, "profile": self.profile, "release": self.release,
         }
 
     def environment(self) -> dict[str, Any]:
         return self._framework.environment() | {"timer": self.clock.name if self.clock else None}
 
+    def calibrate(self) -> float | None:
+        """Seconds of the calibration kernel by this worker's clock; None without CUPTI."""
+        if self.clock is None or self.clock.name != CuptiClock.name:
+            return None
+        return calibration.measure(self.clock, self._framework.synchronize)
+
     def prepare(
         self, id: str, case: dict[str, Any], implementation: str, folders: list[str], scales: list[Any], dumps: str
     ) -> dict[str, Any]:
-        """Compile; the program stays until released. Returns compile time and kernels."""
+        """Compile; the program stays until released. Returns compile time and the fusion graph."""
         spec = Case.from_json(case)
         paths = [Path(f) for f in folders]
         program = self._framework.build(spec, BLOCKS[spec.block].implementation(implementation), paths[0], Path(dumps))
         self._subjects[id] = Subject(self._framework, program, spec, paths, scales)
-        return {"compile_s": program.compile_s, "kernels": program.kernels}
+        graph = None if program.graph is None else store.to_json(program.graph)
+        return {"compile_s": program.compile_s, "graph": graph}
 
     def check(self, id: str) -> dict[str, Any]:
         """Errors beside tolerances of outputs and gradients, and the device and backend they were computed on."""

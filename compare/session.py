@@ -9,11 +9,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from compare import archive, machine, record
+from compare import archive, graphs, machine, record
 from compare.blocks import BLOCKS
 from compare.check import Verdict, describe
 from compare.client import WorkerDied, WorkerError, WorkerTimeout
 from compare.crew import Crew
+from compare.graph import store
+from compare.graph.model import FusionGraph
 from compare.progress import Progress
 from compare.record import Record, RunFolderError
 from compare.spec import Case, Implementation
@@ -43,8 +45,13 @@ class Session:
         self.segment = ""
         self.timers: dict[str, str | None] = {}
 
-    def begin_segment(self, workers: dict[str, Any], ceilings: dict[str, Any] | None) -> None:
-        """A stretch on one machine with one environment and its own ceilings; ratios exist only within one."""
+    def begin_segment(
+        self, workers: dict[str, Any], ceilings: dict[str, Any] | None, clocks: dict[str, float] | None = None
+    ) -> None:
+        """A stretch on one machine with one environment and its own ceilings; ratios exist only within one.
+
+        clocks: what each worker's clock made of the calibration kernel, in seconds.
+        """
         run = record.read_run(self.folder)
         run.setdefault("segments", [])
         self.segment = f"s{len(run['segments']) + 1}"
@@ -52,7 +59,10 @@ class Session:
         self.timers = {role: found.get("timer") for role, found in workers.items()}
         environment = {"host": machine.host(), "workers": workers}
         run["segments"].append(
-            {"id": self.segment, "started": started, "environment": environment, "ceilings": ceilings}
+            {
+                "id": self.segment, "started": started, "environment": environment, "ceilings": ceilings,
+                "clocks": clocks or {},
+            }
         )
         record.write_run(self.folder, run)
 
@@ -110,6 +120,15 @@ class Session:
             for seed, path in zip(SEEDS, folders, strict=True)
         ]
         return Data(folders, scales)
+
+    def keep_graph(self, entry: Record, graph: FusionGraph) -> None:
+        """Write a record's fusion graph into the run folder; the record names it and says what it comes to."""
+        name = f"graphs/{entry.id.replace('/', '-')}.json.gz"
+        try:
+            store.save(graph, self.folder / name)
+        except OSError as problem:
+            raise RunFolderError(f"{self.folder / name}: cannot be written: {problem.strerror}") from problem
+        entry.graph, entry.kernels = name, graphs.summary(graph, entry.case.parts)
 
     def dumps_folder(self, entry: Record) -> Path:
         return self.scratch / "dumps" / entry.id.replace("/", "-")

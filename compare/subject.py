@@ -10,13 +10,14 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from compare.check import Scale, Verdict, relative_error
 from compare.clock import Clock
+from compare.graph.model import FusionGraph
 from compare.profiled import bounded, profiling
 from compare.spec import DTYPES, Case
 
@@ -31,7 +32,7 @@ class Program:
     forward: Callable[[Arrays], tuple[Arrays, Any]]
     backward: Callable[[Any, Arrays], Arrays] | None
     compile_s: float
-    kernels: dict[str, list[dict[str, Any]]]
+    graph: FusionGraph | None
     intercepts_allocations: bool = True  # its allocations go through the framework's Python-visible dispatch
     allocations: dict[str, list[int]] = field(default_factory=dict)  # bytes of each buffer a call of a part allocates
 
@@ -265,6 +266,6 @@ class Subject:
             "device_time": [s.device_time for s in samples],
             "busy_time": [s.busy_time for s in samples],
             "launches": len(typical.records),
-            "records": [{"name": r.name, "start": r.start, "end": r.end} for r in typical.records],
+            "records": [asdict(record) for record in typical.records],
             "poisoned": poisoned,
         }

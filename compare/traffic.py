@@ -16,7 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from compare import machine
 from compare.client import Worker, interpreter
+from compare.graph import store
+from compare.graph.model import FusionGraph
 from compare.profiled import BOUNDARY
 from compare.spec import Case, Implementation
 
@@ -34,6 +37,14 @@ class KernelTraffic:
     dram_written: int
 
 
+@dataclass(frozen=True)
+class Profiled:
+    """An implementation's fusion graph, None where it has none, and the launches of each part of one call, in order."""
+
+    graph: FusionGraph | None
+    launches: dict[str, list[KernelTraffic]]
+
+
 class NcuError(RuntimeError):
     """ncu is missing, or did not say what was asked; the message says which."""
 
@@ -46,41 +57,49 @@ def ncu_missing() -> str | None:
 
 
 def measure(
-    case: Case, implementations: Sequence[Implementation], cache_control: CacheControl = "all"
-) -> dict[str, dict[str, list[KernelTraffic]]]:
-    """One warmed-up call of each implementation: {implementation: {part: launches in order}}.
+    work: Sequence[tuple[Case, Implementation]], cache_control: CacheControl = "all"
+) -> list[Profiled]:
+    """One warmed-up call of each implementation of a case, all of them of one framework.
 
-    The implementations must belong to one framework. Copies and memsets are not among the launches: ncu sees kernels
-    alone. Raises NcuError, and what compare.client raises.
+    Copies and memsets are not among the launches: ncu sees kernels alone. Raises NcuError, and what compare.client
+    raises.
     """
     if reason := ncu_missing():
         raise NcuError(reason)
-    (role,) = {i.framework for i in implementations}
-    with tempfile.TemporaryDirectory(prefix="xlafuse-traffic-") as scratch:
+    (role,) = {implementation.framework for _, implementation in work}
+    graphs: list[FusionGraph | None] = []
+    with tempfile.TemporaryDirectory(prefix="xlafuse-traffic-", dir=machine.scratch_root()) as scratch:
         folder = Path(scratch)
-        _draw(case, folder)
         listing = folder / "ncu.csv"
         command = [*_command(listing, cache_control), interpreter(role), "-m", "compare.worker", role]
+        reference = Worker("reference", folder / "reference.log")
         worker = Worker(role, folder / "ncu.log", {"XLAFUSE_TIMER": "none"}, command)
         try:
+            reference.wait_ready()
             worker.wait_ready()
-            for i in implementations:
-                worker.ask(
-                    "prepare", id=i.name, case=case.to_json(), implementation=i.name, folders=[str(folder / "data")],
-                    scales=[{}], dumps=str(folder / "dumps" / i.name),
+            for number, (case, implementation) in enumerate(work):
+                data = folder / "data" / case.id.replace("/", "-") / "0"
+                if not data.exists():
+                    shutil.rmtree(folder / "data", ignore_errors=True)
+                    reference.ask("draw", case=case.to_json(), seed=0, folder=str(data))
+                prepared = worker.ask(
+                    "prepare", id=str(number), case=case.to_json(), implementation=implementation.name,
+                    folders=[str(data)], scales=[{}], dumps=str(folder / "dumps" / str(number)),
                 )
-                worker.ask("profile", id=i.name)
-                worker.ask("release", id=i.name)
+                graphs.append(None if prepared["graph"] is None else store.from_json(prepared["graph"]))
+                worker.ask("profile", id=str(number))
+                worker.ask("release", id=str(number))
         finally:
+            reference.stop()
             worker.stop(patience=60)  # ncu writes its listing when the process that it watches has ended
-        parts = [(i.name, part) for i in implementations for part in case.parts]
-        stretches = split(parse(listing.read_text().splitlines()))
-    if len(stretches) != len(parts):
-        raise NcuError(f"ncu listed {len(stretches)} parts of calls, expected {len(parts)}")
-    result: dict[str, dict[str, list[KernelTraffic]]] = {i.name: {} for i in implementations}
-    for (name, part), stretch in zip(parts, stretches, strict=True):
-        result[name][part] = stretch
-    return result
+        stretches = iter(split(parse(listing.read_text().splitlines())))
+    try:
+        return [
+            Profiled(graph, {part: next(stretches) for part in case.parts})
+            for (case, _), graph in zip(work, graphs, strict=True)
+        ]
+    except StopIteration:
+        raise NcuError("ncu listed fewer parts of calls than were made") from None
 
 
 def _command(listing: Path, cache_control: CacheControl) -> list[str]:
@@ -89,16 +108,6 @@ def _command(listing: Path, cache_control: CacheControl) -> list[str]:
         "--print-kernel-base", "mangled", "--metrics", ",".join(_METRICS), "--cache-control", cache_control,
         "--clock-control", "none", "--profile-from-start", "off",
     ]
-
-
-def _draw(case: Case, folder: Path) -> None:
-    """The case's input bits, without the references that a check would need."""
-    worker = Worker("reference", folder / "reference.log")
-    try:
-        worker.wait_ready()
-        worker.ask("draw", case=case.to_json(), seed=0, folder=str(folder / "data"))
-    finally:
-        worker.stop()
 
 
 def parse(lines: Iterable[str]) -> list[KernelTraffic]:

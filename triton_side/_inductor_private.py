@@ -1,7 +1,7 @@
 """The one file that touches TorchInductor's private names. Tested on torch 2.11.0, 2.12.1 and 2.13.0.
 
-It turns what Inductor does during a compile into plain records (`SourceNode`, `Emission`, `Emitted`), which inductor.py
-reads.
+It turns what Inductor does during a compile into plain records (`SourceNode`, `Emission`, `Emitted`, `Refusal`), which
+inductor.py reads.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import math
 import operator
 import re
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
+
+from triton_side.inductor_graph import DTYPES, GraphBreak, Memory, Part, Refusal, Shape, SourceNode
 
 TESTED = ("2.11.0", "2.12.1", "2.13.0")
 
@@ -27,6 +30,7 @@ _CUSTOM_PASSES = (
 )  # fmt: skip
 # module -> the private names read or replaced below
 _NAMES = {
+    "torch._dynamo.output_graph": ("graph_break_reasons",),
     "torch._functorch.config": ("force_non_lazy_backward_lowering",),
     "torch._inductor.config": (
         *_CUSTOM_PASSES, "trace.provenance_tracking_level", "force_disable_caches", "use_static_cuda_launcher",
@@ -38,13 +42,16 @@ _NAMES = {
         "GraphLowering._compile_to_module_lines", "GraphLowering.get_numel", "GraphLowering.get_dtype",
     ),
     "torch._inductor.virtualized": ("V",),
+    "torch._inductor.ir": ("Layout", "MultiOutput", "MultiOutputLayout", "NonOwningLayout"),
     "torch._inductor.codegen.common": ("InplacedBuffer.other_names",),
     "torch._inductor.codegen.simd": ("SIMDScheduling.codegen_mix_order_reduction",),
     "torch._inductor.codegen.triton": ("set_kernel_post_grad_provenance_tracing", "TritonKernel.call_kernel"),
     "torch._inductor.codegen.wrapper": ("PythonWrapperCodegen.write_provenance_debug_handle",),
     "torch._inductor.fx_passes.pad_mm": ("_should_pad", "get_cached_should_pad"),
     "torch._inductor.runtime.coordinate_descent_tuner": ("CoordescTuner.autotune_single_field",),
-    "torch._inductor.scheduler": ("BaseSchedulerNode.get_read_write_buffer_accesses", "SchedulerNode"),
+    "torch._inductor.scheduler": (
+        "BaseSchedulerNode.get_read_write_buffer_accesses", "SchedulerNode", "WhyNoFuse",
+    ),
     "torch._inductor.select_algorithm": (
         "add_preprocessing_fn", "get_algorithm_selector_cache", "TritonTemplateCaller",
     ),
@@ -55,6 +62,7 @@ _NAMES = {
         "OutOfResources", "PTXASError",
     ),
     "torch._subclasses.fake_tensor": ("FakeTensorMode",),
+    "torch.utils._pytree": ("arg_tree_leaves", "tree_leaves"),
 }  # fmt: skip
 
 
@@ -85,6 +93,8 @@ import torch._inductor.codegen.cpp as codegen_cpp  # noqa: E402
 import torch._inductor.codegen.triton as codegen_triton  # noqa: E402
 import torch._inductor.config as inductor_config  # noqa: E402
 import torch._inductor.debug as inductor_debug  # noqa: E402
+import torch._inductor.ir as ir  # noqa: E402
+from torch._dynamo import output_graph as dynamo_output  # noqa: E402
 from torch._inductor import select_algorithm  # noqa: E402
 from torch._inductor.codegen.common import InplacedBuffer  # noqa: E402
 from torch._inductor.codegen.simd import SIMDScheduling  # noqa: E402
@@ -99,22 +109,10 @@ from torch._inductor.runtime.triton_heuristics import (  # noqa: E402
     OutOfResources,
     PTXASError,
 )
-from torch._inductor.scheduler import SchedulerNode  # noqa: E402
+from torch._inductor.scheduler import SchedulerNode, WhyNoFuse  # noqa: E402
 from torch._inductor.virtualized import V  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
-
-Part = Literal["forward", "backward"]
-
-
-@dataclasses.dataclass(frozen=True)
-class SourceNode:
-    """An FX node as it was before Inductor's pattern matchers; `line` is "file:line" outside torch."""
-
-    name: str
-    op: str
-    stage: str | None
-    line: str | None
-    inputs: tuple[str, ...]
+from torch.utils import _pytree as pytree  # noqa: E402
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +121,8 @@ class Emission:
 
     `nodes` are (FX node name, names of the nodes it replaced, itself as a SourceNode), in graph order. `reads` and
     `writes` map buffer names to bytes, or are None where the scheduler does not know the node. split_measured: a device
-    decides by measuring how many rows one program of a reduction over both orders takes.
+    decides by measuring how many rows one program of a reduction over both orders takes. operations: the scheduler's
+    names of what is inside. workspace: the buffer of partial results that a reduction over both orders leaves.
     """
 
     handle: int
@@ -135,6 +134,8 @@ class Emission:
     is_template: bool
     is_extern: bool
     split_measured: bool = False
+    operations: frozenset[str] = frozenset()
+    workspace: Memory | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +143,8 @@ class Emitted:
     """One compiled graph. `module` is the loaded output code, whose globals hold its Triton kernels.
 
     padding_measured: names, in the joint graph, of the GEMMs for which a device decides by measuring whether their
-    operands are padded to an alignment, and of the nodes around them if they are.
+    operands are padded to an alignment, and of the nodes around them if they are. memory: every buffer that has a
+    shape, by name. inputs, outputs: names of buffers, in order; None in place of what is no tensor.
     """
 
     part: Part
@@ -153,6 +155,9 @@ class Emitted:
     gemm_autotuned: bool
     padding_measured: frozenset[str]
     module: Any
+    memory: Mapping[str, Memory]
+    inputs: tuple[str, ...]
+    outputs: tuple[str | None, ...]
 
 
 class Listener(Protocol):
@@ -161,8 +166,10 @@ class Listener(Protocol):
     def source(self, nodes: Mapping[str, SourceNode]) -> None: ...
     def joint(self, readable: str) -> None: ...
     def scheduled(self, part: Part, fused: bool, text: str) -> None: ...
+    def refused(self, refusal: Refusal) -> None: ...
     def emission(self, emission: Emission) -> None: ...
     def emitted(self, emitted: Emitted) -> None: ...
+    def broke(self, graph_break: GraphBreak) -> None: ...
 
 
 @contextlib.contextmanager
@@ -252,9 +259,20 @@ def listening(listener: Listener) -> Iterator[None]:
                 gemm_autotuned=bool(inductor_config.max_autotune or inductor_config.max_autotune_gemm),
                 padding_measured=frozenset(padding_measured),
                 module=module,
+                memory=_memory_of(graph),
+                inputs=tuple(graph.graph_input_names),
+                outputs=tuple(_output_name(output) for output in graph.graph_outputs),
             )
         )
         return module
+
+    speak = WhyNoFuse.__call__
+
+    def refused(why: Any, reason: str, *args: Any) -> None:
+        speak(why, reason, *args)
+        # A fused node is named by its members: op1_op2. CUTLASS's own kind of message may name none.
+        first, second = (frozenset(_OPERATION.findall(name)) for name in (why.name1, why.name2))
+        listener.refused(Refusal(first, second, text=reason % args))
 
     precompile_config = CachingAutotuner._precompile_config
 
@@ -293,7 +311,14 @@ def listening(listener: Listener) -> Iterator[None]:
         stack.enter_context(_replaced(CachingAutotuner, "_precompile_config", compiled_one))
         stack.enter_context(_replaced(pad_mm, "_should_pad", padding_decided))
         stack.enter_context(_replaced(SIMDScheduling, "codegen_mix_order_reduction", mixing_orders))
+        stack.enter_context(_replaced(WhyNoFuse, "__call__", refused))
+        known_breaks = len(dynamo_output.graph_break_reasons)
         yield
+        for reason in dynamo_output.graph_break_reasons[known_breaks:]:
+            listener.broke(GraphBreak(text=str(reason.reason), line=_break_line(reason.user_stack)))
+
+
+_OPERATION = re.compile(r"op\d+")
 
 
 @contextlib.contextmanager
@@ -310,14 +335,51 @@ def _part(graph: Any) -> Part:
     return "backward" if graph.is_backward else "forward"
 
 
+def _memory_of(graph: Any) -> dict[str, Memory]:
+    found = {name: _memory(name, buffer) for name, buffer in graph.name_to_buffer.items()}
+    found |= {name: _memory(name, value) for name, value in graph.graph_inputs.items()}
+    for name, value in graph.constants.items():
+        if isinstance(value, torch.Tensor):
+            found[name] = _described(name, value.shape, value.dtype, constant=True)
+    return {name: memory for name, memory in found.items() if memory is not None}
+
+
+def _memory(name: str, value: Any) -> Memory | None:
+    """None for what has no memory of its own: symbols, what several results hang on, slices, what only mutates."""
+    layout = value.maybe_get_layout() if isinstance(value, ir.IRNode) else None
+    if not isinstance(layout, ir.Layout) or (name in V.graph.name_to_buffer and _owner(name) != name):
+        return None
+    return _described(name, layout.size, layout.dtype)
+
+
+def _described(name: str, size: Sequence[Any], dtype: torch.dtype, constant: bool = False) -> Memory:
+    shape = tuple(int(extent) for extent in size)
+    short = str(dtype).removeprefix("torch.")
+    short = DTYPES[short][0] if short in DTYPES else short
+    return Memory(name, shape, short, math.prod(shape) * dtype.itemsize, constant)
+
+
+def _output_name(output: Any) -> str | None:
+    name = output.maybe_get_name()
+    return None if name is None else _owner(name)
+
+
+def _break_line(stack: Sequence[Any]) -> str:
+    """The innermost line outside torch."""
+    lines = [f"{frame.filename}:{frame.lineno}" for frame in stack if not frame.filename.startswith(_TORCH_FOLDER)]
+    return lines[-1] if lines else ""
+
+
 def _emission(handle: int, name: str, schedule: Any, is_extern: bool, rewritten: Sequence[torch.fx.Graph]) -> Emission:
     scheduler = V.graph.scheduler
     if is_extern:
+        operations = frozenset([schedule.get_operation_name()])
         nodes = _exact_origins(schedule)
         members = [scheduler.name_to_fused_node.get(schedule.get_operation_name())]
         template = False
     else:
         scheduled = [node for node in schedule if getattr(node, "node", None) is not None]  # the rest are loop markers
+        operations = frozenset(node.get_name() for node in scheduled)
         nodes = []
         for node in scheduled:
             nodes += _exact_origins(node.node) if node.is_template() else node.node.get_origins()
@@ -337,6 +399,7 @@ def _emission(handle: int, name: str, schedule: Any, is_extern: bool, rewritten:
         is_reduction=not is_extern and any(node.is_reduction() for node in scheduled),
         is_template=template,
         is_extern=is_extern,
+        operations=operations,
     )
 
 
@@ -367,6 +430,7 @@ def _mix_order_emissions(
         _emission(handle(name, schedule), name, schedule, False, rewritten),
         reads={name: _size(name) for name in read},
         writes={name: _size(name) for name in written} | {workspace.outer_name: workspace_bytes},
+        workspace=_described(workspace.outer_name, [workspace.count], workspace.dtype),
     )
     emissions = [first]
 
@@ -424,8 +488,27 @@ def _accesses(groups: Sequence[Any], reads: bool) -> Mapping[str, int] | None:
         else:
             sizes = group.get_read_write_buffer_accesses(include_reads=reads, include_writes=not reads)
         for buffer, size in sizes.items():
-            total[buffer] = total.get(buffer, 0) + int(size)
+            real = _owner(buffer)
+            parts = _results_of(real)
+            for name, part in ({name: _size(name) for name in parts} if parts else {real: int(size)}).items():
+                total[name] = total.get(name, 0) + part
     return total
+
+
+def _owner(buffer: str) -> str:
+    """The buffer itself, for what the scheduler names apart: a mutation of it, or a part (of a concatenation)."""
+    name = V.graph.scheduler.mutation_real_name.get(buffer, buffer)
+    layout = getattr(V.graph.name_to_buffer.get(name), "layout", None)
+    return _owner(layout.view.get_name()) if isinstance(layout, ir.NonOwningLayout) else name
+
+
+def _results_of(buffer: str) -> list[str]:
+    """The buffers that a call with several results fills; none for any other buffer."""
+    if not isinstance(getattr(V.graph.name_to_buffer.get(buffer), "layout", None), ir.MultiOutputLayout):
+        return []
+    users: list[Any] = [user.node for user in V.graph.scheduler.name_to_buf[buffer].users]
+    results = [node for node in users if isinstance(getattr(node, "node", None), ir.MultiOutput)]
+    return [result.get_name() for node in results for result in node.get_outputs()]
 
 
 def _size(buffer: str) -> int:
@@ -439,7 +522,21 @@ def _source(node: torch.fx.Node) -> SourceNode:
         stage=(node.meta.get("custom") or {}).get("stage"),
         line=_user_line(node.meta.get("stack_trace")),
         inputs=tuple(argument.name for argument in node.all_input_nodes),
+        backward=node.meta.get("partitioner_tag") == "is_backward" or bool(node.meta.get("autograd_backward")),
+        shapes=_shapes(node.meta.get("val")),
+        input_shapes=tuple(
+            shape for argument in pytree.arg_tree_leaves(*node.args, **node.kwargs)
+            if isinstance(argument, torch.fx.Node) for shape in _shapes(argument.meta.get("val"))
+        ),
     )
+
+
+def _shapes(value: Any) -> tuple[Shape, ...]:
+    """Of the tensors in `value`; () where an extent is a symbol."""
+    tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    if any(not isinstance(extent, int) for tensor in tensors for extent in tensor.shape):
+        return ()
+    return tuple(tuple(tensor.shape) for tensor in tensors)
 
 
 def _op(target: Any) -> str:
@@ -513,6 +610,12 @@ def triton_kernel(module: Any, name: str) -> TritonKernel | None:
     compiled = {str(result.config): result for result in results} | _descended.get(kernel, {})
     chosen = compiled.get(str(winner))
     return TritonKernel(candidates, tuned, config=str(winner), compiled=chosen.kernel if chosen else None)
+
+
+def runtime_name(module: Any, name: str) -> str | None:
+    """What profilers call the GPU kernel that the output code calls `name`; None where that is no Triton kernel."""
+    kernel = getattr(module, name, None)
+    return str(kernel.fn.__name__) if isinstance(kernel, CachingAutotuner) else None
 
 
 # A GPU that is not there

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from triton_side._fake_cuda import KNOWN_BUILDS, Unsupported, activate, active_properties, sdpa_choice
@@ -24,18 +25,18 @@ from triton_side._fake_cuda import KNOWN_BUILDS, Unsupported, activate, active_p
 if TYPE_CHECKING:
     import torch
 
+    from triton_side.dispatch import Recorded
     from triton_side.inductor import Captured
-    from triton_side.launches import Launch
 
 __all__ = [
     "KNOWN_BUILDS",
     "Unsupported",
     "activate",
     "active_properties",
-    "compile_handwritten",
     "compile_inductor",
     "fake_inputs",
     "fake_mode",
+    "record_call",
 ]
 
 Spec = tuple[tuple[int, ...], "str | torch.dtype"]
@@ -95,33 +96,20 @@ def compile_inductor(
     return captured
 
 
-def compile_handwritten(
+def record_call(
     apply: Callable[..., Mapping[str, torch.Tensor]],
     input_specs: Mapping[str, Spec],
     attributes: Mapping[str, Any],
     *,
     train: bool,
-) -> dict[str, list[Launch]]:
-    """The Triton and CUDA kernels that `apply(inputs, **attributes)` launches, compiled for `activate`'s GPU.
-
-    By part: "forward" and, if `train`, "backward" (a gradient of ones for every output). What PyTorch itself would
-    launch in between is not among them.
+) -> Recorded:
+    """The operations and hand-written kernels that `apply(inputs, **attributes)` launches, the kernels compiled for
+    `activate`'s GPU; if `train`, also those of backward (a gradient of ones for every output).
     """
     active_properties()
-    import torch
+    from triton_side import dispatch
 
-    from triton_side.launches import record_launches
-
-    launches: dict[str, list[Launch]] = {}
     with fake_mode():
         inputs = fake_inputs(input_specs, requires_grad=train)
-        with record_launches(compile_only=True) as launches["forward"], torch.set_grad_enabled(train):
-            outputs = apply(inputs, **attributes)
-        if train:
-            differentiable = [output for output in outputs.values() if output.requires_grad]
-            # In this thread: after work in autograd's device thread, 4 of 18 processes aborted at their end, and none
-            # of 17 so (CUDA build of torch 2.11).
-            in_this_thread = torch.autograd.set_multithreading_enabled(False)
-            with record_launches(compile_only=True) as launches["backward"], in_this_thread:
-                torch.autograd.backward(differentiable, [torch.ones_like(output) for output in differentiable])
-    return launches
+        call = partial(apply, **attributes)
+        return dispatch.record_call(call, inputs, train=train, compile_only=True)

@@ -53,8 +53,8 @@ int64_t recorded_sdpa_choice = static_cast<int64_t>(at::SDPBackend::error);
 
 // A real GPU picks by its architecture, library versions and the shapes. Without that record only a caller who leaves
 // a single backend enabled (torch.nn.attention.sdpa_kernel) has an answer.
-int64_t choose_sdpa(const at::Tensor&, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, double,
-                    bool, std::optional<double>, bool) {
+int64_t choose_sdpa(const at::Tensor&, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>& mask,
+                    double, bool, std::optional<double>, bool) {
   const auto& context = at::globalContext();
   const std::pair<bool, at::SDPBackend> backends[] = {
       {context.userEnabledFlashSDP(), at::SDPBackend::flash_attention},
@@ -76,6 +76,10 @@ int64_t choose_sdpa(const at::Tensor&, const at::Tensor&, const at::Tensor&, con
   TORCH_CHECK(recorded_sdpa_choice != static_cast<int64_t>(at::SDPBackend::error),
               "which kernel the GPU picks for scaled_dot_product_attention is not known here: give sdpa=, ",
               "or enable one backend only");
+  // The flash kernel takes no mask, and would be called without it.
+  if (mask.has_value() && recorded_sdpa_choice == static_cast<int64_t>(at::SDPBackend::flash_attention)) {
+    return static_cast<int64_t>(at::SDPBackend::efficient_attention);
+  }
   return recorded_sdpa_choice;
 }
 

@@ -19,109 +19,47 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.fx.traceback import preserve_node_meta
 
 from triton_side import _inductor_private as private
 from triton_side import artifacts
-from triton_side._inductor_private import Part
-
-Kind = Literal["elementwise", "reduction", "gemm", "attention", "copy", "scatter", "library", "custom"]
-Provenance = Literal["compiled", "device", "replayed", "not autotuned"]
-
-_GEMM = {
-    "aten.mm",
-    "aten.addmm",
-    "aten.bmm",
-    "aten.baddbmm",
-    "aten._int_mm",
-    "aten._scaled_mm",
-    "aten.linear",
-    "aten.dot",
-    "aten.mv",
-}
-_ATTENTION = re.compile(r"scaled_dot_product|flash_attention|flex_attention|efficient_attention|cudnn_attention")
-_SCATTER = {
-    "aten.scatter",
-    "aten.scatter_add",
-    "aten.scatter_reduce",
-    "aten.index_put",
-    "aten._unsafe_index_put",
-    "aten.index_add",
-}
-_MOVEMENT = {
-    "aten.clone", "aten.copy", "aten.copy_", "aten.cat", "aten.permute", "aten.transpose", "aten.t",
-    "aten.view", "aten.reshape", "aten.expand", "aten.slice", "aten.select", "aten.unsqueeze", "aten.squeeze",
-    "aten.constant_pad_nd", "aten.flip", "aten.split", "aten.split_with_sizes", "getitem", "aten.as_strided",
-    "aten.unbind", "aten.repeat", "aten._unsafe_view",
-}  # fmt: skip
-
-
-@dataclasses.dataclass(frozen=True)
-class Buffer:
-    """A buffer that a kernel reads or writes, by its name in the emitted code, with the bytes it touches of it.
-
-    Inductor's own count (`get_read_write_buffers_sizes`): each byte once however often a kernel reads it, indirect
-    reads at worst. Where it falls short, for templates and reductions over rows and columns at once, whole buffers.
-    """
-
-    name: str
-    bytes: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Kernel:
-    """One kernel call in the emitted code.
-
-    name: as in the code (`triton_poi_fused_mul_0`, `extern_kernels.mm`, `cpp_fused_add_1`). A reduction over rows and
-        columns at once leaves partial results in a workspace, which PyTorch calls finish: `aten.sum`, and `aten.to` for
-        the cast.
-    ops: the operations inside, in graph order, as they were before Inductor's pattern matchers (`aten.mm` and
-        `aten.add` where the code calls addmm); one entry per FX node. A match that put several operations in place of
-        others is not undone: those kernels have the new operations.
-    fx_nodes: the post-grad FX nodes by name.
-    stages: names given with `triton_side.stages.stage`.
-    lines: "file:line" of the code outside torch that wrote the operations.
-    inputs, outputs: None where Inductor's scheduler could not say.
-    is_template: generated from a hand-written template (max-autotune's GEMMs, FlexAttention).
-    is_extern: a library call.
-    provenance: "device": configured by measuring on this device; "compiled": there was nothing to choose; "not
-        autotuned": a device would choose by measuring, and none has. Measured are configurations of Triton kernels,
-        max-autotune's choices of GEMMs and of the split of a reduction over rows and columns at once, and, in every
-        mode, whether GEMM operands with sizes off 16 bytes are padded, by further kernels.
-    config: the Triton configuration compiled or chosen, else None.
-    """
-
-    name: str
-    part: Part
-    kind: Kind
-    ops: tuple[str, ...]
-    fx_nodes: tuple[str, ...]
-    stages: tuple[str, ...]
-    lines: tuple[str, ...]
-    inputs: tuple[Buffer, ...] | None
-    outputs: tuple[Buffer, ...] | None
-    is_template: bool
-    is_extern: bool
-    provenance: Provenance
-    config: str | None
+from triton_side.inductor_graph import (
+    Buffer,
+    Call,
+    CompiledGraph,
+    GraphBreak,
+    Kernel,
+    Part,
+    Program,
+    Provenance,
+    Refusal,
+    SourceNode,
+    helper,
+    kind_of,
+    own_operations,
+)
 
 
 @dataclasses.dataclass
 class Graph:
     """One compiled graph: post-grad FX graph, scheduler IR before and after fusion, output code (all text), kernels.
 
-    unparsed: calls in the code that Inductor did not announce as kernels; nothing is known of them.
+    unit: number of the traced function that it belongs to; a graph break begins another one. unparsed: calls in the
+        code that Inductor did not announce as kernels; nothing is known of them. refusals: pairs of scheduler nodes
+        that Inductor looked at and did not fuse.
     """
 
     part: Part
+    unit: int
     fx: str
     pre_fusion: str
     post_fusion: str
     code: str
     unparsed: tuple[str, ...]
+    refusals: tuple[Refusal, ...] = dataclasses.field(repr=False)
     _calls: tuple[_Call, ...] = dataclasses.field(repr=False)
     _emitted: private.Emitted = dataclasses.field(repr=False)
     _measured: bool = dataclasses.field(repr=False)
@@ -130,6 +68,32 @@ class Graph:
     def kernels(self) -> tuple[Kernel, ...]:
         """In emitted order. Provenance as of now: on CUDA a kernel is tuned when it first runs."""
         return tuple(_kernel(call, self._emitted, self._measured) for call in self._calls)
+
+    def compiled(self) -> CompiledGraph:
+        """All of it as plain data."""
+        emitted = self._emitted
+        workspaces = [call.emission.workspace for call in self._calls]
+        memory = {**emitted.memory} | {workspace.name: workspace for workspace in workspaces if workspace is not None}
+        calls = [self._plain_call(kernel, call) for kernel, call in zip(self.kernels, self._calls, strict=True)]
+        return CompiledGraph(
+            part=self.part,
+            unit=self.unit,
+            calls=own_operations(calls, memory),
+            memory=memory,
+            inputs=tuple(name for name in emitted.inputs if name in memory),
+            outputs=tuple(name if name in memory else None for name in emitted.outputs),
+            refusals=self.refusals,
+            unparsed=self.unparsed,
+        )
+
+    def _plain_call(self, kernel: Kernel, call: _Call) -> Call:
+        return Call(
+            kernel=kernel,
+            sources=call.sources,
+            nodes=tuple(itself for _, _, itself in call.emission.nodes if itself.op not in ("placeholder", "get_attr")),
+            operations=call.emission.operations,
+            runtime_name=private.runtime_name(self._emitted.module, kernel.name),
+        )
 
     def triton_kernels(self) -> dict[str, Any]:
         """Kernel name -> triton CompiledKernel in use (on CUDA, once tuned, the winner), in emitted order."""
@@ -142,20 +106,27 @@ class Graph:
 @dataclasses.dataclass(frozen=True)
 class _Call:
     emission: private.Emission
-    sources: tuple[private.SourceNode, ...]
+    sources: tuple[SourceNode, ...]
 
 
 @dataclasses.dataclass
 class Captured:
-    """What Inductor emitted during a `capture`. joint: the joint forward and backward FX graph, None for inference."""
+    """What Inductor emitted during a `capture`. joint: the joint forward and backward FX graph, None for inference; of
+    several functions' (after a graph break), the last. breaks: where a function was cut in two, and why.
+    """
 
     joint: str | None
     graphs: tuple[Graph, ...]
+    breaks: tuple[GraphBreak, ...] = ()
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
         """All kernel calls, forward before backward, each graph in emitted order."""
         return tuple(kernel for graph in self.graphs for kernel in graph.kernels)
+
+    def program(self) -> Program:
+        """Everything as plain data, which needs no torch; provenance as of now."""
+        return Program(tuple(graph.compiled() for graph in self.graphs), self.breaks)
 
     def graph(self, part: Part) -> Graph:
         """The graph of `part`. Raises KeyError unless there is exactly one."""
@@ -187,21 +158,25 @@ class Captured:
             (target / "ir_post_fusion.txt").write_text(graph.post_fusion)
             (target / "output_code.py").write_text(graph.code)
             resources = {}
-            for name, compiled in graph.triton_kernels().items():
-                kernel = artifacts.of_triton(compiled)
+            kernels = {name: artifacts.of_triton(compiled) for name, compiled in graph.triton_kernels().items()}
+            artifacts.disassemble(kernels.values())
+            for name, kernel in kernels.items():
                 kernel.write(target / "triton", name)
                 resources[name] = dataclasses.asdict(kernel.resources)
             if resources:
                 (target / "triton" / "resources.json").write_text(json.dumps(resources, indent=1) + "\n")
 
 
-def compile(apply: Callable[..., Any], *, max_autotune: bool = False) -> Callable[..., Any]:
-    """`torch.compile` of the whole of `apply` (a graph break is an error) with static shapes.
+def compile(
+    apply: Callable[..., Any], *, max_autotune: bool = False, fullgraph: bool = True
+) -> Callable[..., Any]:
+    """`torch.compile` of `apply` with static shapes.
 
-    max_autotune: mode "max-autotune-no-cudagraphs" instead of the default mode.
+    max_autotune: mode "max-autotune-no-cudagraphs" instead of the default mode. fullgraph: a graph break is an error;
+    otherwise it cuts the function into several graphs.
     """
     mode = "max-autotune-no-cudagraphs" if max_autotune else None
-    return torch.compile(apply, fullgraph=True, dynamic=False, mode=mode)
+    return torch.compile(apply, fullgraph=fullgraph, dynamic=False, mode=mode)
 
 
 @contextlib.contextmanager
@@ -238,12 +213,14 @@ class _Recorder:
     def __init__(self, captured: Captured, measured: bool) -> None:
         self.captured = captured
         self.measured = measured
-        self.sources: dict[str, private.SourceNode] = {}
+        self.sources: dict[str, SourceNode] = {}
         self.graph_names: set[str] = set()
+        self.units = 0
+        self.refusals: dict[tuple[frozenset[str], frozenset[str]], Refusal] = {}
         self.ir: dict[tuple[Part, bool], str] = {}
         self.emissions: dict[int, private.Emission] = {}
 
-    def source(self, nodes: Mapping[str, private.SourceNode]) -> None:
+    def source(self, nodes: Mapping[str, SourceNode]) -> None:
         self.sources = dict(nodes)
         self.graph_names = set()
 
@@ -254,35 +231,48 @@ class _Recorder:
     def scheduled(self, part: Part, fused: bool, text: str) -> None:
         self.ir[part, fused] = self.ir.get((part, fused), "") + text
 
+    def refused(self, refusal: Refusal) -> None:
+        self.refusals.pop((refusal.first, refusal.second), None)  # the last word comes last
+        self.refusals[refusal.first, refusal.second] = refusal
+
+    def broke(self, graph_break: GraphBreak) -> None:
+        if graph_break not in self.captured.breaks:  # met once in the caller, and again in the function itself
+            self.captured.breaks = (*self.captured.breaks, graph_break)
+
     def emission(self, emission: private.Emission) -> None:
         self.emissions[emission.handle] = emission
 
     def emitted(self, emitted: private.Emitted) -> None:
         self.graph_names |= emitted.fx_names
+        if emitted.part == "forward":
+            self.units += 1
         handles, unparsed = _calls_in(emitted.code)
+        emissions = _each_product_once([self.emissions[handle] for handle in handles])
         graph = Graph(
             part=emitted.part,
+            unit=self.units - 1,
             fx=emitted.fx,
             pre_fusion=self.ir.pop((emitted.part, False), ""),
             post_fusion=self.ir.pop((emitted.part, True), ""),
             code=emitted.code,
             unparsed=unparsed,
-            _calls=tuple(_Call(self.emissions[handle], self._sources_of(self.emissions[handle])) for handle in handles),
+            refusals=tuple(self.refusals.values()),
+            _calls=tuple(_Call(emission, self._sources_of(emission)) for emission in emissions),
             _emitted=emitted,
             _measured=self.measured,
         )
-        self.emissions = {}
+        self.emissions, self.refusals = {}, {}
         order = {"forward": 0, "backward": 1}
         self.captured.graphs = tuple(sorted((*self.captured.graphs, graph), key=lambda graph: order[graph.part]))
 
-    def _sources_of(self, emission: private.Emission) -> tuple[private.SourceNode, ...]:
+    def _sources_of(self, emission: private.Emission) -> tuple[SourceNode, ...]:
         """The nodes before pattern matching; one made by a match stands for the matched ones, which no graph has."""
-        found: dict[str, private.SourceNode] = {}
+        found: dict[str, SourceNode] = {}
         for name, replaced, itself in emission.nodes:
             if name in self.sources:
                 found[name] = self.sources[name]
                 continue
-            matched: dict[str, private.SourceNode] = {}
+            matched: dict[str, SourceNode] = {}
             waiting = [name for name in replaced if name in self.sources]
             while waiting:
                 source = self.sources[waiting.pop()]
@@ -291,6 +281,22 @@ class _Recorder:
             position = {name: index for index, name in enumerate(self.sources)}
             found |= {key: matched[key] for key in sorted(matched, key=position.__getitem__)} or {name: itself}
         return tuple(source for source in found.values() if source.op not in ("placeholder", "get_attr"))
+
+
+def _each_product_once(emissions: list[private.Emission]) -> list[private.Emission]:
+    """A kernel that brings an operand of a library call or template into its layout has the call among its origins."""
+
+    def calls(emission: private.Emission) -> bool:
+        return emission.is_template or (emission.is_extern and bool(emission.operations))  # not what finishes another
+
+    called = {name for emission in emissions if calls(emission) for name, _, _ in emission.nodes}
+
+    def without_calls(emission: private.Emission) -> private.Emission:
+        own = tuple(node for node in emission.nodes if node[0] not in called)
+        helping = tuple((helper(itself).name, (), helper(itself)) for _, _, itself in emission.nodes)
+        return dataclasses.replace(emission, nodes=own or helping)
+
+    return [emission if calls(emission) else without_calls(emission) for emission in emissions]
 
 
 # '        # [Provenance debug handles] triton_poi_fused_mul_0:3'
@@ -327,7 +333,14 @@ def _calls_in(code: str) -> tuple[list[int], tuple[str, ...]]:
 def _kernel(call: _Call, emitted: private.Emitted, measured: bool) -> Kernel:
     emission = call.emission
     triton = private.triton_kernel(emitted.module, emission.name)
-    kind = _kind(emission, call.sources)
+    kind = kind_of(
+        emission.name,
+        targets={itself.op for _, _, itself in emission.nodes},
+        before={source.op for source in call.sources},
+        is_template=emission.is_template,
+        is_extern=emission.is_extern,
+        is_reduction=emission.is_reduction,
+    )
     chosen: Provenance = "device" if measured else "not autotuned"
     provenance: Provenance = "compiled"
     if triton is not None and triton.candidates > 1:
@@ -355,23 +368,3 @@ def _kernel(call: _Call, emitted: private.Emitted, measured: bool) -> Kernel:
 
 def _buffers(accesses: Mapping[str, int] | None) -> tuple[Buffer, ...] | None:
     return None if accesses is None else tuple(Buffer(name, size) for name, size in accesses.items())
-
-
-def _kind(emission: private.Emission, sources: tuple[private.SourceNode, ...]) -> Kind:
-    targets = {source.op for _, _, source in emission.nodes}  # after pattern matching: what the kernel really is
-    before = {source.op for source in sources}
-    if any(_ATTENTION.search(name) for name in (*targets, emission.name)):
-        return "attention"
-    if any("triton_kernel_wrapper" in target for target in targets):
-        return "custom"
-    if emission.is_template or (emission.is_extern and targets & _GEMM):
-        return "gemm"
-    if before & _SCATTER:
-        return "scatter"
-    if emission.is_extern:
-        return "library"
-    if emission.is_reduction:
-        return "reduction"
-    if before and before <= _MOVEMENT:
-        return "copy"
-    return "elementwise"

@@ -7,7 +7,8 @@
 
 `record_launches(compile_only=True)` is for a GPU that is not there (triton_side.deviceless): every kernel is compiled
 through the path that a launch takes, specialisation included, and nothing runs. Both Triton kernels and the CUDA C++
-kernels of triton_side.cuda are recorded; what PyTorch launches by itself (a GEMM, a copy) is not.
+kernels of triton_side.cuda are recorded; what PyTorch launches by itself (a GEMM, a copy) is not: for both in one list
+see triton_side.dispatch.
 
 `JITFunction.run` and `Autotuner._bench` are not public API: tested with triton 3.6 and 3.7.
 """
@@ -18,18 +19,21 @@ import contextlib
 import ctypes
 import functools
 import inspect
+import math
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
+from triton_side import declare, effects, stages
 from triton_side.artifacts import Artifacts, Resources, check_triton, of_cuda, of_triton
 from triton_side.cuda import program
 
@@ -39,7 +43,11 @@ CUDA_POINTERS = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16:
 
 @dataclass(frozen=True)
 class TensorArgument:
-    """A tensor that a kernel was given. Arguments with one `storage`, a number within the recording, share memory."""
+    """A tensor that a kernel was given. Arguments with one `storage`, a number within the recording, share memory.
+
+    `parameter` is the kernel's name for it and `name` its caller's, "" where there are none; `strides` and `offset`
+    count elements.
+    """
 
     position: int
     shape: tuple[int, ...]
@@ -47,6 +55,40 @@ class TensorArgument:
     dtype: str
     offset: int
     storage: int
+    parameter: str = ""
+    name: str = ""
+    itemsize: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """Of the elements that the view has in memory: those that a stride of 0 repeats count once."""
+        sizes = (size for size, stride in zip(self.shape, self.strides, strict=True) if stride != 0 or size == 0)
+        return math.prod(sizes) * self.itemsize
+
+
+class Storages:
+    """Numbers for memory that tensors share, equal for as long as this object lives. Keeps no memory alive."""
+
+    def __init__(self) -> None:
+        # The weak references keep the storages' addresses, by which they are told apart, from being used again.
+        self._numbers: dict[int, tuple[int, StorageWeakRef]] = {}
+
+    def of(self, tensor: torch.Tensor) -> int:
+        storage = tensor.untyped_storage()
+        return self._numbers.setdefault(storage._cdata, (len(self._numbers), StorageWeakRef(storage)))[0]
+
+    def describe(self, tensor: torch.Tensor, position: int, parameter: str = "") -> TensorArgument:
+        return TensorArgument(
+            position,
+            tuple(map(int, tensor.shape)),
+            tuple(map(int, tensor.stride())),
+            str(tensor.dtype).removeprefix("torch."),
+            int(tensor.storage_offset()),
+            self.of(tensor),
+            parameter,
+            declare.name_of(parameter),
+            tensor.element_size(),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +101,10 @@ class Launch:
     grid: blocks in x, y, z. block: threads in x, y, z.
     signature: Triton's type of each argument in order ("*bf16", "i32", "constexpr").
     constants: what was compiled in, by parameter name: constexprs, and integers that Triton specialised to 1.
+    parameters: the kernel's names for its arguments.
     tensors: the arguments that are tensors.
+    operations: what the launch computes, as declared (triton_side.declare), inside the stages open around it.
+    flops: as declared; None for a kernel that declares nothing.
     """
 
     name: str
@@ -72,7 +117,10 @@ class Launch:
     num_warps: int
     signature: tuple[str, ...]
     constants: dict[str, Any]
+    parameters: tuple[str, ...]
     tensors: tuple[TensorArgument, ...]
+    operations: tuple[declare.Computed, ...]
+    flops: float | None
     _artifacts: Callable[[], Artifacts] = field(repr=False)
 
     @functools.cached_property
@@ -84,6 +132,23 @@ class Launch:
     def resources(self) -> Resources:
         return self.artifacts.resources
 
+    @functools.cached_property
+    def effects(self) -> effects.Effects:
+        """Positions, among all arguments, of the tensors that the kernel's code reads and writes."""
+        if self.kind == "cuda":
+            return effects.of_ptx(self.artifacts.texts["ptx"], self.name)
+        left = [position for position, kind in enumerate(self.signature) if kind != "constexpr"]
+        found = effects.of_ttir(self.artifacts.texts["ttir"], self.name)
+        return effects.Effects(*(frozenset(left[i] for i in side) for side in (found.reads, found.writes)))
+
+    @property
+    def reads(self) -> tuple[TensorArgument, ...]:
+        return tuple(tensor for tensor in self.tensors if tensor.position in self.effects.reads)
+
+    @property
+    def writes(self) -> tuple[TensorArgument, ...]:
+        return tuple(tensor for tensor in self.tensors if tensor.position in self.effects.writes)
+
     def write(self, folder: Path, index: int) -> list[Path]:
         """Write all representations into `folder` as <index>_<label>.<suffix>."""
         label = re.sub(r"\W+", "_", self.label).strip("_")
@@ -91,12 +156,17 @@ class Launch:
 
 
 @contextlib.contextmanager
-def record_launches(compile_only: bool = False) -> Iterator[list[Launch]]:
+def record_launches(
+    compile_only: bool = False,
+    *,
+    storages: Storages | None = None,
+    launched: Callable[[Launch], None] | None = None,
+) -> Iterator[list[Launch]]:
     """Record every launch that the process makes within the context, from any thread (autograd runs backward in its
-    own).
+    own; declared stages are those of one thread).
 
-    Tensors that kernels were given stay alive until the context ends, so that no two share an address by accident.
-    Launches that an autotuner makes to time its candidates are left out. Recordings do not nest.
+    storages: numbers to go on with, so that memory of several recordings can be told apart. launched: called after
+    each launch. Launches that an autotuner makes to time its candidates are left out. Recordings do not nest.
 
     Raises (from the launch itself):
         RuntimeError: `compile_only`, and an autotuned kernel has several candidates: choosing one needs the GPU.
@@ -105,8 +175,9 @@ def record_launches(compile_only: bool = False) -> Iterator[list[Launch]]:
     check_triton()
     if JITFunction.run is not _run:
         raise RuntimeError("launches are being recorded already: leave the other record_launches() first")
-    recorder = _Recorder(compile_only)
+    recorder = _Recorder(compile_only, storages or Storages(), launched)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(stages.recorded_stages())
         stack.enter_context(_replaced(JITFunction, "run", recorder.run_triton))
         stack.enter_context(_replaced(Autotuner, "_bench", recorder.bench))
         stack.enter_context(program.launched_by(recorder.run_cuda))
@@ -129,11 +200,17 @@ def _replaced(owner: type, name: str, method: Callable[..., Any]) -> Iterator[No
 
 
 class _Recorder:
-    def __init__(self, compile_only: bool) -> None:
+    def __init__(self, compile_only: bool, storages: Storages, launched: Callable[[Launch], None] | None) -> None:
         self.compile_only = compile_only
         self.launches: list[Launch] = []
-        self._storages: dict[int, tuple[int, torch.UntypedStorage]] = {}
+        self._storages = storages
+        self._launched = launched
         self._timing = threading.local()
+
+    def _add(self, launch: Launch) -> None:
+        self.launches.append(launch)
+        if self._launched:
+            self._launched(launch)
 
     def run_triton(self, function: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         if warmup or getattr(self._timing, "active", False):
@@ -148,7 +225,7 @@ class _Recorder:
             kernel = _run(function, *pointers, grid=blocks, warmup=True, **named)
         else:
             kernel = _run(function, *args, grid=blocks, warmup=False, **kwargs)
-        self.launches.append(self._of_triton(function, kernel, blocks, bound))
+        self._add(self._of_triton(function, kernel, blocks, bound))
         return kernel
 
     def _of_triton(
@@ -157,6 +234,8 @@ class _Recorder:
         source = kernel.src
         names = function.arg_names
         metadata = kernel.metadata
+        tensors = self._tensors(bound.arguments.values(), names)
+        declaration = declare.of_kernel(function)
         return Launch(
             name=metadata.name,
             label=function.fn.__name__,
@@ -168,7 +247,10 @@ class _Recorder:
             num_warps=metadata.num_warps,
             signature=tuple(source.signature[name] for name in names),
             constants={names[path[0]]: value for path, value in source.constants.items() if len(path) == 1},
-            tensors=self._tensors(bound.arguments.values()),
+            parameters=tuple(names),
+            tensors=tensors,
+            operations=declare.operations_of(declaration),
+            flops=_flops(declaration, tensors),
             _artifacts=lambda: of_triton(kernel),
         )
 
@@ -187,7 +269,10 @@ class _Recorder:
         threads = request.block[0] * request.block[1] * request.block[2]
         if not self.compile_only:
             program.run(request)
-        self.launches.append(
+        parameters = _cuda_parameters(kernel.source, kernel.expression.partition("<")[0])
+        tensors = self._tensors(request.arguments, parameters)
+        declaration = declare.of_template(kernel.source.name, kernel.expression)
+        self._add(
             Launch(
                 name=kernel.symbol,
                 label=kernel.expression,
@@ -202,27 +287,33 @@ class _Recorder:
                     for a in request.arguments
                 ),
                 constants={},
-                tensors=self._tensors(request.arguments),
+                parameters=parameters,
+                tensors=tensors,
+                operations=declare.operations_of(declaration),
+                flops=_flops(declaration, tensors),
                 _artifacts=lambda: of_cuda(kernel, threads),
             )
         )
 
-    def _tensors(self, arguments: Any) -> tuple[TensorArgument, ...]:
+    def _tensors(self, arguments: Iterable[Any], names: Sequence[str]) -> tuple[TensorArgument, ...]:
         return tuple(
-            TensorArgument(
-                position,
-                tuple(value.shape),
-                tuple(value.stride()),
-                str(value.dtype).removeprefix("torch."),
-                int(value.storage_offset()),
-                self._storage_number(value.untyped_storage()),
-            )
-            for position, value in enumerate(arguments)
+            self._storages.describe(value, position, name)
+            for position, (value, name) in enumerate(zip(arguments, names, strict=True))
             if isinstance(value, torch.Tensor)
         )
 
-    def _storage_number(self, storage: torch.UntypedStorage) -> int:
-        return self._storages.setdefault(storage._cdata, (len(self._storages), storage))[0]
+
+def _flops(declaration: declare.Declaration | None, tensors: tuple[TensorArgument, ...]) -> float | None:
+    return float(declaration.flops({t.parameter: t.shape for t in tensors})) if declaration else None
+
+
+@functools.cache
+def _cuda_parameters(source: Path, template: str) -> tuple[str, ...]:
+    """The parameters' names of a __global__ function, as its source spells them."""
+    heads = re.findall(rf"__global__[^;{{]*?\b{template}\(([^)]*)\)", source.read_text())
+    if len(heads) != 1:
+        raise ValueError(f"{source.name} must define the kernel {template} once, found {len(heads)} definitions")
+    return tuple(re.findall(r"(\w+)\s*(?:,|$)", heads[0]))
 
 
 class _Pointer:

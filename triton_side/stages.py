@@ -1,22 +1,56 @@
-"""Names for the stages of a block, which the compiler carries into its kernels."""
+"""Names for the stages of a block, which the compiler carries into its kernels, and a recorder into its operations."""
+
+from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 
 import torch
 from torch.fx.traceback import annotate
 
 _NO_STAGE = contextlib.nullcontext()
+_open: list[str] | None = None  # the stages around what runs, while something records
 
 
 def stage(name: str) -> contextlib.AbstractContextManager[None]:
-    """Mark the operations inside the `with` as stage `name` while torch.compile or torch.export traces them.
+    """Mark the operations inside the `with` as stage `name` while torch.compile or torch.export traces them, or
+    `recorded_stages` is active.
 
-    The name reaches every FX node, forward and backward, as `node.meta["custom"]["stage"]`, provided that
+    Traced, the name reaches every FX node, forward and backward, as `node.meta["custom"]["stage"]`, provided that
     the call which triggers the compile runs under `torch.fx.traceback.preserve_node_meta()`. A stage opened
-    inside another one replaces its name. Outside a compile this does nothing: `annotate` alone takes 1.4 to
-    2.0 us of host time per use, as long as a small eager operation on a CPU; this takes 0.3 us (torch 2.11
-    and 2.13).
+    inside another one replaces its name there; recorded, it is inside it ("norm/scale"). Outside both this does
+    nothing: `annotate` alone takes 1.4 to 2.0 us of host time per use, as long as a small eager operation on a CPU;
+    this takes 0.3 us (torch 2.11 and 2.13).
     """
     if torch.compiler.is_compiling():
         return annotate({"stage": name})
-    return _NO_STAGE
+    return _NO_STAGE if _open is None else _recorded(name, _open)
+
+
+@contextlib.contextmanager
+def _recorded(name: str, names: list[str]) -> Iterator[None]:
+    names.append(name)
+    try:
+        yield
+    finally:
+        names.pop()
+
+
+@contextlib.contextmanager
+def recorded_stages() -> Iterator[None]:
+    """Within the context `current` knows the open stages. Of the process: what runs must run in one thread."""
+    global _open
+    outer, _open = _open, [] if _open is None else _open
+    try:
+        yield
+    finally:
+        _open = outer
+
+
+def recording() -> bool:
+    return _open is not None
+
+
+def current() -> str:
+    """The open stages, outermost first, joined by "/"; "" where there is none or nothing records."""
+    return "/".join(_open or ())

@@ -1,14 +1,42 @@
 """XLA's side of the comparison: blocks as JAX graphs, their compilation, and what XLA made of them.
 
 Importing this package imports neither jax nor anything else heavy: reading HLO text (`xlafuse.hlo`) needs no
-framework.
+framework. It is also the door to the user's API, which lives in `compare` and is imported when it is first asked for:
+
+    explain(fn, *args, ...)   the fusion graphs of a function of yours
+    load(path)                a fusion graph from a file
 """
 
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from compare.explain import ExplainError, explain, load
+    from compare.explained import Explained
+    from compare.graph.model import FusionGraph
 
 try:
     __version__ = version("xlafuse")
 except PackageNotFoundError:  # a source tree that was never installed
     __version__ = "0+unknown"
 
-__all__ = ["__version__"]
+__all__ = ["ExplainError", "Explained", "FusionGraph", "__version__", "explain", "load"]
+
+_DOORS = {
+    "ExplainError": "compare.explain",
+    "Explained": "compare.explained",
+    "FusionGraph": "compare.graph.model",
+    "explain": "compare.explain",
+    "load": "compare.explain",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _DOORS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_DOORS[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_DOORS})

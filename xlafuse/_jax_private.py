@@ -4,6 +4,11 @@ import functools
 from typing import Any
 
 import jax
+import numpy as np
+from jax._src import compiler
+from jax._src.interpreters import mlir
+from jax._src.lib import _jax
+from jax._src.lib.mlir import ir
 from jax.experimental import topologies
 
 TESTED = ((0, 10), (0, 11))
@@ -33,3 +38,37 @@ def optimized_module_proto(compiled: jax.stages.Compiled) -> bytes:
     executable: Any = compiled.runtime_executable()
     (module,) = executable.hlo_modules()
     return module.as_serialized_hlo_module_proto()
+
+
+def compile_stablehlo(text: str, options: dict[str, Any], config_text: str | None) -> str:
+    """The optimized HLO of a StableHLO module in text form, for a target's config or the default device.
+
+    jax has no public way from StableHLO to an executable; `Lowered.compile` needs the trace that made it.
+    """
+    check_version()
+    device = target_device(config_text) if config_text else jax.devices()[0]
+    with mlir.make_ir_context():
+        module = ir.Module.parse(text)
+        assignment = np.array([[0 if config_text else device.id]])
+        overrides = compiler.get_compile_options(
+            num_replicas=1, num_partitions=1, device_assignment=assignment, env_options_overrides=options,
+            backend=device.client,
+        )
+        devices = _jax.DeviceList((device,))
+        executable: Any = compiler.backend_compile_and_load(device.client, module, devices, overrides, [])
+    (optimized,) = executable.hlo_modules()
+    return optimized.to_string()
+
+
+def jit_options(jitted: Any) -> tuple[Any, dict[str, Any]]:
+    """(function, options): `jax.jit(function, **options)` is `jitted` again. A pickled one has lost its options.
+
+    Raises ValueError where it was jitted with shardings: they name devices of this process.
+    """
+    check_version()
+    info = jitted._jit_info
+    if info.user_specified_in_shardings:
+        raise ValueError("it is jitted with in_shardings, which name this process's devices; leave them out")
+    names = ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames", "keep_unused")
+    options = {name: getattr(info, name) for name in names}
+    return jitted._fun, options | {"compiler_options": dict(info.compiler_options_kvs) or None}

@@ -13,17 +13,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from xlafuse.fusion_log import read_frames
+
 # name -> (file in the folder, what XLA calls it after its "module_0001.jit_f." prefix)
 ARTIFACTS: dict[str, tuple[str, str]] = {
     "stablehlo": ("stablehlo.mlir", ""),  # written by jax, not by XLA
     "hlo_before": ("before.hlo.txt", r"before_optimizations\.txt"),
-    "hlo": ("optimized.hlo.txt", r"(?:.*_)?[cg]pu_after_optimizations\.txt"),
-    "hlo_proto": ("optimized.hlo.pb", r"(?:.*_)?[cg]pu_after_optimizations\.hlo\.pb"),
+    "hlo": ("optimized.hlo.txt", r"(?:.*_)?after_optimizations(?:_after_buffer_assignment)?\.txt"),
+    "hlo_proto": ("optimized.hlo.pb", r"(?:.*_)?after_optimizations(?:_after_buffer_assignment)?\.hlo\.pb"),
     "buffer_assignment": ("buffers.txt", r".*after_optimizations-buffer-assignment\.txt"),
     "memory": ("memory.txt", r".*after_optimizations-memory-usage-report\.txt"),
     "thunks": ("thunks.txt", r"thunk_sequence\.txt"),
     "thunk_metadata": ("thunk_metadata.txt", r"thunk_metadata\.txt"),
     "priority_fusion": ("priority_fusion.txt", r"priority_fusion_dump\.txt"),
+    # what the fusion visualisation says, where it was asked for
+    "fusion_frames": ("fusion_frames.txt", r".*_fusion\.(?:pyz|html)"),
     "autotune_results": ("autotune_results.pbtxt", r"autotune_results\.pbtxt"),
     "target_config": ("target_config.pbtxt", r"gpu_target_config\.pbtxt"),
 }
@@ -57,8 +61,12 @@ def scratch(dump_to: Path | None) -> Iterator[Path | None]:
         yield Path(raw)
 
 
-def options(raw: Path) -> dict[str, Any]:
-    """XLA's per-compile options that fill `raw`."""
+def options(raw: Path, *, visualization: bool = False) -> dict[str, Any]:
+    """XLA's per-compile options that fill `raw`.
+
+    visualization: keep the fusion passes' word on every pair of instructions ("fusion_frames"), which takes two to four
+        times as long to compile. The fusion log, always kept, has the reasons of priority fusion without it.
+    """
     return {
         "xla_dump_to": str(raw),
         "xla_dump_hlo_as_text": True,
@@ -67,13 +75,14 @@ def options(raw: Path) -> dict[str, Any]:
         # jax 0.11 writes PTX only if an emitter dump matches; this one costs nothing else. 0.10 always writes
         # it.
         "xla_dump_emitter_re": "ptx",
-    }
+    } | ({"xla_dump_fusion_visualization": True} if visualization else {})
 
 
 def keep(raw: Path, dump_to: Path, module_name: str, stablehlo: str) -> dict[str, Path]:
     """Move what is worth keeping from XLA's raw dump of the module to dump_to; returns `collect(dump_to)`."""
     (dump_to / ARTIFACTS["stablehlo"][0]).write_text(stablehlo)
     files = _last_module(raw, module_name)
+    _keep_frames(files, dump_to)
     for file, pattern in ARTIFACTS.values():
         for rest, path in files.items():
             if pattern and re.fullmatch(pattern, rest):
@@ -102,11 +111,23 @@ def _last_module(raw: Path, module_name: str) -> dict[str, Path]:
     """The raw files of the newest module of that name, without their prefix: a retried compile, or
     autotuning, leaves several."""
     modules: dict[int, dict[str, Path]] = {}
-    prefix = re.compile(rf"module_(\d+)\.{re.escape(module_name)}\.(.+)")
+    # main.9.module_0001.jit_f._fusion.pyz: a visualisation has its computation's name in front
+    prefix = re.compile(rf"(.+\.)?module_(\d+)\.{re.escape(module_name)}\.(.+)")
     for path in sorted(raw.iterdir()):
         if match := prefix.fullmatch(path.name):
-            modules.setdefault(int(match[1]), {})[match[2]] = path
+            modules.setdefault(int(match[2]), {})[(match[1] or "") + match[3]] = path
     return modules[max(modules)] if modules else {}
+
+
+def _keep_frames(files: dict[str, Path], dump_to: Path) -> None:
+    """Of a visualisation's megabytes its labels, a line each: they hold all the words."""
+    pattern = re.compile(ARTIFACTS["fusion_frames"][1])
+    labels = [label for rest, path in files.items() if pattern.fullmatch(rest) for label in read_frames(path)]
+    for rest in [rest for rest in files if pattern.fullmatch(rest)]:
+        del files[rest]
+    if labels:
+        lines = "".join(" ".join(label.splitlines()) + "\n" for label in labels)
+        (dump_to / ARTIFACTS["fusion_frames"][0]).write_text(lines)
 
 
 def _keep_passes(files: dict[str, Path], dump_to: Path) -> None:

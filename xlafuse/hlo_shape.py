@@ -28,10 +28,11 @@ class Shape:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Element:
-    """A result or a part of it: its bytes, and its parts if it is a tuple."""
+    """A result or a part of it: its bytes, its parts if it is a tuple (empty: `()`), its shape if it is an array."""
 
     bytes: int
     elements: tuple["Element", ...] = ()
+    shape: Shape | None = None
 
 
 def read_shapes(text: str) -> tuple[tuple[Shape, ...], Element]:
@@ -48,7 +49,7 @@ def read_shapes(text: str) -> tuple[tuple[Shape, ...], Element]:
             levels[-1].append(Element(sum(element.bytes for element in elements), tuple(elements)))
         else:
             shapes.append(_shape(*token.groups()))
-            levels[-1].append(Element(shapes[-1].bytes))
+            levels[-1].append(Element(shapes[-1].bytes, shape=shapes[-1]))
     if len(levels) != 1 or len(levels[0]) != 1:
         raise Malformed
     return tuple(shapes), levels[0][0]
@@ -62,9 +63,9 @@ def _shape(dtype: str, dims_text: str, layout: str | None) -> Shape:
     if len(dims) > _MAX_RANK or not bits:
         raise Malformed
     element = int(bits[1]) if bits[1] else 8
-    if element < 8:  # a sub-byte element fills a byte unless its layout packs it: s4[8,2]{1,0:E(4)}
+    if element <= 8:  # an element of less than a byte fills one unless its layout packs it: s4[8,2]{1,0:E(4)}
         packed = _ELEMENT_BITS.search(layout or "")
-        element = int(packed[1]) if packed else 8
+        element = min(int(packed[1]) or 8, 8) if packed else 8
     sizes = tuple(read_integer(dim.strip().removeprefix("<=")) for dim in dims)
     count = 1
     for size in sizes:

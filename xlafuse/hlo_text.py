@@ -9,7 +9,20 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from xlafuse.hlo_memory import collector_paused
 from xlafuse.hlo_shape import MAX_DIGITS, Element, Malformed, Shape, read_integer, read_shapes
+
+
+@dataclass(frozen=True)
+class WindowDimension:
+    """One dimension of a convolution's or a reduction's window; padding counts elements, negative where it crops."""
+
+    size: int
+    stride: int = 1
+    padding_low: int = 0
+    padding_high: int = 0
+    base_dilation: int = 1
+    window_dilation: int = 1
 
 
 @dataclass(frozen=True)
@@ -23,6 +36,13 @@ class Instruction:
     source: "file:line" of the innermost recorded frame ("" if none); site: that frame's identity, finer than
         its line.
     backend_config: raw text. index: of a parameter or a get-tuple-element, else None.
+
+    What FLOPs depend on, at its default where the operation has no such attribute:
+    contracting: the left operand's contracting dimensions (lhs_contracting_dims). window: of convolutions and
+        windowed reductions, one entry a window dimension. dim_labels: of a convolution, as the text has it
+        ("b01f_01io->b01f"). feature_groups, batch_groups: its feature_group_count and batch_group_count.
+    detail: what else tells it from another of its opcode on the same operands: a constant's literal or a slice's
+        bounds, as the text has them; shortened, and no part of equality.
     """
 
     name: str
@@ -39,6 +59,12 @@ class Instruction:
     fusion_kind: str = ""
     index: int | None = None
     is_root: bool = False
+    contracting: tuple[int, ...] = ()
+    window: tuple[WindowDimension, ...] = ()
+    dim_labels: str = ""
+    feature_groups: int = 1
+    batch_groups: int = 1
+    detail: str = field(default="", compare=False, repr=False)
 
     @property
     def bytes(self) -> int:
@@ -61,10 +87,9 @@ class Computation:
     name: str
     instructions: dict[str, Instruction] = field(default_factory=dict)
 
-    def operand_bytes(self, operand: str) -> int | None:
-        """Bytes of what an operand names, `%a` or (in jax 0.11's dumps) an element `%a#1`; None if it is not
-        here."""
-        name, *path = operand.split("#")
+    def operand(self, name: str) -> Element | None:
+        """What an operand names, `%a` or (in jax 0.11's dumps) an element `%a#1`; None if it is not here."""
+        name, *path = name.split("#")
         instruction = self.instructions.get(name)
         if instruction is None:
             return None
@@ -73,7 +98,16 @@ class Computation:
             if not index.isdecimal() or len(index) > MAX_DIGITS or int(index) >= len(element.elements):
                 return None
             element = element.elements[int(index)]
-        return element.bytes
+        return element
+
+    def operand_bytes(self, name: str) -> int | None:
+        element = self.operand(name)
+        return None if element is None else element.bytes
+
+    def operand_shape(self, name: str) -> Shape | None:
+        """None for a tuple too."""
+        element = self.operand(name)
+        return None if element is None else element.shape
 
     @property
     def root(self) -> Instruction | None:
@@ -82,7 +116,8 @@ class Computation:
 
 @dataclass
 class Module:
-    """unparsed: (line number from 1, text) of every line that was not understood."""
+    """unparsed: (line number from 1, text) of every line that was not understood; a text that ends within a
+    computation has one more, which says so."""
 
     name: str = ""
     entry: str = ""
@@ -95,10 +130,14 @@ def parse(text: str | Iterable[str]) -> Module:
     """Read HLO text, given whole or as lines (an open file will do). Never raises on its contents."""
     reader = _Reader()
     lines = text.splitlines() if isinstance(text, str) else text
-    for number, line in enumerate(lines, start=1):
-        line = line.rstrip()
-        if line and not reader.take(line):
-            reader.module.unparsed.append((number, line))
+    number = 0
+    with collector_paused():
+        for number, line in enumerate(lines, start=1):
+            line = line.rstrip()
+            if line and not reader.take(line):
+                reader.module.unparsed.append((number, line))
+    if reader.open_computation is not None:
+        reader.module.unparsed.append((number + 1, f"the text ends within computation {reader.open_computation}"))
     return reader.module
 
 
@@ -149,7 +188,12 @@ class _Reader:
         self._table = ""
         self._files: dict[str, str] = {}
         self._locations: dict[str, dict[str, str]] = {}
+        self._shapes: dict[str, tuple[tuple[Shape, ...], Element]] = {}
         self._frames: dict[str, str] = {}  # stack frame id -> file location id
+
+    @property
+    def open_computation(self) -> str | None:
+        return None if self._computation is None else self._computation.name
 
     def take(self, line: str) -> bool:
         """Whether the line was understood."""
@@ -233,7 +277,7 @@ class _Reader:
             index = read_integer(operands[0] if operands else "")
         elif opcode[1] == "get-tuple-element":
             index = read_integer(attributes.get("index", ""))
-        shapes, element = read_shapes(line[result.end() : shape_end])
+        shapes, element = self._shape(line[result.end() : shape_end])
         return Instruction(
             name=result[2],
             opcode=opcode[1],
@@ -254,7 +298,19 @@ class _Reader:
             fusion_kind=attributes.get("kind", ""),
             index=index,
             is_root=bool(result[1]),
+            contracting=_dimensions(attributes.get("lhs_contracting_dims", "")),
+            window=_window(attributes["window"]) if "window" in attributes else (),
+            dim_labels=attributes.get("dim_labels", ""),
+            feature_groups=read_integer(attributes.get("feature_group_count", "1")),
+            batch_groups=read_integer(attributes.get("batch_group_count", "1")),
+            detail=(",".join(operands[:4]) if opcode[1] == "constant" else attributes.get("slice", ""))[:64],
         )
+
+    def _shape(self, text: str) -> tuple[tuple[Shape, ...], Element]:
+        """A module has few different shapes, each many times."""
+        if text not in self._shapes:
+            self._shapes[text] = read_shapes(text)
+        return self._shapes[text]
 
     def _source(self, metadata: dict[str, str]) -> str:
         if frame := metadata.get("stack_frame_id"):
@@ -313,6 +369,42 @@ def _operand(text: str) -> str:
 
 def _computation_names(text: str) -> list[str]:
     return [name.strip().removeprefix("%") for name in text.strip("{}").split(",") if name.strip()]
+
+
+def _dimensions(text: str) -> tuple[int, ...]:
+    """{0,2} or {}"""
+    return tuple(read_integer(dimension) for dimension in text.strip("{}").split(",") if dimension.strip())
+
+
+def _window(text: str) -> tuple[WindowDimension, ...]:
+    """{size=3x3 stride=2x2 pad=0_1x0_1 lhs_dilate=1x1 rhs_dilate=1x1 rhs_reversal=0x0}"""
+    fields = {}
+    for piece in text.strip("{}").split():
+        key, _, value = piece.partition("=")
+        fields[key] = value.split("x")
+    sizes = [read_integer(size) for size in fields.get("size", ())]
+
+    def numbers(key: str) -> list[int]:
+        values = [read_integer(value) for value in fields.get(key, ["1"] * len(sizes))]
+        if len(values) != len(sizes):
+            raise Malformed
+        return values
+
+    padding = fields.get("pad", ["0_0"] * len(sizes))
+    if len(padding) != len(sizes):
+        raise Malformed
+    low, high = zip(*map(_padding, padding), strict=True) if padding else ((), ())
+    rows = zip(sizes, numbers("stride"), low, high, numbers("lhs_dilate"), numbers("rhs_dilate"), strict=True)
+    return tuple(WindowDimension(*row) for row in rows)
+
+
+def _padding(text: str) -> tuple[int, int]:
+    low, _, high = text.partition("_")
+    return _signed(low), _signed(high)
+
+
+def _signed(text: str) -> int:
+    return -read_integer(text[1:]) if text.startswith("-") else read_integer(text)
 
 
 def _unescape(text: str) -> str:

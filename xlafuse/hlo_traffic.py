@@ -1,7 +1,9 @@
 """Bytes that one HLO instruction reads and writes when it runs as a kernel, as its shapes declare them."""
 
+from dataclasses import dataclass
 from functools import cached_property
 
+from xlafuse.hlo_shape import Element
 from xlafuse.hlo_text import Computation, Instruction, Module
 
 LIBRARIES = ("__cudnn", "__cub", "cusolver", "cusparse", "cufft", "__gpu$TopK")
@@ -12,37 +14,52 @@ def calls_library(instruction: Instruction) -> bool:
     return instruction.custom_call_target.startswith(LIBRARIES)
 
 
+@dataclass(frozen=True)
+class Write:
+    """What is written of a result, or of one element of a tuple.
+
+    bytes: None for all of it. updates: position of the operand whose memory the result lives in, None for memory of
+    its own.
+    """
+
+    bytes: int | None = None
+    updates: int | None = None
+
+
+_ALL = Write()
+
+
 class Traffic:
     """Reads and writes in one module; what a fusion's body does with its parameters is worked out once."""
 
     def __init__(self, module: Module) -> None:
         self._module = module
         self._bodies: dict[str, _Body] = {}
-        self._done: dict[str, dict[str, int]] = {}
+        self._done: dict[str, dict[str, Element]] = {}
 
-    def read(self, computation: Computation, instruction: Instruction) -> int:
-        """Each distinct operand once, and of each only what is used."""
+    def reads(self, computation: Computation, instruction: Instruction) -> list[int | None]:
+        """Bytes used of each operand, None for all of it: a slice or gather reads what it yields."""
         body = self._body(instruction)
-        read: dict[str, int] = {}
-        size: dict[str, int] = {}
-        for position, name in enumerate(instruction.operands):
-            size[name] = computation.operand_bytes(name) or 0
-            used = body.uses.get(position, 0) if body else _used(instruction, position, computation)
-            read[name] = read.get(name, 0) + (size[name] if used is None else used)
-        return sum(min(used, size[name]) for name, used in read.items())
+        if body is not None:
+            return [body.uses.get(position, 0) for position in range(len(instruction.operands))]
+        yields = self.result(computation, instruction).bytes
+        return [_used(instruction, position, computation, yields) for position in range(len(instruction.operands))]
 
-    def written(self, computation: Computation, instruction: Instruction) -> int:
-        """Each result once; a library's scratch space is no result."""
+    def writes(self, computation: Computation, instruction: Instruction) -> list[Write]:
+        """One for each element of a tuple where elements differ, else one for all."""
         if body := self._body(instruction):
-            return body.written
-        if instruction.opcode.endswith("-start"):
-            # Its own shape also lists operands and handles; the result's is that of the -done.
-            return self._done_bytes(computation).get(instruction.name, instruction.bytes)
-        if calls_library(instruction):
-            last = instruction.shapes[-1:]
-            scratch = len(instruction.shapes) > 1 and last[0].dtype in ("s8", "u8") and len(last[0].dims) == 1
-            return instruction.bytes - (last[0].bytes if scratch else 0)
-        return _result_bytes(computation, instruction)
+            return body.writes
+        elements = len(instruction.result.elements)
+        if instruction.opcode == "scatter" and elements:
+            return [_written(computation, instruction, position) for position in range(elements)]
+        return [_written(computation, instruction, 0)]
+
+    def result(self, computation: Computation, instruction: Instruction) -> Element:
+        """What an instruction yields. An asynchronous one's own shape also lists operands and handles; its result is
+        that of the -done."""
+        if instruction.opcode.endswith("-start") or instruction.opcode in ("send", "recv"):
+            return self._done_results(computation).get(instruction.name, instruction.result)
+        return instruction.result
 
     def _body(self, instruction: Instruction) -> "_Body | None":
         if instruction.synchronous_opcode != "fusion":
@@ -52,14 +69,16 @@ class Traffic:
             self._bodies[name] = _Body(self._module.computations[name])
         return self._bodies.get(name)
 
-    def _done_bytes(self, computation: Computation) -> dict[str, int]:
+    def _done_results(self, computation: Computation) -> dict[str, Element]:
         if computation.name not in self._done:
-            self._done[computation.name] = {
-                operand: instruction.bytes
-                for instruction in computation.instructions.values()
-                if instruction.opcode.endswith("-done")
-                for operand in instruction.operands
-            }
+            first: dict[str, str] = {}  # of each update, the -start before it
+            results: dict[str, Element] = {}
+            for instruction in computation.instructions.values():
+                if instruction.opcode.endswith("-update"):
+                    first.update((instruction.name, first.get(name, name)) for name in instruction.operands)
+                elif instruction.opcode.endswith("-done"):
+                    results.update((first.get(name, name), instruction.result) for name in instruction.operands)
+            self._done[computation.name] = results
         return self._done[computation.name]
 
 
@@ -68,68 +87,72 @@ class _Body:
 
     def __init__(self, computation: Computation) -> None:
         self._computation = computation
+        parts = computation.instructions.values()
+        self._parameters = {part.name: part.index for part in parts if part.opcode == "parameter"}
         # What each bitcast shows; text lists operands before their users.
         self._shown: dict[str, str] = {}
-        for part in computation.instructions.values():
+        for part in parts:
             if part.opcode == "bitcast" and len(part.operands) == 1:
                 self._shown[part.name] = self._shown.get(part.operands[0], part.operands[0])
 
     @cached_property
     def uses(self) -> dict[int, int | None]:
         """Bytes read of each parameter, None for all; a parameter that nothing uses is not in it."""
-        parts = self._computation.instructions
-        parameters = {part.name: part.index for part in parts.values() if part.opcode == "parameter"}
         uses: dict[int, int | None] = {}
-        for part in parts.values():
+        for part in self._computation.instructions.values():
             if part.name in self._shown:
                 continue
             for position, operand in enumerate(part.operands):
-                parameter = parameters.get(self._shown.get(operand, operand))
+                parameter = self._parameter(operand)
                 if parameter is None:
                     continue
-                used = _used(part, position, self._computation)
+                used = _used(part, position, self._computation, part.bytes)
                 sofar = uses.get(parameter, 0)
                 uses[parameter] = None if used is None or sofar is None else sofar + used
         return uses
 
     @cached_property
-    def written(self) -> int:
+    def writes(self) -> list[Write]:
         root = self._computation.root
         if root is None:
-            return 0
-        parts = self._computation.instructions
-        total = 0
-        for name in root.operands if root.opcode == "tuple" else (root.name,):
-            shown = parts.get(self._shown.get(name, name))
-            if shown is not None:
-                total += _result_bytes(self._computation, shown)
-            else:
-                total += self._computation.operand_bytes(name) or 0
-        return total
+            return [_ALL]
+        if root.opcode == "scatter" and root.result.elements:
+            return [self._written(root, element) for element in range(len(root.result.elements))]
+        names = root.operands if root.opcode == "tuple" else (root.name,)
+        return [self._written(self._computation.instructions.get(self._shown.get(name, name)), 0) for name in names]
+
+    def _written(self, result: Instruction | None, element: int) -> Write:
+        write = _ALL if result is None else _written(self._computation, result, element)
+        if result is None or write.updates is None or write.updates >= len(result.operands):
+            return _ALL
+        # What the fusion computed itself, and updates then, it has to write out whole.
+        operand = self._parameter(result.operands[write.updates])
+        return _ALL if operand is None else Write(write.bytes, operand)
+
+    def _parameter(self, operand: str) -> int | None:
+        return self._parameters.get(self._shown.get(operand, operand))
 
 
-def _used(user: Instruction, position: int, computation: Computation) -> int | None:
-    """Bytes that `user` reads of its operand at `position`; None for all of it."""
-    if position != 0:
-        return None
-    match user.opcode:
-        case "slice" | "dynamic-slice" | "gather":
-            return user.bytes
-        case "dynamic-update-slice":
+def _used(user: Instruction, position: int, computation: Computation, yields: int) -> int | None:
+    """Bytes that `user`, which yields so many, reads of its operand at `position`; None for all of it."""
+    match user.synchronous_opcode:
+        case "slice" | "dynamic-slice" | "gather" if position == 0:
+            return yields
+        case "dynamic-update-slice" if position == 0:
             return 0
-        case "scatter":
-            return _operand_bytes(computation, user, len(user.operands) - 1)
+        case "scatter" if position < len(user.operands) // 2:
+            return _operand_bytes(computation, user, len(user.operands) // 2 + 1 + position)
         case _:
             return None
 
 
-def _result_bytes(computation: Computation, result: Instruction) -> int:
-    """Bytes that producing `result` writes: an in-place update writes its update only."""
+def _written(computation: Computation, result: Instruction, element: int) -> Write:
+    """An in-place update writes its update only."""
     if result.opcode == "dynamic-update-slice":
-        return _operand_bytes(computation, result, 1)
+        return Write(_operand_bytes(computation, result, 1), 0)
     if result.opcode == "scatter":
-        return _operand_bytes(computation, result, len(result.operands) - 1)
-    return result.bytes
+        return Write(_operand_bytes(computation, result, len(result.operands) // 2 + 1 + element), element)
+    return _ALL
 
 
 def _operand_bytes(computation: Computation, instruction: Instruction, position: int) -> int:

@@ -192,5 +192,5 @@ class FusionGraph:
 
     @property
     def saved(self) -> tuple[Buffer, ...]:
-        """Residuals, those that are inputs passed on (no kernel writes them) included."""
+        """Residuals: what forward writes for backward beside its outputs; inputs that backward reads stay inputs."""
         return tuple(buffer for buffer in self.buffers if buffer.role == "saved")

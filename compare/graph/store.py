@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
+import types
+import typing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from compare.graph.model import REASONS, Access, Buffer, FusionGraph, Kernel, Reason, SourceOp
 
@@ -108,8 +110,38 @@ def _kernel(data: dict[str, Any]) -> Kernel:
 
 
 def _read(kind: type[Any], data: dict[str, Any], **replaced: Any) -> Any:
-    known = {f.name for f in dataclasses.fields(kind)}
-    return kind(**{name: value for name, value in data.items() if name in known} | replaced)
+    """Raises TypeError for a field of another type than the data model's, so that no view meets it."""
+    values = {}
+    for name, allowed in _ALLOWED[kind]:
+        value = replaced.get(name, data.get(name, _ABSENT))
+        if value is _ABSENT:
+            continue
+        if isinstance(allowed, frozenset):
+            if value not in allowed:
+                raise ValueError(f"{name} {value!r} is not one of {', '.join(sorted(allowed))}")
+        elif not isinstance(value, allowed):
+            raise TypeError(f"{name} is of type {type(value).__name__}")
+        values[name] = value
+    return kind(**values)
+
+
+_ABSENT = object()
+
+
+def _allowed(kind: type[Any]) -> tuple[tuple[str, Any], ...]:
+    """By field, the types that its annotation allows, or the words of a Literal."""
+    found: list[tuple[str, Any]] = []
+    for name, hint in typing.get_type_hints(kind).items():
+        options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        if typing.get_origin(hint) is Literal:
+            found.append((name, frozenset(typing.get_args(hint))))
+            continue
+        plain = {typing.get_origin(option) or option for option in options}
+        found.append((name, tuple(plain | ({int} if float in plain else set()))))
+    return tuple(found)
+
+
+_ALLOWED = {kind: _allowed(kind) for kind in (Access, Buffer, Kernel, Reason, SourceOp)}
 
 
 def _plain(value: Any) -> Any:

@@ -16,6 +16,8 @@ What the numbers are:
                               writes is nearest to the case's, or of a product in its dtype and precision
     kernels, kernel_source    kernels, copies and memsets of one measured call ("measured launches"), else what the
                               compiler listed ("compiler")
+    bytes_moved               what the fusion graph's kernels read and write in one call; None where one's is not known
+    fusion_efficiency         bytes_compulsory over bytes_moved
     max_error, tolerance      of the output or gradient that is nearest to, or furthest beyond, its tolerance
     peak_memory_bytes         the larger of the parts' peaks above their inputs
 
@@ -34,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from compare.blocks import BLOCKS
+from compare.graph.roofline import Ceilings
 from compare.record import Record, read_records, read_run
 from compare.selection import one_of
 from compare.spec import Case
@@ -46,14 +49,6 @@ BASELINE = "xla"
 class Rows:
     rows: list[Row]
     warnings: list[str]
-
-
-@dataclass(frozen=True)
-class Ceilings:
-    """What the device reached in one segment: bytes a second by a stream's share of reads, FLOP/s by product."""
-
-    streams: dict[float, float]
-    products: dict[str, float]
 
 
 def read(folder: Path) -> Rows:
@@ -111,6 +106,7 @@ def row_of(record: Record, ceilings: Mapping[str, Ceilings]) -> Row:
     ceiling = _ceiling(case, ceilings.get(record.segment or ""))
     measurement = record.measurement if record.status == "ok" and record.measurement else {}
     kernels, kernel_source = _kernels(record, parts)
+    bytes_moved = _sum(record.kernels[part]["bytes_moved"] if part in record.kernels else None for part in case.parts)
     worst = max(record.errors, key=_severity, default={"error": None, "tolerance": None})
     row = {
         "block": case.block,
@@ -144,6 +140,8 @@ def row_of(record: Record, ceilings: Mapping[str, Ceilings]) -> Row:
         "max_error": worst["error"],
         "tolerance": worst["tolerance"],
         "bytes_compulsory": bytes_compulsory,
+        "bytes_moved": bytes_moved,
+        "fusion_efficiency": bytes_compulsory / bytes_moved if bytes_compulsory and bytes_moved else None,
         "peak_memory_bytes": _peak(case, measurement),
         "provenance": _provenance(record),
     }
@@ -157,9 +155,7 @@ def ceilings_of(run: Mapping[str, Any]) -> dict[str, Ceilings]:
     for segment in run.get("segments", []):
         found = segment["ceilings"]
         if found:
-            streams = {_read_share(*map(float, m.split(":"))): float(v) for m, v in found.get("streams", {}).items()}
-            products = {name: float(rate) for name, rate in found.get("products", {}).items()}
-            result[segment["id"]] = Ceilings(streams, products)
+            result[segment["id"]] = Ceilings.from_json(found)
     return result
 
 
@@ -249,13 +245,7 @@ def _ceiling(case: Case, ceilings: Ceilings | None) -> float | None:
     if block.work == "flops":
         suffix = f"-{case.precision}" if case.dtype == "float32" else ""
         return ceilings.products.get(f"{case.dtype}{suffix}")
-    share = _read_share(*_compulsory_reads_and_writes(case))
-    nearest = min(ceilings.streams, key=lambda stream: abs(stream - share), default=None)
-    return None if nearest is None else ceilings.streams[nearest]
-
-
-def _read_share(reads: float, writes: float) -> float:
-    return reads / (reads + writes)
+    return ceilings.bandwidth(*_compulsory_reads_and_writes(case)) if ceilings.streams else None
 
 
 def _compulsory_reads_and_writes(case: Case) -> tuple[int, int]:
@@ -274,8 +264,7 @@ def _kernels(record: Record, parts: dict[str, dict[str, Any]]) -> tuple[int | No
         launches = _sum(parts[part]["launches"] if part in parts else None for part in record.case.parts)
         return launches, "measured launches"
     if record.kernels:
-        listed = [kernel for part in record.kernels.values() for kernel in part]
-        return _sum(kernel.get("launches", 1) for kernel in listed), "compiler"
+        return _sum(part["launches"] for part in record.kernels.values()), "compiler"
     return None, None
 
 
@@ -294,9 +283,11 @@ def _peak(case: Case, measurement: Mapping[str, Any]) -> int | None:
 
 def _provenance(record: Record) -> str | None:
     """Of all kernels: "replayed", or with counts where they differ: "compiled 3, not autotuned 1"."""
-    counts = Counter(kernel.get("provenance") for part in record.kernels.values() for kernel in part)
+    counts = Counter[str]()
+    for part in record.kernels.values():
+        counts.update(part["provenance"])
     if not counts:
         return None
     if len(counts) == 1:
-        return next(iter(counts))
+        return next(iter(counts)) or None
     return ", ".join(f"{name or 'unknown'} {count}" for name, count in counts.most_common())

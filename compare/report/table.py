@@ -84,6 +84,8 @@ def _columns(rows: list[Row]) -> dict[str, Callable[[Row], str]]:
         "rate": lambda r: "" if r["rate"] is None else f"{number(r['rate'])} {r['rate_unit']}",
         "of peak": lambda r: "" if r["share_of_ceiling"] is None else f"{r['share_of_ceiling']:.0%}",
         "wall µs": lambda r: number(r["wall_time_us"]),
+        "moved MB": lambda r: number(None if r["bytes_moved"] is None else r["bytes_moved"] / 1e6),
+        "least MB": lambda r: number(None if r["bytes_compulsory"] is None else r["bytes_compulsory"] / 1e6),
         "memory MB": lambda r: number(None if r["peak_memory_bytes"] is None else r["peak_memory_bytes"] / 1e6),
         "compile s": lambda r: number(r["compile_s"], 2),
         "error": _error,

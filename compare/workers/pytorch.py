@@ -11,6 +11,8 @@ import platform
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +23,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from compare import arrays, ceilings, machine
 from compare.blocks import BLOCKS
 from compare.clock import Clock, CuptiClock, DeviceRecord, Sample, cupti_missing
-from compare.kernels import of_launch, to_json
+from compare.graph.from_eager import from_eager
+from compare.graph.from_inductor import from_inductor
+from compare.graph.from_launches import from_launches
+from compare.graph.model import FusionGraph
+from compare.graphs import portable_lines
 from compare.protocol import Skip
 from compare.service import Service
 from compare.spec import Case, Implementation
 from compare.subject import Arrays, Extent, Program, lies_within
+from triton_side import dispatch
 
 _FLUSH_BYTES = 256 << 20  # four times an H200's L2
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -61,6 +68,7 @@ class TorchSide:
         self._case_folder: Path | None = None
         self._cache: dict[Any, torch.Tensor] = {}
         self._flush_buffer: torch.Tensor | None = None
+        self._clock: Clock | None = None
 
     def environment(self) -> dict[str, Any]:
         packages = ("torch", "triton", "cuda-core", "cuda-bindings", "cupti-python")
@@ -77,23 +85,22 @@ class TorchSide:
         return found
 
     def clock(self) -> Clock | None:
-        if not self._gpu:
-            return None
-        return EventClock() if cupti_missing() else CuptiClock()
+        if self._gpu and self._clock is None:
+            self._clock = EventClock() if cupti_missing() else CuptiClock()
+        return self._clock
 
     def build(self, case: Case, implementation: Implementation, folder: Path, dumps: Path) -> Program:
         _set_precision(case.precision)
         inputs, cotangents = self.inputs(folder, case), self.cotangents(folder, case)
         attributes = dict(BLOCKS[case.block].attributes)
         apply = implementation.load()
-        if implementation.compiler.startswith("inductor"):
+        if implementation.compiler.startswith("inductor") or implementation.compiler == "flex":
             return self._build_inductor(case, apply, attributes, inputs, cotangents, implementation, dumps)
         if implementation.compiler in ("triton", "cuda"):
             return self._build_handwritten(case, apply, attributes, inputs, cotangents, implementation, dumps)
         program = self._program(case, apply, attributes)
-        if implementation.compiler == "flex":  # compiles itself, at its first call
-            program.compile_s = self._first_call(program, inputs, cotangents)
-            program.intercepts_allocations = False
+        if self._gpu:
+            program.graph = self._eager_graph(case, partial(apply, **attributes), inputs, cotangents, implementation)
         return program
 
     def _program(self, case: Case, apply: Callable[..., Arrays], attributes: dict[str, Any]) -> Program:
@@ -114,8 +121,8 @@ class TorchSide:
             return dict(zip(names, gradients, strict=True))
 
         if case.direction == "fwd":
-            return Program(forward, None, 0.0, {})
-        return Program(forward_saving, backward, 0.0, {})
+            return Program(forward, None, 0.0, None)
+        return Program(forward_saving, backward, 0.0, None)
 
     def _build_inductor(
         self, case: Case, apply: Any, attributes: dict[str, Any], inputs: Arrays, cotangents: Arrays,
@@ -123,12 +130,15 @@ class TorchSide:
     ) -> Program:
         from triton_side import inductor
 
-        compiled = inductor.compile(apply, max_autotune=implementation.compiler == "inductor-max")
+        compiled = apply  # FlexAttention compiles itself, at its first call
+        if implementation.compiler != "flex":
+            compiled = inductor.compile(apply, max_autotune=implementation.compiler == "inductor-max")
         program = self._program(case, compiled, attributes)
         with inductor.capture() as captured:
             program.compile_s = self._first_call(program, inputs, cotangents)
         captured.write(dumps)
-        program.kernels = {part: [to_json(k) for k in captured.kernels if k.part == part] for part in case.parts}
+        graph = from_inductor(captured, versions=_versions())
+        program.graph = portable_lines(replace(graph, name=implementation.name))
         program.intercepts_allocations = False
         return program
 
@@ -141,17 +151,45 @@ class TorchSide:
         program = self._program(case, apply, attributes)
         if _INTERPRETED:
             return program
-        from triton_side import launches
-
         started = time.perf_counter()
-        for part, call in self._parts(program, inputs, cotangents):
-            with launches.record_launches() as recorded:
-                call()
-            program.kernels[part] = [of_launch(launch) for launch in recorded]
-            for index, launch in enumerate(recorded):
-                launch.write(dumps / part, index)
+        recorded = dispatch.record_call(
+            partial(apply, **attributes), inputs, train=case.direction == "train", cotangents=cotangents
+        )
+        self.synchronize()
         program.compile_s = time.perf_counter() - started
+        dispatch.write_launches(recorded, dumps)
+        graph = from_launches(
+            recorded, name=implementation.name, compiler=implementation.compiler, versions=_versions()
+        )
+        program.graph = portable_lines(graph)
         return program
+
+    def _eager_graph(
+        self, case: Case, apply: Callable[[Arrays], Arrays], inputs: Arrays, cotangents: Arrays,
+        implementation: Implementation,
+    ) -> FusionGraph:
+        """Operations in order; with CUPTI each with the kernels that it launched, in a call made for that alone."""
+        clock = self._clock if isinstance(self._clock, CuptiClock) else None
+        parts: list[str] = []
+
+        def after_each(part: str, index: int) -> None:
+            if clock is not None:
+                parts.append(part)
+                clock.lap(self.synchronize)
+
+        record = partial(dispatch.record_call, apply, inputs, train=case.direction == "train", cotangents=cotangents)
+        record()  # what is set up at the first call (handles, workspaces) is not the operations'
+        self.synchronize()
+        if clock is not None:
+            clock.start()
+        recorded = record(after_each=after_each)
+        kernels: dict[str, list[tuple[DeviceRecord, ...]]] | None = None
+        if clock is not None:
+            kernels = {part: [] for part in recorded.parts}
+            for part, sample in zip(parts, clock.collect(), strict=True):
+                kernels[part].append(sample.records)
+        graph = from_eager(recorded, name=implementation.name, kernels=kernels, versions=_versions())
+        return portable_lines(graph)
 
     def _parts(self, program: Program, inputs: Arrays, cotangents: Arrays) -> list[tuple[str, Callable[[], None]]]:
         """Each part as a call, to be made in order: backward uses what forward saved."""
@@ -299,6 +337,10 @@ class _NanEmpty(TorchDispatchMode):
         if function in self._EMPTY and result.is_floating_point():
             result.fill_(float("nan"))
         return result
+
+
+def _versions() -> dict[str, str]:
+    return {name: found for name, found in machine.versions(("torch", "triton")).items() if found}
 
 
 def _set_precision(precision: str) -> None:

@@ -9,6 +9,7 @@ import os
 import platform
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,12 @@ except deviceless.Unsupported as problem:
 import torch  # noqa: E402  (the pretended GPU must be there before torch is imported)
 
 from compare.blocks import BLOCKS  # noqa: E402
-from compare.kernels import of_launch, to_json  # noqa: E402
+from compare.graph import store  # noqa: E402
+from compare.graph.from_eager import from_eager  # noqa: E402
+from compare.graph.from_inductor import from_inductor  # noqa: E402
+from compare.graph.from_launches import from_launches  # noqa: E402
+from compare.graphs import portable_lines  # noqa: E402
+from triton_side import dispatch  # noqa: E402
 
 
 def methods() -> dict[str, Callable[..., Any]]:
@@ -41,13 +47,14 @@ def environment() -> dict[str, Any]:
 
 
 def compile_for_target(case: dict[str, Any], implementation: str, dumps: str) -> dict[str, Any]:
-    """Kernels, artifacts and compile time of one implementation for this process's pretended GPU."""
+    """Fusion graph, artifacts and compile time of one implementation for this process's pretended GPU."""
     spec = Case.from_json(case)
     block = BLOCKS[spec.block]
     row = block.implementation(implementation)
     torch.set_float32_matmul_precision("high" if spec.precision == "tf32" else "highest")
     inputs = {t.name: (t.shape(spec.sizes), getattr(torch, spec.dtype)) for t in block.inputs}
     train = spec.direction == "train"
+    about: dict[str, Any] = {"target": os.environ["XLAFUSE_TARGET"], "versions": _versions()}
     started = time.perf_counter()
     if row.compiler.startswith("inductor"):
         captured = deviceless.compile_inductor(
@@ -55,12 +62,17 @@ def compile_for_target(case: dict[str, Any], implementation: str, dumps: str) ->
         )
         compile_s = time.perf_counter() - started
         captured.write(dumps)
-        kernels = {part: [to_json(k) for k in captured.kernels if k.part == part] for part in spec.parts}
+        graph = from_inductor(captured, **about)
     else:
-        launches = deviceless.compile_handwritten(row.load(), inputs, block.attributes, train=train)
+        recorded = deviceless.record_call(row.load(), inputs, block.attributes, train=train)
         compile_s = time.perf_counter() - started
-        kernels = {part: [of_launch(launch) for launch in recorded] for part, recorded in launches.items()}
-        for part, recorded in launches.items():
-            for index, launch in enumerate(recorded):
-                launch.write(Path(dumps) / part, index)
-    return {"compile_s": compile_s, "kernels": kernels}
+        if row.compiler == "eager":
+            graph = from_eager(recorded, name=row.name, **about)
+        else:
+            dispatch.write_launches(recorded, Path(dumps))
+            graph = from_launches(recorded, name=row.name, compiler=row.compiler, **about)
+    return {"compile_s": compile_s, "graph": store.to_json(portable_lines(replace(graph, name=row.name)))}
+
+
+def _versions() -> dict[str, str]:
+    return {name: found for name, found in machine.versions(("torch", "triton")).items() if found}

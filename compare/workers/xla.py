@@ -9,6 +9,7 @@ import platform
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,13 @@ import numpy as np  # noqa: E402
 from compare import PROJECT, arrays, machine, targets  # noqa: E402
 from compare.blocks import BLOCKS  # noqa: E402
 from compare.clock import Clock, CuptiClock, cupti_missing  # noqa: E402
-from compare.kernels import to_json  # noqa: E402
+from compare.graph import store  # noqa: E402
+from compare.graph.model import FusionGraph  # noqa: E402
+from compare.graphs import portable_lines  # noqa: E402
 from compare.service import Service  # noqa: E402
 from compare.spec import Case, Implementation  # noqa: E402
 from compare.subject import Arrays, Extent, Program, lies_within  # noqa: E402
+from compare.workers import xla_graph  # noqa: E402
 from xlafuse import compiler, directions  # noqa: E402
 
 # HLO names source files relative to the project, or to the packages of its environment.
@@ -74,7 +78,7 @@ class XlaSide:
             forward=forward if case.direction == "train" else lambda inputs: (forward(inputs), None),
             backward=_executable(halves["backward"]) if case.direction == "train" else None,
             compile_s=sum(half.compile_s for half in halves.values()),
-            kernels=_kernels(halves),
+            graph=_graph(halves, dumps, name=implementation.name, target=""),
             allocations={part: _allocations(half) for part, half in halves.items()},
         )
 
@@ -94,7 +98,8 @@ class XlaSide:
             spec, block.implementation(implementation), structs["input"], structs["cotangent"], Path(dumps),
             target=compiler.Target(config, results),
         )
-        return {"compile_s": sum(half.compile_s for half in halves.values()), "kernels": _kernels(halves)}
+        graph = _graph(halves, Path(dumps), name=implementation, target=target)
+        return {"compile_s": sum(half.compile_s for half in halves.values()), "graph": store.to_json(graph)}
 
     def _compile(
         self, case: Case, implementation: Implementation, inputs: Arrays, cotangents: Arrays, dumps: Path,
@@ -205,11 +210,17 @@ def _allocations(half: compiler.Compilation) -> list[int]:
     return [size for size in [*outputs, half.memory.temporaries] if size]
 
 
-def _kernels(halves: dict[str, compiler.Compilation]) -> dict[str, list[dict[str, Any]]]:
-    return {
-        part: [to_json(kernel, provenance=half.autotuning[kernel.name]) for kernel in half.kernels]
-        for part, half in halves.items()
-    }
+def _graph(halves: dict[str, compiler.Compilation], dumps: Path, *, name: str, target: str) -> FusionGraph:
+    versions = {name: found for name, found in machine.versions(("jax", "jaxlib")).items() if found}
+    if "backward" in halves:
+        forward = halves["forward"]
+        outputs = len(jax.tree.leaves(forward.output_structs[0]))
+        graph = xla_graph.of_halves(
+            forward, halves["backward"], dumps, outputs=outputs, target=target, versions=versions
+        )
+    else:
+        graph, _ = xla_graph.of_module(halves["forward"], dumps / "forward", target=target, versions=versions)
+    return replace(portable_lines(graph), name=name)
 
 
 def _executable(half: compiler.Compilation) -> Callable[..., Any]:

@@ -36,7 +36,7 @@ def _checker(folder: Path, environment: dict[str, str]) -> Iterator[Check]:
         outcome = crew.ask(role, "check", id="subject")
         crew.ask(role, "release", id="subject")
         json.dumps(prepared)  # what a worker says must fit a record
-        return dict(outcome) | {"kernels": prepared["kernels"]}
+        return dict(outcome) | {"graph": prepared["graph"]}
 
     yield check
     crew.stop()

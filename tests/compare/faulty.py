@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+
+from triton_side.cuda import program
 
 Tensors = dict[str, torch.Tensor]
 _cached: dict[int, torch.Tensor] = {}
@@ -74,20 +80,101 @@ def wrong_gradient(inputs: Tensors) -> Tensors:
     return {"y": _HalfGradient.apply(inputs["x"])}
 
 
+def side_stream(inputs: Tensors) -> Tensors:
+    """Right in the end, but the current stream is not made to wait for the stream that does the work."""
+    stream = _side_stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        return right(inputs)
+
+
+def joined_side_stream(inputs: Tensors) -> Tensors:
+    """As above, and the current stream waits: what a caller may rely on."""
+    outputs = side_stream(inputs)
+    torch.cuda.current_stream().wait_stream(_side_stream())
+    return outputs
+
+
+@functools.cache
+def _side_stream() -> torch.cuda.Stream:
+    return torch.cuda.Stream()
+
+
 def raises(inputs: Tensors) -> Tensors:
     raise ValueError("no such kernel")
 
 
-def dies(inputs: Tensors) -> Tensors:
+def breaks_device(inputs: Tensors) -> Tensors:
+    """What an illegal access does to its process, without a GPU: this call fails, and every later one that waits."""
+    from compare.workers import pytorch
+
+    def synchronize(*_: Any) -> None:
+        raise RuntimeError("pretended CUDA error: an illegal memory access was encountered")
+
+    pytest.MonkeyPatch().setattr(pytorch.TorchSide, "synchronize", synchronize)
+    synchronize()
+    return {}
+
+
+def killed(inputs: Tensors) -> Tensors:
     os.kill(os.getpid(), signal.SIGKILL)
     return {}
 
 
-def hangs(inputs: Tensors) -> Tensors:
-    time.sleep(3600)
+def segfault(inputs: Tensors) -> Tensors:
+    """Reads address 0."""
+    ctypes.string_at(0)
     return {}
 
 
+def leaves(inputs: Tensors) -> Tensors:
+    """Ends the process as if all were well."""
+    os._exit(0)
+
+
+def hangs(inputs: Tensors) -> Tensors:
+    while True:
+        time.sleep(0.01)
+
+
+def out_of_memory(inputs: Tensors) -> Tensors:
+    """A petabyte on the inputs' device."""
+    return {"y": torch.empty(1 << 48, device=inputs["x"].device)}
+
+
 def prints_megabytes(inputs: Tensors) -> Tensors:
-    print("x" * (4 << 20))
+    """Through Python and past it, as native code prints; the answer is right."""
+    print("x" * (1 << 20))
+    os.write(1, b"y" * (1 << 20))
     return right(inputs)
+
+
+def triton_error(inputs: Tensors) -> Tensors:
+    import faulty_kernels
+
+    return faulty_kernels.refused(inputs)
+
+
+def inductor_error(inputs: Tensors) -> Tensors:
+    """Inductor meets a Triton kernel of the user's that does not compile."""
+    import faulty_kernels
+
+    return faulty_kernels.refused(inputs)
+
+
+def nvrtc_error(inputs: Tensors) -> Tensors:
+    source = str(Path(__file__).with_name("faulty.cu"))
+    program.launch(program.compile_kernel(source, "refused<float>", "sm_90"), 1, (32, 1), (), inputs["x"].device)
+    return {}
+
+
+def illegal_access(inputs: Tensors) -> Tensors:
+    import faulty_kernels
+
+    return faulty_kernels.writes_far_away(inputs)
+
+
+def endless_kernel(inputs: Tensors) -> Tensors:
+    import faulty_kernels
+
+    return faulty_kernels.never_ends(inputs)

@@ -16,6 +16,9 @@ for line in sys.stdin:
             print(json.dumps({"result": "x" * (8 << 20)}), flush=True)
         case "refuse":
             print(json.dumps({"error": {"kind": "skipped", "message": "no GPU here"}}), flush=True)
+        case "lose":
+            error = {"kind": "lost", "message": "an illegal memory access was encountered"}
+            print(json.dumps({"error": error}), flush=True)
         case "exit":
             os._exit(7)
         case "kill":

@@ -77,7 +77,7 @@ def test_resume_keeps_selection_and_target(executed: list[Any], folder: Path) ->
         (["run", "--out", "{run}"], "--resume goes on with it"),
         (["report", "{tmp}/none"], "no such run folder"),
         (["report", "{tmp}"], "run.json: missing"),
-        (["inspect", "{tmp}/run/run.json"], "no such run folder"),
+        (["inspect", "{tmp}/none"], "no such file or folder"),
         (["report", "{run}", "--block", "sofmax"], "no block 'sofmax'; did you mean softmax"),
         (["inspect", "{run}", "-i", "xl"], "no implementation 'xl'; did you mean xla"),
         (["report", "{run}", "--json", "--markdown"], "goes with neither"),

@@ -1,131 +1,216 @@
-"""Inspect: kernels in order with their contents; a time only where the device's records leave no doubt."""
+"""`xlafuse inspect`: which graphs are shown, in which view, and what is refused."""
+
+from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
+from examples import EAGER, INDUCTOR, XLA
 
-from compare import inspect_run, record
+from compare import record
 from compare.blocks import BLOCKS
+from compare.cli import cli
+from compare.graph import store
+from compare.inspect_cli import MOST_TREES, in_stage
 from compare.record import Record
-from compare.selection import UsageError
 
-CASE = next(c for c in BLOCKS["rmsnorm"].cases("quick") if c.direction == "train")
-KERNEL = {
-    "name": "fusion_1", "kind": "reduction", "ops": ["mul", "reduce_sum", "mul"], "stages": ["norm"],
-    "lines": ["rmsnorm.py:12"], "provenance": "compiled", "registers": 40, "spills_bytes": 0, "shared_bytes": 2048,
-    "num_warps": 4, "bytes_read": 134217728, "bytes_written": 8192,
-}
+CASE = next(c for c in BLOCKS["swiglu_mlp"].cases("quick") if c.direction == "train")
+OTHER = BLOCKS["gelu"].cases("quick")[0]
 
 
-def launched(*kernels: tuple[str, float]) -> list[dict[str, Any]]:
-    return [{"name": name, "duration_us": us} for name, us in kernels]
+def inspect(*words: object) -> Result:
+    return CliRunner(env={"COLUMNS": "80"}).invoke(cli, ["inspect", *map(str, words)])
 
 
-def named(*names: str | None) -> list[dict[str, Any]]:
-    return [{"name": f"hlo{i}", "runtime_name": name} for i, name in enumerate(names)]
-
-
-@pytest.mark.parametrize(
-    ("kernels", "launches", "times"),
-    [
-        (named("a", "b"), launched(("b", 2), ("a", 1)), [1, 2]),
-        (named("a", None), launched(("a", 1), ("nvjet", 5)), [1, 5]),  # the library's name is known at run time alone
-        (named("a", None), launched(("nvjet", 5), ("a", 1)), [1, None]),  # position contradicts the name
-        (named("a", None, None), launched(("a", 1), ("nvjet", 5)), [1, None, None]),
-        (named("a", "a"), launched(("a", 1), ("b", 9), ("a", 2)), [1, 2]),
-        (named("a", "a"), launched(("a", 1)), [None, None]),
-        (named("a"), launched(("a", 1), ("a", 2)), [None]),
-        ([{"name": "a", "launches": 2}], launched(("a", 1), ("a", 2)), [3]),
-        ([{"name": "a", "launches": None}], launched(("a", 1), ("a", 2)), [3]),
-        ([{"name": "a"}, {"name": "b"}], launched(("x", 1), ("y", 2)), [1, 2]),
-        (named("a", "b"), launched(("x", 1), ("y", 2)), [None, None]),  # promised names that never ran
-        (named("a"), [], [None]),
-        ([], launched(("a", 1)), []),
-    ],
-)
-def test_matching(kernels: list[Any], launches: list[Any], times: list[float | None]) -> None:
-    assert inspect_run.match(kernels, launches) == times
-
-
-def records() -> list[Record]:
-    backward = [KERNEL | {"name": "a"}, {"name": "b"}]
-    ran = [{"name": "fusion_1", "start": 0.0, "end": 33.2e-6}]
-    part = {"device_time": [[1e-6]], "busy_time": [[1e-6]], "launches": 1}
-    measurement = {
-        "timer": "cupti",
-        "parts": {"forward": part | {"records": ran}, "backward": part | {"records": [ran[0] | {"name": "z"}]}},
-        "wall_time": [1e-6], "peak_memory_bytes": None,
-    }
-    return [
-        Record(CASE, "xla", "xla", "ok", kernels={"forward": [KERNEL], "backward": backward}, measurement=measurement),
-        Record(CASE, "eager", "eager", "ok", measurement=measurement),
-        Record(CASE, "cuda", "cuda", "skipped", detail="no backward [red]kernel[/red] \x1b[31m", target="h200"),
-    ]
+def flat(text: str) -> str:
+    return " ".join(text.replace("│", " ").replace("├──", " ").replace("└──", " ").split())
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    record.create(tmp_path / "run", {"segments": []})
-    for each in records():
-        record.append(tmp_path / "run", each)
-    return tmp_path / "run"
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    record.create(folder, {"segments": []})
+    for graph, name in ((XLA, "xla"), (INDUCTOR, "inductor"), (XLA, "xla-unfused")):
+        store.save(graph, folder / "graphs" / f"{name}.json.gz")
+        kernels = {"forward": {"unjoined": ["[memset]", "surprise"] if name == "inductor" else []}}
+        graph_file = f"graphs/{name}.json.gz"
+        record.append(folder, Record(CASE, name, name, "ok", target="h200", graph=graph_file, kernels=kernels))
+    record.append(folder, Record(OTHER, "cuda", "cuda", "skipped", detail="no [red]kernel[/red] \x1b[31m"))
+    record.append(folder, Record(OTHER, "triton", "triton", "ok", dumps="dumps/x.zip"))
+    return folder
 
 
-def test_the_tree_says_what_is_inside(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    views, warnings = inspect_run.read(folder)
-    inspect_run.show(views)
-    text = capsys.readouterr().out
-    assert warnings == []
-    assert max(map(len, text.splitlines())) <= 80
-    flat = " ".join(text.replace("│", " ").split())
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    store.save(XLA, tmp_path / "graph.json")
+    return tmp_path / "graph.json"
+
+
+def test_a_run_shows_every_record_with_its_graph(run: Path) -> None:
+    result = inspect(run)
+    assert result.exit_code == 0, result.output
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    assert "\x1b" not in result.stdout
+    text = flat(result.stdout)
     for part in (
-        "rmsnorm/llama-8b/bf16/train", "xla: ok", "forward: 1 kernel, 1 launch measured, 33.2 µs in all",
-        "1. fusion_1 (reduction) 33.2 µs", "ops: mul x2, reduce_sum", "from: rmsnorm.py:12", "4 warps", "40 registers",
-        "no spills", "2.048 kB shared memory", "reads 134.2 MB, writes 8.192 kB", "no kernels listed by its compiler",
-        "cuda: skipped, for h200", "no backward [red]kernel[/red] [31m",
+        "swiglu_mlp/llama-8b/bf16/train/xla xla for h200, jax 0.11.2 ok, for h200", "1. input_convert_reduce_fusion",
+        "extern_kernels.addmm", "forward: ran on the device and belongs to no kernel here: [memset], surprise",
+        "skipped: no [red]kernel[/red] [31m no graph recorded", "no graph recorded; its compiler's files:",
+        "what stands out", "above what its kernels take at least",
     ):
-        assert part in flat, part
-    assert "\x1b" not in text
+        assert part in text, part
 
 
-def test_missing_keys_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    subject = Record(CASE, "xla", "xla", "compiled", kernels={"forward": [{}]})
-    inspect_run.show([inspect_run.view_of(subject)])
-    text = capsys.readouterr().out
-    assert "1. unnamed" in text
-    assert "None" not in text and "µs" not in text
+def test_filters(run: Path) -> None:
+    text = inspect(run, "--block", "swiglu_mlp", "-i", "inductor").stdout
+    assert "extern_kernels.addmm" in text and "input_convert" not in text
+    refused = inspect(run, "-i", "egaer")
+    assert refused.exit_code == 2 and "no implementation 'egaer'" in refused.stderr
 
 
-def test_json_has_every_kernel_and_its_time(folder: Path) -> None:
-    views, _ = inspect_run.read(folder, implementation=["xla"])
-    (view,) = json.loads(inspect_run.as_json(views))
-    (kernel,) = view["parts"]["forward"]["kernels"]
-    assert kernel == KERNEL | {"measured_us": pytest.approx(33.2)}
-    assert [k["measured_us"] for k in view["parts"]["backward"]["kernels"]] == [None, None]
-    assert view["parts"]["backward"]["launches"][0]["name"] == "z"
+def test_of_many_records_there_is_a_line_each(run: Path) -> None:
+    for number in range(MOST_TREES):
+        record.append(run, Record(OTHER, f"more{number}", "xla", "compiled"))
+    text = flat(inspect(run).stdout)
+    assert "xla 8 1.36 GB 51% 1364" in text
+    assert "--direction and -i choose records, and show the kernels of each" in text
+    assert "extern_kernels" not in text
+    for words in (["--all"], ["--case", "llama-8b"]):
+        assert "extern_kernels" in inspect(run, *words).stdout
 
 
-def test_filters(folder: Path) -> None:
-    assert len(inspect_run.read(folder, block=["rmsnorm"], case=["llama-8b"], direction=["train"])[0]) == 3
-    with pytest.raises(UsageError, match="no implementation 'egaer'; did you mean eager"):
-        inspect_run.read(folder, implementation=["egaer"])
+def test_json_of_a_run_is_a_list_of_records(run: Path) -> None:
+    listed = json.loads(inspect(run, "--json").stdout)
+    assert [entry["implementation"] for entry in listed] == ["xla", "inductor", "xla-unfused", "cuda", "triton"]
+    assert store.from_json(listed[0]["graph"]) == XLA
+    assert listed[3]["graph"] is None
 
 
-def test_what_cannot_be_read_costs_itself_alone(folder: Path) -> None:
-    strange = [{"forward": "x"}, {"forward": [{"registers": "many"}]}, {"forward": [{"ops": "add"}]}]
-    for name, kernels in zip("abc", strange, strict=True):
-        record.append(folder, Record(CASE, name, "xla", "compiled", kernels=kernels))
-    views, warnings = inspect_run.read(folder)
-    assert len(views) == 3
-    assert [warning.split("/")[-1][0] for warning in warnings] == list("abc")
+def test_json_of_a_file_is_its_graph(file: Path) -> None:
+    assert store.from_json(json.loads(inspect(file, "--json").stdout)) == XLA
 
 
-def test_times_of_a_wrong_result_are_not_shown() -> None:
-    subject = records()[0]
-    subject.status = "wrong"
-    assert inspect_run.view_of(subject).parts["forward"].launches == []
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("graph", 3), ("dumps", []), ("detail", {}), ("kernels", {"forward": [1]}),
+     ("kernels", {"forward": {"unjoined": 1}}), ("bytes_compulsory", {"forward": "many"})],
+)
+def test_a_record_of_another_shape_costs_itself_alone(run: Path, name: str, value: object) -> None:
+    record.append(run, Record(OTHER, "odd", "xla", "ok", **{name: value}))  # type: ignore[arg-type]
+    result = inspect(run)
+    assert result.exit_code == 0, result.output
+    assert f"odd left out, its {name} is not as written" in result.stderr
+    assert "extern_kernels.addmm" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"), [("../graph.json", "is not in the run's folder"), ("graphs/none.json", "No such file")]
+)
+def test_a_graph_that_cannot_be_read_costs_its_own_record(run: Path, file: Path, path: str, problem: str) -> None:
+    record.append(run, Record(OTHER, "xla", "xla", "ok", graph=path))
+    result = inspect(run)
+    assert result.exit_code == 0
+    assert problem in result.stderr and f"{OTHER.id}/xla" in result.stderr
+    assert "its graph cannot be read" in result.stdout and "extern_kernels.addmm" in result.stdout
+    assert inspect(run, "--block", "gelu", "-i", "xla", "--why").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "wanted", ["5", "loop_convert_multiply_fusion.1", "loop_convert_multiply_fusion_1", "*fusion.1"]
+)
+def test_one_kernel_by_number_name_and_pattern(file: Path, wanted: str) -> None:
+    text = inspect(file, "--kernel", wanted).stdout
+    assert text.startswith("5. loop_convert_multiply_fusion.1\n")
+    assert text.count("profilers call it") == 1
+    (kernel,) = json.loads(inspect(file, "--kernel", wanted, "--json").stdout)
+    assert kernel["index"] == 4
+
+
+def test_a_stage_and_what_shares_its_kernels(file: Path) -> None:
+    text = flat(inspect(file, "--stage", "norm").stdout)
+    assert "norm: in 2 kernels of 8, which move 101 MB, 7% of all" in text
+    assert "2. loop_convert_multiply_fusion" in text and "custom-call" not in text
+
+
+@pytest.mark.parametrize(
+    ("stage", "wanted", "held"),
+    [("norm", "norm", True), ("norm/scale", "norm", True), ("layer/norm/scale", "norm", True), ("norm2", "norm", False),
+     ("layer/norm", "layer/norm", True), ("norm", "norm/scale", False)],
+)
+def test_stages_hold_what_is_within_them(stage: str, wanted: str, held: bool) -> None:
+    assert in_stage(stage, wanted) is held
+
+
+def test_why_is_ranked_priced_and_says_by_whom(file: Path) -> None:
+    text = flat(inspect(file, "--why").stdout)
+    first, second = text.index("1. 117 MB, 27.4 µs"), text.index("2. 67.1 MB, 15.7 µs")
+    assert first < text.index("loop_add_fusion → gemm_fusion_dot_general.11") < second
+    assert "4.28 TB/s of h200" in text
+    assert "its own estimate: 41 µs fused, 27.5 µs apart" in text
+    (answer,) = json.loads(inspect(file, "--why", "--json").stdout)
+    assert [round(each["saves_us_at_most"], 1) for each in answer["missed"]] == [27.4, 15.7]
+
+
+def test_implementations_of_a_run_side_by_side(run: Path) -> None:
+    result = inspect(run, "--align", "xla", "inductor")
+    assert result.exit_code == 0, result.output
+    text = flat(result.stdout)
+    assert "norm/normalize 2 1: merged" in text
+    assert "backward: act 7 6: recomputed" in text
+    (answer,) = json.loads(inspect(run, "--align", "xla", "inductor", "--json").stdout)
+    assert answer["graphs"] == ["xla", "inductor"] and answer["case"] == CASE.id
+    assert "what fusion buys" in inspect(run, "--align", "xla", "xla-unfused").stdout
+
+
+def test_more_than_two_implementations_side_by_side(run: Path) -> None:
+    text = flat(inspect(run, "--align", "xla", "inductor,xla-unfused").stdout)
+    assert "stage xla inductor xla-unfused" in text
+    assert "norm/normalize 2 1: merged 2 " in text
+
+
+def test_two_paths_side_by_side(file: Path, tmp_path: Path) -> None:
+    store.save(INDUCTOR, tmp_path / "b.json.gz")
+    for words in ((file, tmp_path / "b.json.gz"), ("--align", file, tmp_path / "b.json.gz")):
+        assert "norm/normalize 2 1: merged" in flat(inspect(*words).stdout)
+
+
+def test_graphs_of_one_saved_explanation(tmp_path: Path) -> None:
+    both = {"a": store.to_json(XLA), "b": store.to_json(EAGER)}
+    (tmp_path / "both.json").write_text(json.dumps({"schema": "xlafuse.explained/1", "graphs": both, "notes": []}))
+    text = inspect(tmp_path / "both.json").stdout
+    assert "input_convert_reduce_fusion" in text and "aten.tanh" in text
+
+
+def test_dot(file: Path) -> None:
+    assert inspect(file, "--dot").stdout.startswith("digraph xlafuse {")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["{tmp}/none"], "no such file or folder"),
+        ([], "nothing to inspect"),
+        (["{file}", "--why", "--dot"], "different views"),
+        (["{file}", "--dot", "--json"], "does not go with --json"),
+        (["{file}", "--block", "gelu"], "no run folder"),
+        (["{file}", "--passes"], "needs a dump folder of XLA's"),
+        (["{file}", "--kernel", "lop_add_fusion"], "did you mean loop_add_fusion"),
+        (["{file}", "--stage", "actt"], "did you mean act"),
+        (["{file}", "--why", "--target", "h100"], "no target 'h100'; did you mean h200"),
+        (["{file}", "{file}", "--why"], "one graph at a time"),
+        (["{run}", "--module", "1"], "--module chooses in a folder of dumps"),
+        (["{run}", "--align", "xla", "cuda"], "no case here has graphs of several of xla, cuda"),
+        (["{run}", "{file}"], "holds 5 graphs"),
+        (["{run}", "--block", "gelu", "--why"], "none of 2 records has a graph that can be read"),
+    ],
+)
+def test_refusals_are_one_line_and_exit_2(
+    run: Path, file: Path, tmp_path: Path, words: list[str], message: str
+) -> None:
+    result = inspect(*(word.format(tmp=tmp_path, run=run, file=file) for word in words))
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""

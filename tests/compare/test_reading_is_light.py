@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
                     for part in case.parts
                 }
                 measurement = {"timer": "cupti", "parts": parts, "wall_time": [1e-4] * 5}
-                kernels = {part: [{"name": "k", "ops": ["add"]}] for part in case.parts}
+                kernels = {part: {"launches": 1, "bytes_moved": 9, "provenance": {}} for part in case.parts}
                 for i in block.implementations:
                     result = Record(case, i.name, i.compiler, "ok", measurement=measurement, kernels=kernels)
                     file.write(json.dumps(result.to_json()) + "\n")
@@ -47,12 +47,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 COMMANDS = [["--help"], ["run", "--help"], ["list"], ["list", "--json"], ["report", "RUN"], ["report", "RUN", "--json"],
-            ["report", "RUN", "--markdown"], ["inspect", "RUN"], ["inspect", "RUN", "--json"]]
+            ["report", "RUN", "--markdown"], ["inspect", "RUN"], ["inspect", "RUN", "--json"], ["inspect", "HLO"],
+            ["inspect", "HLO", "--why"], ["inspect", "HLO", "HLO"], ["inspect", "--help"], ["diff", "HLO", "HLO"]]
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_no_framework_and_no_wait(words: list[str], folder: Path) -> None:
-    command = [sys.executable, "-c", DRIVER, *(str(folder) if word == "RUN" else word for word in words)]
+    paths = {"RUN": str(folder), "HLO": str(PROJECT / "tests" / "data" / "xla" / "softmax.hlo.txt")}
+    command = [sys.executable, "-c", DRIVER, *(paths.get(word, word) for word in words)]
     took = []
     for _ in range(3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)

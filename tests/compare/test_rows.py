@@ -183,12 +183,11 @@ def test_the_error_shown_is_the_one_nearest_to_its_tolerance() -> None:
 
 
 def test_listed_kernels_count_where_nothing_was_launched() -> None:
-    first = {"name": "a", "provenance": "replayed"}
-    kernels: dict[str, list[dict[str, Any]]] = {"forward": [first, first | {"name": "b", "launches": 3}]}
+    kernels: dict[str, dict[str, Any]] = {"forward": {"launches": 4, "bytes_moved": 9, "provenance": {"replayed": 2}}}
     subject = Record(case_of("gelu", "llama-8b"), "xla", "xla", "compiled", kernels=kernels)
     row = rows.row_of(subject, SEGMENTS)
     assert (row["kernels"], row["kernel_source"], row["provenance"]) == (4, "compiler", "replayed")
-    kernels["forward"] += [{"name": "c", "launches": None}, {"name": "d", "provenance": "not autotuned"}]
+    kernels["forward"] |= {"launches": None, "provenance": {"replayed": 2, "": 1, "not autotuned": 1}}
     row = rows.row_of(subject, SEGMENTS)
     assert (row["kernels"], row["provenance"]) == (None, "replayed 2, unknown 1, not autotuned 1")
 
@@ -210,7 +209,7 @@ def test_broken_and_strange_lines_cost_themselves_alone(tmp_path: Path) -> None:
     for each in strange:
         record.append(folder, each)
     with (folder / "records.jsonl").open("a") as file:
-        file.write('{"schema": 1, "status"\n[]\n')
+        file.write('{"schema": 2, "status"\n[]\n')
     record.append(folder, measured(case, "triton"))
     found = rows.read(folder)
     assert [row["implementation"] for row in found.rows] == ["xla", "triton"]

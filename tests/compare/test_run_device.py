@@ -11,12 +11,23 @@ import pytest
 
 from compare import record, run_device
 from compare.client import WorkerDied, WorkerError, WorkerTimeout
+from compare.graph import store
+from compare.graph.model import Access, Buffer, FusionGraph, Kernel
 from compare.record import Record
 from compare.selection import resolve
 from compare.session import Session
 
 TIMES = {"device_time": [1e-6] * 5, "busy_time": [1e-6] * 5, "launches": 1, "poisoned": True}
 TIMES["records"] = [{"name": "k", "start": 0.0, "end": 1e-6}]
+
+
+GRAPH = store.to_json(
+    FusionGraph(
+        "add", "xla",
+        (Kernel("k", "elementwise", runtime_name="k", inputs=(Access("x", 8),), outputs=(Access("y", 4),)),),
+        buffers=(Buffer("x", (2,), "f32", 8, "input"), Buffer("y", (1,), "f32", 4, "output")),
+    )
+)
 
 
 class ScriptedCrew:
@@ -42,7 +53,7 @@ class ScriptedCrew:
             raise WorkerError("failed", f"KeyError: {name}")
         if method == "prepare":
             held.add(name)
-            return {"compile_s": 0.5, "kernels": {}}
+            return {"compile_s": 0.5, "graph": GRAPH}
         if method == "check":
             error = self.errors.get(name, 0.1)
             errors = [{"name": "out", "error": error, "tolerance": 0.2}]
@@ -80,6 +91,11 @@ def test_all_is_well(tmp_path: Path) -> None:
     measured = records["triton"].measurement
     assert measured and len(measured["parts"]["forward"]["device_time"]) == run_device.ROUNDS
     assert measured["peak_memory_bytes"] == {"forward": 7} and measured["timer"] == "cupti"
+    assert records["xla"].kernels["forward"] == {
+        "launches": 1, "bytes_moved": 12, "provenance": {"": 1}, "unjoined": [],
+    }
+    graph = store.load(tmp_path / str(records["xla"].graph))
+    assert graph.kernels and graph.kernels[0].device_time_us == pytest.approx(1.0)
     segment = json.loads((tmp_path / "run.json").read_text())["segments"][0]
     assert segment["id"] == records["xla"].segment and segment["ceilings"] == {"streams": {}, "products": {}}
     assert json.loads((tmp_path / "target" / "cuda_device_properties.json").read_text()) == {"name": "GPU"}

@@ -1,5 +1,6 @@
 """Capturing what Inductor emits, on a CPU: C++ kernels and library GEMMs."""
 
+import dataclasses
 import inspect
 import json
 import re
@@ -110,6 +111,28 @@ def test_graphs_and_scheduler_ir_are_kept_apart(run):
     for graph in captured.graphs:
         assert "SchedulerNode" in graph.pre_fusion and "SchedulerNode" in graph.post_fusion
         assert graph.pre_fusion != graph.post_fusion
+
+
+def test_the_capture_as_plain_data(run):
+    program = run[0].program()
+    forward, backward = program.graphs
+    assert [call.kernel for graph in program.graphs for call in graph.calls] == list(run[0].kernels)
+    assert forward.memory[forward.outputs[0]].shape == (ROWS, WIDTH)
+    assert forward.memory["primals_1"].bytes == 4 * ROWS * WIDTH
+    (up,) = [call for call in forward.calls if call.kernel.stages == ("up",)]
+    assert up.flops == 2 * ROWS * WIDTH * HIDDEN
+    assert up.runtime_name is None
+    assert not any(source.backward for call in forward.calls for source in call.sources)
+    by_name = {source.name: source for call in backward.calls for source in call.sources}
+    assert by_name["sigmoid"].backward is False and any(source.backward for source in by_name.values())
+    assert json.loads(json.dumps([dataclasses.asdict(call.kernel) for call in backward.calls]))
+
+
+def test_what_the_scheduler_refused_is_kept(run):
+    said = [refusal for graph in run[0].graphs for refusal in graph.refusals]
+    assert said and all(refusal.text and refusal.first and refusal.second for refusal in said)
+    known = {operation for graph in run[0].program().graphs for call in graph.calls for operation in call.operations}
+    assert any(refusal.first <= known for refusal in said)
 
 
 def test_write(run, tmp_path):

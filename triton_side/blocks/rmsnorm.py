@@ -18,11 +18,11 @@ def apply(inputs: Mapping[str, Tensor], *, eps: float) -> dict[str, Tensor]:
     Normalised in float32, cast to x's dtype, then multiplied by the weight in that dtype.
     """
     x, weight = inputs["x"], inputs["weight"]
-    with stage("square_mean"):
+    with stage("mean_square"):
         x_fp32 = x.float()
         square_mean = (x_fp32 * x_fp32).mean(dim=-1, keepdim=True)
     with stage("normalize"):
         normalized = (x_fp32 * torch.rsqrt(square_mean + eps)).to(x.dtype)
-    with stage("scale"):
+    with stage("weight"):
         y = normalized * weight
     return {"y": y}

@@ -10,12 +10,28 @@ H200 has about 27 and 40 issue slots for them, so both stay bound by memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from triton_side.cuda import elementwise, tensors
+from triton_side.declare import again, declare_template, forward, gradient
+
+# The operations as the plain block writes them, whatever the kernels make of them.
+RECOMPUTED = (("mul", "cube"), ("add", "inner"), ("tanh", "tanh"))
+declare_template(
+    "gelu.cu", "gelu_forward",
+    *(forward(op, "gelu", result) for op, result in (*RECOMPUTED, ("add", "1 + tanh"), ("mul", "y"))),
+    flops=lambda shapes: 9 * math.prod(shapes["x"]),
+)  # fmt: skip
+declare_template(
+    "gelu.cu", "gelu_backward",
+    *(again(op, "gelu", result) for op, result in RECOMPUTED),
+    gradient("tanh", "gelu"), gradient("mul", "gelu", "dx"),
+    flops=lambda shapes: 17 * math.prod(shapes["x"]),
+)  # fmt: skip
 
 
 class Gelu(torch.autograd.Function):

@@ -15,6 +15,7 @@ clusters, are read twice.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,10 +23,27 @@ from typing import Any
 import torch
 
 from triton_side.cuda import program, tensors
+from triton_side.declare import declare_template, forward, gradient
 
 WARP = 32
 STREAMING_THREADS = 1024
 MAX_COLUMNS = 2**30  # column indices are 32-bit, and run past the end by up to one tile
+
+FORWARD = (
+    forward("reduce_max", "max"), forward("sub", "exp"), forward("exp", "exp"), forward("reduce_sum", "sum"),
+    forward("div", "divide"),
+)  # fmt: skip
+# dx = y (dy - sum(y dy)): the gradients of the quotient, of its sum and of the exponentials, put together.
+BACKWARD = (
+    gradient("mul", "divide"), gradient("reduce_sum", "sum"), gradient("sub", "divide"), gradient("mul", "exp"),
+)  # fmt: skip
+for variant in ("", "_cluster", "_streaming"):
+    declare_template(
+        "softmax.cu", f"softmax_forward{variant}", *FORWARD, flops=lambda shapes: 5 * math.prod(shapes["y"])
+    )
+    declare_template(
+        "softmax.cu", f"softmax_backward{variant}", *BACKWARD, flops=lambda shapes: 4 * math.prod(shapes["y"])
+    )
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,16 @@ dtypes. Computed in fp32, stored in the inputs' dtype. Any shape; a non-contiguo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from triton_side.cuda import elementwise, tensors
+from triton_side.declare import declare_template, forward
+
+declare_template("vector_add.cu", "vector_add", forward("add", "add"), flops=lambda shapes: math.prod(shapes["out"]))
 
 
 class VectorAdd(torch.autograd.Function):

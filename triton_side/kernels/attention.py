@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
+from triton_side.declare import Shapes, declare, forward
 from triton_side.kernels._launch import check_tensors, device_of
 from triton_side.kernels._tiles import (
     add_product,
@@ -34,9 +35,21 @@ from triton_side.kernels.attention_backward import (
     launch_delta,
     launch_dk_dv,
     launch_dq,
+    product_flops,
 )
 
 HEAD_DIMS = (16, 32, 64, 128)
+
+FORWARD = (
+    forward("dot", "scores"), forward("div", "scores"), forward("select", "mask"),
+    forward("reduce_max", "softmax/max"), forward("sub", "softmax/exp"), forward("exp", "softmax/exp"),
+    forward("reduce_sum", "softmax/sum"), forward("div", "softmax/divide"), forward("dot", "values"),
+)  # fmt: skip
+
+
+def forward_flops(shapes: Shapes) -> float:
+    """Of the two products, below the diagonal."""
+    return 2 * product_flops(shapes)
 
 
 @dataclass(frozen=True)
@@ -80,6 +93,7 @@ def _attend(
     return accumulator, row_sum, row_max
 
 
+@declare(*FORWARD, flops=forward_flops)
 @triton.jit
 def attention_forward_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, logsumexp2_ptr,

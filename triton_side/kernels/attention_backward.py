@@ -11,16 +11,34 @@ needs no atomics: results are the same in every run.
 Shapes and dtypes as in `attention.py`; delta [batch, heads, sequence], float32.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 
+from triton_side.declare import Shapes, again, declare, gradient
 from triton_side.kernels._launch import device_of
 from triton_side.kernels._tiles import add_product, load_rows, product, product_precision, provide_descriptor_memory
 
 LOG2_E = 1.4426950408889634
+
+DELTA = (gradient("mul", "softmax/divide", "delta"), gradient("reduce_sum", "softmax/sum", "delta"))
+# Both large kernels rebuild the weights from q, k and the logarithms of their sums, and take both from there to ds.
+SHARED = (
+    again("dot", "scores"), again("div", "scores"), again("select", "mask"), again("sub", "softmax/exp"),
+    again("exp", "softmax/exp"), again("div", "softmax/divide"),
+    gradient("dot", "values", "dweights"), gradient("mul", "softmax/exp", "dscores"),
+)  # fmt: skip
+DK_DV = (*SHARED, gradient("dot", "values", "dv"), gradient("dot", "scores", "dk"))
+DQ = (*SHARED, gradient("dot", "scores", "dq"))
+
+
+def product_flops(shapes: Shapes) -> float:
+    """One product of sequence x sequence x head_dim for every head, below the diagonal."""
+    batch, heads, sequence, head_dim = shapes["q_ptr"]
+    return batch * heads * sequence * sequence * head_dim
 
 
 @dataclass(frozen=True)
@@ -38,6 +56,7 @@ class BackwardConfig:
     descriptors: bool
 
 
+@declare(*DELTA, flops=lambda shapes: 2 * math.prod(shapes["out_ptr"]))
 @triton.jit
 def attention_delta_kernel(
     out_ptr, dout_ptr, delta_ptr, stride_ob, stride_oh, stride_os, stride_od, stride_gb, stride_gh, stride_gs,
@@ -89,6 +108,7 @@ def _add_queries(
     return dk, dv
 
 
+@declare(*DK_DV, flops=lambda shapes: 4 * product_flops(shapes))
 @triton.jit
 def attention_dk_dv_kernel(
     q_ptr, k_ptr, v_ptr, dout_ptr, logsumexp2_ptr, delta_ptr, dk_ptr, dv_ptr,
@@ -168,6 +188,7 @@ def _add_keys(
     return dq
 
 
+@declare(*DQ, flops=lambda shapes: 3 * product_flops(shapes))
 @triton.jit
 def attention_dq_kernel(
     q_ptr, k_ptr, v_ptr, dout_ptr, logsumexp2_ptr, delta_ptr, dq_ptr,

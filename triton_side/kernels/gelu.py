@@ -10,6 +10,7 @@ Hendrycks and Gimpel, "Gaussian Error Linear Units", arXiv:1606.08415. Shapes: x
 does not cancel for negative x.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
+from triton_side import declare
 from triton_side.kernels._launch import FlatConfig, check_tensors, device_of
 
 SQRT_2_OVER_PI = 0.7978845608028654
@@ -28,6 +30,16 @@ CUBIC_EXPONENT = tl.constexpr(-2 * SQRT_2_OVER_PI * CUBIC * LOG2_E)
 # 2 u' = LINEAR_SLOPE + QUADRATIC_SLOPE x^2
 LINEAR_SLOPE = tl.constexpr(2 * SQRT_2_OVER_PI)
 QUADRATIC_SLOPE = tl.constexpr(6 * SQRT_2_OVER_PI * CUBIC)
+
+# The operations as the plain block writes them, whatever the kernels make of them.
+FORWARD = tuple(
+    declare.forward(op, "gelu", result)
+    for op, result in (("mul", "cube"), ("add", "inner"), ("tanh", "tanh"), ("add", "1 + tanh"), ("mul", "y"))
+)
+BACKWARD = (
+    *(declare.again(op, "gelu", result) for op, result in (("mul", "cube"), ("add", "inner"), ("tanh", "tanh"))),
+    declare.gradient("tanh", "gelu"), declare.gradient("mul", "gelu", "dx"),
+)  # fmt: skip
 
 
 @triton.jit
@@ -55,6 +67,7 @@ def _gelu_derivative(x, ACCURATE: tl.constexpr):
     return sigmoid + x * (larger * smaller) * (LINEAR_SLOPE + QUADRATIC_SLOPE * x * x)
 
 
+@declare.declare(*FORWARD, flops=lambda shapes: 9 * math.prod(shapes["x_ptr"]))
 @triton.jit
 def gelu_forward_kernel(x_ptr, y_ptr, elements, BLOCK: tl.constexpr):
     accurate: tl.constexpr = y_ptr.dtype.element_ty == tl.float32
@@ -70,6 +83,7 @@ def gelu_forward_kernel(x_ptr, y_ptr, elements, BLOCK: tl.constexpr):
         tl.store(y_ptr + offset, _gelu(x, accurate).to(y_ptr.dtype.element_ty), mask=mask)
 
 
+@declare.declare(*BACKWARD, flops=lambda shapes: 17 * math.prod(shapes["x_ptr"]))
 @triton.jit
 def gelu_backward_kernel(x_ptr, dy_ptr, dx_ptr, elements, BLOCK: tl.constexpr):
     accurate: tl.constexpr = dx_ptr.dtype.element_ty == tl.float32

@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
+from triton_side.declare import Shapes, declare
 from triton_side.kernels._launch import check_matrix, check_tensors, device_of, multiprocessors
 from triton_side.kernels._tiles import add_product, fits_descriptor, product_precision, provide_descriptor_memory
 
@@ -102,6 +103,12 @@ def load_tile(pointer, row, column, rows, columns, ROWS: tl.constexpr, COLUMNS: 
     return tl.load(origin + (r * columns + c), mask=inside, other=0.0).to(tl.float32)
 
 
+def matmul_flops(shapes: Shapes) -> float:
+    (m, k), n = shapes["a_ptr"], shapes["b_ptr"][1]
+    return 2 * m * n * k + (m * n if "residual_ptr" in shapes else 0)
+
+
+@declare(flops=matmul_flops)  # of what, the caller says
 @triton.jit
 def matmul_kernel(
     a_ptr, b_ptr, residual_ptr, c_ptr, m, n, k, stride_am, stride_ak, stride_bk, stride_bn,

@@ -12,6 +12,7 @@ writes it once, and a second kernel adds the programs' shares. No atomics, so th
 one GPU model. Rows too long for the registers are walked twice, and dweight takes a reading of its own.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
+from triton_side import declare
 from triton_side.kernels._launch import (
     RowConfig,
     check_matrix,
@@ -29,7 +31,23 @@ from triton_side.kernels._launch import (
     with_unit_column_stride,
 )
 
+# What the kernels compute, in the stages of the block: of the forward pass, of dx, and of dweight before and after the
+# sum over programs. rstd is saved, so that the backward pass repeats no sum, but the normalised rows.
+FORWARD = (
+    declare.forward("mul", "mean_square"), declare.forward("reduce_sum", "mean_square"),
+    declare.forward("rsqrt", "normalize"), declare.forward("mul", "normalize"), declare.forward("mul", "weight"),
+)  # fmt: skip
+NORMALIZED_AGAIN = declare.again("mul", "normalize")
+DX = (
+    declare.gradient("mul", "weight", "dnormalised"), declare.gradient("reduce_sum", "normalize", "projection"),
+    declare.gradient("mul", "normalize", "dx"), declare.gradient("mul", "mean_square", "dx"),
+)  # fmt: skip
+PARTIAL_DWEIGHT = (
+    declare.gradient("mul", "weight", "dweight"), declare.gradient("reduce_sum", "weight", "partial"),
+)  # fmt: skip
 
+
+@declare.declare(*FORWARD, flops=lambda shapes: 4 * math.prod(shapes["x_ptr"]))
 @triton.jit
 def rmsnorm_forward_kernel(
     x_ptr, weight_ptr, y_ptr, rstd_ptr, x_row_stride, rows, columns, eps,
@@ -48,6 +66,7 @@ def rmsnorm_forward_kernel(
             tl.store(rstd_ptr + row, rstd, mask=row < rows)
 
 
+@declare.declare(*FORWARD, flops=lambda shapes: 4 * math.prod(shapes["x_ptr"]))
 @triton.jit
 def rmsnorm_forward_looped_kernel(
     x_ptr, weight_ptr, y_ptr, rstd_ptr, x_row_stride, rows, columns, eps,
@@ -72,6 +91,7 @@ def rmsnorm_forward_looped_kernel(
             tl.store(y_row_ptr + column, y.to(y_ptr.dtype.element_ty), mask=column < columns)
 
 
+@declare.declare(NORMALIZED_AGAIN, *DX, *PARTIAL_DWEIGHT, flops=lambda shapes: 9 * math.prod(shapes["x_ptr"]))
 @triton.jit
 def rmsnorm_backward_kernel(
     x_ptr, weight_ptr, rstd_ptr, dy_ptr, dx_ptr, partial_ptr, x_row_stride, dy_row_stride, rows, columns,
@@ -96,6 +116,7 @@ def rmsnorm_backward_kernel(
     tl.store(partial_ptr + tl.program_id(0) * columns + column, partial, mask=column < columns)
 
 
+@declare.declare(NORMALIZED_AGAIN, *DX, flops=lambda shapes: 9 * math.prod(shapes["x_ptr"]))
 @triton.jit
 def rmsnorm_backward_looped_kernel(
     x_ptr, weight_ptr, rstd_ptr, dy_ptr, dx_ptr, x_row_stride, dy_row_stride, rows, columns,
@@ -123,6 +144,7 @@ def rmsnorm_backward_looped_kernel(
             tl.store(dx_row_ptr + column, dx.to(dx_ptr.dtype.element_ty), mask=column < columns)
 
 
+@declare.declare(NORMALIZED_AGAIN, *PARTIAL_DWEIGHT, flops=lambda shapes: 3 * math.prod(shapes["x_ptr"]))
 @triton.jit
 def rmsnorm_partial_dweight_kernel(
     x_ptr, rstd_ptr, dy_ptr, partial_ptr, x_row_stride, dy_row_stride, rows, columns,
@@ -140,6 +162,9 @@ def rmsnorm_partial_dweight_kernel(
     tl.store(partial_ptr + tl.program_id(0).to(tl.int64) * columns + column, partial, mask=column < columns)
 
 
+@declare.declare(
+    declare.gradient("reduce_sum", "weight", "dweight"), flops=lambda shapes: math.prod(shapes["partial_ptr"])
+)
 @triton.jit
 def rmsnorm_sum_partials_kernel(
     partial_ptr, dweight_ptr, partials, columns,

@@ -11,6 +11,7 @@ then writes y; the second reading mostly hits L2, since only the rows of the res
 kernels also keep 16-byte accesses where rows begin anywhere, as with the 50,257 columns of a vocabulary.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
+from triton_side import declare
 from triton_side.kernels._launch import (
     RowConfig,
     check_matrix,
@@ -34,6 +36,16 @@ LN_2_HIGH = tl.constexpr(0.693145751953125)
 LN_2_LOW = tl.constexpr(1.4286068203094172e-06)
 # Adding and subtracting 1.5 * 2^23 rounds an fp32 number below 2^22 to an integer.
 ROUNDING = tl.constexpr(12582912.0)
+
+FORWARD = (
+    declare.forward("reduce_max", "max"), declare.forward("sub", "exp"), declare.forward("exp", "exp"),
+    declare.forward("reduce_sum", "sum"), declare.forward("div", "divide"),
+)  # fmt: skip
+# dx = y (dy - sum(y dy)): the gradients of the quotient, of its sum and of the exponentials, put together.
+BACKWARD = (
+    declare.gradient("mul", "divide"), declare.gradient("reduce_sum", "sum"), declare.gradient("sub", "divide"),
+    declare.gradient("mul", "exp"),
+)  # fmt: skip
 
 
 @triton.jit
@@ -71,6 +83,7 @@ def _to_sum(x, ACCURATE: tl.constexpr):
         return x
 
 
+@declare.declare(*FORWARD, flops=lambda shapes: 5 * math.prod(shapes["y_ptr"]))
 @triton.jit
 def softmax_forward_kernel(
     x_ptr, y_ptr, x_row_stride, rows, columns,
@@ -107,6 +120,7 @@ def _edge_columns(head, vectors, columns, VECTOR: tl.constexpr):
     return column, tl.where(edge < VECTOR, edge < head, column < columns)
 
 
+@declare.declare(*FORWARD, flops=lambda shapes: 5 * math.prod(shapes["y_ptr"]))
 @triton.jit
 def softmax_forward_looped_kernel(
     x_ptr, y_ptr, x_row_stride, rows, columns,
@@ -164,6 +178,7 @@ def softmax_forward_looped_kernel(
             tl.store(y_body_ptr + vector * VECTOR + element, y, mask=vector < vectors)
 
 
+@declare.declare(*BACKWARD, flops=lambda shapes: 4 * math.prod(shapes["y_ptr"]))
 @triton.jit
 def softmax_backward_kernel(
     y_ptr, dy_ptr, dx_ptr, y_row_stride, dy_row_stride, rows, columns,
@@ -179,6 +194,7 @@ def softmax_backward_kernel(
         tl.store(dx_ptr + row * columns + column, dx.to(dx_ptr.dtype.element_ty), mask=mask)
 
 
+@declare.declare(*BACKWARD, flops=lambda shapes: 4 * math.prod(shapes["y_ptr"]))
 @triton.jit
 def softmax_backward_looped_kernel(
     y_ptr, dy_ptr, dx_ptr, y_row_stride, dy_row_stride, rows, columns,

@@ -17,6 +17,7 @@ Shapes: x, y, h [tokens, width]; norm_weight [width]; gate_weight, up_weight [wi
 accumulate and activations are computed in float32. A forward that a backward follows saves h, gate and up.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
+from triton_side.declare import Shapes, again, computing, declare, forward, gradient
 from triton_side.kernels import rmsnorm
 from triton_side.kernels._launch import check_matrix, check_tensors, device_of
 from triton_side.kernels._tiles import add_product, product_precision, provide_descriptor_memory
@@ -40,8 +42,30 @@ from triton_side.kernels.matmul import (
     stored_transposed,
     tile_at,
 )
+from triton_side.stages import stage
+
+ACTIVATION = (("logistic", "sigmoid"), ("mul", "silu"), ("mul", "activated"))
+GATE_UP = (
+    forward("dot", "gate"), forward("dot", "up"), *(forward(op, "act", result) for op, result in ACTIVATION)
+)  # fmt: skip
+DOWN = (forward("dot", "down"), forward("add", "residual"))
+DACT = (gradient("dot", "down", "dact"),)
+ACTIVATION_GRADIENTS = (
+    *(again(op, "act", result) for op, result in ACTIVATION),
+    gradient("mul", "act", "dsilu"), gradient("mul", "act", "dup"), gradient("logistic", "act", "dgate"),
+)  # fmt: skip
+DDOWN_WEIGHT = (gradient("dot", "down", "ddown_weight"),)
+DGATE_UP_WEIGHT = (gradient("dot", "gate", "dgate_weight"), gradient("dot", "up", "dup_weight"))
+DH_OF_GATE = (gradient("dot", "gate", "dh"),)
+DH_OF_UP = (gradient("dot", "up", "dh"), gradient("add", "up", "dh"))
 
 
+def two_products_flops(shapes: Shapes) -> float:
+    (m, k), n = shapes["a_ptr"], shapes["b_ptr"][1]
+    return 2 * 2 * m * n * k + (6 * m * n if "activated_ptr" in shapes else 0)
+
+
+@declare(flops=two_products_flops)  # of what, the caller says
 @triton.jit
 def two_products_kernel(
     a_ptr, b_ptr, b2_ptr, c_ptr, c2_ptr, activated_ptr, m, n, k,
@@ -74,6 +98,7 @@ def two_products_kernel(
             store_tile(activated_ptr, c * tl.sigmoid(c) * c2, row, column, m, n, BLOCK_M, BLOCK_N)
 
 
+@declare(*ACTIVATION_GRADIENTS, flops=lambda shapes: 13 * math.prod(shapes["dact_ptr"]))
 @triton.jit
 def activation_gradients_kernel(dact_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr, act_ptr, elements, BLOCK: tl.constexpr):
     """dgate, dup and act from a stored dact, element by element."""
@@ -160,8 +185,10 @@ def _project(
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
     """y, and gate and up where a backward pass will follow."""
     config = _choose(two_products_config, h, gate_weight, up_weight)
-    act, gate, up = launch_gate_up(h, gate_weight, up_weight, config, save)
-    y = launch_matmul(act, down_weight, _choose(matmul_config, act, down_weight), residual=x.contiguous())
+    with computing(*GATE_UP, c_ptr="gate", c2_ptr="up", activated_ptr="act"):
+        act, gate, up = launch_gate_up(h, gate_weight, up_weight, config, save)
+    with computing(*DOWN, c_ptr="y"):
+        y = launch_matmul(act, down_weight, _choose(matmul_config, act, down_weight), residual=x.contiguous())
     return y, gate, up
 
 
@@ -171,7 +198,8 @@ class _SwigluMlp(torch.autograd.Function):
         ctx: Any, x: torch.Tensor, norm_weight: torch.Tensor, gate_weight: torch.Tensor, up_weight: torch.Tensor,
         down_weight: torch.Tensor, eps: float,
     ) -> torch.Tensor:  # fmt: skip
-        h, rstd = rmsnorm.forward(x, norm_weight, eps, save_rstd=True)
+        with stage("norm"), computing(y_ptr="h"):
+            h, rstd = rmsnorm.forward(x, norm_weight, eps, save_rstd=True)
         y, gate, up = _project(x, h, gate_weight, up_weight, down_weight, save=True)
         ctx.save_for_backward(x, norm_weight, gate_weight, up_weight, down_weight, rstd, h, gate, up)
         return y
@@ -180,15 +208,23 @@ class _SwigluMlp(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, norm_weight, gate_weight, up_weight, down_weight, rstd, h, gate, up = ctx.saved_tensors
-        dact = launch_matmul(dy, down_weight.T, _choose(matmul_config, dy, down_weight.T))
+        with computing(*DACT, c_ptr="dact"):
+            dact = launch_matmul(dy, down_weight.T, _choose(matmul_config, dy, down_weight.T))
         dgate, dup, act = launch_activation_gradients(dact, gate, up)
-        ddown = launch_matmul(act.T, dy, _choose(matmul_config, act.T, dy))
+        with computing(*DDOWN_WEIGHT, c_ptr="ddown_weight"):
+            ddown = launch_matmul(act.T, dy, _choose(matmul_config, act.T, dy))
         config = _choose(two_products_config, h.T, dgate, dup)
-        dgate_weight, dup_weight = launch_two_products(h.T, dgate, dup, config)
-        dh = launch_matmul(dgate, gate_weight.T, _choose(matmul_config, dgate, gate_weight.T))
-        dh = launch_matmul(dup, up_weight.T, _choose(matmul_config, dup, up_weight.T), residual=dh)
-        dx, dnorm_weight = rmsnorm.backward(x, norm_weight, rstd, dh)
-        return dx + dy, dnorm_weight, dgate_weight, dup_weight, ddown, None
+        with computing(*DGATE_UP_WEIGHT, c_ptr="dgate_weight", c2_ptr="dup_weight"):
+            dgate_weight, dup_weight = launch_two_products(h.T, dgate, dup, config)
+        with computing(*DH_OF_GATE, c_ptr="dh_of_gate"):
+            dh = launch_matmul(dgate, gate_weight.T, _choose(matmul_config, dgate, gate_weight.T))
+        with computing(*DH_OF_UP, c_ptr="dh"):
+            dh = launch_matmul(dup, up_weight.T, _choose(matmul_config, dup, up_weight.T), residual=dh)
+        with stage("norm"), computing(dx_ptr="dx_of_norm"):
+            dx, dnorm_weight = rmsnorm.backward(x, norm_weight, rstd, dh)
+        with stage("residual"):
+            dx = dx + dy
+        return dx, dnorm_weight, dgate_weight, dup_weight, ddown, None
 
 
 def swiglu_mlp(
@@ -227,7 +263,8 @@ def swiglu_mlp(
     tensors = (x, norm_weight, gate_weight, up_weight, down_weight)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return _SwigluMlp.apply(*tensors, eps)
-    h, _ = rmsnorm.forward(x, norm_weight, eps, save_rstd=False)
+    with stage("norm"), computing(y_ptr="h"):
+        h, _ = rmsnorm.forward(x, norm_weight, eps, save_rstd=False)
     y, _, _ = _project(x, h, gate_weight, up_weight, down_weight, save=False)
     return y
 

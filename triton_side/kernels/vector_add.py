@@ -5,15 +5,18 @@ in fp32 and rounded once, which gives the same bits as an addition in the narrow
 carries no gradient.
 """
 
+import math
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
+from triton_side.declare import declare, forward
 from triton_side.kernels._launch import FlatConfig, check_tensors, device_of
 
 
+@declare(forward("add", "add"), flops=lambda shapes: math.prod(shapes["out_ptr"]))
 @triton.jit
 def vector_add_kernel(x_ptr, y_ptr, out_ptr, elements, BLOCK: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * BLOCK

@@ -1,0 +1,60 @@
+"""Clocks, power, temperature and throttling of the GPU at one moment, through NVML (nvidia-ml-py)."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from functools import cache
+from typing import Any
+
+# Reasons that make a GPU slower than its load asks for, by NVML's bit.
+_THROTTLES = {
+    0x04: "power cap", 0x08: "hardware slowdown", 0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown", 0x80: "power brake",
+}
+
+
+def missing() -> str | None:
+    """Why conditions cannot be read here, with the remedy, or None."""
+    if importlib.util.find_spec("pynvml") is None:
+        return "nvidia-ml-py is not installed (pip install nvidia-ml-py)"
+    return None
+
+
+def read() -> dict[str, Any] | None:
+    """{"sm_mhz", "memory_mhz", "power_w", "temperature_c", "throttled": [reasons]} of the GPU that runs use, now.
+
+    None where nvidia-ml-py is missing, or NVML cannot be reached.
+    """
+    found = _device()
+    if found is None:
+        return None
+    nvml, device = found
+    try:
+        reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(device)
+        return {
+            "sm_mhz": nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_SM),
+            "memory_mhz": nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_MEM),
+            "power_w": nvml.nvmlDeviceGetPowerUsage(device) / 1e3,
+            "temperature_c": nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU),
+            "throttled": [name for bit, name in _THROTTLES.items() if reasons & bit],
+        }
+    except nvml.NVMLError:
+        return None
+
+
+@cache
+def _device() -> tuple[Any, Any] | None:
+    """(pynvml, handle) of the first GPU that CUDA_VISIBLE_DEVICES names, by index or UUID, else of the first."""
+    if missing():
+        return None
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip() or "0"
+        if first.isdecimal():
+            return pynvml, pynvml.nvmlDeviceGetHandleByIndex(int(first))
+        return pynvml, pynvml.nvmlDeviceGetHandleByUUID(first)
+    except pynvml.NVMLError:
+        return None

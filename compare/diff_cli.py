@@ -1,0 +1,100 @@
+"""`xlafuse diff`: what changed between two runs, folders of dumps, or files."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from compare.opening import Contents, Found, contents
+from compare.printing import echo_json, emit
+from compare.report import printable
+from compare.selection import UsageError
+
+Pair = tuple[str, Found | None, Found | None]
+
+
+def diff(a: Path, b: Path, *, module: str | None, as_json: bool, warn: Callable[[Iterable[str]], None]) -> bool:
+    """Print what differs, and say whether anything does. Raises UsageError, RunFolderError."""
+    sides = contents(a), contents(b)
+    for side in sides:
+        warn(side.warnings)
+    pairs = match(*sides, module)
+    comparable = [pair for pair in pairs if _readable(pair)]
+    warn(f"{pair[0]}: no graph recorded on one side, not compared" for pair in pairs if not _readable(pair))
+    if not comparable:
+        raise UsageError(f"{a} and {b}: nothing here has a graph on both sides")
+    answers = [_compared(pair) for pair in comparable]
+    if as_json:
+        echo_json([data for data, _ in answers])
+    else:
+        _print(answers)
+    return any(data["differs"] for data, _ in answers)
+
+
+def _print(answers: list[tuple[dict[str, Any], Any]]) -> None:
+    from compare.graph import formats, show
+
+    for data, view in answers:
+        if data["differs"]:
+            emit(view)
+    same = sum(not data["differs"] for data, _ in answers)
+    if same:
+        emit(show.plain(f"no difference in {formats.count(same, 'graph')}"))
+
+
+def match(a: Contents, b: Contents, module: str | None = None) -> list[Pair]:
+    """What of `a` is compared with what of `b`: records by id, modules by name (the second "jit_f" with the second).
+
+    One graph on each side are compared whatever they are called. In the order of `a`, then what `b` has alone.
+    """
+    if (a.kind == "run") != (b.kind == "run"):
+        raise UsageError(f"{a.path} and {b.path}: a run can be compared with another run alone")
+    if a.kind == "run" and module is not None:
+        raise UsageError("--module chooses in a folder of dumps; runs are compared whole")
+    old, new = (list(side.found) if module is None else side.modules(module) for side in (a, b))
+    if len(old) == len(new) == 1 and a.kind != "run":
+        return [(f"{_label(old[0])} → {_label(new[0])}", old[0], new[0])]
+    left, right = _by_name(old), _by_name(new)
+    names = dict.fromkeys((*left, *right))
+    return [(name, left.get(name), right.get(name)) for name in names]
+
+
+def _label(found: Found) -> str:
+    return str(found.path) if found.name == found.path.name else f"{found.path} {found.name}"
+
+
+def _by_name(found: Iterable[Found]) -> dict[str, Found]:
+    """Names of modules carry no number of the compile; several of one name are told apart by their order there."""
+    seen: Counter[str] = Counter()
+    result = {}
+    for each in sorted(found, key=lambda each: each.number if each.record else each.order):
+        seen[each.name] += 1
+        result[each.name if seen[each.name] == 1 else f"{each.name} #{seen[each.name]}"] = each
+    return result
+
+
+def _readable(pair: Pair) -> bool:
+    _, a, b = pair
+    return all(side is None or side.read is not None for side in (a, b))
+
+
+def _compared(pair: Pair) -> tuple[dict[str, Any], Any]:
+    """As JSON, and to print."""
+    from compare.graph import show, show_diff
+    from compare.graph.diff import diff as differences
+
+    name, a, b = pair
+    if a is None or b is None:
+        side = a or b
+        assert side is not None
+        words = f"{name}: only in {side.path}"
+        return {"name": name, "differs": True, "only_in": str(side.path)}, show.plain(printable(words), "bold")
+    graphs = a.graph(), b.graph()
+    try:
+        change = differences(*graphs)
+    except ValueError as problem:
+        raise UsageError(str(problem)) from None
+    data = {"name": name, "differs": not change.empty, "only_in": None, **show_diff.to_json(change, *graphs)}
+    return data, show_diff.tree(name, change, *graphs)

@@ -1,0 +1,131 @@
+"""What `xlafuse.explain` returns."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compare.graph import store
+from compare.graph.model import FusionGraph
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from compare.graph.roofline import Ceilings
+
+SCHEMA = "xlafuse.explained/1"
+MOST_FINDINGS = 8
+
+
+@dataclass(frozen=True, repr=False)
+class Explained:
+    """Fusion graphs of what was asked for, by name.
+
+    notes: what one must know to read them rightly: assumptions, and what the call looked like to the compiler.
+    `a | b` puts the graphs of two together, to be compared.
+    """
+
+    graphs: Mapping[str, FusionGraph]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def graph(self) -> FusionGraph:
+        """The only graph. Raises ValueError where there are several."""
+        if len(self.graphs) != 1:
+            raise ValueError(f"there are {len(self.graphs)} graphs; take one of .graphs: {', '.join(self.graphs)}")
+        return next(iter(self.graphs.values()))
+
+    def __or__(self, other: Explained) -> Explained:
+        if taken := self.graphs.keys() & other.graphs.keys():
+            raise ValueError(f"both have a graph {', '.join(sorted(taken))}; give one of them another name=")
+        return Explained({**self.graphs, **other.graphs}, tuple(dict.fromkeys(self.notes + other.notes)))
+
+    def align(self) -> Any:
+        """All graphs on one list of stages (`compare.graph.align.Alignment`)."""
+        from compare.graph.align import align
+
+        return align(list(self.graphs.values()))
+
+    def findings(self) -> Any:
+        """What is worth knowing about the graphs, in words, most costly first."""
+        from compare.graph.findings import findings
+
+        return findings(self.graphs, _ceilings(next(iter(self.graphs.values()))))
+
+    def to_json(self) -> dict[str, Any]:
+        graphs = {name: store.to_json(graph) for name, graph in self.graphs.items()}
+        return {"schema": SCHEMA, "graphs": graphs, "notes": list(self.notes)}
+
+    def save(self, path: str | Path) -> None:
+        """Write one JSON file, compressed where the name ends in .gz: of one graph, as `xlafuse.load` reads it; of
+        several, as `to_json` has them. `xlafuse inspect` shows both. Raises OSError.
+        """
+        path = Path(path)
+        if len(self.graphs) == 1:
+            store.save(self.graph, path)
+            return
+        text = json.dumps(self.to_json(), separators=(",", ":")).encode()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text + b"\n")
+
+    def __getitem__(self, name: str) -> Explained:
+        """One of several, to be shown by itself; the notes are all there."""
+        return Explained({name: self.graphs[name]}, self.notes)
+
+    def views(self, width: int = 80) -> Iterator[RenderableType]:
+        """What to show one after the other: the graph, or several on one list of stages with what stands out; notes."""
+        from compare.graph import show, show_align
+
+        first, *others = self.graphs.values()
+        if others:
+            yield show_align.table(list(self.graphs), [first, *others], self.align())
+            if found := [_worded(each) for each in self.findings()[:MOST_FINDINGS]]:
+                yield show.plain("")
+                yield show.titled("what stands out", found)
+        else:
+            ceilings = _ceilings(first)
+            notes, remarks = show.sums(first, ceilings), show.remarks(first, ceilings)
+            yield show.overview(first, width=width, notes=notes, remarks=remarks)
+        for note in self.notes:
+            yield show.plain("")
+            yield show.plain(f"note: {note}")
+
+    def text(self, width: int = 80) -> str:
+        """`views`, for a terminal of that width, without colours."""
+        from compare.graph import show
+
+        return "\n".join(show.render(view, width) for view in self.views(width))
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __repr__(self) -> str:
+        return f"<Explained: {', '.join(self.graphs)}>"
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        from compare.graph.html import html
+
+        lines = [_worded(each) for each in self.findings()[:MOST_FINDINGS]] + [f"note: {note}" for note in self.notes]
+        graphs = [html(graph) for graph in self.graphs.values()]
+        return "".join([*graphs, *(f"<p>{escape(line)}</p>" for line in lines)])
+
+
+def _worded(finding: Any) -> str:
+    from compare.graph import formats
+
+    return finding.text if finding.us is None else f"{finding.text} ({formats.microseconds(finding.us)})"
+
+
+def _ceilings(graph: FusionGraph) -> Ceilings | None:
+    """What the graph's GPU reached, where there is a target pack of it."""
+    from compare import targets
+    from compare.opening import target_ceilings
+
+    name = next((name for name in targets.names() if name in graph.target.lower()), None)
+    return None if name is None else target_ceilings(name)

@@ -1,0 +1,519 @@
+"""What stands out in one or more fusion graphs of the same program, in words made from the graphs alone."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal
+
+from compare.graph import formats
+from compare.graph.align import common_depth, part_of
+from compare.graph.model import REASONS, Buffer, FusionGraph, Part, SourceOp
+from compare.graph.operations import ANCHORS, MOVEMENT, REDUCTIONS, is_product, token, tokens
+from compare.graph.roofline import Ceilings
+from compare.graph.totals import bytes_moved, recomputed
+from compare.report import printable
+
+Sort = Literal[
+    "copy", "duplicate", "recomputed", "inside a product", "kept on chip", "largest", "missed", "saved", "intermediates"
+]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One sentence. graphs: those it speaks of.
+
+    bytes: the traffic that it is about, or for "saved" and "intermediates" the memory. us: what these bytes take;
+    measured where the finding is about whole kernels that were, else bytes over bandwidth, and None without ceilings.
+    kernels: launch indices by graph.
+    """
+
+    sort: Sort
+    text: str
+    graphs: tuple[str, ...]
+    bytes: int
+    us: float | None = None
+    kernels: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+def findings(graphs: Mapping[str, FusionGraph], ceilings: Ceilings | None = None) -> list[Finding]:
+    """What copies, computes twice, fuses into products, keeps on chip, writes, saves and leaves unfused, most first.
+
+    graphs: by the name to speak of them by; well-known ones are spelt out ("xla" -> "XLA"). The order is by time where
+    every finding has one, else by bytes. What concerns less than 1% of a graph's traffic is left out.
+    """
+    shorten = common_depth(list(graphs.values()))
+    views = [_View(name, graph, shorten) for name, graph in graphs.items() if graph.kernels]
+    found: list[Finding] = []
+    for view in views:
+        found += [*_copies(view), *_duplicates(view), *_largest(view), *_missed(view)]
+    found += [*_recomputations(views), *_inside_products(views), *_kept_on_chip(views)]
+    found += [*_saved(views), *_intermediates(views)]
+    if ceilings is not None:
+        bandwidth = ceilings.bandwidth(1, 1)
+        found = [one if one.us is not None else replace(one, us=one.bytes / bandwidth * 1e6) for one in found]
+    found = [replace(one, text=printable(one.text, _LONGEST)) for one in found]
+    timed = all(one.us is not None for one in found)
+    return sorted(found, key=lambda one: -((one.us if timed else one.bytes) or 0))
+
+
+_SPELLINGS = {"xla": "XLA", "inductor": "Inductor", "triton": "Triton", "cuda": "CUDA", "eager": "Eager PyTorch"}
+_WORTH = 0.01
+_LONGEST = 1000  # characters of one sentence: names come from files of any origin
+
+
+class _View:
+    """A graph with the words in which findings speak of it."""
+
+    def __init__(self, name: str, graph: FusionGraph, shorten: Callable[[str], str]) -> None:
+        self.key = name
+        self.name = _SPELLINGS.get(name, formats.name(name))
+        self.graph = graph
+        self.kernels = graph.kernels or ()
+        self._shorten = shorten
+        self._traffic = sum(bytes_moved(kernel) or 0 for kernel in self.kernels)
+
+    def worth(self, size: float) -> bool:
+        return size > 0 and size >= _WORTH * self._traffic
+
+    def stage(self, op: SourceOp) -> str:
+        return self._shorten(op.stage) if op.stage else ""
+
+    def stages(self, index: int) -> set[tuple[Part, str]]:
+        kernel = self.kernels[index]
+        return {(part_of(kernel, op), self.stage(op)) for op in kernel.source_ops if op.stage}
+
+    @cached_property
+    def holders(self) -> Mapping[tuple[Part, str], list[int]]:
+        """Kernels by the stages in them."""
+        found: dict[tuple[Part, str], list[int]] = defaultdict(list)
+        for index in range(len(self.kernels)):
+            for stage in self.stages(index):
+                found[stage].append(index)
+        return found
+
+    def place(self, indices: Iterable[int]) -> str:
+        """Where in the program kernels come from: stages, else lines, else the kernels' own names."""
+        held = [self.kernels[index] for index in dict.fromkeys(indices)]
+        stages = [self.stage(op) for kernel in held for op in kernel.source_ops if op.stage]
+        lines = [formats.place(line) for kernel in held for line in kernel.lines]
+        return _series(stages or lines or [formats.name(kernel.name) for kernel in held])
+
+    def maker(self, indices: Iterable[int]) -> str:
+        """Where in the program what these kernels write comes from: their last operations."""
+        found = []
+        for kernel in (self.kernels[index] for index in indices):
+            places = [self.stage(op) or formats.place(op.line) for op in kernel.source_ops]
+            found.append(next(filter(None, reversed(places)), formats.name(kernel.name)))
+        return _series(found)
+
+    def moved(self, indices: Iterable[int]) -> int:
+        return sum(bytes_moved(self.kernels[index]) or 0 for index in indices)
+
+    def time(self, indices: Sequence[int]) -> float | None:
+        """Measured, None unless all of them were."""
+        times = [self.kernels[index].device_time_us for index in indices]
+        known = [time for time in times if time is not None]
+        return sum(known) if len(known) == len(times) else None
+
+    def buffers(self, index: int, side: Literal["inputs", "outputs"]) -> list[Buffer]:
+        accesses = self.kernels[index].inputs if side == "inputs" else self.kernels[index].outputs
+        return [self.graph.buffer[access.buffer] for access in accesses or ()]
+
+
+def _copies(view: _View) -> Iterator[Finding]:
+    """Copy kernels, those of the same words together."""
+    groups: dict[str, list[int]] = defaultdict(list)
+    for index, kernel in enumerate(view.kernels):
+        if kernel.kind == "copy":
+            groups[_copying(view, index)].append(index)
+    for words, indices in groups.items():
+        size = view.moved(indices)
+        if view.worth(size):
+            who = "a copy kernel that moves" if len(indices) == 1 else f"{_count(len(indices))} copy kernels that move"
+            text = f"{view.name} {words}: {who} {formats.size(size)}."
+            yield Finding("copy", text, (view.key,), size, view.time(indices), {view.key: tuple(indices)})
+
+
+def _copying(view: _View, index: int) -> str:
+    read, written = view.buffers(index, "inputs"), view.buffers(index, "outputs")
+    users = sorted({user for buffer in written for user in view.graph.consumers.get(buffer.name, ())})
+    products = [user for user in users if is_product(view.kernels[user])]
+    arrays = Counter(_array(view, buffer) for buffer in read)
+    what = _series(
+        array if times == 1 else array.replace("the result", f"{_count(times)} results")
+        for array, times in arrays.items()
+    )  # fmt: skip
+    if all(buffer.role == "constant" for buffer in read):
+        verb = "fills an array"
+    elif len(read) > 1:
+        verb = f"joins {what} into one {'operand' if products else 'array'}"
+    else:
+        wider = sum(buffer.bytes for buffer in written) >= 2 * read[0].bytes
+        verb = f"{'broadcasts' if wider else 'copies'} {what}"
+    if products:
+        return f"{verb} for the product in {view.place(products)}"
+    if users:
+        return f"{verb} for {view.place(users)}"
+    return f"{verb} for an output" if any(buffer.role == "output" for buffer in written) else verb
+
+
+def _duplicates(view: _View) -> Iterator[Finding]:
+    """Kernels launched again for the same values, those of the same words together."""
+    groups: dict[tuple[str, str, int], list[list[int]]] = defaultdict(list)
+    for group in _alike(view):
+        groups[_operations(view, group[:1]), view.place(group), len(group)].append(group)
+    for (ops, place, times), found in groups.items():
+        extra = [index for group in found for index in group[1:]]
+        size = view.moved(extra)
+        if view.worth(size):
+            text = (
+                f"{view.name} launches {ops} in {place} {_times(times)}: the kernels read the same arrays and write "
+                f"the same values, {formats.size(size)} more than one of them would move."
+            )
+            everything = tuple(index for group in found for index in group)
+            yield Finding("duplicate", text, (view.key,), size, view.time(extra), {view.key: everything})
+
+
+def _alike(view: _View) -> list[list[int]]:
+    """Kernels that compute the same from the same: equal operations, equal inputs, outputs of equal shapes."""
+    groups: dict[object, list[int]] = defaultdict(list)
+    for index, kernel in enumerate(view.kernels):
+        if not kernel.source_ops or not kernel.inputs or not all(op.site for op in kernel.source_ops):
+            continue
+        written = sorted((buffer.shape, buffer.dtype) for buffer in view.buffers(index, "outputs"))
+        read = frozenset(access.buffer for access in kernel.inputs)
+        groups[frozenset(op.site for op in kernel.source_ops), read, tuple(written)].append(index)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+@dataclass
+class _Again:
+    """Operations that the same kernels, or overlapping sets of kernels, compute more than once."""
+
+    kernels: set[int]
+    places: dict[str, None] = field(default_factory=dict)
+    ops: dict[str, None] = field(default_factory=dict)
+    on_purpose: bool = True
+
+
+def _recomputations(views: Sequence[_View]) -> Iterator[Finding]:
+    for view in views:
+        parts: tuple[Part, ...] = ("forward", "backward")
+        for part in parts:
+            for again in _computed_again(view, part):
+                holders = sorted(again.kernels)
+                size = _read_again(view, holders)
+                if not view.worth(size):
+                    continue
+                where = f"{_count(len(holders))} {'backward ' if part == 'backward' else ''}kernels"
+                why = ", on purpose, to save less," if again.on_purpose else ""
+                others = _series([other for v in views if v is not view for other in _in_one(v, part, again.places)])
+                text = (
+                    f"{view.name} computes {_named(_series(again.places), again.ops)} in {where}{why} which read "
+                    f"{formats.size(size)} more than once{'; ' + others if others else ''}."
+                )
+                yield Finding("recomputed", text, (view.key,), size, None, {view.key: tuple(holders)})
+
+
+def _computed_again(view: _View, part: Part) -> list[_Again]:
+    alike = {index: number for number, group in enumerate(_alike(view)) for index in group}
+    group_of: dict[int, _Again] = {}
+    for found in recomputed(view.graph):
+        kernels = {i for i in found.kernels if part_of(view.kernels[i], found.op) == part}
+        if token(found.op.op) in MOVEMENT or len(kernels) < 2 or len({alike.get(i, -1 - i) for i in kernels}) == 1:
+            continue
+        merged = _Again(kernels)
+        for group in {id(group_of[i]): group_of[i] for i in sorted(kernels) if i in group_of}.values():
+            merged.kernels |= group.kernels
+            merged.places |= group.places
+            merged.ops |= group.ops
+            merged.on_purpose &= group.on_purpose
+        merged.places[view.stage(found.op) or formats.place(found.op.line)] = None
+        merged.ops[token(found.op.op)] = None
+        merged.on_purpose &= found.on_purpose
+        group_of |= dict.fromkeys(merged.kernels, merged)
+    return list({id(group): group for group in group_of.values()}.values())
+
+
+def _in_one(view: _View, part: Part, places: Iterable[str]) -> Iterator[str]:
+    """What to say of a graph where a single kernel does what several do elsewhere."""
+    wanted = {(part, place) for place in places}
+    holders = {i for stage in wanted for i in view.holders.get(stage, ()) if not is_product(view.kernels[i])}
+    if len(holders) == 1 and wanted <= view.stages(min(holders)):
+        written = len(view.kernels[min(holders)].outputs or ())
+        yield f"{view.name} does so in one kernel" + (f" with {_count(written)} outputs" if written > 1 else "")
+
+
+def _read_again(view: _View, indices: Sequence[int]) -> int:
+    """Bytes that these kernels read of buffers that one of them has read already."""
+    sizes: dict[str, list[int]] = defaultdict(list)
+    for index in indices:
+        kernel = view.kernels[index]
+        for access in kernel.inputs or ():
+            sizes[access.buffer].append((access.bytes or 0) * (kernel.launches or 1))
+    return sum(sum(reads) - max(reads) for reads in sizes.values())
+
+
+@dataclass(frozen=True)
+class _Extra:
+    """Elementwise work in a product's kernel. bytes: traffic that a kernel of its own would add."""
+
+    view: _View
+    index: int
+    stages: tuple[str, ...]
+    bytes: int
+
+
+def _inside_products(views: Sequence[_View]) -> Iterator[Finding]:
+    groups: dict[tuple[Part, str, str, tuple[str, ...]], list[_Extra]] = defaultdict(list)
+    for view in views:
+        for index in range(len(view.kernels)):
+            for of, spared, ops, extra in _around_product(view, index):
+                groups[view.kernels[index].part, of, spared, ops].append(extra)
+    for (part, of, spared, ops), held in groups.items():
+        sizes: Counter[str] = Counter()
+        for extra in held:
+            sizes[extra.view.key] += extra.bytes
+        owners = [view for view in views if view.worth(sizes[view.key])]
+        if not owners:
+            continue
+        stages = dict.fromkeys(stage for extra in held for stage in extra.stages)
+        size = max(sizes[view.key] for view in owners)
+        kernels = {view.key: tuple(extra.index for extra in held if extra.view is view) for view in owners}
+        many = max(map(len, kernels.values()))
+        others = _series([view.name for view in views if view not in owners and _apart(view, part, set(stages))])
+        text = (
+            f"{_series([view.name for view in owners])} {'computes' if len(owners) == 1 else 'compute'} "
+            f"{_named(_series(stages), ops)} inside the product of {of}"
+            f"{f', in {_count(many)} kernels' if many > 1 else ''}, which spares {spared}, "
+            f"{formats.size(size)}{'; not so ' + others if others else ''}."
+        )
+        yield Finding("inside a product", text, tuple(kernels), size, None, kernels)
+
+
+def _around_product(view: _View, index: int) -> Iterator[tuple[str, str, tuple[str, ...], _Extra]]:
+    """What a product's kernel does before the product and after it: (the product's stage, what that spares, operations,
+    what they are)."""
+    kernel = view.kernels[index]
+    names = tokens(kernel)
+    anchors = [position for position, name in enumerate(names) if name in ANCHORS]
+    if not is_product(kernel) or not anchors:
+        return
+    products = [kernel.source_ops[position] for position in anchors]
+    of = _series([view.stage(op) or formats.place(op.line) for op in products]) or formats.name(kernel.name)
+    launches = kernel.launches or 1
+    for before, span in ((True, range(anchors[0])), (False, range(anchors[-1] + 1, len(names)))):
+        extra = [position for position in span if names[position] not in MOVEMENT | REDUCTIONS]
+        if extra:
+            stages = [view.stage(kernel.source_ops[position]) for position in extra]
+            apart = tuple(stage for stage in dict.fromkeys(stages) if stage and stage not in of)
+            written = [buffer.bytes for buffer in view.buffers(index, "outputs")]
+            if before:
+                spared, size = "writing its operand and reading it again", 2 * _operand(view, index)
+            elif len(written) == 1:
+                spared, size = "writing its result and reading it again", 2 * written[0]
+            else:  # the result itself is written too, for backward
+                spared, size = "reading its result again", max(written, default=0)
+            ops = tuple(dict.fromkeys(names[position] for position in extra))
+            yield of, spared, ops, _Extra(view, index, apart, size * launches)
+
+
+def _operand(view: _View, index: int) -> int:
+    """Bytes of the smallest matrix that the kernel reads: no more than that is what a prologue makes an operand of."""
+    read = view.buffers(index, "inputs")
+    matrices = [buffer.bytes for buffer in read if len(buffer.shape) > 1] or [buffer.bytes for buffer in read]
+    return min(matrices, default=0)
+
+
+def _apart(view: _View, part: Part, stages: set[str]) -> bool:
+    return any(not is_product(view.kernels[i]) for stage in stages for i in view.holders.get((part, stage), ()))
+
+
+def _kept_on_chip(views: Sequence[_View]) -> Iterator[Finding]:
+    """Arrays that pass between several kernels of one graph, all of whose stages lie in one kernel of another."""
+    groups: dict[tuple[int, tuple[int, ...]], dict[str, None]] = defaultdict(dict)
+    for number, view in enumerate(views):
+        for other in views:
+            if other is not view:
+                for inside in _held_by_one(view, other):
+                    groups[number, inside][other.key] = None
+    for (number, inside), keepers in groups.items():
+        view = views[number]
+        between = _between(view, inside)
+        size = sum(_traffic(view, buffer) for buffer in between)
+        if not view.worth(size):
+            continue
+        touching = sorted({i for b in between for i in (*view.graph.producers[b.name], *view.graph.consumers[b.name])})
+        what = _described(view, between[0]) + (f" and {_count(len(between) - 1)} more" if len(between) > 1 else "")
+        who = _series([keeper.name for keeper in views if keeper.key in keepers])
+        text = (
+            f"{view.name} moves {formats.size(size)} between {_count(len(touching))} kernels of {view.place(touching)} "
+            f"({what}), which {who} {'keeps' if len(keepers) == 1 else 'keep'} on chip in one kernel."
+        )
+        yield Finding("kept on chip", text, (view.key, *keepers), size, None, {view.key: tuple(touching)})
+
+
+def _held_by_one(view: _View, other: _View) -> Iterator[tuple[int, ...]]:
+    """Kernels of `view` all of whose stages one kernel of `other` holds, and no other kernel there."""
+    own, holders = view.holders, other.holders
+    for index, kernel in enumerate(other.kernels):
+        whole = {stage for stage in other.stages(index) if holders[stage] == [index]}
+        multiplies = is_product(kernel) or kernel.kind in ("attention", "library", "custom")
+        inside = tuple(
+            i for i in sorted({i for stage in whole for i in own.get(stage, ())})
+            if view.stages(i) <= whole and (multiplies or not is_product(view.kernels[i]))
+        )  # fmt: skip
+        if len(inside) > 1:
+            yield inside
+
+
+def _between(view: _View, indices: Sequence[int]) -> list[Buffer]:
+    """Intermediates that only these kernels touch, largest first."""
+    inside = set(indices)
+    producers, consumers = view.graph.producers, view.graph.consumers
+    return [
+        buffer for buffer in view.graph.materialized
+        if buffer.role == "intermediate" and consumers.get(buffer.name)
+        and inside.issuperset(producers[buffer.name]) and inside.issuperset(consumers[buffer.name])
+    ]  # fmt: skip
+
+
+def _traffic(view: _View, buffer: Buffer) -> int:
+    """Bytes of all writes and reads of it."""
+    total = 0
+    users = {*view.graph.producers.get(buffer.name, ()), *view.graph.consumers.get(buffer.name, ())}
+    for kernel in (view.kernels[index] for index in users):
+        for access in (*(kernel.inputs or ()), *(kernel.outputs or ())):
+            if access.buffer == buffer.name:
+                total += (buffer.bytes if access.bytes is None else access.bytes) * (kernel.launches or 1)
+    return total
+
+
+def _largest(view: _View) -> Iterator[Finding]:
+    buffer = next((b for b in view.graph.materialized if b.role == "intermediate"), None)
+    if buffer is None or not view.worth(size := _traffic(view, buffer)):
+        return
+    readers = view.graph.consumers.get(buffer.name, ())
+    read = f"read by {view.place(readers)}" if readers else "read by no kernel"
+    text = (
+        f"The largest intermediate that {view.name} writes to memory is {_described(view, buffer)}, {read}: "
+        f"{formats.size(size)} of traffic."
+    )
+    kernels = {view.key: (*view.graph.producers[buffer.name], *readers)}
+    yield Finding("largest", text, (view.key,), size, None, kernels)
+
+
+def _missed(view: _View) -> Iterator[Finding]:
+    named: dict[str, list[int]] = defaultdict(list)
+    for index, kernel in enumerate(view.kernels):
+        named[kernel.name].append(index)
+    priced = [r for r in view.graph.reasons if r.bytes_saved and r.producer in named and r.consumer in named]
+    if not priced:
+        return
+    best = max(priced, key=lambda reason: reason.bytes_saved or 0)
+    size = best.bytes_saved or 0
+    if not view.worth(size):
+        return
+    ends = [_work(view, named[name]) for name in (best.producer, best.consumer)]
+    text = (
+        f"The largest fusion that {view.name} did not make is {ends[0]} with {ends[1]}, which would save at most "
+        f"{formats.size(size)}: {REASONS[best.code]}."
+    )
+    kernels = {view.key: (*named[best.producer], *named[best.consumer])}
+    yield Finding("missed", text, (view.key,), size, None, kernels)
+
+
+def _saved(views: Sequence[_View]) -> Iterator[Finding]:
+    """What forward keeps for backward besides the block's own inputs and outputs."""
+    training = [view for view in views if any(kernel.part == "backward" for kernel in view.kernels)]
+    sizes = {view.key: sum(buffer.bytes for buffer in view.graph.saved) for view in training}
+    yield from _compared("saved", "saves {} for backward", training, sizes)
+
+
+def _intermediates(views: Sequence[_View]) -> Iterator[Finding]:
+    """All that is written to memory only for another kernel to read, where graphs differ in it."""
+    sizes = {
+        view.key: sum(buffer.bytes for buffer in view.graph.materialized if buffer.role == "intermediate")
+        for view in views
+    }
+    if len(views) > 1:
+        yield from _compared("intermediates", "writes {} of intermediates to memory", views, sizes)
+
+
+def _compared(sort: Sort, verb: str, views: Sequence[_View], sizes: Mapping[str, int]) -> Iterator[Finding]:
+    """The sizes of all graphs in one sentence, about what the first has more than the last."""
+    if not views:
+        return
+    first, *rest = sorted(views, key=lambda view: -sizes[view.key])
+    size = sizes[first.key] - sizes[rest[-1].key] if rest else sizes[first.key]
+    if first.worth(size):
+        others = "".join(f", {view.name} {formats.size(sizes[view.key])}" for view in rest)
+        text = f"{first.name} {verb.format(formats.size(sizes[first.key]))}{others}."
+        yield Finding(sort, text, tuple(view.key for view in (first, *rest)), size)
+
+
+# Words.
+
+# "inputs__gate_weight__.1" is how XLA writes inputs['gate_weight'].
+_PARAMETER = re.compile(r"[A-Za-z]\w*?__([A-Za-z]\w*?)__(?:\.\d+)?$")
+
+
+def _array(view: _View, buffer: Buffer) -> str:
+    """An input by its name, what a kernel wrote by where it comes from."""
+    writers = view.graph.producers.get(buffer.name)
+    if writers:
+        return f"the result of {view.maker(writers)}"
+    named = _PARAMETER.match(buffer.name)
+    return formats.name(named[1] if named else buffer.name)
+
+
+def _described(view: _View, buffer: Buffer) -> str:
+    """Shape, size and origin."""
+    writers = view.graph.producers[buffer.name]
+    lines = dict.fromkeys(line for index in writers for line in view.kernels[index].lines)
+    maker, last = view.maker(writers), formats.place(list(lines)[-1]) if lines else ""
+    where = f" ({last})" if last and last != maker else ""
+    return f"{formats.shape(buffer)}, {formats.size(buffer.bytes)}, written by {maker}{where}"
+
+
+def _work(view: _View, indices: Sequence[int]) -> str:
+    kernel = view.kernels[indices[0]]
+    kind = "product" if is_product(kernel) else f"{kernel.kind} kernel"
+    return f"the {kind} of {view.place(indices)}"
+
+
+def _operations(view: _View, indices: Iterable[int]) -> str:
+    return _series([token(op.op) for i in indices for op in view.kernels[i].source_ops if token(op.op) not in MOVEMENT])
+
+
+def _named(place: str, ops: Iterable[str]) -> str:
+    listed = ", ".join(ops)
+    return f"{place} ({listed})" if place else listed
+
+
+_NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+
+def _count(number: int) -> str:
+    return _NUMBERS[number] if number < len(_NUMBERS) else str(number)
+
+
+def _times(number: int) -> str:
+    return "twice" if number == 2 else f"{_count(number)} times"
+
+
+_LISTED = 8
+
+
+def _series(words: Iterable[str], separator: str = ", ") -> str:
+    """"a, b and c", each once, and of many the first."""
+    listed = list(dict.fromkeys(word for word in words if word))
+    if len(listed) > _LISTED:
+        listed[_LISTED - 1 :] = [f"{len(listed) - _LISTED + 1} more"]
+    if separator != ", " or len(listed) < 2:
+        return separator.join(listed)
+    return f"{', '.join(listed[:-1])} and {listed[-1]}"

@@ -1,0 +1,313 @@
+"""Joins what a GPU ran in one call with the kernels of its graph, each record to exactly one kernel.
+
+    graph, leftover = join(graph, {"forward": records})
+
+Records are kernels, copies and memsets in the order in which they ran (compare.clock.DeviceRecord). A kernel that the
+compiler wrote is known by name; a library call runs whatever the library chose: one main kernel, with memsets, copies
+and helpers around it. Both come in launch order, so that the join is the cheapest monotone alignment of the two
+sequences. A record that no kernel accounts for is left over, and so is one that only a guess could place.
+
+XLA runs one compiled kernel for all fusions of a module that compute the same, under the first one's name. Such a
+record is joined by its place, if both kernels are of one kind and move as many bytes. CUPTI also reports one in a
+hundred of XLA's kernels under the name of a kernel of a module that the process compiled before: 8 of 791 on an H200
+(jax 0.11.2, cupti-python 13.0.1), where XLA's list of thunks has the name expected in every one. These too are joined
+by their place. The kernel's `facts["ran_as"]` has the name in both cases.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple, Protocol
+
+from compare.graph.model import FusionGraph, Kernel
+
+MEMSET, MEMCPY = "[memset]", "[memcpy]"
+
+# What a library launches before and after the kernel that does the work.
+BEFORE = re.compile(r"\[mem(set|cpy)\]|dot_do_o|prepare_varlen|bwd_preprocess", re.I)
+AFTER = re.compile(r"splitK_?reduce|convert_d[qk]|splitkv_combine|reduce_1Block|bwd_postprocess|bwd_convert", re.I)
+GEMM = re.compile(r"nvjet|gemm|cutlass|gemv|cublas|^sm\d+_xmma|splitK|\bdot_kernel", re.I)
+ATTENTION = re.compile(r"flash|fmha|sdpa|attention|cudnn", re.I)
+LIBRARY = re.compile(r"^(_ZN|void )?.*(at6native|at::native|cudnn|cub|thrust)|_GLOBAL__N|flash|fmha|^nccl", re.I)
+# Names that XLA gives to kernels: of a fusion, or of one operation wrapped into one.
+XLA = re.compile(r"^(wrapped|loop|input|gemm|transpose|concatenate|scatter)_\w+$|^fusion(_\d+)?$|fusion(_\d+)?$")
+
+UNJOINED = 1000.0  # for a record, or a kernel that should have run
+
+# Library calls that run more than one kernel of their own: torch._inductor.kernel.mm_plus_mm is two products.
+MAIN_KERNELS = {"extern_kernels._mm_plus_mm": 2}
+
+
+class Record(Protocol):
+    """One kernel, copy or memset as the GPU ran it; times in seconds. `grid` may be absent."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def start(self) -> float: ...
+
+    @property
+    def end(self) -> float: ...
+
+
+def duration_us(record: Record) -> float:
+    return (record.end - record.start) * 1e6
+
+
+def join(graph: FusionGraph, records: Mapping[str, Sequence[Record]]) -> tuple[FusionGraph, tuple[Record, ...]]:
+    """The graph with `device_time_us` and, of library calls, `runtime_name`; and the records that are left over.
+
+    records: of one call, by part. Kernels that a loop runs several times come round in order. Raises ValueError where
+    the graph has no kernels (use from_eager with the kernels of each operation). A part is joined once: then library
+    calls have names, and no place for what runs around them.
+    """
+    joined, leftover = assign(graph, records)
+    return _with_records(graph, joined), leftover
+
+
+def assign(
+    graph: FusionGraph, records: Mapping[str, Sequence[Record]]
+) -> tuple[dict[int, list[Record]], tuple[Record, ...]]:
+    """The records of each kernel, by launch index, and those that are left over; otherwise as `join`."""
+    if graph.kernels is None:
+        raise ValueError(f"{graph.name} has operations and no kernels: give from_eager what each operation launched")
+    joined: dict[int, list[Record]] = {}
+    leftover: list[Record] = []
+    for part, ran in records.items():
+        indices = [index for index, kernel in enumerate(graph.kernels) if kernel.part == part]
+        found, rest = _align(graph, _slots(graph.kernels, indices), ran)
+        leftover += rest
+        for index, record in found:
+            joined.setdefault(index, []).append(record)
+    return joined, tuple(leftover)
+
+
+def join_by_operation(
+    graph: FusionGraph, records: Mapping[str, Sequence[Sequence[Record]]]
+) -> tuple[FusionGraph, tuple[Record, ...]]:
+    """As `join`, where it is known which records each kernel's launch caused (triton_side.dispatch, `after_each`).
+
+    records: by part, for each kernel of that part in order. Of a kernel that is known by name those of that name are
+    its, `launches` of them, of its grid where the record has one; all else is left over.
+    """
+    joined: dict[int, list[Record]] = {}
+    leftover: list[Record] = []
+    for part, groups in records.items():
+        indices = [index for index, kernel in enumerate(graph.kernels or ()) if kernel.part == part]
+        for index, group in zip(indices, groups, strict=True):
+            found, rest = _align(graph, _slots(graph.kernels or (), [index]), group)
+            leftover += rest
+            for at, record in found:
+                joined.setdefault(at, []).append(record)
+    return _with_records(graph, joined), tuple(leftover)
+
+
+def _same_grid(kernel: Kernel, record: Record) -> bool:
+    ran, declared = getattr(record, "grid", None), kernel.facts.get("grid")
+    return ran is None or declared is None or kernel.runtime_name != record.name or list(ran) == list(declared)
+
+
+class _Slot(NamedTuple):
+    """A launch to come; `any_number`: how often is not known."""
+
+    kernel: int
+    any_number: bool = False
+
+
+def _slots(kernels: Sequence[Kernel], indices: Sequence[int]) -> list[_Slot]:
+    """The main kernels to come in one call."""
+    launches = _in_launch_order([(index, kernels[index].launches) for index in indices])
+    return [slot for slot in launches for _ in range(MAIN_KERNELS.get(kernels[slot.kernel].name, 1))]
+
+
+def _in_launch_order(kernels: Sequence[tuple[int, int | None]]) -> list[_Slot]:
+    """Launches one by one: neighbours that run several times are a loop's body, loops within it included."""
+    slots: list[_Slot] = []
+    position = 0
+    while position < len(kernels):
+        index, launches = kernels[position]
+        if launches is None or launches <= 1:
+            slots += [_Slot(index, launches is None)] if launches != 0 else []
+            position += 1
+            continue
+        body = []
+        while position < len(kernels) and (kernels[position][1] or 0) > 1:
+            body.append((kernels[position][0], kernels[position][1] or 0))
+            position += 1
+        trips = min(launches for _, launches in body)
+        if all(launches % trips == 0 for _, launches in body):
+            slots += _in_launch_order([(index, launches // trips) for index, launches in body]) * trips
+        else:
+            slots += [_Slot(index) for index, launches in body for _ in range(launches)]
+    return slots
+
+
+def _align(
+    graph: FusionGraph, slots: Sequence[_Slot], records: Sequence[Record]
+) -> tuple[list[tuple[int, Record]], list[Record]]:
+    """Cheapest monotone alignment: (kernel index, record) pairs, and the records left over.
+
+    Before its main kernel a library call takes what libraries launch before, after it what they launch after.
+    """
+    kernels = graph.kernels or ()
+    fits = _Fits(graph.compiler, [kernels[slot.kernel] for slot in slots])
+    # done[j]: the cost of placing the first j records in the slots so far; moves: by slot and state, how it came.
+    done = [j * UNJOINED for j in range(len(records) + 1)]
+    moves: list[tuple[list[str], list[str]]] = []
+    for slot in slots:
+        done, *how = _place(kernels[slot.kernel], slot, records, done, fits)
+        moves.append((how[0], how[1]))
+    placed: list[int | None] = [None] * len(records)
+    j, at, ran = len(records), len(slots) - 1, 1
+    while at >= 0:
+        move = moves[at][ran][j]
+        if move == "open":
+            at, ran = at - 1, 1
+        elif move == "skip":
+            ran = 0
+        else:
+            j -= 1
+            placed[j] = None if move == "leave" else at
+            ran = 0 if move == "main" else ran
+    _withdraw_guesses(kernels, slots, records, placed, fits)
+    pairs = [(slots[at].kernel, record) for at, record in zip(placed, records, strict=True) if at is not None]
+    return pairs, [record for at, record in zip(placed, records, strict=True) if at is None]
+
+
+def _place(
+    kernel: Kernel, slot: _Slot, records: Sequence[Record], done: Sequence[float], fits: _Fits
+) -> tuple[list[float], list[str], list[str]]:
+    """One slot's row of the alignment: costs, and the moves that led there, before and after its main kernel."""
+    idle = slot.any_number or kernel.bytes_read == kernel.bytes_written == 0  # may run nothing
+    before, after = [done[0]], [done[0] + (0 if idle else UNJOINED)]
+    early, late = ["open"], ["skip"]
+    for j, record in enumerate(records, start=1):
+        take = (before[-1], "take") if fits.before(kernel, record) else (before[-1] + UNJOINED, "leave")
+        cost, move = min((done[j], "open"), take)
+        choices = [(cost + (0 if idle else UNJOINED), "skip")]
+        choices.append((after[-1], "take") if fits.after(kernel, record) else (after[-1] + UNJOINED, "leave"))
+        main = fits.main(kernel, record)
+        if main is not None:
+            choices.append((before[-1] + main, "main"))
+            if slot.any_number:
+                choices.append((after[-1] + main, "take"))
+        before.append(cost)
+        early.append(move)
+        cost, move = min(choices)
+        after.append(cost)
+        late.append(move)
+    return after, early, late
+
+
+def _withdraw_guesses(
+    kernels: Sequence[Kernel], slots: Sequence[_Slot], records: Sequence[Record], placed: list[int | None], fits: _Fits
+) -> None:
+    """Library calls in a row that ran more or fewer kernels than there are calls: which is whose would be a guess."""
+    start = 0
+    while start < len(slots):
+        end = start + 1
+        if kernels[slots[start].kernel].runtime_name is not None:
+            start = end
+            continue
+        while end < len(slots) and kernels[slots[end].kernel].runtime_name is None:
+            end += 1
+        joined = [i for i, at in enumerate(placed) if at is not None and start <= at < end]
+        worked = {placed[i] for i in joined if fits.main(kernels[slots[placed[i] or 0].kernel], records[i]) is not None}
+        low = max((i for i, at in enumerate(placed) if at is not None and at < start), default=-1)
+        high = min((i for i, at in enumerate(placed) if at is not None and at >= end), default=len(records))
+        rivals = [
+            i for i in range(low + 1, high) if placed[i] is None
+            and any(fits.main(kernels[slot.kernel], records[i]) is not None for slot in slots[start:end])
+        ]  # fmt: skip
+        idle = [at for at in range(start, end) if at not in worked and not slots[at].any_number]
+        if rivals or any(kernels[slots[at].kernel].bytes_written != 0 for at in idle):
+            for i in joined:
+                placed[i] = None
+        start = end
+
+
+class _Fits:
+    """What a record may be to a kernel."""
+
+    def __init__(self, compiler: str, kernels: Iterable[Kernel]) -> None:
+        self._xla = compiler.startswith("xla")
+        self._named: dict[str, list[Kernel]] = {}
+        for kernel in kernels:
+            if kernel.runtime_name:
+                self._named.setdefault(kernel.runtime_name, []).append(kernel)
+
+    def before(self, kernel: Kernel, record: Record) -> bool:
+        return kernel.runtime_name is None and bool(BEFORE.search(record.name)) and record.name not in self._named
+
+    def after(self, kernel: Kernel, record: Record) -> bool:
+        return kernel.runtime_name is None and bool(AFTER.search(record.name)) and record.name not in self._named
+
+    def main(self, kernel: Kernel, record: Record) -> float | None:
+        """The cost of taking the record for the kernel itself, or None."""
+        name = record.name
+        if kernel.runtime_name is None:
+            return self._library(kernel, name)
+        if name == kernel.runtime_name:
+            return 0.0 if _same_grid(kernel, record) else None
+        if (name == MEMCPY and kernel.kind == "copy") or (name == MEMSET and kernel.kind == "memset"):
+            return 1.0
+        if not self._xla:
+            return None
+        if name in self._named:
+            return 1.0 if any(_alike(kernel, other) for other in self._named[name]) else None
+        return 2.0 if XLA.search(name) else None
+
+    def _library(self, kernel: Kernel, name: str) -> float | None:
+        if name in self._named:
+            return None
+        if name in (MEMCPY, MEMSET):
+            return 0.0 if _moves(kernel) else None
+        if AFTER.search(name) or BEFORE.search(name):
+            return None
+        if kernel.kind == "gemm":
+            return 0.0 if GEMM.search(name) else 3.0 if LIBRARY.search(name) else None
+        if kernel.kind == "attention":
+            return 0.0 if ATTENTION.search(name) else None
+        return 0.0 if LIBRARY.search(name) else 1.0 if GEMM.search(name) else None
+
+
+def _moves(kernel: Kernel) -> bool:
+    """Whether a copy or memset may be all that it runs."""
+    return kernel.kind in ("copy", "memset", "scatter")
+
+
+def _alike(one: Kernel, other: Kernel) -> bool:
+    pairs = (
+        (one.bytes_read, other.bytes_read), (one.bytes_written, other.bytes_written), (one.kind, other.kind),
+    )  # fmt: skip
+    return all(a == b or a is None or b is None for a, b in pairs)
+
+
+def _with_records(graph: FusionGraph, joined: Mapping[int, Sequence[Record]]) -> FusionGraph:
+    kernels = []
+    for index, kernel in enumerate(graph.kernels or ()):
+        records = joined.get(index, ())
+        kernels.append(_ran(kernel, records) if records else kernel)
+    return replace(graph, kernels=tuple(kernels))
+
+
+def _ran(kernel: Kernel, records: Sequence[Record]) -> Kernel:
+    names = list(dict.fromkeys(record.name for record in records))
+    time = sum(map(duration_us, records))
+    if kernel.runtime_name is not None:
+        facts = kernel.facts if names == [kernel.runtime_name] else {**kernel.facts, "ran_as": names}
+        return replace(kernel, device_time_us=time, facts=facts)
+    main = next((name for name in names if not BEFORE.search(name) and not AFTER.search(name)), names[0])
+    helpers = Counter(record.name for record in records if record.name != main)
+    facts = {**kernel.facts, "with": dict(helpers)} if helpers else kernel.facts
+    return replace(kernel, device_time_us=time, runtime_name=main, facts=facts)
+
+
+def join_rate(records: Iterable[Sequence[Record]], leftover: Sequence[Record]) -> float:
+    """Share of the records that were joined; 1 where there were none."""
+    total = sum(map(len, records))
+    return 1.0 if total == 0 else 1 - len(leftover) / total

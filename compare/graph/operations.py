@@ -1,0 +1,95 @@
+"""Operations by one name in every framework, and which of them only move data."""
+
+from __future__ import annotations
+
+from compare.graph.model import Kernel
+
+_PREFIXES = ("aten.", "prims.", "prim.", "stablehlo.", "mhlo.", "chlo.", "hlo.")
+
+_NAMES = {
+    name: token
+    for token, names in {
+        "dot": "dot_general mm bmm matmul addmm baddbmm addbmm linear einsum ragged_dot ragged_dot_general scaled_dot",
+        "convolution": "conv conv_general_dilated conv1d conv2d conv3d",
+        "attention": "scaled_dot_product_attention flash_attention efficient_attention flex_attention "
+                     "scaled_dot_product_flash_attention scaled_dot_product_efficient_attention "
+                     "scaled_dot_product_cudnn_attention dot_product_attention",
+        "add": "add_any bias",
+        "sub": "subtract rsub",
+        "mul": "multiply",
+        "div": "divide true_divide",
+        "neg": "negate negative",
+        "exp": "exponential",
+        "log": "ln",
+        "pow": "power integer_pow",
+        "square": "",
+        "tanh": "",
+        "sigmoid": "logistic",
+        "rsqrt": "",
+        "sqrt": "",
+        "max": "maximum",
+        "min": "minimum",
+        "where": "select_n",
+        "lt": "less",
+        "le": "less_equal",
+        "gt": "greater",
+        "ge": "greater_equal",
+        "sum": "reduce_sum",
+        "mean": "reduce_mean",
+        "amax": "reduce_max",
+        "amin": "reduce_min",
+        "argmax": "arg_max",
+        "softmax": "safe_softmax",
+        "cumsum": "",
+        "convert": "convert_element_type to_copy to type_as astype",
+        "broadcast": "broadcast_in_dim expand broadcast_to",
+        "reshape": "view unsafe_view bitcast flatten squeeze unsqueeze unsafe_reshape expand_dims",
+        "transpose": "permute t swapaxes",
+        "slice": "dynamic_slice narrow split chunk dynamic-slice",
+        "concatenate": "cat concat",
+        "copy": "clone contiguous copy-start copy-done alias detach",
+        "gather": "index embedding index_select take",
+        "pad": "constant_pad_nd",
+        "iota": "arange",
+        "full": "zeros ones full_like zeros_like ones_like scalar_tensor empty constant",
+        "update": "dynamic_update_slice dynamic-update-slice",
+    }.items()
+    for name in (token, *names.split())
+}  # fmt: skip
+
+# aux: what cuBLAS calls keeping a product's result beside what its epilogue makes of it.
+MOVEMENT = frozenset(
+    "aux convert broadcast reshape transpose slice concatenate copy gather pad iota full update reverse".split()
+)
+PRODUCTS = frozenset(("dot", "convolution"))
+ANCHORS = PRODUCTS | {"attention"}
+REDUCTIONS = frozenset("sum mean amax amin argmax argmin prod reduce reduce_window cumsum reduce_and reduce_or".split())
+
+
+def token(op: str) -> str:
+    """`op` in the words of this table: "aten.mul.Tensor", "mul", "multiply" -> "mul". Unknown names stay, less what a
+    framework puts around them."""
+    name = op
+    for prefix in _PREFIXES:
+        if op.startswith(prefix):
+            name = op.removeprefix(prefix).partition(".")[0]
+            if prefix == "aten." and name == "select":  # a view of one index; HLO's select is a choice
+                return "slice"
+            break
+    name = name.strip("_")
+    return "where" if name == "select" else _NAMES.get(name, name)
+
+
+def tokens(kernel: Kernel) -> list[str]:
+    """Of its operations, in order. XLA names a product whose result is transposed by the transpose."""
+    found = [token(op.op) for op in kernel.source_ops]
+    if kernel.kind == "gemm" and "transpose" in found and not ANCHORS.intersection(found):
+        found[found.index("transpose")] = "dot"
+    return found
+
+
+def is_product(kernel: Kernel) -> bool:
+    """Whether the kernel computes a matrix product, a library's or a hand-written one included."""
+    if kernel.kind in ("library", "custom"):
+        return any(token(op.op) in PRODUCTS for op in kernel.source_ops)
+    return kernel.kind == "gemm"

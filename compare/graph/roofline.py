@@ -1,0 +1,66 @@
+"""The least time that work can take on a device whose bandwidth and product rates were measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from compare.graph.model import FusionGraph, Kernel
+
+_PRODUCT_NAMES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """streams: share of reads in a stream's traffic -> bytes per second. products: "bfloat16", "float16",
+    "float32-ieee", "float32-tf32" -> FLOP per second."""
+
+    streams: Mapping[float, float]
+    products: Mapping[str, float]
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Ceilings:
+        """Of a target pack's or a segment's `{"streams": {"reads:writes": ...}, "products": {...}}`."""
+        streams = {}
+        for mix, rate in data.get("streams", {}).items():
+            reads, writes = map(float, mix.split(":"))
+            streams[reads / (reads + writes)] = float(rate)
+        return cls(streams, {name: float(rate) for name, rate in data.get("products", {}).items()})
+
+    def bandwidth(self, read: float, written: float) -> float:
+        """Bytes per second of the stream whose mix of reads and writes is nearest."""
+        share = read / (read + written) if read + written else 0.5
+        return self.streams[min(self.streams, key=lambda stream: abs(stream - share))]
+
+    def rate(self, dtype: str, precision: str | None = None) -> float | None:
+        """FLOP per second of a product of `dtype` ("bf16"); None where none was measured. Of float32 the fastest that
+        was measured, unless `precision` says "ieee" or "tf32": a floor must not lie above what is possible."""
+        name = _PRODUCT_NAMES.get(dtype)
+        if name is None:
+            return None
+        exact = self.products.get(f"{name}-{precision}" if precision else name)
+        rates = [exact] if exact else [rate for key, rate in self.products.items() if key.split("-")[0] == name]
+        return max(rates, default=None)
+
+
+def product_dtype(graph: FusionGraph, kernel: Kernel) -> str:
+    """The type of the largest array that goes into the kernel, "" where it reads none."""
+    read = [graph.buffer[access.buffer] for access in kernel.inputs or () if access.buffer in graph.buffer]
+    return max(read, key=lambda buffer: buffer.bytes).dtype if read else ""
+
+
+def floor_us(graph: FusionGraph, kernel: Kernel, ceilings: Ceilings, precision: str | None = None) -> float | None:
+    """max(bytes / bandwidth, flops / rate) of one call's launches, in microseconds.
+
+    None where bytes or launches are not known, or the FLOPs of a product or an attention, which they would decide.
+    """
+    read, written, launches = kernel.bytes_read, kernel.bytes_written, kernel.launches
+    if read is None or written is None or launches is None:
+        return None
+    if kernel.flops is None and kernel.kind in ("gemm", "attention"):
+        return None
+    rate = ceilings.rate(product_dtype(graph, kernel), precision)
+    memory = (read + written) / ceilings.bandwidth(read, written)
+    compute = kernel.flops / rate if kernel.flops and rate else 0.0
+    return max(memory, compute) * launches * 1e6

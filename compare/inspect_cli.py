@@ -1,0 +1,343 @@
+"""`xlafuse inspect`: from paths and options to what is printed."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from compare import inspect_aligned
+from compare.opening import SHOWN_AT_ONCE, Contents, Found, contents, refusing, target_ceilings
+from compare.printing import echo_json, emit, width
+from compare.selection import UsageError, one_of
+
+if TYPE_CHECKING:
+    from compare.graph.model import FusionGraph
+
+Warn = Callable[[Iterable[str]], None]
+
+MOST_TREES = 12  # of a run; more records than that are listed, a line each, unless somebody chose them
+MOST_LISTED = 50
+MOST_NAMED = 12
+
+
+@dataclass(frozen=True)
+class Question:
+    """What to show of each graph. None and False: the default view."""
+
+    kernel: str | None = None
+    stage: str | None = None
+    why: bool = False
+    dot: bool = False
+    passes: bool = False
+    every: bool = False
+    as_json: bool = False
+    target: str | None = None
+
+    def views(self) -> list[str]:
+        chosen = {"--kernel": self.kernel, "--stage": self.stage, "--why": self.why, "--dot": self.dot,
+                  "--passes": self.passes}  # fmt: skip
+        return [option for option, value in chosen.items() if value]
+
+
+def inspect(
+    paths: Sequence[Path], question: Question, *, module: str | None, align: tuple[str, str] | None,
+    wanted: Mapping[str, list[str]], warn: Warn,
+) -> None:
+    """Print what the paths hold. wanted: fields of a run's records -> names. Raises UsageError, RunFolderError."""
+    views = question.views()
+    if len(views) > 1:
+        raise UsageError(f"{' and '.join(views)} are different views; choose one")
+    if question.dot and question.as_json:
+        raise UsageError("--dot is Graphviz text; it does not go with --json")
+    if align and not paths:
+        paths, align = [Path(align[0]), Path(align[1])], None
+    if not paths:
+        raise UsageError("nothing to inspect; name a run folder, a folder or archive of dumps, or one file")
+    if (align or len(paths) > 1) and views:
+        raise UsageError(f"{views[0]} is about one graph at a time; it does not go with several side by side")
+    opened = [contents(path) for path in paths]
+    for each in opened:
+        warn(each.warnings)
+    if len(paths) > 1:
+        if any(wanted.values()):
+            raise UsageError("--block, --case, --direction and -i choose among the records of one run")
+        inspect_aligned.show([each.module(module) for each in opened], question)
+        return
+    (only,) = opened
+    found = _chosen(only, module, wanted)
+    if align:
+        inspect_aligned.show_choice(only, found, align, question)
+    elif only.kind == "dump" and module is None and len(found) > SHOWN_AT_ONCE:
+        if views:
+            raise UsageError(f"{only.path}: holds {len(found)} modules; {views[0]} needs --module NAME or NUMBER")
+        _list_modules(found, question)
+    elif only.kind == "run":
+        if len(found) > MOST_TREES and not (views or question.as_json or question.every or any(wanted.values())):
+            _list_records(found, warn)
+        else:
+            _show_records(found, question, warn)
+    else:
+        show_graphs(found, question)
+
+
+# Choosing.
+
+
+def _chosen(opened: Contents, module: str | None, wanted: Mapping[str, list[str]]) -> list[Found]:
+    if opened.kind == "run":
+        if module is not None:
+            raise UsageError("--module chooses in a folder of dumps; of a run use --block, --case, --direction and -i")
+        return _records(opened, wanted)
+    if any(wanted.values()):
+        raise UsageError(f"{opened.path}: no run folder, so that --block, --case, --direction and -i choose nothing")
+    return list(opened.found) if module is None else opened.modules(module)
+
+
+def _records(opened: Contents, wanted: Mapping[str, list[str]]) -> list[Found]:
+    from compare.report.rows import only
+
+    fields = [
+        {"number": each.number, "block": each.record.case.block, "case": each.record.case.name,
+         "direction": each.record.case.direction, "implementation": each.record.implementation}
+        for each in opened.found if each.record is not None
+    ]  # fmt: skip
+    kept = {row["number"] for row in only(fields, **wanted)}
+    return [each for each in opened.found if each.number in kept]
+
+
+# Views.
+
+Pairs = list[tuple[Found, "FusionGraph"]]
+
+
+def _list_modules(found: list[Found], question: Question) -> None:
+    from compare.graph import formats, show
+
+    if question.as_json:
+        echo_json([{"number": e.number, "name": e.name, "id": e.order, "cost": e.cost} for e in found])
+        return
+    grid = show.columns(6, None, 9, 12, right=(0, 2, 3))
+    grid.add_row(*map(show.plain, ("number", "module", "XLA's id", "size of text")))
+    shown = found if question.every else found[:MOST_LISTED]
+    for each in shown:
+        cells = str(each.number), formats.name(each.name), str(each.order), formats.size(each.cost)
+        grid.add_row(*map(show.plain, cells))
+    emit(grid)
+    if len(shown) < len(found):
+        emit(show.plain(f"… and {len(found) - len(shown):,} smaller ones; --all lists them"))
+    emit(show.plain(f"{formats.count(len(found), 'module')}; --module NUMBER or NAME shows one"))
+
+
+def show_graphs(found: Sequence[Found], question: Question) -> None:
+    """Each by itself."""
+    from compare.explained import Explained
+    from compare.graph import store
+
+    # As they were compiled; a training step's halves, which a record keeps in one archive, in the order they run.
+    pairs = [(each, each.graph()) for each in sorted(found, key=lambda each: (each.order, each.name == "backward"))]
+    if question.as_json and not question.views():
+        if len(pairs) == 1:
+            echo_json(store.to_json(pairs[0][1]))
+        else:
+            names = inspect_aligned.unique(each.name for each, _ in pairs)
+            echo_json(Explained({name: graph for name, (_, graph) in zip(names, pairs, strict=True)}).to_json())
+    elif question.views():
+        _answer(pairs, question)
+    else:
+        for each, graph in pairs:
+            _show_graph(each, graph, question)
+
+
+def _list_records(found: list[Found], warn: Warn) -> None:
+    from compare import run_summary
+
+    emit(run_summary.table([(each, _recorded(each, warn)) for each in found]))
+
+
+def _show_records(found: list[Found], question: Question, warn: Warn) -> None:
+    from compare.graph import show
+
+    pairs = [(each, _recorded(each, warn)) for each in found]
+    if question.views():
+        known = [(each, graph) for each, graph in pairs if graph is not None]
+        if not known:
+            raise UsageError(f"none of {len(found)} records has a graph that can be read")
+        _answer(known, question)
+    elif question.as_json:
+        echo_json([_record_json(each, graph) for each, graph in pairs])
+    elif not found:
+        emit(show.plain("no records"))
+    else:
+        for each, graph in pairs:
+            _show_record(each, graph, question)
+
+
+def _recorded(each: Found, warn: Warn) -> FusionGraph | None:
+    """The record's graph; None, and a warning, where it cannot be read: that costs this record alone."""
+    if each.read is None:
+        return None
+    try:
+        return each.graph()
+    except UsageError as problem:
+        warn([f"{each.name}: {problem}"])
+        return None
+
+
+def _record_json(each: Found, graph: FusionGraph | None) -> dict[str, Any]:
+    """What identifies the record, and its graph, or null."""
+    from compare.graph import store
+
+    record = each.record
+    assert record is not None
+    case = record.case
+    return {
+        "id": record.id, "block": case.block, "case": case.name, "direction": case.direction, "dtype": case.dtype,
+        "precision": case.precision, "implementation": record.implementation, "status": record.status,
+        "detail": record.detail, "segment": record.segment, "target": record.target, "dumps": record.dumps,
+        "kernels": record.kernels, "graph": None if graph is None else store.to_json(graph),
+    }
+
+
+def _show_record(each: Found, graph: FusionGraph | None, question: Question) -> None:
+    from compare.graph import show
+
+    record = each.record
+    assert record is not None
+    status = record.status + (f", for {record.target}" if record.target else "")
+    notes = [f"{status}: {record.detail}" if record.detail else status]
+    for part, made in record.kernels.items():
+        if left := made.get("unjoined"):
+            notes.append(f"{part}: ran on the device and belongs to no kernel here: {', '.join(map(str, left))}")
+    if graph is not None:
+        _show_graph(each, graph, question, record.id, notes)
+        return
+    missing = "no graph recorded" if each.read is None else "its graph cannot be read"
+    files = f"; its compiler's files: {each.path / record.dumps}" if record.dumps else ""
+    emit(show.titled(record.id, [*notes, missing + files]))
+
+
+def _show_graph(
+    each: Found, graph: FusionGraph, question: Question, title: str | None = None, notes: Sequence[str] = ()
+) -> None:
+    from compare.graph import show
+
+    ceilings, _ = each.ceilings_for(graph, question.target)
+    known: dict[str, Any] = {}
+    if each.record is not None:  # what the block declares is better than what a graph tells
+        known = {"bytes_compulsory": each.record.bytes_compulsory or None, "precision": each.record.case.precision}
+    lines = [*notes, *show.sums(graph, ceilings, **known)]
+    remarks = show.remarks(graph, ceilings)
+    emit(show.overview(graph, width=width(), every=question.every, title=title, notes=lines, remarks=remarks))
+
+
+def _answer(pairs: Pairs, question: Question) -> None:
+    """One view of each graph."""
+    if question.dot:
+        from compare.graph.dot import dot
+
+        for _, graph in pairs:
+            click.echo(dot(graph), nl=False)
+    elif question.kernel is not None:
+        _show_kernels(pairs, question.kernel, question)
+    elif question.stage is not None:
+        _show_stage(pairs, question.stage, question)
+    elif question.why:
+        _show_why(pairs, question)
+    else:
+        _show_passes(pairs, question)
+
+
+def _show_kernels(pairs: Pairs, wanted: str, question: Question) -> None:
+    from compare.graph import show
+
+    found = [(graph, index) for _, graph in pairs for index in _kernel_indices(graph, wanted)]
+    if not found:
+        names = list(dict.fromkeys(kernel.name for _, graph in pairs for kernel in graph.kernels or ()))
+        one_of("kernel", wanted, names, names[:MOST_NAMED])
+    if question.as_json:
+        echo_json([_kernel_json(graph, index) for graph, index in found])
+        return
+    for graph, index in found:
+        emit(show.kernel(graph, index, width=width()))
+
+
+def _kernel_json(graph: FusionGraph, index: int) -> dict[str, Any]:
+    from compare.graph import store
+
+    return {"graph": graph.name, **store.to_json(graph)["kernels"][index]}
+
+
+def _kernel_indices(graph: FusionGraph, wanted: str) -> list[int]:
+    """By number, else by the compiler's or the profiler's name, else by pattern."""
+    kernels = list(enumerate(graph.kernels or ()))
+    return (
+        [i for i, _ in kernels if wanted == str(i + 1)]
+        or [i for i, kernel in kernels if wanted in (kernel.name, kernel.runtime_name)]
+        or [i for i, kernel in kernels if fnmatch.fnmatchcase(kernel.name, wanted)]
+    )
+
+
+def _show_stage(pairs: Pairs, wanted: str, question: Question) -> None:
+    from compare.graph import show
+
+    found = []
+    for _, graph in pairs:
+        kernels = enumerate(graph.kernels or ())
+        if indices := [i for i, kernel in kernels if any(in_stage(stage, wanted) for stage in kernel.stages)]:
+            found.append((graph, indices))
+    if not found:
+        stages = list(dict.fromkeys(s for _, graph in pairs for kernel in graph.kernels or () for s in kernel.stages))
+        one_of("stage", wanted, stages, stages[:MOST_NAMED])
+    if question.as_json:
+        echo_json([_kernel_json(graph, index) for graph, indices in found for index in indices])
+        return
+    for graph, indices in found:
+        emit(show.stage(graph, wanted, indices, width=width(), every=question.every))
+
+
+def in_stage(stage: str, wanted: str) -> bool:
+    """Whether `wanted` is the stage or scopes within it: "norm" holds "norm/scale" and "layer/norm/scale"."""
+    return f"/{wanted.strip('/')}/" in f"/{stage}/"
+
+
+def _show_why(pairs: Pairs, question: Question) -> None:
+    from compare import targets
+    from compare.graph import show_why
+
+    answers = []
+    for each, graph in pairs:
+        ceilings, whose = each.ceilings_for(graph, question.target)
+        if ceilings is None:  # some GPU must price the bytes, and the view says which
+            ceilings, whose = target_ceilings(targets.DEFAULT), targets.DEFAULT
+        bandwidth = ceilings.bandwidth(1, 1)
+        if question.as_json:
+            answers.append(show_why.to_json(graph, bandwidth, whose))
+        else:
+            emit(show_why.tree(graph, bandwidth, whose, every=question.every))
+    if question.as_json:
+        echo_json(answers)
+
+
+def _show_passes(pairs: Pairs, question: Question) -> None:
+    from compare.graph import show
+    from xlafuse.pass_story import story
+
+    answers = []
+    for each, _ in pairs:
+        if each.artifacts is None:
+            raise UsageError(f"{each.path}: {each.name}: --passes needs a dump folder of XLA's, or an archive of it")
+        with refusing(each.path):
+            changes = story(each.artifacts)
+        if question.as_json:
+            passes = [{**asdict(change), "text": str(change)} for change in changes]
+            answers.append({"module": each.name, "passes": passes})
+        else:
+            nothing = ["no snapshots between passes; XLA writes them with --xla_dump_hlo_pass_re=.*"]
+            emit(show.titled(each.name, [str(change) for change in changes] or nothing))
+    if question.as_json:
+        echo_json(answers)

@@ -1,0 +1,140 @@
+"""The process in which a user's JAX function is compiled; see `explaining`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from compare.graph.model import Part
+from compare.workers import explaining
+
+_SMALL = 4096  # bytes; smaller constants are tables and scalars, not weights
+
+
+def main() -> int:
+    folder = Path(sys.argv[1])
+    request = explaining.read_request(folder)
+    try:
+        explainer = XlaExplainer(request)
+    except Exception as problem:
+        return explaining.fail(folder, problem)
+    return explaining.serve(folder, request, explainer.explain)
+
+
+class XlaExplainer:
+    def __init__(self, request: explaining.Request) -> None:
+        from xlafuse.environment import configure_environment
+
+        target = request["target"]
+        configure_environment(deviceless=target is not None)
+        import jax
+
+        from compare import targets
+        from xlafuse import compiler
+
+        for option, value in request["state"].items():
+            jax.config.update(option, value)
+        # HLO names source files as the interpreter does; those of installed packages, relative to their folder.
+        jax.config.update("jax_hlo_source_file_canonicalization_regex", r"^.*/site-packages/")
+        self._grad = request["grad"]
+        self._versions = explaining.versions("jax", "jaxlib")
+        self._xla_target = None
+        if target is None:
+            self._target = jax.devices()[0].device_kind
+        else:
+            pack = targets.load(target)
+            self._target = target
+            self._xla_target = compiler.Target(
+                pack.xla_config(jax.__version__), pack.xla_autotune_results(jax.__version__)
+            )
+
+    def explain(self, call: Mapping[str, Any], dumps: Path) -> tuple[Any, list[str]]:
+        from compare.explain_parcel import unpack
+        from xlafuse import calls
+
+        if "stablehlo" in call:
+            compiled = calls.compile_stablehlo(call["stablehlo"], target=self._xla_target, dump_to=dumps)
+            return self._graph(compiled, dumps)[0], []
+        args, kwargs = unpack(call["arguments"], _struct)
+        function = unpack(call["function"], _struct)
+        if self._grad:
+            forward, backward = calls.compile_halves(
+                function, args, kwargs, target=self._xla_target, dump_to=dumps
+            )
+            return self._joined(forward, backward, dumps), []
+        compiled = calls.compile_call(function, args, kwargs, target=self._xla_target, dump_to=dumps)
+        return self._graph(compiled, dumps)[0], _closed_over(call["name"], compiled.closed_over)
+
+    def _graph(self, compiled: Any, dumps: Path, part: Part = "forward") -> tuple[Any, Any]:
+        """(graph, program): one module, with XLA's reasons from its dump folder."""
+        from compare.graph.from_hlo import from_program
+        from compare.graph.xla_reasons import reasons
+        from xlafuse import hlo
+        from xlafuse.reasons import read
+
+        module = hlo.parse(compiled.hlo_text)
+        program = hlo.program(module)
+        graph = from_program(
+            program, part=part, target=self._target, versions=self._versions, provenance=compiled.autotuning,
+            unparsed=tuple(f"line {number}: {text[:1000]}" for number, text in module.unparsed),
+        )
+        return replace(graph, reasons=reasons(graph, read(dumps))), program
+
+    def _joined(self, forward: Any, backward: Any, dumps: Path) -> Any:
+        """Both halves as one graph: backward's first parameters are what forward saved, leaf by leaf."""
+        import jax
+
+        from compare.graph.parts import join_parts
+
+        first, saving = self._graph(forward, dumps / "forward")
+        second, using = self._graph(backward, dumps / "backward", part="backward")
+        outputs, residuals = (len(jax.tree.leaves(structs)) for structs in forward.output_structs)
+
+        def held(leaf: tuple[str, int]) -> str | None:
+            kind, index = leaf
+            return {"computed": saving.outputs, "argument": saving.inputs}[kind][index] if kind != "constant" else None
+
+        saved = [held(leaf) for leaf in forward.leaves[outputs : outputs + residuals]]
+        passed = {name: buffer for name, buffer in zip(using.inputs, saved, strict=False) if buffer is not None}
+        visible = {buffer for leaf in forward.leaves[:outputs] if (buffer := held(leaf)) is not None}
+        return join_parts(first, second, passed, outputs=visible)
+
+
+def _closed_over(name: str, arrays: tuple[tuple[tuple[int, ...], str], ...]) -> list[str]:
+    import math
+
+    import jax.numpy as jnp
+
+    large = [(s, d) for s, d in arrays if math.prod(s) * jnp.dtype(d).itemsize > _SMALL]
+    if not large:
+        return []
+    shown = ", ".join(f"{d}{list(s)}" for s, d in large[:4]) + (", ..." if len(large) > 4 else "")
+    return [
+        f"{name} closes over arrays ({shown}): they are constants of the compiled code, which differs from code that "
+        "takes them as arguments"
+    ]
+
+
+def _struct(like: Any) -> Any:
+    import jax
+
+    if like.is_key:
+        return _key(like)
+    return jax.ShapeDtypeStruct(like.shape, jax.numpy.dtype(like.dtype), weak_type=like.weak_type)
+
+
+def _key(like: Any) -> Any:
+    import jax
+
+    for implementation in ("threefry2x32", "rbg", "unsafe_rbg"):
+        key = jax.eval_shape(lambda name=implementation: jax.random.key(0, impl=name))
+        if str(key.dtype) == like.dtype:
+            return jax.ShapeDtypeStruct(like.shape, key.dtype)
+    raise TypeError(f"random keys of {like.dtype} are not among those that jax ships")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""What both explaining workers share: reading the request, writing graphs, notes or the error.
+
+`python -m compare.workers.explain_xla FOLDER` (or explain_torch) reads FOLDER/request.pickle and leaves
+FOLDER/reply.json with the graphs' files beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from compare import PROJECT
+from compare.graph import store
+from compare.graph.model import FusionGraph, Kernel
+
+Request = dict[str, Any]
+Explain = Callable[[Mapping[str, Any], Path], tuple[FusionGraph, list[str]]]
+
+# Frames that are not the user's: below one of these folders, or in the interpreter's library.
+_TOOLS = tuple(str(PROJECT / package) + "/" for package in ("compare", "xlafuse", "triton_side"))
+_FRAMEWORKS = re.compile(
+    r"/site-packages/(?:jax|jaxlib|flax|torch|triton|cloudpickle|numpy)/|/lib/python3\.\d+/(?!site-)|^<"
+)
+# '  File "/home/me/block.py", line 12, in apply', as PyTorch quotes it in its own messages
+_QUOTED = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+def read_request(folder: Path) -> Request:
+    """The caller's request. Makes the caller's import path ours."""
+    request: Request = pickle.loads((folder / "request.pickle").read_bytes())
+    sys.path[:] = request["path"] + [entry for entry in sys.path if entry not in request["path"]]
+    return request
+
+
+def serve(folder: Path, request: Request, explain: Explain) -> int:
+    """Answer every call of the request, in order; the first that fails is the answer. Returns the exit code."""
+    graphs, notes = [], []
+    for index, call in enumerate(request["calls"]):
+        try:
+            graph, own_notes = explain(call, folder / f"dumps-{index}")
+        except Exception as problem:
+            traceback.print_exc()
+            _write(folder, {"error": {"name": call["name"], **_error(problem)}})
+            return 1
+        file = folder / f"graph-{index}.json"
+        store.save(_seen_from(request["folder"], replace(graph, name=call["name"])), file)
+        graphs.append({"name": call["name"], "file": str(file)})
+        notes += own_notes
+    _write(folder, {"graphs": graphs, "notes": notes})
+    return 0
+
+
+def fail(folder: Path, problem: BaseException) -> int:
+    """What went wrong before the first call, as the answer."""
+    traceback.print_exc()
+    _write(folder, {"error": {"name": None, **_error(problem)}})
+    return 1
+
+
+def versions(*packages: str) -> dict[str, str]:
+    found = {}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _seen_from(folder: str, graph: FusionGraph) -> FusionGraph:
+    """The graph with source files below the caller's folder named as they are there."""
+
+    def line(line: str) -> str:
+        return line.removeprefix(folder.rstrip("/") + "/")
+
+    def seen(kernel: Kernel) -> Kernel:
+        return replace(kernel, source_ops=tuple(replace(op, line=line(op.line)) for op in kernel.source_ops))
+
+    return replace(
+        graph, kernels=None if graph.kernels is None else tuple(map(seen, graph.kernels)),
+        reasons=tuple(replace(reason, line=line(reason.line)) for reason in graph.reasons),
+    )
+
+
+def _write(folder: Path, reply: Any) -> None:
+    (folder / "reply.json").write_text(json.dumps(reply))
+
+
+def _error(problem: BaseException) -> dict[str, Any]:
+    return {
+        "kind": type(problem).__name__, "message": _head(str(problem)), "line": _line(problem),
+        "traceback": "".join(traceback.format_exception(problem)),
+    }
+
+
+def _head(message: str, length: int = 600) -> str:
+    """The first paragraph of a message, or its beginning: PyTorch's and XLA's go on with advice and internals."""
+    first = message.strip().split("\n\n")[0]
+    return first if len(first) <= length else f"{first[:length]} ..."
+
+
+def _line(problem: BaseException) -> str:
+    """The innermost frame of the user's code, "file:line in function"; "" where the error has none."""
+    frames = [
+        frame for frame in traceback.extract_tb(problem.__traceback__)
+        if not frame.filename.startswith(_TOOLS) and not _FRAMEWORKS.search(frame.filename)
+    ]
+    if frames:
+        return f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}"
+    quoted = [match for match in _QUOTED.findall(str(problem)) if not _FRAMEWORKS.search(match[0])]
+    return f"{quoted[-1][0]}:{quoted[-1][1]}" if quoted else ""

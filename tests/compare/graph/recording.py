@@ -1,0 +1,48 @@
+"""Recorded calls as triton_side.dispatch makes them, without a GPU or a compiler: what the graph builders read."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+ITEMSIZE = {"bfloat16": 2, "float32": 4}
+
+
+def tensor(storage: int, shape: tuple[int, ...], dtype: str = "bfloat16", name: str = "") -> Any:
+    elements = 1
+    for size in shape:
+        elements *= size
+    return SimpleNamespace(
+        storage=storage, shape=shape, dtype=dtype, name=name, bytes=elements * ITEMSIZE[dtype], position=0, offset=0
+    )
+
+
+def computed(op: str, stage: str, backward: bool = False, rematerialized: bool = False) -> Any:
+    site = f"{'gradient of ' if backward else ''}{stage}:{op}:"
+    return SimpleNamespace(op=op, stage=stage, backward=backward, rematerialized=rematerialized, site=site)
+
+
+def launch(label: str, reads: list[Any], writes: list[Any], operations: list[Any], flops: float | None = 1.0) -> Any:
+    return SimpleNamespace(
+        label=label, name=f"{label}_runtime", kind="triton", source="triton_side/kernels/k.py", line=7, grid=(4, 1, 1),
+        block=(128, 1, 1), num_warps=4, reads=tuple(reads), writes=tuple(writes), operations=tuple(operations),
+        flops=flops, resources=SimpleNamespace(registers=32, spill_bytes=0, shared_bytes=1024, num_warps=4),
+    )  # fmt: skip
+
+
+def operation(
+    op: str, kind: str, reads: list[Any], writes: list[Any], *, stage: str = "", line: str = "model.py:3",
+    backward: bool = False, rematerialized: bool = False, flops: float | None = 1.0,
+) -> Any:  # fmt: skip
+    return SimpleNamespace(
+        op=op, kind=kind, reads=tuple(reads), writes=tuple(writes), stage=stage, line=line, backward=backward,
+        rematerialized=rematerialized, flops=flops,
+    )
+
+
+def recorded(parts: dict[str, list[Any]], inputs: dict[str, Any], outputs: dict[str, Any]) -> Any:
+    return SimpleNamespace(parts={p: tuple(events) for p, events in parts.items()}, inputs=inputs, outputs=outputs)
+
+
+def record(name: str, us: float = 1.0, **more: Any) -> Any:
+    return SimpleNamespace(name=name, start=0.0, end=us * 1e-6, **more)

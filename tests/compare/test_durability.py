@@ -1,0 +1,265 @@
+"""Whatever stops a run, no finished record is lost, and --resume ends with every record once."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import random
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compare import PROJECT, machine, record, run
+from compare.blocks import BLOCKS
+from compare.graph import store
+from compare.record import Record, RunFolderError
+from compare.selection import Plan, resolve
+
+SELECTION = ["--suite", "full", "--direction", "fwd"]
+SIGKILLED = -9
+
+
+class Runs:
+    """Runs with a scripted crew, one at a time, each in a process of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.acknowledged_by, self.output_of = folder / "acknowledged", folder / "output"
+        script = Path(__file__).with_name("scripted_run.py")
+        path = os.pathsep.join([str(PROJECT), os.environ.get("PYTHONPATH", "")])
+        self._process = subprocess.Popen(
+            [sys.executable, str(script), str(self.acknowledged_by), str(self.output_of)], text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path},
+        )
+
+    def begin(
+        self, *arguments: object, pace: float = 0.0, kill_after: float | None = None, file_limit: int | None = None
+    ) -> None:
+        request = {
+            "arguments": ["run", *map(str, arguments)], "pace": pace, "kill_after": kill_after,
+            "file_limit": file_limit,
+        }
+        assert self._process.stdin
+        print(json.dumps(request), file=self._process.stdin, flush=True)
+
+    def end(self) -> int:
+        """The exit status of the run that was begun; minus the signal where one ended it."""
+        assert self._process.stdout
+        return int(self._process.stdout.readline())
+
+    def run(self, *arguments: object, **options: Any) -> int:
+        self.begin(*arguments, **options)
+        return self.end()
+
+    def acknowledged(self) -> set[str]:
+        return set(self.acknowledged_by.read_text().split()) if self.acknowledged_by.exists() else set()
+
+    def output(self) -> str:
+        return self.output_of.read_text()
+
+    def close(self) -> None:
+        assert self._process.stdin
+        self._process.stdin.close()
+        self._process.wait(30)
+
+
+@pytest.fixture
+def begin_runs(tmp_path: Path) -> Iterator[Callable[[], Runs]]:
+    begun: list[Runs] = []
+
+    def begin() -> Runs:
+        place = tmp_path / f"runs-{len(begun)}"
+        place.mkdir()
+        begun.append(Runs(place))
+        return begun[-1]
+
+    yield begin
+    for runs in begun:
+        runs.close()
+
+
+def entry(implementation: str = "xla", **fields: Any) -> Record:
+    case = BLOCKS["gelu"].cases("quick")[0]
+    return Record(case=case, implementation=implementation, compiler="xla", status="ok", **fields)
+
+
+def abandoned() -> list[Path]:
+    """Scratch folders whose run is no more: nothing holds their lock."""
+    found = []
+    for folder in (machine.scratch_root() or Path(tempfile.gettempdir())).glob("xlafuse-*"):
+        with contextlib.suppress(OSError), (folder / "lock").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            found.append(folder)
+    return found
+
+
+def ids_of(plan: Plan) -> list[str]:
+    return [record.record_id(case, i.name) for case, group in plan.work for i in group]
+
+
+def complete(folder: Path) -> set[str]:
+    """Ids of the records in the folder; each must be whole, with all that belongs to it."""
+    records, _ = record.read_records(folder)
+    for each in records:
+        assert each.status in ("ok", "skipped"), each
+        if each.status == "ok":
+            measured = (each.measurement or {})["parts"]
+            assert set(measured) == set(each.case.parts) and each.errors and each.checked, each
+            assert store.load(folder / str(each.graph)).kernels, each
+    return {each.id for each in records}
+
+
+@pytest.mark.slow
+def test_fifty_kills_lose_no_finished_record(begin_runs: Callable[[], Runs], tmp_path: Path) -> None:
+    folder, runs, chance = tmp_path / "run", begin_runs(), random.Random(50)
+    midway = repaired = 0
+    for _ in range(50):
+        if not (folder / "run.json").exists():  # killed before it had begun
+            shutil.rmtree(folder, ignore_errors=True)
+        arguments = ["--resume"] if folder.exists() else SELECTION
+        known = runs.acknowledged()
+        status = runs.run(*arguments, "--out", folder, pace=0.0005, kill_after=chance.uniform(0, 0.3))
+        assert status == SIGKILLED, runs.output()
+        midway += runs.acknowledged() > known
+        repaired += "half a record" in runs.output()
+        if runs.acknowledged():
+            assert runs.acknowledged() <= complete(folder)
+            if chance.random() < 0.3 and not torn_tail(folder):  # what a power failure leaves, and a kill hardly ever
+                line = json.dumps(entry().to_json()).encode()
+                with (folder / "records.jsonl").open("ab") as file:
+                    file.write(line[: chance.randrange(1, len(line))])
+    assert midway >= 10 and repaired >= 3, "the kills did not hit what they are for"
+    assert runs.run("--resume", "--out", folder) == 0, runs.output()
+    wanted = ids_of(resolve([], suite="full", directions=["fwd"]))
+    lines = (folder / "records.jsonl").read_text().splitlines()
+    assert Counter(json.loads(line)["id"] for line in lines) == Counter(wanted)
+    assert complete(folder) == set(wanted) and record.read_records(folder)[1] == []
+    assert abandoned() == [], "what killed runs left in memory is gone"
+
+
+def torn_tail(folder: Path) -> bool:
+    return not (folder / "records.jsonl").read_bytes().endswith(b"\n")
+
+
+def test_a_line_torn_anywhere_is_repaired(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    first, second = (json.dumps(entry(name).to_json()).encode() + b"\n" for name in ("xla", "eager"))
+    for cut in [*range(0, len(second), 29), len(second) - 2, len(second) - 1, len(second)]:
+        path.write_bytes(first + second[:cut])
+        said = record.repair(tmp_path)
+        kept = ["xla"] + ["eager"] * (cut >= len(second) - 1)
+        assert (said is None) == (cut in (0, len(second))), cut
+        records, warnings = record.read_records(tmp_path)
+        assert [r.implementation for r in records] == kept and not warnings, cut
+        record.append(tmp_path, entry("triton"))
+        records, warnings = record.read_records(tmp_path)
+        assert [r.implementation for r in records] == [*kept, "triton"] and not warnings, cut
+
+
+@pytest.mark.parametrize("tail", [b"\0" * 4096, b'{"id": "gelu/torn', b"\xff\xfe", b"3", b'{"schema": 99}'])
+def test_what_is_no_record_is_cut_off(tmp_path: Path, tail: bytes) -> None:
+    record.append(tmp_path, entry())
+    whole = (tmp_path / "records.jsonl").read_bytes()
+    (tmp_path / "records.jsonl").write_bytes(whole + tail)
+    assert f"half a record at the end, {len(tail)} bytes" in str(record.repair(tmp_path))
+    assert (tmp_path / "records.jsonl").read_bytes() == whole
+
+
+def test_nothing_to_repair_changes_nothing(tmp_path: Path) -> None:
+    assert record.repair(tmp_path) is None and not (tmp_path / "records.jsonl").exists()
+    record.append(tmp_path, entry())
+    before = (tmp_path / "records.jsonl").read_bytes()
+    assert record.repair(tmp_path) is None and (tmp_path / "records.jsonl").read_bytes() == before
+
+
+def test_a_record_is_on_the_disk_before_append_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[tuple[Path, bytes | None]] = []
+
+    def fsync(descriptor: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        synced.append((path, path.read_bytes() if path.is_file() else None))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    path = tmp_path / "records.jsonl"
+    record.append(tmp_path, entry("xla"))
+    first = path.read_bytes()
+    assert synced == [(path, first), (tmp_path, None)]  # the file's own name is durable, too
+    record.append(tmp_path, entry("eager"))
+    assert synced[2:] == [(path, path.read_bytes())] and path.read_bytes().startswith(first)
+
+
+def test_a_full_disk_leaves_no_part_of_a_record(tmp_path: Path) -> None:
+    """Half of the line fits, the rest does not: the file ends as it did before."""
+    record.append(tmp_path, entry("xla", detail="x" * (1 << 20)))
+    path = tmp_path / "records.jsonl"
+    before = path.read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 100, hard))
+    try:
+        with pytest.raises(RunFolderError, match=r"records\.jsonl: a record could not be written.*is kept: make room"):
+            record.append(tmp_path, entry("eager"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert path.read_bytes() == before
+    record.append(tmp_path, entry("eager"))
+    assert [r.implementation for r in record.read_records(tmp_path)[0]] == ["xla", "eager"]
+
+
+def test_no_space_left_is_said(tmp_path: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    (tmp_path / "records.jsonl").symlink_to("/dev/full")
+    with pytest.raises(RunFolderError, match="No space left on device"):
+        record.append(tmp_path, entry())
+
+
+@pytest.mark.slow
+def test_a_disk_that_fills_ends_the_run_in_one_line(begin_runs: Callable[[], Runs], tmp_path: Path) -> None:
+    folder, runs = tmp_path / "run", begin_runs()
+    assert runs.run(*SELECTION, "--out", folder, file_limit=60_000) == 2, runs.output()
+    *progress, said = runs.output().splitlines()
+    assert said.startswith("Error: ") and "records.jsonl: a record could not be written" in said
+    assert "--resume goes on" in said and not any("Traceback" in line for line in progress)
+    kept = runs.acknowledged()
+    assert kept and kept == complete(folder) and not torn_tail(folder)
+    assert runs.run("--resume", "--out", folder) == 0, runs.output()
+    assert "half a record" not in runs.output()
+    wanted = ids_of(resolve([], suite="full", directions=["fwd"]))
+    lines = (folder / "records.jsonl").read_text().splitlines()
+    assert Counter(json.loads(line)["id"] for line in lines) == Counter(wanted)
+
+
+@pytest.mark.slow
+def test_a_second_run_into_a_folder_is_refused(begin_runs: Callable[[], Runs], tmp_path: Path) -> None:
+    folder, first, second = tmp_path / "run", begin_runs(), begin_runs()
+    first.begin(*SELECTION, "--out", folder, pace=60, kill_after=8)
+    deadline = time.monotonic() + 8
+    while not (folder / "run.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    before = (folder / "run.json").read_bytes()
+    assert second.run("--resume", "--out", folder) == 2
+    (said,) = second.output().splitlines()
+    assert said == f"Error: {folder}: another run is writing there; wait for its end, or name another --out"
+    assert second.run(*SELECTION, "--out", folder) == 2 and "exists already" in second.output()
+    assert (folder / "run.json").read_bytes() == before and not (folder / "records.jsonl").exists()
+    assert first.end() == SIGKILLED
+    assert second.run("--resume", "--out", folder) == 0, second.output()  # death releases the lock
+
+
+def test_of_two_new_runs_the_later_is_refused(tmp_path: Path) -> None:
+    """Both found the folder missing; the other one then made it."""
+    plan = resolve(["vector_add"], suite="quick")
+    record.create(tmp_path, {"suite": "other"})
+    with pytest.raises(RunFolderError, match="exists already: --resume goes on with it"):
+        run.execute(plan, folder=tmp_path, target="h200", resume=False)
+    assert record.read_run(tmp_path) == {"suite": "other"}

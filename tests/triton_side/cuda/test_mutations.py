@@ -1,0 +1,154 @@
+"""Every CUDA C++ kernel, broken in one place, still compiles (anywhere) and is caught (on a GPU).
+
+If a kernel's text moves on, `sound` is no longer found once and the test says so.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import kernel_properties as properties
+import pytest
+import torch
+from property_checks import FINITE, NOT_FINITE, ORDINARY, matrix, placed
+
+from triton_side.cuda import gelu, program, softmax, vector_add
+
+SOURCES = program.SOURCE_FOLDER
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """columns: of a case that takes the kernel; instance: of the template, for a machine that only compiles."""
+
+    kernel: str
+    source: str
+    sound: str
+    broken: str
+    columns: int
+    instance: str
+
+
+MUTATIONS = [
+    Mutation(
+        "vector_add", "vector_add.cu",
+        "return values[0] + values[1];", "return values[0] + values[0];",
+        67, "float, 4, 2, 256",
+    ),
+    Mutation(
+        "gelu_forward", "gelu.cu",
+        "1.0f + exp2f(exponent(values[0]))", "1.0f + exp2f(0.99f * exponent(values[0]))",
+        67, "float, 4, 2, 256",
+    ),
+    Mutation(
+        "gelu_backward", "gelu.cu",
+        "const float s = x < 0.0f ? lower : upper;", "const float s = upper;",
+        67, "float, 4, 2, 256",
+    ),
+    Mutation(
+        "softmax_forward", "softmax.cu",
+        "packs[v] = column < columns ? load<LANES>(x + column) : filled<T, LANES>(-CUDART_INF_F);",
+        "packs[v] = column < columns ? load<LANES>(x + column) : filled<T, LANES>(0.0f);",
+        67, "float, 1, 4, 32, 4",
+    ),
+    Mutation(
+        "softmax_backward", "softmax.cu",
+        "for (int v = 0; v < VECTORS; ++v) dot += dot_product(y_packs[v], dy_packs[v]);",
+        "for (int v = 0; v < VECTORS; ++v) dot = dot_product(y_packs[v], dy_packs[v]);",
+        67, "float, 1, 4, 32, 4",
+    ),
+    Mutation(
+        "softmax_forward_cluster", "softmax.cu",
+        "const Normalizer of_row = reduce_row<THREADS, CLUSTER>(of_thread);",
+        "const Normalizer of_row = reduce_row<THREADS, 1>(of_thread);",
+        10007, "float, 1, 16, 512, 2",
+    ),
+    Mutation(
+        "softmax_backward_cluster", "softmax.cu",
+        "dot = reduce_row<THREADS, CLUSTER>(dot);", "dot = reduce_row<THREADS, 1>(dot);",
+        10007, "float, 1, 16, 512, 2",
+    ),
+    Mutation(
+        "softmax_forward_streaming", "softmax.cu",
+        "of_thread = merge(of_thread, {largest, sum_of_exponentials(pack, largest)});",
+        "of_thread = {largest, sum_of_exponentials(pack, largest)};",
+        70001, "float, 1, 1024",
+    ),
+    Mutation(
+        "softmax_backward_streaming", "softmax.cu",
+        "dot += dot_product(load<LANES>(y + column), load<LANES>(dy + column));",
+        "dot = dot_product(load<LANES>(y + column), load<LANES>(dy + column));",
+        70001, "float, 1, 1024",
+    ),
+]  # fmt: skip
+
+each = pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.kernel)
+
+
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of the kernels' sources, which is what is compiled; kernels compiled from it are forgotten afterwards."""
+    folder = tmp_path / "cuda"
+    shutil.copytree(SOURCES, folder, ignore=shutil.ignore_patterns("__pycache__", "*.py"))
+    monkeypatch.setattr(program, "SOURCE_FOLDER", folder)
+    program.compile_kernel.cache_clear()
+    yield folder
+    program.compile_kernel.cache_clear()
+
+
+def mutate(folder: Path, mutation: Mutation) -> None:
+    path = folder / mutation.source
+    text = path.read_text()
+    assert text.count(mutation.sound) == 1
+    path.write_text(text.replace(mutation.sound, mutation.broken))
+
+
+def problems(mutation: Mutation) -> list[str]:
+    def draw(seed: int, kinds=(ORDINARY,)) -> torch.Tensor:
+        return placed(matrix(7, mutation.columns, kinds, seed, torch.float32), "dense", "cuda")
+
+    dy = draw(1)
+    found = []
+    for x in (draw(0), draw(0, FINITE), draw(0, NOT_FINITE)):
+        if mutation.kernel == "vector_add":
+            found.append(properties.vector_add(lambda x, y: (vector_add.vector_add(x, y),), x, dy))
+        elif mutation.kernel.startswith("gelu"):
+            found.append(properties.gelu(properties.training(gelu.gelu), x, dy))
+        else:
+            found.append(properties.softmax(properties.training(softmax.softmax), x, dy))
+    return [text for text in found if text]
+
+
+def test_every_kernel_has_a_mutation() -> None:
+    written = {
+        name
+        for path in SOURCES.glob("*.cu")
+        for name in re.findall(r"__global__[^;{(]*(?:\([^)]*\)[^;{(]*)*?\b(\w+)\(const T", path.read_text())
+    }
+    assert {mutation.kernel for mutation in MUTATIONS} == written
+
+
+@each
+def test_the_mutation_compiles_to_another_kernel(mutation: Mutation, sources: Path) -> None:
+    expression = f"{mutation.kernel}<{mutation.instance}>"
+    sound = program.compile_kernel(mutation.source, expression, "sm_90", "--ftz=true")
+    mutate(sources, mutation)
+    program.compile_kernel.cache_clear()
+    assert program.compile_kernel(mutation.source, expression, "sm_90", "--ftz=true").ptx != sound.ptx
+
+
+@pytest.mark.gpu
+@each
+def test_the_sound_kernel_passes(mutation: Mutation) -> None:
+    assert problems(mutation) == []
+
+
+@pytest.mark.gpu
+@each
+def test_the_mutation_is_caught(mutation: Mutation, sources: Path) -> None:
+    mutate(sources, mutation)
+    assert problems(mutation), f"{mutation.kernel}: {mutation.sound!r} as {mutation.broken!r} passes"

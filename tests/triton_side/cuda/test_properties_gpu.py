@@ -1,0 +1,61 @@
+"""The CUDA C++ kernels on a GPU for inputs that nobody would write by hand: shapes, strides, special values."""
+
+from __future__ import annotations
+
+import kernel_properties as properties
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from property_checks import (
+    COMMON,
+    FINITE,
+    layouts,
+    matrix,
+    placed,
+    rows_of_any_kind,
+    rows_of_numbers,
+    seeds,
+    sizes,
+)
+
+from triton_side.cuda import gelu, softmax, vector_add
+
+pytestmark = pytest.mark.gpu
+
+dtypes = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+many = settings(COMMON, max_examples=150)
+# Of a warp, of a block, of a cluster of blocks, and streamed; 16 bytes divide some rows.
+columns = st.one_of(sizes, st.sampled_from([256, 1000, 1024, 4099, 8192, 8193, 10007, 16384, 32003, 65536, 131073]))
+moderate_rows = st.lists(st.sampled_from([kind for kind in FINITE if kind.name != "near overflow"]), min_size=1)
+
+
+def draw(rows: int, columns: int, kinds, seed: int, dtype: torch.dtype, layout: str) -> torch.Tensor:
+    return placed(matrix(rows, columns, kinds, seed, dtype), layout, "cuda")
+
+
+@dtypes
+@many
+@given(sizes, columns, rows_of_any_kind, rows_of_any_kind, layouts, layouts, seeds)
+def test_vector_add(dtype, rows, columns, x_kinds, y_kinds, x_layout, y_layout, seed) -> None:
+    rows = min(rows, 5)
+    x, y = draw(rows, columns, x_kinds, seed, dtype, x_layout), draw(rows, columns, y_kinds, seed + 1, dtype, y_layout)
+    assert not properties.vector_add(lambda x, y: (vector_add.vector_add(x, y),), x, y)
+
+
+@dtypes
+@many
+@given(sizes, columns, rows_of_any_kind, rows_of_numbers, layouts, layouts, seeds)
+def test_gelu(dtype, rows, columns, kinds, dy_kinds, x_layout, dy_layout, seed) -> None:
+    rows = min(rows, 5)
+    x, dy = draw(rows, columns, kinds, seed, dtype, x_layout), draw(rows, columns, dy_kinds, seed + 1, dtype, dy_layout)
+    assert not properties.gelu(properties.training(gelu.gelu), x, dy)
+
+
+@dtypes
+@many
+@given(sizes, columns, rows_of_any_kind, moderate_rows, layouts, layouts, seeds)
+def test_softmax(dtype, rows, columns, kinds, dy_kinds, x_layout, dy_layout, seed) -> None:
+    rows = min(rows, 7)  # of four rows a block, the last one is not full
+    x, dy = draw(rows, columns, kinds, seed, dtype, x_layout), draw(rows, columns, dy_kinds, seed + 1, dtype, dy_layout)
+    assert not properties.softmax(properties.training(softmax.softmax), x, dy)

@@ -1,0 +1,226 @@
+"""What each operation must do for any input: one function an operation, which says what is wrong or returns None.
+
+Bounds are first-order error analyses of the formulas (Higham, Accuracy and Stability of Numerical Algorithms, chapter
+3) with fp32 arithmetic, sums in any order and exponentials that underflow early, so that no correct kernel can fail. A
+result is also wrong if the kernel wrote beside its outputs or changed an input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from property_checks import FP32, TINY, guarded_memory, problem
+
+Tensors = tuple[torch.Tensor, ...]
+Launch = Callable[..., Tensors]
+
+
+def first(*problems: str | None) -> str | None:
+    return next((text for text in problems if text), None)
+
+
+def named(name: str, text: str | None) -> str | None:
+    return f"{name}: {text}" if text else None
+
+
+def launched(launch: Launch, *inputs: torch.Tensor) -> tuple[Tensors, str | None]:
+    """The outputs, and whether memory that is not theirs was written."""
+    before = [x.detach().clone() for x in inputs]
+    with guarded_memory() as memory:
+        outputs = launch(*inputs)
+    changed = [i for i, (x, was) in enumerate(zip(inputs, before, strict=True)) if not _identical(x.detach(), was)]
+    shape = memory.overrun()
+    return outputs, first(
+        f"input {changed[0]} was changed" if changed else None,
+        f"written beside a tensor of shape {shape}" if shape is not None else None,
+    )
+
+
+def _identical(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
+
+
+def trained(function: Callable[..., torch.Tensor], *inputs: torch.Tensor, dy: torch.Tensor) -> Tensors:
+    """The output, then the gradient of each input."""
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    y = function(*leaves)
+    return y.detach(), *torch.autograd.grad(y, leaves, dy)
+
+
+def training(function: Callable[..., torch.Tensor]) -> Launch:
+    """function as a launch of its forward and backward pass; the last input is the gradient of the output."""
+    return lambda *inputs: trained(function, *inputs[:-1], dy=inputs[-1])
+
+
+def vector_add(launch: Launch, x: torch.Tensor, y: torch.Tensor) -> str | None:
+    (out,), stray = launched(launch, x, y)
+    return first(stray, None if _identical(out, x + y) else "not the bits of x + y")
+
+
+def gelu(launch: Launch, x: torch.Tensor, dy: torch.Tensor) -> str | None:
+    """The gradient of +-inf may be its limit or NaN, which PyTorch has there."""
+    (y, dx), stray = launched(launch, x, dy)
+    native_y, native_dx = trained(lambda x: F.gelu(x, approximate="tanh"), x, dy=dy)
+    x, dy = x.double(), dy.double()
+    u2 = 2 * (2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)
+    slope = 2 * (2 / torch.pi) ** 0.5 * (1 + 3 * 0.044715 * x * x)
+    s, rest = torch.sigmoid(u2), torch.sigmoid(-u2)
+    # What an error of u2 by a few roundings does to s; nothing where s is 0 or 1.
+    moved = (s * rest * (4 * u2.abs() + 8)).nan_to_num(0.0)
+    bound_y = FP32 * (8 * (x * s).abs() + x.abs() * moved) + TINY * x.abs()
+    curved = (x * s * rest * slope).nan_to_num(0.0)  # of +-inf the limit
+    bound_dx = FP32 * dy.abs() * (8 * s + moved + curved.abs() * (16 + 4 * u2.abs()))
+    bound_dx = bound_dx + TINY * (dy * (1 + x.abs().clamp(max=100) ** 3)).abs()
+    return first(
+        stray,
+        named("y", problem(y, x * s, bound_y.nan_to_num(0.0), native_y)),
+        named("dx", problem(dx, dy * (s + curved), bound_dx.nan_to_num(0.0), native_dx)),
+    )
+
+
+def softmax(launch: Launch, x: torch.Tensor, dy: torch.Tensor) -> str | None:
+    """The gradient against that of the stored y, which it is computed from."""
+    (y, dx), stray = launched(launch, x, dy)
+    reference = torch.softmax(x.double(), dim=1)
+    below = x.double().amax(dim=1, keepdim=True) - x.double()
+    bound_y = (FP32 * (16 + below + x.shape[1] / 512) * reference).nan_to_num(0.0)
+    y64, dy64 = y.double(), dy.double()
+    terms = y64 * (dy64.abs() + (y64 * dy64).abs().sum(dim=1, keepdim=True))
+    dx64 = y64 * (dy64 - (y64 * dy64).sum(dim=1, keepdim=True))
+    return first(
+        stray,
+        named("y", problem(y, reference, bound_y, torch.softmax(x, dim=1))),
+        named("dx", problem(dx, dx64, FP32 * (8 + x.shape[1]) * terms + TINY * dy64.abs())),
+    )
+
+
+def _squares_overflow(x: torch.Tensor) -> torch.Tensor:
+    return x.double().square().sum(dim=1, keepdim=True) > 0.99 * torch.finfo(torch.float32).max
+
+
+def rmsnorm(launch: Launch, x: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor, eps: float) -> str | None:
+    """Rows of numbers whose sum of squares overflows fp32 must be, as in PyTorch, zero; their gradient is not judged,
+    nor that of the weight where there are such rows."""
+    (y, dx, dweight), stray = launched(launch, x, weight, dy)
+    wide, w, g = x.double(), weight.double(), dy.double() * weight.double()
+    columns = x.shape[1]
+    rstd = torch.rsqrt(wide.square().mean(dim=1, keepdim=True) + eps)
+    n = wide * rstd
+    overflow = _squares_overflow(x) & x.isfinite().all(dim=1, keepdim=True)
+    expected_y = torch.where(overflow, 0.0, n * w)
+    dx64 = rstd * (g - n * (g * n).mean(dim=1, keepdim=True))
+    terms = rstd * (g.abs() + n.abs() * (g * n).abs().mean(dim=1, keepdim=True))
+    dweight64, weight_terms = (dy.double() * n).sum(dim=0), (dy.double() * n).abs().sum(dim=0)
+    judged = ~overflow.squeeze(1)
+    return first(
+        stray,
+        named("y", problem(y, expected_y, FP32 * (8 + columns / 4) * expected_y.abs())),
+        named("dx", problem(dx[judged], dx64[judged], FP32 * (16 + columns) * terms[judged])),
+        named("dweight", problem(dweight, dweight64, FP32 * (16 + columns + len(x)) * weight_terms))
+        if judged.all()
+        else None,
+    )
+
+
+def _product_bound(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return FP32 * (4 + a.shape[1]) * (a.double().abs() @ b.double().abs())
+
+
+def matmul(launch: Launch, a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor | None = None) -> str | None:
+    operands = (a, b) if residual is None else (a, b, residual)
+    (c,), stray = launched(launch, *operands)
+    reference, bound = a.double() @ b.double(), _product_bound(a, b)
+    if residual is not None:
+        reference, bound = reference + residual.double(), bound + FP32 * residual.double().abs()
+    return first(stray, named("c", problem(c, reference, bound)))
+
+
+def two_products(launch: Launch, a: torch.Tensor, b: torch.Tensor, b2: torch.Tensor) -> str | None:
+    (c, c2), stray = launched(launch, a, b, b2)
+    return first(
+        stray,
+        named("c", problem(c, a.double() @ b.double(), _product_bound(a, b))),
+        named("c2", problem(c2, a.double() @ b2.double(), _product_bound(a, b2))),
+    )
+
+
+def gate_up(launch: Launch, h: torch.Tensor, gate_weight: torch.Tensor, up_weight: torch.Tensor) -> str | None:
+    """silu(h gate_weight) * (h up_weight), and both products."""
+    (act, gate, up), stray = launched(launch, h, gate_weight, up_weight)
+    gate64, up64 = h.double() @ gate_weight.double(), h.double() @ up_weight.double()
+    bound_gate, bound_up = _product_bound(h, gate_weight), _product_bound(h, up_weight)
+    silu = gate64 * torch.sigmoid(gate64)
+    moved = 4 * gate64.abs() * torch.sigmoid(gate64) * torch.sigmoid(-gate64)
+    bound = 1.1 * bound_gate * (up64.abs() + bound_up) + silu.abs() * bound_up
+    bound = bound + FP32 * (8 * (silu * up64).abs() + moved * (gate64 * up64).abs())
+    return first(
+        stray,
+        named("gate", problem(gate, gate64, bound_gate)),
+        named("up", problem(up, up64, bound_up)),
+        named("act", problem(act, silu * up64, bound)),
+    )
+
+
+def activation_gradients(launch: Launch, dact: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> str | None:
+    (dgate, dup, act), stray = launched(launch, dact, gate, up)
+    d, g, u = dact.double(), gate.double(), up.double()
+    s, rest = torch.sigmoid(g), torch.sigmoid(-g)
+    silu = g * s
+    moved = (4 * g.abs() * s * rest).nan_to_num(0.0)  # what a few roundings of g do to s
+    # 1 - s is off by a rounding of 1, and 0 from 17 on.
+    derivative = s + silu * rest
+    slope_bound = 8 * s + (8 + moved + 4 * g.abs().clamp(max=20)) * (s * g.abs()).clamp(max=20) + moved
+    silu_bound = 8 * silu.abs() + g.abs() * moved
+    bound = FP32 * silu_bound + TINY * g.abs()
+    bound_dgate = (d * u).abs() * (FP32 * slope_bound + TINY * (1 + g.abs()))
+    return first(
+        stray,
+        named("dgate", problem(dgate, d * u * derivative, bound_dgate.nan_to_num(0.0))),
+        named("dup", problem(dup, d * silu, (d.abs() * bound).nan_to_num(0.0))),
+        named("act", problem(act, silu * u, (u.abs() * bound).nan_to_num(0.0))),
+    )
+
+
+def attention(launch: Launch, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor) -> str | None:
+    """Of numbers alone; out, dq, dk and dv."""
+    (out, dq, dk, dv), stray = launched(launch, q, k, v, dout)
+    sequence, head_dim = q.shape[2:]
+    scale, eps = head_dim**-0.5, torch.finfo(q.dtype).eps
+    q, k, v, dout = (x.double() for x in (q, k, v, dout))
+    seen = torch.ones(sequence, sequence, dtype=torch.bool, device=q.device).tril()
+    p = torch.softmax((q @ k.mT * scale).masked_fill(~seen, -torch.inf), dim=-1)
+    reference = p @ v
+    delta, dp = (dout * reference).sum(dim=-1, keepdim=True), dout @ v.mT
+    ds = p * (dp - delta)
+    # Relative error of a probability: of its score, of the logarithm of their sum, of storing it, and of sums over it.
+    largest = (q.abs() @ k.abs().mT * scale).masked_fill(~seen, 0.0).amax(dim=-1, keepdim=True)
+    relative = FP32 * (2 * (16 + head_dim) * largest + 32 + head_dim + sequence) + 2 * eps
+    relative = torch.where(relative < 1, relative, torch.inf)  # first order says nothing here
+    bound_out = relative * (p @ v.abs())
+    bound_delta = (dout.abs() * (bound_out + eps * reference.abs())).sum(dim=-1, keepdim=True)
+    spread = dout.abs() @ v.abs().mT + (dout.abs() * (p @ v.abs())).sum(dim=-1, keepdim=True)
+    bound_ds = p * (relative * spread + bound_delta)
+    return first(
+        stray,
+        named("out", problem(out, reference, bound_out)),
+        named("dv", problem(dv, p.mT @ dout, (relative * p).mT @ dout.abs())),
+        named("dq", problem(dq, ds @ k * scale, bound_ds @ k.abs() * scale)),
+        named("dk", problem(dk, ds.mT @ q * scale, bound_ds.mT @ q.abs() * scale)),
+    )
+
+
+def within_plain_code(
+    launch: Launch, plain: Callable[..., torch.Tensor], names: Sequence[str], inputs: Tensors, dy: torch.Tensor
+) -> str | None:
+    """Outputs and gradients of a chain of kernels, whose intermediates are stored: at most 8 times the largest error of
+    plain code in the same dtype, or 8 units in the last place of the largest value. Coarse; the kernels have bounds."""
+    outputs, stray = launched(launch, *inputs, dy)
+    low = trained(plain, *inputs, dy=dy)
+    reference = trained(plain, *(x.double() for x in inputs), dy=dy.double())
+    found = [stray]
+    for name, got, near, exact in zip(names, outputs, low, reference, strict=True):
+        largest = exact.abs().max() * torch.finfo(got.dtype).eps
+        found.append(named(name, problem(got, exact, 8 * torch.maximum((near.double() - exact).abs().max(), largest))))
+    return first(*found)

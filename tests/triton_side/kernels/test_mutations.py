@@ -1,0 +1,229 @@
+"""Every hand-written Triton kernel, broken in one place, is caught: the properties that the sound kernel has, it lacks.
+
+If a kernel's text moves on, `sound` is no longer found once and the test says so.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+
+import kernel_properties as properties
+import pytest
+import torch
+from property_checks import FINITE, NOT_FINITE, ORDINARY, matrix, placed
+from row_kernel_checks import DEVICE, mutant
+from test_attention import DK_DV, DQ, FORWARD
+from test_attention import configured as attention_configured
+from test_rmsnorm import EPS
+from test_rmsnorm import configured as rmsnorm_configured
+from test_softmax import configured as softmax_configured
+
+from triton_side import kernels
+from triton_side.kernels import attention, attention_backward, gelu, matmul, rmsnorm, softmax, swiglu_mlp, vector_add
+from triton_side.kernels._launch import FlatConfig, RowConfig
+from triton_side.kernels.matmul import MatmulConfig
+
+FLAT = FlatConfig(block=64, num_warps=1)  # past the end, no further than the guard
+ROW = RowConfig(block_rows=4, block_columns=256, num_warps=4, num_stages=1, programs=3)
+LOOPED = RowConfig(block_rows=1, block_columns=32, num_warps=1, num_stages=1, programs=3)
+TILES = MatmulConfig(16, 32, 16, num_warps=4, num_stages=1, group_m=2, descriptors=False)
+ORDINARY_ROWS, KINDS = [ORDINARY], [*FINITE, *NOT_FINITE]
+
+Problem = str | None
+
+
+def draw(*shape: int, seed: int = 0, kinds=ORDINARY_ROWS) -> torch.Tensor:
+    rows = matrix(torch.Size(shape[:-1]).numel(), shape[-1], kinds, seed, torch.float32)
+    return placed(rows.view(shape), "dense", DEVICE)
+
+
+def vector_add_problems(module: ModuleType) -> Iterator[Problem]:
+    yield properties.vector_add(lambda x, y: (module.vector_add(x, y, config=FLAT),), draw(100), draw(100, seed=1))
+
+
+def gelu_problems(module: ModuleType) -> Iterator[Problem]:
+    def launch(x: torch.Tensor, dy: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return module.forward(x, FLAT), module.backward(x, dy, FLAT)
+
+    yield properties.gelu(launch, draw(13, 17, kinds=KINDS), draw(13, 17, seed=1))
+
+
+def softmax_problems(config: RowConfig, module: ModuleType) -> Iterator[Problem]:
+    launch = properties.training(softmax_configured(config, module))
+    for columns in (67, 80):  # rows with and without edges
+        yield properties.softmax(launch, draw(14, columns, kinds=KINDS), draw(14, columns, seed=1))
+
+
+def rmsnorm_problems(config: RowConfig, module: ModuleType) -> Iterator[Problem]:
+    launch = properties.training(rmsnorm_configured(config, module))
+    yield properties.rmsnorm(launch, draw(14, 67), draw(67, seed=1), draw(14, 67, seed=2), EPS)
+
+
+def matmul_problems(module: ModuleType) -> Iterator[Problem]:
+    operands = draw(53, 41), draw(41, 67, seed=1), draw(53, 67, seed=2)
+    yield properties.matmul(lambda a, b, residual: (module.launch_matmul(a, b, TILES, residual),), *operands)
+
+
+def two_products_problems(module: ModuleType) -> Iterator[Problem]:
+    operands = draw(53, 41), draw(41, 67, seed=1), draw(41, 67, seed=2)
+    yield properties.two_products(lambda *x: module.launch_two_products(*x, TILES), *operands)
+    yield properties.gate_up(lambda *x: module.launch_gate_up(*x, TILES, True), *operands)
+
+
+def activation_problems(module: ModuleType) -> Iterator[Problem]:
+    operands = draw(13, 17), draw(13, 17, seed=1, kinds=KINDS), draw(13, 17, seed=2)
+    yield properties.activation_gradients(module.launch_activation_gradients, *operands)
+
+
+def attention_problems(module: ModuleType) -> Iterator[Problem]:
+    side = {"above" if hasattr(module, "launch_forward") else "below": module}
+    launch = properties.training(attention_configured(FORWARD[0], DK_DV[0], DQ[0], **side))
+    yield properties.attention(launch, *(draw(1, 2, 70, 16, seed=seed) for seed in range(4)))
+
+
+@dataclass(frozen=True)
+class Mutation:
+    kernel: str
+    module: ModuleType
+    sound: str
+    broken: str
+    problems: Callable[[ModuleType], Iterator[Problem]]
+
+
+MUTATIONS = [
+    Mutation(
+        "vector_add_kernel", vector_add,
+        "(x + y).to(out_ptr.dtype.element_ty), mask=mask)", "(x + y).to(out_ptr.dtype.element_ty))",
+        vector_add_problems,
+    ),
+    Mutation(
+        "gelu_forward_kernel", gelu,
+        "_gelu(x, accurate).to(y_ptr.dtype.element_ty), mask=mask)", "_gelu(x, accurate).to(y_ptr.dtype.element_ty))",
+        gelu_problems,
+    ),
+    Mutation(
+        "gelu_backward_kernel", gelu,
+        "sigmoid = tl.where(x >= 0.0, larger, smaller)", "sigmoid = larger",
+        gelu_problems,
+    ),
+    Mutation(
+        "softmax_forward_kernel", softmax,
+        "numerator = _exp(x - tl.max(x, axis=1, keep_dims=True), accurate)", "numerator = _exp(x, accurate)",
+        partial(softmax_problems, ROW),
+    ),
+    Mutation(
+        "softmax_forward_looped_kernel", softmax,
+        "partial_sum *= _exp(maximum - reference, accurate)", "pass",
+        partial(softmax_problems, LOOPED),
+    ),
+    Mutation(
+        "softmax_backward_kernel", softmax,
+        "dx = y * (dy - tl.sum(y * dy, axis=1, keep_dims=True))", "dx = y * dy",
+        partial(softmax_problems, ROW),
+    ),
+    Mutation(
+        "softmax_backward_looped_kernel", softmax,
+        "partial_dot += y * dy", "partial_dot = y * dy",
+        partial(softmax_problems, LOOPED),
+    ),
+    Mutation(
+        "rmsnorm_forward_kernel", rmsnorm,
+        "axis=1, keep_dims=True) / columns + eps", "axis=1, keep_dims=True) / COLUMNS + eps",
+        partial(rmsnorm_problems, ROW),
+    ),
+    Mutation(
+        "rmsnorm_forward_looped_kernel", rmsnorm,
+        "squares += x * x", "squares = x * x",
+        partial(rmsnorm_problems, LOOPED),
+    ),
+    Mutation(
+        "rmsnorm_backward_kernel", rmsnorm,
+        "dx = rstd * (dnormalised - normalised * projection)", "dx = rstd * dnormalised",
+        partial(rmsnorm_problems, ROW),
+    ),
+    Mutation(
+        "rmsnorm_backward_looped_kernel", rmsnorm,
+        "projection = tl.sum(products, axis=0) / columns", "projection = tl.sum(products, axis=0) / COLUMNS",
+        partial(rmsnorm_problems, LOOPED),
+    ),
+    Mutation(
+        "rmsnorm_partial_dweight_kernel", rmsnorm,
+        "dweight += dy * (x * tl.load(", "dweight = dy * (x * tl.load(",
+        partial(rmsnorm_problems, LOOPED),
+    ),
+    Mutation(
+        "rmsnorm_sum_partials_kernel", rmsnorm,
+        "mask = (row < partials) & (column < columns)", "mask = (row < partials - 1) & (column < columns)",
+        partial(rmsnorm_problems, ROW),
+    ),
+    Mutation(
+        "matmul_kernel", matmul,
+        "c = add_product(c, x, y, PRECISION)", "c = add_product(tl.zeros_like(c), x, y, PRECISION)",
+        matmul_problems,
+    ),
+    Mutation(
+        "two_products_kernel", swiglu_mlp,
+        "c2 = add_product(c2, x, y2, PRECISION)", "c2 = add_product(c2, x, y, PRECISION)",
+        two_products_problems,
+    ),
+    Mutation(
+        "activation_gradients_kernel", swiglu_mlp,
+        "(sigmoid + silu * (1.0 - sigmoid))", "(sigmoid + silu)",
+        activation_problems,
+    ),
+    Mutation(
+        "attention_forward_kernel", attention,
+        "row[:, None] >= column[None, :], scores", "row[:, None] > column[None, :], scores",
+        attention_problems,
+    ),
+    Mutation(
+        "attention_delta_kernel", attention_backward,
+        "* dout.to(tl.float32), axis=1)", "* dout.to(tl.float32), axis=1) * 0.5",
+        attention_problems,
+    ),
+    Mutation(
+        "attention_dk_dv_kernel", attention_backward,
+        "row[None, :] >= column[:, None]", "row[None, :] > column[:, None]",
+        attention_problems,
+    ),
+    Mutation(
+        "attention_dq_kernel", attention_backward,
+        "p = tl.where(row[:, None] >= column[None, :], p, 0.0)", "p = p + 0.0",
+        attention_problems,
+    ),
+]  # fmt: skip
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+def declared_kernels() -> set[str]:
+    """The functions of triton_side.kernels that declare what they compute: every kernel that is launched."""
+    names = [f"{kernels.__name__}.{info.name}" for info in pkgutil.iter_modules(kernels.__path__)]
+    return {
+        name
+        for module in map(importlib.import_module, names)
+        for name, value in vars(module).items()
+        if hasattr(value, "declaration")
+    }
+
+
+def test_every_kernel_has_a_mutation() -> None:
+    assert {mutation.kernel for mutation in MUTATIONS} == declared_kernels()
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.kernel)
+def test_the_sound_kernel_passes(mutation: Mutation) -> None:
+    assert [text for text in mutation.problems(mutation.module) if text] == []
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.kernel)
+def test_the_mutation_is_caught(mutation: Mutation, tmp_path: Path) -> None:
+    assert Path(mutation.module.__file__).read_text().count(mutation.sound) == 1
+    broken = mutant(mutation.module, mutation.sound, mutation.broken, tmp_path)
+    assert any(mutation.problems(broken)), f"{mutation.kernel}: {mutation.sound!r} as {mutation.broken!r} passes"

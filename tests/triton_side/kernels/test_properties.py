@@ -1,0 +1,301 @@
+"""Every hand-written Triton kernel for inputs that nobody would write by hand: shapes, strides, special values.
+
+Without a GPU Triton's interpreter runs the kernels (float32 and float16); on one, with bfloat16 and more examples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_properties import (
+    activation_gradients,
+    attention,
+    first,
+    gate_up,
+    gelu,
+    launched,
+    matmul,
+    rmsnorm,
+    softmax,
+    training,
+    two_products,
+    vector_add,
+    within_plain_code,
+)
+from property_checks import (
+    COMMON,
+    FINITE,
+    NOT_FINITE,
+    ORDINARY,
+    SIZES,
+    layouts,
+    matrix,
+    placed,
+    problem,
+    rows_of_any_kind,
+    rows_of_numbers,
+    seeds,
+    sizes,
+)
+from row_kernel_checks import DEVICE, DTYPES
+from test_attention import DK_DV, DQ, FORWARD
+from test_attention import configured as attention_configured
+from test_rmsnorm import EPS
+from test_rmsnorm import configured as rmsnorm_configured
+from test_softmax import configured as softmax_configured
+from test_swiglu_mlp import plain as plain_mlp
+
+from triton_side.kernels import attention as attention_module
+from triton_side.kernels import gelu as gelu_module
+from triton_side.kernels import matmul as matmul_module
+from triton_side.kernels import rmsnorm as rmsnorm_module
+from triton_side.kernels import softmax as softmax_module
+from triton_side.kernels import swiglu_mlp as mlp_module
+from triton_side.kernels import vector_add as vector_add_module
+from triton_side.kernels._launch import INTERPRETED, FlatConfig, RowConfig
+from triton_side.kernels.matmul import MatmulConfig
+
+
+def examples(interpreted: int, on_a_gpu: int) -> settings:
+    return settings(COMMON, max_examples=interpreted if INTERPRETED else on_a_gpu)
+
+
+# NumPy, which computes for the interpreter, warns of what these tests are about.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+few_rows = st.sampled_from([1, 2, 3, 5, 17] if INTERPRETED else SIZES)  # the interpreter takes one after another
+flat_configs = st.sampled_from([None, FlatConfig(block=64, num_warps=1)])
+# Whole rows, several to a tile, or in the looped kernels; a program has several of each.
+row_configs = st.sampled_from([
+    None,
+    RowConfig(block_rows=4, block_columns=256, num_warps=4, num_stages=1, programs=3),
+    RowConfig(block_rows=1, block_columns=32, num_warps=1, num_stages=1, programs=5),
+    RowConfig(block_rows=1, block_columns=16, num_warps=1, num_stages=2, programs=2),
+])  # fmt: skip
+matmul_configs = st.sampled_from([
+    MatmulConfig(16, 32, 16, num_warps=4, num_stages=1, group_m=1, descriptors=False),
+    MatmulConfig(32, 16, 32, num_warps=4, num_stages=2, group_m=3, descriptors=False),
+    MatmulConfig(16, 32, 32, num_warps=4, num_stages=2, group_m=2),
+])  # fmt: skip
+ORDINARY_ROWS = [ORDINARY]
+# Rows whose products and squares fp32 holds.
+MODERATE = [kind for kind in FINITE if kind.name != "near overflow"]
+moderate_rows = st.lists(st.sampled_from(MODERATE), min_size=1, max_size=4)
+
+
+def draw(rows, columns, kinds, seed, dtype, layout="dense") -> torch.Tensor:
+    return placed(matrix(rows, columns, kinds, seed, dtype), layout, DEVICE)
+
+
+def fitting(config: RowConfig | None, columns: int) -> RowConfig | None:
+    """The configuration, looped kernels for one that is narrower than the row."""
+    if config is None or config.block_columns >= columns or config.block_rows == 1:
+        return config
+    return replace(config, block_rows=1)
+
+
+@dtypes
+@examples(25, 100)
+@given(sizes, sizes, rows_of_any_kind, rows_of_any_kind, layouts, layouts, flat_configs, seeds)
+def test_vector_add(dtype, rows, columns, x_kinds, y_kinds, x_layout, y_layout, config, seed) -> None:
+    x = draw(rows, columns, x_kinds, seed, dtype, x_layout)
+    y = draw(rows, columns, y_kinds, seed + 1, dtype, y_layout)
+    assert not vector_add(lambda x, y: (vector_add_module.vector_add(x, y, config=config),), x, y)
+
+
+@dtypes
+@examples(30, 100)
+@given(sizes, sizes, rows_of_any_kind, rows_of_numbers, layouts, layouts)
+def test_gelu(dtype, rows, columns, kinds, dy_kinds, x_layout, dy_layout) -> None:
+    x = draw(rows, columns, kinds, 0, dtype, x_layout)
+    dy = draw(rows, columns, dy_kinds, 1, dtype, dy_layout)
+    assert not gelu(training(gelu_module.gelu), x, dy)
+
+
+@dtypes
+@examples(40, 80)
+@given(few_rows, sizes, rows_of_any_kind, moderate_rows, layouts, layouts, row_configs, seeds)
+def test_softmax(dtype, rows, columns, kinds, dy_kinds, x_layout, dy_layout, config, seed) -> None:
+    config = fitting(config, columns)
+    function = softmax_configured(config) if config else softmax_module.softmax
+    x = draw(rows, columns, kinds, seed, dtype, x_layout)
+    assert not softmax(training(function), x, draw(rows, columns, dy_kinds, seed + 1, dtype, dy_layout))
+
+
+@dtypes
+@examples(40, 80)
+@given(few_rows, sizes, rows_of_any_kind, moderate_rows, layouts, layouts, layouts, row_configs, seeds)
+def test_rmsnorm(dtype, rows, columns, kinds, dy_kinds, x_layout, weight_layout, dy_layout, config, seed) -> None:
+    config = fitting(config, columns)
+
+    def default(x, weight):
+        return rmsnorm_module.rmsnorm(x, weight, EPS)
+
+    function = rmsnorm_configured(config) if config else default
+    x = draw(rows, columns, kinds, seed, dtype, x_layout)
+    weight = draw(1, columns, ORDINARY_ROWS, seed + 1, dtype, weight_layout)[0]
+    dy = draw(rows, columns, dy_kinds, seed + 2, dtype, dy_layout)
+    assert not rmsnorm(training(function), x, weight, dy, EPS)
+
+
+def test_rmsnorm_of_rows_too_large_for_their_squares_is_zero_as_in_torch() -> None:
+    x = torch.full((2, 40), 3e30, device=DEVICE)
+    weight = torch.ones(40, device=DEVICE)
+    assert (torch.nn.functional.rms_norm(x, (40,), weight, EPS) == 0).all()
+    assert (rmsnorm_module.rmsnorm(x, weight, EPS) == 0).all()
+
+
+@dtypes
+@examples(25, 40)
+@given(sizes, sizes, sizes, moderate_rows, st.booleans(), st.tuples(layouts, layouts, layouts), seeds)
+def test_matmul(dtype, m, k, n, kinds, add, storage, seed) -> None:
+    a = draw(m, k, kinds, seed, dtype, storage[0])
+    b = draw(k, n, ORDINARY_ROWS, seed + 1, dtype, storage[1])
+    residual = [draw(m, n, kinds, seed + 2, dtype, storage[2])] if add else []
+    assert not matmul(lambda *operands: (matmul_module.matmul(*operands),), a, b, *residual)
+
+
+@dtypes
+@examples(15, 30)
+@given(sizes, sizes, sizes, st.sampled_from(NOT_FINITE), seeds)
+def test_matmul_keeps_what_is_not_finite_in_its_row(dtype, m, k, n, kind, seed) -> None:
+    """The reference's rows and columns; all others are numbers."""
+    a = draw(m, k, [kind, *3 * ORDINARY_ROWS], seed, dtype)
+    b = draw(k, n, ORDINARY_ROWS, seed + 1, dtype)
+    assert not matmul(lambda a, b: (matmul_module.matmul(a, b),), a, b)
+
+
+def aligned(config: MatmulConfig, *counts: int) -> list[int]:
+    """Counts that descriptors can read: whole multiples of 16 bytes of a 16-bit dtype."""
+    return [-(-count // 8) * 8 for count in counts] if config.descriptors else list(counts)
+
+
+@dtypes
+@examples(15, 30)
+@given(sizes, sizes, sizes, moderate_rows, matmul_configs, st.booleans(), st.booleans(), seeds)
+def test_two_products(dtype, m, k, n, kinds, config, a_transposed, b_transposed, seed) -> None:
+    m, k, n = aligned(config, m, k, n)
+    storage = "transposed" if b_transposed else "dense"
+    a = draw(m, k, kinds, seed, dtype, "transposed" if a_transposed else "dense")
+    b, b2 = (draw(k, n, ORDINARY_ROWS, seed + i, dtype, storage) for i in (1, 2))
+    assert not two_products(lambda *operands: mlp_module.launch_two_products(*operands, config), a, b, b2)
+
+
+@dtypes
+@examples(15, 30)
+@given(sizes, sizes, sizes, matmul_configs, seeds)
+def test_gate_and_up(dtype, tokens, width, hidden, config, seed) -> None:
+    tokens, width, hidden = aligned(config, tokens, width, hidden)
+    h, gate_weight, up_weight = (
+        draw(*shape, ORDINARY_ROWS, seed + i, dtype)
+        for i, shape in enumerate([(tokens, width), (width, hidden), (width, hidden)])
+    )
+    assert not gate_up(lambda *operands: mlp_module.launch_gate_up(*operands, config, True), h, gate_weight, up_weight)
+
+
+@dtypes
+@examples(20, 80)
+@given(sizes, sizes, moderate_rows, rows_of_any_kind, moderate_rows, seeds)
+def test_activation_gradients(dtype, tokens, hidden, dact_kinds, gate_kinds, up_kinds, seed) -> None:
+    dact, gate, up = (
+        draw(tokens, hidden, kinds, seed + i, dtype) for i, kinds in enumerate((dact_kinds, gate_kinds, up_kinds))
+    )
+    assert not activation_gradients(mlp_module.launch_activation_gradients, dact, gate, up)
+
+
+@dtypes
+@examples(8, 20)
+@given(sizes, st.integers(2, 40), st.integers(2, 70), layouts, layouts, seeds)
+def test_swiglu_mlp(dtype, tokens, width, hidden, x_layout, weight_layout, seed) -> None:
+    shapes = [(tokens, width), (1, width), (width, hidden), (width, hidden), (hidden, width), (tokens, width)]
+    fan_in = [1, 1, width, width, hidden, 1]
+    drawn = [
+        placed(
+            (matrix(*shape, ORDINARY_ROWS, seed + i, torch.float64) * fan**-0.5).to(dtype),
+            weight_layout if 2 <= i < 5 else x_layout, DEVICE,
+        )
+        for i, (shape, fan) in enumerate(zip(shapes, fan_in, strict=True))
+    ]  # fmt: skip
+    x, norm_weight, *weights, dy = drawn
+    names = ("y", "dx", "dnorm_weight", "dgate_weight", "dup_weight", "ddown_weight")
+
+    def function(*inputs: torch.Tensor) -> torch.Tensor:
+        return mlp_module.swiglu_mlp(*inputs, eps=1e-5)
+
+    assert not within_plain_code(training(function), plain_mlp, names, (x, norm_weight[0], *weights), dy)
+
+
+head_counts = st.integers(1, 3)
+sequences = st.sampled_from([1, 2, 15, 16, 17, 31, 33, 47, 64, 67])
+attention_configs = st.sampled_from([None, *zip(FORWARD, DK_DV, DQ, strict=True)])
+magnitudes = st.sampled_from([0.0, 1e-4, 1.0, 8.0])
+
+
+@dtypes
+@examples(15, 20)
+@given(
+    st.integers(1, 2), head_counts, sequences, st.sampled_from([16, 32]), attention_configs, magnitudes,
+    st.tuples(layouts, layouts, layouts, layouts), seeds,
+)  # fmt: skip
+def test_attention(dtype, batch, heads, sequence, head_dim, config, magnitude, storage, seed) -> None:
+    function = attention_configured(*config) if config else attention_module.attention
+    if config and config[0].descriptors:
+        storage = ("dense",) * 4  # given by hand, descriptors are not fitted to what they can read
+    rows = batch * heads * sequence
+    q, k, v, dout = (
+        placed(
+            (matrix(rows, head_dim, ORDINARY_ROWS, seed + i, torch.float64) * (magnitude if i < 2 else 1.0))
+            .to(dtype).view(batch, heads, sequence, head_dim), layout, DEVICE,
+        )
+        for i, layout in enumerate(storage)
+    )  # fmt: skip
+    assert not attention(training(function), q, k, v, dout)
+
+
+@dtypes
+@examples(15, 20)
+@given(
+    sequences, st.data(), st.sampled_from([torch.nan, torch.inf, -torch.inf]), st.sampled_from("qkv"),
+    attention_configs, seeds,
+)  # fmt: skip
+def test_attention_shows_nobody_the_future(dtype, sequence, data, value, operand, config, seed) -> None:
+    """What is not finite at one position of one head reaches no row before it (but for the values of its own tile,
+    where 0 * NaN is NaN, as in plain code) and no other head."""
+    at = data.draw(st.integers(0, sequence - 1))
+    q, k, v = (
+        matrix(2 * sequence, 16, ORDINARY_ROWS, seed + i, dtype).view(1, 2, sequence, 16) for i in range(3)
+    )
+    {"q": q, "k": k, "v": v}[operand][0, 1, at] = value
+    launch = attention_configured(*config) if config else attention_module.attention
+    (out,), stray = launched(lambda *x: (launch(*x),), *(placed(x, "dense", DEVICE) for x in (q, k, v)))
+    clean = [x.double().nan_to_num(1.0, 1.0, 1.0) for x in (q, k, v)]
+    reference = torch.nn.functional.scaled_dot_product_attention(*clean, is_causal=True)
+    out = out.cpu()
+    eps = torch.finfo(dtype).eps
+    sound = [problem(out[:, 0], reference[:, 0], 8 * eps)]
+    tile = 128 if config is None else max(config[0].block_q, config[0].block_kv)
+    before = at if operand != "v" else at // tile * tile
+    sound.append(problem(out[0, 1, :before], reference[0, 1, :before], 8 * eps))
+    if operand == "q":
+        sound.append(problem(out[0, 1, at + 1 :], reference[0, 1, at + 1 :], 8 * eps))
+        assert out[0, 1, at].isnan().all()
+    elif operand == "v":
+        assert not out[0, 1, at:].isfinite().any()
+    elif value != value:
+        assert out[0, 1, at:].isnan().all()
+    assert not first(stray, *sound)
+
+
+@pytest.mark.xfail(strict=True, reason="a first tile of scores of -inf has the maximum -inf, and -inf - -inf is NaN")
+def test_attention_passes_over_keys_of_weight_zero() -> None:
+    """Keys of score -inf weigh nothing, also where they fill the first tiles: row 99 sees 30 keys of finite score."""
+    q = matrix(100, 16, ORDINARY_ROWS, 0, torch.float32).abs().view(1, 1, 100, 16)
+    k, v = (matrix(100, 16, ORDINARY_ROWS, i, torch.float32).view(1, 1, 100, 16) for i in (1, 2))
+    k[0, 0, :70] = -torch.inf
+    out = attention_module.attention(*(x.to(DEVICE) for x in (q, k, v)))
+    assert out[0, 0, 70:].isfinite().all()

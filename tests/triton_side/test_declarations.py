@@ -1,0 +1,249 @@
+"""What hand-written kernels declare, against what their code does and against the stages of the plain blocks.
+
+Launches are compiled for an H200 in a process of their own, on a machine that need not have one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROPERTIES = ROOT / "compare/targets/h200/cuda_device_properties.json"
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ to build fake_cuda_hooks.cpp"),
+]
+
+MLP = {
+    "x": (64, 128), "norm_weight": (128,), "gate_weight": (128, 256), "up_weight": (128, 256),
+    "down_weight": (256, 128),
+}  # fmt: skip
+ATTENTION = dict.fromkeys("qkv", (1, 2, 128, 64))
+EPS = {"eps": 1e-6}
+# Folder, block, shapes, attributes, dtype. The long rows take the kernels that walk them.
+CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, float], str]] = {
+    "vector_add": ("kernels", "vector_add", {"x": (4096,), "y": (4096,)}, {}, "bfloat16"),
+    "gelu": ("kernels", "gelu", {"x": (64, 128)}, {}, "bfloat16"),
+    "softmax": ("kernels", "softmax", {"x": (64, 128)}, {}, "bfloat16"),
+    "softmax, long rows": ("kernels", "softmax", {"x": (2, 50257)}, {}, "bfloat16"),
+    "rmsnorm": ("kernels", "rmsnorm", {"x": (64, 128), "weight": (128,)}, EPS, "bfloat16"),
+    "rmsnorm, long rows": ("kernels", "rmsnorm", {"x": (4, 20000), "weight": (20000,)}, EPS, "bfloat16"),
+    "swiglu_mlp": ("kernels", "swiglu_mlp", MLP, EPS, "bfloat16"),
+    "swiglu_mlp, pointers": ("kernels", "swiglu_mlp", MLP, EPS, "float32"),
+    "attention": ("kernels", "attention", ATTENTION, {}, "bfloat16"),
+    "attention, pointers": ("kernels", "attention", ATTENTION, {}, "float32"),
+    "cuda vector_add": ("cuda", "vector_add", {"x": (4096,), "y": (4096,)}, {}, "bfloat16"),
+    "cuda gelu": ("cuda", "gelu", {"x": (64, 128)}, {}, "bfloat16"),
+    "cuda softmax": ("cuda", "softmax", {"x": (64, 128)}, {}, "bfloat16"),
+    "cuda softmax, clusters": ("cuda", "softmax", {"x": (2, 32768)}, {}, "bfloat16"),
+    "cuda softmax, long rows": ("cuda", "softmax", {"x": (2, 200000)}, {}, "bfloat16"),
+}
+SCRIPT = """
+import importlib, json, sys
+from triton_side import deviceless
+deviceless.activate(json.load(open(sys.argv[1])))
+from triton_side.dispatch import Operation, record_call
+
+def described(event):
+    if isinstance(event, Operation):
+        return dict(op=event.op, stage=event.stage, backward=event.backward)
+    return dict(
+        label=event.label, kind=event.kind, flops=event.flops, parameters=event.parameters, source=str(event.source),
+        operations=[dict(op=o.op, stage=o.stage, backward=o.backward, again=o.rematerialized, site=o.site)
+                    for o in event.operations],
+        reads=[t.parameter for t in event.reads], writes=[t.parameter for t in event.writes],
+        tensors=[t.parameter for t in event.tensors],
+        names=[t.name for t in event.writes], bytes=sum(t.bytes for t in (*event.reads, *event.writes)),
+    )
+
+found = {}
+for name, (folder, block, shapes, attributes, dtype) in json.loads(sys.argv[2]).items():
+    apply = importlib.import_module(f"triton_side.{folder}.{block}").apply
+    train = block != "vector_add"
+    with deviceless.fake_mode():
+        inputs = deviceless.fake_inputs({k: (tuple(s), dtype) for k, s in shapes.items()}, requires_grad=train)
+        recorded = record_call(lambda i: apply(i, **attributes), inputs, train=train, compile_only=True)
+    found[name] = {part: [described(event) for event in events] for part, events in recorded.parts.items()}
+print(json.dumps(found))
+"""
+
+
+@cache
+def recorded() -> dict[str, dict[str, list[dict[str, Any]]]]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(PROPERTIES), json.dumps(CASES)],
+        env=environment, capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def launches(case: str) -> Iterator[dict[str, Any]]:
+    for events in recorded()[case].values():
+        yield from (event for event in events if "label" in event)
+
+
+def torch_stages(block: str) -> set[str]:
+    """Of the plain block, as a recorder sees them."""
+    import importlib
+
+    import torch
+    from torch._subclasses import FakeTensorMode
+
+    from triton_side.dispatch import record_call
+
+    _, _, shapes, attributes, _ = CASES[block]
+    apply = importlib.import_module(f"triton_side.blocks.{block}").apply
+    with FakeTensorMode():
+        inputs = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+        events = record_call(lambda given: apply(given, **attributes), inputs, train=False).parts["forward"]
+    return {event.stage for event in events if hasattr(event, "stage")} - {""}
+
+
+def jax_stages(block: str) -> set[str]:
+    jax = pytest.importorskip("jax")
+    pytest.importorskip("jax.extend.core")
+    import importlib
+
+    _, _, shapes, attributes, _ = CASES[block]
+    apply = importlib.import_module(f"xlafuse.blocks.{block}").apply
+    inputs = {name: jax.ShapeDtypeStruct(shape, "bfloat16") for name, shape in shapes.items()}
+
+    def stacks(jaxpr: Any, around: str) -> Iterator[str]:
+        for equation in jaxpr.eqns:
+            here = "/".join(filter(None, (around, str(equation.source_info.name_stack))))
+            parts = here.split("/")  # einsum opens a scope of its own inside the stage
+            yield from ("/".join(parts[:end]) for end in range(1, len(parts) + 1))
+            for inner in jax.extend.core.jaxprs_in_params(equation.params):
+                yield from stacks(inner, here)
+
+    return set(stacks(jax.make_jaxpr(lambda given: apply(given, **attributes))(inputs).jaxpr, "")) - {""}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_launch_declares_what_it_computes(case: str) -> None:
+    parts = recorded()[case]
+    assert set(parts) == ({"forward"} if CASES[case][1] == "vector_add" else {"forward", "backward"})
+    for part, events in parts.items():
+        assert events
+        for event in events:
+            operations = event.get("operations", [event])
+            assert operations and all(operation["stage"] for operation in operations), event
+            backward = {operation["backward"] or operation.get("again", False) for operation in operations}
+            assert backward == {part == "backward"}, event
+            assert "label" not in event or event["flops"] > 0, event
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_a_backward_kernel_repeats_is_an_operation_of_the_forward_pass(case: str) -> None:
+    forward = {o["site"] for event in recorded()[case]["forward"] for o in event.get("operations", ())}
+    sites = [o["site"] for event in recorded()[case]["forward"] for o in event.get("operations", ())]
+    assert len(sites) == len(forward), "an operation is declared twice"
+    for event in recorded()[case].get("backward", ()):
+        operations = event.get("operations", ())
+        assert {o["site"] for o in operations if o["again"]} <= forward, event["label"]
+        assert not {o["site"] for o in operations if o["backward"]} & forward, event["label"]
+        assert len({o["site"] for o in operations}) == len(operations), event["label"]
+
+
+def test_attention_names_what_its_backward_kernels_compute_twice() -> None:
+    _, keys, queries = (
+        {o["site"] for o in event["operations"]} for event in recorded()["attention"]["backward"]
+    )  # fmt: skip
+    assert len(keys & queries) == 8
+    assert {site.rpartition(":")[2] for site in keys - queries} == {"dk", "dv"}
+    assert {site.rpartition(":")[2] for site in queries - keys} == {"dq"}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_declared_stages_are_those_of_the_jax_block(case: str) -> None:
+    stages = jax_stages(CASES[case][1])
+    declared = {o["stage"] for events in recorded()[case].values() for e in events for o in e.get("operations", [e])}
+    assert declared <= stages
+    forward = {o["stage"] for event in recorded()[case]["forward"] for o in event["operations"]}
+    missing = [s for s in stages if not any(f"{f}/".startswith(f"{s}/") or s.startswith(f"{f}/") for f in forward)]
+    assert not missing
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_declared_stages_are_those_of_the_pytorch_block_or_within_them(case: str) -> None:
+    stages = torch_stages(CASES[case][1])
+    declared = {o["stage"] for events in recorded()[case].values() for e in events for o in e.get("operations", [e])}
+    outside = {stage for stage in declared if not any(f"{stage}/".startswith(f"{s}/") for s in stages)}
+    assert not outside, (outside, stages)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if CASES[case][0] == "cuda"])
+def test_cuda_kernels_write_what_is_not_const(case: str) -> None:
+    for launch in launches(case):
+        template = launch["label"].partition("<")[0]
+        (head,) = re.findall(rf"{template}\(([^)]*)\)\s*{{", Path(launch["source"]).read_text())
+        pointers = {p.split()[-1]: "const" in p for p in head.split(",") if "*" in p}
+        assert launch["reads"] == [name for name, const in pointers.items() if const]
+        assert launch["writes"] == [name for name, const in pointers.items() if not const]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if CASES[case][0] == "kernels"])
+def test_triton_kernels_touch_every_tensor_they_are_given_one_way(case: str) -> None:
+    for launch in launches(case):
+        assert set(launch["reads"]) | set(launch["writes"]) == set(launch["tensors"]), launch["label"]
+        assert not set(launch["reads"]) & set(launch["writes"]), launch["label"]
+
+
+def test_reads_and_writes_through_descriptors_helpers_and_loops() -> None:
+    found = {launch["label"]: (launch["reads"], launch["writes"]) for launch in launches("attention")}
+    assert found["attention_forward_kernel"] == (["q_ptr", "k_ptr", "v_ptr"], ["out_ptr", "logsumexp2_ptr"])
+    inputs = ["q_ptr", "k_ptr", "v_ptr", "dout_ptr", "logsumexp2_ptr", "delta_ptr"]
+    assert found["attention_dk_dv_kernel"] == (inputs, ["dk_ptr", "dv_ptr"])
+    assert found["attention_dq_kernel"] == (inputs, ["dq_ptr"])
+    gate_up = recorded()["swiglu_mlp"]["forward"][1]
+    assert (gate_up["reads"], gate_up["writes"]) == (
+        ["a_ptr", "b_ptr", "b2_ptr"], ["c_ptr", "c2_ptr", "activated_ptr"]
+    )  # fmt: skip
+    for case in ("swiglu_mlp", "attention"):
+        pointers = {launch["label"]: (launch["reads"], launch["writes"]) for launch in launches(f"{case}, pointers")}
+        through = {launch["label"]: (launch["reads"], launch["writes"]) for launch in launches(case)}
+        assert pointers == through
+
+
+def test_the_mlp_names_its_intermediates() -> None:
+    parts = recorded()["swiglu_mlp"]
+    names = {part: [n for event in events for n in event.get("names", ())] for part, events in parts.items()}
+    assert names["forward"] == ["h", "rstd", "gate", "up", "act", "y"]
+    assert names["backward"] == [
+        "dact", "dgate", "dup", "act", "ddown_weight", "dgate_weight", "dup_weight", "dh_of_gate", "dh", "dx_of_norm",
+        "partial", "dweight",
+    ]  # fmt: skip
+
+
+def test_the_mlp_records_what_pytorch_adds() -> None:
+    *hand_written, last = recorded()["swiglu_mlp"]["backward"]
+    assert all("label" in event for event in hand_written) and len(hand_written) == 8
+    assert (last["op"], last["stage"], last["backward"]) == ("aten.add.Tensor", "residual", True)
+
+
+def test_flops_are_those_of_the_products() -> None:
+    def declared(case: str, part: str) -> float:
+        return sum(event.get("flops", 0) for event in recorded()[case][part])
+
+    causal = 2 * 2 * 1 * 2 * 128 * 128 * 64 / 2
+    assert declared("attention", "forward") == causal
+    # Seven products where two of the forward pass are the unit of two, and delta.
+    assert declared("attention", "backward") == pytest.approx(3.5 * causal, rel=0.01)
+    products = 3 * 2 * 64 * 128 * 256
+    assert declared("swiglu_mlp", "forward") == pytest.approx(products, rel=0.02)
+    assert declared("swiglu_mlp", "backward") == pytest.approx(2 * products, rel=0.03)
+    assert declared("rmsnorm", "forward") == 4 * 64 * 128

@@ -1,0 +1,157 @@
+"""make sanitize without its tool and without a GPU: what it would launch, how it reads a log, what it says."""
+
+from __future__ import annotations
+
+import re
+import stat
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from triton_side import sanitize, sanitizer_log
+from triton_side.cuda import program, tensors
+from triton_side.kernels._launch import INTERPRETED
+from triton_side.sanitizer_log import Launched, parse, summary
+
+PACKAGE = Path(sanitize.__file__).parent
+KERNELS = [
+    Launched("softmax_forward", "CUDA C++", ["_Z15softmax_forwardIf", "softmax_forward"], 4, 64),
+    Launched("softmax_forward_kernel", "Triton", ["softmax_forward_kernel"], 2, 16),
+    Launched("gelu_forward_kernel", "Triton", ["gelu_forward_kernel"], 2, 0),
+]
+MEMCHECK = """\
+========= COMPUTE-SANITIZER
+========= Invalid __global__ read of size 4 bytes
+=========     at softmax_forward_kernel+0x1a0 in softmax.py:105
+=========     by thread (31,0,0) in block (0,0,0)
+=========     Access at 0x7f0000000204 is out of bounds
+=========
+========= Invalid __global__ write of size 2 bytes
+=========     at void softmax_forward<float, (int)1, (int)4>(const T1 *, T1 *, long long, int)+0x90
+=========
+========= Invalid __global__ read of size 4 bytes
+=========     at void at::native::elementwise_kernel<(int)128>(int)+0x90
+=========
+========= ERROR SUMMARY: 5 errors
+"""
+RACECHECK = """\
+========= COMPUTE-SANITIZER
+========= Error: Race reported between Write access at softmax_forward_kernel+0x90
+=========     and Read access at softmax_forward_kernel+0x100 [508 hazards]
+=========
+========= Warning: Race reported between Write access at softmax_forward_kernel+0x80
+=========     and Write access at softmax_forward_kernel+0x80 [2 hazards]
+=========
+========= RACECHECK SUMMARY: 2 hazards displayed (1 error, 1 warning)
+"""
+
+
+def test_a_log_is_read_by_kernel() -> None:
+    outcome = parse("memcheck", MEMCHECK, KERNELS)
+    assert [report.kernel for report in outcome.reports] == ["softmax_forward_kernel", "softmax_forward", None]
+    assert (outcome.errors, outcome.unattributed, outcome.failure) == (5, 3, None)
+    outcome = parse("racecheck", RACECHECK, KERNELS)
+    assert (outcome.errors, outcome.warnings) == (1, 1)
+    assert [outcome.count("softmax_forward_kernel", warnings) for warnings in (False, True)] == [1, 1]
+
+
+def test_the_summary_has_a_row_for_every_kernel_and_the_first_reports() -> None:
+    outcomes = [parse("memcheck", MEMCHECK, KERNELS), parse("racecheck", RACECHECK, KERNELS)]
+    text = summary(KERNELS, outcomes, "compute-sanitizer 2026.4, NVIDIA H200")
+    assert "| softmax_forward | CUDA C++ | 4 | 64 | 1 | 0 |" in text
+    assert "| softmax_forward_kernel | Triton | 2 | 16 | 1 | 1 (1 warnings) |" in text
+    assert "| gelu_forward_kernel | Triton | 2 | 0 | 0 | shares no memory |" in text
+    assert "- memcheck: 5 errors, 3 of them in other kernels or not printed" in text
+    assert "- memcheck, softmax_forward_kernel: Invalid __global__ read of size 4 bytes; at softmax_forward_k" in text
+
+
+@pytest.mark.parametrize(
+    ("log", "failure"),
+    [
+        ("========= COMPUTE-SANITIZER\n========= Error: process didn't terminate successfully\n", "came to no summary"),
+        ("", "memcheck came to no summary: no output"),
+        (
+            "========= Internal Sanitizer Error: The Sanitizer didn't track the launch.\n"
+            "========= ERROR SUMMARY: 0 errors\n",
+            "didn't track the launch",
+        ),
+    ],
+)
+def test_what_was_not_checked_is_not_clean(log: str, failure: str) -> None:
+    outcome = parse("memcheck", log, KERNELS)
+    assert outcome.failure and failure in outcome.failure
+    assert "not checked to the end" in summary(KERNELS, [outcome], "")
+
+
+def fake_sanitizer(folder: Path, log: str, status: int = 0, sleep: int = 0) -> str:
+    path = folder / "compute-sanitizer"
+    (folder / "written").write_text(log)
+    path.write_text(
+        "#!/bin/sh\n"
+        'while [ $# -gt 0 ]; do [ "$1" = --log-file ] && log=$2; shift; done\n'
+        f'cat {folder}/written > "$log"; echo kernels gelu; sleep {sleep}; exit {status}\n'
+    )
+    path.chmod(path.stat().st_mode | stat.S_IEXEC)
+    return str(path)
+
+
+def test_a_tool_that_is_too_slow_or_dies_says_where(tmp_path: Path) -> None:
+    slow = sanitize.run_tool(fake_sanitizer(tmp_path, "", sleep=30), "memcheck", KERNELS, 0.5)
+    assert slow.errors is None and slow.failure == "memcheck was stopped after 0 s (--limit), in: kernels gelu"
+    died = sanitize.run_tool(fake_sanitizer(tmp_path, MEMCHECK, status=1), "memcheck", KERNELS, 10)
+    assert died.errors == 5 and died.failure and "status 1, later kernels were not checked" in died.failure
+    fine = sanitize.run_tool(fake_sanitizer(tmp_path, MEMCHECK), "memcheck", KERNELS, 10)
+    assert fine.errors == 5 and fine.failure is None
+
+
+def test_a_device_that_the_tool_refuses(tmp_path: Path) -> None:
+    refusing = fake_sanitizer(tmp_path, "========= Error: Device not supported.\n", status=255)
+    with pytest.raises(sanitize.CannotCheck, match="memcheck refuses this device"):
+        sanitize.run_tool(refusing, "memcheck", KERNELS, 10)
+
+
+def test_without_the_tool_or_a_gpu_it_says_so_and_ends_with_2(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sanitize.shutil, "which", lambda name: None)
+    monkeypatch.setattr(sanitize.os, "access", lambda *arguments: False)
+    assert sanitize.main([]) == 2
+    assert re.search(r"^sanitize: compute-sanitizer is not on PATH.*pip install nvidia-cuda", capsys.readouterr().err)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert sanitize.main(["--sanitizer", fake_sanitizer(tmp_path, "")]) == 2
+    assert "no NVIDIA GPU is visible" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="names the kernels without running them, which takes the interpreter")
+def test_the_cases_launch_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.runtime.interpreter import InterpretedFunction
+
+    launched: set[str] = set()
+    monkeypatch.setattr(
+        InterpretedFunction, "run", lambda self, *arguments, **options: launched.add(self.fn.__name__)
+    )
+    monkeypatch.setattr(tensors, "check", lambda operation, **operands: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    monkeypatch.setattr(program, "compile_kernel", lambda source, expression, *options: SimpleNamespace(name=expression))
+    monkeypatch.setattr(program, "launch", lambda kernel, *rest: launched.add(kernel.name.partition("<")[0]))
+    for _, call in sanitize.cases("cpu"):
+        call()
+    written = {
+        name
+        for path in PACKAGE.glob("kernels/*.py")
+        for name in re.findall(r"^def (\w+_kernel)\(", path.read_text(), re.MULTILINE)
+    } | {
+        name
+        for path in PACKAGE.glob("cuda/*.cu")
+        for name in re.findall(r"\b(\w+)\(const T\* __restrict__", path.read_text())
+    }
+    assert len(written) > 25
+    assert launched == written
+
+
+def test_no_more_reports_are_shown_than_fit() -> None:
+    log = RACECHECK.replace("========= RACE", 9 * (RACECHECK.split("\n=========\n")[0].split("\n", 1)[1] + "\n") + "========= RACE")
+    text = summary(KERNELS, [parse("racecheck", log, KERNELS)], "")
+    assert text.count("- racecheck, softmax_forward_kernel: ") == sanitizer_log.SHOWN + 1

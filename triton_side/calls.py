@@ -1,0 +1,132 @@
+"""Compile what a user wrote with TorchInductor: a function or module called with its own arguments.
+
+A graph break is no error here: every graph is compiled, and `Captured.breaks` says where and why. On a GPU that is not
+there (deviceless.py) nothing runs; after a graph break the call goes on with fake results.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch._inductor.compile_fx
+
+from triton_side import _fake_cuda, inductor
+from triton_side import _inductor_private as private
+from triton_side.inductor import Captured
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorLike:
+    """A tensor without its data. dtype: as in "bfloat16"."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: str
+    requires_grad: bool = False
+    is_parameter: bool = False
+
+
+class Factory:
+    """Makes the tensors of a call: fake ones on the fake GPU, or real ones on this machine's."""
+
+    def __init__(self) -> None:
+        self.mode = private.fake_tensor_mode() if _fake_cuda._active is not None else None
+
+    def tensor(self, like: TensorLike) -> torch.Tensor:
+        """Real ones are normal deviates, or zeros where the dtype is not floating (an index must be in range)."""
+        dtype = getattr(torch, like.dtype)
+        with self.mode or contextlib.nullcontext():
+            made = torch.empty_strided(like.shape, like.stride, dtype=dtype, device="cuda")
+        if self.mode is None:
+            made.normal_() if dtype.is_floating_point and dtype.itemsize > 1 else made.zero_()
+        if like.is_parameter:
+            return torch.nn.Parameter(made, requires_grad=like.requires_grad)
+        return made.requires_grad_(like.requires_grad)
+
+
+def compile_call(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], factory: Factory, *, train: bool
+) -> Captured:
+    """Compile `function(*args, **kwargs)`, static shapes, default mode; all tensors in it are `factory`'s.
+
+    train: backward is compiled, too: of every tensor that requires grad; where none does, every floating argument is
+    made to. Otherwise all is compiled as under `torch.no_grad()`.
+
+    Raises RuntimeError where nothing was compiled, or whatever PyTorch or the function does.
+    """
+    if train:
+        _require_some_grad(function, args, kwargs)
+    torch.compiler.reset()
+    backend = torch._inductor.compile_fx.compile_fx if factory.mode is None else _compile_and_fake
+    compiled = torch.compile(function, backend=backend, dynamic=False)
+    with contextlib.ExitStack() as stack:
+        captured = stack.enter_context(inductor._recording(measured=factory.mode is None))
+        stack.enter_context(torch.set_grad_enabled(train))
+        if factory.mode is not None:
+            stack.enter_context(_attention(None))
+            stack.enter_context(factory.mode)
+            stack.enter_context(private.compiling_only())
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
+        outputs = compiled(*args, **kwargs)
+        if train and factory.mode is None:
+            _differentiate(outputs)
+    return captured
+
+
+def _differentiate(outputs: Any) -> None:
+    """Backward, which is compiled already, once: a Triton kernel is tuned when it first runs."""
+    leaves = torch.utils._pytree.tree_leaves(outputs)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    torch.autograd.backward(tensors, [torch.ones_like(tensor) for tensor in tensors])
+
+
+def _compile_and_fake(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+    with _attention(_attention_of(graph)):
+        torch._inductor.compile_fx.compile_fx(graph, inputs)
+    return graph.forward  # on fake tensors: what follows a graph break needs its results' shapes
+
+
+def _attention_of(graph: torch.fx.GraphModule) -> str:
+    """The attention kernel to take: a device prefers flash, which is for fp16 and bf16 (and, see the hooks, no mask).
+    """
+    calls = [node for node in graph.graph.nodes if _name(node.target) == "scaled_dot_product_attention"]
+    nodes = [call.args[0] for call in calls if call.args] or list(graph.graph.nodes)
+    values = [node.meta.get("example_value") for node in nodes]
+    dtypes = {value.dtype for value in values if isinstance(value, torch.Tensor) and value.is_floating_point()}
+    half = {torch.float16, torch.bfloat16}
+    return "flash" if (dtypes <= half if calls else dtypes & half) else "efficient"
+
+
+def _name(target: Any) -> str:
+    return target if isinstance(target, str) else getattr(target, "__name__", "")
+
+
+@contextlib.contextmanager
+def _attention(choice: str | None) -> Iterator[None]:
+    """Let scaled_dot_product_attention take `choice`; while dynamo traces, where shapes alone count, its plain math."""
+    assert _fake_cuda._hooks is not None
+    _fake_cuda._hooks.record_sdpa_choice(_fake_cuda.SDPA_BACKENDS[choice or "math"])
+    try:
+        yield
+    finally:
+        after = None if choice is None else "math"
+        _fake_cuda._hooks.record_sdpa_choice(_fake_cuda.SDPA_BACKENDS[after])
+
+
+def _require_some_grad(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    given = [x for x in torch.utils._pytree.tree_leaves((tuple(args), dict(kwargs))) if isinstance(x, torch.Tensor)]
+    owner = getattr(function, "__self__", function)
+    held = list(owner.parameters()) if isinstance(owner, torch.nn.Module) else []
+    if any(tensor.requires_grad for tensor in (*given, *held)):
+        return
+    floating = [tensor for tensor in given if tensor.is_floating_point()]
+    if not floating:
+        raise TypeError("grad=True needs a tensor of a floating dtype to differentiate by; there is none")
+    for tensor in floating:
+        tensor.requires_grad_(True)

@@ -1,0 +1,262 @@
+"""Every hand-written kernel under NVIDIA's compute-sanitizer: memcheck, and racecheck for shared memory.
+
+    python -m triton_side.sanitize --out reports/sanitize.md        (make sanitize ARGS="--out reports/sanitize.md")
+
+A process launches each kernel, forward and backward, on small odd shapes: once alone, which records the launches and
+fills Triton's cache, and once under each tool. Exit status 0: no error; 1: errors, or a tool that did not finish;
+2: nothing could be checked (no GPU, no compute-sanitizer, or one that refuses the device).
+
+PyTorch's caching allocator would hide accesses past a tensor that stay in its block, so it is off
+(PYTORCH_NO_CUDA_MEMORY_CACHING), and the sanitizer pads every allocation. Errors that CUDA calls return are not
+reported: cuda.bindings and PyTorch probe for what is there by calling it (NVIDIA/cuda-python issue 562).
+
+Use the newest version, whatever the driver's: its release notes say that before 2025.4 racecheck reported false hazards
+around mbarriers and before 2026.1 around warpgroups on Hopper, that before 2026.4 memcheck reported cp.async with
+zero-fill (a masked load that Triton pipelines), and that memcheck follows TMA loads from 2026.2 on. racecheck also
+reports threads that write equal sums in a Triton reduction across warps (triton-lang/triton issue 7264, open).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from triton_side.sanitizer_log import Launched, Outcome, end_of, parse, summary
+
+TOOLS = ("memcheck", "racecheck")
+WHEEL = "nvidia-cuda-sanitizer-api"
+PADDING = 4096  # bytes behind every allocation
+PRINTED = 1000  # reports that a tool prints before it only counts
+EPS = 1e-6
+
+
+class CannotCheck(RuntimeError):
+    """Nothing could be checked; the message says why and what to do."""
+
+
+Shapes = dict[str, tuple[int, ...]]
+Call = Callable[[], object]
+
+
+def cases(device: str) -> Iterator[tuple[str, Call]]:
+    """Names and calls that together launch every hand-written kernel, forward and backward.
+
+    bfloat16 takes every path, float32 the first of each operation: the tools take their time for every kernel.
+    """
+    for dtype in (torch.bfloat16, torch.float32):
+        paths = slice(None) if dtype == torch.bfloat16 else slice(1)
+        for module, every_shapes, attributes in _operations():
+            for shapes in every_shapes[paths]:
+                folder, block = module.split(".")
+                sizes = " ".join("x".join(map(str, shape)) for shape in shapes.values())
+                apply = importlib.import_module(f"triton_side.{module}").apply
+                yield f"{folder} {block} {sizes} {dtype}", _training(apply, shapes, dtype, device, **attributes)
+
+
+def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
+    """Module, shapes of its inputs, attributes."""
+    rows: list[Shapes] = [{"x": (7, 131)}]
+    flat: list[Shapes] = [{"x": (1021,), "y": (1021,)}]
+    walked: list[Shapes] = [{"x": (3, 8201)}]
+    # A warp to a row (scalar and 16-byte loads), a block, a cluster of blocks; streamed.
+    of_cuda: list[Shapes] = [{"x": (3, columns)} for columns in (131, 136, 520, 16387, 65543)]
+    norms: list[Shapes] = [{"x": (5, columns), "weight": (columns,)} for columns in (131, 16391)]
+    # Operands through pointers; of bfloat16 through tensor descriptors.
+    mlps: list[Shapes] = [
+        {
+            "x": (tokens, width), "norm_weight": (width,), "gate_weight": (width, hidden),
+            "up_weight": (width, hidden), "down_weight": (hidden, width),
+        }
+        for tokens, width, hidden in ((17, 37, 67), (40, 64, 136))
+    ]  # fmt: skip
+    heads: list[Shapes] = [dict.fromkeys("qkv", (1, 2, 67, head_dim)) for head_dim in (16, 128)]
+    return [
+        ("kernels.vector_add", flat, {}), ("cuda.vector_add", flat, {}),
+        ("kernels.gelu", rows, {}), ("cuda.gelu", rows, {}),
+        ("kernels.softmax", rows + walked, {}), ("cuda.softmax", of_cuda, {}),
+        ("kernels.rmsnorm", norms, {"eps": EPS}), ("kernels.swiglu_mlp", mlps, {"eps": EPS}),
+        ("kernels.attention", heads, {}),
+    ]  # fmt: skip
+
+
+def _training(
+    apply: Callable[..., dict[str, torch.Tensor]], shapes: Shapes, dtype: torch.dtype, device: str, **attributes: float
+) -> Call:
+    def call() -> object:
+        inputs = {n: torch.randn(shape, dtype=dtype, device=device).requires_grad_() for n, shape in shapes.items()}
+        (out,) = apply(inputs, **attributes).values()
+        if out.requires_grad:
+            out.backward(torch.randn_like(out))
+        return out
+
+    return call
+
+
+def launch_all(record: Path | None) -> None:
+    """Run all cases; with `record`, write there as JSON what was launched."""
+    from triton_side.launches import Launch, record_launches
+
+    if record is None:
+        for name, call in cases("cuda"):
+            print(name, flush=True)
+            call()
+            torch.cuda.synchronize()
+        return
+    found: dict[str, Launched] = {}
+    resources: dict[str, int] = {}
+
+    def add(launch: Launch) -> None:
+        kernel = launch.label.partition("<")[0]
+        entry = found.setdefault(kernel, Launched(kernel, "CUDA C++" if launch.kind == "cuda" else "Triton"))
+        entry.launches += 1
+        entry.names = sorted({*entry.names, kernel, launch.name})
+        signature = f"{launch.name} {launch.signature} {launch.constants}"
+        if signature not in resources:
+            resources[signature] = launch.resources.shared_bytes
+        entry.shared_bytes = max(entry.shared_bytes, resources[signature])
+
+    with record_launches(launched=add):
+        for _, call in cases("cuda"):
+            call()
+    torch.cuda.synchronize()
+    record.write_text(json.dumps([vars(entry) for entry in found.values()]))
+
+
+def find_sanitizer() -> str:
+    """The compute-sanitizer of its wheel, which may be newer than the toolkit; on PATH; of a CUDA toolkit.
+
+    Raises:
+        CannotCheck: there is none.
+    """
+    toolkits = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
+    try:
+        files = importlib.metadata.files(WHEEL) or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    places = [Path(str(file.locate())) for file in files if file.parts[-2:] == ("bin", "compute-sanitizer")]
+    if found := shutil.which("compute-sanitizer"):
+        places.append(Path(found))
+    places += [Path(toolkit, "bin", "compute-sanitizer") for toolkit in toolkits if toolkit]
+    for place in places:
+        if os.access(place, os.X_OK):
+            return str(place)
+    raise CannotCheck(
+        f"compute-sanitizer is not on PATH, nor in $CUDA_HOME/bin or /usr/local/cuda/bin: pip install {WHEEL}, "
+        "or install the CUDA toolkit"
+    )
+
+
+def run_tool(sanitizer: str, tool: str, launched: list[Launched], limit: float) -> Outcome:
+    """All cases under `tool`, for at most `limit` seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder, "log")
+        command = [
+            sanitizer, "--tool", tool, "--report-api-errors", "no", "--print-limit", str(PRINTED),
+            "--show-backtrace", "no", "--destroy-on-device-error", "kernel",
+            "--launch-timeout", "60", "--target-processes", "application-only", "--log-file", str(log),
+            *(("--padding", str(PADDING)) if tool == "memcheck" else ()),
+            sys.executable, "-m", "triton_side.sanitize", "--launch",
+        ]  # fmt: skip
+        status, output = _run(command, limit)
+        text = log.read_text(errors="replace") if log.is_file() else ""
+    if "Device not supported" in text + output:
+        raise CannotCheck(f"{tool} refuses this device ('Device not supported'), as on some virtualised GPUs")
+    outcome = parse(tool, text, launched)
+    if status is None:
+        return replace(outcome, failure=f"{tool} was stopped after {limit:.0f} s (--limit), in: {end_of(output, 1)}")
+    if status != 0 and outcome.errors is not None:
+        failure = f"{tool}: the launches ended with status {status}, later kernels were not checked: {end_of(output)}"
+        return replace(outcome, failure=failure)
+    return outcome
+
+
+def _run(command: list[str], limit: float) -> tuple[int | None, str]:
+    """Exit status, None past the limit, and all output. The tool's children end with it."""
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    environment.pop("TRITON_INTERPRET", None)
+    process = subprocess.Popen(
+        command, env=environment, text=True, errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        output, _ = process.communicate(timeout=limit)
+        return process.returncode, output
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        return None, output
+
+
+def version_of(sanitizer: str) -> str:
+    """ "2025.3.1", or "unknown"."""
+    said = subprocess.run([sanitizer, "--version"], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"[Vv]ersion (\d+[\d.]*\d)", said)
+    return found[1] if found else "unknown"
+
+
+def check(tools: tuple[str, ...], limit: float, sanitizer: str | None = None) -> tuple[str, bool]:
+    """The summary, and whether everything ran and no tool found an error.
+
+    Raises:
+        CannotCheck: no GPU, no compute-sanitizer, the cases fail by themselves, or the device is refused.
+    """
+    sanitizer = sanitizer or find_sanitizer()
+    if not torch.cuda.is_available():
+        raise CannotCheck("compute-sanitizer checks kernels as they run, and no NVIDIA GPU is visible to PyTorch")
+    with tempfile.TemporaryDirectory() as folder:
+        record = Path(folder, "launched.json")
+        command = [sys.executable, "-m", "triton_side.sanitize", "--launch", "--record", str(record)]
+        status, output = _run(command, limit)
+        if status != 0:
+            how = f"did not end in {limit:.0f} s" if status is None else f"ended with status {status}"
+            raise CannotCheck(f"the launches fail without a tool, too: {how}: {end_of(output)}")
+        launched = [Launched(**entry) for entry in json.loads(record.read_text())]
+    outcomes = [run_tool(sanitizer, tool, launched, limit) for tool in tools]
+    environment = (
+        f"compute-sanitizer {version_of(sanitizer)}, {torch.cuda.get_device_name()}, torch {torch.__version__}, "
+        f"triton {importlib.metadata.version('triton')}"
+    )
+    clean = all(outcome.errors == 0 and not outcome.failure for outcome in outcomes)
+    return summary(launched, outcomes, environment), clean
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m triton_side.sanitize", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, help="also write the summary, in Markdown, to this file")
+    parser.add_argument("--tool", choices=TOOLS, action="append", help="only this tool; may be repeated")
+    parser.add_argument("--sanitizer", metavar="PATH", help="the compute-sanitizer to use, instead of looking for one")
+    parser.add_argument("--limit", type=float, default=170.0, help="seconds that a tool may take (default: 170)")
+    parser.add_argument("--launch", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--record", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.launch:
+        launch_all(options.record)
+        return 0
+    try:
+        text, clean = check(tuple(options.tool or TOOLS), options.limit, options.sanitizer)
+    except CannotCheck as problem:
+        print(f"sanitize: {problem}", file=sys.stderr)
+        return 2
+    print(text, end="")
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(text)
+    return 0 if clean else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
