@@ -244,6 +244,7 @@ def _of_modules(source: Path) -> list[Found]:
 
 def _from_artifacts(name: str, artifacts: Artifacts) -> FusionGraph:
     from compare.graph import xla_reasons
+    from compare.graph.epilogues import with_epilogues
     from compare.graph.from_hlo import from_hlo
     from xlafuse import hlo_read, reasons
 
@@ -253,6 +254,9 @@ def _from_artifacts(name: str, artifacts: Artifacts) -> FusionGraph:
     with file.local() as path:
         module = hlo_read.read(path)
     graph = from_hlo(module, part="backward" if name == "backward" else "forward", target=_target(artifacts))
+    if before := artifacts.find("hlo_before"):
+        with before.local() as path:
+            graph = with_epilogues(graph, hlo_read.read(path))
     return replace(graph, reasons=xla_reasons.reasons(graph, reasons.read(artifacts)))
 
 

@@ -73,7 +73,7 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
     flat: list[Shapes] = [{"x": (1021,), "y": (1021,)}]
     walked: list[Shapes] = [{"x": (3, 8201)}]
     # A warp to a row (scalar and 16-byte loads), a block, a cluster of blocks; streamed.
-    of_cuda: list[Shapes] = [{"x": (3, columns)} for columns in (131, 136, 520, 16387, 65543)]
+    of_cuda: list[Shapes] = [{"x": (3, columns)} for columns in (131, 136, 2056, 16387, 65543)]
     norms: list[Shapes] = [{"x": (5, columns), "weight": (columns,)} for columns in (131, 16391)]
     # Operands through pointers; of bfloat16 through tensor descriptors.
     mlps: list[Shapes] = [

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from compare.graph.model import Part
 from compare.workers import explaining
 
 _SMALL = 4096  # bytes; smaller constants are tables and scalars, not weights
@@ -57,7 +55,7 @@ class XlaExplainer:
 
         if "stablehlo" in call:
             compiled = calls.compile_stablehlo(call["stablehlo"], target=self._xla_target, dump_to=dumps)
-            return self._graph(compiled, dumps)[0], []
+            return self._graph(compiled, dumps), []
         args, kwargs = unpack(call["arguments"], _struct)
         function = unpack(call["function"], _struct)
         if self._grad:
@@ -66,41 +64,22 @@ class XlaExplainer:
             )
             return self._joined(forward, backward, dumps), []
         compiled = calls.compile_call(function, args, kwargs, target=self._xla_target, dump_to=dumps)
-        return self._graph(compiled, dumps)[0], _closed_over(call["name"], compiled.closed_over)
-
-    def _graph(self, compiled: Any, dumps: Path, part: Part = "forward") -> tuple[Any, Any]:
-        """(graph, program): one module, with XLA's reasons from its dump folder."""
-        from compare.graph.from_hlo import from_program
-        from compare.graph.xla_reasons import reasons
-        from xlafuse import hlo
-        from xlafuse.reasons import read
-
-        module = hlo.parse(compiled.hlo_text)
-        program = hlo.program(module)
-        graph = from_program(
-            program, part=part, target=self._target, versions=self._versions, provenance=compiled.autotuning,
-            unparsed=tuple(f"line {number}: {text[:1000]}" for number, text in module.unparsed),
-        )
-        return replace(graph, reasons=reasons(graph, read(dumps))), program
+        return self._graph(compiled, dumps), _closed_over(call["name"], compiled.closed_over)
 
     def _joined(self, forward: Any, backward: Any, dumps: Path) -> Any:
-        """Both halves as one graph: backward's first parameters are what forward saved, leaf by leaf."""
         import jax
 
-        from compare.graph.parts import join_parts
+        from compare.workers import xla_graph
 
-        first, saving = self._graph(forward, dumps / "forward")
-        second, using = self._graph(backward, dumps / "backward", part="backward")
-        outputs, residuals = (len(jax.tree.leaves(structs)) for structs in forward.output_structs)
+        outputs = len(jax.tree.leaves(forward.output_structs[0]))
+        return xla_graph.of_halves(
+            forward, backward, dumps, outputs=outputs, target=self._target, versions=self._versions
+        )
 
-        def held(leaf: tuple[str, int]) -> str | None:
-            kind, index = leaf
-            return {"computed": saving.outputs, "argument": saving.inputs}[kind][index] if kind != "constant" else None
+    def _graph(self, compiled: Any, dumps: Path) -> Any:
+        from compare.workers import xla_graph
 
-        saved = [held(leaf) for leaf in forward.leaves[outputs : outputs + residuals]]
-        passed = {name: buffer for name, buffer in zip(using.inputs, saved, strict=False) if buffer is not None}
-        visible = {buffer for leaf in forward.leaves[:outputs] if (buffer := held(leaf)) is not None}
-        return join_parts(first, second, passed, outputs=visible)
+        return xla_graph.of_module(compiled, dumps, target=self._target, versions=self._versions)[0]
 
 
 def _closed_over(name: str, arrays: tuple[tuple[tuple[int, ...], str], ...]) -> list[str]:

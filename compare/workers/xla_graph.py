@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+from compare.graph.epilogues import with_epilogues
 from compare.graph.from_hlo import from_program
 from compare.graph.model import FusionGraph, Part
 from compare.graph.parts import join_parts
 from compare.graph.xla_reasons import reasons
-from xlafuse import hlo
+from xlafuse import dump, hlo
 from xlafuse.compiler import Compilation
 from xlafuse.reasons import read
 
@@ -36,6 +37,7 @@ def of_module(
         program, part=part, target=target, versions=versions, provenance=compiled.autotuning,
         unparsed=tuple(f"line {number}: {text[:1000]}" for number, text in module.unparsed),
     )
+    graph = with_epilogues(graph, hlo.parse((dumps / dump.ARTIFACTS["hlo_before"][0]).read_text()))
     return replace(graph, reasons=reasons(graph, read(dumps))), program
 
 

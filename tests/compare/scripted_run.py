@@ -1,9 +1,10 @@
-"""Runs on a pretended GPU, each in a process of its own that can be killed: `scripted_run.py ACKNOWLEDGED OUTPUT`.
+"""`scripted_run.py ACKNOWLEDGED OUTPUT PROCESS`: runs on a pretended GPU, each in a process that can be killed.
 
 A line of standard input is one run, as JSON: `arguments` of the command line; `pace`, seconds that a worker takes to
 answer; `kill_after`, seconds until SIGKILL, or null; `file_limit`, bytes at which a file can grow no more, or null. The
 reply is its exit status as subprocess gives it. The id of each record goes to ACKNOWLEDGED once it counts as written;
-what the run says goes to OUTPUT. The process is forked, not started: imports take longer than what is tested.
+what the run says goes to OUTPUT, its process's number to PROCESS. The process is forked, not started: imports take
+longer than what is tested.
 """
 
 import json
@@ -62,7 +63,7 @@ def one_run(request: dict[str, Any], acknowledged: Path, output: Path) -> int:
 
 
 def main() -> None:
-    acknowledged, output = Path(sys.argv[1]), Path(sys.argv[2])
+    acknowledged, output, process = map(Path, sys.argv[1:])
     for line in sys.stdin:
         request = json.loads(line)
         child = os.fork()
@@ -75,6 +76,7 @@ def main() -> None:
             finally:
                 sys.stdout.flush()
                 os._exit(code)
+        process.write_text(str(child))
         if request["kill_after"] is not None:
             time.sleep(request["kill_after"])
             os.kill(child, signal.SIGKILL)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import stat
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -36,12 +35,14 @@ MEMCHECK = """\
 =========
 ========= ERROR SUMMARY: 5 errors
 """
-RACECHECK = """\
-========= COMPUTE-SANITIZER
+RACE = """\
 ========= Error: Race reported between Write access at softmax_forward_kernel+0x90
 =========     and Read access at softmax_forward_kernel+0x100 [508 hazards]
 =========
-========= Warning: Race reported between Write access at softmax_forward_kernel+0x80
+"""
+RACECHECK = f"""\
+========= COMPUTE-SANITIZER
+{RACE}========= Warning: Race reported between Write access at softmax_forward_kernel+0x80
 =========     and Write access at softmax_forward_kernel+0x80 [2 hazards]
 =========
 ========= RACECHECK SUMMARY: 2 hazards displayed (1 error, 1 warning)
@@ -134,8 +135,8 @@ def test_the_cases_launch_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(tensors, "check", lambda operation, **operands: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
-    monkeypatch.setattr(program, "compile_kernel", lambda source, expression, *options: SimpleNamespace(name=expression))
-    monkeypatch.setattr(program, "launch", lambda kernel, *rest: launched.add(kernel.name.partition("<")[0]))
+    monkeypatch.setattr(program, "compile_kernel", lambda source, expression, *options: expression)
+    monkeypatch.setattr(program, "launch", lambda expression, *rest: launched.add(expression.partition("<")[0]))
     for _, call in sanitize.cases("cpu"):
         call()
     written = {
@@ -152,6 +153,5 @@ def test_the_cases_launch_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_more_reports_are_shown_than_fit() -> None:
-    log = RACECHECK.replace("========= RACE", 9 * (RACECHECK.split("\n=========\n")[0].split("\n", 1)[1] + "\n") + "========= RACE")
-    text = summary(KERNELS, [parse("racecheck", log, KERNELS)], "")
+    text = summary(KERNELS, [parse("racecheck", RACECHECK.replace(RACE, 9 * RACE), KERNELS)], "")
     assert text.count("- racecheck, softmax_forward_kernel: ") == sanitizer_log.SHOWN + 1
