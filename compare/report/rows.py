@@ -9,7 +9,10 @@ What the numbers are:
                               between rounds; None below four samples
     busy_time_us              the same median for the time in which some kernel ran
     wall_time_us              median over rounds of host time a call, in a pass without the timer
-    time_vs_xla               device_time_us over that of `xla` on the same case, in the same segment, by the same timer
+    time_vs_xla               device_time_us over that of `xla` on the same case, in the same segment, by the same
+                              timer, and only where the workers' clocks were seen to agree (compare.calibration)
+    verdict_vs_xla, _low, _high, _word   that ratio from the medians of paired rounds, its 95% interval, and "faster",
+                              "slower", "tie" or "unresolved" (compare.verdict); the text says it in words
     rate, rate_unit           compulsory bytes (GB/s) or model FLOPs (TFLOP/s, for blocks whose work is flops) over
                               device_time_us
     share_of_ceiling          rate over the ceiling measured in the same segment: of the stream whose mix of reads and
@@ -30,16 +33,18 @@ import json
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from compare.blocks import BLOCKS
+from compare.calibration import AGREEMENT, disagreement
 from compare.graph.roofline import Ceilings
 from compare.record import Record, read_records, read_run
 from compare.selection import one_of
 from compare.spec import Case
+from compare.verdict import compare
 
 Row = dict[str, Any]
 BASELINE = "xla"
@@ -60,20 +65,22 @@ def read(folder: Path) -> Rows:
     run = read_run(folder)
     records, warnings = read_records(folder)
     try:
-        ceilings = ceilings_of(run)
+        ceilings, apart = ceilings_of(run), segments_that_disagree(run)
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as problem:
-        ceilings = {}
-        warnings.append(f"{folder / 'run.json'}: its segments' ceilings cannot be read: {problem!r}")
-    rows = []
+        ceilings, apart = {}, set()
+        warnings.append(f"{folder / 'run.json'}: its segments cannot be read: {problem!r}")
+    rows, rounds = [], []
     for record in records:
         try:
-            rows.append(row_of(record, ceilings))
+            row, times = row_of(record, ceilings), round_times(record)
+            rows.append(row)
+            rounds.append(times)
         except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as problem:
             warnings.append(
                 f"{folder / 'records.jsonl'}: {record.id} left out, its fields are not as written by this version: "
                 f"{type(problem).__name__}: {problem}"
             )
-    add_ratios(rows)
+    add_ratios(rows, rounds, apart)
     return Rows(rows, warnings)
 
 
@@ -133,6 +140,10 @@ def row_of(record: Record, ceilings: Mapping[str, Ceilings]) -> Row:
         ),
         "wall_time_us": _microseconds(_median(measurement.get("wall_time") or [])),
         "time_vs_xla": None,
+        "verdict_vs_xla": None,
+        "verdict_vs_xla_low": None,
+        "verdict_vs_xla_high": None,
+        "verdict_vs_xla_word": None,
         "rate": rate,
         "rate_unit": unit,
         "share_of_ceiling": rate * _UNITS[unit] / ceiling if rate and unit and ceiling else None,
@@ -159,20 +170,51 @@ def ceilings_of(run: Mapping[str, Any]) -> dict[str, Ceilings]:
     return result
 
 
-def add_ratios(rows: list[Row]) -> None:
-    """Fill `time_vs_xla`. A ratio exists only within one segment and one timer."""
+def segments_that_disagree(run: Mapping[str, Any]) -> set[str]:
+    """Ids of the segments in which the workers' clocks disagree: nothing of one is held against another there."""
+    return {s["id"] for s in run.get("segments", []) if disagreement(s.get("clocks") or {}) > AGREEMENT}
+
+
+def round_times(record: Record) -> list[float]:
+    """Of each round the median device time of a call, in seconds: train's is forward's and backward's added."""
+    parts = _measured_parts(record)
+    if not all(part in parts for part in record.case.parts):
+        return []
+    medians = [[statistics.median(samples) for samples in parts[part]["device_time"]] for part in record.case.parts]
+    return [sum(times) for times in zip(*medians, strict=True)]
+
+
+def add_ratios(rows: list[Row], rounds: list[list[float]], apart: Container[str] = ()) -> None:
+    """Fill `time_vs_xla` and the verdict. A ratio exists only within one segment and one timer.
+
+    rounds: `round_times` of each row's record. apart: segments whose workers' clocks disagree.
+    """
 
     def group(row: Row) -> tuple[Any, ...]:
-        return tuple(row[k] for k in ("block", "case", "direction", "dtype", "precision", "segment", "timer", "target"))
+        same = tuple(row[k] for k in ("block", "case", "direction", "dtype", "precision", "segment", "timer", "target"))
+        return (*same, row["segment"] in apart and row["compiler"].startswith("xla"))
 
-    baseline = {group(row): row["device_time_us"] for row in rows if row["implementation"] == BASELINE}
-    for row in rows:
-        if row["device_time_us"] and baseline.get(group(row)):
-            row["time_vs_xla"] = row["device_time_us"] / baseline[group(row)]
+    baseline = {group(row): (row, times) for row, times in zip(rows, rounds, strict=True) if _is_baseline(row)}
+    for row, times in zip(rows, rounds, strict=True):
+        if not row["device_time_us"] or group(row) not in baseline:
+            continue
+        reference, its_times = baseline[group(row)]
+        row["time_vs_xla"] = row["device_time_us"] / reference["device_time_us"]
+        if row is not reference and len(times) == len(its_times) and (found := compare(times, its_times)):
+            row["verdict_vs_xla"] = str(found)
+            row["verdict_vs_xla_low"], row["verdict_vs_xla_high"] = found.low, found.high
+            row["verdict_vs_xla_word"] = found.word
+
+
+def _is_baseline(row: Row) -> bool:
+    return row["implementation"] == BASELINE and bool(row["device_time_us"])
 
 
 _IDENTITY = ("block", "case", "direction", "dtype", "precision", "implementation", "compiler", "status")
-_TEXTS = ("detail", "target", "segment", "timer", "kernel_source", "rate_unit", "provenance")
+_TEXTS = (
+    "detail", "target", "segment", "timer", "kernel_source", "rate_unit", "provenance", "verdict_vs_xla",
+    "verdict_vs_xla_word",
+)
 
 
 def _require_types(row: Row) -> None:

@@ -80,7 +80,7 @@ def _columns(rows: list[Row]) -> dict[str, Callable[[Row], str]]:
             "backward": lambda r: number(r["backward_us"]),
         }
     columns |= {
-        "/ xla": lambda r: "" if r["time_vs_xla"] is None else f"{r['time_vs_xla']:.2f}",
+        "against xla": lambda r: r["verdict_vs_xla"] or "",
         "rate": lambda r: "" if r["rate"] is None else f"{number(r['rate'])} {r['rate_unit']}",
         "of peak": lambda r: "" if r["share_of_ceiling"] is None else f"{r['share_of_ceiling']:.0%}",
         "wall µs": lambda r: number(r["wall_time_us"]),

@@ -99,7 +99,7 @@ IN_A_CALL = [
 ON_A_GPU = [
     ("side_stream", "wrong", "y is written on another stream"),
     ("endless_kernel", "timeout", "no answer within 5 s"),
-    ("illegal_access", "failed", "illegal memory access.*could not use the GPU any more"),
+    ("illegal_access", "failed", "(?s)illegal memory access.*could not use the GPU any more"),
 ]
 IN_XLA = [
     ("xla_wrong_scale", "wrong", "y: error .* exceeds tolerance"),

@@ -87,6 +87,15 @@ def test_addresses_within_ranges(extent: tuple[int, int], ranges: list[tuple[int
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("direction", ["fwd", "train"])
+def test_a_side_stream_must_be_joined(tmp_path: Path, direction: str) -> None:
+    assert all(v.right for v in verdicts_of("joined_side_stream", tmp_path / "joined", direction))
+    for attempt in range(5):
+        with pytest.raises(WrongResult, match="y is written on another stream"):
+            verdicts_of("side_stream", tmp_path / str(attempt), direction)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("direction", ["fwd", "train"])
 def test_timed_calls_write_into_poisoned_memory(tmp_path: Path, direction: str) -> None:
     from compare.clock import cupti_missing
     from compare.workers.pytorch import EventClock

@@ -165,8 +165,41 @@ def test_ratios_stay_within_a_segment_and_a_timer() -> None:
     ]
     records[3].measurement["timer"] = "events"
     found = [rows.row_of(r, SEGMENTS) for r in records]
-    rows.add_ratios(found)
+    rows.add_ratios(found, [rows.round_times(r) for r in records])
     assert [r["time_vs_xla"] for r in found] == [1.0, pytest.approx(0.5), None, None, None]
+
+
+def test_nothing_is_held_against_a_worker_whose_clock_disagrees() -> None:
+    case = case_of("gelu", "llama-8b")
+    records = [measured(case, "xla"), measured(case, "xla-remat", 50), measured(case, "triton", 50, compiler="triton")]
+    run = {"segments": [{"id": "s1", "clocks": {"torch": 1.0e-3, "xla": 1.02e-3}}]}
+    assert rows.segments_that_disagree(run) == {"s1"}
+    agreeing = {"segments": [{"id": "s1", "clocks": {"torch": 1.0e-3, "xla": 1.001e-3}}]}
+    assert rows.segments_that_disagree(agreeing) == set()
+    found = [rows.row_of(r, SEGMENTS) for r in records]
+    rows.add_ratios(found, [rows.round_times(r) for r in records], {"s1"})
+    assert [r["time_vs_xla"] for r in found] == [1.0, pytest.approx(0.5), None]
+
+
+def test_a_verdict_rests_on_rounds() -> None:
+    case = case_of("softmax", "gpt2-scores", "train")
+    records = [measured(case, "xla"), measured(case, "triton", 50)]
+    for subject in records:
+        for part in subject.measurement["parts"].values():
+            part["device_time"] = part["device_time"] * 2 + [[1.0] * 5]  # one round of five went astray in both
+    assert rows.round_times(records[1]) == pytest.approx([1e-4] * 4 + [2.0])
+    found = [rows.row_of(r, SEGMENTS) for r in records]
+    rows.add_ratios(found, [rows.round_times(r) for r in records])
+    assert found[0]["verdict_vs_xla"] is None
+    assert found[1]["verdict_vs_xla_word"] == "faster"
+    assert found[1]["verdict_vs_xla_low"] == pytest.approx(0.5)
+    assert found[1]["verdict_vs_xla_high"] == pytest.approx(0.5 ** (1 / 5))  # four of five rounds drawn astray
+    for subject in records:  # two rounds decide nothing
+        for part in subject.measurement["parts"].values():
+            part["device_time"] = part["device_time"][:2]
+    found = [rows.row_of(r, SEGMENTS) for r in records]
+    rows.add_ratios(found, [rows.round_times(r) for r in records])
+    assert found[1]["time_vs_xla"] == pytest.approx(0.5) and found[1]["verdict_vs_xla"] is None
 
 
 def test_the_error_shown_is_the_one_nearest_to_its_tolerance() -> None:
