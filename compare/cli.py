@@ -162,6 +162,33 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
 
 
 @cli.command()
+@click.option("--trials", type=click.IntRange(10), default=100, show_default=True, help="Runs of the protocol.")
+@click.pass_context
+def selftest(ctx: click.Context, trials: int) -> None:
+    """Check, on a GPU, that verdicts hold.
+
+    Identical code in two rows must be a tie or unresolved, and a planted slowdown of 3% must be found, by the same
+    protocol that times implementations. Exit code 1 when either fails, 2 where there is no GPU to time.
+    """
+    from compare import selftest
+    from compare.client import WORKER_FAILURES
+    from compare.clock import cupti_missing
+    from compare.progress import counting
+
+    if not machine.gpu_present():
+        raise UsageError("selftest times kernels, and needs an NVIDIA GPU")
+    if reason := cupti_missing():
+        raise UsageError(f"selftest times by CUPTI: {reason}")
+    try:
+        with counting(trials, "trials") as progress:
+            outcome = selftest.run(trials, progress)
+    except WORKER_FAILURES as problem:
+        raise UsageError(f"a worker could not time: {problem}") from None
+    click.echo(selftest.as_text(outcome))
+    ctx.exit(1 if outcome.problems else 0)
+
+
+@cli.command()
 @run_argument
 @json_option
 @click.option("--markdown", is_flag=True, help="Markdown, to paste into an issue or a page.")

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 _HEADER = ".version 7.0\n.target sm_70\n.address_size 64\n"
 
 
-def launch(name: str, body: str) -> None:
-    """Run one thread of a kernel without parameters in the default stream, and wait for the device.
+def launch(name: str, body: str, arguments: Sequence[int] = (), *, blocks: int = 1, threads: int = 1) -> None:
+    """Launch a kernel in the default stream and wait for the device.
 
-    `body` is the PTX between its braces. Raises RuntimeError with the driver's name for what went wrong.
+    `body` is the PTX between its braces; its parameters are 64-bit integers called p0, p1, ... Raises RuntimeError with
+    the driver's name for what went wrong.
     """
     driver = _driver()
-    _check(driver.cuLaunchKernel(_function(name, body), 1, 1, 1, 1, 1, 1, 0, 0, 0, 0))
+    values = (tuple(arguments), (ctypes.c_uint64,) * len(arguments)) if arguments else 0
+    function = _function(name, body, len(arguments))
+    _check(driver.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, 0, values, 0))
     _check(driver.cuCtxSynchronize())
+
+
+def allocate(size: int) -> int:
+    """Address of `size` bytes of device memory that hold a number, not zeros; never given back."""
+    driver = _driver()
+    _enter_context()
+    (address,) = _check(driver.cuMemAlloc(size))
+    _check(driver.cuMemsetD32(address, 0x3F9D70A4, size // 4))
+    return int(address)
 
 
 def start_profiler() -> None:
@@ -28,17 +42,23 @@ def stop_profiler() -> None:
 
 
 @cache
-def _function(name: str, body: str) -> Any:
+def _function(name: str, body: str, parameters: int) -> Any:
     driver = _driver()
-    # The context that both frameworks use; JAX leaves none current in this thread.
+    _enter_context()
+    declared = ", ".join(f".param .u64 p{i}" for i in range(parameters))
+    ptx = f"{_HEADER}.visible .entry {name}({declared}) {{\n{body}\n}}\n"
+    (module,) = _check(driver.cuModuleLoadData(ptx.encode() + b"\0"))
+    (function,) = _check(driver.cuModuleGetFunction(module, name.encode()))
+    return function
+
+
+def _enter_context() -> None:
+    """Make the context that both frameworks use current; JAX leaves none so in this thread."""
+    driver = _driver()
     _check(driver.cuInit(0))
     (device,) = _check(driver.cuDeviceGet(0))
     (context,) = _check(driver.cuDevicePrimaryCtxRetain(device))
     _check(driver.cuCtxSetCurrent(context))
-    ptx = f"{_HEADER}.visible .entry {name}() {{\n{body}\n}}\n"
-    (module,) = _check(driver.cuModuleLoadData(ptx.encode() + b"\0"))
-    (function,) = _check(driver.cuModuleGetFunction(module, name.encode()))
-    return function
 
 
 def _driver() -> Any:

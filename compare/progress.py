@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from rich.console import Console
@@ -48,3 +50,11 @@ class Progress:
         line = f"[{style}]{record.status:8}[/] {escape(record.id)}{escape(detail)}"
         self._console.print(f"{self._count:>4}/{self._total} {line}", highlight=False, soft_wrap=True)
         self._bar.advance(self._task)
+
+
+@contextmanager
+def counting(total: int, what: str) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal for work that is a number of equal steps; called with how many are done."""
+    with Bar(console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.update(task, completed=done)

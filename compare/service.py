@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from compare import calibration
+from compare import calibration, stream
 from compare.blocks import BLOCKS
 from compare.clock import Clock, CuptiClock
 from compare.graph import store
@@ -39,8 +39,8 @@ class Service:
 
     def methods(self) -> dict[str, Callable[..., Any]]:
         return {
-            "environment": self.environment, "calibrate": self.calibrate, "prepare": self.prepare,
-            "check": self.check, "measure": self.measure, "profile": self.profile, "release": self.release,
+            "environment": self.environment, "calibrate": self.calibrate, "stream": self.stream,
+            "prepare": self.prepare, "check": self.check, "measure": self.measure, "profile": self.profile, "release": self.release,
         }
 
     def environment(self) -> dict[str, Any]:
@@ -51,6 +51,11 @@ class Service:
         if self.clock is None or self.clock.name != CuptiClock.name:
             return None
         return calibration.measure(self.clock, self._framework.synchronize)
+
+    def stream(self, slower: float, samples: int) -> list[float]:
+        """Device seconds of a copy kernel that moves `1 + slower` times as much as the base one; for the selftest."""
+        assert self.clock is not None, "a worker without a GPU times nothing"
+        return stream.measure(self.clock, self._framework.synchronize, self._framework.flush_cache, slower, samples)
 
     def prepare(
         self, id: str, case: dict[str, Any], implementation: str, folders: list[str], scales: list[Any], dumps: str

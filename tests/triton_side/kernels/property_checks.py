@@ -87,17 +87,18 @@ def _stepped(memory: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     return _dense(memory, torch.Size((*shape[:-1], 2 * shape[-1])))[..., ::2]
 
 
-def _transposed(memory: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    return _dense(memory, torch.Size((*shape[:-2], *reversed(shape[-2:])))).transpose(-1, -2) if len(shape) > 1 else (
-        _stepped(memory, shape)
-    )
+def _swapped(first: int, second: int) -> Callable[[torch.Tensor, torch.Size], torch.Tensor]:
+    """Two axes swapped in memory; a vector's elements lie apart."""
 
+    def layout(memory: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        if len(shape) < 2:
+            return _stepped(memory, shape)
+        a, b = (axis if -axis <= len(shape) else 0 for axis in (first, second))
+        in_memory = list(shape)
+        in_memory[a], in_memory[b] = in_memory[b], in_memory[a]
+        return _dense(memory, torch.Size(in_memory)).transpose(a, b)
 
-def _between(memory: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """The first two axes swapped in memory, as heads lie between positions."""
-    return _dense(memory, torch.Size((shape[1], shape[0], *shape[2:]))).transpose(0, 1) if len(shape) > 1 else (
-        _dense(memory, shape)
-    )
+    return layout
 
 
 LAYOUTS: dict[str, Callable[[torch.Tensor, torch.Size], torch.Tensor]] = {
@@ -105,8 +106,8 @@ LAYOUTS: dict[str, Callable[[torch.Tensor, torch.Size], torch.Tensor]] = {
     "one element past a boundary": lambda memory, shape: _dense(memory, shape, 1),
     "padded rows": _padded,
     "every other element": _stepped,
-    "transposed": _transposed,
-    "leading axes swapped": _between,
+    "transposed": _swapped(-1, -2),
+    "heads between positions": _swapped(-3, -2),
 }
 layouts = st.sampled_from(sorted(LAYOUTS))
 
