@@ -106,7 +106,8 @@ def run(
       xlafuse run --suite full --out runs/full
       xlafuse run --out runs/full --resume
 
-    Exit code: 0 when all went well, 1 when something was wrong, failed or timed out, 2 when nothing was started.
+    Exit code: 0 when all went well, 1 when something was wrong, failed or timed out, 2 when nothing was started, or the
+    folder could no longer be written.
     """
     from datetime import datetime
 

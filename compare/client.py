@@ -116,6 +116,9 @@ class Worker:
         reply = json.loads(line)
         if "error" in reply:
             error = reply["error"]
+            if error["kind"] == "lost":
+                self.kill()
+                raise WorkerDied(f"{error['message']}; after it the {self.role} worker could not use the GPU any more")
             raise WorkerError(error["kind"], error["message"])
         return reply["result"]
 

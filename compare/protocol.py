@@ -2,7 +2,7 @@
 
 Request {"method", "params"}; reply {"result"} or {"error": {"kind", "message"}}. The kinds of error:
 `wrong` (a result that must not be timed), `skipped` (this machine or package set cannot do it; the message says what
-would), `failed` (anything else).
+would), `lost` (a failure after which this process cannot use its GPU any more; it ends), `failed` (anything else).
 """
 
 from __future__ import annotations

@@ -115,7 +115,10 @@ def write_run(folder: Path, run: Mapping[str, Any]) -> None:
     path = folder / "run.json"
     try:
         fresh = path.with_suffix(".new")
-        fresh.write_text(json.dumps(run, indent=1) + "\n")
+        with fresh.open("w") as file:
+            file.write(json.dumps(run, indent=1) + "\n")
+            file.flush()
+            os.fsync(file.fileno())  # else a power failure can leave the new name on an empty file
         fresh.replace(path)
     except OSError as problem:
         raise RunFolderError(f"{path}: cannot be written: {problem.strerror}") from problem

@@ -4,6 +4,7 @@ everything is compiled and what has a CPU path is checked on the CPU."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import shlex
 import shutil
@@ -36,7 +37,15 @@ def execute(plan: Plan, *, folder: Path, target: str | None, resume: bool) -> in
     if target is None and not machine.gpu_present():
         target = targets.DEFAULT
     with _lock(folder, resume), _scratch() as scratch:
-        return _execute(plan, folder, scratch, target, resume)
+        try:
+            return _execute(plan, folder, scratch, target, resume)
+        except OSError as problem:
+            if problem.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise RunFolderError(
+                f"{problem.filename or folder}: {problem.strerror}; every finished record is kept: "
+                f"make room, then --out {folder} --resume goes on"
+            ) from problem
 
 
 def _execute(plan: Plan, folder: Path, scratch: Path, target: str | None, resume: bool) -> int:

@@ -1,7 +1,8 @@
 """Does this machine's measuring tell a difference where there is one, and none where there is none?
 
 One copy kernel, the same PTX in both workers, is timed by the protocol of a run: rounds that visit every row, each
-round starting with another one. Rows of identical code must not win against each other; a row that copies 3% more must lose.
+round starting with another one. Rows of identical code must not win against each other; a row that copies 3% more
+must lose.
 """
 
 from __future__ import annotations

@@ -28,6 +28,11 @@ class Framework(Side, Protocol):
 
     def environment(self) -> dict[str, Any]: ...
 
+    def device_works(self) -> bool:
+        """Whether this process can still use its device. An illegal access by a kernel ends that: every later CUDA call
+        of the process fails with the same error (CUDA Runtime API, cudaErrorIllegalAddress)."""
+        ...
+
 
 class Service:
     """Holds the programs of one worker, by record id."""
@@ -40,7 +45,8 @@ class Service:
     def methods(self) -> dict[str, Callable[..., Any]]:
         return {
             "environment": self.environment, "calibrate": self.calibrate, "stream": self.stream,
-            "prepare": self.prepare, "check": self.check, "measure": self.measure, "profile": self.profile, "release": self.release,
+            "prepare": self.prepare, "check": self.check, "measure": self.measure, "profile": self.profile,
+            "release": self.release, "device_works": self._framework.device_works,
         }
 
     def environment(self) -> dict[str, Any]:

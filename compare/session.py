@@ -73,8 +73,14 @@ class Session:
         record.write_run(self.folder, run)
 
     def pending(self, case: Case, implementations: tuple[Implementation, ...]) -> list[Implementation]:
-        """Those without a standing record; the others are counted as done."""
+        """Those to be done; the others are counted as done.
+
+        Times are compared only within one segment, and each stretch of a run is its own: a case of which anything is
+        missing is measured again whole. Compiles for a target stand alone.
+        """
         left = [i for i in implementations if record.record_id(case, i.name) not in self._done]
+        if left and self.target is None:
+            left = list(implementations)
         for _ in range(len(implementations) - len(left)):
             self.progress.skip()
         return left

@@ -87,6 +87,10 @@ class Side(Protocol):
         """Bytes that one call needs at most above its inputs."""
         ...
 
+    def written_late(self, program: Program, part: str, call: Callable[[], Arrays]) -> list[str]:
+        """Names of those results of `call` that are not yet there for what its caller enqueues next."""
+        ...
+
 
 def lies_within(extent: Extent, ranges: list[Extent]) -> bool:
     """Whether every address of `extent` lies in the union of `ranges`.
@@ -117,8 +121,10 @@ class Subject:
     def check(self) -> list[Verdict]:
         """Errors of outputs and gradients on every input set, the worst of each; inputs must be unchanged after.
 
-        Raises WrongResult on a missing, misshapen or input-changing result; too large an error is left to the caller.
+        Raises WrongResult on a missing, misshapen, late or input-changing result; too large an error is left to the
+        caller.
         """
+        self._check_order()
         worst: dict[str, Verdict] = {}
         for index, folder in enumerate(self.folders):
             inputs = self.side.inputs(folder, self.case)
@@ -213,6 +219,27 @@ class Subject:
             if self.program.backward:
                 return outputs, self.program.backward(saved, self.side.cotangents(folder, self.case))
             return outputs, {}
+
+    def _check_order(self) -> None:
+        folder = self.folders[0]
+        inputs, cotangents = self.side.inputs(folder, self.case), self.side.cotangents(folder, self.case)
+        self._call(inputs, folder)  # what a first call sets up would make the host wait for the device
+        kept: list[Any] = []
+
+        def forward() -> Arrays:
+            outputs, saved = self.program.forward(inputs)
+            kept.append(saved)
+            return outputs
+
+        late = self.side.written_late(self.program, "forward", forward)
+        if self.program.backward:
+            late += self.side.written_late(
+                self.program, "backward", partial(self.program.backward, kept.pop(), cotangents)
+            )
+        if late:
+            raise WrongResult(
+                f"{', '.join(late)} is written on another stream, for which the caller's stream was not made to wait"
+            )
 
     def _verdicts(self, index: int, outputs: Arrays, gradients: Arrays, inputs: Arrays) -> list[Verdict]:
         folder, scales = self.folders[index], self.scales[index]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -49,6 +50,7 @@ def methods_of(role: str) -> Methods:
 def main() -> int:
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
+    orchestrator = os.getppid()
     try:
         methods = methods_of(sys.argv[1])
     except ModuleNotFoundError as problem:
@@ -60,6 +62,7 @@ def main() -> int:
         print(json.dumps(_error(problem)), file=replies)
         return 1
     print(json.dumps({"result": "ready"}), file=replies)
+    threading.Thread(target=_leave_with, args=(orchestrator,), daemon=True).start()
     for line in sys.stdin:
         request = json.loads(line)
         started = time.perf_counter()
@@ -67,11 +70,21 @@ def main() -> int:
             reply = {"result": methods[request["method"]](**request["params"])}
         except Exception as problem:
             reply = _error(problem)
+            if not methods.get("device_works", lambda: True)():
+                reply["error"]["kind"] = "lost"  # what comes next in this process would fail for no fault of its own
             traceback.print_exc()  # whole, into the worker's log; the record gets the head of the message
         what = f"{request['method']} {request['params'].get('id', '')}"
         print(f"{time.perf_counter() - started:8.2f} s  {what}", file=sys.stderr, flush=True)
         print(json.dumps(reply), file=replies)
     return 0
+
+
+def _leave_with(orchestrator: int) -> None:
+    """End this process once its orchestrator was killed. An idle worker's input closes; a busy one does not look there,
+    and would keep the GPU for as long as it is busy."""
+    while os.getppid() == orchestrator:
+        time.sleep(1)
+    os._exit(1)
 
 
 def _error(problem: BaseException) -> dict[str, Any]:

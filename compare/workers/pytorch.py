@@ -32,6 +32,7 @@ from compare.protocol import Skip
 from compare.service import Service
 from compare.spec import Case, Implementation
 from compare.subject import Arrays, Extent, Program, lies_within
+from compare.workers import stream_order
 from triton_side import dispatch
 
 _FLUSH_BYTES = 256 << 20  # four times an H200's L2
@@ -283,6 +284,21 @@ class TorchSide:
         call()
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
+
+    def written_late(self, program: Program, part: str, call: Callable[[], Arrays]) -> list[str]:
+        if not self._gpu:
+            call()
+            return []  # a call on the CPU returns when it is done
+        self.poison(program, part)  # what is not yet written is then NaN, not the last call's result
+        self.synchronize()
+        return stream_order.late(call)
+
+    def device_works(self) -> bool:
+        try:
+            self.synchronize()
+        except RuntimeError:
+            return False
+        return True
 
     def _stored(self, folder: Path, role: str, name: str, dtype: str) -> torch.Tensor:
         if folder.parent != self._case_folder:  # a new case: the last one's arrays are not needed again

@@ -68,11 +68,3 @@ def test_what_is_no_run_folder_says_so(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"half')
     with pytest.raises(RunFolderError, match="cannot be read"):
         record.read_run(tmp_path)
-
-
-def test_a_full_disk_is_an_error_with_the_files_name() -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("no /dev/full here")
-    folder = Path("/dev")
-    with pytest.raises(RunFolderError, match="records.jsonl"):
-        record.append(folder / "full", entry())
