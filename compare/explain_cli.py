@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import logging
 import os
 import re
 import sys
@@ -31,6 +32,7 @@ DTYPES = {
 _ARRAY = re.compile(r"(\w+)\s*\[\s*((?:\d+\s*(?:,\s*\d+\s*)*)?)\]")
 _KEYWORD = re.compile(r"([A-Za-z_]\w*)\s*=\s*(.+)", re.DOTALL)
 _OWN = str(Path(__file__))
+_BINDERS = {"globals", "locals", "vars", "exec", "setattr", "__getattr__", "__dict__"}
 
 
 class _Failed(click.ClickException):
@@ -51,6 +53,8 @@ def explain(
 
     resolve_target(target)
     _quiet_jax()
+    for name in (*functions, *([inputs] if inputs is not None else [])):
+        check(name)
     named = dict(zip(_names(functions), map(resolve, functions), strict=True))
     args, kwargs = made_by(inputs) if inputs is not None else parse_arguments(shapes or "")
     try:
@@ -66,6 +70,22 @@ def explain(
         except OSError as problem:
             raise UsageError(f"{out}: cannot be written: {problem.strerror}") from None
     _show(explained, why=why, as_json=as_json)
+
+
+def check(name: str) -> None:
+    """Refuse a name that its file nowhere says, before anything is imported, which takes seconds where it imports a
+    framework. A file that can bind names without saying them is left to `resolve`. Raises UsageError.
+    """
+    where, _, what = name.partition(":")
+    file = Path(where)
+    if not where.endswith(".py") or not what or not file.is_file():
+        return
+    text = file.read_text(errors="replace")
+    first, said = what.removesuffix("()").partition(".")[0], set(re.findall(r"\w+", text))
+    if first in said or said & _BINDERS or "__" in first or re.search(r"import\s+\*", text):
+        return
+    public = re.findall(r"^(?:async\s+def|def|class)\s+([^\W_]\w*)", text, re.MULTILINE)
+    one_of("name", first, public, [*public[:12], *(["..."] if len(public) > 12 else [])])
 
 
 def resolve(name: str) -> Any:
@@ -220,6 +240,7 @@ def _quiet_jax() -> None:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     if not gpu_present():
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
+        logging.getLogger("jax_plugins").setLevel(logging.ERROR)  # its CUDA plugin warns that a part of it is missing
 
 
 def _show(explained: Explained, *, why: bool, as_json: bool) -> None:
@@ -237,10 +258,13 @@ def _show_why(explained: Explained, as_json: bool) -> None:
     from compare.graph import show_why
     from compare.opening import target_ceilings
 
-    bandwidth = target_ceilings(targets.DEFAULT).bandwidth(1, 1)  # what prices a fusion is some GPU's; it is named
-    graphs = explained.graphs.values()
+    answers = []
+    for graph in explained.graphs.values():
+        whose = targets.of_device(graph.target) or targets.DEFAULT  # what prices a fusion is some GPU's; it is named
+        bandwidth = target_ceilings(whose).bandwidth(1, 1)
+        if as_json:
+            answers.append(show_why.to_json(graph, bandwidth, whose))
+        else:
+            emit(show_why.tree(graph, bandwidth, whose))
     if as_json:
-        echo_json([show_why.to_json(graph, bandwidth, targets.DEFAULT) for graph in graphs])
-    else:
-        for graph in graphs:
-            emit(show_why.tree(graph, bandwidth, targets.DEFAULT))
+        echo_json(answers)

@@ -54,7 +54,7 @@ class Explained:
         """What is worth knowing about the graphs, in words, most costly first."""
         from compare.graph.findings import findings
 
-        return findings(self.graphs, _ceilings(next(iter(self.graphs.values()))))
+        return findings(self.graphs, ceilings(next(iter(self.graphs.values()))))
 
     def to_json(self) -> dict[str, Any]:
         graphs = {name: store.to_json(graph) for name, graph in self.graphs.items()}
@@ -83,12 +83,12 @@ class Explained:
         first, *others = self.graphs.values()
         if others:
             yield show_align.table(list(self.graphs), [first, *others], self.align())
-            if found := [_worded(each) for each in self.findings()[:MOST_FINDINGS]]:
+            if found := list(map(str, self.findings()[:MOST_FINDINGS])):
                 yield show.plain("")
                 yield show.titled("what stands out", found)
         else:
-            ceilings = _ceilings(first)
-            notes, remarks = show.sums(first, ceilings), show.remarks(first, ceilings)
+            reached = ceilings(first)
+            notes, remarks = show.sums(first, reached), show.remarks(first, reached)
             yield show.overview(first, width=width, notes=notes, remarks=remarks)
         for note in self.notes:
             yield show.plain("")
@@ -111,21 +111,15 @@ class Explained:
 
         from compare.graph.html import html
 
-        lines = [_worded(each) for each in self.findings()[:MOST_FINDINGS]] + [f"note: {note}" for note in self.notes]
+        lines = list(map(str, self.findings()[:MOST_FINDINGS])) + [f"note: {note}" for note in self.notes]
         graphs = [html(graph) for graph in self.graphs.values()]
         return "".join([*graphs, *(f"<p>{escape(line)}</p>" for line in lines)])
 
 
-def _worded(finding: Any) -> str:
-    from compare.graph import formats
-
-    return finding.text if finding.us is None else f"{finding.text} ({formats.microseconds(finding.us)})"
-
-
-def _ceilings(graph: FusionGraph) -> Ceilings | None:
+def ceilings(graph: FusionGraph) -> Ceilings | None:
     """What the graph's GPU reached, where there is a target pack of it."""
     from compare import targets
     from compare.opening import target_ceilings
 
-    name = next((name for name in targets.names() if name in graph.target.lower()), None)
+    name = targets.of_device(graph.target)
     return None if name is None else target_ceilings(name)

@@ -103,18 +103,11 @@ def _by_case(opened: Contents, found: Iterable[Found], names: Sequence[str]) -> 
 
 
 def _show_findings(names: Sequence[str], graphs: Sequence[FusionGraph], first: Found, question: Question) -> None:
-    from rich.tree import Tree
-
-    from compare.graph import formats
     from compare.graph import show as views
     from compare.graph.findings import findings
 
     ceilings, _ = first.ceilings_for(graphs[0], question.target)
-    told = findings(dict(zip(names, graphs, strict=True)), ceilings)
-    if not told:
-        return
-    tree = Tree(views.plain("what stands out", "bold"), guide_style="dim")
-    for each in told if question.every else told[:MOST_FINDINGS]:
-        tree.add(views.plain(each.text if each.us is None else f"{each.text} ({formats.microseconds(each.us)})"))
-    emit(views.plain(""))
-    emit(tree)
+    precision = None if first.record is None else first.record.case.precision
+    if told := findings(dict(zip(names, graphs, strict=True)), ceilings, precision):
+        emit(views.plain(""))
+        emit(views.titled("what stands out", map(str, told if question.every else told[:MOST_FINDINGS])))

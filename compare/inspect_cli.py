@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ import click
 from compare import inspect_aligned
 from compare.opening import SHOWN_AT_ONCE, Contents, Found, contents, refusing, target_ceilings
 from compare.printing import echo_json, emit, width
+from compare.report import printable
 from compare.selection import UsageError, one_of
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ def _show_records(found: list[Found], question: Question, warn: Warn) -> None:
 
     pairs = [(each, _recorded(each, warn)) for each in found]
     if question.views():
-        known = [(each, graph) for each, graph in pairs if graph is not None]
+        known = [(each, replace(graph, name=each.name)) for each, graph in pairs if graph is not None]
         if not known:
             raise UsageError(f"none of {len(found)} records has a graph that can be read")
         _answer(known, question)
@@ -228,10 +229,12 @@ def _show_graph(
 
     ceilings, _ = each.ceilings_for(graph, question.target)
     known: dict[str, Any] = {}
+    name, precision = None, None
     if each.record is not None:  # what the block declares is better than what a graph tells
-        known = {"bytes_compulsory": each.record.bytes_compulsory or None, "precision": each.record.case.precision}
-    lines = [*notes, *show.sums(graph, ceilings, **known)]
-    remarks = show.remarks(graph, ceilings)
+        name, precision = each.record.implementation, each.record.case.precision
+        known = {"bytes_compulsory": each.record.bytes_compulsory or None, "flops_declared": each.record.flops or None}
+    lines = [*notes, *show.sums(graph, ceilings, precision=precision, **known)]
+    remarks = show.remarks(graph, ceilings, name=name, precision=precision)
     emit(show.overview(graph, width=width(), every=question.every, title=title, notes=lines, remarks=remarks))
 
 
@@ -255,15 +258,17 @@ def _answer(pairs: Pairs, question: Question) -> None:
 def _show_kernels(pairs: Pairs, wanted: str, question: Question) -> None:
     from compare.graph import show
 
-    found = [(graph, index) for _, graph in pairs for index in _kernel_indices(graph, wanted)]
+    found = [(each, graph, index) for each, graph in pairs for index in _kernel_indices(graph, wanted)]
     if not found:
         names = list(dict.fromkeys(kernel.name for _, graph in pairs for kernel in graph.kernels or ()))
         one_of("kernel", wanted, names, names[:MOST_NAMED])
     if question.as_json:
-        echo_json([_kernel_json(graph, index) for graph, index in found])
+        echo_json([_kernel_json(graph, index) for _, graph, index in found])
         return
-    for graph, index in found:
-        emit(show.kernel(graph, index, width=width()))
+    for each, graph, index in found:
+        ceilings, _ = each.ceilings_for(graph, question.target)
+        precision = None if each.record is None else each.record.case.precision
+        emit(show.kernel(graph, index, width=width(), ceilings=ceilings, precision=precision))
 
 
 def _kernel_json(graph: FusionGraph, index: int) -> dict[str, Any]:
@@ -327,17 +332,26 @@ def _show_passes(pairs: Pairs, question: Question) -> None:
     from compare.graph import show
     from xlafuse.pass_story import story
 
+    compiled = [(each, each.compiled()) for each, _ in pairs]
+    without = [printable(each.name, 60) for each, modules in compiled if not modules]
+    more = len(without) - MOST_NAMED
+    others = ", ".join(without[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    if len(without) == len(pairs):
+        raise UsageError(
+            f"{pairs[0][0].path}: no dump of XLA's of {others}; --passes needs one: a dump folder, an archive of it, "
+            "or a run's record that XLA compiled"
+        )
     answers = []
-    for each, _ in pairs:
-        if each.artifacts is None:
-            raise UsageError(f"{each.path}: {each.name}: --passes needs a dump folder of XLA's, or an archive of it")
+    for each, name, artifacts in ((each, *module) for each, modules in compiled for module in modules):
         with refusing(each.path):
-            changes = story(each.artifacts)
+            changes = story(artifacts)
         if question.as_json:
             passes = [{**asdict(change), "text": str(change)} for change in changes]
-            answers.append({"module": each.name, "passes": passes})
+            answers.append({"module": name, "passes": passes})
         else:
             nothing = ["no snapshots between passes; XLA writes them with --xla_dump_hlo_pass_re=.*"]
-            emit(show.titled(each.name, [str(change) for change in changes] or nothing))
+            emit(show.titled(name, [str(change) for change in changes] or nothing))
     if question.as_json:
         echo_json(answers)
+    elif without:
+        emit(show.plain(f"no dump of XLA's: {others}"))

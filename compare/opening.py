@@ -11,7 +11,8 @@ import json
 import os
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -61,6 +62,20 @@ class Found:
         with refusing(self.path):
             return self.read()
 
+    def compiled(self) -> list[tuple[str, Artifacts]]:
+        """By name the XLA modules that it is of: itself, or those in its record's archive, forward first; none where
+        something else compiled it. Raises UsageError where the archive cannot be read."""
+        if self.artifacts is not None:
+            return [(self.name, self.artifacts)]
+        if self.record is None or self.record.dumps is None:
+            return []
+        from xlafuse import dump_folder
+
+        with refusing(self.path):
+            made = dump_folder.modules(inside(self.path, self.record, self.record.dumps))
+        made.sort(key=lambda module: (module.name == "backward", module.name))
+        return [(f"{self.name} {m.name}" if len(made) > 1 else self.name, m.artifacts) for m in made]
+
     def ceilings_for(self, graph: FusionGraph, target: str | None) -> tuple[Ceilings | None, str]:
         """What the device reached, and whose it is: `target`'s where one is named, else the run's own, else those of
         the GPU that the graph was compiled for; None where none is known."""
@@ -68,7 +83,7 @@ class Found:
 
         if target is None and self.ceilings is not None:
             return self.ceilings, "this run's device"
-        name = target or next((name for name in targets.names() if name in graph.target.lower()), None)
+        name = target or targets.of_device(graph.target)
         return (None, "") if name is None else (target_ceilings(name), name)
 
 
@@ -150,13 +165,15 @@ def _misshapen(record: Record) -> str:
     for name in ("detail", "segment", "target", "graph", "dumps"):
         if not isinstance(getattr(record, name), str | None):
             return name
-    made, compulsory = record.kernels, record.bytes_compulsory
+    made = record.kernels
     if not isinstance(made, dict) or not all(isinstance(part, dict) for part in made.values()):
         return "kernels"
     if not all(isinstance(part.get("unjoined", []), list) for part in made.values()):
         return "kernels"
-    if not isinstance(compulsory, dict) or not all(isinstance(size, int) for size in compulsory.values()):
-        return "bytes_compulsory"
+    for name in ("bytes_compulsory", "flops"):
+        declared = getattr(record, name)
+        if not isinstance(declared, dict) or not all(isinstance(count, int | float) for count in declared.values()):
+            return name
     return ""
 
 
@@ -167,14 +184,23 @@ def _recorded(folder: Path, record: Record) -> Callable[[], FusionGraph] | None:
         return None
 
     def read() -> FusionGraph:
-        from compare.graph import store
+        from compare.graph import counted, store
 
-        path = folder / name
-        if not path.resolve().is_relative_to(folder.resolve()):
-            raise ValueError(f"{folder / 'records.jsonl'}: {record.id}: its graph {name!r} is not in the run's folder")
-        return store.load(path)
+        graph = store.load(inside(folder, record, name))
+        try:
+            return counted.with_counts(graph, record.traffic or {})
+        except (AttributeError, KeyError, TypeError) as problem:
+            raise ValueError(f"{record.id}: its traffic is not as written here: {problem!r}") from None
 
     return read
+
+
+def inside(folder: Path, record: Record, name: str) -> Path:
+    """A file that the record names. Raises ValueError where it is not in the run's folder."""
+    path = folder / name
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise ValueError(f"{folder / 'records.jsonl'}: {record.id}: its file {name!r} is not in the run's folder")
+    return path
 
 
 def _segment_ceilings(run: dict[str, Any]) -> dict[str, Ceilings]:
@@ -190,10 +216,44 @@ def _segment_ceilings(run: dict[str, Any]) -> dict[str, Ceilings]:
 
 
 def _of_folder(folder: Path) -> Contents:
-    found = [*_of_modules(folder), *_of_inductor(folder)] or _of_graphs(folder)
+    found = [*_of_modules(folder), *_of_inductor(folder)]
+    halves = _read_apart(found)
+    found = found or _of_graphs(folder) or _of_files(folder)
     if not found:
         raise UsageError(f"{folder}: nothing here that can be read; {EXPECTED}")
-    return Contents("dump", folder, tuple(_numbered(found)))
+    return Contents("dump", folder, tuple(_numbered(found)), halves)
+
+
+def _of_files(folder: Path) -> list[Found]:
+    """Files of HLO and archives of dumps that lie side by side, each by its file's name."""
+    found = []
+    for path in sorted(path for path in folder.iterdir() if path.is_file()):
+        if zipfile.is_zipfile(path):
+            modules = _of_modules(path)
+            for each in modules:
+                found.append(replace(each, name=f"{path.stem}/{each.name}" if len(modules) > 1 else path.stem))
+            found += [replace(each, name=path.stem) for each in _of_inductor(path)]
+        elif b"HloModule" in _head_of_any(path) or path.name.removesuffix(".gz").endswith(".hlo.pb"):
+            found.append(Found(path.name, 1, path, partial(_from_hlo_file, path), path.stat().st_size))
+    return found
+
+
+def _head_of_any(path: Path) -> bytes:
+    try:
+        return _head(path)
+    except (EOFError, OSError, zlib.error):
+        return b""  # called .gz, or looks like it, and is none: nothing that is read here
+
+
+def _read_apart(found: Sequence[Found]) -> tuple[str, ...]:
+    """A warning about a training step's halves. Which result of forward is which parameter of backward, two modules
+    do not say; a run's graph knows it."""
+    if {each.name for each in found} != {"forward", "backward"} or len(found) != 2:
+        return ()
+    return (
+        "forward and backward are two graphs here: what one saves for the other counts as an output of forward and an "
+        "input of backward, so that their efficiencies are above the step's; its run has them as one graph",
+    )
 
 
 def _of_file(path: Path) -> Contents:
@@ -207,7 +267,7 @@ def _of_file(path: Path) -> Contents:
                 f"{path}: an archive without HLO and without Inductor's code; graphs of Triton and CUDA kernels are "
                 "kept by their run: inspect its folder"
             )
-        return Contents("dump", path, tuple(_numbered(found)))
+        return Contents("dump", path, tuple(_numbered(found)), _read_apart(found))
     if head.lstrip()[:1] == b"{":
         return Contents("file", path, tuple(_numbered(_of_json(path))))
     if path.suffix in (".py", ".log") and b"HloModule" not in head:

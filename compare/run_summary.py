@@ -49,6 +49,6 @@ def _cells(each: Found, graph: FusionGraph | None) -> list[str]:
     efficiency = sums.fusion_efficiency
     return [
         formats.UNKNOWN if sums.kernels is None else str(sums.kernels), moved,
-        "" if efficiency is None else f"{efficiency:.0%}",
+        formats.share(efficiency, 1),
         "" if sums.device_time_us is None else formats.number_of_us(sums.device_time_us.exact),
     ]

@@ -20,7 +20,16 @@ from typing import Any, Protocol
 
 import torch
 
-from triton_side.inductor_graph import DTYPES, GraphBreak, Memory, Part, Refusal, Shape, SourceNode
+from triton_side.inductor_graph import (
+    DTYPES,
+    GraphBreak,
+    Memory,
+    Part,
+    Refusal,
+    Shape,
+    SourceNode,
+    unconverted,
+)
 
 TESTED = ("2.11.0", "2.12.1", "2.13.0")
 
@@ -122,7 +131,8 @@ class Emission:
     `nodes` are (FX node name, names of the nodes it replaced, itself as a SourceNode), in graph order. `reads` and
     `writes` map buffer names to bytes, or are None where the scheduler does not know the node. split_measured: a device
     decides by measuring how many rows one program of a reduction over both orders takes. operations: the scheduler's
-    names of what is inside. workspace: the buffer of partial results that a reduction over both orders leaves.
+    names of what is inside. workspace: the buffer, of no scheduler, of partial results or of sums yet to be converted
+    that a reduction over both orders leaves.
     """
 
     handle: int
@@ -170,6 +180,7 @@ class Listener(Protocol):
     def emission(self, emission: Emission) -> None: ...
     def emitted(self, emitted: Emitted) -> None: ...
     def broke(self, graph_break: GraphBreak) -> None: ...
+    def called(self, module: Any, taken: Sequence[Any], returned: Sequence[Any]) -> None: ...
 
 
 @contextlib.contextmanager
@@ -185,6 +196,7 @@ def listening(listener: Listener) -> Iterator[None]:
 
     rewritten: list[torch.fx.Graph] = []  # kept alive, so that their ids stay theirs
     padding_measured: set[str] = set()
+    active = True
 
     def before_joint_passes(graph: torch.fx.Graph) -> None:
         rewritten[:] = [graph]
@@ -245,7 +257,18 @@ def listening(listener: Listener) -> Iterator[None]:
             mix_orders(scheduling, node)
 
     def loaded(graph: GraphLowering, wrapper_code: Any) -> Any:
-        module = load(graph, wrapper_code)
+        module: Any = load(graph, wrapper_code)
+        call = module.call
+
+        def observed(args: list[Any]) -> Any:
+            if not active:
+                return call(args)
+            taken = list(args)  # the call empties it
+            returned = call(args)
+            listener.called(module, taken, returned)
+            return returned
+
+        module.call = observed
         for kernel in vars(module).values():
             if isinstance(kernel, CachingAutotuner):
                 _candidates.setdefault(kernel, len(kernel.compile_results))  # tuning may leave only the winner
@@ -313,7 +336,10 @@ def listening(listener: Listener) -> Iterator[None]:
         stack.enter_context(_replaced(SIMDScheduling, "codegen_mix_order_reduction", mixing_orders))
         stack.enter_context(_replaced(WhyNoFuse, "__call__", refused))
         known_breaks = len(dynamo_output.graph_break_reasons)
-        yield
+        try:
+            yield
+        finally:
+            active = False
         for reason in dynamo_output.graph_break_reasons[known_breaks:]:
             listener.broke(GraphBreak(text=str(reason.reason), line=_break_line(reason.user_stack)))
 
@@ -434,7 +460,10 @@ def _mix_order_emissions(
     )
     emissions = [first]
 
-    def finish(name: str, reads: dict[str, int], writes: dict[str, int], nodes: Sequence[torch.fx.Node]) -> None:
+    def finish(
+        name: str, reads: dict[str, int], writes: dict[str, int], nodes: Sequence[torch.fx.Node],
+        made: Memory | None = None,
+    ) -> None:  # fmt: skip
         emissions.append(
             Emission(
                 handle=handle(name, []),
@@ -445,17 +474,21 @@ def _mix_order_emissions(
                 is_reduction=False,
                 is_template=False,
                 is_extern=True,
+                workspace=made,
             )
         )
 
     for partial in kernel.saved_partial_accumulate:
         result = partial.buffer_name
-        sums = {result: workspace.dtype.itemsize * int(V.graph.get_numel(result))}
         reduction = _ATEN_REDUCTIONS.get(partial.reduction_type, partial.reduction_type)
         partial_results = {workspace.outer_name: workspace_bytes // len(kernel.saved_partial_accumulate)}
-        finish(f"aten.{reduction}", partial_results, sums, _exact_origins(V.graph.get_buffer(result)))
-        if V.graph.get_dtype(result) != workspace.dtype:
-            finish("aten.to", sums, {result: _size(result)}, ())
+        origins = _exact_origins(V.graph.get_buffer(result))
+        if V.graph.get_dtype(result) == workspace.dtype:
+            finish(f"aten.{reduction}", partial_results, {result: _size(result)}, origins)
+            continue
+        sums = _described(unconverted(result), V.graph.get_buffer(result).get_size(), workspace.dtype)
+        finish(f"aten.{reduction}", partial_results, {sums.name: sums.bytes}, origins, sums)
+        finish("aten.to", {sums.name: sums.bytes}, {result: _size(result)}, ())
     return emissions
 
 
@@ -480,6 +513,8 @@ def _accesses(groups: Sequence[Any], reads: bool) -> Mapping[str, int] | None:
     if any(group is None for group in groups):
         return None
     total: dict[str, int] = {}
+    # What a fused kernel writes and then reads by another index is its own; a mutation has a name of its own here.
+    written = {dependency.name for group in groups for dependency in group.read_writes.writes}
     for group in groups:
         if isinstance(group, SchedulerNode) and group.is_template():
             # Inductor's count takes a lone template for a loop over its output: it cuts larger operands to that size.
@@ -488,11 +523,23 @@ def _accesses(groups: Sequence[Any], reads: bool) -> Mapping[str, int] | None:
         else:
             sizes = group.get_read_write_buffer_accesses(include_reads=reads, include_writes=not reads)
         for buffer, size in sizes.items():
+            if reads and buffer in written:
+                continue
             real = _owner(buffer)
-            parts = _results_of(real)
-            for name, part in ({name: _size(name) for name in parts} if parts else {real: int(size)}).items():
+            parts = {name: _size(name) for name in _results_of(real)}
+            if not parts:
+                parts = {real: int(size) if isinstance(group, SchedulerNode) else _uncapped(buffer, int(size))}
+            for name, part in parts.items():
                 total[name] = total.get(name, 0) + part
     return total
+
+
+_CAP = int(1e9)  # elements an access, where Inductor counts what is no single loop
+
+
+def _uncapped(buffer: str, size: int) -> int:
+    """Of a library call or fused kernel Inductor counts whole buffers, but at most a billion elements an access."""
+    return size if size < _CAP else _size(V.graph.scheduler.mutation_real_name.get(buffer, buffer))
 
 
 def _owner(buffer: str) -> str:
@@ -528,7 +575,18 @@ def _source(node: torch.fx.Node) -> SourceNode:
             shape for argument in pytree.arg_tree_leaves(*node.args, **node.kwargs)
             if isinstance(argument, torch.fx.Node) for shape in _shapes(argument.meta.get("val"))
         ),
+        causal=_is_causal(node),
     )
+
+
+def _is_causal(node: torch.fx.Node) -> bool | None:
+    """What an attention call says of its mask; None where it says nothing, as FlexAttention's block mask."""
+    names = [a.name for a in node.target._schema.arguments] if isinstance(node.target, torch._ops.OpOverload) else []
+    if "is_causal" not in names:
+        return None
+    position = names.index("is_causal")
+    given = node.args[position] if position < len(node.args) else node.kwargs.get("is_causal", False)
+    return given if isinstance(given, bool) else None
 
 
 def _shapes(value: Any) -> tuple[Shape, ...]:

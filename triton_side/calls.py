@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -62,10 +63,11 @@ def compile_call(
     if train:
         _require_some_grad(function, args, kwargs)
     torch.compiler.reset()
-    backend = torch._inductor.compile_fx.compile_fx if factory.mode is None else _compile_and_fake
-    compiled = torch.compile(function, backend=backend, dynamic=False)
     with contextlib.ExitStack() as stack:
         captured = stack.enter_context(inductor._recording(measured=factory.mode is None))
+        real = torch._inductor.compile_fx.compile_fx
+        backend = real if factory.mode is None else functools.partial(_compile_and_fake, captured)
+        compiled = torch.compile(function, backend=backend, dynamic=False)
         stack.enter_context(torch.set_grad_enabled(train))
         if factory.mode is not None:
             stack.enter_context(_attention(None))
@@ -86,10 +88,19 @@ def _differentiate(outputs: Any) -> None:
     torch.autograd.backward(tensors, [torch.ones_like(tensor) for tensor in tensors])
 
 
-def _compile_and_fake(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+def _compile_and_fake(captured: Captured, graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+    before = captured.graphs
     with _attention(_attention_of(graph)):
         torch._inductor.compile_fx.compile_fx(graph, inputs)
-    return graph.forward  # on fake tensors: what follows a graph break needs its results' shapes
+    made = [new for new in captured.graphs if new.part == "forward" and not any(new is known for known in before)]
+
+    def fake(*args: Any) -> Any:
+        results = graph.forward(*args)  # what follows a graph break needs their shapes
+        for forward in made:
+            captured._saw(forward, args, results)
+        return results
+
+    return fake
 
 
 def _attention_of(graph: torch.fx.GraphModule) -> str:

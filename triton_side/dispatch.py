@@ -51,6 +51,7 @@ _COPIES = {
     "_to_copy", "copy_", "copy", "clone", "cat", "stack", "constant_pad_nd", "repeat", "flip", "roll", "index_select",
     "index", "gather", "slice_backward", "select_backward", "tril", "triu", "embedding",
 }  # fmt: skip
+_CONVERSIONS = {"_to_copy", "copy_", "copy"}  # between dtypes; otherwise they copy to another device or layout
 _SCATTERS = {
     "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "index_put", "index_put_",
     "_index_put_impl_", "index_add", "index_add_", "index_copy", "index_copy_", "embedding_dense_backward",
@@ -61,6 +62,7 @@ _TO_HOST = {"_local_scalar_dense", "equal"}  # no tensor comes back
 _ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"}
 # In place, and what was there before is not looked at.
 _OVERWRITES = {"copy_", "zero_", "fill_", "normal_", "uniform_", "random_", "bernoulli_"}
+_WINDOWS = ("window_size_left", "window_size_right", "window_size")  # of attention: how far a row sees
 # FLOPs an element of the largest tensor, as the blocks count them; other pointwise operations and reductions have 1.
 _FLOPS_AN_ELEMENT = {
     "_softmax": 5, "_softmax_backward_data": 4, "gelu": 9, "gelu_backward": 17, "_fused_rms_norm": 4,
@@ -244,6 +246,8 @@ class _Recorder(TorchDispatchMode):
         if name not in _TO_HOST and self._launches_nothing(name, given, written, results):
             return result
         kind = _kind(function, name)
+        if name in _CONVERSIONS and len({tensor.dtype for tensor in [*given, *results]}) > 1:
+            kind = "elementwise"
         if name.endswith("_like") or name.startswith("new_"):
             given = []
         elif name in _OVERWRITES or function._schema.overload_name == "out":
@@ -356,10 +360,12 @@ def _flops(
     formula = flop_registry.get(function.overloadpacket)
     if formula is not None:
         flops = float(formula(*args, **kwargs, out_val=result))
-        causal = [i for i, a in enumerate(function._schema.arguments) if a.name == "is_causal"]
-        if causal and (args[causal[0]] if causal[0] < len(args) else kwargs.get("is_causal", False)):
-            flops /= 2  # half of the square of scores
-        return flops
+        names = [argument.name for argument in function._schema.arguments]
+        bound = {**dict(zip(names, args, strict=False)), **kwargs}
+        if any(bound.get(window) not in (None, -1) for window in _WINDOWS):
+            return None
+        causal = bound.get("is_causal") or bound.get("custom_mask_type")  # the latter from either corner
+        return flops / 2 if causal else flops  # half of the square of scores
     largest = max((tensor.numel() for tensor in [*given, *results]), default=0)
     if name in _FLOPS_AN_ELEMENT:
         return float(_FLOPS_AN_ELEMENT[name] * largest)

@@ -17,12 +17,13 @@ import contextlib
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.fx.traceback import preserve_node_meta
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from triton_side import _inductor_private as private
 from triton_side import artifacts
@@ -63,6 +64,7 @@ class Graph:
     _calls: tuple[_Call, ...] = dataclasses.field(repr=False)
     _emitted: private.Emitted = dataclasses.field(repr=False)
     _measured: bool = dataclasses.field(repr=False)
+    _holds: dict[str, int] = dataclasses.field(default_factory=dict, repr=False)
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
@@ -84,6 +86,7 @@ class Graph:
             outputs=tuple(name if name in memory else None for name in emitted.outputs),
             refusals=self.refusals,
             unparsed=self.unparsed,
+            holds={name: number for name, number in self._holds.items() if name in memory},
         )
 
     def _plain_call(self, kernel: Kernel, call: _Call) -> Call:
@@ -109,6 +112,20 @@ class _Call:
     sources: tuple[SourceNode, ...]
 
 
+class _Places:
+    """Numbers of the places in memory where tensors begin."""
+
+    def __init__(self) -> None:
+        # The weak references keep the addresses of memory that was seen from being used again.
+        self._storages: dict[int, tuple[int, StorageWeakRef]] = {}
+        self._places: dict[tuple[int, int], int] = {}  # storage and offset
+
+    def of(self, tensor: torch.Tensor) -> int:
+        storage = tensor.untyped_storage()
+        number, _ = self._storages.setdefault(storage._cdata, (len(self._storages), StorageWeakRef(storage)))
+        return self._places.setdefault((number, int(tensor.storage_offset())), len(self._places))
+
+
 @dataclasses.dataclass
 class Captured:
     """What Inductor emitted during a `capture`. joint: the joint forward and backward FX graph, None for inference; of
@@ -118,6 +135,7 @@ class Captured:
     joint: str | None
     graphs: tuple[Graph, ...]
     breaks: tuple[GraphBreak, ...] = ()
+    _places: _Places = dataclasses.field(default_factory=_Places, repr=False)
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
@@ -128,6 +146,15 @@ class Captured:
         """Everything as plain data, which needs no torch; provenance as of now."""
         return Program(tuple(graph.compiled() for graph in self.graphs), self.breaks)
 
+    def _saw(self, graph: Graph, taken: Sequence[Any], returned: Sequence[Any]) -> None:
+        """Remember, of the first call of a graph, where its inputs and its first results were."""
+        inputs, outputs = graph._emitted.inputs, graph._emitted.outputs
+        if graph._holds or len(taken) != len(inputs) or len(returned) > len(outputs):
+            return
+        for name, value in (*zip(inputs, taken, strict=True), *zip(outputs, returned, strict=False)):
+            if name is not None and isinstance(value, torch.Tensor):
+                graph._holds[name] = self._places.of(value)
+
     def graph(self, part: Part) -> Graph:
         """The graph of `part`. Raises KeyError unless there is exactly one."""
         found = [graph for graph in self.graphs if graph.part == part]
@@ -136,7 +163,8 @@ class Captured:
         return found[0]
 
     def write(self, folder: str | Path) -> None:
-        """Store everything under `folder`: kernels.json, joint_graph.py and, per graph, a folder with its texts.
+        """Store everything under `folder`: kernels.json (each `Kernel` with its `sources`, one `SourceNode` an
+        operation), joint_graph.py and, per graph, a folder with its texts.
 
         A second forward (backward) graph goes to forward-1 (backward-1), and so on. The graph's folder also holds, in
         triton/, the representations of every Triton kernel (triton_side.artifacts) and resources.json with registers,
@@ -146,7 +174,10 @@ class Captured:
         folder.mkdir(parents=True, exist_ok=True)
         if self.joint is not None:
             (folder / "joint_graph.py").write_text(self.joint)
-        listing = [dataclasses.asdict(kernel) for kernel in self.kernels]
+        listing = [
+            dataclasses.asdict(kernel) | {"sources": [dataclasses.asdict(source) for source in call.sources]}
+            for graph in self.graphs for kernel, call in zip(graph.kernels, graph._calls, strict=True)
+        ]  # fmt: skip
         (folder / "kernels.json").write_text(json.dumps(listing, indent=1) + "\n")
         count: dict[str, int] = {}
         for graph in self.graphs:
@@ -239,6 +270,11 @@ class _Recorder:
         if graph_break not in self.captured.breaks:  # met once in the caller, and again in the function itself
             self.captured.breaks = (*self.captured.breaks, graph_break)
 
+    def called(self, module: Any, taken: Sequence[Any], returned: Sequence[Any]) -> None:
+        graph = next(graph for graph in self.captured.graphs if graph._emitted.module is module)
+        if len(returned) == len(graph._emitted.outputs):
+            self.captured._saw(graph, taken, returned)
+
     def emission(self, emission: private.Emission) -> None:
         self.emissions[emission.handle] = emission
 
@@ -248,6 +284,7 @@ class _Recorder:
             self.units += 1
         handles, unparsed = _calls_in(emitted.code)
         emissions = _each_product_once([self.emissions[handle] for handle in handles])
+        claimed = {name for emission in emissions for _, replaced, _ in emission.nodes for name in replaced}
         graph = Graph(
             part=emitted.part,
             unit=self.units - 1,
@@ -257,7 +294,7 @@ class _Recorder:
             code=emitted.code,
             unparsed=unparsed,
             refusals=tuple(self.refusals.values()),
-            _calls=tuple(_Call(emission, self._sources_of(emission)) for emission in emissions),
+            _calls=tuple(_Call(emission, self._sources_of(emission, claimed)) for emission in emissions),
             _emitted=emitted,
             _measured=self.measured,
         )
@@ -265,22 +302,33 @@ class _Recorder:
         order = {"forward": 0, "backward": 1}
         self.captured.graphs = tuple(sorted((*self.captured.graphs, graph), key=lambda graph: order[graph.part]))
 
-    def _sources_of(self, emission: private.Emission) -> tuple[SourceNode, ...]:
-        """The nodes before pattern matching; one made by a match stands for the matched ones, which no graph has."""
+    def _sources_of(self, emission: private.Emission, claimed: set[str]) -> tuple[SourceNode, ...]:
+        """The nodes before pattern matching; one made by a match stands for the matched ones, which no graph has.
+
+        claimed: all those in whose place some node stands.
+        """
         found: dict[str, SourceNode] = {}
+        position = {name: index for index, name in enumerate(self.sources)}
         for name, replaced, itself in emission.nodes:
             if name in self.sources:
                 found[name] = self.sources[name]
                 continue
-            matched: dict[str, SourceNode] = {}
-            waiting = [name for name in replaced if name in self.sources]
-            while waiting:
-                source = self.sources[waiting.pop()]
-                matched[source.name] = source
-                waiting += [name for name in source.inputs if name not in self.graph_names and name not in matched]
-            position = {name: index for index, name in enumerate(self.sources)}
-            found |= {key: matched[key] for key in sorted(matched, key=position.__getitem__)} or {name: itself}
+            own = {name for name in replaced if name in self.sources}
+            others = claimed & self._gone(own) - own
+            matched = self._gone(own, {name for name in others if not self._gone({name}) & own})  # between: its own
+            found |= {key: self.sources[key] for key in sorted(matched, key=position.__getitem__)} or {name: itself}
         return tuple(source for source in found.values() if source.op not in ("placeholder", "get_attr"))
+
+    def _gone(self, names: set[str], apart: Collection[str] = ()) -> set[str]:
+        """These, and what they are computed from, as far as no graph has it and it is not `apart`."""
+        found: set[str] = set()
+        known = self.graph_names.union(apart)
+        waiting = list(names)
+        while waiting:
+            name = waiting.pop()
+            found.add(name)
+            waiting += [taken for taken in self.sources[name].inputs if taken not in known and taken not in found]
+        return found
 
 
 def _each_product_once(emissions: list[private.Emission]) -> list[private.Emission]:

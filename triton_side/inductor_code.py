@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from triton_side.inductor_graph import DTYPES, Memory, Part, Shape
+from triton_side.inductor_graph import DTYPES, Memory, Part, Shape, unconverted
 from triton_side.inductor_text import MAX_ELEMENTS, MAX_LINE, SIZES, fx_memory, memory
 
 
@@ -319,9 +319,11 @@ class _Body:
         methods = [function.attr for function in calls if isinstance(function, ast.Attribute)]
         self._describe(name)
         reduction = next((method for method in methods if method not in ("to", "view", "reshape")), "sum")
-        self._announce(EmittedCall(f"aten.{reduction}", "", [workspace], [name], is_extern=True, finishes=True))
-        if "to" in methods:
-            self._announce(EmittedCall("aten.to", "", [name], [name], is_extern=True, finishes=True))
+        converts = "to" in methods
+        sums = unconverted(name) if converts else name
+        self._announce(EmittedCall(f"aten.{reduction}", "", [workspace], [sums], is_extern=True, finishes=True))
+        if converts:
+            self._announce(EmittedCall("aten.to", "", [sums], [name], is_extern=True, finishes=True))
         return True
 
     def _announce(self, call: EmittedCall) -> EmittedCall:

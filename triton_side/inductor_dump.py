@@ -35,7 +35,7 @@ from triton_side.inductor_graph import (
     kind_of,
     own_operations,
 )
-from triton_side.inductor_text import FxText, IrNode, read_fx, read_ir, replaced
+from triton_side.inductor_text import SIZES, FxText, IrNode, memory, read_fx, read_ir, replaced
 
 MAX_BYTES = 256 << 20  # of one text
 _MAX_FILES = 100_000
@@ -270,10 +270,18 @@ class _Graph:
         self.memory = self.after.memory | made | code.memory
         self.replaced = replaced(self.before, self.after.nodes.keys() | texts.elsewhere)
         self.named = self._named()
+        # What is converted in a call of its own, in that call's name for it: the sums are of another dtype.
+        converted = {call.reads[0]: call.writes[0] for call in code.calls if call.finishes and call.name == "aten.to"}
         for call, names in zip(code.calls, self.named, strict=True):  # what a library call returns, from its FX node
-            unknown = [buffer for buffer in call.writes if buffer not in self.memory]
+            results = [converted.get(buffer, buffer) for buffer in call.writes]
+            unknown = [buffer for buffer in results if buffer not in self.memory]
             if len(unknown) == 1 and names and names[-1] in self.after.memory:
                 self.memory[unknown[0]] = dataclasses.replace(self.after.memory[names[-1]], name=unknown[0])
+            if call.finishes and results != call.writes:
+                result, workspace = self.memory.get(results[0]), self.memory.get(call.reads[0])
+                if result is not None and workspace is not None:
+                    own_dtype = (workspace.dtype, SIZES[workspace.dtype])
+                    self.memory[call.writes[0]] = memory(call.writes[0], result.shape, own_dtype)
 
     def _named(self) -> list[list[str]]:
         """For each call, its FX nodes after the passes, in the graph's order."""
@@ -341,7 +349,7 @@ class _Graph:
         written = [name for name in call.writes if name not in scratch]
         listed = self.texts.kernels[index] if self.texts.kernels is not None else {}
         if listed.get("name") == call.name:
-            sources = _as_listed(sources, listed)
+            sources = _listed_sources(listed) or _as_listed(sources, listed)
         kernel = Kernel(
             name=call.name,
             part=self.code.part,
@@ -422,6 +430,28 @@ class _Graph:
             accesses = node.reads[buffer] if reads else 1
             return min(memory.bytes, node.elements * max(accesses, 1) * (memory.bytes // points if points else 0))
         return memory.bytes if call.elements is not None and call.elements >= points else None
+
+
+def _listed_sources(listed: Mapping[str, Any]) -> list[SourceNode] | None:
+    """The operations with all that is known of each; None where an older kernels.json has but a list of each column."""
+
+    def text(value: Any) -> str | None:
+        return None if value is None else str(value)
+
+    def shapes(values: Any) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(int(extent) for extent in shape) for shape in values)
+
+    try:
+        return [
+            SourceNode(
+                str(each["name"]), str(each["op"]), text(each["stage"]), text(each["line"]),
+                tuple(map(str, each["inputs"])), bool(each["backward"]), shapes(each["shapes"]),
+                shapes(each["input_shapes"]), each["causal"] if isinstance(each["causal"], bool) else None,
+            )
+            for each in listed["sources"]
+        ]  # fmt: skip
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def _as_listed(sources: list[SourceNode], listed: Mapping[str, Any]) -> list[SourceNode]:

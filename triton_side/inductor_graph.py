@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Part = Literal["forward", "backward"]
@@ -31,6 +31,7 @@ DTYPES = {
 class SourceNode:
     """An FX node. line: "file:line" outside torch. inputs: names of the nodes it takes. backward: the node was traced
     for a gradient. shapes, input_shapes: of the tensors it returns and takes, in order; () where that is not known.
+    causal: of an attention call, whether it masks so; None of any other node, and where that is not known.
     """
 
     name: str
@@ -41,6 +42,7 @@ class SourceNode:
     backward: bool = False
     shapes: tuple[Shape, ...] = ()
     input_shapes: tuple[Shape, ...] = ()
+    causal: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,9 @@ class GraphBreak:
 class CompiledGraph:
     """One compiled graph. unit: number of the traced function it belongs to; a graph break begins another one.
 
-    inputs, outputs: buffers by name, in order; None in place of what is no tensor.
+    inputs, outputs: buffers by name, in order; None in place of what is no tensor. holds: numbers of the memory that
+    inputs and outputs were in at the first call, by which those of several units are told to be one; empty where the
+    code was not run.
     """
 
     part: Part
@@ -157,6 +161,7 @@ class CompiledGraph:
     outputs: tuple[str | None, ...]
     refusals: tuple[Refusal, ...] = ()
     unparsed: tuple[str, ...] = ()
+    holds: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -165,6 +170,11 @@ class Program:
 
     graphs: tuple[CompiledGraph, ...]
     breaks: tuple[GraphBreak, ...] = ()
+
+
+def unconverted(buffer: str) -> str:
+    """The name of what a reduction over both orders sums up, in the sums' own dtype, before it becomes `buffer`."""
+    return f"{buffer}_sum"
 
 
 def helper(node: SourceNode) -> SourceNode:
@@ -206,7 +216,7 @@ def _second_step(
     for node in nodes:
         if not node.name or node.name not in before or not node.inputs:
             kept.append(node)
-        elif node.op in REDUCTIONS:
+        elif node.op in REDUCTIONS or node.op == _ONLINE_SOFTMAX:
             kept.append(replace(node, name=f"{node.name}#2", input_shapes=tuple(partial)))
     return tuple(kept)
 
@@ -229,6 +239,14 @@ GEMM = {
     "aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten._int_mm", "aten._scaled_mm", "aten.linear", "aten.dot",
     "aten.mv",
 }  # fmt: skip
+# The position of `is_causal`, which printed graphs leave out where it has its default.
+IS_CAUSAL = {
+    "aten._scaled_dot_product_flash_attention": 4, "aten._scaled_dot_product_flash_attention_backward": 11,
+    "aten._scaled_dot_product_flash_attention_for_cpu": 4,
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward": 7,
+    "aten._scaled_dot_product_efficient_attention": 6, "aten._scaled_dot_product_efficient_attention_backward": 11,
+    "aten._scaled_dot_product_cudnn_attention": 6, "aten._scaled_dot_product_cudnn_attention_backward": 14,
+}  # fmt: skip
 ATTENTION = re.compile(r"scaled_dot_product|flash_attention|flex_attention|efficient_attention|cudnn_attention")
 SCATTER = {
     "aten.scatter", "aten.scatter_add", "aten.scatter_reduce", "aten.index_put", "aten._unsafe_index_put",
@@ -248,6 +266,7 @@ REDUCTIONS = {
     "aten.sum", "aten.mean", "aten.amax", "aten.amin", "aten.max", "aten.min", "aten.prod", "aten.any", "aten.all",
     "aten.argmax", "aten.argmin", "aten.var", "aten.var_mean", "prims.sum", "prims.xor_sum",
 }  # fmt: skip
+_ONLINE_SOFTMAX = "prims.prepare_softmax_online"
 _COSTS_VARY = {"aten.sort", "aten.topk", "aten.cumsum", "aten.cumprod", "aten.rand", "aten.randn", "aten.nonzero"}
 
 
@@ -275,13 +294,13 @@ def kind_of(
 def flops(node: SourceNode) -> float | None:
     """Floating-point operations of one FX node; None where its shapes or its arithmetic are not known.
 
-    A product of matrices counts 2 M N K; attention its two products forward and its five backward, over the whole
-    sequence, masked or not; a reduction one per element it takes and any other arithmetic one per element it makes, as
-    XLA's cost analysis does, conversions included; moving data counts none.
+    A product of matrices counts 2 M N K; attention its two products forward and its five backward, over half of the
+    scores where it is causal (None for FlexAttention, whose mask is data); a reduction one per element it takes and any
+    other arithmetic one per element it makes, as XLA's cost analysis does, conversions included; moving data none.
     """
     if node.op in _MAKES_OR_MOVES:
         return 0.0
-    if node.op == "prims.prepare_softmax_online":  # a maximum, a difference, an exponential and a sum
+    if node.op == _ONLINE_SOFTMAX:  # a maximum, a difference, an exponential and a sum
         return 4.0 * math.prod(node.input_shapes[0]) if node.input_shapes else None
     if ATTENTION.search(node.op):
         return _attention_flops(node)
@@ -303,13 +322,13 @@ def flops(node: SourceNode) -> float | None:
 
 def _attention_flops(node: SourceNode) -> float | None:
     backward = node.op.endswith("backward")
-    if not re.search(r"\._scaled_dot_product|^flex_attention", node.op):
+    if "._scaled_dot_product" not in node.op or node.causal is None:
         return None  # the others lay their operands out differently
-    skipped = 1 if backward and "flex" not in node.op else 0  # the gradient of the output comes first
+    skipped = 1 if backward else 0  # the gradient of the output comes first
     operands = node.input_shapes[skipped : skipped + 3]
     if len(operands) < 3 or any(len(shape) != 4 for shape in operands):
         return None
     query, key, value = operands
     pairs = math.prod(query[:-1]) * key[-2]
     inner = 3 * query[-1] + 2 * value[-1] if backward else query[-1] + value[-1]
-    return 2.0 * pairs * inner
+    return (1.0 if node.causal else 2.0) * pairs * inner

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from triton_side.inductor_graph import DTYPES, TWO_PRODUCTS, Memory, Shape, SourceNode
+from triton_side.inductor_graph import DTYPES, IS_CAUSAL, TWO_PRODUCTS, Memory, Shape, SourceNode
 
 MAX_LINE = 1 << 20
 MAX_ELEMENTS = 1 << 56  # of a tensor; what is larger was not allocated
@@ -85,8 +85,23 @@ def read_fx(text: str, *, backward: bool = False) -> FxText:
         inputs = tuple(word for word in re.findall(r"\w+", arguments) if word in found.nodes or word in found.memory)
         shapes = tuple(found.memory[word].shape for word in inputs if word in found.memory)
         own = (found.memory[name].shape,) if name in found.memory else ()
-        found.nodes[name] = SourceNode(name, _op(target), stage, line_of, inputs, backward, own, shapes)
+        op = _op(target)
+        causal = _is_causal(op, arguments)
+        found.nodes[name] = SourceNode(name, op, stage, line_of, inputs, backward, own, shapes, causal)
     return found
+
+
+def _is_causal(op: str, arguments: str) -> bool | None:
+    if op not in IS_CAUSAL:
+        return None
+    if named := re.search(r"\bis_causal = (True|False)\b", arguments):
+        return named[1] == "True"
+    # A list is one argument: [True, True, True, False].
+    given = re.sub(r"\[[^\]]*\]", "list", arguments).split(",")
+    positional = [argument.strip() for argument in given if "=" not in argument]
+    if IS_CAUSAL[op] >= len(positional):
+        return False
+    return {"True": True, "False": False}.get(positional[IS_CAUSAL[op]])
 
 
 def _op(target: str) -> str:

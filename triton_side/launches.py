@@ -97,7 +97,7 @@ class Launch:
 
     name: as the driver and profilers call the kernel (mangled for C++).
     label: as a reader calls it: the Python function, or the instance of the C++ template.
-    source, line: where the kernel is written; line 1 for a .cu file.
+    source, line: where the kernel is written.
     grid: blocks in x, y, z. block: threads in x, y, z.
     signature: Triton's type of each argument in order ("*bf16", "i32", "constexpr").
     constants: what was compiled in, by parameter name: constexprs, and integers that Triton specialised to 1.
@@ -269,7 +269,7 @@ class _Recorder:
         threads = request.block[0] * request.block[1] * request.block[2]
         if not self.compile_only:
             program.run(request)
-        parameters = _cuda_parameters(kernel.source, kernel.expression.partition("<")[0])
+        line, parameters = _cuda_definition(kernel.source, kernel.expression.partition("<")[0])
         tensors = self._tensors(request.arguments, parameters)
         declaration = declare.of_template(kernel.source.name, kernel.expression)
         self._add(
@@ -278,7 +278,7 @@ class _Recorder:
                 label=kernel.expression,
                 kind="cuda",
                 source=kernel.source,
-                line=1,
+                line=line,
                 grid=request.grid,
                 block=request.block,
                 num_warps=-(-threads // 32),
@@ -308,12 +308,14 @@ def _flops(declaration: declare.Declaration | None, tensors: tuple[TensorArgumen
 
 
 @functools.cache
-def _cuda_parameters(source: Path, template: str) -> tuple[str, ...]:
-    """The parameters' names of a __global__ function, as its source spells them."""
-    heads = re.findall(rf"__global__[^;{{]*?\b{template}\(([^)]*)\)", source.read_text())
+def _cuda_definition(source: Path, template: str) -> tuple[int, tuple[str, ...]]:
+    """The line that names a __global__ function, and its parameters' names as its source spells them."""
+    text = source.read_text()
+    heads = list(re.finditer(rf"__global__[^;{{]*?\b({template})\(([^)]*)\)", text))
     if len(heads) != 1:
         raise ValueError(f"{source.name} must define the kernel {template} once, found {len(heads)} definitions")
-    return tuple(re.findall(r"(\w+)\s*(?:,|$)", heads[0]))
+    line = text.count("\n", 0, heads[0].start(1)) + 1
+    return line, tuple(re.findall(r"(\w+)\s*(?:,|$)", heads[0][2]))
 
 
 class _Pointer:

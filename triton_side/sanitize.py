@@ -3,8 +3,10 @@
     python -m triton_side.sanitize --out reports/sanitize.md        (make sanitize ARGS="--out reports/sanitize.md")
 
 A process launches each kernel, forward and backward, on small odd shapes: once alone, which records the launches and
-fills Triton's cache, and once under each tool. Exit status 0: no error; 1: errors, or a tool that did not finish;
-2: nothing could be checked (no GPU, no compute-sanitizer, or one that refuses the device).
+fills Triton's cache, and once under each tool. `--limit` is for all of it: a process whose time is over ends after the
+case that it is at, and the summary, written anew after each tool, says what was not reached. Exit status 0: no error;
+1: errors, or not everything was checked; 2: nothing could be checked (no GPU, no compute-sanitizer, or one that refuses
+the device).
 
 PyTorch's caching allocator would hide accesses past a tensor that stay in its block, so it is off
 (PYTORCH_NO_CUDA_MEMORY_CACHING), and the sanitizer pads every allocation. Errors that CUDA calls return are not
@@ -29,8 +31,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -41,6 +45,8 @@ TOOLS = ("memcheck", "racecheck")
 WHEEL = "nvidia-cuda-sanitizer-api"
 PADDING = 4096  # bytes behind every allocation
 PRINTED = 1000  # reports that a tool prints before it only counts
+ALONE = 0.3  # of the limit, for the launches without a tool: they compile
+BEGIN = 0.75  # of a tool's share of what is left: later it begins no case, as the last one takes its time, too
 EPS = 1e-6
 
 
@@ -106,13 +112,23 @@ def _training(
     return call
 
 
-def launch_all(record: Path | None) -> None:
-    """Run all cases; with `record`, write there as JSON what was launched."""
+def launch_all(record: Path | None, count: int | None = None, until: float | None = None) -> None:
+    """Run the first `count` cases, and begin none after `until` (time.time()); with `record`, write there as JSON what
+    was launched. Prints the name of each case."""
     from triton_side.launches import Launch, record_launches
 
+    case = ""
+
+    def begun() -> Iterator[Call]:
+        nonlocal case
+        for case, call in islice(cases("cuda"), count):
+            if until is not None and time.time() > until:
+                return
+            print(case, flush=True)
+            yield call
+
     if record is None:
-        for name, call in cases("cuda"):
-            print(name, flush=True)
+        for call in begun():
             call()
             torch.cuda.synchronize()
         return
@@ -128,9 +144,11 @@ def launch_all(record: Path | None) -> None:
         if signature not in resources:
             resources[signature] = launch.resources.shared_bytes
         entry.shared_bytes = max(entry.shared_bytes, resources[signature])
+        if case not in entry.cases:
+            entry.cases.append(case)
 
     with record_launches(launched=add):
-        for _, call in cases("cuda"):
+        for call in begun():
             call()
     torch.cuda.synchronize()
     record.write_text(json.dumps([vars(entry) for entry in found.values()]))
@@ -160,8 +178,12 @@ def find_sanitizer() -> str:
     )
 
 
-def run_tool(sanitizer: str, tool: str, launched: list[Launched], limit: float) -> Outcome:
-    """All cases under `tool`, for at most `limit` seconds."""
+def run_tool(
+    sanitizer: str, tool: str, launched: list[Launched], limit: float, begin_for: float | None = None
+) -> Outcome:
+    """The cases of what was launched under `tool`: none is begun after `begin_for` seconds, and past `limit` seconds
+    the tool is killed, with what it would have said."""
+    names = {case for entry in launched for case in entry.cases}
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "log")
         command = [
@@ -169,13 +191,14 @@ def run_tool(sanitizer: str, tool: str, launched: list[Launched], limit: float) 
             "--show-backtrace", "no", "--destroy-on-device-error", "kernel",
             "--launch-timeout", "60", "--target-processes", "application-only", "--log-file", str(log),
             *(("--padding", str(PADDING)) if tool == "memcheck" else ()),
-            sys.executable, "-m", "triton_side.sanitize", "--launch",
+            sys.executable, "-m", "triton_side.sanitize", "--launch", "--count", str(len(names)),
+            "--until", str(time.time() + (limit if begin_for is None else begin_for)),
         ]  # fmt: skip
         status, output = _run(command, limit)
         text = log.read_text(errors="replace") if log.is_file() else ""
     if "Device not supported" in text + output:
         raise CannotCheck(f"{tool} refuses this device ('Device not supported'), as on some virtualised GPUs")
-    outcome = parse(tool, text, launched)
+    outcome = replace(parse(tool, text, launched), reached=frozenset(names & set(output.splitlines())))
     if status is None:
         return replace(outcome, failure=f"{tool} was stopped after {limit:.0f} s (--limit), in: {end_of(output, 1)}")
     if status != 0 and outcome.errors is not None:
@@ -199,6 +222,10 @@ def _run(command: list[str], limit: float) -> tuple[int | None, str]:
         os.killpg(process.pid, signal.SIGKILL)
         output, _ = process.communicate()
         return None, output
+    except KeyboardInterrupt:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
 
 
 def version_of(sanitizer: str) -> str:
@@ -208,30 +235,66 @@ def version_of(sanitizer: str) -> str:
     return found[1] if found else "unknown"
 
 
-def check(tools: tuple[str, ...], limit: float, sanitizer: str | None = None) -> tuple[str, bool]:
+def check(
+    tools: tuple[str, ...], limit: float, sanitizer: str | None = None, write: Callable[[str], None] | None = None
+) -> tuple[str, bool]:
     """The summary, and whether everything ran and no tool found an error.
+
+    limit: seconds for everything. write: gets the summary after each tool, so that it is there whatever comes next. A
+    KeyboardInterrupt ends the tools and not the summary.
 
     Raises:
         CannotCheck: no GPU, no compute-sanitizer, the cases fail by themselves, or the device is refused.
     """
+    end = time.monotonic() + limit
     sanitizer = sanitizer or find_sanitizer()
     if not torch.cuda.is_available():
         raise CannotCheck("compute-sanitizer checks kernels as they run, and no NVIDIA GPU is visible to PyTorch")
-    with tempfile.TemporaryDirectory() as folder:
-        record = Path(folder, "launched.json")
-        command = [sys.executable, "-m", "triton_side.sanitize", "--launch", "--record", str(record)]
-        status, output = _run(command, limit)
-        if status != 0:
-            how = f"did not end in {limit:.0f} s" if status is None else f"ended with status {status}"
-            raise CannotCheck(f"the launches fail without a tool, too: {how}: {end_of(output)}")
-        launched = [Launched(**entry) for entry in json.loads(record.read_text())]
-    outcomes = [run_tool(sanitizer, tool, launched, limit) for tool in tools]
+    every = [name for name, _ in cases("cuda")]
+    launched = _launched(limit)
+    recorded = {case for entry in launched for case in entry.cases}
     environment = (
         f"compute-sanitizer {version_of(sanitizer)}, {torch.cuda.get_device_name()}, torch {torch.__version__}, "
         f"triton {importlib.metadata.version('triton')}"
     )
-    clean = all(outcome.errors == 0 and not outcome.failure for outcome in outcomes)
+    if len(recorded) < len(every):
+        late = ", ".join(name for name in every if name not in recorded)
+        environment += f"\n\n**Of {len(every)} cases, {len(recorded)} were compiled in time (--limit); not: {late}**"
+    outcomes: list[Outcome] = []
+    for number, tool in enumerate(tools):
+        left = max(0.0, end - time.monotonic())
+        try:
+            outcomes.append(run_tool(sanitizer, tool, launched, left, BEGIN * left / (len(tools) - number)))
+        except KeyboardInterrupt:
+            outcomes += [Outcome(each, (), None, 0, f"{each} was stopped by a signal") for each in tools[number:]]
+            break
+        if write:
+            write(summary(launched, outcomes, environment))
+    clean = len(recorded) == len(every) and all(
+        outcome.errors == 0 and not outcome.failure and outcome.reached == recorded for outcome in outcomes
+    )
     return summary(launched, outcomes, environment), clean
+
+
+def _launched(limit: float) -> list[Launched]:
+    """What the cases launch, without a tool: none is begun after its share of the limit. Raises CannotCheck where they
+    fail."""
+    with tempfile.TemporaryDirectory() as folder:
+        record = Path(folder, "launched.json")
+        status, output = _run(
+            [
+                sys.executable, "-m", "triton_side.sanitize", "--launch", "--record", str(record),
+                "--until", str(time.time() + ALONE * limit),
+            ],
+            limit,
+        )  # fmt: skip
+        if status != 0:
+            how = f"did not end in {limit:.0f} s" if status is None else f"ended with status {status}"
+            raise CannotCheck(f"the launches fail without a tool, too: {how}: {end_of(output)}")
+        launched = [Launched(**entry) for entry in json.loads(record.read_text())]
+    if not launched:
+        raise CannotCheck(f"nothing was launched in {limit:.0f} s: give it more time (--limit)")
+    return launched
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -239,24 +302,37 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="also write the summary, in Markdown, to this file")
     parser.add_argument("--tool", choices=TOOLS, action="append", help="only this tool; may be repeated")
     parser.add_argument("--sanitizer", metavar="PATH", help="the compute-sanitizer to use, instead of looking for one")
-    parser.add_argument("--limit", type=float, default=170.0, help="seconds that a tool may take (default: 170)")
+    parser.add_argument(
+        "--limit", type=float, default=600.0, metavar="SECONDS",
+        help="for everything (default: 600); what was not reached by then is said",
+    )  # fmt: skip
     parser.add_argument("--launch", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--record", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--count", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.launch:
-        launch_all(options.record)
+        launch_all(options.record, options.count, options.until)
         return 0
+
+    def write(text: str) -> None:
+        if options.out:
+            options.out.parent.mkdir(parents=True, exist_ok=True)
+            options.out.write_text(text)
+
     try:
-        text, clean = check(tuple(options.tool or TOOLS), options.limit, options.sanitizer)
+        text, clean = check(tuple(options.tool or TOOLS), options.limit, options.sanitizer, write)
     except CannotCheck as problem:
         print(f"sanitize: {problem}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("sanitize: stopped before a tool had run", file=sys.stderr)
+        return 2
     print(text, end="")
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(text)
+    write(text)
     return 0 if clean else 1
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's stop still leaves a summary
     sys.exit(main())

@@ -10,13 +10,15 @@ SHOWN = 3  # reports of a kernel, in the summary
 
 @dataclass
 class Launched:
-    """One hand-written kernel in the run. names: as a report may call it. shared_bytes: the most that a block has."""
+    """One hand-written kernel in the run. names: as a report may call it. shared_bytes: the most that a block has.
+    cases: which launch it."""
 
     kernel: str
     language: str
     names: list[str] = field(default_factory=list)
     launches: int = 0
     shared_bytes: int = 0
+    cases: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -31,13 +33,14 @@ class Report:
 @dataclass(frozen=True)
 class Outcome:
     """What a tool said. errors, warnings: as it counted them; None: it came to no summary. failure: why it did not see
-    every launch."""
+    every launch that was made. reached: the cases that were begun; None: all."""
 
     tool: str
     reports: tuple[Report, ...]
     errors: int | None
     warnings: int
     failure: str | None = None
+    reached: frozenset[str] | None = None
 
     def count(self, kernel: str | None, warnings: bool) -> int:
         return sum(report.kernel == kernel and report.warning == warnings for report in self.reports)
@@ -113,6 +116,8 @@ def summary(launched: list[Launched], outcomes: list[Outcome], environment: str)
     for outcome in outcomes:
         if outcome.failure:
             lines.append(f"- **{outcome.failure}**")
+        if left := _left(launched, outcome):
+            lines.append(f"- **{outcome.tool}: {len(left)} cases were not reached (--limit): {', '.join(left)}**")
         if outcome.errors is None:
             continue
         beside = f", {outcome.warnings} warnings" if outcome.tool == "racecheck" else ""
@@ -128,7 +133,18 @@ def _cell(entry: Launched, outcome: Outcome) -> str:
         return "not checked to the end"
     if outcome.tool == "racecheck" and entry.shared_bytes == 0:
         return "shares no memory"
-    return f"{errors} ({warnings} warnings)" if warnings else str(errors)
+    left = len(_left([entry], outcome))
+    if left == len(entry.cases) and left and not errors:
+        return "not reached"
+    part = f", {len(entry.cases) - left} of {len(entry.cases)} cases" if left else ""
+    return f"{errors} ({warnings} warnings){part}" if warnings else f"{errors}{part}"
+
+
+def _left(launched: list[Launched], outcome: Outcome) -> list[str]:
+    """The cases of these kernels that a tool did not reach, each once."""
+    if outcome.reached is None:
+        return []
+    return [case for case in dict.fromkeys(c for entry in launched for c in entry.cases) if case not in outcome.reached]
 
 
 def _first_reports(outcomes: list[Outcome]) -> list[str]:

@@ -8,7 +8,6 @@ framework. It is also the door to the user's API, which lives in `compare` and i
 """
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,10 +15,7 @@ if TYPE_CHECKING:
     from compare.explained import Explained
     from compare.graph.model import FusionGraph
 
-try:
-    __version__ = version("xlafuse")
-except PackageNotFoundError:  # a source tree that was never installed
-    __version__ = "0+unknown"
+    __version__: str
 
 __all__ = ["ExplainError", "Explained", "FusionGraph", "__version__", "explain", "load"]
 
@@ -33,6 +29,8 @@ _DOORS = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
     if name not in _DOORS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_DOORS[name]), name)
@@ -40,3 +38,12 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_DOORS})
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # slow to import
+
+    try:
+        return version("xlafuse")
+    except PackageNotFoundError:  # a source tree that was never installed
+        return "0+unknown"

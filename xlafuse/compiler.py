@@ -97,6 +97,7 @@ def compile(
     *,
     variant: variants.Variant = "default",
     matmul_precision: MatmulPrecision | None = "ieee",
+    command_buffers: variants.CommandBuffers = "default",
     target: Target | None = None,
     dump_to: Path | None = None,
 ) -> Compilation:
@@ -106,6 +107,7 @@ def compile(
         jax's config say. bfloat16 and float16 products accumulate in fp32 on a GPU and compile to the same
         kernels either way, but "ieee" enters their autotuning fingerprints: replay at the precision that was
         recorded.
+    command_buffers: which launches run from CUDA graphs; see `variants.compiler_options`.
     dump_to: a folder that receives this compile's artifacts, named as in `dump.ARTIFACTS`; made if missing,
         else it must be empty.
 
@@ -129,7 +131,7 @@ def compile(
         lowered = traced.lower(lowering_platforms=("cuda",)) if target else traced.lower()
         trace_s = time.perf_counter() - started
 
-    options = variants.compiler_options(variant)
+    options = variants.compiler_options(variant, command_buffers)
     with dump.scratch(dump_to) as raw:
         if raw is not None:
             options |= dump.options(raw)

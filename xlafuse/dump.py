@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ ARTIFACTS: dict[str, tuple[str, str]] = {
     "buffer_assignment": ("buffers.txt", r".*after_optimizations-buffer-assignment\.txt"),
     "memory": ("memory.txt", r".*after_optimizations-memory-usage-report\.txt"),
     "thunks": ("thunks.txt", r"thunk_sequence\.txt"),
+    # there where launches were put into command buffers
+    "thunks_after_passes": ("thunks_after_passes.txt", r"thunk_sequence_after_thunk_passes\.txt"),
     "thunk_metadata": ("thunk_metadata.txt", r"thunk_metadata\.txt"),
     "priority_fusion": ("priority_fusion.txt", r"priority_fusion_dump\.txt"),
     # what the fusion visualisation says, where it was asked for
@@ -43,6 +46,8 @@ _WITH_PROTO = ("priority-fusion", "rename_fusions")
 
 # module_0001.jit_mlp.0006.fusion.after_sort-iota-fusion.before_priority-fusion.txt
 _PASS_FILE = re.compile(r"(\d+)\..*?after_(.+)\.before_(.+)\.(txt|hlo\.pb)$")
+#     001: kCustomKernel [source | sink] fusion_3 grid: [...]
+_THUNK = re.compile(r"( *)\d+: (k\w+)")
 # .visible .entry fusion_11(
 _PTX_ENTRY = re.compile(r"^\s*(?:\.visible )?\.entry ([\w$]+)", re.MULTILINE)
 
@@ -93,6 +98,28 @@ def keep(raw: Path, dump_to: Path, module_name: str, stablehlo: str) -> dict[str
     _keep_passes(files, dump_to)
     _keep_ptx(files, dump_to)
     return collect(dump_to)
+
+
+def command_buffers(folder: Path) -> tuple[int, int] | None:
+    """(launches inside command buffers, all of them) by a dump folder's list of thunks; None where there is no list."""
+    found = collect(folder)
+    path = found.get("thunks_after_passes") or found.get("thunks")
+    return command_buffers_of(path.read_text()) if path else None
+
+
+def command_buffers_of(thunks: str) -> tuple[int, int]:
+    """The same of the list's text. A thunk that only holds others is no launch."""
+    inside = total = 0
+    holding: list[tuple[int, str]] = []  # (indentation, kind) of the thunks around
+    lines = [(len(match[1]), match[2]) for line in thunks.splitlines() if (match := _THUNK.match(line))]
+    for (depth, kind), (deeper, _) in pairwise([*lines, (0, "")]):
+        holding = [holder for holder in holding if holder[0] < depth]
+        if deeper > depth:
+            holding.append((depth, kind))
+            continue
+        total += 1
+        inside += any(kind == "kCommandBuffer" for _, kind in holding)
+    return inside, total
 
 
 def collect(folder: Path) -> dict[str, Path]:

@@ -15,13 +15,17 @@ from pathlib import Path
 _PTXAS, _LIBDEVICE = Path("bin/ptxas"), Path("nvvm/libdevice/libdevice.10.bc")
 
 
-def configure_environment(*, deviceless: bool = False, record_autotune_to: Path | None = None) -> None:
+def configure_environment(
+    *, deviceless: bool = False, record_autotune_to: Path | None = None, reuse_autotune_from: Path | None = None
+) -> None:
     """Set the environment of this process for XLA. Call it before anything imports jax.
 
     deviceless: code will be compiled for a `Target`; no GPU is opened even where there is one.
     record_autotune_to: a `.textproto` file (XLA writes text only to such names) which XLA rewrites, after
         every compile, with all autotuning results of this process. Needs a GPU. Give each process its own and
         join them with `autotune.merge_results`; `compiler.Target` replays them.
+    reuse_autotune_from: results that this very device recorded with this jax version. What they hold is not tuned
+        again.
 
     Sets XLA_FLAGS (what it already holds is kept and wins), JAX_PLATFORMS=cpu without a GPU (jax's CUDA
     plugin otherwise prints tracebacks), and turns off GPU memory preallocation and jax's persistent
@@ -50,6 +54,8 @@ def configure_environment(*, deviceless: bool = False, record_autotune_to: Path 
             )
         record_autotune_to.parent.mkdir(parents=True, exist_ok=True)
         _add_flag("xla_gpu_dump_autotune_results_to", str(record_autotune_to.resolve()))
+    if reuse_autotune_from is not None:
+        _add_flag("xla_gpu_load_autotune_results_from", str(reuse_autotune_from.resolve()))
     if "--xla_gpu_cuda_data_dir=" not in os.environ.get("XLA_FLAGS", ""):
         tools = find_cuda_tools()
         if tools is not None:

@@ -32,6 +32,8 @@ _CONVOLUTION_STEPS = 1 << 22  # positions of all convolution kernels of a module
 _CONTRACTING = re.compile(r'"lhs_contracting_dimensions":\[([\d", ]*)\]')
 # "bmm1_dot_dimension_numbers":{"lhs_batch_dimensions":["0","2"],"lhs_contracting_dimensions":["3"],
 _SCORES = re.compile(r'"intermediate_tensor_shape":\{"dimensions":\[([\d", ]*)\]')
+_MASK = re.compile(r'"mask_type":"(\w+)"')
+_WINDOW = re.compile(r'"sliding_window_length":"?[1-9]')
 
 
 class Flops:
@@ -221,8 +223,8 @@ def _valid_positions(window: WindowDimension, inputs: int, kernel: int, outputs:
 
 
 def _attention(instruction: Instruction, query: Shape) -> int | None:
-    """Products alone, over whole scores, a causal mask or a sliding window not taken off: forward the two of
-    q k^T and p v; backward five, q k^T anew, and those that give dv, dp, dq, dk.
+    """Products alone: forward the two of q k^T and p v; backward five, q k^T anew, and those that give dv, dp, dq, dk.
+    Over half of the scores under a causal mask; None where lengths that only data tell, or a window, mask more.
 
     query has batch * heads * rows * d elements, scores batch * heads * rows * columns; v's heads have size d too.
     """
@@ -230,10 +232,14 @@ def _attention(instruction: Instruction, query: Shape) -> int | None:
     scores = _integers(dimensions[1]) if dimensions else None
     if scores is None or len(scores) != 4 or 0 in scores:
         return None
+    mask = _MASK.search(instruction.backend_config)
+    kept = {"NO_MASK": 2, "ALIBI": 2, "CAUSAL": 1}.get(mask[1] if mask else "NO_MASK")  # halves of the scores
+    if kept is None or _WINDOW.search(instruction.backend_config):
+        return None
     batch, heads, rows, columns = scores
     head = _elements(query) // (batch * heads * rows)
     products = 5 if "Backward" in instruction.custom_call_target else 2
-    return products * 2 * batch * heads * rows * columns * head
+    return products * kept * batch * heads * rows * columns * head
 
 
 def _integers(text: str) -> tuple[int, ...] | None:

@@ -43,14 +43,19 @@ class Sources:
     def of(self, work: Iterable[Part]) -> tuple[SourceOp, ...]:
         """One for each source operation, of which XLA makes several instructions of its name and site.
 
-        Broadcasts and reshapes only prepare another instruction's operand, so they count where nothing else is
-        there.
+        Broadcasts and reshapes only prepare another instruction's operand, and what moves data under the name of a
+        computation does not compute it (XLA copies a quotient into another layout and calls the copy "div"). Either
+        counts where nothing else is there, the latter by its opcode.
         """
         parts = list(work)
-        telling = [part for part in parts if part.instruction.opcode not in ("broadcast", "reshape")] or parts
+        telling = [
+            part for part in parts
+            if part.instruction.opcode not in ("broadcast", "reshape") and not self._borrows(part.instruction)
+        ] or parts  # fmt: skip
         found: dict[tuple[str, str], tuple[Instruction, list[int]]] = {}
         for instruction, _, expression in telling:
-            key = self._op_name(instruction) or instruction.opcode, instruction.site or instruction.source
+            name = "" if self._borrows(instruction) else self._op_name(instruction)
+            key = name or instruction.opcode, instruction.site or instruction.source
             computed = found.setdefault(key, (instruction, []))[1]
             if instruction.opcode not in MOVES:  # who moves or pads what another kernel computed, does not compute it
                 computed.append(expression)
@@ -59,11 +64,26 @@ class Sources:
     def _op_name(self, instruction: Instruction) -> str:
         return "" if instruction.op_name in self.arguments else instruction.op_name
 
+    def _borrows(self, instruction: Instruction) -> bool:
+        """Whether it moves data under the name of an operation that does something else."""
+        name = self._op_name(instruction)
+        return bool(name) and instruction.opcode in MOVES and name.rpartition("/")[2] not in _MOVEMENTS
+
     def _source_op(self, instruction: Instruction, expressions: list[int]) -> SourceOp:
         op_name = self._op_name(instruction)
         rematerialized = "rematted_computation" in op_name or bool(_XLA_REMAT.search(instruction.name))
         if not op_name:
             return SourceOp(instruction.opcode, line=instruction.source, rematerialized=rematerialized)
+        if self._borrows(instruction):
+            # What XLA puts side by side for a merged product it names after neither; the rest serves its namesake.
+            merges = instruction.opcode == "concatenate"
+            return SourceOp(
+                instruction.opcode,
+                stage="" if merges else self._stage(op_name),
+                line="" if merges else instruction.source,
+                backward=_is_backward(op_name),
+                rematerialized=rematerialized,
+            )
         frame = f"{instruction.source}#{instruction.site}"
         number = self._instance((op_name, frame), expressions)
         return SourceOp(
@@ -71,10 +91,9 @@ class Sources:
             stage=self._stage(op_name),
             line=instruction.source,
             site=f"{op_name}@{frame}" + (f"~{number}" if number > 1 else ""),
-            backward="transpose(" in op_name and "rematted_computation" not in op_name,
+            backward=_is_backward(op_name),
             rematerialized=rematerialized,
         )
-
 
     def _stage(self, op_name: str) -> str:
         scopes = op_name.rpartition("/")[0]
@@ -93,6 +112,10 @@ class Sources:
         return number
 
 
+def _is_backward(op_name: str) -> bool:
+    return "transpose(" in op_name and "rematted_computation" not in op_name
+
+
 def library_epilogue(instruction: Instruction) -> tuple[SourceOp, ...]:
     """What a cuBLAS call does beside its product; of that XLA keeps the call's parameters and no op_name."""
     if not instruction.custom_call_target.startswith("__cublas"):
@@ -104,6 +127,11 @@ def library_epilogue(instruction: Instruction) -> tuple[SourceOp, ...]:
     return tuple(SourceOp(op) for op in added)
 
 
+# jax's primitives that move data and compute nothing, as an op_name ends.
+_MOVEMENTS = frozenset(
+    "broadcast_in_dim concatenate copy copy_p dynamic_slice dynamic_update_slice expand_dims gather pad reshape rev "
+    "scatter slice split squeeze stack tile transpose unstack".split()
+)
 # "beta":1,  and  "epilogue":"BIAS_GELU"
 _BETA = re.compile(r'"beta":(\d{1,9}(?:\.\d{1,18})?)')
 _EPILOGUE = re.compile(r'"epilogue":"([A-Z_]{1,64})"')

@@ -6,6 +6,11 @@ from typing import Any, Literal
 from xlafuse.hlo import Kernel
 
 Variant = Literal["default", "unfused"]
+CommandBuffers = Literal["default", "all", "none"]
+
+# The fewest launches in a row that XLA records into one command buffer (a CUDA graph), as XLA's option of that name.
+# Its own default is 5 (jax 0.10.2 and 0.11.2).
+_LEAST_IN_A_BUFFER = {"all": 1, "none": 2**31 - 1}
 
 # What puts several instructions into one kernel on a GPU. XLA accepts a misspelt or renamed pass without a
 # word: check_unfused.
@@ -16,17 +21,23 @@ class FusionNotOff(RuntimeError):
     """A compile that should have been without fusion fused."""
 
 
-def compiler_options(variant: Variant) -> dict[str, Any]:
+def compiler_options(variant: Variant, command_buffers: CommandBuffers = "default") -> dict[str, Any]:
     """XLA's options for a variant, all of them accepted per compile.
+
+    command_buffers: which launches are replayed from CUDA graphs: as XLA decides, all that XLA can record, or none.
 
     "unfused" also keeps GEMMs out of Triton, whose GEMM fusions absorb their neighbours. cuBLAS keeps what
     its own call does: a residual added to a product becomes that call's beta.
     """
+    options: dict[str, Any] = {}
+    if command_buffers != "default":
+        options["xla_gpu_graph_min_graph_size"] = _LEAST_IN_A_BUFFER[command_buffers]
     match variant:
         case "default":
-            return {}
+            return options
         case "unfused":
-            return {"xla_disable_hlo_passes": ",".join(FUSION_PASSES), "xla_gpu_enable_triton_gemm": False}
+            unfused = {"xla_disable_hlo_passes": ",".join(FUSION_PASSES), "xla_gpu_enable_triton_gemm": False}
+            return options | unfused
         case _:
             raise ValueError(f"variant must be 'default' or 'unfused', got {variant!r}")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 
 from compare.graph.align import part_of
-from compare.graph.model import FusionGraph, Kernel, SourceOp
+from compare.graph.model import FusionGraph, Kernel, Part, SourceOp
 from compare.graph.operations import token
 from compare.graph.totals import Tally, bytes_moved, tally
 
@@ -26,11 +26,12 @@ class Side:
 @dataclass(frozen=True)
 class Region:
     """Kernels of both graphs that hold the same operations. A fused kernel that computes again what another one does
-    shares its region."""
+    shares its region. stages, parts: of the fused kernels, in order of appearance."""
 
     stages: tuple[str, ...]
     fused: Side
     unfused: Side
+    parts: tuple[Part, ...] = ()
 
     @property
     def bytes_saved(self) -> float | None:
@@ -128,8 +129,10 @@ def _edges(sides: tuple[list[Kernel], list[Kernel]], identity: _Identity) -> set
 
 def _region(fused: FusionGraph, unfused: FusionGraph, left: Iterable[int], right: Iterable[int]) -> Region:
     sides = _side(fused, tuple(left)), _side(unfused, tuple(right))
-    stages = dict.fromkeys(stage for index in sides[0].kernels for stage in (fused.kernels or ())[index].stages)
-    return Region(tuple(stages), *sides)
+    kernels = [(fused.kernels or ())[index] for index in sides[0].kernels]
+    stages = dict.fromkeys(stage for kernel in kernels for stage in kernel.stages)
+    parts = dict.fromkeys(part_of(kernel, op) for kernel in kernels for op in kernel.source_ops)
+    return Region(tuple(stages), *sides, parts=tuple(parts))
 
 
 def _side(graph: FusionGraph, indices: tuple[int, ...]) -> Side:

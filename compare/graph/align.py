@@ -1,6 +1,6 @@
 """Two or more fusion graphs on one list of stages: what became of each stage in each of them.
 
-Where a graph names no stages, operations take their place, matched by kind and dataflow order (`inferred`).
+Where fewer than two graphs name stages, operations take their place, matched by kind and dataflow order (`inferred`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from compare.graph.model import FusionGraph, Kernel, Part, SourceOp
 from compare.graph.operations import ANCHORS, MOVEMENT, token, tokens
 from compare.graph.totals import recomputed
 
-Relation = Literal["absent", "recomputed", "split", "merged", "same region"]
+Relation = Literal[
+    "absent", "not named", "names no stages", "recomputed", "split", "merged", "joined", "parted", "regrouped",
+    "same region",
+]  # fmt: skip
 Key = tuple[Part, str]
 _Computed = tuple[int, str, bool]
 
@@ -27,9 +30,13 @@ class Cell:
 
     relations, against the row's first graph that holds the stage:
     "absent": no operation here carries the stage.
-    "recomputed": a kernel here computes again what an earlier one computed (whatever the first graph does).
-    "split": more kernels here, or without stages that share its kernel there.
-    "merged": it shares a kernel here with stages that it does not share one with there.
+    "not named": the same, but something that its part here computes carries no stage, and may be it.
+    "names no stages": no operation of the whole graph carries one.
+    "recomputed": a kernel here computes again what another one computes, or what checkpointing dropped (whatever the
+    first graph does).
+    "split", "merged": in more kernels here, or in fewer.
+    "joined", "parted", "regrouped": in as many, which hold stages that its kernels there do not, or lack some that
+    those hold, or both.
     "same region": none of these. The first graph itself has only what holds of it alone.
     """
 
@@ -73,14 +80,16 @@ class Alignment:
 def align(graphs: Sequence[FusionGraph]) -> Alignment:
     """One row per stage of any graph, in an order that keeps each graph's own.
 
-    Nested stages ("norm/scale") are cut where another graph that has the outer one stops ("norm"). If any graph names
-    no stage at all, all are aligned by operation: products and attentions in dataflow order anchor them, and between
-    anchors the longest common subsequence of operations counts as the same. What has no counterpart, and products whose
-    order nothing tells, are `unaligned`.
+    Nested stages ("norm/scale") are cut where another graph that has the outer one stops ("norm"). Beside two graphs
+    that name stages, one that names none has empty cells. If fewer than two name any, and another none, all are aligned
+    by operation: products and attentions in dataflow order anchor them, and between anchors the longest common
+    subsequence of operations counts as the same. What has no counterpart, and products whose order nothing tells, are
+    `unaligned`.
     """
     if not graphs:
         return Alignment((), (), ())
-    if all(any(op.stage for op in _operations(graph)) for graph in graphs):
+    staged = [any(op.stage for op in _operations(graph)) for graph in graphs]
+    if all(staged) or sum(staged) > 1:
         shorten = common_depth(graphs)
         held = [_by_stage(graph, shorten) for graph in graphs]
         unaligned: list[tuple[SourceOp, ...]] = [() for _ in graphs]
@@ -179,7 +188,12 @@ def _merged_order(orders: Iterable[Sequence[Key]]) -> list[Key]:
 
 
 def _recomputing(graph: FusionGraph) -> set[_Computed]:
-    """(launch index, site, backward) of every computation that an earlier kernel has done already."""
+    """(launch index, site, backward) of every computation that an earlier kernel has done already.
+
+    Several kernels of one eager operation are a library's way of computing it once.
+    """
+    if graph.compiler == "eager":
+        return set()
     return {(index, found.op.site, found.op.backward) for found in recomputed(graph) for index in found.kernels[1:]}
 
 
@@ -189,30 +203,54 @@ def _cells(
     first = next(i for i, own in enumerate(regions) if key in own.held)
     for i, (graph, own) in enumerate(zip(graphs, regions, strict=True)):
         if key not in own.held:
-            yield Cell((), ("absent",))
+            yield Cell((), (_missing(key[0], graph, own.held),))
             continue
         if graph.kernels is None:
             yield Cell(None)
             continue
-        relations: list[Relation] = []
-        if any((index, op.site, op.backward) in again[i] for index, ops in own.held[key].items() for op in ops):
-            relations.append("recomputed")
+        repeated: list[Relation] = []
+        if any(_repeats(index, op, again[i]) for index, ops in own.held[key].items() for op in ops):
+            repeated.append("recomputed")
+        compared: list[Relation] = []
         if i != first and graphs[first].kernels is not None:
-            relations += _region_relations(key, regions[first], own)
-            relations = relations or ["same region"]
-        yield Cell(tuple(own.held[key]), tuple(relations))
+            compared.append(_region_relation(key, regions[first], own))
+            if repeated and compared == ["same region"]:
+                compared = []
+        yield Cell(tuple(own.held[key]), (*repeated, *compared))
 
 
-def _region_relations(key: Key, there: _Regions, here: _Regions) -> list[Relation]:
+def _repeats(index: int, op: SourceOp, again: set[_Computed]) -> bool:
+    """Not what is only moved or converted once more."""
+    return token(op.op) not in MOVEMENT and (op.rematerialized or (index, op.site, op.backward) in again)
+
+
+def _missing(part: Part, graph: FusionGraph, held: Held) -> Relation:
+    """Why no operation here carries a stage of that part."""
+    if not held:
+        return "names no stages"
+    for kernel in graph.kernels or ():
+        if kernel.part != part:
+            continue
+        if not kernel.source_ops and kernel.kind not in ("copy", "memset"):
+            return "not named"
+        if any(not op.stage and token(op.op) not in _TELLS_NOTHING for op in kernel.source_ops):
+            return "not named"
+    return "absent"
+
+
+# XLA concatenates the operands of products that it makes one, and keeps the name of one of them.
+_TELLS_NOTHING = MOVEMENT - {"concatenate"}
+
+
+def _region_relation(key: Key, there: _Regions, here: _Regions) -> Relation:
+    more = len(here.held[key]) - len(there.held[key])
+    if more:
+        return "split" if more > 0 else "merged"
     with_here = {other for other in here.sharing(key) if other in there.held}
     with_there = {other for other in there.sharing(key) if other in here.held}
-    more = len(here.held[key]) - len(there.held[key])
-    relations: list[Relation] = []
-    if more > 0 or with_there - with_here:
-        relations.append("split")
-    if with_here - with_there or (more < 0 and not relations):
-        relations.append("merged")
-    return relations
+    if with_here == with_there:
+        return "same region"
+    return "joined" if with_here > with_there else "parted" if with_here < with_there else "regrouped"
 
 
 class _Regions:

@@ -58,13 +58,6 @@ def _sum(kernel: Kernel, amounts: Iterable[int | None]) -> int | None:
     return total
 
 
-def inferred_barriers(graph: FusionGraph) -> tuple[Reason, ...]:
-    """One reason for each edge with a matrix product or a library call on a side. Compilers consider these for no
-    further fusion, whatever their logs say, and most logs say nothing."""
-    reasons = ((edge, barrier(graph, edge)) for edge in edges(graph))
-    return tuple(reason for _, reason in reasons if reason is not None)
-
-
 def barrier(graph: FusionGraph, edge: Edge) -> Reason | None:
     """A product or library call on one side of the edge, the producer's first; None where there is neither."""
     producer, consumer = _ends(graph, edge)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,14 +12,16 @@ from typing import Literal
 
 from compare.graph import formats
 from compare.graph.align import common_depth, part_of
-from compare.graph.model import REASONS, Buffer, FusionGraph, Part, SourceOp
+from compare.graph.causes import cause
+from compare.graph.model import REASONS, Buffer, FusionGraph, Part, Reason, SourceOp
 from compare.graph.operations import ANCHORS, MOVEMENT, REDUCTIONS, is_product, token, tokens
-from compare.graph.roofline import Ceilings
+from compare.graph.roofline import Ceilings, floor_us
 from compare.graph.totals import bytes_moved, recomputed
 from compare.report import printable
 
 Sort = Literal[
-    "copy", "duplicate", "recomputed", "inside a product", "kept on chip", "largest", "missed", "saved", "intermediates"
+    "above its floor", "copy", "duplicate", "recomputed", "inside a product", "kept on chip", "largest", "missed",
+    "saved", "intermediates",
 ]
 
 
@@ -26,9 +29,9 @@ Sort = Literal[
 class Finding:
     """One sentence. graphs: those it speaks of.
 
-    bytes: the traffic that it is about, or for "saved" and "intermediates" the memory. us: what these bytes take;
-    measured where the finding is about whole kernels that were, else bytes over bandwidth, and None without ceilings.
-    kernels: launch indices by graph.
+    bytes: the traffic that it is about. us: what these bytes take; measured where the finding is about whole kernels
+    that were, else bytes over bandwidth, and None without ceilings; of "above its floor" the time above it. kernels:
+    launch indices by graph. about: buffers whose traffic it is, each with its graph's name.
     """
 
     sort: Sort
@@ -37,32 +40,50 @@ class Finding:
     bytes: int
     us: float | None = None
     kernels: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    about: frozenset[tuple[str, str]] = frozenset()
+
+    def __str__(self) -> str:
+        return self.text if self.us is None else f"{self.text} ({formats.microseconds(self.us)})"
 
 
-def findings(graphs: Mapping[str, FusionGraph], ceilings: Ceilings | None = None) -> list[Finding]:
-    """What copies, computes twice, fuses into products, keeps on chip, writes, saves and leaves unfused, most first.
+def findings(
+    graphs: Mapping[str, FusionGraph], ceilings: Ceilings | None = None, precision: str | None = None
+) -> list[Finding]:
+    """What is slow, copies, computes twice, fuses into products, keeps on chip, writes, saves and leaves unfused.
 
-    graphs: by the name to speak of them by; well-known ones are spelt out ("xla" -> "XLA"). The order is by time where
-    every finding has one, else by bytes. What concerns less than 1% of a graph's traffic is left out.
+    graphs: by the name to speak of them by; well-known ones are spelt out ("xla" -> "XLA"). precision: as in `totals`.
+    First comes the kernel furthest above its floor, then the others by their traffic, one for each buffer. What
+    concerns less than 1% of a graph's traffic is left out.
     """
     shorten = common_depth(list(graphs.values()))
     views = [_View(name, graph, shorten) for name, graph in graphs.items() if graph.kernels]
-    found: list[Finding] = []
+    # Of two about one buffer the one that also says who does better comes first.
+    found = [*_inside_products(views), *_kept_on_chip(views)]
     for view in views:
         found += [*_copies(view), *_duplicates(view), *_largest(view), *_missed(view)]
-    found += [*_recomputations(views), *_inside_products(views), *_kept_on_chip(views)]
-    found += [*_saved(views), *_intermediates(views)]
+    found += [*_recomputations(views), *_saved(views), *_intermediates(views)]
+    found = _one_of_each_buffer(sorted(found, key=lambda one: -one.bytes))
     if ceilings is not None:
+        found = [*_above_floor(views, ceilings, precision), *found]
         bandwidth = ceilings.bandwidth(1, 1)
         found = [one if one.us is not None else replace(one, us=one.bytes / bandwidth * 1e6) for one in found]
-    found = [replace(one, text=printable(one.text, _LONGEST)) for one in found]
-    timed = all(one.us is not None for one in found)
-    return sorted(found, key=lambda one: -((one.us if timed else one.bytes) or 0))
+    return [replace(one, text=printable(one.text, LONGEST)) for one in found]
+
+
+def _one_of_each_buffer(found: Iterable[Finding]) -> list[Finding]:
+    """Without those all of whose buffers an earlier one is about."""
+    told: set[tuple[str, str]] = set()
+    kept = []
+    for one in found:
+        if not one.about or not one.about <= told:
+            kept.append(one)
+        told |= one.about
+    return kept
 
 
 _SPELLINGS = {"xla": "XLA", "inductor": "Inductor", "triton": "Triton", "cuda": "CUDA", "eager": "Eager PyTorch"}
 _WORTH = 0.01
-_LONGEST = 1000  # characters of one sentence: names come from files of any origin
+LONGEST = 1000  # characters of one sentence: names come from files of any origin
 
 
 class _View:
@@ -102,13 +123,12 @@ class _View:
         lines = [formats.place(line) for kernel in held for line in kernel.lines]
         return _series(stages or lines or [formats.name(kernel.name) for kernel in held])
 
-    def maker(self, indices: Iterable[int]) -> str:
-        """Where in the program what these kernels write comes from: their last operations."""
-        found = []
-        for kernel in (self.kernels[index] for index in indices):
-            places = [self.stage(op) or formats.place(op.line) for op in kernel.source_ops]
-            found.append(next(filter(None, reversed(places)), formats.name(kernel.name)))
-        return _series(found)
+    def maker(self, buffer: Buffer) -> str:
+        """Where in the program the buffer comes from; its kernel's name where that is not known."""
+        found = cause(self.graph, buffer.name)
+        stages = [self._shorten(stage) for stage in found.stages]
+        writers = self.graph.producers[buffer.name]
+        return _series(stages) or formats.place(found.line) or formats.name(self.kernels[writers[-1]].name)
 
     def moved(self, indices: Iterable[int]) -> int:
         return sum(bytes_moved(self.kernels[index]) or 0 for index in indices)
@@ -122,6 +142,30 @@ class _View:
     def buffers(self, index: int, side: Literal["inputs", "outputs"]) -> list[Buffer]:
         accesses = self.kernels[index].inputs if side == "inputs" else self.kernels[index].outputs
         return [self.graph.buffer[access.buffer] for access in accesses or ()]
+
+
+_SLOW = 0.1  # of a graph's time
+
+
+def _above_floor(views: Sequence[_View], ceilings: Ceilings, precision: str | None) -> Iterator[Finding]:
+    """The kernel that takes longest beyond what it must."""
+    worst: tuple[float, _View, int, float, float] | None = None
+    for view in views:
+        whole = sum(kernel.device_time_us or 0.0 for kernel in view.kernels)
+        for index, kernel in enumerate(view.kernels):
+            floor, took = floor_us(view.graph, kernel, ceilings, precision), kernel.device_time_us
+            if floor is None or took is None or took - floor < _SLOW * whole:
+                continue
+            if worst is None or took - floor > worst[0]:
+                worst = took - floor, view, index, took, floor
+    if worst is not None:
+        above, view, index, took, floor = worst
+        name, place = formats.name(view.kernels[index].name), view.place([index])
+        text = (
+            f"Furthest above its floor is {view.name}'s {name}{f' of {place}' if place != name else ''}: it takes "
+            f"{formats.microseconds(took)}, and its bytes and FLOPs {formats.microseconds(floor)} at least."
+        )
+        yield Finding("above its floor", text, (view.key,), view.moved([index]), above, {view.key: (index,)})
 
 
 def _copies(view: _View) -> Iterator[Finding]:
@@ -142,23 +186,37 @@ def _copying(view: _View, index: int) -> str:
     read, written = view.buffers(index, "inputs"), view.buffers(index, "outputs")
     users = sorted({user for buffer in written for user in view.graph.consumers.get(buffer.name, ())})
     products = [user for user in users if is_product(view.kernels[user])]
-    arrays = Counter(_array(view, buffer) for buffer in read)
+    operands = [buffer for buffer in read if buffer.role != "constant"]
+    arrays = Counter(_array(view, buffer) for buffer in operands)
     what = _series(
         array if times == 1 else array.replace("the result", f"{_count(times)} results")
         for array, times in arrays.items()
     )  # fmt: skip
-    if all(buffer.role == "constant" for buffer in read):
+    if not operands:
         verb = "fills an array"
-    elif len(read) > 1:
+    elif len(operands) > 1:
         verb = f"joins {what} into one {'operand' if products else 'array'}"
     else:
-        wider = sum(buffer.bytes for buffer in written) >= 2 * read[0].bytes
-        verb = f"{'broadcasts' if wider else 'copies'} {what}"
+        verb = f"{_moving(view, index, operands[0], written)} {what}"
     if products:
         return f"{verb} for the product in {view.place(products)}"
     if users:
         return f"{verb} for {view.place(users)}"
-    return f"{verb} for an output" if any(buffer.role == "output" for buffer in written) else verb
+    roles = {buffer.role for buffer in written}
+    purpose = {"output": " for an output", "saved": " for backward, which never reads it"}
+    return verb + next((words for role, words in purpose.items() if role in roles), "")
+
+
+def _moving(view: _View, index: int, read: Buffer, written: Sequence[Buffer]) -> str:
+    """What becomes of one array in a kernel that computes nothing."""
+    elements = sum(math.prod(buffer.shape) for buffer in written)
+    names = tokens(view.kernels[index])
+    if "pad" in names or (elements > math.prod(read.shape) and len(view.kernels[index].inputs or ()) > 1):
+        return "pads"
+    if elements >= 2 * math.prod(read.shape):
+        return "broadcasts"
+    converts = elements == math.prod(read.shape) and any(buffer.dtype != read.dtype for buffer in written)
+    return "converts" if converts else "copies"
 
 
 def _duplicates(view: _View) -> Iterator[Finding]:
@@ -192,12 +250,11 @@ def _alike(view: _View) -> list[list[int]]:
 
 @dataclass
 class _Again:
-    """Operations that the same kernels, or overlapping sets of kernels, compute more than once."""
+    """Operations that the same kernels compute."""
 
-    kernels: set[int]
+    kernels: tuple[int, ...]
     places: dict[str, None] = field(default_factory=dict)
     ops: dict[str, None] = field(default_factory=dict)
-    on_purpose: bool = True
 
 
 def _recomputations(views: Sequence[_View]) -> Iterator[Finding]:
@@ -205,38 +262,65 @@ def _recomputations(views: Sequence[_View]) -> Iterator[Finding]:
         parts: tuple[Part, ...] = ("forward", "backward")
         for part in parts:
             for again in _computed_again(view, part):
-                holders = sorted(again.kernels)
+                holders = again.kernels
                 size = _read_again(view, holders)
                 if not view.worth(size):
                     continue
                 where = f"{_count(len(holders))} {'backward ' if part == 'backward' else ''}kernels"
-                why = ", on purpose, to save less," if again.on_purpose else ""
                 others = _series([other for v in views if v is not view for other in _in_one(v, part, again.places)])
                 text = (
-                    f"{view.name} computes {_named(_series(again.places), again.ops)} in {where}{why} which read "
+                    f"{view.name} computes {_named(_series(again.places), again.ops)} in {where} which read "
                     f"{formats.size(size)} more than once{'; ' + others if others else ''}."
                 )
-                yield Finding("recomputed", text, (view.key,), size, None, {view.key: tuple(holders)})
+                yield Finding("recomputed", text, (view.key,), size, None, {view.key: holders})
+        for again in _on_purpose(view):
+            size = _read_in_forward(view, again.kernels)
+            if view.worth(size):
+                text = (
+                    f"{view.name} computes {_named(_series(again.places), again.ops)} again in backward, on purpose, "
+                    f"to save less, and reads {formats.size(size)} a second time."
+                )
+                yield Finding("recomputed", text, (view.key,), size, None, {view.key: again.kernels})
 
 
 def _computed_again(view: _View, part: Part) -> list[_Again]:
     alike = {index: number for number, group in enumerate(_alike(view)) for index in group}
-    group_of: dict[int, _Again] = {}
+    several = []
     for found in recomputed(view.graph):
-        kernels = {i for i in found.kernels if part_of(view.kernels[i], found.op) == part}
-        if token(found.op.op) in MOVEMENT or len(kernels) < 2 or len({alike.get(i, -1 - i) for i in kernels}) == 1:
-            continue
-        merged = _Again(kernels)
-        for group in {id(group_of[i]): group_of[i] for i in sorted(kernels) if i in group_of}.values():
-            merged.kernels |= group.kernels
-            merged.places |= group.places
-            merged.ops |= group.ops
-            merged.on_purpose &= group.on_purpose
-        merged.places[view.stage(found.op) or formats.place(found.op.line)] = None
-        merged.ops[token(found.op.op)] = None
-        merged.on_purpose &= found.on_purpose
-        group_of |= dict.fromkeys(merged.kernels, merged)
-    return list({id(group): group for group in group_of.values()}.values())
+        kernels = tuple(sorted(i for i in found.kernels if part_of(view.kernels[i], found.op) == part))
+        if len(kernels) > 1 and len({alike.get(i, -1 - i) for i in kernels}) > 1:
+            several.append((found.op, kernels))
+    return _grouped(view, several)
+
+
+def _on_purpose(view: _View) -> list[_Again]:
+    """What backward computes once more because checkpointing asked for it. Where several of its kernels do, fusion
+    repeats it, not the program."""
+    holders: dict[str, dict[int, SourceOp]] = defaultdict(dict)
+    for index, kernel in enumerate(view.kernels):
+        for op in kernel.source_ops:
+            if kernel.part == "backward" and op.rematerialized:
+                holders[op.site].setdefault(index, op)
+    once = [held for held in holders.values() if len(held) == 1]
+    return _grouped(view, [(op, (index,)) for held in once for index, op in held.items()])
+
+
+def _read_in_forward(view: _View, indices: Iterable[int]) -> int:
+    """Bytes that these kernels read of what forward's have read already."""
+    read = {a.buffer for kernel in view.kernels if kernel.part == "forward" for a in kernel.inputs or ()}
+    accesses = [(view.kernels[i].launches or 1, a) for i in indices for a in view.kernels[i].inputs or ()]
+    return sum((access.bytes or 0) * launches for launches, access in accesses if access.buffer in read)
+
+
+def _grouped(view: _View, several: Iterable[tuple[SourceOp, tuple[int, ...]]]) -> list[_Again]:
+    """By the kernels that compute them; what only moves data is left out."""
+    groups: dict[tuple[int, ...], _Again] = {}
+    for op, kernels in several:
+        if token(op.op) not in MOVEMENT:
+            again = groups.setdefault(kernels, _Again(kernels))
+            again.places[view.stage(op) or formats.place(op.line)] = None
+            again.ops[token(op.op)] = None
+    return list(groups.values())
 
 
 def _in_one(view: _View, part: Part, places: Iterable[str]) -> Iterator[str]:
@@ -285,14 +369,16 @@ def _inside_products(views: Sequence[_View]) -> Iterator[Finding]:
         size = max(sizes[view.key] for view in owners)
         kernels = {view.key: tuple(extra.index for extra in held if extra.view is view) for view in owners}
         many = max(map(len, kernels.values()))
-        others = _series([view.name for view in views if view not in owners and _apart(view, part, set(stages))])
+        elsewhere = [view for view in views if view not in owners and _apart(view, part, set(stages))]
+        others = _series([view.name for view in elsewhere])
         text = (
             f"{_series([view.name for view in owners])} {'computes' if len(owners) == 1 else 'compute'} "
             f"{_named(_series(stages), ops)} inside the product of {of}"
             f"{f', in {_count(many)} kernels' if many > 1 else ''}, which spares {spared}, "
             f"{formats.size(size)}{'; not so ' + others if others else ''}."
         )
-        yield Finding("inside a product", text, tuple(kernels), size, None, kernels)
+        about = frozenset(pair for view in elsewhere for pair in _spared(view, part, set(stages)))
+        yield Finding("inside a product", text, tuple(kernels), size, None, kernels, about)
 
 
 def _around_product(view: _View, index: int) -> Iterator[tuple[str, str, tuple[str, ...], _Extra]]:
@@ -311,15 +397,23 @@ def _around_product(view: _View, index: int) -> Iterator[tuple[str, str, tuple[s
         if extra:
             stages = [view.stage(kernel.source_ops[position]) for position in extra]
             apart = tuple(stage for stage in dict.fromkeys(stages) if stage and stage not in of)
-            written = [buffer.bytes for buffer in view.buffers(index, "outputs")]
+            written = sorted((buffer.bytes for buffer in view.buffers(index, "outputs")), reverse=True)
+            many = len(anchors) if not _between_anchors(names, anchors) else 1
+            results = "its result" if many == 1 else f"its {_count(many)} results"
+            again = "it" if many == 1 else "them"
             if before:
                 spared, size = "writing its operand and reading it again", 2 * _operand(view, index)
             elif len(written) == 1:
-                spared, size = "writing its result and reading it again", 2 * written[0]
-            else:  # the result itself is written too, for backward
-                spared, size = "reading its result again", max(written, default=0)
+                spared, size = f"writing {results} and reading {again} again", 2 * written[0] * many
+            else:  # the results themselves are written too, for backward
+                spared, size = f"reading {results} again", sum(written[:many])
             ops = tuple(dict.fromkeys(names[position] for position in extra))
             yield of, spared, ops, _Extra(view, index, apart, size * launches)
+
+
+def _between_anchors(names: Sequence[str], anchors: Sequence[int]) -> bool:
+    """Whether work lies between a kernel's products: what the first makes is then not left for the epilogue."""
+    return any(name not in MOVEMENT | ANCHORS for name in names[anchors[0] : anchors[-1]])
 
 
 def _operand(view: _View, index: int) -> int:
@@ -331,6 +425,15 @@ def _operand(view: _View, index: int) -> int:
 
 def _apart(view: _View, part: Part, stages: set[str]) -> bool:
     return any(not is_product(view.kernels[i]) for stage in stages for i in view.holders.get((part, stage), ()))
+
+
+def _spared(view: _View, part: Part, stages: set[str]) -> Iterator[tuple[str, str]]:
+    """Results of products that kernels of these stages read."""
+    users = {i for stage in stages for i in view.holders.get((part, stage), ()) if not is_product(view.kernels[i])}
+    for index in users:
+        for buffer in view.buffers(index, "inputs"):
+            if any(is_product(view.kernels[i]) for i in view.graph.producers.get(buffer.name, ())):
+                yield view.key, buffer.name
 
 
 def _kept_on_chip(views: Sequence[_View]) -> Iterator[Finding]:
@@ -354,7 +457,8 @@ def _kept_on_chip(views: Sequence[_View]) -> Iterator[Finding]:
             f"{view.name} moves {formats.size(size)} between {_count(len(touching))} kernels of {view.place(touching)} "
             f"({what}), which {who} {'keeps' if len(keepers) == 1 else 'keep'} on chip in one kernel."
         )
-        yield Finding("kept on chip", text, (view.key, *keepers), size, None, {view.key: tuple(touching)})
+        about = frozenset((view.key, buffer.name) for buffer in between)
+        yield Finding("kept on chip", text, (view.key, *keepers), size, None, {view.key: tuple(touching)}, about)
 
 
 def _held_by_one(view: _View, other: _View) -> Iterator[tuple[int, ...]]:
@@ -382,29 +486,34 @@ def _between(view: _View, indices: Sequence[int]) -> list[Buffer]:
     ]  # fmt: skip
 
 
-def _traffic(view: _View, buffer: Buffer) -> int:
-    """Bytes of all writes and reads of it."""
+def _traffic(view: _View, buffer: Buffer, readers: Sequence[Part] = ("forward", "backward")) -> int:
+    """Bytes of all writes of it, and of the reads in these parts."""
     total = 0
     users = {*view.graph.producers.get(buffer.name, ()), *view.graph.consumers.get(buffer.name, ())}
     for kernel in (view.kernels[index] for index in users):
-        for access in (*(kernel.inputs or ()), *(kernel.outputs or ())):
+        for access in (*((kernel.inputs or ()) if kernel.part in readers else ()), *(kernel.outputs or ())):
             if access.buffer == buffer.name:
                 total += (buffer.bytes if access.bytes is None else access.bytes) * (kernel.launches or 1)
     return total
 
 
 def _largest(view: _View) -> Iterator[Finding]:
-    buffer = next((b for b in view.graph.materialized if b.role == "intermediate"), None)
+    buffer = next((b for b in _passed_on(view) if b.role == "intermediate"), None)
     if buffer is None or not view.worth(size := _traffic(view, buffer)):
         return
-    readers = view.graph.consumers.get(buffer.name, ())
-    read = f"read by {view.place(readers)}" if readers else "read by no kernel"
+    readers = view.graph.consumers[buffer.name]
+    read = view.place(readers)
     text = (
-        f"The largest intermediate that {view.name} writes to memory is {_described(view, buffer)}, {read}: "
+        f"The largest intermediate that {view.name} writes to memory is {_described(view, buffer)}, read by {read}: "
         f"{formats.size(size)} of traffic."
     )
     kernels = {view.key: (*view.graph.producers[buffer.name], *readers)}
-    yield Finding("largest", text, (view.key,), size, None, kernels)
+    yield Finding("largest", text, (view.key,), size, None, kernels, frozenset({(view.key, buffer.name)}))
+
+
+def _passed_on(view: _View) -> list[Buffer]:
+    """What one kernel writes and another reads, largest first."""
+    return [buffer for buffer in view.graph.materialized if view.graph.consumers.get(buffer.name)]
 
 
 def _missed(view: _View) -> Iterator[Finding]:
@@ -421,39 +530,52 @@ def _missed(view: _View) -> Iterator[Finding]:
     ends = [_work(view, named[name]) for name in (best.producer, best.consumer)]
     text = (
         f"The largest fusion that {view.name} did not make is {ends[0]} with {ends[1]}, which would save at most "
-        f"{formats.size(size)}: {REASONS[best.code]}."
+        f"{formats.size(size)}: {_because(view, best)}."
     )
     kernels = {view.key: (*named[best.producer], *named[best.consumer])}
-    yield Finding("missed", text, (view.key,), size, None, kernels)
+    read = {buffer.name for index in named[best.consumer] for buffer in view.buffers(index, "inputs")}
+    passed = [b for index in named[best.producer] for b in view.buffers(index, "outputs") if b.name in read]
+    about = frozenset((view.key, buffer.name) for buffer in passed)
+    yield Finding("missed", text, (view.key,), size, None, kernels, about)
+
+
+def _because(view: _View, reason: Reason) -> str:
+    if view.key == "xla-unfused":
+        return "its fusion passes are off"
+    words = reason.text if reason.code == "other" else REASONS[reason.code]
+    return words.rstrip(".") or "for no reason that is known"
 
 
 def _saved(views: Sequence[_View]) -> Iterator[Finding]:
     """What forward keeps for backward besides the block's own inputs and outputs."""
     training = [view for view in views if any(kernel.part == "backward" for kernel in view.kernels)]
-    sizes = {view.key: sum(buffer.bytes for buffer in view.graph.saved) for view in training}
-    yield from _compared("saved", "saves {} for backward", training, sizes)
+    yield from _compared("saved", "saves {} for backward", {view: view.graph.saved for view in training}, ("backward",))
 
 
 def _intermediates(views: Sequence[_View]) -> Iterator[Finding]:
     """All that is written to memory only for another kernel to read, where graphs differ in it."""
-    sizes = {
-        view.key: sum(buffer.bytes for buffer in view.graph.materialized if buffer.role == "intermediate")
-        for view in views
-    }
+    kept = {view: [buffer for buffer in _passed_on(view) if buffer.role == "intermediate"] for view in views}
     if len(views) > 1:
-        yield from _compared("intermediates", "writes {} of intermediates to memory", views, sizes)
+        yield from _compared("intermediates", "writes {} of intermediates to memory", kept)
 
 
-def _compared(sort: Sort, verb: str, views: Sequence[_View], sizes: Mapping[str, int]) -> Iterator[Finding]:
-    """The sizes of all graphs in one sentence, about what the first has more than the last."""
-    if not views:
+def _compared(
+    sort: Sort, verb: str, kept: Mapping[_View, Sequence[Buffer]], readers: Sequence[Part] = ("forward", "backward")
+) -> Iterator[Finding]:
+    """The sizes of all graphs in one sentence, and what it costs the first more than the last to write them and to
+    read them in these parts."""
+    if not kept:
         return
-    first, *rest = sorted(views, key=lambda view: -sizes[view.key])
-    size = sizes[first.key] - sizes[rest[-1].key] if rest else sizes[first.key]
-    if first.worth(size):
-        others = "".join(f", {view.name} {formats.size(sizes[view.key])}" for view in rest)
-        text = f"{first.name} {verb.format(formats.size(sizes[first.key]))}{others}."
-        yield Finding(sort, text, tuple(view.key for view in (first, *rest)), size)
+    sizes = {view: sum(buffer.bytes for buffer in buffers) for view, buffers in kept.items()}
+    first, *rest = sorted(sizes, key=lambda view: -sizes[view])
+    traffic = sum(_traffic(first, buffer, readers) for buffer in kept[first])
+    if rest:
+        traffic -= sum(_traffic(rest[-1], buffer, readers) for buffer in kept[rest[-1]])
+    if (not rest or sizes[first] > sizes[rest[-1]]) and first.worth(traffic):
+        others = "".join(f", {view.name} {formats.size(sizes[view])}" for view in rest)
+        cost = f"{formats.size(traffic)} " + (f"more traffic than {rest[-1].name}'s" if rest else "of traffic")
+        text = f"{first.name} {verb.format(formats.size(sizes[first]))}{others}: {cost}."
+        yield Finding(sort, text, tuple(view.key for view in (first, *rest)), traffic)
 
 
 # Words.
@@ -466,17 +588,15 @@ def _array(view: _View, buffer: Buffer) -> str:
     """An input by its name, what a kernel wrote by where it comes from."""
     writers = view.graph.producers.get(buffer.name)
     if writers:
-        return f"the result of {view.maker(writers)}"
+        return f"the result of {view.maker(buffer)}"
     named = _PARAMETER.match(buffer.name)
     return formats.name(named[1] if named else buffer.name)
 
 
 def _described(view: _View, buffer: Buffer) -> str:
     """Shape, size and origin."""
-    writers = view.graph.producers[buffer.name]
-    lines = dict.fromkeys(line for index in writers for line in view.kernels[index].lines)
-    maker, last = view.maker(writers), formats.place(list(lines)[-1]) if lines else ""
-    where = f" ({last})" if last and last != maker else ""
+    maker, line = view.maker(buffer), formats.place(cause(view.graph, buffer.name).line)
+    where = f" ({line})" if line and line != maker else ""
     return f"{formats.shape(buffer)}, {formats.size(buffer.bytes)}, written by {maker}{where}"
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
-from compare.graph.model import Access, Buffer, FusionGraph, Kernel, SourceOp
+from compare.graph.model import Buffer, FusionGraph, SourceOp
 from compare.report import printable
 from compare.report.table import number
 
@@ -20,6 +21,15 @@ def size(count: float | None) -> str:
         if scaled >= 1:
             return f"{number(scaled)} {unit}"
     return f"{count:.0f} B"
+
+
+def flops(count: float) -> str:
+    """In decimal units, three digits: "241 GFLOP"."""
+    for unit, scale in (("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6), ("kFLOP", 1e3)):
+        scaled = float(f"{count / scale:.3g}")
+        if scaled >= 1:
+            return f"{number(scaled)} {unit}"
+    return f"{count:.0f} FLOP"
 
 
 def signed_size(count: float | None) -> str:
@@ -59,6 +69,32 @@ def name(text: str, width: int = 60) -> str:
     return f"{shown[: width - 1 - tail]}…{shown[-tail:] if tail else ''}"
 
 
+# In a mangled C++ name: literals, substitutions and closures' numbers, which are no lengths; then lengths.
+_MANGLED = re.compile(r"L[a-z]n?\d+E|[ST][0-9A-Z]*_|E\d+_|(\d+)")
+_TELLING = re.compile(r"cutlass_.+|.+_kernel_(?:cuda|impl)|.+Ops|\w*[Ff]unctor\w*")
+_GENERIC = ("BinaryFunctor", "AUnaryFunctor", "BUnaryFunctor")
+
+
+def runtime(text: str, width: int = 60) -> str:
+    """What profilers call a kernel; of a mangled C++ template its name and the parameter that tells it from others:
+    "vectorized_elementwise_kernel MulFunctor"."""
+    if not text.startswith("_Z"):
+        return name(text, width)
+    outer, telling, position = "", "", 2
+    nested = True  # still in the name itself, whose parts follow each other
+    while match := _MANGLED.search(text, position):
+        nested = nested and match.start() <= position + (position == 2)
+        position = match.end()
+        if match[1]:
+            position += min(int(match[1]), len(text))
+            word = text[match.end() : position]
+            if nested:
+                outer = word
+            elif not telling and _TELLING.fullmatch(word) and word not in _GENERIC:
+                telling = word
+    return name(" ".join(filter(None, ("" if outer == "Kernel2" else outer, telling))) or text, width)
+
+
 def place(line: str, width: int = 60) -> str:
     """A "file:line", shortened from its front, at a folder's border where that loses little."""
     shown = _printable(line)
@@ -90,11 +126,6 @@ def words(items: Iterable[str]) -> str:
 
 def operation(op: SourceOp) -> str:
     return printable(op.op, 60) + (" (rematerialized)" if op.rematerialized else "")
-
-
-def weight(access: Access, kernel: Kernel) -> int:
-    """Bytes of one access over all launches, 0 where not known: for sorting and line widths alone."""
-    return (access.bytes or 0) * (kernel.launches or 1)
 
 
 def origin(graph: FusionGraph) -> str:

@@ -2,18 +2,19 @@
 kernels that it launched.
 
 Which those are only a device tells: without one the graph has the operations, and the buffers that go between them,
-and `kernels` is None. One operation reads and writes whole tensors, once. Where it launched several kernels, what goes
-between them is not known: the first one reads its inputs, the last one writes its outputs, the rest is None.
+and `kernels` is None. One operation reads and writes whole tensors, once, and is one kernel of the graph: where it
+launched several, what goes between them is the library's own business, and nobody could fuse into it.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from compare.graph.from_launches import Buffers, Sites, short, source_op
-from compare.graph.join import MEMCPY, MEMSET, Record, duration_us
-from compare.graph.model import Access, FusionGraph, Kernel, Kind, Part
+from compare.graph.join import AFTER, BEFORE, MEMSET, Record, duration_us
+from compare.graph.model import Access, FusionGraph, Kernel, Part
 
 if TYPE_CHECKING:
     from triton_side.dispatch import Operation, Recorded
@@ -30,7 +31,8 @@ def from_eager(
 ) -> FusionGraph:
     """The graph of what triton_side.dispatch.record_call recorded.
 
-    kernels: by part, for each operation what the GPU ran for it, in order.
+    kernels: by part, for each operation what the GPU ran for it, in order. The longest-running one gives the kernel its
+    `runtime_name`; `device_time_us` is of all of them, and `facts["with"]` counts the others by name.
 
     Raises:
         ValueError: `kernels` has a part with another number of operations, or hand-written launches were recorded,
@@ -51,8 +53,8 @@ def from_eager(
             hint = short(operation.op)
             reads, writes = buffers.accesses(operation.reads, hint), buffers.accesses(operation.writes, hint)
             shared: dict[str, Any] = {"part": cast(Part, part), "source_ops": (source,)}
-            for record in _placed(operation, joined[index] if joined is not None else (), reads, writes, shared):
-                found.append(record)
+            if joined is not None and joined[index]:
+                found.append(_placed(operation, joined[index], reads, writes, shared))
     return FusionGraph(
         name, compiler, None if kernels is None else tuple(found), buffers.all(), operations=tuple(operations),
         versions=dict(versions or {}), target=target,
@@ -62,21 +64,31 @@ def from_eager(
 def _placed(
     operation: Operation, records: Sequence[Record], reads: tuple[Access, ...], writes: tuple[Access, ...],
     shared: Mapping[str, Any],
-) -> list[Kernel]:  # fmt: skip
-    """The kernels of one operation. Beside others, a memset or a copy is the library's own business."""
-    main = [i for i, record in enumerate(records) if record.name not in (MEMSET, MEMCPY)] or list(range(len(records)))
-    kernels = []
-    for index, record in enumerate(records):
-        kind: Kind = {MEMSET: "memset", MEMCPY: "copy"}.get(record.name, operation.kind)  # type: ignore[assignment]
-        scratch = record.name == MEMSET and index not in main
-        inputs = reads if index == main[0] else () if scratch else None
-        outputs = writes if index == main[-1] else () if scratch else None
-        kernels.append(
-            Kernel(
-                name=operation.op, kind=kind, runtime_name=record.name, inputs=inputs, outputs=outputs,
-                workspace_bytes=(getattr(record, "bytes", None) or 0) if scratch else 0,
-                flops=operation.flops if index == main[0] and len(main) == 1 else None if index in main else 0.0,
-                provenance="device", device_time_us=duration_us(record), **shared,
-            )
-        )  # fmt: skip
-    return kernels
+) -> Kernel:  # fmt: skip
+    """The kernel that took the longest stands for the operation, and what the library runs beside it is in `with`.
+
+    PyTorch cuts an operation whose indices do not fit into 32 bits into launches of one kernel, each over its share.
+    """
+    times: dict[str, float] = {}
+    for record in records:
+        times[record.name] = times.get(record.name, 0.0) + duration_us(record)
+    helpers = {name for name in times if BEFORE.search(name) or AFTER.search(name)}
+    main = max((name for name in times if name not in helpers), key=times.__getitem__, default=records[0].name)
+    repeats = sum(record.name == main for record in records)
+    sizes = [access.bytes for access in (*reads, *writes)]
+    even = operation.flops is None or operation.flops % repeats == 0
+    launches = repeats if even and all(size is not None and size % repeats == 0 for size in sizes) else 1
+    beside = Counter(record.name for record in records if record.name != main)
+    if repeats > launches:  # no equal shares
+        beside[main] = repeats - launches
+
+    def share(accesses: tuple[Access, ...]) -> tuple[Access, ...]:
+        return tuple(Access(a.buffer, None if a.bytes is None else a.bytes // launches) for a in accesses)
+
+    scratch = [getattr(record, "bytes", None) or 0 for record in records if record.name == MEMSET != main]
+    return Kernel(
+        name=operation.op, kind=operation.kind, runtime_name=main, inputs=share(reads), outputs=share(writes),
+        workspace_bytes=sum(scratch), launches=launches,
+        flops=None if operation.flops is None else operation.flops / launches, provenance="device",
+        device_time_us=sum(times.values()), facts={"with": dict(beside)} if beside else {}, **shared,
+    )  # fmt: skip

@@ -40,8 +40,9 @@ def from_inductor(captured: Any, *, target: str = "", versions: Mapping[str, str
     `facts["call"]` is the name in the code.
 
     Buffers are Inductor's logical ones: two that share an allocation are two, and a view is the buffer that it views.
-    Names of later units begin with "graph-1/"; `join_parts` says how forward and backward become one graph, and which
-    roles residuals have.
+    Names of later units begin with "graph-1/", but for what they take from earlier ones: a capture knows it by the
+    memory that this was in; a dump does not, and `unparsed` says so. `join_parts` says how forward and backward become
+    one graph, and which roles residuals have.
 
     Source operations are the FX nodes before Inductor's pattern matchers. `site` is the node's name in the joint graph,
     so that a forward operation which the partitioner computes in backward again has the same one there, and is
@@ -59,12 +60,22 @@ def from_inductor(captured: Any, *, target: str = "", versions: Mapping[str, str
     sites = {_site(node, graph.unit) for graph in forward for call in graph.calls for node in call.sources}
     about: dict[str, Any] = {"target": target, "versions": dict(versions or {})}
     calls: Counter[str] = Counter()
-    halves = [_half(graphs, calls, sites, about) for graphs in (forward, backward) if graphs]
+    same = _same_memory(forward)
+    between = _same_memory(backward)
+    if between is None and same is not None:
+        between = _gradients(forward, backward, same)
+    halves = [
+        _half(graphs, taken, calls, sites, about) for graphs, taken in ((forward, same), (backward, between)) if graphs
+    ]
     if not halves:
         raise ValueError("no compiled graph in what was captured: call the compiled function inside the capture")
     joined = halves[0]
     if len(halves) == 2:
+        known = same or {}
         passed, visible = _passed_on(forward, backward)
+        passed = {taken: known.get(given, given) for taken, given in passed.items()}
+        read_on = set(known.values())
+        visible = [name for name in visible if name not in known and name not in read_on]
         joined = join_parts(halves[0], halves[1], passed, outputs=visible)
     breaks = tuple(
         Reason("", "", "graph-break", cut.text, "dynamo", line=relative(cut.line)) for cut in program.breaks
@@ -74,9 +85,11 @@ def from_inductor(captured: Any, *, target: str = "", versions: Mapping[str, str
 
 
 def _half(
-    units: list[CompiledGraph], calls: Counter[str], forward_sites: set[str], about: Mapping[str, Any]
-) -> FusionGraph:
-    """The graph of all units of one part. calls: of each name so far, which grows."""
+    units: list[CompiledGraph], taken: Mapping[str, str] | None, calls: Counter[str], forward_sites: set[str],
+    about: Mapping[str, Any],
+) -> FusionGraph:  # fmt: skip
+    """The graph of all units of one part. taken: inputs of units -> the buffers of others that they are; None where
+    that is not known. calls: of each name so far, which grows."""
     kernels = []
     for graph in units:
         for call in graph.calls:
@@ -84,12 +97,13 @@ def _half(
             number = calls[call.kernel.name]
             name = call.kernel.name if number == 1 else f"{call.kernel.name}#{number}"
             kernels.append(_kernel(call, name, graph, forward_sites))
+    same = taken or {}
     half = FusionGraph(
         name=units[0].part,
         compiler="inductor",
-        kernels=tuple(kernels),
-        buffers=tuple(buffer for graph in units for buffer in _buffers(graph)),
-        unparsed=tuple(text for graph in units for text in graph.unparsed),
+        kernels=tuple(_renamed(kernel, same) for kernel in kernels),
+        buffers=tuple(_joined_buffers(units, same)),
+        unparsed=(*(text for graph in units for text in graph.unparsed), *([_cut(units)] if taken is None else [])),
         **about,
     )
     return dataclasses.replace(half, reasons=tuple(_reasons(units, half)))
@@ -148,6 +162,81 @@ def _buffers(graph: CompiledGraph) -> Iterator[Buffer]:
             yield Buffer(_name(name, graph), memory.shape, memory.dtype, memory.bytes, role(name))
 
 
+def _same_memory(units: Iterable[CompiledGraph]) -> dict[str, str] | None:
+    """Inputs of later units -> the buffers of earlier ones in whose memory they were when the code ran; None where
+    that was not seen of several units."""
+    units = list(units)
+    if len(units) > 1 and not all(graph.holds for graph in units):
+        return None
+    owners: dict[tuple[int, int, str], str] = {}
+    same: dict[str, str] = {}
+    for graph in units:
+        places = {
+            name: (graph.holds[name], graph.memory[name].bytes, graph.memory[name].dtype)
+            for name in (*graph.inputs, *graph.outputs) if name is not None and name in graph.holds
+        }  # fmt: skip
+        same |= {_name(name, graph): owners[places[name]] for name in graph.inputs if places.get(name) in owners}
+        for name, place in places.items():
+            owners.setdefault(place, _name(name, graph))
+    return same
+
+
+def _gradients(
+    forward: Iterable[CompiledGraph], backward: Iterable[CompiledGraph], same: Mapping[str, str]
+) -> dict[str, str] | None:
+    """Cotangents of units -> the gradients, by other units, of the results that these read, for backward's code that
+    did not run; None where it does not tell what belongs to what. same: of forward.
+
+    The gradient of what several units read is none of theirs: autograd adds them up.
+    """
+    later = {graph.unit: graph for graph in backward}
+    pairs = [(graph, later[graph.unit]) for graph in forward if graph.unit in later]
+    given: dict[str, list[tuple[CompiledGraph, str | None]]] = {}
+    for graph, reader in pairs:
+        if len(graph.inputs) != len(reader.outputs):  # backward returns the gradient of each input
+            return None
+        for name, gradient in zip(graph.inputs, reader.outputs, strict=True):
+            if (owner := same.get(_name(name, graph))) is not None:
+                given.setdefault(owner, []).append((reader, gradient))
+    found: dict[str, str] = {}
+    for graph, reader in pairs:
+        cotangents = [name for name in reader.inputs if name.startswith("tangents_")]
+        results = [name for name in _visible(graph, reader) if name not in graph.inputs]
+        if len(results) != len(cotangents):  # some have no gradient
+            return None
+        for result, cotangent in zip(results, cotangents, strict=True):
+            match given.get(_name(result, graph)):
+                case [(giver, str(gradient))] if _same_data(reader, cotangent, giver, gradient):
+                    found[_name(cotangent, reader)] = _name(gradient, giver)
+    return found
+
+
+def _cut(units: list[CompiledGraph]) -> str:
+    return (
+        f"{units[0].part} is compiled in {len(units)} graphs, and what they pass to each other is not known: "
+        "it counts as their inputs and outputs, and their efficiency is too high"
+    )
+
+
+def _renamed(kernel: Kernel, same: Mapping[str, str]) -> Kernel:
+    def renamed(accesses: tuple[Access, ...] | None) -> tuple[Access, ...] | None:
+        if accesses is None:
+            return None
+        return tuple(dataclasses.replace(access, buffer=same.get(access.buffer, access.buffer)) for access in accesses)
+
+    return dataclasses.replace(kernel, inputs=renamed(kernel.inputs), outputs=renamed(kernel.outputs))
+
+
+def _joined_buffers(units: Iterable[CompiledGraph], same: Mapping[str, str]) -> Iterator[Buffer]:
+    """What one unit returns and another reads passes between the two: whether the caller sees it too is not known."""
+    read_on = set(same.values())
+    for buffer in (buffer for graph in units for buffer in _buffers(graph)):
+        if buffer.name in same:
+            continue
+        passes = buffer.role == "output" and buffer.name in read_on
+        yield dataclasses.replace(buffer, role="intermediate") if passes else buffer
+
+
 def _name(buffer: str, graph: CompiledGraph) -> str:
     return f"graph-{graph.unit}/{buffer}" if graph.unit else buffer
 
@@ -174,16 +263,26 @@ def _passed_on(
     visible: list[str] = []
     later = {graph.unit: graph for graph in backward}
     for graph in forward:
-        results = [name for name in graph.outputs if name is not None]
         reader = later.get(graph.unit)
-        wanted = [name for name in reader.inputs if not _NO_RESIDUAL.match(name)] if reader is not None else []
-        count = len(results) - len(wanted)
-        if reader is not None and count >= 0:
-            for taken, given in zip(wanted, results[count:], strict=True):
+        seen = _visible(graph, reader)
+        visible += [_name(name, graph) for name in seen]
+        wanted = _residuals(reader)
+        kept = [name for name in graph.outputs if name is not None][len(seen) :]
+        if reader is not None and len(kept) == len(wanted):
+            for taken, given in zip(wanted, kept, strict=True):
                 if _same_data(reader, taken, graph, given):
                     passed[_name(taken, reader)] = _name(given, graph)
-        visible += [_name(name, graph) for name in results[: max(count, 0)]]
     return passed, visible
+
+
+def _residuals(reader: CompiledGraph | None) -> list[str]:
+    return [name for name in reader.inputs if not _NO_RESIDUAL.match(name)] if reader is not None else []
+
+
+def _visible(graph: CompiledGraph, reader: CompiledGraph | None) -> list[str]:
+    """Forward's results that are not for its backward graph alone."""
+    results = [name for name in graph.outputs if name is not None]
+    return results[: max(len(results) - len(_residuals(reader)), 0)]
 
 
 def _same_data(reader: CompiledGraph, taken: str, writer: CompiledGraph, given: str) -> bool:
@@ -198,14 +297,19 @@ def _reasons(units: Iterable[CompiledGraph], half: FusionGraph) -> Iterator[Reas
     kernels = half.kernels or ()
     spoken: dict[tuple[int, int], str] = {}
     first = 0
+    unit_of: list[int] = []
     for graph in units:
+        unit_of += [graph.unit] * len(graph.calls)
         spoken |= {(first + one, first + other): text for (one, other), text in _spoken(graph).items()}
         first += len(graph.calls)
     for edge in edges(half):
         text = spoken.pop((edge.producer, edge.consumer), None)
         producer, consumer = kernels[edge.producer], kernels[edge.consumer]
         saved = bytes_saved(half, edge)
-        if text is not None:
+        if unit_of[edge.producer] != unit_of[edge.consumer]:
+            text = "a graph break lies between the two"
+            yield Reason(producer.name, consumer.name, "graph-break", text, "inferred", saved)
+        elif text is not None:
             yield _said(text, producer, consumer, saved)
         else:
             silent = Reason(producer.name, consumer.name, "other", "Inductor gave no reason", "inferred", saved)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from compare.graph import formats, show
 from compare.graph.model import FusionGraph, Kernel
-from compare.graph.totals import bytes_moved
+from compare.graph.totals import bytes_moved, tally
 from compare.report import printable
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def html(graph: FusionGraph) -> str:
     parts = [part for name in show.PARTS if (part := _part(graph, name, shown, timed))]
     return _template().render(
         name=formats.name(graph.name, 200), origin=formats.origin(graph),
-        notes=[printable(line) for line in (*show.sums(graph), *show.remarks(graph))],
+        notes=[printable(line, show.MOST_WORDS) for line in (*show.sums(graph), *show.remarks(graph))],
         parts=parts, timed=timed, rest=_rest(graph),
     )
 
@@ -69,8 +69,8 @@ def _part(graph: FusionGraph, part: str, shown: set[int], timed: bool) -> Mappin
     members = [(index, kernel) for index, kernel in enumerate(graph.kernels or ()) if kernel.part == part]
     if not members:
         return None
-    traffic = show.total(map(bytes_moved, graph.kernels or ()))
-    time = show.total(kernel.device_time_us for kernel in graph.kernels or ())
+    traffic = tally(map(bytes_moved, graph.kernels or ())).exact
+    time = tally(kernel.device_time_us for kernel in graph.kernels or ()).exact
     rows = []
     for index, kernel in members:
         if index in shown:

@@ -5,7 +5,8 @@
 Records are kernels, copies and memsets in the order in which they ran (compare.clock.DeviceRecord). A kernel that the
 compiler wrote is known by name; a library call runs whatever the library chose: one main kernel, with memsets, copies
 and helpers around it. Both come in launch order, so that the join is the cheapest monotone alignment of the two
-sequences. A record that no kernel accounts for is left over, and so is one that only a guess could place.
+sequences. A record that no kernel accounts for is left over, and so is one that only a guess could place. Of eager
+PyTorch's operations a device has told which kernels each launches, side by side.
 
 XLA runs one compiled kernel for all fusions of a module that compute the same, under the first one's name. Such a
 record is joined by its place, if both kernels are of one kind and move as many bytes. CUPTI also reports one in a
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
@@ -79,31 +80,71 @@ def assign(
     leftover: list[Record] = []
     for part, ran in records.items():
         indices = [index for index, kernel in enumerate(graph.kernels) if kernel.part == part]
-        found, rest = _align(graph, _slots(graph.kernels, indices), ran)
+        if graph.compiler == "eager":
+            found, rest = _side_by_side({index: _all_launches(graph.kernels[index]) for index in indices}, ran)
+        else:
+            found, rest = _align(graph, _slots(graph.kernels, indices), ran)
         leftover += rest
         for index, record in found:
             joined.setdefault(index, []).append(record)
     return joined, tuple(leftover)
 
 
-def join_by_operation(
-    graph: FusionGraph, records: Mapping[str, Sequence[Sequence[Record]]]
-) -> tuple[FusionGraph, tuple[Record, ...]]:
-    """As `join`, where it is known which records each kernel's launch caused (triton_side.dispatch, `after_each`).
+def _all_launches(kernel: Kernel) -> Counter[str]:
+    """By name what an operation of eager PyTorch launches: a device told, and from_eager wrote it down."""
+    return Counter({kernel.runtime_name or "": kernel.launches or 0}) + Counter(kernel.facts.get("with", {}))
 
-    records: by part, for each kernel of that part in order. Of a kernel that is known by name those of that name are
-    its, `launches` of them, of its grid where the record has one; all else is left over.
-    """
-    joined: dict[int, list[Record]] = {}
-    leftover: list[Record] = []
-    for part, groups in records.items():
-        indices = [index for index, kernel in enumerate(graph.kernels or ()) if kernel.part == part]
-        for index, group in zip(indices, groups, strict=True):
-            found, rest = _align(graph, _slots(graph.kernels or (), [index]), group)
-            leftover += rest
-            for at, record in found:
-                joined.setdefault(at, []).append(record)
-    return _with_records(graph, joined), tuple(leftover)
+
+def _side_by_side(
+    launches: Mapping[int, Counter[str]], records: Sequence[Record]
+) -> tuple[list[tuple[int, Record]], list[Record]]:
+    """(kernel index, record) pairs, and the records left over, where operations run one after the other: each takes
+    neighbours that are just what it launches, in any order."""
+    names, operations = [record.name for record in records], list(launches.items())
+    owners: list[int | None] = [None] * len(names)
+    at = 0
+    while operations:  # as long as all is as expected, there is nothing to weigh up
+        index, expected = operations[0]
+        end = at + expected.total()
+        if Counter(names[at:end]) != expected:
+            break
+        owners[at:end] = [index] * (end - at)
+        del operations[0]
+        at = end
+    for index, begin, end in _fewest_left_over(operations, names[at:]):
+        owners[at + begin : at + end] = [index] * (end - begin)
+    pairs = [(owner, record) for owner, record in zip(owners, records, strict=True) if owner is not None]
+    return pairs, [record for owner, record in zip(owners, records, strict=True) if owner is None]
+
+
+def _fewest_left_over(
+    operations: Sequence[tuple[int, Counter[str]]], names: Sequence[str]
+) -> Iterator[tuple[int, int, int]]:
+    """(kernel index, begin, end) of the records of an operation. It may have none, and a record no operation."""
+
+    def begin_of(expected: Counter[str], end: int) -> int | None:
+        begin = end - expected.total()
+        return begin if 0 <= begin < end and Counter(names[begin:end]) == expected else None
+
+    # fewest[i][j]: how many of the first j records the first i operations must leave over.
+    fewest = [list(range(len(names) + 1))]
+    for _, expected in operations:
+        row = [0]
+        for j in range(1, len(names) + 1):
+            begin = begin_of(expected, j)
+            row.append(min(fewest[-1][j], row[-1] + 1, *(() if begin is None else (fewest[-1][begin],))))
+        fewest.append(row)
+    i, j = len(operations), len(names)
+    while i and j:
+        index, expected = operations[i - 1]
+        begin = begin_of(expected, j)
+        if begin is not None and fewest[i][j] == fewest[i - 1][begin]:
+            yield index, begin, j
+            i, j = i - 1, begin
+        elif fewest[i][j] == fewest[i - 1][j]:
+            i -= 1
+        else:
+            j -= 1
 
 
 def _same_grid(kernel: Kernel, record: Record) -> bool:
@@ -299,15 +340,15 @@ def _ran(kernel: Kernel, records: Sequence[Record]) -> Kernel:
     names = list(dict.fromkeys(record.name for record in records))
     time = sum(map(duration_us, records))
     if kernel.runtime_name is not None:
-        facts = kernel.facts if names == [kernel.runtime_name] else {**kernel.facts, "ran_as": names}
+        expected = {kernel.runtime_name, *kernel.facts.get("with", {})}
+        facts = kernel.facts if expected.issuperset(names) else {**kernel.facts, "ran_as": names}
         return replace(kernel, device_time_us=time, facts=facts)
-    main = next((name for name in names if not BEFORE.search(name) and not AFTER.search(name)), names[0])
+    main = main_name(names)
     helpers = Counter(record.name for record in records if record.name != main)
     facts = {**kernel.facts, "with": dict(helpers)} if helpers else kernel.facts
     return replace(kernel, device_time_us=time, runtime_name=main, facts=facts)
 
 
-def join_rate(records: Iterable[Sequence[Record]], leftover: Sequence[Record]) -> float:
-    """Share of the records that were joined; 1 where there were none."""
-    total = sum(map(len, records))
-    return 1.0 if total == 0 else 1 - len(leftover) / total
+def main_name(names: Sequence[str]) -> str:
+    """Of what one library call ran, in order, the kernel that did the work; the rest prepared it or finished it."""
+    return next((name for name in names if not BEFORE.search(name) and not AFTER.search(name)), names[0])

@@ -81,10 +81,15 @@ def token(op: str) -> str:
 
 
 def tokens(kernel: Kernel) -> list[str]:
-    """Of its operations, in order. XLA names a product whose result is transposed by the transpose."""
+    """Of its operations, in order. XLA names a product whose result is transposed by the transpose: in a product's
+    kernel that makes none, each is a product."""
     found = [token(op.op) for op in kernel.source_ops]
-    if kernel.kind == "gemm" and "transpose" in found and not ANCHORS.intersection(found):
-        found[found.index("transpose")] = "dot"
+    if kernel.kind != "gemm":
+        return found
+    if "opcode" in kernel.facts and "transpose" not in kernel.facts.get("opcodes", ()):  # a kernel of XLA's
+        return ["dot" if name == "transpose" else name for name in found]
+    if "transpose" in found and not ANCHORS.intersection(found):  # what is before it prepares operands
+        found[-1 - found[::-1].index("transpose")] = "dot"
     return found
 
 

@@ -1,12 +1,18 @@
-"""The least time that work can take on a device whose bandwidth and product rates were measured."""
+"""The least time that work can take on a device whose bandwidth and product rates were measured, and what sets it.
+
+Exponentials are not counted: a device computes a measured number of them a second, too (an H200 3.3e12 in float32), but
+no compiler says how many a kernel needs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from compare.graph.model import FusionGraph, Kernel
+
+Bound = Literal["memory", "compute", "launch"]
 
 _PRODUCT_NAMES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 
@@ -14,10 +20,12 @@ _PRODUCT_NAMES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 @dataclass(frozen=True)
 class Ceilings:
     """streams: share of reads in a stream's traffic -> bytes per second. products: "bfloat16", "float16",
-    "float32-ieee", "float32-tf32" -> FLOP per second."""
+    "float32-ieee", "float32-tf32" -> FLOP per second. launch_us: what a kernel that does next to nothing takes on the
+    device; None where nobody measured it."""
 
     streams: Mapping[float, float]
     products: Mapping[str, float]
+    launch_us: float | None = None
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Ceilings:
@@ -26,7 +34,9 @@ class Ceilings:
         for mix, rate in data.get("streams", {}).items():
             reads, writes = map(float, mix.split(":"))
             streams[reads / (reads + writes)] = float(rate)
-        return cls(streams, {name: float(rate) for name, rate in data.get("products", {}).items()})
+        launch = data.get("launch", {}).get("device_s")
+        products = {name: float(rate) for name, rate in data.get("products", {}).items()}
+        return cls(streams, products, None if launch is None else float(launch) * 1e6)
 
     def bandwidth(self, read: float, written: float) -> float:
         """Bytes per second of the stream whose mix of reads and writes is nearest."""
@@ -50,17 +60,48 @@ def product_dtype(graph: FusionGraph, kernel: Kernel) -> str:
     return max(read, key=lambda buffer: buffer.bytes).dtype if read else ""
 
 
-def floor_us(graph: FusionGraph, kernel: Kernel, ceilings: Ceilings, precision: str | None = None) -> float | None:
-    """max(bytes / bandwidth, flops / rate) of one call's launches, in microseconds.
+@dataclass(frozen=True)
+class Place:
+    """Where a kernel lies on the roofline: microseconds that its bytes, and its FLOPs, take at least, over all launches
+    of one call.
 
-    None where bytes or launches are not known, or the FLOPs of a product or an attention, which they would decide.
+    bound: what sets the larger of the two; "launch" where both, of one launch, are less than what a kernel takes that
+    does next to nothing: no bandwidth and no product rate could be reached in it. intensity: FLOPs a byte, None where
+    either is not known, or no byte moves.
     """
+
+    memory_us: float
+    compute_us: float
+    bound: Bound
+    intensity: float | None
+
+    @property
+    def floor_us(self) -> float:
+        return max(self.memory_us, self.compute_us)
+
+
+def place(graph: FusionGraph, kernel: Kernel, ceilings: Ceilings, precision: str | None = None) -> Place | None:
+    """None where bytes or launches are not known, or the FLOPs of a product or an attention, which would decide."""
     read, written, launches = kernel.bytes_read, kernel.bytes_written, kernel.launches
     if read is None or written is None or launches is None:
         return None
     if kernel.flops is None and kernel.kind in ("gemm", "attention"):
         return None
     rate = ceilings.rate(product_dtype(graph, kernel), precision)
-    memory = (read + written) / ceilings.bandwidth(read, written)
-    compute = kernel.flops / rate if kernel.flops and rate else 0.0
-    return max(memory, compute) * launches * 1e6
+    memory = (read + written) / ceilings.bandwidth(read, written) * 1e6
+    compute = kernel.flops / rate * 1e6 if kernel.flops and rate else 0.0
+    bound: Bound = "memory" if memory >= compute else "compute"
+    if ceilings.launch_us is not None and max(memory, compute) < ceilings.launch_us:
+        bound = "launch"
+    return Place(memory * launches, compute * launches, bound, intensity(kernel.flops, read + written))
+
+
+def intensity(flops: float | None, moved: float | None) -> float | None:
+    """FLOPs a byte; None where either is not known, or no byte moves."""
+    return None if flops is None or not moved else flops / moved
+
+
+def floor_us(graph: FusionGraph, kernel: Kernel, ceilings: Ceilings, precision: str | None = None) -> float | None:
+    """max(bytes / bandwidth, flops / rate) of one call's launches, in microseconds; None as for `place`."""
+    found = place(graph, kernel, ceilings, precision)
+    return None if found is None else found.floor_us

@@ -10,9 +10,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from compare.graph import formats
+from compare.graph import causes, counted, formats
 from compare.graph.model import Access, Buffer, FusionGraph, Kernel, Reason, SourceOp
-from compare.graph.totals import Tally, bytes_moved, totals
+from compare.graph.roofline import floor_us
+from compare.graph.totals import Tally, bytes_moved, known_bytes, tally, totals
 from compare.report import printable
 
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ MOST_KERNELS = 40  # a screen or two; of longer graphs only the costly kernels a
 MOST_BUFFERS = 5
 MOST_FINDINGS = 5
 MOST_OPERATIONS = 200
+MOST_WORDS = 1000  # characters of a sentence
 PARTS = ("forward", "backward")
+_BELOW = "partly from L2, or faster than the stream that the floor rests on"
 
 
 def text(graph: FusionGraph, width: int = 80) -> str:
@@ -68,7 +71,7 @@ def overview(
     if remarks:
         branch = tree.add(plain("what stands out", "bold"))
         for remark in remarks:
-            branch.add(plain(printable(remark)))
+            branch.add(plain(printable(remark, MOST_WORDS)))
     return tree
 
 
@@ -77,10 +80,10 @@ def stage(
 ) -> RenderableType:
     """The kernels that hold operations of a stage (`indices`), each with everything else that is in it."""
     kernels = graph.kernels or ()
-    moved = total(bytes_moved(kernels[index]) for index in indices)
-    traffic = total(map(bytes_moved, kernels))
+    moved = tally(bytes_moved(kernels[index]) for index in indices)
+    of_all = formats.share(moved.exact, tally(map(bytes_moved, kernels)).exact)
     held = f"{name}: in {formats.count(len(indices), 'kernel')} of {len(kernels)}"
-    bytes_ = f"which move {formats.size(moved)}, {formats.share(moved, traffic)} of all"
+    bytes_ = f"which move {_tally(moved, formats.size)}" + (f", {of_all} of all" if of_all else "")
     tree = titled(graph.name, [formats.origin(graph), f"{held}, {bytes_}"])
     shown = indices if every else costliest(graph, MOST_KERNELS, indices)
     _add_parts(tree, graph, set(shown), width, others=False)
@@ -89,12 +92,13 @@ def stage(
     return tree
 
 
-def remarks(graph: FusionGraph, ceilings: Ceilings | None = None) -> list[str]:
-    """What stands out in this graph alone, in words."""
+def remarks(
+    graph: FusionGraph, ceilings: Ceilings | None = None, *, name: str | None = None, precision: str | None = None
+) -> list[str]:
+    """What stands out in this graph alone, in words. name: to speak of it by, instead of its compiler's."""
     from compare.graph.findings import findings
 
-    found = findings({graph.compiler: graph}, ceilings)[:MOST_FINDINGS]
-    return [each.text if each.us is None else f"{each.text} ({formats.microseconds(each.us)})" for each in found]
+    return list(map(str, findings({name or graph.compiler: graph}, ceilings, precision)[:MOST_FINDINGS]))
 
 
 def titled(title: str, lines: Iterable[str]) -> Tree:
@@ -103,43 +107,55 @@ def titled(title: str, lines: Iterable[str]) -> Tree:
 
     tree = Tree(plain(formats.name(title, 76), "bold"), guide_style="dim")
     for line in lines:
-        tree.add(plain(printable(line)))
+        tree.add(plain(printable(line, MOST_WORDS)))
     return tree
 
 
 def kept(graph: FusionGraph) -> list[tuple[str, list[Buffer]]]:
     """What is written only to be read again, largest first, under a title each; what there is none of is left out."""
     between = [buffer for buffer in graph.materialized if buffer.role != "saved"]
+    saved = sorted(graph.saved, key=lambda buffer: -buffer.bytes)
+    backward = {index for index, kernel in enumerate(graph.kernels or ()) if kernel.part == "backward"}
+    needed = [b for b in saved if not backward or backward.intersection(graph.consumers.get(b.name, ()))]
     lists = [
-        ("saved for backward", sorted(graph.saved, key=lambda buffer: -buffer.bytes)),
-        ("written by one kernel for another", between),
+        ("saved for backward", needed),
+        ("saved for backward, which never reads it", [buffer for buffer in saved if buffer not in needed]),
+        ("written by one kernel for another", [b for b in between if graph.consumers.get(b.name)]),
+        ("written, read by nobody", [b for b in between if not graph.consumers.get(b.name)]),
     ]
     return [(title, buffers) for title, buffers in lists if buffers]
 
 
 def sums(
     graph: FusionGraph, ceilings: Ceilings | None = None, *, bytes_compulsory: Mapping[str, int] | None = None,
-    precision: str | None = None,
+    flops_declared: Mapping[str, float] | None = None, precision: str | None = None,
 ) -> list[str]:
     """What the graph adds up to, in words; what is not known is left out, and what is incomplete says so.
 
-    bytes_compulsory, precision: as in `totals`.
+    bytes_compulsory, flops_declared, precision: as in `totals`.
     """
-    found = totals(graph, bytes_compulsory=bytes_compulsory, ceilings=ceilings, precision=precision)
+    found = totals(
+        graph, bytes_compulsory=bytes_compulsory, flops_declared=flops_declared, ceilings=ceilings, precision=precision
+    )
     if found.kernels is None:
         return []
     compulsory = sum(found.compulsory.values())
     moved = f"moves {_tally(found.moved, formats.size)}, of which {formats.size(compulsory)} must move"
     if found.fusion_efficiency is not None:
-        moved += f": fusion efficiency {found.fusion_efficiency:.0%}"
+        moved += f": fusion efficiency {formats.share(found.fusion_efficiency, 1)}"
     lines = [moved]
-    if found.gemm_barrier > compulsory:
+    if found.gemm_barrier is not None and found.gemm_barrier > compulsory:
         lines.append(f"with each product's result written and read once, {formats.size(found.gemm_barrier)} must move")
     if found.device_time_us is not None:
         time = f"takes {_tally(found.device_time_us, formats.microseconds)} on the device"
         if found.recoverable_us is not None:
             time += f", {_tally(found.recoverable_us, formats.microseconds)} above what its kernels take at least"
         lines.append(time)
+    if found.below_floor:
+        numbers = ", ".join(str(index + 1) for index in found.below_floor[:8])
+        more = f" and {len(found.below_floor) - 8} more" if len(found.below_floor) > 8 else ""
+        who, whose = ("kernel", "its") if len(found.below_floor) == 1 else ("kernels", "their")
+        lines.append(f"{who} {numbers}{more} took less than {whose} floor: {_BELOW}")
     if found.block_floor_us is not None:
         lines.append(f"the function itself takes {formats.microseconds(found.block_floor_us)} at least")
     return lines
@@ -158,7 +174,7 @@ def costliest(graph: FusionGraph, most: int, among: Collection[int] | None = Non
 
     def cost(index: int) -> float:
         kernel = kernels[index]
-        return (kernel.device_time_us if timed else _known_bytes(kernel)) or 0
+        return (kernel.device_time_us if timed else known_bytes(kernel)) or 0
 
     candidates = range(len(kernels)) if among is None else among
     return sorted(sorted(candidates, key=cost, reverse=True)[:most])
@@ -186,15 +202,15 @@ def columns(*widths: int | None, right: Sequence[int] = (), gap: int = 2) -> Tab
 def _add_parts(tree: Tree, graph: FusionGraph, shown: set[int], width: int, *, others: bool = True) -> None:
     """others: whether kernels that are not shown are counted where they run."""
     kernels = graph.kernels or ()
+    timed = any(kernel.device_time_us is not None for kernel in kernels)
     whole = _Whole(
-        total(map(bytes_moved, kernels)), total(kernel.device_time_us for kernel in kernels),
+        tally(map(bytes_moved, kernels)).exact, tally(kernel.device_time_us for kernel in kernels).exact,
         _widths((op for kernel in kernels for op in kernel.source_ops), width), width,
     )
     for part in PARTS:
         indices = [index for index, kernel in enumerate(kernels) if kernel.part == part]
         if not indices or not (others or shown.intersection(indices)):
             continue
-        timed = whole.time_us is not None
         title = f"{part}: {formats.count(len(indices), 'kernel')}"
         branch = tree.add(_row(title, "bytes", "share", "µs" if timed else "", "share" if timed else "", style="bold"))
         skipped: list[Kernel] = []
@@ -211,7 +227,7 @@ def _add_parts(tree: Tree, graph: FusionGraph, shown: set[int], width: int, *, o
 
 @dataclass(frozen=True)
 class _Whole:
-    """What shares are of, and how wide columns are."""
+    """What shares are of, None where that is not wholly known, and how wide columns are."""
 
     traffic: float | None
     time_us: float | None
@@ -221,7 +237,7 @@ class _Whole:
 
 def _add_skipped(branch: Tree, skipped: list[Kernel], whole: _Whole) -> None:
     if skipped:
-        size = total(map(bytes_moved, skipped))
+        size = tally(map(bytes_moved, skipped)).exact
         title = f"… {formats.count(len(skipped), 'kernel')} of less cost; --all shows them"
         branch.add(_row(title, formats.size(size), formats.share(size, whole.traffic), "", ""))
         skipped.clear()
@@ -256,7 +272,9 @@ def facts(kernel: Kernel) -> list[str]:
         found.append(many)
     if kernel.provenance:
         found.append(printable(kernel.provenance, 40))
-    return found
+    if kernel.runtime_name and kernel.name.startswith("aten."):  # of several kernels of one operation, which
+        found.append(formats.runtime(kernel.runtime_name))
+    return [*found, *counted.words(kernel)]
 
 
 def operations(ops: Sequence[SourceOp]) -> list[tuple[str, str, str]]:
@@ -305,7 +323,7 @@ def _add_operations(tree: Tree, ops: Sequence[SourceOp]) -> None:
 def _add_buffers(tree: Tree, title: str, buffers: Sequence[Buffer], graph: FusionGraph, width: int) -> None:
     size = formats.size(sum(buffer.bytes for buffer in buffers))
     branch = tree.add(plain(f"{title}: {formats.count(len(buffers), 'buffer')}, {size}", "bold"))
-    rows = [(buffer, formats.size(buffer.bytes), cause(buffer, graph)) for buffer in buffers[:MOST_BUFFERS]]
+    rows = [(b, formats.size(b.bytes), causes.worded(graph, b.name)) for b in buffers[:MOST_BUFFERS]]
     add_rows(branch, rows, width)
     if len(buffers) > MOST_BUFFERS:
         branch.add(plain(f"… and {len(buffers) - MOST_BUFFERS} more"))
@@ -316,8 +334,9 @@ def add_rows(branch: Tree, rows: Sequence[tuple[Buffer, str, str]], width: int =
     shapes = [formats.shape(buffer) for buffer, _, _ in rows]
     of_shape = min(max(map(len, shapes)), width // 4)
     left = max(16, width - 8 - of_shape - 8 - 3)  # two levels of the tree, a size, three gaps
-    of_name = min(max(len(buffer.name) for buffer, _, _ in rows), left // 2)
-    of_rest = min(max(len(rest) for _, _, rest in rows), left - of_name) or 1
+    names = max(len(buffer.name) for buffer, _, _ in rows)
+    of_rest = min(max(len(rest) for _, _, rest in rows), max(left - names, left // 2)) or 1
+    of_name = min(names, left - of_rest)
     for shape, (buffer, size, rest) in zip(shapes, rows, strict=True):
         grid = columns(None, of_shape, 8, of_rest, right=(2,), gap=1)
         cells = formats.name(buffer.name, of_name), formats.name(shape, of_shape), size, formats.place(rest, of_rest)
@@ -325,15 +344,11 @@ def add_rows(branch: Tree, rows: Sequence[tuple[Buffer, str, str]], width: int =
         branch.add(grid)
 
 
-def cause(buffer: Buffer, graph: FusionGraph) -> str:
-    """The source line of the last operation in the first kernel that writes the buffer; "" where none is known."""
-    writers = graph.producers.get(buffer.name, ())
-    lines = [op.line for op in (graph.kernels or ())[writers[0]].source_ops if op.line] if writers else []
-    return lines[-1] if lines else ""
-
-
-def kernel(graph: FusionGraph, index: int, *, width: int = 80) -> RenderableType:
+def kernel(
+    graph: FusionGraph, index: int, *, width: int = 80, ceilings: Ceilings | None = None, precision: str | None = None
+) -> RenderableType:
     """Everything about one kernel: its buffers with who else uses them, its operations, and why it ends where it does.
+    With ceilings also what it takes at least.
     """
     from rich.tree import Tree
 
@@ -343,14 +358,23 @@ def kernel(graph: FusionGraph, index: int, *, width: int = 80) -> RenderableType
     if subject.device_time_us is not None:
         known.append(formats.microseconds(subject.device_time_us))
     if subject.flops is not None:
-        known.append(f"{subject.flops:.4g} FLOPs")
+        known.append(formats.flops(subject.flops))
     if subject.workspace_bytes:
         known.append(f"{formats.size(subject.workspace_bytes)} workspace")
+    tree.add(plain(f"in {printable(graph.name)}"))
     tree.add(plain(" · ".join(known)))
+    floor = None if ceilings is None else floor_us(graph, subject, ceilings, precision)
+    if floor is not None:
+        below = index in totals(graph, ceilings=ceilings, precision=precision).below_floor
+        faster = f"; it took less than this floor: {_BELOW}" if below else ""
+        tree.add(plain(f"its bytes and FLOPs take {formats.microseconds(floor)} at least{faster}"))
     if subject.runtime_name:
         tree.add(plain(f"profilers call it {printable(subject.runtime_name)}"))
     for name, value in subject.facts.items():
-        tree.add(plain(printable(f"{name}: {value}")))
+        if name == counted.FACT:
+            continue  # said in words above
+        listed = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
+        tree.add(plain(printable(f"{name}: {listed}")))
     if subject.source_ops:
         from rich.console import Group
 
@@ -395,13 +419,3 @@ def _add_some(branch: Tree, lines: Sequence[str], most: int) -> None:
         branch.add(plain(printable(line, 200)))
     if len(lines) > most:
         branch.add(plain(f"… and {len(lines) - most:,} more"))
-
-
-def _known_bytes(kernel: Kernel) -> int:
-    return sum(formats.weight(access, kernel) for access in (*(kernel.inputs or ()), *(kernel.outputs or ())))
-
-
-def total(values: Iterable[float | None]) -> int | float | None:
-    """Of what is known; None where nothing is."""
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -34,16 +35,37 @@ def table(names: Sequence[str], graphs: Sequence[FusionGraph], alignment: Alignm
     for row in alignment.rows:
         grid.add_row(plain(formats.name(row.label, 60)), *(plain(_cell(cell)) for cell in row.cells))
     parts: list[RenderableType] = [grid] if alignment.rows else [plain("nothing to align: no stages, no operations")]
+    if meanings := [f"{word}: {meaning}" for word, meaning in _WORDS.items() if _occurs(word, alignment)]:
+        parts.append(plain("\n".join(["\nAgainst the first that holds it:", *meanings]), "dim"))
     if inferred:
-        parts.append(plain("\nNot all of them name stages: operations are matched by kind and dataflow order."))
+        parts.append(plain("\nToo few of them name stages: operations are matched by kind and dataflow order."))
     for name, graph, loose, kernels in zip(names, graphs, alignment.unaligned, alignment.unattributed, strict=True):
         parts.append(plain(""))
         parts.append(_legend(name, graph))
         if kernels:
-            parts.append(plain(f"in no stage: {_numbers(kernels, MOST_KERNELS)}"))
+            words = "with none of these" if inferred else "in no stage"
+            parts.append(plain(f"{words}: {_numbers(kernels, MOST_KERNELS)}"))
         if loose:
             parts.append(plain(f"unaligned: {formats.words(formats.operation(op) for op in loose[:MOST_KERNELS])}"))
     return Group(*parts)
+
+
+# Of a stage, against the first of the graphs that holds it.
+_WORDS = {
+    "split": "in more kernels",
+    "merged": "in fewer kernels",
+    "joined": "in as many kernels, together with what is apart there",
+    "parted": "in as many kernels, apart from what is together with it there",
+    "regrouped": "in as many kernels, both joined and parted",
+    "recomputed": "in a kernel that computes it again",
+    "absent": "in no kernel",
+    "not named": "in no kernel that says so; some name no stage",
+    "names no stages": "no kernel here says its stage",
+}
+
+
+def _occurs(word: str, alignment: Alignment) -> bool:
+    return any(word in cell.relations for row in alignment.rows for cell in row.cells)
 
 
 def _cell(cell: Cell) -> str:
@@ -76,13 +98,18 @@ def _legend(name: str, graph: FusionGraph) -> Tree:
 
 
 def ablation(fused: str, unfused: str, found: Ablation) -> RenderableType:
-    """What fusion buys, whole and region by region."""
+    """What fusion buys, whole and region by region, but for regions in which as many kernels move about the same."""
     from rich.tree import Tree
 
     tree = Tree(plain(f"what fusion buys: {formats.name(fused, 30)} against {formats.name(unfused, 30)}", "bold"))
     tree.add(_region("all", found.total))
-    for region in found.regions:
-        tree.add(_region(", ".join(region.stages) or "no stage", region))
+    shown = [region for region in found.regions if _matters(region, found.total)]
+    names = [", ".join(region.stages) or "no stage" for region in shown]
+    several = {name for name, times in Counter(names).items() if times > 1}
+    for label, region in zip(names, shown, strict=True):
+        tree.add(_region(f"{' and '.join(region.parts)}: {label}" if label in several else label, region))
+    if same := len(found.regions) - len(shown):
+        tree.add(plain(f"{formats.count(same, 'region')} more: as many kernels that move about the same"))
     for name, only in ((fused, found.only_fused), (unfused, found.only_unfused)):
         if only:
             words = f"in {formats.name(name, 30)} alone: {_numbers(only, MOST_KERNELS)}"
@@ -90,9 +117,24 @@ def ablation(fused: str, unfused: str, found: Ablation) -> RenderableType:
     return tree
 
 
+_TELLING = 1e-3  # of what the unfused graph moves; of its time, which varies from run to run, ten times that
+
+
+def _matters(region: Region, total: Region) -> bool:
+    """Whether fusion changes the region's kernels, bytes or time."""
+    if len(region.fused.kernels) != len(region.unfused.kernels):
+        return True
+    if region.bytes_saved is None or abs(region.bytes_saved) > _TELLING * total.unfused.moved.value:
+        return True
+    whole = total.unfused.device_time_us
+    saved = region.time_saved_us
+    return saved is not None and whole is not None and abs(saved) > 10 * _TELLING * whole.value
+
+
 def _region(label: str, region: Region) -> RenderableType:
     row = columns(None, 15, 22, right=(1, 2), gap=1)
-    kernels = f"{len(region.unfused.kernels)} → {len(region.fused.kernels)} kernels"
+    before, after = len(region.unfused.kernels), len(region.fused.kernels)
+    kernels = f"{before} → {after} {'kernel' if before == after == 1 else 'kernels'}"
     saved = formats.signed_size(None if region.bytes_saved is None else -region.bytes_saved)
     if region.time_saved_us is not None:
         saved += f", {-region.time_saved_us:+.1f} µs"

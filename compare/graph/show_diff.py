@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from compare.graph import formats
-from compare.graph.diff import BufferChange, GraphDiff, KernelChange, ReasonChange
+from compare.graph import causes, formats
+from compare.graph.diff import GraphDiff, KernelChange, ReasonChange
 from compare.graph.model import FusionGraph, Kernel
 from compare.graph.show import MOST_KERNELS, add_rows, columns, plain
 from compare.graph.totals import bytes_moved, totals
@@ -31,7 +31,7 @@ def tree(title: str, change: GraphDiff, a: FusionGraph, b: FusionGraph) -> Rende
     root.add(plain("no difference" if change.empty else _totals(a, b)))
     for number, each in enumerate(change.kernels):
         if number == MOST_KERNELS:
-            root.add(plain(f"… and {len(change.kernels) - number} more changes of kernels"))
+            root.add(plain(f"… and {formats.count(len(change.kernels) - number, 'more change')} of kernels"))
             break
         _add_kernels(root, each, a.kernels or (), b.kernels or ())
     for materialized, label in ((True, "written to memory now"), (False, "no longer written to memory")):
@@ -39,7 +39,11 @@ def tree(title: str, change: GraphDiff, a: FusionGraph, b: FusionGraph) -> Rende
         if buffers:
             size = formats.size(sum(each.buffer.bytes for each in buffers))
             branch = root.add(plain(f"{label}: {formats.count(len(buffers), 'buffer')}, {size}", "bold"))
-            rows = [(each.buffer, formats.signed_size(each.bytes), _place(each)) for each in buffers[:MOST_KERNELS]]
+            holder = b if materialized else a
+            rows = [
+                (each.buffer, formats.signed_size(each.bytes), causes.worded(holder, each.buffer.name))
+                for each in buffers[:MOST_KERNELS]
+            ]
             add_rows(branch, rows)
             if len(buffers) > MOST_KERNELS:
                 branch.add(plain(f"… and {len(buffers) - MOST_KERNELS} more"))
@@ -55,7 +59,8 @@ def tree(title: str, change: GraphDiff, a: FusionGraph, b: FusionGraph) -> Rende
 def _totals(a: FusionGraph, b: FusionGraph) -> str:
     kernels = [formats.UNKNOWN if graph.kernels is None else str(len(graph.kernels)) for graph in (a, b)]
     moved = [formats.size(totals(graph).moved.exact) for graph in (a, b)]
-    return f"{kernels[0]} → {kernels[1]} kernels, which move {moved[0]} → {moved[1]}"
+    noun, verb = ("kernel", "moves") if kernels == ["1", "1"] else ("kernels", "move")
+    return f"{kernels[0]} → {kernels[1]} {noun}, which {verb} {moved[0]} → {moved[1]}"
 
 
 def _add_kernels(root: Tree, change: KernelChange, before: tuple[Kernel, ...], after: tuple[Kernel, ...]) -> None:
@@ -80,10 +85,6 @@ def _kernel(sign: str, index: int, kernel: Kernel) -> RenderableType:
     name = f"{sign} {index + 1}. {formats.name(kernel.name, 42)}"
     row.add_row(plain(name), plain(formats.name(kernel.kind, 12)), plain(formats.size(bytes_moved(kernel))))
     return row
-
-
-def _place(change: BufferChange) -> str:
-    return change.lines[-1] if change.lines else ""
 
 
 def _reason(change: ReasonChange) -> str:

@@ -37,9 +37,11 @@ def tree(graph: FusionGraph, bandwidth: float, whose: str, *, every: bool = Fals
     rate = f"{bandwidth / 1e12:.2f} TB/s of {whose}"
     root.add(plain(f"what each missed fusion would save at most: bytes that need not move, at {rate}"))
     shown = priced if every else priced[:MOST_SHOWN]
-    stages = {kernel.name: ", ".join(kernel.stages) for kernel in graph.kernels or ()}
+    places = {
+        kernel.name: ", ".join(kernel.stages or map(formats.place, kernel.lines)) for kernel in graph.kernels or ()
+    }
     for number, (reason, us) in enumerate(shown, 1):
-        _add(root, number, reason, us, stages)
+        _add(root, number, reason, us, places)
     if len(shown) < len(priced):
         root.add(plain(f"… and {formats.count(len(priced) - len(shown), 'fusion')} worth less; --all shows them"))
     if rest:
@@ -48,16 +50,17 @@ def tree(graph: FusionGraph, bandwidth: float, whose: str, *, every: bool = Fals
             branch.add(plain(f"{_pair(reason)}: {reason.code}: {printable(reason.text, 120)}"))
         if not every and len(rest) > MOST_SHOWN:
             branch.add(plain(f"… and {len(rest) - MOST_SHOWN} more; --all shows them"))
-    branch = root.add(plain("the words", "bold"))
-    for code in dict.fromkeys(reason.code for reason in (*(reason for reason, _ in shown), *rest)):
+    codes = dict.fromkeys(reason.code for reason in (*(reason for reason, _ in shown), *rest) if reason.code != "other")
+    branch = root.add(plain("the words", "bold")) if codes else root
+    for code in codes:
         branch.add(plain(f"{code}: {REASONS[code]}"))
     return root
 
 
-def _add(root: Tree, number: int, reason: Reason, us: float, stages: Mapping[str, str]) -> None:
+def _add(root: Tree, number: int, reason: Reason, us: float, places: Mapping[str, str]) -> None:
     branch = root.add(plain(f"{number}. {formats.size(reason.bytes_saved)}, {formats.microseconds(us)}", "bold"))
     branch.add(plain(_pair(reason)))
-    ends = [stages.get(name, "") for name in (reason.producer, reason.consumer)]
+    ends = [places.get(name, "") for name in (reason.producer, reason.consumer)]
     if any(ends):  # of the two kernels, which often say more than their names
         branch.add(plain(" → ".join(formats.name(end, 34) if end else "?" for end in ends)))
     branch.add(plain(f"{reason.code} · {printable(reason.origin, 60)}: {printable(reason.text)}"))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from compare.graph.model import Access, FusionGraph, Kernel, Part, SourceOp
-from compare.graph.operations import MOVEMENT, PRODUCTS, REDUCTIONS, is_product, token
+from compare.graph.operations import MOVEMENT, PRODUCTS, REDUCTIONS, is_product, token, tokens
 from compare.graph.roofline import Ceilings, floor_us, product_dtype
 
 
@@ -26,43 +26,33 @@ class Tally:
 
 @dataclass(frozen=True)
 class Recomputed:
-    """One operation of the program in several kernels (launch indices). on_purpose: checkpointing asked for it."""
+    """One operation of the program in several kernels (launch indices)."""
 
     op: SourceOp
     kernels: tuple[int, ...]
-    on_purpose: bool
 
 
 @dataclass(frozen=True)
 class Totals:
-    """kernels: launch sites, None for a graph of operations alone, whose tallies then count each operation as unknown.
+    """kernels: launch sites, None for a graph of operations alone, each of which then counts as unknown.
 
-    launches, moved (bytes), flops: of one call. compulsory: fewest bytes each part must move (see `compulsory_bytes`).
-    gemm_barrier: the fewest where each product's result goes through memory. floor_us: what the kernels take at least,
-    one by one; block_floor_us: what the block takes at least, max(compulsory / bandwidth, flops / rate) by part.
-    recoverable_us: measured time above the kernels' floors, of kernels with both; a kernel below its floor (it read
-    from cache) counts zero. These are None without ceilings, and the last without any measured time. device_time_us:
-    None where nothing was measured. saved, materialized: bytes of buffers. workspace: the largest scratch space in
-    bytes. unattributed: operations with neither stage nor line; unattributed_kernels: those with no operation at all.
+    moved: bytes of one call. compulsory: fewest bytes each part must move (see `compulsory_traffic`). gemm_barrier: the
+    fewest where each product's result goes through memory; None where a kernel holds several products or attention,
+    whose results stay on chip. block_floor_us: what the block takes at least, max(compulsory / bandwidth, declared
+    FLOPs / rate) by part, None where nobody declares its FLOPs. device_time_us: None where nothing was measured.
+    recoverable_us: measured time above what the kernels take at least, one by one, of those where both are known; a
+    kernel below its floor (it read from cache) counts zero; None without ceilings or any measured time. below_floor:
+    launch indices of those that are clearly below.
     """
 
     kernels: int | None
-    launches: Tally
-    launches_by_kind: Mapping[str, Tally]
     moved: Tally
     compulsory: Mapping[str, int]
-    gemm_barrier: int
-    flops: Tally
-    saved: int
-    materialized: int
-    workspace: int
-    recomputed: tuple[Recomputed, ...]
-    unattributed: int
-    unattributed_kernels: tuple[int, ...]
-    floor_us: Tally | None = None
+    gemm_barrier: int | None
     block_floor_us: float | None = None
     device_time_us: Tally | None = None
     recoverable_us: Tally | None = None
+    below_floor: tuple[int, ...] = ()
 
     @property
     def fusion_efficiency(self) -> float | None:
@@ -75,19 +65,17 @@ def totals(
     graph: FusionGraph,
     *,
     bytes_compulsory: Mapping[str, int] | None = None,
+    flops_declared: Mapping[str, float] | None = None,
     ceilings: Ceilings | None = None,
     precision: str | None = None,
 ) -> Totals:
     """The sums of one graph.
 
-    bytes_compulsory: by part, where somebody knows better than the graph (`Block.bytes_compulsory`). precision: "ieee"
-    or "tf32", of float32 products; without it the faster one sets the floor.
+    bytes_compulsory, flops_declared: by part, where somebody knows better than the graph (`Block.bytes_compulsory`,
+    `Block.part_flops`). precision: "ieee" or "tf32", of float32 products; without it the faster one sets the floor.
     """
     kernels = graph.kernels or ()
     missing = len(graph.operations) if graph.kernels is None else 0
-    by_kind: dict[str, list[Kernel]] = defaultdict(list)
-    for kernel in kernels:
-        by_kind[kernel.kind].append(kernel)
     own = compulsory_traffic(graph)
     compulsory: Mapping[str, int] = {part: read + written for part, (read, written) in own.items()}
     if bytes_compulsory is not None:
@@ -95,25 +83,15 @@ def totals(
     floors = None if ceilings is None else [floor_us(graph, kernel, ceilings, precision) for kernel in kernels]
     times = [kernel.device_time_us for kernel in kernels]
     measured = any(time is not None for time in times)
-    ops = [op for kernel in kernels for op in kernel.source_ops] if graph.kernels is not None else graph.operations
     return Totals(
         kernels=None if graph.kernels is None else len(kernels),
-        launches=tally((kernel.launches for kernel in kernels), missing),
-        launches_by_kind={kind: tally(k.launches for k in found) for kind, found in by_kind.items()},
-        moved=tally(map(bytes_moved, kernels), missing),
+        moved=Tally(sum(map(known_bytes, kernels)), tally(map(bytes_moved, kernels), missing).unknown),
         compulsory=compulsory,
-        gemm_barrier=sum(compulsory.values()) + _barrier_bytes(graph),
-        flops=tally(map(_flops, kernels), missing),
-        saved=sum(buffer.bytes for buffer in graph.saved),
-        materialized=sum(buffer.bytes for buffer in graph.materialized),
-        workspace=max((kernel.workspace_bytes for kernel in kernels), default=0),
-        recomputed=recomputed(graph),
-        unattributed=sum(not op.stage and not op.line for op in ops),
-        unattributed_kernels=tuple(index for index, kernel in enumerate(kernels) if not kernel.source_ops),
-        floor_us=None if floors is None else tally(floors, missing),
-        block_floor_us=None if ceilings is None else _block_floor(graph, own, compulsory, ceilings, precision),
+        gemm_barrier=None if any(map(_chained, kernels)) else sum(compulsory.values()) + _barrier_bytes(graph),
+        block_floor_us=_block_floor(graph, own, compulsory, flops_declared, ceilings, precision),
         device_time_us=tally(times) if measured else None,
         recoverable_us=None if floors is None or not measured else tally(map(_above, times, floors)),
+        below_floor=tuple(i for i, pair in enumerate(zip(times, floors or (), strict=False)) if _below(*pair)),
     )
 
 
@@ -121,6 +99,12 @@ def bytes_moved(kernel: Kernel) -> int | None:
     """Bytes that all launches of one call read and write."""
     read, written = kernel.bytes_read, kernel.bytes_written
     return None if read is None or written is None or kernel.launches is None else (read + written) * kernel.launches
+
+
+def known_bytes(kernel: Kernel) -> int:
+    """Of what all launches read and write, as much as is known; one launch where their number is not."""
+    accesses = (*(kernel.inputs or ()), *(kernel.outputs or ()))
+    return sum(access.bytes or 0 for access in accesses) * (1 if kernel.launches is None else kernel.launches)
 
 
 def compulsory_traffic(graph: FusionGraph) -> dict[Part, tuple[int, int]]:
@@ -156,13 +140,16 @@ def recomputed(graph: FusionGraph) -> tuple[Recomputed, ...]:
 
     Not what only carries an operation's name (a broadcast of its operand in a kernel of its own), and not those that a
     kernel leaves unfinished for the next: a sum or product in two steps, and what the second step merely repeats (all
-    that it reads is what the first wrote, and it has no operation of its own).
+    that it reads is what the first wrote, and it has no operation of its own). Nor a product's name in a kernel that
+    computes none: it sums what a product left in parts (split-K).
     """
     # A gradient is another operation than the one it is the gradient of, though both come from one place.
     holders: dict[tuple[str, bool], dict[int, SourceOp]] = defaultdict(dict)
     for index, kernel in enumerate(graph.kernels or ()):
         for op in kernel.source_ops:
-            if op.site and (kernel.kind != "copy" or token(op.op) in MOVEMENT):
+            if not op.site or (token(op.op) in PRODUCTS and not _multiplies(kernel)):
+                continue
+            if kernel.kind != "copy" or token(op.op) in MOVEMENT:
                 holders[op.site, op.backward].setdefault(index, op)
     found = []
     for held in holders.values():
@@ -172,7 +159,7 @@ def recomputed(graph: FusionGraph) -> tuple[Recomputed, ...]:
             if not any(_finishes(graph, earlier, index, op) for earlier in computing):
                 computing.append(index)
         if len(computing) > 1:
-            found.append(Recomputed(op, tuple(computing), any(other.rematerialized for other in held.values())))
+            found.append(Recomputed(op, tuple(computing)))
     return tuple(found)
 
 
@@ -192,9 +179,6 @@ def _finishes(graph: FusionGraph, earlier: int, later: int, op: SourceOp) -> boo
     return read <= written and {o.site for o in second.source_ops} <= {o.site for o in first.source_ops}
 
 
-_COUNTED = ("gemm", "attention", "library", "custom")
-
-
 def tally(terms: Iterable[float | None], unknown: int = 0) -> Tally:
     """The sum of the terms that are known, and how many are not (with `unknown` more)."""
     listed = list(terms)
@@ -202,17 +186,27 @@ def tally(terms: Iterable[float | None], unknown: int = 0) -> Tally:
     return Tally(sum(known), unknown + len(listed) - len(known))
 
 
-def _flops(kernel: Kernel) -> float | None:
-    """None only where it matters: the few FLOPs of elementwise work that nobody counted are taken for zero."""
-    if kernel.launches is None:
-        return None
-    if kernel.flops is None:
-        return None if kernel.kind in _COUNTED else 0.0
-    return kernel.flops * kernel.launches
-
-
 def _above(time: float | None, floor: float | None) -> float | None:
     return None if time is None or floor is None else max(0.0, time - floor)
+
+
+_CLEARLY = 0.95  # of a floor: what is nearer may be the spread of the measurements
+
+
+def _below(time: float | None, floor: float | None) -> bool:
+    return time is not None and floor is not None and time < _CLEARLY * floor
+
+
+def _multiplies(kernel: Kernel) -> bool:
+    return is_product(kernel) or kernel.kind in ("attention", "library", "custom")
+
+
+def _chained(kernel: Kernel) -> bool:
+    """Whether a product's result stays in the kernel for another product."""
+    found = tokens(kernel)
+    return kernel.kind == "attention" or "attention" in found or (
+        _multiplies(kernel) and sum(name in PRODUCTS for name in found) > 1
+    )  # fmt: skip
 
 
 def _accesses(graph: FusionGraph, indices: Iterable[int], side: str) -> Iterator[tuple[Kernel, Access]]:
@@ -297,18 +291,18 @@ def _block_floor(
     graph: FusionGraph,
     own: Mapping[Part, tuple[int, int]],
     compulsory: Mapping[str, int],
-    ceilings: Ceilings,
+    flops: Mapping[str, float] | None,
+    ceilings: Ceilings | None,
     precision: str | None,
 ) -> float | None:
-    """None where a product's FLOPs are not known."""
+    """None where the FLOPs of a part are not declared: an implementation may compute more than it must."""
+    if ceilings is None or flops is None or not own or any(part not in flops for part in own):
+        return None
     seconds = 0.0
     for part, (read, written) in own.items():
         kernels = [kernel for kernel in graph.kernels or () if kernel.part == part]
-        flops = tally(map(_flops, kernels))
-        if flops.unknown:
-            return None
-        heaviest = max(kernels, key=lambda kernel: _flops(kernel) or 0.0)
+        heaviest = max(kernels, key=lambda k: (_multiplies(k), (k.flops or 0.0) * (k.launches or 1)))
         rate = ceilings.rate(product_dtype(graph, heaviest), precision)
         memory = compulsory.get(part, read + written) / ceilings.bandwidth(read, written)
-        seconds += max(memory, flops.value / rate if rate else 0.0)
+        seconds += max(memory, flops[part] / rate if rate else 0.0)
     return seconds * 1e6

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import subprocess
 import sys
 import time
 from importlib.util import find_spec
@@ -148,9 +149,9 @@ def test_several_are_compared(jax_code: Any):
     pair = {"plain": jax_code.normed_gelu, "apart": jax_code.normed_gelu_apart}
     explained = xlafuse.explain(pair, struct(256, 512), struct(512), **TARGET)
     assert [len(graph.kernels) for graph in explained.graphs.values()] == [1, 2]
-    assert "split" in explained.align().row("activation").cells[1].relations
+    assert "parted" in explained.align().row("activation").cells[1].relations
     assert any("apart" in finding.text for finding in explained.findings())
-    assert "split" in str(explained)
+    assert "parted" in str(explained)
     assert str(explained["plain"]).startswith("plain")
     with pytest.raises(ValueError, match="2 graphs"):
         _ = explained.graph
@@ -251,8 +252,9 @@ def test_graph_breaks_are_reasons(torch_code: Any):
     explained = xlafuse.explain(torch_code.broken, torch.empty(32, 64), **TARGET)
     graph = explained.graph
     assert len(graph.kernels) == 2
-    (broke,) = [reason for reason in graph.reasons if reason.code == "graph-break"]
-    assert broke.line.endswith("torch_code.py:29")
+    between, broke = [reason for reason in graph.reasons if reason.code == "graph-break"]
+    assert (between.producer, between.consumer) == tuple(kernel.name for kernel in graph.kernels)
+    assert broke.line.endswith("torch_code.py:29") and len(explained.notes) == 1
     assert f"breaks at {broke.line}: Call to `torch._dynamo.graph_break()`" in explained.notes[0]
 
 
@@ -263,7 +265,7 @@ def test_torch_errors_name_the_users_line(torch_code: Any):
         xlafuse.explain(torch_code.mismatched, torch.empty(8, 16), **TARGET)
 
 
-@pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
+@pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers (180 MB): pip install transformers")
 def test_a_llama_decoder_layer(torch_code: Any):
     layer, args, kwargs = torch_code._llama()
     explained = xlafuse.explain(layer, *args, **kwargs, grad=True, **TARGET)
@@ -316,3 +318,12 @@ def test_the_command(jax_code: Any, tmp_path: Path):
     assert "1. 524 kB" in why.stdout
     failed = run(f"{source}:mismatched", "--args", "f32[2,3]", "--framework", "jax")
     assert failed.exit_code == 1 and "mismatched: TypeError" in failed.stderr.splitlines()[-1]
+
+
+def test_nothing_but_progress_goes_to_stderr(jax_code: Any):
+    words = [f"{CODE / 'jax_code.py'}:normed_gelu", "--args", "bf16[256,512], bf16[512]", "--framework", "jax"]
+    done = subprocess.run(
+        [sys.executable, "-m", "compare", "explain", *words, "--target", "h200"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert all(line.startswith(("compiling ", "still compiling")) for line in done.stderr.splitlines()), done.stderr

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from compare.cli import cli
-from compare.explain_cli import made_by, parse_arguments, resolve
+from compare.explain_cli import check, made_by, parse_arguments, resolve
 from compare.explain_parcel import ArrayLike
 from compare.selection import UsageError
 
@@ -37,6 +37,18 @@ def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     file = tmp_path / f"user_code_{tmp_path.name.replace('-', '_')}.py"
     file.write_text(CODE)
     return str(file)
+
+
+def test_a_name_that_a_file_does_not_bind_is_refused_before_it_is_imported(tmp_path: Path) -> None:
+    file = tmp_path / "slow_to_import.py"
+    file.write_text("raise SystemExit('imported')\ndef fused(x): return x\nother = fused\n")
+    for name in ("fused", "other", "fused.attribute"):
+        check(f"{file}:{name}")
+    result = CliRunner().invoke(cli, ["explain", f"{file}:fusd", "--args", "f32[8]"])
+    assert result.exit_code == 2 and "did you mean fused" in result.stderr and "imported" not in result.stderr
+    file.write_text("from math import *\nglobals()['made'] = sqrt\n")
+    check(f"{file}:made")
+    check(f"{file}:sqrt")
 
 
 def array(dtype: str, *shape: int) -> ArrayLike:

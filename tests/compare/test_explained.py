@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import xlafuse
-from compare.explained import Explained
+from compare.explained import Explained, ceilings
 from compare.graph.model import Access, Buffer, FusionGraph, Kernel, SourceOp
 
 
@@ -37,6 +38,12 @@ def test_one_graph_prints_with_its_notes():
     assert str(explained).splitlines()[-1] == "note: something is assumed"
     assert repr(explained) == "<Explained: f>"
     assert max(map(len, explained.text(60).splitlines())) <= 60
+
+
+def test_the_graphs_own_target_prices_it():
+    on_h200 = replace(graph("f", "tanh"), target="NVIDIA H200")
+    assert ceilings(on_h200) is not None
+    assert ceilings(replace(on_h200, target="NVIDIA X1")) is None
 
 
 def test_two_are_put_together():

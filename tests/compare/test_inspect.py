@@ -14,10 +14,12 @@ from compare.blocks import BLOCKS
 from compare.cli import cli
 from compare.graph import store
 from compare.inspect_cli import MOST_TREES, in_stage
+from compare.opening import target_ceilings
 from compare.record import Record
 
 CASE = next(c for c in BLOCKS["swiglu_mlp"].cases("quick") if c.direction == "train")
 OTHER = BLOCKS["gelu"].cases("quick")[0]
+REPORT = Path(__file__).parents[2] / "reports" / "h200-quick"
 
 
 def inspect(*words: object) -> Result:
@@ -36,7 +38,10 @@ def run(tmp_path: Path) -> Path:
         store.save(graph, folder / "graphs" / f"{name}.json.gz")
         kernels = {"forward": {"unjoined": ["[memset]", "surprise"] if name == "inductor" else []}}
         graph_file = f"graphs/{name}.json.gz"
-        record.append(folder, Record(CASE, name, name, "ok", target="h200", graph=graph_file, kernels=kernels))
+        flops = BLOCKS["swiglu_mlp"].part_flops(CASE)
+        record.append(
+            folder, Record(CASE, name, name, "ok", target="h200", graph=graph_file, kernels=kernels, flops=flops)
+        )
     record.append(folder, Record(OTHER, "cuda", "cuda", "skipped", detail="no [red]kernel[/red] \x1b[31m"))
     record.append(folder, Record(OTHER, "triton", "triton", "ok", dumps="dumps/x.zip"))
     return folder
@@ -58,7 +63,7 @@ def test_a_run_shows_every_record_with_its_graph(run: Path) -> None:
         "swiglu_mlp/llama-8b/bf16/train/xla xla for h200, jax 0.11.2 ok, for h200", "1. input_convert_reduce_fusion",
         "extern_kernels.addmm", "forward: ran on the device and belongs to no kernel here: [memset], surprise",
         "skipped: no [red]kernel[/red] [31m no graph recorded", "no graph recorded; its compiler's files:",
-        "what stands out", "above what its kernels take at least",
+        "what stands out", "above what its kernels take at least", "the function itself takes",
     ):
         assert part in text, part
 
@@ -66,6 +71,9 @@ def test_a_run_shows_every_record_with_its_graph(run: Path) -> None:
 def test_filters(run: Path) -> None:
     text = inspect(run, "--block", "swiglu_mlp", "-i", "inductor").stdout
     assert "extern_kernels.addmm" in text and "input_convert" not in text
+    for view in (["--kernel", "1"], ["--stage", "norm"], ["--why"]):
+        shown = inspect(run, "--block", "swiglu_mlp", "-i", "inductor", *view)
+        assert f"{CASE.id}/inductor" in flat(shown.stdout), view
     refused = inspect(run, "-i", "egaer")
     assert refused.exit_code == 2 and "no implementation 'egaer'" in refused.stderr
 
@@ -88,6 +96,11 @@ def test_json_of_a_run_is_a_list_of_records(run: Path) -> None:
     assert listed[3]["graph"] is None
 
 
+def test_only_a_block_says_what_its_function_takes_at_least(file: Path) -> None:
+    text = flat(inspect(file).stdout)
+    assert "above what its kernels take at least" in text and "the function itself" not in text
+
+
 def test_json_of_a_file_is_its_graph(file: Path) -> None:
     assert store.from_json(json.loads(inspect(file, "--json").stdout)) == XLA
 
@@ -95,7 +108,8 @@ def test_json_of_a_file_is_its_graph(file: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [("graph", 3), ("dumps", []), ("detail", {}), ("kernels", {"forward": [1]}),
-     ("kernels", {"forward": {"unjoined": 1}}), ("bytes_compulsory", {"forward": "many"})],
+     ("kernels", {"forward": {"unjoined": 1}}), ("bytes_compulsory", {"forward": "many"}),
+     ("flops", ["many"])],
 )
 def test_a_record_of_another_shape_costs_itself_alone(run: Path, name: str, value: object) -> None:
     record.append(run, Record(OTHER, "odd", "xla", "ok", **{name: value}))  # type: ignore[arg-type]
@@ -144,20 +158,24 @@ def test_stages_hold_what_is_within_them(stage: str, wanted: str, held: bool) ->
 
 
 def test_why_is_ranked_priced_and_says_by_whom(file: Path) -> None:
+    bandwidth = target_ceilings("h200").bandwidth(1, 1)
+    prices = [size / bandwidth * 1e6 for size in (117_440_512, 67_125_248)]
     text = flat(inspect(file, "--why").stdout)
-    first, second = text.index("1. 117 MB, 27.4 µs"), text.index("2. 67.1 MB, 15.7 µs")
+    first, second = (text.index(f"{i}. {size} MB, {price:.1f} µs") for i, size, price in zip(
+        (1, 2), (117, 67.1), prices, strict=True
+    ))  # fmt: skip
     assert first < text.index("loop_add_fusion → gemm_fusion_dot_general.11") < second
-    assert "4.28 TB/s of h200" in text
+    assert f"{bandwidth / 1e12:.2f} TB/s of h200" in text
     assert "its own estimate: 41 µs fused, 27.5 µs apart" in text
     (answer,) = json.loads(inspect(file, "--why", "--json").stdout)
-    assert [round(each["saves_us_at_most"], 1) for each in answer["missed"]] == [27.4, 15.7]
+    assert [each["saves_us_at_most"] for each in answer["missed"]] == pytest.approx(prices)
 
 
 def test_implementations_of_a_run_side_by_side(run: Path) -> None:
     result = inspect(run, "--align", "xla", "inductor")
     assert result.exit_code == 0, result.output
     text = flat(result.stdout)
-    assert "norm/normalize 2 1: merged" in text
+    assert "norm/normalize 2 1: joined" in text
     assert "backward: act 7 6: recomputed" in text
     (answer,) = json.loads(inspect(run, "--align", "xla", "inductor", "--json").stdout)
     assert answer["graphs"] == ["xla", "inductor"] and answer["case"] == CASE.id
@@ -167,13 +185,28 @@ def test_implementations_of_a_run_side_by_side(run: Path) -> None:
 def test_more_than_two_implementations_side_by_side(run: Path) -> None:
     text = flat(inspect(run, "--align", "xla", "inductor,xla-unfused").stdout)
     assert "stage xla inductor xla-unfused" in text
-    assert "norm/normalize 2 1: merged 2 " in text
+    assert "norm/normalize 2 1: joined 2 " in text
+
+
+def test_passes_of_a_runs_records() -> None:
+    chosen = ("--block", "rmsnorm", "--case", "llama-8b", "--direction", "train", "--passes")
+    result = inspect(REPORT, *chosen, "-i", "xla,inductor")
+    assert result.exit_code == 0, result.output
+    text = flat(result.stdout)
+    step = "rmsnorm/llama-8b/bf16/train/xla"
+    assert text.index(f"{step} forward") < text.index(f"{step} backward") < text.index("no dump of XLA's")
+    assert "priority-fusion" in text and text.endswith("no dump of XLA's: rmsnorm/llama-8b/bf16/train/inductor")
+    answers = json.loads(inspect(REPORT, *chosen, "-i", "xla", "--json").stdout)
+    assert [answer["module"] for answer in answers] == [f"{step} forward", f"{step} backward"]
+    assert all(answer["passes"] for answer in answers)
+    refused = inspect(REPORT, *chosen, "-i", "inductor")
+    assert refused.exit_code == 2 and "no dump of XLA's of rmsnorm/llama-8b/bf16/train/inductor" in refused.stderr
 
 
 def test_two_paths_side_by_side(file: Path, tmp_path: Path) -> None:
     store.save(INDUCTOR, tmp_path / "b.json.gz")
     for words in ((file, tmp_path / "b.json.gz"), ("--align", file, tmp_path / "b.json.gz")):
-        assert "norm/normalize 2 1: merged" in flat(inspect(*words).stdout)
+        assert "norm/normalize 2 1: joined" in flat(inspect(*words).stdout)
 
 
 def test_graphs_of_one_saved_explanation(tmp_path: Path) -> None:
@@ -195,7 +228,7 @@ def test_dot(file: Path) -> None:
         (["{file}", "--why", "--dot"], "different views"),
         (["{file}", "--dot", "--json"], "does not go with --json"),
         (["{file}", "--block", "gelu"], "no run folder"),
-        (["{file}", "--passes"], "needs a dump folder of XLA's"),
+        (["{file}", "--passes"], "no dump of XLA's of swiglu_mlp"),
         (["{file}", "--kernel", "lop_add_fusion"], "did you mean loop_add_fusion"),
         (["{file}", "--stage", "actt"], "did you mean act"),
         (["{file}", "--why", "--target", "h100"], "no target 'h100'; did you mean h200"),

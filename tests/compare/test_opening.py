@@ -85,7 +85,9 @@ def test_the_archive_of_a_record_packed_and_unpacked(tmp_path: Path, implementat
 
 
 def test_the_halves_of_a_training_step_are_two_graphs(tmp_path: Path) -> None:
-    found = opening.contents(DUMPS / "rmsnorm-llama-8b-bf16-train-xla.zip").found
+    opened = opening.contents(DUMPS / "rmsnorm-llama-8b-bf16-train-xla.zip")
+    found = opened.found
+    assert "efficiencies are above the step's" in " ".join(opened.warnings)
     for each in found:
         assert {kernel.part for kernel in each.graph().kernels or ()} == {each.name}
     assert {each.name for each in found} == {"forward", "backward"}
@@ -103,6 +105,34 @@ def test_a_folder_of_graphs(tmp_path: Path) -> None:
     store.save(XLA, tmp_path / "a.json")
     store.save(INDUCTOR, tmp_path / "b.json.gz")
     assert [(each.name, each.graph()) for each in opening.contents(tmp_path).found] == [("a", XLA), ("b", INDUCTOR)]
+
+
+def test_a_folder_of_hlo_files_and_archives(tmp_path: Path) -> None:
+    (tmp_path / "a.hlo.txt").write_bytes(HLO.read_bytes())
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(HLO.read_bytes()))
+    (tmp_path / "notes.txt").write_text("nothing")
+    (tmp_path / "broken.gz").write_bytes(b"\x1f\x8bbroken")
+    for direction, implementation in (("train", "xla"), ("fwd", "xla"), ("fwd", "inductor")):
+        name = f"rmsnorm-llama-8b-bf16-{direction}-{implementation}.zip"
+        (tmp_path / name).write_bytes((DUMPS / name).read_bytes())
+    opened = opening.contents(tmp_path)
+    names = [each.name for each in opened.found]
+    step = "rmsnorm-llama-8b-bf16-train-xla"
+    assert set(names) == {
+        "a.hlo.txt", "b.txt.gz", "rmsnorm-llama-8b-bf16-fwd-inductor", "rmsnorm-llama-8b-bf16-fwd-xla",
+        f"{step}/forward", f"{step}/backward",
+    }  # fmt: skip
+    assert len(names) == 6 and all(each.graph().kernels for each in opened.found)
+    assert {kernel.part for kernel in opened.module(f"{step}/backward").graph().kernels or ()} == {"backward"}
+
+
+def test_what_a_record_was_compiled_to() -> None:
+    found = {each.name: each for each in opening.contents(DUMPS.parent).found}
+    (module,) = found["rmsnorm/llama-8b/bf16/fwd/xla"].compiled()
+    assert module[0] == "rmsnorm/llama-8b/bf16/fwd/xla" and module[1].snapshots()
+    step = "rmsnorm/llama-8b/bf16/train/xla"
+    assert [name for name, _ in found[step].compiled()] == [f"{step} forward", f"{step} backward"]
+    assert found["rmsnorm/llama-8b/bf16/fwd/inductor"].compiled() == []
 
 
 def test_the_target_s_ceilings_and_whose_they_are(tmp_path: Path) -> None:

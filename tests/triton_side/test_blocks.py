@@ -29,7 +29,7 @@ STAGES = {
     "vector_add": {"add"},
     "gelu": {"gelu"},
     "softmax": {"max", "exp", "sum", "divide"},
-    "rmsnorm": {"square_mean", "normalize", "scale"},
+    "rmsnorm": {"mean_square", "normalize", "weight"},
     "swiglu_mlp": {"norm", "gate", "up", "act", "down", "residual"},
     "attention": {"scores", "mask", "softmax", "values"},
 }

@@ -77,3 +77,44 @@ def test_the_attention_kernel_is_one_that_takes_the_call():
     """)
     flash, efficient = "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"
     assert found == [[flash], [efficient], [efficient], [efficient]]
+
+
+def test_units_are_told_by_the_memory_of_results_that_nobody_computed():
+    found = run("""
+        def function(x, weight):
+            hidden, twice = x @ weight, x * 2
+            torch._dynamo.graph_break()
+            return torch.softmax(hidden, -1) + twice
+        both = [compiled(function, tensor(64, 64), tensor(64, 64), train=train) for train in (False, True)]
+        graphs = [captured.program().graphs for captured in both]
+        print(json.dumps([[[dict(each.holds), each.inputs, each.outputs] for each in some] for some in graphs]))
+    """)
+    for first, second, *backward in found:
+        results = {first[0][name] for name in first[2][:2]}
+        assert {second[0][name] for name in second[1][:2]} == results and len(results) == 2
+        assert all(holds == {} for holds, _, _ in backward)
+
+
+def test_what_a_match_took_from_another_kernel_is_not_computed_again():
+    found = run("""
+        softmax = compiled(lambda x: torch.softmax(x.float(), -1).bfloat16(), tensor(1, 1 << 20))
+        (graph,) = softmax.program().graphs
+        print(json.dumps([[list(call.kernel.ops), [s.op for s in call.sources], call.flops] for call in graph.calls]))
+    """)
+    (first, _, elements), (_, second, finish), (third, _, _) = found
+    assert {"aten.amax", "aten.sub", "aten.exp", "aten.sum"} <= set(first) and elements > finish > 0
+    assert second == ["aten.amax", "aten.sum"]
+    assert [op for op in third if op.startswith("aten.")] == ["aten.sub", "aten.exp", "aten.div"]
+
+
+def test_bytes_of_results_and_operands_of_more_than_a_billion_elements():
+    found = run("""
+        q = tensor(1, 64, 131072, 128)
+        attention = compiled(F.scaled_dot_product_attention, q, q, q, train=True).kernels
+        product = compiled(torch.bmm, tensor(1, 40000, 8), tensor(1, 8, 40000)).kernels
+        print(json.dumps([[b.bytes for b in (*k.inputs, *k.outputs)] for k in (*attention, *product)]))
+    """)
+    whole = 2 * 64 * 131072 * 128
+    assert found[0][:2] == [whole, whole]
+    assert found[1][:3] == [whole, whole, whole] and found[1][-3:] == [whole, whole, whole]
+    assert found[-1] == [2 * 8 * 40000, 2 * 8 * 40000, 2 * 40000**2]

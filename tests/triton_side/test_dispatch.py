@@ -40,8 +40,9 @@ def test_forward_operations_with_stage_line_bytes_and_flow() -> None:
         "aten._to_copy.default", "aten.mul.Tensor", "aten.mean.dim", "aten.add.Tensor", "aten.rsqrt.default",
         "aten.mul.Tensor", "aten._to_copy.default", "aten.mul.Tensor",
     ]  # fmt: skip
-    assert [operation.kind for operation in forward[:3]] == ["copy", "elementwise", "reduction"]
+    assert [operation.kind for operation in forward[:3]] == ["elementwise", "elementwise", "reduction"]
     first, square, mean = forward[:3]
+    assert first.flops == 32  # a conversion, one an element
     assert first.reads[0].storage == recorded.inputs["x"].storage
     assert (first.reads[0].bytes, first.writes[0].bytes) == (64, 128)
     # x * x reads one buffer, once.
@@ -94,6 +95,13 @@ def test_in_place_operations_read_what_they_do_not_overwrite() -> None:
     assert (len(add.reads), len(add.writes)) == (2, 1) and add.writes[0].storage == add.reads[0].storage
     assert (zero.kind, zero.reads, zero.writes[0].bytes) == ("memset", (), 32)
     assert (copy.kind, len(copy.reads), copy.reads[0].storage) == ("copy", 1, add.reads[1].storage)
+    wide = torch.ones(8, dtype=torch.float64)
+    with record_operations() as events:
+        x.copy_(wide)
+        x.to(torch.float64)
+    converts, too = (event for event in events if isinstance(event, Operation))
+    assert (converts.kind, converts.flops, too.kind) == ("elementwise", 8, "elementwise")
+    assert (copy.flops, len(converts.reads)) == (0, 1)
     assert (fill.writes[0].bytes, fill.writes[0].offset, fill.writes[0].storage) == (8, 2, zero.writes[0].storage)
     assert zeros.reads == ()
 
@@ -194,6 +202,14 @@ def test_sdpa_is_attention_and_causal_halves_its_flops() -> None:
                 torch.ops.aten._scaled_dot_product_flash_attention(q, q, q, 0.0, causal)
             assert isinstance(events[0], Operation) and events[0].flops is not None
             flops.append(events[0].flops)
+        with record_operations() as events:
+            torch.ops.aten._flash_attention_forward(
+                *[q.transpose(1, 2)] * 3, None, None, 16, 16, 0.0, True, False, window_size_left=4
+            )
+            torch.ops.aten._efficient_attention_forward(
+                *[q.transpose(1, 2)] * 3, None, None, None, 16, 16, 0.0, 1, window_size=4
+            )
+        assert [e.flops for e in events if isinstance(e, Operation)] == [None, None]  # a window masks more
     assert flops[0] == 2 * 2 * 2 * 16 * 16 * 8 and flops[1] == flops[0] / 2
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from triton_side import _inductor_private as private
-from triton_side import inductor
+from triton_side import inductor, inductor_dump
 from triton_side.stages import stage
 
 ROWS, WIDTH, HIDDEN = 16, 32, 64
@@ -142,6 +142,43 @@ def test_write(run, tmp_path):
     assert [kernel["name"] for kernel in listed] == [kernel.name for kernel in captured.kernels]
     for part in ("forward", "backward"):
         assert (tmp_path / part / "output_code.py").read_text() == captured.graph(part).code
+
+
+def test_what_was_written_is_read_with_the_stage_and_line_of_every_operation(run, tmp_path):
+    run[0].write(tmp_path)
+    written, found = run[0].program(), inductor_dump.read(tmp_path)
+    for ours, theirs in zip(written.graphs, found.graphs, strict=True):
+        assert [call.sources for call in theirs.calls] == [call.sources for call in ours.calls]
+    assert any(len({node.stage for node in call.sources}) > 1 for graph in found.graphs for call in graph.calls)
+    listed = json.loads((tmp_path / "kernels.json").read_text())
+    for kernel in listed:  # as it was written before
+        del kernel["sources"]
+    (tmp_path / "kernels.json").write_text(json.dumps(listed))
+    older = inductor_dump.read(tmp_path)
+    assert [call.kernel.ops for call in older.graphs[0].calls] == [call.kernel.ops for call in found.graphs[0].calls]
+
+
+def test_bytes_of_a_product_of_more_than_a_billion_elements():
+    rows = 40_000
+    with inductor._recording(measured=False) as captured, private.fake_tensor_mode(), private.compiling_only():
+        inductor.compile(torch.bmm)(torch.empty(1, rows, 8), torch.empty(1, 8, rows))
+    (product,) = captured.kernels
+    assert [buffer.bytes for buffer in product.outputs] == [4 * rows * rows]
+    assert [buffer.bytes for buffer in product.inputs] == [4 * rows * 8] * 2
+
+
+def test_what_a_fused_kernel_reads_of_its_own_is_not_read(monkeypatch):
+    class Group:
+        read_writes = SimpleNamespace(reads=[], writes=[SimpleNamespace(name="buf1")])
+
+        def get_read_write_buffer_accesses(self, include_reads, include_writes):
+            return {"buf0": 64, "buf1": 4} if include_reads else {"buf1": 4}
+
+    scheduler = SimpleNamespace(mutation_real_name={})
+    graph = SimpleNamespace(scheduler=scheduler, name_to_buffer={})
+    monkeypatch.setattr(private, "V", SimpleNamespace(graph=graph))
+    assert private._accesses([Group()], reads=True) == {"buf0": 64}
+    assert private._accesses([Group()], reads=False) == {"buf1": 4}
 
 
 def test_a_capture_without_a_compile_is_an_error():

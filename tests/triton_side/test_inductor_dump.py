@@ -13,7 +13,7 @@ import pytest
 from triton_side import inductor_dump
 from triton_side.inductor_code import read_code
 from triton_side.inductor_dump import DumpError, read
-from triton_side.inductor_graph import GraphBreak
+from triton_side.inductor_graph import Buffer, GraphBreak
 from triton_side.inductor_text import read_fx, replaced
 
 ROOT = Path(__file__).parents[2]
@@ -120,9 +120,26 @@ def call(self, args):
     )
     assert (code.part, code.unit) == ("backward", 3)
     assert [(call.name, call.handle, call.reads, call.writes) for call in code.calls] == [
-        ("aten.sum", "aten.sum:3", ["workspace_0"], ["buf1"]),
-        ("aten.to", "aten.to:4", ["buf1"], ["buf1"]),
+        ("aten.sum", "aten.sum:3", ["workspace_0"], ["buf1_sum"]),
+        ("aten.to", "aten.to:4", ["buf1_sum"], ["buf1"]),
     ]
+
+
+def test_sums_that_are_converted_have_a_buffer_of_their_own(tmp_path):
+    (tmp_path / "output_code.py").write_text(
+        """# AOT ID: ['3_backward']
+def call(self, args):
+    primals_1, = args
+    workspace_0 = empty_strided_cuda((1024, ), (1, ), torch.float32)
+    buf1 = empty_strided_cuda((256, ), (1, ), torch.bfloat16)
+    buf1 = workspace_0[0 * 4 * 256 : (0 + 1) * 4 * 256].view(4, 256).sum(dim=0).to(torch.bfloat16)
+    return (buf1, )
+"""
+    )
+    (graph,) = read(tmp_path).graphs
+    adds, converts = (call.kernel for call in graph.calls)
+    assert adds.outputs == converts.inputs == (Buffer("buf1_sum", 1024),)
+    assert converts.outputs == (Buffer("buf1", 512),) and graph.memory["buf1_sum"].dtype == "f32"
 
 
 def test_a_call_with_several_results_and_one_that_mutates():

@@ -118,6 +118,9 @@ def test_cuda_forward_and_backward_in_order(compiled: dict[str, Any]) -> None:
     assert backward["label"] == "softmax_backward<__nv_bfloat16, 8, 4, 128, 1>"
     assert forward["name"].startswith("_Z") and forward["name"] in forward["ptx"]
     assert forward["kind"] == "cuda" and forward["source"] == "softmax.cu"
+    source = (Path(__file__).parents[2] / "triton_side/cuda/softmax.cu").read_text().splitlines()
+    for launch in (forward, backward):
+        assert source[launch["line"] - 1].startswith(launch["label"].partition("<")[0] + "(")
     assert forward["grid"] == [64, 1, 1] and forward["block"] == [128, 1, 1] and forward["num_warps"] == 4
     assert forward["signature"] == ["*bf16", "*bf16", "i64", "i32"]
     assert [t[5] for t in backward["tensors"]] == [1, 2, 3]

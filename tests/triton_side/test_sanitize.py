@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from triton_side import sanitize, sanitizer_log
 from triton_side.cuda import program, tensors
 from triton_side.kernels._launch import INTERPRETED
-from triton_side.sanitizer_log import Launched, parse, summary
+from triton_side.sanitizer_log import Launched, Outcome, parse, summary
 
 PACKAGE = Path(sanitize.__file__).parent
 KERNELS = [
@@ -155,3 +156,89 @@ def test_the_cases_launch_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_more_reports_are_shown_than_fit() -> None:
     text = summary(KERNELS, [parse("racecheck", RACECHECK.replace(RACE, 9 * RACE), KERNELS)], "")
     assert text.count("- racecheck, softmax_forward_kernel: ") == sanitizer_log.SHOWN + 1
+
+
+CASED = [
+    Launched("gelu_forward_kernel", "Triton", ["gelu_forward_kernel"], 2, 0, ["gelu bf16", "gelu fp32"]),
+    Launched("softmax_forward_kernel", "Triton", ["softmax_forward_kernel"], 1, 16, ["softmax bf16"]),
+]
+
+
+def test_what_time_did_not_do_for_is_said(tmp_path: Path) -> None:
+    outcome = sanitize.run_tool(fake_sanitizer(tmp_path, "========= ERROR SUMMARY: 0 errors\n"), "memcheck", CASED, 60)
+    assert outcome.failure is None and outcome.reached == frozenset()  # it printed no case's name
+    outcome = replace(outcome, reached=frozenset({"gelu bf16"}))
+    text = summary(CASED, [outcome], "")
+    assert "| gelu_forward_kernel | Triton | 2 | 0 | 0, 1 of 2 cases |" in text
+    assert "| softmax_forward_kernel | Triton | 1 | 16 | not reached |" in text
+    assert "memcheck: 2 cases were not reached (--limit): gelu fp32, softmax bf16" in text
+
+
+def test_a_process_whose_time_is_over_begins_no_case(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made: list[str] = []
+    now = [100.0]
+
+    def case(name: str) -> tuple[str, sanitize.Call]:
+        def call() -> None:
+            made.append(name)
+            now[0] += 10
+
+        return name, call
+
+    monkeypatch.setattr(sanitize, "cases", lambda device: iter([case("a"), case("b"), case("c"), case("d")]))
+    monkeypatch.setattr(sanitize.time, "time", lambda: now[0])
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    sanitize.launch_all(None, count=3)
+    assert made == ["a", "b", "c"]
+    made.clear()
+    sanitize.launch_all(None, until=now[0] + 15)
+    assert made == ["a", "b"] and capsys.readouterr().out.split() == ["a", "b", "c", "a", "b"]
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    names = dict.fromkeys(case for entry in CASED for case in entry.cases)
+    monkeypatch.setattr(sanitize, "cases", lambda device: iter([(name, lambda: None) for name in names]))
+    monkeypatch.setattr(sanitize, "_launched", lambda limit: CASED)
+
+
+def test_the_summary_is_there_after_each_tool_and_a_stop(
+    monkeypatch: pytest.MonkeyPatch, on_a_gpu: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "reports" / "sanitize.md"
+    limits: list[float] = []
+
+    def run_tool(sanitizer: str, tool: str, launched: list[Launched], limit: float, begin_for: float) -> Outcome:
+        limits.extend([limit, begin_for])
+        if tool == "racecheck":
+            assert "- memcheck: 0 errors" in out.read_text()
+            raise KeyboardInterrupt
+        return Outcome(tool, (), 0, 0, None, frozenset({"gelu bf16", "gelu fp32", "softmax bf16"}))
+
+    monkeypatch.setattr(sanitize, "run_tool", run_tool)
+    arguments = ["--out", str(out), "--limit", "100", "--sanitizer", fake_sanitizer(tmp_path, "")]
+    assert sanitize.main(arguments) == 1
+    assert "racecheck was stopped by a signal" in out.read_text() == capsys.readouterr().out
+    assert limits == pytest.approx([100, 37.5, 100, 75], abs=5)  # what the first did not need is the second's
+
+
+def test_all_checked_and_clean_is_0_and_a_part_of_it_1(
+    monkeypatch: pytest.MonkeyPatch, on_a_gpu: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    every = {"gelu bf16", "gelu fp32", "softmax bf16"}
+    reached = [every, every - {"gelu fp32"}]
+    monkeypatch.setattr(
+        sanitize, "run_tool", lambda sanitizer, tool, *rest: Outcome(tool, (), 0, 0, None, frozenset(reached[0]))
+    )
+    sanitizer = fake_sanitizer(tmp_path, "")
+    assert sanitize.main(["--sanitizer", sanitizer]) == 0
+    reached.pop(0)
+    assert sanitize.main(["--sanitizer", sanitizer]) == 1
+    assert "gelu_forward_kernel | Triton | 2 | 0 | 0, 1 of 2 cases" in capsys.readouterr().out
+    monkeypatch.setattr(sanitize, "_launched", lambda limit: CASED[:1])
+    assert sanitize.main(["--sanitizer", sanitizer]) == 1
+    assert "Of 3 cases, 2 were compiled in time (--limit); not: softmax bf16" in capsys.readouterr().out

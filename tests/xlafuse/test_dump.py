@@ -1,12 +1,14 @@
 """What one compile leaves in a folder."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
+from jax import Array
 from jax import ShapeDtypeStruct as Struct
 
-from xlafuse import compiler, directions, dump, hlo
+from xlafuse import compiler, directions, dump, hlo, variants
 from xlafuse.blocks import rmsnorm
 
 INPUTS = {"x": Struct((512, 1024), jnp.bfloat16), "weight": Struct((1024,), jnp.bfloat16)}
@@ -16,7 +18,8 @@ FORWARD = directions.forward(rmsnorm.apply, {"eps": 1e-6})
 def test_an_h200_compile_leaves_named_artifacts(h200: compiler.Target, tmp_path: Path) -> None:
     compiled = compiler.compile(FORWARD, (INPUTS,), target=h200, dump_to=tmp_path / "dump")
     found = dump.collect(tmp_path / "dump")
-    assert dump.ARTIFACTS.keys() - {"autotune_results", "fusion_frames"} <= found.keys()
+    absent = {"autotune_results", "fusion_frames", "thunks_after_passes"}  # nothing tuned, not asked for, one launch
+    assert dump.ARTIFACTS.keys() - absent <= found.keys()
     assert {"before_priority-fusion", "after_priority-fusion", "after_priority-fusion_proto"} <= found.keys()
     (kernel,) = compiled.kernels
     assert f"ptx/{kernel.runtime_name}" in found
@@ -67,3 +70,52 @@ def test_ptx_is_named_after_its_kernels(tmp_path: Path) -> None:
     (raw / "module_0001.jit_f.5.ptx").write_text("")
     found = dump.keep(raw, kept, "jit_f", "")
     assert {name for name in found if name.startswith("ptx/")} == {"ptx/fusion_1", "ptx/loop_a+1"}
+
+
+_THUNKS = """\
+001: kCopy          [source       | next=002 (1)] kCopy
+002: kCommandBuffer [prev=001 (1) | sink]
+    003: kCustomKernel   [source | next=004 (1)] fusion grid: [8, 1, 1] threads: [64, 1, 1]  shared_memory: 0 bytes
+    004: kWhile          [prev=003 (1) | sink]
+        005: kCublasLtMatmul [source | sink] kCublasLtMatmul
+006: kWhile         [source | sink]
+    007: kCustomKernel   [source | sink] loop_fusion grid: [8, 1, 1] threads: [64, 1, 1]  shared_memory: 0 bytes
+"""
+
+
+def test_launches_in_command_buffers_are_counted(tmp_path: Path) -> None:
+    assert dump.command_buffers_of(_THUNKS) == (2, 4)
+    assert dump.command_buffers_of("") == (0, 0)
+    assert dump.command_buffers(tmp_path) is None
+    (tmp_path / "thunks.txt").write_text("001: kCustomKernel [source | sink] fusion grid: [8, 1, 1]\n")
+    assert dump.command_buffers(tmp_path) == (0, 1)
+    (tmp_path / "thunks_after_passes.txt").write_text(_THUNKS)
+    assert dump.command_buffers(tmp_path) == (2, 4)
+
+
+@pytest.mark.parametrize(("setting", "share"), [("default", (0, 4)), ("all", (4, 4)), ("none", (0, 4))])
+def test_command_buffers_can_be_had_and_not(
+    h200: compiler.Target, tmp_path: Path, setting: variants.CommandBuffers, share: tuple[int, int]
+) -> None:
+    """Four launches are too few for XLA's default."""
+    compiler.compile(_chain(2), (_SQUARE,), command_buffers=setting, target=h200, dump_to=tmp_path)
+    assert dump.command_buffers(tmp_path) == share
+
+
+def test_six_launches_are_one_command_buffer_by_default(h200: compiler.Target, tmp_path: Path) -> None:
+    compiler.compile(_chain(3), (_SQUARE,), target=h200, dump_to=tmp_path / "default")
+    assert dump.command_buffers(tmp_path / "default") == (6, 6)
+    compiler.compile(_chain(3), (_SQUARE,), command_buffers="none", target=h200, dump_to=tmp_path / "none")
+    assert dump.command_buffers(tmp_path / "none") == (0, 6)
+
+
+_SQUARE = Struct((256, 256), jnp.float32)
+
+
+def _chain(products: int) -> Callable[[Array], Array]:
+    def chain(x: Array) -> Array:
+        for _ in range(products):
+            x = jnp.sin(x) @ x  # two launches
+        return x
+
+    return chain

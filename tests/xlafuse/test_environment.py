@@ -46,6 +46,15 @@ def test_results_are_recorded_as_text_only(tmp_path: Path) -> None:
     assert "recorded to a .textproto file" in _run(code).stderr
 
 
+def test_results_of_before_are_used_again(tmp_path: Path) -> None:
+    done = _run(
+        _IMPORT + "import os, pathlib; "
+        f"configure_environment(reuse_autotune_from=pathlib.Path({str(tmp_path)!r}, 'a.textproto')); "
+        "print(os.environ['XLA_FLAGS'])"
+    )
+    assert f"--xla_gpu_load_autotune_results_from={tmp_path}/a.textproto" in done.stdout, done.stderr
+
+
 def _entry(fingerprint: str, backend: str) -> str:
     return (
         f'entries {{\n  key {{\n    target {{\n      hlo_fingerprint: "{fingerprint}"\n    }}\n  }}\n'

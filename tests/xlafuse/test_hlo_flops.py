@@ -93,7 +93,12 @@ def test_cudnn_attention(target: str, products: int) -> None:
     }
     query, key = f"bf16[{batch},{rows},{heads},{size}]", f"bf16[{batch},{columns},{heads},{size}]"
     flops = _flops(f"({query}, u8[256])", _custom_call(target, config), query, key, key)
-    assert flops == products * 2 * batch * heads * rows * columns * size
+    assert flops == products * batch * heads * rows * columns * size  # half of the scores
+    inner = config["cudnn_fmha_backend_config"]
+    for mask, window, halves in (("NO_MASK", 0, 2), ("PADDING_CAUSAL", 0, None), ("CAUSAL", 8, None)):
+        changed = {"cudnn_fmha_backend_config": inner | {"mask_type": mask, "sliding_window_length": window}}
+        flops = _flops(f"({query}, u8[256])", _custom_call(target, changed), query, key, key)
+        assert flops == (halves and halves * products * batch * heads * rows * columns * size)
 
 
 WINDOW = "window={{size={kernel} stride={stride} pad={low}_{high} lhs_dilate={base} rhs_dilate={dilation}}}"

@@ -165,7 +165,6 @@ ENTRY %main () -> f32[] {
     [
         ("sine(%q)", "%x", True),  # the same on the same
         ("sine(%q)", "%f#1", False),  # the next turn of a Python loop
-        ("copy(%q)", "%f#0", False),  # moves what was computed
     ],
 )
 def test_equal_sites_are_one_operation(operation: str, operand: str, again: bool) -> None:
@@ -176,6 +175,51 @@ def test_equal_sites_are_one_operation(operation: str, operand: str, again: bool
     assert [op.op for op in second.source_ops] == ["sin", "negate"]
     assert (first.source_ops[0].site == second.source_ops[0].site) is again
     assert second.source_ops[0].line == "f.py:1" and second.source_ops[1].site == ""
+
+
+def _named(instructions: str) -> tuple[hlo.Launch, ...]:
+    """Each instruction's op_name and line stand behind a "|"."""
+    lines = [line.strip().split("|") for line in instructions.strip().splitlines()]
+    body = "\n".join(
+        f'{text}, metadata={{op_name="{name}" source_file="f.py" source_line={line}}}' for text, name, line in lines
+    )
+    text = f"""HloModule m
+%fused (p: f32[8,4]) -> f32[8,4] {{
+  %p = f32[8,4]{{1,0}} parameter(0)
+  {body}
+}}
+ENTRY %main () -> f32[] {{
+  %x = f32[8,4]{{1,0}} parameter(0), metadata={{op_name="x"}}
+  ROOT %f = f32[8,4]{{1,0}} fusion(%x), kind=kLoop, calls=%fused
+}}"""
+    return hlo.program(hlo.parse(text)).launches
+
+
+@pytest.mark.parametrize("mover", ["copy(%p)", "slice(%p), slice={[0:8], [0:4]}", "transpose(%p), dimensions={0,1}"])
+def test_who_moves_under_the_name_of_a_computation_does_not_compute_it(mover: str) -> None:
+    moved = f"%c = f32[8,4]{{1,0}} {mover}|jit(f)/transpose(jvp(a))/div|1"
+    (launch,) = _named(f"{moved}\nROOT %n = f32[8,4]{{1,0}} negate(%c)|jit(f)/b/neg|2")
+    assert [(op.op, op.stage) for op in launch.source_ops] == [("neg", "b")]
+    (alone,) = _named(f"ROOT {moved}")
+    opcode = mover.partition("(")[0]
+    assert alone.source_ops == (hlo.SourceOp(opcode, stage="a", line="f.py:1", backward=True),)
+
+
+def test_a_concatenation_for_a_merged_product_belongs_to_no_stage() -> None:
+    (launch,) = _named("ROOT %c = f32[16,4]{1,0} concatenate(%p, %p), dimensions={0}|jit(f)/norm/mul|1")
+    assert launch.source_ops == (hlo.SourceOp("concatenate"),)
+
+
+@pytest.mark.parametrize(
+    ("name", "mover"),
+    [("transpose", "transpose(%p), dimensions={0,1}"), ("unstack", "slice(%p), slice={[0:8], [0:4]}"),
+     ("scatter", "dynamic-update-slice(%p, %p, %p, %p)")],
+)  # fmt: skip
+def test_who_moves_data_for_the_program_keeps_its_name(name: str, mover: str) -> None:
+    moved = f"%c = f32[8,4]{{1,0}} {mover}|jit(f)/a/{name}|1"
+    (launch,) = _named(f"{moved}\nROOT %n = f32[8,4]{{1,0}} negate(%c)|jit(f)/b/neg|2")
+    assert [(op.op, op.stage) for op in launch.source_ops] == [(name, "a"), ("neg", "b")]
+    assert launch.source_ops[0].site
 
 
 def test_what_the_second_kernel_reads_as_a_result_is_the_same_operand() -> None:

@@ -122,6 +122,7 @@ def _nvrtc_program(path: Path) -> Iterator[tuple[Callable[..., Any], Any]]:
     """An NVRTC program of the file, and a function: nvrtc<name>(program, ...), its status checked, its result."""
     try:
         nvrtc = importlib.import_module("cuda.bindings.nvrtc")
+        _load_builtins()
         status, program = nvrtc.nvrtcCreateProgram(path.read_bytes(), path.name.encode(), 0, None, None)
     except (ImportError, RuntimeError) as error:  # RuntimeError: cuda.bindings is there, libnvrtc is not
         raise CudaUnavailable(f"CUDA C++ needs cuda.bindings and NVRTC ({error}); install them: {INSTALL}") from error
@@ -138,6 +139,18 @@ def _nvrtc_program(path: Path) -> Iterator[tuple[Callable[..., Any], Any]]:
         yield call, program
     finally:
         nvrtc.nvrtcDestroyProgram(program)
+
+
+@functools.cache
+def _load_builtins() -> None:
+    """Load NVRTC's builtins library from beside it.
+
+    NVRTC looks for it where the library that loaded NVRTC looks: cuda.bindings finds it in pip's packages, jax's CUDA
+    plugin, which loads NVRTC where it is imported first, does not (seen with jax 0.10.2 and NVRTC 13.0.88).
+    """
+    found = importlib.import_module("cuda.pathfinder").load_nvidia_dynamic_lib("nvrtc").abs_path
+    for path in Path(found).parent.glob("libnvrtc-builtins.so.*") if found else ():
+        ctypes.CDLL(str(path))
 
 
 def device_arch(device: torch.device) -> str:

@@ -124,7 +124,9 @@ def attention_forward_kernel(
         v_source = v_ptr
 
     q = load_rows(q_source, stride_qs, stride_qd, q_start, sequence, BLOCK_Q, HEAD_DIM, DESCRIPTORS, True)
-    row_max = tl.full([BLOCK_Q], float("-inf"), tl.float32)
+    # float32's lowest number, not -inf: of a first tile of scores of -inf, the maximum must not be -inf, or what is
+    # taken from it is NaN.
+    row_max = tl.full([BLOCK_Q], -3.4028234663852886e38, tl.float32)
     row_sum = tl.zeros([BLOCK_Q], tl.float32)
     accumulator = tl.zeros([BLOCK_Q, HEAD_DIM], tl.float32)
 

@@ -47,24 +47,75 @@ def test_a_stage_in_more_kernels_is_split() -> None:
     assert cells(back, "act")[1] == ((3,), ("merged",))
 
 
-def test_stages_that_share_a_kernel_are_merged_and_apart_again_split() -> None:
+def test_stages_that_share_a_kernel_are_joined_and_apart_again_parted() -> None:
     both = kernel("gu", "gemm", "gate:dot@2 up:dot@3", "h wg wu", "g u")
     apart, together = graph(NORM, GATE, UP, ACT), graph(NORM, both, ACT)
-    assert cells(align([apart, together]), "gate") == [((1,), ()), ((1,), ("merged",))]
-    assert cells(align([together, apart]), "up") == [((1,), ()), ((2,), ("split",))]
+    assert cells(align([apart, together]), "gate") == [((1,), ()), ((1,), ("joined",))]
+    assert cells(align([together, apart]), "up") == [((1,), ()), ((2,), ("parted",))]
     assert cells(align([together, apart]), "act")[1][1] == ("same region",)
 
 
-def test_a_stage_that_moved_to_another_neighbour_is_both() -> None:
+def test_a_stage_that_moved_to_another_neighbour_is_regrouped() -> None:
     left = graph(kernel("1", "elementwise", "a:mul b:mul", "x", "p"), kernel("2", "elementwise", "c:mul", "p", "y"))
     right = graph(kernel("1", "elementwise", "a:mul", "x", "p"), kernel("2", "elementwise", "b:mul c:mul", "p", "y"))
-    assert cells(align([left, right]), "b")[1][1] == ("split", "merged")
+    assert cells(align([left, right]), "b")[1][1] == ("regrouped",)
+
+
+def test_the_number_of_kernels_decides_before_their_neighbours_do() -> None:
+    several = graph(
+        kernel("1", "reduction", "norm:sum other:add", "x", "m"), kernel("2", "elementwise", "norm:mul", "m", "h"),
+        kernel("3", "elementwise", "other:sub", "h", "y"),
+    )  # fmt: skip
+    once = graph(
+        kernel("1", "reduction", "norm:sum norm:mul", "x", "h"), kernel("2", "elementwise", "other:add", "h", "y")
+    )
+    assert cells(align([several, once]), "norm")[1][1] == ("merged",)
+    assert cells(align([once, several]), "norm")[1][1] == ("split",)
 
 
 def test_equal_sites_in_two_kernels_are_recomputed() -> None:
     again = kernel("a2", "elementwise", "act:exp@4 act:add@5", "g", "z")
     found = align([graph(NORM, GATE, UP, ACT), graph(NORM, GATE, UP, ACT, again)])
     assert cells(found, "act")[1] == ((3, 4), ("recomputed", "split"))
+
+
+def test_what_is_moved_or_converted_again_is_not_recomputed() -> None:
+    again = kernel("a2", "elementwise", "act:convert_element_type@4 other:add@5", "g", "z")
+    first = kernel("a1", "elementwise", "act:exp@4 act:convert_element_type@4", "g", "e")
+    assert cells(align([graph(NORM, GATE, first, again)]), "act") == [((2, 3), ())]
+
+
+def test_checkpointing_recomputes() -> None:
+    again = kernel("a2", "elementwise", "act:exp@9", "g", "z", part="backward")
+    remade = replace(again, source_ops=(replace(again.source_ops[0], rematerialized=True),))
+    found = align([graph(NORM, GATE, ACT, again), graph(NORM, GATE, ACT, remade)])
+    assert cells(found, "backward: act") == [((3,), ()), ((3,), ("recomputed",))]
+
+
+def test_helpers_of_one_library_call_recompute_nothing() -> None:
+    product = kernel("aten.mm", "library", "gate:aten.mm@2", "h wg", "g")
+    helper = replace(product, runtime_name="splitk_reduce", inputs=None)
+    assert cells(align([graph(product, helper, compiler="eager")]), "gate") == [((0, 1), ())]
+    assert cells(align([graph(product, helper)]), "gate") == [((0, 1), ("recomputed",))]
+
+
+def test_kernels_without_a_stage_may_hold_one_that_is_not_named() -> None:
+    nameless = kernel("f", "gemm", ":dot", "h wu", "u")
+    assert cells(align([graph(NORM, GATE, UP), graph(NORM, GATE, nameless)]), "up")[1] == ((), ("not named",))
+    epilogue = kernel("g", "gemm", "gate:dot@2 :add", "h wg", "g")
+    assert cells(align([graph(NORM, GATE, UP), graph(NORM, epilogue)]), "up")[1] == ((), ("not named",))
+    merged = kernel("c", "copy", ":concatenate", "wg wu", "w"), kernel("g", "gemm", "gate:dot@2", "h w", "g")
+    assert cells(align([graph(NORM, GATE, UP), graph(NORM, *merged)]), "up")[1] == ((), ("not named",))
+    padded = kernel("g", "gemm", "gate:dot@2 :pad", "h wg", "g")
+    copy = kernel("c", "copy", "", "x", "xt")
+    assert cells(align([graph(NORM, GATE, UP), graph(NORM, padded, copy)]), "up")[1] == ((), ("absent",))
+
+
+def test_one_graph_without_stages_leaves_the_others_aligned() -> None:
+    found = align([graph(NORM, GATE, ACT), unnamed(graph(NORM, GATE, ACT)), graph(NORM, GATE, ACT)])
+    assert not any(row.inferred for row in found.rows)
+    assert [relations for _, relations in cells(found, "gate")] == [(), ("names no stages",), ("same region",)]
+    assert found.unattributed == ((), (0, 1, 2), ())
 
 
 def test_a_stage_that_one_graph_lacks_is_absent_there() -> None:
@@ -114,7 +165,7 @@ def test_eager_operations_take_part_without_kernels() -> None:
 def test_three_graphs_are_held_against_the_first() -> None:
     both = kernel("gu", "gemm", "gate:dot@2 up:dot@3", "h wg wu", "g u")
     found = align([graph(NORM, GATE, UP), graph(NORM, both), graph(NORM, GATE, UP)])
-    assert [relations for _, relations in cells(found, "gate")] == [(), ("merged",), ("same region",)]
+    assert [relations for _, relations in cells(found, "gate")] == [(), ("joined",), ("same region",)]
 
 
 # Without stages.
@@ -148,7 +199,7 @@ def test_without_stages_operations_align_by_kind_and_dataflow() -> None:
     # The first graph launches the second product first; lines tell which is which.
     assert cells(found, "dot 1") == [((1,), ()), ((2,), ("same region",))]
     assert cells(found, "dot 2") == [((2,), ()), ((1,), ("same region",))]
-    assert cells(found, "exp 1") == [((3,), ()), ((3,), ("split",))]
+    assert cells(found, "exp 1") == [((3,), ()), ((3,), ("parted",))]
     assert cells(found, "dot 3")[1][0] == (5,)
 
 

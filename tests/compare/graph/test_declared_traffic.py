@@ -41,6 +41,7 @@ def measured(framework: str) -> Iterator[tuple[str, str, int, str, int, int]]:
             names = {i.name for i in block.implementations}
             work += [(case, block.implementation(n)) for n in IMPLEMENTATIONS[framework] if n in names]
     for (case, implementation), found in zip(work, traffic.measure(work), strict=True):
+        assert isinstance(found, traffic.Profiled), (case.id, implementation.name, found.reason)
         assert found.graph and found.graph.kernels
         ran = {
             part: [DeviceRecord(launch.name, i, i + 1) for i, launch in enumerate(launches)]

@@ -1,4 +1,5 @@
-"""A cuBLAS call's epilogue gets the name that its operation had before optimization, where only one can be meant."""
+"""A cuBLAS call's epilogue, and a product merged into another one, get the name that they had before optimization,
+where only one can be meant."""
 
 from __future__ import annotations
 
@@ -56,3 +57,53 @@ def test_nothing_is_guessed() -> None:
     for user in (twice, multiplied):
         assert ops(with_epilogues(graph(PRODUCT, other), before(user))) == (PRODUCT, other)
     assert ops(with_epilogues(graph(other), before(ADD))) == (other,)
+
+
+# Products of one operand, which XLA's dot-merger makes one.
+
+TWO = """HloModule m
+
+ENTRY main {
+  x = bf16[8,8]{1,0} parameter(0)
+  w = bf16[8,8]{1,0} parameter(1)
+  v = bf16[8,4]{1,0} parameter(2)
+  dot.1 = bf16[8,8]{1,0} dot(x, w), lhs_contracting_dims={1}, rhs_contracting_dims={0}, \
+metadata={op_name="jit(f)/gate/dot_general" source_file="mlp.py" source_line=3}
+  dot.2 = bf16[8,4]{1,0} dot(OPERAND, v), lhs_contracting_dims={1}, rhs_contracting_dims={0}, \
+metadata={op_name="jit(f)/up/dot_general" source_file="mlp.py" source_line=4}
+  ROOT t = (bf16[8,8]{1,0}, bf16[8,4]{1,0}) tuple(dot.1, dot.2)
+}
+"""
+GATE = SourceOp("dot_general", "gate", "mlp.py:3", "jit(f)/gate/dot_general@mlp.py:3#")
+UP = SourceOp("dot_general", "up", "mlp.py:4", "jit(f)/up/dot_general@mlp.py:4#")
+BOTH = 2 * 8 * 8 * (8 + 4)
+
+
+def merged(flops: float | None, *others: Kernel, operand: str = "x") -> tuple[SourceOp, ...]:
+    kernels = (Kernel("gemm_fusion_dot", "gemm", source_ops=(GATE,), flops=flops), *others)
+    return ops(with_epilogues(FusionGraph("m", "xla", kernels), hlo.parse(TWO.replace("OPERAND", operand))))
+
+
+def test_a_product_merged_into_another_is_named() -> None:
+    assert merged(BOTH) == merged(BOTH + 64) == (GATE, UP)  # with an elementwise operation beside them
+
+
+def test_a_product_that_has_a_kernel_was_not_merged() -> None:
+    assert merged(BOTH, Kernel("dot.2", "gemm", source_ops=(UP,))) == (GATE,)
+
+
+def test_other_flops_or_other_operands_are_no_merged_product() -> None:
+    assert merged(BOTH - 1) == merged(2 * BOTH) == merged(None) == merged(BOTH, operand="v") == (GATE,)
+
+
+def test_a_gradient_is_named_by_its_transpose() -> None:
+    module = TWO.replace("OPERAND", "x").replace(
+        "ROOT t = (bf16[8,8]{1,0}, bf16[8,4]{1,0}) tuple(dot.1, dot.2)",
+        'transpose.1 = bf16[4,8]{1,0} transpose(dot.2), dimensions={1,0}, '
+        'metadata={op_name="jit(f)/transpose(jvp(up))/transpose" source_file="mlp.py" source_line=4}\n'
+        "  ROOT t = (bf16[8,8]{1,0}, bf16[4,8]{1,0}) tuple(dot.1, transpose.1)",
+    )
+    found = with_epilogues(
+        FusionGraph("m", "xla", (Kernel("dot", "gemm", source_ops=(GATE,), flops=BOTH),)), hlo.parse(module)
+    )
+    assert [(op.op, op.stage, op.backward) for op in ops(found)][1:] == [("transpose", "up", True)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from recording import operation, record, recorded, tensor
@@ -10,6 +11,7 @@ from recording import operation, record, recorded, tensor
 from compare.graph import store
 from compare.graph.from_eager import from_eager
 from compare.graph.model import Access
+from compare.graph.totals import totals
 
 X, W, H, Y = tensor(0, (4, 8)), tensor(1, (8, 8)), tensor(2, (4, 8)), tensor(3, (4, 8))
 CALL = recorded(
@@ -33,20 +35,32 @@ def test_without_a_device_operations_and_buffers_alone() -> None:
     assert store.from_json(json.loads(json.dumps(store.to_json(graph)))) == graph
 
 
-def test_each_kernel_is_its_operations() -> None:
+def test_each_operation_is_one_kernel_with_what_its_library_runs_beside_it() -> None:
     ran = [[record("[memset]", bytes=64), record("nvjet", 3.0), record("splitKreduce", 2.0)], [record("add_kernel")]]
     graph = from_eager(CALL, name="mlp", kernels={"forward": ran})
     assert graph.kernels is not None
-    memset, product, reduce, add = graph.kernels
-    assert [kernel.kind for kernel in graph.kernels] == ["memset", "gemm", "gemm", "elementwise"]
-    # What the library clears is its own; what passes between its kernels is not known.
-    assert (memset.inputs, memset.outputs, memset.workspace_bytes) == ((), (), 64)
-    assert product.inputs == (Access("x", 64), Access("w", 128)) and product.outputs is None
-    assert reduce.inputs is None and reduce.outputs == (Access("mm", 64),)
+    product, add = graph.kernels
+    assert (product.kind, product.runtime_name, product.launches) == ("gemm", "nvjet", 1)
+    # What the library clears is its own.
+    assert product.facts == {"with": {"[memset]": 1, "splitKreduce": 1}} and product.workspace_bytes == 64
+    assert product.inputs == (Access("x", 64), Access("w", 128)) and product.outputs == (Access("mm", 64),)
+    assert product.device_time_us == pytest.approx(6.0) and product.flops == 512
     assert (add.bytes_read, add.bytes_written, add.flops, add.runtime_name) == (128, 64, 32.0, "add_kernel")
-    assert product.device_time_us == pytest.approx(3.0)
-    assert {kernel.source_ops for kernel in graph.kernels[:3]} == {(graph.operations[0],)}
-    assert graph.producers["mm"] == (2,) and graph.consumers["mm"] == (3,)
+    assert [kernel.source_ops for kernel in graph.kernels] == [(op,) for op in graph.operations]
+    assert graph.producers["mm"] == (0,) and graph.consumers["mm"] == (1,)
+    assert totals(graph).moved.exact == 192 + 64 + 192
+
+
+@pytest.mark.parametrize(("count", "launches", "facts"), [(2, 2, {}), (3, 1, {"with": {"add_kernel": 2}})])
+def test_an_operation_cut_into_launches_of_one_kernel_moves_its_bytes_once(
+    count: int, launches: int, facts: dict[str, Any]
+) -> None:
+    ran = [[record("nvjet", 3.0)], [record("add_kernel", 2.0)] * count]
+    graph = from_eager(CALL, name="mlp", kernels={"forward": ran})
+    assert graph.kernels is not None
+    add = graph.kernels[1]
+    assert (add.launches, add.facts, add.device_time_us) == (launches, facts, pytest.approx(2.0 * count))
+    assert ((add.bytes_read or 0) * launches, (add.flops or 0) * launches) == (128, 32)
 
 
 def test_a_memset_that_is_the_whole_operation_writes_its_output() -> None:

@@ -16,8 +16,10 @@ import pytest
 from compare.graph import store
 from compare.graph.from_inductor import PHRASES, code_of, from_inductor
 from compare.graph.model import REASONS, FusionGraph, Kernel
+from compare.graph.totals import totals
 from triton_side.inductor_dump import read
 from triton_side.inductor_graph import (
+    IS_CAUSAL,
     Buffer,
     Call,
     CompiledGraph,
@@ -30,6 +32,7 @@ from triton_side.inductor_graph import (
     own_operations,
 )
 from triton_side.inductor_graph import Kernel as InductorKernel
+from triton_side.inductor_text import read_fx
 
 ROOT = Path(__file__).parents[3]
 DATA = ROOT / "tests/data/inductor"
@@ -239,7 +242,7 @@ def test_all_that_the_installed_inductor_can_say_is_known():
         ("aten.convolution", [(1, 3, 8, 8), (5, 3, 3, 3)], (1, 5, 6, 6), 2 * 5 * 36 * 27),
         ("aten._scaled_dot_product_flash_attention", [(1, 2, 8, 4)] * 3, (1, 2, 8, 4), 2 * 2 * (2 * 8 * 8 * 4)),
         ("aten._scaled_dot_product_flash_attention_backward", [(1, 2, 8, 4)] * 4, (1, 2, 8, 4), 5 * 2 * 2 * 8 * 8 * 4),
-        ("flex_attention", [(1, 2, 8, 4)] * 3, (1, 2, 8, 4), 2 * 2 * (2 * 8 * 8 * 4)),
+        ("flex_attention", [(1, 2, 8, 4)] * 3, (1, 2, 8, 4), None),
         ("aten.sum", [(4, 8)], (4,), 32),
         ("aten.mul", [(4, 8), (8,)], (4, 8), 32),
         ("aten.permute", [(4, 8)], (8, 4), 0),
@@ -249,8 +252,41 @@ def test_all_that_the_installed_inductor_can_say_is_known():
     ],
 )
 def test_flops(op, taken, made, expected):
-    node = SourceNode("n", op, None, None, ("a",), shapes=(made,), input_shapes=tuple(taken))
+    causal = False if "scaled_dot_product" in op else None
+    node = SourceNode("n", op, None, None, ("a",), shapes=(made,), input_shapes=tuple(taken), causal=causal)
     assert flops(node) == expected
+
+
+def test_a_causal_mask_leaves_half_of_the_scores_and_an_unknown_one_no_count():
+    op, shapes = "aten._scaled_dot_product_flash_attention", ((1, 2, 8, 4),) * 3
+    node = SourceNode("n", op, None, None, ("a",), shapes=shapes[:1], input_shapes=shapes, causal=True)
+    assert flops(node) == 2 * 2 * (2 * 8 * 8 * 4) / 2
+    assert flops(dataclasses.replace(node, causal=None)) is None
+
+
+@pytest.mark.parametrize(
+    ("call", "causal"),
+    [
+        ("_scaled_dot_product_flash_attention.default(q, k, v)", False),
+        ("_scaled_dot_product_flash_attention.default(q, k, v, 0.0, True, scale = 0.5)", True),
+        ("_scaled_dot_product_efficient_attention.default(q, k, v, None, True, is_causal = True)", True),
+        ("_scaled_dot_product_efficient_attention.default(q, k, v, None, True, 0.0, True)", True),
+        ("_scaled_dot_product_efficient_attention_backward.default(d, q, k, v, None, o, l, s, t, 0.0, "
+         "[True, True, True, False], True)", True),
+        ("_scaled_dot_product_cudnn_attention_backward.default(d, q, k, v, o, l, s, t, None, None, None, 8, 8, 0.0, "
+         "False)", False),
+    ],
+)  # fmt: skip
+def test_the_mask_of_a_printed_attention_call(call, causal):
+    (node,) = read_fx(f'    a: "f16[1, 2, 8, 4]" = torch.ops.aten.{call}\n').nodes.values()
+    assert node.causal is causal
+
+
+def test_the_positions_of_is_causal_are_those_of_pytorch():
+    torch = pytest.importorskip("torch")
+    for op, position in IS_CAUSAL.items():
+        schema = getattr(torch.ops.aten, op.removeprefix("aten.")).default._schema
+        assert [a.name for a in schema.arguments].index("is_causal") == position, op
 
 
 # Captures, with torch on a CPU
@@ -286,10 +322,14 @@ def test_a_graph_break_makes_two_graphs_and_a_reason():
     assert sites == [
         ["mm"], ["graph-1/mm"], ["graph-1/mm_1"], ["graph-1/mm_2"], ["mm_1"], ["mm_2"],
     ]  # fmt: skip
-    (reason,) = [reason for reason in graph.reasons if reason.code == "graph-break"]
+    *between, reason = [reason for reason in graph.reasons if reason.code == "graph-break"]
+    assert [(each.producer, each.consumer) for each in between] == [
+        ("extern_kernels.mm", "extern_kernels.mm#2"), ("extern_kernels.mm#4", "extern_kernels.mm#5"),
+        ("extern_kernels.mm#4", "extern_kernels.mm#6"),
+    ]  # fmt: skip
     line = inspect.getsourcelines(cut)[1] + 2
     assert reason.line == f"tests/compare/graph/test_from_inductor.py:{line}" and "graph_break" in reason.text
-    for name in ("primals_1", "graph-1/primals_1"):  # forward hands its operands on
+    for name in ("primals_1", "primals_2", "buf0"):  # forward hands its operands on
         assert {graph.kernels[index].part for index in graph.consumers[name]} == {"forward", "backward"}
 
 
@@ -394,3 +434,85 @@ def test_bytes_are_inductors_own_count_on_every_block(tmp_path):
     planned, row = 128 * 1024 * 4, 1024
     assert sum(theirs.values()) - 2 * planned - row * 2 == sum(ours.values()) - 2 * 8 * planned - row * (4 + 4 + 2)
     assert [name for name in ours if name.startswith("aten.")] == ["aten.sum", "aten.to"]
+
+
+def test_units_around_a_graph_break_share_the_memory_that_they_pass_on():
+    torch = pytest.importorskip("torch")
+    from triton_side import inductor
+
+    def cut(x, w):
+        first, second = torch.sin(x) @ w, x + 1
+        torch._dynamo.graph_break()
+        return second * first + x @ w  # not in the order in which the first unit returns them
+
+    torch.compiler.reset()
+    packed = torch.randn(2, 8, 8)  # two inputs in one storage
+    with inductor.capture() as captured:
+        inductor.compile(cut, fullgraph=False)(packed[0], packed[1])
+    graph = from_inductor(captured)
+    assert graph.unparsed == ()
+    assert (totals(graph).fusion_efficiency or 0) < 0.7  # two results pass through memory
+    assert [b.bytes for b in graph.buffers if b.role == "input"] == [256, 256]
+    assert len([b for b in graph.buffers if b.role == "output"]) == 1
+    one, other = captured.program().graphs
+    passed = [name for name in one.outputs if name is not None]
+    read = {access.buffer for k in (graph.kernels or ())[len(one.calls) :] for access in k.inputs or ()}
+    assert set(passed) <= read and all(graph.buffer[name].role == "intermediate" for name in passed)
+    assert "graph-break" in {r.code for r in graph.reasons if r.producer and r.consumer}
+    # Without a run, nothing is known of it.
+    unknown = Program(tuple(dataclasses.replace(g, holds={}) for g in (one, other)))
+    assert "2 graphs" in from_inductor(unknown).unparsed[0]
+
+
+def test_gradients_go_from_unit_to_unit_as_the_values_came():
+    torch = pytest.importorskip("torch")
+    from triton_side import inductor
+
+    def cut(x, w, v):
+        first, second = torch.sin(x) @ w, x + 1
+        torch._dynamo.graph_break()
+        third = second * first
+        fourth = third @ v
+        torch._dynamo.graph_break()
+        return torch.tanh(fourth) + third * 2, third
+
+    torch.compiler.reset()
+    inputs = [torch.randn(8, 8, requires_grad=True) for _ in range(3)]
+    with inductor.capture() as captured:
+        outputs = inductor.compile(cut, fullgraph=False)(*inputs)
+        torch.autograd.backward(outputs, [torch.ones_like(y) for y in outputs])
+    program = captured.program()
+    run = from_inductor(program)
+    assert run.unparsed == ()
+    not_run = [dataclasses.replace(g, holds={} if g.part == "backward" else g.holds) for g in program.graphs]
+    told = from_inductor(Program(tuple(not_run)))
+    assert told.unparsed == ()
+    # What the caller has of `third` has a gradient of its own, which autograd adds: only a run tells.
+    assert _cotangents(run) == {"graph-1/tangents_1", "graph-2/tangents_1"}
+    assert _cotangents(told) == {"graph-2/tangents_1"}
+    # Nobody knows what is passed where forward did not run either.
+    unknown = from_inductor(Program(tuple(dataclasses.replace(g, holds={}) for g in program.graphs)))
+    assert [text.split()[0] for text in unknown.unparsed] == ["forward", "backward"]
+
+
+def _cotangents(graph: FusionGraph) -> set[str]:
+    return {buffer.name for buffer in graph.buffers if buffer.role == "input" and "tangents" in buffer.name}
+
+
+def test_a_unit_that_hands_on_what_it_was_given():
+    def unit(number: int, part: str, inputs: str, outputs: str, calls: list[Call], **holds: int) -> CompiledGraph:
+        (graph,) = program(calls, []).graphs
+        memory = {name: Memory(name, (25,), "f32", 100) for name in ("x", "y", "a", "c", "d", "tangents_1")}
+        taken, given = tuple(inputs.split()), tuple(outputs.split())
+        return dataclasses.replace(
+            graph, part=part, unit=number, memory=memory, inputs=taken, outputs=given, holds=holds
+        )
+
+    first = unit(0, "forward", "x", "a", [call("k1", "x", "a", "op0")], x=0, a=1)
+    second = unit(1, "forward", "y", "y c", [call("k2", "y", "c", "op0")], y=1, c=2)
+    backward = unit(1, "backward", "tangents_1", "d", [call("k3", "tangents_1", "d", "op0")])
+    graph = from_inductor(Program((first, second, backward)))
+    assert [(b.name, b.role) for b in graph.buffers if b.name in ("x", "a", "graph-1/c")] == [
+        ("x", "input"), ("a", "intermediate"), ("graph-1/c", "output"),
+    ]  # fmt: skip
+    assert graph.consumers["a"] == (1,) and "graph-1/y" not in graph.buffer

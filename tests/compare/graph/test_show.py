@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from examples import EAGER, INDUCTOR, STRANGE, XLA
+from graph_builder import graph as made
+from graph_builder import kernel
 
 from compare.graph import formats, show, show_align, show_diff, show_why
 from compare.graph.align import align
 from compare.graph.diff import diff
-from compare.graph.model import Access, Buffer, FusionGraph, Kernel
+from compare.graph.model import Access, Buffer, FusionGraph, Kernel, Reason
+from compare.graph.roofline import Ceilings
 
 
 def flat(text: str) -> str:
@@ -121,3 +126,95 @@ def test_sizes(count: float | None, text: str) -> None:
 )
 def test_shares(part: float | None, whole: float, text: str) -> None:
     assert formats.share(part, whole) == text
+
+
+@pytest.mark.parametrize(("count", "text"), [(2.406e11, "241 GFLOP"), (12, "12 FLOP"), (1e15, "1.00 PFLOP")])
+def test_flops(count: float, text: str) -> None:
+    assert formats.flops(count) == text
+
+
+@pytest.mark.parametrize(
+    ("mangled", "text"),
+    [
+        ("_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_13AUnaryFunctorIfffNS0_15binary_internal10MulFunctorI"
+         "fEEEESt5arrayIPcLm2EEEEviT0_T1_", "vectorized_elementwise_kernel MulFunctor"),
+        ("_ZN2at6native29vectorized_elementwise_kernelILi4EZZZNS0_15exp_kernel_cudaERNS_18TensorIteratorBaseEENKUlvE0_"
+         "clEvENKUlvE0_clEvEUlfE_St5arrayIPcLm2EEEEviT0_T1_", "vectorized_elementwise_kernel exp_kernel_cuda"),
+        ("_ZN2at6native13reduce_kernelILi512ELi1ENS0_8ReduceOpIfNS0_7MeanOpsIffffEEjfLi4ELi4EEEEEvT1_",
+         "reduce_kernel MeanOps"),
+        ("_ZN7cutlass7Kernel2I49cutlass_75_tensorop_s1688gemm_f16_64x64_nn_align1EEvNT_6ParamsE",
+         "cutlass_75_tensorop_s1688gemm_f16_64x64_nn_align1"),
+        ("nvjet_tst_128x256", "nvjet_tst_128x256"), ("_Z9999999999", "_Z9999999999"), ("_Z", "_Z"),
+    ],
+)
+def test_what_tells_runtime_names_apart(mangled: str, text: str) -> None:
+    assert formats.runtime(mangled) == text
+
+
+def test_no_share_of_what_is_not_wholly_known() -> None:
+    known = kernel("k", "elementwise", "s:mul", "x", "y")
+    unknown = Kernel("u", "custom", inputs=None, outputs=())
+    assert "100%" in flat(show.text(made(known)))
+    text = flat(show.text(made(known, unknown)))
+    assert "%" not in text and "at least 8.00 kB (1 not known)" in text
+
+
+def test_what_is_written_for_nobody_is_told_apart() -> None:
+    forward = kernel("f", "elementwise", "s:exp", "x", "m dead r lost")
+    then = kernel("g", "elementwise", "s:mul", "m", "y")
+    backward = kernel("b", "elementwise", "s:mul!", "dy r", "dx", part="backward")
+    kept = dict(show.kept(made(forward, then, backward, saved="r lost", intermediate="m dead", output="y dx")))
+    assert {title: [buffer.name for buffer in buffers] for title, buffers in kept.items()} == {
+        "saved for backward": ["r"], "saved for backward, which never reads it": ["lost"],
+        "written by one kernel for another": ["m"], "written, read by nobody": ["dead"],
+    }
+
+
+def test_kernels_of_one_operation_are_told_apart_by_their_runtime_names() -> None:
+    made_of = [Kernel("aten.sum", "reduction", runtime_name=name, inputs=(), outputs=()) for name in ("first", "rest")]
+    text = flat(show.text(made(*made_of)))
+    assert "reduction · reads 0 B, writes 0 B · first" in text and "· rest" in text
+
+
+def test_a_long_sentence_is_not_cut() -> None:
+    sentence = "moves 12.5 MB " * 40
+    assert flat(show.render(show.overview(XLA, remarks=[sentence]))).count("moves 12.5 MB") == 40
+
+
+def test_a_kernel_faster_than_its_floor_says_so() -> None:
+    slow = kernel("exp", "elementwise", "s:exp", "x", "m", device_time_us=9.0)
+    fast = kernel("mul", "elementwise", "s:mul", "m", "y", device_time_us=4.0)
+    ceilings = Ceilings({0.5: 1e9}, {})
+    lines = show.sums(made(slow, fast), ceilings)
+    assert any(line.startswith("kernel 2 took less than its floor: partly from L2, or faster") for line in lines)
+    assert not any("floor" in line for line in show.sums(made(slow), ceilings))
+    assert any("kernels 1, 2 took less than their floor" in line for line in show.sums(made(fast, fast), ceilings))
+    views = [flat(show.render(show.kernel(made(slow, fast), i, ceilings=ceilings))) for i in (0, 1)]
+    assert "take 8.00 µs at least" in views[0] and "less than this floor" not in views[0]
+    assert "take 8.00 µs at least; it took less than this floor: partly from L2" in views[1]
+
+
+def test_names_are_not_cut_where_there_is_room() -> None:
+    long = "a_buffer_of_thirty_characters_"
+    assert long in show.text(made(kernel("k", "elementwise", "s:mul@1", "x", long), kernel("l", "copy", "", long, "y")))
+
+
+def test_lists_of_facts_are_words() -> None:
+    fused = kernel("k", "elementwise", "s:mul", "x", "y", facts={"opcodes": ["multiply", "add"], "grid": [8, 1, 1]})
+    text = flat(show.render(show.kernel(made(fused), 0)))
+    assert "opcodes: multiply, add" in text and "grid: 8, 1, 1" in text
+
+
+def test_why_says_where_kernels_come_from_without_stages() -> None:
+    pair = kernel("k", "elementwise", ":mul@1", "x", "m"), kernel("l", "elementwise", ":exp@2", "m", "y")
+    reasons = (Reason("k", "l", "shape", "no", "xla", 8000),)
+    view = show_why.tree(replace(made(*pair), reasons=reasons), 1e12, "h200")
+    assert "model.py:1 → model.py:2" in flat(show.render(view))
+
+
+def test_a_changed_buffer_has_the_place_that_every_view_gives_it() -> None:
+    one = made(kernel("k", "elementwise", "s:mul@1 s:exp@2 s:reshape@3", "x", "y"))
+    first = kernel("k", "elementwise", "s:mul@1 s:reshape@3", "x", "m")
+    two = made(first, kernel("l", "elementwise", "s:exp@2", "m", "y"))
+    text = flat(show.render(show_diff.tree("t", diff(one, two), one, two)))
+    assert "written to memory now: 1 buffer, 4.00 kB m f32[1000] +4.00 kB model.py:1" in text

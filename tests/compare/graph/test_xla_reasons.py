@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from compare.graph.barriers import Edge, barrier_code, bytes_saved, edges, inferred_barriers
+from compare.graph.barriers import Edge, barrier, barrier_code, bytes_saved, edges
 from compare.graph.from_hlo import from_hlo
 from compare.graph.model import REASONS, Access, Buffer, FusionGraph, Kernel, Kind, Reason, Role
 from compare.graph.price import ranked
@@ -83,11 +83,12 @@ def test_what_fusing_saves() -> None:
 
 def test_products_and_library_calls_are_barriers_of_any_compiler() -> None:
     product, attention = dataclasses.replace(A, kind="gemm"), dataclasses.replace(C, kind="attention")
-    found = inferred_barriers(graph(product, B, attention))
+    g = graph(product, B, attention)
+    found = [reason for edge in edges(g) if (reason := barrier(g, edge)) is not None]
     assert [(r.producer, r.consumer, r.code, r.origin) for r in found] == [
         ("a", "b", "gemm", "inferred"), ("a", "c", "gemm", "inferred"), ("b", "c", "library", "inferred"),
     ]  # fmt: skip
-    assert inferred_barriers(CHAIN) == () and barrier_code(B) is None
+    assert not any(barrier(CHAIN, edge) for edge in edges(CHAIN)) and barrier_code(B) is None
 
 
 # XLA's words

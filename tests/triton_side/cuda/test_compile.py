@@ -1,6 +1,9 @@
 """Every CUDA C++ kernel compiles for an H200 without a GPU, loads 16 bytes at a time, and spills nothing."""
 
 import re
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ from triton_side import artifacts
 from triton_side.cuda import elementwise, gelu, program, softmax, tensors, vector_add
 
 ARCH = "sm_90"
+PROJECT = Path(__file__).parents[3]
 ELEMENTWISE = [
     ("vector_add.cu", "vector_add"),
     ("gelu.cu", "gelu_forward"),
@@ -124,3 +128,18 @@ def test_missing_headers_name_the_wheel(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_a_tensor_on_the_cpu_is_refused(operation: object) -> None:
     with pytest.raises(ValueError, match=r"must be on a CUDA device, got cpu; move it with \.to\('cuda'\)"):
         operation(torch.zeros(2, 3))  # type: ignore[operator]
+
+
+def test_compiles_where_another_library_loaded_nvrtc_first() -> None:
+    """As jax's CUDA plugin does: NVRTC then does not find its builtins by itself."""
+    code = """
+        import ctypes, importlib.util, pathlib
+        nvidia = importlib.util.find_spec("nvidia")
+        for root in nvidia.submodule_search_locations if nvidia else ():
+            for path in pathlib.Path(root).glob("**/libnvrtc.so.*"):
+                ctypes.CDLL(str(path))
+        from triton_side.cuda import program
+        assert program.compile_kernel("vector_add.cu", "vector_add<float, 4, 2, 256>", "sm_90")
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, cwd=PROJECT)
+    assert done.returncode == 0, done.stderr

@@ -188,6 +188,7 @@ def attention(launch: Launch, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
     (out, dq, dk, dv), stray = launched(launch, q, k, v, dout)
     sequence, head_dim = q.shape[2:]
     scale, eps = head_dim**-0.5, torch.finfo(q.dtype).eps
+    grain = eps * torch.finfo(q.dtype).tiny  # what storing a probability, or ds, costs however small it is
     q, k, v, dout = (x.double() for x in (q, k, v, dout))
     seen = torch.ones(sequence, sequence, dtype=torch.bool, device=q.device).tril()
     p = torch.softmax((q @ k.mT * scale).masked_fill(~seen, -torch.inf), dim=-1)
@@ -198,14 +199,15 @@ def attention(launch: Launch, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
     largest = (q.abs() @ k.abs().mT * scale).masked_fill(~seen, 0.0).amax(dim=-1, keepdim=True)
     relative = FP32 * (2 * (16 + head_dim) * largest + 32 + head_dim + sequence) + 2 * eps
     relative = torch.where(relative < 1, relative, torch.inf)  # first order says nothing here
-    bound_out = relative * (p @ v.abs())
+    weights = relative * p + grain * seen
+    bound_out = weights @ v.abs()
     bound_delta = (dout.abs() * (bound_out + eps * reference.abs())).sum(dim=-1, keepdim=True)
     spread = dout.abs() @ v.abs().mT + (dout.abs() * (p @ v.abs())).sum(dim=-1, keepdim=True)
-    bound_ds = p * (relative * spread + bound_delta)
+    bound_ds = p * (relative * spread + bound_delta) + grain * seen
     return first(
         stray,
         named("out", problem(out, reference, bound_out)),
-        named("dv", problem(dv, p.mT @ dout, (relative * p).mT @ dout.abs())),
+        named("dv", problem(dv, p.mT @ dout, weights.mT @ dout.abs())),
         named("dq", problem(dq, ds @ k * scale, bound_ds @ k.abs() * scale)),
         named("dk", problem(dk, ds.mT @ q * scale, bound_ds.mT @ q.abs() * scale)),
     )

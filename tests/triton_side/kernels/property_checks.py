@@ -14,13 +14,17 @@ from unittest import mock
 
 import numpy as np
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 FP32 = torch.finfo(torch.float32).eps
 TINY = torch.finfo(torch.float32).tiny
 GUARD = 64  # elements of NaN on either side of a tensor
-COMMON = settings(deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow])
+# The same examples in every run. Not shrunk: sizes are small as drawn, and the interpreter would take minutes.
+COMMON = settings(
+    deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow],
+    phases=[Phase.explicit, Phase.generate],
+)  # fmt: skip
 
 # Prime, just beside a power of two, or one: no multiple of a block.
 SIZES = [1, 2, 3, 7, 16, 17, 31, 33, 64, 67, 127, 129, 131]

@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -22,17 +23,18 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> to
 
 
 def is_accurate(
-    got: torch.Tensor, plain: torch.Tensor, reference: torch.Tensor, term: torch.Tensor | None = None
+    got: torch.Tensor, plain: torch.Tensor, reference: torch.Tensor, term: torch.Tensor | None = None,
+    others: Sequence[tuple[torch.Tensor, torch.Tensor]] = (),
 ) -> bool:
     """Whether max|got - reference| is at most twice that of plain code in the same dtype, or one ulp of the largest.
 
     got and plain are in one dtype, reference in float64. Where the reference is a difference of nearly equal terms,
-    `term` holds them: no evaluation can do better than their ulp.
+    `term` holds them: no evaluation can do better than their ulp. others: plain code and reference on other inputs.
     """
     if got.dtype != plain.dtype or got.shape != reference.shape:
         return False
     error = (got.double() - reference).abs().max().item()
-    plain_error = (plain.double() - reference).abs().max().item()
+    plain_error = max((p.double() - r).abs().max().item() for p, r in [(plain, reference), *others])
     largest = (reference if term is None else term).abs().max().item()
     return math.isfinite(error) and error <= max(2 * plain_error, torch.finfo(got.dtype).eps * largest)
 

@@ -35,11 +35,22 @@ def tensors(batch: int, heads: int, sequence: int, head_dim: int, dtype: torch.d
 
 
 def agrees(function, q, k, v, dout) -> bool:
-    """Output and gradients against float64."""
+    """Output and gradients against float64. The maximum over so few elements is luck, and how a CPU sums is, too, so
+    that the errors of plain code are those of several draws."""
     got = with_gradients(function, q, k, v, dy=dout)
+    low, reference = plainly(q, k, v, dout)
+    draws = [[random(*q.shape, dtype=q.dtype, seed=seed + i) for i in range(4)] for seed in range(10, 90, 10)]
+    others = [plainly(*draw) for draw in draws]
+    return all(
+        is_accurate(got[i], low[i], reference[i], others=[(lows[i], references[i]) for lows, references in others])
+        for i in range(4)
+    )
+
+
+def plainly(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor):
+    """Of plain code in the same dtype and in float64."""
     low = with_gradients(plain, q, k, v, dy=dout)
-    reference = with_gradients(plain, q.double(), k.double(), v.double(), dy=dout.double())
-    return all(is_accurate(*three) for three in zip(got, low, reference, strict=True))
+    return low, with_gradients(plain, q.double(), k.double(), v.double(), dy=dout.double())
 
 
 def configured(

@@ -1,0 +1,31 @@
+"""Operations by one name in every framework."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from compare.graph.model import Kernel, SourceOp
+from compare.graph.operations import tokens
+
+FUSION = {"opcode": "fusion", "opcodes": ["broadcast", "dot"]}
+TRANSPOSING = {"opcode": "fusion", "opcodes": ["transpose", "dot"]}
+
+
+@pytest.mark.parametrize(
+    ("facts", "named", "expected"),
+    [
+        (FUSION, "mul transpose transpose", "mul dot dot"),  # two gradients, merged
+        (FUSION, "dot_general transpose", "dot dot"),
+        ({"opcode": "custom-call"}, "transpose add", "dot add"),
+        (TRANSPOSING, "transpose dot_general", "transpose dot"),
+        (TRANSPOSING, "transpose transpose", "transpose dot"),
+        ({}, "transpose mul", "dot mul"),
+        ({"template": True}, "aten.permute aten.mm", "transpose dot"),  # Inductor's
+    ],
+)
+def test_a_product_named_by_the_transpose_of_its_result(facts: dict[str, Any], named: str, expected: str) -> None:
+    ops = tuple(SourceOp(name) for name in named.split())
+    assert tokens(Kernel("k", "gemm", source_ops=ops, facts=facts)) == expected.split()
+    assert "dot" not in tokens(Kernel("k", "elementwise", source_ops=(SourceOp("transpose"),), facts=facts))
