@@ -23,6 +23,11 @@ def names() -> list[str]:
     return sorted(entry.name for entry in FOLDER.iterdir() if (entry / "cuda_device_properties.json").is_file())
 
 
+def of_device(device: str) -> str | None:
+    """The target that a GPU calling itself so is ("NVIDIA H200"); None where there is none."""
+    return next((name for name in names() if name in device.lower()), None)
+
+
 @dataclass(frozen=True)
 class Pack:
     """One target's folder."""
