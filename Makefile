@@ -25,13 +25,16 @@ RUNNER := $(VENV)/bin/python
 READY := $(STAMP)
 endif
 
+# By file, for tests of a file share workers and compiles; where pytest-xdist is missing, one after the other.
+PARALLEL = $(if $(shell $(RUNNER) -c "import xdist" 2>/dev/null && echo yes),-n auto --maxprocesses 4 --dist loadfile)
+
 .PHONY: run test test-gpu sanitize lint setup clean
 
 run: $(READY)
 	$(RUNNER) -m compare run $(ARGS)
 
 test: $(READY)
-	$(RUNNER) -m pytest -q -m "not gpu" $(ARGS)
+	$(RUNNER) -m pytest -q -m "not gpu" $(PARALLEL) $(ARGS)
 
 test-gpu: $(READY)
 	$(RUNNER) -m pytest -q -m gpu $(ARGS)

@@ -8,9 +8,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 from compare import driver
-from compare.clock import Clock
+
+if TYPE_CHECKING:
+    from compare.clock import Clock
 
 AGREEMENT = 0.01  # relative; of more, nothing of one worker is held against another's
 _REPEATS = 20

@@ -56,12 +56,22 @@ def _direction_option() -> Any:
     )
 
 
+def _show_version(ctx: click.Context, parameter: click.Parameter, asked: bool) -> None:
+    """click's own option wants the version before anybody asks, and finding it takes a tenth of most commands' time."""
+    if asked and not ctx.resilient_parsing:
+        click.echo(f"xlafuse, version {machine.xlafuse_version()}")
+        ctx.exit()
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON for programs instead of text.")
 run_argument = click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(machine.xlafuse_version(), prog_name="xlafuse")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version,
+    help="Show the version and exit.",
+)
 def cli() -> None:
     """See what XLA, TorchInductor, hand-written Triton and raw CUDA make of the same transformer block.
 
@@ -90,10 +100,19 @@ def cli() -> None:
     "--resume", is_flag=True,
     help="Go on with the run in --out: what is recorded there is kept. Its own selection, unless you name one.",
 )
+@_filter(
+    "--mode", "modes", metavar="cold|warm|graph|launches",
+    help="How calls are timed beside cold (always): warm L2, replayed as a graph, launch by launch. full: all.",
+)
+@click.option(
+    "--restarts", type=click.IntRange(0, 20), metavar="N",
+    help="Time each case in N+1 fresh processes of every framework. Default: 2 in suite full, else 0.",
+)
+@click.option("--traffic", is_flag=True, help="Then count the bytes that each kernel moves, by ncu. On a GPU.")
 @click.pass_context
 def run(
     ctx: click.Context, blocks: list[str], suite: str | None, target: str | None, out: Path | None, resume: bool,
-    **filters: list[str],
+    modes: list[str], restarts: int | None, traffic: bool, **filters: list[str],
 ) -> None:
     """Compile, check and time blocks (default: all).
 
@@ -103,6 +122,7 @@ def run(
     \b
       xlafuse run softmax
       xlafuse run rmsnorm gelu -i xla,inductor,triton --direction train
+      xlafuse run softmax --mode warm,graph --restarts 2
       xlafuse run --suite full --out runs/full
       xlafuse run --out runs/full --resume
 
@@ -121,9 +141,15 @@ def run(
         plan = selection.resolve(blocks, suite=suite or selection.DEFAULT_SUITE, **filters)
         target = selection.resolve_target(target)
         folder = selection.output_folder(out, suite=plan.suite, now=datetime.now())
+    timed = target is None and machine.gpu_present()
+    plan = selection.resolve_timing(plan, modes, restarts, timed=timed)
+    if traffic:
+        from compare import run_traffic
+
+        run_traffic.refuse(plan, target)
     from compare.run import execute
 
-    code = execute(plan, folder=folder, target=target, resume=resume)
+    code = execute(plan, folder=folder, target=target, resume=resume, traffic=traffic)
     _show_at_a_glance(folder)
     ctx.exit(code)
 
@@ -163,15 +189,25 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
 
 
 @cli.command()
+@click.argument("runs", nargs=-1, type=click.Path(path_type=Path), metavar="[RUN RUN]")
 @click.option("--trials", type=click.IntRange(10), default=100, show_default=True, help="Runs of the protocol.")
 @click.pass_context
-def selftest(ctx: click.Context, trials: int) -> None:
+def selftest(ctx: click.Context, runs: tuple[Path, ...], trials: int) -> None:
     """Check, on a GPU, that verdicts hold.
 
     Identical code in two rows must be a tie or unresolved, and a planted slowdown of 3% must be found, by the same
-    protocol that times implementations. Exit code 1 when either fails, 2 where there is no GPU to time.
+    protocol that times implementations. Of two runs of one suite, where their folders are given, no comparison may have
+    opposite winners; that needs no GPU. Exit code 1 when either fails, 2 where there is no GPU to time.
     """
     from compare import selftest
+
+    if runs:
+        if len(runs) != 2:
+            raise UsageError(f"selftest compares two runs, got {len(runs)}: xlafuse selftest RUN RUN")
+        agreement = selftest.agreement(*runs)
+        _warn(agreement.warnings)
+        click.echo(agreement)
+        ctx.exit(1 if agreement.contradictions else 0)
     from compare.client import WORKER_FAILURES
     from compare.clock import cupti_missing
     from compare.progress import counting
@@ -192,29 +228,29 @@ def selftest(ctx: click.Context, trials: int) -> None:
 @cli.command()
 @run_argument
 @json_option
-@click.option("--markdown", is_flag=True, help="Markdown, to paste into an issue or a page.")
+@click.option("--markdown", is_flag=True, help="Markdown, to paste into a pull request or a page.")
 @click.option("--matrix", is_flag=True, help="Cases down, implementations across: device times, or kernel counts.")
+@click.option("--roofline", is_flag=True, help="Intensity, bound, attainable rate, recoverable time.")
+@click.option("--kernels", is_flag=True, help="With --roofline: a line a kernel.")
+@click.option("--traffic", is_flag=True, help="Bytes that must move, that are declared, and that the GPU counted.")
+@click.option("--authorship", is_flag=True, help="Lines of kernel code beside the speed that they bring.")
 @_filter("--block", "blocks", metavar="NAME", help="Only these blocks.")
 @_filter("--case", "cases", metavar="NAME", help="Only these cases.")
 def report(
-    run: Path, as_json: bool, markdown: bool, matrix: bool, blocks: list[str], cases: list[str]
+    run: Path, as_json: bool, markdown: bool, kernels: bool, blocks: list[str], cases: list[str], **views: bool
 ) -> None:
     """Show a run's results as a table.
 
     RUN is the folder that `xlafuse run` made. Who was right, how fast, and how near to what the GPU can do.
     """
-    from compare.report import matrix as at_a_glance
-    from compare.report import rows, table
+    from compare import report_cli
 
-    if as_json and (markdown or matrix):
-        raise UsageError("--json goes with neither --markdown nor --matrix")
-    found = rows.read(run)
-    _warn(found.warnings)
-    chosen = rows.only(found.rows, block=blocks, case=cases)
-    if as_json:
-        click.echo(rows.as_json(chosen))
-    else:
-        click.echo((at_a_glance if matrix else table).render(chosen, markdown=markdown))
+    wanted = {"block": blocks, "case": cases}
+    click.echo(
+        report_cli.report(
+            run, views=views, kernels=kernels, as_json=as_json, markdown=markdown, wanted=wanted, warn=_warn
+        )
+    )
 
 
 @cli.command("inspect")
@@ -256,6 +292,35 @@ def inspect_command(
 
     wanted = {"block": blocks, "case": cases, "direction": directions, "implementation": implementations}
     inspect_cli.inspect(paths, inspect_cli.Question(**view), module=module, align=align, wanted=wanted, warn=_warn)
+
+
+@cli.command("timeline")
+@run_argument
+@_filter("--block", "blocks", metavar="NAME", help="Only these blocks.")
+@_filter("--case", "cases", metavar="NAME", help="Only these cases.")
+@_direction_option()
+@_filter("-i", "--implementation", "implementations", metavar="NAME", help="Only these implementations.")
+@click.option(
+    "-o", "--out", type=click.Path(path_type=Path), required=True, metavar="FILE",
+    help="The file to write; .gz compresses.",
+)
+def timeline_command(
+    run: Path, blocks: list[str], cases: list[str], directions: list[str], implementations: list[str], out: Path
+) -> None:
+    """Put what host and GPU did in one call of each implementation into one file.
+
+    RUN is a folder that `xlafuse run` made on a GPU. Each record is a process: its parts, its host's launches, and its
+    kernels by stream with their stages, bytes and FLOPs, an arrow from each launch to what it ran. All begin at 0 with
+    their first launch. Open the file in https://ui.perfetto.dev or chrome://tracing.
+
+    \b
+      xlafuse timeline runs/mine --block softmax --direction train -i xla,inductor,triton -o softmax.json.gz
+    """
+    from compare import timeline_cli
+
+    wanted = {"block": blocks, "case": cases, "direction": directions, "implementation": implementations}
+    ids = timeline_cli.merged(run, wanted, out, _warn)
+    click.echo(f"{out}: {len(ids)} timeline{'s' if len(ids) > 1 else ''}; {timeline_cli.VIEWERS}")
 
 
 @cli.command("diff")

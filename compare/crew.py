@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,15 @@ class Crew:
                 if dead:
                     dead.kill()
                 raise
+
+    def restart(self, roles: Collection[str], meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Replace these workers by fresh ones; `meanwhile` is called when the old are gone and no new one is there."""
+        with self._guard:
+            leaving = [worker for role in roles if (worker := self._forget(role))]
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(Worker.stop, leaving))
+        meanwhile()
+        self.start(roles)
 
     def stop(self) -> None:
         """End every worker; what is asked from now on is refused."""

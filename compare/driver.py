@@ -32,6 +32,13 @@ def allocate(size: int) -> int:
     return int(address)
 
 
+def free_memory() -> int:
+    """Bytes of the device that no process has."""
+    _enter_context()
+    free, _ = _check(_driver().cuMemGetInfo())
+    return int(free)
+
+
 def start_profiler() -> None:
     """Tell a profiler that watches this process to collect (cudaProfilerStart by the driver's name)."""
     _check(_driver().cuProfilerStart())

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from compare.archive import relative
 from compare.graph.model import FusionGraph, Kernel, SourceOp
+from compare.graph.roofline import Ceilings, place
+
+Number = TypeVar("Number", int, float)
 
 
-def summary(graph: FusionGraph, parts: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """`Record.kernels`; nothing where the graph has operations and no kernels."""
+def summary(
+    graph: FusionGraph, parts: Iterable[str], ceilings: Ceilings | None = None, precision: str | None = None
+) -> dict[str, dict[str, Any]]:
+    """`Record.kernels`; nothing where the graph has operations and no kernels. With ceilings also `roofline`."""
     if graph.kernels is None:
         return {}
     result: dict[str, dict[str, Any]] = {}
@@ -23,7 +28,28 @@ def summary(graph: FusionGraph, parts: Iterable[str]) -> dict[str, dict[str, Any
             "bytes_moved": _sum(map(_bytes_moved, kernels)),
             "provenance": dict(Counter(kernel.provenance for kernel in kernels)),
         }
+        if ceilings is not None and ceilings.streams:
+            result[part]["roofline"] = roofline(graph, kernels, ceilings, precision)
     return result
+
+
+def roofline(
+    graph: FusionGraph, kernels: Iterable[Kernel], ceilings: Ceilings, precision: str | None
+) -> dict[str, Any]:
+    """{"floor_us": what the kernels take at least, one by one; "recoverable_us": their measured times above that;
+    "bound_us": {"memory", "compute", "launch", "unknown": time of the kernels that are so bound, or, where nothing was
+    measured, what they take at least}}. A sum that lacks a term is None.
+    """
+    floors, above = [], []
+    bound_us: dict[str, float] = {}
+    for kernel in kernels:
+        found, time = place(graph, kernel, ceilings, precision), kernel.device_time_us
+        floor = None if found is None else found.floor_us
+        floors.append(floor)
+        above.append(None if time is None or floor is None else max(0.0, time - floor))
+        bound = "unknown" if found is None else found.bound
+        bound_us[bound] = bound_us.get(bound, 0.0) + ((time if time is not None else floor) or 0.0)
+    return {"floor_us": _sum(floors), "recoverable_us": _sum(above), "bound_us": bound_us}
 
 
 def _bytes_moved(kernel: Kernel) -> int | None:
@@ -31,7 +57,7 @@ def _bytes_moved(kernel: Kernel) -> int | None:
     return None if read is None or written is None or launches is None else (read + written) * launches
 
 
-def _sum(values: Iterable[int | None]) -> int | None:
+def _sum(values: Iterable[Number | None]) -> Number | None:
     """The sum, or None where one is missing."""
     known = list(values)
     return None if None in known else sum(value for value in known if value is not None)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-import tomllib
 from collections.abc import Iterable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,9 @@ __all__ = ["gpu_present", "host", "scratch_root", "versions", "xlafuse_version"]
 
 def xlafuse_version() -> str:
     """Of the installed distribution, else of the checkout that is running."""
+    import tomllib
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version("xlafuse")
     except PackageNotFoundError:
@@ -26,6 +27,8 @@ def xlafuse_version() -> str:
 
 def versions(packages: Iterable[str]) -> dict[str, str | None]:
     """Installed versions in this interpreter, None where a package is missing."""
+    from importlib.metadata import PackageNotFoundError, version  # slow to import, and reading a run needs none
+
     found: dict[str, str | None] = {}
     for package in packages:
         try:

@@ -1,4 +1,7 @@
-"""What a worker does for a profiler that watches its process: marks where the parts of a call begin and end."""
+"""What a worker does for a profiler that watches its process: marks where the parts of a call begin and end.
+
+`python -m compare.profiled` marks a call of nothing, to see whether a profiler can watch a process here at all.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ from typing import Any
 
 from compare import driver
 
-BOUNDARY = "xlafuse_boundary"  # an empty kernel
+BEGIN, END = "xlafuse_begin_", "xlafuse_end"  # names of empty kernels; the first one's goes on with a mark
+PROBE = "probe"  # the mark of the call of nothing
 
 
 @contextmanager
@@ -21,11 +25,21 @@ def profiling() -> Iterator[None]:
         driver.stop_profiler()
 
 
-def bounded(call: Callable[[], Any], synchronize: Callable[..., None]) -> Any:
-    """Run `call` between two boundary kernels, the device idle before and after."""
+def bounded(call: Callable[[], Any], synchronize: Callable[..., None], mark: str) -> Any:
+    """Run `call` profiled, between two marks, the device idle before and after. mark: letters, digits, underscores."""
     synchronize()
-    driver.launch(BOUNDARY, "ret;")
-    result = call()
-    synchronize(result)
-    driver.launch(BOUNDARY, "ret;")
+    with profiling():
+        driver.launch(f"{BEGIN}{mark}", "ret;")
+        result = call()
+        synchronize(result)
+        driver.launch(END, "ret;")
     return result
+
+
+def main() -> None:
+    driver.launch(END, "ret;")  # makes the context, which a profiler must know before it is told to collect
+    bounded(lambda: None, lambda result=None: None, PROBE)
+
+
+if __name__ == "__main__":
+    main()

@@ -41,12 +41,24 @@ class Record:
     errors: [{"name", "error", "tolerance"}], gradients named d_<input>; dimensionless (compare.check).
     graph: the fusion graph's file, relative to the run folder (compare.graph.store).
     kernels: what the graph comes to, per part: {"launches", "bytes_moved" (null where not known), "provenance": {word:
-    how many kernels}, "unjoined": [names of device records that belong to no kernel of the graph]}; see compare.graphs.
+    how many kernels}, "unjoined": [names of device records that belong to no kernel of the graph], "roofline": against
+    the device's ceilings, where those are known}; see compare.graphs.
     measurement: {"timer", "parts": {part: {"device_time": [[s, ...] a round], "busy_time", "launches", "records",
-    "poisoned"}}, "wall_time": [s a round], "peak_memory_bytes": {part: bytes}, "conditions": [what compare.conditions
-    read right after each round]} or None; seconds throughout.
+    "poisoned"}}, "modes": {mode: {"parts" as these without records, "settled", "command_buffers"}, {"same_as": "cold"}
+    or {"unavailable": why}} (compare.timing), "processes": [which of its workers took the round], "warm_up":
+    {"seconds", "settled": [a round]}, "command_buffers": {part: [launches in XLA's command buffers, all launches]} of
+    the main mode, or None of what is not XLA's, "wall_time": [s a round], "peak_memory_bytes": {part: bytes or null},
+    "peak_memory": {part: compare.subject.Peak}, "conditions": [what compare.conditions read right after each round]} or
+    None; seconds throughout.
+    traffic: what ncu counted, {"alone": ..., "call": ...}: every kernel from an empty L2, or the whole call from a cold
+    one. Each is {"cache_control", "parts": {part: {"launches", "dram_read", "dram_written", "l2" (null where unknown),
+    "uncounted": {"launches", "bytes"} of copies and memsets, "kernels": [{"kernel": index in the graph, "launches",
+    "dram_read", "dram_written", "l2"}], "unjoined": [names]}}}, bytes throughout, or {"unavailable": why}; with "final"
+    where trying again would not help. None where nobody asked.
     bytes_compulsory, flops: per part, of the case.
     dumps: the archive of compiler artifacts, relative to the run folder.
+    trace: {"file": the timeline of one call, relative to the run folder (compare.timeline)}, or {"unavailable": why};
+    None where the clock is not CUPTI.
     """
 
     case: Case
@@ -62,9 +74,11 @@ class Record:
     graph: str | None = None
     kernels: dict[str, dict[str, Any]] = field(default_factory=dict)
     measurement: dict[str, Any] | None = None
+    traffic: dict[str, dict[str, Any]] | None = None
     bytes_compulsory: dict[str, int] = field(default_factory=dict)
     flops: dict[str, float] = field(default_factory=dict)
     dumps: str | None = None
+    trace: dict[str, str] | None = None
     schema: int = SCHEMA
 
     @property

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
-from compare import machine, record, run_device, run_target, targets
+from compare import machine, record, run_device, run_target, run_traffic, targets
 from compare.crew import Crew
 from compare.progress import Progress
 from compare.record import Record, RunFolderError
@@ -27,8 +27,9 @@ _SCRATCH = "xlafuse-"
 BAD = ("wrong", "failed", "timeout")
 
 
-def execute(plan: Plan, *, folder: Path, target: str | None, resume: bool) -> int:
-    """Run the plan into `folder`; `target` None means this machine's GPU, or an H200 where there is none.
+def execute(plan: Plan, *, folder: Path, target: str | None, resume: bool, traffic: bool = False) -> int:
+    """Run the plan into `folder`; `target` None means this machine's GPU, or an H200 where there is none. traffic: then
+    count, under ncu, the bytes that its kernels move.
 
     Returns 0 when nothing of the plan is wrong, failed or timed out, 1 when something is, 130 after Ctrl-C. Every
     finished record is on the disk before the next begins. Raises RunFolderError where the folder cannot be read or
@@ -38,7 +39,7 @@ def execute(plan: Plan, *, folder: Path, target: str | None, resume: bool) -> in
         target = targets.DEFAULT
     with _lock(folder, resume), _scratch() as scratch:
         try:
-            return _execute(plan, folder, scratch, target, resume)
+            return _execute(plan, folder, scratch, target, resume, traffic)
         except OSError as problem:
             if problem.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
@@ -48,18 +49,22 @@ def execute(plan: Plan, *, folder: Path, target: str | None, resume: bool) -> in
             ) from problem
 
 
-def _execute(plan: Plan, folder: Path, scratch: Path, target: str | None, resume: bool) -> int:
+def _execute(plan: Plan, folder: Path, scratch: Path, target: str | None, resume: bool, traffic: bool) -> int:
     done = _open(plan, folder, target, resume)
     wanted = {record.record_id(case, i.name) for case, implementations in plan.work for i in implementations}
-    if wanted <= done.keys():
+    if wanted <= done.keys() and not (traffic and run_traffic.missing(plan, folder)):
         print(f"{folder} already has every record of this selection", file=sys.stderr)
         return 0
     crew = Crew(folder / "logs", run_target.environment(target) if target else run_device.environment(folder))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job scheduler's stop ends a run as Ctrl-C does
     try:
         with Progress(len(wanted)) as progress:
-            session = Session(folder, scratch, crew, progress, done, target)
-            (run_target.run if target else run_device.run)(plan, session)
+            if not wanted <= done.keys():
+                session = Session(folder, scratch, crew, progress, done, target)
+                (run_target.run if target else run_device.run)(plan, session)
+            if traffic:
+                crew.stop()  # ncu's workers need the GPU's memory
+                print(run_traffic.measure(plan, folder, progress.say), file=sys.stderr)
     except KeyboardInterrupt:
         print(f"stopped; every finished record is kept, and --out {folder} --resume goes on", file=sys.stderr)
         return 130

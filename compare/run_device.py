@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
+import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from compare import conditions
+from compare import conditions, timeline
 from compare.calibration import AGREEMENT, disagreement
 from compare.client import WORKER_FAILURES, WorkerDied, WorkerError, WorkerTimeout
-from compare.clock import CuptiClock, DeviceRecord
+from compare.clock import CallTrace, CuptiClock, DeviceRecord
 from compare.graph import store
 from compare.graph.join import join
 from compare.graph.model import FusionGraph
@@ -18,10 +21,10 @@ from compare.record import Record
 from compare.selection import Plan
 from compare.session import Data, Session, judge, note_failure
 from compare.spec import Case, Implementation
+from compare.timing import MAIN, Timing
 from xlafuse.autotune import merge_results
 
-ROUNDS = 5
-ROUND_SECONDS = 0.015  # of timed calls, for each implementation in each round
+ROUND_SECONDS = 0.015  # of timed calls, for each implementation in each round and mode
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -37,7 +40,7 @@ def run(plan: Plan, session: Session) -> None:
         for case, implementations in plan.work:
             left = session.pending(case, implementations)
             if left:
-                _run_case(case, left, session)
+                _run_case(case, left, plan.timing, session)
     finally:
         _join_autotune_results(session.folder / "target" / "xla")
 
@@ -50,8 +53,12 @@ class _Entry:
     implementation: Implementation
     alive: bool = True
     graph: FusionGraph | None = None
+    command_buffers: dict[str, list[int]] | None = None  # see compare.record
     rounds: list[dict[str, Any]] = field(default_factory=list)
+    processes: list[int] = field(default_factory=list)  # of each round: in which of its workers, counted from 0
     conditions: list[dict[str, Any] | None] = field(default_factory=list)  # of the GPU, beside each round
+    modes: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # rounds of each mode beside the main one
+    unavailable: dict[str, str] = field(default_factory=dict)  # why a mode cannot be had
 
 
 def _describe_machine(plan: Plan, session: Session) -> None:
@@ -89,7 +96,10 @@ def _join_autotune_results(folder: Path) -> None:
     for stem, paths in parts.items():
         whole = folder / f"{stem}.textproto"
         texts = [path.read_text() for path in ([whole] if whole.is_file() else []) + paths]
-        whole.write_text(merge_results(texts))
+        try:
+            whole.write_text(merge_results(texts))
+        except ValueError:  # of a jax whose files cannot be joined: each stays by itself
+            continue
         for path in paths:
             path.unlink()
 
@@ -98,7 +108,7 @@ def _leave_in_pack(session: Session, name: str, content: dict[str, Any]) -> None
     (session.folder / "target" / name).write_text(json.dumps(content, indent=1) + "\n")
 
 
-def _run_case(case: Case, implementations: list[Implementation], session: Session) -> None:
+def _run_case(case: Case, implementations: list[Implementation], timing: Timing, session: Session) -> None:
     entries = [_Entry(session.new(case, i), i) for i in implementations]
     for entry in entries:
         if reason := entry.implementation.unsupported(case):
@@ -116,7 +126,8 @@ def _run_case(case: Case, implementations: list[Implementation], session: Sessio
                 session.progress.say(f"compiling and checking {entry.record.id}")
                 _prepare_and_check(entry, entries, data, session)
         session.progress.say(f"timing {case.id}")
-        _measure(entries, data, session)
+        _measure(entries, timing, data, session)
+        _trace(entries, session)
     for entry in entries:
         _finish(entry, session)
 
@@ -124,7 +135,9 @@ def _run_case(case: Case, implementations: list[Implementation], session: Sessio
 def _prepare_and_check(entry: _Entry, entries: list[_Entry], data: Data, session: Session) -> None:
     record, role = entry.record, entry.implementation.framework
     try:
-        _prepare(entry, data, session)
+        prepared = _prepare(entry, data, session)
+        record.compile_s, entry.command_buffers = prepared["compile_s"], prepared["command_buffers"]
+        entry.graph = None if prepared["graph"] is None else store.from_json(prepared["graph"])
         session.archive(record)
         outcome = session.crew.ask(role, "check", id=record.id, timeout=300)
     except WorkerError as problem:
@@ -133,7 +146,7 @@ def _prepare_and_check(entry: _Entry, entries: list[_Entry], data: Data, session
     except (WorkerDied, WorkerTimeout) as problem:
         _fail(entry, problem)
         checked = [e for e in entries if e.alive and e.record.status == "ok"]  # the later ones are prepared in turn
-        _prepare_again(checked, role, data, session)
+        _prepare_again(checked, {role}, data, session)
         return
     record.status = "ok"
     record.checked = {
@@ -143,47 +156,124 @@ def _prepare_and_check(entry: _Entry, entries: list[_Entry], data: Data, session
     entry.alive = record.status == "ok"
 
 
-def _prepare(entry: _Entry, data: Data, session: Session) -> None:
-    record, role = entry.record, entry.implementation.framework
-    prepared = session.crew.ask(
-        role, "prepare", id=record.id, case=record.case.to_json(), implementation=record.implementation,
-        folders=[str(f) for f in data.folders], scales=data.scales, dumps=str(session.dumps_folder(record)),
+def _prepare(entry: _Entry, data: Data, session: Session) -> dict[str, Any]:
+    """Have the worker compile; returns what it says of that."""
+    record, dumps = entry.record, session.dumps_folder(entry.record)
+    shutil.rmtree(dumps, ignore_errors=True)  # of a process that is gone
+    prepared: dict[str, Any] = session.crew.ask(
+        entry.implementation.framework, "prepare", id=record.id, case=record.case.to_json(),
+        implementation=record.implementation, folders=[str(f) for f in data.folders], scales=data.scales,
+        dumps=str(dumps),
     )
-    record.compile_s = prepared["compile_s"]
-    entry.graph = None if prepared["graph"] is None else store.from_json(prepared["graph"])
+    return prepared
 
 
-def _measure(entries: list[_Entry], data: Data, session: Session) -> None:
-    """Rounds over all implementations, each round starting with another one, so that drift hits all alike."""
-    for number in range(ROUNDS):
-        alive = [e for e in entries if e.alive]
-        start = number % len(alive) if alive else 0
-        for entry in alive[start:] + alive[:start]:
-            if not entry.alive:  # its worker died under another implementation and could not prepare it again
-                continue
-            try:
-                entry.rounds.append(
-                    session.crew.ask(
-                        entry.implementation.framework, "measure", id=entry.record.id, seconds=ROUND_SECONDS,
-                        first=number == 0, timeout=300,
-                    )
-                )
-                entry.conditions.append(conditions.read())
-            except WorkerError as problem:
-                _fail(entry, problem)
-            except (WorkerDied, WorkerTimeout) as problem:
-                _fail(entry, problem)
-                _prepare_again([e for e in entries if e.alive], entry.implementation.framework, data, session)
+def _measure(entries: list[_Entry], timing: Timing, data: Data, session: Session) -> None:
+    """Rounds over all implementations, each round starting with another one, so that drift hits all alike; and on
+    another input set. A round visits all in the main mode, then all in the next one.
+    """
+    for number in range(timing.rounds):
+        if number and timing.process_of(number) != timing.process_of(number - 1):
+            _restart(entries, data, session)
+        for mode in (MAIN, *timing.modes):
+            alive = [e for e in entries if e.alive]
+            start = number % len(alive) if alive else 0
+            for entry in alive[start:] + alive[:start]:
+                if not entry.alive:  # its worker died under another implementation and could not prepare it again
+                    continue
+                if mode == MAIN:
+                    _measure_main(entry, number, timing.process_of(number), entries, data, session)
+                elif mode not in entry.unavailable:
+                    _measure_mode(entry, mode, number, entries, data, session)
 
 
-def _prepare_again(entries: list[_Entry], role: str, data: Data, session: Session) -> None:
-    """After a worker's death: the others of that worker go on, with the rounds that they have."""
+def _measure_main(
+    entry: _Entry, number: int, process: int, entries: list[_Entry], data: Data, session: Session
+) -> None:
+    role = entry.implementation.framework
+    try:
+        entry.rounds.append(
+            session.crew.ask(
+                role, "measure", id=entry.record.id, seconds=ROUND_SECONDS, first=number == 0, input_set=number,
+                timeout=300,
+            )
+        )
+        entry.processes.append(process)
+        entry.conditions.append(conditions.read())
+    except WorkerError as problem:
+        _fail(entry, problem)
+    except (WorkerDied, WorkerTimeout) as problem:
+        _fail(entry, problem)
+        _prepare_again([e for e in entries if e.alive], {role}, data, session)
+
+
+def _measure_mode(
+    entry: _Entry, mode: str, number: int, entries: list[_Entry], data: Data, session: Session
+) -> None:
+    """Unlike the main mode, one that cannot be had costs itself alone, with the reason."""
+    role, rounds = entry.implementation.framework, entry.modes.setdefault(mode, [])
+    if rounds and "same_as" in rounds[0]:
+        return
+    try:
+        rounds.append(
+            session.crew.ask(
+                role, "measure_mode", id=entry.record.id, mode=mode, seconds=ROUND_SECONDS, input_set=number,
+                timeout=300,
+            )
+        )
+    except WorkerError as problem:
+        if mode == "warm" and problem.kind == "wrong":  # the very program of the main mode: so are its results
+            _fail(entry, problem)
+        entry.unavailable[mode] = problem.message
+    except (WorkerDied, WorkerTimeout) as problem:
+        entry.unavailable[mode] = str(problem)
+        _prepare_again([e for e in entries if e.alive], {role}, data, session)
+
+
+def _restart(entries: list[_Entry], data: Data, session: Session) -> None:
+    """Fresh processes for all frameworks: what a process happens upon, as where its memory lies, is drawn again."""
+    roles = {e.implementation.framework for e in entries if e.alive}
+    if not roles:
+        return
+    case, started = entries[0].record.case.id, time.perf_counter()
+    session.progress.say(f"starting fresh workers for {case}")
+    # With the files of the leaving processes joined, the fresh ones find XLA's choices instead of tuning again.
+    session.crew.restart(roles, meanwhile=partial(_join_autotune_results, session.folder / "target" / "xla"))
+    _prepare_again([e for e in entries if e.alive], roles, data, session)
+    took = time.perf_counter() - started
+    session.progress.say(f"timing {case} in fresh workers, which took {took:.0f} s to get ready")
+
+
+def _prepare_again(entries: list[_Entry], roles: set[str], data: Data, session: Session) -> None:
+    """In fresh workers: implementations go on with the rounds that they have; the record keeps the first compile."""
     for entry in entries:
-        if entry.implementation.framework == role:
+        if entry.implementation.framework in roles:
             try:
                 _prepare(entry, data, session)
             except WORKER_FAILURES as problem:
                 _fail(entry, problem)
+
+
+def _trace(entries: list[_Entry], session: Session) -> None:
+    """One more call of each, for its timeline; what goes wrong with it costs the timeline alone."""
+    gone: dict[str, str] = {}
+    for entry in entries:
+        record, role = entry.record, entry.implementation.framework
+        if not entry.alive or session.timers[role] != CuptiClock.name:
+            continue
+        if role in gone:
+            record.trace = {"unavailable": gone[role]}
+            continue
+        try:
+            found = session.crew.ask(role, "trace", id=record.id, timeout=300)
+        except WorkerError as problem:
+            record.trace = {"unavailable": problem.message}
+        except (WorkerDied, WorkerTimeout) as problem:
+            gone[role] = f"while {record.id} was traced: {problem}"
+            record.trace = {"unavailable": gone[role]}
+        else:
+            traces = {part: CallTrace.from_json(found[part]) for part in record.case.parts}
+            session.keep_trace(record, timeline.of_call(traces, entry.graph, name=record.id))
 
 
 def _fail(entry: _Entry, problem: Exception) -> None:
@@ -221,22 +311,43 @@ def _keep_graph(entry: _Entry, session: Session) -> None:
 
 def _measurement(entry: _Entry, session: Session) -> dict[str, Any]:
     """The record's measurement from its rounds; see compare.record.Record."""
-    first = entry.rounds[0]
     parts = None
-    if first["parts"] is not None:
+    if entry.rounds[0]["parts"] is not None:
+        described = entry.rounds[entry.processes.count(0) - 1]["parts"]  # of the compile that the graph is of
         parts = {
-            part: {
-                "device_time": [r["parts"][part]["device_time"] for r in entry.rounds],
-                "busy_time": [r["parts"][part]["busy_time"] for r in entry.rounds],
-                "launches": first["parts"][part]["launches"],
-                "records": entry.rounds[-1]["parts"][part]["records"],
-                "poisoned": all(r["parts"][part]["poisoned"] for r in entry.rounds),
-            }
+            part: _timed(entry.rounds, part) | {"records": described[part]["records"]}
             for part in entry.record.case.parts
         }
-    peaks = next((r["peak_memory_bytes"] for r in entry.rounds if "peak_memory_bytes" in r), None)
-    timer = session.timers[entry.implementation.framework]
+    warm_ups = [r["warm_up"] for r in entry.rounds if r["warm_up"]]
+    peaks = next((r for r in entry.rounds if "peak_memory" in r), {})
     return {
-        "timer": timer, "parts": parts, "wall_time": [r["wall_time"] for r in entry.rounds],
-        "peak_memory_bytes": peaks, "conditions": entry.conditions,
+        "timer": session.timers[entry.implementation.framework], "parts": parts,
+        "wall_time": [r["wall_time"] for r in entry.rounds], "peak_memory_bytes": peaks.get("peak_memory_bytes"),
+        "peak_memory": peaks.get("peak_memory"),
+        "conditions": entry.conditions, "processes": entry.processes,
+        "warm_up": {name: [w[name] for w in warm_ups] for name in ("seconds", "settled")},
+        "command_buffers": entry.command_buffers,
+        "modes": {mode: _mode(entry, mode) for mode in entry.modes},
+    }
+
+
+def _mode(entry: _Entry, mode: str) -> dict[str, Any]:
+    if mode in entry.unavailable:
+        return {"unavailable": entry.unavailable[mode]}
+    rounds = entry.modes[mode]
+    if "same_as" in rounds[0]:
+        return rounds[0]
+    return {
+        "parts": {part: _timed(rounds, part) for part in entry.record.case.parts},
+        "settled": [r["warm_up"]["settled"] for r in rounds],
+        "command_buffers": rounds[0].get("command_buffers"),
+    }
+
+
+def _timed(rounds: list[dict[str, Any]], part: str) -> dict[str, Any]:
+    """One part over all rounds of a mode."""
+    found = [r["parts"][part] for r in rounds]
+    return {
+        "device_time": [f["device_time"] for f in found], "busy_time": [f["busy_time"] for f in found],
+        "launches": found[0]["launches"], "poisoned": all(f["poisoned"] for f in found),
     }

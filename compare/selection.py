@@ -9,15 +9,16 @@ import difflib
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from compare import targets
+from compare import targets, timing
 from compare.blocks import BLOCKS
 from compare.record import read_run
 from compare.spec import DTYPE_BY_ANY_NAME, DTYPES, PARTS, Block, Case, Implementation
+from compare.timing import Timing
 
 SUITES = ("quick", "full", "check")
 DEFAULT_SUITE = "quick"
@@ -30,14 +31,15 @@ class UsageError(Exception):
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run does: each case with the implementations selected for it."""
+    """What a run does: each case with the implementations selected for it, and how they are timed on a GPU."""
 
     suite: str
     work: tuple[tuple[Case, tuple[Implementation, ...]], ...]
+    timing: Timing = Timing()
 
     def to_json(self) -> dict[str, Any]:
         work = [{"case": case.to_json(), "implementations": [i.name for i in found]} for case, found in self.work]
-        return {"suite": self.suite, "work": work}
+        return {"suite": self.suite, "work": work, "timing": self.timing.to_json()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
@@ -48,7 +50,7 @@ class Plan:
                 case = Case.from_json(entry["case"])
                 block = BLOCKS[case.block]
                 work.append((case, tuple(block.implementation(name) for name in entry["implementations"])))
-            return cls(data["suite"], tuple(work))
+            return cls(data["suite"], tuple(work), _timing(data))
         except (KeyError, TypeError) as problem:
             raise UsageError(f"the run's own selection cannot be repeated here: {problem}; select by name") from None
 
@@ -90,7 +92,7 @@ def resolve(
                 and (not dtypes or case.dtype in dtypes)
             ):
                 work.append((case, found))
-    plan = Plan(suite, tuple(work))
+    plan = Plan(suite, tuple(work), timing.of_suite(suite))
 
     in_plan: list[tuple[str, Sequence[str], set[str]]] = [
         ("implementation", implementations, {i.name for _, found in work for i in found}),
@@ -110,12 +112,33 @@ def resolve_again(run: Mapping[str, Any], blocks: Iterable[str], suite: str | No
     """The plan of a resumed run: its own where nothing is named, else what is named, in its own suite by default."""
     blocks, own = list(blocks), run.get("plan")
     if suite is not None or blocks or any(filters.values()):
-        return resolve(blocks, suite=suite or run.get("suite", DEFAULT_SUITE), **filters)
+        plan = resolve(blocks, suite=suite or run.get("suite", DEFAULT_SUITE), **filters)
+        return plan if suite is not None or own is None else replace(plan, timing=_timing(own))
     if own is None:
         raise UsageError(
             f"run.json does not say what was selected: name it again, as in {run.get('command', 'xlafuse run BLOCK')!r}"
         )
     return Plan.from_json(own)
+
+
+def _timing(plan: Mapping[str, Any]) -> Timing:
+    """A recorded plan's; one that says nothing of it was timed in the main mode alone."""
+    return Timing.from_json(plan["timing"]) if "timing" in plan else Timing()
+
+
+def resolve_timing(plan: Plan, modes: Iterable[str], restarts: int | None, *, timed: bool) -> Plan:
+    """The plan, timed in these modes beside the main one, and with as many restarts; nothing named leaves its own.
+
+    timed: whether the run times at all. Raises UsageError for an unknown mode, and where something is asked of a run
+    that does not.
+    """
+    modes = [one_of("mode", name, (timing.MAIN, *timing.OTHER_MODES)) for name in modes]
+    if not modes and restarts is None:
+        return plan
+    if not timed:
+        raise UsageError("--mode and --restarts are about timing, and a run for a GPU that is not here times nothing")
+    chosen = tuple(mode for mode in timing.OTHER_MODES if mode in modes) if modes else plan.timing.modes
+    return replace(plan, timing=Timing(chosen, plan.timing.restarts if restarts is None else restarts))
 
 
 def resolve_target(name: str | None) -> str | None:

@@ -17,8 +17,9 @@ from pathlib import Path
 from compare import machine
 from compare.calibration import AGREEMENT, disagreement
 from compare.crew import Crew
-from compare.run_device import ROUNDS
-from compare.verdict import compare
+from compare.report import rows, verdicts
+from compare.selection import UsageError
+from compare.verdict import LEAST_ROUNDS, compare
 
 PLANTED = 0.03
 SAMPLES = 10  # a row in a round
@@ -80,7 +81,7 @@ def run(trials: int, progress: Callable[[int], None]) -> Outcome:
             for trial in range(trials):
                 for row in ROWS:
                     times[row.name].append([])
-                for number in range(ROUNDS):
+                for number in range(LEAST_ROUNDS):
                     start = number % len(ROWS)
                     for row in ROWS[start:] + ROWS[:start]:
                         samples = crew.ask(row.role, "stream", slower=row.slower, samples=SAMPLES)
@@ -90,9 +91,35 @@ def run(trials: int, progress: Callable[[int], None]) -> Outcome:
             crew.stop()
     words: dict[tuple[str, str], Counter[str]] = {}
     for one, other in IDENTICAL + SLOWED:
-        verdicts = [compare(a, b) for a, b in zip(times[one], times[other], strict=True)]
-        words[one, other] = Counter(verdict.word for verdict in verdicts if verdict)
+        found = [compare(a, b) for a, b in zip(times[one], times[other], strict=True)]
+        words[one, other] = Counter(verdict.word for verdict in found if verdict)
     return Outcome(trials, words, clocks)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Of two runs' verdicts on the same comparisons. compared: how many rows both have a verdict on."""
+
+    compared: int
+    contradictions: list[str]
+    warnings: list[str]
+
+    def __str__(self) -> str:
+        if self.contradictions:
+            return "\n".join([*self.contradictions, f"{len(self.contradictions)} opposite winners"])
+        return f"no opposite winners in {self.compared} rows that both runs have a verdict on"
+
+
+def agreement(a: Path, b: Path) -> Agreement:
+    """Whether two runs name opposite winners. Raises RunFolderError where one cannot be read, UsageError where they
+    have no verdict in common."""
+    ours, theirs = rows.read(a), rows.read(b)
+    compared = verdicts.in_common(ours.rows, theirs.rows)
+    if not compared:
+        raise UsageError(f"{a} and {b} have no verdict on the same case and implementation")
+    return Agreement(
+        len(compared), verdicts.contradictions(compared), [*ours.warnings, *theirs.warnings]
+    )
 
 
 def as_text(outcome: Outcome) -> str:
@@ -100,9 +127,9 @@ def as_text(outcome: Outcome) -> str:
     from tabulate import tabulate
 
     columns = ("faster", "slower", "tie", "unresolved")
-    rows = [[f"{a} against {b}", *(found[word] for word in columns)] for (a, b), found in outcome.words.items()]
+    lines = [[f"{a} against {b}", *(found[word] for word in columns)] for (a, b), found in outcome.words.items()]
     table = tabulate(
-        rows, headers=[f"of {outcome.trials} trials", *columns], tablefmt="github"
+        lines, headers=[f"of {outcome.trials} trials", *columns], tablefmt="github"
     )
     clocks = ", ".join(f"{role} {seconds * 1e6:.2f} µs" for role, seconds in outcome.clocks.items())
     ending = "\n".join(outcome.problems) or "all as it must be"

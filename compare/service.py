@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-from compare import calibration, stream
+from compare import calibration, stream, timing
 from compare.blocks import BLOCKS
 from compare.clock import Clock, CuptiClock
 from compare.graph import store
+from compare.protocol import Skip
 from compare.spec import Case, Implementation
 from compare.subject import Program, Side, Subject
 
@@ -45,7 +47,8 @@ class Service:
     def methods(self) -> dict[str, Callable[..., Any]]:
         return {
             "environment": self.environment, "calibrate": self.calibrate, "stream": self.stream,
-            "prepare": self.prepare, "check": self.check, "measure": self.measure, "profile": self.profile,
+            "prepare": self.prepare, "check": self.check, "measure": self.measure, "measure_mode": self.measure_mode,
+            "profile": self.profile, "trace": self.trace,
             "release": self.release, "device_works": self._framework.device_works,
         }
 
@@ -66,13 +69,13 @@ class Service:
     def prepare(
         self, id: str, case: dict[str, Any], implementation: str, folders: list[str], scales: list[Any], dumps: str
     ) -> dict[str, Any]:
-        """Compile; the program stays until released. Returns compile time and the fusion graph."""
+        """Compile; the program stays until released. Returns compile time, the fusion graph, and how it is launched."""
         spec = Case.from_json(case)
         paths = [Path(f) for f in folders]
         program = self._framework.build(spec, BLOCKS[spec.block].implementation(implementation), paths[0], Path(dumps))
         self._subjects[id] = Subject(self._framework, program, spec, paths, scales)
         graph = None if program.graph is None else store.to_json(program.graph)
-        return {"compile_s": program.compile_s, "graph": graph}
+        return {"compile_s": program.compile_s, "graph": graph, "command_buffers": program.command_buffers}
 
     def check(self, id: str) -> dict[str, Any]:
         """Errors beside tolerances of outputs and gradients, and the device and backend they were computed on."""
@@ -82,21 +85,37 @@ class Service:
             "device": self._framework.device, "backend": self._framework.backend,
         }
 
-    def measure(self, id: str, seconds: float, first: bool) -> dict[str, Any]:
-        """One round: device time by this worker's clock, then wall time with the clock off; the first round also
-        measures peak memory."""
+    def measure(self, id: str, seconds: float, first: bool, input_set: int) -> dict[str, Any]:
+        """One round on inputs of that set: device time by this worker's clock, then wall time with the clock off; the
+        first round also measures peak memory."""
         subject = self._subjects[id]
-        result: dict[str, Any] = {"parts": None}
+        result: dict[str, Any] = {"parts": None, "warm_up": None}
         if self.clock:
-            result["parts"] = subject.measure(self.clock, seconds)
-        result |= subject.measure_wall(seconds / 2)
+            result |= subject.measure(self.clock, seconds, input_set)
+        result |= subject.measure_wall(seconds / 2, input_set)
         if first:
-            result["peak_memory_bytes"] = subject.peak_memory()
+            peaks = subject.peak_memory()
+            result["peak_memory_bytes"] = {part: peak.bytes for part, peak in peaks.items()}
+            result["peak_memory"] = {part: asdict(peak) for part, peak in peaks.items()}
         return result
 
-    def profile(self, id: str) -> None:
+    def measure_mode(self, id: str, mode: str, seconds: float, input_set: int) -> dict[str, Any]:
+        """One round in another mode (compare.timing); {"same_as": "cold"} where the program runs so in the main one.
+
+        Raises whatever the framework does where it cannot run the program so.
+        """
+        if self.clock is None:
+            raise Skip("this worker has no clock")
+        return self._subjects[id].measure_mode(mode, self.clock, seconds, input_set) or {"same_as": timing.MAIN}
+
+    def trace(self, id: str) -> dict[str, Any]:
+        """One call for a timeline (compare.timeline), by part what dataclasses.asdict makes of its CallTrace."""
+        assert isinstance(self.clock, CuptiClock), "only CUPTI sees what the host launches"
+        return {part: asdict(found) for part, found in self._subjects[id].trace(self.clock).items()}
+
+    def profile(self, id: str, mark: str) -> None:
         """One call for a profiler that watches this process (compare.traffic)."""
-        self._subjects[id].profile()
+        self._subjects[id].profile(mark)
 
     def release(self, id: str) -> None:
         self._subjects.pop(id, None)

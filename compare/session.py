@@ -9,13 +9,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from compare import archive, graphs, machine, record
+from compare import archive, graphs, machine, record, timeline
 from compare.blocks import BLOCKS
 from compare.check import Verdict, describe
 from compare.client import WorkerDied, WorkerError, WorkerTimeout
 from compare.crew import Crew
 from compare.graph import store
 from compare.graph.model import FusionGraph
+from compare.graph.roofline import Ceilings
+from compare.opening import target_ceilings
 from compare.progress import Progress
 from compare.record import Record, RunFolderError
 from compare.spec import Case, Implementation
@@ -44,6 +46,7 @@ class Session:
         self._check_lock = threading.Lock()
         self.segment = ""
         self.timers: dict[str, str | None] = {}
+        self._ceilings = target_ceilings(target) if target else None
 
     def begin_segment(
         self, workers: dict[str, Any], ceilings: dict[str, Any] | None, clocks: dict[str, float] | None = None
@@ -57,6 +60,8 @@ class Session:
         self.segment = f"s{len(run['segments']) + 1}"
         started = datetime.now(UTC).isoformat(timespec="seconds")
         self.timers = {role: found.get("timer") for role, found in workers.items()}
+        if ceilings is not None:
+            self._ceilings = Ceilings.from_json(ceilings)
         environment = {"host": machine.host(), "workers": workers}
         run["segments"].append(
             {
@@ -103,7 +108,7 @@ class Session:
 
         The two directions of a case share one set: train's holds all that fwd needs. Only the latest set is kept.
         """
-        case = _widest(case)
+        case = widest(case)
         if self._data is None or self._data[0] != case:
             if self._data is not None:
                 shutil.rmtree(self._data[1].folders[0].parent, ignore_errors=True)
@@ -113,7 +118,7 @@ class Session:
 
     def check_data(self, case: Case) -> Data:
         """As `data`, for the small check cases: made once and kept, and safe to ask for from several threads."""
-        case = _widest(case)
+        case = widest(case)
         with self._check_lock:
             if case.id not in self._check_data:
                 self._check_data[case.id] = self._produce(case)
@@ -134,7 +139,17 @@ class Session:
             store.save(graph, self.folder / name)
         except OSError as problem:
             raise RunFolderError(f"{self.folder / name}: cannot be written: {problem.strerror}") from problem
-        entry.graph, entry.kernels = name, graphs.summary(graph, entry.case.parts)
+        entry.graph = name
+        entry.kernels = graphs.summary(graph, entry.case.parts, self._ceilings, entry.case.precision)
+
+    def keep_trace(self, entry: Record, document: timeline.Document) -> None:
+        """Write a record's timeline into the run folder; the record names it."""
+        name = f"traces/{entry.id.replace('/', '-')}.json.gz"
+        try:
+            timeline.save(document, self.folder / name)
+        except OSError as problem:
+            raise RunFolderError(f"{self.folder / name}: cannot be written: {problem.strerror}") from problem
+        entry.trace = {"file": name}
 
     def dumps_folder(self, entry: Record) -> Path:
         return self.scratch / "dumps" / entry.id.replace("/", "-")
@@ -151,7 +166,7 @@ class Session:
         shutil.rmtree(source, ignore_errors=True)
 
 
-def _widest(case: Case) -> Case:
+def widest(case: Case) -> Case:
     """The case in the direction whose data holds all that the block's other direction needs."""
     return replace(case, direction="train" if "train" in BLOCKS[case.block].directions else case.direction)
 

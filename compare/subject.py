@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from compare.check import Scale, Verdict, relative_error
-from compare.clock import Clock
+from compare.clock import CallTrace, Clock, CuptiClock
 from compare.graph.model import FusionGraph
-from compare.profiled import bounded, profiling
+from compare.profiled import bounded
 from compare.spec import DTYPES, Case
 
 Arrays = dict[str, Any]
 Extent = tuple[int, int]  # first and one-past-last device address
+Timed = Callable[[Callable[[], Any], Callable[..., None]], Any]  # Clock.time, or what stands for it
 
 
 @dataclass
@@ -35,6 +36,25 @@ class Program:
     graph: FusionGraph | None
     intercepts_allocations: bool = True  # its allocations go through the framework's Python-visible dispatch
     allocations: dict[str, list[int]] = field(default_factory=dict)  # bytes of each buffer a call of a part allocates
+    # Of each part: (launches inside XLA's command buffers, all launches); None where there is no such thing.
+    command_buffers: dict[str, tuple[int, int]] | None = None
+    # The same block compiled so that it launches as a mode asks; a mode that is missing is how this one launches.
+    variants: dict[str, Callable[[], Program]] = field(default_factory=dict)
+    # Instead of Side.poison, where results stay where they are: fills them, returns where they are.
+    poison: Callable[[str], list[Extent]] | None = None
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Bytes that one call needs at most above what is there before it: its outputs, temporaries, workspaces.
+
+    bytes: by the allocator's statistics, rounded as it rounds; None for the `reason`. planned: the compiler's own plan
+    of outputs and temporaries, where it has one: a check of the other, never in its place.
+    """
+
+    bytes: int | None
+    planned: int | None = None
+    reason: str | None = None
 
 
 class Side(Protocol):
@@ -75,6 +95,13 @@ class Side(Protocol):
         """Whether all of `arrays` lie in poisoned memory."""
         ...
 
+    def variant(
+        self, program: Program, mode: str, inputs: Arrays, cotangents: Arrays
+    ) -> AbstractContextManager[Program | None]:
+        """The program launched as `mode` asks ("graph", "launches"; see compare.timing), on these very arrays; None
+        where `program` is launched so already. Raises whatever the framework does where that cannot be had."""
+        ...
+
     def flush_cache(self) -> None:
         """Leave the L2 cache full of other data, clean."""
         ...
@@ -83,8 +110,8 @@ class Side(Protocol):
         """Wait until the device is done, and `results` are there."""
         ...
 
-    def peak_memory(self, program: Program, part: str, call: Callable[[], Any]) -> int | None:
-        """Bytes that one call needs at most above its inputs."""
+    def peak_memory(self, program: Program, part: str, call: Callable[[], Any]) -> Peak:
+        """Of one call; `call` returns its results. XLA's may be called several times."""
         ...
 
     def written_late(self, program: Program, part: str, call: Callable[[], Arrays]) -> list[str]:
@@ -102,6 +129,36 @@ def lies_within(extent: Extent, ranges: list[Extent]) -> bool:
         if first <= at < past:
             at = past
     return at >= end
+
+
+_SETTLED = 0.02  # relative: successive medians that close are taken for a steady state
+_BATCH_SECONDS = 0.002  # of host time, a batch of the warm-up
+_WARM_UP_SECONDS = 0.05  # at most, for each implementation in each round and mode
+_LEAST_SAMPLES, _MOST_SAMPLES = 5, 100  # calls
+
+
+@dataclass(frozen=True)
+class _Arrays:
+    """One input set on the device."""
+
+    index: int
+    inputs: Arrays
+    cotangents: Arrays
+
+
+@dataclass(frozen=True)
+class _WarmUp:
+    """seconds: all of it. seconds_a_call: of host time, what belongs to a timed call around it included."""
+
+    seconds: float
+    settled: bool
+    seconds_a_call: float
+
+
+def _untimed(call: Callable[[], Any], synchronize: Callable[..., None]) -> Any:
+    result = call()
+    synchronize(result)
+    return result
 
 
 class WrongResult(Exception):
@@ -134,49 +191,114 @@ class Subject:
                     worst[verdict.name] = verdict
         return list(worst.values())
 
-    def measure(self, clock: Clock, seconds: float, least: int = 5) -> dict[str, Any]:
-        """Timed calls for about `seconds`, each on poisoned outputs and a cold L2; the last results are checked.
+    def measure(self, clock: Clock, seconds: float, input_set: int = 0) -> dict[str, Any]:
+        """Timed calls for about `seconds`, each on poisoned outputs and a cold L2, on inputs of that set; the last
+        results are checked.
 
-        Returns, per part, `device_time` and `busy_time` samples in seconds, the records of a median call, and whether
-        every call's outputs lay in poisoned memory.
+        Returns `parts`, and of the warm-up before them how many `seconds` it took and whether times `settled`. Of each
+        part: `device_time` and `busy_time` samples in seconds, the records of a median call, and whether every call's
+        outputs lay in poisoned memory.
         """
-        folder = self.folders[0]
-        inputs, cotangents = self.side.inputs(folder, self.case), self.side.cotangents(folder, self.case)
-        count = self._samples_for(seconds, least, inputs, cotangents)
-        poisoned = dict.fromkeys(self.case.parts, True)
-        outputs: Arrays = {}
-        gradients: Arrays = {}
+        return self._measure(self.program, clock, seconds, self._arrays(input_set), cold=True)
+
+    def measure_mode(self, mode: str, clock: Clock, seconds: float, input_set: int = 0) -> dict[str, Any] | None:
+        """As `measure`, in another mode (compare.timing); None where that is how the program runs in the main one."""
+        arrays = self._arrays(input_set)
+        if mode == "warm":
+            return self._measure(self.program, clock, seconds, arrays, cold=False)
+        with self.side.variant(self.program, mode, arrays.inputs, arrays.cotangents) as program:
+            if program is None:
+                return None
+            measured = self._measure(program, clock, seconds, arrays, cold=True)
+            return measured | {"command_buffers": program.command_buffers}
+
+    def _arrays(self, input_set: int) -> _Arrays:
+        index = input_set % len(self.folders)
+        folder = self.folders[index]
+        return _Arrays(index, self.side.inputs(folder, self.case), self.side.cotangents(folder, self.case))
+
+    def _measure(
+        self, program: Program, clock: Clock, seconds: float, arrays: _Arrays, *, cold: bool
+    ) -> dict[str, Any]:
+        poisoned = dict.fromkeys(self.case.parts, cold)
+        results: tuple[Arrays, Arrays] = {}, {}
+
+        def once(timed: Timed) -> None:
+            nonlocal results
+            results = {}, {}  # their memory is free for this call
+            results = self._timed_call(program, timed, arrays, poisoned if cold else None)
+
+        warm_up = self._warm_up(clock, once)
+        poisoned.update(dict.fromkeys(self.case.parts, cold))
         clock.start()
-        for _ in range(count):
-            outputs, gradients = {}, {}
-            token = self._before_call("forward")
-            outputs, saved = clock.time(partial(self.program.forward, inputs), self.side.synchronize)
-            poisoned["forward"] &= self.side.was_poisoned(token, outputs)
-            if self.program.backward:
-                # Backward may also reuse what forward was given and saved: poisoned before this very step, too.
-                token = token + self._before_call("backward")
-                call = partial(self.program.backward, saved, cotangents)
-                gradients = clock.time(call, self.side.synchronize)
-                del call
-                poisoned["backward"] &= self.side.was_poisoned(token, gradients)
-            del saved
+        for _ in range(max(_LEAST_SAMPLES, min(_MOST_SAMPLES, int(seconds / warm_up.seconds_a_call)))):
+            once(clock.time)
         samples = clock.collect()
-        wrong = [v for v in self._verdicts(0, outputs, gradients, inputs) if not v.right]
+        wrong = [v for v in self._verdicts(arrays.index, *results, arrays.inputs) if not v.right]
         if wrong:
             raise WrongResult("timed call: " + "; ".join(f"{v.name}: error {v.error:.3g}" for v in wrong))
         if not all(sample.records for sample in samples):
             raise RuntimeError(f"the {clock.name} clock saw no device work in a timed call")
         parts = self.case.parts
-        return {part: self._summary(samples[i :: len(parts)], poisoned[part]) for i, part in enumerate(parts)}
+        return {
+            "parts": {part: self._summary(samples[i :: len(parts)], poisoned[part]) for i, part in enumerate(parts)},
+            "warm_up": {"seconds": warm_up.seconds, "settled": warm_up.settled},
+        }
 
-    def measure_wall(self, seconds: float) -> dict[str, Any]:
+    def _timed_call(
+        self, program: Program, timed: Timed, arrays: _Arrays, poisoned: dict[str, bool] | None
+    ) -> tuple[Arrays, Arrays]:
+        """Outputs and gradients of one call, each part timed; from poisoned memory and a cold L2 if `poisoned`, which
+        then loses the parts whose results lay elsewhere."""
+        gradients: Arrays = {}
+        token = [] if poisoned is None else self._before_call(program, "forward")
+        outputs, saved = timed(partial(program.forward, arrays.inputs), self.side.synchronize)
+        if poisoned is not None:
+            poisoned["forward"] &= self.side.was_poisoned(token, outputs)
+        if program.backward:
+            if poisoned is not None:
+                # Backward may also reuse what forward was given and saved: poisoned before this very step, too.
+                token = token + self._before_call(program, "backward")
+            call = partial(program.backward, saved, arrays.cotangents)
+            del saved
+            gradients = timed(call, self.side.synchronize)
+            if poisoned is not None:
+                poisoned["backward"] &= self.side.was_poisoned(token, gradients)
+        return outputs, gradients
+
+    def _warm_up(self, clock: Clock, once: Callable[[Timed], None]) -> _WarmUp:
+        """Calls in batches until the medians of two successive ones agree, or until it has taken long enough. A call
+        before them, which nobody times, pays for what other implementations pushed out of every cache."""
+        started = time.perf_counter()
+        once(_untimed)
+        seconds_a_call = time.perf_counter() - started
+        before: float | None = None
+        while True:
+            size = max(1, min(_MOST_SAMPLES, int(_BATCH_SECONDS / seconds_a_call)))
+            median, seconds_a_call = self._batch(clock, once, size)
+            seconds = time.perf_counter() - started
+            settled = before is not None and abs(median - before) <= _SETTLED * before
+            if settled or (before is not None and seconds >= _WARM_UP_SECONDS):
+                return _WarmUp(seconds, settled, seconds_a_call)
+            before = median
+
+    def _batch(self, clock: Clock, once: Callable[[Timed], None], size: int) -> tuple[float, float]:
+        """(median device time, mean host time) of a whole call, in seconds."""
+        started = time.perf_counter()
+        clock.start()
+        for _ in range(size):
+            once(clock.time)
+        host = (time.perf_counter() - started) / size
+        samples, parts = [sample.device_time for sample in clock.collect()], len(self.case.parts)
+        return statistics.median(sum(samples[at : at + parts]) for at in range(0, len(samples), parts)), host
+
+    def measure_wall(self, seconds: float, input_set: int = 0) -> dict[str, Any]:
         """Steady-state host time of a call (train: forward and backward), no clock attached, caches as they fall."""
-        folder = self.folders[0]
-        inputs, cotangents = self.side.inputs(folder, self.case), self.side.cotangents(folder, self.case)
+        arrays = self._arrays(input_set)
 
         def call() -> Any:
-            outputs, saved = self.program.forward(inputs)
-            return self.program.backward(saved, cotangents) if self.program.backward else outputs
+            outputs, saved = self.program.forward(arrays.inputs)
+            return self.program.backward(saved, arrays.cotangents) if self.program.backward else outputs
 
         count = max(3, min(200, int(seconds / self._seconds_of(call))))
         start = time.perf_counter()
@@ -185,33 +307,51 @@ class Subject:
         self.side.synchronize(results)
         return {"wall_time": (time.perf_counter() - start) / count, "calls": count}
 
-    def profile(self) -> None:
-        """One call, its parts marked for a profiler, after one that is not profiled."""
+    def profile(self, mark: str) -> None:
+        """One call for a profiler, after one that is not profiled; each part starts from a cold L2, as when timed, and
+        is marked "<mark>_<part>"."""
         folder = self.folders[0]
         inputs, cotangents = self.side.inputs(folder, self.case), self.side.cotangents(folder, self.case)
         self._call(inputs, folder)
-        self.side.synchronize()
-        with profiling():
-            _, saved = bounded(partial(self.program.forward, inputs), self.side.synchronize)
-            if self.program.backward:
-                bounded(partial(self.program.backward, saved, cotangents), self.side.synchronize)
+        self.side.flush_cache()
+        forward = partial(self.program.forward, inputs)
+        _, saved = bounded(forward, self.side.synchronize, f"{mark}_forward")
+        if self.program.backward:
+            self.side.flush_cache()
+            backward = partial(self.program.backward, saved, cotangents)
+            bounded(backward, self.side.synchronize, f"{mark}_backward")
 
-    def peak_memory(self) -> dict[str, int | None]:
-        """Peak bytes above the inputs of each part."""
+    def trace(self, clock: CuptiClock) -> dict[str, CallTrace]:
+        """What host and device did in one call, by part, from a cold L2 as when timed; its times are for looking at."""
+        folder = self.folders[0]
+        inputs, cotangents = self.side.inputs(folder, self.case), self.side.cotangents(folder, self.case)
+        self._call(inputs, folder)
+        self._before_call(self.program, "forward")
+        (_, saved), forward = clock.trace(partial(self.program.forward, inputs), self.side.synchronize)
+        if not self.program.backward:
+            return {"forward": forward}
+        self._before_call(self.program, "backward")
+        _, backward = clock.trace(partial(self.program.backward, saved, cotangents), self.side.synchronize)
+        return {"forward": forward, "backward": backward}
+
+    def peak_memory(self) -> dict[str, Peak]:
+        """Of each part. Its inputs, and in a training step what forward saved for backward, are there before it."""
         folder = self.folders[0]
         inputs, cotangents = self.side.inputs(folder, self.case), self.side.cotangents(folder, self.case)
         kept: list[Any] = []
-        peak = {
-            "forward": self.side.peak_memory(
-                self.program, "forward", lambda: kept.append(self.program.forward(inputs)[1])
-            )
-        }
+
+        def forward() -> Any:
+            outputs, saved = self.program.forward(inputs)
+            kept[:] = [saved]
+            return outputs, saved
+
+        peaks = {"forward": self.side.peak_memory(self.program, "forward", forward)}
         if self.program.backward:
             backward = self.program.backward
-            peak["backward"] = self.side.peak_memory(
-                self.program, "backward", lambda: backward(kept.pop(), cotangents)
+            peaks["backward"] = self.side.peak_memory(
+                self.program, "backward", lambda: backward(kept[0], cotangents)
             )
-        return peak
+        return peaks
 
     def _call(self, inputs: Arrays, folder: Path) -> tuple[Arrays, Arrays]:
         with self.side.poisoned_allocations(self.program):
@@ -262,8 +402,8 @@ class Subject:
             raise WrongResult(f"the call changed its inputs: {', '.join(changed)}")
         return verdicts
 
-    def _before_call(self, part: str) -> list[Extent]:
-        token = self.side.poison(self.program, part)
+    def _before_call(self, program: Program, part: str) -> list[Extent]:
+        token = (program.poison or partial(self.side.poison, program))(part)
         self.side.flush_cache()
         return token
 
@@ -272,18 +412,6 @@ class Subject:
         start = time.perf_counter()
         self.side.synchronize(call())
         return time.perf_counter() - start
-
-    def _samples_for(self, seconds: float, least: int, inputs: Arrays, cotangents: Arrays) -> int:
-        def once() -> Any:
-            self._before_call("forward")
-            outputs, saved = self.program.forward(inputs)
-            if not self.program.backward:
-                return outputs
-            self._before_call("backward")
-            return self.program.backward(saved, cotangents)
-
-        once()  # the first call after another implementation's pays for its caches
-        return max(least, min(100, int(seconds / self._seconds_of(once))))
 
     @staticmethod
     def _summary(samples: list[Any], poisoned: bool) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Who is faster, by how much, and whether this run can say so.
 
 What is resampled are rounds, in each of which every implementation of the case was timed, never single samples: samples
-of one round share its clocks and its neighbours, and are no independent evidence.
+of one round share its clocks and its neighbours, and are no independent evidence. Where the workers were restarted
+between rounds, what is resampled are processes, and the rounds within each: rounds of one process share what it chose.
 """
 
 from __future__ import annotations
@@ -11,17 +12,21 @@ import math
 import random
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from operator import itemgetter
 from typing import Literal
 
 Word = Literal["faster", "slower", "tie", "unresolved"]
+DEPENDS = "depends on the timer"
 
 TIE = 0.01  # relative; nobody rewrites a kernel for less
 CONFIDENCE = 0.95
 LEAST_ROUNDS = 5
-_LISTED = 7  # rounds; the 1716 ways to draw as many with replacement are listed, those of more are sampled
+_LISTED = 1716  # ways to draw with replacement, as of 7 rounds from 7, are listed; of more, some are drawn
 _RESAMPLES = 4000
+_NORMAL = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 
 
 @dataclass(frozen=True)
@@ -47,20 +52,38 @@ class Verdict:
                 return f"unresolved: nothing under {self.resolution:.1%} could be seen"
 
 
-def compare(a: Sequence[float], b: Sequence[float]) -> Verdict | None:
+def compare(a: Sequence[float], b: Sequence[float], processes: Sequence[int] = ()) -> Verdict | None:
     """The verdict on two implementations from their times in the same rounds; None from fewer than LEAST_ROUNDS.
 
-    The interval is the bootstrap percentile interval of the geometric mean of the rounds' ratios, expanded for few
-    rounds (T. Hesterberg, "What Teachers Should Know About the Bootstrap", arXiv 1411.5279): of five normal rounds it
-    holds the true ratio in 93% of trials. Faster or slower: the interval lies outside 1 by more than TIE; tie: inside.
+    processes: of each round, the number of the processes that it was taken in; none given: all in the same.
+
+    Within one process, the interval is the bootstrap percentile interval of the geometric mean of the rounds' ratios,
+    expanded for few rounds (T. Hesterberg, "What Teachers Should Know About the Bootstrap", arXiv 1411.5279): of five
+    normal rounds it holds the true ratio in 93% of trials. Of several processes, each as good as one observation, it is
+    the two-level bootstrap's, as wide as Student's for so few. Faster or slower: the interval lies outside 1 by more
+    than TIE; tie: inside.
     """
     logs = [math.log(x / y) for x, y in zip(a, b, strict=True)]
     if len(logs) < LEAST_ROUNDS:
         return None
-    tail = _expanded_tail(len(logs))
-    low, high = (math.exp(mean) for mean in _quantiles(sorted(_resampled_means(logs)), tail))
-    ratio = math.exp(statistics.fmean(logs))
+    groups: dict[int, list[float]] = {}
+    for process, log in zip(processes or [0] * len(logs), logs, strict=True):
+        groups.setdefault(process, []).append(log)
+    low, high = map(math.exp, _interval(logs) if len(groups) == 1 else _interval_of_processes(list(groups.values())))
+    ratio = math.exp(statistics.fmean(map(statistics.fmean, groups.values())))
     return Verdict(_word(low, high), ratio, low, high, TIE + max(high / ratio, ratio / low) - 1)
+
+
+def flip(verdicts: Mapping[str, Verdict]) -> str | None:
+    """What is said of verdicts by several timers of which one resolves that A is faster, another that it is slower: the
+    two that lie furthest apart. None where no two contradict each other; a tie, or nothing resolved, contradicts none.
+    """
+    faster = {timer: v for timer, v in verdicts.items() if v.word == "faster"}
+    slower = {timer: v for timer, v in verdicts.items() if v.word == "slower"}
+    if not faster or not slower:
+        return None
+    ends = [min(faster.items(), key=lambda of: of[1].ratio), max(slower.items(), key=lambda of: of[1].ratio)]
+    return f"{DEPENDS}: " + ", ".join(f"{verdict.ratio:.2f}x by {timer}" for timer, verdict in ends)
 
 
 def _word(low: float, high: float) -> Word:
@@ -71,14 +94,37 @@ def _word(low: float, high: float) -> Word:
     return "tie" if low > 1 / (1 + TIE) and high < 1 + TIE else "unresolved"
 
 
+def _interval(logs: list[float]) -> tuple[float, float]:
+    return _quantiles(_resampled_means([(log, 1.0) for log in logs], len(logs)), _expanded_tail(len(logs)))
+
+
+def _interval_of_processes(groups: list[list[float]]) -> tuple[float, float]:
+    """Processes drawn with replacement, and rounds within each; the interval widened about its middle as far as an
+    interval from so few draws needs to be."""
+    within = [
+        (mean, weight / len(group) ** len(group))
+        for group in groups for mean, weight in _resampled_means([(log, 1.0) for log in group], len(group))
+    ]  # fmt: skip
+    low, high = _quantiles(_resampled_means(within, len(groups)), (1 - CONFIDENCE) / 2)
+    middle = statistics.fmean(map(statistics.fmean, groups))
+    freedom = len(groups) - 1
+    stretch = _student(freedom) * math.sqrt((freedom + 1) / freedom) / _NORMAL
+    return middle - (middle - low) * stretch, middle + (high - middle) * stretch
+
+
 def _expanded_tail(rounds: int) -> float:
     """What to cut off on each side so that few rounds give an interval as wide as Student's."""
     return statistics.NormalDist().cdf(-math.sqrt(rounds / (rounds - 1)) * _student(rounds - 1))
 
 
 def _student(freedom: int) -> float:
-    """Student's t quantile at (1 + CONFIDENCE) / 2 (Abramowitz and Stegun 26.7.5; from 4 degrees on within 0.3%)."""
-    z = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+    """Student's t quantile at (1 + CONFIDENCE) / 2: exact for 1 and 2 degrees, else Abramowitz and Stegun 26.7.5,
+    within 0.8% for 3 and 0.3% from 4 on."""
+    if freedom == 1:
+        return math.tan(math.pi * CONFIDENCE / 2)
+    if freedom == 2:
+        return CONFIDENCE * math.sqrt(2 / (1 - CONFIDENCE**2))
+    z = _NORMAL
     return (
         z
         + (z**3 + z) / (4 * freedom)
@@ -87,20 +133,33 @@ def _student(freedom: int) -> float:
     )
 
 
-def _resampled_means(logs: list[float]) -> Iterator[tuple[float, float]]:
-    """(mean, weight) of resampled rounds: all of them where they can be listed, else as many as are enough, always
-    the same."""
-    count = len(logs)
-    if count > _LISTED:
+def _resampled_means(points: list[tuple[float, float]], draws: int) -> list[tuple[float, float]]:
+    """(mean, weight) of so many draws with replacement from weighted points, in order of the mean: all there are where
+    they can be listed, else as many as are enough, always the same."""
+    values, weights = [value for value, _ in points], [weight for _, weight in points]
+    if math.comb(len(points) + draws - 1, draws) > _LISTED:
         generator = random.Random(0)
-        for _ in range(_RESAMPLES):
-            yield statistics.fmean(generator.choices(logs, k=count)), 1.0
-        return
-    for drawn in itertools.combinations_with_replacement(range(count), count):
-        orders = math.factorial(count)
+        return sorted((sum(generator.choices(values, weights, k=draws)) / draws, 1.0) for _ in range(_RESAMPLES))
+    if draws == 1:
+        return sorted(points)
+    ways = _ways_to_draw(len(points), draws)
+    return sorted([(sum(drawn(values)) / draws, orders * math.prod(drawn(weights))) for drawn, orders in ways])
+
+
+_Take = Callable[[list[float]], tuple[float, ...]]
+
+
+@cache
+def _ways_to_draw(points: int, draws: int) -> list[tuple[_Take, int]]:
+    """(what takes the drawn ones, in how many orders they are drawn) of all ways to draw two or more with replacement.
+    """
+    ways: list[tuple[_Take, int]] = []
+    for drawn in itertools.combinations_with_replacement(range(points), draws):
+        orders = math.factorial(draws)
         for repeats in Counter(drawn).values():
             orders //= math.factorial(repeats)
-        yield statistics.fmean(logs[i] for i in drawn), float(orders)
+        ways.append((itemgetter(*drawn), orders))
+    return ways
 
 
 def _quantiles(means: list[tuple[float, float]], tail: float) -> tuple[float, float]:

@@ -12,7 +12,17 @@ What the numbers are:
     time_vs_xla               device_time_us over that of `xla` on the same case, in the same segment, by the same
                               timer, and only where the workers' clocks were seen to agree (compare.calibration)
     verdict_vs_xla, _low, _high, _word   that ratio from the medians of paired rounds, its 95% interval, and "faster",
-                              "slower", "tie" or "unresolved" (compare.verdict); the text says it in words
+                              "slower", "tie" or "unresolved" (compare.verdict), or "depends on the timer" where two
+                              timers name opposite winners; the text says it in words
+    warm_time_us, graph_time_us, launches_time_us   device_time_us in the other modes (compare.timing)
+    cold_vs_xla, warm_vs_xla, graph_vs_xla, launches_vs_xla, wall_vs_xla, each with _word   ratio of paired rounds and
+                              verdict by that timer alone
+    modes_unavailable         why a mode that was asked for has no times
+    in_command_buffers        launches that XLA by its default replays from CUDA graphs; None of what is not XLA's
+    launch_gap                share of device_time_us in which nothing ran
+    throttled_rounds, unsettled_rounds   rounds after which the GPU said that it was throttled, and before which the
+                              warm-up ended with times still changing; None where nothing is known of that
+    processes                 in how many fresh processes, one after the other, the rounds were taken
     rate, rate_unit           compulsory bytes (GB/s) or model FLOPs (TFLOP/s, for blocks whose work is flops) over
                               device_time_us
     share_of_ceiling          rate over the ceiling measured in the same segment: of the stream whose mix of reads and
@@ -21,8 +31,21 @@ What the numbers are:
                               compiler listed ("compiler")
     bytes_moved               what the fusion graph's kernels read and write in one call; None where one's is not known
     fusion_efficiency         bytes_compulsory over bytes_moved
+    dram_bytes, l2_bytes      what crossed the memory bus, and what passed the L2, as ncu counted it (compare.traffic),
+                              every kernel from an empty L2; copies and memsets are not in it
+    dram_bytes_call           the same for the whole call from a cold L2, where kernels find what earlier ones left
+    traffic_unavailable       why there are none of a record of which they were asked
+    intensity_flop_per_byte, intensity_measured   model FLOPs over bytes_moved, and over dram_bytes_call
+    floor_us                  what the kernels take at least, one by one: the larger of bytes over bandwidth and FLOPs
+                              over product rate (compare.graph.roofline), at the ceilings of the segment or the target
+    share_of_attainable       floor_us over device_time_us
+    gflop_per_s, attainable_gflop_per_s   model FLOPs over device_time_us, and over floor_us
+    recoverable_us            what the kernels took above their floors; one below its floor (it read from L2) is zero
+    bound                     what bounds the kernels that take most of the time: "memory", "compute" or "launch", which
+                              has the gaps between kernels, too; None where that cannot be said
     max_error, tolerance      of the output or gradient that is nearest to, or furthest beyond, its tolerance
-    peak_memory_bytes         the larger of the parts' peaks above their inputs
+    peak_memory_bytes         the larger of the parts' peaks above their inputs; peak_memory_reason: why it is None
+    trace                     the timeline's file, relative to the run folder (compare.timeline)
 
 Only a record that is `ok` has times: how long a wrong result takes is not a result.
 """
@@ -33,21 +56,21 @@ import json
 import math
 import statistics
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from compare.blocks import BLOCKS
 from compare.calibration import AGREEMENT, disagreement
-from compare.graph.roofline import Ceilings
+from compare.graph.roofline import Ceilings, intensity
 from compare.record import Record, read_records, read_run
+from compare.report import verdicts
 from compare.selection import one_of
 from compare.spec import Case
-from compare.verdict import compare
 
 Row = dict[str, Any]
-BASELINE = "xla"
+BASELINE = verdicts.BASELINE
 
 
 @dataclass(frozen=True)
@@ -56,8 +79,10 @@ class Rows:
     warnings: list[str]
 
 
-def read(folder: Path) -> Rows:
+def read(folder: Path, *, from_graphs: bool = False) -> Rows:
     """The rows of a run folder. Raises RunFolderError where it has no run.json.
+
+    from_graphs: read from its graph what a record does not say of the roofline; records of older versions do not.
 
     A record whose fields are not what they should be costs its own row, and a warning that names it; ceilings that are
     not cost the shares of them.
@@ -72,7 +97,9 @@ def read(folder: Path) -> Rows:
     rows, rounds = [], []
     for record in records:
         try:
-            row, times = row_of(record, ceilings), round_times(record)
+            if from_graphs:
+                record = _with_roofline(record, folder, ceilings)
+            row, times = row_of(record, ceilings), verdicts.rounds_of(record)
             rows.append(row)
             rounds.append(times)
         except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as problem:
@@ -80,8 +107,21 @@ def read(folder: Path) -> Rows:
                 f"{folder / 'records.jsonl'}: {record.id} left out, its fields are not as written by this version: "
                 f"{type(problem).__name__}: {problem}"
             )
-    add_ratios(rows, rounds, apart)
+    verdicts.add(rows, rounds, apart)
     return Rows(rows, warnings)
+
+
+def _with_roofline(record: Record, folder: Path, ceilings: Mapping[str, Ceilings]) -> Record:
+    """The record with what its graph comes to; as it is where it says that itself, or nobody can."""
+    reached = ceilings.get(record.segment or "")
+    if record.graph is None or reached is None or all("roofline" in part for part in record.kernels.values()):
+        return record
+    from compare import graphs, opening
+    from compare.graph import store
+
+    graph = store.load(opening.inside(folder, record, record.graph))
+    found = graphs.summary(graph, record.case.parts, reached, record.case.precision)
+    return replace(record, kernels={part: {**made, **record.kernels.get(part, {})} for part, made in found.items()})
 
 
 def only(rows: list[Row], **wanted: Iterable[str]) -> list[Row]:
@@ -100,15 +140,18 @@ def as_json(rows: list[Row]) -> str:
 
 
 def row_of(record: Record, ceilings: Mapping[str, Ceilings]) -> Row:
-    """The row of one record, `ceilings` by segment; `time_vs_xla` needs the others and comes from `add_ratios`.
+    """The row of one record, `ceilings` by segment; `time_vs_xla` needs the others and comes from `verdicts.add`.
 
     Raises one of the exceptions that `read` turns into a warning for a record that is not as this version writes it.
     """
     case = record.case
-    parts = _measured_parts(record)
+    parts = verdicts.measured_parts(record)
     medians = {part: _microseconds(_median(_pooled(data["device_time"]))) for part, data in parts.items()}
     device_time = _sum(medians.get(part) for part in case.parts)
     bytes_compulsory = _sum(record.bytes_compulsory.get(part) for part in case.parts)
+    busy_time = _sum(
+        _microseconds(_median(_pooled(parts[part]["busy_time"]))) if part in parts else None for part in case.parts
+    )
     rate, unit = _rate(record, device_time, bytes_compulsory)
     ceiling = _ceiling(case, ceilings.get(record.segment or ""))
     measurement = record.measurement if record.status == "ok" and record.measurement else {}
@@ -135,15 +178,14 @@ def row_of(record: Record, ceilings: Mapping[str, Ceilings]) -> Row:
         "device_time_us_spread": _spread(case, parts),
         "forward_us": medians.get("forward"),
         "backward_us": medians.get("backward"),
-        "busy_time_us": _sum(
-            _microseconds(_median(_pooled(parts[part]["busy_time"]))) if part in parts else None for part in case.parts
-        ),
+        "busy_time_us": busy_time,
         "wall_time_us": _microseconds(_median(measurement.get("wall_time") or [])),
         "time_vs_xla": None,
         "verdict_vs_xla": None,
         "verdict_vs_xla_low": None,
         "verdict_vs_xla_high": None,
         "verdict_vs_xla_word": None,
+        **verdicts.fields(record, device_time, busy_time),
         "rate": rate,
         "rate_unit": unit,
         "share_of_ceiling": rate * _UNITS[unit] / ceiling if rate and unit and ceiling else None,
@@ -153,7 +195,11 @@ def row_of(record: Record, ceilings: Mapping[str, Ceilings]) -> Row:
         "bytes_compulsory": bytes_compulsory,
         "bytes_moved": bytes_moved,
         "fusion_efficiency": bytes_compulsory / bytes_moved if bytes_compulsory and bytes_moved else None,
+        **_traffic(record),
+        **_roofline(record, bytes_moved, device_time, busy_time),
         "peak_memory_bytes": _peak(case, measurement),
+        "peak_memory_reason": _why_no_peak(measurement),
+        "trace": record.trace.get("file") if record.trace else None,
         "provenance": _provenance(record),
     }
     _require_types(row)
@@ -175,45 +221,11 @@ def segments_that_disagree(run: Mapping[str, Any]) -> set[str]:
     return {s["id"] for s in run.get("segments", []) if disagreement(s.get("clocks") or {}) > AGREEMENT}
 
 
-def round_times(record: Record) -> list[float]:
-    """Of each round the median device time of a call, in seconds: train's is forward's and backward's added."""
-    parts = _measured_parts(record)
-    if not all(part in parts for part in record.case.parts):
-        return []
-    medians = [[statistics.median(samples) for samples in parts[part]["device_time"]] for part in record.case.parts]
-    return [sum(times) for times in zip(*medians, strict=True)]
-
-
-def add_ratios(rows: list[Row], rounds: list[list[float]], apart: Container[str] = ()) -> None:
-    """Fill `time_vs_xla` and the verdict. A ratio exists only within one segment and one timer.
-
-    rounds: `round_times` of each row's record. apart: segments whose workers' clocks disagree.
-    """
-
-    def group(row: Row) -> tuple[Any, ...]:
-        same = tuple(row[k] for k in ("block", "case", "direction", "dtype", "precision", "segment", "timer", "target"))
-        return (*same, row["segment"] in apart and row["compiler"].startswith("xla"))
-
-    baseline = {group(row): (row, times) for row, times in zip(rows, rounds, strict=True) if _is_baseline(row)}
-    for row, times in zip(rows, rounds, strict=True):
-        if not row["device_time_us"] or group(row) not in baseline:
-            continue
-        reference, its_times = baseline[group(row)]
-        row["time_vs_xla"] = row["device_time_us"] / reference["device_time_us"]
-        if row is not reference and len(times) == len(its_times) and (found := compare(times, its_times)):
-            row["verdict_vs_xla"] = str(found)
-            row["verdict_vs_xla_low"], row["verdict_vs_xla_high"] = found.low, found.high
-            row["verdict_vs_xla_word"] = found.word
-
-
-def _is_baseline(row: Row) -> bool:
-    return row["implementation"] == BASELINE and bool(row["device_time_us"])
-
-
 _IDENTITY = ("block", "case", "direction", "dtype", "precision", "implementation", "compiler", "status")
 _TEXTS = (
     "detail", "target", "segment", "timer", "kernel_source", "rate_unit", "provenance", "verdict_vs_xla",
-    "verdict_vs_xla_word",
+    "verdict_vs_xla_word", "modes_unavailable", "peak_memory_reason", "trace", "bound",
+    "traffic_unavailable", *(f"{timer}_vs_xla_word" for timer in verdicts.TIMERS),
 )
 
 
@@ -232,12 +244,6 @@ def _require_types(row: Row) -> None:
 
 
 _UNITS = {"GB/s": 1e9, "TFLOP/s": 1e12}
-
-
-def _measured_parts(record: Record) -> dict[str, dict[str, Any]]:
-    if record.status != "ok" or not record.measurement:
-        return {}
-    return record.measurement.get("parts") or {}
 
 
 def _pooled(rounds: list[list[float]]) -> list[float]:
@@ -310,6 +316,54 @@ def _kernels(record: Record, parts: dict[str, dict[str, Any]]) -> tuple[int | No
     return None, None
 
 
+def _traffic(record: Record) -> dict[str, Any]:
+    """Sums over the parts; None where nobody counted, or could."""
+    unavailable = [way["unavailable"] for way in (record.traffic or {}).values() if "unavailable" in way]
+
+    def total(way: str, *counts: str) -> Any:
+        parts = ((record.traffic or {}).get(way) or {}).get("parts") or {}
+        return _sum(parts[part][count] if part in parts else None for part in record.case.parts for count in counts)
+
+    return {
+        "dram_bytes": total("alone", "dram_read", "dram_written"),
+        "dram_bytes_call": total("call", "dram_read", "dram_written"),
+        "l2_bytes": total("alone", "l2"),
+        "traffic_unavailable": unavailable[0] if unavailable else None,
+    }
+
+
+def _roofline(
+    record: Record, bytes_moved: int | None, device_time: float | None, busy_time: float | None
+) -> dict[str, Any]:
+    flops = _sum(record.flops.get(part) for part in record.case.parts)
+    counted = _traffic(record)["dram_bytes_call"]
+    parts = [record.kernels.get(part, {}).get("roofline") for part in record.case.parts]
+    known = [part for part in parts if part is not None]
+    whole = len(known) == len(parts)
+    floor = _sum(part["floor_us"] for part in known) if whole else None
+    return {
+        "intensity_flop_per_byte": intensity(flops, bytes_moved),
+        "intensity_measured": intensity(flops, counted),
+        "floor_us": floor,
+        "share_of_attainable": floor / device_time if floor is not None and device_time else None,
+        "gflop_per_s": flops / device_time / 1e3 if flops is not None and device_time else None,
+        "attainable_gflop_per_s": flops / floor / 1e3 if flops is not None and floor else None,
+        "recoverable_us": _sum(part["recoverable_us"] for part in known) if whole and device_time else None,
+        "bound": _bound([part["bound_us"] for part in known], (device_time or 0) - (busy_time or 0)) if whole else None,
+    }
+
+
+def _bound(parts: Iterable[Mapping[str, float]], gaps: float) -> str | None:
+    """The one with most of the time; None where nothing has any, or where that is of kernels of which it is not known.
+    """
+    time = {"launch": gaps}
+    for part in parts:
+        for bound, microseconds in part.items():
+            time[bound] = time.get(bound, 0.0) + microseconds
+    first = max(time, key=lambda bound: time[bound])
+    return None if first == "unknown" or not time[first] else first
+
+
 def _severity(error: Mapping[str, Any]) -> float:
     value, tolerance = error["error"], error["tolerance"]
     if not math.isfinite(value):
@@ -321,6 +375,11 @@ def _peak(case: Case, measurement: Mapping[str, Any]) -> int | None:
     found = measurement.get("peak_memory_bytes") or {}
     peaks = [found[part] for part in case.parts if found.get(part) is not None]
     return max(peaks) if len(peaks) == len(case.parts) else None
+
+
+def _why_no_peak(measurement: Mapping[str, Any]) -> str | None:
+    found = measurement.get("peak_memory") or {}
+    return next((peak["reason"] for peak in found.values() if peak["bytes"] is None), None)
 
 
 def _provenance(record: Record) -> str | None:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from compare.report import printable
 from compare.report.rows import Row
 from compare.spec import DTYPES
 
+Columns = dict[str, Callable[[Row], str]]
+
 LEGEND = (
     "time: device time of a call from a cold L2 cache, median of all samples ± half their interquartile range.",
-    "/ xla: time over xla's on the same case, segment and timer; below 1 is faster.",
+    "!: in some round the GPU said that it was throttled. gaps: share of the time in which nothing ran.",
+    "against xla: from paired rounds, with a 95% interval; depends on the timer: two timers name opposite winners.",
+    "warm: from a warm L2. as graph: replayed as one. by launch: each by itself, where the default is a graph.",
     "of peak: rate over what a plain stream or product reached on this device in the same segment.",
     "error: largest error over its tolerance; above 1 is wrong. wall: host time a call. memory: peak above the inputs.",
 )
@@ -21,18 +25,31 @@ LEGEND = (
 
 def render(rows: list[Row], *, markdown: bool = False) -> str:
     """Every row, grouped; columns that a group has nothing for are left out."""
+    legend = LEGEND if any(row["device_time_us"] is not None for row in rows) else ()
+    return grouped(rows, _columns, legend, markdown=markdown, summary=_summary(rows), notes=_notes)
+
+
+def grouped(
+    rows: list[Row], columns: Callable[[list[Row]], Columns], legend: Sequence[str], *, markdown: bool,
+    summary: str = "", notes: Callable[[list[Row], bool], list[str]] = lambda rows, markdown: [],
+) -> str:
+    """A table for each case and direction, with its notes, and the legend below all of them."""
     if not rows:
         return "no records"
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(title(row), []).append(row)
-    sections = [_summary(rows)]
+    sections = [summary] if summary else []
     for label, members in groups.items():
         heading = f"## {escaped(label)}\n" if markdown else label
-        sections.append("\n".join([heading, _table(members, markdown), *_notes(members, markdown)]))
-    if any(row["device_time_us"] is not None for row in rows):
-        sections.append("\n".join(f"- {line}" if markdown else line for line in LEGEND))
+        sections.append("\n".join([heading, table(members, columns(members), markdown), *notes(members, markdown)]))
+    sections += explained(legend, markdown)
     return "\n\n".join(sections)
+
+
+def explained(legend: Sequence[str], markdown: bool) -> list[str]:
+    """The legend as one section, or nothing."""
+    return ["\n".join(f"- {escaped(line)}" if markdown else line for line in legend)] if legend else []
 
 
 def title(row: Row) -> str:
@@ -46,10 +63,11 @@ def _summary(rows: list[Row]) -> str:
     return f"{len(rows)} records: " + ", ".join(f"{count} {status}" for status, count in statuses.items())
 
 
-def _table(rows: list[Row], markdown: bool) -> str:
+def table(rows: list[Row], columns: Columns, markdown: bool) -> str:
+    """A line a row; columns that have nothing in them are left out."""
     from tabulate import tabulate
 
-    cells = {name: [cell(row) for row in rows] for name, cell in _columns(rows).items()}
+    cells = {name: [cell(row) for row in rows] for name, cell in columns.items()}
     cells = {name: column for name, column in cells.items() if any(column)}
     if markdown:
         cells = {name: [escaped(text) for text in column] for name, column in cells.items()}
@@ -62,16 +80,16 @@ def _table(rows: list[Row], markdown: bool) -> str:
     )
 
 
-_WORDS = ("implementation", "status", "checked on", "provenance", "segment")
+_WORDS = ("block", "implementation", "status", "checked on", "provenance", "segment", "kernel", "bound")
 
 
-def _columns(rows: list[Row]) -> dict[str, Callable[[Row], str]]:
-    columns: dict[str, Callable[[Row], str]] = {
+def _columns(rows: list[Row]) -> Columns:
+    columns: Columns = {
         "implementation": lambda r: printable(str(r["implementation"]), 40),
         "status": lambda r: printable(str(r["status"]), 20),
         "checked on": _checked,
         "kernels": lambda r: number(r["kernels"]),
-        "time µs": lambda r: number(r["device_time_us"]),
+        "time µs": _time,
         "±": lambda r: number(r["device_time_us_spread"], 2),
     }
     if any(r["backward_us"] is not None for r in rows):
@@ -81,12 +99,17 @@ def _columns(rows: list[Row]) -> dict[str, Callable[[Row], str]]:
         }
     columns |= {
         "against xla": lambda r: r["verdict_vs_xla"] or "",
+        "warm": lambda r: number(r["warm_time_us"]),
+        "as graph": lambda r: number(r["graph_time_us"]),
+        "by launch": lambda r: number(r["launches_time_us"]),
+        "gaps": lambda r: percent(r["launch_gap"]) if (r["launch_gap"] or 0) >= _SHOWN_GAP else "",
         "rate": lambda r: "" if r["rate"] is None else f"{number(r['rate'])} {r['rate_unit']}",
         "of peak": lambda r: "" if r["share_of_ceiling"] is None else f"{r['share_of_ceiling']:.0%}",
         "wall µs": lambda r: number(r["wall_time_us"]),
-        "moved MB": lambda r: number(None if r["bytes_moved"] is None else r["bytes_moved"] / 1e6),
-        "least MB": lambda r: number(None if r["bytes_compulsory"] is None else r["bytes_compulsory"] / 1e6),
-        "memory MB": lambda r: number(None if r["peak_memory_bytes"] is None else r["peak_memory_bytes"] / 1e6),
+        "moved MB": lambda r: mega(r["bytes_moved"]),
+        "least MB": lambda r: mega(r["bytes_compulsory"]),
+        "counted MB": lambda r: mega(r["dram_bytes_call"]),
+        "memory MB": lambda r: mega(r["peak_memory_bytes"]),
         "compile s": lambda r: number(r["compile_s"], 2),
         "error": _error,
         "provenance": lambda r: "" if r["provenance"] in (None, "compiled") else printable(r["provenance"], 40),
@@ -94,6 +117,13 @@ def _columns(rows: list[Row]) -> dict[str, Callable[[Row], str]]:
     if len({r["segment"] for r in rows}) > 1:
         columns["segment"] = lambda r: printable(str(r["segment"] or ""), 20)
     return columns
+
+
+_SHOWN_GAP = 0.005
+
+
+def _time(row: Row) -> str:
+    return number(row["device_time_us"]) + (" !" if row["throttled_rounds"] else "")
 
 
 def _checked(row: Row) -> str:
@@ -117,6 +147,15 @@ def _error(row: Row) -> str:
     return f"{row['max_error'] / row['tolerance']:.2f}" if row["tolerance"] else f"{row['max_error']:.1e} of 0"
 
 
+def mega(value: float | None) -> str:
+    """Millions."""
+    return number(None if value is None else value / 1e6)
+
+
+def percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.0%}"
+
+
 def number(value: float | None, digits: int = 3) -> str:
     """Significant digits without an exponent, integers whole."""
     if value is None:
@@ -130,8 +169,9 @@ def number(value: float | None, digits: int = 3) -> str:
 def _notes(rows: list[Row], markdown: bool) -> list[str]:
     lines = []
     for row in rows:
-        if row["detail"]:
-            note = printable(f"{row['implementation']}: {row['status']}: {row['detail']}")
+        notes = [f"{row['status']}: {row['detail']}"] if row["detail"] else []
+        for what in notes + [row["modes_unavailable"]] * bool(row["modes_unavailable"]):
+            note = printable(f"{row['implementation']}: {what}")
             lines.append(f"- {escaped(note)}" if markdown else f"  {note}")
     return ["", *lines] if markdown and lines else lines
 

@@ -52,7 +52,7 @@ class TorchExplainer:
         graph = from_inductor(captured, target=self._target, versions=explaining.versions("torch", "triton"))
         broken = [
             f"{call['name']}: the graph breaks at {reason.line or 'an unknown line'}: {reason.text.splitlines()[0]}"
-            for reason in graph.reasons if reason.code == "graph-break" and reason.text
+            for reason in graph.reasons if reason.origin == "dynamo" and reason.text
         ]
         return graph, [*broken, *self._assumed(call["name"], captured)]
 

@@ -9,8 +9,8 @@ import importlib.util
 import os
 import platform
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,8 +31,8 @@ from compare.graphs import portable_lines
 from compare.protocol import Skip
 from compare.service import Service
 from compare.spec import Case, Implementation
-from compare.subject import Arrays, Extent, Program, lies_within
-from compare.workers import stream_order
+from compare.subject import Arrays, Extent, Peak, Program, lies_within
+from compare.workers import stream_order, torch_graph
 from triton_side import dispatch
 
 _FLUSH_BYTES = 256 << 20  # four times an H200's L2
@@ -70,6 +70,7 @@ class TorchSide:
         self._cache: dict[Any, torch.Tensor] = {}
         self._flush_buffer: torch.Tensor | None = None
         self._clock: Clock | None = None
+        self._usable = True
 
     def environment(self) -> dict[str, Any]:
         packages = ("torch", "triton", "cuda-core", "cuda-bindings", "cupti-python")
@@ -267,6 +268,20 @@ class TorchSide:
     def was_poisoned(self, poisoned: list[Extent], results: Arrays) -> bool:
         return all(lies_within(_extent(array), poisoned) for array in results.values())
 
+    @contextmanager
+    def variant(
+        self, program: Program, mode: str, inputs: Arrays, cotangents: Arrays
+    ) -> Iterator[Program | None]:
+        if mode == "launches":
+            yield None  # as every PyTorch program is launched here
+            return
+        try:
+            with torch_graph.captured(program, inputs, cotangents) as replayed:
+                yield replayed
+        except torch_graph.CaptureFailed:
+            self._usable = False
+            raise
+
     def flush_cache(self) -> None:
         if self._flush_buffer is None:
             self._flush_buffer = torch.ones(_FLUSH_BYTES // 4, device="cuda")
@@ -276,14 +291,14 @@ class TorchSide:
         if self._gpu:
             torch.cuda.synchronize()
 
-    def peak_memory(self, program: Program, part: str, call: Callable[[], Any]) -> int | None:
+    def peak_memory(self, program: Program, part: str, call: Callable[[], Any]) -> Peak:
         if not self._gpu:
-            return None
+            return Peak(None, reason="PyTorch counts what is allocated on a GPU alone")
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         call()
         torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - before
+        return Peak(torch.cuda.max_memory_allocated() - before)
 
     def written_late(self, program: Program, part: str, call: Callable[[], Arrays]) -> list[str]:
         if not self._gpu:
@@ -298,7 +313,7 @@ class TorchSide:
             self.synchronize()
         except RuntimeError:
             return False
-        return True
+        return self._usable
 
     def _stored(self, folder: Path, role: str, name: str, dtype: str) -> torch.Tensor:
         if folder.parent != self._case_folder:  # a new case: the last one's arrays are not needed again

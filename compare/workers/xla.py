@@ -7,6 +7,7 @@ import math
 import os
 import platform
 import re
+import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -22,23 +23,29 @@ _HAS_GPU = gpu_present()
 _AUTOTUNE = (
     Path(_PACK) / "xla" / f"autotune-{version('jax')}.{os.getpid()}.textproto" if _PACK and _HAS_GPU else None
 )
-configure_environment(deviceless=not _HAS_GPU, record_autotune_to=_AUTOTUNE)
+# What this run's earlier processes chose, joined by the orchestrator while none of them was running.
+_CHOSEN = Path(_PACK) / "xla" / f"autotune-{version('jax')}.textproto" if _AUTOTUNE and _PACK else None
+configure_environment(
+    deviceless=not _HAS_GPU, record_autotune_to=_AUTOTUNE,
+    reuse_autotune_from=_CHOSEN if _CHOSEN and _CHOSEN.is_file() else None,
+)
 
 import jax  # noqa: E402  (XLA reads its flags when jax is imported)
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
-from compare import PROJECT, arrays, machine, targets  # noqa: E402
+from compare import PROJECT, arrays, driver, machine, targets  # noqa: E402
 from compare.blocks import BLOCKS  # noqa: E402
 from compare.clock import Clock, CuptiClock, cupti_missing  # noqa: E402
 from compare.graph import store  # noqa: E402
 from compare.graph.model import FusionGraph  # noqa: E402
 from compare.graphs import portable_lines  # noqa: E402
+from compare.protocol import Skip  # noqa: E402
 from compare.service import Service  # noqa: E402
 from compare.spec import Case, Implementation  # noqa: E402
-from compare.subject import Arrays, Extent, Program, lies_within  # noqa: E402
-from compare.workers import xla_graph  # noqa: E402
-from xlafuse import compiler, directions  # noqa: E402
+from compare.subject import Arrays, Extent, Peak, Program, lies_within  # noqa: E402
+from compare.workers import ballast, xla_graph  # noqa: E402
+from xlafuse import compiler, directions, dump, variants  # noqa: E402
 
 # HLO names source files relative to the project, or to the packages of its environment.
 jax.config.update("jax_hlo_source_file_canonicalization_regex", rf"^(?:{re.escape(str(PROJECT))}|.*/site-packages)/")
@@ -73,14 +80,28 @@ class XlaSide:
     def build(self, case: Case, implementation: Implementation, folder: Path, dumps: Path) -> Program:
         inputs, cotangents = self.inputs(folder, case), self.cotangents(folder, case)
         halves = self._compile(case, implementation, inputs, cotangents, dumps, target=None)
-        forward = _executable(halves["forward"])
-        return Program(
-            forward=forward if case.direction == "train" else lambda inputs: (forward(inputs), None),
-            backward=_executable(halves["backward"]) if case.direction == "train" else None,
-            compile_s=sum(half.compile_s for half in halves.values()),
-            graph=_graph(halves, dumps, name=implementation.name, target=""),
-            allocations={part: _allocations(half) for part, half in halves.items()},
+        program = _program(case, halves, dumps)
+        program.graph = _graph(halves, dumps, name=implementation.name, target="")
+        program.variants = _variants(
+            program.command_buffers or {},
+            lambda setting: self._compile_again(case, implementation, (inputs, cotangents), setting),
         )
+        return program
+
+    def _compile_again(
+        self, case: Case, implementation: Implementation, arrays: tuple[Arrays, Arrays],
+        command_buffers: variants.CommandBuffers,
+    ) -> Program:
+        """The block's other program, from the same choices: XLA remembers for the life of a process what it tuned."""
+        with tempfile.TemporaryDirectory(prefix="xlafuse-") as scratch:
+            halves = self._compile(
+                case, implementation, *arrays, Path(scratch), target=None, command_buffers=command_buffers
+            )
+            program = _program(case, halves, Path(scratch))
+        inside = sum(inside for inside, _ in (program.command_buffers or {}).values())
+        if bool(inside) != (command_buffers == "all"):
+            raise RuntimeError(f"{command_buffers} of its launches were to be in command buffers; {inside} are")
+        return program
 
     def compile_for_target(
         self, case: dict[str, Any], implementation: str, target: str, dumps: str
@@ -103,13 +124,14 @@ class XlaSide:
 
     def _compile(
         self, case: Case, implementation: Implementation, inputs: Arrays, cotangents: Arrays, dumps: Path,
-        target: compiler.Target | None,
+        target: compiler.Target | None, command_buffers: variants.CommandBuffers = "default",
     ) -> dict[str, compiler.Compilation]:
         attributes = BLOCKS[case.block].attributes
         apply = implementation.load()
         compile_half = functools.partial(
             compiler.compile, variant="unfused" if implementation.compiler == "xla-unfused" else "default",
-            matmul_precision="tf32" if case.precision == "tf32" else "ieee", target=target,
+            matmul_precision="tf32" if case.precision == "tf32" else "ieee", command_buffers=command_buffers,
+            target=target,
         )
         if case.direction == "fwd":
             return {"forward": compile_half(directions.forward(apply, attributes), [inputs], dump_to=dumps / "forward")}
@@ -154,6 +176,14 @@ class XlaSide:
     def was_poisoned(self, poisoned: list[Extent], results: Arrays) -> bool:
         return all(lies_within(_extent(array), poisoned) for array in results.values())
 
+    def variant(
+        self, program: Program, mode: str, inputs: Arrays, cotangents: Arrays
+    ) -> AbstractContextManager[Program | None]:
+        if program.command_buffers is None:
+            raise Skip("XLA's dump does not list its thunks, so which of them are in command buffers is not known")
+        compiled = program.variants.get(mode)
+        return nullcontext(compiled() if compiled else None)
+
     def flush_cache(self) -> None:
         if self._flush_buffer is None:
             self._flush_buffer = jnp.ones(_FLUSH_BYTES // 4, jnp.float32)
@@ -162,10 +192,8 @@ class XlaSide:
     def synchronize(self, results: Any = None) -> None:
         jax.block_until_ready(results)
 
-    def peak_memory(self, program: Program, part: str, call: Callable[[], Any]) -> int | None:
-        """XLA's own plan of outputs and temporaries: its allocator's peak cannot be reset between calls."""
-        call()
-        return sum(program.allocations[part])
+    def peak_memory(self, program: Program, part: str, call: Callable[[], Any]) -> Peak:
+        return ballast.peak(_Memory(self._device), lambda: _finish(call()), program.allocations[part])
 
     def written_late(self, program: Program, part: str, call: Callable[[], Arrays]) -> list[str]:
         call()
@@ -186,6 +214,27 @@ class XlaSide:
             stored = np.load(arrays.path_of(folder, role, name))
             self._cache[key] = jnp.asarray(stored.view(jnp.bfloat16) if dtype == "bfloat16" else stored)
         return self._cache[key]
+
+
+class _Memory:
+    """Implements compare.workers.ballast.Memory."""
+
+    def __init__(self, device: jax.Device) -> None:
+        self._device = device
+
+    def statistics(self) -> dict[str, int] | None:
+        found: dict[str, int] | None = self._device.memory_stats()
+        return found
+
+    def free(self) -> int:
+        return driver.free_memory()
+
+    def hold(self, size: int) -> jax.Array:
+        return _nan_bytes(size).block_until_ready()
+
+
+def _finish(results: Any) -> None:
+    jax.block_until_ready(results)
 
 
 @jax.jit
@@ -213,6 +262,33 @@ def _extent(array: jax.Array) -> Extent:
     """First and one-past-last address on the device."""
     start = array.unsafe_buffer_pointer()
     return start, start + array.nbytes
+
+
+def _program(case: Case, halves: dict[str, compiler.Compilation], dumps: Path) -> Program:
+    """What was compiled, to be called; its fusion graph and its variants are not in it."""
+    forward = _executable(halves["forward"])
+    found = {part: dump.command_buffers(dumps / part) for part in halves} if _HAS_GPU else {}
+    buffers = {part: counts for part, counts in found.items() if counts}
+    return Program(
+        forward=forward if case.direction == "train" else lambda inputs: (forward(inputs), None),
+        backward=_executable(halves["backward"]) if case.direction == "train" else None,
+        compile_s=sum(half.compile_s for half in halves.values()),
+        graph=None,
+        allocations={part: _allocations(half) for part, half in halves.items()},
+        command_buffers=buffers if len(buffers) == len(halves) else None,
+    )
+
+
+def _variants(
+    buffers: dict[str, tuple[int, int]], compile_with: Callable[[variants.CommandBuffers], Program]
+) -> dict[str, Callable[[], Program]]:
+    """What a program with so many of its launches in command buffers is not already; each compiled when first asked."""
+    found: dict[str, Callable[[], Program]] = {}
+    if any(inside < total for inside, total in buffers.values()):
+        found["graph"] = functools.cache(lambda: compile_with("all"))
+    if any(inside for inside, _ in buffers.values()):
+        found["launches"] = functools.cache(lambda: compile_with("none"))
+    return found
 
 
 def _allocations(half: compiler.Compilation) -> list[int]:

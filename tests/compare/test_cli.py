@@ -16,6 +16,7 @@ from compare.blocks import BLOCKS
 from compare.cli import cli
 from compare.record import Record
 from compare.selection import resolve
+from compare.timing import Timing
 
 CASE = BLOCKS["softmax"].cases("quick")[0]
 
@@ -54,7 +55,7 @@ def test_run_hands_on_what_was_named(executed: list[Any], tmp_path: Path) -> Non
     ((plan, options),) = executed
     names = ["xla", "inductor", "triton"]
     assert plan == resolve(["softmax", "gelu"], suite="quick", implementations=names, dtypes=["bf16"])
-    assert options == {"folder": out, "target": "h200", "resume": False}
+    assert options == {"folder": out, "target": "h200", "resume": False, "traffic": False}
     assert not out.exists()  # the run makes it
 
 
@@ -62,12 +63,22 @@ def test_resume_keeps_selection_and_target(executed: list[Any], folder: Path) ->
     assert xlafuse("run", "--out", folder, "--resume").exit_code == 7
     ((plan, options),) = executed
     assert plan == resolve(["softmax"], suite="quick", directions=["fwd"])
-    assert options == {"folder": folder, "target": "h200", "resume": True}
+    assert options == {"folder": folder, "target": "h200", "resume": True, "traffic": False}
+
+
+def test_how_to_time_is_handed_on(
+    executed: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("compare.machine.gpu_present", lambda: True)
+    xlafuse("run", "gelu", "--mode", "cold,warm", "--mode", "graph", "--restarts", "1", "--out", tmp_path / "new")
+    ((plan, _),) = executed
+    assert plan.timing == Timing(("warm", "graph"), restarts=1)
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["run", "--mode", "warm", "--target", "h200"], "times nothing"),
         (["run", "sofmax"], "no block 'sofmax'; did you mean softmax"),
         (["run", "--target", "h100"], "no target 'h100'; did you mean h200"),
         (["run", "--suite", "qick"], "no suite 'qick'; did you mean quick"),

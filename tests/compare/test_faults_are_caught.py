@@ -106,7 +106,7 @@ def test_timed_calls_write_into_poisoned_memory(tmp_path: Path, direction: str) 
         from compare.clock import CuptiClock
 
         clock = CuptiClock()
-    parts = subject_of("right", tmp_path, direction).measure(clock, 0.01)
-    assert all(part["poisoned"] for part in parts.values())
+    measured = subject_of("right", tmp_path, direction).measure(clock, 0.01)
+    assert all(part["poisoned"] for part in measured["parts"].values())
     with pytest.raises(WrongResult, match="timed call"):
         subject_of("unwritten_element", tmp_path).measure(clock, 0.01)

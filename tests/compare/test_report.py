@@ -7,7 +7,7 @@ import pytest
 
 from compare.blocks import BLOCKS
 from compare.record import Record
-from compare.report import printable, rows, table
+from compare.report import printable, rows, table, verdicts
 
 CASE = next(c for c in BLOCKS["gelu"].cases("quick") if c.direction == "fwd")
 TRAIN = next(c for c in BLOCKS["gelu"].cases("quick") if c.direction == "train")
@@ -32,7 +32,7 @@ def ok(case: Any, implementation: str, seconds: float) -> Record:
 
 def rendered(*records: Record, markdown: bool = False) -> str:
     found = [rows.row_of(r, CEILINGS) for r in records]
-    rows.add_ratios(found, [rows.round_times(r) for r in records])
+    verdicts.add(found, [verdicts.rounds_of(r) for r in records])
     return table.render(found, markdown=markdown)
 
 

@@ -10,7 +10,7 @@ import pytest
 from compare import record
 from compare.blocks import BLOCKS
 from compare.record import Record
-from compare.report import rows
+from compare.report import rows, verdicts
 from compare.selection import UsageError
 from compare.spec import Case
 
@@ -84,6 +84,22 @@ def test_a_part_that_was_not_measured_leaves_no_sum() -> None:
     assert row["forward_us"] is not None
     for name in ("device_time_us", "device_time_us_spread", "busy_time_us", "rate", "peak_memory_bytes", "kernels"):
         assert row[name] is None, name
+
+
+def test_a_peak_that_was_not_measured_says_why_and_the_plan_is_not_in_its_place() -> None:
+    case = case_of("softmax", "gpt2-scores", "train")
+    subject = measured(case, trace={"file": "traces/x.json.gz"})
+    old = rows.row_of(subject, SEGMENTS)  # as before there were reasons
+    assert (old["peak_memory_bytes"], old["peak_memory_reason"], old["trace"]) == (1000, None, "traces/x.json.gz")
+    subject.measurement["peak_memory_bytes"]["backward"] = None
+    subject.measurement["peak_memory"] = {
+        "forward": {"bytes": 1000, "planned": 900, "reason": None},
+        "backward": {"bytes": None, "planned": 900, "reason": "no room for ballast"},
+    }
+    subject.trace = {"unavailable": "the worker died"}
+    row = rows.row_of(subject, SEGMENTS)
+    assert (row["peak_memory_bytes"], row["peak_memory_reason"]) == (None, "no room for ballast")
+    assert row["trace"] is None
 
 
 def test_too_few_samples_have_no_spread() -> None:
@@ -165,7 +181,7 @@ def test_ratios_stay_within_a_segment_and_a_timer() -> None:
     ]
     records[3].measurement["timer"] = "events"
     found = [rows.row_of(r, SEGMENTS) for r in records]
-    rows.add_ratios(found, [rows.round_times(r) for r in records])
+    verdicts.add(found, [verdicts.rounds_of(r) for r in records])
     assert [r["time_vs_xla"] for r in found] == [1.0, pytest.approx(0.5), None, None, None]
 
 
@@ -177,7 +193,7 @@ def test_nothing_is_held_against_a_worker_whose_clock_disagrees() -> None:
     agreeing = {"segments": [{"id": "s1", "clocks": {"torch": 1.0e-3, "xla": 1.001e-3}}]}
     assert rows.segments_that_disagree(agreeing) == set()
     found = [rows.row_of(r, SEGMENTS) for r in records]
-    rows.add_ratios(found, [rows.round_times(r) for r in records], {"s1"})
+    verdicts.add(found, [verdicts.rounds_of(r) for r in records], {"s1"})
     assert [r["time_vs_xla"] for r in found] == [1.0, pytest.approx(0.5), None]
 
 
@@ -187,9 +203,9 @@ def test_a_verdict_rests_on_rounds() -> None:
     for subject in records:
         for part in subject.measurement["parts"].values():
             part["device_time"] = part["device_time"] * 2 + [[1.0] * 5]  # one round of five went astray in both
-    assert rows.round_times(records[1]) == pytest.approx([1e-4] * 4 + [2.0])
+    assert verdicts.rounds_of(records[1]).times["cold"] == pytest.approx([1e-4] * 4 + [2.0])
     found = [rows.row_of(r, SEGMENTS) for r in records]
-    rows.add_ratios(found, [rows.round_times(r) for r in records])
+    verdicts.add(found, [verdicts.rounds_of(r) for r in records])
     assert found[0]["verdict_vs_xla"] is None
     assert found[1]["verdict_vs_xla_word"] == "faster"
     assert found[1]["verdict_vs_xla_low"] == pytest.approx(0.5)
@@ -198,7 +214,7 @@ def test_a_verdict_rests_on_rounds() -> None:
         for part in subject.measurement["parts"].values():
             part["device_time"] = part["device_time"][:2]
     found = [rows.row_of(r, SEGMENTS) for r in records]
-    rows.add_ratios(found, [rows.round_times(r) for r in records])
+    verdicts.add(found, [verdicts.rounds_of(r) for r in records])
     assert found[1]["time_vs_xla"] == pytest.approx(0.5) and found[1]["verdict_vs_xla"] is None
 
 

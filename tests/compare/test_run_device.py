@@ -4,23 +4,35 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from compare import record, run_device
+from compare import record, run_device, timeline
 from compare.client import WorkerDied, WorkerError, WorkerTimeout
 from compare.graph import store
 from compare.graph.model import Access, Buffer, FusionGraph, Kernel
 from compare.record import Record
 from compare.selection import resolve
 from compare.session import Session
+from compare.timing import Timing
+from compare.verdict import LEAST_ROUNDS
 
 TIMES = {"device_time": [1e-6] * 5, "busy_time": [1e-6] * 5, "launches": 1, "poisoned": True}
 TIMES["records"] = [{"name": "k", "start": 0.0, "end": 1e-6}]
 
 
+WARM_UP = {"seconds": 0.01, "settled": True}
+TRACE = {
+    "returned": 5e-6,
+    "host": [{"name": "cuLaunchKernel", "start": 1e-6, "end": 2e-6, "thread": 1, "correlation": 9}],
+    "device": [
+        {"name": "k", "start": 2e-6, "end": 3e-6, "grid": [1, 1, 1], "bytes": None, "stream": 7, "correlation": 9}
+    ],
+}
 GRAPH = store.to_json(
     FusionGraph(
         "add", "xla",
@@ -38,7 +50,16 @@ class ScriptedCrew:
         self.errors: dict[str, float] = {}
         self.programs: dict[str, set[str]] = {}  # by role: what its process holds
 
+        self.measured: list[tuple[str, int]] = []  # what, on which input set, in order
+        self.restarted: list[int] = []  # after how many of those
+
     def start(self, roles: set[str]) -> None: ...
+
+    def restart(self, roles: set[str], meanwhile: Callable[[], None]) -> None:
+        self.restarted.append(len(self.measured))
+        for role in roles:
+            self.programs[role].clear()
+        meanwhile()
 
     def ask(self, role: str, method: str, *, timeout: float = 0, **params: Any) -> Any:
         name = params.get("id", "").rpartition("/")[2]
@@ -49,21 +70,32 @@ class ScriptedCrew:
             if not isinstance(fault, WorkerError):
                 held.clear()
             raise fault
-        if method in ("check", "measure") and name not in held:
+        if method in ("check", "measure", "measure_mode", "trace") and name not in held:
             raise WorkerError("failed", f"KeyError: {name}")
         if method == "prepare":
             held.add(name)
-            return {"compile_s": 0.5, "graph": GRAPH}
+            return {"compile_s": 0.5, "graph": GRAPH, "command_buffers": None}
         if method == "check":
             error = self.errors.get(name, 0.1)
             errors = [{"name": "out", "error": error, "tolerance": 0.2}]
             return {"errors": errors, "device": "GPU", "backend": role}
         if method == "measure":
-            first = {"peak_memory_bytes": {"forward": 7}} if params["first"] else {}
-            return {"parts": {"forward": TIMES}, "wall_time": 2e-6, "calls": 3} | first
+            first: dict[str, Any] = {}
+            if params["first"]:
+                peak = {"forward": {"bytes": 7, "planned": 8, "reason": None}}
+                first = {"peak_memory_bytes": {"forward": 7}, "peak_memory": peak}
+            self.measured.append((name, params["input_set"]))
+            name = "k of a later compile" if self.restarted else "k"
+            times = TIMES | {"records": [{"name": name, "start": 0.0, "end": 1e-6}]}
+            return {"parts": {"forward": times}, "warm_up": WARM_UP, "wall_time": 2e-6, "calls": 3} | first
+        if method == "measure_mode":
+            self.measured.append((f"{name} {params['mode']}", params["input_set"]))
+            if params["mode"] == "launches":
+                return {"same_as": "cold"}
+            return {"parts": {"forward": TIMES}, "warm_up": WARM_UP, "command_buffers": None}
         answers: dict[str, Any] = {
             "environment": {"timer": "cupti", "device": "GPU"}, "ceilings": {"streams": {}, "products": {}},
-            "device_properties": {"name": "GPU"}, "produce": {},
+            "device_properties": {"name": "GPU"}, "produce": {}, "trace": {"forward": TRACE},
         }
         return answers.get(method)
 
@@ -76,8 +108,9 @@ class Silent:
     def done(self, record: Record) -> None: ...
 
 
-def run(folder: Path, crew: ScriptedCrew, *implementations: str) -> dict[str, Record]:
+def run(folder: Path, crew: ScriptedCrew, *implementations: str, timing: Timing | None = None) -> dict[str, Record]:
     plan = resolve(["vector_add"], suite="quick", cases=["prime"], implementations=implementations)
+    plan = replace(plan, timing=timing or Timing())
     record.create(folder, {"segments": []})
     run_device.environment(folder)
     session = Session(folder, folder / "scratch", crew, Silent(), {}, None)  # type: ignore[arg-type]
@@ -89,7 +122,7 @@ def test_all_is_well(tmp_path: Path) -> None:
     records = run(tmp_path, ScriptedCrew({}), "xla", "eager", "triton")
     assert {r.status for r in records.values()} == {"ok"} and len(records) == 3
     measured = records["triton"].measurement
-    assert measured and len(measured["parts"]["forward"]["device_time"]) == run_device.ROUNDS
+    assert measured and len(measured["parts"]["forward"]["device_time"]) == LEAST_ROUNDS
     assert measured["peak_memory_bytes"] == {"forward": 7} and measured["timer"] == "cupti"
     assert records["xla"].kernels["forward"] == {
         "launches": 1, "bytes_moved": 12, "provenance": {"": 1}, "unjoined": [],
@@ -128,7 +161,7 @@ def test_after_a_death_the_others_go_on_with_the_rounds_they_have(tmp_path: Path
     records = run(tmp_path, crew, "xla", "eager", "triton")
     assert records["triton"].status == "failed"
     eager = records["eager"].measurement
-    assert eager and len(eager["parts"]["forward"]["device_time"]) == run_device.ROUNDS
+    assert eager and len(eager["parts"]["forward"]["device_time"]) == LEAST_ROUNDS
     assert crew.calls["prepare", "eager"] == 2  # again in the fresh process
     assert crew.calls["prepare", "xla"] == 1  # another process, untouched
 
@@ -138,7 +171,7 @@ def test_what_is_wrong_is_not_timed(tmp_path: Path) -> None:
     crew.errors["triton"] = 0.3
     records = run(tmp_path, crew, "eager", "triton")
     assert records["triton"].status == "wrong" and "0.3" in str(records["triton"].detail)
-    assert crew.calls["measure", "triton"] == 0 and crew.calls["measure", "eager"] == run_device.ROUNDS
+    assert crew.calls["measure", "triton"] == 0 and crew.calls["measure", "eager"] == LEAST_ROUNDS
 
 
 def test_without_a_reference_every_record_says_so(tmp_path: Path) -> None:
@@ -157,3 +190,87 @@ def test_autotuning_results_of_several_processes_become_one_file(tmp_path: Path)
     assert [p.name for p in tmp_path.iterdir()] == ["autotune-0.11.2.textproto"]
     text = (tmp_path / "autotune-0.11.2.textproto").read_text()
     assert all(f"hlo: {key}" in text for key in "abc")
+
+
+def test_each_record_names_its_timeline(tmp_path: Path) -> None:
+    for found in run(tmp_path, ScriptedCrew({}), "xla", "triton").values():
+        assert found.trace and list(found.trace) == ["file"]
+        document = timeline.load(tmp_path / found.trace["file"])
+        assert document["otherData"]["records"] == [found.id]
+        (kernel,) = [event for event in document["traceEvents"] if event.get("cat") == "kernel"]
+        assert kernel["args"]["bytes_read"] == 8 and kernel["ts"] == 1  # the graph's; a microsecond after the launch
+        assert found.measurement and found.measurement["peak_memory"]["forward"]["planned"] == 8
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (WorkerError("failed", "RuntimeError: CUPTI_ERROR_UNKNOWN"), "RuntimeError: CUPTI_ERROR_UNKNOWN"),
+        (WorkerDied("the torch worker died (signal SIGSEGV)"), "/eager was traced: the torch worker died"),
+    ],
+)
+def test_a_timeline_that_fails_costs_no_time(tmp_path: Path, fault: Exception, reason: str) -> None:
+    crew = ScriptedCrew({("trace", "eager"): (1, fault)})
+    records = run(tmp_path, crew, "xla", "eager", "triton")
+    assert {r.status for r in records.values()} == {"ok"} and all(r.measurement for r in records.values())
+    eager, triton, xla = (records[name].trace or {} for name in ("eager", "triton", "xla"))
+    assert reason in eager["unavailable"] and "file" in xla
+    assert ("unavailable" in triton) == isinstance(fault, WorkerDied)  # its program died with the worker
+
+
+def test_each_round_visits_every_mode_on_another_input_set(tmp_path: Path) -> None:
+    crew = ScriptedCrew({})
+    records = run(tmp_path, crew, "xla", "triton", timing=Timing(("warm", "graph", "launches")))
+    assert crew.measured[:8] == [
+        ("xla", 0), ("triton", 0), ("xla warm", 0), ("triton warm", 0), ("xla graph", 0), ("triton graph", 0),
+        ("xla launches", 0), ("triton launches", 0),
+    ]
+    assert crew.measured[8:12] == [("triton", 1), ("xla", 1), ("triton warm", 1), ("xla warm", 1)]
+    assert crew.calls["measure_mode", "triton"] == 2 * LEAST_ROUNDS + 1  # what is the main mode again is asked for once
+    measured = records["triton"].measurement
+    assert measured and set(measured["modes"]) == {"warm", "graph", "launches"}
+    assert len(measured["modes"]["graph"]["parts"]["forward"]["device_time"]) == LEAST_ROUNDS
+    assert measured["modes"]["launches"] == {"same_as": "cold"}
+    assert measured["warm_up"] == {"seconds": [0.01] * LEAST_ROUNDS, "settled": [True] * LEAST_ROUNDS}
+    assert measured["processes"] == [0] * LEAST_ROUNDS and measured["command_buffers"] is None
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [WorkerError("failed", "CaptureFailed: no CUDA graph"), WorkerDied("CaptureFailed: no CUDA graph; after it ...")],
+)
+def test_a_mode_that_cannot_be_had_costs_itself(tmp_path: Path, fault: Exception) -> None:
+    crew = ScriptedCrew({("measure_mode", "triton"): (2, fault)})  # the first round's second mode
+    records = run(tmp_path, crew, "xla", "eager", "triton", timing=Timing(("warm", "graph")))
+    assert {r.status for r in records.values()} == {"ok"}
+    measured = records["triton"].measurement
+    assert measured and "no CUDA graph" in measured["modes"]["graph"]["unavailable"]
+    assert len(measured["modes"]["warm"]["parts"]["forward"]["device_time"]) == LEAST_ROUNDS
+    assert len(measured["parts"]["forward"]["device_time"]) == LEAST_ROUNDS
+    assert crew.calls["measure_mode", "triton"] == LEAST_ROUNDS + 1  # asked for once
+    died = isinstance(fault, WorkerDied)
+    assert crew.calls["prepare", "eager"] == crew.calls["prepare", "triton"] == (2 if died else 1)
+
+
+def test_a_wrong_result_of_a_repeated_call_is_wrong(tmp_path: Path) -> None:
+    crew = ScriptedCrew({("measure_mode", "triton"): (1, WorkerError("wrong", "timed call: out: error inf"))})
+    records = run(tmp_path, crew, "xla", "triton", timing=Timing(("warm",)))
+    assert records["triton"].status == "wrong" and records["xla"].status == "ok"
+
+
+def test_fresh_workers_take_their_share_of_the_rounds(tmp_path: Path) -> None:
+    crew = ScriptedCrew({})
+    records = run(tmp_path, crew, "xla", "triton", timing=Timing(restarts=2))
+    assert crew.restarted == [4, 8]  # two rounds of two implementations each
+    assert crew.calls["prepare", "triton"] == 3 and crew.calls["check", "triton"] == 1
+    for entry in records.values():
+        assert entry.status == "ok" and entry.measurement and entry.measurement["processes"] == [0, 0, 1, 1, 2, 2]
+        assert entry.measurement["parts"]["forward"]["records"][0]["name"] == "k"  # of the compile that is described
+        assert entry.kernels["forward"]["unjoined"] == []
+
+
+def test_an_implementation_that_cannot_be_prepared_again_costs_itself(tmp_path: Path) -> None:
+    crew = ScriptedCrew({("prepare", "triton"): (2, WorkerError("failed", "OutOfMemoryError"))})
+    records = run(tmp_path, crew, "xla", "triton", timing=Timing(restarts=1))
+    assert records["triton"].status == "failed" and "OutOfMemory" in str(records["triton"].detail)
+    assert records["xla"].status == "ok"

@@ -11,6 +11,7 @@ from compare import selection
 from compare.blocks import BLOCKS
 from compare.record import RunFolderError
 from compare.selection import Plan, UsageError, resolve
+from compare.timing import Timing
 
 NOW = datetime(2030, 1, 2, 3, 4, 5)
 
@@ -96,6 +97,37 @@ def test_a_resumed_run_keeps_its_own_selection_unless_one_is_named() -> None:
     del run["plan"]
     with pytest.raises(UsageError, match="name it again, as in 'xlafuse run gelu --suite full'"):
         selection.resolve_again(run, [], None)
+
+
+def test_a_suite_times_as_it_does_unless_told_otherwise() -> None:
+    quick, full = resolve(["gelu"], suite="quick"), resolve(["gelu"], suite="full")
+    assert (quick.timing.modes, quick.timing.restarts, quick.timing.rounds) == ((), 0, 5)
+    assert full.timing.modes == ("warm", "graph", "launches") and full.timing.restarts == 2
+    told = selection.resolve_timing(full, ["graph", "cold"], 0, timed=True)
+    assert (told.timing, told.work) == (Timing(("graph",), 0), full.work)
+    assert selection.resolve_timing(full, ["cold"], None, timed=True).timing == Timing((), 2)
+    assert selection.resolve_timing(full, [], None, timed=False) is full
+    with pytest.raises(UsageError, match="no mode 'grahp'; did you mean graph"):
+        selection.resolve_timing(full, ["grahp"], None, timed=True)
+    for asked in ({"modes": ["warm"], "restarts": None}, {"modes": [], "restarts": 2}):
+        with pytest.raises(UsageError, match="times nothing"):
+            selection.resolve_timing(full, **asked, timed=False)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("restarts", "processes"), [(0, [0] * 5), (1, [0, 0, 0, 1, 1]), (2, [0, 0, 1, 1, 2, 2])])
+def test_every_process_takes_as_many_rounds(restarts: int, processes: list[int]) -> None:
+    timing = Timing(restarts=restarts)
+    assert [timing.process_of(number) for number in range(timing.rounds)] == processes
+
+
+def test_a_resumed_run_is_timed_as_it_was() -> None:
+    plan = selection.resolve_timing(resolve(["gelu"], suite="quick"), ["warm"], 3, timed=True)
+    run = {"suite": "quick", "plan": plan.to_json()}
+    assert selection.resolve_again(run, [], None) == plan
+    assert selection.resolve_again(run, ["softmax"], None).timing == plan.timing
+    assert selection.resolve_again(run, [], "full").timing == resolve([], suite="full").timing
+    del run["plan"]["timing"]  # type: ignore[attr-defined]
+    assert selection.resolve_again(run, [], None).timing == Timing()
 
 
 def test_targets_come_from_the_folders() -> None:

@@ -1,0 +1,73 @@
+"""What an implementation costs its author, in lines, beside what it gains: its speed against the baseline."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from compare.authorship import Lines, lines_of
+from compare.blocks import BLOCKS
+from compare.report import printable
+from compare.report.rows import BASELINE, Row
+from compare.report.table import Columns, escaped, explained, number, table
+
+ALL = "all blocks"
+LEGEND = (
+    "kernel lines: what runs on the GPU (Triton functions, CUDA files). other lines: Python around them, or all there",
+    "is of a block that a compiler takes. Without comments, docstrings and blank lines; as in this installation.",
+    f"speed: geometric mean of {BASELINE}'s device time over its own, over the cases that both have in one segment.",
+)
+_COLUMNS: Columns = {
+    "implementation": lambda r: printable(str(r["implementation"]), 40),
+    "kernel lines": lambda r: number(r["kernel_lines"]),
+    "other lines": lambda r: number(r["other_lines"]),
+    "cases": lambda r: number(r["cases"]),
+    f"speed / {BASELINE}": lambda r: "" if r["speed"] is None else f"{number(r['speed'])}x",
+}
+
+
+def of(rows: Iterable[Row]) -> list[Row]:
+    """A row for each block and implementation, then one for each implementation over all its blocks.
+
+    {"block", "implementation", "kernel_lines", "other_lines", "cases", "speed"}: lines are None where this installation
+    does not have them; cases: how many the speed is of; None without any.
+    """
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["block"], row["implementation"]), []).append(row)
+    result = [_row(block, name, [_lines(block, name)], members) for (block, name), members in groups.items()]
+    if len({block for block, _ in groups}) > 1:
+        for name in dict.fromkeys(name for _, name in groups):
+            mine = {block: members for (block, other), members in groups.items() if other == name}
+            lines = [_lines(block, name) for block in mine]
+            result.append(_row(ALL, name, lines, [row for members in mine.values() for row in members]))
+    return result
+
+
+def render(found: list[Row], *, markdown: bool = False) -> str:
+    sections = []
+    for block in dict.fromkeys(row["block"] for row in found):
+        title = f"## {escaped(printable(block))}\n" if markdown else printable(block)
+        members = [row for row in found if row["block"] == block]
+        sections.append(f"{title}\n{table(members, _COLUMNS, markdown)}")
+    return "\n\n".join([*sections, *explained(LEGEND, markdown)]) if sections else "no records"
+
+
+def _row(block: str, implementation: str, lines: list[Lines | None], rows: list[Row]) -> Row:
+    ratios = [row["time_vs_xla"] for row in rows if row["time_vs_xla"]]
+    known = [each for each in lines if each is not None]
+    whole = len(known) == len(lines)
+    return {
+        "block": block, "implementation": implementation,
+        "kernel_lines": sum(each.kernel for each in known) if whole else None,
+        "other_lines": sum(each.other for each in known) if whole else None,
+        "cases": len(ratios),
+        "speed": math.exp(-sum(map(math.log, ratios)) / len(ratios)) if ratios else None,
+    }
+
+
+def _lines(block: str, implementation: str) -> Lines | None:
+    try:
+        return lines_of(BLOCKS[block].implementation(implementation))
+    except LookupError:
+        return None  # a run of another release, or an installation without its source

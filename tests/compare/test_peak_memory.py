@@ -1,0 +1,86 @@
+"""Peak memory of calls whose need is known, on both sides alike, on a GPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compare.blocks import BLOCKS
+from compare.crew import Crew
+from compare.spec import DTYPES, Case
+
+pytestmark = pytest.mark.gpu
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+@pytest.fixture(scope="module")
+def crew(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
+    crew = Crew(tmp_path_factory.mktemp("peak"), {})
+    yield crew
+    crew.stop()
+
+
+def peaks(crew: Crew, folder: Path, case: Case, implementation: str) -> dict[str, dict[str, Any]]:
+    """What a run's first round says of peak memory: bytes, planned and reason, by part."""
+    role = BLOCKS[case.block].implementation(implementation).framework
+    folders = [str(folder / case.id.replace("/", "-") / str(seed)) for seed in (0, 1)]
+    scales = [
+        crew.ask("reference", "produce", case=case.to_json(), seed=seed, folder=path)
+        for seed, path in enumerate(folders)
+    ]
+    crew.ask(
+        role, "prepare", id="subject", case=case.to_json(), implementation=implementation, folders=folders,
+        scales=scales, dumps=str(folder / "dumps"),
+    )
+    crew.ask(role, "check", id="subject")
+    measured = crew.ask(role, "measure", id="subject", seconds=0.01, first=True, input_set=0)
+    crew.ask(role, "release", id="subject")
+    found: dict[str, dict[str, Any]] = measured["peak_memory"]
+    assert measured["peak_memory_bytes"] == {part: peak["bytes"] for part, peak in found.items()}
+    return found
+
+
+@pytest.mark.parametrize("elements", [3 * MIB, 33_000_001])
+@pytest.mark.parametrize("implementation", ["xla", "eager", "inductor", "triton", "cuda"])
+def test_vector_add_needs_its_output_alone(crew: Crew, tmp_path: Path, implementation: str, elements: int) -> None:
+    case = Case("vector_add", "any", {"elements": elements}, "float32", "fwd")
+    found = peaks(crew, tmp_path, case, implementation)["forward"]
+    assert found["reason"] is None and found["bytes"] is not None
+    output = 4 * elements
+    # PyTorch may leave up to 1 MiB of a large block unsplit; XLA rounds to 256 bytes.
+    assert output <= found["bytes"] <= output + (2 * KIB if implementation == "xla" else MIB)
+    assert found["planned"] == (output if implementation == "xla" else None)
+
+
+@pytest.mark.parametrize("implementation", ["xla-unfused", "eager"])
+def test_unfused_attention_needs_its_scores(crew: Crew, tmp_path: Path, implementation: str) -> None:
+    sizes = {"batch": 1, "heads": 8, "sequence": 1024, "head_dim": 64}
+    case = Case("attention", "scores", sizes, "bfloat16", "fwd")
+    found = peaks(crew, tmp_path, case, implementation)["forward"]
+    scores = 8 * 1024 * 1024 * DTYPES["bfloat16"].itemsize
+    assert found["reason"] is None and found["bytes"] is not None
+    assert scores <= found["bytes"] <= 8 * scores  # in bfloat16 or float32, once to a few times
+    if implementation == "xla-unfused":  # the compiler's plan is what is measured
+        assert found["planned"] <= found["bytes"] <= found["planned"] + max(64 * KIB, found["planned"] // 50)
+
+
+@pytest.mark.parametrize("implementation", ["xla", "eager", "triton"])
+def test_backward_does_not_count_what_forward_saved(crew: Crew, tmp_path: Path, implementation: str) -> None:
+    case = Case("softmax", "any", {"rows": 4096, "columns": 1024}, "float32", "train")
+    found = peaks(crew, tmp_path, case, implementation)
+    array = 4 * math.prod(case.sizes.values())
+    assert array <= found["backward"]["bytes"] <= 3 * array + 4 * MIB  # the gradient, and at most two temporaries
+    assert array <= found["forward"]["bytes"]
+
+
+def test_the_ballast_is_given_back(crew: Crew, tmp_path: Path) -> None:
+    """Else each measurement would need as much ballast more, until none is left."""
+    case = Case("softmax", "any", {"rows": 8192, "columns": 4096}, "bfloat16", "fwd")
+    for _ in range(4):
+        found = peaks(crew, tmp_path, case, "xla")["forward"]
+        assert found["reason"] is None and found["bytes"] - found["planned"] in range(64 * KIB)
