@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -82,15 +83,21 @@ class Worker:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def stop(self, patience: float = 3.0) -> None:
-        """End the process and what it started: an idle worker leaves by itself and tidies up, which may take `patience`
-        seconds; a busy one is killed."""
+    def stop(self) -> None:
+        """End the process and what it started: an idle worker leaves by itself and tidies up, a busy one is killed."""
         try:
             if self._process.stdin:
                 self._process.stdin.close()
-            self._process.wait(timeout=patience)
+            self._process.wait(timeout=3)
         except (BrokenPipeError, subprocess.TimeoutExpired):
             pass
+        self.kill()
+
+    def finish(self, patience: float) -> None:
+        """As `stop`, but a busy worker may end what it is busy with, for `patience` seconds. Its reply is read away, or
+        it could not leave; so no other thread may be waiting for one."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.communicate(timeout=patience)
         self.kill()
 
     def kill(self) -> None:

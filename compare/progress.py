@@ -38,6 +38,12 @@ class Progress:
         """What is being done now."""
         self._bar.update(self._task, description=what)
 
+    def announce(self, what: str) -> None:
+        """What is being done now, and takes long: also a line where there is no terminal."""
+        self.say(escape(what))
+        if self._bar.disable:
+            self._console.print(what, markup=False, highlight=False, soft_wrap=True)
+
     def skip(self) -> None:
         """A record that stands from before."""
         self._count += 1

@@ -64,9 +64,10 @@ def _execute(plan: Plan, folder: Path, scratch: Path, target: str | None, resume
                 (run_target.run if target else run_device.run)(plan, session)
             if traffic:
                 crew.stop()  # ncu's workers need the GPU's memory
-                print(run_traffic.measure(plan, folder, progress.say), file=sys.stderr)
+                print(run_traffic.measure(plan, folder, progress.announce), file=sys.stderr)
     except KeyboardInterrupt:
-        print(f"stopped; every finished record is kept, and --out {folder} --resume goes on", file=sys.stderr)
+        again = "--resume --traffic" if traffic else "--resume"
+        print(f"stopped; every finished record is kept, and --out {folder} {again} goes on", file=sys.stderr)
         return 130
     finally:
         crew.stop()

@@ -1,15 +1,18 @@
 """`xlafuse run --traffic`: after all timed rounds, the bytes of each record's kernels by the GPU's own counters.
 
-Each record is compiled once more, in a process under ncu, one process for all of a framework's records and each of two
+Each record is compiled once more, in a process under ncu that takes a batch of a framework's records, in each of two
 ways: "alone", every kernel from an empty L2, and "call", the whole call with caches left alone. XLA gets the autotuning
 results that the run recorded, and so compiles the same kernels. What would tune for minutes, and might choose other
 kernels than those that were timed, has no traffic and says so.
+
+A record is appended anew with each way, as soon as the process that counted it has ended: what stops a run costs the
+process that was under way.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ from compare.graph.model import FusionGraph
 from compare.record import Record
 from compare.selection import Plan, UsageError
 from compare.spec import Implementation
-from compare.traffic import CacheControl, KernelTraffic, NcuError, NotProfiled, Profiled
+from compare.traffic import CacheControl, KernelTraffic, NcuError, NotProfiled, Outcome, Profiled
 
 WAYS: dict[str, CacheControl] = {"alone": "all", "call": "none"}
 TUNES = "compiled once more it would be tuned for minutes again, and might get other kernels than those that were timed"
@@ -46,44 +49,51 @@ def missing(plan: Plan, folder: Path) -> list[Record]:
     """Records of the plan that were timed, and whose traffic was not measured, or not in both ways."""
     wanted = {record.record_id(case, i.name) for case, implementations in plan.work for i in implementations}
     found = record.read_records(folder)[0] if (folder / "records.jsonl").exists() else []
-    return [r for r in found if r.id in wanted and r.status == "ok" and not _settled(r)]
+    return [r for r in found if r.id in wanted and r.status == "ok" and not all(_settled(r, w) for w in WAYS)]
 
 
 def measure(plan: Plan, folder: Path, say: Callable[[str], None]) -> str:
-    """Append each record of `missing` anew, with its traffic; says how many have one. Needs the GPU for itself."""
+    """Append each record of `missing` anew with each way that it lacks; says how many have both. say: is told what is
+    profiled now, and how many of how many that is. Needs the GPU for itself."""
     left = missing(plan, folder)
-    for role in ("torch", "xla"):
-        mine = [entry for entry in left if _implementation(entry).framework == role]
-        profiled = [entry for entry in mine if not _implementation(entry).tunes]
-        ways = {way: _profile(profiled, role, way, folder, say) for way in WAYS} if profiled else {}
-        outcomes = {entry.id: {way: found[i] for way, found in ways.items()} for i, entry in enumerate(profiled)}
-        for entry in mine:
-            if entry.id in outcomes:
-                entry.traffic = {way: _summary(entry, way, found, folder) for way, found in outcomes[entry.id].items()}
-            else:
-                entry.traffic = {way: {"unavailable": TUNES, "final": True} for way in WAYS}
+    for entry in left:
+        if _implementation(entry).tunes:
+            entry.traffic = {way: {"unavailable": TUNES, "final": True} for way in WAYS}
             record.append(folder, entry)
+    steps = [
+        (role, way, entries) for role in ("torch", "xla") for way in WAYS
+        if (entries := [e for e in left if _implementation(e).framework == role and not _settled(e, way)])
+    ]
+    total, before = sum(len(entries) for _, _, entries in steps), 0
+    for role, way, entries in steps:
+        for number, outcome in _profile(entries, role, way, folder, say, before, total):
+            entry = entries[number]
+            entry.traffic = {**(entry.traffic or {}), way: _summary(entry, way, outcome, folder)}
+            record.append(folder, entry)
+        before += len(entries)
     none = sum(any("unavailable" in way for way in (entry.traffic or {}).values()) for entry in left)
     why = f"; {none} without, and xlafuse report {folder} --traffic says why" if none else ""
     return f"traffic of {len(left) - none} records was counted{why}"
 
 
 def _profile(
-    entries: Sequence[Record], role: str, way: str, folder: Path, say: Callable[[str], None]
-) -> list[Profiled | NotProfiled]:
+    entries: Sequence[Record], role: str, way: str, folder: Path,
+    say: Callable[[str], None], before: int, total: int,
+) -> Iterator[tuple[int, Outcome]]:
+    """`traffic.measure` of these records, before which were `before` of `total`."""
     environments = _environments(folder)
     return traffic.measure(
         [(entry.case, _implementation(entry)) for entry in entries], WAYS[way], logs=folder / "logs",
         environment=_variables(folder, role, environments),
         expected=[environments.get((entry.segment, role)) for entry in entries],
-        say=lambda number: say(f"traffic, {way}, {number + 1} of {len(entries)}: {entries[number].id}"),
+        say=lambda number: say(f"traffic, {before + number + 1} of {total}, {way}: {entries[number].id}"),
     )
 
 
-def _settled(entry: Record) -> bool:
-    """Whether both ways were measured, or never can be; what merely failed is tried again when a run is resumed."""
-    ways = [(entry.traffic or {}).get(way) for way in WAYS]
-    return all(way is not None and ("unavailable" not in way or way.get("final")) for way in ways)
+def _settled(entry: Record, way: str) -> bool:
+    """Whether it was measured, or never can be; what merely failed is tried again when a run is resumed."""
+    found = (entry.traffic or {}).get(way)
+    return found is not None and ("unavailable" not in found or bool(found.get("final")))
 
 
 def _implementation(entry: Record) -> Implementation:
@@ -111,7 +121,7 @@ def _variables(
     return {"XLA_FLAGS": " ".join([*flags, os.environ.get("XLA_FLAGS", "")]).strip()}
 
 
-def _summary(entry: Record, way: str, outcome: Profiled | NotProfiled, folder: Path) -> dict[str, Any]:
+def _summary(entry: Record, way: str, outcome: Outcome, folder: Path) -> dict[str, Any]:
     """One way of `Record.traffic`."""
     if isinstance(outcome, NotProfiled):
         return {"unavailable": outcome.reason}

@@ -12,8 +12,9 @@ import contextlib
 import csv
 import shutil
 import subprocess
+import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -32,6 +33,9 @@ CacheControl = Literal["all", "none"]
 _DRAM = {"dram__bytes_read.sum": "dram_read", "dram__bytes_write.sum": "dram_written"}
 _L2 = "lts__t_bytes.sum"
 _PROBE_SECONDS = 120
+_LISTING_SECONDS = 120  # for ncu to write what it counted, the process that it watched being idle
+_STOP_SECONDS = 30  # after an interrupt: for the call that is under way to end, and for ncu to write
+BATCH = 20  # implementations a process, which takes 8 s to start: ncu lists at its end, and one killed loses them all
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,9 @@ class NotProfiled:
     """Why there is no traffic of an implementation."""
 
     reason: str
+
+
+Outcome = Profiled | NotProfiled
 
 
 class NcuError(RuntimeError):
@@ -100,23 +107,28 @@ def measure(
     environment: Mapping[str, str] | None = None,
     expected: Sequence[Mapping[str, Any] | None] | None = None,
     say: Callable[[int], None] = lambda number: None,
-) -> list[Profiled | NotProfiled]:
-    """One warmed-up call of each implementation of a case, all of them of one framework, in one process under ncu.
+) -> Iterator[tuple[int, Outcome]]:
+    """One warmed-up call of each implementation of a case, all of them of one framework, up to BATCH of them in a
+    process under ncu. Yields the number of each of `work`, and what became of it, as soon as its process has ended.
 
-    Copies and memsets are not among the launches: ncu sees kernels alone. What ends the process costs the one that it
-    was busy with; another process goes on with the others. logs: a folder for what the processes print, and for ncu's
-    listings. environment: variables for the worker. expected: what its `environment` must be for each of `work`, or
-    None for any. say: is told the number of each of `work` that begins. Raises NcuError without ncu.
+    Copies and memsets are not among the launches: ncu sees kernels alone. What ends a process costs the one that it was
+    busy with; another process goes on with the others. A KeyboardInterrupt is raised when what was profiled until then
+    has been yielded; a second one at once. logs: a folder for what the processes print, and for ncu's listings.
+    environment: variables for the worker. expected: what its `environment` must be for each of `work`, or None for any.
+    say: is told the number of each of `work` that begins. Raises NcuError without ncu.
     """
     if reason := ncu_missing():
         raise NcuError(reason)
     (role,) = {implementation.framework for _, implementation in work}
-    found: dict[int, Profiled | NotProfiled] = {}
+    left = list(range(len(work)))
     with tempfile.TemporaryDirectory(prefix="xlafuse-traffic-", dir=machine.scratch_root()) as scratch:
         attempt = _Attempt(role, work, cache_control, Path(scratch), logs or Path(scratch), environment, expected, say)
-        while left := [number for number in range(len(work)) if number not in found]:
-            found |= attempt.run(left)
-    return [found[number] for number in range(len(work))]
+        while left:
+            found, interrupt = attempt.run(left[:BATCH])
+            yield from found.items()
+            if interrupt:
+                raise interrupt
+            left = [number for number in left if number not in found]
 
 
 @dataclass(frozen=True)
@@ -132,14 +144,15 @@ class _Attempt:
     expected: Sequence[Mapping[str, Any] | None] | None
     say: Callable[[int], None]
 
-    def run(self, numbers: Sequence[int]) -> dict[int, Profiled | NotProfiled]:
-        """What became of some of `numbers`, at least one of them."""
+    def run(self, numbers: Sequence[int]) -> tuple[dict[int, Outcome], KeyboardInterrupt | None]:
+        """What became of some of `numbers`, at least one of them, or the interrupt that ended it."""
         log = self.logs.resolve() / f"ncu-{self.role}-{self.cache_control}.log"
         listing = log.with_suffix(".csv")
         listing.unlink(missing_ok=True)
-        found: dict[int, Profiled | NotProfiled] = {}
+        found: dict[int, Outcome] = {}
         graphs: dict[int, FusionGraph | None] = {}
         died = False
+        interrupt: KeyboardInterrupt | None = None
         reference = Worker("reference", self.logs / "ncu-reference.log")
         try:
             command = [*_command(listing, self.cache_control), interpreter(self.role)]
@@ -159,16 +172,19 @@ class _Attempt:
                     except (WorkerDied, WorkerTimeout) as problem:
                         found[number], died = NotProfiled(str(problem)), True
                         break
-            except KeyboardInterrupt:
-                worker.kill()
-                raise
+                worker.finish(_LISTING_SECONDS)  # ncu writes when the process that it watches has ended
+            except KeyboardInterrupt as stop:
+                interrupt = stop
+                if graphs:
+                    print("stopping: ncu lists what it counted; another Ctrl-C does not wait for it", file=sys.stderr)
+                    worker.finish(_STOP_SECONDS)
             finally:
-                worker.stop(patience=120)  # ncu writes its listing when the process that it watches has ended
+                worker.kill()
         except _NotStarted as problem:
-            return dict.fromkeys(numbers, NotProfiled(str(problem)))
+            return dict.fromkeys(numbers, NotProfiled(str(problem))), None
         finally:
-            reference.stop()
-        return found | self._listed(listing, graphs, died)
+            reference.kill()
+        return found | self._listed(listing, graphs, partly=died or interrupt is not None), interrupt
 
     def _start(self, reference: Worker, worker: Worker, listing: Path) -> dict[str, Any]:
         """Both workers ready; what the one under ncu is."""
@@ -200,21 +216,22 @@ class _Attempt:
         return None if prepared["graph"] is None else store.from_json(prepared["graph"])
 
     def _listed(
-        self, listing: Path, graphs: Mapping[int, FusionGraph | None], died: bool
-    ) -> dict[int, Profiled | NotProfiled]:
-        """The launches of those that were profiled. A killed ncu lists nothing: they are left for the next attempt."""
+        self, listing: Path, graphs: Mapping[int, FusionGraph | None], partly: bool
+    ) -> dict[int, Outcome]:
+        """The launches of those that were profiled. partly: the process ended early, and ncu may have listed nothing,
+        as when it was killed: what it did not list is left for the next attempt."""
         if not graphs:
             return {}
         try:
             stretches = split(parse(_lines(listing)))
         except NcuError as problem:
-            return {} if died else dict.fromkeys(graphs, NotProfiled(str(problem)))
-        found: dict[int, Profiled | NotProfiled] = {}
+            return {} if partly else dict.fromkeys(graphs, NotProfiled(str(problem)))
+        found: dict[int, Outcome] = {}
         for number, graph in graphs.items():
             marks = {part: f"{number}_{part}" for part in self.work[number][0].parts}
             if all(mark in stretches for mark in marks.values()):
                 found[number] = Profiled(graph, {part: stretches[mark] for part, mark in marks.items()})
-            elif not died:
+            elif not partly:
                 found[number] = NotProfiled("ncu listed fewer calls than were made")
         return found
 

@@ -2,13 +2,16 @@
 
 `fake_ncu.py ncu --log-file LISTING ... PYTHON -m MODULE ROLE` runs the command and then lists what its calls would have
 moved. `fake_ncu.py -m compare.worker ROLE` is that worker. FAKE_NCU is a folder: `calls` has a line a profiled call,
-`fault` the implementation at which the worker dies, `trouble` what ncu complains of instead of listing anything.
+`fault` the implementation at which the worker dies, `trouble` what ncu complains of instead of listing anything,
+`interrupt` is IMPLEMENTATION PROCESS TIMES: there that process gets a SIGINT, or two, and then the worker stays busy.
 """
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 FOLDER = Path(os.environ["FAKE_NCU"])
@@ -38,6 +41,19 @@ def launched(*names: str) -> None:
         file.writelines(f"{name}\n" for name in names)
 
 
+def interrupted(implementation: str) -> bool:
+    interrupt = FOLDER / "interrupt"
+    where, whom, times = interrupt.read_text().split() if interrupt.exists() else ("", "0", "0")
+    if where != implementation:
+        return False
+    os.kill(int(whom), signal.SIGINT)
+    if times == "2":
+        time.sleep(1)
+        os.kill(int(whom), signal.SIGINT)
+        time.sleep(60)
+    return True
+
+
 def worker() -> None:
     print(json.dumps({"result": "ready"}), flush=True)
     parts: dict[str, list[str]] = {}
@@ -56,6 +72,8 @@ def worker() -> None:
                 os.abort()
             graph = FOLDER / f"{params['implementation']}.json"
             result = {"compile_s": 0.1, "graph": json.loads(graph.read_text()) if graph.exists() else None}
+            if interrupted(params["implementation"]):
+                result["graph"] = "x" * (1 << 20)  # more than a pipe holds
         elif method == "profile":
             for part in parts[params["id"]]:
                 launched(f"xlafuse_begin_{params['mark']}_{part}", "k", "xlafuse_end")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ from compare.profiled import BEGIN, END
 from compare.record import Record
 from compare.selection import Plan, UsageError
 from compare.spec import Case, Implementation
-from compare.traffic import KernelTraffic, NcuError, NotProfiled, Profiled, parse, split
+from compare.traffic import KernelTraffic, NcuError, NotProfiled, Outcome, Profiled, parse, split
 
 LISTING = f'''==PROF== Connected to process 4242 (/usr/bin/python3.12)
 ==PROF== Profiling "{BEGIN}0_forward": 0%....50%....100% - 1 pass
@@ -105,9 +108,13 @@ def work(*names: str, case: Case = CASE) -> list[tuple[Case, Implementation]]:
     return [(case, SOFTMAX.implementation(name)) for name in names]
 
 
+def measured(*arguments: Any, **options: Any) -> list[Outcome]:
+    return [outcome for _, outcome in sorted(traffic.measure(*arguments, **options), key=lambda each: each[0])]
+
+
 def test_one_process_profiles_all_of_a_framework(ncu: FakeNcu) -> None:
     said: list[int] = []
-    found = traffic.measure(work("eager", "triton"), "all", say=said.append)
+    found = measured(work("eager", "triton"), "all", say=said.append)
     kernel = KernelTraffic("k", 2000, 1000, 3200)
     assert found == [Profiled(None, {"forward": [kernel], "backward": [kernel]})] * 2
     assert said == [0, 1]
@@ -115,23 +122,49 @@ def test_one_process_profiles_all_of_a_framework(ncu: FakeNcu) -> None:
 
 def test_a_worker_that_dies_costs_its_own(ncu: FakeNcu, tmp_path: Path) -> None:
     ncu.say("fault", "library")
-    before, dead, after = traffic.measure(work("eager", "library", "triton"), "none", logs=tmp_path)
+    before, dead, after = measured(work("eager", "library", "triton"), "none", logs=tmp_path)
     assert isinstance(before, Profiled) and isinstance(after, Profiled)
     assert isinstance(dead, NotProfiled) and "died" in dead.reason and "ncu-torch-none.log" in dead.reason
 
 
 def test_an_ncu_that_lists_nothing_costs_the_traffic_alone(ncu: FakeNcu) -> None:
     ncu.say("trouble", "ERR_NVGPUCTRPERM - no permission")
-    assert traffic.measure(work("eager", "triton"), "all") == [
+    assert measured(work("eager", "triton"), "all") == [
         NotProfiled("ncu listed no kernel: ERR_NVGPUCTRPERM - no permission")
     ] * 2
 
 
 def test_what_was_timed_elsewhere_is_not_profiled_here(ncu: FakeNcu) -> None:
     expected = [{"timer": "cupti", "device": "another GPU"}, {"timer": "cupti", "device": "GPU"}]
-    elsewhere, here = traffic.measure(work("eager", "triton"), "all", expected=expected)
+    elsewhere, here = measured(work("eager", "triton"), "all", expected=expected)
     assert isinstance(here, Profiled)
     assert elsewhere == NotProfiled("it was timed in another environment, with device another GPU, not GPU")
+
+
+def test_each_batch_is_there_before_the_next_begins(ncu: FakeNcu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traffic, "BATCH", 2)
+    said: list[int] = []
+    found = traffic.measure(work("eager", "triton", "library"), "all", say=said.append)
+    assert [next(found)[0], next(found)[0]] == said == [0, 1]  # a SIGKILL from here on costs the third alone
+    assert [number for number, _ in found] == [2]
+
+
+def test_an_interrupt_keeps_what_was_profiled(ncu: FakeNcu) -> None:
+    ncu.say("interrupt", f"triton {os.getpid()} 1")
+    kept = []
+    with pytest.raises(KeyboardInterrupt):
+        for number, outcome in traffic.measure(work("eager", "triton", "library"), "all"):
+            kept.append((number, outcome))
+    kernel = KernelTraffic("k", 2000, 1000, 3200)
+    assert kept == [(0, Profiled(None, {"forward": [kernel], "backward": [kernel]}))]
+
+
+def test_a_second_interrupt_waits_for_nothing(ncu: FakeNcu) -> None:
+    ncu.say("interrupt", f"triton {os.getpid()} 2")
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        measured(work("eager", "triton"), "all")
+    assert time.monotonic() - begun < 25  # the worker would be busy for a minute, and has half of one
 
 
 def test_a_probe_tells_whether_ncu_can_count(ncu: FakeNcu, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,6 +209,10 @@ def traffic_of(folder: Path) -> dict[str, Any]:
     return {each.implementation: each.traffic for each in record.read_records(folder)[0]}
 
 
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+
+
 def test_every_timed_record_gets_its_traffic(ncu: FakeNcu, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     plan = run_folder(
@@ -199,7 +236,12 @@ def test_every_timed_record_gets_its_traffic(ncu: FakeNcu, tmp_path: Path) -> No
     assert found["xla"]["call"]["parts"]["forward"]["kernels"] == []  # no graph: sums alone
     assert "tuned" in found["inductor-max"]["alone"]["unavailable"]
     assert found["cuda"] is None
-    assert said[0].endswith("1 of 1: softmax/odd/fp32/fwd/triton")
+    assert said == [
+        f"traffic, {number} of 4, {way}: softmax/odd/fp32/fwd/{name}"
+        for number, way, name in (
+            (1, "alone", "triton"), (2, "call", "triton"), (3, "alone", "xla"), (4, "call", "xla"),
+        )
+    ]
     assert run_traffic.missing(plan, folder) == []
 
 
@@ -214,7 +256,40 @@ def test_a_resumed_run_measures_what_is_missing(ncu: FakeNcu, tmp_path: Path) ->
     ncu.forget("fault")
     run_traffic.measure(plan, folder, lambda what: None)
     assert traffic_of(folder)["triton"]["call"]["parts"]
-    assert len((folder / "records.jsonl").read_text().splitlines()) == 3 + 3 + 1  # only it was written again
+    assert [each["implementation"] for each in lines(folder)[3 + 5 :]] == ["triton", "triton"]  # only it, in both ways
+
+
+def test_after_an_interrupt_only_the_missing_ways_are_measured(ncu: FakeNcu, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    plan = run_folder(folder, timed("eager"), timed("triton"))
+    ncu.say("interrupt", f"triton {os.getpid()} 1")
+    with pytest.raises(KeyboardInterrupt):
+        run_traffic.measure(plan, folder, lambda what: None)
+    kept = traffic_of(folder)
+    assert list(kept["eager"]) == ["alone"] and kept["triton"] is None
+    ncu.forget("interrupt")
+    said: list[str] = []
+    run_traffic.measure(plan, folder, said.append)
+    assert [what.split("/")[0] + what[what.rindex("/") :] for what in said] == [
+        "traffic, 1 of 3, alone: softmax/triton", "traffic, 2 of 3, call: softmax/eager",
+        "traffic, 3 of 3, call: softmax/triton",
+    ]
+    assert traffic_of(folder)["eager"]["alone"] == kept["eager"]["alone"]
+    assert run_traffic.missing(plan, folder) == []
+
+
+def test_an_interrupt_of_the_run_says_how_it_goes_on(
+    ncu: FakeNcu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    plan = run_folder(folder, timed("eager"), timed("triton"))
+    monkeypatch.setattr(machine, "gpu_present", lambda: True)
+    ncu.say("interrupt", f"triton {os.getpid()} 1")
+    assert run.execute(plan, folder=folder, target=None, resume=True, traffic=True) == 130
+    said = capsys.readouterr().err
+    assert "traffic, 2 of 4, alone: softmax/odd/fp32/fwd/triton\n" in said
+    assert f"--out {folder} --resume --traffic goes on" in said
+    assert list(traffic_of(folder)["eager"]) == ["alone"]
 
 
 def test_resuming_a_finished_run_with_traffic_measures_nothing_else(
@@ -227,7 +302,7 @@ def test_resuming_a_finished_run_with_traffic_measures_nothing_else(
     assert all(found["call"]["parts"] for found in traffic_of(folder).values())
     assert len(record.read_run(folder)["segments"]) == 1  # a new one would stand for new times
     assert run.execute(plan, folder=folder, target=None, resume=True, traffic=True) == 0
-    assert len((folder / "records.jsonl").read_text().splitlines()) == 4
+    assert len(lines(folder)) == 2 + 4
 
 
 def test_another_compile_s_kernels_are_not_the_record_s(ncu: FakeNcu, tmp_path: Path) -> None:

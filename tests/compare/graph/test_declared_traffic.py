@@ -40,7 +40,8 @@ def measured(framework: str) -> Iterator[tuple[str, str, int, str, int, int]]:
             case = Case(block.name, "large", SIZES[block.name], "bfloat16", direction)
             names = {i.name for i in block.implementations}
             work += [(case, block.implementation(n)) for n in IMPLEMENTATIONS[framework] if n in names]
-    for (case, implementation), found in zip(work, traffic.measure(work), strict=True):
+    for number, found in traffic.measure(work):
+        case, implementation = work[number]
         assert isinstance(found, traffic.Profiled), (case.id, implementation.name, found.reason)
         assert found.graph and found.graph.kernels
         ran = {
