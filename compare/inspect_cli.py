@@ -13,7 +13,7 @@ import click
 from compare import inspect_aligned
 from compare.opening import SHOWN_AT_ONCE, Contents, Found, contents, refusing, target_ceilings
 from compare.printing import echo_json, emit, width
-from compare.report import printable
+from compare.report import printable, verdicts
 from compare.selection import UsageError, one_of
 
 if TYPE_CHECKING:
@@ -232,7 +232,10 @@ def _show_graph(
     name, precision = None, None
     if each.record is not None:  # what the block declares is better than what a graph tells
         name, precision = each.record.implementation, each.record.case.precision
-        known = {"bytes_compulsory": each.record.bytes_compulsory or None, "flops_declared": each.record.flops or None}
+        known = {
+            "bytes_compulsory": each.record.bytes_compulsory or None, "flops_declared": each.record.flops or None,
+            "call_us": verdicts.call_us(each.record),
+        }
     lines = [*notes, *show.sums(graph, ceilings, precision=precision, **known)]
     remarks = show.remarks(graph, ceilings, name=name, precision=precision)
     emit(show.overview(graph, width=width(), every=question.every, title=title, notes=lines, remarks=remarks))

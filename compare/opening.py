@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from compare.record import Record, read_records, read_run
-from compare.report import printable
+from compare.report import printable, verdicts
 from compare.selection import UsageError, one_of
 
 if TYPE_CHECKING:
@@ -174,6 +174,10 @@ def _misshapen(record: Record) -> str:
         declared = getattr(record, name)
         if not isinstance(declared, dict) or not all(isinstance(count, int | float) for count in declared.values()):
             return name
+    try:
+        verdicts.call_us(record)
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
+        return "measurement"
     return ""
 
 

@@ -215,6 +215,8 @@ def repair(folder: Path) -> str | None:
 def read_run(folder: Path) -> dict[str, Any]:
     """run.json. Raises RunFolderError where it is missing or broken."""
     path = folder / "run.json"
+    if folder.exists() and not folder.is_dir():
+        raise RunFolderError(f"{folder}: a file; expected a run's folder, the one that holds its run.json")
     if not folder.is_dir():
         raise RunFolderError(f"{folder}: no such run folder; `xlafuse run --out {folder}` makes one")
     try:

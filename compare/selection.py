@@ -176,14 +176,20 @@ def resumed_folder(out: Path | None) -> tuple[Path, dict[str, Any]]:
     return out, run
 
 
-def one_of(kind: str, name: str, possible: Iterable[str], shown: Iterable[str] | None = None) -> str:
-    """`name`, if it is among the possible. Raises UsageError with near matches and all that are possible."""
+def one_of(
+    kind: str, name: str, possible: Iterable[str], shown: Iterable[str] | None = None, *, where: str = ""
+) -> str:
+    """`name`, if it is among the possible. Raises UsageError with near matches and all that are possible.
+
+    where: what was searched, as in "among these records", if a name may well be known elsewhere.
+    """
     possible = list(possible)
     if name in possible:
         return name
     near = difflib.get_close_matches(name, possible, n=3, cutoff=0.5)
     meant = f"; did you mean {' or '.join(near)}?" if near else ";"
-    raise UsageError(f"no {kind} {name!r}{meant} {kind}s: {', '.join(shown or possible) or 'none'}")
+    what = f"{kind} {name!r} {where}".rstrip()
+    raise UsageError(f"no {what}{meant} {kind}s: {', '.join(shown or possible) or 'none'}")
 
 
 def _known_implementations(names: Iterable[str], wanted: list[Block]) -> list[str]:

@@ -43,13 +43,18 @@ class Verdict:
     def __str__(self) -> str:
         match self.word:
             case "faster":
-                return f"{1 / self.ratio:.2f}x faster, {1 / self.high:.2f} to {1 / self.low:.2f}"
+                return f"{self.effect}, {1 / self.high:.2f} to {1 / self.low:.2f}"
             case "slower":
-                return f"{self.ratio:.2f}x slower, {self.low:.2f} to {self.high:.2f}"
+                return f"{self.effect}, {self.low:.2f} to {self.high:.2f}"
             case "tie":
                 return f"tie: within {TIE:.0%}"
             case _:
                 return f"unresolved: nothing under {self.resolution:.1%} could be seen"
+
+    @property
+    def effect(self) -> str:
+        """How many times faster or slower, without the interval."""
+        return f"{1 / self.ratio:.2f}x faster" if self.ratio < 1 else f"{self.ratio:.2f}x slower"
 
 
 def compare(a: Sequence[float], b: Sequence[float], processes: Sequence[int] = ()) -> Verdict | None:
@@ -83,7 +88,7 @@ def flip(verdicts: Mapping[str, Verdict]) -> str | None:
     if not faster or not slower:
         return None
     ends = [min(faster.items(), key=lambda of: of[1].ratio), max(slower.items(), key=lambda of: of[1].ratio)]
-    return f"{DEPENDS}: " + ", ".join(f"{verdict.ratio:.2f}x by {timer}" for timer, verdict in ends)
+    return f"{DEPENDS}: " + ", ".join(f"{verdict.effect} by {timer}" for timer, verdict in ends)
 
 
 def _word(low: float, high: float) -> Word:

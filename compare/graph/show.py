@@ -128,11 +128,11 @@ def kept(graph: FusionGraph) -> list[tuple[str, list[Buffer]]]:
 
 def sums(
     graph: FusionGraph, ceilings: Ceilings | None = None, *, bytes_compulsory: Mapping[str, int] | None = None,
-    flops_declared: Mapping[str, float] | None = None, precision: str | None = None,
+    flops_declared: Mapping[str, float] | None = None, precision: str | None = None, call_us: float | None = None,
 ) -> list[str]:
     """What the graph adds up to, in words; what is not known is left out, and what is incomplete says so.
 
-    bytes_compulsory, flops_declared, precision: as in `totals`.
+    bytes_compulsory, flops_declared, precision: as in `totals`. call_us: device time of a call, gaps included.
     """
     found = totals(
         graph, bytes_compulsory=bytes_compulsory, flops_declared=flops_declared, ceilings=ceilings, precision=precision
@@ -147,10 +147,13 @@ def sums(
     if found.gemm_barrier is not None and found.gemm_barrier > compulsory:
         lines.append(f"with each product's result written and read once, {formats.size(found.gemm_barrier)} must move")
     if found.device_time_us is not None:
-        time = f"takes {_tally(found.device_time_us, formats.microseconds)} on the device"
+        time = f"its kernels take {_tally(found.device_time_us, formats.microseconds)}, one after the other"
         if found.recoverable_us is not None:
-            time += f", {_tally(found.recoverable_us, formats.microseconds)} above what its kernels take at least"
+            time += f", {_tally(found.recoverable_us, formats.microseconds)} above what they take at least"
         lines.append(time)
+    if call_us is not None:
+        span = formats.microseconds(call_us)
+        lines.append(f"a call takes {span} on the device, from the first kernel to the last of each part")
     if found.below_floor:
         numbers = ", ".join(str(index + 1) for index in found.below_floor[:8])
         more = f" and {len(found.below_floor) - 8} more" if len(found.below_floor) > 8 else ""

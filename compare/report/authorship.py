@@ -11,11 +11,11 @@ from compare.report import printable
 from compare.report.rows import BASELINE, Row
 from compare.report.table import Columns, escaped, explained, number, table
 
-ALL = "all blocks"
 LEGEND = (
     "kernel lines: what runs on the GPU (Triton functions, CUDA files). other lines: Python around them, or all there",
     "is of a block that a compiler takes. Without comments, docstrings and blank lines; as in this installation.",
     f"speed: geometric mean of {BASELINE}'s device time over its own, over the cases that both have in one segment.",
+    "cases: how many those are; speeds of one block over different numbers of cases are means over different cases.",
 )
 _COLUMNS: Columns = {
     "implementation": lambda r: printable(str(r["implementation"]), 40),
@@ -27,7 +27,7 @@ _COLUMNS: Columns = {
 
 
 def of(rows: Iterable[Row]) -> list[Row]:
-    """A row for each block and implementation, then one for each implementation over all its blocks.
+    """A row for each block and implementation.
 
     {"block", "implementation", "kernel_lines", "other_lines", "cases", "speed"}: lines are None where this installation
     does not have them; cases: how many the speed is of; None without any.
@@ -35,13 +35,7 @@ def of(rows: Iterable[Row]) -> list[Row]:
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["block"], row["implementation"]), []).append(row)
-    result = [_row(block, name, [_lines(block, name)], members) for (block, name), members in groups.items()]
-    if len({block for block, _ in groups}) > 1:
-        for name in dict.fromkeys(name for _, name in groups):
-            mine = {block: members for (block, other), members in groups.items() if other == name}
-            lines = [_lines(block, name) for block in mine]
-            result.append(_row(ALL, name, lines, [row for members in mine.values() for row in members]))
-    return result
+    return [_row(block, name, members) for (block, name), members in groups.items()]
 
 
 def render(found: list[Row], *, markdown: bool = False) -> str:
@@ -53,14 +47,13 @@ def render(found: list[Row], *, markdown: bool = False) -> str:
     return "\n\n".join([*sections, *explained(LEGEND, markdown)]) if sections else "no records"
 
 
-def _row(block: str, implementation: str, lines: list[Lines | None], rows: list[Row]) -> Row:
+def _row(block: str, implementation: str, rows: list[Row]) -> Row:
     ratios = [row["time_vs_xla"] for row in rows if row["time_vs_xla"]]
-    known = [each for each in lines if each is not None]
-    whole = len(known) == len(lines)
+    lines = _lines(block, implementation)
     return {
         "block": block, "implementation": implementation,
-        "kernel_lines": sum(each.kernel for each in known) if whole else None,
-        "other_lines": sum(each.other for each in known) if whole else None,
+        "kernel_lines": None if lines is None else lines.kernel,
+        "other_lines": None if lines is None else lines.other,
         "cases": len(ratios),
         "speed": math.exp(-sum(map(math.log, ratios)) / len(ratios)) if ratios else None,
     }

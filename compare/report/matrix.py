@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from compare.report import printable
 from compare.report.rows import Row
-from compare.report.table import escaped, number, title
+from compare.report.table import escaped, explained, marks, marks_explained, number, title
 
 TIMES = "* the smallest median of its line and segment; a lead within the spread in the full table decides nothing."
 KERNELS = "Nothing ran on a GPU. checked: it has no compile of its own; its numbers are right on the CPU."
@@ -38,8 +38,8 @@ def render(rows: list[Row], *, markdown: bool = False) -> str:
         body, headers=headers, tablefmt="github" if markdown else "simple", disable_numparse=True,
         colalign=["left"] + ["right"] * len(names),
     )
-    legend = TIMES if timed else KERNELS
-    return f"{table}\n\n{escaped(legend) if markdown else legend}"
+    legend = [TIMES, *marks_explained(rows)] if timed else [KERNELS]
+    return "\n\n".join([table, *explained(legend, markdown)])
 
 
 def _kernels(row: Row, members: dict[str, Row]) -> str:
@@ -59,4 +59,5 @@ def _time(row: Row, members: dict[str, Row]) -> str:
         if other["device_time_us"] is not None
         and (other["segment"], other["timer"]) == (row["segment"], row["timer"])
     ]
-    return number(time) + (" *" if time == min(rivals) and len(rivals) > 1 else "")
+    fastest = "*" if time == min(rivals) and len(rivals) > 1 else ""
+    return " ".join(filter(None, [number(time), fastest + marks(row)]))

@@ -128,7 +128,7 @@ def only(rows: list[Row], **wanted: Iterable[str]) -> list[Row]:
     """The rows whose field is among the wanted ones. Raises UsageError for what no row has."""
     for field, names in wanted.items():
         present = list(dict.fromkeys(row[field] for row in rows))
-        names = [one_of(field, name, present) for name in names]
+        names = [one_of(field, name, present, where="among these records") for name in names]
         rows = [row for row in rows if not names or row[field] in names]
     return rows
 

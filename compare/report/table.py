@@ -15,17 +15,27 @@ Columns = dict[str, Callable[[Row], str]]
 
 LEGEND = (
     "time: device time of a call from a cold L2 cache, median of all samples ± half their interquartile range.",
-    "!: in some round the GPU said that it was throttled. gaps: share of the time in which nothing ran.",
+    "gaps: share of the time in which nothing ran.",
     "against xla: from paired rounds, with a 95% interval; depends on the timer: two timers name opposite winners.",
     "warm: from a warm L2. as graph: replayed as one. by launch: each by itself, where the default is a graph.",
     "of peak: rate over what a plain stream or product reached on this device in the same segment.",
     "error: largest error over its tolerance; above 1 is wrong. wall: host time a call. memory: peak above the inputs.",
 )
+NO_MEMORY = "memory is blank where it could not be measured; --json says why (peak_memory_reason)."
+# By mark beside a time: the field that counts the rounds, and what it says of them.
+_MARKS = {
+    "!": ("throttled_rounds", "in some round the GPU said that it was throttled."),
+    "~": ("unsettled_rounds", "in some round the times were still changing when the warm-up ended."),
+}
 
 
 def render(rows: list[Row], *, markdown: bool = False) -> str:
     """Every row, grouped; columns that a group has nothing for are left out."""
-    legend = LEGEND if any(row["device_time_us"] is not None for row in rows) else ()
+    legend: list[str] = []
+    if any(row["device_time_us"] is not None for row in rows):
+        legend = [*LEGEND, *marks_explained(rows)]
+        if any(row["peak_memory_reason"] for row in rows):
+            legend.append(NO_MEMORY)
     return grouped(rows, _columns, legend, markdown=markdown, summary=_summary(rows), notes=_notes)
 
 
@@ -123,7 +133,17 @@ _SHOWN_GAP = 0.005
 
 
 def _time(row: Row) -> str:
-    return number(row["device_time_us"]) + (" !" if row["throttled_rounds"] else "")
+    return " ".join(filter(None, [number(row["device_time_us"]), marks(row)]))
+
+
+def marks(row: Row) -> str:
+    """What is to be said of a time's rounds, a character each."""
+    return "".join(mark for mark, (field, _) in _MARKS.items() if row[field])
+
+
+def marks_explained(rows: Sequence[Row]) -> list[str]:
+    """A line for each mark that some row has."""
+    return [f"{mark}: {words}" for mark, (field, words) in _MARKS.items() if any(row[field] for row in rows)]
 
 
 def _checked(row: Row) -> str:

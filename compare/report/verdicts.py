@@ -66,7 +66,7 @@ def fields(record: Record, device_time: float | None, busy_time: float | None) -
     modes = measurement.get("modes") or {}
     unavailable = [f"{mode}: {found['unavailable']}" for mode, found in modes.items() if "unavailable" in found]
     return {
-        **{f"{mode}_time_us": _median_call(record, mode) for mode in OTHER_MODES},
+        **{f"{mode}_time_us": call_us(record, mode) for mode in OTHER_MODES},
         "modes_unavailable": "; ".join(unavailable) or None,
         "in_command_buffers": sum(inside for inside, _ in buffers.values()) if buffers else None,
         "launch_gap": (device_time - busy_time) / device_time if device_time and busy_time is not None else None,
@@ -77,8 +77,8 @@ def fields(record: Record, device_time: float | None, busy_time: float | None) -
     }
 
 
-def _median_call(record: Record, mode: str) -> float | None:
-    """The median over all samples of each part, added."""
+def call_us(record: Record, mode: str = MAIN) -> float | None:
+    """Device time of a call: the median over all samples of each part, added; None where one was not timed."""
     parts = measured_parts(record, mode)
     if not all(part in parts for part in record.case.parts):
         return None

@@ -88,10 +88,11 @@ def _refusal(memory: Memory, planned: int) -> str | None:
     if needed <= (pool - found["bytes_in_use"]) // 2:
         return None  # the pool has it, in pieces as large as are asked for, unless it is in shreds
     grows = max(pool, needed)
-    if grows > memory.free() // 2:
+    free = memory.free()
+    if grows > free // 2:
         return (
             f"{needed / 1e9:.1f} GB of ballast and call could make XLA take {grows / 1e9:.1f} GB more of the GPU's "
-            f"memory, of which {memory.free() / 1e9:.1f} GB is free"
+            f"memory, of which {free / 1e9:.1f} GB is free and half of that may be used"
         )
     return None
 

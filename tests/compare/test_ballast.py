@@ -147,6 +147,7 @@ def test_what_cannot_be_measured_has_a_reason_and_no_number() -> None:
     found = peak(allocator, call, [900 * MIB])
     assert found.bytes is None and found.planned == 900 * MIB
     assert found.reason and "2.0 GB of ballast and call could make XLA take 2.0 GB more" in found.reason
+    assert found.reason.endswith("of which 1.0 GB is free and half of that may be used")
 
     full = Allocator(limit=64 * MIB)
     full.free_bytes = 1 << 40

@@ -89,8 +89,8 @@ def test_how_to_time_is_handed_on(
         (["report", "{tmp}/none"], "no such run folder"),
         (["report", "{tmp}"], "run.json: missing"),
         (["inspect", "{tmp}/none"], "no such file or folder"),
-        (["report", "{run}", "--block", "sofmax"], "no block 'sofmax'; did you mean softmax"),
-        (["inspect", "{run}", "-i", "xl"], "no implementation 'xl'; did you mean xla"),
+        (["report", "{run}", "--block", "sofmax"], "no block 'sofmax' among these records; did you mean softmax"),
+        (["inspect", "{run}", "-i", "xl"], "no implementation 'xl' among these records; did you mean xla"),
         (["report", "{run}", "--json", "--markdown"], "goes with neither"),
     ],
 )

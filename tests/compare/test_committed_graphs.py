@@ -49,5 +49,5 @@ def test_graphs_of_a_block_are_aligned_by_its_stages(block: str, direction: str)
         assert all(cell.kernels for cell in row.cells), (row.stage, [cell.kernels for cell in row.cells])
     for graph in graphs:
         summed = totals(graph)
-        assert summed.moved.exact and summed.launches.exact
+        assert summed.moved.exact
         assert summed.fusion_efficiency and 0 < summed.fusion_efficiency <= 1

@@ -63,7 +63,8 @@ def test_a_run_shows_every_record_with_its_graph(run: Path) -> None:
         "swiglu_mlp/llama-8b/bf16/train/xla xla for h200, jax 0.11.2 ok, for h200", "1. input_convert_reduce_fusion",
         "extern_kernels.addmm", "forward: ran on the device and belongs to no kernel here: [memset], surprise",
         "skipped: no [red]kernel[/red] [31m no graph recorded", "no graph recorded; its compiler's files:",
-        "what stands out", "above what its kernels take at least", "the function itself takes",
+        "what stands out", "its kernels take 1364 µs, one after the other", "above what they take at least",
+        "the function itself takes",
     ):
         assert part in text, part
 
@@ -76,6 +77,17 @@ def test_filters(run: Path) -> None:
         assert f"{CASE.id}/inductor" in flat(shown.stdout), view
     refused = inspect(run, "-i", "egaer")
     assert refused.exit_code == 2 and "no implementation 'egaer'" in refused.stderr
+    left = inspect(run, "--block", "swiglu_mlp", "--direction", "fwd")  # which other records may have
+    assert left.exit_code == 2 and "no direction 'fwd' among these records; directions: train" in left.stderr
+
+
+def test_a_measured_call_is_told_from_the_sum_of_its_kernels(run: Path) -> None:
+    assert "a call takes" not in inspect(run, "-i", "xla").stdout
+    parts = {"forward": {"device_time": [[500e-6, 501e-6, 502e-6]]}, "backward": {"device_time": [[800e-6]]}}
+    record.append(run, Record(CASE, "xla", "xla", "ok", graph="graphs/xla.json.gz", measurement={"parts": parts}))
+    text = flat(inspect(run, "-i", "xla").stdout)
+    assert "its kernels take 1364 µs, one after the other" in text
+    assert "a call takes 1301 µs on the device, from the first kernel to the last of each part" in text
 
 
 def test_of_many_records_there_is_a_line_each(run: Path) -> None:
@@ -98,7 +110,7 @@ def test_json_of_a_run_is_a_list_of_records(run: Path) -> None:
 
 def test_only_a_block_says_what_its_function_takes_at_least(file: Path) -> None:
     text = flat(inspect(file).stdout)
-    assert "above what its kernels take at least" in text and "the function itself" not in text
+    assert "above what they take at least" in text and "the function itself" not in text
 
 
 def test_json_of_a_file_is_its_graph(file: Path) -> None:
@@ -109,7 +121,7 @@ def test_json_of_a_file_is_its_graph(file: Path) -> None:
     ("name", "value"),
     [("graph", 3), ("dumps", []), ("detail", {}), ("kernels", {"forward": [1]}),
      ("kernels", {"forward": {"unjoined": 1}}), ("bytes_compulsory", {"forward": "many"}),
-     ("flops", ["many"])],
+     ("flops", ["many"]), ("measurement", {"parts": {"forward": {"device_time": "soon"}}})],
 )
 def test_a_record_of_another_shape_costs_itself_alone(run: Path, name: str, value: object) -> None:
     record.append(run, Record(OTHER, "odd", "xla", "ok", **{name: value}))  # type: ignore[arg-type]

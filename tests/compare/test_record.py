@@ -68,3 +68,5 @@ def test_what_is_no_run_folder_says_so(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"half')
     with pytest.raises(RunFolderError, match="cannot be read"):
         record.read_run(tmp_path)
+    with pytest.raises(RunFolderError, match=r"run\.json: a file; expected a run's folder, the one that holds"):
+        record.read_run(tmp_path / "run.json")

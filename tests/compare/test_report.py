@@ -121,7 +121,7 @@ def test_the_matrix_marks_the_fastest_that_one_clock_timed() -> None:
         return {
             "block": "gelu", "case": "odd", "dtype": "float32", "precision": "ieee", "direction": "fwd",
             "implementation": implementation, "status": "ok", "device_time_us": time, "segment": "s1", "timer": "cupti",
-            "kernels": 4, "checked": None,
+            "kernels": 4, "checked": None, "throttled_rounds": None, "unsettled_rounds": None,
         } | more
 
     rows = [

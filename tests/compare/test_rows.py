@@ -298,5 +298,5 @@ def test_json_is_strict(tmp_path: Path) -> None:
 def test_a_block_that_the_run_does_not_have_is_named() -> None:
     found = [rows.row_of(measured(case_of("gelu", "llama-8b")), SEGMENTS)]
     assert rows.only(found, block=[]) == rows.only(found, block=["gelu"]) == found
-    with pytest.raises(UsageError, match="no block 'gelo'; did you mean gelu"):
+    with pytest.raises(UsageError, match="no block 'gelo' among these records; did you mean gelu"):
         rows.only(found, block=["gelo"])

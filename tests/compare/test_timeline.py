@@ -208,6 +208,12 @@ def test_what_cannot_be_shown_is_refused_in_one_line(tmp_path: Path, words: list
     assert not (tmp_path / "x.json").exists()
 
 
+def test_no_folder_is_made_for_it(tmp_path: Path) -> None:
+    result = xlafuse(a_run(tmp_path / "run"), "-o", tmp_path / "none" / "x.json")
+    assert result.exit_code == 2 and "there is no folder" in result.output and result.output.count("\n") == 1
+    assert not (tmp_path / "none").exists()
+
+
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"traceEvents": 3}', b'{"traceEvents": [{"ph": "X"}]}', b"\x1f\x8b"])
 def test_a_broken_file_is_named(tmp_path: Path, content: bytes) -> None:
     run = a_run(tmp_path / "run")

@@ -114,7 +114,7 @@ def test_a_flip_names_the_two_that_lie_furthest_apart() -> None:
     assert flip({"cold": by("faster", 0.7), "wall": by("unresolved", 1.3)}) is None
     assert flip({}) is None
     found = flip({"warm": by("slower", 1.2), "cold": by("faster", 0.7), "wall": by("slower", 1.1)})
-    assert found == "depends on the timer: 0.70x by cold, 1.20x by warm"
+    assert found == "depends on the timer: 1.43x faster by cold, 1.20x slower by warm"
 
 
 @pytest.mark.parametrize(("freedom", "quantile"), [(1, 12.706), (2, 4.303), (4, 2.776), (9, 2.262), (30, 2.042)])

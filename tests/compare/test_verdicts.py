@@ -13,7 +13,7 @@ from compare import record
 from compare.blocks import BLOCKS
 from compare.cli import cli
 from compare.record import Record
-from compare.report import rows, table, verdicts
+from compare.report import matrix, rows, table, verdicts
 
 CASE = next(c for c in BLOCKS["softmax"].cases("quick") if c.direction == "train")
 JITTER = (1.0, 1.001, 0.999, 1.0005, 0.9995, 1.0)
@@ -53,7 +53,7 @@ def judged(*records: Record) -> list[dict[str, Any]]:
 def test_opposite_winners_by_two_timers_are_no_verdict() -> None:
     _, row = judged(measured("xla", 100, wall=100), measured("triton", 68, wall=112))
     assert row["verdict_vs_xla_word"] == "depends on the timer"
-    assert row["verdict_vs_xla"] == "depends on the timer: 0.68x by cold device time, 1.12x by wall time"
+    assert row["verdict_vs_xla"] == "depends on the timer: 1.47x faster by cold device time, 1.12x slower by wall time"
     assert row["time_vs_xla"] == pytest.approx(0.68) and row["verdict_vs_xla_high"] == pytest.approx(0.68, rel=0.01)
     assert (row["wall_vs_xla"], row["wall_vs_xla_word"]) == (pytest.approx(1.12), "slower")
     assert "depends on the timer" in table.render([row])
@@ -80,8 +80,8 @@ def test_each_mode_is_held_against_the_same_mode() -> None:
     assert two["warm_vs_xla"] == pytest.approx(1.2) and two["warm_vs_xla_word"] == "slower"
     assert two["graph_vs_xla"] == pytest.approx(0.8)
     assert two["launches_vs_xla"] == pytest.approx(90 / 130, rel=0.01)
-    assert two["verdict_vs_xla"] == "depends on the timer: 0.69x by device time launch by launch, " \
-        "1.20x by warm device time"
+    assert two["verdict_vs_xla"] == "depends on the timer: 1.44x faster by device time launch by launch, " \
+        "1.20x slower by warm device time"
     assert three["warm_vs_xla"] is three["graph_vs_xla"] is three["graph_time_us"] is None
     assert three["modes_unavailable"] == "graph: no CUDA graph could be captured"
     text = table.render([one, two, three])
@@ -120,7 +120,31 @@ def test_what_is_said_of_the_rounds() -> None:
     assert (row["throttled_rounds"], row["unsettled_rounds"], row["in_command_buffers"]) == (2, 1, 3)
     assert row["launch_gap"] == pytest.approx(0.1)
     line = next(line for line in table.render([row]).splitlines() if line.startswith("triton"))
-    assert "100 !" in line and "10%" in line
+    assert "100 !~" in line and "10%" in line
+
+
+def test_marks_stand_beside_times_and_are_explained_where_there_are_any() -> None:
+    hot = [{"sm_mhz": 900, "throttled": ["power cap"]}] * 5
+    restless = {"seconds": [0.01] * 5, "settled": [True] * 4 + [False]}
+    calm = measured("xla", 100)
+    for made, mark in (
+        (measured("triton", 80, conditions=hot), "!"), (measured("triton", 80, warm_up=restless), "~"),
+        (measured("triton", 80, conditions=hot, warm_up=restless), "!~"),
+    ):
+        found = judged(calm, made)
+        full, brief = table.render(found), matrix.render(found)
+        assert f" 80.0 {mark} " in full and f" 80.0 *{mark}" in brief
+        for text in (full, brief):
+            assert ("\n!: " in text, "\n~: " in text) == ("!" in mark, "~" in mark)
+        assert f" 80.0 \\*{mark.replace('~', chr(92) + '~')} |" in matrix.render(found, markdown=True)
+    assert "\n!: " not in matrix.render(judged(calm))
+
+
+def test_memory_that_is_blank_is_explained() -> None:
+    known, blank = measured("xla", 100), measured("triton", 80)
+    assert "memory is blank" not in table.render(judged(known, blank))
+    blank.measurement["peak_memory"] = {"forward": {"bytes": None, "planned": 1, "reason": "no room"}}  # type: ignore[index]
+    assert table.NO_MEMORY in table.render(judged(known, blank))
 
 
 def test_a_record_of_an_older_version_is_judged_by_what_it_has() -> None:
@@ -160,10 +184,13 @@ def test_two_runs_with_opposite_winners_contradict_each_other(tmp_path: Path) ->
 
 def test_selftest_of_two_runs(tmp_path: Path) -> None:
     fast, flips = run_of(tmp_path / "fast", 80, 80), run_of(tmp_path / "flips", 80, 120)
-    agreeing = CliRunner().invoke(cli, ["selftest", str(fast), str(fast)])
+    again = run_of(tmp_path / "again", 80, 80)
+    agreeing = CliRunner().invoke(cli, ["selftest", str(fast), str(again)])
     assert agreeing.exit_code == 0 and "no opposite winners in 1 rows" in agreeing.output
     contradicting = CliRunner().invoke(cli, ["selftest", str(fast), str(flips)])
     assert contradicting.exit_code == 1 and "1 opposite winners" in contradicting.output
+    same = CliRunner().invoke(cli, ["selftest", str(fast), f"{fast}/../fast"])
+    assert same.exit_code == 2 and "are the same run; name two" in same.output and same.output.count("\n") == 1
     alone = CliRunner().invoke(cli, ["selftest", str(fast)])
     assert alone.exit_code == 2 and "compares two runs, got 1" in alone.output
     record.create(tmp_path / "empty", {"segments": []})
