@@ -197,7 +197,8 @@ def selftest(ctx: click.Context, runs: tuple[Path, ...], trials: int) -> None:
 
     Identical code in two rows must be a tie or unresolved in 98% of trials, and a planted slowdown of 3% be found in
     95%, by the same protocol that times implementations. Of two runs of one suite, where their folders are given, no
-    comparison may have opposite winners; that needs no GPU. Exit code 1 when either fails, 2 where there is no GPU to time.
+    comparison may have opposite winners; that needs no GPU. Exit code 1 when either fails, 2 where there is no GPU to
+    time.
     """
     from compare import selftest
 

@@ -188,7 +188,7 @@ def test_selftest_of_two_runs(tmp_path: Path) -> None:
     agreeing = CliRunner().invoke(cli, ["selftest", str(fast), str(again)])
     assert agreeing.exit_code == 0 and "no opposite winners in 1 rows" in agreeing.output
     contradicting = CliRunner().invoke(cli, ["selftest", str(fast), str(flips)])
-    assert contradicting.exit_code == 1 and "1 opposite winners" in contradicting.output
+    assert contradicting.exit_code == 1 and "1 of 1 rows: opposite winners" in contradicting.output
     same = CliRunner().invoke(cli, ["selftest", str(fast), f"{fast}/../fast"])
     assert same.exit_code == 2 and "are the same run; name two" in same.output and same.output.count("\n") == 1
     alone = CliRunner().invoke(cli, ["selftest", str(fast)])
