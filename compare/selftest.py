@@ -106,7 +106,8 @@ class Agreement:
 
     def __str__(self) -> str:
         if self.contradictions:
-            return "\n".join([*self.contradictions, f"{len(self.contradictions)} of {self.compared} rows: opposite winners"])
+            count = f"{len(self.contradictions)} of {self.compared} rows: opposite winners"
+            return "\n".join([*self.contradictions, count])
         return f"no opposite winners in {self.compared} rows that both runs have a verdict on"
 
 
