@@ -176,7 +176,7 @@ def aligned(config: MatmulConfig, *counts: int) -> list[int]:
 
 
 @dtypes
-@examples(15, 30)
+@examples(10, 30)
 @given(sizes, sizes, sizes, moderate_rows, matmul_configs, st.booleans(), st.booleans(), seeds)
 def test_two_products(dtype, m, k, n, kinds, config, a_transposed, b_transposed, seed) -> None:
     m, k, n = aligned(config, m, k, n)
@@ -187,7 +187,7 @@ def test_two_products(dtype, m, k, n, kinds, config, a_transposed, b_transposed,
 
 
 @dtypes
-@examples(15, 30)
+@examples(10, 30)
 @given(sizes, sizes, sizes, matmul_configs, seeds)
 def test_gate_and_up(dtype, tokens, width, hidden, config, seed) -> None:
     tokens, width, hidden = aligned(config, tokens, width, hidden)
@@ -209,7 +209,7 @@ def test_activation_gradients(dtype, tokens, hidden, dact_kinds, gate_kinds, up_
 
 
 @dtypes
-@examples(8, 20)
+@examples(5, 20)
 @given(sizes, st.integers(2, 40), st.integers(2, 70), layouts, layouts, seeds)
 def test_swiglu_mlp(dtype, tokens, width, hidden, x_layout, weight_layout, seed) -> None:
     shapes = [(tokens, width), (1, width), (width, hidden), (width, hidden), (hidden, width), (tokens, width)]
@@ -237,7 +237,7 @@ magnitudes = st.sampled_from([0.0, 1e-4, 1.0, 8.0])
 
 
 @dtypes
-@examples(15, 20)
+@examples(10, 20)
 @given(
     st.integers(1, 2), head_counts, sequences, st.sampled_from([16, 32]), attention_configs, magnitudes,
     st.tuples(layouts, layouts, layouts, layouts), seeds,
@@ -258,7 +258,7 @@ def test_attention(dtype, batch, heads, sequence, head_dim, config, magnitude, s
 
 
 @dtypes
-@examples(15, 20)
+@examples(10, 20)
 @given(
     sequences, st.data(), st.sampled_from([torch.nan, torch.inf, -torch.inf]), st.sampled_from("qkv"),
     attention_configs, seeds,

@@ -62,10 +62,10 @@ def test_any_configuration_agrees(config: RowConfig, columns: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("columns", range(9, 20))
 def test_looped_kernels_at_any_alignment(columns: int, dtype: torch.dtype) -> None:
-    x, dy = 3 * random(17, columns, dtype=dtype), random(17, columns, dtype=dtype, seed=1)
-    config = RowConfig(block_rows=1, block_columns=8, num_warps=1, num_stages=1, programs=5)
+    x, dy = 3 * random(7, columns, dtype=dtype), random(7, columns, dtype=dtype, seed=1)
+    config = RowConfig(block_rows=1, block_columns=8, num_warps=1, num_stages=1, programs=2)
     assert agrees(configured(config), x, dy)
-    apart = 3 * random(17, columns + 3, dtype=dtype)[:, 1:-2]
+    apart = 3 * random(7, columns + 3, dtype=dtype)[:, 1:-2]
     assert torch.equal(softmax.forward(apart, config), softmax.forward(apart.contiguous(), config))
 
 
