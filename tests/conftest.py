@@ -20,16 +20,15 @@ def _gpu_count() -> int:
 
 HAS_GPU = _gpu_count() > 0
 
-# Tests run side by side: threads of one for each core would only wait for each other's, and Inductor's pools of compile
-# processes take a second each to start.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
-
 # Triton reads the variable when a kernel is decorated, so it is set here, before a test module imports one.
 if HAS_GPU:
     os.environ.pop("TRITON_INTERPRET", None)
 else:
     os.environ["TRITON_INTERPRET"] = "1"
+    # Tests run side by side: a thread for each core would only wait for another test's, and each of Inductor's pools of
+    # compile processes takes a while to start.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
