@@ -22,6 +22,7 @@ from compare.clock import DeviceRecord
 from compare.graph import store
 from compare.graph.join import MEMCPY, MEMSET, assign
 from compare.graph.model import FusionGraph
+from compare.opening import inside
 from compare.record import Record
 from compare.selection import Plan, UsageError
 from compare.spec import Implementation
@@ -140,8 +141,8 @@ def _graph(entry: Record, outcome: Profiled, folder: Path) -> FusionGraph | NotP
     """What the launches are joined to: the graph of the compile that was profiled, if it is the record's; eager
     PyTorch's kernels are known to the record alone, which CUPTI told of them."""
     try:
-        kept = None if entry.graph is None else store.load(folder / entry.graph)
-    except (OSError, store.GraphError) as problem:
+        kept = None if entry.graph is None else store.load(inside(folder, entry, entry.graph))
+    except (OSError, ValueError) as problem:  # a GraphError, too
         return NotProfiled(f"its graph cannot be read: {problem}")
     if kept is None or kept.kernels is None:
         return None

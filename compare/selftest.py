@@ -114,9 +114,9 @@ class Agreement:
 def agreement(a: Path, b: Path) -> Agreement:
     """Whether two runs name opposite winners. Raises RunFolderError where one cannot be read, UsageError where they
     are one, or have no verdict in common."""
-    ours, theirs = rows.read(a), rows.read(b)
     if a.resolve() == b.resolve():
         raise UsageError(f"{a} and {b} are the same run; name two")
+    ours, theirs = rows.read(a), rows.read(b)
     compared = verdicts.in_common(ours.rows, theirs.rows)
     if not compared:
         raise UsageError(f"{a} and {b} have no verdict on the same case and implementation")

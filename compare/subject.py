@@ -183,10 +183,9 @@ class Subject:
         """
         self._check_order()
         worst: dict[str, Verdict] = {}
-        for index, folder in enumerate(self.folders):
-            inputs = self.side.inputs(folder, self.case)
-            outputs, gradients = self._call(inputs, folder)
-            for verdict in self._verdicts(index, outputs, gradients, inputs):
+        for index in range(len(self.folders)):
+            arrays = self._arrays(index)
+            for verdict in self._verdicts(index, *self._call(arrays), arrays.inputs):
                 if verdict.name not in worst or not verdict.error <= worst[verdict.name].error:
                     worst[verdict.name] = verdict
         return list(worst.values())
@@ -310,38 +309,35 @@ class Subject:
     def profile(self, mark: str) -> None:
         """One call for a profiler, after one that is not profiled; each part starts from a cold L2, as when timed, and
         is marked "<mark>_<part>"."""
-        folder = self.folders[0]
-        inputs, cotangents = self.side.inputs(folder, self.case), self.side.cotangents(folder, self.case)
-        self._call(inputs, folder)
+        arrays = self._arrays(0)
+        self._call(arrays)
         self.side.flush_cache()
-        forward = partial(self.program.forward, inputs)
+        forward = partial(self.program.forward, arrays.inputs)
         _, saved = bounded(forward, self.side.synchronize, f"{mark}_forward")
         if self.program.backward:
             self.side.flush_cache()
-            backward = partial(self.program.backward, saved, cotangents)
+            backward = partial(self.program.backward, saved, arrays.cotangents)
             bounded(backward, self.side.synchronize, f"{mark}_backward")
 
     def trace(self, clock: CuptiClock) -> dict[str, CallTrace]:
         """What host and device did in one call, by part, from a cold L2 as when timed; its times are for looking at."""
-        folder = self.folders[0]
-        inputs, cotangents = self.side.inputs(folder, self.case), self.side.cotangents(folder, self.case)
-        self._call(inputs, folder)
+        arrays = self._arrays(0)
+        self._call(arrays)
         self._before_call(self.program, "forward")
-        (_, saved), forward = clock.trace(partial(self.program.forward, inputs), self.side.synchronize)
+        (_, saved), forward = clock.trace(partial(self.program.forward, arrays.inputs), self.side.synchronize)
         if not self.program.backward:
             return {"forward": forward}
         self._before_call(self.program, "backward")
-        _, backward = clock.trace(partial(self.program.backward, saved, cotangents), self.side.synchronize)
+        _, backward = clock.trace(partial(self.program.backward, saved, arrays.cotangents), self.side.synchronize)
         return {"forward": forward, "backward": backward}
 
     def peak_memory(self) -> dict[str, Peak]:
         """Of each part. Its inputs, and in a training step what forward saved for backward, are there before it."""
-        folder = self.folders[0]
-        inputs, cotangents = self.side.inputs(folder, self.case), self.side.cotangents(folder, self.case)
+        arrays = self._arrays(0)
         kept: list[Any] = []
 
         def forward() -> Any:
-            outputs, saved = self.program.forward(inputs)
+            outputs, saved = self.program.forward(arrays.inputs)
             kept[:] = [saved]
             return outputs, saved
 
@@ -349,32 +345,31 @@ class Subject:
         if self.program.backward:
             backward = self.program.backward
             peaks["backward"] = self.side.peak_memory(
-                self.program, "backward", lambda: backward(kept[0], cotangents)
+                self.program, "backward", lambda: backward(kept[0], arrays.cotangents)
             )
         return peaks
 
-    def _call(self, inputs: Arrays, folder: Path) -> tuple[Arrays, Arrays]:
+    def _call(self, arrays: _Arrays) -> tuple[Arrays, Arrays]:
         with self.side.poisoned_allocations(self.program):
-            outputs, saved = self.program.forward(inputs)
+            outputs, saved = self.program.forward(arrays.inputs)
             if self.program.backward:
-                return outputs, self.program.backward(saved, self.side.cotangents(folder, self.case))
+                return outputs, self.program.backward(saved, arrays.cotangents)
             return outputs, {}
 
     def _check_order(self) -> None:
-        folder = self.folders[0]
-        inputs, cotangents = self.side.inputs(folder, self.case), self.side.cotangents(folder, self.case)
-        self._call(inputs, folder)  # what a first call sets up would make the host wait for the device
+        arrays = self._arrays(0)
+        self._call(arrays)  # what a first call sets up would make the host wait for the device
         kept: list[Any] = []
 
         def forward() -> Arrays:
-            outputs, saved = self.program.forward(inputs)
+            outputs, saved = self.program.forward(arrays.inputs)
             kept.append(saved)
             return outputs
 
         late = self.side.written_late(self.program, "forward", forward)
         if self.program.backward:
             late += self.side.written_late(
-                self.program, "backward", partial(self.program.backward, kept.pop(), cotangents)
+                self.program, "backward", partial(self.program.backward, kept.pop(), arrays.cotangents)
             )
         if late:
             raise WrongResult(

@@ -159,8 +159,11 @@ def _kernels(
     found = {}
     for index, ran in joined.items():
         kernel = graph.kernels[index]
-        main = main_name([record.name for record in ran]) if kernel.runtime_name is None else None
-        found.update({id(record): (kernel, main is None or record.name == main) for record in ran})
+        names = {record.name for record in ran}
+        helpers = set(kernel.facts.get("with", {})) - {kernel.runtime_name}  # of an eager operation, known beforehand
+        if kernel.runtime_name is None:
+            helpers = names - {main_name([record.name for record in ran])}
+        found.update({id(record): (kernel, record.name not in helpers) for record in ran})
     return found
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from compare import timeline
+from compare.opening import inside
 from compare.record import Record, read_records, read_run
 from compare.report.rows import only
 from compare.selection import UsageError
@@ -38,17 +39,17 @@ def merged(
     if not chosen:
         raise UsageError(f"{run}: no record is left by these filters")
     without = [f"{record.id}: no timeline: {_why_none(record)}" for record in chosen if _file(record) is None]
-    found = {record.id: _file(record) for record in chosen if _file(record) is not None}
+    found = [(record, str(_file(record))) for record in chosen if _file(record) is not None]
     if not found:
         raise UsageError(f"{run}: {without[0]}")
     warn(without)
     try:
-        timeline.save(timeline.merge([timeline.load(_inside(run, str(name))) for name in found.values()]), out)
-    except timeline.TimelineError as problem:
+        timeline.save(timeline.merge([timeline.load(inside(run, record, name)) for record, name in found]), out)
+    except ValueError as problem:  # a TimelineError, too
         raise UsageError(str(problem)) from None
     except OSError as problem:
         raise UsageError(f"{out}: cannot be written: {problem.strerror}") from None
-    return list(found)
+    return [record.id for record, _ in found]
 
 
 def _file(record: Record) -> Any:
@@ -59,11 +60,3 @@ def _why_none(record: Record) -> str:
     return (record.trace or {}).get("unavailable") or (
         "the run was made before there were any, or without CUPTI" if record.status == "ok" else record.status
     )
-
-
-def _inside(run: Path, name: str) -> Path:
-    """A file that a record names. Raises UsageError where it is not in the run's folder."""
-    path = run / name
-    if not path.resolve().is_relative_to(run.resolve()):
-        raise UsageError(f"{run / 'records.jsonl'}: its file {name!r} is not in the run's folder")
-    return path

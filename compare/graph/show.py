@@ -151,6 +151,10 @@ def sums(
         if found.recoverable_us is not None:
             time += f", {_tally(found.recoverable_us, formats.microseconds)} above what they take at least"
         lines.append(time)
+    elif found.floor_us is not None:
+        unknown = f" ({found.floor_us.unknown:,} not known)" if found.floor_us.unknown else ""
+        floor = formats.microseconds(found.floor_us.value)
+        lines.append(f"its kernels take {floor} at least, one after the other{unknown}")
     if call_us is not None:
         span = formats.microseconds(call_us)
         lines.append(f"a call takes {span} on the device, from the first kernel to the last of each part")

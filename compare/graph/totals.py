@@ -38,17 +38,19 @@ class Totals:
 
     moved: bytes of one call. compulsory: fewest bytes each part must move (see `compulsory_traffic`). gemm_barrier: the
     fewest where each product's result goes through memory; None where a kernel holds several products or attention,
-    whose results stay on chip. block_floor_us: what the block takes at least, max(compulsory / bandwidth, declared
-    FLOPs / rate) by part, None where nobody declares its FLOPs. device_time_us: None where nothing was measured.
-    recoverable_us: measured time above what the kernels take at least, one by one, of those where both are known; a
-    kernel below its floor (it read from cache) counts zero; None without ceilings or any measured time. below_floor:
-    launch indices of those that are clearly below.
+    whose results stay on chip. floor_us: what the kernels take at least, one by one; None without ceilings.
+    block_floor_us: what the block takes at least, max(compulsory / bandwidth, declared FLOPs / rate) by part, None
+    where nobody declares its FLOPs. device_time_us: None where nothing was measured. recoverable_us: measured time
+    above what the kernels take at least, one by one, of those where both are known; a kernel below its floor (it read
+    from cache) counts zero; None without ceilings or any measured time. below_floor: launch indices of those that are
+    clearly below.
     """
 
     kernels: int | None
     moved: Tally
     compulsory: Mapping[str, int]
     gemm_barrier: int | None
+    floor_us: Tally | None = None
     block_floor_us: float | None = None
     device_time_us: Tally | None = None
     recoverable_us: Tally | None = None
@@ -88,6 +90,7 @@ def totals(
         moved=Tally(sum(map(known_bytes, kernels)), tally(map(bytes_moved, kernels), missing).unknown),
         compulsory=compulsory,
         gemm_barrier=None if any(map(_chained, kernels)) else sum(compulsory.values()) + _barrier_bytes(graph),
+        floor_us=None if floors is None else tally(floors, missing),
         block_floor_us=_block_floor(graph, own, compulsory, flops_declared, ceilings, precision),
         device_time_us=tally(times) if measured else None,
         recoverable_us=None if floors is None or not measured else tally(map(_above, times, floors)),

@@ -266,7 +266,7 @@ class TorchSide:
         return [(address, address + size) for address, size in free]
 
     def was_poisoned(self, poisoned: list[Extent], results: Arrays) -> bool:
-        return all(lies_within(_extent(array), poisoned) for array in results.values())
+        return all(lies_within(torch_graph.extent(array), poisoned) for array in results.values())
 
     @contextmanager
     def variant(
@@ -383,9 +383,3 @@ def _set_precision(precision: str) -> None:
 
 def _bits(x: torch.Tensor) -> torch.Tensor:
     return x.detach().view({2: torch.int16, 4: torch.int32}[x.element_size()])
-
-
-def _extent(array: torch.Tensor) -> Extent:
-    """First and one-past-last address."""
-    start = array.data_ptr()
-    return start, start + array.numel() * array.element_size()

@@ -88,7 +88,7 @@ class _Replay:
             with torch.no_grad():
                 for x in self._own:
                     x.fill_(float("nan"))
-        return [_extent(x) for x in self._own]
+        return [extent(x) for x in self._own]
 
     def release(self) -> None:
         torch.cuda.synchronize()
@@ -97,7 +97,7 @@ class _Replay:
         torch.cuda.empty_cache()  # else the graphs' free memory stays apart from what other calls may use
 
 
-def _extent(array: torch.Tensor) -> Extent:
+def extent(array: torch.Tensor) -> Extent:
     """First and one-past-last address."""
     start = array.data_ptr()
     return start, start + array.numel() * array.element_size()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +117,16 @@ def test_host_and_device_with_our_names() -> None:
     assert (part["ts"], part["dur"]) == (0, 35) and part["args"]["host_before_first_launch_us"] == 5
     assert sum(e["ph"] == "s" for e in events) == 3
     assert {e["args"]["name"] for e in events if e["name"] == "thread_name"} == {"parts", "host thread 1", "stream 7"}
+
+
+def test_what_an_eager_operation_launches_beside_its_kernel_has_none_of_its_bytes() -> None:
+    operation = replace(PRODUCT, name="aten.mm", runtime_name="nvjet_sm90_tst", facts={"with": {"[memset]": 1}})
+    norm = replace(NORM, name="aten.mean", runtime_name="triton_red_fused_0")
+    graph = replace(GRAPH, compiler="eager", kernels=(operation, norm))
+    events = validate(timeline.of_call({"forward": FORWARD}, graph, name="eager"))
+    (memset,) = [event for event in events if event.get("cat") == "gpu_memset"]
+    assert memset["name"] == "aten.mm" and "flops" not in memset["args"] and memset["args"]["bytes"] == 64
+    assert spans(events, "kernel")["aten.mm"]["args"]["flops"] == 2000.0
 
 
 def test_backward_follows_forward_and_a_graph_launch_has_an_arrow_to_each_kernel() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from graph_builder import graph, kernel
 
+from compare.graph import show
 from compare.graph.model import FusionGraph, SourceOp
 from compare.graph.roofline import Ceilings, floor_us
 from compare.graph.totals import Tally, compulsory_traffic, recomputed, totals
@@ -110,6 +111,16 @@ def test_floors_take_the_stream_of_the_mix_and_the_rate_of_the_type() -> None:
     assert floor(dot, "ieee") == pytest.approx(1e6)
     assert floor(dot) == pytest.approx(1.25e5)  # the faster: a floor must not err up
     assert floor(graph(kernel("dot", "gemm", "s:dot", "x w", "y"))) is None
+
+
+def test_the_kernels_floors_are_added() -> None:
+    pair = graph(kernel("a", "elementwise", "s:mul", "x", "m"), kernel("b", "elementwise", "s:add", "m", "y"))
+    assert totals(pair, ceilings=CEILINGS).floor_us == Tally(pytest.approx(16.0), 0)  # type: ignore[arg-type]
+    assert totals(pair).floor_us is None
+    dot = graph(kernel("dot", "gemm", "s:dot", "x w", "y"))
+    assert totals(dot, ceilings=CEILINGS).floor_us == Tally(0, 1)
+    lines = show.sums(pair, CEILINGS)
+    assert "its kernels take 16.0 µs at least, one after the other" in lines, lines
 
 
 def test_the_blocks_floor_is_the_larger_of_its_bytes_and_its_flops() -> None:
