@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import time
@@ -40,6 +41,7 @@ def run(plan: Plan, session: Session) -> None:
         for case, implementations in plan.work:
             left = session.pending(case, implementations)
             if left:
+                _replace_worn(left, session)
                 _run_case(case, left, plan.timing, session)
     finally:
         _join_autotune_results(session.folder / "target" / "xla")
@@ -106,6 +108,18 @@ def _join_autotune_results(folder: Path) -> None:
 
 def _leave_in_pack(session: Session, name: str, content: dict[str, Any]) -> None:
     (session.folder / "target" / name).write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _replace_worn(implementations: list[Implementation], session: Session) -> None:
+    """Fresh processes of those frameworks whose old ones could no longer measure peak memory."""
+    worn = set()
+    for role in {implementation.framework for implementation in implementations}:
+        with contextlib.suppress(*WORKER_FAILURES):  # who cannot answer fails again, in its record, when it prepares
+            if session.crew.ask(role, "worn"):
+                worn.add(role)
+    if worn:
+        session.progress.say("starting fresh workers, to go on measuring peak memory")
+        session.crew.restart(worn, meanwhile=partial(_join_autotune_results, session.folder / "target" / "xla"))
 
 
 def _run_case(case: Case, implementations: list[Implementation], timing: Timing, session: Session) -> None:

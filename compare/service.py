@@ -35,6 +35,10 @@ class Framework(Side, Protocol):
         of the process fails with the same error (CUDA Runtime API, cudaErrorIllegalAddress)."""
         ...
 
+    def worn(self) -> bool:
+        """Whether a fresh process could measure peak memory where this one may not (compare.workers.ballast)."""
+        ...
+
 
 class Service:
     """Holds the programs of one worker, by record id."""
@@ -49,7 +53,7 @@ class Service:
             "environment": self.environment, "calibrate": self.calibrate, "stream": self.stream,
             "prepare": self.prepare, "check": self.check, "measure": self.measure, "measure_mode": self.measure_mode,
             "profile": self.profile, "trace": self.trace,
-            "release": self.release, "device_works": self._framework.device_works,
+            "release": self.release, "device_works": self._framework.device_works, "worn": self._framework.worn,
         }
 
     def environment(self) -> dict[str, Any]:

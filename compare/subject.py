@@ -132,8 +132,8 @@ def lies_within(extent: Extent, ranges: list[Extent]) -> bool:
 
 
 _SETTLED = 0.02  # relative: successive medians that close are taken for a steady state
-_BATCH_SECONDS = 0.002  # of host time, a batch of the warm-up
-_WARM_UP_SECONDS = 0.05  # at most, for each implementation in each round and mode
+_BATCH_SECONDS = 0.002  # of host time, the first batch of the warm-up; each further one takes twice as long
+_WARM_UP_SECONDS = 0.1  # after which no further batch begins, for each implementation in each round and mode
 _LEAST_SAMPLES, _MOST_SAMPLES = 5, 100  # calls
 
 
@@ -266,14 +266,17 @@ class Subject:
         return outputs, gradients
 
     def _warm_up(self, clock: Clock, once: Callable[[Timed], None]) -> _WarmUp:
-        """Calls in batches until the medians of two successive ones agree, or until it has taken long enough. A call
-        before them, which nobody times, pays for what other implementations pushed out of every cache."""
+        """Calls in batches until the medians of two successive ones agree, or until it has taken long enough. Batches
+        grow, for the median of a few calls that wait for the host may never agree with the next. A call before them,
+        which nobody times, pays for what other implementations pushed out of every cache."""
         started = time.perf_counter()
         once(_untimed)
         seconds_a_call = time.perf_counter() - started
         before: float | None = None
+        batch_seconds = _BATCH_SECONDS
         while True:
-            size = max(1, min(_MOST_SAMPLES, int(_BATCH_SECONDS / seconds_a_call)))
+            size = max(1, min(_MOST_SAMPLES, int(batch_seconds / seconds_a_call)))
+            batch_seconds *= 2
             median, seconds_a_call = self._batch(clock, once, size)
             seconds = time.perf_counter() - started
             settled = before is not None and abs(median - before) <= _SETTLED * before

@@ -39,9 +39,13 @@ class Ceilings:
         return cls(streams, products, None if launch is None else float(launch) * 1e6)
 
     def bandwidth(self, read: float, written: float) -> float:
-        """Bytes per second of the stream whose mix of reads and writes is nearest."""
+        """Bytes per second of a stream of this mix of reads and writes, on the line between the two measured mixes
+        that lie around it; the nearest one's where only one does."""
         share = read / (read + written) if read + written else 0.5
-        return self.streams[min(self.streams, key=lambda stream: abs(stream - share))]
+        below = max((mix for mix in self.streams if mix <= share), default=min(self.streams))
+        above = min((mix for mix in self.streams if mix >= share), default=max(self.streams))
+        along = (share - below) / (above - below) if above > below else 0.0
+        return self.streams[below] + along * (self.streams[above] - self.streams[below])
 
     def rate(self, dtype: str, precision: str | None = None) -> float | None:
         """FLOP per second of a product of `dtype` ("bf16"); None where none was measured. Of float32 the fastest that

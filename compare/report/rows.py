@@ -25,8 +25,8 @@ What the numbers are:
     processes                 in how many fresh processes, one after the other, the rounds were taken
     rate, rate_unit           compulsory bytes (GB/s) or model FLOPs (TFLOP/s, for blocks whose work is flops) over
                               device_time_us
-    share_of_ceiling          rate over the ceiling measured in the same segment: of the stream whose mix of reads and
-                              writes is nearest to the case's, or of a product in its dtype and precision
+    share_of_ceiling          rate over the ceiling measured in the same segment: of a stream of the case's mix of reads
+                              and writes, or of a product in its dtype and precision
     kernels, kernel_source    kernels, copies and memsets of one measured call ("measured launches"), else what the
                               compiler listed ("compiler")
     bytes_moved               what the fusion graph's kernels read and write in one call; None where one's is not known

@@ -6,7 +6,8 @@ is less than twice as large as what is asked for, so that a call can be given mo
 given are then held, too, and the call is repeated in others; the smallest growth stands.
 
 Ballast may make the allocator take more of the GPU's memory, by regions that double and are never given back, while the
-other worker needs memory, too: where it might take more than half of what is free, there is no measurement.
+other worker needs memory, too: where it might take more than half of what is free, there is no measurement. As each one
+raises the peak by what it found, a process is `worn` after many, and a run goes on with a fresh one.
 """
 
 from __future__ import annotations
@@ -65,6 +66,16 @@ def peak(memory: Memory, call: Callable[[], None], blocks: Sequence[int]) -> Pea
             raise
         reason = "the GPU's memory does not hold the call beside the ballast that measures it"
     return Peak(smallest, planned, None if smallest is not None else reason)
+
+
+def worn(memory: Memory) -> bool:
+    """Whether the peak has grown so far that ballast for it may soon be refused: to an eighth of what is free or taken
+    (on an H200 a quick run's 40th measurement met a peak of 35 GB, and was)."""
+    found = memory.statistics()
+    if found is None:
+        return False
+    pool = max(found.get("pool_bytes", -1), found.get("bytes_in_use", 0))
+    return found.get("peak_bytes_in_use", -1) > (memory.free() + pool) // 8
 
 
 def rounded(size: int) -> int:

@@ -291,6 +291,9 @@ class TorchSide:
         if self._gpu:
             torch.cuda.synchronize()
 
+    def worn(self) -> bool:
+        return False  # PyTorch's allocator forgets its peak when asked to
+
     def peak_memory(self, program: Program, part: str, call: Callable[[], Any]) -> Peak:
         if not self._gpu:
             return Peak(None, reason="PyTorch counts what is allocated on a GPU alone")

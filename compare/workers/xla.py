@@ -195,6 +195,9 @@ class XlaSide:
     def peak_memory(self, program: Program, part: str, call: Callable[[], Any]) -> Peak:
         return ballast.peak(_Memory(self._device), lambda: _finish(call()), program.allocations[part])
 
+    def worn(self) -> bool:
+        return _HAS_GPU and ballast.worn(_Memory(self._device))
+
     def written_late(self, program: Program, part: str, call: Callable[[], Arrays]) -> list[str]:
         call()
         return []  # an array carries the event after which it is there, and the runtime waits for it

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compare.workers import ballast
-from compare.workers.ballast import ROUNDING, peak, pieces, rounded
+from compare.workers.ballast import ROUNDING, peak, pieces, rounded, worn
 
 MIB = 1 << 20
 
@@ -136,6 +136,17 @@ def test_ballast_comes_in_few_sizes(size: int) -> None:
     found = pieces(size)
     assert size <= sum(found) <= max(size * 9 / 8, size + ROUNDING) and len(found) <= 5
     assert all(piece.bit_count() == 1 and piece >= ROUNDING for piece in found)
+
+
+def test_each_measurement_raises_the_peak_until_the_process_is_worn() -> None:
+    allocator = Allocator()
+    allocator.free_bytes = 4 << 30
+    call = call_of(allocator, [100 * MIB], 0)
+    count = 0
+    while not worn(allocator):
+        assert peak(allocator, call, [100 * MIB]).bytes == 100 * MIB
+        count += 1
+    assert 5 < count < 10  # an eighth of 4 GiB free and up to 1 taken
 
 
 def test_what_cannot_be_measured_has_a_reason_and_no_number() -> None:

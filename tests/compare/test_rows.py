@@ -133,22 +133,23 @@ def test_a_record_that_never_got_far_is_a_row_of_nulls() -> None:
 
 
 @pytest.mark.parametrize(
-    ("block", "name", "direction", "mix"),
+    ("block", "name", "direction", "mixes"),
     [
-        ("vector_add", "64Mi", "fwd", "2:1"),
-        ("gelu", "llama-8b", "fwd", "1:1"),
-        ("gelu", "llama-8b", "train", "2:1"),  # reads x, dy, x and writes y, dx: 3:2
-        ("rmsnorm", "llama-8b", "fwd", "1:1"),
+        ("vector_add", "64Mi", "fwd", {"2:1": 1.0}),
+        ("gelu", "llama-8b", "fwd", {"1:1": 1.0}),
+        ("gelu", "llama-8b", "train", {"1:1": 0.4, "2:1": 0.6}),  # reads x, dy, x and writes y, dx: 3:2
+        ("rmsnorm", "llama-8b", "fwd", {"1:1": 1.0}),
     ],
 )
-def test_bandwidth_is_held_against_the_stream_of_the_nearest_mix(
-    block: str, name: str, direction: str, mix: str
+def test_bandwidth_is_held_against_a_stream_of_the_same_mix(
+    block: str, name: str, direction: str, mixes: dict[str, float]
 ) -> None:
     case = case_of(block, name, direction)
     row = rows.row_of(measured(case), SEGMENTS)
     rate = sum(BLOCKS[block].bytes_compulsory(case).values()) / (len(case.parts) * 100e-6)
+    ceiling = sum(share * CEILINGS["streams"][mix] for mix, share in mixes.items())
     assert (row["rate"], row["rate_unit"]) == (pytest.approx(rate / 1e9), "GB/s")
-    assert row["share_of_ceiling"] == pytest.approx(rate / CEILINGS["streams"][mix])
+    assert row["share_of_ceiling"] == pytest.approx(rate / ceiling, rel=1e-4)  # rmsnorm also reads a weight
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ class ScriptedCrew:
         self.errors: dict[str, float] = {}
         self.programs: dict[str, set[str]] = {}  # by role: what its process holds
 
+        self.worn: set[str] = set()
         self.measured: list[tuple[str, int]] = []  # what, on which input set, in order
         self.restarted: list[int] = []  # after how many of those
 
@@ -58,7 +59,8 @@ class ScriptedCrew:
     def restart(self, roles: set[str], meanwhile: Callable[[], None]) -> None:
         self.restarted.append(len(self.measured))
         for role in roles:
-            self.programs[role].clear()
+            self.programs.setdefault(role, set()).clear()
+            self.worn.discard(role)
         meanwhile()
 
     def ask(self, role: str, method: str, *, timeout: float = 0, **params: Any) -> Any:
@@ -72,6 +74,8 @@ class ScriptedCrew:
             raise fault
         if method in ("check", "measure", "measure_mode", "trace") and name not in held:
             raise WorkerError("failed", f"KeyError: {name}")
+        if method == "worn":
+            return role in self.worn
         if method == "prepare":
             held.add(name)
             return {"compile_s": 0.5, "graph": GRAPH, "command_buffers": None}
@@ -132,6 +136,19 @@ def test_all_is_well(tmp_path: Path) -> None:
     segment = json.loads((tmp_path / "run.json").read_text())["segments"][0]
     assert segment["id"] == records["xla"].segment and segment["ceilings"] == {"streams": {}, "products": {}}
     assert json.loads((tmp_path / "target" / "cuda_device_properties.json").read_text()) == {"name": "GPU"}
+
+
+def test_a_worker_that_can_no_longer_measure_peaks_is_replaced_before_the_next_case(tmp_path: Path) -> None:
+    crew = ScriptedCrew({})
+    crew.worn.add("xla")
+    records = run(tmp_path, crew, "xla", "eager")
+    assert crew.restarted == [0] and not crew.worn  # before anything was measured, and once
+    assert {r.status for r in records.values()} == {"ok"}
+
+
+def test_a_worker_that_dies_of_being_asked_costs_nothing(tmp_path: Path) -> None:
+    crew = ScriptedCrew({("worn", ""): (1, WorkerDied("killed"))})
+    assert {r.status for r in run(tmp_path, crew, "xla").values()} == {"ok"}
 
 
 @pytest.mark.parametrize(

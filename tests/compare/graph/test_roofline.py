@@ -46,6 +46,15 @@ def test_what_is_shorter_than_an_empty_kernel_is_bound_by_its_launch() -> None:
     assert placed(kernel(MEGA // 2, 1e6), unmeasured).bound == "memory"
 
 
+def test_a_mix_between_two_measured_ones_has_a_bandwidth_between_theirs() -> None:
+    ceilings = Ceilings({0.25: 1e12, 0.5: 2e12, 0.75: 4e12}, {})
+    assert ceilings.bandwidth(1, 1) == 2e12
+    assert ceilings.bandwidth(3, 5) == pytest.approx(1.5e12)
+    assert ceilings.bandwidth(5, 3) == pytest.approx(3e12)
+    assert ceilings.bandwidth(1, 0) == 4e12 and ceilings.bandwidth(0, 1) == 1e12
+    assert ceilings.bandwidth(0, 0) == 2e12
+
+
 @pytest.mark.parametrize(
     "subject",
     [kernel(None, 1e6), kernel(MEGA, None, "gemm"), kernel(MEGA, None, "attention"), kernel(MEGA, 1.0, launches=None)],
