@@ -146,7 +146,7 @@ def test_each_measurement_raises_the_peak_until_the_process_is_worn() -> None:
     while not worn(allocator):
         assert peak(allocator, call, [100 * MIB]).bytes == 100 * MIB
         count += 1
-    assert 5 < count < 10  # an eighth of 4 GiB free and up to 1 taken
+    assert count > 1 and allocator.peak > (4 << 30) // 8
 
 
 def test_what_cannot_be_measured_has_a_reason_and_no_number() -> None:
