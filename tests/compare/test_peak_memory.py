@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,11 @@ def peaks(crew: Crew, folder: Path, case: Case, implementation: str) -> dict[str
         crew.ask("reference", "produce", case=case.to_json(), seed=seed, folder=path)
         for seed, path in enumerate(folders)
     ]
+    dumps = folder / "dumps"
+    shutil.rmtree(dumps, ignore_errors=True)  # of another compile
     crew.ask(
         role, "prepare", id="subject", case=case.to_json(), implementation=implementation, folders=folders,
-        scales=scales, dumps=str(folder / "dumps"),
+        scales=scales, dumps=str(dumps),
     )
     crew.ask(role, "check", id="subject")
     measured = crew.ask(role, "measure", id="subject", seconds=0.01, first=True, input_set=0)

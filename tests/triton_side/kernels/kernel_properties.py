@@ -189,6 +189,7 @@ def attention(launch: Launch, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
     sequence, head_dim = q.shape[2:]
     scale, eps = head_dim**-0.5, torch.finfo(q.dtype).eps
     grain = eps * torch.finfo(q.dtype).tiny  # what storing a probability, or ds, costs however small it is
+    grain = max(grain, TINY)  # a GPU's exp2 may give 0 for what fp32 holds as a subnormal alone (PTX ISA, ex2)
     q, k, v, dout = (x.double() for x in (q, k, v, dout))
     seen = torch.ones(sequence, sequence, dtype=torch.bool, device=q.device).tril()
     p = torch.softmax((q @ k.mT * scale).masked_fill(~seen, -torch.inf), dim=-1)
@@ -203,7 +204,7 @@ def attention(launch: Launch, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
     bound_out = weights @ v.abs()
     bound_delta = (dout.abs() * (bound_out + eps * reference.abs())).sum(dim=-1, keepdim=True)
     spread = dout.abs() @ v.abs().mT + (dout.abs() * (p @ v.abs())).sum(dim=-1, keepdim=True)
-    bound_ds = p * (relative * spread + bound_delta) + grain * seen
+    bound_ds = p * (relative * spread + bound_delta) + (grain + TINY * spread) * seen
     return first(
         stray,
         named("out", problem(out, reference, bound_out)),
