@@ -32,6 +32,7 @@ DTYPES = {
         DType("float32", "fp32", 4, 2.0**-23),
     )
 }
+INTEGER_BYTES = {"int32": 4, "int64": 8}
 DTYPE_BY_ANY_NAME = {**{d.name: d.name for d in DTYPES.values()}, **{d.short: d.name for d in DTYPES.values()}}
 
 
@@ -40,7 +41,10 @@ class Tensor:
     """A named array with named axes.
 
     An input is drawn from a normal distribution of this `mean` and `std`; `fan_in` names the axis whose size n scales
-    `std` by 1/sqrt(n), so that products of inputs and weights keep unit variance.
+    `std` by 1/sqrt(n), so that products of inputs and weights keep unit variance. `draw(generator, sizes)` makes, with
+    a numpy.random.Generator, what is not so distributed. `dtype` is its own whatever the case's is: "int32", "float32".
+    Integers, as labels and positions are, have no gradient. `read` says how many elements forward must read, where that
+    is fewer than all: of a table, the rows that are looked up.
     """
 
     name: str
@@ -48,12 +52,33 @@ class Tensor:
     mean: float = 0.0
     std: float = 1.0
     fan_in: str | None = None
+    dtype: str | None = None
+    draw: Callable[[Any, Sizes], Any] | None = None
+    read: Callable[[Sizes], int] | None = None
 
     def shape(self, sizes: Sizes) -> tuple[int, ...]:
         return tuple(sizes[axis] for axis in self.axes)
 
     def elements(self, sizes: Sizes) -> int:
         return math.prod(self.shape(sizes))
+
+    def dtype_in(self, case: Case) -> str:
+        return self.dtype or case.dtype
+
+    def itemsize(self, case: Case) -> int:
+        dtype = self.dtype_in(case)
+        return INTEGER_BYTES.get(dtype) or DTYPES[dtype].itemsize
+
+    def bytes(self, case: Case) -> int:
+        return self.elements(case.sizes) * self.itemsize(case)
+
+    def bytes_read(self, case: Case) -> int:
+        """By forward, at least."""
+        return self.read(case.sizes) * self.itemsize(case) if self.read else self.bytes(case)
+
+    @property
+    def differentiable(self) -> bool:
+        return self.dtype not in INTEGER_BYTES
 
     def scale(self, sizes: Sizes) -> float:
         return self.std / math.sqrt(sizes[self.fan_in]) if self.fan_in else self.std
@@ -92,7 +117,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Shape:
-    """One named set of axis sizes, with the dtypes it is compared in and the suites it belongs to.
+    """One named set of sizes, with the dtypes it is compared in and the suites it belongs to.
+
+    `sizes` are those of the axes, and what else an input's `draw` wants to know, as how many labels are ignored.
 
     Suites: `quick` (minutes), `full` (everything but `check`), `check` (small odd sizes: CPU checks and tests).
     `tuned`: whether implementations that tune for minutes (`Implementation.tunes`) take part in the quick suite.
@@ -192,21 +219,24 @@ class Block:
             if direction in shape.directions
         ]
 
-    def bytes_compulsory(self, case: Case) -> dict[str, int]:
-        """Fewest bytes each part must move: every used input read once, every output written once.
+    def compulsory_traffic(self, case: Case) -> dict[str, tuple[int, int]]:
+        """Fewest bytes that each part must read and write: every used input read once, every output written once.
 
-        Backward reads the cotangents and `backward_needs`, and writes one gradient per input.
+        Backward reads the cotangents and `backward_needs`, and writes one gradient per differentiable input.
         """
-        itemsize = DTYPES[case.dtype].itemsize
 
         def total(tensors: Iterable[Tensor]) -> int:
-            return itemsize * sum(tensor.elements(case.sizes) for tensor in tensors)
+            return sum(tensor.bytes(case) for tensor in tensors)
 
-        result = {"forward": total(self.inputs) + total(self.outputs)}
+        result = {"forward": (sum(t.bytes_read(case) for t in self.inputs), total(self.outputs))}
         if "backward" in case.parts:
-            needed = [self.tensor(name) for name in self.backward_needs]
-            result["backward"] = total(self.outputs) + total(needed) + total(self.inputs)
+            read = [*self.outputs, *(self.tensor(name) for name in self.backward_needs)]
+            result["backward"] = (total(read), total(t for t in self.inputs if t.differentiable))
         return result
+
+    def bytes_compulsory(self, case: Case) -> dict[str, int]:
+        """Fewest bytes that each part must move: `compulsory_traffic`, reads and writes together."""
+        return {part: read + written for part, (read, written) in self.compulsory_traffic(case).items()}
 
     def part_flops(self, case: Case) -> dict[str, float]:
         """Model FLOPs of each part (the algorithm's, not what an implementation recomputes)."""

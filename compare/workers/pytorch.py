@@ -116,7 +116,7 @@ class TorchSide:
 
         def backward(saved: Any, cotangents: Arrays) -> Arrays:
             outputs, inputs = saved
-            names = list(inputs)
+            names = [n for n, x in inputs.items() if x.requires_grad]
             gradients = torch.autograd.grad(
                 [outputs[n] for n in cotangents], [inputs[n] for n in names], [cotangents[n] for n in cotangents]
             )
@@ -220,10 +220,11 @@ class TorchSide:
         """The same buffers for every input set of a case: the set's bits are copied in."""
         live = {}
         for tensor in BLOCKS[case.block].inputs:
-            stored = self._stored(folder, "input", tensor.name, case.dtype)
+            stored = self._stored(folder, "input", tensor.name, tensor.dtype_in(case))
             key = (case.direction, "live", tensor.name)
             if key not in self._cache:
-                self._cache[key] = torch.empty_like(stored).requires_grad_(case.direction == "train")
+                trained = case.direction == "train" and tensor.differentiable
+                self._cache[key] = torch.empty_like(stored).requires_grad_(trained)
             live[tensor.name] = self._cache[key]
             with torch.no_grad():
                 live[tensor.name].copy_(stored)
@@ -232,10 +233,12 @@ class TorchSide:
     def cotangents(self, folder: Path, case: Case) -> Arrays:
         if case.direction == "fwd":
             return {}
-        return {t.name: self._stored(folder, "cotangent", t.name, case.dtype) for t in BLOCKS[case.block].outputs}
+        outputs = BLOCKS[case.block].outputs
+        return {t.name: self._stored(folder, "cotangent", t.name, t.dtype_in(case)) for t in outputs}
 
     def changed(self, inputs: Arrays, folder: Path, case: Case) -> list[str]:
-        pristine = {n: self._stored(folder, "input", n, case.dtype) for n in inputs}
+        tensors = BLOCKS[case.block].inputs
+        pristine = {t.name: self._stored(folder, "input", t.name, t.dtype_in(case)) for t in tensors}
         return [n for n, x in inputs.items() if not torch.equal(_bits(x), _bits(pristine[n]))]
 
     def reference(self, folder: Path, role: str, name: str) -> torch.Tensor:

@@ -44,7 +44,7 @@ def store_inputs(case: Case, seed: int, folder: Path) -> tuple[Tensors, Tensors]
     inputs, cotangents = _draw(case, seed)
     for role, tensors in (("input", inputs), ("cotangent", cotangents)):
         for name, tensor in tensors.items():
-            bits = tensor.view(torch.int16) if case.dtype == "bfloat16" else tensor
+            bits = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
             np.save(arrays.path_of(folder, role, name), bits.cpu().numpy())
     return inputs, cotangents
 
@@ -145,7 +145,10 @@ def evaluate(
 ) -> Tensors:
     """Outputs, and gradients as `d_<input>` where cotangents are given, of the reference formula in `dtype`."""
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    leaves = {name: value.to(dtype).requires_grad_(bool(cotangents)) for name, value in inputs.items()}
+    leaves = {
+        name: value.to(dtype).requires_grad_(bool(cotangents)) if value.is_floating_point() else value
+        for name, value in inputs.items()
+    }
     outputs: Tensors = {}
     for index in _slices(block, leaves):
         views = {name: index(block.tensor(name).axes, leaf) for name, leaf in leaves.items()}
@@ -156,7 +159,7 @@ def evaluate(
                 value.backward(index(axes, cotangents[name]).to(dtype), retain_graph=len(part) > 1)
             if name not in outputs:
                 sizes = {a: n for t in block.inputs for a, n in zip(t.axes, leaves[t.name].shape, strict=True)}
-                outputs[name] = value.new_empty(block.tensor(name).shape(sizes))
+                outputs[name] = value.detach().new_empty(block.tensor(name).shape(sizes))
             index(axes, outputs[name]).copy_(value.detach())
     gradients = {f"d_{name}": leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
     return outputs | gradients
@@ -175,11 +178,11 @@ def _slices(block: Block, tensors: Tensors) -> Iterator[Any]:
 
 
 def _draw(case: Case, seed: int) -> tuple[Tensors, Tensors]:
-    """Inputs, and for `train` cotangents, in the case's dtype on this device."""
+    """Inputs, and for `train` cotangents, in their dtypes on this device."""
     block = BLOCKS[case.block]
 
     def rounded(tensor: Tensor, seed: int) -> torch.Tensor:
-        return torch.from_numpy(arrays.draw(case, tensor, seed)).to(getattr(torch, case.dtype)).to(device())
+        return torch.from_numpy(arrays.draw(case, tensor, seed)).to(getattr(torch, tensor.dtype_in(case))).to(device())
 
     inputs = {t.name: rounded(t, seed) for t in block.inputs}
     # A cotangent has its output's name; another seed keeps it independent of an input of the same name.

@@ -52,7 +52,7 @@ def compile_for_target(case: dict[str, Any], implementation: str, dumps: str) ->
     block = BLOCKS[spec.block]
     row = block.implementation(implementation)
     torch.set_float32_matmul_precision("high" if spec.precision == "tf32" else "highest")
-    inputs = {t.name: (t.shape(spec.sizes), getattr(torch, spec.dtype)) for t in block.inputs}
+    inputs = {t.name: (t.shape(spec.sizes), getattr(torch, t.dtype_in(spec))) for t in block.inputs}
     train = spec.direction == "train"
     about: dict[str, Any] = {"target": os.environ["XLAFUSE_TARGET"], "versions": _versions()}
     started = time.perf_counter()

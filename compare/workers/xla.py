@@ -110,7 +110,7 @@ class XlaSide:
         spec = Case.from_json(case)
         block = BLOCKS[spec.block]
         structs = {
-            role: {t.name: jax.ShapeDtypeStruct(t.shape(spec.sizes), jnp.dtype(spec.dtype)) for t in tensors}
+            role: {t.name: jax.ShapeDtypeStruct(t.shape(spec.sizes), jnp.dtype(t.dtype_in(spec))) for t in tensors}
             for role, tensors in (("input", block.inputs), ("cotangent", block.outputs))
         }
         pack = targets.load(target)
@@ -145,15 +145,19 @@ class XlaSide:
     # What compare.subject asks of a framework.
 
     def inputs(self, folder: Path, case: Case) -> Arrays:
-        return {t.name: self._stored(folder, "input", t.name, case.dtype) for t in BLOCKS[case.block].inputs}
+        return {t.name: self._stored(folder, "input", t.name, t.dtype_in(case)) for t in BLOCKS[case.block].inputs}
 
     def cotangents(self, folder: Path, case: Case) -> Arrays:
         if case.direction == "fwd":
             return {}
-        return {t.name: self._stored(folder, "cotangent", t.name, case.dtype) for t in BLOCKS[case.block].outputs}
+        outputs = BLOCKS[case.block].outputs
+        return {t.name: self._stored(folder, "cotangent", t.name, t.dtype_in(case)) for t in outputs}
 
     def changed(self, inputs: Arrays, folder: Path, case: Case) -> list[str]:
-        pristine = {n: self._stored(folder, "input", n, case.dtype, copy="pristine") for n in inputs}
+        pristine = {
+            t.name: self._stored(folder, "input", t.name, t.dtype_in(case), copy="pristine")
+            for t in BLOCKS[case.block].inputs
+        }
         return [n for n, x in inputs.items() if not bool(_same_bits(x, pristine[n]))]
 
     def reference(self, folder: Path, role: str, name: str) -> Any:
