@@ -124,6 +124,67 @@ def rmsnorm(launch: Launch, x: torch.Tensor, weight: torch.Tensor, dy: torch.Ten
     )
 
 
+def column_sums(launch: Launch, partial: torch.Tensor) -> str | None:
+    sums, stray = launched(launch, partial)
+    wide = partial.double()
+    bounds = FP32 * len(partial) * wide.abs().sum(dim=0)
+    found = zip(sums, wide.sum(dim=0), bounds, strict=True)
+    return first(stray, *(named(f"sum {i}", problem(*each)) for i, each in enumerate(found)))
+
+
+def dropout_residual_norm(launch: Launch, inputs: Tensors, kept: torch.Tensor, scale: float, eps: float) -> str | None:
+    """inputs: x, bias, residual, weight, shift, dy, dh. y and the gradients against those of the stored h, which they
+    are computed from. No square may overflow."""
+    (y, h, dx, dbias, dresidual, dweight, dshift), stray = launched(launch, *inputs)
+    x, bias, residual, weight, shift, dy, dh = (each.double() for each in inputs)
+    rows, columns = x.shape
+    expected_h = residual + torch.where(kept, (x + bias) * scale, 0.0)
+    bound_h = FP32 * (residual.abs() + torch.where(kept, 4 * (x.abs() + bias.abs()) * scale, 0.0))
+
+    def mean(values: torch.Tensor) -> torch.Tensor:
+        return values.mean(dim=1, keepdim=True)
+
+    wide = h.double()
+    centred = wide - mean(wide)
+    variance = mean(centred * centred)
+    rstd = torch.rsqrt(variance + eps)
+    # Of the stored h's row, whatever its mean and variance: how far each may be off.
+    off_centred = FP32 * (columns * mean(wide.abs()) + 2 * centred.abs()) + TINY
+    off_variance = mean(off_centred * (2 * centred.abs() + off_centred)) + FP32 * (4 + columns) * variance + TINY
+    highest = torch.rsqrt((variance - off_variance).clamp(min=0) + eps) * (1 + 4 * FP32)
+    off_rstd = torch.maximum(highest - rstd, rstd - torch.rsqrt(variance + off_variance + eps) * (1 - 4 * FP32))
+    n = centred * rstd
+    off_n = off_centred * highest + centred.abs() * off_rstd + FP32 * n.abs()
+    expected_y = n * weight + shift
+    bound_y = off_n * weight.abs() + FP32 * (2 * (n * weight).abs() + shift.abs())
+
+    g = dy * weight
+    average, projection = mean(g), mean(g * n)
+    off_average = FP32 * (2 + columns) * mean(g.abs())
+    off_projection = mean(g.abs() * off_n) + FP32 * (4 + columns) * mean(g.abs() * (n.abs() + off_n))
+    inner = g - average - n * projection
+    off_inner = off_average + off_n * projection.abs() + (n.abs() + off_n) * off_projection
+    off_inner = off_inner + 4 * FP32 * (g.abs() + average.abs() + (n * projection).abs())
+    total = dh + rstd * inner
+    bound = highest * off_inner + off_rstd * inner.abs() + 2 * FP32 * (dh.abs() + (rstd * inner).abs())
+    expected_dx, bound_dx = (torch.where(kept, values * scale, 0.0) for values in (total, bound + FP32 * total.abs()))
+
+    def summed(values: torch.Tensor, off: torch.Tensor | float = 0.0) -> Tensors:
+        return values.sum(dim=0), (off + FP32 * (4 + rows) * values.abs()).sum(dim=0)
+
+    return first(
+        stray,
+        named("h", problem(h, expected_h, bound_h)),
+        named("y", problem(y, expected_y, bound_y)),
+        named("dresidual", problem(dresidual, total, bound)),
+        named("dx", problem(dx, expected_dx, bound_dx)),
+        None if (dx[~kept] == 0).all() else "dx: not zero where x was dropped",
+        named("dbias", problem(dbias, *summed(expected_dx, bound_dx))),
+        named("dweight", problem(dweight, *summed(dy * n, dy.abs() * off_n))),
+        named("dshift", problem(dshift, *summed(dy))),
+    )
+
+
 def _product_bound(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return FP32 * (4 + a.shape[1]) * (a.double().abs() @ b.double().abs())
 

@@ -20,12 +20,25 @@ from property_checks import FINITE, NOT_FINITE, ORDINARY, matrix, placed
 from row_kernel_checks import DEVICE, mutant
 from test_attention import DK_DV, DQ, FORWARD
 from test_attention import configured as attention_configured
+from test_dropout_residual_norm import problem as dropout_residual_norm_problem
+from test_properties import column_sums_launch
 from test_rmsnorm import EPS
 from test_rmsnorm import configured as rmsnorm_configured
 from test_softmax import configured as softmax_configured
 
 from triton_side import kernels
-from triton_side.kernels import attention, attention_backward, gelu, matmul, rmsnorm, softmax, swiglu_mlp, vector_add
+from triton_side.kernels import (
+    _column_sums,
+    attention,
+    attention_backward,
+    dropout_residual_norm,
+    gelu,
+    matmul,
+    rmsnorm,
+    softmax,
+    swiglu_mlp,
+    vector_add,
+)
 from triton_side.kernels._launch import FlatConfig, RowConfig
 from triton_side.kernels.matmul import MatmulConfig
 
@@ -63,6 +76,15 @@ def softmax_problems(config: RowConfig, module: ModuleType) -> Iterator[Problem]
 def rmsnorm_problems(config: RowConfig, module: ModuleType) -> Iterator[Problem]:
     launch = properties.training(rmsnorm_configured(config, module))
     yield properties.rmsnorm(launch, draw(14, 67), draw(67, seed=1), draw(14, 67, seed=2), EPS)
+
+
+def column_sums_problems(module: ModuleType) -> Iterator[Problem]:
+    for vectors in (1, 3):
+        yield properties.column_sums(column_sums_launch(module), draw(300, vectors, 67))
+
+
+def dropout_residual_norm_problems(module: ModuleType) -> Iterator[Problem]:
+    yield dropout_residual_norm_problem(14, 67, config=ROW, module=module)
 
 
 def matmul_problems(module: ModuleType) -> Iterator[Problem]:
@@ -158,9 +180,19 @@ MUTATIONS = [
         partial(rmsnorm_problems, LOOPED),
     ),
     Mutation(
-        "rmsnorm_sum_partials_kernel", rmsnorm,
-        "mask = (row < partials) & (column < columns)", "mask = (row < partials - 1) & (column < columns)",
-        partial(rmsnorm_problems, ROW),
+        "sum_partials_kernel", _column_sums,
+        "total += tl.load", "total = tl.load",
+        column_sums_problems,
+    ),
+    Mutation(
+        "dropout_residual_norm_forward_kernel", dropout_residual_norm,
+        "centred = tl.where(column < columns, h - mean, 0.0)", "centred = h - mean",
+        dropout_residual_norm_problems,
+    ),
+    Mutation(
+        "dropout_residual_norm_backward_kernel", dropout_residual_norm,
+        "dx = tl.where(kept, dh * scale, 0.0)", "dx = dh * scale",
+        dropout_residual_norm_problems,
     ),
     Mutation(
         "matmul_kernel", matmul,

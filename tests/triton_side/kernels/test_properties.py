@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from kernel_properties import (
     activation_gradients,
     attention,
+    column_sums,
     first,
     gate_up,
     gelu,
@@ -44,11 +45,14 @@ from property_checks import (
 from row_kernel_checks import DEVICE, DTYPES
 from test_attention import DK_DV, DQ, FORWARD
 from test_attention import configured as attention_configured
+from test_dropout_residual_norm import problem as dropout_residual_norm_problem
 from test_rmsnorm import EPS
 from test_rmsnorm import configured as rmsnorm_configured
 from test_softmax import configured as softmax_configured
 from test_swiglu_mlp import plain as plain_mlp
 
+from triton_side.declare import forward
+from triton_side.kernels import _column_sums
 from triton_side.kernels import attention as attention_module
 from triton_side.kernels import gelu as gelu_module
 from triton_side.kernels import matmul as matmul_module
@@ -148,6 +152,39 @@ def test_rmsnorm_of_rows_too_large_for_their_squares_is_zero_as_in_torch() -> No
     weight = torch.ones(40, device=DEVICE)
     assert (torch.nn.functional.rms_norm(x, (40,), weight, EPS) == 0).all()
     assert (rmsnorm_module.rmsnorm(x, weight, EPS) == 0).all()
+
+
+def column_sums_launch(module, dtype=torch.float32):
+    def launch(partial: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return module.sum_partials(partial, dtype, *[(f"sum {i}", forward("reduce_sum")) for i in range(partial.shape[1])])
+
+    return launch
+
+
+@dtypes
+@examples(10, 40)
+@given(st.sampled_from([1, 2, 255, 256, 257, 600]), st.integers(1, 3), sizes, moderate_rows, seeds)
+def test_column_sums(dtype, partials, vectors, columns, kinds, seed) -> None:
+    partial = draw(partials * vectors, columns, kinds, seed, torch.float32).view(partials, vectors, columns)
+    assert not column_sums(column_sums_launch(_column_sums, dtype), partial)
+
+
+@dtypes
+@examples(15, 60)
+@given(
+    few_rows, sizes, st.lists(st.sampled_from(MODERATE + NOT_FINITE), min_size=1, max_size=5), moderate_rows,
+    moderate_rows, st.lists(layouts, min_size=7, max_size=7), row_configs, st.sampled_from([0.0, 0.1, 0.5]), seeds,
+)  # fmt: skip
+def test_dropout_residual_norm(dtype, rows, columns, x_kinds, kinds, dy_kinds, storage, config, p, seed) -> None:
+    if config is not None and config.block_columns < columns:
+        config = None
+    drawn = [(rows, x_kinds), (1, ORDINARY_ROWS), (rows, kinds), *2 * [(1, ORDINARY_ROWS)], *2 * [(rows, dy_kinds)]]
+    inputs = tuple(
+        draw(count, columns, of, seed + i, dtype, layout)
+        for i, ((count, of), layout) in enumerate(zip(drawn, storage, strict=True))
+    )
+    inputs = tuple(x[0] if i in (1, 3, 4) else x for i, x in enumerate(inputs))
+    assert not dropout_residual_norm_problem(config=config, p=p, inputs=inputs)
 
 
 @dtypes

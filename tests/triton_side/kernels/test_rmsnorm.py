@@ -143,8 +143,8 @@ def test_configurations_cover_the_matrix_and_fit_an_h200(configure, columns: int
             assert config.block_columns >= columns or config.block_rows == 1
 
 
-# Two tiles of partial sums to the one, two tiles of rows to each program of the other.
-ROW = RowConfig(block_rows=1, block_columns=64, num_warps=2, num_stages=3, programs=260)
+# Two tiles of rows to each program of either.
+ROW = RowConfig(block_rows=1, block_columns=64, num_warps=2, num_stages=3, programs=30)
 LOOPED = RowConfig(block_rows=1, block_columns=32, num_warps=1, num_stages=2, programs=10)
 
 
@@ -159,7 +159,6 @@ def test_comparison_accepts_the_sound_kernels(config: RowConfig) -> None:
         (ROW, "/ columns + eps", "/ COLUMNS + eps"),
         (ROW, "/ columns\n        dx", "/ COLUMNS\n        dx"),
         (ROW, "dweight += dy * normalised", "dweight = dy * normalised"),
-        (ROW, "total += tl.load", "total = tl.load"),
         (LOOPED, "squares += x * x", "squares = x * x"),
         (LOOPED, "projection = tl.sum(products, axis=0) / columns", "projection = 0.0"),
         (LOOPED, "dweight += dy * (x", "dweight = dy * (x"),

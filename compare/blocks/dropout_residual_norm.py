@@ -1,0 +1,61 @@
+"""h = residual + dropout(x + bias), y = layer_norm(h) weight + shift: what stands between two products of a GPT-2 layer.
+
+dropout(v) is v scale where a uniform of 16 bits is at least a threshold, else 0 (Srivastava et al., JMLR 15, 2014). The
+uniforms are Threefry's (compare.threefry) at (row, column) for the key `seed`, so that every implementation and the
+reference have one mask, and none needs to store it. h is the next layer's residual. Layer norm: Ba et al., arXiv
+1607.06450.
+
+There is no library row: F.dropout draws from a generator of its own, whose mask nobody else has.
+"""
+
+from compare import threefry
+from compare.implementations import compilers, triton
+from compare.spec import Block, Shape, Tensor
+
+
+def reference(xp, inputs, *, p, eps):  # type: ignore[no-untyped-def]
+    x = inputs["x"]
+    threshold, scale = threefry.dropout_constants(p)
+    kept = threefry.uniforms(xp, x, inputs["seed"]) >= threshold
+    h = inputs["residual"] + xp.where(kept, (x + inputs["bias"]) * scale, 0.0)
+    centred = h - xp.mean(h, axis=-1, keepdims=True)
+    normalized = centred / xp.sqrt(xp.mean(centred * centred, axis=-1, keepdims=True) + eps)
+    return {"y": normalized * inputs["weight"] + inputs["shift"], "h": h}
+
+
+def draw_seed(generator, sizes):  # type: ignore[no-untyped-def]
+    return generator.integers(-(2**31), 2**31, sizes["words"])
+
+
+def sizes(rows: int, columns: int) -> dict[str, int]:
+    return {"rows": rows, "columns": columns, "words": 2}
+
+
+MATRIX, VECTOR = ("rows", "columns"), ("columns",)
+
+BLOCK = Block(
+    name="dropout_residual_norm",
+    summary="bias, dropout, residual sum and LayerNorm between two products, as in GPT-2",
+    inputs=(
+        Tensor("x", MATRIX),
+        Tensor("bias", VECTOR, std=0.1),
+        Tensor("residual", MATRIX),
+        Tensor("weight", VECTOR, mean=1.0, std=0.1),
+        Tensor("shift", VECTOR, std=0.1),
+        Tensor("seed", ("words",), dtype="int32", draw=draw_seed),
+    ),
+    outputs=(Tensor("y", MATRIX), Tensor("h", MATRIX)),
+    reference=reference,
+    attributes={"p": 0.1, "eps": 1e-5},
+    backward_needs=("h", "weight", "seed"),
+    # Of floating-point numbers: the generator has some 80 integer operations for four elements.
+    flops=lambda s: 10 * s["rows"] * s["columns"],
+    backward_flops=lambda s: 15 * s["rows"] * s["columns"],
+    shapes=(
+        Shape("gpt2", sizes(8192, 4096), ("bfloat16",), ("quick", "full")),
+        Shape("prime", sizes(1021, 4093), ("float32",), ("quick", "full"), tuned=False),
+        Shape("one-row", sizes(1, 4096), ("bfloat16", "float32")),
+        Shape("odd", sizes(7, 257), ("float32", "float16", "bfloat16"), ("check",)),
+    ),
+    implementations=(*compilers("dropout_residual_norm"), triton("dropout_residual_norm")),
+)

@@ -1,0 +1,48 @@
+"""Threefry-2x32-20, the generator that dropout draws its mask from (Salmon et al., Parallel Random Numbers: As Easy as
+1, 2, 3, SC 2011): random words are a function of a key and a counter, so that a mask is recomputed, never stored.
+
+Plain integer arithmetic in int64 that NumPy and PyTorch share; 32-bit words are values from 0 to 2^32 - 1.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+PARITY = 0x1BD11BDA
+_WORD = 2**32 - 1
+
+
+def threefry_2x32(key: tuple[Any, Any], counter: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Two random words for each counter; `counter` are int64 arrays that broadcast, `key` integers of any kind, of
+    whose two's complement the low 32 bits count."""
+    keys = (*key, key[0] ^ key[1] ^ PARITY)
+    first, second = (counter[0] + keys[0]) & _WORD, (counter[1] + keys[1]) & _WORD
+    for group in range(5):
+        for rotation in ROTATIONS[group % 2]:
+            first = (first + second) & _WORD
+            second = ((second << rotation) & _WORD | second >> (32 - rotation)) ^ first
+        first = (first + keys[(group + 1) % 3]) & _WORD
+        second = (second + keys[(group + 2) % 3] + group + 1) & _WORD
+    return first, second
+
+
+def uniforms(xp: Any, x: Any, seed: Any) -> Any:
+    """For each element of x [rows, columns] an integer from 0 to 65535, in int64.
+
+    Column c of row r is the 16 bits number c % 4, the lowest first, of the 64 bits of counter (c // 4, r). `seed` holds
+    the key's two words.
+    """
+    ones = xp.ones_like(x, dtype=xp.int64)
+    row, group = xp.cumsum(ones[:, :1], 0) - 1, xp.cumsum(ones[:1, ::4], 1) - 1
+    words = threefry_2x32((seed[0], seed[1]), (group, row))
+    halves = [half for word in words for half in (word & 0xFFFF, word >> 16)]
+    return xp.stack(halves, -1).reshape(x.shape[0], -1)[:, : x.shape[1]]
+
+
+def dropout_constants(p: float) -> tuple[int, float]:
+    """(threshold, scale): an element is kept where its uniform is at least the threshold, p rounded up to 16 bits;
+    multiplied by the scale it has its own value as its mean."""
+    threshold = math.ceil(p * 65536)
+    return threshold, 65536 / (65536 - threshold)

@@ -1,0 +1,153 @@
+import pytest
+import torch
+from kernel_properties import dropout_residual_norm as problem_of
+from row_kernel_checks import DEVICE, random
+
+from triton_side.blocks import threefry
+from triton_side.kernels import dropout_residual_norm
+from triton_side.kernels._launch import RowConfig
+
+P, EPS = 0.3, 1e-5
+# Tiles of several rows, and persistent programs with a prefetch; none covers 13 x 203 exactly.
+CONFIGS = [
+    RowConfig(block_rows=4, block_columns=256, num_warps=4, num_stages=1, programs=3),
+    RowConfig(block_rows=1, block_columns=256, num_warps=1, num_stages=3, programs=5),
+]
+
+
+def seed_of(*words: int) -> torch.Tensor:
+    return torch.tensor(words, dtype=torch.int32, device=DEVICE)
+
+
+SEED = seed_of(-5, 2**31 - 1)
+
+
+def kept(rows: int, columns: int, p: float = P, seed: torch.Tensor = SEED) -> torch.Tensor:
+    return threefry.uniforms(rows, columns, seed) >= dropout_residual_norm.dropout_constants(p)[0]
+
+
+def training(config: RowConfig | None = None, module=dropout_residual_norm, p: float = P, seed: torch.Tensor = SEED):
+    """A launch of the forward and the backward pass: of x, bias, residual, weight, shift, dy and dh."""
+
+    def configured(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        *inputs, dy, dh = tensors
+        y, h, mean, rstd = module.forward(*inputs, seed, p, EPS, save_statistics=True, config=config)
+        return y, h, *module.backward(h, inputs[3], seed, mean, rstd, dy, dh, p, config)
+
+    def default(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        leaves = [tensor.detach().requires_grad_() for tensor in tensors[:5]]
+        outputs = module.dropout_residual_norm(*leaves, seed, p=p, eps=EPS)
+        return *(y.detach() for y in outputs), *torch.autograd.grad(outputs, leaves, tensors[5:])
+
+    return configured if config else default
+
+
+def operands(rows: int, columns: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
+    """x, bias, residual, weight, shift, dy, dh."""
+    shapes = [(rows, columns), (columns,), (rows, columns), (columns,), (columns,), *2 * [(rows, columns)]]
+    return tuple(random(*shape, dtype=dtype, seed=i) for i, shape in enumerate(shapes))
+
+
+def problem(
+    *shape: int, config: RowConfig | None = None, module=dropout_residual_norm, p: float = P, inputs=None
+) -> str | None:
+    inputs = inputs or operands(*shape)
+    scale = dropout_residual_norm.dropout_constants(p)[1]
+    return problem_of(training(config, module, p), inputs, kept(*inputs[0].shape, p), scale, EPS)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (5, 3), (16, 64), (3, 1025), (2, 16384)])
+def test_shapes(shape: tuple[int, int]) -> None:
+    assert not problem(*shape)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_configurations(config: RowConfig) -> None:
+    assert not problem(13, 203, config=config)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.125, 65534.5 / 65536])
+def test_probabilities(p: float) -> None:
+    assert not problem(7, 200, p=p)
+    assert kept(7, 200, p).all() == (p == 0)
+
+
+def test_the_mask_of_backward_is_that_of_forward() -> None:
+    ones, zeros = torch.ones(9, 203, device=DEVICE), torch.zeros(9, 203, device=DEVICE)
+    inputs = (ones, zeros[0], zeros, ones[0], zeros[0], zeros, ones)
+    for seed in (seed_of(0, 0), seed_of(1, 0), seed_of(0, 1), SEED):
+        _, h, dx, *_ = training(seed=seed)(*inputs)
+        assert torch.equal(h, dx)
+        assert torch.equal(h != 0, kept(9, 203, seed=seed))
+
+
+def test_non_contiguous() -> None:
+    wide, tall, stepped = random(10, 50)[:, 3:23], random(20, 10).t(), random(10, 40)[:, ::2]
+    vector, repeated = random(40)[::2], random(20).expand(10, 20)
+    assert not problem(inputs=(wide, vector, tall, vector, vector, repeated, stepped))
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0)])
+def test_empty(shape: tuple[int, int]) -> None:
+    y, h, dx, dbias, dresidual, dweight, dshift = training()(*operands(*shape))
+    assert y.shape == h.shape == dx.shape == dresidual.shape == shape
+    assert all(torch.equal(sums, torch.zeros_like(sums)) for sums in (dbias, dweight, dshift))
+
+
+def test_one_output_alone_has_gradients() -> None:
+    *inputs, dy, dh = operands(7, 127)
+    zeros = torch.zeros_like(dy)
+    leaves = [tensor.requires_grad_() for tensor in inputs]
+    for number, (output, cotangents) in enumerate([(dy, (dy, zeros)), (dh, (zeros, dh))]):
+        made = dropout_residual_norm.dropout_residual_norm(*leaves, SEED, p=P, eps=EPS)[number]
+        gradients = torch.autograd.grad(made, leaves, output)
+        expected = training()(*inputs, *cotangents)[2:]
+        assert all(torch.equal(a, b) for a, b in zip(gradients, expected, strict=True))
+
+
+def test_only_training_saves_statistics() -> None:
+    *inputs, _, _ = operands(3, 50)
+    y, _ = dropout_residual_norm.dropout_residual_norm(*inputs, SEED, p=P, eps=EPS)
+    assert y.grad_fn is None
+    inputs[1].requires_grad_()
+    y, _ = dropout_residual_norm.dropout_residual_norm(*inputs, SEED, p=P, eps=EPS)
+    assert [tuple(saved.shape) for saved in y.grad_fn.saved_tensors] == [(3, 50), (50,), (2,), (3,), (3,)]
+
+
+def test_gradients_repeat_bit_for_bit() -> None:
+    first, second = (training()(*operands(20, 203)) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def rejected(error: type[Exception], message: str, p: float = P, seed: torch.Tensor = SEED, **changed) -> None:
+    names = ("x", "bias", "residual", "weight", "shift")
+    inputs = dict(zip(names, operands(2, 3), strict=False)) | changed
+    with pytest.raises(error, match=message):
+        dropout_residual_norm.dropout_residual_norm(**inputs, seed=seed, p=p, eps=EPS)
+
+
+def test_rejects() -> None:
+    rejected(ValueError, r"x must be \[rows, columns\], got shape \(3,\)", x=random(3))
+    rejected(ValueError, r"residual must be of x's shape \(2, 3\), got \(3, 2\)", residual=random(3, 2))
+    rejected(ValueError, r"shift must be \[columns\] = \[3\] for x of shape \(2, 3\), got \(2,\)", shift=random(2))
+    rejected(TypeError, "weight in torch.float16", weight=random(3).half())
+    rejected(TypeError, "seed must be int32, got torch.int64", seed=SEED.long())
+    rejected(ValueError, r"seed must be two words on .*, got shape \(3,\)", seed=seed_of(1, 2, 3))
+    for p in (-0.1, 1.0, 1 - 2**-17, float("inf")):
+        rejected(ValueError, "p must be at least 0", p=p)
+    wide, row = torch.zeros(1, 16385, device=DEVICE), torch.zeros(16385, device=DEVICE)
+    rejected(ValueError, "16384 columns at most, got 16385", x=wide, residual=wide, bias=row, weight=row, shift=row)
+
+
+@pytest.mark.parametrize("configure", [
+    dropout_residual_norm.configure_forward, dropout_residual_norm.configure_backward,
+])  # fmt: skip
+@pytest.mark.parametrize("columns", [1, 100, 4096, 8193, 16384])
+def test_configurations_cover_the_matrix_and_fit_an_h200(configure, columns: int) -> None:
+    for rows in (1, 133, 8192):
+        for element_bytes in (2, 4):
+            config = configure(rows, columns, element_bytes, 132)
+            buffers = 3 * (config.num_stages - 1)
+            assert buffers * config.block_rows * config.block_columns * element_bytes < 232448 - 1024
+            assert 1 <= config.programs <= -(-rows // config.block_rows)
+            assert config.block_columns >= max(4, columns) and 1 <= config.num_warps <= 32

@@ -1,0 +1,42 @@
+"""What stands between two products of a GPT-2 layer: h = residual + dropout(x + bias), y = layer_norm(h) * weight +
+shift. Dropout's mask comes from a counter-based generator and an explicit seed.
+
+Sources: Srivastava et al., "Dropout", JMLR 15 (2014); Ba et al., "Layer Normalization", https://arxiv.org/abs/1607.06450.
+"""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from triton_side.blocks.threefry import uniforms
+from triton_side.stages import stage
+
+
+def apply(inputs: Mapping[str, Tensor], *, p: float, eps: float) -> dict[str, Tensor]:
+    """x and residual [rows, columns], bias, weight and shift [columns], seed [2] in int32 -> y and h [rows, columns].
+
+    h is computed in x's dtype, operation by operation; its norm in float32, weight and shift included, stored in x's
+    dtype. An element is dropped with probability p, rounded up to a multiple of 2^-16.
+    """
+    x = inputs["x"]
+    threshold = math.ceil(p * 65536)
+    with stage("bias"):
+        biased = x + inputs["bias"]
+    with stage("mask"):
+        kept = uniforms(*x.shape, inputs["seed"]) >= threshold
+    with stage("dropout"):
+        dropped = torch.where(kept, biased * (65536 / (65536 - threshold)), 0.0)
+    with stage("residual"):
+        h = inputs["residual"] + dropped
+    with stage("mean"):
+        wide = h.float()
+        centred = wide - wide.mean(dim=-1, keepdim=True)
+    with stage("variance"):
+        variance = (centred * centred).mean(dim=-1, keepdim=True)
+    with stage("normalize"):
+        normalized = centred * torch.rsqrt(variance + eps)
+    with stage("affine"):
+        y = (normalized * inputs["weight"] + inputs["shift"]).to(x.dtype)
+    return {"y": y, "h": h}

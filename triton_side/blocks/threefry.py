@@ -1,0 +1,37 @@
+"""Threefry-2x32-20 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011) in int32, which wraps.
+
+The dtype that GPUs add at full rate; PyTorch has no arithmetic of uint32.
+"""
+
+import torch
+from torch import Tensor
+
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_PARITY = 0x1BD11BDA
+
+
+def _rotated(word: Tensor, bits: int) -> Tensor:
+    return (word << bits) | ((word >> (32 - bits)) & ((1 << bits) - 1))
+
+
+def threefry_2x32(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Two random words for each counter; all int32, counters that broadcast."""
+    keys = (*key, key[0] ^ key[1] ^ _PARITY)
+    first, second = counter[0] + keys[0], counter[1] + keys[1]
+    for group in range(5):
+        for bits in _ROTATIONS[group % 2]:
+            first = first + second
+            second = _rotated(second, bits) ^ first
+        first = first + keys[(group + 1) % 3]
+        second = second + keys[(group + 2) % 3] + (group + 1)
+    return first, second
+
+
+def uniforms(rows: int, columns: int, seed: Tensor) -> Tensor:
+    """[rows, columns] of integers from 0 to 65535: column c of row r is the 16 bits number c % 4, the lowest first, of
+    the 64 bits of counter (c // 4, r) for the key seed[2]."""
+    row = torch.arange(rows, dtype=torch.int32, device=seed.device)[:, None]
+    group = torch.arange(-(-columns // 4), dtype=torch.int32, device=seed.device)[None, :]
+    words = threefry_2x32((seed[0], seed[1]), (group, row))
+    halves = [half for word in words for half in (word & 0xFFFF, (word >> 16) & 0xFFFF)]
+    return torch.stack(halves, -1).reshape(rows, -1)[:, :columns]

@@ -1,0 +1,280 @@
+"""What stands between two products of a GPT-2 layer, forward and backward: bias, dropout, residual sum, layer norm.
+
+    h  = residual + m (x + bias),  m = scale where kept, else 0       mean, rstd = 1 / sqrt(var + eps) of the row of h
+    y  = n weight + shift,  n = (h - mean) rstd
+    dh = dh of h's own + rstd (g - mean(g) - n mean(g n)),  g = dy weight
+    dresidual = dh,  dx = m dh,  dbias = sum over rows of dx,  dweight = that of dy n,  dshift = that of dy
+
+Srivastava et al., "Dropout", JMLR 15 (2014); Ba et al., "Layer Normalization", arXiv:1607.06450. Shapes: x, residual, y,
+h and their gradients [rows, columns]; bias, weight, shift and theirs [columns]; seed [2] in int32; mean, rstd [rows] in
+fp32, saved only where a gradient is wanted. bfloat16, float16 or float32 in and out; fp32 inside. h is rounded once, and
+the norm is of what is stored, which the backward pass reads. The mask is drawn anew from the seed (_threefry).
+
+A row is held in registers, with its three column sums in the backward pass (see rmsnorm), so that each tensor crosses
+the memory bus once. Rows of more than 16,384 columns do not fit and are refused.
+"""
+
+import math
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch.autograd.function import once_differentiable
+
+from triton_side import declare
+from triton_side.kernels._column_sums import sum_partials
+from triton_side.kernels._launch import (
+    RowConfig,
+    check_matrix,
+    check_tensors,
+    device_of,
+    multiprocessors,
+    rows_a_tile,
+    with_unit_column_stride,
+)
+from triton_side.kernels._threefry import uniforms
+
+MOST_COLUMNS = 16384
+Tensors = tuple[torch.Tensor, ...]
+
+# What the kernels compute, in the stages of the block. mean and rstd are saved, so that the backward pass repeats no
+# sum, but the mask and the normalised rows.
+FORWARD = (
+    declare.forward("add", "bias"), declare.forward("threefry", "mask"), declare.forward("select", "dropout"),
+    declare.forward("add", "residual"),
+    declare.forward("reduce_sum", "mean"), declare.forward("sub", "mean"),
+    declare.forward("mul", "variance"), declare.forward("reduce_sum", "variance"),
+    declare.forward("rsqrt", "normalize"), declare.forward("mul", "normalize"),
+    declare.forward("mul", "affine"), declare.forward("add", "affine"),
+)  # fmt: skip
+BACKWARD = (
+    declare.again("threefry", "mask"), declare.again("sub", "mean"), declare.again("mul", "normalize"),
+    declare.gradient("mul", "affine", "dnormalised"), declare.gradient("reduce_sum", "normalize", "projection"),
+    declare.gradient("reduce_sum", "mean", "average"), declare.gradient("mul", "normalize", "dh"),
+    declare.gradient("add", "residual", "dh"), declare.gradient("select", "dropout", "dx"),
+    declare.gradient("reduce_sum", "bias", "partial"), declare.gradient("mul", "affine", "dweight"),
+    declare.gradient("reduce_sum", "affine", "partial dweight"), declare.gradient("reduce_sum", "affine", "partial dshift"),
+)  # fmt: skip
+SUMS = (
+    ("dbias", declare.gradient("reduce_sum", "bias", "dbias")),
+    ("dweight", declare.gradient("reduce_sum", "affine", "dweight")),
+    ("dshift", declare.gradient("reduce_sum", "affine", "dshift")),
+)
+
+
+@declare.declare(*FORWARD, flops=lambda shapes: 10 * math.prod(shapes["x_ptr"]))
+@triton.jit
+def dropout_residual_norm_forward_kernel(
+    x_ptr, bias_ptr, residual_ptr, weight_ptr, shift_ptr, seed_ptr, y_ptr, h_ptr, mean_ptr, rstd_ptr,
+    x_row_stride, residual_row_stride, rows, columns, threshold, scale, eps,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    column = tl.arange(0, COLUMNS)[None, :]
+    bias = tl.load(bias_ptr + column, mask=column < columns, other=0.0)
+    weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0)
+    shift = tl.load(shift_ptr + column, mask=column < columns, other=0.0)
+    for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
+        row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+        mask = (row < rows) & (column < columns)
+        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(tl.float32)
+        residual = tl.load(residual_ptr + row * residual_row_stride + column, mask=mask, other=0.0).to(tl.float32)
+        kept = uniforms(seed_ptr, row, COLUMNS) >= threshold
+        h = residual + tl.where(kept, (x + bias.to(tl.float32)) * scale, 0.0)
+        h = h.to(h_ptr.dtype.element_ty)
+        tl.store(h_ptr + row * columns + column, h, mask=mask)
+        h = h.to(tl.float32)
+        mean = tl.sum(h, axis=1, keep_dims=True) / columns
+        centred = tl.where(column < columns, h - mean, 0.0)
+        rstd = tl.rsqrt(tl.sum(centred * centred, axis=1, keep_dims=True) / columns + eps)
+        y = centred * rstd * weight.to(tl.float32) + shift.to(tl.float32)
+        tl.store(y_ptr + row * columns + column, y.to(y_ptr.dtype.element_ty), mask=mask)
+        if mean_ptr is not None:
+            tl.store(mean_ptr + row, mean, mask=row < rows)
+            tl.store(rstd_ptr + row, rstd, mask=row < rows)
+
+
+@declare.declare(*BACKWARD, flops=lambda shapes: 15 * math.prod(shapes["h_ptr"]))
+@triton.jit
+def dropout_residual_norm_backward_kernel(
+    h_ptr, weight_ptr, seed_ptr, mean_ptr, rstd_ptr, dy_ptr, dh_ptr, dx_ptr, dresidual_ptr, partial_ptr,
+    dy_row_stride, dh_row_stride, rows, columns, threshold, scale,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    column = tl.arange(0, COLUMNS)[None, :]
+    weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0)
+    dbias = tl.zeros([ROWS, COLUMNS], tl.float32)
+    dweight = tl.zeros([ROWS, COLUMNS], tl.float32)
+    dshift = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
+        row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+        mask = (row < rows) & (column < columns)
+        h = tl.load(h_ptr + row * columns + column, mask=mask, other=0.0).to(tl.float32)
+        dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(tl.float32)
+        dh = tl.load(dh_ptr + row * dh_row_stride + column, mask=mask, other=0.0).to(tl.float32)
+        mean = tl.load(mean_ptr + row, mask=row < rows, other=0.0)
+        rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
+        normalised = (h - mean) * rstd
+        dnormalised = dy * weight.to(tl.float32)
+        average = tl.sum(dnormalised, axis=1, keep_dims=True) / columns
+        projection = tl.sum(dnormalised * normalised, axis=1, keep_dims=True) / columns
+        dh += rstd * (dnormalised - average - normalised * projection)
+        tl.store(dresidual_ptr + row * columns + column, dh.to(dresidual_ptr.dtype.element_ty), mask=mask)
+        kept = uniforms(seed_ptr, row, COLUMNS) >= threshold
+        dx = tl.where(kept, dh * scale, 0.0)
+        tl.store(dx_ptr + row * columns + column, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+        dbias += dx
+        dweight += dy * normalised
+        dshift += dy
+    partial_ptr += tl.program_id(0) * 3 * columns + column
+    tl.store(partial_ptr, tl.sum(dbias, axis=0, keep_dims=True), mask=column < columns)
+    tl.store(partial_ptr + columns, tl.sum(dweight, axis=0, keep_dims=True), mask=column < columns)
+    tl.store(partial_ptr + 2 * columns, tl.sum(dshift, axis=0, keep_dims=True), mask=column < columns)
+
+
+def configure_forward(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> RowConfig:
+    """Sixteen elements of each operand to a thread, a tile to a program: half of rmsnorm's, because there are two
+    operands and the generator's words in registers beside them."""
+    block = max(4, triton.next_power_of_2(columns))  # one call of the generator makes four elements
+    block_rows = rows_a_tile(rows, block, multiprocessors)
+    return RowConfig(block_rows, block, max(1, block * block_rows // 512), 1, triton.cdiv(rows, block_rows))
+
+
+def configure_backward(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> RowConfig:
+    """One resident set of programs, few because each costs three rows of fp32 partial sums, with one tile of three
+    operands on its way while they fit in shared memory."""
+    block = max(4, triton.next_power_of_2(columns))
+    block_rows = rows_a_tile(rows, block, multiprocessors)
+    tile = block * block_rows
+    stages = 2 if 3 * tile * element_bytes <= 196608 else 1
+    resident = multiprocessors * max(1, min(16, 8192 // tile))
+    num_warps = max(1, min(32, tile // 512))
+    return RowConfig(block_rows, block, num_warps, stages, min(triton.cdiv(rows, block_rows), resident))
+
+
+def dropout_constants(p: float) -> tuple[int, float]:
+    """(threshold, scale): kept is what has a uniform of 16 bits at least the threshold; the scale keeps the mean."""
+    threshold = math.ceil(p * 65536)
+    return threshold, 65536 / (65536 - threshold)
+
+
+def forward(
+    x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, shift: torch.Tensor,
+    seed: torch.Tensor, p: float, eps: float, *, save_statistics: bool, config: RowConfig | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
+    """Launch the forward kernel: y and h [rows, columns], contiguous, in x's dtype; mean and rstd [rows] in fp32, or
+    None."""
+    rows, columns = x.shape
+    y, h = (torch.empty((rows, columns), dtype=x.dtype, device=x.device) for _ in range(2))
+    mean, rstd = (
+        torch.empty(rows, dtype=torch.float32, device=x.device) if save_statistics else None for _ in range(2)
+    )
+    if y.numel() == 0:
+        return y, h, mean, rstd
+    x, residual = with_unit_column_stride(x), with_unit_column_stride(residual)
+    config = config or configure_forward(rows, columns, x.element_size(), multiprocessors(x.device))
+    with device_of(x):
+        dropout_residual_norm_forward_kernel[(config.programs,)](
+            x, bias.contiguous(), residual, weight.contiguous(), shift.contiguous(), seed.contiguous(), y, h, mean,
+            rstd, x.stride(0), residual.stride(0), rows, columns, *dropout_constants(p), eps,
+            ROWS=config.block_rows, COLUMNS=config.block_columns, STAGES=config.num_stages, num_warps=config.num_warps,
+        )  # fmt: skip
+    return y, h, mean, rstd
+
+
+def backward(
+    h: torch.Tensor, weight: torch.Tensor, seed: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor,
+    dy: torch.Tensor, dh: torch.Tensor, p: float, config: RowConfig | None = None,
+) -> Tensors:  # fmt: skip
+    """Launch the backward kernels on a contiguous h: dx, dbias, dresidual, dweight, dshift, contiguous, in h's dtype."""
+    rows, columns = h.shape
+    dx, dresidual = (torch.empty((rows, columns), dtype=h.dtype, device=h.device) for _ in range(2))
+    if h.numel() == 0:
+        dbias, dweight, dshift = (torch.zeros(columns, dtype=h.dtype, device=h.device) for _ in range(3))
+        return dx, dbias, dresidual, dweight, dshift
+    dy, dh = with_unit_column_stride(dy), with_unit_column_stride(dh)
+    config = config or configure_backward(rows, columns, h.element_size(), multiprocessors(h.device))
+    partial = torch.empty((config.programs, 3, columns), dtype=torch.float32, device=h.device)
+    with device_of(h):
+        dropout_residual_norm_backward_kernel[(config.programs,)](
+            h, weight.contiguous(), seed.contiguous(), mean, rstd, dy, dh, dx, dresidual, partial,
+            dy.stride(0), dh.stride(0), rows, columns, *dropout_constants(p),
+            ROWS=config.block_rows, COLUMNS=config.block_columns, STAGES=config.num_stages, num_warps=config.num_warps,
+        )  # fmt: skip
+        dbias, dweight, dshift = sum_partials(partial, h.dtype, *SUMS)
+    return dx, dbias, dresidual, dweight, dshift
+
+
+class DropoutResidualNormFunction(torch.autograd.Function):
+    """Saves h, weight, seed, mean and rstd; the backward pass reads h, dy and dh once and writes dx and dresidual."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor,
+        shift: torch.Tensor, seed: torch.Tensor, p: float, eps: float,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        y, h, mean, rstd = forward(x, bias, residual, weight, shift, seed, p, eps, save_statistics=True)
+        ctx.save_for_backward(h, weight, seed, mean, rstd)
+        ctx.p = p
+        return y, h
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor, dh: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return *backward(*ctx.saved_tensors, dy, dh, ctx.p), None, None, None
+
+
+def dropout_residual_norm(
+    x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, shift: torch.Tensor,
+    seed: torch.Tensor, *, p: float, eps: float,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """(y, h) with h = residual + dropout(x + bias) and y = layer_norm(h) weight + shift over the columns; differentiable
+    once in all but the seed.
+
+    Args:
+        x, residual: [rows, columns], bfloat16, float16 or float32, on a GPU, 1 to 16,384 columns. Rows may be any
+            distance apart; a matrix whose columns are not neighbours in memory is copied.
+        bias, weight, shift: [columns], of x's dtype and device.
+        seed: [2] in int32 on x's device; the same seed gives the same mask.
+        p: probability of an element to be dropped, 0 <= p < 1, rounded up to a multiple of 2^-16. What is kept is
+            multiplied by 1 / (1 - p), p so rounded.
+        eps: added to the variance.
+
+    Returns:
+        New contiguous [rows, columns] tensors of x's dtype.
+
+    Raises:
+        ValueError: p is out of range, shapes or devices do not fit, there are too many columns, or the tensors are not
+            on a GPU.
+        TypeError: dtypes differ or are not supported, or the seed is not int32.
+    """
+    check_tensors(x=x, bias=bias, residual=residual, weight=weight, shift=shift)
+    check_matrix("x", x)
+    rows, columns = x.shape
+    if residual.shape != x.shape:
+        raise ValueError(f"residual must be of x's shape {tuple(x.shape)}, got {tuple(residual.shape)}")
+    for name, vector in (("bias", bias), ("weight", weight), ("shift", shift)):
+        if vector.shape != (columns,):
+            raise ValueError(
+                f"{name} must be [columns] = [{columns}] for x of shape {tuple(x.shape)}, got {tuple(vector.shape)}"
+            )
+    if columns > MOST_COLUMNS:
+        raise ValueError(f"rows are held in registers, which takes {MOST_COLUMNS} columns at most, got {columns}")
+    if seed.dtype != torch.int32:
+        raise TypeError(f"seed must be int32, got {seed.dtype}; cast it with .to(torch.int32)")
+    if seed.shape != (2,) or seed.device != x.device:
+        raise ValueError(f"seed must be two words on {x.device}, got shape {tuple(seed.shape)} on {seed.device}")
+    if not 0 <= p <= 65535 / 65536:
+        raise ValueError(f"p must be at least 0 and, rounded up to a multiple of 2^-16, less than 1, got {p}")
+    tensors = (x, bias, residual, weight, shift)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return DropoutResidualNormFunction.apply(*tensors, seed, p, eps)
+    y, h, _, _ = forward(*tensors, seed, p, eps, save_statistics=False)
+    return y, h
+
+
+def apply(inputs: dict[str, torch.Tensor], **attributes: Any) -> dict[str, torch.Tensor]:
+    """The block `dropout_residual_norm`: x, residual [rows, columns], bias, weight, shift [columns], seed [2], p, eps ->
+    y and h [rows, columns]."""
+    y, h = dropout_residual_norm(**inputs, **attributes)
+    return {"y": y, "h": h}

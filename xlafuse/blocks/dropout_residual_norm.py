@@ -1,0 +1,39 @@
+"""What stands between two products of a GPT-2 layer: h = residual + dropout(x + bias), y = layer_norm(h) * weight +
+shift (Srivastava et al., JMLR 15, 2014; Ba et al., arXiv:1607.06450), the mask from an explicit seed."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from xlafuse.blocks.threefry import uniforms
+
+
+def apply(inputs: dict[str, jax.Array], *, p: float, eps: float) -> dict[str, jax.Array]:
+    """`x` and `residual` [rows, columns], `bias`, `weight` and `shift` [columns], `seed` [2] in int32 -> `y` and `h`
+    [rows, columns] in x's dtype.
+
+    h is computed in x's dtype, but for dropout's scale, which bfloat16 would round by 0.2%; its norm in float32, weight
+    and shift included. An element is dropped with probability p, rounded up to a multiple of 2^-16.
+    """
+    x = inputs["x"]
+    threshold = math.ceil(p * 65536)
+    with jax.named_scope("bias"):
+        biased = x + inputs["bias"]
+    with jax.named_scope("mask"):
+        kept = uniforms(*x.shape, inputs["seed"]) >= threshold
+    with jax.named_scope("dropout"):
+        scaled = biased.astype(jnp.float32) * (65536 / (65536 - threshold))
+        dropped = jnp.where(kept, scaled, 0.0).astype(x.dtype)
+    with jax.named_scope("residual"):
+        h = inputs["residual"] + dropped
+    with jax.named_scope("mean"):
+        wide = h.astype(jnp.float32)
+        centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
+    with jax.named_scope("variance"):
+        variance = jnp.mean(centred * centred, axis=-1, keepdims=True)
+    with jax.named_scope("normalize"):
+        normalized = centred * jax.lax.rsqrt(variance + eps)
+    with jax.named_scope("affine"):
+        y = (normalized * inputs["weight"] + inputs["shift"]).astype(x.dtype)
+    return {"y": y, "h": h}

@@ -1,0 +1,34 @@
+"""Threefry-2x32-20 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011), written out: jax.random has
+it behind keys and shapes of its own."""
+
+import jax
+import jax.numpy as jnp
+
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_PARITY = 0x1BD11BDA
+
+Words = tuple[jax.Array, jax.Array]
+
+
+def threefry_2x32(key: Words, counter: Words) -> Words:
+    """Two random words for each counter; all uint32, counters that broadcast."""
+    keys = (*key, key[0] ^ key[1] ^ jnp.uint32(_PARITY))
+    first, second = counter[0] + keys[0], counter[1] + keys[1]
+    for group in range(5):
+        for bits in _ROTATIONS[group % 2]:
+            first = first + second
+            second = ((second << bits) | (second >> (32 - bits))) ^ first
+        first = first + keys[(group + 1) % 3]
+        second = second + keys[(group + 2) % 3] + jnp.uint32(group + 1)
+    return first, second
+
+
+def uniforms(rows: int, columns: int, seed: jax.Array) -> jax.Array:
+    """[rows, columns] of integers from 0 to 65535: column c of row r is the 16 bits number c % 4, the lowest first, of
+    the 64 bits of counter (c // 4, r) for the key seed[2], int32."""
+    key = jax.lax.bitcast_convert_type(seed, jnp.uint32)
+    row = jnp.arange(rows, dtype=jnp.uint32)[:, None]
+    group = jnp.arange(-(-columns // 4), dtype=jnp.uint32)[None, :]
+    words = threefry_2x32((key[0], key[1]), (group, row))
+    halves = [half for word in words for half in (word & 0xFFFF, word >> 16)]
+    return jnp.stack(halves, -1).reshape(rows, -1)[:, :columns]
