@@ -54,7 +54,8 @@ class CannotCheck(RuntimeError):
     """Nothing could be checked; the message says why and what to do."""
 
 
-Shapes = dict[str, tuple[int, ...]]
+# An input is drawn from a normal distribution in its shape, or is what is given, as integers are.
+Shapes = dict[str, tuple[int, ...] | torch.Tensor]
 Call = Callable[[], object]
 
 
@@ -68,7 +69,7 @@ def cases(device: str) -> Iterator[tuple[str, Call]]:
         for module, every_shapes, attributes in _operations():
             for shapes in every_shapes[paths]:
                 folder, block = module.split(".")
-                sizes = " ".join("x".join(map(str, shape)) for shape in shapes.values())
+                sizes = " ".join("x".join(map(str, getattr(given, "shape", given))) for given in shapes.values())
                 apply = importlib.import_module(f"triton_side.{module}").apply
                 yield f"{folder} {block} {sizes} {dtype}", _training(apply, shapes, dtype, device, **attributes)
 
@@ -81,6 +82,13 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
     # A warp to a row (scalar and 16-byte loads), a block, a cluster of blocks; streamed.
     of_cuda: list[Shapes] = [{"x": (3, columns)} for columns in (131, 136, 2056, 16387, 65543)]
     norms: list[Shapes] = [{"x": (5, columns), "weight": (columns,)} for columns in (131, 16391)]
+    chains: list[Shapes] = [
+        {
+            "x": (5, columns), "bias": (columns,), "residual": (5, columns), "weight": (columns,), "shift": (columns,),
+            "seed": torch.tensor([3, -5], dtype=torch.int32),
+        }
+        for columns in (131, 4097)
+    ]  # fmt: skip
     # Operands through pointers; of bfloat16 through tensor descriptors.
     mlps: list[Shapes] = [
         {
@@ -95,7 +103,7 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
         ("kernels.gelu", rows, {}), ("cuda.gelu", rows, {}),
         ("kernels.softmax", rows + walked, {}), ("cuda.softmax", of_cuda, {}),
         ("kernels.rmsnorm", norms, {"eps": EPS}), ("kernels.swiglu_mlp", mlps, {"eps": EPS}),
-        ("kernels.attention", heads, {}),
+        ("kernels.attention", heads, {}), ("kernels.dropout_residual_norm", chains, {"p": 0.1, "eps": EPS}),
     ]  # fmt: skip
 
 
@@ -103,11 +111,15 @@ def _training(
     apply: Callable[..., dict[str, torch.Tensor]], shapes: Shapes, dtype: torch.dtype, device: str, **attributes: float
 ) -> Call:
     def call() -> object:
-        inputs = {n: torch.randn(shape, dtype=dtype, device=device).requires_grad_() for n, shape in shapes.items()}
-        (out,) = apply(inputs, **attributes).values()
-        if out.requires_grad:
-            out.backward(torch.randn_like(out))
-        return out
+        inputs = {
+            name: given.to(device) if isinstance(given, torch.Tensor)
+            else torch.randn(given, dtype=dtype, device=device).requires_grad_()
+            for name, given in shapes.items()
+        }  # fmt: skip
+        outputs = list(apply(inputs, **attributes).values())
+        if any(out.requires_grad for out in outputs):
+            torch.autograd.backward(outputs, [torch.randn_like(out) for out in outputs])
+        return outputs
 
     return call
 

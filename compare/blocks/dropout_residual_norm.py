@@ -1,4 +1,4 @@
-"""h = residual + dropout(x + bias), y = layer_norm(h) weight + shift: what stands between two products of a GPT-2 layer.
+"""h = residual + dropout(x + bias), y = layer_norm(h) weight + shift: what is between two products of a GPT-2 layer.
 
 dropout(v) is v scale where a uniform of 16 bits is at least a threshold, else 0 (Srivastava et al., JMLR 15, 2014). The
 uniforms are Threefry's (compare.threefry) at (row, column) for the key `seed`, so that every implementation and the

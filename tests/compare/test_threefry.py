@@ -36,12 +36,24 @@ def test_a_key_counts_by_its_bits() -> None:
     np.testing.assert_array_equal(unsigned, threefry.threefry_2x32((np.int32(-9), np.int32(7)), counter))
 
 
-def test_numpy_and_torch_draw_the_same() -> None:
-    expected = uniforms(3, 11)
-    found = threefry.uniforms(torch, torch.empty(3, 11, dtype=torch.float16), torch.from_numpy(SEED))
-    assert expected.dtype == found.numpy().dtype == np.int64
-    np.testing.assert_array_equal(found.numpy(), expected)
-    assert expected.min() >= 0 and expected.max() < 65536
+def test_numpy_torch_and_the_plain_blocks_draw_the_same() -> None:
+    jnp = pytest.importorskip("jax.numpy")
+    from triton_side.blocks import threefry as in_torch
+    from xlafuse.blocks import threefry as in_jax
+
+    expected, seed = uniforms(37, 11), torch.from_numpy(SEED)
+    assert expected.dtype == np.int64 and expected.min() >= 0 and expected.max() < 65536
+    np.testing.assert_array_equal(threefry.uniforms(torch, torch.empty(37, 11, dtype=torch.float16), seed), expected)
+    np.testing.assert_array_equal(in_torch.uniforms(37, 11, seed), expected)
+    np.testing.assert_array_equal(in_jax.uniforms(37, 11, jnp.asarray(SEED)), expected)
+
+
+def test_jax_has_this_generator() -> None:
+    """jax.random's, whose counters are the halves of one array."""
+    random = pytest.importorskip("jax.extend.random")
+    key, counter = np.array([5, 2**32 - 9], np.uint32), np.arange(10, dtype=np.uint32)
+    expected = threefry.threefry_2x32(tuple(key.astype(np.int64)), (np.arange(5), np.arange(5, 10)))
+    np.testing.assert_array_equal(random.threefry_2x32(key, counter), np.concatenate(expected))
 
 
 def test_an_elements_number_depends_on_its_place_alone() -> None:

@@ -7,11 +7,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from functorch.compile import make_boxed_func
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx.traceback import preserve_node_meta
 
+from triton_side.blocks.threefry import uniforms
 from triton_side.library import attention as library_attention
 
 EPS = 1e-5
@@ -21,15 +23,19 @@ SHAPES = {
     "gelu": [(1, 1), (7, 129)],
     "softmax": [(1, 1), (7, 129)],
     "rmsnorm": [(1, 1), (7, 129)],
+    "dropout_residual_norm": [(1, 3), (7, 129)],
     "swiglu_mlp": [(1, 3, 5), (7, 33, 65)],  # tokens, width, hidden
     "attention": [(1, 1, 1, 16), (1, 2, 37, 24)],  # batch, heads, sequence, head_dim
 }
-ATTRIBUTES = {"rmsnorm": {"eps": EPS}, "swiglu_mlp": {"eps": EPS}}
+ATTRIBUTES = {
+    "rmsnorm": {"eps": EPS}, "swiglu_mlp": {"eps": EPS}, "dropout_residual_norm": {"p": 0.25, "eps": EPS},
+}  # fmt: skip
 STAGES = {
     "vector_add": {"add"},
     "gelu": {"gelu"},
     "softmax": {"max", "exp", "sum", "divide"},
     "rmsnorm": {"mean_square", "normalize", "weight"},
+    "dropout_residual_norm": {"bias", "mask", "dropout", "residual", "mean", "variance", "normalize", "affine"},
     "swiglu_mlp": {"norm", "gate", "up", "act", "down", "residual"},
     "attention": {"scores", "mask", "softmax", "values"},
 }
@@ -50,6 +56,10 @@ def make_inputs(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> Array
         return {"x": normal(*shape), "y": normal(*shape)}
     if block == "rmsnorm":
         return {"x": normal(*shape), "weight": normal(shape[-1])}
+    if block == "dropout_residual_norm":
+        vectors = {name: normal(shape[-1]) for name in ("bias", "weight", "shift")}
+        seed = torch.tensor([-3, 5], dtype=torch.int32)
+        return {"x": normal(*shape), "residual": normal(*shape), **vectors, "seed": seed}
     if block == "attention":
         return {name: normal(*shape) for name in "qkv"}
     if block == "swiglu_mlp":
@@ -87,6 +97,10 @@ def reference(block: str, inputs: Arrays) -> Arrays:
         h = rmsnorm_reference(x, inputs["norm_weight"])
         gate = h @ inputs["gate_weight"]
         return {"y": x + (gate / (1 + torch.exp(-gate)) * (h @ inputs["up_weight"])) @ inputs["down_weight"]}
+    if block == "dropout_residual_norm":
+        kept = uniforms(*x.shape, inputs["seed"]) >= 65536 // 4
+        h = inputs["residual"] + kept * (x + inputs["bias"]) / 0.75
+        return {"y": F.layer_norm(h, h.shape[-1:], inputs["weight"], inputs["shift"], EPS), "h": h}
     q, k, v = (inputs[name] for name in "qkv")
     scores = torch.einsum("bhqd,bhkd->bhqk", q, k) / math.sqrt(q.shape[-1])
     causal = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool).tril()
@@ -105,18 +119,21 @@ def assert_close(name: str, value: Tensor, expected: Tensor, dtype: torch.dtype)
 def check(block: str, apply: Callable[..., Arrays], inputs: Arrays, *, gradients: bool = True) -> None:
     """Outputs, and the gradients of all inputs for a random cotangent, against the reference."""
     dtype = next(iter(inputs.values())).dtype
-    exact = {name: tensor.detach().double().requires_grad_() for name, tensor in inputs.items()}
-    (expected,) = reference(block, exact).values()
+    trained = [name for name, tensor in inputs.items() if tensor.is_floating_point()]
+    exact = inputs | {name: inputs[name].detach().double().requires_grad_() for name in trained}
+    expected = reference(block, exact)
     outputs = apply(inputs, **ATTRIBUTES.get(block, {}))
-    assert outputs.keys() == reference(block, exact).keys()
-    (value,) = outputs.values()
-    assert_close("output", value, expected, dtype)
+    assert outputs.keys() == expected.keys()
+    for name, value in outputs.items():
+        assert_close(name, value, expected[name], dtype)
     if not gradients:
         return
-    cotangent = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
-    value.backward(cotangent)
-    expected.backward(cotangent.double())
-    for name, tensor in inputs.items():
+    generator = torch.Generator().manual_seed(1)
+    cotangents = [torch.randn(value.shape, generator=generator).to(dtype) for value in expected.values()]
+    torch.autograd.backward(list(outputs.values()), cotangents)
+    torch.autograd.backward(list(expected.values()), [cotangent.double() for cotangent in cotangents])
+    for name in trained:
+        tensor = inputs[name]
         assert_close(f"gradient of {name}", tensor.grad, exact[name].grad, dtype)
 
 
@@ -125,7 +142,7 @@ def module(package: str, block: str) -> Callable[..., Arrays]:
 
 
 ALL_CASES = [(block, shape) for block, shapes in SHAPES.items() for shape in shapes]
-LIBRARY_CASES = [(block, shape) for block, shape in ALL_CASES if block != "attention"]
+LIBRARY_CASES = [case for case in ALL_CASES if case[0] not in ("attention", "dropout_residual_norm")]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -176,8 +193,8 @@ def test_block_is_one_graph_and_its_stages_reach_both_directions(block: str) -> 
     with preserve_node_meta():
         check(block, compiled, make_inputs(block, SHAPES[block][1], torch.float32))
     assert stages["forward"] == STAGES[block]
-    # The gradient of a sum passes on unchanged, none flows through softmax's maximum: no operations.
-    assert stages.get("backward", set()) == STAGES[block] - {"add", "max", "residual"}
+    # The gradient of a sum passes on unchanged, none flows through softmax's maximum or a mask: no operations.
+    assert stages.get("backward", set()) == STAGES[block] - {"add", "max", "residual", "mask"}
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

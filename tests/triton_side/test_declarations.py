@@ -31,6 +31,10 @@ MLP = {
 }  # fmt: skip
 ATTENTION = dict.fromkeys("qkv", (1, 2, 128, 64))
 EPS = {"eps": 1e-6}
+CHAIN = {
+    "x": (64, 128), "bias": (128,), "residual": (64, 128), "weight": (128,), "shift": (128,), "seed": (2,),
+}  # fmt: skip
+OWN_DTYPES = {"seed": "int32"}  # of inputs that are not of their case's dtype
 # Folder, block, shapes, attributes, dtype. The long rows take the kernels that walk them.
 CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, float], str]] = {
     "vector_add": ("kernels", "vector_add", {"x": (4096,), "y": (4096,)}, {}, "bfloat16"),
@@ -39,6 +43,7 @@ CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, float], s
     "softmax, long rows": ("kernels", "softmax", {"x": (2, 50257)}, {}, "bfloat16"),
     "rmsnorm": ("kernels", "rmsnorm", {"x": (64, 128), "weight": (128,)}, EPS, "bfloat16"),
     "rmsnorm, long rows": ("kernels", "rmsnorm", {"x": (4, 20000), "weight": (20000,)}, EPS, "bfloat16"),
+    "dropout_residual_norm": ("kernels", "dropout_residual_norm", CHAIN, {"p": 0.1} | EPS, "bfloat16"),
     "swiglu_mlp": ("kernels", "swiglu_mlp", MLP, EPS, "bfloat16"),
     "swiglu_mlp, pointers": ("kernels", "swiglu_mlp", MLP, EPS, "float32"),
     "attention": ("kernels", "attention", ATTENTION, {}, "bfloat16"),
@@ -68,11 +73,13 @@ def described(event):
     )
 
 found = {}
+own = json.loads(sys.argv[3])
 for name, (folder, block, shapes, attributes, dtype) in json.loads(sys.argv[2]).items():
     apply = importlib.import_module(f"triton_side.{folder}.{block}").apply
     train = block != "vector_add"
     with deviceless.fake_mode():
-        inputs = deviceless.fake_inputs({k: (tuple(s), dtype) for k, s in shapes.items()}, requires_grad=train)
+        specs = {k: (tuple(s), own.get(k, dtype)) for k, s in shapes.items()}
+        inputs = deviceless.fake_inputs(specs, requires_grad=train)
         recorded = record_call(lambda i: apply(i, **attributes), inputs, train=train, compile_only=True)
     found[name] = {part: [described(event) for event in events] for part, events in recorded.parts.items()}
 print(json.dumps(found))
@@ -84,7 +91,7 @@ def recorded() -> dict[str, dict[str, list[dict[str, Any]]]]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(PROPERTIES), json.dumps(CASES)],
+        [sys.executable, "-c", SCRIPT, str(PROPERTIES), json.dumps(CASES), json.dumps(OWN_DTYPES)],
         env=environment, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
@@ -108,7 +115,8 @@ def torch_stages(block: str) -> set[str]:
     _, _, shapes, attributes, _ = CASES[block]
     apply = importlib.import_module(f"triton_side.blocks.{block}").apply
     with FakeTensorMode():
-        inputs = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+        dtypes = {name: getattr(torch, OWN_DTYPES.get(name, "float32")) for name in shapes}
+        inputs = {name: torch.empty(shape, dtype=dtypes[name], device="meta") for name, shape in shapes.items()}
         events = record_call(lambda given: apply(given, **attributes), inputs, train=False).parts["forward"]
     return {event.stage for event in events if hasattr(event, "stage")} - {""}
 
@@ -120,7 +128,8 @@ def jax_stages(block: str) -> set[str]:
 
     _, _, shapes, attributes, _ = CASES[block]
     apply = importlib.import_module(f"xlafuse.blocks.{block}").apply
-    inputs = {name: jax.ShapeDtypeStruct(shape, "bfloat16") for name, shape in shapes.items()}
+    dtypes = {name: OWN_DTYPES.get(name, "bfloat16") for name in shapes}
+    inputs = {name: jax.ShapeDtypeStruct(shape, dtypes[name]) for name, shape in shapes.items()}
 
     def stacks(jaxpr: Any, around: str) -> Iterator[str]:
         for equation in jaxpr.eqns:
@@ -217,6 +226,12 @@ def test_reads_and_writes_through_descriptors_helpers_and_loops() -> None:
         pointers = {launch["label"]: (launch["reads"], launch["writes"]) for launch in launches(f"{case}, pointers")}
         through = {launch["label"]: (launch["reads"], launch["writes"]) for launch in launches(case)}
         assert pointers == through
+
+
+def test_a_sum_over_rows_names_its_vectors() -> None:
+    *_, last = recorded()["dropout_residual_norm"]["backward"]
+    assert last["label"] == "sum_partials_kernel" and last["names"] == ["dbias", "dweight", "dshift"]
+    assert {(o["stage"], o["op"]) for o in last["operations"]} == {("bias", "reduce_sum"), ("affine", "reduce_sum")}
 
 
 def test_the_mlp_names_its_intermediates() -> None:

@@ -1,6 +1,6 @@
 """Blocks against float64 formulas written here, and training halves against finite differences of those."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from xlafuse import compiler, directions
-from xlafuse.blocks import attention, gelu, rmsnorm, softmax, swiglu_mlp, vector_add
+from xlafuse.blocks import attention, dropout_residual_norm, gelu, rmsnorm, softmax, swiglu_mlp, threefry, vector_add
 
 Float64s = dict[str, np.ndarray]
 
@@ -40,11 +40,25 @@ def _gelu(i: Float64s) -> Float64s:
     return {"y": 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))}
 
 
+_DROPPED = 0.25  # probability
+
+
+def _dropout_residual_norm(i: Float64s, eps: float) -> Float64s:
+    kept = np.asarray(threefry.uniforms(*i["x"].shape, i["seed"])) >= _DROPPED * 65536
+    h = i["residual"] + kept * (i["x"] + i["bias"]) / (1 - _DROPPED)
+    centred = h - h.mean(-1, keepdims=True)
+    y = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + eps) * i["weight"] + i["shift"]
+    return {"y": y, "h": h}
+
+
 # eps is large enough here that leaving it out fails.
 _EPS = 0.05
 _QKV = dict.fromkeys(("q", "k", "v"), (2, 3, 5, 4))
 _MLP = {"x": (5, 6), "norm_weight": (6,), "gate_weight": (6, 9), "up_weight": (6, 9), "down_weight": (9, 6)}
-Shapes = dict[str, tuple[int, ...]]
+_CHAIN = {
+    "x": (3, 7), "bias": (7,), "residual": (3, 7), "weight": (7,), "shift": (7,), "seed": np.array([-3, 5], np.int32),
+}  # fmt: skip
+Shapes = Mapping[str, tuple[int, ...] | np.ndarray]  # what is no shape is the input itself, as integers are
 # name: (apply, attributes, input shapes, formula, roundings to the dtype from input to output at most)
 BLOCKS: dict[str, tuple[Any, dict[str, float], Shapes, Callable[[Float64s], Float64s], int]] = {
     "vector_add": (vector_add.apply, {}, {"x": (7,), "y": (7,)}, lambda i: {"out": i["x"] + i["y"]}, 1),
@@ -53,6 +67,10 @@ BLOCKS: dict[str, tuple[Any, dict[str, float], Shapes, Callable[[Float64s], Floa
     "rmsnorm": (
         rmsnorm.apply, {"eps": _EPS}, {"x": (3, 7), "weight": (7,)},
         lambda i: {"y": _rmsnorm(i["x"], i["weight"], _EPS)}, 2,
+    ),
+    "dropout_residual_norm": (
+        dropout_residual_norm.apply, {"p": _DROPPED, "eps": _EPS}, _CHAIN,
+        lambda i: _dropout_residual_norm(i, _EPS), 5,
     ),
     "swiglu_mlp": (swiglu_mlp.apply, {"eps": _EPS}, _MLP, lambda i: _swiglu(i, _EPS), 10),
     "attention": (attention.apply, {}, _QKV, _attention, 3),
@@ -63,11 +81,17 @@ DTYPES = ("float32", "float16", "bfloat16")
 
 def _inputs(shapes: Shapes, dtype: str) -> dict[str, jax.Array]:
     random = np.random.default_rng(0)
-    return {name: jnp.asarray(random.standard_normal(shape), dtype) for name, shape in shapes.items()}
+    return {
+        name: jnp.asarray(given) if isinstance(given, np.ndarray) else jnp.asarray(random.standard_normal(given), dtype)
+        for name, given in shapes.items()
+    }
 
 
 def _float64(arrays: dict[str, jax.Array]) -> Float64s:
-    return {name: np.asarray(x.astype(jnp.float32), np.float64) for name, x in arrays.items()}
+    return {
+        name: np.asarray(x.astype(jnp.float32), np.float64) if jnp.issubdtype(x.dtype, jnp.floating) else np.asarray(x)
+        for name, x in arrays.items()
+    }
 
 
 def _assert_close(actual: dict[str, jax.Array], expected: Float64s, roundings: int, dtype: str) -> None:
@@ -89,6 +113,8 @@ def _gradients(formula: Callable[[Float64s], Float64s], inputs: Float64s, cotang
 
     step, result = 1e-6, {}
     for name, x in inputs.items():
+        if not np.issubdtype(x.dtype, np.floating):
+            continue
         gradient = np.empty_like(x)
         for at in np.ndindex(x.shape):
             above, below = x.copy(), x.copy()

@@ -5,13 +5,14 @@
     dh = dh of h's own + rstd (g - mean(g) - n mean(g n)),  g = dy weight
     dresidual = dh,  dx = m dh,  dbias = sum over rows of dx,  dweight = that of dy n,  dshift = that of dy
 
-Srivastava et al., "Dropout", JMLR 15 (2014); Ba et al., "Layer Normalization", arXiv:1607.06450. Shapes: x, residual, y,
-h and their gradients [rows, columns]; bias, weight, shift and theirs [columns]; seed [2] in int32; mean, rstd [rows] in
-fp32, saved only where a gradient is wanted. bfloat16, float16 or float32 in and out; fp32 inside. h is rounded once, and
-the norm is of what is stored, which the backward pass reads. The mask is drawn anew from the seed (_threefry).
+Srivastava et al., "Dropout", JMLR 15 (2014); Ba et al., "Layer Normalization", arXiv:1607.06450. Shapes: x, residual,
+y, h and their gradients [rows, columns]; bias, weight, shift and theirs [columns]; seed [2] in int32; mean, rstd [rows]
+in fp32, saved only where a gradient is wanted. bfloat16, float16 or float32 in and out; fp32 inside. h is rounded once,
+and the norm is of what is stored, which the backward pass reads. The mask is drawn anew from the seed (_threefry).
 
-A row is held in registers, with its three column sums in the backward pass (see rmsnorm), so that each tensor crosses
-the memory bus once. Rows of more than 16,384 columns do not fit and are refused.
+A row is held in registers, in the backward pass beside three column sums (_column_sums), so that each tensor crosses
+the memory bus once. Rows of more than 16,384 columns do not fit and are refused; above 4096 the backward kernel spills
+(compiled for an H200, bytes a thread: 48 at 8192 columns, 352 at 16,384, where the forward kernel spills 96).
 """
 
 import math
@@ -54,7 +55,8 @@ BACKWARD = (
     declare.gradient("reduce_sum", "mean", "average"), declare.gradient("mul", "normalize", "dh"),
     declare.gradient("add", "residual", "dh"), declare.gradient("select", "dropout", "dx"),
     declare.gradient("reduce_sum", "bias", "partial"), declare.gradient("mul", "affine", "dweight"),
-    declare.gradient("reduce_sum", "affine", "partial dweight"), declare.gradient("reduce_sum", "affine", "partial dshift"),
+    declare.gradient("reduce_sum", "affine", "partial dweight"),
+    declare.gradient("reduce_sum", "affine", "partial dshift"),
 )  # fmt: skip
 SUMS = (
     ("dbias", declare.gradient("reduce_sum", "bias", "dbias")),
@@ -133,8 +135,11 @@ def dropout_residual_norm_backward_kernel(
 
 
 def configure_forward(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> RowConfig:
-    """Sixteen elements of each operand to a thread, a tile to a program: half of rmsnorm's, because there are two
-    operands and the generator's words in registers beside them."""
+    """Sixteen elements of each operand to a thread, a tile to a program.
+
+    Half of rmsnorm's, because two operands and the generator's words are in registers: 102 a thread at 4096 columns of
+    bfloat16 (compiled for an H200), two programs to a multiprocessor.
+    """
     block = max(4, triton.next_power_of_2(columns))  # one call of the generator makes four elements
     block_rows = rows_a_tile(rows, block, multiprocessors)
     return RowConfig(block_rows, block, max(1, block * block_rows // 512), 1, triton.cdiv(rows, block_rows))
@@ -142,7 +147,8 @@ def configure_forward(rows: int, columns: int, element_bytes: int, multiprocesso
 
 def configure_backward(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> RowConfig:
     """One resident set of programs, few because each costs three rows of fp32 partial sums, with one tile of three
-    operands on its way while they fit in shared memory."""
+    operands on its way while they fit in shared memory. Sixteen elements to a thread: 170 registers at 4096 columns of
+    bfloat16, no spills (compiled for an H200)."""
     block = max(4, triton.next_power_of_2(columns))
     block_rows = rows_a_tile(rows, block, multiprocessors)
     tile = block * block_rows
@@ -186,7 +192,8 @@ def backward(
     h: torch.Tensor, weight: torch.Tensor, seed: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor,
     dy: torch.Tensor, dh: torch.Tensor, p: float, config: RowConfig | None = None,
 ) -> Tensors:  # fmt: skip
-    """Launch the backward kernels on a contiguous h: dx, dbias, dresidual, dweight, dshift, contiguous, in h's dtype."""
+    """Launch the backward kernels on a contiguous h: dx, dbias, dresidual, dweight, dshift, contiguous, in h's
+    dtype."""
     rows, columns = h.shape
     dx, dresidual = (torch.empty((rows, columns), dtype=h.dtype, device=h.device) for _ in range(2))
     if h.numel() == 0:
@@ -228,8 +235,9 @@ def dropout_residual_norm(
     x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, shift: torch.Tensor,
     seed: torch.Tensor, *, p: float, eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """(y, h) with h = residual + dropout(x + bias) and y = layer_norm(h) weight + shift over the columns; differentiable
-    once in all but the seed.
+    """(y, h) with h = residual + dropout(x + bias) and y = layer_norm(h) weight + shift over the columns.
+
+    Differentiable once in all but the seed.
 
     Args:
         x, residual: [rows, columns], bfloat16, float16 or float32, on a GPU, 1 to 16,384 columns. Rows may be any
@@ -274,7 +282,7 @@ def dropout_residual_norm(
 
 
 def apply(inputs: dict[str, torch.Tensor], **attributes: Any) -> dict[str, torch.Tensor]:
-    """The block `dropout_residual_norm`: x, residual [rows, columns], bias, weight, shift [columns], seed [2], p, eps ->
-    y and h [rows, columns]."""
+    """The block `dropout_residual_norm`: x, residual [rows, columns], bias, weight, shift [columns], seed [2], p, eps
+    -> y and h [rows, columns]."""
     y, h = dropout_residual_norm(**inputs, **attributes)
     return {"y": y, "h": h}

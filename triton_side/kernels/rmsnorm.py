@@ -8,8 +8,8 @@ Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv:1910.07467. Sh
 bfloat16, float16 or float32 in and out; fp32 inside, rounded once at the end.
 
 The backward kernel is a persistent grid: each program adds its rows' share of dweight up in registers and writes it
-once, and a second kernel adds the programs' shares (_column_sums). Rows too long for the registers are walked twice, and
-dweight takes a reading of its own.
+once, and a second kernel adds the programs' shares (_column_sums). Rows too long for the registers are walked twice,
+and dweight takes a reading of its own.
 """
 
 import math

@@ -156,7 +156,8 @@ def test_rmsnorm_of_rows_too_large_for_their_squares_is_zero_as_in_torch() -> No
 
 def column_sums_launch(module, dtype=torch.float32):
     def launch(partial: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return module.sum_partials(partial, dtype, *[(f"sum {i}", forward("reduce_sum")) for i in range(partial.shape[1])])
+        vectors = range(partial.shape[1])
+        return module.sum_partials(partial, dtype, *((f"sum {i}", forward("reduce_sum")) for i in vectors))
 
     return launch
 
