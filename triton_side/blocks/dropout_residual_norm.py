@@ -21,11 +21,12 @@ def apply(inputs: Mapping[str, Tensor], *, p: float, eps: float) -> dict[str, Te
     dtype. An element is dropped with probability p, rounded up to a multiple of 2^-16.
     """
     x = inputs["x"]
+    rows, columns = x.shape
     threshold = math.ceil(p * 65536)
     with stage("bias"):
         biased = x + inputs["bias"]
     with stage("mask"):
-        kept = uniforms(*x.shape, inputs["seed"]) >= threshold
+        kept = uniforms(rows, columns, inputs["seed"]) >= threshold
     with stage("dropout"):
         dropped = torch.where(kept, biased * (65536 / (65536 - threshold)), 0.0)
     with stage("residual"):

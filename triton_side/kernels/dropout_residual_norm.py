@@ -11,8 +11,8 @@ in fp32, saved only where a gradient is wanted. bfloat16, float16 or float32 in 
 and the norm is of what is stored, which the backward pass reads. The mask is drawn anew from the seed (_threefry).
 
 A row is held in registers, in the backward pass beside three column sums (_column_sums), so that each tensor crosses
-the memory bus once. Rows of more than 16,384 columns do not fit and are refused; above 4096 the backward kernel spills
-(compiled for an H200, bytes a thread: 48 at 8192 columns, 352 at 16,384, where the forward kernel spills 96).
+the memory bus once. Rows of more than 16,384 columns do not fit and are refused; at 16,384 threads spill 96 bytes
+forward and 352 backward (bfloat16, compiled for an H200), and none at 8192.
 """
 
 import math
@@ -135,27 +135,32 @@ def dropout_residual_norm_backward_kernel(
 
 
 def configure_forward(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> RowConfig:
-    """Sixteen elements of each operand to a thread, a tile to a program.
+    """Thirty-two elements of each operand to a thread, sixteen where a row is longer than 4096; a tile to a program.
 
-    Half of rmsnorm's, because two operands and the generator's words are in registers: 102 a thread at 4096 columns of
-    bfloat16 (compiled for an H200), two programs to a multiprocessor.
+    By registers, for the most loads in flight (compiled for an H200, bfloat16, not measured): at 4096 columns three
+    programs of 4 warps fit a multiprocessor (168 a thread), of 8 or 16 warps two; at 8192 one of either 8 or 16.
     """
     block = max(4, triton.next_power_of_2(columns))  # one call of the generator makes four elements
     block_rows = rows_a_tile(rows, block, multiprocessors)
-    return RowConfig(block_rows, block, max(1, block * block_rows // 512), 1, triton.cdiv(rows, block_rows))
+    tile = block * block_rows
+    num_warps = max(1, tile // 1024) if tile <= 4096 else tile // 512
+    return RowConfig(block_rows, block, num_warps, 1, triton.cdiv(rows, block_rows))
 
 
 def configure_backward(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> RowConfig:
-    """One resident set of programs, few because each costs three rows of fp32 partial sums, with one tile of three
-    operands on its way while they fit in shared memory. Sixteen elements to a thread: 170 registers at 4096 columns of
-    bfloat16, no spills (compiled for an H200)."""
+    """One resident set of programs, few because each costs three rows of fp32 partial sums, and two tiles of three
+    operands on their way to each, or as many as fit in shared memory.
+
+    Eight elements to a thread: by registers (compiled for an H200, not measured) one program fits a multiprocessor with
+    8 or 16 warps at 4096 columns, and 16 (106 a thread) hide more of the generator's arithmetic.
+    """
     block = max(4, triton.next_power_of_2(columns))
     block_rows = rows_a_tile(rows, block, multiprocessors)
     tile = block * block_rows
-    stages = 2 if 3 * tile * element_bytes <= 196608 else 1
-    resident = multiprocessors * max(1, min(16, 8192 // tile))
-    num_warps = max(1, min(32, tile // 512))
-    return RowConfig(block_rows, block, num_warps, stages, min(triton.cdiv(rows, block_rows), resident))
+    in_flight = min(2, 131072 // (3 * tile * element_bytes))  # beside a row of fp32 that changes its layout
+    resident = multiprocessors * max(1, min(16, 4096 // tile))
+    num_warps = max(1, min(32, tile // 256))
+    return RowConfig(block_rows, block, num_warps, in_flight + 1, min(triton.cdiv(rows, block_rows), resident))
 
 
 def dropout_constants(p: float) -> tuple[int, float]:
@@ -228,7 +233,8 @@ class DropoutResidualNormFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor, dh: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return *backward(*ctx.saved_tensors, dy, dh, ctx.p), None, None, None
+        h, weight, seed, mean, rstd = ctx.saved_tensors
+        return *backward(h, weight, seed, mean, rstd, dy, dh, ctx.p), None, None, None
 
 
 def dropout_residual_norm(
@@ -284,5 +290,6 @@ def dropout_residual_norm(
 def apply(inputs: dict[str, torch.Tensor], **attributes: Any) -> dict[str, torch.Tensor]:
     """The block `dropout_residual_norm`: x, residual [rows, columns], bias, weight, shift [columns], seed [2], p, eps
     -> y and h [rows, columns]."""
-    y, h = dropout_residual_norm(**inputs, **attributes)
+    tensors = (inputs[name] for name in ("x", "bias", "residual", "weight", "shift", "seed"))
+    y, h = dropout_residual_norm(*tensors, **attributes)
     return {"y": y, "h": h}

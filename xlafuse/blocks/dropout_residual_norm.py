@@ -17,11 +17,12 @@ def apply(inputs: dict[str, jax.Array], *, p: float, eps: float) -> dict[str, ja
     and shift included. An element is dropped with probability p, rounded up to a multiple of 2^-16.
     """
     x = inputs["x"]
+    rows, columns = x.shape
     threshold = math.ceil(p * 65536)
     with jax.named_scope("bias"):
         biased = x + inputs["bias"]
     with jax.named_scope("mask"):
-        kept = uniforms(*x.shape, inputs["seed"]) >= threshold
+        kept = uniforms(rows, columns, inputs["seed"]) >= threshold
     with jax.named_scope("dropout"):
         scaled = biased.astype(jnp.float32) * (65536 / (65536 - threshold))
         dropped = jnp.where(kept, scaled, 0.0).astype(x.dtype)

@@ -56,7 +56,7 @@ def problem(
     return problem_of(training(config, module, p), inputs, kept(*inputs[0].shape, p), scale, EPS)
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (5, 3), (16, 64), (3, 1025), (2, 16384)])
+@pytest.mark.parametrize("shape", [(1, 1), (5, 3), (16, 64), (3, 1025), (1, 16384)])
 def test_shapes(shape: tuple[int, int]) -> None:
     assert not problem(*shape)
 
@@ -147,7 +147,8 @@ def test_configurations_cover_the_matrix_and_fit_an_h200(configure, columns: int
     for rows in (1, 133, 8192):
         for element_bytes in (2, 4):
             config = configure(rows, columns, element_bytes, 132)
-            buffers = 3 * (config.num_stages - 1)
-            assert buffers * config.block_rows * config.block_columns * element_bytes < 232448 - 1024
+            tile = config.block_rows * config.block_columns
+            buffers = 3 * (config.num_stages - 1) * tile * element_bytes
+            assert buffers + 4 * tile < 232448 - 1024  # where a row has edges, its layout changes in shared memory
             assert 1 <= config.programs <= -(-rows // config.block_rows)
             assert config.block_columns >= max(4, columns) and 1 <= config.num_warps <= 32

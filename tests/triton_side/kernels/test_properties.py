@@ -171,7 +171,7 @@ def test_column_sums(dtype, partials, vectors, columns, kinds, seed) -> None:
 
 
 @dtypes
-@examples(15, 60)
+@examples(8, 60)
 @given(
     few_rows, sizes, st.lists(st.sampled_from(MODERATE + NOT_FINITE), min_size=1, max_size=5), moderate_rows,
     moderate_rows, st.lists(layouts, min_size=7, max_size=7), row_configs, st.sampled_from([0.0, 0.1, 0.5]), seeds,
