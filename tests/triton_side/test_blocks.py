@@ -35,7 +35,7 @@ STAGES = {
     "gelu": {"gelu"},
     "softmax": {"max", "exp", "sum", "divide"},
     "rmsnorm": {"mean_square", "normalize", "weight"},
-    "dropout_residual_norm": {"bias", "mask", "dropout", "residual", "mean", "variance", "normalize", "affine"},
+    "dropout_residual_norm": {"bias", "random", "dropout", "residual", "mean", "variance", "normalize", "affine"},
     "swiglu_mlp": {"norm", "gate", "up", "act", "down", "residual"},
     "attention": {"scores", "mask", "softmax", "values"},
 }
@@ -193,8 +193,8 @@ def test_block_is_one_graph_and_its_stages_reach_both_directions(block: str) -> 
     with preserve_node_meta():
         check(block, compiled, make_inputs(block, SHAPES[block][1], torch.float32))
     assert stages["forward"] == STAGES[block]
-    # The gradient of a sum passes on unchanged, none flows through softmax's maximum or a mask: no operations.
-    assert stages.get("backward", set()) == STAGES[block] - {"add", "max", "residual", "mask"}
+    # The gradient of a sum passes on unchanged, none flows through softmax's maximum or random bits: no operations.
+    assert stages.get("backward", set()) == STAGES[block] - {"add", "max", "residual", "random"}
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -25,7 +25,7 @@ def apply(inputs: Mapping[str, Tensor], *, p: float, eps: float) -> dict[str, Te
     threshold = math.ceil(p * 65536)
     with stage("bias"):
         biased = x + inputs["bias"]
-    with stage("mask"):
+    with stage("random"):
         kept = uniforms(rows, columns, inputs["seed"]) >= threshold
     with stage("dropout"):
         dropped = torch.where(kept, biased * (65536 / (65536 - threshold)), 0.0)

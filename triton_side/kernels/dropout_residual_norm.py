@@ -42,7 +42,7 @@ Tensors = tuple[torch.Tensor, ...]
 # What the kernels compute, in the stages of the block. mean and rstd are saved, so that the backward pass repeats no
 # sum, but the mask and the normalised rows.
 FORWARD = (
-    declare.forward("add", "bias"), declare.forward("threefry", "mask"), declare.forward("select", "dropout"),
+    declare.forward("add", "bias"), declare.forward("threefry", "random"), declare.forward("select", "dropout"),
     declare.forward("add", "residual"),
     declare.forward("reduce_sum", "mean"), declare.forward("sub", "mean"),
     declare.forward("mul", "variance"), declare.forward("reduce_sum", "variance"),
@@ -50,7 +50,7 @@ FORWARD = (
     declare.forward("mul", "affine"), declare.forward("add", "affine"),
 )  # fmt: skip
 BACKWARD = (
-    declare.again("threefry", "mask"), declare.again("sub", "mean"), declare.again("mul", "normalize"),
+    declare.again("threefry", "random"), declare.again("sub", "mean"), declare.again("mul", "normalize"),
     declare.gradient("mul", "affine", "dnormalised"), declare.gradient("reduce_sum", "normalize", "projection"),
     declare.gradient("reduce_sum", "mean", "average"), declare.gradient("mul", "normalize", "dh"),
     declare.gradient("add", "residual", "dh"), declare.gradient("select", "dropout", "dx"),

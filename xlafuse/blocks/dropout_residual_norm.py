@@ -21,7 +21,7 @@ def apply(inputs: dict[str, jax.Array], *, p: float, eps: float) -> dict[str, ja
     threshold = math.ceil(p * 65536)
     with jax.named_scope("bias"):
         biased = x + inputs["bias"]
-    with jax.named_scope("mask"):
+    with jax.named_scope("random"):
         kept = uniforms(rows, columns, inputs["seed"]) >= threshold
     with jax.named_scope("dropout"):
         scaled = biased.astype(jnp.float32) * (65536 / (65536 - threshold))
