@@ -11,7 +11,8 @@ from typing import Any
 Sizes = Mapping[str, int]
 Arrays = Mapping[str, Any]
 
-PARTS = {"fwd": ("forward",), "train": ("forward", "backward")}
+# joint: outputs and gradients in one program, the only part of which is called forward.
+PARTS = {"fwd": ("forward",), "train": ("forward", "backward"), "joint": ("forward",)}
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,10 @@ class Case:
     def parts(self) -> tuple[str, ...]:
         return PARTS[self.direction]
 
+    @property
+    def differentiates(self) -> bool:
+        return self.direction != "fwd"
+
     def to_json(self) -> dict[str, Any]:
         return {
             "block": self.block, "name": self.name, "sizes": dict(self.sizes), "dtype": self.dtype,
@@ -130,7 +135,7 @@ class Shape:
     dtypes: tuple[str, ...] = ("bfloat16",)
     suites: tuple[str, ...] = ("full",)
     precisions: tuple[str, ...] = ("ieee",)
-    directions: tuple[str, ...] = ("fwd", "train")
+    directions: tuple[str, ...] = tuple(PARTS)
     tuned: bool = True
 
 
@@ -151,7 +156,7 @@ class Implementation:
     summary: str
     needs_gpu: str | None = None
     unsupported: Callable[[Case], str | None] = field(default=lambda case: None)
-    directions: tuple[str, ...] = ("fwd", "train")
+    directions: tuple[str, ...] = tuple(PARTS)
     tunes: bool = False
 
     def load(self) -> Callable[..., Any]:
@@ -196,6 +201,16 @@ class Block:
                 return tensor
         raise KeyError(f"block {self.name} has no tensor {name!r}")
 
+    def joined(self, inputs: Arrays, cotangents: Arrays) -> dict[str, Any]:
+        """What a joint program is given: the inputs, and of each output y its cotangent as d_y. Among what it returns,
+        d_x is the gradient of an input x."""
+        return {**inputs, **{f"d_{name}": cotangent for name, cotangent in cotangents.items()}}
+
+    def separated(self, given: Arrays) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(inputs, cotangents) of what a joint program is given."""
+        inputs = {t.name: given[t.name] for t in self.inputs}
+        return inputs, {t.name: given[f"d_{t.name}"] for t in self.outputs}
+
     def implementation(self, name: str) -> Implementation:
         for implementation in self.implementations:
             if implementation.name == name:
@@ -222,16 +237,20 @@ class Block:
     def compulsory_traffic(self, case: Case) -> dict[str, tuple[int, int]]:
         """Fewest bytes that each part must read and write: every used input read once, every output written once.
 
-        Backward reads the cotangents and `backward_needs`, and writes one gradient per differentiable input.
+        Backward reads the cotangents and `backward_needs`, and writes one gradient per differentiable input. What does
+        both at once needs nothing twice.
         """
 
         def total(tensors: Iterable[Tensor]) -> int:
             return sum(tensor.bytes(case) for tensor in tensors)
 
-        result = {"forward": (sum(t.bytes_read(case) for t in self.inputs), total(self.outputs))}
+        given, outputs = sum(t.bytes_read(case) for t in self.inputs), total(self.outputs)
+        gradients = total(t for t in self.inputs if t.differentiable)
+        if case.direction == "joint":
+            return {"forward": (given + outputs, outputs + gradients)}
+        result = {"forward": (given, outputs)}
         if "backward" in case.parts:
-            read = [*self.outputs, *(self.tensor(name) for name in self.backward_needs)]
-            result["backward"] = (total(read), total(t for t in self.inputs if t.differentiable))
+            result["backward"] = (outputs + total(map(self.tensor, self.backward_needs)), gradients)
         return result
 
     def bytes_compulsory(self, case: Case) -> dict[str, int]:
@@ -241,4 +260,6 @@ class Block:
     def part_flops(self, case: Case) -> dict[str, float]:
         """Model FLOPs of each part (the algorithm's, not what an implementation recomputes)."""
         flops = {"forward": self.flops(case.sizes), "backward": self.backward_flops(case.sizes)}
+        if case.direction == "joint":
+            return {"forward": sum(flops.values())}
         return {part: flops[part] for part in case.parts}

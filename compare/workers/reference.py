@@ -178,7 +178,7 @@ def _slices(block: Block, tensors: Tensors) -> Iterator[Any]:
 
 
 def _draw(case: Case, seed: int) -> tuple[Tensors, Tensors]:
-    """Inputs, and for `train` cotangents, in their dtypes on this device."""
+    """Inputs, and cotangents where the case has gradients, in their dtypes on this device."""
     block = BLOCKS[case.block]
 
     def rounded(tensor: Tensor, seed: int) -> torch.Tensor:
@@ -186,5 +186,5 @@ def _draw(case: Case, seed: int) -> tuple[Tensors, Tensors]:
 
     inputs = {t.name: rounded(t, seed) for t in block.inputs}
     # A cotangent has its output's name; another seed keeps it independent of an input of the same name.
-    cotangents = {t.name: rounded(t, seed + 1_000_000) for t in block.outputs if case.direction == "train"}
+    cotangents = {t.name: rounded(t, seed + 1_000_000) for t in block.outputs if case.differentiates}
     return inputs, cotangents
