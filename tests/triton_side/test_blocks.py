@@ -19,6 +19,8 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 SHAPES = {
     "vector_add": [(1,), (131,)],
     "gelu": [(1, 1), (7, 129)],
+    "swiglu": [(1, 1), (7, 129)],
+    "geglu": [(1, 1), (7, 129)],
     "softmax": [(1, 1), (7, 129)],
     "rmsnorm": [(1, 1), (7, 129)],
     "swiglu_mlp": [(1, 3, 5), (7, 33, 65)],  # tokens, width, hidden
@@ -28,6 +30,8 @@ ATTRIBUTES = {"rmsnorm": {"eps": EPS}, "swiglu_mlp": {"eps": EPS}}
 STAGES = {
     "vector_add": {"add"},
     "gelu": {"gelu"},
+    "swiglu": {"silu", "multiply"},
+    "geglu": {"gelu", "multiply"},
     "softmax": {"max", "exp", "sum", "divide"},
     "rmsnorm": {"mean_square", "normalize", "weight"},
     "swiglu_mlp": {"norm", "gate", "up", "act", "down", "residual"},
@@ -48,6 +52,8 @@ def make_inputs(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> Array
 
     if block == "vector_add":
         return {"x": normal(*shape), "y": normal(*shape)}
+    if block in ("swiglu", "geglu"):
+        return {"gate": normal(*shape), "up": normal(*shape)}
     if block == "rmsnorm":
         return {"x": normal(*shape), "weight": normal(shape[-1])}
     if block == "attention":
@@ -68,6 +74,10 @@ def detached(inputs: Arrays) -> Arrays:
     return {name: tensor.detach() for name, tensor in inputs.items()}
 
 
+def gelu_reference(x: Tensor) -> Tensor:
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
 def rmsnorm_reference(x: Tensor, weight: Tensor) -> Tensor:
     return x / torch.sqrt(x.square().mean(-1, keepdim=True) + EPS) * weight
 
@@ -78,7 +88,11 @@ def reference(block: str, inputs: Arrays) -> Arrays:
     if block == "vector_add":
         return {"out": x + inputs["y"]}
     if block == "gelu":
-        return {"y": 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))}
+        return {"y": gelu_reference(x)}
+    if block == "swiglu":
+        return {"y": inputs["gate"] / (1 + torch.exp(-inputs["gate"])) * inputs["up"]}
+    if block == "geglu":
+        return {"y": gelu_reference(inputs["gate"]) * inputs["up"]}
     if block == "softmax":
         return {"y": torch.softmax(x, -1)}
     if block == "rmsnorm":

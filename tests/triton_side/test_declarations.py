@@ -30,11 +30,14 @@ MLP = {
     "down_weight": (256, 128),
 }  # fmt: skip
 ATTENTION = dict.fromkeys("qkv", (1, 2, 128, 64))
+GATED = {"gate": (64, 128), "up": (64, 128)}
 EPS = {"eps": 1e-6}
 # Folder, block, shapes, attributes, dtype. The long rows take the kernels that walk them.
 CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, float], str]] = {
     "vector_add": ("kernels", "vector_add", {"x": (4096,), "y": (4096,)}, {}, "bfloat16"),
     "gelu": ("kernels", "gelu", {"x": (64, 128)}, {}, "bfloat16"),
+    "swiglu": ("kernels", "swiglu", GATED, {}, "bfloat16"),
+    "geglu": ("kernels", "geglu", GATED, {}, "bfloat16"),
     "softmax": ("kernels", "softmax", {"x": (64, 128)}, {}, "bfloat16"),
     "softmax, long rows": ("kernels", "softmax", {"x": (2, 50257)}, {}, "bfloat16"),
     "rmsnorm": ("kernels", "rmsnorm", {"x": (64, 128), "weight": (128,)}, EPS, "bfloat16"),

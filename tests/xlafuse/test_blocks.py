@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from xlafuse import compiler, directions
-from xlafuse.blocks import attention, gelu, rmsnorm, softmax, swiglu_mlp, vector_add
+from xlafuse.blocks import attention, geglu, gelu, rmsnorm, softmax, swiglu, swiglu_mlp, vector_add
 
 Float64s = dict[str, np.ndarray]
 
@@ -26,7 +26,7 @@ def _softmax(x: np.ndarray) -> np.ndarray:
 def _swiglu(i: Float64s, eps: float) -> Float64s:
     h = _rmsnorm(i["x"], i["norm_weight"], eps)
     gate = h @ i["gate_weight"]
-    return {"y": i["x"] + (gate / (1 + np.exp(-gate)) * (h @ i["up_weight"])) @ i["down_weight"]}
+    return {"y": i["x"] + (_silu(gate) * (h @ i["up_weight"])) @ i["down_weight"]}
 
 
 def _attention(i: Float64s) -> Float64s:
@@ -35,20 +35,26 @@ def _attention(i: Float64s) -> Float64s:
     return {"out": _softmax(np.where(np.arange(n)[:, None] >= np.arange(n), scores, -np.inf)) @ i["v"]}
 
 
-def _gelu(i: Float64s) -> Float64s:
-    x = i["x"]
-    return {"y": 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))}
+def _gelu(x: np.ndarray) -> np.ndarray:
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def _silu(x: np.ndarray) -> np.ndarray:
+    return x / (1 + np.exp(-x))
 
 
 # eps is large enough here that leaving it out fails.
 _EPS = 0.05
+_GATED = {"gate": (3, 7), "up": (3, 7)}
 _QKV = dict.fromkeys(("q", "k", "v"), (2, 3, 5, 4))
 _MLP = {"x": (5, 6), "norm_weight": (6,), "gate_weight": (6, 9), "up_weight": (6, 9), "down_weight": (9, 6)}
 Shapes = dict[str, tuple[int, ...]]
 # name: (apply, attributes, input shapes, formula, roundings to the dtype from input to output at most)
 BLOCKS: dict[str, tuple[Any, dict[str, float], Shapes, Callable[[Float64s], Float64s], int]] = {
     "vector_add": (vector_add.apply, {}, {"x": (7,), "y": (7,)}, lambda i: {"out": i["x"] + i["y"]}, 1),
-    "gelu": (gelu.apply, {}, {"x": (3, 7)}, _gelu, 9),
+    "gelu": (gelu.apply, {}, {"x": (3, 7)}, lambda i: {"y": _gelu(i["x"])}, 9),
+    "swiglu": (swiglu.apply, {}, _GATED, lambda i: {"y": _silu(i["gate"]) * i["up"]}, 5),
+    "geglu": (geglu.apply, {}, _GATED, lambda i: {"y": _gelu(i["gate"]) * i["up"]}, 10),
     "softmax": (softmax.apply, {}, {"x": (3, 7)}, lambda i: {"y": _softmax(i["x"])}, 1),
     "rmsnorm": (
         rmsnorm.apply, {"eps": _EPS}, {"x": (3, 7), "weight": (7,)},

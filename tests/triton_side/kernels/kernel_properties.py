@@ -8,6 +8,7 @@ result is also wrong if the kernel wrote beside its outputs or changed an input.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -59,24 +60,83 @@ def vector_add(launch: Launch, x: torch.Tensor, y: torch.Tensor) -> str | None:
     return first(stray, None if _identical(out, x + y) else "not the bits of x + y")
 
 
-def gelu(launch: Launch, x: torch.Tensor, dy: torch.Tensor) -> str | None:
-    """The gradient of +-inf may be its limit or NaN, which PyTorch has there."""
-    (y, dx), stray = launched(launch, x, dy)
-    native_y, native_dx = trained(lambda x: F.gelu(x, approximate="tanh"), x, dy=dy)
-    x, dy = x.double(), dy.double()
+@dataclass(frozen=True)
+class Activation:
+    """An activation and its derivative at float64 numbers, and what a few roundings in fp32 may do to each."""
+
+    value: torch.Tensor
+    slope: torch.Tensor
+    value_bound: torch.Tensor
+    slope_bound: torch.Tensor
+
+
+def _gelu(x: torch.Tensor) -> Activation:
     u2 = 2 * (2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)
     slope = 2 * (2 / torch.pi) ** 0.5 * (1 + 3 * 0.044715 * x * x)
     s, rest = torch.sigmoid(u2), torch.sigmoid(-u2)
     # What an error of u2 by a few roundings does to s; nothing where s is 0 or 1.
     moved = (s * rest * (4 * u2.abs() + 8)).nan_to_num(0.0)
-    bound_y = FP32 * (8 * (x * s).abs() + x.abs() * moved) + TINY * x.abs()
     curved = (x * s * rest * slope).nan_to_num(0.0)  # of +-inf the limit
-    bound_dx = FP32 * dy.abs() * (8 * s + moved + curved.abs() * (16 + 4 * u2.abs()))
-    bound_dx = bound_dx + TINY * (dy * (1 + x.abs().clamp(max=100) ** 3)).abs()
+    return Activation(
+        value=x * s,
+        slope=s + curved,
+        value_bound=FP32 * (8 * (x * s).abs() + x.abs() * moved) + TINY * x.abs(),
+        slope_bound=FP32 * (8 * s + moved + curved.abs() * (16 + 4 * u2.abs()))
+        + TINY * (1 + x.abs().clamp(max=100) ** 3),
+    )
+
+
+def _silu(x: torch.Tensor) -> Activation:
+    s, rest = torch.sigmoid(x), torch.sigmoid(-x)
+    value = x * s
+    moved = (4 * x.abs() * s * rest).nan_to_num(0.0)  # what a few roundings of x do to s
+    # 1 - s is off by a rounding of 1, and 0 from 17 on.
+    slope_bound = 8 * s + (8 + moved + 4 * x.abs().clamp(max=20)) * (s * x.abs()).clamp(max=20) + moved
+    return Activation(
+        value=value,
+        slope=s + value * rest,
+        value_bound=FP32 * (8 * value.abs() + x.abs() * moved) + TINY * x.abs(),
+        slope_bound=FP32 * slope_bound + TINY * (1 + x.abs()),
+    )
+
+
+def _tanh_gelu(x: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+def gelu(launch: Launch, x: torch.Tensor, dy: torch.Tensor) -> str | None:
+    """The gradient of +-inf may be its limit or NaN, which PyTorch has there."""
+    (y, dx), stray = launched(launch, x, dy)
+    native_y, native_dx = trained(_tanh_gelu, x, dy=dy)
+    exact, dy = _gelu(x.double()), dy.double()
+    bound_dx = dy.abs() * exact.slope_bound
     return first(
         stray,
-        named("y", problem(y, x * s, bound_y.nan_to_num(0.0), native_y)),
-        named("dx", problem(dx, dy * (s + curved), bound_dx.nan_to_num(0.0), native_dx)),
+        named("y", problem(y, exact.value, exact.value_bound.nan_to_num(0.0), native_y)),
+        named("dx", problem(dx, dy * exact.slope, bound_dx.nan_to_num(0.0), native_dx)),
+    )
+
+
+def gated_unit(
+    activation: str, launch: Launch, gate: torch.Tensor, up: torch.Tensor, dy: torch.Tensor
+) -> str | None:
+    """y = activation(gate) * up with the gradients of both; activation is "gelu" or "silu". PyTorch's is that of fp32
+    numbers, for it rounds activation(gate) to the dtype."""
+    (y, dgate, dup), stray = launched(launch, gate, up, dy)
+    exactly, plain = {"gelu": (_gelu, _tanh_gelu), "silu": (_silu, F.silu)}[activation]
+    wide = (gate.float(), up.float())
+    native_y, native_dgate, native_dup = trained(lambda gate, up: plain(gate) * up, *wide, dy=dy.float())
+    exact, up, dy = exactly(gate.double()), up.double(), dy.double()
+    return first(
+        stray,
+        named("y", problem(y, exact.value * up, (exact.value_bound * up.abs()).nan_to_num(0.0), native_y)),
+        named(
+            "dgate",
+            problem(
+                dgate, dy * up * exact.slope, ((dy * up).abs() * exact.slope_bound).nan_to_num(0.0), native_dgate
+            ),
+        ),
+        named("dup", problem(dup, dy * exact.value, (dy.abs() * exact.value_bound).nan_to_num(0.0), native_dup)),
     )
 
 
@@ -160,26 +220,6 @@ def gate_up(launch: Launch, h: torch.Tensor, gate_weight: torch.Tensor, up_weigh
         named("gate", problem(gate, gate64, bound_gate)),
         named("up", problem(up, up64, bound_up)),
         named("act", problem(act, silu * up64, bound)),
-    )
-
-
-def activation_gradients(launch: Launch, dact: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> str | None:
-    (dgate, dup, act), stray = launched(launch, dact, gate, up)
-    d, g, u = dact.double(), gate.double(), up.double()
-    s, rest = torch.sigmoid(g), torch.sigmoid(-g)
-    silu = g * s
-    moved = (4 * g.abs() * s * rest).nan_to_num(0.0)  # what a few roundings of g do to s
-    # 1 - s is off by a rounding of 1, and 0 from 17 on.
-    derivative = s + silu * rest
-    slope_bound = 8 * s + (8 + moved + 4 * g.abs().clamp(max=20)) * (s * g.abs()).clamp(max=20) + moved
-    silu_bound = 8 * silu.abs() + g.abs() * moved
-    bound = FP32 * silu_bound + TINY * g.abs()
-    bound_dgate = (d * u).abs() * (FP32 * slope_bound + TINY * (1 + g.abs()))
-    return first(
-        stray,
-        named("dgate", problem(dgate, d * u * derivative, bound_dgate.nan_to_num(0.0))),
-        named("dup", problem(dup, d * silu, (d.abs() * bound).nan_to_num(0.0))),
-        named("act", problem(act, silu * u, (u.abs() * bound).nan_to_num(0.0))),
     )
 
 

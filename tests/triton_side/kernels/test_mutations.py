@@ -20,12 +20,26 @@ from property_checks import FINITE, NOT_FINITE, ORDINARY, matrix, placed
 from row_kernel_checks import DEVICE, mutant
 from test_attention import DK_DV, DQ, FORWARD
 from test_attention import configured as attention_configured
+from test_gated import launched_as, on_top_of
 from test_rmsnorm import EPS
 from test_rmsnorm import configured as rmsnorm_configured
 from test_softmax import configured as softmax_configured
+from test_swiglu_mlp import of_activation
 
 from triton_side import kernels
-from triton_side.kernels import attention, attention_backward, gelu, matmul, rmsnorm, softmax, swiglu_mlp, vector_add
+from triton_side.kernels import (
+    _gated,
+    attention,
+    attention_backward,
+    geglu,
+    gelu,
+    matmul,
+    rmsnorm,
+    softmax,
+    swiglu,
+    swiglu_mlp,
+    vector_add,
+)
 from triton_side.kernels._launch import FlatConfig, RowConfig
 from triton_side.kernels.matmul import MatmulConfig
 
@@ -54,6 +68,15 @@ def gelu_problems(module: ModuleType) -> Iterator[Problem]:
     yield properties.gelu(launch, draw(13, 17, kinds=KINDS), draw(13, 17, seed=1))
 
 
+def gated_problems(unit: ModuleType, module: ModuleType) -> Iterator[Problem]:
+    """module: the unit's own, or what the units share."""
+    name, activation = {swiglu: ("swiglu", "silu"), geglu: ("geglu", "gelu")}[unit]
+    if not hasattr(module, name):
+        module = unit if module is _gated else on_top_of(module, unit)
+    operands = draw(13, 17, kinds=KINDS), draw(13, 17, seed=1), draw(13, 17, seed=2)
+    yield properties.gated_unit(activation, launched_as(module, name, FLAT), *operands)
+
+
 def softmax_problems(config: RowConfig, module: ModuleType) -> Iterator[Problem]:
     launch = properties.training(softmax_configured(config, module))
     for columns in (67, 80):  # rows with and without edges
@@ -77,8 +100,8 @@ def two_products_problems(module: ModuleType) -> Iterator[Problem]:
 
 
 def activation_problems(module: ModuleType) -> Iterator[Problem]:
-    operands = draw(13, 17), draw(13, 17, seed=1, kinds=KINDS), draw(13, 17, seed=2)
-    yield properties.activation_gradients(module.launch_activation_gradients, *operands)
+    operands = draw(13, 17, kinds=KINDS), draw(13, 17, seed=1), draw(13, 17, seed=2)
+    yield properties.gated_unit("silu", of_activation(module), *operands)
 
 
 def attention_problems(module: ModuleType) -> Iterator[Problem]:
@@ -104,13 +127,34 @@ MUTATIONS = [
     ),
     Mutation(
         "gelu_forward_kernel", gelu,
-        "_gelu(x, accurate).to(y_ptr.dtype.element_ty), mask=mask)", "_gelu(x, accurate).to(y_ptr.dtype.element_ty))",
+        "gelu_value(x, accurate).to(y_ptr.dtype.element_ty), mask=mask)",
+        "gelu_value(x, accurate).to(y_ptr.dtype.element_ty))",
         gelu_problems,
     ),
     Mutation(
         "gelu_backward_kernel", gelu,
         "sigmoid = tl.where(x >= 0.0, larger, smaller)", "sigmoid = larger",
         gelu_problems,
+    ),
+    Mutation(
+        "swiglu_forward_kernel", _gated,
+        "y.to(y_ptr.dtype.element_ty), mask=mask)", "y.to(y_ptr.dtype.element_ty))",
+        partial(gated_problems, swiglu),
+    ),
+    Mutation(
+        "swiglu_backward_kernel", swiglu,
+        "sigmoid + silu * (1.0 - sigmoid)", "sigmoid + silu",
+        partial(gated_problems, swiglu),
+    ),
+    Mutation(
+        "geglu_forward_kernel", geglu,
+        "forward_block(gate_ptr, up_ptr, y_ptr", "forward_block(up_ptr, gate_ptr, y_ptr",
+        partial(gated_problems, geglu),
+    ),
+    Mutation(
+        "geglu_backward_kernel", _gated,
+        "(dy * up * slope)", "(dy * slope)",
+        partial(gated_problems, geglu),
     ),
     Mutation(
         "softmax_forward_kernel", softmax,
@@ -174,7 +218,7 @@ MUTATIONS = [
     ),
     Mutation(
         "activation_gradients_kernel", swiglu_mlp,
-        "(sigmoid + silu * (1.0 - sigmoid))", "(sigmoid + silu)",
+        "dgate_ptr, dup_ptr, act_ptr, elements, silu", "dgate_ptr, act_ptr, dup_ptr, elements, silu",
         activation_problems,
     ),
     Mutation(

@@ -12,10 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_properties import (
-    activation_gradients,
     attention,
     first,
     gate_up,
+    gated_unit,
     gelu,
     launched,
     matmul,
@@ -47,13 +47,16 @@ from test_attention import configured as attention_configured
 from test_rmsnorm import EPS
 from test_rmsnorm import configured as rmsnorm_configured
 from test_softmax import configured as softmax_configured
+from test_swiglu_mlp import of_activation
 from test_swiglu_mlp import plain as plain_mlp
 
 from triton_side.kernels import attention as attention_module
+from triton_side.kernels import geglu as geglu_module
 from triton_side.kernels import gelu as gelu_module
 from triton_side.kernels import matmul as matmul_module
 from triton_side.kernels import rmsnorm as rmsnorm_module
 from triton_side.kernels import softmax as softmax_module
+from triton_side.kernels import swiglu as swiglu_module
 from triton_side.kernels import swiglu_mlp as mlp_module
 from triton_side.kernels import vector_add as vector_add_module
 from triton_side.kernels._launch import INTERPRETED, FlatConfig, RowConfig
@@ -115,6 +118,20 @@ def test_gelu(dtype, rows, columns, kinds, dy_kinds, x_layout, dy_layout) -> Non
     x = draw(rows, columns, kinds, 0, dtype, x_layout)
     dy = draw(rows, columns, dy_kinds, 1, dtype, dy_layout)
     assert not gelu(training(gelu_module.gelu), x, dy)
+
+
+@pytest.mark.parametrize(
+    ("activation", "unit"), [("silu", swiglu_module.swiglu), ("gelu", geglu_module.geglu)], ids=["swiglu", "geglu"]
+)
+@dtypes
+@examples(15, 80)
+@given(sizes, sizes, rows_of_any_kind, moderate_rows, moderate_rows, st.tuples(layouts, layouts, layouts), seeds)
+def test_gated_unit(activation, unit, dtype, rows, columns, gate_kinds, up_kinds, dy_kinds, storage, seed) -> None:
+    gate, up, dy = (
+        draw(rows, columns, kinds, seed + i, dtype, layout)
+        for i, (kinds, layout) in enumerate(zip((gate_kinds, up_kinds, dy_kinds), storage, strict=True))
+    )
+    assert not gated_unit(activation, training(unit), gate, up, dy)
 
 
 @dtypes
@@ -205,7 +222,7 @@ def test_activation_gradients(dtype, tokens, hidden, dact_kinds, gate_kinds, up_
     dact, gate, up = (
         draw(tokens, hidden, kinds, seed + i, dtype) for i, kinds in enumerate((dact_kinds, gate_kinds, up_kinds))
     )
-    assert not activation_gradients(mlp_module.launch_activation_gradients, dact, gate, up)
+    assert not gated_unit("silu", of_activation(mlp_module), gate, up, dact)
 
 
 @dtypes
