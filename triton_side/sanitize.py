@@ -76,6 +76,7 @@ def cases(device: str) -> Iterator[tuple[str, Call]]:
 def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
     """Module, shapes of its inputs, attributes."""
     rows: list[Shapes] = [{"x": (7, 131)}]
+    biased: list[Shapes] = [{"x": (19, columns), "bias": (columns,)} for columns in (131, 136)]
     flat: list[Shapes] = [{"x": (1021,), "y": (1021,)}]
     walked: list[Shapes] = [{"x": (3, 8201)}]
     # A warp to a row (scalar and 16-byte loads), a block, a cluster of blocks; streamed.
@@ -93,6 +94,7 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
     return [
         ("kernels.vector_add", flat, {}), ("cuda.vector_add", flat, {}),
         ("kernels.gelu", rows, {}), ("cuda.gelu", rows, {}),
+        ("kernels.bias_gelu", biased, {}), ("cuda.bias_gelu", biased, {}),
         ("kernels.softmax", rows + walked, {}), ("cuda.softmax", of_cuda, {}),
         ("kernels.rmsnorm", norms, {"eps": EPS}), ("kernels.swiglu_mlp", mlps, {"eps": EPS}),
         ("kernels.attention", heads, {}),

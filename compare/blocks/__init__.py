@@ -1,6 +1,6 @@
 """The table of blocks: one line a block."""
 
-from compare.blocks import attention, gelu, rmsnorm, softmax, swiglu_mlp, vector_add
+from compare.blocks import attention, bias_gelu, gelu, rmsnorm, softmax, swiglu_mlp, vector_add
 from compare.spec import Block
 
 BLOCKS: dict[str, Block] = {
@@ -8,6 +8,7 @@ BLOCKS: dict[str, Block] = {
     for block in (
         vector_add.BLOCK,
         gelu.BLOCK,
+        bias_gelu.BLOCK,
         softmax.BLOCK,
         rmsnorm.BLOCK,
         swiglu_mlp.BLOCK,

@@ -17,6 +17,7 @@ from compare.workers import reference  # noqa: E402
 SMALL = {
     "vector_add": {"elements": 5},
     "gelu": {"rows": 2, "columns": 3},
+    "bias_gelu": {"rows": 2, "columns": 3},
     "softmax": {"rows": 2, "columns": 4},
     "rmsnorm": {"rows": 2, "columns": 4},
     "swiglu_mlp": {"tokens": 2, "width": 3, "hidden": 4},

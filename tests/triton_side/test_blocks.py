@@ -19,6 +19,7 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 SHAPES = {
     "vector_add": [(1,), (131,)],
     "gelu": [(1, 1), (7, 129)],
+    "bias_gelu": [(1, 1), (7, 129)],
     "softmax": [(1, 1), (7, 129)],
     "rmsnorm": [(1, 1), (7, 129)],
     "swiglu_mlp": [(1, 3, 5), (7, 33, 65)],  # tokens, width, hidden
@@ -28,6 +29,7 @@ ATTRIBUTES = {"rmsnorm": {"eps": EPS}, "swiglu_mlp": {"eps": EPS}}
 STAGES = {
     "vector_add": {"add"},
     "gelu": {"gelu"},
+    "bias_gelu": {"bias", "gelu"},
     "softmax": {"max", "exp", "sum", "divide"},
     "rmsnorm": {"mean_square", "normalize", "weight"},
     "swiglu_mlp": {"norm", "gate", "up", "act", "down", "residual"},
@@ -50,6 +52,8 @@ def make_inputs(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> Array
         return {"x": normal(*shape), "y": normal(*shape)}
     if block == "rmsnorm":
         return {"x": normal(*shape), "weight": normal(shape[-1])}
+    if block == "bias_gelu":
+        return {"x": normal(*shape), "bias": normal(shape[-1])}
     if block == "attention":
         return {name: normal(*shape) for name in "qkv"}
     if block == "swiglu_mlp":
@@ -77,6 +81,8 @@ def reference(block: str, inputs: Arrays) -> Arrays:
     x = inputs.get("x")
     if block == "vector_add":
         return {"out": x + inputs["y"]}
+    if block == "bias_gelu":
+        return reference("gelu", {"x": x + inputs["bias"]})
     if block == "gelu":
         return {"y": 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))}
     if block == "softmax":

@@ -35,6 +35,7 @@ EPS = {"eps": 1e-6}
 CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, float], str]] = {
     "vector_add": ("kernels", "vector_add", {"x": (4096,), "y": (4096,)}, {}, "bfloat16"),
     "gelu": ("kernels", "gelu", {"x": (64, 128)}, {}, "bfloat16"),
+    "bias_gelu": ("kernels", "bias_gelu", {"x": (64, 128), "bias": (128,)}, {}, "bfloat16"),
     "softmax": ("kernels", "softmax", {"x": (64, 128)}, {}, "bfloat16"),
     "softmax, long rows": ("kernels", "softmax", {"x": (2, 50257)}, {}, "bfloat16"),
     "rmsnorm": ("kernels", "rmsnorm", {"x": (64, 128), "weight": (128,)}, EPS, "bfloat16"),
@@ -45,6 +46,7 @@ CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, float], s
     "attention, pointers": ("kernels", "attention", ATTENTION, {}, "float32"),
     "cuda vector_add": ("cuda", "vector_add", {"x": (4096,), "y": (4096,)}, {}, "bfloat16"),
     "cuda gelu": ("cuda", "gelu", {"x": (64, 128)}, {}, "bfloat16"),
+    "cuda bias_gelu": ("cuda", "bias_gelu", {"x": (64, 128), "bias": (128,)}, {}, "bfloat16"),
     "cuda softmax": ("cuda", "softmax", {"x": (64, 128)}, {}, "bfloat16"),
     "cuda softmax, clusters": ("cuda", "softmax", {"x": (2, 32768)}, {}, "bfloat16"),
     "cuda softmax, long rows": ("cuda", "softmax", {"x": (2, 200000)}, {}, "bfloat16"),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from xlafuse import compiler, directions
-from xlafuse.blocks import attention, gelu, rmsnorm, softmax, swiglu_mlp, vector_add
+from xlafuse.blocks import attention, bias_gelu, gelu, rmsnorm, softmax, swiglu_mlp, vector_add
 
 Float64s = dict[str, np.ndarray]
 
@@ -49,6 +49,9 @@ Shapes = dict[str, tuple[int, ...]]
 BLOCKS: dict[str, tuple[Any, dict[str, float], Shapes, Callable[[Float64s], Float64s], int]] = {
     "vector_add": (vector_add.apply, {}, {"x": (7,), "y": (7,)}, lambda i: {"out": i["x"] + i["y"]}, 1),
     "gelu": (gelu.apply, {}, {"x": (3, 7)}, _gelu, 9),
+    "bias_gelu": (
+        bias_gelu.apply, {}, {"x": (3, 7), "bias": (7,)}, lambda i: _gelu({"x": i["x"] + i["bias"]}), 10
+    ),
     "softmax": (softmax.apply, {}, {"x": (3, 7)}, lambda i: {"y": _softmax(i["x"])}, 1),
     "rmsnorm": (
         rmsnorm.apply, {"eps": _EPS}, {"x": (3, 7), "weight": (7,)},

@@ -59,10 +59,8 @@ def vector_add(launch: Launch, x: torch.Tensor, y: torch.Tensor) -> str | None:
     return first(stray, None if _identical(out, x + y) else "not the bits of x + y")
 
 
-def gelu(launch: Launch, x: torch.Tensor, dy: torch.Tensor) -> str | None:
-    """The gradient of +-inf may be its limit or NaN, which PyTorch has there."""
-    (y, dx), stray = launched(launch, x, dy)
-    native_y, native_dx = trained(lambda x: F.gelu(x, approximate="tanh"), x, dy=dy)
+def _gelu_with_bounds(x: torch.Tensor, dy: torch.Tensor) -> Tensors:
+    """gelu(x), its bound, dy gelu'(x), its bound."""
     x, dy = x.double(), dy.double()
     u2 = 2 * (2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)
     slope = 2 * (2 / torch.pi) ** 0.5 * (1 + 3 * 0.044715 * x * x)
@@ -73,11 +71,47 @@ def gelu(launch: Launch, x: torch.Tensor, dy: torch.Tensor) -> str | None:
     curved = (x * s * rest * slope).nan_to_num(0.0)  # of +-inf the limit
     bound_dx = FP32 * dy.abs() * (8 * s + moved + curved.abs() * (16 + 4 * u2.abs()))
     bound_dx = bound_dx + TINY * (dy * (1 + x.abs().clamp(max=100) ** 3)).abs()
+    return x * s, bound_y.nan_to_num(0.0), dy * (s + curved), bound_dx.nan_to_num(0.0)
+
+
+def _native_gelu(x: torch.Tensor, dy: torch.Tensor) -> Tensors:
+    return trained(lambda x: F.gelu(x, approximate="tanh"), x, dy=dy)
+
+
+def gelu(launch: Launch, x: torch.Tensor, dy: torch.Tensor) -> str | None:
+    """The gradient of +-inf may be its limit or NaN, which PyTorch has there."""
+    (y, dx), stray = launched(launch, x, dy)
+    native_y, native_dx = _native_gelu(x, dy)
+    y64, bound_y, dx64, bound_dx = _gelu_with_bounds(x, dy)
     return first(
         stray,
-        named("y", problem(y, x * s, bound_y.nan_to_num(0.0), native_y)),
-        named("dx", problem(dx, dy * (s + curved), bound_dx.nan_to_num(0.0), native_dx)),
+        named("y", problem(y, y64, bound_y, native_y)),
+        named("dx", problem(dx, dx64, bound_dx, native_dx)),
     )
+
+
+def bias_gelu(launch: Launch, x: torch.Tensor, bias: torch.Tensor, dy: torch.Tensor) -> str | None:
+    """As `gelu`, of the sum as fp32 rounds it, which is one operation. The bias's gradient is judged in columns where
+    fp32 holds the sum of its terms' magnitudes and PyTorch's derivative of gelu is finite."""
+    (y, dx, dbias), stray = launched(launch, x, bias, dy)
+    z, wide_dy = x.float() + bias.float(), dy.float()
+    native_y, native_dx = _native_gelu(z, wide_dy)
+    y64, bound_y, dx64, bound_dx = _gelu_with_bounds(z, wide_dy)
+    magnitude = dx64.abs().sum(dim=0)
+    judged = native_dx.isfinite().all(dim=0) & (magnitude < 0.99 * torch.finfo(torch.float32).max)
+    bound_dbias = bound_dx.sum(dim=0) + FP32 * len(x) * magnitude
+    return first(
+        stray,
+        named("y", problem(y, y64, bound_y, native_y)),
+        named("dx", problem(dx, dx64, bound_dx, native_dx)),
+        named("dbias", problem(dbias[judged], dx64.sum(dim=0)[judged], bound_dbias[judged])),
+    )
+
+
+def sum_columns(launch: Launch, partial: torch.Tensor) -> str | None:
+    (total,), stray = launched(launch, partial)
+    bound = FP32 * len(partial) * partial.double().abs().sum(dim=0)
+    return first(stray, named("sum", problem(total, partial.double().sum(dim=0), bound)))
 
 
 def softmax(launch: Launch, x: torch.Tensor, dy: torch.Tensor) -> str | None:

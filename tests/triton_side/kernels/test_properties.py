@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from kernel_properties import (
     activation_gradients,
     attention,
+    bias_gelu,
     first,
     gate_up,
     gelu,
@@ -44,12 +45,15 @@ from property_checks import (
 from row_kernel_checks import DEVICE, DTYPES
 from test_attention import DK_DV, DQ, FORWARD
 from test_attention import configured as attention_configured
+from test_bias_gelu import CONFIGS as BIAS_GELU_CONFIGS
+from test_bias_gelu import configured as bias_gelu_configured
 from test_rmsnorm import EPS
 from test_rmsnorm import configured as rmsnorm_configured
 from test_softmax import configured as softmax_configured
 from test_swiglu_mlp import plain as plain_mlp
 
 from triton_side.kernels import attention as attention_module
+from triton_side.kernels import bias_gelu as bias_gelu_module
 from triton_side.kernels import gelu as gelu_module
 from triton_side.kernels import matmul as matmul_module
 from triton_side.kernels import rmsnorm as rmsnorm_module
@@ -115,6 +119,23 @@ def test_gelu(dtype, rows, columns, kinds, dy_kinds, x_layout, dy_layout) -> Non
     x = draw(rows, columns, kinds, 0, dtype, x_layout)
     dy = draw(rows, columns, dy_kinds, 1, dtype, dy_layout)
     assert not gelu(training(gelu_module.gelu), x, dy)
+
+
+bias_gelu_configs = st.sampled_from([None, *BIAS_GELU_CONFIGS])
+
+
+@dtypes
+@examples(30, 100)
+@given(
+    few_rows, sizes, rows_of_any_kind, rows_of_any_kind, rows_of_numbers, st.tuples(layouts, layouts, layouts),
+    bias_gelu_configs, seeds,
+)  # fmt: skip
+def test_bias_gelu(dtype, rows, columns, kinds, bias_kinds, dy_kinds, storage, config, seed) -> None:
+    x = draw(rows, columns, kinds, seed, dtype, storage[0])
+    bias = draw(1, columns, bias_kinds, seed + 1, dtype, storage[1])[0]
+    dy = draw(rows, columns, dy_kinds, seed + 2, dtype, storage[2])
+    function = bias_gelu_configured(config) if config else bias_gelu_module.bias_gelu
+    assert not bias_gelu(training(function), x, bias, dy)
 
 
 @dtypes
