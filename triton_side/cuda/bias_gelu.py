@@ -30,17 +30,17 @@ WARP = 32
 SUM_ROWS = 32  # of a warp each, in a block that adds up partial sums
 MAX_COLUMNS = 2**30  # column indices are 32-bit, and run past the end by up to one block
 
-SOURCE = "bias_gelu.cu"
 declare_template(
-    SOURCE, "bias_gelu_forward", forward("add", "bias"), *gelu.FORWARD, flops=lambda shapes: 10 * math.prod(shapes["x"])
-)
+    "bias_gelu.cu", "bias_gelu_forward", forward("add", "bias"), *gelu.FORWARD,
+    flops=lambda shapes: 10 * math.prod(shapes["x"]),
+)  # fmt: skip
 declare_template(
-    SOURCE, "bias_gelu_backward",
+    "bias_gelu.cu", "bias_gelu_backward",
     again("add", "bias"), *gelu.BACKWARD, gradient("reduce_sum", "bias", "partial"),
     flops=lambda shapes: 19 * math.prod(shapes["x"]),
 )  # fmt: skip
 declare_template(
-    SOURCE, "bias_gelu_sum_partials", gradient("reduce_sum", "bias", "dbias"),
+    "bias_gelu.cu", "bias_gelu_sum_partials", gradient("reduce_sum", "bias", "dbias"),
     flops=lambda shapes: math.prod(shapes["partial"]),
 )  # fmt: skip
 
@@ -55,7 +55,7 @@ def _tiling(vector_rows: int, x: torch.Tensor, *others: torch.Tensor) -> tuple[i
 
 def _compiled(name: str, x: torch.Tensor, *constants: int) -> program.Kernel:
     template = ", ".join(map(str, (tensors.CPP_TYPES[x.dtype], *constants)))
-    return program.compile_kernel(SOURCE, f"{name}<{template}>", program.device_arch(x.device))
+    return program.compile_kernel("bias_gelu.cu", f"{name}<{template}>", program.device_arch(x.device))
 
 
 class BiasGelu(torch.autograd.Function):

@@ -7,5 +7,5 @@ from torch import Tensor
 
 
 def apply(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """x [rows, columns], bias [columns] -> y [rows, columns]; two kernels, the sum rounded to x's dtype between them."""
+    """x [rows, columns], bias [columns] -> y [rows, columns]; two kernels, between them the sum in x's dtype."""
     return {"y": F.gelu(inputs["x"] + inputs["bias"], approximate="tanh")}

@@ -151,7 +151,12 @@ def test_missing_headers_name_the_wheel(monkeypatch: pytest.MonkeyPatch, tmp_pat
         program.header_folder.__wrapped__()
 
 
-@pytest.mark.parametrize("operation", [gelu.gelu, softmax.softmax, lambda x: vector_add.vector_add(x, x), lambda x: bias_gelu.bias_gelu(x, x[0])])
+@pytest.mark.parametrize(
+    "operation",
+    [
+        gelu.gelu, softmax.softmax, lambda x: vector_add.vector_add(x, x), lambda x: bias_gelu.bias_gelu(x, x[0]),
+    ],
+)  # fmt: skip
 def test_a_tensor_on_the_cpu_is_refused(operation: object) -> None:
     with pytest.raises(ValueError, match=r"must be on a CUDA device, got cpu; move it with \.to\('cuda'\)"):
         operation(torch.zeros(2, 3))  # type: ignore[operator]

@@ -23,7 +23,8 @@ SOURCES = program.SOURCE_FOLDER
 
 @dataclass(frozen=True)
 class Mutation:
-    """sound: in the source or in what it includes. columns: of a case that takes the kernel; instance: of the template, for a machine that only compiles."""
+    """sound: in the source or in what it includes. columns: of a case that takes the kernel; instance: of the
+    template, for a machine that only compiles."""
 
     kernel: str
     source: str

@@ -59,8 +59,9 @@ def test_gelu(dtype, rows, columns, kinds, dy_kinds, x_layout, dy_layout, seed) 
 )
 def test_bias_gelu(dtype, rows, columns, kinds, bias_kinds, dy_kinds, storage, seed) -> None:
     rows = rows if columns < 1000 else min(rows, 5)
-    x, dy = draw(rows, columns, kinds, seed, dtype, storage[0]), draw(rows, columns, dy_kinds, seed + 1, dtype, storage[1])
-    bias = draw(1, columns, bias_kinds, seed + 2, dtype, storage[2])[0]
+    x = draw(rows, columns, kinds, seed, dtype, storage[0])
+    bias = draw(1, columns, bias_kinds, seed + 1, dtype, storage[1])[0]
+    dy = draw(rows, columns, dy_kinds, seed + 2, dtype, storage[2])
     assert not properties.bias_gelu(properties.training(bias_gelu.bias_gelu), x, bias, dy)
 
 
