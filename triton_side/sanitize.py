@@ -77,6 +77,7 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
     """Module, shapes of its inputs, attributes."""
     rows: list[Shapes] = [{"x": (7, 131)}]
     gated: list[Shapes] = [{"gate": (7, 131), "up": (7, 131)}]
+    biased: list[Shapes] = [{"x": (19, columns), "bias": (columns,)} for columns in (131, 136)]
     flat: list[Shapes] = [{"x": (1021,), "y": (1021,)}]
     walked: list[Shapes] = [{"x": (3, 8201)}]
     # A warp to a row (scalar and 16-byte loads), a block, a cluster of blocks; streamed.
@@ -95,6 +96,7 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
         ("kernels.vector_add", flat, {}), ("cuda.vector_add", flat, {}),
         ("kernels.gelu", rows, {}), ("cuda.gelu", rows, {}),
         ("kernels.swiglu", gated, {}), ("kernels.geglu", gated, {}),
+        ("kernels.bias_gelu", biased, {}), ("cuda.bias_gelu", biased, {}),
         ("kernels.softmax", rows + walked, {}), ("cuda.softmax", of_cuda, {}),
         ("kernels.rmsnorm", norms, {"eps": EPS}), ("kernels.swiglu_mlp", mlps, {"eps": EPS}),
         ("kernels.attention", heads, {}),

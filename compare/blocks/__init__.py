@@ -1,6 +1,6 @@
 """The table of blocks: one line a block."""
 
-from compare.blocks import attention, geglu, gelu, rmsnorm, softmax, swiglu, swiglu_mlp, vector_add
+from compare.blocks import attention, bias_gelu, geglu, gelu, rmsnorm, softmax, swiglu, swiglu_mlp, vector_add
 from compare.spec import Block
 
 BLOCKS: dict[str, Block] = {
@@ -10,6 +10,7 @@ BLOCKS: dict[str, Block] = {
         gelu.BLOCK,
         swiglu.BLOCK,
         geglu.BLOCK,
+        bias_gelu.BLOCK,
         softmax.BLOCK,
         rmsnorm.BLOCK,
         swiglu_mlp.BLOCK,

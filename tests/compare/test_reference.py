@@ -19,6 +19,7 @@ SMALL = {
     "gelu": {"rows": 2, "columns": 3},
     "swiglu": {"rows": 2, "columns": 3},
     "geglu": {"rows": 2, "columns": 3},
+    "bias_gelu": {"rows": 2, "columns": 3},
     "softmax": {"rows": 2, "columns": 4},
     "rmsnorm": {"rows": 2, "columns": 4},
     "swiglu_mlp": {"tokens": 2, "width": 3, "hidden": 4},

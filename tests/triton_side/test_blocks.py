@@ -21,6 +21,7 @@ SHAPES = {
     "gelu": [(1, 1), (7, 129)],
     "swiglu": [(1, 1), (7, 129)],
     "geglu": [(1, 1), (7, 129)],
+    "bias_gelu": [(1, 1), (7, 129)],
     "softmax": [(1, 1), (7, 129)],
     "rmsnorm": [(1, 1), (7, 129)],
     "swiglu_mlp": [(1, 3, 5), (7, 33, 65)],  # tokens, width, hidden
@@ -32,6 +33,7 @@ STAGES = {
     "gelu": {"gelu"},
     "swiglu": {"silu", "multiply"},
     "geglu": {"gelu", "multiply"},
+    "bias_gelu": {"bias", "gelu"},
     "softmax": {"max", "exp", "sum", "divide"},
     "rmsnorm": {"mean_square", "normalize", "weight"},
     "swiglu_mlp": {"norm", "gate", "up", "act", "down", "residual"},
@@ -56,6 +58,8 @@ def make_inputs(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> Array
         return {"gate": normal(*shape), "up": normal(*shape)}
     if block == "rmsnorm":
         return {"x": normal(*shape), "weight": normal(shape[-1])}
+    if block == "bias_gelu":
+        return {"x": normal(*shape), "bias": normal(shape[-1])}
     if block == "attention":
         return {name: normal(*shape) for name in "qkv"}
     if block == "swiglu_mlp":
@@ -87,6 +91,8 @@ def reference(block: str, inputs: Arrays) -> Arrays:
     x = inputs.get("x")
     if block == "vector_add":
         return {"out": x + inputs["y"]}
+    if block == "bias_gelu":
+        return reference("gelu", {"x": x + inputs["bias"]})
     if block == "gelu":
         return {"y": gelu_reference(x)}
     if block == "swiglu":

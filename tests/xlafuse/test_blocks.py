@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from xlafuse import compiler, directions
-from xlafuse.blocks import attention, geglu, gelu, rmsnorm, softmax, swiglu, swiglu_mlp, vector_add
+from xlafuse.blocks import attention, bias_gelu, geglu, gelu, rmsnorm, softmax, swiglu, swiglu_mlp, vector_add
 
 Float64s = dict[str, np.ndarray]
 
@@ -54,6 +54,9 @@ BLOCKS: dict[str, tuple[Any, dict[str, float], Shapes, Callable[[Float64s], Floa
     "vector_add": (vector_add.apply, {}, {"x": (7,), "y": (7,)}, lambda i: {"out": i["x"] + i["y"]}, 1),
     "gelu": (gelu.apply, {}, {"x": (3, 7)}, lambda i: {"y": _gelu(i["x"])}, 9),
     "swiglu": (swiglu.apply, {}, _GATED, lambda i: {"y": _silu(i["gate"]) * i["up"]}, 5),
+    "bias_gelu": (
+        bias_gelu.apply, {}, {"x": (3, 7), "bias": (7,)}, lambda i: {"y": _gelu(i["x"] + i["bias"])}, 10
+    ),
     "geglu": (geglu.apply, {}, _GATED, lambda i: {"y": _gelu(i["gate"]) * i["up"]}, 10),
     "softmax": (softmax.apply, {}, {"x": (3, 7)}, lambda i: {"y": _softmax(i["x"])}, 1),
     "rmsnorm": (

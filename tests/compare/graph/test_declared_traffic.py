@@ -26,6 +26,7 @@ SIZES = {
     "gelu": {"rows": 38_912, "columns": 14_336},
     "swiglu": {"rows": 38_912, "columns": 14_336},
     "geglu": {"rows": 38_912, "columns": 14_336},
+    "bias_gelu": {"rows": 34 << 10, "columns": 16384},
     "softmax": {"rows": 544 << 10, "columns": 1024},
     "rmsnorm": {"rows": 136 << 10, "columns": 4096},
 }

@@ -140,6 +140,31 @@ def gated_unit(
     )
 
 
+def bias_gelu(launch: Launch, x: torch.Tensor, bias: torch.Tensor, dy: torch.Tensor) -> str | None:
+    """As `gelu`, of the sum as fp32 rounds it, which is one operation. The bias's gradient is judged in columns where
+    fp32 holds the sum of its terms' magnitudes and PyTorch's derivative of gelu is finite."""
+    (y, dx, dbias), stray = launched(launch, x, bias, dy)
+    z, wide_dy = x.float() + bias.float(), dy.float()
+    native_y, native_dx = trained(_tanh_gelu, z, dy=wide_dy)
+    exact, dy = _gelu(z.double()), dy.double()
+    dx64, bound_dx = dy * exact.slope, (dy.abs() * exact.slope_bound).nan_to_num(0.0)
+    magnitude = dx64.abs().sum(dim=0)
+    judged = native_dx.isfinite().all(dim=0) & (magnitude < 0.99 * torch.finfo(torch.float32).max)
+    bound_dbias = bound_dx.sum(dim=0) + FP32 * len(x) * magnitude
+    return first(
+        stray,
+        named("y", problem(y, exact.value, exact.value_bound.nan_to_num(0.0), native_y)),
+        named("dx", problem(dx, dx64, bound_dx, native_dx)),
+        named("dbias", problem(dbias[judged], dx64.sum(dim=0)[judged], bound_dbias[judged])),
+    )
+
+
+def sum_columns(launch: Launch, partial: torch.Tensor) -> str | None:
+    (total,), stray = launched(launch, partial)
+    bound = FP32 * len(partial) * partial.double().abs().sum(dim=0)
+    return first(stray, named("sum", problem(total, partial.double().sum(dim=0), bound)))
+
+
 def softmax(launch: Launch, x: torch.Tensor, dy: torch.Tensor) -> str | None:
     """The gradient against that of the stored y, which it is computed from."""
     (y, dx), stray = launched(launch, x, dy)

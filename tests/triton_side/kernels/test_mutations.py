@@ -20,6 +20,7 @@ from property_checks import FINITE, NOT_FINITE, ORDINARY, matrix, placed
 from row_kernel_checks import DEVICE, mutant
 from test_attention import DK_DV, DQ, FORWARD
 from test_attention import configured as attention_configured
+from test_bias_gelu import configured as bias_gelu_configured
 from test_gated import launched_as, on_top_of
 from test_rmsnorm import EPS
 from test_rmsnorm import configured as rmsnorm_configured
@@ -28,9 +29,11 @@ from test_swiglu_mlp import of_activation
 
 from triton_side import kernels
 from triton_side.kernels import (
+    _column_sums,
     _gated,
     attention,
     attention_backward,
+    bias_gelu,
     geglu,
     gelu,
     matmul,
@@ -41,11 +44,13 @@ from triton_side.kernels import (
     vector_add,
 )
 from triton_side.kernels._launch import FlatConfig, RowConfig
+from triton_side.kernels.bias_gelu import TileConfig
 from triton_side.kernels.matmul import MatmulConfig
 
 FLAT = FlatConfig(block=64, num_warps=1)  # past the end, no further than the guard
 ROW = RowConfig(block_rows=4, block_columns=256, num_warps=4, num_stages=1, programs=3)
 LOOPED = RowConfig(block_rows=1, block_columns=32, num_warps=1, num_stages=1, programs=3)
+BIASED = TileConfig(block_rows=4, block_columns=64, num_warps=1, programs=2)
 TILES = MatmulConfig(16, 32, 16, num_warps=4, num_stages=1, group_m=2, descriptors=False)
 ORDINARY_ROWS, KINDS = [ORDINARY], [*FINITE, *NOT_FINITE]
 
@@ -75,6 +80,16 @@ def gated_problems(unit: ModuleType, module: ModuleType) -> Iterator[Problem]:
         module = unit if module is _gated else on_top_of(module, unit)
     operands = draw(13, 17, kinds=KINDS), draw(13, 17, seed=1), draw(13, 17, seed=2)
     yield properties.gated_unit(activation, launched_as(module, name, FLAT), *operands)
+
+
+def bias_gelu_problems(module: ModuleType) -> Iterator[Problem]:
+    launch = properties.training(bias_gelu_configured(BIASED, module))
+    yield properties.bias_gelu(launch, draw(21, 67, kinds=KINDS), draw(67, seed=1), draw(21, 67, seed=2))
+    yield properties.bias_gelu(launch, draw(21, 67), draw(67, seed=1), draw(21, 67, seed=2))
+
+
+def sum_columns_problems(module: ModuleType) -> Iterator[Problem]:
+    yield properties.sum_columns(lambda partial: (module.sum_columns(partial, torch.float32),), draw(300, 37))
 
 
 def softmax_problems(config: RowConfig, module: ModuleType) -> Iterator[Problem]:
@@ -157,6 +172,16 @@ MUTATIONS = [
         partial(gated_problems, geglu),
     ),
     Mutation(
+        "bias_gelu_forward_kernel", bias_gelu,
+        "y = gelu_value(x + bias, accurate)", "y = gelu_value(x, accurate)",
+        bias_gelu_problems,
+    ),
+    Mutation(
+        "bias_gelu_backward_kernel", bias_gelu,
+        "dbias += tl.where(row < rows, dx, 0.0)", "dbias = tl.where(row < rows, dx, 0.0)",
+        bias_gelu_problems,
+    ),
+    Mutation(
         "softmax_forward_kernel", softmax,
         "numerator = _exp(x - tl.max(x, axis=1, keep_dims=True), accurate)", "numerator = _exp(x, accurate)",
         partial(softmax_problems, ROW),
@@ -202,9 +227,9 @@ MUTATIONS = [
         partial(rmsnorm_problems, LOOPED),
     ),
     Mutation(
-        "rmsnorm_sum_partials_kernel", rmsnorm,
+        "sum_columns_kernel", _column_sums,
         "mask = (row < partials) & (column < columns)", "mask = (row < partials - 1) & (column < columns)",
-        partial(rmsnorm_problems, ROW),
+        sum_columns_problems,
     ),
     Mutation(
         "matmul_kernel", matmul,

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_properties import (
     attention,
+    bias_gelu,
     first,
     gate_up,
     gated_unit,
@@ -44,6 +45,8 @@ from property_checks import (
 from row_kernel_checks import DEVICE, DTYPES
 from test_attention import DK_DV, DQ, FORWARD
 from test_attention import configured as attention_configured
+from test_bias_gelu import CONFIGS as BIAS_GELU_CONFIGS
+from test_bias_gelu import configured as bias_gelu_configured
 from test_rmsnorm import EPS
 from test_rmsnorm import configured as rmsnorm_configured
 from test_softmax import configured as softmax_configured
@@ -51,6 +54,7 @@ from test_swiglu_mlp import of_activation
 from test_swiglu_mlp import plain as plain_mlp
 
 from triton_side.kernels import attention as attention_module
+from triton_side.kernels import bias_gelu as bias_gelu_module
 from triton_side.kernels import geglu as geglu_module
 from triton_side.kernels import gelu as gelu_module
 from triton_side.kernels import matmul as matmul_module
@@ -132,6 +136,23 @@ def test_gated_unit(activation, unit, dtype, rows, columns, gate_kinds, up_kinds
         for i, (kinds, layout) in enumerate(zip((gate_kinds, up_kinds, dy_kinds), storage, strict=True))
     )
     assert not gated_unit(activation, training(unit), gate, up, dy)
+
+
+bias_gelu_configs = st.sampled_from([None, *BIAS_GELU_CONFIGS])
+
+
+@dtypes
+@examples(30, 100)
+@given(
+    few_rows, sizes, rows_of_any_kind, rows_of_any_kind, rows_of_numbers, st.tuples(layouts, layouts, layouts),
+    bias_gelu_configs, seeds,
+)  # fmt: skip
+def test_bias_gelu(dtype, rows, columns, kinds, bias_kinds, dy_kinds, storage, config, seed) -> None:
+    x = draw(rows, columns, kinds, seed, dtype, storage[0])
+    bias = draw(1, columns, bias_kinds, seed + 1, dtype, storage[1])[0]
+    dy = draw(rows, columns, dy_kinds, seed + 2, dtype, storage[2])
+    function = bias_gelu_configured(config) if config else bias_gelu_module.bias_gelu
+    assert not bias_gelu(training(function), x, bias, dy)
 
 
 @dtypes
