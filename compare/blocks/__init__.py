@@ -1,6 +1,6 @@
 """The table of blocks: one line a block."""
 
-from compare.blocks import attention, gelu, rmsnorm, softmax, swiglu_mlp, vector_add
+from compare.blocks import attention, gelu, rmsnorm, rope, softmax, swiglu_mlp, vector_add
 from compare.spec import Block
 
 BLOCKS: dict[str, Block] = {
@@ -11,6 +11,7 @@ BLOCKS: dict[str, Block] = {
         softmax.BLOCK,
         rmsnorm.BLOCK,
         swiglu_mlp.BLOCK,
+        rope.BLOCK,
         attention.BLOCK,
     )
 }

@@ -20,6 +20,7 @@ SMALL = {
     "softmax": {"rows": 2, "columns": 4},
     "rmsnorm": {"rows": 2, "columns": 4},
     "swiglu_mlp": {"tokens": 2, "width": 3, "hidden": 4},
+    "rope": {"batch": 2, "heads": 2, "kv_heads": 1, "sequence": 3, "head_dim": 4},
     "attention": {"batch": 2, "heads": 2, "sequence": 3, "head_dim": 2},
 }
 

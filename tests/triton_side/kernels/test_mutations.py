@@ -22,10 +22,12 @@ from test_attention import DK_DV, DQ, FORWARD
 from test_attention import configured as attention_configured
 from test_rmsnorm import EPS
 from test_rmsnorm import configured as rmsnorm_configured
+from test_rope import THETA
+from test_rope import configured as rope_configured
 from test_softmax import configured as softmax_configured
 
 from triton_side import kernels
-from triton_side.kernels import attention, attention_backward, gelu, matmul, rmsnorm, softmax, swiglu_mlp, vector_add
+from triton_side.kernels import attention, attention_backward, gelu, matmul, rmsnorm, rope, softmax, swiglu_mlp, vector_add
 from triton_side.kernels._launch import FlatConfig, RowConfig
 from triton_side.kernels.matmul import MatmulConfig
 
@@ -63,6 +65,13 @@ def softmax_problems(config: RowConfig, module: ModuleType) -> Iterator[Problem]
 def rmsnorm_problems(config: RowConfig, module: ModuleType) -> Iterator[Problem]:
     launch = properties.training(rmsnorm_configured(config, module))
     yield properties.rmsnorm(launch, draw(14, 67), draw(67, seed=1), draw(14, 67, seed=2), EPS)
+
+
+def rope_problems(module: ModuleType) -> Iterator[Problem]:
+    config = module.RopeConfig(rows=4, heads=2, splits=2, num_warps=1)
+    q, dq, k, dk = (draw(2, heads, 9, 6, seed=heads + seed) for heads in (5, 1) for seed in (0, 10))
+    positions = torch.arange(990, 1008, device=DEVICE).view(2, 9)
+    yield properties.rope(rope_configured(config, module), q, k, positions, dq, dk, THETA)
 
 
 def matmul_problems(module: ModuleType) -> Iterator[Problem]:
@@ -161,6 +170,11 @@ MUTATIONS = [
         "rmsnorm_sum_partials_kernel", rmsnorm,
         "mask = (row < partials) & (column < columns)", "mask = (row < partials - 1) & (column < columns)",
         partial(rmsnorm_problems, ROW),
+    ),
+    Mutation(
+        "rope_kernel", rope,
+        "sin = -sin", "sin = sin",
+        rope_problems,
     ),
     Mutation(
         "matmul_kernel", matmul,
