@@ -115,8 +115,9 @@ def configure(
 ) -> RopeConfig:
     """Four warps whose threads load 16 bytes of each half of each head, four heads at a time.
 
-    The angles of a tile cost as much as turning some heads, so that one program takes all heads of its rows where that
-    leaves four programs to a multiprocessor.
+    Each program computes the angles of its rows anew, so that one takes all heads where there are rows enough for four
+    programs a multiprocessor: more than four do not fit, with 102 registers a thread (bfloat16, head_dim 128, ptxas for
+    sm_90; eight heads at a time take 186). Not tuned on a GPU.
     """
     tile = max(1, 128 * 16 // element_bytes // triton.next_power_of_2(head_dim // 2))
     groups = triton.cdiv(heads, 4) + triton.cdiv(kv_heads, 4)
@@ -181,7 +182,8 @@ def rope(
         q: [batch, heads, sequence, head_dim], bfloat16, float16 or float32, on a GPU, head_dim even. Read in place, if
             neighbours along head_dim are neighbours in memory; else copied.
         k: [batch, kv_heads, sequence, head_dim], likewise, of q's dtype and device; kv_heads may be any number.
-        positions: [batch, sequence], int32 or int64. Angles are products in float32: from 2^24 on positions are rounded.
+        positions: [batch, sequence], int32 or int64, on q's device. Angles are products in float32, which err as the
+            positions grow (at 10000 by 1e-3 radians), and round the position itself from 2^24 on.
         theta: the base of the frequencies, above 0.
 
     Returns:

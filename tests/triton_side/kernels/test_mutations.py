@@ -27,7 +27,17 @@ from test_rope import configured as rope_configured
 from test_softmax import configured as softmax_configured
 
 from triton_side import kernels
-from triton_side.kernels import attention, attention_backward, gelu, matmul, rmsnorm, rope, softmax, swiglu_mlp, vector_add
+from triton_side.kernels import (
+    attention,
+    attention_backward,
+    gelu,
+    matmul,
+    rmsnorm,
+    rope,
+    softmax,
+    swiglu_mlp,
+    vector_add,
+)
 from triton_side.kernels._launch import FlatConfig, RowConfig
 from triton_side.kernels.matmul import MatmulConfig
 

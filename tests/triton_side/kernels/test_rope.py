@@ -83,7 +83,8 @@ def test_strides() -> None:
     q, k, positions, dq_out, dk_out = operands(2, 3, 2, 19, 12)
     between = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k)]  # heads between positions
     positions = positions.t().contiguous().t()
-    assert agrees(trained(rope.rope), *between, positions, dq_out[:, :, :1].expand_as(dq_out), dk_out.mT.contiguous().mT)
+    gradients = dq_out[:, :, :1].expand_as(dq_out), dk_out.mT.contiguous().mT
+    assert agrees(trained(rope.rope), *between, positions, *gradients)
 
 
 def test_far_positions_are_turned_as_plain_code_turns_them() -> None:
