@@ -56,6 +56,7 @@ class CannotCheck(RuntimeError):
 
 Shapes = dict[str, tuple[int, ...]]
 Call = Callable[[], object]
+INTEGERS = {"positions": 1000}  # inputs that are integers, and what they are less than
 
 
 def cases(device: str) -> Iterator[tuple[str, Call]]:
@@ -92,6 +93,11 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
         for tokens, width, hidden in ((17, 37, 67), (40, 64, 136))
     ]  # fmt: skip
     heads: list[Shapes] = [dict.fromkeys("qkv", (1, 2, 67, head_dim)) for head_dim in (16, 128)]
+    # One group of heads, and several in the loop; halves that are a power of two, and not.
+    turned: list[Shapes] = [
+        {"q": (2, heads, 67, head_dim), "k": (2, 1, 67, head_dim), "positions": (2, 67)}
+        for heads, head_dim in ((3, 10), (9, 64))
+    ]
     return [
         ("kernels.vector_add", flat, {}), ("cuda.vector_add", flat, {}),
         ("kernels.gelu", rows, {}), ("cuda.gelu", rows, {}),
@@ -99,19 +105,24 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
         ("kernels.bias_gelu", biased, {}), ("cuda.bias_gelu", biased, {}),
         ("kernels.softmax", rows + walked, {}), ("cuda.softmax", of_cuda, {}),
         ("kernels.rmsnorm", norms, {"eps": EPS}), ("kernels.swiglu_mlp", mlps, {"eps": EPS}),
-        ("kernels.attention", heads, {}),
+        ("kernels.rope", turned, {"theta": 500000.0}), ("kernels.attention", heads, {}),
     ]  # fmt: skip
 
 
 def _training(
     apply: Callable[..., dict[str, torch.Tensor]], shapes: Shapes, dtype: torch.dtype, device: str, **attributes: float
 ) -> Call:
+    def drawn(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        if name in INTEGERS:
+            return torch.randint(INTEGERS[name], shape, dtype=torch.int32, device=device)
+        return torch.randn(shape, dtype=dtype, device=device).requires_grad_()
+
     def call() -> object:
-        inputs = {n: torch.randn(shape, dtype=dtype, device=device).requires_grad_() for n, shape in shapes.items()}
-        (out,) = apply(inputs, **attributes).values()
-        if out.requires_grad:
-            out.backward(torch.randn_like(out))
-        return out
+        outputs = apply({name: drawn(name, shape) for name, shape in shapes.items()}, **attributes)
+        trained = [out for out in outputs.values() if out.requires_grad]
+        if trained:
+            torch.autograd.backward(trained, [torch.randn_like(out) for out in trained])
+        return outputs
 
     return call
 

@@ -1,6 +1,6 @@
 """The table of blocks: one line a block."""
 
-from compare.blocks import attention, bias_gelu, geglu, gelu, rmsnorm, softmax, swiglu, swiglu_mlp, vector_add
+from compare.blocks import attention, bias_gelu, geglu, gelu, rmsnorm, rope, softmax, swiglu, swiglu_mlp, vector_add
 from compare.spec import Block
 
 BLOCKS: dict[str, Block] = {
@@ -14,6 +14,7 @@ BLOCKS: dict[str, Block] = {
         softmax.BLOCK,
         rmsnorm.BLOCK,
         swiglu_mlp.BLOCK,
+        rope.BLOCK,
         attention.BLOCK,
     )
 }

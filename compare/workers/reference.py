@@ -102,14 +102,15 @@ class PlainFloat32(TorchDispatchMode):
     """float32 as plain code computes it, rather than as well as this machine's libraries happen to.
 
     Results of the functions below are moved by up to two units in the last place, at random, seeded: GPU code need not
-    round them correctly (CUDA C++ Programming Guide, Mathematical Functions: two units for 1/sqrt, and for a division
-    compiled without -prec-div). IEEE products are summed term after term into one accumulator; a library that splits
-    the sum is better than it need be.
+    round them correctly (CUDA C++ Programming Guide, Mathematical Functions: two units for 1/sqrt, sin and cos, four
+    for pow, two for a division compiled without -prec-div). IEEE products are summed term after term into one
+    accumulator; a library that splits the sum is better than it need be.
     """
 
     _FUNCTIONS = {
         torch.ops.aten.exp.default, torch.ops.aten.tanh.default, torch.ops.aten.sqrt.default,
         torch.ops.aten.div.Tensor, torch.ops.aten.reciprocal.default,
+        torch.ops.aten.cos.default, torch.ops.aten.sin.default, torch.ops.aten.pow.Scalar,
     }
     _PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.bmm.default}
 
@@ -125,6 +126,8 @@ class PlainFloat32(TorchDispatchMode):
         if function not in self._FUNCTIONS or result.dtype != torch.float32:
             return result
         ulps = torch.rand(result.shape, generator=self._generator, device=result.device) * 4 - 2
+        if function == torch.ops.aten.pow.Scalar:
+            ulps[result == 1] = 0  # the power of an exponent of zero, exact everywhere (C17, F.10.4.4)
         return result * (1 + 2.0**-23 * ulps)
 
 

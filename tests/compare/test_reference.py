@@ -23,6 +23,7 @@ SMALL = {
     "softmax": {"rows": 2, "columns": 4},
     "rmsnorm": {"rows": 2, "columns": 4},
     "swiglu_mlp": {"tokens": 2, "width": 3, "hidden": 4},
+    "rope": {"batch": 2, "heads": 2, "kv_heads": 1, "sequence": 3, "head_dim": 4},
     "attention": {"batch": 2, "heads": 2, "sequence": 3, "head_dim": 2},
 }
 
@@ -82,6 +83,36 @@ def test_attention_reference_is_causal() -> None:
     after = block.reference(np, inputs)["out"]
     np.testing.assert_array_equal(before[..., :-1, :], after[..., :-1, :])
     assert not np.allclose(before[..., -1, :], after[..., -1, :])
+
+
+def test_rope_positions_go_on_from_a_start_of_each_sequence() -> None:
+    inputs, _ = drawn(BLOCKS["rope"])
+    positions = inputs["positions"]
+    assert (np.diff(positions, axis=1) == 1).all() and 0 <= positions.min() and positions[0, 0] != positions[1, 0]
+
+
+def test_rope_angles_are_not_computed_in_a_half_type() -> None:
+    block = BLOCKS["rope"]
+    inputs, cotangents = drawn(block)
+    inputs["positions"] += 100_000
+    exact, low = (
+        reference.evaluate(block, as_torch(inputs), as_torch(cotangents), dtype)
+        for dtype in (torch.float64, torch.bfloat16)
+    )
+    assert low.keys() == exact.keys() == {"q_out", "k_out", "d_q", "d_k"}
+    for name, values in low.items():
+        # Rounded: x, cos, their product and the sum, each twice; a turned pair is no longer than it was, 4 at most.
+        assert (values.double() - exact[name]).abs().max() <= 8 * 2**-8 * 4, name
+
+
+def test_plain_float32_errs_where_a_gpu_may() -> None:
+    exponents = torch.linspace(-1, 0, 101, device=reference.device())
+    with reference.PlainFloat32("ieee"):
+        powers, cosines = 500000.0**exponents, torch.cos(exponents)
+    for found, exact in ((powers, 500000.0 ** exponents.double()), (cosines, torch.cos(exponents.double()))):
+        ulps = ((found.double() - exact) / exact).abs() / 2**-23
+        assert 1 < ulps.max() <= 3.5  # two, and those of the library
+    assert powers[-1] == 1
 
 
 def test_the_same_seed_draws_the_same_bits_and_another_does_not() -> None:

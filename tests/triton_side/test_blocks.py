@@ -25,9 +25,11 @@ SHAPES = {
     "softmax": [(1, 1), (7, 129)],
     "rmsnorm": [(1, 1), (7, 129)],
     "swiglu_mlp": [(1, 3, 5), (7, 33, 65)],  # tokens, width, hidden
+    "rope": [(1, 1, 1, 1, 2), (2, 3, 1, 37, 24)],  # batch, heads, kv_heads, sequence, head_dim
     "attention": [(1, 1, 1, 16), (1, 2, 37, 24)],  # batch, heads, sequence, head_dim
 }
-ATTRIBUTES = {"rmsnorm": {"eps": EPS}, "swiglu_mlp": {"eps": EPS}}
+THETA = 10000.0
+ATTRIBUTES = {"rmsnorm": {"eps": EPS}, "swiglu_mlp": {"eps": EPS}, "rope": {"theta": THETA}}
 STAGES = {
     "vector_add": {"add"},
     "gelu": {"gelu"},
@@ -37,6 +39,7 @@ STAGES = {
     "softmax": {"max", "exp", "sum", "divide"},
     "rmsnorm": {"mean_square", "normalize", "weight"},
     "swiglu_mlp": {"norm", "gate", "up", "act", "down", "residual"},
+    "rope": {"angles", "rotate_q", "rotate_k"},
     "attention": {"scores", "mask", "softmax", "values"},
 }
 # Error allowed, in units of the dtype's eps at the tensor's rms. The largest of a thousand normal values is
@@ -62,6 +65,14 @@ def make_inputs(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> Array
         return {"x": normal(*shape), "bias": normal(shape[-1])}
     if block == "attention":
         return {name: normal(*shape) for name in "qkv"}
+    if block == "rope":
+        batch, heads, kv_heads, sequence, head_dim = shape
+        # Small, as the error of an angle is multiplied by the position.
+        positions = torch.randint(16, (batch, sequence), generator=generator, dtype=torch.int32)
+        return {
+            "q": normal(batch, heads, sequence, head_dim), "k": normal(batch, kv_heads, sequence, head_dim),
+            "positions": positions,
+        }  # fmt: skip
     if block == "swiglu_mlp":
         tokens, width, hidden = shape
         return {
@@ -86,6 +97,14 @@ def rmsnorm_reference(x: Tensor, weight: Tensor) -> Tensor:
     return x / torch.sqrt(x.square().mean(-1, keepdim=True) + EPS) * weight
 
 
+def rope_reference(x: Tensor, positions: Tensor) -> Tensor:
+    """Pair i is a complex number, multiplied by exp(i angle)."""
+    half = x.shape[-1] // 2
+    angles = positions[:, None, :, None] * THETA ** (-torch.arange(half, dtype=torch.float64) / half)
+    turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angles), angles)
+    return torch.cat([turned.real, turned.imag], dim=-1)
+
+
 def reference(block: str, inputs: Arrays) -> Arrays:
     """The block's formula, on float64 tensors."""
     x = inputs.get("x")
@@ -107,6 +126,8 @@ def reference(block: str, inputs: Arrays) -> Arrays:
         h = rmsnorm_reference(x, inputs["norm_weight"])
         gate = h @ inputs["gate_weight"]
         return {"y": x + (gate / (1 + torch.exp(-gate)) * (h @ inputs["up_weight"])) @ inputs["down_weight"]}
+    if block == "rope":
+        return {f"{name}_out": rope_reference(inputs[name], inputs["positions"]) for name in "qk"}
     q, k, v = (inputs[name] for name in "qkv")
     scores = torch.einsum("bhqd,bhkd->bhqk", q, k) / math.sqrt(q.shape[-1])
     causal = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool).tril()
@@ -124,19 +145,21 @@ def assert_close(name: str, value: Tensor, expected: Tensor, dtype: torch.dtype)
 
 def check(block: str, apply: Callable[..., Arrays], inputs: Arrays, *, gradients: bool = True) -> None:
     """Outputs, and the gradients of all inputs for a random cotangent, against the reference."""
-    dtype = next(iter(inputs.values())).dtype
-    exact = {name: tensor.detach().double().requires_grad_() for name, tensor in inputs.items()}
-    (expected,) = reference(block, exact).values()
+    floating = {name: tensor for name, tensor in inputs.items() if tensor.is_floating_point()}
+    dtype = next(iter(floating.values())).dtype
+    exact = inputs | {name: tensor.detach().double().requires_grad_() for name, tensor in floating.items()}
+    expected = reference(block, exact)
     outputs = apply(inputs, **ATTRIBUTES.get(block, {}))
-    assert outputs.keys() == reference(block, exact).keys()
-    (value,) = outputs.values()
-    assert_close("output", value, expected, dtype)
+    assert outputs.keys() == expected.keys()
+    for name, value in outputs.items():
+        assert_close(name, value, expected[name], dtype)
     if not gradients:
         return
-    cotangent = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
-    value.backward(cotangent)
-    expected.backward(cotangent.double())
-    for name, tensor in inputs.items():
+    generator = torch.Generator().manual_seed(1)
+    cotangents = {name: torch.randn(y.shape, generator=generator).to(dtype) for name, y in expected.items()}
+    torch.autograd.backward([outputs[name] for name in cotangents], list(cotangents.values()))
+    torch.autograd.backward([expected[name] for name in cotangents], [dy.double() for dy in cotangents.values()])
+    for name, tensor in floating.items():
         assert_close(f"gradient of {name}", tensor.grad, exact[name].grad, dtype)
 
 
@@ -145,7 +168,7 @@ def module(package: str, block: str) -> Callable[..., Arrays]:
 
 
 ALL_CASES = [(block, shape) for block, shapes in SHAPES.items() for shape in shapes]
-LIBRARY_CASES = [(block, shape) for block, shape in ALL_CASES if block != "attention"]
+LIBRARY_CASES = [(block, shape) for block, shape in ALL_CASES if block not in ("attention", "rope")]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -196,8 +219,8 @@ def test_block_is_one_graph_and_its_stages_reach_both_directions(block: str) -> 
     with preserve_node_meta():
         check(block, compiled, make_inputs(block, SHAPES[block][1], torch.float32))
     assert stages["forward"] == STAGES[block]
-    # The gradient of a sum passes on unchanged, none flows through softmax's maximum: no operations.
-    assert stages.get("backward", set()) == STAGES[block] - {"add", "max", "residual"}
+    # The gradient of a sum passes on unchanged, none flows through softmax's maximum or to positions: no operations.
+    assert stages.get("backward", set()) == STAGES[block] - {"add", "max", "residual", "angles"}
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -31,6 +31,8 @@ MLP = {
 }  # fmt: skip
 ATTENTION = dict.fromkeys("qkv", (1, 2, 128, 64))
 GATED = {"gate": (64, 128), "up": (64, 128)}
+ROPE = {"q": (2, 9, 128, 64), "k": (2, 2, 128, 64), "positions": (2, 128)}
+INTEGERS = {"positions"}
 EPS = {"eps": 1e-6}
 # Folder, block, shapes, attributes, dtype. The long rows take the kernels that walk them.
 CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, float], str]] = {
@@ -45,6 +47,7 @@ CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, float], s
     "rmsnorm, long rows": ("kernels", "rmsnorm", {"x": (4, 20000), "weight": (20000,)}, EPS, "bfloat16"),
     "swiglu_mlp": ("kernels", "swiglu_mlp", MLP, EPS, "bfloat16"),
     "swiglu_mlp, pointers": ("kernels", "swiglu_mlp", MLP, EPS, "float32"),
+    "rope": ("kernels", "rope", ROPE, {"theta": 500000.0}, "bfloat16"),
     "attention": ("kernels", "attention", ATTENTION, {}, "bfloat16"),
     "attention, pointers": ("kernels", "attention", ATTENTION, {}, "float32"),
     "cuda vector_add": ("cuda", "vector_add", {"x": (4096,), "y": (4096,)}, {}, "bfloat16"),
@@ -77,7 +80,8 @@ for name, (folder, block, shapes, attributes, dtype) in json.loads(sys.argv[2]).
     apply = importlib.import_module(f"triton_side.{folder}.{block}").apply
     train = block != "vector_add"
     with deviceless.fake_mode():
-        inputs = deviceless.fake_inputs({k: (tuple(s), dtype) for k, s in shapes.items()}, requires_grad=train)
+        specs = {k: (tuple(s), "int32" if k in sys.argv[3:] else dtype) for k, s in shapes.items()}
+        inputs = deviceless.fake_inputs(specs, requires_grad=train)
         recorded = record_call(lambda i: apply(i, **attributes), inputs, train=train, compile_only=True)
     found[name] = {part: [described(event) for event in events] for part, events in recorded.parts.items()}
 print(json.dumps(found))
@@ -89,7 +93,7 @@ def recorded() -> dict[str, dict[str, list[dict[str, Any]]]]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(PROPERTIES), json.dumps(CASES)],
+        [sys.executable, "-c", SCRIPT, str(PROPERTIES), json.dumps(CASES), *INTEGERS],
         env=environment, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
@@ -113,7 +117,8 @@ def torch_stages(block: str) -> set[str]:
     _, _, shapes, attributes, _ = CASES[block]
     apply = importlib.import_module(f"triton_side.blocks.{block}").apply
     with FakeTensorMode():
-        inputs = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+        dtypes = {name: torch.int32 if name in INTEGERS else torch.bfloat16 for name in shapes}
+        inputs = {name: torch.empty(shape, dtype=dtypes[name], device="meta") for name, shape in shapes.items()}
         events = record_call(lambda given: apply(given, **attributes), inputs, train=False).parts["forward"]
     return {event.stage for event in events if hasattr(event, "stage")} - {""}
 
@@ -125,7 +130,8 @@ def jax_stages(block: str) -> set[str]:
 
     _, _, shapes, attributes, _ = CASES[block]
     apply = importlib.import_module(f"xlafuse.blocks.{block}").apply
-    inputs = {name: jax.ShapeDtypeStruct(shape, "bfloat16") for name, shape in shapes.items()}
+    dtypes = {name: "int32" if name in INTEGERS else "bfloat16" for name in shapes}
+    inputs = {name: jax.ShapeDtypeStruct(shape, dtypes[name]) for name, shape in shapes.items()}
 
     def stacks(jaxpr: Any, around: str) -> Iterator[str]:
         for equation in jaxpr.eqns:
@@ -238,6 +244,14 @@ def test_the_mlp_records_what_pytorch_adds() -> None:
     *hand_written, last = recorded()["swiglu_mlp"]["backward"]
     assert all("label" in event for event in hand_written) and len(hand_written) == 8
     assert (last["op"], last["stage"], last["backward"]) == ("aten.add.Tensor", "residual", True)
+
+
+def test_rope_turns_queries_and_keys_in_one_launch() -> None:
+    (forward,), (backward,) = recorded()["rope"].values()
+    assert (forward["reads"], forward["names"]) == (["q_ptr", "k_ptr", "positions_ptr"], ["q_out", "k_out"])
+    assert (backward["reads"], backward["names"]) == (forward["reads"], ["dq", "dk"])
+    bytes = 2 * 2 * (2 * (9 + 2) * 128 * 64) + 4 * 2 * 128  # bfloat16 once in and once out, positions
+    assert forward["bytes"] == backward["bytes"] == bytes
 
 
 def test_flops_are_those_of_the_products() -> None:

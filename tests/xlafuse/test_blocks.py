@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from xlafuse import compiler, directions
-from xlafuse.blocks import attention, bias_gelu, geglu, gelu, rmsnorm, softmax, swiglu, swiglu_mlp, vector_add
+from xlafuse.blocks import attention, bias_gelu, geglu, gelu, rmsnorm, rope, softmax, swiglu, swiglu_mlp, vector_add
 
 Float64s = dict[str, np.ndarray]
 
@@ -43,11 +43,26 @@ def _silu(x: np.ndarray) -> np.ndarray:
     return x / (1 + np.exp(-x))
 
 
+def _rope(i: Float64s) -> Float64s:
+    half = i["q"].shape[-1] // 2
+    angles = i["positions"][:, None, :, None] * _THETA ** (-2 * np.arange(half) / (2 * half))
+    turn = np.exp(1j * angles)
+
+    def turned(x: np.ndarray) -> np.ndarray:
+        z = (x[..., :half] + 1j * x[..., half:]) * turn
+        return np.concatenate([z.real, z.imag], -1)
+
+    return {"q_out": turned(i["q"]), "k_out": turned(i["k"])}
+
+
 # eps is large enough here that leaving it out fails.
 _EPS = 0.05
 _GATED = {"gate": (3, 7), "up": (3, 7)}
+_THETA = 100.0
 _QKV = dict.fromkeys(("q", "k", "v"), (2, 3, 5, 4))
 _MLP = {"x": (5, 6), "norm_weight": (6,), "gate_weight": (6, 9), "up_weight": (6, 9), "down_weight": (9, 6)}
+_TURNED = {"q": (2, 3, 5, 6), "k": (2, 1, 5, 6), "positions": (2, 5)}
+_INTEGERS = {"positions": 8}  # and what they are less than: the error of an angle grows with the position
 Shapes = dict[str, tuple[int, ...]]
 # name: (apply, attributes, input shapes, formula, roundings to the dtype from input to output at most)
 BLOCKS: dict[str, tuple[Any, dict[str, float], Shapes, Callable[[Float64s], Float64s], int]] = {
@@ -64,6 +79,7 @@ BLOCKS: dict[str, tuple[Any, dict[str, float], Shapes, Callable[[Float64s], Floa
         lambda i: {"y": _rmsnorm(i["x"], i["weight"], _EPS)}, 2,
     ),
     "swiglu_mlp": (swiglu_mlp.apply, {"eps": _EPS}, _MLP, lambda i: _swiglu(i, _EPS), 10),
+    "rope": (rope.apply, {"theta": _THETA}, _TURNED, _rope, 1),
     "attention": (attention.apply, {}, _QKV, _attention, 3),
 }  # fmt: skip
 TRAINED = [name for name in BLOCKS if name != "vector_add"]
@@ -72,7 +88,11 @@ DTYPES = ("float32", "float16", "bfloat16")
 
 def _inputs(shapes: Shapes, dtype: str) -> dict[str, jax.Array]:
     random = np.random.default_rng(0)
-    return {name: jnp.asarray(random.standard_normal(shape), dtype) for name, shape in shapes.items()}
+    return {
+        name: jnp.asarray(random.integers(_INTEGERS[name], size=shape), "int32") if name in _INTEGERS
+        else jnp.asarray(random.standard_normal(shape), dtype)
+        for name, shape in shapes.items()
+    }  # fmt: skip
 
 
 def _float64(arrays: dict[str, jax.Array]) -> Float64s:
@@ -98,6 +118,8 @@ def _gradients(formula: Callable[[Float64s], Float64s], inputs: Float64s, cotang
 
     step, result = 1e-6, {}
     for name, x in inputs.items():
+        if name in _INTEGERS:
+            continue
         gradient = np.empty_like(x)
         for at in np.ndindex(x.shape):
             above, below = x.copy(), x.copy()

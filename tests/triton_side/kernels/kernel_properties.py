@@ -248,6 +248,33 @@ def gate_up(launch: Launch, h: torch.Tensor, gate_weight: torch.Tensor, up_weigh
     )
 
 
+def rope(launch: Launch, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, dq_out: torch.Tensor,
+         dk_out: torch.Tensor, theta: float) -> str | None:  # fmt: skip
+    """q_out, k_out, dq and dk. Frequency and product round an angle; sin and cos are right to two units in the last
+    place. Of an infinity their sign alone decides, which far positions leave to how the angle was rounded: to float32.
+    """
+    turned, stray = launched(launch, q, k, positions, dq_out, dk_out)
+    half = q.shape[-1] // 2
+    frequencies = theta ** (-torch.arange(half, dtype=torch.float64, device=q.device) / half)
+    angles = positions[:, None, :, None] * frequencies
+    rounded = positions[:, None, :, None].float() * frequencies.float()
+
+    def turn(x1: torch.Tensor, x2: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+        cos, sin = torch.cos(angles), torch.sin(angles)
+        return torch.cat([x1 * cos - x2 * sin, x2 * cos + x1 * sin], dim=-1)
+
+    found = [stray]
+    for name, got, x, sign in zip(
+        ("q_out", "k_out", "dq", "dk"), turned, (q, k, dq_out, dk_out), (1, 1, -1, -1), strict=True
+    ):
+        x1, x2 = x.double().split(half, dim=-1)
+        native = turn(x1.float(), x2.float(), sign * rounded).to(x.dtype)
+        bound = FP32 * (x1.abs() + x2.abs()) * (angles.abs() + 4) + 2 * TINY
+        reference = turn(x1, x2, sign * angles)
+        found.append(named(name, problem(got, reference, torch.cat([bound, bound], dim=-1), native)))
+    return first(*found)
+
+
 def attention(launch: Launch, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor) -> str | None:
     """Of numbers alone; out, dq, dk and dv."""
     (out, dq, dk, dv), stray = launched(launch, q, k, v, dout)

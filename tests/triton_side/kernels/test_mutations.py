@@ -24,6 +24,8 @@ from test_bias_gelu import configured as bias_gelu_configured
 from test_gated import launched_as, on_top_of
 from test_rmsnorm import EPS
 from test_rmsnorm import configured as rmsnorm_configured
+from test_rope import THETA
+from test_rope import configured as rope_configured
 from test_softmax import configured as softmax_configured
 from test_swiglu_mlp import of_activation
 
@@ -38,6 +40,7 @@ from triton_side.kernels import (
     gelu,
     matmul,
     rmsnorm,
+    rope,
     softmax,
     swiglu,
     swiglu_mlp,
@@ -101,6 +104,13 @@ def softmax_problems(config: RowConfig, module: ModuleType) -> Iterator[Problem]
 def rmsnorm_problems(config: RowConfig, module: ModuleType) -> Iterator[Problem]:
     launch = properties.training(rmsnorm_configured(config, module))
     yield properties.rmsnorm(launch, draw(14, 67), draw(67, seed=1), draw(14, 67, seed=2), EPS)
+
+
+def rope_problems(module: ModuleType) -> Iterator[Problem]:
+    config = module.RopeConfig(rows=4, heads=2, splits=2, num_warps=1)
+    q, dq, k, dk = (draw(2, heads, 9, 6, seed=heads + seed) for heads in (5, 1) for seed in (0, 10))
+    positions = torch.arange(990, 1008, device=DEVICE).view(2, 9)
+    yield properties.rope(rope_configured(config, module), q, k, positions, dq, dk, THETA)
 
 
 def matmul_problems(module: ModuleType) -> Iterator[Problem]:
@@ -230,6 +240,11 @@ MUTATIONS = [
         "sum_columns_kernel", _column_sums,
         "mask = (row < partials) & (column < columns)", "mask = (row < partials - 1) & (column < columns)",
         sum_columns_problems,
+    ),
+    Mutation(
+        "rope_kernel", rope,
+        "sin = -sin", "sin = sin",
+        rope_problems,
     ),
     Mutation(
         "matmul_kernel", matmul,

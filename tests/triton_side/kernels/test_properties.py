@@ -21,6 +21,7 @@ from kernel_properties import (
     launched,
     matmul,
     rmsnorm,
+    rope,
     softmax,
     training,
     two_products,
@@ -49,6 +50,8 @@ from test_bias_gelu import CONFIGS as BIAS_GELU_CONFIGS
 from test_bias_gelu import configured as bias_gelu_configured
 from test_rmsnorm import EPS
 from test_rmsnorm import configured as rmsnorm_configured
+from test_rope import THETA, trained
+from test_rope import configured as rope_configured
 from test_softmax import configured as softmax_configured
 from test_swiglu_mlp import of_activation
 from test_swiglu_mlp import plain as plain_mlp
@@ -59,12 +62,14 @@ from triton_side.kernels import geglu as geglu_module
 from triton_side.kernels import gelu as gelu_module
 from triton_side.kernels import matmul as matmul_module
 from triton_side.kernels import rmsnorm as rmsnorm_module
+from triton_side.kernels import rope as rope_module
 from triton_side.kernels import softmax as softmax_module
 from triton_side.kernels import swiglu as swiglu_module
 from triton_side.kernels import swiglu_mlp as mlp_module
 from triton_side.kernels import vector_add as vector_add_module
 from triton_side.kernels._launch import INTERPRETED, FlatConfig, RowConfig
 from triton_side.kernels.matmul import MatmulConfig
+from triton_side.kernels.rope import RopeConfig
 
 
 def examples(interpreted: int, on_a_gpu: int) -> settings:
@@ -186,6 +191,37 @@ def test_rmsnorm_of_rows_too_large_for_their_squares_is_zero_as_in_torch() -> No
     weight = torch.ones(40, device=DEVICE)
     assert (torch.nn.functional.rms_norm(x, (40,), weight, EPS) == 0).all()
     assert (rmsnorm_module.rmsnorm(x, weight, EPS) == 0).all()
+
+
+rope_configs = st.sampled_from([
+    None,
+    RopeConfig(rows=4, heads=2, splits=2, num_warps=1),
+    RopeConfig(rows=2, heads=1, splits=1, num_warps=1),
+    RopeConfig(rows=16, heads=8, splits=3, num_warps=4),
+])  # fmt: skip
+
+
+@dtypes
+@examples(30, 100)
+@given(
+    st.sampled_from([1, 2, 3]), st.sampled_from([1, 2, 5]), st.sampled_from([1, 3]), st.sampled_from([1, 3, 17]),
+    st.sampled_from([2, 6, 16, 80]), st.lists(st.sampled_from(FINITE + NOT_FINITE), min_size=1, max_size=5),
+    st.lists(layouts, min_size=4, max_size=4), st.sampled_from([1, 1000, 2**20]), st.booleans(), rope_configs, seeds,
+)  # fmt: skip
+def test_rope(
+    dtype, batch, heads, kv_heads, sequence, head_dim, kinds, storage, farthest, narrow, config, seed
+) -> None:
+    def drawn(number: int) -> torch.Tensor:
+        of = kv_heads if number % 2 else heads
+        rows = matrix(batch * of * sequence, head_dim, kinds, seed + number, dtype)
+        return placed(rows.view(batch, of, sequence, head_dim), storage[number], DEVICE)
+
+    q, k, dq_out, dk_out = (drawn(number) for number in range(4))
+    generator = torch.Generator().manual_seed(seed)
+    positions = torch.randint(farthest, (sequence, batch), generator=generator).to(DEVICE).t()
+    positions = positions.int() if narrow else positions
+    launch = rope_configured(config) if config else trained(rope_module.rope)
+    assert not rope(launch, q, k, positions, dq_out, dk_out, THETA)
 
 
 @dtypes
