@@ -20,6 +20,7 @@ SMALL = {
     "softmax": {"rows": 2, "columns": 4},
     "rmsnorm": {"rows": 2, "columns": 4},
     "swiglu_mlp": {"tokens": 2, "width": 3, "hidden": 4},
+    "embedding": {"rows": 4, "columns": 3, "tokens": 5, "distinct": 2},
     "attention": {"batch": 2, "heads": 2, "sequence": 3, "head_dim": 2},
 }
 
