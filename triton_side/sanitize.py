@@ -54,7 +54,7 @@ class CannotCheck(RuntimeError):
     """Nothing could be checked; the message says why and what to do."""
 
 
-Shapes = dict[str, tuple[int, ...]]
+Shapes = dict[str, "tuple[int, ...] | torch.Tensor"]  # of random inputs; a tensor stands for itself
 Call = Callable[[], object]
 
 
@@ -68,7 +68,7 @@ def cases(device: str) -> Iterator[tuple[str, Call]]:
         for module, every_shapes, attributes in _operations():
             for shapes in every_shapes[paths]:
                 folder, block = module.split(".")
-                sizes = " ".join("x".join(map(str, shape)) for shape in shapes.values())
+                sizes = " ".join("x".join(map(str, getattr(shape, "shape", shape))) for shape in shapes.values())
                 apply = importlib.import_module(f"triton_side.{module}").apply
                 yield f"{folder} {block} {sizes} {dtype}", _training(apply, shapes, dtype, device, **attributes)
 
@@ -89,13 +89,15 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
         }
         for tokens, width, hidden in ((17, 37, 67), (40, 64, 136))
     ]  # fmt: skip
+    ids = torch.tensor([3, 36, 3, 0, 3, 17, 36, 35], dtype=torch.int32)
+    tables: list[Shapes] = [{"table": (37, columns), "ids": ids} for columns in (131, 1032)]
     heads: list[Shapes] = [dict.fromkeys("qkv", (1, 2, 67, head_dim)) for head_dim in (16, 128)]
     return [
         ("kernels.vector_add", flat, {}), ("cuda.vector_add", flat, {}),
         ("kernels.gelu", rows, {}), ("cuda.gelu", rows, {}),
         ("kernels.softmax", rows + walked, {}), ("cuda.softmax", of_cuda, {}),
         ("kernels.rmsnorm", norms, {"eps": EPS}), ("kernels.swiglu_mlp", mlps, {"eps": EPS}),
-        ("kernels.attention", heads, {}),
+        ("kernels.attention", heads, {}), ("kernels.embedding", tables, {}),
     ]  # fmt: skip
 
 
@@ -103,7 +105,11 @@ def _training(
     apply: Callable[..., dict[str, torch.Tensor]], shapes: Shapes, dtype: torch.dtype, device: str, **attributes: float
 ) -> Call:
     def call() -> object:
-        inputs = {n: torch.randn(shape, dtype=dtype, device=device).requires_grad_() for n, shape in shapes.items()}
+        inputs = {
+            name: shape.to(device) if isinstance(shape, torch.Tensor)
+            else torch.randn(shape, dtype=dtype, device=device).requires_grad_()
+            for name, shape in shapes.items()
+        }
         (out,) = apply(inputs, **attributes).values()
         if out.requires_grad:
             out.backward(torch.randn_like(out))

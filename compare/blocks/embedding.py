@@ -3,21 +3,20 @@
 Every id is in 0 .. rows - 1: what happens to others is not part of the contract.
 """
 
+from compare.blocks._portable import at_least_float32
 from compare.implementations import compilers, library, triton
 from compare.spec import Block, Shape, Tensor
 
 
 def reference(xp, inputs):  # type: ignore[no-untyped-def]
-    table, ids = inputs["table"], inputs["ids"]
-    # Adding zeros of float32 makes the gradient a sum in float32, or wider, which is rounded once. Added up in bfloat16
-    # a row that hundreds of tokens share is off by several units, which as a tolerance would hide missing rows.
-    zero = xp.zeros_like(table[:1, :1], dtype=xp.promote_types(table.dtype, xp.float32))
-    return {"y": (table + zero)[ids]}
+    # Looked up in float32, the gradient adds up in float32 and is rounded once. Added up in bfloat16 a row that
+    # hundreds of tokens share is off by several units, which as a tolerance would hide rows that are missing.
+    return {"y": at_least_float32(xp, inputs["table"])[inputs["ids"]]}
 
 
 def draw_ids(generator, sizes):  # type: ignore[no-untyped-def]
-    """`distinct` rows anywhere in the table, each named at least once; the other tokens choose among them by Zipf's law:
-    the k-th is chosen 1/k as often as the first, as the k-th most frequent word of a text is."""
+    """`distinct` rows anywhere in the table, each named at least once; the other tokens choose among them by Zipf's
+    law: the k-th is chosen 1/k as often as the first, as the k-th most frequent word of a text is."""
     distinct = generator.permutation(sizes["rows"])[: sizes["distinct"]]
     weights = [1 / rank for rank in range(1, sizes["distinct"] + 1)]
     total = sum(weights)
@@ -53,8 +52,8 @@ BLOCK = Block(
             tuned=False,
         ),
         Shape("one-row-only", {"rows": 128256, "columns": 4096, "tokens": 8192, "distinct": 1}, ("bfloat16",)),
-        # A row has three tokens at most: on a CPU F.embedding adds up in the table's dtype, and rounds twice then, half a
-        # unit in the last place each time; the tolerance is at least one.
+        # A row has three tokens at most: on a CPU F.embedding adds up in the table's dtype, and then rounds twice, half
+        # a unit in the last place each time; the tolerance is at least one.
         Shape(
             "odd", {"rows": 37, "columns": 67, "tokens": 19, "distinct": 17}, ("float32", "float16", "bfloat16"),
             ("check",),

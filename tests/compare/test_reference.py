@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 from compare import arrays  # noqa: E402
 from compare.blocks import BLOCKS  # noqa: E402
+from compare.check import Scale  # noqa: E402
 from compare.spec import Block, Case  # noqa: E402
 from compare.workers import reference  # noqa: E402
 
@@ -80,6 +81,24 @@ def test_attention_reference_is_causal() -> None:
     after = block.reference(np, inputs)["out"]
     np.testing.assert_array_equal(before[..., :-1, :], after[..., :-1, :])
     assert not np.allclose(before[..., -1, :], after[..., -1, :])
+
+
+def test_a_gradient_added_up_in_float32_keeps_the_tolerance_of_rows_that_many_tokens_share() -> None:
+    block = BLOCKS["embedding"]
+    sizes = {"rows": 2000, "columns": 64, "tokens": 900, "distinct": 300}
+    case = Case("embedding", "x", sizes, "bfloat16", "train")
+    inputs, cotangents = reference._draw(case, 0)
+    ids = inputs["ids"].long()
+    assert len(ids.unique()) == 300 and ids.bincount().max() > 80
+    exact = reference.evaluate(block, inputs, cotangents, torch.float64)["d_table"]
+    error = reference._independent_errors(case, inputs, cotangents, {"d_table": exact})["d_table"]
+    tolerance = Scale(reference._rms(exact), float(exact.abs().max()), error).tolerance(2.0**-7) * reference._rms(exact)
+    assert tolerance <= 2.0**-7 * float(exact.abs().max())
+    dy = cotangents["y"]
+    for token in range(0, 900, 90):  # one that is left out, of a row with many tokens or with one
+        missing = exact.clone()
+        missing[ids[token]] -= dy[token]
+        assert (missing - exact).abs().max() > tolerance
 
 
 def test_the_same_seed_draws_the_same_bits_and_another_does_not() -> None:

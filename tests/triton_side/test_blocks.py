@@ -23,6 +23,7 @@ SHAPES = {
     "rmsnorm": [(1, 1), (7, 129)],
     "swiglu_mlp": [(1, 3, 5), (7, 33, 65)],  # tokens, width, hidden
     "attention": [(1, 1, 1, 16), (1, 2, 37, 24)],  # batch, heads, sequence, head_dim
+    "embedding": [(1, 1, 1), (37, 65, 19)],  # rows, columns, tokens
 }
 ATTRIBUTES = {"rmsnorm": {"eps": EPS}, "swiglu_mlp": {"eps": EPS}}
 STAGES = {
@@ -32,6 +33,7 @@ STAGES = {
     "rmsnorm": {"mean_square", "normalize", "weight"},
     "swiglu_mlp": {"norm", "gate", "up", "act", "down", "residual"},
     "attention": {"scores", "mask", "softmax", "values"},
+    "embedding": {"gather"},
 }
 # Error allowed, in units of the dtype's eps at the tensor's rms. The largest of a thousand normal values is
 # four times their rms, so storing it alone costs two; chained roundings take the rest (largest seen: 23).
@@ -52,6 +54,10 @@ def make_inputs(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> Array
         return {"x": normal(*shape), "weight": normal(shape[-1])}
     if block == "attention":
         return {name: normal(*shape) for name in "qkv"}
+    if block == "embedding":
+        rows, columns, tokens = shape
+        # In pairs: on a CPU F.embedding adds up in the table's dtype.
+        return {"table": normal(rows, columns), "ids": torch.arange(tokens, dtype=torch.int32) // 2 * 2}
     if block == "swiglu_mlp":
         tokens, width, hidden = shape
         return {
@@ -87,6 +93,8 @@ def reference(block: str, inputs: Arrays) -> Arrays:
         h = rmsnorm_reference(x, inputs["norm_weight"])
         gate = h @ inputs["gate_weight"]
         return {"y": x + (gate / (1 + torch.exp(-gate)) * (h @ inputs["up_weight"])) @ inputs["down_weight"]}
+    if block == "embedding":
+        return {"y": inputs["table"][inputs["ids"].long()]}
     q, k, v = (inputs[name] for name in "qkv")
     scores = torch.einsum("bhqd,bhkd->bhqk", q, k) / math.sqrt(q.shape[-1])
     causal = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool).tril()
@@ -105,7 +113,7 @@ def assert_close(name: str, value: Tensor, expected: Tensor, dtype: torch.dtype)
 def check(block: str, apply: Callable[..., Arrays], inputs: Arrays, *, gradients: bool = True) -> None:
     """Outputs, and the gradients of all inputs for a random cotangent, against the reference."""
     dtype = next(iter(inputs.values())).dtype
-    exact = {name: tensor.detach().double().requires_grad_() for name, tensor in inputs.items()}
+    exact = {n: x.detach().double().requires_grad_() if x.is_floating_point() else x for n, x in inputs.items()}
     (expected,) = reference(block, exact).values()
     outputs = apply(inputs, **ATTRIBUTES.get(block, {}))
     assert outputs.keys() == reference(block, exact).keys()
@@ -116,7 +124,7 @@ def check(block: str, apply: Callable[..., Arrays], inputs: Arrays, *, gradients
     cotangent = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
     value.backward(cotangent)
     expected.backward(cotangent.double())
-    for name, tensor in inputs.items():
+    for name, tensor in ((name, tensor) for name, tensor in inputs.items() if tensor.requires_grad):
         assert_close(f"gradient of {name}", tensor.grad, exact[name].grad, dtype)
 
 

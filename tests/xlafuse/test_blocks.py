@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from xlafuse import compiler, directions
-from xlafuse.blocks import attention, gelu, rmsnorm, softmax, swiglu_mlp, vector_add
+from xlafuse.blocks import attention, embedding, gelu, rmsnorm, softmax, swiglu_mlp, vector_add
 
 Float64s = dict[str, np.ndarray]
 
@@ -56,14 +56,22 @@ BLOCKS: dict[str, tuple[Any, dict[str, float], Shapes, Callable[[Float64s], Floa
     ),
     "swiglu_mlp": (swiglu_mlp.apply, {"eps": _EPS}, _MLP, lambda i: _swiglu(i, _EPS), 10),
     "attention": (attention.apply, {}, _QKV, _attention, 3),
+    "embedding": (
+        embedding.apply, {}, {"table": (5, 3), "ids": (7,)}, lambda i: {"y": i["table"][i["ids"].astype(int)]}, 0,
+    ),
 }  # fmt: skip
+INTEGERS = {"ids": [3, 1, 3, 0, 3, 4, 0]}
 TRAINED = [name for name in BLOCKS if name != "vector_add"]
 DTYPES = ("float32", "float16", "bfloat16")
 
 
 def _inputs(shapes: Shapes, dtype: str) -> dict[str, jax.Array]:
     random = np.random.default_rng(0)
-    return {name: jnp.asarray(random.standard_normal(shape), dtype) for name, shape in shapes.items()}
+    return {
+        name: jnp.asarray(INTEGERS[name], jnp.int32) if name in INTEGERS
+        else jnp.asarray(random.standard_normal(shape), dtype)
+        for name, shape in shapes.items()
+    }
 
 
 def _float64(arrays: dict[str, jax.Array]) -> Float64s:
@@ -88,7 +96,7 @@ def _gradients(formula: Callable[[Float64s], Float64s], inputs: Float64s, cotang
         return sum(float((y * cotangents[name]).sum()) for name, y in formula(changed).items())
 
     step, result = 1e-6, {}
-    for name, x in inputs.items():
+    for name, x in ((name, x) for name, x in inputs.items() if name not in INTEGERS):
         gradient = np.empty_like(x)
         for at in np.ndindex(x.shape):
             above, below = x.copy(), x.copy()

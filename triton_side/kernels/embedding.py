@@ -31,7 +31,10 @@ NO_ID = tl.constexpr(2**31 - 1)  # larger than any id: rows are counted in int32
 
 @dataclass(frozen=True)
 class EmbeddingConfig:
-    """Tiles of `tokens` x `columns` (powers of two) to a program; in the backward pass it takes `rows` of dtable."""
+    """Tiles of `tokens` x `columns` (powers of two) to a program; in the backward pass it takes `rows` of dtable.
+
+    Programs that follow one another take one row's columns, so that what is on its way to memory at once is whole rows.
+    """
 
     tokens: int
     columns: int
@@ -48,18 +51,21 @@ def embedding_forward_kernel(
     table_ptr, ids_ptr, y_ptr, table_row_stride, tokens, columns,
     TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)[:, None]
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    across = tl.cdiv(columns, COLUMNS)
+    token = (tl.program_id(0) // across * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)[:, None]
+    column = tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     mask = (token < tokens) & (column < columns)
     row = tl.load(ids_ptr + token, mask=token < tokens, other=0).to(tl.int64)
-    tl.store(y_ptr + token * columns + column, tl.load(table_ptr + row * table_row_stride + column, mask=mask), mask=mask)
+    y = tl.load(table_ptr + row * table_row_stride + column, mask=mask)
+    tl.store(y_ptr + token * columns + column, y, mask=mask)
 
 
 @declare.declare(declare.gradient("sort", "gather", "order"), flops=lambda shapes: 0)
 @triton.jit
 def embedding_order_kernel(ids_ptr, sorted_ids_ptr, order_ptr, tokens, TILE: tl.constexpr):
     """The stable order by id: a token's rank is the number of tokens with a lower id, and of those before it with its
-    own. Every pair is compared."""
+    own. Every pair is compared: of 8192 tokens 67 million, which by the rate of integer instructions (64 a cycle and
+    multiprocessor) takes an H200 about 10 us, and four times that for twice the tokens."""
     own = tl.program_id(0) * TILE
     token = own + tl.arange(0, TILE)
     ids = tl.load(ids_ptr + token, mask=token < tokens, other=NO_ID)
@@ -83,8 +89,9 @@ def embedding_backward_kernel(
     sorted_ids_ptr, order_ptr, dy_ptr, dtable_ptr, dy_row_stride, tokens, rows, columns,
     ROWS: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    first_row = tl.program_id(0) * ROWS
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    across = tl.cdiv(columns, COLUMNS)
+    first_row = tl.program_id(0) // across * ROWS
+    column = tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)
     # The first token of these rows or of later ones.
     position = 0
     end = tokens
@@ -136,7 +143,7 @@ def forward(table: torch.Tensor, ids: torch.Tensor, config: EmbeddingConfig | No
         return y
     table = with_unit_column_stride(table)
     config = config or configure_forward(columns, table.element_size())
-    grid = (triton.cdiv(tokens, config.tokens), triton.cdiv(columns, config.columns))
+    grid = (triton.cdiv(tokens, config.tokens) * triton.cdiv(columns, config.columns),)
     with device_of(table):
         embedding_forward_kernel[grid](
             table, ids, y, table.stride(0), tokens, columns,
@@ -167,7 +174,7 @@ def backward(
     dy = with_unit_column_stride(dy)
     config = config or configure_backward(columns, dy.element_size())
     sorted_ids, order = sort_by_id(ids)
-    grid = (triton.cdiv(rows, config.rows), triton.cdiv(columns, config.columns))
+    grid = (triton.cdiv(rows, config.rows) * triton.cdiv(columns, config.columns),)
     with device_of(dy):
         embedding_backward_kernel[grid](
             sorted_ids, order, dy, dtable, dy.stride(0), tokens, rows, columns,
