@@ -54,9 +54,8 @@ class CannotCheck(RuntimeError):
     """Nothing could be checked; the message says why and what to do."""
 
 
-Shapes = dict[str, tuple[int, ...]]
+Shapes = dict[str, "tuple[int, ...] | torch.Tensor"]  # of random inputs; a tensor stands for itself
 Call = Callable[[], object]
-INTEGERS = {"positions": 1000}  # inputs that are integers, and what they are less than
 
 
 def cases(device: str) -> Iterator[tuple[str, Call]]:
@@ -69,7 +68,7 @@ def cases(device: str) -> Iterator[tuple[str, Call]]:
         for module, every_shapes, attributes in _operations():
             for shapes in every_shapes[paths]:
                 folder, block = module.split(".")
-                sizes = " ".join("x".join(map(str, shape)) for shape in shapes.values())
+                sizes = " ".join("x".join(map(str, getattr(shape, "shape", shape))) for shape in shapes.values())
                 apply = importlib.import_module(f"triton_side.{module}").apply
                 yield f"{folder} {block} {sizes} {dtype}", _training(apply, shapes, dtype, device, **attributes)
 
@@ -92,10 +91,13 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
         }
         for tokens, width, hidden in ((17, 37, 67), (40, 64, 136))
     ]  # fmt: skip
+    ids = torch.tensor([3, 36, 3, 0, 3, 17, 36, 35], dtype=torch.int32)
+    tables: list[Shapes] = [{"table": (37, columns), "ids": ids} for columns in (131, 1032)]
     heads: list[Shapes] = [dict.fromkeys("qkv", (1, 2, 67, head_dim)) for head_dim in (16, 128)]
     # One group of heads, and several in the loop; halves that are a power of two, and not.
+    positions = torch.arange(2 * 67, dtype=torch.int32).view(2, 67)
     turned: list[Shapes] = [
-        {"q": (2, heads, 67, head_dim), "k": (2, 1, 67, head_dim), "positions": (2, 67)}
+        {"q": (2, heads, 67, head_dim), "k": (2, 1, 67, head_dim), "positions": positions}
         for heads, head_dim in ((3, 10), (9, 64))
     ]
     return [
@@ -106,19 +108,20 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
         ("kernels.softmax", rows + walked, {}), ("cuda.softmax", of_cuda, {}),
         ("kernels.rmsnorm", norms, {"eps": EPS}), ("kernels.swiglu_mlp", mlps, {"eps": EPS}),
         ("kernels.rope", turned, {"theta": 500000.0}), ("kernels.attention", heads, {}),
+        ("kernels.embedding", tables, {}),
     ]  # fmt: skip
 
 
 def _training(
     apply: Callable[..., dict[str, torch.Tensor]], shapes: Shapes, dtype: torch.dtype, device: str, **attributes: float
 ) -> Call:
-    def drawn(name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        if name in INTEGERS:
-            return torch.randint(INTEGERS[name], shape, dtype=torch.int32, device=device)
-        return torch.randn(shape, dtype=dtype, device=device).requires_grad_()
+    def made(given: tuple[int, ...] | torch.Tensor) -> torch.Tensor:
+        if isinstance(given, torch.Tensor):
+            return given.to(device)
+        return torch.randn(given, dtype=dtype, device=device).requires_grad_()
 
     def call() -> object:
-        outputs = apply({name: drawn(name, shape) for name, shape in shapes.items()}, **attributes)
+        outputs = apply({name: made(given) for name, given in shapes.items()}, **attributes)
         trained = [out for out in outputs.values() if out.requires_grad]
         if trained:
             torch.autograd.backward(trained, [torch.randn_like(out) for out in trained])

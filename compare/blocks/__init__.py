@@ -1,6 +1,18 @@
 """The table of blocks: one line a block."""
 
-from compare.blocks import attention, bias_gelu, geglu, gelu, rmsnorm, rope, softmax, swiglu, swiglu_mlp, vector_add
+from compare.blocks import (
+    attention,
+    bias_gelu,
+    embedding,
+    geglu,
+    gelu,
+    rmsnorm,
+    rope,
+    softmax,
+    swiglu,
+    swiglu_mlp,
+    vector_add,
+)
 from compare.spec import Block
 
 BLOCKS: dict[str, Block] = {
@@ -16,5 +28,6 @@ BLOCKS: dict[str, Block] = {
         swiglu_mlp.BLOCK,
         rope.BLOCK,
         attention.BLOCK,
+        embedding.BLOCK,
     )
 }

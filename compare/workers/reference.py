@@ -159,7 +159,7 @@ def evaluate(
         for name, value in part.items():
             axes = block.tensor(name).axes
             if cotangents:
-                value.backward(index(axes, cotangents[name]).to(dtype), retain_graph=len(part) > 1)
+                value.backward(index(axes, cotangents[name]).to(value.dtype), retain_graph=len(part) > 1)
             if name not in outputs:
                 sizes = {a: n for t in block.inputs for a, n in zip(t.axes, leaves[t.name].shape, strict=True)}
                 outputs[name] = value.detach().new_empty(block.tensor(name).shape(sizes))

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 from compare import arrays  # noqa: E402
 from compare.blocks import BLOCKS  # noqa: E402
+from compare.check import Scale  # noqa: E402
 from compare.spec import Block, Case  # noqa: E402
 from compare.workers import reference  # noqa: E402
 
@@ -24,6 +25,7 @@ SMALL = {
     "rmsnorm": {"rows": 2, "columns": 4},
     "swiglu_mlp": {"tokens": 2, "width": 3, "hidden": 4},
     "rope": {"batch": 2, "heads": 2, "kv_heads": 1, "sequence": 3, "head_dim": 4},
+    "embedding": {"rows": 4, "columns": 3, "tokens": 5, "distinct": 2},
     "attention": {"batch": 2, "heads": 2, "sequence": 3, "head_dim": 2},
 }
 
@@ -113,6 +115,24 @@ def test_plain_float32_errs_where_a_gpu_may() -> None:
         ulps = ((found.double() - exact) / exact).abs() / 2**-23
         assert 1 < ulps.max() <= 3.5  # two, and those of the library
     assert powers[-1] == 1
+
+
+def test_a_gradient_added_up_in_float32_keeps_the_tolerance_of_rows_that_many_tokens_share() -> None:
+    block = BLOCKS["embedding"]
+    sizes = {"rows": 2000, "columns": 64, "tokens": 900, "distinct": 300}
+    case = Case("embedding", "x", sizes, "bfloat16", "train")
+    inputs, cotangents = reference._draw(case, 0)
+    ids = inputs["ids"].long()
+    assert len(ids.unique()) == 300 and ids.bincount().max() > 80
+    exact = reference.evaluate(block, inputs, cotangents, torch.float64)["d_table"]
+    error = reference._independent_errors(case, inputs, cotangents, {"d_table": exact})["d_table"]
+    tolerance = Scale(reference._rms(exact), float(exact.abs().max()), error).tolerance(2.0**-7) * reference._rms(exact)
+    assert tolerance <= 2.0**-7 * float(exact.abs().max())
+    dy = cotangents["y"]
+    for token in range(0, 900, 90):  # one that is left out, of a row with many tokens or with one
+        missing = exact.clone()
+        missing[ids[token]] -= dy[token]
+        assert (missing - exact).abs().max() > tolerance
 
 
 def test_the_same_seed_draws_the_same_bits_and_another_does_not() -> None:

@@ -27,6 +27,7 @@ SHAPES = {
     "swiglu_mlp": [(1, 3, 5), (7, 33, 65)],  # tokens, width, hidden
     "rope": [(1, 1, 1, 1, 2), (2, 3, 1, 37, 24)],  # batch, heads, kv_heads, sequence, head_dim
     "attention": [(1, 1, 1, 16), (1, 2, 37, 24)],  # batch, heads, sequence, head_dim
+    "embedding": [(1, 1, 1), (37, 65, 19)],  # rows, columns, tokens
 }
 THETA = 10000.0
 ATTRIBUTES = {"rmsnorm": {"eps": EPS}, "swiglu_mlp": {"eps": EPS}, "rope": {"theta": THETA}}
@@ -41,6 +42,7 @@ STAGES = {
     "swiglu_mlp": {"norm", "gate", "up", "act", "down", "residual"},
     "rope": {"angles", "rotate_q", "rotate_k"},
     "attention": {"scores", "mask", "softmax", "values"},
+    "embedding": {"gather"},
 }
 # Error allowed, in units of the dtype's eps at the tensor's rms. The largest of a thousand normal values is
 # four times their rms, so storing it alone costs two; chained roundings take the rest (largest seen: 23).
@@ -73,6 +75,10 @@ def make_inputs(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> Array
             "q": normal(batch, heads, sequence, head_dim), "k": normal(batch, kv_heads, sequence, head_dim),
             "positions": positions,
         }  # fmt: skip
+    if block == "embedding":
+        rows, columns, tokens = shape
+        # In pairs: on a CPU F.embedding adds up in the table's dtype.
+        return {"table": normal(rows, columns), "ids": torch.arange(tokens, dtype=torch.int32) // 2 * 2}
     if block == "swiglu_mlp":
         tokens, width, hidden = shape
         return {
@@ -128,6 +134,8 @@ def reference(block: str, inputs: Arrays) -> Arrays:
         return {"y": x + (gate / (1 + torch.exp(-gate)) * (h @ inputs["up_weight"])) @ inputs["down_weight"]}
     if block == "rope":
         return {f"{name}_out": rope_reference(inputs[name], inputs["positions"]) for name in "qk"}
+    if block == "embedding":
+        return {"y": inputs["table"][inputs["ids"].long()]}
     q, k, v = (inputs[name] for name in "qkv")
     scores = torch.einsum("bhqd,bhkd->bhqk", q, k) / math.sqrt(q.shape[-1])
     causal = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool).tril()

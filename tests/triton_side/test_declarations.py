@@ -32,7 +32,7 @@ MLP = {
 ATTENTION = dict.fromkeys("qkv", (1, 2, 128, 64))
 GATED = {"gate": (64, 128), "up": (64, 128)}
 ROPE = {"q": (2, 9, 128, 64), "k": (2, 2, 128, 64), "positions": (2, 128)}
-INTEGERS = {"positions"}
+INTEGERS = {"positions", "ids"}  # int32, whatever the case's dtype
 EPS = {"eps": 1e-6}
 # Folder, block, shapes, attributes, dtype. The long rows take the kernels that walk them.
 CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, float], str]] = {
@@ -50,6 +50,7 @@ CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, float], s
     "rope": ("kernels", "rope", ROPE, {"theta": 500000.0}, "bfloat16"),
     "attention": ("kernels", "attention", ATTENTION, {}, "bfloat16"),
     "attention, pointers": ("kernels", "attention", ATTENTION, {}, "float32"),
+    "embedding": ("kernels", "embedding", {"table": (512, 128), "ids": (64,)}, {}, "bfloat16"),
     "cuda vector_add": ("cuda", "vector_add", {"x": (4096,), "y": (4096,)}, {}, "bfloat16"),
     "cuda gelu": ("cuda", "gelu", {"x": (64, 128)}, {}, "bfloat16"),
     "cuda bias_gelu": ("cuda", "bias_gelu", {"x": (64, 128), "bias": (128,)}, {}, "bfloat16"),
@@ -72,11 +73,12 @@ def described(event):
                     for o in event.operations],
         reads=[t.parameter for t in event.reads], writes=[t.parameter for t in event.writes],
         tensors=[t.parameter for t in event.tensors],
-        names=[t.name for t in event.writes], bytes=sum(t.bytes for t in (*event.reads, *event.writes)),
+        names=[t.name for t in event.writes], bytes=sum(t.bytes_used for t in (*event.reads, *event.writes)),
     )
 
 found = {}
-for name, (folder, block, shapes, attributes, dtype) in json.loads(sys.argv[2]).items():
+cases, integers = map(json.loads, sys.argv[2:])
+for name, (folder, block, shapes, attributes, dtype) in cases.items():
     apply = importlib.import_module(f"triton_side.{folder}.{block}").apply
     train = block != "vector_add"
     with deviceless.fake_mode():
@@ -155,7 +157,8 @@ def test_every_launch_declares_what_it_computes(case: str) -> None:
             assert operations and all(operation["stage"] for operation in operations), event
             backward = {operation["backward"] or operation.get("again", False) for operation in operations}
             assert backward == {part == "backward"}, event
-            assert "label" not in event or event["flops"] > 0, event
+            moves = {operation["op"] for operation in operations} <= {"gather", "sort"}
+            assert "label" not in event or (event["flops"] == 0 if moves else event["flops"] > 0), event
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -252,6 +255,14 @@ def test_rope_turns_queries_and_keys_in_one_launch() -> None:
     assert (backward["reads"], backward["names"]) == (forward["reads"], ["dq", "dk"])
     bytes = 2 * 2 * (2 * (9 + 2) * 128 * 64) + 4 * 2 * 128  # bfloat16 once in and once out, positions
     assert forward["bytes"] == backward["bytes"] == bytes
+
+
+def test_a_lookup_reads_what_it_yields_and_its_gradient_writes_the_table_once() -> None:
+    (forward,), backward = recorded()["embedding"]["forward"], recorded()["embedding"]["backward"]
+    assert forward["bytes"] == 2 * 64 * (2 * 128) + 4 * 64
+    order, dtable = (event["bytes"] for event in backward)
+    assert order == 3 * 4 * 64
+    assert dtable == 2 * 512 * 128 + 2 * 64 * 128 + 2 * 4 * 64
 
 
 def test_flops_are_those_of_the_products() -> None:

@@ -9,7 +9,19 @@ import numpy as np
 import pytest
 
 from xlafuse import compiler, directions
-from xlafuse.blocks import attention, bias_gelu, geglu, gelu, rmsnorm, rope, softmax, swiglu, swiglu_mlp, vector_add
+from xlafuse.blocks import (
+    attention,
+    bias_gelu,
+    embedding,
+    geglu,
+    gelu,
+    rmsnorm,
+    rope,
+    softmax,
+    swiglu,
+    swiglu_mlp,
+    vector_add,
+)
 
 Float64s = dict[str, np.ndarray]
 
@@ -62,7 +74,8 @@ _THETA = 100.0
 _QKV = dict.fromkeys(("q", "k", "v"), (2, 3, 5, 4))
 _MLP = {"x": (5, 6), "norm_weight": (6,), "gate_weight": (6, 9), "up_weight": (6, 9), "down_weight": (9, 6)}
 _TURNED = {"q": (2, 3, 5, 6), "k": (2, 1, 5, 6), "positions": (2, 5)}
-_INTEGERS = {"positions": 8}  # and what they are less than: the error of an angle grows with the position
+# And what they are less than: the error of an angle grows with the position; of 7 ids some are equal.
+_INTEGERS = {"positions": 8, "ids": 5}
 Shapes = dict[str, tuple[int, ...]]
 # name: (apply, attributes, input shapes, formula, roundings to the dtype from input to output at most)
 BLOCKS: dict[str, tuple[Any, dict[str, float], Shapes, Callable[[Float64s], Float64s], int]] = {
@@ -81,6 +94,9 @@ BLOCKS: dict[str, tuple[Any, dict[str, float], Shapes, Callable[[Float64s], Floa
     "swiglu_mlp": (swiglu_mlp.apply, {"eps": _EPS}, _MLP, lambda i: _swiglu(i, _EPS), 10),
     "rope": (rope.apply, {"theta": _THETA}, _TURNED, _rope, 1),
     "attention": (attention.apply, {}, _QKV, _attention, 3),
+    "embedding": (
+        embedding.apply, {}, {"table": (5, 3), "ids": (7,)}, lambda i: {"y": i["table"][i["ids"].astype(int)]}, 0,
+    ),
 }  # fmt: skip
 TRAINED = [name for name in BLOCKS if name != "vector_add"]
 DTYPES = ("float32", "float16", "bfloat16")

@@ -181,6 +181,34 @@ def softmax(launch: Launch, x: torch.Tensor, dy: torch.Tensor) -> str | None:
     )
 
 
+def sorted_by_id(launch: Launch, ids: torch.Tensor) -> str | None:
+    """The ids in order and the tokens that they are of, equal ids in the tokens' order."""
+    (found, order), stray = launched(launch, ids)
+    expected, positions = torch.sort(ids, stable=True)
+    return first(
+        stray,
+        None if torch.equal(found, expected) else "the ids are not in order",
+        None if torch.equal(order.long(), positions) else "the tokens are not in the ids' order",
+    )
+
+
+def embedding(launch: Launch, table: torch.Tensor, ids: torch.Tensor, dy: torch.Tensor) -> str | None:
+    """y has the bits of the table; rows without a token have a gradient of zero."""
+    (y, dtable), stray = launched(launch, table, ids, dy)
+
+    def scattered(values: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(table.shape, dtype=torch.float64, device=ids.device).index_add_(0, ids.long(), values)
+
+    added = scattered(torch.ones_like(dy, dtype=torch.float64))
+    bound = FP32 * added * scattered(dy.double().abs())
+    return first(
+        stray,
+        None if _identical(y, table[ids]) else "y: not the bits of the table's rows",
+        named("dtable", problem(dtable, scattered(dy.double()), bound)),
+        None if (dtable[added == 0] == 0).all() else "dtable: a row without a token is not zero",
+    )
+
+
 def _squares_overflow(x: torch.Tensor) -> torch.Tensor:
     return x.double().square().sum(dim=1, keepdim=True) > 0.99 * torch.finfo(torch.float32).max
 

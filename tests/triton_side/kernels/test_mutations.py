@@ -21,6 +21,8 @@ from row_kernel_checks import DEVICE, mutant
 from test_attention import DK_DV, DQ, FORWARD
 from test_attention import configured as attention_configured
 from test_bias_gelu import configured as bias_gelu_configured
+from test_embedding import NARROW, draw_ids
+from test_embedding import configured as embedding_configured
 from test_gated import launched_as, on_top_of
 from test_rmsnorm import EPS
 from test_rmsnorm import configured as rmsnorm_configured
@@ -36,6 +38,7 @@ from triton_side.kernels import (
     attention,
     attention_backward,
     bias_gelu,
+    embedding,
     geglu,
     gelu,
     matmul,
@@ -133,6 +136,14 @@ def attention_problems(module: ModuleType) -> Iterator[Problem]:
     side = {"above" if hasattr(module, "launch_forward") else "below": module}
     launch = properties.training(attention_configured(FORWARD[0], DK_DV[0], DQ[0], **side))
     yield properties.attention(launch, *(draw(1, 2, 70, 16, seed=seed) for seed in range(4)))
+
+
+def embedding_problems(module: ModuleType) -> Iterator[Problem]:
+    """The order first: the gradient reads memory where it says."""
+    ids = draw_ids(10, 70)
+    yield properties.sorted_by_id(module.sort_by_id, ids)
+    table = placed(matrix(10, 19, KINDS, 0, torch.float32), "padded rows", DEVICE)
+    yield properties.embedding(embedding_configured(NARROW, module), table, ids, draw(70, 19, seed=1))
 
 
 @dataclass(frozen=True)
@@ -280,6 +291,21 @@ MUTATIONS = [
         "attention_dq_kernel", attention_backward,
         "p = tl.where(row[:, None] >= column[None, :], p, 0.0)", "p = p + 0.0",
         attention_problems,
+    ),
+    Mutation(
+        "embedding_forward_kernel", embedding,
+        "table_ptr + row * table_row_stride", "table_ptr + row * columns",
+        embedding_problems,
+    ),
+    Mutation(
+        "embedding_order_kernel", embedding,
+        "tl.where(start < own, ids + 1, ids)", "ids",
+        embedding_problems,
+    ),
+    Mutation(
+        "embedding_backward_kernel", embedding,
+        "total += tl.sum(dy.to(tl.float32), axis=0)", "total = tl.sum(dy.to(tl.float32), axis=0)",
+        embedding_problems,
     ),
 ]  # fmt: skip
 

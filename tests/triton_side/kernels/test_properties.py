@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from kernel_properties import (
     attention,
     bias_gelu,
+    embedding,
     first,
     gate_up,
     gated_unit,
@@ -48,6 +49,9 @@ from test_attention import DK_DV, DQ, FORWARD
 from test_attention import configured as attention_configured
 from test_bias_gelu import CONFIGS as BIAS_GELU_CONFIGS
 from test_bias_gelu import configured as bias_gelu_configured
+from test_embedding import NARROW
+from test_embedding import configured as embedding_configured
+from test_embedding import trained as embedding_trained
 from test_rmsnorm import EPS
 from test_rmsnorm import configured as rmsnorm_configured
 from test_rope import THETA, trained
@@ -184,6 +188,18 @@ def test_rmsnorm(dtype, rows, columns, kinds, dy_kinds, x_layout, weight_layout,
     weight = draw(1, columns, ORDINARY_ROWS, seed + 1, dtype, weight_layout)[0]
     dy = draw(rows, columns, dy_kinds, seed + 2, dtype, dy_layout)
     assert not rmsnorm(training(function), x, weight, dy, EPS)
+
+
+@dtypes
+@examples(15, 80)
+@given(
+    sizes, sizes, few_rows, rows_of_any_kind, moderate_rows, layouts, layouts, st.sampled_from([None, NARROW]), seeds,
+)  # fmt: skip
+def test_embedding(dtype, rows, columns, tokens, kinds, dy_kinds, layout, dy_layout, config, seed) -> None:
+    table = draw(rows, columns, kinds, seed, dtype, layout)
+    ids = torch.randint(0, rows, (tokens,), generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+    dy = draw(tokens, columns, dy_kinds, seed + 1, dtype, dy_layout)
+    assert not embedding(embedding_configured(config) if config else embedding_trained, table, ids, dy)
 
 
 def test_rmsnorm_of_rows_too_large_for_their_squares_is_zero_as_in_torch() -> None:
