@@ -77,7 +77,7 @@ def described(event):
     )
 
 found = {}
-cases, integers = map(json.loads, sys.argv[2:])
+cases = json.loads(sys.argv[2])
 for name, (folder, block, shapes, attributes, dtype) in cases.items():
     apply = importlib.import_module(f"triton_side.{folder}.{block}").apply
     train = block != "vector_add"
