@@ -43,8 +43,8 @@ class Tensor:
     An input is drawn from a normal distribution of this `mean` and `std`; `fan_in` names the axis whose size n scales
     `std` by 1/sqrt(n), so that products of inputs and weights keep unit variance. `draw(generator, sizes)` makes, with
     a numpy.random.Generator, what is not so distributed. `dtype` is its own whatever the case's is: "int32", "float32".
-    Integers, as labels and positions are, have no gradient. `read` says how many elements forward must read, where that
-    is fewer than all: of a table, the rows that are looked up.
+    Integers, as labels and positions are, have no gradient. `read` says how many elements a part that needs it must
+    read, where that is fewer than all: of a table, the rows that are looked up.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Tensor:
         return self.elements(case.sizes) * self.itemsize(case)
 
     def bytes_read(self, case: Case) -> int:
-        """By forward, at least."""
+        """By a part that needs it, at least."""
         return self.read(case.sizes) * self.itemsize(case) if self.read else self.bytes(case)
 
     @property
@@ -225,13 +225,16 @@ class Block:
         Backward reads the cotangents and `backward_needs`, and writes one gradient per differentiable input.
         """
 
-        def total(tensors: Iterable[Tensor]) -> int:
+        def read(tensors: Iterable[Tensor]) -> int:
+            return sum(tensor.bytes_read(case) for tensor in tensors)
+
+        def written(tensors: Iterable[Tensor]) -> int:
             return sum(tensor.bytes(case) for tensor in tensors)
 
-        result = {"forward": (sum(t.bytes_read(case) for t in self.inputs), total(self.outputs))}
+        result = {"forward": (read(self.inputs), written(self.outputs))}
         if "backward" in case.parts:
-            read = [*self.outputs, *(self.tensor(name) for name in self.backward_needs)]
-            result["backward"] = (total(read), total(t for t in self.inputs if t.differentiable))
+            needed = [*self.outputs, *(self.tensor(name) for name in self.backward_needs)]
+            result["backward"] = (read(needed), written(t for t in self.inputs if t.differentiable))
         return result
 
     def bytes_compulsory(self, case: Case) -> dict[str, int]:

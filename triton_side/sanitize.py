@@ -39,6 +39,7 @@ from pathlib import Path
 
 import torch
 
+from triton_side.blocks.cross_entropy import IGNORED
 from triton_side.sanitizer_log import Launched, Outcome, end_of, parse, summary
 
 TOOLS = ("memcheck", "racecheck")
@@ -54,7 +55,7 @@ class CannotCheck(RuntimeError):
     """Nothing could be checked; the message says why and what to do."""
 
 
-Shapes = dict[str, tuple[int, ...]]
+Shapes = dict[str, "tuple[int, ...] | torch.Tensor"]  # of random inputs; a tensor stands for itself
 Call = Callable[[], object]
 
 
@@ -68,7 +69,7 @@ def cases(device: str) -> Iterator[tuple[str, Call]]:
         for module, every_shapes, attributes in _operations():
             for shapes in every_shapes[paths]:
                 folder, block = module.split(".")
-                sizes = " ".join("x".join(map(str, shape)) for shape in shapes.values())
+                sizes = " ".join("x".join(map(str, getattr(shape, "shape", shape))) for shape in shapes.values())
                 apply = importlib.import_module(f"triton_side.{module}").apply
                 yield f"{folder} {block} {sizes} {dtype}", _training(apply, shapes, dtype, device, **attributes)
 
@@ -89,13 +90,15 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
         }
         for tokens, width, hidden in ((17, 37, 67), (40, 64, 136))
     ]  # fmt: skip
+    labels = torch.tensor([3, IGNORED, 130, 0, 64], dtype=torch.int32)
+    logits: list[Shapes] = [{"logits": (5, columns), "labels": labels} for columns in (131, 8208)]
     heads: list[Shapes] = [dict.fromkeys("qkv", (1, 2, 67, head_dim)) for head_dim in (16, 128)]
     return [
         ("kernels.vector_add", flat, {}), ("cuda.vector_add", flat, {}),
         ("kernels.gelu", rows, {}), ("cuda.gelu", rows, {}),
         ("kernels.softmax", rows + walked, {}), ("cuda.softmax", of_cuda, {}),
         ("kernels.rmsnorm", norms, {"eps": EPS}), ("kernels.swiglu_mlp", mlps, {"eps": EPS}),
-        ("kernels.attention", heads, {}),
+        ("kernels.attention", heads, {}), ("kernels.cross_entropy", logits, {"smoothing": 0.1, "z_loss": 1e-4}),
     ]  # fmt: skip
 
 
@@ -103,7 +106,11 @@ def _training(
     apply: Callable[..., dict[str, torch.Tensor]], shapes: Shapes, dtype: torch.dtype, device: str, **attributes: float
 ) -> Call:
     def call() -> object:
-        inputs = {n: torch.randn(shape, dtype=dtype, device=device).requires_grad_() for n, shape in shapes.items()}
+        inputs = {
+            name: shape.to(device) if isinstance(shape, torch.Tensor)
+            else torch.randn(shape, dtype=dtype, device=device).requires_grad_()
+            for name, shape in shapes.items()
+        }
         (out,) = apply(inputs, **attributes).values()
         if out.requires_grad:
             out.backward(torch.randn_like(out))

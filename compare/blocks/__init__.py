@@ -1,6 +1,6 @@
 """The table of blocks: one line a block."""
 
-from compare.blocks import attention, gelu, rmsnorm, softmax, swiglu_mlp, vector_add
+from compare.blocks import attention, cross_entropy, gelu, rmsnorm, softmax, swiglu_mlp, vector_add
 from compare.spec import Block
 
 BLOCKS: dict[str, Block] = {
@@ -12,5 +12,6 @@ BLOCKS: dict[str, Block] = {
         rmsnorm.BLOCK,
         swiglu_mlp.BLOCK,
         attention.BLOCK,
+        cross_entropy.BLOCK,
     )
 }

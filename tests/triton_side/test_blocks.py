@@ -12,6 +12,7 @@ from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx.traceback import preserve_node_meta
 
+from triton_side.blocks.cross_entropy import IGNORED
 from triton_side.library import attention as library_attention
 
 EPS = 1e-5
@@ -23,8 +24,13 @@ SHAPES = {
     "rmsnorm": [(1, 1), (7, 129)],
     "swiglu_mlp": [(1, 3, 5), (7, 33, 65)],  # tokens, width, hidden
     "attention": [(1, 1, 1, 16), (1, 2, 37, 24)],  # batch, heads, sequence, head_dim
+    "cross_entropy": [(1, 1), (7, 129)],
 }
-ATTRIBUTES = {"rmsnorm": {"eps": EPS}, "swiglu_mlp": {"eps": EPS}}
+SMOOTHING, Z_LOSS = 0.1, 0.05
+ATTRIBUTES = {
+    "rmsnorm": {"eps": EPS}, "swiglu_mlp": {"eps": EPS}, "cross_entropy": {"smoothing": SMOOTHING, "z_loss": Z_LOSS},
+}
+FLOAT32 = {"cross_entropy"}  # the output, whatever the inputs' dtype
 STAGES = {
     "vector_add": {"add"},
     "gelu": {"gelu"},
@@ -32,6 +38,7 @@ STAGES = {
     "rmsnorm": {"mean_square", "normalize", "weight"},
     "swiglu_mlp": {"norm", "gate", "up", "act", "down", "residual"},
     "attention": {"scores", "mask", "softmax", "values"},
+    "cross_entropy": {"logsumexp", "target", "smoothing", "z_loss", "mean"},
 }
 # Error allowed, in units of the dtype's eps at the tensor's rms. The largest of a thousand normal values is
 # four times their rms, so storing it alone costs two; chained roundings take the rest (largest seen: 23).
@@ -52,6 +59,10 @@ def make_inputs(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> Array
         return {"x": normal(*shape), "weight": normal(shape[-1])}
     if block == "attention":
         return {name: normal(*shape) for name in "qkv"}
+    if block == "cross_entropy":
+        labels = torch.arange(shape[0], dtype=torch.int32)
+        labels[1::3] = IGNORED
+        return {"logits": normal(*shape), "labels": labels}
     if block == "swiglu_mlp":
         tokens, width, hidden = shape
         return {
@@ -87,6 +98,10 @@ def reference(block: str, inputs: Arrays) -> Arrays:
         h = rmsnorm_reference(x, inputs["norm_weight"])
         gate = h @ inputs["gate_weight"]
         return {"y": x + (gate / (1 + torch.exp(-gate)) * (h @ inputs["up_weight"])) @ inputs["down_weight"]}
+    if block == "cross_entropy":
+        logits, labels = (inputs[name][inputs["labels"] != IGNORED] for name in ("logits", "labels"))
+        entropy = torch.nn.functional.cross_entropy(logits, labels.long(), label_smoothing=SMOOTHING)
+        return {"loss": entropy + Z_LOSS * logits.logsumexp(-1).square().mean()}
     q, k, v = (inputs[name] for name in "qkv")
     scores = torch.einsum("bhqd,bhkd->bhqk", q, k) / math.sqrt(q.shape[-1])
     causal = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool).tril()
@@ -105,18 +120,19 @@ def assert_close(name: str, value: Tensor, expected: Tensor, dtype: torch.dtype)
 def check(block: str, apply: Callable[..., Arrays], inputs: Arrays, *, gradients: bool = True) -> None:
     """Outputs, and the gradients of all inputs for a random cotangent, against the reference."""
     dtype = next(iter(inputs.values())).dtype
-    exact = {name: tensor.detach().double().requires_grad_() for name, tensor in inputs.items()}
+    exact = {n: x.detach().double().requires_grad_() if x.is_floating_point() else x for n, x in inputs.items()}
     (expected,) = reference(block, exact).values()
     outputs = apply(inputs, **ATTRIBUTES.get(block, {}))
     assert outputs.keys() == reference(block, exact).keys()
     (value,) = outputs.values()
-    assert_close("output", value, expected, dtype)
+    output_dtype = torch.float32 if block in FLOAT32 else dtype
+    assert_close("output", value, expected, output_dtype)
     if not gradients:
         return
-    cotangent = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    cotangent = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1)).to(output_dtype)
     value.backward(cotangent)
     expected.backward(cotangent.double())
-    for name, tensor in inputs.items():
+    for name, tensor in ((name, tensor) for name, tensor in inputs.items() if tensor.requires_grad):
         assert_close(f"gradient of {name}", tensor.grad, exact[name].grad, dtype)
 
 

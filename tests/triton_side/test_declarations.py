@@ -31,6 +31,8 @@ MLP = {
 }  # fmt: skip
 ATTENTION = dict.fromkeys("qkv", (1, 2, 128, 64))
 EPS = {"eps": 1e-6}
+ENTROPY = {"logits": (64, 128), "labels": (64,)}
+INTEGERS = {"labels"}  # int32, whatever the case's dtype
 # Folder, block, shapes, attributes, dtype. The long rows take the kernels that walk them.
 CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, float], str]] = {
     "vector_add": ("kernels", "vector_add", {"x": (4096,), "y": (4096,)}, {}, "bfloat16"),
@@ -43,6 +45,7 @@ CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, float], s
     "swiglu_mlp, pointers": ("kernels", "swiglu_mlp", MLP, EPS, "float32"),
     "attention": ("kernels", "attention", ATTENTION, {}, "bfloat16"),
     "attention, pointers": ("kernels", "attention", ATTENTION, {}, "float32"),
+    "cross_entropy": ("kernels", "cross_entropy", ENTROPY, {"smoothing": 0.1, "z_loss": 1e-4}, "bfloat16"),
     "cuda vector_add": ("cuda", "vector_add", {"x": (4096,), "y": (4096,)}, {}, "bfloat16"),
     "cuda gelu": ("cuda", "gelu", {"x": (64, 128)}, {}, "bfloat16"),
     "cuda softmax": ("cuda", "softmax", {"x": (64, 128)}, {}, "bfloat16"),
@@ -68,11 +71,13 @@ def described(event):
     )
 
 found = {}
-for name, (folder, block, shapes, attributes, dtype) in json.loads(sys.argv[2]).items():
+cases, integers = map(json.loads, sys.argv[2:])
+for name, (folder, block, shapes, attributes, dtype) in cases.items():
     apply = importlib.import_module(f"triton_side.{folder}.{block}").apply
     train = block != "vector_add"
     with deviceless.fake_mode():
-        inputs = deviceless.fake_inputs({k: (tuple(s), dtype) for k, s in shapes.items()}, requires_grad=train)
+        specs = {k: (tuple(s), "int32" if k in integers else dtype) for k, s in shapes.items()}
+        inputs = deviceless.fake_inputs(specs, requires_grad=train)
         recorded = record_call(lambda i: apply(i, **attributes), inputs, train=train, compile_only=True)
     found[name] = {part: [described(event) for event in events] for part, events in recorded.parts.items()}
 print(json.dumps(found))
@@ -84,7 +89,7 @@ def recorded() -> dict[str, dict[str, list[dict[str, Any]]]]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(PROPERTIES), json.dumps(CASES)],
+        [sys.executable, "-c", SCRIPT, str(PROPERTIES), json.dumps(CASES), json.dumps(list(INTEGERS))],
         env=environment, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
@@ -108,7 +113,10 @@ def torch_stages(block: str) -> set[str]:
     _, _, shapes, attributes, _ = CASES[block]
     apply = importlib.import_module(f"triton_side.blocks.{block}").apply
     with FakeTensorMode():
-        inputs = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+        inputs = {
+            name: torch.empty(shape, dtype=torch.int32 if name in INTEGERS else None, device="meta")
+            for name, shape in shapes.items()
+        }
         events = record_call(lambda given: apply(given, **attributes), inputs, train=False).parts["forward"]
     return {event.stage for event in events if hasattr(event, "stage")} - {""}
 
@@ -120,7 +128,10 @@ def jax_stages(block: str) -> set[str]:
 
     _, _, shapes, attributes, _ = CASES[block]
     apply = importlib.import_module(f"xlafuse.blocks.{block}").apply
-    inputs = {name: jax.ShapeDtypeStruct(shape, "bfloat16") for name, shape in shapes.items()}
+    inputs = {
+        name: jax.ShapeDtypeStruct(shape, "int32" if name in INTEGERS else "bfloat16")
+        for name, shape in shapes.items()
+    }
 
     def stacks(jaxpr: Any, around: str) -> Iterator[str]:
         for equation in jaxpr.eqns:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from xlafuse import compiler, directions
-from xlafuse.blocks import attention, gelu, rmsnorm, softmax, swiglu_mlp, vector_add
+from xlafuse.blocks import attention, cross_entropy, gelu, rmsnorm, softmax, swiglu_mlp, vector_add
 
 Float64s = dict[str, np.ndarray]
 
@@ -35,6 +35,14 @@ def _attention(i: Float64s) -> Float64s:
     return {"out": _softmax(np.where(np.arange(n)[:, None] >= np.arange(n), scores, -np.inf)) @ i["v"]}
 
 
+def _cross_entropy(i: Float64s) -> Float64s:
+    x, labels = i["logits"], i["labels"].astype(int)
+    lse = np.log(np.exp(x).sum(-1))
+    chosen = np.take_along_axis(x, np.maximum(labels, 0)[:, None], -1)[:, 0]
+    losses = 0.7 * (lse - chosen) + 0.3 * (lse - x.mean(-1)) + 0.2 * lse**2
+    return {"loss": losses[labels != cross_entropy.IGNORED].sum() / max((labels != cross_entropy.IGNORED).sum(), 1)}
+
+
 def _gelu(i: Float64s) -> Float64s:
     x = i["x"]
     return {"y": 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))}
@@ -56,14 +64,23 @@ BLOCKS: dict[str, tuple[Any, dict[str, float], Shapes, Callable[[Float64s], Floa
     ),
     "swiglu_mlp": (swiglu_mlp.apply, {"eps": _EPS}, _MLP, lambda i: _swiglu(i, _EPS), 10),
     "attention": (attention.apply, {}, _QKV, _attention, 3),
+    "cross_entropy": (
+        cross_entropy.apply, {"smoothing": 0.3, "z_loss": 0.2}, {"logits": (5, 7), "labels": (5,)}, _cross_entropy, 1,
+    ),
 }  # fmt: skip
+INTEGERS = {"labels": [3, cross_entropy.IGNORED, 0, 6, cross_entropy.IGNORED]}
+FLOAT32 = {"loss"}  # whatever the inputs' dtype
 TRAINED = [name for name in BLOCKS if name != "vector_add"]
 DTYPES = ("float32", "float16", "bfloat16")
 
 
 def _inputs(shapes: Shapes, dtype: str) -> dict[str, jax.Array]:
     random = np.random.default_rng(0)
-    return {name: jnp.asarray(random.standard_normal(shape), dtype) for name, shape in shapes.items()}
+    return {
+        name: jnp.asarray(INTEGERS[name], jnp.int32) if name in INTEGERS
+        else jnp.asarray(random.standard_normal(shape), dtype)
+        for name, shape in shapes.items()
+    }
 
 
 def _float64(arrays: dict[str, jax.Array]) -> Float64s:
@@ -74,7 +91,7 @@ def _assert_close(actual: dict[str, jax.Array], expected: Float64s, roundings: i
     """A rounding is at most one eps of a value of about the result's size; float32 sums add their own."""
     assert actual.keys() == expected.keys()
     for name, x in actual.items():
-        assert x.dtype == dtype and x.shape == expected[name].shape
+        assert x.dtype == ("float32" if name in FLOAT32 else dtype) and x.shape == expected[name].shape
         error = np.abs(np.asarray(x.astype(jnp.float32)) - expected[name]).max()
         size = max(np.abs(expected[name]).max(), 1.0)
         own = 8 * float(jnp.finfo(jnp.float32).eps)
@@ -88,7 +105,7 @@ def _gradients(formula: Callable[[Float64s], Float64s], inputs: Float64s, cotang
         return sum(float((y * cotangents[name]).sum()) for name, y in formula(changed).items())
 
     step, result = 1e-6, {}
-    for name, x in inputs.items():
+    for name, x in ((name, x) for name, x in inputs.items() if name not in INTEGERS):
         gradient = np.empty_like(x)
         for at in np.ndindex(x.shape):
             above, below = x.copy(), x.copy()
@@ -124,7 +141,7 @@ def test_train_halves_give_outputs_and_gradients(name: str, dtype: str, recomput
     outputs, residuals = first.executable(inputs)
     _assert_close(outputs, formula(_float64(inputs)), roundings, dtype)
     random = np.random.default_rng(1)
-    cotangents = {name: jnp.asarray(random.standard_normal(y.shape), dtype) for name, y in outputs.items()}
+    cotangents = {name: jnp.asarray(random.standard_normal(y.shape), y.dtype) for name, y in outputs.items()}
     gradients = second.executable(residuals, cotangents)
     expected = _gradients(formula, _float64(inputs), _float64(cotangents))
     # Backward meets every rounding of forward again, and one for the product with each saved value.

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from kernel_properties import (
     activation_gradients,
     attention,
+    cross_entropy,
     first,
     gate_up,
     gelu,
@@ -44,6 +45,8 @@ from property_checks import (
 from row_kernel_checks import DEVICE, DTYPES
 from test_attention import DK_DV, DQ, FORWARD
 from test_attention import configured as attention_configured
+from test_cross_entropy import SMOOTHING, Z_LOSS, draw_labels
+from test_cross_entropy import configured as cross_entropy_configured
 from test_rmsnorm import EPS
 from test_rmsnorm import configured as rmsnorm_configured
 from test_softmax import configured as softmax_configured
@@ -70,6 +73,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 few_rows = st.sampled_from([1, 2, 3, 5, 17] if INTERPRETED else SIZES)  # the interpreter takes one after another
 flat_configs = st.sampled_from([None, FlatConfig(block=64, num_warps=1)])
+wide_configs = st.sampled_from([None, FlatConfig(block=32, num_warps=1), FlatConfig(block=256, num_warps=4)])
 # Whole rows, several to a tile, or in the looped kernels; a program has several of each.
 row_configs = st.sampled_from([
     None,
@@ -141,6 +145,15 @@ def test_rmsnorm(dtype, rows, columns, kinds, dy_kinds, x_layout, weight_layout,
     weight = draw(1, columns, ORDINARY_ROWS, seed + 1, dtype, weight_layout)[0]
     dy = draw(rows, columns, dy_kinds, seed + 2, dtype, dy_layout)
     assert not rmsnorm(training(function), x, weight, dy, EPS)
+
+
+@dtypes
+@examples(40, 80)
+@given(few_rows, sizes, rows_of_any_kind, layouts, wide_configs, st.sampled_from([0.0, 0.3, 1.0]), seeds)
+def test_cross_entropy(dtype, tokens, classes, kinds, layout, config, ignored, seed) -> None:
+    logits = draw(tokens, classes, kinds, seed, dtype, layout)
+    labels, dloss = draw_labels(tokens, classes, ignored, seed), torch.tensor(1.7, device=DEVICE)
+    assert not cross_entropy(cross_entropy_configured(config), logits, labels, dloss, SMOOTHING, Z_LOSS)
 
 
 def test_rmsnorm_of_rows_too_large_for_their_squares_is_zero_as_in_torch() -> None:
