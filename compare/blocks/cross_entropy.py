@@ -62,7 +62,7 @@ BLOCK = Block(
         Shape("prime", sizes(1021, 4093, 5), ("float32",), ("quick", "full"), tuned=False),
         Shape("32k", sizes(8192, 32000, 5), ("bfloat16",)),
         Shape("all-ignored", sizes(5, 67, 100), ("float32", "float16"), ("full", "check")),
-        Shape("odd", sizes(7, 257, 30), ("float32", "float16"), ("check",)),
+        Shape("odd", sizes(7, 257, 30), ("float32", "float16", "bfloat16"), ("check",)),
     ),
     implementations=(
         *compilers("cross_entropy"), library("cross_entropy", "F.cross_entropy, and z-loss beside it"),
