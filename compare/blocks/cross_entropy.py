@@ -36,6 +36,7 @@ def draw_labels(generator: Any, sizes: Sizes) -> Any:
 
 
 def counted_logits(sizes: Sizes) -> int:
+    """Those of the tokens that count. Which those are only the GPU knows: graphs declare all that a kernel may read."""
     return (sizes["tokens"] - ignored(sizes)) * sizes["classes"]
 
 
