@@ -44,8 +44,8 @@ class Tensor:
     An input is drawn from a normal distribution of this `mean` and `std`; `fan_in` names the axis whose size n scales
     `std` by 1/sqrt(n), so that products of inputs and weights keep unit variance. `draw(generator, sizes)` makes, with
     a numpy.random.Generator, what is not so distributed. `dtype` is its own whatever the case's is: "int32", "float32".
-    Integers, as labels and positions are, have no gradient. `read` says how many elements forward must read, where that
-    is fewer than all: of a table, the rows that are looked up.
+    Integers, as labels and positions are, have no gradient. `read` says how many elements a part that needs it must
+    read, where that is fewer than all: of a table, the rows that are looked up.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Tensor:
         return self.elements(case.sizes) * self.itemsize(case)
 
     def bytes_read(self, case: Case) -> int:
-        """By forward, at least."""
+        """By a part that needs it, at least."""
         return self.read(case.sizes) * self.itemsize(case) if self.read else self.bytes(case)
 
     @property
@@ -241,16 +241,19 @@ class Block:
         both at once needs nothing twice.
         """
 
-        def total(tensors: Iterable[Tensor]) -> int:
+        def read(tensors: Iterable[Tensor]) -> int:
+            return sum(tensor.bytes_read(case) for tensor in tensors)
+
+        def written(tensors: Iterable[Tensor]) -> int:
             return sum(tensor.bytes(case) for tensor in tensors)
 
-        given, outputs = sum(t.bytes_read(case) for t in self.inputs), total(self.outputs)
-        gradients = total(t for t in self.inputs if t.differentiable)
+        given, outputs = read(self.inputs), written(self.outputs)
+        gradients = written(t for t in self.inputs if t.differentiable)
         if case.direction == "joint":
             return {"forward": (given + outputs, outputs + gradients)}
         result = {"forward": (given, outputs)}
         if "backward" in case.parts:
-            result["backward"] = (outputs + total(map(self.tensor, self.backward_needs)), gradients)
+            result["backward"] = (outputs + read(map(self.tensor, self.backward_needs)), gradients)
         return result
 
     def bytes_compulsory(self, case: Case) -> dict[str, int]:

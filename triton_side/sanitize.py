@@ -39,6 +39,7 @@ from pathlib import Path
 
 import torch
 
+from triton_side.blocks.cross_entropy import IGNORED
 from triton_side.sanitizer_log import Launched, Outcome, end_of, parse, summary
 
 TOOLS = ("memcheck", "racecheck")
@@ -93,6 +94,8 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
     ]  # fmt: skip
     ids = torch.tensor([3, 36, 3, 0, 3, 17, 36, 35], dtype=torch.int32)
     tables: list[Shapes] = [{"table": (37, columns), "ids": ids} for columns in (131, 1032)]
+    labels = torch.tensor([3, IGNORED, 130, 0, 64], dtype=torch.int32)
+    logits: list[Shapes] = [{"logits": (5, columns), "labels": labels} for columns in (131, 8208)]
     heads: list[Shapes] = [dict.fromkeys("qkv", (1, 2, 67, head_dim)) for head_dim in (16, 128)]
     # One group of heads, and several in the loop; halves that are a power of two, and not.
     positions = torch.arange(2 * 67, dtype=torch.int32).view(2, 67)
@@ -108,7 +111,7 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
         ("kernels.softmax", rows + walked, {}), ("cuda.softmax", of_cuda, {}),
         ("kernels.rmsnorm", norms, {"eps": EPS}), ("kernels.swiglu_mlp", mlps, {"eps": EPS}),
         ("kernels.rope", turned, {"theta": 500000.0}), ("kernels.attention", heads, {}),
-        ("kernels.embedding", tables, {}),
+        ("kernels.embedding", tables, {}), ("kernels.cross_entropy", logits, {"smoothing": 0.1, "z_loss": 1e-4}),
     ]  # fmt: skip
 
 

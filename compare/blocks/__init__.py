@@ -3,6 +3,7 @@
 from compare.blocks import (
     attention,
     bias_gelu,
+    cross_entropy,
     embedding,
     geglu,
     gelu,
@@ -29,5 +30,6 @@ BLOCKS: dict[str, Block] = {
         rope.BLOCK,
         attention.BLOCK,
         embedding.BLOCK,
+        cross_entropy.BLOCK,
     )
 }

@@ -26,6 +26,7 @@ SMALL = {
     "swiglu_mlp": {"tokens": 2, "width": 3, "hidden": 4},
     "rope": {"batch": 2, "heads": 2, "kv_heads": 1, "sequence": 3, "head_dim": 4},
     "embedding": {"rows": 4, "columns": 3, "tokens": 5, "distinct": 2},
+    "cross_entropy": {"tokens": 3, "classes": 4, "ignored_percent": 34},
     "attention": {"batch": 2, "heads": 2, "sequence": 3, "head_dim": 2},
 }
 
@@ -158,3 +159,22 @@ def test_stored_bits_are_the_inputs(tmp_path: Path) -> None:
     assert y.dtype == np.float64
     np.testing.assert_allclose(y, torch.softmax(stored.double(), -1).numpy(), rtol=1e-12)
     assert np.isfinite([s["independent_error"] for s in scales.values()]).all()
+
+
+def test_sums_in_float32_make_a_half_precision_tolerance_that_of_float32() -> None:
+    """A loss summed in bfloat16 would be allowed errors of percents."""
+    block = BLOCKS["cross_entropy"]
+    case = Case("cross_entropy", "x", {"tokens": 64, "classes": 50, "ignored_percent": 10}, "bfloat16", "train")
+    inputs, cotangents = reference._draw(case, 0)
+    assert (inputs["labels"] == -100).sum() == 6
+    exact = reference.evaluate(block, inputs, cotangents, torch.float64)
+    errors = reference._independent_errors(case, inputs, cotangents, exact)
+    assert 0 < errors["loss"] < 8 * 2.0**-23
+    largest = float(exact["d_logits"].abs().max()) / reference._rms(exact["d_logits"])
+    assert 2.0**-10 < errors["d_logits"] < 2.0**-8 * largest  # of storing it
+
+
+def test_an_evaluation_of_one_number_is_repeated_but_not_on_a_billion() -> None:
+    block = BLOCKS["cross_entropy"]
+    redraws = {case.name: reference._redraws(block, case) for case in block.cases("full")}
+    assert redraws == {"llama-3": 4, "32k": 16, "prime": 16, "all-ignored": 16}

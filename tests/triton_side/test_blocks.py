@@ -12,6 +12,7 @@ from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx.traceback import preserve_node_meta
 
+from triton_side.blocks.cross_entropy import IGNORED
 from triton_side.library import attention as library_attention
 
 EPS = 1e-5
@@ -28,9 +29,15 @@ SHAPES = {
     "rope": [(1, 1, 1, 1, 2), (2, 3, 1, 37, 24)],  # batch, heads, kv_heads, sequence, head_dim
     "attention": [(1, 1, 1, 16), (1, 2, 37, 24)],  # batch, heads, sequence, head_dim
     "embedding": [(1, 1, 1), (37, 65, 19)],  # rows, columns, tokens
+    "cross_entropy": [(1, 1), (7, 129)],
 }
 THETA = 10000.0
-ATTRIBUTES = {"rmsnorm": {"eps": EPS}, "swiglu_mlp": {"eps": EPS}, "rope": {"theta": THETA}}
+SMOOTHING, Z_LOSS = 0.1, 0.05
+ATTRIBUTES = {
+    "rmsnorm": {"eps": EPS}, "swiglu_mlp": {"eps": EPS}, "rope": {"theta": THETA},
+    "cross_entropy": {"smoothing": SMOOTHING, "z_loss": Z_LOSS},
+}
+FLOAT32 = {"loss"}  # outputs that are, whatever the inputs' dtype
 STAGES = {
     "vector_add": {"add"},
     "gelu": {"gelu"},
@@ -43,6 +50,7 @@ STAGES = {
     "rope": {"angles", "rotate_q", "rotate_k"},
     "attention": {"scores", "mask", "softmax", "values"},
     "embedding": {"gather"},
+    "cross_entropy": {"logsumexp", "target", "smoothing", "z_loss", "mean"},
 }
 # Error allowed, in units of the dtype's eps at the tensor's rms. The largest of a thousand normal values is
 # four times their rms, so storing it alone costs two; chained roundings take the rest (largest seen: 23).
@@ -79,6 +87,10 @@ def make_inputs(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> Array
         rows, columns, tokens = shape
         # In pairs: on a CPU F.embedding adds up in the table's dtype.
         return {"table": normal(rows, columns), "ids": torch.arange(tokens, dtype=torch.int32) // 2 * 2}
+    if block == "cross_entropy":
+        labels = torch.arange(shape[0], dtype=torch.int32)
+        labels[1::3] = IGNORED
+        return {"logits": normal(*shape), "labels": labels}
     if block == "swiglu_mlp":
         tokens, width, hidden = shape
         return {
@@ -136,6 +148,10 @@ def reference(block: str, inputs: Arrays) -> Arrays:
         return {f"{name}_out": rope_reference(inputs[name], inputs["positions"]) for name in "qk"}
     if block == "embedding":
         return {"y": inputs["table"][inputs["ids"].long()]}
+    if block == "cross_entropy":
+        logits, labels = (inputs[name][inputs["labels"] != IGNORED] for name in ("logits", "labels"))
+        entropy = torch.nn.functional.cross_entropy(logits, labels.long(), label_smoothing=SMOOTHING)
+        return {"loss": entropy + Z_LOSS * logits.logsumexp(-1).square().mean()}
     q, k, v = (inputs[name] for name in "qkv")
     scores = torch.einsum("bhqd,bhkd->bhqk", q, k) / math.sqrt(q.shape[-1])
     causal = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool).tril()
@@ -159,12 +175,13 @@ def check(block: str, apply: Callable[..., Arrays], inputs: Arrays, *, gradients
     expected = reference(block, exact)
     outputs = apply(inputs, **ATTRIBUTES.get(block, {}))
     assert outputs.keys() == expected.keys()
+    dtypes = {name: torch.float32 if name in FLOAT32 else dtype for name in outputs}
     for name, value in outputs.items():
-        assert_close(name, value, expected[name], dtype)
+        assert_close(name, value, expected[name], dtypes[name])
     if not gradients:
         return
     generator = torch.Generator().manual_seed(1)
-    cotangents = {name: torch.randn(y.shape, generator=generator).to(dtype) for name, y in expected.items()}
+    cotangents = {name: torch.randn(y.shape, generator=generator).to(dtypes[name]) for name, y in expected.items()}
     torch.autograd.backward([outputs[name] for name in cotangents], list(cotangents.values()))
     torch.autograd.backward([expected[name] for name in cotangents], [dy.double() for dy in cotangents.values()])
     for name, tensor in floating.items():

@@ -32,8 +32,9 @@ MLP = {
 ATTENTION = dict.fromkeys("qkv", (1, 2, 128, 64))
 GATED = {"gate": (64, 128), "up": (64, 128)}
 ROPE = {"q": (2, 9, 128, 64), "k": (2, 2, 128, 64), "positions": (2, 128)}
-INTEGERS = {"positions", "ids"}  # int32, whatever the case's dtype
+INTEGERS = {"positions", "ids", "labels"}  # int32, whatever the case's dtype
 EPS = {"eps": 1e-6}
+ENTROPY = {"logits": (64, 128), "labels": (64,)}
 # Folder, block, shapes, attributes, dtype. The long rows take the kernels that walk them.
 CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, float], str]] = {
     "vector_add": ("kernels", "vector_add", {"x": (4096,), "y": (4096,)}, {}, "bfloat16"),
@@ -51,6 +52,7 @@ CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, float], s
     "attention": ("kernels", "attention", ATTENTION, {}, "bfloat16"),
     "attention, pointers": ("kernels", "attention", ATTENTION, {}, "float32"),
     "embedding": ("kernels", "embedding", {"table": (512, 128), "ids": (64,)}, {}, "bfloat16"),
+    "cross_entropy": ("kernels", "cross_entropy", ENTROPY, {"smoothing": 0.1, "z_loss": 1e-4}, "bfloat16"),
     "cuda vector_add": ("cuda", "vector_add", {"x": (4096,), "y": (4096,)}, {}, "bfloat16"),
     "cuda gelu": ("cuda", "gelu", {"x": (64, 128)}, {}, "bfloat16"),
     "cuda bias_gelu": ("cuda", "bias_gelu", {"x": (64, 128), "bias": (128,)}, {}, "bfloat16"),

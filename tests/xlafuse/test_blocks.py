@@ -12,6 +12,7 @@ from xlafuse import compiler, directions
 from xlafuse.blocks import (
     attention,
     bias_gelu,
+    cross_entropy,
     embedding,
     geglu,
     gelu,
@@ -67,6 +68,14 @@ def _rope(i: Float64s) -> Float64s:
     return {"q_out": turned(i["q"]), "k_out": turned(i["k"])}
 
 
+def _cross_entropy(i: Float64s) -> Float64s:
+    x, labels = i["logits"], i["labels"].astype(int)
+    lse = np.log(np.exp(x).sum(-1))
+    chosen = np.take_along_axis(x, np.maximum(labels, 0)[:, None], -1)[:, 0]
+    losses = 0.7 * (lse - chosen) + 0.3 * (lse - x.mean(-1)) + 0.2 * lse**2
+    return {"loss": losses[labels != cross_entropy.IGNORED].sum() / max((labels != cross_entropy.IGNORED).sum(), 1)}
+
+
 # eps is large enough here that leaving it out fails.
 _EPS = 0.05
 _GATED = {"gate": (3, 7), "up": (3, 7)}
@@ -74,8 +83,11 @@ _THETA = 100.0
 _QKV = dict.fromkeys(("q", "k", "v"), (2, 3, 5, 4))
 _MLP = {"x": (5, 6), "norm_weight": (6,), "gate_weight": (6, 9), "up_weight": (6, 9), "down_weight": (9, 6)}
 _TURNED = {"q": (2, 3, 5, 6), "k": (2, 1, 5, 6), "positions": (2, 5)}
-# And what they are less than: the error of an angle grows with the position; of 7 ids some are equal.
-_INTEGERS = {"positions": 8, "ids": 5}
+# Small positions, as the error of an angle grows with them; equal ids.
+_INTEGERS = {
+    "positions": [[0, 3, 7, 1, 4], [2, 6, 5, 0, 1]], "ids": [3, 1, 3, 0, 3, 4, 0],
+    "labels": [3, cross_entropy.IGNORED, 0, 6, cross_entropy.IGNORED],
+}  # fmt: skip
 Shapes = dict[str, tuple[int, ...]]
 # name: (apply, attributes, input shapes, formula, roundings to the dtype from input to output at most)
 BLOCKS: dict[str, tuple[Any, dict[str, float], Shapes, Callable[[Float64s], Float64s], int]] = {
@@ -97,7 +109,11 @@ BLOCKS: dict[str, tuple[Any, dict[str, float], Shapes, Callable[[Float64s], Floa
     "embedding": (
         embedding.apply, {}, {"table": (5, 3), "ids": (7,)}, lambda i: {"y": i["table"][i["ids"].astype(int)]}, 0,
     ),
+    "cross_entropy": (
+        cross_entropy.apply, {"smoothing": 0.3, "z_loss": 0.2}, {"logits": (5, 7), "labels": (5,)}, _cross_entropy, 1,
+    ),
 }  # fmt: skip
+FLOAT32 = {"loss"}  # whatever the inputs' dtype
 TRAINED = [name for name in BLOCKS if name != "vector_add"]
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -105,7 +121,7 @@ DTYPES = ("float32", "float16", "bfloat16")
 def _inputs(shapes: Shapes, dtype: str) -> dict[str, jax.Array]:
     random = np.random.default_rng(0)
     return {
-        name: jnp.asarray(random.integers(_INTEGERS[name], size=shape), "int32") if name in _INTEGERS
+        name: jnp.asarray(_INTEGERS[name], "int32") if name in _INTEGERS
         else jnp.asarray(random.standard_normal(shape), dtype)
         for name, shape in shapes.items()
     }  # fmt: skip
@@ -119,7 +135,7 @@ def _assert_close(actual: dict[str, jax.Array], expected: Float64s, roundings: i
     """A rounding is at most one eps of a value of about the result's size; float32 sums add their own."""
     assert actual.keys() == expected.keys()
     for name, x in actual.items():
-        assert x.dtype == dtype and x.shape == expected[name].shape
+        assert x.dtype == ("float32" if name in FLOAT32 else dtype) and x.shape == expected[name].shape
         error = np.abs(np.asarray(x.astype(jnp.float32)) - expected[name]).max()
         size = max(np.abs(expected[name]).max(), 1.0)
         own = 8 * float(jnp.finfo(jnp.float32).eps)
@@ -171,7 +187,7 @@ def test_train_halves_give_outputs_and_gradients(name: str, dtype: str, recomput
     outputs, residuals = first.executable(inputs)
     _assert_close(outputs, formula(_float64(inputs)), roundings, dtype)
     random = np.random.default_rng(1)
-    cotangents = {name: jnp.asarray(random.standard_normal(y.shape), dtype) for name, y in outputs.items()}
+    cotangents = {name: jnp.asarray(random.standard_normal(y.shape), y.dtype) for name, y in outputs.items()}
     gradients = second.executable(residuals, cotangents)
     expected = _gradients(formula, _float64(inputs), _float64(cotangents))
     # Backward meets every rounding of forward again, and one for the product with each saved value.

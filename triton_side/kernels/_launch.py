@@ -17,7 +17,7 @@ INTERPRETED_MULTIPROCESSORS = 16
 
 @dataclass(frozen=True)
 class FlatConfig:
-    """Launch of an elementwise kernel: `block` elements, a power of two, to a program of `num_warps`."""
+    """Launch of a kernel that takes `block` elements, a power of two, at a time, in programs of `num_warps`."""
 
     block: int
     num_warps: int

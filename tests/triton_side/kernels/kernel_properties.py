@@ -209,6 +209,40 @@ def embedding(launch: Launch, table: torch.Tensor, ids: torch.Tensor, dy: torch.
     )
 
 
+def cross_entropy(
+    launch: Launch, logits: torch.Tensor, labels: torch.Tensor, dloss: torch.Tensor, smoothing: float, z_loss: float
+) -> str | None:
+    """Loss and dlogits; every label is a class or ignored."""
+    (loss, dlogits), stray = launched(launch, logits, labels, dloss)
+    x, classes = logits.double(), logits.shape[1]
+    counted, label = labels != -100, labels.long().clamp(min=0)
+    count = counted.sum().clamp(min=1)
+    maximum = x.amax(dim=1)
+    below = maximum[:, None] - x
+    terms = torch.exp(-below)
+    log_sum = terms.sum(dim=1).log()
+    lse, p = maximum + log_sum, terms / terms.sum(dim=1, keepdim=True)
+    chosen, mean = below.gather(1, label[:, None])[:, 0], x.mean(dim=1)
+    losses = (1 - smoothing) * (chosen + log_sum) + smoothing * (maximum - mean + log_sum) + z_loss * lse * lse
+    # Of log_sum: what exponentials, additions in any order and the logarithm do; then of each term of the loss.
+    moved = FP32 * (8 + classes + 2 * (p * below).nan_to_num(0.0).sum(dim=1) + 2 * log_sum)
+    slope = 1 + 2 * z_loss * lse.abs()
+    bounds = slope * moved + 6 * FP32 * z_loss * lse.square() + 4 * FP32 * (chosen + (maximum - mean).abs() + log_sum)
+    bounds = bounds + smoothing * FP32 * (4 + classes) * x.abs().mean(dim=1)
+    bound = torch.where(counted, bounds + FP32 * losses.abs(), 0.0).sum() / count
+    scale = dloss.double() / count
+    ours = torch.nn.functional.one_hot(label, classes) * (1 - smoothing)
+    gradient = (p * (1 + 2 * z_loss * lse[:, None]) - smoothing / classes - ours) * scale
+    relative = moved[:, None] + FP32 * (16 + 4 * below + 4 * log_sum[:, None])
+    spread = (p * relative).nan_to_num(0.0) * slope[:, None] + 8 * FP32 * (smoothing / classes + ours)
+    spread = (spread + TINY * slope[:, None]) * scale.abs()
+    return first(
+        stray,
+        named("loss", problem(loss, torch.where(counted, losses, 0.0).sum() / count, bound.nan_to_num(0.0))),
+        named("dlogits", problem(dlogits, torch.where(counted[:, None], gradient, 0.0), spread.nan_to_num(0.0))),
+    )
+
+
 def _squares_overflow(x: torch.Tensor) -> torch.Tensor:
     return x.double().square().sum(dim=1, keepdim=True) > 0.99 * torch.finfo(torch.float32).max
 

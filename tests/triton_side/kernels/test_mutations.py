@@ -21,6 +21,8 @@ from row_kernel_checks import DEVICE, mutant
 from test_attention import DK_DV, DQ, FORWARD
 from test_attention import configured as attention_configured
 from test_bias_gelu import configured as bias_gelu_configured
+from test_cross_entropy import SMOOTHING, Z_LOSS, draw_labels
+from test_cross_entropy import configured as cross_entropy_configured
 from test_embedding import NARROW, draw_ids
 from test_embedding import configured as embedding_configured
 from test_gated import launched_as, on_top_of
@@ -38,6 +40,7 @@ from triton_side.kernels import (
     attention,
     attention_backward,
     bias_gelu,
+    cross_entropy,
     embedding,
     geglu,
     gelu,
@@ -57,6 +60,7 @@ FLAT = FlatConfig(block=64, num_warps=1)  # past the end, no further than the gu
 ROW = RowConfig(block_rows=4, block_columns=256, num_warps=4, num_stages=1, programs=3)
 LOOPED = RowConfig(block_rows=1, block_columns=32, num_warps=1, num_stages=1, programs=3)
 BIASED = TileConfig(block_rows=4, block_columns=64, num_warps=1, programs=2)
+LOOPED_FLAT = FlatConfig(block=32, num_warps=1)
 TILES = MatmulConfig(16, 32, 16, num_warps=4, num_stages=1, group_m=2, descriptors=False)
 ORDINARY_ROWS, KINDS = [ORDINARY], [*FINITE, *NOT_FINITE]
 
@@ -102,6 +106,13 @@ def softmax_problems(config: RowConfig, module: ModuleType) -> Iterator[Problem]
     launch = properties.training(softmax_configured(config, module))
     for columns in (67, 80):  # rows with and without edges
         yield properties.softmax(launch, draw(14, columns, kinds=KINDS), draw(14, columns, seed=1))
+
+
+def cross_entropy_problems(module: ModuleType) -> Iterator[Problem]:
+    launch, dloss = cross_entropy_configured(LOOPED_FLAT, module), torch.tensor(1.7, device=DEVICE)
+    for columns, kinds in ((67, ORDINARY_ROWS), (80, ORDINARY_ROWS), (80, KINDS)):
+        logits, labels = draw(14, columns, kinds=kinds), draw_labels(14, columns)
+        yield properties.cross_entropy(launch, logits, labels, dloss, SMOOTHING, Z_LOSS)
 
 
 def rmsnorm_problems(config: RowConfig, module: ModuleType) -> Iterator[Problem]:
@@ -221,6 +232,21 @@ MUTATIONS = [
         "softmax_backward_looped_kernel", softmax,
         "partial_dot += y * dy", "partial_dot = y * dy",
         partial(softmax_problems, LOOPED),
+    ),
+    Mutation(
+        "cross_entropy_forward_kernel", cross_entropy,
+        "reference = tl.where(new_maximum == -float(\"inf\"), 0.0, new_maximum)", "reference = new_maximum",
+        cross_entropy_problems,
+    ),
+    Mutation(
+        "cross_entropy_mean_kernel", cross_entropy,
+        "count = tl.maximum(tl.sum(counts), 1)", "count = tokens",
+        cross_entropy_problems,
+    ),
+    Mutation(
+        "cross_entropy_backward_kernel", cross_entropy,
+        "tl.where(column == label, 1.0 - smoothing, 0.0)", "tl.where(column == label, 1.0, 0.0)",
+        cross_entropy_problems,
     ),
     Mutation(
         "rmsnorm_forward_kernel", rmsnorm,

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from kernel_properties import (
     attention,
     bias_gelu,
+    cross_entropy,
     embedding,
     first,
     gate_up,
@@ -49,6 +50,8 @@ from test_attention import DK_DV, DQ, FORWARD
 from test_attention import configured as attention_configured
 from test_bias_gelu import CONFIGS as BIAS_GELU_CONFIGS
 from test_bias_gelu import configured as bias_gelu_configured
+from test_cross_entropy import SMOOTHING, Z_LOSS, draw_labels
+from test_cross_entropy import configured as cross_entropy_configured
 from test_embedding import NARROW
 from test_embedding import configured as embedding_configured
 from test_embedding import trained as embedding_trained
@@ -86,6 +89,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 few_rows = st.sampled_from([1, 2, 3, 5, 17] if INTERPRETED else SIZES)  # the interpreter takes one after another
 flat_configs = st.sampled_from([None, FlatConfig(block=64, num_warps=1)])
+wide_configs = st.sampled_from([None, FlatConfig(block=32, num_warps=1), FlatConfig(block=256, num_warps=4)])
 # Whole rows, several to a tile, or in the looped kernels; a program has several of each.
 row_configs = st.sampled_from([
     None,
@@ -200,6 +204,15 @@ def test_embedding(dtype, rows, columns, tokens, kinds, dy_kinds, layout, dy_lay
     ids = torch.randint(0, rows, (tokens,), generator=torch.Generator().manual_seed(seed)).to(DEVICE)
     dy = draw(tokens, columns, dy_kinds, seed + 1, dtype, dy_layout)
     assert not embedding(embedding_configured(config) if config else embedding_trained, table, ids, dy)
+
+
+@dtypes
+@examples(40, 80)
+@given(few_rows, sizes, rows_of_any_kind, layouts, wide_configs, st.sampled_from([0.0, 0.3, 1.0]), seeds)
+def test_cross_entropy(dtype, tokens, classes, kinds, layout, config, ignored, seed) -> None:
+    logits = draw(tokens, classes, kinds, seed, dtype, layout)
+    labels, dloss = draw_labels(tokens, classes, ignored, seed), torch.tensor(1.7, device=DEVICE)
+    assert not cross_entropy(cross_entropy_configured(config), logits, labels, dloss, SMOOTHING, Z_LOSS)
 
 
 def test_rmsnorm_of_rows_too_large_for_their_squares_is_zero_as_in_torch() -> None:
