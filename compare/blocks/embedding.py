@@ -44,9 +44,10 @@ BLOCK = Block(
     backward_flops=lambda s: s["tokens"] * s["columns"],
     shapes=(
         Shape(
-            "llama-3", {"rows": 128256, "columns": 4096, "tokens": 8192, "distinct": 3000}, ("bfloat16",),
+            "llama-3.2-1b", {"rows": 128256, "columns": 2048, "tokens": 8192, "distinct": 3000}, ("bfloat16",),
             ("quick", "full"),
         ),
+        Shape("llama-3-8b", {"rows": 128256, "columns": 4096, "tokens": 8192, "distinct": 3000}, ("bfloat16",)),
         Shape(
             "prime", {"rows": 4093, "columns": 1021, "tokens": 509, "distinct": 251}, ("float32",), ("quick", "full"),
             tuned=False,

@@ -80,7 +80,7 @@ def _redraws(block: Block, case: Case) -> int:
     """
     smallest = min(t.elements(case.sizes) for t in block.outputs)
     largest = max(t.elements(case.sizes) for t in block.inputs)
-    return max(1, min(16, 65536 // smallest, 2**32 // largest))
+    return max(1, min(16, 65536 // smallest, 2**30 // largest))
 
 
 def _independent_errors(
