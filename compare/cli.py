@@ -51,8 +51,8 @@ def _filter(*flags: str, metavar: str, help: str) -> Any:
 
 def _direction_option() -> Any:
     return _filter(
-        "--direction", "directions", metavar="fwd|train",
-        help="Only inference (fwd), or only training: forward and backward.",
+        "--direction", "directions", metavar="fwd|train|joint",
+        help="Only inference (fwd), training as forward and backward (train), or as one program (joint).",
     )
 
 

@@ -11,7 +11,8 @@ from typing import Any
 Sizes = Mapping[str, int]
 Arrays = Mapping[str, Any]
 
-PARTS = {"fwd": ("forward",), "train": ("forward", "backward")}
+# joint: outputs and gradients in one program, the only part of which is called forward.
+PARTS = {"fwd": ("forward",), "train": ("forward", "backward"), "joint": ("forward",)}
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,8 @@ class Tensor:
     An input is drawn from a normal distribution of this `mean` and `std`; `fan_in` names the axis whose size n scales
     `std` by 1/sqrt(n), so that products of inputs and weights keep unit variance. `draw(generator, sizes)` makes, with
     a numpy.random.Generator, what is not so distributed. `dtype` is its own whatever the case's is: "int32", "float32".
-    Integers, as labels and positions are, have no gradient. `read` says how many elements forward must read, where that
-    is fewer than all: of a table, the rows that are looked up.
+    Integers, as labels and positions are, have no gradient. `read` says how many elements a part that needs it must
+    read, where that is fewer than all: of a table, the rows that are looked up.
     """
 
     name: str
@@ -73,7 +74,7 @@ class Tensor:
         return self.elements(case.sizes) * self.itemsize(case)
 
     def bytes_read(self, case: Case) -> int:
-        """By forward, at least."""
+        """By a part that needs it, at least."""
         return self.read(case.sizes) * self.itemsize(case) if self.read else self.bytes(case)
 
     @property
@@ -104,6 +105,10 @@ class Case:
     def parts(self) -> tuple[str, ...]:
         return PARTS[self.direction]
 
+    @property
+    def differentiates(self) -> bool:
+        return self.direction != "fwd"
+
     def to_json(self) -> dict[str, Any]:
         return {
             "block": self.block, "name": self.name, "sizes": dict(self.sizes), "dtype": self.dtype,
@@ -130,7 +135,7 @@ class Shape:
     dtypes: tuple[str, ...] = ("bfloat16",)
     suites: tuple[str, ...] = ("full",)
     precisions: tuple[str, ...] = ("ieee",)
-    directions: tuple[str, ...] = ("fwd", "train")
+    directions: tuple[str, ...] = tuple(PARTS)
     tuned: bool = True
 
 
@@ -151,7 +156,7 @@ class Implementation:
     summary: str
     needs_gpu: str | None = None
     unsupported: Callable[[Case], str | None] = field(default=lambda case: None)
-    directions: tuple[str, ...] = ("fwd", "train")
+    directions: tuple[str, ...] = tuple(PARTS)
     tunes: bool = False
 
     def load(self) -> Callable[..., Any]:
@@ -196,6 +201,16 @@ class Block:
                 return tensor
         raise KeyError(f"block {self.name} has no tensor {name!r}")
 
+    def joined(self, inputs: Arrays, cotangents: Arrays) -> dict[str, Any]:
+        """What a joint program is given: the inputs, and of each output y its cotangent as d_y. Among what it returns,
+        d_x is the gradient of an input x."""
+        return {**inputs, **{f"d_{name}": cotangent for name, cotangent in cotangents.items()}}
+
+    def separated(self, given: Arrays) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(inputs, cotangents) of what a joint program is given."""
+        inputs = {t.name: given[t.name] for t in self.inputs}
+        return inputs, {t.name: given[f"d_{t.name}"] for t in self.outputs}
+
     def implementation(self, name: str) -> Implementation:
         for implementation in self.implementations:
             if implementation.name == name:
@@ -222,16 +237,23 @@ class Block:
     def compulsory_traffic(self, case: Case) -> dict[str, tuple[int, int]]:
         """Fewest bytes that each part must read and write: every used input read once, every output written once.
 
-        Backward reads the cotangents and `backward_needs`, and writes one gradient per differentiable input.
+        Backward reads the cotangents and `backward_needs`, and writes one gradient per differentiable input. What does
+        both at once needs nothing twice.
         """
 
-        def total(tensors: Iterable[Tensor]) -> int:
+        def read(tensors: Iterable[Tensor]) -> int:
+            return sum(tensor.bytes_read(case) for tensor in tensors)
+
+        def written(tensors: Iterable[Tensor]) -> int:
             return sum(tensor.bytes(case) for tensor in tensors)
 
-        result = {"forward": (sum(t.bytes_read(case) for t in self.inputs), total(self.outputs))}
+        given, outputs = read(self.inputs), written(self.outputs)
+        gradients = written(t for t in self.inputs if t.differentiable)
+        if case.direction == "joint":
+            return {"forward": (given + outputs, outputs + gradients)}
+        result = {"forward": (given, outputs)}
         if "backward" in case.parts:
-            read = [*self.outputs, *(self.tensor(name) for name in self.backward_needs)]
-            result["backward"] = (total(read), total(t for t in self.inputs if t.differentiable))
+            result["backward"] = (outputs + read(map(self.tensor, self.backward_needs)), gradients)
         return result
 
     def bytes_compulsory(self, case: Case) -> dict[str, int]:
@@ -241,4 +263,6 @@ class Block:
     def part_flops(self, case: Case) -> dict[str, float]:
         """Model FLOPs of each part (the algorithm's, not what an implementation recomputes)."""
         flops = {"forward": self.flops(case.sizes), "backward": self.backward_flops(case.sizes)}
+        if case.direction == "joint":
+            return {"forward": sum(flops.values())}
         return {part: flops[part] for part in case.parts}

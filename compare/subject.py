@@ -383,7 +383,9 @@ class Subject:
     def _verdicts(self, index: int, outputs: Arrays, gradients: Arrays, inputs: Arrays) -> list[Verdict]:
         folder, scales = self.folders[index], self.scales[index]
         results = [("output", name, name, outputs) for name in scales if not name.startswith("d_")]
-        if self.program.backward:
+        if self.case.direction == "joint":
+            gradients = {name.removeprefix("d_"): x for name, x in outputs.items() if name.startswith("d_")}
+        if self.case.differentiates:
             results += [("gradient", n, n.removeprefix("d_"), gradients) for n in scales if n.startswith("d_")]
         verdicts = []
         for role, label, name, arrays in results:

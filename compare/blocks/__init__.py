@@ -1,6 +1,20 @@
 """The table of blocks: one line a block."""
 
-from compare.blocks import attention, dropout_residual_norm, gelu, rmsnorm, softmax, swiglu_mlp, vector_add
+from compare.blocks import (
+    attention,
+    bias_gelu,
+    cross_entropy,
+    dropout_residual_norm,
+    embedding,
+    geglu,
+    gelu,
+    rmsnorm,
+    rope,
+    softmax,
+    swiglu,
+    swiglu_mlp,
+    vector_add,
+)
 from compare.spec import Block
 
 BLOCKS: dict[str, Block] = {
@@ -8,10 +22,16 @@ BLOCKS: dict[str, Block] = {
     for block in (
         vector_add.BLOCK,
         gelu.BLOCK,
+        swiglu.BLOCK,
+        geglu.BLOCK,
+        bias_gelu.BLOCK,
         softmax.BLOCK,
         rmsnorm.BLOCK,
         dropout_residual_norm.BLOCK,
         swiglu_mlp.BLOCK,
+        rope.BLOCK,
         attention.BLOCK,
+        embedding.BLOCK,
+        cross_entropy.BLOCK,
     )
 }

@@ -52,7 +52,7 @@ BLOCK = Block(
     flops=lambda s: 10 * s["rows"] * s["columns"],
     backward_flops=lambda s: 15 * s["rows"] * s["columns"],
     shapes=(
-        Shape("gpt2", sizes(8192, 4096), ("bfloat16",), ("quick", "full")),
+        Shape("4k-columns", sizes(8192, 4096), ("bfloat16",), ("quick", "full")),
         Shape("prime", sizes(1021, 4093), ("float32",), ("quick", "full"), tuned=False),
         Shape("one-row", sizes(1, 4096), ("bfloat16", "float32")),
         Shape("odd", sizes(7, 257), ("float32", "float16", "bfloat16"), ("check",)),

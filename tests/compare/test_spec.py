@@ -64,6 +64,17 @@ def test_integers_are_drawn_and_have_no_gradient() -> None:
     }
 
 
+def test_logits_of_ignored_tokens_need_not_be_read() -> None:
+    sizes = {"tokens": 40, "classes": 10, "ignored_percent": 5}
+    case = Case("cross_entropy", "x", sizes, "bfloat16", "train")
+    labels = arrays.draw(case, BLOCKS["cross_entropy"].tensor("labels"), 0)
+    assert (labels == -100).sum() == 2 and labels[labels != -100].min() >= 0 and labels.max() < 10
+    # forward reads 38 rows and all labels and writes the loss; backward reads dloss, too, and writes every gradient
+    assert BLOCKS["cross_entropy"].compulsory_traffic(case) == {
+        "forward": (2 * 380 + 4 * 40, 4), "backward": (4 + 2 * 380 + 4 * 40, 2 * 400),
+    }
+
+
 def test_what_is_drawn_in_another_shape_is_refused() -> None:
     case = Case("lookup", "x", {"rows": 100, "columns": 3, "tokens": 7}, "bfloat16", "train")
     with pytest.raises(ValueError, match=r"ids was drawn in shape \(3,\), expected \(7,\)"):

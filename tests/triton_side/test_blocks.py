@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-import torch.nn.functional as F
 from functorch.compile import make_boxed_func
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx.traceback import preserve_node_meta
 
+from triton_side.blocks.cross_entropy import IGNORED
 from triton_side.blocks.threefry import uniforms
 from triton_side.library import attention as library_attention
 
@@ -21,23 +21,40 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 SHAPES = {
     "vector_add": [(1,), (131,)],
     "gelu": [(1, 1), (7, 129)],
+    "swiglu": [(1, 1), (7, 129)],
+    "geglu": [(1, 1), (7, 129)],
+    "bias_gelu": [(1, 1), (7, 129)],
     "softmax": [(1, 1), (7, 129)],
     "rmsnorm": [(1, 1), (7, 129)],
     "dropout_residual_norm": [(1, 3), (7, 129)],
     "swiglu_mlp": [(1, 3, 5), (7, 33, 65)],  # tokens, width, hidden
+    "rope": [(1, 1, 1, 1, 2), (2, 3, 1, 37, 24)],  # batch, heads, kv_heads, sequence, head_dim
     "attention": [(1, 1, 1, 16), (1, 2, 37, 24)],  # batch, heads, sequence, head_dim
+    "embedding": [(1, 1, 1), (37, 65, 19)],  # rows, columns, tokens
+    "cross_entropy": [(1, 1), (7, 129)],
 }
+THETA = 10000.0
+SMOOTHING, Z_LOSS = 0.1, 0.05
 ATTRIBUTES = {
-    "rmsnorm": {"eps": EPS}, "swiglu_mlp": {"eps": EPS}, "dropout_residual_norm": {"p": 0.25, "eps": EPS},
-}  # fmt: skip
+    "rmsnorm": {"eps": EPS}, "swiglu_mlp": {"eps": EPS}, "rope": {"theta": THETA},
+    "dropout_residual_norm": {"p": 0.25, "eps": EPS},
+    "cross_entropy": {"smoothing": SMOOTHING, "z_loss": Z_LOSS},
+}
+FLOAT32 = {"loss"}  # outputs that are, whatever the inputs' dtype
 STAGES = {
     "vector_add": {"add"},
     "gelu": {"gelu"},
+    "swiglu": {"silu", "multiply"},
+    "geglu": {"gelu", "multiply"},
+    "bias_gelu": {"bias", "gelu"},
     "softmax": {"max", "exp", "sum", "divide"},
     "rmsnorm": {"mean_square", "normalize", "weight"},
     "dropout_residual_norm": {"bias", "random", "dropout", "residual", "mean", "variance", "normalize", "affine"},
     "swiglu_mlp": {"norm", "gate", "up", "act", "down", "residual"},
+    "rope": {"angles", "rotate_q", "rotate_k"},
     "attention": {"scores", "mask", "softmax", "values"},
+    "embedding": {"gather"},
+    "cross_entropy": {"logsumexp", "target", "smoothing", "z_loss", "mean"},
 }
 # Error allowed, in units of the dtype's eps at the tensor's rms. The largest of a thousand normal values is
 # four times their rms, so storing it alone costs two; chained roundings take the rest (largest seen: 23).
@@ -54,14 +71,34 @@ def make_inputs(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> Array
 
     if block == "vector_add":
         return {"x": normal(*shape), "y": normal(*shape)}
+    if block in ("swiglu", "geglu"):
+        return {"gate": normal(*shape), "up": normal(*shape)}
     if block == "rmsnorm":
         return {"x": normal(*shape), "weight": normal(shape[-1])}
+    if block == "bias_gelu":
+        return {"x": normal(*shape), "bias": normal(shape[-1])}
     if block == "dropout_residual_norm":
         vectors = {name: normal(shape[-1]) for name in ("bias", "weight", "shift")}
         seed = torch.tensor([-3, 5], dtype=torch.int32)
         return {"x": normal(*shape), "residual": normal(*shape), **vectors, "seed": seed}
     if block == "attention":
         return {name: normal(*shape) for name in "qkv"}
+    if block == "rope":
+        batch, heads, kv_heads, sequence, head_dim = shape
+        # Small, as the error of an angle is multiplied by the position.
+        positions = torch.randint(16, (batch, sequence), generator=generator, dtype=torch.int32)
+        return {
+            "q": normal(batch, heads, sequence, head_dim), "k": normal(batch, kv_heads, sequence, head_dim),
+            "positions": positions,
+        }  # fmt: skip
+    if block == "embedding":
+        rows, columns, tokens = shape
+        # In pairs: on a CPU F.embedding adds up in the table's dtype.
+        return {"table": normal(rows, columns), "ids": torch.arange(tokens, dtype=torch.int32) // 2 * 2}
+    if block == "cross_entropy":
+        labels = torch.arange(shape[0], dtype=torch.int32)
+        labels[1::3] = IGNORED
+        return {"logits": normal(*shape), "labels": labels}
     if block == "swiglu_mlp":
         tokens, width, hidden = shape
         return {
@@ -78,8 +115,20 @@ def detached(inputs: Arrays) -> Arrays:
     return {name: tensor.detach() for name, tensor in inputs.items()}
 
 
+def gelu_reference(x: Tensor) -> Tensor:
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
 def rmsnorm_reference(x: Tensor, weight: Tensor) -> Tensor:
     return x / torch.sqrt(x.square().mean(-1, keepdim=True) + EPS) * weight
+
+
+def rope_reference(x: Tensor, positions: Tensor) -> Tensor:
+    """Pair i is a complex number, multiplied by exp(i angle)."""
+    half = x.shape[-1] // 2
+    angles = positions[:, None, :, None] * THETA ** (-torch.arange(half, dtype=torch.float64) / half)
+    turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angles), angles)
+    return torch.cat([turned.real, turned.imag], dim=-1)
 
 
 def reference(block: str, inputs: Arrays) -> Arrays:
@@ -87,8 +136,14 @@ def reference(block: str, inputs: Arrays) -> Arrays:
     x = inputs.get("x")
     if block == "vector_add":
         return {"out": x + inputs["y"]}
+    if block == "bias_gelu":
+        return reference("gelu", {"x": x + inputs["bias"]})
     if block == "gelu":
-        return {"y": 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))}
+        return {"y": gelu_reference(x)}
+    if block == "swiglu":
+        return {"y": inputs["gate"] / (1 + torch.exp(-inputs["gate"])) * inputs["up"]}
+    if block == "geglu":
+        return {"y": gelu_reference(inputs["gate"]) * inputs["up"]}
     if block == "softmax":
         return {"y": torch.softmax(x, -1)}
     if block == "rmsnorm":
@@ -97,10 +152,18 @@ def reference(block: str, inputs: Arrays) -> Arrays:
         h = rmsnorm_reference(x, inputs["norm_weight"])
         gate = h @ inputs["gate_weight"]
         return {"y": x + (gate / (1 + torch.exp(-gate)) * (h @ inputs["up_weight"])) @ inputs["down_weight"]}
+    if block == "rope":
+        return {f"{name}_out": rope_reference(inputs[name], inputs["positions"]) for name in "qk"}
+    if block == "embedding":
+        return {"y": inputs["table"][inputs["ids"].long()]}
+    if block == "cross_entropy":
+        logits, labels = (inputs[name][inputs["labels"] != IGNORED] for name in ("logits", "labels"))
+        entropy = torch.nn.functional.cross_entropy(logits, labels.long(), label_smoothing=SMOOTHING)
+        return {"loss": entropy + Z_LOSS * logits.logsumexp(-1).square().mean()}
     if block == "dropout_residual_norm":
         kept = uniforms(*x.shape, inputs["seed"]) >= 65536 // 4
         h = inputs["residual"] + kept * (x + inputs["bias"]) / 0.75
-        return {"y": F.layer_norm(h, h.shape[-1:], inputs["weight"], inputs["shift"], EPS), "h": h}
+        return {"y": torch.nn.functional.layer_norm(h, h.shape[-1:], inputs["weight"], inputs["shift"], EPS), "h": h}
     q, k, v = (inputs[name] for name in "qkv")
     scores = torch.einsum("bhqd,bhkd->bhqk", q, k) / math.sqrt(q.shape[-1])
     causal = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool).tril()
@@ -118,22 +181,22 @@ def assert_close(name: str, value: Tensor, expected: Tensor, dtype: torch.dtype)
 
 def check(block: str, apply: Callable[..., Arrays], inputs: Arrays, *, gradients: bool = True) -> None:
     """Outputs, and the gradients of all inputs for a random cotangent, against the reference."""
-    dtype = next(iter(inputs.values())).dtype
-    trained = [name for name, tensor in inputs.items() if tensor.is_floating_point()]
-    exact = inputs | {name: inputs[name].detach().double().requires_grad_() for name in trained}
+    floating = {name: tensor for name, tensor in inputs.items() if tensor.is_floating_point()}
+    dtype = next(iter(floating.values())).dtype
+    exact = inputs | {name: tensor.detach().double().requires_grad_() for name, tensor in floating.items()}
     expected = reference(block, exact)
     outputs = apply(inputs, **ATTRIBUTES.get(block, {}))
     assert outputs.keys() == expected.keys()
+    dtypes = {name: torch.float32 if name in FLOAT32 else dtype for name in outputs}
     for name, value in outputs.items():
-        assert_close(name, value, expected[name], dtype)
+        assert_close(name, value, expected[name], dtypes[name])
     if not gradients:
         return
     generator = torch.Generator().manual_seed(1)
-    cotangents = [torch.randn(value.shape, generator=generator).to(dtype) for value in expected.values()]
-    torch.autograd.backward(list(outputs.values()), cotangents)
-    torch.autograd.backward(list(expected.values()), [cotangent.double() for cotangent in cotangents])
-    for name in trained:
-        tensor = inputs[name]
+    cotangents = {name: torch.randn(y.shape, generator=generator).to(dtypes[name]) for name, y in expected.items()}
+    torch.autograd.backward([outputs[name] for name in cotangents], list(cotangents.values()))
+    torch.autograd.backward([expected[name] for name in cotangents], [dy.double() for dy in cotangents.values()])
+    for name, tensor in floating.items():
         assert_close(f"gradient of {name}", tensor.grad, exact[name].grad, dtype)
 
 
@@ -142,7 +205,7 @@ def module(package: str, block: str) -> Callable[..., Arrays]:
 
 
 ALL_CASES = [(block, shape) for block, shapes in SHAPES.items() for shape in shapes]
-LIBRARY_CASES = [case for case in ALL_CASES if case[0] not in ("attention", "dropout_residual_norm")]
+LIBRARY_CASES = [case for case in ALL_CASES if case[0] not in ("attention", "dropout_residual_norm", "rope")]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -193,8 +256,8 @@ def test_block_is_one_graph_and_its_stages_reach_both_directions(block: str) -> 
     with preserve_node_meta():
         check(block, compiled, make_inputs(block, SHAPES[block][1], torch.float32))
     assert stages["forward"] == STAGES[block]
-    # The gradient of a sum passes on unchanged, none flows through softmax's maximum or random bits: no operations.
-    assert stages.get("backward", set()) == STAGES[block] - {"add", "max", "residual", "random"}
+    # The gradient of a sum passes on unchanged; none flows through softmax's maximum, to positions or random bits.
+    assert stages.get("backward", set()) == STAGES[block] - {"add", "max", "residual", "angles", "random"}
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -1,7 +1,7 @@
-"""Sums over the rows of a matrix, as the gradients of vectors along its columns are: the second of two steps.
+"""Sums over the rows of a matrix of fp32 partial sums: one row of them from each program that shared out the work.
 
-A persistent kernel adds its rows' share of each vector up in registers and writes it once, a row of partial sums to a
-program; this adds the programs' shares. No atomics, so that results repeat bit for bit on one GPU model.
+The gradients of vectors along a matrix's columns are such sums; up to three are made in one launch. No atomics, so that
+sums repeat bit for bit on one GPU model.
 """
 
 import math
@@ -11,11 +11,12 @@ import triton
 import triton.language as tl
 
 from triton_side import declare
+from triton_side.kernels._launch import device_of
 
 
 @declare.declare(flops=lambda shapes: math.prod(shapes["partial_ptr"]))  # of what, the caller says
 @triton.jit
-def sum_partials_kernel(
+def sum_columns_kernel(
     partial_ptr, sum_ptr, sum2_ptr, sum3_ptr, partials, columns,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -39,18 +40,21 @@ def sum_partials_kernel(
             tl.store(sum3_ptr + column, sums, mask=column < columns)
 
 
-def sum_partials(
-    partial: torch.Tensor, dtype: torch.dtype, *sums: tuple[str, declare.Computed]
-) -> tuple[torch.Tensor, ...]:
-    """partial [programs, vectors, columns] in fp32 -> one vector [columns] of `dtype` for each of `sums`: its name, and
-    the reduction that it is the result of. At most three, in one launch on the current device."""
+def sum_vectors(partial: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """The sums, one [columns] in `dtype` for each vector, over the first axis of a contiguous fp32 `partial`
+    [partials, vectors, columns] of at most three vectors. The caller says what is computed, and names the sums, of the
+    parameters sum_ptr, sum2_ptr, sum3_ptr."""
     partials, vectors, columns = partial.shape
-    made = tuple(torch.empty(columns, dtype=dtype, device=partial.device) for _ in range(vectors))
-    names = {parameter: name for parameter, (name, _) in zip(("sum_ptr", "sum2_ptr", "sum3_ptr"), sums, strict=False)}
+    sums = tuple(torch.empty(columns, dtype=dtype, device=partial.device) for _ in range(vectors))
     # 32 columns in fp32 are the 128 bytes of a cache line, and 4096 columns give 128 programs; 256 rows are
     # a whole GPU's programs in one or two loads, because a loop of small ones would wait for L2 each time.
-    with declare.computing(*(computed for _, computed in sums), **names):
-        sum_partials_kernel[(triton.cdiv(columns, 32), vectors)](
-            partial, *made, *[None] * (3 - vectors), partials, columns, ROWS=256, COLUMNS=32, num_warps=8
+    with device_of(partial):
+        sum_columns_kernel[(triton.cdiv(columns, 32), vectors)](
+            partial, *sums, *[None] * (3 - vectors), partials, columns, ROWS=256, COLUMNS=32, num_warps=8
         )
-    return made
+    return sums
+
+
+def sum_columns(partial: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`sum_vectors` of one vector: partial [partials, columns] -> [columns]."""
+    return sum_vectors(partial[:, None], dtype)[0]

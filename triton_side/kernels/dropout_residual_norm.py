@@ -24,7 +24,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from triton_side import declare
-from triton_side.kernels._column_sums import sum_partials
+from triton_side.kernels._column_sums import sum_vectors
 from triton_side.kernels._launch import (
     RowConfig,
     check_matrix,
@@ -59,10 +59,9 @@ BACKWARD = (
     declare.gradient("reduce_sum", "affine", "partial dshift"),
 )  # fmt: skip
 SUMS = (
-    ("dbias", declare.gradient("reduce_sum", "bias", "dbias")),
-    ("dweight", declare.gradient("reduce_sum", "affine", "dweight")),
-    ("dshift", declare.gradient("reduce_sum", "affine", "dshift")),
-)
+    declare.gradient("reduce_sum", "bias", "dbias"), declare.gradient("reduce_sum", "affine", "dweight"),
+    declare.gradient("reduce_sum", "affine", "dshift"),
+)  # fmt: skip
 
 
 @declare.declare(*FORWARD, flops=lambda shapes: 10 * math.prod(shapes["x_ptr"]))
@@ -213,7 +212,8 @@ def backward(
             dy.stride(0), dh.stride(0), rows, columns, *dropout_constants(p),
             ROWS=config.block_rows, COLUMNS=config.block_columns, STAGES=config.num_stages, num_warps=config.num_warps,
         )  # fmt: skip
-        dbias, dweight, dshift = sum_partials(partial, h.dtype, *SUMS)
+    with declare.computing(*SUMS, sum_ptr="dbias", sum2_ptr="dweight", sum3_ptr="dshift"):
+        dbias, dweight, dshift = sum_vectors(partial, h.dtype)
     return dx, dbias, dresidual, dweight, dshift
 
 

@@ -21,7 +21,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from triton_side import declare
-from triton_side.kernels._column_sums import sum_partials
+from triton_side.kernels._column_sums import sum_columns
 from triton_side.kernels._launch import (
     RowConfig,
     check_matrix,
@@ -46,7 +46,7 @@ DX = (
 PARTIAL_DWEIGHT = (
     declare.gradient("mul", "weight", "dweight"), declare.gradient("reduce_sum", "weight", "partial"),
 )  # fmt: skip
-DWEIGHT = ("dweight", declare.gradient("reduce_sum", "weight", "dweight"))
+DWEIGHT = declare.gradient("reduce_sum", "weight", "dweight")
 
 
 @declare.declare(*FORWARD, flops=lambda shapes: 4 * math.prod(shapes["x_ptr"]))
@@ -259,7 +259,8 @@ def backward(
                 ROWS=config.block_rows, COLUMNS=config.block_columns, STAGES=config.num_stages,
                 num_warps=config.num_warps,
             )  # fmt: skip
-        (dweight,) = sum_partials(partial[:, None], x.dtype, DWEIGHT)
+    with declare.computing(DWEIGHT, sum_ptr="dweight"):
+        dweight = sum_columns(partial, x.dtype)
     return dx, dweight
 
 
