@@ -81,6 +81,12 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
     # A warp to a row (scalar and 16-byte loads), a block, a cluster of blocks; streamed.
     of_cuda: list[Shapes] = [{"x": (3, columns)} for columns in (131, 136, 2056, 16387, 65543)]
     norms: list[Shapes] = [{"x": (5, columns), "weight": (columns,)} for columns in (131, 16391)]
+    layernorms: list[Shapes] = [{**shapes, "bias": shapes["weight"]} for shapes in norms]
+    # Several rows to a block; scalar and 16-byte loads; streamed.
+    layernorms_of_cuda: list[Shapes] = [
+        {"x": (rows, columns), "weight": (columns,), "bias": (columns,)}
+        for rows, columns in ((4099, 131), (5, 2056), (5, 16392))
+    ]
     # Operands through pointers; of bfloat16 through tensor descriptors.
     mlps: list[Shapes] = [
         {
@@ -95,6 +101,7 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
         ("kernels.gelu", rows, {}), ("cuda.gelu", rows, {}),
         ("kernels.softmax", rows + walked, {}), ("cuda.softmax", of_cuda, {}),
         ("kernels.rmsnorm", norms, {"eps": EPS}), ("kernels.swiglu_mlp", mlps, {"eps": EPS}),
+        ("kernels.layernorm", layernorms, {"eps": EPS}), ("cuda.layernorm", layernorms_of_cuda, {"eps": EPS}),
         ("kernels.attention", heads, {}),
     ]  # fmt: skip
 

@@ -1,6 +1,6 @@
 """The table of blocks: one line a block."""
 
-from compare.blocks import attention, gelu, rmsnorm, softmax, swiglu_mlp, vector_add
+from compare.blocks import attention, gelu, layernorm, rmsnorm, softmax, swiglu_mlp, vector_add
 from compare.spec import Block
 
 BLOCKS: dict[str, Block] = {
@@ -10,6 +10,7 @@ BLOCKS: dict[str, Block] = {
         gelu.BLOCK,
         softmax.BLOCK,
         rmsnorm.BLOCK,
+        layernorm.BLOCK,
         swiglu_mlp.BLOCK,
         attention.BLOCK,
     )

@@ -21,15 +21,17 @@ SHAPES = {
     "gelu": [(1, 1), (7, 129)],
     "softmax": [(1, 1), (7, 129)],
     "rmsnorm": [(1, 1), (7, 129)],
+    "layernorm": [(1, 2), (7, 129)],
     "swiglu_mlp": [(1, 3, 5), (7, 33, 65)],  # tokens, width, hidden
     "attention": [(1, 1, 1, 16), (1, 2, 37, 24)],  # batch, heads, sequence, head_dim
 }
-ATTRIBUTES = {"rmsnorm": {"eps": EPS}, "swiglu_mlp": {"eps": EPS}}
+ATTRIBUTES = dict.fromkeys(("rmsnorm", "layernorm", "swiglu_mlp"), {"eps": EPS})
 STAGES = {
     "vector_add": {"add"},
     "gelu": {"gelu"},
     "softmax": {"max", "exp", "sum", "divide"},
     "rmsnorm": {"mean_square", "normalize", "weight"},
+    "layernorm": {"mean", "variance", "normalize", "weight", "bias"},
     "swiglu_mlp": {"norm", "gate", "up", "act", "down", "residual"},
     "attention": {"scores", "mask", "softmax", "values"},
 }
@@ -50,6 +52,8 @@ def make_inputs(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> Array
         return {"x": normal(*shape), "y": normal(*shape)}
     if block == "rmsnorm":
         return {"x": normal(*shape), "weight": normal(shape[-1])}
+    if block == "layernorm":
+        return {"x": normal(*shape), "weight": normal(shape[-1]), "bias": normal(shape[-1])}
     if block == "attention":
         return {name: normal(*shape) for name in "qkv"}
     if block == "swiglu_mlp":
@@ -83,6 +87,9 @@ def reference(block: str, inputs: Arrays) -> Arrays:
         return {"y": torch.softmax(x, -1)}
     if block == "rmsnorm":
         return {"y": rmsnorm_reference(x, inputs["weight"])}
+    if block == "layernorm":
+        centred = x - x.mean(-1, keepdim=True)
+        return {"y": rmsnorm_reference(centred, inputs["weight"]) + inputs["bias"]}
     if block == "swiglu_mlp":
         h = rmsnorm_reference(x, inputs["norm_weight"])
         gate = h @ inputs["gate_weight"]
@@ -146,7 +153,7 @@ def test_gelu_is_the_tanh_approximation_not_erf() -> None:
     assert (y - torch.nn.functional.gelu(x)).abs().max() > 1e-4
 
 
-@pytest.mark.parametrize("block", ["rmsnorm", "swiglu_mlp"])
+@pytest.mark.parametrize("block", ATTRIBUTES)
 def test_eps_reaches_the_norm(block: str) -> None:
     """Values small enough that eps decides the result."""
     inputs = detached(make_inputs(block, SHAPES[block][1], torch.float32))

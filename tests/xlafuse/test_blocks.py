@@ -9,13 +9,18 @@ import numpy as np
 import pytest
 
 from xlafuse import compiler, directions
-from xlafuse.blocks import attention, gelu, rmsnorm, softmax, swiglu_mlp, vector_add
+from xlafuse.blocks import attention, gelu, layernorm, rmsnorm, softmax, swiglu_mlp, vector_add
 
 Float64s = dict[str, np.ndarray]
 
 
 def _rmsnorm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
     return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * weight
+
+
+def _layernorm(i: Float64s, eps: float) -> Float64s:
+    centred = i["x"] - i["x"].mean(-1, keepdims=True)
+    return {"y": _rmsnorm(centred, i["weight"], eps) + i["bias"]}
 
 
 def _softmax(x: np.ndarray) -> np.ndarray:
@@ -53,6 +58,10 @@ BLOCKS: dict[str, tuple[Any, dict[str, float], Shapes, Callable[[Float64s], Floa
     "rmsnorm": (
         rmsnorm.apply, {"eps": _EPS}, {"x": (3, 7), "weight": (7,)},
         lambda i: {"y": _rmsnorm(i["x"], i["weight"], _EPS)}, 2,
+    ),
+    "layernorm": (
+        layernorm.apply, {"eps": _EPS}, {"x": (3, 7), "weight": (7,), "bias": (7,)},
+        lambda i: _layernorm(i, _EPS), 1,
     ),
     "swiglu_mlp": (swiglu_mlp.apply, {"eps": _EPS}, _MLP, lambda i: _swiglu(i, _EPS), 10),
     "attention": (attention.apply, {}, _QKV, _attention, 3),

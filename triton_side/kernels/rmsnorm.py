@@ -25,11 +25,13 @@ from triton_side.kernels._launch import (
     RowConfig,
     check_matrix,
     check_tensors,
+    check_vector,
     device_of,
     multiprocessors,
     rows_a_tile,
     with_unit_column_stride,
 )
+from triton_side.kernels._partials import sum_partials
 
 # What the kernels compute, in the stages of the block: of the forward pass, of dx, and of dweight before and after the
 # sum over programs. rstd is saved, so that the backward pass repeats no sum, but the normalised rows.
@@ -45,6 +47,7 @@ DX = (
 PARTIAL_DWEIGHT = (
     declare.gradient("mul", "weight", "dweight"), declare.gradient("reduce_sum", "weight", "partial"),
 )  # fmt: skip
+SUM_PARTIALS = declare.gradient("reduce_sum", "weight", "dweight")
 
 
 @declare.declare(*FORWARD, flops=lambda shapes: 4 * math.prod(shapes["x_ptr"]))
@@ -162,24 +165,6 @@ def rmsnorm_partial_dweight_kernel(
     tl.store(partial_ptr + tl.program_id(0).to(tl.int64) * columns + column, partial, mask=column < columns)
 
 
-@declare.declare(
-    declare.gradient("reduce_sum", "weight", "dweight"), flops=lambda shapes: math.prod(shapes["partial_ptr"])
-)
-@triton.jit
-def rmsnorm_sum_partials_kernel(
-    partial_ptr, dweight_ptr, partials, columns,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    total = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for start in tl.range(0, partials, ROWS):
-        row = (start + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-        mask = (row < partials) & (column < columns)
-        total += tl.load(partial_ptr + row * columns + column, mask=mask, other=0.0)
-    dweight = tl.sum(total, axis=0, keep_dims=True)
-    tl.store(dweight_ptr + column, dweight.to(dweight_ptr.dtype.element_ty), mask=column < columns)
-
-
 def configure_forward(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> RowConfig:
     """Thirty-two elements to a thread, for four 16-byte loads in flight; long rows persistent, the longest walked.
 
@@ -259,7 +244,7 @@ def backward(
     x, dy = with_unit_column_stride(x), with_unit_column_stride(dy)
     weight = weight.contiguous()
     config = config or configure_backward(rows, columns, x.element_size(), multiprocessors(x.device))
-    partial = torch.empty((config.programs, columns), dtype=torch.float32, device=x.device)
+    partial = torch.empty((1, config.programs, columns), dtype=torch.float32, device=x.device)
     with device_of(x):
         if config.block_columns < columns:
             rmsnorm_backward_looped_kernel[(config.programs,)](
@@ -276,11 +261,8 @@ def backward(
                 ROWS=config.block_rows, COLUMNS=config.block_columns, STAGES=config.num_stages,
                 num_warps=config.num_warps,
             )  # fmt: skip
-        # 32 columns in fp32 are the 128 bytes of a cache line, and 4096 columns give 128 programs; 256 rows are
-        # a whole GPU's programs in one or two loads, because a loop of small ones would wait for L2 each time.
-        rmsnorm_sum_partials_kernel[(triton.cdiv(columns, 32),)](
-            partial, dweight, config.programs, columns, ROWS=256, COLUMNS=32, num_warps=8
-        )
+        with declare.computing(SUM_PARTIALS, out_ptr="dweight"):
+            sum_partials(partial, dweight)
     return dx, dweight
 
 
@@ -319,11 +301,7 @@ def rmsnorm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """
     check_tensors(x=x, weight=weight)
     check_matrix("x", x)
-    if weight.shape != x.shape[1:]:
-        raise ValueError(
-            f"weight must be [columns] = [{x.shape[1]}] for x of shape {tuple(x.shape)}, got "
-            f"{tuple(weight.shape)}; pass one weight for each column"
-        )
+    check_vector("weight", weight, x)
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
         return RMSNormFunction.apply(x, weight, eps)
     y, _ = forward(x, weight, eps, save_rstd=False)

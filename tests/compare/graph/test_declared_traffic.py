@@ -26,6 +26,7 @@ SIZES = {
     "gelu": {"rows": 38_912, "columns": 14_336},
     "softmax": {"rows": 544 << 10, "columns": 1024},
     "rmsnorm": {"rows": 136 << 10, "columns": 4096},
+    "layernorm": {"rows": 136 << 10, "columns": 4096},
 }
 IMPLEMENTATIONS = {"xla": ("xla",), "torch": ("inductor", "triton", "cuda")}
 # What is declared and what is moved differ for a known cause: (implementation, kernel's name, buffer side) -> cause.

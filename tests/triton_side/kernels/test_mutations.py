@@ -20,12 +20,24 @@ from property_checks import FINITE, NOT_FINITE, ORDINARY, matrix, placed
 from row_kernel_checks import DEVICE, mutant
 from test_attention import DK_DV, DQ, FORWARD
 from test_attention import configured as attention_configured
+from test_layernorm import configured as layernorm_configured
 from test_rmsnorm import EPS
 from test_rmsnorm import configured as rmsnorm_configured
 from test_softmax import configured as softmax_configured
 
 from triton_side import kernels
-from triton_side.kernels import attention, attention_backward, gelu, matmul, rmsnorm, softmax, swiglu_mlp, vector_add
+from triton_side.kernels import (
+    _partials,
+    attention,
+    attention_backward,
+    gelu,
+    layernorm,
+    matmul,
+    rmsnorm,
+    softmax,
+    swiglu_mlp,
+    vector_add,
+)
 from triton_side.kernels._launch import FlatConfig, RowConfig
 from triton_side.kernels.matmul import MatmulConfig
 
@@ -63,6 +75,22 @@ def softmax_problems(config: RowConfig, module: ModuleType) -> Iterator[Problem]
 def rmsnorm_problems(config: RowConfig, module: ModuleType) -> Iterator[Problem]:
     launch = properties.training(rmsnorm_configured(config, module))
     yield properties.rmsnorm(launch, draw(14, 67), draw(67, seed=1), draw(14, 67, seed=2), EPS)
+
+
+def layernorm_problems(config: RowConfig, module: ModuleType) -> Iterator[Problem]:
+    launch = properties.training(layernorm_configured(config, module))
+    operands = draw(14, 67) + 2, draw(67, seed=1), draw(67, seed=3), draw(14, 67, seed=2)
+    yield properties.layernorm(launch, *operands, EPS)
+
+
+def sum_partials_problems(module: ModuleType) -> Iterator[Problem]:
+    def launch(partial: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        outs = tuple(torch.empty(partial.shape[2], dtype=torch.float32, device=DEVICE) for _ in partial)
+        module.sum_partials(partial, *outs)
+        return outs
+
+    for sums in (1, 2):
+        yield properties.sum_partials(launch, draw(sums, 300, 37))
 
 
 def matmul_problems(module: ModuleType) -> Iterator[Problem]:
@@ -158,9 +186,34 @@ MUTATIONS = [
         partial(rmsnorm_problems, LOOPED),
     ),
     Mutation(
-        "rmsnorm_sum_partials_kernel", rmsnorm,
-        "mask = (row < partials) & (column < columns)", "mask = (row < partials - 1) & (column < columns)",
-        partial(rmsnorm_problems, ROW),
+        "sum_partials_kernel", _partials,
+        "total += tl.load(", "total = tl.load(",
+        sum_partials_problems,
+    ),
+    Mutation(
+        "layernorm_forward_kernel", layernorm,
+        "centred = tl.where(mask, x - mean, 0.0)", "centred = x - mean",
+        partial(layernorm_problems, ROW),
+    ),
+    Mutation(
+        "layernorm_forward_looped_kernel", layernorm,
+        "tl.sum(squares + apart * apart * count, axis=0)", "tl.sum(squares, axis=0)",
+        partial(layernorm_problems, LOOPED),
+    ),
+    Mutation(
+        "layernorm_backward_kernel", layernorm,
+        "dx = rstd * (dnormalised - dmean - normalised * projection)", "dx = rstd * (dnormalised - dmean)",
+        partial(layernorm_problems, ROW),
+    ),
+    Mutation(
+        "layernorm_backward_looped_kernel", layernorm,
+        "dmean = tl.sum(gradients, axis=0) / columns", "dmean = tl.sum(gradients, axis=0) / COLUMNS",
+        partial(layernorm_problems, LOOPED),
+    ),
+    Mutation(
+        "layernorm_partials_kernel", layernorm,
+        "dweight += dy * ((x - mean) * rstd)", "dweight += dy * (x * rstd)",
+        partial(layernorm_problems, LOOPED),
     ),
     Mutation(
         "matmul_kernel", matmul,

@@ -18,6 +18,7 @@ from kernel_properties import (
     gate_up,
     gelu,
     launched,
+    layernorm,
     matmul,
     rmsnorm,
     softmax,
@@ -44,6 +45,8 @@ from property_checks import (
 from row_kernel_checks import DEVICE, DTYPES
 from test_attention import DK_DV, DQ, FORWARD
 from test_attention import configured as attention_configured
+from test_layernorm import configured as layernorm_configured
+from test_layernorm import default as default_layernorm
 from test_rmsnorm import EPS
 from test_rmsnorm import configured as rmsnorm_configured
 from test_softmax import configured as softmax_configured
@@ -148,6 +151,18 @@ def test_rmsnorm_of_rows_too_large_for_their_squares_is_zero_as_in_torch() -> No
     weight = torch.ones(40, device=DEVICE)
     assert (torch.nn.functional.rms_norm(x, (40,), weight, EPS) == 0).all()
     assert (rmsnorm_module.rmsnorm(x, weight, EPS) == 0).all()
+
+
+@dtypes
+@examples(20, 80)
+@given(few_rows, sizes, rows_of_any_kind, moderate_rows, st.tuples(layouts, layouts, layouts), row_configs, seeds)
+def test_layernorm(dtype, rows, columns, kinds, dy_kinds, storage, config, seed) -> None:
+    config = fitting(config, columns)
+    function = layernorm_configured(config) if config else default_layernorm
+    x = draw(rows, columns, kinds, seed, dtype, storage[0])
+    weight, bias = (draw(1, columns, ORDINARY_ROWS, seed + i, dtype, storage[1])[0] for i in (1, 3))
+    dy = draw(rows, columns, dy_kinds, seed + 2, dtype, storage[2])
+    assert not layernorm(training(function), x, weight, bias, dy, EPS)
 
 
 @dtypes
