@@ -28,7 +28,8 @@ SOURCE = "layernorm.cu"
 STREAMING_THREADS = 512
 PARTIALS_THREADS = 128
 SUM_WARPS = 16
-ROWS_A_BLOCK = 8  # at least, of layernorm_backward: each block costs two rows of partial sums
+RESIDENT_THREADS = 1024  # on a multiprocessor, of kernels with up to 64 registers a thread
+ROWS_A_BLOCK = 8  # at least, where that leaves no multiprocessor idle: each block costs two rows of partial sums
 
 FORWARD = (
     forward("reduce_sum", "mean"), forward("sub", "variance"), forward("mul", "variance"),
@@ -75,9 +76,9 @@ class Plan:
         return self.threads * self.vectors * lanes
 
     def resident(self, lanes: int) -> int:
-        """Blocks of the backward kernel on a multiprocessor at once: two fp32 sums for each of a thread's elements, at
-        8 elements 64 registers a thread, leave room for 1024 threads, at more for 512."""
-        return (1024 if self.vectors * lanes <= 8 else 512) // self.threads
+        """Blocks of the backward kernel on a multiprocessor at once. It keeps two fp32 sums for each of a thread's
+        elements: 64 registers a thread at 8 elements, up to 128 at more."""
+        return (RESIDENT_THREADS if self.vectors * lanes <= 8 else RESIDENT_THREADS // 2) // self.threads
 
 
 # As many threads as have a pack each, up to 512; then several packs. More than four of 16 bytes, with the sums for
@@ -92,10 +93,14 @@ def plan(columns: int, lanes: int) -> Plan | None:
     return next((candidate for candidate in plans if candidate.columns(lanes) >= columns), None)
 
 
-def _launch(name: str, constants: tuple[object, ...], grid: int, block: tuple[int, int], *arguments: Any) -> None:
-    """`name`<constants>(*arguments), integers as C's int."""
+def _launch(
+    name: str, constants: tuple[int, ...], grid: int, block: tuple[int, int], *arguments: Any,
+    element: torch.dtype | None = None,
+) -> None:  # fmt: skip
+    """`name`<element, *constants>(*arguments), integers as C's int; element: the first argument's unless given."""
     device = arguments[0].device
-    expression = f"{name}<{', '.join(map(str, constants))}>"
+    cpp_type = tensors.CPP_TYPES[element or arguments[0].dtype]
+    expression = f"{name}<{', '.join((cpp_type, *map(str, constants)))}>"
     kernel = program.compile_kernel(SOURCE, expression, program.device_arch(device))
     passed = [ctypes.c_int(a) if isinstance(a, int) else a for a in arguments]
     program.launch(kernel, grid, block, passed, device)
@@ -115,12 +120,11 @@ def forward_pass(
     null = ctypes.c_longlong(0)  # the pointer, of the same size
     statistics = (null, null) if mean is None else (mean, rstd)
     arguments = (x, weight, bias, y, *statistics, columns, ctypes.c_float(eps))
-    element, chosen = tensors.CPP_TYPES[x.dtype], plan(columns, lanes)
+    chosen = plan(columns, lanes)
     if chosen is None:
-        constants = (element, lanes, STREAMING_THREADS)
-        _launch("layernorm_forward_streaming", constants, rows, (STREAMING_THREADS, 1), *arguments)
+        _launch("layernorm_forward_streaming", (lanes, STREAMING_THREADS), rows, (STREAMING_THREADS, 1), *arguments)
     else:
-        constants = (element, lanes, chosen.vectors, chosen.threads)
+        constants = (lanes, chosen.vectors, chosen.threads)
         _launch("layernorm_forward", constants, rows, (chosen.threads, 1), *arguments)
     return y, mean, rstd
 
@@ -136,26 +140,33 @@ def backward_pass(
     columns = x.shape[-1]
     rows = x.numel() // columns
     lanes = tensors.lanes(x, weight, dy, dx, columns=columns)
-    element, chosen = tensors.CPP_TYPES[x.dtype], plan(columns, lanes)
+    chosen = plan(columns, lanes)
     multiprocessors = torch.cuda.get_device_properties(x.device).multi_processor_count
-    resident = chosen.resident(lanes) if chosen else 1
-    partials = min(rows, multiprocessors * resident, max(multiprocessors, rows // ROWS_A_BLOCK))
-    partial = torch.empty((2, partials, columns), dtype=torch.float32, device=x.device)
     if chosen is None:
-        constants = (element, lanes, STREAMING_THREADS)
-        arguments = (x, weight, mean, rstd, dy, dx, columns)
-        _launch("layernorm_backward_streaming", constants, rows, (STREAMING_THREADS, 1), *arguments)
         tiles = -(-columns // (PARTIALS_THREADS * lanes))
-        constants = (element, lanes, PARTIALS_THREADS)
-        arguments = (x, mean, rstd, dy, partial, partials, rows, columns)
-        _launch("layernorm_partials", constants, tiles * partials, (PARTIALS_THREADS, 1), *arguments)
+        blocks = multiprocessors * RESIDENT_THREADS // PARTIALS_THREADS
+        partials = max(1, min(rows // ROWS_A_BLOCK, blocks // tiles))
+        partial = torch.empty((2, partials, columns), dtype=torch.float32, device=x.device)
+        _launch(
+            "layernorm_backward_streaming", (lanes, STREAMING_THREADS), rows, (STREAMING_THREADS, 1),
+            x, weight, mean, rstd, dy, dx, columns,
+        )  # fmt: skip
+        _launch(
+            "layernorm_partials", (lanes, PARTIALS_THREADS), tiles * partials, (PARTIALS_THREADS, 1),
+            x, mean, rstd, dy, partial, partials, rows, columns,
+        )  # fmt: skip
     else:
-        constants = (element, lanes, chosen.vectors, chosen.threads)
-        arguments = (x, weight, mean, rstd, dy, dx, partial, rows, columns)
-        _launch("layernorm_backward", constants, partials, (chosen.threads, 1), *arguments)
-    tiles = -(-columns // 32)
-    arguments = (partial, dweight, dbias, partials, columns)
-    _launch("layernorm_sum_partials", (element, SUM_WARPS), 2 * tiles, (32, SUM_WARPS), *arguments)
+        blocks = multiprocessors * chosen.resident(lanes)
+        partials = min(rows, blocks, max(multiprocessors, rows // ROWS_A_BLOCK))
+        partial = torch.empty((2, partials, columns), dtype=torch.float32, device=x.device)
+        _launch(
+            "layernorm_backward", (lanes, chosen.vectors, chosen.threads), partials, (chosen.threads, 1),
+            x, weight, mean, rstd, dy, dx, partial, rows, columns,
+        )  # fmt: skip
+    _launch(
+        "layernorm_sum_partials", (SUM_WARPS,), 2 * -(-columns // 32), (32, SUM_WARPS),
+        partial, dweight, dbias, partials, columns, element=weight.dtype,
+    )  # fmt: skip
     return dx, dweight, dbias
 
 
@@ -169,7 +180,9 @@ class LayerNorm(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
-        return *backward_pass(*ctx.saved_tensors, dy.contiguous()), None
+        x, weight, mean, rstd = ctx.saved_tensors
+        dx, dweight, dbias = backward_pass(x, weight, mean, rstd, dy.contiguous())
+        return dx, dweight, dbias, None
 
 
 def layernorm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:

@@ -278,7 +278,7 @@ def backward(
     rows, columns = x.shape
     dx = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
     if dx.numel() == 0:
-        return dx, *(torch.zeros(columns, dtype=x.dtype, device=x.device) for _ in range(2))
+        return dx, torch.zeros_like(weight), torch.zeros_like(weight)
     dweight, dbias = (torch.empty(columns, dtype=x.dtype, device=x.device) for _ in range(2))
     x, dy = with_unit_column_stride(x), with_unit_column_stride(dy)
     weight = weight.contiguous()
@@ -317,7 +317,9 @@ class LayerNormFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
-        return *backward(*ctx.saved_tensors, dy), None
+        x, weight, mean, rstd = ctx.saved_tensors
+        dx, dweight, dbias = backward(x, weight, mean, rstd, dy)
+        return dx, dweight, dbias, None
 
 
 def layernorm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
