@@ -67,7 +67,8 @@ _WINDOWS = ("window_size_left", "window_size_right", "window_size")  # of attent
 # FLOPs an element of the largest tensor, as the blocks count them; other pointwise operations and reductions have 1.
 _FLOPS_AN_ELEMENT = {
     "_softmax": 5, "_softmax_backward_data": 4, "gelu": 9, "gelu_backward": 17, "_fused_rms_norm": 4,
-    "_fused_rms_norm_backward": 9, "silu": 4, "silu_backward": 7,
+    "_fused_rms_norm_backward": 9, "native_layer_norm": 7, "native_layer_norm_backward": 13, "silu": 4,
+    "silu_backward": 7,
 }  # fmt: skip
 
 

@@ -84,6 +84,12 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
     # A warp to a row (scalar and 16-byte loads), a block, a cluster of blocks; streamed.
     of_cuda: list[Shapes] = [{"x": (3, columns)} for columns in (131, 136, 2056, 16387, 65543)]
     norms: list[Shapes] = [{"x": (5, columns), "weight": (columns,)} for columns in (131, 16391)]
+    layernorms: list[Shapes] = [{**shapes, "bias": shapes["weight"]} for shapes in norms]
+    # Several rows to a block; scalar and 16-byte loads; streamed.
+    layernorms_of_cuda: list[Shapes] = [
+        {"x": (rows, columns), "weight": (columns,), "bias": (columns,)}
+        for rows, columns in ((1100, 131), (5, 2056), (5, 16392))
+    ]
     chains: list[Shapes] = [
         {
             "x": (5, columns), "bias": (columns,), "residual": (5, columns), "weight": (columns,), "shift": (columns,),
@@ -117,6 +123,7 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
         ("kernels.bias_gelu", biased, {}), ("cuda.bias_gelu", biased, {}),
         ("kernels.softmax", rows + walked, {}), ("cuda.softmax", of_cuda, {}),
         ("kernels.rmsnorm", norms, {"eps": EPS}), ("kernels.swiglu_mlp", mlps, {"eps": EPS}),
+        ("kernels.layernorm", layernorms, {"eps": EPS}), ("cuda.layernorm", layernorms_of_cuda, {"eps": EPS}),
         ("kernels.dropout_residual_norm", chains, {"p": 0.1, "eps": EPS}),
         ("kernels.rope", turned, {"theta": 500000.0}), ("kernels.attention", heads, {}),
         ("kernels.embedding", tables, {}), ("kernels.cross_entropy", logits, {"smoothing": 0.1, "z_loss": 1e-4}),

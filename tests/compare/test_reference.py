@@ -23,6 +23,7 @@ SMALL = {
     "bias_gelu": {"rows": 2, "columns": 3},
     "softmax": {"rows": 2, "columns": 4},
     "rmsnorm": {"rows": 2, "columns": 4},
+    "layernorm": {"rows": 2, "columns": 4},
     "dropout_residual_norm": {"rows": 2, "columns": 5, "words": 2},
     "swiglu_mlp": {"tokens": 2, "width": 3, "hidden": 4},
     "rope": {"batch": 2, "heads": 2, "kv_heads": 1, "sequence": 3, "head_dim": 4},

@@ -26,6 +26,7 @@ SHAPES = {
     "bias_gelu": [(1, 1), (7, 129)],
     "softmax": [(1, 1), (7, 129)],
     "rmsnorm": [(1, 1), (7, 129)],
+    "layernorm": [(1, 2), (7, 129)],
     "dropout_residual_norm": [(1, 3), (7, 129)],
     "swiglu_mlp": [(1, 3, 5), (7, 33, 65)],  # tokens, width, hidden
     "rope": [(1, 1, 1, 1, 2), (2, 3, 1, 37, 24)],  # batch, heads, kv_heads, sequence, head_dim
@@ -36,7 +37,7 @@ SHAPES = {
 THETA = 10000.0
 SMOOTHING, Z_LOSS = 0.1, 0.05
 ATTRIBUTES = {
-    "rmsnorm": {"eps": EPS}, "swiglu_mlp": {"eps": EPS}, "rope": {"theta": THETA},
+    "rmsnorm": {"eps": EPS}, "layernorm": {"eps": EPS}, "swiglu_mlp": {"eps": EPS}, "rope": {"theta": THETA},
     "dropout_residual_norm": {"p": 0.25, "eps": EPS},
     "cross_entropy": {"smoothing": SMOOTHING, "z_loss": Z_LOSS},
 }
@@ -49,6 +50,7 @@ STAGES = {
     "bias_gelu": {"bias", "gelu"},
     "softmax": {"max", "exp", "sum", "divide"},
     "rmsnorm": {"mean_square", "normalize", "weight"},
+    "layernorm": {"mean", "variance", "normalize", "weight", "bias"},
     "dropout_residual_norm": {"bias", "random", "dropout", "residual", "mean", "variance", "normalize", "affine"},
     "swiglu_mlp": {"norm", "gate", "up", "act", "down", "residual"},
     "rope": {"angles", "rotate_q", "rotate_k"},
@@ -81,6 +83,8 @@ def make_inputs(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> Array
         vectors = {name: normal(shape[-1]) for name in ("bias", "weight", "shift")}
         seed = torch.tensor([-3, 5], dtype=torch.int32)
         return {"x": normal(*shape), "residual": normal(*shape), **vectors, "seed": seed}
+    if block == "layernorm":
+        return {"x": normal(*shape), "weight": normal(shape[-1]), "bias": normal(shape[-1])}
     if block == "attention":
         return {name: normal(*shape) for name in "qkv"}
     if block == "rope":
@@ -148,6 +152,9 @@ def reference(block: str, inputs: Arrays) -> Arrays:
         return {"y": torch.softmax(x, -1)}
     if block == "rmsnorm":
         return {"y": rmsnorm_reference(x, inputs["weight"])}
+    if block == "layernorm":
+        centred = x - x.mean(-1, keepdim=True)
+        return {"y": rmsnorm_reference(centred, inputs["weight"]) + inputs["bias"]}
     if block == "swiglu_mlp":
         h = rmsnorm_reference(x, inputs["norm_weight"])
         gate = h @ inputs["gate_weight"]
@@ -226,7 +233,7 @@ def test_gelu_is_the_tanh_approximation_not_erf() -> None:
     assert (y - torch.nn.functional.gelu(x)).abs().max() > 1e-4
 
 
-@pytest.mark.parametrize("block", ["rmsnorm", "swiglu_mlp"])
+@pytest.mark.parametrize("block", ["rmsnorm", "layernorm", "swiglu_mlp"])
 def test_eps_reaches_the_norm(block: str) -> None:
     """Values small enough that eps decides the result."""
     inputs = detached(make_inputs(block, SHAPES[block][1], torch.float32))

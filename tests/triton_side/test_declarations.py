@@ -38,6 +38,12 @@ ENTROPY = {"logits": (64, 128), "labels": (64,)}
 CHAIN = {
     "x": (64, 128), "bias": (128,), "residual": (64, 128), "weight": (128,), "shift": (128,), "seed": (2,),
 }  # fmt: skip
+
+
+def affine(rows: int, columns: int) -> dict[str, tuple[int, ...]]:
+    return {"x": (rows, columns), "weight": (columns,), "bias": (columns,)}
+
+
 # Folder, block, shapes, attributes, dtype. The long rows take the kernels that walk them.
 CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, float], str]] = {
     "vector_add": ("kernels", "vector_add", {"x": (4096,), "y": (4096,)}, {}, "bfloat16"),
@@ -49,6 +55,8 @@ CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, float], s
     "softmax, long rows": ("kernels", "softmax", {"x": (2, 50257)}, {}, "bfloat16"),
     "rmsnorm": ("kernels", "rmsnorm", {"x": (64, 128), "weight": (128,)}, EPS, "bfloat16"),
     "rmsnorm, long rows": ("kernels", "rmsnorm", {"x": (4, 20000), "weight": (20000,)}, EPS, "bfloat16"),
+    "layernorm": ("kernels", "layernorm", affine(64, 128), EPS, "bfloat16"),
+    "layernorm, long rows": ("kernels", "layernorm", affine(4, 20000), EPS, "bfloat16"),
     "dropout_residual_norm": ("kernels", "dropout_residual_norm", CHAIN, {"p": 0.1} | EPS, "bfloat16"),
     "swiglu_mlp": ("kernels", "swiglu_mlp", MLP, EPS, "bfloat16"),
     "swiglu_mlp, pointers": ("kernels", "swiglu_mlp", MLP, EPS, "float32"),
@@ -63,6 +71,8 @@ CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, float], s
     "cuda softmax": ("cuda", "softmax", {"x": (64, 128)}, {}, "bfloat16"),
     "cuda softmax, clusters": ("cuda", "softmax", {"x": (2, 32768)}, {}, "bfloat16"),
     "cuda softmax, long rows": ("cuda", "softmax", {"x": (2, 200000)}, {}, "bfloat16"),
+    "cuda layernorm": ("cuda", "layernorm", affine(64, 128), EPS, "bfloat16"),
+    "cuda layernorm, long rows": ("cuda", "layernorm", affine(4, 20000), EPS, "bfloat16"),
 }
 SCRIPT = """
 import importlib, json, sys
@@ -289,3 +299,17 @@ def test_flops_are_those_of_the_products() -> None:
     assert declared("swiglu_mlp", "forward") == pytest.approx(products, rel=0.02)
     assert declared("swiglu_mlp", "backward") == pytest.approx(2 * products, rel=0.03)
     assert declared("rmsnorm", "forward") == 4 * 64 * 128
+    assert declared("layernorm", "forward") == declared("cuda layernorm", "forward") == 7 * 64 * 128
+
+
+@pytest.mark.parametrize("case", ["layernorm", "cuda layernorm"])
+def test_layernorm_moves_what_it_must_and_a_few_partial_sums(case: str) -> None:
+    """Besides what is compulsory mean and rstd of each row, and the blocks' shares of dweight and dbias, twice."""
+    rows, columns = 64, 128
+    matrix, vector, statistics = 2 * rows * columns, 2 * columns, 2 * 4 * rows
+    forward, backward = (sum(event["bytes"] for event in recorded()[case][part]) for part in ("forward", "backward"))
+    assert forward == 2 * matrix + 2 * vector + statistics
+    partials, left_over = divmod(backward - (3 * matrix + 3 * vector + statistics), 2 * 2 * 4 * columns)
+    assert 1 <= partials <= rows and left_over == 0
+    names = [event["names"] for event in recorded()[case]["backward"]]
+    assert names == [["dx", "partial"], ["dweight", "dbias"]]

@@ -17,6 +17,7 @@ from xlafuse.blocks import (
     embedding,
     geglu,
     gelu,
+    layernorm,
     rmsnorm,
     rope,
     softmax,
@@ -31,6 +32,11 @@ Float64s = dict[str, np.ndarray]
 
 def _rmsnorm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
     return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * weight
+
+
+def _layernorm(i: Float64s, eps: float) -> Float64s:
+    centred = i["x"] - i["x"].mean(-1, keepdims=True)
+    return {"y": _rmsnorm(centred, i["weight"], eps) + i["bias"]}
 
 
 def _softmax(x: np.ndarray) -> np.ndarray:
@@ -84,9 +90,7 @@ _DROPPED = 0.25  # probability
 def _dropout_residual_norm(i: Float64s, eps: float) -> Float64s:
     kept = np.asarray(threefry.uniforms(*i["x"].shape, i["seed"].astype(np.int32))) >= _DROPPED * 65536
     h = i["residual"] + kept * (i["x"] + i["bias"]) / (1 - _DROPPED)
-    centred = h - h.mean(-1, keepdims=True)
-    y = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + eps) * i["weight"] + i["shift"]
-    return {"y": y, "h": h}
+    return _layernorm({"x": h, "weight": i["weight"], "bias": i["shift"]}, eps) | {"h": h}
 
 
 # eps is large enough here that leaving it out fails.
@@ -116,6 +120,10 @@ BLOCKS: dict[str, tuple[Any, dict[str, float], Shapes, Callable[[Float64s], Floa
     "rmsnorm": (
         rmsnorm.apply, {"eps": _EPS}, {"x": (3, 7), "weight": (7,)},
         lambda i: {"y": _rmsnorm(i["x"], i["weight"], _EPS)}, 2,
+    ),
+    "layernorm": (
+        layernorm.apply, {"eps": _EPS}, {"x": (3, 7), "weight": (7,), "bias": (7,)},
+        lambda i: _layernorm(i, _EPS), 1,
     ),
     "dropout_residual_norm": (
         dropout_residual_norm.apply, {"p": _DROPPED, "eps": _EPS}, _CHAIN,

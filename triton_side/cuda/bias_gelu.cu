@@ -2,6 +2,7 @@
 //
 // A thread has LANES neighbouring columns: it loads their bias once and adds up their share of dbias in registers, so
 // that no thread waits for another. A block has THREADS such groups of columns, and ROWS rows in flight at once.
+#include "column_sums.cuh"
 #include "gelu.cuh"
 #include "pack.cuh"
 
@@ -83,22 +84,11 @@ bias_gelu_backward(const T* __restrict__ x, const T* __restrict__ bias, const T*
   store(partial + here.column + static_cast<long long>(here.sharer) * columns, pack<float>(sums));
 }
 
-// dbias = sum over rows of partial. A block has 32 columns, a cache line of partial; the thread (column, y) adds up
-// every ROWS-th row of it from y on, and the first row of threads what the others have.
-template <typename T, int ROWS>
-__global__ void __launch_bounds__(32 * ROWS)
+// dbias = sum over rows of partial.
+template <typename T, int WARPS>
+__global__ void __launch_bounds__(32 * WARPS)
 bias_gelu_sum_partials(const float* __restrict__ partial, T* __restrict__ dbias, int partials, int columns) {
-  __shared__ float sums[ROWS][32];
   const int column = static_cast<int>(blockIdx.x * 32 + threadIdx.x);
-  float sum = 0.0f;
-  if (column < columns)
-    for (int row = static_cast<int>(threadIdx.y); row < partials; row += ROWS)
-      sum += partial[static_cast<long long>(row) * columns + column];
-  sums[threadIdx.y][threadIdx.x] = sum;
-  __syncthreads();
-
-  if (threadIdx.y > 0 || column >= columns) return;
-#pragma unroll
-  for (int y = 1; y < ROWS; ++y) sum += sums[y][threadIdx.x];
-  dbias[column] = from_float<T>(sum);
+  const float sum = sum_rows<WARPS>(partial, partials, columns, column);
+  if (threadIdx.y == 0 && column < columns) dbias[column] = from_float<T>(sum);
 }

@@ -24,7 +24,7 @@ import torch
 SOURCE_FOLDER = Path(__file__).parent
 INSTALL = "pip install 'cuda-core>=0.3.2' 'cuda-bindings==13.*' 'nvidia-cuda-nvrtc==13.*' 'nvidia-cuda-runtime==13.*'"
 
-Argument = torch.Tensor | ctypes.c_int | ctypes.c_longlong
+Argument = torch.Tensor | ctypes.c_int | ctypes.c_longlong | ctypes.c_float
 
 
 class CudaUnavailable(RuntimeError):
@@ -173,7 +173,7 @@ class LaunchRequest:
 def launch(
     kernel: Kernel, grid: int, block: tuple[int, int], arguments: Sequence[Argument], device: torch.device
 ) -> None:
-    """Enqueue `kernel` on PyTorch's current stream of `device`. Tensors go by address, integers as ctypes."""
+    """Enqueue `kernel` on PyTorch's current stream of `device`. Tensors go by address, numbers as ctypes."""
     _launcher(LaunchRequest(kernel, (grid, 1, 1), (*block, 1), tuple(arguments), device))
 
 

@@ -10,16 +10,15 @@
 #include <math_constants.h>  // CUDART_INF_F
 
 #include "pack.cuh"
+#include "reduce.cuh"
 
 constexpr float LOG2_E = 1.4426950408889634f;
-constexpr unsigned FULL_WARP = 0xffffffffu;
 
 struct Normalizer {  // sum = sum of exp(x - maximum) over the elements seen so far
   float maximum;
   float sum;
 };
 
-__device__ inline float shuffle_xor(float value, int distance) { return __shfl_xor_sync(FULL_WARP, value, distance); }
 __device__ inline Normalizer shuffle_xor(Normalizer value, int distance) {
   return {shuffle_xor(value.maximum, distance), shuffle_xor(value.sum, distance)};
 }
@@ -29,7 +28,6 @@ __device__ inline float exponential(float x) { return exp2f(x * LOG2_E); }
 // A thread with no elements, or with -inf alone, has maximum = -inf; exp(-inf - (-inf)) would be NaN there.
 __device__ inline float finite_or_zero(float maximum) { return maximum == -CUDART_INF_F ? 0.0f : maximum; }
 
-__device__ inline float merge(float a, float b) { return a + b; }
 __device__ inline Normalizer merge(Normalizer a, Normalizer b) {
   const float maximum = fmaxf(a.maximum, b.maximum);
   const float shift = finite_or_zero(maximum);
@@ -84,47 +82,6 @@ __device__ inline Pack<T, LANES> gradient(const Pack<T, LANES>& y, const Pack<T,
 #pragma unroll
   for (int i = 0; i < LANES; ++i) dy_values[i] = y_values[i] * (dy_values[i] - dot);
   return pack<T>(dy_values);
-}
-
-// The intrinsics under cooperative_groups::this_cluster(), whose header would need CCCL's as well.
-#if __CUDA_ARCH__ >= 900  // Hopper and newer have thread block clusters
-__device__ inline void cluster_sync() {
-  __cluster_barrier_arrive();
-  __cluster_barrier_wait();
-}
-template <typename Value>
-__device__ inline Value in_block(const Value& shared, unsigned rank) {
-  return *static_cast<const Value*>(__cluster_map_shared_rank(&shared, rank));
-}
-#endif
-
-// Merges one value per thread over the THREADS * CLUSTER threads of a row; every thread gets the result.
-template <int THREADS, int CLUSTER, typename Value>
-__device__ Value reduce_row(Value value) {
-#pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) value = merge(value, shuffle_xor(value, distance));
-
-  if constexpr (THREADS > 32) {
-    constexpr int WARPS = THREADS / 32;
-    __shared__ Value of_warp[WARPS];
-    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
-    __syncthreads();
-    value = of_warp[threadIdx.x % WARPS];
-#pragma unroll
-    for (int distance = WARPS / 2; distance > 0; distance /= 2) value = merge(value, shuffle_xor(value, distance));
-  }
-#if __CUDA_ARCH__ >= 900
-  if constexpr (CLUSTER > 1) {
-    __shared__ Value of_block;
-    if (threadIdx.x == 0) of_block = value;
-    cluster_sync();
-    value = in_block(of_block, 0);
-#pragma unroll
-    for (int rank = 1; rank < CLUSTER; ++rank) value = merge(value, in_block(of_block, rank));
-    cluster_sync();  // a block that ended early would take its shared memory with it
-  }
-#endif
-  return value;
 }
 
 // The row of this thread, and the column of its first pack; pack v starts at column + v * THREADS * LANES.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 CPP_TYPES = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 VECTOR_BYTES = 16
+MAX_COLUMNS = 2**30  # column indices are 32-bit, and run past the end by up to one tile
 
 
 def check(operation: str, **tensors: torch.Tensor) -> None:
@@ -26,11 +29,48 @@ def check(operation: str, **tensors: torch.Tensor) -> None:
         if tensor.dtype not in CPP_TYPES:
             known = ", ".join(str(dtype).removeprefix("torch.") for dtype in CPP_TYPES)
             raise TypeError(f"{operation}: {name} must be {known}, got {tensor.dtype}; convert it with .to(dtype)")
-    for attribute, error in (("dtype", TypeError), ("device", ValueError), ("shape", ValueError)):
-        found = {name: getattr(tensor, attribute) for name, tensor in tensors.items()}
-        if len(set(found.values())) > 1:
-            listed = ", ".join(f"{name} {tuple(v) if attribute == 'shape' else v}" for name, v in found.items())
-            raise error(f"{operation}: all tensors must have one {attribute}, got {listed}; cast or expand first")
+    _check_one(operation, "dtype", TypeError, tensors)
+    _check_one(operation, "device", ValueError, tensors)
+    _check_one(operation, "shape", ValueError, tensors)
+
+
+def _check_one(operation: str, attribute: str, error: type[Exception], tensors: Mapping[str, torch.Tensor]) -> None:
+    found = {name: getattr(tensor, attribute) for name, tensor in tensors.items()}
+    if len(set(found.values())) > 1:
+        listed = ", ".join(f"{name} {tuple(v) if attribute == 'shape' else v}" for name, v in found.items())
+        raise error(f"{operation}: all tensors must have one {attribute}, got {listed}; cast or expand first")
+
+
+def check_rows(operation: str, **tensors: torch.Tensor) -> None:
+    """As `check`, and the tensors have a last axis that the kernels can index.
+
+    Raises:
+        ValueError: as `check`, or no axis, or more than 2**30 columns.
+    """
+    check(operation, **tensors)
+    for name, x in tensors.items():
+        if x.ndim == 0 or x.shape[-1] > MAX_COLUMNS:
+            raise ValueError(
+                f"{operation}: {name} must have a last axis of at most {MAX_COLUMNS} elements, got {tuple(x.shape)}"
+            )
+
+
+def check_vectors(operation: str, x: torch.Tensor, **vectors: torch.Tensor) -> None:
+    """Each vector has one element for each column of x, in x's dtype and on its device.
+
+    Raises:
+        TypeError: another dtype.
+        ValueError: another device or shape.
+    """
+    tensors = {"x": x, **vectors}
+    _check_one(operation, "dtype", TypeError, tensors)
+    _check_one(operation, "device", ValueError, tensors)
+    for name, vector in vectors.items():
+        if vector.shape != x.shape[-1:]:
+            raise ValueError(
+                f"{operation}: {name} must be [{x.shape[-1]}], one element for each column of x, "
+                f"got {tuple(vector.shape)}"
+            )
 
 
 def is_aligned(tensor: torch.Tensor) -> bool:

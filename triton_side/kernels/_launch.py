@@ -76,6 +76,15 @@ def check_matrix(name: str, tensor: torch.Tensor) -> None:
         )
 
 
+def check_vector(name: str, tensor: torch.Tensor, matrix: torch.Tensor) -> None:
+    """Raise ValueError unless the tensor has one element for each column of the matrix."""
+    if tensor.shape != matrix.shape[1:]:
+        raise ValueError(
+            f"{name} must be [columns] = [{matrix.shape[1]}] for x of shape {tuple(matrix.shape)}, got "
+            f"{tuple(tensor.shape)}; pass one {name} for each column"
+        )
+
+
 def with_unit_column_stride(x: torch.Tensor) -> torch.Tensor:
     """x itself where neighbours along its last axis are neighbours in memory, else a contiguous copy.
 
@@ -92,9 +101,9 @@ def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def rows_a_tile(rows: int, block_columns: int, multiprocessors: int) -> int:
-    """Rows, a power of two, that make a tile of 4096 elements, or fewer where multiprocessors would go without."""
-    return max(1, min(4096 // block_columns, triton.next_power_of_2(rows // (4 * multiprocessors))))
+def rows_a_tile(rows: int, block_columns: int, multiprocessors: int, elements: int = 4096) -> int:
+    """Rows, a power of two, that make a tile of `elements`, or fewer where multiprocessors would go without."""
+    return max(1, min(elements // block_columns, triton.next_power_of_2(rows // (4 * multiprocessors))))
 
 
 def device_of(x: torch.Tensor) -> AbstractContextManager[object]:

@@ -26,6 +26,7 @@ from triton_side.kernels._column_sums import sum_columns
 from triton_side.kernels._launch import (
     check_matrix,
     check_tensors,
+    check_vector,
     device_of,
     multiprocessors,
     with_unit_column_stride,
@@ -190,11 +191,7 @@ def bias_gelu(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """
     check_tensors(x=x, bias=bias)
     check_matrix("x", x)
-    if bias.shape != x.shape[1:]:
-        raise ValueError(
-            f"bias must be [columns] = [{x.shape[1]}] for x of shape {tuple(x.shape)}, got {tuple(bias.shape)}; "
-            "pass one bias for each column"
-        )
+    check_vector("bias", bias, x)
     return BiasGeluFunction.apply(x, bias)
 
 

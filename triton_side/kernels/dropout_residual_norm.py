@@ -29,6 +29,7 @@ from triton_side.kernels._launch import (
     RowConfig,
     check_matrix,
     check_tensors,
+    check_vector,
     device_of,
     multiprocessors,
     rows_a_tile,
@@ -268,10 +269,7 @@ def dropout_residual_norm(
     if residual.shape != x.shape:
         raise ValueError(f"residual must be of x's shape {tuple(x.shape)}, got {tuple(residual.shape)}")
     for name, vector in (("bias", bias), ("weight", weight), ("shift", shift)):
-        if vector.shape != (columns,):
-            raise ValueError(
-                f"{name} must be [columns] = [{columns}] for x of shape {tuple(x.shape)}, got {tuple(vector.shape)}"
-            )
+        check_vector(name, vector, x)
     if columns > MOST_COLUMNS:
         raise ValueError(f"rows are held in registers, which takes {MOST_COLUMNS} columns at most, got {columns}")
     if seed.dtype != torch.int32:

@@ -26,6 +26,7 @@ from triton_side.kernels._launch import (
     RowConfig,
     check_matrix,
     check_tensors,
+    check_vector,
     device_of,
     multiprocessors,
     rows_a_tile,
@@ -299,11 +300,7 @@ def rmsnorm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """
     check_tensors(x=x, weight=weight)
     check_matrix("x", x)
-    if weight.shape != x.shape[1:]:
-        raise ValueError(
-            f"weight must be [columns] = [{x.shape[1]}] for x of shape {tuple(x.shape)}, got "
-            f"{tuple(weight.shape)}; pass one weight for each column"
-        )
+    check_vector("weight", weight, x)
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
         return RMSNormFunction.apply(x, weight, eps)
     y, _ = forward(x, weight, eps, save_rstd=False)

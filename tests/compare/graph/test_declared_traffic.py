@@ -29,6 +29,7 @@ SIZES = {
     "bias_gelu": {"rows": 34 << 10, "columns": 16384},
     "softmax": {"rows": 544 << 10, "columns": 1024},
     "rmsnorm": {"rows": 136 << 10, "columns": 4096},
+    "layernorm": {"rows": 136 << 10, "columns": 4096},
 }
 IMPLEMENTATIONS = {"xla": ("xla",), "torch": ("inductor", "triton", "cuda")}
 # What is declared and what is moved differ for a known cause: (implementation, kernel's name, buffer side) -> cause.

@@ -403,6 +403,7 @@ BLOCKS: dict[str, Any] = {
     "softmax": ({"x": (64, 1000)}, {}, True),
     "rmsnorm": ({"x": (4096, 1024), "weight": (1024,)}, EPS, True),
     "rmsnorm both-orders": ({"x": (16384, 1024), "weight": (1024,)}, EPS, True),
+    "layernorm": ({"x": (64, 1000), "weight": (1000,), "bias": (1000,)}, EPS, True),
     "swiglu_mlp": (
         {
             "x": (64, 128), "norm_weight": (128,), "gate_weight": (128, 256), "up_weight": (128, 256),

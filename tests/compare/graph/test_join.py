@@ -301,7 +301,7 @@ def device() -> _Device:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("folder", ["blocks", "library"])
-@pytest.mark.parametrize("block", ["rmsnorm", "gelu", "bias_gelu", "softmax", "swiglu_mlp"])
+@pytest.mark.parametrize("block", ["rmsnorm", "layernorm", "gelu", "bias_gelu", "softmax", "swiglu_mlp"])
 def test_every_kernel_of_eager_code_belongs_to_an_operation(block: str, folder: str, device: _Device) -> None:
     import importlib
 
@@ -310,9 +310,9 @@ def test_every_kernel_of_eager_code_belongs_to_an_operation(block: str, folder: 
     from compare.graph.from_eager import from_eager
 
     apply = importlib.import_module(f"triton_side.{folder}.{block}").apply
-    attributes = {"eps": 1e-6} if block in ("rmsnorm", "swiglu_mlp") else {}
-    vector = {"rmsnorm": {"weight": (512,)}, "bias_gelu": {"bias": (512,)}}.get(block, {})
-    shapes = MLP if block == "swiglu_mlp" else {"x": (256, 512)} | vector
+    attributes = {"eps": 1e-6} if block in ("rmsnorm", "layernorm", "swiglu_mlp") else {}
+    vectors = {"rmsnorm": ("weight",), "layernorm": ("weight", "bias"), "bias_gelu": ("bias",)}.get(block, ())
+    shapes = MLP if block == "swiglu_mlp" else {"x": (256, 512)} | dict.fromkeys(vectors, (512,))
     inputs = {
         name: torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
         for name, shape in shapes.items()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from triton_side import artifacts
-from triton_side.cuda import bias_gelu, elementwise, gelu, program, softmax, tensors, vector_add
+from triton_side.cuda import bias_gelu, elementwise, gelu, layernorm, program, softmax, tensors, vector_add
 
 ARCH = "sm_90"
 PROJECT = Path(__file__).parents[3]
@@ -110,6 +110,49 @@ def test_softmax_reads_its_row_once() -> None:
     assert code.resources.shared_bytes == 4 * 8  # one (maximum, sum) per warp
 
 
+def layernorm_instances() -> list[tuple[str, int, int]]:
+    """(expression, threads, lanes): the plans with most elements to a thread, and what streams."""
+    instances = []
+    for element, lanes, plans in (
+        ("__nv_bfloat16", 8, layernorm.VECTOR_PLANS[4::2]),
+        ("__half", 8, layernorm.VECTOR_PLANS[-1:]),
+        ("float", 4, layernorm.VECTOR_PLANS[-1:]),
+        ("float", 1, layernorm.SCALAR_PLANS[-1:]),
+    ):
+        for direction in ("forward", "backward"):
+            name = f"layernorm_{direction}"
+            instances += [(f"{name}<{element}, {lanes}, {p.vectors}, {p.threads}>", p.threads, lanes) for p in plans]
+    for element, lanes in (("__nv_bfloat16", 8), ("float", 1)):
+        for name, threads in (
+            ("layernorm_forward_streaming", layernorm.STREAMING_THREADS),
+            ("layernorm_backward_streaming", layernorm.STREAMING_THREADS),
+            ("layernorm_partials", layernorm.PARTIALS_THREADS),
+        ):
+            instances.append((f"{name}<{element}, {lanes}, {threads}>", threads, lanes))
+    instances.append((f"layernorm_sum_partials<__nv_bfloat16, {layernorm.SUM_WARPS}>", 32 * layernorm.SUM_WARPS, 1))
+    return instances
+
+
+@pytest.mark.parametrize(("expression", "threads", "lanes"), layernorm_instances())
+def test_layernorm_kernels(expression: str, threads: int, lanes: int) -> None:
+    check_vectorised(compiled("layernorm.cu", expression, threads), threads, lanes)
+
+
+def test_layernorm_reads_its_row_once() -> None:
+    forward = compiled("layernorm.cu", "layernorm_forward<__nv_bfloat16, 8, 2, 512>", 512)
+    assert forward.sass.count("LDG.E.128") == 2 * 3  # x, weight, bias
+    assert forward.sass.count("STG.E.128") == 2
+    assert forward.resources.shared_bytes == 2 * 16 * 4  # a float per warp, of the mean and of the variance
+
+
+@pytest.mark.parametrize(("lanes", "longest"), [(8, 16384), (4, 8192), (1, 8192)])
+def test_longest_layernorm_in_registers(lanes: int, longest: int) -> None:
+    for columns in (1, 7, 1000, longest):
+        chosen = layernorm.plan(columns, lanes)
+        assert chosen is not None and chosen.columns(lanes) >= columns and chosen.resident(lanes) >= 1
+    assert layernorm.plan(longest + 1, lanes) is None
+
+
 def test_no_thread_block_clusters_before_hopper() -> None:
     kernel = program.compile_kernel("softmax.cu", "softmax_forward<float, 4, 4, 128, 1>", "sm_80", "--ftz=true")
     assert ".target sm_80" in kernel.ptx
@@ -155,6 +198,7 @@ def test_missing_headers_name_the_wheel(monkeypatch: pytest.MonkeyPatch, tmp_pat
     "operation",
     [
         gelu.gelu, softmax.softmax, lambda x: vector_add.vector_add(x, x), lambda x: bias_gelu.bias_gelu(x, x[0]),
+        lambda x: layernorm.layernorm(x, x[0], x[0], 1e-5),
     ],
 )  # fmt: skip
 def test_a_tensor_on_the_cpu_is_refused(operation: object) -> None:

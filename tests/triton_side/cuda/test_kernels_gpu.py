@@ -2,14 +2,20 @@
 
 from collections.abc import Callable
 
+import kernel_properties as properties
 import pytest
 import torch
 
-from triton_side.cuda import bias_gelu, gelu, softmax, vector_add
+from triton_side.cuda import bias_gelu, gelu, layernorm, softmax, vector_add
 
 pytestmark = pytest.mark.gpu
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+EPS = 1e-5
+
+
+def layernorm_of_eps(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return layernorm.layernorm(x, weight, bias, EPS)
 
 
 def random(shape: tuple[int, ...], dtype: torch.dtype, scale: float = 1.0, seed: int = 0) -> torch.Tensor:
@@ -143,6 +149,40 @@ def test_softmax_special_rows_as_in_torch(columns: int) -> None:
     assert y[0].isnan().all() and y[3, -1] == 1
 
 
+# (rows, columns): of one warp and of 16, aligned and not, several rows to a block, streamed.
+LAYERNORM_SHAPES = [
+    (1, 2), (5, 31), (5, 256), (3001, 131), (1500, 4096), (1021, 4093), (40, 8192), (40, 16384), (3, 16385),
+    (300, 32768), (3, 50257),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", LAYERNORM_SHAPES)
+def test_layernorm(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    x, dy = random(shape, dtype) + 2, random(shape, dtype, seed=1)
+    weight, bias = random(shape[1:], dtype, seed=2), random(shape[1:], dtype, seed=3)
+    assert not properties.layernorm(properties.training(layernorm_of_eps), x, weight, bias, dy, EPS)
+
+
+def test_layernorm_takes_leading_axes_and_no_elements() -> None:
+    x, weight, bias = random((2, 3, 40), torch.float32), *(random((40,), torch.float32, seed=i) for i in (1, 2))
+    flat = layernorm_of_eps(x.view(6, 40), weight, bias)
+    assert torch.equal(layernorm_of_eps(x, weight, bias), flat.view(2, 3, 40))
+    assert torch.equal(layernorm_of_eps(unaligned(x), weight, bias), flat.view(2, 3, 40))
+    empty = x[:0].requires_grad_()
+    weight.requires_grad_()
+    layernorm_of_eps(empty, weight, bias).sum().backward()
+    assert empty.grad.shape == (0, 3, 40) and (weight.grad == 0).all()
+
+
+def test_layernorm_without_gradients_saves_nothing_and_gives_the_same() -> None:
+    x, weight, bias = random((64, 1000), torch.bfloat16), *(random((1000,), torch.bfloat16, seed=i) for i in (1, 2))
+    y, mean, rstd = layernorm.forward_pass(x, weight, bias, EPS, save=False)
+    assert mean is rstd is None
+    saved, mean, rstd = layernorm.forward_pass(x, weight, bias, EPS, save=True)
+    assert torch.equal(y, saved) and mean.shape == rstd.shape == (64,)
+
+
 @pytest.mark.parametrize("operation", [gelu.gelu, softmax.softmax, lambda x: bias_gelu.bias_gelu(x, x[0])])
 def test_transposed_and_unaligned_inputs(operation: Callable[[torch.Tensor], torch.Tensor]) -> None:
     x = random((40, 24), torch.bfloat16)
@@ -186,9 +226,13 @@ def test_wrong_arguments() -> None:
         vector_add.vector_add(x, x.half())
     with pytest.raises(ValueError, match=r"one shape, got x \(4, 4\), y \(2, 4\)"):
         vector_add.vector_add(x, x[:2])
-    with pytest.raises(ValueError, match=r"bias_gelu: x must be \[rows, columns\] .* got \(4, 4\) and \(3,\)"):
+    with pytest.raises(ValueError, match=r"bias_gelu: bias must be \[4\], one element for each .*, got \(3,\)"):
         bias_gelu.bias_gelu(x, x[0, :3])
     with pytest.raises(TypeError, match=r"bias_gelu: all tensors must have one dtype"):
         bias_gelu.bias_gelu(x, x[0].half())
     with pytest.raises(ValueError, match=r"softmax: x must have a last axis"):
         softmax.softmax(x[0, 0])
+    with pytest.raises(ValueError, match=r"layernorm: bias must be \[4\], one element for each .*, got \(2,\)"):
+        layernorm.layernorm(x, x[0], x[0, :2], EPS)
+    with pytest.raises(TypeError, match=r"layernorm: all tensors must have one dtype, got x .*, weight .*float16"):
+        layernorm.layernorm(x, x[0].half(), x[0], EPS)

@@ -16,7 +16,7 @@ import pytest
 import torch
 from property_checks import FINITE, NOT_FINITE, ORDINARY, matrix, placed
 
-from triton_side.cuda import bias_gelu, gelu, program, softmax, vector_add
+from triton_side.cuda import bias_gelu, gelu, layernorm, program, softmax, vector_add
 
 SOURCES = program.SOURCE_FOLDER
 
@@ -62,8 +62,40 @@ MUTATIONS = [
     ),
     Mutation(
         "bias_gelu_sum_partials", "bias_gelu.cu",
-        "sum += sums[y][threadIdx.x];", "sum = sums[y][threadIdx.x];",
+        "sum += of_warp[warp][threadIdx.x];", "sum = of_warp[warp][threadIdx.x];",
         67, "float, 32",
+    ),
+    Mutation(
+        "layernorm_forward", "layernorm.cu",
+        "    if ((v * THREADS + threadIdx.x) * LANES < columns) of_thread += sum_of_squares(packs[v], row_mean);",
+        "    of_thread += sum_of_squares(packs[v], row_mean);",
+        67, "float, 1, 4, 32",
+    ),
+    Mutation(
+        "layernorm_forward_streaming", "layernorm.cu",
+        "a.squares + b.squares + apart * apart * a.count * share", "a.squares + b.squares",
+        10007, "float, 1, 512",
+    ),
+    Mutation(
+        "layernorm_backward", "layernorm.cu",
+        "store(of_bias + column, pack<float>(dbias[v]));", "store(of_bias + column, pack<float>(dweight[v]));",
+        67, "float, 1, 4, 32",
+    ),
+    Mutation(
+        "layernorm_backward_streaming", "layernorm.cu",
+        "values[i] = rstd * (gradients[i] * weights[i] - means.gradient - n * means.projection);",
+        "values[i] = rstd * (gradients[i] * weights[i] - n * means.projection);",
+        10007, "float, 1, 512",
+    ),
+    Mutation(
+        "layernorm_partials", "layernorm.cu",
+        "for (int row = group; row < rows", "for (int row = group + 1; row < rows",
+        10007, "float, 1, 128",
+    ),
+    Mutation(
+        "layernorm_sum_partials", "layernorm.cu",
+        "for (int warp = 1; warp < WARPS; ++warp) sum += of_warp[warp][threadIdx.x];", "",
+        67, "float, 16",
     ),
     Mutation(
         "softmax_forward", "softmax.cu",
@@ -136,6 +168,9 @@ def problems(mutation: Mutation) -> list[str]:
             found.append(properties.bias_gelu(properties.training(bias_gelu.bias_gelu), x, dy[0], dy))
         elif mutation.kernel.startswith("gelu"):
             found.append(properties.gelu(properties.training(gelu.gelu), x, dy))
+        elif mutation.kernel.startswith("layernorm"):
+            launch = properties.training(lambda x, w, b: layernorm.layernorm(x, w, b, 1e-6))
+            found.append(properties.layernorm(launch, x, draw(2)[0], draw(3)[0], dy, 1e-6))
         else:
             found.append(properties.softmax(properties.training(softmax.softmax), x, dy))
     return [text for text in found if text]
@@ -145,7 +180,7 @@ def test_every_kernel_has_a_mutation() -> None:
     written = {
         name
         for path in SOURCES.glob("*.cu")
-        for name in re.findall(r"__global__[^;{(]*(?:\([^)]*\)[^;{(]*)*?\b(\w+)\(const (?:T|float)\*", path.read_text())
+        for name in re.findall(r"__global__[^;{(]*(?:\([^)]*\)[^;{(]*)*?\b(\w+)\(const \w+\*", path.read_text())
     }
     assert {mutation.kernel for mutation in MUTATIONS} == written
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from property_checks import (
     COMMON,
     FINITE,
+    ORDINARY,
     layouts,
     matrix,
     placed,
@@ -19,7 +20,7 @@ from property_checks import (
     sizes,
 )
 
-from triton_side.cuda import bias_gelu, gelu, softmax, vector_add
+from triton_side.cuda import bias_gelu, gelu, layernorm, softmax, vector_add
 
 pytestmark = pytest.mark.gpu
 
@@ -72,3 +73,16 @@ def test_softmax(dtype, rows, columns, kinds, dy_kinds, x_layout, dy_layout, see
     rows = min(rows, 7)  # of four rows a block, the last one is not full
     x, dy = draw(rows, columns, kinds, seed, dtype, x_layout), draw(rows, columns, dy_kinds, seed + 1, dtype, dy_layout)
     assert not properties.softmax(properties.training(softmax.softmax), x, dy)
+
+
+@dtypes
+@many
+@given(sizes, columns, rows_of_any_kind, moderate_rows, st.tuples(layouts, layouts, layouts), seeds)
+def test_layernorm(dtype, rows, columns, kinds, dy_kinds, storage, seed) -> None:
+    if columns > 1024:
+        rows = min(rows, 5)
+    x = draw(rows, columns, kinds, seed, dtype, storage[0])
+    dy = draw(rows, columns, dy_kinds, seed + 2, dtype, storage[2])
+    weight, bias = (draw(1, columns, [ORDINARY], seed + i, dtype, storage[1])[0] for i in (1, 3))
+    launch = properties.training(lambda x, weight, bias: layernorm.layernorm(x, weight, bias, 1e-6))
+    assert not properties.layernorm(launch, x, weight, bias, dy, 1e-6)

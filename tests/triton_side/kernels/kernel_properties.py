@@ -274,6 +274,51 @@ def rmsnorm(launch: Launch, x: torch.Tensor, weight: torch.Tensor, dy: torch.Ten
     )
 
 
+def layernorm(
+    launch: Launch, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, dy: torch.Tensor, eps: float
+) -> str | None:
+    """Of rows of numbers, those whose squares fp32 holds, and whose variance and eps together are more than twice what
+    rounding may do to the variance; no gradient of the weight where there are others.
+
+    With A = mean |x|, a mean is off by at most columns eps A, also a running one. A sum of squares about such means (of
+    all elements, or of a lane's, merged) is off by their square and by what they do to each square, to first order
+    nothing where the mean is that of all.
+    """
+    (y, dx, dweight, dbias), stray = launched(launch, x, weight, bias, dy)
+    wide, w, d = x.double(), weight.double(), dy.double()
+    rows, columns = x.shape
+
+    def mean(terms: torch.Tensor) -> torch.Tensor:
+        return terms.mean(dim=1, keepdim=True)
+
+    centred = wide - mean(wide)
+    variance = mean(centred.square())
+    rstd = torch.rsqrt(variance + eps)
+    n, g = centred * rstd, d * w
+    sums = FP32 * (8 + columns)  # relative to the sum of a row's magnitudes
+    off = sums * mean(wide.abs())
+    variance_off = FP32 * (16 + columns) * variance + 10 * off * variance.sqrt() + 4 * off.square()
+    relative = variance_off / (variance + eps)  # of rstd, and more
+    beyond = (relative > 0.5) | (_squares_overflow(x) & x.isfinite().all(dim=1, keepdim=True))
+    judged = ~beyond.squeeze(1)
+    relative = relative + 8 * FP32
+    n_off = rstd * off * (1 + relative) + n.abs() * relative
+    projection, projection_off = mean(g * n), mean(g.abs() * n_off) + sums * mean((g * n).abs())
+    terms = g.abs() + mean(g.abs()) + n.abs() * mean((g * n).abs())
+    inner_off = sums * mean(g.abs()) + n_off * (projection.abs() + projection_off) + n.abs() * projection_off
+    bound_dx = rstd * (1 + relative) * inner_off + (relative + 8 * FP32) * rstd * terms
+    expected_y = n * w + bias.double()
+    bound_y = w.abs() * n_off + 4 * FP32 * ((n * w).abs() + bias.double().abs())
+    bound_dweight = (d.abs() * n_off).sum(dim=0) + FP32 * (8 + rows) * (d * n).abs().sum(dim=0)
+    return first(
+        stray,
+        named("y", problem(y[judged], expected_y[judged], bound_y[judged])),
+        named("dx", problem(dx[judged], (rstd * (g - mean(g) - n * projection))[judged], bound_dx[judged])),
+        named("dweight", problem(dweight, (d * n).sum(dim=0), bound_dweight)) if judged.all() else None,
+        named("dbias", problem(dbias, d.sum(dim=0), FP32 * (8 + rows) * d.abs().sum(dim=0))),
+    )
+
+
 def dropout_residual_norm(launch: Launch, inputs: Tensors, kept: torch.Tensor, scale: float, eps: float) -> str | None:
     """inputs: x, bias, residual, weight, shift, dy, dh. y and the gradients against those of the stored h, which they
     are computed from. No square may overflow."""

@@ -27,6 +27,7 @@ from test_dropout_residual_norm import problem as dropout_residual_norm_problem
 from test_embedding import NARROW, draw_ids
 from test_embedding import configured as embedding_configured
 from test_gated import launched_as, on_top_of
+from test_layernorm import configured as layernorm_configured
 from test_rmsnorm import EPS
 from test_rmsnorm import configured as rmsnorm_configured
 from test_rope import THETA
@@ -46,6 +47,7 @@ from triton_side.kernels import (
     embedding,
     geglu,
     gelu,
+    layernorm,
     matmul,
     rmsnorm,
     rope,
@@ -121,6 +123,12 @@ def cross_entropy_problems(module: ModuleType) -> Iterator[Problem]:
 def rmsnorm_problems(config: RowConfig, module: ModuleType) -> Iterator[Problem]:
     launch = properties.training(rmsnorm_configured(config, module))
     yield properties.rmsnorm(launch, draw(14, 67), draw(67, seed=1), draw(14, 67, seed=2), EPS)
+
+
+def layernorm_problems(config: RowConfig, module: ModuleType) -> Iterator[Problem]:
+    launch = properties.training(layernorm_configured(config, module))
+    operands = draw(14, 67) + 2, draw(67, seed=1), draw(67, seed=3), draw(14, 67, seed=2)
+    yield properties.layernorm(launch, *operands, EPS)
 
 
 def rope_problems(module: ModuleType) -> Iterator[Problem]:
@@ -279,6 +287,31 @@ MUTATIONS = [
         "rmsnorm_partial_dweight_kernel", rmsnorm,
         "dweight += dy * (x * tl.load(", "dweight = dy * (x * tl.load(",
         partial(rmsnorm_problems, LOOPED),
+    ),
+    Mutation(
+        "layernorm_forward_kernel", layernorm,
+        "centred = tl.where(mask, x - mean, 0.0)", "centred = x - mean",
+        partial(layernorm_problems, ROW),
+    ),
+    Mutation(
+        "layernorm_forward_looped_kernel", layernorm,
+        "tl.sum(squares + apart * apart * count, axis=0)", "tl.sum(squares, axis=0)",
+        partial(layernorm_problems, LOOPED),
+    ),
+    Mutation(
+        "layernorm_backward_kernel", layernorm,
+        "dx = rstd * (dnormalised - dmean - normalised * projection)", "dx = rstd * (dnormalised - dmean)",
+        partial(layernorm_problems, ROW),
+    ),
+    Mutation(
+        "layernorm_backward_looped_kernel", layernorm,
+        "dmean = tl.sum(gradients, axis=0) / columns", "dmean = tl.sum(gradients, axis=0) / COLUMNS",
+        partial(layernorm_problems, LOOPED),
+    ),
+    Mutation(
+        "layernorm_partials_kernel", layernorm,
+        "dweight += dy * ((x - mean) * rstd)", "dweight += dy * (x * rstd)",
+        partial(layernorm_problems, LOOPED),
     ),
     Mutation(
         "dropout_residual_norm_forward_kernel", dropout_residual_norm,

@@ -21,6 +21,7 @@ from kernel_properties import (
     gated_unit,
     gelu,
     launched,
+    layernorm,
     matmul,
     rmsnorm,
     rope,
@@ -57,6 +58,8 @@ from test_dropout_residual_norm import problem as dropout_residual_norm_problem
 from test_embedding import NARROW
 from test_embedding import configured as embedding_configured
 from test_embedding import trained as embedding_trained
+from test_layernorm import configured as layernorm_configured
+from test_layernorm import default as default_layernorm
 from test_rmsnorm import EPS
 from test_rmsnorm import configured as rmsnorm_configured
 from test_rope import THETA, trained
@@ -280,6 +283,18 @@ def test_dropout_residual_norm(dtype, rows, columns, x_kinds, kinds, dy_kinds, s
     )
     inputs = tuple(x[0] if i in (1, 3, 4) else x for i, x in enumerate(inputs))
     assert not dropout_residual_norm_problem(config=config, p=p, inputs=inputs)
+
+
+@dtypes
+@examples(20, 80)
+@given(few_rows, sizes, rows_of_any_kind, moderate_rows, st.tuples(layouts, layouts, layouts), row_configs, seeds)
+def test_layernorm(dtype, rows, columns, kinds, dy_kinds, storage, config, seed) -> None:
+    config = fitting(config, columns)
+    function = layernorm_configured(config) if config else default_layernorm
+    x = draw(rows, columns, kinds, seed, dtype, storage[0])
+    weight, bias = (draw(1, columns, ORDINARY_ROWS, seed + i, dtype, storage[1])[0] for i in (1, 3))
+    dy = draw(rows, columns, dy_kinds, seed + 2, dtype, storage[2])
+    assert not layernorm(training(function), x, weight, bias, dy, EPS)
 
 
 @dtypes

@@ -1,0 +1,178 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from row_kernel_checks import DTYPES, is_accurate, random, with_gradients
+
+from triton_side.kernels import layernorm
+from triton_side.kernels._launch import RowConfig
+
+EPS = 1e-6
+
+# Tiles of several rows, persistent programs with a prefetch, and the looped kernels; none covers 37 x 203 exactly.
+CONFIGS = [
+    RowConfig(block_rows=1, block_columns=256, num_warps=1, num_stages=1, programs=37),
+    RowConfig(block_rows=4, block_columns=256, num_warps=4, num_stages=1, programs=10),
+    RowConfig(block_rows=2, block_columns=256, num_warps=2, num_stages=3, programs=5),
+    RowConfig(block_rows=1, block_columns=64, num_warps=2, num_stages=1, programs=37),
+    RowConfig(block_rows=1, block_columns=64, num_warps=1, num_stages=2, programs=5),
+]
+
+
+def plain(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    wide, weight, bias = (t.to(torch.promote_types(t.dtype, torch.float32)) for t in (x, weight, bias))
+    centred = wide - wide.mean(dim=1, keepdim=True)
+    normalised = centred * torch.rsqrt(centred.pow(2).mean(dim=1, keepdim=True) + EPS)
+    return (normalised * weight + bias).to(x.dtype)
+
+
+def agrees(function, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, dy: torch.Tensor) -> bool:
+    got = with_gradients(function, x, weight, bias, dy=dy)
+    low = with_gradients(plain, x, weight, bias, dy=dy)
+    reference = with_gradients(plain, x.double(), weight.double(), bias.double(), dy=dy.double())
+    rstd = torch.rsqrt(x.double().var(dim=1, keepdim=True, correction=0) + EPS)
+    # A sum of n terms errs by up to about sqrt(n) ulps of its value, in the order of either implementation.
+    sums = (x.shape[0] ** 0.5 * total for total in reference[2:])
+    terms = (reference[0], rstd * dy.double() * weight.double(), *sums)
+    return all(is_accurate(*values) for values in zip(got, low, reference, terms, strict=True))
+
+
+def configured(config: RowConfig, module=layernorm):
+    class Configured(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, weight, bias):
+            y, mean, rstd = module.forward(x, weight, bias, EPS, save=True, config=config)
+            ctx.save_for_backward(x, weight, mean, rstd)
+            return y
+
+        @staticmethod
+        def backward(ctx, dy):
+            return module.backward(*ctx.saved_tensors, dy, config)
+
+    return Configured.apply
+
+
+def default(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return layernorm.layernorm(x, weight, bias, EPS)
+
+
+def operands(rows: int, columns: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
+    """x, whose mean is not its rows' zero, weight, bias and dy."""
+    return (
+        2 * random(rows, columns, dtype=dtype) + 3,
+        random(columns, dtype=dtype, seed=1),
+        random(columns, dtype=dtype, seed=3),
+        random(rows, columns, dtype=dtype, seed=2),
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(31, 2), (7, 127), (3, 1025)])
+def test_agrees_with_float64(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    def apply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return layernorm.apply({"x": x, "weight": weight, "bias": bias}, eps=EPS)["y"]
+
+    assert agrees(apply, *operands(*shape, dtype))
+
+
+def test_rows_too_long_for_registers() -> None:
+    assert agrees(default, *operands(1, 16387))
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_any_configuration_agrees(config: RowConfig) -> None:
+    assert agrees(configured(config), *operands(37, 203))
+
+
+@pytest.mark.parametrize("config", CONFIGS[1::3], ids=str)
+def test_rows_of_one_value_give_the_bias_and_no_gradient(config: RowConfig) -> None:
+    _, weight, bias, dy = operands(11, 203)
+    x = torch.arange(11.0, device=dy.device)[:, None].expand(11, 203)
+    y, _, dweight, dbias = with_gradients(configured(config), x, weight, bias, dy=dy)
+    assert torch.equal(y, bias.expand(11, 203))
+    assert (dweight == 0).all() and torch.allclose(dbias, dy.sum(dim=0), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("config", CONFIGS[1::3], ids=str)
+def test_variance_of_rows_far_from_zero(config: RowConfig) -> None:
+    """mean(x^2) - mean(x)^2 in fp32 would be a few units of 6e4^2 2^-24 = 215, or negative."""
+    x, weight, bias, _ = operands(5, 203)
+    x = (x + 6e4).round()  # integers, so that every bit of the variance is in x
+    y, mean, rstd = layernorm.forward(x, weight, bias, EPS, save=True, config=config)
+    expected = torch.rsqrt(x.double().var(dim=1, correction=0) + EPS)
+    assert torch.allclose(mean.double(), x.double().mean(dim=1), rtol=1e-6)
+    assert torch.allclose(rstd.double(), expected, rtol=1e-2)
+
+
+def test_non_contiguous() -> None:
+    _, weight, bias, _ = operands(1, 40)
+    dy = random(1, 20, seed=1).expand(30, 20)
+    for x in (random(30, 50)[:, 3:23], random(20, 30).t(), random(30, 40)[:, ::2]):
+        assert agrees(default, x, weight[::2], bias[::2], dy)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e4, 1e15])
+def test_small_and_large_values(scale: float) -> None:
+    x, weight, bias, dy = operands(5, 200)
+    assert agrees(default, scale * x, weight, bias, dy)
+
+
+def test_rows_too_large_for_their_squares_give_the_bias() -> None:
+    x = 3e30 * random(2, 40)
+    assert torch.equal(default(x, torch.ones_like(x[0]), torch.ones_like(x[0])), torch.ones_like(x))
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0)])
+def test_empty(shape: tuple[int, int]) -> None:
+    x, weight, bias = (random(*size).requires_grad_() for size in (shape, shape[1:], shape[1:]))
+    y = default(x, weight, bias)
+    y.sum().backward()
+    assert y.shape == x.grad.shape == shape
+    for parameter in (weight, bias):
+        assert torch.equal(parameter.grad, torch.zeros_like(parameter))
+
+
+def test_only_training_saves_mean_and_rstd() -> None:
+    x, weight, bias, _ = operands(3, 50)
+    _, *statistics = layernorm.forward(x, weight, bias, EPS, save=False)
+    assert statistics == [None, None]
+    assert default(x, weight, bias).grad_fn is None
+    bias.requires_grad_()
+    with torch.no_grad():
+        assert default(x, weight, bias).grad_fn is None
+    saved = default(x, weight, bias).grad_fn.saved_tensors
+    assert [tuple(tensor.shape) for tensor in saved] == [(3, 50), (50,), (3,), (3,)]
+    assert saved[2].dtype == saved[3].dtype == torch.float32
+
+
+def test_gradients_repeat_bit_for_bit() -> None:
+    *inputs, dy = operands(33, 67)
+    first, second = (with_gradients(default, *inputs, dy=dy) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_agrees_with_torch() -> None:
+    x, weight, bias, _ = operands(7, 127)
+    assert torch.allclose(default(x, weight, bias), F.layer_norm(x, (127,), weight, bias, EPS), atol=1e-5)
+
+
+def test_rejects() -> None:
+    x, weight, bias, _ = operands(2, 3)
+    with pytest.raises(ValueError, match=r"x must be \[rows, columns\], got shape \(3,\)"):
+        default(x[0], weight, bias)
+    with pytest.raises(ValueError, match=r"weight must be \[columns\] = \[3\] for x of shape \(2, 3\), got \(2,\)"):
+        default(x, weight[:2], bias)
+    with pytest.raises(ValueError, match=r"bias must be \[columns\] = \[3\] for x of shape \(2, 3\), got \(1, 3\)"):
+        default(x, weight, bias[None])
+    with pytest.raises(TypeError, match="bias in torch.float16"):
+        default(x, weight, bias.half())
+
+
+@pytest.mark.parametrize("columns", [1, 100, 4096, 8193, 16384, 16385, 131072])
+def test_configurations_cover_the_matrix_and_fit_an_h200(columns: int) -> None:
+    for rows in (1, 133, 8192):
+        for element_bytes in (2, 4):
+            config = layernorm.configure_backward(rows, columns, element_bytes, 132)
+            tile = config.block_rows * config.block_columns
+            assert 2 * (config.num_stages - 1) * tile * element_bytes < 232448 - 1024
+            assert 1 <= config.programs <= -(-rows // config.block_rows)
+            assert config.block_columns >= columns or config.block_rows == 1

@@ -1,0 +1,207 @@
+"""LayerNorm over the last axis in CUDA C++ (layernorm.cu), with its gradients.
+
+    y  = n w + b,  n = (x - mean(x)) rstd,  rstd = 1 / sqrt(mean((x - mean(x))^2) + eps)
+    dx = rstd (g - mean(g) - n mean(g n)),  g = dy w       dw = sum of dy n       db = sum of dy
+
+Ba, Kiros and Hinton, Layer Normalization (arXiv:1607.06450). Computed in fp32, stored in x's dtype. mean and rstd are
+saved for the backward pass, 8 bytes a row, where there is one to come.
+
+One pass: a row is read once, held in registers and written once, up to 16,384 columns of 16-bit dtypes (8192 of fp32,
+and in scalar loads). Longer rows are read twice, and once more for dw and db. Each block leaves a row of fp32 partial
+sums of dw and one of db, which a second kernel adds up.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from triton_side.cuda import program, tensors
+from triton_side.declare import again, declare_template, forward, gradient
+
+SOURCE = "layernorm.cu"
+STREAMING_THREADS = 512
+PARTIALS_THREADS = 128
+SUM_WARPS = 16
+RESIDENT_THREADS = 1024  # on a multiprocessor, of kernels with up to 64 registers a thread
+ROWS_A_BLOCK = 8  # at least, where that leaves no multiprocessor idle: each block costs two rows of partial sums
+
+FORWARD = (
+    forward("reduce_sum", "mean"), forward("sub", "variance"), forward("mul", "variance"),
+    forward("reduce_sum", "variance"), forward("rsqrt", "normalize"), forward("mul", "normalize"),
+    forward("mul", "weight"), forward("add", "bias"),
+)  # fmt: skip
+NORMALIZED_AGAIN = (again("sub", "variance"), again("mul", "normalize"))
+DX = (
+    gradient("mul", "weight", "dnormalized"), gradient("reduce_sum", "normalize", "projection"),
+    gradient("mul", "normalize", "dx"), gradient("mul", "variance", "dx"),
+    gradient("reduce_sum", "variance", "dmean"), gradient("sub", "mean", "dx"),
+)  # fmt: skip
+PARTIALS = (
+    gradient("mul", "weight", "dweight"), gradient("reduce_sum", "weight", "partial"),
+    gradient("reduce_sum", "bias", "partial"),
+)  # fmt: skip
+for variant in ("", "_streaming"):
+    declare_template(
+        SOURCE, f"layernorm_forward{variant}", *FORWARD, flops=lambda shapes: 7 * math.prod(shapes["x"])
+    )
+declare_template(
+    SOURCE, "layernorm_backward", *NORMALIZED_AGAIN, *DX, *PARTIALS, flops=lambda shapes: 13 * math.prod(shapes["x"])
+)
+declare_template(
+    SOURCE, "layernorm_backward_streaming", *NORMALIZED_AGAIN, *DX, flops=lambda shapes: 10 * math.prod(shapes["x"])
+)
+declare_template(
+    SOURCE, "layernorm_partials", *NORMALIZED_AGAIN, *PARTIALS, flops=lambda shapes: 5 * math.prod(shapes["x"])
+)
+declare_template(
+    SOURCE, "layernorm_sum_partials", gradient("reduce_sum", "weight", "dweight"),
+    gradient("reduce_sum", "bias", "dbias"), flops=lambda shapes: math.prod(shapes["partial"]),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A row is held as `vectors` packs in each of a block's `threads` threads."""
+
+    threads: int
+    vectors: int
+
+    def columns(self, lanes: int) -> int:
+        return self.threads * self.vectors * lanes
+
+    def resident(self, lanes: int) -> int:
+        """Blocks of the backward kernel on a multiprocessor at once. It keeps two fp32 sums for each of a thread's
+        elements: 64 registers a thread at 8 elements, up to 128 at more."""
+        return (RESIDENT_THREADS if self.vectors * lanes <= 8 else RESIDENT_THREADS // 2) // self.threads
+
+
+# As many threads as have a pack each, up to 512; then several packs. More than four of 16 bytes, with the sums for
+# dw and db, would spill in the backward kernel.
+VECTOR_PLANS = (*(Plan(threads, 1) for threads in (32, 64, 128, 256, 512)), Plan(512, 2), Plan(512, 4))
+SCALAR_PLANS = (*(Plan(threads, 4) for threads in (32, 64, 128, 256, 512)), Plan(512, 8), Plan(512, 16))
+
+
+def plan(columns: int, lanes: int) -> Plan | None:
+    """The smallest plan that holds `columns`, or None: the row is streamed."""
+    plans = VECTOR_PLANS if lanes > 1 else SCALAR_PLANS
+    return next((candidate for candidate in plans if candidate.columns(lanes) >= columns), None)
+
+
+def _launch(
+    name: str, constants: tuple[int, ...], grid: int, block: tuple[int, int], *arguments: Any,
+    element: torch.dtype | None = None,
+) -> None:  # fmt: skip
+    """`name`<element, *constants>(*arguments), integers as C's int; element: the first argument's unless given."""
+    device = arguments[0].device
+    cpp_type = tensors.CPP_TYPES[element or arguments[0].dtype]
+    expression = f"{name}<{', '.join((cpp_type, *map(str, constants)))}>"
+    kernel = program.compile_kernel(SOURCE, expression, program.device_arch(device))
+    passed = [ctypes.c_int(a) if isinstance(a, int) else a for a in arguments]
+    program.launch(kernel, grid, block, passed, device)
+
+
+def forward_pass(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float, save: bool
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """y; with `save` each row's mean and rstd in fp32, else None. All contiguous."""
+    y = torch.empty_like(x)
+    columns = x.shape[-1]
+    rows = x.numel() // max(columns, 1)
+    mean, rstd = (torch.empty(rows, dtype=torch.float32, device=x.device) if save else None for _ in range(2))
+    if x.numel() == 0:
+        return y, mean, rstd
+    lanes = tensors.lanes(x, weight, bias, y, columns=columns)
+    null = ctypes.c_longlong(0)  # the pointer, of the same size
+    statistics = (null, null) if mean is None else (mean, rstd)
+    arguments = (x, weight, bias, y, *statistics, columns, ctypes.c_float(eps))
+    chosen = plan(columns, lanes)
+    if chosen is None:
+        _launch("layernorm_forward_streaming", (lanes, STREAMING_THREADS), rows, (STREAMING_THREADS, 1), *arguments)
+    else:
+        constants = (lanes, chosen.vectors, chosen.threads)
+        _launch("layernorm_forward", constants, rows, (chosen.threads, 1), *arguments)
+    return y, mean, rstd
+
+
+def backward_pass(
+    x: torch.Tensor, weight: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, dy: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """dx, dweight and dbias. All contiguous."""
+    dx = torch.empty_like(x)
+    if x.numel() == 0:
+        return dx, torch.zeros_like(weight), torch.zeros_like(weight)
+    dweight, dbias = torch.empty_like(weight), torch.empty_like(weight)
+    columns = x.shape[-1]
+    rows = x.numel() // columns
+    lanes = tensors.lanes(x, weight, dy, dx, columns=columns)
+    chosen = plan(columns, lanes)
+    multiprocessors = torch.cuda.get_device_properties(x.device).multi_processor_count
+    if chosen is None:
+        tiles = -(-columns // (PARTIALS_THREADS * lanes))
+        blocks = multiprocessors * RESIDENT_THREADS // PARTIALS_THREADS
+        partials = max(1, min(rows // ROWS_A_BLOCK, blocks // tiles))
+        partial = torch.empty((2, partials, columns), dtype=torch.float32, device=x.device)
+        _launch(
+            "layernorm_backward_streaming", (lanes, STREAMING_THREADS), rows, (STREAMING_THREADS, 1),
+            x, weight, mean, rstd, dy, dx, columns,
+        )  # fmt: skip
+        _launch(
+            "layernorm_partials", (lanes, PARTIALS_THREADS), tiles * partials, (PARTIALS_THREADS, 1),
+            x, mean, rstd, dy, partial, partials, rows, columns,
+        )  # fmt: skip
+    else:
+        blocks = multiprocessors * chosen.resident(lanes)
+        partials = min(rows, blocks, max(multiprocessors, rows // ROWS_A_BLOCK))
+        partial = torch.empty((2, partials, columns), dtype=torch.float32, device=x.device)
+        _launch(
+            "layernorm_backward", (lanes, chosen.vectors, chosen.threads), partials, (chosen.threads, 1),
+            x, weight, mean, rstd, dy, dx, partial, rows, columns,
+        )  # fmt: skip
+    _launch(
+        "layernorm_sum_partials", (SUM_WARPS,), 2 * -(-columns // 32), (32, SUM_WARPS),
+        partial, dweight, dbias, partials, columns, element=weight.dtype,
+    )  # fmt: skip
+    return dx, dweight, dbias
+
+
+class LayerNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+        y, mean, rstd = forward_pass(x, weight, bias, eps, save=True)
+        ctx.save_for_backward(x, weight, mean, rstd)
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
+        x, weight, mean, rstd = ctx.saved_tensors
+        dx, dweight, dbias = backward_pass(x, weight, mean, rstd, dy.contiguous())
+        return dx, dweight, dbias, None
+
+
+def layernorm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+    """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the last axis of a CUDA tensor of float32, float16 or
+    bfloat16; weight and bias have one element for each column. Non-contiguous inputs are copied first.
+
+    Raises:
+        TypeError: another dtype, or several.
+        ValueError: not on one CUDA device, no axis, more than 2**30 columns, or another shape of weight or bias.
+    """
+    tensors.check_rows("layernorm", x=x)
+    tensors.check_vectors("layernorm", x, weight=weight, bias=bias)
+    training = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, weight, bias))
+    x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
+    if training:
+        return LayerNorm.apply(x, weight, bias, eps)
+    y, _, _ = forward_pass(x, weight, bias, eps, save=False)
+    return y
+
+
+def apply(inputs: Mapping[str, torch.Tensor], *, eps: float) -> dict[str, torch.Tensor]:
+    return {"y": layernorm(inputs["x"], inputs["weight"], inputs["bias"], eps)}

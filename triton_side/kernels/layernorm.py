@@ -1,0 +1,350 @@
+"""Layer normalisation over the columns of a matrix, forward and backward.
+
+    rstd = 1 / sqrt(mean((x - mean(x))^2) + eps)        y = n w + b,  n = (x - mean(x)) rstd
+    dx = rstd (g - mean(g) - n mean(g n)),  g = dy w    dw = sum over rows of dy n    db = sum over rows of dy
+
+Ba, Kiros and Hinton, "Layer Normalization", arXiv:1607.06450. Shapes: x, y, dy, dx [rows, columns], weight, bias,
+dweight, dbias [columns]; mean, rstd [rows] in fp32, saved only where a gradient is wanted. bfloat16, float16 or float32
+in and out; fp32 inside, rounded once at the end.
+
+The variance is that of x less its mean, never mean(x^2) - mean(x)^2, which loses the digits that both terms share: all
+of them where the mean is 4000 standard deviations. The backward pass reads mean and rstd, 8 bytes a row, rather than
+sum twice more. It is a persistent grid, as that of RMSNorm: each program adds its rows' shares of dweight and dbias up
+in registers and writes them once, and a second kernel adds the programs' shares. Rows too long for the registers are
+walked twice, and dweight and dbias take a reading of their own.
+"""
+
+import math
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch.autograd.function import once_differentiable
+
+from triton_side import declare
+from triton_side.kernels._column_sums import sum_vectors
+from triton_side.kernels._launch import (
+    RowConfig,
+    check_matrix,
+    check_tensors,
+    check_vector,
+    device_of,
+    multiprocessors,
+    rows_a_tile,
+    with_unit_column_stride,
+)
+from triton_side.kernels.rmsnorm import configure_forward  # the same tiles, read and written once
+
+# What the kernels compute, in the stages of the block: of the forward pass, of dx, and of the gradients of weight and
+# bias before and after the sum over programs.
+FORWARD = (
+    declare.forward("reduce_sum", "mean"), declare.forward("sub", "variance"), declare.forward("mul", "variance"),
+    declare.forward("reduce_sum", "variance"), declare.forward("rsqrt", "normalize"),
+    declare.forward("mul", "normalize"), declare.forward("mul", "weight"), declare.forward("add", "bias"),
+)  # fmt: skip
+NORMALIZED_AGAIN = (declare.again("sub", "variance"), declare.again("mul", "normalize"))
+DX = (
+    declare.gradient("mul", "weight", "dnormalised"), declare.gradient("reduce_sum", "normalize", "projection"),
+    declare.gradient("mul", "normalize", "dx"), declare.gradient("mul", "variance", "dx"),
+    declare.gradient("reduce_sum", "variance", "dmean"), declare.gradient("sub", "mean", "dx"),
+)  # fmt: skip
+PARTIALS = (
+    declare.gradient("mul", "weight", "dweight"), declare.gradient("reduce_sum", "weight", "partial"),
+    declare.gradient("reduce_sum", "bias", "partial"),
+)  # fmt: skip
+SUMS = (declare.gradient("reduce_sum", "weight", "dweight"), declare.gradient("reduce_sum", "bias", "dbias"))
+
+
+@declare.declare(*FORWARD, flops=lambda shapes: 7 * math.prod(shapes["x_ptr"]))
+@triton.jit
+def layernorm_forward_kernel(
+    x_ptr, weight_ptr, bias_ptr, y_ptr, mean_ptr, rstd_ptr, x_row_stride, rows, columns, eps,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    column = tl.arange(0, COLUMNS)[None, :]
+    weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0)
+    bias = tl.load(bias_ptr + column, mask=column < columns, other=0.0)
+    for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
+        row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+        mask = (row < rows) & (column < columns)
+        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(tl.float32)
+        mean = tl.sum(x, axis=1, keep_dims=True) / columns
+        centred = tl.where(mask, x - mean, 0.0)
+        rstd = tl.rsqrt(tl.sum(centred * centred, axis=1, keep_dims=True) / columns + eps)
+        y = centred * rstd * weight.to(tl.float32) + bias.to(tl.float32)
+        tl.store(y_ptr + row * columns + column, y.to(y_ptr.dtype.element_ty), mask=mask)
+        if mean_ptr is not None:
+            tl.store(mean_ptr + row, mean, mask=row < rows)
+            tl.store(rstd_ptr + row, rstd, mask=row < rows)
+
+
+@declare.declare(*FORWARD, flops=lambda shapes: 7 * math.prod(shapes["x_ptr"]))
+@triton.jit
+def layernorm_forward_looped_kernel(
+    x_ptr, weight_ptr, bias_ptr, y_ptr, mean_ptr, rstd_ptr, x_row_stride, rows, columns, eps,
+    COLUMNS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Mean and variance in one reading: each lane has its own (Welford, Technometrics 4(3), 1962), which are merged
+    (Chan, Golub and LeVeque, "Algorithms for computing the sample variance", The American Statistician 37(3), 1983).
+
+    The variance's relative error is about columns eps sqrt(1 + (mean / deviation)^2), with that ratio itself and not,
+    as in mean(x^2) - mean(x)^2, its square. Sums of x less one of its elements would cost less, and be as bad as the
+    latter where that element lies far from the others.
+    """
+    lane = tl.arange(0, COLUMNS)
+    for row in tl.range(tl.program_id(0), rows, tl.num_programs(0)):
+        x_row_ptr = x_ptr + tl.cast(row, tl.int64) * x_row_stride
+        y_row_ptr = y_ptr + tl.cast(row, tl.int64) * columns
+        means = tl.zeros([COLUMNS], tl.float32)
+        squares = tl.zeros([COLUMNS], tl.float32)  # sums of (x - mean)^2
+        for start in tl.range(0, columns, COLUMNS, num_stages=STAGES):
+            column = start + lane
+            x = tl.load(x_row_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
+            delta = tl.where(column < columns, x - means, 0.0)
+            means += delta * (1.0 / (start // COLUMNS + 1))
+            squares += delta * (x - means)
+        count = (columns - lane + COLUMNS - 1) // COLUMNS
+        mean = tl.sum(means * count, axis=0) / columns
+        apart = means - mean
+        rstd = tl.rsqrt(tl.sum(squares + apart * apart * count, axis=0) / columns + eps)
+        if mean_ptr is not None:
+            tl.store(mean_ptr + row, mean)
+            tl.store(rstd_ptr + row, rstd)
+        for start in tl.range(0, columns, COLUMNS, num_stages=STAGES):
+            column = start + lane
+            x = tl.load(x_row_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
+            weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
+            bias = tl.load(bias_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
+            y = (x - mean) * rstd * weight + bias
+            tl.store(y_row_ptr + column, y.to(y_ptr.dtype.element_ty), mask=column < columns)
+
+
+@triton.jit
+def _store_partials(partial_ptr, dweight, dbias, column, columns):
+    """This program's shares, summed over their rows, into partial [programs, 2, columns]."""
+    partial_ptr += tl.program_id(0).to(tl.int64) * 2 * columns + column
+    tl.store(partial_ptr, tl.sum(dweight, axis=0, keep_dims=True), mask=column < columns)
+    tl.store(partial_ptr + columns, tl.sum(dbias, axis=0, keep_dims=True), mask=column < columns)
+
+
+@declare.declare(*NORMALIZED_AGAIN, *DX, *PARTIALS, flops=lambda shapes: 13 * math.prod(shapes["x_ptr"]))
+@triton.jit
+def layernorm_backward_kernel(
+    x_ptr, weight_ptr, mean_ptr, rstd_ptr, dy_ptr, dx_ptr, partial_ptr, x_row_stride, dy_row_stride, rows, columns,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    column = tl.arange(0, COLUMNS)[None, :]
+    weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0)
+    dweight = tl.zeros([ROWS, COLUMNS], tl.float32)
+    dbias = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
+        row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+        mask = (row < rows) & (column < columns)
+        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(tl.float32)
+        dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(tl.float32)
+        mean = tl.load(mean_ptr + row, mask=row < rows, other=0.0)
+        rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
+        # Past the row's end this is -mean rstd, and always times a dy of zero.
+        normalised = (x - mean) * rstd
+        dnormalised = dy * weight.to(tl.float32)
+        projection = tl.sum(dnormalised * normalised, axis=1, keep_dims=True) / columns
+        dmean = tl.sum(dnormalised, axis=1, keep_dims=True) / columns
+        dx = rstd * (dnormalised - dmean - normalised * projection)
+        tl.store(dx_ptr + row * columns + column, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+        dweight += dy * normalised
+        dbias += dy
+    _store_partials(partial_ptr, dweight, dbias, column, columns)
+
+
+@declare.declare(*NORMALIZED_AGAIN, *DX, flops=lambda shapes: 10 * math.prod(shapes["x_ptr"]))
+@triton.jit
+def layernorm_backward_looped_kernel(
+    x_ptr, weight_ptr, mean_ptr, rstd_ptr, dy_ptr, dx_ptr, x_row_stride, dy_row_stride, rows, columns,
+    COLUMNS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    for row in tl.range(tl.program_id(0), rows, tl.num_programs(0)):
+        x_row_ptr = x_ptr + tl.cast(row, tl.int64) * x_row_stride
+        dy_row_ptr = dy_ptr + tl.cast(row, tl.int64) * dy_row_stride
+        dx_row_ptr = dx_ptr + tl.cast(row, tl.int64) * columns
+        mean = tl.load(mean_ptr + row)
+        rstd = tl.load(rstd_ptr + row)
+        products = tl.zeros([COLUMNS], tl.float32)
+        gradients = tl.zeros([COLUMNS], tl.float32)
+        for start in tl.range(0, columns, COLUMNS, num_stages=STAGES):
+            column = start + tl.arange(0, COLUMNS)
+            x = tl.load(x_row_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
+            dy = tl.load(dy_row_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
+            weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
+            products += dy * weight * ((x - mean) * rstd)
+            gradients += dy * weight
+        projection = tl.sum(products, axis=0) / columns
+        dmean = tl.sum(gradients, axis=0) / columns
+        for start in tl.range(0, columns, COLUMNS, num_stages=STAGES):
+            column = start + tl.arange(0, COLUMNS)
+            x = tl.load(x_row_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
+            dy = tl.load(dy_row_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
+            weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
+            dx = rstd * (dy * weight - dmean - (x - mean) * rstd * projection)
+            tl.store(dx_row_ptr + column, dx.to(dx_ptr.dtype.element_ty), mask=column < columns)
+
+
+@declare.declare(*NORMALIZED_AGAIN, *PARTIALS, flops=lambda shapes: 5 * math.prod(shapes["x_ptr"]))
+@triton.jit
+def layernorm_partials_kernel(
+    x_ptr, mean_ptr, rstd_ptr, dy_ptr, partial_ptr, x_row_stride, dy_row_stride, rows, columns,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    dweight = tl.zeros([ROWS, COLUMNS], tl.float32)
+    dbias = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0)):
+        row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+        mask = (row < rows) & (column < columns)
+        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(tl.float32)
+        dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(tl.float32)
+        mean = tl.load(mean_ptr + row, mask=row < rows, other=0.0)
+        rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
+        dweight += dy * ((x - mean) * rstd)
+        dbias += dy
+    _store_partials(partial_ptr, dweight, dbias, column, columns)
+
+
+def configure_backward(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> RowConfig:
+    """One program a multiprocessor, for narrow rows more; each holds x, dy, the weight and its shares of two sums.
+
+    Each program costs two rows of fp32 partial sums, written and read again: at 8192 x 4096 bfloat16 those of 132 are
+    4% of what must be moved. So a program takes 8192 elements at once, whose registers (216 of 255 a thread in 8 warps
+    on sm_90) leave room for no second one. At 16,384 columns 240 bytes a thread are spilled; the looped kernels would
+    spill none, and read x and dy from memory twice.
+    """
+    block = triton.next_power_of_2(columns)
+    if block > 16384:
+        return RowConfig(1, 8192, 32, 1, min(rows, multiprocessors))
+    block_rows = rows_a_tile(rows, block, multiprocessors, elements=8192)
+    tile = block * block_rows
+    stages = 3 if tile * element_bytes <= 32768 else 2
+    num_warps = 16 if tile > 8192 else max(1, min(8, tile // 512))
+    resident = multiprocessors * max(1, min(16, 4096 // tile))
+    return RowConfig(block_rows, block, num_warps, stages, min(triton.cdiv(rows, block_rows), resident))
+
+
+def forward(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    eps: float,
+    *,
+    save: bool,
+    config: RowConfig | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Launch the forward kernel: y [rows, columns], contiguous, in x's dtype; with `save` mean and rstd [rows] in fp32,
+    else None."""
+    rows, columns = x.shape
+    y = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
+    mean = torch.empty(rows, dtype=torch.float32, device=x.device) if save else None
+    rstd = torch.empty(rows, dtype=torch.float32, device=x.device) if save else None
+    if y.numel() == 0:
+        return y, mean, rstd
+    x = with_unit_column_stride(x)
+    weight, bias = weight.contiguous(), bias.contiguous()
+    config = config or configure_forward(rows, columns, x.element_size(), multiprocessors(x.device))
+    with device_of(x):
+        if config.block_columns < columns:
+            layernorm_forward_looped_kernel[(config.programs,)](
+                x, weight, bias, y, mean, rstd, x.stride(0), rows, columns, eps,
+                COLUMNS=config.block_columns, STAGES=config.num_stages, num_warps=config.num_warps,
+            )  # fmt: skip
+        else:
+            layernorm_forward_kernel[(config.programs,)](
+                x, weight, bias, y, mean, rstd, x.stride(0), rows, columns, eps,
+                ROWS=config.block_rows, COLUMNS=config.block_columns, STAGES=config.num_stages,
+                num_warps=config.num_warps,
+            )  # fmt: skip
+    return y, mean, rstd
+
+
+def backward(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    dy: torch.Tensor,
+    config: RowConfig | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Launch the backward kernels: dx [rows, columns], contiguous, dweight and dbias [columns], in x's dtype."""
+    rows, columns = x.shape
+    dx = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
+    if dx.numel() == 0:
+        return dx, torch.zeros_like(weight), torch.zeros_like(weight)
+    x, dy = with_unit_column_stride(x), with_unit_column_stride(dy)
+    weight = weight.contiguous()
+    config = config or configure_backward(rows, columns, x.element_size(), multiprocessors(x.device))
+    partial = torch.empty((config.programs, 2, columns), dtype=torch.float32, device=x.device)
+    with device_of(x):
+        if config.block_columns < columns:
+            layernorm_backward_looped_kernel[(config.programs,)](
+                x, weight, mean, rstd, dy, dx, x.stride(0), dy.stride(0), rows, columns,
+                COLUMNS=config.block_columns, STAGES=config.num_stages, num_warps=config.num_warps,
+            )  # fmt: skip
+            layernorm_partials_kernel[(config.programs, triton.cdiv(columns, 1024))](
+                x, mean, rstd, dy, partial, x.stride(0), dy.stride(0), rows, columns,
+                ROWS=4, COLUMNS=1024, num_warps=8,
+            )  # fmt: skip
+        else:
+            layernorm_backward_kernel[(config.programs,)](
+                x, weight, mean, rstd, dy, dx, partial, x.stride(0), dy.stride(0), rows, columns,
+                ROWS=config.block_rows, COLUMNS=config.block_columns, STAGES=config.num_stages,
+                num_warps=config.num_warps,
+            )  # fmt: skip
+    with declare.computing(*SUMS, sum_ptr="dweight", sum2_ptr="dbias"):
+        dweight, dbias = sum_vectors(partial, x.dtype)
+    return dx, dweight, dbias
+
+
+class LayerNormFunction(torch.autograd.Function):
+    """Saves x, weight, mean and rstd; the backward pass reads x and dy once and writes dx, dweight and dbias."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+        y, mean, rstd = forward(x, weight, bias, eps, save=True)
+        ctx.save_for_backward(x, weight, mean, rstd)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
+        x, weight, mean, rstd = ctx.saved_tensors
+        dx, dweight, dbias = backward(x, weight, mean, rstd, dy)
+        return dx, dweight, dbias, None
+
+
+def layernorm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+    """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the columns of x, differentiable once in all three.
+
+    Args:
+        x: [rows, columns], bfloat16, float16 or float32, on a GPU. Rows may be any distance apart; a matrix
+            whose columns are not neighbours in memory is copied.
+        weight, bias: [columns], of x's dtype and device.
+        eps: added to the variance.
+
+    Returns:
+        A new contiguous [rows, columns] tensor of x's dtype.
+
+    Raises:
+        ValueError: the shapes or devices do not fit, or the tensors are not on a GPU.
+        TypeError: dtypes differ or are not supported.
+    """
+    check_tensors(x=x, weight=weight, bias=bias)
+    check_matrix("x", x)
+    check_vector("weight", weight, x)
+    check_vector("bias", bias, x)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, weight, bias)):
+        return LayerNormFunction.apply(x, weight, bias, eps)
+    y, _, _ = forward(x, weight, bias, eps, save=False)
+    return y
+
+
+def apply(inputs: dict[str, torch.Tensor], **attributes: Any) -> dict[str, torch.Tensor]:
+    """The block `layernorm`: x[rows, columns], weight[columns], bias[columns], eps -> y[rows, columns]."""
+    return {"y": layernorm(inputs["x"], inputs["weight"], inputs["bias"], **attributes)}
