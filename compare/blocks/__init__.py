@@ -1,6 +1,6 @@
 """The table of blocks: one line a block."""
 
-from compare.blocks import attention, gelu, rmsnorm, softmax, swiglu_mlp, vector_add
+from compare.blocks import attention, gelu, linear_gelu, matmul, rmsnorm, softmax, swiglu_mlp, vector_add
 from compare.spec import Block
 
 BLOCKS: dict[str, Block] = {
@@ -10,6 +10,8 @@ BLOCKS: dict[str, Block] = {
         gelu.BLOCK,
         softmax.BLOCK,
         rmsnorm.BLOCK,
+        matmul.BLOCK,
+        linear_gelu.BLOCK,
         swiglu_mlp.BLOCK,
         attention.BLOCK,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -16,6 +18,12 @@ def check(operation: str, **tensors: torch.Tensor) -> None:
         TypeError: not a tensor, a dtype other than float32, float16 or bfloat16, or several dtypes.
         ValueError: not on a CUDA device, several devices, or several shapes.
     """
+    check_dtype_and_device(operation, **tensors)
+    _check_alike("shape", ValueError, operation, tensors)
+
+
+def check_dtype_and_device(operation: str, **tensors: torch.Tensor) -> None:
+    """`check` for tensors of several shapes."""
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{operation}: {name} must be a torch.Tensor, got {type(tensor).__name__}")
@@ -26,11 +34,17 @@ def check(operation: str, **tensors: torch.Tensor) -> None:
         if tensor.dtype not in CPP_TYPES:
             known = ", ".join(str(dtype).removeprefix("torch.") for dtype in CPP_TYPES)
             raise TypeError(f"{operation}: {name} must be {known}, got {tensor.dtype}; convert it with .to(dtype)")
-    for attribute, error in (("dtype", TypeError), ("device", ValueError), ("shape", ValueError)):
-        found = {name: getattr(tensor, attribute) for name, tensor in tensors.items()}
-        if len(set(found.values())) > 1:
-            listed = ", ".join(f"{name} {tuple(v) if attribute == 'shape' else v}" for name, v in found.items())
-            raise error(f"{operation}: all tensors must have one {attribute}, got {listed}; cast or expand first")
+    _check_alike("dtype", TypeError, operation, tensors)
+    _check_alike("device", ValueError, operation, tensors)
+
+
+def _check_alike(
+    attribute: str, error: type[Exception], operation: str, tensors: Mapping[str, torch.Tensor]
+) -> None:  # fmt: skip
+    found = {name: getattr(tensor, attribute) for name, tensor in tensors.items()}
+    if len(set(found.values())) > 1:
+        listed = ", ".join(f"{name} {tuple(v) if attribute == 'shape' else v}" for name, v in found.items())
+        raise error(f"{operation}: all tensors must have one {attribute}, got {listed}; cast or expand first")
 
 
 def is_aligned(tensor: torch.Tensor) -> bool:

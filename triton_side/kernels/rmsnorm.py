@@ -21,6 +21,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from triton_side import declare
+from triton_side.kernels._column_sums import sum_columns
 from triton_side.kernels._launch import (
     RowConfig,
     check_matrix,
@@ -45,6 +46,7 @@ DX = (
 PARTIAL_DWEIGHT = (
     declare.gradient("mul", "weight", "dweight"), declare.gradient("reduce_sum", "weight", "partial"),
 )  # fmt: skip
+DWEIGHT = (declare.gradient("reduce_sum", "weight", "dweight"),)
 
 
 @declare.declare(*FORWARD, flops=lambda shapes: 4 * math.prod(shapes["x_ptr"]))
@@ -162,24 +164,6 @@ def rmsnorm_partial_dweight_kernel(
     tl.store(partial_ptr + tl.program_id(0).to(tl.int64) * columns + column, partial, mask=column < columns)
 
 
-@declare.declare(
-    declare.gradient("reduce_sum", "weight", "dweight"), flops=lambda shapes: math.prod(shapes["partial_ptr"])
-)
-@triton.jit
-def rmsnorm_sum_partials_kernel(
-    partial_ptr, dweight_ptr, partials, columns,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    total = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for start in tl.range(0, partials, ROWS):
-        row = (start + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-        mask = (row < partials) & (column < columns)
-        total += tl.load(partial_ptr + row * columns + column, mask=mask, other=0.0)
-    dweight = tl.sum(total, axis=0, keep_dims=True)
-    tl.store(dweight_ptr + column, dweight.to(dweight_ptr.dtype.element_ty), mask=column < columns)
-
-
 def configure_forward(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> RowConfig:
     """Thirty-two elements to a thread, for four 16-byte loads in flight; long rows persistent, the longest walked.
 
@@ -255,7 +239,6 @@ def backward(
     dx = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
     if dx.numel() == 0:
         return dx, torch.zeros(columns, dtype=x.dtype, device=x.device)
-    dweight = torch.empty(columns, dtype=x.dtype, device=x.device)
     x, dy = with_unit_column_stride(x), with_unit_column_stride(dy)
     weight = weight.contiguous()
     config = config or configure_backward(rows, columns, x.element_size(), multiprocessors(x.device))
@@ -276,12 +259,8 @@ def backward(
                 ROWS=config.block_rows, COLUMNS=config.block_columns, STAGES=config.num_stages,
                 num_warps=config.num_warps,
             )  # fmt: skip
-        # 32 columns in fp32 are the 128 bytes of a cache line, and 4096 columns give 128 programs; 256 rows are
-        # a whole GPU's programs in one or two loads, because a loop of small ones would wait for L2 each time.
-        rmsnorm_sum_partials_kernel[(triton.cdiv(columns, 32),)](
-            partial, dweight, config.programs, columns, ROWS=256, COLUMNS=32, num_warps=8
-        )
-    return dx, dweight
+    with declare.computing(*DWEIGHT, sum_ptr="dweight"):
+        return dx, sum_columns(partial, x.dtype)
 
 
 class RMSNormFunction(torch.autograd.Function):
