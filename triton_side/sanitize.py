@@ -89,11 +89,18 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
         }
         for tokens, width, hidden in ((17, 37, 67), (40, 64, 136))
     ]  # fmt: skip
+    # Tiles of bfloat16 with an edge, and through tensor descriptors; for CUDA C++ an edge on either side of one tile.
+    products: list[Shapes] = [{"a": (m, k), "b": (k, n)} for m, k, n in ((17, 37, 67), (40, 64, 136))]
+    of_cuda_products: list[Shapes] = [{"a": (131, 37), "b": (37, 67)}]
+    layers: list[Shapes] = [
+        {"x": (m, k), "weight": (k, n), "bias": (n,)} for m, k, n in ((17, 37, 67), (40, 64, 136))
+    ]  # fmt: skip
     heads: list[Shapes] = [dict.fromkeys("qkv", (1, 2, 67, head_dim)) for head_dim in (16, 128)]
     return [
         ("kernels.vector_add", flat, {}), ("cuda.vector_add", flat, {}),
         ("kernels.gelu", rows, {}), ("cuda.gelu", rows, {}),
         ("kernels.softmax", rows + walked, {}), ("cuda.softmax", of_cuda, {}),
+        ("kernels.matmul", products, {}), ("cuda.matmul", of_cuda_products, {}), ("kernels.linear_gelu", layers, {}),
         ("kernels.rmsnorm", norms, {"eps": EPS}), ("kernels.swiglu_mlp", mlps, {"eps": EPS}),
         ("kernels.attention", heads, {}),
     ]  # fmt: skip

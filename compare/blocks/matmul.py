@@ -28,7 +28,7 @@ BLOCK = Block(
         Shape("prime", {"m": 1021, "k": 509, "n": 257}, ("float32",), ("quick", "full"), tuned=False),
         Shape("square-8k", {"m": 8192, "k": 8192, "n": 8192}, ("bfloat16",)),
         Shape("skinny", {"m": 16, "k": 4096, "n": 14336}, ("bfloat16",)),
-        Shape("odd", {"m": 17, "k": 37, "n": 67}, ("float32", "float16"), ("check",)),
+        Shape("odd", {"m": 17, "k": 37, "n": 67}, ("float32", "float16", "bfloat16"), ("check",)),
         Shape("tiny-row", {"m": 1, "k": 32, "n": 48}, ("float32", "float16"), ("check",)),
     ),
     # No library call beside eager: the block is `torch.matmul` already.

@@ -19,6 +19,8 @@ SMALL = {
     "gelu": {"rows": 2, "columns": 3},
     "softmax": {"rows": 2, "columns": 4},
     "rmsnorm": {"rows": 2, "columns": 4},
+    "matmul": {"m": 2, "k": 3, "n": 4},
+    "linear_gelu": {"m": 2, "k": 3, "n": 4},
     "swiglu_mlp": {"tokens": 2, "width": 3, "hidden": 4},
     "attention": {"batch": 2, "heads": 2, "sequence": 3, "head_dim": 2},
 }

@@ -21,6 +21,8 @@ SHAPES = {
     "gelu": [(1, 1), (7, 129)],
     "softmax": [(1, 1), (7, 129)],
     "rmsnorm": [(1, 1), (7, 129)],
+    "matmul": [(1, 1, 1), (7, 33, 65)],  # m, k, n
+    "linear_gelu": [(1, 3, 5), (7, 33, 65)],  # m, k, n
     "swiglu_mlp": [(1, 3, 5), (7, 33, 65)],  # tokens, width, hidden
     "attention": [(1, 1, 1, 16), (1, 2, 37, 24)],  # batch, heads, sequence, head_dim
 }
@@ -30,6 +32,8 @@ STAGES = {
     "gelu": {"gelu"},
     "softmax": {"max", "exp", "sum", "divide"},
     "rmsnorm": {"mean_square", "normalize", "weight"},
+    "matmul": {"product"},
+    "linear_gelu": {"product", "bias", "gelu"},
     "swiglu_mlp": {"norm", "gate", "up", "act", "down", "residual"},
     "attention": {"scores", "mask", "softmax", "values"},
 }
@@ -52,6 +56,12 @@ def make_inputs(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> Array
         return {"x": normal(*shape), "weight": normal(shape[-1])}
     if block == "attention":
         return {name: normal(*shape) for name in "qkv"}
+    if block == "matmul":
+        m, k, n = shape
+        return {"a": normal(m, k), "b": normal(k, n, scale=k**-0.5)}
+    if block == "linear_gelu":
+        m, k, n = shape
+        return {"x": normal(m, k), "weight": normal(k, n, scale=k**-0.5), "bias": normal(n)}
     if block == "swiglu_mlp":
         tokens, width, hidden = shape
         return {
@@ -72,13 +82,21 @@ def rmsnorm_reference(x: Tensor, weight: Tensor) -> Tensor:
     return x / torch.sqrt(x.square().mean(-1, keepdim=True) + EPS) * weight
 
 
+def gelu_reference(x: Tensor) -> Tensor:
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
 def reference(block: str, inputs: Arrays) -> Arrays:
     """The block's formula, on float64 tensors."""
     x = inputs.get("x")
     if block == "vector_add":
         return {"out": x + inputs["y"]}
     if block == "gelu":
-        return {"y": 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))}
+        return {"y": gelu_reference(x)}
+    if block == "matmul":
+        return {"c": inputs["a"] @ inputs["b"]}
+    if block == "linear_gelu":
+        return {"y": gelu_reference(x @ inputs["weight"] + inputs["bias"])}
     if block == "softmax":
         return {"y": torch.softmax(x, -1)}
     if block == "rmsnorm":
@@ -125,7 +143,7 @@ def module(package: str, block: str) -> Callable[..., Arrays]:
 
 
 ALL_CASES = [(block, shape) for block, shapes in SHAPES.items() for shape in shapes]
-LIBRARY_CASES = [(block, shape) for block, shape in ALL_CASES if block != "attention"]
+LIBRARY_CASES = [(block, shape) for block, shape in ALL_CASES if block not in ("attention", "matmul")]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

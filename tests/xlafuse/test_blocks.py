@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from xlafuse import compiler, directions
-from xlafuse.blocks import attention, gelu, rmsnorm, softmax, swiglu_mlp, vector_add
+from xlafuse.blocks import attention, gelu, linear_gelu, matmul, rmsnorm, softmax, swiglu_mlp, vector_add
 
 Float64s = dict[str, np.ndarray]
 
@@ -35,9 +35,8 @@ def _attention(i: Float64s) -> Float64s:
     return {"out": _softmax(np.where(np.arange(n)[:, None] >= np.arange(n), scores, -np.inf)) @ i["v"]}
 
 
-def _gelu(i: Float64s) -> Float64s:
-    x = i["x"]
-    return {"y": 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))}
+def _gelu(x: np.ndarray) -> np.ndarray:
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
 # eps is large enough here that leaving it out fails.
@@ -48,11 +47,16 @@ Shapes = dict[str, tuple[int, ...]]
 # name: (apply, attributes, input shapes, formula, roundings to the dtype from input to output at most)
 BLOCKS: dict[str, tuple[Any, dict[str, float], Shapes, Callable[[Float64s], Float64s], int]] = {
     "vector_add": (vector_add.apply, {}, {"x": (7,), "y": (7,)}, lambda i: {"out": i["x"] + i["y"]}, 1),
-    "gelu": (gelu.apply, {}, {"x": (3, 7)}, _gelu, 9),
+    "gelu": (gelu.apply, {}, {"x": (3, 7)}, lambda i: {"y": _gelu(i["x"])}, 9),
     "softmax": (softmax.apply, {}, {"x": (3, 7)}, lambda i: {"y": _softmax(i["x"])}, 1),
     "rmsnorm": (
         rmsnorm.apply, {"eps": _EPS}, {"x": (3, 7), "weight": (7,)},
         lambda i: {"y": _rmsnorm(i["x"], i["weight"], _EPS)}, 2,
+    ),
+    "matmul": (matmul.apply, {}, {"a": (3, 5), "b": (5, 7)}, lambda i: {"c": i["a"] @ i["b"]}, 1),
+    "linear_gelu": (
+        linear_gelu.apply, {}, {"x": (3, 5), "weight": (5, 7), "bias": (7,)},
+        lambda i: {"y": _gelu(i["x"] @ i["weight"] + i["bias"])}, 11,
     ),
     "swiglu_mlp": (swiglu_mlp.apply, {"eps": _EPS}, _MLP, lambda i: _swiglu(i, _EPS), 10),
     "attention": (attention.apply, {}, _QKV, _attention, 3),

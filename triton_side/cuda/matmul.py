@@ -7,9 +7,9 @@ after term.
 
 What it lacks: tensor cores above all, which have 989 TFLOP/s for 16-bit dtypes on an H200, where the CUDA cores have 67
 in fp32; then copies that go on while it computes (cp.async or TMA, with several tiles in flight), 16-byte loads, and a
-split of the inner axis for small outputs. Of the 1240 (float32) to 1460 (bfloat16) instructions of its loop 1024 are multiply-adds, and
-what a block waits for its next tiles, nothing hides but the other block on the multiprocessor. To be expected is half
-of the CUDA cores' peak to two thirds: 35 to 45 TFLOP/s, 4 to 5% of the tensor cores' in bfloat16.
+split of the inner axis for small outputs. Of the 1240 (float32) to 1460 (bfloat16) instructions of its loop 1024 are
+multiply-adds, and what a block waits for its next tiles, nothing hides but the other block on the multiprocessor. To be
+expected is half of the CUDA cores' peak to two thirds: 35 to 45 TFLOP/s, 4 to 5% of the tensor cores' in bfloat16.
 """
 
 from __future__ import annotations

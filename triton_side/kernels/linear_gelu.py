@@ -7,8 +7,12 @@ product's epilogue. Backward is one pass over dy and pre, which writes dpre and 
 of the shares, and two products. No atomics, so that results repeat bit for bit on one GPU model.
 
 A forward that a backward follows saves x, weight and pre. In 16-bit dtypes writing pre and reading it again moves 4
-bytes an element, 1.0 ps at the 4.1 TB/s of an H200; making it anew takes 2 width FLOPs, 10 ps for a width of 4096 at
-the 800 TFLOP/s of the product. Recomputing wins for widths under 400 alone.
+bytes an element, 1.0 ps at the 4.1 TB/s of an H200; making it anew takes 2 k FLOPs, 10 ps for k = 4096 at the 800
+TFLOP/s of the product. Recomputing wins where k is under 400 alone.
+
+The epilogue is not free: a program has a multiprocessor to itself, whose tensor cores wait meanwhile. An exponential
+and a division an element are 4096 clocks of the special function units for a tile of 128 x 256, beside 32,768 of the
+tensor cores for its product of k = 4096 (CUDA C++ Programming Guide, throughput of arithmetic instructions).
 
 Shapes: x [m, k], weight [k, n], bias [n]; pre, y [m, n]. dtypes: bfloat16, float16, float32, one for all; products
 accumulate in float32, from which the forward pass takes GELU; its gradient is taken at the stored pre.
@@ -31,7 +35,6 @@ from triton_side.kernels._launch import (
     check_tensors,
     device_of,
     multiprocessors,
-    rows_a_tile,
     with_unit_column_stride,
 )
 from triton_side.kernels.gelu import gelu_derivative
@@ -80,14 +83,17 @@ def dpre_kernel(
     tl.store(partial_ptr + tl.program_id(1).to(tl.int64) * columns + column, partial, mask=column < columns)
 
 
-def configure_dpre(rows: int, columns: int, multiprocessors: int) -> DpreConfig:
-    """Thirty-two elements to a thread of four warps, as RMSNorm's backward has, and as many programs as fit at once:
-    each costs a row of fp32 partial sums written and read again."""
+def configure_dpre(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> DpreConfig:
+    """Thirty-two elements to a thread of four warps, and two tiles on their way, as in RMSNorm's backward.
+
+    A program costs a row of fp32 partial sums written and read again: no more of them than have room at once, 128 KiB
+    of tiles on their way to a multiprocessor, and two tiles or more to each.
+    """
     block_columns = min(512, triton.next_power_of_2(max(1, columns)))
-    block_rows = rows_a_tile(rows, block_columns, multiprocessors)
-    resident = max(1, 4 * multiprocessors // max(1, triton.cdiv(columns, block_columns)))
-    num_warps = max(1, block_rows * block_columns // 1024)
-    return DpreConfig(block_rows, block_columns, num_warps, 3, min(triton.cdiv(rows, block_rows), resident))
+    block_rows = 4096 // block_columns
+    resident = max(1, 8 // element_bytes * multiprocessors // max(1, triton.cdiv(columns, block_columns)))
+    programs = min(triton.cdiv(rows, 2 * block_rows), resident)
+    return DpreConfig(block_rows, block_columns, num_warps=4, num_stages=3, programs=programs)
 
 
 def launch_dpre(
@@ -96,7 +102,7 @@ def launch_dpre(
     """dpre [m, n], contiguous, and dbias [n] from dy and a contiguous pre."""
     rows, columns = pre.shape
     dy = with_unit_column_stride(dy)
-    config = config or configure_dpre(rows, columns, multiprocessors(pre.device))
+    config = config or configure_dpre(rows, columns, pre.element_size(), multiprocessors(pre.device))
     dpre = torch.empty_like(pre)
     partial = torch.empty((config.programs, columns), dtype=torch.float32, device=pre.device)
     with device_of(pre):

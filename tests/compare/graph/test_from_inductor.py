@@ -400,6 +400,8 @@ BLOCKS: dict[str, Any] = {
     "softmax": ({"x": (64, 1000)}, {}, True),
     "rmsnorm": ({"x": (4096, 1024), "weight": (1024,)}, EPS, True),
     "rmsnorm both-orders": ({"x": (16384, 1024), "weight": (1024,)}, EPS, True),
+    "matmul": ({"a": (64, 128), "b": (128, 256)}, {}, True),
+    "linear_gelu": ({"x": (64, 128), "weight": (128, 256), "bias": (256,)}, {}, True),
     "swiglu_mlp": (
         {
             "x": (64, 128), "norm_weight": (128,), "gate_weight": (128, 256), "up_weight": (128, 256),
@@ -428,7 +430,7 @@ def test_bytes_are_inductors_own_count_on_every_block(tmp_path):
     ours, theirs = found.pop("rmsnorm both-orders backward")
     for name, (kernels, nodes) in found.items():
         assert sum(kernels.values()) == sum(nodes.values()), (name, kernels, nodes)
-    assert len(found) == 12
+    assert len(found) == 16
     # A reduction over both orders: the scheduler counts the 128 partial rows that it had planned, in float32, and one
     # kernel that adds them up. The emitted code leaves 1024 rows in a workspace, and PyTorch adds and casts them.
     planned, row = 128 * 1024 * 4, 1024

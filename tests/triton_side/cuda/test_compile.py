@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from triton_side import artifacts
-from triton_side.cuda import elementwise, gelu, program, softmax, tensors, vector_add
+from triton_side.cuda import elementwise, gelu, matmul, program, softmax, tensors, vector_add
 
 ARCH = "sm_90"
 PROJECT = Path(__file__).parents[3]
@@ -83,6 +83,21 @@ def test_softmax_reads_its_row_once() -> None:
     assert code.resources.shared_bytes == 4 * 8  # one (maximum, sum) per warp
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("a_inner_first", [True, False])
+@pytest.mark.parametrize("b_inner_first", [True, False])
+def test_matmul_fits_two_blocks_on_a_multiprocessor(
+    a_inner_first: bool, b_inner_first: bool, dtype: torch.dtype
+) -> None:
+    code = compiled("matmul.cu", matmul.expression(dtype, a_inner_first, b_inner_first), matmul.THREADS)
+    assert code.resources.spill_bytes == 0
+    assert 2 * code.resources.registers * matmul.THREADS <= 65536
+    # Of each term: sums of 8 x 8, from two 16-byte loads of either operand out of shared memory.
+    assert code.sass.count("FFMA") == matmul.DEPTH * 8 * 8
+    assert code.sass.count("LDS.128") == matmul.DEPTH * 2 * 2
+    assert not re.search(r"\b(ATOM|ATOMG|RED|HMMA|HGMMA)\b", code.sass)
+
+
 def test_no_thread_block_clusters_before_hopper() -> None:
     kernel = program.compile_kernel("softmax.cu", "softmax_forward<float, 4, 4, 128, 1>", "sm_80", "--ftz=true")
     assert ".target sm_80" in kernel.ptx
@@ -124,7 +139,10 @@ def test_missing_headers_name_the_wheel(monkeypatch: pytest.MonkeyPatch, tmp_pat
         program.header_folder.__wrapped__()
 
 
-@pytest.mark.parametrize("operation", [gelu.gelu, softmax.softmax, lambda x: vector_add.vector_add(x, x)])
+@pytest.mark.parametrize(
+    "operation",
+    [gelu.gelu, softmax.softmax, lambda x: vector_add.vector_add(x, x), lambda x: matmul.matmul(x, x)],
+)
 def test_a_tensor_on_the_cpu_is_refused(operation: object) -> None:
     with pytest.raises(ValueError, match=r"must be on a CUDA device, got cpu; move it with \.to\('cuda'\)"):
         operation(torch.zeros(2, 3))  # type: ignore[operator]

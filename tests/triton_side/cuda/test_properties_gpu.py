@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from property_checks import (
     COMMON,
     FINITE,
+    ORDINARY,
     layouts,
     matrix,
     placed,
@@ -19,7 +20,7 @@ from property_checks import (
     sizes,
 )
 
-from triton_side.cuda import gelu, softmax, vector_add
+from triton_side.cuda import gelu, matmul, softmax, vector_add
 
 pytestmark = pytest.mark.gpu
 
@@ -59,3 +60,13 @@ def test_softmax(dtype, rows, columns, kinds, dy_kinds, x_layout, dy_layout, see
     rows = min(rows, 7)  # of four rows a block, the last one is not full
     x, dy = draw(rows, columns, kinds, seed, dtype, x_layout), draw(rows, columns, dy_kinds, seed + 1, dtype, dy_layout)
     assert not properties.softmax(properties.training(softmax.softmax), x, dy)
+
+
+@dtypes
+@many
+@given(sizes, st.one_of(sizes, st.just(1000)), sizes, moderate_rows, st.tuples(layouts, layouts, layouts), seeds)
+def test_matmul(dtype, m, k, n, dc_kinds, storage, seed) -> None:
+    a = draw(m, k, [ORDINARY], seed, dtype, storage[0])
+    b = draw(k, n, [ORDINARY], seed + 1, dtype, storage[1])
+    dc = draw(m, n, dc_kinds, seed + 2, dtype, storage[2])
+    assert not properties.trained_matmul(properties.training(matmul.matmul), a, b, dc)

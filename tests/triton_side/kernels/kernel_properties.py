@@ -59,11 +59,8 @@ def vector_add(launch: Launch, x: torch.Tensor, y: torch.Tensor) -> str | None:
     return first(stray, None if _identical(out, x + y) else "not the bits of x + y")
 
 
-def gelu(launch: Launch, x: torch.Tensor, dy: torch.Tensor) -> str | None:
-    """The gradient of +-inf may be its limit or NaN, which PyTorch has there."""
-    (y, dx), stray = launched(launch, x, dy)
-    native_y, native_dx = trained(lambda x: F.gelu(x, approximate="tanh"), x, dy=dy)
-    x, dy = x.double(), dy.double()
+def _gelu(x: torch.Tensor) -> Tensors:
+    """GELU of a float64 x and its derivative, each with the bound of its error in fp32."""
     u2 = 2 * (2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)
     slope = 2 * (2 / torch.pi) ** 0.5 * (1 + 3 * 0.044715 * x * x)
     s, rest = torch.sigmoid(u2), torch.sigmoid(-u2)
@@ -71,12 +68,21 @@ def gelu(launch: Launch, x: torch.Tensor, dy: torch.Tensor) -> str | None:
     moved = (s * rest * (4 * u2.abs() + 8)).nan_to_num(0.0)
     bound_y = FP32 * (8 * (x * s).abs() + x.abs() * moved) + TINY * x.abs()
     curved = (x * s * rest * slope).nan_to_num(0.0)  # of +-inf the limit
-    bound_dx = FP32 * dy.abs() * (8 * s + moved + curved.abs() * (16 + 4 * u2.abs()))
-    bound_dx = bound_dx + TINY * (dy * (1 + x.abs().clamp(max=100) ** 3)).abs()
+    bound_derivative = FP32 * (8 * s + moved + curved.abs() * (16 + 4 * u2.abs()))
+    bound_derivative = bound_derivative + TINY * (1 + x.abs().clamp(max=100) ** 3)
+    return x * s, bound_y.nan_to_num(0.0), s + curved, bound_derivative
+
+
+def gelu(launch: Launch, x: torch.Tensor, dy: torch.Tensor) -> str | None:
+    """The gradient of +-inf may be its limit or NaN, which PyTorch has there."""
+    (y, dx), stray = launched(launch, x, dy)
+    native_y, native_dx = trained(lambda x: F.gelu(x, approximate="tanh"), x, dy=dy)
+    reference, bound_y, derivative, bound_derivative = _gelu(x.double())
+    dy = dy.double()
     return first(
         stray,
-        named("y", problem(y, x * s, bound_y.nan_to_num(0.0), native_y)),
-        named("dx", problem(dx, dy * (s + curved), bound_dx.nan_to_num(0.0), native_dx)),
+        named("y", problem(y, reference, bound_y, native_y)),
+        named("dx", problem(dx, dy * derivative, (dy.abs() * bound_derivative).nan_to_num(0.0), native_dx)),
     )
 
 
@@ -137,12 +143,55 @@ def matmul(launch: Launch, a: torch.Tensor, b: torch.Tensor, residual: torch.Ten
     return first(stray, named("c", problem(c, reference, bound)))
 
 
-def two_products(launch: Launch, a: torch.Tensor, b: torch.Tensor, b2: torch.Tensor) -> str | None:
-    (c, c2), stray = launched(launch, a, b, b2)
+def _product_problem(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> str | None:
+    return problem(c, a.double() @ b.double(), _product_bound(a, b))
+
+
+def trained_matmul(launch: Launch, a: torch.Tensor, b: torch.Tensor, dc: torch.Tensor) -> str | None:
+    (c, da, db), stray = launched(launch, a, b, dc)
     return first(
         stray,
-        named("c", problem(c, a.double() @ b.double(), _product_bound(a, b))),
-        named("c2", problem(c2, a.double() @ b2.double(), _product_bound(a, b2))),
+        named("c", _product_problem(c, a, b)),
+        named("da", _product_problem(da, dc, b.T)),
+        named("db", _product_problem(db, a.T, dc)),
+    )
+
+
+def two_products(launch: Launch, a: torch.Tensor, b: torch.Tensor, b2: torch.Tensor) -> str | None:
+    (c, c2), stray = launched(launch, a, b, b2)
+    return first(stray, named("c", _product_problem(c, a, b)), named("c2", _product_problem(c2, a, b2)))
+
+
+def bias_gelu(launch: Launch, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> str | None:
+    """gelu(a @ b + bias), and what GELU is taken of."""
+    (y, pre), stray = launched(launch, a, b, bias)
+    pre64 = a.double() @ b.double() + bias.double()
+    bound_pre = _product_bound(a, b) + FP32 * bias.double().abs()
+    reference, bound_y, _, _ = _gelu(pre64)
+    # GELU's derivative is at most 1.13; its own bound is taken at pre64, which a hundredth of bound_pre makes good.
+    return first(
+        stray,
+        named("pre", problem(pre, pre64, bound_pre)),
+        named("y", problem(y, reference, 1.14 * bound_pre + bound_y)),
+    )
+
+
+def column_sums(launch: Launch, partial: torch.Tensor) -> str | None:
+    (sums,), stray = launched(launch, partial)
+    terms = partial.double()
+    return first(stray, problem(sums, terms.sum(dim=0), FP32 * len(terms) * terms.abs().sum(dim=0)))
+
+
+def dpre(launch: Launch, dy: torch.Tensor, pre: torch.Tensor) -> str | None:
+    """dy gelu'(pre), and its sums over rows, which are made of it before it is rounded."""
+    (gradient, dbias), stray = launched(launch, dy, pre)
+    _, _, derivative, bound_derivative = _gelu(pre.double())
+    terms, bound = dy.double() * derivative, dy.double().abs() * bound_derivative
+    bound_dbias = bound.sum(dim=0) + FP32 * (2 + len(pre)) * (terms.abs() + bound).sum(dim=0)
+    return first(
+        stray,
+        named("dpre", problem(gradient, terms, bound)),
+        named("dbias", problem(dbias, terms.sum(dim=0), bound_dbias)),
     )
 
 

@@ -20,12 +20,24 @@ from property_checks import FINITE, NOT_FINITE, ORDINARY, matrix, placed
 from row_kernel_checks import DEVICE, mutant
 from test_attention import DK_DV, DQ, FORWARD
 from test_attention import configured as attention_configured
+from test_linear_gelu import DPRE_CONFIGS
 from test_rmsnorm import EPS
 from test_rmsnorm import configured as rmsnorm_configured
 from test_softmax import configured as softmax_configured
 
 from triton_side import kernels
-from triton_side.kernels import attention, attention_backward, gelu, matmul, rmsnorm, softmax, swiglu_mlp, vector_add
+from triton_side.kernels import (
+    _column_sums,
+    attention,
+    attention_backward,
+    gelu,
+    linear_gelu,
+    matmul,
+    rmsnorm,
+    softmax,
+    swiglu_mlp,
+    vector_add,
+)
 from triton_side.kernels._launch import FlatConfig, RowConfig
 from triton_side.kernels.matmul import MatmulConfig
 
@@ -70,6 +82,20 @@ def matmul_problems(module: ModuleType) -> Iterator[Problem]:
     yield properties.matmul(lambda a, b, residual: (module.launch_matmul(a, b, TILES, residual),), *operands)
 
 
+def bias_gelu_problems(module: ModuleType) -> Iterator[Problem]:
+    operands = draw(53, 41), draw(41, 67, seed=1), draw(67, seed=2)
+    yield properties.bias_gelu(lambda *x: module.launch_bias_gelu(*x, TILES, True), *operands)
+
+
+def dpre_problems(module: ModuleType) -> Iterator[Problem]:
+    yield properties.dpre(lambda *x: module.launch_dpre(*x, DPRE_CONFIGS[0]), draw(19, 67), draw(19, 67, seed=1))
+
+
+def column_sums_problems(module: ModuleType) -> Iterator[Problem]:
+    for partials in (3, 300):
+        yield properties.column_sums(lambda x: (module.sum_columns(x, torch.float32),), draw(partials, 67))
+
+
 def two_products_problems(module: ModuleType) -> Iterator[Problem]:
     operands = draw(53, 41), draw(41, 67, seed=1), draw(41, 67, seed=2)
     yield properties.two_products(lambda *x: module.launch_two_products(*x, TILES), *operands)
@@ -104,7 +130,8 @@ MUTATIONS = [
     ),
     Mutation(
         "gelu_forward_kernel", gelu,
-        "_gelu(x, accurate).to(y_ptr.dtype.element_ty), mask=mask)", "_gelu(x, accurate).to(y_ptr.dtype.element_ty))",
+        "gelu_of(x, accurate).to(y_ptr.dtype.element_ty), mask=mask)",
+        "gelu_of(x, accurate).to(y_ptr.dtype.element_ty))",
         gelu_problems,
     ),
     Mutation(
@@ -158,14 +185,29 @@ MUTATIONS = [
         partial(rmsnorm_problems, LOOPED),
     ),
     Mutation(
-        "rmsnorm_sum_partials_kernel", rmsnorm,
+        "column_sums_kernel", _column_sums,
         "mask = (row < partials) & (column < columns)", "mask = (row < partials - 1) & (column < columns)",
-        partial(rmsnorm_problems, ROW),
+        column_sums_problems,
+    ),
+    Mutation(
+        "column_sums_kernel", _column_sums,
+        "total += tl.load(", "total = tl.load(",
+        column_sums_problems,
     ),
     Mutation(
         "matmul_kernel", matmul,
         "c = add_product(c, x, y, PRECISION)", "c = add_product(tl.zeros_like(c), x, y, PRECISION)",
         matmul_problems,
+    ),
+    Mutation(
+        "matmul_kernel", matmul,
+        "mask=at_column < n, other=0.0)", "mask=at_column < n - 1, other=0.0)",
+        bias_gelu_problems,
+    ),
+    Mutation(
+        "dpre_kernel", linear_gelu,
+        "dbias += dpre", "dbias += dy",
+        dpre_problems,
     ),
     Mutation(
         "two_products_kernel", swiglu_mlp,

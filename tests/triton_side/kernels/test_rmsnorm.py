@@ -159,7 +159,6 @@ def test_comparison_accepts_the_sound_kernels(config: RowConfig) -> None:
         (ROW, "/ columns + eps", "/ COLUMNS + eps"),
         (ROW, "/ columns\n        dx", "/ COLUMNS\n        dx"),
         (ROW, "dweight += dy * normalised", "dweight = dy * normalised"),
-        (ROW, "total += tl.load", "total = tl.load"),
         (LOOPED, "squares += x * x", "squares = x * x"),
         (LOOPED, "projection = tl.sum(products, axis=0) / columns", "projection = 0.0"),
         (LOOPED, "dweight += dy * (x", "dweight = dy * (x"),
