@@ -52,7 +52,7 @@ def _streams(seconds: Callable[[Callable[[], Any]], float]) -> dict[str, float]:
     add3 = torch.compile(lambda a, b, c, out: out.copy_(a + b + c))
     # What only reads must reduce, and not every reduction streams: XLA's of rows was 10% faster than torch.sum of all.
     rows = a.view(-1, 1 << 15)
-    reductions = (
+    reductions: tuple[Callable[[], Any], ...] = (
         lambda: torch.sum(a.view(torch.int64)), lambda: torch.amax(rows, dim=1), partial(torch.compile(_sum_rows), rows)
     )
     return {

@@ -51,8 +51,8 @@ def _filter(*flags: str, metavar: str, help: str) -> Any:
 
 def _direction_option() -> Any:
     return _filter(
-        "--direction", "directions", metavar="fwd|train",
-        help="Only inference (fwd), or only training: forward and backward.",
+        "--direction", "directions", metavar="fwd|train|joint",
+        help="Only inference (fwd), training as forward and backward (train), or as one program (joint).",
     )
 
 
@@ -166,11 +166,14 @@ def _show_at_a_glance(folder: Path) -> None:
 
 @cli.command("list")
 @json_option
-def list_command(as_json: bool) -> None:
+@click.option("--markdown", is_flag=True, help="A Markdown table: a line a block.")
+def list_command(as_json: bool, markdown: bool) -> None:
     """Show blocks, cases and implementations."""
     from compare import listing
 
-    click.echo(listing.as_json() if as_json else listing.as_text())
+    if as_json and markdown:
+        raise UsageError("--json and --markdown are two forms of one list: name one")
+    click.echo(listing.as_json() if as_json else listing.as_markdown() if markdown else listing.as_text())
 
 
 @cli.command()

@@ -1,4 +1,4 @@
-"""What can be compared: the table of blocks, as text or JSON."""
+"""What can be compared: the table of blocks, as text, JSON or Markdown."""
 
 from __future__ import annotations
 
@@ -21,12 +21,26 @@ def as_text() -> str:
     return "\n\n".join([*map(_block_text, BLOCKS.values()), f"targets: {', '.join(targets.names())}"])
 
 
+def as_markdown() -> str:
+    """A line a block: what it is, and who computes it."""
+    from tabulate import tabulate
+
+    from compare.report.table import escaped
+
+    rows = [
+        [escaped(text) for text in (block.name, block.summary, ", ".join(i.name for i in block.implementations))]
+        for block in BLOCKS.values()
+    ]
+    return tabulate(rows, headers=["block", "what it is", "implementations"], tablefmt="github")
+
+
 def _block(block: Block) -> dict[str, Any]:
     return {
         "name": block.name,
         "summary": block.summary,
         "inputs": {t.name: list(t.axes) for t in block.inputs},
         "outputs": {t.name: list(t.axes) for t in block.outputs},
+        "own_dtypes": {t.name: t.dtype for t in (*block.inputs, *block.outputs) if t.dtype},
         "directions": list(block.directions),
         "cases": {
             suite: [
@@ -66,7 +80,7 @@ def _block_text(block: Block) -> str:
 
 
 def _tensors(tensors: tuple[Tensor, ...]) -> str:
-    return ", ".join(f"{t.name}[{', '.join(t.axes)}]" for t in tensors)
+    return ", ".join(f"{t.name}[{', '.join(t.axes)}]{f' {t.dtype}' if t.dtype else ''}" for t in tensors)
 
 
 def _shape_text(shape: Shape, block: Block) -> str:

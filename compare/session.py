@@ -168,7 +168,8 @@ class Session:
 
 def widest(case: Case) -> Case:
     """The case in the direction whose data holds all that the block's other direction needs."""
-    return replace(case, direction="train" if "train" in BLOCKS[case.block].directions else case.direction)
+    differentiating = (d for d in BLOCKS[case.block].directions if replace(case, direction=d).differentiates)
+    return replace(case, direction=next(differentiating, case.direction))
 
 
 def judge(entry: Record, errors: list[dict[str, Any]]) -> None:

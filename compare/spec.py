@@ -11,7 +11,8 @@ from typing import Any
 Sizes = Mapping[str, int]
 Arrays = Mapping[str, Any]
 
-PARTS = {"fwd": ("forward",), "train": ("forward", "backward")}
+# joint: outputs and gradients in one program, the only part of which is called forward.
+PARTS = {"fwd": ("forward",), "train": ("forward", "backward"), "joint": ("forward",)}
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ DTYPES = {
         DType("float32", "fp32", 4, 2.0**-23),
     )
 }
+INTEGER_BYTES = {"int32": 4, "int64": 8}
 DTYPE_BY_ANY_NAME = {**{d.name: d.name for d in DTYPES.values()}, **{d.short: d.name for d in DTYPES.values()}}
 
 
@@ -40,7 +42,10 @@ class Tensor:
     """A named array with named axes.
 
     An input is drawn from a normal distribution of this `mean` and `std`; `fan_in` names the axis whose size n scales
-    `std` by 1/sqrt(n), so that products of inputs and weights keep unit variance.
+    `std` by 1/sqrt(n), so that products of inputs and weights keep unit variance. `draw(generator, sizes)` makes, with
+    a numpy.random.Generator, what is not so distributed. `dtype` is its own whatever the case's is: "int32", "float32".
+    Integers, as labels and positions are, have no gradient. `read` says how many elements a part that needs it must
+    read, where that is fewer than all: of a table, the rows that are looked up.
     """
 
     name: str
@@ -48,12 +53,33 @@ class Tensor:
     mean: float = 0.0
     std: float = 1.0
     fan_in: str | None = None
+    dtype: str | None = None
+    draw: Callable[[Any, Sizes], Any] | None = None
+    read: Callable[[Sizes], int] | None = None
 
     def shape(self, sizes: Sizes) -> tuple[int, ...]:
         return tuple(sizes[axis] for axis in self.axes)
 
     def elements(self, sizes: Sizes) -> int:
         return math.prod(self.shape(sizes))
+
+    def dtype_in(self, case: Case) -> str:
+        return self.dtype or case.dtype
+
+    def itemsize(self, case: Case) -> int:
+        dtype = self.dtype_in(case)
+        return INTEGER_BYTES.get(dtype) or DTYPES[dtype].itemsize
+
+    def bytes(self, case: Case) -> int:
+        return self.elements(case.sizes) * self.itemsize(case)
+
+    def bytes_read(self, case: Case) -> int:
+        """By a part that needs it, at least."""
+        return self.read(case.sizes) * self.itemsize(case) if self.read else self.bytes(case)
+
+    @property
+    def differentiable(self) -> bool:
+        return self.dtype not in INTEGER_BYTES
 
     def scale(self, sizes: Sizes) -> float:
         return self.std / math.sqrt(sizes[self.fan_in]) if self.fan_in else self.std
@@ -79,6 +105,10 @@ class Case:
     def parts(self) -> tuple[str, ...]:
         return PARTS[self.direction]
 
+    @property
+    def differentiates(self) -> bool:
+        return self.direction != "fwd"
+
     def to_json(self) -> dict[str, Any]:
         return {
             "block": self.block, "name": self.name, "sizes": dict(self.sizes), "dtype": self.dtype,
@@ -92,7 +122,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Shape:
-    """One named set of axis sizes, with the dtypes it is compared in and the suites it belongs to.
+    """One named set of sizes, with the dtypes it is compared in and the suites it belongs to.
+
+    `sizes` are those of the axes, and what else an input's `draw` wants to know, as how many labels are ignored.
 
     Suites: `quick` (minutes), `full` (everything but `check`), `check` (small odd sizes: CPU checks and tests).
     `tuned`: whether implementations that tune for minutes (`Implementation.tunes`) take part in the quick suite.
@@ -103,7 +135,7 @@ class Shape:
     dtypes: tuple[str, ...] = ("bfloat16",)
     suites: tuple[str, ...] = ("full",)
     precisions: tuple[str, ...] = ("ieee",)
-    directions: tuple[str, ...] = ("fwd", "train")
+    directions: tuple[str, ...] = tuple(PARTS)
     tuned: bool = True
 
 
@@ -124,7 +156,7 @@ class Implementation:
     summary: str
     needs_gpu: str | None = None
     unsupported: Callable[[Case], str | None] = field(default=lambda case: None)
-    directions: tuple[str, ...] = ("fwd", "train")
+    directions: tuple[str, ...] = tuple(PARTS)
     tunes: bool = False
 
     def load(self) -> Callable[..., Any]:
@@ -169,6 +201,16 @@ class Block:
                 return tensor
         raise KeyError(f"block {self.name} has no tensor {name!r}")
 
+    def joined(self, inputs: Arrays, cotangents: Arrays) -> dict[str, Any]:
+        """What a joint program is given: the inputs, and of each output y its cotangent as d_y. Among what it returns,
+        d_x is the gradient of an input x."""
+        return {**inputs, **{f"d_{name}": cotangent for name, cotangent in cotangents.items()}}
+
+    def separated(self, given: Arrays) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(inputs, cotangents) of what a joint program is given."""
+        inputs = {t.name: given[t.name] for t in self.inputs}
+        return inputs, {t.name: given[f"d_{t.name}"] for t in self.outputs}
+
     def implementation(self, name: str) -> Implementation:
         for implementation in self.implementations:
             if implementation.name == name:
@@ -192,23 +234,35 @@ class Block:
             if direction in shape.directions
         ]
 
-    def bytes_compulsory(self, case: Case) -> dict[str, int]:
-        """Fewest bytes each part must move: every used input read once, every output written once.
+    def compulsory_traffic(self, case: Case) -> dict[str, tuple[int, int]]:
+        """Fewest bytes that each part must read and write: every used input read once, every output written once.
 
-        Backward reads the cotangents and `backward_needs`, and writes one gradient per input.
+        Backward reads the cotangents and `backward_needs`, and writes one gradient per differentiable input. What does
+        both at once needs nothing twice.
         """
-        itemsize = DTYPES[case.dtype].itemsize
 
-        def total(tensors: Iterable[Tensor]) -> int:
-            return itemsize * sum(tensor.elements(case.sizes) for tensor in tensors)
+        def read(tensors: Iterable[Tensor]) -> int:
+            return sum(tensor.bytes_read(case) for tensor in tensors)
 
-        result = {"forward": total(self.inputs) + total(self.outputs)}
+        def written(tensors: Iterable[Tensor]) -> int:
+            return sum(tensor.bytes(case) for tensor in tensors)
+
+        given, outputs = read(self.inputs), written(self.outputs)
+        gradients = written(t for t in self.inputs if t.differentiable)
+        if case.direction == "joint":
+            return {"forward": (given + outputs, outputs + gradients)}
+        result = {"forward": (given, outputs)}
         if "backward" in case.parts:
-            needed = [self.tensor(name) for name in self.backward_needs]
-            result["backward"] = total(self.outputs) + total(needed) + total(self.inputs)
+            result["backward"] = (outputs + read(map(self.tensor, self.backward_needs)), gradients)
         return result
+
+    def bytes_compulsory(self, case: Case) -> dict[str, int]:
+        """Fewest bytes that each part must move: `compulsory_traffic`, reads and writes together."""
+        return {part: read + written for part, (read, written) in self.compulsory_traffic(case).items()}
 
     def part_flops(self, case: Case) -> dict[str, float]:
         """Model FLOPs of each part (the algorithm's, not what an implementation recomputes)."""
         flops = {"forward": self.flops(case.sizes), "backward": self.backward_flops(case.sizes)}
+        if case.direction == "joint":
+            return {"forward": sum(flops.values())}
         return {part: flops[part] for part in case.parts}

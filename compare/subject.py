@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from compare.blocks import BLOCKS
 from compare.check import Scale, Verdict, relative_error
 from compare.clock import CallTrace, Clock, CuptiClock
 from compare.graph.model import FusionGraph
@@ -381,9 +382,10 @@ class Subject:
 
     def _verdicts(self, index: int, outputs: Arrays, gradients: Arrays, inputs: Arrays) -> list[Verdict]:
         folder, scales = self.folders[index], self.scales[index]
-        eps = DTYPES[self.case.dtype].eps
         results = [("output", name, name, outputs) for name in scales if not name.startswith("d_")]
-        if self.program.backward:
+        if self.case.direction == "joint":
+            gradients = {name.removeprefix("d_"): x for name, x in outputs.items() if name.startswith("d_")}
+        if self.case.differentiates:
             results += [("gradient", n, n.removeprefix("d_"), gradients) for n in scales if n.startswith("d_")]
         verdicts = []
         for role, label, name, arrays in results:
@@ -394,7 +396,8 @@ class Subject:
                 error = relative_error(arrays[name], reference, scales[label].rms, self.side.largest_difference)
             except ValueError as problem:
                 raise WrongResult(f"{role} {name!r}: {problem}") from problem
-            verdicts.append(Verdict(label, error, scales[label].tolerance(eps)))
+            dtype = BLOCKS[self.case.block].tensor(name).dtype_in(self.case)
+            verdicts.append(Verdict(label, error, scales[label].tolerance(DTYPES[dtype].eps)))
         changed = self.side.changed(inputs, folder, self.case)
         if changed:
             raise WrongResult(f"the call changed its inputs: {', '.join(changed)}")

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from triton_side import stages
@@ -58,17 +58,23 @@ def again(op: str, stage: str = "", result: str = "") -> Computed:
 
 @dataclass(frozen=True)
 class Declaration:
-    """operations: in order. flops: of one launch, from the shapes of its tensors."""
+    """operations: in order. flops: of one launch, from the shapes of its tensors. reads: of a tensor of which only a
+    part is read, by parameter name, how many elements: of a table, as many as are looked up."""
 
     operations: tuple[Computed, ...]
     flops: Callable[[Shapes], float]
+    reads: Mapping[str, Callable[[Shapes], int]] = field(default_factory=dict)
 
 
-def declare(*operations: Computed, flops: Callable[[Shapes], float]) -> Callable[[_Kernel], _Kernel]:
+def declare(
+    *operations: Computed,
+    flops: Callable[[Shapes], float],
+    reads: Mapping[str, Callable[[Shapes], int]] | None = None,
+) -> Callable[[_Kernel], _Kernel]:
     """Decorator for a @triton.jit function, above `triton.jit`."""
 
     def attach(kernel: _Kernel) -> _Kernel:
-        kernel.declaration = Declaration(operations, flops)  # type: ignore[attr-defined]
+        kernel.declaration = Declaration(operations, flops, reads or {})  # type: ignore[attr-defined]
         return kernel
 
     return attach

@@ -21,7 +21,7 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -51,6 +51,7 @@ _COPIES = {
     "_to_copy", "copy_", "copy", "clone", "cat", "stack", "constant_pad_nd", "repeat", "flip", "roll", "index_select",
     "index", "gather", "slice_backward", "select_backward", "tril", "triu", "embedding",
 }  # fmt: skip
+_LOOKUPS = {"index", "index_select", "gather", "embedding"}  # of the first tensor they read what they yield
 _CONVERSIONS = {"_to_copy", "copy_", "copy"}  # between dtypes; otherwise they copy to another device or layout
 _SCATTERS = {
     "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "index_put", "index_put_",
@@ -252,12 +253,15 @@ class _Recorder(TorchDispatchMode):
             given = []
         elif name in _OVERWRITES or function._schema.overload_name == "out":
             given = [tensor for tensor in given if not any(tensor is w for w in written)]
+        reads = self._describe(given)
+        if name in _LOOKUPS:
+            reads = (replace(reads[0], used=results[0].numel()), *reads[1:])
         backward, rematerialized, line, stage = site
         self._add(
             Operation(
                 f"{function.namespace}.{name}.{function._schema.overload_name or 'default'}",
                 kind,
-                self._describe(given),
+                reads,
                 self._describe(results),
                 stage,
                 line,

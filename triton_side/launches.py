@@ -23,7 +23,7 @@ import math
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,7 +46,7 @@ class TensorArgument:
     """A tensor that a kernel was given. Arguments with one `storage`, a number within the recording, share memory.
 
     `parameter` is the kernel's name for it and `name` its caller's, "" where there are none; `strides` and `offset`
-    count elements.
+    count elements. used: how many of them are read or written, where that is not all: a lookup reads what it yields.
     """
 
     position: int
@@ -58,6 +58,11 @@ class TensorArgument:
     parameter: str = ""
     name: str = ""
     itemsize: int = 0
+    used: int | None = None
+
+    @property
+    def bytes_used(self) -> int:
+        return self.bytes if self.used is None else min(self.bytes, self.used * self.itemsize)
 
     @property
     def bytes(self) -> int:
@@ -234,8 +239,8 @@ class _Recorder:
         source = kernel.src
         names = function.arg_names
         metadata = kernel.metadata
-        tensors = self._tensors(bound.arguments.values(), names)
         declaration = declare.of_kernel(function)
+        tensors = _used(declaration, self._tensors(bound.arguments.values(), names))
         return Launch(
             name=metadata.name,
             label=function.fn.__name__,
@@ -303,8 +308,22 @@ class _Recorder:
         )
 
 
+def _shapes(tensors: tuple[TensorArgument, ...]) -> declare.Shapes:
+    return {tensor.parameter: tensor.shape for tensor in tensors}
+
+
 def _flops(declaration: declare.Declaration | None, tensors: tuple[TensorArgument, ...]) -> float | None:
-    return float(declaration.flops({t.parameter: t.shape for t in tensors})) if declaration else None
+    return float(declaration.flops(_shapes(tensors))) if declaration else None
+
+
+def _used(
+    declaration: declare.Declaration | None, tensors: tuple[TensorArgument, ...]
+) -> tuple[TensorArgument, ...]:
+    """The tensors, those that are declared to be read in part with what is read of them."""
+    reads = declaration.reads if declaration else {}
+    return tuple(
+        replace(t, used=reads[t.parameter](_shapes(tensors))) if t.parameter in reads else t for t in tensors
+    )
 
 
 @functools.cache

@@ -39,6 +39,7 @@ from pathlib import Path
 
 import torch
 
+from triton_side.blocks.cross_entropy import IGNORED
 from triton_side.sanitizer_log import Launched, Outcome, end_of, parse, summary
 
 TOOLS = ("memcheck", "racecheck")
@@ -54,7 +55,7 @@ class CannotCheck(RuntimeError):
     """Nothing could be checked; the message says why and what to do."""
 
 
-Shapes = dict[str, tuple[int, ...]]
+Shapes = dict[str, "tuple[int, ...] | torch.Tensor"]  # of random inputs; a tensor stands for itself
 Call = Callable[[], object]
 
 
@@ -68,7 +69,7 @@ def cases(device: str) -> Iterator[tuple[str, Call]]:
         for module, every_shapes, attributes in _operations():
             for shapes in every_shapes[paths]:
                 folder, block = module.split(".")
-                sizes = " ".join("x".join(map(str, shape)) for shape in shapes.values())
+                sizes = " ".join("x".join(map(str, getattr(shape, "shape", shape))) for shape in shapes.values())
                 apply = importlib.import_module(f"triton_side.{module}").apply
                 yield f"{folder} {block} {sizes} {dtype}", _training(apply, shapes, dtype, device, **attributes)
 
@@ -76,6 +77,8 @@ def cases(device: str) -> Iterator[tuple[str, Call]]:
 def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
     """Module, shapes of its inputs, attributes."""
     rows: list[Shapes] = [{"x": (7, 131)}]
+    gated: list[Shapes] = [{"gate": (7, 131), "up": (7, 131)}]
+    biased: list[Shapes] = [{"x": (19, columns), "bias": (columns,)} for columns in (131, 136)]
     flat: list[Shapes] = [{"x": (1021,), "y": (1021,)}]
     walked: list[Shapes] = [{"x": (3, 8201)}]
     # A warp to a row (scalar and 16-byte loads), a block, a cluster of blocks; streamed.
@@ -95,26 +98,44 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
     layers: list[Shapes] = [
         {"x": (m, k), "weight": (k, n), "bias": (n,)} for m, k, n in ((17, 37, 67), (40, 64, 136))
     ]  # fmt: skip
+    ids = torch.tensor([3, 36, 3, 0, 3, 17, 36, 35], dtype=torch.int32)
+    tables: list[Shapes] = [{"table": (37, columns), "ids": ids} for columns in (131, 1032)]
+    labels = torch.tensor([3, IGNORED, 130, 0, 64], dtype=torch.int32)
+    logits: list[Shapes] = [{"logits": (5, columns), "labels": labels} for columns in (131, 8208)]
     heads: list[Shapes] = [dict.fromkeys("qkv", (1, 2, 67, head_dim)) for head_dim in (16, 128)]
+    # One group of heads, and several in the loop; halves that are a power of two, and not.
+    positions = torch.arange(2 * 67, dtype=torch.int32).view(2, 67)
+    turned: list[Shapes] = [
+        {"q": (2, heads, 67, head_dim), "k": (2, 1, 67, head_dim), "positions": positions}
+        for heads, head_dim in ((3, 10), (9, 64))
+    ]
     return [
         ("kernels.vector_add", flat, {}), ("cuda.vector_add", flat, {}),
         ("kernels.gelu", rows, {}), ("cuda.gelu", rows, {}),
+        ("kernels.swiglu", gated, {}), ("kernels.geglu", gated, {}),
+        ("kernels.bias_gelu", biased, {}), ("cuda.bias_gelu", biased, {}),
         ("kernels.softmax", rows + walked, {}), ("cuda.softmax", of_cuda, {}),
         ("kernels.matmul", products, {}), ("cuda.matmul", of_cuda_products, {}), ("kernels.linear_gelu", layers, {}),
         ("kernels.rmsnorm", norms, {"eps": EPS}), ("kernels.swiglu_mlp", mlps, {"eps": EPS}),
-        ("kernels.attention", heads, {}),
+        ("kernels.rope", turned, {"theta": 500000.0}), ("kernels.attention", heads, {}),
+        ("kernels.embedding", tables, {}), ("kernels.cross_entropy", logits, {"smoothing": 0.1, "z_loss": 1e-4}),
     ]  # fmt: skip
 
 
 def _training(
     apply: Callable[..., dict[str, torch.Tensor]], shapes: Shapes, dtype: torch.dtype, device: str, **attributes: float
 ) -> Call:
+    def made(given: tuple[int, ...] | torch.Tensor) -> torch.Tensor:
+        if isinstance(given, torch.Tensor):
+            return given.to(device)
+        return torch.randn(given, dtype=dtype, device=device).requires_grad_()
+
     def call() -> object:
-        inputs = {n: torch.randn(shape, dtype=dtype, device=device).requires_grad_() for n, shape in shapes.items()}
-        (out,) = apply(inputs, **attributes).values()
-        if out.requires_grad:
-            out.backward(torch.randn_like(out))
-        return out
+        outputs = apply({name: made(given) for name, given in shapes.items()}, **attributes)
+        trained = [out for out in outputs.values() if out.requires_grad]
+        if trained:
+            torch.autograd.backward(trained, [torch.randn_like(out) for out in trained])
+        return outputs
 
     return call
 

@@ -1,6 +1,6 @@
-"""What is compiled of a block: its forward pass, or the two halves of a training step."""
+"""What is compiled of a block: its forward pass, the two halves of a training step, or both in one program."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,6 +17,21 @@ def forward(apply: Apply, attributes: Mapping[str, Any]) -> Callable[[Arrays], A
         return apply(inputs, **attributes)
 
     return forward
+
+
+def joint(apply: Apply, attributes: Mapping[str, Any], outputs: Sequence[str]) -> Callable[[Arrays], Arrays]:
+    """Outputs and gradients in one program, as jax.value_and_grad in a training step's jit: XLA is free to fuse, and to
+    recompute, across the two. It takes the inputs, and for each of the `outputs` y its cotangent as d_y, and returns
+    the outputs, and for each input x of a floating dtype its gradient as d_x."""
+    forward, backward = train_halves(apply, attributes)
+    given = {f"d_{name}": name for name in outputs}
+
+    def joint(arrays: Arrays) -> Arrays:
+        results, residuals = forward({name: x for name, x in arrays.items() if name not in given})
+        gradients = backward(residuals, {own: arrays[name] for name, own in given.items()})
+        return results | {f"d_{name}": gradient for name, gradient in gradients.items()}
+
+    return joint
 
 
 def train_halves(

@@ -1,11 +1,13 @@
 """Bytes that one HLO instruction reads and writes when it runs as a kernel, as its shapes declare them."""
 
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 
 from xlafuse.hlo_shape import Element
 from xlafuse.hlo_text import Computation, Instruction, Module
 
+_LOOKUPS = {(opcode, 0) for opcode in ("slice", "dynamic-slice", "gather")}  # with the operand's position
 LIBRARIES = ("__cudnn", "__cub", "cusolver", "cusparse", "cufft", "__gpu$TopK")
 
 
@@ -94,19 +96,31 @@ class _Body:
         for part in parts:
             if part.opcode == "bitcast" and len(part.operands) == 1:
                 self._shown[part.name] = self._shown.get(part.operands[0], part.operands[0])
+        users: defaultdict[str, set[tuple[str, int]]] = defaultdict(set)
+        for part in parts:
+            for position, operand in enumerate(part.operands):
+                users[operand].add((part.opcode, position))
+        # Conversions of which only slices and what is looked up are used: a fusion computes no more of them.
+        self._looked_up = {
+            part.name: part.operands[0] for part in parts
+            if part.opcode == "convert" and users[part.name] and users[part.name] <= _LOOKUPS and not part.is_root
+        }  # fmt: skip
 
     @cached_property
     def uses(self) -> dict[int, int | None]:
         """Bytes read of each parameter, None for all; a parameter that nothing uses is not in it."""
         uses: dict[int, int | None] = {}
         for part in self._computation.instructions.values():
-            if part.name in self._shown:
+            if part.name in self._shown or part.name in self._looked_up:
                 continue
             for position, operand in enumerate(part.operands):
-                parameter = self._parameter(operand)
+                unconverted = self._looked_up.get(operand, operand)
+                parameter = self._parameter(unconverted)
                 if parameter is None:
                     continue
                 used = _used(part, position, self._computation, part.bytes)
+                if used is not None and unconverted != operand:
+                    used = used * self._bytes(unconverted) // max(self._bytes(operand), 1)
                 sofar = uses.get(parameter, 0)
                 uses[parameter] = None if used is None or sofar is None else sofar + used
         return uses
@@ -129,6 +143,9 @@ class _Body:
         operand = self._parameter(result.operands[write.updates])
         return _ALL if operand is None else Write(write.bytes, operand)
 
+    def _bytes(self, operand: str) -> int:
+        return self._computation.instructions[operand].bytes
+
     def _parameter(self, operand: str) -> int | None:
         return self._parameters.get(self._shown.get(operand, operand))
 
@@ -136,7 +153,7 @@ class _Body:
 def _used(user: Instruction, position: int, computation: Computation, yields: int) -> int | None:
     """Bytes that `user`, which yields so many, reads of its operand at `position`; None for all of it."""
     match user.synchronous_opcode:
-        case "slice" | "dynamic-slice" | "gather" if position == 0:
+        case opcode if (opcode, position) in _LOOKUPS:
             return yields
         case "dynamic-update-slice" if position == 0:
             return 0

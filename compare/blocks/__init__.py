@@ -1,6 +1,21 @@
 """The table of blocks: one line a block."""
 
-from compare.blocks import attention, gelu, linear_gelu, matmul, rmsnorm, softmax, swiglu_mlp, vector_add
+from compare.blocks import (
+    attention,
+    bias_gelu,
+    cross_entropy,
+    embedding,
+    geglu,
+    gelu,
+    linear_gelu,
+    matmul,
+    rmsnorm,
+    rope,
+    softmax,
+    swiglu,
+    swiglu_mlp,
+    vector_add,
+)
 from compare.spec import Block
 
 BLOCKS: dict[str, Block] = {
@@ -8,11 +23,17 @@ BLOCKS: dict[str, Block] = {
     for block in (
         vector_add.BLOCK,
         gelu.BLOCK,
+        swiglu.BLOCK,
+        geglu.BLOCK,
+        bias_gelu.BLOCK,
         softmax.BLOCK,
         rmsnorm.BLOCK,
         matmul.BLOCK,
         linear_gelu.BLOCK,
         swiglu_mlp.BLOCK,
+        rope.BLOCK,
         attention.BLOCK,
+        embedding.BLOCK,
+        cross_entropy.BLOCK,
     )
 }

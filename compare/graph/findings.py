@@ -194,6 +194,9 @@ def _copying(view: _View, index: int) -> str:
     )  # fmt: skip
     if not operands:
         verb = "fills an array"
+    elif len(operands) == 2 and "gather" in tokens(view.kernels[index]):
+        indices, table = sorted(operands, key=lambda buffer: buffer.dtype[0] not in "su")
+        verb = f"looks up {_array(view, indices)} in {_array(view, table)}"
     elif len(operands) > 1:
         verb = f"joins {what} into one {'operand' if products else 'array'}"
     else:

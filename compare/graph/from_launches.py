@@ -5,8 +5,8 @@ in its compiled code (triton_side.effects). An ATen operation among the launches
 device tells (compare.graph.join).
 
 Bytes are those that the launch cannot do without: each tensor that its code reads or writes counts whole and once, by
-its own elements where it is a view. What a kernel reads again (tiles of a product, a row walked twice) is left to the
-cache. A causal attention kernel counts all of k and v.
+its own elements where it is a view, of a table what is looked up. What a kernel reads again (tiles of a product, a row
+walked twice) is left to the cache. A causal attention kernel counts all of k and v.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Buffers:
         found: dict[str, int] = {}
         for tensor in tensors:
             buffer = self.name(tensor, tensor.name or hint)
-            found[buffer] = max(found.get(buffer, 0), tensor.bytes)
+            found[buffer] = max(found.get(buffer, 0), tensor.bytes_used)
         return tuple(Access(buffer, size) for buffer, size in found.items())
 
     def all(self) -> tuple[Buffer, ...]:

@@ -52,6 +52,7 @@ _NAMES = {
         "pad": "constant_pad_nd",
         "iota": "arange",
         "full": "zeros ones full_like zeros_like ones_like scalar_tensor empty constant",
+        "scatter": "scatter_add scatter-add index_put index_put_impl index_add embedding_dense_backward",
         "update": "dynamic_update_slice dynamic-update-slice",
     }.items()
     for name in (token, *names.split())

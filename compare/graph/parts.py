@@ -1,4 +1,4 @@
-"""One graph of a training step out of its two compiled halves."""
+"""One graph of a training step out of its two compiled halves, or with both as one part."""
 
 from __future__ import annotations
 
@@ -56,6 +56,19 @@ def join_parts(
         unparsed=forward.unparsed + backward.unparsed,
         versions={**backward.versions, **forward.versions},
     )
+
+
+def as_one_part(graph: FusionGraph) -> FusionGraph:
+    """A training step's graph as that of a call that does both: all its kernels are of one part, which is called
+    forward, the operations of backward's say that they are, and what was saved between the two is an intermediate."""
+
+    def merged(kernel: Kernel) -> Kernel:
+        if kernel.part == "forward":
+            return kernel
+        return replace(kernel, part="forward", source_ops=tuple(replace(op, backward=True) for op in kernel.source_ops))
+
+    buffers = tuple(replace(b, role="intermediate") if b.role == "saved" else b for b in graph.buffers)
+    return replace(graph, kernels=None if graph.kernels is None else tuple(map(merged, graph.kernels)), buffers=buffers)
 
 
 def _check(

@@ -293,18 +293,9 @@ def _ceiling(case: Case, ceilings: Ceilings | None) -> float | None:
     if block.work == "flops":
         suffix = f"-{case.precision}" if case.dtype == "float32" else ""
         return ceilings.products.get(f"{case.dtype}{suffix}")
-    return ceilings.bandwidth(*_compulsory_reads_and_writes(case)) if ceilings.streams else None
-
-
-def _compulsory_reads_and_writes(case: Case) -> tuple[int, int]:
-    """Elements, by the rule of Block.bytes_compulsory."""
-    block = BLOCKS[case.block]
-    inputs = sum(t.elements(case.sizes) for t in block.inputs)
-    outputs = sum(t.elements(case.sizes) for t in block.outputs)
-    if "backward" not in case.parts:
-        return inputs, outputs
-    needed = sum(block.tensor(name).elements(case.sizes) for name in block.backward_needs)
-    return inputs + outputs + needed, outputs + inputs
+    traffic = block.compulsory_traffic(case).values()
+    read, written = (sum(bytes) for bytes in zip(*traffic, strict=True))
+    return ceilings.bandwidth(read, written) if ceilings.streams else None
 
 
 def _kernels(record: Record, parts: dict[str, dict[str, Any]]) -> tuple[int | None, str | None]:

@@ -27,6 +27,7 @@ from compare.graph.from_eager import from_eager
 from compare.graph.from_inductor import from_inductor
 from compare.graph.from_launches import from_launches
 from compare.graph.model import FusionGraph
+from compare.graph.parts import as_one_part
 from compare.graphs import portable_lines
 from compare.protocol import Skip
 from compare.service import Service
@@ -102,7 +103,7 @@ class TorchSide:
             return self._build_handwritten(case, apply, attributes, inputs, cotangents, implementation, dumps)
         program = self._program(case, apply, attributes)
         if self._gpu:
-            program.graph = self._eager_graph(case, partial(apply, **attributes), inputs, cotangents, implementation)
+            program.graph = self._eager_graph(case, apply, attributes, inputs, cotangents, implementation)
         return program
 
     def _program(self, case: Case, apply: Callable[..., Arrays], attributes: dict[str, Any]) -> Program:
@@ -116,15 +117,20 @@ class TorchSide:
 
         def backward(saved: Any, cotangents: Arrays) -> Arrays:
             outputs, inputs = saved
-            names = list(inputs)
+            names = [n for n, x in inputs.items() if x.requires_grad]
             gradients = torch.autograd.grad(
                 [outputs[n] for n in cotangents], [inputs[n] for n in names], [cotangents[n] for n in cotangents]
             )
             return dict(zip(names, gradients, strict=True))
 
-        if case.direction == "fwd":
-            return Program(forward, None, 0.0, None)
-        return Program(forward_saving, backward, 0.0, None)
+        def joint(given: Arrays) -> tuple[Arrays, Any]:
+            inputs, cotangents = BLOCKS[case.block].separated(given)
+            outputs, saved = forward_saving(inputs)
+            return outputs | {f"d_{name}": gradient for name, gradient in backward(saved, cotangents).items()}, None
+
+        if case.direction == "train":
+            return Program(forward_saving, backward, 0.0, None)
+        return Program(joint if case.differentiates else forward, None, 0.0, None)
 
     def _build_inductor(
         self, case: Case, apply: Any, attributes: dict[str, Any], inputs: Arrays, cotangents: Arrays,
@@ -140,7 +146,7 @@ class TorchSide:
             program.compile_s = self._first_call(program, inputs, cotangents)
         captured.write(dumps)
         graph = from_inductor(captured, versions=_versions())
-        program.graph = portable_lines(replace(graph, name=implementation.name))
+        program.graph = _finished(graph, case, implementation)
         program.intercepts_allocations = False
         return program
 
@@ -154,20 +160,18 @@ class TorchSide:
         if _INTERPRETED:
             return program
         started = time.perf_counter()
-        recorded = dispatch.record_call(
-            partial(apply, **attributes), inputs, train=case.direction == "train", cotangents=cotangents
-        )
+        recorded = _record(case, apply, attributes, inputs, cotangents)
         self.synchronize()
         program.compile_s = time.perf_counter() - started
         dispatch.write_launches(recorded, dumps)
         graph = from_launches(
             recorded, name=implementation.name, compiler=implementation.compiler, versions=_versions()
         )
-        program.graph = portable_lines(graph)
+        program.graph = _finished(graph, case, implementation)
         return program
 
     def _eager_graph(
-        self, case: Case, apply: Callable[[Arrays], Arrays], inputs: Arrays, cotangents: Arrays,
+        self, case: Case, apply: Callable[..., Arrays], attributes: dict[str, Any], inputs: Arrays, cotangents: Arrays,
         implementation: Implementation,
     ) -> FusionGraph:
         """Operations in order; with CUPTI each with the kernels that it launched, in a call made for that alone."""
@@ -179,7 +183,7 @@ class TorchSide:
                 parts.append(part)
                 clock.lap(self.synchronize)
 
-        record = partial(dispatch.record_call, apply, inputs, train=case.direction == "train", cotangents=cotangents)
+        record = partial(_record, case, apply, attributes, inputs, cotangents)
         record()  # what is set up at the first call (handles, workspaces) is not the operations'
         self.synchronize()
         if clock is not None:
@@ -191,7 +195,7 @@ class TorchSide:
             for part, sample in zip(parts, clock.collect(), strict=True):
                 kernels[part].append(sample.records)
         graph = from_eager(recorded, name=implementation.name, kernels=kernels, versions=_versions())
-        return portable_lines(graph)
+        return _finished(graph, case, implementation)
 
     def _parts(self, program: Program, inputs: Arrays, cotangents: Arrays) -> list[tuple[str, Callable[[], None]]]:
         """Each part as a call, to be made in order: backward uses what forward saved."""
@@ -219,30 +223,37 @@ class TorchSide:
     def inputs(self, folder: Path, case: Case) -> Arrays:
         """The same buffers for every input set of a case: the set's bits are copied in."""
         live = {}
-        for tensor in BLOCKS[case.block].inputs:
-            stored = self._stored(folder, "input", tensor.name, case.dtype)
+        block = BLOCKS[case.block]
+        for tensor in block.inputs:
+            stored = self._stored(folder, "input", tensor.name, tensor.dtype_in(case))
             key = (case.direction, "live", tensor.name)
             if key not in self._cache:
-                self._cache[key] = torch.empty_like(stored).requires_grad_(case.direction == "train")
+                trained = case.differentiates and tensor.differentiable
+                self._cache[key] = torch.empty_like(stored).requires_grad_(trained)
             live[tensor.name] = self._cache[key]
             with torch.no_grad():
                 live[tensor.name].copy_(stored)
-        return live
+        return block.joined(live, self._all_cotangents(folder, case)) if case.direction == "joint" else live
 
     def cotangents(self, folder: Path, case: Case) -> Arrays:
-        if case.direction == "fwd":
+        return self._all_cotangents(folder, case) if "backward" in case.parts else {}
+
+    def _all_cotangents(self, folder: Path, case: Case) -> Arrays:
+        if not case.differentiates:
             return {}
-        return {t.name: self._stored(folder, "cotangent", t.name, case.dtype) for t in BLOCKS[case.block].outputs}
+        outputs = BLOCKS[case.block].outputs
+        return {t.name: self._stored(folder, "cotangent", t.name, t.dtype_in(case)) for t in outputs}
 
     def changed(self, inputs: Arrays, folder: Path, case: Case) -> list[str]:
-        pristine = {n: self._stored(folder, "input", n, case.dtype) for n in inputs}
-        return [n for n, x in inputs.items() if not torch.equal(_bits(x), _bits(pristine[n]))]
+        tensors = BLOCKS[case.block].inputs
+        pristine = {t.name: self._stored(folder, "input", t.name, t.dtype_in(case)) for t in tensors}
+        return [n for n, x in pristine.items() if not torch.equal(_bits(x), _bits(inputs[n]))]
 
     def reference(self, folder: Path, role: str, name: str) -> torch.Tensor:
         return self._stored(folder, role, name, "float64")
 
     def largest_difference(self, values: torch.Tensor, reference: torch.Tensor) -> float:
-        return float((values.detach().double() - reference).abs().max())
+        return float((reference - values.detach()).abs_().max())  # float64, as the reference; one copy of a large case
 
     def poisoned_allocations(self, program: Program) -> AbstractContextManager[Any]:
         return _NanEmpty() if program.intercepts_allocations else nullcontext()
@@ -330,6 +341,23 @@ class TorchSide:
             tensor = torch.from_numpy(stored.view(np.int16) if dtype == "bfloat16" else stored)
             self._cache[key] = (tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor).to(self._device)
         return self._cache[key]
+
+
+def _record(
+    case: Case, apply: Callable[..., Arrays], attributes: dict[str, Any], inputs: Arrays, cotangents: Arrays,
+    after_each: Callable[[str, int], None] | None = None,
+) -> dispatch.Recorded:
+    """A call's operations and launches, of forward and backward apart also where one program does both."""
+    if case.direction == "joint":
+        inputs, cotangents = BLOCKS[case.block].separated(inputs)
+    return dispatch.record_call(
+        partial(apply, **attributes), inputs, train=case.differentiates, cotangents=cotangents, after_each=after_each
+    )
+
+
+def _finished(graph: FusionGraph, case: Case, implementation: Implementation) -> FusionGraph:
+    graph = as_one_part(graph) if case.direction == "joint" else graph
+    return portable_lines(replace(graph, name=implementation.name))
 
 
 class EventClock:

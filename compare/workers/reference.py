@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,10 @@ Tensors = dict[str, torch.Tensor]
 
 def methods() -> dict[str, Callable[..., Any]]:
     def produce_json(case: dict[str, Any], seed: int, folder: str) -> dict[str, Any]:
-        return produce(Case.from_json(case), seed, Path(folder))
+        scales = produce(Case.from_json(case), seed, Path(folder))
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()  # float64 of a large case fills much of the GPU, which the other workers share
+        return scales
 
     def draw_json(case: dict[str, Any], seed: int, folder: str) -> None:
         store_inputs(Case.from_json(case), seed, Path(folder))
@@ -44,7 +46,7 @@ def store_inputs(case: Case, seed: int, folder: Path) -> tuple[Tensors, Tensors]
     inputs, cotangents = _draw(case, seed)
     for role, tensors in (("input", inputs), ("cotangent", cotangents)):
         for name, tensor in tensors.items():
-            bits = tensor.view(torch.int16) if case.dtype == "bfloat16" else tensor
+            bits = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
             np.save(arrays.path_of(folder, role, name), bits.cpu().numpy())
     return inputs, cotangents
 
@@ -72,9 +74,13 @@ def produce(case: Case, seed: int, folder: Path) -> dict[str, Any]:
 
 
 def _redraws(block: Block, case: Case) -> int:
-    """How often the independent evaluation is repeated on fresh inputs: a maximum over few elements is luck."""
+    """How often the independent evaluation is repeated on fresh inputs: a maximum over few elements is luck.
+
+    Of large inputs less often: drawing a billion numbers takes seconds.
+    """
     smallest = min(t.elements(case.sizes) for t in block.outputs)
-    return max(1, min(16, 65536 // smallest))
+    largest = max(t.elements(case.sizes) for t in block.inputs)
+    return max(1, min(16, 65536 // smallest, 2**30 // largest))
 
 
 def _independent_errors(
@@ -82,16 +88,16 @@ def _independent_errors(
 ) -> dict[str, float]:
     """Error of the formula evaluated operation by operation in the case's dtype, for each output and gradient.
 
-    In float32 it is made no better than plain code may be; see PlainFloat32. In half types the rounding after each
-    operation is far coarser than either.
+    What it computes in float32 is made no better than plain code may be; see PlainFloat32. In half types the rounding
+    after each operation is far coarser than either.
     """
-    with PlainFloat32(case.precision) if case.dtype == "float32" else nullcontext():
+    with PlainFloat32(case.precision):
         rounded = evaluate(BLOCKS[case.block], inputs, cotangents, getattr(torch, case.dtype), case.precision)
     return {n: relative_error(rounded[n], values, _rms(values), _largest_difference) for n, values in exact.items()}
 
 
 def _largest_difference(values: torch.Tensor, reference: torch.Tensor) -> float:
-    return float((values.double() - reference).abs().max())
+    return float((reference - values).abs_().max())  # float64, as the reference; one copy of a large case
 
 
 def _rms(values: torch.Tensor) -> float:
@@ -102,14 +108,15 @@ class PlainFloat32(TorchDispatchMode):
     """float32 as plain code computes it, rather than as well as this machine's libraries happen to.
 
     Results of the functions below are moved by up to two units in the last place, at random, seeded: GPU code need not
-    round them correctly (CUDA C++ Programming Guide, Mathematical Functions: two units for 1/sqrt, and for a division
-    compiled without -prec-div). IEEE products are summed term after term into one accumulator; a library that splits
-    the sum is better than it need be.
+    round them correctly (CUDA C++ Programming Guide, Mathematical Functions: two units for 1/sqrt, sin and cos, four
+    for pow, two for a division compiled without -prec-div). IEEE products are summed term after term into one
+    accumulator; a library that splits the sum is better than it need be.
     """
 
     _FUNCTIONS = {
-        torch.ops.aten.exp.default, torch.ops.aten.tanh.default, torch.ops.aten.sqrt.default,
-        torch.ops.aten.div.Tensor, torch.ops.aten.reciprocal.default,
+        torch.ops.aten.exp.default, torch.ops.aten.log.default, torch.ops.aten.tanh.default,
+        torch.ops.aten.sqrt.default, torch.ops.aten.div.Tensor, torch.ops.aten.reciprocal.default,
+        torch.ops.aten.cos.default, torch.ops.aten.sin.default, torch.ops.aten.pow.Scalar,
     }
     _PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.bmm.default}
 
@@ -125,6 +132,8 @@ class PlainFloat32(TorchDispatchMode):
         if function not in self._FUNCTIONS or result.dtype != torch.float32:
             return result
         ulps = torch.rand(result.shape, generator=self._generator, device=result.device) * 4 - 2
+        if function == torch.ops.aten.pow.Scalar:
+            ulps[result == 1] = 0  # the power of an exponent of zero, exact everywhere (C17, F.10.4.4)
         return result * (1 + 2.0**-23 * ulps)
 
 
@@ -145,7 +154,10 @@ def evaluate(
 ) -> Tensors:
     """Outputs, and gradients as `d_<input>` where cotangents are given, of the reference formula in `dtype`."""
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    leaves = {name: value.to(dtype).requires_grad_(bool(cotangents)) for name, value in inputs.items()}
+    leaves = {
+        name: value.to(dtype).requires_grad_(bool(cotangents)) if value.is_floating_point() else value
+        for name, value in inputs.items()
+    }
     outputs: Tensors = {}
     for index in _slices(block, leaves):
         views = {name: index(block.tensor(name).axes, leaf) for name, leaf in leaves.items()}
@@ -153,10 +165,10 @@ def evaluate(
         for name, value in part.items():
             axes = block.tensor(name).axes
             if cotangents:
-                value.backward(index(axes, cotangents[name]).to(dtype), retain_graph=len(part) > 1)
+                value.backward(index(axes, cotangents[name]).to(value.dtype), retain_graph=len(part) > 1)
             if name not in outputs:
                 sizes = {a: n for t in block.inputs for a, n in zip(t.axes, leaves[t.name].shape, strict=True)}
-                outputs[name] = value.new_empty(block.tensor(name).shape(sizes))
+                outputs[name] = value.detach().new_empty(block.tensor(name).shape(sizes))
             index(axes, outputs[name]).copy_(value.detach())
     gradients = {f"d_{name}": leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
     return outputs | gradients
@@ -175,13 +187,13 @@ def _slices(block: Block, tensors: Tensors) -> Iterator[Any]:
 
 
 def _draw(case: Case, seed: int) -> tuple[Tensors, Tensors]:
-    """Inputs, and for `train` cotangents, in the case's dtype on this device."""
+    """Inputs, and cotangents where the case has gradients, in their dtypes on this device."""
     block = BLOCKS[case.block]
 
     def rounded(tensor: Tensor, seed: int) -> torch.Tensor:
-        return torch.from_numpy(arrays.draw(case, tensor, seed)).to(getattr(torch, case.dtype)).to(device())
+        return torch.from_numpy(arrays.draw(case, tensor, seed)).to(getattr(torch, tensor.dtype_in(case))).to(device())
 
     inputs = {t.name: rounded(t, seed) for t in block.inputs}
     # A cotangent has its output's name; another seed keeps it independent of an input of the same name.
-    cotangents = {t.name: rounded(t, seed + 1_000_000) for t in block.outputs if case.direction == "train"}
+    cotangents = {t.name: rounded(t, seed + 1_000_000) for t in block.outputs if case.differentiates}
     return inputs, cotangents

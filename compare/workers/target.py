@@ -31,6 +31,7 @@ from compare.graph import store  # noqa: E402
 from compare.graph.from_eager import from_eager  # noqa: E402
 from compare.graph.from_inductor import from_inductor  # noqa: E402
 from compare.graph.from_launches import from_launches  # noqa: E402
+from compare.graph.parts import as_one_part  # noqa: E402
 from compare.graphs import portable_lines  # noqa: E402
 from triton_side import dispatch  # noqa: E402
 
@@ -52,8 +53,8 @@ def compile_for_target(case: dict[str, Any], implementation: str, dumps: str) ->
     block = BLOCKS[spec.block]
     row = block.implementation(implementation)
     torch.set_float32_matmul_precision("high" if spec.precision == "tf32" else "highest")
-    inputs = {t.name: (t.shape(spec.sizes), getattr(torch, spec.dtype)) for t in block.inputs}
-    train = spec.direction == "train"
+    inputs = {t.name: (t.shape(spec.sizes), getattr(torch, t.dtype_in(spec))) for t in block.inputs}
+    train = spec.differentiates
     about: dict[str, Any] = {"target": os.environ["XLAFUSE_TARGET"], "versions": _versions()}
     started = time.perf_counter()
     if row.compiler.startswith("inductor"):
@@ -71,6 +72,8 @@ def compile_for_target(case: dict[str, Any], implementation: str, dumps: str) ->
         else:
             dispatch.write_launches(recorded, Path(dumps))
             graph = from_launches(recorded, name=row.name, compiler=row.compiler, **about)
+    if spec.direction == "joint":
+        graph = as_one_part(graph)
     return {"compile_s": compile_s, "graph": store.to_json(portable_lines(replace(graph, name=row.name)))}
 
 

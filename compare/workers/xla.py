@@ -109,14 +109,16 @@ class XlaSide:
         """Compile for a target pack; nothing is run."""
         spec = Case.from_json(case)
         block = BLOCKS[spec.block]
-        structs = {
-            role: {t.name: jax.ShapeDtypeStruct(t.shape(spec.sizes), jnp.dtype(spec.dtype)) for t in tensors}
-            for role, tensors in (("input", block.inputs), ("cotangent", block.outputs))
-        }
+        inputs, cotangents = (
+            {t.name: jax.ShapeDtypeStruct(t.shape(spec.sizes), jnp.dtype(t.dtype_in(spec))) for t in tensors}
+            for tensors in (block.inputs, block.outputs)
+        )
+        if spec.direction == "joint":
+            inputs = block.joined(inputs, cotangents)
         pack = targets.load(target)
         config, results = pack.xla_config(version("jax")), pack.xla_autotune_results(version("jax"))
         halves = self._compile(
-            spec, block.implementation(implementation), structs["input"], structs["cotangent"], Path(dumps),
+            spec, block.implementation(implementation), inputs, cotangents, Path(dumps),
             target=compiler.Target(config, results),
         )
         graph = _graph(halves, Path(dumps), name=implementation, target=target)
@@ -135,6 +137,9 @@ class XlaSide:
         )
         if case.direction == "fwd":
             return {"forward": compile_half(directions.forward(apply, attributes), [inputs], dump_to=dumps / "forward")}
+        if case.direction == "joint":
+            step = directions.joint(apply, attributes, [t.name for t in BLOCKS[case.block].outputs])
+            return {"forward": compile_half(step, [inputs], dump_to=dumps / "forward")}
         recompute = implementation.compiler == "xla-remat"
         save, differentiate = directions.train_halves(apply, attributes, recompute=recompute)
         forward = compile_half(save, [inputs], dump_to=dumps / "forward")
@@ -145,16 +150,25 @@ class XlaSide:
     # What compare.subject asks of a framework.
 
     def inputs(self, folder: Path, case: Case) -> Arrays:
-        return {t.name: self._stored(folder, "input", t.name, case.dtype) for t in BLOCKS[case.block].inputs}
+        block = BLOCKS[case.block]
+        own = {t.name: self._stored(folder, "input", t.name, t.dtype_in(case)) for t in block.inputs}
+        return block.joined(own, self._all_cotangents(folder, case)) if case.direction == "joint" else own
 
     def cotangents(self, folder: Path, case: Case) -> Arrays:
-        if case.direction == "fwd":
+        return self._all_cotangents(folder, case) if "backward" in case.parts else {}
+
+    def _all_cotangents(self, folder: Path, case: Case) -> Arrays:
+        if not case.differentiates:
             return {}
-        return {t.name: self._stored(folder, "cotangent", t.name, case.dtype) for t in BLOCKS[case.block].outputs}
+        outputs = BLOCKS[case.block].outputs
+        return {t.name: self._stored(folder, "cotangent", t.name, t.dtype_in(case)) for t in outputs}
 
     def changed(self, inputs: Arrays, folder: Path, case: Case) -> list[str]:
-        pristine = {n: self._stored(folder, "input", n, case.dtype, copy="pristine") for n in inputs}
-        return [n for n, x in inputs.items() if not bool(_same_bits(x, pristine[n]))]
+        pristine = {
+            t.name: self._stored(folder, "input", t.name, t.dtype_in(case), copy="pristine")
+            for t in BLOCKS[case.block].inputs
+        }
+        return [n for n, x in pristine.items() if not bool(_same_bits(x, inputs[n]))]
 
     def reference(self, folder: Path, role: str, name: str) -> Any:
         with jax.enable_x64(True):
@@ -273,8 +287,8 @@ def _program(case: Case, halves: dict[str, compiler.Compilation], dumps: Path) -
     found = {part: dump.command_buffers(dumps / part) for part in halves} if _HAS_GPU else {}
     buffers = {part: counts for part, counts in found.items() if counts}
     return Program(
-        forward=forward if case.direction == "train" else lambda inputs: (forward(inputs), None),
-        backward=_executable(halves["backward"]) if case.direction == "train" else None,
+        forward=forward if "backward" in halves else lambda inputs: (forward(inputs), None),
+        backward=_executable(halves["backward"]) if "backward" in halves else None,
         compile_s=sum(half.compile_s for half in halves.values()),
         graph=None,
         allocations={part: _allocations(half) for part, half in halves.items()},

@@ -160,6 +160,9 @@ def test_list_names_everything_that_run_takes() -> None:
         for implementation in spec.implementations:
             assert implementation.target in text and implementation.summary in text
     assert "h200" in data["targets"]
+    table = xlafuse("list", "--markdown").stdout.splitlines()
+    assert len(table) == 2 + len(BLOCKS) and table[2].startswith("| vector\\_add")
+    assert xlafuse("list", "--markdown", "--json").exit_code == 2
 
 
 @pytest.mark.parametrize("command", ["", *cli.commands])

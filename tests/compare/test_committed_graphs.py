@@ -35,7 +35,7 @@ def test_all_that_ran_is_joined(name: str) -> None:
         assert joined == pytest.approx(ran)
 
 
-CASES = [(block.name, direction) for block in BLOCKS.values() for direction in block.directions]
+CASES = sorted({(record.case.block, record.case.direction) for record in RECORDS.values()})
 
 
 @pytest.mark.parametrize(("block", "direction"), CASES)

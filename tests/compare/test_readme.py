@@ -1,4 +1,4 @@
-"""The README's table is what its command prints from the committed run."""
+"""The README's tables are what their commands print, of the committed run and of the blocks that there are."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROJECT = Path(__file__).parents[2]
 
 
-def test_the_results_come_from_the_run() -> None:
+@pytest.mark.parametrize("what", ["results", "blocks"])
+def test_a_table_is_what_its_command_prints(what: str) -> None:
     readme = (PROJECT / "README.md").read_text()
-    found = re.search(r"<!-- results: xlafuse (.*?) -->\n\n(.*?)\n\n<!-- /results -->", readme, re.DOTALL)
-    assert found, "README.md has no results"
+    found = re.search(rf"<!-- {what}: xlafuse (.*?) -->\n\n(.*?)\n\n<!-- /{what} -->", readme, re.DOTALL)
+    assert found, f"README.md has no {what}"
     command = [sys.executable, "-m", "compare", *shlex.split(found[1])]
     printed = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True).stdout
     assert found[2] == printed.strip()

@@ -11,17 +11,24 @@ torch = pytest.importorskip("torch")
 
 from compare import arrays  # noqa: E402
 from compare.blocks import BLOCKS  # noqa: E402
+from compare.check import Scale  # noqa: E402
 from compare.spec import Block, Case  # noqa: E402
 from compare.workers import reference  # noqa: E402
 
 SMALL = {
     "vector_add": {"elements": 5},
     "gelu": {"rows": 2, "columns": 3},
+    "swiglu": {"rows": 2, "columns": 3},
+    "geglu": {"rows": 2, "columns": 3},
+    "bias_gelu": {"rows": 2, "columns": 3},
     "softmax": {"rows": 2, "columns": 4},
     "rmsnorm": {"rows": 2, "columns": 4},
     "matmul": {"m": 2, "k": 3, "n": 4},
     "linear_gelu": {"m": 2, "k": 3, "n": 4},
     "swiglu_mlp": {"tokens": 2, "width": 3, "hidden": 4},
+    "rope": {"batch": 2, "heads": 2, "kv_heads": 1, "sequence": 3, "head_dim": 4},
+    "embedding": {"rows": 4, "columns": 3, "tokens": 5, "distinct": 2},
+    "cross_entropy": {"tokens": 3, "classes": 4, "ignored_percent": 34},
     "attention": {"batch": 2, "heads": 2, "sequence": 3, "head_dim": 2},
 }
 
@@ -32,7 +39,8 @@ def small_case(block: Block) -> Case:
 
 def drawn(block: Block) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     case = small_case(block)
-    inputs = {t.name: arrays.draw(case, t, 0).astype(np.float64) for t in block.inputs}
+    kinds = {t.name: np.float64 if t.differentiable else np.int64 for t in block.inputs}
+    inputs = {t.name: arrays.draw(case, t, 0).astype(kinds[t.name]) for t in block.inputs}
     cotangents = {t.name: arrays.draw(case, t, 1).astype(np.float64) for t in block.outputs}
     return inputs, cotangents
 
@@ -61,7 +69,8 @@ def test_gradients_agree_with_finite_differences(block: Block) -> None:
         return float(sum((outputs[n] * cotangents[n]).sum() for n in outputs))
 
     step = 1e-6
-    for name, array in inputs.items():
+    for name in (t.name for t in block.inputs if t.differentiable):
+        array = inputs[name]
         expected = np.empty_like(array)
         for position in np.ndindex(array.shape):
             up, down = ({**inputs, name: array.copy()} for _ in range(2))
@@ -79,6 +88,54 @@ def test_attention_reference_is_causal() -> None:
     after = block.reference(np, inputs)["out"]
     np.testing.assert_array_equal(before[..., :-1, :], after[..., :-1, :])
     assert not np.allclose(before[..., -1, :], after[..., -1, :])
+
+
+def test_rope_positions_go_on_from_a_start_of_each_sequence() -> None:
+    inputs, _ = drawn(BLOCKS["rope"])
+    positions = inputs["positions"]
+    assert (np.diff(positions, axis=1) == 1).all() and 0 <= positions.min() and positions[0, 0] != positions[1, 0]
+
+
+def test_rope_angles_are_not_computed_in_a_half_type() -> None:
+    block = BLOCKS["rope"]
+    inputs, cotangents = drawn(block)
+    inputs["positions"] += 100_000
+    exact, low = (
+        reference.evaluate(block, as_torch(inputs), as_torch(cotangents), dtype)
+        for dtype in (torch.float64, torch.bfloat16)
+    )
+    assert low.keys() == exact.keys() == {"q_out", "k_out", "d_q", "d_k"}
+    for name, values in low.items():
+        # Rounded: x, cos, their product and the sum, each twice; a turned pair is no longer than it was, 4 at most.
+        assert (values.double() - exact[name]).abs().max() <= 8 * 2**-8 * 4, name
+
+
+def test_plain_float32_errs_where_a_gpu_may() -> None:
+    exponents = torch.linspace(-1, 0, 101, device=reference.device())
+    with reference.PlainFloat32("ieee"):
+        powers, cosines = 500000.0**exponents, torch.cos(exponents)
+    for found, exact in ((powers, 500000.0 ** exponents.double()), (cosines, torch.cos(exponents.double()))):
+        ulps = ((found.double() - exact) / exact).abs() / 2**-23
+        assert 1 < ulps.max() <= 3.5  # two, and those of the library
+    assert powers[-1] == 1
+
+
+def test_a_gradient_added_up_in_float32_keeps_the_tolerance_of_rows_that_many_tokens_share() -> None:
+    block = BLOCKS["embedding"]
+    sizes = {"rows": 2000, "columns": 64, "tokens": 900, "distinct": 300}
+    case = Case("embedding", "x", sizes, "bfloat16", "train")
+    inputs, cotangents = reference._draw(case, 0)
+    ids = inputs["ids"].long()
+    assert len(ids.unique()) == 300 and ids.bincount().max() > 80
+    exact = reference.evaluate(block, inputs, cotangents, torch.float64)["d_table"]
+    error = reference._independent_errors(case, inputs, cotangents, {"d_table": exact})["d_table"]
+    tolerance = Scale(reference._rms(exact), float(exact.abs().max()), error).tolerance(2.0**-7) * reference._rms(exact)
+    assert tolerance <= 2.0**-7 * float(exact.abs().max())
+    dy = cotangents["y"]
+    for token in range(0, 900, 90):  # one that is left out, of a row with many tokens or with one
+        missing = exact.clone()
+        missing[ids[token]] -= dy[token]
+        assert (missing - exact).abs().max() > tolerance
 
 
 def test_the_same_seed_draws_the_same_bits_and_another_does_not() -> None:
@@ -104,3 +161,22 @@ def test_stored_bits_are_the_inputs(tmp_path: Path) -> None:
     assert y.dtype == np.float64
     np.testing.assert_allclose(y, torch.softmax(stored.double(), -1).numpy(), rtol=1e-12)
     assert np.isfinite([s["independent_error"] for s in scales.values()]).all()
+
+
+def test_sums_in_float32_make_a_half_precision_tolerance_that_of_float32() -> None:
+    """A loss summed in bfloat16 would be allowed errors of percents."""
+    block = BLOCKS["cross_entropy"]
+    case = Case("cross_entropy", "x", {"tokens": 64, "classes": 50, "ignored_percent": 10}, "bfloat16", "train")
+    inputs, cotangents = reference._draw(case, 0)
+    assert (inputs["labels"] == -100).sum() == 6
+    exact = reference.evaluate(block, inputs, cotangents, torch.float64)
+    errors = reference._independent_errors(case, inputs, cotangents, exact)
+    assert 0 < errors["loss"] < 8 * 2.0**-23
+    largest = float(exact["d_logits"].abs().max()) / reference._rms(exact["d_logits"])
+    assert 2.0**-10 < errors["d_logits"] < 2.0**-8 * largest  # of storing it
+
+
+def test_an_evaluation_of_one_number_is_repeated_but_not_on_a_billion() -> None:
+    block = BLOCKS["cross_entropy"]
+    redraws = {case.name: reference._redraws(block, case) for case in block.cases("full")}
+    assert redraws == {"llama-3": 4, "llama-3-8k": 1, "32k": 4, "prime": 16, "all-ignored": 16}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from compare import arrays
 from compare.blocks import BLOCKS
-from compare.spec import Block, Case
+from compare.spec import Block, Case, Tensor
 
 
 @pytest.mark.parametrize("block", BLOCKS.values(), ids=lambda b: b.name)
@@ -19,7 +20,7 @@ def test_a_block_is_consistent(block: Block) -> None:
     assert len({i.name for i in block.implementations}) == len(block.implementations)
     assert len({s.name for s in block.shapes}) == len(block.shapes)
     for shape in block.shapes:
-        assert set(shape.sizes) == axes, shape.name
+        assert axes <= set(shape.sizes), shape.name
     for suite in ("quick", "full", "check"):
         cases = block.cases(suite)
         assert cases and len({c.id for c in cases}) == len(cases)
@@ -38,6 +39,46 @@ def test_compulsory_bytes_of_vector_add() -> None:
     block = BLOCKS["vector_add"]
     assert block.bytes_compulsory(case) == {"forward": 3 * 2 * 7}
     assert block.part_flops(case)["forward"] / block.bytes_compulsory(case)["forward"] == pytest.approx(1 / 6)
+
+
+LOOKUP = Block(
+    name="lookup", summary="", reference=lambda xp, i: {"loss": i["table"][i["ids"]].sum()}, shapes=(),
+    inputs=(
+        Tensor("table", ("rows", "columns"), read=lambda s: s["tokens"] * s["columns"]),
+        Tensor("ids", ("tokens",), dtype="int32", draw=lambda g, s: g.integers(0, s["rows"], s["tokens"])),
+    ),
+    outputs=(Tensor("loss", (), dtype="float32"),), implementations=(), flops=lambda s: 0.0, backward_needs=("ids",),
+)
+
+
+def test_integers_are_drawn_and_have_no_gradient() -> None:
+    case = Case("lookup", "x", {"rows": 100, "columns": 3, "tokens": 7}, "bfloat16", "train")
+    table, ids = LOOKUP.inputs
+    drawn = arrays.draw(case, ids, seed=0)
+    assert drawn.shape == (7,) and drawn.min() >= 0 and drawn.max() < 100
+    assert (drawn == arrays.draw(case, ids, seed=0)).all() and (drawn != arrays.draw(case, ids, seed=1)).any()
+    assert table.differentiable and not ids.differentiable
+    # forward reads 7 rows of 3 and 7 ids and writes the loss; backward reads dloss and ids and writes all of dtable
+    assert LOOKUP.compulsory_traffic(case) == {
+        "forward": (2 * 21 + 4 * 7, 4), "backward": (4 + 4 * 7, 2 * 300),
+    }
+
+
+def test_logits_of_ignored_tokens_need_not_be_read() -> None:
+    sizes = {"tokens": 40, "classes": 10, "ignored_percent": 5}
+    case = Case("cross_entropy", "x", sizes, "bfloat16", "train")
+    labels = arrays.draw(case, BLOCKS["cross_entropy"].tensor("labels"), 0)
+    assert (labels == -100).sum() == 2 and labels[labels != -100].min() >= 0 and labels.max() < 10
+    # forward reads 38 rows and all labels and writes the loss; backward reads dloss, too, and writes every gradient
+    assert BLOCKS["cross_entropy"].compulsory_traffic(case) == {
+        "forward": (2 * 380 + 4 * 40, 4), "backward": (4 + 2 * 380 + 4 * 40, 2 * 400),
+    }
+
+
+def test_what_is_drawn_in_another_shape_is_refused() -> None:
+    case = Case("lookup", "x", {"rows": 100, "columns": 3, "tokens": 7}, "bfloat16", "train")
+    with pytest.raises(ValueError, match=r"ids was drawn in shape \(3,\), expected \(7,\)"):
+        arrays.draw(case, Tensor("ids", ("tokens",), dtype="int32", draw=lambda g, s: g.integers(0, 9, 3)), seed=0)
 
 
 def test_attention_flops_are_half_the_square() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx.traceback import preserve_node_meta
 
+from triton_side.blocks.cross_entropy import IGNORED
 from triton_side.library import attention as library_attention
 
 EPS = 1e-5
@@ -19,23 +20,41 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 SHAPES = {
     "vector_add": [(1,), (131,)],
     "gelu": [(1, 1), (7, 129)],
+    "swiglu": [(1, 1), (7, 129)],
+    "geglu": [(1, 1), (7, 129)],
+    "bias_gelu": [(1, 1), (7, 129)],
     "softmax": [(1, 1), (7, 129)],
     "rmsnorm": [(1, 1), (7, 129)],
     "matmul": [(1, 1, 1), (7, 33, 65)],  # m, k, n
     "linear_gelu": [(1, 3, 5), (7, 33, 65)],  # m, k, n
     "swiglu_mlp": [(1, 3, 5), (7, 33, 65)],  # tokens, width, hidden
+    "rope": [(1, 1, 1, 1, 2), (2, 3, 1, 37, 24)],  # batch, heads, kv_heads, sequence, head_dim
     "attention": [(1, 1, 1, 16), (1, 2, 37, 24)],  # batch, heads, sequence, head_dim
+    "embedding": [(1, 1, 1), (37, 65, 19)],  # rows, columns, tokens
+    "cross_entropy": [(1, 1), (7, 129)],
 }
-ATTRIBUTES = {"rmsnorm": {"eps": EPS}, "swiglu_mlp": {"eps": EPS}}
+THETA = 10000.0
+SMOOTHING, Z_LOSS = 0.1, 0.05
+ATTRIBUTES = {
+    "rmsnorm": {"eps": EPS}, "swiglu_mlp": {"eps": EPS}, "rope": {"theta": THETA},
+    "cross_entropy": {"smoothing": SMOOTHING, "z_loss": Z_LOSS},
+}
+FLOAT32 = {"loss"}  # outputs that are, whatever the inputs' dtype
 STAGES = {
     "vector_add": {"add"},
     "gelu": {"gelu"},
+    "swiglu": {"silu", "multiply"},
+    "geglu": {"gelu", "multiply"},
+    "bias_gelu": {"bias", "gelu"},
     "softmax": {"max", "exp", "sum", "divide"},
     "rmsnorm": {"mean_square", "normalize", "weight"},
     "matmul": {"product"},
     "linear_gelu": {"product", "bias", "gelu"},
     "swiglu_mlp": {"norm", "gate", "up", "act", "down", "residual"},
+    "rope": {"angles", "rotate_q", "rotate_k"},
     "attention": {"scores", "mask", "softmax", "values"},
+    "embedding": {"gather"},
+    "cross_entropy": {"logsumexp", "target", "smoothing", "z_loss", "mean"},
 }
 # Error allowed, in units of the dtype's eps at the tensor's rms. The largest of a thousand normal values is
 # four times their rms, so storing it alone costs two; chained roundings take the rest (largest seen: 23).
@@ -52,8 +71,12 @@ def make_inputs(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> Array
 
     if block == "vector_add":
         return {"x": normal(*shape), "y": normal(*shape)}
+    if block in ("swiglu", "geglu"):
+        return {"gate": normal(*shape), "up": normal(*shape)}
     if block == "rmsnorm":
         return {"x": normal(*shape), "weight": normal(shape[-1])}
+    if block == "bias_gelu":
+        return {"x": normal(*shape), "bias": normal(shape[-1])}
     if block == "attention":
         return {name: normal(*shape) for name in "qkv"}
     if block == "matmul":
@@ -62,6 +85,22 @@ def make_inputs(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> Array
     if block == "linear_gelu":
         m, k, n = shape
         return {"x": normal(m, k), "weight": normal(k, n, scale=k**-0.5), "bias": normal(n)}
+    if block == "rope":
+        batch, heads, kv_heads, sequence, head_dim = shape
+        # Small, as the error of an angle is multiplied by the position.
+        positions = torch.randint(16, (batch, sequence), generator=generator, dtype=torch.int32)
+        return {
+            "q": normal(batch, heads, sequence, head_dim), "k": normal(batch, kv_heads, sequence, head_dim),
+            "positions": positions,
+        }  # fmt: skip
+    if block == "embedding":
+        rows, columns, tokens = shape
+        # In pairs: on a CPU F.embedding adds up in the table's dtype.
+        return {"table": normal(rows, columns), "ids": torch.arange(tokens, dtype=torch.int32) // 2 * 2}
+    if block == "cross_entropy":
+        labels = torch.arange(shape[0], dtype=torch.int32)
+        labels[1::3] = IGNORED
+        return {"logits": normal(*shape), "labels": labels}
     if block == "swiglu_mlp":
         tokens, width, hidden = shape
         return {
@@ -78,12 +117,20 @@ def detached(inputs: Arrays) -> Arrays:
     return {name: tensor.detach() for name, tensor in inputs.items()}
 
 
+def gelu_reference(x: Tensor) -> Tensor:
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
 def rmsnorm_reference(x: Tensor, weight: Tensor) -> Tensor:
     return x / torch.sqrt(x.square().mean(-1, keepdim=True) + EPS) * weight
 
 
-def gelu_reference(x: Tensor) -> Tensor:
-    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+def rope_reference(x: Tensor, positions: Tensor) -> Tensor:
+    """Pair i is a complex number, multiplied by exp(i angle)."""
+    half = x.shape[-1] // 2
+    angles = positions[:, None, :, None] * THETA ** (-torch.arange(half, dtype=torch.float64) / half)
+    turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angles), angles)
+    return torch.cat([turned.real, turned.imag], dim=-1)
 
 
 def reference(block: str, inputs: Arrays) -> Arrays:
@@ -91,8 +138,14 @@ def reference(block: str, inputs: Arrays) -> Arrays:
     x = inputs.get("x")
     if block == "vector_add":
         return {"out": x + inputs["y"]}
+    if block == "bias_gelu":
+        return reference("gelu", {"x": x + inputs["bias"]})
     if block == "gelu":
         return {"y": gelu_reference(x)}
+    if block == "swiglu":
+        return {"y": inputs["gate"] / (1 + torch.exp(-inputs["gate"])) * inputs["up"]}
+    if block == "geglu":
+        return {"y": gelu_reference(inputs["gate"]) * inputs["up"]}
     if block == "matmul":
         return {"c": inputs["a"] @ inputs["b"]}
     if block == "linear_gelu":
@@ -105,6 +158,14 @@ def reference(block: str, inputs: Arrays) -> Arrays:
         h = rmsnorm_reference(x, inputs["norm_weight"])
         gate = h @ inputs["gate_weight"]
         return {"y": x + (gate / (1 + torch.exp(-gate)) * (h @ inputs["up_weight"])) @ inputs["down_weight"]}
+    if block == "rope":
+        return {f"{name}_out": rope_reference(inputs[name], inputs["positions"]) for name in "qk"}
+    if block == "embedding":
+        return {"y": inputs["table"][inputs["ids"].long()]}
+    if block == "cross_entropy":
+        logits, labels = (inputs[name][inputs["labels"] != IGNORED] for name in ("logits", "labels"))
+        entropy = torch.nn.functional.cross_entropy(logits, labels.long(), label_smoothing=SMOOTHING)
+        return {"loss": entropy + Z_LOSS * logits.logsumexp(-1).square().mean()}
     q, k, v = (inputs[name] for name in "qkv")
     scores = torch.einsum("bhqd,bhkd->bhqk", q, k) / math.sqrt(q.shape[-1])
     causal = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool).tril()
@@ -122,19 +183,22 @@ def assert_close(name: str, value: Tensor, expected: Tensor, dtype: torch.dtype)
 
 def check(block: str, apply: Callable[..., Arrays], inputs: Arrays, *, gradients: bool = True) -> None:
     """Outputs, and the gradients of all inputs for a random cotangent, against the reference."""
-    dtype = next(iter(inputs.values())).dtype
-    exact = {name: tensor.detach().double().requires_grad_() for name, tensor in inputs.items()}
-    (expected,) = reference(block, exact).values()
+    floating = {name: tensor for name, tensor in inputs.items() if tensor.is_floating_point()}
+    dtype = next(iter(floating.values())).dtype
+    exact = inputs | {name: tensor.detach().double().requires_grad_() for name, tensor in floating.items()}
+    expected = reference(block, exact)
     outputs = apply(inputs, **ATTRIBUTES.get(block, {}))
-    assert outputs.keys() == reference(block, exact).keys()
-    (value,) = outputs.values()
-    assert_close("output", value, expected, dtype)
+    assert outputs.keys() == expected.keys()
+    dtypes = {name: torch.float32 if name in FLOAT32 else dtype for name in outputs}
+    for name, value in outputs.items():
+        assert_close(name, value, expected[name], dtypes[name])
     if not gradients:
         return
-    cotangent = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
-    value.backward(cotangent)
-    expected.backward(cotangent.double())
-    for name, tensor in inputs.items():
+    generator = torch.Generator().manual_seed(1)
+    cotangents = {name: torch.randn(y.shape, generator=generator).to(dtypes[name]) for name, y in expected.items()}
+    torch.autograd.backward([outputs[name] for name in cotangents], list(cotangents.values()))
+    torch.autograd.backward([expected[name] for name in cotangents], [dy.double() for dy in cotangents.values()])
+    for name, tensor in floating.items():
         assert_close(f"gradient of {name}", tensor.grad, exact[name].grad, dtype)
 
 
@@ -143,7 +207,7 @@ def module(package: str, block: str) -> Callable[..., Arrays]:
 
 
 ALL_CASES = [(block, shape) for block, shapes in SHAPES.items() for shape in shapes]
-LIBRARY_CASES = [(block, shape) for block, shape in ALL_CASES if block not in ("attention", "matmul")]
+LIBRARY_CASES = [(block, shape) for block, shape in ALL_CASES if block not in ("attention", "matmul", "rope")]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -194,8 +258,8 @@ def test_block_is_one_graph_and_its_stages_reach_both_directions(block: str) -> 
     with preserve_node_meta():
         check(block, compiled, make_inputs(block, SHAPES[block][1], torch.float32))
     assert stages["forward"] == STAGES[block]
-    # The gradient of a sum passes on unchanged, none flows through softmax's maximum: no operations.
-    assert stages.get("backward", set()) == STAGES[block] - {"add", "max", "residual"}
+    # The gradient of a sum passes on unchanged, none flows through softmax's maximum or to positions: no operations.
+    assert stages.get("backward", set()) == STAGES[block] - {"add", "max", "residual", "angles"}
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -32,11 +32,18 @@ MLP = {
 MATMUL = {"a": (64, 128), "b": (128, 256)}
 LINEAR_GELU = {"x": (64, 128), "weight": (128, 256), "bias": (256,)}
 ATTENTION = dict.fromkeys("qkv", (1, 2, 128, 64))
+GATED = {"gate": (64, 128), "up": (64, 128)}
+ROPE = {"q": (2, 9, 128, 64), "k": (2, 2, 128, 64), "positions": (2, 128)}
+INTEGERS = {"positions", "ids", "labels"}  # int32, whatever the case's dtype
 EPS = {"eps": 1e-6}
+ENTROPY = {"logits": (64, 128), "labels": (64,)}
 # Folder, block, shapes, attributes, dtype. The long rows take the kernels that walk them.
 CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, float], str]] = {
     "vector_add": ("kernels", "vector_add", {"x": (4096,), "y": (4096,)}, {}, "bfloat16"),
     "gelu": ("kernels", "gelu", {"x": (64, 128)}, {}, "bfloat16"),
+    "swiglu": ("kernels", "swiglu", GATED, {}, "bfloat16"),
+    "geglu": ("kernels", "geglu", GATED, {}, "bfloat16"),
+    "bias_gelu": ("kernels", "bias_gelu", {"x": (64, 128), "bias": (128,)}, {}, "bfloat16"),
     "softmax": ("kernels", "softmax", {"x": (64, 128)}, {}, "bfloat16"),
     "softmax, long rows": ("kernels", "softmax", {"x": (2, 50257)}, {}, "bfloat16"),
     "rmsnorm": ("kernels", "rmsnorm", {"x": (64, 128), "weight": (128,)}, EPS, "bfloat16"),
@@ -47,10 +54,14 @@ CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, float], s
     "linear_gelu, pointers": ("kernels", "linear_gelu", LINEAR_GELU, {}, "float32"),
     "swiglu_mlp": ("kernels", "swiglu_mlp", MLP, EPS, "bfloat16"),
     "swiglu_mlp, pointers": ("kernels", "swiglu_mlp", MLP, EPS, "float32"),
+    "rope": ("kernels", "rope", ROPE, {"theta": 500000.0}, "bfloat16"),
     "attention": ("kernels", "attention", ATTENTION, {}, "bfloat16"),
     "attention, pointers": ("kernels", "attention", ATTENTION, {}, "float32"),
+    "embedding": ("kernels", "embedding", {"table": (512, 128), "ids": (64,)}, {}, "bfloat16"),
+    "cross_entropy": ("kernels", "cross_entropy", ENTROPY, {"smoothing": 0.1, "z_loss": 1e-4}, "bfloat16"),
     "cuda vector_add": ("cuda", "vector_add", {"x": (4096,), "y": (4096,)}, {}, "bfloat16"),
     "cuda gelu": ("cuda", "gelu", {"x": (64, 128)}, {}, "bfloat16"),
+    "cuda bias_gelu": ("cuda", "bias_gelu", {"x": (64, 128), "bias": (128,)}, {}, "bfloat16"),
     "cuda matmul": ("cuda", "matmul", MATMUL, {}, "bfloat16"),
     "cuda softmax": ("cuda", "softmax", {"x": (64, 128)}, {}, "bfloat16"),
     "cuda softmax, clusters": ("cuda", "softmax", {"x": (2, 32768)}, {}, "bfloat16"),
@@ -71,15 +82,17 @@ def described(event):
                     for o in event.operations],
         reads=[t.parameter for t in event.reads], writes=[t.parameter for t in event.writes],
         tensors=[t.parameter for t in event.tensors],
-        names=[t.name for t in event.writes], bytes=sum(t.bytes for t in (*event.reads, *event.writes)),
+        names=[t.name for t in event.writes], bytes=sum(t.bytes_used for t in (*event.reads, *event.writes)),
     )
 
 found = {}
-for name, (folder, block, shapes, attributes, dtype) in json.loads(sys.argv[2]).items():
+cases = json.loads(sys.argv[2])
+for name, (folder, block, shapes, attributes, dtype) in cases.items():
     apply = importlib.import_module(f"triton_side.{folder}.{block}").apply
     train = block != "vector_add"
     with deviceless.fake_mode():
-        inputs = deviceless.fake_inputs({k: (tuple(s), dtype) for k, s in shapes.items()}, requires_grad=train)
+        specs = {k: (tuple(s), "int32" if k in sys.argv[3:] else dtype) for k, s in shapes.items()}
+        inputs = deviceless.fake_inputs(specs, requires_grad=train)
         recorded = record_call(lambda i: apply(i, **attributes), inputs, train=train, compile_only=True)
     found[name] = {part: [described(event) for event in events] for part, events in recorded.parts.items()}
 print(json.dumps(found))
@@ -91,7 +104,7 @@ def recorded() -> dict[str, dict[str, list[dict[str, Any]]]]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(PROPERTIES), json.dumps(CASES)],
+        [sys.executable, "-c", SCRIPT, str(PROPERTIES), json.dumps(CASES), *INTEGERS],
         env=environment, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
@@ -115,7 +128,8 @@ def torch_stages(block: str) -> set[str]:
     _, _, shapes, attributes, _ = CASES[block]
     apply = importlib.import_module(f"triton_side.blocks.{block}").apply
     with FakeTensorMode():
-        inputs = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+        dtypes = {name: torch.int32 if name in INTEGERS else torch.bfloat16 for name in shapes}
+        inputs = {name: torch.empty(shape, dtype=dtypes[name], device="meta") for name, shape in shapes.items()}
         events = record_call(lambda given: apply(given, **attributes), inputs, train=False).parts["forward"]
     return {event.stage for event in events if hasattr(event, "stage")} - {""}
 
@@ -127,7 +141,8 @@ def jax_stages(block: str) -> set[str]:
 
     _, _, shapes, attributes, _ = CASES[block]
     apply = importlib.import_module(f"xlafuse.blocks.{block}").apply
-    inputs = {name: jax.ShapeDtypeStruct(shape, "bfloat16") for name, shape in shapes.items()}
+    dtypes = {name: "int32" if name in INTEGERS else "bfloat16" for name in shapes}
+    inputs = {name: jax.ShapeDtypeStruct(shape, dtypes[name]) for name, shape in shapes.items()}
 
     def stacks(jaxpr: Any, around: str) -> Iterator[str]:
         for equation in jaxpr.eqns:
@@ -151,7 +166,8 @@ def test_every_launch_declares_what_it_computes(case: str) -> None:
             assert operations and all(operation["stage"] for operation in operations), event
             backward = {operation["backward"] or operation.get("again", False) for operation in operations}
             assert backward == {part == "backward"}, event
-            assert "label" not in event or event["flops"] > 0, event
+            moves = {operation["op"] for operation in operations} <= {"gather", "sort"}
+            assert "label" not in event or (event["flops"] == 0 if moves else event["flops"] > 0), event
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -246,6 +262,22 @@ def test_the_mlp_records_what_pytorch_adds() -> None:
     *hand_written, last = recorded()["swiglu_mlp"]["backward"]
     assert all("label" in event for event in hand_written) and len(hand_written) == 8
     assert (last["op"], last["stage"], last["backward"]) == ("aten.add.Tensor", "residual", True)
+
+
+def test_rope_turns_queries_and_keys_in_one_launch() -> None:
+    (forward,), (backward,) = recorded()["rope"].values()
+    assert (forward["reads"], forward["names"]) == (["q_ptr", "k_ptr", "positions_ptr"], ["q_out", "k_out"])
+    assert (backward["reads"], backward["names"]) == (forward["reads"], ["dq", "dk"])
+    bytes = 2 * 2 * (2 * (9 + 2) * 128 * 64) + 4 * 2 * 128  # bfloat16 once in and once out, positions
+    assert forward["bytes"] == backward["bytes"] == bytes
+
+
+def test_a_lookup_reads_what_it_yields_and_its_gradient_writes_the_table_once() -> None:
+    (forward,), backward = recorded()["embedding"]["forward"], recorded()["embedding"]["backward"]
+    assert forward["bytes"] == 2 * 64 * (2 * 128) + 4 * 64
+    order, dtable = (event["bytes"] for event in backward)
+    assert order == 3 * 4 * 64
+    assert dtable == 2 * 512 * 128 + 2 * 64 * 128 + 2 * 4 * 64
 
 
 def test_flops_are_those_of_the_products() -> None:

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -81,6 +82,17 @@ def test_fake_tensors_need_no_device_and_views_and_broadcasts_no_bytes() -> None
     # The mask is [sequence, sequence], whatever it is broadcast to.
     assert sorted(tensor.bytes for tensor in masked.reads) == [256, 2048]
     assert not any("view" in o.op or "expand" in o.op or "transpose" in o.op or "empty" in o.op for o in forward)
+
+
+@pytest.mark.parametrize(
+    "look_up", [lambda i: i["table"][i["ids"]], lambda i: torch.nn.functional.embedding(i["ids"], i["table"])]
+)
+def test_a_lookup_reads_what_it_yields_of_its_table(look_up: Any) -> None:
+    inputs = {"table": torch.ones(100, 8), "ids": torch.tensor([3, 3, 7])}
+    (found,) = operations(record_call(lambda given: {"y": look_up(given)}, inputs, train=False), "forward")
+    used = {recorded.shape: (recorded.bytes, recorded.bytes_used) for recorded in found.reads}
+    assert used == {(100, 8): (3200, 96), (3,): (24, 24)}
+    assert [(written.bytes, written.bytes_used) for written in found.writes] == [(96, 96)]
 
 
 def test_in_place_operations_read_what_they_do_not_overwrite() -> None:

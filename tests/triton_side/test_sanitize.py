@@ -6,6 +6,7 @@ import re
 import stat
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -137,6 +138,8 @@ def test_the_cases_launch_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     for check in ("check", "check_dtype_and_device"):
         monkeypatch.setattr(tensors, check, lambda operation, **operands: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    h200 = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: h200)
     monkeypatch.setattr(program, "compile_kernel", lambda source, expression, *options: expression)
     monkeypatch.setattr(program, "launch", lambda expression, *rest: launched.add(expression.partition("<")[0]))
     for _, call in sanitize.cases("cpu"):
@@ -148,7 +151,7 @@ def test_the_cases_launch_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     } | {
         name
         for path in PACKAGE.glob("cuda/*.cu")
-        for name in re.findall(r"\b(\w+)\(const T\* __restrict__", path.read_text())
+        for name in re.findall(r"\b(\w+)\(const (?:T|float)\* __restrict__", path.read_text())
     }
     assert len(written) > 25
     assert launched == written

@@ -9,7 +9,22 @@ import numpy as np
 import pytest
 
 from xlafuse import compiler, directions
-from xlafuse.blocks import attention, gelu, linear_gelu, matmul, rmsnorm, softmax, swiglu_mlp, vector_add
+from xlafuse.blocks import (
+    attention,
+    bias_gelu,
+    cross_entropy,
+    embedding,
+    geglu,
+    gelu,
+    linear_gelu,
+    matmul,
+    rmsnorm,
+    rope,
+    softmax,
+    swiglu,
+    swiglu_mlp,
+    vector_add,
+)
 
 Float64s = dict[str, np.ndarray]
 
@@ -26,7 +41,7 @@ def _softmax(x: np.ndarray) -> np.ndarray:
 def _swiglu(i: Float64s, eps: float) -> Float64s:
     h = _rmsnorm(i["x"], i["norm_weight"], eps)
     gate = h @ i["gate_weight"]
-    return {"y": i["x"] + (gate / (1 + np.exp(-gate)) * (h @ i["up_weight"])) @ i["down_weight"]}
+    return {"y": i["x"] + (_silu(gate) * (h @ i["up_weight"])) @ i["down_weight"]}
 
 
 def _attention(i: Float64s) -> Float64s:
@@ -39,15 +54,52 @@ def _gelu(x: np.ndarray) -> np.ndarray:
     return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
+def _silu(x: np.ndarray) -> np.ndarray:
+    return x / (1 + np.exp(-x))
+
+
+def _rope(i: Float64s) -> Float64s:
+    half = i["q"].shape[-1] // 2
+    angles = i["positions"][:, None, :, None] * _THETA ** (-2 * np.arange(half) / (2 * half))
+    turn = np.exp(1j * angles)
+
+    def turned(x: np.ndarray) -> np.ndarray:
+        z = (x[..., :half] + 1j * x[..., half:]) * turn
+        return np.concatenate([z.real, z.imag], -1)
+
+    return {"q_out": turned(i["q"]), "k_out": turned(i["k"])}
+
+
+def _cross_entropy(i: Float64s) -> Float64s:
+    x, labels = i["logits"], i["labels"].astype(int)
+    lse = np.log(np.exp(x).sum(-1))
+    chosen = np.take_along_axis(x, np.maximum(labels, 0)[:, None], -1)[:, 0]
+    losses = 0.7 * (lse - chosen) + 0.3 * (lse - x.mean(-1)) + 0.2 * lse**2
+    return {"loss": losses[labels != cross_entropy.IGNORED].sum() / max((labels != cross_entropy.IGNORED).sum(), 1)}
+
+
 # eps is large enough here that leaving it out fails.
 _EPS = 0.05
+_GATED = {"gate": (3, 7), "up": (3, 7)}
+_THETA = 100.0
 _QKV = dict.fromkeys(("q", "k", "v"), (2, 3, 5, 4))
 _MLP = {"x": (5, 6), "norm_weight": (6,), "gate_weight": (6, 9), "up_weight": (6, 9), "down_weight": (9, 6)}
+_TURNED = {"q": (2, 3, 5, 6), "k": (2, 1, 5, 6), "positions": (2, 5)}
+# Small positions, as the error of an angle grows with them; equal ids.
+_INTEGERS = {
+    "positions": [[0, 3, 7, 1, 4], [2, 6, 5, 0, 1]], "ids": [3, 1, 3, 0, 3, 4, 0],
+    "labels": [3, cross_entropy.IGNORED, 0, 6, cross_entropy.IGNORED],
+}  # fmt: skip
 Shapes = dict[str, tuple[int, ...]]
 # name: (apply, attributes, input shapes, formula, roundings to the dtype from input to output at most)
 BLOCKS: dict[str, tuple[Any, dict[str, float], Shapes, Callable[[Float64s], Float64s], int]] = {
     "vector_add": (vector_add.apply, {}, {"x": (7,), "y": (7,)}, lambda i: {"out": i["x"] + i["y"]}, 1),
     "gelu": (gelu.apply, {}, {"x": (3, 7)}, lambda i: {"y": _gelu(i["x"])}, 9),
+    "swiglu": (swiglu.apply, {}, _GATED, lambda i: {"y": _silu(i["gate"]) * i["up"]}, 5),
+    "bias_gelu": (
+        bias_gelu.apply, {}, {"x": (3, 7), "bias": (7,)}, lambda i: {"y": _gelu(i["x"] + i["bias"])}, 10
+    ),
+    "geglu": (geglu.apply, {}, _GATED, lambda i: {"y": _gelu(i["gate"]) * i["up"]}, 10),
     "softmax": (softmax.apply, {}, {"x": (3, 7)}, lambda i: {"y": _softmax(i["x"])}, 1),
     "rmsnorm": (
         rmsnorm.apply, {"eps": _EPS}, {"x": (3, 7), "weight": (7,)},
@@ -59,15 +111,27 @@ BLOCKS: dict[str, tuple[Any, dict[str, float], Shapes, Callable[[Float64s], Floa
         lambda i: {"y": _gelu(i["x"] @ i["weight"] + i["bias"])}, 11,
     ),
     "swiglu_mlp": (swiglu_mlp.apply, {"eps": _EPS}, _MLP, lambda i: _swiglu(i, _EPS), 10),
+    "rope": (rope.apply, {"theta": _THETA}, _TURNED, _rope, 1),
     "attention": (attention.apply, {}, _QKV, _attention, 3),
+    "embedding": (
+        embedding.apply, {}, {"table": (5, 3), "ids": (7,)}, lambda i: {"y": i["table"][i["ids"].astype(int)]}, 0,
+    ),
+    "cross_entropy": (
+        cross_entropy.apply, {"smoothing": 0.3, "z_loss": 0.2}, {"logits": (5, 7), "labels": (5,)}, _cross_entropy, 1,
+    ),
 }  # fmt: skip
+FLOAT32 = {"loss"}  # whatever the inputs' dtype
 TRAINED = [name for name in BLOCKS if name != "vector_add"]
 DTYPES = ("float32", "float16", "bfloat16")
 
 
 def _inputs(shapes: Shapes, dtype: str) -> dict[str, jax.Array]:
     random = np.random.default_rng(0)
-    return {name: jnp.asarray(random.standard_normal(shape), dtype) for name, shape in shapes.items()}
+    return {
+        name: jnp.asarray(_INTEGERS[name], "int32") if name in _INTEGERS
+        else jnp.asarray(random.standard_normal(shape), dtype)
+        for name, shape in shapes.items()
+    }  # fmt: skip
 
 
 def _float64(arrays: dict[str, jax.Array]) -> Float64s:
@@ -78,7 +142,7 @@ def _assert_close(actual: dict[str, jax.Array], expected: Float64s, roundings: i
     """A rounding is at most one eps of a value of about the result's size; float32 sums add their own."""
     assert actual.keys() == expected.keys()
     for name, x in actual.items():
-        assert x.dtype == dtype and x.shape == expected[name].shape
+        assert x.dtype == ("float32" if name in FLOAT32 else dtype) and x.shape == expected[name].shape
         error = np.abs(np.asarray(x.astype(jnp.float32)) - expected[name]).max()
         size = max(np.abs(expected[name]).max(), 1.0)
         own = 8 * float(jnp.finfo(jnp.float32).eps)
@@ -93,6 +157,8 @@ def _gradients(formula: Callable[[Float64s], Float64s], inputs: Float64s, cotang
 
     step, result = 1e-6, {}
     for name, x in inputs.items():
+        if name in _INTEGERS:
+            continue
         gradient = np.empty_like(x)
         for at in np.ndindex(x.shape):
             above, below = x.copy(), x.copy()
@@ -128,7 +194,7 @@ def test_train_halves_give_outputs_and_gradients(name: str, dtype: str, recomput
     outputs, residuals = first.executable(inputs)
     _assert_close(outputs, formula(_float64(inputs)), roundings, dtype)
     random = np.random.default_rng(1)
-    cotangents = {name: jnp.asarray(random.standard_normal(y.shape), dtype) for name, y in outputs.items()}
+    cotangents = {name: jnp.asarray(random.standard_normal(y.shape), y.dtype) for name, y in outputs.items()}
     gradients = second.executable(residuals, cotangents)
     expected = _gradients(formula, _float64(inputs), _float64(cotangents))
     # Backward meets every rounding of forward again, and one for the product with each saved value.

@@ -223,6 +223,28 @@ def test_a_slice_reads_what_it_yields() -> None:
     assert (kernel.kind, kernel.bytes_read, kernel.bytes_written) == ("copy", 2560 + 4, 2560)
 
 
+@pytest.mark.parametrize(
+    ("users", "read"),
+    [
+        ("  ROOT %slice = f32[10,64]{1,0} dynamic-slice(%wide, %i, %i), dynamic_slice_sizes={10,64}", 1280),
+        ("  ROOT %both = f32[1000,64]{1,0} multiply(%wide, %wide)", 128000 - 4),  # and no index
+        (
+            "  %slice = f32[10,64]{1,0} dynamic-slice(%wide, %i, %i), dynamic_slice_sizes={10,64}\n"
+            "  ROOT %all = (f32[10,64]{1,0}, f32[1000,64]{1,0}) tuple(%slice, %wide)", 128000,
+        ),
+        ("  ROOT %updated = f32[1000,64]{1,0} dynamic-update-slice(%wide, %wide, %i, %i)", 128000),
+    ],
+)  # fmt: skip
+def test_a_conversion_reads_what_is_used_of_it(users: str, read: int) -> None:
+    body = (
+        "%body (p: bf16[1000,64], i: s32[]) -> f32[10,64] {\n  %p = bf16[1000,64]{1,0} parameter(0)\n"
+        f"  %i = s32[] parameter(1)\n  %wide = f32[1000,64]{{1,0}} convert(%p)\n{users}\n}}"
+    )
+    table = _TABLE.replace("f32[1000,64]", "bf16[1000,64]")
+    kernel = _only(table + "  ROOT %f = f32[10,64]{1,0} fusion(%t, %i), kind=kLoop, calls=%body", body)
+    assert kernel.bytes_read == read + 4
+
+
 def test_an_update_in_place_writes_its_update() -> None:
     kernel = _only(_TABLE + "  ROOT %f = f32[64000]{0} fusion(%t, %u, %i), kind=kLoop, calls=%body", _UPDATED)
     assert (kernel.bytes_read, kernel.bytes_written) == (2560 + 4, 2560)

@@ -14,16 +14,14 @@ from triton_side.stages import stage
 _SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 
 
-def gelu(x: Tensor) -> Tensor:
-    """Every operation is computed and rounded in x's dtype. In eager float16 the gradient is NaN where
+def apply(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """x [rows, columns] -> y [rows, columns].
+
+    Every operation is computed and rounded in x's dtype. In eager float16 the gradient is NaN where
     |x| >= 256: x * x overflows there, and the infinity meets a derivative of tanh that is zero.
     """
+    x = inputs["x"]
     with stage("gelu"):
         inner = _SQRT_2_OVER_PI * (x + 0.044715 * (x * x * x))
         y = 0.5 * x * (1 + torch.tanh(inner))
-    return y
-
-
-def apply(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """x [rows, columns] -> y [rows, columns]."""
-    return {"y": gelu(inputs["x"])}
+    return {"y": y}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from triton_side.blocks.gelu import gelu
+from triton_side.blocks import gelu
 from triton_side.stages import stage
 
 
@@ -22,4 +22,4 @@ def apply(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         product = inputs["x"] @ inputs["weight"]
     with stage("bias"):
         pre = product + inputs["bias"]
-    return {"y": gelu(pre)}
+    return gelu.apply({"x": pre})

@@ -1,41 +1,17 @@
-// GELU, tanh form: y = 0.5 x (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3), and its gradient.
-//
-// Both kernels use 0.5 (1 + tanh(u)) = sigmoid(2u): one exponential and one reciprocal, without tanhf's branch and
-// without the cancellation of 1 + tanh(u) for negative u.
+// GELU, tanh form, and its gradient: y = gelu(x), dx = dy gelu'(x).
 #include "elementwise.cuh"
-
-constexpr float LINEAR = 0.7978845608028654f;               // u = LINEAR x + CUBIC x^3
-constexpr float CUBIC = 0.7978845608028654f * 0.044715f;
-constexpr float MINUS_2_LOG2_E = -2.8853900817779268f;       // exp(-2u) = 2^(MINUS_2_LOG2_E u)
-
-__device__ inline float exponent(float x) { return x * (MINUS_2_LOG2_E * LINEAR + MINUS_2_LOG2_E * CUBIC * (x * x)); }
+#include "gelu.cuh"
 
 template <typename T, int LANES, int VECTORS, int THREADS>
 __global__ void __launch_bounds__(THREADS)
 gelu_forward(const T* __restrict__ x, T* __restrict__ y, long long elements) {
-  const auto gelu = [](const float (&values)[1]) {
-    return values[0] * __fdividef(1.0f, 1.0f + exp2f(exponent(values[0])));
-  };
-  map_tile<THREADS, VECTORS, LANES>(gelu, elements, y, x);
+  const auto value = [](const float (&values)[1]) { return gelu(values[0]); };
+  map_tile<THREADS, VECTORS, LANES>(value, elements, y, x);
 }
 
-// dx = dy (s + s (1 - s) 2x du/dx), s = sigmoid(2u).
-//
-// 1 - s would lose all digits for large x, where 2x du/dx is large: both sides of the sigmoid come from exp(-2|u|).
-// Beyond |x| = 16 the second term is 0 in fp32, but du/dx ~ x^2 can overflow there and 0 * inf would be NaN, so it is
-// evaluated at x clamped to +-16.
 template <typename T, int LANES, int VECTORS, int THREADS>
 __global__ void __launch_bounds__(THREADS)
 gelu_backward(const T* __restrict__ x, const T* __restrict__ dy, T* __restrict__ dx, long long elements) {
-  const auto gradient = [](const float (&values)[2]) {
-    const float x = values[0], dy = values[1];
-    const float decay = exp2f(-fabsf(exponent(x)));
-    const float upper = __fdividef(1.0f, 1.0f + decay);  // sigmoid(2|u|)
-    const float lower = decay * upper;                   // 1 - sigmoid(2|u|)
-    const float s = x < 0.0f ? lower : upper;
-    const float t = fminf(fmaxf(x, -16.0f), 16.0f);
-    const float two_x_du = t * (2.0f * LINEAR + 6.0f * CUBIC * (t * t));
-    return dy * (s + upper * lower * two_x_du);
-  };
+  const auto gradient = [](const float (&values)[2]) { return values[1] * gelu_derivative(values[0]); };
   map_tile<THREADS, VECTORS, LANES>(gradient, elements, dx, x, dy);
 }

@@ -21,17 +21,12 @@ from triton_side.declare import again, declare_template, forward, gradient
 
 # The operations as the plain block writes them, whatever the kernels make of them.
 RECOMPUTED = (("mul", "cube"), ("add", "inner"), ("tanh", "tanh"))
-declare_template(
-    "gelu.cu", "gelu_forward",
-    *(forward(op, "gelu", result) for op, result in (*RECOMPUTED, ("add", "1 + tanh"), ("mul", "y"))),
-    flops=lambda shapes: 9 * math.prod(shapes["x"]),
+FORWARD = tuple(forward(op, "gelu", result) for op, result in (*RECOMPUTED, ("add", "1 + tanh"), ("mul", "y")))
+BACKWARD = (
+    *(again(op, "gelu", result) for op, result in RECOMPUTED), gradient("tanh", "gelu"), gradient("mul", "gelu", "dx"),
 )  # fmt: skip
-declare_template(
-    "gelu.cu", "gelu_backward",
-    *(again(op, "gelu", result) for op, result in RECOMPUTED),
-    gradient("tanh", "gelu"), gradient("mul", "gelu", "dx"),
-    flops=lambda shapes: 17 * math.prod(shapes["x"]),
-)  # fmt: skip
+declare_template("gelu.cu", "gelu_forward", *FORWARD, flops=lambda shapes: 9 * math.prod(shapes["x"]))
+declare_template("gelu.cu", "gelu_backward", *BACKWARD, flops=lambda shapes: 17 * math.prod(shapes["x"]))
 
 
 class Gelu(torch.autograd.Function):

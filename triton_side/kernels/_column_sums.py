@@ -1,6 +1,6 @@
-"""The last step of a gradient summed over rows: programs' partial sums [partials, columns] in fp32, added up.
+"""Sums over the rows of a matrix of fp32 partial sums: one row of them from each program that shared out the work.
 
-Two steps and no atomics, so that results repeat bit for bit on one GPU model.
+No atomics, so that sums repeat bit for bit on one GPU model.
 """
 
 import math
@@ -9,13 +9,13 @@ import torch
 import triton
 import triton.language as tl
 
-from triton_side.declare import declare
+from triton_side import declare
 from triton_side.kernels._launch import device_of
 
 
-@declare(flops=lambda shapes: math.prod(shapes["partial_ptr"]))  # of what, the caller says
+@declare.declare(flops=lambda shapes: math.prod(shapes["partial_ptr"]))  # of what, the caller says
 @triton.jit
-def column_sums_kernel(
+def sum_columns_kernel(
     partial_ptr, sum_ptr, partials, columns,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -25,18 +25,18 @@ def column_sums_kernel(
         row = (start + tl.arange(0, ROWS)).to(tl.int64)[:, None]
         mask = (row < partials) & (column < columns)
         total += tl.load(partial_ptr + row * columns + column, mask=mask, other=0.0)
-    column_sums = tl.sum(total, axis=0, keep_dims=True)
-    tl.store(sum_ptr + column, column_sums.to(sum_ptr.dtype.element_ty), mask=column < columns)
+    total = tl.sum(total, axis=0, keep_dims=True)
+    tl.store(sum_ptr + column, total.to(sum_ptr.dtype.element_ty), mask=column < columns)
 
 
 def sum_columns(partial: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The sums of the columns of a contiguous [partials, columns] fp32 matrix, [columns] in `dtype`."""
+    """The sum [columns], in `dtype`, over the rows of a contiguous fp32 `partial` [partials, columns]."""
     partials, columns = partial.shape
-    sums = torch.empty(columns, dtype=dtype, device=partial.device)
+    total = torch.empty(columns, dtype=dtype, device=partial.device)
+    # 32 columns in fp32 are the 128 bytes of a cache line, and 4096 columns give 128 programs; 256 rows are
+    # a whole GPU's programs in one or two loads, because a loop of small ones would wait for L2 each time.
     with device_of(partial):
-        # 32 columns in fp32 are the 128 bytes of a cache line, and 4096 columns give 128 programs; 256 rows are
-        # a whole GPU's programs in one or two loads, because a loop of small ones would wait for L2 each time.
-        column_sums_kernel[(triton.cdiv(columns, 32),)](
-            partial, sums, partials, columns, ROWS=256, COLUMNS=32, num_warps=8
+        sum_columns_kernel[(triton.cdiv(columns, 32),)](
+            partial, total, partials, columns, ROWS=256, COLUMNS=32, num_warps=8
         )
-    return sums
+    return total

@@ -17,7 +17,7 @@ INTERPRETED_MULTIPROCESSORS = 16
 
 @dataclass(frozen=True)
 class FlatConfig:
-    """Launch of an elementwise kernel: `block` elements, a power of two, to a program of `num_warps`."""
+    """Launch of a kernel that takes `block` elements, a power of two, at a time, in programs of `num_warps`."""
 
     block: int
     num_warps: int
@@ -77,12 +77,12 @@ def check_matrix(name: str, tensor: torch.Tensor) -> None:
 
 
 def with_unit_column_stride(x: torch.Tensor) -> torch.Tensor:
-    """x itself where neighbours in a row are neighbours in memory, else a contiguous copy.
+    """x itself where neighbours along its last axis are neighbours in memory, else a contiguous copy.
 
-    The row kernels take any row stride; a column stride would cost them the 16-byte loads, which is more than
-    the copy.
+    The kernels that call this take any other strides; a column stride would cost them the 16-byte loads, which is
+    more than the copy.
     """
-    return x if x.stride(1) == 1 else x.contiguous()
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def multiprocessors(device: torch.device) -> int:

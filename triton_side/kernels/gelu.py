@@ -7,7 +7,7 @@ Hendrycks and Gimpel, "Gaussian Error Linear Units", arXiv:1606.08415. Shapes: x
 (any shape is taken as flat). bfloat16, float16 or float32 in and out; fp32 inside. The forward pass saves x.
 
 1 + tanh(u) = 2 sigmoid(2u) needs one exponential and one division, no library call, and unlike 1 + tanh(u) it
-does not cancel for negative x. `gelu_of` serves the epilogue of `matmul.py`, `gelu_derivative` `linear_gelu.py`, too.
+does not cancel for negative x.
 """
 
 import math
@@ -43,7 +43,7 @@ BACKWARD = (
 
 
 @triton.jit
-def _divide(numerator, denominator, ACCURATE: tl.constexpr):
+def divide(numerator, denominator, ACCURATE: tl.constexpr):
     """The compiler's own division errs by up to two ulps, which only an fp32 result shows."""
     if ACCURATE:
         return tl.div_rn(numerator, denominator)
@@ -52,21 +52,19 @@ def _divide(numerator, denominator, ACCURATE: tl.constexpr):
 
 
 @triton.jit
-def gelu_of(x, ACCURATE: tl.constexpr):
-    """y of an fp32 x. ACCURATE: for a result that is stored in fp32."""
+def gelu_value(x, ACCURATE: tl.constexpr):
     # For large negative x the exponential is inf and y = x / inf = -0, as it should be.
-    return _divide(x, 1.0 + tl.exp2(x * (LINEAR_EXPONENT + CUBIC_EXPONENT * x * x)), ACCURATE)
+    return divide(x, 1.0 + tl.exp2(x * (LINEAR_EXPONENT + CUBIC_EXPONENT * x * x)), ACCURATE)
 
 
 @triton.jit
-def gelu_derivative(x, ACCURATE: tl.constexpr):
-    """dy/dx at an fp32 x."""
+def gelu_value_and_slope(x, ACCURATE: tl.constexpr):
     # exp(-2|u|) never overflows, and s (1 - s) = exp(-2|u|) / (1 + exp(-2|u|))^2 does not cancel near s = 1.
     exponential = tl.exp2(tl.abs(x) * (LINEAR_EXPONENT + CUBIC_EXPONENT * x * x))
-    larger = _divide(1.0, 1.0 + exponential, ACCURATE)
+    larger = divide(1.0, 1.0 + exponential, ACCURATE)
     smaller = exponential * larger
     sigmoid = tl.where(x >= 0.0, larger, smaller)
-    return sigmoid + x * (larger * smaller) * (LINEAR_SLOPE + QUADRATIC_SLOPE * x * x)
+    return x * sigmoid, sigmoid + x * (larger * smaller) * (LINEAR_SLOPE + QUADRATIC_SLOPE * x * x)
 
 
 @declare.declare(*FORWARD, flops=lambda shapes: 9 * math.prod(shapes["x_ptr"]))
@@ -78,11 +76,11 @@ def gelu_forward_kernel(x_ptr, y_ptr, elements, BLOCK: tl.constexpr):
     # Where `elements` is not a multiple of 16 a mask costs the 16-byte accesses: only the last block has one.
     if start + BLOCK <= elements:
         x = tl.load(x_ptr + offset).to(tl.float32)
-        tl.store(y_ptr + offset, gelu_of(x, accurate).to(y_ptr.dtype.element_ty))
+        tl.store(y_ptr + offset, gelu_value(x, accurate).to(y_ptr.dtype.element_ty))
     else:
         mask = offset < elements
         x = tl.load(x_ptr + offset, mask=mask, other=0.0).to(tl.float32)
-        tl.store(y_ptr + offset, gelu_of(x, accurate).to(y_ptr.dtype.element_ty), mask=mask)
+        tl.store(y_ptr + offset, gelu_value(x, accurate).to(y_ptr.dtype.element_ty), mask=mask)
 
 
 @declare.declare(*BACKWARD, flops=lambda shapes: 17 * math.prod(shapes["x_ptr"]))
@@ -94,12 +92,12 @@ def gelu_backward_kernel(x_ptr, dy_ptr, dx_ptr, elements, BLOCK: tl.constexpr):
     if start + BLOCK <= elements:
         x = tl.load(x_ptr + offset).to(tl.float32)
         dy = tl.load(dy_ptr + offset).to(tl.float32)
-        tl.store(dx_ptr + offset, (dy * gelu_derivative(x, accurate)).to(dx_ptr.dtype.element_ty))
+        tl.store(dx_ptr + offset, (dy * gelu_value_and_slope(x, accurate)[1]).to(dx_ptr.dtype.element_ty))
     else:
         mask = offset < elements
         x = tl.load(x_ptr + offset, mask=mask, other=0.0).to(tl.float32)
         dy = tl.load(dy_ptr + offset, mask=mask, other=0.0).to(tl.float32)
-        tl.store(dx_ptr + offset, (dy * gelu_derivative(x, accurate)).to(dx_ptr.dtype.element_ty), mask=mask)
+        tl.store(dx_ptr + offset, (dy * gelu_value_and_slope(x, accurate)[1]).to(dx_ptr.dtype.element_ty), mask=mask)
 
 
 def configure(element_bytes: int) -> FlatConfig:

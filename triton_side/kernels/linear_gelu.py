@@ -37,7 +37,7 @@ from triton_side.kernels._launch import (
     multiprocessors,
     with_unit_column_stride,
 )
-from triton_side.kernels.gelu import gelu_derivative
+from triton_side.kernels.gelu import gelu_value_and_slope
 from triton_side.kernels.matmul import choose_config, launch_bias_gelu, launch_matmul, matmul_config
 
 FORWARD = (forward("dot", "product"), forward("add", "bias"), *gelu.FORWARD)
@@ -76,7 +76,7 @@ def dpre_kernel(
         mask = (row < rows) & (column < columns)
         dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(tl.float32)
         pre = tl.load(pre_ptr + row * columns + column, mask=mask, other=0.0).to(tl.float32)
-        dpre = dy * gelu_derivative(pre, accurate)
+        dpre = dy * gelu_value_and_slope(pre, accurate)[1]
         tl.store(dpre_ptr + row * columns + column, dpre.to(dpre_ptr.dtype.element_ty), mask=mask)
         dbias += dpre
     partial = tl.sum(dbias, axis=0, keep_dims=True)

@@ -27,7 +27,7 @@ from torch.autograd.function import once_differentiable
 from triton_side.declare import Shapes, computing, declare, forward, gradient
 from triton_side.kernels._launch import check_matrix, check_tensors, device_of, multiprocessors
 from triton_side.kernels._tiles import add_product, fits_descriptor, product_precision, provide_descriptor_memory
-from triton_side.kernels.gelu import gelu_of
+from triton_side.kernels.gelu import gelu_value
 
 PRODUCT = (forward("dot", "product"),)
 RESIDUAL = (forward("add", "residual"),)
@@ -150,7 +150,7 @@ def matmul_kernel(
             c += tl.load(bias_ptr + at_column, mask=at_column < n, other=0.0).to(tl.float32)[None, :]
             if pre_ptr is not None:
                 store_tile(pre_ptr, c, row, column, m, n, BLOCK_M, BLOCK_N)
-            c = gelu_of(c, accurate)
+            c = gelu_value(c, accurate)
         store_tile(c_ptr, c, row, column, m, n, BLOCK_M, BLOCK_N)
 
 

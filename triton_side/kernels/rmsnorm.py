@@ -46,7 +46,7 @@ DX = (
 PARTIAL_DWEIGHT = (
     declare.gradient("mul", "weight", "dweight"), declare.gradient("reduce_sum", "weight", "partial"),
 )  # fmt: skip
-DWEIGHT = (declare.gradient("reduce_sum", "weight", "dweight"),)
+DWEIGHT = declare.gradient("reduce_sum", "weight", "dweight")
 
 
 @declare.declare(*FORWARD, flops=lambda shapes: 4 * math.prod(shapes["x_ptr"]))
@@ -259,8 +259,9 @@ def backward(
                 ROWS=config.block_rows, COLUMNS=config.block_columns, STAGES=config.num_stages,
                 num_warps=config.num_warps,
             )  # fmt: skip
-    with declare.computing(*DWEIGHT, sum_ptr="dweight"):
-        return dx, sum_columns(partial, x.dtype)
+    with declare.computing(DWEIGHT, sum_ptr="dweight"):
+        dweight = sum_columns(partial, x.dtype)
+    return dx, dweight
 
 
 class RMSNormFunction(torch.autograd.Function):

@@ -27,6 +27,7 @@ from torch.autograd.function import once_differentiable
 
 from triton_side.declare import Shapes, again, computing, declare, forward, gradient
 from triton_side.kernels import rmsnorm
+from triton_side.kernels._gated import backward_block
 from triton_side.kernels._launch import check_matrix, check_tensors, device_of
 from triton_side.kernels._tiles import add_product, product_precision, provide_descriptor_memory
 from triton_side.kernels.matmul import (
@@ -42,6 +43,7 @@ from triton_side.kernels.matmul import (
     stored_transposed,
     tile_at,
 )
+from triton_side.kernels.swiglu import silu_value_and_slope
 from triton_side.stages import stage
 
 ACTIVATION = (("logistic", "sigmoid"), ("mul", "silu"), ("mul", "activated"))
@@ -102,17 +104,7 @@ def two_products_kernel(
 @triton.jit
 def activation_gradients_kernel(dact_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr, act_ptr, elements, BLOCK: tl.constexpr):
     """dgate, dup and act from a stored dact, element by element."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < elements
-    dact = tl.load(dact_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    gate = tl.load(gate_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(up_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    sigmoid = tl.sigmoid(gate)
-    silu = gate * sigmoid
-    dgate = dact * up * (sigmoid + silu * (1.0 - sigmoid))
-    tl.store(dgate_ptr + at, dgate.to(dgate_ptr.dtype.element_ty), mask=inside)
-    tl.store(dup_ptr + at, (dact * silu).to(dup_ptr.dtype.element_ty), mask=inside)
-    tl.store(act_ptr + at, (silu * up).to(act_ptr.dtype.element_ty), mask=inside)
+    backward_block(gate_ptr, up_ptr, dact_ptr, dgate_ptr, dup_ptr, act_ptr, elements, silu_value_and_slope, BLOCK)
 
 
 def two_products_config(dtype: torch.dtype, precision: str, descriptors: bool) -> MatmulConfig:

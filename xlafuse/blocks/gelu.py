@@ -7,13 +7,9 @@ import jax
 import jax.numpy as jnp
 
 
-def gelu(x: jax.Array) -> jax.Array:
-    """Every operation written out and in x's dtype."""
+def apply(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """`x` [rows, columns] -> `y`, same shape; every operation written out and in x's dtype."""
+    x = inputs["x"]
     with jax.named_scope("gelu"):
         inner = math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x))
-        return 0.5 * x * (1 + jnp.tanh(inner))
-
-
-def apply(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """`x` [rows, columns] -> `y`, same shape."""
-    return {"y": gelu(inputs["x"])}
+        return {"y": 0.5 * x * (1 + jnp.tanh(inner))}

@@ -3,7 +3,7 @@ arXiv:1606.08415)."""
 
 import jax
 
-from xlafuse.blocks.gelu import gelu
+from xlafuse.blocks import gelu
 
 
 def apply(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -15,4 +15,4 @@ def apply(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
         product = inputs["x"] @ inputs["weight"]
     with jax.named_scope("bias"):
         pre = product + inputs["bias"]
-    return {"y": gelu(pre)}
+    return gelu.apply({"x": pre})

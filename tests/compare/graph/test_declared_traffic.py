@@ -24,6 +24,9 @@ L2_BYTES = 60 << 20  # of an H200; what a kernel wrote last may still lie there
 SIZES = {
     "vector_add": {"elements": 544 << 20},
     "gelu": {"rows": 38_912, "columns": 14_336},
+    "swiglu": {"rows": 38_912, "columns": 14_336},
+    "geglu": {"rows": 38_912, "columns": 14_336},
+    "bias_gelu": {"rows": 34 << 10, "columns": 16384},
     "softmax": {"rows": 544 << 10, "columns": 1024},
     "rmsnorm": {"rows": 136 << 10, "columns": 4096},
 }

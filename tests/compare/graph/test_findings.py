@@ -46,6 +46,12 @@ def test_a_copy_that_joins_two_arrays_for_a_product() -> None:
     assert one(graph(NORM, GATE), "copy") == []
 
 
+def test_a_lookup_joins_nothing() -> None:
+    found = graph(kernel("gather", "copy", "e:gather", "ids table", "y"), sizes="ids=10")
+    found = replace(found, buffers=tuple(replace(b, dtype="s32" if b.name == "ids" else "bf16") for b in found.buffers))
+    assert one(found, "copy") == ["XLA looks up ids in table for an output: a copy kernel that moves 8.04 kB."]
+
+
 def test_copies_are_named_by_what_they_copy_and_for_whom() -> None:
     copies = graph(
         NORM, kernel("t", "copy", "", "h", "t"), kernel("a", "elementwise", "act:exp@3", "t", "y"),

@@ -385,7 +385,7 @@ private.GraphLowering._compile_to_module_lines = counting
 found = {{}}
 for name, (shapes, attributes, train) in {blocks!r}.items():
     apply = importlib.import_module("triton_side.blocks." + name.split()[0]).apply
-    specs = {{key: (shape, "bfloat16") for key, shape in shapes.items()}}
+    specs = {{key: (shape, "int32" if key == "positions" else "bfloat16") for key, shape in shapes.items()}}
     graph = from_inductor(deviceless.compile_inductor(apply, specs, attributes, train=train, max_autotune=False))
     for part, nodes in counted.items():
         ours = {{k.name: k.bytes_read + k.bytes_written for k in graph.kernels if k.part == part}}
@@ -397,6 +397,9 @@ EPS = {"eps": 1e-6}
 BLOCKS: dict[str, Any] = {
     "vector_add": ({"x": (1000,), "y": (1000,)}, {}, False),
     "gelu": ({"x": (64, 256)}, {}, True),
+    "swiglu": ({"gate": (64, 256), "up": (64, 256)}, {}, True),
+    "geglu": ({"gate": (64, 256), "up": (64, 256)}, {}, True),
+    "bias_gelu": ({"x": (64, 256), "bias": (256,)}, {}, True),
     "softmax": ({"x": (64, 1000)}, {}, True),
     "rmsnorm": ({"x": (4096, 1024), "weight": (1024,)}, EPS, True),
     "rmsnorm both-orders": ({"x": (16384, 1024), "weight": (1024,)}, EPS, True),
@@ -408,6 +411,9 @@ BLOCKS: dict[str, Any] = {
             "down_weight": (256, 128),
         },
         EPS, True,
+    ),
+    "rope": (
+        {"q": (2, 4, 64, 32), "k": (2, 1, 64, 32), "positions": (2, 64)}, {"theta": 500000.0}, True,
     ),
     "attention": ({name: (2, 2, 64, 32) for name in "qkv"}, {}, True),
 }  # fmt: skip
@@ -430,7 +436,7 @@ def test_bytes_are_inductors_own_count_on_every_block(tmp_path):
     ours, theirs = found.pop("rmsnorm both-orders backward")
     for name, (kernels, nodes) in found.items():
         assert sum(kernels.values()) == sum(nodes.values()), (name, kernels, nodes)
-    assert len(found) == 16
+    assert len(found) == sum(1 + trained for *_, trained in BLOCKS.values()) - 1  # what was popped
     # A reduction over both orders: the scheduler counts the 128 partial rows that it had planned, in float32, and one
     # kernel that adds them up. The emitted code leaves 1024 rows in a workspace, and PyTorch adds and casts them.
     planned, row = 128 * 1024 * 4, 1024

@@ -301,7 +301,7 @@ def device() -> _Device:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("folder", ["blocks", "library"])
-@pytest.mark.parametrize("block", ["rmsnorm", "gelu", "softmax", "swiglu_mlp"])
+@pytest.mark.parametrize("block", ["rmsnorm", "gelu", "bias_gelu", "softmax", "swiglu_mlp"])
 def test_every_kernel_of_eager_code_belongs_to_an_operation(block: str, folder: str, device: _Device) -> None:
     import importlib
 
@@ -311,7 +311,8 @@ def test_every_kernel_of_eager_code_belongs_to_an_operation(block: str, folder: 
 
     apply = importlib.import_module(f"triton_side.{folder}.{block}").apply
     attributes = {"eps": 1e-6} if block in ("rmsnorm", "swiglu_mlp") else {}
-    shapes = MLP if block == "swiglu_mlp" else {"x": (256, 512)} | ({"weight": (512,)} if attributes else {})
+    vector = {"rmsnorm": {"weight": (512,)}, "bias_gelu": {"bias": (512,)}}.get(block, {})
+    shapes = MLP if block == "swiglu_mlp" else {"x": (256, 512)} | vector
     inputs = {
         name: torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
         for name, shape in shapes.items()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from triton_side import artifacts
-from triton_side.cuda import elementwise, gelu, matmul, program, softmax, tensors, vector_add
+from triton_side.cuda import bias_gelu, elementwise, gelu, matmul, program, softmax, tensors, vector_add
 
 ARCH = "sm_90"
 PROJECT = Path(__file__).parents[3]
@@ -46,6 +46,33 @@ def test_elementwise_kernels(source: str, name: str, dtype: torch.dtype, aligned
     if aligned:
         assert f".target {ARCH}" in code.texts["ptx"]
         assert name in code.name and code.name in code.texts["ptx"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("aligned", [True, False])
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [("bias_gelu_forward", bias_gelu.FORWARD_ROWS), ("bias_gelu_backward", bias_gelu.BACKWARD_ROWS)],
+)
+def test_bias_gelu_kernels(name: str, rows: int, dtype: torch.dtype, aligned: bool) -> None:
+    lanes = 16 // dtype.itemsize if aligned else 1
+    rows = rows if aligned else bias_gelu.SCALAR_ROWS
+    expression = f"{name}<{tensors.CPP_TYPES[dtype]}, {lanes}, {rows}, {bias_gelu.THREADS}>"
+    code = compiled("bias_gelu.cu", expression, bias_gelu.THREADS)
+    check_vectorised(code, bias_gelu.THREADS, lanes)
+    assert code.resources.registers * bias_gelu.THREADS * bias_gelu.RESIDENT <= 65536, "fewer blocks are resident"
+    assert code.resources.shared_bytes == 0
+    matrices = 1 if name == "bias_gelu_forward" else 2
+    assert len(re.findall(r"\bLDG\b", code.sass)) == matrices * rows + 1  # each element once, and the bias
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_bias_gelu_sums(dtype: torch.dtype) -> None:
+    threads = bias_gelu.WARP * bias_gelu.SUM_ROWS
+    expression = f"bias_gelu_sum_partials<{tensors.CPP_TYPES[dtype]}, {bias_gelu.SUM_ROWS}>"
+    code = compiled("bias_gelu.cu", expression, threads)
+    check_vectorised(code, threads, lanes=1)
+    assert code.resources.shared_bytes == 4 * threads
 
 
 def softmax_instances() -> list[tuple[str, int, int]]:
@@ -141,8 +168,11 @@ def test_missing_headers_name_the_wheel(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 @pytest.mark.parametrize(
     "operation",
-    [gelu.gelu, softmax.softmax, lambda x: vector_add.vector_add(x, x), lambda x: matmul.matmul(x, x)],
-)
+    [
+        gelu.gelu, softmax.softmax, lambda x: vector_add.vector_add(x, x), lambda x: bias_gelu.bias_gelu(x, x[0]),
+        lambda x: matmul.matmul(x, x),
+    ],
+)  # fmt: skip
 def test_a_tensor_on_the_cpu_is_refused(operation: object) -> None:
     with pytest.raises(ValueError, match=r"must be on a CUDA device, got cpu; move it with \.to\('cuda'\)"):
         operation(torch.zeros(2, 3))  # type: ignore[operator]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from triton_side.cuda import gelu, matmul, softmax, vector_add
+from triton_side.cuda import bias_gelu, gelu, matmul, softmax, vector_add
 
 pytestmark = pytest.mark.gpu
 
@@ -86,6 +86,31 @@ def test_gelu_far_from_zero(dtype: torch.dtype) -> None:
     assert y[far.isnan()].isnan().all() and dx[far.isnan()].isnan().all()
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(0, 4), (4, 0), (1, 1), (3, 5), (17, 8), (127, 131), (5000, 1032), (2, 40000)])
+def test_bias_gelu(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    x, bias, dy = random(shape, dtype, scale=2), random(shape[1:], dtype, seed=1), random(shape, dtype, seed=2)
+
+    def gradients(function: Callable[..., torch.Tensor], x: torch.Tensor, bias: torch.Tensor, dy: torch.Tensor):
+        x, bias = x.detach().requires_grad_(), bias.detach().requires_grad_()
+        y = function(x, bias)
+        return y.detach(), *torch.autograd.grad(y, (x, bias), dy)
+
+    def of_torch(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.gelu(x + bias, approximate="tanh")
+
+    found = gradients(lambda x, bias: bias_gelu.apply({"x": x, "bias": bias})["y"], x, bias, dy)
+    assert [value.shape for value in found] == [x.shape, x.shape, bias.shape]
+    if x.numel() == 0:
+        assert (found[2] == 0).all()
+        return
+    references = gradients(of_torch, x.double(), bias.double(), dy.double())
+    for value, reference, low in zip(found, references, gradients(of_torch, x, bias, dy), strict=True):
+        assert_near(value, reference, low)
+    again = gradients(bias_gelu.bias_gelu, x, bias, dy)
+    assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
+
+
 SOFTMAX_COLUMNS = [
     1, 2, 8, 31, 127, 256, 509, 1000, 1024, 2048, 3001, 4096, 8191, 8192, 10007, 16384, 32003, 32768, 65536, 65539,
     128256, 131072, 150001, 262144,
@@ -151,7 +176,7 @@ def test_matmul_of_any_strides() -> None:
     assert torch.equal(matmul.matmul(row.expand(140, 150), b), matmul.matmul(row.repeat(140, 1), b))
 
 
-@pytest.mark.parametrize("operation", [gelu.gelu, softmax.softmax])
+@pytest.mark.parametrize("operation", [gelu.gelu, softmax.softmax, lambda x: bias_gelu.bias_gelu(x, x[0])])
 def test_transposed_and_unaligned_inputs(operation: Callable[[torch.Tensor], torch.Tensor]) -> None:
     x = random((40, 24), torch.bfloat16)
     assert torch.equal(operation(x.t()), operation(x.t().contiguous()))
@@ -194,6 +219,10 @@ def test_wrong_arguments() -> None:
         vector_add.vector_add(x, x.half())
     with pytest.raises(ValueError, match=r"one shape, got x \(4, 4\), y \(2, 4\)"):
         vector_add.vector_add(x, x[:2])
+    with pytest.raises(ValueError, match=r"bias_gelu: x must be \[rows, columns\] .* got \(4, 4\) and \(3,\)"):
+        bias_gelu.bias_gelu(x, x[0, :3])
+    with pytest.raises(TypeError, match=r"bias_gelu: all tensors must have one dtype"):
+        bias_gelu.bias_gelu(x, x[0].half())
     with pytest.raises(ValueError, match=r"matmul: a \[m, k\] and b \[k, n\] must fit, got a \(4, 4\), b \(2, 4\)"):
         matmul.matmul(x, x[:2])
     with pytest.raises(TypeError, match=r"matmul: all tensors must have one dtype"):

@@ -16,14 +16,15 @@ import pytest
 import torch
 from property_checks import FINITE, NOT_FINITE, ORDINARY, matrix, placed
 
-from triton_side.cuda import gelu, matmul, program, softmax, vector_add
+from triton_side.cuda import bias_gelu, gelu, matmul, program, softmax, vector_add
 
 SOURCES = program.SOURCE_FOLDER
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """columns: of a case that takes the kernel; instance: of the template, for a machine that only compiles."""
+    """sound: in the source or in what it includes. columns: of a case that takes the kernel; instance: of the
+    template, for a machine that only compiles."""
 
     kernel: str
     source: str
@@ -41,13 +42,28 @@ MUTATIONS = [
     ),
     Mutation(
         "gelu_forward", "gelu.cu",
-        "1.0f + exp2f(exponent(values[0]))", "1.0f + exp2f(0.99f * exponent(values[0]))",
+        "1.0f + exp2f(exponent(x))", "1.0f + exp2f(0.99f * exponent(x))",
         67, "float, 4, 2, 256",
     ),
     Mutation(
         "gelu_backward", "gelu.cu",
         "const float s = x < 0.0f ? lower : upper;", "const float s = upper;",
         67, "float, 4, 2, 256",
+    ),
+    Mutation(
+        "bias_gelu_forward", "bias_gelu.cu",
+        "values[i] = gelu(values[i] + shift[i]);", "values[i] = gelu(values[i]);",
+        67, "float, 1, 8, 128",
+    ),
+    Mutation(
+        "bias_gelu_backward", "bias_gelu.cu",
+        "sums[i] += gradients[i];", "sums[i] = gradients[i];",
+        67, "float, 1, 8, 128",
+    ),
+    Mutation(
+        "bias_gelu_sum_partials", "bias_gelu.cu",
+        "sum += sums[y][threadIdx.x];", "sum = sums[y][threadIdx.x];",
+        67, "float, 32",
     ),
     Mutation(
         "matmul", "matmul.cu",
@@ -106,7 +122,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def mutate(folder: Path, mutation: Mutation) -> None:
-    path = folder / mutation.source
+    (path,) = (path for path in folder.iterdir() if mutation.sound in path.read_text())
     text = path.read_text()
     assert text.count(mutation.sound) == 1
     path.write_text(text.replace(mutation.sound, mutation.broken))
@@ -125,6 +141,8 @@ def problems(mutation: Mutation) -> list[str]:
     for x in (draw(0), draw(0, FINITE), draw(0, NOT_FINITE)):
         if mutation.kernel == "vector_add":
             found.append(properties.vector_add(lambda x, y: (vector_add.vector_add(x, y),), x, dy))
+        elif mutation.kernel.startswith("bias_gelu"):
+            found.append(properties.bias_gelu(properties.training(bias_gelu.bias_gelu), x, dy[0], dy))
         elif mutation.kernel.startswith("gelu"):
             found.append(properties.gelu(properties.training(gelu.gelu), x, dy))
         else:
@@ -136,7 +154,7 @@ def test_every_kernel_has_a_mutation() -> None:
     written = {
         name
         for path in SOURCES.glob("*.cu")
-        for name in re.findall(r"__global__[^;{(]*(?:\([^)]*\)[^;{(]*)*?\b(\w+)\(const T", path.read_text())
+        for name in re.findall(r"__global__[^;{(]*(?:\([^)]*\)[^;{(]*)*?\b(\w+)\(const (?:T|float)\*", path.read_text())
     }
     assert {mutation.kernel for mutation in MUTATIONS} == written
 

@@ -20,7 +20,7 @@ from property_checks import (
     sizes,
 )
 
-from triton_side.cuda import gelu, matmul, softmax, vector_add
+from triton_side.cuda import bias_gelu, gelu, matmul, softmax, vector_add
 
 pytestmark = pytest.mark.gpu
 
@@ -51,6 +51,19 @@ def test_gelu(dtype, rows, columns, kinds, dy_kinds, x_layout, dy_layout, seed) 
     rows = min(rows, 5)
     x, dy = draw(rows, columns, kinds, seed, dtype, x_layout), draw(rows, columns, dy_kinds, seed + 1, dtype, dy_layout)
     assert not properties.gelu(properties.training(gelu.gelu), x, dy)
+
+
+@dtypes
+@many
+@given(
+    sizes, columns, rows_of_any_kind, rows_of_any_kind, rows_of_numbers, st.tuples(layouts, layouts, layouts), seeds
+)
+def test_bias_gelu(dtype, rows, columns, kinds, bias_kinds, dy_kinds, storage, seed) -> None:
+    rows = rows if columns < 1000 else min(rows, 5)
+    x = draw(rows, columns, kinds, seed, dtype, storage[0])
+    bias = draw(1, columns, bias_kinds, seed + 1, dtype, storage[1])[0]
+    dy = draw(rows, columns, dy_kinds, seed + 2, dtype, storage[2])
+    assert not properties.bias_gelu(properties.training(bias_gelu.bias_gelu), x, bias, dy)
 
 
 @dtypes

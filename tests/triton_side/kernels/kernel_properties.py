@@ -8,6 +8,7 @@ result is also wrong if the kernel wrote beside its outputs or changed an input.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -59,31 +60,109 @@ def vector_add(launch: Launch, x: torch.Tensor, y: torch.Tensor) -> str | None:
     return first(stray, None if _identical(out, x + y) else "not the bits of x + y")
 
 
-def _gelu(x: torch.Tensor) -> Tensors:
-    """GELU of a float64 x and its derivative, each with the bound of its error in fp32."""
+@dataclass(frozen=True)
+class Activation:
+    """An activation and its derivative at float64 numbers, and what a few roundings in fp32 may do to each."""
+
+    value: torch.Tensor
+    slope: torch.Tensor
+    value_bound: torch.Tensor
+    slope_bound: torch.Tensor
+
+
+def _gelu(x: torch.Tensor) -> Activation:
     u2 = 2 * (2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)
     slope = 2 * (2 / torch.pi) ** 0.5 * (1 + 3 * 0.044715 * x * x)
     s, rest = torch.sigmoid(u2), torch.sigmoid(-u2)
     # What an error of u2 by a few roundings does to s; nothing where s is 0 or 1.
     moved = (s * rest * (4 * u2.abs() + 8)).nan_to_num(0.0)
-    bound_y = FP32 * (8 * (x * s).abs() + x.abs() * moved) + TINY * x.abs()
     curved = (x * s * rest * slope).nan_to_num(0.0)  # of +-inf the limit
-    bound_derivative = FP32 * (8 * s + moved + curved.abs() * (16 + 4 * u2.abs()))
-    bound_derivative = bound_derivative + TINY * (1 + x.abs().clamp(max=100) ** 3)
-    return x * s, bound_y.nan_to_num(0.0), s + curved, bound_derivative
+    return Activation(
+        value=x * s,
+        slope=s + curved,
+        value_bound=FP32 * (8 * (x * s).abs() + x.abs() * moved) + TINY * x.abs(),
+        slope_bound=FP32 * (8 * s + moved + curved.abs() * (16 + 4 * u2.abs()))
+        + TINY * (1 + x.abs().clamp(max=100) ** 3),
+    )
+
+
+def _silu(x: torch.Tensor) -> Activation:
+    s, rest = torch.sigmoid(x), torch.sigmoid(-x)
+    value = x * s
+    moved = (4 * x.abs() * s * rest).nan_to_num(0.0)  # what a few roundings of x do to s
+    # 1 - s is off by a rounding of 1, and 0 from 17 on.
+    slope_bound = 8 * s + (8 + moved + 4 * x.abs().clamp(max=20)) * (s * x.abs()).clamp(max=20) + moved
+    return Activation(
+        value=value,
+        slope=s + value * rest,
+        value_bound=FP32 * (8 * value.abs() + x.abs() * moved) + TINY * x.abs(),
+        slope_bound=FP32 * slope_bound + TINY * (1 + x.abs()),
+    )
+
+
+def _tanh_gelu(x: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x, approximate="tanh")
 
 
 def gelu(launch: Launch, x: torch.Tensor, dy: torch.Tensor) -> str | None:
     """The gradient of +-inf may be its limit or NaN, which PyTorch has there."""
     (y, dx), stray = launched(launch, x, dy)
-    native_y, native_dx = trained(lambda x: F.gelu(x, approximate="tanh"), x, dy=dy)
-    reference, bound_y, derivative, bound_derivative = _gelu(x.double())
-    dy = dy.double()
+    native_y, native_dx = trained(_tanh_gelu, x, dy=dy)
+    exact, dy = _gelu(x.double()), dy.double()
+    bound_dx = dy.abs() * exact.slope_bound
     return first(
         stray,
-        named("y", problem(y, reference, bound_y, native_y)),
-        named("dx", problem(dx, dy * derivative, (dy.abs() * bound_derivative).nan_to_num(0.0), native_dx)),
+        named("y", problem(y, exact.value, exact.value_bound.nan_to_num(0.0), native_y)),
+        named("dx", problem(dx, dy * exact.slope, bound_dx.nan_to_num(0.0), native_dx)),
     )
+
+
+def gated_unit(
+    activation: str, launch: Launch, gate: torch.Tensor, up: torch.Tensor, dy: torch.Tensor
+) -> str | None:
+    """y = activation(gate) * up with the gradients of both; activation is "gelu" or "silu". PyTorch's is that of fp32
+    numbers, for it rounds activation(gate) to the dtype."""
+    (y, dgate, dup), stray = launched(launch, gate, up, dy)
+    exactly, plain = {"gelu": (_gelu, _tanh_gelu), "silu": (_silu, F.silu)}[activation]
+    wide = (gate.float(), up.float())
+    native_y, native_dgate, native_dup = trained(lambda gate, up: plain(gate) * up, *wide, dy=dy.float())
+    exact, up, dy = exactly(gate.double()), up.double(), dy.double()
+    return first(
+        stray,
+        named("y", problem(y, exact.value * up, (exact.value_bound * up.abs()).nan_to_num(0.0), native_y)),
+        named(
+            "dgate",
+            problem(
+                dgate, dy * up * exact.slope, ((dy * up).abs() * exact.slope_bound).nan_to_num(0.0), native_dgate
+            ),
+        ),
+        named("dup", problem(dup, dy * exact.value, (dy.abs() * exact.value_bound).nan_to_num(0.0), native_dup)),
+    )
+
+
+def bias_gelu(launch: Launch, x: torch.Tensor, bias: torch.Tensor, dy: torch.Tensor) -> str | None:
+    """As `gelu`, of the sum as fp32 rounds it, which is one operation. The bias's gradient is judged in columns where
+    fp32 holds the sum of its terms' magnitudes and PyTorch's derivative of gelu is finite."""
+    (y, dx, dbias), stray = launched(launch, x, bias, dy)
+    z, wide_dy = x.float() + bias.float(), dy.float()
+    native_y, native_dx = trained(_tanh_gelu, z, dy=wide_dy)
+    exact, dy = _gelu(z.double()), dy.double()
+    dx64, bound_dx = dy * exact.slope, (dy.abs() * exact.slope_bound).nan_to_num(0.0)
+    magnitude = dx64.abs().sum(dim=0)
+    judged = native_dx.isfinite().all(dim=0) & (magnitude < 0.99 * torch.finfo(torch.float32).max)
+    bound_dbias = bound_dx.sum(dim=0) + FP32 * len(x) * magnitude
+    return first(
+        stray,
+        named("y", problem(y, exact.value, exact.value_bound.nan_to_num(0.0), native_y)),
+        named("dx", problem(dx, dx64, bound_dx, native_dx)),
+        named("dbias", problem(dbias[judged], dx64.sum(dim=0)[judged], bound_dbias[judged])),
+    )
+
+
+def sum_columns(launch: Launch, partial: torch.Tensor) -> str | None:
+    (total,), stray = launched(launch, partial)
+    bound = FP32 * len(partial) * partial.double().abs().sum(dim=0)
+    return first(stray, named("sum", problem(total, partial.double().sum(dim=0), bound)))
 
 
 def softmax(launch: Launch, x: torch.Tensor, dy: torch.Tensor) -> str | None:
@@ -99,6 +178,68 @@ def softmax(launch: Launch, x: torch.Tensor, dy: torch.Tensor) -> str | None:
         stray,
         named("y", problem(y, reference, bound_y, torch.softmax(x, dim=1))),
         named("dx", problem(dx, dx64, FP32 * (8 + x.shape[1]) * terms + TINY * dy64.abs())),
+    )
+
+
+def sorted_by_id(launch: Launch, ids: torch.Tensor) -> str | None:
+    """The ids in order and the tokens that they are of, equal ids in the tokens' order."""
+    (found, order), stray = launched(launch, ids)
+    expected, positions = torch.sort(ids, stable=True)
+    return first(
+        stray,
+        None if torch.equal(found, expected) else "the ids are not in order",
+        None if torch.equal(order.long(), positions) else "the tokens are not in the ids' order",
+    )
+
+
+def embedding(launch: Launch, table: torch.Tensor, ids: torch.Tensor, dy: torch.Tensor) -> str | None:
+    """y has the bits of the table; rows without a token have a gradient of zero."""
+    (y, dtable), stray = launched(launch, table, ids, dy)
+
+    def scattered(values: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(table.shape, dtype=torch.float64, device=ids.device).index_add_(0, ids.long(), values)
+
+    added = scattered(torch.ones_like(dy, dtype=torch.float64))
+    bound = FP32 * added * scattered(dy.double().abs())
+    return first(
+        stray,
+        None if _identical(y, table[ids]) else "y: not the bits of the table's rows",
+        named("dtable", problem(dtable, scattered(dy.double()), bound)),
+        None if (dtable[added == 0] == 0).all() else "dtable: a row without a token is not zero",
+    )
+
+
+def cross_entropy(
+    launch: Launch, logits: torch.Tensor, labels: torch.Tensor, dloss: torch.Tensor, smoothing: float, z_loss: float
+) -> str | None:
+    """Loss and dlogits; every label is a class or ignored."""
+    (loss, dlogits), stray = launched(launch, logits, labels, dloss)
+    x, classes = logits.double(), logits.shape[1]
+    counted, label = labels != -100, labels.long().clamp(min=0)
+    count = counted.sum().clamp(min=1)
+    maximum = x.amax(dim=1)
+    below = maximum[:, None] - x
+    terms = torch.exp(-below)
+    log_sum = terms.sum(dim=1).log()
+    lse, p = maximum + log_sum, terms / terms.sum(dim=1, keepdim=True)
+    chosen, mean = below.gather(1, label[:, None])[:, 0], x.mean(dim=1)
+    losses = (1 - smoothing) * (chosen + log_sum) + smoothing * (maximum - mean + log_sum) + z_loss * lse * lse
+    # Of log_sum: what exponentials, additions in any order and the logarithm do; then of each term of the loss.
+    moved = FP32 * (8 + classes + 2 * (p * below).nan_to_num(0.0).sum(dim=1) + 2 * log_sum)
+    slope = 1 + 2 * z_loss * lse.abs()
+    bounds = slope * moved + 6 * FP32 * z_loss * lse.square() + 4 * FP32 * (chosen + (maximum - mean).abs() + log_sum)
+    bounds = bounds + smoothing * FP32 * (4 + classes) * x.abs().mean(dim=1)
+    bound = torch.where(counted, bounds + FP32 * losses.abs(), 0.0).sum() / count
+    scale = dloss.double() / count
+    ours = torch.nn.functional.one_hot(label, classes) * (1 - smoothing)
+    gradient = (p * (1 + 2 * z_loss * lse[:, None]) - smoothing / classes - ours) * scale
+    relative = moved[:, None] + FP32 * (16 + 4 * below + 4 * log_sum[:, None])
+    spread = (p * relative).nan_to_num(0.0) * slope[:, None] + 8 * FP32 * (smoothing / classes + ours)
+    spread = (spread + TINY * slope[:, None]) * scale.abs()
+    return first(
+        stray,
+        named("loss", problem(loss, torch.where(counted, losses, 0.0).sum() / count, bound.nan_to_num(0.0))),
+        named("dlogits", problem(dlogits, torch.where(counted[:, None], gradient, 0.0), spread.nan_to_num(0.0))),
     )
 
 
@@ -162,31 +303,25 @@ def two_products(launch: Launch, a: torch.Tensor, b: torch.Tensor, b2: torch.Ten
     return first(stray, named("c", _product_problem(c, a, b)), named("c2", _product_problem(c2, a, b2)))
 
 
-def bias_gelu(launch: Launch, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> str | None:
+def product_bias_gelu(launch: Launch, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> str | None:
     """gelu(a @ b + bias), and what GELU is taken of."""
     (y, pre), stray = launched(launch, a, b, bias)
     pre64 = a.double() @ b.double() + bias.double()
     bound_pre = _product_bound(a, b) + FP32 * bias.double().abs()
-    reference, bound_y, _, _ = _gelu(pre64)
+    exact = _gelu(pre64)
     # GELU's derivative is at most 1.13; its own bound is taken at pre64, which a hundredth of bound_pre makes good.
     return first(
         stray,
         named("pre", problem(pre, pre64, bound_pre)),
-        named("y", problem(y, reference, 1.14 * bound_pre + bound_y)),
+        named("y", problem(y, exact.value, 1.14 * bound_pre + exact.value_bound.nan_to_num(0.0))),
     )
-
-
-def column_sums(launch: Launch, partial: torch.Tensor) -> str | None:
-    (sums,), stray = launched(launch, partial)
-    terms = partial.double()
-    return first(stray, problem(sums, terms.sum(dim=0), FP32 * len(terms) * terms.abs().sum(dim=0)))
 
 
 def dpre(launch: Launch, dy: torch.Tensor, pre: torch.Tensor) -> str | None:
     """dy gelu'(pre), and its sums over rows, which are made of it before it is rounded."""
     (gradient, dbias), stray = launched(launch, dy, pre)
-    _, _, derivative, bound_derivative = _gelu(pre.double())
-    terms, bound = dy.double() * derivative, dy.double().abs() * bound_derivative
+    exact = _gelu(pre.double())
+    terms, bound = dy.double() * exact.slope, dy.double().abs() * exact.slope_bound
     bound_dbias = bound.sum(dim=0) + FP32 * (2 + len(pre)) * (terms.abs() + bound).sum(dim=0)
     return first(
         stray,
@@ -212,24 +347,31 @@ def gate_up(launch: Launch, h: torch.Tensor, gate_weight: torch.Tensor, up_weigh
     )
 
 
-def activation_gradients(launch: Launch, dact: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> str | None:
-    (dgate, dup, act), stray = launched(launch, dact, gate, up)
-    d, g, u = dact.double(), gate.double(), up.double()
-    s, rest = torch.sigmoid(g), torch.sigmoid(-g)
-    silu = g * s
-    moved = (4 * g.abs() * s * rest).nan_to_num(0.0)  # what a few roundings of g do to s
-    # 1 - s is off by a rounding of 1, and 0 from 17 on.
-    derivative = s + silu * rest
-    slope_bound = 8 * s + (8 + moved + 4 * g.abs().clamp(max=20)) * (s * g.abs()).clamp(max=20) + moved
-    silu_bound = 8 * silu.abs() + g.abs() * moved
-    bound = FP32 * silu_bound + TINY * g.abs()
-    bound_dgate = (d * u).abs() * (FP32 * slope_bound + TINY * (1 + g.abs()))
-    return first(
-        stray,
-        named("dgate", problem(dgate, d * u * derivative, bound_dgate.nan_to_num(0.0))),
-        named("dup", problem(dup, d * silu, (d.abs() * bound).nan_to_num(0.0))),
-        named("act", problem(act, silu * u, (u.abs() * bound).nan_to_num(0.0))),
-    )
+def rope(launch: Launch, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, dq_out: torch.Tensor,
+         dk_out: torch.Tensor, theta: float) -> str | None:  # fmt: skip
+    """q_out, k_out, dq and dk. Frequency and product round an angle; sin and cos are right to two units in the last
+    place. Of an infinity their sign alone decides, which far positions leave to how the angle was rounded: to float32.
+    """
+    turned, stray = launched(launch, q, k, positions, dq_out, dk_out)
+    half = q.shape[-1] // 2
+    frequencies = theta ** (-torch.arange(half, dtype=torch.float64, device=q.device) / half)
+    angles = positions[:, None, :, None] * frequencies
+    rounded = positions[:, None, :, None].float() * frequencies.float()
+
+    def turn(x1: torch.Tensor, x2: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+        cos, sin = torch.cos(angles), torch.sin(angles)
+        return torch.cat([x1 * cos - x2 * sin, x2 * cos + x1 * sin], dim=-1)
+
+    found = [stray]
+    for name, got, x, sign in zip(
+        ("q_out", "k_out", "dq", "dk"), turned, (q, k, dq_out, dk_out), (1, 1, -1, -1), strict=True
+    ):
+        x1, x2 = x.double().split(half, dim=-1)
+        native = turn(x1.float(), x2.float(), sign * rounded).to(x.dtype)
+        bound = FP32 * (x1.abs() + x2.abs()) * (angles.abs() + 4) + 2 * TINY
+        reference = turn(x1, x2, sign * angles)
+        found.append(named(name, problem(got, reference, torch.cat([bound, bound], dim=-1), native)))
+    return first(*found)
 
 
 def attention(launch: Launch, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor) -> str | None:

@@ -127,7 +127,7 @@ def placed(values: torch.Tensor, layout: str, device: str) -> torch.Tensor:
 
 @dataclass
 class GuardedMemory:
-    """The tensors that were made with torch.empty and torch.empty_like, with NaN around them."""
+    """The tensors that were made with torch.empty and torch.empty_like, with NaN, or the least integer, around them."""
 
     bits: list[tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]] = field(default_factory=list)
 
@@ -143,15 +143,17 @@ class GuardedMemory:
 
 @contextlib.contextmanager
 def guarded_memory() -> Iterator[GuardedMemory]:
-    """Within it torch.empty and torch.empty_like, as the launchers call them, give guarded tensors full of NaN."""
+    """Within it torch.empty and torch.empty_like, as the launchers call them, give guarded tensors full of NaN or, of
+    int32 and int64, of the least integer."""
     guarded = GuardedMemory()
 
     def empty(*shape: object, dtype: torch.dtype | None = None, device: object = None, **other: object) -> torch.Tensor:
         sizes = torch.Size(shape[0]) if isinstance(shape[0], Sequence) else torch.Size(shape)
         dtype = dtype or torch.get_default_dtype()
-        if not dtype.is_floating_point or other:
+        if not (dtype.is_floating_point or dtype in (torch.int32, torch.int64)) or other:
             return unguarded(*shape, dtype=dtype, device=device, **other)
-        memory = torch.full((sizes.numel() + 2 * GUARD,), torch.nan, dtype=dtype, device=device)
+        fill = torch.nan if dtype.is_floating_point else torch.iinfo(dtype).min
+        memory = torch.full((sizes.numel() + 2 * GUARD,), fill, dtype=dtype, device=device)
         integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
         guarded.bits.append((memory, memory.view(integers).clone(), tuple(sizes)))
         return memory[GUARD : GUARD + sizes.numel()].view(sizes)

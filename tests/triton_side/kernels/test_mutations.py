@@ -20,30 +20,49 @@ from property_checks import FINITE, NOT_FINITE, ORDINARY, matrix, placed
 from row_kernel_checks import DEVICE, mutant
 from test_attention import DK_DV, DQ, FORWARD
 from test_attention import configured as attention_configured
+from test_bias_gelu import configured as bias_gelu_configured
+from test_cross_entropy import SMOOTHING, Z_LOSS, draw_labels
+from test_cross_entropy import configured as cross_entropy_configured
+from test_embedding import NARROW, draw_ids
+from test_embedding import configured as embedding_configured
+from test_gated import launched_as, on_top_of
 from test_linear_gelu import DPRE_CONFIGS
 from test_rmsnorm import EPS
 from test_rmsnorm import configured as rmsnorm_configured
+from test_rope import THETA
+from test_rope import configured as rope_configured
 from test_softmax import configured as softmax_configured
+from test_swiglu_mlp import of_activation
 
 from triton_side import kernels
 from triton_side.kernels import (
     _column_sums,
+    _gated,
     attention,
     attention_backward,
+    bias_gelu,
+    cross_entropy,
+    embedding,
+    geglu,
     gelu,
     linear_gelu,
     matmul,
     rmsnorm,
+    rope,
     softmax,
+    swiglu,
     swiglu_mlp,
     vector_add,
 )
 from triton_side.kernels._launch import FlatConfig, RowConfig
+from triton_side.kernels.bias_gelu import TileConfig
 from triton_side.kernels.matmul import MatmulConfig
 
 FLAT = FlatConfig(block=64, num_warps=1)  # past the end, no further than the guard
 ROW = RowConfig(block_rows=4, block_columns=256, num_warps=4, num_stages=1, programs=3)
 LOOPED = RowConfig(block_rows=1, block_columns=32, num_warps=1, num_stages=1, programs=3)
+BIASED = TileConfig(block_rows=4, block_columns=64, num_warps=1, programs=2)
+LOOPED_FLAT = FlatConfig(block=32, num_warps=1)
 TILES = MatmulConfig(16, 32, 16, num_warps=4, num_stages=1, group_m=2, descriptors=False)
 ORDINARY_ROWS, KINDS = [ORDINARY], [*FINITE, *NOT_FINITE]
 
@@ -66,10 +85,36 @@ def gelu_problems(module: ModuleType) -> Iterator[Problem]:
     yield properties.gelu(launch, draw(13, 17, kinds=KINDS), draw(13, 17, seed=1))
 
 
+def gated_problems(unit: ModuleType, module: ModuleType) -> Iterator[Problem]:
+    """module: the unit's own, or what the units share."""
+    name, activation = {swiglu: ("swiglu", "silu"), geglu: ("geglu", "gelu")}[unit]
+    if not hasattr(module, name):
+        module = unit if module is _gated else on_top_of(module, unit)
+    operands = draw(13, 17, kinds=KINDS), draw(13, 17, seed=1), draw(13, 17, seed=2)
+    yield properties.gated_unit(activation, launched_as(module, name, FLAT), *operands)
+
+
+def bias_gelu_problems(module: ModuleType) -> Iterator[Problem]:
+    launch = properties.training(bias_gelu_configured(BIASED, module))
+    yield properties.bias_gelu(launch, draw(21, 67, kinds=KINDS), draw(67, seed=1), draw(21, 67, seed=2))
+    yield properties.bias_gelu(launch, draw(21, 67), draw(67, seed=1), draw(21, 67, seed=2))
+
+
+def sum_columns_problems(module: ModuleType) -> Iterator[Problem]:
+    yield properties.sum_columns(lambda partial: (module.sum_columns(partial, torch.float32),), draw(300, 37))
+
+
 def softmax_problems(config: RowConfig, module: ModuleType) -> Iterator[Problem]:
     launch = properties.training(softmax_configured(config, module))
     for columns in (67, 80):  # rows with and without edges
         yield properties.softmax(launch, draw(14, columns, kinds=KINDS), draw(14, columns, seed=1))
+
+
+def cross_entropy_problems(module: ModuleType) -> Iterator[Problem]:
+    launch, dloss = cross_entropy_configured(LOOPED_FLAT, module), torch.tensor(1.7, device=DEVICE)
+    for columns, kinds in ((67, ORDINARY_ROWS), (80, ORDINARY_ROWS), (80, KINDS)):
+        logits, labels = draw(14, columns, kinds=kinds), draw_labels(14, columns)
+        yield properties.cross_entropy(launch, logits, labels, dloss, SMOOTHING, Z_LOSS)
 
 
 def rmsnorm_problems(config: RowConfig, module: ModuleType) -> Iterator[Problem]:
@@ -77,23 +122,25 @@ def rmsnorm_problems(config: RowConfig, module: ModuleType) -> Iterator[Problem]
     yield properties.rmsnorm(launch, draw(14, 67), draw(67, seed=1), draw(14, 67, seed=2), EPS)
 
 
+def rope_problems(module: ModuleType) -> Iterator[Problem]:
+    config = module.RopeConfig(rows=4, heads=2, splits=2, num_warps=1)
+    q, dq, k, dk = (draw(2, heads, 9, 6, seed=heads + seed) for heads in (5, 1) for seed in (0, 10))
+    positions = torch.arange(990, 1008, device=DEVICE).view(2, 9)
+    yield properties.rope(rope_configured(config, module), q, k, positions, dq, dk, THETA)
+
+
 def matmul_problems(module: ModuleType) -> Iterator[Problem]:
     operands = draw(53, 41), draw(41, 67, seed=1), draw(53, 67, seed=2)
     yield properties.matmul(lambda a, b, residual: (module.launch_matmul(a, b, TILES, residual),), *operands)
 
 
-def bias_gelu_problems(module: ModuleType) -> Iterator[Problem]:
+def product_bias_gelu_problems(module: ModuleType) -> Iterator[Problem]:
     operands = draw(53, 41), draw(41, 67, seed=1), draw(67, seed=2)
-    yield properties.bias_gelu(lambda *x: module.launch_bias_gelu(*x, TILES, True), *operands)
+    yield properties.product_bias_gelu(lambda *x: module.launch_bias_gelu(*x, TILES, True), *operands)
 
 
 def dpre_problems(module: ModuleType) -> Iterator[Problem]:
     yield properties.dpre(lambda *x: module.launch_dpre(*x, DPRE_CONFIGS[0]), draw(19, 67), draw(19, 67, seed=1))
-
-
-def column_sums_problems(module: ModuleType) -> Iterator[Problem]:
-    for partials in (3, 300):
-        yield properties.column_sums(lambda x: (module.sum_columns(x, torch.float32),), draw(partials, 67))
 
 
 def two_products_problems(module: ModuleType) -> Iterator[Problem]:
@@ -103,14 +150,22 @@ def two_products_problems(module: ModuleType) -> Iterator[Problem]:
 
 
 def activation_problems(module: ModuleType) -> Iterator[Problem]:
-    operands = draw(13, 17), draw(13, 17, seed=1, kinds=KINDS), draw(13, 17, seed=2)
-    yield properties.activation_gradients(module.launch_activation_gradients, *operands)
+    operands = draw(13, 17, kinds=KINDS), draw(13, 17, seed=1), draw(13, 17, seed=2)
+    yield properties.gated_unit("silu", of_activation(module), *operands)
 
 
 def attention_problems(module: ModuleType) -> Iterator[Problem]:
     side = {"above" if hasattr(module, "launch_forward") else "below": module}
     launch = properties.training(attention_configured(FORWARD[0], DK_DV[0], DQ[0], **side))
     yield properties.attention(launch, *(draw(1, 2, 70, 16, seed=seed) for seed in range(4)))
+
+
+def embedding_problems(module: ModuleType) -> Iterator[Problem]:
+    """The order first: the gradient reads memory where it says."""
+    ids = draw_ids(10, 70)
+    yield properties.sorted_by_id(module.sort_by_id, ids)
+    table = placed(matrix(10, 19, KINDS, 0, torch.float32), "padded rows", DEVICE)
+    yield properties.embedding(embedding_configured(NARROW, module), table, ids, draw(70, 19, seed=1))
 
 
 @dataclass(frozen=True)
@@ -130,14 +185,44 @@ MUTATIONS = [
     ),
     Mutation(
         "gelu_forward_kernel", gelu,
-        "gelu_of(x, accurate).to(y_ptr.dtype.element_ty), mask=mask)",
-        "gelu_of(x, accurate).to(y_ptr.dtype.element_ty))",
+        "gelu_value(x, accurate).to(y_ptr.dtype.element_ty), mask=mask)",
+        "gelu_value(x, accurate).to(y_ptr.dtype.element_ty))",
         gelu_problems,
     ),
     Mutation(
         "gelu_backward_kernel", gelu,
         "sigmoid = tl.where(x >= 0.0, larger, smaller)", "sigmoid = larger",
         gelu_problems,
+    ),
+    Mutation(
+        "swiglu_forward_kernel", _gated,
+        "y.to(y_ptr.dtype.element_ty), mask=mask)", "y.to(y_ptr.dtype.element_ty))",
+        partial(gated_problems, swiglu),
+    ),
+    Mutation(
+        "swiglu_backward_kernel", swiglu,
+        "sigmoid + silu * (1.0 - sigmoid)", "sigmoid + silu",
+        partial(gated_problems, swiglu),
+    ),
+    Mutation(
+        "geglu_forward_kernel", geglu,
+        "forward_block(gate_ptr, up_ptr, y_ptr", "forward_block(up_ptr, gate_ptr, y_ptr",
+        partial(gated_problems, geglu),
+    ),
+    Mutation(
+        "geglu_backward_kernel", _gated,
+        "(dy * up * slope)", "(dy * slope)",
+        partial(gated_problems, geglu),
+    ),
+    Mutation(
+        "bias_gelu_forward_kernel", bias_gelu,
+        "y = gelu_value(x + bias, accurate)", "y = gelu_value(x, accurate)",
+        bias_gelu_problems,
+    ),
+    Mutation(
+        "bias_gelu_backward_kernel", bias_gelu,
+        "dbias += tl.where(row < rows, dx, 0.0)", "dbias = tl.where(row < rows, dx, 0.0)",
+        bias_gelu_problems,
     ),
     Mutation(
         "softmax_forward_kernel", softmax,
@@ -158,6 +243,21 @@ MUTATIONS = [
         "softmax_backward_looped_kernel", softmax,
         "partial_dot += y * dy", "partial_dot = y * dy",
         partial(softmax_problems, LOOPED),
+    ),
+    Mutation(
+        "cross_entropy_forward_kernel", cross_entropy,
+        "reference = tl.where(new_maximum == -float(\"inf\"), 0.0, new_maximum)", "reference = new_maximum",
+        cross_entropy_problems,
+    ),
+    Mutation(
+        "cross_entropy_mean_kernel", cross_entropy,
+        "count = tl.maximum(tl.sum(counts), 1)", "count = tokens",
+        cross_entropy_problems,
+    ),
+    Mutation(
+        "cross_entropy_backward_kernel", cross_entropy,
+        "tl.where(column == label, 1.0 - smoothing, 0.0)", "tl.where(column == label, 1.0, 0.0)",
+        cross_entropy_problems,
     ),
     Mutation(
         "rmsnorm_forward_kernel", rmsnorm,
@@ -185,14 +285,19 @@ MUTATIONS = [
         partial(rmsnorm_problems, LOOPED),
     ),
     Mutation(
-        "column_sums_kernel", _column_sums,
+        "sum_columns_kernel", _column_sums,
         "mask = (row < partials) & (column < columns)", "mask = (row < partials - 1) & (column < columns)",
-        column_sums_problems,
+        sum_columns_problems,
     ),
     Mutation(
-        "column_sums_kernel", _column_sums,
+        "sum_columns_kernel", _column_sums,
         "total += tl.load(", "total = tl.load(",
-        column_sums_problems,
+        sum_columns_problems,
+    ),
+    Mutation(
+        "rope_kernel", rope,
+        "sin = -sin", "sin = sin",
+        rope_problems,
     ),
     Mutation(
         "matmul_kernel", matmul,
@@ -202,7 +307,7 @@ MUTATIONS = [
     Mutation(
         "matmul_kernel", matmul,
         "mask=at_column < n, other=0.0)", "mask=at_column < n - 1, other=0.0)",
-        bias_gelu_problems,
+        product_bias_gelu_problems,
     ),
     Mutation(
         "dpre_kernel", linear_gelu,
@@ -216,7 +321,7 @@ MUTATIONS = [
     ),
     Mutation(
         "activation_gradients_kernel", swiglu_mlp,
-        "(sigmoid + silu * (1.0 - sigmoid))", "(sigmoid + silu)",
+        "dgate_ptr, dup_ptr, act_ptr, elements, silu", "dgate_ptr, act_ptr, dup_ptr, elements, silu",
         activation_problems,
     ),
     Mutation(
@@ -238,6 +343,21 @@ MUTATIONS = [
         "attention_dq_kernel", attention_backward,
         "p = tl.where(row[:, None] >= column[None, :], p, 0.0)", "p = p + 0.0",
         attention_problems,
+    ),
+    Mutation(
+        "embedding_forward_kernel", embedding,
+        "table_ptr + row * table_row_stride", "table_ptr + row * columns",
+        embedding_problems,
+    ),
+    Mutation(
+        "embedding_order_kernel", embedding,
+        "tl.where(start < own, ids + 1, ids)", "ids",
+        embedding_problems,
+    ),
+    Mutation(
+        "embedding_backward_kernel", embedding,
+        "total += tl.sum(dy.to(tl.float32), axis=0)", "total = tl.sum(dy.to(tl.float32), axis=0)",
+        embedding_problems,
     ),
 ]  # fmt: skip
 

@@ -12,16 +12,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_properties import (
-    activation_gradients,
     attention,
     bias_gelu,
+    cross_entropy,
     dpre,
+    embedding,
     first,
     gate_up,
+    gated_unit,
     gelu,
     launched,
     matmul,
+    product_bias_gelu,
     rmsnorm,
+    rope,
     softmax,
     trained_matmul,
     training,
@@ -47,23 +51,38 @@ from property_checks import (
 from row_kernel_checks import DEVICE, DTYPES
 from test_attention import DK_DV, DQ, FORWARD
 from test_attention import configured as attention_configured
+from test_bias_gelu import CONFIGS as BIAS_GELU_CONFIGS
+from test_bias_gelu import configured as bias_gelu_configured
+from test_cross_entropy import SMOOTHING, Z_LOSS, draw_labels
+from test_cross_entropy import configured as cross_entropy_configured
+from test_embedding import NARROW
+from test_embedding import configured as embedding_configured
+from test_embedding import trained as embedding_trained
 from test_linear_gelu import DPRE_CONFIGS
 from test_linear_gelu import plain as plain_linear_gelu
 from test_rmsnorm import EPS
 from test_rmsnorm import configured as rmsnorm_configured
+from test_rope import THETA, trained
+from test_rope import configured as rope_configured
 from test_softmax import configured as softmax_configured
+from test_swiglu_mlp import of_activation
 from test_swiglu_mlp import plain as plain_mlp
 
 from triton_side.kernels import attention as attention_module
+from triton_side.kernels import bias_gelu as bias_gelu_module
+from triton_side.kernels import geglu as geglu_module
 from triton_side.kernels import gelu as gelu_module
 from triton_side.kernels import linear_gelu as linear_gelu_module
 from triton_side.kernels import matmul as matmul_module
 from triton_side.kernels import rmsnorm as rmsnorm_module
+from triton_side.kernels import rope as rope_module
 from triton_side.kernels import softmax as softmax_module
+from triton_side.kernels import swiglu as swiglu_module
 from triton_side.kernels import swiglu_mlp as mlp_module
 from triton_side.kernels import vector_add as vector_add_module
 from triton_side.kernels._launch import INTERPRETED, FlatConfig, RowConfig
 from triton_side.kernels.matmul import MatmulConfig
+from triton_side.kernels.rope import RopeConfig
 
 
 def examples(interpreted: int, on_a_gpu: int) -> settings:
@@ -76,6 +95,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 few_rows = st.sampled_from([1, 2, 3, 5, 17] if INTERPRETED else SIZES)  # the interpreter takes one after another
 flat_configs = st.sampled_from([None, FlatConfig(block=64, num_warps=1)])
+wide_configs = st.sampled_from([None, FlatConfig(block=32, num_warps=1), FlatConfig(block=256, num_warps=4)])
 # Whole rows, several to a tile, or in the looped kernels; a program has several of each.
 row_configs = st.sampled_from([
     None,
@@ -123,6 +143,37 @@ def test_gelu(dtype, rows, columns, kinds, dy_kinds, x_layout, dy_layout) -> Non
     assert not gelu(training(gelu_module.gelu), x, dy)
 
 
+@pytest.mark.parametrize(
+    ("activation", "unit"), [("silu", swiglu_module.swiglu), ("gelu", geglu_module.geglu)], ids=["swiglu", "geglu"]
+)
+@dtypes
+@examples(15, 80)
+@given(sizes, sizes, rows_of_any_kind, moderate_rows, moderate_rows, st.tuples(layouts, layouts, layouts), seeds)
+def test_gated_unit(activation, unit, dtype, rows, columns, gate_kinds, up_kinds, dy_kinds, storage, seed) -> None:
+    gate, up, dy = (
+        draw(rows, columns, kinds, seed + i, dtype, layout)
+        for i, (kinds, layout) in enumerate(zip((gate_kinds, up_kinds, dy_kinds), storage, strict=True))
+    )
+    assert not gated_unit(activation, training(unit), gate, up, dy)
+
+
+bias_gelu_configs = st.sampled_from([None, *BIAS_GELU_CONFIGS])
+
+
+@dtypes
+@examples(30, 100)
+@given(
+    few_rows, sizes, rows_of_any_kind, rows_of_any_kind, rows_of_numbers, st.tuples(layouts, layouts, layouts),
+    bias_gelu_configs, seeds,
+)  # fmt: skip
+def test_bias_gelu(dtype, rows, columns, kinds, bias_kinds, dy_kinds, storage, config, seed) -> None:
+    x = draw(rows, columns, kinds, seed, dtype, storage[0])
+    bias = draw(1, columns, bias_kinds, seed + 1, dtype, storage[1])[0]
+    dy = draw(rows, columns, dy_kinds, seed + 2, dtype, storage[2])
+    function = bias_gelu_configured(config) if config else bias_gelu_module.bias_gelu
+    assert not bias_gelu(training(function), x, bias, dy)
+
+
 @dtypes
 @examples(40, 80)
 @given(few_rows, sizes, rows_of_any_kind, moderate_rows, layouts, layouts, row_configs, seeds)
@@ -149,11 +200,63 @@ def test_rmsnorm(dtype, rows, columns, kinds, dy_kinds, x_layout, weight_layout,
     assert not rmsnorm(training(function), x, weight, dy, EPS)
 
 
+@dtypes
+@examples(15, 80)
+@given(
+    sizes, sizes, few_rows, rows_of_any_kind, moderate_rows, layouts, layouts, st.sampled_from([None, NARROW]), seeds,
+)  # fmt: skip
+def test_embedding(dtype, rows, columns, tokens, kinds, dy_kinds, layout, dy_layout, config, seed) -> None:
+    table = draw(rows, columns, kinds, seed, dtype, layout)
+    ids = torch.randint(0, rows, (tokens,), generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+    dy = draw(tokens, columns, dy_kinds, seed + 1, dtype, dy_layout)
+    assert not embedding(embedding_configured(config) if config else embedding_trained, table, ids, dy)
+
+
+@dtypes
+@examples(40, 80)
+@given(few_rows, sizes, rows_of_any_kind, layouts, wide_configs, st.sampled_from([0.0, 0.3, 1.0]), seeds)
+def test_cross_entropy(dtype, tokens, classes, kinds, layout, config, ignored, seed) -> None:
+    logits = draw(tokens, classes, kinds, seed, dtype, layout)
+    labels, dloss = draw_labels(tokens, classes, ignored, seed), torch.tensor(1.7, device=DEVICE)
+    assert not cross_entropy(cross_entropy_configured(config), logits, labels, dloss, SMOOTHING, Z_LOSS)
+
+
 def test_rmsnorm_of_rows_too_large_for_their_squares_is_zero_as_in_torch() -> None:
     x = torch.full((2, 40), 3e30, device=DEVICE)
     weight = torch.ones(40, device=DEVICE)
     assert (torch.nn.functional.rms_norm(x, (40,), weight, EPS) == 0).all()
     assert (rmsnorm_module.rmsnorm(x, weight, EPS) == 0).all()
+
+
+rope_configs = st.sampled_from([
+    None,
+    RopeConfig(rows=4, heads=2, splits=2, num_warps=1),
+    RopeConfig(rows=2, heads=1, splits=1, num_warps=1),
+    RopeConfig(rows=16, heads=8, splits=3, num_warps=4),
+])  # fmt: skip
+
+
+@dtypes
+@examples(30, 100)
+@given(
+    st.sampled_from([1, 2, 3]), st.sampled_from([1, 2, 5]), st.sampled_from([1, 3]), st.sampled_from([1, 3, 17]),
+    st.sampled_from([2, 6, 16, 80]), st.lists(st.sampled_from(FINITE + NOT_FINITE), min_size=1, max_size=5),
+    st.lists(layouts, min_size=4, max_size=4), st.sampled_from([1, 1000, 2**20]), st.booleans(), rope_configs, seeds,
+)  # fmt: skip
+def test_rope(
+    dtype, batch, heads, kv_heads, sequence, head_dim, kinds, storage, farthest, narrow, config, seed
+) -> None:
+    def drawn(number: int) -> torch.Tensor:
+        of = kv_heads if number % 2 else heads
+        rows = matrix(batch * of * sequence, head_dim, kinds, seed + number, dtype)
+        return placed(rows.view(batch, of, sequence, head_dim), storage[number], DEVICE)
+
+    q, k, dq_out, dk_out = (drawn(number) for number in range(4))
+    generator = torch.Generator().manual_seed(seed)
+    positions = torch.randint(farthest, (sequence, batch), generator=generator).to(DEVICE).t()
+    positions = positions.int() if narrow else positions
+    launch = rope_configured(config) if config else trained(rope_module.rope)
+    assert not rope(launch, q, k, positions, dq_out, dk_out, THETA)
 
 
 @dtypes
@@ -221,7 +324,7 @@ def test_activation_gradients(dtype, tokens, hidden, dact_kinds, gate_kinds, up_
     dact, gate, up = (
         draw(tokens, hidden, kinds, seed + i, dtype) for i, kinds in enumerate((dact_kinds, gate_kinds, up_kinds))
     )
-    assert not activation_gradients(mlp_module.launch_activation_gradients, dact, gate, up)
+    assert not gated_unit("silu", of_activation(mlp_module), gate, up, dact)
 
 
 @dtypes
@@ -253,7 +356,7 @@ def test_product_with_bias_and_gelu(dtype, m, k, n, kinds, config, bias_layout, 
     m, k, n = aligned(config, m, k, n)
     a, b = draw(m, k, kinds, seed, dtype), draw(k, n, ORDINARY_ROWS, seed + 1, dtype)
     bias = draw(1, n, ORDINARY_ROWS, seed + 2, dtype, bias_layout)[0].contiguous()
-    assert not bias_gelu(lambda *operands: matmul_module.launch_bias_gelu(*operands, config, True), a, b, bias)
+    assert not product_bias_gelu(lambda *operands: matmul_module.launch_bias_gelu(*operands, config, True), a, b, bias)
 
 
 @dtypes

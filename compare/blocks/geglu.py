@@ -1,0 +1,30 @@
+"""y = gelu(gate) * up with GELU in its tanh form: the gate of a GEGLU layer (Shazeer, arXiv 2002.05202)."""
+
+from compare.blocks import gelu
+from compare.implementations import compilers, library, triton
+from compare.spec import Block, Shape, Tensor
+
+
+def reference(xp, inputs):  # type: ignore[no-untyped-def]
+    return {"y": gelu.reference(xp, {"x": inputs["gate"]})["y"] * inputs["up"]}
+
+
+BLOCK = Block(
+    name="geglu",
+    summary="GELU, tanh form, of the gate times the other half of a gated linear unit",
+    inputs=(Tensor("gate", ("rows", "columns"), std=2.0), Tensor("up", ("rows", "columns"))),
+    outputs=(Tensor("y", ("rows", "columns")),),
+    reference=reference,
+    backward_needs=("gate", "up"),
+    flops=lambda s: 10 * s["rows"] * s["columns"],
+    backward_flops=lambda s: 21 * s["rows"] * s["columns"],
+    shapes=(
+        Shape("llama-8b", {"rows": 8192, "columns": 14336}, ("bfloat16",), ("quick", "full")),
+        Shape("prime", {"rows": 1021, "columns": 4093}, ("float32",), ("quick", "full"), tuned=False),
+        Shape("one-row", {"rows": 1, "columns": 14336}, ("bfloat16", "float32")),
+        Shape("odd", {"rows": 7, "columns": 257}, ("float32", "float16", "bfloat16"), ("check",)),
+    ),
+    implementations=(
+        *compilers("geglu"), library("geglu", 'F.gelu(approximate="tanh"), then a product'), triton("geglu"),
+    ),
+)

@@ -1,0 +1,130 @@
+import sys
+from pathlib import Path
+from types import ModuleType
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from row_kernel_checks import DEVICE, DTYPES, is_accurate, mutant, random, with_gradients
+
+from triton_side.kernels import _gated, geglu, swiglu
+from triton_side.kernels._launch import FlatConfig
+
+FUNCTIONS = {"swiglu": swiglu.swiglu, "geglu": geglu.geglu}
+units = pytest.mark.parametrize("unit", FUNCTIONS)
+
+
+def plain(unit: str, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return (F.silu(gate) if unit == "swiglu" else F.gelu(gate, approximate="tanh")) * up
+
+
+def agrees(unit: str, function, gate: torch.Tensor, up: torch.Tensor, dy: torch.Tensor) -> bool:
+    got = with_gradients(function, gate, up, dy=dy)
+    low = with_gradients(lambda *x: plain(unit, *x), gate, up, dy=dy)
+    reference = with_gradients(lambda *x: plain(unit, *x), gate.double(), up.double(), dy=dy.double())
+    return all(is_accurate(*values) for values in zip(got, low, reference, strict=True))
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    """gate, up, dy."""
+    return [2 * random(*shape, dtype=dtype), *(random(*shape, dtype=dtype, seed=seed) for seed in (1, 2))]
+
+
+def launched_as(module: ModuleType, unit: str, config: FlatConfig | None = None):
+    """Forward and backward kernels of the unit in the module, as a launch of (gate, up, dy): y, dgate, dup."""
+    forward_kernel, backward_kernel = (getattr(module, f"{unit}_{part}_kernel") for part in ("forward", "backward"))
+
+    def launch(gate: torch.Tensor, up: torch.Tensor, dy: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = _gated.forward(forward_kernel, gate, up, config)
+        return y, *_gated.backward(backward_kernel, gate, up, dy, config)
+
+    return launch
+
+
+def on_top_of(gated: ModuleType, unit: ModuleType) -> ModuleType:
+    """A copy of the unit's module with the kernels' bodies of `gated`, a mutant of _gated."""
+    folder = Path(gated.__file__).parent / "unit"
+    folder.mkdir()
+    with mock.patch.dict(sys.modules, broken_gated=gated):
+        return mutant(unit, "triton_side.kernels._gated", "broken_gated", folder)
+
+
+@units
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 1031), (1031, 1), (16, 128), (3, 1367)])
+def test_agrees_with_float64(shape: tuple[int, int], dtype: torch.dtype, unit: str) -> None:
+    gate, up, dy = drawn(*shape, dtype=dtype)
+    assert agrees(unit, FUNCTIONS[unit], gate, up, dy)
+
+
+@units
+def test_any_configuration_gives_the_same(unit: str) -> None:
+    module, inputs = sys.modules[FUNCTIONS[unit].__module__], drawn(1000)
+    one, other = (launched_as(module, unit, config)(*inputs) for config in (None, FlatConfig(block=64, num_warps=1)))
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@units
+def test_non_contiguous(unit: str) -> None:
+    gate, up, dy = 2 * random(30, 20).t(), random(20, 60, seed=1)[:, ::2], random(20, 1, seed=2).expand(20, 30)
+    assert agrees(unit, FUNCTIONS[unit], gate, up, dy)
+
+
+@units
+def test_far_from_zero_the_gate_is_open_or_shut(unit: str) -> None:
+    gate = torch.tensor([-1e18, -1e4, -200.0, 200.0, 1e4, 1e18], device=DEVICE)
+    up, dy = torch.full_like(gate, 3.0), torch.full_like(gate, 2.0)
+    y, dgate, dup = with_gradients(FUNCTIONS[unit], gate, up, dy=dy)
+    assert torch.equal(y, 3 * gate.clamp(min=0.0)) and torch.equal(dup, 2 * gate.clamp(min=0.0))
+    assert torch.equal(dgate, 6 * (gate > 0).float())
+
+
+@units
+def test_empty(unit: str) -> None:
+    gate, up = (random(0, 5).requires_grad_() for _ in range(2))
+    y = FUNCTIONS[unit](gate, up)
+    y.sum().backward()
+    assert y.shape == gate.grad.shape == up.grad.shape == (0, 5)
+
+
+def test_inference_saves_nothing_and_training_the_inputs_alone() -> None:
+    gate, up, _ = drawn(2, 3)
+    assert swiglu.swiglu(gate, up).grad_fn is None
+    saved = swiglu.swiglu(gate.requires_grad_(), up).grad_fn.saved_tensors
+    assert [tensor.data_ptr() for tensor in saved] == [gate.data_ptr(), up.data_ptr()]
+
+
+def test_rejects() -> None:
+    gate, up, _ = drawn(2, 3)
+    with pytest.raises(ValueError, match=r"gate and up must have one shape, got \(2, 3\) and \(1, 3\); broadcast"):
+        swiglu.swiglu(gate, up[:1])
+    with pytest.raises(TypeError, match=r"gate in torch.float32 and up in torch.float16.*cast up"):
+        geglu.geglu(gate, up.half())
+
+
+@units
+@pytest.mark.parametrize(
+    ("sound", "broken"),
+    [
+        ("offset, offset < elements, value)", "offset, offset < elements - 1, value)"),
+        ("(dy * activated)", "(dy * slope)"),
+        ("dy * up * slope", "dy * slope"),
+    ],
+)
+def test_comparison_catches_what_is_wrong_in_both(unit: str, sound: str, broken: str, tmp_path: Path) -> None:
+    module = sys.modules[FUNCTIONS[unit].__module__]
+    broken_unit = on_top_of(mutant(_gated, sound, broken, tmp_path), module)
+    assert not agrees(unit, getattr(broken_unit, unit), *drawn(3, 1367))
+
+
+@pytest.mark.parametrize(
+    ("sound", "broken"),
+    [
+        ("tl.exp(-x), ACCURATE)", "tl.exp(x), ACCURATE)"),
+        ("silu * (1.0 - sigmoid)", "silu"),
+        ("up_ptr, dy_ptr, dgate_ptr, dup_ptr, None", "up_ptr, dy_ptr, dup_ptr, dgate_ptr, None"),
+    ],
+)
+def test_comparison_catches_what_is_wrong_in_swiglu(sound: str, broken: str, tmp_path: Path) -> None:
+    assert not agrees("swiglu", mutant(swiglu, sound, broken, tmp_path).swiglu, *drawn(3, 1367))

@@ -1,0 +1,152 @@
+import pytest
+import torch
+from row_kernel_checks import DEVICE, DTYPES, is_accurate, mutant, random
+
+from triton_side.blocks import rope as plain_block
+from triton_side.kernels import rope
+from triton_side.kernels.rope import RopeConfig
+
+THETA = 500000.0
+# Tiles that end within the rows, groups that end within the heads, a program with queries and keys, and without any.
+CONFIGS = [
+    RopeConfig(rows=1, heads=1, splits=1, num_warps=1),
+    RopeConfig(rows=4, heads=2, splits=2, num_warps=1),
+    RopeConfig(rows=32, heads=16, splits=5, num_warps=4),
+]
+
+
+def plain(q, k, positions, theta):
+    """In float64 angle and rotation are, too."""
+    if q.dtype != torch.float64:
+        return tuple(plain_block.apply({"q": q, "k": k, "positions": positions}, theta=theta).values())
+    half = q.shape[-1] // 2
+    pairs = torch.arange(half, dtype=torch.float64, device=q.device)
+    angles = positions[:, None, :, None] * theta ** (-pairs / half)
+    turn = torch.polar(torch.ones_like(angles), angles)
+    turned = [torch.complex(x[..., :half], x[..., half:]) * turn for x in (q, k)]
+    return tuple(torch.cat([z.real, z.imag], dim=-1) for z in turned)
+
+
+def trained(function):
+    """function as a launch: q, k, positions, and the gradients of both outputs -> the outputs, dq and dk."""
+
+    def launch(q, k, positions, dq_out, dk_out):
+        leaves = [x.detach().requires_grad_() for x in (q, k)]
+        outputs = function(*leaves, positions, THETA)
+        gradients = torch.autograd.grad(outputs, leaves, (dq_out, dk_out))
+        return *(y.detach() for y in outputs), *gradients
+
+    return launch
+
+
+def configured(config: RopeConfig, module=rope):
+    def launch(q, k, positions, dq_out, dk_out):
+        gradients = module.launch_rope(dq_out, dk_out, positions, THETA, backward=True, config=config)
+        return *module.launch_rope(q, k, positions, THETA, config=config), *gradients
+
+    return launch
+
+
+def operands(batch, heads, kv_heads, sequence, head_dim, dtype=torch.float32):
+    """q, k, positions from 0 on in the first sequence and from 100 on in each next, and the gradients."""
+    q, dq_out = (random(batch, heads, sequence, head_dim, dtype=dtype, seed=seed) for seed in (0, 1))
+    k, dk_out = (random(batch, kv_heads, sequence, head_dim, dtype=dtype, seed=seed) for seed in (2, 3))
+    positions = 100 * torch.arange(batch)[:, None] + torch.arange(sequence)
+    return q, k, positions.to(DEVICE, torch.int32), dq_out, dk_out
+
+
+def agrees(launch, q, k, positions, dq_out, dk_out) -> bool:
+    got = launch(q, k, positions, dq_out, dk_out)
+    low = trained(plain)(q, k, positions, dq_out, dk_out)
+    wide = (x.double() for x in (q, k, dq_out, dk_out))
+    q64, k64, dq64, dk64 = wide
+    reference = trained(plain)(q64, k64, positions, dq64, dk64)
+    return all(is_accurate(*values) for values in zip(got, low, reference, strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1, 1, 2), (2, 5, 1, 37, 10), (1, 9, 3, 67, 64), (3, 2, 2, 1, 128), (1, 1, 4, 5, 300)]
+)
+def test_agrees_with_float64(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    assert agrees(trained(rope.rope), *operands(*shape, dtype=dtype))
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_any_configuration_gives_the_same(config: RopeConfig) -> None:
+    given = operands(2, 5, 2, 19, 12)
+    for one, other in zip(configured(config)(*given), trained(rope.rope)(*given), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_strides() -> None:
+    q, k, positions, dq_out, dk_out = operands(2, 3, 2, 19, 12)
+    between = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k)]  # heads between positions
+    positions = positions.t().contiguous().t()
+    gradients = dq_out[:, :, :1].expand_as(dq_out), dk_out.mT.contiguous().mT
+    assert agrees(trained(rope.rope), *between, positions, *gradients)
+
+
+def test_far_positions_are_turned_as_plain_code_turns_them() -> None:
+    q, k, positions, *gradients = operands(1, 2, 1, 33, 64)
+    assert agrees(trained(rope.rope), q, k, positions + 100_000, *gradients)
+    assert agrees(trained(rope.rope), q, k, positions - 1000, *gradients)
+
+
+def test_backward_undoes_forward_and_keeps_lengths() -> None:
+    q, k, positions, *_ = operands(1, 2, 1, 33, 16)
+    turned = rope.launch_rope(q, k, positions, THETA)
+    for x, there, back in zip((q, k), turned, rope.launch_rope(*turned, positions, THETA, backward=True), strict=True):
+        torch.testing.assert_close(back, x)
+        torch.testing.assert_close(there.norm(dim=-1), x.norm(dim=-1))
+
+
+def test_only_positions_are_saved_and_one_output_is_enough() -> None:
+    q, k, positions, dq_out, dk_out = operands(1, 2, 1, 5, 4)
+    q_out, _ = rope.rope(q.requires_grad_(), k.requires_grad_(), positions, THETA)
+    assert [x is positions for x in q_out.grad_fn.saved_tensors] == [True]
+    dq, dk = torch.autograd.grad(q_out, (q, k), dq_out)
+    expected, _ = rope.launch_rope(dq_out, dk_out, positions, THETA, backward=True)
+    assert torch.equal(dq, expected) and not dk.any()
+
+
+def test_empty() -> None:
+    q, k, positions, *gradients = operands(2, 3, 1, 0, 8)
+    shapes = [x.shape for x in trained(rope.rope)(q, k, positions, *gradients)]
+    assert shapes == [(2, 3, 0, 8), (2, 1, 0, 8)] * 2
+
+
+def test_inference_saves_nothing() -> None:
+    q, k, positions, *_ = operands(1, 2, 1, 5, 4)
+    assert rope.rope(q, k, positions, THETA)[0].grad_fn is None
+
+
+def test_rejects() -> None:
+    q, k, positions, *_ = operands(2, 3, 1, 5, 8)
+    with pytest.raises(ValueError, match=r"differ in heads alone, got \(2, 3, 5, 8\) and \(2, 1, 5, 4\)"):
+        rope.rope(q, k[..., :4], positions, THETA)
+    with pytest.raises(ValueError, match=r"head_dim must be even, .* got 7"):
+        rope.rope(q[..., :7], k[..., :7], positions, THETA)
+    with pytest.raises(TypeError, match=r"positions must be int32 or int64, got torch.float32"):
+        rope.rope(q, k, positions.float(), THETA)
+    with pytest.raises(ValueError, match=r"positions must be \[batch, sequence\] = \[2, 5\] on .*, got \[1, 5\]"):
+        rope.rope(q, k, positions[:1], THETA)
+    with pytest.raises(TypeError, match=r"k in torch.float16"):
+        rope.rope(q, k.half(), positions, THETA)
+    with pytest.raises(ValueError, match=r"theta must be positive, got 0"):
+        rope.rope(q, k, positions, 0)
+
+
+@pytest.mark.parametrize(
+    ("sound", "broken"),
+    [
+        ("-math.log2(theta) / half", "-math.log2(theta) / (half + 1)"),
+        ("x1 * cos - x2 * sin", "x1 * cos + x2 * sin"),
+        ("row // sequence", "row // rows"),
+        ("(group - q_groups) * HEADS", "(group - q_groups + 1) * HEADS"),
+        ("mask = (row < rows)", "mask = (row < rows - 1)"),
+        ("mask & (head < heads)", "mask & (head < heads - 1)"),
+    ],
+)
+def test_comparison_catches(sound: str, broken: str, tmp_path) -> None:
+    assert not agrees(trained(mutant(rope, sound, broken, tmp_path).rope), *operands(2, 5, 2, 19, 10))

@@ -1,0 +1,15 @@
+"""A bias added to the rows of a matrix, then GELU in its tanh form: y = gelu(x + bias)."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from triton_side.blocks import gelu
+from triton_side.stages import stage
+
+
+def apply(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """x [rows, columns], bias [columns] -> y [rows, columns]; every operation in x's dtype."""
+    with stage("bias"):
+        z = inputs["x"] + inputs["bias"]
+    return gelu.apply({"x": z})

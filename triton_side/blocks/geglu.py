@@ -1,0 +1,19 @@
+"""GEGLU: y = gelu(gate) * up with GELU in its tanh form.
+
+Source: Shazeer, "GLU Variants Improve Transformer", https://arxiv.org/abs/2002.05202.
+"""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from triton_side.blocks import gelu
+from triton_side.stages import stage
+
+
+def apply(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """gate, up [rows, columns] -> y [rows, columns]; rounding and the gradient of a large float16 gate as in gelu."""
+    activated = gelu.apply({"x": inputs["gate"]})["y"]  # in the stage "gelu"
+    with stage("multiply"):
+        y = activated * inputs["up"]
+    return {"y": y}

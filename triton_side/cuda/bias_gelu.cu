@@ -1,0 +1,104 @@
+// y = gelu(z), z = x + bias, and its gradients dx = dy gelu'(z), dbias = sum over rows of dx; x, y [rows, columns].
+//
+// A thread has LANES neighbouring columns: it loads their bias once and adds up their share of dbias in registers, so
+// that no thread waits for another. A block has THREADS such groups of columns, and ROWS rows in flight at once.
+#include "gelu.cuh"
+#include "pack.cuh"
+
+// The first column of this thread; which of the blocks that have its columns this one is, and how many those are.
+struct Place {
+  int column;
+  int sharer;
+  int sharers;
+};
+
+template <int LANES, int THREADS>
+__device__ inline Place place(int columns) {
+  const int blocks = (columns - 1) / (THREADS * LANES) + 1;
+  const int block = static_cast<int>(blockIdx.x);
+  return {(block % blocks * THREADS + static_cast<int>(threadIdx.x)) * LANES, block / blocks,
+          static_cast<int>(gridDim.x) / blocks};
+}
+
+// ROWS rows of this thread's columns, zeros past the last one. All loads are issued before a value is used.
+template <int LANES, int ROWS, typename T>
+__device__ inline void load_rows(Pack<T, LANES> (&packs)[ROWS], const T* matrix, long long row, long long rows,
+                                 int columns) {
+#pragma unroll
+  for (int r = 0; r < ROWS; ++r)
+    packs[r] = row + r < rows ? load<LANES>(matrix + (row + r) * columns) : filled<T, LANES>(0.0f);
+}
+
+template <typename T, int LANES, int ROWS, int THREADS>
+__global__ void __launch_bounds__(THREADS)
+bias_gelu_forward(const T* __restrict__ x, const T* __restrict__ bias, T* __restrict__ y, long long rows, int columns) {
+  const Place here = place<LANES, THREADS>(columns);
+  if (here.column >= columns) return;
+  const long long row = static_cast<long long>(here.sharer) * ROWS;
+  Pack<T, LANES> packs[ROWS];
+  load_rows(packs, x + here.column, row, rows, columns);
+  float shift[LANES];
+  unpack(load<LANES>(bias + here.column), shift);
+
+#pragma unroll
+  for (int r = 0; r < ROWS; ++r) {
+    if (row + r >= rows) return;
+    float values[LANES];
+    unpack(packs[r], values);
+#pragma unroll
+    for (int i = 0; i < LANES; ++i) values[i] = gelu(values[i] + shift[i]);
+    store(y + here.column + (row + r) * columns, pack<T>(values));
+  }
+}
+
+// partial [blocks that share the rows, columns]: what each of them adds to dbias.
+template <typename T, int LANES, int ROWS, int THREADS>
+__global__ void __launch_bounds__(THREADS)
+bias_gelu_backward(const T* __restrict__ x, const T* __restrict__ bias, const T* __restrict__ dy, T* __restrict__ dx,
+                   float* __restrict__ partial, long long rows, int columns) {
+  const Place here = place<LANES, THREADS>(columns);
+  if (here.column >= columns) return;
+  float shift[LANES], sums[LANES] = {};
+  unpack(load<LANES>(bias + here.column), shift);
+
+  const long long step = static_cast<long long>(here.sharers) * ROWS;
+  for (long long row = static_cast<long long>(here.sharer) * ROWS; row < rows; row += step) {
+    Pack<T, LANES> x_packs[ROWS], dy_packs[ROWS];
+    load_rows(x_packs, x + here.column, row, rows, columns);
+    load_rows(dy_packs, dy + here.column, row, rows, columns);
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+      if (row + r >= rows) break;
+      float values[LANES], gradients[LANES];
+      unpack(x_packs[r], values);
+      unpack(dy_packs[r], gradients);
+#pragma unroll
+      for (int i = 0; i < LANES; ++i) {
+        gradients[i] *= gelu_derivative(values[i] + shift[i]);
+        sums[i] += gradients[i];
+      }
+      store(dx + here.column + (row + r) * columns, pack<T>(gradients));
+    }
+  }
+  store(partial + here.column + static_cast<long long>(here.sharer) * columns, pack<float>(sums));
+}
+
+// dbias = sum over rows of partial. A block has 32 columns, a cache line of partial; the thread (column, y) adds up
+// every ROWS-th row of it from y on, and the first row of threads what the others have.
+template <typename T, int ROWS>
+__global__ void __launch_bounds__(32 * ROWS)
+bias_gelu_sum_partials(const float* __restrict__ partial, T* __restrict__ dbias, int partials, int columns) {
+  __shared__ float sums[ROWS][32];
+  const int column = static_cast<int>(blockIdx.x * 32 + threadIdx.x);
+  float sum = 0.0f;
+  if (column < columns)
+    for (int row = static_cast<int>(threadIdx.y); row < partials; row += ROWS)
+      sum += partial[static_cast<long long>(row) * columns + column];
+  sums[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+
+  if (threadIdx.y > 0 || column >= columns) return;
+#pragma unroll
+  for (int y = 1; y < ROWS; ++y) sum += sums[y][threadIdx.x];
+  dbias[column] = from_float<T>(sum);
+}

@@ -1,0 +1,142 @@
+"""What the gated linear units share: y = activation(gate) * up, element by element, forward and backward.
+
+    y = a(gate) up        dgate = dy up a'(gate)        dup = dy a(gate)
+
+Shazeer, "GLU variants improve Transformer", arXiv:2002.05202. Shapes: gate, up, y and their gradients are of one shape,
+taken as flat; bfloat16, float16 or float32 in and out, fp32 inside. Forward saves gate and up; backward reads each, and
+dy, once. A unit has two kernels, which name its activation: functions of (x, ACCURATE), `value` giving a(x) and
+`value_and_slope` a(x) and a'(x). ACCURATE: the result is stored in fp32, which shows an error of two ulps.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch.autograd.function import once_differentiable
+
+from triton_side.kernels._launch import FlatConfig, check_tensors, device_of
+
+
+@triton.jit
+def forward_block(gate_ptr, up_ptr, y_ptr, elements, value: tl.constexpr, BLOCK: tl.constexpr):
+    """y of one program's block of elements."""
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    offset = start + tl.arange(0, BLOCK)
+    # Where `elements` is not a multiple of 16 a mask costs the 16-byte accesses: only the last block has one.
+    if start + BLOCK <= elements:
+        _forward(gate_ptr, up_ptr, y_ptr, offset, None, value)
+    else:
+        _forward(gate_ptr, up_ptr, y_ptr, offset, offset < elements, value)
+
+
+@triton.jit
+def _forward(gate_ptr, up_ptr, y_ptr, offset, mask, value: tl.constexpr):
+    gate = tl.load(gate_ptr + offset, mask=mask).to(tl.float32)
+    up = tl.load(up_ptr + offset, mask=mask).to(tl.float32)
+    y = value(gate, y_ptr.dtype.element_ty == tl.float32) * up
+    tl.store(y_ptr + offset, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def backward_block(
+    gate_ptr, up_ptr, dy_ptr, dgate_ptr, dup_ptr, y_ptr, elements, value_and_slope: tl.constexpr, BLOCK: tl.constexpr
+):
+    """dgate and dup of one program's block of elements, and y once more for whoever did not keep it (swiglu_mlp); None
+    for a y that is not stored."""
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    offset = start + tl.arange(0, BLOCK)
+    if start + BLOCK <= elements:
+        _backward(gate_ptr, up_ptr, dy_ptr, dgate_ptr, dup_ptr, y_ptr, offset, None, value_and_slope)
+    else:
+        _backward(gate_ptr, up_ptr, dy_ptr, dgate_ptr, dup_ptr, y_ptr, offset, offset < elements, value_and_slope)
+
+
+@triton.jit
+def _backward(
+    gate_ptr, up_ptr, dy_ptr, dgate_ptr, dup_ptr, y_ptr, offset, mask, value_and_slope: tl.constexpr
+):  # fmt: skip
+    gate = tl.load(gate_ptr + offset, mask=mask).to(tl.float32)
+    up = tl.load(up_ptr + offset, mask=mask).to(tl.float32)
+    dy = tl.load(dy_ptr + offset, mask=mask).to(tl.float32)
+    activated, slope = value_and_slope(gate, dgate_ptr.dtype.element_ty == tl.float32)
+    tl.store(dgate_ptr + offset, (dy * up * slope).to(dgate_ptr.dtype.element_ty), mask=mask)
+    tl.store(dup_ptr + offset, (dy * activated).to(dup_ptr.dtype.element_ty), mask=mask)
+    if y_ptr is not None:
+        tl.store(y_ptr + offset, (activated * up).to(y_ptr.dtype.element_ty), mask=mask)
+
+
+def configure(element_bytes: int) -> FlatConfig:
+    """Four warps, and one 16-byte load of each operand to a thread, as in vector_add, whose three streams are those of
+    forward and whose measurements say why; backward has two streams more, and neither was measured."""
+    return FlatConfig(block=128 * 16 // element_bytes, num_warps=4)
+
+
+def forward(kernel: Any, gate: torch.Tensor, up: torch.Tensor, config: FlatConfig | None = None) -> torch.Tensor:
+    """Launch a unit's forward kernel on contiguous gate and up; y has their shape and dtype."""
+    y = torch.empty_like(gate)
+    if gate.numel() == 0:
+        return y
+    config = config or configure(gate.element_size())
+    with device_of(gate):
+        kernel[(triton.cdiv(gate.numel(), config.block),)](
+            gate, up, y, gate.numel(), BLOCK=config.block, num_warps=config.num_warps
+        )
+    return y
+
+
+def backward(
+    kernel: Any, gate: torch.Tensor, up: torch.Tensor, dy: torch.Tensor, config: FlatConfig | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Launch a unit's backward kernel on contiguous gate, up and dy; dgate and dup have their shape and dtype."""
+    dgate, dup = torch.empty_like(gate), torch.empty_like(up)
+    if gate.numel() == 0:
+        return dgate, dup
+    config = config or configure(gate.element_size())
+    with device_of(gate):
+        kernel[(triton.cdiv(gate.numel(), config.block),)](
+            gate, up, dy, dgate, dup, gate.numel(), BLOCK=config.block, num_warps=config.num_warps
+        )
+    return dgate, dup
+
+
+class _GatedUnit(torch.autograd.Function):
+    """Saves gate and up; the backward pass reads them and dy once and writes dgate and dup."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, gate: torch.Tensor, up: torch.Tensor, forward_kernel: Any, backward_kernel: Any
+    ) -> torch.Tensor:
+        gate, up = gate.contiguous(), up.contiguous()
+        ctx.save_for_backward(gate, up)
+        ctx.backward_kernel = backward_kernel
+        return forward(forward_kernel, gate, up)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        gate, up = ctx.saved_tensors
+        return *backward(ctx.backward_kernel, gate, up, dy.contiguous()), None, None
+
+
+def gated_unit(gate: torch.Tensor, up: torch.Tensor, forward_kernel: Any, backward_kernel: Any) -> torch.Tensor:
+    """The unit of the two kernels, differentiable once.
+
+    Args:
+        gate, up: two tensors of one shape, dtype (bfloat16, float16, float32) and device; non-contiguous ones are
+            copied.
+
+    Returns:
+        A new contiguous tensor of their shape and dtype.
+
+    Raises:
+        ValueError: shapes or devices differ, or the tensors are not on a GPU.
+        TypeError: dtypes differ or are not supported.
+    """
+    check_tensors(gate=gate, up=up)
+    if gate.shape != up.shape:
+        raise ValueError(
+            f"gate and up must have one shape, got {tuple(gate.shape)} and {tuple(up.shape)}; "
+            "broadcast them first with torch.broadcast_tensors"
+        )
+    return _GatedUnit.apply(gate, up, forward_kernel, backward_kernel)

@@ -1,0 +1,292 @@
+"""Mean cross-entropy of logits with label smoothing, ignored labels and z-loss, forward and backward.
+
+    m = max(x)    lse = m + log(sum(exp(x - m)))    count = number of tokens whose label is not ignored
+    loss = sum over those of ((1 - s) (lse - x[label]) + s (lse - mean(x)) + z lse^2) / count, 0 where there are none
+    dx = (p (1 + 2 z lse) - (1 - s) [column = label] - s / classes) dloss / count,  p = exp(x - m - log(sum))
+
+Label smoothing: Szegedy et al., arXiv:1512.00567; z-loss: Chowdhery et al., "PaLM", arXiv:2204.02311; maximum and sum
+in one reading: Milakov and Gimelshein, arXiv:1805.02867. Shapes: x = logits, dx [tokens, classes] in bfloat16, float16
+or float32; labels [tokens] in int32 or int64; loss [] in fp32. fp32 inside, and fp64 for the sum over tokens.
+
+Forward reads the logits of the tokens that count once, and nothing of the others; a second kernel, of one program, adds
+the tokens' losses up in a fixed order, without atomics. Backward reads the same and writes dx. Forward saves m and
+log(sum) for it, apart: their sum, lse, is rounded to 5e-4 at logits of 1e4, which would be the relative error of p.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch.autograd.function import once_differentiable
+
+from triton_side import declare
+from triton_side.blocks.cross_entropy import IGNORED
+from triton_side.kernels._launch import FlatConfig, check_matrix, check_tensors, device_of, with_unit_column_stride
+
+# What the kernels compute, in the stages of the block: of each token, of all of them, and of the gradient.
+TOKENS = (
+    declare.forward("reduce_max", "logsumexp"), declare.forward("sub", "logsumexp"),
+    declare.forward("exp", "logsumexp"), declare.forward("reduce_sum", "logsumexp"),
+    declare.forward("log", "logsumexp"), declare.forward("add", "logsumexp"), declare.forward("gather", "target"),
+    declare.forward("sub", "target"), declare.forward("reduce_sum", "smoothing"), declare.forward("add", "smoothing"),
+    declare.forward("mul", "z_loss"), declare.forward("add", "z_loss"), declare.forward("select", "mean"),
+)  # fmt: skip
+MEAN = (declare.forward("reduce_sum", "mean"), declare.forward("div", "mean"))
+BACKWARD = (
+    declare.again("sub", "logsumexp"), declare.again("exp", "logsumexp"), declare.again("add", "logsumexp"),
+    declare.gradient("div", "mean"), declare.gradient("select", "mean"), declare.gradient("mul", "z_loss"),
+    declare.gradient("mul", "logsumexp"), declare.gradient("sub", "smoothing"), declare.gradient("sub", "target"),
+)  # fmt: skip
+
+
+@declare.declare(*TOKENS, flops=lambda shapes: 5 * math.prod(shapes["logits_ptr"]))
+@triton.jit
+def cross_entropy_forward_kernel(
+    logits_ptr, labels_ptr, losses_ptr, maximum_ptr, log_sum_ptr, row_stride, classes, smoothing, z_loss,
+    IGNORED: tl.constexpr, COLUMNS: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """A token to a program."""
+    lanes: tl.constexpr = COLUMNS // VECTOR
+    token = tl.program_id(0).to(tl.int64)
+    label = tl.load(labels_ptr + token)
+    counted = label != IGNORED
+    row_ptr = logits_ptr + token * row_stride
+    lane = tl.arange(0, lanes)[:, None]
+    element = tl.arange(0, VECTOR)[None, :]
+    # A lane's elements are the 16 bytes of one access, or where rows begin anywhere as far apart as there are lanes, so
+    # that neighbouring lanes read neighbours.
+    if ALIGNED:
+        offset = lane * VECTOR + element
+    else:
+        offset = element * lanes + lane
+
+    # Each lane keeps its own maximum and sum: a reduction over the row costs a barrier and comes once.
+    maximum = tl.full([lanes, 1], -float("inf"), tl.float32)
+    exponentials = tl.zeros([lanes, 1], tl.float32)
+    mean = tl.zeros([lanes, 1], tl.float32)
+    for start in tl.range(0, tl.where(counted, classes, 0), COLUMNS):
+        column = start + offset
+        inside = column < classes
+        x = tl.load(row_ptr + column, mask=inside, other=-float("inf")).to(tl.float32)
+        new_maximum = tl.maximum(maximum, tl.max(x, axis=1, keep_dims=True))
+        # While all is -inf, any finite reference keeps the sum at zero; -inf - -inf would make it NaN.
+        reference = tl.where(new_maximum == -float("inf"), 0.0, new_maximum)
+        exponentials *= tl.exp(maximum - reference)
+        exponentials += tl.sum(tl.exp(x - reference), axis=1, keep_dims=True)
+        # Divided before they are added, so that logits near the largest number do not overflow.
+        mean += tl.sum(tl.where(inside, x, 0.0) * (1.0 / classes), axis=1, keep_dims=True)
+        maximum = new_maximum
+
+    row_maximum = tl.max(maximum)
+    log_sum = tl.log(tl.sum(exponentials * tl.exp(maximum - row_maximum)))
+    row_mean = tl.sum(mean)
+    lse = row_maximum + log_sum
+    # A label that is no class makes the loss NaN.
+    is_class = (label >= 0) & (label < classes)
+    chosen = tl.load(row_ptr + label, mask=counted & is_class, other=float("nan")).to(tl.float32)
+    loss = (1.0 - smoothing) * (row_maximum - chosen + log_sum) + smoothing * (row_maximum - row_mean + log_sum)
+    loss += (z_loss * lse) * lse
+    tl.store(losses_ptr + token, tl.where(counted, loss, 0.0))
+    if maximum_ptr is not None:
+        tl.store(maximum_ptr + token, tl.where(counted, row_maximum, 0.0))
+        tl.store(log_sum_ptr + token, tl.where(counted, log_sum, 0.0))
+
+
+@declare.declare(*MEAN, flops=lambda shapes: 2 * math.prod(shapes["losses_ptr"]))
+@triton.jit
+def cross_entropy_mean_kernel(
+    losses_ptr, labels_ptr, loss_ptr, count_ptr, tokens,
+    IGNORED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program. In fp64, because the mean of losses may be a number where their sum is none in fp32."""
+    total = tl.zeros([BLOCK], tl.float64)
+    counts = tl.zeros([BLOCK], tl.int32)
+    for start in tl.range(0, tokens, BLOCK):
+        token = start + tl.arange(0, BLOCK)
+        total += tl.load(losses_ptr + token, mask=token < tokens, other=0.0).to(tl.float64)
+        label = tl.load(labels_ptr + token, mask=token < tokens, other=IGNORED)
+        counts += (label != IGNORED).to(tl.int32)
+    count = tl.maximum(tl.sum(counts), 1)
+    tl.store(loss_ptr, (tl.sum(total) / count).to(tl.float32))
+    tl.store(count_ptr, count)
+
+
+@declare.declare(*BACKWARD, flops=lambda shapes: 5 * math.prod(shapes["logits_ptr"]))
+@triton.jit
+def cross_entropy_backward_kernel(
+    logits_ptr, labels_ptr, maximum_ptr, log_sum_ptr, dloss_ptr, count_ptr, dlogits_ptr, row_stride, classes,
+    smoothing, z_loss, IGNORED: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """A token to a program."""
+    token = tl.program_id(0).to(tl.int64)
+    label = tl.load(labels_ptr + token)
+    counted = label != IGNORED
+    maximum = tl.load(maximum_ptr + token)
+    log_sum = tl.load(log_sum_ptr + token)
+    is_class = (label >= 0) & (label < classes)
+    dloss = tl.where(is_class, tl.load(dloss_ptr) / tl.load(count_ptr), float("nan"))
+    slope = 1.0 + 2.0 * z_loss * (maximum + log_sum)
+    for start in tl.range(0, classes, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)
+        inside = column < classes
+        x = tl.load(logits_ptr + token * row_stride + column, mask=inside & counted, other=0.0).to(tl.float32)
+        p = tl.exp(x - maximum - log_sum)
+        dx = p * slope - smoothing / classes - tl.where(column == label, 1.0 - smoothing, 0.0)
+        dx = tl.where(counted, dx * dloss, 0.0)
+        tl.store(dlogits_ptr + token * classes + column, dx.to(dlogits_ptr.dtype.element_ty), mask=inside)
+
+
+def configure_forward(element_bytes: int) -> FlatConfig:
+    """16 KB of a row at a time to 8 warps: four 16-byte loads in flight to a thread.
+
+    Compiled for an H200, bfloat16 takes 48 registers: five programs, 80 KB on their way to a multiprocessor. Where rows
+    begin anywhere, 97, and 178 if a lane were one column.
+    """
+    return FlatConfig(block=16384 // element_bytes, num_warps=8)
+
+
+def configure_backward(element_bytes: int) -> FlatConfig:
+    """8 KB of a row at a time to 4 warps: four 16-byte loads in flight to a thread.
+
+    Compiled for an H200, bfloat16 takes 72 registers: seven programs, 56 KB on their way to a multiprocessor.
+    """
+    return FlatConfig(block=8192 // element_bytes, num_warps=4)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Of forward for backward: of each token the largest logit and the logarithm of the sum of exp(x - maximum), both
+    [tokens] in fp32; and how many tokens count, or 1, in int32 of shape []."""
+
+    maximum: torch.Tensor
+    log_sum: torch.Tensor
+    count: torch.Tensor
+
+
+def forward(
+    logits: torch.Tensor, labels: torch.Tensor, smoothing: float, z_loss: float, *, save: bool,
+    config: FlatConfig | None = None,
+) -> tuple[torch.Tensor, Saved | None]:
+    """Launch the forward kernels on logits [tokens, classes] and contiguous labels: the loss, [] in fp32."""
+    tokens, classes = logits.shape
+    logits = with_unit_column_stride(logits)
+    config = config or configure_forward(logits.element_size())
+    loss, losses = (torch.empty(shape, dtype=torch.float32, device=logits.device) for shape in ((), tokens))
+    count = torch.empty((), dtype=torch.int32, device=logits.device)
+    maximum = log_sum = None
+    if save:
+        maximum, log_sum = torch.empty_like(losses), torch.empty_like(losses)
+    with device_of(logits):
+        if tokens:
+            cross_entropy_forward_kernel[(tokens,)](
+                logits, labels, losses, maximum, log_sum, logits.stride(0), classes, smoothing, z_loss,
+                IGNORED=IGNORED, COLUMNS=config.block, VECTOR=16 // logits.element_size(),
+                ALIGNED=classes % 16 == 0 and logits.stride(0) % 16 == 0, num_warps=config.num_warps,
+            )  # fmt: skip
+        # Eight losses to a thread: a loop of small loads would wait for L2 each time.
+        cross_entropy_mean_kernel[(1,)](
+            losses, labels, loss, count, tokens, IGNORED=IGNORED, BLOCK=4096, num_warps=16
+        )
+    if maximum is None or log_sum is None:
+        return loss, None
+    return loss, Saved(maximum, log_sum, count)
+
+
+def backward(
+    logits: torch.Tensor, labels: torch.Tensor, saved: Saved, dloss: torch.Tensor, smoothing: float, z_loss: float,
+    config: FlatConfig | None = None,
+) -> torch.Tensor:
+    """Launch the backward kernel: dlogits [tokens, classes], contiguous, in the dtype of the logits."""
+    tokens, classes = logits.shape
+    dlogits = torch.empty((tokens, classes), dtype=logits.dtype, device=logits.device)
+    if tokens == 0:
+        return dlogits
+    logits = with_unit_column_stride(logits)
+    config = config or configure_backward(logits.element_size())
+    with device_of(logits):
+        cross_entropy_backward_kernel[(tokens,)](
+            logits, labels, saved.maximum, saved.log_sum, dloss, saved.count, dlogits, logits.stride(0), classes,
+            smoothing, z_loss, IGNORED=IGNORED, COLUMNS=config.block, num_warps=config.num_warps,
+        )  # fmt: skip
+    return dlogits
+
+
+class CrossEntropyFunction(torch.autograd.Function):
+    """Saves logits, labels and what Saved names; the backward pass reads the logits once and writes their gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: torch.Tensor, labels: torch.Tensor, smoothing: float, z_loss: float
+    ) -> torch.Tensor:
+        loss, saved = forward(logits, labels, smoothing, z_loss, save=True)
+        assert saved is not None
+        ctx.save_for_backward(logits, labels, saved.maximum, saved.log_sum, saved.count)
+        ctx.attributes = smoothing, z_loss
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dloss: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        logits, labels, *saved = ctx.saved_tensors
+        return backward(logits, labels, Saved(*saved), dloss, *ctx.attributes), None, None, None
+
+
+def check_labels(logits: torch.Tensor, labels: torch.Tensor) -> None:
+    """Raise unless there is one integer label for each row of logits, on their device.
+
+    Raises:
+        ValueError: another shape or device.
+        TypeError: the dtype is not int32 or int64.
+    """
+    if labels.shape != logits.shape[:1]:
+        raise ValueError(
+            f"labels must be [tokens] = [{logits.shape[0]}] for logits of shape {tuple(logits.shape)}, got "
+            f"{tuple(labels.shape)}; pass one label for each token"
+        )
+    if labels.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"labels must be int32 or int64, got {labels.dtype}; cast them with .to(torch.int32)")
+    if labels.device != logits.device:
+        raise ValueError(
+            f"all tensors must be on one device, got logits on {logits.device} and labels on {labels.device}; "
+            "move labels with .to(logits.device)"
+        )
+
+
+def cross_entropy(
+    logits: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0, z_loss: float = 0.0
+) -> torch.Tensor:
+    """Mean cross-entropy over the tokens whose label is not IGNORED, differentiable once in the logits.
+
+    Args:
+        logits: [tokens, classes], bfloat16, float16 or float32, on a GPU. Rows may be any distance apart; a matrix
+            whose columns are not neighbours in memory is copied.
+        labels: [tokens], int32 or int64, on that GPU: classes, or IGNORED. A label that is neither makes the loss NaN,
+            and its token's gradient.
+        smoothing: share of the target that all classes have in equal parts.
+        z_loss: factor of the squared logarithm of the sum of exp(logits).
+
+    Returns:
+        A float32 tensor of shape []; 0 where every label is IGNORED, with gradients of 0.
+
+    Raises:
+        ValueError: logits are not [tokens, classes] of at least one class, or not on a GPU; labels do not fit.
+        TypeError: a dtype is not supported.
+    """
+    check_tensors(logits=logits)
+    check_matrix("logits", logits)
+    if logits.shape[1] == 0:
+        raise ValueError(f"logits must have a class or more, got shape {tuple(logits.shape)}")
+    check_labels(logits, labels)
+    labels = labels.contiguous()
+    if torch.is_grad_enabled() and logits.requires_grad:
+        return CrossEntropyFunction.apply(logits, labels, smoothing, z_loss)
+    loss, _ = forward(logits, labels, smoothing, z_loss, save=False)
+    return loss
+
+
+def apply(inputs: dict[str, torch.Tensor], **attributes: Any) -> dict[str, torch.Tensor]:
+    """The block `cross_entropy`: logits[tokens, classes], labels[tokens] -> loss[]."""
+    return {"loss": cross_entropy(inputs["logits"], inputs["labels"], **attributes)}

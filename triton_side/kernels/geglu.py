@@ -1,0 +1,48 @@
+"""GEGLU: y = gelu(gate) * up with the tanh form of GELU, and its gradients.
+
+    dgate = dy up gelu'(gate)        dup = dy gelu(gate)
+
+Shazeer, "GLU variants improve Transformer", arXiv:2002.05202; gelu and its derivative: see gelu. Shapes: gate, up, y
+[rows, columns] (any one shape is taken as flat). bfloat16, float16 or float32 in and out; fp32 inside. One pass over
+memory each way (see _gated).
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from triton_side import declare
+from triton_side.kernels import gelu
+from triton_side.kernels._gated import backward_block, forward_block, gated_unit
+from triton_side.kernels.gelu import gelu_value, gelu_value_and_slope
+
+FORWARD = (*gelu.FORWARD, declare.forward("mul", "multiply", "y"))
+BACKWARD = (
+    *gelu.BACKWARD,
+    declare.again("add", "gelu", "1 + tanh"), declare.again("mul", "gelu", "y"),
+    declare.gradient("mul", "multiply", "dgelu"), declare.gradient("mul", "multiply", "dup"),
+)  # fmt: skip
+
+
+@declare.declare(*FORWARD, flops=lambda shapes: 10 * math.prod(shapes["y_ptr"]))
+@triton.jit
+def geglu_forward_kernel(gate_ptr, up_ptr, y_ptr, elements, BLOCK: tl.constexpr):
+    forward_block(gate_ptr, up_ptr, y_ptr, elements, gelu_value, BLOCK)
+
+
+@declare.declare(*BACKWARD, flops=lambda shapes: 21 * math.prod(shapes["dy_ptr"]))
+@triton.jit
+def geglu_backward_kernel(gate_ptr, up_ptr, dy_ptr, dgate_ptr, dup_ptr, elements, BLOCK: tl.constexpr):
+    backward_block(gate_ptr, up_ptr, dy_ptr, dgate_ptr, dup_ptr, None, elements, gelu_value_and_slope, BLOCK)
+
+
+def geglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """gelu(gate) * up; arguments, result and errors are gated_unit's."""
+    return gated_unit(gate, up, geglu_forward_kernel, geglu_backward_kernel)
+
+
+def apply(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The block `geglu`: gate[rows, columns], up[rows, columns] -> y[rows, columns]."""
+    return {"y": geglu(inputs["gate"], inputs["up"])}

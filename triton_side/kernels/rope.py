@@ -1,0 +1,221 @@
+"""Rotary position embedding of queries and keys in one launch, forward and backward.
+
+    out = [x1 cos - x2 sin, x2 cos + x1 sin]      x1, x2: the halves of a head
+    angle of pair i = position * theta^(-2i/head_dim)
+
+Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", arXiv:2104.09864; halves as Llama pairs
+them. Shapes: q, q_out [batch, heads, sequence, head_dim], k, k_out [batch, kv_heads, sequence, head_dim], positions
+[batch, sequence]. bfloat16, float16 or float32 in and out; fp32 inside. The backward pass is the same kernel with
+the angle negated: it reads positions and the gradients, and nothing else is saved.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch.autograd.function import once_differentiable
+
+from triton_side import declare
+from triton_side.kernels._launch import check_tensors, device_of, multiprocessors, with_unit_column_stride
+
+# The operations as the plain block writes them; the backward pass reads no angle, but computes them again.
+ROTATIONS = [
+    (stage, op, result)
+    for stage in ("rotate_q", "rotate_k")
+    for op, result in (("mul", "cos"), ("mul", "sin"), ("sub", "first"), ("add", "second"))
+]
+ANGLES = [("pow", "frequency"), ("mul", "angle"), ("cos", "cos"), ("sin", "sin")]
+FORWARD = (
+    *(declare.forward(op, "angles", result) for op, result in ANGLES),
+    *(declare.forward(op, stage, result) for stage, op, result in ROTATIONS),
+)
+BACKWARD = (
+    *(declare.again(op, "angles", result) for op, result in ANGLES),
+    *(declare.gradient(op, stage, result) for stage, op, result in ROTATIONS),
+)
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Launch of the kernel: a program of `num_warps` has `rows` positions and takes `heads` heads of them at a time
+    (both powers of two), queries' first, then keys'; `splits` programs share a tile's heads."""
+
+    rows: int
+    heads: int
+    splits: int
+    num_warps: int
+
+
+def rope_flops(shapes: declare.Shapes) -> float:
+    """Two products and a sum an element; angle, cosine and sine a pair at each position."""
+    turned = math.prod(shapes["q_ptr"]) + math.prod(shapes["k_ptr"])
+    return 3 * turned + 3 * math.prod(shapes["positions_ptr"]) * shapes["q_ptr"][-1] / 2
+
+
+@triton.jit
+def _turn(
+    x_ptr, out_ptr, stride_batch, stride_head, stride_position, first, heads, sequence, batch, position, pair, mask,
+    cos, sin, HALF: tl.constexpr, HEADS: tl.constexpr,
+):  # fmt: skip
+    """Turn HEADS heads from `first` on, at positions [1, rows, 1], by angles [1, rows, pairs]."""
+    head = (first + tl.arange(0, HEADS)).to(tl.int64)[:, None, None]
+    mask = mask & (head < heads)
+    x = x_ptr + batch * stride_batch + head * stride_head + position * stride_position + pair
+    x1 = tl.load(x, mask=mask, other=0.0).to(tl.float32)
+    x2 = tl.load(x + HALF, mask=mask, other=0.0).to(tl.float32)
+    out = out_ptr + ((batch * heads + head) * sequence + position) * (2 * HALF) + pair
+    tl.store(out, (x1 * cos - x2 * sin).to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(out + HALF, (x2 * cos + x1 * sin).to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@declare.declare(flops=rope_flops)  # of which pass, the caller says
+@triton.jit
+def rope_kernel(
+    q_ptr, k_ptr, positions_ptr, q_out_ptr, k_out_ptr,
+    q_stride_batch, q_stride_head, q_stride_position, k_stride_batch, k_stride_head, k_stride_position,
+    heads, kv_heads, rows, sequence,
+    HALF: tl.constexpr, EXPONENT: tl.constexpr, BACKWARD: tl.constexpr,
+    ROWS: tl.constexpr, HEADS: tl.constexpr, PAIRS: tl.constexpr,
+):  # fmt: skip
+    """Rows are the positions of all sequences, one sequence after another; the outputs are contiguous."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    pair = tl.arange(0, PAIRS)
+    # An error of a frequency counts as often as the position says: exp2 of float64, once a pair, is right to the last
+    # place of float32, which that of float32 is not.
+    frequency = tl.exp2(pair.to(tl.float64) * EXPONENT).to(tl.float32)
+    angle = tl.load(positions_ptr + row, mask=row < rows, other=0).to(tl.float32)[:, None] * frequency[None, :]
+    cos = tl.cos(angle)[None, :, :]
+    sin = tl.sin(angle)[None, :, :]
+    if BACKWARD:
+        sin = -sin
+
+    mask = (row < rows)[None, :, None] & (pair < HALF)[None, None, :]
+    batch = (row // sequence).to(tl.int64)[None, :, None]
+    position = (row % sequence).to(tl.int64)[None, :, None]
+    pair = pair[None, None, :]
+    q_groups = tl.cdiv(heads, HEADS)
+    for group in range(tl.program_id(1), q_groups + tl.cdiv(kv_heads, HEADS), tl.num_programs(1)):
+        if group < q_groups:
+            _turn(
+                q_ptr, q_out_ptr, q_stride_batch, q_stride_head, q_stride_position, group * HEADS, heads,
+                sequence, batch, position, pair, mask, cos, sin, HALF, HEADS,
+            )  # fmt: skip
+        else:
+            _turn(
+                k_ptr, k_out_ptr, k_stride_batch, k_stride_head, k_stride_position, (group - q_groups) * HEADS,
+                kv_heads, sequence, batch, position, pair, mask, cos, sin, HALF, HEADS,
+            )  # fmt: skip
+
+
+def configure(
+    rows: int, heads: int, kv_heads: int, head_dim: int, element_bytes: int, multiprocessors: int
+) -> RopeConfig:
+    """Four warps whose threads load 16 bytes of each half of each head, four heads at a time.
+
+    Each program computes the angles of its rows anew, so that one takes all heads where there are rows enough for four
+    programs a multiprocessor: more than four do not fit, with 102 registers a thread (bfloat16, head_dim 128, ptxas for
+    sm_90; eight heads at a time take 186). Not tuned on a GPU.
+    """
+    tile = max(1, 128 * 16 // element_bytes // triton.next_power_of_2(head_dim // 2))
+    groups = triton.cdiv(heads, 4) + triton.cdiv(kv_heads, 4)
+    splits = min(groups, triton.cdiv(4 * multiprocessors, triton.cdiv(rows, tile)))
+    return RopeConfig(rows=tile, heads=4, splits=splits, num_warps=4)
+
+
+def launch_rope(
+    q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, theta: float, *, backward: bool = False,
+    config: RopeConfig | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """q and k turned by the angles of their positions, or with `backward` by the negative ones: contiguous."""
+    batch, heads, sequence, head_dim = q.shape
+    kv_heads = k.shape[1]
+    q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    k_out = torch.empty(k.shape, dtype=k.dtype, device=k.device)
+    if q.numel() + k.numel() == 0:
+        return q_out, k_out
+    q, k, positions = with_unit_column_stride(q), with_unit_column_stride(k), positions.contiguous()
+    rows, half = batch * sequence, head_dim // 2
+    config = config or configure(rows, heads, kv_heads, head_dim, q.element_size(), multiprocessors(q.device))
+    with device_of(q):
+        rope_kernel[(triton.cdiv(rows, config.rows), config.splits)](
+            q, k, positions, q_out, k_out, *q.stride()[:3], *k.stride()[:3], heads, kv_heads, rows, sequence,
+            HALF=half, EXPONENT=-math.log2(theta) / half, BACKWARD=backward,
+            ROWS=config.rows, HEADS=config.heads, PAIRS=triton.next_power_of_2(half), num_warps=config.num_warps,
+        )  # fmt: skip
+    return q_out, k_out
+
+
+class RopeFunction(torch.autograd.Function):
+    """Saves positions; the backward pass reads the gradients of both outputs once and writes those of q and k."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, theta: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        ctx.save_for_backward(positions)
+        ctx.theta = theta
+        with declare.computing(*FORWARD):
+            return launch_rope(q, k, positions, theta)
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, dq_out: torch.Tensor, dk_out: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, None, None]:
+        (positions,) = ctx.saved_tensors
+        names = {"q_ptr": "dq_out", "k_ptr": "dk_out", "q_out_ptr": "dq", "k_out_ptr": "dk"}
+        with declare.computing(*BACKWARD, **names):
+            dq, dk = launch_rope(dq_out, dk_out, positions, ctx.theta, backward=True)
+        return dq, dk, None, None
+
+
+def rope(
+    q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, theta: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """q and k with pair (i, i + head_dim/2) of each head turned by positions * theta^(-2i/head_dim), differentiable
+    once in q and k.
+
+    Args:
+        q: [batch, heads, sequence, head_dim], bfloat16, float16 or float32, on a GPU, head_dim even. Read in place, if
+            neighbours along head_dim are neighbours in memory; else copied.
+        k: [batch, kv_heads, sequence, head_dim], likewise, of q's dtype and device; kv_heads may be any number.
+        positions: [batch, sequence], int32 or int64, on q's device. Angles are products in float32, which err as the
+            positions grow (at 10000 by 1e-3 radians), and round the position itself from 2^24 on.
+        theta: the base of the frequencies, above 0.
+
+    Returns:
+        q_out, k_out: new contiguous tensors of the shapes and dtype of q and k.
+
+    Raises:
+        ValueError: shapes or devices do not fit, head_dim is odd, theta is not positive, or the tensors are not on a
+            GPU (outside the interpreter).
+        TypeError: q and k differ in dtype, or a dtype is not supported.
+    """
+    check_tensors(q=q, k=k)
+    if q.ndim != 4 or k.ndim != 4 or (q.shape[0], *q.shape[2:]) != (k.shape[0], *k.shape[2:]):
+        raise ValueError(
+            "q and k must be [batch, heads, sequence, head_dim] and differ in heads alone, got "
+            f"{tuple(q.shape)} and {tuple(k.shape)}; add missing axes"
+        )
+    if q.shape[-1] % 2 or q.shape[-1] == 0:
+        raise ValueError(f"head_dim must be even, as halves are paired, got {q.shape[-1]}; pass the part that turns")
+    if positions.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"positions must be int32 or int64, got {positions.dtype}; cast them with .to(torch.int32)")
+    if positions.shape != (q.shape[0], q.shape[2]) or positions.device != q.device:
+        raise ValueError(
+            f"positions must be [batch, sequence] = {[q.shape[0], q.shape[2]]} on {q.device}, got "
+            f"{list(positions.shape)} on {positions.device}; expand and move them"
+        )
+    if theta <= 0:
+        raise ValueError(f"theta must be positive, got {theta}; 10000 and 500000 are common")
+    turned: tuple[torch.Tensor, torch.Tensor] = RopeFunction.apply(q, k, positions, theta)
+    return turned
+
+
+def apply(inputs: dict[str, torch.Tensor], **attributes: Any) -> dict[str, torch.Tensor]:
+    """The block `rope`: q, k, positions, theta -> q_out, k_out."""
+    q_out, k_out = rope(inputs["q"], inputs["k"], inputs["positions"], **attributes)
+    return {"q_out": q_out, "k_out": k_out}

@@ -1,0 +1,30 @@
+"""Mean cross-entropy with label smoothing (arXiv:1512.00567), ignored labels and z-loss (arXiv:2204.02311)."""
+
+import jax
+import jax.numpy as jnp
+
+IGNORED = -100
+
+
+def apply(inputs: dict[str, jax.Array], *, smoothing: float, z_loss: float) -> dict[str, jax.Array]:
+    """`logits` [tokens, classes], `labels` [tokens] int32 -> `loss` [], in float32 throughout.
+
+    The mean over the tokens whose label is not IGNORED, 0 where there are none, of
+    (1 - smoothing) (lse - logit[label]) + smoothing (lse - mean(logits)) + z_loss lse^2, lse = logsumexp(logits).
+    """
+    labels = inputs["labels"]
+    with jax.named_scope("logsumexp"):
+        logits = inputs["logits"].astype(jnp.float32)
+        # The maximum only guards against overflow and cancels in the result, so no gradient flows through it.
+        largest = jax.lax.stop_gradient(jnp.max(logits, axis=-1))
+        lse = largest + jnp.log(jnp.sum(jnp.exp(logits - largest[:, None]), axis=-1))
+    with jax.named_scope("target"):
+        counted = labels != IGNORED
+        label = jnp.where(counted, labels, 0)
+        target = lse - jnp.take_along_axis(logits, label[:, None], axis=-1)[:, 0]
+    with jax.named_scope("smoothing"):
+        losses = (1 - smoothing) * target + smoothing * (lse - jnp.mean(logits, axis=-1))
+    with jax.named_scope("z_loss"):
+        losses = losses + z_loss * lse * lse
+    with jax.named_scope("mean"):
+        return {"loss": jnp.sum(jnp.where(counted, losses, 0.0)) / jnp.maximum(jnp.sum(counted), 1)}
