@@ -24,7 +24,7 @@ BLOCK = Block(
     backward_flops=lambda s: 2 * product_flops(s),
     work="flops",
     shapes=(
-        Shape("llama-8b-up", {"m": 8192, "k": 4096, "n": 14336}, ("bfloat16",), ("quick", "full")),
+        Shape("llama-8b-up", {"m": 2048, "k": 4096, "n": 14336}, ("bfloat16",), ("quick", "full")),
         Shape("prime", {"m": 1021, "k": 509, "n": 257}, ("float32",), ("quick", "full"), tuned=False),
         Shape("square-8k", {"m": 8192, "k": 8192, "n": 8192}, ("bfloat16",)),
         Shape("skinny", {"m": 16, "k": 4096, "n": 14336}, ("bfloat16",)),
