@@ -25,6 +25,8 @@ SMALL = {
     "rmsnorm": {"rows": 2, "columns": 4},
     "layernorm": {"rows": 2, "columns": 4},
     "dropout_residual_norm": {"rows": 2, "columns": 5, "words": 2},
+    "matmul": {"m": 2, "k": 3, "n": 4},
+    "linear_gelu": {"m": 2, "k": 3, "n": 4},
     "swiglu_mlp": {"tokens": 2, "width": 3, "hidden": 4},
     "rope": {"batch": 2, "heads": 2, "kv_heads": 1, "sequence": 3, "head_dim": 4},
     "embedding": {"rows": 4, "columns": 3, "tokens": 5, "distinct": 2},

@@ -28,6 +28,8 @@ SHAPES = {
     "rmsnorm": [(1, 1), (7, 129)],
     "layernorm": [(1, 2), (7, 129)],
     "dropout_residual_norm": [(1, 3), (7, 129)],
+    "matmul": [(1, 1, 1), (7, 33, 65)],  # m, k, n
+    "linear_gelu": [(1, 3, 5), (7, 33, 65)],  # m, k, n
     "swiglu_mlp": [(1, 3, 5), (7, 33, 65)],  # tokens, width, hidden
     "rope": [(1, 1, 1, 1, 2), (2, 3, 1, 37, 24)],  # batch, heads, kv_heads, sequence, head_dim
     "attention": [(1, 1, 1, 16), (1, 2, 37, 24)],  # batch, heads, sequence, head_dim
@@ -52,6 +54,8 @@ STAGES = {
     "rmsnorm": {"mean_square", "normalize", "weight"},
     "layernorm": {"mean", "variance", "normalize", "weight", "bias"},
     "dropout_residual_norm": {"bias", "random", "dropout", "residual", "mean", "variance", "normalize", "affine"},
+    "matmul": {"product"},
+    "linear_gelu": {"product", "bias", "gelu"},
     "swiglu_mlp": {"norm", "gate", "up", "act", "down", "residual"},
     "rope": {"angles", "rotate_q", "rotate_k"},
     "attention": {"scores", "mask", "softmax", "values"},
@@ -87,6 +91,12 @@ def make_inputs(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> Array
         return {"x": normal(*shape), "weight": normal(shape[-1]), "bias": normal(shape[-1])}
     if block == "attention":
         return {name: normal(*shape) for name in "qkv"}
+    if block == "matmul":
+        m, k, n = shape
+        return {"a": normal(m, k), "b": normal(k, n, scale=k**-0.5)}
+    if block == "linear_gelu":
+        m, k, n = shape
+        return {"x": normal(m, k), "weight": normal(k, n, scale=k**-0.5), "bias": normal(n)}
     if block == "rope":
         batch, heads, kv_heads, sequence, head_dim = shape
         # Small, as the error of an angle is multiplied by the position.
@@ -148,6 +158,10 @@ def reference(block: str, inputs: Arrays) -> Arrays:
         return {"y": inputs["gate"] / (1 + torch.exp(-inputs["gate"])) * inputs["up"]}
     if block == "geglu":
         return {"y": gelu_reference(inputs["gate"]) * inputs["up"]}
+    if block == "matmul":
+        return {"c": inputs["a"] @ inputs["b"]}
+    if block == "linear_gelu":
+        return {"y": gelu_reference(x @ inputs["weight"] + inputs["bias"])}
     if block == "softmax":
         return {"y": torch.softmax(x, -1)}
     if block == "rmsnorm":
@@ -212,7 +226,8 @@ def module(package: str, block: str) -> Callable[..., Arrays]:
 
 
 ALL_CASES = [(block, shape) for block, shapes in SHAPES.items() for shape in shapes]
-LIBRARY_CASES = [case for case in ALL_CASES if case[0] not in ("attention", "dropout_residual_norm", "rope")]
+WITHOUT_LIBRARY = ("attention", "dropout_residual_norm", "matmul", "rope")
+LIBRARY_CASES = [(block, shape) for block, shape in ALL_CASES if block not in WITHOUT_LIBRARY]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

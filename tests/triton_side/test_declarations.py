@@ -29,6 +29,8 @@ MLP = {
     "x": (64, 128), "norm_weight": (128,), "gate_weight": (128, 256), "up_weight": (128, 256),
     "down_weight": (256, 128),
 }  # fmt: skip
+MATMUL = {"a": (64, 128), "b": (128, 256)}
+LINEAR_GELU = {"x": (64, 128), "weight": (128, 256), "bias": (256,)}
 ATTENTION = dict.fromkeys("qkv", (1, 2, 128, 64))
 GATED = {"gate": (64, 128), "up": (64, 128)}
 ROPE = {"q": (2, 9, 128, 64), "k": (2, 2, 128, 64), "positions": (2, 128)}
@@ -58,6 +60,10 @@ CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, float], s
     "layernorm": ("kernels", "layernorm", affine(64, 128), EPS, "bfloat16"),
     "layernorm, long rows": ("kernels", "layernorm", affine(4, 20000), EPS, "bfloat16"),
     "dropout_residual_norm": ("kernels", "dropout_residual_norm", CHAIN, {"p": 0.1} | EPS, "bfloat16"),
+    "matmul": ("kernels", "matmul", MATMUL, {}, "bfloat16"),
+    "matmul, pointers": ("kernels", "matmul", MATMUL, {}, "float32"),
+    "linear_gelu": ("kernels", "linear_gelu", LINEAR_GELU, {}, "bfloat16"),
+    "linear_gelu, pointers": ("kernels", "linear_gelu", LINEAR_GELU, {}, "float32"),
     "swiglu_mlp": ("kernels", "swiglu_mlp", MLP, EPS, "bfloat16"),
     "swiglu_mlp, pointers": ("kernels", "swiglu_mlp", MLP, EPS, "float32"),
     "rope": ("kernels", "rope", ROPE, {"theta": 500000.0}, "bfloat16"),
@@ -68,6 +74,7 @@ CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, float], s
     "cuda vector_add": ("cuda", "vector_add", {"x": (4096,), "y": (4096,)}, {}, "bfloat16"),
     "cuda gelu": ("cuda", "gelu", {"x": (64, 128)}, {}, "bfloat16"),
     "cuda bias_gelu": ("cuda", "bias_gelu", {"x": (64, 128), "bias": (128,)}, {}, "bfloat16"),
+    "cuda matmul": ("cuda", "matmul", MATMUL, {}, "bfloat16"),
     "cuda softmax": ("cuda", "softmax", {"x": (64, 128)}, {}, "bfloat16"),
     "cuda softmax, clusters": ("cuda", "softmax", {"x": (2, 32768)}, {}, "bfloat16"),
     "cuda softmax, long rows": ("cuda", "softmax", {"x": (2, 200000)}, {}, "bfloat16"),
@@ -255,6 +262,12 @@ def test_a_sum_over_rows_names_its_vectors() -> None:
     assert {(o["stage"], o["op"]) for o in last["operations"]} == {("bias", "reduce_sum"), ("affine", "reduce_sum")}
 
 
+def test_the_linear_layer_names_what_it_stores() -> None:
+    parts = recorded()["linear_gelu"]
+    names = {part: [n for event in events for n in event.get("names", ())] for part, events in parts.items()}
+    assert names == {"forward": ["pre", "y"], "backward": ["dpre", "partial", "dbias", "dx", "dweight"]}
+
+
 def test_the_mlp_names_its_intermediates() -> None:
     parts = recorded()["swiglu_mlp"]
     names = {part: [n for event in events for n in event.get("names", ())] for part, events in parts.items()}
@@ -298,6 +311,11 @@ def test_flops_are_those_of_the_products() -> None:
     products = 3 * 2 * 64 * 128 * 256
     assert declared("swiglu_mlp", "forward") == pytest.approx(products, rel=0.02)
     assert declared("swiglu_mlp", "backward") == pytest.approx(2 * products, rel=0.03)
+    for case in ("matmul", "cuda matmul"):
+        assert declared(case, "forward") == products / 3
+        assert declared(case, "backward") == 2 * products / 3
+    assert declared("linear_gelu", "forward") == products / 3 + 10 * 64 * 256
+    assert declared("linear_gelu", "backward") == pytest.approx(2 * products / 3, rel=0.04)
     assert declared("rmsnorm", "forward") == 4 * 64 * 128
     assert declared("layernorm", "forward") == declared("cuda layernorm", "forward") == 7 * 64 * 128
 

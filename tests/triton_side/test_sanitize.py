@@ -135,7 +135,8 @@ def test_the_cases_launch_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         InterpretedFunction, "run", lambda self, *arguments, **options: launched.add(self.fn.__name__)
     )
-    monkeypatch.setattr(tensors, "check", lambda operation, **operands: None)
+    for check in ("check", "check_dtype_and_device"):
+        monkeypatch.setattr(tensors, check, lambda operation, **operands: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
     h200 = SimpleNamespace(multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: h200)

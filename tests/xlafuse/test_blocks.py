@@ -18,6 +18,8 @@ from xlafuse.blocks import (
     geglu,
     gelu,
     layernorm,
+    linear_gelu,
+    matmul,
     rmsnorm,
     rope,
     softmax,
@@ -128,6 +130,11 @@ BLOCKS: dict[str, tuple[Any, dict[str, float], Shapes, Callable[[Float64s], Floa
     "dropout_residual_norm": (
         dropout_residual_norm.apply, {"p": _DROPPED, "eps": _EPS}, _CHAIN,
         lambda i: _dropout_residual_norm(i, _EPS), 5,
+    ),
+    "matmul": (matmul.apply, {}, {"a": (3, 5), "b": (5, 7)}, lambda i: {"c": i["a"] @ i["b"]}, 1),
+    "linear_gelu": (
+        linear_gelu.apply, {}, {"x": (3, 5), "weight": (5, 7), "bias": (7,)},
+        lambda i: {"y": _gelu(i["x"] @ i["weight"] + i["bias"])}, 11,
     ),
     "swiglu_mlp": (swiglu_mlp.apply, {"eps": _EPS}, _MLP, lambda i: _swiglu(i, _EPS), 10),
     "rope": (rope.apply, {"theta": _THETA}, _TURNED, _rope, 1),

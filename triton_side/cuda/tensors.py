@@ -19,6 +19,12 @@ def check(operation: str, **tensors: torch.Tensor) -> None:
         TypeError: not a tensor, a dtype other than float32, float16 or bfloat16, or several dtypes.
         ValueError: not on a CUDA device, several devices, or several shapes.
     """
+    check_dtype_and_device(operation, **tensors)
+    _check_alike("shape", ValueError, operation, tensors)
+
+
+def check_dtype_and_device(operation: str, **tensors: torch.Tensor) -> None:
+    """`check` for tensors of several shapes."""
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{operation}: {name} must be a torch.Tensor, got {type(tensor).__name__}")
@@ -29,12 +35,13 @@ def check(operation: str, **tensors: torch.Tensor) -> None:
         if tensor.dtype not in CPP_TYPES:
             known = ", ".join(str(dtype).removeprefix("torch.") for dtype in CPP_TYPES)
             raise TypeError(f"{operation}: {name} must be {known}, got {tensor.dtype}; convert it with .to(dtype)")
-    _check_one(operation, "dtype", TypeError, tensors)
-    _check_one(operation, "device", ValueError, tensors)
-    _check_one(operation, "shape", ValueError, tensors)
+    _check_alike("dtype", TypeError, operation, tensors)
+    _check_alike("device", ValueError, operation, tensors)
 
 
-def _check_one(operation: str, attribute: str, error: type[Exception], tensors: Mapping[str, torch.Tensor]) -> None:
+def _check_alike(
+    attribute: str, error: type[Exception], operation: str, tensors: Mapping[str, torch.Tensor]
+) -> None:  # fmt: skip
     found = {name: getattr(tensor, attribute) for name, tensor in tensors.items()}
     if len(set(found.values())) > 1:
         listed = ", ".join(f"{name} {tuple(v) if attribute == 'shape' else v}" for name, v in found.items())
@@ -56,15 +63,13 @@ def check_rows(operation: str, **tensors: torch.Tensor) -> None:
 
 
 def check_vectors(operation: str, x: torch.Tensor, **vectors: torch.Tensor) -> None:
-    """Each vector has one element for each column of x, in x's dtype and on its device.
+    """As `check_dtype_and_device`, and each vector has one element for each column of x.
 
     Raises:
-        TypeError: another dtype.
-        ValueError: another device or shape.
+        TypeError, ValueError: as `check_dtype_and_device`.
+        ValueError: another shape.
     """
-    tensors = {"x": x, **vectors}
-    _check_one(operation, "dtype", TypeError, tensors)
-    _check_one(operation, "device", ValueError, tensors)
+    check_dtype_and_device(operation, x=x, **vectors)
     for name, vector in vectors.items():
         if vector.shape != x.shape[-1:]:
             raise ValueError(

@@ -1,25 +1,38 @@
-"""Matrix product as a Triton kernel: c = a @ b (+ residual).
+"""Matrix product as a Triton kernel, forward and backward: c = a @ b (+ residual), or c = gelu(a @ b + bias).
+
+    da = dc b^T    db = a^T dc    dresidual = dc
 
 Programs walk the output tiles in groups of rows, so that the operands' tiles in use stay in L2 (the order of Triton's
 persistent matmul tutorial). Where their strides allow, operands come through TMA tensor descriptors and one program a
 multiprocessor walks many tiles; else they come through masked pointers, one program a tile. Either operand may be
 stored transposed: pass `x.T`.
 
-Shapes: a [m, k], b [k, n], c and residual [m, n]. dtypes: bfloat16, float16, float32, one for all; accumulated in
-float32, the residual added there too. float32 products follow `torch.get_float32_matmul_precision()`.
+Shapes: a [m, k], b [k, n], c and residual [m, n], bias [n]. dtypes: bfloat16, float16, float32, one for all;
+accumulated in float32, where the epilogue computes as well. float32 products follow
+`torch.get_float32_matmul_precision()`. The forward pass saves a and b.
 
-The pieces (`tile_at`, `open_operand`, `load_operand`, ...) serve the fused kernels of `swiglu_mlp.py` as well.
+The pieces (`tile_at`, `open_operand`, `load_operand`, ...) serve the fused kernels of `swiglu_mlp.py` as well; the
+epilogue of bias and GELU (its tanh form) serves `linear_gelu.py`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
+from torch.autograd.function import once_differentiable
 
-from triton_side.declare import Shapes, declare
+from triton_side.declare import Shapes, computing, declare, forward, gradient
 from triton_side.kernels._launch import check_matrix, check_tensors, device_of, multiprocessors
 from triton_side.kernels._tiles import add_product, fits_descriptor, product_precision, provide_descriptor_memory
+from triton_side.kernels.gelu import gelu_value
+
+PRODUCT = (forward("dot", "product"),)
+RESIDUAL = (forward("add", "residual"),)
+DA = (gradient("dot", "product", "da"),)
+DB = (gradient("dot", "product", "db"),)
 
 
 @dataclass(frozen=True)
@@ -105,17 +118,19 @@ def load_tile(pointer, row, column, rows, columns, ROWS: tl.constexpr, COLUMNS: 
 
 def matmul_flops(shapes: Shapes) -> float:
     (m, k), n = shapes["a_ptr"], shapes["b_ptr"][1]
-    return 2 * m * n * k + (m * n if "residual_ptr" in shapes else 0)
+    residual, bias_and_gelu = "residual_ptr" in shapes, "bias_ptr" in shapes
+    return 2 * m * n * k + m * n * (residual + 10 * bias_and_gelu)
 
 
 @declare(flops=matmul_flops)  # of what, the caller says
 @triton.jit
 def matmul_kernel(
-    a_ptr, b_ptr, residual_ptr, c_ptr, m, n, k, stride_am, stride_ak, stride_bk, stride_bn,
+    a_ptr, b_ptr, residual_ptr, bias_ptr, pre_ptr, c_ptr, m, n, k, stride_am, stride_ak, stride_bk, stride_bn,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """c = a @ b (+ residual); None: not added."""
+    """c = a @ b + residual or, with a bias, pre = a @ b + bias and c = gelu(pre); None: neither added nor stored."""
+    accurate: tl.constexpr = c_ptr.dtype.element_ty == tl.float32
     a = open_operand(a_ptr, m, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, DESCRIPTORS, A_TRANSPOSED)
     b = open_operand(b_ptr, k, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED)
     tiles = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N)
@@ -130,6 +145,12 @@ def matmul_kernel(
             c = add_product(c, x, y, PRECISION)
         if residual_ptr is not None:
             c += load_tile(residual_ptr, row, column, m, n, BLOCK_M, BLOCK_N)
+        if bias_ptr is not None:
+            at_column = column + tl.arange(0, BLOCK_N)
+            c += tl.load(bias_ptr + at_column, mask=at_column < n, other=0.0).to(tl.float32)[None, :]
+            if pre_ptr is not None:
+                store_tile(pre_ptr, c, row, column, m, n, BLOCK_M, BLOCK_N)
+            c = gelu_value(c, accurate)
         store_tile(c_ptr, c, row, column, m, n, BLOCK_M, BLOCK_N)
 
 
@@ -170,31 +191,73 @@ def matmul_config(dtype: torch.dtype, precision: str, descriptors: bool) -> Matm
     return MatmulConfig(128, 256, 64, num_warps=8, num_stages=3, group_m=16)
 
 
+def choose_config(choose: Callable[[torch.dtype, str, bool], MatmulConfig], *operands: torch.Tensor) -> MatmulConfig:
+    """What `choose` (`matmul_config`, say) takes for these operands."""
+    dtype = operands[0].dtype
+    return choose(dtype, product_precision(dtype), operands_fit_descriptors(*operands))
+
+
 def launch_matmul(
     a: torch.Tensor, b: torch.Tensor, config: MatmulConfig, residual: torch.Tensor | None = None
 ) -> torch.Tensor:
     """a @ b (+ residual), contiguous. `residual` is contiguous."""
+    c = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device)
+    _launch(a, b, residual, None, None, c, config)
+    return c
+
+
+def launch_bias_gelu(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor, config: MatmulConfig, save: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """gelu(a @ b + bias) and, with `save`, what GELU is taken of; both contiguous. `bias` is contiguous."""
+    c = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device)
+    pre = torch.empty_like(c) if save else None
+    _launch(a, b, None, bias, pre, c, config)
+    return c, pre
+
+
+def _launch(
+    a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor | None, bias: torch.Tensor | None,
+    pre: torch.Tensor | None, c: torch.Tensor, config: MatmulConfig,
+) -> None:  # fmt: skip
     (m, k), n = a.shape, b.shape[1]
     precision = product_precision(a.dtype)
     if a.dtype == torch.float32 and precision == "ieee" and stored_transposed(b):
         # The ordinary cores read b's rows; where they lie across shared memory, banks conflict: 13 TFLOP/s against 38.
         b = b.contiguous()
-    c = torch.empty((m, n), dtype=a.dtype, device=a.device)
     with device_of(a):
         if config.descriptors:
             provide_descriptor_memory(a.device)
         matmul_kernel[(programs(m, n, config, a.device),)](
-            a, b, residual, c, m, n, k, *a.stride(), *b.stride(),
+            a, b, residual, bias, pre, c, m, n, k, *a.stride(), *b.stride(),
             BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
             GROUP_M=config.group_m, A_TRANSPOSED=stored_transposed(a), B_TRANSPOSED=stored_transposed(b),
             DESCRIPTORS=config.descriptors, PRECISION=precision,
             num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
-    return c
+
+
+class _Matmul(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        ctx.save_for_backward(a, b)
+        ctx.adds_residual = residual is not None
+        with computing(*PRODUCT, *(RESIDUAL if ctx.adds_residual else ()), c_ptr="c"):
+            return launch_matmul(a, b, choose_config(matmul_config, a, b), residual)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dc: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        a, b = ctx.saved_tensors
+        with computing(*DA, c_ptr="da"):
+            da = launch_matmul(dc, b.T, choose_config(matmul_config, dc, b.T))
+        with computing(*DB, c_ptr="db"):
+            db = launch_matmul(a.T, dc, choose_config(matmul_config, a.T, dc))
+        return da, db, dc if ctx.adds_residual else None
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-    """a @ b, or a @ b + residual in one kernel. Not differentiable.
+    """a @ b, or a @ b + residual in one kernel, differentiable once.
 
     Args:
         a: [m, k], any strides.
@@ -219,6 +282,9 @@ def matmul(a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor | None = Non
             + ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in tensors.items())
             + "; transpose an operand with .T"
         )
-    residual = None if residual is None else residual.contiguous()
-    config = matmul_config(a.dtype, product_precision(a.dtype), operands_fit_descriptors(a, b))
-    return launch_matmul(a, b, config, residual)
+    return _Matmul.apply(a, b, None if residual is None else residual.contiguous())
+
+
+def apply(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The block `matmul`: a [m, k], b [k, n] -> c [m, n]."""
+    return {"c": matmul(inputs["a"], inputs["b"])}

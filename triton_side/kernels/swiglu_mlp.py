@@ -32,11 +32,11 @@ from triton_side.kernels._launch import check_matrix, check_tensors, device_of
 from triton_side.kernels._tiles import add_product, product_precision, provide_descriptor_memory
 from triton_side.kernels.matmul import (
     MatmulConfig,
+    choose_config,
     launch_matmul,
     load_operand,
     matmul_config,
     open_operand,
-    operands_fit_descriptors,
     pointer_config,
     programs,
     store_tile,
@@ -166,21 +166,16 @@ def launch_activation_gradients(
     return dgate, dup, act
 
 
-def _choose(choose: Any, *operands: torch.Tensor) -> MatmulConfig:
-    dtype = operands[0].dtype
-    return choose(dtype, product_precision(dtype), operands_fit_descriptors(*operands))
-
-
 def _project(
     x: torch.Tensor, h: torch.Tensor, gate_weight: torch.Tensor, up_weight: torch.Tensor, down_weight: torch.Tensor,
     save: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
     """y, and gate and up where a backward pass will follow."""
-    config = _choose(two_products_config, h, gate_weight, up_weight)
+    config = choose_config(two_products_config, h, gate_weight, up_weight)
     with computing(*GATE_UP, c_ptr="gate", c2_ptr="up", activated_ptr="act"):
         act, gate, up = launch_gate_up(h, gate_weight, up_weight, config, save)
     with computing(*DOWN, c_ptr="y"):
-        y = launch_matmul(act, down_weight, _choose(matmul_config, act, down_weight), residual=x.contiguous())
+        y = launch_matmul(act, down_weight, choose_config(matmul_config, act, down_weight), residual=x.contiguous())
     return y, gate, up
 
 
@@ -201,17 +196,17 @@ class _SwigluMlp(torch.autograd.Function):
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, norm_weight, gate_weight, up_weight, down_weight, rstd, h, gate, up = ctx.saved_tensors
         with computing(*DACT, c_ptr="dact"):
-            dact = launch_matmul(dy, down_weight.T, _choose(matmul_config, dy, down_weight.T))
+            dact = launch_matmul(dy, down_weight.T, choose_config(matmul_config, dy, down_weight.T))
         dgate, dup, act = launch_activation_gradients(dact, gate, up)
         with computing(*DDOWN_WEIGHT, c_ptr="ddown_weight"):
-            ddown = launch_matmul(act.T, dy, _choose(matmul_config, act.T, dy))
-        config = _choose(two_products_config, h.T, dgate, dup)
+            ddown = launch_matmul(act.T, dy, choose_config(matmul_config, act.T, dy))
+        config = choose_config(two_products_config, h.T, dgate, dup)
         with computing(*DGATE_UP_WEIGHT, c_ptr="dgate_weight", c2_ptr="dup_weight"):
             dgate_weight, dup_weight = launch_two_products(h.T, dgate, dup, config)
         with computing(*DH_OF_GATE, c_ptr="dh_of_gate"):
-            dh = launch_matmul(dgate, gate_weight.T, _choose(matmul_config, dgate, gate_weight.T))
+            dh = launch_matmul(dgate, gate_weight.T, choose_config(matmul_config, dgate, gate_weight.T))
         with computing(*DH_OF_UP, c_ptr="dh"):
-            dh = launch_matmul(dup, up_weight.T, _choose(matmul_config, dup, up_weight.T), residual=dh)
+            dh = launch_matmul(dup, up_weight.T, choose_config(matmul_config, dup, up_weight.T), residual=dh)
         with stage("norm"), computing(dx_ptr="dx_of_norm"):
             dx, dnorm_weight = rmsnorm.backward(x, norm_weight, rstd, dh)
         with stage("residual"):

@@ -404,6 +404,8 @@ BLOCKS: dict[str, Any] = {
     "rmsnorm": ({"x": (4096, 1024), "weight": (1024,)}, EPS, True),
     "rmsnorm both-orders": ({"x": (16384, 1024), "weight": (1024,)}, EPS, True),
     "layernorm": ({"x": (64, 1000), "weight": (1000,), "bias": (1000,)}, EPS, True),
+    "matmul": ({"a": (64, 128), "b": (128, 256)}, {}, True),
+    "linear_gelu": ({"x": (64, 128), "weight": (128, 256), "bias": (256,)}, {}, True),
     "swiglu_mlp": (
         {
             "x": (64, 128), "norm_weight": (128,), "gate_weight": (128, 256), "up_weight": (128, 256),

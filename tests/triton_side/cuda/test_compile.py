@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from triton_side import artifacts
-from triton_side.cuda import bias_gelu, elementwise, gelu, layernorm, program, softmax, tensors, vector_add
+from triton_side.cuda import bias_gelu, elementwise, gelu, layernorm, matmul, program, softmax, tensors, vector_add
 
 ARCH = "sm_90"
 PROJECT = Path(__file__).parents[3]
@@ -153,6 +153,21 @@ def test_longest_layernorm_in_registers(lanes: int, longest: int) -> None:
     assert layernorm.plan(longest + 1, lanes) is None
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("a_inner_first", [True, False])
+@pytest.mark.parametrize("b_inner_first", [True, False])
+def test_matmul_fits_two_blocks_on_a_multiprocessor(
+    a_inner_first: bool, b_inner_first: bool, dtype: torch.dtype
+) -> None:
+    code = compiled("matmul.cu", matmul.expression(dtype, a_inner_first, b_inner_first), matmul.THREADS)
+    assert code.resources.spill_bytes == 0
+    assert 2 * code.resources.registers * matmul.THREADS <= 65536
+    # Of each term: sums of 8 x 8, from two 16-byte loads of either operand out of shared memory.
+    assert code.sass.count("FFMA") == matmul.DEPTH * 8 * 8
+    assert code.sass.count("LDS.128") == matmul.DEPTH * 2 * 2
+    assert not re.search(r"\b(ATOM|ATOMG|RED|HMMA|HGMMA)\b", code.sass)
+
+
 def test_no_thread_block_clusters_before_hopper() -> None:
     kernel = program.compile_kernel("softmax.cu", "softmax_forward<float, 4, 4, 128, 1>", "sm_80", "--ftz=true")
     assert ".target sm_80" in kernel.ptx
@@ -198,7 +213,7 @@ def test_missing_headers_name_the_wheel(monkeypatch: pytest.MonkeyPatch, tmp_pat
     "operation",
     [
         gelu.gelu, softmax.softmax, lambda x: vector_add.vector_add(x, x), lambda x: bias_gelu.bias_gelu(x, x[0]),
-        lambda x: layernorm.layernorm(x, x[0], x[0], 1e-5),
+        lambda x: layernorm.layernorm(x, x[0], x[0], 1e-5), lambda x: matmul.matmul(x, x),
     ],
 )  # fmt: skip
 def test_a_tensor_on_the_cpu_is_refused(operation: object) -> None:

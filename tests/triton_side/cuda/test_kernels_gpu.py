@@ -6,7 +6,7 @@ import kernel_properties as properties
 import pytest
 import torch
 
-from triton_side.cuda import bias_gelu, gelu, layernorm, softmax, vector_add
+from triton_side.cuda import bias_gelu, gelu, layernorm, matmul, softmax, vector_add
 
 pytestmark = pytest.mark.gpu
 
@@ -183,6 +183,39 @@ def test_layernorm_without_gradients_saves_nothing_and_gives_the_same() -> None:
     assert torch.equal(y, saved) and mean.shape == rstd.shape == (64,)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("m", "k", "n"),
+    [(1, 1, 1), (3, 0, 5), (0, 4, 5), (17, 37, 67), (128, 16, 128), (129, 17, 257), (300, 1000, 200)],
+)
+def test_matmul(m: int, k: int, n: int, dtype: torch.dtype) -> None:
+    """Against a product in float64 and one summed in order in float32: a library may split the sum and err less."""
+    a, b, dc = random((m, k), dtype), random((k, n), dtype, seed=1), random((m, n), dtype, seed=2)
+    leaves = [a.clone().requires_grad_(), b.clone().requires_grad_()]
+    c = matmul.apply({"a": leaves[0], "b": leaves[1]})["c"]
+    da, db = torch.autograd.grad(c, leaves, dc)
+    for got, left, right in ((c.detach(), a, b), (da, dc, b.T), (db, a.T, dc)):
+        assert got.shape == (left.shape[0], right.shape[1]) and got.is_contiguous()
+        if got.numel() == 0:
+            continue
+        in_order = torch.zeros(got.shape, device="cuda")
+        for term in range(left.shape[1]):
+            in_order.addcmul_(left[:, term : term + 1].float(), right[term : term + 1].float())
+        assert_near(got, left.double() @ right.double(), in_order.to(dtype))
+
+
+def test_matmul_of_any_strides() -> None:
+    a, b = random((140, 150), torch.float16), random((150, 260), torch.float16, seed=1)
+    expected = matmul.matmul(a, b)
+    for left in (a, a.T.contiguous().T, unaligned(a)):
+        for right in (b, b.T.contiguous().T, unaligned(b)):
+            assert torch.equal(matmul.matmul(left, right), expected)
+    steps = a[::2, 1::3], b[1::3, ::2]
+    assert torch.equal(matmul.matmul(*steps), matmul.matmul(*(operand.contiguous() for operand in steps)))
+    row = random((1, 150), torch.float16, seed=2)
+    assert torch.equal(matmul.matmul(row.expand(140, 150), b), matmul.matmul(row.repeat(140, 1), b))
+
+
 @pytest.mark.parametrize("operation", [gelu.gelu, softmax.softmax, lambda x: bias_gelu.bias_gelu(x, x[0])])
 def test_transposed_and_unaligned_inputs(operation: Callable[[torch.Tensor], torch.Tensor]) -> None:
     x = random((40, 24), torch.bfloat16)
@@ -230,6 +263,10 @@ def test_wrong_arguments() -> None:
         bias_gelu.bias_gelu(x, x[0, :3])
     with pytest.raises(TypeError, match=r"bias_gelu: all tensors must have one dtype"):
         bias_gelu.bias_gelu(x, x[0].half())
+    with pytest.raises(ValueError, match=r"matmul: a \[m, k\] and b \[k, n\] must fit, got a \(4, 4\), b \(2, 4\)"):
+        matmul.matmul(x, x[:2])
+    with pytest.raises(TypeError, match=r"matmul: all tensors must have one dtype"):
+        matmul.matmul(x, x.half())
     with pytest.raises(ValueError, match=r"softmax: x must have a last axis"):
         softmax.softmax(x[0, 0])
     with pytest.raises(ValueError, match=r"layernorm: bias must be \[4\], one element for each .*, got \(2,\)"):

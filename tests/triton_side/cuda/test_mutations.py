@@ -16,7 +16,7 @@ import pytest
 import torch
 from property_checks import FINITE, NOT_FINITE, ORDINARY, matrix, placed
 
-from triton_side.cuda import bias_gelu, gelu, layernorm, program, softmax, vector_add
+from triton_side.cuda import bias_gelu, gelu, layernorm, matmul, program, softmax, vector_add
 
 SOURCES = program.SOURCE_FOLDER
 
@@ -98,6 +98,11 @@ MUTATIONS = [
         67, "float, 16",
     ),
     Mutation(
+        "matmul", "matmul.cu",
+        "i < extent && d < depth ? to_float(*source) : 0.0f", "i < extent ? to_float(*source) : 0.0f",
+        67, "float, true, false, 128, 16",
+    ),
+    Mutation(
         "softmax_forward", "softmax.cu",
         "packs[v] = column < columns ? load<LANES>(x + column) : filled<T, LANES>(-CUDART_INF_F);",
         "packs[v] = column < columns ? load<LANES>(x + column) : filled<T, LANES>(0.0f);",
@@ -160,6 +165,10 @@ def problems(mutation: Mutation) -> list[str]:
         return placed(matrix(7, mutation.columns, kinds, seed, torch.float32), "dense", "cuda")
 
     dy = draw(1)
+    if mutation.kernel == "matmul":
+        dc = placed(matrix(7, 7, (ORDINARY,), 2, torch.float32), "dense", "cuda")
+        text = properties.trained_matmul(properties.training(matmul.matmul), draw(0), dy.T, dc)
+        return [text] if text else []
     found = []
     for x in (draw(0), draw(0, FINITE), draw(0, NOT_FINITE)):
         if mutation.kernel == "vector_add":

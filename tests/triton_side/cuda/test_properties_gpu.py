@@ -20,7 +20,7 @@ from property_checks import (
     sizes,
 )
 
-from triton_side.cuda import bias_gelu, gelu, layernorm, softmax, vector_add
+from triton_side.cuda import bias_gelu, gelu, layernorm, matmul, softmax, vector_add
 
 pytestmark = pytest.mark.gpu
 
@@ -86,3 +86,13 @@ def test_layernorm(dtype, rows, columns, kinds, dy_kinds, storage, seed) -> None
     weight, bias = (draw(1, columns, [ORDINARY], seed + i, dtype, storage[1])[0] for i in (1, 3))
     launch = properties.training(lambda x, weight, bias: layernorm.layernorm(x, weight, bias, 1e-6))
     assert not properties.layernorm(launch, x, weight, bias, dy, 1e-6)
+
+
+@dtypes
+@many
+@given(sizes, st.one_of(sizes, st.just(1000)), sizes, moderate_rows, st.tuples(layouts, layouts, layouts), seeds)
+def test_matmul(dtype, m, k, n, dc_kinds, storage, seed) -> None:
+    a = draw(m, k, [ORDINARY], seed, dtype, storage[0])
+    b = draw(k, n, [ORDINARY], seed + 1, dtype, storage[1])
+    dc = draw(m, n, dc_kinds, seed + 2, dtype, storage[2])
+    assert not properties.trained_matmul(properties.training(matmul.matmul), a, b, dc)

@@ -385,12 +385,49 @@ def matmul(launch: Launch, a: torch.Tensor, b: torch.Tensor, residual: torch.Ten
     return first(stray, named("c", problem(c, reference, bound)))
 
 
-def two_products(launch: Launch, a: torch.Tensor, b: torch.Tensor, b2: torch.Tensor) -> str | None:
-    (c, c2), stray = launched(launch, a, b, b2)
+def _product_problem(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> str | None:
+    return problem(c, a.double() @ b.double(), _product_bound(a, b))
+
+
+def trained_matmul(launch: Launch, a: torch.Tensor, b: torch.Tensor, dc: torch.Tensor) -> str | None:
+    (c, da, db), stray = launched(launch, a, b, dc)
     return first(
         stray,
-        named("c", problem(c, a.double() @ b.double(), _product_bound(a, b))),
-        named("c2", problem(c2, a.double() @ b2.double(), _product_bound(a, b2))),
+        named("c", _product_problem(c, a, b)),
+        named("da", _product_problem(da, dc, b.T)),
+        named("db", _product_problem(db, a.T, dc)),
+    )
+
+
+def two_products(launch: Launch, a: torch.Tensor, b: torch.Tensor, b2: torch.Tensor) -> str | None:
+    (c, c2), stray = launched(launch, a, b, b2)
+    return first(stray, named("c", _product_problem(c, a, b)), named("c2", _product_problem(c2, a, b2)))
+
+
+def product_bias_gelu(launch: Launch, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> str | None:
+    """gelu(a @ b + bias), and what GELU is taken of."""
+    (y, pre), stray = launched(launch, a, b, bias)
+    pre64 = a.double() @ b.double() + bias.double()
+    bound_pre = _product_bound(a, b) + FP32 * bias.double().abs()
+    exact = _gelu(pre64)
+    # GELU's derivative is at most 1.13; its own bound is taken at pre64, which a hundredth of bound_pre makes good.
+    return first(
+        stray,
+        named("pre", problem(pre, pre64, bound_pre)),
+        named("y", problem(y, exact.value, 1.14 * bound_pre + exact.value_bound.nan_to_num(0.0))),
+    )
+
+
+def dpre(launch: Launch, dy: torch.Tensor, pre: torch.Tensor) -> str | None:
+    """dy gelu'(pre), and its sums over rows, which are made of it before it is rounded."""
+    (gradient, dbias), stray = launched(launch, dy, pre)
+    exact = _gelu(pre.double())
+    terms, bound = dy.double() * exact.slope, dy.double().abs() * exact.slope_bound
+    bound_dbias = bound.sum(dim=0) + FP32 * (2 + len(pre)) * (terms.abs() + bound).sum(dim=0)
+    return first(
+        stray,
+        named("dpre", problem(gradient, terms, bound)),
+        named("dbias", problem(dbias, terms.sum(dim=0), bound_dbias)),
     )
 
 

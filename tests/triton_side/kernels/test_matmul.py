@@ -1,6 +1,6 @@
 import pytest
 import torch
-from row_kernel_checks import DTYPES, is_accurate, mutant, random
+from row_kernel_checks import DTYPES, is_accurate, mutant, random, with_gradients
 
 from triton_side.kernels import matmul
 from triton_side.kernels.matmul import MatmulConfig
@@ -48,6 +48,27 @@ def test_strides() -> None:
     assert agrees(matmul.matmul(a, b, random(33, 40, seed=2).T), a, b, random(33, 40, seed=2).T)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("m", "k", "n"), [(1, 1, 1), (17, 37, 67), (40, 64, 136)])
+def test_gradients_agree_with_float64(m: int, k: int, n: int, dtype: torch.dtype) -> None:
+    a, b, residual = random(m, k, dtype=dtype), random(k, n, dtype=dtype, seed=1), random(m, n, dtype=dtype, seed=2)
+    dc = random(m, n, dtype=dtype, seed=3)
+    _, da, db, dresidual = with_gradients(matmul.matmul, a, b, residual, dy=dc)
+    assert agrees(da, dc, b.T) and agrees(db, a.T, dc) and torch.equal(dresidual, dc)
+
+
+def test_gradients_of_any_storage() -> None:
+    a, b, transposed = (stored(random(*shape, seed=i), True) for i, shape in enumerate([(17, 24), (24, 40), (17, 40)]))
+    for dc in (transposed, random(1, 40, seed=3).expand(17, 40), random(1, 1).expand(17, 40)):
+        _, da, db = with_gradients(matmul.matmul, a, b, dy=dc)
+        assert agrees(da, dc, b.T) and agrees(db, a.T, dc)
+
+
+def test_the_block() -> None:
+    a, b = random(5, 8), random(8, 7, seed=1)
+    assert agrees(matmul.apply({"a": a, "b": b})["c"], a, b)
+
+
 def test_every_output_tile_is_visited_once() -> None:
     """In groups of rows, the last one lower than the others."""
     assert agrees(matmul.launch_matmul(a := random(70, 16), b := random(16, 90, seed=1), CONFIGS[1]), a, b)
@@ -93,3 +114,18 @@ def test_comparison_catches(sound: str, broken: str, tmp_path) -> None:
     a, b, residual = random(53, 67), stored(random(67, 67, seed=1), transposed=True), random(53, 67, seed=2)
     launch = mutant(matmul, sound, broken, tmp_path).launch_matmul
     assert not agrees(launch(a, b, CONFIGS[1], residual=residual), a, b, residual)
+
+
+@pytest.mark.parametrize(
+    ("sound", "broken"),
+    [
+        ("launch_matmul(dc, b.T, choose", "launch_matmul(dc, b, choose"),
+        ("return da, db, dc", "return da.T.contiguous(), db, dc"),
+        ("launch_matmul(a.T, dc, choose", "launch_matmul(a, dc, choose"),
+        ("dc if ctx.adds_residual", "2 * dc if ctx.adds_residual"),
+    ],
+)
+def test_comparison_of_gradients_catches(sound: str, broken: str, tmp_path) -> None:
+    a, b, residual, dc = (random(24, 24, seed=i) for i in range(4))
+    _, da, db, dresidual = with_gradients(mutant(matmul, sound, broken, tmp_path).matmul, a, b, residual, dy=dc)
+    assert not (agrees(da, dc, b.T) and agrees(db, a.T, dc) and torch.equal(dresidual, dc))

@@ -28,6 +28,7 @@ from test_embedding import NARROW, draw_ids
 from test_embedding import configured as embedding_configured
 from test_gated import launched_as, on_top_of
 from test_layernorm import configured as layernorm_configured
+from test_linear_gelu import DPRE_CONFIGS
 from test_rmsnorm import EPS
 from test_rmsnorm import configured as rmsnorm_configured
 from test_rope import THETA
@@ -48,6 +49,7 @@ from triton_side.kernels import (
     geglu,
     gelu,
     layernorm,
+    linear_gelu,
     matmul,
     rmsnorm,
     rope,
@@ -145,6 +147,15 @@ def dropout_residual_norm_problems(module: ModuleType) -> Iterator[Problem]:
 def matmul_problems(module: ModuleType) -> Iterator[Problem]:
     operands = draw(53, 41), draw(41, 67, seed=1), draw(53, 67, seed=2)
     yield properties.matmul(lambda a, b, residual: (module.launch_matmul(a, b, TILES, residual),), *operands)
+
+
+def product_bias_gelu_problems(module: ModuleType) -> Iterator[Problem]:
+    operands = draw(53, 41), draw(41, 67, seed=1), draw(67, seed=2)
+    yield properties.product_bias_gelu(lambda *x: module.launch_bias_gelu(*x, TILES, True), *operands)
+
+
+def dpre_problems(module: ModuleType) -> Iterator[Problem]:
+    yield properties.dpre(lambda *x: module.launch_dpre(*x, DPRE_CONFIGS[0]), draw(19, 67), draw(19, 67, seed=1))
 
 
 def two_products_problems(module: ModuleType) -> Iterator[Problem]:
@@ -329,6 +340,11 @@ MUTATIONS = [
         sum_columns_problems,
     ),
     Mutation(
+        "sum_columns_kernel", _column_sums,
+        "total += tl.load(", "total = tl.load(",
+        sum_columns_problems,
+    ),
+    Mutation(
         "rope_kernel", rope,
         "sin = -sin", "sin = sin",
         rope_problems,
@@ -337,6 +353,16 @@ MUTATIONS = [
         "matmul_kernel", matmul,
         "c = add_product(c, x, y, PRECISION)", "c = add_product(tl.zeros_like(c), x, y, PRECISION)",
         matmul_problems,
+    ),
+    Mutation(
+        "matmul_kernel", matmul,
+        "mask=at_column < n, other=0.0)", "mask=at_column < n - 1, other=0.0)",
+        product_bias_gelu_problems,
+    ),
+    Mutation(
+        "dpre_kernel", linear_gelu,
+        "dbias += dpre", "dbias += dy",
+        dpre_problems,
     ),
     Mutation(
         "two_products_kernel", swiglu_mlp,

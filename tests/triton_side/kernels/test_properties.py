@@ -15,6 +15,7 @@ from kernel_properties import (
     attention,
     bias_gelu,
     cross_entropy,
+    dpre,
     embedding,
     first,
     gate_up,
@@ -23,10 +24,12 @@ from kernel_properties import (
     launched,
     layernorm,
     matmul,
+    product_bias_gelu,
     rmsnorm,
     rope,
     softmax,
     sum_columns,
+    trained_matmul,
     training,
     two_products,
     vector_add,
@@ -60,6 +63,8 @@ from test_embedding import configured as embedding_configured
 from test_embedding import trained as embedding_trained
 from test_layernorm import configured as layernorm_configured
 from test_layernorm import default as default_layernorm
+from test_linear_gelu import DPRE_CONFIGS
+from test_linear_gelu import plain as plain_linear_gelu
 from test_rmsnorm import EPS
 from test_rmsnorm import configured as rmsnorm_configured
 from test_rope import THETA, trained
@@ -73,6 +78,7 @@ from triton_side.kernels import attention as attention_module
 from triton_side.kernels import bias_gelu as bias_gelu_module
 from triton_side.kernels import geglu as geglu_module
 from triton_side.kernels import gelu as gelu_module
+from triton_side.kernels import linear_gelu as linear_gelu_module
 from triton_side.kernels import matmul as matmul_module
 from triton_side.kernels import rmsnorm as rmsnorm_module
 from triton_side.kernels import rope as rope_module
@@ -317,6 +323,16 @@ def test_matmul_keeps_what_is_not_finite_in_its_row(dtype, m, k, n, kind, seed) 
     assert not matmul(lambda a, b: (matmul_module.matmul(a, b),), a, b)
 
 
+@dtypes
+@examples(10, 40)
+@given(sizes, sizes, sizes, moderate_rows, st.tuples(layouts, layouts, layouts), seeds)
+def test_gradients_of_matmul(dtype, m, k, n, dc_kinds, storage, seed) -> None:
+    a = draw(m, k, ORDINARY_ROWS, seed, dtype, storage[0])
+    b = draw(k, n, ORDINARY_ROWS, seed + 1, dtype, storage[1])
+    dc = draw(m, n, dc_kinds, seed + 2, dtype, storage[2])
+    assert not trained_matmul(training(matmul_module.matmul), a, b, dc)
+
+
 def aligned(config: MatmulConfig, *counts: int) -> list[int]:
     """Counts that descriptors can read: whole multiples of 16 bytes of a 16-bit dtype."""
     return [-(-count // 8) * 8 for count in counts] if config.descriptors else list(counts)
@@ -375,6 +391,35 @@ def test_swiglu_mlp(dtype, tokens, width, hidden, x_layout, weight_layout, seed)
         return mlp_module.swiglu_mlp(*inputs, eps=1e-5)
 
     assert not within_plain_code(training(function), plain_mlp, names, (x, norm_weight[0], *weights), dy)
+
+
+@dtypes
+@examples(10, 30)
+@given(sizes, sizes, sizes, moderate_rows, matmul_configs, layouts, seeds)
+def test_product_with_bias_and_gelu(dtype, m, k, n, kinds, config, bias_layout, seed) -> None:
+    m, k, n = aligned(config, m, k, n)
+    a, b = draw(m, k, kinds, seed, dtype), draw(k, n, ORDINARY_ROWS, seed + 1, dtype)
+    bias = draw(1, n, ORDINARY_ROWS, seed + 2, dtype, bias_layout)[0].contiguous()
+    assert not product_bias_gelu(lambda *operands: matmul_module.launch_bias_gelu(*operands, config, True), a, b, bias)
+
+
+@dtypes
+@examples(20, 80)
+@given(sizes, sizes, moderate_rows, moderate_rows, layouts, st.sampled_from([None, *DPRE_CONFIGS]), seeds)
+def test_gradient_of_gelu_with_its_sums_over_rows(dtype, m, n, dy_kinds, pre_kinds, dy_layout, config, seed) -> None:
+    dy, pre = draw(m, n, dy_kinds, seed, dtype, dy_layout), draw(m, n, pre_kinds, seed + 1, dtype)
+    assert not dpre(lambda *tensors: linear_gelu_module.launch_dpre(*tensors, config), dy, pre)
+
+
+@dtypes
+@examples(5, 20)
+@given(sizes, sizes, sizes, layouts, layouts, seeds)
+def test_linear_gelu(dtype, m, k, n, x_layout, weight_layout, seed) -> None:
+    x, dy = draw(m, k, ORDINARY_ROWS, seed, dtype, x_layout), draw(m, n, ORDINARY_ROWS, seed + 1, dtype, x_layout)
+    weight = placed((matrix(k, n, ORDINARY_ROWS, seed + 2, torch.float64) * k**-0.5).to(dtype), weight_layout, DEVICE)
+    bias = draw(1, n, ORDINARY_ROWS, seed + 3, dtype, weight_layout)[0]
+    function, names = linear_gelu_module.linear_gelu, ("y", "dx", "dweight", "dbias")
+    assert not within_plain_code(training(function), plain_linear_gelu, names, (x, weight, bias), dy)
 
 
 head_counts = st.integers(1, 3)

@@ -1,0 +1,119 @@
+import pytest
+import torch
+from row_kernel_checks import DTYPES, is_accurate, mutant, random, with_gradients
+
+from triton_side.kernels import linear_gelu
+from triton_side.kernels.linear_gelu import DpreConfig
+from triton_side.kernels.matmul import MatmulConfig
+
+NAMES = ("x", "weight", "bias")
+DESCRIPTORS = MatmulConfig(32, 32, 32, num_warps=4, num_stages=2)
+# Several tiles of rows to a program, and of columns; a program without any.
+DPRE_CONFIGS = [
+    DpreConfig(block_rows=4, block_columns=32, num_warps=1, num_stages=1, programs=3),
+    DpreConfig(block_rows=1, block_columns=128, num_warps=4, num_stages=3, programs=20),
+]
+
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+
+
+def plain(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.gelu(x @ weight + bias, approximate="tanh")
+
+
+def tensors(m: int, k: int, n: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    """x, weight, bias, dy."""
+    weight = (random(k, n, seed=1) * max(k, 1) ** -0.5).to(dtype)
+    return [random(m, k, dtype=dtype), weight, random(n, dtype=dtype, seed=2), random(m, n, dtype=dtype, seed=3)]
+
+
+def agrees(function, *inputs: torch.Tensor, dy: torch.Tensor) -> bool:
+    got = with_gradients(function, *inputs, dy=dy)
+    low = with_gradients(plain, *inputs, dy=dy)
+    reference = with_gradients(plain, *(x.double() for x in inputs), dy=dy.double())
+    return all(is_accurate(*three) for three in zip(got, low, reference, strict=True))
+
+
+def applied(*inputs: torch.Tensor) -> torch.Tensor:
+    return linear_gelu.apply(dict(zip(NAMES, inputs, strict=True)))["y"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("m", "k", "n"), [(17, 37, 67), (40, 64, 136)])
+def test_agrees_with_float64(m: int, k: int, n: int, dtype: torch.dtype) -> None:
+    *inputs, dy = tensors(m, k, n, dtype)
+    assert agrees(applied, *inputs, dy=dy)
+
+
+@pytest.mark.parametrize(("m", "k", "n"), [(1, 1, 1), (1, 32, 48), (3, 2, 600)])
+def test_few_rows(m: int, k: int, n: int) -> None:
+    """In float32 alone: the largest of a few 16-bit rounding errors is luck, plain code's as much as ours."""
+    *inputs, dy = tensors(m, k, n)
+    assert agrees(applied, *inputs, dy=dy)
+
+
+def test_agrees_through_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_gelu, "matmul_config", lambda *chosen: DESCRIPTORS)
+    *inputs, dy = tensors(40, 64, 136, torch.float16)
+    assert agrees(applied, *inputs, dy=dy)
+
+
+@pytest.mark.parametrize("config", DPRE_CONFIGS, ids=str)
+def test_any_configuration_of_the_elementwise_pass_agrees(config: DpreConfig) -> None:
+    dy, pre = random(19, 131), random(19, 131, seed=1)
+    (dpre, dbias), (default, default_dbias) = linear_gelu.launch_dpre(dy, pre, config), linear_gelu.launch_dpre(dy, pre)
+    assert torch.equal(dpre, default)
+    torch.testing.assert_close(dbias, default_dbias)
+
+
+def test_strides() -> None:
+    x, weight, bias, dy = tensors(64, 24, 136)
+    transposed = [tensor.T.contiguous().T for tensor in (x, weight)]
+    assert agrees(applied, *transposed, random(272, seed=2)[::2], dy=dy.T.contiguous().T)
+    assert agrees(applied, x, weight, bias, dy=random(64, 150, seed=6)[:, 3:139])
+    assert agrees(applied, x, weight, bias, dy=random(1, 136, seed=6).expand(64, 136))
+
+
+def test_inference_saves_nothing_and_training_one_activation() -> None:
+    *inputs, _ = tensors(5, 8, 12)
+    assert applied(*inputs).grad_fn is None
+    inputs[2].requires_grad_()
+    saved = [tuple(x.shape) for x in applied(*inputs).grad_fn.saved_tensors]
+    assert saved == [(5, 8), (8, 12), (5, 12)]
+
+
+@pytest.mark.parametrize("shape", [(0, 8, 12), (5, 0, 12), (5, 8, 0)])
+def test_empty(shape: tuple[int, int, int]) -> None:
+    *inputs, dy = tensors(*shape)
+    y, dx, dweight, dbias = with_gradients(applied, *inputs, dy=dy)
+    expected = with_gradients(plain, *inputs, dy=dy)
+    for got, reference in zip((y, dx, dweight, dbias), expected, strict=True):
+        torch.testing.assert_close(got, reference)
+
+
+def test_rejects() -> None:
+    x, weight, bias, _ = tensors(4, 8, 12)
+    with pytest.raises(ValueError, match=r"must fit, got x \[4, 8\], weight \[12, 8\], bias \[12\]; .*of a Linear"):
+        linear_gelu.linear_gelu(x, weight.T, bias)
+    with pytest.raises(ValueError, match=r"bias \[11\]"):
+        linear_gelu.linear_gelu(x, weight, bias[:11])
+    with pytest.raises(ValueError, match=r"x must be \[rows, columns\]"):
+        linear_gelu.linear_gelu(x[None], weight, bias)
+    with pytest.raises(TypeError, match="one dtype"):
+        linear_gelu.linear_gelu(x, weight, bias.half())
+
+
+@pytest.mark.parametrize(
+    ("sound", "broken"),
+    [
+        ("dy * gelu_value_and_slope(pre, accurate)[1]", "dy"),
+        ("dbias += dpre", "dbias = dpre"),
+        ("launch_matmul(x.T, dpre", "launch_matmul(x.T, dy"),
+        ("launch_matmul(dpre, weight.T", "launch_matmul(dy, weight.T"),
+        ("row * dy_row_stride", "row * columns"),
+    ],
+)
+def test_comparison_catches(sound: str, broken: str, tmp_path) -> None:
+    *inputs, dy = tensors(300, 24, 40)
+    broken_function = mutant(linear_gelu, sound, broken, tmp_path).linear_gelu
+    assert not agrees(broken_function, *inputs, dy=random(300, 50, seed=3)[:, :40])

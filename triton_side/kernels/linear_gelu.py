@@ -1,0 +1,177 @@
+"""A linear layer under GELU in its tanh form, forward and backward: y = gelu(pre), pre = x @ weight + bias.
+
+    dpre = dy gelu'(pre)    dbias = sum over rows of dpre    dx = dpre weight^T    dweight = x^T dpre
+
+Hendrycks and Gimpel, "Gaussian Error Linear Units", arXiv:1606.08415. Forward is one kernel: bias and GELU are the
+product's epilogue. Backward is one pass over dy and pre, which writes dpre and each program's share of dbias, the sum
+of the shares, and two products. No atomics, so that results repeat bit for bit on one GPU model.
+
+A forward that a backward follows saves x, weight and pre. In 16-bit dtypes writing pre and reading it again moves 4
+bytes an element, 1.0 ps at the 4.1 TB/s of an H200; making it anew takes 2 k FLOPs, 10 ps for k = 4096 at the 800
+TFLOP/s of the product. Recomputing wins where k is under 400 alone.
+
+The epilogue is not free: a program has a multiprocessor to itself, whose tensor cores wait meanwhile. An exponential
+and a division an element are 4096 clocks of the special function units for a tile of 128 x 256, beside 32,768 of the
+tensor cores for its product of k = 4096 (CUDA C++ Programming Guide, throughput of arithmetic instructions).
+
+Shapes: x [m, k], weight [k, n], bias [n]; pre, y [m, n]. dtypes: bfloat16, float16, float32, one for all; products
+accumulate in float32, from which the forward pass takes GELU; its gradient is taken at the stored pre.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch.autograd.function import once_differentiable
+
+from triton_side.declare import computing, declare, forward, gradient
+from triton_side.kernels import gelu
+from triton_side.kernels._column_sums import sum_columns
+from triton_side.kernels._launch import (
+    check_matrix,
+    check_tensors,
+    device_of,
+    multiprocessors,
+    with_unit_column_stride,
+)
+from triton_side.kernels.gelu import gelu_value_and_slope
+from triton_side.kernels.matmul import choose_config, launch_bias_gelu, launch_matmul, matmul_config
+
+FORWARD = (forward("dot", "product"), forward("add", "bias"), *gelu.FORWARD)
+PARTIAL_DBIAS = (gradient("reduce_sum", "bias", "partial"),)
+DBIAS = (gradient("reduce_sum", "bias", "dbias"),)
+DX = (gradient("dot", "product", "dx"),)
+DWEIGHT = (gradient("dot", "product", "dweight"),)
+
+
+@dataclass(frozen=True)
+class DpreConfig:
+    """A program takes tiles of block_rows x block_columns (powers of two) of one tile of columns, `programs` apart.
+
+    num_stages > 1 prefetches that many tiles less one into shared memory.
+    """
+
+    block_rows: int
+    block_columns: int
+    num_warps: int
+    num_stages: int
+    programs: int
+
+
+@declare(*gelu.BACKWARD, *PARTIAL_DBIAS, flops=lambda shapes: 18 * math.prod(shapes["pre_ptr"]))
+@triton.jit
+def dpre_kernel(
+    dy_ptr, pre_ptr, dpre_ptr, partial_ptr, dy_row_stride, rows, columns,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """dpre, and for each program its rows' sum in fp32."""
+    accurate: tl.constexpr = dpre_ptr.dtype.element_ty == tl.float32
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    dbias = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for tile in tl.range(tl.program_id(1), tl.cdiv(rows, ROWS), tl.num_programs(1), num_stages=STAGES):
+        row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+        mask = (row < rows) & (column < columns)
+        dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(tl.float32)
+        pre = tl.load(pre_ptr + row * columns + column, mask=mask, other=0.0).to(tl.float32)
+        dpre = dy * gelu_value_and_slope(pre, accurate)[1]
+        tl.store(dpre_ptr + row * columns + column, dpre.to(dpre_ptr.dtype.element_ty), mask=mask)
+        dbias += dpre
+    partial = tl.sum(dbias, axis=0, keep_dims=True)
+    tl.store(partial_ptr + tl.program_id(1).to(tl.int64) * columns + column, partial, mask=column < columns)
+
+
+def configure_dpre(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> DpreConfig:
+    """Thirty-two elements to a thread of four warps, and two tiles on their way, as in RMSNorm's backward.
+
+    A program costs a row of fp32 partial sums written and read again: no more of them than have room at once, 128 KiB
+    of tiles on their way to a multiprocessor, and two tiles or more to each.
+    """
+    block_columns = min(512, triton.next_power_of_2(max(1, columns)))
+    block_rows = 4096 // block_columns
+    resident = max(1, 8 // element_bytes * multiprocessors // max(1, triton.cdiv(columns, block_columns)))
+    programs = min(triton.cdiv(rows, 2 * block_rows), resident)
+    return DpreConfig(block_rows, block_columns, num_warps=4, num_stages=3, programs=programs)
+
+
+def launch_dpre(
+    dy: torch.Tensor, pre: torch.Tensor, config: DpreConfig | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """dpre [m, n], contiguous, and dbias [n] from dy and a contiguous pre."""
+    rows, columns = pre.shape
+    dy = with_unit_column_stride(dy)
+    config = config or configure_dpre(rows, columns, pre.element_size(), multiprocessors(pre.device))
+    dpre = torch.empty_like(pre)
+    partial = torch.empty((config.programs, columns), dtype=torch.float32, device=pre.device)
+    with device_of(pre):
+        dpre_kernel[(triton.cdiv(columns, config.block_columns), config.programs)](
+            dy, pre, dpre, partial, dy.stride(0), rows, columns,
+            ROWS=config.block_rows, COLUMNS=config.block_columns, STAGES=config.num_stages,
+            num_warps=config.num_warps,
+        )  # fmt: skip
+    with computing(*DBIAS, sum_ptr="dbias"):
+        return dpre, sum_columns(partial, pre.dtype)
+
+
+def _forward(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, save: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    config = choose_config(matmul_config, x, weight)
+    with computing(*FORWARD, c_ptr="y"):
+        return launch_bias_gelu(x, weight, bias.contiguous(), config, save)
+
+
+class _LinearGelu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        y, pre = _forward(x, weight, bias, save=True)
+        ctx.save_for_backward(x, weight, pre)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        x, weight, pre = ctx.saved_tensors
+        dpre, dbias = launch_dpre(dy, pre)
+        with computing(*DX, c_ptr="dx"):
+            dx = launch_matmul(dpre, weight.T, choose_config(matmul_config, dpre, weight.T))
+        with computing(*DWEIGHT, c_ptr="dweight"):
+            dweight = launch_matmul(x.T, dpre, choose_config(matmul_config, x.T, dpre))
+        return dx, dweight, dbias
+
+
+def linear_gelu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """gelu(x @ weight + bias), GELU in its tanh form; differentiable once.
+
+    Args:
+        x: [m, k], any strides.
+        weight: [k, n], any strides.
+        bias: [n].
+
+    Returns:
+        y [m, n], contiguous, in the inputs' dtype.
+
+    Raises:
+        ValueError: shapes do not fit, devices differ or are not a GPU (outside the interpreter), or float32 products
+            are set to "medium".
+        TypeError: a dtype is not supported, or they differ.
+    """
+    check_tensors(x=x, weight=weight, bias=bias)
+    check_matrix("x", x)
+    check_matrix("weight", weight)
+    if x.shape[1] != weight.shape[0] or bias.shape != weight.shape[1:]:
+        raise ValueError(
+            f"x [m, k], weight [k, n] and bias [n] must fit, got x {list(x.shape)}, weight {list(weight.shape)}, "
+            f"bias {list(bias.shape)}; weights are [inputs, outputs], transpose that of a Linear"
+        )
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, weight, bias)):
+        return _LinearGelu.apply(x, weight, bias)
+    y, _ = _forward(x, weight, bias, save=False)
+    return y
+
+
+def apply(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The block `linear_gelu`: x [m, k], weight [k, n], bias [n] -> y [m, n]."""
+    return {"y": linear_gelu(**inputs)}

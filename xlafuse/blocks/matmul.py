@@ -1,0 +1,9 @@
+"""The matrix product: c = a @ b."""
+
+import jax
+
+
+def apply(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """`a` [m, k], `b` [k, n] -> `c` [m, n]; accumulated in float32 on a GPU and stored in a's dtype."""
+    with jax.named_scope("product"):
+        return {"c": inputs["a"] @ inputs["b"]}
