@@ -12,8 +12,9 @@ def tensor(storage: int, shape: tuple[int, ...], dtype: str = "bfloat16", name: 
     elements = 1
     for size in shape:
         elements *= size
+    size = elements * ITEMSIZE[dtype]
     return SimpleNamespace(
-        storage=storage, shape=shape, dtype=dtype, name=name, bytes=elements * ITEMSIZE[dtype], position=0, offset=0
+        storage=storage, shape=shape, dtype=dtype, name=name, bytes=size, bytes_used=size, position=0, offset=0
     )
 
 
