@@ -24,7 +24,6 @@ import torch
 from triton_side.cuda import program, tensors
 from triton_side.declare import again, declare_template, forward, gradient
 
-SOURCE = "layernorm.cu"
 STREAMING_THREADS = 512
 PARTIALS_THREADS = 128
 SUM_WARPS = 16
@@ -48,19 +47,21 @@ PARTIALS = (
 )  # fmt: skip
 for variant in ("", "_streaming"):
     declare_template(
-        SOURCE, f"layernorm_forward{variant}", *FORWARD, flops=lambda shapes: 7 * math.prod(shapes["x"])
+        "layernorm.cu", f"layernorm_forward{variant}", *FORWARD, flops=lambda shapes: 7 * math.prod(shapes["x"])
     )
 declare_template(
-    SOURCE, "layernorm_backward", *NORMALIZED_AGAIN, *DX, *PARTIALS, flops=lambda shapes: 13 * math.prod(shapes["x"])
+    "layernorm.cu", "layernorm_backward", *NORMALIZED_AGAIN, *DX, *PARTIALS,
+    flops=lambda shapes: 13 * math.prod(shapes["x"]),
 )
 declare_template(
-    SOURCE, "layernorm_backward_streaming", *NORMALIZED_AGAIN, *DX, flops=lambda shapes: 10 * math.prod(shapes["x"])
+    "layernorm.cu", "layernorm_backward_streaming", *NORMALIZED_AGAIN, *DX,
+    flops=lambda shapes: 10 * math.prod(shapes["x"]),
 )
 declare_template(
-    SOURCE, "layernorm_partials", *NORMALIZED_AGAIN, *PARTIALS, flops=lambda shapes: 5 * math.prod(shapes["x"])
+    "layernorm.cu", "layernorm_partials", *NORMALIZED_AGAIN, *PARTIALS, flops=lambda shapes: 5 * math.prod(shapes["x"])
 )
 declare_template(
-    SOURCE, "layernorm_sum_partials", gradient("reduce_sum", "weight", "dweight"),
+    "layernorm.cu", "layernorm_sum_partials", gradient("reduce_sum", "weight", "dweight"),
     gradient("reduce_sum", "bias", "dbias"), flops=lambda shapes: math.prod(shapes["partial"]),
 )  # fmt: skip
 
@@ -101,7 +102,7 @@ def _launch(
     device = arguments[0].device
     cpp_type = tensors.CPP_TYPES[element or arguments[0].dtype]
     expression = f"{name}<{', '.join((cpp_type, *map(str, constants)))}>"
-    kernel = program.compile_kernel(SOURCE, expression, program.device_arch(device))
+    kernel = program.compile_kernel("layernorm.cu", expression, program.device_arch(device))
     passed = [ctypes.c_int(a) if isinstance(a, int) else a for a in arguments]
     program.launch(kernel, grid, block, passed, device)
 
