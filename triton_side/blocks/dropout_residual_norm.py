@@ -14,6 +14,12 @@ from triton_side.blocks.threefry import uniforms
 from triton_side.stages import stage
 
 
+def dropout_constants(p: float) -> tuple[int, float]:
+    """(threshold, scale): kept is what has a uniform of 16 bits at least the threshold; the scale keeps the mean."""
+    threshold = math.ceil(p * 65536)
+    return threshold, 65536 / (65536 - threshold)
+
+
 def apply(inputs: Mapping[str, Tensor], *, p: float, eps: float) -> dict[str, Tensor]:
     """x and residual [rows, columns], bias, weight and shift [columns], seed [2] in int32 -> y and h [rows, columns].
 
@@ -22,13 +28,13 @@ def apply(inputs: Mapping[str, Tensor], *, p: float, eps: float) -> dict[str, Te
     """
     x = inputs["x"]
     rows, columns = x.shape
-    threshold = math.ceil(p * 65536)
+    threshold, scale = dropout_constants(p)
     with stage("bias"):
         biased = x + inputs["bias"]
     with stage("random"):
         kept = uniforms(rows, columns, inputs["seed"]) >= threshold
     with stage("dropout"):
-        dropped = torch.where(kept, biased * (65536 / (65536 - threshold)), 0.0)
+        dropped = torch.where(kept, biased * scale, 0.0)
     with stage("residual"):
         h = inputs["residual"] + dropped
     with stage("mean"):

@@ -24,6 +24,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from triton_side import declare
+from triton_side.blocks.dropout_residual_norm import dropout_constants
 from triton_side.kernels._column_sums import sum_vectors
 from triton_side.kernels._launch import (
     RowConfig,
@@ -36,6 +37,7 @@ from triton_side.kernels._launch import (
     with_unit_column_stride,
 )
 from triton_side.kernels._threefry import uniforms
+from triton_side.kernels.layernorm import normalise, normalise_gradient
 
 MOST_COLUMNS = 16384
 Tensors = tuple[torch.Tensor, ...]
@@ -86,10 +88,8 @@ def dropout_residual_norm_forward_kernel(
         h = h.to(h_ptr.dtype.element_ty)
         tl.store(h_ptr + row * columns + column, h, mask=mask)
         h = h.to(tl.float32)
-        mean = tl.sum(h, axis=1, keep_dims=True) / columns
-        centred = tl.where(column < columns, h - mean, 0.0)
-        rstd = tl.rsqrt(tl.sum(centred * centred, axis=1, keep_dims=True) / columns + eps)
-        y = centred * rstd * weight.to(tl.float32) + shift.to(tl.float32)
+        normalised, mean, rstd = normalise(h, column < columns, columns, eps)
+        y = normalised * weight.to(tl.float32) + shift.to(tl.float32)
         tl.store(y_ptr + row * columns + column, y.to(y_ptr.dtype.element_ty), mask=mask)
         if mean_ptr is not None:
             tl.store(mean_ptr + row, mean, mask=row < rows)
@@ -117,10 +117,7 @@ def dropout_residual_norm_backward_kernel(
         mean = tl.load(mean_ptr + row, mask=row < rows, other=0.0)
         rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
         normalised = (h - mean) * rstd
-        dnormalised = dy * weight.to(tl.float32)
-        average = tl.sum(dnormalised, axis=1, keep_dims=True) / columns
-        projection = tl.sum(dnormalised * normalised, axis=1, keep_dims=True) / columns
-        dh += rstd * (dnormalised - average - normalised * projection)
+        dh += normalise_gradient(dy, normalised, weight.to(tl.float32), rstd, columns)
         tl.store(dresidual_ptr + row * columns + column, dh.to(dresidual_ptr.dtype.element_ty), mask=mask)
         kept = uniforms(seed_ptr, row, COLUMNS) >= threshold
         dx = tl.where(kept, dh * scale, 0.0)
@@ -161,12 +158,6 @@ def configure_backward(rows: int, columns: int, element_bytes: int, multiprocess
     resident = multiprocessors * max(1, min(16, 4096 // tile))
     num_warps = max(1, min(32, tile // 256))
     return RowConfig(block_rows, block, num_warps, in_flight + 1, min(triton.cdiv(rows, block_rows), resident))
-
-
-def dropout_constants(p: float) -> tuple[int, float]:
-    """(threshold, scale): kept is what has a uniform of 16 bits at least the threshold; the scale keeps the mean."""
-    threshold = math.ceil(p * 65536)
-    return threshold, 65536 / (65536 - threshold)
 
 
 def forward(

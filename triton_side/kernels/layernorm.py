@@ -56,6 +56,24 @@ PARTIALS = (
 SUMS = (declare.gradient("reduce_sum", "weight", "dweight"), declare.gradient("reduce_sum", "bias", "dbias"))
 
 
+@triton.jit
+def normalise(x, mask, columns, eps):
+    """n, mean and rstd of whole rows of x, which is zero where the mask is not."""
+    mean = tl.sum(x, axis=1, keep_dims=True) / columns
+    centred = tl.where(mask, x - mean, 0.0)
+    rstd = tl.rsqrt(tl.sum(centred * centred, axis=1, keep_dims=True) / columns + eps)
+    return centred * rstd, mean, rstd
+
+
+@triton.jit
+def normalise_gradient(dy, normalised, weight, rstd, columns):
+    """dx of whole rows, dy being zero past their ends."""
+    dnormalised = dy * weight
+    dmean = tl.sum(dnormalised, axis=1, keep_dims=True) / columns
+    projection = tl.sum(dnormalised * normalised, axis=1, keep_dims=True) / columns
+    return rstd * (dnormalised - dmean - normalised * projection)
+
+
 @declare.declare(*FORWARD, flops=lambda shapes: 7 * math.prod(shapes["x_ptr"]))
 @triton.jit
 def layernorm_forward_kernel(
@@ -69,10 +87,8 @@ def layernorm_forward_kernel(
         row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
         mask = (row < rows) & (column < columns)
         x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(tl.float32)
-        mean = tl.sum(x, axis=1, keep_dims=True) / columns
-        centred = tl.where(mask, x - mean, 0.0)
-        rstd = tl.rsqrt(tl.sum(centred * centred, axis=1, keep_dims=True) / columns + eps)
-        y = centred * rstd * weight.to(tl.float32) + bias.to(tl.float32)
+        normalised, mean, rstd = normalise(x, mask, columns, eps)
+        y = normalised * weight.to(tl.float32) + bias.to(tl.float32)
         tl.store(y_ptr + row * columns + column, y.to(y_ptr.dtype.element_ty), mask=mask)
         if mean_ptr is not None:
             tl.store(mean_ptr + row, mean, mask=row < rows)
@@ -147,10 +163,7 @@ def layernorm_backward_kernel(
         rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
         # Past the row's end this is -mean rstd, and always times a dy of zero.
         normalised = (x - mean) * rstd
-        dnormalised = dy * weight.to(tl.float32)
-        projection = tl.sum(dnormalised * normalised, axis=1, keep_dims=True) / columns
-        dmean = tl.sum(dnormalised, axis=1, keep_dims=True) / columns
-        dx = rstd * (dnormalised - dmean - normalised * projection)
+        dx = normalise_gradient(dy, normalised, weight.to(tl.float32), rstd, columns)
         tl.store(dx_ptr + row * columns + column, dx.to(dx_ptr.dtype.element_ty), mask=mask)
         dweight += dy * normalised
         dbias += dy

@@ -311,7 +311,7 @@ MUTATIONS = [
     ),
     Mutation(
         "layernorm_backward_kernel", layernorm,
-        "dx = rstd * (dnormalised - dmean - normalised * projection)", "dx = rstd * (dnormalised - dmean)",
+        "return rstd * (dnormalised - dmean - normalised * projection)", "return rstd * (dnormalised - dmean)",
         partial(layernorm_problems, ROW),
     ),
     Mutation(
@@ -326,7 +326,7 @@ MUTATIONS = [
     ),
     Mutation(
         "dropout_residual_norm_forward_kernel", dropout_residual_norm,
-        "centred = tl.where(column < columns, h - mean, 0.0)", "centred = h - mean",
+        "normalise(h, column < columns, columns, eps)", "normalise(h, column < COLUMNS, columns, eps)",
         dropout_residual_norm_problems,
     ),
     Mutation(
