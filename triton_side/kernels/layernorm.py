@@ -227,7 +227,7 @@ def configure_backward(rows: int, columns: int, element_bytes: int, multiprocess
     """One program a multiprocessor, for narrow rows more; each holds x, dy, the weight and its shares of two sums.
 
     Each program costs two rows of fp32 partial sums, written and read again: at 8192 x 4096 bfloat16 those of 132 are
-    4% of what must be moved. So a program takes 8192 elements at once, whose registers (216 of 255 a thread in 8 warps
+    4% of what must be moved. So a program takes 8192 elements at once, whose registers (220 of 255 a thread in 8 warps
     on sm_90) leave room for no second one. At 16,384 columns 240 bytes a thread are spilled; the looped kernels would
     spill none, and read x and dy from memory twice.
     """
