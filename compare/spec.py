@@ -124,7 +124,8 @@ class Case:
 class Shape:
     """One named set of sizes, with the dtypes it is compared in and the suites it belongs to.
 
-    `sizes` are those of the axes, and what else an input's `draw` wants to know, as how many labels are ignored.
+    `sizes` are those of the axes, the block's `parameters`, and what else an input's `draw` wants to know, as how many
+    labels are ignored.
 
     Suites: `quick` (minutes), `full` (everything but `check`), `check` (small odd sizes: CPU checks and tests).
     `tuned`: whether implementations that tune for minutes (`Implementation.tunes`) take part in the quick suite.
@@ -178,6 +179,7 @@ class Block:
     NumPy reads and tests it and float64 tensors differentiate it. `backward_needs` are the fewest inputs or outputs
     that the gradients need (they count as compulsory reads of backward). `slices` are axes along which the reference
     may be evaluated one index at a time, because no output mixes them. `work` is what a rate of this block counts.
+    The reference and every target get `attributes`, and of a case those of its sizes that `parameters` name.
     """
 
     name: str
@@ -190,6 +192,7 @@ class Block:
     flops: Callable[[Sizes], float]
     backward_flops: Callable[[Sizes], float] = field(default=lambda sizes: 0.0)
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    parameters: tuple[str, ...] = ()
     backward_needs: tuple[str, ...] = ()
     directions: tuple[str, ...] = ("fwd", "train")
     slices: tuple[str, ...] = ()
@@ -200,6 +203,9 @@ class Block:
             if tensor.name == name:
                 return tensor
         raise KeyError(f"block {self.name} has no tensor {name!r}")
+
+    def attributes_of(self, case: Case) -> dict[str, Any]:
+        return {**self.attributes, **{name: case.sizes[name] for name in self.parameters}}
 
     def joined(self, inputs: Arrays, cotangents: Arrays) -> dict[str, Any]:
         """What a joint program is given: the inputs, and of each output y its cotangent as d_y. Among what it returns,

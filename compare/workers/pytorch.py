@@ -95,7 +95,7 @@ class TorchSide:
     def build(self, case: Case, implementation: Implementation, folder: Path, dumps: Path) -> Program:
         _set_precision(case.precision)
         inputs, cotangents = self.inputs(folder, case), self.cotangents(folder, case)
-        attributes = dict(BLOCKS[case.block].attributes)
+        attributes = BLOCKS[case.block].attributes_of(case)
         apply = implementation.load()
         if implementation.compiler.startswith("inductor") or implementation.compiler == "flex":
             return self._build_inductor(case, apply, attributes, inputs, cotangents, implementation, dumps)

@@ -58,14 +58,14 @@ def produce(case: Case, seed: int, folder: Path) -> dict[str, Any]:
     """
     block = BLOCKS[case.block]
     inputs, cotangents = store_inputs(case, seed, folder)
-    exact = evaluate(block, inputs, cotangents, torch.float64)
+    exact = evaluate(case, inputs, cotangents, torch.float64)
     for name, values in exact.items():
         role, tensor_name = ("gradient", name.removeprefix("d_")) if name.startswith("d_") else ("output", name)
         np.save(arrays.path_of(folder, role, tensor_name), values.cpu().numpy())
     errors = _independent_errors(case, inputs, cotangents, exact)
     for redraw in range(1, _redraws(block, case)):
         inputs, cotangents = _draw(case, seed + 1000 * redraw)
-        again = _independent_errors(case, inputs, cotangents, evaluate(block, inputs, cotangents, torch.float64))
+        again = _independent_errors(case, inputs, cotangents, evaluate(case, inputs, cotangents, torch.float64))
         errors = {name: max(error, again[name]) for name, error in errors.items()}
     return {
         name: asdict(Scale(rms=_rms(values), largest=float(values.abs().max()), independent_error=errors[name]))
@@ -92,7 +92,7 @@ def _independent_errors(
     after each operation is far coarser than either.
     """
     with PlainFloat32(case.precision):
-        rounded = evaluate(BLOCKS[case.block], inputs, cotangents, getattr(torch, case.dtype), case.precision)
+        rounded = evaluate(case, inputs, cotangents, getattr(torch, case.dtype))
     return {n: relative_error(rounded[n], values, _rms(values), _largest_difference) for n, values in exact.items()}
 
 
@@ -145,15 +145,10 @@ def _summed_in_order(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def evaluate(
-    block: Block,
-    inputs: Tensors,
-    cotangents: Tensors,
-    dtype: torch.dtype,
-    precision: str = "ieee",
-) -> Tensors:
+def evaluate(case: Case, inputs: Tensors, cotangents: Tensors, dtype: torch.dtype) -> Tensors:
     """Outputs, and gradients as `d_<input>` where cotangents are given, of the reference formula in `dtype`."""
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    block = BLOCKS[case.block]
+    torch.set_float32_matmul_precision("high" if case.precision == "tf32" else "highest")
     leaves = {
         name: value.to(dtype).requires_grad_(bool(cotangents)) if value.is_floating_point() else value
         for name, value in inputs.items()
@@ -161,7 +156,7 @@ def evaluate(
     outputs: Tensors = {}
     for index in _slices(block, leaves):
         views = {name: index(block.tensor(name).axes, leaf) for name, leaf in leaves.items()}
-        part = block.reference(torch, views, **block.attributes)
+        part = block.reference(torch, views, **block.attributes_of(case))
         for name, value in part.items():
             axes = block.tensor(name).axes
             if cotangents:

@@ -59,13 +59,13 @@ def compile_for_target(case: dict[str, Any], implementation: str, dumps: str) ->
     started = time.perf_counter()
     if row.compiler.startswith("inductor"):
         captured = deviceless.compile_inductor(
-            row.load(), inputs, block.attributes, train=train, max_autotune=row.compiler == "inductor-max"
+            row.load(), inputs, block.attributes_of(spec), train=train, max_autotune=row.compiler == "inductor-max"
         )
         compile_s = time.perf_counter() - started
         captured.write(dumps)
         graph = from_inductor(captured, **about)
     else:
-        recorded = deviceless.record_call(row.load(), inputs, block.attributes, train=train)
+        recorded = deviceless.record_call(row.load(), inputs, block.attributes_of(spec), train=train)
         compile_s = time.perf_counter() - started
         if row.compiler == "eager":
             graph = from_eager(recorded, name=row.name, **about)

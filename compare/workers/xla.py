@@ -128,7 +128,7 @@ class XlaSide:
         self, case: Case, implementation: Implementation, inputs: Arrays, cotangents: Arrays, dumps: Path,
         target: compiler.Target | None, command_buffers: variants.CommandBuffers = "default",
     ) -> dict[str, compiler.Compilation]:
-        attributes = BLOCKS[case.block].attributes
+        attributes = BLOCKS[case.block].attributes_of(case)
         apply = implementation.load()
         compile_half = functools.partial(
             compiler.compile, variant="unfused" if implementation.compiler == "xla-unfused" else "default",

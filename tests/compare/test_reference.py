@@ -54,8 +54,8 @@ def as_torch(group: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("block", BLOCKS.values(), ids=lambda b: b.name)
 def test_numpy_and_torch_evaluate_one_formula(block: Block) -> None:
     inputs, _ = drawn(block)
-    expected = block.reference(np, inputs, **block.attributes)
-    found = reference.evaluate(block, as_torch(inputs), {}, torch.float64)
+    expected = block.reference(np, inputs, **block.attributes_of(small_case(block)))
+    found = reference.evaluate(small_case(block), as_torch(inputs), {}, torch.float64)
     assert set(found) == set(expected) == {t.name for t in block.outputs}
     for name, values in expected.items():
         np.testing.assert_allclose(found[name].cpu().numpy(), values, rtol=1e-12, atol=1e-12)
@@ -64,10 +64,10 @@ def test_numpy_and_torch_evaluate_one_formula(block: Block) -> None:
 @pytest.mark.parametrize("block", [b for b in BLOCKS.values() if "train" in b.directions], ids=lambda b: b.name)
 def test_gradients_agree_with_finite_differences(block: Block) -> None:
     inputs, cotangents = drawn(block)
-    found = reference.evaluate(block, as_torch(inputs), as_torch(cotangents), torch.float64)
+    found = reference.evaluate(small_case(block), as_torch(inputs), as_torch(cotangents), torch.float64)
 
     def loss(values: dict[str, np.ndarray]) -> float:
-        outputs = block.reference(np, values, **block.attributes)
+        outputs = block.reference(np, values, **block.attributes_of(small_case(block)))
         return float(sum((outputs[n] * cotangents[n]).sum() for n in outputs))
 
     step = 1e-6
@@ -103,7 +103,7 @@ def test_rope_angles_are_not_computed_in_a_half_type() -> None:
     inputs, cotangents = drawn(block)
     inputs["positions"] += 100_000
     exact, low = (
-        reference.evaluate(block, as_torch(inputs), as_torch(cotangents), dtype)
+        reference.evaluate(small_case(block), as_torch(inputs), as_torch(cotangents), dtype)
         for dtype in (torch.float64, torch.bfloat16)
     )
     assert low.keys() == exact.keys() == {"q_out", "k_out", "d_q", "d_k"}
@@ -123,13 +123,12 @@ def test_plain_float32_errs_where_a_gpu_may() -> None:
 
 
 def test_a_gradient_added_up_in_float32_keeps_the_tolerance_of_rows_that_many_tokens_share() -> None:
-    block = BLOCKS["embedding"]
     sizes = {"rows": 2000, "columns": 64, "tokens": 900, "distinct": 300}
     case = Case("embedding", "x", sizes, "bfloat16", "train")
     inputs, cotangents = reference._draw(case, 0)
     ids = inputs["ids"].long()
     assert len(ids.unique()) == 300 and ids.bincount().max() > 80
-    exact = reference.evaluate(block, inputs, cotangents, torch.float64)["d_table"]
+    exact = reference.evaluate(case, inputs, cotangents, torch.float64)["d_table"]
     error = reference._independent_errors(case, inputs, cotangents, {"d_table": exact})["d_table"]
     tolerance = Scale(reference._rms(exact), float(exact.abs().max()), error).tolerance(2.0**-7) * reference._rms(exact)
     assert tolerance <= 2.0**-7 * float(exact.abs().max())
@@ -167,11 +166,10 @@ def test_stored_bits_are_the_inputs(tmp_path: Path) -> None:
 
 def test_sums_in_float32_make_a_half_precision_tolerance_that_of_float32() -> None:
     """A loss summed in bfloat16 would be allowed errors of percents."""
-    block = BLOCKS["cross_entropy"]
     case = Case("cross_entropy", "x", {"tokens": 64, "classes": 50, "ignored_percent": 10}, "bfloat16", "train")
     inputs, cotangents = reference._draw(case, 0)
     assert (inputs["labels"] == -100).sum() == 6
-    exact = reference.evaluate(block, inputs, cotangents, torch.float64)
+    exact = reference.evaluate(case, inputs, cotangents, torch.float64)
     errors = reference._independent_errors(case, inputs, cotangents, exact)
     assert 0 < errors["loss"] < 8 * 2.0**-23
     largest = float(exact["d_logits"].abs().max()) / reference._rms(exact["d_logits"])

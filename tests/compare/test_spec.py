@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from compare import arrays
@@ -93,3 +95,9 @@ def test_a_case_survives_json() -> None:
     for block in BLOCKS.values():
         for case in block.cases("full"):
             assert Case.from_json(case.to_json()) == case
+
+
+def test_a_block_is_given_its_attributes_and_those_sizes_that_are_parameters() -> None:
+    block = replace(LOOKUP, attributes={"scale": 0.5}, parameters=("window",))
+    case = Case("lookup", "x", {"rows": 100, "columns": 3, "tokens": 7, "window": 4}, "bfloat16", "fwd")
+    assert block.attributes_of(case) == {"scale": 0.5, "window": 4}
