@@ -1,6 +1,7 @@
 """The table of blocks: one line a block."""
 
 from compare.blocks import (
+    adamw,
     attention,
     bias_gelu,
     cross_entropy,
@@ -39,5 +40,6 @@ BLOCKS: dict[str, Block] = {
         attention.BLOCK,
         embedding.BLOCK,
         cross_entropy.BLOCK,
+        adamw.BLOCK,
     )
 }

@@ -79,8 +79,8 @@ def _redraws(block: Block, case: Case) -> int:
     Of large inputs less often: drawing a billion numbers takes seconds.
     """
     smallest = min(t.elements(case.sizes) for t in block.outputs)
-    largest = max(t.elements(case.sizes) for t in block.inputs)
-    return max(1, min(16, 65536 // smallest, 2**30 // largest))
+    drawn = sum(t.elements(case.sizes) for t in block.inputs)
+    return max(1, min(16, 65536 // smallest, 2**30 // drawn))
 
 
 def _independent_errors(
@@ -149,10 +149,15 @@ def evaluate(case: Case, inputs: Tensors, cotangents: Tensors, dtype: torch.dtyp
     """Outputs, and gradients as `d_<input>` where cotangents are given, of the reference formula in `dtype`."""
     block = BLOCKS[case.block]
     torch.set_float32_matmul_precision("high" if case.precision == "tf32" else "highest")
-    leaves = {
-        name: value.to(dtype).requires_grad_(bool(cotangents)) if value.is_floating_point() else value
-        for name, value in inputs.items()
-    }
+
+    def leaf(name: str, value: torch.Tensor) -> torch.Tensor:
+        if not value.is_floating_point():
+            return value
+        # What is float32 in every case, as an optimizer's moments are, is no less so here.
+        wide = dtype if block.tensor(name).dtype is None else torch.promote_types(dtype, value.dtype)
+        return value.to(wide).requires_grad_(bool(cotangents))
+
+    leaves = {name: leaf(name, value) for name, value in inputs.items()}
     outputs: Tensors = {}
     for index in _slices(block, leaves):
         views = {name: index(block.tensor(name).axes, leaf) for name, leaf in leaves.items()}

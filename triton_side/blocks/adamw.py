@@ -1,0 +1,32 @@
+"""One step of AdamW (Loshchilov and Hutter, arXiv:1711.05101) with bias correction."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from triton_side.stages import stage
+
+
+def adamw(
+    param: Tensor, gradient: Tensor, mu: Tensor, nu: Tensor, step: Tensor,
+    *, rate: float, beta1: float, beta2: float, eps: float, decay: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(param, mu, nu) after step number `step` (an integer, the first is 1), param in its own dtype, mu and nu float32,
+    computed in float32."""
+    p, g = param.float(), gradient.float()
+    with stage("mu"):
+        mu = beta1 * mu + (1 - beta1) * g
+    with stage("nu"):
+        nu = beta2 * nu + (1 - beta2) * g * g
+    with stage("update"):
+        t = step.float()
+        change = mu / (1 - beta1**t) / (torch.sqrt(nu / (1 - beta2**t)) + eps)
+        return (p - rate * (change + decay * p)).to(param.dtype), mu, nu
+
+
+def apply(inputs: Mapping[str, Tensor], **attributes: float) -> dict[str, Tensor]:
+    """param, gradient [elements], mu, nu [elements] float32, step [] int32 -> new_param, new_mu, new_nu."""
+    names = ("param", "gradient", "mu", "nu", "step")
+    param, mu, nu = adamw(*(inputs[name] for name in names), **attributes)
+    return {"new_param": param, "new_mu": mu, "new_nu": nu}
