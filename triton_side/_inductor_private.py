@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import torch
 
+from triton_side import stages
 from triton_side.inductor_graph import (
     DTYPES,
     GraphBreak,
@@ -566,7 +567,7 @@ def _source(node: torch.fx.Node) -> SourceNode:
     return SourceNode(
         name=node.name,
         op=_op(node.target) if node.op == "call_function" else node.op,
-        stage=(node.meta.get("custom") or {}).get("stage"),
+        stage=stages.of_node(node.meta),
         line=_user_line(node.meta.get("stack_trace")),
         inputs=tuple(argument.name for argument in node.all_input_nodes),
         backward=node.meta.get("partitioner_tag") == "is_backward" or bool(node.meta.get("autograd_backward")),

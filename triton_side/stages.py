@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch.fx.traceback import annotate
 
 _NO_STAGE = contextlib.nullcontext()
+_MARK = "stage "
 _open: list[str] | None = None  # the stages around what runs, while something records
 
 
@@ -16,15 +18,22 @@ def stage(name: str) -> contextlib.AbstractContextManager[None]:
     """Mark the operations inside the `with` as stage `name` while torch.compile or torch.export traces them, or
     `recorded_stages` is active.
 
-    Traced, the name reaches every FX node, forward and backward, as `node.meta["custom"]["stage"]`, provided that
-    the call which triggers the compile runs under `torch.fx.traceback.preserve_node_meta()`. A stage opened
-    inside another one replaces its name there; recorded, it is inside it ("norm/scale"). Outside both this does
-    nothing: `annotate` alone takes 1.4 to 2.0 us of host time per use, as long as a small eager operation on a CPU;
-    this takes 0.3 us (torch 2.11 and 2.13).
+    Traced, the name reaches every FX node, forward and backward (`of_node` reads it), provided that the call which
+    triggers the compile runs under `torch.fx.traceback.preserve_node_meta()`. A stage opened inside another one is
+    inside it ("norm/scale"); traced, one inside another of its own name is that one. Outside both this does nothing:
+    `annotate` alone takes 1.4 to 2.0 us of host time per use, as long as a small eager operation on a CPU; this takes
+    0.3 us (torch 2.11 and 2.13).
     """
     if torch.compiler.is_compiling():
-        return annotate({"stage": name})
+        # A key a stage: what `annotate` is given joins what the annotations around it were given, in order.
+        return annotate({_MARK + name: True})
     return _NO_STAGE if _open is None else _recorded(name, _open)
+
+
+def of_node(meta: Mapping[str, Any]) -> str | None:
+    """The stages of an FX node with this `meta`, outermost first, joined by "/"; None where it has none."""
+    names = (key.removeprefix(_MARK) for key in meta.get("custom") or {} if key.startswith(_MARK))
+    return "/".join(names) or None
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from torch.fx.traceback import preserve_node_meta
 from triton_side.blocks.cross_entropy import IGNORED
 from triton_side.blocks.threefry import uniforms
 from triton_side.library import attention as library_attention
+from triton_side.stages import of_node
 
 EPS = 1e-5
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -266,8 +267,7 @@ def test_block_is_one_graph_and_its_stages_reach_both_directions(block: str) -> 
     def recorder(direction: str) -> Callable[..., Callable[..., object]]:
         def compile_graph(graph: torch.fx.GraphModule, example_inputs: object) -> Callable[..., object]:
             operations = (node for node in graph.graph.nodes if node.op == "call_function")
-            annotations = (node.meta.get("custom", {}) for node in operations)
-            stages[direction] = {custom["stage"] for custom in annotations if "stage" in custom}
+            stages[direction] = {name for node in operations if (name := of_node(node.meta))}
             return make_boxed_func(graph)
 
         return compile_graph
