@@ -11,6 +11,7 @@ from compare.blocks import (
     gelu,
     layernorm,
     linear_gelu,
+    lm_step,
     matmul,
     rmsnorm,
     rope,
@@ -41,5 +42,6 @@ BLOCKS: dict[str, Block] = {
         embedding.BLOCK,
         cross_entropy.BLOCK,
         adamw.BLOCK,
+        lm_step.BLOCK,
     )
 }

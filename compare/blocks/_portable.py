@@ -9,6 +9,9 @@ def at_least_float32(xp: Any, x: Any) -> Any:
     For sums that every sound implementation keeps in float32 whatever it stores: an independent evaluation that added
     up in bfloat16 would tolerate anything.
     """
-    if x.dtype.itemsize >= 4:
-        return x
-    return x.astype(xp.float32) if hasattr(x, "astype") else x.to(xp.float32)
+    return x if x.dtype.itemsize >= 4 else cast(x, xp.float32)
+
+
+def cast(x: Any, dtype: Any) -> Any:
+    """x in that dtype; what is differentiated stays so."""
+    return x.astype(dtype) if hasattr(x, "astype") else x.to(dtype)

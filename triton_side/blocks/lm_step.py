@@ -1,0 +1,86 @@
+"""One training step of a small language model of Llama's layers: loss, and every parameter after AdamW.
+
+    x = table[tokens];  x = decoder_block(x) for each layer;  logits = rmsnorm(x) w_head
+    loss = mean(logsumexp(logits) - logit[label])
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from triton_side.blocks import decoder_block, embedding, rmsnorm
+from triton_side.blocks.adamw import adamw
+from triton_side.stages import stage
+
+LAYER_PARAMETERS = ("attention_norm", "w_qkv", "w_o", "mlp_norm", "w_gate", "w_up", "w_down")
+PARAMETERS = ("table", *LAYER_PARAMETERS, "final_norm", "w_head")
+
+Layer = Callable[..., Tensor]
+
+
+def mean_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Of logits [tokens, classes] and labels [tokens], in float32."""
+    with stage("logsumexp"):
+        logits = logits.float()
+        # The logarithm does not depend on the value subtracted, so the gradient through the maximum is zero.
+        maximum = logits.amax(dim=-1, keepdim=True).detach()
+        lse = maximum[:, 0] + torch.exp(logits - maximum).sum(dim=-1).log()
+    with stage("target"):
+        losses = lse - logits.gather(-1, labels.long()[:, None])[:, 0]
+    with stage("mean"):
+        return losses.mean()
+
+
+def loss_of(parameters: Mapping[str, Tensor], inputs: Mapping[str, Tensor], layer: Layer, eps: float) -> Tensor:
+    with stage("embedding"):
+        x = embedding.apply({"table": parameters["table"], "ids": inputs["tokens"]})["y"]
+    each = zip(*(parameters[name].unbind() for name in LAYER_PARAMETERS), strict=True)
+    for number, weights in enumerate(each):
+        with stage(f"layer{number}"):
+            x = layer(x, dict(zip(LAYER_PARAMETERS, weights, strict=True)), inputs["positions"])
+    with stage("final_norm"):
+        h = rmsnorm.apply({"x": x, "weight": parameters["final_norm"]}, eps=eps)["y"]
+    with stage("head"):
+        logits = h @ parameters["w_head"]
+    with stage("loss"):
+        return mean_entropy(logits.flatten(0, 1), inputs["labels"].flatten())
+
+
+def step(
+    inputs: Mapping[str, Tensor], *, heads: int, kv_heads: int, eps: float, theta: float,
+    optimizer: Mapping[str, float], remat: bool = False,
+) -> dict[str, Tensor]:  # fmt: skip
+    """What `apply` returns; remat: of each layer its input alone is kept for the backward pass."""
+    layer: Layer = partial(decoder_block.stages, heads=heads, kv_heads=kv_heads, eps=eps, theta=theta)
+    if remat:
+        layer = partial(checkpoint, layer, use_reentrant=False)
+    parameters = {name: inputs[name].detach().requires_grad_() for name in PARAMETERS}
+    with torch.enable_grad():
+        loss = loss_of(parameters, inputs, layer, eps)
+        gradients = torch.autograd.grad(loss, list(parameters.values()))
+    results = {"loss": loss.detach()}
+    with stage("adamw"):
+        for name, gradient in zip(PARAMETERS, gradients, strict=True):
+            names = (name, f"mu_{name}", f"nu_{name}")
+            new = adamw(inputs[name], gradient, inputs[names[1]], inputs[names[2]], inputs["step"], **optimizer)
+            results |= {f"new_{name}": tensor for name, tensor in zip(names, new, strict=True)}
+    return results
+
+
+def apply(inputs: Mapping[str, Tensor], **attributes: Any) -> dict[str, Tensor]:
+    """tokens, labels, positions [batch, sequence] int32, step [] int32, parameters and their moments -> loss [], and of
+    each parameter p new_p, new_mu_p and new_nu_p.
+
+    Parameters: table [vocabulary, width], the weights of `decoder_block.apply` with an axis of layers before the
+    others, final_norm [width], w_head [width, vocabulary]; the moments of p are mu_p and nu_p, float32.
+    """
+    return step(inputs, **attributes)
+
+
+def apply_remat(inputs: Mapping[str, Tensor], **attributes: Any) -> dict[str, Tensor]:
+    """The same step under torch.utils.checkpoint, layer by layer."""
+    return step(inputs, **attributes, remat=True)

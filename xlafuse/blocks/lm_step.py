@@ -1,0 +1,128 @@
+"""One training step of a small language model of Llama's layers: loss, and every parameter after AdamW.
+
+    x = table[tokens];  x = decoder_block(x) for each layer;  logits = rmsnorm(x) w_head
+    loss = mean(logsumexp(logits) - logit[label])
+
+Layers are flax nnx modules (decoder_block). Unrolled, each is differentiated and updated by itself; scanned, one program
+of a layer runs once for each.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from xlafuse.blocks import attention, decoder_block, embedding
+from xlafuse.blocks.adamw import adamw
+from xlafuse.blocks.rmsnorm import rmsnorm
+
+Arrays = dict[str, jax.Array]
+Layer = Callable[[jax.Array, Arrays], jax.Array]
+
+LAYER_PARAMETERS = tuple(decoder_block.PATHS)
+PARAMETERS = ("table", *LAYER_PARAMETERS, "final_norm", "w_head")
+
+
+def through_unrolled(layer: Layer, x: jax.Array, layers: list[Arrays]) -> jax.Array:
+    for number, weights in enumerate(layers):
+        with jax.named_scope(f"layer{number}"):
+            x = layer(x, weights)
+    return x
+
+
+def through_scan(layer: Layer, x: jax.Array, stacked: Arrays) -> jax.Array:
+    with jax.named_scope("layers"):
+        return jax.lax.scan(lambda x, weights: (layer(x, weights), None), x, stacked)[0]
+
+
+def mean_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """Of `logits` [tokens, classes] and `labels` [tokens], in float32."""
+    with jax.named_scope("logsumexp"):
+        logits = logits.astype(jnp.float32)
+        # The maximum only guards against overflow and cancels in the result, so no gradient flows through it.
+        largest = jax.lax.stop_gradient(jnp.max(logits, axis=-1))
+        lse = largest + jnp.log(jnp.sum(jnp.exp(logits - largest[:, None]), axis=-1))
+    with jax.named_scope("target"):
+        losses = lse - jnp.take_along_axis(logits, labels[:, None], axis=-1)[:, 0]
+    with jax.named_scope("mean"):
+        return jnp.mean(losses)
+
+
+def loss_of(
+    parameters: Any, inputs: Mapping[str, jax.Array], layer: Layer, through: Callable[..., jax.Array], eps: float
+) -> jax.Array:
+    """parameters: (those of the layers, as `through` takes them, and the others by name)."""
+    layers, others = parameters
+    with jax.named_scope("embedding"):
+        x = embedding.apply({"table": others["table"], "ids": inputs["tokens"]})["y"]
+    x = through(layer, x, layers)
+    with jax.named_scope("final_norm"):
+        h = rmsnorm(x, others["final_norm"], eps)
+    with jax.named_scope("head"):
+        logits = h @ others["w_head"]
+    with jax.named_scope("loss"):
+        return mean_entropy(logits.reshape(-1, logits.shape[-1]), inputs["labels"].reshape(-1))
+
+
+def step(
+    inputs: Arrays, through: Callable[..., jax.Array], *, heads: int, kv_heads: int, eps: float, theta: float,
+    optimizer: Mapping[str, float], attend: decoder_block.Attend = decoder_block.attend_plainly, remat: bool = False,
+) -> Arrays:  # fmt: skip
+    """What `apply` returns, through the layers as `through` goes."""
+
+    def layer(x: jax.Array, weights: Arrays) -> jax.Array:
+        sizes = {"heads": heads, "kv_heads": kv_heads, "eps": eps, "theta": theta}
+        return decoder_block.stages(x, weights, inputs["positions"], **sizes, attend=attend)
+
+    stacked = through is through_scan
+    if remat:
+        layer = jax.checkpoint(layer, prevent_cse=not stacked)  # a loop's body keeps backward apart from forward
+
+    def tree(prefix: str) -> Any:
+        """(of the layers, of the others): parameters, or their moments."""
+        layers = {name: inputs[prefix + name] for name in LAYER_PARAMETERS}
+        others = {name: inputs[prefix + name] for name in PARAMETERS if name not in LAYER_PARAMETERS}
+        if stacked:
+            return layers, others
+        count = len(layers["w_qkv"])
+        return [{name: array[number] for name, array in layers.items()} for number in range(count)], others
+
+    parameters = tree("")
+    loss, gradients = jax.value_and_grad(loss_of)(parameters, inputs, layer, through, eps)
+    with jax.named_scope("adamw"):
+        update = partial(adamw, step=inputs["step"], **optimizer)
+        updated = jax.tree.map(update, parameters, gradients, tree("mu_"), tree("nu_"))
+        new = jax.tree.transpose(jax.tree.structure(parameters), jax.tree.structure((0, 0, 0)), updated)
+    results = {"loss": loss}
+    for prefix, (layers, others) in zip(("new_", "new_mu_", "new_nu_"), new, strict=True):
+        with jax.named_scope("stack"):
+            together = layers if stacked else jax.tree.map(lambda *each: jnp.stack(each), *layers)
+        results |= {prefix + name: array for name, array in (together | others).items()}
+    return results
+
+
+def apply(inputs: Arrays, **attributes: Any) -> Arrays:
+    """`tokens`, `labels`, `positions` [batch, sequence] int32, `step` [] int32, parameters and their moments -> `loss` [],
+    and of each parameter p `new_p`, `new_mu_p` and `new_nu_p`.
+
+    Parameters: `table` [vocabulary, width], the weights of `decoder_block.apply` with an axis of layers before the
+    others, `final_norm` [width], `w_head` [width, vocabulary]; the moments of p are `mu_p` and `nu_p`, float32.
+    """
+    return step(inputs, through_unrolled, **attributes)
+
+
+def apply_scan(inputs: Arrays, **attributes: Any) -> Arrays:
+    """The same step, jax.lax.scan over the layers."""
+    return step(inputs, through_scan, **attributes)
+
+
+def apply_scan_remat(inputs: Arrays, **attributes: Any) -> Arrays:
+    """The same, of each layer its input alone kept for the backward pass."""
+    return step(inputs, through_scan, **attributes, remat=True)
+
+
+def apply_cudnn(inputs: Arrays, **attributes: Any) -> Arrays:
+    """The same step unrolled, its attention cuDNN's."""
+    return step(inputs, through_unrolled, **attributes, attend=attention.apply_cudnn)
