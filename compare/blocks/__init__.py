@@ -4,6 +4,7 @@ from compare.blocks import (
     attention,
     bias_gelu,
     cross_entropy,
+    decoder_block,
     dropout_residual_norm,
     embedding,
     geglu,
@@ -39,5 +40,6 @@ BLOCKS: dict[str, Block] = {
         attention.BLOCK,
         embedding.BLOCK,
         cross_entropy.BLOCK,
+        decoder_block.BLOCK,
     )
 }
