@@ -203,9 +203,10 @@ def compile(
 ) -> Callable[..., Any]:
     """`torch.compile` of `apply` with static shapes.
 
-    max_autotune: mode "max-autotune-no-cudagraphs" instead of the default mode. fullgraph: a graph break is an error;
-    otherwise it cuts the function into several graphs.
+    max_autotune: mode "max-autotune-no-cudagraphs" instead of the default mode. fullgraph: a graph break is an error,
+    and torch.autograd.grad becomes part of the graph; otherwise a break cuts the function into several graphs.
     """
+    private.trace_gradients(fullgraph)
     mode = "max-autotune-no-cudagraphs" if max_autotune else None
     return torch.compile(apply, fullgraph=fullgraph, dynamic=False, mode=mode)
 

@@ -5,6 +5,7 @@ from compare.blocks import (
     attention,
     bias_gelu,
     cross_entropy,
+    decoder_block,
     dropout_residual_norm,
     embedding,
     geglu,
@@ -41,6 +42,7 @@ BLOCKS: dict[str, Block] = {
         attention.BLOCK,
         embedding.BLOCK,
         cross_entropy.BLOCK,
+        decoder_block.BLOCK,
         adamw.BLOCK,
         lm_step.BLOCK,
     )
