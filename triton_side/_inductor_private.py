@@ -40,8 +40,11 @@ _CUSTOM_PASSES = (
 )  # fmt: skip
 # module -> the private names read or replaced below
 _NAMES = {
+    "torch._dynamo.config": ("trace_autograd_ops",),
     "torch._dynamo.output_graph": ("graph_break_reasons",),
+    "torch._functorch._aot_autograd.logging_utils": ("setup_stacktrace_preservation_hooks",),
     "torch._functorch.config": ("force_non_lazy_backward_lowering",),
+    "torch.autograd.graph": ("_engine_run_backward",),
     "torch._inductor.config": (
         *_CUSTOM_PASSES, "trace.provenance_tracking_level", "force_disable_caches", "use_static_cuda_launcher",
         "max_autotune", "max_autotune_gemm",
@@ -98,6 +101,7 @@ def _require_names() -> None:
 
 _require_names()
 
+import torch._dynamo.config as dynamo_config  # noqa: E402
 import torch._functorch.config as functorch_config  # noqa: E402
 import torch._inductor.codegen.cpp as codegen_cpp  # noqa: E402
 import torch._inductor.codegen.triton as codegen_triton  # noqa: E402
@@ -105,6 +109,7 @@ import torch._inductor.config as inductor_config  # noqa: E402
 import torch._inductor.debug as inductor_debug  # noqa: E402
 import torch._inductor.ir as ir  # noqa: E402
 from torch._dynamo import output_graph as dynamo_output  # noqa: E402
+from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preservation_hooks  # noqa: E402
 from torch._inductor import select_algorithm  # noqa: E402
 from torch._inductor.codegen.common import InplacedBuffer  # noqa: E402
 from torch._inductor.codegen.simd import SIMDScheduling  # noqa: E402
@@ -122,6 +127,7 @@ from torch._inductor.runtime.triton_heuristics import (  # noqa: E402
 from torch._inductor.scheduler import SchedulerNode, WhyNoFuse  # noqa: E402
 from torch._inductor.virtualized import V  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.fx.experimental.proxy_tensor import get_proxy_mode  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
 
 
@@ -184,6 +190,11 @@ class Listener(Protocol):
     def called(self, module: Any, taken: Sequence[Any], returned: Sequence[Any]) -> None: ...
 
 
+def trace_gradients(wanted: bool) -> None:
+    """Whether torch.compile takes torch.autograd.grad into its graph; else the function is cut in two there."""
+    dynamo_config.trace_autograd_ops = wanted
+
+
 @contextlib.contextmanager
 def listening(listener: Listener) -> Iterator[None]:
     """Report to `listener` what Inductor does, with its caches off and backward lowered together with forward."""
@@ -199,7 +210,17 @@ def listening(listener: Listener) -> Iterator[None]:
     padding_measured: set[str] = set()
     active = True
 
+    run_backward = torch.autograd.graph._engine_run_backward
+
+    def traced_backward(outputs: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+        # As AOTAutograd does where it differentiates a graph itself; of torch.autograd.grad inside the graph the nodes
+        # would not say that they are a gradient, or whose. Nothing changes where both do so.
+        if get_proxy_mode() is not None:
+            setup_stacktrace_preservation_hooks([y.grad_fn for y in outputs if y.grad_fn is not None])
+        return run_backward(outputs, *args, **kwargs)
+
     def before_joint_passes(graph: torch.fx.Graph) -> None:
+        _pass_stages_on(graph)
         rewritten[:] = [graph]
         padding_measured.clear()
         listener.source({node.name: _source(node) for node in graph.nodes})
@@ -329,6 +350,8 @@ def listening(listener: Listener) -> Iterator[None]:
         # Otherwise backward is compiled at the first backward(), on CUDA in a thread of autograd's that these settings,
         # which live in context variables, do not reach.
         stack.enter_context(functorch_config.patch(force_non_lazy_backward_lowering=True))
+        for module in (torch.autograd, torch.autograd.graph):  # the former binds the function at import
+            stack.enter_context(_replaced(module, "_engine_run_backward", traced_backward))
         for module in binders:
             stack.enter_context(_replaced(module, "set_kernel_post_grad_provenance_tracing", announced))
         stack.enter_context(_replaced(GraphLowering, "_compile_to_module_lines", loaded))
@@ -561,6 +584,18 @@ def _results_of(buffer: str) -> list[str]:
 
 def _size(buffer: str) -> int:
     return int(V.graph.get_numel(buffer)) * V.graph.get_dtype(buffer).itemsize
+
+
+def _pass_stages_on(graph: torch.fx.Graph) -> None:
+    """Give the gradients that torch.autograd.grad inside the graph makes the stages of what they are gradients of; those
+    of a graph that AOTAutograd differentiates have them."""
+    stages: dict[int, Any] = {}
+    for node in graph.nodes:
+        number = node.meta.get("seq_nr")
+        if not node.meta.get("autograd_backward"):
+            stages.setdefault(number, node.meta.get("custom"))
+        elif "custom" not in node.meta and stages.get(number) and not node.meta.get("is_gradient_acc"):
+            node.meta["custom"] = stages[number]
 
 
 def _source(node: torch.fx.Node) -> SourceNode:
