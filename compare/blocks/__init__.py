@@ -9,6 +9,7 @@ from compare.blocks import (
     geglu,
     gelu,
     layernorm,
+    linear_cross_entropy,
     linear_gelu,
     matmul,
     rmsnorm,
@@ -39,5 +40,6 @@ BLOCKS: dict[str, Block] = {
         attention.BLOCK,
         embedding.BLOCK,
         cross_entropy.BLOCK,
+        linear_cross_entropy.BLOCK,
     )
 }
