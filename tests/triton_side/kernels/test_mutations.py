@@ -261,7 +261,7 @@ MUTATIONS = [
     ),
     Mutation(
         "cross_entropy_forward_kernel", cross_entropy,
-        "reference = tl.where(new_maximum == -float(\"inf\"), 0.0, new_maximum)", "reference = new_maximum",
+        "reference = finite_reference(new_maximum)", "reference = new_maximum",
         cross_entropy_problems,
     ),
     Mutation(
@@ -271,7 +271,7 @@ MUTATIONS = [
     ),
     Mutation(
         "cross_entropy_backward_kernel", cross_entropy,
-        "tl.where(column == label, 1.0 - smoothing, 0.0)", "tl.where(column == label, 1.0, 0.0)",
+        "tl.where(is_label, 1.0 - smoothing, 0.0)", "tl.where(is_label, 1.0, 0.0)",
         cross_entropy_problems,
     ),
     Mutation(
