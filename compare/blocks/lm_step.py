@@ -1,6 +1,6 @@
 """One training step of a small language model, in one program: loss, new parameters and new moments of AdamW.
 
-    x = table[tokens];  x = decoder_block(x) for each layer;  logits = rmsnorm(x) w_head
+    x = table[tokens];  x = decoder_block(x) for each layer;  logits = rmsnorm(x) w_head^T
     loss = mean(logsumexp(logits) - logit[label]);  every parameter by `adamw` with its gradient of the loss
 
 A step's outputs are not gradients but what they make of the parameters, so the block has the direction fwd alone, and its
@@ -25,7 +25,7 @@ LAYER_PARAMETERS = tuple(
 )  # fmt: skip
 PARAMETERS = (
     Tensor("table", ("vocabulary", "width"), std=0.02), *LAYER_PARAMETERS,
-    Tensor("final_norm", ("width",), mean=1.0, std=0.1), Tensor("w_head", ("width", "vocabulary"), fan_in="width"),
+    Tensor("final_norm", ("width",), mean=1.0, std=0.1), Tensor("w_head", ("vocabulary", "width"), fan_in="width"),
 )  # fmt: skip
 
 
@@ -37,7 +37,7 @@ def loss_of(xp, inputs, **attributes):  # type: ignore[no-untyped-def]
         weights = {t.name: inputs[t.name][layer] for t in LAYER_PARAMETERS}
         x = decoder_block.reference(xp, {"x": x, "positions": positions, **weights}, **attributes)["y"]
     h = rmsnorm.reference(xp, {"x": x, "weight": inputs["final_norm"]}, eps=attributes["eps"])["y"]
-    logits = (h @ inputs["w_head"]).reshape(-1, table.shape[0])
+    logits = (h @ inputs["w_head"].T).reshape(-1, table.shape[0])
     classes = {"logits": logits, "labels": inputs["labels"].reshape(-1)}
     return cross_entropy.reference(xp, classes, smoothing=0.0, z_loss=0.0)["loss"]
 
@@ -115,7 +115,7 @@ BLOCK = Block(
         Shape("2-layers", sizes(2, 4, 1024, 1024, 16, 4, 64, 2816, 16384, 2000, 1000), ("bfloat16",), ("quick", "full")),
         Shape("8-layers", sizes(8, 4, 1024, 1024, 16, 4, 64, 2816, 16384, 2000, 1000), ("bfloat16",)),
         Shape("wide", sizes(2, 2, 2048, 2048, 32, 8, 64, 8192, 32000, 2000, 1000), ("bfloat16",)),
-        Shape("small", sizes(2, 2, 13, 37, 4, 2, 16, 67, 53, 11, 5), ("float32", "float16"), ("check",)),
+        Shape("small", sizes(2, 2, 13, 37, 4, 2, 16, 67, 53, 11, 5), ("float32", "float16", "bfloat16"), ("check",)),
     ),
     implementations=(
         Implementation("xla", f"{XLA}:apply", "xla", "jax.jit of the whole step, layers unrolled"),

@@ -1,6 +1,6 @@
 """One training step of a small language model of Llama's layers: loss, and every parameter after AdamW.
 
-    x = table[tokens];  x = decoder_block(x) for each layer;  logits = rmsnorm(x) w_head
+    x = table[tokens];  x = decoder_block(x) for each layer;  logits = rmsnorm(x) w_head^T
     loss = mean(logsumexp(logits) - logit[label])
 """
 
@@ -39,13 +39,13 @@ def loss_of(parameters: Mapping[str, Tensor], inputs: Mapping[str, Tensor], laye
     with stage("embedding"):
         x = embedding.apply({"table": parameters["table"], "ids": inputs["tokens"]})["y"]
     each = zip(*(parameters[name].unbind() for name in LAYER_PARAMETERS), strict=True)
-    for number, weights in enumerate(each):
-        with stage(f"layer{number}"):
+    for weights in each:
+        with stage("layer"):
             x = layer(x, dict(zip(LAYER_PARAMETERS, weights, strict=True)), inputs["positions"])
     with stage("final_norm"):
         h = rmsnorm.apply({"x": x, "weight": parameters["final_norm"]}, eps=eps)["y"]
     with stage("head"):
-        logits = h @ parameters["w_head"]
+        logits = h @ parameters["w_head"].T
     with stage("loss"):
         return mean_entropy(logits.flatten(0, 1), inputs["labels"].flatten())
 
@@ -63,11 +63,11 @@ def step(
         loss = loss_of(parameters, inputs, layer, eps)
         gradients = torch.autograd.grad(loss, list(parameters.values()))
     results = {"loss": loss.detach()}
-    with stage("adamw"):
-        for name, gradient in zip(PARAMETERS, gradients, strict=True):
-            names = (name, f"mu_{name}", f"nu_{name}")
+    for name, gradient in zip(PARAMETERS, gradients, strict=True):
+        names = (name, f"mu_{name}", f"nu_{name}")
+        with stage("adamw"), stage(name):
             new = adamw(inputs[name], gradient, inputs[names[1]], inputs[names[2]], inputs["step"], **optimizer)
-            results |= {f"new_{name}": tensor for name, tensor in zip(names, new, strict=True)}
+        results |= {f"new_{name}": tensor for name, tensor in zip(names, new, strict=True)}
     return results
 
 
@@ -76,7 +76,7 @@ def apply(inputs: Mapping[str, Tensor], **attributes: Any) -> dict[str, Tensor]:
     each parameter p new_p, new_mu_p and new_nu_p.
 
     Parameters: table [vocabulary, width], the weights of `decoder_block.apply` with an axis of layers before the
-    others, final_norm [width], w_head [width, vocabulary]; the moments of p are mu_p and nu_p, float32.
+    others, final_norm [width], w_head [vocabulary, width]; the moments of p are mu_p and nu_p, float32.
     """
     return step(inputs, **attributes)
 

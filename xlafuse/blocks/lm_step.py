@@ -1,6 +1,6 @@
 """One training step of a small language model of Llama's layers: loss, and every parameter after AdamW.
 
-    x = table[tokens];  x = decoder_block(x) for each layer;  logits = rmsnorm(x) w_head
+    x = table[tokens];  x = decoder_block(x) for each layer;  logits = rmsnorm(x) w_head^T
     loss = mean(logsumexp(logits) - logit[label])
 
 Layers are flax nnx modules (decoder_block). Unrolled, each is differentiated and updated by itself; scanned, one program
@@ -8,7 +8,6 @@ of a layer runs once for each.
 """
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import jax
@@ -26,14 +25,14 @@ PARAMETERS = ("table", *LAYER_PARAMETERS, "final_norm", "w_head")
 
 
 def through_unrolled(layer: Layer, x: jax.Array, layers: list[Arrays]) -> jax.Array:
-    for number, weights in enumerate(layers):
-        with jax.named_scope(f"layer{number}"):
+    for weights in layers:
+        with jax.named_scope("layer"):
             x = layer(x, weights)
     return x
 
 
 def through_scan(layer: Layer, x: jax.Array, stacked: Arrays) -> jax.Array:
-    with jax.named_scope("layers"):
+    with jax.named_scope("layer"):
         return jax.lax.scan(lambda x, weights: (layer(x, weights), None), x, stacked)[0]
 
 
@@ -61,7 +60,7 @@ def loss_of(
     with jax.named_scope("final_norm"):
         h = rmsnorm(x, others["final_norm"], eps)
     with jax.named_scope("head"):
-        logits = h @ others["w_head"]
+        logits = h @ others["w_head"].T
     with jax.named_scope("loss"):
         return mean_entropy(logits.reshape(-1, logits.shape[-1]), inputs["labels"].reshape(-1))
 
@@ -91,10 +90,13 @@ def step(
 
     parameters = tree("")
     loss, gradients = jax.value_and_grad(loss_of)(parameters, inputs, layer, through, eps)
-    with jax.named_scope("adamw"):
-        update = partial(adamw, step=inputs["step"], **optimizer)
-        updated = jax.tree.map(update, parameters, gradients, tree("mu_"), tree("nu_"))
-        new = jax.tree.transpose(jax.tree.structure(parameters), jax.tree.structure((0, 0, 0)), updated)
+
+    def update(path: Any, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+        with jax.named_scope("adamw"), jax.named_scope(path[-1].key):
+            return adamw(*arrays, inputs["step"], **optimizer)
+
+    updated = jax.tree_util.tree_map_with_path(update, parameters, gradients, tree("mu_"), tree("nu_"))
+    new = jax.tree.transpose(jax.tree.structure(parameters), jax.tree.structure((0, 0, 0)), updated)
     results = {"loss": loss}
     for prefix, (layers, others) in zip(("new_", "new_mu_", "new_nu_"), new, strict=True):
         with jax.named_scope("stack"):
@@ -108,7 +110,7 @@ def apply(inputs: Arrays, **attributes: Any) -> Arrays:
     and of each parameter p `new_p`, `new_mu_p` and `new_nu_p`.
 
     Parameters: `table` [vocabulary, width], the weights of `decoder_block.apply` with an axis of layers before the
-    others, `final_norm` [width], `w_head` [width, vocabulary]; the moments of p are `mu_p` and `nu_p`, float32.
+    others, `final_norm` [width], `w_head` [vocabulary, width]; the moments of p are `mu_p` and `nu_p`, float32.
     """
     return step(inputs, through_unrolled, **attributes)
 
