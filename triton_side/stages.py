@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.fx.traceback import annotate
+from torch.utils._pytree import tree_leaves
 
 _NO_STAGE = contextlib.nullcontext()
 _MARK = "stage "
@@ -47,13 +49,36 @@ def _recorded(name: str, names: list[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def recorded_stages() -> Iterator[None]:
-    """Within the context `current` knows the open stages. Of the process: what runs must run in one thread."""
+    """Within the context `current` knows the open stages, in the backward pass of a torch.autograd.Function those in
+    which it was applied. Of the process: what runs must run in one thread."""
     global _open
-    outer, _open = _open, [] if _open is None else _open
+    if _open is not None:
+        yield
+        return
+    _open = []
+    apply = torch.autograd.Function.__dict__["apply"]
+    torch.autograd.Function.apply = classmethod(functools.partial(_applied, apply.__func__))  # type: ignore
     try:
         yield
     finally:
-        _open = outer
+        torch.autograd.Function.apply = apply  # type: ignore[method-assign]
+        _open = None
+
+
+def _applied(apply: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
+    """`function.apply`, its backward pass to be run within the stages that are open now."""
+    results = apply(function, *args, **kwargs)
+    names = list(_open or ())
+    nodes = {x.grad_fn for x in tree_leaves(results) if isinstance(x, torch.Tensor) and x.grad_fn is not None}
+    for node in nodes if names else ():
+        node.register_prehook(lambda gradients: None if _open is None else _open.extend(names))
+        node.register_hook(lambda *gradients: None if _open is None else _leave(len(names)))
+    return results
+
+
+def _leave(count: int) -> None:
+    assert _open is not None
+    del _open[-count:]
 
 
 def recording() -> bool:

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from compare import arrays  # noqa: E402
-from compare.blocks import BLOCKS  # noqa: E402
+from compare.blocks import BLOCKS, lm_step  # noqa: E402
 from compare.check import Scale  # noqa: E402
 from compare.spec import Block, Case  # noqa: E402
 from compare.workers import reference  # noqa: E402
@@ -32,6 +32,11 @@ SMALL = {
     "embedding": {"rows": 4, "columns": 3, "tokens": 5, "distinct": 2},
     "cross_entropy": {"tokens": 3, "classes": 4, "ignored_percent": 34},
     "attention": {"batch": 2, "heads": 2, "sequence": 3, "head_dim": 2},
+    "adamw": {"elements": 5, "step": 3},
+    "lm_step": lm_step.sizes(
+        layers=2, batch=1, sequence=4, width=4, heads=2, kv_heads=1, head_dim=2, hidden=3, vocabulary=5, distinct=3,
+        step=7,
+    ),
 }
 
 
@@ -51,7 +56,8 @@ def as_torch(group: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(array).to(reference.device()) for name, array in group.items()}
 
 
-@pytest.mark.parametrize("block", BLOCKS.values(), ids=lambda b: b.name)
+# That of lm_step differentiates, which NumPy cannot; its loss alone is compared below.
+@pytest.mark.parametrize("block", [b for b in BLOCKS.values() if b.name != "lm_step"], ids=lambda b: b.name)
 def test_numpy_and_torch_evaluate_one_formula(block: Block) -> None:
     inputs, _ = drawn(block)
     expected = block.reference(np, inputs, **block.attributes_of(small_case(block)))
@@ -80,6 +86,49 @@ def test_gradients_agree_with_finite_differences(block: Block) -> None:
             down[name][position] -= step
             expected[position] = (loss(up) - loss(down)) / (2 * step)
         np.testing.assert_allclose(found[f"d_{name}"].cpu().numpy(), expected, rtol=1e-6, atol=1e-7)
+
+
+def test_a_step_s_loss_is_numpy_s_and_its_moments_hold_the_finite_differences_of_it() -> None:
+    block = BLOCKS["lm_step"]
+    case, (inputs, _) = small_case(block), drawn(block)
+    found = reference.evaluate(case, as_torch(inputs), {}, torch.float64)
+    assert set(found) == {t.name for t in block.outputs}
+    attributes = block.attributes_of(case)
+    beta1 = attributes.pop("optimizer")["beta1"]
+
+    def loss(values: dict[str, np.ndarray]) -> float:
+        return float(lm_step.loss_of(np, values, **attributes))
+
+    np.testing.assert_allclose(float(found["loss"]), loss(inputs), rtol=1e-12)
+    for name in (t.name for t in lm_step.PARAMETERS):
+        gradient = (found[f"new_mu_{name}"].cpu().numpy() - beta1 * inputs[f"mu_{name}"]) / (1 - beta1)
+        direction = np.random.default_rng(0).standard_normal(gradient.shape)
+        up, down = ({**inputs, name: inputs[name] + step * direction} for step in (1e-6, -1e-6))
+        np.testing.assert_allclose((gradient * direction).sum(), (loss(up) - loss(down)) / 2e-6, rtol=1e-5, atol=1e-8)
+
+
+def test_moments_stay_float32_in_the_independent_evaluation() -> None:
+    """Rounded to bfloat16 they would allow errors of a percent."""
+    case = Case("adamw", "x", {"elements": 300, "step": 10}, "bfloat16", "fwd")
+    inputs, _ = reference._draw(case, 0)
+    exact = reference.evaluate(case, inputs, {}, torch.float64)
+    errors = reference._independent_errors(case, inputs, {}, exact)
+    assert all(error < 2.0**-19 for error in errors.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_gradient_that_is_a_tenth_too_large_exceeds_a_moment_s_tolerance(dtype: torch.dtype) -> None:
+    """Of every parameter, whatever its own storage hides."""
+    case = next(c for c in BLOCKS["lm_step"].cases("check") if c.dtype == str(dtype).removeprefix("torch."))
+    inputs, _ = reference._draw(case, 0)
+    exact = reference.evaluate(case, inputs, {}, torch.float64)
+    errors = reference._independent_errors(case, inputs, {}, exact)
+    beta1 = BLOCKS["lm_step"].attributes["optimizer"]["beta1"]
+    for name in (f"new_mu_{t.name}" for t in lm_step.PARAMETERS):
+        wrong = 0.1 * (exact[name] - beta1 * inputs[name.removeprefix("new_")].double())
+        rms = reference._rms(exact[name])
+        tolerance = Scale(rms, float(exact[name].abs().max()), errors[name]).tolerance(2.0**-23)
+        assert float(wrong.abs().max()) / rms > tolerance, name
 
 
 def test_attention_reference_is_causal() -> None:

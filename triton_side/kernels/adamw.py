@@ -1,7 +1,7 @@
 """One step of AdamW with bias correction: a parameter and its two moments, each read and written once.
 
-    mu'    = mu + (1 - beta1) (g - mu)
-    nu'    = nu + (1 - beta2) (g^2 - nu)
+    mu'    = beta1 mu + (1 - beta1) g
+    nu'    = beta2 nu + (1 - beta2) g^2
     param' = param - rate (mu' / (1 - beta1^t) / (sqrt(nu' / (1 - beta2^t)) + eps) + decay param)
 
 Loshchilov and Hutter, "Decoupled Weight Decay Regularization", arXiv:1711.05101. Parameter and gradient: any shape, both
@@ -19,6 +19,8 @@ import triton.language as tl
 from triton_side import declare
 from triton_side.kernels._launch import FlatConfig, check_tensors, device_of
 from triton_side.kernels.gelu import divide
+
+Updated = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 OPERATIONS = (
     declare.forward("add", "mu", "mu"), declare.forward("add", "nu", "nu"), declare.forward("pow", "update"),
@@ -39,9 +41,9 @@ def square_root(x, ACCURATE: tl.constexpr):
 @triton.jit
 def adamw_kernel(
     param_ptr, gradient_ptr, mu_ptr, nu_ptr, step_ptr, new_param_ptr, new_mu_ptr, new_nu_ptr, elements,
-    rate, eps, decay, rest1, rest2, log2_beta1, log2_beta2, BLOCK: tl.constexpr,
+    rate, eps, decay, beta1, beta2, rest1, rest2, log2_beta1, log2_beta2, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """rest: 1 - beta, which fp32 would not have of fp32 betas."""
+    """rest: 1 - beta, of which fp32 betas would leave few digits."""
     accurate: tl.constexpr = new_param_ptr.dtype.element_ty == tl.float32
     start = tl.program_id(0).to(tl.int64) * BLOCK
     offset = start + tl.arange(0, BLOCK)
@@ -62,8 +64,8 @@ def adamw_kernel(
     # Of the step alone: once a program, not once an element.
     scaled_rate = divide(rate, 1.0 - tl.exp2(t * log2_beta1), True)
     root_scale = divide(1.0, tl.sqrt_rn(1.0 - tl.exp2(t * log2_beta2)), True)
-    mu += rest1 * (gradient - mu)
-    nu += rest2 * (gradient * gradient - nu)
+    mu = beta1 * mu + rest1 * gradient
+    nu = beta2 * nu + rest2 * gradient * gradient  # in this order: a square alone overflows earlier
     change = divide(scaled_rate * mu, square_root(nu, accurate) * root_scale + eps, accurate)
     param = (param - (change + rate * decay * param)).to(new_param_ptr.dtype.element_ty)
     if whole:
@@ -83,9 +85,10 @@ def configure(element_bytes: int) -> FlatConfig:
 
 def adamw(
     param: torch.Tensor, gradient: torch.Tensor, mu: torch.Tensor, nu: torch.Tensor, step: torch.Tensor,
-    *, rate: float, beta1: float, beta2: float, eps: float, decay: float, config: FlatConfig | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The parameter and its moments after one step; nothing is written in place.
+    *, rate: float, beta1: float, beta2: float, eps: float, decay: float, out: Updated | None = None,
+    config: FlatConfig | None = None,
+) -> Updated:
+    """The parameter and its moments after one step.
 
     Args:
         param, gradient: two tensors of one shape, dtype (bfloat16, float16, float32) and device.
@@ -93,23 +96,27 @@ def adamw(
         step: the number of this step, from 1 on; one integer on the same device.
         rate, decay: learning rate, and weight decay, which is multiplied by it.
         beta1, beta2: how much of mu and of nu is kept, in (0, 1). eps: added to the square root.
+        out: where to write them, as (param, mu, nu) are: contiguous, and either those or memory apart from them.
         config: launch to use instead of `configure`'s.
 
     Returns:
-        New contiguous tensors of param's shape, in the dtypes of param, mu and nu.
+        `out`, or new contiguous tensors of param's shape, in the dtypes of param, mu and nu.
 
     Raises:
-        ValueError: shapes or devices differ, step is not one number, a beta is not between 0 and 1, or the tensors are
-            not on a GPU.
+        ValueError: shapes or devices differ, step is not one number, a beta is not between 0 and 1, `out` is not
+            contiguous, or the tensors are not on a GPU.
         TypeError: dtypes are not those.
     """
     check_tensors(param=param, gradient=gradient)
     check_tensors(mu=mu, nu=nu)
     if mu.dtype != torch.float32:
         raise TypeError(f"mu and nu must be float32, got {mu.dtype}; cast them with .float()")
-    shapes = {name: tuple(x.shape) for name, x in (("gradient", gradient), ("mu", mu), ("nu", nu))}
+    results = dict(zip(("out of param", "out of mu", "out of nu"), out or (), strict=False))
+    shapes = {name: tuple(x.shape) for name, x in {"gradient": gradient, "mu": mu, "nu": nu, **results}.items()}
     if different := [f"{name} {shape}" for name, shape in shapes.items() if shape != tuple(param.shape)]:
         raise ValueError(f"all must have param's shape {tuple(param.shape)}, got {', '.join(different)}")
+    if out:
+        _check_out(out, param)
     if mu.device != param.device or step.device != param.device:
         raise ValueError(f"all must be on {param.device}, got mu on {mu.device} and step on {step.device}")
     if step.numel() != 1 or step.is_floating_point():
@@ -117,16 +124,26 @@ def adamw(
     if not (0 < beta1 < 1 and 0 < beta2 < 1):
         raise ValueError(f"beta1 and beta2 must be between 0 and 1, got {beta1} and {beta2}")
     param, gradient, mu, nu = (x.contiguous() for x in (param, gradient, mu, nu))
-    new_param, new_mu, new_nu = (torch.empty_like(x) for x in (param, mu, nu))
+    new_param, new_mu, new_nu = out or (torch.empty_like(param), torch.empty_like(mu), torch.empty_like(nu))
     if param.numel() == 0:
         return new_param, new_mu, new_nu
     config = config or configure(param.element_size())
     with device_of(param):
         adamw_kernel[(triton.cdiv(param.numel(), config.block),)](
-            param, gradient, mu, nu, step, new_param, new_mu, new_nu, param.numel(), rate, eps, decay, 1 - beta1,
-            1 - beta2, math.log2(beta1), math.log2(beta2), BLOCK=config.block, num_warps=config.num_warps,
+            param, gradient, mu, nu, step, new_param, new_mu, new_nu, param.numel(), rate, eps, decay, beta1, beta2,
+            1 - beta1, 1 - beta2, math.log2(beta1), math.log2(beta2), BLOCK=config.block, num_warps=config.num_warps,
         )  # fmt: skip
     return new_param, new_mu, new_nu
+
+
+def _check_out(out: Updated, param: torch.Tensor) -> None:
+    new_param, new_mu, new_nu = out
+    check_tensors(param=param, **{"out of param": new_param})
+    check_tensors(**{"out of mu": new_mu, "out of nu": new_nu})
+    if new_mu.dtype != torch.float32:
+        raise TypeError(f"out of mu and nu must be float32, got {new_mu.dtype}")
+    if new_mu.device != param.device or not all(x.is_contiguous() for x in out):
+        raise ValueError(f"out must be contiguous and on {param.device}; leave it out to have new tensors")
 
 
 def apply(inputs: dict[str, torch.Tensor], **attributes: Any) -> dict[str, torch.Tensor]:

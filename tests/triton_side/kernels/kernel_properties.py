@@ -7,12 +7,15 @@ result is also wrong if the kernel wrote beside its outputs or changed an input.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from property_checks import FP32, TINY, guarded_memory, problem
+
+from triton_side.blocks.adamw import adamw as plain_adamw
 
 Tensors = tuple[torch.Tensor, ...]
 Launch = Callable[..., Tensors]
@@ -58,6 +61,35 @@ def training(function: Callable[..., torch.Tensor]) -> Launch:
 def vector_add(launch: Launch, x: torch.Tensor, y: torch.Tensor) -> str | None:
     (out,), stray = launched(launch, x, y)
     return first(stray, None if _identical(out, x + y) else "not the bits of x + y")
+
+
+def adamw(
+    launch: Launch, param: torch.Tensor, gradient: torch.Tensor, mu: torch.Tensor, nu: torch.Tensor, step: int,
+    *, rate: float, beta1: float, beta2: float, eps: float, decay: float,
+) -> str | None:  # fmt: skip
+    """The parameter and its moments after one step; nu is not negative."""
+    outputs, stray = launched(launch, param, gradient, mu, nu)
+    settings = {"rate": rate, "beta1": beta1, "beta2": beta2, "eps": eps, "decay": decay}
+    native = plain_adamw(param, gradient, mu, nu, torch.tensor(step, device=param.device), **settings)
+    p, g, m, v = (x.double() for x in (param, gradient, mu, nu))
+    exact_mu, exact_nu = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
+    bound_mu = 2 * FP32 * (beta1 * m.abs() + (1 - beta1) * g.abs())
+    bound_nu = 3 * FP32 * exact_nu + TINY
+    kept1, kept2 = beta1**step, beta2**step
+    # Of 1 - beta^t relatively: the exponent t log2(beta) is off by two roundings of its size, the power by two units.
+    off1, off2 = (
+        FP32 * (1 + beta**step * (2 - 2 * step * math.log(beta)) / (1 - beta**step)) for beta in (beta1, beta2)
+    )
+    root, scale = exact_nu.sqrt(), (1 - kept2) ** -0.5
+    bound_root = (bound_nu / torch.maximum(root, bound_nu.sqrt())).nan_to_num(0.0)
+    below = root * scale + eps
+    bound_below = scale * bound_root + (off2 + 4 * FP32) * below
+    change = rate * exact_mu / (1 - kept1) / below
+    exact = p - change - rate * decay * p
+    bound_change = rate * bound_mu / (1 - kept1) / below + change.abs() * (bound_below / below + off1 + 4 * FP32)
+    bound = bound_change + 4 * FP32 * (p.abs() + change.abs())
+    found = zip(("param", "mu", "nu"), outputs, (exact, exact_mu, exact_nu), (bound, bound_mu, bound_nu), native)
+    return first(stray, *(named(name, problem(y, e, b.nan_to_num(0.0), n)) for name, y, e, b, n in found))
 
 
 @dataclass(frozen=True)

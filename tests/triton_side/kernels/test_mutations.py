@@ -18,6 +18,7 @@ import pytest
 import torch
 from property_checks import FINITE, NOT_FINITE, ORDINARY, matrix, placed
 from row_kernel_checks import DEVICE, mutant
+from test_adamw import problem as adamw_problem
 from test_attention import DK_DV, DQ, FORWARD
 from test_attention import configured as attention_configured
 from test_bias_gelu import configured as bias_gelu_configured
@@ -40,6 +41,7 @@ from triton_side import kernels
 from triton_side.kernels import (
     _column_sums,
     _gated,
+    adamw,
     attention,
     attention_backward,
     bias_gelu,
@@ -87,6 +89,11 @@ def gelu_problems(module: ModuleType) -> Iterator[Problem]:
         return module.forward(x, FLAT), module.backward(x, dy, FLAT)
 
     yield properties.gelu(launch, draw(13, 17, kinds=KINDS), draw(13, 17, seed=1))
+
+
+def adamw_problems(module: ModuleType) -> Iterator[Problem]:
+    yield adamw_problem(FLAT, module, elements=100)
+    yield adamw_problem(FLAT, module, elements=100, step=500)
 
 
 def gated_problems(unit: ModuleType, module: ModuleType) -> Iterator[Problem]:
@@ -193,6 +200,11 @@ class Mutation:
 
 
 MUTATIONS = [
+    Mutation(
+        "adamw_kernel", adamw,
+        "square_root(nu, accurate) * root_scale + eps", "(square_root(nu, accurate) + eps) * root_scale",
+        adamw_problems,
+    ),
     Mutation(
         "vector_add_kernel", vector_add,
         "(x + y).to(out_ptr.dtype.element_ty), mask=mask)", "(x + y).to(out_ptr.dtype.element_ty))",

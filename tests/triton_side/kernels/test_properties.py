@@ -51,6 +51,7 @@ from property_checks import (
     sizes,
 )
 from row_kernel_checks import DEVICE, DTYPES
+from test_adamw import problem as adamw_problem
 from test_attention import DK_DV, DQ, FORWARD
 from test_attention import configured as attention_configured
 from test_bias_gelu import CONFIGS as BIAS_GELU_CONFIGS
@@ -138,6 +139,19 @@ def test_vector_add(dtype, rows, columns, x_kinds, y_kinds, x_layout, y_layout, 
     x = draw(rows, columns, x_kinds, seed, dtype, x_layout)
     y = draw(rows, columns, y_kinds, seed + 1, dtype, y_layout)
     assert not vector_add(lambda x, y: (vector_add_module.vector_add(x, y, config=config),), x, y)
+
+
+@dtypes
+@examples(12, 100)
+@given(
+    sizes, sizes, rows_of_any_kind, rows_of_any_kind, moderate_rows, moderate_rows, layouts, flat_configs,
+    st.integers(1, 2000), seeds,
+)
+def test_adamw(dtype, rows, columns, kinds, dp_kinds, mu_kinds, nu_kinds, layout, config, step, seed) -> None:
+    param, gradient = (draw(rows, columns, k, seed + i, dtype, layout) for i, k in enumerate((kinds, dp_kinds)))
+    mu = draw(rows, columns, mu_kinds, seed + 2, torch.float32, layout)
+    nu = draw(rows, columns, nu_kinds, seed + 3, torch.float32, layout).abs()
+    assert not adamw_problem(config, dtype=dtype, step=step, param=param, gradient=gradient, mu=mu, nu=nu)
 
 
 @dtypes

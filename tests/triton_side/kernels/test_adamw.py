@@ -1,0 +1,92 @@
+import kernel_properties as properties
+import pytest
+import torch
+from row_kernel_checks import DEVICE, DTYPES, random
+
+from triton_side.kernels import adamw
+from triton_side.kernels._launch import FlatConfig
+
+SETTINGS = {"rate": 1e-2, "beta1": 0.9, "beta2": 0.99, "eps": 1e-3, "decay": 0.1}
+
+
+def problem(config=None, module=adamw, elements=1000, dtype=torch.float32, step=3, **tensors) -> str | None:
+    def launch(param, gradient, mu, nu):
+        count = torch.tensor(step, dtype=torch.int32, device=DEVICE)
+        return module.adamw(param, gradient, mu, nu, count, **SETTINGS, config=config)
+
+    drawn = {
+        "param": random(elements, dtype=dtype), "gradient": random(elements, dtype=dtype, seed=1),
+        "mu": random(elements, seed=2), "nu": random(elements, seed=3).square(),
+    }
+    return properties.adamw(launch, **{**drawn, **tensors}, step=step, **SETTINGS)
+
+
+def operands(*shape: int) -> dict[str, torch.Tensor]:
+    names = ("param", "gradient", "mu", "nu")
+    tensors = {name: random(*shape, seed=seed).abs() for seed, name in enumerate(names)}
+    return {**tensors, "step": torch.tensor(7, dtype=torch.int32, device=DEVICE)}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("elements", [1, 7, 1024, 2049])
+@pytest.mark.parametrize("step", [1, 50, 100_000])
+def test_is_the_formula(elements: int, dtype: torch.dtype, step: int) -> None:
+    assert not problem(elements=elements, dtype=dtype, step=step)
+
+
+def test_a_first_step_from_nothing_follows_the_gradient_s_sign() -> None:
+    """Both moments are then the gradient's, and a gradient of zero changes nothing but by decay."""
+    given = operands(100)
+    given |= {"mu": torch.zeros_like(given["mu"]), "nu": torch.zeros_like(given["nu"]), "step": given["step"] // 7}
+    given["gradient"][::2] = 0
+    param, _, _ = adamw.adamw(**given, **SETTINGS | {"eps": 1e-12})
+    expected = given["param"] * (1 - 1e-3) - 1e-2 * given["gradient"].sign()
+    torch.testing.assert_close(param, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_any_configuration_gives_the_same() -> None:
+    given = operands(1000)
+    for a, b in zip(
+        adamw.adamw(**given, **SETTINGS), adamw.adamw(**given, **SETTINGS, config=FlatConfig(64, 1)), strict=True
+    ):
+        assert torch.equal(a, b)
+
+
+def test_into_memory_of_the_caller_s_or_in_place() -> None:
+    given, expected = operands(3, 50), adamw.adamw(**operands(3, 50), **SETTINGS)
+    stacked = tuple(torch.zeros(2, 3, 50, device=DEVICE) for _ in range(3))
+    written = adamw.adamw(**given, **SETTINGS, out=tuple(x[1] for x in stacked))
+    in_place = adamw.adamw(**given, **SETTINGS, out=(given["param"], given["mu"], given["nu"]))
+    for whole, y, z, right in zip(stacked, written, in_place, expected, strict=True):
+        assert torch.equal(whole[1], right) and not whole[0].any()
+        assert torch.equal(y, right) and torch.equal(z, right)
+    assert torch.equal(given["mu"], expected[1])
+
+
+def test_non_contiguous_and_empty() -> None:
+    assert not problem(elements=30, gradient=random(60)[::2], mu=random(60, seed=2)[::2])
+    assert [x.shape for x in adamw.adamw(**operands(0), **SETTINGS)] == [(0,)] * 3
+
+
+def test_rejects() -> None:
+    given = operands(4)
+    with pytest.raises(ValueError, match=r"param's shape \(4,\), got mu \(1,\)"):
+        adamw.adamw(**given | {"mu": given["mu"][:1]}, **SETTINGS)
+    with pytest.raises(TypeError, match=r"mu and nu must be float32, got torch.float16"):
+        adamw.adamw(**given | {"mu": given["mu"].half(), "nu": given["nu"].half()}, **SETTINGS)
+    with pytest.raises(TypeError, match=r"param in torch.float32 and gradient in torch.float16"):
+        adamw.adamw(**given | {"gradient": given["gradient"].half()}, **SETTINGS)
+    with pytest.raises(ValueError, match="step must be one integer"):
+        adamw.adamw(**given | {"step": torch.ones(2, device=DEVICE)}, **SETTINGS)
+    with pytest.raises(ValueError, match="between 0 and 1, got 1.0"):
+        adamw.adamw(**given, **SETTINGS | {"beta1": 1.0})
+    with pytest.raises(ValueError, match="out must be contiguous"):
+        adamw.adamw(**given, **SETTINGS, out=tuple(random(8)[::2] for _ in range(3)))
+    with pytest.raises(TypeError, match="out of mu and nu must be float32"):
+        adamw.adamw(**given, **SETTINGS, out=(random(4), random(4).half(), random(4).half()))
+
+
+@pytest.mark.gpu
+def test_rejects_cpu_tensors() -> None:
+    with pytest.raises(ValueError, match="must be on a GPU"):
+        adamw.adamw(**{name: x.cpu() for name, x in operands(4).items()}, **SETTINGS)

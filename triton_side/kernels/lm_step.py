@@ -1,0 +1,88 @@
+"""One training step of a small language model of Llama's layers, of the kernels that are here: loss, and every parameter
+after AdamW.
+
+    x = table[tokens];  x = decoder_block(x) for each layer;  logits = rmsnorm(x) w_head^T
+    loss = mean(logsumexp(logits) - logit[label])
+
+PyTorch's autograd calls the kernels' backward passes in turn. The head's product stands alone and is cuBLAS's, as those
+of the layers are (decoder_block). Each layer's parameters are updated by themselves, into their place in the stacked
+results, so that their gradients need not be stacked.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from triton_side.blocks.lm_step import LAYER_PARAMETERS, PARAMETERS
+from triton_side.kernels.adamw import adamw
+from triton_side.kernels.cross_entropy import cross_entropy
+from triton_side.kernels.decoder_block import decoder_block
+from triton_side.kernels.embedding import embedding
+from triton_side.kernels.rmsnorm import rmsnorm
+from triton_side.stages import stage
+
+PREFIXES = ("", "mu_", "nu_")  # of a parameter and its moments
+
+Place = tuple[str, int | None]  # a parameter's name, and of a stacked one the layer
+
+
+def places(layers: int) -> Iterator[Place]:
+    for name in PARAMETERS:
+        yield from ((name, layer) for layer in range(layers)) if name in LAYER_PARAMETERS else [(name, None)]
+
+
+def at(tensors: Mapping[str, torch.Tensor], place: Place, prefix: str = "") -> torch.Tensor:
+    name, layer = place
+    return tensors[prefix + name] if layer is None else tensors[prefix + name][layer]
+
+
+def loss_of(
+    parameters: Mapping[Place, torch.Tensor], inputs: Mapping[str, torch.Tensor], layers: int, sizes: Mapping[str, Any]
+) -> torch.Tensor:
+    tokens = inputs["tokens"]
+    with stage("embedding"):
+        x = embedding(parameters["table", None], tokens.flatten()).unflatten(0, tokens.shape)
+    for layer in range(layers):
+        with stage("layer"):
+            weights = {name: parameters[name, layer] for name in LAYER_PARAMETERS}
+            x = decoder_block(x, weights, inputs["positions"], **sizes)
+    with stage("final_norm"):
+        h = rmsnorm(x.flatten(0, 1), parameters["final_norm", None], sizes["eps"])
+    with stage("head"):
+        logits = h @ parameters["w_head", None].T
+    with stage("loss"):
+        return cross_entropy(logits, inputs["labels"].flatten())
+
+
+def lm_step(
+    inputs: Mapping[str, torch.Tensor], *, optimizer: Mapping[str, float], **sizes: Any
+) -> dict[str, torch.Tensor]:
+    """What `triton_side.blocks.lm_step.apply` returns, from the same inputs.
+
+    Args:
+        inputs: tokens, labels, positions, step; parameters of one dtype (bfloat16, float16, float32) and their float32
+            moments; all on one GPU.
+        optimizer: rate, beta1, beta2, eps, decay of `adamw`.
+        sizes: heads, kv_heads, eps and theta of `decoder_block`.
+
+    Raises:
+        ValueError, TypeError: as the kernels that it calls.
+    """
+    layers = len(inputs["w_qkv"])
+    parameters = {place: at(inputs, place).detach().requires_grad_() for place in places(layers)}
+    with torch.enable_grad():
+        loss = loss_of(parameters, inputs, layers, sizes)
+        gradients = torch.autograd.grad(loss, list(parameters.values()))
+    new = {f"new_{prefix}{name}": torch.empty_like(inputs[prefix + name]) for prefix in PREFIXES for name in PARAMETERS}
+    for place, gradient in zip(parameters, gradients, strict=True):
+        param, mu, nu = (at(inputs, place, prefix) for prefix in PREFIXES)
+        out = at(new, place, "new_"), at(new, place, "new_mu_"), at(new, place, "new_nu_")
+        with stage("adamw"), stage(place[0]):
+            adamw(param, gradient, mu, nu, inputs["step"], **optimizer, out=out)
+    return {"loss": loss.detach(), **new}
+
+
+def apply(inputs: Mapping[str, torch.Tensor], **attributes: Any) -> dict[str, torch.Tensor]:
+    """The block lm_step: tokens, labels, positions, step, parameters and moments -> loss, and each of them anew."""
+    return lm_step(inputs, **attributes)
