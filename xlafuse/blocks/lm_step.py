@@ -3,8 +3,9 @@
     x = table[tokens];  x = decoder_block(x) for each layer;  logits = rmsnorm(x) w_head^T
     loss = mean(logsumexp(logits) - logit[label])
 
-Layers are flax nnx modules (decoder_block). Unrolled, each is differentiated and updated by itself; scanned, one program
-of a layer runs once for each.
+Layers are flax nnx modules (decoder_block), their weights stacked. Unrolled, the gradients of a stack are its layers'
+padded with zeros and added up, which XLA computes inside AdamW's kernel; results stacked after AdamW took three kernels a
+parameter instead (jaxlib 0.10.2).
 """
 
 from collections.abc import Callable, Mapping
@@ -24,10 +25,10 @@ LAYER_PARAMETERS = tuple(decoder_block.PATHS)
 PARAMETERS = ("table", *LAYER_PARAMETERS, "final_norm", "w_head")
 
 
-def through_unrolled(layer: Layer, x: jax.Array, layers: list[Arrays]) -> jax.Array:
-    for weights in layers:
+def through_unrolled(layer: Layer, x: jax.Array, stacked: Arrays) -> jax.Array:
+    for number in range(len(stacked["w_qkv"])):
         with jax.named_scope("layer"):
-            x = layer(x, weights)
+            x = layer(x, {name: array[number] for name, array in stacked.items()})
     return x
 
 
@@ -50,17 +51,15 @@ def mean_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def loss_of(
-    parameters: Any, inputs: Mapping[str, jax.Array], layer: Layer, through: Callable[..., jax.Array], eps: float
+    parameters: Arrays, inputs: Mapping[str, jax.Array], layer: Layer, through: Callable[..., jax.Array], eps: float
 ) -> jax.Array:
-    """parameters: (those of the layers, as `through` takes them, and the others by name)."""
-    layers, others = parameters
     with jax.named_scope("embedding"):
-        x = embedding.apply({"table": others["table"], "ids": inputs["tokens"]})["y"]
-    x = through(layer, x, layers)
+        x = embedding.apply({"table": parameters["table"], "ids": inputs["tokens"]})["y"]
+    x = through(layer, x, {name: parameters[name] for name in LAYER_PARAMETERS})
     with jax.named_scope("final_norm"):
-        h = rmsnorm(x, others["final_norm"], eps)
+        h = rmsnorm(x, parameters["final_norm"], eps)
     with jax.named_scope("head"):
-        logits = h @ others["w_head"].T
+        logits = h @ parameters["w_head"].T
     with jax.named_scope("loss"):
         return mean_entropy(logits.reshape(-1, logits.shape[-1]), inputs["labels"].reshape(-1))
 
@@ -75,33 +74,18 @@ def step(
         sizes = {"heads": heads, "kv_heads": kv_heads, "eps": eps, "theta": theta}
         return decoder_block.stages(x, weights, inputs["positions"], **sizes, attend=attend)
 
-    stacked = through is through_scan
     if remat:
-        layer = jax.checkpoint(layer, prevent_cse=not stacked)  # a loop's body keeps backward apart from forward
-
-    def tree(prefix: str) -> Any:
-        """(of the layers, of the others): parameters, or their moments."""
-        layers = {name: inputs[prefix + name] for name in LAYER_PARAMETERS}
-        others = {name: inputs[prefix + name] for name in PARAMETERS if name not in LAYER_PARAMETERS}
-        if stacked:
-            return layers, others
-        count = len(layers["w_qkv"])
-        return [{name: array[number] for name, array in layers.items()} for number in range(count)], others
-
-    parameters = tree("")
+        # A loop's body keeps backward apart from forward, which else takes a barrier.
+        layer = jax.checkpoint(layer, prevent_cse=through is not through_scan)
+    parameters = {name: inputs[name] for name in PARAMETERS}
     loss, gradients = jax.value_and_grad(loss_of)(parameters, inputs, layer, through, eps)
-
-    def update(path: Any, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-        with jax.named_scope("adamw"), jax.named_scope(path[-1].key):
-            return adamw(*arrays, inputs["step"], **optimizer)
-
-    updated = jax.tree_util.tree_map_with_path(update, parameters, gradients, tree("mu_"), tree("nu_"))
-    new = jax.tree.transpose(jax.tree.structure(parameters), jax.tree.structure((0, 0, 0)), updated)
     results = {"loss": loss}
-    for prefix, (layers, others) in zip(("new_", "new_mu_", "new_nu_"), new, strict=True):
-        with jax.named_scope("stack"):
-            together = layers if stacked else jax.tree.map(lambda *each: jnp.stack(each), *layers)
-        results |= {prefix + name: array for name, array in (together | others).items()}
+    for name, gradient in gradients.items():
+        names = (name, f"mu_{name}", f"nu_{name}")
+        param, mu, nu = (inputs[each] for each in names)
+        with jax.named_scope("adamw"), jax.named_scope(name):
+            new = adamw(param, gradient, mu, nu, inputs["step"], **optimizer)
+        results |= {f"new_{each}": array for each, array in zip(names, new, strict=True)}
     return results
 
 
