@@ -49,7 +49,8 @@ def configured(config: RowConfig, module=rmsnorm):
 
 
 def of_sum(config: RowConfig | None, module=rmsnorm):
-    """The kernels that add as a launch: x, residual, weight, dy, dsum -> y, the sum, the gradients of sum and weight."""
+    """The kernels that add as a launch: x, residual, weight, dy, dsum -> y, the sum, and the gradients of sum and
+    weight."""
 
     def launch(x, residual, weight, dy, dsum):
         y, total, rstd = module.forward_of_sum(x, residual, weight, EPS, save_rstd=True, config=config)
