@@ -122,6 +122,15 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
         {"q": (2, heads, 67, head_dim), "k": (2, 1, 67, head_dim), "positions": positions}
         for heads, head_dim in ((3, 10), (9, 64))
     ]
+    # Fewer keys than queries, and operands that tensor descriptors read.
+    decoder: list[Shapes] = [
+        {
+            "x": (1, 67, width), "positions": positions[:1], "attention_norm": (width,), "w_qkv": (width, 4 * 16),
+            "w_o": (2 * 16, width), "mlp_norm": (width,), "w_gate": (width, hidden), "w_up": (width, hidden),
+            "w_down": (hidden, width),
+        }
+        for width, hidden in ((37, 67), (64, 136))
+    ]  # fmt: skip
     return [
         ("kernels.vector_add", flat, {}), ("cuda.vector_add", flat, {}),
         ("kernels.gelu", rows, {}), ("cuda.gelu", rows, {}),
@@ -133,6 +142,7 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
         ("kernels.layernorm", layernorms, {"eps": EPS}), ("cuda.layernorm", layernorms_of_cuda, {"eps": EPS}),
         ("kernels.dropout_residual_norm", chains, {"p": 0.1, "eps": EPS}),
         ("kernels.rope", turned, {"theta": 500000.0}), ("kernels.attention", heads, {}),
+        ("kernels.decoder_block", decoder, {"heads": 2, "kv_heads": 1, "eps": EPS, "theta": 500000.0}),
         ("kernels.embedding", tables, {}), ("kernels.cross_entropy", logits, {"smoothing": 0.1, "z_loss": 1e-4}),
     ]  # fmt: skip
 

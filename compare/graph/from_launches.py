@@ -83,12 +83,11 @@ class Buffers:
         return self._names[storage]
 
     def accesses(self, tensors: Iterable[TensorArgument], hint: str = "") -> tuple[Access, ...]:
-        """Each buffer once: several views of one count as the largest."""
-        found: dict[str, int] = {}
+        """Each buffer once, with all views that are taken of it."""
+        found: dict[str, list[TensorArgument]] = {}
         for tensor in tensors:
-            buffer = self.name(tensor, tensor.name or hint)
-            found[buffer] = max(found.get(buffer, 0), tensor.bytes_used)
-        return tuple(Access(buffer, size) for buffer, size in found.items())
+            found.setdefault(self.name(tensor, tensor.name or hint), []).append(tensor)
+        return tuple(Access(buffer, _bytes_of_views(views)) for buffer, views in found.items())
 
     def all(self) -> tuple[Buffer, ...]:
         return tuple(
@@ -103,6 +102,20 @@ class Buffers:
         if storage in self._inputs:
             return "input"
         return "saved" if storage in self._saved else "intermediate"
+
+
+def _bytes_of_views(views: list[TensorArgument]) -> int:
+    """Of several views of one memory together: each counts once, in whatever order of its axes, but no byte twice that
+    lies between the first and the last of them."""
+    once: dict[tuple[Any, ...], int] = {}
+    begins, ends = [], []
+    for view in views:
+        axes = [(stride, size) for stride, size in zip(view.strides, view.shape, strict=True) if size != 1]
+        key = (view.offset, *sorted(axes))
+        once[key] = max(once.get(key, 0), view.bytes_used)
+        begins.append(view.offset * view.itemsize)
+        ends.append((view.offset + 1 + sum((size - 1) * stride for stride, size in axes)) * view.itemsize)
+    return max(max(once.values()), min(max(ends) - min(begins), sum(once.values())))
 
 
 def _saved(recorded: Recorded) -> set[int]:

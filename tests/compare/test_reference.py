@@ -32,6 +32,9 @@ SMALL = {
     "embedding": {"rows": 4, "columns": 3, "tokens": 5, "distinct": 2},
     "cross_entropy": {"tokens": 3, "classes": 4, "ignored_percent": 34},
     "attention": {"batch": 2, "heads": 2, "sequence": 3, "head_dim": 2},
+    "decoder_block": {
+        "batch": 2, "sequence": 3, "width": 4, "heads": 2, "kv_heads": 1, "qkv": 8, "attended": 4, "hidden": 3,
+    },
     "adamw": {"elements": 5, "step": 3},
     "lm_step": lm_step.sizes(
         layers=2, batch=1, sequence=4, width=4, heads=2, kv_heads=1, head_dim=2, hidden=3, vocabulary=5, distinct=3,

@@ -34,17 +34,22 @@ SHAPES = {
     "swiglu_mlp": [(1, 3, 5), (7, 33, 65)],  # tokens, width, hidden
     "rope": [(1, 1, 1, 1, 2), (2, 3, 1, 37, 24)],  # batch, heads, kv_heads, sequence, head_dim
     "attention": [(1, 1, 1, 16), (1, 2, 37, 24)],  # batch, heads, sequence, head_dim
+    # batch, sequence, width, head_dim, hidden
+    "decoder_block": [(1, 1, 3, 2, 5), (2, 7, 24, 6, 33)],
     "embedding": [(1, 1, 1), (37, 65, 19)],  # rows, columns, tokens
     "cross_entropy": [(1, 1), (7, 129)],
 }
 THETA = 10000.0
 SMOOTHING, Z_LOSS = 0.1, 0.05
+HEADS, KV_HEADS = 4, 2
 ATTRIBUTES = {
     "rmsnorm": {"eps": EPS}, "layernorm": {"eps": EPS}, "swiglu_mlp": {"eps": EPS}, "rope": {"theta": THETA},
     "dropout_residual_norm": {"p": 0.25, "eps": EPS},
+    "decoder_block": {"heads": HEADS, "kv_heads": KV_HEADS, "eps": EPS, "theta": THETA},
     "cross_entropy": {"smoothing": SMOOTHING, "z_loss": Z_LOSS},
 }
 FLOAT32 = {"loss"}  # outputs that are, whatever the inputs' dtype
+NORM = ("mean_square", "normalize", "weight")
 STAGES = {
     "vector_add": {"add"},
     "gelu": {"gelu"},
@@ -60,6 +65,12 @@ STAGES = {
     "swiglu_mlp": {"norm", "gate", "up", "act", "down", "residual"},
     "rope": {"angles", "rotate_q", "rotate_k"},
     "attention": {"scores", "mask", "softmax", "values"},
+    "decoder_block": {
+        *(f"{norm}/{stage}" for norm in ("attention_norm", "mlp_norm") for stage in NORM), "qkv",
+        "rope/angles", "rope/rotate_q", "rope/rotate_k",
+        "attention", "attention/scores", "attention/mask", "attention/softmax", "attention/values",
+        "out", "attention_residual", "gate", "up", "act", "down", "mlp_residual",
+    },
     "embedding": {"gather"},
     "cross_entropy": {"logsumexp", "target", "smoothing", "z_loss", "mean"},
 }
@@ -73,8 +84,8 @@ Arrays = dict[str, Tensor]
 def make_inputs(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> Arrays:
     generator = torch.Generator().manual_seed(0)
 
-    def normal(*sizes: int, scale: float = 1.0) -> Tensor:
-        return (torch.randn(sizes, generator=generator) * scale).to(dtype).requires_grad_()
+    def normal(*sizes: int, scale: float = 1.0, mean: float = 0.0) -> Tensor:
+        return (torch.randn(sizes, generator=generator) * scale + mean).to(dtype).requires_grad_()
 
     if block == "vector_add":
         return {"x": normal(*shape), "y": normal(*shape)}
@@ -105,6 +116,17 @@ def make_inputs(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> Array
         return {
             "q": normal(batch, heads, sequence, head_dim), "k": normal(batch, kv_heads, sequence, head_dim),
             "positions": positions,
+        }  # fmt: skip
+    if block == "decoder_block":
+        batch, sequence, width, head_dim, hidden = shape
+        columns = {"w_qkv": (HEADS + 2 * KV_HEADS) * head_dim, "w_o": width, "w_gate": hidden, "w_up": hidden}
+        rows = {"w_o": HEADS * head_dim}
+        return {
+            "x": normal(batch, sequence, width), "attention_norm": normal(width, scale=0.1, mean=1.0),
+            "mlp_norm": normal(width, scale=0.1, mean=1.0),
+            "positions": torch.randint(3, (batch, sequence), generator=generator, dtype=torch.int32),
+            "w_down": normal(hidden, width, scale=hidden**-0.5),
+            **{n: normal(rows.get(n, width), c, scale=rows.get(n, width) ** -0.5) for n, c in columns.items()},
         }  # fmt: skip
     if block == "embedding":
         rows, columns, tokens = shape
@@ -186,6 +208,16 @@ def reference(block: str, inputs: Arrays) -> Arrays:
         kept = uniforms(*x.shape, inputs["seed"]) >= 65536 // 4
         h = inputs["residual"] + kept * (x + inputs["bias"]) / 0.75
         return {"y": torch.nn.functional.layer_norm(h, h.shape[-1:], inputs["weight"], inputs["shift"], EPS), "h": h}
+    if block == "decoder_block":
+        h = rmsnorm_reference(x, inputs["attention_norm"])
+        qkv = (h @ inputs["w_qkv"]).unflatten(-1, (HEADS + 2 * KV_HEADS, -1)).transpose(1, 2)
+        q, k, v = qkv.split((HEADS, KV_HEADS, KV_HEADS), dim=1)
+        q, k = (rope_reference(each, inputs["positions"]) for each in (q, k))
+        k, v = (each.repeat_interleave(HEADS // KV_HEADS, dim=1) for each in (k, v))
+        attended = reference("attention", {"q": q, "k": k, "v": v})["out"]
+        mlp = {f"{name}_weight": inputs[f"w_{name}"] for name in ("gate", "up", "down")}
+        x = x + attended.transpose(1, 2).flatten(2) @ inputs["w_o"]
+        return reference("swiglu_mlp", {"x": x, "norm_weight": inputs["mlp_norm"], **mlp})
     q, k, v = (inputs[name] for name in "qkv")
     scores = torch.einsum("bhqd,bhkd->bhqk", q, k) / math.sqrt(q.shape[-1])
     causal = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool).tril()
@@ -227,7 +259,7 @@ def module(package: str, block: str) -> Callable[..., Arrays]:
 
 
 ALL_CASES = [(block, shape) for block, shapes in SHAPES.items() for shape in shapes]
-WITHOUT_LIBRARY = ("attention", "dropout_residual_norm", "matmul", "rope")
+WITHOUT_LIBRARY = ("attention", "decoder_block", "dropout_residual_norm", "matmul", "rope")
 LIBRARY_CASES = [(block, shape) for block, shape in ALL_CASES if block not in WITHOUT_LIBRARY]
 
 
@@ -279,7 +311,8 @@ def test_block_is_one_graph_and_its_stages_reach_both_directions(block: str) -> 
         check(block, compiled, make_inputs(block, SHAPES[block][1], torch.float32))
     assert stages["forward"] == STAGES[block]
     # The gradient of a sum passes on unchanged; none flows through softmax's maximum, to positions or random bits.
-    assert stages.get("backward", set()) == STAGES[block] - {"add", "max", "residual", "angles", "random"}
+    without = {"add", "max", "residual", "angles", "random", "rope/angles", "attention_residual", "mlp_residual"}
+    assert stages.get("backward", set()) == STAGES[block] - without
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

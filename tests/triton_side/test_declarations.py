@@ -29,6 +29,10 @@ MLP = {
     "x": (64, 128), "norm_weight": (128,), "gate_weight": (128, 256), "up_weight": (128, 256),
     "down_weight": (256, 128),
 }  # fmt: skip
+LAYER = {
+    "x": (2, 64, 128), "positions": (2, 64), "attention_norm": (128,), "w_qkv": (128, 512), "w_o": (256, 128),
+    "mlp_norm": (128,), "w_gate": (128, 256), "w_up": (128, 256), "w_down": (256, 128),
+}  # fmt: skip
 MATMUL = {"a": (64, 128), "b": (128, 256)}
 LINEAR_GELU = {"x": (64, 128), "weight": (128, 256), "bias": (256,)}
 ATTENTION = dict.fromkeys("qkv", (1, 2, 128, 64))
@@ -67,6 +71,9 @@ CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, float], s
     "swiglu_mlp": ("kernels", "swiglu_mlp", MLP, EPS, "bfloat16"),
     "swiglu_mlp, pointers": ("kernels", "swiglu_mlp", MLP, EPS, "float32"),
     "rope": ("kernels", "rope", ROPE, {"theta": 500000.0}, "bfloat16"),
+    "decoder_block": (
+        "kernels", "decoder_block", LAYER, {"heads": 4, "kv_heads": 2, "theta": 500000.0} | EPS, "bfloat16",
+    ),
     "attention": ("kernels", "attention", ATTENTION, {}, "bfloat16"),
     "attention, pointers": ("kernels", "attention", ATTENTION, {}, "float32"),
     "embedding": ("kernels", "embedding", {"table": (512, 128), "ids": (64,)}, {}, "bfloat16"),
@@ -210,7 +217,7 @@ def test_declared_stages_are_those_of_the_jax_block(case: str) -> None:
     stages = jax_stages(CASES[case][1])
     declared = {o["stage"] for events in recorded()[case].values() for e in events for o in e.get("operations", [e])}
     assert declared <= stages
-    forward = {o["stage"] for event in recorded()[case]["forward"] for o in event["operations"]}
+    forward = {o["stage"] for event in recorded()[case]["forward"] for o in event.get("operations", [event])}
     missing = [s for s in stages if not any(f"{f}/".startswith(f"{s}/") or s.startswith(f"{f}/") for f in forward)]
     assert not missing
 
@@ -282,6 +289,21 @@ def test_the_mlp_records_what_pytorch_adds() -> None:
     *hand_written, last = recorded()["swiglu_mlp"]["backward"]
     assert all("label" in event for event in hand_written) and len(hand_written) == 8
     assert (last["op"], last["stage"], last["backward"]) == ("aten.add.Tensor", "residual", True)
+
+
+def test_a_layer_adds_residuals_and_turns_queries_and_keys_within_other_kernels() -> None:
+    forward, backward = recorded()["decoder_block"].values()
+    copies = [event["op"] for event in (*forward, *backward) if "op" in event and "mm" not in event["op"]]
+    assert copies == ["aten.clone.default", "aten.copy_.default"]  # attention's output and dv, into rows of tokens
+    names = [n for event in (*forward, *backward) for n in event.get("names", ())]
+    assert names == [
+        "h1", "rstd", "q_out", "k_out", "out", "logsumexp2", "h2", "x1", "rstd", "gate", "up", "act", "y",
+        "dgate", "dup", "act", "dh2", "dx1", "partial", "dweight", "delta", "dk", "dv", "dq", "dq", "dk", "dx",
+        "partial", "dweight",
+    ]  # fmt: skip
+    tokens = 2 * 64 * 128 * 2  # bytes of x
+    sums = [event["bytes"] for event in forward if event.get("label") == "rmsnorm_forward_kernel"]
+    assert sums[1] - sums[0] == 2 * tokens
 
 
 def test_rope_turns_queries_and_keys_in_one_launch() -> None:

@@ -143,6 +143,34 @@ def test_checkpointing_repeats_and_a_written_backward_keeps_its_line() -> None:
     assert int(backward.line.rpartition(":")[2]) - int(forward.line.rpartition(":")[2]) == 4
 
 
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        with stage("double"):
+            return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
+        with stage("double"):
+            return 2 * dy
+
+
+def test_a_function_s_backward_pass_is_in_the_stages_in_which_it_was_applied() -> None:
+    def apply(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        x = Doubled.apply(inputs["x"])
+        with stage("layer"):
+            x = Doubled.apply(x)
+            with stage("sublayer"):
+                return {"y": Doubled.apply(x)}
+
+    applied = torch.autograd.Function.__dict__["apply"]
+    recorded = record_call(apply, {"x": torch.randn(3, requires_grad=True)}, train=True)
+    assert torch.autograd.Function.__dict__["apply"] is applied
+    names = ["double", "layer/double", "layer/sublayer/double"]
+    assert [operation.stage for operation in operations(recorded, "forward")] == names
+    assert [operation.stage for operation in operations(recorded, "backward")] == names[::-1]
+
+
 def test_gradients_are_seeded_outside_the_recording_and_inference_has_one_part() -> None:
     x = torch.ones(4, requires_grad=True)
     dy = torch.full((4,), 2.0)

@@ -96,6 +96,31 @@ def test_stages_and_lines_reach_backward(run):
     assert all(kernel.stages and kernel.lines for kernel in gemms)
 
 
+def test_a_gradient_taken_inside_a_function_is_in_its_graph_with_the_stages_of_what_it_is_of():
+    def descended(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        weights = {name: inputs[name].detach().requires_grad_() for name in ("up", "down")}
+        with torch.enable_grad():
+            loss = mlp({**inputs, **weights}, eps=1e-6)["y"].sum()
+            gradients = torch.autograd.grad(loss, list(weights.values()))
+        with stage("descend"):
+            updated = {name: inputs[name] - x for name, x in zip(weights, gradients, strict=True)}
+        return {"loss": loss.detach(), **updated}
+
+    torch.manual_seed(0)
+    shapes = {"x": (ROWS, WIDTH), "up": (WIDTH, HIDDEN), "down": (HIDDEN, WIDTH)}
+    inputs = {name: torch.randn(shape) for name, shape in shapes.items()}
+    compiled = inductor.compile(descended)
+    with torch.no_grad(), inductor.capture() as captured:
+        found = compiled(inputs)
+    for name, tensor in descended(inputs).items():
+        torch.testing.assert_close(found[name], tensor)
+    (graph,) = captured.graphs
+    sources = {(s.stage, s.backward) for call in graph.compiled().calls for s in call.sources}
+    assert {("up", False), ("up", True), ("act", True), ("down", True), ("descend", False)} <= sources
+    # What begins with the gradient of the sum, of which no stage knows.
+    assert not {backward for name, backward in sources if name is None} - {True}
+
+
 def test_bytes_of_a_gemm_are_its_operands(run):
     (up,) = [kernel for kernel in run[0].graph("forward").kernels if kernel.stages == ("up",)]
     assert sum(buffer.bytes for buffer in up.inputs) == 4 * (ROWS * WIDTH + WIDTH * HIDDEN)

@@ -13,6 +13,7 @@ from xlafuse.blocks import (
     attention,
     bias_gelu,
     cross_entropy,
+    decoder_block,
     dropout_residual_norm,
     embedding,
     geglu,
@@ -95,6 +96,18 @@ def _dropout_residual_norm(i: Float64s, eps: float) -> Float64s:
     return _layernorm({"x": h, "weight": i["weight"], "bias": i["shift"]}, eps) | {"h": h}
 
 
+def _decoder_block(i: Float64s, eps: float) -> Float64s:
+    x, heads, kv_heads = i["x"], _HEADS["heads"], _HEADS["kv_heads"]
+    qkv = _rmsnorm(x, i["attention_norm"], eps) @ i["w_qkv"]
+    q, k, v = np.split(qkv.reshape(*x.shape[:2], 4, -1).swapaxes(1, 2), [heads, heads + kv_heads], axis=1)
+    turned = _rope({"q": q, "k": k, "positions": i["positions"]})
+    k, v = (np.repeat(each, heads // kv_heads, axis=1) for each in (turned["k_out"], v))
+    attended = _attention({"q": turned["q_out"], "k": k, "v": v})["out"]
+    x = x + attended.swapaxes(1, 2).reshape(*x.shape[:2], -1) @ i["w_o"]
+    mlp = {"norm_weight": "mlp_norm", "gate_weight": "w_gate", "up_weight": "w_up", "down_weight": "w_down"}
+    return _swiglu({"x": x} | {name: i[own] for name, own in mlp.items()}, eps)
+
+
 # eps is large enough here that leaving it out fails.
 _EPS = 0.05
 _GATED = {"gate": (3, 7), "up": (3, 7)}
@@ -102,6 +115,11 @@ _THETA = 100.0
 _QKV = dict.fromkeys(("q", "k", "v"), (2, 3, 5, 4))
 _MLP = {"x": (5, 6), "norm_weight": (6,), "gate_weight": (6, 9), "up_weight": (6, 9), "down_weight": (9, 6)}
 _CHAIN = {"x": (3, 7), "bias": (7,), "residual": (3, 7), "weight": (7,), "shift": (7,), "seed": (2,)}
+_HEADS = {"heads": 2, "kv_heads": 1}
+_LAYER = {
+    "x": (2, 5, 6), "positions": (2, 5), "attention_norm": (6,), "w_qkv": (6, 16), "w_o": (8, 6), "mlp_norm": (6,),
+    "w_gate": (6, 9), "w_up": (6, 9), "w_down": (9, 6),
+}  # fmt: skip
 _TURNED = {"q": (2, 3, 5, 6), "k": (2, 1, 5, 6), "positions": (2, 5)}
 # Small positions, as the error of an angle grows with them; equal ids.
 _INTEGERS = {
@@ -139,6 +157,9 @@ BLOCKS: dict[str, tuple[Any, dict[str, float], Shapes, Callable[[Float64s], Floa
     "swiglu_mlp": (swiglu_mlp.apply, {"eps": _EPS}, _MLP, lambda i: _swiglu(i, _EPS), 10),
     "rope": (rope.apply, {"theta": _THETA}, _TURNED, _rope, 1),
     "attention": (attention.apply, {}, _QKV, _attention, 3),
+    "decoder_block": (
+        decoder_block.apply, {"eps": _EPS, "theta": _THETA} | _HEADS, _LAYER, lambda i: _decoder_block(i, _EPS), 19,
+    ),
     "embedding": (
         embedding.apply, {}, {"table": (5, 3), "ids": (7,)}, lambda i: {"y": i["table"][i["ids"].astype(int)]}, 0,
     ),

@@ -9,9 +9,10 @@ https://arxiv.org/abs/2305.13245.
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from triton_side.blocks import attention, rmsnorm, rope, swiglu
+from triton_side.blocks import attention, rmsnorm, rope
 from triton_side.stages import stage
 
 Attend = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
@@ -27,8 +28,7 @@ def split_heads(qkv: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor,
 def attend_plainly(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """`attention.apply` for keys and values that groups of query heads share: each is repeated for its group."""
     group = inputs["q"].shape[1] // inputs["k"].shape[1]
-    with stage("repeat"):
-        k, v = (inputs[name].repeat_interleave(group, dim=1) for name in ("k", "v"))
+    k, v = (inputs[name].repeat_interleave(group, dim=1) for name in ("k", "v"))
     return attention.apply({"q": inputs["q"], "k": k, "v": v})
 
 
@@ -58,7 +58,7 @@ def stages(
     with stage("up"):
         up = h @ params["w_up"]
     with stage("act"):
-        activated = swiglu.apply({"gate": gate, "up": up})["y"]
+        activated = gate * torch.sigmoid(gate) * up
     with stage("down"):
         down = activated @ params["w_down"]
     with stage("mlp_residual"):

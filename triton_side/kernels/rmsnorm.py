@@ -7,6 +7,10 @@ Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv:1910.07467. Sh
 [rows, columns], weight, dweight [columns], rstd [rows] in fp32, saved only where a gradient is wanted.
 bfloat16, float16 or float32 in and out; fp32 inside, rounded once at the end.
 
+In a layer with residuals x is a sum, and what else reads it has a gradient of it as well. `forward_of_sum` makes the
+sum and its norm in one pass, and stores both; the norm is of the sum as stored, which the backward pass reads. That
+adds the other gradient to dx.
+
 The backward kernel is a persistent grid: each program adds its rows' share of dweight up in registers and writes it
 once, and a second kernel adds the programs' shares (_column_sums). Rows too long for the registers are walked twice,
 and dweight takes a reading of its own.
@@ -50,10 +54,28 @@ PARTIAL_DWEIGHT = (
 DWEIGHT = declare.gradient("reduce_sum", "weight", "dweight")
 
 
-@declare.declare(*FORWARD, flops=lambda shapes: 4 * math.prod(shapes["x_ptr"]))
+def _forward_flops(shapes: declare.Shapes) -> float:
+    return (4 + ("residual_ptr" in shapes)) * math.prod(shapes["x_ptr"])
+
+
+def _backward_flops(shapes: declare.Shapes) -> float:
+    return (9 + ("dsum_ptr" in shapes)) * math.prod(shapes["x_ptr"])
+
+
+@triton.jit
+def _load_sum(x_ptr, residual_ptr, residual_offset, mask):
+    """x + residual, rounded to x's dtype, in fp32; x alone where residual_ptr is None."""
+    x = tl.load(x_ptr, mask=mask, other=0.0)
+    if residual_ptr is not None:
+        residual = tl.load(residual_ptr + residual_offset, mask=mask, other=0.0)
+        x = (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)
+    return x.to(tl.float32)
+
+
+@declare.declare(*FORWARD, flops=_forward_flops)
 @triton.jit
 def rmsnorm_forward_kernel(
-    x_ptr, weight_ptr, y_ptr, rstd_ptr, x_row_stride, rows, columns, eps,
+    x_ptr, residual_ptr, weight_ptr, y_ptr, sum_ptr, rstd_ptr, x_row_stride, residual_row_stride, rows, columns, eps,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, COLUMNS)[None, :]
@@ -61,7 +83,9 @@ def rmsnorm_forward_kernel(
     for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
         row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
         mask = (row < rows) & (column < columns)
-        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(tl.float32)
+        x = _load_sum(x_ptr + row * x_row_stride + column, residual_ptr, row * residual_row_stride + column, mask)
+        if sum_ptr is not None:
+            tl.store(sum_ptr + row * columns + column, x.to(sum_ptr.dtype.element_ty), mask=mask)
         rstd = tl.rsqrt(tl.sum(x * x, axis=1, keep_dims=True) / columns + eps)
         y = x * rstd * weight.to(tl.float32)
         tl.store(y_ptr + row * columns + column, y.to(y_ptr.dtype.element_ty), mask=mask)
@@ -69,35 +93,39 @@ def rmsnorm_forward_kernel(
             tl.store(rstd_ptr + row, rstd, mask=row < rows)
 
 
-@declare.declare(*FORWARD, flops=lambda shapes: 4 * math.prod(shapes["x_ptr"]))
+@declare.declare(*FORWARD, flops=_forward_flops)
 @triton.jit
 def rmsnorm_forward_looped_kernel(
-    x_ptr, weight_ptr, y_ptr, rstd_ptr, x_row_stride, rows, columns, eps,
+    x_ptr, residual_ptr, weight_ptr, y_ptr, sum_ptr, rstd_ptr, x_row_stride, residual_row_stride, rows, columns, eps,
     COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     for row in tl.range(tl.program_id(0), rows, tl.num_programs(0)):
         x_row_ptr = x_ptr + tl.cast(row, tl.int64) * x_row_stride
-        y_row_ptr = y_ptr + tl.cast(row, tl.int64) * columns
+        residual_row = tl.cast(row, tl.int64) * residual_row_stride
+        out_row = tl.cast(row, tl.int64) * columns
         squares = tl.zeros([COLUMNS], tl.float32)
         for start in tl.range(0, columns, COLUMNS, num_stages=STAGES):
             column = start + tl.arange(0, COLUMNS)
-            x = tl.load(x_row_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
+            x = _load_sum(x_row_ptr + column, residual_ptr, residual_row + column, column < columns)
             squares += x * x
         rstd = tl.rsqrt(tl.sum(squares, axis=0) / columns + eps)
         if rstd_ptr is not None:
             tl.store(rstd_ptr + row, rstd)
         for start in tl.range(0, columns, COLUMNS, num_stages=STAGES):
             column = start + tl.arange(0, COLUMNS)
-            x = tl.load(x_row_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
+            x = _load_sum(x_row_ptr + column, residual_ptr, residual_row + column, column < columns)
+            if sum_ptr is not None:
+                tl.store(sum_ptr + out_row + column, x.to(sum_ptr.dtype.element_ty), mask=column < columns)
             weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
             y = x * rstd * weight
-            tl.store(y_row_ptr + column, y.to(y_ptr.dtype.element_ty), mask=column < columns)
+            tl.store(y_ptr + out_row + column, y.to(y_ptr.dtype.element_ty), mask=column < columns)
 
 
-@declare.declare(NORMALIZED_AGAIN, *DX, *PARTIAL_DWEIGHT, flops=lambda shapes: 9 * math.prod(shapes["x_ptr"]))
+@declare.declare(NORMALIZED_AGAIN, *DX, *PARTIAL_DWEIGHT, flops=_backward_flops)
 @triton.jit
 def rmsnorm_backward_kernel(
-    x_ptr, weight_ptr, rstd_ptr, dy_ptr, dx_ptr, partial_ptr, x_row_stride, dy_row_stride, rows, columns,
+    x_ptr, weight_ptr, rstd_ptr, dy_ptr, dsum_ptr, dx_ptr, partial_ptr, x_row_stride, dy_row_stride, dsum_row_stride,
+    rows, columns,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, COLUMNS)[None, :]
@@ -113,21 +141,24 @@ def rmsnorm_backward_kernel(
         dnormalised = dy * weight.to(tl.float32)
         projection = tl.sum(dnormalised * normalised, axis=1, keep_dims=True) / columns
         dx = rstd * (dnormalised - normalised * projection)
+        if dsum_ptr is not None:
+            dx += tl.load(dsum_ptr + row * dsum_row_stride + column, mask=mask, other=0.0).to(tl.float32)
         tl.store(dx_ptr + row * columns + column, dx.to(dx_ptr.dtype.element_ty), mask=mask)
         dweight += dy * normalised
     partial = tl.sum(dweight, axis=0, keep_dims=True)
     tl.store(partial_ptr + tl.program_id(0) * columns + column, partial, mask=column < columns)
 
 
-@declare.declare(NORMALIZED_AGAIN, *DX, flops=lambda shapes: 9 * math.prod(shapes["x_ptr"]))
+@declare.declare(NORMALIZED_AGAIN, *DX, flops=_backward_flops)
 @triton.jit
 def rmsnorm_backward_looped_kernel(
-    x_ptr, weight_ptr, rstd_ptr, dy_ptr, dx_ptr, x_row_stride, dy_row_stride, rows, columns,
+    x_ptr, weight_ptr, rstd_ptr, dy_ptr, dsum_ptr, dx_ptr, x_row_stride, dy_row_stride, dsum_row_stride, rows, columns,
     COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     for row in tl.range(tl.program_id(0), rows, tl.num_programs(0)):
         x_row_ptr = x_ptr + tl.cast(row, tl.int64) * x_row_stride
         dy_row_ptr = dy_ptr + tl.cast(row, tl.int64) * dy_row_stride
+        dsum_row = tl.cast(row, tl.int64) * dsum_row_stride
         dx_row_ptr = dx_ptr + tl.cast(row, tl.int64) * columns
         rstd = tl.load(rstd_ptr + row)
         products = tl.zeros([COLUMNS], tl.float32)
@@ -144,6 +175,8 @@ def rmsnorm_backward_looped_kernel(
             dy = tl.load(dy_row_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
             weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
             dx = rstd * (dy * weight - x * rstd * projection)
+            if dsum_ptr is not None:
+                dx += tl.load(dsum_ptr + dsum_row + column, mask=column < columns, other=0.0).to(tl.float32)
             tl.store(dx_row_ptr + column, dx.to(dx_ptr.dtype.element_ty), mask=column < columns)
 
 
@@ -205,27 +238,51 @@ def forward(
     x: torch.Tensor, weight: torch.Tensor, eps: float, *, save_rstd: bool, config: RowConfig | None = None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Launch the forward kernel: y [rows, columns], contiguous, in x's dtype; rstd [rows] in fp32 or None."""
+    y, rstd = torch.empty(x.shape, dtype=x.dtype, device=x.device), _empty_rstd(x) if save_rstd else None
+    _launch_forward(x, None, weight, y, None, rstd, eps, config)
+    return y, rstd
+
+
+def forward_of_sum(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, save_rstd: bool,
+    config: RowConfig | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:  # fmt: skip
+    """Launch the forward kernel on x + residual, two matrices of one shape: y and the sum, contiguous, in x's dtype;
+    rstd or None."""
+    y, total = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
+    rstd = _empty_rstd(x) if save_rstd else None
+    _launch_forward(x, residual, weight, y, total, rstd, eps, config)
+    return y, total, rstd
+
+
+def _empty_rstd(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty(len(x), dtype=torch.float32, device=x.device)
+
+
+def _launch_forward(
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, y: torch.Tensor, total: torch.Tensor | None,
+    rstd: torch.Tensor | None, eps: float, config: RowConfig | None,
+) -> None:  # fmt: skip
     rows, columns = x.shape
-    y = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
-    rstd = torch.empty(rows, dtype=torch.float32, device=x.device) if save_rstd else None
     if y.numel() == 0:
-        return y, rstd
+        return
     x = with_unit_column_stride(x)
+    residual = None if residual is None else with_unit_column_stride(residual)
     weight = weight.contiguous()
     config = config or configure_forward(rows, columns, x.element_size(), multiprocessors(x.device))
+    tensors = (x, residual, weight, y, total, rstd, x.stride(0), 0 if residual is None else residual.stride(0))
     with device_of(x):
         if config.block_columns < columns:
             rmsnorm_forward_looped_kernel[(config.programs,)](
-                x, weight, y, rstd, x.stride(0), rows, columns, eps,
+                *tensors, rows, columns, eps,
                 COLUMNS=config.block_columns, STAGES=config.num_stages, num_warps=config.num_warps,
             )  # fmt: skip
         else:
             rmsnorm_forward_kernel[(config.programs,)](
-                x, weight, y, rstd, x.stride(0), rows, columns, eps,
+                *tensors, rows, columns, eps,
                 ROWS=config.block_rows, COLUMNS=config.block_columns, STAGES=config.num_stages,
                 num_warps=config.num_warps,
             )  # fmt: skip
-    return y, rstd
 
 
 def backward(
@@ -234,20 +291,25 @@ def backward(
     rstd: torch.Tensor,
     dy: torch.Tensor,
     config: RowConfig | None = None,
+    *,
+    dsum: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Launch the backward kernels: dx [rows, columns], contiguous, and dweight [columns], in x's dtype."""
+    """Launch the backward kernels: dx [rows, columns], contiguous, and dweight [columns], in x's dtype. `dsum`, of x's
+    shape, is what x's other readers make of its gradient, and is added to dx."""
     rows, columns = x.shape
     dx = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
     if dx.numel() == 0:
         return dx, torch.zeros(columns, dtype=x.dtype, device=x.device)
     x, dy = with_unit_column_stride(x), with_unit_column_stride(dy)
+    dsum = None if dsum is None else with_unit_column_stride(dsum)
+    dsum_row_stride = 0 if dsum is None else dsum.stride(0)
     weight = weight.contiguous()
     config = config or configure_backward(rows, columns, x.element_size(), multiprocessors(x.device))
     partial = torch.empty((config.programs, columns), dtype=torch.float32, device=x.device)
     with device_of(x):
         if config.block_columns < columns:
             rmsnorm_backward_looped_kernel[(config.programs,)](
-                x, weight, rstd, dy, dx, x.stride(0), dy.stride(0), rows, columns,
+                x, weight, rstd, dy, dsum, dx, x.stride(0), dy.stride(0), dsum_row_stride, rows, columns,
                 COLUMNS=config.block_columns, STAGES=config.num_stages, num_warps=config.num_warps,
             )  # fmt: skip
             rmsnorm_partial_dweight_kernel[(config.programs, triton.cdiv(columns, 1024))](
@@ -256,7 +318,7 @@ def backward(
             )  # fmt: skip
         else:
             rmsnorm_backward_kernel[(config.programs,)](
-                x, weight, rstd, dy, dx, partial, x.stride(0), dy.stride(0), rows, columns,
+                x, weight, rstd, dy, dsum, dx, partial, x.stride(0), dy.stride(0), dsum_row_stride, rows, columns,
                 ROWS=config.block_rows, COLUMNS=config.block_columns, STAGES=config.num_stages,
                 num_warps=config.num_warps,
             )  # fmt: skip

@@ -7,6 +7,8 @@ Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", arXi
 them. Shapes: q, q_out [batch, heads, sequence, head_dim], k, k_out [batch, kv_heads, sequence, head_dim], positions
 [batch, sequence]. bfloat16, float16 or float32 in and out; fp32 inside. The backward pass is the same kernel with
 the angle negated: it reads positions and the gradients, and nothing else is saved.
+
+The launcher also turns in place, or into views of a larger tensor: a pair is read whole before it is written.
 """
 
 import math
@@ -57,8 +59,8 @@ def rope_flops(shapes: declare.Shapes) -> float:
 
 @triton.jit
 def _turn(
-    x_ptr, out_ptr, stride_batch, stride_head, stride_position, first, heads, sequence, batch, position, pair, mask,
-    cos, sin, HALF: tl.constexpr, HEADS: tl.constexpr,
+    x_ptr, out_ptr, stride_batch, stride_head, stride_position, out_stride_batch, out_stride_head, out_stride_position,
+    first, heads, batch, position, pair, mask, cos, sin, HALF: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
     """Turn HEADS heads from `first` on, at positions [1, rows, 1], by angles [1, rows, pairs]."""
     head = (first + tl.arange(0, HEADS)).to(tl.int64)[:, None, None]
@@ -66,7 +68,7 @@ def _turn(
     x = x_ptr + batch * stride_batch + head * stride_head + position * stride_position + pair
     x1 = tl.load(x, mask=mask, other=0.0).to(tl.float32)
     x2 = tl.load(x + HALF, mask=mask, other=0.0).to(tl.float32)
-    out = out_ptr + ((batch * heads + head) * sequence + position) * (2 * HALF) + pair
+    out = out_ptr + batch * out_stride_batch + head * out_stride_head + position * out_stride_position + pair
     tl.store(out, (x1 * cos - x2 * sin).to(out_ptr.dtype.element_ty), mask=mask)
     tl.store(out + HALF, (x2 * cos + x1 * sin).to(out_ptr.dtype.element_ty), mask=mask)
 
@@ -76,11 +78,12 @@ def _turn(
 def rope_kernel(
     q_ptr, k_ptr, positions_ptr, q_out_ptr, k_out_ptr,
     q_stride_batch, q_stride_head, q_stride_position, k_stride_batch, k_stride_head, k_stride_position,
-    heads, kv_heads, rows, sequence,
+    q_out_stride_batch, q_out_stride_head, q_out_stride_position,
+    k_out_stride_batch, k_out_stride_head, k_out_stride_position, heads, kv_heads, rows, sequence,
     HALF: tl.constexpr, EXPONENT: tl.constexpr, BACKWARD: tl.constexpr,
     ROWS: tl.constexpr, HEADS: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """Rows are the positions of all sequences, one sequence after another; the outputs are contiguous."""
+    """Rows are the positions of all sequences, one sequence after another."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     pair = tl.arange(0, PAIRS)
     # An error of a frequency counts as often as the position says: exp2 of float64, once a pair, is right to the last
@@ -100,13 +103,15 @@ def rope_kernel(
     for group in range(tl.program_id(1), q_groups + tl.cdiv(kv_heads, HEADS), tl.num_programs(1)):
         if group < q_groups:
             _turn(
-                q_ptr, q_out_ptr, q_stride_batch, q_stride_head, q_stride_position, group * HEADS, heads,
-                sequence, batch, position, pair, mask, cos, sin, HALF, HEADS,
+                q_ptr, q_out_ptr, q_stride_batch, q_stride_head, q_stride_position,
+                q_out_stride_batch, q_out_stride_head, q_out_stride_position, group * HEADS, heads,
+                batch, position, pair, mask, cos, sin, HALF, HEADS,
             )  # fmt: skip
         else:
             _turn(
-                k_ptr, k_out_ptr, k_stride_batch, k_stride_head, k_stride_position, (group - q_groups) * HEADS,
-                kv_heads, sequence, batch, position, pair, mask, cos, sin, HALF, HEADS,
+                k_ptr, k_out_ptr, k_stride_batch, k_stride_head, k_stride_position,
+                k_out_stride_batch, k_out_stride_head, k_out_stride_position, (group - q_groups) * HEADS, kv_heads,
+                batch, position, pair, mask, cos, sin, HALF, HEADS,
             )  # fmt: skip
 
 
@@ -127,13 +132,13 @@ def configure(
 
 def launch_rope(
     q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, theta: float, *, backward: bool = False,
-    config: RopeConfig | None = None,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None, config: RopeConfig | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """q and k turned by the angles of their positions, or with `backward` by the negative ones: contiguous."""
+    """q and k turned by the angles of their positions, or with `backward` by the negative ones: contiguous, or in
+    `out`, whose neighbours along head_dim are neighbours in memory. That may be q and k themselves."""
     batch, heads, sequence, head_dim = q.shape
     kv_heads = k.shape[1]
-    q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    k_out = torch.empty(k.shape, dtype=k.dtype, device=k.device)
+    q_out, k_out = out or (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k))
     if q.numel() + k.numel() == 0:
         return q_out, k_out
     q, k, positions = with_unit_column_stride(q), with_unit_column_stride(k), positions.contiguous()
@@ -141,7 +146,8 @@ def launch_rope(
     config = config or configure(rows, heads, kv_heads, head_dim, q.element_size(), multiprocessors(q.device))
     with device_of(q):
         rope_kernel[(triton.cdiv(rows, config.rows), config.splits)](
-            q, k, positions, q_out, k_out, *q.stride()[:3], *k.stride()[:3], heads, kv_heads, rows, sequence,
+            q, k, positions, q_out, k_out, *q.stride()[:3], *k.stride()[:3], *q_out.stride()[:3], *k_out.stride()[:3],
+            heads, kv_heads, rows, sequence,
             HALF=half, EXPONENT=-math.log2(theta) / half, BACKWARD=backward,
             ROWS=config.rows, HEADS=config.heads, PAIRS=triton.next_power_of_2(half), num_warps=config.num_warps,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""A decoder layer of Llama whose attention is `F.scaled_dot_product_attention`, by cuDNN; the rest is the plain block's.
+"""A decoder layer of Llama whose attention is `F.scaled_dot_product_attention`, by cuDNN; the rest is plain.
 
 Made for torch.compile, which leaves the attention to the library and fuses what is around it.
 """

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from xlafuse.blocks import attention, rope, swiglu
+from xlafuse.blocks import attention, rope
 from xlafuse.blocks.rmsnorm import rmsnorm
 
 Attend = Callable[[dict[str, jax.Array]], dict[str, jax.Array]]
@@ -77,7 +77,7 @@ class DecoderBlock(nnx.Module):
         with jax.named_scope("up"):
             up = self.up(h)
         with jax.named_scope("act"):
-            activated = swiglu.apply({"gate": gate, "up": up})["y"]
+            activated = gate * jax.nn.sigmoid(gate) * up
         with jax.named_scope("down"):
             down = self.down(activated)
         with jax.named_scope("mlp_residual"):
@@ -92,8 +92,7 @@ class DecoderBlock(nnx.Module):
 def attend_plainly(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """`attention.apply` for keys and values that groups of query heads share: each is repeated for its group."""
     group = inputs["q"].shape[1] // inputs["k"].shape[1]
-    with jax.named_scope("repeat"):
-        k, v = (jnp.repeat(inputs[name], group, axis=1) for name in ("k", "v"))
+    k, v = (jnp.repeat(inputs[name], group, axis=1) for name in ("k", "v"))
     return attention.apply({"q": inputs["q"], "k": k, "v": v})
 
 
@@ -105,7 +104,7 @@ def stages(
     width, head_dim = x.shape[-1], params["w_qkv"].shape[-1] // (heads + 2 * kv_heads)
     hidden = params["w_gate"].shape[-1]
     graph = _graph(width, heads, kv_heads, head_dim, hidden, eps=eps, theta=theta, attend=attend)
-    weights = nnx.State.from_flat_path({path: nnx.Param(params[name]) for name, path in PATHS.items()})
+    weights = nnx.from_flat_state({path: nnx.Param(params[name]) for name, path in PATHS.items()})
     y: jax.Array = nnx.merge(graph, weights)(x, positions)
     return y
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
 ITEMSIZE = {"bfloat16": 2, "float32": 4}
 
 
-def tensor(storage: int, shape: tuple[int, ...], dtype: str = "bfloat16", name: str = "") -> Any:
-    elements = 1
-    for size in shape:
-        elements *= size
-    size = elements * ITEMSIZE[dtype]
+def tensor(
+    storage: int, shape: tuple[int, ...], dtype: str = "bfloat16", name: str = "", *,
+    strides: tuple[int, ...] | None = None, offset: int = 0,
+) -> Any:  # fmt: skip
+    """Contiguous where no strides are given."""
+    size = math.prod(shape) * ITEMSIZE[dtype]
+    strides = strides or tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
     return SimpleNamespace(
-        storage=storage, shape=shape, dtype=dtype, name=name, bytes=size, bytes_used=size, position=0, offset=0
-    )
+        storage=storage, shape=shape, strides=strides, dtype=dtype, name=name, bytes=size, bytes_used=size, position=0,
+        offset=offset, itemsize=ITEMSIZE[dtype],
+    )  # fmt: skip
 
 
 def computed(op: str, stage: str, backward: bool = False, rematerialized: bool = False) -> Any:

@@ -50,6 +50,21 @@ def test_kernels_in_order_with_bytes_and_names(norm: FusionGraph) -> None:
     assert add.source_ops[0].op == "aten.add" and add.source_ops[0].stage == "residual"
 
 
+@pytest.mark.parametrize(
+    ("views", "bytes"),
+    [
+        ([tensor(0, (4, 8)), tensor(0, (4, 8))], 64),
+        ([tensor(0, (4, 8)), tensor(0, (8, 4), strides=(1, 8))], 64),  # transposed
+        ([tensor(0, (4, 4), strides=(8, 1)), tensor(0, (4, 2), strides=(8, 1), offset=4)], 32 + 16),  # side by side
+        ([tensor(0, (3, 8)), tensor(0, (3, 8), offset=8)], 64),  # but for a row each
+    ],
+)
+def test_views_of_one_memory_count_what_they_cover(views: list[object], bytes: int) -> None:
+    reads = launch("kernel", views, [Y], [computed("mul", "stage")])
+    graph = from_launches(recorded({"forward": [reads]}, {"x": X}, {"y": Y}), name="views", compiler="triton")
+    assert graph.kernels and graph.kernels[0].bytes_read == bytes
+
+
 def test_buffers_are_memory_and_have_roles(norm: FusionGraph) -> None:
     assert {buffer.name: buffer.role for buffer in norm.buffers} == {
         "x": "input", "dy": "input", "y": "output", "dx": "output", "rstd": "saved", "partial": "intermediate",

@@ -331,21 +331,41 @@ def _squares_overflow(x: torch.Tensor) -> torch.Tensor:
 
 
 def rmsnorm(launch: Launch, x: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor, eps: float) -> str | None:
-    """Rows of numbers whose sum of squares overflows fp32 must be, as in PyTorch, zero; their gradient is not judged,
-    nor that of the weight where there are such rows."""
     (y, dx, dweight), stray = launched(launch, x, weight, dy)
+    return first(stray, _rmsnorm_problem(y, dx, dweight, x, weight, dy, torch.zeros_like(dy), eps))
+
+
+def rmsnorm_of_sum(
+    launch: Launch, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor,
+    dsum: torch.Tensor, eps: float,
+) -> str | None:  # fmt: skip
+    """The norm and the gradients against those of the stored sum, which they are computed from."""
+    (y, total, dx, dweight), stray = launched(launch, x, residual, weight, dy, dsum)
+    expected = (x.float() + residual.float()).to(x.dtype)
+    return first(
+        stray,
+        None if _identical(total, expected) else "sum: not x + residual, rounded once",
+        _rmsnorm_problem(y, dx, dweight, total, weight, dy, dsum, eps),
+    )
+
+
+def _rmsnorm_problem(
+    y: torch.Tensor, dx: torch.Tensor, dweight: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor,
+    dsum: torch.Tensor, eps: float,
+) -> str | None:  # fmt: skip
+    """Rows of numbers whose sum of squares overflows fp32 must be, as in PyTorch, zero; their gradient is not judged,
+    nor that of the weight where there are such rows. dsum: what is added to dx."""
     wide, w, g = x.double(), weight.double(), dy.double() * weight.double()
     columns = x.shape[1]
     rstd = torch.rsqrt(wide.square().mean(dim=1, keepdim=True) + eps)
     n = wide * rstd
     overflow = _squares_overflow(x) & x.isfinite().all(dim=1, keepdim=True)
     expected_y = torch.where(overflow, 0.0, n * w)
-    dx64 = rstd * (g - n * (g * n).mean(dim=1, keepdim=True))
-    terms = rstd * (g.abs() + n.abs() * (g * n).abs().mean(dim=1, keepdim=True))
+    dx64 = rstd * (g - n * (g * n).mean(dim=1, keepdim=True)) + dsum.double()
+    terms = rstd * (g.abs() + n.abs() * (g * n).abs().mean(dim=1, keepdim=True)) + dsum.double().abs()
     dweight64, weight_terms = (dy.double() * n).sum(dim=0), (dy.double() * n).abs().sum(dim=0)
     judged = ~overflow.squeeze(1)
     return first(
-        stray,
         named("y", problem(y, expected_y, FP32 * (8 + columns / 4) * expected_y.abs())),
         named("dx", problem(dx[judged], dx64[judged], FP32 * (16 + columns) * terms[judged])),
         named("dweight", problem(dweight, dweight64, FP32 * (16 + columns + len(x)) * weight_terms))

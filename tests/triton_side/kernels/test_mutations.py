@@ -32,6 +32,7 @@ from test_layernorm import configured as layernorm_configured
 from test_linear_gelu import DPRE_CONFIGS
 from test_rmsnorm import EPS
 from test_rmsnorm import configured as rmsnorm_configured
+from test_rmsnorm import of_sum as rmsnorm_of_sum
 from test_rope import THETA
 from test_rope import configured as rope_configured
 from test_softmax import configured as softmax_configured
@@ -132,6 +133,13 @@ def cross_entropy_problems(module: ModuleType) -> Iterator[Problem]:
 def rmsnorm_problems(config: RowConfig, module: ModuleType) -> Iterator[Problem]:
     launch = properties.training(rmsnorm_configured(config, module))
     yield properties.rmsnorm(launch, draw(14, 67), draw(67, seed=1), draw(14, 67, seed=2), EPS)
+
+
+def rmsnorm_of_sum_problems(config: RowConfig, module: ModuleType) -> Iterator[Problem]:
+    x, residual, dy, dsum = (draw(14, 67, seed=seed) for seed in range(4))
+    yield properties.rmsnorm_of_sum(
+        rmsnorm_of_sum(config, module), x, residual, draw(67, seed=4), dy, dsum, EPS
+    )
 
 
 def layernorm_problems(config: RowConfig, module: ModuleType) -> Iterator[Problem]:
@@ -295,6 +303,26 @@ MUTATIONS = [
         "rmsnorm_forward_looped_kernel", rmsnorm,
         "squares += x * x", "squares = x * x",
         partial(rmsnorm_problems, LOOPED),
+    ),
+    Mutation(
+        "rmsnorm_forward_kernel", rmsnorm,
+        "row * residual_row_stride + column", "row * columns",
+        partial(rmsnorm_of_sum_problems, ROW),
+    ),
+    Mutation(
+        "rmsnorm_forward_looped_kernel", rmsnorm,
+        "sum_ptr + out_row + column", "sum_ptr + column",
+        partial(rmsnorm_of_sum_problems, LOOPED),
+    ),
+    Mutation(
+        "rmsnorm_backward_kernel", rmsnorm,
+        "dx += tl.load(dsum_ptr + row", "dx = tl.load(dsum_ptr + row",
+        partial(rmsnorm_of_sum_problems, ROW),
+    ),
+    Mutation(
+        "rmsnorm_backward_looped_kernel", rmsnorm,
+        "dsum_row + column, mask", "column, mask",
+        partial(rmsnorm_of_sum_problems, LOOPED),
     ),
     Mutation(
         "rmsnorm_backward_kernel", rmsnorm,

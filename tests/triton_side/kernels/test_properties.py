@@ -26,6 +26,7 @@ from kernel_properties import (
     matmul,
     product_bias_gelu,
     rmsnorm,
+    rmsnorm_of_sum,
     rope,
     softmax,
     sum_columns,
@@ -68,6 +69,7 @@ from test_linear_gelu import DPRE_CONFIGS
 from test_linear_gelu import plain as plain_linear_gelu
 from test_rmsnorm import EPS
 from test_rmsnorm import configured as rmsnorm_configured
+from test_rmsnorm import of_sum as rmsnorm_configured_of_sum
 from test_rope import THETA, trained
 from test_rope import configured as rope_configured
 from test_softmax import configured as softmax_configured
@@ -239,6 +241,19 @@ def test_cross_entropy(dtype, tokens, classes, kinds, layout, config, ignored, s
     logits = draw(tokens, classes, kinds, seed, dtype, layout)
     labels, dloss = draw_labels(tokens, classes, ignored, seed), torch.tensor(1.7, device=DEVICE)
     assert not cross_entropy(cross_entropy_configured(config), logits, labels, dloss, SMOOTHING, Z_LOSS)
+
+
+@dtypes
+@examples(15, 80)
+@given(few_rows, sizes, rows_of_any_kind, moderate_rows, st.lists(layouts, min_size=5, max_size=5), row_configs, seeds)
+def test_rmsnorm_of_sum(dtype, rows, columns, kinds, dy_kinds, storage, config, seed) -> None:
+    config = fitting(config, columns)
+    x, residual, dy, dsum = (
+        draw(rows, columns, of, seed + i, dtype, storage[i])
+        for i, of in enumerate((kinds, ORDINARY_ROWS, dy_kinds, dy_kinds))
+    )
+    weight = draw(1, columns, ORDINARY_ROWS, seed + 4, dtype, storage[4])[0]
+    assert not rmsnorm_of_sum(rmsnorm_configured_of_sum(config), x, residual, weight, dy, dsum, EPS)
 
 
 def test_rmsnorm_of_rows_too_large_for_their_squares_is_zero_as_in_torch() -> None:

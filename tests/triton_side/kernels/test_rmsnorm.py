@@ -48,6 +48,17 @@ def configured(config: RowConfig, module=rmsnorm):
     return Configured.apply
 
 
+def of_sum(config: RowConfig | None, module=rmsnorm):
+    """The kernels that add as a launch: x, residual, weight, dy, dsum -> y, the sum, and the gradients of sum and
+    weight."""
+
+    def launch(x, residual, weight, dy, dsum):
+        y, total, rstd = module.forward_of_sum(x, residual, weight, EPS, save_rstd=True, config=config)
+        return y, total, *module.backward(total, weight, rstd, dy, config, dsum=dsum)
+
+    return launch
+
+
 def operands(rows: int, columns: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
     return (
         2 * random(rows, columns, dtype=dtype),
@@ -65,6 +76,21 @@ def test_agrees_with_float64(shape: tuple[int, int], dtype: torch.dtype) -> None
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_any_configuration_agrees(config: RowConfig) -> None:
     assert agrees(configured(config), *operands(37, 203))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("config", [None, CONFIGS[4]], ids=str)
+def test_a_sum_is_rounded_once_and_its_norm_is_that_of_the_rounded_sum(config, dtype: torch.dtype) -> None:
+    x, weight, dy = operands(37, 203, dtype)
+    residual, dsum = (random(37, 203, dtype=dtype, seed=seed) for seed in (3, 4))
+    y, total, dx, dweight = of_sum(config)(x, residual, weight, dy, dsum)
+    expected, rstd = rmsnorm.forward(x + residual, weight, EPS, save_rstd=True, config=config)
+    assert torch.equal(total, x + residual) and torch.equal(y, expected)
+    alone, dweight_alone = rmsnorm.backward(total, weight, rstd, dy, config)
+    assert torch.equal(dweight, dweight_alone)
+    # Both sums are of fp32 numbers, of which `alone` was rounded.
+    off = torch.finfo(dtype).eps * (alone.float().abs() + dsum.float().abs())
+    assert ((dx.float() - (alone.float() + dsum.float())).abs() <= off).all()
 
 
 def test_non_contiguous() -> None:

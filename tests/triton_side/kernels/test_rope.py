@@ -87,6 +87,21 @@ def test_strides() -> None:
     assert agrees(trained(rope.rope), *between, positions, *gradients)
 
 
+def test_in_place_and_into_views() -> None:
+    q, k, positions, *_ = operands(2, 5, 2, 19, 12)
+    expected = rope.launch_rope(q, k, positions, THETA)
+    rows = torch.cat([x.transpose(1, 2).flatten(2) for x in (q, k, k)], dim=-1)  # queries, keys and values of a product
+    turned = torch.empty_like(rows)
+
+    def views(rows):
+        return rows.unflatten(-1, (9, 12)).transpose(1, 2).split((5, 2, 2), dim=1)
+
+    for source, target in ((rows, turned), (rows, rows)):
+        rope.launch_rope(*views(source)[:2], positions, THETA, out=views(target)[:2])
+        assert all(torch.equal(x, y) for x, y in zip(views(target), expected, strict=False))
+    assert torch.equal(views(rows)[2], k)
+
+
 def test_far_positions_are_turned_as_plain_code_turns_them() -> None:
     q, k, positions, *gradients = operands(1, 2, 1, 33, 64)
     assert agrees(trained(rope.rope), q, k, positions + 100_000, *gradients)

@@ -1,0 +1,145 @@
+import pytest
+import torch
+from row_kernel_checks import DEVICE, DTYPES, is_accurate, mutant, random, with_gradients
+
+from triton_side.blocks import decoder_block as plain_block
+from triton_side.kernels import decoder_block
+
+NAMES = ("x", *decoder_block.WEIGHTS)
+WIDTH, HEADS, KV_HEADS, HEAD_DIM, HIDDEN = 37, 4, 2, 16, 67
+ATTRIBUTES = {"heads": HEADS, "kv_heads": KV_HEADS, "eps": 1e-5, "theta": 100.0}
+
+
+def tensors(batch: int, sequence: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
+    """x, the weights, dy."""
+    attended = HEADS * HEAD_DIM
+
+    def weight(inputs: int, outputs: int, seed: int) -> torch.Tensor:
+        return (random(inputs, outputs, seed=seed) * inputs**-0.5).to(dtype)
+
+    def norm(seed: int) -> torch.Tensor:
+        return (1 + 0.1 * random(WIDTH, seed=seed)).to(dtype)
+
+    x, dy = (random(batch, sequence, WIDTH, dtype=dtype, seed=seed) for seed in (0, 8))
+    return (
+        x, norm(1), weight(WIDTH, attended + 2 * KV_HEADS * HEAD_DIM, 2), weight(attended, WIDTH, 3), norm(4),
+        weight(WIDTH, HIDDEN, 5), weight(WIDTH, HIDDEN, 6), weight(HIDDEN, WIDTH, 7), dy,
+    )  # fmt: skip
+
+
+def positions(batch: int, sequence: int) -> torch.Tensor:
+    return (3 * torch.arange(batch)[:, None] + torch.arange(sequence)).to(DEVICE, torch.int32)
+
+
+def applied(apply):
+    """The block as a function of x and its weights."""
+
+    def function(*inputs: torch.Tensor) -> torch.Tensor:
+        named = dict(zip(NAMES, inputs, strict=True))
+        return apply(named | {"positions": positions(*inputs[0].shape[:2])}, **ATTRIBUTES)["y"]
+
+    return function
+
+
+def exact(*inputs: torch.Tensor) -> torch.Tensor:
+    """In the inputs' dtype to the end: the plain block computes norms, angles and softmax in float32."""
+    x, attention_norm, w_qkv, w_o, mlp_norm, w_gate, w_up, w_down = inputs
+    batch, sequence, _ = x.shape
+
+    def normalised(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + ATTRIBUTES["eps"]) * weight
+
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        half = HEAD_DIM // 2
+        frequencies = ATTRIBUTES["theta"] ** (-torch.arange(half, dtype=x.dtype, device=x.device) / half)
+        angles = positions(batch, sequence)[:, None, :, None] * frequencies
+        z = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angles), angles)
+        return torch.cat([z.real, z.imag], dim=-1)
+
+    qkv = (normalised(x, attention_norm) @ w_qkv).view(batch, sequence, -1, HEAD_DIM).transpose(1, 2)
+    q, k, v = qkv.split((HEADS, KV_HEADS, KV_HEADS), dim=1)
+    k, v = (each.repeat_interleave(HEADS // KV_HEADS, dim=1) for each in (turned(k), v))
+    attended = torch.nn.functional.scaled_dot_product_attention(turned(q), k, v, is_causal=True)
+    x1 = x + attended.transpose(1, 2).flatten(2) @ w_o
+    h = normalised(x1, mlp_norm)
+    return x1 + (torch.nn.functional.silu(h @ w_gate) * (h @ w_up)) @ w_down
+
+
+def agrees(function, *inputs: torch.Tensor, dy: torch.Tensor) -> bool:
+    got = with_gradients(function, *inputs, dy=dy)
+    low = with_gradients(applied(plain_block.apply), *inputs, dy=dy)
+    reference = with_gradients(exact, *(x.double() for x in inputs), dy=dy.double())
+    return all(is_accurate(*three) for three in zip(got, low, reference, strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_agrees_with_float64(dtype: torch.dtype) -> None:
+    *inputs, dy = tensors(2, 19, dtype)
+    assert agrees(applied(decoder_block.apply), *inputs, dy=dy)
+
+
+def test_strides() -> None:
+    *inputs, dy = tensors(2, 5)
+    apart = (x.mT.contiguous().mT if x.ndim > 1 else x for x in inputs)
+    assert agrees(applied(decoder_block.apply), *apart, dy=random(1, 1, WIDTH, seed=9).expand_as(dy))
+
+
+def test_a_token_sees_none_after_it() -> None:
+    x, *weights, _ = tensors(2, 7)
+    y = applied(decoder_block.apply)(x, *weights)
+    x[:, 4:] += 1
+    changed = applied(decoder_block.apply)(x, *weights)
+    assert torch.equal(y[:, :4], changed[:, :4]) and not torch.equal(y[:, 4:], changed[:, 4:])
+
+
+def test_inference_saves_nothing_and_training_each_intermediate_once() -> None:
+    *inputs, _ = tensors(2, 5)
+    assert applied(decoder_block.apply)(*inputs).grad_fn is None
+    inputs[0].requires_grad_()
+    tokens, attended, kv = 10, HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
+    saved = applied(decoder_block.apply)(*inputs).grad_fn.next_functions[0][0].saved_tensors
+    assert [tuple(x.shape) for x in saved] == [
+        (tokens, WIDTH), (2, 5), *(tuple(x.shape) for x in inputs[1:]),
+        (tokens, WIDTH), (tokens,), (tokens, attended + 2 * kv), (tokens, attended), (2, HEADS, 5),
+        (tokens, WIDTH), (tokens, WIDTH), (tokens,), (tokens, HIDDEN), (tokens, HIDDEN),
+    ]  # fmt: skip
+
+
+def test_rejects() -> None:
+    x, *weights, _ = tensors(2, 5)
+    params = dict(zip(decoder_block.WEIGHTS, weights, strict=True))
+    where = positions(2, 5)
+
+    def call(x=x, where=where, attributes=ATTRIBUTES, **changed):
+        return decoder_block.decoder_block(x, params | changed, where, **attributes)
+
+    with pytest.raises(ValueError, match=r"x must be \[batch, sequence, width\] and not empty, got \[5, 37\]"):
+        call(x[0])
+    with pytest.raises(TypeError, match="positions must be int32 or int64, got torch.float32"):
+        call(where=where.float())
+    with pytest.raises(ValueError, match=r"positions must be \[batch, sequence\] = \[2, 5\] on .*, got \[1, 5\]"):
+        call(where=where[:1])
+    with pytest.raises(ValueError, match="heads must be a multiple of kv_heads, got 4 and 3"):
+        call(attributes=ATTRIBUTES | {"kv_heads": 3})
+    with pytest.raises(ValueError, match=r"w_qkv must have 4 \+ 2 \* 4 heads of .* columns, got 128"):
+        call(attributes=ATTRIBUTES | {"kv_heads": 4})
+    with pytest.raises(ValueError, match=r"the weights must fit x .*expected .*'w_down': \[67, 37\]"):
+        call(w_down=params["w_down"].T)
+    with pytest.raises(TypeError, match="w_o in torch.float16"):
+        call(w_o=params["w_o"].half())
+
+
+@pytest.mark.parametrize(
+    ("sound", "broken"),
+    [
+        ("dh2, dsum=dy)", "dh2)"),
+        ("dh1, dsum=dx1)", "dh1)"),
+        ("forward_of_sum(projected, x,", "forward_of_sum(projected, projected,"),
+        ("dv.copy_(whole_dv)", "dv.zero_()"),
+        ("backward=True, out", "out"),
+        ("residual=dh2)", "residual=None)"),
+    ],
+)
+def test_comparison_catches(sound: str, broken: str, tmp_path) -> None:
+    *inputs, dy = tensors(1, 7)
+    assert not agrees(applied(mutant(decoder_block, sound, broken, tmp_path).apply), *inputs, dy=dy)

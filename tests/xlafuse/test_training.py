@@ -1,0 +1,55 @@
+"""A training step in JAX: AdamW against optax, and the ways through the layers against each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from compare import arrays
+from compare.blocks import BLOCKS
+from xlafuse.blocks import lm_step
+from xlafuse.blocks.adamw import adamw
+
+STEP = BLOCKS["lm_step"]
+CASE = next(case for case in STEP.cases("check") if case.dtype == "float32")
+
+
+def test_adamw_is_optax_s() -> None:
+    optax = pytest.importorskip("optax")
+    settings = {"rate": 1e-2, "beta1": 0.9, "beta2": 0.99, "eps": 1e-6, "decay": 0.1}
+    optimizer = optax.adamw(1e-2, b1=0.9, b2=0.99, eps=1e-6, weight_decay=0.1)
+    param, mu, nu = jax.random.normal(jax.random.key(0), 100), jnp.zeros(100), jnp.zeros(100)
+    theirs, state = param, optimizer.init(param)
+    for step in (1, 2, 3):
+        gradient = jax.random.normal(jax.random.key(step), 100)
+        updates, state = optimizer.update(gradient, state, theirs)
+        theirs = optax.apply_updates(theirs, updates)
+        param, mu, nu = adamw(param, gradient, mu, nu, jnp.int32(step), **settings)
+    for ours, expected in ((param, theirs), (mu, state[0].mu), (nu, state[0].nu)):
+        np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-7)
+
+
+def traced(function: Any) -> Any:
+    structs = {t.name: jax.ShapeDtypeStruct(t.shape(CASE.sizes), t.dtype_in(CASE)) for t in STEP.inputs}
+    return jax.make_jaxpr(lambda inputs: function(inputs, **STEP.attributes_of(CASE)))(structs)
+
+
+def test_the_ways_through_the_layers() -> None:
+    """One loop forward and one backward, where layers are scanned; only there, and what is computed again is so said."""
+    unrolled, scanned, again = map(traced, (lm_step.apply, lm_step.apply_scan, lm_step.apply_scan_remat))
+    loops = [str(jaxpr).count("= scan[") for jaxpr in (unrolled, scanned, again)]
+    assert loops == [0, 2, 2]
+    assert ["remat" in str(jaxpr) for jaxpr in (unrolled, scanned, again)] == [False, False, True]
+
+
+def test_other_labels_change_the_loss_every_parameter_and_its_moments() -> None:
+    inputs = {t.name: jnp.asarray(arrays.draw(CASE, t, 0).astype(t.dtype_in(CASE))) for t in STEP.inputs}
+    changed = inputs | {"labels": (inputs["labels"] + 1) % CASE.sizes["vocabulary"]}
+    run = jax.jit(lambda inputs: lm_step.apply_scan(inputs, **STEP.attributes_of(CASE)))
+    before, after = run(inputs), run(changed)
+    assert before.keys() == {t.name for t in STEP.outputs}
+    assert all((before[name] != after[name]).any() for name in before)

@@ -1,0 +1,218 @@
+"""A decoder layer of Llama, forward and backward, made of the kernels that are here and of cuBLAS.
+
+    x1 = x + attention(rope(h1 Wqkv)) Wo,  h1 = rmsnorm(x)       y = x1 + (silu(h2 Wg) * (h2 Wu)) Wd,  h2 = rmsnorm(x1)
+
+Touvron et al., arXiv:2302.13971; Ainslie et al., arXiv:2305.13245. A product is our own kernel where its epilogue saves
+a pass over memory, and cuBLAS's, in brackets here, where it stands alone. Forward:
+
+    h1; [qkv]; q and k turned in place, as views of qkv; attention, which reads these views; [Wo]; x1 and h2 in one
+    pass; gate and up as one product that ends in silu(gate) * up; Wd, whose product ends in the sum with x1
+
+Backward, where the norms add the residual's gradients to their own:
+
+    [dact]; dgate, dup and act once more; [dWd, dWg, dWu, and half of dh2]; the other half, which ends in the sum; dx1;
+    [dWo, dattended]; attention's; dq and dk turned back into their columns of dqkv; [dWqkv, dh1]; dx
+
+One autograd function holds all of it: PyTorch would add the residual's gradients up, and the parts of dqkv, in passes
+of their own.
+
+Shapes: x, x1, y [tokens, width] with a token a row, and so on; qkv [tokens, (heads + 2 kv_heads) head_dim]. dtypes:
+bfloat16, float16, float32, one for all. A forward that a backward follows saves x, h1, qkv, attention's output, x1, h2,
+gate and up, and in fp32 a number a token for either norm and one a query for attention.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from triton_side.blocks.decoder_block import split_heads
+from triton_side.declare import computing, forward
+from triton_side.kernels import attention, rmsnorm, rope, swiglu_mlp
+from triton_side.kernels._attention_configs import HEAD_DIMS, chosen, dk_dv_config, dq_config, forward_config
+from triton_side.kernels._launch import check_tensors
+from triton_side.kernels.attention_backward import launch_delta, launch_dk_dv, launch_dq
+from triton_side.kernels.matmul import choose_config, launch_matmul, matmul_config
+from triton_side.stages import stage
+
+WEIGHTS = ("attention_norm", "w_qkv", "w_o", "mlp_norm", "w_gate", "w_up", "w_down")
+SUM_AND_NORM = (
+    forward("add", "attention_residual"),
+    *(replace(operation, stage=f"mlp_norm/{operation.stage}") for operation in rmsnorm.FORWARD),
+)
+DOWN = (forward("dot", "down"), forward("add", "mlp_residual"))
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the layer is told beside its tensors."""
+
+    heads: int
+    kv_heads: int
+    eps: float
+    theta: float
+
+    def split(self, qkv: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Views of q, k, v, each [batch, its heads, sequence, head_dim], of the rows of all tokens."""
+        return split_heads(qkv.view(*positions.shape, -1), self.heads, self.kv_heads)
+
+
+def _forward(
+    settings: Settings, x: torch.Tensor, positions: torch.Tensor, weights: Mapping[str, torch.Tensor], save: bool
+) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
+    """y, and what the backward pass needs beside x, positions and weights, some of it None where none will follow."""
+    with stage("attention_norm"), computing(y_ptr="h1"):
+        h1, rstd1 = rmsnorm.forward(x, weights["attention_norm"], settings.eps, save_rstd=save)
+    with stage("qkv"):
+        qkv = torch.mm(h1, weights["w_qkv"])
+    q, k, v = settings.split(qkv, positions)
+    with stage("rope"), computing(*rope.FORWARD):
+        rope.launch_rope(q, k, positions, settings.theta, out=(q, k))
+    with stage("attention"):
+        attended, logsumexp2 = attention.launch_forward(q, k, v, chosen(forward_config, q, k, v), save)
+    with stage("out"):
+        joined = attended.transpose(1, 2).reshape(len(x), -1)
+        projected = torch.mm(joined, weights["w_o"])
+    with computing(*SUM_AND_NORM, x_ptr="projected", residual_ptr="x", y_ptr="h2", sum_ptr="x1"):
+        h2, x1, rstd2 = rmsnorm.forward_of_sum(projected, x, weights["mlp_norm"], settings.eps, save_rstd=save)
+    w_gate, w_up, w_down = weights["w_gate"], weights["w_up"], weights["w_down"]
+    with computing(*swiglu_mlp.GATE_UP, c_ptr="gate", c2_ptr="up", activated_ptr="act"):
+        config = choose_config(swiglu_mlp.two_products_config, h2, w_gate, w_up)
+        act, gate, up = swiglu_mlp.launch_gate_up(h2, w_gate, w_up, config, save)
+    with computing(*DOWN, c_ptr="y"):
+        y = launch_matmul(act, w_down, choose_config(matmul_config, act, w_down), residual=x1)
+    return y, [h1, rstd1, qkv, joined, logsumexp2, x1, h2, rstd2, gate, up]
+
+
+def _attention_backward(
+    settings: Settings, positions: torch.Tensor, qkv: torch.Tensor, joined: torch.Tensor, logsumexp2: torch.Tensor,
+    djoined: torch.Tensor,
+) -> torch.Tensor:  # fmt: skip
+    """dqkv from the gradient of attention's output, its heads side by side in a token's row as in `joined`."""
+    q, k, v = settings.split(qkv, positions)
+    dqkv = torch.empty_like(qkv)
+    dq, dk, dv = settings.split(dqkv, positions)
+    out, dout = (x.view(*positions.shape, settings.heads, -1).transpose(1, 2) for x in (joined, djoined))
+    with stage("attention"):
+        delta = launch_delta(out, dout)
+        turned_dk, whole_dv = launch_dk_dv(q, k, v, dout, logsumexp2, delta, chosen(dk_dv_config, q, dout))
+        turned_dq = launch_dq(q, k, v, dout, logsumexp2, delta, chosen(dq_config, k, v))
+        dv.copy_(whole_dv)
+    names = {"q_ptr": "turned_dq", "k_ptr": "turned_dk", "q_out_ptr": "dq", "k_out_ptr": "dk"}
+    with stage("rope"), computing(*rope.BACKWARD, **names):
+        rope.launch_rope(turned_dq, turned_dk, positions, settings.theta, backward=True, out=(dq, dk))
+    return dqkv
+
+
+class _DecoderBlock(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, settings: Settings, x: torch.Tensor, positions: torch.Tensor, *weights: torch.Tensor
+    ) -> torch.Tensor:
+        y, saved = _forward(settings, x, positions, dict(zip(WEIGHTS, weights, strict=True)), save=True)
+        ctx.save_for_backward(x, positions, *weights, *saved)
+        ctx.settings = settings
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, positions, attention_norm, w_qkv, w_o, mlp_norm, w_gate, w_up, w_down, *saved = ctx.saved_tensors
+        h1, rstd1, qkv, joined, logsumexp2, x1, h2, rstd2, gate, up = saved
+        with stage("down"):
+            dact = torch.mm(dy, w_down.T)
+        dgate, dup, act = swiglu_mlp.launch_activation_gradients(dact, gate, up)
+        with stage("down"):
+            dw_down = torch.mm(act.T, dy)
+        with stage("gate"):
+            dw_gate, dh2 = torch.mm(h2.T, dgate), torch.mm(dgate, w_gate.T)
+        with stage("up"):
+            dw_up = torch.mm(h2.T, dup)
+        with computing(*swiglu_mlp.DH_OF_UP, residual_ptr="dh2_of_gate", c_ptr="dh2"):
+            dh2 = launch_matmul(dup, w_up.T, choose_config(matmul_config, dup, w_up.T), residual=dh2)
+        with stage("mlp_norm"), computing(x_ptr="x1", dsum_ptr="dy", dy_ptr="dh2", dx_ptr="dx1"):
+            dx1, dmlp_norm = rmsnorm.backward(x1, mlp_norm, rstd2, dh2, dsum=dy)
+        with stage("out"):
+            dw_o, djoined = torch.mm(joined.T, dx1), torch.mm(dx1, w_o.T)
+        dqkv = _attention_backward(ctx.settings, positions, qkv, joined, logsumexp2, djoined)
+        with stage("qkv"):
+            dw_qkv, dh1 = torch.mm(h1.T, dqkv), torch.mm(dqkv, w_qkv.T)
+        with stage("attention_norm"), computing(dsum_ptr="dx1", dy_ptr="dh1"):
+            dx, dattention_norm = rmsnorm.backward(x, attention_norm, rstd1, dh1, dsum=dx1)
+        return None, dx, None, dattention_norm, dw_qkv, dw_o, dmlp_norm, dw_gate, dw_up, dw_down
+
+
+def decoder_block(
+    x: torch.Tensor, params: Mapping[str, torch.Tensor], positions: torch.Tensor, *, heads: int, kv_heads: int,
+    eps: float, theta: float,
+) -> torch.Tensor:  # fmt: skip
+    """The layer on x, differentiable once in x and the weights.
+
+    Args:
+        x: [batch, sequence, width], bfloat16, float16 or float32, on a GPU.
+        params: attention_norm, mlp_norm [width]; w_qkv [width, (heads + 2 kv_heads) head_dim], the queries' heads, then
+            the keys', then the values'; w_o [heads head_dim, width]; w_gate, w_up [width, hidden]; w_down
+            [hidden, width]; of x's dtype and device. Others are not looked at.
+        positions: [batch, sequence], int32 or int64, on x's device; they turn q and k, while what a query sees follows
+            the order in the sequence.
+        heads, kv_heads: of queries, and of keys and values, which groups of heads / kv_heads query heads share.
+        eps: added to the mean squares.
+        theta: the base of the rotation's frequencies.
+
+    Returns:
+        y, contiguous, of x's shape and dtype.
+
+    Raises:
+        ValueError: shapes do not fit, head_dim is none of attention's, devices differ or are not a GPU (outside the
+            interpreter), or float32 products are set to "medium".
+        TypeError: a dtype is not supported, or they differ.
+    """
+    weights = {name: params[name] for name in WEIGHTS}
+    check_tensors(x=x, **weights)
+    _check_shapes(x, positions, weights, heads, kv_heads)
+    settings = Settings(heads, kv_heads, eps, theta)
+    tokens = x.reshape(-1, x.shape[-1])
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *weights.values())):
+        y: torch.Tensor = _DecoderBlock.apply(settings, tokens, positions, *weights.values())
+    else:
+        y, _ = _forward(settings, tokens, positions, weights, save=False)
+    return y.view(x.shape)
+
+
+def _check_shapes(
+    x: torch.Tensor, positions: torch.Tensor, weights: Mapping[str, torch.Tensor], heads: int, kv_heads: int
+) -> None:
+    if x.ndim != 3 or x.numel() == 0:
+        raise ValueError(f"x must be [batch, sequence, width] and not empty, got {list(x.shape)}")
+    if positions.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"positions must be int32 or int64, got {positions.dtype}; cast them with .to(torch.int32)")
+    if positions.shape != x.shape[:2] or positions.device != x.device:
+        raise ValueError(
+            f"positions must be [batch, sequence] = {list(x.shape[:2])} on {x.device}, got {list(positions.shape)} on "
+            f"{positions.device}"
+        )
+    if kv_heads < 1 or heads % kv_heads:
+        raise ValueError(f"heads must be a multiple of kv_heads, got {heads} and {kv_heads}")
+    width, hidden = x.shape[-1], weights["w_gate"].shape[-1]
+    head_dim, rest = divmod(weights["w_qkv"].shape[-1], heads + 2 * kv_heads)
+    if head_dim not in HEAD_DIMS or rest:
+        raise ValueError(
+            f"w_qkv must have {heads} + 2 * {kv_heads} heads of {HEAD_DIMS} columns, got {weights['w_qkv'].shape[-1]}"
+        )
+    expected = {
+        "attention_norm": [width], "w_qkv": [width, (heads + 2 * kv_heads) * head_dim],
+        "w_o": [heads * head_dim, width], "mlp_norm": [width], "w_gate": [width, hidden], "w_up": [width, hidden],
+        "w_down": [hidden, width],
+    }  # fmt: skip
+    got = {name: list(tensor.shape) for name, tensor in weights.items()}
+    if got != expected:
+        raise ValueError(f"the weights must fit x {list(x.shape)}: expected {expected}, got {got}")
+
+
+def apply(inputs: dict[str, torch.Tensor], **attributes: Any) -> dict[str, torch.Tensor]:
+    """The block decoder_block: x, positions, the weights; heads, kv_heads, eps, theta -> y."""
+    return {"y": decoder_block(inputs["x"], inputs, inputs["positions"], **attributes)}
