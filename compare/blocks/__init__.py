@@ -9,6 +9,7 @@ from compare.blocks import (
     embedding,
     geglu,
     gelu,
+    gpt2_block,
     layernorm,
     linear_gelu,
     matmul,
@@ -41,5 +42,6 @@ BLOCKS: dict[str, Block] = {
         embedding.BLOCK,
         cross_entropy.BLOCK,
         decoder_block.BLOCK,
+        gpt2_block.BLOCK,
     )
 }

@@ -32,6 +32,10 @@ SMALL = {
     "embedding": {"rows": 4, "columns": 3, "tokens": 5, "distinct": 2},
     "cross_entropy": {"tokens": 3, "classes": 4, "ignored_percent": 34},
     "attention": attention.sizes(2, 4, 3, 2, kv_heads=2, window=2),
+    "gpt2_block": {
+        "batch": 2, "sequence": 3, "width": 4, "heads": 2, "qkv": 12, "attended": 4, "hidden": 3, "dropouts": 2,
+        "words": 2,
+    },
     "decoder_block": {
         "batch": 2, "sequence": 3, "width": 4, "heads": 2, "kv_heads": 1, "qkv": 8, "attended": 4, "hidden": 3,
     },
