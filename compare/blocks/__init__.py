@@ -10,6 +10,7 @@ from compare.blocks import (
     embedding,
     geglu,
     gelu,
+    gpt2_block,
     layernorm,
     linear_cross_entropy,
     linear_gelu,
@@ -45,6 +46,7 @@ BLOCKS: dict[str, Block] = {
         cross_entropy.BLOCK,
         linear_cross_entropy.BLOCK,
         decoder_block.BLOCK,
+        gpt2_block.BLOCK,
         adamw.BLOCK,
         lm_step.BLOCK,
     )

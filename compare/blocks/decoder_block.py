@@ -18,9 +18,9 @@ def reference(xp, inputs, *, heads, kv_heads, eps, theta):  # type: ignore[no-un
     by_head = xp.swapaxes((h @ inputs["w_qkv"]).reshape(batch, sequence, heads + 2 * kv_heads, -1), 1, 2)
     q, k, v = by_head[:, :heads], by_head[:, heads : heads + kv_heads], by_head[:, heads + kv_heads :]
     turned = rope.reference(xp, {"q": q, "k": k, "positions": inputs["positions"]}, theta=theta)
-    grouped = turned["q_out"].reshape(batch, kv_heads, heads // kv_heads, sequence, -1)
-    attended = attention.reference(xp, {"q": grouped, "k": turned["k_out"][:, :, None], "v": v[:, :, None]})["out"]
-    joined = xp.swapaxes(attended.reshape(batch, heads, sequence, -1), 1, 2).reshape(batch, sequence, -1)
+    heads_apart = {"q": turned["q_out"], "k": turned["k_out"], "v": v}
+    attended = attention.reference(xp, heads_apart, causal=1, window=0)["out"]
+    joined = xp.swapaxes(attended, 1, 2).reshape(batch, sequence, -1)
     mlp = {
         "x": x + joined @ inputs["w_o"], "norm_weight": inputs["mlp_norm"], "gate_weight": inputs["w_gate"],
         "up_weight": inputs["w_up"], "down_weight": inputs["w_down"],
@@ -36,8 +36,8 @@ def product_flops(sizes: Sizes) -> float:
 
 def sizes(batch: int, sequence: int, width: int, heads: int, kv_heads: int, head_dim: int, hidden: int) -> Sizes:
     return {
-        "batch": batch, "sequence": sequence, "width": width, "heads": heads, "kv_heads": kv_heads,
-        "head_dim": head_dim, "qkv": (heads + 2 * kv_heads) * head_dim, "attended": heads * head_dim, "hidden": hidden,
+        **attention.sizes(batch, heads, sequence, head_dim, kv_heads), "width": width, "hidden": hidden,
+        "qkv": (heads + 2 * kv_heads) * head_dim, "attended": heads * head_dim,
     }  # fmt: skip
 
 
@@ -62,8 +62,8 @@ BLOCK = Block(
     attributes={"eps": 1e-5, "theta": 500000.0},
     parameters=("heads", "kv_heads"),
     backward_needs=("x", "positions", "attention_norm", "w_qkv", "w_o", "mlp_norm", "w_gate", "w_up", "w_down"),
-    flops=lambda s: product_flops(s) + attention.causal_flops(s),
-    backward_flops=lambda s: 2 * product_flops(s) + 2.5 * attention.causal_flops(s),
+    flops=lambda s: product_flops(s) + attention.flops(s),
+    backward_flops=lambda s: 2 * product_flops(s) + 2.5 * attention.flops(s),
     work="flops",
     # In float64 the scores of one sequence of 4096 take 4 GiB, of which gradients keep several copies.
     slices=("batch",),

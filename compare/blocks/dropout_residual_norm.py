@@ -13,11 +13,15 @@ from compare.implementations import compilers, triton
 from compare.spec import Block, Shape, Tensor
 
 
-def reference(xp, inputs, *, p, eps):  # type: ignore[no-untyped-def]
-    x = inputs["x"]
+def dropped_sum(xp, x, bias, residual, seed, p):  # type: ignore[no-untyped-def]
+    """residual + dropout(x + bias), all of rows and columns."""
     threshold, scale = threefry.dropout_constants(p)
-    kept = threefry.uniforms(xp, x, inputs["seed"]) >= threshold
-    h = inputs["residual"] + xp.where(kept, (x + inputs["bias"]) * scale, 0.0)
+    kept = threefry.uniforms(xp, x, seed) >= threshold
+    return residual + xp.where(kept, (x + bias) * scale, 0.0)
+
+
+def reference(xp, inputs, *, p, eps):  # type: ignore[no-untyped-def]
+    h = dropped_sum(xp, inputs["x"], inputs["bias"], inputs["residual"], inputs["seed"], p)
     centred = h - xp.mean(h, axis=-1, keepdims=True)
     normalized = centred / xp.sqrt(xp.mean(centred * centred, axis=-1, keepdims=True) + eps)
     return {"y": normalized * inputs["weight"] + inputs["shift"], "h": h}

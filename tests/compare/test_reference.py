@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from compare import arrays  # noqa: E402
-from compare.blocks import BLOCKS, lm_step  # noqa: E402
+from compare.blocks import BLOCKS, attention, lm_step  # noqa: E402
 from compare.check import Scale  # noqa: E402
 from compare.spec import Block, Case  # noqa: E402
 from compare.workers import reference  # noqa: E402
@@ -31,7 +31,11 @@ SMALL = {
     "rope": {"batch": 2, "heads": 2, "kv_heads": 1, "sequence": 3, "head_dim": 4},
     "embedding": {"rows": 4, "columns": 3, "tokens": 5, "distinct": 2},
     "cross_entropy": {"tokens": 3, "classes": 4, "ignored_percent": 34},
-    "attention": {"batch": 2, "heads": 2, "sequence": 3, "head_dim": 2},
+    "attention": attention.sizes(2, 4, 3, 2, kv_heads=2, window=2),
+    "gpt2_block": {
+        "batch": 2, "sequence": 3, "width": 4, "heads": 2, "qkv": 12, "attended": 4, "hidden": 3, "dropouts": 2,
+        "words": 2,
+    },
     "decoder_block": {
         "batch": 2, "sequence": 3, "width": 4, "heads": 2, "kv_heads": 1, "qkv": 8, "attended": 4, "hidden": 3,
     },
@@ -91,57 +95,27 @@ def test_gradients_agree_with_finite_differences(block: Block) -> None:
         np.testing.assert_allclose(found[f"d_{name}"].cpu().numpy(), expected, rtol=1e-6, atol=1e-7)
 
 
-def test_a_step_s_loss_is_numpy_s_and_its_moments_hold_the_finite_differences_of_it() -> None:
-    block = BLOCKS["lm_step"]
-    case, (inputs, _) = small_case(block), drawn(block)
-    found = reference.evaluate(case, as_torch(inputs), {}, torch.float64)
-    assert set(found) == {t.name for t in block.outputs}
-    attributes = block.attributes_of(case)
-    beta1 = attributes.pop("optimizer")["beta1"]
-
-    def loss(values: dict[str, np.ndarray]) -> float:
-        return float(lm_step.loss_of(np, values, **attributes))
-
-    np.testing.assert_allclose(float(found["loss"]), loss(inputs), rtol=1e-12)
-    for name in (t.name for t in lm_step.PARAMETERS):
-        gradient = (found[f"new_mu_{name}"].cpu().numpy() - beta1 * inputs[f"mu_{name}"]) / (1 - beta1)
-        direction = np.random.default_rng(0).standard_normal(gradient.shape)
-        up, down = ({**inputs, name: inputs[name] + step * direction} for step in (1e-6, -1e-6))
-        np.testing.assert_allclose((gradient * direction).sum(), (loss(up) - loss(down)) / 2e-6, rtol=1e-5, atol=1e-8)
-
-
-def test_moments_stay_float32_in_the_independent_evaluation() -> None:
-    """Rounded to bfloat16 they would allow errors of a percent."""
-    case = Case("adamw", "x", {"elements": 300, "step": 10}, "bfloat16", "fwd")
-    inputs, _ = reference._draw(case, 0)
-    exact = reference.evaluate(case, inputs, {}, torch.float64)
-    errors = reference._independent_errors(case, inputs, {}, exact)
-    assert all(error < 2.0**-19 for error in errors.values())
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_gradient_that_is_a_tenth_too_large_exceeds_a_moment_s_tolerance(dtype: torch.dtype) -> None:
-    """Of every parameter, whatever its own storage hides."""
-    case = next(c for c in BLOCKS["lm_step"].cases("check") if c.dtype == str(dtype).removeprefix("torch."))
-    inputs, _ = reference._draw(case, 0)
-    exact = reference.evaluate(case, inputs, {}, torch.float64)
-    errors = reference._independent_errors(case, inputs, {}, exact)
-    beta1 = BLOCKS["lm_step"].attributes["optimizer"]["beta1"]
-    for name in (f"new_mu_{t.name}" for t in lm_step.PARAMETERS):
-        wrong = 0.1 * (exact[name] - beta1 * inputs[name.removeprefix("new_")].double())
-        rms = reference._rms(exact[name])
-        tolerance = Scale(rms, float(exact[name].abs().max()), errors[name]).tolerance(2.0**-23)
-        assert float(wrong.abs().max()) / rms > tolerance, name
-
-
-def test_attention_reference_is_causal() -> None:
+@pytest.mark.parametrize(
+    ("causal", "window", "of_first", "of_last"),
+    [(1, 0, [1, 2], [2]), (1, 2, [1], [2]), (1, 1, [], []), (0, 0, [0, 1, 2], [0, 1, 2])],
+)
+def test_attention_sees_by_its_parameters(causal: int, window: int, of_first: list[int], of_last: list[int]) -> None:
+    """Which rows change with the first and the last of three keys; the weight of a lone key does not."""
     block = BLOCKS["attention"]
     inputs, _ = drawn(block)
-    before = block.reference(np, inputs)["out"]
-    inputs["k"][..., -1, :] += 1.0
-    after = block.reference(np, inputs)["out"]
-    np.testing.assert_array_equal(before[..., :-1, :], after[..., :-1, :])
-    assert not np.allclose(before[..., -1, :], after[..., -1, :])
+    before = block.reference(np, inputs, causal, window)["out"]
+    for key, rows in ((0, of_first), (2, of_last)):
+        changed = inputs | {"k": inputs["k"].copy()}
+        changed["k"][..., key, :] += 1.0
+        after = block.reference(np, changed, causal, window)["out"]
+        assert [row for row in range(3) if not np.array_equal(before[..., row, :], after[..., row, :])] == rows
+
+
+def test_attention_heads_share_in_order() -> None:
+    block = BLOCKS["attention"]
+    inputs, _ = drawn(block)
+    repeated = {name: np.repeat(array, 1 if name == "q" else 2, axis=1) for name, array in inputs.items()}
+    np.testing.assert_allclose(*(block.reference(np, given, 1, 0)["out"] for given in (inputs, repeated)))
 
 
 def test_rope_positions_go_on_from_a_start_of_each_sequence() -> None:

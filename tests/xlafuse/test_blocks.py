@@ -53,10 +53,12 @@ def _swiglu(i: Float64s, eps: float) -> Float64s:
     return {"y": i["x"] + (_silu(gate) * (h @ i["up_weight"])) @ i["down_weight"]}
 
 
-def _attention(i: Float64s) -> Float64s:
-    scores = i["q"] @ i["k"].swapaxes(-1, -2) / np.sqrt(i["q"].shape[-1])
-    n = scores.shape[-1]
-    return {"out": _softmax(np.where(np.arange(n)[:, None] >= np.arange(n), scores, -np.inf)) @ i["v"]}
+def _attention(i: Float64s, before: int = 5, after: int = 0) -> Float64s:
+    """Seen are the keys from `before` positions before the query to `after` after it."""
+    k, v = (np.repeat(i[name], i["q"].shape[1] // i[name].shape[1], axis=1) for name in "kv")
+    scores = i["q"] @ k.swapaxes(-1, -2) / np.sqrt(i["q"].shape[-1])
+    distance = np.arange(scores.shape[-1])[:, None] - np.arange(scores.shape[-1])
+    return {"out": _softmax(np.where((distance <= before) & (distance >= -after), scores, -np.inf)) @ v}
 
 
 def _gelu(x: np.ndarray) -> np.ndarray:
@@ -101,8 +103,7 @@ def _decoder_block(i: Float64s, eps: float) -> Float64s:
     qkv = _rmsnorm(x, i["attention_norm"], eps) @ i["w_qkv"]
     q, k, v = np.split(qkv.reshape(*x.shape[:2], 4, -1).swapaxes(1, 2), [heads, heads + kv_heads], axis=1)
     turned = _rope({"q": q, "k": k, "positions": i["positions"]})
-    k, v = (np.repeat(each, heads // kv_heads, axis=1) for each in (turned["k_out"], v))
-    attended = _attention({"q": turned["q_out"], "k": k, "v": v})["out"]
+    attended = _attention({"q": turned["q_out"], "k": turned["k_out"], "v": v})["out"]
     x = x + attended.swapaxes(1, 2).reshape(*x.shape[:2], -1) @ i["w_o"]
     mlp = {"norm_weight": "mlp_norm", "gate_weight": "w_gate", "up_weight": "w_up", "down_weight": "w_down"}
     return _swiglu({"x": x} | {name: i[own] for name, own in mlp.items()}, eps)
@@ -113,6 +114,7 @@ _EPS = 0.05
 _GATED = {"gate": (3, 7), "up": (3, 7)}
 _THETA = 100.0
 _QKV = dict.fromkeys(("q", "k", "v"), (2, 3, 5, 4))
+_SHARED = {"q": (2, 4, 5, 4), "k": (2, 2, 5, 4), "v": (2, 2, 5, 4)}
 _MLP = {"x": (5, 6), "norm_weight": (6,), "gate_weight": (6, 9), "up_weight": (6, 9), "down_weight": (9, 6)}
 _CHAIN = {"x": (3, 7), "bias": (7,), "residual": (3, 7), "weight": (7,), "shift": (7,), "seed": (2,)}
 _HEADS = {"heads": 2, "kv_heads": 1}
@@ -157,6 +159,8 @@ BLOCKS: dict[str, tuple[Any, dict[str, float], Shapes, Callable[[Float64s], Floa
     "swiglu_mlp": (swiglu_mlp.apply, {"eps": _EPS}, _MLP, lambda i: _swiglu(i, _EPS), 10),
     "rope": (rope.apply, {"theta": _THETA}, _TURNED, _rope, 1),
     "attention": (attention.apply, {}, _QKV, _attention, 3),
+    "attention, window": (attention.apply, {"window": 2}, _SHARED, lambda i: _attention(i, before=1), 3),
+    "attention, full": (attention.apply, {"causal": 0}, _SHARED, lambda i: _attention(i, after=5), 3),
     "decoder_block": (
         decoder_block.apply, {"eps": _EPS, "theta": _THETA} | _HEADS, _LAYER, lambda i: _decoder_block(i, _EPS), 19,
     ),

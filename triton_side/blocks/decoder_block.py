@@ -25,16 +25,9 @@ def split_heads(qkv: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor,
     return q, k, v
 
 
-def attend_plainly(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`attention.apply` for keys and values that groups of query heads share: each is repeated for its group."""
-    group = inputs["q"].shape[1] // inputs["k"].shape[1]
-    k, v = (inputs[name].repeat_interleave(group, dim=1) for name in ("k", "v"))
-    return attention.apply({"q": inputs["q"], "k": k, "v": v})
-
-
 def stages(
     x: Tensor, params: Mapping[str, Tensor], positions: Tensor, *, heads: int, kv_heads: int, eps: float, theta: float,
-    attend: Attend = attend_plainly,
+    attend: Attend = attention.apply,
 ) -> Tensor:  # fmt: skip
     """The layer on x [batch, sequence, width]; `params` are named as `apply` takes them. `attend` maps q [batch, heads,
     sequence, head_dim], k and v [batch, kv_heads, ...] to `out` of q's shape."""

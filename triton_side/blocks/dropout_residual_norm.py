@@ -20,6 +20,20 @@ def dropout_constants(p: float) -> tuple[int, float]:
     return threshold, 65536 / (65536 - threshold)
 
 
+def dropped_sum(x: Tensor, bias: Tensor, residual: Tensor, seed: Tensor, p: float) -> Tensor:
+    """The stages of h = residual + dropout(x + bias)."""
+    rows, columns = x.shape
+    threshold, scale = dropout_constants(p)
+    with stage("bias"):
+        biased = x + bias
+    with stage("random"):
+        kept = uniforms(rows, columns, seed) >= threshold
+    with stage("dropout"):
+        dropped = torch.where(kept, biased * scale, 0.0)
+    with stage("residual"):
+        return residual + dropped
+
+
 def apply(inputs: Mapping[str, Tensor], *, p: float, eps: float) -> dict[str, Tensor]:
     """x and residual [rows, columns], bias, weight and shift [columns], seed [2] in int32 -> y and h [rows, columns].
 
@@ -27,16 +41,7 @@ def apply(inputs: Mapping[str, Tensor], *, p: float, eps: float) -> dict[str, Te
     dtype. An element is dropped with probability p, rounded up to a multiple of 2^-16.
     """
     x = inputs["x"]
-    rows, columns = x.shape
-    threshold, scale = dropout_constants(p)
-    with stage("bias"):
-        biased = x + inputs["bias"]
-    with stage("random"):
-        kept = uniforms(rows, columns, inputs["seed"]) >= threshold
-    with stage("dropout"):
-        dropped = torch.where(kept, biased * scale, 0.0)
-    with stage("residual"):
-        h = inputs["residual"] + dropped
+    h = dropped_sum(x, inputs["bias"], inputs["residual"], inputs["seed"], p)
     with stage("mean"):
         wide = h.float()
         centred = wide - wide.mean(dim=-1, keepdim=True)

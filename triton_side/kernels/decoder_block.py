@@ -30,10 +30,10 @@ from torch.autograd.function import once_differentiable
 
 from triton_side.blocks.decoder_block import split_heads
 from triton_side.declare import computing, forward
-from triton_side.kernels import attention, rmsnorm, rope, swiglu_mlp
-from triton_side.kernels._attention_configs import HEAD_DIMS, chosen, dk_dv_config, dq_config, forward_config
+from triton_side.kernels import rmsnorm, rope, swiglu_mlp
+from triton_side.kernels._attention_configs import HEAD_DIMS
 from triton_side.kernels._launch import check_tensors
-from triton_side.kernels.attention_backward import launch_delta, launch_dk_dv, launch_dq
+from triton_side.kernels._layer_attention import attend, attend_backward
 from triton_side.kernels.matmul import choose_config, launch_matmul, matmul_config
 from triton_side.stages import stage
 
@@ -72,10 +72,8 @@ def _forward(
     q, k, v = settings.split(qkv, positions)
     with stage("rope"), computing(*rope.FORWARD):
         rope.launch_rope(q, k, positions, settings.theta, out=(q, k))
-    with stage("attention"):
-        attended, logsumexp2 = attention.launch_forward(q, k, v, chosen(forward_config, q, k, v), save)
+    joined, logsumexp2 = attend(q, k, v, save)
     with stage("out"):
-        joined = attended.transpose(1, 2).reshape(len(x), -1)
         projected = torch.mm(joined, weights["w_o"])
     with computing(*SUM_AND_NORM, x_ptr="projected", residual_ptr="x", y_ptr="h2", sum_ptr="x1"):
         h2, x1, rstd2 = rmsnorm.forward_of_sum(projected, x, weights["mlp_norm"], settings.eps, save_rstd=save)
@@ -96,11 +94,8 @@ def _attention_backward(
     q, k, v = settings.split(qkv, positions)
     dqkv = torch.empty_like(qkv)
     dq, dk, dv = settings.split(dqkv, positions)
-    out, dout = (x.view(*positions.shape, settings.heads, -1).transpose(1, 2) for x in (joined, djoined))
+    turned_dq, turned_dk, whole_dv = attend_backward(q, k, v, joined, logsumexp2, djoined)
     with stage("attention"):
-        delta = launch_delta(out, dout)
-        turned_dk, whole_dv = launch_dk_dv(q, k, v, dout, logsumexp2, delta, chosen(dk_dv_config, q, dout))
-        turned_dq = launch_dq(q, k, v, dout, logsumexp2, delta, chosen(dq_config, k, v))
         dv.copy_(whole_dv)
     names = {"q_ptr": "turned_dq", "k_ptr": "turned_dk", "q_out_ptr": "dq", "k_out_ptr": "dk"}
     with stage("rope"), computing(*rope.BACKWARD, **names):

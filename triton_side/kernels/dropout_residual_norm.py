@@ -11,7 +11,8 @@ in fp32, saved only where a gradient is wanted. bfloat16, float16 or float32 in 
 and the norm is of what is stored, which the backward pass reads. The mask is drawn anew from the seed (_threefry).
 
 A row is held in registers, in the backward pass beside three column sums (_column_sums), so that each tensor crosses
-the memory bus once. Rows of more than 16,384 columns do not fit and are refused; at 16,384 threads spill 96 bytes
+the memory bus once. Without a weight there is no norm: h alone, and its gradient's share of x and bias, which is what
+ends a layer whose next norm belongs to another. Rows of more than 16,384 columns do not fit and are refused; at 16,384 threads spill 96 bytes
 forward and 352 backward (bfloat16, compiled for an H200), and none at 8192.
 """
 
@@ -65,9 +66,15 @@ SUMS = (
     declare.gradient("reduce_sum", "bias", "dbias"), declare.gradient("reduce_sum", "affine", "dweight"),
     declare.gradient("reduce_sum", "affine", "dshift"),
 )  # fmt: skip
+# The same without the norm.
+FORWARD_OF_SUM = FORWARD[:4]
+BACKWARD_OF_SUM = (
+    declare.again("threefry", "random"), declare.gradient("select", "dropout", "dx"),
+    declare.gradient("reduce_sum", "bias", "partial"),
+)  # fmt: skip
 
 
-@declare.declare(*FORWARD, flops=lambda shapes: 10 * math.prod(shapes["x_ptr"]))
+@declare.declare(*FORWARD, flops=lambda shapes: (10 if "weight_ptr" in shapes else 3) * math.prod(shapes["x_ptr"]))
 @triton.jit
 def dropout_residual_norm_forward_kernel(
     x_ptr, bias_ptr, residual_ptr, weight_ptr, shift_ptr, seed_ptr, y_ptr, h_ptr, mean_ptr, rstd_ptr,
@@ -76,8 +83,9 @@ def dropout_residual_norm_forward_kernel(
 ):  # fmt: skip
     column = tl.arange(0, COLUMNS)[None, :]
     bias = tl.load(bias_ptr + column, mask=column < columns, other=0.0)
-    weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0)
-    shift = tl.load(shift_ptr + column, mask=column < columns, other=0.0)
+    if weight_ptr is not None:
+        weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0)
+        shift = tl.load(shift_ptr + column, mask=column < columns, other=0.0)
     for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
         row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
         mask = (row < rows) & (column < columns)
@@ -87,16 +95,16 @@ def dropout_residual_norm_forward_kernel(
         h = residual + tl.where(kept, (x + bias.to(tl.float32)) * scale, 0.0)
         h = h.to(h_ptr.dtype.element_ty)
         tl.store(h_ptr + row * columns + column, h, mask=mask)
-        h = h.to(tl.float32)
-        normalised, mean, rstd = normalise(h, column < columns, columns, eps)
-        y = normalised * weight.to(tl.float32) + shift.to(tl.float32)
-        tl.store(y_ptr + row * columns + column, y.to(y_ptr.dtype.element_ty), mask=mask)
-        if mean_ptr is not None:
-            tl.store(mean_ptr + row, mean, mask=row < rows)
-            tl.store(rstd_ptr + row, rstd, mask=row < rows)
+        if weight_ptr is not None:
+            normalised, mean, rstd = normalise(h.to(tl.float32), column < columns, columns, eps)
+            y = normalised * weight.to(tl.float32) + shift.to(tl.float32)
+            tl.store(y_ptr + row * columns + column, y.to(y_ptr.dtype.element_ty), mask=mask)
+            if mean_ptr is not None:
+                tl.store(mean_ptr + row, mean, mask=row < rows)
+                tl.store(rstd_ptr + row, rstd, mask=row < rows)
 
 
-@declare.declare(*BACKWARD, flops=lambda shapes: 15 * math.prod(shapes["h_ptr"]))
+@declare.declare(*BACKWARD, flops=lambda shapes: (15 if "weight_ptr" in shapes else 2) * math.prod(shapes["dh_ptr"]))
 @triton.jit
 def dropout_residual_norm_backward_kernel(
     h_ptr, weight_ptr, seed_ptr, mean_ptr, rstd_ptr, dy_ptr, dh_ptr, dx_ptr, dresidual_ptr, partial_ptr,
@@ -104,31 +112,35 @@ def dropout_residual_norm_backward_kernel(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, COLUMNS)[None, :]
-    weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0)
+    vectors: tl.constexpr = 1 if weight_ptr is None else 3
     dbias = tl.zeros([ROWS, COLUMNS], tl.float32)
-    dweight = tl.zeros([ROWS, COLUMNS], tl.float32)
-    dshift = tl.zeros([ROWS, COLUMNS], tl.float32)
+    if weight_ptr is not None:
+        weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0)
+        dweight = tl.zeros([ROWS, COLUMNS], tl.float32)
+        dshift = tl.zeros([ROWS, COLUMNS], tl.float32)
     for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
         row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
         mask = (row < rows) & (column < columns)
-        h = tl.load(h_ptr + row * columns + column, mask=mask, other=0.0).to(tl.float32)
-        dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(tl.float32)
         dh = tl.load(dh_ptr + row * dh_row_stride + column, mask=mask, other=0.0).to(tl.float32)
-        mean = tl.load(mean_ptr + row, mask=row < rows, other=0.0)
-        rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
-        normalised = (h - mean) * rstd
-        dh += normalise_gradient(dy, normalised, weight.to(tl.float32), rstd, columns)
-        tl.store(dresidual_ptr + row * columns + column, dh.to(dresidual_ptr.dtype.element_ty), mask=mask)
+        if weight_ptr is not None:
+            h = tl.load(h_ptr + row * columns + column, mask=mask, other=0.0).to(tl.float32)
+            dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(tl.float32)
+            mean = tl.load(mean_ptr + row, mask=row < rows, other=0.0)
+            rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
+            normalised = (h - mean) * rstd
+            dh += normalise_gradient(dy, normalised, weight.to(tl.float32), rstd, columns)
+            tl.store(dresidual_ptr + row * columns + column, dh.to(dresidual_ptr.dtype.element_ty), mask=mask)
+            dweight += dy * normalised
+            dshift += dy
         kept = uniforms(seed_ptr, row, COLUMNS) >= threshold
         dx = tl.where(kept, dh * scale, 0.0)
         tl.store(dx_ptr + row * columns + column, dx.to(dx_ptr.dtype.element_ty), mask=mask)
         dbias += dx
-        dweight += dy * normalised
-        dshift += dy
-    partial_ptr += tl.program_id(0) * 3 * columns + column
+    partial_ptr += tl.program_id(0) * vectors * columns + column
     tl.store(partial_ptr, tl.sum(dbias, axis=0, keep_dims=True), mask=column < columns)
-    tl.store(partial_ptr + columns, tl.sum(dweight, axis=0, keep_dims=True), mask=column < columns)
-    tl.store(partial_ptr + 2 * columns, tl.sum(dshift, axis=0, keep_dims=True), mask=column < columns)
+    if weight_ptr is not None:
+        tl.store(partial_ptr + columns, tl.sum(dweight, axis=0, keep_dims=True), mask=column < columns)
+        tl.store(partial_ptr + 2 * columns, tl.sum(dshift, axis=0, keep_dims=True), mask=column < columns)
 
 
 def configure_forward(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> RowConfig:
@@ -207,6 +219,44 @@ def backward(
     with declare.computing(*SUMS, sum_ptr="dbias", sum2_ptr="dweight", sum3_ptr="dshift"):
         dbias, dweight, dshift = sum_vectors(partial, h.dtype)
     return dx, dbias, dresidual, dweight, dshift
+
+
+def forward_of_sum(
+    x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, seed: torch.Tensor, p: float,
+    config: RowConfig | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """Launch the forward kernel without the norm: h [rows, columns], contiguous, in x's dtype."""
+    rows, columns = x.shape
+    h = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
+    x, residual = with_unit_column_stride(x), with_unit_column_stride(residual)
+    config = config or configure_forward(rows, columns, x.element_size(), multiprocessors(x.device))
+    with device_of(x), declare.computing(*FORWARD_OF_SUM):
+        dropout_residual_norm_forward_kernel[(config.programs,)](
+            x, bias.contiguous(), residual, None, None, seed.contiguous(), None, h, None, None, x.stride(0),
+            residual.stride(0), rows, columns, *dropout_constants(p), 0.0,
+            ROWS=config.block_rows, COLUMNS=config.block_columns, STAGES=config.num_stages, num_warps=config.num_warps,
+        )  # fmt: skip
+    return h
+
+
+def backward_of_sum(
+    dh: torch.Tensor, seed: torch.Tensor, p: float, config: RowConfig | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Launch the backward kernels without the norm: dx [rows, columns], contiguous, and dbias [columns], in dh's dtype.
+    dresidual is dh."""
+    rows, columns = dh.shape
+    dx = torch.empty((rows, columns), dtype=dh.dtype, device=dh.device)
+    dh = with_unit_column_stride(dh)
+    config = config or configure_backward(rows, columns, dh.element_size(), multiprocessors(dh.device))
+    partial = torch.empty((config.programs, 1, columns), dtype=torch.float32, device=dh.device)
+    with device_of(dh), declare.computing(*BACKWARD_OF_SUM):
+        dropout_residual_norm_backward_kernel[(config.programs,)](
+            None, None, seed.contiguous(), None, None, None, dh, dx, None, partial, 0, dh.stride(0), rows, columns,
+            *dropout_constants(p),
+            ROWS=config.block_rows, COLUMNS=config.block_columns, STAGES=config.num_stages, num_warps=config.num_warps,
+        )  # fmt: skip
+    with declare.computing(SUMS[0], sum_ptr="dbias"):
+        return dx, sum_vectors(partial, dh.dtype)[0]
 
 
 class DropoutResidualNormFunction(torch.autograd.Function):

@@ -147,7 +147,8 @@ def _store_partials(partial_ptr, dweight, dbias, column, columns):
 @declare.declare(*NORMALIZED_AGAIN, *DX, *PARTIALS, flops=lambda shapes: 13 * math.prod(shapes["x_ptr"]))
 @triton.jit
 def layernorm_backward_kernel(
-    x_ptr, weight_ptr, mean_ptr, rstd_ptr, dy_ptr, dx_ptr, partial_ptr, x_row_stride, dy_row_stride, rows, columns,
+    x_ptr, weight_ptr, mean_ptr, rstd_ptr, dy_ptr, dsum_ptr, dx_ptr, partial_ptr, x_row_stride, dy_row_stride,
+    dsum_row_stride, rows, columns,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, COLUMNS)[None, :]
@@ -164,6 +165,8 @@ def layernorm_backward_kernel(
         # Past the row's end this is -mean rstd, and always times a dy of zero.
         normalised = (x - mean) * rstd
         dx = normalise_gradient(dy, normalised, weight.to(tl.float32), rstd, columns)
+        if dsum_ptr is not None:
+            dx += tl.load(dsum_ptr + row * dsum_row_stride + column, mask=mask, other=0.0).to(tl.float32)
         tl.store(dx_ptr + row * columns + column, dx.to(dx_ptr.dtype.element_ty), mask=mask)
         dweight += dy * normalised
         dbias += dy
@@ -173,12 +176,14 @@ def layernorm_backward_kernel(
 @declare.declare(*NORMALIZED_AGAIN, *DX, flops=lambda shapes: 10 * math.prod(shapes["x_ptr"]))
 @triton.jit
 def layernorm_backward_looped_kernel(
-    x_ptr, weight_ptr, mean_ptr, rstd_ptr, dy_ptr, dx_ptr, x_row_stride, dy_row_stride, rows, columns,
+    x_ptr, weight_ptr, mean_ptr, rstd_ptr, dy_ptr, dsum_ptr, dx_ptr, x_row_stride, dy_row_stride, dsum_row_stride,
+    rows, columns,
     COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     for row in tl.range(tl.program_id(0), rows, tl.num_programs(0)):
         x_row_ptr = x_ptr + tl.cast(row, tl.int64) * x_row_stride
         dy_row_ptr = dy_ptr + tl.cast(row, tl.int64) * dy_row_stride
+        dsum_row = tl.cast(row, tl.int64) * dsum_row_stride
         dx_row_ptr = dx_ptr + tl.cast(row, tl.int64) * columns
         mean = tl.load(mean_ptr + row)
         rstd = tl.load(rstd_ptr + row)
@@ -199,6 +204,8 @@ def layernorm_backward_looped_kernel(
             dy = tl.load(dy_row_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
             weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
             dx = rstd * (dy * weight - dmean - (x - mean) * rstd * projection)
+            if dsum_ptr is not None:
+                dx += tl.load(dsum_ptr + dsum_row + column, mask=column < columns, other=0.0).to(tl.float32)
             tl.store(dx_row_ptr + column, dx.to(dx_ptr.dtype.element_ty), mask=column < columns)
 
 
@@ -284,20 +291,25 @@ def backward(
     rstd: torch.Tensor,
     dy: torch.Tensor,
     config: RowConfig | None = None,
+    *,
+    dsum: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Launch the backward kernels: dx [rows, columns], contiguous, dweight and dbias [columns], in x's dtype."""
+    """Launch the backward kernels: dx [rows, columns], contiguous, dweight and dbias [columns], in x's dtype. `dsum`, of
+    x's shape, is what x's other readers make of its gradient, and is added to dx."""
     rows, columns = x.shape
     dx = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
     if dx.numel() == 0:
         return dx, torch.zeros_like(weight), torch.zeros_like(weight)
     x, dy = with_unit_column_stride(x), with_unit_column_stride(dy)
+    dsum = None if dsum is None else with_unit_column_stride(dsum)
+    dsum_row_stride = 0 if dsum is None else dsum.stride(0)
     weight = weight.contiguous()
     config = config or configure_backward(rows, columns, x.element_size(), multiprocessors(x.device))
     partial = torch.empty((config.programs, 2, columns), dtype=torch.float32, device=x.device)
     with device_of(x):
         if config.block_columns < columns:
             layernorm_backward_looped_kernel[(config.programs,)](
-                x, weight, mean, rstd, dy, dx, x.stride(0), dy.stride(0), rows, columns,
+                x, weight, mean, rstd, dy, dsum, dx, x.stride(0), dy.stride(0), dsum_row_stride, rows, columns,
                 COLUMNS=config.block_columns, STAGES=config.num_stages, num_warps=config.num_warps,
             )  # fmt: skip
             layernorm_partials_kernel[(config.programs, triton.cdiv(columns, 1024))](
@@ -306,7 +318,7 @@ def backward(
             )  # fmt: skip
         else:
             layernorm_backward_kernel[(config.programs,)](
-                x, weight, mean, rstd, dy, dx, partial, x.stride(0), dy.stride(0), rows, columns,
+                x, weight, mean, rstd, dy, dsum, dx, partial, x.stride(0), dy.stride(0), dsum_row_stride, rows, columns,
                 ROWS=config.block_rows, COLUMNS=config.block_columns, STAGES=config.num_stages,
                 num_warps=config.num_warps,
             )  # fmt: skip

@@ -89,16 +89,9 @@ class DecoderBlock(nnx.Module):
         return jnp.split(by_head, (self.heads, self.heads + self.kv_heads), axis=1)
 
 
-def attend_plainly(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """`attention.apply` for keys and values that groups of query heads share: each is repeated for its group."""
-    group = inputs["q"].shape[1] // inputs["k"].shape[1]
-    k, v = (jnp.repeat(inputs[name], group, axis=1) for name in ("k", "v"))
-    return attention.apply({"q": inputs["q"], "k": k, "v": v})
-
-
 def stages(
     x: jax.Array, params: Mapping[str, jax.Array], positions: jax.Array, *, heads: int, kv_heads: int, eps: float,
-    theta: float, attend: Attend = attend_plainly,
+    theta: float, attend: Attend = attention.apply,
 ) -> jax.Array:  # fmt: skip
     """A `DecoderBlock` whose weights are `params`, named as in PATHS and as `apply` takes them, called on x."""
     width, head_dim = x.shape[-1], params["w_qkv"].shape[-1] // (heads + 2 * kv_heads)
@@ -117,7 +110,7 @@ def _graph(*sizes: int, **settings: Any) -> Any:
 
 def apply(
     inputs: dict[str, jax.Array], *, heads: int, kv_heads: int, eps: float, theta: float,
-    attend: Attend = attend_plainly,
+    attend: Attend = attention.apply,
 ) -> dict[str, jax.Array]:  # fmt: skip
     """`x` [batch, sequence, width], `positions` [batch, sequence], `attention_norm`, `mlp_norm` [width], `w_qkv`
     [width, (heads + 2 kv_heads) head_dim], `w_o` [heads head_dim, width], `w_gate`, `w_up` [width, hidden], `w_down`

@@ -9,6 +9,20 @@ import jax.numpy as jnp
 from xlafuse.blocks.threefry import uniforms
 
 
+def dropped_sum(x: jax.Array, bias: jax.Array, residual: jax.Array, seed: jax.Array, p: float) -> jax.Array:
+    """The stages of h = residual + dropout(x + bias)."""
+    threshold = math.ceil(p * 65536)
+    with jax.named_scope("bias"):
+        biased = x + bias
+    with jax.named_scope("random"):
+        kept = uniforms(*x.shape, seed) >= threshold
+    with jax.named_scope("dropout"):
+        scaled = biased.astype(jnp.float32) * (65536 / (65536 - threshold))
+        dropped = jnp.where(kept, scaled, 0.0).astype(x.dtype)
+    with jax.named_scope("residual"):
+        return residual + dropped
+
+
 def apply(inputs: dict[str, jax.Array], *, p: float, eps: float) -> dict[str, jax.Array]:
     """`x` and `residual` [rows, columns], `bias`, `weight` and `shift` [columns], `seed` [2] in int32 -> `y` and `h`
     [rows, columns] in x's dtype.
@@ -17,17 +31,7 @@ def apply(inputs: dict[str, jax.Array], *, p: float, eps: float) -> dict[str, ja
     and shift included. An element is dropped with probability p, rounded up to a multiple of 2^-16.
     """
     x = inputs["x"]
-    rows, columns = x.shape
-    threshold = math.ceil(p * 65536)
-    with jax.named_scope("bias"):
-        biased = x + inputs["bias"]
-    with jax.named_scope("random"):
-        kept = uniforms(rows, columns, inputs["seed"]) >= threshold
-    with jax.named_scope("dropout"):
-        scaled = biased.astype(jnp.float32) * (65536 / (65536 - threshold))
-        dropped = jnp.where(kept, scaled, 0.0).astype(x.dtype)
-    with jax.named_scope("residual"):
-        h = inputs["residual"] + dropped
+    h = dropped_sum(x, inputs["bias"], inputs["residual"], inputs["seed"], p)
     with jax.named_scope("mean"):
         wide = h.astype(jnp.float32)
         centred = wide - jnp.mean(wide, axis=-1, keepdims=True)

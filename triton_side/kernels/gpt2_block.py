@@ -1,0 +1,190 @@
+"""A layer of GPT-2, forward and backward, made of the kernels that are here and of cuBLAS.
+
+    x1 = x + dropout(attention(h1 Wqkv + bqkv) Wo + bo),  h1 = layernorm(x)
+    y = x1 + dropout(gelu(h2 Wup + bup) Wdown + bdown),  h2 = layernorm(x1)
+
+Radford et al., "Language Models are Unsupervised Multitask Learners" (2019); the masks are dropout_residual_norm's. A
+product is our own kernel where its epilogue saves a pass over memory, and cuBLAS's, in brackets here, where it stands
+alone or adds a bias only. Forward:
+
+    h1; [qkv]; attention, which reads q, k and v as views of qkv; [Wo]; bias, dropout, x1 and h2 in one pass; Wup, whose
+    product ends in bias and GELU; [Wdown]; bias, dropout and sum in one pass
+
+Backward, where the norms add the residual's gradients to their own:
+
+    dropout's and dbdown; [dWdown, dact]; GELU's and dbup; [dWup, dh2]; the norm's, dx1, dropout's and dbo; [dWo,
+    dattended]; attention's, copied into the rows of dqkv; dbqkv, a sum that PyTorch makes; [dWqkv, dh1]; dx
+
+One autograd function holds all of it, as in decoder_block. Shapes: x, y [tokens, width] with a token a row, and so on.
+dtypes: bfloat16, float16, float32, one for all. A forward that a backward follows saves x, h1, qkv, attention's output,
+x1, h2, what GELU is taken of and what it gives, and in fp32 two numbers a token for either norm and one a query.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from triton_side.blocks.decoder_block import split_heads
+from triton_side.declare import computing
+from triton_side.kernels import dropout_residual_norm, layernorm, linear_gelu
+from triton_side.kernels._attention_configs import HEAD_DIMS
+from triton_side.kernels._launch import check_tensors
+from triton_side.kernels._layer_attention import attend, attend_backward
+from triton_side.kernels.matmul import choose_config, launch_bias_gelu, matmul_config
+from triton_side.stages import stage
+
+WEIGHTS = (
+    "attention_norm_weight", "attention_norm_bias", "w_qkv", "b_qkv", "w_o", "b_o", "mlp_norm_weight", "mlp_norm_bias",
+    "w_up", "b_up", "w_down", "b_down",
+)  # fmt: skip
+
+
+def _views(qkv: torch.Tensor, shape: torch.Size, heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """q, k and v, each [batch, heads, sequence, head_dim], of the rows of all tokens; shape: [batch, sequence, ...]."""
+    return split_heads(qkv.view(*shape[:2], -1), heads, heads)
+
+
+def _forward(
+    x: torch.Tensor, shape: torch.Size, seed: torch.Tensor, weights: Mapping[str, torch.Tensor], heads: int, p: float,
+    eps: float, save: bool,
+) -> tuple[torch.Tensor, list[torch.Tensor | None]]:  # fmt: skip
+    """y of the tokens x, and what the backward pass needs beside x, seed and weights, some of it None where none will
+    follow."""
+    w = weights
+    with stage("attention_norm"), computing(y_ptr="h1"):
+        h1, mean1, rstd1 = layernorm.forward(x, w["attention_norm_weight"], w["attention_norm_bias"], eps, save=save)
+    with stage("qkv"):
+        qkv = torch.addmm(w["b_qkv"], h1, w["w_qkv"])
+    joined, logsumexp2 = attend(*_views(qkv, shape, heads), save)
+    with stage("out"):
+        projected = torch.mm(joined, w["w_o"])
+    with stage("attention_residual"), computing(x_ptr="projected", residual_ptr="x", y_ptr="h2", h_ptr="x1"):
+        h2, x1, mean2, rstd2 = dropout_residual_norm.forward(
+            projected, w["b_o"], x, w["mlp_norm_weight"], w["mlp_norm_bias"], seed[0], p, eps, save_statistics=save
+        )
+    with stage("up"), computing(*linear_gelu.FORWARD, c_ptr="act"):
+        config = choose_config(matmul_config, h2, w["w_up"])
+        act, pre = launch_bias_gelu(h2, w["w_up"], w["b_up"].contiguous(), config, save)
+    with stage("down"):
+        down = torch.mm(act, w["w_down"])
+    with stage("mlp_residual"):
+        y = dropout_residual_norm.forward_of_sum(down, w["b_down"], x1, seed[1], p)
+    return y, [h1, mean1, rstd1, qkv, joined, logsumexp2, x1, h2, mean2, rstd2, pre, act]
+
+
+class _Gpt2Block(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, shape: torch.Size, heads: int, p: float, eps: float, x: torch.Tensor, seed: torch.Tensor,
+        *weights: torch.Tensor,
+    ) -> torch.Tensor:  # fmt: skip
+        named = dict(zip(WEIGHTS, weights, strict=True))
+        y, saved = _forward(x, shape, seed, named, heads, p, eps, save=True)
+        ctx.save_for_backward(x, seed, *weights, *saved)
+        ctx.shape, ctx.heads, ctx.p = shape, heads, p
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, seed, *rest = ctx.saved_tensors
+        w = dict(zip(WEIGHTS, rest, strict=False))
+        h1, mean1, rstd1, qkv, joined, logsumexp2, x1, h2, mean2, rstd2, pre, act = rest[len(WEIGHTS) :]
+        d: dict[str, torch.Tensor] = {}
+        with stage("mlp_residual"):
+            ddown, d["b_down"] = dropout_residual_norm.backward_of_sum(dy, seed[1], ctx.p)
+        with stage("down"):
+            d["w_down"], dact = torch.mm(act.T, ddown), torch.mm(ddown, w["w_down"].T)
+        with stage("up"):
+            dpre, d["b_up"] = linear_gelu.launch_dpre(dact, pre)
+            with stage("product"):
+                d["w_up"], dh2 = torch.mm(h2.T, dpre), torch.mm(dpre, w["w_up"].T)
+        with stage("attention_residual"), computing(h_ptr="x1", dy_ptr="dh2", dh_ptr="dy", dresidual_ptr="dx1"):
+            dprojected, d["b_o"], dx1, d["mlp_norm_weight"], d["mlp_norm_bias"] = dropout_residual_norm.backward(
+                x1, w["mlp_norm_weight"], seed[0], mean2, rstd2, dh2, dy, ctx.p
+            )
+        with stage("out"):
+            d["w_o"], djoined = torch.mm(joined.T, dprojected), torch.mm(dprojected, w["w_o"].T)
+        dqkv = torch.empty_like(qkv)
+        gradients = attend_backward(*_views(qkv, ctx.shape, ctx.heads), joined, logsumexp2, djoined)
+        with stage("attention"):
+            for columns, gradient in zip(_views(dqkv, ctx.shape, ctx.heads), gradients, strict=True):
+                columns.copy_(gradient)
+        with stage("qkv"):
+            d["b_qkv"], d["w_qkv"], dh1 = dqkv.sum(0), torch.mm(h1.T, dqkv), torch.mm(dqkv, w["w_qkv"].T)
+        with stage("attention_norm"), computing(dsum_ptr="dx1", dy_ptr="dh1"):
+            dx, d["attention_norm_weight"], d["attention_norm_bias"] = layernorm.backward(
+                x, w["attention_norm_weight"], mean1, rstd1, dh1, dsum=dx1
+            )
+        return None, None, None, None, dx, None, *(d[name] for name in WEIGHTS)
+
+
+def gpt2_block(
+    x: torch.Tensor, params: Mapping[str, torch.Tensor], seed: torch.Tensor, *, heads: int, p: float, eps: float
+) -> torch.Tensor:
+    """The layer on x, differentiable once in x and the weights.
+
+    Args:
+        x: [batch, sequence, width], bfloat16, float16 or float32, on a GPU, width up to 16,384.
+        params: attention_norm_weight, attention_norm_bias, mlp_norm_weight, mlp_norm_bias, b_o, b_down [width]; w_qkv
+            [width, 3 heads head_dim], the queries' heads, then the keys', then the values'; b_qkv; w_o
+            [heads head_dim, width]; w_up [width, hidden]; b_up; w_down [hidden, width]; of x's dtype and device.
+            Others are not looked at.
+        seed: [2, 2] in int32 on x's device: a key for the dropout after attention, and one for that after the MLP.
+        heads: of queries, keys and values alike.
+        p: probability of an element to be dropped, 0 <= p < 1, rounded up to a multiple of 2^-16.
+        eps: added to the variances.
+
+    Returns:
+        y, contiguous, of x's shape and dtype.
+
+    Raises:
+        ValueError: p is out of range, shapes do not fit, head_dim is none of attention's, devices differ or are not a
+            GPU (outside the interpreter), or float32 products are set to "medium".
+        TypeError: a dtype is not supported, or they differ, or the seed is not int32.
+    """
+    weights = {name: params[name] for name in WEIGHTS}
+    check_tensors(x=x, **weights)
+    _check_shapes(x, weights, heads)
+    if seed.dtype != torch.int32:
+        raise TypeError(f"seed must be int32, got {seed.dtype}; cast it with .to(torch.int32)")
+    if seed.shape != (2, 2) or seed.device != x.device:
+        raise ValueError(f"seed must be [2, 2] on {x.device}, got shape {list(seed.shape)} on {seed.device}")
+    if not 0 <= p <= 65535 / 65536:
+        raise ValueError(f"p must be at least 0 and, rounded up to a multiple of 2^-16, less than 1, got {p}")
+    tokens = x.reshape(-1, x.shape[-1])
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *weights.values())):
+        y: torch.Tensor = _Gpt2Block.apply(x.shape, heads, p, eps, tokens, seed, *weights.values())
+    else:
+        y, _ = _forward(tokens, x.shape, seed, weights, heads, p, eps, save=False)
+    return y.view(x.shape)
+
+
+def _check_shapes(x: torch.Tensor, weights: Mapping[str, torch.Tensor], heads: int) -> None:
+    if x.ndim != 3 or x.numel() == 0 or x.shape[-1] > dropout_residual_norm.MOST_COLUMNS:
+        raise ValueError(
+            "x must be [batch, sequence, width], not empty and of a width up to "
+            f"{dropout_residual_norm.MOST_COLUMNS}, got {list(x.shape)}"
+        )
+    width, hidden = x.shape[-1], weights["w_up"].shape[-1]
+    head_dim, rest = divmod(weights["w_qkv"].shape[-1], 3 * heads)
+    if head_dim not in HEAD_DIMS or rest:
+        raise ValueError(
+            f"w_qkv must have 3 * {heads} heads of {HEAD_DIMS} columns, got {weights['w_qkv'].shape[-1]}"
+        )
+    attended = heads * head_dim
+    matrices = {
+        "w_qkv": [width, 3 * attended], "b_qkv": [3 * attended], "w_o": [attended, width], "w_up": [width, hidden],
+        "b_up": [hidden], "w_down": [hidden, width],
+    }  # fmt: skip
+    expected = {name: matrices.get(name, [width]) for name in WEIGHTS}
+    got = {name: list(tensor.shape) for name, tensor in weights.items()}
+    if got != expected:
+        raise ValueError(f"the weights must fit x {list(x.shape)}: expected {expected}, got {got}")
+
+
+def apply(inputs: dict[str, torch.Tensor], **attributes: Any) -> dict[str, torch.Tensor]:
+    """The block gpt2_block: x, seed, the weights and biases; heads, p, eps -> y."""
+    return {"y": gpt2_block(inputs["x"], inputs, inputs["seed"], **attributes)}

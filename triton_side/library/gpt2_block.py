@@ -1,0 +1,17 @@
+"""A layer of GPT-2 whose attention is `F.scaled_dot_product_attention`, by cuDNN; the rest is plain.
+
+Made for torch.compile, which leaves the attention to the library and fuses what is around it.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from triton_side.blocks import gpt2_block
+from triton_side.library import attention
+
+
+def apply(inputs: Mapping[str, Tensor], **attributes: Any) -> dict[str, Tensor]:
+    """The block gpt2_block; inputs, attributes and output are those of `triton_side.blocks.gpt2_block.apply`."""
+    return gpt2_block.apply(inputs, **attributes, attend=attention.apply_cudnn)
