@@ -134,8 +134,11 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
         }
         for width, hidden in ((37, 67), (64, 136))
     ]  # fmt: skip
+    moments = {"mu": torch.zeros(1021), "nu": torch.ones(1021), "step": torch.tensor(3, dtype=torch.int32)}
+    updates: list[Shapes] = [{"param": (1021,), "gradient": (1021,), **moments}]
+    optimizer = {"rate": 1e-2, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "decay": 1e-2}
     return [
-        ("kernels.vector_add", flat, {}), ("cuda.vector_add", flat, {}),
+        ("kernels.vector_add", flat, {}), ("cuda.vector_add", flat, {}), ("kernels.adamw", updates, optimizer),
         ("kernels.gelu", rows, {}), ("cuda.gelu", rows, {}),
         ("kernels.swiglu", gated, {}), ("kernels.geglu", gated, {}),
         ("kernels.bias_gelu", biased, {}), ("cuda.bias_gelu", biased, {}),

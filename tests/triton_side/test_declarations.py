@@ -39,8 +39,9 @@ ATTENTION = dict.fromkeys("qkv", (1, 2, 128, 64))
 SHARED = {"q": (1, 4, 128, 64), "k": (1, 2, 128, 64), "v": (1, 2, 128, 64)}
 GATED = {"gate": (64, 128), "up": (64, 128)}
 ROPE = {"q": (2, 9, 128, 64), "k": (2, 2, 128, 64), "positions": (2, 128)}
-INTEGERS = {"positions", "ids", "labels", "seed"}  # int32, whatever the case's dtype
+INTEGERS = {"positions", "ids", "labels", "seed", "step"}  # int32, whatever the case's dtype
 EPS = {"eps": 1e-6}
+ADAMW = {"step": (), **dict.fromkeys(("param", "gradient", "mu", "nu"), (4096,))}
 ENTROPY = {"logits": (64, 128), "labels": (64,)}
 CHAIN = {
     "x": (64, 128), "bias": (128,), "residual": (64, 128), "weight": (128,), "shift": (128,), "seed": (2,),
@@ -54,6 +55,7 @@ def affine(rows: int, columns: int) -> dict[str, tuple[int, ...]]:
 # Folder, block, shapes, attributes, dtype. The long rows take the kernels that walk them.
 CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, float], str]] = {
     "vector_add": ("kernels", "vector_add", {"x": (4096,), "y": (4096,)}, {}, "bfloat16"),
+    "adamw": ("kernels", "adamw", ADAMW, {"rate": 0.1, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "decay": 0.1}, "float32"),
     "gelu": ("kernels", "gelu", {"x": (64, 128)}, {}, "bfloat16"),
     "swiglu": ("kernels", "swiglu", GATED, {}, "bfloat16"),
     "geglu": ("kernels", "geglu", GATED, {}, "bfloat16"),
@@ -112,7 +114,7 @@ found = {}
 cases = json.loads(sys.argv[2])
 for name, (folder, block, shapes, attributes, dtype) in cases.items():
     apply = importlib.import_module(f"triton_side.{folder}.{block}").apply
-    train = block != "vector_add"
+    train = block not in ("vector_add", "adamw")
     with deviceless.fake_mode():
         specs = {k: (tuple(s), "int32" if k in sys.argv[3:] else dtype) for k, s in shapes.items()}
         inputs = deviceless.fake_inputs(specs, requires_grad=train)
@@ -181,7 +183,7 @@ def jax_stages(block: str) -> set[str]:
 @pytest.mark.parametrize("case", CASES)
 def test_every_launch_declares_what_it_computes(case: str) -> None:
     parts = recorded()[case]
-    assert set(parts) == ({"forward"} if CASES[case][1] == "vector_add" else {"forward", "backward"})
+    assert set(parts) == ({"forward"} if CASES[case][1] in ("vector_add", "adamw") else {"forward", "backward"})
     for part, events in parts.items():
         assert events
         for event in events:
@@ -314,6 +316,11 @@ def test_rope_turns_queries_and_keys_in_one_launch() -> None:
     assert (backward["reads"], backward["names"]) == (forward["reads"], ["dq", "dk"])
     bytes = 2 * 2 * (2 * (9 + 2) * 128 * 64) + 4 * 2 * 128  # bfloat16 once in and once out, positions
     assert forward["bytes"] == backward["bytes"] == bytes
+
+
+def test_adamw_reads_and_writes_a_parameter_and_its_moments_once() -> None:
+    (launch,) = recorded()["adamw"]["forward"]
+    assert launch["names"] == ["new_param", "new_mu", "new_nu"] and launch["bytes"] == 7 * 4 * 4096 + 4
 
 
 def test_a_lookup_reads_what_it_yields_and_its_gradient_writes_the_table_once() -> None:
