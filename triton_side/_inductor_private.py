@@ -587,8 +587,8 @@ def _size(buffer: str) -> int:
 
 
 def _pass_stages_on(graph: torch.fx.Graph) -> None:
-    """Give the gradients that torch.autograd.grad inside the graph makes the stages of what they are gradients of; those
-    of a graph that AOTAutograd differentiates have them."""
+    """Give the gradients that torch.autograd.grad inside the graph makes the stages of what they are gradients of;
+    those of a graph that AOTAutograd differentiates have them."""
     stages: dict[int, Any] = {}
     for node in graph.nodes:
         number = node.meta.get("seq_nr")

@@ -4,10 +4,10 @@
     nu'    = beta2 nu + (1 - beta2) g^2
     param' = param - rate (mu' / (1 - beta1^t) / (sqrt(nu' / (1 - beta2^t)) + eps) + decay param)
 
-with t the number of steps, this one among them. Moments are float32 and so is the arithmetic; parameter and gradient are
-of the case's dtype. Trainers that compute in bfloat16 mostly keep float32 parameters beside it, because a bfloat16 one
-does not notice a change below half a unit in its last place. Here the rate is large enough to be noticed, and what a
-parameter hides its moments show.
+with t the number of steps, this one among them. Moments are float32 and so is the arithmetic; parameter and gradient
+are of the case's dtype. Trainers that compute in bfloat16 mostly keep float32 parameters beside it, because a bfloat16
+one does not notice a change below half a unit in its last place. Here the rate is large enough to be noticed, and what
+a parameter hides its moments show.
 """
 
 from typing import Any

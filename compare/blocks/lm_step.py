@@ -3,12 +3,12 @@
     x = table[tokens];  x = decoder_block(x) for each layer;  logits = rmsnorm(x) w_head^T
     loss = mean(logsumexp(logits) - logit[label]);  every parameter by `adamw` with its gradient of the loss
 
-A step's outputs are not gradients but what they make of the parameters, so the block has the direction fwd alone, and its
-function differentiates inside. What a wrong gradient does to a bfloat16 parameter may be less than half a unit in its
-last place; the new moments are float32 and show it.
+A step's outputs are not gradients but what they make of the parameters, so the block has the direction fwd alone, and
+its function differentiates inside. What a wrong gradient does to a bfloat16 parameter may be less than half a unit in
+its last place; the new moments are float32 and show it. Nothing is updated in place: a block writes none of its inputs.
 
-Weights of layers are stacked, as jax.lax.scan takes them. The loss is added up in float32 by every sound implementation,
-and so is the gradient of the table's rows.
+Weights of layers are stacked, as jax.lax.scan takes them. The loss is added up in float32 by every sound
+implementation, and so is the gradient of the table's rows.
 """
 
 from dataclasses import replace
@@ -112,7 +112,9 @@ BLOCK = Block(
     work="flops",
     shapes=(
         # Layers as wide as those of the smallest Llamas, tokens of a few milliseconds.
-        Shape("2-layers", sizes(2, 4, 1024, 1024, 16, 4, 64, 2816, 16384, 2000, 1000), ("bfloat16",), ("quick", "full")),
+        Shape(
+            "2-layers", sizes(2, 4, 1024, 1024, 16, 4, 64, 2816, 16384, 2000, 1000), ("bfloat16",), ("quick", "full"),
+        ),
         Shape("8-layers", sizes(8, 4, 1024, 1024, 16, 4, 64, 2816, 16384, 2000, 1000), ("bfloat16",)),
         Shape("wide", sizes(2, 2, 2048, 2048, 32, 8, 64, 8192, 32000, 2000, 1000), ("bfloat16",)),
         # So many tokens that the largest error is not that of one of them, which is luck.

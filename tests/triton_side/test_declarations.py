@@ -41,6 +41,7 @@ GATED = {"gate": (64, 128), "up": (64, 128)}
 ROPE = {"q": (2, 9, 128, 64), "k": (2, 2, 128, 64), "positions": (2, 128)}
 INTEGERS = {"positions", "ids", "labels", "seed", "step"}  # int32, whatever the case's dtype
 EPS = {"eps": 1e-6}
+OPTIMIZER = {"rate": 0.1, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "decay": 0.1}
 ADAMW = {"step": (), **dict.fromkeys(("param", "gradient", "mu", "nu"), (4096,))}
 ENTROPY = {"logits": (64, 128), "labels": (64,)}
 CHAIN = {
@@ -55,7 +56,7 @@ def affine(rows: int, columns: int) -> dict[str, tuple[int, ...]]:
 # Folder, block, shapes, attributes, dtype. The long rows take the kernels that walk them.
 CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, float], str]] = {
     "vector_add": ("kernels", "vector_add", {"x": (4096,), "y": (4096,)}, {}, "bfloat16"),
-    "adamw": ("kernels", "adamw", ADAMW, {"rate": 0.1, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "decay": 0.1}, "float32"),
+    "adamw": ("kernels", "adamw", ADAMW, OPTIMIZER, "float32"),
     "gelu": ("kernels", "gelu", {"x": (64, 128)}, {}, "bfloat16"),
     "swiglu": ("kernels", "swiglu", GATED, {}, "bfloat16"),
     "geglu": ("kernels", "geglu", GATED, {}, "bfloat16"),

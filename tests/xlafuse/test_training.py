@@ -39,7 +39,7 @@ def traced(function: Any) -> Any:
 
 
 def test_the_ways_through_the_layers() -> None:
-    """One loop forward and one backward, where layers are scanned; only there, and what is computed again is so said."""
+    """Where layers are scanned there is one loop forward and one backward, and nowhere else."""
     unrolled, scanned, again = map(traced, (lm_step.apply, lm_step.apply_scan, lm_step.apply_scan_remat))
     loops = [str(jaxpr).count("= scan[") for jaxpr in (unrolled, scanned, again)]
     assert loops == [0, 2, 2]

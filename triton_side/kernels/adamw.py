@@ -4,9 +4,9 @@
     nu'    = beta2 nu + (1 - beta2) g^2
     param' = param - rate (mu' / (1 - beta1^t) / (sqrt(nu' / (1 - beta2^t)) + eps) + decay param)
 
-Loshchilov and Hutter, "Decoupled Weight Decay Regularization", arXiv:1711.05101. Parameter and gradient: any shape, both
-bfloat16, float16 or float32; moments float32, and fp32 inside. The step t lies in memory, so that a captured launch can
-be replayed with another one.
+Loshchilov and Hutter, "Decoupled Weight Decay Regularization", arXiv:1711.05101. Parameter and gradient: any shape,
+both bfloat16, float16 or float32; moments float32, and fp32 inside. The step t lies in memory, so that a captured
+launch can be replayed with another one.
 """
 
 import math

@@ -1,5 +1,5 @@
-"""One training step of a small language model of Llama's layers, of the kernels that are here: loss, and every parameter
-after AdamW.
+"""One training step of a small language model of Llama's layers, of the kernels that are here: loss, and every
+parameter after AdamW.
 
     x = table[tokens];  x = decoder_block(x) for each layer;  logits = rmsnorm(x) w_head^T
     loss = mean(logsumexp(logits) - logit[label])

@@ -4,8 +4,8 @@
     loss = mean(logsumexp(logits) - logit[label])
 
 Layers are flax nnx modules (decoder_block), their weights stacked. Unrolled, the gradients of a stack are its layers'
-padded with zeros and added up, which XLA computes inside AdamW's kernel; results stacked after AdamW took three kernels a
-parameter instead (jaxlib 0.10.2).
+padded with zeros and added up, which XLA computes inside AdamW's kernel; results stacked after AdamW took three kernels
+a parameter instead (jaxlib 0.10.2).
 """
 
 from collections.abc import Callable, Mapping
@@ -90,8 +90,8 @@ def step(
 
 
 def apply(inputs: Arrays, **attributes: Any) -> Arrays:
-    """`tokens`, `labels`, `positions` [batch, sequence] int32, `step` [] int32, parameters and their moments -> `loss` [],
-    and of each parameter p `new_p`, `new_mu_p` and `new_nu_p`.
+    """`tokens`, `labels`, `positions` [batch, sequence] int32, `step` [] int32, parameters and their moments -> `loss`
+    [], and of each parameter p `new_p`, `new_mu_p` and `new_nu_p`.
 
     Parameters: `table` [vocabulary, width], the weights of `decoder_block.apply` with an axis of layers before the
     others, `final_norm` [width], `w_head` [vocabulary, width]; the moments of p are `mu_p` and `nu_p`, float32.

@@ -1,4 +1,4 @@
-"""The reference of a training step: its loss in NumPy, its gradients by finite differences, and what its tolerances see."""
+"""The reference of a training step: its loss in NumPy, its gradients by finite differences, what its tolerances see."""
 
 from __future__ import annotations
 

@@ -88,7 +88,8 @@ def adamw(
     exact = p - change - rate * decay * p
     bound_change = rate * bound_mu / (1 - kept1) / below + change.abs() * (bound_below / below + off1 + 4 * FP32)
     bound = bound_change + 4 * FP32 * (p.abs() + change.abs())
-    found = zip(("param", "mu", "nu"), outputs, (exact, exact_mu, exact_nu), (bound, bound_mu, bound_nu), native)
+    exacts, bounds = (exact, exact_mu, exact_nu), (bound, bound_mu, bound_nu)
+    found = zip(("param", "mu", "nu"), outputs, exacts, bounds, native, strict=True)
     return first(stray, *(named(name, problem(y, e, b.nan_to_num(0.0), n)) for name, y, e, b, n in found))
 
 
