@@ -68,7 +68,7 @@ def step_flops(sizes: Sizes) -> float:
     against two; the elementwise work, AdamW's too, is below 1% and left out."""
     head = 2 * sizes["batch"] * sizes["sequence"] * sizes["width"] * sizes["vocabulary"]
     products = sizes["layers"] * decoder_block.product_flops(sizes) + head
-    return 3 * products + 3.5 * sizes["layers"] * attention.causal_flops(sizes)
+    return 3 * products + 3.5 * sizes["layers"] * attention.flops(sizes)
 
 
 def sizes(

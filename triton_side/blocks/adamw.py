@@ -1,6 +1,7 @@
 """One step of AdamW (Loshchilov and Hutter, arXiv:1711.05101) with bias correction."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ def adamw(
         return (p - rate * (change + decay * p)).to(param.dtype), mu, nu
 
 
-def apply(inputs: Mapping[str, Tensor], **attributes: float) -> dict[str, Tensor]:
+def apply(inputs: Mapping[str, Tensor], **attributes: Any) -> dict[str, Tensor]:
     """param, gradient [elements], mu, nu [elements] float32, step [] int32 -> new_param, new_mu, new_nu."""
     names = ("param", "gradient", "mu", "nu", "step")
     param, mu, nu = adamw(*(inputs[name] for name in names), **attributes)

@@ -56,7 +56,7 @@ def loss_of(
 
 
 def lm_step(
-    inputs: Mapping[str, torch.Tensor], *, optimizer: Mapping[str, float], **sizes: Any
+    inputs: Mapping[str, torch.Tensor], *, optimizer: Mapping[str, Any], **sizes: Any
 ) -> dict[str, torch.Tensor]:
     """What `triton_side.blocks.lm_step.apply` returns, from the same inputs.
 

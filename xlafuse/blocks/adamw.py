@@ -1,5 +1,7 @@
 """One step of AdamW (Loshchilov and Hutter, arXiv:1711.05101) with bias correction."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -21,7 +23,7 @@ def adamw(
         return (p - rate * (change + decay * p)).astype(param.dtype), mu, nu
 
 
-def apply(inputs: dict[str, jax.Array], **attributes: float) -> dict[str, jax.Array]:
+def apply(inputs: dict[str, jax.Array], **attributes: Any) -> dict[str, jax.Array]:
     """`param`, `gradient` [elements], `mu`, `nu` [elements] float32, `step` [] int32 -> `new_param`, `new_mu`,
     `new_nu`."""
     names = ("param", "gradient", "mu", "nu", "step")

@@ -66,13 +66,14 @@ def loss_of(
 
 def step(
     inputs: Arrays, through: Callable[..., jax.Array], *, heads: int, kv_heads: int, eps: float, theta: float,
-    optimizer: Mapping[str, float], attend: decoder_block.Attend = decoder_block.attend_plainly, remat: bool = False,
+    optimizer: Mapping[str, float], attend: decoder_block.Attend = attention.apply, remat: bool = False,
 ) -> Arrays:  # fmt: skip
     """What `apply` returns, through the layers as `through` goes."""
 
     def layer(x: jax.Array, weights: Arrays) -> jax.Array:
-        sizes = {"heads": heads, "kv_heads": kv_heads, "eps": eps, "theta": theta}
-        return decoder_block.stages(x, weights, inputs["positions"], **sizes, attend=attend)
+        return decoder_block.stages(
+            x, weights, inputs["positions"], heads=heads, kv_heads=kv_heads, eps=eps, theta=theta, attend=attend
+        )
 
     if remat:
         # A loop's body keeps backward apart from forward, which else takes a barrier.
