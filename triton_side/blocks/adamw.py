@@ -15,13 +15,13 @@ def adamw(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(param, mu, nu) after step number `step` (an integer, the first is 1), param in its own dtype, mu and nu float32,
     computed in float32."""
-    p, g = param.float(), gradient.float()
     with stage("mu"):
+        g = gradient.float()
         mu = beta1 * mu + (1 - beta1) * g
     with stage("nu"):
         nu = beta2 * nu + (1 - beta2) * g * g
     with stage("update"):
-        t = step.float()
+        p, t = param.float(), step.float()
         change = mu / (1 - beta1**t) / (torch.sqrt(nu / (1 - beta2**t)) + eps)
         return (p - rate * (change + decay * p)).to(param.dtype), mu, nu
 

@@ -12,13 +12,13 @@ def adamw(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(param, mu, nu) after step number `step` (an integer, the first is 1), param in its own dtype, mu and nu float32,
     computed in float32."""
-    p, g = param.astype(jnp.float32), gradient.astype(jnp.float32)
     with jax.named_scope("mu"):
+        g = gradient.astype(jnp.float32)
         mu = beta1 * mu + (1 - beta1) * g
     with jax.named_scope("nu"):
         nu = beta2 * nu + (1 - beta2) * g * g
     with jax.named_scope("update"):
-        t = step.astype(jnp.float32)
+        p, t = param.astype(jnp.float32), step.astype(jnp.float32)
         change = mu / (1 - beta1**t) / (jnp.sqrt(nu / (1 - beta2**t)) + eps)
         return (p - rate * (change + decay * p)).astype(param.dtype), mu, nu
 
