@@ -120,7 +120,7 @@ BLOCK = Block(
         # So many tokens that the largest error is not that of one of them, which is luck.
         Shape("small", sizes(2, 2, 29, 37, 4, 2, 16, 67, 53, 30, 5), ("float32", "float16", "bfloat16"), ("check",)),
     ),
-    # Not inductor-max, which would tune some thirty products. torch.optim.AdamW is out for the reasons that `adamw` gives.
+    # Not inductor-max, which would tune some thirty products; why not torch.optim.AdamW, `adamw` says.
     implementations=(
         Implementation("xla", f"{XLA}:apply", "xla", "jax.jit of the whole step, layers unrolled"),
         Implementation("xla-scan", f"{XLA}:apply_scan", "xla", "jax.jit, jax.lax.scan over the layers"),
