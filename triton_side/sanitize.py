@@ -134,6 +134,16 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
         }
         for width, hidden in ((37, 67), (64, 136))
     ]  # fmt: skip
+    seeds = torch.tensor([[3, -5], [7, 11]], dtype=torch.int32)
+    gpt2: list[Shapes] = [
+        {
+            "x": (1, 67, width), "seed": seeds, "w_qkv": (width, 96), "b_qkv": (96,), "w_o": (32, width),
+            "w_up": (width, hidden), "b_up": (hidden,), "w_down": (hidden, width),
+            **{f"{half}_norm_{kind}": (width,) for half in ("attention", "mlp") for kind in ("weight", "bias")},
+            "b_o": (width,), "b_down": (width,),
+        }
+        for width, hidden in ((37, 67), (64, 136))
+    ]  # fmt: skip
     return [
         ("kernels.vector_add", flat, {}), ("cuda.vector_add", flat, {}),
         ("kernels.gelu", rows, {}), ("cuda.gelu", rows, {}),
@@ -147,6 +157,7 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
         ("kernels.rope", turned, {"theta": 500000.0}), ("kernels.attention", heads, {}),
         ("kernels.attention", shared, {"causal": 1, "window": 19}), ("kernels.attention", shared, {"causal": 0}),
         ("kernels.decoder_block", decoder, {"heads": 2, "kv_heads": 1, "eps": EPS, "theta": 500000.0}),
+        ("kernels.gpt2_block", gpt2, {"heads": 2, "p": 0.1, "eps": EPS}),
         ("kernels.embedding", tables, {}), ("kernels.cross_entropy", logits, {"smoothing": 0.1, "z_loss": 1e-4}),
     ]  # fmt: skip
 

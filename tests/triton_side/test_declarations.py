@@ -33,6 +33,11 @@ LAYER = {
     "x": (2, 64, 128), "positions": (2, 64), "attention_norm": (128,), "w_qkv": (128, 512), "w_o": (256, 128),
     "mlp_norm": (128,), "w_gate": (128, 256), "w_up": (128, 256), "w_down": (256, 128),
 }  # fmt: skip
+GPT2_LAYER = {
+    "x": (2, 64, 128), "seed": (2, 2), "w_qkv": (128, 384), "b_qkv": (384,), "w_o": (128, 128), "w_up": (128, 256),
+    "b_up": (256,), "w_down": (256, 128), "attention_norm_weight": (128,), "attention_norm_bias": (128,),
+    "mlp_norm_weight": (128,), "mlp_norm_bias": (128,), "b_o": (128,), "b_down": (128,),
+}  # fmt: skip
 MATMUL = {"a": (64, 128), "b": (128, 256)}
 LINEAR_GELU = {"x": (64, 128), "weight": (128, 256), "bias": (256,)}
 ATTENTION = dict.fromkeys("qkv", (1, 2, 128, 64))
@@ -75,6 +80,7 @@ CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, float], s
     "decoder_block": (
         "kernels", "decoder_block", LAYER, {"heads": 4, "kv_heads": 2, "theta": 500000.0} | EPS, "bfloat16",
     ),
+    "gpt2_block": ("kernels", "gpt2_block", GPT2_LAYER, {"heads": 2, "p": 0.1} | EPS, "bfloat16"),
     "attention": ("kernels", "attention", ATTENTION, {}, "bfloat16"),
     "attention, pointers": ("kernels", "attention", ATTENTION, {}, "float32"),
     "attention, window": ("kernels", "attention", SHARED, {"causal": 1, "window": 32}, "bfloat16"),
