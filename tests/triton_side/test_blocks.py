@@ -34,6 +34,7 @@ SHAPES = {
     "swiglu_mlp": [(1, 3, 5), (7, 33, 65)],  # tokens, width, hidden
     "rope": [(1, 1, 1, 1, 2), (2, 3, 1, 37, 24)],  # batch, heads, kv_heads, sequence, head_dim
     "attention": [(1, 1, 1, 1, 16), (1, 2, 1, 37, 24)],  # batch, heads, kv_heads, sequence, head_dim
+    "gpt2_block": [(1, 1, 8, 2, 5), (2, 7, 24, 6, 33)],  # batch, sequence, width, head_dim, hidden
     # batch, sequence, width, head_dim, hidden
     "decoder_block": [(1, 1, 3, 2, 5), (2, 7, 24, 6, 33)],
     "embedding": [(1, 1, 1), (37, 65, 19)],  # rows, columns, tokens
@@ -45,10 +46,12 @@ HEADS, KV_HEADS = 4, 2
 ATTRIBUTES = {
     "rmsnorm": {"eps": EPS}, "layernorm": {"eps": EPS}, "swiglu_mlp": {"eps": EPS}, "rope": {"theta": THETA},
     "dropout_residual_norm": {"p": 0.25, "eps": EPS},
+    "gpt2_block": {"heads": HEADS, "p": 0.25, "eps": EPS},
     "decoder_block": {"heads": HEADS, "kv_heads": KV_HEADS, "eps": EPS, "theta": THETA},
     "cross_entropy": {"smoothing": SMOOTHING, "z_loss": Z_LOSS},
 }
 FLOAT32 = {"loss"}  # outputs that are, whatever the inputs' dtype
+SUM = ("bias", "random", "dropout", "residual")
 NORM = ("mean_square", "normalize", "weight")
 STAGES = {
     "vector_add": {"add"},
@@ -65,6 +68,12 @@ STAGES = {
     "swiglu_mlp": {"norm", "gate", "up", "act", "down", "residual"},
     "rope": {"angles", "rotate_q", "rotate_k"},
     "attention": {"scores", "mask", "softmax", "values"},
+    "gpt2_block": {
+        *(f"attention_norm/{stage}" for stage in ("mean", "variance", "normalize", "weight", "bias")), "qkv",
+        "attention/scores", "attention/mask", "attention/softmax", "attention/values", "out",
+        *(f"attention_residual/{stage}" for stage in (*SUM, "mean", "variance", "normalize", "affine")),
+        "up/product", "up/bias", "up/gelu", "down", *(f"mlp_residual/{stage}" for stage in SUM),
+    },
     "decoder_block": {
         *(f"{norm}/{stage}" for norm in ("attention_norm", "mlp_norm") for stage in NORM), "qkv",
         "rope/angles", "rope/rotate_q", "rope/rotate_k",
@@ -119,6 +128,21 @@ def make_inputs(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> Array
         return {
             "q": normal(batch, heads, sequence, head_dim), "k": normal(batch, kv_heads, sequence, head_dim),
             "positions": positions,
+        }  # fmt: skip
+    if block == "gpt2_block":
+        batch, sequence, width, head_dim, hidden = shape
+        matrices = {
+            "w_qkv": (width, 3 * HEADS * head_dim), "w_o": (HEADS * head_dim, width), "w_up": (width, hidden),
+            "w_down": (hidden, width),
+        }  # fmt: skip
+        halves = ("attention", "mlp")
+        return {
+            "x": normal(batch, sequence, width), "seed": torch.tensor([[-3, 5], [7, 11]], dtype=torch.int32),
+            **{name: normal(*size, scale=size[0] ** -0.5) for name, size in matrices.items()},
+            **{f"{half}_norm_weight": normal(width, scale=0.1, mean=1.0) for half in halves},
+            **{f"{half}_norm_bias": normal(width, scale=0.1) for half in halves},
+            "b_qkv": normal(3 * HEADS * head_dim), "b_o": normal(width), "b_up": normal(hidden),
+            "b_down": normal(width),
         }  # fmt: skip
     if block == "decoder_block":
         batch, sequence, width, head_dim, hidden = shape
@@ -211,6 +235,19 @@ def reference(block: str, inputs: Arrays, causal: int = 1, window: int = 0) -> A
         kept = uniforms(*x.shape, inputs["seed"]) >= 65536 // 4
         h = inputs["residual"] + kept * (x + inputs["bias"]) / 0.75
         return {"y": torch.nn.functional.layer_norm(h, h.shape[-1:], inputs["weight"], inputs["shift"], EPS), "h": h}
+    if block == "gpt2_block":
+        norm = {"weight": inputs["attention_norm_weight"], "bias": inputs["attention_norm_bias"]}
+        tokens = x.flatten(0, 1)
+        qkv = reference("layernorm", {"x": tokens, **norm})["y"] @ inputs["w_qkv"] + inputs["b_qkv"]
+        q, k, v = qkv.view(*x.shape[:2], 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+        attended = reference("attention", {"q": q, "k": k, "v": v})["out"].transpose(1, 2).reshape(len(tokens), -1)
+        between = {"bias": inputs["b_o"], "weight": inputs["mlp_norm_weight"], "shift": inputs["mlp_norm_bias"]}
+        out = {"x": attended @ inputs["w_o"], "residual": tokens, "seed": inputs["seed"][0], **between}
+        out = reference("dropout_residual_norm", out)
+        up = reference("linear_gelu", {"x": out["y"], "weight": inputs["w_up"], "bias": inputs["b_up"]})["y"]
+        down = {"x": up @ inputs["w_down"], "bias": inputs["b_down"], "residual": out["h"], "seed": inputs["seed"][1]}
+        last = reference("dropout_residual_norm", {**down, "weight": between["weight"], "shift": between["shift"]})
+        return {"y": last["h"].view(x.shape)}
     if block == "decoder_block":
         h = rmsnorm_reference(x, inputs["attention_norm"])
         qkv = (h @ inputs["w_qkv"]).unflatten(-1, (HEADS + 2 * KV_HEADS, -1)).transpose(1, 2)
@@ -268,7 +305,7 @@ def module(package: str, block: str) -> Callable[..., Arrays]:
 
 
 ALL_CASES = [(block, shape) for block, shapes in SHAPES.items() for shape in shapes]
-WITHOUT_LIBRARY = ("attention", "decoder_block", "dropout_residual_norm", "matmul", "rope")
+WITHOUT_LIBRARY = ("attention", "decoder_block", "dropout_residual_norm", "gpt2_block", "matmul", "rope")
 LIBRARY_CASES = [(block, shape) for block, shape in ALL_CASES if block not in WITHOUT_LIBRARY]
 
 

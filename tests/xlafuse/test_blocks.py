@@ -18,6 +18,7 @@ from xlafuse.blocks import (
     embedding,
     geglu,
     gelu,
+    gpt2_block,
     layernorm,
     linear_gelu,
     matmul,
@@ -109,6 +110,20 @@ def _decoder_block(i: Float64s, eps: float) -> Float64s:
     return _swiglu({"x": x} | {name: i[own] for name, own in mlp.items()}, eps)
 
 
+def _gpt2_block(i: Float64s, eps: float) -> Float64s:
+    shape, seeds = i["x"].shape, i["seeds"]
+    x = i["x"].reshape(-1, shape[-1])
+    norm = {"x": x, "weight": i["attention_norm_weight"], "bias": i["attention_norm_bias"]}
+    qkv = _layernorm(norm, eps)["y"] @ i["w_qkv"] + i["b_qkv"]
+    q, k, v = qkv.reshape(*shape[:2], 3, 2, -1).transpose(2, 0, 3, 1, 4)
+    attended = _attention({"q": q, "k": k, "v": v})["out"].swapaxes(1, 2).reshape(len(x), -1)
+    between = {"bias": i["b_o"], "weight": i["mlp_norm_weight"], "shift": i["mlp_norm_bias"]}
+    out = _dropout_residual_norm({"x": attended @ i["w_o"], "residual": x, "seed": seeds[0], **between}, eps)
+    down = {"x": _gelu(out["y"] @ i["w_up"] + i["b_up"]) @ i["w_down"], "bias": i["b_down"], "residual": out["h"]}
+    y = _dropout_residual_norm(down | {"seed": seeds[1], "weight": x[0], "shift": x[0]}, eps)["h"]
+    return {"y": y.reshape(shape)}
+
+
 # eps is large enough here that leaving it out fails.
 _EPS = 0.05
 _GATED = {"gate": (3, 7), "up": (3, 7)}
@@ -122,11 +137,17 @@ _LAYER = {
     "x": (2, 5, 6), "positions": (2, 5), "attention_norm": (6,), "w_qkv": (6, 16), "w_o": (8, 6), "mlp_norm": (6,),
     "w_gate": (6, 9), "w_up": (6, 9), "w_down": (9, 6),
 }  # fmt: skip
+_NORMED = dict.fromkeys((f"{half}_norm_{kind}" for half in ("attention", "mlp") for kind in ("weight", "bias")), (6,))
+_GPT2_LAYER = {
+    "x": (2, 5, 6), "seeds": (2, 2), "w_qkv": (6, 24), "b_qkv": (24,), "w_o": (8, 6), "b_o": (6,), "w_up": (6, 9),
+    "b_up": (9,), "w_down": (9, 6), "b_down": (6,), **_NORMED,
+}  # fmt: skip
 _TURNED = {"q": (2, 3, 5, 6), "k": (2, 1, 5, 6), "positions": (2, 5)}
 # Small positions, as the error of an angle grows with them; equal ids.
 _INTEGERS = {
     "positions": [[0, 3, 7, 1, 4], [2, 6, 5, 0, 1]], "ids": [3, 1, 3, 0, 3, 4, 0],
     "labels": [3, cross_entropy.IGNORED, 0, 6, cross_entropy.IGNORED], "seed": [-3, 5],
+    "seeds": [[-3, 5], [7, 11]],
 }  # fmt: skip
 Shapes = dict[str, tuple[int, ...]]
 # name: (apply, attributes, input shapes, formula, roundings to the dtype from input to output at most)
@@ -163,6 +184,10 @@ BLOCKS: dict[str, tuple[Any, dict[str, float], Shapes, Callable[[Float64s], Floa
     "attention, full": (attention.apply, {"causal": 0}, _SHARED, lambda i: _attention(i, after=5), 3),
     "decoder_block": (
         decoder_block.apply, {"eps": _EPS, "theta": _THETA} | _HEADS, _LAYER, lambda i: _decoder_block(i, _EPS), 19,
+    ),
+    "gpt2_block": (
+        lambda i, **attributes: gpt2_block.apply(i | {"seed": i["seeds"]}, **attributes),
+        {"heads": 2, "p": _DROPPED, "eps": _EPS}, _GPT2_LAYER, lambda i: _gpt2_block(i, _EPS), 29,
     ),
     "embedding": (
         embedding.apply, {}, {"table": (5, 3), "ids": (7,)}, lambda i: {"y": i["table"][i["ids"].astype(int)]}, 0,

@@ -90,6 +90,7 @@ class Gpt2Block(nnx.Module):
         """`x` [batch, sequence, width], `seed` [2, 2] in int32, a key each for the two dropouts -> y, of x's shape."""
         batch, sequence, width = x.shape
         tokens = x.reshape(-1, width)
+        attention_seed, mlp_seed = seed[0], seed[1]
         with jax.named_scope("attention_norm"):
             h = self.attention_norm(tokens)
         with jax.named_scope("qkv"):
@@ -101,13 +102,14 @@ class Gpt2Block(nnx.Module):
         with jax.named_scope("out"):
             projected = self.out(attended.swapaxes(1, 2).reshape(batch * sequence, -1))
         with jax.named_scope("attention_residual"):
-            tokens, h = self.attention_residual(projected, tokens, seed[0])
+            tokens, h = self.attention_residual(projected, tokens, attention_seed)
         with jax.named_scope("up"):
             activated = self.up(h)
         with jax.named_scope("down"):
             down = self.down(activated)
         with jax.named_scope("mlp_residual"):
-            return self.mlp_residual(down, tokens, seed[1]).reshape(x.shape)
+            tokens = self.mlp_residual(down, tokens, mlp_seed)
+        return tokens.reshape(x.shape)
 
 
 def stages(
