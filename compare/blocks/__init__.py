@@ -2,6 +2,7 @@
 
 from compare.blocks import (
     attention,
+    attention_packed,
     bias_gelu,
     cross_entropy,
     decoder_block,
@@ -39,6 +40,7 @@ BLOCKS: dict[str, Block] = {
         swiglu_mlp.BLOCK,
         rope.BLOCK,
         attention.BLOCK,
+        attention_packed.BLOCK,
         embedding.BLOCK,
         cross_entropy.BLOCK,
         decoder_block.BLOCK,
