@@ -13,7 +13,7 @@ import triton.language as tl
 
 
 @triton.jit
-def place(program, heads, sequence, offsets_ptr, sequences, BLOCK: tl.constexpr, PACKED: tl.constexpr):
+def place(program, sequence, offsets_ptr, sequences, BLOCK: tl.constexpr, PACKED: tl.constexpr):
     """(batch * heads + head, tile, tiles, first, length): which tile of BLOCK rows, of which sequence, is a program's.
 
     `first` and `length` are in rows of the head. Sequence i of packed ones has the programs of its head from
@@ -39,7 +39,7 @@ def place(program, heads, sequence, offsets_ptr, sequences, BLOCK: tl.constexpr,
 def rows_written(head_index, first, heads, sequence, WIDTH: tl.constexpr, PACKED: tl.constexpr):
     """(offset of a program's sequence, distance of rows) of a contiguous tensor, whose rows are WIDTH elements."""
     if PACKED:
-        return (first.to(tl.int64) * heads + head_index) * WIDTH, heads * WIDTH
+        return (first.to(tl.int64) * heads + head_index) * WIDTH, tl.cast(heads, tl.int64) * WIDTH
     else:
         return head_index * sequence * WIDTH, WIDTH
 

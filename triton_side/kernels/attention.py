@@ -88,7 +88,7 @@ def attention_forward_kernel(
     # In order of start: one head's tiles together, so that its keys and values stay in L2, and the rows that see the
     # most keys first.
     head_index, tile, q_tiles, first, length = place(
-        tl.program_id(0), heads, sequence, offsets_ptr, sequences, BLOCK_Q, PACKED
+        tl.program_id(0), sequence, offsets_ptr, sequences, BLOCK_Q, PACKED
     )
     if PACKED:
         if tile >= q_tiles:

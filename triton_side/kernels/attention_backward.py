@@ -130,7 +130,7 @@ def attention_dk_dv_kernel(
     divides the sequence."""
     # In order of start: one head's tiles together, the first keys, which the most queries see, first.
     kv_index, tile, kv_tiles, first, length = place(
-        tl.program_id(0), heads, sequence, offsets_ptr, sequences, BLOCK_KV, PACKED
+        tl.program_id(0), sequence, offsets_ptr, sequences, BLOCK_KV, PACKED
     )
     if PACKED:
         if tile >= kv_tiles:
@@ -230,7 +230,7 @@ def attention_dq_kernel(
 ):  # fmt: skip
     """dq (contiguous) of BLOCK_Q rows of one of the `heads`, GROUP of which share a head of k and v."""
     head_index, tile, q_tiles, first, length = place(
-        tl.program_id(0), heads, sequence, offsets_ptr, sequences, BLOCK_Q, PACKED
+        tl.program_id(0), sequence, offsets_ptr, sequences, BLOCK_Q, PACKED
     )
     if PACKED:
         if tile >= q_tiles:
