@@ -119,6 +119,11 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
     shared: list[Shapes] = [
         {"q": (1, 4, 67, head_dim), "k": (1, 2, 67, head_dim), "v": (1, 2, 67, head_dim)} for head_dim in (64, 256)
     ]
+    lengths = torch.tensor([0, 1, 40, 40, 67], dtype=torch.int32)
+    packed: list[Shapes] = [
+        {"q": (67, 4, head_dim), "k": (67, 2, head_dim), "v": (67, 2, head_dim), "cu_seqlens": lengths}
+        for head_dim in (16, 128)
+    ]
     # One group of heads, and several in the loop; halves that are a power of two, and not.
     positions = torch.arange(2 * 67, dtype=torch.int32).view(2, 67)
     turned: list[Shapes] = [
@@ -131,6 +136,16 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
             "x": (1, 67, width), "positions": positions[:1], "attention_norm": (width,), "w_qkv": (width, 4 * 16),
             "w_o": (2 * 16, width), "mlp_norm": (width,), "w_gate": (width, hidden), "w_up": (width, hidden),
             "w_down": (hidden, width),
+        }
+        for width, hidden in ((37, 67), (64, 136))
+    ]  # fmt: skip
+    seeds = torch.tensor([[3, -5], [7, 11]], dtype=torch.int32)
+    gpt2: list[Shapes] = [
+        {
+            "x": (1, 67, width), "seed": seeds, "w_qkv": (width, 96), "b_qkv": (96,), "w_o": (32, width),
+            "w_up": (width, hidden), "b_up": (hidden,), "w_down": (hidden, width),
+            **{f"{half}_norm_{kind}": (width,) for half in ("attention", "mlp") for kind in ("weight", "bias")},
+            "b_o": (width,), "b_down": (width,),
         }
         for width, hidden in ((37, 67), (64, 136))
     ]  # fmt: skip
@@ -149,7 +164,9 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
         ("kernels.dropout_residual_norm", chains, {"p": 0.1, "eps": EPS}),
         ("kernels.rope", turned, {"theta": 500000.0}), ("kernels.attention", heads, {}),
         ("kernels.attention", shared, {"causal": 1, "window": 19}), ("kernels.attention", shared, {"causal": 0}),
+        ("kernels.attention_packed", packed, {"longest": 39}),
         ("kernels.decoder_block", decoder, {"heads": 2, "kv_heads": 1, "eps": EPS, "theta": 500000.0}),
+        ("kernels.gpt2_block", gpt2, {"heads": 2, "p": 0.1, "eps": EPS}),
         ("kernels.embedding", tables, {}), ("kernels.cross_entropy", logits, {"smoothing": 0.1, "z_loss": 1e-4}),
     ]  # fmt: skip
 

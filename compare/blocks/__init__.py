@@ -3,6 +3,7 @@
 from compare.blocks import (
     adamw,
     attention,
+    attention_packed,
     bias_gelu,
     cross_entropy,
     decoder_block,
@@ -42,6 +43,7 @@ BLOCKS: dict[str, Block] = {
         swiglu_mlp.BLOCK,
         rope.BLOCK,
         attention.BLOCK,
+        attention_packed.BLOCK,
         embedding.BLOCK,
         cross_entropy.BLOCK,
         linear_cross_entropy.BLOCK,

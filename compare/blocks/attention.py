@@ -51,7 +51,7 @@ def sizes(
 def sdpa_unsupported(what: str) -> Callable[[Case], str | None]:
     def unsupported(case: Case) -> str | None:
         if case.sizes["window"]:
-            return "F.scaled_dot_product_attention has no window, but as a mask in memory, which its fused kernels refuse"
+            return "F.scaled_dot_product_attention has no window but as a mask in memory, which these kernels refuse"
         return half_precision_only(what)(case)
 
     return unsupported
@@ -91,7 +91,8 @@ BLOCK = Block(
     shapes=(
         Shape("llama-8b", sizes(2, 32, 4096, 128), ("bfloat16",), ("quick", "full")),
         Shape(
-            "gqa-window", sizes(1, 32, 4096, 128, kv_heads=8, window=1024), ("bfloat16",), ("quick", "full"), tuned=False
+            "gqa-window", sizes(1, 32, 4096, 128, kv_heads=8, window=1024), ("bfloat16",), ("quick", "full"),
+            tuned=False,
         ),
         Shape("odd-length", sizes(1, 3, 1002, 64), ("float16",), ("quick", "full"), tuned=False),
         Shape("gpt2", sizes(8, 12, 1024, 64), ("bfloat16", "float16")),

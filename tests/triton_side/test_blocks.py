@@ -15,6 +15,7 @@ from torch.fx.traceback import preserve_node_meta
 from triton_side.blocks.cross_entropy import IGNORED
 from triton_side.blocks.threefry import uniforms
 from triton_side.library import attention as library_attention
+from triton_side.library import attention_packed as library_packed
 from triton_side.stages import of_node
 
 EPS = 1e-5
@@ -34,6 +35,8 @@ SHAPES = {
     "swiglu_mlp": [(1, 3, 5), (7, 33, 65)],  # tokens, width, hidden
     "rope": [(1, 1, 1, 1, 2), (2, 3, 1, 37, 24)],  # batch, heads, kv_heads, sequence, head_dim
     "attention": [(1, 1, 1, 1, 16), (1, 2, 1, 37, 24)],  # batch, heads, kv_heads, sequence, head_dim
+    "attention_packed": [(1, 1, 1, 1, 16), (5, 4, 2, 37, 24)],  # sequences, heads, kv_heads, tokens, head_dim
+    "gpt2_block": [(1, 1, 8, 2, 5), (2, 7, 24, 6, 33)],  # batch, sequence, width, head_dim, hidden
     # batch, sequence, width, head_dim, hidden
     "decoder_block": [(1, 1, 3, 2, 5), (2, 7, 24, 6, 33)],
     "embedding": [(1, 1, 1), (37, 65, 19)],  # rows, columns, tokens
@@ -44,11 +47,13 @@ SMOOTHING, Z_LOSS = 0.1, 0.05
 HEADS, KV_HEADS = 4, 2
 ATTRIBUTES = {
     "rmsnorm": {"eps": EPS}, "layernorm": {"eps": EPS}, "swiglu_mlp": {"eps": EPS}, "rope": {"theta": THETA},
-    "dropout_residual_norm": {"p": 0.25, "eps": EPS},
+    "dropout_residual_norm": {"p": 0.25, "eps": EPS}, "attention_packed": {"longest": 0},
+    "gpt2_block": {"heads": HEADS, "p": 0.25, "eps": EPS},
     "decoder_block": {"heads": HEADS, "kv_heads": KV_HEADS, "eps": EPS, "theta": THETA},
     "cross_entropy": {"smoothing": SMOOTHING, "z_loss": Z_LOSS},
 }
 FLOAT32 = {"loss"}  # outputs that are, whatever the inputs' dtype
+SUM = ("bias", "random", "dropout", "residual")
 NORM = ("mean_square", "normalize", "weight")
 STAGES = {
     "vector_add": {"add"},
@@ -65,6 +70,13 @@ STAGES = {
     "swiglu_mlp": {"norm", "gate", "up", "act", "down", "residual"},
     "rope": {"angles", "rotate_q", "rotate_k"},
     "attention": {"scores", "mask", "softmax", "values"},
+    "attention_packed": {"scores", "mask", "softmax", "values"},
+    "gpt2_block": {
+        *(f"attention_norm/{stage}" for stage in ("mean", "variance", "normalize", "weight", "bias")), "qkv",
+        "attention/scores", "attention/mask", "attention/softmax", "attention/values", "out",
+        *(f"attention_residual/{stage}" for stage in (*SUM, "mean", "variance", "normalize", "affine")),
+        "up/product", "up/bias", "up/gelu", "down", *(f"mlp_residual/{stage}" for stage in SUM),
+    },
     "decoder_block": {
         *(f"{norm}/{stage}" for norm in ("attention_norm", "mlp_norm") for stage in NORM), "qkv",
         "rope/angles", "rope/rotate_q", "rope/rotate_k",
@@ -106,6 +118,12 @@ def make_inputs(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> Array
         return {
             name: normal(batch, heads if name == "q" else kv_heads, sequence, head_dim) for name in "qkv"
         }
+    if block == "attention_packed":
+        sequences, heads, kv_heads, tokens, head_dim = shape
+        return {
+            **{name: normal(tokens, heads if name == "q" else kv_heads, head_dim) for name in "qkv"},
+            "cu_seqlens": torch.linspace(0, 1, sequences + 1).square().mul(tokens).ceil().to(torch.int32),
+        }
     if block == "matmul":
         m, k, n = shape
         return {"a": normal(m, k), "b": normal(k, n, scale=k**-0.5)}
@@ -119,6 +137,21 @@ def make_inputs(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> Array
         return {
             "q": normal(batch, heads, sequence, head_dim), "k": normal(batch, kv_heads, sequence, head_dim),
             "positions": positions,
+        }  # fmt: skip
+    if block == "gpt2_block":
+        batch, sequence, width, head_dim, hidden = shape
+        matrices = {
+            "w_qkv": (width, 3 * HEADS * head_dim), "w_o": (HEADS * head_dim, width), "w_up": (width, hidden),
+            "w_down": (hidden, width),
+        }  # fmt: skip
+        halves = ("attention", "mlp")
+        return {
+            "x": normal(batch, sequence, width), "seed": torch.tensor([[-3, 5], [7, 11]], dtype=torch.int32),
+            **{name: normal(*size, scale=size[0] ** -0.5) for name, size in matrices.items()},
+            **{f"{half}_norm_weight": normal(width, scale=0.1, mean=1.0) for half in halves},
+            **{f"{half}_norm_bias": normal(width, scale=0.1) for half in halves},
+            "b_qkv": normal(3 * HEADS * head_dim), "b_o": normal(width), "b_up": normal(hidden),
+            "b_down": normal(width),
         }  # fmt: skip
     if block == "decoder_block":
         batch, sequence, width, head_dim, hidden = shape
@@ -211,6 +244,23 @@ def reference(block: str, inputs: Arrays, causal: int = 1, window: int = 0) -> A
         kept = uniforms(*x.shape, inputs["seed"]) >= 65536 // 4
         h = inputs["residual"] + kept * (x + inputs["bias"]) / 0.75
         return {"y": torch.nn.functional.layer_norm(h, h.shape[-1:], inputs["weight"], inputs["shift"], EPS), "h": h}
+    if block == "attention_packed":
+        parts = zip(*(inputs[name].split(inputs["cu_seqlens"].diff().tolist()) for name in "qkv"), strict=True)
+        alone = [dict(zip("qkv", (x.transpose(0, 1)[None] for x in part), strict=True)) for part in parts]
+        return {"out": torch.cat([reference("attention", one)["out"][0].transpose(0, 1) for one in alone])}
+    if block == "gpt2_block":
+        norm = {"weight": inputs["attention_norm_weight"], "bias": inputs["attention_norm_bias"]}
+        tokens = x.flatten(0, 1)
+        qkv = reference("layernorm", {"x": tokens, **norm})["y"] @ inputs["w_qkv"] + inputs["b_qkv"]
+        q, k, v = qkv.view(*x.shape[:2], 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+        attended = reference("attention", {"q": q, "k": k, "v": v})["out"].transpose(1, 2).reshape(len(tokens), -1)
+        between = {"bias": inputs["b_o"], "weight": inputs["mlp_norm_weight"], "shift": inputs["mlp_norm_bias"]}
+        out = {"x": attended @ inputs["w_o"], "residual": tokens, "seed": inputs["seed"][0], **between}
+        out = reference("dropout_residual_norm", out)
+        up = reference("linear_gelu", {"x": out["y"], "weight": inputs["w_up"], "bias": inputs["b_up"]})["y"]
+        down = {"x": up @ inputs["w_down"], "bias": inputs["b_down"], "residual": out["h"], "seed": inputs["seed"][1]}
+        last = reference("dropout_residual_norm", {**down, "weight": between["weight"], "shift": between["shift"]})
+        return {"y": last["h"].view(x.shape)}
     if block == "decoder_block":
         h = rmsnorm_reference(x, inputs["attention_norm"])
         qkv = (h @ inputs["w_qkv"]).unflatten(-1, (HEADS + 2 * KV_HEADS, -1)).transpose(1, 2)
@@ -268,7 +318,9 @@ def module(package: str, block: str) -> Callable[..., Arrays]:
 
 
 ALL_CASES = [(block, shape) for block, shapes in SHAPES.items() for shape in shapes]
-WITHOUT_LIBRARY = ("attention", "decoder_block", "dropout_residual_norm", "matmul", "rope")
+WITHOUT_LIBRARY = (
+    "attention", "attention_packed", "decoder_block", "dropout_residual_norm", "gpt2_block", "matmul", "rope",
+)  # fmt: skip
 LIBRARY_CASES = [(block, shape) for block, shape in ALL_CASES if block not in WITHOUT_LIBRARY]
 
 
@@ -354,6 +406,23 @@ def test_flex_forward_on_a_cpu() -> None:
     inputs = detached(make_inputs("attention", (1, 2, 1, 37, 16), torch.float32))
     for causal, window in ((0, 0), (1, 0), (1, 5)):
         check("attention", library_attention.apply_flex, inputs, gradients=False, causal=causal, window=window)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler on a CPU")
+def test_flex_of_packed_sequences_on_a_cpu() -> None:
+    inputs = detached(make_inputs("attention_packed", (5, 4, 2, 37, 16), torch.float32))
+    check("attention_packed", library_packed.apply_flex, inputs, gradients=False)
+
+
+def test_flex_keeps_a_mask_as_long_as_its_boundaries_live() -> None:
+    cu_seqlens = torch.tensor([0, 5, 300], dtype=torch.int32)
+    mask = library_packed._mask_of(cu_seqlens, 300)
+    assert library_packed._mask_of(cu_seqlens, 300) is mask
+    assert library_packed._mask_of(cu_seqlens.clone(), 300) is not mask
+    held = len(library_packed._masks)
+    del cu_seqlens
+    assert len(library_packed._masks) == held - 1
 
 
 def test_flex_keeps_one_mask_per_sequence_window_and_device() -> None:

@@ -11,6 +11,7 @@ import pytest
 from xlafuse import compiler, directions
 from xlafuse.blocks import (
     attention,
+    attention_packed,
     bias_gelu,
     cross_entropy,
     decoder_block,
@@ -18,6 +19,7 @@ from xlafuse.blocks import (
     embedding,
     geglu,
     gelu,
+    gpt2_block,
     layernorm,
     linear_gelu,
     matmul,
@@ -59,6 +61,14 @@ def _attention(i: Float64s, before: int = 5, after: int = 0) -> Float64s:
     scores = i["q"] @ k.swapaxes(-1, -2) / np.sqrt(i["q"].shape[-1])
     distance = np.arange(scores.shape[-1])[:, None] - np.arange(scores.shape[-1])
     return {"out": _softmax(np.where((distance <= before) & (distance >= -after), scores, -np.inf)) @ v}
+
+
+def _attention_packed(i: Float64s) -> Float64s:
+    outs = []
+    for first, last in zip(_INTEGERS["cu_seqlens"], _INTEGERS["cu_seqlens"][1:], strict=False):
+        one = {name: i[name][first:last].swapaxes(0, 1)[None] for name in "qkv"}
+        outs.append(_attention(one)["out"][0].swapaxes(0, 1))
+    return {"out": np.concatenate(outs)}
 
 
 def _gelu(x: np.ndarray) -> np.ndarray:
@@ -109,12 +119,27 @@ def _decoder_block(i: Float64s, eps: float) -> Float64s:
     return _swiglu({"x": x} | {name: i[own] for name, own in mlp.items()}, eps)
 
 
+def _gpt2_block(i: Float64s, eps: float) -> Float64s:
+    shape, seeds = i["x"].shape, i["seeds"]
+    x = i["x"].reshape(-1, shape[-1])
+    norm = {"x": x, "weight": i["attention_norm_weight"], "bias": i["attention_norm_bias"]}
+    qkv = _layernorm(norm, eps)["y"] @ i["w_qkv"] + i["b_qkv"]
+    q, k, v = qkv.reshape(*shape[:2], 3, 2, -1).transpose(2, 0, 3, 1, 4)
+    attended = _attention({"q": q, "k": k, "v": v})["out"].swapaxes(1, 2).reshape(len(x), -1)
+    between = {"bias": i["b_o"], "weight": i["mlp_norm_weight"], "shift": i["mlp_norm_bias"]}
+    out = _dropout_residual_norm({"x": attended @ i["w_o"], "residual": x, "seed": seeds[0], **between}, eps)
+    down = {"x": _gelu(out["y"] @ i["w_up"] + i["b_up"]) @ i["w_down"], "bias": i["b_down"], "residual": out["h"]}
+    y = _dropout_residual_norm(down | {"seed": seeds[1], "weight": x[0], "shift": x[0]}, eps)["h"]
+    return {"y": y.reshape(shape)}
+
+
 # eps is large enough here that leaving it out fails.
 _EPS = 0.05
 _GATED = {"gate": (3, 7), "up": (3, 7)}
 _THETA = 100.0
 _QKV = dict.fromkeys(("q", "k", "v"), (2, 3, 5, 4))
 _SHARED = {"q": (2, 4, 5, 4), "k": (2, 2, 5, 4), "v": (2, 2, 5, 4)}
+_PACKED = {"q": (6, 4, 4), "k": (6, 2, 4), "v": (6, 2, 4), "cu_seqlens": (4,)}
 _MLP = {"x": (5, 6), "norm_weight": (6,), "gate_weight": (6, 9), "up_weight": (6, 9), "down_weight": (9, 6)}
 _CHAIN = {"x": (3, 7), "bias": (7,), "residual": (3, 7), "weight": (7,), "shift": (7,), "seed": (2,)}
 _HEADS = {"heads": 2, "kv_heads": 1}
@@ -122,11 +147,18 @@ _LAYER = {
     "x": (2, 5, 6), "positions": (2, 5), "attention_norm": (6,), "w_qkv": (6, 16), "w_o": (8, 6), "mlp_norm": (6,),
     "w_gate": (6, 9), "w_up": (6, 9), "w_down": (9, 6),
 }  # fmt: skip
+_NORMED = dict.fromkeys((f"{half}_norm_{kind}" for half in ("attention", "mlp") for kind in ("weight", "bias")), (6,))
+_GPT2_LAYER = {
+    "x": (2, 5, 6), "seeds": (2, 2), "w_qkv": (6, 24), "b_qkv": (24,), "w_o": (8, 6), "b_o": (6,), "w_up": (6, 9),
+    "b_up": (9,), "w_down": (9, 6), "b_down": (6,), **_NORMED,
+}  # fmt: skip
 _TURNED = {"q": (2, 3, 5, 6), "k": (2, 1, 5, 6), "positions": (2, 5)}
 # Small positions, as the error of an angle grows with them; equal ids.
 _INTEGERS = {
     "positions": [[0, 3, 7, 1, 4], [2, 6, 5, 0, 1]], "ids": [3, 1, 3, 0, 3, 4, 0],
     "labels": [3, cross_entropy.IGNORED, 0, 6, cross_entropy.IGNORED], "seed": [-3, 5],
+    "cu_seqlens": [0, 2, 3, 6],
+    "seeds": [[-3, 5], [7, 11]],
 }  # fmt: skip
 Shapes = dict[str, tuple[int, ...]]
 # name: (apply, attributes, input shapes, formula, roundings to the dtype from input to output at most)
@@ -161,8 +193,13 @@ BLOCKS: dict[str, tuple[Any, dict[str, float], Shapes, Callable[[Float64s], Floa
     "attention": (attention.apply, {}, _QKV, _attention, 3),
     "attention, window": (attention.apply, {"window": 2}, _SHARED, lambda i: _attention(i, before=1), 3),
     "attention, full": (attention.apply, {"causal": 0}, _SHARED, lambda i: _attention(i, after=5), 3),
+    "attention_packed": (attention_packed.apply, {"longest": 3}, _PACKED, _attention_packed, 3),
     "decoder_block": (
         decoder_block.apply, {"eps": _EPS, "theta": _THETA} | _HEADS, _LAYER, lambda i: _decoder_block(i, _EPS), 19,
+    ),
+    "gpt2_block": (
+        lambda i, **attributes: gpt2_block.apply(i | {"seed": i["seeds"]}, **attributes),
+        {"heads": 2, "p": _DROPPED, "eps": _EPS}, _GPT2_LAYER, lambda i: _gpt2_block(i, _EPS), 29,
     ),
     "embedding": (
         embedding.apply, {}, {"table": (5, 3), "ids": (7,)}, lambda i: {"y": i["table"][i["ids"].astype(int)]}, 0,

@@ -15,9 +15,9 @@ from triton_side.stages import stage
 def apply(inputs: Mapping[str, Tensor], causal: int = 1, window: int = 0) -> dict[str, Tensor]:
     """q [batch, heads, sequence, head_dim], k, v [batch, kv_heads, sequence, head_dim] -> out of q's shape.
 
-    Heads of k and v that are shared are repeated. Both products are in q's dtype; scaling, mask and softmax are in float32. Memory grows with sequence^2:
-    each float32 copy of the scores takes 4 * batch * heads * sequence^2 bytes, and eager mode holds
-    several.
+    Heads of k and v that are shared are repeated. Both products are in q's dtype; scaling, mask and softmax are in
+    float32. Memory grows with sequence^2: each float32 copy of the scores takes 4 * batch * heads * sequence^2 bytes,
+    and eager mode holds several.
     """
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
     sequence, head_dim = q.shape[-2:]

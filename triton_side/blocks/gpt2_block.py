@@ -26,6 +26,7 @@ def stages(
     """The layer on x [batch, sequence, width]; `params` are named as `apply` takes them, seed [2, 2] in int32 is a key
     for either dropout. `attend` maps q, k and v [batch, heads, sequence, head_dim] to `out` of their shape."""
     tokens = x.reshape(-1, x.shape[-1])
+    attention_seed, mlp_seed = seed.unbind()
     norm = {"weight": params["attention_norm_weight"], "bias": params["attention_norm_bias"]}
     with stage("attention_norm"):
         h = layernorm.apply({"x": tokens, **norm}, eps=eps)["y"]
@@ -39,14 +40,15 @@ def stages(
     between = {"bias": params["b_o"], "weight": params["mlp_norm_weight"], "shift": params["mlp_norm_bias"]}
     with stage("attention_residual"):
         summed = dropout_residual_norm.apply(
-            {"x": projected, "residual": tokens, "seed": seed[0], **between}, p=p, eps=eps
+            {"x": projected, "residual": tokens, "seed": attention_seed, **between}, p=p, eps=eps
         )
     with stage("up"):
         activated = linear_gelu.apply({"x": summed["y"], "weight": params["w_up"], "bias": params["b_up"]})["y"]
     with stage("down"):
         down = activated @ params["w_down"]
     with stage("mlp_residual"):
-        return dropout_residual_norm.dropped_sum(down, params["b_down"], summed["h"], seed[1], p).view(x.shape)
+        y = dropout_residual_norm.dropped_sum(down, params["b_down"], summed["h"], mlp_seed, p)
+    return y.view(x.shape)
 
 
 def apply(inputs: Mapping[str, Tensor], **attributes: Any) -> dict[str, Tensor]:

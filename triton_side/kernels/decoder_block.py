@@ -95,7 +95,7 @@ def _attention_backward(
     dqkv = torch.empty_like(qkv)
     dq, dk, dv = settings.split(dqkv, positions)
     turned_dq, turned_dk, whole_dv = attend_backward(q, k, v, joined, logsumexp2, djoined)
-    with stage("attention"):
+    with stage("qkv"):  # whose gradient these columns are
         dv.copy_(whole_dv)
     names = {"q_ptr": "turned_dq", "k_ptr": "turned_dk", "q_out_ptr": "dq", "k_out_ptr": "dk"}
     with stage("rope"), computing(*rope.BACKWARD, **names):

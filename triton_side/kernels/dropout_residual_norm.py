@@ -11,9 +11,9 @@ in fp32, saved only where a gradient is wanted. bfloat16, float16 or float32 in 
 and the norm is of what is stored, which the backward pass reads. The mask is drawn anew from the seed (_threefry).
 
 A row is held in registers, in the backward pass beside three column sums (_column_sums), so that each tensor crosses
-the memory bus once. Without a weight there is no norm: h alone, and its gradient's share of x and bias, which is what
-ends a layer whose next norm belongs to another. Rows of more than 16,384 columns do not fit and are refused; at 16,384 threads spill 96 bytes
-forward and 352 backward (bfloat16, compiled for an H200), and none at 8192.
+the memory bus once. Without a weight there is no norm, but h alone and the gradients of x and bias: what ends a layer
+whose next norm belongs to another. Rows of more than 16,384 columns do not fit and are refused; at 16,384 threads spill
+96 bytes forward and 352 backward (bfloat16, compiled for an H200), and none at 8192.
 """
 
 import math

@@ -109,10 +109,9 @@ class _Gpt2Block(torch.autograd.Function):
             d["w_o"], djoined = torch.mm(joined.T, dprojected), torch.mm(dprojected, w["w_o"].T)
         dqkv = torch.empty_like(qkv)
         gradients = attend_backward(*_views(qkv, ctx.shape, ctx.heads), joined, logsumexp2, djoined)
-        with stage("attention"):
+        with stage("qkv"):
             for columns, gradient in zip(_views(dqkv, ctx.shape, ctx.heads), gradients, strict=True):
                 columns.copy_(gradient)
-        with stage("qkv"):
             d["b_qkv"], d["w_qkv"], dh1 = dqkv.sum(0), torch.mm(h1.T, dqkv), torch.mm(dqkv, w["w_qkv"].T)
         with stage("attention_norm"), computing(dsum_ptr="dx1", dy_ptr="dh1"):
             dx, d["attention_norm_weight"], d["attention_norm_bias"] = layernorm.backward(

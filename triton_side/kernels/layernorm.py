@@ -294,8 +294,8 @@ def backward(
     *,
     dsum: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Launch the backward kernels: dx [rows, columns], contiguous, dweight and dbias [columns], in x's dtype. `dsum`, of
-    x's shape, is what x's other readers make of its gradient, and is added to dx."""
+    """Launch the backward kernels: dx [rows, columns], contiguous, dweight and dbias [columns], in x's dtype. `dsum`,
+    of x's shape, is what x's other readers make of its gradient, and is added to dx."""
     rows, columns = x.shape
     dx = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
     if dx.numel() == 0:
@@ -318,7 +318,8 @@ def backward(
             )  # fmt: skip
         else:
             layernorm_backward_kernel[(config.programs,)](
-                x, weight, mean, rstd, dy, dsum, dx, partial, x.stride(0), dy.stride(0), dsum_row_stride, rows, columns,
+                x, weight, mean, rstd, dy, dsum, dx, partial, x.stride(0), dy.stride(0), dsum_row_stride, rows,
+                columns,
                 ROWS=config.block_rows, COLUMNS=config.block_columns, STAGES=config.num_stages,
                 num_warps=config.num_warps,
             )  # fmt: skip

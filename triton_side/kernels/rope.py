@@ -121,8 +121,8 @@ def configure(
     """Four warps whose threads load 16 bytes of each half of each head, four heads at a time.
 
     Each program computes the angles of its rows anew, so that one takes all heads where there are rows enough for four
-    programs a multiprocessor: more than four do not fit, with 102 registers a thread (bfloat16, head_dim 128, ptxas for
-    sm_90; eight heads at a time take 186). Not tuned on a GPU.
+    programs a multiprocessor: more than four do not fit, with 96 to 108 registers a thread (bfloat16, head_dim 128,
+    ptxas for sm_90; eight heads at a time take 186). Not tuned on a GPU.
     """
     tile = max(1, 128 * 16 // element_bytes // triton.next_power_of_2(head_dim // 2))
     groups = triton.cdiv(heads, 4) + triton.cdiv(kv_heads, 4)

@@ -97,8 +97,8 @@ def stages(
     width, head_dim = x.shape[-1], params["w_qkv"].shape[-1] // (heads + 2 * kv_heads)
     hidden = params["w_gate"].shape[-1]
     graph = _graph(width, heads, kv_heads, head_dim, hidden, eps=eps, theta=theta, attend=attend)
-    weights = nnx.from_flat_state({path: nnx.Param(params[name]) for name, path in PATHS.items()})
-    y: jax.Array = nnx.merge(graph, weights)(x, positions)
+    weights: Any = {path: nnx.Param(params[name]) for name, path in PATHS.items()}
+    y: jax.Array = nnx.merge(graph, nnx.from_flat_state(weights))(x, positions)
     return y
 
 
@@ -119,8 +119,10 @@ def apply(
     Columns of w_qkv are the queries' heads, then the keys', then the values'. Everything is stored in x's dtype;
     products accumulate in float32 on a GPU, norms, rotation and softmax are float32.
     """
-    sizes = {"heads": heads, "kv_heads": kv_heads, "eps": eps, "theta": theta}
-    return {"y": stages(inputs["x"], inputs, inputs["positions"], **sizes, attend=attend)}
+    y = stages(
+        inputs["x"], inputs, inputs["positions"], heads=heads, kv_heads=kv_heads, eps=eps, theta=theta, attend=attend
+    )
+    return {"y": y}
 
 
 def apply_cudnn(inputs: dict[str, jax.Array], **attributes: Any) -> dict[str, jax.Array]:

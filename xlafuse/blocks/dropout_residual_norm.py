@@ -11,11 +11,12 @@ from xlafuse.blocks.threefry import uniforms
 
 def dropped_sum(x: jax.Array, bias: jax.Array, residual: jax.Array, seed: jax.Array, p: float) -> jax.Array:
     """The stages of h = residual + dropout(x + bias)."""
+    rows, columns = x.shape
     threshold = math.ceil(p * 65536)
     with jax.named_scope("bias"):
         biased = x + bias
     with jax.named_scope("random"):
-        kept = uniforms(*x.shape, seed) >= threshold
+        kept = uniforms(rows, columns, seed) >= threshold
     with jax.named_scope("dropout"):
         scaled = biased.astype(jnp.float32) * (65536 / (65536 - threshold))
         dropped = jnp.where(kept, scaled, 0.0).astype(x.dtype)

@@ -36,11 +36,13 @@ class LayerNorm(nnx.Module):
         return layernorm.apply({"x": x, "weight": self.weight[...], "bias": self.bias[...]}, eps=self.eps)["y"]
 
 
-class LinearGelu(nnx.Linear):
+class LinearGelu(nnx.Module):
     """A linear layer under GELU."""
 
+    def __init__(self, inputs: int, outputs: int) -> None:
+        self.kernel, self.bias = nnx.Param(jnp.zeros((inputs, outputs))), nnx.Param(jnp.zeros(outputs))
+
     def __call__(self, x: jax.Array) -> jax.Array:
-        assert self.bias is not None
         return linear_gelu.apply({"x": x, "weight": self.kernel[...], "bias": self.bias[...]})["y"]
 
 
@@ -82,7 +84,7 @@ class Gpt2Block(nnx.Module):
         self.qkv = nnx.Linear(width, 3 * heads * head_dim, rngs=rngs)
         self.out = nnx.Linear(heads * head_dim, width, use_bias=False, rngs=rngs)
         self.attention_residual = NormedResidual(width, p, eps)
-        self.up = LinearGelu(width, hidden, rngs=rngs)
+        self.up = LinearGelu(width, hidden)
         self.down = nnx.Linear(hidden, width, use_bias=False, rngs=rngs)
         self.mlp_residual = Residual(width, p)
 
@@ -90,6 +92,7 @@ class Gpt2Block(nnx.Module):
         """`x` [batch, sequence, width], `seed` [2, 2] in int32, a key each for the two dropouts -> y, of x's shape."""
         batch, sequence, width = x.shape
         tokens = x.reshape(-1, width)
+        attention_seed, mlp_seed = seed[0], seed[1]
         with jax.named_scope("attention_norm"):
             h = self.attention_norm(tokens)
         with jax.named_scope("qkv"):
@@ -101,13 +104,14 @@ class Gpt2Block(nnx.Module):
         with jax.named_scope("out"):
             projected = self.out(attended.swapaxes(1, 2).reshape(batch * sequence, -1))
         with jax.named_scope("attention_residual"):
-            tokens, h = self.attention_residual(projected, tokens, seed[0])
+            tokens, h = self.attention_residual(projected, tokens, attention_seed)
         with jax.named_scope("up"):
             activated = self.up(h)
         with jax.named_scope("down"):
             down = self.down(activated)
         with jax.named_scope("mlp_residual"):
-            return self.mlp_residual(down, tokens, seed[1]).reshape(x.shape)
+            tokens = self.mlp_residual(down, tokens, mlp_seed)
+        return tokens.reshape(x.shape)
 
 
 def stages(
@@ -117,8 +121,8 @@ def stages(
     """A `Gpt2Block` whose weights are `params`, named as in PATHS and as `apply` takes them, called on x."""
     head_dim, hidden = params["w_o"].shape[0] // heads, params["w_up"].shape[1]
     graph = _graph(x.shape[-1], heads, head_dim, hidden, p=p, eps=eps, attend=attend)
-    weights = nnx.from_flat_state({path: nnx.Param(params[name]) for name, path in PATHS.items()})
-    y: jax.Array = nnx.merge(graph, weights)(x, seed)
+    weights: Any = {path: nnx.Param(params[name]) for name, path in PATHS.items()}
+    y: jax.Array = nnx.merge(graph, nnx.from_flat_state(weights))(x, seed)
     return y
 
 

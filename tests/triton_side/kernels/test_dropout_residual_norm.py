@@ -56,6 +56,19 @@ def problem(
     return problem_of(training(config, module, p), inputs, kept(*inputs[0].shape, p), scale, EPS)
 
 
+@pytest.mark.parametrize("config", [None, *CONFIGS])
+def test_without_the_norm_it_is_the_same_but_for_the_norm(config: RowConfig | None) -> None:
+    x, bias, residual, weight, shift, dy, dh = operands(16, 67)
+    h = dropout_residual_norm.forward_of_sum(x, bias, residual, SEED, P, config)
+    _, expected, mean, rstd = dropout_residual_norm.forward(
+        x, bias, residual, weight, shift, SEED, P, EPS, save_statistics=True, config=config
+    )
+    assert torch.equal(h, expected)
+    dx, dbias = dropout_residual_norm.backward_of_sum(dh, SEED, P, config)
+    of_norm = dropout_residual_norm.backward(h, weight, SEED, mean, rstd, torch.zeros_like(dy), dh, P, config)
+    assert torch.equal(dx, of_norm[0]) and torch.equal(dbias, of_norm[1])
+
+
 @pytest.mark.parametrize("shape", [(1, 1), (5, 3), (16, 64), (3, 1025), (1, 16384)])
 def test_shapes(shape: tuple[int, int]) -> None:
     assert not problem(*shape)

@@ -55,6 +55,18 @@ def default(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.
     return layernorm.layernorm(x, weight, bias, EPS)
 
 
+@pytest.mark.parametrize("config", [CONFIGS[1], CONFIGS[4]], ids=str)
+def test_another_gradient_of_x_is_added_before_the_rounding(config: RowConfig) -> None:
+    x, weight, bias, dy = operands(37, 203)
+    dsum = random(37, 203, seed=9)
+    _, mean, rstd = layernorm.forward(x, weight, bias, EPS, save=True, config=config)
+    dx, *sums = layernorm.backward(x, weight, mean, rstd, dy, config, dsum=dsum)
+    alone, *sums_alone = layernorm.backward(x, weight, mean, rstd, dy, config)
+    assert all(torch.equal(one, other) for one, other in zip(sums, sums_alone, strict=True))
+    off = torch.finfo(torch.float32).eps * (alone.abs() + dsum.abs())  # of fp32 numbers, of which `alone` was rounded
+    assert ((dx - (alone + dsum)).abs() <= off).all()
+
+
 def operands(rows: int, columns: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
     """x, whose mean is not its rows' zero, weight, bias and dy."""
     return (

@@ -366,7 +366,7 @@ MUTATIONS = [
     ),
     Mutation(
         "dropout_residual_norm_forward_kernel", dropout_residual_norm,
-        "normalise(h, column < columns, columns, eps)", "normalise(h, column < COLUMNS, columns, eps)",
+        "h.to(tl.float32), column < columns, columns", "h.to(tl.float32), column < COLUMNS, columns",
         dropout_residual_norm_problems,
     ),
     Mutation(
