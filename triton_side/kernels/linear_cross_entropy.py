@@ -57,6 +57,7 @@ from triton_side.kernels.matmul import (
 
 WORKSPACE = 256 << 20  # bytes of dx at a time
 LEAST_CLASSES = 256  # at a time, whatever they take: the width of a tile
+TILES_AT_ONCE = 64  # that are combined
 
 TILES = (
     forward("dot", "product"), forward("reduce_max", "logsumexp", "tile"), forward("sub", "logsumexp", "tile"),
@@ -241,7 +242,7 @@ def forward_pass(
         with device_of(h), computing(row_maximum_ptr="maximum"):
             combine_tiles_kernel[(triton.cdiv(tokens, 32),)](
                 maximum, exponentials, mean, chosen, labels, losses, row_maximum, log_sum, tiles, tokens, classes,
-                smoothing, z_loss, IGNORED=IGNORED, TILES=64, TOKENS=32, num_warps=8,
+                smoothing, z_loss, IGNORED=IGNORED, TILES=TILES_AT_ONCE, TOKENS=32, num_warps=8,
             )  # fmt: skip
     loss, count = launch_mean(losses, labels)
     if row_maximum is None or log_sum is None:
