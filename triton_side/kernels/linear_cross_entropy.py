@@ -312,8 +312,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dloss: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         h, w, labels, *saved = ctx.saved_tensors
+        smoothing, z_loss = ctx.attributes
         wanted = ctx.needs_input_grad[:2]
-        return *backward_pass(h, w, labels, Saved(*saved), dloss, *ctx.attributes, wanted), None, None, None
+        dh, dw = backward_pass(h, w, labels, Saved(*saved), dloss, smoothing, z_loss, wanted)
+        return dh, dw, None, None, None
 
 
 def linear_cross_entropy(
