@@ -254,6 +254,12 @@ def test_library(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> None
     check(block, module("library", block), make_inputs(block, shape, dtype))
 
 
+def test_the_library_projects_chunks_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    block = "linear_cross_entropy"
+    monkeypatch.setattr(importlib.import_module(f"triton_side.library.{block}"), "TOKENS", 3)
+    check(block, module("library", block), make_inputs(block, SHAPES[block][1], torch.float32))
+
+
 def test_gelu_is_the_tanh_approximation_not_erf() -> None:
     x = torch.linspace(-4, 4, 101)
     y = module("blocks", "gelu")({"x": x})["y"]
