@@ -39,7 +39,6 @@ BLOCK = Block(
     outputs=(Tensor("loss", (), dtype="float32"),),
     reference=reference,
     attributes={"smoothing": 0.1, "z_loss": 1e-4},
-    backward_needs=("h", "w", "labels"),
     # A training step's two parts would save the logits between them, or be these.
     directions=("fwd", "joint"),
     flops=lambda s: product_flops(s) + loss_flops(s),
@@ -52,7 +51,7 @@ BLOCK = Block(
         Shape("prime", sizes(1021, 509, 4093, 5), ("float32",), ("quick", "full"), tuned=False),
         Shape("32k", sizes(8192, 4096, 32000, 5), ("bfloat16",)),
         Shape("all-ignored", sizes(5, 24, 67, 100), ("float32", "float16"), ("full", "check")),
-        Shape("odd", sizes(7, 37, 257, 30), ("float32", "float16"), ("check",)),
+        Shape("odd", sizes(7, 37, 257, 30), ("float32", "float16", "bfloat16"), ("check",)),
     ),
     implementations=(
         *compilers("linear_cross_entropy", train=False),

@@ -21,6 +21,7 @@ from xlafuse.blocks import (
     gelu,
     gpt2_block,
     layernorm,
+    linear_cross_entropy,
     linear_gelu,
     matmul,
     rmsnorm,
@@ -99,6 +100,10 @@ def _cross_entropy(i: Float64s) -> Float64s:
     return {"loss": losses[labels != cross_entropy.IGNORED].sum() / max((labels != cross_entropy.IGNORED).sum(), 1)}
 
 
+def _linear_cross_entropy(i: Float64s) -> Float64s:
+    return _cross_entropy({"logits": i["h"] @ i["w"].T, "labels": i["labels"]})
+
+
 _DROPPED = 0.25  # probability
 
 
@@ -152,6 +157,8 @@ _GPT2_LAYER = {
     "x": (2, 5, 6), "seeds": (2, 2), "w_qkv": (6, 24), "b_qkv": (24,), "w_o": (8, 6), "b_o": (6,), "w_up": (6, 9),
     "b_up": (9,), "w_down": (9, 6), "b_down": (6,), **_NORMED,
 }  # fmt: skip
+_ENTROPY = {"smoothing": 0.3, "z_loss": 0.2}
+_PROJECTED = {"h": (5, 3), "w": (7, 3), "labels": (5,)}
 _TURNED = {"q": (2, 3, 5, 6), "k": (2, 1, 5, 6), "positions": (2, 5)}
 # Small positions, as the error of an angle grows with them; equal ids.
 _INTEGERS = {
@@ -204,8 +211,11 @@ BLOCKS: dict[str, tuple[Any, dict[str, float], Shapes, Callable[[Float64s], Floa
     "embedding": (
         embedding.apply, {}, {"table": (5, 3), "ids": (7,)}, lambda i: {"y": i["table"][i["ids"].astype(int)]}, 0,
     ),
-    "cross_entropy": (
-        cross_entropy.apply, {"smoothing": 0.3, "z_loss": 0.2}, {"logits": (5, 7), "labels": (5,)}, _cross_entropy, 1,
+    "cross_entropy": (cross_entropy.apply, _ENTROPY, {"logits": (5, 7), "labels": (5,)}, _cross_entropy, 1),
+    "linear_cross_entropy": (linear_cross_entropy.apply, _ENTROPY, _PROJECTED, _linear_cross_entropy, 2),
+    # Chunks of 3, 3 and 1 classes.
+    "linear_cross_entropy in chunks": (
+        linear_cross_entropy.apply_in_chunks, _ENTROPY | {"largest": 4}, _PROJECTED, _linear_cross_entropy, 2,
     ),
 }  # fmt: skip
 FLOAT32 = {"loss"}  # whatever the inputs' dtype

@@ -7,11 +7,12 @@ Wijmans et al., "Cut your losses in large-vocabulary language models", arXiv:241
 epilogue keeps of each tile of logits each token's maximum, sum of exponentials and share of the mean, and the label's
 logit; a kernel that combines the tiles; the mean over tokens. The tiles' statistics are 12 bytes a token for
 every tile, 49 MB for 8192 tokens and 128,256 classes. Programs that kept them in registers instead, each walking along
-the classes with its own tokens, would between them read all of h for every tile of classes, more than L2 holds.
+the classes with its own tokens, would between them read all of h for every tile of classes: with a width of 4096 that
+is 67 MB, more than L2 holds.
 
 Backward, chunk by chunk of classes: the product again, with dx in the inputs' dtype as its epilogue, in a workspace of
-WORKSPACE bytes; then dw of those classes, final in one product, and their share of dh, added up in float32. Chunks of
-tokens would need dw in float32, 2.1 GB for the classes above and a width of 4096.
+WORKSPACE bytes; then dw of those classes, final in one product, and their share of dh, added up in float32: 0.4 GB in
+all for the tokens above. Chunks of tokens would need dw in float32, 2.1 GB.
 
 In all four products where logits in memory take three. Liger (arXiv:2410.10989) makes the gradients in the forward
 pass, of chunks of tokens, with three; it adds dw up over the chunks, and so in the dtype of w or in those 2.1 GB.
@@ -57,6 +58,7 @@ from triton_side.kernels.matmul import (
 
 WORKSPACE = 256 << 20  # bytes of dx at a time
 LEAST_CLASSES = 256  # at a time, whatever they take: the width of a tile
+TILES_AT_ONCE = 64  # that are combined
 
 TILES = (
     forward("dot", "product"), forward("reduce_max", "logsumexp", "tile"), forward("sub", "logsumexp", "tile"),
@@ -202,7 +204,11 @@ def dlogits_kernel(
 
 
 def _operands(h: torch.Tensor, w: torch.Tensor, config: MatmulConfig) -> tuple[int, tuple[int, ...], dict[str, Any]]:
-    """Programs, strides, and what the tiles of h [tokens, width] @ w [width, classes] are made with."""
+    """Programs, strides, and what the tiles of h [tokens, width] @ w [width, classes] are made with: as any product's.
+
+    Compiled for an H200, bfloat16 takes 170 registers and 148 kB of shared memory forward, 255 and 180 kB backward, and
+    spills none.
+    """
     return programs(h.shape[0], w.shape[1], config, h.device), (*h.stride(), *w.stride()), {
         "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "GROUP_M": config.group_m,
         "H_TRANSPOSED": stored_transposed(h), "W_TRANSPOSED": stored_transposed(w),
@@ -241,7 +247,7 @@ def forward_pass(
         with device_of(h), computing(row_maximum_ptr="maximum"):
             combine_tiles_kernel[(triton.cdiv(tokens, 32),)](
                 maximum, exponentials, mean, chosen, labels, losses, row_maximum, log_sum, tiles, tokens, classes,
-                smoothing, z_loss, IGNORED=IGNORED, TILES=64, TOKENS=32, num_warps=8,
+                smoothing, z_loss, IGNORED=IGNORED, TILES=TILES_AT_ONCE, TOKENS=32, num_warps=8,
             )  # fmt: skip
     loss, count = launch_mean(losses, labels)
     if row_maximum is None or log_sum is None:
@@ -270,7 +276,9 @@ def backward_pass(
     # Rows begin at multiples of 16 bytes, wherever they end: TMA reads them.
     grain = DESCRIPTOR_ALIGNMENT // h.element_size()
     memory = torch.empty((tokens, grain * triton.cdiv(min(chunk, classes), grain)), dtype=h.dtype, device=h.device)
-    total = torch.empty((tokens, width), dtype=torch.float32, device=h.device) if dh is not None else None
+    total = None
+    if dh is not None and chunk < classes:
+        total = torch.empty((tokens, width), dtype=torch.float32, device=h.device)
     for first in range(0, classes, chunk):
         rows = w[first : first + chunk]
         dlogits = memory[:, : len(rows)]
@@ -285,9 +293,7 @@ def backward_pass(
             )  # fmt: skip
         if dw is not None:
             with computing(*DW, c_ptr="dw"):
-                launch_matmul(
-                    dlogits.T, h, choose_config(choose, dlogits.T, h), out=dw[first : first + chunk]
-                )
+                launch_matmul(dlogits.T, h, choose_config(choose, dlogits.T, h), out=dw[first : first + chunk])
         if dh is not None:
             before = total if first else None
             out = dh if first + chunk >= classes else total
@@ -311,8 +317,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dloss: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         h, w, labels, *saved = ctx.saved_tensors
+        smoothing, z_loss = ctx.attributes
         wanted = ctx.needs_input_grad[:2]
-        return *backward_pass(h, w, labels, Saved(*saved), dloss, *ctx.attributes, wanted), None, None, None
+        dh, dw = backward_pass(h, w, labels, Saved(*saved), dloss, smoothing, z_loss, wanted)
+        return dh, dw, None, None, None
 
 
 def linear_cross_entropy(
@@ -324,7 +332,8 @@ def linear_cross_entropy(
         h: [tokens, width], any strides.
         w: [classes, width], any strides.
         labels: [tokens], int32 or int64: classes, or IGNORED. A label that is neither makes the loss NaN, and the
-            gradients that its token has a part in.
+            gradients that its token has a part in. Rows of h whose label is IGNORED must be numbers: they are
+            multiplied by 0 for the gradient of w.
         smoothing: share of the target that all classes have in equal parts.
         z_loss: factor of the squared logarithm of the sum of exp(logits).
 
