@@ -26,6 +26,8 @@ SMALL = {
     "layernorm": {"rows": 2, "columns": 4},
     "dropout_residual_norm": {"rows": 2, "columns": 5, "words": 2},
     "matmul": {"m": 2, "k": 3, "n": 4},
+    "linear": {"m": 2, "k": 3, "n": 4},
+    "linear_residual": {"m": 2, "k": 3, "n": 4},
     "linear_gelu": {"m": 2, "k": 3, "n": 4},
     "swiglu_mlp": {"tokens": 2, "width": 3, "hidden": 4},
     "rope": {"batch": 2, "heads": 2, "kv_heads": 1, "sequence": 3, "head_dim": 4},

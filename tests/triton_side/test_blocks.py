@@ -29,6 +29,8 @@ SHAPES = {
     "layernorm": [(1, 2), (7, 129)],
     "dropout_residual_norm": [(1, 3), (7, 129)],
     "matmul": [(1, 1, 1), (7, 33, 65)],  # m, k, n
+    "linear": [(1, 3, 5), (7, 33, 65)],  # m, k, n
+    "linear_residual": [(1, 3, 5), (7, 33, 65)],  # m, k, n
     "linear_gelu": [(1, 3, 5), (7, 33, 65)],  # m, k, n
     "swiglu_mlp": [(1, 3, 5), (7, 33, 65)],  # tokens, width, hidden
     "rope": [(1, 1, 1, 1, 2), (2, 3, 1, 37, 24)],  # batch, heads, kv_heads, sequence, head_dim
@@ -55,6 +57,8 @@ STAGES = {
     "layernorm": {"mean", "variance", "normalize", "weight", "bias"},
     "dropout_residual_norm": {"bias", "random", "dropout", "residual", "mean", "variance", "normalize", "affine"},
     "matmul": {"product"},
+    "linear": {"product", "bias"},
+    "linear_residual": {"product", "residual"},
     "linear_gelu": {"product", "bias", "gelu"},
     "swiglu_mlp": {"norm", "gate", "up", "act", "down", "residual"},
     "rope": {"angles", "rotate_q", "rotate_k"},
@@ -94,9 +98,10 @@ def make_inputs(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> Array
     if block == "matmul":
         m, k, n = shape
         return {"a": normal(m, k), "b": normal(k, n, scale=k**-0.5)}
-    if block == "linear_gelu":
+    if block in ("linear", "linear_gelu", "linear_residual"):
         m, k, n = shape
-        return {"x": normal(m, k), "weight": normal(k, n, scale=k**-0.5), "bias": normal(n)}
+        added = {"residual": normal(m, n)} if block == "linear_residual" else {"bias": normal(n)}
+        return {"x": normal(m, k), "weight": normal(k, n, scale=k**-0.5), **added}
     if block == "rope":
         batch, heads, kv_heads, sequence, head_dim = shape
         # Small, as the error of an angle is multiplied by the position.
@@ -160,6 +165,10 @@ def reference(block: str, inputs: Arrays) -> Arrays:
         return {"y": gelu_reference(inputs["gate"]) * inputs["up"]}
     if block == "matmul":
         return {"c": inputs["a"] @ inputs["b"]}
+    if block == "linear":
+        return {"y": x @ inputs["weight"] + inputs["bias"]}
+    if block == "linear_residual":
+        return {"y": inputs["residual"] + x @ inputs["weight"]}
     if block == "linear_gelu":
         return {"y": gelu_reference(x @ inputs["weight"] + inputs["bias"])}
     if block == "softmax":

@@ -31,6 +31,7 @@ MLP = {
 }  # fmt: skip
 MATMUL = {"a": (64, 128), "b": (128, 256)}
 LINEAR_GELU = {"x": (64, 128), "weight": (128, 256), "bias": (256,)}
+LINEAR_RESIDUAL = {"x": (64, 128), "weight": (128, 256), "residual": (64, 256)}
 ATTENTION = dict.fromkeys("qkv", (1, 2, 128, 64))
 GATED = {"gate": (64, 128), "up": (64, 128)}
 ROPE = {"q": (2, 9, 128, 64), "k": (2, 2, 128, 64), "positions": (2, 128)}
@@ -62,6 +63,8 @@ CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, float], s
     "dropout_residual_norm": ("kernels", "dropout_residual_norm", CHAIN, {"p": 0.1} | EPS, "bfloat16"),
     "matmul": ("kernels", "matmul", MATMUL, {}, "bfloat16"),
     "matmul, pointers": ("kernels", "matmul", MATMUL, {}, "float32"),
+    "linear": ("kernels", "linear", LINEAR_GELU, {}, "bfloat16"),
+    "linear_residual": ("kernels", "linear_residual", LINEAR_RESIDUAL, {}, "bfloat16"),
     "linear_gelu": ("kernels", "linear_gelu", LINEAR_GELU, {}, "bfloat16"),
     "linear_gelu, pointers": ("kernels", "linear_gelu", LINEAR_GELU, {}, "float32"),
     "swiglu_mlp": ("kernels", "swiglu_mlp", MLP, EPS, "bfloat16"),
@@ -268,6 +271,21 @@ def test_the_linear_layer_names_what_it_stores() -> None:
     assert names == {"forward": ["pre", "y"], "backward": ["dpre", "partial", "dbias", "dx", "dweight"]}
 
 
+def test_linear_layers_move_what_they_must_and_a_few_partial_sums() -> None:
+    m, k, n = 64, 128, 256
+    x, weight, y, bias = (2 * elements for elements in (m * k, k * n, m * n, n))
+    moved = {
+        case: [sum(event["bytes"] for event in events) for events in recorded()[case].values()]
+        for case in ("linear", "linear_residual")
+    }
+    products = (y + weight + x) + (x + y + weight)
+    assert moved["linear_residual"] == [x + weight + y + y, products]
+    forward, backward = moved["linear"]
+    assert forward == x + weight + bias + y
+    partials, left_over = divmod(backward - products - y - bias, 2 * 4 * n)
+    assert left_over == 0 and 1 <= partials <= 4
+
+
 def test_the_mlp_names_its_intermediates() -> None:
     parts = recorded()["swiglu_mlp"]
     names = {part: [n for event in events for n in event.get("names", ())] for part, events in parts.items()}
@@ -314,6 +332,8 @@ def test_flops_are_those_of_the_products() -> None:
     for case in ("matmul", "cuda matmul"):
         assert declared(case, "forward") == products / 3
         assert declared(case, "backward") == 2 * products / 3
+    assert declared("linear", "forward") == declared("linear_residual", "forward") == products / 3 + 64 * 256
+    assert declared("linear", "backward") == pytest.approx(2 * products / 3, rel=0.01)
     assert declared("linear_gelu", "forward") == products / 3 + 10 * 64 * 256
     assert declared("linear_gelu", "backward") == pytest.approx(2 * products / 3, rel=0.04)
     assert declared("rmsnorm", "forward") == 4 * 64 * 128

@@ -18,7 +18,9 @@ from xlafuse.blocks import (
     geglu,
     gelu,
     layernorm,
+    linear,
     linear_gelu,
+    linear_residual,
     matmul,
     rmsnorm,
     rope,
@@ -132,6 +134,14 @@ BLOCKS: dict[str, tuple[Any, dict[str, float], Shapes, Callable[[Float64s], Floa
         lambda i: _dropout_residual_norm(i, _EPS), 5,
     ),
     "matmul": (matmul.apply, {}, {"a": (3, 5), "b": (5, 7)}, lambda i: {"c": i["a"] @ i["b"]}, 1),
+    "linear": (
+        linear.apply, {}, {"x": (3, 5), "weight": (5, 7), "bias": (7,)},
+        lambda i: {"y": i["x"] @ i["weight"] + i["bias"]}, 2,
+    ),
+    "linear_residual": (
+        linear_residual.apply, {}, {"x": (3, 5), "weight": (5, 7), "residual": (3, 7)},
+        lambda i: {"y": i["residual"] + i["x"] @ i["weight"]}, 2,
+    ),
     "linear_gelu": (
         linear_gelu.apply, {}, {"x": (3, 5), "weight": (5, 7), "bias": (7,)},
         lambda i: {"y": _gelu(i["x"] @ i["weight"] + i["bias"])}, 11,

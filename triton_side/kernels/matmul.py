@@ -1,4 +1,4 @@
-"""Matrix product as a Triton kernel, forward and backward: c = a @ b (+ residual), or c = gelu(a @ b + bias).
+"""Matrix product as a Triton kernel, forward and backward: c = a @ b (+ residual), and the epilogues of linear layers.
 
     da = dc b^T    db = a^T dc    dresidual = dc
 
@@ -11,8 +11,9 @@ Shapes: a [m, k], b [k, n], c and residual [m, n], bias [n]. dtypes: bfloat16, f
 accumulated in float32, where the epilogue computes as well. float32 products follow
 `torch.get_float32_matmul_precision()`. The forward pass saves a and b.
 
-The pieces (`tile_at`, `open_operand`, `load_operand`, ...) serve the fused kernels of `swiglu_mlp.py` as well; the
-epilogue of bias and GELU (its tanh form) serves `linear_gelu.py`.
+The pieces (`tile_at`, `open_operand`, `load_operand`, ...) serve the fused kernels of `swiglu_mlp.py` as well. One
+kernel has every epilogue: residual (here and `linear_residual.py`), bias (`linear.py`), bias and GELU in its tanh form
+(`linear_gelu.py`).
 """
 
 from collections.abc import Callable
@@ -118,19 +119,18 @@ def load_tile(pointer, row, column, rows, columns, ROWS: tl.constexpr, COLUMNS: 
 
 def matmul_flops(shapes: Shapes) -> float:
     (m, k), n = shapes["a_ptr"], shapes["b_ptr"][1]
-    residual, bias_and_gelu = "residual_ptr" in shapes, "bias_ptr" in shapes
-    return 2 * m * n * k + m * n * (residual + 10 * bias_and_gelu)
+    residual, bias, gelu = (f"{name}_ptr" in shapes for name in ("residual", "bias", "gelu"))
+    return 2 * m * n * k + m * n * (residual + bias + 9 * gelu)
 
 
 @declare(flops=matmul_flops)  # of what, the caller says
 @triton.jit
 def matmul_kernel(
-    a_ptr, b_ptr, residual_ptr, bias_ptr, pre_ptr, c_ptr, m, n, k, stride_am, stride_ak, stride_bk, stride_bn,
+    a_ptr, b_ptr, residual_ptr, bias_ptr, c_ptr, gelu_ptr, m, n, k, stride_am, stride_ak, stride_bk, stride_bn,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """c = a @ b + residual or, with a bias, pre = a @ b + bias and c = gelu(pre); None: neither added nor stored."""
-    accurate: tl.constexpr = c_ptr.dtype.element_ty == tl.float32
+    """c = a @ b + residual + bias, and its GELU; None: neither added nor stored."""
     a = open_operand(a_ptr, m, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, DESCRIPTORS, A_TRANSPOSED)
     b = open_operand(b_ptr, k, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED)
     tiles = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N)
@@ -148,10 +148,11 @@ def matmul_kernel(
         if bias_ptr is not None:
             at_column = column + tl.arange(0, BLOCK_N)
             c += tl.load(bias_ptr + at_column, mask=at_column < n, other=0.0).to(tl.float32)[None, :]
-            if pre_ptr is not None:
-                store_tile(pre_ptr, c, row, column, m, n, BLOCK_M, BLOCK_N)
-            c = gelu_value(c, accurate)
-        store_tile(c_ptr, c, row, column, m, n, BLOCK_M, BLOCK_N)
+        if c_ptr is not None:
+            store_tile(c_ptr, c, row, column, m, n, BLOCK_M, BLOCK_N)
+        if gelu_ptr is not None:
+            accurate: tl.constexpr = gelu_ptr.dtype.element_ty == tl.float32
+            store_tile(gelu_ptr, gelu_value(c, accurate), row, column, m, n, BLOCK_M, BLOCK_N)
 
 
 def stored_transposed(matrix: torch.Tensor) -> bool:
@@ -198,11 +199,12 @@ def choose_config(choose: Callable[[torch.dtype, str, bool], MatmulConfig], *ope
 
 
 def launch_matmul(
-    a: torch.Tensor, b: torch.Tensor, config: MatmulConfig, residual: torch.Tensor | None = None
-) -> torch.Tensor:
-    """a @ b (+ residual), contiguous. `residual` is contiguous."""
+    a: torch.Tensor, b: torch.Tensor, config: MatmulConfig, residual: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """a @ b (+ residual) (+ bias), contiguous. `residual` and `bias` are contiguous."""
     c = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device)
-    _launch(a, b, residual, None, None, c, config)
+    _launch(a, b, config, residual=residual, bias=bias, c=c)
     return c
 
 
@@ -210,15 +212,15 @@ def launch_bias_gelu(
     a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor, config: MatmulConfig, save: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """gelu(a @ b + bias) and, with `save`, what GELU is taken of; both contiguous. `bias` is contiguous."""
-    c = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device)
-    pre = torch.empty_like(c) if save else None
-    _launch(a, b, None, bias, pre, c, config)
-    return c, pre
+    y = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device)
+    pre = torch.empty_like(y) if save else None
+    _launch(a, b, config, bias=bias, c=pre, gelu=y)
+    return y, pre
 
 
 def _launch(
-    a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor | None, bias: torch.Tensor | None,
-    pre: torch.Tensor | None, c: torch.Tensor, config: MatmulConfig,
+    a: torch.Tensor, b: torch.Tensor, config: MatmulConfig, *, residual: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None, c: torch.Tensor | None = None, gelu: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
     (m, k), n = a.shape, b.shape[1]
     precision = product_precision(a.dtype)
@@ -229,7 +231,7 @@ def _launch(
         if config.descriptors:
             provide_descriptor_memory(a.device)
         matmul_kernel[(programs(m, n, config, a.device),)](
-            a, b, residual, bias, pre, c, m, n, k, *a.stride(), *b.stride(),
+            a, b, residual, bias, c, gelu, m, n, k, *a.stride(), *b.stride(),
             BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
             GROUP_M=config.group_m, A_TRANSPOSED=stored_transposed(a), B_TRANSPOSED=stored_transposed(b),
             DESCRIPTORS=config.descriptors, PRECISION=precision,

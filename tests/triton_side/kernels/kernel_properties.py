@@ -399,6 +399,29 @@ def trained_matmul(launch: Launch, a: torch.Tensor, b: torch.Tensor, dc: torch.T
     )
 
 
+def linear(launch: Launch, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, dy: torch.Tensor) -> str | None:
+    """y and the gradients of x, weight and bias."""
+    (y, dx, dweight, dbias), stray = launched(launch, x, weight, bias, dy)
+    exact_y = x.double() @ weight.double() + bias.double()
+    return first(
+        stray,
+        named("y", problem(y, exact_y, _product_bound(x, weight) + FP32 * bias.double().abs())),
+        named("dx", _product_problem(dx, dy, weight.T)),
+        named("dweight", _product_problem(dweight, x.T, dy)),
+        named("dbias", _sums_over_rows_problem(dbias, dy)),
+    )
+
+
+def sums_over_rows(launch: Launch, x: torch.Tensor) -> str | None:
+    """Of any fp32 partial sums by rows."""
+    (partial,), stray = launched(launch, x)
+    return first(stray, _sums_over_rows_problem(partial.double().sum(dim=0), x))
+
+
+def _sums_over_rows_problem(sums: torch.Tensor, x: torch.Tensor) -> str | None:
+    return problem(sums, x.double().sum(dim=0), FP32 * (2 + len(x)) * x.double().abs().sum(dim=0))
+
+
 def two_products(launch: Launch, a: torch.Tensor, b: torch.Tensor, b2: torch.Tensor) -> str | None:
     (c, c2), stray = launched(launch, a, b, b2)
     return first(stray, named("c", _product_problem(c, a, b)), named("c2", _product_problem(c2, a, b2)))

@@ -154,6 +154,10 @@ def product_bias_gelu_problems(module: ModuleType) -> Iterator[Problem]:
     yield properties.product_bias_gelu(lambda *x: module.launch_bias_gelu(*x, TILES, True), *operands)
 
 
+def partial_sums_problems(module: ModuleType) -> Iterator[Problem]:
+    yield properties.sums_over_rows(lambda x: (module.partial_sums(x),), draw(600, 67))
+
+
 def dpre_problems(module: ModuleType) -> Iterator[Problem]:
     yield properties.dpre(lambda *x: module.launch_dpre(*x, DPRE_CONFIGS[0]), draw(19, 67), draw(19, 67, seed=1))
 
@@ -358,6 +362,11 @@ MUTATIONS = [
         "matmul_kernel", matmul,
         "mask=at_column < n, other=0.0)", "mask=at_column < n - 1, other=0.0)",
         product_bias_gelu_problems,
+    ),
+    Mutation(
+        "partial_sums_kernel", _column_sums,
+        "shares += tl.load(", "shares = tl.load(",
+        partial_sums_problems,
     ),
     Mutation(
         "dpre_kernel", linear_gelu,

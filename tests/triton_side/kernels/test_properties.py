@@ -23,12 +23,14 @@ from kernel_properties import (
     gelu,
     launched,
     layernorm,
+    linear,
     matmul,
     product_bias_gelu,
     rmsnorm,
     rope,
     softmax,
     sum_columns,
+    sums_over_rows,
     trained_matmul,
     training,
     two_products,
@@ -78,6 +80,7 @@ from triton_side.kernels import attention as attention_module
 from triton_side.kernels import bias_gelu as bias_gelu_module
 from triton_side.kernels import geglu as geglu_module
 from triton_side.kernels import gelu as gelu_module
+from triton_side.kernels import linear as linear_module
 from triton_side.kernels import linear_gelu as linear_gelu_module
 from triton_side.kernels import matmul as matmul_module
 from triton_side.kernels import rmsnorm as rmsnorm_module
@@ -420,6 +423,25 @@ def test_linear_gelu(dtype, m, k, n, x_layout, weight_layout, seed) -> None:
     bias = draw(1, n, ORDINARY_ROWS, seed + 3, dtype, weight_layout)[0]
     function, names = linear_gelu_module.linear_gelu, ("y", "dx", "dweight", "dbias")
     assert not within_plain_code(training(function), plain_linear_gelu, names, (x, weight, bias), dy)
+
+
+@dtypes
+@examples(5, 20)
+@given(sizes, sizes, sizes, layouts, layouts, layouts, seeds)
+def test_linear(dtype, m, k, n, x_layout, weight_layout, dy_layout, seed) -> None:
+    x = draw(m, k, ORDINARY_ROWS, seed, dtype, x_layout)
+    weight = draw(k, n, ORDINARY_ROWS, seed + 1, dtype, weight_layout)
+    bias = draw(1, n, ORDINARY_ROWS, seed + 2, dtype, weight_layout)[0]
+    dy = draw(m, n, ORDINARY_ROWS, seed + 3, dtype, dy_layout)
+    assert not linear(training(linear_module.linear), x, weight, bias, dy)
+
+
+@dtypes
+@examples(5, 20)
+@given(st.sampled_from([1, 5, 67, 300]), sizes, moderate_rows, layouts, seeds)
+def test_partial_sums(dtype, rows, columns, kinds, layout, seed) -> None:
+    x = draw(rows, columns, kinds, seed, dtype, layout)
+    assert not sums_over_rows(lambda x: (_column_sums.partial_sums(x),), x)
 
 
 head_counts = st.integers(1, 3)
