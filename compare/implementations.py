@@ -24,9 +24,12 @@ def compilers(block: str, train: bool = True) -> tuple[Implementation, ...]:
     )
 
 
-def library(block: str, summary: str) -> Implementation:
+def library(
+    block: str, summary: str, unsupported: Callable[[Case], str | None] = lambda case: None
+) -> Implementation:
     """What a PyTorch user would call instead of writing the block out."""
-    return Implementation("library", f"triton_side.library.{block}:apply", "eager", summary)
+    target = f"triton_side.library.{block}:apply"
+    return Implementation("library", target, "eager", summary, unsupported=unsupported)
 
 
 def triton(block: str) -> Implementation:

@@ -33,7 +33,8 @@ DTYPES = {
         DType("float32", "fp32", 4, 2.0**-23),
     )
 }
-INTEGER_BYTES = {"int32": 4, "int64": 8}
+# Types that inputs may have besides, and no gradient has: integers, and what is only stored in.
+OTHER_BYTES = {"int32": 4, "int64": 8, "float8_e4m3fn": 1}
 DTYPE_BY_ANY_NAME = {**{d.name: d.name for d in DTYPES.values()}, **{d.short: d.name for d in DTYPES.values()}}
 
 
@@ -43,9 +44,9 @@ class Tensor:
 
     An input is drawn from a normal distribution of this `mean` and `std`; `fan_in` names the axis whose size n scales
     `std` by 1/sqrt(n), so that products of inputs and weights keep unit variance. `draw(generator, sizes)` makes, with
-    a numpy.random.Generator, what is not so distributed. `dtype` is its own whatever the case's is: "int32", "float32".
-    Integers, as labels and positions are, have no gradient. `read` says how many elements a part that needs it must
-    read, where that is fewer than all: of a table, the rows that are looked up.
+    a numpy.random.Generator, what is not so distributed. `dtype` is its own whatever the case's is: "int32", "float32",
+    "float8_e4m3fn". Integers, as labels and positions are, and fp8 have no gradient. `read` says how many elements a
+    part that needs it must read, where that is fewer than all: of a table, the rows that are looked up.
     """
 
     name: str
@@ -68,7 +69,7 @@ class Tensor:
 
     def itemsize(self, case: Case) -> int:
         dtype = self.dtype_in(case)
-        return INTEGER_BYTES.get(dtype) or DTYPES[dtype].itemsize
+        return OTHER_BYTES.get(dtype) or DTYPES[dtype].itemsize
 
     def bytes(self, case: Case) -> int:
         return self.elements(case.sizes) * self.itemsize(case)
@@ -79,7 +80,7 @@ class Tensor:
 
     @property
     def differentiable(self) -> bool:
-        return self.dtype not in INTEGER_BYTES
+        return self.dtype not in OTHER_BYTES
 
     def scale(self, sizes: Sizes) -> float:
         return self.std / math.sqrt(sizes[self.fan_in]) if self.fan_in else self.std

@@ -112,6 +112,13 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
         {"x": (m, k), "weight": (k, n), "bias": (n,)} for m, k, n in ((17, 37, 67), (40, 64, 136))
     ]  # fmt: skip
     added: list[Shapes] = [{"x": (17, 37), "weight": (37, 67), "residual": (17, 67)}]
+    fp8: list[Shapes] = [
+        {
+            **{name: torch.randn(rows, k).to(torch.float8_e4m3fn) for name, rows in (("a", m), ("b", n))},
+            "a_scale": torch.tensor(0.37), "b_scale": torch.tensor(0.011),
+        }
+        for m, k, n in ((17, 37, 67), (40, 64, 136))
+    ]  # fmt: skip
     ids = torch.tensor([3, 36, 3, 0, 3, 17, 36, 35], dtype=torch.int32)
     tables: list[Shapes] = [{"table": (37, columns), "ids": ids} for columns in (131, 1032)]
     labels = torch.tensor([3, IGNORED, 130, 0, 64], dtype=torch.int32)
@@ -130,7 +137,7 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
         ("kernels.bias_gelu", biased, {}), ("cuda.bias_gelu", biased, {}),
         ("kernels.softmax", rows + walked, {}), ("cuda.softmax", of_cuda, {}),
         ("kernels.matmul", products, {}), ("cuda.matmul", of_cuda_products, {}), ("kernels.linear_gelu", layers, {}),
-        ("kernels.linear", layers, {}), ("kernels.linear_residual", added, {}),
+        ("kernels.matmul_fp8", fp8, {}), ("kernels.linear", layers, {}), ("kernels.linear_residual", added, {}),
         ("kernels.rmsnorm", norms, {"eps": EPS}), ("kernels.swiglu_mlp", mlps, {"eps": EPS}),
         ("kernels.layernorm", layernorms, {"eps": EPS}), ("cuda.layernorm", layernorms_of_cuda, {"eps": EPS}),
         ("kernels.dropout_residual_norm", chains, {"p": 0.1, "eps": EPS}),

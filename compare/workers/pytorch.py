@@ -337,9 +337,8 @@ class TorchSide:
             torch.compiler.reset()
         key = (folder, role, name)
         if key not in self._cache:
-            stored = np.load(arrays.path_of(folder, role, name))
-            tensor = torch.from_numpy(stored.view(np.int16) if dtype == "bfloat16" else stored)
-            self._cache[key] = (tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor).to(self._device)
+            tensor = torch.from_numpy(np.load(arrays.path_of(folder, role, name)))
+            self._cache[key] = (tensor.view(getattr(torch, dtype)) if dtype in arrays.BITS else tensor).to(self._device)
         return self._cache[key]
 
 
@@ -413,4 +412,4 @@ def _set_precision(precision: str) -> None:
 
 
 def _bits(x: torch.Tensor) -> torch.Tensor:
-    return x.detach().view({2: torch.int16, 4: torch.int32}[x.element_size()])
+    return x.detach().view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[x.element_size()])

@@ -46,7 +46,8 @@ def store_inputs(case: Case, seed: int, folder: Path) -> tuple[Tensors, Tensors]
     inputs, cotangents = _draw(case, seed)
     for role, tensors in (("input", inputs), ("cotangent", cotangents)):
         for name, tensor in tensors.items():
-            bits = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
+            integer = arrays.BITS.get(str(tensor.dtype).removeprefix("torch."))
+            bits = tensor.view(getattr(torch, integer)) if integer else tensor
             np.save(arrays.path_of(folder, role, name), bits.cpu().numpy())
     return inputs, cotangents
 
@@ -146,11 +147,18 @@ def _summed_in_order(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def evaluate(case: Case, inputs: Tensors, cotangents: Tensors, dtype: torch.dtype) -> Tensors:
-    """Outputs, and gradients as `d_<input>` where cotangents are given, of the reference formula in `dtype`."""
+    """Outputs, and gradients as `d_<input>` where cotangents are given, of the reference formula in `dtype`.
+
+    An input whose own type is float32 is not made narrower: a scale is not rounded where the matrix that it scales is.
+    """
     block = BLOCKS[case.block]
+
+    def evaluated_in(name: str) -> torch.dtype:
+        return torch.promote_types(dtype, torch.float32) if block.tensor(name).dtype == "float32" else dtype
+
     torch.set_float32_matmul_precision("high" if case.precision == "tf32" else "highest")
     leaves = {
-        name: value.to(dtype).requires_grad_(bool(cotangents)) if value.is_floating_point() else value
+        name: value.to(evaluated_in(name)).requires_grad_(bool(cotangents)) if value.is_floating_point() else value
         for name, value in inputs.items()
     }
     outputs: Tensors = {}

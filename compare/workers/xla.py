@@ -229,7 +229,7 @@ class XlaSide:
         key = (folder, role, name, copy)
         if key not in self._cache:
             stored = np.load(arrays.path_of(folder, role, name))
-            self._cache[key] = jnp.asarray(stored.view(jnp.bfloat16) if dtype == "bfloat16" else stored)
+            self._cache[key] = jnp.asarray(stored.view(jnp.dtype(dtype)) if dtype in arrays.BITS else stored)
         return self._cache[key]
 
 
@@ -271,7 +271,7 @@ def _largest_difference(values: jax.Array, reference: jax.Array) -> jax.Array:
 
 @jax.jit
 def _same_bits(x: jax.Array, y: jax.Array) -> jax.Array:
-    bits = {2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize]
+    bits = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize]
     return (jax.lax.bitcast_convert_type(x, bits) == jax.lax.bitcast_convert_type(y, bits)).all()
 
 

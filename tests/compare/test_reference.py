@@ -26,6 +26,7 @@ SMALL = {
     "layernorm": {"rows": 2, "columns": 4},
     "dropout_residual_norm": {"rows": 2, "columns": 5, "words": 2},
     "matmul": {"m": 2, "k": 3, "n": 4},
+    "matmul_fp8": {"m": 2, "k": 3, "n": 4},
     "linear": {"m": 2, "k": 3, "n": 4},
     "linear_residual": {"m": 2, "k": 3, "n": 4},
     "linear_gelu": {"m": 2, "k": 3, "n": 4},
@@ -43,7 +44,7 @@ def small_case(block: Block) -> Case:
 
 def drawn(block: Block) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     case = small_case(block)
-    kinds = {t.name: np.float64 if t.differentiable else np.int64 for t in block.inputs}
+    kinds = {t.name: np.int64 if t.dtype in ("int32", "int64") else np.float64 for t in block.inputs}
     inputs = {t.name: arrays.draw(case, t, 0).astype(kinds[t.name]) for t in block.inputs}
     cotangents = {t.name: arrays.draw(case, t, 1).astype(np.float64) for t in block.outputs}
     return inputs, cotangents

@@ -251,6 +251,16 @@ def test_library(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> None
     check(block, module("library", block), make_inputs(block, shape, dtype))
 
 
+@pytest.mark.parametrize("package", ["blocks", "library"])
+def test_matmul_fp8(package: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    a, b = ((torch.randn(rows, 32, generator=generator) * 8).to(torch.float8_e4m3fn) for rows in (7, 48))
+    scales = {"a_scale": torch.tensor(0.37), "b_scale": torch.tensor(0.011)}
+    c = module(package, "matmul_fp8")({"a": a, "b": b, **scales})["c"]
+    exact = (a.double() @ b.double().T) * scales["a_scale"].double() * scales["b_scale"].double()
+    assert_close("c", c, exact, torch.bfloat16)
+
+
 def test_gelu_is_the_tanh_approximation_not_erf() -> None:
     x = torch.linspace(-4, 4, 101)
     y = module("blocks", "gelu")({"x": x})["y"]

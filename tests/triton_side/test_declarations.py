@@ -30,12 +30,16 @@ MLP = {
     "down_weight": (256, 128),
 }  # fmt: skip
 MATMUL = {"a": (64, 128), "b": (128, 256)}
+MATMUL_FP8 = {"a": (64, 128), "b": (256, 128), "a_scale": (), "b_scale": ()}
 LINEAR_GELU = {"x": (64, 128), "weight": (128, 256), "bias": (256,)}
 LINEAR_RESIDUAL = {"x": (64, 128), "weight": (128, 256), "residual": (64, 256)}
 ATTENTION = dict.fromkeys("qkv", (1, 2, 128, 64))
 GATED = {"gate": (64, 128), "up": (64, 128)}
 ROPE = {"q": (2, 9, 128, 64), "k": (2, 2, 128, 64), "positions": (2, 128)}
-INTEGERS = {"positions", "ids", "labels", "seed"}  # int32, whatever the case's dtype
+OWN_DTYPES = {
+    **dict.fromkeys(("positions", "ids", "labels", "seed"), "int32"), "a_scale": "float32", "b_scale": "float32"
+}  # fmt: skip
+WITHOUT_GRADIENTS = ("vector_add", "matmul_fp8")
 EPS = {"eps": 1e-6}
 ENTROPY = {"logits": (64, 128), "labels": (64,)}
 CHAIN = {
@@ -63,6 +67,7 @@ CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, float], s
     "dropout_residual_norm": ("kernels", "dropout_residual_norm", CHAIN, {"p": 0.1} | EPS, "bfloat16"),
     "matmul": ("kernels", "matmul", MATMUL, {}, "bfloat16"),
     "matmul, pointers": ("kernels", "matmul", MATMUL, {}, "float32"),
+    "matmul_fp8": ("kernels", "matmul_fp8", MATMUL_FP8, {}, "float8_e4m3fn"),
     "linear": ("kernels", "linear", LINEAR_GELU, {}, "bfloat16"),
     "linear_residual": ("kernels", "linear_residual", LINEAR_RESIDUAL, {}, "bfloat16"),
     "linear_gelu": ("kernels", "linear_gelu", LINEAR_GELU, {}, "bfloat16"),
@@ -103,12 +108,12 @@ def described(event):
     )
 
 found = {}
-cases = json.loads(sys.argv[2])
+cases, own_dtypes = json.loads(sys.argv[2]), json.loads(sys.argv[3])
 for name, (folder, block, shapes, attributes, dtype) in cases.items():
     apply = importlib.import_module(f"triton_side.{folder}.{block}").apply
-    train = block != "vector_add"
+    train = block not in sys.argv[4:]
     with deviceless.fake_mode():
-        specs = {k: (tuple(s), "int32" if k in sys.argv[3:] else dtype) for k, s in shapes.items()}
+        specs = {k: (tuple(s), own_dtypes.get(k, dtype)) for k, s in shapes.items()}
         inputs = deviceless.fake_inputs(specs, requires_grad=train)
         recorded = record_call(lambda i: apply(i, **attributes), inputs, train=train, compile_only=True)
     found[name] = {part: [described(event) for event in events] for part, events in recorded.parts.items()}
@@ -121,7 +126,7 @@ def recorded() -> dict[str, dict[str, list[dict[str, Any]]]]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(PROPERTIES), json.dumps(CASES), *INTEGERS],
+        [sys.executable, "-c", SCRIPT, str(PROPERTIES), json.dumps(CASES), json.dumps(OWN_DTYPES), *WITHOUT_GRADIENTS],
         env=environment, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
@@ -145,7 +150,7 @@ def torch_stages(block: str) -> set[str]:
     _, _, shapes, attributes, _ = CASES[block]
     apply = importlib.import_module(f"triton_side.blocks.{block}").apply
     with FakeTensorMode():
-        dtypes = {name: torch.int32 if name in INTEGERS else torch.bfloat16 for name in shapes}
+        dtypes = {name: getattr(torch, OWN_DTYPES.get(name, "bfloat16")) for name in shapes}
         inputs = {name: torch.empty(shape, dtype=dtypes[name], device="meta") for name, shape in shapes.items()}
         events = record_call(lambda given: apply(given, **attributes), inputs, train=False).parts["forward"]
     return {event.stage for event in events if hasattr(event, "stage")} - {""}
@@ -158,7 +163,7 @@ def jax_stages(block: str) -> set[str]:
 
     _, _, shapes, attributes, _ = CASES[block]
     apply = importlib.import_module(f"xlafuse.blocks.{block}").apply
-    dtypes = {name: "int32" if name in INTEGERS else "bfloat16" for name in shapes}
+    dtypes = {name: OWN_DTYPES.get(name, "bfloat16") for name in shapes}
     inputs = {name: jax.ShapeDtypeStruct(shape, dtypes[name]) for name, shape in shapes.items()}
 
     def stacks(jaxpr: Any, around: str) -> Iterator[str]:
@@ -175,7 +180,7 @@ def jax_stages(block: str) -> set[str]:
 @pytest.mark.parametrize("case", CASES)
 def test_every_launch_declares_what_it_computes(case: str) -> None:
     parts = recorded()[case]
-    assert set(parts) == ({"forward"} if CASES[case][1] == "vector_add" else {"forward", "backward"})
+    assert set(parts) == ({"forward"} if CASES[case][1] in WITHOUT_GRADIENTS else {"forward", "backward"})
     for part, events in parts.items():
         assert events
         for event in events:
@@ -284,6 +289,13 @@ def test_linear_layers_move_what_they_must_and_a_few_partial_sums() -> None:
     assert forward == x + weight + bias + y
     partials, left_over = divmod(backward - products - y - bias, 2 * 4 * n)
     assert left_over == 0 and 1 <= partials <= 4
+
+
+def test_a_product_of_fp8_reads_a_byte_an_element_and_writes_two() -> None:
+    (product,) = recorded()["matmul_fp8"]["forward"]
+    assert product["reads"] == ["a_ptr", "b_ptr", "a_scale_ptr", "b_scale_ptr"] and product["names"] == ["c"]
+    assert product["bytes"] == 64 * 128 + 256 * 128 + 2 * 4 + 2 * 64 * 256
+    assert product["flops"] == 2 * 64 * 128 * 256 + 64 * 256
 
 
 def test_the_mlp_names_its_intermediates() -> None:

@@ -22,6 +22,7 @@ from xlafuse.blocks import (
     linear_gelu,
     linear_residual,
     matmul,
+    matmul_fp8,
     rmsnorm,
     rope,
     softmax,
@@ -243,6 +244,15 @@ def test_attention_never_looks_ahead() -> None:
     before, after = attention.apply(inputs)["out"], attention.apply(changed)["out"]
     assert (before[..., :-1, :] == after[..., :-1, :]).all()
     assert (before[..., -1, :] != after[..., -1, :]).any()
+
+
+def test_matmul_fp8_is_the_formula() -> None:
+    random = np.random.default_rng(0)
+    a, b = (jnp.asarray(8 * random.standard_normal((rows, 32)), "float8_e4m3fn") for rows in (7, 48))
+    inputs = {"a": a, "b": b, "a_scale": jnp.float32(0.37), "b_scale": jnp.float32(0.011)}
+    exact = _float64(inputs)
+    expected = {"c": exact["a"] @ exact["b"].T * exact["a_scale"] * exact["b_scale"]}
+    _assert_close(jax.jit(matmul_fp8.apply)(inputs), expected, 1, "bfloat16")
 
 
 def test_softmax_of_large_logits_is_finite() -> None:

@@ -13,7 +13,7 @@ accumulated in float32, where the epilogue computes as well. float32 products fo
 
 The pieces (`tile_at`, `open_operand`, `load_operand`, ...) serve the fused kernels of `swiglu_mlp.py` as well. One
 kernel has every epilogue: residual (here and `linear_residual.py`), bias (`linear.py`), bias and GELU in its tanh form
-(`linear_gelu.py`).
+(`linear_gelu.py`), and the scales of fp8 operands (`matmul_fp8.py`).
 """
 
 from collections.abc import Callable
@@ -119,18 +119,19 @@ def load_tile(pointer, row, column, rows, columns, ROWS: tl.constexpr, COLUMNS: 
 
 def matmul_flops(shapes: Shapes) -> float:
     (m, k), n = shapes["a_ptr"], shapes["b_ptr"][1]
-    residual, bias, gelu = (f"{name}_ptr" in shapes for name in ("residual", "bias", "gelu"))
-    return 2 * m * n * k + m * n * (residual + bias + 9 * gelu)
+    scaled, residual, bias, gelu = (f"{name}_ptr" in shapes for name in ("a_scale", "residual", "bias", "gelu"))
+    return 2 * m * n * k + m * n * (scaled + residual + bias + 9 * gelu)
 
 
 @declare(flops=matmul_flops)  # of what, the caller says
 @triton.jit
 def matmul_kernel(
-    a_ptr, b_ptr, residual_ptr, bias_ptr, c_ptr, gelu_ptr, m, n, k, stride_am, stride_ak, stride_bk, stride_bn,
+    a_ptr, b_ptr, a_scale_ptr, b_scale_ptr, residual_ptr, bias_ptr, c_ptr, gelu_ptr, m, n, k,
+    stride_am, stride_ak, stride_bk, stride_bn,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """c = a @ b + residual + bias, and its GELU; None: neither added nor stored."""
+    """c = a @ b * a_scale * b_scale + residual + bias, and its GELU; None: not multiplied by, not added, not stored."""
     a = open_operand(a_ptr, m, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, DESCRIPTORS, A_TRANSPOSED)
     b = open_operand(b_ptr, k, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED)
     tiles = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N)
@@ -143,6 +144,8 @@ def matmul_kernel(
             x = load_operand(a, row, at, m, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, DESCRIPTORS, A_TRANSPOSED)
             y = load_operand(b, at, column, k, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED)
             c = add_product(c, x, y, PRECISION)
+        if a_scale_ptr is not None:
+            c *= tl.load(a_scale_ptr) * tl.load(b_scale_ptr)
         if residual_ptr is not None:
             c += load_tile(residual_ptr, row, column, m, n, BLOCK_M, BLOCK_N)
         if bias_ptr is not None:
@@ -218,9 +221,19 @@ def launch_bias_gelu(
     return y, pre
 
 
+def launch_scaled(
+    a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor, config: MatmulConfig
+) -> torch.Tensor:
+    """a @ b * a_scale * b_scale, contiguous, in bfloat16. The scales are one float32 number each."""
+    c = torch.empty((a.shape[0], b.shape[1]), dtype=torch.bfloat16, device=a.device)
+    _launch(a, b, config, a_scale=a_scale, b_scale=b_scale, c=c)
+    return c
+
+
 def _launch(
-    a: torch.Tensor, b: torch.Tensor, config: MatmulConfig, *, residual: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None, c: torch.Tensor | None = None, gelu: torch.Tensor | None = None,
+    a: torch.Tensor, b: torch.Tensor, config: MatmulConfig, *, a_scale: torch.Tensor | None = None,
+    b_scale: torch.Tensor | None = None, residual: torch.Tensor | None = None, bias: torch.Tensor | None = None,
+    c: torch.Tensor | None = None, gelu: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
     (m, k), n = a.shape, b.shape[1]
     precision = product_precision(a.dtype)
@@ -231,7 +244,7 @@ def _launch(
         if config.descriptors:
             provide_descriptor_memory(a.device)
         matmul_kernel[(programs(m, n, config, a.device),)](
-            a, b, residual, bias, c, gelu, m, n, k, *a.stride(), *b.stride(),
+            a, b, a_scale, b_scale, residual, bias, c, gelu, m, n, k, *a.stride(), *b.stride(),
             BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
             GROUP_M=config.group_m, A_TRANSPOSED=stored_transposed(a), B_TRANSPOSED=stored_transposed(b),
             DESCRIPTORS=config.descriptors, PRECISION=precision,

@@ -40,6 +40,8 @@ def launched(launch: Launch, *inputs: torch.Tensor) -> tuple[Tensors, str | None
 
 
 def _identical(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.is_floating_point() and a.element_size() == 1:
+        a, b = a.float(), b.float()  # PyTorch compares no fp8
     return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
 
 
@@ -383,6 +385,17 @@ def matmul(launch: Launch, a: torch.Tensor, b: torch.Tensor, residual: torch.Ten
     if residual is not None:
         reference, bound = reference + residual.double(), bound + FP32 * residual.double().abs()
     return first(stray, named("c", problem(c, reference, bound)))
+
+
+def matmul_fp8(
+    launch: Launch, a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor
+) -> str | None:
+    """a @ b^T with scales. Tensor cores sum up to 128 terms with 14 bits or more, and drop the rest of each."""
+    (c,), stray = launched(launch, a, b, a_scale, b_scale)
+    scale = a_scale.double() * b_scale.double()
+    reference, terms = (a.double() @ b.double().T) * scale, (a.double().abs() @ b.double().abs().T) * scale.abs()
+    of_tensor_cores = 2.0**-13 * (1 + min(a.shape[1], 128)) if a.is_cuda else 0.0
+    return first(stray, named("c", problem(c, reference, (FP32 * (4 + a.shape[1]) + of_tensor_cores) * terms)))
 
 
 def _product_problem(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> str | None:

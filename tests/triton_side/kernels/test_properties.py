@@ -25,6 +25,7 @@ from kernel_properties import (
     layernorm,
     linear,
     matmul,
+    matmul_fp8,
     product_bias_gelu,
     rmsnorm,
     rope,
@@ -67,6 +68,7 @@ from test_layernorm import configured as layernorm_configured
 from test_layernorm import default as default_layernorm
 from test_linear_gelu import DPRE_CONFIGS
 from test_linear_gelu import plain as plain_linear_gelu
+from test_matmul_fp8 import CONFIGS as FP8_CONFIGS
 from test_rmsnorm import EPS
 from test_rmsnorm import configured as rmsnorm_configured
 from test_rope import THETA, trained
@@ -83,6 +85,7 @@ from triton_side.kernels import gelu as gelu_module
 from triton_side.kernels import linear as linear_module
 from triton_side.kernels import linear_gelu as linear_gelu_module
 from triton_side.kernels import matmul as matmul_module
+from triton_side.kernels import matmul_fp8 as fp8_module
 from triton_side.kernels import rmsnorm as rmsnorm_module
 from triton_side.kernels import rope as rope_module
 from triton_side.kernels import softmax as softmax_module
@@ -423,6 +426,22 @@ def test_linear_gelu(dtype, m, k, n, x_layout, weight_layout, seed) -> None:
     bias = draw(1, n, ORDINARY_ROWS, seed + 3, dtype, weight_layout)[0]
     function, names = linear_gelu_module.linear_gelu, ("y", "dx", "dweight", "dbias")
     assert not within_plain_code(training(function), plain_linear_gelu, names, (x, weight, bias), dy)
+
+
+@examples(10, 40)
+@given(sizes, sizes, sizes, st.sampled_from([None, *FP8_CONFIGS]), layouts, layouts, seeds)
+def test_matmul_fp8(m, k, n, config, a_layout, b_layout, seed) -> None:
+    if config is not None and config.descriptors:
+        k, a_layout, b_layout = -(-k // 16) * 16, "dense", "dense"
+    dtype = torch.float8_e4m3fn
+    a, b = draw(m, k, ORDINARY_ROWS, seed, dtype, a_layout), draw(n, k, ORDINARY_ROWS, seed + 1, dtype, b_layout)
+
+    def launch(a: torch.Tensor, b: torch.Tensor, *scales: torch.Tensor) -> tuple[torch.Tensor]:
+        if config is None:
+            return (fp8_module.matmul_fp8(a, b, *scales),)
+        return (matmul_module.launch_scaled(a, b.T, *scales, config),)
+
+    assert not matmul_fp8(launch, a, b, *torch.tensor([0.37, -0.011], device=DEVICE))
 
 
 @dtypes
