@@ -291,8 +291,9 @@ def _ceiling(case: Case, ceilings: Ceilings | None) -> float | None:
     if block is None or ceilings is None:
         return None
     if block.work == "flops":
-        suffix = f"-{case.precision}" if case.dtype == "float32" else ""
-        return ceilings.products.get(f"{case.dtype}{suffix}")
+        dtype = max(block.inputs, key=lambda tensor: tensor.bytes(case)).dtype_in(case)
+        suffix = f"-{case.precision}" if dtype == "float32" else ""
+        return ceilings.products.get(f"{dtype}{suffix}")
     traffic = block.compulsory_traffic(case).values()
     read, written = (sum(bytes) for bytes in zip(*traffic, strict=True))
     return ceilings.bandwidth(read, written) if ceilings.streams else None
