@@ -179,8 +179,20 @@ def pointer_config(block_m: int, block_n: int, block_k: int, num_warps: int, num
     return MatmulConfig(block_m, block_n, block_k, num_warps, num_stages, descriptors=False)
 
 
-def matmul_config(dtype: torch.dtype, precision: str, descriptors: bool) -> MatmulConfig:
-    """Tiles for a dtype and precision; `descriptors`: TMA can read the operands.
+def few_rows_config(n: int, element_bytes: int) -> MatmulConfig:
+    """Tiles of an output of one tile of rows: what counts is how many programs read b at once, and how much of it each.
+
+    64 rows are the fewest that a `wgmma` takes. Tiles are as wide as leaves one to each of 128 programs (an H200 has 132
+    multiprocessors), and as much of the operands is on its way as fits in 192 KiB of shared memory; the tiles of large
+    products, 256 columns wide, would be read by 16 programs of n = 4096. Compiled for an H200; not yet timed.
+    """
+    block_n = next((width for width in (128, 64) if n >= 128 * width), 32)
+    stages = min(8, 192 * 1024 // ((64 + block_n) * 128 * element_bytes))
+    return MatmulConfig(64, block_n, 128, num_warps=4, num_stages=stages)
+
+
+def matmul_config(dtype: torch.dtype, precision: str, descriptors: bool, m: int, n: int) -> MatmulConfig:
+    """Tiles for a dtype, precision and output [m, n]; `descriptors`: TMA can read the operands.
 
     float32 takes pointers: IEEE products run on the ordinary cores, TF32 operands are rounded on their way. Fastest of
     a sweep on an H200 (Triton 3.6; 8192 x 4096 x 14336, float32 8192 x 768 x 2048), TFLOP/s for operands stored NN, NT
@@ -192,13 +204,17 @@ def matmul_config(dtype: torch.dtype, precision: str, descriptors: bool) -> Matm
         return pointer_config(64, 64, 16, 4, 2) if precision == "ieee" else pointer_config(128, 128, 32, 8, 3)
     if not descriptors:
         return pointer_config(64, 64, 32, 4, 3)  # rows that 16 bytes do not divide: two-byte loads, many addresses
+    if m <= 64:
+        return few_rows_config(n, dtype.itemsize)
     return MatmulConfig(128, 256, 64, num_warps=8, num_stages=3, group_m=16)
 
 
-def choose_config(choose: Callable[[torch.dtype, str, bool], MatmulConfig], *operands: torch.Tensor) -> MatmulConfig:
-    """What `choose` (`matmul_config`, say) takes for these operands."""
-    dtype = operands[0].dtype
-    return choose(dtype, product_precision(dtype), operands_fit_descriptors(*operands))
+def choose_config(
+    choose: Callable[[torch.dtype, str, bool, int, int], MatmulConfig], *operands: torch.Tensor
+) -> MatmulConfig:
+    """What `choose` (`matmul_config`, say) takes for the product of the first two of these operands."""
+    a, b, *_ = operands
+    return choose(a.dtype, product_precision(a.dtype), operands_fit_descriptors(*operands), a.shape[0], b.shape[1])
 
 
 def launch_matmul(

@@ -16,18 +16,20 @@ import torch
 
 from triton_side.declare import computing, forward
 from triton_side.kernels._launch import INTERPRETED, check_matrix
-from triton_side.kernels.matmul import MatmulConfig, choose_config, launch_scaled, pointer_config
+from triton_side.kernels.matmul import MatmulConfig, choose_config, few_rows_config, launch_scaled, pointer_config
 
 FORWARD = (forward("dot", "product"), forward("mul", "scale"))
 
 
-def fp8_config(dtype: torch.dtype, precision: str, descriptors: bool) -> MatmulConfig:
+def fp8_config(dtype: torch.dtype, precision: str, descriptors: bool, m: int, n: int) -> MatmulConfig:
     """Tiles of a product of fp8, in registers and shared memory as compiled for an H200 (Triton 3.7): 176 of 255
     registers a thread and 160 of 227 KiB. Not yet timed; 256 x 128 x 128 with 8 warps and 3 stages (255 registers) and
     64 x 256 x 128 with 8 warps and 4 stages (173) compile without spills, too.
     """
     if not descriptors:
         return pointer_config(64, 64, 64, 4, 3)  # rows that 16 bytes do not divide
+    if m <= 64:
+        return few_rows_config(n, dtype.itemsize)
     return MatmulConfig(128, 128, 128, num_warps=8, num_stages=4, group_m=16)
 
 
