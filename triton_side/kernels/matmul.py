@@ -182,9 +182,9 @@ def pointer_config(block_m: int, block_n: int, block_k: int, num_warps: int, num
 def few_rows_config(n: int, element_bytes: int) -> MatmulConfig:
     """Tiles of an output of one tile of rows: what counts is how many programs read b at once, and how much of it each.
 
-    64 rows are the fewest that a `wgmma` takes. Tiles are as wide as leaves one to each of 128 programs (an H200 has 132
-    multiprocessors), and as much of the operands is on its way as fits in 192 KiB of shared memory; the tiles of large
-    products, 256 columns wide, would be read by 16 programs of n = 4096. Compiled for an H200; not yet timed.
+    64 rows are the fewest that a `wgmma` takes. Tiles are as wide as leaves one to each of 128 programs (an H200 has
+    132 multiprocessors), and as much of the operands is on its way as fits in 192 KiB of shared memory. In the tiles of
+    large products, 256 columns wide, 16 programs would read all of b for n = 4096. Compiled for an H200; not yet timed.
     """
     block_n = next((width for width in (128, 64) if n >= 128 * width), 32)
     stages = min(8, 192 * 1024 // ((64 + block_n) * 128 * element_bytes))

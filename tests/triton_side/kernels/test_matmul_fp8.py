@@ -19,6 +19,7 @@ def operands(m: int, k: int, n: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def agrees(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> bool:
+    """The interpreter cuts what a GPU rounds off a bfloat16: by less than the one ulp that is allowed."""
     a_scale, b_scale = SCALES
     reference = (a.double() @ b.double().T) * a_scale.double() * b_scale.double()
     plain = ((a.float() @ b.float().T) * a_scale * b_scale).to(torch.bfloat16)
