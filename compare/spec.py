@@ -178,9 +178,10 @@ class Block:
 
     `reference(xp, inputs, **attributes)` is written against the names that NumPy and PyTorch share, so that float64
     NumPy reads and tests it and float64 tensors differentiate it. `backward_needs` are the fewest inputs or outputs
-    that the gradients need (they count as compulsory reads of backward). `slices` are axes along which the reference
-    may be evaluated one index at a time, because no output mixes them. `work` is what a rate of this block counts.
-    The reference and every target get `attributes`, and of a case those of its sizes that `parameters` name.
+    that the gradients need (they count as compulsory reads of backward); the gradients of inputs that `passes_on` names
+    are an output's cotangent itself, which backward may return without writing it. `slices` are axes along which the
+    reference may be evaluated one index at a time, because no output mixes them. `work` is what a rate of this block
+    counts. The reference and every target get `attributes`, and of a case those of its sizes that `parameters` name.
     """
 
     name: str
@@ -195,6 +196,7 @@ class Block:
     attributes: Mapping[str, Any] = field(default_factory=dict)
     parameters: tuple[str, ...] = ()
     backward_needs: tuple[str, ...] = ()
+    passes_on: tuple[str, ...] = ()
     directions: tuple[str, ...] = ("fwd", "train")
     slices: tuple[str, ...] = ()
     work: str = "bytes"
@@ -244,8 +246,8 @@ class Block:
     def compulsory_traffic(self, case: Case) -> dict[str, tuple[int, int]]:
         """Fewest bytes that each part must read and write: every used input read once, every output written once.
 
-        Backward reads the cotangents and `backward_needs`, and writes one gradient per differentiable input. What does
-        both at once needs nothing twice.
+        Backward reads the cotangents and `backward_needs`, and writes one gradient per differentiable input but for
+        `passes_on`. What does both at once needs nothing twice.
         """
 
         def read(tensors: Iterable[Tensor]) -> int:
@@ -255,7 +257,7 @@ class Block:
             return sum(tensor.bytes(case) for tensor in tensors)
 
         given, outputs = read(self.inputs), written(self.outputs)
-        gradients = written(t for t in self.inputs if t.differentiable)
+        gradients = written(t for t in self.inputs if t.differentiable and t.name not in self.passes_on)
         if case.direction == "joint":
             return {"forward": (given + outputs, outputs + gradients)}
         result = {"forward": (given, outputs)}

@@ -21,6 +21,7 @@ BLOCK = Block(
     outputs=(Tensor("y", ("m", "n")),),
     reference=reference,
     backward_needs=("x", "weight"),
+    passes_on=("residual",),
     flops=product_flops,
     backward_flops=lambda s: 2 * product_flops(s),
     work="flops",

@@ -36,6 +36,14 @@ def test_compulsory_bytes_of_softmax() -> None:
     assert BLOCKS["softmax"].bytes_compulsory(case) == {"forward": 2 * 2 * 15, "backward": 3 * 2 * 15}
 
 
+def test_a_gradient_that_is_the_cotangent_is_not_written() -> None:
+    case = Case("linear_residual", "x", {"m": 3, "k": 5, "n": 7}, "bfloat16", "train")
+    x, weight, y = 2 * 3 * 5, 2 * 5 * 7, 2 * 3 * 7
+    assert BLOCKS["linear_residual"].compulsory_traffic(case) == {
+        "forward": (x + weight + y, y), "backward": (y + x + weight, x + weight),
+    }
+
+
 def test_compulsory_bytes_of_vector_add() -> None:
     case = Case("vector_add", "x", {"elements": 7}, "float16", "fwd")
     block = BLOCKS["vector_add"]
