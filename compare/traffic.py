@@ -34,7 +34,7 @@ _DRAM = {"dram__bytes_read.sum": "dram_read", "dram__bytes_write.sum": "dram_wri
 _L2 = "lts__t_bytes.sum"
 _PROBE_SECONDS = 120
 _LISTING_SECONDS = 120  # for ncu to write what it counted, the process that it watched being idle
-_STOP_SECONDS = 30  # after an interrupt: for the call that is under way to end, and for ncu to write
+_STOP_SECONDS = 15  # after an interrupt: for what is under way to end, and then, once it was killed, for ncu to write
 BATCH = 20  # implementations a process, which takes 8 s to start: ncu lists at its end, and one killed loses them all
 
 
