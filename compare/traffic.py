@@ -250,7 +250,8 @@ def _command(listing: Path, cache_control: CacheControl) -> list[str]:
     """The worker alone is watched: of what it starts, a ptxas crashed under ncu's eyes, and all waited for it (ncu
     2025.3, triton 3.6)."""
     return [
-        "ncu", "--target-processes", "application-only", "--log-file", str(listing), "--csv", "--page", "raw", "--print-units", "base",
+        "ncu", "--target-processes", "application-only",
+        "--log-file", str(listing), "--csv", "--page", "raw", "--print-units", "base",
         "--print-kernel-base", "mangled", "--metrics", ",".join([*_DRAM, _L2]), "--cache-control", cache_control,
         "--clock-control", "none", "--profile-from-start", "off",
     ]

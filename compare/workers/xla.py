@@ -72,7 +72,8 @@ class XlaSide:
 
     def environment(self) -> dict[str, Any]:
         packages = ("jax", "jaxlib", "jax-cuda13-pjrt", "jax-cuda13-plugin", "flax")
-        return {"python": platform.python_version(), "device": self.device, **machine.versions(packages)}
+        memory = {"memory_bytes": driver.total_memory()} if _HAS_GPU else {}
+        return {"python": platform.python_version(), "device": self.device, **memory, **machine.versions(packages)}
 
     def clock(self) -> Clock | None:
         return CuptiClock() if _HAS_GPU and not cupti_missing() else None
