@@ -1,0 +1,61 @@
+"""Attention of one new token a sequence to its cache by PyTorch's fused backends.
+
+out = softmax(q k^T / sqrt(head_dim)) v over `lengths` keys, with q and out [batch, heads, head_dim], the caches
+[batch, kv_heads, capacity, head_dim]. scaled_dot_product_attention is told lengths by a mask, which FlashAttention-2
+does not take (torch 2.13).
+"""
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    """Zeros where a length is 0, whatever the backend makes of a row without keys."""
+    seen = torch.arange(k.shape[2], device=q.device) < lengths[:, None]
+    out = F.scaled_dot_product_attention(q[:, :, None], k, v, attn_mask=seen[:, None, None], enable_gqa=True)
+    return out[:, :, 0].masked_fill(lengths[:, None, None] == 0, 0.0)
+
+
+def _given(inputs: Mapping[str, Tensor]) -> list[Tensor]:
+    return [inputs[name] for name in ("q", "k_cache", "v_cache", "lengths")]
+
+
+def apply(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """SDPA with the backend that it chooses."""
+    return {"out": attend(*_given(inputs))}
+
+
+def apply_cudnn(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """SDPA held to its cuDNN backend, which has no CPU path.
+
+    Raises RuntimeError where the backend cannot take the case.
+    """
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        return {"out": attend(*_given(inputs))}
+
+
+# fullgraph: without it, one failed compile makes every later flex_attention call run unfused, with no error.
+@torch.compile(dynamic=False, fullgraph=True)
+def _flex(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    def within(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return key < lengths[batch]
+
+    mask = create_block_mask(within, B=len(q), H=None, Q_LEN=1, KV_LEN=k.shape[2], device=q.device)
+    out = flex_attention(q[:, :, None], k, v, block_mask=mask, enable_gqa=True)
+    assert isinstance(out, Tensor)  # a tuple where more is asked for
+    return out[:, :, 0].masked_fill(lengths[:, None, None] == 0, 0.0)
+
+
+def apply_flex(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """FlexAttention, compiled by Inductor on the first call of each shape, with its block mask: lengths grow with every
+    token, and the mask with them.
+
+    More shapes in one process than `torch._dynamo.config.recompile_limit` (8) are an error: call
+    `torch.compiler.reset()` between them.
+    """
+    return {"out": _flex(*_given(inputs))}
