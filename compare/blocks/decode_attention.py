@@ -8,7 +8,7 @@ them: a head's keys side by side, so that products of heads need no copy.
 import math
 from typing import Any
 
-from compare.implementations import compilers, half_precision_only, library, triton
+from compare.implementations import compilers, half_precision_only, triton
 from compare.spec import Block, Case, Implementation, Shape, Sizes, Tensor
 
 
@@ -66,6 +66,7 @@ def sizes(batch: int, heads: int, kv_heads: int, capacity: int, head_dim: int, s
 
 QUERIES = ("batch", "heads", "head_dim")
 CACHE = ("batch", "kv_heads", "capacity", "head_dim")
+NEEDS_CUDNN = "cuDNN's attention needs a GPU with cuDNN to build its plan"
 LIBRARY = "triton_side.library.decode_attention"
 
 BLOCK = Block(
@@ -94,7 +95,7 @@ BLOCK = Block(
         Shape("llama-8b-64k-batch32", sizes(32, 32, 8, 65536, 128, 65536), ("bfloat16",)),
         Shape("llama-8b-8k-fp32", sizes(8, 32, 8, 8192, 128, 1024), ("float32",), ("full",), ("ieee", "tf32")),
         # The sequences have 0, 33 and 67 keys.
-        Shape("odd", sizes(3, 6, 2, 67, 16, 0), ("float32", "float16"), ("check",)),
+        Shape("odd", sizes(3, 6, 2, 67, 16, 0), ("float32", "float16", "bfloat16"), ("check",)),
         Shape("tiny-one-key", sizes(2, 3, 3, 1, 16, 1), ("float32", "float16"), ("check",)),
     ),
     implementations=(
@@ -102,13 +103,12 @@ BLOCK = Block(
         Implementation(
             "xla-cudnn", "xlafuse.blocks.decode_attention:apply_cudnn", "xla",
             "cuDNN's attention as jax.nn.dot_product_attention calls it, key_value_seq_lengths given",
-            needs_gpu="cuDNN's attention needs a GPU with cuDNN to build its plan",
+            needs_gpu=NEEDS_CUDNN,
             unsupported=cudnn_unsupported,
         ),
-        library("decode_attention", "F.scaled_dot_product_attention, heads in groups, with a mask"),
         Implementation(
-            "sdpa-cudnn", f"{LIBRARY}:apply_cudnn", "eager", "F.scaled_dot_product_attention, cuDNN",
-            needs_gpu="cuDNN's attention needs a GPU with cuDNN to build its plan",
+            "sdpa-cudnn", f"{LIBRARY}:apply_cudnn", "eager", "F.scaled_dot_product_attention with a mask, cuDNN",
+            needs_gpu=NEEDS_CUDNN,
             unsupported=cudnn_unsupported,
         ),
         Implementation(

@@ -6,9 +6,9 @@ what a new token adds, all of its heads, lies side by side.
 
 from typing import Any
 
-from compare.blocks.decode_attention import QUERIES, attended, every_length, product_flops
-from compare.implementations import compilers, library, triton
-from compare.spec import Block, Shape, Sizes, Tensor
+from compare.blocks.decode_attention import NEEDS_CUDNN, QUERIES, attended, every_length, product_flops
+from compare.implementations import compilers, half_precision_only, triton
+from compare.spec import Block, Case, Implementation, Shape, Sizes, Tensor
 
 
 def reference(xp, inputs):  # type: ignore[no-untyped-def]
@@ -42,6 +42,12 @@ def cached_elements(sizes: Sizes) -> int:
 
 def named_pages(sizes: Sizes) -> int:
     return sum(-(-length // sizes["page_size"]) for length in lengths_of(sizes))
+
+
+def cudnn_unsupported(case: Case) -> str | None:
+    if case.sizes["pages_per_sequence"] * case.sizes["page_size"] == 1:
+        return "cuDNN attention takes no keys of length 1"
+    return half_precision_only("cuDNN attention")(case)
 
 
 def sizes(
@@ -84,12 +90,17 @@ BLOCK = Block(
         Shape("llama-8b-64k-batch32", sizes(32, 32, 8, 16, 4096, 128, 65536), ("bfloat16",)),
         Shape("llama-8b-8k-fp32", sizes(8, 32, 8, 16, 512, 128, 1024), ("float32",), ("full",), ("ieee", "tf32")),
         # The sequences have 0, 32 and 65 keys.
-        Shape("odd", sizes(3, 6, 2, 5, 13, 16, 0), ("float32", "float16"), ("check",)),
+        Shape("odd", sizes(3, 6, 2, 5, 13, 16, 0), ("float32", "float16", "bfloat16"), ("check",)),
         Shape("tiny-one-key", sizes(2, 3, 3, 1, 1, 16, 1), ("float32", "float16"), ("check",)),
     ),
     implementations=(
         *compilers("decode_attention_paged", train=False),
-        library("decode_attention_paged", "pages gathered, then F.scaled_dot_product_attention"),
+        Implementation(
+            "sdpa-cudnn", "triton_side.library.decode_attention_paged:apply_cudnn", "eager",
+            "pages gathered, then F.scaled_dot_product_attention with a mask, cuDNN",
+            needs_gpu=NEEDS_CUDNN,
+            unsupported=cudnn_unsupported,
+        ),
         triton("decode_attention_paged"),
     ),
 )

@@ -34,16 +34,17 @@ LOG2_E = math.log2(math.e)
 
 # Sequences differ in length: cut no finer than the GPU needs, the longest would be at work alone at the end.
 LONGEST_CHUNK = 2048
-# Three fit (cuobjdump, sm_90: 70 kB of shared memory each at head_dim 128), and one has more bytes on their way, 64 KB,
-# than an H200 needs of a multiprocessor: 4.8 TB/s for 1 us are 36 KB. Two even out where one waits.
+# Three fit (70 KB of shared memory each at head_dim 128). Two have 64 KB on their way even while both compute, and an
+# H200 needs some 36 KB of a multiprocessor: 4.8 TB/s for 1 us.
 PROGRAMS_A_MULTIPROCESSOR = 2
 
-UP_TO_VALUES = (
+ATTEND = (
     forward("dot", "scores"), forward("div", "scores"), forward("select", "mask"),
     forward("reduce_max", "softmax/max"), forward("sub", "softmax/exp"), forward("exp", "softmax/exp"),
-    forward("reduce_sum", "softmax/sum"), forward("dot", "values"),
+    forward("reduce_sum", "softmax/sum"), forward("convert", "softmax"), forward("dot", "values"),
 )  # fmt: skip
 DIVIDE = forward("div", "softmax/divide")
+GATHER = forward("gather", "gather")
 
 
 def cache_elements(shapes: Shapes) -> int:
@@ -70,9 +71,7 @@ class DecodeConfig:
     num_stages: int
 
 
-@declare(
-    *UP_TO_VALUES, DIVIDE, flops=attention_flops, reads={"k_ptr": cache_elements, "v_ptr": cache_elements},
-)  # fmt: skip
+@declare(*ATTEND, DIVIDE, flops=attention_flops, reads={"k_ptr": cache_elements, "v_ptr": cache_elements})
 @triton.jit
 def decode_attention_kernel(
     q_ptr, k_ptr, v_ptr, page_table_ptr, lengths_ptr, out_ptr, max_ptr, sum_ptr,
@@ -147,9 +146,7 @@ def decode_attention_kernel(
     )
 
 
-@declare(
-    forward("reduce_sum", "values", "splits"), DIVIDE, flops=lambda shapes: 2 * math.prod(shapes["partial_ptr"])
-)  # fmt: skip
+@declare(forward("reduce_sum", "values", "splits"), DIVIDE, flops=lambda shapes: 2 * math.prod(shapes["partial_ptr"]))
 @triton.jit
 def combine_splits_kernel(
     partial_ptr, max_ptr, sum_ptr, lengths_ptr, out_ptr, heads, capacity, splits, chunk,
@@ -197,8 +194,8 @@ def tile_rows(group: int, dtype: torch.dtype, precision: str) -> int:
 
 
 def decode_config(rows: int, dtype: torch.dtype, paged: bool, capacity: int, programs: int, mps: int) -> DecodeConfig:
-    """Tiles of 64 keys, of float32 32, with two of k and two of v on their way beside the two in use: of head_dim 128
-    64 KB in all. From pages that takes two stages more, for the table's entries are on their way before them.
+    """Tiles of 64 keys, of float32 32, two of k and two of v in use or on their way: 64 KB of head_dim 128. From pages
+    that takes two stages more, for the table's entries are on their way before them.
 
     More warps from 32 rows on, so that none spills (cuobjdump, sm_90, to 128 rows; in float32 to 32).
     """
@@ -229,26 +226,32 @@ def launch(
         paged, programs = page_table is not None, batch * kv_heads
         config = decode_config(rows, q.dtype, paged, capacity, programs, multiprocessors(q.device))
     splits = max(1, triton.cdiv(capacity, config.chunk))
-    partial, maxima, sums = out, None, None
-    if splits > 1:
-        partial = torch.empty((batch, heads, splits, head_dim), dtype=torch.float32, device=q.device)
-        maxima, sums = (
-            torch.empty((batch, heads, splits), dtype=torch.float32, device=q.device) for _ in range(2)
-        )
-    names = {"out_ptr": "partial"} if splits > 1 else {}
+
+    def attend(out: torch.Tensor, maxima: torch.Tensor | None, sums: torch.Tensor | None) -> None:
+        decode_attention_kernel[(batch * kv_heads * splits,)](
+            q, k, v, page_table, lengths, out, maxima, sums, *q.stride(), *k.stride(), *v.stride(),
+            kv_heads, capacity, pages, splits, config.chunk, head_dim**-0.5 * LOG2_E,
+            GROUP=group, ROWS=rows, HEAD_DIM=head_dim, BLOCK_KV=config.block_kv,
+            PAGE_SIZE=page_size, PRECISION=precision, num_warps=config.num_warps, num_stages=config.num_stages,
+        )  # fmt: skip
+
+    operations, form = (ATTEND, "cache") if page_table is None else ((GATHER, *ATTEND), "pages")
+    names = {"k_ptr": f"k_{form}", "v_ptr": f"v_{form}"}
     with device_of(q):
-        with computing(*(UP_TO_VALUES if splits > 1 else ()), **names):
-            decode_attention_kernel[(batch * kv_heads * splits,)](
-                q, k, v, page_table, lengths, partial, maxima, sums, *q.stride(), *k.stride(), *v.stride(),
-                kv_heads, capacity, pages, splits, config.chunk, head_dim**-0.5 * LOG2_E,
-                GROUP=group, ROWS=rows, HEAD_DIM=head_dim, BLOCK_KV=config.block_kv,
-                PAGE_SIZE=page_size, PRECISION=precision, num_warps=config.num_warps, num_stages=config.num_stages,
-            )  # fmt: skip
-        if splits > 1:
-            combine_splits_kernel[(batch * heads,)](
-                partial, maxima, sums, lengths, out, heads, capacity, splits, config.chunk,
-                HEAD_DIM=head_dim, BLOCK_SPLITS=16, num_warps=4,
-            )  # fmt: skip
+        if splits == 1:
+            with computing(*operations, DIVIDE, **names):
+                attend(out, None, None)
+            return out
+        partial, maxima, sums = (
+            torch.empty((batch, heads, splits, *rest), dtype=torch.float32, device=q.device)
+            for rest in ((head_dim,), (), ())
+        )
+        with computing(*operations, **names, out_ptr="partial"):
+            attend(partial, maxima, sums)
+        combine_splits_kernel[(batch * heads,)](
+            partial, maxima, sums, lengths, out, heads, capacity, splits, config.chunk,
+            HEAD_DIM=head_dim, BLOCK_SPLITS=16, num_warps=4,
+        )  # fmt: skip
     return out
 
 

@@ -15,28 +15,25 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
-    """Zeros where a length is 0, whatever the backend makes of a row without keys."""
+    """By the backend that SDPA may choose. Zeros where a length is 0, whatever it makes of a row without keys."""
     seen = torch.arange(k.shape[2], device=q.device) < lengths[:, None]
     out = F.scaled_dot_product_attention(q[:, :, None], k, v, attn_mask=seen[:, None, None], enable_gqa=True)
     return out[:, :, 0].masked_fill(lengths[:, None, None] == 0, 0.0)
+
+
+def attend_cudnn(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    """`attend` held to the cuDNN backend, which has no CPU path: RuntimeError where it cannot take the case."""
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        return attend(q, k, v, lengths)
 
 
 def _given(inputs: Mapping[str, Tensor]) -> list[Tensor]:
     return [inputs[name] for name in ("q", "k_cache", "v_cache", "lengths")]
 
 
-def apply(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """SDPA with the backend that it chooses."""
-    return {"out": attend(*_given(inputs))}
-
-
 def apply_cudnn(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """SDPA held to its cuDNN backend, which has no CPU path.
-
-    Raises RuntimeError where the backend cannot take the case.
-    """
-    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        return {"out": attend(*_given(inputs))}
+    """SDPA held to its cuDNN backend."""
+    return {"out": attend_cudnn(*_given(inputs))}
 
 
 # fullgraph: without it, one failed compile makes every later flex_attention call run unfused, with no error.
