@@ -11,7 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+BLOCK = 128  # keys that FlexAttention's mask passes over together
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
@@ -42,17 +44,23 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
     def within(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return key < lengths[batch]
 
-    mask = create_block_mask(within, B=len(q), H=None, Q_LEN=1, KV_LEN=k.shape[2], device=q.device)
-    out = flex_attention(q[:, :, None], k, v, block_mask=mask, enable_gqa=True)
+    # Written down from the lengths; create_block_mask would evaluate `within` at each key first.
+    blocks = -(-k.shape[2] // BLOCK)
+    counts = ((lengths + BLOCK - 1) // BLOCK)[:, None, None]
+    indices = torch.arange(blocks, dtype=torch.int32, device=q.device).expand(len(q), 1, 1, blocks)
+    mask = BlockMask.from_kv_blocks(counts, indices, BLOCK_SIZE=BLOCK, mask_mod=within, seq_lengths=(1, k.shape[2]))
+    out = flex_attention(q, k, v, block_mask=mask, enable_gqa=True)
     assert isinstance(out, Tensor)  # a tuple where more is asked for
-    return out[:, :, 0].masked_fill(lengths[:, None, None] == 0, 0.0)
+    return out
 
 
 def apply_flex(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """FlexAttention, compiled by Inductor on the first call of each shape, with its block mask: lengths grow with every
-    token, and the mask with them.
+    token, and the mask with them. A row that sees no key is zero there.
 
     More shapes in one process than `torch._dynamo.config.recompile_limit` (8) are an error: call
     `torch.compiler.reset()` between them.
     """
-    return {"out": _flex(*_given(inputs))}
+    q, *rest = _given(inputs)
+    # Reshaped in the compiled function, q has three axes where the lowering (torch 2.13) wants four.
+    return {"out": _flex(q[:, :, None], *rest)[:, :, 0]}
