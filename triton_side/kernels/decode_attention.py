@@ -1,4 +1,4 @@
-"""Attention of one new token a sequence to the keys in its cache, split along the keys so that a GPU is full at batch 1.
+"""Attention of one new token a sequence to the keys in its cache, split along the keys: a GPU is full at batch 1, too.
 
     out[b, h] = softmax(q[b, h] k[b, h // group]^T / sqrt(head_dim)) v[b, h // group] over the first lengths[b] keys
 
@@ -13,13 +13,12 @@ decode_attention_paged.py); lengths [batch], int32. dtypes: bfloat16, float16, f
 are float32, the probabilities are cast to v's dtype for the second product. float32 products follow
 `torch.get_float32_matmul_precision()`.
 
-Partial results (of 128 values, in float32) against the keys and values of a chunk of 2048 keys: 2 KB of a head against
-1 MB of its kv head in bfloat16, written and read once.
+A chunk of 2048 keys of head_dim 128 is 1 MB of bfloat16; its partial results for four query heads are 2 KB of float32,
+written and read once.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
@@ -32,7 +31,7 @@ from triton_side.kernels._tiles import add_product, product, product_precision
 HEAD_DIMS = (16, 32, 64, 128)
 LOG2_E = math.log2(math.e)
 
-# Sequences differ in length: cut no finer than the GPU needs, the longest would be at work alone at the end.
+# Also where the GPU is full without: sequences differ in length, and the longest would be at work alone at the end.
 LONGEST_CHUNK = 2048
 # Three fit (70 KB of shared memory each at head_dim 128). Two have 64 KB on their way even while both compute, and an
 # H200 needs some 36 KB of a multiprocessor: 4.8 TB/s for 1 us.
@@ -264,8 +263,8 @@ def check_query(q: torch.Tensor, kv_heads: int, lengths: torch.Tensor) -> None:
     """
     if q.ndim != 3 or kv_heads == 0 or q.shape[1] % kv_heads:
         raise ValueError(
-            f"q must be [batch, heads, head_dim], its heads a multiple of the cache's {kv_heads}, got {tuple(q.shape)}; "
-            "drop the axis of the one token with q.squeeze(2)"
+            f"q must be [batch, heads, head_dim], its heads a multiple of the cache's {kv_heads}, got "
+            f"{tuple(q.shape)}; drop the axis of the one token with q.squeeze(2)"
         )
     if q.shape[-1] not in HEAD_DIMS:
         raise ValueError(
