@@ -183,8 +183,8 @@ def test_rejects() -> None:
 )
 def test_comparison_catches(sound: str, broken: str, tmp_path) -> None:
     module = mutant(decode_attention, sound, broken, tmp_path)
-    lengths = draw_lengths(0, 33, 300)
-    q, (k, v) = 3 * random(3, 6, 16), caches(lengths, 2, 300, 16)
+    lengths = draw_lengths(0, 33, 120)
+    q, (k, v) = 3 * random(3, 6, 16), caches(lengths, 2, 120, 16)
     assert any(
         properties.decode_attention(configured(CONFIGS[config], page_size, module), q, k, v, lengths)
         for config, page_size in ((0, None), (1, 5))
