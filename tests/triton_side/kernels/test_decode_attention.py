@@ -78,6 +78,13 @@ def test_any_configuration_agrees(config: DecodeConfig, page_size: int | None) -
     assert not properties.decode_attention(configured(config, page_size), q, k, v, lengths)
 
 
+def test_more_chunks_than_are_combined_at_once() -> None:
+    lengths = draw_lengths(0, 33, 280)
+    q, (k, v) = 3 * random(3, 6, 16), caches(lengths, 2, 280, 16)
+    for page_size in (None, 5):
+        assert not properties.decode_attention(configured(CONFIGS[0], page_size), q, k, v, lengths)
+
+
 def test_strides() -> None:
     lengths = draw_lengths(40, 9)
     q, (k, v) = random(2, 32, 4).transpose(1, 2)[..., ::2], caches(lengths, 2, 40, 16)
@@ -183,8 +190,8 @@ def test_rejects() -> None:
 )
 def test_comparison_catches(sound: str, broken: str, tmp_path) -> None:
     module = mutant(decode_attention, sound, broken, tmp_path)
-    lengths = draw_lengths(0, 33, 120)
-    q, (k, v) = 3 * random(3, 6, 16), caches(lengths, 2, 120, 16)
+    lengths = draw_lengths(0, 33, 280)
+    q, (k, v) = 3 * random(3, 6, 16), caches(lengths, 2, 280, 16)
     assert any(
         properties.decode_attention(configured(CONFIGS[config], page_size, module), q, k, v, lengths)
         for config, page_size in ((0, None), (1, 5))
