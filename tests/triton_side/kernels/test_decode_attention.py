@@ -78,9 +78,15 @@ def test_any_configuration_agrees(config: DecodeConfig, page_size: int | None) -
     assert not properties.decode_attention(configured(config, page_size), q, k, v, lengths)
 
 
-def test_more_chunks_than_are_combined_at_once() -> None:
+def growing() -> tuple[torch.Tensor, ...]:
+    """q, k, v, lengths of up to 18 chunks of 16 keys, the maximum of the scores in one after the other."""
     lengths = draw_lengths(0, 33, 280)
-    q, (k, v) = 3 * random(3, 6, 16), caches(lengths, 2, 280, 16)
+    k, v = caches(lengths, 2, 280, 16)
+    return 3 * random(3, 6, 16), k * torch.linspace(0.1, 1.5, 280, device=DEVICE)[:, None], v, lengths
+
+
+def test_more_chunks_than_are_combined_at_once() -> None:
+    q, k, v, lengths = growing()
     for page_size in (None, 5):
         assert not properties.decode_attention(configured(CONFIGS[0], page_size), q, k, v, lengths)
 
@@ -190,8 +196,7 @@ def test_rejects() -> None:
 )
 def test_comparison_catches(sound: str, broken: str, tmp_path) -> None:
     module = mutant(decode_attention, sound, broken, tmp_path)
-    lengths = draw_lengths(0, 33, 280)
-    q, (k, v) = 3 * random(3, 6, 16), caches(lengths, 2, 280, 16)
+    q, k, v, lengths = growing()
     assert any(
         properties.decode_attention(configured(CONFIGS[config], page_size, module), q, k, v, lengths)
         for config, page_size in ((0, None), (1, 5))
