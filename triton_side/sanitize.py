@@ -116,6 +116,17 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
     labels = torch.tensor([3, IGNORED, 130, 0, 64], dtype=torch.int32)
     logits: list[Shapes] = [{"logits": (5, columns), "labels": labels} for columns in (131, 8208)]
     heads: list[Shapes] = [dict.fromkeys("qkv", (1, 2, 67, head_dim)) for head_dim in (16, 128)]
+    # Chunks with and without keys; pages that end within a tile.
+    lengths = torch.tensor([0, 131, 67], dtype=torch.int32)
+    decoded: list[Shapes] = [
+        {"q": (3, 6, head_dim), **dict.fromkeys(("k_cache", "v_cache"), (3, 2, 131, head_dim)), "lengths": lengths}
+        for head_dim in (16, 128)
+    ]
+    page_table = torch.arange(3 * 11, dtype=torch.int32).flip(0).view(3, 11)
+    decoded_from_pages: list[Shapes] = [
+        {"q": (3, 6, 64), **dict.fromkeys(("k_pages", "v_pages"), (33, 13, 2, 64)), "page_table": page_table,
+         "lengths": lengths}
+    ]  # fmt: skip
     # One group of heads, and several in the loop; halves that are a power of two, and not.
     positions = torch.arange(2 * 67, dtype=torch.int32).view(2, 67)
     turned: list[Shapes] = [
@@ -133,6 +144,7 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
         ("kernels.layernorm", layernorms, {"eps": EPS}), ("cuda.layernorm", layernorms_of_cuda, {"eps": EPS}),
         ("kernels.dropout_residual_norm", chains, {"p": 0.1, "eps": EPS}),
         ("kernels.rope", turned, {"theta": 500000.0}), ("kernels.attention", heads, {}),
+        ("kernels.decode_attention", decoded, {}), ("kernels.decode_attention_paged", decoded_from_pages, {}),
         ("kernels.embedding", tables, {}), ("kernels.cross_entropy", logits, {"smoothing": 0.1, "z_loss": 1e-4}),
     ]  # fmt: skip
 

@@ -4,6 +4,8 @@ from compare.blocks import (
     attention,
     bias_gelu,
     cross_entropy,
+    decode_attention,
+    decode_attention_paged,
     dropout_residual_norm,
     embedding,
     geglu,
@@ -37,6 +39,8 @@ BLOCKS: dict[str, Block] = {
         swiglu_mlp.BLOCK,
         rope.BLOCK,
         attention.BLOCK,
+        decode_attention.BLOCK,
+        decode_attention_paged.BLOCK,
         embedding.BLOCK,
         cross_entropy.BLOCK,
     )

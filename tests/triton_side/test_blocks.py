@@ -15,6 +15,7 @@ from torch.fx.traceback import preserve_node_meta
 from triton_side.blocks.cross_entropy import IGNORED
 from triton_side.blocks.threefry import uniforms
 from triton_side.library import attention as library_attention
+from triton_side.library import decode_attention as library_decode
 
 EPS = 1e-5
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -33,6 +34,9 @@ SHAPES = {
     "swiglu_mlp": [(1, 3, 5), (7, 33, 65)],  # tokens, width, hidden
     "rope": [(1, 1, 1, 1, 2), (2, 3, 1, 37, 24)],  # batch, heads, kv_heads, sequence, head_dim
     "attention": [(1, 1, 1, 16), (1, 2, 37, 24)],  # batch, heads, sequence, head_dim
+    "decode_attention": [(1, 1, 1, 1, 16), (3, 6, 2, 37, 24)],  # batch, heads, kv_heads, capacity, head_dim
+    # batch, heads, kv_heads, page_size, pages_per_sequence, head_dim
+    "decode_attention_paged": [(1, 1, 1, 1, 1, 16), (3, 6, 2, 5, 8, 24)],
     "embedding": [(1, 1, 1), (37, 65, 19)],  # rows, columns, tokens
     "cross_entropy": [(1, 1), (7, 129)],
 }
@@ -59,6 +63,8 @@ STAGES = {
     "swiglu_mlp": {"norm", "gate", "up", "act", "down", "residual"},
     "rope": {"angles", "rotate_q", "rotate_k"},
     "attention": {"scores", "mask", "softmax", "values"},
+    "decode_attention": {"scores", "mask", "softmax", "values"},
+    "decode_attention_paged": {"gather", "scores", "mask", "softmax", "values"},
     "embedding": {"gather"},
     "cross_entropy": {"logsumexp", "target", "smoothing", "z_loss", "mean"},
 }
@@ -105,6 +111,18 @@ def make_inputs(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> Array
             "q": normal(batch, heads, sequence, head_dim), "k": normal(batch, kv_heads, sequence, head_dim),
             "positions": positions,
         }  # fmt: skip
+    if block == "decode_attention":
+        batch, heads, kv_heads, capacity, head_dim = shape
+        caches = {name: normal(batch, kv_heads, capacity, head_dim) for name in ("k_cache", "v_cache")}
+        return {"q": normal(batch, heads, head_dim), **caches, "lengths": lengths(batch, capacity)}
+    if block == "decode_attention_paged":
+        batch, heads, kv_heads, page_size, each, head_dim = shape
+        pages = {name: normal(batch * each, page_size, kv_heads, head_dim) for name in ("k_pages", "v_pages")}
+        table = torch.randperm(batch * each, generator=generator).to(torch.int32).view(batch, each)
+        return {
+            "q": normal(batch, heads, head_dim), **pages, "page_table": table,
+            "lengths": lengths(batch, each * page_size),
+        }  # fmt: skip
     if block == "embedding":
         rows, columns, tokens = shape
         # In pairs: on a CPU F.embedding adds up in the table's dtype.
@@ -125,6 +143,11 @@ def make_inputs(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> Array
     return {"x": normal(*shape)}
 
 
+def lengths(batch: int, capacity: int) -> Tensor:
+    """All keys, then fewer and fewer."""
+    return torch.tensor([max(capacity // (i + 1), 1) for i in range(batch)], dtype=torch.int32)
+
+
 def detached(inputs: Arrays) -> Arrays:
     return {name: tensor.detach() for name, tensor in inputs.items()}
 
@@ -143,6 +166,17 @@ def rope_reference(x: Tensor, positions: Tensor) -> Tensor:
     angles = positions[:, None, :, None] * THETA ** (-torch.arange(half, dtype=torch.float64) / half)
     turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angles), angles)
     return torch.cat([turned.real, turned.imag], dim=-1)
+
+
+def decoded(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    """Each sequence by itself, its keys alone."""
+    group = q.shape[1] // k.shape[1]
+    rows = []
+    for i, length in enumerate(lengths.tolist()):
+        keys, values = (x[i, :, :length].repeat_interleave(group, dim=0) for x in (k, v))
+        weights = torch.softmax(torch.einsum("hd,hkd->hk", q[i], keys) / math.sqrt(q.shape[-1]), -1)
+        rows.append(torch.einsum("hk,hkd->hd", weights, values))
+    return torch.stack(rows)
 
 
 def reference(block: str, inputs: Arrays) -> Arrays:
@@ -185,6 +219,11 @@ def reference(block: str, inputs: Arrays) -> Arrays:
         kept = uniforms(*x.shape, inputs["seed"]) >= 65536 // 4
         h = inputs["residual"] + kept * (x + inputs["bias"]) / 0.75
         return {"y": torch.nn.functional.layer_norm(h, h.shape[-1:], inputs["weight"], inputs["shift"], EPS), "h": h}
+    if block == "decode_attention":
+        return {"out": decoded(inputs["q"], inputs["k_cache"], inputs["v_cache"], inputs["lengths"])}
+    if block == "decode_attention_paged":
+        k, v = (inputs[name][inputs["page_table"].long()].flatten(1, 2) for name in ("k_pages", "v_pages"))
+        return {"out": decoded(inputs["q"], k.transpose(1, 2), v.transpose(1, 2), inputs["lengths"])}
     q, k, v = (inputs[name] for name in "qkv")
     scores = torch.einsum("bhqd,bhkd->bhqk", q, k) / math.sqrt(q.shape[-1])
     causal = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool).tril()
@@ -226,7 +265,7 @@ def module(package: str, block: str) -> Callable[..., Arrays]:
 
 
 ALL_CASES = [(block, shape) for block, shapes in SHAPES.items() for shape in shapes]
-WITHOUT_LIBRARY = ("attention", "dropout_residual_norm", "matmul", "rope")
+WITHOUT_LIBRARY = ("attention", "decode_attention", "decode_attention_paged", "dropout_residual_norm", "matmul", "rope")
 LIBRARY_CASES = [(block, shape) for block, shape in ALL_CASES if block not in WITHOUT_LIBRARY]
 
 
@@ -298,6 +337,32 @@ def test_cudnn_fails_where_it_cannot_run() -> None:
 def test_flex_forward_on_a_cpu() -> None:
     inputs = detached(make_inputs("attention", (1, 2, 37, 16), torch.float32))
     check("attention", library_attention.apply_flex, inputs, gradients=False)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sdpa_decodes_on_a_cpu(dtype: torch.dtype) -> None:
+    for shape in SHAPES["decode_attention"]:
+        inputs = detached(make_inputs("decode_attention", shape, dtype))
+        attend = lambda given: {"out": library_decode.attend(*given.values())}  # noqa: E731
+        check("decode_attention", attend, inputs, gradients=False)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler on a CPU")
+def test_flex_decodes_on_a_cpu() -> None:
+    inputs = detached(make_inputs("decode_attention", (3, 6, 2, 300, 16), torch.float32))
+    inputs["lengths"][1] = 0
+    check("decode_attention", library_decode.apply_flex, inputs, gradients=False)
+
+
+@pytest.mark.parametrize("block", ["decode_attention", "decode_attention_paged"])
+def test_a_sequence_without_keys_gives_zeros(block: str) -> None:
+    inputs = detached(make_inputs(block, SHAPES[block][1], torch.float32))
+    inputs["lengths"][1] = 0
+    out = module("blocks", block)(inputs)["out"]
+    assert not out[1].any() and out[[0, 2]].all()
+    if block == "decode_attention":
+        assert not library_decode.attend(*inputs.values())[1].any()
 
 
 def test_flex_keeps_one_mask_per_sequence_and_device() -> None:

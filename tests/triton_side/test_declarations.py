@@ -34,7 +34,13 @@ LINEAR_GELU = {"x": (64, 128), "weight": (128, 256), "bias": (256,)}
 ATTENTION = dict.fromkeys("qkv", (1, 2, 128, 64))
 GATED = {"gate": (64, 128), "up": (64, 128)}
 ROPE = {"q": (2, 9, 128, 64), "k": (2, 2, 128, 64), "positions": (2, 128)}
-INTEGERS = {"positions", "ids", "labels", "seed"}  # int32, whatever the case's dtype
+DECODE = {"q": (2, 6, 64), "k_cache": (2, 2, 640, 64), "v_cache": (2, 2, 640, 64), "lengths": (2,)}
+SHORT = DECODE | {"k_cache": (2, 2, 64, 64), "v_cache": (2, 2, 64, 64)}
+PAGED = {
+    "q": (2, 6, 64), "k_pages": (90, 16, 2, 64), "v_pages": (90, 16, 2, 64), "page_table": (2, 40), "lengths": (2,),
+}  # fmt: skip
+FORWARD_ONLY = {"vector_add", "decode_attention", "decode_attention_paged"}
+INTEGERS = {"positions", "ids", "labels", "seed", "lengths", "page_table"}  # int32, whatever the case's dtype
 EPS = {"eps": 1e-6}
 ENTROPY = {"logits": (64, 128), "labels": (64,)}
 CHAIN = {
@@ -69,6 +75,9 @@ CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, float], s
     "rope": ("kernels", "rope", ROPE, {"theta": 500000.0}, "bfloat16"),
     "attention": ("kernels", "attention", ATTENTION, {}, "bfloat16"),
     "attention, pointers": ("kernels", "attention", ATTENTION, {}, "float32"),
+    "decode_attention": ("kernels", "decode_attention", DECODE, {}, "bfloat16"),
+    "decode_attention, one chunk": ("kernels", "decode_attention", SHORT, {}, "bfloat16"),
+    "decode_attention_paged": ("kernels", "decode_attention_paged", PAGED, {}, "bfloat16"),
     "embedding": ("kernels", "embedding", {"table": (512, 128), "ids": (64,)}, {}, "bfloat16"),
     "cross_entropy": ("kernels", "cross_entropy", ENTROPY, {"smoothing": 0.1, "z_loss": 1e-4}, "bfloat16"),
     "cuda vector_add": ("cuda", "vector_add", {"x": (4096,), "y": (4096,)}, {}, "bfloat16"),
@@ -101,11 +110,12 @@ def described(event):
 
 found = {}
 cases = json.loads(sys.argv[2])
+forward_only = json.loads(sys.argv[3])
 for name, (folder, block, shapes, attributes, dtype) in cases.items():
     apply = importlib.import_module(f"triton_side.{folder}.{block}").apply
-    train = block != "vector_add"
+    train = block not in forward_only
     with deviceless.fake_mode():
-        specs = {k: (tuple(s), "int32" if k in sys.argv[3:] else dtype) for k, s in shapes.items()}
+        specs = {k: (tuple(s), "int32" if k in sys.argv[4:] else dtype) for k, s in shapes.items()}
         inputs = deviceless.fake_inputs(specs, requires_grad=train)
         recorded = record_call(lambda i: apply(i, **attributes), inputs, train=train, compile_only=True)
     found[name] = {part: [described(event) for event in events] for part, events in recorded.parts.items()}
@@ -118,7 +128,7 @@ def recorded() -> dict[str, dict[str, list[dict[str, Any]]]]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(PROPERTIES), json.dumps(CASES), *INTEGERS],
+        [sys.executable, "-c", SCRIPT, str(PROPERTIES), json.dumps(CASES), json.dumps([*FORWARD_ONLY]), *INTEGERS],
         env=environment, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
@@ -172,7 +182,7 @@ def jax_stages(block: str) -> set[str]:
 @pytest.mark.parametrize("case", CASES)
 def test_every_launch_declares_what_it_computes(case: str) -> None:
     parts = recorded()[case]
-    assert set(parts) == ({"forward"} if CASES[case][1] == "vector_add" else {"forward", "backward"})
+    assert set(parts) == ({"forward"} if CASES[case][1] in FORWARD_ONLY else {"forward", "backward"})
     for part, events in parts.items():
         assert events
         for event in events:
@@ -298,6 +308,20 @@ def test_a_lookup_reads_what_it_yields_and_its_gradient_writes_the_table_once() 
     order, dtable = (event["bytes"] for event in backward)
     assert order == 3 * 4 * 64
     assert dtable == 2 * 512 * 128 + 2 * 64 * 128 + 2 * 4 * 64
+
+
+def test_decoding_reads_every_key_once_and_its_chunks_hand_over_partial_results() -> None:
+    queries, keys, statistics = 2 * 2 * 6 * 64, 2 * 2 * (2 * 2 * 640 * 64), 4 * 2
+    for case, table in (("decode_attention", 0), ("decode_attention_paged", 4 * 2 * 40)):
+        attend, combine = recorded()[case]["forward"]
+        assert (attend["names"], combine["names"]) == (["partial", "max", "sum"], ["out"])
+        assert attend["flops"] == 2 * 3 * keys / 2  # two for an element of a cache with each of three query heads
+        partials = attend["bytes"] - (queries + keys + statistics + table)
+        splits, left_over = divmod(partials, 4 * 2 * 6 * (64 + 2))
+        assert splits == 10 and left_over == 0
+        assert combine["bytes"] == partials + statistics + queries
+    (alone,) = recorded()["decode_attention, one chunk"]["forward"]
+    assert alone["names"] == ["out"] and alone["bytes"] == 2 * queries + keys / 10 + statistics
 
 
 def test_flops_are_those_of_the_products() -> None:

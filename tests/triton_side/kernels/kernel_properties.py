@@ -506,6 +506,33 @@ def attention(launch: Launch, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
     )
 
 
+def decode_attention(
+    launch: Launch, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor
+) -> str | None:
+    """Of numbers alone in the first `lengths` keys; what lies beyond may be NaN. Bounds as in `attention`, and for
+    chunks the weight of each."""
+    (out,), stray = launched(launch, q, k, v, lengths)
+    keys, head_dim = k.shape[2:]
+    scale, eps = head_dim**-0.5, torch.finfo(q.dtype).eps
+    grain = max(eps * torch.finfo(q.dtype).tiny, TINY)
+    group = q.shape[1] // k.shape[1]
+    seen = (torch.arange(keys, device=q.device) < lengths[:, None])[:, None, None]
+    q = q.double()[:, :, None]
+    k, v = (torch.where(seen.mT, x.double(), 0.0).repeat_interleave(group, dim=1) for x in (k, v))
+    p = torch.softmax((q @ k.mT * scale).masked_fill(~seen, -torch.inf), dim=-1)
+    p = torch.where((lengths > 0)[:, None, None, None], p, 0.0)
+    largest = (q.abs() @ k.abs().mT * scale).amax(dim=-1, keepdim=True)
+    relative = FP32 * (3 * (16 + head_dim) * largest + 48 + head_dim + keys) + 2 * eps
+    relative = torch.where(relative < 1, relative, torch.inf)  # first order says nothing here
+    bound = (relative * p + grain * seen) @ v.abs()
+    empty = out[lengths <= 0]
+    return first(
+        stray,
+        named("out", problem(out, (p @ v)[:, :, 0], bound[:, :, 0])),
+        None if (empty == 0).all() else "out: a sequence without keys is not zero",
+    )
+
+
 def within_plain_code(
     launch: Launch, plain: Callable[..., torch.Tensor], names: Sequence[str], inputs: Tensors, dy: torch.Tensor
 ) -> str | None:

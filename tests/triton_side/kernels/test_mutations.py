@@ -23,6 +23,9 @@ from test_attention import configured as attention_configured
 from test_bias_gelu import configured as bias_gelu_configured
 from test_cross_entropy import SMOOTHING, Z_LOSS, draw_labels
 from test_cross_entropy import configured as cross_entropy_configured
+from test_decode_attention import CONFIGS as DECODE_CONFIGS
+from test_decode_attention import caches, draw_lengths
+from test_decode_attention import configured as decode_configured
 from test_dropout_residual_norm import problem as dropout_residual_norm_problem
 from test_embedding import NARROW, draw_ids
 from test_embedding import configured as embedding_configured
@@ -44,6 +47,7 @@ from triton_side.kernels import (
     attention_backward,
     bias_gelu,
     cross_entropy,
+    decode_attention,
     dropout_residual_norm,
     embedding,
     geglu,
@@ -173,6 +177,15 @@ def attention_problems(module: ModuleType) -> Iterator[Problem]:
     side = {"above" if hasattr(module, "launch_forward") else "below": module}
     launch = properties.training(attention_configured(FORWARD[0], DK_DV[0], DQ[0], **side))
     yield properties.attention(launch, *(draw(1, 2, 70, 16, seed=seed) for seed in range(4)))
+
+
+def decode_problems(module: ModuleType) -> Iterator[Problem]:
+    lengths = draw_lengths(0, 33, 60)
+    k, v = caches(lengths, 2, 60, 16)
+    for config, page_size in ((DECODE_CONFIGS[0], None), (DECODE_CONFIGS[2], 5)):
+        yield properties.decode_attention(
+            decode_configured(config, page_size, module), draw(3, 6, 16), k, v, lengths
+        )
 
 
 def embedding_problems(module: ModuleType) -> Iterator[Problem]:
@@ -393,6 +406,21 @@ MUTATIONS = [
         "attention_dq_kernel", attention_backward,
         "p = tl.where(row[:, None] >= column[None, :], p, 0.0)", "p = p + 0.0",
         attention_problems,
+    ),
+    Mutation(
+        "decode_attention_kernel", decode_attention,
+        "scores = tl.where(seen[None, :], ", "scores = tl.where(key[None, :] >= 0, ",
+        decode_problems,
+    ),
+    Mutation(
+        "decode_attention_kernel", decode_attention,
+        "+ key // PAGE_SIZE", "+ key // (PAGE_SIZE + 1)",
+        decode_problems,
+    ),
+    Mutation(
+        "combine_splits_kernel", decode_attention,
+        "weights[:, None] * partial", "partial",
+        decode_problems,
     ),
     Mutation(
         "embedding_forward_kernel", embedding,

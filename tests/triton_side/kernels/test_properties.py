@@ -15,6 +15,7 @@ from kernel_properties import (
     attention,
     bias_gelu,
     cross_entropy,
+    decode_attention,
     dpre,
     embedding,
     first,
@@ -57,6 +58,9 @@ from test_bias_gelu import CONFIGS as BIAS_GELU_CONFIGS
 from test_bias_gelu import configured as bias_gelu_configured
 from test_cross_entropy import SMOOTHING, Z_LOSS, draw_labels
 from test_cross_entropy import configured as cross_entropy_configured
+from test_decode_attention import CONFIGS as DECODE_CONFIGS
+from test_decode_attention import PAGE_SIZES
+from test_decode_attention import configured as decode_configured
 from test_dropout_residual_norm import problem as dropout_residual_norm_problem
 from test_embedding import NARROW
 from test_embedding import configured as embedding_configured
@@ -490,3 +494,27 @@ def test_attention_passes_over_keys_of_weight_zero() -> None:
     k[0, 0, :70] = -torch.inf
     out = attention_module.attention(*(x.to(DEVICE) for x in (q, k, v)))
     assert out[0, 0, 70:].isfinite().all()
+
+
+@dtypes
+@examples(10, 30)
+@given(
+    st.lists(st.sampled_from([0, 1, 15, 16, 17, 33, 48, 67]), min_size=1, max_size=3), st.integers(1, 2),
+    st.sampled_from([1, 3, 4, 17]), st.sampled_from([16, 32]), st.sampled_from([None, *DECODE_CONFIGS]),
+    st.sampled_from(PAGE_SIZES), magnitudes, st.tuples(layouts, layouts, layouts), seeds,
+)  # fmt: skip
+def test_decode_attention(
+    dtype, lengths, kv_heads, group, head_dim, config, page_size, magnitude, storage, seed
+) -> None:
+    """NaN lies around the caches and past each length."""
+    batch, capacity = len(lengths), max([*lengths, 1]) + seed % 3
+    q, k, v = (
+        (matrix(batch * rows, head_dim, ORDINARY_ROWS, seed + i, torch.float64) * (magnitude if i < 2 else 1.0))
+        .to(dtype).view(batch, -1, *inner, head_dim)
+        for i, (rows, inner) in enumerate(((kv_heads * group, ()), *((kv_heads * capacity, (capacity,)),) * 2))
+    )  # fmt: skip
+    for i, length in enumerate(lengths):
+        k[i, :, length:] = v[i, :, length:] = torch.nan
+    placed_inputs = (placed(x, layout, DEVICE) for x, layout in zip((q, k, v), storage, strict=True))
+    counts = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
+    assert not decode_attention(decode_configured(config, page_size), *placed_inputs, counts)
