@@ -11,6 +11,7 @@ from compare.blocks import (
     geglu,
     gelu,
     layernorm,
+    linear_cross_entropy,
     linear_gelu,
     matmul,
     rmsnorm,
@@ -43,5 +44,6 @@ BLOCKS: dict[str, Block] = {
         decode_attention_paged.BLOCK,
         embedding.BLOCK,
         cross_entropy.BLOCK,
+        linear_cross_entropy.BLOCK,
     )
 }

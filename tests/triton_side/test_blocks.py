@@ -39,6 +39,7 @@ SHAPES = {
     "decode_attention_paged": [(1, 1, 1, 1, 1, 16), (3, 6, 2, 5, 8, 24)],
     "embedding": [(1, 1, 1), (37, 65, 19)],  # rows, columns, tokens
     "cross_entropy": [(1, 1), (7, 129)],
+    "linear_cross_entropy": [(1, 1, 1), (7, 33, 65)],  # tokens, width, classes
 }
 THETA = 10000.0
 SMOOTHING, Z_LOSS = 0.1, 0.05
@@ -46,8 +47,10 @@ ATTRIBUTES = {
     "rmsnorm": {"eps": EPS}, "layernorm": {"eps": EPS}, "swiglu_mlp": {"eps": EPS}, "rope": {"theta": THETA},
     "dropout_residual_norm": {"p": 0.25, "eps": EPS},
     "cross_entropy": {"smoothing": SMOOTHING, "z_loss": Z_LOSS},
+    "linear_cross_entropy": {"smoothing": SMOOTHING, "z_loss": Z_LOSS},
 }
 FLOAT32 = {"loss"}  # outputs that are, whatever the inputs' dtype
+ROUNDED = {"linear_cross_entropy"}  # of what is rounded to that dtype on the way, though
 STAGES = {
     "vector_add": {"add"},
     "gelu": {"gelu"},
@@ -67,6 +70,7 @@ STAGES = {
     "decode_attention_paged": {"gather", "scores", "mask", "softmax", "values"},
     "embedding": {"gather"},
     "cross_entropy": {"logsumexp", "target", "smoothing", "z_loss", "mean"},
+    "linear_cross_entropy": {"product", "logsumexp", "target", "smoothing", "z_loss", "mean"},
 }
 # Error allowed, in units of the dtype's eps at the tensor's rms. The largest of a thousand normal values is
 # four times their rms, so storing it alone costs two; chained roundings take the rest (largest seen: 23).
@@ -127,10 +131,13 @@ def make_inputs(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> Array
         rows, columns, tokens = shape
         # In pairs: on a CPU F.embedding adds up in the table's dtype.
         return {"table": normal(rows, columns), "ids": torch.arange(tokens, dtype=torch.int32) // 2 * 2}
-    if block == "cross_entropy":
+    if block in ("cross_entropy", "linear_cross_entropy"):
         labels = torch.arange(shape[0], dtype=torch.int32)
         labels[1::3] = IGNORED
-        return {"logits": normal(*shape), "labels": labels}
+        if block == "cross_entropy":
+            return {"logits": normal(*shape), "labels": labels}
+        tokens, width, classes = shape
+        return {"h": normal(tokens, width), "w": normal(classes, width, scale=width**-0.5), "labels": labels}
     if block == "swiglu_mlp":
         tokens, width, hidden = shape
         return {
@@ -211,6 +218,8 @@ def reference(block: str, inputs: Arrays) -> Arrays:
         return {f"{name}_out": rope_reference(inputs[name], inputs["positions"]) for name in "qk"}
     if block == "embedding":
         return {"y": inputs["table"][inputs["ids"].long()]}
+    if block == "linear_cross_entropy":
+        return reference("cross_entropy", {"logits": inputs["h"] @ inputs["w"].T, "labels": inputs["labels"]})
     if block == "cross_entropy":
         logits, labels = (inputs[name][inputs["labels"] != IGNORED] for name in ("logits", "labels"))
         entropy = torch.nn.functional.cross_entropy(logits, labels.long(), label_smoothing=SMOOTHING)
@@ -230,12 +239,15 @@ def reference(block: str, inputs: Arrays) -> Arrays:
     return {"out": torch.softmax(scores.where(causal, -math.inf), -1) @ v}
 
 
-def assert_close(name: str, value: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+def assert_close(
+    name: str, value: Tensor, expected: Tensor, dtype: torch.dtype, rounded: torch.dtype | None = None
+) -> None:
+    """rounded: the dtype that something was rounded to on the way, if that is not `dtype`."""
     assert value.dtype == dtype and value.shape == expected.shape, name
     rms = expected.square().mean().sqrt()
     # A gradient that cancels (softmax of one column) is the difference of terms of order one.
     scale = rms if rms > 1e-3 else 1.0
-    error = (value.double() - expected).abs().max() / scale / torch.finfo(dtype).eps
+    error = (value.double() - expected).abs().max() / scale / torch.finfo(rounded or dtype).eps
     assert error <= TOLERANCE_IN_EPS, f"{name}: error {error:.1f} eps"
 
 
@@ -249,7 +261,7 @@ def check(block: str, apply: Callable[..., Arrays], inputs: Arrays, *, gradients
     assert outputs.keys() == expected.keys()
     dtypes = {name: torch.float32 if name in FLOAT32 else dtype for name in outputs}
     for name, value in outputs.items():
-        assert_close(name, value, expected[name], dtypes[name])
+        assert_close(name, value, expected[name], dtypes[name], dtype if block in ROUNDED else None)
     if not gradients:
         return
     generator = torch.Generator().manual_seed(1)
@@ -279,6 +291,12 @@ def test_block(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(("block", "shape"), LIBRARY_CASES)
 def test_library(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     check(block, module("library", block), make_inputs(block, shape, dtype))
+
+
+def test_the_library_projects_chunks_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    block = "linear_cross_entropy"
+    monkeypatch.setattr(importlib.import_module(f"triton_side.library.{block}"), "TOKENS", 3)
+    check(block, module("library", block), make_inputs(block, SHAPES[block][1], torch.float32))
 
 
 def test_gelu_is_the_tanh_approximation_not_erf() -> None:

@@ -43,6 +43,7 @@ FORWARD_ONLY = {"vector_add", "decode_attention", "decode_attention_paged"}
 INTEGERS = {"positions", "ids", "labels", "seed", "lengths", "page_table"}  # int32, whatever the case's dtype
 EPS = {"eps": 1e-6}
 ENTROPY = {"logits": (64, 128), "labels": (64,)}
+PROJECTED = {"h": (8192, 4096), "w": (128256, 4096), "labels": (8192,)}
 CHAIN = {
     "x": (64, 128), "bias": (128,), "residual": (64, 128), "weight": (128,), "shift": (128,), "seed": (2,),
 }  # fmt: skip
@@ -80,6 +81,9 @@ CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, float], s
     "decode_attention_paged": ("kernels", "decode_attention_paged", PAGED, {}, "bfloat16"),
     "embedding": ("kernels", "embedding", {"table": (512, 128), "ids": (64,)}, {}, "bfloat16"),
     "cross_entropy": ("kernels", "cross_entropy", ENTROPY, {"smoothing": 0.1, "z_loss": 1e-4}, "bfloat16"),
+    "linear_cross_entropy": (
+        "kernels", "linear_cross_entropy", PROJECTED, {"smoothing": 0.1, "z_loss": 1e-4}, "bfloat16",
+    ),
     "cuda vector_add": ("cuda", "vector_add", {"x": (4096,), "y": (4096,)}, {}, "bfloat16"),
     "cuda gelu": ("cuda", "gelu", {"x": (64, 128)}, {}, "bfloat16"),
     "cuda bias_gelu": ("cuda", "bias_gelu", {"x": (64, 128), "bias": (128,)}, {}, "bfloat16"),
@@ -104,7 +108,7 @@ def described(event):
         operations=[dict(op=o.op, stage=o.stage, backward=o.backward, again=o.rematerialized, site=o.site)
                     for o in event.operations],
         reads=[t.parameter for t in event.reads], writes=[t.parameter for t in event.writes],
-        tensors=[t.parameter for t in event.tensors],
+        tensors=[t.parameter for t in event.tensors], sizes={t.storage: t.bytes for t in event.tensors},
         names=[t.name for t in event.writes], bytes=sum(t.bytes_used for t in (*event.reads, *event.writes)),
     )
 
@@ -342,6 +346,18 @@ def test_flops_are_those_of_the_products() -> None:
     assert declared("linear_gelu", "backward") == pytest.approx(2 * products / 3, rel=0.04)
     assert declared("rmsnorm", "forward") == 4 * 64 * 128
     assert declared("layernorm", "forward") == declared("cuda layernorm", "forward") == 7 * 64 * 128
+
+
+def test_the_fused_loss_has_little_in_memory_beside_its_inputs_and_outputs() -> None:
+    parts, sizes = recorded()["linear_cross_entropy"], dict[str, int]()
+    for event in (*parts["forward"], *parts["backward"]):
+        for storage, size in event["sizes"].items():
+            sizes[storage] = max(sizes.get(storage, 0), size)
+    h, w = 2 * 8192 * 4096, 2 * 128256 * 4096
+    assert sum(sizes.values()) - 2 * (h + w) < 0.5e9 < 2 * 8192 * 128256
+    first, *_ = parts["forward"]
+    statistics = 3 * 4 * (128256 // 256) * 8192
+    assert first["bytes"] == h + w + 4 * 8192 + statistics + 4 * 8192
 
 
 @pytest.mark.parametrize("case", ["layernorm", "cuda layernorm"])

@@ -20,6 +20,7 @@ from xlafuse.blocks import (
     geglu,
     gelu,
     layernorm,
+    linear_cross_entropy,
     linear_gelu,
     matmul,
     rmsnorm,
@@ -107,6 +108,10 @@ def _cross_entropy(i: Float64s) -> Float64s:
     return {"loss": losses[labels != cross_entropy.IGNORED].sum() / max((labels != cross_entropy.IGNORED).sum(), 1)}
 
 
+def _linear_cross_entropy(i: Float64s) -> Float64s:
+    return _cross_entropy({"logits": i["h"] @ i["w"].T, "labels": i["labels"]})
+
+
 _DROPPED = 0.25  # probability
 
 
@@ -123,6 +128,8 @@ _THETA = 100.0
 _QKV = dict.fromkeys(("q", "k", "v"), (2, 3, 5, 4))
 _MLP = {"x": (5, 6), "norm_weight": (6,), "gate_weight": (6, 9), "up_weight": (6, 9), "down_weight": (9, 6)}
 _CHAIN = {"x": (3, 7), "bias": (7,), "residual": (3, 7), "weight": (7,), "shift": (7,), "seed": (2,)}
+_ENTROPY = {"smoothing": 0.3, "z_loss": 0.2}
+_PROJECTED = {"h": (5, 3), "w": (7, 3), "labels": (5,)}
 _TURNED = {"q": (2, 3, 5, 6), "k": (2, 1, 5, 6), "positions": (2, 5)}
 # Small positions, as the error of an angle grows with them; equal ids.
 _INTEGERS = {
@@ -168,8 +175,11 @@ BLOCKS: dict[str, tuple[Any, dict[str, float], Shapes, Callable[[Float64s], Floa
     "embedding": (
         embedding.apply, {}, {"table": (5, 3), "ids": (7,)}, lambda i: {"y": i["table"][i["ids"].astype(int)]}, 0,
     ),
-    "cross_entropy": (
-        cross_entropy.apply, {"smoothing": 0.3, "z_loss": 0.2}, {"logits": (5, 7), "labels": (5,)}, _cross_entropy, 1,
+    "cross_entropy": (cross_entropy.apply, _ENTROPY, {"logits": (5, 7), "labels": (5,)}, _cross_entropy, 1),
+    "linear_cross_entropy": (linear_cross_entropy.apply, _ENTROPY, _PROJECTED, _linear_cross_entropy, 2),
+    # Chunks of 3, 3 and 1 classes.
+    "linear_cross_entropy in chunks": (
+        linear_cross_entropy.apply_in_chunks, _ENTROPY | {"largest": 4}, _PROJECTED, _linear_cross_entropy, 2,
     ),
 }  # fmt: skip
 FLOAT32 = {"loss"}  # whatever the inputs' dtype

@@ -31,6 +31,8 @@ from test_embedding import NARROW, draw_ids
 from test_embedding import configured as embedding_configured
 from test_gated import launched_as, on_top_of
 from test_layernorm import configured as layernorm_configured
+from test_linear_cross_entropy import CONFIGS as PROJECTIONS
+from test_linear_cross_entropy import configured as linear_cross_entropy_configured
 from test_linear_gelu import DPRE_CONFIGS
 from test_rmsnorm import EPS
 from test_rmsnorm import configured as rmsnorm_configured
@@ -53,6 +55,7 @@ from triton_side.kernels import (
     geglu,
     gelu,
     layernorm,
+    linear_cross_entropy,
     linear_gelu,
     matmul,
     rmsnorm,
@@ -124,6 +127,23 @@ def cross_entropy_problems(module: ModuleType) -> Iterator[Problem]:
     for columns, kinds in ((67, ORDINARY_ROWS), (80, ORDINARY_ROWS), (80, KINDS)):
         logits, labels = draw(14, columns, kinds=kinds), draw_labels(14, columns)
         yield properties.cross_entropy(launch, logits, labels, dloss, SMOOTHING, Z_LOSS)
+
+
+def linear_cross_entropy_problems(module: ModuleType) -> Iterator[Problem]:
+    launch = linear_cross_entropy_configured(PROJECTIONS[0], module)
+    h, w, labels = draw(19, 40), draw(300, 40, seed=1) / 8, draw_labels(19, 300)
+    labels[:4] = torch.tensor([0, 63, 64, 299])  # at the edges of tiles
+    yield properties.linear_cross_entropy(launch, h, w, labels, torch.tensor(1.7, device=DEVICE), SMOOTHING, Z_LOSS)
+
+
+def wide_matmul_problems(module: ModuleType) -> Iterator[Problem]:
+    """float32 added to, and made of, a product of float16."""
+    a, b, residual = draw(53, 41).half(), draw(41, 67, seed=1).half(), draw(53, 67, seed=2)
+
+    def launch(a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor]:
+        return (module.launch_matmul(a, b, TILES, residual, out=torch.empty((53, 67), device=DEVICE)),)
+
+    yield properties.matmul(launch, a, b, residual)
 
 
 def rmsnorm_problems(config: RowConfig, module: ModuleType) -> Iterator[Problem]:
@@ -274,7 +294,7 @@ MUTATIONS = [
     ),
     Mutation(
         "cross_entropy_forward_kernel", cross_entropy,
-        "reference = tl.where(new_maximum == -float(\"inf\"), 0.0, new_maximum)", "reference = new_maximum",
+        "reference = finite_reference(new_maximum)", "reference = new_maximum",
         cross_entropy_problems,
     ),
     Mutation(
@@ -284,8 +304,23 @@ MUTATIONS = [
     ),
     Mutation(
         "cross_entropy_backward_kernel", cross_entropy,
-        "tl.where(column == label, 1.0 - smoothing, 0.0)", "tl.where(column == label, 1.0, 0.0)",
+        "tl.where(is_label, 1.0 - smoothing, 0.0)", "tl.where(is_label, 1.0, 0.0)",
         cross_entropy_problems,
+    ),
+    Mutation(
+        "projected_statistics_kernel", linear_cross_entropy,
+        "is_here = (label >= column) &", "is_here = (label > column) &",
+        linear_cross_entropy_problems,
+    ),
+    Mutation(
+        "combine_tiles_kernel", linear_cross_entropy,
+        "exponentials * tl.exp(maximum - finite_reference(row_maximum)[None, :])", "exponentials",
+        linear_cross_entropy_problems,
+    ),
+    Mutation(
+        "dlogits_kernel", linear_cross_entropy,
+        "class_ == label[:, None], maximum, log_sum, classes", "class_ == label[:, None], maximum, log_sum, chunk",
+        linear_cross_entropy_problems,
     ),
     Mutation(
         "rmsnorm_forward_kernel", rmsnorm,
@@ -366,6 +401,11 @@ MUTATIONS = [
         "matmul_kernel", matmul,
         "c = add_product(c, x, y, PRECISION)", "c = add_product(tl.zeros_like(c), x, y, PRECISION)",
         matmul_problems,
+    ),
+    Mutation(
+        "matmul_kernel", matmul,
+        "right, row, column + BLOCK_N // 2, m", "right, row, column + BLOCK_N // 4, m",
+        wide_matmul_problems,
     ),
     Mutation(
         "matmul_kernel", matmul,

@@ -24,6 +24,7 @@ from kernel_properties import (
     gelu,
     launched,
     layernorm,
+    linear_cross_entropy,
     matmul,
     product_bias_gelu,
     rmsnorm,
@@ -67,6 +68,8 @@ from test_embedding import configured as embedding_configured
 from test_embedding import trained as embedding_trained
 from test_layernorm import configured as layernorm_configured
 from test_layernorm import default as default_layernorm
+from test_linear_cross_entropy import CONFIGS as PROJECTIONS
+from test_linear_cross_entropy import configured as linear_cross_entropy_configured
 from test_linear_gelu import DPRE_CONFIGS
 from test_linear_gelu import plain as plain_linear_gelu
 from test_rmsnorm import EPS
@@ -229,6 +232,40 @@ def test_cross_entropy(dtype, tokens, classes, kinds, layout, config, ignored, s
     logits = draw(tokens, classes, kinds, seed, dtype, layout)
     labels, dloss = draw_labels(tokens, classes, ignored, seed), torch.tensor(1.7, device=DEVICE)
     assert not cross_entropy(cross_entropy_configured(config), logits, labels, dloss, SMOOTHING, Z_LOSS)
+
+
+@dtypes
+@examples(4, 15)
+@given(
+    few_rows, sizes, sizes, moderate_rows, layouts, layouts, st.sampled_from([None, *PROJECTIONS]),
+    st.sampled_from([0.0, 0.3, 1.0]), seeds,
+)  # fmt: skip
+def test_linear_cross_entropy(
+    dtype, tokens, width, classes, kinds, h_layout, w_layout, config, ignored, seed
+) -> None:  # fmt: skip
+    if config and config.descriptors:
+        width, h_layout, w_layout = -(-width // 8) * 8, "dense", "dense"
+    h = draw(tokens, width, kinds, seed, dtype, h_layout)
+    w = matrix(classes, width, ORDINARY_ROWS, seed + 1, torch.float64) * width**-0.5
+    w = placed(w.to(dtype), w_layout, DEVICE)
+    labels, dloss = draw_labels(tokens, classes, ignored, seed), torch.tensor(1.7, device=DEVICE)
+    launch = linear_cross_entropy_configured(config)
+    assert not linear_cross_entropy(launch, h, w, labels, dloss, SMOOTHING, Z_LOSS)
+
+
+@dtypes
+@examples(5, 20)
+@given(sizes, sizes, sizes, moderate_rows, matmul_configs, st.booleans(), seeds)
+def test_product_added_to_float32(dtype, m, k, n, kinds, config, narrow, seed) -> None:
+    m, k, n = aligned(config, m, k, n)
+    a, b = draw(m, k, kinds, seed, dtype), draw(k, n, ORDINARY_ROWS, seed + 1, dtype)
+    residual = draw(m, n, ORDINARY_ROWS, seed + 2, torch.float32)
+
+    def launch(a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor]:
+        out = torch.empty((m, n), dtype=dtype if narrow else torch.float32, device=DEVICE)
+        return (matmul_module.launch_matmul(a, b, config, residual, out),)
+
+    assert not matmul(launch, a, b, residual)
 
 
 def test_rmsnorm_of_rows_too_large_for_their_squares_is_zero_as_in_torch() -> None:
