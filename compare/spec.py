@@ -146,9 +146,10 @@ class Implementation:
 
     `target` is `package.module:function`: the contract `apply(inputs, **attributes) -> outputs` on dicts of arrays.
     `compiler` says what takes it: xla, xla-unfused, xla-remat, eager, inductor, inductor-max, flex,
-    triton, cuda.
+    triton, triton-library, cuda.
     `unsupported` says why a case cannot be taken, or None. `directions` leaves out those in which it would only repeat
-    another implementation.
+    another implementation. `requires` are the packages that it needs beyond its framework, as pip takes them
+    ("liger-kernel==0.8.5"); any version is used, this one was tested. Whether they are there only its worker knows.
     """
 
     name: str
@@ -159,6 +160,7 @@ class Implementation:
     unsupported: Callable[[Case], str | None] = field(default=lambda case: None)
     directions: tuple[str, ...] = tuple(PARTS)
     tunes: bool = False
+    requires: tuple[str, ...] = ()
 
     def load(self) -> Callable[..., Any]:
         """Import the target function; imports its framework, so only a worker calls it."""

@@ -33,6 +33,7 @@ from compare.graph.from_inductor import from_inductor  # noqa: E402
 from compare.graph.from_launches import from_launches  # noqa: E402
 from compare.graph.parts import as_one_part  # noqa: E402
 from compare.graphs import portable_lines  # noqa: E402
+from compare.service import require  # noqa: E402
 from triton_side import dispatch  # noqa: E402
 
 
@@ -52,6 +53,7 @@ def compile_for_target(case: dict[str, Any], implementation: str, dumps: str) ->
     spec = Case.from_json(case)
     block = BLOCKS[spec.block]
     row = block.implementation(implementation)
+    require(row)
     torch.set_float32_matmul_precision("high" if spec.precision == "tf32" else "highest")
     inputs = {t.name: (t.shape(spec.sizes), getattr(torch, t.dtype_in(spec))) for t in block.inputs}
     train = spec.differentiates

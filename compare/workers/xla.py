@@ -41,7 +41,7 @@ from compare.graph import store  # noqa: E402
 from compare.graph.model import FusionGraph  # noqa: E402
 from compare.graphs import portable_lines  # noqa: E402
 from compare.protocol import Skip  # noqa: E402
-from compare.service import Service  # noqa: E402
+from compare.service import Service, require  # noqa: E402
 from compare.spec import Case, Implementation  # noqa: E402
 from compare.subject import Arrays, Extent, Peak, Program, lies_within  # noqa: E402
 from compare.workers import ballast, xla_graph  # noqa: E402
@@ -109,6 +109,7 @@ class XlaSide:
         """Compile for a target pack; nothing is run."""
         spec = Case.from_json(case)
         block = BLOCKS[spec.block]
+        require(block.implementation(implementation))
         inputs, cotangents = (
             {t.name: jax.ShapeDtypeStruct(t.shape(spec.sizes), jnp.dtype(t.dtype_in(spec))) for t in tensors}
             for tensors in (block.inputs, block.outputs)
