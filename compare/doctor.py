@@ -192,7 +192,8 @@ def _groups() -> dict[_Needs, list[str]]:
     groups: dict[_Needs, list[str]] = {}
     for block in BLOCKS.values():
         for i in block.implementations:
-            compiler = i.compiler.partition("-")[0]  # xla-unfused is XLA all the same
+            # xla-unfused is XLA all the same
+            compiler = i.compiler if i.compiler == "xla-triton" else i.compiler.partition("-")[0]
             key = _Needs(compiler, i.needs_gpu is not None, i.requires)
             if i.name not in groups.setdefault(key, []):
                 groups[key].append(i.name)
@@ -201,10 +202,11 @@ def _groups() -> dict[_Needs, list[str]]:
 
 LABELS = {
     "xla": "XLA", "eager": "PyTorch", "flex": "FlexAttention", "inductor": "TorchInductor", "triton": "Triton",
-    "cuda": "raw CUDA C++",
+    "cuda": "raw CUDA C++", "xla-triton": "XLA with hand-written Triton",
 }
 WITHOUT_GPU = {
     "xla": f"compiles for {targets.DEFAULT}, checked on the CPU (xla-unfused: compiled only)",
+    "xla-triton": f"compiles for {targets.DEFAULT}, not checked: the kernels run on a GPU alone",
     "inductor": f"compiles for {targets.DEFAULT}, checked on the CPU (inductor-max: compiled only)",
     "triton": f"compiles for {targets.DEFAULT}, checked on the CPU (by Triton's interpreter)",
     "cuda": f"compiles for {targets.DEFAULT}, not checked: raw CUDA runs on a GPU alone",
@@ -222,7 +224,7 @@ def _verdict(
     if group.gpu and not machine.gpu:
         return Verdict(label, names, "not here: needs an NVIDIA GPU, and none is visible")
     problems, commands = _problems(compiler, machine, interpreters)
-    side = interpreters["xla" if compiler == "xla" else "torch"]
+    side = interpreters["xla" if compiler.startswith("xla") else "torch"]
     absent = [r for r in group.packages if side.packages.get(distribution(r)) is None]
     if absent:
         problems += [f"{distribution(r)} is not installed" for r in absent]
@@ -243,11 +245,11 @@ def _problems(
     """What stands in the way of a compiler's implementations, and the commands that clear it."""
     xla, torch = interpreters["xla"], interpreters["torch"]
     wanted: list[tuple[Interpreter, tuple[Package, ...]]] = [(torch, (TORCH,))]  # the reference is computed by PyTorch
-    if compiler == "xla":
+    if compiler.startswith("xla"):
         wanted.append((xla, XLA_GPU_PACKAGES if machine.gpu else XLA_PACKAGES))
-    elif compiler in ("inductor", "flex", "triton"):
+    if compiler in ("inductor", "flex", "triton", "xla-triton"):
         wanted.append((torch, (TRITON,)))
-    elif compiler == "cuda":
+    if compiler == "cuda":
         wanted.append((torch, CUDA_PACKAGES))
 
     problems: list[str] = []
@@ -267,14 +269,15 @@ def _problems(
     if machine.gpu and version.endswith("+cpu"):
         problems.append(f"torch {version} is a CPU build")
         commands.append(_pip(torch, ["--force-reinstall", TORCH.requirement]))
-    if compiler == "xla" and xla.python and not xla.cuda_tools:
+    if compiler.startswith("xla") and xla.python and not xla.cuda_tools:
         problems.append("CUDA's ptxas and libdevice are missing")
         commands.append(_pip(xla, [TRITON.requirement]))
     build = version if "+" in version else version + PYPI_CUDA
-    if compiler == "inductor" and not machine.gpu and version and build not in DEVICELESS_TORCH:
-        problems.append(f"without a GPU TorchInductor needs torch {' or '.join(DEVICELESS_TORCH)}, not {version}")
+    pretending = {"xla-triton": "planning launches"} | ({} if machine.gpu else {"inductor": "without a GPU TorchInductor"})
+    if compiler in pretending and version and build not in DEVICELESS_TORCH:
+        problems.append(f"{pretending[compiler]} needs torch {' or '.join(DEVICELESS_TORCH)}, not {version}")
         commands.append(_pip(torch, ["torch==2.13.0"]))
-    if compiler == "inductor" and machine.compiler is None:
+    if compiler in ("inductor", "xla-triton") and machine.compiler is None:
         problems.append("g++ is missing")
         commands.append("apt-get install g++")
     return list(dict.fromkeys(problems)), list(dict.fromkeys(commands))

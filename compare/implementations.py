@@ -33,6 +33,13 @@ def triton(block: str) -> Implementation:
     return Implementation("triton", f"triton_side.kernels.{block}:apply", "triton", "hand-written Triton")
 
 
+def xla_triton(block: str) -> Implementation:
+    return Implementation(
+        "xla+triton", f"triton_side.kernels.{block}:apply", "xla-triton",
+        "the hand-written Triton's launches in a jax.jit, compiled by XLA's own Triton",
+    )
+
+
 def cuda(block: str) -> Implementation:
     return Implementation("cuda", f"triton_side.cuda.{block}:apply", "cuda", "raw CUDA C++ through NVRTC")
 

@@ -1,6 +1,6 @@
 """y = x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich, arXiv 1910.07467), in float32 inside."""
 
-from compare.implementations import compilers, library, liger, quack, triton
+from compare.implementations import compilers, library, liger, quack, triton, xla_triton
 from compare.spec import Block, Shape, Tensor
 
 
@@ -30,6 +30,6 @@ BLOCK = Block(
     ),
     implementations=(
         *compilers("rmsnorm"), library("rmsnorm", "F.rms_norm"), triton("rmsnorm"),
-        liger("rmsnorm"), quack("rmsnorm", 4),
+        xla_triton("rmsnorm"), liger("rmsnorm"), quack("rmsnorm", 4),
     ),
 )

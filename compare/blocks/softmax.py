@@ -1,6 +1,6 @@
 """y_ij = exp(x_ij - max_j x_ij) / sum_j exp(x_ij - max_j x_ij), in float32 inside."""
 
-from compare.implementations import compilers, cuda, library, liger, quack, triton
+from compare.implementations import compilers, cuda, library, liger, quack, triton, xla_triton
 from compare.spec import Block, Shape, Tensor
 
 
@@ -32,6 +32,6 @@ BLOCK = Block(
     ),
     implementations=(
         *compilers("softmax"), library("softmax", "F.softmax"), triton("softmax"), cuda("softmax"),
-        liger("softmax"), quack("softmax", 16),
+        xla_triton("softmax"), liger("softmax"), quack("softmax", 16),
     ),
 )

@@ -1,6 +1,6 @@
 """y = silu(gate) * up with silu(x) = x / (1 + exp(-x)): the gate of a SwiGLU layer (Shazeer, arXiv 2002.05202)."""
 
-from compare.implementations import compilers, inference_only, library, liger, triton
+from compare.implementations import compilers, inference_only, library, liger, triton, xla_triton
 from compare.spec import Block, Shape, Tensor
 
 
@@ -27,6 +27,6 @@ BLOCK = Block(
     ),
     implementations=(
         *compilers("swiglu"), library("swiglu", "F.silu, then a product"), triton("swiglu"),
-        liger("swiglu", inference_only("Liger's SwiGLU")),
+        xla_triton("swiglu"), liger("swiglu", inference_only("Liger's SwiGLU")),
     ),
 )

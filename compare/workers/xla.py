@@ -44,7 +44,7 @@ from compare.protocol import Skip  # noqa: E402
 from compare.service import Service, require  # noqa: E402
 from compare.spec import Case, Implementation  # noqa: E402
 from compare.subject import Arrays, Extent, Peak, Program, lies_within  # noqa: E402
-from compare.workers import ballast, xla_graph  # noqa: E402
+from compare.workers import ballast, xla_graph, xla_triton  # noqa: E402
 from xlafuse import compiler, directions, dump, variants  # noqa: E402
 
 # HLO names source files relative to the project, or to the packages of its environment.
@@ -130,7 +130,8 @@ class XlaSide:
         target: compiler.Target | None, command_buffers: variants.CommandBuffers = "default",
     ) -> dict[str, compiler.Compilation]:
         attributes = BLOCKS[case.block].attributes_of(case)
-        apply = implementation.load()
+        kernels_alone = implementation.compiler == "xla-triton"
+        apply = xla_triton.launching(implementation.target) if kernels_alone else implementation.load()
         compile_half = functools.partial(
             compiler.compile, variant="unfused" if implementation.compiler == "xla-unfused" else "default",
             matmul_precision="tf32" if case.precision == "tf32" else "ieee", command_buffers=command_buffers,
