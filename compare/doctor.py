@@ -273,7 +273,9 @@ def _problems(
         problems.append("CUDA's ptxas and libdevice are missing")
         commands.append(_pip(xla, [TRITON.requirement]))
     build = version if "+" in version else version + PYPI_CUDA
-    pretending = {"xla-triton": "planning launches"} | ({} if machine.gpu else {"inductor": "without a GPU TorchInductor"})
+    pretending = {"xla-triton": "planning launches"}
+    if not machine.gpu:
+        pretending["inductor"] = "without a GPU TorchInductor"
     if compiler in pretending and version and build not in DEVICELESS_TORCH:
         problems.append(f"{pretending[compiler]} needs torch {' or '.join(DEVICELESS_TORCH)}, not {version}")
         commands.append(_pip(torch, ["torch==2.13.0"]))

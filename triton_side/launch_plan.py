@@ -93,7 +93,7 @@ def bound(
             if name not in scalars:
                 raise NotPlain(f"{function} takes {name}, a {kind}")
             constants.append(f"    {value} = arith.constant {_literal(scalars[name], kind)} : {kind}\n")
-    kept = ", ".join(f"{value}: {kind} {attributes}".rstrip() for value, kind, attributes in map(declared.get, buffers))
+    kept = ", ".join("{}: {} {}".format(*declared[name]).rstrip() for name in buffers)
     signature = f"{text[head.start() : head.start(1)]}{kept}{text[head.end(1) : head.end()]}"
     return f"{text[: head.start()]}{signature}{''.join(constants)}{text[head.end() :]}"
 

@@ -130,8 +130,10 @@ class XlaSide:
         target: compiler.Target | None, command_buffers: variants.CommandBuffers = "default",
     ) -> dict[str, compiler.Compilation]:
         attributes = BLOCKS[case.block].attributes_of(case)
-        kernels_alone = implementation.compiler == "xla-triton"
-        apply = xla_triton.launching(implementation.target) if kernels_alone else implementation.load()
+        if implementation.compiler == "xla-triton":
+            apply = xla_triton.launching(implementation.target, case.precision)
+        else:
+            apply = implementation.load()
         compile_half = functools.partial(
             compiler.compile, variant="unfused" if implementation.compiler == "xla-unfused" else "default",
             matmul_precision="tf32" if case.precision == "tf32" else "ieee", command_buffers=command_buffers,

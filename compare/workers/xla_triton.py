@@ -37,13 +37,15 @@ Arrays = dict[str, jax.Array]
 Plan = Mapping[str, Any]  # triton_side.launch_plan.of
 
 
-def launching(function: str) -> Callable[..., Arrays]:
+def launching(function: str, precision: str = "ieee") -> Callable[..., Arrays]:
     """`function` ("package.module:name" of PyTorch's side) as a JAX function of the same contract, differentiable once
-    in every input. Traced, it raises compare.protocol.Skip where it is more than launches of Triton kernels."""
+    in every input. precision: of float32 products, "ieee" or "tf32". Traced, it raises compare.protocol.Skip where it
+    is more than launches of Triton kernels."""
 
     def apply(inputs: Mapping[str, jax.Array], **attributes: Any) -> Arrays:
         specs = {name: [list(x.shape), x.dtype.name] for name, x in inputs.items()}
-        inference = _plan(function, specs, attributes, train=False)
+        plan = functools.partial(_plan, function, json.dumps(specs), json.dumps(attributes), precision)
+        inference = plan(train=False)
 
         @jax.custom_vjp
         def call(inputs: Arrays) -> Arrays:
@@ -51,17 +53,17 @@ def launching(function: str) -> Callable[..., Arrays]:
             return {name: buffers[number] for name, number in inference["outputs"].items()}
 
         def forward(inputs: Arrays) -> tuple[Arrays, dict[int, jax.Array]]:
-            plan = _plan(function, specs, attributes, train=True)
-            buffers = _launched(plan["parts"]["forward"], _given(plan, inputs))
-            needed = {number for launch in plan["parts"]["backward"] for number in launch["reads"]} & set(buffers)
-            outputs = {name: plan["outputs"][name] for name in inference["outputs"]}
+            training = plan(train=True)
+            buffers = _launched(training["parts"]["forward"], _given(training, inputs))
+            needed = {number for launch in training["parts"]["backward"] for number in launch["reads"]} & set(buffers)
+            outputs = {name: training["outputs"][name] for name in inference["outputs"]}
             return {name: buffers[n] for name, n in outputs.items()}, {n: buffers[n] for n in sorted(needed)}
 
         def backward(saved: dict[int, jax.Array], cotangents: Arrays) -> tuple[Arrays]:
-            plan = _plan(function, specs, attributes, train=True)
-            given = _given(plan, {f"d{name}": cotangent for name, cotangent in cotangents.items()})
-            buffers = _launched(plan["parts"]["backward"], saved | given)
-            return ({name: buffers[plan["outputs"][f"d{name}"]] for name in inputs},)
+            training = plan(train=True)
+            given = _given(training, {f"d{name}": cotangent for name, cotangent in cotangents.items()})
+            buffers = _launched(training["parts"]["backward"], saved | given)
+            return ({name: buffers[training["outputs"][f"d{name}"]] for name in inputs},)
 
         call.defvjp(forward, backward)
         return call(dict(inputs))
@@ -88,13 +90,8 @@ def _launched(launches: Sequence[Mapping[str, Any]], buffers: Mapping[int, jax.A
     return known
 
 
-def _plan(function: str, specs: Mapping[str, Any], attributes: Mapping[str, Any], *, train: bool) -> Plan:
-    precision = "ieee" if jax.config.jax_default_matmul_precision == "highest" else "tf32"
-    return _planned(function, json.dumps(specs), json.dumps(dict(attributes)), train, precision)
-
-
 @functools.cache
-def _planned(function: str, specs: str, attributes: str, train: bool, precision: str) -> Plan:
+def _plan(function: str, specs: str, attributes: str, precision: str, *, train: bool) -> Plan:
     try:
         plan: Plan = _planner().ask(
             "launch_plan", function=function, inputs=json.loads(specs), attributes=json.loads(attributes), train=train,
