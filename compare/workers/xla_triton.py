@@ -20,7 +20,6 @@ import atexit
 import functools
 import json
 import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -109,13 +108,11 @@ def _plan(function: str, specs: str, attributes: str, precision: str, *, train: 
 
 @functools.cache
 def _planner() -> Worker:
-    """A process of PyTorch's side that pretends to have the target's GPU and touches no other; ends with this one."""
-    folder = tempfile.TemporaryDirectory(prefix="xlafuse-planner-")
+    """A process of PyTorch's side that pretends to have the target's GPU and touches no other; ends with this one, in
+    whose log it writes."""
     target = os.environ.get("XLAFUSE_TARGET", targets.DEFAULT)
-    worker = Worker(
-        "target", Path(folder.name) / "log", {"XLAFUSE_TARGET": target, "CUDA_VISIBLE_DEVICES": "", "XLA_FLAGS": ""}
-    )
-    atexit.register(folder.cleanup)
+    environment = {"XLAFUSE_TARGET": target, "CUDA_VISIBLE_DEVICES": "", "XLA_FLAGS": ""}
+    worker = Worker("target", Path("/dev/stderr"), environment)
     atexit.register(worker.stop)
     worker.wait_ready()
     return worker
