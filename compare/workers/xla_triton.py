@@ -11,7 +11,7 @@ compiles the kernel from Triton's IR with the Triton that it brings, also for a 
 opaque operation with operands and results. Tested with jax 0.10.2 and 0.11.2 and the IR of triton 3.6 and 3.7.
 
 XLA gives such a kernel no scratch memory (what asks for it would write to address 0), so tiles are read through
-pointers, not tensor descriptors. Launches are planned for the target pack's GPU, whatever GPU runs them.
+pointers, not tensor descriptors.
 """
 
 from __future__ import annotations
@@ -110,7 +110,10 @@ def _plan(function: str, specs: str, attributes: str, precision: str, *, train: 
 def _planner() -> Worker:
     """A process of PyTorch's side that pretends to have the target's GPU and touches no other; ends with this one, in
     whose log it writes."""
-    target = os.environ.get("XLAFUSE_TARGET", targets.DEFAULT)
+    device = jax.devices()[0].device_kind
+    target = os.environ.get("XLAFUSE_TARGET") or targets.of_device(device)
+    if target is None:
+        raise Skip(f"launches are planned for the GPU of a target pack, and none is of {device}")
     environment = {"XLAFUSE_TARGET": target, "CUDA_VISIBLE_DEVICES": "", "XLA_FLAGS": ""}
     worker = Worker("target", Path("/dev/stderr"), environment)
     atexit.register(worker.stop)

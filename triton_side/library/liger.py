@@ -36,7 +36,7 @@ def layernorm(inputs: Mapping[str, Tensor], *, eps: float) -> dict[str, Tensor]:
 
 
 def softmax(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """x [rows, columns] -> y; differences, exponentials and sums in x's dtype. At most 65,536 columns."""
+    """x [rows, columns] -> y, float32 inside; backward in x's dtype, its sum too. At most 65,536 columns."""
     return {"y": LigerSoftmaxFunction.apply(inputs["x"])}
 
 
