@@ -53,11 +53,12 @@ class Worker:
         self.role, self.log = role, log
         path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
         command = command or [interpreter(role), "-m", "compare.worker", role]
+        torch = {"XLAFUSE_TORCH_PYTHON": interpreter("torch")}  # a worker of XLA's starts one of PyTorch's (xla_triton)
         try:
             with log.open("ab") as output:
                 self._process = subprocess.Popen(
                     command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output,
-                    env={**os.environ, "PYTHONPATH": path, **(environment or {})},
+                    env={**os.environ, "PYTHONPATH": path, **torch, **(environment or {})},
                     start_new_session=True,  # Ctrl-C reaches the orchestrator alone, which then stops its workers
                 )
         except OSError as problem:
