@@ -19,8 +19,8 @@ from compare.spec import Case, Implementation
 
 # Which worker compiles for the target, and which checks on the CPU.
 COMPILES = {
-    "xla": "xla", "xla-remat": "xla", "xla-unfused": "xla", "inductor": "target", "inductor-max": "target",
-    "triton": "target", "cuda": "target", "eager": "target",
+    "xla": "xla", "xla-remat": "xla", "xla-unfused": "xla", "xla-triton": "xla", "inductor": "target",
+    "inductor-max": "target", "triton": "target", "triton-library": "target", "cuda": "target", "eager": "target",
 }
 CHECKS = {"xla": "xla", "xla-remat": "xla", "eager": "torch", "inductor": "torch", "triton": "interpreter"}
 DESCRIBED = {"xla", "torch", "target"}  # the workers whose versions a run keeps

@@ -121,9 +121,25 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
     ]  # fmt: skip
     ids = torch.tensor([3, 36, 3, 0, 3, 17, 36, 35], dtype=torch.int32)
     tables: list[Shapes] = [{"table": (37, columns), "ids": ids} for columns in (131, 1032)]
+    entropy = {"smoothing": 0.1, "z_loss": 1e-4}
     labels = torch.tensor([3, IGNORED, 130, 0, 64], dtype=torch.int32)
     logits: list[Shapes] = [{"logits": (5, columns), "labels": labels} for columns in (131, 8208)]
+    # Operands through pointers; of bfloat16 through tensor descriptors.
+    projected: list[Shapes] = [
+        {"h": (5, width), "w": (classes, width), "labels": labels} for width, classes in ((37, 131), (64, 136))
+    ]
     heads: list[Shapes] = [dict.fromkeys("qkv", (1, 2, 67, head_dim)) for head_dim in (16, 128)]
+    # Chunks with and without keys; pages that end within a tile.
+    lengths = torch.tensor([0, 131, 67], dtype=torch.int32)
+    decoded: list[Shapes] = [
+        {"q": (3, 6, head_dim), **dict.fromkeys(("k_cache", "v_cache"), (3, 2, 131, head_dim)), "lengths": lengths}
+        for head_dim in (16, 128)
+    ]
+    page_table = torch.arange(3 * 11, dtype=torch.int32).flip(0).view(3, 11)
+    decoded_from_pages: list[Shapes] = [
+        {"q": (3, 6, 64), **dict.fromkeys(("k_pages", "v_pages"), (33, 13, 2, 64)), "page_table": page_table,
+         "lengths": lengths}
+    ]  # fmt: skip
     # One group of heads, and several in the loop; halves that are a power of two, and not.
     positions = torch.arange(2 * 67, dtype=torch.int32).view(2, 67)
     turned: list[Shapes] = [
@@ -142,7 +158,9 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
         ("kernels.layernorm", layernorms, {"eps": EPS}), ("cuda.layernorm", layernorms_of_cuda, {"eps": EPS}),
         ("kernels.dropout_residual_norm", chains, {"p": 0.1, "eps": EPS}),
         ("kernels.rope", turned, {"theta": 500000.0}), ("kernels.attention", heads, {}),
-        ("kernels.embedding", tables, {}), ("kernels.cross_entropy", logits, {"smoothing": 0.1, "z_loss": 1e-4}),
+        ("kernels.decode_attention", decoded, {}), ("kernels.decode_attention_paged", decoded_from_pages, {}),
+        ("kernels.embedding", tables, {}), ("kernels.cross_entropy", logits, entropy),
+        ("kernels.linear_cross_entropy", projected, entropy),
     ]  # fmt: skip
 
 

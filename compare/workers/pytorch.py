@@ -21,7 +21,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from compare import arrays, ceilings, machine
-from compare.blocks import BLOCKS
+from compare.blocks import BLOCKS, requirements
 from compare.clock import Clock, CuptiClock, DeviceRecord, Sample, cupti_missing
 from compare.graph.from_eager import from_eager
 from compare.graph.from_inductor import from_inductor
@@ -75,9 +75,10 @@ class TorchSide:
 
     def environment(self) -> dict[str, Any]:
         packages = ("torch", "triton", "cuda-core", "cuda-bindings", "cupti-python")
+        optional = machine.versions(map(machine.distribution, requirements("torch")))
         found: dict[str, Any] = {
             "python": platform.python_version(), "device": self.device, "cuda": torch.version.cuda,
-            **machine.versions(packages),
+            **machine.versions(packages), **{name: found for name, found in optional.items() if found},
         }
         if self._gpu:
             properties = torch.cuda.get_device_properties()
@@ -99,7 +100,7 @@ class TorchSide:
         apply = implementation.load()
         if implementation.compiler.startswith("inductor") or implementation.compiler == "flex":
             return self._build_inductor(case, apply, attributes, inputs, cotangents, implementation, dumps)
-        if implementation.compiler in ("triton", "cuda"):
+        if implementation.compiler in ("triton", "triton-library", "cuda"):
             return self._build_handwritten(case, apply, attributes, inputs, cotangents, implementation, dumps)
         program = self._program(case, apply, attributes)
         if self._gpu:
@@ -154,7 +155,7 @@ class TorchSide:
         self, case: Case, apply: Any, attributes: dict[str, Any], inputs: Arrays, cotangents: Arrays,
         implementation: Implementation, dumps: Path,
     ) -> Program:
-        if implementation.compiler == "triton" and importlib.util.find_spec("triton") is None:
+        if implementation.compiler.startswith("triton") and importlib.util.find_spec("triton") is None:
             raise Skip("triton is not installed (pip install triton)")
         program = self._program(case, apply, attributes)
         if _INTERPRETED:

@@ -34,7 +34,13 @@ SMALL = {
     "rope": {"batch": 2, "heads": 2, "kv_heads": 1, "sequence": 3, "head_dim": 4},
     "embedding": {"rows": 4, "columns": 3, "tokens": 5, "distinct": 2},
     "cross_entropy": {"tokens": 3, "classes": 4, "ignored_percent": 34},
+    "linear_cross_entropy": {"tokens": 3, "width": 2, "classes": 4, "ignored_percent": 34},
     "attention": {"batch": 2, "heads": 2, "sequence": 3, "head_dim": 2},
+    "decode_attention": {"batch": 3, "heads": 4, "kv_heads": 2, "capacity": 5, "head_dim": 2, "shortest": 0},
+    "decode_attention_paged": {
+        "batch": 3, "heads": 4, "kv_heads": 2, "page_size": 2, "pages": 9, "pages_per_sequence": 3, "head_dim": 2,
+        "shortest": 0,
+    },
 }
 
 

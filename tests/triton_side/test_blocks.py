@@ -15,6 +15,7 @@ from torch.fx.traceback import preserve_node_meta
 from triton_side.blocks.cross_entropy import IGNORED
 from triton_side.blocks.threefry import uniforms
 from triton_side.library import attention as library_attention
+from triton_side.library import decode_attention as library_decode
 
 EPS = 1e-5
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -35,8 +36,12 @@ SHAPES = {
     "swiglu_mlp": [(1, 3, 5), (7, 33, 65)],  # tokens, width, hidden
     "rope": [(1, 1, 1, 1, 2), (2, 3, 1, 37, 24)],  # batch, heads, kv_heads, sequence, head_dim
     "attention": [(1, 1, 1, 16), (1, 2, 37, 24)],  # batch, heads, sequence, head_dim
+    "decode_attention": [(1, 1, 1, 1, 16), (3, 6, 2, 37, 24)],  # batch, heads, kv_heads, capacity, head_dim
+    # batch, heads, kv_heads, page_size, pages_per_sequence, head_dim
+    "decode_attention_paged": [(1, 1, 1, 1, 1, 16), (3, 6, 2, 5, 8, 24)],
     "embedding": [(1, 1, 1), (37, 65, 19)],  # rows, columns, tokens
     "cross_entropy": [(1, 1), (7, 129)],
+    "linear_cross_entropy": [(1, 1, 1), (7, 33, 65)],  # tokens, width, classes
 }
 THETA = 10000.0
 SMOOTHING, Z_LOSS = 0.1, 0.05
@@ -44,8 +49,10 @@ ATTRIBUTES = {
     "rmsnorm": {"eps": EPS}, "layernorm": {"eps": EPS}, "swiglu_mlp": {"eps": EPS}, "rope": {"theta": THETA},
     "dropout_residual_norm": {"p": 0.25, "eps": EPS},
     "cross_entropy": {"smoothing": SMOOTHING, "z_loss": Z_LOSS},
+    "linear_cross_entropy": {"smoothing": SMOOTHING, "z_loss": Z_LOSS},
 }
 FLOAT32 = {"loss"}  # outputs that are, whatever the inputs' dtype
+ROUNDED = {"linear_cross_entropy"}  # of what is rounded to that dtype on the way, though
 STAGES = {
     "vector_add": {"add"},
     "gelu": {"gelu"},
@@ -63,8 +70,11 @@ STAGES = {
     "swiglu_mlp": {"norm", "gate", "up", "act", "down", "residual"},
     "rope": {"angles", "rotate_q", "rotate_k"},
     "attention": {"scores", "mask", "softmax", "values"},
+    "decode_attention": {"scores", "mask", "softmax", "values"},
+    "decode_attention_paged": {"gather", "scores", "mask", "softmax", "values"},
     "embedding": {"gather"},
     "cross_entropy": {"logsumexp", "target", "smoothing", "z_loss", "mean"},
+    "linear_cross_entropy": {"product", "logsumexp", "target", "smoothing", "z_loss", "mean"},
 }
 # Error allowed, in units of the dtype's eps at the tensor's rms. The largest of a thousand normal values is
 # four times their rms, so storing it alone costs two; chained roundings take the rest (largest seen: 23).
@@ -110,14 +120,29 @@ def make_inputs(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> Array
             "q": normal(batch, heads, sequence, head_dim), "k": normal(batch, kv_heads, sequence, head_dim),
             "positions": positions,
         }  # fmt: skip
+    if block == "decode_attention":
+        batch, heads, kv_heads, capacity, head_dim = shape
+        caches = {name: normal(batch, kv_heads, capacity, head_dim) for name in ("k_cache", "v_cache")}
+        return {"q": normal(batch, heads, head_dim), **caches, "lengths": lengths(batch, capacity)}
+    if block == "decode_attention_paged":
+        batch, heads, kv_heads, page_size, each, head_dim = shape
+        pages = {name: normal(batch * each, page_size, kv_heads, head_dim) for name in ("k_pages", "v_pages")}
+        table = torch.randperm(batch * each, generator=generator).to(torch.int32).view(batch, each)
+        return {
+            "q": normal(batch, heads, head_dim), **pages, "page_table": table,
+            "lengths": lengths(batch, each * page_size),
+        }  # fmt: skip
     if block == "embedding":
         rows, columns, tokens = shape
         # In pairs: on a CPU F.embedding adds up in the table's dtype.
         return {"table": normal(rows, columns), "ids": torch.arange(tokens, dtype=torch.int32) // 2 * 2}
-    if block == "cross_entropy":
+    if block in ("cross_entropy", "linear_cross_entropy"):
         labels = torch.arange(shape[0], dtype=torch.int32)
         labels[1::3] = IGNORED
-        return {"logits": normal(*shape), "labels": labels}
+        if block == "cross_entropy":
+            return {"logits": normal(*shape), "labels": labels}
+        tokens, width, classes = shape
+        return {"h": normal(tokens, width), "w": normal(classes, width, scale=width**-0.5), "labels": labels}
     if block == "swiglu_mlp":
         tokens, width, hidden = shape
         return {
@@ -128,6 +153,11 @@ def make_inputs(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> Array
             "down_weight": normal(hidden, width, scale=hidden**-0.5),
         }
     return {"x": normal(*shape)}
+
+
+def lengths(batch: int, capacity: int) -> Tensor:
+    """All keys, then fewer and fewer."""
+    return torch.tensor([max(capacity // (i + 1), 1) for i in range(batch)], dtype=torch.int32)
 
 
 def detached(inputs: Arrays) -> Arrays:
@@ -148,6 +178,17 @@ def rope_reference(x: Tensor, positions: Tensor) -> Tensor:
     angles = positions[:, None, :, None] * THETA ** (-torch.arange(half, dtype=torch.float64) / half)
     turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angles), angles)
     return torch.cat([turned.real, turned.imag], dim=-1)
+
+
+def decoded(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    """Each sequence by itself, its keys alone."""
+    group = q.shape[1] // k.shape[1]
+    rows = []
+    for i, length in enumerate(lengths.tolist()):
+        keys, values = (x[i, :, :length].repeat_interleave(group, dim=0) for x in (k, v))
+        weights = torch.softmax(torch.einsum("hd,hkd->hk", q[i], keys) / math.sqrt(q.shape[-1]), -1)
+        rows.append(torch.einsum("hk,hkd->hd", weights, values))
+    return torch.stack(rows)
 
 
 def reference(block: str, inputs: Arrays) -> Arrays:
@@ -186,6 +227,8 @@ def reference(block: str, inputs: Arrays) -> Arrays:
         return {f"{name}_out": rope_reference(inputs[name], inputs["positions"]) for name in "qk"}
     if block == "embedding":
         return {"y": inputs["table"][inputs["ids"].long()]}
+    if block == "linear_cross_entropy":
+        return reference("cross_entropy", {"logits": inputs["h"] @ inputs["w"].T, "labels": inputs["labels"]})
     if block == "cross_entropy":
         logits, labels = (inputs[name][inputs["labels"] != IGNORED] for name in ("logits", "labels"))
         entropy = torch.nn.functional.cross_entropy(logits, labels.long(), label_smoothing=SMOOTHING)
@@ -194,18 +237,26 @@ def reference(block: str, inputs: Arrays) -> Arrays:
         kept = uniforms(*x.shape, inputs["seed"]) >= 65536 // 4
         h = inputs["residual"] + kept * (x + inputs["bias"]) / 0.75
         return {"y": torch.nn.functional.layer_norm(h, h.shape[-1:], inputs["weight"], inputs["shift"], EPS), "h": h}
+    if block == "decode_attention":
+        return {"out": decoded(inputs["q"], inputs["k_cache"], inputs["v_cache"], inputs["lengths"])}
+    if block == "decode_attention_paged":
+        k, v = (inputs[name][inputs["page_table"].long()].flatten(1, 2) for name in ("k_pages", "v_pages"))
+        return {"out": decoded(inputs["q"], k.transpose(1, 2), v.transpose(1, 2), inputs["lengths"])}
     q, k, v = (inputs[name] for name in "qkv")
     scores = torch.einsum("bhqd,bhkd->bhqk", q, k) / math.sqrt(q.shape[-1])
     causal = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool).tril()
     return {"out": torch.softmax(scores.where(causal, -math.inf), -1) @ v}
 
 
-def assert_close(name: str, value: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+def assert_close(
+    name: str, value: Tensor, expected: Tensor, dtype: torch.dtype, rounded: torch.dtype | None = None
+) -> None:
+    """rounded: the dtype that something was rounded to on the way, if that is not `dtype`."""
     assert value.dtype == dtype and value.shape == expected.shape, name
     rms = expected.square().mean().sqrt()
     # A gradient that cancels (softmax of one column) is the difference of terms of order one.
     scale = rms if rms > 1e-3 else 1.0
-    error = (value.double() - expected).abs().max() / scale / torch.finfo(dtype).eps
+    error = (value.double() - expected).abs().max() / scale / torch.finfo(rounded or dtype).eps
     assert error <= TOLERANCE_IN_EPS, f"{name}: error {error:.1f} eps"
 
 
@@ -219,7 +270,7 @@ def check(block: str, apply: Callable[..., Arrays], inputs: Arrays, *, gradients
     assert outputs.keys() == expected.keys()
     dtypes = {name: torch.float32 if name in FLOAT32 else dtype for name in outputs}
     for name, value in outputs.items():
-        assert_close(name, value, expected[name], dtypes[name])
+        assert_close(name, value, expected[name], dtypes[name], dtype if block in ROUNDED else None)
     if not gradients:
         return
     generator = torch.Generator().manual_seed(1)
@@ -235,7 +286,7 @@ def module(package: str, block: str) -> Callable[..., Arrays]:
 
 
 ALL_CASES = [(block, shape) for block, shapes in SHAPES.items() for shape in shapes]
-WITHOUT_LIBRARY = ("attention", "dropout_residual_norm", "matmul", "rope")
+WITHOUT_LIBRARY = ("attention", "decode_attention", "decode_attention_paged", "dropout_residual_norm", "matmul", "rope")
 LIBRARY_CASES = [(block, shape) for block, shape in ALL_CASES if block not in WITHOUT_LIBRARY]
 
 
@@ -259,6 +310,12 @@ def test_matmul_fp8(package: str) -> None:
     c = module(package, "matmul_fp8")({"a": a, "b": b, **scales})["c"]
     exact = (a.double() @ b.double().T) * scales["a_scale"].double() * scales["b_scale"].double()
     assert_close("c", c, exact, torch.bfloat16)
+
+
+def test_the_library_projects_chunks_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    block = "linear_cross_entropy"
+    monkeypatch.setattr(importlib.import_module(f"triton_side.library.{block}"), "TOKENS", 3)
+    check(block, module("library", block), make_inputs(block, SHAPES[block][1], torch.float32))
 
 
 def test_gelu_is_the_tanh_approximation_not_erf() -> None:
@@ -317,6 +374,32 @@ def test_cudnn_fails_where_it_cannot_run() -> None:
 def test_flex_forward_on_a_cpu() -> None:
     inputs = detached(make_inputs("attention", (1, 2, 37, 16), torch.float32))
     check("attention", library_attention.apply_flex, inputs, gradients=False)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sdpa_decodes_on_a_cpu(dtype: torch.dtype) -> None:
+    for shape in SHAPES["decode_attention"]:
+        inputs = detached(make_inputs("decode_attention", shape, dtype))
+        attend = lambda given: {"out": library_decode.attend(*given.values())}  # noqa: E731
+        check("decode_attention", attend, inputs, gradients=False)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler on a CPU")
+def test_flex_decodes_on_a_cpu() -> None:
+    inputs = detached(make_inputs("decode_attention", (3, 6, 2, 300, 16), torch.float32))
+    inputs["lengths"][1] = 0
+    check("decode_attention", library_decode.apply_flex, inputs, gradients=False)
+
+
+@pytest.mark.parametrize("block", ["decode_attention", "decode_attention_paged"])
+def test_a_sequence_without_keys_gives_zeros(block: str) -> None:
+    inputs = detached(make_inputs(block, SHAPES[block][1], torch.float32))
+    inputs["lengths"][1] = 0
+    out = module("blocks", block)(inputs)["out"]
+    assert not out[1].any() and out[[0, 2]].all()
+    if block == "decode_attention":
+        assert not library_decode.attend(*inputs.values())[1].any()
 
 
 def test_flex_keeps_one_mask_per_sequence_and_device() -> None:

@@ -11,9 +11,10 @@ Shapes: a [m, k], b [k, n], c and residual [m, n], bias [n]. dtypes: bfloat16, f
 accumulated in float32, where the epilogue computes as well. float32 products follow
 `torch.get_float32_matmul_precision()`. The forward pass saves a and b.
 
-The pieces (`tile_at`, `open_operand`, `load_operand`, ...) serve the fused kernels of `swiglu_mlp.py` as well. One
-kernel has every epilogue: residual (here and `linear_residual.py`), bias (`linear.py`), bias and GELU in its tanh form
-(`linear_gelu.py`), and the scales of fp8 operands (`matmul_fp8.py`).
+The pieces (`tile_at`, `open_operand`, `tile_product`, ...) serve the fused kernels of `swiglu_mlp.py` and
+`linear_cross_entropy.py` as well. One kernel has every epilogue: residual (here and `linear_residual.py`), bias
+(`linear.py`), bias and GELU in its tanh form (`linear_gelu.py`), the scales of fp8 operands (`matmul_fp8.py`), and sums
+in float32 of products of 16-bit dtypes (`linear_cross_entropy.py`).
 """
 
 from collections.abc import Callable
@@ -117,6 +118,45 @@ def load_tile(pointer, row, column, rows, columns, ROWS: tl.constexpr, COLUMNS: 
     return tl.load(origin + (r * columns + c), mask=inside, other=0.0).to(tl.float32)
 
 
+@triton.jit
+def tile_product(
+    a, b, row, column, m, n, k, stride_am, stride_ak, stride_bk, stride_bn,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The [BLOCK_M, BLOCK_N] tile of a @ b at (row, column) in float32, of operands that `open_operand` gave."""
+    c = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for step in range(tl.cdiv(k, BLOCK_K)):
+        at = step * BLOCK_K
+        x = load_operand(a, row, at, m, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, DESCRIPTORS, A_TRANSPOSED)
+        y = load_operand(b, at, column, k, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED)
+        c = add_product(c, x, y, PRECISION)
+    return c
+
+
+@triton.jit
+def finish_tile(
+    value, residual_ptr, bias_ptr, c_ptr, gelu_ptr, row, column, m, n, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """value + residual + bias goes to c at (row, column), its GELU to gelu; None: not added, not stored."""
+    if residual_ptr is not None:
+        value += load_tile(residual_ptr, row, column, m, n, ROWS, COLUMNS)
+    if bias_ptr is not None:
+        at_column = column + tl.arange(0, COLUMNS)
+        value += tl.load(bias_ptr + at_column, mask=at_column < n, other=0.0).to(tl.float32)[None, :]
+    if c_ptr is not None:
+        store_tile(c_ptr, value, row, column, m, n, ROWS, COLUMNS)
+    if gelu_ptr is not None:
+        accurate: tl.constexpr = gelu_ptr.dtype.element_ty == tl.float32
+        store_tile(gelu_ptr, gelu_value(value, accurate), row, column, m, n, ROWS, COLUMNS)
+
+
+@triton.jit
+def halves(tile, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The left and the right half of a [ROWS, COLUMNS] tile."""
+    return tl.split(tl.permute(tl.reshape(tile, [ROWS, 2, COLUMNS // 2]), (0, 2, 1)))
+
+
 def matmul_flops(shapes: Shapes) -> float:
     (m, k), n = shapes["a_ptr"], shapes["b_ptr"][1]
     scaled, residual, bias, gelu = (f"{name}_ptr" in shapes for name in ("a_scale", "residual", "bias", "gelu"))
@@ -130,32 +170,33 @@ def matmul_kernel(
     stride_am, stride_ak, stride_bk, stride_bn,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
-    """c = a @ b * a_scale * b_scale + residual + bias, and its GELU; None: not multiplied by, not added, not stored."""
+    """c = a @ b * a_scale * b_scale + residual + bias, and its GELU; None: not multiplied by, not added, not stored.
+
+    WIDE: residual or c is float32, and a and b are not. Tiles pass through shared memory on their way to c and from
+    residual, and 128 x 256 in float32 at once would take 279 kB of it with the operands, and spill 376 bytes of
+    registers; in halves it is 213 kB and none (compiled for an H200).
+    """
     a = open_operand(a_ptr, m, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, DESCRIPTORS, A_TRANSPOSED)
     b = open_operand(b_ptr, k, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED)
     tiles = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N)
     # Flattened, the loads of the next tile start before this one is stored: 1% on an H200 (810 against 803 TFLOP/s).
     for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=DESCRIPTORS):
         row, column = tile_at(tile, m, n, BLOCK_M, BLOCK_N, GROUP_M)
-        c = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        for step in range(tl.cdiv(k, BLOCK_K)):
-            at = step * BLOCK_K
-            x = load_operand(a, row, at, m, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, DESCRIPTORS, A_TRANSPOSED)
-            y = load_operand(b, at, column, k, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED)
-            c = add_product(c, x, y, PRECISION)
+        c = tile_product(
+            a, b, row, column, m, n, k, stride_am, stride_ak, stride_bk, stride_bn,
+            BLOCK_M, BLOCK_N, BLOCK_K, A_TRANSPOSED, B_TRANSPOSED, DESCRIPTORS, PRECISION,
+        )  # fmt: skip
         if a_scale_ptr is not None:
             c *= tl.load(a_scale_ptr) * tl.load(b_scale_ptr)
-        if residual_ptr is not None:
-            c += load_tile(residual_ptr, row, column, m, n, BLOCK_M, BLOCK_N)
-        if bias_ptr is not None:
-            at_column = column + tl.arange(0, BLOCK_N)
-            c += tl.load(bias_ptr + at_column, mask=at_column < n, other=0.0).to(tl.float32)[None, :]
-        if c_ptr is not None:
-            store_tile(c_ptr, c, row, column, m, n, BLOCK_M, BLOCK_N)
-        if gelu_ptr is not None:
-            accurate: tl.constexpr = gelu_ptr.dtype.element_ty == tl.float32
-            store_tile(gelu_ptr, gelu_value(c, accurate), row, column, m, n, BLOCK_M, BLOCK_N)
+        if WIDE:
+            half: tl.constexpr = BLOCK_N // 2
+            left, right = halves(c, BLOCK_M, BLOCK_N)
+            finish_tile(left, residual_ptr, bias_ptr, c_ptr, gelu_ptr, row, column, m, n, BLOCK_M, half)
+            finish_tile(right, residual_ptr, bias_ptr, c_ptr, gelu_ptr, row, column + half, m, n, BLOCK_M, half)
+        else:
+            finish_tile(c, residual_ptr, bias_ptr, c_ptr, gelu_ptr, row, column, m, n, BLOCK_M, BLOCK_N)
 
 
 def stored_transposed(matrix: torch.Tensor) -> bool:
@@ -209,20 +250,22 @@ def matmul_config(dtype: torch.dtype, precision: str, descriptors: bool, m: int,
     return MatmulConfig(128, 256, 64, num_warps=8, num_stages=3, group_m=16)
 
 
-def choose_config(
-    choose: Callable[[torch.dtype, str, bool, int, int], MatmulConfig], *operands: torch.Tensor
-) -> MatmulConfig:
+Choose = Callable[[torch.dtype, str, bool, int, int], MatmulConfig]
+
+
+def choose_config(choose: Choose, *operands: torch.Tensor) -> MatmulConfig:
     """What `choose` (`matmul_config`, say) takes for the product of the first two of these operands."""
     a, b, *_ = operands
     return choose(a.dtype, product_precision(a.dtype), operands_fit_descriptors(*operands), a.shape[0], b.shape[1])
 
 
 def launch_matmul(
-    a: torch.Tensor, b: torch.Tensor, config: MatmulConfig, residual: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
+    a: torch.Tensor, b: torch.Tensor, config: MatmulConfig, residual: torch.Tensor | None = None, *,
+    bias: torch.Tensor | None = None, out: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """a @ b (+ residual) (+ bias), contiguous. `residual` and `bias` are contiguous."""
-    c = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device)
+    """a @ b (+ residual) (+ bias), contiguous: written to `out`, which may be `residual`, or else new in the operands'
+    dtype. `residual`, `bias` and `out` are contiguous, each of a dtype of its own."""
+    c = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device) if out is None else out
     _launch(a, b, config, residual=residual, bias=bias, c=c)
     return c
 
@@ -253,6 +296,7 @@ def _launch(
 ) -> None:  # fmt: skip
     (m, k), n = a.shape, b.shape[1]
     precision = product_precision(a.dtype)
+    wide = a.dtype != torch.float32 and any(x is not None and x.dtype == torch.float32 for x in (residual, c))
     if a.dtype == torch.float32 and precision == "ieee" and stored_transposed(b):
         # The ordinary cores read b's rows; where they lie across shared memory, banks conflict: 13 TFLOP/s against 38.
         b = b.contiguous()
@@ -263,7 +307,7 @@ def _launch(
             a, b, a_scale, b_scale, residual, bias, c, gelu, m, n, k, *a.stride(), *b.stride(),
             BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
             GROUP_M=config.group_m, A_TRANSPOSED=stored_transposed(a), B_TRANSPOSED=stored_transposed(b),
-            DESCRIPTORS=config.descriptors, PRECISION=precision,
+            DESCRIPTORS=config.descriptors, PRECISION=precision, WIDE=wide,
             num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
 

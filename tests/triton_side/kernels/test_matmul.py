@@ -116,7 +116,7 @@ def test_rejects() -> None:
         ("c = add_product(c, x, y, PRECISION)", "c = add_product(tl.zeros_like(c), x, y, PRECISION)"),
         ("if residual_ptr is not None:", "if False:"),
         ("b = b.contiguous()", "b = b.contiguous().T"),
-        ("residual_ptr, row, column", "residual_ptr, row, row"),
+        ("load_tile(residual_ptr, row, column", "load_tile(residual_ptr, row, row"),
     ],
 )
 def test_comparison_catches(sound: str, broken: str, tmp_path) -> None:

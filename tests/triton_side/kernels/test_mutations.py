@@ -23,11 +23,16 @@ from test_attention import configured as attention_configured
 from test_bias_gelu import configured as bias_gelu_configured
 from test_cross_entropy import SMOOTHING, Z_LOSS, draw_labels
 from test_cross_entropy import configured as cross_entropy_configured
+from test_decode_attention import CONFIGS as DECODE_CONFIGS
+from test_decode_attention import caches, draw_lengths
+from test_decode_attention import configured as decode_configured
 from test_dropout_residual_norm import problem as dropout_residual_norm_problem
 from test_embedding import NARROW, draw_ids
 from test_embedding import configured as embedding_configured
 from test_gated import launched_as, on_top_of
 from test_layernorm import configured as layernorm_configured
+from test_linear_cross_entropy import CONFIGS as PROJECTIONS
+from test_linear_cross_entropy import configured as linear_cross_entropy_configured
 from test_linear_gelu import DPRE_CONFIGS
 from test_rmsnorm import EPS
 from test_rmsnorm import configured as rmsnorm_configured
@@ -44,11 +49,13 @@ from triton_side.kernels import (
     attention_backward,
     bias_gelu,
     cross_entropy,
+    decode_attention,
     dropout_residual_norm,
     embedding,
     geglu,
     gelu,
     layernorm,
+    linear_cross_entropy,
     linear_gelu,
     matmul,
     rmsnorm,
@@ -122,6 +129,23 @@ def cross_entropy_problems(module: ModuleType) -> Iterator[Problem]:
         yield properties.cross_entropy(launch, logits, labels, dloss, SMOOTHING, Z_LOSS)
 
 
+def linear_cross_entropy_problems(module: ModuleType) -> Iterator[Problem]:
+    launch = linear_cross_entropy_configured(PROJECTIONS[0], module)
+    h, w, labels = draw(19, 40), draw(300, 40, seed=1) / 8, draw_labels(19, 300)
+    labels[:4] = torch.tensor([0, 63, 64, 299])  # at the edges of tiles
+    yield properties.linear_cross_entropy(launch, h, w, labels, torch.tensor(1.7, device=DEVICE), SMOOTHING, Z_LOSS)
+
+
+def wide_matmul_problems(module: ModuleType) -> Iterator[Problem]:
+    """float32 added to, and made of, a product of float16."""
+    a, b, residual = draw(53, 41).half(), draw(41, 67, seed=1).half(), draw(53, 67, seed=2)
+
+    def launch(a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor]:
+        return (module.launch_matmul(a, b, TILES, residual, out=torch.empty((53, 67), device=DEVICE)),)
+
+    yield properties.matmul(launch, a, b, residual)
+
+
 def rmsnorm_problems(config: RowConfig, module: ModuleType) -> Iterator[Problem]:
     launch = properties.training(rmsnorm_configured(config, module))
     yield properties.rmsnorm(launch, draw(14, 67), draw(67, seed=1), draw(14, 67, seed=2), EPS)
@@ -177,6 +201,15 @@ def attention_problems(module: ModuleType) -> Iterator[Problem]:
     side = {"above" if hasattr(module, "launch_forward") else "below": module}
     launch = properties.training(attention_configured(FORWARD[0], DK_DV[0], DQ[0], **side))
     yield properties.attention(launch, *(draw(1, 2, 70, 16, seed=seed) for seed in range(4)))
+
+
+def decode_problems(module: ModuleType) -> Iterator[Problem]:
+    lengths = draw_lengths(0, 33, 60)
+    k, v = caches(lengths, 2, 60, 16)
+    for config, page_size in ((DECODE_CONFIGS[0], None), (DECODE_CONFIGS[2], 5)):
+        yield properties.decode_attention(
+            decode_configured(config, page_size, module), draw(3, 6, 16), k, v, lengths
+        )
 
 
 def embedding_problems(module: ModuleType) -> Iterator[Problem]:
@@ -265,7 +298,7 @@ MUTATIONS = [
     ),
     Mutation(
         "cross_entropy_forward_kernel", cross_entropy,
-        "reference = tl.where(new_maximum == -float(\"inf\"), 0.0, new_maximum)", "reference = new_maximum",
+        "reference = finite_reference(new_maximum)", "reference = new_maximum",
         cross_entropy_problems,
     ),
     Mutation(
@@ -275,8 +308,23 @@ MUTATIONS = [
     ),
     Mutation(
         "cross_entropy_backward_kernel", cross_entropy,
-        "tl.where(column == label, 1.0 - smoothing, 0.0)", "tl.where(column == label, 1.0, 0.0)",
+        "tl.where(is_label, 1.0 - smoothing, 0.0)", "tl.where(is_label, 1.0, 0.0)",
         cross_entropy_problems,
+    ),
+    Mutation(
+        "projected_statistics_kernel", linear_cross_entropy,
+        "is_here = (label >= column) &", "is_here = (label > column) &",
+        linear_cross_entropy_problems,
+    ),
+    Mutation(
+        "combine_tiles_kernel", linear_cross_entropy,
+        "exponentials * tl.exp(maximum - finite_reference(row_maximum)[None, :])", "exponentials",
+        linear_cross_entropy_problems,
+    ),
+    Mutation(
+        "dlogits_kernel", linear_cross_entropy,
+        "class_ == label[:, None], maximum, log_sum, classes", "class_ == label[:, None], maximum, log_sum, chunk",
+        linear_cross_entropy_problems,
     ),
     Mutation(
         "rmsnorm_forward_kernel", rmsnorm,
@@ -360,6 +408,11 @@ MUTATIONS = [
     ),
     Mutation(
         "matmul_kernel", matmul,
+        "gelu_ptr, row, column + half, m", "gelu_ptr, row, column + half // 2, m",
+        wide_matmul_problems,
+    ),
+    Mutation(
+        "matmul_kernel", matmul,
         "mask=at_column < n, other=0.0)", "mask=at_column < n - 1, other=0.0)",
         product_bias_gelu_problems,
     ),
@@ -402,6 +455,21 @@ MUTATIONS = [
         "attention_dq_kernel", attention_backward,
         "p = tl.where(row[:, None] >= column[None, :], p, 0.0)", "p = p + 0.0",
         attention_problems,
+    ),
+    Mutation(
+        "decode_attention_kernel", decode_attention,
+        "scores = tl.where(seen[None, :], ", "scores = tl.where(key[None, :] >= 0, ",
+        decode_problems,
+    ),
+    Mutation(
+        "decode_attention_kernel", decode_attention,
+        "+ key // PAGE_SIZE", "+ key // (PAGE_SIZE + 1)",
+        decode_problems,
+    ),
+    Mutation(
+        "combine_splits_kernel", decode_attention,
+        "weights[:, None] * partial", "partial",
+        decode_problems,
     ),
     Mutation(
         "embedding_forward_kernel", embedding,
