@@ -408,8 +408,8 @@ def _versions() -> dict[str, str]:
 
 
 def _copy(function: Any) -> Any:
-    """The same function with a code object of its own, by which Dynamo keeps what it compiled: `train` and `joint` begin
-    alike, and the later one would be given the other's program, with nothing to capture."""
+    """The same function with a code object of its own, by which Dynamo keeps what it compiled: `train` and `joint`
+    begin alike, and the later one would be given the other's program, with nothing to capture."""
     copied = types.FunctionType(
         function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__,
         function.__closure__,
