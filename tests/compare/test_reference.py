@@ -32,6 +32,7 @@ SMALL = {
     "embedding": {"rows": 4, "columns": 3, "tokens": 5, "distinct": 2},
     "cross_entropy": {"tokens": 3, "classes": 4, "ignored_percent": 34},
     "attention": {"batch": 2, "heads": 2, "sequence": 3, "head_dim": 2},
+    "moe": {"tokens": 4, "width": 5, "hidden": 3, "experts": 4, "top_k": 2, "used": 3},
 }
 
 
