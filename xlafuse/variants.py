@@ -14,7 +14,10 @@ _LEAST_IN_A_BUFFER = {"all": 1, "none": 2**31 - 1}
 
 # What puts several instructions into one kernel on a GPU. XLA accepts a misspelt or renamed pass without a
 # word: check_unfused.
-FUSION_PASSES = ("priority-fusion", "multi_output_fusion", "triton-softmax-rewriter", "dot-merger", "copy_fusion")
+FUSION_PASSES = (
+    "priority-fusion", "multi_output_fusion", "triton-softmax-rewriter", "dot-merger", "copy_fusion",
+    "sort-iota-fusion",  # of an argsort (jax 0.10.2)
+)
 
 
 class FusionNotOff(RuntimeError):

@@ -59,7 +59,7 @@ def router_weight(sizes: Sizes) -> Any:
 
 
 def draw_x(generator: Any, sizes: Sizes) -> Any:
-    """Normal rows, but for their part along the router's, which is such that their logits are those of `draw_logits`."""
+    """Normal rows, but for their part along the router's, which gives them the logits of `draw_logits`."""
     router = router_weight(sizes)
     x = generator.standard_normal((sizes["tokens"], sizes["width"]))
     return x + (draw_logits(generator, sizes) - x @ router.T) @ router
@@ -128,8 +128,8 @@ BLOCK = Block(
     backward_flops=lambda s: 2 * product_flops(s),
     work="flops",
     shapes=(
-        # Mixtral's experts and choices, at half its width and a quarter of its hidden size: float64 gradients of its own
-        # 1.4 billion weights would take 11 GB.
+        # Mixtral's experts and choices, at half its width and a quarter of its hidden size: float64 gradients of its
+        # own 1.4 billion weights would take 11 GB.
         Shape("mixtral-small", sizes(4096, 2048, 3584, 8, 2), ("bfloat16",), ("quick", "full")),
         Shape("prime", sizes(251, 257, 131, 7, 3, used=6), ("float32",), ("quick", "full"), tuned=False),
         Shape("olmoe", sizes(4096, 2048, 1024, 64, 8), ("bfloat16", "float16")),

@@ -15,8 +15,10 @@ from triton_side.stages import stage
 
 
 def route(x: Tensor, router: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(experts [tokens, top_k], their weights [tokens, top_k], balance_loss []); float32 throughout. Of equal logits the
-    expert with the lowest index is first, which torch.topk does not promise and a stable sort does."""
+    """(experts [tokens, top_k], their weights [tokens, top_k], balance_loss []); float32 throughout.
+
+    Of equal logits the expert with the lowest index is first, which torch.topk does not promise and a stable sort does.
+    """
     experts = len(router)
     with stage("router"):
         logits = x.float() @ router.float().T
@@ -32,8 +34,8 @@ def route(x: Tensor, router: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor
 
 
 def apply(inputs: Mapping[str, Tensor], *, top_k: int) -> dict[str, Tensor]:
-    """x [tokens, width], router [experts, width], w_gate, w_up [experts, width, hidden], w_down [experts, hidden, width]
-    -> y [tokens, width] in x's dtype, balance_loss [] in float32.
+    """x [tokens, width], router [experts, width], w_gate, w_up [experts, width, hidden], w_down [experts, hidden,
+    width] -> y [tokens, width] in x's dtype, balance_loss [] in float32.
 
     Every expert computes every token, those that a token did not choose with a weight of zero: the one plain form
     whose shapes do not depend on data, which `torch.compile(fullgraph=True)` asks for. It costs experts / top_k times

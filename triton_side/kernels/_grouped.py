@@ -27,27 +27,26 @@ import triton.language as tl
 from triton_side.declare import Shapes, declare
 from triton_side.kernels._launch import device_of, multiprocessors
 from triton_side.kernels._tiles import add_product, fits_descriptor, product_precision, provide_descriptor_memory
-from triton_side.kernels.matmul import MatmulConfig, load_operand, open_operand, store_tile, tile_at
+from triton_side.kernels.matmul import MatmulConfig, open_operand, store_tile, tile_at
 
 
 @triton.jit
 def group_tiles(offsets_ptr, experts, BLOCK_M: tl.constexpr, EXPERTS: tl.constexpr):
-    """Of each expert its first row, its end, and how many tiles of rows it and those before it have."""
+    """Of each expert how many tiles of rows it and those before it have."""
     expert = tl.arange(0, EXPERTS)
     begin = tl.load(offsets_ptr + expert, mask=expert < experts, other=0)
     end = tl.load(offsets_ptr + expert + 1, mask=expert < experts, other=0)
-    return begin, end, tl.cumsum(tl.cdiv(end - begin, BLOCK_M), axis=0)
+    return tl.cumsum(tl.cdiv(end - begin, BLOCK_M), axis=0)
 
 
 @triton.jit
-def group_at(row_tile, begins, ends, tiles, BLOCK_M: tl.constexpr, EXPERTS: tl.constexpr):
+def group_at(row_tile, tiles, offsets_ptr, BLOCK_M: tl.constexpr, EXPERTS: tl.constexpr):
     """(expert, first row, end of the expert's rows) of a tile of rows."""
     expert = tl.sum((tiles <= row_tile).to(tl.int32), axis=0)
-    own = tl.arange(0, EXPERTS) == expert
-    begin = tl.sum(tl.where(own, begins, 0), axis=0)
-    end = tl.sum(tl.where(own, ends, 0), axis=0)
-    before = tl.sum(tl.where(own, tiles, 0), axis=0) - tl.cdiv(end - begin, BLOCK_M)
-    return expert, begin + (row_tile - before) * BLOCK_M, end
+    # Sums of tiles never fall: that of the expert before is the largest of earlier ones.
+    before = tl.max(tl.where(tl.arange(0, EXPERTS) < expert, tiles, 0), axis=0)
+    begin = tl.load(offsets_ptr + expert)
+    return expert, begin + (row_tile - before) * BLOCK_M, tl.load(offsets_ptr + expert + 1)
 
 
 @triton.jit
@@ -69,6 +68,19 @@ def open_experts(
         return pointer
 
 
+# As in `matmul.store_tile`, offsets inside a tile are 32-bit and its origin is one 64-bit scalar.
+@triton.jit
+def load_within(
+    pointer, row, column, rows, columns, stride_row, stride_column, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """The [ROWS, COLUMNS] tile at (row, column) of a matrix, zero outside it."""
+    r = tl.arange(0, ROWS)[:, None]
+    c = tl.arange(0, COLUMNS)[None, :]
+    origin = pointer + (tl.cast(row, tl.int64) * stride_row + tl.cast(column, tl.int64) * stride_column)
+    inside = (r < rows - row) & (c < columns - column)
+    return tl.load(origin + (r * stride_row + c * stride_column), mask=inside, other=0.0)
+
+
 @triton.jit
 def load_expert(
     source, expert, row, column, rows, columns, stride_expert, stride_row, stride_column,
@@ -82,9 +94,7 @@ def load_expert(
             return source.load([expert, row, column]).reshape(ROWS, COLUMNS)
     else:
         matrix = source + tl.cast(expert, tl.int64) * stride_expert
-        return load_operand(
-            matrix, row, column, rows, columns, stride_row, stride_column, ROWS, COLUMNS, False, TRANSPOSED
-        )
+        return load_within(matrix, row, column, rows, columns, stride_row, stride_column, ROWS, COLUMNS)
 
 
 @triton.jit
@@ -99,9 +109,9 @@ def rows_at(rows_ptr, slot, end):
 @triton.jit
 def load_rows_at(pointer, row, inside, column, columns, stride_row, stride_column, COLUMNS: tl.constexpr):
     """COLUMNS columns of the given rows, zero outside."""
-    c = (column + tl.arange(0, COLUMNS))[None, :]
-    pointers = pointer + (row[:, None] * stride_row + c.to(tl.int64) * stride_column)
-    return tl.load(pointers, mask=inside[:, None] & (c < columns), other=0.0)
+    c = tl.arange(0, COLUMNS)[None, :]
+    pointers = (pointer + tl.cast(column, tl.int64) * stride_column) + (row * stride_row)[:, None] + c * stride_column
+    return tl.load(pointers, mask=inside[:, None] & (c < columns - column), other=0.0)
 
 
 @triton.jit
@@ -113,8 +123,10 @@ def load_slots(
     if GATHERS:
         inside = row + tl.arange(0, ROWS) < end
         return load_rows_at(source, gathered, inside, at, k, stride_row, stride_column, COLUMNS)
+    elif DESCRIPTOR:
+        return source.load([row, at])
     else:
-        return load_operand(source, row, at, end, k, stride_row, stride_column, ROWS, COLUMNS, DESCRIPTOR, False)
+        return load_within(source, row, at, end, k, stride_row, stride_column, ROWS, COLUMNS)
 
 
 @triton.jit
@@ -156,11 +168,11 @@ def grouped_product_kernel(
         b2 = open_experts(
             b2_ptr, experts, k, n, stride_be, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED
         )
-    begins, ends, tiles = group_tiles(offsets_ptr, experts, BLOCK_M, EXPERTS)
+    tiles = group_tiles(offsets_ptr, experts, BLOCK_M, EXPERTS)
     row_tiles = tl.max(tiles, axis=0)
     for tile in tl.range(tl.program_id(0), row_tiles * tl.cdiv(n, BLOCK_N), tl.num_programs(0)):
         row, column = tile_at(tile, row_tiles * BLOCK_M, n, BLOCK_M, BLOCK_N, GROUP_M)
-        expert, row, end = group_at(row // BLOCK_M, begins, ends, tiles, BLOCK_M, EXPERTS)
+        expert, row, end = group_at(row // BLOCK_M, tiles, offsets_ptr, BLOCK_M, EXPERTS)
         gathered = rows_at(rows_ptr, row + tl.arange(0, BLOCK_M), end)
         c = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for step in range(tl.cdiv(k, BLOCK_K)):
@@ -205,11 +217,11 @@ def grouped_gate_up_kernel(
     b2 = open_experts(
         b2_ptr, experts, k, n, stride_be, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED
     )
-    begins, ends, tiles = group_tiles(offsets_ptr, experts, BLOCK_M, EXPERTS)
+    tiles = group_tiles(offsets_ptr, experts, BLOCK_M, EXPERTS)
     row_tiles = tl.max(tiles, axis=0)
     for tile in tl.range(tl.program_id(0), row_tiles * tl.cdiv(n, BLOCK_N), tl.num_programs(0)):
         row, column = tile_at(tile, row_tiles * BLOCK_M, n, BLOCK_M, BLOCK_N, GROUP_M)
-        expert, row, end = group_at(row // BLOCK_M, begins, ends, tiles, BLOCK_M, EXPERTS)
+        expert, row, end = group_at(row // BLOCK_M, tiles, offsets_ptr, BLOCK_M, EXPERTS)
         gathered = rows_at(rows_ptr, row + tl.arange(0, BLOCK_M), end)
         c = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         c2 = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -228,10 +240,10 @@ def grouped_gate_up_kernel(
             )  # fmt: skip
             c = add_product(c, x, y, PRECISION)
             c2 = add_product(c2, x, y2, PRECISION)
+        store_tile(activated_ptr, c * tl.sigmoid(c) * c2, row, column, end, n, BLOCK_M, BLOCK_N)
         if c_ptr is not None:
             store_tile(c_ptr, c, row, column, end, n, BLOCK_M, BLOCK_N)
             store_tile(c2_ptr, c2, row, column, end, n, BLOCK_M, BLOCK_N)
-        store_tile(activated_ptr, c * tl.sigmoid(c) * c2, row, column, end, n, BLOCK_M, BLOCK_N)
 
 
 def gradient_flops(shapes: Shapes) -> float:
@@ -339,8 +351,8 @@ def launch_group_gradients(
     a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor, offsets: torch.Tensor, config: MatmulConfig,
     *, a_gathered: bool, b2: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
-    """For each expert a^T b, and a^T b2 where there is one, over its slots: [experts, m, n]. The rows of a, or of b, are
-    gathered; b2 is stored as b."""
+    """For each expert a^T b, and a^T b2 where there is one, over its slots: [experts, m, n]. The rows of a, or of b,
+    are gathered; b2 is stored as b."""
     experts, m, n = len(offsets) - 1, a.shape[1], b.shape[1]
     c = torch.empty((experts, m, n), dtype=a.dtype, device=a.device)
     c2 = None if b2 is None else torch.empty_like(c)

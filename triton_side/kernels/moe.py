@@ -23,6 +23,7 @@ float32, routing, activations and weighted sums are computed in it. A forward th
 """
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ from torch.autograd.function import once_differentiable
 
 from triton_side.declare import again, computing, declare, forward, gradient
 from triton_side.kernels import _grouped, moe_routing
-from triton_side.kernels._launch import check_matrix, check_tensors, device_of
+from triton_side.kernels._launch import check_matrix, check_tensors, device_of, with_unit_column_stride
 from triton_side.kernels._tiles import add_product, product_precision
 from triton_side.kernels.matmul import MatmulConfig, matmul_config, pointer_config
 from triton_side.kernels.moe_routing import Route
@@ -135,11 +136,15 @@ def moe_dx_kernel(
     tl.store(dx_ptr + offset, dx.to(dx_ptr.dtype.element_ty), mask=mask)
 
 
-def product_config(weights: torch.Tensor, *rows: torch.Tensor, accumulators: int = 1) -> MatmulConfig:
-    """Tiles of a grouped product: those of the product without groups."""
+def product_config(weights: torch.Tensor, *rows: torch.Tensor, accumulators: int = 1, pairs: int = 1) -> MatmulConfig:
+    """Tiles of a grouped product: those of the product without groups. IEEE products of float32 would spill registers
+    with two accumulators, or two pairs of operands, and take half as many rows."""
     choose = matmul_config if accumulators == 1 else two_products_config
-    fit = _grouped.fit_descriptors(weights, *rows)
-    return choose(weights.dtype, product_precision(weights.dtype), fit)
+    precision = product_precision(weights.dtype)
+    config = choose(weights.dtype, precision, _grouped.fit_descriptors(weights, *rows))
+    if weights.dtype == torch.float32 and accumulators * pairs == 2:
+        return replace(config, block_m=config.block_m // 2)
+    return config
 
 
 def gradient_config(a: torch.Tensor, b: torch.Tensor, accumulators: int = 1) -> MatmulConfig:
@@ -226,6 +231,7 @@ class _MoE(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor, dloss: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, router, w_gate, w_up, w_down, gate, up, *route = ctx.saved_tensors
+        dy = with_unit_column_stride(dy)
         found = Route(*route)
         rows, offsets, slots = found.rows, found.offsets, len(found.rows)
         with computing(*DOUT, c_ptr="dout"):
@@ -241,7 +247,8 @@ class _MoE(torch.autograd.Function):
             )
         with computing(*DX_OF_EXPERTS, c_ptr="dx_of_experts"):
             dx_of_experts = _grouped.launch_grouped_product(
-                dgate, None, w_gate.mT, offsets, slots, product_config(w_gate.mT, dgate), second=(dup, w_up.mT)
+                dgate, None, w_gate.mT, offsets, slots, product_config(w_gate.mT, dgate, pairs=2),
+                second=(dup, w_up.mT),
             )
         dlogits = moe_routing.launch_dlogits(found, dweights, dloss)
         drouter = moe_routing.launch_drouter(x, dlogits)
@@ -254,7 +261,7 @@ def moe(
     """The mixture's output and its load-balancing loss, differentiable once in all five tensors.
 
     Args:
-        x: [tokens, width], a token or more.
+        x: [tokens, width], a token or more; copied if its columns are not neighbours in memory.
         router: [experts, width].
         w_gate, w_up: [experts, width, hidden]; where they are stored differently both are copied.
         w_down: [experts, hidden, width].
@@ -284,6 +291,7 @@ def moe(
         raise ValueError(f"x must have a token or more, got shape {tuple(x.shape)}: the loss is a mean over tokens")
     if not 1 <= top_k <= experts:
         raise ValueError(f"top_k must be 1 to {experts}, the number of experts, got {top_k}")
+    x = with_unit_column_stride(x)
     if w_gate.stride() != w_up.stride():
         w_gate, w_up = w_gate.contiguous(), w_up.contiguous()
     tensors = (x, router, w_gate, w_up, w_down)

@@ -10,8 +10,8 @@ from triton_side.blocks.moe import route
 
 
 def apply(inputs: Mapping[str, Tensor], *, top_k: int) -> dict[str, Tensor]:
-    """x [tokens, width], router [experts, width], w_gate, w_up [experts, width, hidden], w_down [experts, hidden, width]
-    -> y [tokens, width], balance_loss [] in float32.
+    """x [tokens, width], router [experts, width], w_gate, w_up [experts, width, hidden], w_down [experts, hidden,
+    width] -> y [tokens, width], balance_loss [] in float32.
 
     Nothing waits for the GPU: grouped_mm reads where each group ends from its memory. It takes rows of a multiple of 16
     bytes, and on a GPU has a kernel for bfloat16 alone; other types it computes group by group, waiting for each.
