@@ -31,6 +31,7 @@ SHAPES = {
     "matmul": [(1, 1, 1), (7, 33, 65)],  # m, k, n
     "linear_gelu": [(1, 3, 5), (7, 33, 65)],  # m, k, n
     "swiglu_mlp": [(1, 3, 5), (7, 33, 65)],  # tokens, width, hidden
+    "moe": [(5, 4, 3, 3, 1), (7, 32, 40, 6, 2)],  # tokens, width, hidden, experts, top_k
     "rope": [(1, 1, 1, 1, 2), (2, 3, 1, 37, 24)],  # batch, heads, kv_heads, sequence, head_dim
     "attention": [(1, 1, 1, 16), (1, 2, 37, 24)],  # batch, heads, sequence, head_dim
     "embedding": [(1, 1, 1), (37, 65, 19)],  # rows, columns, tokens
@@ -43,7 +44,7 @@ ATTRIBUTES = {
     "dropout_residual_norm": {"p": 0.25, "eps": EPS},
     "cross_entropy": {"smoothing": SMOOTHING, "z_loss": Z_LOSS},
 }
-FLOAT32 = {"loss"}  # outputs that are, whatever the inputs' dtype
+FLOAT32 = {"loss", "balance_loss"}  # outputs that are, whatever the inputs' dtype
 STAGES = {
     "vector_add": {"add"},
     "gelu": {"gelu"},
@@ -57,6 +58,7 @@ STAGES = {
     "matmul": {"product"},
     "linear_gelu": {"product", "bias", "gelu"},
     "swiglu_mlp": {"norm", "gate", "up", "act", "down", "residual"},
+    "moe": {"router", "topk", "balance", "dispatch", "gate", "up", "act", "down", "combine"},
     "rope": {"angles", "rotate_q", "rotate_k"},
     "attention": {"scores", "mask", "softmax", "values"},
     "embedding": {"gather"},
