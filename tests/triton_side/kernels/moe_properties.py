@@ -32,6 +32,7 @@ def routing(launch: Launch, x: torch.Tensor, router: torch.Tensor, top_k: int) -
     fraction = counts / (tokens * top_k)
     loss = experts * (fraction * probabilities.mean(dim=0)).sum()
     bound = softmax_bound(logits.double(), probabilities).mean(dim=0) + FP32 * (4 + tokens) * probabilities.mean(dim=0)
+    bound_loss = experts * (fraction * bound).sum() + FP32 * (4 + experts) * loss
     return first(
         stray,
         named("logits", problem(logits, x.double() @ router.double().T, _product_bound(x, router.T))),
@@ -40,9 +41,7 @@ def routing(launch: Launch, x: torch.Tensor, router: torch.Tensor, top_k: int) -
         same("rows", rows, by_expert // top_k),
         same("slots", slots.flatten()[by_expert], torch.arange(tokens * top_k, device=x.device)),
         same("offsets", offsets, torch.cat([counts.new_zeros(1), counts.cumsum(0)])),
-        named(
-            "balance_loss", problem(balance_loss, loss, experts * (fraction * bound).sum() + FP32 * (4 + experts) * loss)
-        ),
+        named("balance_loss", problem(balance_loss, loss, bound_loss)),
     )
 
 

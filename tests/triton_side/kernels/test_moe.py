@@ -11,8 +11,11 @@ from triton_side.kernels import _grouped, moe, moe_routing
 from triton_side.kernels.matmul import MatmulConfig
 from triton_side.kernels.moe_routing import Route
 
+# NumPy, which computes for the interpreter, warns of NaN.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
 NAMES = ("x", "router", "w_gate", "w_up", "w_down")
-TILES = MatmulConfig(16, 32, 16, num_warps=4, num_stages=1, group_m=2, descriptors=False)
+TILES = MatmulConfig(32, 32, 16, num_warps=4, num_stages=1, group_m=2, descriptors=False)
 DESCRIPTORS = MatmulConfig(16, 32, 32, num_warps=4, num_stages=2, group_m=2)
 
 
@@ -118,7 +121,8 @@ def test_a_weight_that_is_not_a_number_spoils_no_other_expert() -> None:
     found, _ = moe_routing.route(tensors[0], tensors[1], 2, save=False)
     without = ~(found.chosen == 1).any(dim=1)
     assert without.any() and torch.equal(before[0][without], after[0][without])
-    assert all(torch.equal(x[[0, *range(2, 8)]], y[[0, *range(2, 8)]]) for x, y in zip(before[4:], after[4:], strict=True))
+    others = torch.arange(8, device=DEVICE) != 1
+    assert all(torch.equal(x[others], y[others]) for x, y in zip(before[4:], after[4:], strict=True))
 
 
 def test_experts_without_tokens_have_gradients_of_zero() -> None:
@@ -127,8 +131,8 @@ def test_experts_without_tokens_have_gradients_of_zero() -> None:
 
 
 def test_repeats_bit_for_bit() -> None:
-    tensors = inputs(*SIZES[1])
-    assert all(map(torch.equal, trained(moe.apply, tensors, 3), trained(moe.apply, tensors, 3)))
+    tensors = inputs(*SIZES[3])
+    assert all(map(torch.equal, trained(moe.apply, tensors, 4), trained(moe.apply, tensors, 4)))
 
 
 def test_inference_saves_nothing_and_training_no_activation() -> None:
@@ -155,10 +159,17 @@ def found_route(sizes: tuple[int, ...]) -> Route:
     return moe_routing.route(*inputs(*sizes)[:2], top_k, save=True)[0]
 
 
+def routed(
+    x: torch.Tensor, router: torch.Tensor, top_k: int, module: ModuleType = moe_routing
+) -> tuple[torch.Tensor, ...]:
+    """What `properties.routing` looks at."""
+    found, loss = module.route(x, router, top_k, save=True)
+    return found.chosen, found.weights, found.slots, found.rows, found.offsets, found.logits, loss
+
+
 def routing_problems(module: ModuleType = moe_routing) -> Iterator[str | None]:
     def launch(x: torch.Tensor, router: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        found, loss = module.route(x, router, 2, save=True)
-        return found.chosen, found.weights, found.slots, found.rows, found.offsets, found.logits, loss
+        return routed(x, router, 2, module)
 
     x, router = random(70, 37), random(5, 37, seed=1)
     x[60] = 0

@@ -385,7 +385,7 @@ MUTATIONS = [
     ),
     Mutation(
         "grouped_gate_up_kernel", _grouped,
-        "c2 = add_product(c2, x, y2, PRECISION)\n        # First", "c2 = add_product(c2, x, y, PRECISION)\n        # First",
+        "c * tl.sigmoid(c) * c2", "c * c2",
         grouped_problems,
     ),
     Mutation(
@@ -430,7 +430,7 @@ MUTATIONS = [
     ),
     Mutation(
         "moe_dx_kernel", moe,
-        "mask=(expert < experts)[:, None] & (column < width)[None, :], other=0.0,", "mask=(expert < experts - 1)[:, None] & (column < width)[None, :], other=0.0,",
+        "dx += tl.load(dx_of_experts_ptr", "dx = tl.load(dx_of_experts_ptr",
         row_problems,
     ),
     Mutation(
