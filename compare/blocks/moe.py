@@ -67,11 +67,14 @@ def draw_x(generator: Any, sizes: Sizes) -> Any:
 
 def draw_logits(generator: Any, sizes: Sizes) -> Any:
     """The load is uneven: logits are normal about a level that falls by 1 from the first expert to the last. All but
-    `used` experts are below those by construction, and nobody chooses them. Which expert has which level is random."""
+    `used` experts are below those by construction, and nobody chooses them; of the first tokens each likes another of
+    the used ones best, so that none is left out. Which expert has which level is random."""
     import numpy as np
 
     tokens, experts, used, top_k = (sizes[name] for name in ("tokens", "experts", "used", "top_k"))
     logits = generator.standard_normal((tokens, experts)) - np.linspace(0, 1, experts)
+    first = np.arange(min(tokens, used))
+    logits[first, first] = logits.max(1)[first] + MARGIN
     logits[:, used:] = logits[:, :used].min(1, keepdims=True) - np.abs(logits[:, used:])
     order = np.argsort(-logits, axis=1)
     np.put_along_axis(logits, order[:, :top_k], np.take_along_axis(logits, order[:, :top_k], 1) + MARGIN, 1)
