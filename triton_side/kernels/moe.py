@@ -118,17 +118,19 @@ def moe_dx_kernel(
     """The sum of a token's gradients through its experts and through the router."""
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    expert = tl.arange(0, EXPERTS)
     mask = (token < tokens)[:, None] & (column < width)[None, :]
-    dlogits = tl.load(
-        dlogits_ptr + token.to(tl.int64)[:, None] * experts + expert[None, :],
-        mask=(token < tokens)[:, None] & (expert < experts)[None, :], other=0.0,
-    )  # fmt: skip
-    router = tl.load(
-        router_ptr + expert.to(tl.int64)[:, None] * stride_re + column.to(tl.int64)[None, :] * stride_rw,
-        mask=(expert < experts)[:, None] & (column < width)[None, :], other=0.0,
-    )  # fmt: skip
-    dx = add_product(tl.zeros([TOKENS, WIDTH], tl.float32), dlogits, router.to(tl.float32), PRECISION)
+    dx = tl.zeros([TOKENS, WIDTH], tl.float32)
+    for first in range(0, experts, EXPERTS):
+        expert = first + tl.arange(0, EXPERTS)
+        dlogits = tl.load(
+            dlogits_ptr + token.to(tl.int64)[:, None] * experts + expert[None, :],
+            mask=(token < tokens)[:, None] & (expert < experts)[None, :], other=0.0,
+        )  # fmt: skip
+        router = tl.load(
+            router_ptr + expert.to(tl.int64)[:, None] * stride_re + column.to(tl.int64)[None, :] * stride_rw,
+            mask=(expert < experts)[:, None] & (column < width)[None, :], other=0.0,
+        )  # fmt: skip
+        dx = add_product(dx, dlogits, router.to(tl.float32), PRECISION)
     for j in tl.static_range(TOP_K):
         slot = tl.load(slots_ptr + token * TOP_K + j, mask=token < tokens, other=0).to(tl.int64)
         dx += tl.load(dx_of_experts_ptr + slot[:, None] * width + column[None, :], mask=mask, other=0.0).to(tl.float32)
@@ -195,7 +197,7 @@ def launch_dx(
     with device_of(dx):
         moe_dx_kernel[(triton.cdiv(tokens, block_tokens), triton.cdiv(width, block_width))](
             dx_of_experts, found.slots, dlogits, router, dx, tokens, width, experts, *router.stride(),
-            TOKENS=block_tokens, WIDTH=block_width, EXPERTS=_grouped.experts_block(experts), TOP_K=top_k,
+            TOKENS=block_tokens, WIDTH=block_width, EXPERTS=min(32, _grouped.experts_block(experts)), TOP_K=top_k,
             PRECISION=moe_routing.gradient_precision(router.dtype), num_warps=4,
         )  # fmt: skip
     return dx

@@ -17,8 +17,8 @@ choice. It is a counting sort without atomics, and repeats bit for bit.
 
 Shapes: x [tokens, width], router [experts, width], chosen, weights, slots [tokens, top_k], rows [tokens top_k] (the
 token in each slot), offsets [experts + 1], logits [tokens, experts]. x and router in bfloat16, float16 or float32;
-chosen, slots, rows, offsets in int32; all else in float32, where all is computed. A token with a logit that is NaN
-chooses experts that exist, and its weights are NaN.
+chosen, slots, rows, offsets in int32; all else in float32, where all is computed, logits never by TF32. A token with a
+logit that is NaN chooses experts that exist, and its weights are NaN.
 """
 
 import math
@@ -32,7 +32,7 @@ from triton_side.declare import again, computing, declare, forward, gradient
 from triton_side.kernels._column_sums import sum_columns
 from triton_side.kernels._grouped import experts_block
 from triton_side.kernels._launch import device_of
-from triton_side.kernels._tiles import add_product, product_precision
+from triton_side.kernels._tiles import add_product
 
 SOFTMAX = ("reduce_max", "exp", "reduce_sum", "div")
 TOKENS = 32  # a program's: 4096 tokens are 128 programs, nearly an H200's multiprocessors
@@ -244,7 +244,19 @@ class Route:
 def gradient_precision(dtype: torch.dtype) -> str:
     """Of the products with dlogits, float32 numbers, of which the other factor is in `dtype`. bfloat16 and float16 are
     exact in TF32, which rounds dlogits to float16's 11 bits."""
-    return product_precision(dtype) if dtype == torch.float32 else "tf32"
+    return "ieee" if dtype == torch.float32 else "tf32"
+
+
+def warps(block: int) -> int:
+    """Of the kernels that hold a tile of tokens x experts: with more than 64 experts in 4 warps it would spill."""
+    return 4 if block <= 64 else 8
+
+
+def router_step(block: int, element_bytes: int) -> int:
+    """Columns of x at a time: three steps on their way take 128 KiB of shared memory at most. IEEE products of float32
+    hold a step in registers."""
+    fits = 2**17 // (3 * (TOKENS + block) * element_bytes)
+    return min(128 if element_bytes == 2 else 32, 2 ** (fits.bit_length() - 1))
 
 
 def route(x: torch.Tensor, router: torch.Tensor, top_k: int, save: bool) -> tuple[Route, torch.Tensor]:
@@ -262,16 +274,17 @@ def route(x: torch.Tensor, router: torch.Tensor, top_k: int, save: bool) -> tupl
     with device_of(x):
         moe_router_kernel[(tiles,)](
             x, router, logits, chosen, weights, counts, sums, tokens, width, experts, *x.stride(), *router.stride(),
-            TOKENS=TOKENS, EXPERTS=block, BLOCK_K=64, TOP_K=top_k, CHOICES=triton.next_power_of_2(top_k),
-            PRECISION=product_precision(x.dtype), num_warps=4, num_stages=4,
+            TOKENS=TOKENS, EXPERTS=block, BLOCK_K=router_step(block, x.element_size()), TOP_K=top_k,
+            CHOICES=triton.next_power_of_2(top_k), PRECISION="ieee", num_warps=warps(block), num_stages=4,
         )  # fmt: skip
         moe_offsets_kernel[(1,)](
             counts, sums, offsets, starts, balance_loss, tiles, tokens, experts, tokens * top_k,
-            TILES=64, EXPERTS=block, num_warps=4,
+            TILES=32, EXPERTS=block, num_warps=warps(block),
         )  # fmt: skip
         moe_slots_kernel[(tiles,)](
-            chosen, starts, slots, rows, tokens, experts, TOKENS=TOKENS, EXPERTS=block, TOP_K=top_k, num_warps=4
-        )
+            chosen, starts, slots, rows, tokens, experts,
+            TOKENS=TOKENS, EXPERTS=block, TOP_K=top_k, num_warps=warps(block),
+        )  # fmt: skip
     return Route(chosen, weights, slots, rows, offsets, logits), balance_loss
 
 
@@ -280,10 +293,12 @@ def launch_dlogits(found: Route, dweights: torch.Tensor, dloss: torch.Tensor) ->
     assert found.logits is not None
     dlogits = torch.empty_like(found.logits)
     tokens, experts = dlogits.shape
+    block = experts_block(experts)
+    tile = max(1, 2048 // block)
     with device_of(dlogits):
-        moe_dlogits_kernel[(triton.cdiv(tokens, TOKENS),)](
+        moe_dlogits_kernel[(triton.cdiv(tokens, tile),)](
             found.logits, found.chosen, found.weights, dweights, found.offsets, dloss, dlogits, tokens, experts,
-            TOKENS=TOKENS, EXPERTS=experts_block(experts), TOP_K=found.chosen.shape[1], num_warps=4,
+            TOKENS=tile, EXPERTS=block, TOP_K=found.chosen.shape[1], num_warps=4,
         )  # fmt: skip
     return dlogits
 
