@@ -38,6 +38,7 @@ SMALL = {
         "batch": 3, "heads": 4, "kv_heads": 2, "page_size": 2, "pages": 9, "pages_per_sequence": 3, "head_dim": 2,
         "shortest": 0,
     },
+    "moe": {"tokens": 4, "width": 5, "hidden": 3, "experts": 4, "top_k": 2, "used": 3},
 }
 
 
