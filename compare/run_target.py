@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from compare.blocks import BLOCKS
@@ -138,7 +139,10 @@ class _Checks:
         dtype = _check_dtype(case, role, implementation)
         key = (case.block, implementation.name, dtype, case.direction)
         if key not in self._known:
-            cases = [c for c in BLOCKS[case.block].cases("check") if (c.dtype, c.direction) == (dtype, case.direction)]
+            cases = [
+                c for c in BLOCKS[case.block].cases("check")
+                if (c.dtype, c.direction) == (dtype, case.direction) and not implementation.unsupported(c)
+            ]
             self._known[key] = self._pools[role].submit(self._check, role, cases, implementation)
         return self._known[key]
 
@@ -170,6 +174,6 @@ def _check_dtype(case: Case, role: str, implementation: Implementation) -> str:
     """The case's own dtype where the CPU path computes it rightly."""
     if role == "interpreter" and case.dtype == "bfloat16":
         return "float16"  # Triton's interpreter is silently wrong in bfloat16: its dot and its additions
-    if implementation.compiler == "inductor":
+    if implementation.compiler == "inductor" and not implementation.unsupported(replace(case, dtype="float32")):
         return "float32"  # one C++ build a direction, of seconds each; it tests the graph, not the GPU's code
     return case.dtype

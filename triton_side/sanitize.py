@@ -119,6 +119,13 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
         }
         for m, k, n in ((17, 37, 67), (40, 64, 136))
     ]  # fmt: skip
+    mixtures: list[Shapes] = [
+        {
+            "x": (tokens, width), "router": (experts, width), "w_gate": (experts, width, hidden),
+            "w_up": (experts, width, hidden), "w_down": (experts, hidden, width),
+        }
+        for tokens, width, hidden, experts in ((37, 37, 29, 5), (40, 64, 136, 8))
+    ]  # fmt: skip
     ids = torch.tensor([3, 36, 3, 0, 3, 17, 36, 35], dtype=torch.int32)
     tables: list[Shapes] = [{"table": (37, columns), "ids": ids} for columns in (131, 1032)]
     entropy = {"smoothing": 0.1, "z_loss": 1e-4}
@@ -155,6 +162,7 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
         ("kernels.matmul", products, {}), ("cuda.matmul", of_cuda_products, {}), ("kernels.linear_gelu", layers, {}),
         ("kernels.matmul_fp8", fp8, {}), ("kernels.linear", layers, {}), ("kernels.linear_residual", added, {}),
         ("kernels.rmsnorm", norms, {"eps": EPS}), ("kernels.swiglu_mlp", mlps, {"eps": EPS}),
+        ("kernels.moe", mixtures, {"top_k": 2}),
         ("kernels.layernorm", layernorms, {"eps": EPS}), ("cuda.layernorm", layernorms_of_cuda, {"eps": EPS}),
         ("kernels.dropout_residual_norm", chains, {"p": 0.1, "eps": EPS}),
         ("kernels.rope", turned, {"theta": 500000.0}), ("kernels.attention", heads, {}),

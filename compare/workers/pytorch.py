@@ -9,6 +9,7 @@ import importlib.util
 import os
 import platform
 import time
+import types
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -141,7 +142,7 @@ class TorchSide:
 
         compiled = apply  # FlexAttention compiles itself, at its first call
         if implementation.compiler != "flex":
-            compiled = inductor.compile(apply, max_autotune=implementation.compiler == "inductor-max")
+            compiled = inductor.compile(_copy(apply), max_autotune=implementation.compiler == "inductor-max")
         program = self._program(case, compiled, attributes)
         with inductor.capture() as captured:
             program.compile_s = self._first_call(program, inputs, cotangents)
@@ -251,7 +252,7 @@ class TorchSide:
         return [n for n, x in pristine.items() if not torch.equal(_bits(x), _bits(inputs[n]))]
 
     def reference(self, folder: Path, role: str, name: str) -> torch.Tensor:
-        return self._stored(folder, role, name, "float64")
+        return self._stored(folder, role, name)
 
     def largest_difference(self, values: torch.Tensor, reference: torch.Tensor) -> float:
         return float((reference - values.detach()).abs_().max())  # float64, as the reference; one copy of a large case
@@ -330,7 +331,7 @@ class TorchSide:
             return False
         return self._usable
 
-    def _stored(self, folder: Path, role: str, name: str, dtype: str) -> torch.Tensor:
+    def _stored(self, folder: Path, role: str, name: str, dtype: str = "") -> torch.Tensor:
         if folder.parent != self._case_folder:  # a new case: the last one's arrays are not needed again
             self._case_folder, self._cache = folder.parent, {}
             # Nor are its programs, which would fill Dynamo's recompile limit. Never within a case: what is being timed
@@ -403,6 +404,17 @@ class _NanEmpty(TorchDispatchMode):
 
 def _versions() -> dict[str, str]:
     return {name: found for name, found in machine.versions(("torch", "triton")).items() if found}
+
+
+def _copy(function: Any) -> Any:
+    """The same function with a code object of its own, by which Dynamo keeps what it compiled: `train` and `joint`
+    begin alike, and the later one would be given the other's program, with nothing to capture."""
+    copied = types.FunctionType(
+        function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__,
+        function.__closure__,
+    )
+    copied.__kwdefaults__ = function.__kwdefaults__
+    return copied
 
 
 def _set_precision(precision: str) -> None:

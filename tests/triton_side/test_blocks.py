@@ -34,6 +34,7 @@ SHAPES = {
     "linear_residual": [(1, 3, 5), (7, 33, 65)],  # m, k, n
     "linear_gelu": [(1, 3, 5), (7, 33, 65)],  # m, k, n
     "swiglu_mlp": [(1, 3, 5), (7, 33, 65)],  # tokens, width, hidden
+    "moe": [(1, 8, 16, 3), (7, 32, 40, 6)],  # tokens, width, hidden, experts; rows of 16 bytes for grouped_mm
     "rope": [(1, 1, 1, 1, 2), (2, 3, 1, 37, 24)],  # batch, heads, kv_heads, sequence, head_dim
     "attention": [(1, 1, 1, 16), (1, 2, 37, 24)],  # batch, heads, sequence, head_dim
     "decode_attention": [(1, 1, 1, 1, 16), (3, 6, 2, 37, 24)],  # batch, heads, kv_heads, capacity, head_dim
@@ -49,9 +50,9 @@ ATTRIBUTES = {
     "rmsnorm": {"eps": EPS}, "layernorm": {"eps": EPS}, "swiglu_mlp": {"eps": EPS}, "rope": {"theta": THETA},
     "dropout_residual_norm": {"p": 0.25, "eps": EPS},
     "cross_entropy": {"smoothing": SMOOTHING, "z_loss": Z_LOSS},
-    "linear_cross_entropy": {"smoothing": SMOOTHING, "z_loss": Z_LOSS},
+    "linear_cross_entropy": {"smoothing": SMOOTHING, "z_loss": Z_LOSS}, "moe": {"top_k": 2},
 }
-FLOAT32 = {"loss"}  # outputs that are, whatever the inputs' dtype
+FLOAT32 = {"loss", "balance_loss"}  # outputs that are, whatever the inputs' dtype
 ROUNDED = {"linear_cross_entropy"}  # of what is rounded to that dtype on the way, though
 STAGES = {
     "vector_add": {"add"},
@@ -68,6 +69,7 @@ STAGES = {
     "linear_residual": {"product", "residual"},
     "linear_gelu": {"product", "bias", "gelu"},
     "swiglu_mlp": {"norm", "gate", "up", "act", "down", "residual"},
+    "moe": {"router", "topk", "balance", "dispatch", "gate", "up", "act", "down", "combine"},
     "rope": {"angles", "rotate_q", "rotate_k"},
     "attention": {"scores", "mask", "softmax", "values"},
     "decode_attention": {"scores", "mask", "softmax", "values"},
@@ -143,6 +145,18 @@ def make_inputs(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> Array
             return {"logits": normal(*shape), "labels": labels}
         tokens, width, classes = shape
         return {"h": normal(tokens, width), "w": normal(classes, width, scale=width**-0.5), "labels": labels}
+    if block == "moe":
+        tokens, width, hidden, experts = shape
+        x = normal(tokens, width).detach()
+        # Logits a half apart, or equal.
+        x[:, :experts] = torch.arange(experts) * (1 + torch.arange(tokens)[:, None]) % 7 / 8
+        return {
+            "x": x.requires_grad_(),
+            "router": (4 * torch.eye(experts, width)).to(dtype).requires_grad_(),
+            "w_gate": normal(experts, width, hidden, scale=width**-0.5),
+            "w_up": normal(experts, width, hidden, scale=width**-0.5),
+            "w_down": normal(experts, hidden, width, scale=hidden**-0.5),
+        }
     if block == "swiglu_mlp":
         tokens, width, hidden = shape
         return {
@@ -223,6 +237,19 @@ def reference(block: str, inputs: Arrays) -> Arrays:
         h = rmsnorm_reference(x, inputs["norm_weight"])
         gate = h @ inputs["gate_weight"]
         return {"y": x + (gate / (1 + torch.exp(-gate)) * (h @ inputs["up_weight"])) @ inputs["down_weight"]}
+    if block == "moe":
+        probabilities = torch.softmax(x @ inputs["router"].T, -1)
+        experts = probabilities.shape[1]
+        chosen = probabilities.detach().sort(descending=True, stable=True)[1][:, :2]
+        weights = torch.zeros_like(probabilities).scatter(1, chosen, probabilities.gather(1, chosen))
+        weights = weights / weights.sum(-1, keepdim=True)
+        gate = torch.einsum("tw,ewh->eth", x, inputs["w_gate"])
+        out = gate / (1 + torch.exp(-gate)) * torch.einsum("tw,ewh->eth", x, inputs["w_up"]) @ inputs["w_down"]
+        fraction = chosen.flatten().bincount(minlength=experts) / chosen.numel()
+        return {
+            "y": torch.einsum("te,etw->tw", weights, out),
+            "balance_loss": experts * (fraction * probabilities.mean(0)).sum(),
+        }
     if block == "rope":
         return {f"{name}_out": rope_reference(inputs[name], inputs["positions"]) for name in "qk"}
     if block == "embedding":

@@ -35,6 +35,9 @@ LINEAR_GELU = {"x": (64, 128), "weight": (128, 256), "bias": (256,)}
 LINEAR_RESIDUAL = {"x": (64, 128), "weight": (128, 256), "residual": (64, 256)}
 ATTENTION = dict.fromkeys("qkv", (1, 2, 128, 64))
 GATED = {"gate": (64, 128), "up": (64, 128)}
+MOE = {
+    "x": (64, 128), "router": (8, 128), "w_gate": (8, 128, 256), "w_up": (8, 128, 256), "w_down": (8, 256, 128),
+}  # fmt: skip
 ROPE = {"q": (2, 9, 128, 64), "k": (2, 2, 128, 64), "positions": (2, 128)}
 DECODE = {"q": (2, 6, 64), "k_cache": (2, 2, 640, 64), "v_cache": (2, 2, 640, 64), "lengths": (2,)}
 SHORT = DECODE | {"k_cache": (2, 2, 64, 64), "v_cache": (2, 2, 64, 64)}
@@ -81,6 +84,8 @@ CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, float], s
     "linear_gelu, pointers": ("kernels", "linear_gelu", LINEAR_GELU, {}, "float32"),
     "swiglu_mlp": ("kernels", "swiglu_mlp", MLP, EPS, "bfloat16"),
     "swiglu_mlp, pointers": ("kernels", "swiglu_mlp", MLP, EPS, "float32"),
+    "moe": ("kernels", "moe", MOE, {"top_k": 2}, "bfloat16"),
+    "moe, pointers": ("kernels", "moe", MOE, {"top_k": 2}, "float32"),
     "rope": ("kernels", "rope", ROPE, {"theta": 500000.0}, "bfloat16"),
     "attention": ("kernels", "attention", ATTENTION, {}, "bfloat16"),
     "attention, pointers": ("kernels", "attention", ATTENTION, {}, "float32"),
@@ -402,3 +407,17 @@ def test_layernorm_moves_what_it_must_and_a_few_partial_sums(case: str) -> None:
     assert 1 <= partials <= rows and left_over == 0
     names = [event["names"] for event in recorded()[case]["backward"]]
     assert names == [["dx", "partial"], ["dweight", "dbias"]]
+
+
+def test_the_mixture_computes_chosen_experts_alone_and_names_what_passes_between() -> None:
+    parts = recorded()["moe"]
+    products = 3 * 2 * (64 * 2) * 128 * 256
+    declared = {part: sum(event["flops"] for event in events) for part, events in parts.items()}
+    assert declared["forward"] == pytest.approx(products, rel=0.03)
+    assert declared["backward"] == pytest.approx(2 * products, rel=0.03)
+    names = {part: [n for event in events for n in event["names"]] for part, events in parts.items()}
+    assert names["forward"][-6:] == ["rows", "gate", "up", "act", "out", "y"]
+    assert names["backward"] == [
+        "dout", "dgate", "dup", "weighted_act", "dweights", "dw_down", "dw_gate", "dw_up", "dx_of_experts", "dlogits",
+        "partial", "drouter", "dx",
+    ]  # fmt: skip

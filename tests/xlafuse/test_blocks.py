@@ -26,6 +26,7 @@ from xlafuse.blocks import (
     linear_residual,
     matmul,
     matmul_fp8,
+    moe,
     rmsnorm,
     rope,
     softmax,
@@ -115,6 +116,18 @@ def _linear_cross_entropy(i: Float64s) -> Float64s:
     return _cross_entropy({"logits": i["h"] @ i["w"].T, "labels": i["labels"]})
 
 
+def _moe(i: Float64s) -> Float64s:
+    logits = i["x"] @ i["router"].T
+    chosen = np.argsort(-logits, axis=-1, kind="stable")[:, :2]
+    y = np.zeros_like(i["x"])
+    for token, experts in enumerate(chosen):
+        for weight, e in zip(_softmax(logits[token, experts]), experts, strict=True):
+            x = i["x"][token]
+            y[token] += weight * (_silu(x @ i["w_gate"][e]) * (x @ i["w_up"][e])) @ i["w_down"][e]
+    fraction = np.bincount(chosen.ravel(), minlength=logits.shape[1]) / chosen.size
+    return {"y": y, "balance_loss": logits.shape[1] * (fraction * _softmax(logits).mean(0)).sum()}
+
+
 _DROPPED = 0.25  # probability
 
 
@@ -130,6 +143,7 @@ _GATED = {"gate": (3, 7), "up": (3, 7)}
 _THETA = 100.0
 _QKV = dict.fromkeys(("q", "k", "v"), (2, 3, 5, 4))
 _MLP = {"x": (5, 6), "norm_weight": (6,), "gate_weight": (6, 9), "up_weight": (6, 9), "down_weight": (9, 6)}
+_MOE = {"x": (5, 6), "router": (4, 6), "w_gate": (4, 6, 3), "w_up": (4, 6, 3), "w_down": (4, 3, 6)}
 _CHAIN = {"x": (3, 7), "bias": (7,), "residual": (3, 7), "weight": (7,), "shift": (7,), "seed": (2,)}
 _ENTROPY = {"smoothing": 0.3, "z_loss": 0.2}
 _PROJECTED = {"h": (5, 3), "w": (7, 3), "labels": (5,)}
@@ -179,6 +193,8 @@ BLOCKS: dict[str, tuple[Any, dict[str, float], Shapes, Callable[[Float64s], Floa
         lambda i: {"y": _gelu(i["x"] @ i["weight"] + i["bias"])}, 11,
     ),
     "swiglu_mlp": (swiglu_mlp.apply, {"eps": _EPS}, _MLP, lambda i: _swiglu(i, _EPS), 10),
+    # Gate and up, sigmoid, two products, down, y; and in the sums those of what they add up, once more.
+    "moe": (moe.apply, {"top_k": 2}, _MOE, _moe, 10),
     "rope": (rope.apply, {"theta": _THETA}, _TURNED, _rope, 1),
     "attention": (attention.apply, {}, _QKV, _attention, 3),
     "decode_attention": (decode_attention.apply, {}, _DECODED, _decode_attention, 3),
@@ -193,7 +209,7 @@ BLOCKS: dict[str, tuple[Any, dict[str, float], Shapes, Callable[[Float64s], Floa
         linear_cross_entropy.apply_in_chunks, _ENTROPY | {"largest": 4}, _PROJECTED, _linear_cross_entropy, 2,
     ),
 }  # fmt: skip
-FLOAT32 = {"loss"}  # whatever the inputs' dtype
+FLOAT32 = {"loss", "balance_loss"}  # whatever the inputs' dtype
 FORWARD_ONLY = {"vector_add", "decode_attention", "decode_attention_paged"}
 TRAINED = [name for name in BLOCKS if name not in FORWARD_ONLY]
 DTYPES = ("float32", "float16", "bfloat16")

@@ -232,8 +232,8 @@ def few_rows_config(n: int, element_bytes: int) -> MatmulConfig:
     return MatmulConfig(64, block_n, 128, num_warps=4, num_stages=stages)
 
 
-def matmul_config(dtype: torch.dtype, precision: str, descriptors: bool, m: int, n: int) -> MatmulConfig:
-    """Tiles for a dtype, precision and output [m, n]; `descriptors`: TMA can read the operands.
+def many_rows_config(dtype: torch.dtype, precision: str, descriptors: bool) -> MatmulConfig:
+    """Tiles for a dtype and precision; `descriptors`: TMA can read the operands.
 
     float32 takes pointers: IEEE products run on the ordinary cores, TF32 operands are rounded on their way. Fastest of
     a sweep on an H200 (Triton 3.6; 8192 x 4096 x 14336, float32 8192 x 768 x 2048), TFLOP/s for operands stored NN, NT
@@ -245,9 +245,14 @@ def matmul_config(dtype: torch.dtype, precision: str, descriptors: bool, m: int,
         return pointer_config(64, 64, 16, 4, 2) if precision == "ieee" else pointer_config(128, 128, 32, 8, 3)
     if not descriptors:
         return pointer_config(64, 64, 32, 4, 3)  # rows that 16 bytes do not divide: two-byte loads, many addresses
-    if m <= 64:
-        return few_rows_config(n, dtype.itemsize)
     return MatmulConfig(128, 256, 64, num_warps=8, num_stages=3, group_m=16)
+
+
+def matmul_config(dtype: torch.dtype, precision: str, descriptors: bool, m: int, n: int) -> MatmulConfig:
+    """Tiles for an output [m, n]: those of few rows where 16-bit operands come through TMA."""
+    if m <= 64 and descriptors and dtype != torch.float32:
+        return few_rows_config(n, dtype.itemsize)
+    return many_rows_config(dtype, precision, descriptors)
 
 
 Choose = Callable[[torch.dtype, str, bool, int, int], MatmulConfig]

@@ -34,6 +34,7 @@ from test_layernorm import configured as layernorm_configured
 from test_linear_cross_entropy import CONFIGS as PROJECTIONS
 from test_linear_cross_entropy import configured as linear_cross_entropy_configured
 from test_linear_gelu import DPRE_CONFIGS
+from test_moe import grouped_problems, routing_gradient_problems, routing_problems, row_problems
 from test_rmsnorm import EPS
 from test_rmsnorm import configured as rmsnorm_configured
 from test_rope import THETA
@@ -45,6 +46,7 @@ from triton_side import kernels
 from triton_side.kernels import (
     _column_sums,
     _gated,
+    _grouped,
     attention,
     attention_backward,
     bias_gelu,
@@ -58,6 +60,8 @@ from triton_side.kernels import (
     linear_cross_entropy,
     linear_gelu,
     matmul,
+    moe,
+    moe_routing,
     rmsnorm,
     rope,
     softmax,
@@ -435,6 +439,61 @@ MUTATIONS = [
         "activation_gradients_kernel", swiglu_mlp,
         "dgate_ptr, dup_ptr, act_ptr, elements, silu", "dgate_ptr, act_ptr, dup_ptr, elements, silu",
         activation_problems,
+    ),
+    Mutation(
+        "grouped_product_kernel", _grouped,
+        "begin + (row_tile - before) * BLOCK_M", "begin",
+        grouped_problems,
+    ),
+    Mutation(
+        "grouped_gate_up_kernel", _grouped,
+        "c * tl.sigmoid(c) * c2", "c * c2",
+        grouped_problems,
+    ),
+    Mutation(
+        "group_gradients_kernel", _grouped,
+        "inside = slot < end", "inside = slot < end + 1",
+        grouped_problems,
+    ),
+    Mutation(
+        "moe_router_kernel", moe_routing,
+        "free & (comparable == best[:, None])", "comparable == best[:, None]",
+        routing_problems,
+    ),
+    Mutation(
+        "moe_offsets_kernel", moe_routing,
+        "tl.cumsum(counts, axis=0) - counts", "tl.cumsum(counts, axis=0)",
+        routing_problems,
+    ),
+    Mutation(
+        "moe_slots_kernel", moe_routing,
+        "tl.cumsum(choices, axis=0) - choices", "0 * choices",
+        routing_problems,
+    ),
+    Mutation(
+        "moe_dlogits_kernel", moe_routing,
+        "(weight * (dweight - mean))", "(weight * dweight)",
+        routing_gradient_problems,
+    ),
+    Mutation(
+        "moe_drouter_kernel", moe_routing,
+        "tl.program_id(1) * PART + start", "start",
+        routing_gradient_problems,
+    ),
+    Mutation(
+        "moe_combine_kernel", moe,
+        "y += weight[:, None] * out.to(tl.float32)", "y += out.to(tl.float32)",
+        row_problems,
+    ),
+    Mutation(
+        "moe_activation_gradients_kernel", moe,
+        "dweights += dout * act", "dweights += dact * act",
+        row_problems,
+    ),
+    Mutation(
+        "moe_dx_kernel", moe,
+        "dx += tl.load(dx_of_experts_ptr", "dx = tl.load(dx_of_experts_ptr",
+        row_problems,
     ),
     Mutation(
         "attention_forward_kernel", attention,

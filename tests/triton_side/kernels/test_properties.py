@@ -40,6 +40,7 @@ from kernel_properties import (
     vector_add,
     within_plain_code,
 )
+from moe_properties import routing
 from property_checks import (
     COMMON,
     FINITE,
@@ -76,6 +77,7 @@ from test_linear_cross_entropy import configured as linear_cross_entropy_configu
 from test_linear_gelu import DPRE_CONFIGS
 from test_linear_gelu import plain as plain_linear_gelu
 from test_matmul_fp8 import CONFIGS as FP8_CONFIGS
+from test_moe import routed
 from test_rmsnorm import EPS
 from test_rmsnorm import configured as rmsnorm_configured
 from test_rope import THETA, trained
@@ -563,6 +565,19 @@ def test_attention_shows_nobody_the_future(dtype, sequence, data, value, operand
     elif value != value:
         assert out[0, 1, at:].isnan().all()
     assert not first(stray, *sound)
+
+
+@dtypes
+@examples(8, 40)
+@given(sizes, sizes, st.integers(1, 20), st.data(), moderate_rows, moderate_rows, layouts, layouts, seeds)
+def test_moe_routing(
+    dtype, tokens, width, experts, data, kinds, router_kinds, x_layout, router_layout, seed
+) -> None:  # fmt: skip
+    """Rows of equal numbers and of zeros have logits that tie."""
+    top_k = data.draw(st.integers(1, experts))
+    x = draw(tokens, width, kinds, seed, dtype, x_layout)
+    router = draw(experts, width, router_kinds, seed + 1, dtype, router_layout)
+    assert not routing(lambda *given: routed(*given, top_k), x, router, top_k)
 
 
 def test_attention_passes_over_keys_of_weight_zero() -> None:
