@@ -178,7 +178,9 @@ class Block:
     `reference(xp, inputs, **attributes)` is written against the names that NumPy and PyTorch share, so that float64
     NumPy reads and tests it and float64 tensors differentiate it. `backward_needs` are the fewest inputs or outputs
     that the gradients need (they count as compulsory reads of backward). `slices` are axes along which the reference
-    may be evaluated one index at a time, because no output mixes them. `work` is what a rate of this block counts.
+    may be evaluated one index at a time, because no output mixes them; of axes in a tuple, an index of the first takes
+    along its share of the others, as a head of keys the heads of queries that share it. `work` is what a rate of this
+    block counts.
     The reference and every target get `attributes`, and of a case those of its sizes that `parameters` name.
     """
 
@@ -195,7 +197,7 @@ class Block:
     parameters: tuple[str, ...] = ()
     backward_needs: tuple[str, ...] = ()
     directions: tuple[str, ...] = ("fwd", "train")
-    slices: tuple[str, ...] = ()
+    slices: tuple[str | tuple[str, ...], ...] = ()
     work: str = "bytes"
 
     def tensor(self, name: str) -> Tensor:

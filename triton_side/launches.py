@@ -22,7 +22,7 @@ import inspect
 import math
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -255,7 +255,7 @@ class _Recorder:
             parameters=tuple(names),
             tensors=tensors,
             operations=declare.operations_of(declaration),
-            flops=_flops(declaration, tensors),
+            flops=_flops(declaration, tensors, bound.arguments),
             _artifacts=lambda: of_triton(kernel),
         )
 
@@ -295,7 +295,7 @@ class _Recorder:
                 parameters=parameters,
                 tensors=tensors,
                 operations=declare.operations_of(declaration),
-                flops=_flops(declaration, tensors),
+                flops=_flops(declaration, tensors, {}),
                 _artifacts=lambda: of_cuda(kernel, threads),
             )
         )
@@ -312,8 +312,11 @@ def _shapes(tensors: tuple[TensorArgument, ...]) -> declare.Shapes:
     return {tensor.parameter: tensor.shape for tensor in tensors}
 
 
-def _flops(declaration: declare.Declaration | None, tensors: tuple[TensorArgument, ...]) -> float | None:
-    return float(declaration.flops(_shapes(tensors))) if declaration else None
+def _flops(
+    declaration: declare.Declaration | None, tensors: tuple[TensorArgument, ...], arguments: Mapping[str, Any]
+) -> float | None:
+    values = {name: value for name, value in arguments.items() if value is not None}
+    return float(declaration.flops({**values, **_shapes(tensors)})) if declaration else None
 
 
 def _used(

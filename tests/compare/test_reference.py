@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from compare import arrays  # noqa: E402
-from compare.blocks import BLOCKS  # noqa: E402
+from compare.blocks import BLOCKS, attention  # noqa: E402
 from compare.check import Scale  # noqa: E402
 from compare.spec import Block, Case  # noqa: E402
 from compare.workers import reference  # noqa: E402
@@ -31,7 +31,7 @@ SMALL = {
     "rope": {"batch": 2, "heads": 2, "kv_heads": 1, "sequence": 3, "head_dim": 4},
     "embedding": {"rows": 4, "columns": 3, "tokens": 5, "distinct": 2},
     "cross_entropy": {"tokens": 3, "classes": 4, "ignored_percent": 34},
-    "attention": {"batch": 2, "heads": 2, "sequence": 3, "head_dim": 2},
+    "attention": attention.sizes(2, 4, 3, 2, kv_heads=2, window=2),
 }
 
 
@@ -82,14 +82,27 @@ def test_gradients_agree_with_finite_differences(block: Block) -> None:
         np.testing.assert_allclose(found[f"d_{name}"].cpu().numpy(), expected, rtol=1e-6, atol=1e-7)
 
 
-def test_attention_reference_is_causal() -> None:
+@pytest.mark.parametrize(
+    ("causal", "window", "of_first", "of_last"),
+    [(1, 0, [1, 2], [2]), (1, 2, [1], [2]), (1, 1, [], []), (0, 0, [0, 1, 2], [0, 1, 2])],
+)
+def test_attention_sees_by_its_parameters(causal: int, window: int, of_first: list[int], of_last: list[int]) -> None:
+    """Which rows change with the first and the last of three keys; the weight of a lone key does not."""
     block = BLOCKS["attention"]
     inputs, _ = drawn(block)
-    before = block.reference(np, inputs)["out"]
-    inputs["k"][..., -1, :] += 1.0
-    after = block.reference(np, inputs)["out"]
-    np.testing.assert_array_equal(before[..., :-1, :], after[..., :-1, :])
-    assert not np.allclose(before[..., -1, :], after[..., -1, :])
+    before = block.reference(np, inputs, causal, window)["out"]
+    for key, rows in ((0, of_first), (2, of_last)):
+        changed = inputs | {"k": inputs["k"].copy()}
+        changed["k"][..., key, :] += 1.0
+        after = block.reference(np, changed, causal, window)["out"]
+        assert [row for row in range(3) if not np.array_equal(before[..., row, :], after[..., row, :])] == rows
+
+
+def test_attention_heads_share_in_order() -> None:
+    block = BLOCKS["attention"]
+    inputs, _ = drawn(block)
+    repeated = {name: np.repeat(array, 1 if name == "q" else 2, axis=1) for name, array in inputs.items()}
+    np.testing.assert_allclose(*(block.reference(np, given, 1, 0)["out"] for given in (inputs, repeated)))
 
 
 def test_rope_positions_go_on_from_a_start_of_each_sequence() -> None:

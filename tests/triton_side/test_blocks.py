@@ -32,7 +32,7 @@ SHAPES = {
     "linear_gelu": [(1, 3, 5), (7, 33, 65)],  # m, k, n
     "swiglu_mlp": [(1, 3, 5), (7, 33, 65)],  # tokens, width, hidden
     "rope": [(1, 1, 1, 1, 2), (2, 3, 1, 37, 24)],  # batch, heads, kv_heads, sequence, head_dim
-    "attention": [(1, 1, 1, 16), (1, 2, 37, 24)],  # batch, heads, sequence, head_dim
+    "attention": [(1, 1, 1, 1, 16), (1, 2, 1, 37, 24)],  # batch, heads, kv_heads, sequence, head_dim
     "embedding": [(1, 1, 1), (37, 65, 19)],  # rows, columns, tokens
     "cross_entropy": [(1, 1), (7, 129)],
 }
@@ -90,7 +90,10 @@ def make_inputs(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> Array
     if block == "layernorm":
         return {"x": normal(*shape), "weight": normal(shape[-1]), "bias": normal(shape[-1])}
     if block == "attention":
-        return {name: normal(*shape) for name in "qkv"}
+        batch, heads, kv_heads, sequence, head_dim = shape
+        return {
+            name: normal(batch, heads if name == "q" else kv_heads, sequence, head_dim) for name in "qkv"
+        }
     if block == "matmul":
         m, k, n = shape
         return {"a": normal(m, k), "b": normal(k, n, scale=k**-0.5)}
@@ -145,7 +148,7 @@ def rope_reference(x: Tensor, positions: Tensor) -> Tensor:
     return torch.cat([turned.real, turned.imag], dim=-1)
 
 
-def reference(block: str, inputs: Arrays) -> Arrays:
+def reference(block: str, inputs: Arrays, causal: int = 1, window: int = 0) -> Arrays:
     """The block's formula, on float64 tensors."""
     x = inputs.get("x")
     if block == "vector_add":
@@ -185,10 +188,15 @@ def reference(block: str, inputs: Arrays) -> Arrays:
         kept = uniforms(*x.shape, inputs["seed"]) >= 65536 // 4
         h = inputs["residual"] + kept * (x + inputs["bias"]) / 0.75
         return {"y": torch.nn.functional.layer_norm(h, h.shape[-1:], inputs["weight"], inputs["shift"], EPS), "h": h}
-    q, k, v = (inputs[name] for name in "qkv")
+    q, *kv = (inputs[name] for name in "qkv")
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in kv)
     scores = torch.einsum("bhqd,bhkd->bhqk", q, k) / math.sqrt(q.shape[-1])
-    causal = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool).tril()
-    return {"out": torch.softmax(scores.where(causal, -math.inf), -1) @ v}
+    return {"out": torch.softmax(scores.where(seen(q.shape[-2], causal, window), -math.inf), -1) @ v}
+
+
+def seen(sequence: int, causal: int, window: int) -> Tensor:
+    distance = torch.arange(sequence)[:, None] - torch.arange(sequence)
+    return (distance >= (0 if causal else -sequence)) & (distance < (window or sequence))
 
 
 def assert_close(name: str, value: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
@@ -200,13 +208,15 @@ def assert_close(name: str, value: Tensor, expected: Tensor, dtype: torch.dtype)
     assert error <= TOLERANCE_IN_EPS, f"{name}: error {error:.1f} eps"
 
 
-def check(block: str, apply: Callable[..., Arrays], inputs: Arrays, *, gradients: bool = True) -> None:
+def check(
+    block: str, apply: Callable[..., Arrays], inputs: Arrays, *, gradients: bool = True, **parameters: int
+) -> None:
     """Outputs, and the gradients of all inputs for a random cotangent, against the reference."""
     floating = {name: tensor for name, tensor in inputs.items() if tensor.is_floating_point()}
     dtype = next(iter(floating.values())).dtype
     exact = inputs | {name: tensor.detach().double().requires_grad_() for name, tensor in floating.items()}
-    expected = reference(block, exact)
-    outputs = apply(inputs, **ATTRIBUTES.get(block, {}))
+    expected = reference(block, exact, **parameters)
+    outputs = apply(inputs, **ATTRIBUTES.get(block, {}), **parameters)
     assert outputs.keys() == expected.keys()
     dtypes = {name: torch.float32 if name in FLOAT32 else dtype for name in outputs}
     for name, value in outputs.items():
@@ -285,23 +295,39 @@ def test_block_is_one_graph_and_its_stages_reach_both_directions(block: str) -> 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES["attention"])
 def test_flash_has_a_cpu_path(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    check("attention", library_attention.apply_flash, make_inputs("attention", shape, dtype))
+    for causal in (0, 1):
+        check("attention", library_attention.apply_flash, make_inputs("attention", shape, dtype), causal=causal)
 
 
 def test_cudnn_fails_where_it_cannot_run() -> None:
     with pytest.raises(RuntimeError, match="No viable backend"):
-        library_attention.apply_cudnn(make_inputs("attention", (1, 2, 37, 16), torch.bfloat16))
+        library_attention.apply_cudnn(make_inputs("attention", (1, 2, 2, 37, 16), torch.bfloat16))
+
+
+@pytest.mark.parametrize("apply", [library_attention.apply_flash, library_attention.apply_cudnn])
+def test_sdpa_has_no_window(apply: Callable[..., Arrays]) -> None:
+    with pytest.raises(ValueError, match="no window, got 3; use FlexAttention"):
+        apply(make_inputs("attention", (1, 2, 2, 37, 16), torch.bfloat16), window=3)
+
+
+@pytest.mark.parametrize(("causal", "window"), [(0, 0), (1, 1), (1, 5), (1, 40)])
+def test_attention_sees_by_its_parameters(causal: int, window: int) -> None:
+    inputs = make_inputs("attention", (1, 4, 2, 37, 16), torch.float32)
+    check("attention", module("blocks", "attention"), inputs, causal=causal, window=window)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler on a CPU")
 def test_flex_forward_on_a_cpu() -> None:
-    inputs = detached(make_inputs("attention", (1, 2, 37, 16), torch.float32))
-    check("attention", library_attention.apply_flex, inputs, gradients=False)
+    inputs = detached(make_inputs("attention", (1, 2, 1, 37, 16), torch.float32))
+    for causal, window in ((0, 0), (1, 0), (1, 5)):
+        check("attention", library_attention.apply_flex, inputs, gradients=False, causal=causal, window=window)
 
 
-def test_flex_keeps_one_mask_per_sequence_and_device() -> None:
+def test_flex_keeps_one_mask_per_sequence_window_and_device() -> None:
     cpu = torch.device("cpu")
-    mask = library_attention._causal_block_mask(300, cpu)
-    assert library_attention._causal_block_mask(300, torch.device("cpu")) is mask
-    assert library_attention._causal_block_mask(301, cpu) is not mask
+    mask = library_attention._block_mask(300, 0, cpu)
+    assert library_attention._block_mask(300, 0, torch.device("cpu")) is mask
+    assert library_attention._block_mask(301, 0, cpu) is not mask
+    windowed = library_attention._block_mask(600, 128, cpu)
+    assert windowed.sparsity() > library_attention._block_mask(600, 0, cpu).sparsity()

@@ -52,10 +52,12 @@ def _swiglu(i: Float64s, eps: float) -> Float64s:
     return {"y": i["x"] + (_silu(gate) * (h @ i["up_weight"])) @ i["down_weight"]}
 
 
-def _attention(i: Float64s) -> Float64s:
-    scores = i["q"] @ i["k"].swapaxes(-1, -2) / np.sqrt(i["q"].shape[-1])
-    n = scores.shape[-1]
-    return {"out": _softmax(np.where(np.arange(n)[:, None] >= np.arange(n), scores, -np.inf)) @ i["v"]}
+def _attention(i: Float64s, before: int = 5, after: int = 0) -> Float64s:
+    """Seen are the keys from `before` positions before the query to `after` after it."""
+    k, v = (np.repeat(i[name], i["q"].shape[1] // i[name].shape[1], axis=1) for name in "kv")
+    scores = i["q"] @ k.swapaxes(-1, -2) / np.sqrt(i["q"].shape[-1])
+    distance = np.arange(scores.shape[-1])[:, None] - np.arange(scores.shape[-1])
+    return {"out": _softmax(np.where((distance <= before) & (distance >= -after), scores, -np.inf)) @ v}
 
 
 def _gelu(x: np.ndarray) -> np.ndarray:
@@ -100,6 +102,7 @@ _EPS = 0.05
 _GATED = {"gate": (3, 7), "up": (3, 7)}
 _THETA = 100.0
 _QKV = dict.fromkeys(("q", "k", "v"), (2, 3, 5, 4))
+_SHARED = {"q": (2, 4, 5, 4), "k": (2, 2, 5, 4), "v": (2, 2, 5, 4)}
 _MLP = {"x": (5, 6), "norm_weight": (6,), "gate_weight": (6, 9), "up_weight": (6, 9), "down_weight": (9, 6)}
 _CHAIN = {"x": (3, 7), "bias": (7,), "residual": (3, 7), "weight": (7,), "shift": (7,), "seed": (2,)}
 _TURNED = {"q": (2, 3, 5, 6), "k": (2, 1, 5, 6), "positions": (2, 5)}
@@ -139,6 +142,8 @@ BLOCKS: dict[str, tuple[Any, dict[str, float], Shapes, Callable[[Float64s], Floa
     "swiglu_mlp": (swiglu_mlp.apply, {"eps": _EPS}, _MLP, lambda i: _swiglu(i, _EPS), 10),
     "rope": (rope.apply, {"theta": _THETA}, _TURNED, _rope, 1),
     "attention": (attention.apply, {}, _QKV, _attention, 3),
+    "attention, window": (attention.apply, {"window": 2}, _SHARED, lambda i: _attention(i, before=1), 3),
+    "attention, full": (attention.apply, {"causal": 0}, _SHARED, lambda i: _attention(i, after=5), 3),
     "embedding": (
         embedding.apply, {}, {"table": (5, 3), "ids": (7,)}, lambda i: {"y": i["table"][i["ids"].astype(int)]}, 0,
     ),
