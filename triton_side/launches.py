@@ -109,7 +109,7 @@ class Launch:
     parameters: the kernel's names for its arguments.
     tensors: the arguments that are tensors.
     operations: what the launch computes, as declared (triton_side.declare), inside the stages open around it.
-    flops: as declared; None for a kernel that declares nothing.
+    flops: as declared; None for a kernel that declares nothing, or whose work depends on data.
     """
 
     name: str
@@ -315,8 +315,11 @@ def _shapes(tensors: tuple[TensorArgument, ...]) -> declare.Shapes:
 def _flops(
     declaration: declare.Declaration | None, tensors: tuple[TensorArgument, ...], arguments: Mapping[str, Any]
 ) -> float | None:
+    if declaration is None:
+        return None
     values = {name: value for name, value in arguments.items() if value is not None}
-    return float(declaration.flops({**values, **_shapes(tensors)})) if declaration else None
+    flops = declaration.flops({**values, **_shapes(tensors)})
+    return None if flops is None else float(flops)
 
 
 def _used(

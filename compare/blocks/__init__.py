@@ -2,6 +2,7 @@
 
 from compare.blocks import (
     attention,
+    attention_packed,
     bias_gelu,
     cross_entropy,
     dropout_residual_norm,
@@ -37,6 +38,7 @@ BLOCKS: dict[str, Block] = {
         swiglu_mlp.BLOCK,
         rope.BLOCK,
         attention.BLOCK,
+        attention_packed.BLOCK,
         embedding.BLOCK,
         cross_entropy.BLOCK,
     )

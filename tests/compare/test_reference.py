@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from compare import arrays  # noqa: E402
-from compare.blocks import BLOCKS, attention  # noqa: E402
+from compare.blocks import BLOCKS, attention, attention_packed  # noqa: E402
 from compare.check import Scale  # noqa: E402
 from compare.spec import Block, Case  # noqa: E402
 from compare.workers import reference  # noqa: E402
@@ -32,6 +32,7 @@ SMALL = {
     "embedding": {"rows": 4, "columns": 3, "tokens": 5, "distinct": 2},
     "cross_entropy": {"tokens": 3, "classes": 4, "ignored_percent": 34},
     "attention": attention.sizes(2, 4, 3, 2, kv_heads=2, window=2),
+    "attention_packed": attention_packed.sizes(7, 3, 4, 2, 2),
 }
 
 
@@ -96,6 +97,23 @@ def test_attention_sees_by_its_parameters(causal: int, window: int, of_first: li
         changed["k"][..., key, :] += 1.0
         after = block.reference(np, changed, causal, window)["out"]
         assert [row for row in range(3) if not np.array_equal(before[..., row, :], after[..., row, :])] == rows
+
+
+def test_packed_sequences_are_attention_of_each() -> None:
+    packed, alone = BLOCKS["attention_packed"], BLOCKS["attention"]
+    inputs, _ = drawn(packed)
+    offsets = inputs["cu_seqlens"]
+    assert offsets[0] == 0 and sorted(np.diff(offsets)) == [1, 2, 4]
+    out = packed.reference(np, inputs, 4)["out"]
+    for first, last in zip(offsets, offsets[1:], strict=False):
+        one = {name: inputs[name][first:last].swapaxes(0, 1)[None] for name in "qkv"}
+        np.testing.assert_allclose(out[first:last], alone.reference(np, one, 1, 0)["out"][0].swapaxes(0, 1))
+
+
+@pytest.mark.parametrize(("tokens", "sequences"), [(2, 2), (5, 3), (67, 5), (8192, 16)])
+def test_packed_lengths_fill_the_tokens(tokens: int, sequences: int) -> None:
+    lengths = attention_packed.lengths(tokens, sequences)
+    assert len(lengths) == sequences and sum(lengths) == tokens and min(lengths) == 1
 
 
 def test_attention_heads_share_in_order() -> None:

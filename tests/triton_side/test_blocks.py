@@ -15,6 +15,7 @@ from torch.fx.traceback import preserve_node_meta
 from triton_side.blocks.cross_entropy import IGNORED
 from triton_side.blocks.threefry import uniforms
 from triton_side.library import attention as library_attention
+from triton_side.library import attention_packed as library_packed
 
 EPS = 1e-5
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -33,6 +34,7 @@ SHAPES = {
     "swiglu_mlp": [(1, 3, 5), (7, 33, 65)],  # tokens, width, hidden
     "rope": [(1, 1, 1, 1, 2), (2, 3, 1, 37, 24)],  # batch, heads, kv_heads, sequence, head_dim
     "attention": [(1, 1, 1, 1, 16), (1, 2, 1, 37, 24)],  # batch, heads, kv_heads, sequence, head_dim
+    "attention_packed": [(1, 1, 1, 1, 16), (5, 4, 2, 37, 24)],  # sequences, heads, kv_heads, tokens, head_dim
     "embedding": [(1, 1, 1), (37, 65, 19)],  # rows, columns, tokens
     "cross_entropy": [(1, 1), (7, 129)],
 }
@@ -40,7 +42,7 @@ THETA = 10000.0
 SMOOTHING, Z_LOSS = 0.1, 0.05
 ATTRIBUTES = {
     "rmsnorm": {"eps": EPS}, "layernorm": {"eps": EPS}, "swiglu_mlp": {"eps": EPS}, "rope": {"theta": THETA},
-    "dropout_residual_norm": {"p": 0.25, "eps": EPS},
+    "dropout_residual_norm": {"p": 0.25, "eps": EPS}, "attention_packed": {"longest": 0},
     "cross_entropy": {"smoothing": SMOOTHING, "z_loss": Z_LOSS},
 }
 FLOAT32 = {"loss"}  # outputs that are, whatever the inputs' dtype
@@ -59,6 +61,7 @@ STAGES = {
     "swiglu_mlp": {"norm", "gate", "up", "act", "down", "residual"},
     "rope": {"angles", "rotate_q", "rotate_k"},
     "attention": {"scores", "mask", "softmax", "values"},
+    "attention_packed": {"scores", "mask", "softmax", "values"},
     "embedding": {"gather"},
     "cross_entropy": {"logsumexp", "target", "smoothing", "z_loss", "mean"},
 }
@@ -93,6 +96,12 @@ def make_inputs(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> Array
         batch, heads, kv_heads, sequence, head_dim = shape
         return {
             name: normal(batch, heads if name == "q" else kv_heads, sequence, head_dim) for name in "qkv"
+        }
+    if block == "attention_packed":
+        sequences, heads, kv_heads, tokens, head_dim = shape
+        return {
+            **{name: normal(tokens, heads if name == "q" else kv_heads, head_dim) for name in "qkv"},
+            "cu_seqlens": torch.linspace(0, 1, sequences + 1).square().mul(tokens).ceil().to(torch.int32),
         }
     if block == "matmul":
         m, k, n = shape
@@ -188,6 +197,10 @@ def reference(block: str, inputs: Arrays, causal: int = 1, window: int = 0) -> A
         kept = uniforms(*x.shape, inputs["seed"]) >= 65536 // 4
         h = inputs["residual"] + kept * (x + inputs["bias"]) / 0.75
         return {"y": torch.nn.functional.layer_norm(h, h.shape[-1:], inputs["weight"], inputs["shift"], EPS), "h": h}
+    if block == "attention_packed":
+        parts = zip(*(inputs[name].split(inputs["cu_seqlens"].diff().tolist()) for name in "qkv"), strict=True)
+        alone = [dict(zip("qkv", (x.transpose(0, 1)[None] for x in part), strict=True)) for part in parts]
+        return {"out": torch.cat([reference("attention", one)["out"][0].transpose(0, 1) for one in alone])}
     q, *kv = (inputs[name] for name in "qkv")
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in kv)
     scores = torch.einsum("bhqd,bhkd->bhqk", q, k) / math.sqrt(q.shape[-1])
@@ -236,7 +249,7 @@ def module(package: str, block: str) -> Callable[..., Arrays]:
 
 
 ALL_CASES = [(block, shape) for block, shapes in SHAPES.items() for shape in shapes]
-WITHOUT_LIBRARY = ("attention", "dropout_residual_norm", "matmul", "rope")
+WITHOUT_LIBRARY = ("attention", "attention_packed", "dropout_residual_norm", "matmul", "rope")
 LIBRARY_CASES = [(block, shape) for block, shape in ALL_CASES if block not in WITHOUT_LIBRARY]
 
 
@@ -322,6 +335,23 @@ def test_flex_forward_on_a_cpu() -> None:
     inputs = detached(make_inputs("attention", (1, 2, 1, 37, 16), torch.float32))
     for causal, window in ((0, 0), (1, 0), (1, 5)):
         check("attention", library_attention.apply_flex, inputs, gradients=False, causal=causal, window=window)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler on a CPU")
+def test_flex_of_packed_sequences_on_a_cpu() -> None:
+    inputs = detached(make_inputs("attention_packed", (5, 4, 2, 37, 16), torch.float32))
+    check("attention_packed", library_packed.apply_flex, inputs, gradients=False)
+
+
+def test_flex_keeps_a_mask_as_long_as_its_boundaries_live() -> None:
+    cu_seqlens = torch.tensor([0, 5, 300], dtype=torch.int32)
+    mask = library_packed._mask_of(cu_seqlens, 300)
+    assert library_packed._mask_of(cu_seqlens, 300) is mask
+    assert library_packed._mask_of(cu_seqlens.clone(), 300) is not mask
+    held = len(library_packed._masks)
+    del cu_seqlens
+    assert len(library_packed._masks) == held - 1
 
 
 def test_flex_keeps_one_mask_per_sequence_window_and_device() -> None:

@@ -11,6 +11,7 @@ import pytest
 from xlafuse import compiler, directions
 from xlafuse.blocks import (
     attention,
+    attention_packed,
     bias_gelu,
     cross_entropy,
     dropout_residual_norm,
@@ -60,6 +61,14 @@ def _attention(i: Float64s, before: int = 5, after: int = 0) -> Float64s:
     return {"out": _softmax(np.where((distance <= before) & (distance >= -after), scores, -np.inf)) @ v}
 
 
+def _attention_packed(i: Float64s) -> Float64s:
+    outs = []
+    for first, last in zip(_INTEGERS["cu_seqlens"], _INTEGERS["cu_seqlens"][1:], strict=False):
+        one = {name: i[name][first:last].swapaxes(0, 1)[None] for name in "qkv"}
+        outs.append(_attention(one)["out"][0].swapaxes(0, 1))
+    return {"out": np.concatenate(outs)}
+
+
 def _gelu(x: np.ndarray) -> np.ndarray:
     return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
@@ -103,6 +112,7 @@ _GATED = {"gate": (3, 7), "up": (3, 7)}
 _THETA = 100.0
 _QKV = dict.fromkeys(("q", "k", "v"), (2, 3, 5, 4))
 _SHARED = {"q": (2, 4, 5, 4), "k": (2, 2, 5, 4), "v": (2, 2, 5, 4)}
+_PACKED = {"q": (6, 4, 4), "k": (6, 2, 4), "v": (6, 2, 4), "cu_seqlens": (4,)}
 _MLP = {"x": (5, 6), "norm_weight": (6,), "gate_weight": (6, 9), "up_weight": (6, 9), "down_weight": (9, 6)}
 _CHAIN = {"x": (3, 7), "bias": (7,), "residual": (3, 7), "weight": (7,), "shift": (7,), "seed": (2,)}
 _TURNED = {"q": (2, 3, 5, 6), "k": (2, 1, 5, 6), "positions": (2, 5)}
@@ -110,6 +120,7 @@ _TURNED = {"q": (2, 3, 5, 6), "k": (2, 1, 5, 6), "positions": (2, 5)}
 _INTEGERS = {
     "positions": [[0, 3, 7, 1, 4], [2, 6, 5, 0, 1]], "ids": [3, 1, 3, 0, 3, 4, 0],
     "labels": [3, cross_entropy.IGNORED, 0, 6, cross_entropy.IGNORED], "seed": [-3, 5],
+    "cu_seqlens": [0, 2, 3, 6],
 }  # fmt: skip
 Shapes = dict[str, tuple[int, ...]]
 # name: (apply, attributes, input shapes, formula, roundings to the dtype from input to output at most)
@@ -144,6 +155,7 @@ BLOCKS: dict[str, tuple[Any, dict[str, float], Shapes, Callable[[Float64s], Floa
     "attention": (attention.apply, {}, _QKV, _attention, 3),
     "attention, window": (attention.apply, {"window": 2}, _SHARED, lambda i: _attention(i, before=1), 3),
     "attention, full": (attention.apply, {"causal": 0}, _SHARED, lambda i: _attention(i, after=5), 3),
+    "attention_packed": (attention_packed.apply, {"longest": 3}, _PACKED, _attention_packed, 3),
     "embedding": (
         embedding.apply, {}, {"table": (5, 3), "ids": (7,)}, lambda i: {"y": i["table"][i["ids"].astype(int)]}, 0,
     ),

@@ -46,7 +46,8 @@ class Operands:
     """What a configuration is chosen by.
 
     precision: of float32 products. descriptors: what the kernel reads tile by tile can be read through TMA. shared:
-    heads of q share heads of k and v. windowed: a window cuts off keys, so that there is a third loop.
+    heads of q share heads of k and v. windowed: a window cuts off keys, so that there is a third loop. packed: a
+    program finds its sequence first.
     """
 
     dtype: torch.dtype
@@ -55,6 +56,7 @@ class Operands:
     descriptors: bool
     shared: bool = False
     windowed: bool = False
+    packed: bool = False
 
     @property
     def ieee(self) -> bool:
@@ -91,9 +93,9 @@ def dk_dv_config(of: Operands) -> BackwardConfig:
     16-bit tiles are the fastest of the sweep of `forward_config`: TFLOP/s of the four products 527 for head_dim 128
     (483 with 128 rows of keys) and 440 for 64 (401 and 432 with 64 rows of queries; through pointers 474 once and 375
     later). For 128 they spill 24 bytes of registers; through pointers they would spill 160, so those keep 128 rows of
-    keys and 8 warps. Where heads are shared or a window is cut, they would spill 56 to 112; the tiles taken there, and
-    those for 256, are from compiled code alone, and spill nothing (256 with shared heads and a sequence that 32 does
-    not divide: 8 bytes).
+    keys and 8 warps. Where heads are shared, a window is cut or sequences are packed, they would spill 56 to 208; the
+    tiles taken there, and those for 256, are from compiled code alone, and spill nothing (256 with shared heads and a
+    sequence that 32 does not divide: 8 bytes, packed: 24).
     """
     if of.ieee:
         block = 32 if of.head_dim <= 64 else 16
@@ -107,7 +109,7 @@ def dk_dv_config(of: Operands) -> BackwardConfig:
         return BackwardConfig(32 if of.descriptors else 64, 64, num_warps=4, num_stages=3, descriptors=of.descriptors)
     if of.head_dim == 256:
         return BackwardConfig(32, 64, num_warps=8, num_stages=2, descriptors=False)
-    if of.shared or of.windowed:
+    if of.shared or of.windowed or of.packed:
         block_q = 64 if of.descriptors and not of.windowed else 32
         return BackwardConfig(block_q, 64, num_warps=8, num_stages=2, descriptors=of.descriptors)
     if not of.descriptors:
@@ -142,10 +144,11 @@ Config = TypeVar("Config", ForwardConfig, BackwardConfig)
 
 
 def chosen(
-    choose: Callable[[Operands], Config], *read_in_tiles: torch.Tensor, shared: bool = False, windowed: bool = False
-) -> Config:
+    choose: Callable[[Operands], Config], *read_in_tiles: torch.Tensor, shared: bool = False, windowed: bool = False,
+    packed: bool = False,
+) -> Config:  # fmt: skip
     """What `choose` says of tensors of which the kernel reads one tile after the other."""
     first = read_in_tiles[0]
     descriptors = all(fits_descriptor(tensor) for tensor in read_in_tiles)
     precision = product_precision(first.dtype)
-    return choose(Operands(first.dtype, first.shape[-1], precision, descriptors, shared, windowed))
+    return choose(Operands(first.dtype, first.shape[-1], precision, descriptors, shared, windowed, packed))

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from triton_side.declare import Shapes, computing, declare, forward
+from triton_side.declare import computing, declare, forward
 from triton_side.kernels._attention_configs import (
     HEAD_DIMS,
     ForwardConfig,
@@ -29,7 +29,7 @@ from triton_side.kernels._attention_configs import (
     dq_config,
     forward_config,
 )
-from triton_side.kernels._attention_tiles import keys_seen, sees
+from triton_side.kernels._attention_tiles import empty_rows, keys_seen, packing, place, programs_of, rows_written, sees
 from triton_side.kernels._launch import check_tensors, device_of
 from triton_side.kernels._tiles import add_product, load_rows, product, product_precision, provide_descriptor_memory
 from triton_side.kernels.attention_backward import (
@@ -38,7 +38,7 @@ from triton_side.kernels.attention_backward import (
     launch_dk_dv,
     launch_dq,
     of_mask,
-    product_flops,
+    products,
 )
 
 FORWARD = (
@@ -46,11 +46,6 @@ FORWARD = (
     forward("reduce_max", "softmax/max"), forward("sub", "softmax/exp"), forward("exp", "softmax/exp"),
     forward("reduce_sum", "softmax/sum"), forward("div", "softmax/divide"), forward("dot", "values"),
 )  # fmt: skip
-
-
-def forward_flops(shapes: Shapes) -> float:
-    """Of the two products, over what is seen."""
-    return 2 * product_flops(shapes)
 
 
 @triton.jit
@@ -80,115 +75,129 @@ def _attend(
     return accumulator, row_sum, row_max
 
 
-@declare(*FORWARD, flops=forward_flops)
+@declare(*FORWARD, flops=products(2))
 @triton.jit
 def attention_forward_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, logsumexp2_ptr,
+    q_ptr, k_ptr, v_ptr, out_ptr, logsumexp2_ptr, offsets_ptr,
     stride_qb, stride_qh, stride_qs, stride_qd, stride_kb, stride_kh, stride_ks, stride_kd,
-    stride_vb, stride_vh, stride_vs, stride_vd, heads, sequence, scale_log2e,
+    stride_vb, stride_vh, stride_vs, stride_vd, heads, sequence, sequences, PACKED: tl.constexpr, scale_log2e,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """out (contiguous) of BLOCK_Q rows of one head; GROUP heads of q share a head of k and v."""
     # In order of start: one head's tiles together, so that its keys and values stay in L2, and the rows that see the
     # most keys first.
-    q_tiles = tl.cdiv(sequence, BLOCK_Q)
-    head_index = (tl.program_id(0) // q_tiles).to(tl.int64)
+    head_index, tile, q_tiles, first, length = place(
+        tl.program_id(0), sequence, offsets_ptr, sequences, BLOCK_Q, PACKED
+    )
+    if PACKED:
+        if tile >= q_tiles:
+            return
     batch = head_index // heads
     head = head_index % heads
-    q_start = (q_tiles - 1 - tl.program_id(0) % q_tiles) * BLOCK_Q
+    q_start = (q_tiles - 1 - tile) * BLOCK_Q
     q_ptr += batch * stride_qb + head * stride_qh
     k_ptr += batch * stride_kb + head // GROUP * stride_kh
     v_ptr += batch * stride_vb + head // GROUP * stride_vh
-    out_ptr += head_index * sequence * HEAD_DIM
+    out_start, out_stride = rows_written(head_index, first, heads, sequence, HEAD_DIM, PACKED)
+    out_ptr += out_start
+    if PACKED:
+        q_ptr += first.to(tl.int64) * stride_qs
+        k_ptr += first.to(tl.int64) * stride_ks
+        v_ptr += first.to(tl.int64) * stride_vs
     if DESCRIPTORS:
-        q_source = tl.make_tensor_descriptor(q_ptr, [sequence, HEAD_DIM], [stride_qs, 1], [BLOCK_Q, HEAD_DIM])
-        k_source = tl.make_tensor_descriptor(k_ptr, [sequence, HEAD_DIM], [stride_ks, 1], [BLOCK_KV, HEAD_DIM])
-        v_source = tl.make_tensor_descriptor(v_ptr, [sequence, HEAD_DIM], [stride_vs, 1], [BLOCK_KV, HEAD_DIM])
+        q_source = tl.make_tensor_descriptor(q_ptr, [length, HEAD_DIM], [stride_qs, 1], [BLOCK_Q, HEAD_DIM])
+        k_source = tl.make_tensor_descriptor(k_ptr, [length, HEAD_DIM], [stride_ks, 1], [BLOCK_KV, HEAD_DIM])
+        v_source = tl.make_tensor_descriptor(v_ptr, [length, HEAD_DIM], [stride_vs, 1], [BLOCK_KV, HEAD_DIM])
     else:
         q_source = q_ptr
         k_source = k_ptr
         v_source = v_ptr
 
-    q = load_rows(q_source, stride_qs, stride_qd, q_start, sequence, BLOCK_Q, HEAD_DIM, DESCRIPTORS, True)
+    q = load_rows(q_source, stride_qs, stride_qd, q_start, length, BLOCK_Q, HEAD_DIM, DESCRIPTORS, True)
     # float32's lowest number, not -inf: of a first tile of scores of -inf, the maximum must not be -inf, or what is
     # taken from it is NaN.
     row_max = tl.full([BLOCK_Q], -3.4028234663852886e38, tl.float32)
     row_sum = tl.zeros([BLOCK_Q], tl.float32)
     accumulator = tl.zeros([BLOCK_Q, HEAD_DIM], tl.float32)
 
-    begin, whole_from, whole_until, end = keys_seen(q_start, sequence, BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW)
+    begin, whole_from, whole_until, end = keys_seen(q_start, length, BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW)
     if WINDOW:
         accumulator, row_sum, row_max = _attend(
             accumulator, row_sum, row_max, q, k_source, v_source, stride_ks, stride_kd, stride_vs, stride_vd,
-            q_start, begin, whole_from, sequence, scale_log2e,
+            q_start, begin, whole_from, length, scale_log2e,
             HEAD_DIM, BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, True, DESCRIPTORS, PRECISION,
         )  # fmt: skip
     accumulator, row_sum, row_max = _attend(
         accumulator, row_sum, row_max, q, k_source, v_source, stride_ks, stride_kd, stride_vs, stride_vd,
-        q_start, whole_from, whole_until, sequence, scale_log2e,
+        q_start, whole_from, whole_until, length, scale_log2e,
         HEAD_DIM, BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, False, DESCRIPTORS, PRECISION,
     )  # fmt: skip
     accumulator, row_sum, row_max = _attend(
         accumulator, row_sum, row_max, q, k_source, v_source, stride_ks, stride_kd, stride_vs, stride_vd,
-        q_start, whole_until, end, sequence, scale_log2e,
+        q_start, whole_until, end, length, scale_log2e,
         HEAD_DIM, BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, True, DESCRIPTORS, PRECISION,
     )  # fmt: skip
 
     row = q_start + tl.arange(0, BLOCK_Q)
-    at = row[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
+    at = row[:, None] * out_stride + tl.arange(0, HEAD_DIM)[None, :]
     out = accumulator / row_sum[:, None]
-    tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=row[:, None] < sequence)
+    tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=row[:, None] < length)
     if logsumexp2_ptr is not None:
-        tl.store(logsumexp2_ptr + head_index * sequence + row, row_max + tl.log2(row_sum), mask=row < sequence)
+        logsumexp2_ptr += head_index * sequence + first
+        tl.store(logsumexp2_ptr + row, row_max + tl.log2(row_sum), mask=row < length)
 
 
 def launch_forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, config: ForwardConfig, save_logsumexp: bool,
-    causal: bool = True, window: int = 0,
+    causal: bool = True, window: int = 0, offsets: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
-    """out (contiguous) and, where a backward pass will follow, logsumexp2."""
-    batch, heads, sequence, head_dim = q.shape
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    """out (see `empty_rows`) and, where a backward pass will follow, logsumexp2. offsets: of packed sequences."""
+    heads, sequence, head_dim = q.shape[1:]
+    out = empty_rows(q, offsets)
     logsumexp2 = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) if save_logsumexp else None
     if q.numel() == 0:
         return out, logsumexp2
     with device_of(q), computing(*of_mask(FORWARD, causal)):
         if config.descriptors:
             provide_descriptor_memory(q.device)
-        attention_forward_kernel[(batch * heads * triton.cdiv(sequence, config.block_q),)](
-            q, k, v, out, logsumexp2, *q.stride(), *k.stride(), *v.stride(), heads, sequence,
-            head_dim**-0.5 * LOG2_E, GROUP=heads // k.shape[1], HEAD_DIM=head_dim, BLOCK_Q=config.block_q,
-            BLOCK_KV=config.block_kv, CAUSAL=causal, WINDOW=window, DESCRIPTORS=config.descriptors,
-            PRECISION=product_precision(q.dtype), num_warps=config.num_warps, num_stages=config.num_stages,
+        attention_forward_kernel[(programs_of(q, config.block_q, offsets),)](
+            q, k, v, out, logsumexp2, offsets, *q.stride(), *k.stride(), *v.stride(), heads, sequence,
+            *packing(offsets), head_dim**-0.5 * LOG2_E, GROUP=heads // k.shape[1], HEAD_DIM=head_dim,
+            BLOCK_Q=config.block_q, BLOCK_KV=config.block_kv, CAUSAL=causal, WINDOW=window,
+            DESCRIPTORS=config.descriptors, PRECISION=product_precision(q.dtype), num_warps=config.num_warps,
+            num_stages=config.num_stages,
         )  # fmt: skip
     return out, logsumexp2
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, window: int) -> torch.Tensor:
+    def forward(
+        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, window: int,
+        offsets: torch.Tensor | None,
+    ) -> torch.Tensor:  # fmt: skip
         config = chosen(forward_config, q, k, v, windowed=window > 0)
-        out, logsumexp2 = launch_forward(q, k, v, config, True, causal, window)
-        ctx.save_for_backward(q, k, v, out, logsumexp2)
+        out, logsumexp2 = launch_forward(q, k, v, config, True, causal, window, offsets)
+        ctx.save_for_backward(q, k, v, out, logsumexp2, offsets)
         ctx.mask = causal, window
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        q, k, v, out, logsumexp2 = ctx.saved_tensors
+        q, k, v, out, logsumexp2, offsets = ctx.saved_tensors
         causal, window = ctx.mask
         if q.shape[2] == 1 or window == 1 or q.numel() == 0:
             # A lone key has weight 1 whatever q and k are: exact zeros, where dp - delta would leave rounding errors.
             dv = dout.unflatten(1, (k.shape[1], -1)).sum(dim=2) if q.numel() else torch.zeros_like(v)
-            return torch.zeros_like(q), torch.zeros_like(k), dv, None, None
+            return torch.zeros_like(q), torch.zeros_like(k), dv, None, None, None
         delta = launch_delta(out, dout)
         given = (q, k, v, dout, logsumexp2, delta)
-        of = {"shared": q.shape[1] != k.shape[1], "windowed": window > 0}
-        dk, dv = launch_dk_dv(*given, chosen(dk_dv_config, q, dout, **of), causal, window)
-        dq = launch_dq(*given, chosen(dq_config, k, v, **of), causal, window)
-        return dq, dk, dv, None, None
+        of = {"shared": q.shape[1] != k.shape[1], "windowed": window > 0, "packed": offsets is not None}
+        dk, dv = launch_dk_dv(*given, chosen(dk_dv_config, q, dout, **of), causal, window, offsets)
+        dq = launch_dq(*given, chosen(dq_config, k, v, **of), causal, window, offsets)
+        return dq, dk, dv, None, None, None
 
 
 def attention(
@@ -215,18 +224,25 @@ def attention(
         TypeError: a dtype is not supported, or they differ.
     """
     check_tensors(q=q, k=k, v=v)
-    _check_shapes(q, k, v)
+    check_shapes(q, k, v)
     if window < 0 or window and not causal:
         raise ValueError(f"window must be 0 (none) or a number of keys under a causal mask, got {window=}, {causal=}")
     window = 0 if window >= q.shape[2] else int(window)
+    return run(q, k, v, bool(causal), window, None)
+
+
+def run(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, window: int, offsets: torch.Tensor | None
+) -> torch.Tensor:
+    """Of checked arguments; packed sequences, with their `offsets`, as [1, heads, tokens, head_dim]."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v)):
-        return _Attention.apply(q, k, v, bool(causal), window)
+        return _Attention.apply(q, k, v, causal, window, offsets)
     config = chosen(forward_config, q, k, v, windowed=window > 0)
-    out, _ = launch_forward(q, k, v, config, False, bool(causal), window)
+    out, _ = launch_forward(q, k, v, config, False, causal, window, offsets)
     return out
 
 
-def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+def check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     fits = q.ndim == k.ndim == 4 and k.shape == v.shape and (q.shape[0], *q.shape[2:]) == (k.shape[0], *k.shape[2:])
     if not fits or (q.shape[1] != k.shape[1] and (k.shape[1] == 0 or q.shape[1] % k.shape[1])):
         raise ValueError(

@@ -52,12 +52,12 @@ def apply_flex(inputs: Mapping[str, Tensor], causal: int = 1, window: int = 0) -
     `torch.compiler.reset()` between them.
     """
     q = inputs["q"]
-    return {"out": _flex(q, inputs["k"], inputs["v"], _block_mask(q.shape[-2], window, q.device) if causal else None)}
+    return {"out": flex(q, inputs["k"], inputs["v"], _block_mask(q.shape[-2], window, q.device) if causal else None)}
 
 
 # fullgraph: without it, one failed compile makes every later flex_attention call run unfused, with no error.
 @torch.compile(dynamic=False, fullgraph=True)
-def _flex(q: Tensor, k: Tensor, v: Tensor, block_mask: BlockMask | None) -> Tensor:
+def flex(q: Tensor, k: Tensor, v: Tensor, block_mask: BlockMask | None) -> Tensor:
     return flex_attention(q, k, v, block_mask=block_mask, enable_gqa=q.shape[1] != k.shape[1])
 
 
