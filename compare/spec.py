@@ -140,15 +140,23 @@ class Shape:
     tuned: bool = True
 
 
+def load(target: str) -> Callable[..., Any]:
+    """The function that "package.module:function" names, its module imported."""
+    module, _, function = target.partition(":")
+    loaded: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return loaded
+
+
 @dataclass(frozen=True)
 class Implementation:
     """One way to compute a block.
 
     `target` is `package.module:function`: the contract `apply(inputs, **attributes) -> outputs` on dicts of arrays.
-    `compiler` says what takes it: xla, xla-unfused, xla-remat, eager, inductor, inductor-max, flex,
-    triton, cuda.
+    `compiler` says what takes it: xla, xla-unfused, xla-remat, eager, inductor, inductor-max, flex, triton,
+    triton-library, cuda; or xla-triton, for which a target of PyTorch's side is planned there and compiled by XLA.
     `unsupported` says why a case cannot be taken, or None. `directions` leaves out those in which it would only repeat
-    another implementation.
+    another implementation. `requires` are the packages that it needs beyond its framework, as pip takes them
+    ("liger-kernel==0.8.5"); any version is used, this one was tested. Whether they are there only its worker knows.
     """
 
     name: str
@@ -159,12 +167,11 @@ class Implementation:
     unsupported: Callable[[Case], str | None] = field(default=lambda case: None)
     directions: tuple[str, ...] = tuple(PARTS)
     tunes: bool = False
+    requires: tuple[str, ...] = ()
 
     def load(self) -> Callable[..., Any]:
         """Import the target function; imports its framework, so only a worker calls it."""
-        module, _, function = self.target.partition(":")
-        loaded: Callable[..., Any] = getattr(importlib.import_module(module), function)
-        return loaded
+        return load(self.target)
 
     @property
     def framework(self) -> str:

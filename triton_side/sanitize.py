@@ -111,19 +111,42 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
     layers: list[Shapes] = [
         {"x": (m, k), "weight": (k, n), "bias": (n,)} for m, k, n in ((17, 37, 67), (40, 64, 136))
     ]  # fmt: skip
+    mixtures: list[Shapes] = [
+        {
+            "x": (tokens, width), "router": (experts, width), "w_gate": (experts, width, hidden),
+            "w_up": (experts, width, hidden), "w_down": (experts, hidden, width),
+        }
+        for tokens, width, hidden, experts in ((37, 37, 29, 5), (40, 64, 136, 8))
+    ]  # fmt: skip
     ids = torch.tensor([3, 36, 3, 0, 3, 17, 36, 35], dtype=torch.int32)
     tables: list[Shapes] = [{"table": (37, columns), "ids": ids} for columns in (131, 1032)]
+    entropy = {"smoothing": 0.1, "z_loss": 1e-4}
     labels = torch.tensor([3, IGNORED, 130, 0, 64], dtype=torch.int32)
     logits: list[Shapes] = [{"logits": (5, columns), "labels": labels} for columns in (131, 8208)]
+    # Operands through pointers; of bfloat16 through tensor descriptors.
+    projected: list[Shapes] = [
+        {"h": (5, width), "w": (classes, width), "labels": labels} for width, classes in ((37, 131), (64, 136))
+    ]
     heads: list[Shapes] = [dict.fromkeys("qkv", (1, 2, 67, head_dim)) for head_dim in (16, 128)]
     shared: list[Shapes] = [
         {"q": (1, 4, 67, head_dim), "k": (1, 2, 67, head_dim), "v": (1, 2, 67, head_dim)} for head_dim in (64, 256)
     ]
-    lengths = torch.tensor([0, 1, 40, 40, 67], dtype=torch.int32)
+    boundaries = torch.tensor([0, 1, 40, 40, 67], dtype=torch.int32)
     packed: list[Shapes] = [
-        {"q": (67, 4, head_dim), "k": (67, 2, head_dim), "v": (67, 2, head_dim), "cu_seqlens": lengths}
+        {"q": (67, 4, head_dim), "k": (67, 2, head_dim), "v": (67, 2, head_dim), "cu_seqlens": boundaries}
         for head_dim in (16, 128)
     ]
+    # Chunks with and without keys; pages that end within a tile.
+    lengths = torch.tensor([0, 131, 67], dtype=torch.int32)
+    decoded: list[Shapes] = [
+        {"q": (3, 6, head_dim), **dict.fromkeys(("k_cache", "v_cache"), (3, 2, 131, head_dim)), "lengths": lengths}
+        for head_dim in (16, 128)
+    ]
+    page_table = torch.arange(3 * 11, dtype=torch.int32).flip(0).view(3, 11)
+    decoded_from_pages: list[Shapes] = [
+        {"q": (3, 6, 64), **dict.fromkeys(("k_pages", "v_pages"), (33, 13, 2, 64)), "page_table": page_table,
+         "lengths": lengths}
+    ]  # fmt: skip
     # One group of heads, and several in the loop; halves that are a power of two, and not.
     positions = torch.arange(2 * 67, dtype=torch.int32).view(2, 67)
     turned: list[Shapes] = [
@@ -138,12 +161,15 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
         ("kernels.softmax", rows + walked, {}), ("cuda.softmax", of_cuda, {}),
         ("kernels.matmul", products, {}), ("cuda.matmul", of_cuda_products, {}), ("kernels.linear_gelu", layers, {}),
         ("kernels.rmsnorm", norms, {"eps": EPS}), ("kernels.swiglu_mlp", mlps, {"eps": EPS}),
+        ("kernels.moe", mixtures, {"top_k": 2}),
         ("kernels.layernorm", layernorms, {"eps": EPS}), ("cuda.layernorm", layernorms_of_cuda, {"eps": EPS}),
         ("kernels.dropout_residual_norm", chains, {"p": 0.1, "eps": EPS}),
         ("kernels.rope", turned, {"theta": 500000.0}), ("kernels.attention", heads, {}),
         ("kernels.attention", shared, {"causal": 1, "window": 19}), ("kernels.attention", shared, {"causal": 0}),
         ("kernels.attention_packed", packed, {"longest": 39}),
-        ("kernels.embedding", tables, {}), ("kernels.cross_entropy", logits, {"smoothing": 0.1, "z_loss": 1e-4}),
+        ("kernels.decode_attention", decoded, {}), ("kernels.decode_attention_paged", decoded_from_pages, {}),
+        ("kernels.embedding", tables, {}), ("kernels.cross_entropy", logits, entropy),
+        ("kernels.linear_cross_entropy", projected, entropy),
     ]  # fmt: skip
 
 

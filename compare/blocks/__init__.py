@@ -5,13 +5,17 @@ from compare.blocks import (
     attention_packed,
     bias_gelu,
     cross_entropy,
+    decode_attention,
+    decode_attention_paged,
     dropout_residual_norm,
     embedding,
     geglu,
     gelu,
     layernorm,
+    linear_cross_entropy,
     linear_gelu,
     matmul,
+    moe,
     rmsnorm,
     rope,
     softmax,
@@ -36,10 +40,20 @@ BLOCKS: dict[str, Block] = {
         matmul.BLOCK,
         linear_gelu.BLOCK,
         swiglu_mlp.BLOCK,
+        moe.BLOCK,
         rope.BLOCK,
         attention.BLOCK,
         attention_packed.BLOCK,
+        decode_attention.BLOCK,
+        decode_attention_paged.BLOCK,
         embedding.BLOCK,
         cross_entropy.BLOCK,
+        linear_cross_entropy.BLOCK,
     )
 }
+
+
+def requirements(framework: str) -> tuple[str, ...]:
+    """Every optional package that an implementation of this framework's worker needs, as pip takes it."""
+    rows = [i for block in BLOCKS.values() for i in block.implementations if i.framework == framework]
+    return tuple(dict.fromkeys(requirement for row in rows for requirement in row.requires))

@@ -33,6 +33,13 @@ SMALL = {
     "cross_entropy": {"tokens": 3, "classes": 4, "ignored_percent": 34},
     "attention": attention.sizes(2, 4, 3, 2, kv_heads=2, window=2),
     "attention_packed": attention_packed.sizes(7, 3, 4, 2, 2),
+    "linear_cross_entropy": {"tokens": 3, "width": 2, "classes": 4, "ignored_percent": 34},
+    "decode_attention": {"batch": 3, "heads": 4, "kv_heads": 2, "capacity": 5, "head_dim": 2, "shortest": 0},
+    "decode_attention_paged": {
+        "batch": 3, "heads": 4, "kv_heads": 2, "page_size": 2, "pages": 9, "pages_per_sequence": 3, "head_dim": 2,
+        "shortest": 0,
+    },
+    "moe": {"tokens": 4, "width": 5, "hidden": 3, "experts": 4, "top_k": 2, "used": 3},
 }
 
 

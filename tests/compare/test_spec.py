@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import replace
 
 import pytest
 
-from compare import arrays
-from compare.blocks import BLOCKS, attention
+from compare import PROJECT, arrays, machine
+from compare.blocks import BLOCKS, attention, requirements
 from compare.spec import Block, Case, Tensor
 
 
@@ -105,3 +106,16 @@ def test_a_block_is_given_its_attributes_and_those_sizes_that_are_parameters() -
     block = replace(LOOKUP, attributes={"scale": 0.5}, parameters=("window",))
     case = Case("lookup", "x", {"rows": 100, "columns": 3, "tokens": 7, "window": 4}, "bfloat16", "fwd")
     assert block.attributes_of(case) == {"scale": 0.5, "window": 4}
+
+
+def test_optional_packages_are_the_extra_of_their_name() -> None:
+    """The versions that rows were tested with are those that `pip install xlafuse[peers]` brings."""
+    extras = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(requirements("torch")) == set(extras["peers"])
+
+
+def test_a_package_that_is_missing_is_named_with_its_cure() -> None:
+    assert machine.missing(("numpy>=1",)) is None
+    problem = machine.missing(("numpy>=1", "no-such-package[extra]==1.2"))
+    assert problem is not None and problem.startswith("no-such-package is not installed")
+    assert '-m pip install "no-such-package[extra]==1.2"' in problem

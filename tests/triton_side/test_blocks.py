@@ -16,6 +16,7 @@ from triton_side.blocks.cross_entropy import IGNORED
 from triton_side.blocks.threefry import uniforms
 from triton_side.library import attention as library_attention
 from triton_side.library import attention_packed as library_packed
+from triton_side.library import decode_attention as library_decode
 
 EPS = 1e-5
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -32,11 +33,16 @@ SHAPES = {
     "matmul": [(1, 1, 1), (7, 33, 65)],  # m, k, n
     "linear_gelu": [(1, 3, 5), (7, 33, 65)],  # m, k, n
     "swiglu_mlp": [(1, 3, 5), (7, 33, 65)],  # tokens, width, hidden
+    "moe": [(1, 8, 16, 3), (7, 32, 40, 6)],  # tokens, width, hidden, experts; rows of 16 bytes for grouped_mm
     "rope": [(1, 1, 1, 1, 2), (2, 3, 1, 37, 24)],  # batch, heads, kv_heads, sequence, head_dim
     "attention": [(1, 1, 1, 1, 16), (1, 2, 1, 37, 24)],  # batch, heads, kv_heads, sequence, head_dim
     "attention_packed": [(1, 1, 1, 1, 16), (5, 4, 2, 37, 24)],  # sequences, heads, kv_heads, tokens, head_dim
+    "decode_attention": [(1, 1, 1, 1, 16), (3, 6, 2, 37, 24)],  # batch, heads, kv_heads, capacity, head_dim
+    # batch, heads, kv_heads, page_size, pages_per_sequence, head_dim
+    "decode_attention_paged": [(1, 1, 1, 1, 1, 16), (3, 6, 2, 5, 8, 24)],
     "embedding": [(1, 1, 1), (37, 65, 19)],  # rows, columns, tokens
     "cross_entropy": [(1, 1), (7, 129)],
+    "linear_cross_entropy": [(1, 1, 1), (7, 33, 65)],  # tokens, width, classes
 }
 THETA = 10000.0
 SMOOTHING, Z_LOSS = 0.1, 0.05
@@ -44,8 +50,10 @@ ATTRIBUTES = {
     "rmsnorm": {"eps": EPS}, "layernorm": {"eps": EPS}, "swiglu_mlp": {"eps": EPS}, "rope": {"theta": THETA},
     "dropout_residual_norm": {"p": 0.25, "eps": EPS}, "attention_packed": {"longest": 0},
     "cross_entropy": {"smoothing": SMOOTHING, "z_loss": Z_LOSS},
+    "linear_cross_entropy": {"smoothing": SMOOTHING, "z_loss": Z_LOSS}, "moe": {"top_k": 2},
 }
-FLOAT32 = {"loss"}  # outputs that are, whatever the inputs' dtype
+FLOAT32 = {"loss", "balance_loss"}  # outputs that are, whatever the inputs' dtype
+ROUNDED = {"linear_cross_entropy"}  # of what is rounded to that dtype on the way, though
 STAGES = {
     "vector_add": {"add"},
     "gelu": {"gelu"},
@@ -59,11 +67,15 @@ STAGES = {
     "matmul": {"product"},
     "linear_gelu": {"product", "bias", "gelu"},
     "swiglu_mlp": {"norm", "gate", "up", "act", "down", "residual"},
+    "moe": {"router", "topk", "balance", "dispatch", "gate", "up", "act", "down", "combine"},
     "rope": {"angles", "rotate_q", "rotate_k"},
     "attention": {"scores", "mask", "softmax", "values"},
     "attention_packed": {"scores", "mask", "softmax", "values"},
+    "decode_attention": {"scores", "mask", "softmax", "values"},
+    "decode_attention_paged": {"gather", "scores", "mask", "softmax", "values"},
     "embedding": {"gather"},
     "cross_entropy": {"logsumexp", "target", "smoothing", "z_loss", "mean"},
+    "linear_cross_entropy": {"product", "logsumexp", "target", "smoothing", "z_loss", "mean"},
 }
 # Error allowed, in units of the dtype's eps at the tensor's rms. The largest of a thousand normal values is
 # four times their rms, so storing it alone costs two; chained roundings take the rest (largest seen: 23).
@@ -117,14 +129,41 @@ def make_inputs(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> Array
             "q": normal(batch, heads, sequence, head_dim), "k": normal(batch, kv_heads, sequence, head_dim),
             "positions": positions,
         }  # fmt: skip
+    if block == "decode_attention":
+        batch, heads, kv_heads, capacity, head_dim = shape
+        caches = {name: normal(batch, kv_heads, capacity, head_dim) for name in ("k_cache", "v_cache")}
+        return {"q": normal(batch, heads, head_dim), **caches, "lengths": lengths(batch, capacity)}
+    if block == "decode_attention_paged":
+        batch, heads, kv_heads, page_size, each, head_dim = shape
+        pages = {name: normal(batch * each, page_size, kv_heads, head_dim) for name in ("k_pages", "v_pages")}
+        table = torch.randperm(batch * each, generator=generator).to(torch.int32).view(batch, each)
+        return {
+            "q": normal(batch, heads, head_dim), **pages, "page_table": table,
+            "lengths": lengths(batch, each * page_size),
+        }  # fmt: skip
     if block == "embedding":
         rows, columns, tokens = shape
         # In pairs: on a CPU F.embedding adds up in the table's dtype.
         return {"table": normal(rows, columns), "ids": torch.arange(tokens, dtype=torch.int32) // 2 * 2}
-    if block == "cross_entropy":
+    if block in ("cross_entropy", "linear_cross_entropy"):
         labels = torch.arange(shape[0], dtype=torch.int32)
         labels[1::3] = IGNORED
-        return {"logits": normal(*shape), "labels": labels}
+        if block == "cross_entropy":
+            return {"logits": normal(*shape), "labels": labels}
+        tokens, width, classes = shape
+        return {"h": normal(tokens, width), "w": normal(classes, width, scale=width**-0.5), "labels": labels}
+    if block == "moe":
+        tokens, width, hidden, experts = shape
+        x = normal(tokens, width).detach()
+        # Logits a half apart, or equal.
+        x[:, :experts] = torch.arange(experts) * (1 + torch.arange(tokens)[:, None]) % 7 / 8
+        return {
+            "x": x.requires_grad_(),
+            "router": (4 * torch.eye(experts, width)).to(dtype).requires_grad_(),
+            "w_gate": normal(experts, width, hidden, scale=width**-0.5),
+            "w_up": normal(experts, width, hidden, scale=width**-0.5),
+            "w_down": normal(experts, hidden, width, scale=hidden**-0.5),
+        }
     if block == "swiglu_mlp":
         tokens, width, hidden = shape
         return {
@@ -135,6 +174,11 @@ def make_inputs(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> Array
             "down_weight": normal(hidden, width, scale=hidden**-0.5),
         }
     return {"x": normal(*shape)}
+
+
+def lengths(batch: int, capacity: int) -> Tensor:
+    """All keys, then fewer and fewer."""
+    return torch.tensor([max(capacity // (i + 1), 1) for i in range(batch)], dtype=torch.int32)
 
 
 def detached(inputs: Arrays) -> Arrays:
@@ -155,6 +199,17 @@ def rope_reference(x: Tensor, positions: Tensor) -> Tensor:
     angles = positions[:, None, :, None] * THETA ** (-torch.arange(half, dtype=torch.float64) / half)
     turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angles), angles)
     return torch.cat([turned.real, turned.imag], dim=-1)
+
+
+def decoded(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    """Each sequence by itself, its keys alone."""
+    group = q.shape[1] // k.shape[1]
+    rows = []
+    for i, length in enumerate(lengths.tolist()):
+        keys, values = (x[i, :, :length].repeat_interleave(group, dim=0) for x in (k, v))
+        weights = torch.softmax(torch.einsum("hd,hkd->hk", q[i], keys) / math.sqrt(q.shape[-1]), -1)
+        rows.append(torch.einsum("hk,hkd->hd", weights, values))
+    return torch.stack(rows)
 
 
 def reference(block: str, inputs: Arrays, causal: int = 1, window: int = 0) -> Arrays:
@@ -185,10 +240,25 @@ def reference(block: str, inputs: Arrays, causal: int = 1, window: int = 0) -> A
         h = rmsnorm_reference(x, inputs["norm_weight"])
         gate = h @ inputs["gate_weight"]
         return {"y": x + (gate / (1 + torch.exp(-gate)) * (h @ inputs["up_weight"])) @ inputs["down_weight"]}
+    if block == "moe":
+        probabilities = torch.softmax(x @ inputs["router"].T, -1)
+        experts = probabilities.shape[1]
+        chosen = probabilities.detach().sort(descending=True, stable=True)[1][:, :2]
+        weights = torch.zeros_like(probabilities).scatter(1, chosen, probabilities.gather(1, chosen))
+        weights = weights / weights.sum(-1, keepdim=True)
+        gate = torch.einsum("tw,ewh->eth", x, inputs["w_gate"])
+        out = gate / (1 + torch.exp(-gate)) * torch.einsum("tw,ewh->eth", x, inputs["w_up"]) @ inputs["w_down"]
+        fraction = chosen.flatten().bincount(minlength=experts) / chosen.numel()
+        return {
+            "y": torch.einsum("te,etw->tw", weights, out),
+            "balance_loss": experts * (fraction * probabilities.mean(0)).sum(),
+        }
     if block == "rope":
         return {f"{name}_out": rope_reference(inputs[name], inputs["positions"]) for name in "qk"}
     if block == "embedding":
         return {"y": inputs["table"][inputs["ids"].long()]}
+    if block == "linear_cross_entropy":
+        return reference("cross_entropy", {"logits": inputs["h"] @ inputs["w"].T, "labels": inputs["labels"]})
     if block == "cross_entropy":
         logits, labels = (inputs[name][inputs["labels"] != IGNORED] for name in ("logits", "labels"))
         entropy = torch.nn.functional.cross_entropy(logits, labels.long(), label_smoothing=SMOOTHING)
@@ -201,6 +271,11 @@ def reference(block: str, inputs: Arrays, causal: int = 1, window: int = 0) -> A
         parts = zip(*(inputs[name].split(inputs["cu_seqlens"].diff().tolist()) for name in "qkv"), strict=True)
         alone = [dict(zip("qkv", (x.transpose(0, 1)[None] for x in part), strict=True)) for part in parts]
         return {"out": torch.cat([reference("attention", one)["out"][0].transpose(0, 1) for one in alone])}
+    if block == "decode_attention":
+        return {"out": decoded(inputs["q"], inputs["k_cache"], inputs["v_cache"], inputs["lengths"])}
+    if block == "decode_attention_paged":
+        k, v = (inputs[name][inputs["page_table"].long()].flatten(1, 2) for name in ("k_pages", "v_pages"))
+        return {"out": decoded(inputs["q"], k.transpose(1, 2), v.transpose(1, 2), inputs["lengths"])}
     q, *kv = (inputs[name] for name in "qkv")
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in kv)
     scores = torch.einsum("bhqd,bhkd->bhqk", q, k) / math.sqrt(q.shape[-1])
@@ -212,12 +287,15 @@ def seen(sequence: int, causal: int, window: int) -> Tensor:
     return (distance >= (0 if causal else -sequence)) & (distance < (window or sequence))
 
 
-def assert_close(name: str, value: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+def assert_close(
+    name: str, value: Tensor, expected: Tensor, dtype: torch.dtype, rounded: torch.dtype | None = None
+) -> None:
+    """rounded: the dtype that something was rounded to on the way, if that is not `dtype`."""
     assert value.dtype == dtype and value.shape == expected.shape, name
     rms = expected.square().mean().sqrt()
     # A gradient that cancels (softmax of one column) is the difference of terms of order one.
     scale = rms if rms > 1e-3 else 1.0
-    error = (value.double() - expected).abs().max() / scale / torch.finfo(dtype).eps
+    error = (value.double() - expected).abs().max() / scale / torch.finfo(rounded or dtype).eps
     assert error <= TOLERANCE_IN_EPS, f"{name}: error {error:.1f} eps"
 
 
@@ -233,7 +311,7 @@ def check(
     assert outputs.keys() == expected.keys()
     dtypes = {name: torch.float32 if name in FLOAT32 else dtype for name in outputs}
     for name, value in outputs.items():
-        assert_close(name, value, expected[name], dtypes[name])
+        assert_close(name, value, expected[name], dtypes[name], dtype if block in ROUNDED else None)
     if not gradients:
         return
     generator = torch.Generator().manual_seed(1)
@@ -249,7 +327,10 @@ def module(package: str, block: str) -> Callable[..., Arrays]:
 
 
 ALL_CASES = [(block, shape) for block, shapes in SHAPES.items() for shape in shapes]
-WITHOUT_LIBRARY = ("attention", "attention_packed", "dropout_residual_norm", "matmul", "rope")
+WITHOUT_LIBRARY = (
+    "attention", "attention_packed", "decode_attention", "decode_attention_paged", "dropout_residual_norm", "matmul",
+    "rope",
+)  # fmt: skip
 LIBRARY_CASES = [(block, shape) for block, shape in ALL_CASES if block not in WITHOUT_LIBRARY]
 
 
@@ -263,6 +344,12 @@ def test_block(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(("block", "shape"), LIBRARY_CASES)
 def test_library(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     check(block, module("library", block), make_inputs(block, shape, dtype))
+
+
+def test_the_library_projects_chunks_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    block = "linear_cross_entropy"
+    monkeypatch.setattr(importlib.import_module(f"triton_side.library.{block}"), "TOKENS", 3)
+    check(block, module("library", block), make_inputs(block, SHAPES[block][1], torch.float32))
 
 
 def test_gelu_is_the_tanh_approximation_not_erf() -> None:
@@ -335,6 +422,32 @@ def test_flex_forward_on_a_cpu() -> None:
     inputs = detached(make_inputs("attention", (1, 2, 1, 37, 16), torch.float32))
     for causal, window in ((0, 0), (1, 0), (1, 5)):
         check("attention", library_attention.apply_flex, inputs, gradients=False, causal=causal, window=window)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sdpa_decodes_on_a_cpu(dtype: torch.dtype) -> None:
+    for shape in SHAPES["decode_attention"]:
+        inputs = detached(make_inputs("decode_attention", shape, dtype))
+        attend = lambda given: {"out": library_decode.attend(*given.values())}  # noqa: E731
+        check("decode_attention", attend, inputs, gradients=False)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler on a CPU")
+def test_flex_decodes_on_a_cpu() -> None:
+    inputs = detached(make_inputs("decode_attention", (3, 6, 2, 300, 16), torch.float32))
+    inputs["lengths"][1] = 0
+    check("decode_attention", library_decode.apply_flex, inputs, gradients=False)
+
+
+@pytest.mark.parametrize("block", ["decode_attention", "decode_attention_paged"])
+def test_a_sequence_without_keys_gives_zeros(block: str) -> None:
+    inputs = detached(make_inputs(block, SHAPES[block][1], torch.float32))
+    inputs["lengths"][1] = 0
+    out = module("blocks", block)(inputs)["out"]
+    assert not out[1].any() and out[[0, 2]].all()
+    if block == "decode_attention":
+        assert not library_decode.attend(*inputs.values())[1].any()
 
 
 @pytest.mark.slow

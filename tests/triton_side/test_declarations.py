@@ -34,11 +34,22 @@ LINEAR_GELU = {"x": (64, 128), "weight": (128, 256), "bias": (256,)}
 ATTENTION = dict.fromkeys("qkv", (1, 2, 128, 64))
 SHARED = {"q": (1, 4, 128, 64), "k": (1, 2, 128, 64), "v": (1, 2, 128, 64)}
 GATED = {"gate": (64, 128), "up": (64, 128)}
+MOE = {
+    "x": (64, 128), "router": (8, 128), "w_gate": (8, 128, 256), "w_up": (8, 128, 256), "w_down": (8, 256, 128),
+}  # fmt: skip
 ROPE = {"q": (2, 9, 128, 64), "k": (2, 2, 128, 64), "positions": (2, 128)}
 PACKED = {"q": (300, 4, 64), "k": (300, 2, 64), "v": (300, 2, 64), "cu_seqlens": (6,)}
-INTEGERS = {"positions", "ids", "labels", "seed", "cu_seqlens"}  # int32, whatever the case's dtype
+DECODE = {"q": (2, 6, 64), "k_cache": (2, 2, 640, 64), "v_cache": (2, 2, 640, 64), "lengths": (2,)}
+SHORT = DECODE | {"k_cache": (2, 2, 64, 64), "v_cache": (2, 2, 64, 64)}
+PAGED = {
+    "q": (2, 6, 64), "k_pages": (90, 16, 2, 64), "v_pages": (90, 16, 2, 64), "page_table": (2, 40), "lengths": (2,),
+}  # fmt: skip
+FORWARD_ONLY = {"vector_add", "decode_attention", "decode_attention_paged"}
+# int32, whatever the case's dtype
+INTEGERS = {"positions", "ids", "labels", "seed", "lengths", "page_table", "cu_seqlens"}
 EPS = {"eps": 1e-6}
 ENTROPY = {"logits": (64, 128), "labels": (64,)}
+PROJECTED = {"h": (8192, 4096), "w": (128256, 4096), "labels": (8192,)}
 CHAIN = {
     "x": (64, 128), "bias": (128,), "residual": (64, 128), "weight": (128,), "shift": (128,), "seed": (2,),
 }  # fmt: skip
@@ -68,13 +79,21 @@ CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, float], s
     "linear_gelu, pointers": ("kernels", "linear_gelu", LINEAR_GELU, {}, "float32"),
     "swiglu_mlp": ("kernels", "swiglu_mlp", MLP, EPS, "bfloat16"),
     "swiglu_mlp, pointers": ("kernels", "swiglu_mlp", MLP, EPS, "float32"),
+    "moe": ("kernels", "moe", MOE, {"top_k": 2}, "bfloat16"),
+    "moe, pointers": ("kernels", "moe", MOE, {"top_k": 2}, "float32"),
     "rope": ("kernels", "rope", ROPE, {"theta": 500000.0}, "bfloat16"),
     "attention": ("kernels", "attention", ATTENTION, {}, "bfloat16"),
     "attention, pointers": ("kernels", "attention", ATTENTION, {}, "float32"),
     "attention, window": ("kernels", "attention", SHARED, {"causal": 1, "window": 32}, "bfloat16"),
     "attention_packed": ("kernels", "attention_packed", PACKED, {"longest": 90}, "bfloat16"),
+    "decode_attention": ("kernels", "decode_attention", DECODE, {}, "bfloat16"),
+    "decode_attention, one chunk": ("kernels", "decode_attention", SHORT, {}, "bfloat16"),
+    "decode_attention_paged": ("kernels", "decode_attention_paged", PAGED, {}, "bfloat16"),
     "embedding": ("kernels", "embedding", {"table": (512, 128), "ids": (64,)}, {}, "bfloat16"),
     "cross_entropy": ("kernels", "cross_entropy", ENTROPY, {"smoothing": 0.1, "z_loss": 1e-4}, "bfloat16"),
+    "linear_cross_entropy": (
+        "kernels", "linear_cross_entropy", PROJECTED, {"smoothing": 0.1, "z_loss": 1e-4}, "bfloat16",
+    ),
     "cuda vector_add": ("cuda", "vector_add", {"x": (4096,), "y": (4096,)}, {}, "bfloat16"),
     "cuda gelu": ("cuda", "gelu", {"x": (64, 128)}, {}, "bfloat16"),
     "cuda bias_gelu": ("cuda", "bias_gelu", {"x": (64, 128), "bias": (128,)}, {}, "bfloat16"),
@@ -99,17 +118,18 @@ def described(event):
         operations=[dict(op=o.op, stage=o.stage, backward=o.backward, again=o.rematerialized, site=o.site)
                     for o in event.operations],
         reads=[t.parameter for t in event.reads], writes=[t.parameter for t in event.writes],
-        tensors=[t.parameter for t in event.tensors],
+        tensors=[t.parameter for t in event.tensors], sizes={t.storage: t.bytes for t in event.tensors},
         names=[t.name for t in event.writes], bytes=sum(t.bytes_used for t in (*event.reads, *event.writes)),
     )
 
 found = {}
 cases = json.loads(sys.argv[2])
+forward_only = json.loads(sys.argv[3])
 for name, (folder, block, shapes, attributes, dtype) in cases.items():
     apply = importlib.import_module(f"triton_side.{folder}.{block}").apply
-    train = block != "vector_add"
+    train = block not in forward_only
     with deviceless.fake_mode():
-        specs = {k: (tuple(s), "int32" if k in sys.argv[3:] else dtype) for k, s in shapes.items()}
+        specs = {k: (tuple(s), "int32" if k in sys.argv[4:] else dtype) for k, s in shapes.items()}
         inputs = deviceless.fake_inputs(specs, requires_grad=train)
         recorded = record_call(lambda i: apply(i, **attributes), inputs, train=train, compile_only=True)
     found[name] = {part: [described(event) for event in events] for part, events in recorded.parts.items()}
@@ -122,7 +142,7 @@ def recorded() -> dict[str, dict[str, list[dict[str, Any]]]]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(PROPERTIES), json.dumps(CASES), *INTEGERS],
+        [sys.executable, "-c", SCRIPT, str(PROPERTIES), json.dumps(CASES), json.dumps([*FORWARD_ONLY]), *INTEGERS],
         env=environment, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
@@ -176,7 +196,7 @@ def jax_stages(block: str) -> set[str]:
 @pytest.mark.parametrize("case", CASES)
 def test_every_launch_declares_what_it_computes(case: str) -> None:
     parts = recorded()[case]
-    assert set(parts) == ({"forward"} if CASES[case][1] == "vector_add" else {"forward", "backward"})
+    assert set(parts) == ({"forward"} if CASES[case][1] in FORWARD_ONLY else {"forward", "backward"})
     for part, events in parts.items():
         assert events
         for event in events:
@@ -306,6 +326,20 @@ def test_a_lookup_reads_what_it_yields_and_its_gradient_writes_the_table_once() 
     assert dtable == 2 * 512 * 128 + 2 * 64 * 128 + 2 * 4 * 64
 
 
+def test_decoding_reads_every_key_once_and_its_chunks_hand_over_partial_results() -> None:
+    queries, keys, statistics = 2 * 2 * 6 * 64, 2 * 2 * (2 * 2 * 640 * 64), 4 * 2
+    for case, table in (("decode_attention", 0), ("decode_attention_paged", 4 * 2 * 40)):
+        attend, combine = recorded()[case]["forward"]
+        assert (attend["names"], combine["names"]) == (["partial", "max", "sum"], ["out"])
+        assert attend["flops"] == 2 * 3 * keys / 2  # two for an element of a cache with each of three query heads
+        partials = attend["bytes"] - (queries + keys + statistics + table)
+        splits, left_over = divmod(partials, 4 * 2 * 6 * (64 + 2))
+        assert splits == 10 and left_over == 0
+        assert combine["bytes"] == partials + statistics + queries
+    (alone,) = recorded()["decode_attention, one chunk"]["forward"]
+    assert alone["names"] == ["out"] and alone["bytes"] == 2 * queries + keys / 10 + statistics
+
+
 def test_flops_are_those_of_the_products() -> None:
     def declared(case: str, part: str) -> float:
         return sum(event.get("flops", 0) for event in recorded()[case][part])
@@ -329,6 +363,18 @@ def test_flops_are_those_of_the_products() -> None:
     assert declared("layernorm", "forward") == declared("cuda layernorm", "forward") == 7 * 64 * 128
 
 
+def test_the_fused_loss_has_little_in_memory_beside_its_inputs_and_outputs() -> None:
+    parts, sizes = recorded()["linear_cross_entropy"], dict[str, int]()
+    for event in (*parts["forward"], *parts["backward"]):
+        for storage, size in event["sizes"].items():
+            sizes[storage] = max(sizes.get(storage, 0), size)
+    h, w = 2 * 8192 * 4096, 2 * 128256 * 4096
+    assert sum(sizes.values()) - 2 * (h + w) < 0.5e9 < 2 * 8192 * 128256
+    first, *_ = parts["forward"]
+    statistics = 3 * 4 * (128256 // 256) * 8192
+    assert first["bytes"] == h + w + 4 * 8192 + statistics + 4 * 8192
+
+
 @pytest.mark.parametrize("case", ["layernorm", "cuda layernorm"])
 def test_layernorm_moves_what_it_must_and_a_few_partial_sums(case: str) -> None:
     """Besides what is compulsory mean and rstd of each row, and the blocks' shares of dweight and dbias, twice."""
@@ -340,3 +386,17 @@ def test_layernorm_moves_what_it_must_and_a_few_partial_sums(case: str) -> None:
     assert 1 <= partials <= rows and left_over == 0
     names = [event["names"] for event in recorded()[case]["backward"]]
     assert names == [["dx", "partial"], ["dweight", "dbias"]]
+
+
+def test_the_mixture_computes_chosen_experts_alone_and_names_what_passes_between() -> None:
+    parts = recorded()["moe"]
+    products = 3 * 2 * (64 * 2) * 128 * 256
+    declared = {part: sum(event["flops"] for event in events) for part, events in parts.items()}
+    assert declared["forward"] == pytest.approx(products, rel=0.03)
+    assert declared["backward"] == pytest.approx(2 * products, rel=0.03)
+    names = {part: [n for event in events for n in event["names"]] for part, events in parts.items()}
+    assert names["forward"][-6:] == ["rows", "gate", "up", "act", "out", "y"]
+    assert names["backward"] == [
+        "dout", "dgate", "dup", "weighted_act", "dweights", "dw_down", "dw_gate", "dw_up", "dx_of_experts", "dlogits",
+        "partial", "drouter", "dx",
+    ]  # fmt: skip

@@ -30,14 +30,14 @@ def sum_columns_kernel(
         offset = (row * tl.num_programs(1) + vector) * columns + column
         total += tl.load(partial_ptr + offset, mask=mask, other=0.0)
     sums = tl.sum(total, axis=0, keep_dims=True).to(sum_ptr.dtype.element_ty)
-    if vector == 0:
-        tl.store(sum_ptr + column, sums, mask=column < columns)
+    # Masks, not branches: of three branches that store one value Triton 3.6 makes invalid IR (an operand that does not
+    # dominate its use).
+    inside = column < columns
+    tl.store(sum_ptr + column, sums, mask=inside & (vector == 0))
     if sum2_ptr is not None:
-        if vector == 1:
-            tl.store(sum2_ptr + column, sums, mask=column < columns)
+        tl.store(sum2_ptr + column, sums, mask=inside & (vector == 1))
     if sum3_ptr is not None:
-        if vector == 2:
-            tl.store(sum3_ptr + column, sums, mask=column < columns)
+        tl.store(sum3_ptr + column, sums, mask=inside & (vector == 2))
 
 
 def sum_vectors(partial: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:

@@ -1,5 +1,8 @@
 """What the kernels built on matrix products share: tile loads, tensor descriptors, precision of float32 products."""
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 import triton
 import triton.language as tl
@@ -64,11 +67,28 @@ def add_product(c, a, b, PRECISION: tl.constexpr):
         return tl.dot(a, b, c, input_precision=PRECISION)
 
 
+_descriptors = True
+
+
+@contextlib.contextmanager
+def without_descriptors() -> Iterator[None]:
+    """Within the context tiles are read through pointers: for runtimes that give kernels no memory for descriptors."""
+    global _descriptors
+    outer, _descriptors = _descriptors, False
+    try:
+        yield
+    finally:
+        _descriptors = outer
+
+
 def fits_descriptor(matrix: torch.Tensor) -> bool:
     """Whether TMA can read tiles of the last two axes: neighbours in memory along the last, all else 16-byte aligned.
 
     The start of the storage is taken as aligned, which PyTorch's allocators guarantee, so that no address is read.
+    False within `without_descriptors`.
     """
+    if not _descriptors:
+        return False
     offsets = (matrix.storage_offset(), *matrix.stride()[:-1])
     return matrix.stride(-1) == 1 and all(o * matrix.element_size() % DESCRIPTOR_ALIGNMENT == 0 for o in offsets)
 

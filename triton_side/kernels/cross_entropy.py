@@ -42,6 +42,30 @@ BACKWARD = (
 )  # fmt: skip
 
 
+@triton.jit
+def finite_reference(maximum):
+    """What is subtracted from logits before exp: their maximum. While all are -inf, any finite number keeps the sum at
+    zero; -inf - -inf would make it NaN."""
+    return tl.where(maximum == -float("inf"), 0.0, maximum)
+
+
+@triton.jit
+def token_loss(maximum, log_sum, mean, chosen, smoothing, z_loss):
+    """Of tokens with these statistics of their logits; `chosen` is the label's logit."""
+    loss = (1.0 - smoothing) * (maximum - chosen + log_sum) + smoothing * (maximum - mean + log_sum)
+    lse = maximum + log_sum
+    loss += (z_loss * lse) * lse
+    return loss
+
+
+@triton.jit
+def loss_slope(x, is_label, maximum, log_sum, classes, smoothing, z_loss):
+    """Derivative of `token_loss` in the logits x; `is_label`: which of them is the label's."""
+    slope = 1.0 + 2.0 * z_loss * (maximum + log_sum)
+    p = tl.exp(x - maximum - log_sum)
+    return p * slope - smoothing / classes - tl.where(is_label, 1.0 - smoothing, 0.0)
+
+
 @declare.declare(*TOKENS, flops=lambda shapes: 5 * math.prod(shapes["logits_ptr"]))
 @triton.jit
 def cross_entropy_forward_kernel(
@@ -72,8 +96,7 @@ def cross_entropy_forward_kernel(
         inside = column < classes
         x = tl.load(row_ptr + column, mask=inside, other=-float("inf")).to(tl.float32)
         new_maximum = tl.maximum(maximum, tl.max(x, axis=1, keep_dims=True))
-        # While all is -inf, any finite reference keeps the sum at zero; -inf - -inf would make it NaN.
-        reference = tl.where(new_maximum == -float("inf"), 0.0, new_maximum)
+        reference = finite_reference(new_maximum)
         exponentials *= tl.exp(maximum - reference)
         exponentials += tl.sum(tl.exp(x - reference), axis=1, keep_dims=True)
         # Divided before they are added, so that logits near the largest number do not overflow.
@@ -83,12 +106,10 @@ def cross_entropy_forward_kernel(
     row_maximum = tl.max(maximum)
     log_sum = tl.log(tl.sum(exponentials * tl.exp(maximum - row_maximum)))
     row_mean = tl.sum(mean)
-    lse = row_maximum + log_sum
     # A label that is no class makes the loss NaN.
     is_class = (label >= 0) & (label < classes)
     chosen = tl.load(row_ptr + label, mask=counted & is_class, other=float("nan")).to(tl.float32)
-    loss = (1.0 - smoothing) * (row_maximum - chosen + log_sum) + smoothing * (row_maximum - row_mean + log_sum)
-    loss += (z_loss * lse) * lse
+    loss = token_loss(row_maximum, log_sum, row_mean, chosen, smoothing, z_loss)
     tl.store(losses_ptr + token, tl.where(counted, loss, 0.0))
     if maximum_ptr is not None:
         tl.store(maximum_ptr + token, tl.where(counted, row_maximum, 0.0))
@@ -128,13 +149,11 @@ def cross_entropy_backward_kernel(
     log_sum = tl.load(log_sum_ptr + token)
     is_class = (label >= 0) & (label < classes)
     dloss = tl.where(is_class, tl.load(dloss_ptr) / tl.load(count_ptr), float("nan"))
-    slope = 1.0 + 2.0 * z_loss * (maximum + log_sum)
     for start in tl.range(0, classes, COLUMNS):
         column = start + tl.arange(0, COLUMNS)
         inside = column < classes
         x = tl.load(logits_ptr + token * row_stride + column, mask=inside & counted, other=0.0).to(tl.float32)
-        p = tl.exp(x - maximum - log_sum)
-        dx = p * slope - smoothing / classes - tl.where(column == label, 1.0 - smoothing, 0.0)
+        dx = loss_slope(x, column == label, maximum, log_sum, classes, smoothing, z_loss)
         dx = tl.where(counted, dx * dloss, 0.0)
         tl.store(dlogits_ptr + token * classes + column, dx.to(dlogits_ptr.dtype.element_ty), mask=inside)
 
@@ -174,8 +193,7 @@ def forward(
     tokens, classes = logits.shape
     logits = with_unit_column_stride(logits)
     config = config or configure_forward(logits.element_size())
-    loss, losses = (torch.empty(shape, dtype=torch.float32, device=logits.device) for shape in ((), tokens))
-    count = torch.empty((), dtype=torch.int32, device=logits.device)
+    losses = torch.empty(tokens, dtype=torch.float32, device=logits.device)
     maximum = log_sum = None
     if save:
         maximum, log_sum = torch.empty_like(losses), torch.empty_like(losses)
@@ -186,13 +204,22 @@ def forward(
                 IGNORED=IGNORED, COLUMNS=config.block, VECTOR=16 // logits.element_size(),
                 ALIGNED=classes % 16 == 0 and logits.stride(0) % 16 == 0, num_warps=config.num_warps,
             )  # fmt: skip
-        # Eight losses to a thread: a loop of small loads would wait for L2 each time.
-        cross_entropy_mean_kernel[(1,)](
-            losses, labels, loss, count, tokens, IGNORED=IGNORED, BLOCK=4096, num_warps=16
-        )
+    loss, count = launch_mean(losses, labels)
     if maximum is None or log_sum is None:
         return loss, None
     return loss, Saved(maximum, log_sum, count)
+
+
+def launch_mean(losses: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss from the tokens' losses [tokens], and how many tokens count, or 1."""
+    loss = torch.empty((), dtype=torch.float32, device=losses.device)
+    count = torch.empty((), dtype=torch.int32, device=losses.device)
+    with device_of(losses):
+        # Eight losses to a thread: a loop of small loads would wait for L2 each time.
+        cross_entropy_mean_kernel[(1,)](
+            losses, labels, loss, count, len(losses), IGNORED=IGNORED, BLOCK=4096, num_warps=16
+        )
+    return loss, count
 
 
 def backward(

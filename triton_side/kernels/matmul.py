@@ -11,8 +11,8 @@ Shapes: a [m, k], b [k, n], c and residual [m, n], bias [n]. dtypes: bfloat16, f
 accumulated in float32, where the epilogue computes as well. float32 products follow
 `torch.get_float32_matmul_precision()`. The forward pass saves a and b.
 
-The pieces (`tile_at`, `open_operand`, `load_operand`, ...) serve the fused kernels of `swiglu_mlp.py` as well; the
-epilogue of bias and GELU (its tanh form) serves `linear_gelu.py`.
+The pieces (`tile_at`, `open_operand`, `load_operand`, ...) serve the fused kernels of `swiglu_mlp.py` and
+`linear_cross_entropy.py` as well; the epilogue of bias and GELU (its tanh form) serves `linear_gelu.py`.
 """
 
 from collections.abc import Callable
@@ -116,6 +116,36 @@ def load_tile(pointer, row, column, rows, columns, ROWS: tl.constexpr, COLUMNS: 
     return tl.load(origin + (r * columns + c), mask=inside, other=0.0).to(tl.float32)
 
 
+@triton.jit
+def tile_product(
+    a, b, row, column, m, n, k, stride_am, stride_ak, stride_bk, stride_bn,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The [BLOCK_M, BLOCK_N] tile of a @ b at (row, column) in float32, of operands that `open_operand` gave."""
+    c = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for step in range(tl.cdiv(k, BLOCK_K)):
+        at = step * BLOCK_K
+        x = load_operand(a, row, at, m, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, DESCRIPTORS, A_TRANSPOSED)
+        y = load_operand(b, at, column, k, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED)
+        c = add_product(c, x, y, PRECISION)
+    return c
+
+
+@triton.jit
+def store_sum(pointer, residual_ptr, value, row, column, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """`store_tile` of value, plus the residual's tile where there is a residual."""
+    if residual_ptr is not None:
+        value += load_tile(residual_ptr, row, column, rows, columns, ROWS, COLUMNS)
+    store_tile(pointer, value, row, column, rows, columns, ROWS, COLUMNS)
+
+
+@triton.jit
+def halves(tile, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The left and the right half of a [ROWS, COLUMNS] tile."""
+    return tl.split(tl.permute(tl.reshape(tile, [ROWS, 2, COLUMNS // 2]), (0, 2, 1)))
+
+
 def matmul_flops(shapes: Shapes) -> float:
     (m, k), n = shapes["a_ptr"], shapes["b_ptr"][1]
     residual, bias_and_gelu = "residual_ptr" in shapes, "bias_ptr" in shapes
@@ -128,8 +158,14 @@ def matmul_kernel(
     a_ptr, b_ptr, residual_ptr, bias_ptr, pre_ptr, c_ptr, m, n, k, stride_am, stride_ak, stride_bk, stride_bn,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
-    """c = a @ b + residual or, with a bias, pre = a @ b + bias and c = gelu(pre); None: neither added nor stored."""
+    """c = a @ b + residual or, with a bias, pre = a @ b + bias and c = gelu(pre); None: neither added nor stored.
+
+    WIDE: residual or c is wider than a and b, and there is no bias. Tiles pass through shared memory on their way to c
+    and from residual, and 128 x 256 in float32 at once would take 279 kB of it with the operands, and spill 376 bytes
+    of registers; in halves it is 213 kB and none (compiled for an H200).
+    """
     accurate: tl.constexpr = c_ptr.dtype.element_ty == tl.float32
     a = open_operand(a_ptr, m, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, DESCRIPTORS, A_TRANSPOSED)
     b = open_operand(b_ptr, k, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED)
@@ -137,13 +173,11 @@ def matmul_kernel(
     # Flattened, the loads of the next tile start before this one is stored: 1% on an H200 (810 against 803 TFLOP/s).
     for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=DESCRIPTORS):
         row, column = tile_at(tile, m, n, BLOCK_M, BLOCK_N, GROUP_M)
-        c = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        for step in range(tl.cdiv(k, BLOCK_K)):
-            at = step * BLOCK_K
-            x = load_operand(a, row, at, m, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, DESCRIPTORS, A_TRANSPOSED)
-            y = load_operand(b, at, column, k, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED)
-            c = add_product(c, x, y, PRECISION)
-        if residual_ptr is not None:
+        c = tile_product(
+            a, b, row, column, m, n, k, stride_am, stride_ak, stride_bk, stride_bn,
+            BLOCK_M, BLOCK_N, BLOCK_K, A_TRANSPOSED, B_TRANSPOSED, DESCRIPTORS, PRECISION,
+        )  # fmt: skip
+        if residual_ptr is not None and not WIDE:
             c += load_tile(residual_ptr, row, column, m, n, BLOCK_M, BLOCK_N)
         if bias_ptr is not None:
             at_column = column + tl.arange(0, BLOCK_N)
@@ -151,7 +185,12 @@ def matmul_kernel(
             if pre_ptr is not None:
                 store_tile(pre_ptr, c, row, column, m, n, BLOCK_M, BLOCK_N)
             c = gelu_value(c, accurate)
-        store_tile(c_ptr, c, row, column, m, n, BLOCK_M, BLOCK_N)
+        if WIDE:
+            left, right = halves(c, BLOCK_M, BLOCK_N)
+            store_sum(c_ptr, residual_ptr, left, row, column, m, n, BLOCK_M, BLOCK_N // 2)
+            store_sum(c_ptr, residual_ptr, right, row, column + BLOCK_N // 2, m, n, BLOCK_M, BLOCK_N // 2)
+        else:
+            store_tile(c_ptr, c, row, column, m, n, BLOCK_M, BLOCK_N)
 
 
 def stored_transposed(matrix: torch.Tensor) -> bool:
@@ -198,10 +237,12 @@ def choose_config(choose: Callable[[torch.dtype, str, bool], MatmulConfig], *ope
 
 
 def launch_matmul(
-    a: torch.Tensor, b: torch.Tensor, config: MatmulConfig, residual: torch.Tensor | None = None
+    a: torch.Tensor, b: torch.Tensor, config: MatmulConfig, residual: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """a @ b (+ residual), contiguous. `residual` is contiguous."""
-    c = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device)
+    """a @ b (+ residual), contiguous: written to `out`, which may be `residual`, or else new in the operands' dtype.
+    `residual` and `out` are contiguous, each of a dtype of its own."""
+    c = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device) if out is None else out
     _launch(a, b, residual, None, None, c, config)
     return c
 
@@ -222,6 +263,7 @@ def _launch(
 ) -> None:  # fmt: skip
     (m, k), n = a.shape, b.shape[1]
     precision = product_precision(a.dtype)
+    wide = any(x is not None and x.element_size() > a.element_size() for x in (residual, c))
     if a.dtype == torch.float32 and precision == "ieee" and stored_transposed(b):
         # The ordinary cores read b's rows; where they lie across shared memory, banks conflict: 13 TFLOP/s against 38.
         b = b.contiguous()
@@ -232,7 +274,7 @@ def _launch(
             a, b, residual, bias, pre, c, m, n, k, *a.stride(), *b.stride(),
             BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
             GROUP_M=config.group_m, A_TRANSPOSED=stored_transposed(a), B_TRANSPOSED=stored_transposed(b),
-            DESCRIPTORS=config.descriptors, PRECISION=precision,
+            DESCRIPTORS=config.descriptors, PRECISION=precision, WIDE=wide,
             num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
 

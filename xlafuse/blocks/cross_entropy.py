@@ -12,19 +12,29 @@ def apply(inputs: dict[str, jax.Array], *, smoothing: float, z_loss: float) -> d
     The mean over the tokens whose label is not IGNORED, 0 where there are none, of
     (1 - smoothing) (lse - logit[label]) + smoothing (lse - mean(logits)) + z_loss lse^2, lse = logsumexp(logits).
     """
-    labels = inputs["labels"]
     with jax.named_scope("logsumexp"):
         logits = inputs["logits"].astype(jnp.float32)
         # The maximum only guards against overflow and cancels in the result, so no gradient flows through it.
         largest = jax.lax.stop_gradient(jnp.max(logits, axis=-1))
         lse = largest + jnp.log(jnp.sum(jnp.exp(logits - largest[:, None]), axis=-1))
     with jax.named_scope("target"):
-        counted = labels != IGNORED
-        label = jnp.where(counted, labels, 0)
-        target = lse - jnp.take_along_axis(logits, label[:, None], axis=-1)[:, 0]
+        label = jnp.where(inputs["labels"] != IGNORED, inputs["labels"], 0)
+        chosen = jnp.take_along_axis(logits, label[:, None], axis=-1)[:, 0]
     with jax.named_scope("smoothing"):
-        losses = (1 - smoothing) * target + smoothing * (lse - jnp.mean(logits, axis=-1))
+        mean = jnp.mean(logits, axis=-1)
+    return {"loss": mean_loss(lse, chosen, mean, inputs["labels"], smoothing, z_loss)}
+
+
+def mean_loss(
+    lse: jax.Array, chosen: jax.Array, mean: jax.Array, labels: jax.Array, smoothing: float, z_loss: float
+) -> jax.Array:
+    """The loss from the tokens' logsumexp, label's logit and mean of logits, [tokens] in float32 each."""
+    with jax.named_scope("target"):
+        target = lse - chosen
+    with jax.named_scope("smoothing"):
+        losses = (1 - smoothing) * target + smoothing * (lse - mean)
     with jax.named_scope("z_loss"):
         losses = losses + z_loss * lse * lse
     with jax.named_scope("mean"):
-        return {"loss": jnp.sum(jnp.where(counted, losses, 0.0)) / jnp.maximum(jnp.sum(counted), 1)}
+        counted = labels != IGNORED
+        return jnp.sum(jnp.where(counted, losses, 0.0)) / jnp.maximum(jnp.sum(counted), 1)

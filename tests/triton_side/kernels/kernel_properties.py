@@ -212,12 +212,22 @@ def embedding(launch: Launch, table: torch.Tensor, ids: torch.Tensor, dy: torch.
     )
 
 
-def cross_entropy(
-    launch: Launch, logits: torch.Tensor, labels: torch.Tensor, dloss: torch.Tensor, smoothing: float, z_loss: float
-) -> str | None:
-    """Loss and dlogits; every label is a class or ignored."""
-    (loss, dlogits), stray = launched(launch, logits, labels, dloss)
-    x, classes = logits.double(), logits.shape[1]
+@dataclass(frozen=True)
+class Entropy:
+    """The loss of float64 logits and its gradient in them, and what fp32 may do to each."""
+
+    loss: torch.Tensor
+    gradient: torch.Tensor
+    loss_bound: torch.Tensor
+    gradient_bound: torch.Tensor
+
+
+def _entropy(
+    x: torch.Tensor, labels: torch.Tensor, dloss: torch.Tensor, smoothing: float, z_loss: float,
+    error: torch.Tensor | None = None,
+) -> Entropy:
+    """error: of each token's logits at most, [tokens]; else the kernel has x itself."""
+    classes = x.shape[1]
     counted, label = labels != -100, labels.long().clamp(min=0)
     count = counted.sum().clamp(min=1)
     maximum = x.amax(dim=1)
@@ -232,17 +242,55 @@ def cross_entropy(
     slope = 1 + 2 * z_loss * lse.abs()
     bounds = slope * moved + 6 * FP32 * z_loss * lse.square() + 4 * FP32 * (chosen + (maximum - mean).abs() + log_sum)
     bounds = bounds + smoothing * FP32 * (4 + classes) * x.abs().mean(dim=1)
+    error = torch.zeros_like(maximum) if error is None else error
+    # The loss's derivatives in the logits are slope and 1 together at most; slope itself moves with them.
+    bounds = bounds + (slope + 1 + 2 * z_loss * error) * error
     bound = torch.where(counted, bounds + FP32 * losses.abs(), 0.0).sum() / count
     scale = dloss.double() / count
     ours = torch.nn.functional.one_hot(label, classes) * (1 - smoothing)
     gradient = (p * (1 + 2 * z_loss * lse[:, None]) - smoothing / classes - ours) * scale
     relative = moved[:, None] + FP32 * (16 + 4 * below + 4 * log_sum[:, None])
     spread = (p * relative).nan_to_num(0.0) * slope[:, None] + 8 * FP32 * (smoothing / classes + ours)
+    # A probability's own logit moves it one way and the others' the other way.
+    spread = spread + p * (torch.expm1(2 * error) * (slope + 2 * z_loss * error) + 2 * z_loss * error)[:, None]
     spread = (spread + TINY * slope[:, None]) * scale.abs()
+    return Entropy(
+        loss=torch.where(counted, losses, 0.0).sum() / count,
+        gradient=torch.where(counted[:, None], gradient, 0.0),
+        loss_bound=bound.nan_to_num(0.0),
+        gradient_bound=torch.where(counted[:, None], spread.nan_to_num(0.0), 0.0),
+    )
+
+
+def cross_entropy(
+    launch: Launch, logits: torch.Tensor, labels: torch.Tensor, dloss: torch.Tensor, smoothing: float, z_loss: float
+) -> str | None:
+    """Loss and dlogits; every label is a class or ignored."""
+    (loss, dlogits), stray = launched(launch, logits, labels, dloss)
+    exact = _entropy(logits.double(), labels, dloss, smoothing, z_loss)
     return first(
         stray,
-        named("loss", problem(loss, torch.where(counted, losses, 0.0).sum() / count, bound.nan_to_num(0.0))),
-        named("dlogits", problem(dlogits, torch.where(counted[:, None], gradient, 0.0), spread.nan_to_num(0.0))),
+        named("loss", problem(loss, exact.loss, exact.loss_bound)),
+        named("dlogits", problem(dlogits, exact.gradient, exact.gradient_bound)),
+    )
+
+
+def linear_cross_entropy(
+    launch: Launch, h: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, dloss: torch.Tensor, smoothing: float,
+    z_loss: float,
+) -> str | None:  # fmt: skip
+    """Of numbers alone; loss, dh and dw. The gradient of the logits is stored in the inputs' dtype, logits are not."""
+    (loss, dh, dw), stray = launched(launch, h, w, labels, dloss)
+    wide_h, wide_w, info = h.double(), w.double(), torch.finfo(h.dtype)
+    error = _product_bound(h, w.T).amax(dim=1)
+    exact = _entropy(wide_h @ wide_w.T, labels, dloss, smoothing, z_loss, error)
+    dx = exact.gradient
+    stored = exact.gradient_bound + info.eps * (dx.abs() + exact.gradient_bound + info.tiny * (dx != 0))
+    return first(
+        stray,
+        named("loss", problem(loss, exact.loss, exact.loss_bound)),
+        named("dh", problem(dh, dx @ wide_w, stored @ wide_w.abs() + _product_bound(dx, wide_w))),
+        named("dw", problem(dw, dx.T @ wide_h, stored.T @ wide_h.abs() + _product_bound(dx.T, wide_h))),
     )
 
 
@@ -521,6 +569,33 @@ def attention_mask(sequence: int, causal: bool, window: int, device: torch.devic
     position = torch.arange(sequence, device=device)
     distance = position[:, None] - position
     return (distance >= (0 if causal else -sequence)) & (distance < (window or sequence))
+
+
+def decode_attention(
+    launch: Launch, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor
+) -> str | None:
+    """Of numbers alone in the first `lengths` keys; what lies beyond may be NaN. Bounds as in `attention`, and for
+    chunks the weight of each."""
+    (out,), stray = launched(launch, q, k, v, lengths)
+    keys, head_dim = k.shape[2:]
+    scale, eps = head_dim**-0.5, torch.finfo(q.dtype).eps
+    grain = max(eps * torch.finfo(q.dtype).tiny, TINY)
+    group = q.shape[1] // k.shape[1]
+    seen = (torch.arange(keys, device=q.device) < lengths[:, None])[:, None, None]
+    q = q.double()[:, :, None]
+    k, v = (torch.where(seen.mT, x.double(), 0.0).repeat_interleave(group, dim=1) for x in (k, v))
+    p = torch.softmax((q @ k.mT * scale).masked_fill(~seen, -torch.inf), dim=-1)
+    p = torch.where((lengths > 0)[:, None, None, None], p, 0.0)
+    largest = (q.abs() @ k.abs().mT * scale).amax(dim=-1, keepdim=True)
+    relative = FP32 * (3 * (16 + head_dim) * largest + 48 + head_dim + keys) + 2 * eps
+    relative = torch.where(relative < 1, relative, torch.inf)  # first order says nothing here
+    bound = (relative * p + grain * seen) @ v.abs()
+    empty = out[lengths <= 0]
+    return first(
+        stray,
+        named("out", problem(out, (p @ v)[:, :, 0], bound[:, :, 0])),
+        None if (empty == 0).all() else "out: a sequence without keys is not zero",
+    )
 
 
 def within_plain_code(

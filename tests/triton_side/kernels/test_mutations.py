@@ -23,12 +23,18 @@ from test_attention import configured as attention_configured
 from test_bias_gelu import configured as bias_gelu_configured
 from test_cross_entropy import SMOOTHING, Z_LOSS, draw_labels
 from test_cross_entropy import configured as cross_entropy_configured
+from test_decode_attention import CONFIGS as DECODE_CONFIGS
+from test_decode_attention import caches, draw_lengths
+from test_decode_attention import configured as decode_configured
 from test_dropout_residual_norm import problem as dropout_residual_norm_problem
 from test_embedding import NARROW, draw_ids
 from test_embedding import configured as embedding_configured
 from test_gated import launched_as, on_top_of
 from test_layernorm import configured as layernorm_configured
+from test_linear_cross_entropy import CONFIGS as PROJECTIONS
+from test_linear_cross_entropy import configured as linear_cross_entropy_configured
 from test_linear_gelu import DPRE_CONFIGS
+from test_moe import grouped_problems, routing_gradient_problems, routing_problems, row_problems
 from test_rmsnorm import EPS
 from test_rmsnorm import configured as rmsnorm_configured
 from test_rope import THETA
@@ -40,17 +46,22 @@ from triton_side import kernels
 from triton_side.kernels import (
     _column_sums,
     _gated,
+    _grouped,
     attention,
     attention_backward,
     bias_gelu,
     cross_entropy,
+    decode_attention,
     dropout_residual_norm,
     embedding,
     geglu,
     gelu,
     layernorm,
+    linear_cross_entropy,
     linear_gelu,
     matmul,
+    moe,
+    moe_routing,
     rmsnorm,
     rope,
     softmax,
@@ -122,6 +133,23 @@ def cross_entropy_problems(module: ModuleType) -> Iterator[Problem]:
         yield properties.cross_entropy(launch, logits, labels, dloss, SMOOTHING, Z_LOSS)
 
 
+def linear_cross_entropy_problems(module: ModuleType) -> Iterator[Problem]:
+    launch = linear_cross_entropy_configured(PROJECTIONS[0], module)
+    h, w, labels = draw(19, 40), draw(300, 40, seed=1) / 8, draw_labels(19, 300)
+    labels[:4] = torch.tensor([0, 63, 64, 299])  # at the edges of tiles
+    yield properties.linear_cross_entropy(launch, h, w, labels, torch.tensor(1.7, device=DEVICE), SMOOTHING, Z_LOSS)
+
+
+def wide_matmul_problems(module: ModuleType) -> Iterator[Problem]:
+    """float32 added to, and made of, a product of float16."""
+    a, b, residual = draw(53, 41).half(), draw(41, 67, seed=1).half(), draw(53, 67, seed=2)
+
+    def launch(a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor]:
+        return (module.launch_matmul(a, b, TILES, residual, out=torch.empty((53, 67), device=DEVICE)),)
+
+    yield properties.matmul(launch, a, b, residual)
+
+
 def rmsnorm_problems(config: RowConfig, module: ModuleType) -> Iterator[Problem]:
     launch = properties.training(rmsnorm_configured(config, module))
     yield properties.rmsnorm(launch, draw(14, 67), draw(67, seed=1), draw(14, 67, seed=2), EPS)
@@ -173,6 +201,15 @@ def attention_problems(module: ModuleType) -> Iterator[Problem]:
     side = {"above" if hasattr(module, "launch_forward") else "below": module}
     launch = properties.training(attention_configured(FORWARD[0], DK_DV[0], DQ[0], **side))
     yield properties.attention(launch, *(draw(1, 2, 70, 16, seed=seed) for seed in range(4)))
+
+
+def decode_problems(module: ModuleType) -> Iterator[Problem]:
+    lengths = draw_lengths(0, 33, 60)
+    k, v = caches(lengths, 2, 60, 16)
+    for config, page_size in ((DECODE_CONFIGS[0], None), (DECODE_CONFIGS[2], 5)):
+        yield properties.decode_attention(
+            decode_configured(config, page_size, module), draw(3, 6, 16), k, v, lengths
+        )
 
 
 def embedding_problems(module: ModuleType) -> Iterator[Problem]:
@@ -261,7 +298,7 @@ MUTATIONS = [
     ),
     Mutation(
         "cross_entropy_forward_kernel", cross_entropy,
-        "reference = tl.where(new_maximum == -float(\"inf\"), 0.0, new_maximum)", "reference = new_maximum",
+        "reference = finite_reference(new_maximum)", "reference = new_maximum",
         cross_entropy_problems,
     ),
     Mutation(
@@ -271,8 +308,23 @@ MUTATIONS = [
     ),
     Mutation(
         "cross_entropy_backward_kernel", cross_entropy,
-        "tl.where(column == label, 1.0 - smoothing, 0.0)", "tl.where(column == label, 1.0, 0.0)",
+        "tl.where(is_label, 1.0 - smoothing, 0.0)", "tl.where(is_label, 1.0, 0.0)",
         cross_entropy_problems,
+    ),
+    Mutation(
+        "projected_statistics_kernel", linear_cross_entropy,
+        "is_here = (label >= column) &", "is_here = (label > column) &",
+        linear_cross_entropy_problems,
+    ),
+    Mutation(
+        "combine_tiles_kernel", linear_cross_entropy,
+        "exponentials * tl.exp(maximum - finite_reference(row_maximum)[None, :])", "exponentials",
+        linear_cross_entropy_problems,
+    ),
+    Mutation(
+        "dlogits_kernel", linear_cross_entropy,
+        "class_ == label[:, None], maximum, log_sum, classes", "class_ == label[:, None], maximum, log_sum, chunk",
+        linear_cross_entropy_problems,
     ),
     Mutation(
         "rmsnorm_forward_kernel", rmsnorm,
@@ -356,6 +408,11 @@ MUTATIONS = [
     ),
     Mutation(
         "matmul_kernel", matmul,
+        "right, row, column + BLOCK_N // 2, m", "right, row, column + BLOCK_N // 4, m",
+        wide_matmul_problems,
+    ),
+    Mutation(
+        "matmul_kernel", matmul,
         "mask=at_column < n, other=0.0)", "mask=at_column < n - 1, other=0.0)",
         product_bias_gelu_problems,
     ),
@@ -373,6 +430,61 @@ MUTATIONS = [
         "activation_gradients_kernel", swiglu_mlp,
         "dgate_ptr, dup_ptr, act_ptr, elements, silu", "dgate_ptr, act_ptr, dup_ptr, elements, silu",
         activation_problems,
+    ),
+    Mutation(
+        "grouped_product_kernel", _grouped,
+        "begin + (row_tile - before) * BLOCK_M", "begin",
+        grouped_problems,
+    ),
+    Mutation(
+        "grouped_gate_up_kernel", _grouped,
+        "c * tl.sigmoid(c) * c2", "c * c2",
+        grouped_problems,
+    ),
+    Mutation(
+        "group_gradients_kernel", _grouped,
+        "inside = slot < end", "inside = slot < end + 1",
+        grouped_problems,
+    ),
+    Mutation(
+        "moe_router_kernel", moe_routing,
+        "free & (comparable == best[:, None])", "comparable == best[:, None]",
+        routing_problems,
+    ),
+    Mutation(
+        "moe_offsets_kernel", moe_routing,
+        "tl.cumsum(counts, axis=0) - counts", "tl.cumsum(counts, axis=0)",
+        routing_problems,
+    ),
+    Mutation(
+        "moe_slots_kernel", moe_routing,
+        "tl.cumsum(choices, axis=0) - choices", "0 * choices",
+        routing_problems,
+    ),
+    Mutation(
+        "moe_dlogits_kernel", moe_routing,
+        "(weight * (dweight - mean))", "(weight * dweight)",
+        routing_gradient_problems,
+    ),
+    Mutation(
+        "moe_drouter_kernel", moe_routing,
+        "tl.program_id(1) * PART + start", "start",
+        routing_gradient_problems,
+    ),
+    Mutation(
+        "moe_combine_kernel", moe,
+        "y += weight[:, None] * out.to(tl.float32)", "y += out.to(tl.float32)",
+        row_problems,
+    ),
+    Mutation(
+        "moe_activation_gradients_kernel", moe,
+        "dweights += dout * act", "dweights += dact * act",
+        row_problems,
+    ),
+    Mutation(
+        "moe_dx_kernel", moe,
+        "dx += tl.load(dx_of_experts_ptr", "dx = tl.load(dx_of_experts_ptr",
+        row_problems,
     ),
     Mutation(
         "attention_forward_kernel", attention,
@@ -393,6 +505,21 @@ MUTATIONS = [
         "attention_dq_kernel", attention_backward,
         "sees(row[:, None], column[None, :]", "sees(row[:, None], column[None, :] + 1",
         attention_problems,
+    ),
+    Mutation(
+        "decode_attention_kernel", decode_attention,
+        "scores = tl.where(seen[None, :], ", "scores = tl.where(key[None, :] >= 0, ",
+        decode_problems,
+    ),
+    Mutation(
+        "decode_attention_kernel", decode_attention,
+        "+ key // PAGE_SIZE", "+ key // (PAGE_SIZE + 1)",
+        decode_problems,
+    ),
+    Mutation(
+        "combine_splits_kernel", decode_attention,
+        "weights[:, None] * partial", "partial",
+        decode_problems,
     ),
     Mutation(
         "embedding_forward_kernel", embedding,

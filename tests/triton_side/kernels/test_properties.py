@@ -16,6 +16,7 @@ from kernel_properties import (
     attention,
     bias_gelu,
     cross_entropy,
+    decode_attention,
     dpre,
     embedding,
     first,
@@ -24,6 +25,7 @@ from kernel_properties import (
     gelu,
     launched,
     layernorm,
+    linear_cross_entropy,
     matmul,
     product_bias_gelu,
     rmsnorm,
@@ -36,6 +38,7 @@ from kernel_properties import (
     vector_add,
     within_plain_code,
 )
+from moe_properties import routing
 from property_checks import (
     COMMON,
     FINITE,
@@ -58,14 +61,20 @@ from test_bias_gelu import CONFIGS as BIAS_GELU_CONFIGS
 from test_bias_gelu import configured as bias_gelu_configured
 from test_cross_entropy import SMOOTHING, Z_LOSS, draw_labels
 from test_cross_entropy import configured as cross_entropy_configured
+from test_decode_attention import CONFIGS as DECODE_CONFIGS
+from test_decode_attention import PAGE_SIZES
+from test_decode_attention import configured as decode_configured
 from test_dropout_residual_norm import problem as dropout_residual_norm_problem
 from test_embedding import NARROW
 from test_embedding import configured as embedding_configured
 from test_embedding import trained as embedding_trained
 from test_layernorm import configured as layernorm_configured
 from test_layernorm import default as default_layernorm
+from test_linear_cross_entropy import CONFIGS as PROJECTIONS
+from test_linear_cross_entropy import configured as linear_cross_entropy_configured
 from test_linear_gelu import DPRE_CONFIGS
 from test_linear_gelu import plain as plain_linear_gelu
+from test_moe import routed
 from test_rmsnorm import EPS
 from test_rmsnorm import configured as rmsnorm_configured
 from test_rope import THETA, trained
@@ -226,6 +235,40 @@ def test_cross_entropy(dtype, tokens, classes, kinds, layout, config, ignored, s
     logits = draw(tokens, classes, kinds, seed, dtype, layout)
     labels, dloss = draw_labels(tokens, classes, ignored, seed), torch.tensor(1.7, device=DEVICE)
     assert not cross_entropy(cross_entropy_configured(config), logits, labels, dloss, SMOOTHING, Z_LOSS)
+
+
+@dtypes
+@examples(4, 15)
+@given(
+    few_rows, sizes, sizes, moderate_rows, layouts, layouts, st.sampled_from([None, *PROJECTIONS]),
+    st.sampled_from([0.0, 0.3, 1.0]), seeds,
+)  # fmt: skip
+def test_linear_cross_entropy(
+    dtype, tokens, width, classes, kinds, h_layout, w_layout, config, ignored, seed
+) -> None:  # fmt: skip
+    if config and config.descriptors:
+        width, h_layout, w_layout = -(-width // 8) * 8, "dense", "dense"
+    h = draw(tokens, width, kinds, seed, dtype, h_layout)
+    w = matrix(classes, width, ORDINARY_ROWS, seed + 1, torch.float64) * width**-0.5
+    w = placed(w.to(dtype), w_layout, DEVICE)
+    labels, dloss = draw_labels(tokens, classes, ignored, seed), torch.tensor(1.7, device=DEVICE)
+    launch = linear_cross_entropy_configured(config)
+    assert not linear_cross_entropy(launch, h, w, labels, dloss, SMOOTHING, Z_LOSS)
+
+
+@dtypes
+@examples(5, 20)
+@given(sizes, sizes, sizes, moderate_rows, matmul_configs, st.booleans(), seeds)
+def test_product_added_to_float32(dtype, m, k, n, kinds, config, narrow, seed) -> None:
+    m, k, n = aligned(config, m, k, n)
+    a, b = draw(m, k, kinds, seed, dtype), draw(k, n, ORDINARY_ROWS, seed + 1, dtype)
+    residual = draw(m, n, ORDINARY_ROWS, seed + 2, torch.float32)
+
+    def launch(a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor]:
+        out = torch.empty((m, n), dtype=dtype if narrow else torch.float32, device=DEVICE)
+        return (matmul_module.launch_matmul(a, b, config, residual, out),)
+
+    assert not matmul(launch, a, b, residual)
 
 
 def test_rmsnorm_of_rows_too_large_for_their_squares_is_zero_as_in_torch() -> None:
@@ -488,6 +531,19 @@ def test_attention_shows_nobody_the_future(dtype, sequence, data, value, operand
     assert not first(stray, *sound)
 
 
+@dtypes
+@examples(8, 40)
+@given(sizes, sizes, st.integers(1, 20), st.data(), moderate_rows, moderate_rows, layouts, layouts, seeds)
+def test_moe_routing(
+    dtype, tokens, width, experts, data, kinds, router_kinds, x_layout, router_layout, seed
+) -> None:  # fmt: skip
+    """Rows of equal numbers and of zeros have logits that tie."""
+    top_k = data.draw(st.integers(1, experts))
+    x = draw(tokens, width, kinds, seed, dtype, x_layout)
+    router = draw(experts, width, router_kinds, seed + 1, dtype, router_layout)
+    assert not routing(lambda *given: routed(*given, top_k), x, router, top_k)
+
+
 def test_attention_passes_over_keys_of_weight_zero() -> None:
     """Keys of score -inf weigh nothing, also where they fill the first tiles: row 99 sees 30 keys of finite score."""
     q = matrix(100, 16, ORDINARY_ROWS, 0, torch.float32).abs().view(1, 1, 100, 16)
@@ -495,3 +551,27 @@ def test_attention_passes_over_keys_of_weight_zero() -> None:
     k[0, 0, :70] = -torch.inf
     out = attention_module.attention(*(x.to(DEVICE) for x in (q, k, v)))
     assert out[0, 0, 70:].isfinite().all()
+
+
+@dtypes
+@examples(10, 30)
+@given(
+    st.lists(st.sampled_from([0, 1, 15, 16, 17, 33, 48, 67]), min_size=1, max_size=3), st.integers(1, 2),
+    st.sampled_from([1, 3, 4, 17]), st.sampled_from([16, 32]), st.sampled_from([None, *DECODE_CONFIGS]),
+    st.sampled_from(PAGE_SIZES), magnitudes, st.tuples(layouts, layouts, layouts), seeds,
+)  # fmt: skip
+def test_decode_attention(
+    dtype, lengths, kv_heads, group, head_dim, config, page_size, magnitude, storage, seed
+) -> None:
+    """NaN lies around the caches and past each length."""
+    batch, capacity = len(lengths), max([*lengths, 1]) + seed % 3
+    q, k, v = (
+        (matrix(batch * rows, head_dim, ORDINARY_ROWS, seed + i, torch.float64) * (magnitude if i < 2 else 1.0))
+        .to(dtype).view(batch, -1, *inner, head_dim)
+        for i, (rows, inner) in enumerate(((kv_heads * group, ()), *((kv_heads * capacity, (capacity,)),) * 2))
+    )  # fmt: skip
+    for i, length in enumerate(lengths):
+        k[i, :, length:] = v[i, :, length:] = torch.nan
+    placed_inputs = (placed(x, layout, DEVICE) for x, layout in zip((q, k, v), storage, strict=True))
+    counts = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
+    assert not decode_attention(decode_configured(config, page_size), *placed_inputs, counts)

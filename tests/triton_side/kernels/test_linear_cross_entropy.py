@@ -1,0 +1,205 @@
+from collections.abc import Iterator
+from unittest import mock
+
+import pytest
+import torch
+from kernel_properties import linear_cross_entropy as problem
+from row_kernel_checks import DEVICE, DTYPES, mutant, random
+from test_cross_entropy import SMOOTHING, Z_LOSS, draw_labels
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from triton_side.blocks.cross_entropy import IGNORED
+from triton_side.kernels import linear_cross_entropy
+from triton_side.kernels.matmul import MatmulConfig
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+# Tiles of one width of which LEAST_CLASSES is a multiple; the last through descriptors, in several chunks.
+CONFIGS = [
+    MatmulConfig(32, 64, 64, num_warps=4, num_stages=1, group_m=1, descriptors=False),
+    MatmulConfig(16, 128, 32, num_warps=4, num_stages=2, group_m=3, descriptors=False),
+    MatmulConfig(16, 64, 32, num_warps=4, num_stages=2, group_m=2),
+]
+ONE = torch.tensor(1.0, device=DEVICE)
+
+
+def tensors(tokens: int, width: int, classes: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    """h, w and labels: logits as the block's are."""
+    w = (random(classes, width, seed=1) * max(width, 1) ** -0.5).to(dtype)
+    return [4 * random(tokens, width, dtype=dtype), w, draw_labels(tokens, classes)]
+
+
+def configured(config: MatmulConfig | None = None, module=linear_cross_entropy, workspace: int = 1):
+    """Loss, dh and dw of h, w, labels and dloss; more tiles than are combined at once, as many chunks as can be."""
+    chosen = {} if config is None else {"choose": lambda *about: config}
+
+    def launch(h: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, dloss: torch.Tensor) -> tuple:
+        with mock.patch.object(module, "TILES_AT_ONCE", 2):
+            loss, saved = module.forward_pass(h, w, labels, SMOOTHING, Z_LOSS, save=True, **chosen)
+        gradients = module.backward_pass(
+            h, w, labels, saved, dloss, SMOOTHING, Z_LOSS, workspace=workspace, **chosen
+        )  # fmt: skip
+        return loss, *gradients
+
+    return launch
+
+
+def public(h: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, dloss: torch.Tensor = ONE) -> tuple:
+    leaves = [x.detach().requires_grad_() for x in (h, w)]
+    given = {"h": leaves[0], "w": leaves[1], "labels": labels}
+    loss = linear_cross_entropy.apply(given, smoothing=SMOOTHING, z_loss=Z_LOSS)["loss"]
+    return loss.detach(), *torch.autograd.grad(loss, leaves, dloss)
+
+
+def agrees(launch, h: torch.Tensor, w: torch.Tensor, labels: torch.Tensor) -> bool:
+    dloss = torch.tensor(-1.7, device=DEVICE)
+    return problem(launch, h, w, labels, dloss, SMOOTHING, Z_LOSS) is None
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 1, 1), (5, 3, 1), (17, 37, 67), (40, 64, 136), (3, 8, 600)], ids=str)
+def test_agrees_with_float64(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    assert agrees(public, *tensors(*shape, dtype))
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype"), list(zip(CONFIGS, (torch.float32, torch.float32, torch.float16), strict=True)), ids=str
+)
+def test_any_configuration_agrees_in_several_chunks(config: MatmulConfig, dtype: torch.dtype) -> None:
+    # Two chunks and a part of one.
+    assert agrees(configured(config), *tensors(24, 40, 600, dtype))
+
+
+@pytest.mark.parametrize("classes", [1, 255, 256, 257, 600, 5000, 128256])
+@pytest.mark.parametrize("tokens", [1, 2048, 8192, 10**6])
+def test_chunks_are_alike_and_fit_the_workspace(tokens: int, classes: int) -> None:
+    least, workspace = linear_cross_entropy.LEAST_CLASSES, linear_cross_entropy.WORKSPACE
+    chunk = linear_cross_entropy.classes_at_a_time(tokens, classes, 2)
+    assert chunk % least == 0 and chunk <= max(least, classes + least - 1)
+    assert 2 * tokens * chunk <= max(workspace, 2 * tokens * least)
+    chunks = -(-classes // chunk)
+    assert chunk - classes / chunks < least  # no larger than what all of them could be
+
+
+def test_strides() -> None:
+    h, w, labels = tensors(24, 40, 72)
+    assert agrees(public, h.T.contiguous().T, w.T.contiguous().T, labels)
+    assert agrees(public, random(24, 50)[:, 3:43], random(144, 40)[::2], labels.long())
+    assert agrees(public, random(24, 80)[:, ::2], w, labels.repeat_interleave(2)[::2])
+
+
+def test_where_nothing_counts_loss_and_gradients_are_zero() -> None:
+    h, w, _ = tensors(5, 8, 67)
+    loss, dh, dw = public(h, w, torch.full((5,), IGNORED, dtype=torch.int32, device=DEVICE))
+    assert loss == 0 and (dh == 0).all() and (dw == 0).all()
+
+
+@pytest.mark.parametrize("shape", [(0, 8, 12), (5, 0, 12)])
+def test_empty(shape: tuple[int, int, int]) -> None:
+    h, w, labels = tensors(*shape)
+    loss, dh, dw = public(h, w, labels)
+    assert loss.isfinite() and dh.shape == h.shape and dw.shape == w.shape and (dw == 0).all()
+
+
+@pytest.mark.parametrize("label", [-1, 20, 2**31 - 1])
+def test_a_label_that_is_no_class_shows(label: int) -> None:
+    h, w, _ = tensors(3, 8, 20)
+    loss, dh, _ = public(h, w, torch.tensor([4, label, 5], dtype=torch.int32, device=DEVICE))
+    assert loss.isnan() and dh[1].isnan().all() and dh[[0, 2]].isfinite().all()
+
+
+def test_logits_of_any_size() -> None:
+    w, labels = torch.eye(8, device=DEVICE), torch.tensor([1, 2], dtype=torch.int32, device=DEVICE)
+    h = torch.zeros(2, 8, device=DEVICE)
+    h[:, 0] = 2e38
+    assert linear_cross_entropy.linear_cross_entropy(h, w, labels).item() == h[0, 0]
+    h[:, 1:] = -torch.inf  # whose product with the zeros of w has no value
+    assert linear_cross_entropy.linear_cross_entropy(h, w, labels).isnan()
+
+
+def test_bits_repeat() -> None:
+    inputs = tensors(13, 24, 203)
+    assert all(torch.equal(a, b) for a, b in zip(public(*inputs), public(*inputs), strict=True))
+
+
+def test_only_training_saves_and_only_what_is_wanted_is_made() -> None:
+    h, w, labels = tensors(3, 8, 50)
+    whole = public(h, w, labels)
+    function = linear_cross_entropy.linear_cross_entropy
+    assert function(h, w, labels).grad_fn is None
+    for leaf, expected in zip((h, w), whole[1:], strict=True):
+        leaf.requires_grad_()
+        with torch.no_grad():
+            assert function(h, w, labels).grad_fn is None
+        loss = function(h, w, labels, SMOOTHING, Z_LOSS)
+        assert [tuple(x.shape) for x in loss.grad_fn.saved_tensors] == [(3, 8), (50, 8), (3,), (3,), (3,), ()]
+        assert torch.equal(torch.autograd.grad(loss, leaf)[0], expected)
+        leaf.requires_grad_(False)
+
+
+class _Allocations(TorchDispatchMode):
+    """Bytes of each new tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes: list[int] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        given = {x.untyped_storage()._cdata for x in _tensors((args, kwargs))}
+        result = function(*args, **(kwargs or {}))
+        new = {x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in _tensors(result)}
+        self.bytes += [size for storage, size in new.items() if storage not in given]
+        return result
+
+
+def _tensors(tree: object) -> Iterator[torch.Tensor]:
+    return (leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+
+
+def test_no_tensor_is_of_the_size_of_the_logits() -> None:
+    tokens, width, classes = 64, 16, 1500
+    h, w, labels = tensors(tokens, width, classes)
+    with _Allocations() as allocated:
+        configured(MatmulConfig(64, 256, 16, num_warps=8, num_stages=1, descriptors=False))(h, w, labels, ONE)
+    chunk = 4 * tokens * linear_cross_entropy.LEAST_CLASSES
+    assert max(allocated.bytes) == max(chunk, 4 * classes * width)
+    with _Allocations() as plain:
+        h @ w.T
+    assert plain.bytes == [4 * tokens * classes]
+
+
+def test_rejects() -> None:
+    h, w, labels = tensors(4, 8, 12)
+    function = linear_cross_entropy.linear_cross_entropy
+    with pytest.raises(ValueError, match=r"must fit, with a class or more, got \[4, 8\] and \[8, 12\]; .*of a Linear"):
+        function(h, w.T, labels)
+    with pytest.raises(ValueError, match=r"a class or more, got \[4, 8\] and \[0, 8\]"):
+        function(h, w[:0], labels)
+    with pytest.raises(ValueError, match=r"h must be \[rows, columns\]"):
+        function(h[None], w, labels)
+    with pytest.raises(TypeError, match="one dtype"):
+        function(h, w.half(), labels)
+    with pytest.raises(ValueError, match=r"\[tokens\] = \[4\]"):
+        function(h, w, labels[:3])
+    with pytest.raises(TypeError, match="int32 or int64"):
+        function(h, w, labels.float())
+
+
+@pytest.mark.parametrize(
+    ("sound", "broken"),
+    [
+        ("tl.where(class_ < classes, x, -float(\"inf\"))", "x"),
+        ("exponentials *= tl.exp(maximum - reference)", "pass"),
+        ("added * tl.exp(of_tile - reference)", "added"),
+        ("mean += tl.load", "mean = tl.load"),
+        ("column // BLOCK_N, tl.int64) * tokens", "column // BLOCK_N, tl.int64) * 2"),
+        ("class_ = first + column", "class_ = column"),
+        ("before = total if first else None", "before = None"),
+        ("rows = w[first : first + chunk]", "rows = w[: min(chunk, classes - first)]"),
+    ],
+)
+def test_comparison_catches(sound: str, broken: str, tmp_path) -> None:
+    module = mutant(linear_cross_entropy, sound, broken, tmp_path)
+    h, w, labels = tensors(24, 40, 600)
+    assert not agrees(configured(CONFIGS[0], module), h / 4, w, labels)

@@ -1,0 +1,16 @@
+"""The last projection and its loss, the logits in memory between them."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from triton_side.blocks import cross_entropy
+from triton_side.stages import stage
+
+
+def apply(inputs: Mapping[str, Tensor], *, smoothing: float, z_loss: float) -> dict[str, Tensor]:
+    """h [tokens, width], w [classes, width], labels [tokens] int32 -> loss [] in float32, that of the block
+    `cross_entropy` for the logits h w^T, which are rounded to the inputs' dtype."""
+    with stage("product"):
+        logits = inputs["h"] @ inputs["w"].T
+    return cross_entropy.apply({"logits": logits, "labels": inputs["labels"]}, smoothing=smoothing, z_loss=z_loss)

@@ -1,0 +1,63 @@
+"""The last projection and its loss: with the logits in memory between them, and chunk by chunk of classes."""
+
+import jax
+import jax.numpy as jnp
+
+from xlafuse.blocks import cross_entropy
+from xlafuse.blocks.cross_entropy import mean_loss
+
+CLASSES = 8192  # a chunk at most: of 8192 tokens 268 MB of logits in float32
+
+
+def apply(inputs: dict[str, jax.Array], *, smoothing: float, z_loss: float) -> dict[str, jax.Array]:
+    """`h` [tokens, width], `w` [classes, width], `labels` [tokens] int32 -> `loss` [] in float32, that of the block
+    `cross_entropy` for the logits h w^T, which are rounded to the inputs' dtype."""
+    with jax.named_scope("product"):
+        logits = inputs["h"] @ inputs["w"].T
+    return cross_entropy.apply({"logits": logits, "labels": inputs["labels"]}, smoothing=smoothing, z_loss=z_loss)
+
+
+def apply_in_chunks(
+    inputs: dict[str, jax.Array], *, smoothing: float, z_loss: float, largest: int = CLASSES
+) -> dict[str, jax.Array]:
+    """The same, of the logits of `largest` classes at a time, which are made once more for the gradients.
+
+    Chunks are of classes, so that no row of w's gradient is a sum over chunks. That of h is one, in the dtype that h
+    has outside the loop: float32.
+    """
+    w, labels = inputs["w"], inputs["labels"]
+    classes, width = w.shape
+    chunks = -(-classes // largest)
+    chunk = classes // chunks
+    wide_h = inputs["h"].astype(jnp.float32)
+
+    def statistics(wide_h: jax.Array, rows: jax.Array, first: jax.Array | int) -> tuple[jax.Array, ...]:
+        """Logsumexp, sum, and the label's logit or 0, of each token's logits of the classes from `first` on."""
+        with jax.named_scope("product"):
+            logits = (wide_h.astype(w.dtype) @ rows.T).astype(jnp.float32)
+        with jax.named_scope("logsumexp"):
+            lse = jax.nn.logsumexp(logits, axis=-1)
+        with jax.named_scope("target"):
+            label = labels - first
+            here = (label >= 0) & (label < rows.shape[0])
+            found = jnp.take_along_axis(logits, jnp.where(here, label, 0)[:, None], axis=-1)[:, 0]
+            chosen = jnp.where(here, found, 0.0)
+        with jax.named_scope("smoothing"):
+            return lse, jnp.sum(logits, axis=-1), chosen
+
+    # XLA keeps what a loop's iterations compute apart, so that the recomputation needs no barrier.
+    again = jax.checkpoint(statistics, prevent_cse=False)
+    whole = chunks * chunk
+    rows, firsts = w[:whole].reshape(chunks, chunk, width), chunk * jnp.arange(chunks, dtype=labels.dtype)
+    parts = jax.lax.map(lambda given: again(wide_h, *given), (rows, firsts))
+    if whole < classes:
+        rest = jax.checkpoint(statistics)(wide_h, w[whole:], whole)
+        parts = tuple(jnp.concatenate([part, last[None]]) for part, last in zip(parts, rest, strict=True))
+    lse, total, chosen = parts
+    with jax.named_scope("logsumexp"):
+        lse = jax.nn.logsumexp(lse, axis=0)
+    with jax.named_scope("target"):
+        chosen = jnp.sum(chosen, axis=0)
+    with jax.named_scope("smoothing"):
+        mean = jnp.sum(total, axis=0) / classes
+    return {"loss": mean_loss(lse, chosen, mean, labels, smoothing, z_loss)}
