@@ -51,5 +51,5 @@ def draw(case: Case, tensor: Tensor, seed: int) -> NDArray[Any]:
 
 
 def path_of(folder: Path, role: str, name: str) -> Path:
-    """Where an array lives: roles are input, cotangent, output and gradient (the last two are float64 references)."""
+    """Where an array lives: roles are input, cotangent, output and gradient (the last two are references)."""
     return folder / f"{role}.{name}.npy"

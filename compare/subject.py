@@ -76,7 +76,7 @@ class Side(Protocol):
         ...
 
     def reference(self, folder: Path, role: str, name: str) -> Any:
-        """A stored float64 reference on this device."""
+        """A stored reference on this device."""
         ...
 
     def largest_difference(self, values: Any, reference: Any) -> float:

@@ -33,6 +33,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -48,6 +49,7 @@ PADDING = 4096  # bytes behind every allocation
 PRINTED = 1000  # reports that a tool prints before it only counts
 ALONE = 0.3  # of the limit, for the launches without a tool: they compile
 BEGIN = 0.75  # of a tool's share of what is left: later it begins no case, as the last one takes its time, too
+COMPILING = 8  # processes
 EPS = 1e-6
 
 
@@ -191,16 +193,18 @@ def _training(
     return call
 
 
-def launch_all(record: Path | None, count: int | None = None, until: float | None = None) -> None:
-    """Run the first `count` cases, and begin none after `until` (time.time()); with `record`, write there as JSON what
-    was launched. Prints the name of each case."""
+def launch_all(
+    record: Path | None, count: int | None = None, until: float | None = None, start: int = 0, step: int = 1
+) -> None:
+    """Run every `step`-th of the first `count` cases, from number `start` on, and begin none after `until`
+    (time.time()); with `record`, write there as JSON what was launched. Prints the name of each case."""
     from triton_side.launches import Launch, record_launches
 
     case = ""
 
     def begun() -> Iterator[Call]:
         nonlocal case
-        for case, call in islice(cases("cuda"), count):
+        for case, call in islice(cases("cuda"), start, count, step):
             if until is not None and time.time() > until:
                 return
             print(case, flush=True)
@@ -358,12 +362,14 @@ def check(
 def _launched(limit: float) -> list[Launched]:
     """What the cases launch, without a tool: none is begun after its share of the limit. Raises CannotCheck where they
     fail."""
+    until = str(time.time() + ALONE * limit)
+    _compile_side_by_side(until, limit)
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder, "launched.json")
         status, output = _run(
             [
                 sys.executable, "-m", "triton_side.sanitize", "--launch", "--record", str(record),
-                "--until", str(time.time() + ALONE * limit),
+                "--until", until,
             ],
             limit,
         )  # fmt: skip
@@ -374,6 +380,14 @@ def _launched(limit: float) -> list[Launched]:
     if not launched:
         raise CannotCheck(f"nothing was launched in {limit:.0f} s: give it more time (--limit)")
     return launched
+
+
+def _compile_side_by_side(until: str, limit: float) -> None:
+    """Leaves every Triton kernel in Triton's cache, for the processes after it. What fails here fails there, too."""
+    jobs = min(COMPILING, os.cpu_count() or 1)
+    command = [sys.executable, "-m", "triton_side.sanitize", "--launch", "--until", until, "--step", str(jobs)]
+    with ThreadPoolExecutor(jobs) as threads:
+        list(threads.map(lambda start: _run([*command, "--start", str(start)], limit), range(jobs)))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -389,9 +403,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--record", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--count", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--start", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--step", type=int, default=1, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.launch:
-        launch_all(options.record, options.count, options.until)
+        launch_all(options.record, options.count, options.until, options.start, options.step)
         return 0
 
     def write(text: str) -> None:

@@ -252,7 +252,7 @@ class TorchSide:
         return [n for n, x in pristine.items() if not torch.equal(_bits(x), _bits(inputs[n]))]
 
     def reference(self, folder: Path, role: str, name: str) -> torch.Tensor:
-        return self._stored(folder, role, name, "float64")
+        return self._stored(folder, role, name)
 
     def largest_difference(self, values: torch.Tensor, reference: torch.Tensor) -> float:
         return float((reference - values.detach()).abs_().max())  # float64, as the reference; one copy of a large case
@@ -331,7 +331,7 @@ class TorchSide:
             return False
         return self._usable
 
-    def _stored(self, folder: Path, role: str, name: str, dtype: str) -> torch.Tensor:
+    def _stored(self, folder: Path, role: str, name: str, dtype: str = "") -> torch.Tensor:
         if folder.parent != self._case_folder:  # a new case: the last one's arrays are not needed again
             self._case_folder, self._cache = folder.parent, {}
             # Nor are its programs, which would fill Dynamo's recompile limit. Never within a case: what is being timed

@@ -177,7 +177,7 @@ class XlaSide:
 
     def reference(self, folder: Path, role: str, name: str) -> Any:
         with jax.enable_x64(True):
-            return self._stored(folder, role, name, "float64")
+            return self._stored(folder, role, name)
 
     def largest_difference(self, values: Any, reference: Any) -> float:
         with jax.enable_x64(True):
@@ -228,7 +228,7 @@ class XlaSide:
             return False
         return True
 
-    def _stored(self, folder: Path, role: str, name: str, dtype: str, copy: str = "live") -> jax.Array:
+    def _stored(self, folder: Path, role: str, name: str, dtype: str = "", copy: str = "live") -> jax.Array:
         if folder.parent != self._case_folder:  # a new case: the last one's arrays are not needed again
             self._case_folder, self._cache = folder.parent, {}
         key = (folder, role, name, copy)
