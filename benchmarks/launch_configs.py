@@ -2,9 +2,9 @@
 
     python benchmarks/launch_configs.py KERNEL [KERNEL ...] [--top N]
 
-Needs an NVIDIA GPU. Candidates compile side by side, each in a process that launches it once; then each is timed alone by
-triton.testing.do_bench (CUDA events, L2 flushed): good for ranking, not for a report, which `xlafuse run` makes. A candidate
-that does not compile or launch is counted, not shown. `*` marks the configuration that the kernel would choose itself.
+Needs an NVIDIA GPU. Candidates compile side by side, each in a process that launches it once; then each is timed alone
+by triton.testing.do_bench (CUDA events, L2 flushed): good for ranking, not for a report, which `xlafuse run` makes. A
+candidate that does not compile or launch is counted, not shown. `*` marks the configuration that the kernel chooses.
 """
 
 from __future__ import annotations

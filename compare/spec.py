@@ -187,8 +187,10 @@ class Block:
     NumPy reads and tests it and float64 tensors differentiate it. `backward_needs` are the fewest inputs or outputs
     that the gradients need (they count as compulsory reads of backward); the gradients of inputs that `passes_on` names
     are an output's cotangent itself, which backward may return without writing it. `slices` are axes along which the
-    reference may be evaluated one index at a time, because no output mixes them. `work` is what a rate of this block
-    counts. The reference and every target get `attributes`, and of a case those of its sizes that `parameters` name.
+    reference may be evaluated one index at a time, because no output mixes them; of axes in a tuple, an index of the
+    first takes along its share of the others, as a head of keys the heads of queries that share it. `work` is what a
+    rate of this block counts. The reference and every target get `attributes`, and of a case those of its sizes that
+    `parameters` name.
     """
 
     name: str
@@ -205,7 +207,7 @@ class Block:
     backward_needs: tuple[str, ...] = ()
     passes_on: tuple[str, ...] = ()
     directions: tuple[str, ...] = ("fwd", "train")
-    slices: tuple[str, ...] = ()
+    slices: tuple[str | tuple[str, ...], ...] = ()
     work: str = "bytes"
 
     def tensor(self, name: str) -> Tensor:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from triton_side import stages
 
-Shapes = Mapping[str, tuple[int, ...]]  # of the tensors of a launch, by parameter name
+Shapes = Mapping[str, Any]  # of a launch, by parameter name: the shapes of its tensors, the values of other arguments
 _Kernel = TypeVar("_Kernel")
 _NO_CONTEXT = contextlib.nullcontext()
 
@@ -58,17 +58,18 @@ def again(op: str, stage: str = "", result: str = "") -> Computed:
 
 @dataclass(frozen=True)
 class Declaration:
-    """operations: in order. flops: of one launch, from the shapes of its tensors. reads: of a tensor of which only a
-    part is read, by parameter name, how many elements: of a table, as many as are looked up."""
+    """operations: in order. flops: of one launch, from the shapes of its tensors and, of a Triton kernel, its other
+    arguments; None where data decide. reads: of a tensor of which only a part is read, by parameter name, how many
+    elements: of a table, as many as are looked up."""
 
     operations: tuple[Computed, ...]
-    flops: Callable[[Shapes], float]
+    flops: Callable[[Shapes], float | None]
     reads: Mapping[str, Callable[[Shapes], int]] = field(default_factory=dict)
 
 
 def declare(
     *operations: Computed,
-    flops: Callable[[Shapes], float],
+    flops: Callable[[Shapes], float | None],
     reads: Mapping[str, Callable[[Shapes], int]] | None = None,
 ) -> Callable[[_Kernel], _Kernel]:
     """Decorator for a @triton.jit function, above `triton.jit`."""

@@ -22,7 +22,7 @@ import inspect
 import math
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -110,7 +110,7 @@ class Launch:
     parameters: the kernel's names for its arguments.
     tensors: the arguments that are tensors.
     operations: what the launch computes, as declared (triton_side.declare), inside the stages open around it.
-    flops: as declared; None for a kernel that declares nothing.
+    flops: as declared; None for a kernel that declares nothing, or whose work depends on data.
     """
 
     name: str
@@ -264,7 +264,7 @@ class _Recorder:
             parameters=tuple(names),
             tensors=tensors,
             operations=declare.operations_of(declaration),
-            flops=_flops(declaration, tensors),
+            flops=_flops(declaration, tensors, bound.arguments),
             _artifacts=lambda: of_triton(kernel),
         )
 
@@ -309,7 +309,7 @@ class _Recorder:
                 parameters=parameters,
                 tensors=tensors,
                 operations=declare.operations_of(declaration),
-                flops=_flops(declaration, tensors),
+                flops=_flops(declaration, tensors, {}),
                 _artifacts=lambda: of_cuda(kernel, threads),
             )
         )
@@ -326,8 +326,14 @@ def _shapes(tensors: tuple[TensorArgument, ...]) -> declare.Shapes:
     return {tensor.parameter: tensor.shape for tensor in tensors}
 
 
-def _flops(declaration: declare.Declaration | None, tensors: tuple[TensorArgument, ...]) -> float | None:
-    return float(declaration.flops(_shapes(tensors))) if declaration else None
+def _flops(
+    declaration: declare.Declaration | None, tensors: tuple[TensorArgument, ...], arguments: Mapping[str, Any]
+) -> float | None:
+    if declaration is None:
+        return None
+    values = {name: value for name, value in arguments.items() if value is not None}
+    flops = declaration.flops({**values, **_shapes(tensors)})
+    return None if flops is None else float(flops)
 
 
 def _used(

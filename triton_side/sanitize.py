@@ -138,6 +138,14 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
         {"h": (5, width), "w": (classes, width), "labels": labels} for width, classes in ((37, 131), (64, 136))
     ]
     heads: list[Shapes] = [dict.fromkeys("qkv", (1, 2, 67, head_dim)) for head_dim in (16, 128)]
+    shared: list[Shapes] = [
+        {"q": (1, 4, 67, head_dim), "k": (1, 2, 67, head_dim), "v": (1, 2, 67, head_dim)} for head_dim in (64, 256)
+    ]
+    boundaries = torch.tensor([0, 1, 40, 40, 67], dtype=torch.int32)
+    packed: list[Shapes] = [
+        {"q": (67, 4, head_dim), "k": (67, 2, head_dim), "v": (67, 2, head_dim), "cu_seqlens": boundaries}
+        for head_dim in (16, 128)
+    ]
     # Chunks with and without keys; pages that end within a tile.
     lengths = torch.tensor([0, 131, 67], dtype=torch.int32)
     decoded: list[Shapes] = [
@@ -168,6 +176,8 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
         ("kernels.layernorm", layernorms, {"eps": EPS}), ("cuda.layernorm", layernorms_of_cuda, {"eps": EPS}),
         ("kernels.dropout_residual_norm", chains, {"p": 0.1, "eps": EPS}),
         ("kernels.rope", turned, {"theta": 500000.0}), ("kernels.attention", heads, {}),
+        ("kernels.attention", shared, {"causal": 1, "window": 19}), ("kernels.attention", shared, {"causal": 0}),
+        ("kernels.attention_packed", packed, {"longest": 39}),
         ("kernels.decode_attention", decoded, {}), ("kernels.decode_attention_paged", decoded_from_pages, {}),
         ("kernels.embedding", tables, {}), ("kernels.cross_entropy", logits, entropy),
         ("kernels.linear_cross_entropy", projected, entropy),

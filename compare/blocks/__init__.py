@@ -2,6 +2,7 @@
 
 from compare.blocks import (
     attention,
+    attention_packed,
     bias_gelu,
     cross_entropy,
     decode_attention,
@@ -48,6 +49,7 @@ BLOCKS: dict[str, Block] = {
         moe.BLOCK,
         rope.BLOCK,
         attention.BLOCK,
+        attention_packed.BLOCK,
         decode_attention.BLOCK,
         decode_attention_paged.BLOCK,
         embedding.BLOCK,

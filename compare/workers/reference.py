@@ -188,11 +188,13 @@ def evaluate(case: Case, inputs: Tensors, cotangents: Tensors, dtype: torch.dtyp
 def _slices(block: Block, tensors: Tensors) -> Iterator[Any]:
     """Views over the axes that no output mixes, one index at a time, so that S x S scores fit in memory."""
     sizes = {a: n for t in block.inputs for a, n in zip(t.axes, tensors[t.name].shape, strict=True)}
-    for position in itertools.product(*(range(sizes[axis]) for axis in block.slices)):
-        at = dict(zip(block.slices, position, strict=True))
+    groups = [(axes,) if isinstance(axes, str) else axes for axes in block.slices]
+    for position in itertools.product(*(range(sizes[axes[0]]) for axes in groups)):
+        shares = [(a, i, sizes[a] // sizes[axes[0]]) for axes, i in zip(groups, position, strict=True) for a in axes]
+        at = {axis: slice(index * share, (index + 1) * share) for axis, index, share in shares}
 
-        def view(axes: tuple[str, ...], tensor: torch.Tensor, at: dict[str, int] = at) -> torch.Tensor:
-            return tensor[tuple(slice(at[a], at[a] + 1) if a in at else slice(None) for a in axes)]
+        def view(axes: tuple[str, ...], tensor: torch.Tensor, at: dict[str, slice] = at) -> torch.Tensor:
+            return tensor[tuple(at.get(a, slice(None)) for a in axes)]
 
         yield view
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from compare.blocks import BLOCKS
+from compare.blocks import BLOCKS, attention
 from compare.crew import Crew
 from compare.spec import DTYPES, Case
 
@@ -62,7 +62,7 @@ def test_vector_add_needs_its_output_alone(crew: Crew, tmp_path: Path, implement
 
 @pytest.mark.parametrize("implementation", ["xla-unfused", "eager"])
 def test_unfused_attention_needs_its_scores(crew: Crew, tmp_path: Path, implementation: str) -> None:
-    sizes = {"batch": 1, "heads": 8, "sequence": 1024, "head_dim": 64}
+    sizes = attention.sizes(1, 8, 1024, 64)
     case = Case("attention", "scores", sizes, "bfloat16", "fwd")
     found = peaks(crew, tmp_path, case, implementation)["forward"]
     scores = 8 * 1024 * 1024 * DTYPES["bfloat16"].itemsize

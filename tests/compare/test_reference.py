@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from compare import arrays  # noqa: E402
-from compare.blocks import BLOCKS  # noqa: E402
+from compare.blocks import BLOCKS, attention, attention_packed  # noqa: E402
 from compare.check import Scale  # noqa: E402
 from compare.spec import Block, Case  # noqa: E402
 from compare.workers import reference  # noqa: E402
@@ -34,8 +34,9 @@ SMALL = {
     "rope": {"batch": 2, "heads": 2, "kv_heads": 1, "sequence": 3, "head_dim": 4},
     "embedding": {"rows": 4, "columns": 3, "tokens": 5, "distinct": 2},
     "cross_entropy": {"tokens": 3, "classes": 4, "ignored_percent": 34},
+    "attention": attention.sizes(2, 4, 3, 2, kv_heads=2, window=2),
+    "attention_packed": attention_packed.sizes(7, 3, 4, 2, 2),
     "linear_cross_entropy": {"tokens": 3, "width": 2, "classes": 4, "ignored_percent": 34},
-    "attention": {"batch": 2, "heads": 2, "sequence": 3, "head_dim": 2},
     "decode_attention": {"batch": 3, "heads": 4, "kv_heads": 2, "capacity": 5, "head_dim": 2, "shortest": 0},
     "decode_attention_paged": {
         "batch": 3, "heads": 4, "kv_heads": 2, "page_size": 2, "pages": 9, "pages_per_sequence": 3, "head_dim": 2,
@@ -92,14 +93,44 @@ def test_gradients_agree_with_finite_differences(block: Block) -> None:
         np.testing.assert_allclose(found[f"d_{name}"].cpu().numpy(), expected, rtol=1e-6, atol=1e-7)
 
 
-def test_attention_reference_is_causal() -> None:
+@pytest.mark.parametrize(
+    ("causal", "window", "of_first", "of_last"),
+    [(1, 0, [1, 2], [2]), (1, 2, [1], [2]), (1, 1, [], []), (0, 0, [0, 1, 2], [0, 1, 2])],
+)
+def test_attention_sees_by_its_parameters(causal: int, window: int, of_first: list[int], of_last: list[int]) -> None:
+    """Which rows change with the first and the last of three keys; the weight of a lone key does not."""
     block = BLOCKS["attention"]
     inputs, _ = drawn(block)
-    before = block.reference(np, inputs)["out"]
-    inputs["k"][..., -1, :] += 1.0
-    after = block.reference(np, inputs)["out"]
-    np.testing.assert_array_equal(before[..., :-1, :], after[..., :-1, :])
-    assert not np.allclose(before[..., -1, :], after[..., -1, :])
+    before = block.reference(np, inputs, causal, window)["out"]
+    for key, rows in ((0, of_first), (2, of_last)):
+        changed = inputs | {"k": inputs["k"].copy()}
+        changed["k"][..., key, :] += 1.0
+        after = block.reference(np, changed, causal, window)["out"]
+        assert [row for row in range(3) if not np.array_equal(before[..., row, :], after[..., row, :])] == rows
+
+
+def test_packed_sequences_are_attention_of_each() -> None:
+    packed, alone = BLOCKS["attention_packed"], BLOCKS["attention"]
+    inputs, _ = drawn(packed)
+    offsets = inputs["cu_seqlens"]
+    assert offsets[0] == 0 and sorted(np.diff(offsets)) == [1, 2, 4]
+    out = packed.reference(np, inputs, 4)["out"]
+    for first, last in zip(offsets, offsets[1:], strict=False):
+        one = {name: inputs[name][first:last].swapaxes(0, 1)[None] for name in "qkv"}
+        np.testing.assert_allclose(out[first:last], alone.reference(np, one, 1, 0)["out"][0].swapaxes(0, 1))
+
+
+@pytest.mark.parametrize(("tokens", "sequences"), [(2, 2), (5, 3), (67, 5), (8192, 16)])
+def test_packed_lengths_fill_the_tokens(tokens: int, sequences: int) -> None:
+    lengths = attention_packed.lengths(tokens, sequences)
+    assert len(lengths) == sequences and sum(lengths) == tokens and min(lengths) == 1
+
+
+def test_attention_heads_share_in_order() -> None:
+    block = BLOCKS["attention"]
+    inputs, _ = drawn(block)
+    repeated = {name: np.repeat(array, 1 if name == "q" else 2, axis=1) for name, array in inputs.items()}
+    np.testing.assert_allclose(*(block.reference(np, given, 1, 0)["out"] for given in (inputs, repeated)))
 
 
 def test_rope_positions_go_on_from_a_start_of_each_sequence() -> None:

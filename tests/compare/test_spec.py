@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from compare import PROJECT, arrays, machine
-from compare.blocks import BLOCKS, requirements
+from compare.blocks import BLOCKS, attention, requirements
 from compare.spec import Block, Case, Tensor
 
 
@@ -19,7 +19,7 @@ def test_a_block_is_consistent(block: Block) -> None:
     assert len(names) == len(set(names))
     assert set(block.backward_needs) <= set(names)
     assert bool(block.backward_needs) == ("train" in block.directions)
-    assert set(block.slices) <= axes
+    assert {axis for s in block.slices for axis in ([s] if isinstance(s, str) else s)} <= axes
     assert len({i.name for i in block.implementations}) == len(block.implementations)
     assert len({s.name for s in block.shapes}) == len(block.shapes)
     for shape in block.shapes:
@@ -93,11 +93,15 @@ def test_what_is_drawn_in_another_shape_is_refused() -> None:
 
 
 def test_attention_flops_are_half_the_square() -> None:
-    sizes = {"batch": 2, "heads": 3, "sequence": 8, "head_dim": 16}
-    case = Case("attention", "x", sizes, "bfloat16", "train")
-    flops = BLOCKS["attention"].part_flops(case)
-    assert flops["forward"] == 2 * 3 * (2 * 2 * 8 * 8 * 16) / 2
-    assert flops["backward"] == 2.5 * flops["forward"]
+    def flops(**more: int) -> dict[str, float]:
+        case = Case("attention", "x", attention.sizes(2, 3, 8, 16, **more), "bfloat16", "train")
+        return BLOCKS["attention"].part_flops(case)
+
+    assert flops()["forward"] == 2 * 3 * (2 * 2 * 8 * 8 * 16) / 2
+    assert flops()["backward"] == 2.5 * flops()["forward"]
+    assert flops(kv_heads=1) == flops(window=8) == flops(window=100) == flops()
+    assert flops(causal=0)["forward"] == 2 * flops()["forward"]
+    assert flops(window=2)["forward"] == 2 * 3 * 2 * 2 * 16 * (8 * 2 - 2)
 
 
 def test_a_case_survives_json() -> None:

@@ -15,6 +15,7 @@ from torch.fx.traceback import preserve_node_meta
 from triton_side.blocks.cross_entropy import IGNORED
 from triton_side.blocks.threefry import uniforms
 from triton_side.library import attention as library_attention
+from triton_side.library import attention_packed as library_packed
 from triton_side.library import decode_attention as library_decode
 
 EPS = 1e-5
@@ -36,7 +37,8 @@ SHAPES = {
     "swiglu_mlp": [(1, 3, 5), (7, 33, 65)],  # tokens, width, hidden
     "moe": [(1, 8, 16, 3), (7, 32, 40, 6)],  # tokens, width, hidden, experts; rows of 16 bytes for grouped_mm
     "rope": [(1, 1, 1, 1, 2), (2, 3, 1, 37, 24)],  # batch, heads, kv_heads, sequence, head_dim
-    "attention": [(1, 1, 1, 16), (1, 2, 37, 24)],  # batch, heads, sequence, head_dim
+    "attention": [(1, 1, 1, 1, 16), (1, 2, 1, 37, 24)],  # batch, heads, kv_heads, sequence, head_dim
+    "attention_packed": [(1, 1, 1, 1, 16), (5, 4, 2, 37, 24)],  # sequences, heads, kv_heads, tokens, head_dim
     "decode_attention": [(1, 1, 1, 1, 16), (3, 6, 2, 37, 24)],  # batch, heads, kv_heads, capacity, head_dim
     # batch, heads, kv_heads, page_size, pages_per_sequence, head_dim
     "decode_attention_paged": [(1, 1, 1, 1, 1, 16), (3, 6, 2, 5, 8, 24)],
@@ -48,7 +50,7 @@ THETA = 10000.0
 SMOOTHING, Z_LOSS = 0.1, 0.05
 ATTRIBUTES = {
     "rmsnorm": {"eps": EPS}, "layernorm": {"eps": EPS}, "swiglu_mlp": {"eps": EPS}, "rope": {"theta": THETA},
-    "dropout_residual_norm": {"p": 0.25, "eps": EPS},
+    "dropout_residual_norm": {"p": 0.25, "eps": EPS}, "attention_packed": {"longest": 0},
     "cross_entropy": {"smoothing": SMOOTHING, "z_loss": Z_LOSS},
     "linear_cross_entropy": {"smoothing": SMOOTHING, "z_loss": Z_LOSS}, "moe": {"top_k": 2},
 }
@@ -72,6 +74,7 @@ STAGES = {
     "moe": {"router", "topk", "balance", "dispatch", "gate", "up", "act", "down", "combine"},
     "rope": {"angles", "rotate_q", "rotate_k"},
     "attention": {"scores", "mask", "softmax", "values"},
+    "attention_packed": {"scores", "mask", "softmax", "values"},
     "decode_attention": {"scores", "mask", "softmax", "values"},
     "decode_attention_paged": {"gather", "scores", "mask", "softmax", "values"},
     "embedding": {"gather"},
@@ -106,7 +109,16 @@ def make_inputs(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> Array
     if block == "layernorm":
         return {"x": normal(*shape), "weight": normal(shape[-1]), "bias": normal(shape[-1])}
     if block == "attention":
-        return {name: normal(*shape) for name in "qkv"}
+        batch, heads, kv_heads, sequence, head_dim = shape
+        return {
+            name: normal(batch, heads if name == "q" else kv_heads, sequence, head_dim) for name in "qkv"
+        }
+    if block == "attention_packed":
+        sequences, heads, kv_heads, tokens, head_dim = shape
+        return {
+            **{name: normal(tokens, heads if name == "q" else kv_heads, head_dim) for name in "qkv"},
+            "cu_seqlens": torch.linspace(0, 1, sequences + 1).square().mul(tokens).ceil().to(torch.int32),
+        }
     if block == "matmul":
         m, k, n = shape
         return {"a": normal(m, k), "b": normal(k, n, scale=k**-0.5)}
@@ -205,7 +217,7 @@ def decoded(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
     return torch.stack(rows)
 
 
-def reference(block: str, inputs: Arrays) -> Arrays:
+def reference(block: str, inputs: Arrays, causal: int = 1, window: int = 0) -> Arrays:
     """The block's formula, on float64 tensors."""
     x = inputs.get("x")
     if block == "vector_add":
@@ -264,15 +276,24 @@ def reference(block: str, inputs: Arrays) -> Arrays:
         kept = uniforms(*x.shape, inputs["seed"]) >= 65536 // 4
         h = inputs["residual"] + kept * (x + inputs["bias"]) / 0.75
         return {"y": torch.nn.functional.layer_norm(h, h.shape[-1:], inputs["weight"], inputs["shift"], EPS), "h": h}
+    if block == "attention_packed":
+        parts = zip(*(inputs[name].split(inputs["cu_seqlens"].diff().tolist()) for name in "qkv"), strict=True)
+        alone = [dict(zip("qkv", (x.transpose(0, 1)[None] for x in part), strict=True)) for part in parts]
+        return {"out": torch.cat([reference("attention", one)["out"][0].transpose(0, 1) for one in alone])}
     if block == "decode_attention":
         return {"out": decoded(inputs["q"], inputs["k_cache"], inputs["v_cache"], inputs["lengths"])}
     if block == "decode_attention_paged":
         k, v = (inputs[name][inputs["page_table"].long()].flatten(1, 2) for name in ("k_pages", "v_pages"))
         return {"out": decoded(inputs["q"], k.transpose(1, 2), v.transpose(1, 2), inputs["lengths"])}
-    q, k, v = (inputs[name] for name in "qkv")
+    q, *kv = (inputs[name] for name in "qkv")
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in kv)
     scores = torch.einsum("bhqd,bhkd->bhqk", q, k) / math.sqrt(q.shape[-1])
-    causal = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool).tril()
-    return {"out": torch.softmax(scores.where(causal, -math.inf), -1) @ v}
+    return {"out": torch.softmax(scores.where(seen(q.shape[-2], causal, window), -math.inf), -1) @ v}
+
+
+def seen(sequence: int, causal: int, window: int) -> Tensor:
+    distance = torch.arange(sequence)[:, None] - torch.arange(sequence)
+    return (distance >= (0 if causal else -sequence)) & (distance < (window or sequence))
 
 
 def assert_close(
@@ -287,13 +308,15 @@ def assert_close(
     assert error <= TOLERANCE_IN_EPS, f"{name}: error {error:.1f} eps"
 
 
-def check(block: str, apply: Callable[..., Arrays], inputs: Arrays, *, gradients: bool = True) -> None:
+def check(
+    block: str, apply: Callable[..., Arrays], inputs: Arrays, *, gradients: bool = True, **parameters: int
+) -> None:
     """Outputs, and the gradients of all inputs for a random cotangent, against the reference."""
     floating = {name: tensor for name, tensor in inputs.items() if tensor.is_floating_point()}
     dtype = next(iter(floating.values())).dtype
     exact = inputs | {name: tensor.detach().double().requires_grad_() for name, tensor in floating.items()}
-    expected = reference(block, exact)
-    outputs = apply(inputs, **ATTRIBUTES.get(block, {}))
+    expected = reference(block, exact, **parameters)
+    outputs = apply(inputs, **ATTRIBUTES.get(block, {}), **parameters)
     assert outputs.keys() == expected.keys()
     dtypes = {name: torch.float32 if name in FLOAT32 else dtype for name in outputs}
     for name, value in outputs.items():
@@ -313,7 +336,10 @@ def module(package: str, block: str) -> Callable[..., Arrays]:
 
 
 ALL_CASES = [(block, shape) for block, shapes in SHAPES.items() for shape in shapes]
-WITHOUT_LIBRARY = ("attention", "decode_attention", "decode_attention_paged", "dropout_residual_norm", "matmul", "rope")
+WITHOUT_LIBRARY = (
+    "attention", "attention_packed", "decode_attention", "decode_attention_paged", "dropout_residual_norm", "matmul",
+    "rope",
+)  # fmt: skip
 LIBRARY_CASES = [(block, shape) for block, shape in ALL_CASES if block not in WITHOUT_LIBRARY]
 
 
@@ -388,19 +414,33 @@ def test_block_is_one_graph_and_its_stages_reach_both_directions(block: str) -> 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES["attention"])
 def test_flash_has_a_cpu_path(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    check("attention", library_attention.apply_flash, make_inputs("attention", shape, dtype))
+    for causal in (0, 1):
+        check("attention", library_attention.apply_flash, make_inputs("attention", shape, dtype), causal=causal)
 
 
 def test_cudnn_fails_where_it_cannot_run() -> None:
     with pytest.raises(RuntimeError, match="No viable backend"):
-        library_attention.apply_cudnn(make_inputs("attention", (1, 2, 37, 16), torch.bfloat16))
+        library_attention.apply_cudnn(make_inputs("attention", (1, 2, 2, 37, 16), torch.bfloat16))
+
+
+@pytest.mark.parametrize("apply", [library_attention.apply_flash, library_attention.apply_cudnn])
+def test_sdpa_has_no_window(apply: Callable[..., Arrays]) -> None:
+    with pytest.raises(ValueError, match="no window, got 3; use FlexAttention"):
+        apply(make_inputs("attention", (1, 2, 2, 37, 16), torch.bfloat16), window=3)
+
+
+@pytest.mark.parametrize(("causal", "window"), [(0, 0), (1, 1), (1, 5), (1, 40)])
+def test_attention_sees_by_its_parameters(causal: int, window: int) -> None:
+    inputs = make_inputs("attention", (1, 4, 2, 37, 16), torch.float32)
+    check("attention", module("blocks", "attention"), inputs, causal=causal, window=window)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler on a CPU")
 def test_flex_forward_on_a_cpu() -> None:
-    inputs = detached(make_inputs("attention", (1, 2, 37, 16), torch.float32))
-    check("attention", library_attention.apply_flex, inputs, gradients=False)
+    inputs = detached(make_inputs("attention", (1, 2, 1, 37, 16), torch.float32))
+    for causal, window in ((0, 0), (1, 0), (1, 5)):
+        check("attention", library_attention.apply_flex, inputs, gradients=False, causal=causal, window=window)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -429,8 +469,27 @@ def test_a_sequence_without_keys_gives_zeros(block: str) -> None:
         assert not library_decode.attend(*inputs.values())[1].any()
 
 
-def test_flex_keeps_one_mask_per_sequence_and_device() -> None:
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler on a CPU")
+def test_flex_of_packed_sequences_on_a_cpu() -> None:
+    inputs = detached(make_inputs("attention_packed", (5, 4, 2, 37, 16), torch.float32))
+    check("attention_packed", library_packed.apply_flex, inputs, gradients=False)
+
+
+def test_flex_keeps_a_mask_as_long_as_its_boundaries_live() -> None:
+    cu_seqlens = torch.tensor([0, 5, 300], dtype=torch.int32)
+    mask = library_packed._mask_of(cu_seqlens, 300)
+    assert library_packed._mask_of(cu_seqlens, 300) is mask
+    assert library_packed._mask_of(cu_seqlens.clone(), 300) is not mask
+    held = len(library_packed._masks)
+    del cu_seqlens
+    assert len(library_packed._masks) == held - 1
+
+
+def test_flex_keeps_one_mask_per_sequence_window_and_device() -> None:
     cpu = torch.device("cpu")
-    mask = library_attention._causal_block_mask(300, cpu)
-    assert library_attention._causal_block_mask(300, torch.device("cpu")) is mask
-    assert library_attention._causal_block_mask(301, cpu) is not mask
+    mask = library_attention._block_mask(300, 0, cpu)
+    assert library_attention._block_mask(300, 0, torch.device("cpu")) is mask
+    assert library_attention._block_mask(301, 0, cpu) is not mask
+    windowed = library_attention._block_mask(600, 128, cpu)
+    assert windowed.sparsity() > library_attention._block_mask(600, 0, cpu).sparsity()

@@ -56,28 +56,39 @@ def softmax_bwd(dy: Tensor, y: Tensor) -> Tensor:
     return y * (dy - (y * dy).sum(-1, keepdim=True))
 
 
-def flash_forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, return_lse: bool) -> tuple[Any, ...]:
-    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / q.shape[-1] ** 0.5
-    scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), -torch.inf) if causal else scores
+def flash_scores(q: Tensor, k: Tensor, causal: bool, window_size_left: int | None) -> Tensor:
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, k.repeat_interleave(q.shape[2] // k.shape[2], 2)) / q.shape[-1] ** 0.5
+    hidden = torch.zeros(scores.shape[-2:]).bool()
+    if causal:
+        hidden |= torch.ones_like(hidden).triu(1)
+    if window_size_left is not None:
+        hidden |= torch.ones_like(hidden).tril(-window_size_left - 1)
+    return scores.masked_fill(hidden, -torch.inf)
+
+
+def flash_forward(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, window_size_left: int | None, return_lse: bool
+) -> tuple[Any, ...]:
+    scores = flash_scores(q, k, causal, window_size_left)
     lse = scores.logsumexp(-1)
+    v = v.repeat_interleave(q.shape[2] // v.shape[2], 2)
     out = torch.einsum("bhqk,bkhd->bqhd", (scores - lse[..., None]).exp(), v)
     return out.contiguous(), lse if return_lse else None, None, None, None
 
 
 def flash_backward(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, dout: Tensor, lse: Tensor, *, causal: bool
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, dout: Tensor, lse: Tensor, *, causal: bool,
+    window_size_left: int | None,
 ) -> tuple[Tensor, ...]:
     """By "FlashAttention-2", arXiv 2307.08691: probabilities again from lse, delta = sum(out dout)."""
-    scale = q.shape[-1] ** -0.5
-    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * scale
-    hidden = torch.ones(scores.shape[-2:]).triu(1).bool() if causal else torch.zeros(scores.shape[-2:]).bool()
-    p = (scores - lse[..., None]).exp().masked_fill(hidden, 0.0)
+    kv_heads, group = k.shape[2], q.shape[2] // k.shape[2]
+    p = (flash_scores(q, k, causal, window_size_left) - lse[..., None]).exp()
+    k, v = (x.repeat_interleave(group, 2) for x in (k, v))
     delta = torch.einsum("bqhd,bqhd->bhq", out, dout)
-    ds = p * (torch.einsum("bqhd,bkhd->bhqk", dout, v) - delta[..., None]) * scale
-    return (
-        torch.einsum("bhqk,bkhd->bqhd", ds, k), torch.einsum("bhqk,bqhd->bkhd", ds, q),
-        torch.einsum("bhqk,bqhd->bkhd", p, dout),
-    )
+    ds = p * (torch.einsum("bqhd,bkhd->bhqk", dout, v) - delta[..., None]) * q.shape[-1] ** -0.5
+    dk, dv = torch.einsum("bhqk,bqhd->bkhd", ds, q), torch.einsum("bhqk,bqhd->bkhd", p, dout)
+    summed = (x.unflatten(2, (kv_heads, group)).sum(3) for x in (dk, dv))
+    return torch.einsum("bhqk,bkhd->bqhd", ds, k), *summed
 
 
 STAND_INS: dict[str, dict[str, Any]] = {
@@ -104,16 +115,19 @@ def library(name: str) -> Any:
     return importlib.import_module(f"triton_side.library.{name}")
 
 
-def attention(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def attention(inputs: Mapping[str, Tensor], causal: int = 1, window: int = 0) -> dict[str, Tensor]:
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
-    return {"out": F.scaled_dot_product_attention(q, k, v, is_causal=True)}
+    seen = torch.ones(q.shape[2], q.shape[2]).bool()
+    seen = seen.tril() if causal else seen
+    seen = seen.triu(1 - window) if window else seen
+    return {"out": F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)}
 
 
 def inputs_of(row: str) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(1)
     shapes: dict[str, tuple[int, ...]] = {"x": (ROWS, COLUMNS), "weight": (COLUMNS,), "bias": (COLUMNS,)}
     if row == "attention":
-        shapes = dict.fromkeys("qkv", (2, 3, 7, 8))
+        shapes = {"q": (2, 6, 7, 8), "k": (2, 3, 7, 8), "v": (2, 3, 7, 8)}
     names = {"rmsnorm": ["x", "weight"], "softmax": ["x"]}.get(row, list(shapes))
     return {name: torch.randn(shapes[name], generator=generator, requires_grad=True) for name in names}
 
@@ -121,7 +135,8 @@ def inputs_of(row: str) -> dict[str, Tensor]:
 ROWS_OF_QUACK = [("rmsnorm", rmsnorm.apply, {"eps": EPS}), ("layernorm", layernorm.apply, {"eps": EPS}),
                  ("softmax", softmax.apply, {})]
 CASES = [*(("quack", row, plain, attributes) for row, plain, attributes in ROWS_OF_QUACK),
-         ("flash_attention_4", "attention", attention, {})]
+         *(("flash_attention_4", "attention", attention, mask)
+           for mask in ({}, {"causal": 0}, {"causal": 1, "window": 3}))]
 
 
 @pytest.mark.parametrize(("package", "row", "plain", "attributes"), CASES, ids=lambda value: str(value))

@@ -11,6 +11,7 @@ import pytest
 from xlafuse import compiler, directions
 from xlafuse.blocks import (
     attention,
+    attention_packed,
     bias_gelu,
     cross_entropy,
     decode_attention,
@@ -59,10 +60,20 @@ def _swiglu(i: Float64s, eps: float) -> Float64s:
     return {"y": i["x"] + (_silu(gate) * (h @ i["up_weight"])) @ i["down_weight"]}
 
 
-def _attention(i: Float64s) -> Float64s:
-    scores = i["q"] @ i["k"].swapaxes(-1, -2) / np.sqrt(i["q"].shape[-1])
-    n = scores.shape[-1]
-    return {"out": _softmax(np.where(np.arange(n)[:, None] >= np.arange(n), scores, -np.inf)) @ i["v"]}
+def _attention(i: Float64s, before: int = 5, after: int = 0) -> Float64s:
+    """Seen are the keys from `before` positions before the query to `after` after it."""
+    k, v = (np.repeat(i[name], i["q"].shape[1] // i[name].shape[1], axis=1) for name in "kv")
+    scores = i["q"] @ k.swapaxes(-1, -2) / np.sqrt(i["q"].shape[-1])
+    distance = np.arange(scores.shape[-1])[:, None] - np.arange(scores.shape[-1])
+    return {"out": _softmax(np.where((distance <= before) & (distance >= -after), scores, -np.inf)) @ v}
+
+
+def _attention_packed(i: Float64s) -> Float64s:
+    outs = []
+    for first, last in zip(_INTEGERS["cu_seqlens"], _INTEGERS["cu_seqlens"][1:], strict=False):
+        one = {name: i[name][first:last].swapaxes(0, 1)[None] for name in "qkv"}
+        outs.append(_attention(one)["out"][0].swapaxes(0, 1))
+    return {"out": np.concatenate(outs)}
 
 
 def _decode_attention(i: Float64s) -> Float64s:
@@ -142,6 +153,8 @@ _EPS = 0.05
 _GATED = {"gate": (3, 7), "up": (3, 7)}
 _THETA = 100.0
 _QKV = dict.fromkeys(("q", "k", "v"), (2, 3, 5, 4))
+_SHARED = {"q": (2, 4, 5, 4), "k": (2, 2, 5, 4), "v": (2, 2, 5, 4)}
+_PACKED = {"q": (6, 4, 4), "k": (6, 2, 4), "v": (6, 2, 4), "cu_seqlens": (4,)}
 _MLP = {"x": (5, 6), "norm_weight": (6,), "gate_weight": (6, 9), "up_weight": (6, 9), "down_weight": (9, 6)}
 _MOE = {"x": (5, 6), "router": (4, 6), "w_gate": (4, 6, 3), "w_up": (4, 6, 3), "w_down": (4, 3, 6)}
 _CHAIN = {"x": (3, 7), "bias": (7,), "residual": (3, 7), "weight": (7,), "shift": (7,), "seed": (2,)}
@@ -152,6 +165,7 @@ _TURNED = {"q": (2, 3, 5, 6), "k": (2, 1, 5, 6), "positions": (2, 5)}
 _INTEGERS = {
     "positions": [[0, 3, 7, 1, 4], [2, 6, 5, 0, 1]], "ids": [3, 1, 3, 0, 3, 4, 0],
     "labels": [3, cross_entropy.IGNORED, 0, 6, cross_entropy.IGNORED], "seed": [-3, 5],
+    "cu_seqlens": [0, 2, 3, 6],
     "lengths": [3, 0, 5], "page_table": [[8, 0, 3], [1, 7, 5], [2, 6, 4]],
 }  # fmt: skip
 _DECODED = {"q": (3, 4, 6), "k_cache": (3, 2, 5, 6), "v_cache": (3, 2, 5, 6), "lengths": (3,)}
@@ -197,6 +211,9 @@ BLOCKS: dict[str, tuple[Any, dict[str, float], Shapes, Callable[[Float64s], Floa
     "moe": (moe.apply, {"top_k": 2}, _MOE, _moe, 10),
     "rope": (rope.apply, {"theta": _THETA}, _TURNED, _rope, 1),
     "attention": (attention.apply, {}, _QKV, _attention, 3),
+    "attention, window": (attention.apply, {"window": 2}, _SHARED, lambda i: _attention(i, before=1), 3),
+    "attention, full": (attention.apply, {"causal": 0}, _SHARED, lambda i: _attention(i, after=5), 3),
+    "attention_packed": (attention_packed.apply, {"longest": 3}, _PACKED, _attention_packed, 3),
     "decode_attention": (decode_attention.apply, {}, _DECODED, _decode_attention, 3),
     "decode_attention_paged": (decode_attention_paged.apply, {}, _PAGED, _decode_attention_paged, 3),
     "embedding": (

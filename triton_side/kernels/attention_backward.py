@@ -1,24 +1,36 @@
-"""Gradient of causal attention as Triton kernels (Dao et al., "FlashAttention-2", arXiv:2307.08691).
+"""Gradient of attention as Triton kernels (Dao et al., "FlashAttention-2", arXiv:2307.08691).
 
-With p = softmax(causal(scale * q k^T)), dout the gradient of out = p v, and delta[row] = sum(dout * out over head_dim):
+With p = softmax(masked(scale * q k^T)), dout the gradient of out = p v, and delta[row] = sum(dout * out over head_dim):
 
     dv = p^T dout        ds = p * (dout v^T - delta)        dq = scale * ds k        dk = scale * ds^T q
 
-p is recomputed from q, k and the forward's logsumexp2. One kernel walks the queries below a tile of keys for dk and dv,
-another the keys before a tile of queries for dq. That takes seven products where a single kernel takes five, but it
-needs no atomics: results are the same in every run.
+p is recomputed from q, k and the forward's logsumexp2. One kernel walks the queries that see a tile of keys, of all
+heads that share it, for dk and dv, another the keys that a tile of queries sees for dq. That takes seven products where
+a single kernel takes five, but it needs no atomics: results are the same in every run.
 
 Shapes and dtypes as in `attention.py`; delta [batch, heads, sequence], float32.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
 import triton
 import triton.language as tl
 
-from triton_side.declare import Shapes, again, declare, gradient
+from triton_side.declare import Computed, Shapes, again, computing, declare, gradient
+from triton_side.kernels._attention_configs import BackwardConfig
+from triton_side.kernels._attention_tiles import (
+    empty_rows,
+    keys_seen,
+    packing,
+    pairs_seen,
+    place,
+    programs_of,
+    queries_seeing,
+    rows_written,
+    sees,
+)
 from triton_side.kernels._launch import device_of
 from triton_side.kernels._tiles import add_product, load_rows, product, product_precision, provide_descriptor_memory
 
@@ -35,25 +47,21 @@ DK_DV = (*SHARED, gradient("dot", "values", "dv"), gradient("dot", "scores", "dk
 DQ = (*SHARED, gradient("dot", "scores", "dq"))
 
 
-def product_flops(shapes: Shapes) -> float:
-    """One product of sequence x sequence x head_dim for every head, below the diagonal."""
-    batch, heads, sequence, head_dim = shapes["q_ptr"]
-    return batch * heads * sequence * sequence * head_dim
+def of_mask(operations: tuple[Computed, ...], causal: bool) -> tuple[Computed, ...]:
+    """Those of the block: where all is seen there is no mask, but that of a last tile."""
+    return tuple(operation for operation in operations if causal or operation.stage != "mask")
 
 
-@dataclass(frozen=True)
-class BackwardConfig:
-    """How one of the two large backward kernels is tiled: `block_q` rows of queries by `block_kv` of keys and values.
+def products(count: int) -> Callable[[Shapes], float | None]:
+    """FLOPs of products of sequence x sequence x head_dim for every head, over what is seen; None of packed sequences,
+    whose lengths are data."""
 
-    The dk, dv kernel keeps the keys and walks the queries, the dq kernel the other way round. `descriptors`: the walked
-    tiles come through TMA tensor descriptors.
-    """
+    def flops(given: Shapes) -> float | None:
+        batch, heads, sequence, head_dim = given["q_ptr"]
+        pairs = pairs_seen(sequence, given["CAUSAL"], given["WINDOW"])
+        return None if given["PACKED"] else count * 2 * batch * heads * pairs * head_dim
 
-    block_q: int
-    block_kv: int
-    num_warps: int
-    num_stages: int
-    descriptors: bool
+    return flops
 
 
 @declare(*DELTA, flops=lambda shapes: 2 * math.prod(shapes["out_ptr"]))
@@ -81,8 +89,8 @@ def attention_delta_kernel(
 def _add_queries(
     dk, dv, k, v, q_source, dout_source, logsumexp2_ptr, delta_ptr, stride_qs, stride_qd, stride_gs, stride_gd,
     kv_start, q_begin, q_end, sequence, scale_log2e,
-    HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, DIAGONAL: tl.constexpr,
-    CHECK: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    MASKED: tl.constexpr, CHECK: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Add what queries q_begin .. q_end contribute to dk (not yet scaled) and dv. Tiles are [keys, queries]."""
     for q_start in tl.range(q_begin, q_end, BLOCK_Q):
@@ -98,9 +106,9 @@ def _add_queries(
         dout = load_rows(dout_source, stride_gs, stride_gd, q_start, sequence, BLOCK_Q, HEAD_DIM, DESCRIPTORS, CHECK)
         scores = product(k, q.T, PRECISION)
         p = tl.exp2(scores * scale_log2e - logsumexp2[None, :])
-        if DIAGONAL:
+        if MASKED:
             column = kv_start + tl.arange(0, BLOCK_KV)
-            p = tl.where(row[None, :] >= column[:, None], p, 0.0)
+            p = tl.where(sees(row[None, :], column[:, None], sequence, CAUSAL, WINDOW), p, 0.0)
         dv = add_product(dv, p.to(dout.dtype), dout, PRECISION)
         dp = product(v, dout.T, PRECISION)
         ds = p * (dp - delta[None, :])
@@ -108,134 +116,173 @@ def _add_queries(
     return dk, dv
 
 
-@declare(*DK_DV, flops=lambda shapes: 4 * product_flops(shapes))
+@declare(*DK_DV, flops=products(4))
 @triton.jit
 def attention_dk_dv_kernel(
-    q_ptr, k_ptr, v_ptr, dout_ptr, logsumexp2_ptr, delta_ptr, dk_ptr, dv_ptr,
+    q_ptr, k_ptr, v_ptr, dout_ptr, logsumexp2_ptr, delta_ptr, dk_ptr, dv_ptr, offsets_ptr,
     stride_qb, stride_qh, stride_qs, stride_qd, stride_kb, stride_kh, stride_ks, stride_kd,
     stride_vb, stride_vh, stride_vs, stride_vd, stride_gb, stride_gh, stride_gs, stride_gd,
-    heads, sequence, scale, scale_log2e,
-    HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, EVEN: tl.constexpr,
-    DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
+    heads, sequence, sequences, PACKED: tl.constexpr, scale, scale_log2e,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr, EVEN: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv (contiguous) of BLOCK_KV rows of one head; EVEN: BLOCK_Q divides the sequence."""
+    """dk and dv (contiguous) of BLOCK_KV rows of one head of k and v, which GROUP of the `heads` share; EVEN: BLOCK_Q
+    divides the sequence."""
     # In order of start: one head's tiles together, the first keys, which the most queries see, first.
-    kv_tiles = tl.cdiv(sequence, BLOCK_KV)
-    head_index = (tl.program_id(0) // kv_tiles).to(tl.int64)
-    batch = head_index // heads
-    head = head_index % heads
-    kv_start = tl.program_id(0) % kv_tiles * BLOCK_KV
-    q_ptr += batch * stride_qb + head * stride_qh
-    k_ptr += batch * stride_kb + head * stride_kh
-    v_ptr += batch * stride_vb + head * stride_vh
-    dout_ptr += batch * stride_gb + head * stride_gh
-    logsumexp2_ptr += head_index * sequence
-    delta_ptr += head_index * sequence
-    dk_ptr += head_index * sequence * HEAD_DIM
-    dv_ptr += head_index * sequence * HEAD_DIM
-    if DESCRIPTORS:
-        q_source = tl.make_tensor_descriptor(q_ptr, [sequence, HEAD_DIM], [stride_qs, 1], [BLOCK_Q, HEAD_DIM])
-        dout_source = tl.make_tensor_descriptor(dout_ptr, [sequence, HEAD_DIM], [stride_gs, 1], [BLOCK_Q, HEAD_DIM])
-    else:
-        q_source = q_ptr
-        dout_source = dout_ptr
-
-    k = load_rows(k_ptr, stride_ks, stride_kd, kv_start, sequence, BLOCK_KV, HEAD_DIM, False, True)
-    v = load_rows(v_ptr, stride_vs, stride_vd, kv_start, sequence, BLOCK_KV, HEAD_DIM, False, True)
+    kv_index, tile, kv_tiles, first, length = place(
+        tl.program_id(0), sequence, offsets_ptr, sequences, BLOCK_KV, PACKED
+    )
+    if PACKED:
+        if tile >= kv_tiles:
+            return
+    batch = kv_index // (heads // GROUP)
+    kv_head = kv_index % (heads // GROUP)
+    kv_start = tile * BLOCK_KV
+    q_ptr += batch * stride_qb + kv_head * GROUP * stride_qh
+    k_ptr += batch * stride_kb + kv_head * stride_kh
+    v_ptr += batch * stride_vb + kv_head * stride_vh
+    dout_ptr += batch * stride_gb + kv_head * GROUP * stride_gh
+    logsumexp2_ptr += kv_index * GROUP * sequence + first
+    delta_ptr += kv_index * GROUP * sequence + first
+    written_start, written_stride = rows_written(kv_index, first, heads // GROUP, sequence, HEAD_DIM, PACKED)
+    dk_ptr += written_start
+    dv_ptr += written_start
+    if PACKED:
+        q_ptr += first.to(tl.int64) * stride_qs
+        k_ptr += first.to(tl.int64) * stride_ks
+        v_ptr += first.to(tl.int64) * stride_vs
+        dout_ptr += first.to(tl.int64) * stride_gs
+    k = load_rows(k_ptr, stride_ks, stride_kd, kv_start, length, BLOCK_KV, HEAD_DIM, False, True)
+    v = load_rows(v_ptr, stride_vs, stride_vd, kv_start, length, BLOCK_KV, HEAD_DIM, False, True)
     dk = tl.zeros([BLOCK_KV, HEAD_DIM], tl.float32)
     dv = tl.zeros([BLOCK_KV, HEAD_DIM], tl.float32)
 
-    # Tiles of queries stay multiples of BLOCK_Q from the start of the sequence, so that EVEN holds for all of them.
-    diagonal_begin = kv_start // BLOCK_Q * BLOCK_Q
-    diagonal_end = tl.minimum(tl.cdiv(kv_start + BLOCK_KV, BLOCK_Q) * BLOCK_Q, sequence)
-    dk, dv = _add_queries(
-        dk, dv, k, v, q_source, dout_source, logsumexp2_ptr, delta_ptr, stride_qs, stride_qd, stride_gs, stride_gd,
-        kv_start, diagonal_begin, diagonal_end, sequence, scale_log2e,
-        HEAD_DIM, BLOCK_Q, BLOCK_KV, True, not EVEN, DESCRIPTORS, PRECISION,
-    )  # fmt: skip
-    dk, dv = _add_queries(
-        dk, dv, k, v, q_source, dout_source, logsumexp2_ptr, delta_ptr, stride_qs, stride_qd, stride_gs, stride_gd,
-        kv_start, diagonal_end, sequence, sequence, scale_log2e,
-        HEAD_DIM, BLOCK_Q, BLOCK_KV, False, not EVEN, DESCRIPTORS, PRECISION,
-    )  # fmt: skip
+    begin, whole_from, whole_until, end = queries_seeing(kv_start, length, BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW)
+    # A loop of its own for masked tiles costs registers that head_dim 256 has not: there, one loop masks them all.
+    MASK_ALL: tl.constexpr = CAUSAL and HEAD_DIM == 256
+    for _ in range(GROUP):
+        if DESCRIPTORS:
+            q = tl.make_tensor_descriptor(q_ptr, [length, HEAD_DIM], [stride_qs, 1], [BLOCK_Q, HEAD_DIM])
+            dout = tl.make_tensor_descriptor(dout_ptr, [length, HEAD_DIM], [stride_gs, 1], [BLOCK_Q, HEAD_DIM])
+        else:
+            q = q_ptr
+            dout = dout_ptr
+        if CAUSAL and not MASK_ALL:
+            dk, dv = _add_queries(
+                dk, dv, k, v, q, dout, logsumexp2_ptr, delta_ptr, stride_qs, stride_qd, stride_gs, stride_gd,
+                kv_start, begin, whole_from, length, scale_log2e,
+                HEAD_DIM, BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, True, not EVEN, DESCRIPTORS, PRECISION,
+            )  # fmt: skip
+        dk, dv = _add_queries(
+            dk, dv, k, v, q, dout, logsumexp2_ptr, delta_ptr, stride_qs, stride_qd, stride_gs, stride_gd,
+            kv_start, begin if MASK_ALL else whole_from, end if MASK_ALL else whole_until, length, scale_log2e,
+            HEAD_DIM, BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, MASK_ALL, not EVEN, DESCRIPTORS, PRECISION,
+        )  # fmt: skip
+        if WINDOW and not MASK_ALL:
+            dk, dv = _add_queries(
+                dk, dv, k, v, q, dout, logsumexp2_ptr, delta_ptr, stride_qs, stride_qd, stride_gs, stride_gd,
+                kv_start, whole_until, end, length, scale_log2e,
+                HEAD_DIM, BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, True, not EVEN, DESCRIPTORS, PRECISION,
+            )  # fmt: skip
+        q_ptr += stride_qh
+        dout_ptr += stride_gh
+        logsumexp2_ptr += sequence
+        delta_ptr += sequence
 
     row = kv_start + tl.arange(0, BLOCK_KV)
-    at = row[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
-    tl.store(dk_ptr + at, (dk * scale).to(dk_ptr.dtype.element_ty), mask=row[:, None] < sequence)
-    tl.store(dv_ptr + at, dv.to(dv_ptr.dtype.element_ty), mask=row[:, None] < sequence)
+    at = row[:, None] * written_stride + tl.arange(0, HEAD_DIM)[None, :]
+    tl.store(dk_ptr + at, (dk * scale).to(dk_ptr.dtype.element_ty), mask=row[:, None] < length)
+    tl.store(dv_ptr + at, dv.to(dv_ptr.dtype.element_ty), mask=row[:, None] < length)
 
 
 @triton.jit
 def _add_keys(
     dq, q, dout, logsumexp2, delta, k_source, v_source, stride_ks, stride_kd, stride_vs, stride_vd,
     q_start, kv_begin, kv_end, sequence, scale_log2e,
-    HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, DIAGONAL: tl.constexpr,
-    DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    MASKED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Add what keys kv_begin .. kv_end contribute to dq (not yet scaled). Only diagonal tiles may pass the end."""
+    """Add what keys kv_begin .. kv_end contribute to dq (not yet scaled). Only MASKED tiles may pass the end."""
     for kv_start in tl.range(kv_begin, kv_end, BLOCK_KV):
-        k = load_rows(k_source, stride_ks, stride_kd, kv_start, sequence, BLOCK_KV, HEAD_DIM, DESCRIPTORS, DIAGONAL)
+        k = load_rows(k_source, stride_ks, stride_kd, kv_start, sequence, BLOCK_KV, HEAD_DIM, DESCRIPTORS, MASKED)
         scores = product(q, k.T, PRECISION)
         p = tl.exp2(scores * scale_log2e - logsumexp2[:, None])
-        if DIAGONAL:
+        if MASKED:
             row = q_start + tl.arange(0, BLOCK_Q)
             column = kv_start + tl.arange(0, BLOCK_KV)
-            p = tl.where(row[:, None] >= column[None, :], p, 0.0)
-        v = load_rows(v_source, stride_vs, stride_vd, kv_start, sequence, BLOCK_KV, HEAD_DIM, DESCRIPTORS, DIAGONAL)
+            p = tl.where(sees(row[:, None], column[None, :], sequence, CAUSAL, WINDOW), p, 0.0)
+        v = load_rows(v_source, stride_vs, stride_vd, kv_start, sequence, BLOCK_KV, HEAD_DIM, DESCRIPTORS, MASKED)
         dp = product(dout, v.T, PRECISION)
         ds = p * (dp - delta[:, None])
         dq = add_product(dq, ds.to(k.dtype), k, PRECISION)
     return dq
 
 
-@declare(*DQ, flops=lambda shapes: 3 * product_flops(shapes))
+@declare(*DQ, flops=products(3))
 @triton.jit
 def attention_dq_kernel(
-    q_ptr, k_ptr, v_ptr, dout_ptr, logsumexp2_ptr, delta_ptr, dq_ptr,
+    q_ptr, k_ptr, v_ptr, dout_ptr, logsumexp2_ptr, delta_ptr, dq_ptr, offsets_ptr,
     stride_qb, stride_qh, stride_qs, stride_qd, stride_kb, stride_kh, stride_ks, stride_kd,
     stride_vb, stride_vh, stride_vs, stride_vd, stride_gb, stride_gh, stride_gs, stride_gd,
-    heads, sequence, scale, scale_log2e,
-    HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, DESCRIPTORS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    heads, sequence, sequences, PACKED: tl.constexpr, scale, scale_log2e,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dq (contiguous) of BLOCK_Q rows of one head."""
-    q_tiles = tl.cdiv(sequence, BLOCK_Q)
-    head_index = (tl.program_id(0) // q_tiles).to(tl.int64)
+    """dq (contiguous) of BLOCK_Q rows of one of the `heads`, GROUP of which share a head of k and v."""
+    head_index, tile, q_tiles, first, length = place(
+        tl.program_id(0), sequence, offsets_ptr, sequences, BLOCK_Q, PACKED
+    )
+    if PACKED:
+        if tile >= q_tiles:
+            return
     batch = head_index // heads
     head = head_index % heads
-    q_start = (q_tiles - 1 - tl.program_id(0) % q_tiles) * BLOCK_Q  # the rows that see the most keys start first
+    q_start = (q_tiles - 1 - tile) * BLOCK_Q  # the rows that see the most keys start first
     q_ptr += batch * stride_qb + head * stride_qh
-    k_ptr += batch * stride_kb + head * stride_kh
-    v_ptr += batch * stride_vb + head * stride_vh
+    k_ptr += batch * stride_kb + head // GROUP * stride_kh
+    v_ptr += batch * stride_vb + head // GROUP * stride_vh
     dout_ptr += batch * stride_gb + head * stride_gh
-    logsumexp2_ptr += head_index * sequence
-    delta_ptr += head_index * sequence
-    dq_ptr += head_index * sequence * HEAD_DIM
+    logsumexp2_ptr += head_index * sequence + first
+    delta_ptr += head_index * sequence + first
+    dq_start, dq_stride = rows_written(head_index, first, heads, sequence, HEAD_DIM, PACKED)
+    dq_ptr += dq_start
+    if PACKED:
+        q_ptr += first.to(tl.int64) * stride_qs
+        k_ptr += first.to(tl.int64) * stride_ks
+        v_ptr += first.to(tl.int64) * stride_vs
+        dout_ptr += first.to(tl.int64) * stride_gs
     if DESCRIPTORS:
-        k_source = tl.make_tensor_descriptor(k_ptr, [sequence, HEAD_DIM], [stride_ks, 1], [BLOCK_KV, HEAD_DIM])
-        v_source = tl.make_tensor_descriptor(v_ptr, [sequence, HEAD_DIM], [stride_vs, 1], [BLOCK_KV, HEAD_DIM])
+        k_source = tl.make_tensor_descriptor(k_ptr, [length, HEAD_DIM], [stride_ks, 1], [BLOCK_KV, HEAD_DIM])
+        v_source = tl.make_tensor_descriptor(v_ptr, [length, HEAD_DIM], [stride_vs, 1], [BLOCK_KV, HEAD_DIM])
     else:
         k_source = k_ptr
         v_source = v_ptr
 
-    q = load_rows(q_ptr, stride_qs, stride_qd, q_start, sequence, BLOCK_Q, HEAD_DIM, False, True)
-    dout = load_rows(dout_ptr, stride_gs, stride_gd, q_start, sequence, BLOCK_Q, HEAD_DIM, False, True)
+    q = load_rows(q_ptr, stride_qs, stride_qd, q_start, length, BLOCK_Q, HEAD_DIM, False, True)
+    dout = load_rows(dout_ptr, stride_gs, stride_gd, q_start, length, BLOCK_Q, HEAD_DIM, False, True)
     row = q_start + tl.arange(0, BLOCK_Q)
-    logsumexp2 = tl.load(logsumexp2_ptr + row, mask=row < sequence, other=0.0)
-    delta = tl.load(delta_ptr + row, mask=row < sequence, other=0.0)
+    logsumexp2 = tl.load(logsumexp2_ptr + row, mask=row < length, other=0.0)
+    delta = tl.load(delta_ptr + row, mask=row < length, other=0.0)
     dq = tl.zeros([BLOCK_Q, HEAD_DIM], tl.float32)
-    masked_from = q_start // BLOCK_KV * BLOCK_KV
+    begin, whole_from, whole_until, end = keys_seen(q_start, length, BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW)
+    if WINDOW:
+        dq = _add_keys(
+            dq, q, dout, logsumexp2, delta, k_source, v_source, stride_ks, stride_kd, stride_vs, stride_vd,
+            q_start, begin, whole_from, length, scale_log2e,
+            HEAD_DIM, BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, True, DESCRIPTORS, PRECISION,
+        )  # fmt: skip
     dq = _add_keys(
         dq, q, dout, logsumexp2, delta, k_source, v_source, stride_ks, stride_kd, stride_vs, stride_vd,
-        q_start, 0, masked_from, sequence, scale_log2e, HEAD_DIM, BLOCK_Q, BLOCK_KV, False, DESCRIPTORS, PRECISION,
+        q_start, whole_from, whole_until, length, scale_log2e,
+        HEAD_DIM, BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, False, DESCRIPTORS, PRECISION,
     )  # fmt: skip
     dq = _add_keys(
         dq, q, dout, logsumexp2, delta, k_source, v_source, stride_ks, stride_kd, stride_vs, stride_vd,
-        q_start, masked_from, tl.minimum(q_start + BLOCK_Q, sequence), sequence, scale_log2e,
-        HEAD_DIM, BLOCK_Q, BLOCK_KV, True, DESCRIPTORS, PRECISION,
+        q_start, whole_until, end, length, scale_log2e,
+        HEAD_DIM, BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, True, DESCRIPTORS, PRECISION,
     )  # fmt: skip
-    at = row[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
-    tl.store(dq_ptr + at, (dq * scale).to(dq_ptr.dtype.element_ty), mask=row[:, None] < sequence)
+    at = row[:, None] * dq_stride + tl.arange(0, HEAD_DIM)[None, :]
+    tl.store(dq_ptr + at, (dq * scale).to(dq_ptr.dtype.element_ty), mask=row[:, None] < length)
 
 
 def launch_delta(out: torch.Tensor, dout: torch.Tensor) -> torch.Tensor:
@@ -252,39 +299,50 @@ def launch_delta(out: torch.Tensor, dout: torch.Tensor) -> torch.Tensor:
 
 def launch_dk_dv(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, logsumexp2: torch.Tensor,
-    delta: torch.Tensor, config: BackwardConfig,
+    delta: torch.Tensor, config: BackwardConfig, causal: bool = True, window: int = 0,
+    offsets: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """dk, dv, contiguous, in the inputs' dtype."""
-    dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
-    dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
-    even = q.shape[2] % config.block_q == 0
-    _launch(attention_dk_dv_kernel, config.block_kv, (q, k, v, dout), (logsumexp2, delta, dk, dv), config, EVEN=even)
+    """dk, dv (see `empty_rows`), in the inputs' dtype. offsets: of packed sequences."""
+    dk, dv = empty_rows(k, offsets), empty_rows(v, offsets)
+    even = offsets is None and q.shape[2] % config.block_q == 0
+    constants = {"EVEN": even, "CAUSAL": causal, "WINDOW": window}
+    programs = programs_of(k, config.block_kv, offsets)
+    with computing(*of_mask(DK_DV, causal)):
+        _launch(
+            attention_dk_dv_kernel, programs, (q, k, v, dout), (logsumexp2, delta, dk, dv), offsets, config, constants
+        )
     return dk, dv
 
 
 def launch_dq(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, logsumexp2: torch.Tensor,
-    delta: torch.Tensor, config: BackwardConfig,
+    delta: torch.Tensor, config: BackwardConfig, causal: bool = True, window: int = 0,
+    offsets: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """dq, contiguous, in the inputs' dtype."""
-    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    _launch(attention_dq_kernel, config.block_q, (q, k, v, dout), (logsumexp2, delta, dq), config)
+    """dq (see `empty_rows`), in the inputs' dtype. offsets: of packed sequences."""
+    dq = empty_rows(q, offsets)
+    constants = {"CAUSAL": causal, "WINDOW": window}
+    programs = programs_of(q, config.block_q, offsets)
+    with computing(*of_mask(DQ, causal)):
+        _launch(attention_dq_kernel, programs, (q, k, v, dout), (logsumexp2, delta, dq), offsets, config, constants)
     return dq
 
 
 def _launch(
-    kernel: triton.JITFunction, rows: int, strided: tuple[torch.Tensor, ...], contiguous: tuple[torch.Tensor, ...],
-    config: BackwardConfig, **constants: bool,
+    kernel: triton.JITFunction, programs: int, strided: tuple[torch.Tensor, ...], given: tuple[torch.Tensor, ...],
+    offsets: torch.Tensor | None, config: BackwardConfig, constants: dict[str, int],
 ) -> None:  # fmt: skip
-    """Run one of the two kernels: a program for every `rows` rows of every head."""
-    batch, heads, sequence, head_dim = strided[0].shape
+    """Run one of the two large kernels. given: tensors whose strides the kernel knows."""
+    q, k, *_ = strided
+    _, heads, sequence, head_dim = q.shape
     scale = head_dim**-0.5
-    with device_of(strided[0]):
+    with device_of(q):
         if config.descriptors:
-            provide_descriptor_memory(strided[0].device)
-        kernel[(batch * heads * triton.cdiv(sequence, rows),)](
-            *strided, *contiguous, *(stride for tensor in strided for stride in tensor.stride()), heads, sequence,
-            scale, scale * LOG2_E, HEAD_DIM=head_dim, BLOCK_Q=config.block_q, BLOCK_KV=config.block_kv,
-            DESCRIPTORS=config.descriptors, PRECISION=product_precision(strided[0].dtype), **constants,
-            num_warps=config.num_warps, num_stages=config.num_stages,
+            provide_descriptor_memory(q.device)
+        kernel[(programs,)](
+            *strided, *given, offsets, *(stride for tensor in strided for stride in tensor.stride()), heads, sequence,
+            *packing(offsets), scale, scale * LOG2_E, GROUP=heads // k.shape[1], HEAD_DIM=head_dim,
+            BLOCK_Q=config.block_q, BLOCK_KV=config.block_kv, DESCRIPTORS=config.descriptors,
+            PRECISION=product_precision(q.dtype), **constants, num_warps=config.num_warps,
+            num_stages=config.num_stages,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Causal attention: out = softmax(causal(q k^T / sqrt(head_dim))) v (Vaswani et al., arXiv:1706.03762)."""
+"""Attention: out = softmax(masked(q k^T / sqrt(head_dim))) v (Vaswani et al., arXiv:1706.03762)."""
 
 import math
 
@@ -8,33 +8,43 @@ import jax.numpy as jnp
 from xlafuse.blocks import softmax
 
 
-def apply(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """`q`, `k`, `v` [batch, heads, sequence, head_dim] -> `out`, same shape; written plainly, scores and all.
+def apply(inputs: dict[str, jax.Array], causal: int = 1, window: int = 0) -> dict[str, jax.Array]:
+    """`q` [batch, heads, sequence, head_dim], `k`, `v` [batch, kv_heads, sequence, head_dim] -> `out`, of q's shape;
+    written plainly, scores and all.
 
-    Both products are stored in the inputs' dtype; scaling, mask and softmax are float32.
+    Heads of k and v that are shared are repeated. Both products are stored in the inputs' dtype; scaling, mask and
+    softmax are float32.
     """
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
     sequence, head_dim = q.shape[-2:]
+    group = q.shape[1] // k.shape[1]
     with jax.named_scope("scores"):
+        k = jnp.repeat(k, group, axis=1) if group > 1 else k
         scores = jnp.einsum("bhqd,bhkd->bhqk", q, k).astype(jnp.float32) / math.sqrt(head_dim)
-    with jax.named_scope("mask"):
-        query = jax.lax.broadcasted_iota(jnp.int32, (sequence, sequence), 0)
-        key = jax.lax.broadcasted_iota(jnp.int32, (sequence, sequence), 1)
-        scores = jnp.where(key <= query, scores, -jnp.inf)
+    if causal:
+        with jax.named_scope("mask"):
+            query = jax.lax.broadcasted_iota(jnp.int32, (sequence, sequence), 0)
+            key = jax.lax.broadcasted_iota(jnp.int32, (sequence, sequence), 1)
+            seen = (key <= query) & (query - key < window) if window else key <= query
+            scores = jnp.where(seen, scores, -jnp.inf)
     with jax.named_scope("softmax"):
         weights = softmax.stages(scores).astype(q.dtype)
     with jax.named_scope("values"):
+        v = jnp.repeat(v, group, axis=1) if group > 1 else v
         return {"out": jnp.einsum("bhqk,bhkd->bhqd", weights, v)}
 
 
-def apply_cudnn(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
+def apply_cudnn(inputs: dict[str, jax.Array], causal: int = 1, window: int = 0) -> dict[str, jax.Array]:
     """The same block through cuDNN's fused attention; needs a GPU (or a target) with cuDNN, and bfloat16 or
     float16.
 
     `jax.nn.dot_product_attention` wants [batch, sequence, heads, head_dim], so the transposes that a model
-    with our layout pays are part of what is compiled.
+    with our layout pays are part of what is compiled. A window there is (keys before, keys after).
     """
     q, k, v = (inputs[name].swapaxes(1, 2) for name in ("q", "k", "v"))
     with jax.named_scope("attention"):
-        out = jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
+        out = jax.nn.dot_product_attention(
+            q, k, v, is_causal=bool(causal), local_window_size=(window - 1, 0) if window else None,
+            implementation="cudnn",
+        )  # fmt: skip
     return {"out": out.swapaxes(1, 2)}

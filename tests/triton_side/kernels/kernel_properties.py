@@ -559,35 +559,52 @@ def rope(launch: Launch, q: torch.Tensor, k: torch.Tensor, positions: torch.Tens
     return first(*found)
 
 
-def attention(launch: Launch, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor) -> str | None:
+def attention(
+    launch: Launch, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, causal: bool = True,
+    window: int = 0,
+) -> str | None:  # fmt: skip
     """Of numbers alone; out, dq, dk and dv."""
     (out, dq, dk, dv), stray = launched(launch, q, k, v, dout)
     sequence, head_dim = q.shape[2:]
     scale, eps = head_dim**-0.5, torch.finfo(q.dtype).eps
     grain = eps * torch.finfo(q.dtype).tiny  # what storing a probability, or ds, costs however small it is
     grain = max(grain, TINY)  # a GPU's exp2 may give 0 for what fp32 holds as a subnormal alone (PTX ISA, ex2)
+    group = q.shape[1] // k.shape[1]
     q, k, v, dout = (x.double() for x in (q, k, v, dout))
-    seen = torch.ones(sequence, sequence, dtype=torch.bool, device=q.device).tril()
+    k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
+    seen = attention_mask(sequence, causal, window, q.device)
     p = torch.softmax((q @ k.mT * scale).masked_fill(~seen, -torch.inf), dim=-1)
     reference = p @ v
     delta, dp = (dout * reference).sum(dim=-1, keepdim=True), dout @ v.mT
     ds = p * (dp - delta)
     # Relative error of a probability: of its score, of the logarithm of their sum, of storing it, and of sums over it.
     largest = (q.abs() @ k.abs().mT * scale).masked_fill(~seen, 0.0).amax(dim=-1, keepdim=True)
-    relative = FP32 * (2 * (16 + head_dim) * largest + 32 + head_dim + sequence) + 2 * eps
+    relative = FP32 * (2 * (16 + head_dim) * largest + 32 + head_dim + group * sequence) + 2 * eps
     relative = torch.where(relative < 1, relative, torch.inf)  # first order says nothing here
     weights = relative * p + grain * seen
     bound_out = weights @ v.abs()
     bound_delta = (dout.abs() * (bound_out + eps * reference.abs())).sum(dim=-1, keepdim=True)
     spread = dout.abs() @ v.abs().mT + (dout.abs() * (p @ v.abs())).sum(dim=-1, keepdim=True)
     bound_ds = p * (relative * spread + bound_delta) + (grain + TINY * spread) * seen
+
+    def shared(x: torch.Tensor) -> torch.Tensor:
+        """The sum over the heads of q that share one of k and v."""
+        return x.unflatten(1, (-1, group)).sum(dim=2)
+
     return first(
         stray,
         named("out", problem(out, reference, bound_out)),
-        named("dv", problem(dv, p.mT @ dout, weights.mT @ dout.abs())),
+        named("dv", problem(dv, shared(p.mT @ dout), shared(weights.mT @ dout.abs()))),
         named("dq", problem(dq, ds @ k * scale, bound_ds @ k.abs() * scale)),
-        named("dk", problem(dk, ds.mT @ q * scale, bound_ds.mT @ q.abs() * scale)),
+        named("dk", problem(dk, shared(ds.mT @ q * scale), shared(bound_ds.mT @ q.abs() * scale))),
     )
+
+
+def attention_mask(sequence: int, causal: bool, window: int, device: torch.device | str = "cpu") -> torch.Tensor:
+    """[queries, keys]: whether one sees the other."""
+    position = torch.arange(sequence, device=device)
+    distance = position[:, None] - position
+    return (distance >= (0 if causal else -sequence)) & (distance < (window or sequence))
 
 
 def decode_attention(

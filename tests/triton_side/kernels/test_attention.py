@@ -1,10 +1,14 @@
+from functools import partial
+from types import FunctionType
+
 import pytest
 import torch
+from kernel_properties import attention_mask
 from row_kernel_checks import DEVICE, DTYPES, is_accurate, mutant, random, with_gradients
 
-from triton_side.kernels import attention, attention_backward
-from triton_side.kernels.attention import ForwardConfig
-from triton_side.kernels.attention_backward import BackwardConfig
+from triton_side.kernels import _attention_configs as configs
+from triton_side.kernels import _attention_tiles, attention, attention_backward
+from triton_side.kernels._attention_configs import BackwardConfig, ForwardConfig
 
 FORWARD = [
     ForwardConfig(32, 32, num_warps=4, num_stages=2, descriptors=False),
@@ -23,43 +27,52 @@ DQ = [
 ]
 
 
-def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = True, window: int = 0) -> torch.Tensor:
     wide = torch.promote_types(q.dtype, torch.float32)
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
     scores = (q @ k.mT).to(wide) * q.shape[-1] ** -0.5
-    seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+    seen = attention_mask(q.shape[2], causal, window, q.device)
     return torch.softmax(scores.masked_fill(~seen, -torch.inf), dim=-1).to(q.dtype) @ v
 
 
-def tensors(batch: int, heads: int, sequence: int, head_dim: int, dtype: torch.dtype = torch.float32):
-    return [random(batch, heads, sequence, head_dim, dtype=dtype, seed=seed) for seed in range(4)]
+def tensors(
+    batch: int, heads: int, sequence: int, head_dim: int, dtype: torch.dtype = torch.float32, kv_heads: int = 0
+):  # fmt: skip
+    counts = (heads, kv_heads or heads, kv_heads or heads, heads)
+    return [random(batch, n, sequence, head_dim, dtype=dtype, seed=seed) for seed, n in enumerate(counts)]
 
 
-def agrees(function, q, k, v, dout) -> bool:
+def agrees(function, q, k, v, dout, **mask: int) -> bool:
     """Output and gradients against float64. The maximum over so few elements is luck, and how a CPU sums is, too, so
     that the errors of plain code are those of several draws."""
     got = with_gradients(function, q, k, v, dy=dout)
-    low, reference = plainly(q, k, v, dout)
-    draws = [[random(*q.shape, dtype=q.dtype, seed=seed + i) for i in range(4)] for seed in range(10, 90, 10)]
-    others = [plainly(*draw) for draw in draws]
+    low, reference = plainly(q, k, v, dout, **mask)
+    draws = [
+        [random(*x.shape, dtype=x.dtype, seed=seed + i) for i, x in enumerate((q, k, v, dout))]
+        for seed in range(10, 90, 10)
+    ]
+    others = [plainly(*draw, **mask) for draw in draws]
     return all(
         is_accurate(got[i], low[i], reference[i], others=[(lows[i], references[i]) for lows, references in others])
         for i in range(4)
     )
 
 
-def plainly(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor):
+def plainly(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, **mask: int):
     """Of plain code in the same dtype and in float64."""
-    low = with_gradients(plain, q, k, v, dy=dout)
-    return low, with_gradients(plain, q.double(), k.double(), v.double(), dy=dout.double())
+    function = partial(plain, **mask)
+    low = with_gradients(function, q, k, v, dy=dout)
+    return low, with_gradients(function, q.double(), k.double(), v.double(), dy=dout.double())
 
 
 def configured(
-    forward: ForwardConfig, dk_dv: BackwardConfig, dq: BackwardConfig, above=attention, below=attention_backward
-):
+    forward: ForwardConfig, dk_dv: BackwardConfig, dq: BackwardConfig, causal: bool = True, window: int = 0,
+    above=attention, below=attention_backward,
+):  # fmt: skip
     class Configured(torch.autograd.Function):
         @staticmethod
         def forward(ctx, q, k, v):
-            out, logsumexp2 = above.launch_forward(q, k, v, forward, save_logsumexp=True)
+            out, logsumexp2 = above.launch_forward(q, k, v, forward, True, causal, window)
             ctx.save_for_backward(q, k, v, out, logsumexp2)
             return out
 
@@ -67,7 +80,8 @@ def configured(
         def backward(ctx, dout):
             q, k, v, out, logsumexp2 = ctx.saved_tensors
             arguments = (q, k, v, dout, logsumexp2, below.launch_delta(out, dout))
-            return below.launch_dq(*arguments, dq), *below.launch_dk_dv(*arguments, dk_dv)
+            dk, dv = below.launch_dk_dv(*arguments, dk_dv, causal, window)
+            return below.launch_dq(*arguments, dq, causal, window), dk, dv
 
     return Configured.apply
 
@@ -84,6 +98,61 @@ def test_agrees_with_float64(sequence: int, head_dim: int, dtype: torch.dtype) -
 @pytest.mark.parametrize(("forward", "dk_dv", "dq"), list(zip(FORWARD, DK_DV, DQ, strict=True)))
 def test_any_configuration_agrees(forward, dk_dv, dq, sequence: int) -> None:
     assert agrees(configured(forward, dk_dv, dq), *tensors(1, 1, sequence, 16, torch.float16))
+
+
+@pytest.mark.parametrize(("causal", "window"), [(True, 0), (False, 0), (True, 1), (True, 40)])
+def test_shared_heads_and_masks(causal: bool, window: int) -> None:
+    q, k, v, dout = tensors(2, 4, 70, 16, torch.float16, kv_heads=2)
+    function = partial(attention.attention, causal=causal, window=window)
+    assert agrees(function, q, k, v, dout, causal=causal, window=window)
+    if window != 1:  # of a lone key the gradient is no kernel's
+        function = configured(FORWARD[1], DK_DV[1], DQ[1], causal, window)
+        assert agrees(function, q, k, v, dout, causal=causal, window=window)
+
+
+def test_a_head_of_256() -> None:
+    assert agrees(attention.attention, *tensors(1, 2, 37, 256, kv_heads=1))
+
+
+@pytest.mark.parametrize(("causal", "window"), [(True, 0), (False, 0), (True, 1), (True, 7), (True, 16), (True, 40)])
+@pytest.mark.parametrize(("block_q", "block_kv"), [(16, 16), (8, 32), (32, 8)])
+def test_tiles_hold_what_is_seen_and_no_more(block_q: int, block_kv: int, causal: bool, window: int) -> None:
+    sequence = 75
+    seen = attention_mask(sequence, causal, window)
+    walked = torch.zeros_like(seen)
+    arguments = (sequence, block_q, block_kv, causal, window)
+    for start in range(0, sequence, block_q):
+        begin, whole_from, whole_until, end = tiles_of("keys_seen", start, *arguments)
+        rows = seen[start : start + block_q]
+        assert rows[:, whole_from:whole_until].all() and begin <= whole_from <= whole_until <= end <= sequence
+        walked[start : start + block_q, begin:end] = True
+        for tile in range(begin, end, block_kv):
+            assert rows[:, tile : tile + block_kv].any()
+    assert (walked >= seen).all()
+    walked[:] = False
+    for start in range(0, sequence, block_kv):
+        begin, whole_from, whole_until, end = tiles_of("queries_seeing", start, *arguments)
+        columns = seen[:, start : start + block_kv]
+        assert columns[whole_from:whole_until].all() and begin <= whole_from <= whole_until <= sequence
+        assert begin % block_q == 0 and (whole_from % block_q == 0 or whole_from == sequence)
+        walked[begin : max(end, whole_until), start : start + block_kv] = True
+        for tile in range(begin, end, block_q):
+            assert columns[tile : tile + block_q].any()
+    assert (walked >= seen).all()
+
+
+def tiles_of(name: str, *arguments: int) -> list[int]:
+    """What the helper of that name in `_attention_tiles` returns, with Python's numbers for Triton's."""
+
+    class Language:
+        minimum, maximum = min, max
+
+        @staticmethod
+        def cdiv(a: int, b: int) -> int:
+            return -(-a // b)
+
+    function = getattr(_attention_tiles, name).fn
+    return list(FunctionType(function.__code__, {"tl": Language})(*arguments))
 
 
 def test_batches_and_heads_keep_apart() -> None:
@@ -118,7 +187,7 @@ def test_inference_saves_nothing_and_training_no_square() -> None:
     with torch.no_grad():
         assert attention.attention(q.requires_grad_(), k, v).grad_fn is None
     out = attention.attention(q, k, v)
-    saved = out.grad_fn.saved_tensors
+    saved = [tensor for tensor in out.grad_fn.saved_tensors if tensor is not None]
     assert [tuple(x.shape) for x in saved] == [(1, 2, 40, 16)] * 4 + [(1, 2, 40)]
     assert torch.autograd.grad(out.sum(), q)[0].shape == q.shape
 
@@ -132,8 +201,12 @@ def test_empty() -> None:
 
 def test_rejects() -> None:
     q, k, v, _ = tensors(1, 2, 8, 16)
-    with pytest.raises(ValueError, match=r"got \(1, 2, 8, 16\), \(1, 1, 8, 16\).*repeat shared heads"):
+    with pytest.raises(ValueError, match=r"a multiple of kv_heads, got \(1, 2, 8, 16\), \(1, 1, 8, 16\)"):
         attention.attention(q, k[:, :1], v)
+    with pytest.raises(ValueError, match="a multiple of kv_heads"):
+        attention.attention(q[:, :1], k, v)
+    with pytest.raises(ValueError, match="got window=3, causal=False"):
+        attention.attention(q, k, v, causal=False, window=3)
     with pytest.raises(ValueError, match="head_dim must be one of .* got 24; pad"):
         attention.attention(*(torch.zeros(1, 1, 4, 24, device=DEVICE),) * 3)
     with pytest.raises(TypeError, match="one dtype"):
@@ -150,28 +223,28 @@ def test_medium_precision_is_refused() -> None:
         torch.set_float32_matmul_precision(before)
 
 
-@pytest.mark.parametrize("descriptors", [False, True])
 @pytest.mark.parametrize("precision", ["ieee", "tf32"])
 @pytest.mark.parametrize("head_dim", attention.HEAD_DIMS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_descriptors_are_chosen_only_where_they_fit(dtype, head_dim: int, precision: str, descriptors: bool) -> None:
-    chosen = (dtype, head_dim, precision, descriptors)
-    for choose in (attention.forward_config, attention.dk_dv_config, attention.dq_config):
-        assert descriptors or not choose(*chosen).descriptors
+def test_descriptors_are_chosen_only_where_they_fit(dtype, head_dim: int, precision: str) -> None:
+    for shared in (False, True):
+        of = configs.Operands(dtype, head_dim, precision, False, shared, windowed=shared)
+        for choose in (configs.forward_config, configs.dk_dv_config, configs.dq_config):
+            assert not choose(of).descriptors
 
 
 @pytest.mark.parametrize(
     ("sound", "broken"),
     [
-        ("row[:, None] >= column[None, :]", "row[:, None] >= 0"),
-        ("row[:, None] >= column[None, :]", "row[:, None] > column[None, :]"),
+        ("seen = sees(row[:, None], column[None, :]", "seen = sees(row[:, None] + 1, column[None, :]"),
+        ("seen = sees(row[:, None], column[None, :]", "seen = sees(row[:, None], column[None, :] + 1"),
         ("head_dim**-0.5 * LOG2_E", "head_dim**-0.5"),
         ("row_sum * correction", "row_sum"),
         ("accumulator = accumulator * correction[:, None]", "pass"),
         ("row_max + tl.log2(row_sum)", "row_max"),
-        ("0, masked_from, sequence", "BLOCK_KV, masked_from, sequence"),
+        ("q_start, whole_from, whole_until, length", "q_start, BLOCK_KV, whole_until, length"),
         ("head = head_index % heads", "head = 0"),
-        ("masked_from = q_start // BLOCK_KV * BLOCK_KV", "masked_from = q_start"),
+        ("q_start, whole_until, end, length", "q_start, q_start, end, length"),
     ],
 )
 def test_comparison_catches(sound: str, broken: str, tmp_path) -> None:
@@ -185,18 +258,45 @@ def test_comparison_catches(sound: str, broken: str, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("sound", "broken"),
     [
-        ("row[None, :] >= column[:, None]", "row[None, :] >= 0"),
-        ("row[:, None] >= column[None, :]", "row[:, None] >= 0"),
+        ("head // GROUP", "head % 2"),
+        ("q_start, begin, whole_from, length", "q_start, whole_from, whole_from, length"),
+        ("column[None, :], sequence, CAUSAL, WINDOW)", "column[None, :], sequence, CAUSAL, WINDOW + 1)"),
+    ],
+)
+def test_comparison_catches_in_shared_windows(sound: str, broken: str, tmp_path) -> None:
+    for module, side in ((attention, "above"), (attention_backward, "below")):
+        function = configured(FORWARD[0], DK_DV[0], DQ[0], True, 40, **{side: mutant(module, sound, broken, tmp_path)})
+        assert not agrees(function, *tensors(1, 4, 70, 16, kv_heads=2), causal=True, window=40)
+
+
+@pytest.mark.parametrize(
+    ("sound", "broken"),
+    [
+        ("        q_ptr += stride_qh\n", ""),
+        ("        delta_ptr += sequence\n", ""),
+        ("kv_start, whole_until, end, length", "kv_start, whole_until, whole_until, length"),
+    ],
+)
+def test_comparison_catches_in_the_gradient_of_shared_windows(sound: str, broken: str, tmp_path) -> None:
+    below = mutant(attention_backward, sound, broken, tmp_path)
+    function = configured(FORWARD[0], DK_DV[0], DQ[0], True, 40, below=below)
+    assert not agrees(function, *tensors(1, 4, 70, 16, kv_heads=2), causal=True, window=40)
+
+
+@pytest.mark.parametrize(
+    ("sound", "broken"),
+    [
+        ("sees(row[None, :], column[:, None]", "sees(row[None, :] + 1, column[:, None]"),
+        ("sees(row[:, None], column[None, :]", "sees(row[:, None] + 1, column[None, :]"),
         ("scale * LOG2_E", "scale"),
         ("dk * scale", "dk"),
         ("dq * scale", "dq"),
         ("dp - delta[None, :]", "dp"),
         ("dp - delta[:, None]", "dp"),
-        ("kv_start, diagonal_end, sequence, sequence", "kv_start, diagonal_end, diagonal_end, sequence"),
+        ("end if MASK_ALL else whole_until", "whole_from"),
         ("row < sequence, other=0.0)\n            delta", "row < 0, other=0.0)\n            delta"),
-        ("masked_from = q_start // BLOCK_KV * BLOCK_KV", "masked_from = q_start"),
-        ("tl.cdiv(kv_start + BLOCK_KV, BLOCK_Q) * BLOCK_Q", "kv_start"),
-        ("diagonal_begin = kv_start // BLOCK_Q * BLOCK_Q", "diagonal_begin = kv_start + BLOCK_KV"),
+        ("q_start, whole_until, end, length", "q_start, q_start, end, length"),
+        ("kv_start, begin, whole_from, length", "kv_start, begin, kv_start, length"),
     ],
 )
 def test_comparison_catches_in_the_gradient(sound: str, broken: str, tmp_path) -> None:

@@ -497,7 +497,7 @@ MUTATIONS = [
     ),
     Mutation(
         "attention_forward_kernel", attention,
-        "row[:, None] >= column[None, :], scores", "row[:, None] > column[None, :], scores",
+        "seen = sees(row[:, None], column[None, :]", "seen = sees(row[:, None], column[None, :] + 1",
         attention_problems,
     ),
     Mutation(
@@ -507,12 +507,12 @@ MUTATIONS = [
     ),
     Mutation(
         "attention_dk_dv_kernel", attention_backward,
-        "row[None, :] >= column[:, None]", "row[None, :] > column[:, None]",
+        "sees(row[None, :], column[:, None]", "sees(row[None, :], column[:, None] + 1",
         attention_problems,
     ),
     Mutation(
         "attention_dq_kernel", attention_backward,
-        "p = tl.where(row[:, None] >= column[None, :], p, 0.0)", "p = p + 0.0",
+        "sees(row[:, None], column[None, :]", "sees(row[:, None], column[None, :] + 1",
         attention_problems,
     ),
     Mutation(

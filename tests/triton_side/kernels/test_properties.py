@@ -6,6 +6,7 @@ Without a GPU Triton's interpreter runs the kernels (float32 and float16); on on
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -506,7 +507,8 @@ def test_partial_sums(dtype, rows, columns, kinds, layout, seed) -> None:
     assert not sums_over_rows(lambda x: (_column_sums.partial_sums(x),), x)
 
 
-head_counts = st.integers(1, 3)
+head_counts = st.sampled_from([(1, 1), (3, 1), (2, 2), (4, 2)])  # of q, and of k and v
+masks = st.sampled_from([(True, 0), (False, 0), (True, 1), (True, 5), (True, 32), (True, 40)])  # causal, window
 sequences = st.sampled_from([1, 2, 15, 16, 17, 31, 33, 47, 64, 67])
 attention_configs = st.sampled_from([None, *zip(FORWARD, DK_DV, DQ, strict=True)])
 magnitudes = st.sampled_from([0.0, 1e-4, 1.0, 8.0])
@@ -515,22 +517,25 @@ magnitudes = st.sampled_from([0.0, 1e-4, 1.0, 8.0])
 @dtypes
 @examples(10, 20)
 @given(
-    st.integers(1, 2), head_counts, sequences, st.sampled_from([16, 32]), attention_configs, magnitudes,
+    st.integers(1, 2), head_counts, masks, sequences, st.sampled_from([16, 32]), attention_configs, magnitudes,
     st.tuples(layouts, layouts, layouts, layouts), seeds,
 )  # fmt: skip
-def test_attention(dtype, batch, heads, sequence, head_dim, config, magnitude, storage, seed) -> None:
-    function = attention_configured(*config) if config else attention_module.attention
+def test_attention(dtype, batch, heads, mask, sequence, head_dim, config, magnitude, storage, seed) -> None:
+    causal, window = mask
+    function = attention_configured(*config, *mask) if config else partial(
+        attention_module.attention, causal=causal, window=window
+    )
     if config and config[0].descriptors:
         storage = ("dense",) * 4  # given by hand, descriptors are not fitted to what they can read
-    rows = batch * heads * sequence
+    counts = (heads[0], heads[1], heads[1], heads[0])
     q, k, v, dout = (
         placed(
-            (matrix(rows, head_dim, ORDINARY_ROWS, seed + i, torch.float64) * (magnitude if i < 2 else 1.0))
-            .to(dtype).view(batch, heads, sequence, head_dim), layout, DEVICE,
+            (matrix(batch * count * sequence, head_dim, ORDINARY_ROWS, seed + i, torch.float64)
+             * (magnitude if i < 2 else 1.0)).to(dtype).view(batch, count, sequence, head_dim), layout, DEVICE,
         )
-        for i, layout in enumerate(storage)
+        for i, (layout, count) in enumerate(zip(storage, counts, strict=True))
     )  # fmt: skip
-    assert not attention(training(function), q, k, v, dout)
+    assert not attention(training(function), q, k, v, dout, causal, window)
 
 
 @dtypes

@@ -1,0 +1,95 @@
+"""Causal attention of sequences of uneven length, packed one after the other in one tensor without padding.
+
+Sequence i has the tokens cu_seqlens[i] .. cu_seqlens[i + 1]; a token sees those of its own sequence at its own position
+and before. Heads of k and v are shared as in `attention`.
+"""
+
+import itertools
+import math
+
+from compare.implementations import compilers, half_precision_only, triton
+from compare.spec import Block, Implementation, Shape, Sizes, Tensor
+
+
+def reference(xp, inputs, longest):  # type: ignore[no-untyped-def]
+    q, k, v, cu_seqlens = (inputs[name] for name in ("q", "k", "v", "cu_seqlens"))
+    tokens, heads, head_dim = q.shape
+    kv_heads = k.shape[1]
+    position = xp.cumsum(xp.ones_like(q[:, 0, 0], dtype=xp.int64), 0) - 1
+    sequence = xp.sum(cu_seqlens[None, 1:] <= position[:, None], axis=1)
+    seen = (sequence[:, None] == sequence[None, :]) & (position[:, None] >= position[None, :])
+    q = xp.moveaxis(q.reshape(tokens, kv_heads, heads // kv_heads, head_dim), 0, 2)
+    k, v = (xp.moveaxis(x, 0, 1)[:, None] for x in (k, v))
+    scores = xp.where(seen, q @ k.mT / math.sqrt(head_dim), -math.inf)
+    exponentials = xp.exp(scores - xp.amax(scores, axis=-1, keepdims=True))
+    out = exponentials / xp.sum(exponentials, axis=-1, keepdims=True) @ v
+    return {"out": xp.moveaxis(out, 2, 0).reshape(tokens, heads, head_dim)}
+
+
+def lengths(tokens: int, sequences: int) -> list[int]:
+    """Of two or more: one of a single token; the others grow evenly, as 2, 3, 4, ..., and the last takes the rest."""
+    total = sequences * (sequences + 1) // 2
+    growing = [1, *(tokens * (i + 1) // total for i in range(1, sequences - 1))]
+    return [*growing, tokens - sum(growing)]
+
+
+def draw_cu_seqlens(generator, sizes):  # type: ignore[no-untyped-def]
+    """The lengths in any order."""
+    shuffled = generator.permutation(lengths(sizes["tokens"], sizes["sequences"]))
+    return [0, *itertools.accumulate(map(int, shuffled))]
+
+
+def flops(sizes: Sizes) -> float:
+    """Two products of head_dim for each pair of tokens of a sequence; causal: half the square."""
+    pairs = sum(length * length / 2 for length in lengths(sizes["tokens"], sizes["sequences"]))
+    return 2 * 2 * sizes["heads"] * pairs * sizes["head_dim"]
+
+
+def sizes(tokens: int, sequences: int, heads: int, kv_heads: int, head_dim: int) -> Sizes:
+    return {
+        "tokens": tokens, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "sequences": sequences,
+        "boundaries": sequences + 1, "longest": max(lengths(tokens, sequences)),
+    }
+
+
+LIBRARY = "triton_side.library.attention_packed"
+Q_AXES = ("tokens", "heads", "head_dim")
+KV_AXES = ("tokens", "kv_heads", "head_dim")
+
+BLOCK = Block(
+    name="attention_packed",
+    summary="causal attention of packed sequences of uneven length, shared heads of K and V",
+    inputs=(
+        Tensor("q", Q_AXES), Tensor("k", KV_AXES), Tensor("v", KV_AXES),
+        Tensor("cu_seqlens", ("boundaries",), dtype="int32", draw=draw_cu_seqlens),
+    ),
+    outputs=(Tensor("out", Q_AXES),),
+    reference=reference,
+    parameters=("longest",),
+    backward_needs=("q", "k", "v", "cu_seqlens"),
+    flops=flops,
+    backward_flops=lambda s: 2.5 * flops(s),  # five products against two
+    work="flops",
+    slices=(("kv_heads", "heads"),),
+    shapes=(
+        Shape("llama-3-8b-4k", sizes(4096, 12, 32, 8, 128), ("bfloat16",), ("quick", "full")),
+        Shape("odd-length", sizes(1002, 7, 3, 1, 64), ("float16",), ("quick", "full"), tuned=False),
+        Shape("llama-3-8b-8k", sizes(8192, 16, 32, 8, 128), ("bfloat16",)),
+        Shape("gpt2-fp32", sizes(2048, 9, 12, 12, 64), ("float32",), ("full",), ("ieee", "tf32")),
+        Shape("odd", sizes(67, 5, 4, 2, 16), ("float32", "float16", "bfloat16"), ("check",)),
+        Shape("lone-tokens", sizes(5, 3, 2, 1, 32), ("float32",), ("check",)),
+    ),
+    implementations=(
+        *compilers("attention_packed"),
+        Implementation(
+            "varlen", f"{LIBRARY}:apply_varlen", "eager", "torch.nn.attention.varlen, FlashAttention-2",
+            needs_gpu="the CUDA FlashAttention kernels need a GPU",
+            unsupported=half_precision_only("FlashAttention-2"),
+        ),
+        Implementation(
+            "flex", f"{LIBRARY}:apply_flex", "flex", "FlexAttention with a document mask, compiled",
+            needs_gpu="FlexAttention picks its kernel and runs on a GPU",
+        ),
+        triton("attention_packed"),
+    ),
+)

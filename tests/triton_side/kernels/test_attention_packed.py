@@ -1,0 +1,131 @@
+from types import ModuleType
+
+import pytest
+import torch
+from row_kernel_checks import DEVICE, mutant, random, with_gradients
+from test_attention import DK_DV, DQ, FORWARD, agrees
+
+from triton_side.kernels import attention, attention_backward
+from triton_side.kernels.attention_packed import attention_packed
+
+LENGTHS = [[37], [1, 33, 16, 5], [16, 16, 32, 1, 1], [0, 20, 0, 0, 40, 0]]
+
+
+def boundaries(lengths: list[int]) -> torch.Tensor:
+    return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32).to(DEVICE)
+
+
+def tensors(tokens: int, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype = torch.float32):
+    counts = (heads, kv_heads, kv_heads, heads)
+    return [random(tokens, n, head_dim, dtype=dtype, seed=seed) for seed, n in enumerate(counts)]
+
+
+def each_alone(lengths: list[int]):
+    """The kernel of sequences of one length, for one after the other."""
+
+    def function(q, k, v):
+        parts = zip(*(x.split(lengths) for x in (q, k, v)), strict=True)
+        outs = [attention.attention(*(x.transpose(0, 1)[None] for x in part)) for part in parts]
+        return torch.cat([out[0].transpose(0, 1) for out in outs])
+
+    return function
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_a_sequence_is_computed_as_if_alone(lengths: list[int], dtype: torch.dtype) -> None:
+    q, k, v, dout = tensors(sum(lengths), 4, 2, 16, dtype)
+    cu_seqlens = boundaries(lengths)
+    packed = with_gradients(lambda *x: attention_packed(*x, cu_seqlens), q, k, v, dy=dout)
+    alone = with_gradients(each_alone(lengths), q, k, v, dy=dout)
+    assert packed[0].is_contiguous()
+    # The same tiles by the same kernels. Of a lone token dq and dk are exact zeros where no kernel runs, and else what
+    # rounding leaves of dp - delta, two sums of 16 terms, times k or q; dk of the two heads that share it.
+    lone = torch.tensor([n == 1 for n in lengths for _ in range(n)], device=DEVICE)
+    largest = [x.abs().max().item() for x in (q, k, v, dout)]
+    left = 2 * (2 * 16) * torch.finfo(torch.float32).eps * 16 * largest[2] * largest[3] * max(largest[:2]) / 4
+    for got, expected in zip(packed, alone, strict=True):
+        assert torch.equal(got[~lone], expected[~lone])
+        assert ((got - expected)[lone].abs() <= left).all()
+
+
+@pytest.mark.parametrize(("forward", "dk_dv", "dq"), list(zip(FORWARD, DK_DV, DQ, strict=True)))
+def test_any_configuration_agrees(forward, dk_dv, dq) -> None:
+    assert agrees_packed(forward, dk_dv, dq)
+
+
+def agrees_packed(forward, dk_dv, dq, above: ModuleType = attention, below: ModuleType = attention_backward) -> bool:
+    """Of two sequences, the second whole against float64 and the first by what it leaves there."""
+    first, second = 21, 50
+    offsets = boundaries([first, second])
+
+    class Configured(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, q, k, v):
+            before = (random(1, x.shape[1], first, 16, dtype=x.dtype, seed=9) for x in (q, k, v))
+            q, k, v = (torch.cat(pair, dim=2) for pair in zip(before, (q, k, v), strict=True))
+            out, logsumexp2 = above.launch_forward(q, k, v, forward, True, offsets=offsets)
+            ctx.save_for_backward(q, k, v, out, logsumexp2)
+            return out[:, :, first:].contiguous()
+
+        @staticmethod
+        def backward(ctx, dout):
+            q, k, v, out, logsumexp2 = ctx.saved_tensors
+            dout = torch.cat([torch.ones_like(out[:, :, :first]), dout], dim=2)
+            arguments = (q, k, v, dout, logsumexp2, below.launch_delta(out, dout))
+            dk, dv = below.launch_dk_dv(*arguments, dk_dv, offsets=offsets)
+            return tuple(x[:, :, first:] for x in (below.launch_dq(*arguments, dq, offsets=offsets), dk, dv))
+
+    q, k, v, dout = (x.transpose(0, 1)[None].contiguous() for x in tensors(second, 4, 2, 16, torch.float16))
+    return agrees(Configured.apply, q, k, v, dout)
+
+
+# Only what reads elsewhere within the tensors: what is not written may hold the right numbers of an earlier test.
+@pytest.mark.parametrize(
+    ("module", "sound", "broken"),
+    [
+        (attention, "+= first.to(tl.int64) * stride_qs", "+= 0"),
+        (attention, "+= first.to(tl.int64) * stride_vs", "+= 0"),
+        (attention_backward, "+= first.to(tl.int64) * stride_qs", "+= 0"),
+        (attention_backward, "+= first.to(tl.int64) * stride_gs", "+= 0"),
+        (attention_backward, "logsumexp2_ptr += kv_index * GROUP * sequence + first", "logsumexp2_ptr += 0"),
+        (attention_backward, "delta_ptr += head_index * sequence + first", "delta_ptr += head_index * sequence"),
+    ],
+)
+def test_comparison_catches(module: ModuleType, sound: str, broken: str, tmp_path) -> None:
+    side = "above" if module is attention else "below"
+    assert not agrees_packed(FORWARD[0], DK_DV[0], DQ[0], **{side: mutant(module, sound, broken, tmp_path)})
+
+
+@pytest.mark.parametrize("block", [1, 8, 16, 64])
+@pytest.mark.parametrize("lengths", [*LENGTHS, [7] * 9, [1] * 5, [64, 64]])
+def test_every_tile_has_one_program(lengths: list[int], block: int) -> None:
+    """By the formula of `place`."""
+    tokens, offsets = sum(lengths), boundaries(lengths).tolist()
+    taken = []
+    for slot in range(tokens // block + len(lengths)):
+        number = max(i for i in range(len(lengths)) if offsets[i] // block + i <= slot)
+        tile = slot - (offsets[number] // block + number)
+        if tile < -(-lengths[number] // block):
+            taken.append((number, tile))
+    assert taken == [(i, tile) for i, length in enumerate(lengths) for tile in range(-(-length // block))]
+
+
+def test_strides_and_inference() -> None:
+    q, k, v, dout = (x.transpose(0, 2).contiguous().transpose(0, 2) for x in tensors(40, 2, 1, 16))
+    cu_seqlens = boundaries([9, 31])
+    out = attention_packed(q, k, v, cu_seqlens)
+    assert out.grad_fn is None and torch.equal(out, attention_packed(*(x.contiguous() for x in (q, k, v)), cu_seqlens))
+
+
+def test_rejects() -> None:
+    q, k, v, _ = tensors(8, 2, 2, 16)
+    cu_seqlens = boundaries([8])
+    with pytest.raises(TypeError, match="cu_seqlens must be int32, got torch.int64"):
+        attention_packed(q, k, v, cu_seqlens.long())
+    with pytest.raises(ValueError, match=r"contiguous \[sequences \+ 1\]"):
+        attention_packed(q, k, v, cu_seqlens[:1])
+    with pytest.raises(ValueError, match=r"must be \[tokens, heads, head_dim\]"):
+        attention_packed(q[None], k, v, cu_seqlens)
+    with pytest.raises(ValueError, match="a multiple of kv_heads"):
+        attention_packed(q[:, :1], k, v, cu_seqlens)

@@ -1,0 +1,51 @@
+"""Causal attention of sequences packed one after the other, by the kernels of `attention.py`.
+
+q, out [tokens, heads, head_dim]; k, v [tokens, kv_heads, head_dim]; sequence i has the tokens cu_seqlens[i] ..
+cu_seqlens[i + 1]. A token sees those of its own sequence at its own position and before. Programs find their sequence
+in cu_seqlens, which is not read on the host; no tile holds tokens of two sequences.
+"""
+
+import torch
+
+from triton_side.kernels._launch import check_tensors
+from triton_side.kernels.attention import check_shapes, run
+
+
+def attention_packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
+    """softmax(masked(q k^T / sqrt(head_dim))) v of each sequence, differentiable once in q, k and v.
+
+    Any strides are read in place; shared heads as in `attention`.
+
+    Args:
+        q: [tokens, heads, head_dim], in bfloat16, float16 or float32.
+        k, v: [tokens, kv_heads, head_dim], kv_heads a divisor of heads, in q's dtype.
+        cu_seqlens: int32 [sequences + 1], contiguous, from 0 up to tokens; sequences may be empty. Its numbers are not
+            checked: others read and write where they say.
+
+    Returns:
+        out [tokens, heads, head_dim], contiguous, in the inputs' dtype.
+
+    Raises:
+        ValueError: the shapes do not fit, or what `attention` refuses.
+        TypeError: a dtype is not supported, or they differ.
+    """
+    check_tensors(q=q, k=k, v=v)
+    if any(x.ndim != 3 for x in (q, k, v)):
+        raise ValueError(
+            f"q, k and v must be [tokens, heads, head_dim], got {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
+        )
+    if cu_seqlens.dtype != torch.int32:
+        raise TypeError(f"cu_seqlens must be int32, got {cu_seqlens.dtype}; cast it with .to(torch.int32)")
+    if cu_seqlens.ndim != 1 or len(cu_seqlens) < 2 or not cu_seqlens.is_contiguous() or cu_seqlens.device != q.device:
+        raise ValueError(
+            f"cu_seqlens must be contiguous [sequences + 1] on {q.device}, got shape {tuple(cu_seqlens.shape)}, "
+            f"strides {cu_seqlens.stride()} on {cu_seqlens.device}"
+        )
+    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
+    check_shapes(q, k, v)
+    return run(q, k, v, True, 0, cu_seqlens).squeeze(0).transpose(0, 1)
+
+
+def apply(inputs: dict[str, torch.Tensor], longest: int) -> dict[str, torch.Tensor]:
+    """The attention_packed block: inputs q, k, v, cu_seqlens; output out. `longest`, of a sequence, is not needed."""
+    return {"out": attention_packed(inputs["q"], inputs["k"], inputs["v"], inputs["cu_seqlens"])}

@@ -1,0 +1,52 @@
+"""Causal attention of packed sequences by PyTorch: its varlen interface and FlexAttention with a document mask.
+
+q and out [tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim], cu_seqlens [sequences + 1], int32; neither
+falls back to the other.
+"""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from torch.nn.attention.varlen import varlen_attn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from triton_side.library.attention import flex
+
+# torch 2.12 refuses shared heads without; where there is no such argument, they are not refused.
+_SHARED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+_masks: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+def apply_varlen(inputs: Mapping[str, Tensor], longest: int) -> dict[str, Tensor]:
+    """FlashAttention-2 through torch.nn.attention.varlen; needs a GPU, and bfloat16 or float16.
+
+    `longest`: the length of the longest sequence, which that kernel's grid is sized by.
+    """
+    cu_seqlens = inputs["cu_seqlens"]
+    arguments = (inputs["q"], inputs["k"], inputs["v"], cu_seqlens, cu_seqlens, longest, longest)
+    out = varlen_attn(*arguments, window_size=(-1, 0), **_SHARED)
+    assert isinstance(out, Tensor)  # with return_aux it would be a pair
+    return {"out": out}
+
+
+def apply_flex(inputs: Mapping[str, Tensor], longest: int) -> dict[str, Tensor]:
+    """FlexAttention, compiled, with a mask made once for each cu_seqlens and kept as long as it lives, as a model makes
+    one for all its layers. Writing to cu_seqlens in place afterwards is not seen."""
+    q, k, v = (inputs[name].transpose(0, 1).unsqueeze(0) for name in "qkv")
+    return {"out": flex(q, k, v, _mask_of(inputs["cu_seqlens"], q.shape[2])).squeeze(0).transpose(0, 1)}
+
+
+def _mask_of(cu_seqlens: Tensor, tokens: int) -> BlockMask:
+    if cu_seqlens not in _masks:
+        position = torch.arange(tokens, device=cu_seqlens.device)
+        sequence = (cu_seqlens[1:] <= position[:, None]).sum(dim=1)
+
+        def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return (sequence[query] == sequence[key]) & (query >= key)
+
+        _masks[cu_seqlens] = create_block_mask(seen, None, None, tokens, tokens, device=cu_seqlens.device)
+    return _masks[cu_seqlens]
