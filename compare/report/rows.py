@@ -291,7 +291,8 @@ def _ceiling(case: Case, ceilings: Ceilings | None) -> float | None:
     if block is None or ceilings is None:
         return None
     if block.work == "flops":
-        dtype = max(block.inputs, key=lambda tensor: tensor.bytes(case)).dtype_in(case)
+        own = {tensor.dtype for tensor in block.inputs}
+        dtype = "float8_e4m3fn" if "float8_e4m3fn" in own else case.dtype
         suffix = f"-{case.precision}" if dtype == "float32" else ""
         return ceilings.products.get(f"{dtype}{suffix}")
     traffic = block.compulsory_traffic(case).values()
