@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import re
 import zipfile
 from pathlib import Path
 
-from compare import PROJECT
+from compare import PROJECT, whole
 
 # Compilers write absolute source paths into their text: below the project they become relative to it, below an
 # environment's packages, or the folder where Inductor writes its code, relative to those.
@@ -22,10 +23,12 @@ def pack(source: Path, archive: Path) -> bool:
     if not files:
         return False
     # LZMA: compiler text shrinks to well under half of what deflate leaves.
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_LZMA) as packed:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_LZMA) as packed:
         for file in files:
             data = file.read_bytes()
             packed.writestr(str(file.relative_to(source)), data if file.suffix in _BINARY else portable(data))
+    whole.write(archive, content.getvalue())
     return True
 
 

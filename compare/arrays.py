@@ -1,6 +1,6 @@
 """Input bits: drawn from a seed, stored once, read by every worker, so that all sides compute on the same bits.
 
-Arrays are stored as .npy; bfloat16, which NumPy lacks, as its bits in int16.
+Arrays are stored as .npy; a type that NumPy lacks as its bits in integers (`BITS`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from compare.spec import Case, Tensor
 
 _CHUNK = 1 << 20
+
+BITS = {"bfloat16": "int16", "float8_e4m3fn": "uint8"}
 
 
 def draw(case: Case, tensor: Tensor, seed: int) -> NDArray[Any]:
@@ -51,5 +53,5 @@ def draw(case: Case, tensor: Tensor, seed: int) -> NDArray[Any]:
 
 
 def path_of(folder: Path, role: str, name: str) -> Path:
-    """Where an array lives: roles are input, cotangent, output and gradient (the last two are float64 references)."""
+    """Where an array lives: roles are input, cotangent, output and gradient (the last two are references)."""
     return folder / f"{role}.{name}.npy"

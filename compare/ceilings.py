@@ -27,7 +27,8 @@ def measure(clock: Clock, flush_cache: Callable[[], None], repeats: int = 15) ->
     """{"streams": {"reads:writes": bytes per second}, "products": {dtype: FLOP per second}, "exponentials": float32
     exponentials per second, "launch": {"host_s", "device_s"}}, medians of `repeats`.
 
-    A product's rate is the best of several shapes; float32 products come twice, `float32-ieee` and `float32-tf32`.
+    A product's rate is the best of several shapes; float32 products come twice, `float32-ieee` and `float32-tf32`,
+    those of `float8_e4m3fn` where the GPU has them, accumulated as fast as it can.
     launch: of a kernel that does next to nothing, host seconds each in a row of them, and its own on the device.
     """
 
@@ -112,4 +113,16 @@ def _products(seconds: Callable[[Callable[[], Any]], float]) -> dict[str, float]
             best = max(best, 2 * m * n * k / seconds(partial(torch.mm, a, b, out=out)))
         rates[name] = best
     torch.set_float32_matmul_precision(precision)
+    if torch.cuda.get_device_capability() >= (8, 9):
+        rates["float8_e4m3fn"] = max(_fp8_product(seconds, m, n, k) for m, n, k in _PRODUCTS)
     return rates
+
+
+def _fp8_product(seconds: Callable[[Callable[[], Any]], float], m: int, n: int, k: int) -> float:
+    a = torch.randn(m, k, device="cuda").to(torch.float8_e4m3fn)
+    b = torch.randn(n, k, device="cuda").to(torch.float8_e4m3fn).mT
+    one = torch.ones((), device="cuda")
+    product = partial(
+        torch._scaled_mm, a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
+    )
+    return 2 * m * n * k / seconds(product)

@@ -53,21 +53,23 @@ class Worker:
         self.role, self.log = role, log
         path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
         command = command or [interpreter(role), "-m", "compare.worker", role]
+        torch = {"XLAFUSE_TORCH_PYTHON": interpreter("torch")}  # a worker of XLA's starts one of PyTorch's (xla_triton)
         try:
             with log.open("ab") as output:
                 self._process = subprocess.Popen(
                     command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output,
-                    env={**os.environ, "PYTHONPATH": path, **(environment or {})},
+                    env={**os.environ, "PYTHONPATH": path, **torch, **(environment or {})},
                     start_new_session=True,  # Ctrl-C reaches the orchestrator alone, which then stops its workers
                 )
         except OSError as problem:
             variable = INTERPRETERS.get(role, "XLAFUSE_TORCH_PYTHON")
             raise WorkerError("skipped", f"{command[0]} does not start ({problem.strerror}); set {variable}") from None
         self._pending = b""
+        self._application = self._process.pid
 
     def wait_ready(self, timeout: float = 300.0) -> None:
         """Wait for the framework's import. Raises WorkerError with the reason when it fails."""
-        self._reply(timeout)
+        self._application = self._reply(timeout)
 
     def ask(self, method: str, *, timeout: float = 900.0, **params: Any) -> Any:
         """Raises WorkerError, WorkerDied or WorkerTimeout."""
@@ -94,10 +96,16 @@ class Worker:
         self.kill()
 
     def finish(self, patience: float) -> None:
-        """As `stop`, but a busy worker may end what it is busy with, for `patience` seconds. Its reply is read away, or
-        it could not leave; so no other thread may be waiting for one."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        """As `stop`, but a busy worker may end what it is busy with, for `patience` seconds, and a process that watches
+        it may then take as long. Its reply is read away, or it could not leave; so no other thread may be waiting for
+        one."""
+        try:
             self._process.communicate(timeout=patience)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._application, signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.communicate(timeout=patience)
         self.kill()
 
     def kill(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ class Crew:
 
     def __init__(self, logs: Path, environment: dict[str, str]) -> None:
         self._logs, self._environment = logs, environment
+        self._siblings: list[Crew] = []
         self._workers: dict[str, Worker] = {}
         self._unavailable: dict[str, WorkerError] = {}
         self._locks: dict[str, threading.RLock] = {}
@@ -46,22 +47,32 @@ class Crew:
                     dead.kill()
                 raise
 
-    def restart(self, roles: Collection[str], meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Replace these workers by fresh ones; `meanwhile` is called when the old are gone and no new one is there."""
+    def dismiss(self, roles: Collection[str] | None = None) -> None:
+        """End these workers, or all: the next ask of each starts a fresh one."""
         with self._guard:
-            leaving = [worker for role in roles if (worker := self._forget(role))]
+            wanted = list(self._workers) if roles is None else roles
+            leaving = [worker for role in wanted if (worker := self._forget(role))]
         with ThreadPoolExecutor() as threads:
             list(threads.map(Worker.stop, leaving))
-        meanwhile()
-        self.start(roles)
+
+    def sibling(self) -> Crew:
+        """Another crew of the same environment, with logs of its own, which ends with this one."""
+        logs = self._logs / f"crew-{len(self._siblings) + 2}"
+        logs.mkdir(exist_ok=True)
+        sibling = type(self)(logs, self._environment)
+        with self._guard:
+            self._siblings.append(sibling)
+            sibling._stopped = self._stopped
+        return sibling
 
     def stop(self) -> None:
-        """End every worker; what is asked from now on is refused."""
+        """End every worker, and those of siblings; what is asked from now on is refused."""
         with self._guard:
             self._stopped = True
             workers, self._workers = list(self._workers.values()), {}
+            siblings = list(self._siblings)
         with ThreadPoolExecutor() as threads:
-            list(threads.map(Worker.stop, workers))
+            list(threads.map(lambda end: end(), [*(w.stop for w in workers), *(s.stop for s in siblings)]))
 
     def _forget(self, role: str) -> Worker | None:
         return self._workers.pop(role) if role in self._workers else None

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 from compare import targets
-from compare.blocks import BLOCKS
+from compare.blocks import BLOCKS, requirements
 from compare.client import PROJECT, interpreter
-from compare.machine import gpu_present
+from compare.machine import distribution, gpu_present
 from triton_side.deviceless import KNOWN_BUILDS  # imports no torch
 
 PYTHON = (3, 11)
@@ -116,8 +116,13 @@ class Diagnosis:
 def examine() -> Diagnosis:
     """Look at this machine and at the interpreters of both sides."""
     machine = Machine(gpu_present(), _gpus(), _cuda_driver(), shutil.which("g++"))
-    interpreters = {side: probe(interpreter(side), SHOWN[side]) for side in SHOWN}
+    interpreters = {side: probe(interpreter(side), (*SHOWN[side], *optional(side))) for side in SHOWN}
     return Diagnosis(machine, interpreters, judge(machine, interpreters), remarks(machine, interpreters))
+
+
+def optional(side: str) -> tuple[str, ...]:
+    """The packages that single implementations of this side need, by name."""
+    return tuple(map(distribution, requirements(side)))
 
 
 def probe(path: str, packages: tuple[str, ...]) -> Interpreter:
@@ -157,6 +162,15 @@ def judge(machine: Machine, interpreters: Mapping[str, Interpreter]) -> list[Ver
     return [_verdict(group, names, machine, interpreters) for group, names in _groups().items()]
 
 
+@dataclass(frozen=True)
+class _Needs:
+    """What tells groups of implementations apart. compiler: its first word; packages: the optional ones."""
+
+    compiler: str
+    gpu: bool
+    packages: tuple[str, ...]
+
+
 def remarks(machine: Machine, interpreters: Mapping[str, Interpreter]) -> list[str]:
     xla, result = interpreters["xla"], []
     jax = xla.packages.get("jax")
@@ -173,12 +187,14 @@ def remarks(machine: Machine, interpreters: Mapping[str, Interpreter]) -> list[s
     return result
 
 
-def _groups() -> dict[tuple[str, bool], list[str]]:
-    """Names of implementations by (compiler, needs a GPU)."""
-    groups: dict[tuple[str, bool], list[str]] = {}
+def _groups() -> dict[_Needs, list[str]]:
+    """Names of implementations by what they need."""
+    groups: dict[_Needs, list[str]] = {}
     for block in BLOCKS.values():
         for i in block.implementations:
-            key = (i.compiler.partition("-")[0], i.needs_gpu is not None)  # xla-unfused is XLA all the same
+            # xla-unfused is XLA all the same
+            compiler = i.compiler if i.compiler == "xla-triton" else i.compiler.partition("-")[0]
+            key = _Needs(compiler, i.needs_gpu is not None, i.requires)
             if i.name not in groups.setdefault(key, []):
                 groups[key].append(i.name)
     return groups
@@ -186,30 +202,37 @@ def _groups() -> dict[tuple[str, bool], list[str]]:
 
 LABELS = {
     "xla": "XLA", "eager": "PyTorch", "flex": "FlexAttention", "inductor": "TorchInductor", "triton": "Triton",
-    "cuda": "raw CUDA C++",
+    "cuda": "raw CUDA C++", "xla-triton": "XLA with hand-written Triton",
 }
 WITHOUT_GPU = {
     "xla": f"compiles for {targets.DEFAULT}, checked on the CPU (xla-unfused: compiled only)",
+    "xla-triton": f"compiles for {targets.DEFAULT}, not checked: the kernels run on a GPU alone",
     "inductor": f"compiles for {targets.DEFAULT}, checked on the CPU (inductor-max: compiled only)",
     "triton": f"compiles for {targets.DEFAULT}, checked on the CPU (by Triton's interpreter)",
     "cuda": f"compiles for {targets.DEFAULT}, not checked: raw CUDA runs on a GPU alone",
+    "library": f"compiles for {targets.DEFAULT}, not checked: its kernels run on a GPU alone",
     "eager": "checked on the CPU; its kernels come prebuilt, so nothing is compiled",
 }
 
 
 def _verdict(
-    group: tuple[str, bool], names: list[str], machine: Machine, interpreters: Mapping[str, Interpreter]
+    group: _Needs, names: list[str], machine: Machine, interpreters: Mapping[str, Interpreter]
 ) -> Verdict:
-    compiler, needs_gpu = group
-    label = LABELS[compiler] + (", GPU only" if needs_gpu else "")
-    if needs_gpu and not machine.gpu:
+    compiler = group.compiler
+    packages = " and ".join(map(distribution, group.packages))
+    label = LABELS[compiler] + (f", with {packages}" if packages else "") + (", GPU only" if group.gpu else "")
+    if group.gpu and not machine.gpu:
         return Verdict(label, names, "not here: needs an NVIDIA GPU, and none is visible")
     problems, commands = _problems(compiler, machine, interpreters)
+    side = interpreters["xla" if compiler.startswith("xla") else "torch"]
+    absent = [r for r in group.packages if side.packages.get(distribution(r)) is None]
+    if absent:
+        problems += [f"{distribution(r)} is not installed" for r in absent]
+        commands.append(_pip(side, absent))
     if problems:
         return Verdict(label, names, f"not here: {'; '.join(problems)}", " && ".join(commands) or None)
     if not machine.gpu:
-        return Verdict(label, names, WITHOUT_GPU[compiler])
-    side = interpreters["xla" if compiler == "xla" else "torch"]
+        return Verdict(label, names, WITHOUT_GPU["library" if group.packages else compiler])
     if problem := CUPTI.problem(side.packages.get(CUPTI.name)):
         command = _pip(side, [_cupti_pin(machine)])
         return Verdict(label, names, f"runs here, device time not measured: {problem}", command)
@@ -222,11 +245,11 @@ def _problems(
     """What stands in the way of a compiler's implementations, and the commands that clear it."""
     xla, torch = interpreters["xla"], interpreters["torch"]
     wanted: list[tuple[Interpreter, tuple[Package, ...]]] = [(torch, (TORCH,))]  # the reference is computed by PyTorch
-    if compiler == "xla":
+    if compiler.startswith("xla"):
         wanted.append((xla, XLA_GPU_PACKAGES if machine.gpu else XLA_PACKAGES))
-    elif compiler in ("inductor", "flex", "triton"):
+    if compiler in ("inductor", "flex", "triton", "xla-triton"):
         wanted.append((torch, (TRITON,)))
-    elif compiler == "cuda":
+    if compiler == "cuda":
         wanted.append((torch, CUDA_PACKAGES))
 
     problems: list[str] = []
@@ -246,14 +269,17 @@ def _problems(
     if machine.gpu and version.endswith("+cpu"):
         problems.append(f"torch {version} is a CPU build")
         commands.append(_pip(torch, ["--force-reinstall", TORCH.requirement]))
-    if compiler == "xla" and xla.python and not xla.cuda_tools:
+    if compiler.startswith("xla") and xla.python and not xla.cuda_tools:
         problems.append("CUDA's ptxas and libdevice are missing")
         commands.append(_pip(xla, [TRITON.requirement]))
     build = version if "+" in version else version + PYPI_CUDA
-    if compiler == "inductor" and not machine.gpu and version and build not in DEVICELESS_TORCH:
-        problems.append(f"without a GPU TorchInductor needs torch {' or '.join(DEVICELESS_TORCH)}, not {version}")
+    pretending = {"xla-triton": "planning launches"}
+    if not machine.gpu:
+        pretending["inductor"] = "without a GPU TorchInductor"
+    if compiler in pretending and version and build not in DEVICELESS_TORCH:
+        problems.append(f"{pretending[compiler]} needs torch {' or '.join(DEVICELESS_TORCH)}, not {version}")
         commands.append(_pip(torch, ["torch==2.13.0"]))
-    if compiler == "inductor" and machine.compiler is None:
+    if compiler in ("inductor", "xla-triton") and machine.compiler is None:
         problems.append("g++ is missing")
         commands.append("apt-get install g++")
     return list(dict.fromkeys(problems)), list(dict.fromkeys(commands))

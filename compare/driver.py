@@ -39,6 +39,13 @@ def free_memory() -> int:
     return int(free)
 
 
+def total_memory() -> int:
+    """Bytes of the device, whoever has them."""
+    _enter_context()
+    _, total = _check(_driver().cuMemGetInfo())
+    return int(total)
+
+
 def start_profiler() -> None:
     """Tell a profiler that watches this process to collect (cudaProfilerStart by the driver's name)."""
     _check(_driver().cuProfilerStart())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from compare.spec import Case, Implementation
+from compare.spec import DTYPES, Case, Implementation
 
 
 def compilers(block: str, train: bool = True) -> tuple[Implementation, ...]:
@@ -24,17 +24,78 @@ def compilers(block: str, train: bool = True) -> tuple[Implementation, ...]:
     )
 
 
-def library(block: str, summary: str) -> Implementation:
+def library(
+    block: str, summary: str, unsupported: Callable[[Case], str | None] = lambda case: None
+) -> Implementation:
     """What a PyTorch user would call instead of writing the block out."""
-    return Implementation("library", f"triton_side.library.{block}:apply", "eager", summary)
+    target = f"triton_side.library.{block}:apply"
+    return Implementation("library", target, "eager", summary, unsupported=unsupported)
 
 
 def triton(block: str) -> Implementation:
     return Implementation("triton", f"triton_side.kernels.{block}:apply", "triton", "hand-written Triton")
 
 
+def xla_triton(block: str) -> Implementation:
+    return Implementation(
+        "xla+triton", f"triton_side.kernels.{block}:apply", "xla-triton",
+        "the hand-written Triton's launches in a jax.jit, compiled by XLA's own Triton",
+    )
+
+
 def cuda(block: str) -> Implementation:
     return Implementation("cuda", f"triton_side.cuda.{block}:apply", "cuda", "raw CUDA C++ through NVRTC")
+
+
+LIGER = "liger-kernel==0.8.5"
+CUTE = ("quack-kernels==0.6.5", "nvidia-cutlass-dsl[cu13]==4.8.1")
+FLASH_ATTENTION_4 = ("flash-attn-4==4.0.0b36", *CUTE)
+
+
+def inference_only(what: str) -> Callable[[Case], str | None]:
+    """For library kernels whose backward writes over the inputs."""
+
+    def unsupported(case: Case) -> str | None:
+        return f"{what} writes its gradients over its inputs" if case.differentiates else None
+
+    return unsupported
+
+
+def whole_vectors(what: str, size: int) -> Callable[[Case], str | None]:
+    """For library kernels that copy rows in pieces of at least `size` bytes."""
+
+    def unsupported(case: Case) -> str | None:
+        if case.sizes["columns"] * DTYPES[case.dtype].itemsize % size == 0:
+            return None
+        return f"{what} takes rows of whole {size}-byte pieces, not {case.sizes['columns']} columns of {case.dtype}"
+
+    return unsupported
+
+
+def liger(block: str, unsupported: Callable[[Case], str | None] = lambda case: None) -> Implementation:
+    """Compiled like our own Triton kernels, but not checked on the CPU: Triton's interpreter has neither the libdevice
+    functions that they call nor `.to` of a scalar argument."""
+    return Implementation(
+        "liger", f"triton_side.library.liger:{block}", "triton-library", "Liger's Triton kernels",
+        unsupported=unsupported, requires=(LIGER,),
+    )
+
+
+def quack(block: str, piece: int) -> Implementation:
+    """`piece`: the fewest bytes of a row that the kernels copy at a time, so rows must be whole ones."""
+    return Implementation(
+        "quack", f"triton_side.library.quack:{block}", "eager", "quack's CuTe kernels",
+        needs_gpu="quack's CuTe kernels are compiled for the GPU at hand",
+        unsupported=whole_vectors(f"quack's {block}", piece), requires=CUTE,
+    )
+
+
+def flash_attention_4() -> Implementation:
+    return Implementation(
+        "fa4", "triton_side.library.flash_attention_4:apply", "eager", "FlashAttention-4's CuTe kernels",
+        needs_gpu="FlashAttention-4's CuTe kernels are compiled for the GPU at hand",
+        unsupported=half_precision_only("FlashAttention-4"), requires=FLASH_ATTENTION_4,
+    )
 
 
 def half_precision_only(what: str) -> Callable[[Case], str | None]:

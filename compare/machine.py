@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+import re
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 from compare import PROJECT
 from xlafuse.environment import gpu_present
 
-__all__ = ["gpu_present", "host", "scratch_root", "versions", "xlafuse_version"]
+__all__ = ["distribution", "gpu_present", "host", "missing", "scratch_root", "versions", "xlafuse_version"]
 
 
 def xlafuse_version() -> str:
@@ -36,6 +38,21 @@ def versions(packages: Iterable[str]) -> dict[str, str | None]:
         except PackageNotFoundError:
             found[package] = None
     return found
+
+
+def missing(requirements: Iterable[str]) -> str | None:
+    """Which of the packages ("liger-kernel==0.8.5") this interpreter lacks, and the command that installs them."""
+    absent = [r for r in requirements if versions([distribution(r)])[distribution(r)] is None]
+    if not absent:
+        return None
+    names = " and ".join(map(distribution, absent))
+    quoted = " ".join(f'"{requirement}"' for requirement in absent)
+    return f"{names} {'is' if len(absent) == 1 else 'are'} not installed ({sys.executable} -m pip install {quoted})"
+
+
+def distribution(requirement: str) -> str:
+    """The package that a requirement names, without extras and version."""
+    return re.split(r"[\[=<>~! ]", requirement, maxsplit=1)[0]
 
 
 def host() -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from compare.blocks import BLOCKS
@@ -19,8 +20,8 @@ from compare.spec import Case, Implementation
 
 # Which worker compiles for the target, and which checks on the CPU.
 COMPILES = {
-    "xla": "xla", "xla-remat": "xla", "xla-unfused": "xla", "inductor": "target", "inductor-max": "target",
-    "triton": "target", "cuda": "target", "eager": "target",
+    "xla": "xla", "xla-remat": "xla", "xla-unfused": "xla", "xla-triton": "xla", "inductor": "target",
+    "inductor-max": "target", "triton": "target", "triton-library": "target", "cuda": "target", "eager": "target",
 }
 CHECKS = {"xla": "xla", "xla-remat": "xla", "eager": "torch", "inductor": "torch", "triton": "interpreter"}
 DESCRIBED = {"xla", "torch", "target"}  # the workers whose versions a run keeps
@@ -138,7 +139,10 @@ class _Checks:
         dtype = _check_dtype(case, role, implementation)
         key = (case.block, implementation.name, dtype, case.direction)
         if key not in self._known:
-            cases = [c for c in BLOCKS[case.block].cases("check") if (c.dtype, c.direction) == (dtype, case.direction)]
+            cases = [
+                c for c in BLOCKS[case.block].cases("check")
+                if (c.dtype, c.direction) == (dtype, case.direction) and not implementation.unsupported(c)
+            ]
             self._known[key] = self._pools[role].submit(self._check, role, cases, implementation)
         return self._known[key]
 
@@ -170,6 +174,6 @@ def _check_dtype(case: Case, role: str, implementation: Implementation) -> str:
     """The case's own dtype where the CPU path computes it rightly."""
     if role == "interpreter" and case.dtype == "bfloat16":
         return "float16"  # Triton's interpreter is silently wrong in bfloat16: its dot and its additions
-    if implementation.compiler == "inductor":
+    if implementation.compiler == "inductor" and not implementation.unsupported(replace(case, dtype="float32")):
         return "float32"  # one C++ build a direction, of seconds each; it tests the graph, not the GPU's code
     return case.dtype

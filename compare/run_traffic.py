@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from compare import machine, record, traffic
+from compare import machine, record, targets, traffic
 from compare.blocks import BLOCKS
 from compare.clock import DeviceRecord
 from compare.graph import store
@@ -26,6 +26,7 @@ from compare.opening import inside
 from compare.record import Record
 from compare.selection import Plan, UsageError
 from compare.spec import Implementation
+from compare.targets import Pack
 from compare.traffic import CacheControl, KernelTraffic, NcuError, NotProfiled, Outcome, Profiled
 
 WAYS: dict[str, CacheControl] = {"alone": "all", "call": "none"}
@@ -111,15 +112,22 @@ def _variables(
     folder: Path, role: str, environments: Mapping[tuple[str | None, str], dict[str, Any]]
 ) -> dict[str, str]:
     """For XLA, flags: each kernel is launched by itself, so that ncu meets it, none in a CUDA graph; and what the
-    autotuner chose in this run is chosen again."""
+    autotuner chose in this run is chosen again: tuning beside ncu took minutes for one product."""
     if role != "xla":
         return {}
     flags = [f"--xla_gpu_graph_min_graph_size={_NO_GRAPH}"]
-    versions = [found["jax"] for (_, whose), found in environments.items() if whose == role and "jax" in found]
-    results = folder.resolve() / "target" / "xla" / f"autotune-{versions[-1]}.textproto" if versions else None
-    if results is not None and results.is_file():
+    found = [found for (_, whose), found in environments.items() if whose == role and "jax" in found]
+    if found and (results := _autotune_results(folder, found[-1]["jax"], found[-1]["device"])):
         flags.append(f"--xla_gpu_load_autotune_results_from={results}")
     return {"XLA_FLAGS": " ".join([*flags, os.environ.get("XLA_FLAGS", "")]).strip()}
+
+
+def _autotune_results(folder: Path, jax_version: str, device: str) -> Path | None:
+    """Those of the run, or, where its folder has lost them, of the target pack of this GPU; `_graph` sees where the
+    pack chose another kernel."""
+    own = Pack(folder.resolve() / "target").xla_autotune_results(jax_version)
+    target = targets.of_device(device)
+    return own or (targets.load(target).xla_autotune_results(jax_version) if target else None)
 
 
 def _summary(entry: Record, way: str, outcome: Outcome, folder: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-from compare import calibration, stream, timing
+from compare import calibration, machine, stream, timing
 from compare.blocks import BLOCKS
 from compare.clock import Clock, CuptiClock
 from compare.graph import store
@@ -38,6 +38,12 @@ class Framework(Side, Protocol):
     def worn(self) -> bool:
         """Whether a fresh process could measure peak memory where this one may not (compare.workers.ballast)."""
         ...
+
+
+def require(implementation: Implementation) -> None:
+    """Raise Skip where a package that the implementation needs is not in this worker's interpreter."""
+    if problem := machine.missing(implementation.requires):
+        raise Skip(problem)
 
 
 class Service:
@@ -76,7 +82,9 @@ class Service:
         """Compile; the program stays until released. Returns compile time, the fusion graph, and how it is launched."""
         spec = Case.from_json(case)
         paths = [Path(f) for f in folders]
-        program = self._framework.build(spec, BLOCKS[spec.block].implementation(implementation), paths[0], Path(dumps))
+        row = BLOCKS[spec.block].implementation(implementation)
+        require(row)
+        program = self._framework.build(spec, row, paths[0], Path(dumps))
         self._subjects[id] = Subject(self._framework, program, spec, paths, scales)
         graph = None if program.graph is None else store.to_json(program.graph)
         return {"compile_s": program.compile_s, "graph": graph, "command_buffers": program.command_buffers}

@@ -41,7 +41,6 @@ class Session:
     ) -> None:
         self.folder, self.scratch, self.crew, self.progress, self.target = folder, scratch, crew, progress, target
         self._done = done
-        self._data: tuple[Case, Data] | None = None
         self._check_data: dict[str, Data] = {}
         self._check_lock = threading.Lock()
         self.segment = ""
@@ -103,31 +102,20 @@ class Session:
         record.append(self.folder, finished)
         self.progress.done(finished)
 
-    def data(self, case: Case) -> Data:
-        """Inputs and float64 references of a case, made by the reference worker. Raises what the crew raises.
-
-        The two directions of a case share one set: train's holds all that fwd needs. Only the latest set is kept.
-        """
-        case = widest(case)
-        if self._data is None or self._data[0] != case:
-            if self._data is not None:
-                shutil.rmtree(self._data[1].folders[0].parent, ignore_errors=True)
-                self._data = None
-            self._data = (case, self._produce(case))
-        return self._data[1]
-
     def check_data(self, case: Case) -> Data:
-        """As `data`, for the small check cases: made once and kept, and safe to ask for from several threads."""
+        """Of a small check case: made once and kept, and safe to ask for from several threads."""
         case = widest(case)
         with self._check_lock:
             if case.id not in self._check_data:
-                self._check_data[case.id] = self._produce(case)
+                self._check_data[case.id] = self.produce(case, self.crew)
             return self._check_data[case.id]
 
-    def _produce(self, case: Case) -> Data:
+    def produce(self, case: Case, crew: Crew) -> Data:
+        """Inputs and float64 references of a `widest` case, made by the crew's reference worker. Raises what the crew
+        raises."""
         folders = [self.scratch / "data" / case.id.replace("/", "-") / str(seed) for seed in SEEDS]
         scales = [
-            self.crew.ask("reference", "produce", case=case.to_json(), seed=seed, folder=str(path))
+            crew.ask("reference", "produce", case=case.to_json(), seed=seed, folder=str(path))
             for seed, path in zip(SEEDS, folders, strict=True)
         ]
         return Data(folders, scales)

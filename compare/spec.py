@@ -33,7 +33,8 @@ DTYPES = {
         DType("float32", "fp32", 4, 2.0**-23),
     )
 }
-INTEGER_BYTES = {"int32": 4, "int64": 8}
+# Types that inputs may have besides, and no gradient has: integers, and what is only stored in.
+OTHER_BYTES = {"int32": 4, "int64": 8, "float8_e4m3fn": 1}
 DTYPE_BY_ANY_NAME = {**{d.name: d.name for d in DTYPES.values()}, **{d.short: d.name for d in DTYPES.values()}}
 
 
@@ -43,9 +44,9 @@ class Tensor:
 
     An input is drawn from a normal distribution of this `mean` and `std`; `fan_in` names the axis whose size n scales
     `std` by 1/sqrt(n), so that products of inputs and weights keep unit variance. `draw(generator, sizes)` makes, with
-    a numpy.random.Generator, what is not so distributed. `dtype` is its own whatever the case's is: "int32", "float32".
-    Integers, as labels and positions are, have no gradient. `read` says how many elements a part that needs it must
-    read, where that is fewer than all: of a table, the rows that are looked up.
+    a numpy.random.Generator, what is not so distributed. `dtype` is its own whatever the case's is: "int32", "float32",
+    "float8_e4m3fn". Integers, as labels and positions are, and fp8 have no gradient. `read` says how many elements a
+    part that needs it must read, where that is fewer than all: of a table, the rows that are looked up.
     """
 
     name: str
@@ -68,7 +69,7 @@ class Tensor:
 
     def itemsize(self, case: Case) -> int:
         dtype = self.dtype_in(case)
-        return INTEGER_BYTES.get(dtype) or DTYPES[dtype].itemsize
+        return OTHER_BYTES.get(dtype) or DTYPES[dtype].itemsize
 
     def bytes(self, case: Case) -> int:
         return self.elements(case.sizes) * self.itemsize(case)
@@ -79,7 +80,7 @@ class Tensor:
 
     @property
     def differentiable(self) -> bool:
-        return self.dtype not in INTEGER_BYTES
+        return self.dtype not in OTHER_BYTES
 
     def scale(self, sizes: Sizes) -> float:
         return self.std / math.sqrt(sizes[self.fan_in]) if self.fan_in else self.std
@@ -140,15 +141,23 @@ class Shape:
     tuned: bool = True
 
 
+def load(target: str) -> Callable[..., Any]:
+    """The function that "package.module:function" names, its module imported."""
+    module, _, function = target.partition(":")
+    loaded: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return loaded
+
+
 @dataclass(frozen=True)
 class Implementation:
     """One way to compute a block.
 
     `target` is `package.module:function`: the contract `apply(inputs, **attributes) -> outputs` on dicts of arrays.
-    `compiler` says what takes it: xla, xla-unfused, xla-remat, eager, inductor, inductor-max, flex,
-    triton, cuda.
+    `compiler` says what takes it: xla, xla-unfused, xla-remat, eager, inductor, inductor-max, flex, triton,
+    triton-library, cuda; or xla-triton, for which a target of PyTorch's side is planned there and compiled by XLA.
     `unsupported` says why a case cannot be taken, or None. `directions` leaves out those in which it would only repeat
-    another implementation.
+    another implementation. `requires` are the packages that it needs beyond its framework, as pip takes them
+    ("liger-kernel==0.8.5"); any version is used, this one was tested. Whether they are there only its worker knows.
     """
 
     name: str
@@ -159,12 +168,11 @@ class Implementation:
     unsupported: Callable[[Case], str | None] = field(default=lambda case: None)
     directions: tuple[str, ...] = tuple(PARTS)
     tunes: bool = False
+    requires: tuple[str, ...] = ()
 
     def load(self) -> Callable[..., Any]:
         """Import the target function; imports its framework, so only a worker calls it."""
-        module, _, function = self.target.partition(":")
-        loaded: Callable[..., Any] = getattr(importlib.import_module(module), function)
-        return loaded
+        return load(self.target)
 
     @property
     def framework(self) -> str:
@@ -177,11 +185,12 @@ class Block:
 
     `reference(xp, inputs, **attributes)` is written against the names that NumPy and PyTorch share, so that float64
     NumPy reads and tests it and float64 tensors differentiate it. `backward_needs` are the fewest inputs or outputs
-    that the gradients need (they count as compulsory reads of backward). `slices` are axes along which the reference
-    may be evaluated one index at a time, because no output mixes them; of axes in a tuple, an index of the first takes
-    along its share of the others, as a head of keys the heads of queries that share it. `work` is what a rate of this
-    block counts.
-    The reference and every target get `attributes`, and of a case those of its sizes that `parameters` name.
+    that the gradients need (they count as compulsory reads of backward); the gradients of inputs that `passes_on` names
+    are an output's cotangent itself, which backward may return without writing it. `slices` are axes along which the
+    reference may be evaluated one index at a time, because no output mixes them; of axes in a tuple, an index of the
+    first takes along its share of the others, as a head of keys the heads of queries that share it. `work` is what a
+    rate of this block counts. The reference and every target get `attributes`, and of a case those of its sizes that
+    `parameters` name.
     """
 
     name: str
@@ -196,6 +205,7 @@ class Block:
     attributes: Mapping[str, Any] = field(default_factory=dict)
     parameters: tuple[str, ...] = ()
     backward_needs: tuple[str, ...] = ()
+    passes_on: tuple[str, ...] = ()
     directions: tuple[str, ...] = ("fwd", "train")
     slices: tuple[str | tuple[str, ...], ...] = ()
     work: str = "bytes"
@@ -245,8 +255,8 @@ class Block:
     def compulsory_traffic(self, case: Case) -> dict[str, tuple[int, int]]:
         """Fewest bytes that each part must read and write: every used input read once, every output written once.
 
-        Backward reads the cotangents and `backward_needs`, and writes one gradient per differentiable input. What does
-        both at once needs nothing twice.
+        Backward reads the cotangents and `backward_needs`, and writes one gradient per differentiable input but for
+        `passes_on`. What does both at once needs nothing twice.
         """
 
         def read(tensors: Iterable[Tensor]) -> int:
@@ -256,7 +266,7 @@ class Block:
             return sum(tensor.bytes(case) for tensor in tensors)
 
         given, outputs = read(self.inputs), written(self.outputs)
-        gradients = written(t for t in self.inputs if t.differentiable)
+        gradients = written(t for t in self.inputs if t.differentiable and t.name not in self.passes_on)
         if case.direction == "joint":
             return {"forward": (given + outputs, outputs + gradients)}
         result = {"forward": (given, outputs)}

@@ -76,7 +76,7 @@ class Side(Protocol):
         ...
 
     def reference(self, folder: Path, role: str, name: str) -> Any:
-        """A stored float64 reference on this device."""
+        """A stored reference on this device."""
         ...
 
     def largest_difference(self, values: Any, reference: Any) -> float:
@@ -263,7 +263,9 @@ class Subject:
             del saved
             gradients = timed(call, self.side.synchronize)
             if poisoned is not None:
-                poisoned["backward"] &= self.side.was_poisoned(token, gradients)
+                passed_on = BLOCKS[self.case.block].passes_on
+                computed = {name: gradient for name, gradient in gradients.items() if name not in passed_on}
+                poisoned["backward"] &= self.side.was_poisoned(token, computed)
         return outputs, gradients
 
     def _warm_up(self, clock: Clock, once: Callable[[Timed], None]) -> _WarmUp:

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from compare import whole
 from compare.clock import CallTrace, HostRecord, TracedRecord
 from compare.graph.join import MEMCPY, MEMSET, assign, main_name
 from compare.graph.model import FusionGraph, Kernel
@@ -98,8 +99,7 @@ def merge(documents: Sequence[Document]) -> Document:
 def save(document: Document, path: Path) -> None:
     """One JSON file, compressed where the name ends in .gz."""
     text = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text + b"\n")
+    whole.write(path, gzip.compress(text, mtime=0) if path.suffix == ".gz" else text + b"\n")
 
 
 def load(path: Path) -> Document:

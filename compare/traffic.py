@@ -34,7 +34,7 @@ _DRAM = {"dram__bytes_read.sum": "dram_read", "dram__bytes_write.sum": "dram_wri
 _L2 = "lts__t_bytes.sum"
 _PROBE_SECONDS = 120
 _LISTING_SECONDS = 120  # for ncu to write what it counted, the process that it watched being idle
-_STOP_SECONDS = 30  # after an interrupt: for the call that is under way to end, and for ncu to write
+_STOP_SECONDS = 15  # after an interrupt: for what is under way to end, and then, once it was killed, for ncu to write
 BATCH = 20  # implementations a process, which takes 8 s to start: ncu lists at its end, and one killed loses them all
 
 
@@ -247,8 +247,11 @@ def _differences(here: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
 
 
 def _command(listing: Path, cache_control: CacheControl) -> list[str]:
+    """The worker alone is watched: of what it starts, a ptxas crashed under ncu's eyes, and all waited for it (ncu
+    2025.3, triton 3.6)."""
     return [
-        "ncu", "--log-file", str(listing), "--csv", "--page", "raw", "--print-units", "base",
+        "ncu", "--target-processes", "application-only",
+        "--log-file", str(listing), "--csv", "--page", "raw", "--print-units", "base",
         "--print-kernel-base", "mangled", "--metrics", ",".join([*_DRAM, _L2]), "--cache-control", cache_control,
         "--clock-control", "none", "--profile-from-start", "off",
     ]

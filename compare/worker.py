@@ -61,7 +61,7 @@ def main() -> int:
     except BaseException as problem:  # whatever a broken import raises must reach the orchestrator as a reason
         print(json.dumps(_error(problem)), file=replies)
         return 1
-    print(json.dumps({"result": "ready"}), file=replies)
+    print(json.dumps({"result": os.getpid()}), file=replies)
     threading.Thread(target=_leave_with, args=(orchestrator,), daemon=True).start()
     for line in sys.stdin:
         request = json.loads(line)

@@ -36,11 +36,17 @@ class Effects:
     writes: Parameters
 
 
+def without_locations(text: str) -> str:
+    """MLIR without the source locations of its operations and arguments; those that lines of their own define stay."""
+    while (stripped := _LOCATION.sub("", text)) != text:
+        text = stripped
+    return text
+
+
 def of_ttir(text: str, name: str) -> Effects:
     """Effects of the function `name` in Triton's highest IR; positions count the parameters that are left there
     (constexprs are not). Raises ValueError if there is no such function."""
-    while (stripped := _LOCATION.sub("", text)) != text:
-        text = stripped
+    text = without_locations(text)
     starts = list(_FUNCTION.finditer(text))
     module = {
         start.group(1): (_PARAMETER.findall(start.group(2)), text[start.end() :].splitlines())

@@ -103,9 +103,10 @@ class Launch:
     name: as the driver and profilers call the kernel (mangled for C++).
     label: as a reader calls it: the Python function, or the instance of the C++ template.
     source, line: where the kernel is written.
-    grid: blocks in x, y, z. block: threads in x, y, z.
+    grid: blocks in x, y, z. block: threads in x, y, z. num_stages: as Triton was told; 1 where there is no such thing.
     signature: Triton's type of each argument in order ("*bf16", "i32", "constexpr").
     constants: what was compiled in, by parameter name: constexprs, and integers that Triton specialised to 1.
+    scalars: the numbers among the other arguments, by parameter name.
     parameters: the kernel's names for its arguments.
     tensors: the arguments that are tensors.
     operations: what the launch computes, as declared (triton_side.declare), inside the stages open around it.
@@ -120,8 +121,10 @@ class Launch:
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     num_warps: int
+    num_stages: int
     signature: tuple[str, ...]
     constants: dict[str, Any]
+    scalars: dict[str, Any]
     parameters: tuple[str, ...]
     tensors: tuple[TensorArgument, ...]
     operations: tuple[declare.Computed, ...]
@@ -241,6 +244,7 @@ class _Recorder:
         metadata = kernel.metadata
         declaration = declare.of_kernel(function)
         tensors = _used(declaration, self._tensors(bound.arguments.values(), names))
+        constants = {names[path[0]]: value for path, value in source.constants.items() if len(path) == 1}
         return Launch(
             name=metadata.name,
             label=function.fn.__name__,
@@ -250,8 +254,13 @@ class _Recorder:
             grid=_three(blocks),
             block=(metadata.num_warps * metadata.target.warp_size, 1, 1),
             num_warps=metadata.num_warps,
+            num_stages=metadata.num_stages,
             signature=tuple(source.signature[name] for name in names),
-            constants={names[path[0]]: value for path, value in source.constants.items() if len(path) == 1},
+            constants=constants,
+            scalars={
+                name: value for name, value in bound.arguments.items()
+                if isinstance(value, (int, float)) and name not in constants
+            },
             parameters=tuple(names),
             tensors=tensors,
             operations=declare.operations_of(declaration),
@@ -287,11 +296,16 @@ class _Recorder:
                 grid=request.grid,
                 block=request.block,
                 num_warps=-(-threads // 32),
+                num_stages=1,
                 signature=tuple(
                     CUDA_POINTERS[a.dtype] if isinstance(a, torch.Tensor) else CUDA_SCALARS[type(a)]
                     for a in request.arguments
                 ),
                 constants={},
+                scalars={
+                    name: value.value for name, value in zip(parameters, request.arguments, strict=True)
+                    if not isinstance(value, torch.Tensor)
+                },
                 parameters=parameters,
                 tensors=tensors,
                 operations=declare.operations_of(declaration),

@@ -33,6 +33,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -48,6 +49,7 @@ PADDING = 4096  # bytes behind every allocation
 PRINTED = 1000  # reports that a tool prints before it only counts
 ALONE = 0.3  # of the limit, for the launches without a tool: they compile
 BEGIN = 0.75  # of a tool's share of what is left: later it begins no case, as the last one takes its time, too
+COMPILING = 8  # processes
 EPS = 1e-6
 
 
@@ -111,6 +113,21 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
     layers: list[Shapes] = [
         {"x": (m, k), "weight": (k, n), "bias": (n,)} for m, k, n in ((17, 37, 67), (40, 64, 136))
     ]  # fmt: skip
+    added: list[Shapes] = [{"x": (17, 37), "weight": (37, 67), "residual": (17, 67)}]
+    fp8: list[Shapes] = [
+        {
+            **{name: torch.randn(rows, k).to(torch.float8_e4m3fn) for name, rows in (("a", m), ("b", n))},
+            "a_scale": torch.tensor(0.37), "b_scale": torch.tensor(0.011),
+        }
+        for m, k, n in ((17, 37, 67), (40, 64, 136))
+    ]  # fmt: skip
+    mixtures: list[Shapes] = [
+        {
+            "x": (tokens, width), "router": (experts, width), "w_gate": (experts, width, hidden),
+            "w_up": (experts, width, hidden), "w_down": (experts, hidden, width),
+        }
+        for tokens, width, hidden, experts in ((37, 37, 29, 5), (40, 64, 136, 8))
+    ]  # fmt: skip
     ids = torch.tensor([3, 36, 3, 0, 3, 17, 36, 35], dtype=torch.int32)
     tables: list[Shapes] = [{"table": (37, columns), "ids": ids} for columns in (131, 1032)]
     entropy = {"smoothing": 0.1, "z_loss": 1e-4}
@@ -124,11 +141,22 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
     shared: list[Shapes] = [
         {"q": (1, 4, 67, head_dim), "k": (1, 2, 67, head_dim), "v": (1, 2, 67, head_dim)} for head_dim in (64, 256)
     ]
-    lengths = torch.tensor([0, 1, 40, 40, 67], dtype=torch.int32)
+    boundaries = torch.tensor([0, 1, 40, 40, 67], dtype=torch.int32)
     packed: list[Shapes] = [
-        {"q": (67, 4, head_dim), "k": (67, 2, head_dim), "v": (67, 2, head_dim), "cu_seqlens": lengths}
+        {"q": (67, 4, head_dim), "k": (67, 2, head_dim), "v": (67, 2, head_dim), "cu_seqlens": boundaries}
         for head_dim in (16, 128)
     ]
+    # Chunks with and without keys; pages that end within a tile.
+    lengths = torch.tensor([0, 131, 67], dtype=torch.int32)
+    decoded: list[Shapes] = [
+        {"q": (3, 6, head_dim), **dict.fromkeys(("k_cache", "v_cache"), (3, 2, 131, head_dim)), "lengths": lengths}
+        for head_dim in (16, 128)
+    ]
+    page_table = torch.arange(3 * 11, dtype=torch.int32).flip(0).view(3, 11)
+    decoded_from_pages: list[Shapes] = [
+        {"q": (3, 6, 64), **dict.fromkeys(("k_pages", "v_pages"), (33, 13, 2, 64)), "page_table": page_table,
+         "lengths": lengths}
+    ]  # fmt: skip
     # One group of heads, and several in the loop; halves that are a power of two, and not.
     positions = torch.arange(2 * 67, dtype=torch.int32).view(2, 67)
     turned: list[Shapes] = [
@@ -164,12 +192,15 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
         ("kernels.bias_gelu", biased, {}), ("cuda.bias_gelu", biased, {}),
         ("kernels.softmax", rows + walked, {}), ("cuda.softmax", of_cuda, {}),
         ("kernels.matmul", products, {}), ("cuda.matmul", of_cuda_products, {}), ("kernels.linear_gelu", layers, {}),
+        ("kernels.matmul_fp8", fp8, {}), ("kernels.linear", layers, {}), ("kernels.linear_residual", added, {}),
         ("kernels.rmsnorm", norms, {"eps": EPS}), ("kernels.swiglu_mlp", mlps, {"eps": EPS}),
+        ("kernels.moe", mixtures, {"top_k": 2}),
         ("kernels.layernorm", layernorms, {"eps": EPS}), ("cuda.layernorm", layernorms_of_cuda, {"eps": EPS}),
         ("kernels.dropout_residual_norm", chains, {"p": 0.1, "eps": EPS}),
         ("kernels.rope", turned, {"theta": 500000.0}), ("kernels.attention", heads, {}),
         ("kernels.attention", shared, {"causal": 1, "window": 19}), ("kernels.attention", shared, {"causal": 0}),
         ("kernels.attention_packed", packed, {"longest": 39}),
+        ("kernels.decode_attention", decoded, {}), ("kernels.decode_attention_paged", decoded_from_pages, {}),
         ("kernels.decoder_block", decoder, {"heads": 2, "kv_heads": 1, "eps": EPS, "theta": 500000.0}),
         ("kernels.gpt2_block", gpt2, {"heads": 2, "p": 0.1, "eps": EPS}),
         ("kernels.embedding", tables, {}), ("kernels.cross_entropy", logits, entropy),
@@ -195,16 +226,18 @@ def _training(
     return call
 
 
-def launch_all(record: Path | None, count: int | None = None, until: float | None = None) -> None:
-    """Run the first `count` cases, and begin none after `until` (time.time()); with `record`, write there as JSON what
-    was launched. Prints the name of each case."""
+def launch_all(
+    record: Path | None, count: int | None = None, until: float | None = None, start: int = 0, step: int = 1
+) -> None:
+    """Run every `step`-th of the first `count` cases, from number `start` on, and begin none after `until`
+    (time.time()); with `record`, write there as JSON what was launched. Prints the name of each case."""
     from triton_side.launches import Launch, record_launches
 
     case = ""
 
     def begun() -> Iterator[Call]:
         nonlocal case
-        for case, call in islice(cases("cuda"), count):
+        for case, call in islice(cases("cuda"), start, count, step):
             if until is not None and time.time() > until:
                 return
             print(case, flush=True)
@@ -362,12 +395,14 @@ def check(
 def _launched(limit: float) -> list[Launched]:
     """What the cases launch, without a tool: none is begun after its share of the limit. Raises CannotCheck where they
     fail."""
+    until = str(time.time() + ALONE * limit)
+    _compile_side_by_side(until, limit)
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder, "launched.json")
         status, output = _run(
             [
                 sys.executable, "-m", "triton_side.sanitize", "--launch", "--record", str(record),
-                "--until", str(time.time() + ALONE * limit),
+                "--until", until,
             ],
             limit,
         )  # fmt: skip
@@ -378,6 +413,14 @@ def _launched(limit: float) -> list[Launched]:
     if not launched:
         raise CannotCheck(f"nothing was launched in {limit:.0f} s: give it more time (--limit)")
     return launched
+
+
+def _compile_side_by_side(until: str, limit: float) -> None:
+    """Leaves every Triton kernel in Triton's cache, for the processes after it. What fails here fails there, too."""
+    jobs = min(COMPILING, os.cpu_count() or 1)
+    command = [sys.executable, "-m", "triton_side.sanitize", "--launch", "--until", until, "--step", str(jobs)]
+    with ThreadPoolExecutor(jobs) as threads:
+        list(threads.map(lambda start: _run([*command, "--start", str(start)], limit), range(jobs)))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -393,9 +436,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--record", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--count", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--start", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--step", type=int, default=1, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.launch:
-        launch_all(options.record, options.count, options.until)
+        launch_all(options.record, options.count, options.until, options.start, options.step)
         return 0
 
     def write(text: str) -> None:

@@ -4,8 +4,10 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax._src import compiler
+from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax._src.interpreters import mlir
 from jax._src.lib import _jax
 from jax._src.lib.mlir import ir
@@ -58,6 +60,18 @@ def compile_stablehlo(text: str, options: dict[str, Any], config_text: str | Non
         executable: Any = compiler.backend_compile_and_load(device.client, module, devices, overrides, [])
     (optimized,) = executable.hlo_modules()
     return optimized.to_string()
+
+
+def cudnn_attention(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> jax.Array:
+    """cuDNN's softmax(q k^T / sqrt(head_dim)) v over the first `lengths` keys: q [batch, heads, queries, head_dim], k
+    and v [batch, kv_heads, keys, head_dim]. jax.nn.dot_product_attention, else the same, takes heads behind keys alone.
+    """
+    check_version()
+    queries = jnp.full(len(q), q.shape[2], jnp.int32)
+    return cudnn.dot_product_attention(
+        q, k, v, q_seqlen=queries, kv_seqlen=lengths, scale=q.shape[-1] ** -0.5, mask_type=cudnn.MaskType.PADDING,
+        qkv_layout="BNTH",
+    )  # fmt: skip
 
 
 def jit_options(jitted: Any) -> tuple[Any, dict[str, Any]]:

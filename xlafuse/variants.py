@@ -14,7 +14,10 @@ _LEAST_IN_A_BUFFER = {"all": 1, "none": 2**31 - 1}
 
 # What puts several instructions into one kernel on a GPU. XLA accepts a misspelt or renamed pass without a
 # word: check_unfused.
-FUSION_PASSES = ("priority-fusion", "multi_output_fusion", "triton-softmax-rewriter", "dot-merger", "copy_fusion")
+FUSION_PASSES = (
+    "priority-fusion", "multi_output_fusion", "triton-softmax-rewriter", "dot-merger", "copy_fusion",
+    "sort-iota-fusion",  # of an argsort (jax 0.10.2)
+)
 
 
 class FusionNotOff(RuntimeError):
@@ -48,8 +51,9 @@ def check_unfused(kernels: Iterable[Kernel]) -> None:
     With all of them off, that held for each block, forward and both training halves, on jax 0.10.2 and, but for
     matmul and linear_gelu, which were not tried there, on 0.11.2 (for an H200). With one of the first three left
     on, some kernel of softmax, SwiGLU or attention held 2 to 15; with copy_fusion on, softmax's training forward
-    over one column merged the copy of an output that leaves twice. Leaving dot-merger on is not seen: it makes one
-    product of two, and no kernel of several instructions.
+    over one column merged the copy of an output that leaves twice; with sort-iota-fusion on, an argsort held the
+    numbers that it orders (0.10.2). Leaving dot-merger on is not seen: it makes one product of two, and no kernel of
+    several instructions.
     """
     fused = [kernel for kernel in kernels if len(kernel.opcodes) > 1]
     if fused:

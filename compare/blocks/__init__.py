@@ -6,6 +6,8 @@ from compare.blocks import (
     attention_packed,
     bias_gelu,
     cross_entropy,
+    decode_attention,
+    decode_attention_paged,
     decoder_block,
     dropout_residual_norm,
     embedding,
@@ -13,10 +15,14 @@ from compare.blocks import (
     gelu,
     gpt2_block,
     layernorm,
+    linear,
     linear_cross_entropy,
     linear_gelu,
+    linear_residual,
     lm_step,
     matmul,
+    matmul_fp8,
+    moe,
     rmsnorm,
     rope,
     softmax,
@@ -39,11 +45,17 @@ BLOCKS: dict[str, Block] = {
         layernorm.BLOCK,
         dropout_residual_norm.BLOCK,
         matmul.BLOCK,
+        matmul_fp8.BLOCK,
+        linear.BLOCK,
+        linear_residual.BLOCK,
         linear_gelu.BLOCK,
         swiglu_mlp.BLOCK,
+        moe.BLOCK,
         rope.BLOCK,
         attention.BLOCK,
         attention_packed.BLOCK,
+        decode_attention.BLOCK,
+        decode_attention_paged.BLOCK,
         embedding.BLOCK,
         cross_entropy.BLOCK,
         linear_cross_entropy.BLOCK,
@@ -53,3 +65,9 @@ BLOCKS: dict[str, Block] = {
         lm_step.BLOCK,
     )
 }
+
+
+def requirements(framework: str) -> tuple[str, ...]:
+    """Every optional package that an implementation of this framework's worker needs, as pip takes it."""
+    rows = [i for block in BLOCKS.values() for i in block.implementations if i.framework == framework]
+    return tuple(dict.fromkeys(requirement for row in rows for requirement in row.requires))

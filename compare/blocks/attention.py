@@ -8,7 +8,7 @@ another (grouped queries, arXiv 2305.13245).
 import math
 from collections.abc import Callable
 
-from compare.implementations import compilers, half_precision_only, triton
+from compare.implementations import compilers, flash_attention_4, half_precision_only, triton, xla_triton
 from compare.spec import Block, Case, Implementation, Shape, Sizes, Tensor
 
 
@@ -135,5 +135,6 @@ BLOCK = Block(
             needs_gpu="FlexAttention picks its kernel and runs on a GPU",
         ),
         triton("attention"),
+        flash_attention_4(), xla_triton("attention"),
     ),
 )

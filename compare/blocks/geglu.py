@@ -1,7 +1,7 @@
 """y = gelu(gate) * up with GELU in its tanh form: the gate of a GEGLU layer (Shazeer, arXiv 2002.05202)."""
 
 from compare.blocks import gelu
-from compare.implementations import compilers, library, triton
+from compare.implementations import compilers, inference_only, library, liger, triton
 from compare.spec import Block, Shape, Tensor
 
 
@@ -26,5 +26,6 @@ BLOCK = Block(
     ),
     implementations=(
         *compilers("geglu"), library("geglu", 'F.gelu(approximate="tanh"), then a product'), triton("geglu"),
+        liger("geglu", inference_only("Liger's GEGLU")),
     ),
 )

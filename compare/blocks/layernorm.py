@@ -1,7 +1,7 @@
 """y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the columns (Ba, Kiros and Hinton, arXiv 1607.06450), in
 float32 inside."""
 
-from compare.implementations import compilers, cuda, library, triton
+from compare.implementations import compilers, cuda, library, liger, quack, triton
 from compare.spec import Block, Shape, Tensor
 
 
@@ -37,5 +37,6 @@ BLOCK = Block(
     ),
     implementations=(
         *compilers("layernorm"), library("layernorm", "F.layer_norm"), triton("layernorm"), cuda("layernorm"),
+        liger("layernorm"), quack("layernorm", 4),
     ),
 )  # fmt: skip

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from compare.blocks import adamw, attention, cross_entropy, decoder_block, embedding, rmsnorm, rope
-from compare.blocks._portable import at_least_float32, cast
+from compare.blocks._portable import at_least_float32, in_dtype_of
 from compare.implementations import triton
 from compare.spec import Block, Case, Implementation, Shape, Sizes, Tensor
 
@@ -32,7 +32,7 @@ PARAMETERS = (
 def loss_of(xp, inputs, **attributes):  # type: ignore[no-untyped-def]
     """The loss alone, which NumPy evaluates as well."""
     table, positions = inputs["table"], inputs["positions"]
-    x = cast(at_least_float32(xp, table)[inputs["tokens"]], table.dtype)
+    x = in_dtype_of(table, at_least_float32(xp, table)[inputs["tokens"]])
     for layer in range(len(inputs["w_qkv"])):
         weights = {t.name: inputs[t.name][layer] for t in LAYER_PARAMETERS}
         x = decoder_block.reference(xp, {"x": x, "positions": positions, **weights}, **attributes)["y"]

@@ -1,6 +1,6 @@
 """y = x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich, arXiv 1910.07467), in float32 inside."""
 
-from compare.implementations import compilers, library, triton
+from compare.implementations import compilers, library, liger, quack, triton, xla_triton
 from compare.spec import Block, Shape, Tensor
 
 
@@ -28,5 +28,8 @@ BLOCK = Block(
         Shape("odd", {"rows": 7, "columns": 257}, ("float32", "float16", "bfloat16"), ("check",)),
         Shape("tiny-row", {"rows": 1, "columns": 67}, ("float32", "float16", "bfloat16"), ("check",)),
     ),
-    implementations=(*compilers("rmsnorm"), library("rmsnorm", "F.rms_norm"), triton("rmsnorm")),
+    implementations=(
+        *compilers("rmsnorm"), library("rmsnorm", "F.rms_norm"), triton("rmsnorm"),
+        xla_triton("rmsnorm"), liger("rmsnorm"), quack("rmsnorm", 4),
+    ),
 )

@@ -1,6 +1,6 @@
 """y_ij = exp(x_ij - max_j x_ij) / sum_j exp(x_ij - max_j x_ij), in float32 inside."""
 
-from compare.implementations import compilers, cuda, library, triton
+from compare.implementations import compilers, cuda, library, liger, quack, triton, xla_triton
 from compare.spec import Block, Shape, Tensor
 
 
@@ -30,5 +30,8 @@ BLOCK = Block(
         Shape("odd", {"rows": 7, "columns": 257}, ("float32", "float16", "bfloat16"), ("check",)),
         Shape("tiny-column", {"rows": 3, "columns": 1}, ("float32", "float16", "bfloat16"), ("check",)),
     ),
-    implementations=(*compilers("softmax"), library("softmax", "F.softmax"), triton("softmax"), cuda("softmax")),
+    implementations=(
+        *compilers("softmax"), library("softmax", "F.softmax"), triton("softmax"), cuda("softmax"),
+        xla_triton("softmax"), liger("softmax"), quack("softmax", 16),
+    ),
 )

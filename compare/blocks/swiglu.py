@@ -1,6 +1,6 @@
 """y = silu(gate) * up with silu(x) = x / (1 + exp(-x)): the gate of a SwiGLU layer (Shazeer, arXiv 2002.05202)."""
 
-from compare.implementations import compilers, library, triton
+from compare.implementations import compilers, inference_only, library, liger, triton, xla_triton
 from compare.spec import Block, Shape, Tensor
 
 
@@ -25,5 +25,8 @@ BLOCK = Block(
         Shape("odd", {"rows": 7, "columns": 257}, ("float32", "float16", "bfloat16"), ("check",)),
         Shape("tiny-row", {"rows": 1, "columns": 67}, ("float32", "float16"), ("check",)),
     ),
-    implementations=(*compilers("swiglu"), library("swiglu", "F.silu, then a product"), triton("swiglu")),
+    implementations=(
+        *compilers("swiglu"), library("swiglu", "F.silu, then a product"), triton("swiglu"),
+        xla_triton("swiglu"), liger("swiglu", inference_only("Liger's SwiGLU")),
+    ),
 )

@@ -14,14 +14,14 @@ from compare.graph.model import FusionGraph, Kernel
 
 Bound = Literal["memory", "compute", "launch"]
 
-_PRODUCT_NAMES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
+_PRODUCT_NAMES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f8e4m3fn": "float8_e4m3fn"}
 
 
 @dataclass(frozen=True)
 class Ceilings:
     """streams: share of reads in a stream's traffic -> bytes per second. products: "bfloat16", "float16",
-    "float32-ieee", "float32-tf32" -> FLOP per second. launch_us: what a kernel that does next to nothing takes on the
-    device; None where nobody measured it."""
+    "float32-ieee", "float32-tf32", "float8_e4m3fn" -> FLOP per second. launch_us: what a kernel that does next to
+    nothing takes on the device; None where nobody measured it."""
 
     streams: Mapping[float, float]
     products: Mapping[str, float]

@@ -10,6 +10,7 @@ import typing
 from pathlib import Path
 from typing import Any, Literal
 
+from compare import whole
 from compare.graph.model import REASONS, Access, Buffer, FusionGraph, Kernel, Reason, SourceOp
 
 SCHEMA = "xlafuse.fusion-graph/1"
@@ -73,8 +74,7 @@ def from_json(data: Any) -> FusionGraph:
 def save(graph: FusionGraph, path: Path) -> None:
     """Write one JSON file, compressed where the name ends in .gz (the same bytes for the same graph)."""
     text = json.dumps(to_json(graph), separators=(",", ":")).encode()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text + b"\n")
+    whole.write(path, gzip.compress(text, mtime=0) if path.suffix == ".gz" else text + b"\n")
 
 
 def load(path: Path) -> FusionGraph:

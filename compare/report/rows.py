@@ -291,8 +291,10 @@ def _ceiling(case: Case, ceilings: Ceilings | None) -> float | None:
     if block is None or ceilings is None:
         return None
     if block.work == "flops":
-        suffix = f"-{case.precision}" if case.dtype == "float32" else ""
-        return ceilings.products.get(f"{case.dtype}{suffix}")
+        own = {tensor.dtype for tensor in block.inputs}
+        dtype = "float8_e4m3fn" if "float8_e4m3fn" in own else case.dtype
+        suffix = f"-{case.precision}" if dtype == "float32" else ""
+        return ceilings.products.get(f"{dtype}{suffix}")
     traffic = block.compulsory_traffic(case).values()
     read, written = (sum(bytes) for bytes in zip(*traffic, strict=True))
     return ceilings.bandwidth(read, written) if ceilings.streams else None

@@ -9,6 +9,7 @@ import importlib.util
 import os
 import platform
 import time
+import types
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -21,7 +22,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from compare import arrays, ceilings, machine
-from compare.blocks import BLOCKS
+from compare.blocks import BLOCKS, requirements
 from compare.clock import Clock, CuptiClock, DeviceRecord, Sample, cupti_missing
 from compare.graph.from_eager import from_eager
 from compare.graph.from_inductor import from_inductor
@@ -75,9 +76,10 @@ class TorchSide:
 
     def environment(self) -> dict[str, Any]:
         packages = ("torch", "triton", "cuda-core", "cuda-bindings", "cupti-python")
+        optional = machine.versions(map(machine.distribution, requirements("torch")))
         found: dict[str, Any] = {
             "python": platform.python_version(), "device": self.device, "cuda": torch.version.cuda,
-            **machine.versions(packages),
+            **machine.versions(packages), **{name: found for name, found in optional.items() if found},
         }
         if self._gpu:
             properties = torch.cuda.get_device_properties()
@@ -99,7 +101,7 @@ class TorchSide:
         apply = implementation.load()
         if implementation.compiler.startswith("inductor") or implementation.compiler == "flex":
             return self._build_inductor(case, apply, attributes, inputs, cotangents, implementation, dumps)
-        if implementation.compiler in ("triton", "cuda"):
+        if implementation.compiler in ("triton", "triton-library", "cuda"):
             return self._build_handwritten(case, apply, attributes, inputs, cotangents, implementation, dumps)
         program = self._program(case, apply, attributes)
         if self._gpu:
@@ -140,7 +142,7 @@ class TorchSide:
 
         compiled = apply  # FlexAttention compiles itself, at its first call
         if implementation.compiler != "flex":
-            compiled = inductor.compile(apply, max_autotune=implementation.compiler == "inductor-max")
+            compiled = inductor.compile(_copy(apply), max_autotune=implementation.compiler == "inductor-max")
         program = self._program(case, compiled, attributes)
         with inductor.capture() as captured:
             program.compile_s = self._first_call(program, inputs, cotangents)
@@ -154,7 +156,7 @@ class TorchSide:
         self, case: Case, apply: Any, attributes: dict[str, Any], inputs: Arrays, cotangents: Arrays,
         implementation: Implementation, dumps: Path,
     ) -> Program:
-        if implementation.compiler == "triton" and importlib.util.find_spec("triton") is None:
+        if implementation.compiler.startswith("triton") and importlib.util.find_spec("triton") is None:
             raise Skip("triton is not installed (pip install triton)")
         program = self._program(case, apply, attributes)
         if _INTERPRETED:
@@ -250,7 +252,7 @@ class TorchSide:
         return [n for n, x in pristine.items() if not torch.equal(_bits(x), _bits(inputs[n]))]
 
     def reference(self, folder: Path, role: str, name: str) -> torch.Tensor:
-        return self._stored(folder, role, name, "float64")
+        return self._stored(folder, role, name)
 
     def largest_difference(self, values: torch.Tensor, reference: torch.Tensor) -> float:
         return float((reference - values.detach()).abs_().max())  # float64, as the reference; one copy of a large case
@@ -329,7 +331,7 @@ class TorchSide:
             return False
         return self._usable
 
-    def _stored(self, folder: Path, role: str, name: str, dtype: str) -> torch.Tensor:
+    def _stored(self, folder: Path, role: str, name: str, dtype: str = "") -> torch.Tensor:
         if folder.parent != self._case_folder:  # a new case: the last one's arrays are not needed again
             self._case_folder, self._cache = folder.parent, {}
             # Nor are its programs, which would fill Dynamo's recompile limit. Never within a case: what is being timed
@@ -337,9 +339,8 @@ class TorchSide:
             torch.compiler.reset()
         key = (folder, role, name)
         if key not in self._cache:
-            stored = np.load(arrays.path_of(folder, role, name))
-            tensor = torch.from_numpy(stored.view(np.int16) if dtype == "bfloat16" else stored)
-            self._cache[key] = (tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor).to(self._device)
+            tensor = torch.from_numpy(np.load(arrays.path_of(folder, role, name)))
+            self._cache[key] = (tensor.view(getattr(torch, dtype)) if dtype in arrays.BITS else tensor).to(self._device)
         return self._cache[key]
 
 
@@ -405,6 +406,17 @@ def _versions() -> dict[str, str]:
     return {name: found for name, found in machine.versions(("torch", "triton")).items() if found}
 
 
+def _copy(function: Any) -> Any:
+    """The same function with a code object of its own, by which Dynamo keeps what it compiled: `train` and `joint`
+    begin alike, and the later one would be given the other's program, with nothing to capture."""
+    copied = types.FunctionType(
+        function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__,
+        function.__closure__,
+    )
+    copied.__kwdefaults__ = function.__kwdefaults__
+    return copied
+
+
 def _set_precision(precision: str) -> None:
     """float32 products in IEEE or TF32; half types accumulate in float32 throughout, as in XLA, not as by default."""
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
@@ -413,4 +425,4 @@ def _set_precision(precision: str) -> None:
 
 
 def _bits(x: torch.Tensor) -> torch.Tensor:
-    return x.detach().view({2: torch.int16, 4: torch.int32}[x.element_size()])
+    return x.detach().view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[x.element_size()])

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from compare import arrays
 from compare.blocks import BLOCKS
 from compare.check import Scale, relative_error
-from compare.spec import Block, Case, Tensor
+from compare.spec import DTYPES, Block, Case, Tensor
 
 Tensors = dict[str, torch.Tensor]
 
@@ -46,7 +46,8 @@ def store_inputs(case: Case, seed: int, folder: Path) -> tuple[Tensors, Tensors]
     inputs, cotangents = _draw(case, seed)
     for role, tensors in (("input", inputs), ("cotangent", cotangents)):
         for name, tensor in tensors.items():
-            bits = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
+            integer = arrays.BITS.get(str(tensor.dtype).removeprefix("torch."))
+            bits = tensor.view(getattr(torch, integer)) if integer else tensor
             np.save(arrays.path_of(folder, role, name), bits.cpu().numpy())
     return inputs, cotangents
 
@@ -61,7 +62,8 @@ def produce(case: Case, seed: int, folder: Path) -> dict[str, Any]:
     exact = evaluate(case, inputs, cotangents, torch.float64)
     for name, values in exact.items():
         role, tensor_name = ("gradient", name.removeprefix("d_")) if name.startswith("d_") else ("output", name)
-        np.save(arrays.path_of(folder, role, tensor_name), values.cpu().numpy())
+        stored = values.to(_stored_dtype(case, tensor_name))
+        np.save(arrays.path_of(folder, role, tensor_name), stored.cpu().numpy())
     errors = _independent_errors(case, inputs, cotangents, exact)
     for redraw in range(1, _redraws(block, case)):
         inputs, cotangents = _draw(case, seed + 1000 * redraw)
@@ -71,6 +73,13 @@ def produce(case: Case, seed: int, folder: Path) -> dict[str, Any]:
         name: asdict(Scale(rms=_rms(values), largest=float(values.abs().max()), independent_error=errors[name]))
         for name, values in exact.items()
     }
+
+
+def _stored_dtype(case: Case, name: str) -> torch.dtype:
+    """float64, or float32 for what implementations give in a half type: half the memory in every process that checks,
+    for an error of 2**-24, a 2**-13th of the least tolerance."""
+    eps = DTYPES[BLOCKS[case.block].tensor(name).dtype_in(case)].eps
+    return torch.float32 if eps >= 2.0**-10 else torch.float64
 
 
 def _redraws(block: Block, case: Case) -> int:
@@ -146,18 +155,20 @@ def _summed_in_order(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def evaluate(case: Case, inputs: Tensors, cotangents: Tensors, dtype: torch.dtype) -> Tensors:
-    """Outputs, and gradients as `d_<input>` where cotangents are given, of the reference formula in `dtype`."""
+    """Outputs, and gradients as `d_<input>` where cotangents are given, of the reference formula in `dtype`.
+
+    An input whose own type is float32 is not made narrower: a scale is not rounded where the matrix that it scales is.
+    """
     block = BLOCKS[case.block]
+
+    def evaluated_in(name: str) -> torch.dtype:
+        return torch.promote_types(dtype, torch.float32) if block.tensor(name).dtype == "float32" else dtype
+
     torch.set_float32_matmul_precision("high" if case.precision == "tf32" else "highest")
-
-    def leaf(name: str, value: torch.Tensor) -> torch.Tensor:
-        if not value.is_floating_point():
-            return value
-        # What is float32 in every case, as an optimizer's moments are, is no less so here.
-        wide = dtype if block.tensor(name).dtype is None else torch.promote_types(dtype, value.dtype)
-        return value.to(wide).requires_grad_(bool(cotangents))
-
-    leaves = {name: leaf(name, value) for name, value in inputs.items()}
+    leaves = {
+        name: value.to(evaluated_in(name)).requires_grad_(bool(cotangents)) if value.is_floating_point() else value
+        for name, value in inputs.items()
+    }
     outputs: Tensors = {}
     for index in _slices(block, leaves):
         views = {name: index(block.tensor(name).axes, leaf) for name, leaf in leaves.items()}

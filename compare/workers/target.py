@@ -15,7 +15,7 @@ from typing import Any
 
 from compare import machine, targets
 from compare.protocol import Skip
-from compare.spec import Case
+from compare.spec import Case, load
 from triton_side import deviceless
 
 _PACK = targets.load(os.environ["XLAFUSE_TARGET"])
@@ -33,11 +33,13 @@ from compare.graph.from_inductor import from_inductor  # noqa: E402
 from compare.graph.from_launches import from_launches  # noqa: E402
 from compare.graph.parts import as_one_part  # noqa: E402
 from compare.graphs import portable_lines  # noqa: E402
-from triton_side import dispatch  # noqa: E402
+from compare.service import require  # noqa: E402
+from triton_side import dispatch, launch_plan  # noqa: E402
+from triton_side.kernels._tiles import without_descriptors  # noqa: E402
 
 
 def methods() -> dict[str, Callable[..., Any]]:
-    return {"compile": compile_for_target, "environment": environment}
+    return {"compile": compile_for_target, "environment": environment, "launch_plan": plan_launches}
 
 
 def environment() -> dict[str, Any]:
@@ -52,6 +54,7 @@ def compile_for_target(case: dict[str, Any], implementation: str, dumps: str) ->
     spec = Case.from_json(case)
     block = BLOCKS[spec.block]
     row = block.implementation(implementation)
+    require(row)
     torch.set_float32_matmul_precision("high" if spec.precision == "tf32" else "highest")
     inputs = {t.name: (t.shape(spec.sizes), getattr(torch, t.dtype_in(spec))) for t in block.inputs}
     train = spec.differentiates
@@ -75,6 +78,20 @@ def compile_for_target(case: dict[str, Any], implementation: str, dumps: str) ->
     if spec.direction == "joint":
         graph = as_one_part(graph)
     return {"compile_s": compile_s, "graph": store.to_json(portable_lines(replace(graph, name=row.name)))}
+
+
+def plan_launches(
+    function: str, inputs: dict[str, list[Any]], attributes: dict[str, Any], train: bool, precision: str
+) -> dict[str, Any]:
+    """What `function` ("package.module:name") launches, of Triton kernels alone, on inputs of name: [shape, dtype]."""
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    specs: dict[str, deviceless.Spec] = {name: (tuple(shape), dtype) for name, (shape, dtype) in inputs.items()}
+    with without_descriptors():
+        recorded = deviceless.record_call(load(function), specs, attributes, train=train)
+    try:
+        return launch_plan.of(recorded)
+    except launch_plan.NotPlain as problem:
+        raise Skip(f"{function} is not launches of Triton kernels alone: {problem}") from problem
 
 
 def _versions() -> dict[str, str]:

@@ -41,10 +41,10 @@ from compare.graph import store  # noqa: E402
 from compare.graph.model import FusionGraph  # noqa: E402
 from compare.graphs import portable_lines  # noqa: E402
 from compare.protocol import Skip  # noqa: E402
-from compare.service import Service  # noqa: E402
+from compare.service import Service, require  # noqa: E402
 from compare.spec import Case, Implementation  # noqa: E402
 from compare.subject import Arrays, Extent, Peak, Program, lies_within  # noqa: E402
-from compare.workers import ballast, xla_graph  # noqa: E402
+from compare.workers import ballast, xla_graph, xla_triton  # noqa: E402
 from xlafuse import compiler, directions, dump, variants  # noqa: E402
 
 # HLO names source files relative to the project, or to the packages of its environment.
@@ -72,7 +72,8 @@ class XlaSide:
 
     def environment(self) -> dict[str, Any]:
         packages = ("jax", "jaxlib", "jax-cuda13-pjrt", "jax-cuda13-plugin", "flax")
-        return {"python": platform.python_version(), "device": self.device, **machine.versions(packages)}
+        memory = {"memory_bytes": driver.total_memory()} if _HAS_GPU else {}
+        return {"python": platform.python_version(), "device": self.device, **memory, **machine.versions(packages)}
 
     def clock(self) -> Clock | None:
         return CuptiClock() if _HAS_GPU and not cupti_missing() else None
@@ -109,6 +110,7 @@ class XlaSide:
         """Compile for a target pack; nothing is run."""
         spec = Case.from_json(case)
         block = BLOCKS[spec.block]
+        require(block.implementation(implementation))
         inputs, cotangents = (
             {t.name: jax.ShapeDtypeStruct(t.shape(spec.sizes), jnp.dtype(t.dtype_in(spec))) for t in tensors}
             for tensors in (block.inputs, block.outputs)
@@ -129,7 +131,10 @@ class XlaSide:
         target: compiler.Target | None, command_buffers: variants.CommandBuffers = "default",
     ) -> dict[str, compiler.Compilation]:
         attributes = BLOCKS[case.block].attributes_of(case)
-        apply = implementation.load()
+        if implementation.compiler == "xla-triton":
+            apply = xla_triton.launching(implementation.target, case.precision)
+        else:
+            apply = implementation.load()
         compile_half = functools.partial(
             compiler.compile, variant="unfused" if implementation.compiler == "xla-unfused" else "default",
             matmul_precision="tf32" if case.precision == "tf32" else "ieee", command_buffers=command_buffers,
@@ -172,7 +177,7 @@ class XlaSide:
 
     def reference(self, folder: Path, role: str, name: str) -> Any:
         with jax.enable_x64(True):
-            return self._stored(folder, role, name, "float64")
+            return self._stored(folder, role, name)
 
     def largest_difference(self, values: Any, reference: Any) -> float:
         with jax.enable_x64(True):
@@ -223,13 +228,13 @@ class XlaSide:
             return False
         return True
 
-    def _stored(self, folder: Path, role: str, name: str, dtype: str, copy: str = "live") -> jax.Array:
+    def _stored(self, folder: Path, role: str, name: str, dtype: str = "", copy: str = "live") -> jax.Array:
         if folder.parent != self._case_folder:  # a new case: the last one's arrays are not needed again
             self._case_folder, self._cache = folder.parent, {}
         key = (folder, role, name, copy)
         if key not in self._cache:
             stored = np.load(arrays.path_of(folder, role, name))
-            self._cache[key] = jnp.asarray(stored.view(jnp.bfloat16) if dtype == "bfloat16" else stored)
+            self._cache[key] = jnp.asarray(stored.view(jnp.dtype(dtype)) if dtype in arrays.BITS else stored)
         return self._cache[key]
 
 
@@ -271,7 +276,7 @@ def _largest_difference(values: jax.Array, reference: jax.Array) -> jax.Array:
 
 @jax.jit
 def _same_bits(x: jax.Array, y: jax.Array) -> jax.Array:
-    bits = {2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize]
+    bits = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize]
     return (jax.lax.bitcast_convert_type(x, bits) == jax.lax.bitcast_convert_type(y, bits)).all()
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from compare.blocks import BLOCKS
+from compare.client import WorkerError
 from compare.crew import Crew
 from compare.spec import Case
 
@@ -29,10 +31,16 @@ def _checker(folder: Path, environment: dict[str, str]) -> Iterator[Check]:
             ]
             data[case.id] = (folders, scales)
         folders, scales = data[case.id]
-        prepared = crew.ask(
-            role, "prepare", id="subject", case=case.to_json(), implementation=implementation, folders=folders,
-            scales=scales, dumps=str(folder / "dumps" / f"{case.id}-{implementation}-{role}".replace("/", "-")),
-        )
+        dumps = folder / "dumps" / f"{case.id}-{implementation}-{role}".replace("/", "-")
+        try:
+            prepared = crew.ask(
+                role, "prepare", id="subject", case=case.to_json(), implementation=implementation, folders=folders,
+                scales=scales, dumps=str(dumps),
+            )
+        except WorkerError as problem:
+            if problem.kind != "skipped" or not BLOCKS[case.block].implementation(implementation).requires:
+                raise
+            pytest.skip(str(problem))  # an optional package is not here
         outcome = crew.ask(role, "check", id="subject")
         crew.ask(role, "release", id="subject")
         json.dumps(prepared)  # what a worker says must fit a record

@@ -3,7 +3,8 @@
 `fake_ncu.py ncu --log-file LISTING ... PYTHON -m MODULE ROLE` runs the command and then lists what its calls would have
 moved. `fake_ncu.py -m compare.worker ROLE` is that worker. FAKE_NCU is a folder: `calls` has a line a profiled call,
 `fault` the implementation at which the worker dies, `trouble` what ncu complains of instead of listing anything,
-`interrupt` is IMPLEMENTATION PROCESS TIMES: there that process gets a SIGINT, or two, and then the worker stays busy.
+`interrupt` is IMPLEMENTATION PROCESS TIMES BUSY: there that process gets a SIGINT, or two, and the worker is busy for
+so many seconds.
 """
 
 import json
@@ -43,19 +44,19 @@ def launched(*names: str) -> None:
 
 def interrupted(implementation: str) -> bool:
     interrupt = FOLDER / "interrupt"
-    where, whom, times = interrupt.read_text().split() if interrupt.exists() else ("", "0", "0")
+    where, whom, times, busy = interrupt.read_text().split() if interrupt.exists() else ("", "0", "0", "0")
     if where != implementation:
         return False
     os.kill(int(whom), signal.SIGINT)
     if times == "2":
         time.sleep(1)
         os.kill(int(whom), signal.SIGINT)
-        time.sleep(60)
+    time.sleep(int(busy))
     return True
 
 
 def worker() -> None:
-    print(json.dumps({"result": "ready"}), flush=True)
+    print(json.dumps({"result": os.getpid()}), flush=True)
     parts: dict[str, list[str]] = {}
     for line in sys.stdin:
         request = json.loads(line)

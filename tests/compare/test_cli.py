@@ -177,7 +177,8 @@ FOUND = {
     "xla": {"jax": "0.11.2", "jaxlib": "0.11.2", "jax-cuda13-pjrt": "0.11.2", "jax-cuda13-plugin": "0.11.2",
             "cupti-python": "13.0.1"},
     "torch": {"torch": "2.11.0+cu130", "triton": "3.6.0", "cuda-core": "0.3.2", "cuda-bindings": "13.0.1",
-              "nvidia-cuda-nvrtc": "13.0.88", "cupti-python": "13.0.1"},
+              "nvidia-cuda-nvrtc": "13.0.88", "cupti-python": "13.0.1", "liger-kernel": "0.8.5",
+              "quack-kernels": "0.6.5", "nvidia-cutlass-dsl": "4.8.1", "flash-attn-4": "4.0.0b36"},
 }
 NO_GPU, GPU = doctor.Machine(False, [], None, "g++"), doctor.Machine(True, ["NVIDIA H200"], "13.0", "g++")
 
@@ -200,6 +201,7 @@ def test_doctor_with_a_gpu() -> None:
 
 def test_doctor_without_a_gpu() -> None:
     found = verdicts(NO_GPU)
+    assert found["Triton, with liger-kernel"].verdict.startswith("compiles for h200, not checked")
     for group in ("XLA", "TorchInductor", "Triton"):
         assert found[group].verdict.startswith("compiles for h200, checked on the CPU")
     assert found["PyTorch, GPU only"].verdict.startswith("not here: needs an NVIDIA GPU")
@@ -213,6 +215,10 @@ def test_doctor_without_a_gpu() -> None:
         ("Triton", "torch", {"triton": None}, "triton is not installed", '"triton>=3.6,<3.8"'),
         ("XLA", "torch", {"torch": None}, "torch is not installed", '"torch>=2.11,<2.14"'),
         ("TorchInductor", "torch", {"torch": "2.12.0+cpu"}, "without a GPU TorchInductor needs", '"torch==2.13.0"'),
+        (
+            "Triton, with liger-kernel", "torch", {"liger-kernel": None}, "liger-kernel is not installed",
+            '/torch/python -m pip install "liger-kernel==0.8.5"',
+        ),
         ("raw CUDA C++", "torch", {"cuda-core": None}, "cuda-core is not installed", '"cuda-core>=0.3"'),
     ],
 )

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from compare import PROJECT, machine, record, run
+from compare import PROJECT, machine, record, run, whole
 from compare.blocks import BLOCKS
 from compare.graph import store
 from compare.record import Record, RunFolderError
@@ -124,6 +124,22 @@ def complete(folder: Path) -> set[str]:
     return {each.id for each in records}
 
 
+def test_a_file_that_is_made_again_is_never_half_of_itself(tmp_path: Path) -> None:
+    """A resumed run makes graphs again that records name; on a full disk the old one stays."""
+    path = tmp_path / "graphs" / "g.json.gz"
+    whole.write(path, b"old")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(OSError):
+            whole.write(path, b"new" * 1000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert path.read_bytes() == b"old"
+    whole.write(path, b"new")
+    assert path.read_bytes() == b"new" and [p.name for p in path.parent.iterdir()] == ["g.json.gz"]
+
+
 @pytest.mark.slow
 def test_fifty_kills_lose_no_finished_record(begin_runs: Callable[[], Runs], tmp_path: Path) -> None:
     runs, chance = begin_runs(), random.Random(50)
@@ -133,7 +149,7 @@ def test_fifty_kills_lose_no_finished_record(begin_runs: Callable[[], Runs], tmp
         folder = folders[-1]
         arguments = how_to_go_on(folder)
         known = runs.acknowledged()
-        status = runs.run(*arguments, "--out", folder, pace=0.0005, kill_after=chance.uniform(0, 0.3))
+        status = runs.run(*arguments, "--out", folder, pace=0.0005, kill_after=chance.uniform(0, 0.6))
         if status == 0:  # a fast machine is done before the fiftieth kill
             folders.append(tmp_path / f"run-{len(folders)}")
             runs.acknowledged_by.unlink(missing_ok=True)

@@ -23,7 +23,7 @@ def rows() -> list[tuple[Case, Implementation]]:
 
 
 def has_cpu_path(case: Case, implementation: Implementation) -> bool:
-    if implementation.compiler not in CHECKS or implementation.needs_gpu:
+    if implementation.compiler not in CHECKS or implementation.needs_gpu or implementation.unsupported(case):
         return False
     if implementation.compiler == "triton":
         return case.dtype != "bfloat16"  # Triton's interpreter is silently wrong in bfloat16

@@ -16,7 +16,7 @@ from compare.spec import Case
 
 CEILINGS = {
     "streams": {"1:1": 4.0e12, "2:1": 4.2e12, "1:0": 4.4e12, "0:1": 3.0e12, "3:1": 4.3e12},
-    "products": {"bfloat16": 8e14, "float16": 7e14, "float32-tf32": 4e14, "float32-ieee": 5e13},
+    "products": {"bfloat16": 8e14, "float16": 7e14, "float32-tf32": 4e14, "float32-ieee": 5e13, "float8_e4m3fn": 1e15},
 }
 RUN = {"segments": [{"id": "s1", "ceilings": CEILINGS}, {"id": "s2", "ceilings": None}]}
 SEGMENTS = rows.ceilings_of(RUN)
@@ -153,16 +153,20 @@ def test_bandwidth_is_held_against_a_stream_of_the_same_mix(
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "precision", "product"),
+    ("block", "name", "dtype", "precision", "product"),
     [
-        ("gpt2", "bfloat16", "ieee", "bfloat16"), ("gpt2", "float16", "ieee", "float16"),
-        ("gpt2-fp32", "float32", "ieee", "float32-ieee"), ("gpt2-fp32", "float32", "tf32", "float32-tf32"),
+        ("attention", "gpt2", "bfloat16", "ieee", "bfloat16"), ("attention", "gpt2", "float16", "ieee", "float16"),
+        ("attention", "gpt2-fp32", "float32", "ieee", "float32-ieee"),
+        ("attention", "gpt2-fp32", "float32", "tf32", "float32-tf32"),
+        ("matmul_fp8", "square-8k", "bfloat16", "ieee", "float8_e4m3fn"),
     ],
 )
-def test_flops_are_held_against_a_product_of_the_same_kind(name: str, dtype: str, precision: str, product: str) -> None:
-    case = case_of("attention", name, dtype=dtype, precision=precision)
+def test_flops_are_held_against_a_product_of_the_same_kind(
+    block: str, name: str, dtype: str, precision: str, product: str
+) -> None:
+    case = case_of(block, name, dtype=dtype, precision=precision)
     row = rows.row_of(measured(case), SEGMENTS)
-    rate = BLOCKS["attention"].flops(case.sizes) / 100e-6
+    rate = BLOCKS[block].flops(case.sizes) / 100e-6
     assert (row["rate"], row["rate_unit"]) == (pytest.approx(rate / 1e12), "TFLOP/s")
     assert row["share_of_ceiling"] == pytest.approx(rate / CEILINGS["products"][product])
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from compare.graph.model import Access, Buffer, FusionGraph, Kernel
 from compare.record import Record
 from compare.selection import resolve
 from compare.session import Session
+from compare.spec import PARTS
 from compare.timing import Timing
 from compare.verdict import LEAST_ROUNDS
 
@@ -36,7 +36,10 @@ TRACE = {
 GRAPH = store.to_json(
     FusionGraph(
         "add", "xla",
-        (Kernel("k", "elementwise", runtime_name="k", inputs=(Access("x", 8),), outputs=(Access("y", 4),)),),
+        tuple(
+            Kernel("k", "elementwise", part, runtime_name="k", inputs=(Access("x", 8),), outputs=(Access("y", 4),))
+            for part in ("forward", "backward")
+        ),
         buffers=(Buffer("x", (2,), "f32", 8, "input"), Buffer("y", (1,), "f32", 4, "output")),
     )
 )
@@ -50,21 +53,27 @@ class ScriptedCrew:
         self.errors: dict[str, float] = {}
         self.programs: dict[str, set[str]] = {}  # by role: what its process holds
 
+        self.siblings: list[ScriptedCrew] = []
+        self.memory_bytes = 0  # of the GPU: room for one lane
         self.worn: set[str] = set()
         self.measured: list[tuple[str, int]] = []  # what, on which input set, in order
         self.restarted: list[int] = []  # after how many of those
 
     def start(self, roles: set[str]) -> None: ...
 
-    def restart(self, roles: set[str], meanwhile: Callable[[], None]) -> None:
+    def dismiss(self, roles: set[str] | None = None) -> None:
         self.restarted.append(len(self.measured))
-        for role in roles:
+        for role in self.programs if roles is None else roles:
             self.programs.setdefault(role, set()).clear()
             self.worn.discard(role)
-        meanwhile()
+
+    def sibling(self) -> ScriptedCrew:
+        self.siblings.append(ScriptedCrew({}))
+        return self.siblings[-1]
 
     def ask(self, role: str, method: str, *, timeout: float = 0, **params: Any) -> Any:
-        name = params.get("id", "").rpartition("/")[2]
+        *_, direction, name = f"fwd/{params.get('id', '')}".split("/")
+        parts = PARTS.get(direction, ())
         self.calls[method, name] += 1
         which, fault = self.faults.get((method, name), (0, None))
         held = self.programs.setdefault(role, set())
@@ -91,15 +100,16 @@ class ScriptedCrew:
             self.measured.append((name, params["input_set"]))
             name = "k of a later compile" if self.restarted else "k"
             times = TIMES | {"records": [{"name": name, "start": 0.0, "end": 1e-6}]}
-            return {"parts": {"forward": times}, "warm_up": WARM_UP, "wall_time": 2e-6, "calls": 3} | first
+            return {"parts": dict.fromkeys(parts, times), "warm_up": WARM_UP, "wall_time": 2e-6, "calls": 3} | first
         if method == "measure_mode":
             self.measured.append((f"{name} {params['mode']}", params["input_set"]))
             if params["mode"] == "launches":
                 return {"same_as": "cold"}
-            return {"parts": {"forward": TIMES}, "warm_up": WARM_UP, "command_buffers": None}
+            return {"parts": dict.fromkeys(parts, TIMES), "warm_up": WARM_UP, "command_buffers": None}
         answers: dict[str, Any] = {
-            "environment": {"timer": "cupti", "device": "GPU"}, "ceilings": {"streams": {}, "products": {}},
-            "device_properties": {"name": "GPU"}, "produce": {}, "trace": {"forward": TRACE},
+            "environment": {"timer": "cupti", "device": "GPU", "memory_bytes": self.memory_bytes},
+            "ceilings": {"streams": {}, "products": {}},
+            "device_properties": {"name": "GPU"}, "produce": {}, "trace": dict.fromkeys(parts, TRACE),
         }
         return answers.get(method)
 
@@ -112,14 +122,18 @@ class Silent:
     def done(self, record: Record) -> None: ...
 
 
-def run(folder: Path, crew: ScriptedCrew, *implementations: str, timing: Timing | None = None) -> dict[str, Record]:
-    plan = resolve(["vector_add"], suite="quick", cases=["prime"], implementations=implementations)
+def run(
+    folder: Path, crew: ScriptedCrew, *implementations: str, timing: Timing | None = None,
+    blocks: tuple[str, ...] = ("vector_add",), case: str = "prime",
+) -> dict[str, Record]:
+    plan = resolve(blocks, suite="quick", cases=[case], implementations=implementations)
     plan = replace(plan, timing=timing or Timing())
     record.create(folder, {"segments": []})
     run_device.environment(folder)
     session = Session(folder, folder / "scratch", crew, Silent(), {}, None)  # type: ignore[arg-type]
     run_device.run(plan, session)
-    return {r.implementation: r for r in record.read_records(folder)[0]}
+    found = record.read_records(folder)[0]
+    return {r.implementation if len(blocks) == 1 else r.id: r for r in found}
 
 
 def test_all_is_well(tmp_path: Path) -> None:
@@ -291,3 +305,56 @@ def test_an_implementation_that_cannot_be_prepared_again_costs_itself(tmp_path: 
     records = run(tmp_path, crew, "xla", "triton", timing=Timing(restarts=1))
     assert records["triton"].status == "failed" and "OutOfMemory" in str(records["triton"].detail)
     assert records["xla"].status == "ok"
+
+
+THREE = ("gelu", "rmsnorm", "swiglu")  # with two directions each
+
+
+@pytest.fixture
+def lanes(monkeypatch: pytest.MonkeyPatch) -> ScriptedCrew:
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    crew = ScriptedCrew({})
+    crew.memory_bytes = 140 << 30  # for four lanes, but there are cores for two
+    return crew
+
+
+def test_groups_share_out_the_lanes_and_directions_stay_together(tmp_path: Path, lanes: ScriptedCrew) -> None:
+    records = run(tmp_path, lanes, "xla", "triton", blocks=THREE)
+    assert len(records) == 12 and {r.status for r in records.values()} == {"ok"}
+    (sibling,) = lanes.siblings
+    assert lanes.calls["produce", ""] == 2 * 2 and sibling.calls["produce", ""] == 2  # two input sets a group
+    assert lanes.calls["check", "triton"] == 4 and sibling.calls["check", "triton"] == 2
+    assert sibling.calls["environment", ""] == sibling.calls["ceilings", ""] == 0
+    ids = [json.loads(line)["id"] for line in (tmp_path / "records.jsonl").read_text().splitlines()]
+    assert [name.split("/")[0] for name in ids] == ["gelu"] * 4 + ["swiglu"] * 4 + ["rmsnorm"] * 4  # the table's order
+
+
+def test_without_knowing_the_memory_there_is_one_lane(tmp_path: Path, lanes: ScriptedCrew) -> None:
+    lanes.memory_bytes = 0
+    run(tmp_path, lanes, "xla", blocks=THREE)
+    assert lanes.siblings == []
+
+
+@pytest.mark.parametrize("method", ["prepare", "measure"])
+def test_what_found_no_memory_beside_others_is_done_again_alone(
+    tmp_path: Path, lanes: ScriptedCrew, method: str
+) -> None:
+    """The first lane has rmsnorm last; its first group is the one that starves."""
+    lanes.faults = {(method, "triton"): (1, WorkerError("failed", "OutOfMemoryError: CUDA out of memory"))}
+    records = run(tmp_path, lanes, "xla", "triton", blocks=THREE)
+    assert len(records) == 12 and {r.status for r in records.values()} == {"ok"}
+    ids = [json.loads(line)["id"] for line in (tmp_path / "records.jsonl").read_text().splitlines()]
+    assert [name.split("/")[0] for name in ids] == ["swiglu"] * 4 + ["rmsnorm"] * 4 + ["gelu"] * 4
+    assert lanes.restarted and lanes.siblings[0].restarted  # every process gave its memory back first
+
+
+def test_what_finds_no_memory_alone_has_failed(tmp_path: Path) -> None:
+    crew = ScriptedCrew({("prepare", "triton"): (1, WorkerError("failed", "OutOfMemoryError: CUDA out of memory"))})
+    records = run(tmp_path, crew, "xla", "triton")
+    assert records["triton"].status == "failed" and records["xla"].status == "ok"
+
+
+def test_every_lane_starts_fresh_workers(tmp_path: Path, lanes: ScriptedCrew) -> None:
+    records = run(tmp_path, lanes, "xla", "triton", timing=Timing(restarts=1), blocks=("gelu", "swiglu"))
+    assert {tuple(r.measurement["processes"]) for r in records.values() if r.measurement} == {(0, 0, 0, 1, 1)}
+    assert len(lanes.restarted) == len(lanes.siblings[0].restarted) == 1

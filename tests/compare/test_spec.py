@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import replace
 
 import pytest
 
-from compare import arrays
-from compare.blocks import BLOCKS, attention
+from compare import PROJECT, arrays, machine
+from compare.blocks import BLOCKS, attention, requirements
 from compare.spec import Block, Case, Tensor
 
 
@@ -34,6 +35,14 @@ def test_compulsory_bytes_of_softmax() -> None:
     case = Case("softmax", "x", {"rows": 3, "columns": 5}, "bfloat16", "train")
     # forward reads x and writes y; backward reads dy and y and writes dx
     assert BLOCKS["softmax"].bytes_compulsory(case) == {"forward": 2 * 2 * 15, "backward": 3 * 2 * 15}
+
+
+def test_a_gradient_that_is_the_cotangent_is_not_written() -> None:
+    case = Case("linear_residual", "x", {"m": 3, "k": 5, "n": 7}, "bfloat16", "train")
+    x, weight, y = 2 * 3 * 5, 2 * 5 * 7, 2 * 3 * 7
+    assert BLOCKS["linear_residual"].compulsory_traffic(case) == {
+        "forward": (x + weight + y, y), "backward": (y + x + weight, x + weight),
+    }
 
 
 def test_compulsory_bytes_of_vector_add() -> None:
@@ -105,3 +114,16 @@ def test_a_block_is_given_its_attributes_and_those_sizes_that_are_parameters() -
     block = replace(LOOKUP, attributes={"scale": 0.5}, parameters=("window",))
     case = Case("lookup", "x", {"rows": 100, "columns": 3, "tokens": 7, "window": 4}, "bfloat16", "fwd")
     assert block.attributes_of(case) == {"scale": 0.5, "window": 4}
+
+
+def test_optional_packages_are_the_extra_of_their_name() -> None:
+    """The versions that rows were tested with are those that `pip install xlafuse[peers]` brings."""
+    extras = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(requirements("torch")) == set(extras["peers"])
+
+
+def test_a_package_that_is_missing_is_named_with_its_cure() -> None:
+    assert machine.missing(("numpy>=1",)) is None
+    problem = machine.missing(("numpy>=1", "no-such-package[extra]==1.2"))
+    assert problem is not None and problem.startswith("no-such-package is not installed")
+    assert '-m pip install "no-such-package[extra]==1.2"' in problem

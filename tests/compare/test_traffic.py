@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from compare import cli, machine, record, run, run_traffic, traffic
+from compare import cli, machine, record, run, run_traffic, targets, traffic
 from compare.blocks import BLOCKS
 from compare.clock import DeviceRecord
 from compare.graph import store
@@ -150,7 +150,7 @@ def test_each_batch_is_there_before_the_next_begins(ncu: FakeNcu, monkeypatch: p
 
 
 def test_an_interrupt_keeps_what_was_profiled(ncu: FakeNcu) -> None:
-    ncu.say("interrupt", f"triton {os.getpid()} 1")
+    ncu.say("interrupt", f"triton {os.getpid()} 1 0")
     kept = []
     with pytest.raises(KeyboardInterrupt):
         for number, outcome in traffic.measure(work("eager", "triton", "library"), "all"):
@@ -159,12 +159,24 @@ def test_an_interrupt_keeps_what_was_profiled(ncu: FakeNcu) -> None:
     assert kept == [(0, Profiled(None, {"forward": [kernel], "backward": [kernel]}))]
 
 
+def test_a_worker_that_stays_busy_after_an_interrupt_is_killed_and_ncu_is_not(
+    ncu: FakeNcu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(traffic, "_STOP_SECONDS", 2)
+    ncu.say("interrupt", f"triton {os.getpid()} 1 60")
+    kept = []
+    with pytest.raises(KeyboardInterrupt):
+        for number, outcome in traffic.measure(work("eager", "triton"), "all"):
+            kept.append((number, isinstance(outcome, Profiled)))
+    assert kept == [(0, True)]
+
+
 def test_a_second_interrupt_waits_for_nothing(ncu: FakeNcu) -> None:
-    ncu.say("interrupt", f"triton {os.getpid()} 2")
+    ncu.say("interrupt", f"triton {os.getpid()} 2 60")
     begun = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         measured(work("eager", "triton"), "all")
-    assert time.monotonic() - begun < 25  # the worker would be busy for a minute, and has half of one
+    assert time.monotonic() - begun < 12  # the worker would be busy for a minute, and has a quarter of one
 
 
 def test_a_probe_tells_whether_ncu_can_count(ncu: FakeNcu, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,7 +274,7 @@ def test_a_resumed_run_measures_what_is_missing(ncu: FakeNcu, tmp_path: Path) ->
 def test_after_an_interrupt_only_the_missing_ways_are_measured(ncu: FakeNcu, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     plan = run_folder(folder, timed("eager"), timed("triton"))
-    ncu.say("interrupt", f"triton {os.getpid()} 1")
+    ncu.say("interrupt", f"triton {os.getpid()} 1 0")
     with pytest.raises(KeyboardInterrupt):
         run_traffic.measure(plan, folder, lambda what: None)
     kept = traffic_of(folder)
@@ -284,7 +296,7 @@ def test_an_interrupt_of_the_run_says_how_it_goes_on(
     folder = tmp_path / "run"
     plan = run_folder(folder, timed("eager"), timed("triton"))
     monkeypatch.setattr(machine, "gpu_present", lambda: True)
-    ncu.say("interrupt", f"triton {os.getpid()} 1")
+    ncu.say("interrupt", f"triton {os.getpid()} 1 0")
     assert run.execute(plan, folder=folder, target=None, resume=True, traffic=True) == 130
     said = capsys.readouterr().err
     assert "traffic, 2 of 4, alone: softmax/odd/fp32/fwd/triton\n" in said
@@ -328,8 +340,12 @@ def test_copies_keep_their_place_among_the_launches_and_are_told_apart() -> None
 
 
 def test_xla_gets_the_choices_that_the_run_recorded(tmp_path: Path) -> None:
-    environments = {("s1", "xla"): {"jax": "0.11.2"}, ("s1", "torch"): {"torch": "2.11.0"}}
+    worker = {"jax": "0.11.2", "device": "a GPU of which there is no pack"}
+    environments = {("s1", "xla"): worker, ("s1", "torch"): {"torch": "2.11.0"}}
     assert "autotune" not in run_traffic._variables(tmp_path, "xla", environments)["XLA_FLAGS"]
+    worker["device"] = "NVIDIA H200"  # whose pack stands in for a folder without results
+    of_pack = targets.FOLDER / "h200" / "xla" / "autotune-0.11.2.textproto"
+    assert str(of_pack) in run_traffic._variables(tmp_path, "xla", environments)["XLA_FLAGS"]
     results = tmp_path / "target" / "xla" / "autotune-0.11.2.textproto"
     results.parent.mkdir(parents=True)
     results.write_text("")

@@ -16,6 +16,7 @@ from triton_side.blocks.cross_entropy import IGNORED
 from triton_side.blocks.threefry import uniforms
 from triton_side.library import attention as library_attention
 from triton_side.library import attention_packed as library_packed
+from triton_side.library import decode_attention as library_decode
 from triton_side.stages import of_node
 
 EPS = 1e-5
@@ -31,11 +32,17 @@ SHAPES = {
     "layernorm": [(1, 2), (7, 129)],
     "dropout_residual_norm": [(1, 3), (7, 129)],
     "matmul": [(1, 1, 1), (7, 33, 65)],  # m, k, n
+    "linear": [(1, 3, 5), (7, 33, 65)],  # m, k, n
+    "linear_residual": [(1, 3, 5), (7, 33, 65)],  # m, k, n
     "linear_gelu": [(1, 3, 5), (7, 33, 65)],  # m, k, n
     "swiglu_mlp": [(1, 3, 5), (7, 33, 65)],  # tokens, width, hidden
+    "moe": [(1, 8, 16, 3), (7, 32, 40, 6)],  # tokens, width, hidden, experts; rows of 16 bytes for grouped_mm
     "rope": [(1, 1, 1, 1, 2), (2, 3, 1, 37, 24)],  # batch, heads, kv_heads, sequence, head_dim
     "attention": [(1, 1, 1, 1, 16), (1, 2, 1, 37, 24)],  # batch, heads, kv_heads, sequence, head_dim
     "attention_packed": [(1, 1, 1, 1, 16), (5, 4, 2, 37, 24)],  # sequences, heads, kv_heads, tokens, head_dim
+    "decode_attention": [(1, 1, 1, 1, 16), (3, 6, 2, 37, 24)],  # batch, heads, kv_heads, capacity, head_dim
+    # batch, heads, kv_heads, page_size, pages_per_sequence, head_dim
+    "decode_attention_paged": [(1, 1, 1, 1, 1, 16), (3, 6, 2, 5, 8, 24)],
     "gpt2_block": [(1, 1, 8, 2, 5), (2, 7, 24, 6, 33)],  # batch, sequence, width, head_dim, hidden
     # batch, sequence, width, head_dim, hidden
     "decoder_block": [(1, 1, 3, 2, 5), (2, 7, 24, 6, 33)],
@@ -52,9 +59,9 @@ ATTRIBUTES = {
     "gpt2_block": {"heads": HEADS, "p": 0.25, "eps": EPS},
     "decoder_block": {"heads": HEADS, "kv_heads": KV_HEADS, "eps": EPS, "theta": THETA},
     "cross_entropy": {"smoothing": SMOOTHING, "z_loss": Z_LOSS},
-    "linear_cross_entropy": {"smoothing": SMOOTHING, "z_loss": Z_LOSS},
+    "linear_cross_entropy": {"smoothing": SMOOTHING, "z_loss": Z_LOSS}, "moe": {"top_k": 2},
 }
-FLOAT32 = {"loss"}  # outputs that are, whatever the inputs' dtype
+FLOAT32 = {"loss", "balance_loss"}  # outputs that are, whatever the inputs' dtype
 ROUNDED = {"linear_cross_entropy"}  # of what is rounded to that dtype on the way, though
 SUM = ("bias", "random", "dropout", "residual")
 NORM = ("mean_square", "normalize", "weight")
@@ -69,11 +76,16 @@ STAGES = {
     "layernorm": {"mean", "variance", "normalize", "weight", "bias"},
     "dropout_residual_norm": {"bias", "random", "dropout", "residual", "mean", "variance", "normalize", "affine"},
     "matmul": {"product"},
+    "linear": {"product", "bias"},
+    "linear_residual": {"product", "residual"},
     "linear_gelu": {"product", "bias", "gelu"},
     "swiglu_mlp": {"norm", "gate", "up", "act", "down", "residual"},
+    "moe": {"router", "topk", "balance", "dispatch", "gate", "up", "act", "down", "combine"},
     "rope": {"angles", "rotate_q", "rotate_k"},
     "attention": {"scores", "mask", "softmax", "values"},
     "attention_packed": {"scores", "mask", "softmax", "values"},
+    "decode_attention": {"scores", "mask", "softmax", "values"},
+    "decode_attention_paged": {"gather", "scores", "mask", "softmax", "values"},
     "gpt2_block": {
         *(f"attention_norm/{stage}" for stage in ("mean", "variance", "normalize", "weight", "bias")), "qkv",
         "attention/scores", "attention/mask", "attention/softmax", "attention/values", "out",
@@ -131,9 +143,10 @@ def make_inputs(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> Array
     if block == "matmul":
         m, k, n = shape
         return {"a": normal(m, k), "b": normal(k, n, scale=k**-0.5)}
-    if block == "linear_gelu":
+    if block in ("linear", "linear_gelu", "linear_residual"):
         m, k, n = shape
-        return {"x": normal(m, k), "weight": normal(k, n, scale=k**-0.5), "bias": normal(n)}
+        added = {"residual": normal(m, n)} if block == "linear_residual" else {"bias": normal(n)}
+        return {"x": normal(m, k), "weight": normal(k, n, scale=k**-0.5), **added}
     if block == "rope":
         batch, heads, kv_heads, sequence, head_dim = shape
         # Small, as the error of an angle is multiplied by the position.
@@ -141,6 +154,18 @@ def make_inputs(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> Array
         return {
             "q": normal(batch, heads, sequence, head_dim), "k": normal(batch, kv_heads, sequence, head_dim),
             "positions": positions,
+        }  # fmt: skip
+    if block == "decode_attention":
+        batch, heads, kv_heads, capacity, head_dim = shape
+        caches = {name: normal(batch, kv_heads, capacity, head_dim) for name in ("k_cache", "v_cache")}
+        return {"q": normal(batch, heads, head_dim), **caches, "lengths": lengths(batch, capacity)}
+    if block == "decode_attention_paged":
+        batch, heads, kv_heads, page_size, each, head_dim = shape
+        pages = {name: normal(batch * each, page_size, kv_heads, head_dim) for name in ("k_pages", "v_pages")}
+        table = torch.randperm(batch * each, generator=generator).to(torch.int32).view(batch, each)
+        return {
+            "q": normal(batch, heads, head_dim), **pages, "page_table": table,
+            "lengths": lengths(batch, each * page_size),
         }  # fmt: skip
     if block == "gpt2_block":
         batch, sequence, width, head_dim, hidden = shape
@@ -179,6 +204,18 @@ def make_inputs(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> Array
             return {"logits": normal(*shape), "labels": labels}
         tokens, width, classes = shape
         return {"h": normal(tokens, width), "w": normal(classes, width, scale=width**-0.5), "labels": labels}
+    if block == "moe":
+        tokens, width, hidden, experts = shape
+        x = normal(tokens, width).detach()
+        # Logits a half apart, or equal.
+        x[:, :experts] = torch.arange(experts) * (1 + torch.arange(tokens)[:, None]) % 7 / 8
+        return {
+            "x": x.requires_grad_(),
+            "router": (4 * torch.eye(experts, width)).to(dtype).requires_grad_(),
+            "w_gate": normal(experts, width, hidden, scale=width**-0.5),
+            "w_up": normal(experts, width, hidden, scale=width**-0.5),
+            "w_down": normal(experts, hidden, width, scale=hidden**-0.5),
+        }
     if block == "swiglu_mlp":
         tokens, width, hidden = shape
         return {
@@ -189,6 +226,11 @@ def make_inputs(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> Array
             "down_weight": normal(hidden, width, scale=hidden**-0.5),
         }
     return {"x": normal(*shape)}
+
+
+def lengths(batch: int, capacity: int) -> Tensor:
+    """All keys, then fewer and fewer."""
+    return torch.tensor([max(capacity // (i + 1), 1) for i in range(batch)], dtype=torch.int32)
 
 
 def detached(inputs: Arrays) -> Arrays:
@@ -211,6 +253,17 @@ def rope_reference(x: Tensor, positions: Tensor) -> Tensor:
     return torch.cat([turned.real, turned.imag], dim=-1)
 
 
+def decoded(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    """Each sequence by itself, its keys alone."""
+    group = q.shape[1] // k.shape[1]
+    rows = []
+    for i, length in enumerate(lengths.tolist()):
+        keys, values = (x[i, :, :length].repeat_interleave(group, dim=0) for x in (k, v))
+        weights = torch.softmax(torch.einsum("hd,hkd->hk", q[i], keys) / math.sqrt(q.shape[-1]), -1)
+        rows.append(torch.einsum("hk,hkd->hd", weights, values))
+    return torch.stack(rows)
+
+
 def reference(block: str, inputs: Arrays, causal: int = 1, window: int = 0) -> Arrays:
     """The block's formula, on float64 tensors."""
     x = inputs.get("x")
@@ -226,6 +279,10 @@ def reference(block: str, inputs: Arrays, causal: int = 1, window: int = 0) -> A
         return {"y": gelu_reference(inputs["gate"]) * inputs["up"]}
     if block == "matmul":
         return {"c": inputs["a"] @ inputs["b"]}
+    if block == "linear":
+        return {"y": x @ inputs["weight"] + inputs["bias"]}
+    if block == "linear_residual":
+        return {"y": inputs["residual"] + x @ inputs["weight"]}
     if block == "linear_gelu":
         return {"y": gelu_reference(x @ inputs["weight"] + inputs["bias"])}
     if block == "softmax":
@@ -239,6 +296,19 @@ def reference(block: str, inputs: Arrays, causal: int = 1, window: int = 0) -> A
         h = rmsnorm_reference(x, inputs["norm_weight"])
         gate = h @ inputs["gate_weight"]
         return {"y": x + (gate / (1 + torch.exp(-gate)) * (h @ inputs["up_weight"])) @ inputs["down_weight"]}
+    if block == "moe":
+        probabilities = torch.softmax(x @ inputs["router"].T, -1)
+        experts = probabilities.shape[1]
+        chosen = probabilities.detach().sort(descending=True, stable=True)[1][:, :2]
+        weights = torch.zeros_like(probabilities).scatter(1, chosen, probabilities.gather(1, chosen))
+        weights = weights / weights.sum(-1, keepdim=True)
+        gate = torch.einsum("tw,ewh->eth", x, inputs["w_gate"])
+        out = gate / (1 + torch.exp(-gate)) * torch.einsum("tw,ewh->eth", x, inputs["w_up"]) @ inputs["w_down"]
+        fraction = chosen.flatten().bincount(minlength=experts) / chosen.numel()
+        return {
+            "y": torch.einsum("te,etw->tw", weights, out),
+            "balance_loss": experts * (fraction * probabilities.mean(0)).sum(),
+        }
     if block == "rope":
         return {f"{name}_out": rope_reference(inputs[name], inputs["positions"]) for name in "qk"}
     if block == "embedding":
@@ -253,10 +323,6 @@ def reference(block: str, inputs: Arrays, causal: int = 1, window: int = 0) -> A
         kept = uniforms(*x.shape, inputs["seed"]) >= 65536 // 4
         h = inputs["residual"] + kept * (x + inputs["bias"]) / 0.75
         return {"y": torch.nn.functional.layer_norm(h, h.shape[-1:], inputs["weight"], inputs["shift"], EPS), "h": h}
-    if block == "attention_packed":
-        parts = zip(*(inputs[name].split(inputs["cu_seqlens"].diff().tolist()) for name in "qkv"), strict=True)
-        alone = [dict(zip("qkv", (x.transpose(0, 1)[None] for x in part), strict=True)) for part in parts]
-        return {"out": torch.cat([reference("attention", one)["out"][0].transpose(0, 1) for one in alone])}
     if block == "gpt2_block":
         norm = {"weight": inputs["attention_norm_weight"], "bias": inputs["attention_norm_bias"]}
         tokens = x.flatten(0, 1)
@@ -279,6 +345,15 @@ def reference(block: str, inputs: Arrays, causal: int = 1, window: int = 0) -> A
         mlp = {f"{name}_weight": inputs[f"w_{name}"] for name in ("gate", "up", "down")}
         x = x + attended.transpose(1, 2).flatten(2) @ inputs["w_o"]
         return reference("swiglu_mlp", {"x": x, "norm_weight": inputs["mlp_norm"], **mlp})
+    if block == "attention_packed":
+        parts = zip(*(inputs[name].split(inputs["cu_seqlens"].diff().tolist()) for name in "qkv"), strict=True)
+        alone = [dict(zip("qkv", (x.transpose(0, 1)[None] for x in part), strict=True)) for part in parts]
+        return {"out": torch.cat([reference("attention", one)["out"][0].transpose(0, 1) for one in alone])}
+    if block == "decode_attention":
+        return {"out": decoded(inputs["q"], inputs["k_cache"], inputs["v_cache"], inputs["lengths"])}
+    if block == "decode_attention_paged":
+        k, v = (inputs[name][inputs["page_table"].long()].flatten(1, 2) for name in ("k_pages", "v_pages"))
+        return {"out": decoded(inputs["q"], k.transpose(1, 2), v.transpose(1, 2), inputs["lengths"])}
     q, *kv = (inputs[name] for name in "qkv")
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in kv)
     scores = torch.einsum("bhqd,bhkd->bhqk", q, k) / math.sqrt(q.shape[-1])
@@ -331,7 +406,8 @@ def module(package: str, block: str) -> Callable[..., Arrays]:
 
 ALL_CASES = [(block, shape) for block, shapes in SHAPES.items() for shape in shapes]
 WITHOUT_LIBRARY = (
-    "attention", "attention_packed", "decoder_block", "dropout_residual_norm", "gpt2_block", "matmul", "rope",
+    "attention", "attention_packed", "decode_attention", "decode_attention_paged", "decoder_block",
+    "dropout_residual_norm", "gpt2_block", "matmul", "rope",
 )  # fmt: skip
 LIBRARY_CASES = [(block, shape) for block, shape in ALL_CASES if block not in WITHOUT_LIBRARY]
 
@@ -346,6 +422,16 @@ def test_block(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(("block", "shape"), LIBRARY_CASES)
 def test_library(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     check(block, module("library", block), make_inputs(block, shape, dtype))
+
+
+@pytest.mark.parametrize("package", ["blocks", "library"])
+def test_matmul_fp8(package: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    a, b = ((torch.randn(rows, 32, generator=generator) * 8).to(torch.float8_e4m3fn) for rows in (7, 48))
+    scales = {"a_scale": torch.tensor(0.37), "b_scale": torch.tensor(0.011)}
+    c = module(package, "matmul_fp8")({"a": a, "b": b, **scales})["c"]
+    exact = (a.double() @ b.double().T) * scales["a_scale"].double() * scales["b_scale"].double()
+    assert_close("c", c, exact, torch.bfloat16)
 
 
 def test_the_library_projects_chunks_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,8 +476,9 @@ def test_block_is_one_graph_and_its_stages_reach_both_directions(block: str) -> 
         check(block, compiled, make_inputs(block, SHAPES[block][1], torch.float32))
     assert stages["forward"] == STAGES[block]
     # The gradient of a sum passes on unchanged; none flows through softmax's maximum, to positions or random bits.
-    without = {"add", "max", "residual", "angles", "random", "rope/angles", "attention_residual", "mlp_residual"}
-    assert stages.get("backward", set()) == STAGES[block] - without
+    without = {"add", "max", "residual", "angles", "random", "attention_residual", "mlp_residual"}
+    expected = {stage for stage in STAGES[block] if stage.split("/")[-1] not in without}
+    assert stages.get("backward", set()) == expected
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -424,6 +511,32 @@ def test_flex_forward_on_a_cpu() -> None:
     inputs = detached(make_inputs("attention", (1, 2, 1, 37, 16), torch.float32))
     for causal, window in ((0, 0), (1, 0), (1, 5)):
         check("attention", library_attention.apply_flex, inputs, gradients=False, causal=causal, window=window)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sdpa_decodes_on_a_cpu(dtype: torch.dtype) -> None:
+    for shape in SHAPES["decode_attention"]:
+        inputs = detached(make_inputs("decode_attention", shape, dtype))
+        attend = lambda given: {"out": library_decode.attend(*given.values())}  # noqa: E731
+        check("decode_attention", attend, inputs, gradients=False)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler on a CPU")
+def test_flex_decodes_on_a_cpu() -> None:
+    inputs = detached(make_inputs("decode_attention", (3, 6, 2, 300, 16), torch.float32))
+    inputs["lengths"][1] = 0
+    check("decode_attention", library_decode.apply_flex, inputs, gradients=False)
+
+
+@pytest.mark.parametrize("block", ["decode_attention", "decode_attention_paged"])
+def test_a_sequence_without_keys_gives_zeros(block: str) -> None:
+    inputs = detached(make_inputs(block, SHAPES[block][1], torch.float32))
+    inputs["lengths"][1] = 0
+    out = module("blocks", block)(inputs)["out"]
+    assert not out[1].any() and out[[0, 2]].all()
+    if block == "decode_attention":
+        assert not library_decode.attend(*inputs.values())[1].any()
 
 
 @pytest.mark.slow

@@ -39,13 +39,27 @@ GPT2_LAYER = {
     "mlp_norm_weight": (128,), "mlp_norm_bias": (128,), "b_o": (128,), "b_down": (128,),
 }  # fmt: skip
 MATMUL = {"a": (64, 128), "b": (128, 256)}
+MATMUL_FP8 = {"a": (64, 128), "b": (256, 128), "a_scale": (), "b_scale": ()}
 LINEAR_GELU = {"x": (64, 128), "weight": (128, 256), "bias": (256,)}
+LINEAR_RESIDUAL = {"x": (64, 128), "weight": (128, 256), "residual": (64, 256)}
 ATTENTION = dict.fromkeys("qkv", (1, 2, 128, 64))
 SHARED = {"q": (1, 4, 128, 64), "k": (1, 2, 128, 64), "v": (1, 2, 128, 64)}
 GATED = {"gate": (64, 128), "up": (64, 128)}
+MOE = {
+    "x": (64, 128), "router": (8, 128), "w_gate": (8, 128, 256), "w_up": (8, 128, 256), "w_down": (8, 256, 128),
+}  # fmt: skip
 ROPE = {"q": (2, 9, 128, 64), "k": (2, 2, 128, 64), "positions": (2, 128)}
 PACKED = {"q": (300, 4, 64), "k": (300, 2, 64), "v": (300, 2, 64), "cu_seqlens": (6,)}
-INTEGERS = {"positions", "ids", "labels", "seed", "step", "cu_seqlens"}  # int32, whatever the case's dtype
+DECODE = {"q": (2, 6, 64), "k_cache": (2, 2, 640, 64), "v_cache": (2, 2, 640, 64), "lengths": (2,)}
+SHORT = DECODE | {"k_cache": (2, 2, 64, 64), "v_cache": (2, 2, 64, 64)}
+PAGED = {
+    "q": (2, 6, 64), "k_pages": (90, 16, 2, 64), "v_pages": (90, 16, 2, 64), "page_table": (2, 40), "lengths": (2,),
+}  # fmt: skip
+FORWARD_ONLY = ("vector_add", "adamw", "matmul_fp8", "decode_attention", "decode_attention_paged")
+OWN_DTYPES = {  # whatever the case's dtype
+    **dict.fromkeys(("positions", "ids", "labels", "seed", "step", "lengths", "page_table", "cu_seqlens"), "int32"),
+    **dict.fromkeys(("a_scale", "b_scale"), "float32"),
+}
 EPS = {"eps": 1e-6}
 OPTIMIZER = {"rate": 0.1, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "decay": 0.1}
 ADAMW = {"step": (), **dict.fromkeys(("param", "gradient", "mu", "nu"), (4096,))}
@@ -77,10 +91,15 @@ CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, float], s
     "dropout_residual_norm": ("kernels", "dropout_residual_norm", CHAIN, {"p": 0.1} | EPS, "bfloat16"),
     "matmul": ("kernels", "matmul", MATMUL, {}, "bfloat16"),
     "matmul, pointers": ("kernels", "matmul", MATMUL, {}, "float32"),
+    "matmul_fp8": ("kernels", "matmul_fp8", MATMUL_FP8, {}, "float8_e4m3fn"),
+    "linear": ("kernels", "linear", LINEAR_GELU, {}, "bfloat16"),
+    "linear_residual": ("kernels", "linear_residual", LINEAR_RESIDUAL, {}, "bfloat16"),
     "linear_gelu": ("kernels", "linear_gelu", LINEAR_GELU, {}, "bfloat16"),
     "linear_gelu, pointers": ("kernels", "linear_gelu", LINEAR_GELU, {}, "float32"),
     "swiglu_mlp": ("kernels", "swiglu_mlp", MLP, EPS, "bfloat16"),
     "swiglu_mlp, pointers": ("kernels", "swiglu_mlp", MLP, EPS, "float32"),
+    "moe": ("kernels", "moe", MOE, {"top_k": 2}, "bfloat16"),
+    "moe, pointers": ("kernels", "moe", MOE, {"top_k": 2}, "float32"),
     "rope": ("kernels", "rope", ROPE, {"theta": 500000.0}, "bfloat16"),
     "decoder_block": (
         "kernels", "decoder_block", LAYER, {"heads": 4, "kv_heads": 2, "theta": 500000.0} | EPS, "bfloat16",
@@ -90,6 +109,9 @@ CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, float], s
     "attention, pointers": ("kernels", "attention", ATTENTION, {}, "float32"),
     "attention, window": ("kernels", "attention", SHARED, {"causal": 1, "window": 32}, "bfloat16"),
     "attention_packed": ("kernels", "attention_packed", PACKED, {"longest": 90}, "bfloat16"),
+    "decode_attention": ("kernels", "decode_attention", DECODE, {}, "bfloat16"),
+    "decode_attention, one chunk": ("kernels", "decode_attention", SHORT, {}, "bfloat16"),
+    "decode_attention_paged": ("kernels", "decode_attention_paged", PAGED, {}, "bfloat16"),
     "embedding": ("kernels", "embedding", {"table": (512, 128), "ids": (64,)}, {}, "bfloat16"),
     "cross_entropy": ("kernels", "cross_entropy", ENTROPY, {"smoothing": 0.1, "z_loss": 1e-4}, "bfloat16"),
     "linear_cross_entropy": (
@@ -124,12 +146,12 @@ def described(event):
     )
 
 found = {}
-cases = json.loads(sys.argv[2])
+cases, own_dtypes, forward_only = map(json.loads, sys.argv[2:])
 for name, (folder, block, shapes, attributes, dtype) in cases.items():
     apply = importlib.import_module(f"triton_side.{folder}.{block}").apply
-    train = block not in ("vector_add", "adamw")
+    train = block not in forward_only
     with deviceless.fake_mode():
-        specs = {k: (tuple(s), "int32" if k in sys.argv[3:] else dtype) for k, s in shapes.items()}
+        specs = {k: (tuple(s), own_dtypes.get(k, dtype)) for k, s in shapes.items()}
         inputs = deviceless.fake_inputs(specs, requires_grad=train)
         recorded = record_call(lambda i: apply(i, **attributes), inputs, train=train, compile_only=True)
     found[name] = {part: [described(event) for event in events] for part, events in recorded.parts.items()}
@@ -142,7 +164,7 @@ def recorded() -> dict[str, dict[str, list[dict[str, Any]]]]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(PROPERTIES), json.dumps(CASES), *INTEGERS],
+        [sys.executable, "-c", SCRIPT, str(PROPERTIES), *map(json.dumps, (CASES, OWN_DTYPES, FORWARD_ONLY))],
         env=environment, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
@@ -166,7 +188,7 @@ def torch_stages(block: str) -> set[str]:
     _, _, shapes, attributes, _ = CASES[block]
     apply = importlib.import_module(f"triton_side.blocks.{block}").apply
     with FakeTensorMode():
-        dtypes = {name: torch.int32 if name in INTEGERS else torch.bfloat16 for name in shapes}
+        dtypes = {name: getattr(torch, OWN_DTYPES.get(name, "bfloat16")) for name in shapes}
         inputs = {name: torch.empty(shape, dtype=dtypes[name], device="meta") for name, shape in shapes.items()}
         events = record_call(lambda given: apply(given, **attributes), inputs, train=False).parts["forward"]
     return {event.stage for event in events if hasattr(event, "stage")} - {""}
@@ -179,7 +201,7 @@ def jax_stages(block: str) -> set[str]:
 
     _, _, shapes, attributes, _ = CASES[block]
     apply = importlib.import_module(f"xlafuse.blocks.{block}").apply
-    dtypes = {name: "int32" if name in INTEGERS else "bfloat16" for name in shapes}
+    dtypes = {name: OWN_DTYPES.get(name, "bfloat16") for name in shapes}
     inputs = {name: jax.ShapeDtypeStruct(shape, dtypes[name]) for name, shape in shapes.items()}
 
     def stacks(jaxpr: Any, around: str) -> Iterator[str]:
@@ -196,7 +218,7 @@ def jax_stages(block: str) -> set[str]:
 @pytest.mark.parametrize("case", CASES)
 def test_every_launch_declares_what_it_computes(case: str) -> None:
     parts = recorded()[case]
-    assert set(parts) == ({"forward"} if CASES[case][1] in ("vector_add", "adamw") else {"forward", "backward"})
+    assert set(parts) == ({"forward"} if CASES[case][1] in FORWARD_ONLY else {"forward", "backward"})
     for part, events in parts.items():
         assert events
         for event in events:
@@ -294,6 +316,28 @@ def test_the_linear_layer_names_what_it_stores() -> None:
     assert names == {"forward": ["pre", "y"], "backward": ["dpre", "partial", "dbias", "dx", "dweight"]}
 
 
+def test_linear_layers_move_what_they_must_and_a_few_partial_sums() -> None:
+    m, k, n = 64, 128, 256
+    x, weight, y, bias = (2 * elements for elements in (m * k, k * n, m * n, n))
+    moved = {
+        case: [sum(event["bytes"] for event in events) for events in recorded()[case].values()]
+        for case in ("linear", "linear_residual")
+    }
+    products = (y + weight + x) + (x + y + weight)
+    assert moved["linear_residual"] == [x + weight + y + y, products]
+    forward, backward = moved["linear"]
+    assert forward == x + weight + bias + y
+    partials, left_over = divmod(backward - products - y - bias, 2 * 4 * n)
+    assert left_over == 0 and 1 <= partials <= 4
+
+
+def test_a_product_of_fp8_reads_a_byte_an_element_and_writes_two() -> None:
+    (product,) = recorded()["matmul_fp8"]["forward"]
+    assert product["reads"] == ["a_ptr", "b_ptr", "a_scale_ptr", "b_scale_ptr"] and product["names"] == ["c"]
+    assert product["bytes"] == 64 * 128 + 256 * 128 + 2 * 4 + 2 * 64 * 256
+    assert product["flops"] == 2 * 64 * 128 * 256 + 64 * 256
+
+
 def test_the_mlp_names_its_intermediates() -> None:
     parts = recorded()["swiglu_mlp"]
     names = {part: [n for event in events for n in event.get("names", ())] for part, events in parts.items()}
@@ -346,6 +390,20 @@ def test_a_lookup_reads_what_it_yields_and_its_gradient_writes_the_table_once() 
     assert dtable == 2 * 512 * 128 + 2 * 64 * 128 + 2 * 4 * 64
 
 
+def test_decoding_reads_every_key_once_and_its_chunks_hand_over_partial_results() -> None:
+    queries, keys, statistics = 2 * 2 * 6 * 64, 2 * 2 * (2 * 2 * 640 * 64), 4 * 2
+    for case, table in (("decode_attention", 0), ("decode_attention_paged", 4 * 2 * 40)):
+        attend, combine = recorded()[case]["forward"]
+        assert (attend["names"], combine["names"]) == (["partial", "max", "sum"], ["out"])
+        assert attend["flops"] == 2 * 3 * keys / 2  # two for an element of a cache with each of three query heads
+        partials = attend["bytes"] - (queries + keys + statistics + table)
+        splits, left_over = divmod(partials, 4 * 2 * 6 * (64 + 2))
+        assert splits == 10 and left_over == 0
+        assert combine["bytes"] == partials + statistics + queries
+    (alone,) = recorded()["decode_attention, one chunk"]["forward"]
+    assert alone["names"] == ["out"] and alone["bytes"] == 2 * queries + keys / 10 + statistics
+
+
 def test_flops_are_those_of_the_products() -> None:
     def declared(case: str, part: str) -> float:
         return sum(event.get("flops", 0) for event in recorded()[case][part])
@@ -363,6 +421,8 @@ def test_flops_are_those_of_the_products() -> None:
     for case in ("matmul", "cuda matmul"):
         assert declared(case, "forward") == products / 3
         assert declared(case, "backward") == 2 * products / 3
+    assert declared("linear", "forward") == declared("linear_residual", "forward") == products / 3 + 64 * 256
+    assert declared("linear", "backward") == pytest.approx(2 * products / 3, rel=0.01)
     assert declared("linear_gelu", "forward") == products / 3 + 10 * 64 * 256
     assert declared("linear_gelu", "backward") == pytest.approx(2 * products / 3, rel=0.04)
     assert declared("rmsnorm", "forward") == 4 * 64 * 128
@@ -392,3 +452,17 @@ def test_layernorm_moves_what_it_must_and_a_few_partial_sums(case: str) -> None:
     assert 1 <= partials <= rows and left_over == 0
     names = [event["names"] for event in recorded()[case]["backward"]]
     assert names == [["dx", "partial"], ["dweight", "dbias"]]
+
+
+def test_the_mixture_computes_chosen_experts_alone_and_names_what_passes_between() -> None:
+    parts = recorded()["moe"]
+    products = 3 * 2 * (64 * 2) * 128 * 256
+    declared = {part: sum(event["flops"] for event in events) for part, events in parts.items()}
+    assert declared["forward"] == pytest.approx(products, rel=0.03)
+    assert declared["backward"] == pytest.approx(2 * products, rel=0.03)
+    names = {part: [n for event in events for n in event["names"]] for part, events in parts.items()}
+    assert names["forward"][-6:] == ["rows", "gate", "up", "act", "out", "y"]
+    assert names["backward"] == [
+        "dout", "dgate", "dup", "weighted_act", "dweights", "dw_down", "dw_gate", "dw_up", "dx_of_experts", "dlogits",
+        "partial", "drouter", "dx",
+    ]  # fmt: skip

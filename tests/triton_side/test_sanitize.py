@@ -199,6 +199,10 @@ def test_a_process_whose_time_is_over_begins_no_case(
     made.clear()
     sanitize.launch_all(None, until=now[0] + 15)
     assert made == ["a", "b"] and capsys.readouterr().out.split() == ["a", "b", "c", "a", "b"]
+    made.clear()
+    for start in range(3):  # processes that share out the cases
+        sanitize.launch_all(None, start=start, step=3)
+    assert made == ["a", "d", "b", "c"]
 
 
 @pytest.fixture

@@ -14,6 +14,8 @@ from xlafuse.blocks import (
     attention_packed,
     bias_gelu,
     cross_entropy,
+    decode_attention,
+    decode_attention_paged,
     decoder_block,
     dropout_residual_norm,
     embedding,
@@ -21,9 +23,13 @@ from xlafuse.blocks import (
     gelu,
     gpt2_block,
     layernorm,
+    linear,
     linear_cross_entropy,
     linear_gelu,
+    linear_residual,
     matmul,
+    matmul_fp8,
+    moe,
     rmsnorm,
     rope,
     softmax,
@@ -72,6 +78,25 @@ def _attention_packed(i: Float64s) -> Float64s:
     return {"out": np.concatenate(outs)}
 
 
+def _decode_attention(i: Float64s) -> Float64s:
+    group = i["q"].shape[1] // i["k_cache"].shape[1]
+    out = np.zeros_like(i["q"])
+    for b, h in np.ndindex(i["q"].shape[:2]):
+        keys, values = (i[name][b, h // group, : int(i["lengths"][b])] for name in ("k_cache", "v_cache"))
+        if len(keys):
+            out[b, h] = _softmax(keys @ i["q"][b, h] / np.sqrt(i["q"].shape[-1])) @ values
+    return {"out": out}
+
+
+def _decode_attention_paged(i: Float64s) -> Float64s:
+    table = i["page_table"].astype(int)
+    caches = {
+        f"{name}_cache": i[f"{name}_pages"][table].reshape(len(table), -1, *i["k_pages"].shape[2:]).swapaxes(1, 2)
+        for name in "kv"
+    }
+    return _decode_attention({"q": i["q"], "lengths": i["lengths"], **caches})
+
+
 def _gelu(x: np.ndarray) -> np.ndarray:
     return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
@@ -102,6 +127,18 @@ def _cross_entropy(i: Float64s) -> Float64s:
 
 def _linear_cross_entropy(i: Float64s) -> Float64s:
     return _cross_entropy({"logits": i["h"] @ i["w"].T, "labels": i["labels"]})
+
+
+def _moe(i: Float64s) -> Float64s:
+    logits = i["x"] @ i["router"].T
+    chosen = np.argsort(-logits, axis=-1, kind="stable")[:, :2]
+    y = np.zeros_like(i["x"])
+    for token, experts in enumerate(chosen):
+        for weight, e in zip(_softmax(logits[token, experts]), experts, strict=True):
+            x = i["x"][token]
+            y[token] += weight * (_silu(x @ i["w_gate"][e]) * (x @ i["w_up"][e])) @ i["w_down"][e]
+    fraction = np.bincount(chosen.ravel(), minlength=logits.shape[1]) / chosen.size
+    return {"y": y, "balance_loss": logits.shape[1] * (fraction * _softmax(logits).mean(0)).sum()}
 
 
 _DROPPED = 0.25  # probability
@@ -146,6 +183,7 @@ _QKV = dict.fromkeys(("q", "k", "v"), (2, 3, 5, 4))
 _SHARED = {"q": (2, 4, 5, 4), "k": (2, 2, 5, 4), "v": (2, 2, 5, 4)}
 _PACKED = {"q": (6, 4, 4), "k": (6, 2, 4), "v": (6, 2, 4), "cu_seqlens": (4,)}
 _MLP = {"x": (5, 6), "norm_weight": (6,), "gate_weight": (6, 9), "up_weight": (6, 9), "down_weight": (9, 6)}
+_MOE = {"x": (5, 6), "router": (4, 6), "w_gate": (4, 6, 3), "w_up": (4, 6, 3), "w_down": (4, 3, 6)}
 _CHAIN = {"x": (3, 7), "bias": (7,), "residual": (3, 7), "weight": (7,), "shift": (7,), "seed": (2,)}
 _HEADS = {"heads": 2, "kv_heads": 1}
 _LAYER = {
@@ -165,8 +203,11 @@ _INTEGERS = {
     "positions": [[0, 3, 7, 1, 4], [2, 6, 5, 0, 1]], "ids": [3, 1, 3, 0, 3, 4, 0],
     "labels": [3, cross_entropy.IGNORED, 0, 6, cross_entropy.IGNORED], "seed": [-3, 5],
     "cu_seqlens": [0, 2, 3, 6],
+    "lengths": [3, 0, 5], "page_table": [[8, 0, 3], [1, 7, 5], [2, 6, 4]],
     "seeds": [[-3, 5], [7, 11]],
 }  # fmt: skip
+_DECODED = {"q": (3, 4, 6), "k_cache": (3, 2, 5, 6), "v_cache": (3, 2, 5, 6), "lengths": (3,)}
+_PAGED = {"q": (3, 4, 6), "k_pages": (9, 2, 2, 6), "v_pages": (9, 2, 2, 6), "page_table": (3, 3), "lengths": (3,)}
 Shapes = dict[str, tuple[int, ...]]
 # name: (apply, attributes, input shapes, formula, roundings to the dtype from input to output at most)
 BLOCKS: dict[str, tuple[Any, dict[str, float], Shapes, Callable[[Float64s], Float64s], int]] = {
@@ -191,16 +232,28 @@ BLOCKS: dict[str, tuple[Any, dict[str, float], Shapes, Callable[[Float64s], Floa
         lambda i: _dropout_residual_norm(i, _EPS), 5,
     ),
     "matmul": (matmul.apply, {}, {"a": (3, 5), "b": (5, 7)}, lambda i: {"c": i["a"] @ i["b"]}, 1),
+    "linear": (
+        linear.apply, {}, {"x": (3, 5), "weight": (5, 7), "bias": (7,)},
+        lambda i: {"y": i["x"] @ i["weight"] + i["bias"]}, 2,
+    ),
+    "linear_residual": (
+        linear_residual.apply, {}, {"x": (3, 5), "weight": (5, 7), "residual": (3, 7)},
+        lambda i: {"y": i["residual"] + i["x"] @ i["weight"]}, 2,
+    ),
     "linear_gelu": (
         linear_gelu.apply, {}, {"x": (3, 5), "weight": (5, 7), "bias": (7,)},
         lambda i: {"y": _gelu(i["x"] @ i["weight"] + i["bias"])}, 11,
     ),
     "swiglu_mlp": (swiglu_mlp.apply, {"eps": _EPS}, _MLP, lambda i: _swiglu(i, _EPS), 10),
+    # Gate and up, sigmoid, two products, down, y; and in the sums those of what they add up, once more.
+    "moe": (moe.apply, {"top_k": 2}, _MOE, _moe, 10),
     "rope": (rope.apply, {"theta": _THETA}, _TURNED, _rope, 1),
     "attention": (attention.apply, {}, _QKV, _attention, 3),
     "attention, window": (attention.apply, {"window": 2}, _SHARED, lambda i: _attention(i, before=1), 3),
     "attention, full": (attention.apply, {"causal": 0}, _SHARED, lambda i: _attention(i, after=5), 3),
     "attention_packed": (attention_packed.apply, {"longest": 3}, _PACKED, _attention_packed, 3),
+    "decode_attention": (decode_attention.apply, {}, _DECODED, _decode_attention, 3),
+    "decode_attention_paged": (decode_attention_paged.apply, {}, _PAGED, _decode_attention_paged, 3),
     "decoder_block": (
         decoder_block.apply, {"eps": _EPS, "theta": _THETA} | _HEADS, _LAYER, lambda i: _decoder_block(i, _EPS), 19,
     ),
@@ -218,8 +271,9 @@ BLOCKS: dict[str, tuple[Any, dict[str, float], Shapes, Callable[[Float64s], Floa
         linear_cross_entropy.apply_in_chunks, _ENTROPY | {"largest": 4}, _PROJECTED, _linear_cross_entropy, 2,
     ),
 }  # fmt: skip
-FLOAT32 = {"loss"}  # whatever the inputs' dtype
-TRAINED = [name for name in BLOCKS if name != "vector_add"]
+FLOAT32 = {"loss", "balance_loss"}  # whatever the inputs' dtype
+FORWARD_ONLY = {"vector_add", "decode_attention", "decode_attention_paged"}
+TRAINED = [name for name in BLOCKS if name not in FORWARD_ONLY]
 DTYPES = ("float32", "float16", "bfloat16")
 
 
@@ -305,6 +359,15 @@ def test_attention_never_looks_ahead() -> None:
     before, after = attention.apply(inputs)["out"], attention.apply(changed)["out"]
     assert (before[..., :-1, :] == after[..., :-1, :]).all()
     assert (before[..., -1, :] != after[..., -1, :]).any()
+
+
+def test_matmul_fp8_is_the_formula() -> None:
+    random = np.random.default_rng(0)
+    a, b = (jnp.asarray(8 * random.standard_normal((rows, 32)), "float8_e4m3fn") for rows in (7, 48))
+    inputs = {"a": a, "b": b, "a_scale": jnp.float32(0.37), "b_scale": jnp.float32(0.011)}
+    exact = _float64(inputs)
+    expected = {"c": exact["a"] @ exact["b"].T * exact["a_scale"] * exact["b_scale"]}
+    _assert_close(jax.jit(matmul_fp8.apply)(inputs), expected, 1, "bfloat16")
 
 
 def test_softmax_of_large_logits_is_finite() -> None:

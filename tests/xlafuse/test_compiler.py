@@ -133,6 +133,11 @@ def test_unfused_keeps_a_copy_of_an_output_apart(h200: compiler.Target) -> None:
     assert {len(kernel.opcodes) for kernel in unfused.kernels} == {1}
 
 
+def test_unfused_keeps_the_numbers_that_an_argsort_orders_apart(h200: compiler.Target) -> None:
+    unfused = compiler.compile(jnp.argsort, (Struct((8192,), jnp.int32),), target=h200, variant="unfused")
+    assert {len(kernel.opcodes) for kernel in unfused.kernels} == {1}
+
+
 @pytest.mark.parametrize("misspelt", ["priority-fusion", "multi_output_fusion", "triton-softmax-rewriter"])
 def test_a_pass_left_on_is_noticed(
     h200: compiler.Target, monkeypatch: pytest.MonkeyPatch, misspelt: str

@@ -1,7 +1,9 @@
-"""Sums over the rows of a matrix of fp32 partial sums: one row of them from each program that shared out the work.
+"""Sums over the rows of a matrix, in two steps: fp32 partial sums, one row of them from each program that shared out
+the work, and the sums of those.
 
-The gradients of vectors along a matrix's columns are such sums; up to three are made in one launch. No atomics, so that
-sums repeat bit for bit on one GPU model.
+The gradients of vectors along a matrix's columns are such sums; the second step makes up to three in one launch.
+Kernels that compute a gradient before they sum it up take the first step themselves. No atomics, so that sums repeat
+bit for bit on one GPU model.
 """
 
 import math
@@ -11,7 +13,42 @@ import triton
 import triton.language as tl
 
 from triton_side import declare
-from triton_side.kernels._launch import device_of
+from triton_side.kernels._launch import device_of, multiprocessors, with_unit_column_stride
+
+
+@declare.declare(flops=lambda shapes: math.prod(shapes["x_ptr"]))  # of what, the caller says
+@triton.jit
+def partial_sums_kernel(
+    x_ptr, partial_ptr, x_row_stride, rows, columns,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Program (i, p) sums every num_programs(1)-th tile of columns i COLUMNS .., in fp32."""
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    shares = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for tile in tl.range(tl.program_id(1), tl.cdiv(rows, ROWS), tl.num_programs(1), num_stages=STAGES):
+        row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+        mask = (row < rows) & (column < columns)
+        shares += tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(tl.float32)
+    partial = tl.sum(shares, axis=0, keep_dims=True)
+    tl.store(partial_ptr + tl.program_id(1).to(tl.int64) * columns + column, partial, mask=column < columns)
+
+
+def partial_sums(x: torch.Tensor) -> torch.Tensor:
+    """fp32 [programs, columns] whose sum over the first axis is that of x [rows, columns], any strides."""
+    x = with_unit_column_stride(x)
+    rows, columns = x.shape
+    # A tile is 32 elements to a thread of four warps; two are on their way. A program costs a row of partial sums
+    # written and read again: no more than have room at once, eight to a multiprocessor, and four tiles or more to each.
+    block_columns = min(512, triton.next_power_of_2(max(1, columns)))
+    block_rows = 4096 // block_columns
+    resident = max(1, 8 * multiprocessors(x.device) // max(1, triton.cdiv(columns, block_columns)))
+    programs = min(triton.cdiv(rows, 4 * block_rows), resident)
+    partial = torch.empty((programs, columns), dtype=torch.float32, device=x.device)
+    with device_of(x):
+        partial_sums_kernel[(triton.cdiv(columns, block_columns), programs)](
+            x, partial, x.stride(0), rows, columns, ROWS=block_rows, COLUMNS=block_columns, STAGES=3, num_warps=4
+        )
+    return partial
 
 
 @declare.declare(flops=lambda shapes: math.prod(shapes["partial_ptr"]))  # of what, the caller says
@@ -30,14 +67,14 @@ def sum_columns_kernel(
         offset = (row * tl.num_programs(1) + vector) * columns + column
         total += tl.load(partial_ptr + offset, mask=mask, other=0.0)
     sums = tl.sum(total, axis=0, keep_dims=True).to(sum_ptr.dtype.element_ty)
-    if vector == 0:
-        tl.store(sum_ptr + column, sums, mask=column < columns)
+    # Masks, not branches: of three branches that store one value Triton 3.6 makes invalid IR (an operand that does not
+    # dominate its use).
+    inside = column < columns
+    tl.store(sum_ptr + column, sums, mask=inside & (vector == 0))
     if sum2_ptr is not None:
-        if vector == 1:
-            tl.store(sum2_ptr + column, sums, mask=column < columns)
+        tl.store(sum2_ptr + column, sums, mask=inside & (vector == 1))
     if sum3_ptr is not None:
-        if vector == 2:
-            tl.store(sum3_ptr + column, sums, mask=column < columns)
+        tl.store(sum3_ptr + column, sums, mask=inside & (vector == 2))
 
 
 def sum_vectors(partial: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:

@@ -1,5 +1,8 @@
 """What the kernels built on matrix products share: tile loads, tensor descriptors, precision of float32 products."""
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 import triton
 import triton.language as tl
@@ -51,8 +54,9 @@ def product(a, b, PRECISION: tl.constexpr):
 
 @triton.jit
 def add_product(c, a, b, PRECISION: tl.constexpr):
-    """c + a @ b; IEEE float32 products sum the inner axis of the tile before they meet c.
+    """c + a @ b; IEEE float32 and fp8 products sum the inner axis of the tile before they meet c.
 
+    Of fp8, because Hopper's tensor cores sum with some 14 bits (DeepSeek-V3, arXiv:2412.19437, section 3.3.2).
     One sequential sum over a long inner axis erred 3 to 4 times as much as cuBLAS (H200, 1021 and 1536 terms). The sum
     is written as an fma because Triton turns c + dot(a, b) back into one accumulation.
     """
@@ -60,15 +64,34 @@ def add_product(c, a, b, PRECISION: tl.constexpr):
         return tl.dot(round_to_tf32(a), round_to_tf32(b), c, input_precision=PRECISION)
     elif a.dtype == tl.float32:
         return tl.fma(tl.dot(a, b, input_precision=PRECISION), 1.0, c)
+    elif a.dtype.is_fp8():
+        return tl.dot(a, b, c, max_num_imprecise_acc=a.shape[1])
     else:
         return tl.dot(a, b, c, input_precision=PRECISION)
+
+
+_descriptors = True
+
+
+@contextlib.contextmanager
+def without_descriptors() -> Iterator[None]:
+    """Within the context tiles are read through pointers: for runtimes that give kernels no memory for descriptors."""
+    global _descriptors
+    outer, _descriptors = _descriptors, False
+    try:
+        yield
+    finally:
+        _descriptors = outer
 
 
 def fits_descriptor(matrix: torch.Tensor) -> bool:
     """Whether TMA can read tiles of the last two axes: neighbours in memory along the last, all else 16-byte aligned.
 
     The start of the storage is taken as aligned, which PyTorch's allocators guarantee, so that no address is read.
+    False within `without_descriptors`.
     """
+    if not _descriptors:
+        return False
     offsets = (matrix.storage_offset(), *matrix.stride()[:-1])
     return matrix.stride(-1) == 1 and all(o * matrix.element_size() % DESCRIPTOR_ALIGNMENT == 0 for o in offsets)
 

@@ -23,7 +23,6 @@ in float16 gradients under 6e-8 are lost there: scale the loss. Products of floa
 third of the rate (`matmul.py`), because a transposed copy would take as much memory as w.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -44,6 +43,7 @@ from triton_side.kernels.cross_entropy import (
     token_loss,
 )
 from triton_side.kernels.matmul import (
+    Choose,
     MatmulConfig,
     choose_config,
     launch_matmul,
@@ -217,9 +217,6 @@ def _operands(h: torch.Tensor, w: torch.Tensor, config: MatmulConfig) -> tuple[i
     }  # fmt: skip
 
 
-Choose = Callable[[torch.dtype, str, bool], MatmulConfig]
-
-
 def forward_pass(
     h: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, smoothing: float, z_loss: float, *, save: bool,
     choose: Choose = matmul_config,
@@ -298,7 +295,7 @@ def backward_pass(
             before = total if first else None
             out = dh if first + chunk >= classes else total
             with computing(*(DH_ADDED if first else DH), c_ptr="dh" if out is dh else "dh_total"):
-                launch_matmul(dlogits, rows, choose_config(choose, dlogits, rows), before, out)
+                launch_matmul(dlogits, rows, choose_config(choose, dlogits, rows), before, out=out)
     return dh, dw
 
 

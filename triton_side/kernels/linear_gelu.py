@@ -27,24 +27,15 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from triton_side.declare import computing, declare, forward, gradient
-from triton_side.kernels import gelu
+from triton_side.declare import computing, declare
+from triton_side.kernels import gelu, linear
 from triton_side.kernels._column_sums import sum_columns
-from triton_side.kernels._launch import (
-    check_matrix,
-    check_tensors,
-    device_of,
-    multiprocessors,
-    with_unit_column_stride,
-)
+from triton_side.kernels._launch import device_of, multiprocessors, with_unit_column_stride
 from triton_side.kernels.gelu import gelu_value_and_slope
-from triton_side.kernels.matmul import choose_config, launch_bias_gelu, launch_matmul, matmul_config
+from triton_side.kernels.linear import check_linear, product_gradients
+from triton_side.kernels.matmul import choose_config, launch_bias_gelu, matmul_config
 
-FORWARD = (forward("dot", "product"), forward("add", "bias"), *gelu.FORWARD)
-PARTIAL_DBIAS = (gradient("reduce_sum", "bias", "partial"),)
-DBIAS = (gradient("reduce_sum", "bias", "dbias"),)
-DX = (gradient("dot", "product", "dx"),)
-DWEIGHT = (gradient("dot", "product", "dweight"),)
+FORWARD = (*linear.FORWARD, *gelu.FORWARD)
 
 
 @dataclass(frozen=True)
@@ -61,7 +52,7 @@ class DpreConfig:
     programs: int
 
 
-@declare(*gelu.BACKWARD, *PARTIAL_DBIAS, flops=lambda shapes: 18 * math.prod(shapes["pre_ptr"]))
+@declare(*gelu.BACKWARD, *linear.PARTIAL_DBIAS, flops=lambda shapes: 18 * math.prod(shapes["pre_ptr"]))
 @triton.jit
 def dpre_kernel(
     dy_ptr, pre_ptr, dpre_ptr, partial_ptr, dy_row_stride, rows, columns,
@@ -111,7 +102,7 @@ def launch_dpre(
             ROWS=config.block_rows, COLUMNS=config.block_columns, STAGES=config.num_stages,
             num_warps=config.num_warps,
         )  # fmt: skip
-    with computing(*DBIAS, sum_ptr="dbias"):
+    with computing(*linear.DBIAS, sum_ptr="dbias"):
         return dpre, sum_columns(partial, pre.dtype)
 
 
@@ -119,7 +110,7 @@ def _forward(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, save: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     config = choose_config(matmul_config, x, weight)
-    with computing(*FORWARD, c_ptr="y"):
+    with computing(*FORWARD, c_ptr="pre", gelu_ptr="y"):
         return launch_bias_gelu(x, weight, bias.contiguous(), config, save)
 
 
@@ -135,11 +126,7 @@ class _LinearGelu(torch.autograd.Function):
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         x, weight, pre = ctx.saved_tensors
         dpre, dbias = launch_dpre(dy, pre)
-        with computing(*DX, c_ptr="dx"):
-            dx = launch_matmul(dpre, weight.T, choose_config(matmul_config, dpre, weight.T))
-        with computing(*DWEIGHT, c_ptr="dweight"):
-            dweight = launch_matmul(x.T, dpre, choose_config(matmul_config, x.T, dpre))
-        return dx, dweight, dbias
+        return *product_gradients(dpre, x, weight), dbias
 
 
 def linear_gelu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -158,14 +145,7 @@ def linear_gelu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> to
             are set to "medium".
         TypeError: a dtype is not supported, or they differ.
     """
-    check_tensors(x=x, weight=weight, bias=bias)
-    check_matrix("x", x)
-    check_matrix("weight", weight)
-    if x.shape[1] != weight.shape[0] or bias.shape != weight.shape[1:]:
-        raise ValueError(
-            f"x [m, k], weight [k, n] and bias [n] must fit, got x {list(x.shape)}, weight {list(weight.shape)}, "
-            f"bias {list(bias.shape)}; weights are [inputs, outputs], transpose that of a Linear"
-        )
+    check_linear(x, weight, bias)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, weight, bias)):
         return _LinearGelu.apply(x, weight, bias)
     y, _ = _forward(x, weight, bias, save=False)

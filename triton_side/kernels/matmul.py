@@ -1,4 +1,4 @@
-"""Matrix product as a Triton kernel, forward and backward: c = a @ b (+ residual), or c = gelu(a @ b + bias).
+"""Matrix product as a Triton kernel, forward and backward: c = a @ b (+ residual), and the epilogues of linear layers.
 
     da = dc b^T    db = a^T dc    dresidual = dc
 
@@ -11,8 +11,10 @@ Shapes: a [m, k], b [k, n], c and residual [m, n], bias [n]. dtypes: bfloat16, f
 accumulated in float32, where the epilogue computes as well. float32 products follow
 `torch.get_float32_matmul_precision()`. The forward pass saves a and b.
 
-The pieces (`tile_at`, `open_operand`, `load_operand`, ...) serve the fused kernels of `swiglu_mlp.py` and
-`linear_cross_entropy.py` as well; the epilogue of bias and GELU (its tanh form) serves `linear_gelu.py`.
+The pieces (`tile_at`, `open_operand`, `tile_product`, ...) serve the fused kernels of `swiglu_mlp.py` and
+`linear_cross_entropy.py` as well. One kernel has every epilogue: residual (here and `linear_residual.py`), bias
+(`linear.py`), bias and GELU in its tanh form (`linear_gelu.py`), the scales of fp8 operands (`matmul_fp8.py`), and sums
+in float32 of products of 16-bit dtypes (`linear_cross_entropy.py`).
 """
 
 from collections.abc import Callable
@@ -133,11 +135,20 @@ def tile_product(
 
 
 @triton.jit
-def store_sum(pointer, residual_ptr, value, row, column, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """`store_tile` of value, plus the residual's tile where there is a residual."""
+def finish_tile(
+    value, residual_ptr, bias_ptr, c_ptr, gelu_ptr, row, column, m, n, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """value + residual + bias goes to c at (row, column), its GELU to gelu; None: not added, not stored."""
     if residual_ptr is not None:
-        value += load_tile(residual_ptr, row, column, rows, columns, ROWS, COLUMNS)
-    store_tile(pointer, value, row, column, rows, columns, ROWS, COLUMNS)
+        value += load_tile(residual_ptr, row, column, m, n, ROWS, COLUMNS)
+    if bias_ptr is not None:
+        at_column = column + tl.arange(0, COLUMNS)
+        value += tl.load(bias_ptr + at_column, mask=at_column < n, other=0.0).to(tl.float32)[None, :]
+    if c_ptr is not None:
+        store_tile(c_ptr, value, row, column, m, n, ROWS, COLUMNS)
+    if gelu_ptr is not None:
+        accurate: tl.constexpr = gelu_ptr.dtype.element_ty == tl.float32
+        store_tile(gelu_ptr, gelu_value(value, accurate), row, column, m, n, ROWS, COLUMNS)
 
 
 @triton.jit
@@ -148,25 +159,25 @@ def halves(tile, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 def matmul_flops(shapes: Shapes) -> float:
     (m, k), n = shapes["a_ptr"], shapes["b_ptr"][1]
-    residual, bias_and_gelu = "residual_ptr" in shapes, "bias_ptr" in shapes
-    return 2 * m * n * k + m * n * (residual + 10 * bias_and_gelu)
+    scaled, residual, bias, gelu = (f"{name}_ptr" in shapes for name in ("a_scale", "residual", "bias", "gelu"))
+    return 2 * m * n * k + m * n * (scaled + residual + bias + 9 * gelu)
 
 
 @declare(flops=matmul_flops)  # of what, the caller says
 @triton.jit
 def matmul_kernel(
-    a_ptr, b_ptr, residual_ptr, bias_ptr, pre_ptr, c_ptr, m, n, k, stride_am, stride_ak, stride_bk, stride_bn,
+    a_ptr, b_ptr, a_scale_ptr, b_scale_ptr, residual_ptr, bias_ptr, c_ptr, gelu_ptr, m, n, k,
+    stride_am, stride_ak, stride_bk, stride_bn,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
-    """c = a @ b + residual or, with a bias, pre = a @ b + bias and c = gelu(pre); None: neither added nor stored.
+    """c = a @ b * a_scale * b_scale + residual + bias, and its GELU; None: not multiplied by, not added, not stored.
 
-    WIDE: residual or c is wider than a and b, and there is no bias. Tiles pass through shared memory on their way to c
-    and from residual, and 128 x 256 in float32 at once would take 279 kB of it with the operands, and spill 376 bytes
-    of registers; in halves it is 213 kB and none (compiled for an H200).
+    WIDE: residual or c is float32, and a and b are not. Tiles pass through shared memory on their way to c and from
+    residual, and 128 x 256 in float32 at once would take 279 kB of it with the operands, and spill 376 bytes of
+    registers; in halves it is 213 kB and none (compiled for an H200).
     """
-    accurate: tl.constexpr = c_ptr.dtype.element_ty == tl.float32
     a = open_operand(a_ptr, m, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, DESCRIPTORS, A_TRANSPOSED)
     b = open_operand(b_ptr, k, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED)
     tiles = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N)
@@ -177,20 +188,15 @@ def matmul_kernel(
             a, b, row, column, m, n, k, stride_am, stride_ak, stride_bk, stride_bn,
             BLOCK_M, BLOCK_N, BLOCK_K, A_TRANSPOSED, B_TRANSPOSED, DESCRIPTORS, PRECISION,
         )  # fmt: skip
-        if residual_ptr is not None and not WIDE:
-            c += load_tile(residual_ptr, row, column, m, n, BLOCK_M, BLOCK_N)
-        if bias_ptr is not None:
-            at_column = column + tl.arange(0, BLOCK_N)
-            c += tl.load(bias_ptr + at_column, mask=at_column < n, other=0.0).to(tl.float32)[None, :]
-            if pre_ptr is not None:
-                store_tile(pre_ptr, c, row, column, m, n, BLOCK_M, BLOCK_N)
-            c = gelu_value(c, accurate)
+        if a_scale_ptr is not None:
+            c *= tl.load(a_scale_ptr) * tl.load(b_scale_ptr)
         if WIDE:
+            half: tl.constexpr = BLOCK_N // 2
             left, right = halves(c, BLOCK_M, BLOCK_N)
-            store_sum(c_ptr, residual_ptr, left, row, column, m, n, BLOCK_M, BLOCK_N // 2)
-            store_sum(c_ptr, residual_ptr, right, row, column + BLOCK_N // 2, m, n, BLOCK_M, BLOCK_N // 2)
+            finish_tile(left, residual_ptr, bias_ptr, c_ptr, gelu_ptr, row, column, m, n, BLOCK_M, half)
+            finish_tile(right, residual_ptr, bias_ptr, c_ptr, gelu_ptr, row, column + half, m, n, BLOCK_M, half)
         else:
-            store_tile(c_ptr, c, row, column, m, n, BLOCK_M, BLOCK_N)
+            finish_tile(c, residual_ptr, bias_ptr, c_ptr, gelu_ptr, row, column, m, n, BLOCK_M, BLOCK_N)
 
 
 def stored_transposed(matrix: torch.Tensor) -> bool:
@@ -214,7 +220,19 @@ def pointer_config(block_m: int, block_n: int, block_k: int, num_warps: int, num
     return MatmulConfig(block_m, block_n, block_k, num_warps, num_stages, descriptors=False)
 
 
-def matmul_config(dtype: torch.dtype, precision: str, descriptors: bool) -> MatmulConfig:
+def few_rows_config(n: int, element_bytes: int) -> MatmulConfig:
+    """Tiles of an output of one tile of rows: what counts is how many programs read b at once, and how much of it each.
+
+    64 rows are the fewest that a `wgmma` takes. Tiles are as wide as leaves one to each of 128 programs (an H200 has
+    132 multiprocessors), and as much of the operands is on its way as fits in 192 KiB of shared memory. In the tiles of
+    large products, 256 columns wide, 16 programs would read all of b for n = 4096. Compiled for an H200; not yet timed.
+    """
+    block_n = next((width for width in (128, 64) if n >= 128 * width), 32)
+    stages = min(8, 192 * 1024 // ((64 + block_n) * 128 * element_bytes))
+    return MatmulConfig(64, block_n, 128, num_warps=4, num_stages=stages)
+
+
+def many_rows_config(dtype: torch.dtype, precision: str, descriptors: bool) -> MatmulConfig:
     """Tiles for a dtype and precision; `descriptors`: TMA can read the operands.
 
     float32 takes pointers: IEEE products run on the ordinary cores, TF32 operands are rounded on their way. Fastest of
@@ -230,20 +248,30 @@ def matmul_config(dtype: torch.dtype, precision: str, descriptors: bool) -> Matm
     return MatmulConfig(128, 256, 64, num_warps=8, num_stages=3, group_m=16)
 
 
-def choose_config(choose: Callable[[torch.dtype, str, bool], MatmulConfig], *operands: torch.Tensor) -> MatmulConfig:
-    """What `choose` (`matmul_config`, say) takes for these operands."""
-    dtype = operands[0].dtype
-    return choose(dtype, product_precision(dtype), operands_fit_descriptors(*operands))
+def matmul_config(dtype: torch.dtype, precision: str, descriptors: bool, m: int, n: int) -> MatmulConfig:
+    """Tiles for an output [m, n]: those of few rows where 16-bit operands come through TMA."""
+    if m <= 64 and descriptors and dtype != torch.float32:
+        return few_rows_config(n, dtype.itemsize)
+    return many_rows_config(dtype, precision, descriptors)
+
+
+Choose = Callable[[torch.dtype, str, bool, int, int], MatmulConfig]
+
+
+def choose_config(choose: Choose, *operands: torch.Tensor) -> MatmulConfig:
+    """What `choose` (`matmul_config`, say) takes for the product of the first two of these operands."""
+    a, b, *_ = operands
+    return choose(a.dtype, product_precision(a.dtype), operands_fit_descriptors(*operands), a.shape[0], b.shape[1])
 
 
 def launch_matmul(
-    a: torch.Tensor, b: torch.Tensor, config: MatmulConfig, residual: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """a @ b (+ residual), contiguous: written to `out`, which may be `residual`, or else new in the operands' dtype.
-    `residual` and `out` are contiguous, each of a dtype of its own."""
+    a: torch.Tensor, b: torch.Tensor, config: MatmulConfig, residual: torch.Tensor | None = None, *,
+    bias: torch.Tensor | None = None, out: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """a @ b (+ residual) (+ bias), contiguous: written to `out`, which may be `residual`, or else new in the operands'
+    dtype. `residual`, `bias` and `out` are contiguous, each of a dtype of its own."""
     c = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device) if out is None else out
-    _launch(a, b, residual, None, None, c, config)
+    _launch(a, b, config, residual=residual, bias=bias, c=c)
     return c
 
 
@@ -251,19 +279,29 @@ def launch_bias_gelu(
     a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor, config: MatmulConfig, save: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """gelu(a @ b + bias) and, with `save`, what GELU is taken of; both contiguous. `bias` is contiguous."""
-    c = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device)
-    pre = torch.empty_like(c) if save else None
-    _launch(a, b, None, bias, pre, c, config)
-    return c, pre
+    y = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device)
+    pre = torch.empty_like(y) if save else None
+    _launch(a, b, config, bias=bias, c=pre, gelu=y)
+    return y, pre
+
+
+def launch_scaled(
+    a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor, config: MatmulConfig
+) -> torch.Tensor:
+    """a @ b * a_scale * b_scale, contiguous, in bfloat16. The scales are one float32 number each."""
+    c = torch.empty((a.shape[0], b.shape[1]), dtype=torch.bfloat16, device=a.device)
+    _launch(a, b, config, a_scale=a_scale, b_scale=b_scale, c=c)
+    return c
 
 
 def _launch(
-    a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor | None, bias: torch.Tensor | None,
-    pre: torch.Tensor | None, c: torch.Tensor, config: MatmulConfig,
+    a: torch.Tensor, b: torch.Tensor, config: MatmulConfig, *, a_scale: torch.Tensor | None = None,
+    b_scale: torch.Tensor | None = None, residual: torch.Tensor | None = None, bias: torch.Tensor | None = None,
+    c: torch.Tensor | None = None, gelu: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
     (m, k), n = a.shape, b.shape[1]
     precision = product_precision(a.dtype)
-    wide = any(x is not None and x.element_size() > a.element_size() for x in (residual, c))
+    wide = a.dtype != torch.float32 and any(x is not None and x.dtype == torch.float32 for x in (residual, c))
     if a.dtype == torch.float32 and precision == "ieee" and stored_transposed(b):
         # The ordinary cores read b's rows; where they lie across shared memory, banks conflict: 13 TFLOP/s against 38.
         b = b.contiguous()
@@ -271,7 +309,7 @@ def _launch(
         if config.descriptors:
             provide_descriptor_memory(a.device)
         matmul_kernel[(programs(m, n, config, a.device),)](
-            a, b, residual, bias, pre, c, m, n, k, *a.stride(), *b.stride(),
+            a, b, a_scale, b_scale, residual, bias, c, gelu, m, n, k, *a.stride(), *b.stride(),
             BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
             GROUP_M=config.group_m, A_TRANSPOSED=stored_transposed(a), B_TRANSPOSED=stored_transposed(b),
             DESCRIPTORS=config.descriptors, PRECISION=precision, WIDE=wide,

@@ -107,8 +107,8 @@ def activation_gradients_kernel(dact_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr, 
     backward_block(gate_ptr, up_ptr, dact_ptr, dgate_ptr, dup_ptr, act_ptr, elements, silu_value_and_slope, BLOCK)
 
 
-def two_products_config(dtype: torch.dtype, precision: str, descriptors: bool) -> MatmulConfig:
-    """Tiles of the kernel with two accumulators: half as wide as a single product's."""
+def two_products_config(dtype: torch.dtype, precision: str, descriptors: bool, *output: int) -> MatmulConfig:
+    """Tiles of the kernel with two accumulators: half as wide as a single product's, whatever the output's shape."""
     if dtype == torch.float32:
         return pointer_config(64, 32, 16, 4, 2) if precision == "ieee" else pointer_config(128, 32, 32, 8, 2)
     if not descriptors:

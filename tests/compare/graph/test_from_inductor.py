@@ -405,6 +405,8 @@ BLOCKS: dict[str, Any] = {
     "rmsnorm both-orders": ({"x": (16384, 1024), "weight": (1024,)}, EPS, True),
     "layernorm": ({"x": (64, 1000), "weight": (1000,), "bias": (1000,)}, EPS, True),
     "matmul": ({"a": (64, 128), "b": (128, 256)}, {}, True),
+    "linear": ({"x": (64, 128), "weight": (128, 256), "bias": (256,)}, {}, True),
+    "linear_residual": ({"x": (64, 128), "weight": (128, 256), "residual": (64, 256)}, {}, True),
     "linear_gelu": ({"x": (64, 128), "weight": (128, 256), "bias": (256,)}, {}, True),
     "swiglu_mlp": (
         {

@@ -43,6 +43,8 @@ def launched(launch: Launch, *inputs: torch.Tensor) -> tuple[Tensors, str | None
 
 
 def _identical(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.is_floating_point() and a.element_size() == 1:
+        a, b = a.float(), b.float()  # PyTorch compares no fp8
     return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
 
 
@@ -486,6 +488,17 @@ def matmul(launch: Launch, a: torch.Tensor, b: torch.Tensor, residual: torch.Ten
     return first(stray, named("c", problem(c, reference, bound)))
 
 
+def matmul_fp8(
+    launch: Launch, a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor
+) -> str | None:
+    """a @ b^T with scales. Tensor cores sum up to 128 terms with 14 bits or more, and drop the rest of each."""
+    (c,), stray = launched(launch, a, b, a_scale, b_scale)
+    scale = a_scale.double() * b_scale.double()
+    reference, terms = (a.double() @ b.double().T) * scale, (a.double().abs() @ b.double().abs().T) * scale.abs()
+    of_tensor_cores = 2.0**-13 * (1 + min(a.shape[1], 128)) if a.is_cuda else 0.0
+    return first(stray, named("c", problem(c, reference, (FP32 * (4 + a.shape[1]) + of_tensor_cores) * terms)))
+
+
 def _product_problem(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> str | None:
     return problem(c, a.double() @ b.double(), _product_bound(a, b))
 
@@ -498,6 +511,29 @@ def trained_matmul(launch: Launch, a: torch.Tensor, b: torch.Tensor, dc: torch.T
         named("da", _product_problem(da, dc, b.T)),
         named("db", _product_problem(db, a.T, dc)),
     )
+
+
+def linear(launch: Launch, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, dy: torch.Tensor) -> str | None:
+    """y and the gradients of x, weight and bias."""
+    (y, dx, dweight, dbias), stray = launched(launch, x, weight, bias, dy)
+    exact_y = x.double() @ weight.double() + bias.double()
+    return first(
+        stray,
+        named("y", problem(y, exact_y, _product_bound(x, weight) + FP32 * bias.double().abs())),
+        named("dx", _product_problem(dx, dy, weight.T)),
+        named("dweight", _product_problem(dweight, x.T, dy)),
+        named("dbias", _sums_over_rows_problem(dbias, dy)),
+    )
+
+
+def sums_over_rows(launch: Launch, x: torch.Tensor) -> str | None:
+    """Of any fp32 partial sums by rows."""
+    (partial,), stray = launched(launch, x)
+    return first(stray, _sums_over_rows_problem(partial.double().sum(dim=0), x))
+
+
+def _sums_over_rows_problem(sums: torch.Tensor, x: torch.Tensor) -> str | None:
+    return problem(sums, x.double().sum(dim=0), FP32 * (2 + len(x)) * x.double().abs().sum(dim=0))
 
 
 def two_products(launch: Launch, a: torch.Tensor, b: torch.Tensor, b2: torch.Tensor) -> str | None:
@@ -622,6 +658,33 @@ def attention_mask(sequence: int, causal: bool, window: int, device: torch.devic
     position = torch.arange(sequence, device=device)
     distance = position[:, None] - position
     return (distance >= (0 if causal else -sequence)) & (distance < (window or sequence))
+
+
+def decode_attention(
+    launch: Launch, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor
+) -> str | None:
+    """Of numbers alone in the first `lengths` keys; what lies beyond may be NaN. Bounds as in `attention`, and for
+    chunks the weight of each."""
+    (out,), stray = launched(launch, q, k, v, lengths)
+    keys, head_dim = k.shape[2:]
+    scale, eps = head_dim**-0.5, torch.finfo(q.dtype).eps
+    grain = max(eps * torch.finfo(q.dtype).tiny, TINY)
+    group = q.shape[1] // k.shape[1]
+    seen = (torch.arange(keys, device=q.device) < lengths[:, None])[:, None, None]
+    q = q.double()[:, :, None]
+    k, v = (torch.where(seen.mT, x.double(), 0.0).repeat_interleave(group, dim=1) for x in (k, v))
+    p = torch.softmax((q @ k.mT * scale).masked_fill(~seen, -torch.inf), dim=-1)
+    p = torch.where((lengths > 0)[:, None, None, None], p, 0.0)
+    largest = (q.abs() @ k.abs().mT * scale).amax(dim=-1, keepdim=True)
+    relative = FP32 * (3 * (16 + head_dim) * largest + 48 + head_dim + keys) + 2 * eps
+    relative = torch.where(relative < 1, relative, torch.inf)  # first order says nothing here
+    bound = (relative * p + grain * seen) @ v.abs()
+    empty = out[lengths <= 0]
+    return first(
+        stray,
+        named("out", problem(out, (p @ v)[:, :, 0], bound[:, :, 0])),
+        None if (empty == 0).all() else "out: a sequence without keys is not zero",
+    )
 
 
 def within_plain_code(

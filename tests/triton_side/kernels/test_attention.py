@@ -242,9 +242,9 @@ def test_descriptors_are_chosen_only_where_they_fit(dtype, head_dim: int, precis
         ("row_sum * correction", "row_sum"),
         ("accumulator = accumulator * correction[:, None]", "pass"),
         ("row_max + tl.log2(row_sum)", "row_max"),
-        ("q_start, whole_from, whole_until, sequence", "q_start, BLOCK_KV, whole_until, sequence"),
+        ("q_start, whole_from, whole_until, length", "q_start, BLOCK_KV, whole_until, length"),
         ("head = head_index % heads", "head = 0"),
-        ("q_start, whole_until, end, sequence", "q_start, q_start, end, sequence"),
+        ("q_start, whole_until, end, length", "q_start, q_start, end, length"),
     ],
 )
 def test_comparison_catches(sound: str, broken: str, tmp_path) -> None:
@@ -259,7 +259,7 @@ def test_comparison_catches(sound: str, broken: str, tmp_path) -> None:
     ("sound", "broken"),
     [
         ("head // GROUP", "head % 2"),
-        ("q_start, begin, whole_from, sequence", "q_start, whole_from, whole_from, sequence"),
+        ("q_start, begin, whole_from, length", "q_start, whole_from, whole_from, length"),
         ("column[None, :], sequence, CAUSAL, WINDOW)", "column[None, :], sequence, CAUSAL, WINDOW + 1)"),
     ],
 )
@@ -274,7 +274,7 @@ def test_comparison_catches_in_shared_windows(sound: str, broken: str, tmp_path)
     [
         ("        q_ptr += stride_qh\n", ""),
         ("        delta_ptr += sequence\n", ""),
-        ("kv_start, whole_until, end, sequence", "kv_start, whole_until, whole_until, sequence"),
+        ("kv_start, whole_until, end, length", "kv_start, whole_until, whole_until, length"),
     ],
 )
 def test_comparison_catches_in_the_gradient_of_shared_windows(sound: str, broken: str, tmp_path) -> None:
@@ -295,8 +295,8 @@ def test_comparison_catches_in_the_gradient_of_shared_windows(sound: str, broken
         ("dp - delta[:, None]", "dp"),
         ("end if MASK_ALL else whole_until", "whole_from"),
         ("row < sequence, other=0.0)\n            delta", "row < 0, other=0.0)\n            delta"),
-        ("q_start, whole_until, end, sequence", "q_start, q_start, end, sequence"),
-        ("kv_start, begin, whole_from, sequence", "kv_start, begin, kv_start, sequence"),
+        ("q_start, whole_until, end, length", "q_start, q_start, end, length"),
+        ("kv_start, begin, whole_from, length", "kv_start, begin, kv_start, length"),
     ],
 )
 def test_comparison_catches_in_the_gradient(sound: str, broken: str, tmp_path) -> None:

@@ -91,6 +91,15 @@ def test_what_descriptors_can_read() -> None:
     assert fits(random(64, 60))
 
 
+@pytest.mark.parametrize("element_bytes", [1, 2])
+@pytest.mark.parametrize(("n", "width"), [(40, 32), (4096, 32), (14336, 64), (16384, 128)])
+def test_few_rows_are_shared_out_among_many_programs(n: int, width: int, element_bytes: int) -> None:
+    config = matmul.few_rows_config(n, element_bytes)
+    assert (config.block_m, config.block_n) == (64, width)
+    assert 2 <= config.num_stages <= 8
+    assert config.num_stages * (64 + width) * config.block_k * element_bytes <= 192 * 1024
+
+
 def test_rejects() -> None:
     with pytest.raises(ValueError, match=r"must fit, got a \[3, 4\], b \[3, 4\]; transpose"):
         matmul.matmul(random(3, 4), random(3, 4))
@@ -105,9 +114,9 @@ def test_rejects() -> None:
     [
         ("tl.minimum(tl.cdiv(m, BLOCK_M) - first, GROUP_M)", "GROUP_M"),
         ("c = add_product(c, x, y, PRECISION)", "c = add_product(tl.zeros_like(c), x, y, PRECISION)"),
-        ("if residual_ptr is not None and not WIDE:", "if False:"),
+        ("if residual_ptr is not None:", "if False:"),
         ("b = b.contiguous()", "b = b.contiguous().T"),
-        ("residual_ptr, row, column", "residual_ptr, row, row"),
+        ("load_tile(residual_ptr, row, column", "load_tile(residual_ptr, row, row"),
     ],
 )
 def test_comparison_catches(sound: str, broken: str, tmp_path) -> None:

@@ -24,6 +24,9 @@ from test_attention import configured as attention_configured
 from test_bias_gelu import configured as bias_gelu_configured
 from test_cross_entropy import SMOOTHING, Z_LOSS, draw_labels
 from test_cross_entropy import configured as cross_entropy_configured
+from test_decode_attention import CONFIGS as DECODE_CONFIGS
+from test_decode_attention import caches, draw_lengths
+from test_decode_attention import configured as decode_configured
 from test_dropout_residual_norm import problem as dropout_residual_norm_problem
 from test_embedding import NARROW, draw_ids
 from test_embedding import configured as embedding_configured
@@ -32,6 +35,7 @@ from test_layernorm import configured as layernorm_configured
 from test_linear_cross_entropy import CONFIGS as PROJECTIONS
 from test_linear_cross_entropy import configured as linear_cross_entropy_configured
 from test_linear_gelu import DPRE_CONFIGS
+from test_moe import grouped_problems, routing_gradient_problems, routing_problems, row_problems
 from test_rmsnorm import EPS
 from test_rmsnorm import configured as rmsnorm_configured
 from test_rmsnorm import of_sum as rmsnorm_of_sum
@@ -44,11 +48,13 @@ from triton_side import kernels
 from triton_side.kernels import (
     _column_sums,
     _gated,
+    _grouped,
     adamw,
     attention,
     attention_backward,
     bias_gelu,
     cross_entropy,
+    decode_attention,
     dropout_residual_norm,
     embedding,
     geglu,
@@ -57,6 +63,8 @@ from triton_side.kernels import (
     linear_cross_entropy,
     linear_gelu,
     matmul,
+    moe,
+    moe_routing,
     rmsnorm,
     rope,
     softmax,
@@ -189,6 +197,10 @@ def product_bias_gelu_problems(module: ModuleType) -> Iterator[Problem]:
     yield properties.product_bias_gelu(lambda *x: module.launch_bias_gelu(*x, TILES, True), *operands)
 
 
+def partial_sums_problems(module: ModuleType) -> Iterator[Problem]:
+    yield properties.sums_over_rows(lambda x: (module.partial_sums(x),), draw(600, 67))
+
+
 def dpre_problems(module: ModuleType) -> Iterator[Problem]:
     yield properties.dpre(lambda *x: module.launch_dpre(*x, DPRE_CONFIGS[0]), draw(19, 67), draw(19, 67, seed=1))
 
@@ -208,6 +220,15 @@ def attention_problems(module: ModuleType) -> Iterator[Problem]:
     side = {"above" if hasattr(module, "launch_forward") else "below": module}
     launch = properties.training(attention_configured(FORWARD[0], DK_DV[0], DQ[0], **side))
     yield properties.attention(launch, *(draw(1, 2, 70, 16, seed=seed) for seed in range(4)))
+
+
+def decode_problems(module: ModuleType) -> Iterator[Problem]:
+    lengths = draw_lengths(0, 33, 60)
+    k, v = caches(lengths, 2, 60, 16)
+    for config, page_size in ((DECODE_CONFIGS[0], None), (DECODE_CONFIGS[2], 5)):
+        yield properties.decode_attention(
+            decode_configured(config, page_size, module), draw(3, 6, 16), k, v, lengths
+        )
 
 
 def embedding_problems(module: ModuleType) -> Iterator[Problem]:
@@ -431,13 +452,18 @@ MUTATIONS = [
     ),
     Mutation(
         "matmul_kernel", matmul,
-        "right, row, column + BLOCK_N // 2, m", "right, row, column + BLOCK_N // 4, m",
+        "gelu_ptr, row, column + half, m", "gelu_ptr, row, column + half // 2, m",
         wide_matmul_problems,
     ),
     Mutation(
         "matmul_kernel", matmul,
         "mask=at_column < n, other=0.0)", "mask=at_column < n - 1, other=0.0)",
         product_bias_gelu_problems,
+    ),
+    Mutation(
+        "partial_sums_kernel", _column_sums,
+        "shares += tl.load(", "shares = tl.load(",
+        partial_sums_problems,
     ),
     Mutation(
         "dpre_kernel", linear_gelu,
@@ -453,6 +479,61 @@ MUTATIONS = [
         "activation_gradients_kernel", swiglu_mlp,
         "dgate_ptr, dup_ptr, act_ptr, elements, silu", "dgate_ptr, act_ptr, dup_ptr, elements, silu",
         activation_problems,
+    ),
+    Mutation(
+        "grouped_product_kernel", _grouped,
+        "begin + (row_tile - before) * BLOCK_M", "begin",
+        grouped_problems,
+    ),
+    Mutation(
+        "grouped_gate_up_kernel", _grouped,
+        "c * tl.sigmoid(c) * c2", "c * c2",
+        grouped_problems,
+    ),
+    Mutation(
+        "group_gradients_kernel", _grouped,
+        "inside = slot < end", "inside = slot < end + 1",
+        grouped_problems,
+    ),
+    Mutation(
+        "moe_router_kernel", moe_routing,
+        "free & (comparable == best[:, None])", "comparable == best[:, None]",
+        routing_problems,
+    ),
+    Mutation(
+        "moe_offsets_kernel", moe_routing,
+        "tl.cumsum(counts, axis=0) - counts", "tl.cumsum(counts, axis=0)",
+        routing_problems,
+    ),
+    Mutation(
+        "moe_slots_kernel", moe_routing,
+        "tl.cumsum(choices, axis=0) - choices", "0 * choices",
+        routing_problems,
+    ),
+    Mutation(
+        "moe_dlogits_kernel", moe_routing,
+        "(weight * (dweight - mean))", "(weight * dweight)",
+        routing_gradient_problems,
+    ),
+    Mutation(
+        "moe_drouter_kernel", moe_routing,
+        "tl.program_id(1) * PART + start", "start",
+        routing_gradient_problems,
+    ),
+    Mutation(
+        "moe_combine_kernel", moe,
+        "y += weight[:, None] * out.to(tl.float32)", "y += out.to(tl.float32)",
+        row_problems,
+    ),
+    Mutation(
+        "moe_activation_gradients_kernel", moe,
+        "dweights += dout * act", "dweights += dact * act",
+        row_problems,
+    ),
+    Mutation(
+        "moe_dx_kernel", moe,
+        "dx += tl.load(dx_of_experts_ptr", "dx = tl.load(dx_of_experts_ptr",
+        row_problems,
     ),
     Mutation(
         "attention_forward_kernel", attention,
@@ -473,6 +554,21 @@ MUTATIONS = [
         "attention_dq_kernel", attention_backward,
         "sees(row[:, None], column[None, :]", "sees(row[:, None], column[None, :] + 1",
         attention_problems,
+    ),
+    Mutation(
+        "decode_attention_kernel", decode_attention,
+        "scores = tl.where(seen[None, :], ", "scores = tl.where(key[None, :] >= 0, ",
+        decode_problems,
+    ),
+    Mutation(
+        "decode_attention_kernel", decode_attention,
+        "+ key // PAGE_SIZE", "+ key // (PAGE_SIZE + 1)",
+        decode_problems,
+    ),
+    Mutation(
+        "combine_splits_kernel", decode_attention,
+        "weights[:, None] * partial", "partial",
+        decode_problems,
     ),
     Mutation(
         "embedding_forward_kernel", embedding,

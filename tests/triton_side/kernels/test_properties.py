@@ -16,6 +16,7 @@ from kernel_properties import (
     attention,
     bias_gelu,
     cross_entropy,
+    decode_attention,
     dpre,
     embedding,
     first,
@@ -24,20 +25,24 @@ from kernel_properties import (
     gelu,
     launched,
     layernorm,
+    linear,
     linear_cross_entropy,
     matmul,
+    matmul_fp8,
     product_bias_gelu,
     rmsnorm,
     rmsnorm_of_sum,
     rope,
     softmax,
     sum_columns,
+    sums_over_rows,
     trained_matmul,
     training,
     two_products,
     vector_add,
     within_plain_code,
 )
+from moe_properties import routing
 from property_checks import (
     COMMON,
     FINITE,
@@ -61,6 +66,9 @@ from test_bias_gelu import CONFIGS as BIAS_GELU_CONFIGS
 from test_bias_gelu import configured as bias_gelu_configured
 from test_cross_entropy import SMOOTHING, Z_LOSS, draw_labels
 from test_cross_entropy import configured as cross_entropy_configured
+from test_decode_attention import CONFIGS as DECODE_CONFIGS
+from test_decode_attention import PAGE_SIZES
+from test_decode_attention import configured as decode_configured
 from test_dropout_residual_norm import problem as dropout_residual_norm_problem
 from test_embedding import NARROW
 from test_embedding import configured as embedding_configured
@@ -71,6 +79,8 @@ from test_linear_cross_entropy import CONFIGS as PROJECTIONS
 from test_linear_cross_entropy import configured as linear_cross_entropy_configured
 from test_linear_gelu import DPRE_CONFIGS
 from test_linear_gelu import plain as plain_linear_gelu
+from test_matmul_fp8 import CONFIGS as FP8_CONFIGS
+from test_moe import routed
 from test_rmsnorm import EPS
 from test_rmsnorm import configured as rmsnorm_configured
 from test_rmsnorm import of_sum as rmsnorm_configured_of_sum
@@ -85,8 +95,10 @@ from triton_side.kernels import attention as attention_module
 from triton_side.kernels import bias_gelu as bias_gelu_module
 from triton_side.kernels import geglu as geglu_module
 from triton_side.kernels import gelu as gelu_module
+from triton_side.kernels import linear as linear_module
 from triton_side.kernels import linear_gelu as linear_gelu_module
 from triton_side.kernels import matmul as matmul_module
+from triton_side.kernels import matmul_fp8 as fp8_module
 from triton_side.kernels import rmsnorm as rmsnorm_module
 from triton_side.kernels import rope as rope_module
 from triton_side.kernels import softmax as softmax_module
@@ -289,7 +301,7 @@ def test_product_added_to_float32(dtype, m, k, n, kinds, config, narrow, seed) -
 
     def launch(a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor]:
         out = torch.empty((m, n), dtype=dtype if narrow else torch.float32, device=DEVICE)
-        return (matmul_module.launch_matmul(a, b, config, residual, out),)
+        return (matmul_module.launch_matmul(a, b, config, residual, out=out),)
 
     assert not matmul(launch, a, b, residual)
 
@@ -489,6 +501,41 @@ def test_linear_gelu(dtype, m, k, n, x_layout, weight_layout, seed) -> None:
     assert not within_plain_code(training(function), plain_linear_gelu, names, (x, weight, bias), dy)
 
 
+@examples(10, 40)
+@given(sizes, sizes, sizes, st.sampled_from([None, *FP8_CONFIGS]), layouts, layouts, seeds)
+def test_matmul_fp8(m, k, n, config, a_layout, b_layout, seed) -> None:
+    if config is not None and config.descriptors:
+        k, a_layout, b_layout = -(-k // 16) * 16, "dense", "dense"
+    dtype = torch.float8_e4m3fn
+    a, b = draw(m, k, ORDINARY_ROWS, seed, dtype, a_layout), draw(n, k, ORDINARY_ROWS, seed + 1, dtype, b_layout)
+
+    def launch(a: torch.Tensor, b: torch.Tensor, *scales: torch.Tensor) -> tuple[torch.Tensor]:
+        if config is None:
+            return (fp8_module.matmul_fp8(a, b, *scales),)
+        return (matmul_module.launch_scaled(a, b.T, *scales, config),)
+
+    assert not matmul_fp8(launch, a, b, *torch.tensor([0.37, -0.011], device=DEVICE))
+
+
+@dtypes
+@examples(5, 20)
+@given(sizes, sizes, sizes, layouts, layouts, layouts, seeds)
+def test_linear(dtype, m, k, n, x_layout, weight_layout, dy_layout, seed) -> None:
+    x = draw(m, k, ORDINARY_ROWS, seed, dtype, x_layout)
+    weight = draw(k, n, ORDINARY_ROWS, seed + 1, dtype, weight_layout)
+    bias = draw(1, n, ORDINARY_ROWS, seed + 2, dtype, weight_layout)[0]
+    dy = draw(m, n, ORDINARY_ROWS, seed + 3, dtype, dy_layout)
+    assert not linear(training(linear_module.linear), x, weight, bias, dy)
+
+
+@dtypes
+@examples(5, 20)
+@given(st.sampled_from([1, 5, 67, 300]), sizes, moderate_rows, layouts, seeds)
+def test_partial_sums(dtype, rows, columns, kinds, layout, seed) -> None:
+    x = draw(rows, columns, kinds, seed, dtype, layout)
+    assert not sums_over_rows(lambda x: (_column_sums.partial_sums(x),), x)
+
+
 head_counts = st.sampled_from([(1, 1), (3, 1), (2, 2), (4, 2)])  # of q, and of k and v
 masks = st.sampled_from([(True, 0), (False, 0), (True, 1), (True, 5), (True, 32), (True, 40)])  # causal, window
 sequences = st.sampled_from([1, 2, 15, 16, 17, 31, 33, 47, 64, 67])
@@ -554,6 +601,19 @@ def test_attention_shows_nobody_the_future(dtype, sequence, data, value, operand
     assert not first(stray, *sound)
 
 
+@dtypes
+@examples(8, 40)
+@given(sizes, sizes, st.integers(1, 20), st.data(), moderate_rows, moderate_rows, layouts, layouts, seeds)
+def test_moe_routing(
+    dtype, tokens, width, experts, data, kinds, router_kinds, x_layout, router_layout, seed
+) -> None:  # fmt: skip
+    """Rows of equal numbers and of zeros have logits that tie."""
+    top_k = data.draw(st.integers(1, experts))
+    x = draw(tokens, width, kinds, seed, dtype, x_layout)
+    router = draw(experts, width, router_kinds, seed + 1, dtype, router_layout)
+    assert not routing(lambda *given: routed(*given, top_k), x, router, top_k)
+
+
 def test_attention_passes_over_keys_of_weight_zero() -> None:
     """Keys of score -inf weigh nothing, also where they fill the first tiles: row 99 sees 30 keys of finite score."""
     q = matrix(100, 16, ORDINARY_ROWS, 0, torch.float32).abs().view(1, 1, 100, 16)
@@ -561,3 +621,27 @@ def test_attention_passes_over_keys_of_weight_zero() -> None:
     k[0, 0, :70] = -torch.inf
     out = attention_module.attention(*(x.to(DEVICE) for x in (q, k, v)))
     assert out[0, 0, 70:].isfinite().all()
+
+
+@dtypes
+@examples(10, 30)
+@given(
+    st.lists(st.sampled_from([0, 1, 15, 16, 17, 33, 48, 67]), min_size=1, max_size=3), st.integers(1, 2),
+    st.sampled_from([1, 3, 4, 17]), st.sampled_from([16, 32]), st.sampled_from([None, *DECODE_CONFIGS]),
+    st.sampled_from(PAGE_SIZES), magnitudes, st.tuples(layouts, layouts, layouts), seeds,
+)  # fmt: skip
+def test_decode_attention(
+    dtype, lengths, kv_heads, group, head_dim, config, page_size, magnitude, storage, seed
+) -> None:
+    """NaN lies around the caches and past each length."""
+    batch, capacity = len(lengths), max([*lengths, 1]) + seed % 3
+    q, k, v = (
+        (matrix(batch * rows, head_dim, ORDINARY_ROWS, seed + i, torch.float64) * (magnitude if i < 2 else 1.0))
+        .to(dtype).view(batch, -1, *inner, head_dim)
+        for i, (rows, inner) in enumerate(((kv_heads * group, ()), *((kv_heads * capacity, (capacity,)),) * 2))
+    )  # fmt: skip
+    for i, length in enumerate(lengths):
+        k[i, :, length:] = v[i, :, length:] = torch.nan
+    placed_inputs = (placed(x, layout, DEVICE) for x, layout in zip((q, k, v), storage, strict=True))
+    counts = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
+    assert not decode_attention(decode_configured(config, page_size), *placed_inputs, counts)

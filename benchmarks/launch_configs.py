@@ -1,0 +1,143 @@
+"""How long hand-written kernels take under other launch configurations than their own: for who tunes one.
+
+    python benchmarks/launch_configs.py KERNEL [KERNEL ...] [--top N]
+
+Needs an NVIDIA GPU. Candidates compile side by side, each in a process that launches it once; then each is timed alone
+by triton.testing.do_bench (CUDA events, L2 flushed): good for ranking, not for a report, which `xlafuse run` makes. A
+candidate that does not compile or launch is counted, not shown. `*` marks the configuration that the kernel chooses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from tabulate import tabulate
+from triton.testing import do_bench
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from triton_side.kernels import matmul, matmul_fp8, rope  # noqa: E402
+from triton_side.kernels.matmul import MatmulConfig  # noqa: E402
+from triton_side.kernels.rope import RopeConfig  # noqa: E402
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """prepare: what a call needs, made on the GPU. call: one launch of it under a configuration. work: (amount, unit a
+    second) of a call. chosen: its own configuration."""
+
+    prepare: Callable[[], Any]
+    call: Callable[[Any, Any], Any]
+    candidates: tuple[Any, ...]
+    work: tuple[float, str]
+    chosen: Callable[[Any], Any]
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(shape, device="cuda").to(dtype)
+
+
+def rope_inputs() -> tuple[torch.Tensor, ...]:
+    positions = torch.arange(4096, device="cuda", dtype=torch.int32).expand(2, -1).contiguous()
+    return normal(2, 32, 4096, 128), normal(2, 8, 4096, 128), positions
+
+
+def rope_candidates() -> Iterable[RopeConfig]:
+    """A thread has 8 to 32 pairs."""
+    sizes = ((4, 8, 16, 32, 64), (1, 2, 4, 8), (1, 2, 5, 10, 20, 40), (1, 2, 4, 8))
+    for rows, heads, splits, warps in itertools.product(*sizes):
+        if 8 <= rows * heads * 64 // (warps * 32) <= 32 and splits <= 40 // heads:
+            yield RopeConfig(rows=rows, heads=heads, splits=splits, num_warps=warps)
+
+
+def product(m: int, k: int, n: int, candidates: Iterable[MatmulConfig]) -> Kernel:
+    return Kernel(
+        lambda: (normal(m, k), normal(k, n)),
+        lambda operands, config: matmul.launch_matmul(*operands, config),
+        tuple(candidates), (2.0 * m * k * n, "FLOP"),
+        lambda operands: matmul.choose_config(matmul.matmul_config, *operands),
+    )
+
+
+def fp8_operands() -> tuple[torch.Tensor, ...]:
+    a, b = (normal(8192, 8192).to(torch.float8_e4m3fn) for _ in range(2))
+    return a, b.T, torch.ones((), device="cuda"), torch.ones((), device="cuda")
+
+
+WIDE = MatmulConfig(128, 256, 64, 8, 3)
+KERNELS = {
+    "rope": Kernel(
+        rope_inputs,
+        lambda given, config: rope.launch_rope(*given, 500000.0, config=config),
+        tuple(rope_candidates()), (2 * 2 * 2 * 40 * 4096 * 128, "B"),
+        lambda given: rope.configure(
+            8192, 32, 8, 128, 2, torch.cuda.get_device_properties(0).multi_processor_count
+        ),
+    ),
+    "matmul-llama-8b": product(8192, 4096, 4096, (replace(WIDE, group_m=g) for g in (2, 4, 8, 16, 32))),
+    "matmul-16-rows": product(
+        16, 4096, 4096,
+        (MatmulConfig(64, n, k, 4, s) for n in (32, 64, 128) for k in (64, 128, 256) for s in (3, 4, 5, 6)),
+    ),
+    "matmul_fp8": Kernel(
+        fp8_operands,
+        lambda given, config: matmul.launch_scaled(*given, config),
+        (
+            *(MatmulConfig(128, 128, 128, w, s, g) for w in (4, 8) for s in (3, 4) for g in (8, 16)),
+            *(MatmulConfig(256, 128, 128, 8, 3, g) for g in (4, 8)),
+            *(MatmulConfig(128, 256, 128, 8, 3, g) for g in (8, 16)), MatmulConfig(64, 256, 128, 8, 4),
+        ),
+        (2.0 * 8192**3, "FLOP"),
+        lambda given: matmul.choose_config(matmul_fp8.fp8_config, *given[:2]),
+    ),
+}  # fmt: skip
+
+
+def launch_once(name: str, index: int) -> bool:
+    """Fills Triton's cache; whether it worked."""
+    kernel = KERNELS[name]
+    try:
+        kernel.call(kernel.prepare(), kernel.candidates[index])
+        torch.cuda.synchronize()
+    except Exception as problem:  # out of registers or shared memory, or a compiler's error
+        print(f"{kernel.candidates[index]}: {type(problem).__name__}: {str(problem)[:100]}", file=sys.stderr)
+        return False
+    return True
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kernels", nargs="+", choices=sorted(KERNELS), metavar="KERNEL")
+    parser.add_argument("--top", type=int, default=8, help="lines a kernel (default 8)")
+    arguments = parser.parse_args()
+    work = [(name, index) for name in arguments.kernels for index in range(len(KERNELS[name].candidates))]
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
+        usable = dict(zip(work, pool.map(launch_once, *zip(*work, strict=True)), strict=True))
+    for name in arguments.kernels:
+        kernel = KERNELS[name]
+        given = kernel.prepare()
+        chosen = kernel.chosen(given)
+        configs = {c for i, c in enumerate(kernel.candidates) if usable[name, i]} | {chosen}
+        times = {c: do_bench(lambda c=c: kernel.call(given, c), return_mode="median") * 1e-3 for c in configs}  # noqa: B023
+        amount, unit = kernel.work
+        ranked = sorted(times, key=times.__getitem__)
+        rows = [
+            ("*" if config == chosen else "", times[config] * 1e6, amount / times[config] / 1e12, config)
+            for place, config in enumerate(ranked) if place < arguments.top or config == chosen
+        ]
+        print(f"\n{name}: {len(configs)} of {len(kernel.candidates)} candidates ran")
+        print(tabulate(rows, ("", "us", f"T{unit}/s", "configuration"), floatfmt=".1f"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,358 @@
+"""One crew at work: a few cases compiled and checked beside other lanes, then timed while those wait."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from compare import conditions, timeline
+from compare.blocks import BLOCKS
+from compare.client import WORKER_FAILURES, WorkerDied, WorkerError, WorkerTimeout
+from compare.clock import CallTrace, CuptiClock, DeviceRecord
+from compare.crew import Crew
+from compare.gate import Gate
+from compare.graph import store
+from compare.graph.join import join
+from compare.graph.model import FusionGraph
+from compare.record import Record
+from compare.session import Data, Session, judge, note_failure, widest
+from compare.spec import Case, Implementation
+from compare.timing import MAIN, Timing
+
+ROUND_SECONDS = 0.015  # of timed calls, for each implementation in each round and mode
+Group = Sequence[tuple[Case, Sequence[Implementation]]]  # cases that share their inputs: directions of one shape
+_OUT_OF_MEMORY = ("out of memory", "OutOfMemory", "RESOURCE_EXHAUSTED")
+
+
+@dataclass
+class _Entry:
+    """One implementation of one case in hand."""
+
+    record: Record
+    implementation: Implementation
+    alive: bool = True
+    graph: FusionGraph | None = None
+    command_buffers: dict[str, list[int]] | None = None  # see compare.record
+    rounds: list[dict[str, Any]] = field(default_factory=list)
+    processes: list[int] = field(default_factory=list)  # of each round: in which of its workers, counted from 0
+    conditions: list[dict[str, Any] | None] = field(default_factory=list)  # of the GPU, beside each round
+    modes: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # rounds of each mode beside the main one
+    unavailable: dict[str, str] = field(default_factory=dict)  # why a mode cannot be had
+
+    @property
+    def role(self) -> str:
+        return self.implementation.framework
+
+    @property
+    def tunes(self) -> bool:
+        """Whether its compile times kernels to choose one: XLA does for products and what is built of them."""
+        products = BLOCKS[self.record.case.block].work == "flops"
+        return self.implementation.tunes or (self.role == "xla" and products)
+
+
+class Lane:
+    """Holds one group of cases at a time; `prepare` may be called in a thread of its own, all else from one."""
+
+    def __init__(self, session: Session, crew: Crew, gate: Gate, timing: Timing) -> None:
+        self.session, self.crew, self._gate, self._timing = session, crew, gate, timing
+        self._cases: list[list[_Entry]] = []
+        self._data: Data | None = None
+        self._tuned = False  # what tunes has done so in an earlier process of this group
+
+    def take(self, group: Group) -> None:
+        self._cases = [[_Entry(self.session.new(case, i), i) for i in found] for case, found in group]
+        for entry in self._entries():
+            if reason := entry.implementation.unsupported(entry.record.case):
+                entry.record.status, entry.record.detail, entry.alive = "skipped", reason, False
+        self._data, self._tuned = None, False
+
+    def worn(self) -> set[str]:
+        """The frameworks of the group whose old processes could no longer measure peak memory."""
+        found = set()
+        for role in {entry.role for entry in self._entries()}:
+            with contextlib.suppress(*WORKER_FAILURES):  # who cannot answer fails again, in its record
+                if self.crew.ask(role, "worn"):
+                    found.add(role)
+        return found
+
+    def prepare(self) -> None:
+        """Compile and check the group, beside other lanes but for what tunes."""
+        if not any(self._alive()):
+            return
+        first = self._cases[0][0].record.case
+        self._start("reference")
+        try:
+            with self._gate.together():
+                self._data = self.session.produce(widest(first), self.crew)
+        except WORKER_FAILURES as problem:
+            for entry in self._alive():
+                self._fail(entry, problem)
+                entry.record.detail = f"no reference: {entry.record.detail}"
+            return
+        for entries in self._cases:
+            for entry in entries:
+                if entry.alive:
+                    self.session.progress.say(f"compiling and checking {entry.record.id}")
+                    self._prepare_and_check(entry)
+        self._tuned = True
+
+    def dismiss(self) -> None:
+        """End the processes: what a process happens upon, as where its memory lies, is drawn again."""
+        self.crew.dismiss({entry.role for entry in self._alive()})
+
+    def prepare_again(self) -> None:
+        """In fresh processes, beside other lanes."""
+        started = time.perf_counter()
+        case = self._cases[0][0].record.case.id
+        self._start()
+        self._prepare_again(list(self._alive()))
+        took = time.perf_counter() - started
+        self.session.progress.say(f"{case} in fresh workers, which took {took:.0f} s to get ready")
+
+    def measure(self, process: int) -> None:
+        """Those rounds of each case that belong to this process; the GPU is this lane's alone."""
+        for entries in self._cases:
+            self.session.progress.say(f"timing {entries[0].record.case.id}")
+            for number in range(self._timing.rounds):
+                if self._timing.process_of(number) == process:
+                    self._round(entries, number)
+
+    def starved(self) -> bool:
+        """Whether something of the group failed for want of memory."""
+        details = [e.record.detail or "" for e in self._entries() if e.record.status == "failed"]
+        return any(words in detail for detail in details for words in _OUT_OF_MEMORY)
+
+    @property
+    def busy(self) -> bool:
+        """Whether it holds a group that is not finished."""
+        return bool(self._cases)
+
+    def finish(self) -> None:
+        """Trace one call of each implementation, and write its record."""
+        for entries in self._cases:
+            self._trace(entries)
+            for entry in entries:
+                self._complete(entry)
+                self._release(entry)
+                self.session.write(entry.record)
+        self._cases = []
+        self._tidy()
+
+    def abandon(self) -> None:
+        """Let go of what is not finished, without a record."""
+        for entry in self._entries():
+            self._release(entry)
+        self._cases = []
+        self._tidy()
+
+    def _release(self, entry: _Entry) -> None:
+        if entry.record.status != "skipped":
+            # A program is gone with its worker; the record says how that ended, where it was its own.
+            with contextlib.suppress(*WORKER_FAILURES):
+                self.crew.ask(entry.role, "release", id=entry.record.id)
+
+    def _tidy(self) -> None:
+        if self._data is not None:
+            shutil.rmtree(self._data.folders[0].parent, ignore_errors=True)
+            self._data = None
+
+    def _start(self, *others: str) -> None:
+        """Those workers that the group needs and are not there, all at once: each spends seconds importing."""
+        self.crew.start({*others, *(entry.role for entry in self._alive())})
+
+    def _entries(self) -> Iterator[_Entry]:
+        return (entry for entries in self._cases for entry in entries)
+
+    def _alive(self) -> Iterator[_Entry]:
+        return (entry for entry in self._entries() if entry.alive)
+
+    def _prepare_and_check(self, entry: _Entry) -> None:
+        record = entry.record
+        try:
+            prepared = self._prepare(entry)
+            record.compile_s, entry.command_buffers = prepared["compile_s"], prepared["command_buffers"]
+            entry.graph = None if prepared["graph"] is None else store.from_json(prepared["graph"])
+            self.session.archive(record)
+            with self._gate.together():
+                outcome = self.crew.ask(entry.role, "check", id=record.id, timeout=300)
+        except WorkerError as problem:
+            self._fail(entry, problem)
+            return
+        except (WorkerDied, WorkerTimeout) as problem:
+            self._fail(entry, problem)
+            self._revive(entry.role)
+            return
+        record.status = "ok"
+        record.checked = {
+            "device": outcome["device"], "backend": outcome["backend"], "dtype": record.case.dtype,
+            "case": record.case.name,
+        }
+        judge(record, outcome["errors"])
+        entry.alive = record.status == "ok"
+
+    def _prepare(self, entry: _Entry) -> dict[str, Any]:
+        """Have the worker compile; returns what it says of that."""
+        record, dumps = entry.record, self.session.dumps_folder(entry.record)
+        assert self._data is not None
+        shutil.rmtree(dumps, ignore_errors=True)  # of a process that is gone
+        # XLA's choices are kept between processes, max-autotune's are not.
+        tunes = entry.tunes and (entry.implementation.tunes or not self._tuned)
+        with self._gate.alone() if tunes else self._gate.together():
+            prepared: dict[str, Any] = self.crew.ask(
+                entry.role, "prepare", id=record.id, case=record.case.to_json(), implementation=record.implementation,
+                folders=[str(f) for f in self._data.folders], scales=self._data.scales, dumps=str(dumps),
+            )
+        return prepared
+
+    def _prepare_again(self, entries: Sequence[_Entry]) -> None:
+        """In fresh workers: they go on with the rounds that they have; the record keeps the first compile."""
+        for entry in entries:
+            try:
+                self._prepare(entry)
+            except WORKER_FAILURES as problem:
+                self._fail(entry, problem)
+
+    def _round(self, entries: list[_Entry], number: int) -> None:
+        """Each round starts with another implementation, so that drift hits all alike, and is on another input set. It
+        visits all in the main mode, then all in the next one."""
+        for mode in (MAIN, *self._timing.modes):
+            alive = [e for e in entries if e.alive]
+            start = number % len(alive) if alive else 0
+            for entry in alive[start:] + alive[:start]:
+                if not entry.alive:  # its worker died under another implementation and could not prepare it again
+                    continue
+                if mode == MAIN:
+                    self._measure_main(entry, number)
+                elif mode not in entry.unavailable:
+                    self._measure_mode(entry, mode, number)
+
+    def _measure_main(self, entry: _Entry, number: int) -> None:
+        try:
+            entry.rounds.append(
+                self.crew.ask(
+                    entry.role, "measure", id=entry.record.id, seconds=ROUND_SECONDS, first=number == 0,
+                    input_set=number, timeout=300,
+                )
+            )
+            entry.processes.append(self._timing.process_of(number))
+            entry.conditions.append(conditions.read())
+        except WorkerError as problem:
+            self._fail(entry, problem)
+        except (WorkerDied, WorkerTimeout) as problem:
+            self._fail(entry, problem)
+            self._revive(entry.role)
+
+    def _measure_mode(self, entry: _Entry, mode: str, number: int) -> None:
+        """Unlike the main mode, one that cannot be had costs itself alone, with the reason."""
+        rounds = entry.modes.setdefault(mode, [])
+        if rounds and "same_as" in rounds[0]:
+            return
+        try:
+            rounds.append(
+                self.crew.ask(
+                    entry.role, "measure_mode", id=entry.record.id, mode=mode, seconds=ROUND_SECONDS,
+                    input_set=number, timeout=300,
+                )
+            )
+        except WorkerError as problem:
+            if mode == "warm" and problem.kind == "wrong":  # the very program of the main mode: so are its results
+                self._fail(entry, problem)
+            entry.unavailable[mode] = problem.message
+        except (WorkerDied, WorkerTimeout) as problem:
+            entry.unavailable[mode] = str(problem)
+            self._revive(entry.role)
+
+    def _revive(self, role: str) -> None:
+        """After a worker's death: all that it held, in a fresh one; what it did not hold yet is prepared in turn."""
+        self._prepare_again([e for e in self._alive() if e.role == role and e.record.status == "ok"])
+
+    def _trace(self, entries: list[_Entry]) -> None:
+        """One more call of each, for its timeline; what goes wrong with it costs the timeline alone."""
+        gone: dict[str, str] = {}
+        for entry in entries:
+            record = entry.record
+            if not entry.alive or self.session.timers[entry.role] != CuptiClock.name:
+                continue
+            if entry.role in gone:
+                record.trace = {"unavailable": gone[entry.role]}
+                continue
+            try:
+                found = self.crew.ask(entry.role, "trace", id=record.id, timeout=300)
+            except WorkerError as problem:
+                record.trace = {"unavailable": problem.message}
+            except (WorkerDied, WorkerTimeout) as problem:
+                gone[entry.role] = f"while {record.id} was traced: {problem}"
+                record.trace = {"unavailable": gone[entry.role]}
+            else:
+                traces = {part: CallTrace.from_json(found[part]) for part in record.case.parts}
+                self.session.keep_trace(record, timeline.of_call(traces, entry.graph, name=record.id))
+
+    @staticmethod
+    def _fail(entry: _Entry, problem: Exception) -> None:
+        note_failure(entry.record, problem)
+        entry.alive = False
+
+    def _complete(self, entry: _Entry) -> None:
+        """Measurement and graph; the graph has the times of the records of a median call, each joined to its kernel."""
+        timer = self.session.timers[entry.role]
+        if entry.alive:
+            entry.record.measurement = _measurement(entry, timer)
+        if entry.graph is None:
+            return
+        graph, unjoined = entry.graph, {}
+        for part, measured in ((entry.record.measurement or {}).get("parts") or {}).items():
+            if graph.kernels is not None and timer == CuptiClock.name:
+                records = [DeviceRecord.from_json(record) for record in measured["records"]]
+                graph, left = join(graph, {part: records})
+                unjoined[part] = [record.name for record in left]
+        self.session.keep_graph(entry.record, graph)
+        for part, names in unjoined.items():
+            entry.record.kernels[part]["unjoined"] = names
+
+
+def _measurement(entry: _Entry, timer: str | None) -> dict[str, Any]:
+    """The record's measurement from its rounds; see compare.record.Record."""
+    parts = None
+    if entry.rounds[0]["parts"] is not None:
+        described = entry.rounds[entry.processes.count(0) - 1]["parts"]  # of the compile that the graph is of
+        parts = {
+            part: _timed(entry.rounds, part) | {"records": described[part]["records"]}
+            for part in entry.record.case.parts
+        }
+    warm_ups = [r["warm_up"] for r in entry.rounds if r["warm_up"]]
+    peaks = next((r for r in entry.rounds if "peak_memory" in r), {})
+    return {
+        "timer": timer, "parts": parts,
+        "wall_time": [r["wall_time"] for r in entry.rounds], "peak_memory_bytes": peaks.get("peak_memory_bytes"),
+        "peak_memory": peaks.get("peak_memory"),
+        "conditions": entry.conditions, "processes": entry.processes,
+        "warm_up": {name: [w[name] for w in warm_ups] for name in ("seconds", "settled")},
+        "command_buffers": entry.command_buffers,
+        "modes": {mode: _mode(entry, mode) for mode in entry.modes},
+    }
+
+
+def _mode(entry: _Entry, mode: str) -> dict[str, Any]:
+    if mode in entry.unavailable:
+        return {"unavailable": entry.unavailable[mode]}
+    rounds = entry.modes[mode]
+    if "same_as" in rounds[0]:
+        return rounds[0]
+    return {
+        "parts": {part: _timed(rounds, part) for part in entry.record.case.parts},
+        "settled": [r["warm_up"]["settled"] for r in rounds],
+        "command_buffers": rounds[0].get("command_buffers"),
+    }
+
+
+def _timed(rounds: list[dict[str, Any]], part: str) -> dict[str, Any]:
+    """One part over all rounds of a mode."""
+    found = [r["parts"][part] for r in rounds]
+    return {
+        "device_time": [f["device_time"] for f in found], "busy_time": [f["busy_time"] for f in found],
+        "launches": found[0]["launches"], "poisoned": all(f["poisoned"] for f in found),
+    }

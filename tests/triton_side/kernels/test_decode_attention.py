@@ -1,0 +1,203 @@
+import kernel_properties as properties
+import pytest
+import torch
+from row_kernel_checks import DEVICE, DTYPES, mutant, random
+
+from triton_side.kernels import decode_attention, decode_attention_paged
+from triton_side.kernels.decode_attention import DecodeConfig
+
+# Many chunks, a few, one; tiles as long as the chunk, and shorter.
+CONFIGS = [
+    DecodeConfig(chunk=16, block_kv=16, num_warps=4, num_stages=1),
+    DecodeConfig(chunk=48, block_kv=16, num_warps=4, num_stages=2),
+    DecodeConfig(chunk=512, block_kv=32, num_warps=4, num_stages=1),
+]
+PAGE_SIZES = [None, 1, 5, 16]
+
+
+def draw_lengths(*lengths: int) -> torch.Tensor:
+    return torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
+
+
+def caches(lengths: torch.Tensor, kv_heads: int, capacity: int, head_dim: int, dtype=torch.float32, seed: int = 1):
+    """k and v, NaN past each sequence's length."""
+    beyond = torch.arange(capacity, device=DEVICE) >= lengths[:, None]
+    both = (random(len(lengths), kv_heads, capacity, head_dim, dtype=dtype, seed=seed + i) for i in range(2))
+    return tuple(cache.masked_fill(beyond[:, None, :, None], torch.nan) for cache in both)
+
+
+def in_pages(cache: torch.Tensor, page_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The pages that hold a cache [batch, kv_heads, capacity, head_dim], those of NaN among them, and their table."""
+    batch, kv_heads, capacity, head_dim = cache.shape
+    each = -(-capacity // page_size)
+    whole = cache.new_full((batch, each * page_size, kv_heads, head_dim), torch.nan)
+    whole[:, :capacity] = cache.transpose(1, 2)
+    order = torch.randperm(batch * each + 3, generator=torch.Generator().manual_seed(0)).to(cache.device)
+    pages = cache.new_full((batch * each + 3, page_size, kv_heads, head_dim), torch.nan)
+    table = order[: batch * each].to(torch.int32).view(batch, each)
+    pages[table.long()] = whole.view(batch, each, page_size, kv_heads, head_dim)
+    return pages, table
+
+
+def configured(config: DecodeConfig | None, page_size: int | None = None, module=decode_attention) -> properties.Launch:
+    """q, k, v, lengths -> out; from pages of which the caches are made, where page_size is given."""
+
+    def launch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor]:
+        if page_size is None:
+            return (module.launch(q, k, v, lengths, None, config),)
+        (k_pages, table), (v_pages, _) = in_pages(k, page_size), in_pages(v, page_size)
+        return (module.launch(q, k_pages.transpose(1, 2), v_pages.transpose(1, 2), lengths, table, config),)
+
+    return launch
+
+
+def public(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor]:
+    return (decode_attention.apply({"q": q, "k_cache": k, "v_cache": v, "lengths": lengths})["out"],)
+
+
+def public_paged(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor]:
+    (k_pages, table), (v_pages, _) = in_pages(k, 16), in_pages(v, 16)
+    given = {"q": q, "k_pages": k_pages, "v_pages": v_pages, "page_table": table, "lengths": lengths}
+    return (decode_attention_paged.apply(given)["out"],)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(1, 1, 16), (6, 2, 64), (17, 1, 32)])
+def test_agrees_with_float64(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+    lengths = draw_lengths(0, 1, 67)
+    q, (k, v) = random(3, heads, head_dim, dtype=dtype), caches(lengths, kv_heads, 67, head_dim, dtype)
+    assert not properties.decode_attention(public, q, k, v, lengths)
+    assert not properties.decode_attention(public_paged, q, k, v, lengths)
+
+
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+@pytest.mark.parametrize("config", CONFIGS)
+def test_any_configuration_agrees(config: DecodeConfig, page_size: int | None) -> None:
+    lengths = draw_lengths(15, 16, 17, 48, 80)
+    q, (k, v) = random(5, 3, 16), caches(lengths, 1, 80, 16)
+    assert not properties.decode_attention(configured(config, page_size), q, k, v, lengths)
+
+
+def growing() -> tuple[torch.Tensor, ...]:
+    """q, k, v, lengths of up to 18 chunks of 16 keys, the maximum of the scores in one after the other."""
+    lengths = draw_lengths(0, 33, 280)
+    k, v = caches(lengths, 2, 280, 16)
+    return 3 * random(3, 6, 16), k * torch.linspace(0.1, 1.5, 280, device=DEVICE)[:, None], v, lengths
+
+
+def test_more_chunks_than_are_combined_at_once() -> None:
+    q, k, v, lengths = growing()
+    for page_size in (None, 5):
+        assert not properties.decode_attention(configured(CONFIGS[0], page_size), q, k, v, lengths)
+
+
+def test_strides() -> None:
+    lengths = draw_lengths(40, 9)
+    q, (k, v) = random(2, 32, 4).transpose(1, 2)[..., ::2], caches(lengths, 2, 40, 16)
+    k, v = k.transpose(1, 2).contiguous().transpose(1, 2), v.mT.contiguous().mT
+    assert not properties.decode_attention(public, q, k, v, lengths)
+    assert not properties.decode_attention(public, q, k, v, draw_lengths(40, 0, 9, 0)[::2])
+    assert not properties.decode_attention(public_paged, q, k, v, draw_lengths(40, 0, 9, 0)[::2])
+
+
+def test_large_scores_stay_finite() -> None:
+    lengths = draw_lengths(40)
+    q, (k, v) = 1e4 * random(1, 2, 16), caches(lengths, 2, 40, 16)
+    for config in CONFIGS:
+        assert configured(config)(q, 1e4 * k, v, lengths)[0].isfinite().all()
+
+
+def test_keys_of_score_minus_infinity_weigh_nothing_even_a_chunk_of_them() -> None:
+    lengths = draw_lengths(40)
+    q, (k, v) = random(1, 1, 16).abs(), caches(lengths, 1, 40, 16)
+    k[0, 0, :33] = -torch.inf
+    for config in CONFIGS:
+        (out,) = configured(config)(q, k, v, lengths)
+        rest = configured(config)(q, k[:, :, 33:], v[:, :, 33:], draw_lengths(7))[0]
+        torch.testing.assert_close(out, rest)
+
+
+def test_lengths_out_of_range_are_those_next_to_them() -> None:
+    q, (k, v) = random(2, 2, 16), caches(draw_lengths(20, 20), 1, 20, 16)
+    for config in CONFIGS:
+        (out,) = configured(config)(q, k, v, draw_lengths(-3, 2000))
+        (expected,) = configured(config)(q, k, v, draw_lengths(0, 20))
+        assert torch.equal(out, expected) and not out[0].any()
+
+
+def test_nothing_to_attend_to() -> None:
+    lengths = draw_lengths(0, 0)
+    assert public(random(0, 2, 16), *caches(draw_lengths(), 1, 4, 16), draw_lengths())[0].shape == (0, 2, 16)
+    assert not public(random(2, 2, 16), *caches(lengths, 1, 0, 16), lengths)[0].any()
+
+
+@pytest.mark.parametrize(
+    ("capacity", "programs", "splits"),
+    [
+        (8192, 256, 4),  # no longer than LONGEST_CHUNK
+        (2000, 256, 1),
+        (8192, 8, 32),  # 264 programs at once: as many as fit
+        (65536, 8, 32),
+        (64, 8, 1),
+        (1, 1, 1),
+        (0, 1, 0),
+    ],
+)
+def test_chunks_fill_an_h200(capacity: int, programs: int, splits: int) -> None:
+    chunk = decode_attention.split_keys(capacity, programs, 132, 64)
+    assert chunk % 64 == 0 and 64 <= chunk <= decode_attention.LONGEST_CHUNK
+    assert -(-capacity // chunk) == splits
+
+
+def test_rejects() -> None:
+    lengths = draw_lengths(4, 5)
+    q, (k, v) = random(2, 4, 16), caches(lengths, 2, 8, 16)
+    pages, table = in_pages(k, 4)
+    with pytest.raises(ValueError, match=r"a multiple of the cache's 2, got \(2, 3, 16\)"):
+        decode_attention.decode_attention(q[:, :3], k, v, lengths)
+    with pytest.raises(ValueError, match=r"got \(2, 4, 1, 16\); drop the axis of the one token"):
+        decode_attention.decode_attention(q[:, :, None], k, v, lengths)
+    with pytest.raises(ValueError, match=r"got \(1, 2, 8, 16\) and \(1, 2, 8, 16\) for q \(2, 4, 16\)"):
+        decode_attention.decode_attention(q, k[:1], v[:1], lengths)
+    with pytest.raises(ValueError, match="head_dim must be one of .* got 8; pad"):
+        decode_attention.decode_attention(q[..., :8], k[..., :8], v[..., :8], lengths)
+    with pytest.raises(TypeError, match=r"lengths must be int32, got torch.int64; cast"):
+        decode_attention.decode_attention(q, k, v, lengths.long())
+    with pytest.raises(ValueError, match=r"lengths must be on \w+(:0)? as q is, got meta"):
+        decode_attention.decode_attention(q, k, v, lengths.to("meta"))
+    with pytest.raises(ValueError, match=r"lengths must be \[batch\] for q of batch 2, got shape \(1,\)"):
+        decode_attention.decode_attention(q, k, v, lengths[:1])
+    with pytest.raises(TypeError, match="one dtype"):
+        decode_attention.decode_attention(q, k.half(), v, lengths)
+    with pytest.raises(ValueError, match=r"page_table must be \[batch, pages_per_sequence\] .* got shape \(4,\)"):
+        decode_attention_paged.decode_attention_paged(q, pages, pages, table.view(-1), lengths)
+    with pytest.raises(ValueError, match=r"k_pages and v_pages must be \[pages, page_size, kv_heads, head_dim\]"):
+        decode_attention_paged.decode_attention_paged(q, pages, pages[:1], table, lengths)
+
+
+@pytest.mark.parametrize(
+    ("sound", "broken"),
+    [
+        ("seen = key < length", "seen = key < capacity"),
+        ("chunk, length), BLOCK_KV", "chunk - BLOCK_KV, length), BLOCK_KV"),
+        ("head_dim**-0.5 * LOG2_E", "head_dim**-0.5"),
+        ("row_sum * correction + tl.sum(p, 1)", "row_sum + tl.sum(p, 1)"),
+        ("accumulator * correction[:, None], p", "accumulator, p"),
+        ("kv_head * GROUP + group", "kv_head + group"),
+        ("k_ptr += kv_head * stride_kh", "pass"),
+        ("batch * pages_per_sequence + key", "key"),
+        ("key % PAGE_SIZE", "key * 0"),
+        ("tl.cdiv(length, chunk), 1)", "length // chunk, 1)"),
+        ("tl.sum(weights * sums, 0)", "tl.sum(sums, 0)"),
+        ("weights[:, None] * partial", "partial"),
+        ("row_sum * correction + tl.sum(weights", "row_sum + tl.sum(weights"),
+        ("tl.where(length > 0, row_sum, 1.0)", "row_sum"),
+    ],
+)
+def test_comparison_catches(sound: str, broken: str, tmp_path) -> None:
+    module = mutant(decode_attention, sound, broken, tmp_path)
+    q, k, v, lengths = growing()
+    assert any(
+        properties.decode_attention(configured(CONFIGS[config], page_size, module), q, k, v, lengths)
+        for config, page_size in ((0, None), (1, 5))
+    )

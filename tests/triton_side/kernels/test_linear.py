@@ -1,0 +1,108 @@
+import pytest
+import torch
+from row_kernel_checks import DTYPES, is_accurate, mutant, random, with_gradients
+
+from triton_side.kernels import linear, linear_residual
+from triton_side.kernels._column_sums import partial_sums
+from triton_side.kernels.matmul import MatmulConfig
+
+DESCRIPTORS = MatmulConfig(32, 32, 32, num_warps=4, num_stages=2)
+
+
+def plain(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return x @ weight + bias
+
+
+def tensors(m: int, k: int, n: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    """x, weight, bias, dy."""
+    weight = (random(k, n, seed=1) * max(k, 1) ** -0.5).to(dtype)
+    return [random(m, k, dtype=dtype), weight, random(n, dtype=dtype, seed=2), random(m, n, dtype=dtype, seed=3)]
+
+
+def agrees(function, *inputs: torch.Tensor, dy: torch.Tensor) -> bool:
+    got = with_gradients(function, *inputs, dy=dy)
+    low = with_gradients(plain, *inputs, dy=dy)
+    reference = with_gradients(plain, *(x.double() for x in inputs), dy=dy.double())
+    return all(is_accurate(*three) for three in zip(got, low, reference, strict=True))
+
+
+def applied(*inputs: torch.Tensor) -> torch.Tensor:
+    return linear.apply(dict(zip(("x", "weight", "bias"), inputs, strict=True)))["y"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("m", "k", "n"), [(17, 37, 67), (40, 64, 136)])
+def test_agrees_with_float64(m: int, k: int, n: int, dtype: torch.dtype) -> None:
+    *inputs, dy = tensors(m, k, n, dtype)
+    assert agrees(applied, *inputs, dy=dy)
+
+
+def test_agrees_through_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "matmul_config", lambda *chosen: DESCRIPTORS)
+    *inputs, dy = tensors(40, 64, 136, torch.float16)
+    assert agrees(applied, *inputs, dy=dy)
+
+
+def test_strides() -> None:
+    x, weight, bias, dy = tensors(64, 24, 136)
+    transposed = [tensor.T.contiguous().T for tensor in (x, weight)]
+    assert agrees(applied, *transposed, random(272, seed=2)[::2], dy=dy.T.contiguous().T)
+    assert agrees(applied, x, weight, bias, dy=random(64, 150, seed=6)[:, 3:139])
+    assert agrees(applied, x, weight, bias, dy=random(1, 136, seed=6).expand(64, 136))
+
+
+def test_training_saves_the_inputs_alone() -> None:
+    *inputs, _ = tensors(5, 8, 12)
+    inputs[2].requires_grad_()
+    assert [tuple(x.shape) for x in applied(*inputs).grad_fn.saved_tensors] == [(5, 8), (8, 12)]
+
+
+@pytest.mark.parametrize("shape", [(0, 8, 12), (5, 0, 12), (5, 8, 0)])
+def test_empty(shape: tuple[int, int, int]) -> None:
+    *inputs, dy = tensors(*shape)
+    expected = with_gradients(plain, *inputs, dy=dy)
+    for got, reference in zip(with_gradients(applied, *inputs, dy=dy), expected, strict=True):
+        torch.testing.assert_close(got, reference)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (67, 3), (2000, 67), (40, 1030)])
+def test_partial_sums_by_several_programs_of_several_tiles(shape: tuple[int, int]) -> None:
+    x = random(*shape).round()  # sums of small integers are exact
+    assert torch.equal(partial_sums(x).sum(0), x.sum(0))
+
+
+def test_the_residual_is_added_and_its_gradient_is_the_outputs() -> None:
+    x, weight, _, dy = tensors(17, 37, 67)
+    residual = random(17, 67, seed=4)
+
+    def applied(*inputs: torch.Tensor) -> torch.Tensor:
+        return linear_residual.apply(dict(zip(("x", "weight", "residual"), inputs, strict=True)))["y"]
+
+    got = with_gradients(applied, x, weight, residual, dy=dy)
+    expected = with_gradients(plain, x, weight, residual, dy=dy)
+    for ours, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_rejects() -> None:
+    x, weight, bias, _ = tensors(4, 8, 12)
+    with pytest.raises(ValueError, match=r"must fit, got x \[4, 8\], weight \[12, 8\], bias \[12\]; .*of a Linear"):
+        linear.linear(x, weight.T, bias)
+    with pytest.raises(ValueError, match=r"bias \[11\]"):
+        linear.linear(x, weight, bias[:11])
+    with pytest.raises(TypeError, match="one dtype"):
+        linear.linear(x, weight, bias.half())
+
+
+@pytest.mark.parametrize(
+    ("sound", "broken"),
+    [
+        (", bias=bias.contiguous()", ""),
+        ("launch_matmul(x.T, dy", "launch_matmul(x.T, dy * 2"),
+        ("launch_matmul(dy, weight.T", "launch_matmul(dy, -weight.T"),
+        ("partial_sums(dy)", "partial_sums(dy[1:])"),
+    ],
+)
+def test_comparison_catches(sound: str, broken: str, tmp_path) -> None:
+    *inputs, dy = tensors(300, 24, 40)
+    assert not agrees(mutant(linear, sound, broken, tmp_path).linear, *inputs, dy=dy)

@@ -1,0 +1,77 @@
+import pytest
+import torch
+from row_kernel_checks import DEVICE, is_accurate, mutant, random
+
+from triton_side.kernels import matmul, matmul_fp8
+from triton_side.kernels._launch import INTERPRETED
+from triton_side.kernels.matmul import MatmulConfig
+
+SCALES = torch.tensor([0.37, 0.011], device=DEVICE)
+# Sizes that no tile covers, through pointers; through descriptors, for which 16 bytes divide a row.
+CONFIGS = [
+    MatmulConfig(16, 32, 32, num_warps=4, num_stages=2, group_m=3, descriptors=False),
+    MatmulConfig(32, 32, 64, num_warps=4, num_stages=2, group_m=2),
+]
+
+
+def operands(m: int, k: int, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return tuple((random(rows, k, seed=rows) * 8).to(torch.float8_e4m3fn) for rows in (m, n))  # type: ignore[return-value]
+
+
+def agrees(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> bool:
+    """The interpreter cuts what a GPU rounds off a bfloat16: by less than the one ulp that is allowed."""
+    a_scale, b_scale = SCALES
+    reference = (a.double() @ b.double().T) * a_scale.double() * b_scale.double()
+    plain = ((a.float() @ b.float().T) * a_scale * b_scale).to(torch.bfloat16)
+    return is_accurate(c, plain, reference)
+
+
+@pytest.mark.parametrize(("m", "k", "n"), [(1, 1, 1), (17, 37, 67), (1, 64, 48), (96, 320, 136)])
+def test_agrees_with_float64(m: int, k: int, n: int) -> None:
+    a, b = operands(m, k, n)
+    assert agrees(matmul_fp8.apply({"a": a, "b": b, "a_scale": SCALES[0], "b_scale": SCALES[1:]})["c"], a, b)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_any_configuration_agrees(config: MatmulConfig) -> None:
+    a, b = operands(56, 96, 72) if config.descriptors else operands(53, 41, 67)
+    assert agrees(matmul.launch_scaled(a, b.T, *SCALES, config), a, b)
+
+
+def test_strides() -> None:
+    a, b = operands(17, 90, 40)
+    assert agrees(matmul_fp8.matmul_fp8(a[:, ::2], b[:, 3:48], *SCALES), a[:, ::2], b[:, 3:48])
+    assert agrees(matmul_fp8.matmul_fp8(a, b.T.contiguous().T, *SCALES), a, b)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter sums in float32 throughout")
+def test_long_sums_do_not_stay_in_the_tensor_cores_accumulator() -> None:
+    """With 14 bits, a sum of ones gets no further than 2^14."""
+    a, b = (torch.ones((128, 65536), device=DEVICE).to(torch.float8_e4m3fn) for _ in range(2))
+    one = torch.ones((), device=DEVICE)
+    assert (matmul_fp8.matmul_fp8(a, b, one, one) == 65536).all()
+
+
+def test_rejects() -> None:
+    a, b = operands(4, 8, 12)
+    with pytest.raises(TypeError, match=r"b must be torch.float8_e4m3fn, got torch.float32"):
+        matmul_fp8.matmul_fp8(a, b.float(), *SCALES)
+    with pytest.raises(TypeError, match=r"b_scale must be torch.float32"):
+        matmul_fp8.matmul_fp8(a, b, SCALES[0], SCALES[1].half())
+    with pytest.raises(ValueError, match=r"must fit, got a \[4, 8\], b \[8, 12\], a_scale \[\], b_scale \[\]"):
+        matmul_fp8.matmul_fp8(a, b.T, *SCALES)
+    with pytest.raises(ValueError, match=r"a_scale \[2\]"):
+        matmul_fp8.matmul_fp8(a, b, SCALES, SCALES[1])
+
+
+@pytest.mark.parametrize(
+    ("sound", "broken"),
+    [
+        ("c *= tl.load(a_scale_ptr) * tl.load(b_scale_ptr)", "c *= tl.load(a_scale_ptr)"),
+        ("c = add_product(c, x, y, PRECISION)", "c = add_product(tl.zeros_like(c), x, y, PRECISION)"),
+    ],
+)
+def test_comparison_catches(sound: str, broken: str, tmp_path) -> None:
+    a, b = operands(53, 96, 67)
+    launch = mutant(matmul, sound, broken, tmp_path).launch_scaled
+    assert not agrees(launch(a, b.T, *SCALES, CONFIGS[0]), a, b)

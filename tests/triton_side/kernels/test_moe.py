@@ -1,0 +1,254 @@
+from collections.abc import Iterator
+from types import ModuleType
+
+import moe_properties as properties
+import pytest
+import torch
+from row_kernel_checks import DEVICE, DTYPES, is_accurate, mutant, random
+
+from triton_side.blocks import moe as plain
+from triton_side.kernels import _grouped, moe, moe_routing
+from triton_side.kernels.matmul import MatmulConfig
+from triton_side.kernels.moe_routing import Route
+
+# NumPy, which computes for the interpreter, warns of NaN.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+NAMES = ("x", "router", "w_gate", "w_up", "w_down")
+TILES = MatmulConfig(32, 32, 16, num_warps=4, num_stages=1, group_m=2, descriptors=False)
+DESCRIPTORS = MatmulConfig(16, 32, 32, num_warps=4, num_stages=2, group_m=2)
+
+
+def choices(tokens: int, experts: int, top_k: int, used: int) -> torch.Tensor:
+    """Experts that differ within a token, of those `used`, some far more often than others."""
+    generator = torch.Generator().manual_seed(tokens)
+    likely = 0.5 ** torch.arange(used, dtype=torch.float32)
+    return torch.stack([torch.multinomial(likely + 1e-3, top_k, generator=generator) for _ in range(tokens)]).to(DEVICE)
+
+
+def inputs(
+    tokens: int, width: int, hidden: int, experts: int, top_k: int, used: int, dtype: torch.dtype = torch.float32
+) -> list[torch.Tensor]:
+    """x, the router, the weights; the router's rows are of the first coordinates, along which x prefers its choices."""
+    x, router = random(tokens, width), 0.01 * random(experts, width, seed=1)
+    router[:, :experts] += torch.eye(experts, device=DEVICE)
+    x[:, :experts] = 0.1 * x[:, :experts] - 3
+    chosen = choices(tokens, experts, top_k, used)
+    x.scatter_(1, chosen, 1 + torch.arange(top_k, device=DEVICE).expand(tokens, top_k) / 2)
+    return [
+        x.to(dtype), router.to(dtype), (random(experts, width, hidden, seed=2) * width**-0.5).to(dtype),
+        (random(experts, width, hidden, seed=3) * width**-0.5).to(dtype),
+        (random(experts, hidden, width, seed=4) * hidden**-0.5).to(dtype),
+    ]  # fmt: skip
+
+
+def trained(function, tensors: list[torch.Tensor], top_k: int) -> tuple[torch.Tensor, ...]:
+    """y, balance_loss, and the gradients for one random cotangent of each."""
+    leaves = [x.detach().requires_grad_() for x in tensors]
+    outputs = function(dict(zip(NAMES, leaves, strict=True)), top_k=top_k)
+    y, loss = outputs["y"], outputs["balance_loss"]
+    dy = random(*y.shape, dtype=torch.float32, seed=9).to(leaves[0].dtype)
+    torch.autograd.backward([y, loss], [dy, torch.full_like(loss, 20.0)])  # large: its gradients are seen beside y's
+    return y.detach(), loss.detach(), *(leaf.grad for leaf in leaves)
+
+
+def in_float64(given, *, top_k: int) -> dict[str, torch.Tensor]:
+    """The plain block casts to float32 what it routes by: its formula again."""
+    x, router, w_gate, w_up, w_down = (given[name] for name in NAMES)
+    logits = x @ router.T
+    values, order = torch.sort(logits, dim=-1, descending=True, stable=True)
+    chosen = order[:, :top_k]
+    weights = torch.zeros_like(logits).scatter(1, chosen, torch.softmax(values[:, :top_k], -1))
+    gate = x @ w_gate
+    y = torch.einsum("te,etw->tw", weights, (torch.nn.functional.silu(gate) * (x @ w_up)) @ w_down)
+    fraction = chosen.flatten().bincount(minlength=len(router)) / chosen.numel()
+    return {"y": y, "balance_loss": len(router) * (fraction * torch.softmax(logits, -1).mean(0)).sum()}
+
+
+def agrees(function, tensors: list[torch.Tensor], top_k: int) -> bool:
+    """y and the gradients; of balance_loss, one number, plain code's rounding error is luck, and `properties.routing`
+    has its bound."""
+    got, low = trained(function, tensors, top_k), trained(plain.apply, tensors, top_k)
+    exact = trained(in_float64, [x.double() for x in tensors], top_k)
+    return all(is_accurate(*three) for i, three in enumerate(zip(got, low, exact, strict=True)) if i != 1)
+
+
+# tokens, width, hidden, experts, top_k, used: experts without a token, all tokens on one, every expert chosen.
+SIZES = [(37, 37, 29, 5, 2, 4), (40, 32, 24, 8, 3, 8), (35, 24, 16, 3, 1, 1), (19, 37, 29, 4, 4, 4)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_agrees_with_float64(sizes: tuple[int, ...], dtype: torch.dtype) -> None:
+    assert agrees(moe.apply, inputs(*sizes, dtype), top_k=sizes[4])
+
+
+def test_one_token_is_what_it_is_among_others() -> None:
+    x, *weights = inputs(*SIZES[0])
+    assert torch.equal(moe.moe(x[:1], *weights, 2)[0], moe.moe(x, *weights, 2)[0][:1])
+
+
+def test_strides() -> None:
+    x, router, w_gate, w_up, w_down = inputs(*SIZES[0])
+    stored = [x.T.contiguous().T, router.T.contiguous().T, w_gate.mT.contiguous().mT, w_up, w_down.mT.contiguous().mT]
+    assert agrees(moe.apply, stored, top_k=2)
+
+
+def test_equal_logits_choose_the_lowest_experts() -> None:
+    tensors = inputs(*SIZES[0])
+    tensors[0][3] = 0
+    tensors[1][2:4] = tensors[1][1]
+    found, _ = moe_routing.route(tensors[0], tensors[1], 2, save=False)
+    assert found.chosen[3].tolist() == [0, 1]
+    assert plain.route(tensors[0], tensors[1], 2)[0].tolist() == found.chosen.tolist()
+    assert agrees(moe.apply, tensors, top_k=2)
+
+
+def test_a_token_that_is_not_a_number_spoils_no_other() -> None:
+    tensors = inputs(*SIZES[0])
+    before, _ = moe.moe(*tensors, 2)
+    tensors[0][7] = torch.nan
+    after, loss = moe.moe(*tensors, 2)
+    others = torch.arange(len(before), device=DEVICE) != 7
+    assert torch.equal(before[others], after[others]) and after[7].isnan().all() and loss.isnan()
+
+
+def test_a_weight_that_is_not_a_number_spoils_no_other_expert() -> None:
+    tensors = inputs(40, 32, 24, 8, 2, 7, torch.float16)
+    before = trained(moe.apply, tensors, 2)
+    tensors[2][1], tensors[4][1] = torch.nan, torch.inf
+    after = trained(moe.apply, tensors, 2)
+    found, _ = moe_routing.route(tensors[0], tensors[1], 2, save=False)
+    without = ~(found.chosen == 1).any(dim=1)
+    assert without.any() and torch.equal(before[0][without], after[0][without])
+    others = torch.arange(8, device=DEVICE) != 1
+    assert all(torch.equal(x[others], y[others]) for x, y in zip(before[4:], after[4:], strict=True))
+
+
+def test_experts_without_tokens_have_gradients_of_zero() -> None:
+    _, _, _, _, *weights = trained(moe.apply, inputs(*SIZES[0]), 2)
+    assert all((gradient[4] == 0).all() and (gradient[0] != 0).any() for gradient in weights)
+
+
+def test_repeats_bit_for_bit() -> None:
+    tensors = inputs(*SIZES[3])
+    assert all(map(torch.equal, trained(moe.apply, tensors, 4), trained(moe.apply, tensors, 4)))
+
+
+def test_inference_saves_nothing_and_training_no_activation() -> None:
+    tensors = inputs(5, 8, 12, 3, 2, 3)
+    assert moe.moe(*tensors, 2)[0].grad_fn is None
+    tensors[0].requires_grad_()
+    saved = [tuple(x.shape) for x in moe.moe(*tensors, 2)[0].grad_fn.saved_tensors]
+    weights, products, routes = [(3, 8, 12), (3, 8, 12), (3, 12, 8)], [(10, 12)] * 2, [(5, 2)] * 3
+    assert sorted(saved) == sorted([(5, 8), (3, 8), *weights, *products, *routes, (10,), (4,), (5, 3)])
+
+
+def test_rejects() -> None:
+    x, router, w_gate, w_up, w_down = inputs(4, 8, 12, 3, 2, 3)
+    with pytest.raises(ValueError, match=r"expected .*'w_down': \[3, 12, 8\].*transpose those of Linears"):
+        moe.moe(x, router, w_gate, w_up, w_down.mT, 2)
+    with pytest.raises(ValueError, match="top_k must be 1 to 3, the number of experts, got 4"):
+        moe.moe(x, router, w_gate, w_up, w_down, 4)
+    with pytest.raises(ValueError, match="a token or more"):
+        moe.moe(x[:0], router, w_gate, w_up, w_down, 2)
+
+
+def found_route(sizes: tuple[int, ...]) -> Route:
+    tokens, width, hidden, experts, top_k, used = sizes
+    return moe_routing.route(*inputs(*sizes)[:2], top_k, save=True)[0]
+
+
+def routed(
+    x: torch.Tensor, router: torch.Tensor, top_k: int, module: ModuleType = moe_routing
+) -> tuple[torch.Tensor, ...]:
+    """What `properties.routing` looks at."""
+    found, loss = module.route(x, router, top_k, save=True)
+    return found.chosen, found.weights, found.slots, found.rows, found.offsets, found.logits, loss
+
+
+def routing_problems(module: ModuleType = moe_routing) -> Iterator[str | None]:
+    def launch(x: torch.Tensor, router: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return routed(x, router, 2, module)
+
+    x, router = random(70, 37), random(5, 37, seed=1)
+    x[60] = 0
+    yield properties.routing(launch, x, router, 2)
+    yield properties.routing(launch, *inputs(*SIZES[0])[:2], 2)
+
+
+def routing_gradient_problems(module: ModuleType = moe_routing) -> Iterator[str | None]:
+    found, dloss = found_route(SIZES[0]), torch.tensor(20.0, device=DEVICE)
+    yield properties.dlogits(
+        lambda dweights, dloss: (module.launch_dlogits(found, dweights, dloss),), found, random(37, 2), dloss
+    )
+    for dtype in (torch.float32, torch.float16):
+        x, dlogits = random(530, 37, dtype=dtype), random(530, 5, seed=1)  # more than a part
+        yield properties.drouter(lambda x, dlogits: (module.launch_drouter(x, dlogits),), x, dlogits)
+
+
+def row_problems(module: ModuleType = moe) -> Iterator[str | None]:
+    """The kernels that take a token's, or a choice's, rows."""
+    found = found_route(SIZES[0])
+    yield properties.combine(lambda out: (module.launch_combine(out, found),), random(74, 37), found)
+    dout, gate, up = random(74, 29), 3 * random(74, 29, seed=1), random(74, 29, seed=2)
+    yield properties.activation_gradients(
+        lambda *x: module.launch_activation_gradients(*x, found), dout, gate, up, found
+    )
+    for dtype, experts in ((torch.float32, 40), (torch.float16, 5)):  # more than a step's, and fewer
+        operands = random(74, 37, dtype=dtype), random(37, experts, seed=1), random(experts, 37, dtype=dtype, seed=2)
+        yield properties.dx(lambda *x: (module.launch_dx(*x, found),), *operands, found)
+
+
+def grouped_problems(module: ModuleType = _grouped, config: MatmulConfig = TILES) -> Iterator[str | None]:
+    """Groups of several tiles, of a part of one, and of none; sizes that are multiples of 16 bytes in float16."""
+    dtype = torch.float16 if config.descriptors else torch.float32
+    k, n = (40, 40) if config.descriptors else (19, 37)
+    found = found_route(SIZES[0])
+    rows, offsets, slots = found.rows, found.offsets, len(found.rows)
+    x, dy = random(37, k, dtype=dtype), random(37, n, dtype=dtype, seed=1)
+    a, b, b2 = (random(slots, k if i == 2 else n, dtype=dtype, seed=i) for i in (2, 3, 4))
+    w, w2 = (random(5, k, n, dtype=dtype, seed=i) for i in (5, 6))
+
+    def product(rows: torch.Tensor | None, a: torch.Tensor, w: torch.Tensor, *second: torch.Tensor) -> tuple:
+        return (module.launch_grouped_product(a, rows, w, offsets, slots, config, second or None),)
+
+    yield properties.grouped_product(lambda *given: product(rows, *given), x, rows, w, offsets)
+    yield properties.grouped_product(lambda *given: product(None, *given), a, None, w, offsets)
+    yield properties.grouped_product(lambda *given: product(None, *given), b, None, w.mT, offsets, b2, w2.mT)
+    yield properties.gate_up(
+        lambda x, *ws: module.launch_gate_up(x, rows, *ws, offsets, config, True), x, rows, w, w2, offsets
+    )
+
+    def gradients(a: torch.Tensor, *bs: torch.Tensor, a_gathered: bool) -> tuple[torch.Tensor, ...]:
+        given = dict(zip(("b", "b2"), bs, strict=False))
+        found = module.launch_group_gradients(
+            a=a, rows=rows, offsets=offsets, config=config, a_gathered=a_gathered, **given
+        )
+        return found[: len(bs)]
+
+    at = rows.long()
+    yield properties.group_gradients(lambda: gradients(x, b, b2, a_gathered=True), x[at], offsets, b, b2)
+    yield properties.group_gradients(lambda: gradients(a, dy, a_gathered=False), a, offsets, dy[at])
+
+
+@pytest.mark.parametrize("problems", [routing_problems, routing_gradient_problems, row_problems])
+def test_every_part_is_within_its_bound(problems) -> None:
+    assert [text for text in problems() if text] == []
+
+
+@pytest.mark.parametrize("config", [TILES, DESCRIPTORS], ids=["pointers", "descriptors"])
+def test_grouped_products_are_within_their_bounds(config: MatmulConfig) -> None:
+    assert [text for text in grouped_problems(config=config) if text] == []
+
+
+@pytest.mark.parametrize(
+    ("sound", "broken"),
+    [
+        ("second=(dup, w_up.mT)", "second=(dup, w_gate.mT)"),
+        ("dw_gate, dw_up =", "dw_up, dw_gate ="),
+        ("launch_dlogits(found, dweights, dloss)", "launch_dlogits(found, dweights, 0 * dloss)"),
+    ],
+)
+def test_comparison_catches(sound: str, broken: str, tmp_path) -> None:
+    assert not agrees(mutant(moe, sound, broken, tmp_path).apply, inputs(*SIZES[0]), top_k=2)

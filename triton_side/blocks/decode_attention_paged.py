@@ -1,0 +1,22 @@
+"""Attention of one new token a sequence to a cache in pages: key i of sequence b is
+k_pages[page_table[b, i // page_size], i % page_size]."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from triton_side.blocks import decode_attention
+from triton_side.stages import stage
+
+
+def gathered(pages: Tensor, page_table: Tensor) -> Tensor:
+    """[pages, page_size, kv_heads, head_dim] -> [batch, kv_heads, capacity, head_dim]."""
+    return pages[page_table].flatten(1, 2).transpose(1, 2)
+
+
+def apply(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """q [batch, heads, head_dim], k_pages, v_pages [pages, page_size, kv_heads, head_dim], page_table
+    [batch, pages_per_sequence], lengths [batch] -> out as q; the pages' elements past a length must be finite."""
+    with stage("gather"):
+        k, v = (gathered(inputs[name], inputs["page_table"]) for name in ("k_pages", "v_pages"))
+    return {"out": decode_attention.stages(inputs["q"], k, v, inputs["lengths"])}

@@ -1,0 +1,367 @@
+"""Products of ragged groups of rows with a matrix each: what a mixture of experts computes.
+
+Row s of the operand sorted by expert belongs to expert e where offsets[e] <= s < offsets[e + 1].
+
+    c[s] = a[rows[s]] @ b[e]  (+ a2[s] @ b2[e])        grouped_product_kernel
+    c[e] = sum over the s of e of a[rows[s]] b[s]^T    group_gradients_kernel, of either operand gathered, and c2 of b2
+
+rows says which row of an unsorted matrix a sorted one is, so that no sorted copy is made. Group sizes are known on the
+GPU alone: a program finds its tile's expert in the offsets, grids are the most tiles that there can be, one more for
+each expert than without groups, and nothing waits for the GPU. A group without rows has no tile, and its gradient is
+zero.
+
+Weights come through TMA where their strides allow, as do sorted rows: those of the next group, which a tile's last rows
+may be, are computed and not stored. Gathered rows come through pointers: a Hopper's TMA gathers none. In the gradients
+all do, because the group's end lies within a step of the inner axis and what is behind it must be zero.
+
+Shapes: a [rows, k] or [slots, k], rows [slots], b [experts, k, n], offsets [experts + 1], c [slots, n] or [experts, m,
+n]. dtypes: bfloat16, float16, float32, one for all; rows and offsets int32; products accumulate in float32.
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from triton_side.declare import Shapes, declare
+from triton_side.kernels._launch import device_of, multiprocessors
+from triton_side.kernels._tiles import add_product, fits_descriptor, product_precision, provide_descriptor_memory
+from triton_side.kernels.matmul import MatmulConfig, open_operand, store_tile, tile_at
+
+
+@triton.jit
+def group_tiles(offsets_ptr, experts, BLOCK_M: tl.constexpr, EXPERTS: tl.constexpr):
+    """Of each expert how many tiles of rows it and those before it have."""
+    expert = tl.arange(0, EXPERTS)
+    begin = tl.load(offsets_ptr + expert, mask=expert < experts, other=0)
+    end = tl.load(offsets_ptr + expert + 1, mask=expert < experts, other=0)
+    return tl.cumsum(tl.cdiv(end - begin, BLOCK_M), axis=0)
+
+
+@triton.jit
+def group_at(row_tile, tiles, offsets_ptr, BLOCK_M: tl.constexpr, EXPERTS: tl.constexpr):
+    """(expert, first row, end of the expert's rows) of a tile of rows."""
+    expert = tl.sum((tiles <= row_tile).to(tl.int32), axis=0)
+    # Sums of tiles never fall: that of the expert before is the largest of earlier ones.
+    before = tl.max(tl.where(tl.arange(0, EXPERTS) < expert, tiles, 0), axis=0)
+    begin = tl.load(offsets_ptr + expert)
+    return expert, begin + (row_tile - before) * BLOCK_M, tl.load(offsets_ptr + expert + 1)
+
+
+@triton.jit
+def open_experts(
+    pointer, experts, rows, columns, stride_expert, stride_row, stride_column,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DESCRIPTOR: tl.constexpr, TRANSPOSED: tl.constexpr,
+):  # fmt: skip
+    """What `load_expert` reads [experts, rows, columns] from; TRANSPOSED: neighbours of a column lie side by side."""
+    if DESCRIPTOR:
+        if TRANSPOSED:
+            return tl.make_tensor_descriptor(
+                pointer, [experts, columns, rows], [stride_expert, stride_column, 1], [1, COLUMNS, ROWS]
+            )
+        else:
+            return tl.make_tensor_descriptor(
+                pointer, [experts, rows, columns], [stride_expert, stride_row, 1], [1, ROWS, COLUMNS]
+            )
+    else:
+        return pointer
+
+
+# As in `matmul.store_tile`, offsets inside a tile are 32-bit and its origin is one 64-bit scalar.
+@triton.jit
+def load_within(
+    pointer, row, column, rows, columns, stride_row, stride_column, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """The [ROWS, COLUMNS] tile at (row, column) of a matrix, zero outside it."""
+    r = tl.arange(0, ROWS)[:, None]
+    c = tl.arange(0, COLUMNS)[None, :]
+    origin = pointer + (tl.cast(row, tl.int64) * stride_row + tl.cast(column, tl.int64) * stride_column)
+    inside = (r < rows - row) & (c < columns - column)
+    return tl.load(origin + (r * stride_row + c * stride_column), mask=inside, other=0.0)
+
+
+@triton.jit
+def load_expert(
+    source, expert, row, column, rows, columns, stride_expert, stride_row, stride_column,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DESCRIPTOR: tl.constexpr, TRANSPOSED: tl.constexpr,
+):  # fmt: skip
+    """The [ROWS, COLUMNS] tile at (row, column) of an expert's matrix, zero outside it."""
+    if DESCRIPTOR:
+        if TRANSPOSED:
+            return source.load([expert, column, row]).reshape(COLUMNS, ROWS).T
+        else:
+            return source.load([expert, row, column]).reshape(ROWS, COLUMNS)
+    else:
+        matrix = source + tl.cast(expert, tl.int64) * stride_expert
+        return load_within(matrix, row, column, rows, columns, stride_row, stride_column, ROWS, COLUMNS)
+
+
+@triton.jit
+def rows_at(rows_ptr, slot, end):
+    """The row of the unsorted matrix that each slot holds; the slot itself where nothing is gathered."""
+    if rows_ptr is not None:
+        return tl.load(rows_ptr + slot, mask=slot < end, other=0).to(tl.int64)
+    else:
+        return slot.to(tl.int64)
+
+
+@triton.jit
+def load_rows_at(pointer, row, inside, column, columns, stride_row, stride_column, COLUMNS: tl.constexpr):
+    """COLUMNS columns of the given rows, zero outside."""
+    c = tl.arange(0, COLUMNS)[None, :]
+    pointers = (pointer + tl.cast(column, tl.int64) * stride_column) + (row * stride_row)[:, None] + c * stride_column
+    return tl.load(pointers, mask=inside[:, None] & (c < columns - column), other=0.0)
+
+
+@triton.jit
+def load_slots(
+    source, gathered, row, at, end, k, stride_row, stride_column,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, GATHERS: tl.constexpr, DESCRIPTOR: tl.constexpr,
+):  # fmt: skip
+    """The [ROWS, COLUMNS] tile of a's rows: those `gathered`, or those from slot `row` on."""
+    if GATHERS:
+        inside = row + tl.arange(0, ROWS) < end
+        return load_rows_at(source, gathered, inside, at, k, stride_row, stride_column, COLUMNS)
+    elif DESCRIPTOR:
+        return source.load([row, at])
+    else:
+        return load_within(source, row, at, end, k, stride_row, stride_column, ROWS, COLUMNS)
+
+
+@triton.jit
+def open_slots(
+    pointer, slots, k, stride_row, stride_column,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, GATHERS: tl.constexpr, DESCRIPTOR: tl.constexpr,
+):  # fmt: skip
+    """What `load_slots` reads a from."""
+    if GATHERS:
+        return pointer
+    else:
+        return open_operand(pointer, slots, k, stride_row, stride_column, ROWS, COLUMNS, DESCRIPTOR, False)
+
+
+def product_flops(shapes: Shapes) -> float:
+    """Of one product a slot, or of two: of a's rows with b and b2 (c2 or activated), or of two pairs (a2)."""
+    slots, n = shapes["c_ptr" if "c_ptr" in shapes else "activated_ptr"]
+    k = math.prod(shapes["b_ptr"][1:]) // n
+    return 2 * slots * n * k * (2 if "b2_ptr" in shapes else 1) + (6 * slots * n if "activated_ptr" in shapes else 0)
+
+
+@declare(flops=product_flops)  # of what, the caller says
+@triton.jit
+def grouped_product_kernel(
+    a_ptr, rows_ptr, b_ptr, a2_ptr, b2_ptr, offsets_ptr, c_ptr, experts, slots, n, k,
+    stride_am, stride_ak, stride_be, stride_bk, stride_bn,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, EXPERTS: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """c = a[rows] @ b (+ a2 @ b2) group by group; None: a's own rows, and no second product. a2 and b2 are stored as a
+    and b are."""
+    GATHERS: tl.constexpr = rows_ptr is not None
+    a = open_slots(a_ptr, slots, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, GATHERS, DESCRIPTORS)
+    b = open_experts(
+        b_ptr, experts, k, n, stride_be, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED
+    )
+    if a2_ptr is not None:
+        a2 = open_slots(a2_ptr, slots, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, GATHERS, DESCRIPTORS)
+        b2 = open_experts(
+            b2_ptr, experts, k, n, stride_be, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED
+        )
+    tiles = group_tiles(offsets_ptr, experts, BLOCK_M, EXPERTS)
+    row_tiles = tl.max(tiles, axis=0)
+    for tile in tl.range(tl.program_id(0), row_tiles * tl.cdiv(n, BLOCK_N), tl.num_programs(0)):
+        row, column = tile_at(tile, row_tiles * BLOCK_M, n, BLOCK_M, BLOCK_N, GROUP_M)
+        expert, row, end = group_at(row // BLOCK_M, tiles, offsets_ptr, BLOCK_M, EXPERTS)
+        gathered = rows_at(rows_ptr, row + tl.arange(0, BLOCK_M), end)
+        c = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        for step in range(tl.cdiv(k, BLOCK_K)):
+            at = step * BLOCK_K
+            x = load_slots(
+                a, gathered, row, at, end, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, GATHERS, DESCRIPTORS
+            )
+            y = load_expert(
+                b, expert, at, column, k, n, stride_be, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS,
+                B_TRANSPOSED,
+            )  # fmt: skip
+            c = add_product(c, x, y, PRECISION)
+        if a2_ptr is not None:
+            for step in range(tl.cdiv(k, BLOCK_K)):
+                at = step * BLOCK_K
+                x = load_slots(
+                    a2, gathered, row, at, end, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, GATHERS, DESCRIPTORS
+                )
+                y = load_expert(
+                    b2, expert, at, column, k, n, stride_be, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS,
+                    B_TRANSPOSED,
+                )  # fmt: skip
+                c = add_product(c, x, y, PRECISION)
+        store_tile(c_ptr, c, row, column, end, n, BLOCK_M, BLOCK_N)
+
+
+@declare(flops=product_flops)  # of what, the caller says
+@triton.jit
+def grouped_gate_up_kernel(
+    a_ptr, rows_ptr, b_ptr, b2_ptr, offsets_ptr, c_ptr, c2_ptr, activated_ptr, experts, slots, n, k,
+    stride_am, stride_ak, stride_be, stride_bk, stride_bn,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, EXPERTS: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """c = a[rows] @ b and c2 = a[rows] @ b2 group by group in one pass over a, and activated = silu(c) * c2; None for
+    what is not stored."""
+    GATHERS: tl.constexpr = rows_ptr is not None
+    a = open_slots(a_ptr, slots, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, GATHERS, DESCRIPTORS)
+    b = open_experts(
+        b_ptr, experts, k, n, stride_be, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED
+    )
+    b2 = open_experts(
+        b2_ptr, experts, k, n, stride_be, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED
+    )
+    tiles = group_tiles(offsets_ptr, experts, BLOCK_M, EXPERTS)
+    row_tiles = tl.max(tiles, axis=0)
+    for tile in tl.range(tl.program_id(0), row_tiles * tl.cdiv(n, BLOCK_N), tl.num_programs(0)):
+        row, column = tile_at(tile, row_tiles * BLOCK_M, n, BLOCK_M, BLOCK_N, GROUP_M)
+        expert, row, end = group_at(row // BLOCK_M, tiles, offsets_ptr, BLOCK_M, EXPERTS)
+        gathered = rows_at(rows_ptr, row + tl.arange(0, BLOCK_M), end)
+        c = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        c2 = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        for step in range(tl.cdiv(k, BLOCK_K)):
+            at = step * BLOCK_K
+            x = load_slots(
+                a, gathered, row, at, end, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, GATHERS, DESCRIPTORS
+            )
+            y = load_expert(
+                b, expert, at, column, k, n, stride_be, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS,
+                B_TRANSPOSED,
+            )  # fmt: skip
+            y2 = load_expert(
+                b2, expert, at, column, k, n, stride_be, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS,
+                B_TRANSPOSED,
+            )  # fmt: skip
+            c = add_product(c, x, y, PRECISION)
+            c2 = add_product(c2, x, y2, PRECISION)
+        # First, because otherwise 64 bytes a thread spill (bfloat16, Triton 3.7).
+        store_tile(activated_ptr, c * tl.sigmoid(c) * c2, row, column, end, n, BLOCK_M, BLOCK_N)
+        if c_ptr is not None:
+            store_tile(c_ptr, c, row, column, end, n, BLOCK_M, BLOCK_N)
+            store_tile(c2_ptr, c2, row, column, end, n, BLOCK_M, BLOCK_N)
+
+
+def gradient_flops(shapes: Shapes) -> float:
+    (slots,), (m, n) = shapes["rows_ptr"], shapes["c_ptr"][1:]
+    return 2 * slots * m * n * (2 if "c2_ptr" in shapes else 1)
+
+
+@declare(flops=gradient_flops)  # of what, the caller says
+@triton.jit
+def group_gradients_kernel(
+    a_ptr, b_ptr, b2_ptr, rows_ptr, offsets_ptr, c_ptr, c2_ptr, m, n, stride_ak, stride_am, stride_bk, stride_bn,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    A_GATHERED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """c[e] = a^T b and c2[e] = a^T b2 over the slots of e, in their order, with a or (not A_GATHERED) b gathered."""
+    tiles = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N)
+    expert = tl.program_id(0) // tiles
+    row, column = tile_at(tl.program_id(0) % tiles, m, n, BLOCK_M, BLOCK_N, GROUP_M)
+    begin, end = tl.load(offsets_ptr + expert), tl.load(offsets_ptr + expert + 1)
+    c = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    if c2_ptr is not None:
+        c2 = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in range(begin, end, BLOCK_K):
+        slot = start + tl.arange(0, BLOCK_K)
+        inside = slot < end
+        gathered = rows_at(rows_ptr, slot, end)
+        a_row = gathered if A_GATHERED else slot.to(tl.int64)
+        b_row = slot.to(tl.int64) if A_GATHERED else gathered
+        x = load_rows_at(a_ptr, a_row, inside, row, m, stride_ak, stride_am, BLOCK_M).T
+        y = load_rows_at(b_ptr, b_row, inside, column, n, stride_bk, stride_bn, BLOCK_N)
+        c = add_product(c, x, y, PRECISION)
+        if c2_ptr is not None:
+            y2 = load_rows_at(b2_ptr, b_row, inside, column, n, stride_bk, stride_bn, BLOCK_N)
+            c2 = add_product(c2, x, y2, PRECISION)
+    matrix = tl.cast(expert, tl.int64) * m * n
+    store_tile(c_ptr + matrix, c, row, column, m, n, BLOCK_M, BLOCK_N)
+    if c2_ptr is not None:
+        store_tile(c2_ptr + matrix, c2, row, column, m, n, BLOCK_M, BLOCK_N)
+
+
+def experts_block(experts: int) -> int:
+    """A power of two that holds them, and that a product takes as an axis."""
+    return max(16, triton.next_power_of_2(experts))
+
+
+def _stored_transposed(weights: torch.Tensor) -> bool:
+    return weights.stride(2) != 1 and weights.stride(1) == 1
+
+
+def fit_descriptors(weights: torch.Tensor, *rows: torch.Tensor) -> bool:
+    """Whether TMA can read the weights, as stored or transposed, and the rows."""
+    stored = weights.mT if _stored_transposed(weights) else weights
+    return fits_descriptor(stored) and all(fits_descriptor(matrix) for matrix in rows)
+
+
+def _grid(slots: int, n: int, experts: int, config: MatmulConfig, device: torch.device) -> tuple[int]:
+    """With descriptors one program a multiprocessor, else one for each tile that there may be."""
+    tiles = (triton.cdiv(slots, config.block_m) + experts) * triton.cdiv(n, config.block_n)
+    return (min(tiles, multiprocessors(device)) if config.descriptors else tiles,)
+
+
+def launch_grouped_product(
+    a: torch.Tensor, rows: torch.Tensor | None, b: torch.Tensor, offsets: torch.Tensor, slots: int,
+    config: MatmulConfig, second: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """c [slots, n] = a[rows] @ b, or a @ b without rows, group by group; + a2 @ b2 of `second`, stored as a and b."""
+    experts, k, n = b.shape
+    c = torch.empty((slots, n), dtype=a.dtype, device=a.device)
+    a2, b2 = second or (None, None)
+    with device_of(a):
+        if config.descriptors:
+            provide_descriptor_memory(a.device)
+        grouped_product_kernel[_grid(slots, n, experts, config, a.device)](
+            a, rows, b, a2, b2, offsets, c, experts, slots, n, k, *a.stride(), *b.stride(),
+            BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, GROUP_M=config.group_m,
+            EXPERTS=experts_block(experts), B_TRANSPOSED=_stored_transposed(b), DESCRIPTORS=config.descriptors,
+            PRECISION=product_precision(a.dtype), num_warps=config.num_warps, num_stages=config.num_stages,
+        )  # fmt: skip
+    return c
+
+
+def launch_gate_up(
+    x: torch.Tensor, rows: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, offsets: torch.Tensor,
+    config: MatmulConfig, save: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
+    """silu(x[rows] w_gate) * (x[rows] w_up) group by group and, with `save`, the two products; [slots, hidden]. The two
+    weights are stored alike."""
+    experts, width, hidden = w_gate.shape
+    slots = len(rows)
+    act = torch.empty((slots, hidden), dtype=x.dtype, device=x.device)
+    gate, up = (torch.empty_like(act), torch.empty_like(act)) if save else (None, None)
+    with device_of(x):
+        if config.descriptors:
+            provide_descriptor_memory(x.device)
+        grouped_gate_up_kernel[_grid(slots, hidden, experts, config, x.device)](
+            x, rows, w_gate, w_up, offsets, gate, up, act, experts, slots, hidden, width, *x.stride(), *w_gate.stride(),
+            BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, GROUP_M=config.group_m,
+            EXPERTS=experts_block(experts), B_TRANSPOSED=_stored_transposed(w_gate), DESCRIPTORS=config.descriptors,
+            PRECISION=product_precision(x.dtype), num_warps=config.num_warps, num_stages=config.num_stages,
+        )  # fmt: skip
+    return act, gate, up
+
+
+def launch_group_gradients(
+    a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor, offsets: torch.Tensor, config: MatmulConfig,
+    *, a_gathered: bool, b2: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+    """For each expert a^T b, and a^T b2 where there is one, over its slots: [experts, m, n]. The rows of a, or of b,
+    are gathered; b2 is stored as b."""
+    experts, m, n = len(offsets) - 1, a.shape[1], b.shape[1]
+    c = torch.empty((experts, m, n), dtype=a.dtype, device=a.device)
+    c2 = None if b2 is None else torch.empty_like(c)
+    with device_of(a):
+        group_gradients_kernel[(experts * triton.cdiv(m, config.block_m) * triton.cdiv(n, config.block_n),)](
+            a, b, b2, rows, offsets, c, c2, m, n, *a.stride(), *b.stride(),
+            BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, GROUP_M=config.group_m,
+            A_GATHERED=a_gathered, PRECISION=product_precision(a.dtype),
+            num_warps=config.num_warps, num_stages=config.num_stages,
+        )  # fmt: skip
+    return c, c2

@@ -1,0 +1,94 @@
+"""A linear layer, forward and backward: y = x @ weight + bias.
+
+    dx = dy weight^T    dweight = x^T dy    dbias = sum over rows of dy
+
+Forward is one kernel: the bias is the product's epilogue. Backward is two products and one more pass over dy, which
+sums its columns: for m = k = n = 8192 in 16-bit dtypes 134 MB, 33 us at the 4.1 TB/s of an H200 beside 2.7 ms of
+products. No atomics, so that results repeat bit for bit on one GPU model.
+
+Shapes: x [m, k], weight [k, n], bias [n], y [m, n]. dtypes: bfloat16, float16, float32, one for all; accumulated in
+float32, where the bias is added. float32 products follow `torch.get_float32_matmul_precision()`. The forward pass saves
+x and weight.
+"""
+
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from triton_side.declare import computing, forward, gradient
+from triton_side.kernels._column_sums import partial_sums, sum_columns
+from triton_side.kernels._launch import check_matrix, check_tensors
+from triton_side.kernels.matmul import choose_config, launch_matmul, matmul_config
+
+FORWARD = (forward("dot", "product"), forward("add", "bias"))
+PARTIAL_DBIAS = (gradient("reduce_sum", "bias", "partial"),)
+DBIAS = (gradient("reduce_sum", "bias", "dbias"),)
+DX = (gradient("dot", "product", "dx"),)
+DWEIGHT = (gradient("dot", "product", "dweight"),)
+
+
+def check_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> None:
+    """Raise ValueError or TypeError unless they are a linear layer's on one GPU: x [m, k], weight [k, n], bias [n]."""
+    check_tensors(x=x, weight=weight, bias=bias)
+    check_matrix("x", x)
+    check_matrix("weight", weight)
+    if x.shape[1] != weight.shape[0] or bias.shape != weight.shape[1:]:
+        raise ValueError(
+            f"x [m, k], weight [k, n] and bias [n] must fit, got x {list(x.shape)}, weight {list(weight.shape)}, "
+            f"bias {list(bias.shape)}; weights are [inputs, outputs], transpose that of a Linear"
+        )
+
+
+def product_gradients(
+    dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """dx = dy weight^T and dweight = x^T dy, for any dy [m, n]."""
+    with computing(*DX, c_ptr="dx"):
+        dx = launch_matmul(dy, weight.T, choose_config(matmul_config, dy, weight.T))
+    with computing(*DWEIGHT, c_ptr="dweight"):
+        dweight = launch_matmul(x.T, dy, choose_config(matmul_config, x.T, dy))
+    return dx, dweight
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        with computing(*FORWARD, c_ptr="y"):
+            return launch_matmul(x, weight, choose_config(matmul_config, x, weight), bias=bias.contiguous())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        x, weight = ctx.saved_tensors
+        with computing(*PARTIAL_DBIAS):
+            partial = partial_sums(dy)
+        with computing(*DBIAS, sum_ptr="dbias"):
+            dbias = sum_columns(partial, dy.dtype)
+        return *product_gradients(dy, x, weight), dbias
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """x @ weight + bias, differentiable once.
+
+    Args:
+        x: [m, k], any strides.
+        weight: [k, n], any strides.
+        bias: [n].
+
+    Returns:
+        y [m, n], contiguous, in the inputs' dtype.
+
+    Raises:
+        ValueError: shapes do not fit, devices differ or are not a GPU (outside the interpreter), or float32 products
+            are set to "medium".
+        TypeError: a dtype is not supported, or they differ.
+    """
+    check_linear(x, weight, bias)
+    return _Linear.apply(x, weight, bias)
+
+
+def apply(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The block `linear`: x [m, k], weight [k, n], bias [n] -> y [m, n]."""
+    return {"y": linear(**inputs)}

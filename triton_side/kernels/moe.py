@@ -1,0 +1,310 @@
+"""A mixture of SwiGLU experts, of which each token goes to the top_k that a router scores highest (Mixtral).
+
+    y[t] = sum over t's choices j of w[t, j] (act[s] w_down[e])    s: the choice's slot, e: its expert
+    act[s] = silu(gate[s]) up[s]    gate[s] = x[t] w_gate[e]    up[s] = x[t] w_up[e]
+
+Jiang et al., Mixtral of Experts, arXiv:2401.04088. Slots are the choices in order of their experts; `moe_routing` makes
+that order and the weights, `_grouped` the products. No token is dropped. Forward: routing (three kernels), gate and up
+with the activation in their epilogue, the down projection, the weighted sum. x is gathered as it is read and never
+copied. Backward:
+
+    dout[s] = dy[t] w_down[e]^T, without the weight
+    dw[t, j] = dout[s] . act[s]    dgate, dup of dact = w dout    (one kernel, which rebuilds act, weighted, as well)
+    dw_down[e] = (w act)^T dy    dw_gate[e] = x^T dgate    dw_up[e] = x^T dup    over the slots of e
+    dx[t] = sum over j of (dgate[s] w_gate[e]^T + dup[s] w_up[e]^T) + dlogits[t] router
+
+dw needs no product of width: (act w_down) . dy = act . (dy w_down^T), so that what the experts give is not kept (Guo et
+al., SonicMoE, arXiv:2512.14080). Sums over a token's choices and over an expert's tokens are each one program's, in one
+order: results repeat bit for bit.
+
+Shapes: x, y [tokens, width]; router [experts, width]; w_gate, w_up [experts, width, hidden]; w_down [experts, hidden,
+width]; gate, up, act [tokens top_k, hidden]. dtypes: bfloat16, float16, float32, one for all; products accumulate in
+float32, routing, activations and weighted sums are computed in it. A forward that a backward follows saves gate and up.
+"""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch.autograd.function import once_differentiable
+
+from triton_side.declare import again, computing, declare, forward, gradient
+from triton_side.kernels import _grouped, moe_routing
+from triton_side.kernels._launch import check_matrix, check_tensors, device_of, with_unit_column_stride
+from triton_side.kernels._tiles import add_product, product_precision
+from triton_side.kernels.matmul import MatmulConfig, many_rows_config, pointer_config
+from triton_side.kernels.moe_routing import Route
+from triton_side.kernels.swiglu import silu_value_and_slope
+from triton_side.kernels.swiglu_mlp import two_products_config
+
+ACTIVATION = (("logistic", "sigmoid"), ("mul", "silu"), ("mul", "activated"))
+GATE_UP = (
+    forward("gather", "dispatch", "rows"), forward("dot", "gate"), forward("dot", "up"),
+    *(forward(op, "act", result) for op, result in ACTIVATION),
+)  # fmt: skip
+DOWN = (forward("dot", "down"),)
+DOUT = (gradient("gather", "combine", "dout"), gradient("dot", "down", "dact"))
+DDOWN = (gradient("dot", "down", "dw_down"),)
+DGATE_UP = (gradient("dot", "gate", "dw_gate"), gradient("dot", "up", "dw_up"))
+DX_OF_EXPERTS = (gradient("dot", "gate", "dx"), gradient("dot", "up", "dx"), gradient("add", "up", "dx"))
+
+
+@declare(
+    forward("gather", "combine", "out"), forward("mul", "combine", "weighted"), forward("reduce_sum", "combine", "y"),
+    flops=lambda shapes: 2 * math.prod(shapes["out_ptr"]),
+)  # fmt: skip
+@triton.jit
+def moe_combine_kernel(
+    out_ptr, slots_ptr, weights_ptr, y_ptr, tokens, width, TOKENS: tl.constexpr, WIDTH: tl.constexpr,
+    TOP_K: tl.constexpr,
+):  # fmt: skip
+    """The weighted sum of what the experts made of a token."""
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
+    mask = (token < tokens)[:, None] & (column < width)
+    y = tl.zeros([TOKENS, WIDTH], tl.float32)
+    for j in tl.static_range(TOP_K):
+        slot = tl.load(slots_ptr + token * TOP_K + j, mask=token < tokens, other=0).to(tl.int64)
+        weight = tl.load(weights_ptr + token * TOP_K + j, mask=token < tokens, other=0.0)
+        out = tl.load(out_ptr + slot[:, None] * width + column, mask=mask, other=0.0)
+        y += weight[:, None] * out.to(tl.float32)
+    tl.store(y_ptr + token.to(tl.int64)[:, None] * width + column, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@declare(
+    *(again(op, "act", result) for op, result in ACTIVATION), gradient("mul", "combine", "dact"),
+    gradient("reduce_sum", "combine", "dweights"), gradient("mul", "act", "dsilu"), gradient("mul", "act", "dup"),
+    gradient("logistic", "act", "dgate"), gradient("mul", "combine", "weighted_act"),
+    flops=lambda shapes: 16 * math.prod(shapes["dout_ptr"]),
+)  # fmt: skip
+@triton.jit
+def moe_activation_gradients_kernel(
+    dout_ptr, gate_ptr, up_ptr, slots_ptr, weights_ptr, dgate_ptr, dup_ptr, weighted_act_ptr, dweights_ptr, hidden,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A program a choice: its slot's dgate and dup, its weighted act, and the gradient of its weight."""
+    choice = tl.program_id(0)
+    row = tl.load(slots_ptr + choice).to(tl.int64) * hidden
+    weight = tl.load(weights_ptr + choice)
+    dweights = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, hidden, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        mask = column < hidden
+        gate = tl.load(gate_ptr + row + column, mask=mask, other=0.0).to(tl.float32)
+        up = tl.load(up_ptr + row + column, mask=mask, other=0.0).to(tl.float32)
+        dout = tl.load(dout_ptr + row + column, mask=mask, other=0.0).to(tl.float32)
+        silu, slope = silu_value_and_slope(gate, dgate_ptr.dtype.element_ty == tl.float32)
+        act, dact = silu * up, weight * dout
+        dweights += dout * act
+        tl.store(dgate_ptr + row + column, (dact * up * slope).to(dgate_ptr.dtype.element_ty), mask=mask)
+        tl.store(dup_ptr + row + column, (dact * silu).to(dup_ptr.dtype.element_ty), mask=mask)
+        tl.store(weighted_act_ptr + row + column, (weight * act).to(weighted_act_ptr.dtype.element_ty), mask=mask)
+    tl.store(dweights_ptr + choice, tl.sum(dweights, axis=0))
+
+
+@declare(
+    gradient("dot", "router", "dx"), gradient("gather", "dispatch", "dx"), gradient("reduce_sum", "dispatch", "dx"),
+    flops=lambda shapes: 2 * math.prod(shapes["router_ptr"]) * shapes["dx_ptr"][0]
+    + math.prod(shapes["dx_of_experts_ptr"]),
+)
+@triton.jit
+def moe_dx_kernel(
+    dx_of_experts_ptr, slots_ptr, dlogits_ptr, router_ptr, dx_ptr, tokens, width, experts, stride_re, stride_rw,
+    TOKENS: tl.constexpr, WIDTH: tl.constexpr, EXPERTS: tl.constexpr, TOP_K: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The sum of a token's gradients through its experts and through the router."""
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    mask = (token < tokens)[:, None] & (column < width)[None, :]
+    dx = tl.zeros([TOKENS, WIDTH], tl.float32)
+    for first in range(0, experts, EXPERTS):
+        expert = first + tl.arange(0, EXPERTS)
+        dlogits = tl.load(
+            dlogits_ptr + token.to(tl.int64)[:, None] * experts + expert[None, :],
+            mask=(token < tokens)[:, None] & (expert < experts)[None, :], other=0.0,
+        )  # fmt: skip
+        router = tl.load(
+            router_ptr + expert.to(tl.int64)[:, None] * stride_re + column.to(tl.int64)[None, :] * stride_rw,
+            mask=(expert < experts)[:, None] & (column < width)[None, :], other=0.0,
+        )  # fmt: skip
+        dx = add_product(dx, dlogits, router.to(tl.float32), PRECISION)
+    for j in tl.static_range(TOP_K):
+        slot = tl.load(slots_ptr + token * TOP_K + j, mask=token < tokens, other=0).to(tl.int64)
+        dx += tl.load(dx_of_experts_ptr + slot[:, None] * width + column[None, :], mask=mask, other=0.0).to(tl.float32)
+    offset = token.to(tl.int64)[:, None] * width + column[None, :]
+    tl.store(dx_ptr + offset, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+
+
+def product_config(weights: torch.Tensor, *rows: torch.Tensor, accumulators: int = 1, pairs: int = 1) -> MatmulConfig:
+    """Tiles of a grouped product: those of the product without groups. IEEE products of float32 would spill registers
+    with two accumulators, or two pairs of operands, and take half as many rows."""
+    choose = many_rows_config if accumulators == 1 else two_products_config
+    precision = product_precision(weights.dtype)
+    config = choose(weights.dtype, precision, _grouped.fit_descriptors(weights, *rows))
+    if weights.dtype == torch.float32 and accumulators * pairs == 2:
+        return replace(config, block_m=config.block_m // 2)
+    return config
+
+
+def gradient_config(a: torch.Tensor, b: torch.Tensor, accumulators: int = 1) -> MatmulConfig:
+    """Tiles of the weights' gradients, whose operands come through pointers."""
+    fit = _grouped.fits_descriptor(a) and _grouped.fits_descriptor(b)
+    if a.dtype != torch.float32 and fit:  # then pointers are aligned, too
+        return pointer_config(128, 256 // accumulators, 64, num_warps=8, num_stages=3)
+    choose = many_rows_config if accumulators == 1 else two_products_config
+    return choose(a.dtype, product_precision(a.dtype), False)
+
+
+def launch_combine(out: torch.Tensor, found: Route) -> torch.Tensor:
+    """y [tokens, width] of the experts' rows out [slots, width]."""
+    (tokens, top_k), width = found.chosen.shape, out.shape[1]
+    y = torch.empty((tokens, width), dtype=out.dtype, device=out.device)
+    block_tokens, block_width = 4, 512  # 16 bytes a thread and row of bfloat16
+    with device_of(out):
+        moe_combine_kernel[(triton.cdiv(tokens, block_tokens), triton.cdiv(width, block_width))](
+            out, found.slots, found.weights, y, tokens, width,
+            TOKENS=block_tokens, WIDTH=block_width, TOP_K=top_k, num_warps=4,
+        )  # fmt: skip
+    return y
+
+
+def launch_activation_gradients(
+    dout: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, found: Route
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """dgate, dup, weighted act [slots, hidden], and dweights [tokens, top_k] in float32."""
+    dgate, dup, weighted_act = torch.empty_like(gate), torch.empty_like(gate), torch.empty_like(gate)
+    dweights = torch.empty_like(found.weights)
+    slots, hidden = dout.shape
+    block = min(triton.next_power_of_2(hidden), 1024)
+    with device_of(dout):
+        moe_activation_gradients_kernel[(slots,)](
+            dout, gate, up, found.slots, found.weights, dgate, dup, weighted_act, dweights, hidden,
+            BLOCK=block, num_warps=4,
+        )  # fmt: skip
+    return dgate, dup, weighted_act, dweights
+
+
+def launch_dx(
+    dx_of_experts: torch.Tensor, dlogits: torch.Tensor, router: torch.Tensor, found: Route
+) -> torch.Tensor:
+    """dx [tokens, width]."""
+    (tokens, top_k), (experts, width) = found.chosen.shape, router.shape
+    dx = torch.empty((tokens, width), dtype=router.dtype, device=router.device)
+    block_tokens, block_width = 32, 128
+    with device_of(dx):
+        moe_dx_kernel[(triton.cdiv(tokens, block_tokens), triton.cdiv(width, block_width))](
+            dx_of_experts, found.slots, dlogits, router, dx, tokens, width, experts, *router.stride(),
+            TOKENS=block_tokens, WIDTH=block_width, EXPERTS=min(32, _grouped.experts_block(experts)), TOP_K=top_k,
+            PRECISION=moe_routing.gradient_precision(router.dtype), num_warps=4,
+        )  # fmt: skip
+    return dx
+
+
+def _experts(
+    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, w_down: torch.Tensor, found: Route, save: bool
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """y, and gate and up where a backward pass will follow."""
+    config = product_config(w_gate, accumulators=2)
+    with computing(*GATE_UP, c_ptr="gate", c2_ptr="up", activated_ptr="act"):
+        act, gate, up = _grouped.launch_gate_up(x, found.rows, w_gate, w_up, found.offsets, config, save)
+    with computing(*DOWN, c_ptr="out"):
+        out = _grouped.launch_grouped_product(
+            act, None, w_down, found.offsets, len(found.rows), product_config(w_down, act)
+        )
+    return launch_combine(out, found), gate, up
+
+
+class _MoE(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, router: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor,
+        w_down: torch.Tensor, top_k: int,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        found, balance_loss = moe_routing.route(x, router, top_k, save=True)
+        y, gate, up = _experts(x, w_gate, w_up, w_down, found, save=True)
+        route = (found.chosen, found.weights, found.slots, found.rows, found.offsets, found.logits)
+        ctx.save_for_backward(x, router, w_gate, w_up, w_down, gate, up, *route)
+        return y, balance_loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor, dloss: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, router, w_gate, w_up, w_down, gate, up, *route = ctx.saved_tensors
+        dy = with_unit_column_stride(dy)
+        found = Route(*route)
+        rows, offsets, slots = found.rows, found.offsets, len(found.rows)
+        with computing(*DOUT, c_ptr="dout"):
+            dout = _grouped.launch_grouped_product(dy, rows, w_down.mT, offsets, slots, product_config(w_down.mT))
+        dgate, dup, weighted_act, dweights = launch_activation_gradients(dout, gate, up, found)
+        with computing(*DDOWN, c_ptr="dw_down"):
+            dw_down, _ = _grouped.launch_group_gradients(
+                weighted_act, dy, rows, offsets, gradient_config(weighted_act, dy), a_gathered=False
+            )
+        with computing(*DGATE_UP, c_ptr="dw_gate", c2_ptr="dw_up"):
+            dw_gate, dw_up = _grouped.launch_group_gradients(
+                x, dgate, rows, offsets, gradient_config(x, dgate, accumulators=2), a_gathered=True, b2=dup
+            )
+        with computing(*DX_OF_EXPERTS, c_ptr="dx_of_experts"):
+            dx_of_experts = _grouped.launch_grouped_product(
+                dgate, None, w_gate.mT, offsets, slots, product_config(w_gate.mT, dgate, pairs=2),
+                second=(dup, w_up.mT),
+            )
+        dlogits = moe_routing.launch_dlogits(found, dweights, dloss)
+        drouter = moe_routing.launch_drouter(x, dlogits)
+        return launch_dx(dx_of_experts, dlogits, router, found), drouter, dw_gate, dw_up, dw_down, None
+
+
+def moe(
+    x: torch.Tensor, router: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, w_down: torch.Tensor, top_k: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The mixture's output and its load-balancing loss, differentiable once in all five tensors.
+
+    Args:
+        x: [tokens, width], a token or more; copied if its columns are not neighbours in memory.
+        router: [experts, width].
+        w_gate, w_up: [experts, width, hidden]; where they are stored differently both are copied.
+        w_down: [experts, hidden, width].
+        top_k: how many experts a token goes to, 1 to experts.
+
+    Returns:
+        y [tokens, width], contiguous, in the inputs' dtype, and balance_loss [] in float32.
+
+    Raises:
+        ValueError: shapes or top_k do not fit, devices differ or are not a GPU (outside the interpreter), or float32
+            products are set to "medium".
+        TypeError: a dtype is not supported, or they differ.
+    """
+    weights = {"w_gate": w_gate, "w_up": w_up, "w_down": w_down}
+    check_tensors(x=x, router=router, **weights)
+    check_matrix("x", x)
+    (tokens, width), experts, hidden = x.shape, router.shape[0], w_gate.shape[-1]
+    up, down = [experts, width, hidden], [experts, hidden, width]
+    expected = {"router": [experts, width], "w_gate": up, "w_up": up, "w_down": down}
+    got = {name: list(tensor.shape) for name, tensor in {"router": router, **weights}.items()}
+    if got != expected:
+        raise ValueError(
+            f"router and weights must fit x {list(x.shape)} and one hidden size: expected {expected}, got {got}; "
+            "weights are [experts, inputs, outputs], transpose those of Linears"
+        )
+    if not tokens:
+        raise ValueError(f"x must have a token or more, got shape {tuple(x.shape)}: the loss is a mean over tokens")
+    if not 1 <= top_k <= experts:
+        raise ValueError(f"top_k must be 1 to {experts}, the number of experts, got {top_k}")
+    x = with_unit_column_stride(x)
+    if w_gate.stride() != w_up.stride():
+        w_gate, w_up = w_gate.contiguous(), w_up.contiguous()
+    tensors = (x, router, w_gate, w_up, w_down)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return _MoE.apply(*tensors, top_k)
+    found, balance_loss = moe_routing.route(x, router, top_k, save=False)
+    y, _, _ = _experts(x, w_gate, w_up, w_down, found, save=False)
+    return y, balance_loss
+
+
+def apply(inputs: dict[str, torch.Tensor], *, top_k: int) -> dict[str, torch.Tensor]:
+    """The block `moe`: x, router, w_gate, w_up, w_down -> y, balance_loss."""
+    y, balance_loss = moe(**inputs, top_k=top_k)
+    return {"y": y, "balance_loss": balance_loss}

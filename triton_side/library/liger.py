@@ -1,0 +1,59 @@
+"""Liger's Triton kernels (liger-kernel, https://github.com/linkedin/Liger-Kernel), an optional package: its code for an
+H200 was looked at in 0.8.5.
+
+Its autograd functions are called from the modules that define them, so that no other implementation is put in their
+place by device or environment, as `liger_kernel.ops` does.
+
+Not here, because what they write over is not theirs: cross-entropy writes the gradient over the logits in its forward
+pass (zeros for ignored labels even without gradients), and returns a loss in the logits' dtype; rope writes over q and
+k where their heads or their sequence is of length one. SwiGLU and GEGLU write the gradients over gate and up, so they
+are here for inference alone.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from liger_kernel.ops.geglu import LigerGELUMulFunction
+from liger_kernel.ops.layer_norm import LigerLayerNormFunction
+from liger_kernel.ops.rms_norm import LigerRMSNormFunction
+from liger_kernel.ops.softmax import LigerSoftmaxFunction
+from liger_kernel.ops.swiglu import LigerSiLUMulFunction
+from torch import Tensor
+
+
+def rmsnorm(inputs: Mapping[str, Tensor], *, eps: float) -> dict[str, Tensor]:
+    """x [rows, columns], weight [columns] -> y; at most 65,536 columns.
+
+    Cast as Gemma does, float32 to the end (Llama's way, the default, rounds before the product with the weight). Not in
+    place: that writes the gradient of x over that of y.
+    """
+    return {"y": LigerRMSNormFunction.apply(inputs["x"], inputs["weight"], eps, 0.0, "gemma", False)}
+
+
+def layernorm(inputs: Mapping[str, Tensor], *, eps: float) -> dict[str, Tensor]:
+    """x [rows, columns], weight, bias [columns] -> y, float32 inside; at most 65,536 columns."""
+    return {"y": LigerLayerNormFunction.apply(inputs["x"], inputs["weight"], inputs["bias"], eps)}
+
+
+def softmax(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """x [rows, columns] -> y, float32 inside; backward in x's dtype, its sum too. At most 65,536 columns."""
+    return {"y": LigerSoftmaxFunction.apply(inputs["x"])}
+
+
+def swiglu(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """gate, up [rows, columns] -> y; silu(gate) in float32, rounded before the product. Raises RuntimeError where a
+    gradient would be asked for."""
+    return {"y": LigerSiLUMulFunction.apply(*_gate_and_up(inputs))}
+
+
+def geglu(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """gate, up [rows, columns] -> y; gelu(gate), tanh form, in float32, rounded before the product; raises as swiglu.
+    """
+    return {"y": LigerGELUMulFunction.apply(*_gate_and_up(inputs))}
+
+
+def _gate_and_up(inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    gate, up = inputs["gate"], inputs["up"]
+    if torch.is_grad_enabled() and (gate.requires_grad or up.requires_grad):
+        raise RuntimeError("Liger's backward writes over gate and up; call it within torch.no_grad()")
+    return gate, up

@@ -1,0 +1,47 @@
+"""Attention of one new token a sequence to its cache: out = softmax(q k^T / sqrt(head_dim)) v over `lengths` keys."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from xlafuse._jax_private import cudnn_attention
+from xlafuse.blocks import softmax
+
+
+def stages(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> jax.Array:
+    """q [batch, heads, head_dim], k and v [batch, kv_heads, capacity, head_dim], lengths [batch] -> as q.
+
+    Both products are stored in the inputs' dtype; scaling, mask and softmax are float32. Zeros where a length is 0.
+    """
+    batch, heads, head_dim = q.shape
+    kv_heads, capacity = k.shape[1:3]
+    with jax.named_scope("scores"):
+        grouped = q.reshape(batch, kv_heads, heads // kv_heads, head_dim)
+        scores = jnp.einsum("bngd,bnkd->bngk", grouped, k).astype(jnp.float32) / math.sqrt(head_dim)
+    with jax.named_scope("mask"):
+        seen = jax.lax.broadcasted_iota(jnp.int32, (batch, capacity), 1) < lengths[:, None]
+        scores = jnp.where(seen[:, None, None], scores, -jnp.inf)
+    with jax.named_scope("softmax"):
+        weights = softmax.stages(scores).astype(q.dtype)
+    with jax.named_scope("values"):
+        out = jnp.einsum("bngk,bnkd->bngd", weights, v).reshape(q.shape)
+        return jnp.where(lengths[:, None, None] > 0, out, 0)
+
+
+def apply(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """`q` [batch, heads, head_dim], `k_cache`, `v_cache` [batch, kv_heads, capacity, head_dim], `lengths` [batch] ->
+    `out` as q; the caches' elements past a length must be finite."""
+    return {"out": stages(*(inputs[name] for name in ("q", "k_cache", "v_cache", "lengths")))}
+
+
+def apply_cudnn(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """The same block through cuDNN's fused attention; needs a GPU (or a target) with cuDNN, and bfloat16 or float16.
+
+    `jax.nn.dot_product_attention` takes caches of [batch, capacity, kv_heads, head_dim] alone, and would have these
+    copied first; what it calls takes them as they are.
+    """
+    q, lengths = inputs["q"], inputs["lengths"]
+    with jax.named_scope("attention"):
+        out = cudnn_attention(q[:, :, None], inputs["k_cache"], inputs["v_cache"], lengths)[:, :, 0]
+        return {"out": jnp.where(lengths[:, None, None] > 0, out, 0)}

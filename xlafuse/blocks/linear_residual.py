@@ -1,0 +1,14 @@
+"""A linear layer added to the residual stream: y = residual + x @ weight."""
+
+import jax
+
+
+def apply(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """`x` [m, k], `weight` [k, n], `residual` [m, n] -> `y` [m, n].
+
+    The product accumulates in float32 on a GPU and is stored in x's dtype, in which the residual is added.
+    """
+    with jax.named_scope("product"):
+        product = inputs["x"] @ inputs["weight"]
+    with jax.named_scope("residual"):
+        return {"y": inputs["residual"] + product}
