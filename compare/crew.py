@@ -34,6 +34,10 @@ class Crew:
         with ThreadPoolExecutor() as threads:
             list(threads.map(start, roles))
 
+    def has(self, role: str) -> bool:
+        """Whether a worker of this role was started and not ended since; asking another one would start it."""
+        return role in self._workers
+
     def ask(self, role: str, method: str, *, timeout: float = 900.0, **params: Any) -> Any:
         """Raises WorkerError, WorkerDied or WorkerTimeout; after the last two the next ask starts a fresh process."""
         with self._lock(role):

@@ -73,7 +73,7 @@ class Lane:
     def worn(self) -> set[str]:
         """The frameworks of the group whose old processes could no longer measure peak memory."""
         found = set()
-        for role in {entry.role for entry in self._entries()}:
+        for role in filter(self.crew.has, {entry.role for entry in self._entries()}):
             with contextlib.suppress(*WORKER_FAILURES):  # who cannot answer fails again, in its record
                 if self.crew.ask(role, "worn"):
                     found.add(role)

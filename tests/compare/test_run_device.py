@@ -54,6 +54,7 @@ class ScriptedCrew:
         self.programs: dict[str, set[str]] = {}  # by role: what its process holds
 
         self.siblings: list[ScriptedCrew] = []
+        self.running = True  # its workers, from the beginning
         self.memory_bytes = 0  # of the GPU: room for one lane
         self.worn: set[str] = set()
         self.measured: list[tuple[str, int]] = []  # what, on which input set, in order
@@ -66,6 +67,9 @@ class ScriptedCrew:
         for role in self.programs if roles is None else roles:
             self.programs.setdefault(role, set()).clear()
             self.worn.discard(role)
+
+    def has(self, role: str) -> bool:
+        return self.running
 
     def sibling(self) -> ScriptedCrew:
         self.siblings.append(ScriptedCrew({}))
@@ -158,6 +162,13 @@ def test_a_worker_that_can_no_longer_measure_peaks_is_replaced_before_the_next_c
     records = run(tmp_path, crew, "xla", "eager")
     assert crew.restarted == [0] and not crew.worn  # before anything was measured, and once
     assert {r.status for r in records.values()} == {"ok"}
+
+
+def test_a_worker_that_is_not_there_is_not_started_to_be_asked_whether_it_is_worn(tmp_path: Path) -> None:
+    crew = ScriptedCrew({})
+    crew.running = False
+    run(tmp_path, crew, "xla")
+    assert crew.calls["worn", ""] == 0
 
 
 def test_a_worker_that_dies_of_being_asked_costs_nothing(tmp_path: Path) -> None:
