@@ -350,6 +350,8 @@ class Subject:
         peaks = {"forward": self.side.peak_memory(self.program, "forward", forward)}
         if self.program.backward:
             backward = self.program.backward
+            if not kept:  # a side that cannot measure it did not call it
+                forward()
             peaks["backward"] = self.side.peak_memory(
                 self.program, "backward", lambda: backward(kept[0], arrays.cotangents)
             )

@@ -192,3 +192,13 @@ def test_a_mode_runs_its_own_program() -> None:
     side.variants["graph"] = program(lambda inputs: {"y": inputs["x"]})
     with pytest.raises(WrongResult, match="timed call: y"):
         subject(fails, side).measure_mode("graph", Clock([1.0]), 0.0)
+
+
+def test_a_backward_is_called_though_the_forward_s_peak_cannot_be_measured() -> None:
+    class Refusing(Side):
+        def peak_memory(self, program: Program, part: str, call: Callable[[], Any]) -> Any:
+            if part == "backward":
+                call()
+            return part
+
+    assert subject(program(train=True), Refusing()).peak_memory() == {"forward": "forward", "backward": "backward"}

@@ -550,6 +550,8 @@ def test_flex_keeps_a_mask_as_long_as_its_boundaries_live() -> None:
     cu_seqlens = torch.tensor([0, 5, 300], dtype=torch.int32)
     mask = library_packed._mask_of(cu_seqlens, 300)
     assert library_packed._mask_of(cu_seqlens, 300) is mask
+    cu_seqlens.copy_(torch.tensor([0, 200, 300]))
+    assert library_packed._mask_of(cu_seqlens, 300) is not mask
     assert library_packed._mask_of(cu_seqlens.clone(), 300) is not mask
     held = len(library_packed._masks)
     del cu_seqlens

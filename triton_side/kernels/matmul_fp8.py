@@ -29,7 +29,7 @@ def fp8_config(dtype: torch.dtype, precision: str, descriptors: bool, m: int, n:
     if not descriptors:
         return pointer_config(64, 64, 64, 4, 3)  # rows that 16 bytes do not divide
     if m <= 64:
-        return few_rows_config(n, dtype.itemsize)
+        return few_rows_config(dtype.itemsize)
     return MatmulConfig(128, 128, 128, num_warps=8, num_stages=4, group_m=16)
 
 

@@ -34,19 +34,21 @@ def apply_varlen(inputs: Mapping[str, Tensor], longest: int) -> dict[str, Tensor
 
 
 def apply_flex(inputs: Mapping[str, Tensor], longest: int) -> dict[str, Tensor]:
-    """FlexAttention, compiled, with a mask made once for each cu_seqlens and kept as long as it lives, as a model makes
-    one for all its layers. Writing to cu_seqlens in place afterwards is not seen."""
+    """FlexAttention, compiled, with a mask made once for each cu_seqlens and kept until it is written to, as a model
+    makes one for all its layers."""
     q, k, v = (inputs[name].transpose(0, 1).unsqueeze(0) for name in "qkv")
     return {"out": flex(q, k, v, _mask_of(inputs["cu_seqlens"], q.shape[2])).squeeze(0).transpose(0, 1)}
 
 
 def _mask_of(cu_seqlens: Tensor, tokens: int) -> BlockMask:
-    if cu_seqlens not in _masks:
+    version, mask = _masks.get(cu_seqlens, (None, None))
+    if version != cu_seqlens._version:
         position = torch.arange(tokens, device=cu_seqlens.device)
         sequence = (cu_seqlens[1:] <= position[:, None]).sum(dim=1)
 
         def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             return (sequence[query] == sequence[key]) & (query >= key)
 
-        _masks[cu_seqlens] = create_block_mask(seen, None, None, tokens, tokens, device=cu_seqlens.device)
-    return _masks[cu_seqlens]
+        mask = create_block_mask(seen, None, None, tokens, tokens, device=cu_seqlens.device)
+        _masks[cu_seqlens] = cu_seqlens._version, mask
+    return mask

@@ -91,15 +91,6 @@ def test_what_descriptors_can_read() -> None:
     assert fits(random(64, 60))
 
 
-@pytest.mark.parametrize("element_bytes", [1, 2])
-@pytest.mark.parametrize(("n", "width"), [(40, 32), (4096, 32), (14336, 64), (16384, 128)])
-def test_few_rows_are_shared_out_among_many_programs(n: int, width: int, element_bytes: int) -> None:
-    config = matmul.few_rows_config(n, element_bytes)
-    assert (config.block_m, config.block_n) == (64, width)
-    assert 2 <= config.num_stages <= 8
-    assert config.num_stages * (64 + width) * config.block_k * element_bytes <= 192 * 1024
-
-
 def test_rejects() -> None:
     with pytest.raises(ValueError, match=r"must fit, got a \[3, 4\], b \[3, 4\]; transpose"):
         matmul.matmul(random(3, 4), random(3, 4))
