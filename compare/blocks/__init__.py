@@ -2,6 +2,7 @@
 
 from compare.blocks import (
     attention,
+    attention_bias,
     attention_packed,
     bias_gelu,
     cross_entropy,
@@ -43,6 +44,7 @@ BLOCKS: dict[str, Block] = {
         moe.BLOCK,
         rope.BLOCK,
         attention.BLOCK,
+        attention_bias.BLOCK,
         attention_packed.BLOCK,
         decode_attention.BLOCK,
         decode_attention_paged.BLOCK,
