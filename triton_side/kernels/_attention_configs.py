@@ -68,10 +68,10 @@ def forward_config(of: Operands) -> ForwardConfig:
     """Tiles of the forward kernel, which reads q, k and v tile by tile.
 
     float32 tiles, and those for a head_dim of 256, are as large as registers allow without spills (cuobjdump, sm_90),
-    smaller under a bias: IEEE products run on the ordinary cores and hold whole operand rows in registers. 16-bit tiles are the fastest of a
-    sweep on an H200 (Triton 3.6, batch 4, 32 heads, sequence 4096): TFLOP/s 478 for head_dim 128 and 411 for 64,
-    against 463 and 378 for each with the other's tiles. Warp specialisation gave 489 at best and NaN in other tilings,
-    so it is not used.
+    smaller under a bias: IEEE products run on the ordinary cores and hold whole operand rows in registers. 16-bit tiles
+    are the fastest of a sweep on an H200 (Triton 3.6, batch 4, 32 heads, sequence 4096): TFLOP/s 478 for head_dim 128
+    and 411 for 64, against 463 and 378 for each with the other's tiles. Warp specialisation gave 489 at best and NaN in
+    other tilings, so it is not used.
     """
     if of.ieee:
         block_q = 64 if of.head_dim <= 64 else 32
@@ -94,9 +94,9 @@ def dk_dv_config(of: Operands) -> BackwardConfig:
     16-bit tiles are the fastest of the sweep of `forward_config`: TFLOP/s of the four products 527 for head_dim 128
     (483 with 128 rows of keys) and 440 for 64 (401 and 432 with 64 rows of queries; through pointers 474 once and 375
     later). For 128 they spill 24 bytes of registers; through pointers they would spill 160, so those keep 128 rows of
-    keys and 8 warps. Where heads are shared, a window is cut, sequences are packed or a bias is read, they would spill 24 to 240; the
-    tiles taken there, and those for 256, are from compiled code alone, and spill nothing (256 with shared heads and a
-    sequence that 32 does not divide: 8 bytes, packed: 24).
+    keys and 8 warps. Where heads are shared, a window is cut, sequences are packed or a bias is read, they would spill
+    24 to 240; the tiles taken there, and those for 256, are from compiled code alone, and spill nothing (256 with
+    shared heads and a sequence that 32 does not divide: 8 bytes, packed: 24).
     """
     if of.ieee:
         block = 32 if of.head_dim <= 64 else 16

@@ -63,6 +63,15 @@ def bias_tile(
 
 
 @triton.jit
+def store_pairs(pointer, tile, q_start, kv_start, sequence, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr):
+    """Store a tile of queries by keys of one head, contiguous at `pointer`."""
+    row = q_start + tl.arange(0, BLOCK_Q)[:, None]
+    column = kv_start + tl.arange(0, BLOCK_KV)[None, :]
+    at = row.to(tl.int64) * sequence + column
+    tl.store(pointer + at, tile.to(pointer.dtype.element_ty), mask=(row < sequence) & (column < sequence))
+
+
+@triton.jit
 def rows_written(head_index, first, heads, sequence, WIDTH: tl.constexpr, PACKED: tl.constexpr):
     """(offset of a program's sequence, distance of rows) of a contiguous tensor, whose rows are WIDTH elements."""
     if PACKED:

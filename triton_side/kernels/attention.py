@@ -223,10 +223,17 @@ class _Attention(torch.autograd.Function):
             "biased": bias is not None,
         }  # fmt: skip
         dk, dv = launch_dk_dv(*given, chosen(dk_dv_config, q, dout, **of), causal, window, offsets, bias)
-        dq = launch_dq(*given, chosen(dq_config, k, v, **of), causal, window, offsets, bias)
         dbias = None
         if bias is not None and ctx.needs_input_grad[3]:
-            dbias = launch_dbias(*given, bias, chosen(dbias_config, q, k, v, dout))
+            dbias = torch.empty(bias.shape, dtype=bias.dtype, device=bias.device)
+        # Of a batch of one ds is dbias. Rows off 16 numbers are stored one number at a time, for whose addresses the
+        # kernel for dq has no registers: it would spill up to 304 bytes.
+        alone = len(q) == 1 and q.shape[2] % 16 == 0
+        dq = launch_dq(
+            *given, chosen(dq_config, k, v, **of), causal, window, offsets, bias, dbias if alone else None
+        )
+        if dbias is not None and not alone:
+            launch_dbias(*given, bias, dbias, chosen(dbias_config, q, k, v, dout))
         return dq, dk, dv, dbias, None, None, None
 
 

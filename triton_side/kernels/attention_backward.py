@@ -11,7 +11,7 @@ p is recomputed from q, k and the forward's logsumexp2. One kernel walks the que
 heads that share it, for dk and dv, another the keys that a tile of queries sees for dq. That takes seven products where
 a single kernel takes five, but it needs no atomics: results are the same in every run. For dbias a third kernel makes
 ds once more, with two products: each program walks the batch for one tile of a head, so that bias and dbias move once
-and no ds [batch, heads, sequence, sequence] is in memory.
+and no ds [batch, heads, sequence, sequence] is in memory. Of a batch of one dbias is ds, which the kernel for dq has.
 
 Shapes and dtypes as in `attention.py`; delta [batch, heads, sequence], float32.
 """
@@ -38,6 +38,7 @@ from triton_side.kernels._attention_tiles import (
     queries_seeing,
     rows_written,
     sees,
+    store_pairs,
 )
 from triton_side.kernels._launch import device_of
 from triton_side.kernels._tiles import add_product, load_rows, product, product_precision, provide_descriptor_memory
@@ -231,11 +232,12 @@ def _dscores(
 @triton.jit
 def _add_keys(
     dq, q, dout, logsumexp2, delta, k_source, v_source, stride_ks, stride_kd, stride_vs, stride_vd,
-    bias_ptr, bias_stride_q, bias_stride_k, q_start, kv_begin, kv_end, sequence, scale_log2e,
+    bias_ptr, bias_stride_q, bias_stride_k, dbias_ptr, q_start, kv_begin, kv_end, sequence, scale_log2e,
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     MASKED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Add what keys kv_begin .. kv_end contribute to dq (not yet scaled). Only MASKED tiles may pass the end."""
+    """Add what keys kv_begin .. kv_end contribute to dq (not yet scaled); their ds is dbias, if that is asked for. Only
+    MASKED tiles may pass the end."""
     for kv_start in tl.range(kv_begin, kv_end, BLOCK_KV):
         k = load_rows(k_source, stride_ks, stride_kd, kv_start, sequence, BLOCK_KV, HEAD_DIM, DESCRIPTORS, MASKED)
         scores = product(q, k.T, PRECISION)
@@ -248,6 +250,8 @@ def _add_keys(
             scores, dout, v, logsumexp2, delta, q_start, kv_start, sequence, scale_log2e,
             BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, MASKED, PRECISION,
         )  # fmt: skip
+        if dbias_ptr is not None:
+            store_pairs(dbias_ptr, ds, q_start, kv_start, sequence, BLOCK_Q, BLOCK_KV)
         dq = add_product(dq, ds.to(k.dtype), k, PRECISION)
     return dq
 
@@ -255,14 +259,15 @@ def _add_keys(
 @declare(*DQ, flops=products(3))
 @triton.jit
 def attention_dq_kernel(
-    q_ptr, k_ptr, v_ptr, dout_ptr, bias_ptr, logsumexp2_ptr, delta_ptr, dq_ptr, offsets_ptr,
+    q_ptr, k_ptr, v_ptr, dout_ptr, bias_ptr, logsumexp2_ptr, delta_ptr, dq_ptr, dbias_ptr, offsets_ptr,
     stride_qb, stride_qh, stride_qs, stride_qd, stride_kb, stride_kh, stride_ks, stride_kd,
     stride_vb, stride_vh, stride_vs, stride_vd, stride_gb, stride_gh, stride_gs, stride_gd,
     bias_stride_h, bias_stride_q, bias_stride_k, heads, sequence, sequences, PACKED: tl.constexpr, scale, scale_log2e,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dq (contiguous) of BLOCK_Q rows of one of the `heads`, GROUP of which share a head of k and v."""
+    """dq (contiguous) of BLOCK_Q rows of one of the `heads`, GROUP of which share a head of k and v. Of a batch of one,
+    dbias (contiguous) of these rows as well, if it is given."""
     head_index, tile, q_tiles, first, length = place(
         place_number(bias_ptr, sequence, heads, BLOCK_Q), sequence, offsets_ptr, sequences, BLOCK_Q, PACKED
     )
@@ -280,6 +285,8 @@ def attention_dq_kernel(
     delta_ptr += head_index * sequence + first
     if bias_ptr is not None:
         bias_ptr += head * bias_stride_h
+    if dbias_ptr is not None:
+        dbias_ptr += head * sequence * sequence
     dq_start, dq_stride = rows_written(head_index, first, heads, sequence, HEAD_DIM, PACKED)
     dq_ptr += dq_start
     if PACKED:
@@ -304,17 +311,17 @@ def attention_dq_kernel(
     if WINDOW:
         dq = _add_keys(
             dq, q, dout, logsumexp2, delta, k_source, v_source, stride_ks, stride_kd, stride_vs, stride_vd,
-            bias_ptr, bias_stride_q, bias_stride_k, q_start, begin, whole_from, length, scale_log2e,
+            bias_ptr, bias_stride_q, bias_stride_k, dbias_ptr, q_start, begin, whole_from, length, scale_log2e,
             HEAD_DIM, BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, True, DESCRIPTORS, PRECISION,
         )  # fmt: skip
     dq = _add_keys(
         dq, q, dout, logsumexp2, delta, k_source, v_source, stride_ks, stride_kd, stride_vs, stride_vd,
-        bias_ptr, bias_stride_q, bias_stride_k, q_start, whole_from, whole_until, length, scale_log2e,
+        bias_ptr, bias_stride_q, bias_stride_k, dbias_ptr, q_start, whole_from, whole_until, length, scale_log2e,
         HEAD_DIM, BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, False, DESCRIPTORS, PRECISION,
     )  # fmt: skip
     dq = _add_keys(
         dq, q, dout, logsumexp2, delta, k_source, v_source, stride_ks, stride_kd, stride_vs, stride_vd,
-        bias_ptr, bias_stride_q, bias_stride_k, q_start, whole_until, end, length, scale_log2e,
+        bias_ptr, bias_stride_q, bias_stride_k, dbias_ptr, q_start, whole_until, end, length, scale_log2e,
         HEAD_DIM, BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, True, DESCRIPTORS, PRECISION,
     )  # fmt: skip
     at = row[:, None] * dq_stride + tl.arange(0, HEAD_DIM)[None, :]
@@ -364,10 +371,7 @@ def attention_dbias_kernel(
         v_ptr += stride_vb
         dout_ptr += stride_gb
         row_ptr += heads * sequence
-    column = kv_start + tl.arange(0, BLOCK_KV)
-    at = (head * sequence + row)[:, None] * sequence + column[None, :]
-    within = (row[:, None] < sequence) & (column[None, :] < sequence)
-    tl.store(dbias_ptr + at, total.to(dbias_ptr.dtype.element_ty), mask=within)
+    store_pairs(dbias_ptr + head * sequence * sequence, total, q_start, kv_start, sequence, BLOCK_Q, BLOCK_KV)
 
 
 def launch_delta(out: torch.Tensor, dout: torch.Tensor) -> torch.Tensor:
@@ -401,25 +405,25 @@ def launch_dk_dv(
 def launch_dq(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, logsumexp2: torch.Tensor,
     delta: torch.Tensor, config: BackwardConfig, causal: bool = True, window: int = 0,
-    offsets: torch.Tensor | None = None, bias: torch.Tensor | None = None,
+    offsets: torch.Tensor | None = None, bias: torch.Tensor | None = None, dbias: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """dq (see `empty_rows`), in the inputs' dtype. offsets: of packed sequences."""
+    """dq (see `empty_rows`), in the inputs' dtype. offsets: of packed sequences. dbias: contiguous, written for a batch
+    of one, if it is given."""
     dq = empty_rows(q, offsets)
     constants = {"CAUSAL": causal, "WINDOW": window}
     programs = programs_of(q, config.block_q, offsets)
-    given = (bias, logsumexp2, delta, dq)
-    with computing(*of_case(DQ, causal, bias)):
+    given = (bias, logsumexp2, delta, dq, dbias)
+    with computing(*of_case(DQ if dbias is None else (*DQ, *DBIAS[len(SHARED) :]), causal, bias)):
         _launch(attention_dq_kernel, programs, (q, k, v, dout), given, offsets, config, constants)
     return dq
 
 
 def launch_dbias(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, logsumexp2: torch.Tensor,
-    delta: torch.Tensor, bias: torch.Tensor, config: BackwardConfig,
-) -> torch.Tensor:  # fmt: skip
-    """dbias [heads, sequence, sequence], contiguous, in the inputs' dtype, where no mask hides anything."""
+    delta: torch.Tensor, bias: torch.Tensor, dbias: torch.Tensor, config: BackwardConfig,
+) -> None:  # fmt: skip
+    """Write dbias [heads, sequence, sequence], contiguous, where no mask hides anything."""
     batch, heads, sequence, head_dim = q.shape
-    dbias = torch.empty(bias.shape, dtype=bias.dtype, device=bias.device)
     strided = (q, k, v, dout, bias)
     programs = heads * triton.cdiv(sequence, config.block_q) * triton.cdiv(sequence, config.block_kv)
     with device_of(q), computing(*of_case(DBIAS, False, bias)):
@@ -429,7 +433,6 @@ def launch_dbias(
             BLOCK_KV=config.block_kv, PRECISION=product_precision(q.dtype), num_warps=config.num_warps,
             num_stages=config.num_stages,
         )  # fmt: skip
-    return dbias
 
 
 def _launch(

@@ -83,8 +83,14 @@ def configured(
             q, k, v, bias, out, logsumexp2 = ctx.saved_tensors
             arguments = (q, k, v, dout, logsumexp2, below.launch_delta(out, dout))
             dk, dv = below.launch_dk_dv(*arguments, dk_dv, causal, window, bias=bias)
-            gradients = below.launch_dq(*arguments, dq, causal, window, bias=bias), dk, dv
-            return gradients if bias is None else (*gradients, below.launch_dbias(*arguments, bias, dq))
+            dbias = None if bias is None else torch.empty_like(bias, memory_format=torch.contiguous_format)
+            of_one = dbias if len(q) == 1 else None
+            gradients = below.launch_dq(*arguments, dq, causal, window, bias=bias, dbias=of_one), dk, dv
+            if bias is None:
+                return gradients
+            if of_one is None:
+                below.launch_dbias(*arguments, bias, dbias, dq)
+            return *gradients, dbias
 
     return Configured.apply
 

@@ -27,9 +27,10 @@ def test_within_the_bounds_of_rounding(batch: int, sequence: int, dtype: torch.d
     assert not of(attention_bias, *tensors(batch, 2, sequence, 32, dtype))
 
 
+@pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize(("forward", "dk_dv", "dq"), list(zip(FORWARD, DK_DV, DQ, strict=True)))
-def test_any_configuration_does(forward, dk_dv, dq) -> None:
-    assert not of(configured(forward, dk_dv, dq, False), *tensors(2, 2, 70, 16))
+def test_any_configuration_does(forward, dk_dv, dq, batch: int) -> None:
+    assert not of(configured(forward, dk_dv, dq, False), *tensors(batch, 2, 70, 16))
 
 
 def test_a_query_without_keys_gives_zeros_and_no_gradient() -> None:
@@ -91,6 +92,18 @@ def test_rejects() -> None:
 def test_comparison_catches(module, sound: str, broken: str, tmp_path) -> None:
     side = {"above" if module is attention else "below": mutant(module, sound, broken, tmp_path)}
     assert of(configured(FORWARD[0], DK_DV[0], DQ[0], False, **side), *tensors(2, 2, 70, 16))
+
+
+@pytest.mark.parametrize(
+    ("sound", "broken"),
+    [
+        ("dbias_ptr += head * sequence * sequence", "pass"),
+        ("store_pairs(dbias_ptr, ds, q_start, kv_start", "store_pairs(dbias_ptr, ds, q_start, kv_begin"),
+    ],
+)
+def test_comparison_catches_in_a_batch_of_one(sound: str, broken: str, tmp_path) -> None:
+    below = mutant(attention_backward, sound, broken, tmp_path)
+    assert of(configured(FORWARD[0], DK_DV[0], DQ[0], False, below=below), *tensors(1, 2, 70, 16))
 
 
 @pytest.mark.parametrize("block", [16, 32])
