@@ -141,6 +141,9 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
     shared: list[Shapes] = [
         {"q": (1, 4, 67, head_dim), "k": (1, 2, 67, head_dim), "v": (1, 2, 67, head_dim)} for head_dim in (64, 256)
     ]
+    under_bias: list[Shapes] = [
+        {**dict.fromkeys("qkv", (2, 2, 67, head_dim)), "bias": (2, 67, 67)} for head_dim in (64, 128)
+    ]
     boundaries = torch.tensor([0, 1, 40, 40, 67], dtype=torch.int32)
     packed: list[Shapes] = [
         {"q": (67, 4, head_dim), "k": (67, 2, head_dim), "v": (67, 2, head_dim), "cu_seqlens": boundaries}
@@ -199,7 +202,7 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
         ("kernels.dropout_residual_norm", chains, {"p": 0.1, "eps": EPS}),
         ("kernels.rope", turned, {"theta": 500000.0}), ("kernels.attention", heads, {}),
         ("kernels.attention", shared, {"causal": 1, "window": 19}), ("kernels.attention", shared, {"causal": 0}),
-        ("kernels.attention_packed", packed, {"longest": 39}),
+        ("kernels.attention_bias", under_bias, {}), ("kernels.attention_packed", packed, {"longest": 39}),
         ("kernels.decode_attention", decoded, {}), ("kernels.decode_attention_paged", decoded_from_pages, {}),
         ("kernels.decoder_block", decoder, {"heads": 2, "kv_heads": 1, "eps": EPS, "theta": 500000.0}),
         ("kernels.gpt2_block", gpt2, {"heads": 2, "p": 0.1, "eps": EPS}),

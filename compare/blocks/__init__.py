@@ -3,6 +3,7 @@
 from compare.blocks import (
     adamw,
     attention,
+    attention_bias,
     attention_packed,
     bias_gelu,
     cross_entropy,
@@ -53,6 +54,7 @@ BLOCKS: dict[str, Block] = {
         moe.BLOCK,
         rope.BLOCK,
         attention.BLOCK,
+        attention_bias.BLOCK,
         attention_packed.BLOCK,
         decode_attention.BLOCK,
         decode_attention_paged.BLOCK,

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from compare import arrays  # noqa: E402
-from compare.blocks import BLOCKS, attention, attention_packed, lm_step  # noqa: E402
+from compare.blocks import BLOCKS, attention, attention_bias, attention_packed, lm_step  # noqa: E402
 from compare.check import Scale  # noqa: E402
 from compare.spec import Block, Case  # noqa: E402
 from compare.workers import reference  # noqa: E402
@@ -35,6 +35,7 @@ SMALL = {
     "embedding": {"rows": 4, "columns": 3, "tokens": 5, "distinct": 2},
     "cross_entropy": {"tokens": 3, "classes": 4, "ignored_percent": 34},
     "attention": attention.sizes(2, 4, 3, 2, kv_heads=2, window=2),
+    "attention_bias": attention_bias.sizes(2, 2, 3, 2, hidden=4),
     "attention_packed": attention_packed.sizes(7, 3, 4, 2, 2),
     "linear_cross_entropy": {"tokens": 3, "width": 2, "classes": 4, "ignored_percent": 34},
     "decode_attention": {"batch": 3, "heads": 4, "kv_heads": 2, "capacity": 5, "head_dim": 2, "shortest": 0},
@@ -120,6 +121,17 @@ def test_attention_sees_by_its_parameters(causal: int, window: int, of_first: li
         changed["k"][..., key, :] += 1.0
         after = block.reference(np, changed, causal, window)["out"]
         assert [row for row in range(3) if not np.array_equal(before[..., row, :], after[..., row, :])] == rows
+
+
+def test_a_bias_of_minus_infinity_hides() -> None:
+    """What a query does not see changes nothing, and one that sees nothing gives zeros."""
+    biased, plain = BLOCKS["attention_bias"], BLOCKS["attention"]
+    inputs, _ = drawn(biased)
+    assert np.isneginf(inputs["bias"][:, 1]).all() and np.isfinite(inputs["bias"][:, 0]).any()
+    assert not biased.reference(np, inputs)["out"][:, :, 1].any()
+    seen = np.broadcast_to(np.tril(np.ones((3, 3))), inputs["bias"].shape) > 0
+    causal = biased.reference(np, inputs | {"bias": np.where(seen, 0.0, -np.inf)})["out"]
+    np.testing.assert_allclose(causal, plain.reference(np, inputs, 1, 0)["out"])
 
 
 def test_packed_sequences_are_attention_of_each() -> None:

@@ -15,6 +15,7 @@ from torch.fx.traceback import preserve_node_meta
 from triton_side.blocks.cross_entropy import IGNORED
 from triton_side.blocks.threefry import uniforms
 from triton_side.library import attention as library_attention
+from triton_side.library import attention_bias as library_bias
 from triton_side.library import attention_packed as library_packed
 from triton_side.library import decode_attention as library_decode
 from triton_side.stages import of_node
@@ -39,6 +40,7 @@ SHAPES = {
     "moe": [(1, 8, 16, 3), (7, 32, 40, 6)],  # tokens, width, hidden, experts; rows of 16 bytes for grouped_mm
     "rope": [(1, 1, 1, 1, 2), (2, 3, 1, 37, 24)],  # batch, heads, kv_heads, sequence, head_dim
     "attention": [(1, 1, 1, 1, 16), (1, 2, 1, 37, 24)],  # batch, heads, kv_heads, sequence, head_dim
+    "attention_bias": [(1, 1, 1, 16), (2, 2, 37, 24)],  # batch, heads, sequence, head_dim
     "attention_packed": [(1, 1, 1, 1, 16), (5, 4, 2, 37, 24)],  # sequences, heads, kv_heads, tokens, head_dim
     "decode_attention": [(1, 1, 1, 1, 16), (3, 6, 2, 37, 24)],  # batch, heads, kv_heads, capacity, head_dim
     # batch, heads, kv_heads, page_size, pages_per_sequence, head_dim
@@ -83,6 +85,7 @@ STAGES = {
     "moe": {"router", "topk", "balance", "dispatch", "gate", "up", "act", "down", "combine"},
     "rope": {"angles", "rotate_q", "rotate_k"},
     "attention": {"scores", "mask", "softmax", "values"},
+    "attention_bias": {"scores", "bias", "softmax", "values"},
     "attention_packed": {"scores", "mask", "softmax", "values"},
     "decode_attention": {"scores", "mask", "softmax", "values"},
     "decode_attention_paged": {"gather", "scores", "mask", "softmax", "values"},
@@ -133,6 +136,12 @@ def make_inputs(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> Array
         batch, heads, kv_heads, sequence, head_dim = shape
         return {
             name: normal(batch, heads if name == "q" else kv_heads, sequence, head_dim) for name in "qkv"
+        }
+    if block == "attention_bias":
+        batch, heads, sequence, head_dim = shape
+        return {
+            **{name: normal(batch, heads, sequence, head_dim) for name in "qkv"},
+            "bias": normal(heads, sequence, sequence),
         }
     if block == "attention_packed":
         sequences, heads, kv_heads, tokens, head_dim = shape
@@ -357,6 +366,8 @@ def reference(block: str, inputs: Arrays, causal: int = 1, window: int = 0) -> A
     q, *kv = (inputs[name] for name in "qkv")
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in kv)
     scores = torch.einsum("bhqd,bhkd->bhqk", q, k) / math.sqrt(q.shape[-1])
+    if block == "attention_bias":
+        return {"out": torch.softmax(scores + inputs["bias"], -1) @ v}
     return {"out": torch.softmax(scores.where(seen(q.shape[-2], causal, window), -math.inf), -1) @ v}
 
 
@@ -406,7 +417,7 @@ def module(package: str, block: str) -> Callable[..., Arrays]:
 
 ALL_CASES = [(block, shape) for block, shapes in SHAPES.items() for shape in shapes]
 WITHOUT_LIBRARY = (
-    "attention", "attention_packed", "decode_attention", "decode_attention_paged", "decoder_block",
+    "attention", "attention_bias", "attention_packed", "decode_attention", "decode_attention_paged", "decoder_block",
     "dropout_residual_norm", "gpt2_block", "matmul", "rope",
 )  # fmt: skip
 LIBRARY_CASES = [(block, shape) for block, shape in ALL_CASES if block not in WITHOUT_LIBRARY]
@@ -544,6 +555,25 @@ def test_a_sequence_without_keys_gives_zeros(block: str) -> None:
 def test_flex_of_packed_sequences_on_a_cpu() -> None:
     inputs = detached(make_inputs("attention_packed", (5, 4, 2, 37, 16), torch.float32))
     check("attention_packed", library_packed.apply_flex, inputs, gradients=False)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler on a CPU")
+def test_flex_adds_a_bias_on_a_cpu() -> None:
+    inputs = detached(make_inputs("attention_bias", (2, 2, 37, 16), torch.float32))
+    check("attention_bias", library_bias.apply_flex, inputs, gradients=False)
+
+
+def test_a_query_without_keys_gives_zeros_and_no_gradient() -> None:
+    inputs = make_inputs("attention_bias", (2, 2, 37, 24), torch.float32)
+    hidden = inputs["bias"].detach().clone()
+    hidden[:, 5] = -math.inf
+    inputs["bias"] = hidden.requires_grad_()
+    out = module("blocks", "attention_bias")(inputs)["out"]
+    out.square().sum().backward()
+    assert not out[:, :, 5].any() and out[:, :, 6].all()
+    assert not inputs["q"].grad[:, :, 5].any() and not inputs["bias"].grad[:, 5].any()
+    assert all(x.grad.isfinite().all() and x.grad.any() for x in inputs.values())
 
 
 def test_flex_keeps_a_mask_as_long_as_its_boundaries_live() -> None:

@@ -49,6 +49,8 @@ MOE = {
     "x": (64, 128), "router": (8, 128), "w_gate": (8, 128, 256), "w_up": (8, 128, 256), "w_down": (8, 256, 128),
 }  # fmt: skip
 ROPE = {"q": (2, 9, 128, 64), "k": (2, 2, 128, 64), "positions": (2, 128)}
+BIASED = ATTENTION | {"bias": (2, 128, 128)}
+BIASED_BATCH = dict.fromkeys("qkv", (3, 2, 128, 64)) | {"bias": (2, 128, 128)}
 PACKED = {"q": (300, 4, 64), "k": (300, 2, 64), "v": (300, 2, 64), "cu_seqlens": (6,)}
 DECODE = {"q": (2, 6, 64), "k_cache": (2, 2, 640, 64), "v_cache": (2, 2, 640, 64), "lengths": (2,)}
 SHORT = DECODE | {"k_cache": (2, 2, 64, 64), "v_cache": (2, 2, 64, 64)}
@@ -108,6 +110,8 @@ CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, float], s
     "attention": ("kernels", "attention", ATTENTION, {}, "bfloat16"),
     "attention, pointers": ("kernels", "attention", ATTENTION, {}, "float32"),
     "attention, window": ("kernels", "attention", SHARED, {"causal": 1, "window": 32}, "bfloat16"),
+    "attention_bias": ("kernels", "attention_bias", BIASED, {}, "bfloat16"),
+    "attention_bias, batch": ("kernels", "attention_bias", BIASED_BATCH, {}, "bfloat16"),
     "attention_packed": ("kernels", "attention_packed", PACKED, {"longest": 90}, "bfloat16"),
     "decode_attention": ("kernels", "decode_attention", DECODE, {}, "bfloat16"),
     "decode_attention, one chunk": ("kernels", "decode_attention", SHORT, {}, "bfloat16"),

@@ -11,6 +11,7 @@ import pytest
 from xlafuse import compiler, directions
 from xlafuse.blocks import (
     attention,
+    attention_bias,
     attention_packed,
     bias_gelu,
     cross_entropy,
@@ -68,6 +69,11 @@ def _attention(i: Float64s, before: int = 5, after: int = 0) -> Float64s:
     scores = i["q"] @ k.swapaxes(-1, -2) / np.sqrt(i["q"].shape[-1])
     distance = np.arange(scores.shape[-1])[:, None] - np.arange(scores.shape[-1])
     return {"out": _softmax(np.where((distance <= before) & (distance >= -after), scores, -np.inf)) @ v}
+
+
+def _attention_bias(i: Float64s) -> Float64s:
+    scores = i["q"] @ i["k"].swapaxes(-1, -2) / np.sqrt(i["q"].shape[-1]) + i["bias"]
+    return {"out": _softmax(scores) @ i["v"]}
 
 
 def _attention_packed(i: Float64s) -> Float64s:
@@ -251,6 +257,7 @@ BLOCKS: dict[str, tuple[Any, dict[str, float], Shapes, Callable[[Float64s], Floa
     "attention": (attention.apply, {}, _QKV, _attention, 3),
     "attention, window": (attention.apply, {"window": 2}, _SHARED, lambda i: _attention(i, before=1), 3),
     "attention, full": (attention.apply, {"causal": 0}, _SHARED, lambda i: _attention(i, after=5), 3),
+    "attention_bias": (attention_bias.apply, {}, _QKV | {"bias": (3, 5, 5)}, _attention_bias, 3),
     "attention_packed": (attention_packed.apply, {"longest": 3}, _PACKED, _attention_packed, 3),
     "decode_attention": (decode_attention.apply, {}, _DECODED, _decode_attention, 3),
     "decode_attention_paged": (decode_attention_paged.apply, {}, _PAGED, _decode_attention_paged, 3),
@@ -368,6 +375,16 @@ def test_matmul_fp8_is_the_formula() -> None:
     exact = _float64(inputs)
     expected = {"c": exact["a"] @ exact["b"].T * exact["a_scale"] * exact["b_scale"]}
     _assert_close(jax.jit(matmul_fp8.apply)(inputs), expected, 1, "bfloat16")
+
+
+def test_a_query_without_keys_gives_zeros_and_no_gradient() -> None:
+    inputs = _inputs(_QKV | {"bias": (3, 5, 5)}, "float32")
+    inputs["bias"] = inputs["bias"].at[:, 2].set(-jnp.inf)
+    out, vjp = jax.vjp(lambda given: attention_bias.apply(given)["out"], inputs)
+    (gradients,) = vjp(out)
+    assert not out[:, :, 2].any() and out[:, :, 3].all()
+    assert not gradients["q"][:, :, 2].any() and not gradients["bias"][:, 2].any()
+    assert all(jnp.isfinite(x).all() and x.any() for x in gradients.values())
 
 
 def test_softmax_of_large_logits_is_finite() -> None:

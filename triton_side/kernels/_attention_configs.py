@@ -47,7 +47,7 @@ class Operands:
 
     precision: of float32 products. descriptors: what the kernel reads tile by tile can be read through TMA. shared:
     heads of q share heads of k and v. windowed: a window cuts off keys, so that there is a third loop. packed: a
-    program finds its sequence first.
+    program finds its sequence first. biased: tiles of a bias are read as well.
     """
 
     dtype: torch.dtype
@@ -57,6 +57,7 @@ class Operands:
     shared: bool = False
     windowed: bool = False
     packed: bool = False
+    biased: bool = False
 
     @property
     def ieee(self) -> bool:
@@ -66,15 +67,15 @@ class Operands:
 def forward_config(of: Operands) -> ForwardConfig:
     """Tiles of the forward kernel, which reads q, k and v tile by tile.
 
-    float32 tiles, and those for a head_dim of 256, are as large as registers allow without spills (cuobjdump, sm_90):
-    IEEE products run on the ordinary cores and hold whole operand rows in registers. 16-bit tiles are the fastest of a
-    sweep on an H200 (Triton 3.6, batch 4, 32 heads, sequence 4096): TFLOP/s 478 for head_dim 128 and 411 for 64,
-    against 463 and 378 for each with the other's tiles. Warp specialisation gave 489 at best and NaN in other tilings,
-    so it is not used.
+    float32 tiles, and those for a head_dim of 256, are as large as registers allow without spills (cuobjdump, sm_90),
+    smaller under a bias: IEEE products run on the ordinary cores and hold whole operand rows in registers. 16-bit tiles
+    are the fastest of a sweep on an H200 (Triton 3.6, batch 4, 32 heads, sequence 4096): TFLOP/s 478 for head_dim 128
+    and 411 for 64, against 463 and 378 for each with the other's tiles. Warp specialisation gave 489 at best and NaN in
+    other tilings, so it is not used.
     """
     if of.ieee:
         block_q = 64 if of.head_dim <= 64 else 32
-        narrow = of.head_dim == 256 or (of.head_dim == 128 and of.windowed)
+        narrow = of.head_dim == 256 or (of.head_dim == 128 and (of.windowed or of.biased))
         return ForwardConfig(block_q, 16 if narrow else 32, num_warps=8, num_stages=1, descriptors=False)
     if of.dtype == torch.float32:
         if of.head_dim == 256:
@@ -83,7 +84,7 @@ def forward_config(of: Operands) -> ForwardConfig:
     if of.head_dim <= 64:
         return ForwardConfig(128, 64, num_warps=8, num_stages=3, descriptors=False)
     if of.head_dim == 256:
-        return ForwardConfig(128, 64, num_warps=8, num_stages=2, descriptors=of.descriptors)
+        return ForwardConfig(128, 32 if of.biased else 64, num_warps=8, num_stages=2, descriptors=of.descriptors)
     return ForwardConfig(64, 64, num_warps=4, num_stages=3, descriptors=of.descriptors)
 
 
@@ -93,23 +94,24 @@ def dk_dv_config(of: Operands) -> BackwardConfig:
     16-bit tiles are the fastest of the sweep of `forward_config`: TFLOP/s of the four products 527 for head_dim 128
     (483 with 128 rows of keys) and 440 for 64 (401 and 432 with 64 rows of queries; through pointers 474 once and 375
     later). For 128 they spill 24 bytes of registers; through pointers they would spill 160, so those keep 128 rows of
-    keys and 8 warps. Where heads are shared, a window is cut or sequences are packed, they would spill 56 to 208; the
-    tiles taken there, and those for 256, are from compiled code alone, and spill nothing (256 with shared heads and a
-    sequence that 32 does not divide: 8 bytes, packed: 24).
+    keys and 8 warps. Where heads are shared, a window is cut, sequences are packed or a bias is read, they would spill
+    24 to 240; the tiles taken there, and those for 256, are from compiled code alone, and spill nothing (256 with
+    shared heads and a sequence that 32 does not divide: 8 bytes, packed: 24).
     """
     if of.ieee:
         block = 32 if of.head_dim <= 64 else 16
         return BackwardConfig(block, block, num_warps=8, num_stages=1, descriptors=False)
     if of.dtype == torch.float32 and of.head_dim == 256:
-        return BackwardConfig(16, 32, num_warps=8, num_stages=1, descriptors=False)
+        return BackwardConfig(16, 16 if of.biased else 32, num_warps=8, num_stages=1, descriptors=False)
     if of.dtype == torch.float32:
         block_kv = 64 if of.head_dim <= 64 else 32
-        return BackwardConfig(32, block_kv, num_warps=4, num_stages=1, descriptors=False)
+        warps = 8 if of.biased and of.head_dim == 128 else 4
+        return BackwardConfig(32, block_kv, num_warps=warps, num_stages=1, descriptors=False)
     if of.head_dim <= 64:
         return BackwardConfig(32 if of.descriptors else 64, 64, num_warps=4, num_stages=3, descriptors=of.descriptors)
     if of.head_dim == 256:
-        return BackwardConfig(32, 64, num_warps=8, num_stages=2, descriptors=False)
-    if of.shared or of.windowed or of.packed:
+        return BackwardConfig(16 if of.biased else 32, 64, num_warps=8, num_stages=2, descriptors=False)
+    if of.shared or of.windowed or of.packed or of.biased:
         block_q = 64 if of.descriptors and not of.windowed else 32
         return BackwardConfig(block_q, 64, num_warps=8, num_stages=2, descriptors=of.descriptors)
     if not of.descriptors:
@@ -130,9 +132,12 @@ def dq_config(of: Operands) -> BackwardConfig:
     if of.dtype == torch.float32 and of.head_dim == 256:
         return BackwardConfig(32, 32, num_warps=8, num_stages=1, descriptors=False)
     if of.dtype == torch.float32:
-        return BackwardConfig(64, 32, num_warps=4, num_stages=1, descriptors=False)
+        warps = 8 if of.biased and of.head_dim == 128 else 4
+        return BackwardConfig(64, 32, num_warps=warps, num_stages=1, descriptors=False)
     if of.head_dim <= 64:
         return BackwardConfig(64, 64, num_warps=4, num_stages=3, descriptors=False)
+    if of.head_dim == 256 and of.biased:
+        return BackwardConfig(64, 32, num_warps=8, num_stages=2, descriptors=of.descriptors)
     if of.head_dim == 256 and of.descriptors:
         return BackwardConfig(64, 64, num_warps=8, num_stages=2, descriptors=True)
     if of.head_dim == 256:
@@ -140,15 +145,33 @@ def dq_config(of: Operands) -> BackwardConfig:
     return BackwardConfig(64, 64, num_warps=4, num_stages=2, descriptors=of.descriptors)
 
 
+def dbias_config(of: Operands) -> BackwardConfig:
+    """Tiles of the kernel for dbias, which keeps one of them and walks the batch.
+
+    From compiled code alone: the largest that spill nothing, but TF32 of a head_dim of 256, which spills 88 bytes at
+    most.
+    """
+    if of.ieee:
+        return BackwardConfig(32, 32, 8, 1, False) if of.head_dim <= 64 else BackwardConfig(16, 16, 4, 1, False)
+    if of.dtype == torch.float32 and of.head_dim == 256:
+        return BackwardConfig(16, 16, num_warps=8, num_stages=1, descriptors=False)
+    if of.dtype == torch.float32:
+        warps = 4 if of.head_dim <= 64 else 8
+        return BackwardConfig(64, 32, num_warps=warps, num_stages=1, descriptors=False)
+    if of.head_dim == 256:
+        return BackwardConfig(64, 64, num_warps=8, num_stages=1, descriptors=False)
+    return BackwardConfig(128, 64, num_warps=8, num_stages=2, descriptors=False)
+
+
 Config = TypeVar("Config", ForwardConfig, BackwardConfig)
 
 
 def chosen(
     choose: Callable[[Operands], Config], *read_in_tiles: torch.Tensor, shared: bool = False, windowed: bool = False,
-    packed: bool = False,
+    packed: bool = False, biased: bool = False,
 ) -> Config:  # fmt: skip
     """What `choose` says of tensors of which the kernel reads one tile after the other."""
     first = read_in_tiles[0]
     descriptors = all(fits_descriptor(tensor) for tensor in read_in_tiles)
     precision = product_precision(first.dtype)
-    return choose(Operands(first.dtype, first.shape[-1], precision, descriptors, shared, windowed, packed))
+    return choose(Operands(first.dtype, first.shape[-1], precision, descriptors, shared, windowed, packed, biased))

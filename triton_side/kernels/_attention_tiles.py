@@ -36,6 +36,42 @@ def place(program, sequence, offsets_ptr, sequences, BLOCK: tl.constexpr, PACKED
 
 
 @triton.jit
+def place_number(bias_ptr, sequence, heads, BLOCK: tl.constexpr):
+    """The program's number for `place`: its own; under a bias, such that the programs of one tile of one head, which
+    read the same bias, start together for the whole batch."""
+    if bias_ptr is not None:
+        of_batch = heads * tl.cdiv(sequence, BLOCK)
+        batches = tl.num_programs(0) // of_batch
+        return tl.program_id(0) % batches * of_batch + tl.program_id(0) // batches
+    else:
+        return tl.program_id(0)
+
+
+@triton.jit
+def bias_tile(
+    bias_ptr, stride_q, stride_k, q_start, kv_start, sequence,
+    HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr,
+):  # fmt: skip
+    """What to add to q k^T before it is scaled: [BLOCK_Q, BLOCK_KV] of a head's bias times sqrt(HEAD_DIM), float32,
+    -inf past the end."""
+    row = tl.arange(0, BLOCK_Q)[:, None]
+    column = tl.arange(0, BLOCK_KV)[None, :]
+    bias_ptr += tl.cast(q_start, tl.int64) * stride_q + tl.cast(kv_start, tl.int64) * stride_k
+    within = (row < sequence - q_start) & (column < sequence - kv_start)
+    tile = tl.load(bias_ptr + (row * stride_q + column * stride_k), mask=within, other=float("-inf"))
+    return tile.to(tl.float32) * HEAD_DIM**0.5
+
+
+@triton.jit
+def store_pairs(pointer, tile, q_start, kv_start, sequence, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr):
+    """Store a tile of queries by keys of one head, contiguous at `pointer`."""
+    row = q_start + tl.arange(0, BLOCK_Q)[:, None]
+    column = kv_start + tl.arange(0, BLOCK_KV)[None, :]
+    at = row.to(tl.int64) * sequence + column
+    tl.store(pointer + at, tile.to(pointer.dtype.element_ty), mask=(row < sequence) & (column < sequence))
+
+
+@triton.jit
 def rows_written(head_index, first, heads, sequence, WIDTH: tl.constexpr, PACKED: tl.constexpr):
     """(offset of a program's sequence, distance of rows) of a contiguous tensor, whose rows are WIDTH elements."""
     if PACKED:
@@ -106,6 +142,11 @@ def pairs_seen(sequence: int, causal: bool, window: int) -> float:
 def packing(offsets: torch.Tensor | None) -> tuple[int, int]:
     """The number of packed sequences and the power of two that `place` wants; of none, zeros."""
     return (0, 0) if offsets is None else (len(offsets) - 1, triton.next_power_of_2(len(offsets) - 1))
+
+
+def bias_strides(bias: torch.Tensor | None) -> tuple[int, ...]:
+    """Of [heads, queries, keys]; of none, zeros."""
+    return (0, 0, 0) if bias is None else bias.stride()
 
 
 def programs_of(rows: torch.Tensor, block: int, offsets: torch.Tensor | None) -> int:

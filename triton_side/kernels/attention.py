@@ -1,4 +1,4 @@
-"""Attention as Triton kernels: out = softmax(masked(q k^T / sqrt(head_dim))) v.
+"""Attention as Triton kernels: out = softmax(masked(q k^T / sqrt(head_dim) + bias)) v, the bias left out or given.
 
 Tiled with an online softmax (Dao et al., "FlashAttention-2", arXiv 2307.08691): one program owns BLOCK_Q query
 rows, walks the keys that they see and keeps the running maximum, the running sum and the unnormalised output, so that
@@ -8,7 +8,7 @@ logsumexp2[row] = log2(sum_j exp(score[row, j])).
 
 Shapes: q, out [batch, heads, sequence, head_dim]; k, v [batch, kv_heads, sequence, head_dim], where each head of k and
 v serves heads / kv_heads heads of q that follow one another (grouped queries, arXiv 2305.13245) and is read in place;
-logsumexp2 [batch, heads, sequence], float32.
+bias [heads, sequence, sequence], where a row of -inf alone gives zeros; logsumexp2 [batch, heads, sequence], float32.
 dtypes: bfloat16, float16, float32. Scores, softmax and accumulators are float32; the probabilities are cast to v's
 dtype for the second product. float32 products follow `torch.get_float32_matmul_precision()`.
 """
@@ -25,24 +25,37 @@ from triton_side.kernels._attention_configs import (
     HEAD_DIMS,
     ForwardConfig,
     chosen,
+    dbias_config,
     dk_dv_config,
     dq_config,
     forward_config,
 )
-from triton_side.kernels._attention_tiles import empty_rows, keys_seen, packing, place, programs_of, rows_written, sees
+from triton_side.kernels._attention_tiles import (
+    bias_strides,
+    bias_tile,
+    empty_rows,
+    keys_seen,
+    packing,
+    place,
+    place_number,
+    programs_of,
+    rows_written,
+    sees,
+)
 from triton_side.kernels._launch import check_tensors, device_of
 from triton_side.kernels._tiles import add_product, load_rows, product, product_precision, provide_descriptor_memory
 from triton_side.kernels.attention_backward import (
     LOG2_E,
+    launch_dbias,
     launch_delta,
     launch_dk_dv,
     launch_dq,
-    of_mask,
+    of_case,
     products,
 )
 
 FORWARD = (
-    forward("dot", "scores"), forward("div", "scores"), forward("select", "mask"),
+    forward("dot", "scores"), forward("div", "scores"), forward("add", "bias"), forward("select", "mask"),
     forward("reduce_max", "softmax/max"), forward("sub", "softmax/exp"), forward("exp", "softmax/exp"),
     forward("reduce_sum", "softmax/sum"), forward("div", "softmax/divide"), forward("dot", "values"),
 )  # fmt: skip
@@ -51,7 +64,7 @@ FORWARD = (
 @triton.jit
 def _attend(
     accumulator, row_sum, row_max, q, k_source, v_source, stride_ks, stride_kd, stride_vs, stride_vd,
-    q_start, kv_begin, kv_end, sequence, scale_log2e,
+    bias_ptr, bias_stride_q, bias_stride_k, q_start, kv_begin, kv_end, sequence, scale_log2e,
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     MASKED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -59,6 +72,10 @@ def _attend(
     for kv_start in tl.range(kv_begin, kv_end, BLOCK_KV):
         k = load_rows(k_source, stride_ks, stride_kd, kv_start, sequence, BLOCK_KV, HEAD_DIM, DESCRIPTORS, MASKED)
         scores = product(q, k.T, PRECISION)
+        if bias_ptr is not None:
+            scores += bias_tile(
+                bias_ptr, bias_stride_q, bias_stride_k, q_start, kv_start, sequence, HEAD_DIM, BLOCK_Q, BLOCK_KV
+            )
         if MASKED:
             row = q_start + tl.arange(0, BLOCK_Q)
             column = kv_start + tl.arange(0, BLOCK_KV)
@@ -78,9 +95,10 @@ def _attend(
 @declare(*FORWARD, flops=products(2))
 @triton.jit
 def attention_forward_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, logsumexp2_ptr, offsets_ptr,
+    q_ptr, k_ptr, v_ptr, bias_ptr, out_ptr, logsumexp2_ptr, offsets_ptr,
     stride_qb, stride_qh, stride_qs, stride_qd, stride_kb, stride_kh, stride_ks, stride_kd,
-    stride_vb, stride_vh, stride_vs, stride_vd, heads, sequence, sequences, PACKED: tl.constexpr, scale_log2e,
+    stride_vb, stride_vh, stride_vs, stride_vd, bias_stride_h, bias_stride_q, bias_stride_k,
+    heads, sequence, sequences, PACKED: tl.constexpr, scale_log2e,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -88,7 +106,7 @@ def attention_forward_kernel(
     # In order of start: one head's tiles together, so that its keys and values stay in L2, and the rows that see the
     # most keys first.
     head_index, tile, q_tiles, first, length = place(
-        tl.program_id(0), sequence, offsets_ptr, sequences, BLOCK_Q, PACKED
+        place_number(bias_ptr, sequence, heads, BLOCK_Q), sequence, offsets_ptr, sequences, BLOCK_Q, PACKED
     )
     if PACKED:
         if tile >= q_tiles:
@@ -99,6 +117,8 @@ def attention_forward_kernel(
     q_ptr += batch * stride_qb + head * stride_qh
     k_ptr += batch * stride_kb + head // GROUP * stride_kh
     v_ptr += batch * stride_vb + head // GROUP * stride_vh
+    if bias_ptr is not None:
+        bias_ptr += head * bias_stride_h
     out_start, out_stride = rows_written(head_index, first, heads, sequence, HEAD_DIM, PACKED)
     out_ptr += out_start
     if PACKED:
@@ -125,20 +145,22 @@ def attention_forward_kernel(
     if WINDOW:
         accumulator, row_sum, row_max = _attend(
             accumulator, row_sum, row_max, q, k_source, v_source, stride_ks, stride_kd, stride_vs, stride_vd,
-            q_start, begin, whole_from, length, scale_log2e,
+            bias_ptr, bias_stride_q, bias_stride_k, q_start, begin, whole_from, length, scale_log2e,
             HEAD_DIM, BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, True, DESCRIPTORS, PRECISION,
         )  # fmt: skip
     accumulator, row_sum, row_max = _attend(
         accumulator, row_sum, row_max, q, k_source, v_source, stride_ks, stride_kd, stride_vs, stride_vd,
-        q_start, whole_from, whole_until, length, scale_log2e,
+        bias_ptr, bias_stride_q, bias_stride_k, q_start, whole_from, whole_until, length, scale_log2e,
         HEAD_DIM, BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, False, DESCRIPTORS, PRECISION,
     )  # fmt: skip
     accumulator, row_sum, row_max = _attend(
         accumulator, row_sum, row_max, q, k_source, v_source, stride_ks, stride_kd, stride_vs, stride_vd,
-        q_start, whole_until, end, length, scale_log2e,
+        bias_ptr, bias_stride_q, bias_stride_k, q_start, whole_until, end, length, scale_log2e,
         HEAD_DIM, BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, True, DESCRIPTORS, PRECISION,
     )  # fmt: skip
 
+    if bias_ptr is not None:
+        row_sum = tl.where(row_sum > 0, row_sum, 1.0)  # a row of -inf alone has summed nothing: out is 0, not 0 / 0
     row = q_start + tl.arange(0, BLOCK_Q)
     at = row[:, None] * out_stride + tl.arange(0, HEAD_DIM)[None, :]
     out = accumulator / row_sum[:, None]
@@ -150,7 +172,7 @@ def attention_forward_kernel(
 
 def launch_forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, config: ForwardConfig, save_logsumexp: bool,
-    causal: bool = True, window: int = 0, offsets: torch.Tensor | None = None,
+    causal: bool = True, window: int = 0, offsets: torch.Tensor | None = None, bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
     """out (see `empty_rows`) and, where a backward pass will follow, logsumexp2. offsets: of packed sequences."""
     heads, sequence, head_dim = q.shape[1:]
@@ -158,12 +180,12 @@ def launch_forward(
     logsumexp2 = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) if save_logsumexp else None
     if q.numel() == 0:
         return out, logsumexp2
-    with device_of(q), computing(*of_mask(FORWARD, causal)):
+    with device_of(q), computing(*of_case(FORWARD, causal, bias)):
         if config.descriptors:
             provide_descriptor_memory(q.device)
         attention_forward_kernel[(programs_of(q, config.block_q, offsets),)](
-            q, k, v, out, logsumexp2, offsets, *q.stride(), *k.stride(), *v.stride(), heads, sequence,
-            *packing(offsets), head_dim**-0.5 * LOG2_E, GROUP=heads // k.shape[1], HEAD_DIM=head_dim,
+            q, k, v, bias, out, logsumexp2, offsets, *q.stride(), *k.stride(), *v.stride(), *bias_strides(bias),
+            heads, sequence, *packing(offsets), head_dim**-0.5 * LOG2_E, GROUP=heads // k.shape[1], HEAD_DIM=head_dim,
             BLOCK_Q=config.block_q, BLOCK_KV=config.block_kv, CAUSAL=causal, WINDOW=window,
             DESCRIPTORS=config.descriptors, PRECISION=product_precision(q.dtype), num_warps=config.num_warps,
             num_stages=config.num_stages,
@@ -174,30 +196,45 @@ def launch_forward(
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, window: int,
-        offsets: torch.Tensor | None,
+        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, causal: bool,
+        window: int, offsets: torch.Tensor | None,
     ) -> torch.Tensor:  # fmt: skip
-        config = chosen(forward_config, q, k, v, windowed=window > 0)
-        out, logsumexp2 = launch_forward(q, k, v, config, True, causal, window, offsets)
-        ctx.save_for_backward(q, k, v, out, logsumexp2, offsets)
+        config = chosen(forward_config, q, k, v, windowed=window > 0, biased=bias is not None)
+        out, logsumexp2 = launch_forward(q, k, v, config, True, causal, window, offsets, bias)
+        ctx.save_for_backward(q, k, v, out, logsumexp2, offsets, bias)
         ctx.mask = causal, window
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        q, k, v, out, logsumexp2, offsets = ctx.saved_tensors
+        q, k, v, out, logsumexp2, offsets, bias = ctx.saved_tensors
         causal, window = ctx.mask
-        if q.shape[2] == 1 or window == 1 or q.numel() == 0:
+        if q.numel() == 0:
+            return *(None if x is None else torch.zeros_like(x) for x in (q, k, v, bias)), None, None, None
+        if bias is None and (q.shape[2] == 1 or window == 1):
             # A lone key has weight 1 whatever q and k are: exact zeros, where dp - delta would leave rounding errors.
-            dv = dout.unflatten(1, (k.shape[1], -1)).sum(dim=2) if q.numel() else torch.zeros_like(v)
-            return torch.zeros_like(q), torch.zeros_like(k), dv, None, None, None
+            dv = dout.unflatten(1, (k.shape[1], -1)).sum(dim=2)
+            return torch.zeros_like(q), torch.zeros_like(k), dv, None, None, None, None
         delta = launch_delta(out, dout)
         given = (q, k, v, dout, logsumexp2, delta)
-        of = {"shared": q.shape[1] != k.shape[1], "windowed": window > 0, "packed": offsets is not None}
-        dk, dv = launch_dk_dv(*given, chosen(dk_dv_config, q, dout, **of), causal, window, offsets)
-        dq = launch_dq(*given, chosen(dq_config, k, v, **of), causal, window, offsets)
-        return dq, dk, dv, None, None, None
+        of = {
+            "shared": q.shape[1] != k.shape[1], "windowed": window > 0, "packed": offsets is not None,
+            "biased": bias is not None,
+        }  # fmt: skip
+        dk, dv = launch_dk_dv(*given, chosen(dk_dv_config, q, dout, **of), causal, window, offsets, bias)
+        dbias = None
+        if bias is not None and ctx.needs_input_grad[3]:
+            dbias = torch.empty(bias.shape, dtype=bias.dtype, device=bias.device)
+        # Of a batch of one ds is dbias. Rows off 16 numbers are stored one number at a time, for whose addresses the
+        # kernel for dq has no registers: it would spill up to 304 bytes.
+        alone = len(q) == 1 and q.shape[2] % 16 == 0
+        dq = launch_dq(
+            *given, chosen(dq_config, k, v, **of), causal, window, offsets, bias, dbias if alone else None
+        )
+        if dbias is not None and not alone:
+            launch_dbias(*given, bias, dbias, chosen(dbias_config, q, k, v, dout))
+        return dq, dk, dv, dbias, None, None, None
 
 
 def attention(
@@ -228,17 +265,18 @@ def attention(
     if window < 0 or window and not causal:
         raise ValueError(f"window must be 0 (none) or a number of keys under a causal mask, got {window=}, {causal=}")
     window = 0 if window >= q.shape[2] else int(window)
-    return run(q, k, v, bool(causal), window, None)
+    return run(q, k, v, bool(causal), window)
 
 
 def run(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, window: int, offsets: torch.Tensor | None
-) -> torch.Tensor:
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, window: int,
+    offsets: torch.Tensor | None = None, bias: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
     """Of checked arguments; packed sequences, with their `offsets`, as [1, heads, tokens, head_dim]."""
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v)):
-        return _Attention.apply(q, k, v, causal, window, offsets)
-    config = chosen(forward_config, q, k, v, windowed=window > 0)
-    out, _ = launch_forward(q, k, v, config, False, causal, window, offsets)
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, bias)):
+        return _Attention.apply(q, k, v, bias, causal, window, offsets)
+    config = chosen(forward_config, q, k, v, windowed=window > 0, biased=bias is not None)
+    out, _ = launch_forward(q, k, v, config, False, causal, window, offsets, bias)
     return out
 
 

@@ -1,12 +1,17 @@
 """Gradient of attention as Triton kernels (Dao et al., "FlashAttention-2", arXiv:2307.08691).
 
-With p = softmax(masked(scale * q k^T)), dout the gradient of out = p v, and delta[row] = sum(dout * out over head_dim):
+With p = softmax(masked(scale * q k^T + bias)), dout the gradient of out = p v, and delta[row] the sum of dout * out
+over head_dim:
 
     dv = p^T dout        ds = p * (dout v^T - delta)        dq = scale * ds k        dk = scale * ds^T q
 
+and dbias the sum of ds over the batch.
+
 p is recomputed from q, k and the forward's logsumexp2. One kernel walks the queries that see a tile of keys, of all
 heads that share it, for dk and dv, another the keys that a tile of queries sees for dq. That takes seven products where
-a single kernel takes five, but it needs no atomics: results are the same in every run.
+a single kernel takes five, but it needs no atomics: results are the same in every run. For dbias a third kernel makes
+ds once more, with two products: each program walks the batch for one tile of a head, so that bias and dbias move once
+and no ds [batch, heads, sequence, sequence] is in memory. Of a batch of one dbias is ds, which the kernel for dq has.
 
 Shapes and dtypes as in `attention.py`; delta [batch, heads, sequence], float32.
 """
@@ -21,15 +26,19 @@ import triton.language as tl
 from triton_side.declare import Computed, Shapes, again, computing, declare, gradient
 from triton_side.kernels._attention_configs import BackwardConfig
 from triton_side.kernels._attention_tiles import (
+    bias_strides,
+    bias_tile,
     empty_rows,
     keys_seen,
     packing,
     pairs_seen,
     place,
+    place_number,
     programs_of,
     queries_seeing,
     rows_written,
     sees,
+    store_pairs,
 )
 from triton_side.kernels._launch import device_of
 from triton_side.kernels._tiles import add_product, load_rows, product, product_precision, provide_descriptor_memory
@@ -39,17 +48,19 @@ LOG2_E = 1.4426950408889634
 DELTA = (gradient("mul", "softmax/divide", "delta"), gradient("reduce_sum", "softmax/sum", "delta"))
 # Both large kernels rebuild the weights from q, k and the logarithms of their sums, and take both from there to ds.
 SHARED = (
-    again("dot", "scores"), again("div", "scores"), again("select", "mask"), again("sub", "softmax/exp"),
-    again("exp", "softmax/exp"), again("div", "softmax/divide"),
+    again("dot", "scores"), again("div", "scores"), again("add", "bias"), again("select", "mask"),
+    again("sub", "softmax/exp"), again("exp", "softmax/exp"), again("div", "softmax/divide"),
     gradient("dot", "values", "dweights"), gradient("mul", "softmax/exp", "dscores"),
 )  # fmt: skip
 DK_DV = (*SHARED, gradient("dot", "values", "dv"), gradient("dot", "scores", "dk"))
 DQ = (*SHARED, gradient("dot", "scores", "dq"))
+DBIAS = (*SHARED, gradient("reduce_sum", "bias", "dbias"))
 
 
-def of_mask(operations: tuple[Computed, ...], causal: bool) -> tuple[Computed, ...]:
+def of_case(operations: tuple[Computed, ...], causal: bool, bias: torch.Tensor | None) -> tuple[Computed, ...]:
     """Those of the block: where all is seen there is no mask, but that of a last tile."""
-    return tuple(operation for operation in operations if causal or operation.stage != "mask")
+    absent = {*([] if causal else ["mask"]), *([] if bias is not None else ["bias"])}
+    return tuple(operation for operation in operations if operation.stage not in absent)
 
 
 def products(count: int) -> Callable[[Shapes], float | None]:
@@ -88,7 +99,7 @@ def attention_delta_kernel(
 @triton.jit
 def _add_queries(
     dk, dv, k, v, q_source, dout_source, logsumexp2_ptr, delta_ptr, stride_qs, stride_qd, stride_gs, stride_gd,
-    kv_start, q_begin, q_end, sequence, scale_log2e,
+    bias_ptr, bias_stride_q, bias_stride_k, kv_start, q_begin, q_end, sequence, scale_log2e,
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     MASKED: tl.constexpr, CHECK: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -105,6 +116,10 @@ def _add_queries(
             delta = tl.load(delta_ptr + row)
         dout = load_rows(dout_source, stride_gs, stride_gd, q_start, sequence, BLOCK_Q, HEAD_DIM, DESCRIPTORS, CHECK)
         scores = product(k, q.T, PRECISION)
+        if bias_ptr is not None:
+            scores += bias_tile(
+                bias_ptr, bias_stride_q, bias_stride_k, q_start, kv_start, sequence, HEAD_DIM, BLOCK_Q, BLOCK_KV
+            ).T
         p = tl.exp2(scores * scale_log2e - logsumexp2[None, :])
         if MASKED:
             column = kv_start + tl.arange(0, BLOCK_KV)
@@ -119,10 +134,10 @@ def _add_queries(
 @declare(*DK_DV, flops=products(4))
 @triton.jit
 def attention_dk_dv_kernel(
-    q_ptr, k_ptr, v_ptr, dout_ptr, logsumexp2_ptr, delta_ptr, dk_ptr, dv_ptr, offsets_ptr,
+    q_ptr, k_ptr, v_ptr, dout_ptr, bias_ptr, logsumexp2_ptr, delta_ptr, dk_ptr, dv_ptr, offsets_ptr,
     stride_qb, stride_qh, stride_qs, stride_qd, stride_kb, stride_kh, stride_ks, stride_kd,
     stride_vb, stride_vh, stride_vs, stride_vd, stride_gb, stride_gh, stride_gs, stride_gd,
-    heads, sequence, sequences, PACKED: tl.constexpr, scale, scale_log2e,
+    bias_stride_h, bias_stride_q, bias_stride_k, heads, sequence, sequences, PACKED: tl.constexpr, scale, scale_log2e,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr, EVEN: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -130,7 +145,7 @@ def attention_dk_dv_kernel(
     divides the sequence."""
     # In order of start: one head's tiles together, the first keys, which the most queries see, first.
     kv_index, tile, kv_tiles, first, length = place(
-        tl.program_id(0), sequence, offsets_ptr, sequences, BLOCK_KV, PACKED
+        place_number(bias_ptr, sequence, heads, BLOCK_KV), sequence, offsets_ptr, sequences, BLOCK_KV, PACKED
     )
     if PACKED:
         if tile >= kv_tiles:
@@ -144,6 +159,8 @@ def attention_dk_dv_kernel(
     dout_ptr += batch * stride_gb + kv_head * GROUP * stride_gh
     logsumexp2_ptr += kv_index * GROUP * sequence + first
     delta_ptr += kv_index * GROUP * sequence + first
+    if bias_ptr is not None:
+        bias_ptr += kv_head * bias_stride_h
     written_start, written_stride = rows_written(kv_index, first, heads // GROUP, sequence, HEAD_DIM, PACKED)
     dk_ptr += written_start
     dv_ptr += written_start
@@ -170,18 +187,19 @@ def attention_dk_dv_kernel(
         if CAUSAL and not MASK_ALL:
             dk, dv = _add_queries(
                 dk, dv, k, v, q, dout, logsumexp2_ptr, delta_ptr, stride_qs, stride_qd, stride_gs, stride_gd,
-                kv_start, begin, whole_from, length, scale_log2e,
+                bias_ptr, bias_stride_q, bias_stride_k, kv_start, begin, whole_from, length, scale_log2e,
                 HEAD_DIM, BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, True, not EVEN, DESCRIPTORS, PRECISION,
             )  # fmt: skip
         dk, dv = _add_queries(
             dk, dv, k, v, q, dout, logsumexp2_ptr, delta_ptr, stride_qs, stride_qd, stride_gs, stride_gd,
-            kv_start, begin if MASK_ALL else whole_from, end if MASK_ALL else whole_until, length, scale_log2e,
+            bias_ptr, bias_stride_q, bias_stride_k, kv_start,
+            begin if MASK_ALL else whole_from, end if MASK_ALL else whole_until, length, scale_log2e,
             HEAD_DIM, BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, MASK_ALL, not EVEN, DESCRIPTORS, PRECISION,
         )  # fmt: skip
         if WINDOW and not MASK_ALL:
             dk, dv = _add_queries(
                 dk, dv, k, v, q, dout, logsumexp2_ptr, delta_ptr, stride_qs, stride_qd, stride_gs, stride_gd,
-                kv_start, whole_until, end, length, scale_log2e,
+                bias_ptr, bias_stride_q, bias_stride_k, kv_start, whole_until, end, length, scale_log2e,
                 HEAD_DIM, BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, True, not EVEN, DESCRIPTORS, PRECISION,
             )  # fmt: skip
         q_ptr += stride_qh
@@ -196,24 +214,44 @@ def attention_dk_dv_kernel(
 
 
 @triton.jit
+def _dscores(
+    scores, dout, v, logsumexp2, delta, q_start, kv_start, sequence, scale_log2e,
+    BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    MASKED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """ds [queries, keys] of scores that are not yet scaled."""
+    p = tl.exp2(scores * scale_log2e - logsumexp2[:, None])
+    if MASKED:
+        row = q_start + tl.arange(0, BLOCK_Q)
+        column = kv_start + tl.arange(0, BLOCK_KV)
+        p = tl.where(sees(row[:, None], column[None, :], sequence, CAUSAL, WINDOW), p, 0.0)
+    dp = product(dout, v.T, PRECISION)
+    return p * (dp - delta[:, None])
+
+
+@triton.jit
 def _add_keys(
     dq, q, dout, logsumexp2, delta, k_source, v_source, stride_ks, stride_kd, stride_vs, stride_vd,
-    q_start, kv_begin, kv_end, sequence, scale_log2e,
+    bias_ptr, bias_stride_q, bias_stride_k, dbias_ptr, q_start, kv_begin, kv_end, sequence, scale_log2e,
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     MASKED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Add what keys kv_begin .. kv_end contribute to dq (not yet scaled). Only MASKED tiles may pass the end."""
+    """Add what keys kv_begin .. kv_end contribute to dq (not yet scaled); their ds is dbias, if that is asked for. Only
+    MASKED tiles may pass the end."""
     for kv_start in tl.range(kv_begin, kv_end, BLOCK_KV):
         k = load_rows(k_source, stride_ks, stride_kd, kv_start, sequence, BLOCK_KV, HEAD_DIM, DESCRIPTORS, MASKED)
         scores = product(q, k.T, PRECISION)
-        p = tl.exp2(scores * scale_log2e - logsumexp2[:, None])
-        if MASKED:
-            row = q_start + tl.arange(0, BLOCK_Q)
-            column = kv_start + tl.arange(0, BLOCK_KV)
-            p = tl.where(sees(row[:, None], column[None, :], sequence, CAUSAL, WINDOW), p, 0.0)
+        if bias_ptr is not None:
+            scores += bias_tile(
+                bias_ptr, bias_stride_q, bias_stride_k, q_start, kv_start, sequence, HEAD_DIM, BLOCK_Q, BLOCK_KV
+            )
         v = load_rows(v_source, stride_vs, stride_vd, kv_start, sequence, BLOCK_KV, HEAD_DIM, DESCRIPTORS, MASKED)
-        dp = product(dout, v.T, PRECISION)
-        ds = p * (dp - delta[:, None])
+        ds = _dscores(
+            scores, dout, v, logsumexp2, delta, q_start, kv_start, sequence, scale_log2e,
+            BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, MASKED, PRECISION,
+        )  # fmt: skip
+        if dbias_ptr is not None:
+            store_pairs(dbias_ptr, ds, q_start, kv_start, sequence, BLOCK_Q, BLOCK_KV)
         dq = add_product(dq, ds.to(k.dtype), k, PRECISION)
     return dq
 
@@ -221,16 +259,17 @@ def _add_keys(
 @declare(*DQ, flops=products(3))
 @triton.jit
 def attention_dq_kernel(
-    q_ptr, k_ptr, v_ptr, dout_ptr, logsumexp2_ptr, delta_ptr, dq_ptr, offsets_ptr,
+    q_ptr, k_ptr, v_ptr, dout_ptr, bias_ptr, logsumexp2_ptr, delta_ptr, dq_ptr, dbias_ptr, offsets_ptr,
     stride_qb, stride_qh, stride_qs, stride_qd, stride_kb, stride_kh, stride_ks, stride_kd,
     stride_vb, stride_vh, stride_vs, stride_vd, stride_gb, stride_gh, stride_gs, stride_gd,
-    heads, sequence, sequences, PACKED: tl.constexpr, scale, scale_log2e,
+    bias_stride_h, bias_stride_q, bias_stride_k, heads, sequence, sequences, PACKED: tl.constexpr, scale, scale_log2e,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dq (contiguous) of BLOCK_Q rows of one of the `heads`, GROUP of which share a head of k and v."""
+    """dq (contiguous) of BLOCK_Q rows of one of the `heads`, GROUP of which share a head of k and v. Of a batch of one,
+    dbias (contiguous) of these rows as well, if it is given."""
     head_index, tile, q_tiles, first, length = place(
-        tl.program_id(0), sequence, offsets_ptr, sequences, BLOCK_Q, PACKED
+        place_number(bias_ptr, sequence, heads, BLOCK_Q), sequence, offsets_ptr, sequences, BLOCK_Q, PACKED
     )
     if PACKED:
         if tile >= q_tiles:
@@ -244,6 +283,10 @@ def attention_dq_kernel(
     dout_ptr += batch * stride_gb + head * stride_gh
     logsumexp2_ptr += head_index * sequence + first
     delta_ptr += head_index * sequence + first
+    if bias_ptr is not None:
+        bias_ptr += head * bias_stride_h
+    if dbias_ptr is not None:
+        dbias_ptr += head * sequence * sequence
     dq_start, dq_stride = rows_written(head_index, first, heads, sequence, HEAD_DIM, PACKED)
     dq_ptr += dq_start
     if PACKED:
@@ -268,21 +311,67 @@ def attention_dq_kernel(
     if WINDOW:
         dq = _add_keys(
             dq, q, dout, logsumexp2, delta, k_source, v_source, stride_ks, stride_kd, stride_vs, stride_vd,
-            q_start, begin, whole_from, length, scale_log2e,
+            bias_ptr, bias_stride_q, bias_stride_k, dbias_ptr, q_start, begin, whole_from, length, scale_log2e,
             HEAD_DIM, BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, True, DESCRIPTORS, PRECISION,
         )  # fmt: skip
     dq = _add_keys(
         dq, q, dout, logsumexp2, delta, k_source, v_source, stride_ks, stride_kd, stride_vs, stride_vd,
-        q_start, whole_from, whole_until, length, scale_log2e,
+        bias_ptr, bias_stride_q, bias_stride_k, dbias_ptr, q_start, whole_from, whole_until, length, scale_log2e,
         HEAD_DIM, BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, False, DESCRIPTORS, PRECISION,
     )  # fmt: skip
     dq = _add_keys(
         dq, q, dout, logsumexp2, delta, k_source, v_source, stride_ks, stride_kd, stride_vs, stride_vd,
-        q_start, whole_until, end, length, scale_log2e,
+        bias_ptr, bias_stride_q, bias_stride_k, dbias_ptr, q_start, whole_until, end, length, scale_log2e,
         HEAD_DIM, BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, True, DESCRIPTORS, PRECISION,
     )  # fmt: skip
     at = row[:, None] * dq_stride + tl.arange(0, HEAD_DIM)[None, :]
     tl.store(dq_ptr + at, (dq * scale).to(dq_ptr.dtype.element_ty), mask=row[:, None] < length)
+
+
+@declare(*DBIAS, flops=lambda given: 2 * 2 * math.prod(given["q_ptr"]) * given["sequence"])
+@triton.jit
+def attention_dbias_kernel(
+    q_ptr, k_ptr, v_ptr, dout_ptr, bias_ptr, logsumexp2_ptr, delta_ptr, dbias_ptr,
+    stride_qb, stride_qh, stride_qs, stride_qd, stride_kb, stride_kh, stride_ks, stride_kd,
+    stride_vb, stride_vh, stride_vs, stride_vd, stride_gb, stride_gh, stride_gs, stride_gd,
+    bias_stride_h, bias_stride_q, bias_stride_k, batches, heads, sequence, scale_log2e,
+    HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dbias (contiguous) of BLOCK_Q queries by BLOCK_KV keys of one head: the sum of ds over the batch."""
+    kv_tiles = tl.cdiv(sequence, BLOCK_KV)
+    tiles = tl.cdiv(sequence, BLOCK_Q) * kv_tiles
+    head = (tl.program_id(0) // tiles).to(tl.int64)
+    q_start = tl.program_id(0) % tiles // kv_tiles * BLOCK_Q
+    kv_start = tl.program_id(0) % kv_tiles * BLOCK_KV
+    q_ptr += head * stride_qh
+    k_ptr += head * stride_kh
+    v_ptr += head * stride_vh
+    dout_ptr += head * stride_gh
+    row = q_start + tl.arange(0, BLOCK_Q)
+    row_ptr = head * sequence + row
+    bias = bias_tile(
+        bias_ptr + head * bias_stride_h, bias_stride_q, bias_stride_k, q_start, kv_start, sequence,
+        HEAD_DIM, BLOCK_Q, BLOCK_KV,
+    )  # fmt: skip
+    total = tl.zeros([BLOCK_Q, BLOCK_KV], tl.float32)
+    for _ in range(batches):
+        q = load_rows(q_ptr, stride_qs, stride_qd, q_start, sequence, BLOCK_Q, HEAD_DIM, False, True)
+        k = load_rows(k_ptr, stride_ks, stride_kd, kv_start, sequence, BLOCK_KV, HEAD_DIM, False, True)
+        v = load_rows(v_ptr, stride_vs, stride_vd, kv_start, sequence, BLOCK_KV, HEAD_DIM, False, True)
+        dout = load_rows(dout_ptr, stride_gs, stride_gd, q_start, sequence, BLOCK_Q, HEAD_DIM, False, True)
+        logsumexp2 = tl.load(logsumexp2_ptr + row_ptr, mask=row < sequence, other=0.0)
+        delta = tl.load(delta_ptr + row_ptr, mask=row < sequence, other=0.0)
+        # Past the end the bias, and so every weight, is that of a key that is not seen.
+        total += _dscores(
+            product(q, k.T, PRECISION) + bias, dout, v, logsumexp2, delta, q_start, kv_start, sequence, scale_log2e,
+            BLOCK_Q, BLOCK_KV, False, 0, False, PRECISION,
+        )  # fmt: skip
+        q_ptr += stride_qb
+        k_ptr += stride_kb
+        v_ptr += stride_vb
+        dout_ptr += stride_gb
+        row_ptr += heads * sequence
+    store_pairs(dbias_ptr + head * sequence * sequence, total, q_start, kv_start, sequence, BLOCK_Q, BLOCK_KV)
 
 
 def launch_delta(out: torch.Tensor, dout: torch.Tensor) -> torch.Tensor:
@@ -300,49 +389,69 @@ def launch_delta(out: torch.Tensor, dout: torch.Tensor) -> torch.Tensor:
 def launch_dk_dv(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, logsumexp2: torch.Tensor,
     delta: torch.Tensor, config: BackwardConfig, causal: bool = True, window: int = 0,
-    offsets: torch.Tensor | None = None,
+    offsets: torch.Tensor | None = None, bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """dk, dv (see `empty_rows`), in the inputs' dtype. offsets: of packed sequences."""
     dk, dv = empty_rows(k, offsets), empty_rows(v, offsets)
     even = offsets is None and q.shape[2] % config.block_q == 0
     constants = {"EVEN": even, "CAUSAL": causal, "WINDOW": window}
     programs = programs_of(k, config.block_kv, offsets)
-    with computing(*of_mask(DK_DV, causal)):
-        _launch(
-            attention_dk_dv_kernel, programs, (q, k, v, dout), (logsumexp2, delta, dk, dv), offsets, config, constants
-        )
+    given = (bias, logsumexp2, delta, dk, dv)
+    with computing(*of_case(DK_DV, causal, bias)):
+        _launch(attention_dk_dv_kernel, programs, (q, k, v, dout), given, offsets, config, constants)
     return dk, dv
 
 
 def launch_dq(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, logsumexp2: torch.Tensor,
     delta: torch.Tensor, config: BackwardConfig, causal: bool = True, window: int = 0,
-    offsets: torch.Tensor | None = None,
+    offsets: torch.Tensor | None = None, bias: torch.Tensor | None = None, dbias: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """dq (see `empty_rows`), in the inputs' dtype. offsets: of packed sequences."""
+    """dq (see `empty_rows`), in the inputs' dtype. offsets: of packed sequences. dbias: contiguous, written for a batch
+    of one, if it is given."""
     dq = empty_rows(q, offsets)
     constants = {"CAUSAL": causal, "WINDOW": window}
     programs = programs_of(q, config.block_q, offsets)
-    with computing(*of_mask(DQ, causal)):
-        _launch(attention_dq_kernel, programs, (q, k, v, dout), (logsumexp2, delta, dq), offsets, config, constants)
+    given = (bias, logsumexp2, delta, dq, dbias)
+    with computing(*of_case(DQ if dbias is None else (*DQ, *DBIAS[len(SHARED) :]), causal, bias)):
+        _launch(attention_dq_kernel, programs, (q, k, v, dout), given, offsets, config, constants)
     return dq
 
 
-def _launch(
-    kernel: triton.JITFunction, programs: int, strided: tuple[torch.Tensor, ...], given: tuple[torch.Tensor, ...],
-    offsets: torch.Tensor | None, config: BackwardConfig, constants: dict[str, int],
+def launch_dbias(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, logsumexp2: torch.Tensor,
+    delta: torch.Tensor, bias: torch.Tensor, dbias: torch.Tensor, config: BackwardConfig,
 ) -> None:  # fmt: skip
-    """Run one of the two large kernels. given: tensors whose strides the kernel knows."""
+    """Write dbias [heads, sequence, sequence], contiguous, where no mask hides anything."""
+    batch, heads, sequence, head_dim = q.shape
+    strided = (q, k, v, dout, bias)
+    programs = heads * triton.cdiv(sequence, config.block_q) * triton.cdiv(sequence, config.block_kv)
+    with device_of(q), computing(*of_case(DBIAS, False, bias)):
+        attention_dbias_kernel[(programs,)](
+            *strided, logsumexp2, delta, dbias, *(stride for tensor in strided for stride in tensor.stride()),
+            batch, heads, sequence, head_dim**-0.5 * LOG2_E, HEAD_DIM=head_dim, BLOCK_Q=config.block_q,
+            BLOCK_KV=config.block_kv, PRECISION=product_precision(q.dtype), num_warps=config.num_warps,
+            num_stages=config.num_stages,
+        )  # fmt: skip
+
+
+def _launch(
+    kernel: triton.JITFunction, programs: int, strided: tuple[torch.Tensor, ...],
+    given: tuple[torch.Tensor | None, ...], offsets: torch.Tensor | None, config: BackwardConfig,
+    constants: dict[str, int],
+) -> None:  # fmt: skip
+    """Run one of the two large kernels. given: a bias, and tensors whose strides the kernel knows."""
     q, k, *_ = strided
+    bias = given[0]
     _, heads, sequence, head_dim = q.shape
     scale = head_dim**-0.5
     with device_of(q):
         if config.descriptors:
             provide_descriptor_memory(q.device)
         kernel[(programs,)](
-            *strided, *given, offsets, *(stride for tensor in strided for stride in tensor.stride()), heads, sequence,
-            *packing(offsets), scale, scale * LOG2_E, GROUP=heads // k.shape[1], HEAD_DIM=head_dim,
-            BLOCK_Q=config.block_q, BLOCK_KV=config.block_kv, DESCRIPTORS=config.descriptors,
-            PRECISION=product_precision(q.dtype), **constants, num_warps=config.num_warps,
-            num_stages=config.num_stages,
+            *strided, *given, offsets, *(stride for tensor in strided for stride in tensor.stride()),
+            *bias_strides(bias), heads, sequence, *packing(offsets), scale, scale * LOG2_E,
+            GROUP=heads // k.shape[1], HEAD_DIM=head_dim, BLOCK_Q=config.block_q, BLOCK_KV=config.block_kv,
+            DESCRIPTORS=config.descriptors, PRECISION=product_precision(q.dtype), **constants,
+            num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip

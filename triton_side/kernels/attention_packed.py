@@ -43,7 +43,7 @@ def attention_packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqle
         )
     q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
     check_shapes(q, k, v)
-    return run(q, k, v, True, 0, cu_seqlens).squeeze(0).transpose(0, 1)
+    return run(q, k, v, True, 0, offsets=cu_seqlens).squeeze(0).transpose(0, 1)
 
 
 def apply(inputs: dict[str, torch.Tensor], longest: int) -> dict[str, torch.Tensor]:

@@ -4,17 +4,22 @@ import jax
 import jax.numpy as jnp
 
 
-def stages(x: jax.Array) -> jax.Array:
+def stages(x: jax.Array, empty_rows: bool = False) -> jax.Array:
     """Softmax of a float32 array over its last axis, in the stages max, exp, sum, divide.
 
-    The maximum only guards against overflow and cancels in the result, so no gradient flows through it.
+    The maximum only guards against overflow and cancels in the result, so no gradient flows through it. empty_rows:
+    rows of -inf alone, else NaN, give zeros.
     """
     with jax.named_scope("max"):
         largest = jax.lax.stop_gradient(jnp.max(x, axis=-1, keepdims=True))
+        if empty_rows:
+            largest = jnp.where(largest > -jnp.inf, largest, 0.0)
     with jax.named_scope("exp"):
         numerator = jnp.exp(x - largest)
     with jax.named_scope("sum"):
         denominator = jnp.sum(numerator, axis=-1, keepdims=True)
+        if empty_rows:
+            denominator = jnp.where(denominator > 0, denominator, 1.0)
     with jax.named_scope("divide"):
         return numerator / denominator
 

@@ -614,10 +614,11 @@ def rope(launch: Launch, q: torch.Tensor, k: torch.Tensor, positions: torch.Tens
 
 def attention(
     launch: Launch, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, causal: bool = True,
-    window: int = 0,
+    window: int = 0, bias: torch.Tensor | None = None,
 ) -> str | None:  # fmt: skip
-    """Of numbers alone; out, dq, dk and dv."""
-    (out, dq, dk, dv), stray = launched(launch, q, k, v, dout)
+    """Of numbers alone, and a bias of numbers or -inf, which launch takes before dout; out, dq, dk, dv and dbias."""
+    given = (q, k, v) if bias is None else (q, k, v, bias)
+    (out, dq, dk, dv, *dbias), stray = launched(launch, *given, dout)
     sequence, head_dim = q.shape[2:]
     scale, eps = head_dim**-0.5, torch.finfo(q.dtype).eps
     grain = eps * torch.finfo(q.dtype).tiny  # what storing a probability, or ds, costs however small it is
@@ -626,13 +627,19 @@ def attention(
     q, k, v, dout = (x.double() for x in (q, k, v, dout))
     k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
     seen = attention_mask(sequence, causal, window, q.device)
-    p = torch.softmax((q @ k.mT * scale).masked_fill(~seen, -torch.inf), dim=-1)
+    if bias is None:
+        bias = torch.zeros(1, 1, 1, dtype=torch.float64, device=q.device)
+    bias = bias.double()
+    seen = seen & (bias > -torch.inf)
+    bias = torch.where(bias > -torch.inf, bias, 0.0)
+    p = torch.softmax((q @ k.mT * scale + bias).masked_fill(~seen, -torch.inf), dim=-1)
+    p = torch.where(seen.any(dim=-1, keepdim=True), p, 0.0)  # where no key is seen
     reference = p @ v
     delta, dp = (dout * reference).sum(dim=-1, keepdim=True), dout @ v.mT
     ds = p * (dp - delta)
     # Relative error of a probability: of its score, of the logarithm of their sum, of storing it, and of sums over it.
-    largest = (q.abs() @ k.abs().mT * scale).masked_fill(~seen, 0.0).amax(dim=-1, keepdim=True)
-    relative = FP32 * (2 * (16 + head_dim) * largest + 32 + head_dim + group * sequence) + 2 * eps
+    largest = (q.abs() @ k.abs().mT * scale + bias.abs()).masked_fill(~seen, 0.0).amax(dim=-1, keepdim=True)
+    relative = FP32 * (2 * (16 + head_dim) * largest + 32 + head_dim + group * sequence + len(q)) + 2 * eps
     relative = torch.where(relative < 1, relative, torch.inf)  # first order says nothing here
     weights = relative * p + grain * seen
     bound_out = weights @ v.abs()
@@ -650,6 +657,7 @@ def attention(
         named("dv", problem(dv, shared(p.mT @ dout), shared(weights.mT @ dout.abs()))),
         named("dq", problem(dq, ds @ k * scale, bound_ds @ k.abs() * scale)),
         named("dk", problem(dk, shared(ds.mT @ q * scale), shared(bound_ds.mT @ q.abs() * scale))),
+        *(named("dbias", problem(dbias[0], ds.sum(dim=0), bound_ds.sum(dim=0))) for _ in dbias),
     )
 
 

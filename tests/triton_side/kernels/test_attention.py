@@ -69,19 +69,28 @@ def configured(
     forward: ForwardConfig, dk_dv: BackwardConfig, dq: BackwardConfig, causal: bool = True, window: int = 0,
     above=attention, below=attention_backward,
 ):  # fmt: skip
+    """A function of q, k, v and, perhaps, a bias, whose gradient is tiled as that of q."""
+
     class Configured(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, q, k, v):
-            out, logsumexp2 = above.launch_forward(q, k, v, forward, True, causal, window)
-            ctx.save_for_backward(q, k, v, out, logsumexp2)
+        def forward(ctx, q, k, v, bias=None):
+            out, logsumexp2 = above.launch_forward(q, k, v, forward, True, causal, window, bias=bias)
+            ctx.save_for_backward(q, k, v, bias, out, logsumexp2)
             return out
 
         @staticmethod
         def backward(ctx, dout):
-            q, k, v, out, logsumexp2 = ctx.saved_tensors
+            q, k, v, bias, out, logsumexp2 = ctx.saved_tensors
             arguments = (q, k, v, dout, logsumexp2, below.launch_delta(out, dout))
-            dk, dv = below.launch_dk_dv(*arguments, dk_dv, causal, window)
-            return below.launch_dq(*arguments, dq, causal, window), dk, dv
+            dk, dv = below.launch_dk_dv(*arguments, dk_dv, causal, window, bias=bias)
+            dbias = None if bias is None else torch.empty_like(bias, memory_format=torch.contiguous_format)
+            of_one = dbias if len(q) == 1 else None
+            gradients = below.launch_dq(*arguments, dq, causal, window, bias=bias, dbias=of_one), dk, dv
+            if bias is None:
+                return gradients
+            if of_one is None:
+                below.launch_dbias(*arguments, bias, dbias, dq)
+            return *gradients, dbias
 
     return Configured.apply
 

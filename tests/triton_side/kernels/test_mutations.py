@@ -222,6 +222,12 @@ def attention_problems(module: ModuleType) -> Iterator[Problem]:
     yield properties.attention(launch, *(draw(1, 2, 70, 16, seed=seed) for seed in range(4)))
 
 
+def attention_bias_problems(module: ModuleType) -> Iterator[Problem]:
+    launch = properties.training(attention_configured(FORWARD[0], DK_DV[0], DQ[0], False, below=module))
+    inputs = [draw(2, 2, 70, 16, seed=seed) for seed in range(4)]
+    yield properties.attention(launch, *inputs, causal=False, bias=draw(2, 70, 70, seed=4))
+
+
 def decode_problems(module: ModuleType) -> Iterator[Problem]:
     lengths = draw_lengths(0, 33, 60)
     k, v = caches(lengths, 2, 60, 16)
@@ -554,6 +560,11 @@ MUTATIONS = [
         "attention_dq_kernel", attention_backward,
         "sees(row[:, None], column[None, :]", "sees(row[:, None], column[None, :] + 1",
         attention_problems,
+    ),
+    Mutation(
+        "attention_dbias_kernel", attention_backward,
+        "total += _dscores", "total = _dscores",
+        attention_bias_problems,
     ),
     Mutation(
         "decode_attention_kernel", decode_attention,

@@ -106,6 +106,7 @@ from triton_side.kernels import swiglu as swiglu_module
 from triton_side.kernels import swiglu_mlp as mlp_module
 from triton_side.kernels import vector_add as vector_add_module
 from triton_side.kernels._launch import INTERPRETED, FlatConfig, RowConfig
+from triton_side.kernels.attention_bias import attention_bias
 from triton_side.kernels.matmul import MatmulConfig
 from triton_side.kernels.rope import RopeConfig
 
@@ -541,6 +542,29 @@ masks = st.sampled_from([(True, 0), (False, 0), (True, 1), (True, 5), (True, 32)
 sequences = st.sampled_from([1, 2, 15, 16, 17, 31, 33, 47, 64, 67])
 attention_configs = st.sampled_from([None, *zip(FORWARD, DK_DV, DQ, strict=True)])
 magnitudes = st.sampled_from([0.0, 1e-4, 1.0, 8.0])
+
+
+@dtypes
+@examples(5, 20)
+@given(
+    st.integers(1, 3), st.integers(1, 2), sequences, attention_configs, magnitudes, st.sampled_from([1, 2, 5, 10**9]),
+    st.tuples(layouts, layouts), seeds,
+)  # fmt: skip
+def test_attention_bias(dtype, batch, heads, sequence, config, magnitude, hidden, storage, seed) -> None:
+    """Every `hidden`-th pair is hidden."""
+    function = attention_configured(*config, False) if config else attention_bias
+    layout = "dense" if config and config[0].descriptors else storage[0]
+    q, k, v, dout = (
+        placed(
+            matrix(batch * heads * sequence, 16, ORDINARY_ROWS, seed + i, torch.float64)
+            .to(dtype).view(batch, heads, sequence, 16), layout, DEVICE,
+        )
+        for i in range(4)
+    )  # fmt: skip
+    bias = matrix(heads * sequence, sequence, ORDINARY_ROWS, seed + 4, torch.float64) * magnitude
+    bias.view(-1)[::hidden] = -torch.inf
+    bias = placed(bias.to(dtype).view(heads, sequence, sequence), storage[1], DEVICE)
+    assert not attention(training(function), q, k, v, dout, False, bias=bias)
 
 
 @dtypes

@@ -1,0 +1,135 @@
+import pytest
+import torch
+from kernel_properties import attention as problem
+from kernel_properties import training
+from row_kernel_checks import DEVICE, DTYPES, mutant, random, with_gradients
+from test_attention import DK_DV, DQ, FORWARD, configured
+
+from triton_side.kernels import _attention_tiles, attention, attention_backward
+from triton_side.kernels.attention_bias import attention_bias
+
+
+def tensors(batch: int, heads: int, sequence: int, head_dim: int, dtype: torch.dtype = torch.float32):
+    """q, k, v, dout and a bias that hides every third pair, and all of one query in each head."""
+    bias = random(heads, sequence, sequence, dtype=dtype, seed=4)
+    bias.view(-1)[::3] = -torch.inf
+    bias[:, sequence // 2] = -torch.inf
+    return *(random(batch, heads, sequence, head_dim, dtype=dtype, seed=seed) for seed in range(4)), bias
+
+
+def of(function, q, k, v, dout, bias) -> str | None:
+    return problem(training(function), q, k, v, dout, causal=False, bias=bias)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("batch", "sequence"), [(1, 1), (3, 17), (2, 64), (1, 129)])
+def test_within_the_bounds_of_rounding(batch: int, sequence: int, dtype: torch.dtype) -> None:
+    assert not of(attention_bias, *tensors(batch, 2, sequence, 32, dtype))
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize(("forward", "dk_dv", "dq"), list(zip(FORWARD, DK_DV, DQ, strict=True)))
+def test_any_configuration_does(forward, dk_dv, dq, batch: int) -> None:
+    assert not of(configured(forward, dk_dv, dq, False), *tensors(batch, 2, 70, 16))
+
+
+def test_a_query_without_keys_gives_zeros_and_no_gradient() -> None:
+    q, k, v, dout, bias = tensors(2, 2, 40, 16)
+    bias[:, :, 7] = -torch.inf
+    out, dq, dk, dv, dbias = with_gradients(attention_bias, q, k, v, bias, dy=dout)
+    assert not out[:, :, 20].any() and not dq[:, :, 20].any() and not dbias[:, 20].any()
+    assert not dk[:, :, 7].any() and not dv[:, :, 7].any() and not dbias[:, :, 7].any(), "of a key that nobody sees"
+    assert all(x.isfinite().all() for x in (out, dq, dk, dv, dbias))
+
+
+def test_strides() -> None:
+    q, k, v, dout, bias = tensors(2, 2, 33, 16)
+    assert not of(attention_bias, q, k, v, dout, bias.mT.contiguous().mT), "queries side by side"
+    one_for_all = random(1, 33, 35, seed=9)[..., 2:].expand(2, -1, -1)
+    assert not of(attention_bias, q, k, v, dout, one_for_all), "misaligned rows, one head repeated"
+
+
+def test_a_bias_without_gradient_launches_no_kernel_for_one(monkeypatch) -> None:
+    q, k, v, dout, bias = tensors(1, 2, 17, 16)
+    monkeypatch.setattr(attention, "launch_dbias", None)
+    out = attention_bias(q.requires_grad_(), k, v, bias)
+    assert torch.autograd.grad(out, q, dout)[0].any()
+    with torch.no_grad():
+        assert attention_bias(q, k, v, bias.requires_grad_()).grad_fn is None
+
+
+def test_empty() -> None:
+    q, k, v = (torch.zeros(0, 2, 5, 16, device=DEVICE, requires_grad=True) for _ in range(3))
+    bias = torch.ones(2, 5, 5, device=DEVICE, requires_grad=True)
+    attention_bias(q, k, v, bias).sum().backward()
+    assert q.grad.shape == (0, 2, 5, 16) and not bias.grad.any()
+
+
+def test_rejects() -> None:
+    q, k, v, _, bias = tensors(1, 2, 8, 16)
+    with pytest.raises(ValueError, match=r"bias \[heads, sequence, sequence\], got .* and \(1, 8, 8\)"):
+        attention_bias(q, k, v, bias[:1])
+    with pytest.raises(ValueError, match=r"got .*\(1, 1, 8, 16\), \(1, 1, 8, 16\) and"):
+        attention_bias(q, k[:, :1], v[:, :1], bias)
+    with pytest.raises(TypeError, match="one dtype"):
+        attention_bias(q, k, v, bias.half())
+
+
+@pytest.mark.parametrize(
+    ("module", "sound", "broken"),
+    [
+        (attention, "bias_ptr += head * bias_stride_h", "pass"),
+        (attention, "tl.where(row_sum > 0, row_sum, 1.0)", "row_sum"),
+        (attention_backward, "bias_ptr += kv_head * bias_stride_h", "pass"),
+        (attention_backward, "BLOCK_KV\n            ).T", "BLOCK_KV\n            )"),
+        (attention_backward, "total += _dscores", "total = _dscores"),
+        (attention_backward, "row_ptr += heads * sequence", "row_ptr += sequence"),
+        (attention_backward, "dout_ptr += stride_gb\n", "dout_ptr += stride_qh\n"),
+        (attention_backward, "bias_ptr + head * bias_stride_h", "bias_ptr"),
+        (attention_backward, "% tiles // kv_tiles * BLOCK_Q", "% kv_tiles * BLOCK_Q"),
+    ],
+)
+def test_comparison_catches(module, sound: str, broken: str, tmp_path) -> None:
+    side = {"above" if module is attention else "below": mutant(module, sound, broken, tmp_path)}
+    assert of(configured(FORWARD[0], DK_DV[0], DQ[0], False, **side), *tensors(2, 2, 70, 16))
+
+
+@pytest.mark.parametrize(
+    ("sound", "broken"),
+    [
+        ("dbias_ptr += head * sequence * sequence", "pass"),
+        ("store_pairs(dbias_ptr, ds, q_start, kv_start", "store_pairs(dbias_ptr, ds, q_start, kv_begin"),
+    ],
+)
+def test_comparison_catches_in_a_batch_of_one(sound: str, broken: str, tmp_path) -> None:
+    below = mutant(attention_backward, sound, broken, tmp_path)
+    assert of(configured(FORWARD[0], DK_DV[0], DQ[0], False, below=below), *tensors(1, 2, 70, 16))
+
+
+@pytest.mark.parametrize("block", [16, 32])
+def test_programs_of_a_tile_in_all_of_a_batch_are_neighbours(block: int) -> None:
+    """Each tile of each head has one program; those that read the same bias follow one another."""
+    batch, heads, sequence = 3, 2, 70
+    tiles = -(-sequence // block)
+    numbers = [place_number(p, batch * heads * tiles, sequence, heads, block) for p in range(batch * heads * tiles)]
+    assert sorted(numbers) == list(range(batch * heads * tiles))
+    of_bias = [number % (heads * tiles) for number in numbers]
+    assert of_bias == [i // batch for i in range(batch * heads * tiles)]
+
+
+def place_number(program: int, programs: int, *arguments: int) -> int:
+    class Language:
+        @staticmethod
+        def program_id(axis: int) -> int:
+            return program
+
+        @staticmethod
+        def num_programs(axis: int) -> int:
+            return programs
+
+        @staticmethod
+        def cdiv(a: int, b: int) -> int:
+            return -(-a // b)
+
+    function = _attention_tiles.place_number.fn
+    return type(test_rejects)(function.__code__, {"tl": Language})("a bias", *arguments)

@@ -1,0 +1,37 @@
+"""Attention with an additive bias: out = softmax(q k^T / sqrt(head_dim) + bias) v (T5, arXiv 1910.10683)."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from xlafuse.blocks import softmax
+
+
+def apply(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """`q`, `k`, `v` [batch, heads, sequence, head_dim], `bias` [heads, sequence, sequence] -> `out`, of q's shape;
+    written plainly, scores and all.
+
+    Both products are stored in the inputs' dtype; scaling, bias and softmax are float32. A query whose biases are all
+    -inf gives zeros.
+    """
+    q, k, v = inputs["q"], inputs["k"], inputs["v"]
+    with jax.named_scope("scores"):
+        scores = jnp.einsum("bhqd,bhkd->bhqk", q, k).astype(jnp.float32) / math.sqrt(q.shape[-1])
+    with jax.named_scope("bias"):
+        scores = scores + inputs["bias"].astype(jnp.float32)
+    with jax.named_scope("softmax"):
+        weights = softmax.stages(scores, empty_rows=True).astype(q.dtype)
+    with jax.named_scope("values"):
+        return {"out": jnp.einsum("bhqk,bhkd->bhqd", weights, v)}
+
+
+def apply_cudnn(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """The same block through cuDNN's fused attention; needs a GPU (or a target) with cuDNN, and bfloat16 or float16.
+
+    What it gives for a query whose biases are all -inf is not defined. The transposes of `attention.apply_cudnn`.
+    """
+    q, k, v = (inputs[name].swapaxes(1, 2) for name in ("q", "k", "v"))
+    with jax.named_scope("attention"):
+        out = jax.nn.dot_product_attention(q, k, v, bias=inputs["bias"][None], implementation="cudnn")
+    return {"out": out.swapaxes(1, 2)}
