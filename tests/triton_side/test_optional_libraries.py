@@ -137,9 +137,10 @@ ROWS_OF_QUACK = [("rmsnorm", rmsnorm.apply, {"eps": EPS}), ("layernorm", layerno
 CASES = [*(("quack", row, plain, attributes) for row, plain, attributes in ROWS_OF_QUACK),
          *(("flash_attention_4", "attention", attention, mask)
            for mask in ({}, {"causal": 0}, {"causal": 1, "window": 3}))]
+IDS = [f"{package}-{row}-{attributes}" for package, row, _, attributes in CASES]
 
 
-@pytest.mark.parametrize(("package", "row", "plain", "attributes"), CASES, ids=lambda value: str(value))
+@pytest.mark.parametrize(("package", "row", "plain", "attributes"), CASES, ids=IDS)
 def test_outputs_and_gradients_are_pytorchs(package: str, row: str, plain: Any, attributes: dict[str, Any]) -> None:
     apply = getattr(library(package), "apply" if row == "attention" else row)
     inputs = inputs_of(row)
@@ -156,7 +157,7 @@ def test_outputs_and_gradients_are_pytorchs(package: str, row: str, plain: Any, 
     torch.testing.assert_close(inference, expected)
 
 
-@pytest.mark.parametrize(("package", "row", "plain", "attributes"), CASES, ids=lambda value: str(value))
+@pytest.mark.parametrize(("package", "row", "plain", "attributes"), CASES, ids=IDS)
 def test_a_recorded_call_shows_each_as_one_operation(
     package: str, row: str, plain: Any, attributes: dict[str, Any]
 ) -> None:
