@@ -294,7 +294,7 @@ def test_a_full_disk_is_said_whatever_was_being_written(
 @pytest.mark.slow
 def test_a_disk_that_fills_ends_the_run_in_one_line(begin_runs: Callable[[], Runs], tmp_path: Path) -> None:
     folder, runs = tmp_path / "run", begin_runs()
-    assert runs.run(*SELECTION, "--out", folder, file_limit=60_000) == 2, runs.output()
+    assert runs.run(*SELECTION, "--out", folder, file_limit=400_000) == 2, runs.output()
     *progress, said = runs.output().splitlines()
     assert said.startswith("Error: ") and "records.jsonl: a record could not be written" in said
     assert "--resume goes on" in said and not any("Traceback" in line for line in progress)
