@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from compare import whole
 from compare.spec import DTYPES, PARTS, Case
 
 SCHEMA = 2
@@ -128,12 +129,7 @@ def write_run(folder: Path, run: Mapping[str, Any]) -> None:
     """Replace run.json as a whole. Raises RunFolderError where it cannot be written."""
     path = folder / "run.json"
     try:
-        fresh = path.with_suffix(".new")
-        with fresh.open("w") as file:
-            file.write(json.dumps(run, indent=1) + "\n")
-            file.flush()
-            os.fsync(file.fileno())  # else a power failure can leave the new name on an empty file
-        fresh.replace(path)
+        whole.write(path, f"{json.dumps(run, indent=1)}\n".encode(), sync=True)
     except OSError as problem:
         raise RunFolderError(f"{path}: cannot be written: {problem.strerror}") from problem
 

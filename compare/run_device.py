@@ -6,16 +6,19 @@ core busy: so as many groups of cases as the machine has room for are made ready
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from compare.calibration import AGREEMENT, disagreement
 from compare.client import WORKER_FAILURES
+from compare.crew import Crew
 from compare.gate import Gate
 from compare.lane import Group, Lane
 from compare.selection import Plan
@@ -24,7 +27,7 @@ from xlafuse.autotune import merge_results
 
 MOST_LANES = 4
 CORES_A_LANE = 4  # compilers have threads and processes of their own
-BYTES_A_LANE = 32 << 30  # of the GPU's memory: references in float64 are eight bytes an element, in two processes
+BYTES_A_LANE = 32 << 30  # of the GPU's memory: two processes hold inputs and references of two input sets
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -36,10 +39,8 @@ def environment(folder: Path) -> dict[str, str]:
 def run(plan: Plan, session: Session) -> None:
     """Write one record for each case and implementation of the plan."""
     groups = list(_groups(plan, session))
-    memory = _describe_machine(plan, session)
     gate = Gate()
-    crews = [session.crew, *(session.crew.sibling() for _ in range(min(_lanes(memory), len(groups)) - 1))]
-    lanes = [Lane(session, crew, gate, plan.timing) for crew in crews]
+    lanes = [Lane(session, crew, gate, plan.timing) for crew in _crews(plan, session, len(groups))]
     starved: list[Group] = []
     try:
         for start in range(0, len(groups), len(lanes)):
@@ -99,9 +100,9 @@ def _at_once(tasks: Sequence[Callable[[], None]]) -> None:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _describe_machine(plan: Plan, session: Session) -> int | None:
-    """Environment of each worker that the plan needs, and this segment's ceilings. Returns the GPU's memory in bytes,
-    where a worker knows it."""
+def _crews(plan: Plan, session: Session, most: int) -> list[Crew]:
+    """One for each lane. Begins the segment: the environment of each worker that the plan needs, this GPU's ceilings,
+    and what the clock of every lane's workers makes of the calibration kernel."""
     roles = {implementation.framework for _, group in plan.work for implementation in group}
     session.crew.start({*roles, "reference"})
     session.progress.say("measuring this GPU's ceilings")
@@ -120,10 +121,19 @@ def _describe_machine(plan: Plan, session: Session) -> int | None:
                 _leave_in_pack(session, "cuda_device_properties.json", properties)
         except WORKER_FAILURES as problem:
             workers[role] = {"unavailable": str(problem)}
+    memory = max((found["memory_bytes"] for found in workers.values() if "memory_bytes" in found), default=None)
+    siblings = [session.crew.sibling() for _ in range(min(_lanes(memory), most) - 1)]
+    if siblings:
+        _at_once([partial(crew.start, {*roles, "reference"}) for crew in siblings])
+    for number, crew in enumerate(siblings, 2):
+        for role in sorted(roles):
+            with contextlib.suppress(*WORKER_FAILURES):  # whoever fails here fails again, in a record
+                if (seconds := crew.ask(role, "calibrate")) is not None:
+                    clocks[f"{role} {number}"] = seconds
     if (apart := disagreement(clocks)) > AGREEMENT:
         session.progress.say(f"the workers' clocks differ by {apart:.1%}: no ratio between them will be given")
-    session.begin_segment(workers, ceilings, clocks)
-    return max((found["memory_bytes"] for found in workers.values() if "memory_bytes" in found), default=None)
+    session.begin_segment(workers, ceilings, clocks, lanes=1 + len(siblings))
+    return [session.crew, *siblings]
 
 
 def _join_autotune_results(folder: Path) -> None:

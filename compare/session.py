@@ -48,11 +48,12 @@ class Session:
         self._ceilings = target_ceilings(target) if target else None
 
     def begin_segment(
-        self, workers: dict[str, Any], ceilings: dict[str, Any] | None, clocks: dict[str, float] | None = None
+        self, workers: dict[str, Any], ceilings: dict[str, Any] | None, clocks: dict[str, float] | None = None,
+        lanes: int = 1,
     ) -> None:
         """A stretch on one machine with one environment and its own ceilings; ratios exist only within one.
 
-        clocks: what each worker's clock made of the calibration kernel, in seconds.
+        clocks: what each worker's clock made of the calibration kernel, in seconds. lanes: how many compile at once.
         """
         run = record.read_run(self.folder)
         run.setdefault("segments", [])
@@ -65,7 +66,7 @@ class Session:
         run["segments"].append(
             {
                 "id": self.segment, "started": started, "environment": environment, "ceilings": ceilings,
-                "clocks": clocks or {},
+                "clocks": clocks or {}, "lanes": lanes,
             }
         )
         record.write_run(self.folder, run)

@@ -247,8 +247,8 @@ def _differences(here: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
 
 
 def _command(listing: Path, cache_control: CacheControl) -> list[str]:
-    """The worker alone is watched: of what it starts, a ptxas crashed under ncu's eyes, and all waited for it (ncu
-    2025.3, triton 3.6)."""
+    """The worker alone is watched: with the processes that it starts watched, too, compiles ended in a segmentation
+    fault for which all waited (ncu 2025.3, Triton 3.6 and XLA)."""
     return [
         "ncu", "--target-processes", "application-only",
         "--log-file", str(listing), "--csv", "--page", "raw", "--print-units", "base",

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 
-def write(path: Path, content: bytes) -> None:
-    """A run that is resumed makes some files anew that records of it name already."""
+def write(path: Path, content: bytes, *, sync: bool = False) -> None:
+    """Make or replace a file, and its folder where there is none: a run that is resumed makes some anew that records of
+    it name already. sync: not before the content is on the disk, or a power failure can leave the new name on an empty
+    file. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f"{path.name}.new")
-    fresh.write_bytes(content)
+    with fresh.open("wb") as file:
+        file.write(content)
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
     fresh.replace(path)

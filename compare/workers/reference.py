@@ -77,7 +77,7 @@ def produce(case: Case, seed: int, folder: Path) -> dict[str, Any]:
 
 def _stored_dtype(case: Case, name: str) -> torch.dtype:
     """float64, or float32 for what implementations give in a half type: half the memory in every process that checks,
-    for an error of 2**-24, a 2**-13th of the least tolerance."""
+    for an error of 2**-24, at most a 2**-14th of the tolerance."""
     eps = DTYPES[BLOCKS[case.block].tensor(name).dtype_in(case)].eps
     return torch.float32 if eps >= 2.0**-10 else torch.float64
 

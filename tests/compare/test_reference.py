@@ -225,7 +225,7 @@ def test_stored_bits_are_the_inputs(tmp_path: Path) -> None:
     drawn = torch.from_numpy(arrays.draw(case, BLOCKS["softmax"].inputs[0], 0))
     torch.testing.assert_close(stored, drawn.bfloat16(), rtol=0, atol=0)
     y = np.load(arrays.path_of(tmp_path, "output", "y"))
-    assert y.dtype == np.float32  # which errs by a 2**-13th of what bfloat16 may
+    assert y.dtype == np.float32  # which errs by a 2**-17th of what bfloat16 may
     np.testing.assert_array_equal(y, torch.softmax(stored.double(), -1).float().numpy())
     assert np.isfinite([s["independent_error"] for s in scales.values()]).all()
 

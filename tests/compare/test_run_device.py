@@ -113,7 +113,8 @@ class ScriptedCrew:
         answers: dict[str, Any] = {
             "environment": {"timer": "cupti", "device": "GPU", "memory_bytes": self.memory_bytes},
             "ceilings": {"streams": {}, "products": {}},
-            "device_properties": {"name": "GPU"}, "produce": {}, "trace": dict.fromkeys(parts, TRACE),
+            "device_properties": {"name": "GPU"}, "calibrate": 1e-3, "produce": {},
+            "trace": dict.fromkeys(parts, TRACE),
         }
         return answers.get(method)
 
@@ -336,6 +337,8 @@ def test_groups_share_out_the_lanes_and_directions_stay_together(tmp_path: Path,
     assert lanes.calls["produce", ""] == 2 * 2 and sibling.calls["produce", ""] == 2  # two input sets a group
     assert lanes.calls["check", "triton"] == 4 and sibling.calls["check", "triton"] == 2
     assert sibling.calls["environment", ""] == sibling.calls["ceilings", ""] == 0
+    segment = json.loads((tmp_path / "run.json").read_text())["segments"][0]
+    assert segment["lanes"] == 2 and set(segment["clocks"]) == {"torch", "xla", "torch 2", "xla 2"}
     ids = [json.loads(line)["id"] for line in (tmp_path / "records.jsonl").read_text().splitlines()]
     assert [name.split("/")[0] for name in ids] == ["gelu"] * 4 + ["swiglu"] * 4 + ["rmsnorm"] * 4  # the table's order
 
