@@ -157,7 +157,8 @@ class Implementation:
     triton-library, cuda; or xla-triton, for which a target of PyTorch's side is planned there and compiled by XLA.
     `unsupported` says why a case cannot be taken, or None. `directions` leaves out those in which it would only repeat
     another implementation. `requires` are the packages that it needs beyond its framework, as pip takes them
-    ("liger-kernel==0.8.5"); any version is used, this one was tested. Whether they are there only its worker knows.
+    ("liger-kernel==0.8.5"): any version is used, the row was written for this one. Only its worker knows whether they
+    are there.
     """
 
     name: str
