@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -16,6 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from compare import machine
 from compare.calibration import AGREEMENT, disagreement
 from compare.client import WORKER_FAILURES
 from compare.crew import Crew
@@ -63,7 +63,7 @@ def _groups(plan: Plan, session: Session) -> Iterator[Group]:
 
 def _lanes(memory_bytes: int | None) -> int:
     """How many groups are made ready at once; one where nobody knows how much memory the GPU has."""
-    return max(1, min(MOST_LANES, (os.cpu_count() or 1) // CORES_A_LANE, (memory_bytes or 0) // BYTES_A_LANE))
+    return max(1, min(MOST_LANES, machine.usable_cores() // CORES_A_LANE, (memory_bytes or 0) // BYTES_A_LANE))
 
 
 def _run_batch(lanes: Sequence[Lane], batch: Sequence[Group], plan: Plan, session: Session) -> list[Group]:

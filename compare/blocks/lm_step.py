@@ -128,13 +128,15 @@ BLOCK = Block(
             "xla-scan-remat", f"{XLA}:apply_scan_remat", "xla",
             "jax.jit, jax.lax.scan over layers of which jax.checkpoint keeps the input alone",
         ),
-        Implementation("xla-unfused", f"{XLA}:apply", "xla-unfused", "jax.jit with XLA's fusion passes off"),
+        Implementation(
+            "xla-unfused", f"{XLA}:apply", "xla-unfused", "jax.jit with XLA's fusion passes off", baseline=True
+        ),
         Implementation(
             "xla-cudnn", f"{XLA}:apply_cudnn", "xla",
             'layers unrolled, jax.nn.dot_product_attention(implementation="cudnn")',
             needs_gpu="cuDNN's attention needs a GPU with cuDNN to build its plan", unsupported=cudnn_unsupported,
         ),
-        Implementation("eager", f"{TORCH}:apply", "eager", "PyTorch, one operation after the other"),
+        Implementation("eager", f"{TORCH}:apply", "eager", "PyTorch, one operation after the other", baseline=True),
         Implementation("inductor", f"{TORCH}:apply", "inductor", "torch.compile of the whole step as one graph"),
         Implementation(
             "inductor-remat", f"{TORCH}:apply_remat", "inductor",

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from compare import record, run_device, timeline
+from compare import machine, record, run_device, timeline
 from compare.client import WorkerDied, WorkerError, WorkerTimeout
 from compare.graph import store
 from compare.graph.model import Access, Buffer, FusionGraph, Kernel
@@ -324,7 +324,7 @@ THREE = ("gelu", "rmsnorm", "swiglu")  # with two directions each
 
 @pytest.fixture
 def lanes(monkeypatch: pytest.MonkeyPatch) -> ScriptedCrew:
-    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.setattr(machine, "usable_cores", lambda: 8)
     crew = ScriptedCrew({})
     crew.memory_bytes = 140 << 30  # for four lanes, but there are cores for two
     return crew

@@ -149,8 +149,8 @@ def dbias_config(of: Operands) -> TileConfig:
 
 
 def chosen(
-    choose: Callable[[Operands], TileConfig], *read_in_tiles: torch.Tensor, shared: bool = False, windowed: bool = False,
-    packed: bool = False, biased: bool = False,
+    choose: Callable[[Operands], TileConfig], *read_in_tiles: torch.Tensor, shared: bool = False,
+    windowed: bool = False, packed: bool = False, biased: bool = False,
 ) -> TileConfig:  # fmt: skip
     """What `choose` says of tensors of which the kernel reads one tile after the other."""
     first = read_in_tiles[0]
