@@ -1,8 +1,9 @@
 """`xlafuse merge`: runs of several GPUs, or machines, as one.
 
 A suite too long for one GPU is run on several at once, each with blocks of its own (`CUDA_VISIBLE_DEVICES=1 xlafuse run
-gelu rope --out part1`), and read as one run. Every case lies whole in one part, and keeps that part's segment with its
-ceilings and clocks: no ratio comes to be between numbers of two GPUs.
+gelu rope --out part1`), and read as one run. The records of a case are all of one part, and keep that part's segment
+with its ceilings and clocks: no ratio comes to be between numbers of two GPUs. A part that was stopped may be followed
+by one that does what it left.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from compare import record, whole
+from compare.blocks import BLOCKS
 from compare.record import Record, RunFolderError
-from compare.selection import Plan, UsageError
+from compare.selection import UsageError
+from compare.spec import Case
 from xlafuse.autotune import merge_results
 
 _FILES = ("graph", "dumps")  # fields of a record that name a file of its run
@@ -41,36 +44,61 @@ def merge(parts: Sequence[Path], out: Path) -> int:
                     f"{part} has {name} {run.get(name)!r} and {parts[0]} {runs[0].get(name)!r}: only runs of one "
                     f"{name} become one"
                 )
-    _refuse_shared(parts, [Plan.from_json(run["plan"]) if "plan" in run else None for run in runs])
+    records = [_read(part) for part in parts]
+    owners = _owners(parts, records)
     try:
-        return _write(parts, runs, out)
+        return _write(parts, runs, records, _plan(parts, runs, owners), out)
     except OSError as problem:
         raise RunFolderError(f"{problem.filename or out}: {problem.strerror}; {out} is not complete") from problem
 
 
-def _refuse_shared(parts: Sequence[Path], plans: Sequence[Plan | None]) -> None:
+def _owners(parts: Sequence[Path], records: Sequence[list[Record]]) -> dict[str, Path]:
+    """The part of each case that has records. Raises UsageError where two have some of one."""
     owners: dict[str, Path] = {}
-    for part, plan in zip(parts, plans, strict=True):
-        if plan is None:
+    for part, found in zip(parts, records, strict=True):
+        for entry in found:
+            if (owner := owners.setdefault(entry.case.id, part)) != part:
+                raise UsageError(
+                    f"{owner} and {part} both have case {entry.case.id}, whose numbers are of two segments"
+                )
+    return owners
+
+
+def _plan(parts: Sequence[Path], runs: Sequence[dict[str, Any]], owners: dict[str, Path]) -> dict[str, Any]:
+    """What all were to do, each case as the part with its records has it, or the first that was to do it."""
+    work: dict[str, Any] = {}
+    for part, run in zip(parts, runs, strict=True):
+        if "plan" not in run:
             raise RunFolderError(f"{part / 'run.json'}: does not say what was selected")
-        for case, _ in plan.work:
-            if (owner := owners.setdefault(case.id, part)) != part:
-                raise UsageError(f"{owner} and {part} both have case {case.id}, whose numbers are of two segments")
+        for entry in run["plan"]["work"]:
+            case = Case.from_json(entry["case"]).id
+            if case not in work or owners.get(case) == part:
+                work[case] = entry
+    return {**runs[0]["plan"], "work": sorted(work.values(), key=lambda entry: _place(entry["case"]["block"]))}
 
 
-def _write(parts: Sequence[Path], runs: Sequence[dict[str, Any]], out: Path) -> int:
+def _place(block: str) -> int:
+    """In the table of blocks, which a run's records follow."""
+    names = list(BLOCKS)
+    return names.index(block) if block in names else len(names)
+
+
+def _write(
+    parts: Sequence[Path], runs: Sequence[dict[str, Any]], found: Sequence[list[Record]], plan: dict[str, Any],
+    out: Path,
+) -> int:
     segments: list[dict[str, Any]] = []
     records: list[Record] = []
-    for part, run in zip(parts, runs, strict=True):
+    for part, run, own in zip(parts, runs, found, strict=True):
         new_names = {}
         for segment in run.get("segments", []):
             new_names[segment["id"]] = f"s{len(segments) + 1}"
             segments.append({**segment, "id": new_names[segment["id"]]})
-        for entry in _read(part):
+        for entry in own:
             records.append(replace(entry, segment=new_names.get(entry.segment or "", entry.segment)))
             _copy_files(entry, part, out)
-    plan = {**runs[0]["plan"], "work": [work for run in runs for work in run["plan"]["work"]]}
     _copy_packs(parts, out)
+    records.sort(key=lambda entry: _place(entry.case.block))
     lines = [json.dumps(entry.to_json(), allow_nan=True) + "\n" for entry in records]
     whole.write(out / "records.jsonl", "".join(lines).encode(), sync=True)
     command = " ; ".join(run.get("command", "xlafuse run") for run in runs)

@@ -50,7 +50,7 @@ def test_records_keep_their_segments_and_files(tmp_path: Path) -> None:
         for name in (entry.graph, entry.dumps, (entry.trace or {})["file"]):
             assert (tmp_path / "out" / str(name)).read_text() == f"{name} of {owner}"
     before = [replace(r, segment=None) for p in parts for r in record.read_records(p)[0]]
-    assert [replace(r, segment=None) for r in records] == before
+    assert [replace(r, segment=None) for r in records] == before  # gelu is before softmax in the table, too
 
 
 def test_a_merged_run_knows_what_it_is_to_hold(tmp_path: Path) -> None:
@@ -81,6 +81,21 @@ def test_a_case_of_two_parts_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="gelu/llama-8b/bf16/fwd"):
         merge([part(tmp_path / "a", "gelu"), part(tmp_path / "b", "gelu", "softmax")], tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_what_a_stopped_part_left_another_one_may_have_done(tmp_path: Path) -> None:
+    from compare.merge import merge
+
+    stopped = part(tmp_path / "a", "gelu", "softmax")
+    lines = (stopped / "records.jsonl").read_text().splitlines(keepends=True)
+    (stopped / "records.jsonl").write_text("".join(line for line in lines if '"block": "gelu"' in line))
+    assert merge([stopped, part(tmp_path / "b", "softmax", "rmsnorm")], tmp_path / "out") == 12
+    plan = selection.resolve_again(record.read_run(tmp_path / "out"), [], None)
+    ids = [case.id for case, _ in plan.work]
+    assert len(ids) == len(set(ids)) == 12
+    records = record.read_records(tmp_path / "out")[0]
+    assert {r.case.id for r in records} == set(ids)
+    assert list(dict.fromkeys(r.case.block for r in records)) == ["gelu", "softmax", "rmsnorm"]  # the table's order
 
 
 def test_runs_of_different_suites_are_refused(tmp_path: Path) -> None:
