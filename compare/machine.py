@@ -43,13 +43,24 @@ def versions(packages: Iterable[str]) -> dict[str, str | None]:
 
 
 def missing(requirements: Iterable[str]) -> str | None:
-    """Which of the packages ("liger-kernel==0.8.5") this interpreter lacks, and the command that installs them."""
-    absent = [r for r in requirements if versions([distribution(r)])[distribution(r)] is None]
+    """Which of the packages ("liger-kernel==0.8.5", "torch>=2.12") this interpreter lacks or has too old, and the
+    command that installs them. A version after == is the one that was tested, and any will do."""
+    absent = {r: found for r in requirements if (found := _lack(r))}
     if not absent:
         return None
-    names = " and ".join(map(distribution, absent))
     quoted = " ".join(f'"{requirement}"' for requirement in absent)
-    return f"{names} {'is' if len(absent) == 1 else 'are'} not installed ({sys.executable} -m pip install {quoted})"
+    return f"{' and '.join(absent.values())} ({sys.executable} -m pip install {quoted})"
+
+
+def _lack(requirement: str) -> str | None:
+    from packaging.version import Version
+
+    name = distribution(requirement)
+    found = versions([name])[name]
+    least = re.search(r">=([\w.]+)", requirement)
+    if found is None:
+        return f"{name} is not installed"
+    return f"{name} {found} is too old" if least and Version(found) < Version(least[1]) else None
 
 
 def distribution(requirement: str) -> str:

@@ -158,8 +158,8 @@ class Implementation:
     `unsupported` says why a case cannot be taken, or None. `directions` leaves out those in which it would only repeat
     another implementation. `baseline` ones show what it costs to fuse nothing, which a block's shapes of `quick` show
     well enough. `requires` are the packages that it needs beyond its framework, as pip takes them
-    ("liger-kernel==0.8.5"): any version is used, the row was written for this one. Only its worker knows whether they
-    are there.
+    ("liger-kernel==0.8.5": any version is used, the row was written for this one), and what it needs of the framework
+    itself ("torch>=2.12"). Only its worker knows whether they are there.
     """
 
     name: str

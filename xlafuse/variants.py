@@ -17,6 +17,7 @@ _LEAST_IN_A_BUFFER = {"all": 1, "none": 2**31 - 1}
 FUSION_PASSES = (
     "priority-fusion", "multi_output_fusion", "triton-softmax-rewriter", "dot-merger", "copy_fusion",
     "sort-iota-fusion",  # of an argsort (jax 0.10.2)
+    "dynamic-slice-fusion-rewriter-v2",  # of a layer's weights into the product that takes them (jax 0.11.2)
 )
 
 
@@ -52,7 +53,8 @@ def check_unfused(kernels: Iterable[Kernel]) -> None:
     matmul and linear_gelu, which were not tried there, on 0.11.2 (for an H200). With one of the first three left
     on, some kernel of softmax, SwiGLU or attention held 2 to 15; with copy_fusion on, softmax's training forward
     over one column merged the copy of an output that leaves twice; with sort-iota-fusion on, an argsort held the
-    numbers that it orders (0.10.2). Leaving dot-merger on is not seen: it makes one product of two, and no kernel of
+    numbers that it orders (0.10.2); with dynamic-slice-fusion-rewriter-v2 on, products of lm_step held the slice of
+    their operand (0.11.2). Leaving dot-merger on is not seen: it makes one product of two, and no kernel of
     several instructions.
     """
     fused = [kernel for kernel in kernels if len(kernel.opcodes) > 1]

@@ -140,6 +140,7 @@ BLOCK = Block(
         Implementation(
             "inductor-remat", f"{TORCH}:apply_remat", "inductor",
             "one graph, layers under torch.utils.checkpoint, which keeps their inputs alone",
+            requires=("torch>=2.12",),  # Dynamo of 2.11 refuses requires_grad_ in the compiled function
         ),
         triton("lm_step"),
     ),

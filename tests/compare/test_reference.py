@@ -188,6 +188,14 @@ def test_plain_float32_errs_where_a_gpu_may() -> None:
     assert powers[-1] == 1
 
 
+def test_a_single_value_errs_as_much_as_it_may() -> None:
+    """What it scales would be as wrong throughout, and a small draw a matter of luck."""
+    with reference.PlainFloat32("ieee"):
+        powers = [0.5 ** torch.tensor(float(t), device=reference.device()) for t in range(1, 30)]
+    ulps = [(float(found) * 2**t - 1) / 2**-23 for t, found in enumerate(powers, 1)]
+    assert {abs(error) for error in ulps} <= {2.0} and len(set(ulps)) == 2
+
+
 def test_a_gradient_added_up_in_float32_keeps_the_tolerance_of_rows_that_many_tokens_share() -> None:
     sizes = {"rows": 2000, "columns": 64, "tokens": 900, "distinct": 300}
     case = Case("embedding", "x", sizes, "bfloat16", "train")

@@ -138,6 +138,17 @@ def test_unfused_keeps_the_numbers_that_an_argsort_orders_apart(h200: compiler.T
     assert {len(kernel.opcodes) for kernel in unfused.kernels} == {1}
 
 
+def test_unfused_keeps_the_slice_that_a_product_takes_apart(h200: compiler.Target) -> None:
+    def layers(x: jax.Array, weights: jax.Array) -> jax.Array:
+        for weight in weights:
+            x = x @ weight
+        return x
+
+    inputs = (Struct((1024, 1024), jnp.bfloat16), Struct((2, 1024, 1024), jnp.bfloat16))
+    unfused = compiler.compile(layers, inputs, target=h200, variant="unfused")
+    assert {len(kernel.opcodes) for kernel in unfused.kernels} == {1}
+
+
 @pytest.mark.parametrize("misspelt", ["priority-fusion", "multi_output_fusion", "triton-softmax-rewriter"])
 def test_a_pass_left_on_is_noticed(
     h200: compiler.Target, monkeypatch: pytest.MonkeyPatch, misspelt: str

@@ -50,6 +50,25 @@ def loss_of(parameters: Mapping[str, Tensor], inputs: Mapping[str, Tensor], laye
         return mean_entropy(logits.flatten(0, 1), inputs["labels"].flatten())
 
 
+def differentiated(
+    loss_of: Callable[[Mapping[str, Tensor]], Tensor], inputs: Mapping[str, Tensor], saves_hooks: bool
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss, and the gradients of the parameters among the inputs.
+
+    saves_hooks: autograd itself, which checkpoint needs, since torch.func refuses its hooks (torch 2.13); in a compiled
+    function Dynamo takes it from torch 2.12 on, and torch.func everywhere.
+    """
+    parameters = {name: inputs[name].detach() for name in PARAMETERS}
+    if not saves_hooks:
+        gradients, loss = torch.func.grad_and_value(loss_of)(parameters)
+        return loss, gradients
+    parameters = {name: parameter.requires_grad_() for name, parameter in parameters.items()}
+    with torch.enable_grad():
+        loss = loss_of(parameters)
+        found = torch.autograd.grad(loss, list(parameters.values()))
+    return loss.detach(), dict(zip(PARAMETERS, found, strict=True))
+
+
 def step(
     inputs: Mapping[str, Tensor], *, heads: int, kv_heads: int, eps: float, theta: float,
     optimizer: Mapping[str, float], remat: bool = False,
@@ -58,12 +77,9 @@ def step(
     layer: Layer = partial(decoder_block.stages, heads=heads, kv_heads=kv_heads, eps=eps, theta=theta)
     if remat:
         layer = partial(checkpoint, layer, use_reentrant=False)
-    parameters = {name: inputs[name].detach().requires_grad_() for name in PARAMETERS}
-    with torch.enable_grad():
-        loss = loss_of(parameters, inputs, layer, eps)
-        gradients = torch.autograd.grad(loss, list(parameters.values()))
-    results = {"loss": loss.detach()}
-    for name, gradient in zip(PARAMETERS, gradients, strict=True):
+    loss, gradients = differentiated(partial(loss_of, inputs=inputs, layer=layer, eps=eps), inputs, remat)
+    results = {"loss": loss}
+    for name, gradient in gradients.items():
         names = (name, f"mu_{name}", f"nu_{name}")
         with stage("adamw"), stage(name):
             new = adamw(inputs[name], gradient, inputs[names[1]], inputs[names[2]], inputs["step"], **optimizer)
