@@ -57,6 +57,15 @@ def cudnn_unsupported(case: Case) -> str | None:
     return half_precision_only("cuDNN attention")(case)
 
 
+def flex_unsupported(case: Case) -> str | None:
+    """On an H200 (torch 2.11.0), of lengths (128, 1033, 900): with 3 heads that share keys the second and third
+    sequence were wrong, as if all had one block; with 4, which another kernel takes, all were right."""
+    group = case.sizes["heads"] // case.sizes["kv_heads"]
+    if group & (group - 1) == 0:
+        return None
+    return f"FlexAttention takes the first sequence's length for all where {group} heads share keys, no power of two"
+
+
 def sizes(batch: int, heads: int, kv_heads: int, capacity: int, head_dim: int, shortest: int) -> Sizes:
     return {
         "batch": batch, "heads": heads, "kv_heads": kv_heads, "capacity": capacity, "head_dim": head_dim,
@@ -113,6 +122,7 @@ BLOCK = Block(
         Implementation(
             "flex", f"{LIBRARY}:apply_flex", "flex", "FlexAttention with a block mask of the lengths, compiled",
             needs_gpu="FlexAttention picks its kernel and runs on a GPU",
+            unsupported=flex_unsupported,
         ),
         triton("decode_attention"),
     ),
