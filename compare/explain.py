@@ -104,12 +104,14 @@ def explain_all(
     functions: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, grad: bool = False,
     target: str | None = None, framework: Framework | None = None, timeout: float = TIMEOUT,
     tell: Tell = lambda what: None, products: Mapping[str, str] = types.MappingProxyType({}),
+    autotune: Path | None = None,
 ) -> Explained:
     """`explain`, with functions by name. tell: hears what is being done, and twice a minute that it still is.
 
     products: by function, what a target that is not here would choose for matrix products: of JAX "triton" or "cublas"
     (`xlafuse.compiler.Target`), of PyTorch "padded" or "triton" (`triton_side.calls.compile_call`). Without, what the
-    compiler takes where nothing is tuned, or what the target recorded.
+    compiler takes where nothing is tuned, or what the target recorded. autotune: a folder with XLA's recorded choices,
+    autotune-<jax version>.textproto, which go before those of the target pack.
     """
     if target is not None and target not in targets.names():
         raise ExplainError(f"unknown target {target!r}; known: {', '.join(targets.names())}")
@@ -129,7 +131,7 @@ def explain_all(
     deadline = time.monotonic() + timeout
     for side, calls in waiting.items():
         tell(f"compiling {', '.join(call.name for call in calls)} for {target or 'this GPU'} ({side})")
-        result = _ask(side, calls, grad, target, deadline, tell)
+        result = _ask(side, calls, grad, target, autotune, deadline, tell)
         for name, graph in result.graphs.items():
             done[name] = Explained({name: graph})
         done[calls[-1].name] = replace(done[calls[-1].name], notes=result.notes)
@@ -137,16 +139,25 @@ def explain_all(
     return Explained(graphs, tuple(note for name in functions for note in done[name].notes))
 
 
-def fingerprint(
-    fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, grad: bool, target: str, framework: Framework | None
-) -> str:
-    """Equal for calls that are compiled alike: one function, shapes, dtypes, Python values, settings and target.
+@dataclass(frozen=True)
+class Identity:
+    """digest: equal for calls that are compiled alike: one function, shapes, dtypes, Python values and settings."""
 
-    Raises ExplainError.
-    """
+    name: str
+    framework: Framework
+    digest: str
+
+
+def identify(
+    fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, framework: Framework | None = None, grad: bool = False
+) -> Identity:
+    """Of a call that is to be compiled. Raises ExplainError, also for what jax compiled already."""
+    if _is_stage(fn, "Compiled"):
+        raise ExplainError(f"{_name(fn)} is compiled already, for one device; give the function, or its Lowered")
     call = _call(_name(fn), fn, tuple(args), dict(kwargs), framework, grad)
     state = _jax_state() if call.framework == "jax" else _torch_state()
-    return hashlib.sha256(pickle.dumps((call.framework, _packed(call), state, grad, target))).hexdigest()
+    digest = hashlib.sha256(pickle.dumps((call.framework, _packed(call), state)))
+    return Identity(call.name, call.framework, digest.hexdigest())
 
 
 def load(path: str | os.PathLike[str]) -> FusionGraph:
@@ -295,13 +306,15 @@ def _leaves(value: Any, depth: int = 0) -> Iterable[Any]:
 
 
 def _ask(
-    framework: Framework, calls: list[_Call], grad: bool, target: str | None, deadline: float, tell: Tell
+    framework: Framework, calls: list[_Call], grad: bool, target: str | None, autotune: Path | None, deadline: float,
+    tell: Tell,
 ) -> Explained:
     with tempfile.TemporaryDirectory(prefix="xlafuse-explain-") as name:
         folder = Path(name)
         request = {
             "path": [str(Path(entry).absolute()) for entry in sys.path], "folder": os.getcwd(), "grad": grad,
-            "target": target, "state": _jax_state() if framework == "jax" else _torch_state(),
+            "target": target, "autotune": autotune and str(autotune.absolute()),
+            "state": _jax_state() if framework == "jax" else _torch_state(),
             "calls": [_packed(call) for call in calls],
         }
         (folder / "request.pickle").write_bytes(pickle.dumps(request))

@@ -46,9 +46,10 @@ class XlaExplainer:
         else:
             pack = targets.load(target)
             self._target = target
-            self._xla_target = compiler.Target(
-                pack.xla_config(jax.__version__), pack.xla_autotune_results(jax.__version__)
-            )
+            results = pack.xla_autotune_results(jax.__version__)
+            if request["autotune"] is not None:
+                results = targets.autotune_results(Path(request["autotune"]), jax.__version__) or results
+            self._xla_target = compiler.Target(pack.xla_config(jax.__version__), results)
 
     def explain(self, call: Mapping[str, Any], dumps: Path) -> tuple[Any, list[str]]:
         from compare.explain_parcel import unpack
