@@ -15,6 +15,7 @@ from compare.guard import snapshot
 from compare.guard.book import Book
 from compare.guard.fusion import Fusion
 from compare.guard.worlds import Worlds, compiled
+from compare.report import printable
 
 __tracebackhide__ = True  # pytest: a failing test ends at its own line
 
@@ -75,7 +76,15 @@ class FusionFixture:
             self.traceback = problem.traceback
             own = f"Traceback in your code (most recent call last):\n{problem.frames}\n" if problem.frames else ""
             raise NotCompiled(f"{own}{problem}") from None
-        made = Fusion(replace(worlds, name=name or worlds.name), self._match)
+        if unread := [line for graph in worlds.graphs.values() for line in graph.unparsed]:
+            raise NotCompiled(
+                f"{worlds.name}: a part of what was compiled could not be read, so that nothing can be asserted on it: "
+                + "; ".join(printable(line, 200) for line in unread[:3])
+            )
+        if name is not None:
+            graphs = {world: replace(graph, name=name) for world, graph in worlds.graphs.items()}
+            worlds = Worlds(name, graphs, worlds.notes)
+        made = Fusion(worlds, self._match)
         self.made.append(made)
         return made
 

@@ -7,7 +7,9 @@ from typing import Any
 
 from compare.explained import Explained
 from compare.graph import formats, show
+from compare.graph.model import FusionGraph
 from compare.guard.both import each
+from compare.guard.snapshot import alike
 from compare.guard.view import View
 from compare.guard.worlds import Worlds
 
@@ -36,6 +38,14 @@ class Fusion:
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *(name for name in dir(View) if not name.startswith("_"))})
 
+    def stage(self, name: str) -> Any:
+        """`View.stage`. Raises UnknownName."""
+        return each(lambda world: self.worlds[world].stage(name), self.worlds)
+
+    def fused(self, *stages: str) -> Any:
+        """`View.fused`. Raises UnknownName."""
+        return each(lambda world: self.worlds[world].fused(*stages), self.worlds)
+
     @property
     def forward(self) -> Any:
         return each(lambda world: View(self.worlds[world].graph, "forward"), self.worlds)
@@ -56,19 +66,19 @@ class Fusion:
         return f"<fusion graph of {formats.name(self.name, 40)}>"
 
     def report(self) -> list[tuple[str, str]]:
-        """(title, text) by world: the graph, and why it has not fewer kernels."""
+        """(title, text): the graph, and why it has not fewer kernels; of worlds with the same kernels, one."""
         found = []
-        for world, view in self.worlds.items():
-            title = f"fusion graph of {formats.name(self.name)}" + (f", {world}" if world else "")
-            found.append((title, f"{Explained({self.name: view.graph}, self.notes).text(WIDTH)}\n\n{_why(view)}"))
+        for worlds, graph in alike({world: view.graph for world, view in self.worlds.items()}):
+            title = f"fusion graph of {formats.name(self.name)}" + (f", products by {worlds}" if worlds else "")
+            found.append((title, f"{Explained({self.name: graph}, self.notes).text(WIDTH)}\n\n{_why(graph)}"))
         return found
 
 
-def _why(view: View) -> str:
+def _why(graph: FusionGraph) -> str:
     from compare import targets
     from compare.graph import show_why
     from compare.opening import target_ceilings
 
-    whose = targets.of_device(view.graph.target) or targets.DEFAULT
+    whose = targets.of_device(graph.target) or targets.DEFAULT
     bandwidth = target_ceilings(whose).bandwidth(1, 1)
-    return "why it has not fewer kernels\n" + show.render(show_why.tree(view.graph, bandwidth, whose), WIDTH)
+    return "why it has not fewer kernels\n" + show.render(show_why.tree(graph, bandwidth, whose), WIDTH)

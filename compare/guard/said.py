@@ -20,8 +20,8 @@ def comparison(op: str, left: object, right: object) -> list[str] | None:
         if not isinstance(value, Materialized):
             return None
         found = value.described(str(left) if op == "not in" else None)
-        where = f" where products are {world}" if world else ""
-        said = f"materialized as{where}:" if op == "not in" else f"not among what is materialized{where}:"
+        where = f", products by {world}" if world else ""
+        said = f"materialized{where}:" if op == "not in" else f"not among what is materialized{where}:"
         lines += [said, *(f"  {line}" for line in found or ["nothing is"])]
     return [f"{left!r} {op} g.materialized", *lines]
 

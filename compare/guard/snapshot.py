@@ -25,7 +25,9 @@ FOLDER = "fusion_snapshots"
 _HEAD = ("fusion snapshot 1", "test: ", "graph: ", "made by: ")
 _KEYED = ("jax", "torch", "triton")  # whose versions decide what is fused
 _LONGEST = 120  # characters of a test's name in a file's: file systems take 255 bytes
-_UNSAFE = re.compile(r"[^\w.\[\]-]+", re.ASCII)
+# 'TestLayer::test_mlp[bf16-64]', and a label
+_SIMPLE = re.compile(r"([\w:]+)(?:\[([\w.-]+)\])?", re.ASCII)
+_LABEL = re.compile(r"[\w-]*", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -45,10 +47,13 @@ class Key:
 
     @property
     def stem(self) -> str:
-        """Of all versions' files. Names that a file system could not take, or that are too long, end in a digest."""
-        plain = f"{self.test}.{self.label}" if self.label else self.test
-        safe = _UNSAFE.sub("-", plain.replace("::", "."))[:_LONGEST]
-        return safe if safe == plain.replace("::", ".") else f"{safe}-{hashlib.sha256(plain.encode()).hexdigest()[:8]}"
+        """Of all versions' files: the test's name, and a digest where that is not for a file system to take."""
+        plain = "+".join(filter(None, (self.test, self.label)))
+        simple = _SIMPLE.fullmatch(self.test)
+        if simple and _LABEL.fullmatch(self.label) and len(plain) <= _LONGEST:
+            return "+".join(filter(None, ("-".join(filter(None, simple.groups())).replace("::", "."), self.label)))
+        safe = re.sub(r"[^\w-]+", "-", plain, flags=re.ASCII)[:_LONGEST].strip("-")
+        return f"{safe}-{hashlib.sha256(plain.encode(errors='backslashreplace')).hexdigest()[:8]}"
 
     @property
     def path(self) -> Path:
@@ -75,10 +80,18 @@ def text(key: Key, graphs: Mapping[str, FusionGraph]) -> str:
     lines = [_HEAD[0], f"{_HEAD[1]}{shown_test(key.test)}"]
     lines += [f"{_HEAD[2]}{printable(key.label)}"] if key.label else []
     lines.append(f"{_HEAD[3]}{key.spoken}")
-    for world, graph in graphs.items():
-        lines += ["", f"where products are {printable(world)}:"] if world else [""]
+    for worlds, graph in alike(graphs):
+        lines += ["", f"products by {worlds}:"] if worlds else [""]
         lines += _graph(graph)
     return "\n".join(lines) + "\n"
+
+
+def alike(graphs: Mapping[str, FusionGraph]) -> list[tuple[str, FusionGraph]]:
+    """("Triton GEMM or cuBLAS", the first's graph) of worlds whose snapshots are the same."""
+    bodies: dict[str, list[str]] = {}
+    for world, graph in graphs.items():
+        bodies.setdefault("\n".join(_graph(graph)), []).append(world)
+    return [(" or ".join(map(printable, worlds)), graphs[worlds[0]]) for worlds in bodies.values()]
 
 
 def difference(recorded: str, now: str) -> str:

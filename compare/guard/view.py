@@ -14,6 +14,7 @@ from compare.graph.model import Buffer, FusionGraph, Kernel, Part
 from compare.graph.totals import bytes_moved, tally, totals
 from compare.report import printable
 
+_MOST = 3  # stages of a kernel that are named in a message
 __tracebackhide__ = True  # pytest: a failing test ends at its own line
 
 class UnknownName(LookupError):
@@ -38,8 +39,9 @@ class KernelView:
         return getattr(self.kernel, name)
 
     def __repr__(self) -> str:
-        held = ", ".join(formats.name(stage, 40) for stage in self.kernel.stages)
-        return f"<{self.index + 1}. {formats.name(self.kernel.name, 40)} ({self.kernel.kind}{': ' if held else ''}{held})>"
+        stages = [formats.name(stage, 40) for stage in self.kernel.stages[:_MOST]]
+        held = ", ".join(stages) + (", ..." if len(self.kernel.stages) > _MOST else "")
+        return f"<{self.index + 1}. {self.kernel.kind}{': ' if held else ''}{held}>"
 
 
 class Materialized:
@@ -63,10 +65,16 @@ class Materialized:
         return len(self._buffers)
 
     def named(self, name: str) -> tuple[Buffer, ...]:
-        """Those that `in` finds under that name. Raises UnknownName."""
+        """Those that `in` finds under that name. Raises UnknownName, and NotKnown where one of the others may be of it,
+        because the compiler does not say which operation it is the result of."""
         found = tuple(b for b in self._buffers if name == b.name or self._is_of(b, name))
         if not found and name not in self._view.graph.buffer:
             self._view.require_stage(name)
+            if lost := [formats.name(b.name, 40) for b in self._buffers if self._is_lost(b)]:
+                raise NotKnown(
+                    f"the compiler does not say which operations wrote {', '.join(lost[:5])}, so that they may be of "
+                    f"{formats.name(name)!r}; assert on g.materialized.bytes or .largest"
+                )
         return found
 
     @property
@@ -88,6 +96,11 @@ class Materialized:
         graph = self._view.graph
         return [_described(graph, buffer) for buffer in (self._buffers if name is None else self.named(name))]
 
+    def _is_lost(self, buffer: Buffer) -> bool:
+        graph = self._view.graph
+        writers = ((graph.kernels or ())[index] for index in graph.producers[buffer.name])
+        return not any(kernel.stages or kernel.lines or kernel.kind in ("copy", "memset") for kernel in writers)
+
     def _is_of(self, buffer: Buffer, name: str) -> bool:
         return any(within(stage, name) for stage in cause(self._view.graph, buffer.name).stages)
 
@@ -96,13 +109,16 @@ class Materialized:
         return "{" + ", ".join(formats.name(text, 80) for text in shown) + "}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class StageView:
     """One stage: the kernels that hold an operation of it, and those of its results that are materialised."""
 
     name: str
     kernels: tuple[KernelView, ...]
     materialized: Materialized
+
+    def __repr__(self) -> str:
+        return f"<stage {formats.name(self.name, 40)}>"
 
     @property
     def kernel_count(self) -> int:
@@ -208,17 +224,18 @@ def _moved(kernels: Iterable[Kernel]) -> int:
 
 
 def _described(graph: FusionGraph, buffer: Buffer) -> str:
-    def named(indices: Iterable[int]) -> str:
-        return ", ".join(repr(KernelView(i, (graph.kernels or ())[i]))[1:-1] for i in list(indices)[:4])
+    def numbers(indices: Iterable[int]) -> str:
+        return ", ".join(str(index + 1) for index in list(indices)[:8]) or "none"
 
     kind = "saved for backward, " if buffer.role == "saved" else ""
     found = cause(graph, buffer.name)
     place = ", ".join(filter(None, (*map(formats.name, found.stages), formats.place(found.line))))
-    writers = {(graph.kernels or ())[index].name for index in graph.producers[buffer.name]}
-    why = dict.fromkeys(f"{r.code}: {printable(r.text, 120)}" for r in graph.reasons if r.producer in writers)
+    writers = graph.producers[buffer.name]
+    ends = [{(graph.kernels or ())[i].name for i in side} for side in (writers, graph.consumers.get(buffer.name, ()))]
+    between = (reason for reason in graph.reasons if reason.producer in ends[0] and reason.consumer in ends[1])
+    why = dict.fromkeys(f"{reason.code}: {printable(reason.text, 120)}" for reason in between)
     return (
-        f"{formats.name(buffer.name, 40)} {formats.shape(buffer)}, {kind}{formats.size(buffer.bytes)}"
-        f"{f', the result of {place}' if place else ''}; written by {named(graph.producers[buffer.name])}; "
-        f"read by {named(graph.consumers.get(buffer.name, ())) or 'nobody'}"
+        f"{formats.shape(buffer)}, {kind}{formats.size(buffer.bytes)}{f', the result of {place}' if place else ''}; "
+        f"kernel {numbers(writers)} writes it, {numbers(graph.consumers.get(buffer.name, ()))} reads it"
         + "".join(f"; not fused: {words}" for words in list(why)[:2])
     )
