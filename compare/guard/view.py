@@ -136,6 +136,10 @@ class View:
     def __init__(self, graph: FusionGraph, part: Part | None = None) -> None:
         self.graph, self._part = graph, part
 
+    def __repr__(self) -> str:
+        of_part = f", {self._part}" if self._part else ""
+        return f"<fusion graph of {formats.name(self.graph.name, 40)}{of_part}: {len(self.kernels)} kernels>"
+
     @cached_property
     def kernels(self) -> tuple[KernelView, ...]:
         """In launch order."""
