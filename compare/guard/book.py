@@ -43,9 +43,10 @@ class Book:
         for file, known in tests.items():
             folder = Path(file).parent / FOLDER / Path(file).stem
             for path in sorted(folder.glob("*@*@*.txt")) if folder.is_dir() else ():
-                if f"{folder}/{path.name.partition('@')[0]}" in self.used:
+                test = test_of(path)
+                if not test or f"{folder}/{path.name.partition('@')[0]}" in self.used:
                     continue
-                owner = known.get(test_of(path))
+                owner = known.get(test)
                 if file not in self.partial if owner is None else owner in self.passed:
                     found.append(path)
         return found
