@@ -91,8 +91,6 @@ def test_inductor_pads_or_not_and_tunes_where_it_is_told_to():
     assert kernels(found) == {
         "ATen": ["gemm", "elementwise"], "ATen, padded": ["copy", "copy", "gemm", "elementwise"], "Triton GEMM": ["gemm"],
     }  # fmt: skip
-    even = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((64, 64), (64, 64), (64,))]
-    assert list(worlds(torch.compile(linear), *even).graphs) == [""]
 
 
 def test_equal_calls_are_one():
