@@ -45,7 +45,8 @@ def pytest_configure(config: pytest.Config) -> None:
     recorded = config.getini("xlafuse_autotune")
     if recorded and not (config.rootpath / recorded).is_dir():
         raise pytest.UsageError(f"xlafuse_autotune names no folder: {config.rootpath / recorded}")
-    config.stash[_NODES] = {"collected": set(), "partial": set(), "passed": set()}
+    nodes: dict[str, set[str]] = {"collected": set(), "partial": set(), "passed": set()}
+    config.stash[_NODES] = nodes
 
 
 @pytest.fixture

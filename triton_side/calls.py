@@ -20,7 +20,6 @@ from triton_side import _fake_cuda, inductor
 from triton_side import _inductor_private as private
 from triton_side.inductor import Captured
 
-
 Products = Literal["padded", "triton"]
 
 
@@ -61,8 +60,8 @@ def compile_call(
 
     train: backward is compiled, too: of every tensor that requires grad; where none does, every floating argument is
     made to. Otherwise all is compiled as under `torch.no_grad()`.
-    products: of matrix products, on a GPU that is not there, what its measurements would choose: "padded" operands where
-    they decide about that, or, as in mode="max-autotune", Inductor's own "triton" templates. None: ATen's, unpadded.
+    products: what a GPU that is not there would choose by measuring for matrix products: "padded" operands, where that
+    decides about padding, or, as in mode="max-autotune", Inductor's own "triton" templates. None: ATen's, unpadded.
 
     Raises RuntimeError where nothing was compiled, or whatever PyTorch or the function does.
     """

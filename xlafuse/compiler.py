@@ -28,7 +28,7 @@ Products = Literal["triton", "cublas"]
 # them changes a bf16 or fp16 product.
 _PRECISION = {"ieee": "highest", "tf32": "default"}
 
-# Who computes matrix products, where the autotuner would choose: Triton even where XLA's own rules say cuBLAS, or never.
+# Who computes matrix products, where the autotuner would choose: Triton, also where XLA's rules say cuBLAS, or never.
 _PRODUCTS: dict[Products | None, dict[str, Any]] = {
     None: {}, "triton": {"xla_gpu_triton_gemm_any": True}, "cublas": {"xla_gpu_enable_triton_gemm": False},
 }  # fmt: skip

@@ -1,8 +1,8 @@
 """Values that may depend on what nobody measured: which kernels compute the matrix products.
 
-Each choice is a *world*. `combined` makes one value of a value in each world: a plain one where all worlds agree, else a
-`Both`, which goes on computing in all of them. An answer is given only where all worlds give it; else `Undetermined` is
-raised, so that neither an assert nor an `if` can pass by what happens to be true in one of them.
+Each choice is a *world*. `combined` makes one value of a value in each world: a plain one where all worlds agree, else
+a `Both`, which goes on computing in all of them. An answer is given only where all worlds give it; else `Undetermined`
+is raised, so that neither an assert nor an `if` can pass by what happens to be true in one of them.
 """
 
 from __future__ import annotations
@@ -113,13 +113,16 @@ def _binary(name: str, compute: Callable[[Any, Any], Any], *, compares: bool) ->
     setattr(Both, name, method)
 
 
+def _swapped(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda a, b: compute(b, a)
+
+
 _SIGNS = {"__eq__": "==", "__ne__": "!=", "__lt__": "<", "__le__": "<=", "__gt__": ">", "__ge__": ">="}
 for _name in _SIGNS:
     _binary(_name, getattr(operator, _name), compares=True)
 for _name in ("__add__", "__sub__", "__mul__", "__truediv__", "__floordiv__", "__mod__", "__and__", "__or__"):
     _binary(_name, getattr(operator, _name), compares=False)
-    _swapped = f"__r{_name.removeprefix('__')}"
-    _binary(_swapped, lambda a, b, _compute=getattr(operator, _name): _compute(b, a), compares=False)
+    _binary(f"__r{_name.removeprefix('__')}", _swapped(getattr(operator, _name)), compares=False)
 
 
 def _short(value: Any, most: int = 160) -> str:

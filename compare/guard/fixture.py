@@ -92,7 +92,7 @@ class FusionFixture:
         """`Fusion.matches_snapshot` of the test's only graph."""
         if len(self.made) != 1:
             count = len(self.made) or "no"
-            raise ValueError(f"this test has made {count} fusion graphs: call matches_snapshot of the one that you mean")
+            raise ValueError(f"this test made {count} fusion graphs: call matches_snapshot of the one that you mean")
         return self._match(self.made[0], name)
 
     def _compiled(

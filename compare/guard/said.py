@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from compare.guard.both import Both
 from compare.guard.book import Book
+from compare.guard.both import Both
 from compare.guard.snapshot import shown_test
 from compare.guard.view import Materialized
 

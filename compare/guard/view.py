@@ -49,7 +49,8 @@ class Materialized:
 
     `name in materialized`: name is a stage, or one scope or several of a stage's path, in which the operation whose
     result is written lies (of a kernel that writes several buffers, all its stages: nobody tells which wrote which); or
-    the compiler's name of the buffer. UnknownName for a name that nothing in the graph has, so that a misspelt one never counts as absent.
+    the compiler's name of the buffer. Raises UnknownName for a name that nothing in the graph has, so that a misspelt
+    one never counts as absent, and NotKnown where the compiler does not say which operation a buffer is the result of.
     """
 
     def __init__(self, view: View, buffers: Iterable[Buffer]) -> None:
@@ -105,8 +106,8 @@ class Materialized:
         return any(within(stage, name) for stage in cause(self._view.graph, buffer.name).stages)
 
     def __repr__(self) -> str:
-        shown = [f"{' and '.join(cause(self._view.graph, b.name).stages) or b.name} {formats.shape(b)}" for b in self._buffers]
-        return "{" + ", ".join(formats.name(text, 80) for text in shown) + "}"
+        stages = {b: " and ".join(cause(self._view.graph, b.name).stages) for b in self._buffers}
+        return "{" + ", ".join(f"{formats.name(of or b.name, 60)} {formats.shape(b)}" for b, of in stages.items()) + "}"
 
 
 @dataclass(frozen=True, repr=False)

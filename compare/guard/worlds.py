@@ -1,5 +1,5 @@
-"""A user's function compiled for a GPU that is not here: once, or, where that GPU would choose by measuring which kernels
-compute its matrix products, once for each choice."""
+"""A user's function compiled for a GPU that is not here: once, or, where that GPU would choose by measuring which
+kernels compute its matrix products, once for each choice."""
 
 from __future__ import annotations
 
@@ -59,5 +59,5 @@ def _choices(fn: Any, graph: FusionGraph) -> dict[str, str]:
 def _tunes_products(fn: Any) -> bool:
     """Whether torch.compile was told to time kernels for matrix products (mode="max-autotune")."""
     ask = getattr(fn, "get_compiler_config", None)
-    config = ask() if callable(ask) else None
-    return bool(config) and any(config.get(key) for key in ("max_autotune", "max_autotune_gemm"))
+    config: Mapping[str, Any] = (ask() if callable(ask) else None) or {}
+    return any(config.get(key) for key in ("max_autotune", "max_autotune_gemm"))

@@ -21,12 +21,14 @@ def buffer(name: str, role: str) -> Buffer:
     return Buffer(name, (2048, 4096), "bf16", SIZE, role)  # type: ignore[arg-type]
 
 
-def graph(kernels: list[Kernel], name: str = "mlp", version: str = "0.10.2", reasons: tuple[Reason, ...] = ()) -> FusionGraph:
+def graph(
+    kernels: list[Kernel], name: str = "mlp", version: str = "0.10.2", reasons: tuple[Reason, ...] = ()
+) -> FusionGraph:
     """What nobody writes is an input, what nobody reads an output, all else an intermediate."""
     written = {access.buffer for each in kernels for access in each.outputs or ()}
     read = {access.buffer for each in kernels for access in each.inputs or ()}
-    roles = {n: "input" if n not in written else "intermediate" if n in read else "output" for n in sorted(written | read)}
-    buffers = tuple(buffer(n, role) for n, role in roles.items())
+    roles = {n: "output" for n in written} | {n: "intermediate" if n in written else "input" for n in read}
+    buffers = tuple(buffer(n, role) for n, role in sorted(roles.items()))
     return FusionGraph(name, "xla", tuple(kernels), buffers, reasons, versions={"jax": version}, target="h200")
 
 

@@ -20,8 +20,9 @@ def two(a: Any, b: Any) -> Any:
     ("question", "answer"),
     [
         (lambda v: v > 1, True), (lambda v: v <= 1, False), (lambda v: v == 9, False), (lambda v: v != 9, True),
-        (lambda v: 10 > v, True), (lambda v: v * 2 >= 4, True), (lambda v: 1.5 * v < 3, False), (lambda v: v - v == 0, True),
-        (lambda v: v / two(2, 3) == 1, True), (lambda v: 10 - v < 9, True), (lambda v: bool(v), True),
+        (lambda v: 10 > v, True), (lambda v: v * 2 >= 4, True), (lambda v: 1.5 * v < 3, False),
+        (lambda v: v - v == 0, True), (lambda v: v / two(2, 3) == 1, True), (lambda v: 10 - v < 9, True),
+        (lambda v: bool(v), True),
         (lambda v: v + 1 == two(3, 4), True),
     ],
 )  # fmt: skip

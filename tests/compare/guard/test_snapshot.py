@@ -13,7 +13,9 @@ from compare.guard.book import Book
 from compare.guard.snapshot import Key
 
 
-def key(test: str = "test_mlp", label: str = "", file: Path = Path("/t/test_layers.py"), version: str = "jax-0.10.2") -> Key:
+def key(
+    test: str = "test_mlp", label: str = "", file: Path = Path("/t/test_layers.py"), version: str = "jax-0.10.2"
+) -> Key:
     return Key(file, test, label, version, "h200")
 
 

@@ -16,7 +16,8 @@ pytestmark = pytest.mark.slow
 
 
 def worlds(fn: Any, *args: Any, **options: Any) -> Worlds:
-    return compiled(fn, args, {}, name="f", **{"grad": False, "target": "h200", "framework": None, "timeout": 300} | options)
+    usual: dict[str, Any] = {"grad": False, "target": "h200", "framework": None, "timeout": 300}
+    return compiled(fn, args, {}, name="f", **usual | options)
 
 
 def kernels(found: Worlds) -> dict[str, list[str]]:
@@ -76,7 +77,7 @@ def test_what_the_gpu_recorded_is_one(tmp_path: Path):
     inputs = {"a": struct(2048, 4096, dtype="bfloat16"), "b": struct(4096, 14336, dtype="bfloat16")}
     with jax.default_matmul_precision("highest"):
         assert list(worlds(matmul.apply, inputs).graphs) == [""]
-        (tmp_path / f"autotune-{jax.__version__}.textproto").write_text("\n")  # a user's own go first: they know nothing
+        (tmp_path / f"autotune-{jax.__version__}.textproto").write_text("\n")  # a user's own, empty
         assert len(worlds(matmul.apply, inputs, autotune=tmp_path).graphs) == 2
 
 
@@ -89,7 +90,8 @@ def test_inductor_pads_or_not_and_tunes_where_it_is_told_to():
     odd = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((1000, 777), (777, 999), (999,))]
     found = worlds(torch.compile(linear, mode="max-autotune"), *odd)
     assert kernels(found) == {
-        "ATen": ["gemm", "elementwise"], "ATen, padded": ["copy", "copy", "gemm", "elementwise"], "Triton GEMM": ["gemm"],
+        "ATen": ["gemm", "elementwise"], "ATen, padded": ["copy", "copy", "gemm", "elementwise"],
+        "Triton GEMM": ["gemm"],
     }  # fmt: skip
 
 
