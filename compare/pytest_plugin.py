@@ -120,7 +120,7 @@ def pytest_runtest_makereport(
 
 
 def pytest_assertrepr_compare(config: pytest.Config, op: str, left: object, right: object) -> list[str] | None:
-    if not type(right).__module__.startswith("compare.guard"):
+    if not any(type(side).__module__.startswith("compare.guard") for side in (left, right)):
         return None
     from compare.guard.said import comparison
 

@@ -44,7 +44,7 @@ def each(compute: Callable[[str], Any], worlds: Mapping[str, Any]) -> Any:
 
 
 def disagree(answers: Mapping[str, Any], what: str = "it") -> NoReturn:
-    listed = "\n".join(f"  {world}: {_short(answer)}" for world, answer in answers.items())
+    listed = "\n".join(f"  {world}: {short(answer)}" for world, answer in answers.items())
     raise Undetermined(
         f"undetermined: {what} depends on which kernels compute the matrix products, which the GPU chooses by "
         f"measuring, and no choice is recorded for this code\n{listed}\n"
@@ -63,7 +63,7 @@ class Both:
         self._values = dict(values)
 
     def __repr__(self) -> str:
-        return "<" + " | ".join(f"{world}: {_short(value)}" for world, value in self._values.items()) + ">"
+        return "<" + " | ".join(f"{world}: {short(value)}" for world, value in self._values.items()) + ">"
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # what Python itself looks for, to copy or pickle
@@ -93,7 +93,7 @@ class Both:
     def _answer(self, what: str, ask: Callable[[Any], Any]) -> Any:
         found = each(lambda world: ask(self._values[world]), self._values)
         if isinstance(found, Both):
-            answers = {w: f"{answer} ({_short(self._values[w])})" for w, answer in found._values.items()}
+            answers = {w: f"{answer} ({short(self._values[w])})" for w, answer in found._values.items()}
             disagree(answers, what)
         return found
 
@@ -106,7 +106,7 @@ def _binary(name: str, compute: Callable[[Any, Any], Any], *, compares: bool) ->
         values = {world: compute(value, of(world)) for world, value in self._values.items()}
         found = combined(values)
         if compares and isinstance(found, Both):
-            shown = {w: f"{_short(self._values[w])} and {_short(of(w))}: {values[w]}" for w in values}
+            shown = {w: f"{short(self._values[w])} and {short(of(w))}: {values[w]}" for w in values}
             disagree(shown, f"a comparison ({_SIGNS[name]})")
         return found
 
@@ -125,6 +125,6 @@ for _name in ("__add__", "__sub__", "__mul__", "__truediv__", "__floordiv__", "_
     _binary(f"__r{_name.removeprefix('__')}", _swapped(getattr(operator, _name)), compares=False)
 
 
-def _short(value: Any, most: int = 160) -> str:
+def short(value: Any, most: int = 160) -> str:
     text = str(value) if isinstance(value, (str, Exception)) else repr(value)
     return text if len(text) <= most else f"{text[:most]}..."

@@ -47,7 +47,7 @@ class Session:
     update: bool
     autotune: Path | None = None
     book: Book = field(default_factory=Book)
-    compiled: dict[tuple[str, bool, str], Worlds] = field(default_factory=dict)
+    compiled: dict[tuple[str, bool, str], Worlds | ExplainError] = field(default_factory=dict)
 
 
 class FusionFixture:
@@ -73,9 +73,9 @@ class FusionFixture:
         try:
             worlds = self._compiled(fn, args, kwargs, grad, target, framework, timeout)
         except ExplainError as problem:
-            self.traceback = problem.traceback
+            self.traceback = _shown(problem.traceback)
             own = f"Traceback in your code (most recent call last):\n{problem.frames}\n" if problem.frames else ""
-            raise NotCompiled(f"{own}{problem}") from None
+            raise NotCompiled(_shown(f"{own}{problem}")) from None
         if unread := [line for graph in worlds.graphs.values() for line in graph.unparsed]:
             raise NotCompiled(
                 f"{worlds.name}: a part of what was compiled could not be read, so that nothing can be asserted on it: "
@@ -102,12 +102,19 @@ class FusionFixture:
         found = identify(fn, args, kwargs, framework=framework, grad=grad)
         _require(found.framework)
         key = found.digest, grad, target
-        if key not in self._session.compiled:
-            self._session.compiled[key] = compiled(
-                fn, args, kwargs, name=found.name, grad=grad, target=target, framework=framework, timeout=timeout,
-                autotune=self._session.autotune,
-            )
-        return self._session.compiled[key]
+        known = self._session.compiled
+        if key not in known:
+            try:
+                known[key] = compiled(
+                    fn, args, kwargs, name=found.name, grad=grad, target=target, framework=framework, timeout=timeout,
+                    autotune=self._session.autotune,
+                )
+            except ExplainError as problem:
+                known[key] = problem
+        result = known[key]
+        if isinstance(result, ExplainError):
+            raise result
+        return result
 
     def _match(self, fusion: Fusion, name: str | None) -> bool:
         label = name or ""
@@ -139,6 +146,12 @@ class FusionFixture:
         book.uncompared.add(f"{self._test_file.name}::{snapshot.shown_test(self._test)}: {message}")
         warnings.warn(OtherVersions(message), stacklevel=3)
         return True
+
+
+def _shown(text: str) -> str:
+    """A traceback for a terminal, whatever is in it: lines, with their indentation, of no endless length."""
+    lines = [" " * min(40, len(line) - len(line.lstrip(" "))) + printable(line, 500) for line in text.split("\n")]
+    return "\n".join([*lines[:200], *(["..."] if len(lines) > 200 else [])])
 
 
 def _require(framework: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from compare.guard.book import Book
-from compare.guard.both import Both
+from compare.guard.both import Both, short
 from compare.guard.snapshot import shown_test
 from compare.guard.view import Materialized
 
@@ -13,7 +13,7 @@ from compare.guard.view import Materialized
 def comparison(op: str, left: object, right: object) -> list[str] | None:
     """Lines for pytest's assertion message; None where pytest's own say as much."""
     if op not in ("in", "not in"):
-        return None
+        return _in_each(op, left, right)
     worlds = right._values if isinstance(right, Both) else {"": right}
     lines = []
     for world, value in worlds.items():
@@ -24,6 +24,17 @@ def comparison(op: str, left: object, right: object) -> list[str] | None:
         said = f"materialized{where}:" if op == "not in" else f"not among what is materialized{where}:"
         lines += [said, *(f"  {line}" for line in found or ["nothing is"])]
     return [f"{left!r} {op} g.materialized", *lines]
+
+
+def _in_each(op: str, left: object, right: object) -> list[str] | None:
+    if not isinstance(left, Both) and not isinstance(right, Both):
+        return None
+    sides = [side._values if isinstance(side, Both) else None for side in (left, right)]
+    lines = []
+    for world in sides[0] or sides[1] or ():
+        a, b = (side if values is None else values[world] for side, values in zip((left, right), sides, strict=True))
+        lines.append(f"{world}: {short(a)} {op} {short(b)}")
+    return [f"{op}: false in every world", *lines]
 
 
 def summary(book: Book, root: Path) -> list[str]:

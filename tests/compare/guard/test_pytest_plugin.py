@@ -55,7 +55,8 @@ def inner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.
     def compiled(fn: str, args: Any, kwargs: Any, *, name: str, **_: Any) -> Worlds:
         compiles.append(fn)
         if fn == "broken":
-            raise ExplainError("TypeError: no (a.py:3)", frames='  File "a.py", line 3, in f\n', traceback="all of it")
+            said = f"TypeError: no (a.py:3) {kwargs.get('escape', '')}"
+            raise ExplainError(said, frames='  File "a.py", line 3, in f\n', traceback=f"all of it\n{said}")
         version = kwargs.get("version", "0.10.2")
         if fn == "both":
             return guarded.both(fn, version)
@@ -105,6 +106,15 @@ def test_what_does_not_hold_fails_with_graph_and_reason(inner: pytest.Pytester, 
     assert "compare/guard/" not in output  # the traceback ends at the test's own line
 
 
+@pytest.mark.parametrize("verbose", ["-q", "-vv"])
+def test_what_holds_in_no_world_fails_and_shows_each(inner: pytest.Pytester, verbose: str):
+    for claim in ("g.stage('layer').kernels == ()", "g.kernel_count > 2", "2 < g.kernel_count", "'act' in g.materialized"):
+        word, output = outcome(inner, f"g = fusion('both'); assert {claim}", verbose)
+        assert word == "failed" and "representation of details failed" not in output and "Undetermined" not in output
+        assert output.count("Triton GEMM: ") + output.count("products by Triton GEMM:") >= 1
+        assert output.count("cuBLAS: ") + output.count("products by cuBLAS:") >= 1
+
+
 def test_an_unknown_stage_fails_and_lists_the_known_ones(inner: pytest.Pytester):
     for claim in ("'ups' not in g.materialized", "not g.stage('ups').materialized"):
         word, output = outcome(inner, f"g = fusion('together'); assert {claim}")
@@ -122,6 +132,15 @@ def test_a_function_that_does_not_compile_shows_its_own_lines_first(inner: pytes
     shown = ("Traceback in your code", 'File "a.py", line 3', "TypeError: no", "all of it")
     places = [output.index(text) for text in shown]
     assert places == sorted(places) and "compare/guard" not in output
+
+
+def test_hostile_errors_and_names_are_shown_as_text(inner: pytest.Pytester):
+    word, output = outcome(inner, "fusion('broken', escape='\\x1b[2J\\r<b>' + 9_999 * 'x', name='\\x1b[2J<b>')")
+    assert word == "failed" and "\x1b" not in output and "<b>xxx" in output and "x" * 600 not in output
+    assert '  File "a.py", line 3, in f' in output
+    body = "g = fusion('apart', name='\\x1b[2J<b>\\n' + 9_999 * 'x'); assert 'up' not in g.materialized"
+    word, output = outcome(inner, body)
+    assert word == "failed" and "\x1b[2J" not in output and "- fusion graph of [2J<b> xxx" in output
 
 
 # Undetermined
@@ -178,6 +197,9 @@ def test_a_call_is_compiled_once_a_session(inner: pytest.Pytester):
     )
     assert run(inner, code).parseoutcomes() == {"passed": 6}
     assert inner.compiles == ["apart"] * 3  # type: ignore[attr-defined]  # no argument, one, and grad
+    code = "import pytest\n@pytest.mark.parametrize('n', range(3))\ndef test_it(fusion, n):\n    fusion('broken')\n"
+    assert run(inner, code).parseoutcomes() == {"failed": 3}
+    assert inner.compiles[3:] == ["broken"]  # type: ignore[attr-defined]
 
 
 # Snapshots
