@@ -78,10 +78,10 @@ class Materialized:
                 )
         return found
 
-    @property
-    def stages(self) -> frozenset[str]:
-        """Stages whose results they are, in full ("layer/norm"); of what has none, the buffer's name."""
-        return frozenset(name for b in self._buffers for name in cause(self._view.graph, b.name).stages or (b.name,))
+    def only(self, *names: str) -> bool:
+        """Whether each of them is found under one of these names. Raises UnknownName."""
+        found = {buffer for name in names for buffer in self.named(name)}
+        return found.issuperset(self._buffers)
 
     @property
     def bytes(self) -> int:

@@ -108,7 +108,8 @@ def test_what_does_not_hold_fails_with_graph_and_reason(inner: pytest.Pytester, 
 
 @pytest.mark.parametrize("verbose", ["-q", "-vv"])
 def test_what_holds_in_no_world_fails_and_shows_each(inner: pytest.Pytester, verbose: str):
-    for claim in ("g.stage('layer').kernels == ()", "g.kernel_count > 2", "2 < g.kernel_count", "'act' in g.materialized"):
+    claims = ("g.stage('layer').kernels == ()", "g.kernel_count > 2", "2 < g.kernel_count", "'act' in g.materialized")
+    for claim in claims:
         word, output = outcome(inner, f"g = fusion('both'); assert {claim}", verbose)
         assert word == "failed" and "representation of details failed" not in output and "Undetermined" not in output
         assert output.count("Triton GEMM: ") + output.count("products by Triton GEMM:") >= 1

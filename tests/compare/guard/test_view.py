@@ -53,7 +53,9 @@ def test_without_any_stage_the_error_says_how_to_name_one():
 def test_the_size_of_what_is_materialized():
     assert (APART.materialized.bytes, APART.materialized.largest, len(APART.materialized)) == (guarded.SIZE,) * 2 + (1,)
     assert not TOGETHER.materialized and TOGETHER.materialized.largest == 0
-    assert APART.materialized.stages == {"layer/up"}
+    assert APART.materialized.only("up", "act") and not APART.materialized.only("act") and TOGETHER.materialized.only()
+    with pytest.raises(UnknownName):
+        APART.materialized.only("up", "ups")
     assert repr(APART.materialized) == "{layer/up bf16[2048,4096]}"
     (line,) = APART.materialized.described("up")
     assert "the result of layer/up, mlp.py:7; kernel 1 writes it, 2 reads it" in line
