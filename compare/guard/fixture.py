@@ -22,6 +22,9 @@ __tracebackhide__ = True  # pytest: a failing test ends at its own line
 # What compiling for a GPU that is not here needs of each framework.
 _NEEDED = {"jax": ("jax", "jax_plugins.xla_cuda13"), "torch": ("torch", "triton")}
 _INSTALL = 'pip install "xlafuse[cpu]"'
+# Errors, of no line of the user's, that say which version or tool is missing: a build of torch that is not known, no g++,
+# a series of jax of which the target pack knows nothing.
+_OF_ENVIRONMENT = ("Unsupported", "Skip")
 
 
 class NotCompiled(Exception):
@@ -29,7 +32,7 @@ class NotCompiled(Exception):
 
 
 class MissingPackage(Exception):
-    """A package is missing without which nothing can be compiled; the message has the command that installs it."""
+    """A package, or a version of one, is missing without which nothing can be compiled; the message says which."""
 
 
 class SnapshotMismatch(AssertionError):
@@ -73,6 +76,8 @@ class FusionFixture:
         try:
             worlds = self._compiled(fn, args, kwargs, grad, target, framework, timeout)
         except ExplainError as problem:
+            if problem.kind in _OF_ENVIRONMENT and not problem.frames:
+                raise MissingPackage(f"{_shown(str(problem))}: {_INSTALL}") from None
             self.traceback = _shown(problem.traceback)
             own = f"Traceback in your code (most recent call last):\n{problem.frames}\n" if problem.frames else ""
             raise NotCompiled(_shown(f"{own}{problem}")) from None

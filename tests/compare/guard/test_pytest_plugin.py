@@ -58,6 +58,8 @@ def inner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.
             said = f"TypeError: no (a.py:3) {kwargs.get('escape', '')}"
             raise ExplainError(said, frames='  File "a.py", line 3, in f\n', traceback=f"all of it\n{said}")
         version = kwargs.get("version", "0.10.2")
+        if fn == "lacking":
+            raise ExplainError("needs torch 2.13.0", kind="Unsupported", frames=kwargs.get("frames", ""))
         if fn == "both":
             return guarded.both(fn, version)
         if fn == "unread":
@@ -185,6 +187,13 @@ def test_missing_packages(inner: pytest.Pytester, monkeypatch: pytest.MonkeyPatc
     result = run(inner, code)
     assert result.parseoutcomes() == {"failed": 1} and 'pip install "xlafuse[cpu]"' in str(result.stdout)
     assert run(inner, code, "-o", "xlafuse_missing=skip").parseoutcomes() == {"skipped": 1}
+
+
+def test_what_the_environment_lacks_is_missing_and_what_the_function_raises_is_not(inner: pytest.Pytester):
+    for body, skipped in (("fusion('lacking')", "skipped"), ("fusion('lacking', frames='own')", "failed")):
+        assert outcome(inner, body)[0] == "failed"
+        assert outcome(inner, body, "-o", "xlafuse_missing=skip")[0] == skipped
+    assert "needs torch 2.13.0" in outcome(inner, "fusion('lacking')")[1]
 
 
 # One compile
