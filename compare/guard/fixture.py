@@ -22,8 +22,8 @@ __tracebackhide__ = True  # pytest: a failing test ends at its own line
 # What compiling for a GPU that is not here needs of each framework.
 _NEEDED = {"jax": ("jax", "jax_plugins.xla_cuda13"), "torch": ("torch", "triton")}
 _INSTALL = 'pip install "xlafuse[cpu]"'
-# Errors, of no line of the user's, that say which version or tool is missing: a build of torch that is not known, no g++,
-# a series of jax of which the target pack knows nothing.
+# Errors, of no line of the user's, that say which version or tool is missing: a build of torch that is not known, no
+# g++, a series of jax of which the target pack knows nothing.
 _OF_ENVIRONMENT = ("Unsupported", "Skip")
 
 
