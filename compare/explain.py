@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import os
 import pickle
@@ -48,11 +49,12 @@ class ExplainError(Exception):
     """Something could not be explained; the message says what, why, and at which line of the user's code.
 
     kind: the type of the error in the process that compiled, or "". traceback: as that process had it, or "".
+    frames: of the traceback, those in the user's code, or "".
     """
 
-    def __init__(self, message: str, *, kind: str = "", traceback: str = "") -> None:
+    def __init__(self, message: str, *, kind: str = "", traceback: str = "", frames: str = "") -> None:
         super().__init__(message)
-        self.kind, self.traceback = kind, traceback
+        self.kind, self.traceback, self.frames = kind, traceback, frames
 
 
 def explain(
@@ -87,7 +89,7 @@ def explain(
 
 @dataclass(frozen=True)
 class _Call:
-    """One function with its arguments; `stablehlo` in their place for a Lowered."""
+    """One function with its arguments; `stablehlo` in their place for a Lowered. products: as in `explain_all`."""
 
     name: str
     framework: Framework
@@ -95,14 +97,22 @@ class _Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     stablehlo: str | None = None
+    products: str | None = None
 
 
 def explain_all(
     functions: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, grad: bool = False,
     target: str | None = None, framework: Framework | None = None, timeout: float = TIMEOUT,
-    tell: Tell = lambda what: None,
+    tell: Tell = lambda what: None, products: Mapping[str, str] = types.MappingProxyType({}),
+    autotune: Path | None = None,
 ) -> Explained:
-    """`explain`, with functions by name. tell: hears what is being done, and twice a minute that it still is."""
+    """`explain`, with functions by name. tell: hears what is being done, and twice a minute that it still is.
+
+    products: by function, what a target that is not here would choose for matrix products: of JAX "triton" or "cublas"
+    (`xlafuse.compiler.Target`), of PyTorch "padded" or "triton" (`triton_side.calls.compile_call`). Without, what the
+    compiler takes where nothing is tuned, or what the target recorded. autotune: a folder with XLA's recorded choices,
+    autotune-<jax version>.textproto, which go before those of the target pack.
+    """
     if target is not None and target not in targets.names():
         raise ExplainError(f"unknown target {target!r}; known: {', '.join(targets.names())}")
     if target is None and not gpu_present():
@@ -114,17 +124,40 @@ def explain_all(
             _refuse_arguments(name, args, kwargs, grad)
             done[name] = _of_compiled(name, function)
             continue
-        call = _call(name, function, tuple(args), dict(kwargs), framework, grad)
+        call = replace(
+            _call(name, function, tuple(args), dict(kwargs), framework, grad), products=products.get(name)
+        )
         waiting.setdefault(call.framework, []).append(call)
     deadline = time.monotonic() + timeout
     for side, calls in waiting.items():
         tell(f"compiling {', '.join(call.name for call in calls)} for {target or 'this GPU'} ({side})")
-        result = _ask(side, calls, grad, target, deadline, tell)
+        result = _ask(side, calls, grad, target, autotune, deadline, tell)
         for name, graph in result.graphs.items():
             done[name] = Explained({name: graph})
         done[calls[-1].name] = replace(done[calls[-1].name], notes=result.notes)
     graphs = {name: done[name].graph for name in functions}
     return Explained(graphs, tuple(note for name in functions for note in done[name].notes))
+
+
+@dataclass(frozen=True)
+class Identity:
+    """digest: equal for calls that are compiled alike: one function, shapes, dtypes, Python values and settings."""
+
+    name: str
+    framework: Framework
+    digest: str
+
+
+def identify(
+    fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, framework: Framework | None = None, grad: bool = False
+) -> Identity:
+    """Of a call that is to be compiled. Raises ExplainError, also for what jax compiled already."""
+    if _is_stage(fn, "Compiled"):
+        raise ExplainError(f"{_name(fn)} is compiled already, for one device; give the function, or its Lowered")
+    call = _call(_name(fn), fn, tuple(args), dict(kwargs), framework, grad)
+    state = _jax_state() if call.framework == "jax" else _torch_state()
+    digest = hashlib.sha256(pickle.dumps((call.framework, _packed(call), state)))
+    return Identity(call.name, call.framework, digest.hexdigest())
 
 
 def load(path: str | os.PathLike[str]) -> FusionGraph:
@@ -273,13 +306,15 @@ def _leaves(value: Any, depth: int = 0) -> Iterable[Any]:
 
 
 def _ask(
-    framework: Framework, calls: list[_Call], grad: bool, target: str | None, deadline: float, tell: Tell
+    framework: Framework, calls: list[_Call], grad: bool, target: str | None, autotune: Path | None, deadline: float,
+    tell: Tell,
 ) -> Explained:
     with tempfile.TemporaryDirectory(prefix="xlafuse-explain-") as name:
         folder = Path(name)
         request = {
             "path": [str(Path(entry).absolute()) for entry in sys.path], "folder": os.getcwd(), "grad": grad,
-            "target": target, "state": _jax_state() if framework == "jax" else _torch_state(),
+            "target": target, "autotune": autotune and str(autotune.absolute()),
+            "state": _jax_state() if framework == "jax" else _torch_state(),
             "calls": [_packed(call) for call in calls],
         }
         (folder / "request.pickle").write_bytes(pickle.dumps(request))
@@ -308,14 +343,16 @@ def _python_path() -> str:
 
 def _packed(call: _Call) -> dict[str, Any]:
     if call.stablehlo is not None:
-        return {"name": call.name, "stablehlo": call.stablehlo}
+        return {"name": call.name, "products": call.products, "stablehlo": call.stablehlo}
     from compare.explain_parcel import NotSendable, pack
 
     try:
         if call.framework == "torch":  # one parcel: what function and arguments share stays shared
-            return {"name": call.name, "parcel": pack((call.function, call.args, call.kwargs), arrays=False)}
+            parcel = pack((call.function, call.args, call.kwargs), arrays=False)
+            return {"name": call.name, "products": call.products, "parcel": parcel}
         return {
-            "name": call.name, "function": pack(call.function, arrays=not _holds_parameters(call.function)),
+            "name": call.name, "products": call.products,
+            "function": pack(call.function, arrays=not _holds_parameters(call.function)),
             "arguments": pack((call.args, call.kwargs), arrays=False),
         }
     except NotSendable as problem:
@@ -388,5 +425,6 @@ def _failure(error: Mapping[str, Any]) -> ExplainError:
     where = f" ({error['line']})" if error["line"] else ""
     message = error["message"] or "no message"
     return ExplainError(
-        f"{before}{error['kind']}: {message}{where}", kind=error["kind"], traceback=error["traceback"]
+        f"{before}{error['kind']}: {message}{where}", kind=error["kind"], traceback=error["traceback"],
+        frames=error["frames"],
     )

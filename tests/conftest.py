@@ -37,3 +37,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU, none is visible"))
+
+
+def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
+    """The fixture `fusion`, where the project is used without being installed."""
+    if not pluginmanager.has_plugin("xlafuse"):
+        from compare import pytest_plugin
+
+        pluginmanager.register(pytest_plugin, "xlafuse")

@@ -190,6 +190,13 @@ class Listener(Protocol):
     def called(self, module: Any, taken: Sequence[Any], returned: Sequence[Any]) -> None: ...
 
 
+@contextlib.contextmanager
+def products_tuned() -> Iterator[None]:
+    """Compile as mode="max-autotune" does where it compiles matrix products."""
+    with inductor_config.patch(max_autotune_gemm=True):
+        yield
+
+
 def trace_gradients(wanted: bool) -> None:
     """Whether torch.compile takes torch.autograd.grad into its graph; else the function is cut in two there."""
     dynamo_config.trace_autograd_ops = wanted
@@ -720,12 +727,12 @@ class _NotRun(Exception):
 
 
 @contextlib.contextmanager
-def compiling_only() -> Iterator[None]:
+def compiling_only(*, pad: bool = False) -> Iterator[None]:
     """Compile for the fake GPU of this process: measure and load nothing, and leave where code would run.
 
     Each Triton kernel is compiled for the first of its configurations that fits; a GEMM that max-autotune would have
-    measured takes the first Triton template. No GEMM's operands are padded where measuring would decide, and a
-    reduction over both orders is split as Inductor does before it searches.
+    measured takes the first Triton template. Where measuring would decide whether a GEMM's operands are padded, `pad`
+    does, and a reduction over both orders is split as Inductor does before it searches.
     """
     load = GraphLowering._compile_to_module_lines
     fold = joint_graph.UniformValueConstantFolder._deduce_value
@@ -754,7 +761,7 @@ def compiling_only() -> Iterator[None]:
             _replaced(joint_graph.UniformValueConstantFolder, "_deduce_value", fold_on_cpu),
             _replaced(triton_helpers, "set_driver_to_gpu", lambda: None),
             _replaced(CachingAutotuner, "precompile", _precompile_first),
-            _replaced(pad_mm, "get_cached_should_pad", lambda key: False),
+            _replaced(pad_mm, "get_cached_should_pad", lambda key: pad),
             _replaced(CoordescTuner, "autotune_single_field", _first_value),
             contextlib.suppress(_NotRun),
         ):

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch._inductor.compile_fx
@@ -19,6 +19,8 @@ import torch._inductor.compile_fx
 from triton_side import _fake_cuda, inductor
 from triton_side import _inductor_private as private
 from triton_side.inductor import Captured
+
+Products = Literal["padded", "triton"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,12 +53,15 @@ class Factory:
 
 
 def compile_call(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], factory: Factory, *, train: bool
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], factory: Factory, *, train: bool,
+    products: Products | None = None,
 ) -> Captured:
     """Compile `function(*args, **kwargs)`, static shapes, default mode; all tensors in it are `factory`'s.
 
     train: backward is compiled, too: of every tensor that requires grad; where none does, every floating argument is
     made to. Otherwise all is compiled as under `torch.no_grad()`.
+    products: what a GPU that is not there would choose by measuring for matrix products: "padded" operands, where that
+    decides about padding, or, as in mode="max-autotune", Inductor's own "triton" templates. None: ATen's, unpadded.
 
     Raises RuntimeError where nothing was compiled, or whatever PyTorch or the function does.
     """
@@ -72,7 +77,9 @@ def compile_call(
         if factory.mode is not None:
             stack.enter_context(_attention(None))
             stack.enter_context(factory.mode)
-            stack.enter_context(private.compiling_only())
+            stack.enter_context(private.compiling_only(pad=products == "padded"))
+            if products == "triton":
+                stack.enter_context(private.products_tuned())
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
         outputs = compiled(*args, **kwargs)

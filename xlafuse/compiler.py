@@ -21,11 +21,17 @@ from xlafuse import _jax_private, dump, provenance, variants
 from xlafuse.hlo import Kernel, kernels, parse
 
 MatmulPrecision = Literal["ieee", "tf32"]
+Products = Literal["triton", "cublas"]
 
 # jax's words, by what the PTX for an H200 holds: "default" makes fp32 products TF32 on jax 0.10.2 and 0.11.2;
 # "tensorfloat32" does so on 0.11.2 only (0.10.2's Triton GEMMs stay IEEE); "highest" is IEEE on both. None of
 # them changes a bf16 or fp16 product.
 _PRECISION = {"ieee": "highest", "tf32": "default"}
+
+# Who computes matrix products, where the autotuner would choose: Triton, also where XLA's rules say cuBLAS, or never.
+_PRODUCTS: dict[Products | None, dict[str, Any]] = {
+    None: {}, "triton": {"xla_gpu_triton_gemm_any": True}, "cublas": {"xla_gpu_enable_triton_gemm": False},
+}  # fmt: skip
 
 _loaded_results: Path | None = None
 
@@ -39,10 +45,13 @@ class Target:
     autotune_results: what that GPU recorded (`configure_environment(record_autotune_to=...)`), to be
         replayed; it serves only the jax version that wrote it (0.10.2 cannot read 0.11.2's). None: nothing is
         replayed.
+    products: what the autotuner would choose between for a matrix product, "triton" for all or "cublas" for all; not
+        beside results that are replayed. None: what XLA takes without its autotuner.
     """
 
     config_text: str
     autotune_results: Path | None = None
+    products: Products | None = None
 
 
 @dataclass(frozen=True)
@@ -190,6 +199,8 @@ def _fresh(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _compile(lowered: Any, options: dict[str, Any], target: Target | None) -> tuple[Any, float, str | None]:
     """(compiled, seconds, replay miss): a replay is demanded complete, and compiled anyway if it is not."""
+    if target is not None:
+        options = options | _PRODUCTS[target.products]
     if target is None or target.autotune_results is None:
         if target is not None:
             _hold_results(None)

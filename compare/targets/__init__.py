@@ -44,11 +44,16 @@ class Pack:
         return path.read_text()
 
     def xla_autotune_results(self, jax_version: str) -> Path | None:
-        path = self.folder / "xla" / f"autotune-{jax_version}.textproto"
-        return path if path.is_file() else None
+        return autotune_results(self.folder / "xla", jax_version)
 
     def device_properties(self) -> dict[str, Any]:
         return dict(json.loads((self.folder / "cuda_device_properties.json").read_text()))
+
+
+def autotune_results(folder: Path, jax_version: str) -> Path | None:
+    """XLA's recorded choices in a folder, where that version of jax wrote some."""
+    path = folder / f"autotune-{jax_version}.textproto"
+    return path if path.is_file() else None
 
 
 def load(name: str) -> Pack:

@@ -48,7 +48,9 @@ class TorchExplainer:
 
         function, args, kwargs = unpack(call["parcel"], self._make)
         with _state(self._state):
-            captured = calls.compile_call(function, args, kwargs, self._factory, train=self._train)
+            captured = calls.compile_call(
+                function, args, kwargs, self._factory, train=self._train, products=call["products"]
+            )
         graph = from_inductor(captured, target=self._target, versions=explaining.versions("torch", "triton"))
         broken = [
             f"{call['name']}: the graph breaks at {reason.line or 'an unknown line'}: {reason.text.splitlines()[0]}"

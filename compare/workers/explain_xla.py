@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,25 +46,28 @@ class XlaExplainer:
         else:
             pack = targets.load(target)
             self._target = target
-            self._xla_target = compiler.Target(
-                pack.xla_config(jax.__version__), pack.xla_autotune_results(jax.__version__)
-            )
+            results = pack.xla_autotune_results(jax.__version__)
+            if request["autotune"] is not None:
+                results = targets.autotune_results(Path(request["autotune"]), jax.__version__) or results
+            self._xla_target = compiler.Target(pack.xla_config(jax.__version__), results)
 
     def explain(self, call: Mapping[str, Any], dumps: Path) -> tuple[Any, list[str]]:
         from compare.explain_parcel import unpack
         from xlafuse import calls
 
+        target = self._xla_target
+        if call["products"] is not None:
+            assert target is not None
+            target = replace(target, autotune_results=None, products=call["products"])
         if "stablehlo" in call:
-            compiled = calls.compile_stablehlo(call["stablehlo"], target=self._xla_target, dump_to=dumps)
+            compiled = calls.compile_stablehlo(call["stablehlo"], target=target, dump_to=dumps)
             return self._graph(compiled, dumps), []
         args, kwargs = unpack(call["arguments"], _struct)
         function = unpack(call["function"], _struct)
         if self._grad:
-            forward, backward = calls.compile_halves(
-                function, args, kwargs, target=self._xla_target, dump_to=dumps
-            )
+            forward, backward = calls.compile_halves(function, args, kwargs, target=target, dump_to=dumps)
             return self._joined(forward, backward, dumps), []
-        compiled = calls.compile_call(function, args, kwargs, target=self._xla_target, dump_to=dumps)
+        compiled = calls.compile_call(function, args, kwargs, target=target, dump_to=dumps)
         return self._graph(compiled, dumps), _closed_over(call["name"], compiled.closed_over)
 
     def _joined(self, forward: Any, backward: Any, dumps: Path) -> Any:

@@ -97,6 +97,7 @@ def _write(folder: Path, reply: Any) -> None:
 def _error(problem: BaseException) -> dict[str, Any]:
     return {
         "kind": type(problem).__name__, "message": _head(str(problem)), "line": _line(problem),
+        "frames": "".join(traceback.format_list(_own_frames(problem))),
         "traceback": "".join(traceback.format_exception(problem)),
     }
 
@@ -109,11 +110,16 @@ def _head(message: str, length: int = 600) -> str:
 
 def _line(problem: BaseException) -> str:
     """The innermost frame of the user's code, "file:line in function"; "" where the error has none."""
-    frames = [
-        frame for frame in traceback.extract_tb(problem.__traceback__)
-        if not frame.filename.startswith(_TOOLS) and not _FRAMEWORKS.search(frame.filename)
-    ]
+    frames = _own_frames(problem)
     if frames:
         return f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}"
     quoted = [match for match in _QUOTED.findall(str(problem)) if not _FRAMEWORKS.search(match[0])]
     return f"{quoted[-1][0]}:{quoted[-1][1]}" if quoted else ""
+
+
+def _own_frames(problem: BaseException) -> list[traceback.FrameSummary]:
+    """Of the user's code, outermost first."""
+    return [
+        frame for frame in traceback.extract_tb(problem.__traceback__)
+        if not frame.filename.startswith(_TOOLS) and not _FRAMEWORKS.search(frame.filename)
+    ]

@@ -1,0 +1,1 @@
+"""The gate for users' own tests: asserts and snapshots on fusion graphs; `compare.pytest_plugin` hands it to pytest."""
