@@ -330,22 +330,52 @@ def timeline_command(
 @cli.command("diff")
 @click.argument("a", type=click.Path(path_type=Path))
 @click.argument("b", type=click.Path(path_type=Path))
+@click.option("--tolerance", metavar="SHARE", help="Of runs: times and bytes within it did not change. Default: 5%.")
+@_filter(
+    "--fail-on", "fail_on", metavar="slower|host|status|kernels|bytes|missing",
+    help="Of runs: what makes exit code 1. Default: all but host.",
+)
+@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Of runs: write it as one HTML file, too.")
+@_filter("--block", "blocks", metavar="NAME", help="Of runs: only these blocks.")
+@_filter("--case", "cases", metavar="NAME", help="Of runs: only these cases.")
+@_direction_option()
+@_filter("-i", "--implementation", "implementations", metavar="NAME", help="Of runs: only these implementations.")
+@click.option("--all", "every", is_flag=True, help="Of runs: all records and kernels; else the largest changes of many.")
 @click.option("--module", metavar="NAME|NUMBER", help="Of folders of dumps: only this module.")
 @json_option
 @click.pass_context
-def diff_command(ctx: click.Context, a: Path, b: Path, module: str | None, as_json: bool) -> None:
-    """Show which kernels changed from A to B.
+def diff_command(
+    ctx: click.Context, a: Path, b: Path, tolerance: str | None, fail_on: list[str], html: Path | None,
+    blocks: list[str], cases: list[str], directions: list[str], implementations: list[str], every: bool,
+    module: str | None, as_json: bool,
+) -> None:
+    """Show what changed from A to B: before and after an upgrade, a flag, a change.
 
-    A and B are two runs, folders of dumps, or files, as for `inspect`: before and after an upgrade, a flag, a change.
-    Kernels that split, merged, appeared and vanished, arrays that are written to memory now, other reasons for not
-    fusing; most bytes, or most time, first. Names and numbers that a compiler gives are no difference.
+    Two runs: what they were made with, then what became faster or slower, as far as the rounds of both can tell, is
+    newly right or wrong, new or gone, and differently fused. Exit code 1 where something is slower or newly not right,
+    launches more kernels, moves more bytes, or is gone (--fail-on), else 0.
 
-    Exit code: 0 when nothing differs, 1 when something does, 2 when A or B cannot be read.
+    Two folders of dumps, or files, as for `inspect`: kernels that split, merged, appeared and vanished, arrays that are
+    written to memory now, other reasons for not fusing; most bytes first. Names and numbers that a compiler gives are
+    no difference. Exit code 1 where something differs, else 0.
+
+    \b
+      xlafuse diff runs/yesterday runs/today --tolerance 3%
+      xlafuse diff runs/jax-0.10 runs/jax-0.11 -i xla --html upgrade.html
+      xlafuse diff before.hlo.txt after.hlo.txt
+
+    Exit code 2 when A or B cannot be read, or the question makes no sense.
     """
     from compare import diff_cli
+    from compare.diff.runs import REGRESSIONS
+    from compare.selection import one_of
 
-    differs = diff_cli.diff(a, b, module=module, as_json=as_json, warn=_warn)
-    ctx.exit(1 if differs else 0)
+    for kind in fail_on:
+        one_of("regression", kind, list(REGRESSIONS), where="for --fail-on")
+    wanted = {"block": blocks, "case": cases, "direction": directions, "implementation": implementations}
+    share = None if tolerance is None else diff_cli.tolerance(tolerance)
+    question = diff_cli.RunQuestion(share, tuple(fail_on), html, every, wanted)
+    ctx.exit(1 if diff_cli.diff(a, b, module=module, as_json=as_json, of_runs=question, warn=_warn) else 0)
 
 
 @cli.command("explain")
