@@ -335,12 +335,12 @@ def timeline_command(
     "--fail-on", "fail_on", metavar="slower|host|status|kernels|bytes|missing",
     help="Of runs: what makes exit code 1. Default: all but host.",
 )
-@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Of runs: write it as one HTML file, too.")
+@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Of runs: write one HTML file, too.")
 @_filter("--block", "blocks", metavar="NAME", help="Of runs: only these blocks.")
 @_filter("--case", "cases", metavar="NAME", help="Of runs: only these cases.")
 @_direction_option()
 @_filter("-i", "--implementation", "implementations", metavar="NAME", help="Of runs: only these implementations.")
-@click.option("--all", "every", is_flag=True, help="Of runs: all records and kernels; else the largest changes of many.")
+@click.option("--all", "every", is_flag=True, help="Of runs: all changes; else the largest of many.")
 @click.option("--module", metavar="NAME|NUMBER", help="Of folders of dumps: only this module.")
 @json_option
 @click.pass_context

@@ -10,7 +10,7 @@ from typing import Any
 NOTABLE = 0.02  # relative; ceilings of one machine differ by less from run to run
 _FIRST = ("xlafuse", "target", "device", "driver", "jax", "jaxlib", "torch", "triton", "cuda")
 _WORKER_FACTS = ("timer",)  # held against each other record by record
-_NONE = "none"
+_NONE = "none recorded"
 
 
 @dataclass(frozen=True)

@@ -43,8 +43,8 @@ def html(diff: RunDiff) -> str:
             for words, title in show.TIMED if (found := diff.timed(*words))
         ],
         listed=[
-            {"title": _shown(f"{title.capitalize()}: {len(lines)}"), "rows": [[_shown(x) for x in row] for row in lines]}
-            for title, lines in show.listed(diff) if lines
+            {"title": _shown(f"{title.capitalize()}: {len(found)}"), "rows": [list(map(_shown, row)) for row in found]}
+            for title, found in show.listed(diff) if found
         ],
         fused=[_fused(change) for change in diff.fused],
     )  # fmt: skip

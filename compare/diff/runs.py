@@ -63,6 +63,12 @@ class RecordChange:
         return None not in (before, after) and before != after
 
     @property
+    def compared(self) -> bool:
+        """Whether anything of it was held against each other, or is new or gone."""
+        timed = self.times is not None and self.times.word is not None
+        return timed or self.graph is not None or self.status_changed or None in (self.before, self.after)
+
+    @property
     def differs(self) -> bool:
         timing = self.times.word if self.times else None
         fused = self.graph is not None and not self.graph.empty
@@ -112,7 +118,7 @@ def compare(
 ) -> RunDiff:
     """From run `a` to run `b`. wanted: fields of the runs' rows -> names; none: all.
 
-    Raises UsageError for a name that neither run has, or where nothing is left, and RunFolderError.
+    Raises UsageError for a name that neither run has, or where nothing can be compared, and RunFolderError.
     """
     warnings: list[str] = []
     runs = read_run(a.path), read_run(b.path)
@@ -125,6 +131,8 @@ def compare(
     for id in ids:
         change = _change(id, sides[0].get(id), sides[1].get(id), segments, tolerance)
         changes.append(change)
+    if not any(change.compared for change in changes):
+        raise UsageError(f"{a.path} and {b.path}: nothing here has a time or a graph on both sides")
     ordered = tuple(kind for kind in REGRESSIONS if kind in fail_on)
     return RunDiff(a.path, b.path, environment.differences(*runs), changes, tolerance, ordered, warnings)
 

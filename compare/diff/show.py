@@ -41,11 +41,12 @@ def listed(diff: RunDiff) -> list[tuple[str, list[list[str]]]]:
     """By title what is listed beside times and kernels: of each record its id with what is to be said, and details."""
     return [
         ("other status", _statuses(diff)),
+        ("more kernels, or more bytes", [_grown(each) for each in diff.changes if set(each.regressions) & _GROWN]),
         ("times not held against each other", _refused(diff)),
         ("configurations that rest on something else", _configurations(diff)),
         (f"only in {diff.before}", _only(diff, after=False)),
         (f"only in {diff.after}", _only(diff, after=True)),
-        ("not compared", [[f"{change.id}: {note}" for note in change.notes] for change in diff.changes if change.notes]),
+        ("not compared", [[f"{each.id}: {note}" for note in each.notes] for each in diff.changes if each.notes]),
     ]
 
 
@@ -127,6 +128,15 @@ def _timed(change: RecordChange) -> list[str]:
 def interval(low: float, high: float) -> str:
     """Of the ratio of the time after to the time before."""
     return f"ratio {low:.3f} to {high:.3f}"
+
+
+_GROWN = {"kernels", "bytes"}
+
+
+def _grown(change: RecordChange) -> list[str]:
+    kernels, moved = change.pair("kernels"), change.pair("bytes_moved")
+    sizes = " → ".join(map(formats.size, moved))
+    return [f"{change.id}: {kernels[0]} → {kernels[1]} kernels, which move {sizes}"]
 
 
 def _refused(diff: RunDiff) -> list[list[str]]:
