@@ -232,28 +232,40 @@ def selftest(ctx: click.Context, runs: tuple[Path, ...], trials: int) -> None:
 @cli.command()
 @run_argument
 @json_option
+@click.option("--csv", "as_csv", is_flag=True, help="CSV for spreadsheets and notebooks; the columns of --json.")
 @click.option("--markdown", is_flag=True, help="Markdown, to paste into a pull request or a page.")
 @click.option("--matrix", is_flag=True, help="Cases down, implementations across: device times, or kernel counts.")
 @click.option("--roofline", is_flag=True, help="Intensity, bound, attainable rate, recoverable time.")
 @click.option("--kernels", is_flag=True, help="With --roofline: a line a kernel.")
 @click.option("--traffic", is_flag=True, help="Bytes that must move, that are declared, and that the GPU counted.")
 @click.option("--authorship", is_flag=True, help="Lines of kernel code beside the speed that they bring.")
+@click.option(
+    "--picture", type=click.Path(path_type=Path), metavar="FILE",
+    help="Draw times, or with --roofline the roofline, into an .svg or .png.",
+)
 @_filter("--block", "blocks", metavar="NAME", help="Only these blocks.")
 @_filter("--case", "cases", metavar="NAME", help="Only these cases.")
+@_direction_option()
+@_filter("-i", "--implementation", "implementations", metavar="NAME", help="Only these implementations.")
 def report(
-    run: Path, as_json: bool, markdown: bool, kernels: bool, blocks: list[str], cases: list[str], **views: bool
+    run: Path, as_json: bool, as_csv: bool, markdown: bool, kernels: bool, picture: Path | None, blocks: list[str],
+    cases: list[str], directions: list[str], implementations: list[str], **views: bool,
 ) -> None:
     """Show a run's results as a table.
 
     RUN is the folder that `xlafuse run` made. Who was right, how fast, and how near to what the GPU can do.
+
+    \b
+      xlafuse report runs/mine --block softmax --markdown
+      xlafuse report runs/mine --case llama-8b --direction fwd --picture times.svg
+      xlafuse report runs/mine --csv > mine.csv
     """
     from compare import report_cli
 
-    wanted = {"block": blocks, "case": cases}
+    wanted = {"block": blocks, "case": cases, "direction": directions, "implementation": implementations}
+    form = report_cli.form_of(as_json=as_json, as_csv=as_csv, markdown=markdown)
     click.echo(
-        report_cli.report(
-            run, views=views, kernels=kernels, as_json=as_json, markdown=markdown, wanted=wanted, warn=_warn
-        )
+        report_cli.report(run, views=views, kernels=kernels, form=form, picture=picture, wanted=wanted, warn=_warn)
     )
 
 
