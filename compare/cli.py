@@ -285,6 +285,9 @@ def report(
 )
 @click.option("--passes", is_flag=True, help="What each of XLA's passes changed, where its dump has that.")
 @click.option("--dot", is_flag=True, help="Graphviz text.")
+@click.option(
+    "--model-explorer", type=click.Path(path_type=Path), metavar="FILE", help="JSON for Google's Model Explorer."
+)
 @click.option("--all", "every", is_flag=True, help="All kernels, modules, reasons; else only the costly ones of many.")
 @click.option("--target", metavar="NAME", help="The GPU whose bandwidth prices bytes. Default: the one compiled for.")
 @json_option
