@@ -342,6 +342,24 @@ def timeline_command(
     click.echo(f"{out}: {len(ids)} timeline{'s' if len(ids) > 1 else ''}; {timeline_cli.VIEWERS}")
 
 
+@cli.command("dumps")
+@run_argument
+@click.option("--record", "record_id", required=True, metavar="ID", help="block/case/dtype/direction/implementation.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="A new folder.")
+def dumps_command(run: Path, record_id: str, out: Path) -> None:
+    """Unpack what a compiler left of one record, for other tools.
+
+    What XLA wrote gets its names of an --xla_dump_to folder, as hlo-opt takes them, and a log folder for XProf. What
+    Inductor, Triton and NVRTC left keeps its names. Says what is there, and what is not kept.
+
+    \b
+      xlafuse dumps runs/mine --record softmax/gpt2-scores/bf16/train/xla --out /tmp/softmax
+    """
+    from compare import export_dumps
+
+    click.echo(export_dumps.as_text(export_dumps.export(run, record_id, out)))
+
+
 @cli.command("diff")
 @click.argument("a", type=click.Path(path_type=Path))
 @click.argument("b", type=click.Path(path_type=Path))
