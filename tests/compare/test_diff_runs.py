@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +196,44 @@ def test_the_page_holds_everything_as_text(tmp_path: Path) -> None:
     assert "<script" not in text and "&lt;script&gt;alert(1)" in text and "\x1b" not in text + result.stdout
     assert "150" in text and "1.500" in text and "split: act" in text and "http" not in text
     assert len(text) < 60_000
+
+
+def chromium() -> str:
+    """A browser's program; skips where there is none."""
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    return found or pytest.skip("no chromium, chromium-browser or google-chrome on PATH")
+
+
+def test_the_page_opens_by_itself_in_light_and_dark(tmp_path: Path) -> None:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    page = tmp_path / "page.html"
+    assert diff(DATA / "jax-0.10", DATA / "jax-0.11", "--html", page).exit_code == 1
+    grounds, requests, errors = [], [], []
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        for scheme in ("light", "dark"):
+            tab = browser.new_page(color_scheme=scheme)
+            tab.on("request", lambda request: requests.append(request.url))
+            tab.on("console", lambda message: errors.append(message.text))
+            tab.on("pageerror", lambda problem: errors.append(str(problem)))
+            tab.goto(page.as_uri())
+            grounds.append(tab.evaluate("getComputedStyle(document.body).backgroundColor"))
+            shown = tab.inner_text("body")
+            assert "Regressed" in shown and "jax\t0.10.2\t0.11.2" in shown
+            assert "written to memory now: 2 buffers, 33.6 MB" in shown  # the first trees are open
+        browser.close()
+    assert grounds[0] != grounds[1] and set(requests) == {page.as_uri()} and not errors
+
+
+def test_no_framework_is_imported() -> None:
+    program = (
+        "import sys; from compare.cli import cli; cli(sys.argv[1:], standalone_mode=False);"
+        "assert not {'jax', 'torch', 'numpy', 'vl_convert', 'jinja2'} & set(sys.modules)"
+    )
+    words = ["diff", str(DATA / "jax-0.10"), str(DATA / "jax-0.10")]
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "0 differently fused, 3 the same" in done.stdout
 
 
 @pytest.mark.parametrize(
