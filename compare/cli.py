@@ -164,6 +164,23 @@ def _show_at_a_glance(folder: Path) -> None:
     click.echo(f"xlafuse inspect {folder}  shows each kernel and what is in it")
 
 
+@cli.command("merge")
+@click.argument("parts", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
+@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="A new folder.")
+def merge_command(parts: tuple[Path, ...], out: Path) -> None:
+    """Put runs of several GPUs, or machines, together as one, each case whole from one of them.
+
+    \b
+      CUDA_VISIBLE_DEVICES=0 xlafuse run gelu softmax --out part0 &
+      CUDA_VISIBLE_DEVICES=1 xlafuse run rmsnorm attention --out part1 &
+      wait; xlafuse merge part0 part1 --out whole
+    """
+    from compare.merge import merge
+
+    count = merge(parts, out)
+    click.echo(f"{count} records in {out}; xlafuse report {out} shows them")
+
+
 @cli.command("list")
 @json_option
 @click.option("--markdown", is_flag=True, help="A Markdown table: a line a block.")

@@ -1,11 +1,11 @@
-"""One crew at work: a few cases compiled and checked beside other lanes, then timed while those wait."""
+"""One crew at work: a few cases compiled and checked beside other lanes, tuned and timed while those wait."""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,6 @@ from compare.blocks import BLOCKS
 from compare.client import WORKER_FAILURES, WorkerDied, WorkerError, WorkerTimeout
 from compare.clock import CallTrace, CuptiClock, DeviceRecord
 from compare.crew import Crew
-from compare.gate import Gate
 from compare.graph import store
 from compare.graph.join import join
 from compare.graph.model import FusionGraph
@@ -35,6 +34,7 @@ class _Entry:
     record: Record
     implementation: Implementation
     alive: bool = True
+    prepared: bool = False  # its worker holds its program
     graph: FusionGraph | None = None
     command_buffers: dict[str, list[int]] | None = None  # see compare.record
     rounds: list[dict[str, Any]] = field(default_factory=list)
@@ -55,10 +55,11 @@ class _Entry:
 
 
 class Lane:
-    """Holds one group of cases at a time; `prepare` may be called in a thread of its own, all else from one."""
+    """Holds one group of cases at a time; `prepare`, `check_tuned` and `prepare_again` may be called in a thread of
+    their own, all else from one."""
 
-    def __init__(self, session: Session, crew: Crew, gate: Gate, timing: Timing) -> None:
-        self.session, self.crew, self._gate, self._timing = session, crew, gate, timing
+    def __init__(self, session: Session, crew: Crew, timing: Timing) -> None:
+        self.session, self.crew, self._timing = session, crew, timing
         self._cases: list[list[_Entry]] = []
         self._data: Data | None = None
         self._tuned = False  # what tunes has done so in an earlier process of this group
@@ -80,38 +81,43 @@ class Lane:
         return found
 
     def prepare(self) -> None:
-        """Compile and check the group, beside other lanes but for what tunes."""
+        """Compile and check what does not tune, beside other lanes; the frameworks beside each other, too."""
         if not any(self._alive()):
             return
         first = self._cases[0][0].record.case
         self._start("reference")
         try:
-            with self._gate.together():
-                self._data = self.session.produce(widest(first), self.crew)
+            self._data = self.session.produce(widest(first), self.crew)
         except WORKER_FAILURES as problem:
             for entry in self._alive():
                 self._fail(entry, problem)
                 entry.record.detail = f"no reference: {entry.record.detail}"
             return
-        for entries in self._cases:
-            for entry in entries:
-                if entry.alive:
-                    self.session.progress.say(f"compiling and checking {entry.record.id}")
-                    self._prepare_and_check(entry)
+        self._by_role(self._prepare_and_check, [entry for entry in self._alive() if not self._tunes(entry)])
+
+    def tune(self) -> None:
+        """Compile what times kernels to choose one: the GPU is this lane's alone."""
+        for entry in [entry for entry in self._alive() if self._tunes(entry)]:
+            self._prepare_first(entry)
         self._tuned = True
+
+    def check_tuned(self) -> None:
+        """Check what `tune` compiled, beside other lanes."""
+        self._by_role(self._check, [entry for entry in self._alive() if entry.record.status != "ok"])
 
     def dismiss(self) -> None:
         """End the processes: what a process happens upon, as where its memory lies, is drawn again."""
         self.crew.dismiss({entry.role for entry in self._alive()})
 
     def prepare_again(self) -> None:
-        """In fresh processes, beside other lanes."""
-        started = time.perf_counter()
-        case = self._cases[0][0].record.case.id
+        """In fresh processes, beside other lanes: what does not tune again."""
         self._start()
-        self._prepare_again(list(self._alive()))
-        took = time.perf_counter() - started
-        self.session.progress.say(f"{case} in fresh workers, which took {took:.0f} s to get ready")
+        self._by_role(self._prepare_one_again, [entry for entry in self._alive() if not self._tunes(entry)])
+
+    def tune_again(self) -> None:
+        """The others; the GPU is this lane's alone."""
+        for entry in [entry for entry in self._alive() if self._tunes(entry)]:
+            self._prepare_one_again(entry)
 
     def measure(self, process: int) -> None:
         """Those rounds of each case that belong to this process; the GPU is this lane's alone."""
@@ -170,21 +176,48 @@ class Lane:
     def _alive(self) -> Iterator[_Entry]:
         return (entry for entry in self._entries() if entry.alive)
 
+    def _tunes(self, entry: _Entry) -> bool:
+        """XLA's choices are kept between processes, max-autotune's are not."""
+        return entry.tunes and (entry.implementation.tunes or not self._tuned)
+
+    @staticmethod
+    def _by_role(do: Callable[[_Entry], None], entries: Sequence[_Entry]) -> None:
+        """Each framework's entries in order, frameworks side by side."""
+
+        def of(role: str) -> None:
+            for entry in entries:
+                if entry.role == role and entry.alive:
+                    do(entry)
+
+        roles = sorted({entry.role for entry in entries})
+        with ThreadPoolExecutor(max(1, len(roles))) as threads:
+            list(threads.map(of, roles))
+
     def _prepare_and_check(self, entry: _Entry) -> None:
+        self._prepare_first(entry)
+        if entry.alive:
+            self._check(entry)
+
+    def _prepare_first(self, entry: _Entry) -> None:
         record = entry.record
+        self.session.progress.say(f"compiling {record.id}")
         try:
             prepared = self._prepare(entry)
-            record.compile_s, entry.command_buffers = prepared["compile_s"], prepared["command_buffers"]
-            entry.graph = None if prepared["graph"] is None else store.from_json(prepared["graph"])
-            self.session.archive(record)
-            with self._gate.together():
-                outcome = self.crew.ask(entry.role, "check", id=record.id, timeout=300)
-        except WorkerError as problem:
-            self._fail(entry, problem)
+        except WORKER_FAILURES as problem:
+            self._fail_and_revive(entry, problem)
             return
-        except (WorkerDied, WorkerTimeout) as problem:
-            self._fail(entry, problem)
-            self._revive(entry.role)
+        entry.prepared = True
+        record.compile_s, entry.command_buffers = prepared["compile_s"], prepared["command_buffers"]
+        entry.graph = None if prepared["graph"] is None else store.from_json(prepared["graph"])
+        self.session.archive(record)
+
+    def _check(self, entry: _Entry) -> None:
+        record = entry.record
+        self.session.progress.say(f"checking {record.id}")
+        try:
+            outcome = self.crew.ask(entry.role, "check", id=record.id, timeout=300)
+        except WORKER_FAILURES as problem:
+            self._fail_and_revive(entry, problem)
             return
         record.status = "ok"
         record.checked = {
@@ -199,22 +232,18 @@ class Lane:
         record, dumps = entry.record, self.session.dumps_folder(entry.record)
         assert self._data is not None
         shutil.rmtree(dumps, ignore_errors=True)  # of a process that is gone
-        # XLA's choices are kept between processes, max-autotune's are not.
-        tunes = entry.tunes and (entry.implementation.tunes or not self._tuned)
-        with self._gate.alone() if tunes else self._gate.together():
-            prepared: dict[str, Any] = self.crew.ask(
-                entry.role, "prepare", id=record.id, case=record.case.to_json(), implementation=record.implementation,
-                folders=[str(f) for f in self._data.folders], scales=self._data.scales, dumps=str(dumps),
-            )
+        prepared: dict[str, Any] = self.crew.ask(
+            entry.role, "prepare", id=record.id, case=record.case.to_json(), implementation=record.implementation,
+            folders=[str(f) for f in self._data.folders], scales=self._data.scales, dumps=str(dumps),
+        )
         return prepared
 
-    def _prepare_again(self, entries: Sequence[_Entry]) -> None:
-        """In fresh workers: they go on with the rounds that they have; the record keeps the first compile."""
-        for entry in entries:
-            try:
-                self._prepare(entry)
-            except WORKER_FAILURES as problem:
-                self._fail(entry, problem)
+    def _prepare_one_again(self, entry: _Entry) -> None:
+        """In a fresh worker: it goes on with the rounds that it has; the record keeps the first compile."""
+        try:
+            self._prepare(entry)
+        except WORKER_FAILURES as problem:
+            self._fail(entry, problem)
 
     def _round(self, entries: list[_Entry], number: int) -> None:
         """Each round starts with another implementation, so that drift hits all alike, and is on another input set. It
@@ -240,11 +269,8 @@ class Lane:
             )
             entry.processes.append(self._timing.process_of(number))
             entry.conditions.append(conditions.read())
-        except WorkerError as problem:
-            self._fail(entry, problem)
-        except (WorkerDied, WorkerTimeout) as problem:
-            self._fail(entry, problem)
-            self._revive(entry.role)
+        except WORKER_FAILURES as problem:
+            self._fail_and_revive(entry, problem)
 
     def _measure_mode(self, entry: _Entry, mode: str, number: int) -> None:
         """Unlike the main mode, one that cannot be had costs itself alone, with the reason."""
@@ -266,9 +292,16 @@ class Lane:
             entry.unavailable[mode] = str(problem)
             self._revive(entry.role)
 
+    def _fail_and_revive(self, entry: _Entry, problem: Exception) -> None:
+        self._fail(entry, problem)
+        if not isinstance(problem, WorkerError):
+            self._revive(entry.role)
+
     def _revive(self, role: str) -> None:
         """After a worker's death: all that it held, in a fresh one; what it did not hold yet is prepared in turn."""
-        self._prepare_again([e for e in self._alive() if e.role == role and e.record.status == "ok"])
+        for entry in self._alive():
+            if entry.role == role and entry.prepared:
+                self._prepare_one_again(entry)
 
     def _trace(self, entries: list[_Entry]) -> None:
         """One more call of each, for its timeline; what goes wrong with it costs the timeline alone."""

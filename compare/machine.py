@@ -13,7 +13,9 @@ from typing import Any
 from compare import PROJECT
 from xlafuse.environment import gpu_present
 
-__all__ = ["distribution", "gpu_present", "host", "missing", "scratch_root", "versions", "xlafuse_version"]
+__all__ = [
+    "distribution", "gpu_present", "host", "missing", "scratch_root", "usable_cores", "versions", "xlafuse_version",
+]
 
 
 def xlafuse_version() -> str:
@@ -71,13 +73,18 @@ def host() -> dict[str, Any]:
     return {
         "system": platform.platform(),
         "machine": platform.machine(),
-        "cores": os.cpu_count(),
+        "cores": usable_cores(),
         "nvidia_driver": driver.read_text().splitlines()[0] if driver.is_file() else None,
         "variables": {
             name: " ".join(word for word in value.split() if "=/" not in word)
             for name, value in sorted(os.environ.items()) if _FLAGS.fullmatch(name)
         },
     }
+
+
+def usable_cores() -> int:
+    """Those that this process may run on: where several runs share a machine, each is given some (taskset)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def scratch_root() -> Path | None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
+import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -16,10 +17,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from compare import machine
 from compare.calibration import AGREEMENT, disagreement
 from compare.client import WORKER_FAILURES
 from compare.crew import Crew
-from compare.gate import Gate
 from compare.lane import Group, Lane
 from compare.selection import Plan
 from compare.session import Session, widest
@@ -39,8 +40,7 @@ def environment(folder: Path) -> dict[str, str]:
 def run(plan: Plan, session: Session) -> None:
     """Write one record for each case and implementation of the plan."""
     groups = list(_groups(plan, session))
-    gate = Gate()
-    lanes = [Lane(session, crew, gate, plan.timing) for crew in _crews(plan, session, len(groups))]
+    lanes = [Lane(session, crew, plan.timing) for crew in _crews(plan, session, len(groups))]
     starved: list[Group] = []
     try:
         for start in range(0, len(groups), len(lanes)):
@@ -63,16 +63,22 @@ def _groups(plan: Plan, session: Session) -> Iterator[Group]:
 
 def _lanes(memory_bytes: int | None) -> int:
     """How many groups are made ready at once; one where nobody knows how much memory the GPU has."""
-    return max(1, min(MOST_LANES, (os.cpu_count() or 1) // CORES_A_LANE, (memory_bytes or 0) // BYTES_A_LANE))
+    return max(1, min(MOST_LANES, machine.usable_cores() // CORES_A_LANE, (memory_bytes or 0) // BYTES_A_LANE))
 
 
 def _run_batch(lanes: Sequence[Lane], batch: Sequence[Group], plan: Plan, session: Session) -> list[Group]:
     """A group a lane; returns those that want for memory, of which no record is written if they were not alone."""
     lanes = lanes[: len(batch)]
+    took = _Stopwatch()
     for lane, group in zip(lanes, batch, strict=True):
         lane.take(group)
         _replace_worn(lane, session)
     _at_once([lane.prepare for lane in lanes])
+    took.lap("compiling and checking")
+    for lane in lanes:
+        lane.tune()
+    _at_once([lane.check_tuned for lane in lanes])
+    took.lap("tuning")
     for process in range(plan.timing.restarts + 1):
         if process:
             session.progress.say("starting fresh workers")
@@ -80,14 +86,40 @@ def _run_batch(lanes: Sequence[Lane], batch: Sequence[Group], plan: Plan, sessio
             # With the files of the leaving processes joined, the fresh ones find XLA's choices instead of tuning again.
             _join_autotune_results(session.folder / "target" / "xla")
             _at_once([lane.prepare_again for lane in lanes])
+            for lane in lanes:
+                lane.tune_again()
+            took.lap("fresh workers")
         for lane in lanes:
             lane.measure(process)
             if process == plan.timing.restarts and not (len(lanes) > 1 and lane.starved()):
                 lane.finish()
+        took.lap("timing")
+    session.progress.announce(f"{', '.join(_name(group) for group in batch)}: {took}")
     starved = [group for lane, group in zip(lanes, batch, strict=True) if lane.busy]
     for lane in lanes:
         lane.abandon()
     return starved
+
+
+def _name(group: Group) -> str:
+    return group[0][0].id.rpartition("/")[0]  # a shape's, in all its directions
+
+
+class _Stopwatch:
+    """How long each kind of work took."""
+
+    def __init__(self) -> None:
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._last = time.perf_counter()
+
+    def lap(self, what: str) -> None:
+        """What was done since the last lap."""
+        now = time.perf_counter()
+        self._seconds[what] += now - self._last
+        self._last = now
+
+    def __str__(self) -> str:
+        return ", ".join(f"{what} {seconds:.0f} s" for what, seconds in self._seconds.items())
 
 
 def _at_once(tasks: Sequence[Callable[[], None]]) -> None:

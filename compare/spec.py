@@ -129,7 +129,7 @@ class Shape:
     labels are ignored.
 
     Suites: `quick` (minutes), `full` (everything but `check`), `check` (small odd sizes: CPU checks and tests).
-    `tuned`: whether implementations that tune for minutes (`Implementation.tunes`) take part in the quick suite.
+    `tuned`: whether implementations that tune for minutes (`Implementation.tunes`) take part, if it is in `quick`.
     """
 
     name: str
@@ -156,7 +156,8 @@ class Implementation:
     `compiler` says what takes it: xla, xla-unfused, xla-remat, eager, inductor, inductor-max, flex, triton,
     triton-library, cuda; or xla-triton, for which a target of PyTorch's side is planned there and compiled by XLA.
     `unsupported` says why a case cannot be taken, or None. `directions` leaves out those in which it would only repeat
-    another implementation. `requires` are the packages that it needs beyond its framework, as pip takes them
+    another implementation. `baseline` ones show what it costs to fuse nothing, which a block's shapes of `quick` show
+    well enough. `requires` are the packages that it needs beyond its framework, as pip takes them
     ("liger-kernel==0.8.5"): any version is used, the row was written for this one. Only its worker knows whether they
     are there.
     """
@@ -169,6 +170,7 @@ class Implementation:
     unsupported: Callable[[Case], str | None] = field(default=lambda case: None)
     directions: tuple[str, ...] = tuple(PARTS)
     tunes: bool = False
+    baseline: bool = False
     requires: tuple[str, ...] = ()
 
     def load(self) -> Callable[..., Any]:
@@ -238,9 +240,14 @@ class Block:
 
     def takes(self, case: Case, implementation: Implementation, suite: str) -> bool:
         """Whether the implementation takes part in this case of the suite where nobody asks for it by name."""
+        if case.direction not in implementation.directions:
+            return False
         shape = next(s for s in self.shapes if s.name == case.name)
-        worth_tuning = shape.tuned or not implementation.tunes or suite != "quick"
-        return case.direction in implementation.directions and worth_tuning
+        if suite == "check":
+            return True
+        if implementation.tunes:
+            return shape.tuned and "quick" in shape.suites
+        return not implementation.baseline or "quick" in shape.suites
 
     def cases(self, suite: str) -> list[Case]:
         return [

@@ -41,7 +41,7 @@ from pathlib import Path
 import torch
 
 from triton_side.blocks.cross_entropy import IGNORED
-from triton_side.sanitizer_log import Launched, Outcome, end_of, parse, summary
+from triton_side.sanitizer_log import Launched, Outcome, end_of, joined, parse, summary
 
 TOOLS = ("memcheck", "racecheck")
 WHEEL = "nvidia-cuda-sanitizer-api"
@@ -49,7 +49,7 @@ PADDING = 4096  # bytes behind every allocation
 PRINTED = 1000  # reports that a tool prints before it only counts
 ALONE = 0.3  # of the limit, for the launches without a tool: they compile
 BEGIN = 0.75  # of a tool's share of what is left: later it begins no case, as the last one takes its time, too
-COMPILING = 8  # processes
+SIDE_BY_SIDE = 8  # processes that compile, or that a tool watches
 EPS = 1e-6
 
 
@@ -300,9 +300,27 @@ def find_sanitizer() -> str:
 def run_tool(
     sanitizer: str, tool: str, launched: list[Launched], limit: float, begin_for: float | None = None
 ) -> Outcome:
-    """The cases of what was launched under `tool`: none is begun after `begin_for` seconds, and past `limit` seconds
-    the tool is killed, with what it would have said."""
+    """The cases of what was launched under `tool`, in several processes side by side: none is begun after `begin_for`
+    seconds, and past `limit` seconds the tool is killed, with what it would have said."""
     names = {case for entry in launched for case in entry.cases}
+    until = time.time() + (limit if begin_for is None else begin_for)
+    jobs = min(SIDE_BY_SIDE, os.cpu_count() or 1, max(1, len(names)))
+    with ThreadPoolExecutor(jobs) as threads:
+        outcomes = list(
+            threads.map(
+                lambda start: _run_share(sanitizer, tool, launched, limit, until, (len(names), start, jobs)),
+                range(jobs),
+            )
+        )
+    return joined(outcomes)
+
+
+def _run_share(
+    sanitizer: str, tool: str, launched: list[Launched], limit: float, until: float, share: tuple[int, int, int]
+) -> Outcome:
+    """One process of `run_tool`, which has the cases of `share`: (count, start, step) of `launch_all`."""
+    names = {case for entry in launched for case in entry.cases}
+    count, start, step = share
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "log")
         command = [
@@ -310,8 +328,8 @@ def run_tool(
             "--show-backtrace", "no", "--destroy-on-device-error", "kernel",
             "--launch-timeout", "60", "--target-processes", "application-only", "--log-file", str(log),
             *(("--padding", str(PADDING)) if tool == "memcheck" else ()),
-            sys.executable, "-m", "triton_side.sanitize", "--launch", "--count", str(len(names)),
-            "--until", str(time.time() + (limit if begin_for is None else begin_for)),
+            sys.executable, "-m", "triton_side.sanitize", "--launch", "--count", str(count),
+            "--start", str(start), "--step", str(step), "--until", str(until),
         ]  # fmt: skip
         status, output = _run(command, limit)
         text = log.read_text(errors="replace") if log.is_file() else ""
@@ -420,7 +438,7 @@ def _launched(limit: float) -> list[Launched]:
 
 def _compile_side_by_side(until: str, limit: float) -> None:
     """Leaves every Triton kernel in Triton's cache, for the processes after it. What fails here fails there, too."""
-    jobs = min(COMPILING, os.cpu_count() or 1)
+    jobs = min(SIDE_BY_SIDE, os.cpu_count() or 1)
     command = [sys.executable, "-m", "triton_side.sanitize", "--launch", "--until", until, "--step", str(jobs)]
     with ThreadPoolExecutor(jobs) as threads:
         list(threads.map(lambda start: _run([*command, "--start", str(start)], limit), range(jobs)))

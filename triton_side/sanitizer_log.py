@@ -52,6 +52,20 @@ class Outcome:
         return max(0, (self.errors or 0) - named)
 
 
+def joined(outcomes: list[Outcome]) -> Outcome:
+    """What one tool said in several processes, each of which had a share of the cases."""
+    errors = [outcome.errors for outcome in outcomes]
+    reached = [outcome.reached for outcome in outcomes]
+    return Outcome(
+        outcomes[0].tool,
+        tuple(report for outcome in outcomes for report in outcome.reports),
+        None if None in errors else sum(filter(None, errors)),
+        sum(outcome.warnings for outcome in outcomes),
+        "; ".join(dict.fromkeys(outcome.failure for outcome in outcomes if outcome.failure)) or None,
+        None if None in reached else frozenset().union(*filter(None, reached)),
+    )
+
+
 _PREFIX = "========= "
 # "ERROR SUMMARY: 2 errors", "RACECHECK SUMMARY: 3 hazards displayed (1 error, 2 warnings)"
 _MEMCHECK_SUMMARY = re.compile(r"^========= ERROR SUMMARY: (\d+) error", re.MULTILINE)

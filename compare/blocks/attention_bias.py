@@ -75,8 +75,6 @@ BLOCK = Block(
         Shape("odd-length", sizes(2, 3, 1002, 64), ("float16",), ("quick", "full"), tuned=False),
         Shape("t5-large-2k", sizes(4, 16, 2048, 64), ("bfloat16",)),
         Shape("t5-large-fp32", sizes(2, 16, 1024, 64), ("float32",), ("full",), ("ieee", "tf32")),
-        Shape("batch1-2k", sizes(1, 16, 2048, 128), ("bfloat16",)),
-        Shape("prime-length", sizes(2, 3, 1009, 64), ("bfloat16",)),
         Shape("odd", sizes(2, 2, 67, 32), ("float32", "float16", "bfloat16"), ("check",)),
         Shape("odd-hidden", sizes(2, 2, 37, 16, hidden=3), ("float32", "float16"), ("check",)),
     ),

@@ -62,7 +62,6 @@ BLOCK = Block(
     shapes=(
         # A float64 gradient of the quick one takes 2.1 GB, and of the full one four times as much.
         Shape("llama-3", sizes(2048, 128256, 5), ("bfloat16",), ("quick", "full")),
-        Shape("llama-3-8k", sizes(8192, 128256, 5), ("bfloat16",)),
         Shape("prime", sizes(1021, 4093, 5), ("float32",), ("quick", "full"), tuned=False),
         Shape("32k", sizes(8192, 32000, 5), ("bfloat16",)),
         Shape("all-ignored", sizes(5, 67, 100), ("float32", "float16"), ("full", "check")),

@@ -49,7 +49,6 @@ BLOCK = Block(
         Shape("llama-3", sizes(2048, 4096, 128256, 5), ("bfloat16",), ("quick", "full")),
         Shape("llama-3-8k", sizes(8192, 4096, 128256, 5), ("bfloat16",)),
         Shape("prime", sizes(1021, 509, 4093, 5), ("float32",), ("quick", "full"), tuned=False),
-        Shape("32k", sizes(8192, 4096, 32000, 5), ("bfloat16",)),
         Shape("all-ignored", sizes(5, 24, 67, 100), ("float32", "float16"), ("full", "check")),
         Shape("odd", sizes(7, 37, 257, 30), ("float32", "float16", "bfloat16"), ("check",)),
     ),

@@ -135,8 +135,7 @@ BLOCK = Block(
         # own 1.4 billion weights would take 11 GB.
         Shape("mixtral-small", sizes(4096, 2048, 3584, 8, 2), ("bfloat16",), ("quick", "full")),
         Shape("prime", sizes(251, 257, 131, 7, 3, used=6), ("float32",), ("quick", "full"), tuned=False),
-        Shape("olmoe", sizes(4096, 2048, 1024, 64, 8), ("bfloat16", "float16")),
-        Shape("mixtral-half", sizes(8192, 4096, 7168, 8, 2), ("bfloat16",)),
+        Shape("olmoe", sizes(4096, 2048, 1024, 64, 8), ("bfloat16",)),
         Shape("one-empty", sizes(4096, 2048, 1024, 8, 2, used=7), ("bfloat16",)),
         Shape("all-on-one", sizes(4096, 2048, 1024, 8, 1, used=1), ("bfloat16",)),
         Shape("few-tokens", sizes(16, 2048, 3584, 8, 2), ("bfloat16",)),

@@ -21,7 +21,7 @@ BLOCK = Block(
     shapes=(
         Shape("llama-8b", {"rows": 8192, "columns": 14336}, ("bfloat16",), ("quick", "full")),
         Shape("prime", {"rows": 1021, "columns": 4093}, ("float32",), ("quick", "full"), tuned=False),
-        Shape("one-row", {"rows": 1, "columns": 14336}, ("bfloat16", "float32")),
+        Shape("one-row", {"rows": 1, "columns": 14336}, ("float32",)),
         Shape("odd", {"rows": 7, "columns": 257}, ("float32", "float16", "bfloat16"), ("check",)),
         Shape("tiny-row", {"rows": 1, "columns": 67}, ("float32", "float16"), ("check",)),
     ),

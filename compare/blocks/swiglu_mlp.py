@@ -37,10 +37,8 @@ BLOCK = Block(
     shapes=(
         Shape("llama-8b", {"tokens": 2048, "width": 4096, "hidden": 14336}, ("bfloat16",), ("quick", "full")),
         Shape("prime", {"tokens": 257, "width": 509, "hidden": 1021}, ("float16",), ("quick", "full"), tuned=False),
-        Shape("prime-fp32", {"tokens": 257, "width": 509, "hidden": 1021}, ("float32",)),
-        Shape("gpt2", {"tokens": 8192, "width": 768, "hidden": 2048}, ("bfloat16", "float16")),
+        Shape("gpt2", {"tokens": 8192, "width": 768, "hidden": 2048}, ("float16",)),
         Shape("gpt2-fp32", {"tokens": 8192, "width": 768, "hidden": 2048}, ("float32",), ("full",), ("ieee", "tf32")),
-        Shape("llama-8b-8k", {"tokens": 8192, "width": 4096, "hidden": 14336}, ("bfloat16",)),
         Shape("one-token", {"tokens": 1, "width": 4096, "hidden": 14336}, ("bfloat16",)),
         Shape("odd", {"tokens": 17, "width": 37, "hidden": 67}, ("float32", "float16", "bfloat16"), ("check",)),
         Shape("tiny-token", {"tokens": 1, "width": 32, "hidden": 48}, ("float32", "float16", "bfloat16"), ("check",)),

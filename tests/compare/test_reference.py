@@ -254,4 +254,4 @@ def test_sums_in_float32_make_a_half_precision_tolerance_that_of_float32() -> No
 def test_an_evaluation_of_one_number_is_repeated_but_not_on_a_billion() -> None:
     block = BLOCKS["cross_entropy"]
     redraws = {case.name: reference._redraws(block, case) for case in block.cases("full")}
-    assert redraws == {"llama-3": 4, "llama-3-8k": 1, "32k": 4, "prime": 16, "all-ignored": 16}
+    assert redraws == {"llama-3": 4, "32k": 4, "prime": 16, "all-ignored": 16}

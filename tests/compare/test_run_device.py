@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from compare import record, run_device, timeline
+from compare import machine, record, run_device, timeline
 from compare.client import WorkerDied, WorkerError, WorkerTimeout
 from compare.graph import store
 from compare.graph.model import Access, Buffer, FusionGraph, Kernel
@@ -121,6 +122,8 @@ class ScriptedCrew:
 
 class Silent:
     def say(self, what: str) -> None: ...
+
+    def announce(self, what: str) -> None: ...
 
     def skip(self) -> None: ...
 
@@ -324,7 +327,7 @@ THREE = ("gelu", "rmsnorm", "swiglu")  # with two directions each
 
 @pytest.fixture
 def lanes(monkeypatch: pytest.MonkeyPatch) -> ScriptedCrew:
-    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.setattr(machine, "usable_cores", lambda: 8)
     crew = ScriptedCrew({})
     crew.memory_bytes = 140 << 30  # for four lanes, but there are cores for two
     return crew
@@ -372,3 +375,42 @@ def test_every_lane_starts_fresh_workers(tmp_path: Path, lanes: ScriptedCrew) ->
     records = run(tmp_path, lanes, "xla", "triton", timing=Timing(restarts=1), blocks=("gelu", "swiglu"))
     assert {tuple(r.measurement["processes"]) for r in records.values() if r.measurement} == {(0, 0, 0, 1, 1)}
     assert len(lanes.restarted) == len(lanes.siblings[0].restarted) == 1
+
+
+class WatchedCrew(ScriptedCrew):
+    """Takes a while to answer, and notes what was asked meanwhile; siblings share the notes."""
+
+    def __init__(self, under_way: list[str], met: dict[str, set[str]]) -> None:
+        super().__init__({})
+        self.under_way, self.met = under_way, met
+        self.memory_bytes = 140 << 30
+
+    def sibling(self) -> ScriptedCrew:
+        self.siblings.append(WatchedCrew(self.under_way, self.met))
+        return self.siblings[-1]
+
+    def ask(self, role: str, method: str, *, timeout: float = 0, **params: Any) -> Any:
+        what = f"{method} {params.get('id', '').rpartition('/')[2]}"
+        self.under_way.append(what)
+        time.sleep(0.01)
+        for one in self.under_way:
+            self.met.setdefault(one, set()).update(other for other in self.under_way if other != one)
+        try:
+            return super().ask(role, method, timeout=timeout, **params)
+        finally:
+            self.under_way.remove(what)
+
+
+def test_what_tunes_or_is_timed_has_the_gpu_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "usable_cores", lambda: 8)
+    met: dict[str, set[str]] = {}
+    names = ("xla", "inductor", "inductor-max", "triton")
+    records = run(
+        tmp_path, WatchedCrew([], met), *names, blocks=("linear", "linear_residual"), case="llama-8b-out",
+        timing=Timing(restarts=1),
+    )
+    assert len(records) == 16 and {r.status for r in records.values()} == {"ok"}
+    for alone in ("prepare inductor-max", *(f"measure {name}" for name in names)):
+        assert met[alone] == set(), alone
+    # A later process of XLA finds what the first one chose, and so shares the machine with what does not tune.
+    assert met["prepare xla"] <= {"prepare inductor", "prepare triton"}

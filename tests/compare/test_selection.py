@@ -28,13 +28,22 @@ def test_nothing_named_is_everything_in_the_suite() -> None:
         assert found == tuple(i for i in block.implementations if block.takes(case, i, "quick"))
 
 
-def test_what_tunes_for_minutes_leaves_out_the_quick_suites_odd_cases() -> None:
-    def taking_part(suite: str) -> set[str]:
+def test_who_takes_part_where_nobody_names_it() -> None:
+    def taking_part(suite: str, name: str) -> set[str]:
         plan = resolve(["swiglu_mlp"], suite=suite, directions=["fwd"])
-        return {case.name for case, found in plan.work if "inductor-max" in {i.name for i in found}}
+        return {case.name for case, found in plan.work if name in {i.name for i in found}}
 
-    assert taking_part("quick") == {"llama-8b"}
-    assert "prime" in taking_part("full")
+    for suite in ("quick", "full"):
+        assert taking_part(suite, "inductor-max") == {"llama-8b"}, "it tunes for minutes"
+        for baseline in ("eager", "xla-unfused"):
+            assert taking_part(suite, baseline) == {"llama-8b", "prime"}
+    assert {"llama-8b", "prime", "one-token"} < taking_part("full", "triton")
+    assert taking_part("check", "eager") == taking_part("check", "inductor-max") == taking_part("check", "triton")
+
+
+def test_who_is_named_takes_part_everywhere() -> None:
+    plan = resolve(["swiglu_mlp"], suite="full", implementations=["inductor-max", "eager"], cases=["one-token"])
+    assert [len(found) for _, found in plan.work] == [2, 2]
 
 
 def test_filters_narrow_together() -> None:

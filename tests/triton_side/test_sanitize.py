@@ -178,6 +178,26 @@ def test_what_time_did_not_do_for_is_said(tmp_path: Path) -> None:
     assert "memcheck: 2 cases were not reached (--limit): gelu fp32, softmax bf16" in text
 
 
+def test_processes_of_a_tool_share_out_the_cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sanitize.os, "cpu_count", lambda: 2)
+    path = Path(fake_sanitizer(tmp_path, MEMCHECK))
+    names = "case $start in 0) echo gelu bf16; echo softmax bf16;; 1) echo gelu fp32;; esac"
+    path.write_text(
+        "#!/bin/sh\n"
+        'while [ $# -gt 0 ]; do [ "$1" = --log-file ] && log=$2; [ "$1" = --start ] && start=$2; shift; done\n'
+        f'cat {tmp_path}/written > "$log"; {names}\n'
+    )
+    outcome = sanitize.run_tool(str(path), "memcheck", CASED, 10)
+    assert outcome.reached == {"gelu bf16", "gelu fp32", "softmax bf16"} and outcome.failure is None
+    assert outcome.errors == 10 and len(outcome.reports) == 2 * len(parse("memcheck", MEMCHECK, CASED).reports)
+
+
+def test_a_process_without_a_summary_leaves_the_tool_without_one() -> None:
+    said = [Outcome("memcheck", (), 0, 0, None, frozenset({"a"})), Outcome("memcheck", (), None, 0, "it died", None)]
+    whole = sanitizer_log.joined(said)
+    assert whole.errors is None and whole.failure == "it died" and whole.reached is None
+
+
 def test_a_process_whose_time_is_over_begins_no_case(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

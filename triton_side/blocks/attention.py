@@ -20,24 +20,40 @@ def apply(inputs: Mapping[str, Tensor], causal: int = 1, window: int = 0) -> dic
     and eager mode holds several.
     """
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
-    sequence, head_dim = q.shape[-2:]
-    group = q.shape[1] // k.shape[1]
-    with stage("scores"):
-        k = k.repeat_interleave(group, dim=1) if group > 1 else k
-        scores = (q @ k.transpose(-2, -1)).float() / math.sqrt(head_dim)
+    scores = scores_of(q, k)
     if causal:
         with stage("mask"):
-            position = torch.arange(sequence, device=q.device)
+            position = torch.arange(q.shape[-2], device=q.device)
             hidden = position[None, :] > position[:, None]
             if window:
                 hidden = hidden | (position[:, None] - position[None, :] >= window)
             scores = scores.masked_fill(hidden, float("-inf"))
+    return {"out": weighted(scores, v)}
+
+
+def scores_of(q: Tensor, k: Tensor) -> Tensor:
+    """q k^T / sqrt(head_dim) of [..., heads, sequence, head_dim], in float32; shared heads of k repeated."""
+    with stage("scores"):
+        return (q @ _repeated(k, q.shape[-3]).transpose(-2, -1)).float() / math.sqrt(q.shape[-1])
+
+
+def weighted(scores: Tensor, v: Tensor, empty_rows: bool = False) -> Tensor:
+    """The softmax of the scores, in v's dtype, times v; shared heads of v repeated. empty_rows: rows of -inf alone,
+    else NaN, give zeros."""
     with stage("softmax"):
         # Softmax does not depend on the value subtracted, so the gradient through the maximum is zero.
         maximum = scores.amax(dim=-1, keepdim=True).detach()
+        if empty_rows:
+            maximum = torch.where(maximum > -math.inf, maximum, 0.0)
         exponentials = torch.exp(scores - maximum)
-        probabilities = (exponentials / exponentials.sum(dim=-1, keepdim=True)).to(q.dtype)
+        total = exponentials.sum(dim=-1, keepdim=True)
+        if empty_rows:
+            total = torch.where(total > 0, total, 1.0)
+        probabilities = (exponentials / total).to(v.dtype)
     with stage("values"):
-        v = v.repeat_interleave(group, dim=1) if group > 1 else v
-        out = probabilities @ v
-    return {"out": out}
+        return probabilities @ _repeated(v, scores.shape[-3])
+
+
+def _repeated(x: Tensor, heads: int) -> Tensor:
+    group = heads // x.shape[-3]
+    return x.repeat_interleave(group, dim=-3) if group > 1 else x

@@ -4,12 +4,11 @@ Source: Raffel et al., "Exploring the Limits of Transfer Learning with a Unified
 https://arxiv.org/abs/1910.10683.
 """
 
-import math
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
+from triton_side.blocks.attention import scores_of, weighted
 from triton_side.stages import stage
 
 
@@ -19,16 +18,7 @@ def apply(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     Both products are in q's dtype; scaling, bias and softmax are in float32. A query whose biases are all -inf gives
     zeros. Memory grows with sequence^2, as in `attention`.
     """
-    q, k, v = inputs["q"], inputs["k"], inputs["v"]
-    with stage("scores"):
-        scores = (q @ k.transpose(-2, -1)).float() / math.sqrt(q.shape[-1])
+    scores = scores_of(inputs["q"], inputs["k"])
     with stage("bias"):
         scores = scores + inputs["bias"].float()
-    with stage("softmax"):
-        # Softmax does not depend on the value subtracted, so the gradient through the maximum is zero.
-        maximum = scores.amax(dim=-1, keepdim=True).detach()
-        exponentials = torch.exp(scores - torch.where(maximum > -math.inf, maximum, 0.0))
-        total = exponentials.sum(dim=-1, keepdim=True)
-        probabilities = (exponentials / torch.where(total > 0, total, 1.0)).to(q.dtype)
-    with stage("values"):
-        return {"out": probabilities @ v}
+    return {"out": weighted(scores, inputs["v"], empty_rows=True)}

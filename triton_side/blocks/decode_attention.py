@@ -1,11 +1,11 @@
 """Attention of one new token a sequence to its cache: out = softmax(q k^T / sqrt(head_dim)) v over `lengths` keys."""
 
-import math
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
+from triton_side.blocks.attention import scores_of, weighted
 from triton_side.stages import stage
 
 
@@ -18,17 +18,13 @@ def stages(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
     kv_heads, capacity = k.shape[1:3]
     with stage("scores"):
         grouped = q.reshape(batch, kv_heads, heads // kv_heads, head_dim)
-        scores = (grouped @ k.transpose(-2, -1)).float() / math.sqrt(head_dim)
+    scores = scores_of(grouped, k)
     with stage("mask"):
         beyond = torch.arange(capacity, device=q.device) >= lengths[:, None]
         scores = scores.masked_fill(beyond[:, None, None], float("-inf"))
-    with stage("softmax"):
-        # Softmax does not depend on the value subtracted, so the gradient through the maximum is zero.
-        maximum = scores.amax(dim=-1, keepdim=True).detach()
-        exponentials = torch.exp(scores - maximum)
-        probabilities = (exponentials / exponentials.sum(dim=-1, keepdim=True)).to(q.dtype)
+    out = weighted(scores, v)
     with stage("values"):
-        out = (probabilities @ v).reshape(q.shape)
+        out = out.reshape(q.shape)
         return out.masked_fill(lengths[:, None, None] == 0, 0.0)
 
 

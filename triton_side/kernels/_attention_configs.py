@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 
@@ -12,26 +11,12 @@ HEAD_DIMS = (16, 32, 64, 128, 256)
 
 
 @dataclass(frozen=True)
-class ForwardConfig:
-    """How the forward kernel is tiled and compiled.
+class TileConfig:
+    """How a kernel is tiled and compiled: `block_q` rows of queries by `block_kv` of keys and values.
 
-    block_q, block_kv: rows of q, and of k and v, in a tile.
-    descriptors: q, k and v come through TMA tensor descriptors instead of per-element pointers.
-    """
-
-    block_q: int
-    block_kv: int
-    num_warps: int
-    num_stages: int
-    descriptors: bool
-
-
-@dataclass(frozen=True)
-class BackwardConfig:
-    """How one of the two large backward kernels is tiled: `block_q` rows of queries by `block_kv` of keys and values.
-
-    The dk, dv kernel keeps the keys and walks the queries, the dq kernel the other way round. `descriptors`: the walked
-    tiles come through TMA tensor descriptors.
+    The dk, dv kernel keeps the keys and walks the queries, the forward and the dq kernel the other way round, and that
+    for dbias keeps both. descriptors: the walked tiles, and the forward's q, come through TMA tensor descriptors
+    instead of per-element pointers.
     """
 
     block_q: int
@@ -64,7 +49,7 @@ class Operands:
         return self.dtype == torch.float32 and self.precision == "ieee"
 
 
-def forward_config(of: Operands) -> ForwardConfig:
+def forward_config(of: Operands) -> TileConfig:
     """Tiles of the forward kernel, which reads q, k and v tile by tile.
 
     float32 tiles, and those for a head_dim of 256, are as large as registers allow without spills (cuobjdump, sm_90),
@@ -76,19 +61,19 @@ def forward_config(of: Operands) -> ForwardConfig:
     if of.ieee:
         block_q = 64 if of.head_dim <= 64 else 32
         narrow = of.head_dim == 256 or (of.head_dim == 128 and (of.windowed or of.biased))
-        return ForwardConfig(block_q, 16 if narrow else 32, num_warps=8, num_stages=1, descriptors=False)
+        return TileConfig(block_q, 16 if narrow else 32, num_warps=8, num_stages=1, descriptors=False)
     if of.dtype == torch.float32:
         if of.head_dim == 256:
-            return ForwardConfig(32, 32, num_warps=8, num_stages=1, descriptors=False)
-        return ForwardConfig(128, 32, num_warps=8, num_stages=2, descriptors=False)
+            return TileConfig(32, 32, num_warps=8, num_stages=1, descriptors=False)
+        return TileConfig(128, 32, num_warps=8, num_stages=2, descriptors=False)
     if of.head_dim <= 64:
-        return ForwardConfig(128, 64, num_warps=8, num_stages=3, descriptors=False)
+        return TileConfig(128, 64, num_warps=8, num_stages=3, descriptors=False)
     if of.head_dim == 256:
-        return ForwardConfig(128, 32 if of.biased else 64, num_warps=8, num_stages=2, descriptors=of.descriptors)
-    return ForwardConfig(64, 64, num_warps=4, num_stages=3, descriptors=of.descriptors)
+        return TileConfig(128, 32 if of.biased else 64, num_warps=8, num_stages=2, descriptors=of.descriptors)
+    return TileConfig(64, 64, num_warps=4, num_stages=3, descriptors=of.descriptors)
 
 
-def dk_dv_config(of: Operands) -> BackwardConfig:
+def dk_dv_config(of: Operands) -> TileConfig:
     """Tiles of the kernel for dk and dv, which reads q and dout tile by tile.
 
     16-bit tiles are the fastest of the sweep of `forward_config`: TFLOP/s of the four products 527 for head_dim 128
@@ -100,26 +85,26 @@ def dk_dv_config(of: Operands) -> BackwardConfig:
     """
     if of.ieee:
         block = 32 if of.head_dim <= 64 else 16
-        return BackwardConfig(block, block, num_warps=8, num_stages=1, descriptors=False)
+        return TileConfig(block, block, num_warps=8, num_stages=1, descriptors=False)
     if of.dtype == torch.float32 and of.head_dim == 256:
-        return BackwardConfig(16, 16 if of.biased else 32, num_warps=8, num_stages=1, descriptors=False)
+        return TileConfig(16, 16 if of.biased else 32, num_warps=8, num_stages=1, descriptors=False)
     if of.dtype == torch.float32:
         block_kv = 64 if of.head_dim <= 64 else 32
         warps = 8 if of.biased and of.head_dim == 128 else 4
-        return BackwardConfig(32, block_kv, num_warps=warps, num_stages=1, descriptors=False)
+        return TileConfig(32, block_kv, num_warps=warps, num_stages=1, descriptors=False)
     if of.head_dim <= 64:
-        return BackwardConfig(32 if of.descriptors else 64, 64, num_warps=4, num_stages=3, descriptors=of.descriptors)
+        return TileConfig(32 if of.descriptors else 64, 64, num_warps=4, num_stages=3, descriptors=of.descriptors)
     if of.head_dim == 256:
-        return BackwardConfig(16 if of.biased else 32, 64, num_warps=8, num_stages=2, descriptors=False)
+        return TileConfig(16 if of.biased else 32, 64, num_warps=8, num_stages=2, descriptors=False)
     if of.shared or of.windowed or of.packed or of.biased:
         block_q = 64 if of.descriptors and not of.windowed else 32
-        return BackwardConfig(block_q, 64, num_warps=8, num_stages=2, descriptors=of.descriptors)
+        return TileConfig(block_q, 64, num_warps=8, num_stages=2, descriptors=of.descriptors)
     if not of.descriptors:
-        return BackwardConfig(64, 128, num_warps=8, num_stages=2, descriptors=False)
-    return BackwardConfig(64, 64, num_warps=4, num_stages=2, descriptors=True)
+        return TileConfig(64, 128, num_warps=8, num_stages=2, descriptors=False)
+    return TileConfig(64, 64, num_warps=4, num_stages=2, descriptors=True)
 
 
-def dq_config(of: Operands) -> BackwardConfig:
+def dq_config(of: Operands) -> TileConfig:
     """Tiles of the kernel for dq, which reads k and v tile by tile.
 
     16-bit tiles are from the sweep of `forward_config`: TFLOP/s of the three products 555 for head_dim 128 (572 with
@@ -128,48 +113,45 @@ def dq_config(of: Operands) -> BackwardConfig:
     """
     if of.ieee:
         block = 32 if of.head_dim <= 64 else 16
-        return BackwardConfig(block, block, num_warps=8, num_stages=2 if of.head_dim == 256 else 1, descriptors=False)
+        return TileConfig(block, block, num_warps=8, num_stages=2 if of.head_dim == 256 else 1, descriptors=False)
     if of.dtype == torch.float32 and of.head_dim == 256:
-        return BackwardConfig(32, 32, num_warps=8, num_stages=1, descriptors=False)
+        return TileConfig(32, 32, num_warps=8, num_stages=1, descriptors=False)
     if of.dtype == torch.float32:
         warps = 8 if of.biased and of.head_dim == 128 else 4
-        return BackwardConfig(64, 32, num_warps=warps, num_stages=1, descriptors=False)
+        return TileConfig(64, 32, num_warps=warps, num_stages=1, descriptors=False)
     if of.head_dim <= 64:
-        return BackwardConfig(64, 64, num_warps=4, num_stages=3, descriptors=False)
+        return TileConfig(64, 64, num_warps=4, num_stages=3, descriptors=False)
     if of.head_dim == 256 and of.biased:
-        return BackwardConfig(64, 32, num_warps=8, num_stages=2, descriptors=of.descriptors)
+        return TileConfig(64, 32, num_warps=8, num_stages=2, descriptors=of.descriptors)
     if of.head_dim == 256 and of.descriptors:
-        return BackwardConfig(64, 64, num_warps=8, num_stages=2, descriptors=True)
+        return TileConfig(64, 64, num_warps=8, num_stages=2, descriptors=True)
     if of.head_dim == 256:
-        return BackwardConfig(128, 32, num_warps=8, num_stages=2, descriptors=False)
-    return BackwardConfig(64, 64, num_warps=4, num_stages=2, descriptors=of.descriptors)
+        return TileConfig(128, 32, num_warps=8, num_stages=2, descriptors=False)
+    return TileConfig(64, 64, num_warps=4, num_stages=2, descriptors=of.descriptors)
 
 
-def dbias_config(of: Operands) -> BackwardConfig:
+def dbias_config(of: Operands) -> TileConfig:
     """Tiles of the kernel for dbias, which keeps one of them and walks the batch.
 
     From compiled code alone: the largest that spill nothing, but TF32 of a head_dim of 256, which spills 88 bytes at
     most.
     """
     if of.ieee:
-        return BackwardConfig(32, 32, 8, 1, False) if of.head_dim <= 64 else BackwardConfig(16, 16, 4, 1, False)
+        return TileConfig(32, 32, 8, 1, False) if of.head_dim <= 64 else TileConfig(16, 16, 4, 1, False)
     if of.dtype == torch.float32 and of.head_dim == 256:
-        return BackwardConfig(16, 16, num_warps=8, num_stages=1, descriptors=False)
+        return TileConfig(16, 16, num_warps=8, num_stages=1, descriptors=False)
     if of.dtype == torch.float32:
         warps = 4 if of.head_dim <= 64 else 8
-        return BackwardConfig(64, 32, num_warps=warps, num_stages=1, descriptors=False)
+        return TileConfig(64, 32, num_warps=warps, num_stages=1, descriptors=False)
     if of.head_dim == 256:
-        return BackwardConfig(64, 64, num_warps=8, num_stages=1, descriptors=False)
-    return BackwardConfig(128, 64, num_warps=8, num_stages=2, descriptors=False)
-
-
-Config = TypeVar("Config", ForwardConfig, BackwardConfig)
+        return TileConfig(64, 64, num_warps=8, num_stages=1, descriptors=False)
+    return TileConfig(128, 64, num_warps=8, num_stages=2, descriptors=False)
 
 
 def chosen(
-    choose: Callable[[Operands], Config], *read_in_tiles: torch.Tensor, shared: bool = False, windowed: bool = False,
-    packed: bool = False, biased: bool = False,
-) -> Config:  # fmt: skip
+    choose: Callable[[Operands], TileConfig], *read_in_tiles: torch.Tensor, shared: bool = False,
+    windowed: bool = False, packed: bool = False, biased: bool = False,
+) -> TileConfig:  # fmt: skip
     """What `choose` says of tensors of which the kernel reads one tile after the other."""
     first = read_in_tiles[0]
     descriptors = all(fits_descriptor(tensor) for tensor in read_in_tiles)

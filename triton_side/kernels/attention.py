@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 from triton_side.declare import computing, declare, forward
 from triton_side.kernels._attention_configs import (
     HEAD_DIMS,
-    ForwardConfig,
+    TileConfig,
     chosen,
     dbias_config,
     dk_dv_config,
@@ -171,7 +171,7 @@ def attention_forward_kernel(
 
 
 def launch_forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, config: ForwardConfig, save_logsumexp: bool,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, config: TileConfig, save_logsumexp: bool,
     causal: bool = True, window: int = 0, offsets: torch.Tensor | None = None, bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
     """out (see `empty_rows`) and, where a backward pass will follow, logsumexp2. offsets: of packed sequences."""

@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 
 from triton_side.declare import Computed, Shapes, again, computing, declare, gradient
-from triton_side.kernels._attention_configs import BackwardConfig
+from triton_side.kernels._attention_configs import TileConfig
 from triton_side.kernels._attention_tiles import (
     bias_strides,
     bias_tile,
@@ -54,7 +54,8 @@ SHARED = (
 )  # fmt: skip
 DK_DV = (*SHARED, gradient("dot", "values", "dv"), gradient("dot", "scores", "dk"))
 DQ = (*SHARED, gradient("dot", "scores", "dq"))
-DBIAS = (*SHARED, gradient("reduce_sum", "bias", "dbias"))
+BATCH_SUM = gradient("reduce_sum", "bias", "dbias")
+DBIAS = (*SHARED, BATCH_SUM)
 
 
 def of_case(operations: tuple[Computed, ...], causal: bool, bias: torch.Tensor | None) -> tuple[Computed, ...]:
@@ -388,7 +389,7 @@ def launch_delta(out: torch.Tensor, dout: torch.Tensor) -> torch.Tensor:
 
 def launch_dk_dv(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, logsumexp2: torch.Tensor,
-    delta: torch.Tensor, config: BackwardConfig, causal: bool = True, window: int = 0,
+    delta: torch.Tensor, config: TileConfig, causal: bool = True, window: int = 0,
     offsets: torch.Tensor | None = None, bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """dk, dv (see `empty_rows`), in the inputs' dtype. offsets: of packed sequences."""
@@ -404,7 +405,7 @@ def launch_dk_dv(
 
 def launch_dq(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, logsumexp2: torch.Tensor,
-    delta: torch.Tensor, config: BackwardConfig, causal: bool = True, window: int = 0,
+    delta: torch.Tensor, config: TileConfig, causal: bool = True, window: int = 0,
     offsets: torch.Tensor | None = None, bias: torch.Tensor | None = None, dbias: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """dq (see `empty_rows`), in the inputs' dtype. offsets: of packed sequences. dbias: contiguous, written for a batch
@@ -413,14 +414,14 @@ def launch_dq(
     constants = {"CAUSAL": causal, "WINDOW": window}
     programs = programs_of(q, config.block_q, offsets)
     given = (bias, logsumexp2, delta, dq, dbias)
-    with computing(*of_case(DQ if dbias is None else (*DQ, *DBIAS[len(SHARED) :]), causal, bias)):
+    with computing(*of_case(DQ if dbias is None else (*DQ, BATCH_SUM), causal, bias)):
         _launch(attention_dq_kernel, programs, (q, k, v, dout), given, offsets, config, constants)
     return dq
 
 
 def launch_dbias(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, logsumexp2: torch.Tensor,
-    delta: torch.Tensor, bias: torch.Tensor, dbias: torch.Tensor, config: BackwardConfig,
+    delta: torch.Tensor, bias: torch.Tensor, dbias: torch.Tensor, config: TileConfig,
 ) -> None:  # fmt: skip
     """Write dbias [heads, sequence, sequence], contiguous, where no mask hides anything."""
     batch, heads, sequence, head_dim = q.shape
@@ -437,7 +438,7 @@ def launch_dbias(
 
 def _launch(
     kernel: triton.JITFunction, programs: int, strided: tuple[torch.Tensor, ...],
-    given: tuple[torch.Tensor | None, ...], offsets: torch.Tensor | None, config: BackwardConfig,
+    given: tuple[torch.Tensor | None, ...], offsets: torch.Tensor | None, config: TileConfig,
     constants: dict[str, int],
 ) -> None:  # fmt: skip
     """Run one of the two large kernels. given: a bias, and tensors whose strides the kernel knows."""

@@ -1,6 +1,7 @@
 """Attention: out = softmax(masked(q k^T / sqrt(head_dim))) v (Vaswani et al., arXiv:1706.03762)."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,13 +39,18 @@ def apply_cudnn(inputs: dict[str, jax.Array], causal: int = 1, window: int = 0) 
     """The same block through cuDNN's fused attention; needs a GPU (or a target) with cuDNN, and bfloat16 or
     float16.
 
-    `jax.nn.dot_product_attention` wants [batch, sequence, heads, head_dim], so the transposes that a model
-    with our layout pays are part of what is compiled. A window there is (keys before, keys after).
+    A window there is (keys before, keys after).
+    """
+    return cudnn(inputs, is_causal=bool(causal), local_window_size=(window - 1, 0) if window else None)
+
+
+def cudnn(inputs: dict[str, jax.Array], **options: Any) -> dict[str, jax.Array]:
+    """jax.nn.dot_product_attention with `options`.
+
+    It wants [batch, sequence, heads, head_dim], so the transposes that a model
+    with our layout pays are part of what is compiled.
     """
     q, k, v = (inputs[name].swapaxes(1, 2) for name in ("q", "k", "v"))
     with jax.named_scope("attention"):
-        out = jax.nn.dot_product_attention(
-            q, k, v, is_causal=bool(causal), local_window_size=(window - 1, 0) if window else None,
-            implementation="cudnn",
-        )  # fmt: skip
+        out = jax.nn.dot_product_attention(q, k, v, implementation="cudnn", **options)
     return {"out": out.swapaxes(1, 2)}

@@ -5,7 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from xlafuse.blocks import softmax
+from xlafuse.blocks import attention, softmax
 
 
 def apply(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -29,9 +29,6 @@ def apply(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
 def apply_cudnn(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """The same block through cuDNN's fused attention; needs a GPU (or a target) with cuDNN, and bfloat16 or float16.
 
-    What it gives for a query whose biases are all -inf is not defined. The transposes of `attention.apply_cudnn`.
+    What it gives for a query whose biases are all -inf is not defined.
     """
-    q, k, v = (inputs[name].swapaxes(1, 2) for name in ("q", "k", "v"))
-    with jax.named_scope("attention"):
-        out = jax.nn.dot_product_attention(q, k, v, bias=inputs["bias"][None], implementation="cudnn")
-    return {"out": out.swapaxes(1, 2)}
+    return attention.cudnn(inputs, bias=inputs["bias"][None])

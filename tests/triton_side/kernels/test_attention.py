@@ -8,22 +8,22 @@ from row_kernel_checks import DEVICE, DTYPES, is_accurate, mutant, random, with_
 
 from triton_side.kernels import _attention_configs as configs
 from triton_side.kernels import _attention_tiles, attention, attention_backward
-from triton_side.kernels._attention_configs import BackwardConfig, ForwardConfig
+from triton_side.kernels._attention_configs import TileConfig
 
 FORWARD = [
-    ForwardConfig(32, 32, num_warps=4, num_stages=2, descriptors=False),
-    ForwardConfig(64, 16, num_warps=4, num_stages=1, descriptors=True),
-    ForwardConfig(16, 64, num_warps=4, num_stages=1, descriptors=False),
+    TileConfig(32, 32, num_warps=4, num_stages=2, descriptors=False),
+    TileConfig(64, 16, num_warps=4, num_stages=1, descriptors=True),
+    TileConfig(16, 64, num_warps=4, num_stages=1, descriptors=False),
 ]
 DK_DV = [
-    BackwardConfig(32, 32, num_warps=4, num_stages=2, descriptors=False),
-    BackwardConfig(16, 64, num_warps=4, num_stages=1, descriptors=True),
-    BackwardConfig(64, 16, num_warps=4, num_stages=1, descriptors=False),
+    TileConfig(32, 32, num_warps=4, num_stages=2, descriptors=False),
+    TileConfig(16, 64, num_warps=4, num_stages=1, descriptors=True),
+    TileConfig(64, 16, num_warps=4, num_stages=1, descriptors=False),
 ]
 DQ = [
-    BackwardConfig(32, 32, num_warps=4, num_stages=2, descriptors=False),
-    BackwardConfig(64, 16, num_warps=4, num_stages=1, descriptors=True),
-    BackwardConfig(16, 64, num_warps=4, num_stages=1, descriptors=False),
+    TileConfig(32, 32, num_warps=4, num_stages=2, descriptors=False),
+    TileConfig(64, 16, num_warps=4, num_stages=1, descriptors=True),
+    TileConfig(16, 64, num_warps=4, num_stages=1, descriptors=False),
 ]
 
 
@@ -66,7 +66,7 @@ def plainly(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tenso
 
 
 def configured(
-    forward: ForwardConfig, dk_dv: BackwardConfig, dq: BackwardConfig, causal: bool = True, window: int = 0,
+    forward: TileConfig, dk_dv: TileConfig, dq: TileConfig, causal: bool = True, window: int = 0,
     above=attention, below=attention_backward,
 ):  # fmt: skip
     """A function of q, k, v and, perhaps, a bias, whose gradient is tiled as that of q."""

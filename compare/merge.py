@@ -1,0 +1,140 @@
+"""`xlafuse merge`: runs of several GPUs, or machines, as one.
+
+A suite too long for one GPU is run on several at once, each with blocks of its own (`CUDA_VISIBLE_DEVICES=1 xlafuse run
+gelu rope --out part1`), and read as one run. The records of a case are all of one part, and keep that part's segment
+with its ceilings and clocks: no ratio comes to be between numbers of two GPUs. A part that was stopped may be followed
+by one that does what it left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from compare import record, whole
+from compare.blocks import BLOCKS
+from compare.record import Record, RunFolderError
+from compare.selection import UsageError
+from compare.spec import Case
+from xlafuse.autotune import merge_results
+
+_FILES = ("graph", "dumps")  # fields of a record that name a file of its run
+_SAME = ("schema", "xlafuse", "suite", "target")
+
+
+def merge(parts: Sequence[Path], out: Path) -> int:
+    """Write the parts' records, their files and what their GPUs' packs learnt into `out`, a new folder; returns the
+    number of records. The parts stay as they are.
+
+    Raises UsageError where the parts are not of one kind or share a case, RunFolderError where one cannot be read or
+    `out` not written.
+    """
+    if out.exists():
+        raise UsageError(f"{str(out)!r} exists already: name another --out")
+    runs = [record.read_run(part) for part in parts]
+    for part, run in zip(parts[1:], runs[1:], strict=True):
+        for name in _SAME:
+            if run.get(name) != runs[0].get(name):
+                raise UsageError(
+                    f"{part} has {name} {run.get(name)!r} and {parts[0]} {runs[0].get(name)!r}: only runs of one "
+                    f"{name} become one"
+                )
+    records = [_read(part) for part in parts]
+    owners = _owners(parts, records)
+    try:
+        return _write(parts, runs, records, _plan(parts, runs, owners), out)
+    except OSError as problem:
+        raise RunFolderError(f"{problem.filename or out}: {problem.strerror}; {out} is not complete") from problem
+
+
+def _owners(parts: Sequence[Path], records: Sequence[list[Record]]) -> dict[str, Path]:
+    """The part of each case that has records. Raises UsageError where two have some of one."""
+    owners: dict[str, Path] = {}
+    for part, found in zip(parts, records, strict=True):
+        for entry in found:
+            if (owner := owners.setdefault(entry.case.id, part)) != part:
+                raise UsageError(
+                    f"{owner} and {part} both have case {entry.case.id}, whose numbers are of two segments"
+                )
+    return owners
+
+
+def _plan(parts: Sequence[Path], runs: Sequence[dict[str, Any]], owners: dict[str, Path]) -> dict[str, Any]:
+    """What all were to do, each case as the part with its records has it, or the first that was to do it."""
+    work: dict[str, Any] = {}
+    for part, run in zip(parts, runs, strict=True):
+        if "plan" not in run:
+            raise RunFolderError(f"{part / 'run.json'}: does not say what was selected")
+        for entry in run["plan"]["work"]:
+            case = Case.from_json(entry["case"]).id
+            if case not in work or owners.get(case) == part:
+                work[case] = entry
+    return {**runs[0]["plan"], "work": sorted(work.values(), key=lambda entry: _place(entry["case"]["block"]))}
+
+
+def _place(block: str) -> int:
+    """In the table of blocks, which a run's records follow."""
+    names = list(BLOCKS)
+    return names.index(block) if block in names else len(names)
+
+
+def _write(
+    parts: Sequence[Path], runs: Sequence[dict[str, Any]], found: Sequence[list[Record]], plan: dict[str, Any],
+    out: Path,
+) -> int:
+    segments: list[dict[str, Any]] = []
+    records: list[Record] = []
+    for part, run, own in zip(parts, runs, found, strict=True):
+        new_names = {}
+        for segment in run.get("segments", []):
+            new_names[segment["id"]] = f"s{len(segments) + 1}"
+            segments.append({**segment, "id": new_names[segment["id"]]})
+        for entry in own:
+            records.append(replace(entry, segment=new_names.get(entry.segment or "", entry.segment)))
+            _copy_files(entry, part, out)
+    _copy_packs(parts, out)
+    records.sort(key=lambda entry: _place(entry.case.block))
+    lines = [json.dumps(entry.to_json(), allow_nan=True) + "\n" for entry in records]
+    whole.write(out / "records.jsonl", "".join(lines).encode(), sync=True)
+    command = " ; ".join(run.get("command", "xlafuse run") for run in runs)
+    record.create(out, {**runs[0], "command": command, "plan": plan, "segments": segments})
+    return len(records)
+
+
+def _read(part: Path) -> list[Record]:
+    records, warnings = record.read_records(part)
+    if warnings:
+        raise RunFolderError(f"{warnings[0]}; --out {part} --resume mends that")
+    return records
+
+
+def _copy_files(entry: Record, part: Path, out: Path) -> None:
+    """A file that is not there any more, as archives that were deleted for their size, is not there in `out`."""
+    names = [getattr(entry, field) for field in _FILES] + [(entry.trace or {}).get("file")]
+    for name in filter(None, names):
+        source, target = part / name, out / name
+        if not source.resolve().is_relative_to(part.resolve()) or not target.resolve().is_relative_to(out.resolve()):
+            raise RunFolderError(f"{part}: record {entry.id} names a file outside its run: {name}")
+        if source.is_file():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
+
+
+def _copy_packs(parts: Sequence[Path], out: Path) -> None:
+    """What XLA's autotuner chose in any part, where its version's files can be joined; else the first part's files."""
+    texts: dict[str, list[str]] = {}
+    for part in parts:
+        for path in sorted((part / "target").rglob("*")):
+            if path.is_file():
+                texts.setdefault(str(path.relative_to(part)), []).append(path.read_text())
+    for name, found in texts.items():
+        text = found[0]
+        if name.endswith(".textproto"):
+            with contextlib.suppress(ValueError):
+                text = merge_results(found)
+        whole.write(out / name, text.encode())
