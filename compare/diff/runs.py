@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -127,10 +127,7 @@ def compare(
     if not ids:
         raise UsageError(f"{a.path} and {b.path}: no record in either")
     segments = environment.segments(runs[0]), environment.segments(runs[1])
-    changes = []
-    for id in ids:
-        change = _change(id, sides[0].get(id), sides[1].get(id), segments, tolerance)
-        changes.append(change)
+    changes = [_change(id, sides[0].get(id), sides[1].get(id), segments, tolerance) for id in ids]
     if not any(change.compared for change in changes):
         raise UsageError(f"{a.path} and {b.path}: nothing here has a time or a graph on both sides")
     ordered = tuple(kind for kind in REGRESSIONS if kind in fail_on)
@@ -144,30 +141,23 @@ _Half = tuple[Found, Row]
 def _sides(contents: Contents, warnings: list[str]) -> dict[str, _Half]:
     """By id. A record without a row is left out, and said: its fields are not as written by this version."""
     read = rows.read(contents.path)
-    warnings += read.warnings
-    by_key = {_key(row): row for row in read.rows}
+    warnings += [warning for warning in read.warnings if warning not in contents.warnings]
+    names = ("block", "case", "dtype", "precision", "direction", "implementation")
+    by_names = {tuple(row[name] for name in names): row for row in read.rows}
     found = {}
     for each in contents.found:
         record = each.record
         assert record is not None, "a run's graphs are its records'"
-        key = tuple({**vars(record.case), **vars(record), "case": record.case.name}[name] for name in _KEY)
-        if key in by_key:
-            found[record.id] = each, by_key[key]
+        case = record.case
+        row = by_names.get((case.block, case.name, case.dtype, case.precision, case.direction, record.implementation))
+        if row is not None:
+            found[record.id] = each, row
     return found
-
-
-_KEY = ("block", "case", "dtype", "precision", "direction", "implementation")
-
-
-def _key(row: Row) -> tuple[Any, ...]:
-    return tuple(row[name] for name in _KEY)
 
 
 def _chosen(sides: tuple[dict[str, _Half], dict[str, _Half]], wanted: Mapping[str, list[str]]) -> list[str]:
     """Ids in the order of `a`, then what `b` has alone."""
-    every = {**sides[1], **sides[0]}
-    ids = list(dict.fromkeys((*sides[0], *sides[1])))
-    listed = [{**every[id][1], "id": id} for id in ids]
+    listed = [{**row, "id": id} for id, (_, row) in {**sides[0], **sides[1]}.items()]
     return [row["id"] for row in rows.only(listed, **wanted)]
 
 
@@ -176,9 +166,11 @@ def _change(id: str, a: _Half | None, b: _Half | None, segments: Segments, toler
         before, after = (None if half is None else Side(_record(half), half[1]) for half in (a, b))
         return RecordChange(id, before, after, regressions=("missing",) if after is None else ())
     records = _record(a), _record(b)
-    notes = list(_unlike(*records))
-    if notes:
-        return RecordChange(id, Side(records[0], a[1]), Side(records[1], b[1]), notes=tuple(notes))
+    sizes = [dict(record.case.sizes) for record in records]
+    if sizes[0] != sizes[1]:
+        note = f"other sizes, not compared: {sizes[0]} before, {sizes[1]} after"
+        return RecordChange(id, Side(records[0], a[1]), Side(records[1], b[1]), notes=(note,))
+    notes: list[str] = []
     graphs, change = _graphs(a[0], b[0], notes), None
     if graphs[0] is not None and graphs[1] is not None:
         try:
@@ -186,22 +178,19 @@ def _change(id: str, a: _Half | None, b: _Half | None, segments: Segments, toler
         except ValueError as problem:
             notes.append(f"graphs not compared: {problem}")
     where = segments[0].get(records[0].segment or "", {}), segments[1].get(records[1].segment or "", {})
-    found = RecordChange(
-        id, Side(records[0], a[1], graphs[0]), Side(records[1], b[1], graphs[1]),
-        times.judge(*records, where, tolerance), change, tuple(notes),
-    )  # fmt: skip
-    return RecordChange(**{**vars(found), "regressions": tuple(_regressions(found, tolerance))})
+    try:
+        timing = times.judge(*records, where, tolerance)
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as problem:
+        timing = None
+        notes.append(f"times not compared, its fields are not as written by this version: {problem!r}")
+    before, after = (Side(record, half[1], graph) for record, half, graph in zip(records, (a, b), graphs, strict=True))
+    found = RecordChange(id, before, after, timing, change, tuple(notes))
+    return replace(found, regressions=tuple(_regressions(found, tolerance)))
 
 
 def _record(half: _Half) -> Record:
     assert half[0].record is not None
     return half[0].record
-
-
-def _unlike(a: Record, b: Record) -> Iterable[str]:
-    """Why two records of one name are not of one thing."""
-    if dict(a.case.sizes) != dict(b.case.sizes):
-        yield f"other sizes, not compared: {dict(a.case.sizes)} before, {dict(b.case.sizes)} after"
 
 
 def _graphs(a: Found, b: Found, notes: list[str]) -> tuple[FusionGraph | None, FusionGraph | None]:

@@ -59,11 +59,13 @@ def summary(diff: RunDiff) -> list[str]:
         "unresolved": len(diff.timed("unresolved")),
         "with other gaps alone": len(diff.timed("slower between kernels", "faster between kernels")),
     }  # fmt: skip
+    refused = sum(bool(change.times and change.times.refused) for change in shared)
     told = ", ".join(f"{many} {word}" for word, many in counts.items() if many)
     same = sum(change.graph is not None and change.graph.empty for change in shared)
     lines = [
         f"{formats.count(len(shared), 'record')} in both; {formats.count(len(judged), 'time')} held against each other"
-        + (f": {told}" if told else "") + f" (tolerance {percent(diff.tolerance)})",
+        + (f": {told}" if told else "") + f" (tolerance {percent(diff.tolerance)})"
+        + (f"; {refused} could not be" if refused else ""),
         f"{len(diff.fused)} differently fused, {same} the same",
     ]
     if diff.regressed:

@@ -134,6 +134,7 @@ def test_sections_in_the_terminal(tmp_path: Path) -> None:
         f"{id}/timer: timed by cupti before, by cuda-events after",
         f": 1 record {id}/gone", f": 1 record {id}/new",
         f"{id}/remat 8 → 9 kernels, which move 1.36 GB → 1.42 GB", "split: act",
+        "1 with other gaps alone (tolerance 5%); 3 could not be",
         "1 slower (its kernels take longer), 1 status", "1 missing (its record is gone)",
     ):
         assert part in text, part
@@ -287,6 +288,23 @@ def test_a_run_json_of_another_shape_costs_what_it_said(tmp_path: Path, segments
     result = diff(a, b)
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     assert result.exit_code in (0, 2), result.output
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [{"processes": [0]}, {"conditions": [{"sm_mhz": "fast", "throttled": []}] * 5}, {"conditions": 3}, {"timer": []}],
+    ids=str,
+)
+def test_a_measurement_of_another_shape_costs_its_own_times(tmp_path: Path, strange: dict[str, Any]) -> None:
+    other = dataclasses.replace(named("it"), measurement={**(record(100).measurement or {}), **strange})
+    a = run(tmp_path / "a", named("it"), named("other"))
+    b = run(tmp_path / "b", other, named("other", 200.0))
+    result = diff(a, b, "--json")
+    assert result.exit_code == 1, result.output
+    answer = {each["id"].rpartition("/")[2]: each for each in json.loads(result.stdout)["records"]}
+    assert answer["other"]["times"]["word"] == "slower"
+    it = answer.get("it")  # without a row at all where rows refuse it, too
+    assert it is None or it["only_in"] or it["times"] is None or it["times"]["word"] in (None, "tie")
 
 
 def test_a_share() -> None:
