@@ -29,13 +29,15 @@ PALETTE = (
     "#d67195", "#2f7ed8", "#5b8c2a", "#a05d3b", "#7a8fb8", "#c2477f",
 )  # fmt: skip
 _WIDTH = 520
+_PADDING = {"left": 24, "right": 40, "top": 8, "bottom": 8}  # a page's fonts may be wider than those it is laid out by
 _TIME = "device time, µs: median ± half the interquartile range"
 _CONFIG: Spec = {
     "background": "transparent", "font": "Arial, Helvetica, sans-serif", "view": {"stroke": None},
     "axis": {"labelColor": INK, "titleColor": INK, "gridColor": INK, "gridOpacity": 0.25, "domainColor": INK,
              "tickColor": INK, "labelLimit": 200, "titleFontWeight": "normal", "labelFontSize": 12},
     "legend": {"labelColor": INK, "titleColor": INK, "labelLimit": 200, "labelFontSize": 12},
-    "title": {"color": INK, "subtitleColor": INK, "anchor": "start", "fontSize": 13, "subtitleFontSize": 11},
+    "title": {"color": INK, "subtitleColor": INK, "anchor": "start", "frame": "group", "fontSize": 13,
+              "subtitleFontSize": 11},
     "text": {"color": INK, "fontSize": 12}, "rule": {"color": INK}, "line": {"color": INK},
 }  # fmt: skip
 _DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
@@ -102,7 +104,7 @@ def _cases(rows: Iterable[Row], needed: str) -> dict[str, list[Row]]:
 def _above_each_other(charts: list[Spec]) -> Spec:
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v5.json",  # a name; nothing is fetched
-        "config": _CONFIG, "padding": 8, "vconcat": charts, "resolve": {"legend": {"color": "shared"}},
+        "config": _CONFIG, "padding": _PADDING, "vconcat": charts, "resolve": {"legend": {"color": "shared"}},
     }  # fmt: skip
 
 
@@ -162,7 +164,7 @@ def _roofline(label: str, rows: list[Row], ceilings: Mapping[str, Ceilings], col
         "layer": [
             {"data": {"values": roof}, "mark": {"type": "line", "strokeDash": [5, 3]},
              "encoding": {**axes, "detail": {"field": "roof", "type": "nominal"}}},
-            {"data": {"values": points}, "mark": {"type": "point", "size": 80, "strokeWidth": 2},
+            {"data": {"values": points}, "mark": {"type": "point", "size": 80, "strokeWidth": 2, "opacity": 1},
              "encoding": {**axes, "color": colour,
                           "shape": {"field": "what", "type": "nominal", "scale": shapes, "legend": {"title": None}}}},
         ],

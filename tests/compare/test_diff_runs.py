@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from made_runs import SEGMENT, changed, diff, flat, record
 
 from compare import diff_cli
 from compare import record as folders
+from compare.diff.runs import REGRESSIONS
 from compare.graph import store
 from compare.graph.model import FusionGraph
 from compare.record import Record
@@ -312,3 +314,10 @@ def test_a_share() -> None:
     for text in ("", "-1%", "1e3", "5%%", "nan", "5% of it", "0.05%%"):
         with pytest.raises(UsageError, match="expected a share"):
             diff_cli.tolerance(text)
+
+
+def test_the_document_names_every_regression() -> None:
+    document = (DATA.parents[2] / "docs" / "diff.md").read_text()
+    named = re.findall(r"^\| `(\w+)` \|", document, re.MULTILINE)
+    assert named == list(REGRESSIONS)
+    assert f"`--tolerance`, {diff_cli.TOLERANCE:.0%} unless told otherwise" in document
