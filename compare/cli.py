@@ -249,28 +249,40 @@ def selftest(ctx: click.Context, runs: tuple[Path, ...], trials: int) -> None:
 @cli.command()
 @run_argument
 @json_option
+@click.option("--csv", "as_csv", is_flag=True, help="CSV for spreadsheets and notebooks; the columns of --json.")
 @click.option("--markdown", is_flag=True, help="Markdown, to paste into a pull request or a page.")
 @click.option("--matrix", is_flag=True, help="Cases down, implementations across: device times, or kernel counts.")
 @click.option("--roofline", is_flag=True, help="Intensity, bound, attainable rate, recoverable time.")
 @click.option("--kernels", is_flag=True, help="With --roofline: a line a kernel.")
 @click.option("--traffic", is_flag=True, help="Bytes that must move, that are declared, and that the GPU counted.")
 @click.option("--authorship", is_flag=True, help="Lines of kernel code beside the speed that they bring.")
+@click.option(
+    "--picture", type=click.Path(path_type=Path), metavar="FILE",
+    help="Draw times, or with --roofline the roofline, into an .svg or .png.",
+)
 @_filter("--block", "blocks", metavar="NAME", help="Only these blocks.")
 @_filter("--case", "cases", metavar="NAME", help="Only these cases.")
+@_direction_option()
+@_filter("-i", "--implementation", "implementations", metavar="NAME", help="Only these implementations.")
 def report(
-    run: Path, as_json: bool, markdown: bool, kernels: bool, blocks: list[str], cases: list[str], **views: bool
+    run: Path, as_json: bool, as_csv: bool, markdown: bool, kernels: bool, picture: Path | None, blocks: list[str],
+    cases: list[str], directions: list[str], implementations: list[str], **views: bool,
 ) -> None:
     """Show a run's results as a table.
 
     RUN is the folder that `xlafuse run` made. Who was right, how fast, and how near to what the GPU can do.
+
+    \b
+      xlafuse report runs/mine --block softmax --markdown
+      xlafuse report runs/mine --case llama-8b --direction fwd --picture times.svg
+      xlafuse report runs/mine --csv > mine.csv
     """
     from compare import report_cli
 
-    wanted = {"block": blocks, "case": cases}
+    wanted = {"block": blocks, "case": cases, "direction": directions, "implementation": implementations}
+    form = report_cli.form_of(as_json=as_json, as_csv=as_csv, markdown=markdown)
     click.echo(
-        report_cli.report(
-            run, views=views, kernels=kernels, as_json=as_json, markdown=markdown, wanted=wanted, warn=_warn
-        )
+        report_cli.report(run, views=views, kernels=kernels, form=form, picture=picture, wanted=wanted, warn=_warn)
     )
 
 
@@ -290,6 +302,9 @@ def report(
 )
 @click.option("--passes", is_flag=True, help="What each of XLA's passes changed, where its dump has that.")
 @click.option("--dot", is_flag=True, help="Graphviz text.")
+@click.option(
+    "--model-explorer", type=click.Path(path_type=Path), metavar="FILE", help="JSON for Google's Model Explorer."
+)
 @click.option("--all", "every", is_flag=True, help="All kernels, modules, reasons; else only the costly ones of many.")
 @click.option("--target", metavar="NAME", help="The GPU whose bandwidth prices bytes. Default: the one compiled for.")
 @json_option
@@ -344,25 +359,73 @@ def timeline_command(
     click.echo(f"{out}: {len(ids)} timeline{'s' if len(ids) > 1 else ''}; {timeline_cli.VIEWERS}")
 
 
+@cli.command("dumps")
+@run_argument
+@click.option("--record", "record_id", required=True, metavar="ID", help="block/case/dtype/direction/implementation.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="A new folder.")
+def dumps_command(run: Path, record_id: str, out: Path) -> None:
+    """Unpack what a compiler left of one record, for other tools.
+
+    What XLA wrote gets its names of an --xla_dump_to folder, as hlo-opt takes them, and a log folder for XProf. What
+    Inductor, Triton and NVRTC left keeps its names. Says what is there, and what is not kept.
+
+    \b
+      xlafuse dumps runs/mine --record softmax/gpt2-scores/bf16/train/xla --out /tmp/softmax
+    """
+    from compare import export_dumps
+
+    click.echo(export_dumps.as_text(export_dumps.export(run, record_id, out)))
+
+
 @cli.command("diff")
 @click.argument("a", type=click.Path(path_type=Path))
 @click.argument("b", type=click.Path(path_type=Path))
+@click.option("--tolerance", metavar="SHARE", help="Of runs: times and bytes within it did not change. Default: 5%.")
+@_filter(
+    "--fail-on", "fail_on", metavar="slower|host|status|kernels|bytes|missing",
+    help="Of runs: what makes exit code 1. Default: all but host.",
+)
+@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Of runs: write one HTML file, too.")
+@_filter("--block", "blocks", metavar="NAME", help="Of runs: only these blocks.")
+@_filter("--case", "cases", metavar="NAME", help="Of runs: only these cases.")
+@_direction_option()
+@_filter("-i", "--implementation", "implementations", metavar="NAME", help="Of runs: only these implementations.")
+@click.option("--all", "every", is_flag=True, help="Of runs: all changes; else the largest of many.")
 @click.option("--module", metavar="NAME|NUMBER", help="Of folders of dumps: only this module.")
 @json_option
 @click.pass_context
-def diff_command(ctx: click.Context, a: Path, b: Path, module: str | None, as_json: bool) -> None:
-    """Show which kernels changed from A to B.
+def diff_command(
+    ctx: click.Context, a: Path, b: Path, tolerance: str | None, fail_on: list[str], html: Path | None,
+    blocks: list[str], cases: list[str], directions: list[str], implementations: list[str], every: bool,
+    module: str | None, as_json: bool,
+) -> None:
+    """Show what changed from A to B: before and after an upgrade, a flag, a change.
 
-    A and B are two runs, folders of dumps, or files, as for `inspect`: before and after an upgrade, a flag, a change.
-    Kernels that split, merged, appeared and vanished, arrays that are written to memory now, other reasons for not
-    fusing; most bytes, or most time, first. Names and numbers that a compiler gives are no difference.
+    Two runs: what they were made with, then what became faster or slower, as far as the rounds of both can tell, is
+    newly right or wrong, new or gone, and differently fused. Exit code 1 where something is slower or newly not right,
+    launches more kernels, moves more bytes, or is gone (--fail-on), else 0.
 
-    Exit code: 0 when nothing differs, 1 when something does, 2 when A or B cannot be read.
+    Two folders of dumps, or files, as for `inspect`: kernels that split, merged, appeared and vanished, arrays that are
+    written to memory now, other reasons for not fusing; most bytes first. Names and numbers that a compiler gives are
+    no difference. Exit code 1 where something differs, else 0.
+
+    \b
+      xlafuse diff runs/yesterday runs/today --tolerance 3%
+      xlafuse diff runs/jax-0.10 runs/jax-0.11 -i xla --html upgrade.html
+      xlafuse diff before.hlo.txt after.hlo.txt
+
+    Exit code 2 when A or B cannot be read, or the question makes no sense.
     """
     from compare import diff_cli
+    from compare.diff.runs import REGRESSIONS
+    from compare.selection import one_of
 
-    differs = diff_cli.diff(a, b, module=module, as_json=as_json, warn=_warn)
-    ctx.exit(1 if differs else 0)
+    for kind in fail_on:
+        one_of("regression", kind, list(REGRESSIONS), where="for --fail-on")
+    wanted = {"block": blocks, "case": cases, "direction": directions, "implementation": implementations}
+    share = None if tolerance is None else diff_cli.tolerance(tolerance)
+    question = diff_cli.RunQuestion(share, tuple(fail_on), html, every, wanted)
+    ctx.exit(1 if diff_cli.diff(a, b, module=module, as_json=as_json, of_runs=question, warn=_warn) else 0)
 
 
 @cli.command("explain")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -34,6 +35,7 @@ class Question:
     stage: str | None = None
     why: bool = False
     dot: bool = False
+    model_explorer: Path | None = None
     passes: bool = False
     every: bool = False
     as_json: bool = False
@@ -41,7 +43,7 @@ class Question:
 
     def views(self) -> list[str]:
         chosen = {"--kernel": self.kernel, "--stage": self.stage, "--why": self.why, "--dot": self.dot,
-                  "--passes": self.passes}  # fmt: skip
+                  "--model-explorer": self.model_explorer, "--passes": self.passes}  # fmt: skip
         return [option for option, value in chosen.items() if value]
 
 
@@ -55,6 +57,8 @@ def inspect(
         raise UsageError(f"{' and '.join(views)} are different views; choose one")
     if question.dot and question.as_json:
         raise UsageError("--dot is Graphviz text; it does not go with --json")
+    if question.model_explorer and question.as_json:
+        raise UsageError("--model-explorer writes JSON of its own; it does not go with --json")
     if align and not paths:
         paths, align = [Path(align[0]), Path(align[1])], None
     if not paths:
@@ -248,6 +252,8 @@ def _answer(pairs: Pairs, question: Question) -> None:
 
         for _, graph in pairs:
             click.echo(dot(graph), nl=False)
+    elif question.model_explorer is not None:
+        _write_model_explorer(pairs, question.model_explorer)
     elif question.kernel is not None:
         _show_kernels(pairs, question.kernel, question)
     elif question.stage is not None:
@@ -256,6 +262,20 @@ def _answer(pairs: Pairs, question: Question) -> None:
         _show_why(pairs, question)
     else:
         _show_passes(pairs, question)
+
+
+def _write_model_explorer(pairs: Pairs, file: Path) -> None:
+    from compare import whole
+    from compare.graph import formats, model_explorer
+
+    names = inspect_aligned.unique(each.name for each, _ in pairs)
+    graphs = zip(names, (graph for _, graph in pairs), strict=True)
+    made = json.dumps(model_explorer.collection(pairs[0][0].path.name, graphs))
+    try:
+        whole.write(file, made.encode())
+    except OSError as problem:
+        raise UsageError(f"{file}: cannot be written: {problem.strerror}") from None
+    click.echo(f"{file}: {formats.count(len(names), 'graph')}; open it in Model Explorer: model-explorer {file}")
 
 
 def _show_kernels(pairs: Pairs, wanted: str, question: Question) -> None:

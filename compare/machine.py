@@ -68,14 +68,28 @@ def distribution(requirement: str) -> str:
     return re.split(r"[\[=<>~! ]", requirement, maxsplit=1)[0]
 
 
+# What compilers and libraries read, and what they make may depend on.
+_FLAGS = re.compile(
+    r"XLA_FLAGS|JAX_(?:ENABLE|DEFAULT|DISABLE|NUMPY|THREEFRY|COMPILER|USE)_\w+|TORCHINDUCTOR_(?!CACHE_DIR)\w+"
+    r"|TORCHDYNAMO_\w+|TRITON_(?:ALLOW|DISABLE|DEFAULT|F32|ENABLE)_\w+|PYTORCH_(?:CUDA_)?ALLOC_CONF"
+    r"|NVIDIA_TF32_OVERRIDE|TORCH_ALLOW_TF32_CUBLAS_OVERRIDE|CUBLAS_WORKSPACE_CONFIG|CUDA_LAUNCH_BLOCKING"
+    r"|CUDA_MODULE_LOADING"
+)
+
+
 def host() -> dict[str, Any]:
-    """Operating system, processor, cores, and the NVIDIA driver where there is one."""
+    """Operating system, processor, cores, the NVIDIA driver where there is one, and by name the variables that are set
+    and compilers read ("variables"), without options that name a folder."""
     driver = Path("/proc/driver/nvidia/version")
     return {
         "system": platform.platform(),
         "machine": platform.machine(),
         "cores": usable_cores(),
         "nvidia_driver": driver.read_text().splitlines()[0] if driver.is_file() else None,
+        "variables": {
+            name: " ".join(word for word in value.split() if "=/" not in word)
+            for name, value in sorted(os.environ.items()) if _FLAGS.fullmatch(name)
+        },
     }
 
 

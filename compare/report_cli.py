@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from compare.report import rows, table
+from compare.graph.roofline import Ceilings
+from compare.record import read_run
+from compare.report import data, rows, table
 from compare.report.rows import Row
 from compare.selection import UsageError
 
@@ -13,23 +15,60 @@ Warn = Callable[[Iterable[str]], None]
 
 
 def report(
-    run: Path, *, views: Mapping[str, bool], kernels: bool, as_json: bool, markdown: bool,
+    run: Path, *, views: Mapping[str, bool], kernels: bool, form: str, picture: Path | None,
     wanted: Mapping[str, list[str]], warn: Warn,
 ) -> str:
-    """What to print. views: "matrix", "roofline", "traffic", "authorship", of which one at most. wanted: fields of rows
-    -> names. Raises UsageError, RunFolderError."""
+    """What to print. views: "matrix", "roofline", "traffic", "authorship", of which one at most. form: "text",
+    "markdown", "json" or "csv". picture: a file to draw it into instead. wanted: fields of rows -> names.
+
+    Raises UsageError, RunFolderError.
+    """
     chosen = [name for name, asked in views.items() if asked]
     if len(chosen) > 1:
         raise UsageError(f"{' and '.join(f'--{name}' for name in chosen)} are different views; choose one")
     view = chosen[0] if chosen else ""
-    if as_json and (markdown or view == "matrix"):
-        raise UsageError("--json goes with neither --markdown nor --matrix")
+    if form in ("json", "csv") and view == "matrix":
+        raise UsageError(f"--matrix is a view of few numbers; --{form} without it has all of them")
     if kernels and view != "roofline":
         raise UsageError("--kernels goes with --roofline")
+    if picture is not None and (kernels or view not in ("", "roofline") or form != "text"):
+        raise UsageError("--picture draws times, or with --roofline the roofline; it goes with no other form or view")
     found = rows.read(run, from_graphs=view == "roofline" and not kernels)
     warn(found.warnings)
-    selected, render = _view(view, kernels, run, rows.only(found.rows, **wanted))
-    return rows.as_json(selected) if as_json else render(selected, markdown=markdown)
+    chosen_rows = rows.only(found.rows, **wanted)
+    if picture is not None:
+        return _drawn(picture, view, run, found.rows, chosen_rows)
+    selected, render = _view(view, kernels, run, chosen_rows)
+    if form in ("json", "csv"):
+        return data.as_json(selected) if form == "json" else data.as_csv(selected).removesuffix("\n")
+    return render(selected, markdown=form == "markdown")
+
+
+def form_of(*, as_json: bool, as_csv: bool, markdown: bool) -> str:
+    """Raises UsageError where more than one is asked for."""
+    asked = [name for name, wanted in (("json", as_json), ("csv", as_csv), ("markdown", markdown)) if wanted]
+    if len(asked) > 1:
+        raise UsageError(f"{' and '.join(f'--{name}' for name in asked)} are different forms; choose one")
+    return asked[0] if asked else "text"
+
+
+def _drawn(file: Path, view: str, run: Path, every: list[Row], chosen: list[Row]) -> str:
+    from compare.report import picture
+
+    colours = picture.colours(every)
+    if view == "roofline":
+        spec = picture.roofline(chosen, _ceilings(run), colours)
+    else:
+        spec = picture.times(chosen, colours)
+    picture.write(file, spec)
+    return f"{file}: drawn"
+
+
+def _ceilings(run: Path) -> dict[str, Ceilings]:
+    try:
+        return rows.ceilings_of(read_run(run))
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as problem:
+        raise UsageError(f"{run / 'run.json'}: its segments cannot be read: {problem!r}") from None
 
 
 def _view(view: str, kernels: bool, run: Path, selected: list[Row]) -> tuple[list[Row], Callable[..., str]]:

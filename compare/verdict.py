@@ -32,13 +32,14 @@ _NORMAL = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 @dataclass(frozen=True)
 class Verdict:
     """How A does against B. ratio: A's time over B's; low, high: its interval. resolution: the smallest relative
-    effect that this run could have told from a tie."""
+    effect that this run could have told from a tie. tie: relative; what is called one."""
 
     word: Word
     ratio: float
     low: float
     high: float
     resolution: float
+    tie: float = TIE
 
     def __str__(self) -> str:
         match self.word:
@@ -47,7 +48,7 @@ class Verdict:
             case "slower":
                 return f"{self.effect}, {self.low:.2f} to {self.high:.2f}"
             case "tie":
-                return f"tie: within {TIE:.0%}"
+                return f"tie: within {100 * self.tie:g}%"
             case _:
                 return f"unresolved: nothing under {self.resolution:.1%} could be seen"
 
@@ -71,12 +72,38 @@ def compare(a: Sequence[float], b: Sequence[float], processes: Sequence[int] = (
     logs = [math.log(x / y) for x, y in zip(a, b, strict=True)]
     if len(logs) < LEAST_ROUNDS:
         return None
-    groups: dict[int, list[float]] = {}
-    for process, log in zip(processes or [0] * len(logs), logs, strict=True):
-        groups.setdefault(process, []).append(log)
+    groups = _by_process(logs, processes)
     low, high = map(math.exp, _interval(logs) if len(groups) == 1 else _interval_of_processes(list(groups.values())))
     ratio = math.exp(statistics.fmean(map(statistics.fmean, groups.values())))
     return Verdict(_word(low, high), ratio, low, high, TIE + max(high / ratio, ratio / low) - 1)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One run's times of a call in its rounds, and of each round the number of its process; none: all in the same."""
+
+    times: Sequence[float]
+    processes: Sequence[int] = ()
+
+
+def compare_runs(a: Sample, b: Sample, tie: float) -> Verdict | None:
+    """The verdict on `a` against `b` where they are two runs, which share no rounds; None where either has fewer than
+    LEAST_ROUNDS.
+
+    Each run's geometric mean is resampled for itself, as in `compare` (rounds, or processes and the rounds of each),
+    spread as far as so few draws need, and the interval is that of the ratios of means drawn independently. Drift that
+    `compare` cancels is in it where a run's rounds saw it; what only differs between runs (the machine, its
+    temperature, a new process) is not, which is what `tie` must leave room for. Of five normal rounds each it holds the
+    true ratio in 97% of trials.
+    """
+    if min(len(a.times), len(b.times)) < LEAST_ROUNDS:
+        return None
+    (above, spread_above), (below, spread_below) = _spread(a), _spread(b)
+    drawn = zip(_draws(spread_above, 0), _draws(spread_below, 1), strict=True)
+    low, high = map(math.exp, _quantiles(sorted((x - y, 1.0) for x, y in drawn), (1 - CONFIDENCE) / 2))
+    ratio = math.exp(above - below)
+    low, high = min(low, ratio), max(high, ratio)
+    return Verdict(_word(low, high, tie), ratio, low, high, tie + max(high / ratio, ratio / low) - 1, tie)
 
 
 def flip(verdicts: Mapping[str, Verdict]) -> str | None:
@@ -91,12 +118,12 @@ def flip(verdicts: Mapping[str, Verdict]) -> str | None:
     return f"{DEPENDS}: " + ", ".join(f"{verdict.effect} by {timer}" for timer, verdict in ends)
 
 
-def _word(low: float, high: float) -> Word:
-    if high < 1 / (1 + TIE):
+def _word(low: float, high: float, tie: float = TIE) -> Word:
+    if high < 1 / (1 + tie):
         return "faster"
-    if low > 1 + TIE:
+    if low > 1 + tie:
         return "slower"
-    return "tie" if low > 1 / (1 + TIE) and high < 1 + TIE else "unresolved"
+    return "tie" if low > 1 / (1 + tie) and high < 1 + tie else "unresolved"
 
 
 def _interval(logs: list[float]) -> tuple[float, float]:
@@ -106,15 +133,48 @@ def _interval(logs: list[float]) -> tuple[float, float]:
 def _interval_of_processes(groups: list[list[float]]) -> tuple[float, float]:
     """Processes drawn with replacement, and rounds within each; the interval widened about its middle as far as an
     interval from so few draws needs to be."""
+    low, high = _quantiles(_resampled_processes(groups), (1 - CONFIDENCE) / 2)
+    middle = statistics.fmean(map(statistics.fmean, groups))
+    stretch = _stretch(len(groups))
+    return middle - (middle - low) * stretch, middle + (high - middle) * stretch
+
+
+def _resampled_processes(groups: list[list[float]]) -> list[tuple[float, float]]:
     within = [
         (mean, weight / len(group) ** len(group))
         for group in groups for mean, weight in _resampled_means([(log, 1.0) for log in group], len(group))
     ]  # fmt: skip
-    low, high = _quantiles(_resampled_means(within, len(groups)), (1 - CONFIDENCE) / 2)
+    return _resampled_means(within, len(groups))
+
+
+def _stretch(draws: int) -> float:
+    """How much wider than the bootstrap's Student's interval of so few observations is."""
+    freedom = draws - 1
+    return _student(freedom) * math.sqrt((freedom + 1) / freedom) / _NORMAL
+
+
+def _spread(sample: Sample) -> tuple[float, list[tuple[float, float]]]:
+    """The logarithm of a run's mean, and (value, weight) of those it might have been."""
+    groups = list(_by_process([math.log(time) for time in sample.times], sample.processes).values())
     middle = statistics.fmean(map(statistics.fmean, groups))
-    freedom = len(groups) - 1
-    stretch = _student(freedom) * math.sqrt((freedom + 1) / freedom) / _NORMAL
-    return middle - (middle - low) * stretch, middle + (high - middle) * stretch
+    if len(groups) == 1:
+        means = _resampled_means([(log, 1.0) for log in groups[0]], len(groups[0]))
+        stretch = _stretch(len(groups[0]))
+    else:
+        means, stretch = _resampled_processes(groups), _stretch(len(groups))
+    return middle, [(middle + (mean - middle) * stretch, weight) for mean, weight in means]
+
+
+def _draws(points: list[tuple[float, float]], seed: int) -> list[float]:
+    values, weights = [value for value, _ in points], [weight for _, weight in points]
+    return random.Random(seed).choices(values, weights, k=_RESAMPLES)
+
+
+def _by_process(logs: Sequence[float], processes: Sequence[int]) -> dict[int, list[float]]:
+    groups: dict[int, list[float]] = {}
+    for process, log in zip(processes or [0] * len(logs), logs, strict=True):
+        groups.setdefault(process, []).append(log)
+    return groups
 
 
 def _expanded_tail(rounds: int) -> float:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from compare.graph import formats
+from compare.graph.edges import edges
 from compare.graph.model import Buffer, FusionGraph, Kernel
 from compare.graph.totals import bytes_moved
 from compare.report import printable
@@ -56,24 +57,23 @@ def _edges(
 ) -> Iterator[str]:
     """From who wrote it last to each reader; from and to nodes of their own where it is input and output."""
     kernels = graph.kernels or ()
-    writers, readers = graph.producers.get(buffer.name, ()), graph.consumers.get(buffer.name, ())
     style = f"penwidth={max(0.5, WIDEST * math.sqrt(buffer.bytes / largest)) if largest else 0.5:.2f}"
     if buffer.role == "saved":
         style += ", style=dashed"
     outside = f"b{number}"
-    sources = {reader: max((writer for writer in writers if writer < reader), default=None) for reader in readers}
-    if None in sources.values() or (buffer.role == "output" and writers) or not (writers and readers):
+    found = list(edges(graph, buffer))
+    if not found or any(None in (edge.writer, edge.reader) for edge in found):
         shape = "shape=ellipse" if buffer.role != "constant" else "shape=ellipse, style=dotted"
         yield f"  {outside} [{shape}, label={_quoted(buffer.name, _size(buffer))}];"
-    for reader, writer in sources.items():
-        if writer is None:
-            yield f"  {outside} -> k{reader} [{style}];"
-            continue
-        pair = kernels[writer].name, kernels[reader].name
-        label = _quoted(buffer.name, _size(buffer), why_not.get(pair, ""))
-        yield f"  k{writer} -> k{reader} [{style}, label={label}];"
-    if writers and (buffer.role == "output" or not readers):
-        yield f"  k{writers[-1]} -> {outside} [{style}];"
+    for edge in found:
+        if edge.writer is None:
+            yield f"  {outside} -> k{edge.reader} [{style}];"
+        elif edge.reader is None:
+            yield f"  k{edge.writer} -> {outside} [{style}];"
+        else:
+            pair = kernels[edge.writer].name, kernels[edge.reader].name
+            label = _quoted(buffer.name, _size(buffer), why_not.get(pair, ""))
+            yield f"  k{edge.writer} -> k{edge.reader} [{style}, label={label}];"
 
 
 def _why_not(graph: FusionGraph) -> dict[tuple[str, str], str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from compare.graph import causes, formats
 from compare.graph.diff import GraphDiff, KernelChange, ReasonChange
-from compare.graph.model import FusionGraph, Kernel
+from compare.graph.model import FusionGraph, Kernel, SourceOp
 from compare.graph.show import MOST_KERNELS, add_rows, columns, plain
 from compare.graph.totals import bytes_moved, totals
 from compare.report import printable
@@ -78,6 +80,18 @@ def _add_kernels(root: Tree, change: KernelChange, before: tuple[Kernel, ...], a
             # Where no kernels are known, `diff` compares operations, and these indices are theirs.
             if index < len(kernels):
                 branch.add(_kernel(sign, index, kernels[index]))
+    if change.kind == "operations" and before and after:
+        old, new = (before[i].source_ops for i in change.before), (after[i].source_ops for i in change.after)
+        for label, words in _exchanged(*next(zip(old, new, strict=True))):
+            branch.add(plain(f"{label}: {words}"))
+
+
+def _exchanged(old: Iterable[SourceOp], new: Iterable[SourceOp]) -> Iterator[tuple[str, str]]:
+    """Operations with their lines that one kernel has more of than the other."""
+    held = [Counter((formats.operation(op), formats.place(op.line or op.stage)) for op in ops) for ops in (old, new)]
+    for label, more in (("without", held[0] - held[1]), ("with", held[1] - held[0])):
+        if more:
+            yield label, formats.words(f"{op} ({place})" if place else op for op, place in more.elements())
 
 
 def _kernel(sign: str, index: int, kernel: Kernel) -> RenderableType:

@@ -52,7 +52,6 @@ Only a record that is `ok` has times: how long a wrong result takes is not a res
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections import Counter
@@ -131,12 +130,6 @@ def only(rows: list[Row], **wanted: Iterable[str]) -> list[Row]:
         names = [one_of(field, name, present, where="among these records") for name in names]
         rows = [row for row in rows if not names or row[field] in names]
     return rows
-
-
-def as_json(rows: list[Row]) -> str:
-    """A list of rows in strict JSON: a number that is not finite becomes null; the row's detail says what it was."""
-    finite = [{k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in r.items()} for r in rows]
-    return json.dumps(finite, indent=1)
 
 
 def row_of(record: Record, ceilings: Mapping[str, Ceilings]) -> Row:

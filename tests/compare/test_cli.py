@@ -91,7 +91,7 @@ def test_how_to_time_is_handed_on(
         (["inspect", "{tmp}/none"], "no such file or folder"),
         (["report", "{run}", "--block", "sofmax"], "no block 'sofmax' among these records; did you mean softmax"),
         (["inspect", "{run}", "-i", "xl"], "no implementation 'xl' among these records; did you mean xla"),
-        (["report", "{run}", "--json", "--markdown"], "goes with neither"),
+        (["report", "{run}", "--json", "--markdown"], "--json and --markdown are different forms"),
     ],
 )
 def test_refusals_are_one_line_and_exit_2(

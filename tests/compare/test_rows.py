@@ -10,7 +10,7 @@ import pytest
 from compare import record
 from compare.blocks import BLOCKS
 from compare.record import Record
-from compare.report import rows, verdicts
+from compare.report import data, rows, verdicts
 from compare.selection import UsageError
 from compare.spec import Case
 
@@ -289,14 +289,14 @@ def test_strange_ceilings_cost_only_the_share(tmp_path: Path, segments: Any) -> 
 def test_json_is_strict(tmp_path: Path) -> None:
     errors = [{"name": "y", "error": math.inf, "tolerance": 0.1}]
     subject = measured(case_of("gelu", "llama-8b"), status="wrong", detail="y: error inf", errors=errors)
-    text = rows.as_json(rows.read(write(tmp_path / "run", subject)).rows)
+    text = data.as_json(rows.read(write(tmp_path / "run", subject)).rows)
 
     def refuse(constant: str) -> None:
         raise AssertionError(f"not JSON: {constant}")
 
     (row,) = json.loads(text, parse_constant=refuse)
     assert row["max_error"] is None
-    assert {"block", "case", "direction", "dtype", "implementation", "status", "detail", "checked", "kernels",
+    assert {"block", "case", "direction", "dtype", "implementation", "status", "detail", "checked_device", "kernels",
             "device_time_us", "wall_time_us", "compile_s", "max_error", "tolerance", "bytes_compulsory"} <= set(row)
 
 

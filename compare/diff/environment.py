@@ -1,0 +1,114 @@
+"""What two runs were made with: packages, GPU, driver, variables, how they were timed, what their GPUs reached."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+NOTABLE = 0.02  # relative; ceilings of one machine differ by less from run to run
+_FIRST = ("xlafuse", "target", "device", "driver", "jax", "jaxlib", "torch", "triton", "cuda")
+_WORKER_FACTS = ("timer",)  # held against each other record by record
+_NONE = "none recorded"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """before, after: as run.json says it, several values (of several segments or workers) in one text."""
+
+    name: str
+    before: str
+    after: str
+
+
+def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
+    """Of two run.json, in the order: xlafuse, GPU, driver, frameworks, other packages and facts, variables, how it was
+    timed, ceilings."""
+    facts = _facts(a), _facts(b)
+    names = sorted({*facts[0], *facts[1]}, key=lambda name: (_rank(name), name))
+    found = []
+    for name in names:
+        before, after = (", ".join(side.get(name) or [_NONE]) for side in facts)
+        if before != after:
+            found.append(Difference(name, before, after))
+    return [*found, *_ceilings(a, b)]
+
+
+def _rank(name: str) -> int:
+    if name in _FIRST:
+        return _FIRST.index(name)
+    return len(_FIRST) + (1 if name.startswith(("variable ", "timing ")) else 0)
+
+
+def _facts(run: Mapping[str, Any]) -> dict[str, list[str]]:
+    """By name, the distinct values in all segments and workers, sorted; None is no value."""
+    found: dict[str, set[str]] = {}
+    for name, value in _named(run):
+        if value is not None:
+            found.setdefault(name, set()).add(str(value))
+    return {name: sorted(values) for name, values in found.items()}
+
+
+def _named(run: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name in ("xlafuse", "target"):
+        yield name, run.get(name)
+    for name, value in sorted(_object(_object(run.get("plan")).get("timing")).items()):
+        yield f"timing {name}", value
+    for segment in segments(run).values():
+        environment = _object(segment.get("environment"))
+        for name, value in _object(environment.get("host")).items():
+            if isinstance(value, dict):
+                for variable, text in value.items():
+                    yield f"variable {variable}", text
+            else:
+                yield ("driver" if name == "nvidia_driver" else name), value
+        for worker in _object(environment.get("workers")).values():
+            for name, value in _object(worker).items():
+                if name not in _WORKER_FACTS:
+                    yield name, value
+
+
+def _ceilings(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Difference]:
+    sides = _reached(segments(a).values()), _reached(segments(b).values())
+    for name in sorted({*sides[0], *sides[1]}):
+        before, after = (side.get(name) for side in sides)
+        if before is not None and after is not None and abs(after / before - 1) <= NOTABLE:
+            continue
+        words = [_NONE if value is None else f"{value / 1e12:.4g} T{name[1]}/s" for value in (before, after)]
+        yield Difference(f"ceiling: {name[0]}", words[0], words[1])
+
+
+def _reached(found: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], float]:
+    """By (name, unit) the median over segments, per second."""
+    rates: dict[tuple[str, str], list[float]] = {}
+    for segment in found:
+        ceilings = _object(segment.get("ceilings"))
+        for kind, unit in (("streams", "B"), ("products", "FLOP")):
+            for name, rate in _object(ceilings.get(kind)).items():
+                if isinstance(rate, int | float) and rate > 0:
+                    label = f"stream of {name} reads to writes" if kind == "streams" else f"product in {name}"
+                    rates.setdefault((label, unit), []).append(float(rate))
+    return {key: statistics.median(values) for key, values in rates.items()}
+
+
+def segments(run: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """By id; what is not as this version writes it is left out."""
+    listed = run.get("segments")
+    found = [segment for segment in listed if isinstance(segment, dict)] if isinstance(listed, list) else []
+    return {str(segment.get("id")): segment for segment in found}
+
+
+def devices(segment: Mapping[str, Any]) -> set[str]:
+    workers = _object(_object(segment.get("environment")).get("workers"))
+    return {str(worker["device"]) for worker in workers.values() if isinstance(worker, dict) and worker.get("device")}
+
+
+def ceilings_apart(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
+    """The largest relative difference between what two segments' GPUs reached; 0 where nothing can be compared."""
+    before, after = _reached([a]), _reached([b])
+    return max((abs(after[name] / before[name] - 1) for name in before.keys() & after.keys()), default=0.0)
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,85 @@
+"""Two runs held against each other as one HTML file: no script, no link, no request; all text is escaped."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compare import whole
+from compare.diff import show
+from compare.diff.runs import RecordChange, RunDiff
+from compare.diff.times import BUSY
+from compare.graph import show_diff
+from compare.graph.show import render as as_text
+from compare.report import printable
+from compare.report.table import number
+from compare.selection import UsageError
+from compare.verdict import Verdict
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+_LINES = 120  # columns of a graph's changes
+
+
+def write(diff: RunDiff, file: Path) -> None:
+    """Raises UsageError where the file cannot be written."""
+    try:
+        whole.write(file, html(diff).encode())
+    except OSError as problem:
+        raise UsageError(f"{file}: cannot be written: {problem.strerror}") from None
+
+
+def html(diff: RunDiff) -> str:
+    return _template().render(
+        title=_shown(f"{diff.before} → {diff.after}"), regressed=bool(diff.regressed),
+        verdict="Regressed" if diff.regressed else "No regression",
+        summary=[_shown(line) for line in show.summary(diff)],
+        environment=[[_shown(text) for text in (each.name, each.before, each.after)] for each in diff.environment],
+        timed=[
+            {"title": f"{title.capitalize()}: {len(found)}", "rows": [_timed(change) for change in found]}
+            for words, title in show.TIMED if (found := diff.timed(*words))
+        ],
+        listed=[
+            {"title": _shown(f"{title.capitalize()}: {len(found)}"), "rows": [list(map(_shown, row)) for row in found]}
+            for title, found in show.listed(diff) if found
+        ],
+        fused=[_fused(change) for change in diff.fused],
+    )  # fmt: skip
+
+
+@cache
+def _template() -> Template:
+    from jinja2 import Environment, StrictUndefined
+
+    text = resources.files("compare.diff").joinpath("page.html.jinja").read_text(encoding="utf-8")
+    return Environment(autoescape=True, undefined=StrictUndefined).from_string(text)
+
+
+def _shown(text: str) -> str:
+    return printable(text, 600)
+
+
+def _timed(change: RecordChange) -> dict[str, Any]:
+    times = change.times
+    assert times is not None and times.main is not None
+    busy = (times.verdicts or {}).get(BUSY)
+    return {
+        "id": _shown(change.id), "before": number(times.before_us), "after": number(times.after_us),
+        "ratio": f"{times.main.ratio:.3f}", "interval": _interval(times.main),
+        "kernels": "" if busy is None else f"{busy.ratio:.3f} ({_interval(busy)})",
+        "notes": _shown("; ".join(times.notes)),
+    }
+
+
+def _interval(verdict: Verdict) -> str:
+    return f"{verdict.low:.3f} to {verdict.high:.3f}"
+
+
+def _fused(change: RecordChange) -> dict[str, str]:
+    before, after = change.before, change.after
+    assert before and after and before.graph and after.graph and change.graph
+    tree = show_diff.tree(change.id, change.graph, before.graph, after.graph)
+    return {"id": _shown(change.id), "text": as_text(tree, _LINES)}

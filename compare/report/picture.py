@@ -1,0 +1,198 @@
+"""Rows as a picture for a page or a pull request: times of implementations as bars, or the roofline; SVG or PNG.
+
+Drawn by Vega-Lite inside vl-convert-python: no browser, no request. On a transparent ground in colours that can be read
+on white and on GitHub's dark ground; the same rows give the same bytes.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from compare import whole
+from compare.graph.roofline import Ceilings
+from compare.report import printable
+from compare.report.rows import Row
+from compare.report.table import marks, marks_explained, number, title
+from compare.selection import UsageError
+
+Spec = dict[str, Any]
+
+INSTALL = "pip install 'xlafuse[html]'"
+FORMATS = (".svg", ".png")
+MOST_CASES = 24  # one above the other; more than that nobody reads
+INK = "#787878"  # 4.4 : 1 on white, 4.3 : 1 on GitHub's dark ground
+PALETTE = (
+    "#4c78a8", "#e0862f", "#54a24b", "#8c8c8c", "#c44e52", "#b279a2", "#3f9c95", "#9d755d", "#b79a20", "#6f4fa0",
+    "#d67195", "#2f7ed8", "#5b8c2a", "#a05d3b", "#7a8fb8", "#c2477f",
+)  # fmt: skip
+_WIDTH = 520
+_PADDING = {"left": 24, "right": 40, "top": 8, "bottom": 8}  # a page's fonts may be wider than those it is laid out by
+_TIME = "device time, µs: median ± half the interquartile range"
+_CONFIG: Spec = {
+    "background": "transparent", "font": "Arial, Helvetica, sans-serif", "view": {"stroke": None},
+    "axis": {"labelColor": INK, "titleColor": INK, "gridColor": INK, "gridOpacity": 0.25, "domainColor": INK,
+             "tickColor": INK, "labelLimit": 200, "titleFontWeight": "normal", "labelFontSize": 12},
+    "legend": {"labelColor": INK, "titleColor": INK, "labelLimit": 200, "labelFontSize": 12},
+    "title": {"color": INK, "subtitleColor": INK, "anchor": "start", "frame": "group", "fontSize": 13,
+              "subtitleFontSize": 11},
+    "text": {"color": INK, "fontSize": 12}, "rule": {"color": INK}, "line": {"color": INK},
+}  # fmt: skip
+_DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
+
+
+def write(file: Path, spec: Spec) -> None:
+    """Draw it into a file that ends in .svg or .png. Raises UsageError for another ending, where vl-convert-python is
+    not installed, or where the file cannot be written."""
+    form = file.suffix.lower()
+    if form not in FORMATS:
+        raise UsageError(f"{file}: a picture ends in {' or '.join(FORMATS)}")
+    if importlib.util.find_spec("vl_convert") is None:
+        raise UsageError(f"a picture needs vl-convert-python: {INSTALL}")
+    import vl_convert
+
+    content = vl_convert.vegalite_to_svg(spec).encode() if form == ".svg" else vl_convert.vegalite_to_png(spec, scale=2)
+    try:
+        whole.write(file, content)
+    except OSError as problem:
+        raise UsageError(f"{file}: cannot be written: {problem.strerror}") from None
+
+
+def times(rows: Sequence[Row], colours: Mapping[str, str]) -> Spec:
+    """For each case the implementations' device times, fastest first, with what rows call their spread to either side.
+
+    Raises UsageError where no row has a time, or they are of too many cases.
+    """
+    groups = _cases(rows, "device_time_us")
+    colour = _colour(groups, colours, legend=False)
+    return _above_each_other([_times(label, group, colour) for label, group in groups.items()])
+
+
+def roofline(rows: Sequence[Row], ceilings: Mapping[str, Ceilings], colours: Mapping[str, str]) -> Spec:
+    """For each case what the implementations reach and could attain, under the roof of their segment.
+
+    ceilings: by segment. Raises UsageError where nothing can be drawn, or of too many cases.
+    """
+    known = [row for row in rows if row["intensity_flop_per_byte"] and row["segment"] in ceilings]
+    groups = _cases(known, "gflop_per_s")
+    colour = _colour(groups, colours, legend=True)
+    return _above_each_other([_roofline(label, group, ceilings, colour) for label, group in groups.items()])
+
+
+def colours(rows: Iterable[Row]) -> dict[str, str]:
+    """A colour for each implementation of a run, the same in all its pictures. Give it all rows, not the chosen ones.
+    """
+    names = dict.fromkeys(_name(row) for row in rows)
+    return {name: PALETTE[place % len(PALETTE)] for place, name in enumerate(names)}
+
+
+def _cases(rows: Iterable[Row], needed: str) -> dict[str, list[Row]]:
+    """By title, those that have the number that is needed."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        if row[needed]:
+            groups.setdefault(title(row), []).append(row)
+    if not groups:
+        raise UsageError(f"nothing to draw: no row here has {needed}; on a machine with a GPU, a run times")
+    if len(groups) > MOST_CASES:
+        raise UsageError(f"{len(groups)} cases are too many for a picture; choose with --block, --case, --direction")
+    return groups
+
+
+def _above_each_other(charts: list[Spec]) -> Spec:
+    return {
+        "$schema": "https://vega.github.io/schema/vega-lite/v5.json",  # a name; nothing is fetched
+        "config": _CONFIG, "padding": _PADDING, "vconcat": charts, "resolve": {"legend": {"color": "shared"}},
+    }  # fmt: skip
+
+
+def _name(row: Row) -> str:
+    return printable(str(row["implementation"]), 40)
+
+
+def _times(label: str, rows: list[Row], colour: Spec) -> Spec:
+    ordered = sorted(rows, key=lambda row: (row["device_time_us"], _name(row)))
+    values = []
+    for row in ordered:
+        time, spread = row["device_time_us"], row["device_time_us_spread"] or 0.0
+        values.append({
+            "implementation": _name(row), "time": time, "low": max(0.0, time - spread), "high": time + spread,
+            "label": " ".join(filter(None, [number(time), "µs", marks(row)])),
+        })  # fmt: skip
+    names = [value["implementation"] for value in values]
+    x: Spec = {"type": "quantitative", "axis": {"title": _TIME, "format": ".6~g"}}
+    y = {"field": "implementation", "type": "nominal", "sort": names, "axis": {"title": None}}
+    return {
+        "title": {"text": label, "subtitle": marks_explained(rows)},
+        "width": _WIDTH, "height": {"step": 22}, "data": {"values": values},
+        "encoding": {"y": y},
+        "layer": [
+            {"mark": {"type": "bar", "height": {"band": 0.65}},
+             "encoding": {"x": {"field": "time", **x}, "color": colour}},
+            {"mark": {"type": "rule", "strokeWidth": 2},
+             "encoding": {"x": {"field": "low", **x}, "x2": {"field": "high"}}},
+            {"mark": {"type": "text", "align": "left", "dx": 8},
+             "encoding": {"x": {"field": "high", **x}, "text": {"field": "label"}}},
+        ],
+    }  # fmt: skip
+
+
+def _roofline(label: str, rows: list[Row], ceilings: Mapping[str, Ceilings], colour: Spec) -> Spec:
+    points = [
+        {"implementation": _name(row), "intensity": row["intensity_flop_per_byte"], "gflops": row[field], "what": what}
+        for row in rows
+        for field, what in (("gflop_per_s", "reached"), ("attainable_gflop_per_s", "attainable"))
+        if row[field]
+    ]
+    reached = [point["intensity"] for point in points]
+    roof = [
+        {"roof": segment, **corner}
+        for segment, group in _by_segment(rows).items()
+        for corner in _roof(group[0], ceilings[segment], min(reached) / 4, max(reached) * 4)
+    ]
+    axes: dict[str, Spec] = {
+        "x": {"field": "intensity", "type": "quantitative", "scale": {"type": "log", "nice": False},
+              "axis": {"title": "FLOP per byte moved", "format": "~g", "grid": False}},
+        "y": {"field": "gflops", "type": "quantitative", "scale": {"type": "log"},
+              "axis": {"title": "GFLOP/s", "format": "~s", "grid": False}},
+    }  # fmt: skip
+    shapes = {"domain": ["reached", "attainable"], "range": ["circle", "stroke"]}
+    return {
+        "title": label, "width": _WIDTH, "height": 260,
+        "layer": [
+            {"data": {"values": roof}, "mark": {"type": "line", "strokeDash": [5, 3]},
+             "encoding": {**axes, "detail": {"field": "roof", "type": "nominal"}}},
+            {"data": {"values": points}, "mark": {"type": "point", "size": 80, "strokeWidth": 2, "opacity": 1},
+             "encoding": {**axes, "color": colour,
+                          "shape": {"field": "what", "type": "nominal", "scale": shapes, "legend": {"title": None}}}},
+        ],
+    }  # fmt: skip
+
+
+def _by_segment(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row["segment"], []).append(row)
+    return groups
+
+
+def _roof(row: Row, ceilings: Ceilings, low: float, high: float) -> list[dict[str, float]]:
+    """Corners of min(bandwidth x intensity, product rate); the bandwidth is that of as many reads as writes."""
+    bandwidth = ceilings.bandwidth(1, 1)
+    rate = ceilings.rate(_DTYPES[row["dtype"]], row["precision"] if row["dtype"] == "float32" else None)
+    knee = rate / bandwidth if rate else high
+    corners = sorted({low, min(max(knee, low), high), high})
+    return [{"intensity": at, "gflops": min(bandwidth * at, rate or bandwidth * at) / 1e9} for at in corners]
+
+
+def _colour(groups: Mapping[str, list[Row]], colours: Mapping[str, str], *, legend: bool) -> Spec:
+    """One scale for all charts of the picture."""
+    shown = {_name(row) for rows in groups.values() for row in rows}
+    names = [name for name in colours if name in shown]
+    scale = {"domain": names, "range": [colours[name] for name in names]}
+    return {
+        "field": "implementation", "type": "nominal", "scale": scale,
+        "legend": {"title": None, "symbolType": "circle"} if legend else None,
+    }  # fmt: skip
