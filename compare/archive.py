@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import zipfile
 from pathlib import Path
@@ -10,8 +11,15 @@ from pathlib import Path
 from compare import PROJECT, whole
 
 # Compilers write absolute source paths into their text: below the project they become relative to it, below an
-# environment's packages, or the folder where Inductor writes its code, relative to those.
-_FOLDERS = (re.escape(str(PROJECT).encode()), rb"/[^\s\"'<>|:]*/site-packages", rb"/[^\s\"'<>|:]*/torchinductor_[^/]+")
+# environment's packages, a folder of PYTHONPATH, or the folder where Inductor writes its code, relative to those.
+_FOLDERS = (
+    re.escape(str(PROJECT).encode()), rb"/[^\s\"'<>|:]*/site-packages", rb"/[^\s\"'<>|:]*/torchinductor_[^/]+",
+    *(
+        re.escape(folder.rstrip("/").encode())
+        for folder in sorted(os.environ.get("PYTHONPATH", "").split(os.pathsep), key=len, reverse=True)
+        if folder.startswith("/") and folder.strip("/")
+    ),
+)
 _PREFIXES = re.compile(rb"(?:" + rb"|".join(_FOLDERS) + rb")/(?:tmp[^/\s]+/)?")
 _BINARY = {".pb"}  # serialized protos: a changed length would break them; XLA is told to write relative paths
 _LEFT_OUT = {".cubin"}  # SASS and PTX say what it holds, and its debug sections name absolute paths

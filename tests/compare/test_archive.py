@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -19,6 +22,14 @@ def test_paths_become_relative_and_the_rest_stays() -> None:
         'File: "triton_side/blocks/gelu.py":12 in f\n.file 1 "torch/x.py"\n#loc = loc("em/cem.py":3:0)\n'
         "/usr/include/math.h a/b\n"
     )
+
+
+def test_packages_beside_the_environment_s_are_no_paths_of_this_machine_either() -> None:
+    """Of a process of its own, as PYTHONPATH is read when it starts."""
+    program = "from compare.archive import relative; print(relative('/opt/extra/deep/liger/x.py:3'))"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PROJECT), "/opt/extra", "/opt/extra/deep"])}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "liger/x.py:3"
 
 
 def test_an_archive_holds_the_artifacts(tmp_path: Path) -> None:
