@@ -29,12 +29,14 @@ def test_nothing_named_is_everything_in_the_suite() -> None:
 
 
 def test_who_takes_part_where_nobody_names_it() -> None:
-    def taking_part(suite: str, name: str) -> set[str]:
-        plan = resolve(["swiglu_mlp"], suite=suite, directions=["fwd"])
+    def taking_part(suite: str, name: str, block: str = "swiglu_mlp", direction: str = "fwd") -> set[str]:
+        plan = resolve([block], suite=suite, directions=[direction])
         return {case.name for case, found in plan.work if name in {i.name for i in found}}
 
     for suite in ("quick", "full"):
         assert taking_part(suite, "inductor-max") == {"llama-8b"}, "it tunes for minutes"
+        assert taking_part(suite, "inductor-max", direction="train") == set(), "for more minutes"
+        assert taking_part(suite, "inductor-max", "gelu", "train") == {"llama-8b"}, "for seconds"
         for baseline in ("eager", "xla-unfused"):
             assert taking_part(suite, baseline) == {"llama-8b", "prime"}
     assert {"llama-8b", "prime", "one-token"} < taking_part("full", "triton")
