@@ -88,7 +88,7 @@ def times(values: Values, names: Sequence[str]) -> Spec:
         {"mark": {"type": "rule", "strokeWidth": 2}, "encoding": whisker},
         {"mark": {"type": "text", "align": "left", "dx": 8}, "encoding": word},
     ]
-    return _spec(values, layers, height={"step": _BAR}, padding={"right": 60})
+    return _spec(values, layers, height=_BAR * len(names), padding={"right": 60})
 
 
 def ratios(values: Values, names: Sequence[str], baseline: str) -> Spec:
@@ -109,7 +109,7 @@ def ratios(values: Values, names: Sequence[str], baseline: str) -> Spec:
         {"mark": {"type": "point", "filled": True, "size": 60},
          "encoding": {"y": y, "x": {"field": "ratio", **x}, "tooltip": told}},
     ]  # fmt: skip
-    return _spec(values, layers, height={"step": _BAR})
+    return _spec(values, layers, height=_BAR * len(names))
 
 
 def kernels(values: Values, names: Sequence[str], longest: float, until: float) -> Spec:
@@ -130,7 +130,7 @@ def kernels(values: Values, names: Sequence[str], longest: float, until: float) 
     }  # fmt: skip
     slider = {"input": "range", "min": 1, "max": ceil(longest), "step": 1, "name": "axis until, µs "}
     params = [{"name": "until", "value": ceil(until), "bind": slider}]
-    return _spec(values, [{"mark": mark, "encoding": encoding}], height={"step": _BAR}, params=params)
+    return _spec(values, [{"mark": mark, "encoding": encoding}], height=_BAR * len(names), params=params)
 
 
 def roofline(values: Values, ceilings: Ceilings, rate: float | None, palette: Mapping[str, str]) -> Spec:
@@ -178,4 +178,4 @@ def traffic(values: Values, names: Sequence[str], least: float | None) -> Spec:
         rule = {"x": {"field": "least", **x}, "tooltip": _told(least=",.4r")}
         mark = {"type": "rule", "strokeWidth": 2, "strokeDash": [4, 3]}
         layers.append({"data": {"values": [{"least": least}]}, "mark": mark, "encoding": rule})
-    return _spec(values, layers, height={"step": 12 if len(words) > 1 else _BAR})
+    return _spec(values, layers, height=len(names) * (12 * len(words) + 6 if len(words) > 1 else _BAR))
