@@ -69,17 +69,22 @@ def times(values: Values, names: Sequence[str]) -> Spec:
     values: {"implementation", "time", "recoverable" (or null), "low", "high", "label"}, µs.
     """
     y = _lines(names)
+    rest, unknown = "least time and gaps", "least time not known"
     split = [
         {"calculate": "datum.time - (datum.recoverable || 0)", "as": "least"},
         {"fold": ["least", "recoverable"], "as": ["part", "us"]},
         {"filter": "datum.us > 0"},
-        {"calculate": "datum.part === 'least' ? 'least time and gaps' : 'recoverable'", "as": "of it"},
+        {"calculate": f"datum.recoverable === null ? '{unknown}' : datum.part === 'least' ? '{rest}' : 'recoverable'",
+         "as": "of it"},
         {"calculate": "datum.part === 'least' ? 0 : 1", "as": "place"},
     ]
+    palette = {rest: _QUIET, "recoverable": _LOUD}
+    if any(value["recoverable"] is None for value in values):
+        palette[unknown] = KINDS["other"]
     told = _told("implementation", "label", recoverable=".4s", low=".5s", high=".5s")
     bar = {
         "y": y, "x": {"field": "us", **_US, "stack": "zero"}, "order": {"field": "place"}, "tooltip": told,
-        "color": _colour("of it", {"least time and gaps": _QUIET, "recoverable": _LOUD}, orient="top"),
+        "color": _colour("of it", palette, orient="top"),
     }  # fmt: skip
     whisker = {"y": y, "x": {"field": "low", **_US}, "x2": {"field": "high"}, "tooltip": told}
     word = {"y": y, "x": {"field": "time", **_US}, "text": {"field": "label"}}
