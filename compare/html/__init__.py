@@ -1,0 +1,1 @@
+"""One HTML file a run: the document and its views."""
