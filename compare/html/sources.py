@@ -88,7 +88,7 @@ def _read(found: Found, installed: programs.Programs, beside: Path) -> _Record:
     except (UsageError, ValueError) as problem:
         record.note = printable(str(problem), 400)
     # What was compiled comes first, then the program that it was compiled from.
-    record.documents.sort(key=lambda document: document.program)
+    record.documents.sort(key=lambda document: (document.program, not document.title.startswith("forward")))
     return record
 
 

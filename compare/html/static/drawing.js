@@ -292,7 +292,7 @@ xlafuse.drawing = (() => {
       }
       node.addEventListener("pointerenter", (event) => event.pointerType === "mouse" && !state.pinned && tip(state, column, unit));
       node.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && !state.pinned && hide(state));
-      node.addEventListener("focus", () => !state.pinned && node.matches(":focus-visible") && tip(state, column, unit));
+      node.addEventListener("focus", () => !state.pinned && !state.quiet && node.matches(":focus-visible") && tip(state, column, unit));
       node.addEventListener("blur", () => state.pinned || hide(state));
       node.addEventListener("click", () => pin(state, column, unit));
     }
@@ -490,8 +490,10 @@ xlafuse.drawing = (() => {
   function close(state) {
     const back = state.pinned && state.tip.contains(document.activeElement) ? state.pinned : null;
     state.pinned = null;
-    hide(state);
+    state.quiet = true; // focus that comes back is no wish to read the same again
     back?.focus();
+    state.quiet = false;
+    hide(state);
   }
 
   function line(list, name, value) {
@@ -534,6 +536,7 @@ xlafuse.drawing = (() => {
   function source(state, column, unit, place, text) {
     const button = make("button", "dr-link", text, { type: "button" });
     button.addEventListener("click", () => {
+      close(state);
       state.options.onKernel?.({ implementation: column.name, index: unit.order, ...(place ? { line: place } : {}) });
     });
     return button;

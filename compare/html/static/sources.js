@@ -93,6 +93,16 @@ xlafuse.sources = (() => {
     });
     press(documents, state.document);
     head.append(documents, chooser(state, record, shown));
+    const spans = (state.kernel !== null && shown?.kernels[state.kernel]) || [];
+    if (spans.length) {
+      const jumps = make("p", "so-jumps", `kernel ${state.kernel + 1} here:`);
+      for (const [first, last] of spans.slice(0, 12)) {
+        const jump = make("button", "so-jump", first === last ? `line ${first}` : `lines ${first} to ${last}`, { type: "button" });
+        jump.addEventListener("click", () => scroll(state, state.lines.get(first)));
+        jumps.append(" ", jump);
+      }
+      head.append(jumps);
+    }
     state.note.textContent = [record.note, shown?.note].filter(Boolean).join("; ")
       || (shown ? "" : "Nothing was kept of what was compiled here.");
     state.note.hidden = !state.note.textContent;
@@ -196,11 +206,14 @@ xlafuse.sources = (() => {
         target ||= row;
       }
     if (line) state.lines.get(line)?.classList.add("so-target");
-    // The listing scrolls, and never the page.
-    state.code.scrollTop = target ? Math.max(0, target.offsetTop - state.code.clientHeight / 4) : 0;
-    if (target) requestAnimationFrame(() => { // blocks that were not laid out yet have their real heights now
-      state.code.scrollTop = Math.max(0, target.offsetTop - state.code.clientHeight / 4);
-    });
+    scroll(state, target);
+  }
+
+  function scroll(state, target) {
+    // The listing scrolls, and never the page. Once more, since blocks that come into view get their real heights.
+    const top = () => (target ? Math.max(0, target.offsetTop - state.code.clientHeight / 4) : 0);
+    state.code.scrollTop = top();
+    requestAnimationFrame(() => (state.code.scrollTop = top()));
   }
 
   function files(state, record) {
