@@ -238,21 +238,30 @@ def selftest(ctx: click.Context, runs: tuple[Path, ...], trials: int) -> None:
 @click.option("--kernels", is_flag=True, help="With --roofline: a line a kernel.")
 @click.option("--traffic", is_flag=True, help="Bytes that must move, that are declared, and that the GPU counted.")
 @click.option("--authorship", is_flag=True, help="Lines of kernel code beside the speed that they bring.")
+@click.option(
+    "--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+    help="Everything as one page for a browser, written to FILE.",
+)
 @_filter("--block", "blocks", metavar="NAME", help="Only these blocks.")
 @_filter("--case", "cases", metavar="NAME", help="Only these cases.")
 def report(
-    run: Path, as_json: bool, markdown: bool, kernels: bool, blocks: list[str], cases: list[str], **views: bool
+    run: Path, as_json: bool, markdown: bool, kernels: bool, html: Path | None, blocks: list[str], cases: list[str],
+    **views: bool,
 ) -> None:
-    """Show a run's results as a table.
+    """Show a run's results as a table, or as a page.
 
     RUN is the folder that `xlafuse run` made. Who was right, how fast, and how near to what the GPU can do.
+
+    \b
+      xlafuse report runs/mine --matrix
+      xlafuse report runs/mine --html mine.html
     """
     from compare import report_cli
 
     wanted = {"block": blocks, "case": cases}
     click.echo(
         report_cli.report(
-            run, views=views, kernels=kernels, as_json=as_json, markdown=markdown, wanted=wanted, warn=_warn
+            run, html=html, views=views, kernels=kernels, as_json=as_json, markdown=markdown, wanted=wanted, warn=_warn
         )
     )
 

@@ -13,23 +13,36 @@ Warn = Callable[[Iterable[str]], None]
 
 
 def report(
-    run: Path, *, views: Mapping[str, bool], kernels: bool, as_json: bool, markdown: bool,
+    run: Path, *, html: Path | None, views: Mapping[str, bool], kernels: bool, as_json: bool, markdown: bool,
     wanted: Mapping[str, list[str]], warn: Warn,
 ) -> str:
     """What to print. views: "matrix", "roofline", "traffic", "authorship", of which one at most. wanted: fields of rows
-    -> names. Raises UsageError, RunFolderError."""
+    -> names. html: the file to write instead. Raises UsageError, RunFolderError."""
     chosen = [name for name, asked in views.items() if asked]
     if len(chosen) > 1:
         raise UsageError(f"{' and '.join(f'--{name}' for name in chosen)} are different views; choose one")
     view = chosen[0] if chosen else ""
     if as_json and (markdown or view == "matrix"):
         raise UsageError("--json goes with neither --markdown nor --matrix")
+    if html is not None:
+        if view or kernels or as_json or markdown:
+            raise UsageError("--html is a form of its own, with all views in it; name no other")
+        return _page(run, html, wanted, warn)
     if kernels and view != "roofline":
         raise UsageError("--kernels goes with --roofline")
     found = rows.read(run, from_graphs=view == "roofline" and not kernels)
     warn(found.warnings)
     selected, render = _view(view, kernels, run, rows.only(found.rows, **wanted))
     return rows.as_json(selected) if as_json else render(selected, markdown=markdown)
+
+
+def _page(run: Path, out: Path, wanted: Mapping[str, list[str]], warn: Warn) -> str:
+    from compare.html import page
+
+    shown = page.write(run, out, wanted)
+    warn(shown.warnings)
+    size = f"{out.stat().st_size / 1e6:.1f} MB"
+    return f"{out}: {len(shown.members)} records of {len(shown.cases)} cases, {size}; open it in a browser"
 
 
 def _view(view: str, kernels: bool, run: Path, selected: list[Row]) -> tuple[list[Row], Callable[..., str]]:

@@ -1,1 +1,1 @@
-"""One HTML file a run: the document and its views."""
+"""A run as one HTML file that needs no network and no server. Reads a run's folder alone: no GPU, no framework."""

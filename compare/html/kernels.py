@@ -1,0 +1,118 @@
+"""The kernels of a case on one time axis, and as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from compare.graph import formats, show
+from compare.graph.join import assign
+from compare.html.charts import kind
+from compare.html.reading import CaseOf, Member
+from compare.report import roofline, verdicts
+from compare.report.rows import Row
+
+MOST = 60  # kernels of an implementation in its table
+_SPACE = 0.01  # between a step's two parts, of the longest call
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One kernel, copy or memset, as compare.graph.join wants it; seconds."""
+
+    name: str
+    start: float
+    end: float
+
+
+def rows_of(case: CaseOf) -> dict[str, list[Row]]:
+    """By implementation a row for each kernel (compare.report.roofline.kernels), in launch order."""
+    members = [member for member in case.members if member.graph is not None]
+    found: dict[str, list[Row]] = {}
+    for row in roofline.kernels([m.found for m in members], [m.row for m in members]):
+        found.setdefault(row["implementation"], []).append(row)
+    return found
+
+
+def bars(case: CaseOf, kernels: Mapping[str, list[Row]]) -> list[dict[str, Any]]:
+    """Of a timed case what ran in a median call, with its times; else what each kernel takes at least, one after the
+    other. Backward begins where forward ends."""
+    found: list[dict[str, Any]] = []
+    for member in case.ranked:
+        its = kernels.get(member.name, [])
+        found += _measured(member, its) if case.timed else _least(member, its)
+    return found
+
+
+def _measured(member: Member, rows: list[Row]) -> Iterator[dict[str, Any]]:
+    assert member.found.record is not None
+    parts = {
+        part: [Ran(str(r["name"]), float(r["start"]), float(r["end"])) for r in data.get("records") or ()]
+        for part, data in verdicts.measured_parts(member.found.record).items()
+    }
+    joined: dict[int, int] = {}
+    if member.graph is not None and member.graph.kernels:
+        kernels, _ = assign(member.graph, parts)
+        joined = {id(record): index for index, records in kernels.items() for record in records}
+    at = 0.0
+    for part, ran in parts.items():
+        first, last = min((r.start for r in ran), default=0.0), max((r.end for r in ran), default=0.0)
+        for record in ran:
+            index = joined.get(id(record))
+            start, took = at + (record.start - first) * 1e6, (record.end - record.start) * 1e6
+            described = _described(member, part, None if index is None else rows[index], record.name)
+            yield {**described, "start": start, "end": start + took, "took": formats.microseconds(took)}
+        at += (last - first) * 1e6 * (1 + _SPACE)
+
+
+def _least(member: Member, rows: list[Row]) -> Iterator[dict[str, Any]]:
+    at = 0.0
+    for row in rows:
+        floor = row["floor_us"]
+        if floor is None:
+            return  # where one is not known, the next ones have no place
+        described = _described(member, row["part"], row, row["kernel"])
+        yield {**described, "start": at, "end": at + floor, "took": "not measured"}
+        at += floor
+
+
+def _described(member: Member, part: str, row: Row | None, ran_as: str) -> dict[str, Any]:
+    """What a bar's tooltip says. index: None of what only helps a kernel: memsets, copies, what a library adds."""
+    if row is None:
+        return {
+            "implementation": member.name, "part": part, "index": None, "kind": "other",
+            "kernel": f"{formats.runtime(ran_as)} (helps another kernel)", "stages": "", "least": "", "bytes": "",
+            "bound": "",
+        }  # fmt: skip
+    assert member.graph is not None and member.graph.kernels is not None
+    kernel = member.graph.kernels[row["index"]]
+    return {
+        "implementation": member.name, "part": part, "index": row["index"], "kind": kind(kernel.kind),
+        "kernel": f"{row['index'] + 1}. {formats.name(kernel.name, 80)}",
+        "stages": formats.words(formats.name(stage) for stage in kernel.stages),
+        "least": formats.microseconds(row["floor_us"]),
+        "bytes": f"reads {formats.size(kernel.bytes_read)}, writes {formats.size(kernel.bytes_written)}",
+        "bound": row["bound"] or "",
+    }  # fmt: skip
+
+
+def table(member: Member, rows: list[Row]) -> dict[str, Any]:
+    """{"rows": [...], "hidden": how many of less cost are left out}, in launch order."""
+    assert member.graph is not None
+    kept = set(show.costliest(member.graph, MOST))
+    listed = [_line(member, row) for row in rows if row["index"] in kept]
+    return {"rows": listed, "hidden": len(rows) - len(listed)}
+
+
+def _line(member: Member, row: Row) -> dict[str, Any]:
+    assert member.graph is not None and member.graph.kernels is not None
+    kernel = member.graph.kernels[row["index"]]
+    return {
+        "index": row["index"], "name": formats.name(kernel.name, 70), "kind": kernel.kind, "part": kernel.part,
+        "stages": ", ".join(formats.name(stage, 40) for stage in kernel.stages[:6]),
+        "lines": [formats.place(line) for line in kernel.lines[:4]],
+        "launches": row["launches"], "read": kernel.bytes_read, "written": kernel.bytes_written,
+        "time": row["device_time_us"], "least": row["floor_us"], "recoverable": row["recoverable_us"],
+        "bound": row["bound"], "provenance": kernel.provenance,
+    }  # fmt: skip

@@ -1,0 +1,134 @@
+"""A run's folder as the page needs it: cases with their implementations, each with its row, rounds and graph."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compare import opening
+from compare.graph.model import FusionGraph
+from compare.graph.roofline import Ceilings
+from compare.opening import Found
+from compare.record import read_run
+from compare.report import rows, verdicts
+from compare.report.rows import Row
+from compare.selection import UsageError
+from compare.spec import Case
+
+
+@dataclass(frozen=True)
+class Member:
+    """One implementation of a case. graph: None where none was recorded, or where it cannot be read; why: that reason.
+
+    group: equal for members whose times may be held against each other (verdicts.comparable). ceilings: of the device,
+    or the target; whose: in words.
+    """
+
+    row: Row
+    found: Found
+    rounds: verdicts.Rounds
+    group: tuple[Any, ...]
+    graph: FusionGraph | None
+    why: str | None
+    ceilings: Ceilings | None
+    whose: str
+
+    @property
+    def name(self) -> str:
+        return str(self.row["implementation"])
+
+    @property
+    def time_us(self) -> float | None:
+        time: float | None = self.row["device_time_us"]
+        return time
+
+
+@dataclass(frozen=True)
+class CaseOf:
+    """A case with its members in the order in which they were recorded. number: its place in the run, from 0."""
+
+    number: int
+    case: Case
+    members: tuple[Member, ...]
+
+    @property
+    def timed(self) -> bool:
+        return any(member.time_us is not None for member in self.members)
+
+    def rivals(self, member: Member) -> list[Member]:
+        """Those with times that may be held against its own, itself included."""
+        return [other for other in self.members if other.time_us is not None and other.group == member.group]
+
+    def best(self, member: Member) -> Member | None:
+        """The fastest of its rivals; None without times."""
+        rivals = self.rivals(member) if member.time_us is not None else []
+        return min(rivals, key=lambda rival: rival.time_us or 0.0, default=None)
+
+    @property
+    def ranked(self) -> list[Member]:
+        """Fastest first, then those without times."""
+        return sorted(self.members, key=lambda m: (m.time_us is None, m.time_us or 0.0))
+
+
+@dataclass(frozen=True)
+class Run:
+    folder: Path
+    run: dict[str, Any]
+    cases: tuple[CaseOf, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def members(self) -> list[Member]:
+        return [member for case in self.cases for member in case.members]
+
+    @property
+    def timed(self) -> bool:
+        return any(case.timed for case in self.cases)
+
+
+def read(folder: Path, wanted: Mapping[str, Iterable[str]]) -> Run:
+    """wanted: fields of rows -> names, as for rows.only. Raises RunFolderError, and UsageError for a folder without a
+    record that can be shown, or for what no record has."""
+    run = read_run(folder)
+    opened = opening.contents(folder)
+    read_rows = rows.read(folder, from_graphs=True)
+    try:
+        apart: Container[str] = rows.segments_that_disagree(run)
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
+        apart = ()  # rows.read warns of it
+    by_id = {_identity(row): row for row in rows.only(read_rows.rows, **wanted)}
+    cases: dict[str, tuple[Case, list[Member]]] = {}
+    for found in opened.found:
+        record = found.record
+        if record is None or (row := by_id.get((record.case.id, record.implementation))) is None:
+            continue
+        cases.setdefault(record.case.id, (record.case, []))[1].append(_member(row, found, apart))
+    if not cases:
+        raise UsageError(f"{folder}: no record to show; `xlafuse run --out {folder}` makes some")
+    listed = tuple(CaseOf(number, case, tuple(members)) for number, (case, members) in enumerate(cases.values()))
+    return Run(folder, run, listed, tuple(dict.fromkeys([*opened.warnings, *read_rows.warnings])))
+
+
+def _identity(row: Row) -> tuple[str, str]:
+    case = Case(row["block"], row["case"], {}, row["dtype"], row["direction"], row["precision"])
+    return case.id, row["implementation"]
+
+
+def _member(row: Row, found: Found, apart: Container[str]) -> Member:
+    record = found.record
+    assert record is not None
+    graph, why = None, None
+    ceilings: Ceilings | None = None
+    whose = ""
+    if found.read is not None:
+        try:
+            graph = found.graph()
+            ceilings, whose = found.ceilings_for(graph, None)
+        except UsageError as problem:
+            why = str(problem)
+    if ceilings is not None and not ceilings.streams:
+        ceilings = None
+    rounds, group = verdicts.rounds_of(record), verdicts.comparable(row, apart)
+    return Member(row, found, rounds, group, graph, why, ceilings, whose)
