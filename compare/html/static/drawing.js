@@ -99,14 +99,21 @@ xlafuse.drawing = (() => {
       root.addEventListener("keydown", (event) => event.key === "Escape" && close(state));
       root.addEventListener("pointerleave", () => state.pinned || hide(state));
       state.scroll.addEventListener("scroll", () => (state.pinned ? put(state) : hide(state)), { passive: true });
-      document.addEventListener("scroll", () => state.pinned && put(state), { passive: true, capture: true });
-      document.addEventListener("pointerdown", (event) =>
-        state.pinned && !state.tip.contains(event.target) && !event.target.closest?.(".dr-box") && close(state));
+      outside(state, root);
       new ResizeObserver(() => edges(state)).observe(state.grid);
     }
     for (const { name, why } of data.unread) root.append(make("p", "dr-note", `${name}: not drawn: ${why}`));
     element.append(root);
     if (data.columns.length) draw(state);
+  }
+
+  function outside(state, root) {
+    // Of the whole page, for as long as the picture is in it.
+    const ended = new AbortController();
+    const listen = (type, act, options = {}) => document.addEventListener(type, (event) =>
+      root.isConnected ? state.pinned && act(event) : ended.abort(), { ...options, signal: ended.signal });
+    listen("scroll", () => put(state), { passive: true, capture: true });
+    listen("pointerdown", ({ target }) => !state.tip.contains(target) && !target.closest?.(".dr-box") && close(state));
   }
 
   function resize(state, step) {

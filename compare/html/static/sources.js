@@ -133,8 +133,10 @@ xlafuse.sources = (() => {
   function pick(state, index) {
     state.kernel = index;
     const record = state.data.records[state.record];
-    if (index !== null) state.options.onKernel?.({ implementation: record.name, index });
-    show(state.element, state.data, index === null ? {} : { kernel: { implementation: record.name, index } });
+    const kernel = { implementation: record.name, index };
+    if (index === null) draw(state);
+    else if (state.options.onKernel) state.options.onKernel(kernel); // who shows it here, too
+    else show(state.element, state.data, { kernel });
   }
 
   function listing(state, record, shown, text) {
