@@ -2,21 +2,47 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from markupsafe import Markup
 
-from compare.html.reading import Run
+from compare.graph.model import FusionGraph
+from compare.html import drawing, embed, sources
+from compare.html.reading import Member, Run
+from compare.opening import Found
 
 
 def styles() -> list[str]:
-    return []
+    return ["drawing.css", "sources.css"]
 
 
 def scripts() -> list[str]:
-    return []
+    return ["drawing.js", "sources.js"]
 
 
 def elements(run: Run, beside: Path) -> list[Markup]:
-    """Their data, an element a case: "drawing-3", "sources-3"."""
-    return []
+    """Their data, an element a case: "drawing-3", "sources-3"; what several cases share is in "sources-programs"."""
+    made = []
+    kept = sources.of_run([_found(member) for member in run.members], beside)
+    for case in run.cases:
+        drawn = drawing.of_case([_found(m) for m in case.members if m.found.read is not None])
+        if drawn is not None:
+            made.append(embed.element(f"drawing-{case.number}", drawn))
+        made.append(embed.element(f"sources-{case.number}", kept.cases[case.case.id]))
+    return [*made, embed.element("sources-programs", kept.programs)]
+
+
+def _found(member: Member) -> Found:
+    """With the graph that was read already."""
+    if member.graph is None:
+        return member.found
+    return replace(member.found, read=_Known(member.graph))
+
+
+@dataclass(frozen=True)
+class _Known:
+    graph: FusionGraph
+
+    def __call__(self) -> FusionGraph:
+        return self.graph
