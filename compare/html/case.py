@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from compare.blocks import BLOCKS
 from compare.graph import formats, price
 from compare.graph.causes import worded
+from compare.graph.findings import Finding
 from compare.graph.model import REASONS
 from compare.graph.totals import totals
-from compare.html import charts, kernels, story
+from compare.html import charts, kernels
 from compare.html.overview import label, level_of, mark_of
 from compare.html.reading import CaseOf, Member
 from compare.report import printable, verdicts
@@ -20,10 +21,9 @@ MOST_MISSED = 40  # fusions in the table of a case
 MOST_TOLD = 8
 
 
-def values(case: CaseOf) -> dict[str, Any]:
-    """For templates/case.html. Numbers are as in compare.report.rows; None where nothing is known."""
-    kernel_rows = kernels.rows_of(case)
-    graphs = {member.name: member for member in case.members if member.graph is not None}
+def values(case: CaseOf, told: Sequence[Finding], kernel_rows: Mapping[str, list[Row]]) -> dict[str, Any]:
+    """For templates/case.html. Numbers are as in compare.report.rows; None where nothing is known. kernel_rows: of
+    kernels.rows_of."""
     block = BLOCKS.get(case.case.block)
     missed, unlisted = _missed(case)
     return {
@@ -31,7 +31,7 @@ def values(case: CaseOf) -> dict[str, Any]:
         "label": label(case), "summary": block.summary if block else "", "timed": case.timed,
         "sizes": ", ".join(f"{printable(str(k), 40)} {v}" for k, v in case.case.sizes.items()),
         "members": [_member(case, member, kernel_rows.get(member.name, [])) for member in case.ranked],
-        "told": [str(finding) for finding in story.told(case, graphs)[:MOST_TOLD]],
+        "told": [str(finding) for finding in told[:MOST_TOLD]],
         "kernels": [
             {"name": m.name, **kernels.table(m, kernel_rows[m.name])} for m in case.ranked if m.name in kernel_rows
         ],
@@ -44,7 +44,9 @@ def values(case: CaseOf) -> dict[str, Any]:
     }
 
 
-def pictures(case: CaseOf, palette: Mapping[str, str]) -> dict[str, charts.Spec]:
+def pictures(
+    case: CaseOf, palette: Mapping[str, str], kernel_rows: Mapping[str, list[Row]]
+) -> dict[str, charts.Spec]:
     """By the name that the template gives their places; what there is nothing to draw of is left out."""
     found: dict[str, charts.Spec] = {}
     timed = [member for member in case.ranked if member.time_us is not None]
@@ -53,7 +55,7 @@ def pictures(case: CaseOf, palette: Mapping[str, str]) -> dict[str, charts.Spec]
         found["times"] = charts.times([_time(member) for member in timed], [m.name for m in timed])
     if ratios := [_ratio(member.row) for member in timed if member.row["verdict_vs_xla_low"] is not None]:
         found["ratios"] = charts.ratios(ratios, [r["implementation"] for r in ratios], BASELINE)
-    if bars := kernels.bars(case, kernels.rows_of(case)):
+    if bars := kernels.bars(case, kernel_rows):
         drawn = [name for name in names if any(bar["implementation"] == name for bar in bars)]
         ends = [max(bar["end"] for bar in bars if bar["implementation"] == name) for name in drawn]
         found["kernels"] = charts.kernels(bars, drawn, max(ends), min(max(ends), 6 * min(ends)))
@@ -77,6 +79,7 @@ def _member(case: CaseOf, member: Member, rows: list[Row]) -> dict[str, Any]:
         "rivals": len(case.rivals(member)),
         "ratio": ratio, "level": None if ratio is None or len(case.rivals(member)) < 2 else level_of(ratio),
         "mark": "" if best is None or best is member else mark_of(judged), "judged": judged.text if judged else "",
+        "kernels": None if member.graph is None or member.graph.kernels is None else len(member.graph.kernels),
         "least": _least(member), "lost": [_lost(member, row) for row in lost],
         "largest": _largest(member), "origin": formats.origin(member.graph) if member.graph else "",
     }
@@ -115,7 +118,7 @@ def _largest(member: Member) -> str:
 
 def _missed(case: CaseOf) -> tuple[list[dict[str, Any]], int]:
     """Fusions that were not made, of all implementations, worth most first; and how many of them are not listed."""
-    found = []
+    found: list[dict[str, Any]] = []
     for member in case.members:
         if member.graph is None or member.ceilings is None:
             continue
@@ -191,13 +194,13 @@ def _roofline(case: CaseOf, palette: Mapping[str, str]) -> charts.Spec | None:
     points = []
     for member in case.ranked:
         row = member.row
-        for what, at, rate in (
+        for what, at, height in (
             ("reached", "intensity_flop_per_byte", "gflop_per_s"),
             ("reached, counted bytes", "intensity_measured", "gflop_per_s"),
             ("attainable", "intensity_flop_per_byte", "attainable_gflop_per_s"),
         ):
-            if row[at] and row[rate]:
-                point = {"implementation": member.name, "intensity": row[at], "gflops": row[rate], "what": what}
+            if row[at] and row[height]:
+                point = {"implementation": member.name, "intensity": row[at], "gflops": row[height], "what": what}
                 points.append(point)
     ceilings = next((member.ceilings for member in case.ranked if member.ceilings is not None), None)
     if not points or ceilings is None:

@@ -120,14 +120,14 @@ def ratios(values: Values, names: Sequence[str], baseline: str) -> Spec:
 def kernels(values: Values, names: Sequence[str], longest: float, until: float) -> Spec:
     """Bars on one time axis, which ends at `until` at first; a slider moves that.
 
-    values: {"implementation", "start", "end" (µs), "kind" (of KINDS), "index" of the kernel in its graph, or null, and
-    what the tooltip says}.
+    values: {"implementation", "start", "end" (µs), "kind" (of KINDS), "index" of the kernel in its graph, or null}.
+    What the tooltip says besides, static/charts.js takes from the kernel's line in the table.
     """
     x = {**_US, "scale": {"domainMin": 0, "domainMax": {"expr": "until"}, "nice": False}}
     encoding = {
         "y": _lines(names), "x": {"field": "start", **x}, "x2": {"field": "end"},
         "color": _colour("kind", KINDS, orient="top"),
-        "tooltip": _told("implementation", "kernel", "stages", "part", "took", "least", "bytes", "bound"),
+        "tooltip": _told("implementation", "kernel", "stages", "reads", "writes", "took", "least", "bound"),
     }  # fmt: skip
     mark = {
         "type": "bar", "clip": True, "height": {"band": 0.72}, "stroke": "#ffffff", "strokeWidth": 0.5,

@@ -13,7 +13,7 @@ from compare.html.reading import CaseOf, Member
 from compare.report import roofline, verdicts
 from compare.report.rows import Row
 
-MOST = 60  # kernels of an implementation in its table
+MOST = 200  # kernels of an implementation in its table
 _SPACE = 0.01  # between a step's two parts, of the longest call
 
 
@@ -40,12 +40,11 @@ def bars(case: CaseOf, kernels: Mapping[str, list[Row]]) -> list[dict[str, Any]]
     other. Backward begins where forward ends."""
     found: list[dict[str, Any]] = []
     for member in case.ranked:
-        its = kernels.get(member.name, [])
-        found += _measured(member, its) if case.timed else _least(member, its)
+        found += _measured(member) if case.timed else _least(member, kernels.get(member.name, []))
     return found
 
 
-def _measured(member: Member, rows: list[Row]) -> Iterator[dict[str, Any]]:
+def _measured(member: Member) -> Iterator[dict[str, Any]]:
     assert member.found.record is not None
     parts = {
         part: [Ran(str(r["name"]), float(r["start"]), float(r["end"])) for r in data.get("records") or ()]
@@ -56,45 +55,31 @@ def _measured(member: Member, rows: list[Row]) -> Iterator[dict[str, Any]]:
         kernels, _ = assign(member.graph, parts)
         joined = {id(record): index for index, records in kernels.items() for record in records}
     at = 0.0
-    for part, ran in parts.items():
+    for ran in parts.values():
         first, last = min((r.start for r in ran), default=0.0), max((r.end for r in ran), default=0.0)
         for record in ran:
             index = joined.get(id(record))
             start, took = at + (record.start - first) * 1e6, (record.end - record.start) * 1e6
-            described = _described(member, part, None if index is None else rows[index], record.name)
-            yield {**described, "start": start, "end": start + took, "took": formats.microseconds(took)}
+            yield _bar(member, index, record.name, start, took)
         at += (last - first) * 1e6 * (1 + _SPACE)
 
 
 def _least(member: Member, rows: list[Row]) -> Iterator[dict[str, Any]]:
     at = 0.0
     for row in rows:
-        floor = row["floor_us"]
-        if floor is None:
+        if row["floor_us"] is None:
             return  # where one is not known, the next ones have no place
-        described = _described(member, row["part"], row, row["kernel"])
-        yield {**described, "start": at, "end": at + floor, "took": "not measured"}
-        at += floor
+        yield _bar(member, row["index"], row["kernel"], at, row["floor_us"])
+        at += row["floor_us"]
 
 
-def _described(member: Member, part: str, row: Row | None, ran_as: str) -> dict[str, Any]:
-    """What a bar's tooltip says. index: None of what only helps a kernel: memsets, copies, what a library adds."""
-    if row is None:
-        return {
-            "implementation": member.name, "part": part, "index": None, "kind": "other",
-            "kernel": f"{formats.runtime(ran_as)} (helps another kernel)", "stages": "", "least": "", "bytes": "",
-            "bound": "",
-        }  # fmt: skip
-    assert member.graph is not None and member.graph.kernels is not None
-    kernel = member.graph.kernels[row["index"]]
-    return {
-        "implementation": member.name, "part": part, "index": row["index"], "kind": kind(kernel.kind),
-        "kernel": f"{row['index'] + 1}. {formats.name(kernel.name, 80)}",
-        "stages": formats.words(formats.name(stage) for stage in kernel.stages),
-        "least": formats.microseconds(row["floor_us"]),
-        "bytes": f"reads {formats.size(kernel.bytes_read)}, writes {formats.size(kernel.bytes_written)}",
-        "bound": row["bound"] or "",
-    }  # fmt: skip
+def _bar(member: Member, index: int | None, ran_as: str, start: float, took: float) -> dict[str, Any]:
+    """index: of the kernel, whose line in the table has the rest; None of what only helps one: memsets, copies, what a
+    library adds."""
+    bar = {"implementation": member.name, "index": index, "start": round(start, 3), "end": round(start + took, 3)}
+    if index is None or member.graph is None or member.graph.kernels is None:
+        return {**bar, "kind": "other", "kernel": f"{formats.runtime(ran_as)} (helps another kernel)"}
+    return {**bar, "kind": kind(member.graph.kernels[index].kind)}
 
 
 def table(member: Member, rows: list[Row]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from compare.selection import UsageError
@@ -25,6 +26,7 @@ class Libraries:
     tables_style: str
 
 
+@cache
 def read() -> Libraries:
     """Raises UsageError naming the packages that are missing, and how to install them."""
     missing = [
@@ -40,7 +42,8 @@ def read() -> Libraries:
         tables, style = (folder / "dt_bundle.js").read_text(), (folder / "dt_bundle.css").read_text()
     except OSError as problem:
         raise UsageError(f"{folder}: no DataTables for offline use here ({problem}): {INSTALL}") from None
-    return Libraries(vl_convert.javascript_bundle(), tables, style)
+    vega: str = vl_convert.javascript_bundle(None)  # no snippet: the whole
+    return Libraries(vega, tables, style)
 
 
 def _folder_of(package: str) -> Path:

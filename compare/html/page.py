@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from compare import machine, whole
 from compare.graph import formats
-from compare.html import about, case, charts, embed, libraries, overview, reading, records, story, views
+from compare.html import about, case, charts, embed, kernels, libraries, overview, reading, records, story, views
 from compare.html.reading import Run
 from compare.record import RunFolderError
 from compare.report import printable
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 _FOLDER = Path(__file__).parent
 _STYLES = ("page.css",)
 _SCRIPTS = ("page.js", "charts.js", "records.js")
-MOST_STORIES = story.MOST
 
 
 def write(folder: Path, out: Path, wanted: Mapping[str, Iterable[str]]) -> Run:
@@ -55,21 +54,25 @@ def document(run: Run, packages: libraries.Libraries, beside: Path) -> str:
         embed.text("lib-vega", packages.vega), embed.text("lib-tables", packages.tables),
         embed.text("lib-tables-style", packages.tables_style),
     ]  # fmt: skip
+    told = {each.number: story.told(each) for each in run.cases}
     for each in run.cases:
-        data = {"html": render("case.html", **case.values(each)), "charts": case.pictures(each, palette)}
+        kernel_rows = kernels.rows_of(each)
+        fragment = render("case.html", **case.values(each, told[each.number], kernel_rows))
+        data = {"html": fragment, "charts": case.pictures(each, palette, kernel_rows)}
         elements.append(embed.element(f"case-{each.number}", data))
     elements += views.elements(run, beside)
+    front = _front(run, title, story.stories(run, told))
     return render(
-        "page.html", title=title, front=_front(run, title), elements=elements, kinds=charts.KINDS,
+        "page.html", title=title, front=front, elements=elements, kinds=charts.KINDS,
         styles=_static([*_STYLES, *views.styles()]), scripts=_static([*_SCRIPTS, *views.scripts()]),
         version=machine.xlafuse_version(),
     )  # fmt: skip
 
 
-def _front(run: Run, title: str) -> Markup:
+def _front(run: Run, title: str, stories: list[story.Story]) -> Markup:
     shown = overview.matrix(run)
     values = {
-        "title": title, "matrix": shown, "timed": run.timed, "stories": story.stories(run, MOST_STORIES),
+        "title": title, "matrix": shown, "timed": run.timed, "stories": stories,
         "bounds": overview.BOUNDS, "warnings": [printable(w, 400) for w in run.warnings], **about.values(run),
         "total": len(run.members), "cases": len(run.cases),
     }  # fmt: skip

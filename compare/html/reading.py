@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -130,5 +130,7 @@ def _member(row: Row, found: Found, apart: Container[str]) -> Member:
             why = str(problem)
     if ceilings is not None and not ceilings.streams:
         ceilings = None
+    if (read := graph) is not None:
+        found = replace(found, read=lambda: read)  # others ask for it again
     rounds, group = verdicts.rounds_of(record), verdicts.comparable(row, apart)
     return Member(row, found, rounds, group, graph, why, ceilings, whose)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from compare.graph import formats
@@ -34,9 +34,13 @@ class Story:
     block: str
 
 
-def stories(run: Run, most: int = MOST) -> list[Story]:
-    """The most telling ones, most microseconds first: one a block, and two of a sort at most, while others are left."""
-    everything = sorted((s for case in run.cases for s in of_case(case)), key=lambda story: -story.at_stake_us)
+def stories(run: Run, findings_of: Mapping[int, Sequence[Finding]], most: int = MOST) -> list[Story]:
+    """The most telling ones, most microseconds first: one a block, and two of a sort at most, while others are left.
+
+    findings_of: by a case's number, what `told` says of it.
+    """
+    every = (story for case in run.cases for story in of_case(case, findings_of[case.number]))
+    everything = sorted(every, key=lambda story: -story.at_stake_us)
     chosen: list[Story] = []
     for per_block, per_sort in ((1, 2), (2, 3), (most, most)):
         for story in everything:
@@ -47,10 +51,10 @@ def stories(run: Run, most: int = MOST) -> list[Story]:
     return sorted(chosen, key=lambda story: -story.at_stake_us)
 
 
-def of_case(case: CaseOf) -> Iterator[Story]:
+def of_case(case: CaseOf, found: Iterable[Finding]) -> Iterator[Story]:
     """Every finding of a case that is about microseconds, with them."""
-    members = {m.name: m for m in case.members if m.graph is not None and m.name not in _STRAW_MEN}
-    for finding in told(case, members):
+    members = {member.name: member for member in case.members}
+    for finding in found:
         subject = Subject(finding, members[finding.graphs[0]], [members[name] for name in finding.graphs[1:]])
         if (at_stake := subject.at_stake_us) is not None and (subject.whole is not None or not case.timed):
             yield Story(
@@ -59,12 +63,13 @@ def of_case(case: CaseOf) -> Iterator[Story]:
             )  # fmt: skip
 
 
-def told(case: CaseOf, members: dict[str, Member]) -> list[Finding]:
-    """What stands out in these members' graphs, priced where the device, or the target, is known."""
-    graphs = {name: member.graph for name, member in members.items() if member.graph is not None}
+def told(case: CaseOf) -> list[Finding]:
+    """What stands out in a case's graphs, priced where the device, or the target, is known."""
+    members = [member for member in case.members if member.name not in _STRAW_MEN]
+    graphs = {member.name: member.graph for member in members if member.graph is not None}
     if not graphs:
         return []
-    ceilings = next((member.ceilings for member in members.values() if member.ceilings is not None), None)
+    ceilings = next((member.ceilings for member in members if member.ceilings is not None), None)
     return findings(graphs, ceilings, case.case.precision)
 
 

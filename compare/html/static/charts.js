@@ -35,6 +35,21 @@
     });
   }
 
+  // What the tables of kernels say of each bar.
+  function described(spec, element) {
+    const lines = new Map();
+    for (const row of element.querySelectorAll("tr[data-index]")) {
+      const said = { kernel: `${Number(row.dataset.index) + 1}. ${row.querySelector("a.kernel").textContent}` };
+      for (const cell of row.querySelectorAll("[data-says]")) said[cell.dataset.says] = cell.textContent.trim();
+      lines.set(JSON.stringify([row.dataset.implementation, Number(row.dataset.index)]), said);
+    }
+    const values = spec.data.values.map((bar) => ({
+      kernel: "", stages: "", reads: "", writes: "", least: "", bound: "", took: `${(bar.end - bar.start).toPrecision(4)} µs`,
+      ...bar, ...lines.get(JSON.stringify([bar.implementation, bar.index])),
+    }));
+    return { ...spec, data: { values } };
+  }
+
   // specs: by the name that a figure's data-chart gives. pick: called with the kernel of a bar that was clicked.
   xlafuse.charts = async (element, specs, pick) => {
     for (const [figure, entry] of alive) {
@@ -51,7 +66,8 @@
         }));
         continue;
       }
-      alive.set(figure, { spec, pick, view: null });
+      const told = figure.dataset.chart === "kernels" ? described(spec, element) : spec;
+      alive.set(figure, { spec: told, pick, view: null });
       await draw(figure);
     }
   };
