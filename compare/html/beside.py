@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote
@@ -20,9 +20,7 @@ MAX_BYTES = 64 << 20  # of one file
 
 # What debuggers alone read of PTX, from its heading to the end of the text; all of it follows the code.
 _DEBUG = re.compile(rb"^\s*\.section\s+\.debug_.*\Z", re.MULTILINE | re.DOTALL)
-# The encoding beside each instruction of SASS, and its second half on a line of its own.
-_ENCODING = re.compile(rb"[ \t]*/\* 0x[0-9a-f]{16} \*/")
-_EMPTY = re.compile(rb"\n(?:[ \t]*\n)+")
+_ENCODING = b"/* 0x"  # beside each instruction of SASS, and its second half on a line of its own
 
 
 def write(archive: zipfile.ZipFile, kernels: Sequence[Kernel], beside: Path) -> Iterator[dict[str, Any]]:
@@ -30,22 +28,28 @@ def write(archive: zipfile.ZipFile, kernels: Sequence[Kernel], beside: Path) -> 
 
     Equal texts of several records are one file. Raises UsageError where one cannot be written.
     """
+    names = [(kernel.part, _names(kernel)) for kernel in kernels]
     for info in archive.infolist():
         path = PurePosixPath(info.filename)
         if path.suffix not in KINDS or info.file_size > MAX_BYTES:
             continue
-        data = _readable(path.suffix, archive.read(info))
-        yield put(info.filename, data, beside, [i for i, kernel in enumerate(kernels) if _compiles(path, kernel)])
+        # "forward/triton/NAME.ptx", or "forward/00_NAME.ptx"
+        name, folder = _letters(re.sub(r"^\d\d_", "", path.stem)), path.parts[0]
+        own = [i for i, (part, known) in enumerate(names) if name in known and folder.startswith(part)]
+        yield put(info.filename, info.CRC, info.file_size, beside, own, partial(_read, archive, info))
 
 
-def put(title: str, data: bytes, beside: Path, kernels: Sequence[int]) -> dict[str, Any]:
-    """Write one text, unless it is there, and link it."""
+def put(
+    title: str, checksum: int, size: int, beside: Path, kernels: Sequence[int], read: Callable[[], bytes]
+) -> dict[str, Any]:
+    """Write one text, unless it is there, and link it. checksum, size: of what it is made from."""
     path = PurePosixPath(title)
     name = re.sub(r"[^\w.-]", "_", path.stem)[:80]
-    file = f"{name}-{hashlib.sha256(data).hexdigest()[:10]}{path.suffix}.txt"
+    file = f"{name}-{checksum:08x}-{size:x}{path.suffix}.txt"
     target = beside / file
     try:
-        if not target.exists():
+        if not target.is_file():
+            data = read()
             beside.mkdir(parents=True, exist_ok=True)
             whole.write(target, data)
     except OSError as problem:
@@ -53,20 +57,19 @@ def put(title: str, data: bytes, beside: Path, kernels: Sequence[int]) -> dict[s
     return {"title": printable(title), "href": f"{quote(beside.name)}/{quote(file)}", "kernels": list(kernels)}
 
 
-def _readable(kind: str, data: bytes) -> bytes:
-    if kind == ".ptx":
+def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
+    """As a person reads it."""
+    data = archive.read(info)
+    if info.filename.endswith(".ptx"):
         return _DEBUG.sub(b"", data)
-    return _EMPTY.sub(b"\n", _ENCODING.sub(b"", data)).lstrip(b"\n")
+    lines = (line.partition(_ENCODING)[0].rstrip() for line in data.split(b"\n"))
+    return b"\n".join(line for line in lines if line) + b"\n"
 
 
-def _compiles(path: PurePosixPath, kernel: Kernel) -> bool:
-    """Whether a file "forward/triton/NAME.ptx" or "forward/00_NAME.ptx" is the kernel's."""
-    if not path.parts[0].startswith(kernel.part):
-        return False
-    file = _letters(re.sub(r"^\d\d_", "", path.stem))
-    return file in {_letters(name) for name in (kernel.name, kernel.runtime_name, kernel.facts.get("call")) if name}
+def _names(kernel: Kernel) -> set[str]:
+    return {_letters(name) for name in (kernel.name, kernel.runtime_name, kernel.facts.get("call")) if name}
 
 
-def _letters(name: str) -> str:
+def _letters(name: object) -> str:
     """Of a name in code as in a file's name: "softmax_forward<__nv_bfloat16, 8>" is softmax_forward___nv_bfloat16_8."""
-    return re.sub(r"[^A-Za-z0-9]", "", name.removeprefix("backward/"))
+    return re.sub(r"[^A-Za-z0-9]", "", str(name).removeprefix("backward/"))

@@ -7,7 +7,9 @@ they are installed where the report is made, since runs do not keep them. Equal 
 from __future__ import annotations
 
 import gzip
+import lzma
 import zipfile
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -64,7 +66,7 @@ def of_run(found: Sequence[Found], beside: Path) -> Sources:
     """What every case's page shows. PTX and SASS go to files in `beside`, and so do the sources of the less important
     records once `BUDGET` is used up.
 
-    What cannot be read costs itself and leaves a note. Raises UsageError where a file cannot be written.
+    What cannot be read, or written there, costs its own record what is missing, and leaves a note.
     """
     cases: dict[str, list[_Record]] = defaultdict(list)
     installed = programs.Programs()
@@ -103,7 +105,7 @@ def _add_archive(record: _Record, path: Path, beside: Path) -> None:
                 if info.file_size <= MAX_BYTES and (name.name in _KINDS or name.suffix == ".cu"):
                     _add(record, info.filename, archive.read(info).decode(errors="replace"))
             record.files += files_beside.write(archive, record.kernels, beside)
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as problem:
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, lzma.LZMAError, zlib.error) as problem:
         raise UsageError(f"{path}: {problem}") from None
 
 
@@ -211,4 +213,6 @@ def _text(listing: Listing) -> dict[str, Any]:
 
 def _apart(document: _Document, beside: Path) -> dict[str, Any]:
     text = "\n".join(document.listing.lines.values()).encode(errors="replace")
-    return files_beside.put(document.title, text, beside, sorted(document.spans))
+    return files_beside.put(
+        document.title, zlib.crc32(text), len(text), beside, sorted(document.spans), lambda: text
+    )
