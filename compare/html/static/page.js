@@ -92,6 +92,7 @@ window.xlafuse = {};
 
   async function openCase(number, hash) {
     article.replaceChildren();
+    delete article.dataset.shown;
     article.setAttribute("aria-busy", "true");
     const data = await xlafuse.load(`case-${number}`);
     if (shown !== hash) return; // another one was asked for meanwhile
@@ -100,6 +101,7 @@ window.xlafuse = {};
     const pick = (kernel) => picked(number, kernel);
     await Promise.all([xlafuse.charts(article, data.charts, pick), openViews(number, pick)]);
     article.removeAttribute("aria-busy");
+    article.dataset.shown = hash;
   }
 
   // Slots that other scripts fill: {id of the slot: [script's name, embedded element's prefix]}.
