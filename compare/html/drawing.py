@@ -284,11 +284,14 @@ def _words(column: int, band: _Band, graph: FusionGraph, alignment: Alignment) -
     """Which kernels hold the stage, and what became of it against the first column that does (compare.graph.align)."""
     if band.row is None:
         loose = alignment.unattributed[column]
-        held, relations = tuple(i for i in loose if (graph.kernels or ())[i].part == band.part), ()
-    else:
-        cell = alignment.rows[band.row].cells[column]
-        if cell.kernels is None:
-            return "its kernels are not known"
-        held, relations = cell.kernels, tuple(word for word in cell.relations if word != "same region")
-    numbers = f"in {', '.join(str(index + 1) for index in held)}" if held else ""
-    return ": ".join(filter(None, (numbers, ", ".join(relations))))
+        return _numbers(i for i in loose if (graph.kernels or ())[i].part == band.part)
+    cell = alignment.rows[band.row].cells[column]
+    if cell.kernels is None:
+        return "its kernels are not known"
+    relations = ", ".join(word for word in cell.relations if word != "same region")
+    return ": ".join(filter(None, (_numbers(cell.kernels), relations)))
+
+
+def _numbers(kernels: Iterable[int]) -> str:
+    listed = ", ".join(str(index + 1) for index in kernels)
+    return f"in {listed}" if listed else ""

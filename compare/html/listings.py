@@ -48,13 +48,13 @@ def hlo(text: str) -> Listing:
     listing = Listing("hlo", lines)
     for computation in hlo_text.parse(text).computations.values():
         for instruction in computation.instructions.values():
-            number = defined.get(instruction.name)
-            if number is None:
+            at = defined.get(instruction.name)
+            if at is None:
                 continue
             inside = [bodies[called] for called in instruction.called("calls") if called in bodies]
-            listing.spans[instruction.name] = [(number, number), *inside]
+            listing.spans[instruction.name] = [(at, at), *inside]
             if instruction.source:
-                listing.places[number] = instruction.source
+                listing.places[at] = instruction.source
     return listing
 
 

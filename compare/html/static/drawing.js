@@ -112,13 +112,24 @@ xlafuse.drawing = (() => {
     const ended = new AbortController();
     const listen = (type, act, options = {}) => document.addEventListener(type, (event) =>
       root.isConnected ? state.pinned && act(event) : ended.abort(), { ...options, signal: ended.signal });
-    listen("scroll", () => put(state), { passive: true, capture: true });
+    listen("scroll", () => (inView(state) ? put(state) : close(state)), { passive: true, capture: true });
     listen("pointerdown", ({ target }) => !state.tip.contains(target) && !target.closest?.(".dr-box") && close(state));
+  }
+
+  function inView({ near, scroll }) {
+    const own = near.getBoundingClientRect(), frame = scroll.getBoundingClientRect();
+    return own.bottom > Math.max(0, frame.top) && own.top < Math.min(document.documentElement.clientHeight, frame.bottom);
   }
 
   function resize(state, step) {
     if (step) state.size = Math.min(24, Math.max(6, state.size + step));
-    else state.size = Math.min(16, Math.max(6, (state.size * state.scroll.clientWidth) / state.grid.scrollWidth));
+    else {
+      const fixed = state.columns.reduce((sum, column) => sum + column.gutter, 0); // edges are as wide as their bytes
+      const wanted = Math.max(100, state.scroll.clientWidth - fixed - 2);
+      // Of the columns' own width: the grid stretches to fill what is there.
+      const own = [...getComputedStyle(state.grid).gridTemplateColumns.matchAll(/[\d.]+/g)].reduce((sum, [width]) => sum + Number(width), 0);
+      state.size = Math.min(16, Math.max(6, (state.size * wanted) / (own - fixed)));
+    }
     draw(state);
   }
 
