@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from compare import PROJECT
-from compare.html import page
+from compare.html import embed, page
 
 Open = Callable[..., AbstractContextManager[Any]]
 QUICK = PROJECT / "reports" / "h200-quick"
@@ -90,10 +90,17 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def embedded() -> Callable[[Path, str], Any]:
-    def read(file: Path, id: str) -> Any:
-        found = re.search(rf'<script type="application/gzip-base64" id="{id}">([^<]*)</script>', file.read_text())
+    def unpacked(file: Path, id: str) -> tuple[str, bool]:
+        found = re.search(rf'<script type="{embed.TYPE}" id="{id}"( data-pieces)?>([^<]*)</script>', file.read_text())
         assert found, id
-        return json.loads(gzip.decompress(base64.b64decode(found[1])))
+        return gzip.decompress(base64.b64decode(found[2])).decode(), bool(found[1])
+
+    def read(file: Path, id: str) -> Any:
+        text, refers = unpacked(file, id)
+        if refers:
+            pieces = json.loads(unpacked(file, embed.PIECES)[0])
+            text = re.sub(r"[^\0-\x7f]", lambda m: pieces[ord(m[0]) - 0x100], text)
+        return json.loads(text)
 
     return read
 
