@@ -45,7 +45,7 @@ def put(
     """Write one text, unless it is there, and link it. checksum, size: of what it is made from."""
     path = PurePosixPath(title)
     name = re.sub(r"[^\w.-]", "_", path.stem)[:80]
-    file = f"{name}-{checksum:08x}-{size:x}{path.suffix}.txt"
+    file = f"{name}-{checksum ^ size:08x}{path.suffix}.txt"
     target = beside / file
     try:
         if not target.is_file():

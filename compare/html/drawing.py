@@ -7,36 +7,24 @@ decided which boxes there are, where they overlap and which are folded; how high
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from compare.graph import formats
-from compare.graph.align import Alignment, align, part_of
-from compare.graph.model import Access, FusionGraph, Kernel, Part
-from compare.graph.operations import MOVEMENT, token
-from compare.graph.roofline import place
-from compare.graph.totals import bytes_moved, known_bytes, tally
+from compare.graph.align import Alignment, align
+from compare.graph.model import FusionGraph
+from compare.graph.totals import bytes_moved, tally
+from compare.html.bands import PARTS, Band, computed
+from compare.html.bands import of_graphs as bands_of
+from compare.html.boxes import buffers, bytes_of, costs, operations
 from compare.html.folding import folds
 from compare.html.lanes import pieces
 from compare.opening import Found
 from compare.report import printable, verdicts
 from compare.selection import UsageError
 
-PARTS: tuple[Part, ...] = ("forward", "backward")
-UNNAMED = "no stage named"
 MAIN = ("xla", "inductor", "triton", "cuda")
 AT_FIRST = 5  # columns: what a screen is wide
 MOST_WORDS = 400  # characters of a compiler's reason
-MOST_ACCESSES = 12  # buffers listed of a kernel
-
-
-@dataclass(frozen=True)
-class _Band:
-    """A stage of one part; of `row` None, what names no stage there."""
-
-    part: Part
-    label: str
-    row: int | None
 
 
 def of_case(found: Sequence[Found]) -> dict[str, Any] | None:
@@ -56,7 +44,7 @@ def of_case(found: Sequence[Found]) -> dict[str, Any] | None:
     if not any(graph.kernels or graph.operations for graph in graphs):
         return {"unread": unread, "bands": [], "columns": [], "shown": []} if unread else None
     alignment = align(graphs)
-    bands = _bands(graphs, alignment)
+    bands = bands_of(graphs, alignment)
     longest = max((k.device_time_us or 0 for graph in graphs for k in graph.kernels or ()), default=0)
     columns = [_column(i, each, graph, alignment, bands, longest) for i, (each, graph) in enumerate(read)]
     return {
@@ -79,50 +67,17 @@ def _implementation(found: Found) -> str:
     return printable(found.record.implementation if found.record else found.name, 80)
 
 
-def _bands(graphs: Sequence[FusionGraph], alignment: Alignment) -> list[_Band]:
-    """Forward's, then backward's; each part ends with what names no stage, where anything does not."""
-    bands = []
-    for part in PARTS:
-        rows = [_Band(part, row.stage, i) for i, row in enumerate(alignment.rows) if row.part == part]
-        rows.sort(key=lambda band: _when(graphs, alignment, band.row or 0))
-        loose = any(
-            (graph.kernels or ())[k].part == part
-            for graph, kernels in zip(graphs, alignment.unattributed, strict=True) for k in kernels
-        )  # fmt: skip
-        bands += [*rows, *([_Band(part, UNNAMED, None)] if loose else [])]
-    return bands
-
-
-def _when(graphs: Sequence[FusionGraph], alignment: Alignment, row: int) -> float:
-    """When a stage is computed: where its kernels stand among their graph's, costly ones first of all, on average.
-
-    Where a stage first appears tells little: compilers launch a mask or an index long before what uses it.
-    """
-    times = []
-    for graph, cell in zip(graphs, alignment.rows[row].cells, strict=True):
-        kernels = graph.kernels or ()
-        found = []
-        for index in cell.kernels or ():
-            ops = kernels[index].source_ops
-            own = [i for i, op in enumerate(ops) if _belongs(op.stage, alignment.rows[row].stage)]
-            within = sum(own) / len(own) / len(ops) if own else 0
-            cost = kernels[index].device_time_us or known_bytes(kernels[index]) / 1e6
-            found.append((index + within, cost + 1e-9))
-        if found:
-            times.append(sum(at * cost for at, cost in found) / sum(cost for _, cost in found) / len(kernels))
-    return sum(times) / len(times) if times else 0.0
-
-
 def _column(
-    column: int, found: Found, graph: FusionGraph, alignment: Alignment, bands: Sequence[_Band], longest: float
+    column: int, found: Found, graph: FusionGraph, alignment: Alignment, bands: Sequence[Band], longest: float
 ) -> dict[str, Any]:
     kernels = graph.kernels or ()
+    order = {buffer.name: i for i, buffer in enumerate(graph.buffers)}
     held: dict[int, list[int]] = {index: [] for index in range(len(kernels))}
     for number, band in enumerate(bands):
         if band.row is not None:
             for index in alignment.rows[band.row].cells[column].kernels or ():
                 held[index].append(number)
-    held = {index: _computed(kernels[index], numbers, bands) for index, numbers in held.items()}
+    held = {index: computed(kernels[index], numbers, bands) for index, numbers in held.items()}
     # A part whose kernels name no stage at all is a column of boxes beside the bands, in the order of launch.
     free = [part for part in PARTS if not any(held[i] for i, kernel in enumerate(kernels) if kernel.part == part)]
     for index, kernel in enumerate(kernels):
@@ -133,21 +88,24 @@ def _column(
     time = tally(kernel.device_time_us for kernel in kernels).exact
     boxes = [
         {
-            **_costs(graph, kernel, found, moved, time),
-            "bar": round(kernel.device_time_us / longest, 4) if kernel.device_time_us and longest else 0,
+            **costs(graph, kernel, found, moved, time, order),
+            "bar": round(kernel.device_time_us / longest, 3) if kernel.device_time_us and longest else 0,
             "pieces": [[piece.lane, piece.first, piece.last] for piece in placed[index]],
-            "ops": _operations(kernel, held[index], bands),
-            "in": _stub(graph, kernel.inputs, ("input", "constant")),
-            "out": _stub(graph, kernel.outputs, ("output",)),
+            "ops": operations(kernel, held[index], bands),
+            "in": bytes_of(graph, kernel.inputs, ("input", "constant")),
+            "out": bytes_of(graph, kernel.outputs, ("output",)),
         }
         for index, kernel in enumerate(kernels)
     ]
+    edges, reasons = _edges(graph, order)
     return {
         "name": _implementation(found),
         "title": _title(found, graph, moved),
         "kernels": boxes,
         "folds": folds(kernels, placed),
-        "edges": _edges(graph),
+        "buffers": buffers(graph),
+        "edges": edges,
+        "reasons": reasons,
         "cells": [_words(column, band, graph, alignment) for band in bands],
         "note": _note(graph),
     }
@@ -166,110 +124,24 @@ def _note(graph: FusionGraph) -> str:
     return f"operations, kernels not known: {formats.words(formats.operation(op) for op in graph.operations)}"[:4000]
 
 
-def _costs(
-    graph: FusionGraph, kernel: Kernel, found: Found, moved: float | None, time: float | None
-) -> dict[str, Any]:
-    facts = kernel.facts
-    limits = found.ceilings
-    precision = found.record.case.precision if found.record else None
-    floor = None if limits is None or not limits.streams else place(graph, kernel, limits, precision)
-    known = {
-        "registers": facts.get("registers"), "shared memory": _size(facts.get("shared_bytes")),
-        "spilled": _size(facts.get("spills_bytes")), "grid": facts.get("grid"), "configuration": facts.get("config"),
-    }
-    return {
-        "name": formats.name(kernel.name, 200), "kind": kernel.kind, "part": kernel.part,
-        "time": "" if kernel.device_time_us is None else formats.microseconds(kernel.device_time_us),
-        "time_share": formats.share(kernel.device_time_us, time),
-        "bytes": formats.size(bytes_moved(kernel)), "bytes_share": formats.share(bytes_moved(kernel), moved),
-        "read": formats.size(kernel.bytes_read), "written": formats.size(kernel.bytes_written),
-        "flops": "?" if kernel.flops is None else formats.flops(kernel.flops),
-        "launches": "?" if kernel.launches is None else str(kernel.launches),
-        "floor": "" if floor is None else f"{formats.microseconds(floor.floor_us)}, {floor.bound}",
-        "lines": [printable(line, 200) for line in kernel.lines],
-        "reads": _accesses(graph, kernel.inputs), "writes": _accesses(graph, kernel.outputs),
-        "facts": {name: printable(str(value), 200) for name, value in known.items() if value},
-    }  # fmt: skip
-
-
-def _size(count: Any) -> str | None:
-    return formats.size(count) if isinstance(count, int) and count else None
-
-
-def _operations(
-    kernel: Kernel, held: Iterable[int], bands: Sequence[_Band]
-) -> dict[str, str]:
-    """By band, the operations there in words; under "" those of a kernel that is in none."""
-    found: dict[int, list[str]] = {number: [] for number in held}
-    rest = []
-    for op in kernel.source_ops:
-        part = part_of(kernel, op)
-        own = [i for i in found if bands[i].part == part and _belongs(op.stage, bands[i].label)]
-        if own:
-            found[max(own, key=lambda i: len(bands[i].label))].append(formats.operation(op))
-        else:
-            rest.append(formats.operation(op))
-    for number in found:
-        if bands[number].row is None:
-            found[number] += rest
-            rest = []
-    words = {str(number): formats.words(ops) for number, ops in found.items()}
-    return words | ({"": formats.words(rest)} if rest else {})
-
-
-def _computed(kernel: Kernel, held: list[int], bands: Sequence[_Band]) -> list[int]:
-    """Without bands of which the kernel only views, moves or converts something, if it computes something in others."""
-    telling = [
-        i for i in held
-        if any(
-            token(op.op) not in MOVEMENT and part_of(kernel, op) == bands[i].part and _belongs(op.stage, bands[i].label)
-            for op in kernel.source_ops
-        )
-    ]  # fmt: skip
-    return telling or held
-
-
-def _belongs(stage: str, label: str) -> bool:
-    """Bands have stages cut to a common depth."""
-    return stage == label or stage.startswith(f"{label}/")
-
-
-def _accesses(graph: FusionGraph, accesses: Sequence[Access] | None) -> list[str]:
-    if accesses is None:
-        return ["not known"]
-    ordered = sorted(accesses, key=lambda access: -(access.bytes or 0))
-    shown = [_access(graph, access) for access in ordered[:MOST_ACCESSES]]
-    return shown + ([f"and {len(ordered) - MOST_ACCESSES} smaller ones"] if len(ordered) > MOST_ACCESSES else [])
-
-
-def _access(graph: FusionGraph, access: Access) -> str:
-    buffer = graph.buffer[access.buffer]
-    part = "" if access.bytes in (None, buffer.bytes) else f" of {formats.size(buffer.bytes)}"
-    role = "" if buffer.role == "intermediate" else f", {buffer.role}"
-    return f"{formats.name(buffer.name, 40)} {formats.shape(buffer)} {formats.size(access.bytes)}{part}{role}"
-
-
-def _stub(graph: FusionGraph, accesses: Sequence[Access] | None, roles: tuple[str, ...]) -> int:
-    """Bytes that one launch has of the program's own inputs or outputs, as far as is known."""
-    return sum(access.bytes or 0 for access in accesses or () if graph.buffer[access.buffer].role in roles)
-
-
-def _edges(graph: FusionGraph) -> list[dict[str, Any]]:
-    """What one kernel writes and another reads, from who wrote it last to each reader, largest first."""
+def _edges(graph: FusionGraph, order: Mapping[str, int]) -> tuple[list[dict[str, Any]], list[str]]:
+    """What one kernel writes and another reads, from who wrote it last to each reader, largest first; and the reasons
+    why they are not one kernel, which edges name by their place."""
     kernels, why = graph.kernels or (), _why_not(graph)
+    reasons: dict[str, int] = {}
     edges = []
     for buffer in graph.buffers:
         writers = graph.producers.get(buffer.name, ())
         for reader in graph.consumers.get(buffer.name, ()):
             writer = max((index for index in writers if index < reader), default=None)
             if writer is not None:
-                pair = kernels[writer].name, kernels[reader].name
+                said = why.get((kernels[writer].name, kernels[reader].name), [])
                 edges.append({
-                    "from": writer, "to": reader, "bytes": buffer.bytes, "role": buffer.role,
-                    "text": f"{formats.name(buffer.name, 60)} {formats.shape(buffer)} {formats.size(buffer.bytes)}",
-                    "why": why.get(pair, []),
+                    "from": writer, "to": reader, "buffer": order[buffer.name],
+                    "why": [reasons.setdefault(words, len(reasons)) for words in said],
                 })  # fmt: skip
-    return sorted(edges, key=lambda edge: -edge["bytes"])
+    edges.sort(key=lambda edge: -graph.buffers[edge["buffer"]].bytes)
+    return edges, list(reasons)
 
 
 def _why_not(graph: FusionGraph) -> Mapping[tuple[str, str], list[str]]:
@@ -280,7 +152,7 @@ def _why_not(graph: FusionGraph) -> Mapping[tuple[str, str], list[str]]:
     return {pair: list(words)[:3] for pair, words in said.items()}
 
 
-def _words(column: int, band: _Band, graph: FusionGraph, alignment: Alignment) -> str:
+def _words(column: int, band: Band, graph: FusionGraph, alignment: Alignment) -> str:
     """Which kernels hold the stage, and what became of it against the first column that does (compare.graph.align)."""
     if band.row is None:
         loose = alignment.unattributed[column]

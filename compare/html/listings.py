@@ -97,11 +97,11 @@ def output_code(text: str) -> Listing:
                 kernel = ""
             elif _BOILERPLATE.match(line):
                 continue
-            lines[number] = _cut(line, 160 if _META.match(line) else LONGEST)
+            lines[number] = _cut(line, 100 if _META.match(line) else LONGEST)
         elif line.startswith("#"):
             first = first if comment else number
             comment = line
-            if not line.startswith("#   "):
+            if not line.startswith(_FOLDED):
                 lines[number] = _cut(line)
         elif match := _DEFINED.match(line):
             first, kernel, comment = (first if comment else number), match[1], ""
@@ -109,7 +109,7 @@ def output_code(text: str) -> Listing:
         else:
             comment = ""
             in_call = (in_call and (line.startswith("    ") or not line)) or bool(_CALL.match(line))
-            if in_call and line:
+            if in_call and line and not line.lstrip().startswith(_AGAIN):
                 lines[number] = _cut(line)
                 if match := _HANDLE.match(line):
                     handle = match[1]
@@ -123,6 +123,9 @@ def output_code(text: str) -> Listing:
     return listing
 
 
+# Above a kernel, a path in a cache and the FX graph in pieces; above its call, what is said above the kernel already.
+_FOLDED = ("#   ", "# kernel path:", "# Source node to ATen", "# Graph fragment:")
+_AGAIN = "# Topologically Sorted"
 _DEFINED = re.compile(r"(\w+) = async_compile\.\w+\(")
 _CALL = re.compile(r"\s*def (?:call|partition_\d+)\(")
 _HANDLE = re.compile(r"\s+# \[Provenance debug handles\] (\S+):\d+\s*$")

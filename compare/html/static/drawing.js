@@ -7,6 +7,7 @@ xlafuse.drawing = (() => {
   const SVG = "http://www.w3.org/2000/svg";
   const WIDEST = 13, THINNEST = 1.25; // pixels, of the case's largest buffer, and of what is nothing beside it
   const TELLING = 0.02; // of the largest buffer: smaller ones are drawn for the kernel chosen alone
+  const MOST_BUFFERS = 12; // named of a kernel
   const KINDS = { gemm: "gemm", attention: "attention", reduction: "reduction", elementwise: "elementwise",
     copy: "copy", memset: "copy" };
   const states = new WeakMap();
@@ -37,14 +38,33 @@ xlafuse.drawing = (() => {
 
   function show(element, data, options = {}) {
     let state = states.get(element);
-    if (!state || state.data !== data) {
-      state = { element, data, visible: new Set(data.shown), unfolded: new Set(), size: 12, pinned: null };
+    if (!state || state.given !== data) {
+      state = { element, given: data, data: resolved(data), visible: new Set(data.shown), unfolded: new Set(), size: 12, pinned: null };
       states.set(element, state);
       state.options = options;
       frame(state);
     }
     state.options = { ...state.options, ...options };
     if (options.kernel) reveal(state, options.kernel);
+  }
+
+  // Buffers and reasons by name instead of by their place in the column's lists.
+  function resolved(data) {
+    const columns = data.columns.map((column) => {
+      const buffer = ([place, part]) => {
+        const [text, , role] = column.buffers[place];
+        return `${part ? `${part} of ` : ""}${text}${role === "intermediate" ? "" : `, ${role}`}`;
+      };
+      const accesses = (list) => (list === null ? ["not known"]
+        : [...list.slice(0, MOST_BUFFERS).map(buffer), ...(list.length > MOST_BUFFERS ? [`and ${list.length - MOST_BUFFERS} smaller ones`] : [])]);
+      return { ...column,
+        kernels: column.kernels.map((kernel) => ({ ...kernel, reads: accesses(kernel.reads), writes: accesses(kernel.writes) })),
+        edges: column.edges.map((edge) => {
+          const [text, bytes, role] = column.buffers[edge.buffer];
+          return { ...edge, text, bytes, role, why: edge.why.map((place) => column.reasons[place]) };
+        }) };
+    });
+    return { ...data, columns };
   }
 
   // The frame around the picture: which columns, zoom, legend, table. Made once.

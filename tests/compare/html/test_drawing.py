@@ -15,6 +15,7 @@ from compare.graph import formats
 from compare.graph.model import FusionGraph, Reason
 from compare.graph.totals import bytes_moved
 from compare.html import drawing
+from compare.html.bands import UNNAMED
 from compare.html.folding import SHORT
 from compare.html.lanes import pieces
 from compare.opening import Found
@@ -48,17 +49,19 @@ def test_a_kernel_is_a_box_over_the_bands_whose_operations_it_holds() -> None:
 def test_buffers_are_edges_as_large_as_their_bytes_largest_first() -> None:
     data = drawing.of_case([found("apart", graph(NORM, GATE, UP, ACT, sizes="h=10 g=500 u=400"))])
     assert data is not None
-    edges = column(data, "apart")["edges"]
-    found_edges = [(edge["from"], edge["to"], edge["bytes"]) for edge in edges]
+    own = column(data, "apart")
+    found_edges = [(edge["from"], edge["to"], own["buffers"][edge["buffer"]][1]) for edge in own["edges"]]
     assert found_edges == [(1, 3, 2000), (2, 3, 1600), (0, 1, 40), (0, 2, 40)]
-    assert "500" in edges[0]["text"] and "2.00 kB" in edges[0]["text"]
+    assert own["buffers"][own["edges"][0]["buffer"]] == ["g f32[500] 2.00 kB", 2000, "intermediate"]
 
 
 def test_an_edge_says_why_its_ends_are_not_one_kernel() -> None:
     reason = Reason("n", "g", "gemm", "the <consumer> is\na dot", "xla priority-fusion")
     data = drawing.of_case([found("apart", replace(graph(NORM, GATE), reasons=(reason,)))])
     assert data is not None
-    assert column(data, "apart")["edges"][0]["why"] == ["gemm: the <consumer> is a dot (xla priority-fusion)"]
+    own = column(data, "apart")
+    assert own["edges"][0]["why"] == [0]
+    assert own["reasons"] == ["gemm: the <consumer> is a dot (xla priority-fusion)"]
 
 
 def test_what_is_launched_early_and_used_late_stands_late() -> None:
@@ -86,8 +89,16 @@ def test_kernels_without_stages_are_in_no_band() -> None:
     copy = kernel("c", "copy", ":copy", "y", "z")
     data = drawing.of_case([found("apart", graph(NORM, copy)), found("other", graph(NORM))])
     assert data is not None
-    assert [band["label"] for band in data["bands"]] == ["norm", drawing.UNNAMED]
+    assert [band["label"] for band in data["bands"]] == ["norm", UNNAMED]
     assert column(data, "apart")["kernels"][1]["pieces"] == [[0, 1, 1]]
+
+
+def test_without_stages_operations_are_matched_and_named_once() -> None:
+    bare = kernel("d", "gemm", ":dot@2 :exp@4", "x", "y")
+    data = drawing.of_case([found("one", graph(bare)), found("other", graph(bare))])
+    assert data is not None and data["inferred"]
+    box = column(data, "one")["kernels"][0]
+    assert box["pieces"] == [[0, 0, 1]] and box["ops"] == {"0": "dot, exp", "1": ""}
 
 
 def test_graphs_of_operations_say_so() -> None:

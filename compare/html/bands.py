@@ -1,0 +1,74 @@
+"""The bands of a drawing: the stages of its graphs, in the order in which they are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from compare.graph.align import Alignment, part_of
+from compare.graph.model import FusionGraph, Kernel, Part
+from compare.graph.operations import MOVEMENT, token
+from compare.graph.totals import known_bytes
+
+PARTS: tuple[Part, ...] = ("forward", "backward")
+UNNAMED = "no stage named"
+
+
+@dataclass(frozen=True)
+class Band:
+    """A stage of one part; of `row` None, what names no stage there."""
+
+    part: Part
+    label: str
+    row: int | None
+
+
+def of_graphs(graphs: Sequence[FusionGraph], alignment: Alignment) -> list[Band]:
+    """Forward's, then backward's; each part ends with what names no stage, where anything does not."""
+    bands = []
+    for part in PARTS:
+        rows = [Band(part, row.stage, i) for i, row in enumerate(alignment.rows) if row.part == part]
+        rows.sort(key=lambda band: _when(graphs, alignment, band.row or 0))
+        loose = any(
+            (graph.kernels or ())[k].part == part
+            for graph, kernels in zip(graphs, alignment.unattributed, strict=True) for k in kernels
+        )  # fmt: skip
+        bands += [*rows, *([Band(part, UNNAMED, None)] if loose else [])]
+    return bands
+
+
+def _when(graphs: Sequence[FusionGraph], alignment: Alignment, row: int) -> float:
+    """When a stage is computed: where its kernels stand among their graph's, costly ones first of all, on average.
+
+    Where a stage first appears tells little: compilers launch a mask or an index long before what uses it.
+    """
+    times = []
+    for graph, cell in zip(graphs, alignment.rows[row].cells, strict=True):
+        kernels = graph.kernels or ()
+        found = []
+        for index in cell.kernels or ():
+            ops = kernels[index].source_ops
+            own = [i for i, op in enumerate(ops) if belongs(op.stage, alignment.rows[row].stage)]
+            within = sum(own) / len(own) / len(ops) if own else 0
+            cost = kernels[index].device_time_us or known_bytes(kernels[index]) / 1e6
+            found.append((index + within, cost + 1e-9))
+        if found:
+            times.append(sum(at * cost for at, cost in found) / sum(cost for _, cost in found) / len(kernels))
+    return sum(times) / len(times) if times else 0.0
+
+
+def computed(kernel: Kernel, held: list[int], bands: Sequence[Band]) -> list[int]:
+    """Without bands of which the kernel only views, moves or converts something, if it computes something in others."""
+    telling = [
+        i for i in held
+        if any(
+            token(op.op) not in MOVEMENT and part_of(kernel, op) == bands[i].part and belongs(op.stage, bands[i].label)
+            for op in kernel.source_ops
+        )
+    ]  # fmt: skip
+    return telling or held
+
+
+def belongs(stage: str, label: str) -> bool:
+    """Bands have stages cut to a common depth."""
+    return stage == label or stage.startswith(f"{label}/")
