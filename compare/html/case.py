@@ -16,6 +16,7 @@ from compare.html.overview import label, level_of, mark_of
 from compare.html.reading import CaseOf, Member
 from compare.report import printable, verdicts
 from compare.report.rows import BASELINE, Row
+from compare.report.table import checked_on
 
 MOST_MISSED = 40  # fusions in the table of a case
 MOST_TOLD = 8
@@ -139,9 +140,11 @@ def _missed(case: CaseOf) -> tuple[list[dict[str, Any]], int]:
 def _numerics(member: Member) -> list[dict[str, Any]]:
     record = member.found.record
     assert record is not None
+    device, case = checked_on(member.row), (record.checked or {}).get("case")
+    where = printable(f"{device}, case {case}" if case not in (None, record.case.name) else device, 100)
     return [
         {"implementation": member.name, "name": printable(str(error["name"]), 60), "error": error["error"],
-         "tolerance": error["tolerance"]}
+         "tolerance": error["tolerance"], "checked": where}
         for error in record.errors
     ]  # fmt: skip
 

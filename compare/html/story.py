@@ -110,6 +110,13 @@ class Subject:
         return best if judged is not None and judged.word == "slower" else None
 
     @property
+    def rival(self) -> Member | None:
+        """Whose graph to hold its own against: the fastest's, or, where nothing was timed, the one that keeps least."""
+        if self.whole is not None or not self.better:
+            return self.fastest
+        return self.better[-1]
+
+    @property
     def at_stake_us(self) -> float | None:
         """None where a comparison is not borne out by the times. Of what another one keeps on chip it is the time of
         the kernels that pass it on, of other traffic its bytes at the speed of memory; never more than what the
@@ -174,9 +181,9 @@ def _kept_more(subject: Subject) -> str:
     words = f"{spelt(subject.worse.name)} {verb} {formats.size(sum(b.bytes for b in kept))} {purpose}"
     if kept:
         words += f", the largest array {_described(graph, kept[0])}"
-    if (fastest := subject.fastest) is not None and fastest.graph is not None:
-        size = formats.size(sum(b.bytes for b in _kept(fastest.graph, saved)))
-        words += f"; {spelt(fastest.name)} {verb} {size}"
+    if (rival := subject.rival) is not None and rival.graph is not None:
+        size = formats.size(sum(b.bytes for b in _kept(rival.graph, saved)))
+        words += f"; {spelt(rival.name)} {verb} {size}"
     return words
 
 
