@@ -42,7 +42,7 @@ def read() -> Libraries:
         tables, style = (folder / "dt_bundle.js").read_text(), (folder / "dt_bundle.css").read_text()
     except OSError as problem:
         raise UsageError(f"{folder}: no DataTables for offline use here ({problem}): {INSTALL}") from None
-    vega: str = vl_convert.javascript_bundle(None)  # no snippet: the whole
+    vega: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     return Libraries(vega, tables, style)
 
 

@@ -54,13 +54,13 @@ def document(run: Run, packages: libraries.Libraries, beside: Path) -> str:
         embed.text("lib-vega", packages.vega), embed.text("lib-tables", packages.tables),
         embed.text("lib-tables-style", packages.tables_style),
     ]  # fmt: skip
+    data: dict[str, Any] = {}
     told = {each.number: story.told(each) for each in run.cases}
     for each in run.cases:
         kernel_rows = kernels.rows_of(each)
         fragment = render("case.html", **case.values(each, told[each.number], kernel_rows))
-        data = {"html": fragment, "charts": case.pictures(each, palette, kernel_rows)}
-        elements.append(embed.element(f"case-{each.number}", data))
-    elements += views.elements(run, beside)
+        data[f"case-{each.number}"] = {"html": fragment, "charts": case.pictures(each, palette, kernel_rows)}
+    elements += embed.elements(data | views.data(run, beside))
     front = _front(run, title, story.stories(run, told))
     return render(
         "page.html", title=title, front=front, elements=elements, kinds=charts.KINDS,

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-from markupsafe import Markup
+from typing import Any
 
 from compare.graph.model import FusionGraph
-from compare.html import drawing, embed, sources
+from compare.html import drawing, sources
 from compare.html.reading import Member, Run
 from compare.opening import Found
 
@@ -21,16 +20,16 @@ def scripts() -> list[str]:
     return ["drawing.js", "sources.js"]
 
 
-def elements(run: Run, beside: Path) -> list[Markup]:
-    """Their data, an element a case: "drawing-3", "sources-3"; what several cases share is in "sources-programs"."""
-    made = []
+def data(run: Run, beside: Path) -> dict[str, Any]:
+    """By the id of its element, a case each: "drawing-3", "sources-3"; what several share is "sources-programs"."""
+    made: dict[str, Any] = {}
     kept = sources.of_run([_found(member) for member in run.members], beside)
     for case in run.cases:
         drawn = drawing.of_case([_found(m) for m in case.members if m.found.read is not None])
         if drawn is not None:
-            made.append(embed.element(f"drawing-{case.number}", drawn))
-        made.append(embed.element(f"sources-{case.number}", kept.cases[case.case.id]))
-    return [*made, embed.element("sources-programs", kept.programs)]
+            made[f"drawing-{case.number}"] = drawn
+        made[f"sources-{case.number}"] = kept.cases[case.case.id]
+    return {**made, "sources-programs": kept.programs}
 
 
 def _found(member: Member) -> Found:

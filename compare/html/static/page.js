@@ -18,7 +18,13 @@ window.xlafuse = {};
     if (!element) throw new Error("nothing of this name is embedded");
     const packed = Uint8Array.from(atob(element.textContent), (c) => c.charCodeAt(0));
     const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
-    return new Response(stream).text();
+    const text = await new Response(stream).text();
+    if (!("pieces" in element.dataset)) return text;
+    const pieces = await xlafuse.load("pieces"); // what several elements have in common (compare/html/embed.py)
+    return text.replace(/[^\0-\x7f]/gu, (reference) => {
+      const code = reference.codePointAt(0);
+      return pieces[code - 0x100 - (code < 0xe000 ? 0 : 0xe000 - 0xd800)];
+    });
   }
   // An embedded library: an ES module.
   const modules = new Map();
@@ -92,6 +98,7 @@ window.xlafuse = {};
 
   async function openCase(number, hash) {
     article.replaceChildren();
+    delete article.dataset.shown;
     article.setAttribute("aria-busy", "true");
     const data = await xlafuse.load(`case-${number}`);
     if (shown !== hash) return; // another one was asked for meanwhile
@@ -100,6 +107,7 @@ window.xlafuse = {};
     const pick = (kernel) => picked(number, kernel);
     await Promise.all([xlafuse.charts(article, data.charts, pick), openViews(number, pick)]);
     article.removeAttribute("aria-busy");
+    article.dataset.shown = hash;
   }
 
   // Slots that other scripts fill: {id of the slot: [script's name, embedded element's prefix]}.
