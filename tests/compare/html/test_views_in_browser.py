@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +17,6 @@ from compare.graph import formats
 from compare.graph.model import FusionGraph, Reason, SourceOp
 from compare.html import drawing, sources
 from compare.opening import Found
-
-playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright drives the browser")
 
 STATIC = PROJECT / "compare" / "html" / "static"
 NASTY = '<script>window.hurt=1</script><img src=x onerror="hurt=1">\'"&\u202e\n' + "long" * 2500
@@ -35,18 +32,6 @@ STYLES</style><div id="graphs"></div><div id="sources"></div>
 const D=DRAWING, S=SOURCES, [g,s]=["graphs","sources"].map((id)=>document.getElementById(id));
 const pick=(kernel)=>{picked.push(kernel);xlafuse.drawing.show(g,D,{kernel});xlafuse.sources.show(s,S,{kernel});};
 xlafuse.drawing.show(g,D,{onKernel:pick});xlafuse.sources.show(s,S,{onKernel:pick});</script></html>"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    names = ("chromium", "chromium-browser", "google-chrome")
-    path = next((found for name in names if (found := shutil.which(name))), None)
-    with playwright.sync_playwright() as driver:
-        if path is None and not Path(driver.chromium.executable_path).exists():
-            pytest.skip("no Chromium here: apt-get install chromium, or playwright install chromium")
-        started = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield started
-        started.close()
 
 
 def written(folder: Path, found: list[Found], theme: str = "light") -> Path:
