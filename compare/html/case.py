@@ -97,10 +97,9 @@ def _least(member: Member) -> float | None:
 def _lost(member: Member, row: Row) -> dict[str, Any]:
     assert member.graph is not None and member.graph.kernels is not None
     kernel = member.graph.kernels[row["index"]]
-    where = ", ".join(kernel.stages[:4]) or ", ".join(map(formats.place, kernel.lines[:1]))
     return {
         "index": row["index"], "name": formats.name(row["kernel"], 44), "us": row["recoverable_us"],
-        "where": formats.name(where, 50) if where else "",
+        "where": kernels.where(kernel),
     }  # fmt: skip
 
 
@@ -122,17 +121,13 @@ def _missed(case: CaseOf) -> tuple[list[dict[str, Any]], int]:
     for member in case.members:
         if member.graph is None or member.ceilings is None:
             continue
-        places = {
-            k.name: ", ".join(k.stages[:4]) or ", ".join(map(formats.place, k.lines[:1]))
-            for k in member.graph.kernels or ()
-        }
+        places = {kernel.name: kernels.where(kernel) for kernel in member.graph.kernels or ()}
         for reason, us in price.ranked(member.graph, member.ceilings.bandwidth(1, 1)):
             found.append({
                 "implementation": member.name, "us": us, "bytes": reason.bytes_saved, "code": reason.code,
                 "text": printable(reason.text, 400), "origin": printable(reason.origin, 60),
                 "ends": [
-                    {"name": formats.name(name, 44) if name else "?", "where": formats.name(places.get(name, ""), 60)
-                     if places.get(name) else ""}
+                    {"name": formats.name(name, 44) if name else "?", "where": places.get(name, "")}
                     for name in (reason.producer, reason.consumer)
                 ],
                 "line": formats.place(reason.line) if reason.line else "",

@@ -8,6 +8,7 @@ from typing import Any
 
 from compare.graph import formats, show
 from compare.graph.join import assign
+from compare.graph.model import Kernel
 from compare.html.charts import kind
 from compare.html.reading import CaseOf, Member
 from compare.report import roofline, verdicts
@@ -24,6 +25,13 @@ class Ran:
     name: str
     start: float
     end: float
+
+
+def where(kernel: Kernel) -> str:
+    """Of a kernel, the first stages of the program that are in it, else its first line."""
+    named = [formats.name(stage, 32) for stage in kernel.stages[:3]]
+    more = ", …" if len(kernel.stages) > len(named) else ""
+    return ", ".join(named) + more if named else "".join(map(formats.place, kernel.lines[:1]))
 
 
 def rows_of(case: CaseOf) -> dict[str, list[Row]]:

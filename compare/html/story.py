@@ -91,6 +91,10 @@ class Subject:
         return self.worse.time_us
 
     @property
+    def what(self) -> str:
+        return "it" if len(self.finding.about) < 2 else "them"
+
+    @property
     def within(self) -> float | None:
         """What the finding's kernels take, measured."""
         indices = self.finding.kernels.get(self.worse.name, ())
@@ -149,7 +153,7 @@ def _times(subject: Subject) -> str:
             words = f"{name} takes {span(whole)}"
         case _ if within is not None:
             share = f"all of its {span(whole)}" if within > 0.97 * whole else f"{span(within)} of its {span(whole)}"
-            words = f"the kernels that touch it take {share}"
+            words = f"the kernels that touch {subject.what} take {share}"
         case _:
             words = f"{span(us)} at the speed of memory; {name} takes {span(whole)}"
     if (fastest := subject.fastest) is not None:

@@ -81,6 +81,7 @@ window.xlafuse = {};
     const hash = location.hash || "#/";
     if (!hash.startsWith("#/")) return; // a place on this page
     if (shown !== null) scrolled.set(shown, window.scrollY);
+    const moved = shown !== null; // not when the file is opened: Tab then begins at the top
     shown = hash;
     const number = hash.startsWith("#/case/") ? settings.cases.indexOf(named(hash)) : -1;
     const page = number >= 0 ? "case" : pages[hash.slice(2)] || "overview";
@@ -93,7 +94,9 @@ window.xlafuse = {};
     document.getElementById("goto").value = number >= 0 ? String(number) : "";
     if (page === "case") await openCase(number, hash);
     if (page === "records-page") await xlafuse.records();
-    if (shown === hash) window.scrollTo(0, scrolled.get(hash) || 0);
+    if (shown !== hash) return;
+    window.scrollTo(0, scrolled.get(hash) || 0);
+    if (moved) document.getElementById("main").focus({ preventScroll: true });
   }
 
   async function openCase(number, hash) {
