@@ -143,31 +143,33 @@ xlafuse.sources = (() => {
     const texts = text.text.split("\n");
     const missing = new Map(text.gaps);
     const places = new Map(text.at.map(([number, at]) => [number, text.places[at]]));
-    const held = new Map(); // line number -> kernels, and which of them begin there
-    for (const [index, spans] of Object.entries(shown.kernels)) for (const [first, last] of spans)
+    const numbers = [];
+    texts.forEach((_, position) => numbers.push((numbers.at(-1) || 0) + (missing.get(position) || 0) + 1));
+    const there = new Set(numbers);
+    const held = new Map(); // line number -> the kernels that begin there; none within one
+    for (const [index, spans] of Object.entries(shown.kernels)) for (const [first, last] of spans) {
+      let begun = false;
       for (let number = first; number <= last; number++) {
-        if (!held.has(number)) held.set(number, { all: new Set(), first: new Set() });
-        held.get(number).all.add(Number(index));
-        if (number === first) held.get(number).first.add(Number(index));
+        if (!there.has(number)) continue;
+        if (!held.has(number)) held.set(number, new Set());
+        if (!begun) held.get(number).add(Number(index));
+        begun = true;
       }
+    }
     state.lines = new Map();
     const paint = painter(text.language);
-    let number = 0, block;
+    let block;
     texts.slice(0, MOST).forEach((content, position) => {
       if (position % BLOCK === 0) state.code.append((block = make("div", "so-block")));
-      const left = missing.get(position);
-      if (left) {
-        number += left;
-        if (position) block.append(make("div", "so-gap", left === 1 ? "1 line left out" : `${left} lines left out`));
-      }
-      number += 1;
+      const left = missing.get(position), number = numbers[position];
+      if (left && position) block.append(make("div", "so-gap", left === 1 ? "1 line left out" : `${left} lines left out`));
       const row = make("div", "so-line");
       row.dataset.line = number;
       const marks = make("span", "so-marks");
       const at = held.get(number);
       if (at) {
         row.classList.add("so-held");
-        const named = [...at.first];
+        const named = [...at];
         for (const index of named.slice(0, 4)) {
           const mark = make("button", "so-mark", index + 1, { type: "button", tabindex: "-1", title: `kernel ${record.kernels[index]}`,
             "aria-label": `line ${number} is of kernel ${index + 1}, ${record.kernels[index]}` });
@@ -213,9 +215,13 @@ xlafuse.sources = (() => {
 
   function scroll(state, target) {
     // The listing scrolls, and never the page. Once more, since blocks that come into view get their real heights.
-    const top = () => (target ? Math.max(0, target.offsetTop - state.code.clientHeight / 4) : 0);
-    state.code.scrollTop = top();
-    requestAnimationFrame(() => (state.code.scrollTop = top()));
+    const { code } = state;
+    const to = () => {
+      const above = target ? target.getBoundingClientRect().top - code.getBoundingClientRect().top : -code.scrollTop;
+      code.scrollTop += above - (target ? code.clientHeight / 4 : 0);
+    };
+    to();
+    requestAnimationFrame(() => { to(); requestAnimationFrame(to); });
   }
 
   function files(state, record) {

@@ -148,6 +148,10 @@ def test_a_line_in_a_tip_leads_there(page: Any) -> None:
     page.locator(".dr-tip dd button").first.click()
     assert page.evaluate("picked")[0]["line"].startswith("triton_side/kernels/rmsnorm.py:")
     page.locator(".so-chosen").first.wait_for()
+    seen = """() => {
+        const [line, code] = [".so-chosen", ".so-code"].map((s) => document.querySelector(s).getBoundingClientRect());
+        return line.top >= code.top && line.bottom <= code.bottom; }"""
+    page.wait_for_function(seen)
     assert "def rmsnorm_backward_kernel" in "\n".join(page.locator(".so-chosen").all_text_contents())
 
 
