@@ -13,7 +13,6 @@ import base64
 import gzip
 import json
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
@@ -24,8 +23,7 @@ from markupsafe import Markup
 TYPE = "application/gzip-base64"
 PIECES = "pieces"
 _LEAST = 30  # characters of a piece; a reference takes three bytes, and the piece its place in the list
-# After a line's end within a string, an object or a list: what is between two of these is a piece.
-_BOUNDARY = re.compile(r"(?<=\\n)|(?<=\},)|(?<=\],)")
+_ENDS = ("\\n", "},", "],")  # of pieces: a line's end within a string, an object's, a list's
 # A reference is one character: JSON is written in ASCII, so that every other one is free; surrogates are none.
 _END = "\0"  # of an element; JSON has no such character
 _FIRST, _SURROGATES, _AFTER = 0x100, 0xD800, 0xE000
@@ -44,13 +42,19 @@ def text(id: str, content: str, *, refers: bool = False) -> Markup:
 
 def elements(data: Mapping[str, Any]) -> Iterator[Markup]:
     """An element for each, by its id, and the one with the pieces that several of them have in common."""
-    split = _joined({id: _BOUNDARY.split(_json(each)) for id, each in data.items()})
+    split = _joined({id: _pieces(_json(each)) for id, each in data.items()})
     holders = Counter(piece for pieces in split.values() for piece in set(pieces))
     shared = [piece for piece, count in holders.items() if count > 1 and len(piece) >= _LEAST]
     references = {piece: _reference(number) for number, piece in enumerate(shared)}
     yield element(PIECES, shared)
     for id, pieces in split.items():
         yield text(id, "".join(references.get(piece, piece) for piece in pieces), refers=True)
+
+
+def _pieces(text: str) -> list[str]:
+    for end in _ENDS:
+        text = text.replace(end, f"{end}{_END}")
+    return text.split(_END)
 
 
 def _joined(split: Mapping[str, list[str]]) -> dict[str, list[str]]:

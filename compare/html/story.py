@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from compare.graph import formats
 from compare.graph.causes import cause
@@ -101,7 +102,7 @@ class Subject:
         times = [(self.graph.kernels or ())[index].device_time_us for index in indices]
         return sum(time for time in times if time is not None) if times and None not in times else None
 
-    @property
+    @cached_property
     def fastest(self) -> Member | None:
         """Of those that do better, the fastest that is faster beyond doubt."""
         found = [m for m in self.better if m.time_us is not None and m.group == self.worse.group]
