@@ -24,6 +24,7 @@ from compare.selection import UsageError
 
 MAIN = ("xla", "inductor", "triton", "cuda")
 AT_FIRST = 5  # columns: what a screen is wide
+MOST_KERNELS = 2000  # of a column: a second of a browser's time
 MOST_WORDS = 400  # characters of a compiler's reason
 
 
@@ -37,9 +38,15 @@ def of_case(found: Sequence[Found]) -> dict[str, Any] | None:
     unread: list[dict[str, str]] = []
     for each in found:
         try:
-            read.append((each, each.graph()))
+            graph = each.graph()
         except UsageError as problem:
             unread.append({"name": _implementation(each), "why": printable(str(problem))})
+            continue
+        if len(graph.kernels or ()) > MOST_KERNELS:
+            why = f"{len(graph.kernels or ()):,} kernels are too many for a picture; `xlafuse inspect` lists them"
+            unread.append({"name": _implementation(each), "why": why})
+            continue
+        read.append((each, graph))
     graphs = [graph for _, graph in read]
     if not any(graph.kernels or graph.operations for graph in graphs):
         return {"unread": unread, "bands": [], "columns": [], "shown": []} if unread else None

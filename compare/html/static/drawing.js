@@ -427,18 +427,19 @@ xlafuse.drawing = (() => {
   function edges(state) {
     const { svg, grid, columns } = state;
     if (!svg || !svg.isConnected || !grid.offsetWidth) return;
-    svg.replaceChildren();
+    // Everything is measured before anything is drawn: a line that is put in makes the browser lay out the grid again.
+    const origin = grid.getBoundingClientRect(), measured = new Map();
+    for (const column of columns) for (const { own } of column.units) {
+      const { top, left, right, bottom } = own.getBoundingClientRect();
+      measured.set(own, { top: top - origin.top, left: left - origin.left, right: right - origin.left, bottom: bottom - origin.top });
+    }
+    const rect = (node) => measured.get(node);
     svg.style.width = `${grid.scrollWidth}px`;
     svg.style.height = `${grid.scrollHeight}px`;
-    const rect = (node) => {
-      let top = node.offsetTop, left = node.offsetLeft;
-      const parent = node.parentElement;
-      if (parent !== grid) { top += parent.offsetTop + parent.clientTop; left += parent.offsetLeft + parent.clientLeft; }
-      return { top, left, right: left + node.offsetWidth, bottom: top + node.offsetHeight };
-    };
+    const lines = [];
     for (const column of columns) {
-      const outer = column.units.length ? Math.max(0, ...column.units.map((unit) => rect(unit.own).right)) : 0;
-      for (const unit of column.units) if (unit.kernel && unit.first !== false) stubs(state, column, unit, rect);
+      const outer = Math.max(0, ...column.units.map((unit) => rect(unit.own).right));
+      for (const unit of column.units) if (unit.kernel && unit.first !== false) lines.push(...stubs(state, unit, rect));
       const down = new Map(), ports = new Map();
       for (const flow of column.flows) if (flow.direct && !flow.minor) down.set(flow.from, [...(down.get(flow.from) || []), flow]);
       const used = new Map();
@@ -472,31 +473,32 @@ xlafuse.drawing = (() => {
         flow.lines = [path(`dr-edge${saved ? " dr-saved" : ""}${flow.minor ? " dr-minor" : ""}`, d, width)];
         // A residual is two lines, so that it is told by more than its colour.
         if (saved) flow.lines.push(path(`dr-core${flow.minor ? " dr-minor" : ""}`, d, width * 0.4));
-        svg.append(...flow.lines);
+        lines.push(...flow.lines);
         if (flow.minor) continue;
         const hit = path("dr-hit", d, Math.max(10, width));
         hit.addEventListener("pointerenter", () => state.pinned || tipOfEdge(state, flow, hit));
         hit.addEventListener("pointerleave", () => state.pinned || hide(state));
         hit.addEventListener("click", () => tipOfEdge(state, flow, hit));
-        svg.append(hit);
+        lines.push(hit);
       }
     }
+    svg.replaceChildren(...lines);
     if (state.lit) light(state, state.lit);
   }
 
-  function stubs(state, column, unit, rect) {
+  function stubs(state, unit, rect) {
     // What a kernel reads of the program's inputs comes in at its left, what it writes of the outputs leaves below that.
-    const box = rect(unit.own), { kernel } = unit;
+    const box = rect(unit.own), { kernel } = unit, lines = [];
     if (kernel.in) {
       const width = widthOf(state, kernel.in), y = box.top + 5 + width / 2;
-      state.svg.append(path("dr-stub dr-in", `M ${box.left - 15} ${y} H ${box.left}`, width));
+      lines.push(path("dr-stub dr-in", `M ${box.left - 15} ${y} H ${box.left}`, width));
     }
     if (kernel.out) {
       const width = widthOf(state, kernel.out), y = box.bottom - 5 - width / 2, half = width / 2 + 2.5;
-      state.svg.append(path("dr-stub dr-out", `M ${box.left} ${y} H ${box.left - 10}`, width));
-      const head = path("dr-arrow", `M ${box.left - 10} ${y - half} L ${box.left - 17} ${y} L ${box.left - 10} ${y + half} Z`, 0);
-      state.svg.append(head);
+      lines.push(path("dr-stub dr-out", `M ${box.left} ${y} H ${box.left - 10}`, width));
+      lines.push(path("dr-arrow", `M ${box.left - 10} ${y - half} L ${box.left - 17} ${y} L ${box.left - 10} ${y + half} Z`, 0));
     }
+    return lines;
   }
 
   // What is said of a kernel or a buffer.

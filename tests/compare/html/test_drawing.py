@@ -118,6 +118,14 @@ def test_a_graph_that_cannot_be_read_costs_its_own_column() -> None:
     assert data["unread"] == [{"name": "bad", "why": "graph.json: <b>no</b> JSON"}]
 
 
+def test_more_kernels_than_a_picture_holds_are_said_to_be() -> None:
+    many = graph(*[replace(NORM, name=f"n{i}") for i in range(drawing.MOST_KERNELS + 1)])
+    data = drawing.of_case([found("good", graph(NORM)), found("huge", many)])
+    assert data is not None
+    assert [each["name"] for each in data["columns"]] == ["good"]
+    assert data["unread"][0]["why"].startswith("2,001 kernels are too many")
+
+
 def test_long_columns_fold_what_costs_little_and_say_what_it_comes_to() -> None:
     many = [replace(NORM, name=f"n{i}", device_time_us=1.0) for i in range(SHORT)]
     data = drawing.of_case([found("eager", graph(replace(NORM, device_time_us=500.0), *many))])
