@@ -182,14 +182,16 @@ def _slow(subject: Subject) -> str:
     graph, finding = subject.graph, subject.finding
     (index,) = finding.kernels[subject.worse.name]
     kernel = (graph.kernels or ())[index]
-    took, above = kernel.device_time_us or 0.0, finding.us or 0.0
-    touched = [graph.buffer[a.buffer] for a in (*(kernel.inputs or ()), *(kernel.outputs or ()))]
-    largest = max(touched, key=lambda buffer: buffer.bytes)
+    took = kernel.device_time_us or 0.0
+    least = took - (finding.us or 0.0)
+    times = f", {number(took / least, 2)} times" if least > 0 else ", more than"
+    touched = [graph.buffer[access.buffer] for access in (*(kernel.inputs or ()), *(kernel.outputs or ()))]
+    largest = max(touched, key=lambda buffer: buffer.bytes, default=None)
     place = where(kernel)
-    name = f"{spelt(subject.worse.name)}'s {formats.name(kernel.name)}{f' of {place}' if place else ''}"
     return (
-        f"{name} takes {span(took)}, {number(took / (took - above), 2)} times what the "
-        f"{formats.size(finding.bytes)} that it moves and its FLOPs take; its largest array is {formats.shape(largest)}, {formats.size(largest.bytes)}"
+        f"{spelt(subject.worse.name)}'s {formats.name(kernel.name)}{f' of {place}' if place else ''} takes "
+        f"{span(took)}{times} what the {formats.size(finding.bytes)} that it moves and its FLOPs take"
+        + (f"; its largest array is {formats.shape(largest)}, {formats.size(largest.bytes)}" if largest else "")
     )
 
 
