@@ -14,8 +14,9 @@ from compare.graph.totals import totals
 from compare.html import charts, kernels
 from compare.html.overview import label, level_of, mark_of
 from compare.html.reading import CaseOf, Member
-from compare.report import printable, verdicts
+from compare.report import printable
 from compare.report.rows import BASELINE, Row
+from compare.report.table import checked_on
 
 MOST_MISSED = 40  # fusions in the table of a case
 MOST_TOLD = 8
@@ -72,7 +73,7 @@ def _member(case: CaseOf, member: Member, rows: list[Row]) -> dict[str, Any]:
     """A line of the tables. lost: the kernels that lose most above their least times, costliest first."""
     best = case.best(member)
     ratio = None if best is None or not best.time_us else (member.time_us or 0.0) / best.time_us
-    judged = None if best is None or best is member else verdicts.between(member.rounds, best.rounds)
+    judged = case.judged.get(member.name)
     lost = sorted((r for r in rows if r["recoverable_us"]), key=lambda r: -r["recoverable_us"])[:2]
     return {
         "name": member.name, "row": member.row, "best": best is member and len(case.rivals(member)) > 1,
@@ -139,9 +140,11 @@ def _missed(case: CaseOf) -> tuple[list[dict[str, Any]], int]:
 def _numerics(member: Member) -> list[dict[str, Any]]:
     record = member.found.record
     assert record is not None
+    device, case = checked_on(member.row), (record.checked or {}).get("case")
+    where = printable(f"{device}, case {case}" if case not in (None, record.case.name) else device, 100)
     return [
         {"implementation": member.name, "name": printable(str(error["name"]), 60), "error": error["error"],
-         "tolerance": error["tolerance"]}
+         "tolerance": error["tolerance"], "checked": where}
         for error in record.errors
     ]  # fmt: skip
 

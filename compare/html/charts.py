@@ -69,7 +69,7 @@ def times(values: Values, names: Sequence[str]) -> Spec:
     values: {"implementation", "time", "recoverable" (or null), "low", "high", "label"}, µs.
     """
     y = _lines(names)
-    rest, unknown = "least time and gaps", "least time not known"
+    rest, unknown = "least time and gaps", "recoverable time not known"
     split = [
         {"calculate": "datum.time - (datum.recoverable || 0)", "as": "least"},
         {"fold": ["least", "recoverable"], "as": ["part", "us"]},

@@ -13,9 +13,9 @@ import base64
 import gzip
 import json
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 from markupsafe import Markup
@@ -23,9 +23,9 @@ from markupsafe import Markup
 TYPE = "application/gzip-base64"
 PIECES = "pieces"
 _LEAST = 30  # characters of a piece; a reference takes three bytes, and the piece its place in the list
-# After a line's end within a string, an object or a list: what is between two of these is a piece.
-_BOUNDARY = re.compile(r"(?<=\\n)|(?<=\},)|(?<=\],)")
+_ENDS = ("\\n", "},", "],")  # of pieces: a line's end within a string, an object's, a list's
 # A reference is one character: JSON is written in ASCII, so that every other one is free; surrogates are none.
+_END = "\0"  # of an element; JSON has no such character
 _FIRST, _SURROGATES, _AFTER = 0x100, 0xD800, 0xE000
 
 
@@ -42,13 +42,41 @@ def text(id: str, content: str, *, refers: bool = False) -> Markup:
 
 def elements(data: Mapping[str, Any]) -> Iterator[Markup]:
     """An element for each, by its id, and the one with the pieces that several of them have in common."""
-    split = {id: _BOUNDARY.split(_json(each)) for id, each in data.items()}
+    split = _joined({id: _pieces(_json(each)) for id, each in data.items()})
     holders = Counter(piece for pieces in split.values() for piece in set(pieces))
     shared = [piece for piece, count in holders.items() if count > 1 and len(piece) >= _LEAST]
     references = {piece: _reference(number) for number, piece in enumerate(shared)}
     yield element(PIECES, shared)
     for id, pieces in split.items():
         yield text(id, "".join(references.get(piece, piece) for piece in pieces), refers=True)
+
+
+def _pieces(text: str) -> list[str]:
+    for end in _ENDS:
+        text = text.replace(end, f"{end}{_END}")
+    return text.split(_END)
+
+
+def _joined(split: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """Pieces that stand one after the other wherever either stands as one piece: a reference for many."""
+    after: dict[str, str | None] = {}
+    before: dict[str, str | None] = {}
+    for pieces in split.values():
+        for one, other in pairwise([_END, *pieces, _END]):
+            if after.setdefault(one, other) != other:
+                after[one] = None
+            if before.setdefault(other, one) != one:
+                before[other] = None
+    made = {}
+    for id, pieces in split.items():
+        runs: list[list[str]] = []
+        for previous, piece in pairwise([_END, *pieces]):
+            if runs and after[previous] == piece and before[piece] == previous:
+                runs[-1].append(piece)
+            else:
+                runs.append([piece])
+        made[id] = ["".join(run) for run in runs]
+    return made
 
 
 def _reference(number: int) -> str:

@@ -89,7 +89,7 @@ def _cell(case: CaseOf, member: Member, timed: bool) -> Cell:
         words = f"{member.name}: {time}, " + ("nothing to hold it against" if alone else "the smallest median")
         return Cell("1.00" if not alone else "", small, None if alone else 0, not alone, title=printable(words))
     ratio = member.time_us / (best.time_us or member.time_us)
-    judged = verdicts.between(member.rounds, best.rounds)
+    judged = case.judged[member.name]
     mark = mark_of(judged)
     words = f"{member.name}: {time}, {number(ratio)} times {best.name}'s; against it {judged.text if judged else '?'}"
     return Cell(number(ratio), small, level_of(ratio), mark=mark, title=printable(words))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,15 @@ class CaseOf:
         """The fastest of its rivals; None without times."""
         rivals = self.rivals(member) if member.time_us is not None else []
         return min(rivals, key=lambda rival: rival.time_us or 0.0, default=None)
+
+    @cached_property
+    def judged(self) -> dict[str, verdicts.Judgement | None]:
+        """By name, what the rounds say of each that has a best one to be held against."""
+        found = {}
+        for member in self.members:
+            if (best := self.best(member)) is not None and best is not member:
+                found[member.name] = verdicts.between(member.rounds, best.rounds)
+        return found
 
     @property
     def ranked(self) -> list[Member]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from compare.graph import formats
 from compare.graph.causes import cause
 from compare.graph.findings import SPELLINGS, Finding, findings
 from compare.graph.model import Buffer, FusionGraph
+from compare.html.kernels import where
 from compare.html.overview import href, label
 from compare.html.reading import CaseOf, Member, Run
 from compare.inspect_aligned import UNFUSED
@@ -101,13 +103,20 @@ class Subject:
         times = [(self.graph.kernels or ())[index].device_time_us for index in indices]
         return sum(time for time in times if time is not None) if times and None not in times else None
 
-    @property
+    @cached_property
     def fastest(self) -> Member | None:
         """Of those that do better, the fastest that is faster beyond doubt."""
         found = [m for m in self.better if m.time_us is not None and m.group == self.worse.group]
         best = min(found, key=lambda m: m.time_us or 0.0, default=None)
         judged = None if best is None else verdicts.between(self.worse.rounds, best.rounds)
         return best if judged is not None and judged.word == "slower" else None
+
+    @property
+    def rival(self) -> Member | None:
+        """Whose graph to hold its own against: the fastest's, or, where nothing was timed, the one that keeps least."""
+        if self.whole is not None or not self.better:
+            return self.fastest
+        return self.better[-1]
 
     @property
     def at_stake_us(self) -> float | None:
@@ -134,6 +143,8 @@ def headline(subject: Subject) -> str:
             text = f"{name} materialises {_materialised(subject)} that {_keepers(subject.better)} on chip"
         case "saved" | "intermediates":
             text = _kept_more(subject)
+        case "above its floor":
+            text = _slow(subject)
         case _:
             text = finding.text.rstrip(".")
     return f"{text}: {_times(subject)}"
@@ -146,7 +157,7 @@ def _times(subject: Subject) -> str:
         return f"{span(us or 0.0)} at the speed of memory"
     match subject.finding.sort:
         case "above its floor":
-            words = f"{span(us)} above it, of {span(whole)} for the whole call"
+            words = f"{span(us)} more than it must, of {span(whole)} for the whole call"
         case "inside a product" | "missed" | "largest":
             words = f"{span(us)} at the speed of memory; {name} takes {span(whole)}"
         case "saved" | "intermediates":
@@ -165,6 +176,25 @@ def span(us: float) -> str:
     return f"{number(us / 1e3)} ms" if us >= 1e3 else formats.microseconds(us)
 
 
+def _slow(subject: Subject) -> str:
+    """ "XLA's fusion.9 of scores, mask takes 3.60 ms, 3.6 times what the 4.31 GB that it moves and its FLOPs take; its
+    largest array is bf16[64,4096,4096], 2.15 GB" """
+    graph, finding = subject.graph, subject.finding
+    (index,) = finding.kernels[subject.worse.name]
+    kernel = (graph.kernels or ())[index]
+    took = kernel.device_time_us or 0.0
+    least = took - (finding.us or 0.0)
+    times = f", {number(took / least, 2)} times" if least > 0 else ", more than"
+    touched = [graph.buffer[access.buffer] for access in (*(kernel.inputs or ()), *(kernel.outputs or ()))]
+    largest = max(touched, key=lambda buffer: buffer.bytes, default=None)
+    place = where(kernel)
+    return (
+        f"{spelt(subject.worse.name)}'s {formats.name(kernel.name)}{f' of {place}' if place else ''} takes "
+        f"{span(took)}{times} what the {formats.size(finding.bytes)} that it moves and its FLOPs take"
+        + (f"; its largest array is {formats.shape(largest)}, {formats.size(largest.bytes)}" if largest else "")
+    )
+
+
 def _kept_more(subject: Subject) -> str:
     """ "XLA saves 11.8 GB for backward, its largest array bf16[64,4096,4096] of scores (attention.py:23); Triton saves
     1.05 MB" """
@@ -174,9 +204,9 @@ def _kept_more(subject: Subject) -> str:
     words = f"{spelt(subject.worse.name)} {verb} {formats.size(sum(b.bytes for b in kept))} {purpose}"
     if kept:
         words += f", the largest array {_described(graph, kept[0])}"
-    if (fastest := subject.fastest) is not None and fastest.graph is not None:
-        size = formats.size(sum(b.bytes for b in _kept(fastest.graph, saved)))
-        words += f"; {spelt(fastest.name)} {verb} {size}"
+    if (rival := subject.rival) is not None and rival.graph is not None:
+        size = formats.size(sum(b.bytes for b in _kept(rival.graph, saved)))
+        words += f"; {spelt(rival.name)} {verb} {size}"
     return words
 
 
