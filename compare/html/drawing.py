@@ -169,7 +169,7 @@ def _edges(graph: FusionGraph, order: Mapping[str, int]) -> tuple[list[dict[str,
     why they are not one kernel, which edges name by their place."""
     kernels, why = graph.kernels or (), _why_not(graph)
     reasons: dict[str, int] = {}
-    edges = []
+    edges: list[dict[str, Any]] = []
     for buffer in graph.buffers:
         writers = graph.producers.get(buffer.name, ())
         for reader in graph.consumers.get(buffer.name, ()):
