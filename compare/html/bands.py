@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from compare.graph.align import Alignment, part_of
@@ -12,6 +12,8 @@ from compare.graph.totals import known_bytes
 
 PARTS: tuple[Part, ...] = ("forward", "backward")
 UNNAMED = "no stage named"
+LONG = 20  # bands; what a few screens hold
+SMALL = 0.03  # of a column's cost
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,43 @@ def _when(graphs: Sequence[FusionGraph], alignment: Alignment, row: int) -> floa
         if found:
             times.append(sum(at * cost for at, cost in found) / sum(cost for _, cost in found) / len(kernels))
     return sum(times) / len(times) if times else 0.0
+
+
+def grouped(
+    bands: Sequence[Band], columns: Sequence[tuple[Sequence[Kernel], Mapping[int, Sequence[int]]]]
+) -> list[list[int]]:
+    """The bands' numbers, one by one, or, of more than LONG, neighbours of little cost together: of as little as makes
+    them that few.
+
+    columns: of those that are shown, kernels and which bands each holds.
+    """
+    if len(bands) <= LONG:
+        return [[number] for number in range(len(bands))]
+    share = [0.0] * len(bands)
+    for kernels, held in columns:
+        timed = any(kernel.device_time_us is not None for kernel in kernels)
+        cost = [(kernel.device_time_us if timed else known_bytes(kernel)) or 0.0 for kernel in kernels]
+        own = [0.0] * len(bands)
+        for index, numbers in held.items():
+            for number in numbers:
+                own[number] += cost[index] / len(numbers) / (sum(cost) or 1)
+        share = [max(pair) for pair in zip(share, own, strict=True)]
+    small, groups = SMALL, _neighbours(bands, share, SMALL)
+    while len(groups) > LONG and small < 1:
+        small *= 1.5
+        groups = _neighbours(bands, share, small)
+    return groups
+
+
+def _neighbours(bands: Sequence[Band], share: Sequence[float], small: float) -> list[list[int]]:
+    groups: list[list[int]] = []
+    for number, band in enumerate(bands):
+        last = groups[-1][-1] if groups else None
+        if last is not None and bands[last].part == band.part and max(share[last], share[number]) < small:
+            groups[-1].append(number)
+        else:
+            groups.append([number])
+    return groups
 
 
 def computed(kernel: Kernel, held: list[int], bands: Sequence[Band]) -> list[int]:

@@ -13,10 +13,10 @@ from compare.graph import formats
 from compare.graph.align import Alignment, align
 from compare.graph.model import FusionGraph
 from compare.graph.totals import bytes_moved, tally
-from compare.html.bands import PARTS, Band, computed
+from compare.html.bands import PARTS, Band, computed, grouped
 from compare.html.bands import of_graphs as bands_of
 from compare.html.boxes import buffers, bytes_of, costs, operations
-from compare.html.folding import folds
+from compare.html.folding import folds, little
 from compare.html.lanes import pieces
 from compare.opening import Found
 from compare.report import printable, verdicts
@@ -49,18 +49,45 @@ def of_case(found: Sequence[Found]) -> dict[str, Any] | None:
         read.append((each, graph))
     graphs = [graph for _, graph in read]
     if not any(graph.kernels or graph.operations for graph in graphs):
-        return {"unread": unread, "bands": [], "columns": [], "shown": []} if unread else None
+        return {"unread": unread, "bands": [], "columns": [], "layouts": [], "shown": []} if unread else None
     alignment = align(graphs)
     bands = bands_of(graphs, alignment)
+    held = [_held(i, graph, alignment, bands) for i, graph in enumerate(graphs)]
     longest = max((k.device_time_us or 0 for graph in graphs for k in graph.kernels or ()), default=0)
-    columns = [_column(i, each, graph, alignment, bands, longest) for i, (each, graph) in enumerate(read)]
+    shown = _shown([each for each, _ in read])
+    each_apart = [[number] for number in range(len(bands))]
+    together = grouped(bands, [(graphs[i].kernels or (), held[i]) for i in shown])
+    layouts = [each_apart] if together == each_apart else [together, each_apart]
     return {
         "bands": [{"label": formats.name(band.label, 60), "part": band.part} for band in bands],
         "inferred": any(row.inferred for row in alignment.rows),
-        "columns": columns,
-        "shown": _shown([each for each, _ in read]),
+        "columns": [
+            _column(i, each, graph, alignment, bands, held[i], longest) for i, (each, graph) in enumerate(read)
+        ],
+        "layouts": [_layout(groups, graphs, held) for groups in layouts],
+        "shown": shown,
         "unread": unread,
     }
+
+
+def _layout(
+    groups: list[list[int]], graphs: Sequence[FusionGraph], held: Sequence[Mapping[int, list[int]]]
+) -> dict[str, Any]:
+    """Where boxes are, by column and kernel ([lane, first group, last group]), and which of them are folded; groups: of
+    bands, which are drawn as one. Kernels of little cost are in the group of most of their stages alone then."""
+    group = {band: number for number, bands in enumerate(groups) for band in bands}
+    columns = []
+    for graph, own in zip(graphs, held, strict=True):
+        within = {index: [group[band] for band in bands] for index, bands in own.items()}
+        if len(groups) < len(group):
+            brief = {index: within[index] for index in little(graph) if within[index]}
+            within |= {index: [max(found, key=found.count)] for index, found in brief.items()}
+        placed = pieces({index: sorted(set(found)) for index, found in within.items()})
+        columns.append({
+            "pieces": [[[piece.lane, piece.first, piece.last] for piece in boxes] for boxes in placed.values()],
+            "folds": folds(graph, placed),
+        })  # fmt: skip
+    return {"groups": groups, "columns": columns}
 
 
 def _shown(found: Sequence[Found]) -> list[int]:
@@ -74,30 +101,37 @@ def _implementation(found: Found) -> str:
     return printable(found.record.implementation if found.record else found.name, 80)
 
 
-def _column(
-    column: int, found: Found, graph: FusionGraph, alignment: Alignment, bands: Sequence[Band], longest: float
-) -> dict[str, Any]:
+def _held(
+    column: int, graph: FusionGraph, alignment: Alignment, bands: Sequence[Band]
+) -> dict[int, list[int]]:
+    """By launch index the bands that a kernel computes something of; none where its part names no stage at all: such
+    kernels are a column of boxes beside the bands, in the order of launch."""
     kernels = graph.kernels or ()
-    order = {buffer.name: i for i, buffer in enumerate(graph.buffers)}
     held: dict[int, list[int]] = {index: [] for index in range(len(kernels))}
     for number, band in enumerate(bands):
         if band.row is not None:
             for index in alignment.rows[band.row].cells[column].kernels or ():
                 held[index].append(number)
     held = {index: computed(kernels[index], numbers, bands) for index, numbers in held.items()}
-    # A part whose kernels name no stage at all is a column of boxes beside the bands, in the order of launch.
     free = [part for part in PARTS if not any(held[i] for i, kernel in enumerate(kernels) if kernel.part == part)]
     for index, kernel in enumerate(kernels):
         if not held[index] and kernel.part not in free:
             held[index] = [i for i, band in enumerate(bands) if band.row is None and band.part == kernel.part]
-    placed = pieces(held)
+    return held
+
+
+def _column(
+    column: int, found: Found, graph: FusionGraph, alignment: Alignment, bands: Sequence[Band],
+    held: Mapping[int, list[int]], longest: float,
+) -> dict[str, Any]:
+    kernels = graph.kernels or ()
+    order = {buffer.name: i for i, buffer in enumerate(graph.buffers)}
     moved = tally(map(bytes_moved, kernels)).exact
     time = tally(kernel.device_time_us for kernel in kernels).exact
     boxes = [
         {
             **costs(graph, kernel, found, moved, time, order),
             "bar": round(kernel.device_time_us / longest, 3) if kernel.device_time_us and longest else 0,
-            "pieces": [[piece.lane, piece.first, piece.last] for piece in placed[index]],
             "ops": operations(kernel, held[index], bands),
             "in": bytes_of(graph, kernel.inputs, ("input", "constant")),
             "out": bytes_of(graph, kernel.outputs, ("output",)),
@@ -109,7 +143,6 @@ def _column(
         "name": _implementation(found),
         "title": _title(found, graph, moved),
         "kernels": boxes,
-        "folds": folds(kernels, placed),
         "buffers": buffers(graph),
         "edges": edges,
         "reasons": reasons,
@@ -136,7 +169,7 @@ def _edges(graph: FusionGraph, order: Mapping[str, int]) -> tuple[list[dict[str,
     why they are not one kernel, which edges name by their place."""
     kernels, why = graph.kernels or (), _why_not(graph)
     reasons: dict[str, int] = {}
-    edges = []
+    edges: list[dict[str, Any]] = []
     for buffer in graph.buffers:
         writers = graph.producers.get(buffer.name, ())
         for reader in graph.consumers.get(buffer.name, ()):

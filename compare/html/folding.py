@@ -6,45 +6,36 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from compare.graph import formats
-from compare.graph.model import Kernel
-from compare.graph.totals import bytes_moved, known_bytes, tally
+from compare.graph import formats, show
+from compare.graph.model import FusionGraph, Kernel
+from compare.graph.totals import bytes_moved, tally
 from compare.html.lanes import Piece
 
-SHORT = 12  # kernels; a column with no more shows each
-KEPT = 2  # of the costliest in a band, whatever they cost
-TELLING = 0.01  # of the column's cost: what costs more is shown while there is room
-MOST = 4  # shown in a band
+SHOWN = 16  # kernels of a column, the costliest; one with no more shows each
 
 
-def folds(kernels: Sequence[Kernel], placed: Mapping[int, Sequence[Piece]]) -> list[dict[str, Any]]:
-    """Groups of kernels of little cost in one band and lane (of a part without bands, all of them are one group).
+def little(graph: FusionGraph) -> set[int]:
+    """Launch indices of what is not among the costliest."""
+    return set(range(len(graph.kernels or ()))) - set(show.costliest(graph, SHOWN))
+
+
+def folds(graph: FusionGraph, placed: Mapping[int, Sequence[Piece]]) -> list[dict[str, Any]]:
+    """Groups of kernels of little cost that lie in one place: a band of a lane, or a part that has no bands.
 
     Each has `members` (launch indices) and `text`: what they come to.
     """
-    if len(kernels) <= SHORT:
-        return []
-    timed = any(kernel.device_time_us is not None for kernel in kernels)
-    cost = [(kernel.device_time_us if timed else known_bytes(kernel)) or 0 for kernel in kernels]
+    kernels = graph.kernels or ()
     groups: dict[object, list[int]] = defaultdict(list)
-    for index, boxes in placed.items():
-        if not boxes:
-            groups[kernels[index].part].append(index)
-        elif len(boxes) == 1 and boxes[0].first == boxes[0].last:
-            groups[boxes[0]].append(index)
-    found = []
-    for group, members in groups.items():
-        most, kept = (SHORT, SHORT) if isinstance(group, str) else (MOST, KEPT)
-        ranked = sorted(members, key=lambda index: -cost[index])
-        shown = ranked[:kept] + [index for index in ranked[kept:most] if cost[index] >= TELLING * sum(cost)]
-        folded = sorted(set(members) - set(shown))
-        if len(folded) > 1:
-            found.append({"members": folded, "text": _text([kernels[index] for index in folded], timed)})
-    return found
+    for index in sorted(little(graph)):
+        groups[tuple(placed[index]) or kernels[index].part].append(index)
+    return [
+        {"members": members, "text": _text([kernels[index] for index in members])}
+        for members in groups.values() if len(members) > 1
+    ]  # fmt: skip
 
 
-def _text(folded: Sequence[Kernel], timed: bool) -> str:
+def _text(folded: Sequence[Kernel]) -> str:
     time = tally(kernel.device_time_us for kernel in folded)
     moved = tally(map(bytes_moved, folded))
-    words = [formats.microseconds(time.exact)] if timed and time.exact is not None else []
+    words = [] if time.exact is None else [formats.microseconds(time.exact)]
     return ", ".join([*words, *([] if moved.exact is None else [formats.size(moved.exact)])])

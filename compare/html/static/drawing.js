@@ -39,7 +39,8 @@ xlafuse.drawing = (() => {
   function show(element, data, options = {}) {
     let state = states.get(element);
     if (!state || state.given !== data) {
-      state = { element, given: data, data: resolved(data), visible: new Set(data.shown), unfolded: new Set(), size: 12, pinned: null };
+      const views = data.layouts.length ? data.layouts.map((layout) => resolved(data, layout)) : [data];
+      state = { element, given: data, data: views[0], views, visible: new Set(data.shown), unfolded: new Set(), size: 12, pinned: null };
       states.set(element, state);
       state.options = options;
       frame(state);
@@ -48,23 +49,37 @@ xlafuse.drawing = (() => {
     if (options.kernel) reveal(state, options.kernel);
   }
 
-  // Buffers and reasons by name instead of by their place in the column's lists.
-  function resolved(data) {
-    const columns = data.columns.map((column) => {
+  // One layout of the data: bands that are drawn as one made one, buffers and reasons by name.
+  function resolved(data, layout) {
+    const bands = layout.groups.map((group) => {
+      const labels = group.map((band) => data.bands[band].label);
+      if (group.length === 1) return data.bands[group[0]];
+      return { ...data.bands[group[0]], label: `${labels[0]} … ${labels.at(-1)}`, several: labels };
+    });
+    const together = (ops) => {
+      const found = ops[""] === undefined ? {} : { "": ops[""] };
+      layout.groups.forEach((group, number) => {
+        const own = group.filter((band) => band in ops);
+        if (own.length) found[number] = own.map((band) => ops[band]).filter(Boolean).join(", ");
+      });
+      return found;
+    };
+    const columns = data.columns.map((column, c) => {
       const buffer = ([place, part]) => {
         const [text, , role] = column.buffers[place];
         return `${part ? `${part} of ` : ""}${text}${role === "intermediate" ? "" : `, ${role}`}`;
       };
       const accesses = (list) => (list === null ? ["not known"]
         : [...list.slice(0, MOST_BUFFERS).map(buffer), ...(list.length > MOST_BUFFERS ? [`and ${list.length - MOST_BUFFERS} smaller ones`] : [])]);
-      return { ...column,
-        kernels: column.kernels.map((kernel) => ({ ...kernel, reads: accesses(kernel.reads), writes: accesses(kernel.writes) })),
+      return { ...column, folds: layout.columns[c].folds,
+        kernels: column.kernels.map((kernel, k) => ({ ...kernel, pieces: layout.columns[c].pieces[k], ops: together(kernel.ops),
+          stages: kernel.ops, reads: accesses(kernel.reads), writes: accesses(kernel.writes) })),
         edges: column.edges.map((edge) => {
           const [text, bytes, role] = column.buffers[edge.buffer];
           return { ...edge, text, bytes, role, why: edge.why.map((place) => column.reasons[place]) };
         }) };
     });
-    return { ...data, columns };
+    return { ...data, bands, columns, stages: data.bands };
   }
 
   // The frame around the picture: which columns, zoom, legend, table. Made once.
@@ -94,13 +109,21 @@ xlafuse.drawing = (() => {
         button.addEventListener("click", () => resize(state, step));
         zoom.append(button);
       }
-      if (data.columns.some((column) => column.folds.length)) {
+      if (state.views.some((view) => view.columns.some((column) => column.folds.length))) {
         const all = make("button", "dr-button dr-all", "every kernel", { type: "button", "aria-pressed": "false" });
         all.title = "Kernels of little cost are folded in long columns";
         all.addEventListener("click", () => {
-          const every = all.getAttribute("aria-pressed") !== "true";
-          all.setAttribute("aria-pressed", every);
-          state.unfolded = new Set(every ? data.columns.flatMap((column, c) => column.folds.map((_, f) => `${c}.${f}`)) : []);
+          state.every = toggled(all);
+          draw(state);
+        });
+        zoom.append(all);
+      }
+      if (state.views.length > 1) {
+        const all = make("button", "dr-button", "every stage", { type: "button", "aria-pressed": "false" });
+        all.title = "Neighbouring stages of little cost are drawn as one";
+        all.addEventListener("click", () => {
+          state.data = state.views[toggled(all) ? 1 : 0];
+          state.unfolded.clear();
           draw(state);
         });
         zoom.append(all);
@@ -125,6 +148,12 @@ xlafuse.drawing = (() => {
     for (const { name, why } of data.unread) root.append(make("p", "dr-note", `${name}: not drawn: ${why}`));
     element.append(root);
     if (data.columns.length) draw(state);
+  }
+
+  function toggled(button) {
+    const pressed = button.getAttribute("aria-pressed") !== "true";
+    button.setAttribute("aria-pressed", pressed);
+    return pressed;
   }
 
   function outside(state, root) {
@@ -159,7 +188,7 @@ xlafuse.drawing = (() => {
     const folded = new Map();
     const found = [];
     column.folds.forEach((fold, f) => {
-      if (state.unfolded.has(`${c}.${f}`)) return;
+      if (state.every || state.unfolded.has(`${c}.${f}`)) return;
       const first = column.kernels[fold.members[0]];
       found.push({ order: fold.members[0], fold, f, members: fold.members, part: first.part, piece: first.pieces[0], last: true });
       for (const member of fold.members) folded.set(member, f);
@@ -240,7 +269,9 @@ xlafuse.drawing = (() => {
     }
     data.bands.forEach((band, b) => {
       place(make("div", b % 2 ? "dr-band" : "dr-band dr-even"), at.starts[b], at.starts[b] + at.slots[b], 1, line);
-      place(make("div", "dr-stage", band.label, { title: band.label }), at.starts[b], at.starts[b] + at.slots[b], 1, 2);
+      const label = make("div", "dr-stage", band.label, { title: (band.several || [band.label]).join("\n") });
+      if (band.several) label.append(make("small", "", `${band.several.length} stages of little cost`));
+      place(label, at.starts[b], at.starts[b] + at.slots[b], 1, 2);
     });
     state.svg = document.createElementNS(SVG, "svg");
     state.svg.setAttribute("class", "dr-edges");
@@ -550,8 +581,8 @@ xlafuse.drawing = (() => {
     line(list, "time", kernel.time ? kernel.time + (kernel.time_share ? `, ${kernel.time_share} of ${column.name}'s` : "") : "not measured");
     line(list, "at least", kernel.floor && `${kernel.floor}-bound`);
     line(list, "bytes", kernel.bytes + (kernel.bytes_share ? `, ${kernel.bytes_share} of ${column.name}'s` : ""));
-    const holds = Object.entries(kernel.ops).filter(([, words]) => words);
-    line(list, "computes", holds.map(([band, words]) => (band === "" ? (holds.length > 1 ? `besides: ${words}` : words) : `${state.data.bands[band].label}: ${words}`)).join("\n"));
+    const holds = Object.entries(kernel.stages).filter(([, words]) => words);
+    line(list, "computes", holds.map(([band, words]) => (band === "" ? (holds.length > 1 ? `besides: ${words}` : words) : `${state.data.stages[band].label}: ${words}`)).join("\n"));
     line(list, "reads", `${kernel.read}: ${kernel.reads.join("; ")}`);
     line(list, "writes", `${kernel.written}: ${kernel.writes.join("; ")}`);
     line(list, "FLOPs", kernel.flops === "?" ? "not known" : kernel.flops);
@@ -626,7 +657,7 @@ xlafuse.drawing = (() => {
     const c = state.data.columns.findIndex((column) => column.name === implementation);
     if (c < 0 || !state.data.columns[c].kernels[index]) return;
     const fold = state.data.columns[c].folds.findIndex(({ members }) => members.includes(index));
-    const hidden = !state.visible.has(c) || (fold >= 0 && !state.unfolded.has(`${c}.${fold}`));
+    const hidden = !state.visible.has(c) || (fold >= 0 && !state.every && !state.unfolded.has(`${c}.${fold}`));
     state.visible.add(c);
     if (fold >= 0) state.unfolded.add(`${c}.${fold}`);
     state.element.querySelectorAll(".dr-chip")[c]?.setAttribute("aria-pressed", "true");
@@ -680,7 +711,7 @@ xlafuse.drawing = (() => {
     details.append(make("summary", "", "The picture as tables"));
     details.addEventListener("toggle", () => {
       if (!details.open || details.children.length > 1) return;
-      const { data } = state;
+      const data = state.views.at(-1); // every stage apart
       const stages = grid(["stage", ...data.columns.map((column) => column.name)], data.bands.map((band, b) => [
         band.part === "backward" ? `backward: ${band.label}` : band.label,
         ...data.columns.map((column) => column.cells[b])]), "Stages and the kernels that hold them; words compare with the first column that holds the stage");

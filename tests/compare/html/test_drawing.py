@@ -15,8 +15,8 @@ from compare.graph import formats
 from compare.graph.model import FusionGraph, Reason
 from compare.graph.totals import bytes_moved
 from compare.html import drawing
-from compare.html.bands import UNNAMED
-from compare.html.folding import SHORT
+from compare.html.bands import LONG, UNNAMED
+from compare.html.folding import SHOWN
 from compare.html.lanes import pieces
 from compare.opening import Found
 from compare.selection import UsageError
@@ -33,7 +33,11 @@ def found(name: str, of: FusionGraph) -> Found:
 
 
 def column(data: dict, name: str) -> dict:
-    return next(each for each in data["columns"] if each["name"] == name)
+    """With where its boxes are in the first layout."""
+    place = next(i for i, each in enumerate(data["columns"]) if each["name"] == name)
+    own, laid = data["columns"][place], data["layouts"][0]["columns"][place]
+    kernels = [{**box, "pieces": boxes} for box, boxes in zip(own["kernels"], laid["pieces"], strict=True)]
+    return {**own, "kernels": kernels, "folds": laid["folds"]}
 
 
 def test_a_kernel_is_a_box_over_the_bands_whose_operations_it_holds() -> None:
@@ -118,6 +122,18 @@ def test_a_graph_that_cannot_be_read_costs_its_own_column() -> None:
     assert data["unread"] == [{"name": "bad", "why": "graph.json: <b>no</b> JSON"}]
 
 
+def test_neighbouring_stages_of_little_cost_are_one_band_of_many() -> None:
+    one = [kernel(f"k{i}", "elementwise", f"s{i}:mul@{i}", f"b{i}", f"b{i + 1}") for i in range(LONG + 4)]
+    kernels = [replace(each, device_time_us=900.0 if i == 10 else 1.0) for i, each in enumerate(one)]
+    data = drawing.of_case([found("xla", graph(*kernels))])
+    assert data is not None and len(data["bands"]) == LONG + 4
+    together, apart = data["layouts"]
+    assert together["groups"] == [list(range(10)), [10], list(range(11, LONG + 4))]
+    assert apart["groups"] == [[i] for i in range(LONG + 4)]
+    assert [len(fold["members"]) for fold in together["columns"][0]["folds"]] == [LONG + 4 - SHOWN]
+    assert apart["columns"][0]["folds"] == []
+
+
 def test_more_kernels_than_a_picture_holds_are_said_to_be() -> None:
     many = graph(*[replace(NORM, name=f"n{i}") for i in range(drawing.MOST_KERNELS + 1)])
     data = drawing.of_case([found("good", graph(NORM)), found("huge", many)])
@@ -127,16 +143,16 @@ def test_more_kernels_than_a_picture_holds_are_said_to_be() -> None:
 
 
 def test_long_columns_fold_what_costs_little_and_say_what_it_comes_to() -> None:
-    many = [replace(NORM, name=f"n{i}", device_time_us=1.0) for i in range(SHORT)]
+    many = [replace(NORM, name=f"n{i}", device_time_us=1.0) for i in range(SHOWN + 3)]
     data = drawing.of_case([found("eager", graph(replace(NORM, device_time_us=500.0), *many))])
     assert data is not None
     (fold,) = column(data, "eager")["folds"]
-    assert len(fold["members"]) == SHORT - 1 and 0 not in fold["members"]
-    assert fold["text"].startswith(f"{SHORT - 1}.0 µs, ")
+    assert len(fold["members"]) == 4 and 0 not in fold["members"]
+    assert fold["text"] == "4.00 µs, 32.0 kB"
 
 
 def test_a_short_column_shows_each_kernel() -> None:
-    data = drawing.of_case([found("xla", graph(*[replace(NORM, name=f"n{i}") for i in range(SHORT)]))])
+    data = drawing.of_case([found("xla", graph(*[replace(NORM, name=f"n{i}") for i in range(SHOWN)]))])
     assert data is not None and column(data, "xla")["folds"] == []
 
 
