@@ -91,11 +91,11 @@ def _bar(member: Member, index: int | None, ran_as: str, start: float, took: flo
 
 
 def table(member: Member, rows: list[Row]) -> dict[str, Any]:
-    """{"rows": [...], "hidden": how many of less cost are left out}, in launch order."""
+    """{"many": in words, "rows": [...] in launch order, "hidden": how many of less cost are left out}."""
     assert member.graph is not None
     kept = set(show.costliest(member.graph, MOST))
     listed = [_line(member, row) for row in rows if row["index"] in kept]
-    return {"rows": listed, "hidden": len(rows) - len(listed)}
+    return {"many": formats.count(len(rows), "kernel"), "rows": listed, "hidden": len(rows) - len(listed)}
 
 
 def _line(member: Member, row: Row) -> dict[str, Any]:

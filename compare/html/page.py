@@ -15,7 +15,20 @@ from markupsafe import Markup
 
 from compare import machine, whole
 from compare.graph import formats
-from compare.html import about, case, charts, embed, kernels, libraries, overview, reading, records, story, views
+from compare.html import (
+    about,
+    case,
+    charts,
+    embed,
+    headlines,
+    kernels,
+    libraries,
+    overview,
+    reading,
+    records,
+    story,
+    views,
+)
 from compare.html.reading import Run
 from compare.record import RunFolderError
 from compare.report import printable
@@ -98,7 +111,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )  # fmt: skip
     made.filters.update(
-        number=lambda value: number(value), mega=mega, percent=percent, us=formats.number_of_us, span=story.span,
+        number=lambda value: number(value), mega=mega, percent=percent, us=formats.number_of_us, span=headlines.span,
         size=formats.size,
     )  # fmt: skip
     return made

@@ -140,7 +140,7 @@ window.xlafuse = {};
   async function picked(number, kernel) {
     const options = { onKernel: (other) => picked(number, other), kernel };
     await showView("graphs", number, options);
-    if (await showView("sources", number, options)) slot("sources").scrollIntoView({ block: "start" });
+    if (await showView("sources", number, options)) slot("sources").closest("section").scrollIntoView();
     else showRow(kernel);
   }
   function showRow(kernel) {

@@ -95,6 +95,8 @@ def test_hostile_text_is_shown_and_breaks_nothing(text: str, tmp_path: Path, vis
         ready(it)
         assert it.locator("#case h1").inner_text().startswith("block")
         assert it.locator('[data-chart="kernels"] svg').count() == 1
+        it.locator('[data-chart="kernels"] .mark-rect path').first.hover()
+        it.locator("#vg-tooltip-element.visible").wait_for()
         it.locator("a.kernel").first.click()
         it.goto(f"file://{file}#/records")
         it.wait_for_selector("#records tbody tr")
@@ -151,6 +153,16 @@ def test_ties_and_flips_are_marked(tmp_path: Path, visit: Any) -> None:
         assert [cells.nth(i).locator(".mark").all_inner_texts() for i in range(3)] == [[], ["≈"], ["⇄"]]
         assert "depends on the timer" in (cells.nth(2).get_attribute("title") or "")
         assert cells.nth(0).get_attribute("class") == "level0 best"
+
+
+def test_only_what_one_clock_timed_in_one_segment_is_compared(tmp_path: Path, tables: Any) -> None:
+    case = Case("softmax", "tiny", {"rows": 2, "columns": 2}, "bfloat16", "fwd")
+    apart = [timed(case, "here", 100.0), timed(case, "beside", 150.0), timed(case, "elsewhere", 50.0)]
+    apart[2].segment = "s2"
+    segments = [{"id": name, "environment": {}, "ceilings": CEILINGS} for name in ("s1", "s2")]
+    file = written(run_of(tmp_path / "run", apart, segments=segments), tmp_path)
+    matrix = next(table for table in tables(file.read_text()) if table[0][:2] == ["block", "case"])
+    assert matrix[1][2:] == ["1.00100", "1.50150", "50.0"]
 
 
 def test_five_thousand_records(tmp_path: Path, visit: Any) -> None:
