@@ -22,19 +22,18 @@ MOST_MISSED = 40  # fusions in the table of a case
 MOST_TOLD = 8
 
 
-def values(case: CaseOf, told: Sequence[Finding], kernel_rows: Mapping[str, list[Row]]) -> dict[str, Any]:
-    """For templates/case.html. Numbers are as in compare.report.rows; None where nothing is known. kernel_rows: of
-    kernels.rows_of."""
+def values(case: CaseOf, told: Sequence[Finding]) -> dict[str, Any]:
+    """For templates/case.html. Numbers are as in compare.report.rows; None where nothing is known."""
     block = BLOCKS.get(case.case.block)
     missed, unlisted = _missed(case)
     return {
         "number": case.number, "id": printable(case.case.id, 300), "block": printable(case.case.block, 100),
         "label": label(case), "summary": block.summary if block else "", "timed": case.timed,
         "sizes": ", ".join(f"{printable(str(k), 40)} {v}" for k, v in case.case.sizes.items()),
-        "members": [_member(case, member, kernel_rows.get(member.name, [])) for member in case.ranked],
+        "members": [_member(case, member) for member in case.ranked],
         "told": [str(finding) for finding in told[:MOST_TOLD]],
         "kernels": [
-            {"name": m.name, **kernels.table(m, kernel_rows[m.name])} for m in case.ranked if m.name in kernel_rows
+            {"name": member.name, **kernels.table(member)} for member in case.ranked if member.kernels
         ],
         "missed": missed, "missed_unlisted": unlisted,
         "words": {m["code"]: REASONS[m["code"]] for m in missed if m["code"] in REASONS and m["code"] != "other"},
@@ -45,9 +44,7 @@ def values(case: CaseOf, told: Sequence[Finding], kernel_rows: Mapping[str, list
     }
 
 
-def pictures(
-    case: CaseOf, palette: Mapping[str, str], kernel_rows: Mapping[str, list[Row]]
-) -> dict[str, charts.Spec]:
+def pictures(case: CaseOf, palette: Mapping[str, str]) -> dict[str, charts.Spec]:
     """By the name that the template gives their places; what there is nothing to draw of is left out."""
     found: dict[str, charts.Spec] = {}
     timed = [member for member in case.ranked if member.time_us is not None]
@@ -56,7 +53,7 @@ def pictures(
         found["times"] = charts.times([_time(member) for member in timed], [m.name for m in timed])
     if ratios := [_ratio(member.row) for member in timed if member.row["verdict_vs_xla_low"] is not None]:
         found["ratios"] = charts.ratios(ratios, [r["implementation"] for r in ratios], BASELINE)
-    if bars := kernels.bars(case, kernel_rows):
+    if bars := kernels.bars(case):
         drawn = [name for name in names if any(bar["implementation"] == name for bar in bars)]
         ends = [max(bar["end"] for bar in bars if bar["implementation"] == name) for name in drawn]
         found["kernels"] = charts.kernels(bars, drawn, max(ends), min(max(ends), 6 * min(ends)))
@@ -69,12 +66,12 @@ def pictures(
     return found
 
 
-def _member(case: CaseOf, member: Member, rows: list[Row]) -> dict[str, Any]:
+def _member(case: CaseOf, member: Member) -> dict[str, Any]:
     """A line of the tables. lost: the kernels that lose most above their least times, costliest first."""
     best = case.best(member)
     ratio = None if best is None or not best.time_us else (member.time_us or 0.0) / best.time_us
     judged = case.judged.get(member.name)
-    lost = sorted((r for r in rows if r["recoverable_us"]), key=lambda r: -r["recoverable_us"])[:2]
+    lost = sorted((r for r in member.kernels if r["recoverable_us"]), key=lambda r: -r["recoverable_us"])[:2]
     return {
         "name": member.name, "row": member.row, "best": best is member and len(case.rivals(member)) > 1,
         "rivals": len(case.rivals(member)),
@@ -143,7 +140,7 @@ def _numerics(member: Member) -> list[dict[str, Any]]:
     device, case = checked_on(member.row), (record.checked or {}).get("case")
     where = printable(f"{device}, case {case}" if case not in (None, record.case.name) else device, 100)
     return [
-        {"implementation": member.name, "name": printable(str(error["name"]), 60), "error": error["error"],
+        {"implementation": member.name, "name": printable(str(error.get("name", "")), 60), "error": error["error"],
          "tolerance": error["tolerance"], "checked": where}
         for error in record.errors
     ]  # fmt: skip

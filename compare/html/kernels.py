@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 from compare.graph import formats, show
@@ -11,20 +10,10 @@ from compare.graph.join import assign
 from compare.graph.model import Kernel
 from compare.html.charts import kind
 from compare.html.reading import CaseOf, Member
-from compare.report import roofline, verdicts
 from compare.report.rows import Row
 
 MOST = 200  # kernels of an implementation in its table
 _SPACE = 0.01  # between a step's two parts, of the longest call
-
-
-@dataclass(frozen=True)
-class Ran:
-    """One kernel, copy or memset, as compare.graph.join wants it; seconds."""
-
-    name: str
-    start: float
-    end: float
 
 
 def where(kernel: Kernel) -> str:
@@ -34,36 +23,22 @@ def where(kernel: Kernel) -> str:
     return ", ".join(named) + more if named else "".join(map(formats.place, kernel.lines[:1]))
 
 
-def rows_of(case: CaseOf) -> dict[str, list[Row]]:
-    """By implementation a row for each kernel (compare.report.roofline.kernels), in launch order."""
-    members = [member for member in case.members if member.graph is not None]
-    found: dict[str, list[Row]] = {}
-    for row in roofline.kernels([m.found for m in members], [m.row for m in members]):
-        found.setdefault(row["implementation"], []).append(row)
-    return found
-
-
-def bars(case: CaseOf, kernels: Mapping[str, list[Row]]) -> list[dict[str, Any]]:
+def bars(case: CaseOf) -> list[dict[str, Any]]:
     """Of a timed case what ran in a median call, with its times; else what each kernel takes at least, one after the
     other. Backward begins where forward ends."""
     found: list[dict[str, Any]] = []
     for member in case.ranked:
-        found += _measured(member) if case.timed else _least(member, kernels.get(member.name, []))
+        found += _measured(member) if case.timed else _least(member)
     return found
 
 
 def _measured(member: Member) -> Iterator[dict[str, Any]]:
-    assert member.found.record is not None
-    parts = {
-        part: [Ran(str(r["name"]), float(r["start"]), float(r["end"])) for r in data.get("records") or ()]
-        for part, data in verdicts.measured_parts(member.found.record).items()
-    }
     joined: dict[int, int] = {}
     if member.graph is not None and member.graph.kernels:
-        kernels, _ = assign(member.graph, parts)
+        kernels, _ = assign(member.graph, member.ran)
         joined = {id(record): index for index, records in kernels.items() for record in records}
     at = 0.0
-    for ran in parts.values():
+    for ran in member.ran.values():
         first, last = min((r.start for r in ran), default=0.0), max((r.end for r in ran), default=0.0)
         for record in ran:
             index = joined.get(id(record))
@@ -72,9 +47,9 @@ def _measured(member: Member) -> Iterator[dict[str, Any]]:
         at += (last - first) * 1e6 * (1 + _SPACE)
 
 
-def _least(member: Member, rows: list[Row]) -> Iterator[dict[str, Any]]:
+def _least(member: Member) -> Iterator[dict[str, Any]]:
     at = 0.0
-    for row in rows:
+    for row in member.kernels:
         if row["floor_us"] is None:
             return  # where one is not known, the next ones have no place
         yield _bar(member, row["index"], row["kernel"], at, row["floor_us"])
@@ -90,12 +65,13 @@ def _bar(member: Member, index: int | None, ran_as: str, start: float, took: flo
     return {**bar, "kind": kind(member.graph.kernels[index].kind)}
 
 
-def table(member: Member, rows: list[Row]) -> dict[str, Any]:
+def table(member: Member) -> dict[str, Any]:
     """{"many": in words, "rows": [...] in launch order, "hidden": how many of less cost are left out}."""
     assert member.graph is not None
     kept = set(show.costliest(member.graph, MOST))
-    listed = [_line(member, row) for row in rows if row["index"] in kept]
-    return {"many": formats.count(len(rows), "kernel"), "rows": listed, "hidden": len(rows) - len(listed)}
+    listed = [_line(member, row) for row in member.kernels if row["index"] in kept]
+    many = len(member.kernels)
+    return {"many": formats.count(many, "kernel"), "rows": listed, "hidden": many - len(listed)}
 
 
 def _line(member: Member, row: Row) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def label(case: CaseOf) -> str:
 
 
 def href(case: CaseOf) -> str:
-    return "#/case/" + "/".join(quote(piece, safe="") for piece in case.case.id.split("/"))
+    return "#/case/" + "/".join(quote(piece, safe="", errors="replace") for piece in case.case.id.split("/"))
 
 
 def level_of(ratio: float) -> int:

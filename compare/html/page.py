@@ -21,7 +21,6 @@ from compare.html import (
     charts,
     embed,
     headlines,
-    kernels,
     libraries,
     overview,
     reading,
@@ -62,7 +61,10 @@ def document(run: Run, packages: libraries.Libraries, beside: Path) -> str:
     palette = charts.colours(member.name for member in run.members)
     title = printable(f"{run.folder.resolve().name}: fusion report", 200)
     elements = [
-        embed.element("settings", {"colours": palette, "cases": [c.case.id for c in run.cases]}),
+        embed.element("settings", {
+            "colours": palette, "cases": [c.case.id for c in run.cases],
+            "links": [overview.href(each) for each in run.cases],
+        }),
         embed.element("rows", records.data(run)),
         embed.text("lib-vega", packages.vega), embed.text("lib-tables", packages.tables),
         embed.text("lib-tables-style", packages.tables_style),
@@ -70,9 +72,8 @@ def document(run: Run, packages: libraries.Libraries, beside: Path) -> str:
     data: dict[str, Any] = {}
     told = {each.number: story.told(each) for each in run.cases}
     for each in run.cases:
-        kernel_rows = kernels.rows_of(each)
-        fragment = render("case.html", **case.values(each, told[each.number], kernel_rows))
-        data[f"case-{each.number}"] = {"html": fragment, "charts": case.pictures(each, palette, kernel_rows)}
+        fragment = render("case.html", **case.values(each, told[each.number]))
+        data[f"case-{each.number}"] = {"html": fragment, "charts": case.pictures(each, palette)}
     elements += embed.elements(data | views.data(run, beside))
     front = _front(run, title, story.stories(run, told))
     return render(
@@ -112,6 +113,6 @@ def _environment() -> Environment:
     )  # fmt: skip
     made.filters.update(
         number=lambda value: number(value), mega=mega, percent=percent, us=formats.number_of_us, span=headlines.span,
-        size=formats.size,
+        size=formats.size, digits=lambda value: "" if value is None else f"{value:.3g}",
     )  # fmt: skip
     return made

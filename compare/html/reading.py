@@ -12,11 +12,20 @@ from compare import opening
 from compare.graph.model import FusionGraph
 from compare.graph.roofline import Ceilings
 from compare.opening import Found
-from compare.record import read_run
-from compare.report import rows, verdicts
+from compare.record import Record, read_run
+from compare.report import roofline, rows, verdicts
 from compare.report.rows import Row
 from compare.selection import UsageError
 from compare.spec import Case
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One kernel, copy or memset, as compare.graph.join wants it; seconds."""
+
+    name: str
+    start: float
+    end: float
 
 
 @dataclass(frozen=True)
@@ -24,7 +33,8 @@ class Member:
     """One implementation of a case. graph: None where none was recorded, or where it cannot be read; why: that reason.
 
     group: equal for members whose times may be held against each other (verdicts.comparable). ceilings: of the device,
-    or the target; whose: in words.
+    or the target; whose: in words. kernels: a row each (compare.report.roofline.kernels), in launch order. ran: by
+    part, what ran in a median call.
     """
 
     row: Row
@@ -35,6 +45,8 @@ class Member:
     why: str | None
     ceilings: Ceilings | None
     whose: str
+    kernels: tuple[Row, ...]
+    ran: dict[str, tuple[Ran, ...]]
 
     @property
     def name(self) -> str:
@@ -126,21 +138,46 @@ def _identity(row: Row) -> tuple[str, str]:
     return case.id, row["implementation"]
 
 
+_NOT_AS_WRITTEN = (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError)
+
+
 def _member(row: Row, found: Found, apart: Container[str]) -> Member:
     record = found.record
     assert record is not None
     graph, why = None, None
+    kernels: tuple[Row, ...] = ()
     ceilings: Ceilings | None = None
     whose = ""
     if found.read is not None:
         try:
             graph = found.graph()
+            found = replace(found, read=_Read(graph))  # others ask for it again
             ceilings, whose = found.ceilings_for(graph, None)
+            kernels = tuple(roofline.kernels([found], [row]))
         except UsageError as problem:
             why = str(problem)
+        except _NOT_AS_WRITTEN as problem:
+            graph, why = None, f"what was counted of it is not as written by this version: {problem!r}"
     if ceilings is not None and not ceilings.streams:
         ceilings = None
-    if (read := graph) is not None:
-        found = replace(found, read=lambda: read)  # others ask for it again
     rounds, group = verdicts.rounds_of(record), verdicts.comparable(row, apart)
-    return Member(row, found, rounds, group, graph, why, ceilings, whose)
+    return Member(row, found, rounds, group, graph, why, ceilings, whose, kernels, _ran(record))
+
+
+@dataclass(frozen=True)
+class _Read:
+    graph: FusionGraph
+
+    def __call__(self) -> FusionGraph:
+        return self.graph
+
+
+def _ran(record: Record) -> dict[str, tuple[Ran, ...]]:
+    """Nothing of a record that says it otherwise than this version."""
+    try:
+        return {
+            part: tuple(Ran(str(r["name"]), float(r["start"]), float(r["end"])) for r in data.get("records") or ())
+            for part, data in verdicts.measured_parts(record).items()
+        }
+    except _NOT_AS_WRITTEN:
+        return {}

@@ -45,9 +45,12 @@ def measured_parts(record: Record, mode: str = MAIN) -> dict[str, dict[str, Any]
 
 
 def rounds_of(record: Record) -> Rounds:
+    """Raises ValueError, or what other types raise, for times that are none."""
     times = {mode: _round_times(record, mode) for mode in (MAIN, *OTHER_MODES)}
     measurement = record.measurement if record.status == "ok" and record.measurement else {}
     times[WALL] = list(measurement.get("wall_time") or [])
+    if not all(time > 0 for found in times.values() for time in found):
+        raise ValueError("a round took no time, or less")
     return Rounds({timer: found for timer, found in times.items() if found}, list(measurement.get("processes") or []))
 
 

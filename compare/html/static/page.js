@@ -70,8 +70,12 @@ window.xlafuse = {};
   let settings = null;
   xlafuse.colour = (name) => (settings && settings.colours[name]) || "#8c8c8c";
 
-  const address = (id) => "#/case/" + id.split("/").map(encodeURIComponent).join("/");
-  const named = (hash) => hash.slice("#/case/".length).split("/").map(decoded).join("/");
+  // The case that an address names, as this page writes it or as people type it; -1 for none.
+  function numbered(hash) {
+    const number = settings.links.indexOf(hash);
+    if (number >= 0 || !hash.startsWith("#/case/")) return number;
+    return settings.cases.indexOf(hash.slice("#/case/".length).split("/").map(decoded).join("/"));
+  }
   function decoded(piece) {
     try { return decodeURIComponent(piece); } catch { return piece; }
   }
@@ -83,7 +87,7 @@ window.xlafuse = {};
     if (shown !== null) scrolled.set(shown, window.scrollY);
     const moved = shown !== null; // not when the file is opened: Tab then begins at the top
     shown = hash;
-    const number = hash.startsWith("#/case/") ? settings.cases.indexOf(named(hash)) : -1;
+    const number = numbered(hash);
     const page = number >= 0 ? "case" : pages[hash.slice(2)] || "overview";
     for (const section of document.querySelectorAll("section.page")) section.hidden = section.id !== page;
     article.hidden = page !== "case";
@@ -159,8 +163,7 @@ window.xlafuse = {};
     if (!jump && !kernel) return;
     event.preventDefault(); // the address stays the case's
     if (kernel) {
-      const number = settings.cases.indexOf(named(shown));
-      picked(number, { implementation: kernel.dataset.implementation, index: Number(kernel.dataset.kernel) });
+      picked(numbered(shown), { implementation: kernel.dataset.implementation, index: Number(kernel.dataset.kernel) });
     } else {
       document.getElementById(jump.getAttribute("href").slice(1)).scrollIntoView();
     }
@@ -180,7 +183,7 @@ window.xlafuse = {};
   });
   const select = document.getElementById("goto");
   select.addEventListener("change", () => {
-    location.hash = select.value === "" ? "#/" : address(settings.cases[Number(select.value)]);
+    location.hash = select.value === "" ? "#/" : settings.links[Number(select.value)];
   });
   const title = document.title;
   window.addEventListener("hashchange", () => { document.title = title; route(); });

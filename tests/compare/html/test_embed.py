@@ -18,7 +18,7 @@ def written(folder: Path, elements: list[Markup]) -> Path:
     front = Markup('<input id="matrix-filter">')
     values = {"front": front, "kinds": charts.KINDS, "version": "", "title": "", "styles": []}
     scripts = [Markup((Path(page.__file__).parent / "static" / "page.js").read_text())]
-    elements = [embed.element("settings", {"colours": {}, "cases": []}), *elements]
+    elements = [embed.element("settings", {"colours": {}, "cases": [], "links": []}), *elements]
     (folder / "page.html").write_text(page.render("page.html", elements=elements, scripts=scripts, **values))
     return folder / "page.html"
 
