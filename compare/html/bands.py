@@ -26,14 +26,16 @@ class Band:
 
 
 def of_graphs(graphs: Sequence[FusionGraph], alignment: Alignment) -> list[Band]:
-    """Forward's, then backward's; each part ends with what names no stage, where anything does not."""
+    """Forward's, then backward's. A part ends with what names no stage, where a graph has kernels that do beside some
+    that do not; a part that has nothing else is that alone."""
     bands = []
     for part in PARTS:
         rows = [Band(part, row.stage, i) for i, row in enumerate(alignment.rows) if row.part == part]
         rows.sort(key=lambda band: _when(graphs, alignment, band.row or 0))
-        loose = any(
-            (graph.kernels or ())[k].part == part
-            for graph, kernels in zip(graphs, alignment.unattributed, strict=True) for k in kernels
+        loose = not rows and any(kernel.part == part for graph in graphs for kernel in graph.kernels or ())
+        loose = loose or any(
+            0 < sum(kernels[i].part == part for i in without) < sum(kernel.part == part for kernel in kernels)
+            for kernels, without in zip((g.kernels or () for g in graphs), alignment.unattributed, strict=True)
         )  # fmt: skip
         bands += [*rows, *([Band(part, UNNAMED, None)] if loose else [])]
     return bands

@@ -286,7 +286,7 @@ xlafuse.drawing = (() => {
         if (!unit.piece) continue;
         const node = place(box(state, column, unit, at), unit.top, unit.bottom, column.line + 1 + 2 * unit.piece[0],
           column.line + 2 + 2 * (unit.piece[0] + spare(column, unit)));
-        node.style.gridTemplateRows = "subgrid";
+        if (!unit.fold) node.style.gridTemplateRows = "subgrid"; // which would stretch it
       }
       for (const part of ["forward", "backward"]) {
         const free = column.units.filter((unit) => !unit.piece && unit.part === part);

@@ -104,7 +104,8 @@ xlafuse.sources = (() => {
       head.append(jumps);
     }
     state.note.textContent = [record.note, shown?.note].filter(Boolean).join("; ")
-      || (shown ? "" : "Nothing was kept of what was compiled here.");
+      || (shown ? "" : record.files.length ? "No source of what was compiled here, but what it became:"
+        : "Nothing was kept of what was compiled here.");
     state.note.hidden = !state.note.textContent;
     files(state, record);
     if (!shown) return;

@@ -87,14 +87,23 @@ def test_a_band_that_a_kernel_only_views_is_not_its_own() -> None:
 
 def test_kernels_without_stages_are_in_no_band() -> None:
     library = kernel("flash", "attention", "", "x wg wu", "y")
-    data = drawing.of_case([found("apart", graph(NORM, GATE, UP, ACT)), found("library", graph(library))])
+    staged = [found(name, graph(NORM, GATE, UP, ACT)) for name in ("apart", "other")]
+    data = drawing.of_case([*staged, found("library", graph(library))])
     assert data is not None
     assert column(data, "library")["kernels"][0]["pieces"] == []
+    assert [band["label"] for band in data["bands"]] == ["norm", "gate", "up", "act"]
     copy = kernel("c", "copy", ":copy", "y", "z")
     data = drawing.of_case([found("apart", graph(NORM, copy)), found("other", graph(NORM))])
     assert data is not None
     assert [band["label"] for band in data["bands"]] == ["norm", UNNAMED]
     assert column(data, "apart")["kernels"][1]["pieces"] == [[0, 1, 1]]
+
+
+def test_what_has_nothing_in_common_is_drawn_in_one_band() -> None:
+    library = graph(kernel("flash", "attention", "", "x", "y"))
+    data = drawing.of_case([found("xla", graph(NORM)), found("library", library)])
+    assert data is not None
+    assert [band["label"] for band in data["bands"]] == [UNNAMED]
 
 
 def test_without_stages_operations_are_matched_and_named_once() -> None:
