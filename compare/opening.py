@@ -211,7 +211,8 @@ def _segment_ceilings(run: dict[str, Any]) -> dict[str, Ceilings]:
     from compare.graph.roofline import Ceilings
 
     found = {}
-    for segment in run.get("segments") or ():
+    segments = run.get("segments")
+    for segment in segments if isinstance(segments, list) else ():
         try:
             found[segment["id"]] = Ceilings.from_json(segment["ceilings"])
         except (AttributeError, KeyError, TypeError, ValueError):

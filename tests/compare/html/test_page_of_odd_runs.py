@@ -229,3 +229,41 @@ def test_static_files_cannot_end_their_elements() -> None:
     for file in files:
         text = file.read_text().lower()
         assert "</script" not in text and "</style" not in text and "<!--" not in text, file
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("measurement", "parts", "forward", "records", 0), []),
+        (("measurement", "parts", "forward", "records", 0, "end"), "late"),
+        (("measurement", "wall_time", 2), 0.0),
+        (("errors", 0), {"error": 0.1, "tolerance": None}),
+        (("traffic",), {"call": {"parts": {"forward": {"kernels": [{"kernel": 0, "dram_read": "x"}]}}}}),
+        (("case", "name"), "\ud800"),
+        (("checked",), {"device": 5, "case": []}),
+    ],
+    ids=lambda value: ".".join(map(str, value)) if isinstance(value, tuple) else "",
+)
+def test_fields_of_other_shapes(path: tuple[str | int, ...], value: Any, tmp_path: Path) -> None:
+    """A record costs at most itself, and what it says otherwise costs no more than that."""
+    case = Case("softmax", "tiny", {"rows": 2, "columns": 2}, "bfloat16", "fwd")
+    made = graph("", times=(5.0, 5.0))
+    odd = timed(case, "odd", 10.0, made, graph="a.json.gz").to_json()
+    at: Any = odd
+    for key in path[:-1]:
+        at = at[key]
+    at[path[-1]] = value
+    folder = run_of(tmp_path / "run", [timed(case, "even", 11.0, made, graph="a.json.gz")], {"a.json.gz": made})
+    with (folder / "records.jsonl").open("a") as file:
+        file.write(json.dumps(odd) + "\n")
+    shown = page.write(folder, tmp_path / "page.html", {})
+    assert "even" in {member.name for member in shown.members}
+
+
+@pytest.mark.parametrize("segments", [5, [5], [{}], [{"id": "s1", "ceilings": {"streams": {"1:1": 0}}}], None])
+def test_segments_of_other_shapes(segments: Any, tmp_path: Path) -> None:
+    case = Case("softmax", "tiny", {"rows": 2, "columns": 2}, "bfloat16", "fwd")
+    made = graph("", times=(5.0, 5.0))
+    folder = run_of(tmp_path / "run", [timed(case, "xla", 10.0, made, graph="a.json.gz")], {"a.json.gz": made})
+    (folder / "run.json").write_text(json.dumps({"segments": segments}))
+    assert len(page.write(folder, tmp_path / "page.html", {}).members) == 1
