@@ -14,7 +14,8 @@ def styles() -> list[str]:
 
 
 def scripts() -> list[str]:
-    return ["drawing.js", "sources.js"]
+    parts = ("data", "layout", "tip", "box", "edges", "words")
+    return [*(f"drawing-{part}.js" for part in parts), "drawing.js", "sources-paint.js", "sources.js"]
 
 
 def data(run: Run, beside: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from graph_builder import graph, kernel
 from compare import PROJECT, opening
 from compare.graph import formats
 from compare.graph.model import FusionGraph, Reason, SourceOp
-from compare.html import drawing, sources
+from compare.html import drawing, sources, views
 from compare.opening import Found
 
 STATIC = PROJECT / "compare" / "html" / "static"
@@ -38,8 +38,8 @@ def written(folder: Path, found: list[Found], theme: str = "light") -> Path:
     kept = sources.of_run(found, folder / "page-files")
     (case,) = kept.cases.values()
     values = {"DRAWING": drawing.of_case([f for f in found if f.read]), "SOURCES": case, "PROGRAMS": kept.programs}
-    page = PAGE.replace("THEME", theme).replace("STYLES", _joined("drawing.css", "sources.css"))
-    page = page.replace("SCRIPTS", _joined("drawing.js", "sources.js"))
+    page = PAGE.replace("THEME", theme).replace("STYLES", _joined(views.styles()))
+    page = page.replace("SCRIPTS", _joined(views.scripts()))
     for name, value in values.items():
         page = page.replace(name, json.dumps(value).replace("<", "\\u003c"), 1)
     path = folder / "page.html"
@@ -47,7 +47,7 @@ def written(folder: Path, found: list[Found], theme: str = "light") -> Path:
     return path
 
 
-def _joined(*names: str) -> str:
+def _joined(names: list[str]) -> str:
     return "\n".join((STATIC / name).read_text() for name in names)
 
 
