@@ -51,7 +51,7 @@ setup: $(READY)
 $(STAMP): pyproject.toml constraints/$(KIND).txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "xlafuse needs Python 3.11 or newer, this is " + sys.version.split()[0])'
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --disable-pip-version-check -q -c constraints/$(KIND).txt -e ".[$(KIND),dev]"
+	$(VENV)/bin/python -m pip install --disable-pip-version-check -q -c constraints/$(KIND).txt -e ".[$(KIND),html,dev]"
 	touch $@
 
 clean:

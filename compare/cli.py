@@ -257,6 +257,10 @@ def selftest(ctx: click.Context, runs: tuple[Path, ...], trials: int) -> None:
 @click.option("--traffic", is_flag=True, help="Bytes that must move, that are declared, and that the GPU counted.")
 @click.option("--authorship", is_flag=True, help="Lines of kernel code beside the speed that they bring.")
 @click.option(
+    "--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+    help="Everything as one page for a browser, written to FILE.",
+)
+@click.option(
     "--picture", type=click.Path(path_type=Path), metavar="FILE",
     help="Draw times, or with --roofline the roofline, into an .svg or .png.",
 )
@@ -265,10 +269,10 @@ def selftest(ctx: click.Context, runs: tuple[Path, ...], trials: int) -> None:
 @_direction_option()
 @_filter("-i", "--implementation", "implementations", metavar="NAME", help="Only these implementations.")
 def report(
-    run: Path, as_json: bool, as_csv: bool, markdown: bool, kernels: bool, picture: Path | None, blocks: list[str],
-    cases: list[str], directions: list[str], implementations: list[str], **views: bool,
+    run: Path, as_json: bool, as_csv: bool, markdown: bool, kernels: bool, html: Path | None, picture: Path | None,
+    blocks: list[str], cases: list[str], directions: list[str], implementations: list[str], **views: bool,
 ) -> None:
-    """Show a run's results as a table.
+    """Show a run's results as a table, or as a page.
 
     RUN is the folder that `xlafuse run` made. Who was right, how fast, and how near to what the GPU can do.
 
@@ -276,13 +280,16 @@ def report(
       xlafuse report runs/mine --block softmax --markdown
       xlafuse report runs/mine --case llama-8b --direction fwd --picture times.svg
       xlafuse report runs/mine --csv > mine.csv
+      xlafuse report runs/mine --html mine.html
     """
     from compare import report_cli
 
     wanted = {"block": blocks, "case": cases, "direction": directions, "implementation": implementations}
     form = report_cli.form_of(as_json=as_json, as_csv=as_csv, markdown=markdown)
     click.echo(
-        report_cli.report(run, views=views, kernels=kernels, form=form, picture=picture, wanted=wanted, warn=_warn)
+        report_cli.report(
+            run, html=html, views=views, kernels=kernels, form=form, picture=picture, wanted=wanted, warn=_warn
+        )
     )
 
 

@@ -15,11 +15,11 @@ Warn = Callable[[Iterable[str]], None]
 
 
 def report(
-    run: Path, *, views: Mapping[str, bool], kernels: bool, form: str, picture: Path | None,
+    run: Path, *, html: Path | None, views: Mapping[str, bool], kernels: bool, form: str, picture: Path | None,
     wanted: Mapping[str, list[str]], warn: Warn,
 ) -> str:
     """What to print. views: "matrix", "roofline", "traffic", "authorship", of which one at most. form: "text",
-    "markdown", "json" or "csv". picture: a file to draw it into instead. wanted: fields of rows -> names.
+    "markdown", "json" or "csv". html, picture: a file to write instead. wanted: fields of rows -> names.
 
     Raises UsageError, RunFolderError.
     """
@@ -29,6 +29,10 @@ def report(
     view = chosen[0] if chosen else ""
     if form in ("json", "csv") and view == "matrix":
         raise UsageError(f"--matrix is a view of few numbers; --{form} without it has all of them")
+    if html is not None:
+        if view or kernels or picture or form != "text":
+            raise UsageError("--html is a form of its own, with all views in it; name no other")
+        return _page(run, html, wanted, warn)
     if kernels and view != "roofline":
         raise UsageError("--kernels goes with --roofline")
     if picture is not None and (kernels or view not in ("", "roofline") or form != "text"):
@@ -69,6 +73,15 @@ def _ceilings(run: Path) -> dict[str, Ceilings]:
         return rows.ceilings_of(read_run(run))
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as problem:
         raise UsageError(f"{run / 'run.json'}: its segments cannot be read: {problem!r}") from None
+
+
+def _page(run: Path, out: Path, wanted: Mapping[str, list[str]], warn: Warn) -> str:
+    from compare.html import page
+
+    shown = page.write(run, out, wanted)
+    warn(shown.warnings)
+    size = f"{out.stat().st_size / 1e6:.1f} MB"
+    return f"{out}: {len(shown.members)} records of {len(shown.cases)} cases, {size}; open it in a browser"
 
 
 def _view(view: str, kernels: bool, run: Path, selected: list[Row]) -> tuple[list[Row], Callable[..., str]]:

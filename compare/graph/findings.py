@@ -81,7 +81,7 @@ def _one_of_each_buffer(found: Iterable[Finding]) -> list[Finding]:
     return kept
 
 
-_SPELLINGS = {"xla": "XLA", "inductor": "Inductor", "triton": "Triton", "cuda": "CUDA", "eager": "Eager PyTorch"}
+SPELLINGS = {"xla": "XLA", "inductor": "Inductor", "triton": "Triton", "cuda": "CUDA", "eager": "Eager PyTorch"}
 _WORTH = 0.01
 LONGEST = 1000  # characters of one sentence: names come from files of any origin
 
@@ -91,7 +91,7 @@ class _View:
 
     def __init__(self, name: str, graph: FusionGraph, shorten: Callable[[str], str]) -> None:
         self.key = name
-        self.name = _SPELLINGS.get(name, formats.name(name))
+        self.name = SPELLINGS.get(name, formats.name(name))
         self.graph = graph
         self.kernels = graph.kernels or ()
         self._shorten = shorten

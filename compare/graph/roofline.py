@@ -29,13 +29,18 @@ class Ceilings:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Ceilings:
-        """Of a target pack's or a segment's `{"streams": {"reads:writes": ...}, "products": {...}}`."""
+        """Of a target pack's or a segment's `{"streams": {"reads:writes": ...}, "products": {...}}`.
+
+        Raises ValueError for a rate that is none.
+        """
         streams = {}
         for mix, rate in data.get("streams", {}).items():
             reads, writes = map(float, mix.split(":"))
             streams[reads / (reads + writes)] = float(rate)
         launch = data.get("launch", {}).get("device_s")
         products = {name: float(rate) for name, rate in data.get("products", {}).items()}
+        if not all(rate > 0 for rate in (*streams.values(), *products.values())):
+            raise ValueError(f"rates must be positive, got {streams} and {products}")
         return cls(streams, products, None if launch is None else float(launch) * 1e6)
 
     def bandwidth(self, read: float, written: float) -> float:

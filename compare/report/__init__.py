@@ -8,7 +8,10 @@ def printable(text: str, limit: int = 300) -> str:
 
     A run's folder may come from anywhere, and compilers quote colour codes in their errors.
     """
-    words = " ".join("".join(c if _shown(c) else " " for c in text[: 4 * limit]).split())
+    start = text[: 4 * limit]
+    if not start.isprintable():  # else nothing in it is to be replaced: most names, and a tenth of the time
+        start = "".join(c if _shown(c) else " " for c in start)
+    words = " ".join(start.split())
     if len(words) <= limit and len(text) <= 4 * limit:
         return words
     return f"{words[:limit]}… ({len(text)} characters)"

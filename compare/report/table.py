@@ -97,7 +97,7 @@ def _columns(rows: list[Row]) -> Columns:
     columns: Columns = {
         "implementation": lambda r: printable(str(r["implementation"]), 40),
         "status": lambda r: printable(str(r["status"]), 20),
-        "checked on": _checked,
+        "checked on": checked_on,
         "kernels": lambda r: number(r["kernels"]),
         "time µs": _time,
         "±": lambda r: number(r["device_time_us_spread"], 2),
@@ -146,7 +146,7 @@ def marks_explained(rows: Sequence[Row]) -> list[str]:
     return [f"{mark}: {words}" for mark, (field, words) in _MARKS.items() if any(row[field] for row in rows)]
 
 
-def _checked(row: Row) -> str:
+def checked_on(row: Row) -> str:
     """The device of the check, with what sets it apart: a dtype that is not the case's own, Triton's interpreter."""
     checked = row["checked"]
     if not checked:

@@ -45,9 +45,12 @@ def measured_parts(record: Record, mode: str = MAIN) -> dict[str, dict[str, Any]
 
 
 def rounds_of(record: Record) -> Rounds:
+    """Raises ValueError, or what other types raise, for times that are none."""
     times = {mode: _round_times(record, mode) for mode in (MAIN, *OTHER_MODES)}
     measurement = record.measurement if record.status == "ok" and record.measurement else {}
     times[WALL] = list(measurement.get("wall_time") or [])
+    if not all(time > 0 for found in times.values() for time in found):
+        raise ValueError("a round took no time, or less")
     return Rounds({timer: found for timer, found in times.items() if found}, list(measurement.get("processes") or []))
 
 
@@ -102,21 +105,44 @@ def add(rows: list[dict[str, Any]], rounds: list[Rounds], apart: Container[str] 
     rounds: `rounds_of` each row's record. apart: segments whose workers' clocks disagree.
     """
 
-    def group(row: dict[str, Any]) -> tuple[Any, ...]:
-        same = tuple(row[k] for k in ("block", "case", "direction", "dtype", "precision", "segment", "timer", "target"))
-        return (*same, row["segment"] in apart and row["compiler"].startswith("xla"))
-
     baseline = {
-        group(row): (row, its) for row, its in zip(rows, rounds, strict=True)
+        comparable(row, apart): (row, its) for row, its in zip(rows, rounds, strict=True)
         if row["implementation"] == BASELINE and row["device_time_us"]
     }  # fmt: skip
     for row, mine in zip(rows, rounds, strict=True):
-        if not row["device_time_us"] or group(row) not in baseline:
+        if not row["device_time_us"] or comparable(row, apart) not in baseline:
             continue
-        reference, its = baseline[group(row)]
+        reference, its = baseline[comparable(row, apart)]
         row["time_vs_xla"] = row["device_time_us"] / reference["device_time_us"]
         if row is not reference:
             _judge(row, _verdicts(mine, its))
+
+
+def comparable(row: Mapping[str, Any], apart: Container[str] = ()) -> tuple[Any, ...]:
+    """Equal for rows whose times may be held against each other. apart: as in `add`."""
+    same = tuple(row[k] for k in ("block", "case", "direction", "dtype", "precision", "segment", "timer", "target"))
+    return (*same, row["segment"] in apart and row["compiler"].startswith("xla"))
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One row against another. main: by cold device time. word: main's, or DEPENDS; text: what is said of it."""
+
+    main: Verdict
+    word: str
+    text: str
+
+
+def between(mine: Rounds, its: Rounds) -> Judgement | None:
+    """None where their rounds were not taken side by side, or are too few."""
+    return _judgement(_verdicts(mine, its))
+
+
+def _judgement(verdicts: Mapping[str, Verdict]) -> Judgement | None:
+    if (main := verdicts.get(MAIN)) is None:
+        return None
+    flipped = flip({_SPOKEN[timer]: verdicts[timer] for timer in _SPOKEN if timer in verdicts})
+    return Judgement(main, DEPENDS if flipped else main.word, flipped or str(main))
 
 
 def _verdicts(mine: Rounds, its: Rounds) -> dict[str, Verdict]:
@@ -135,11 +161,10 @@ def _judge(row: dict[str, Any], verdicts: Mapping[str, Verdict]) -> None:
     for timer in TIMERS:
         if timer in verdicts:
             row[f"{timer}_vs_xla"], row[f"{timer}_vs_xla_word"] = verdicts[timer].ratio, verdicts[timer].word
-    if main := verdicts.get(MAIN):
-        flipped = flip({_SPOKEN[timer]: verdicts[timer] for timer in _SPOKEN if timer in verdicts})
-        row["verdict_vs_xla"] = flipped or str(main)
-        row["verdict_vs_xla_low"], row["verdict_vs_xla_high"] = main.low, main.high
-        row["verdict_vs_xla_word"] = DEPENDS if flipped else main.word
+    if found := _judgement(verdicts):
+        row["verdict_vs_xla"] = found.text
+        row["verdict_vs_xla_low"], row["verdict_vs_xla_high"] = found.main.low, found.main.high
+        row["verdict_vs_xla_word"] = found.word
 
 
 def in_common(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:

@@ -1,0 +1,118 @@
+"""A run's folder to one HTML file: templates filled, data and libraries embedded (compare.html.embed).
+
+The front page is in the file as it is shown; a case's page is a fragment of HTML with its pictures' specifications,
+packed in an element of its own and put into the page when its address (#/case/...) is opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup
+
+from compare import machine, whole
+from compare.graph import formats
+from compare.html import (
+    about,
+    case,
+    charts,
+    embed,
+    headlines,
+    libraries,
+    overview,
+    reading,
+    records,
+    story,
+    views,
+)
+from compare.html.reading import Run
+from compare.record import RunFolderError
+from compare.report import printable
+from compare.report.table import mega, number, percent
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+_FOLDER = Path(__file__).parent
+_STYLES = ("page.css",)
+_SCRIPTS = ("page.js", "charts.js", "records.js")
+
+
+def write(folder: Path, out: Path, wanted: Mapping[str, Iterable[str]]) -> Run:
+    """Write the report of a run, or of those records that are wanted (rows.only); what was shown.
+
+    Files that belong to it and are too large to be in it lie beside it, in "<its stem>-files". Raises RunFolderError
+    and UsageError, also where the file cannot be written.
+    """
+    packages = libraries.read()
+    run = reading.read(folder, wanted)
+    text = document(run, packages, out.with_name(f"{out.stem}-files"))
+    try:
+        whole.write(out, text.encode(errors="replace"))
+    except OSError as problem:
+        raise RunFolderError(f"{out}: cannot be written: {problem.strerror}") from problem
+    return run
+
+
+def document(run: Run, packages: libraries.Libraries, beside: Path) -> str:
+    palette = charts.colours(member.name for member in run.members)
+    title = printable(f"{run.folder.resolve().name}: fusion report", 200)
+    elements = [
+        embed.element("settings", {
+            "colours": palette, "cases": [c.case.id for c in run.cases],
+            "links": [overview.href(each) for each in run.cases],
+        }),
+        embed.element("rows", records.data(run)),
+        embed.text("lib-vega", packages.vega), embed.text("lib-tables", packages.tables),
+        embed.text("lib-tables-style", packages.tables_style),
+    ]  # fmt: skip
+    data: dict[str, Any] = {}
+    told = {each.number: story.told(each) for each in run.cases}
+    for each in run.cases:
+        fragment = render("case.html", **case.values(each, told[each.number]))
+        data[f"case-{each.number}"] = {"html": fragment, "charts": case.pictures(each, palette)}
+    elements += embed.elements(data | views.data(run, beside))
+    front = _front(run, title, story.stories(run, told))
+    return render(
+        "page.html", title=title, front=front, elements=elements, kinds=charts.KINDS,
+        styles=_static([*_STYLES, *views.styles()]), scripts=_static([*_SCRIPTS, *views.scripts()]),
+        version=machine.xlafuse_version(),
+    )  # fmt: skip
+
+
+def _front(run: Run, title: str, stories: list[story.Story]) -> Markup:
+    shown = overview.matrix(run)
+    values = {
+        "title": title, "matrix": shown, "timed": run.timed, "stories": stories,
+        "bounds": overview.BOUNDS, "warnings": [printable(w, 400) for w in run.warnings], **about.values(run),
+        "total": len(run.members), "cases": len(run.cases),
+    }  # fmt: skip
+    return Markup(render("front.html", **values))
+
+
+def render(name: str, **values: Any) -> str:
+    """A template of this package, everything in it escaped."""
+    return _environment().get_template(name).render(**values)
+
+
+def _static(names: list[str]) -> list[Markup]:
+    """Our own style sheets and scripts; none holds what would end its element (tests/compare/html)."""
+    return [Markup((_FOLDER / "static" / name).read_text()) for name in names]
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    made = Environment(
+        loader=FileSystemLoader(_FOLDER / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    made.filters.update(
+        number=lambda value: number(value), mega=mega, percent=percent, us=formats.number_of_us, span=headlines.span,
+        size=formats.size, digits=lambda value: "" if value is None else f"{value:.3g}",
+    )  # fmt: skip
+    return made

@@ -1,0 +1,71 @@
+// Of a drawing: what its data say, and the elements that it is made of. Text is a run's own and reaches the page through
+// textContent alone.
+window.xlafuse = window.xlafuse || {};
+xlafuse.drawn = Object.assign(xlafuse.drawn || {}, (() => {
+  "use strict";
+  const SVG = "http://www.w3.org/2000/svg";
+  const MOST_BUFFERS = 12; // named of a kernel
+  const KINDS = { gemm: "gemm", attention: "attention", reduction: "reduction", elementwise: "elementwise",
+    copy: "copy", memset: "copy" };
+
+  function make(tag, className, text, attributes = {}) {
+    const node = document.createElement(tag);
+    if (className) node.className = className;
+    if (text !== undefined) node.textContent = text;
+    for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+    return node;
+  }
+
+  function path(className, d, width) {
+    const node = document.createElementNS(SVG, "path");
+    node.setAttribute("class", className);
+    node.setAttribute("d", d);
+    node.style.strokeWidth = `${width}px`;
+    return node;
+  }
+
+  function breakable(node, text) {
+    // Compilers' names are long, and break best after an underscore or a dot.
+    text.split(/(?<=[_./])(?=\w)/).forEach((piece, i) => node.append(...(i ? [document.createElement("wbr")] : []), piece));
+    return node;
+  }
+
+  const count = (many, one) => `${many.toLocaleString("en")} ${one}${many === 1 ? "" : "s"}`;
+
+  const kindOf = (kernel) => KINDS[kernel.kind] || "other";
+
+  // One layout of the data: bands that are drawn as one made one, buffers and reasons by name.
+  function resolved(data, layout) {
+    const bands = layout.groups.map((group) => {
+      const labels = group.map((band) => data.bands[band].label);
+      if (group.length === 1) return data.bands[group[0]];
+      return { ...data.bands[group[0]], label: `${labels[0]} … ${labels.at(-1)}`, several: labels };
+    });
+    const together = (ops) => {
+      const found = ops[""] === undefined ? {} : { "": ops[""] };
+      layout.groups.forEach((group, number) => {
+        const own = group.filter((band) => band in ops);
+        if (own.length) found[number] = own.map((band) => ops[band]).filter(Boolean).join(", ");
+      });
+      return found;
+    };
+    const columns = data.columns.map((column, c) => {
+      const buffer = ([place, part]) => {
+        const [text, , role] = column.buffers[place];
+        return `${part ? `${part} of ` : ""}${text}${role === "intermediate" ? "" : `, ${role}`}`;
+      };
+      const accesses = (list) => (list === null ? ["not known"]
+        : [...list.slice(0, MOST_BUFFERS).map(buffer), ...(list.length > MOST_BUFFERS ? [`and ${list.length - MOST_BUFFERS} smaller ones`] : [])]);
+      return { ...column, folds: layout.columns[c].folds,
+        kernels: column.kernels.map((kernel, k) => ({ ...kernel, pieces: layout.columns[c].pieces[k], ops: together(kernel.ops),
+          stages: kernel.ops, reads: accesses(kernel.reads), writes: accesses(kernel.writes) })),
+        edges: column.edges.map((edge) => {
+          const [text, bytes, role] = column.buffers[edge.buffer];
+          return { ...edge, text, bytes, role, why: edge.why.map((place) => column.reasons[place]) };
+        }) };
+    });
+    return { ...data, bands, columns, stages: data.bands };
+  }
+
+  return { SVG, make, path, breakable, count, kindOf, resolved };
+})());

@@ -1,0 +1,132 @@
+// Of a drawing: what is said of the kernel or buffer that is pointed at, focused or chosen, and what is lit with it.
+window.xlafuse = window.xlafuse || {};
+xlafuse.drawn = Object.assign(xlafuse.drawn || {}, (() => {
+  "use strict";
+  const { make, count } = xlafuse.drawn;
+
+  function inView({ near, scroll }) {
+    const own = near.getBoundingClientRect(), frame = scroll.getBoundingClientRect();
+    return own.bottom > Math.max(0, frame.top) && own.top < Math.min(document.documentElement.clientHeight, frame.bottom);
+  }
+
+  function light(state, what) {
+    dim(state);
+    state.lit = what;
+    state.grid.classList.add("dr-lit");
+    for (const column of state.columns) for (const flow of column.flows) {
+      if (flow === what.flow || (what.unit && what.column === column && [flow.from, flow.to].some((u) => u.order === what.unit.order))) {
+        for (const line of flow.lines || []) line.classList.add("dr-on");
+        for (const unit of [flow.from, flow.to]) unit.own?.classList.add("dr-beside");
+      }
+    }
+    if (what.unit) for (const unit of state.boxes.get(`${what.column.c}.${what.unit.order}`).all) unit.own.classList.add("dr-on");
+  }
+
+  function dim(state) {
+    state.lit = null;
+    state.grid.classList.remove("dr-lit");
+    for (const node of state.grid.querySelectorAll(".dr-on, .dr-beside")) node.classList.remove("dr-on", "dr-beside");
+  }
+
+  function hide(state) {
+    if (state.tip) state.tip.hidden = true;
+    if (state.grid) dim(state);
+  }
+
+  function close(state) {
+    const back = state.pinned && state.tip.contains(document.activeElement) ? state.pinned : null;
+    state.pinned = null;
+    state.quiet = true; // focus that comes back is no wish to read the same again
+    back?.focus();
+    state.quiet = false;
+    hide(state);
+  }
+
+  function line(list, name, value) {
+    if (value) list.append(make("dt", "", name), make("dd", "", value));
+  }
+
+  function tip(state, column, unit) {
+    const { kernel } = unit;
+    const body = document.createDocumentFragment();
+    body.append(make("p", "dr-tip-name", `${unit.order + 1}. ${kernel.name}`));
+    const list = make("dl");
+    const times = kernel.launches === "1" ? "" : `, ${kernel.launches} launches`;
+    line(list, "kind", `${kernel.kind}, ${kernel.part}${times}`);
+    line(list, "time", kernel.time ? kernel.time + (kernel.time_share ? `, ${kernel.time_share} of ${column.name}'s` : "") : "not measured");
+    line(list, "at least", kernel.floor && `${kernel.floor}-bound`);
+    line(list, "bytes", kernel.bytes + (kernel.bytes_share ? `, ${kernel.bytes_share} of ${column.name}'s` : ""));
+    const holds = Object.entries(kernel.stages).filter(([, words]) => words);
+    line(list, "computes", holds.map(([band, words]) => (band === "" ? (holds.length > 1 ? `besides: ${words}` : words) : `${state.data.stages[band].label}: ${words}`)).join("\n"));
+    line(list, "reads", `${kernel.read}: ${kernel.reads.join("; ")}`);
+    line(list, "writes", `${kernel.written}: ${kernel.writes.join("; ")}`);
+    line(list, "FLOPs", kernel.flops === "?" ? "not known" : kernel.flops);
+    for (const [name, value] of Object.entries(kernel.facts)) line(list, name, value);
+    if (kernel.lines.length) {
+      const places = make("dd");
+      for (const place of kernel.lines.slice(0, 8)) places.append(source(state, column, unit, place, place));
+      if (kernel.lines.length > 8) places.append(`and ${kernel.lines.length - 8} more`);
+      list.append(make("dt", "", "lines"), places);
+    }
+    body.append(list);
+    const actions = make("p", "dr-actions");
+    actions.append(source(state, column, unit, undefined, "its source →"));
+    if (!state.pinned) actions.append(make("span", "", "click or Enter keeps this open"));
+    body.append(actions);
+    state.tip.replaceChildren(body);
+    state.near = unit.own;
+    put(state);
+    light(state, { column, unit });
+  }
+
+  function source(state, column, unit, place, text) {
+    const button = make("button", "dr-link", text, { type: "button" });
+    button.addEventListener("click", () => {
+      close(state);
+      state.options.onKernel?.({ implementation: column.name, index: unit.order, ...(place ? { line: place } : {}) });
+    });
+    return button;
+  }
+
+  function tipOfEdge(state, flow, near) {
+    const body = document.createDocumentFragment();
+    const name = (unit) => (unit.fold ? `${unit.fold.members.length} folded kernels` : `${unit.order + 1}. ${unit.kernel.name}`);
+    body.append(make("p", "dr-tip-name", flow.edges.length === 1 ? flow.edges[0].text : count(flow.edges.length, "buffer")));
+    if (flow.edges.length > 1) body.append(make("p", "", flow.edges.slice(0, 6).map((edge) => edge.text).join("; ")));
+    const list = make("dl");
+    line(list, "written by", name(flow.from));
+    line(list, "read by", name(flow.to));
+    if (flow.edges.some((edge) => edge.role !== "intermediate")) line(list, "role", [...new Set(flow.edges.map((edge) => edge.role))].join(", "));
+    const why = [...new Set(flow.edges.flatMap((edge) => edge.why))].slice(0, 3);
+    line(list, "not fused", why.join("\n"));
+    body.append(list);
+    state.tip.replaceChildren(body);
+    state.near = near;
+    put(state);
+    light(state, { flow });
+  }
+
+  function put(state) {
+    // Beside what it is about, where there is room.
+    const { tip: node } = state;
+    node.hidden = false;
+    const near = state.near.getBoundingClientRect(), own = node.getBoundingClientRect();
+    const width = document.documentElement.clientWidth, height = document.documentElement.clientHeight;
+    let left = near.right + 10;
+    if (left + own.width > width - 8) left = near.left - own.width - 10;
+    if (left < 8) left = Math.max(8, Math.min(near.left, width - own.width - 8));
+    const beside = left >= near.right || left + own.width <= near.left;
+    const top = beside ? near.top : near.bottom + 8;
+    node.style.left = `${left}px`;
+    node.style.top = `${Math.max(8, Math.min(top, height - own.height - 8))}px`;
+  }
+
+  function pin(state, column, unit) {
+    if (state.pinned === unit.own) return close(state);
+    state.pinned = unit.own;
+    tip(state, column, unit);
+    state.tip.querySelector(".dr-actions button").focus({ preventScroll: true });
+  }
+
+  return { inView, light, hide, close, tip, tipOfEdge, put, pin };
+})());

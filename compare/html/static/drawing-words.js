@@ -1,0 +1,63 @@
+// Of a drawing: its legend, and the same as tables.
+window.xlafuse = window.xlafuse || {};
+xlafuse.drawn = Object.assign(xlafuse.drawn || {}, (() => {
+  "use strict";
+  const { make, count, kindOf } = xlafuse.drawn;
+
+  function legend(state) {
+    const { legend: node, columns } = state;
+    node.replaceChildren();
+    const swatch = (className, text, style = {}) => {
+      const item = make("span", "dr-key");
+      const mark = make("span", `dr-swatch ${className}`);
+      Object.assign(mark.style, style);
+      item.append(mark, text);
+      node.append(item);
+    };
+    const kinds = new Set(columns.flatMap((column) => column.kernels.map(kindOf)));
+    for (const kind of kinds) swatch("dr-fill", kind, { background: `var(--kind-${kind})` });
+    swatch("dr-flow", "between kernels, through memory, as wide as its bytes");
+    if (columns.some((column) => column.edges.some((edge) => edge.role === "saved"))) swatch("dr-flow dr-dash", "saved for backward");
+    swatch("dr-flow dr-grey", "the block's own inputs (in at the left) and outputs (arrow)");
+    if (columns.some((column) => column.kernels.some((kernel) => kernel.bar))) swatch("dr-fill dr-thin", "time, of the longest kernel here");
+    const minor = columns.reduce((sum, column) => sum + column.minor, 0);
+    if (minor) node.append(make("span", "dr-key", `${count(minor, "buffer")} under 2% of the largest: drawn with the kernel chosen`));
+  }
+
+  function table(state) {
+    const details = make("details", "dr-table");
+    details.append(make("summary", "", "The picture as tables"));
+    details.addEventListener("toggle", () => {
+      if (!details.open || details.children.length > 1) return;
+      const data = state.views.at(-1); // every stage apart
+      const stages = grid(["stage", ...data.columns.map((column) => column.name)], data.bands.map((band, b) => [
+        band.part === "backward" ? `backward: ${band.label}` : band.label,
+        ...data.columns.map((column) => column.cells[b])]), "Stages and the kernels that hold them; words compare with the first column that holds the stage");
+      const kernels = grid(["implementation", "#", "kernel", "part", "kind", "time", "read", "written", "FLOPs", "lines"],
+        data.columns.flatMap((column) => column.kernels.map((k, index) => [column.name, index + 1, k.name, k.part, k.kind,
+          k.time || "not measured", k.read, k.written, k.flops, k.lines.join(", ")])), "Kernels in the order of launch");
+      const buffers = grid(["implementation", "buffer", "role", "from", "to"], data.columns.flatMap((column) =>
+        column.edges.map((edge) => [column.name, edge.text, edge.role, edge.from + 1, edge.to + 1])),
+        "Buffers that one kernel writes and another reads");
+      for (const each of [stages, kernels, buffers]) details.append(each);
+    });
+    return details;
+  }
+
+  function grid(heads, lines, caption) {
+    const scroll = make("div", "dr-tablescroll", undefined, { tabindex: "0", role: "region", "aria-label": caption });
+    const node = make("table");
+    node.append(make("caption", "", caption));
+    const head = node.createTHead().insertRow();
+    for (const text of heads) head.append(make("th", "", text, { scope: "col" }));
+    const body = node.createTBody();
+    for (const texts of lines) {
+      const row = body.insertRow();
+      for (const text of texts) row.append(make("td", "", text));
+    }
+    scroll.append(node);
+    return scroll;
+  }
+
+  return { legend, table };
+})());

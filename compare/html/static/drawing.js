@@ -1,0 +1,233 @@
+// Fusion graphs side by side: stages are bands, implementations columns, kernels boxes over the bands whose operations
+// they hold, buffers between kernels edges as wide as their bytes. The browser's grid does the layout. The other parts are
+// in drawing-*.js.
+window.xlafuse = window.xlafuse || {};
+xlafuse.drawing = (() => {
+  "use strict";
+  const { SVG, make, resolved, units, lanesOf, rows, spare, tracks, inView, light, hide, close, put, box, edges, legend,
+    table } = xlafuse.drawn;
+  const states = new WeakMap();
+
+  function show(element, data, options = {}) {
+    let state = states.get(element);
+    if (!state || state.given !== data) {
+      const views = data.layouts.length ? data.layouts.map((layout) => resolved(data, layout)) : [data];
+      state = { element, given: data, data: views[0], views, redraw: () => draw(state), visible: new Set(data.shown), unfolded: new Set(), size: 12, pinned: null };
+      states.set(element, state);
+      state.options = options;
+      frame(state);
+    }
+    state.options = { ...state.options, ...options };
+    if (options.kernel) reveal(state, options.kernel);
+  }
+
+  // The frame around the picture: which columns, zoom, legend, table. Made once.
+
+  function frame(state) {
+    const { element, data } = state;
+    element.replaceChildren();
+    const root = make("div", "dr");
+    if (data.columns.length) {
+      const bar = make("div", "dr-bar");
+      const columns = make("div", "dr-chips", undefined, { role: "group", "aria-label": "Implementations shown" });
+      data.columns.forEach((column, c) => {
+        const chip = make("button", "dr-chip", column.name, { type: "button" });
+        chip.title = column.title;
+        chip.style.setProperty("--dr-own", xlafuse.colour ? xlafuse.colour(column.name) : "currentColor");
+        chip.setAttribute("aria-pressed", state.visible.has(c));
+        chip.addEventListener("click", () => {
+          state.visible.has(c) ? state.visible.delete(c) : state.visible.add(c);
+          chip.setAttribute("aria-pressed", state.visible.has(c));
+          draw(state);
+        });
+        columns.append(chip);
+      });
+      const zoom = make("div", "dr-zoom", undefined, { role: "group", "aria-label": "Size of the picture" });
+      for (const [text, label, step] of [["−", "smaller", -1.5], ["+", "larger", 1.5], ["fit", "fit the width", 0]]) {
+        const button = make("button", "dr-button", text, { type: "button", "aria-label": label, title: label });
+        button.addEventListener("click", () => resize(state, step));
+        zoom.append(button);
+      }
+      if (state.views.some((view) => view.columns.some((column) => column.folds.length))) {
+        const all = make("button", "dr-button dr-all", "every kernel", { type: "button", "aria-pressed": "false" });
+        all.title = "Kernels of little cost are folded in long columns";
+        all.addEventListener("click", () => {
+          state.every = toggled(all);
+          draw(state);
+        });
+        zoom.append(all);
+      }
+      if (state.views.length > 1) {
+        const all = make("button", "dr-button", "every stage", { type: "button", "aria-pressed": "false" });
+        all.title = "Neighbouring stages of little cost are drawn as one";
+        all.addEventListener("click", () => {
+          state.data = state.views[toggled(all) ? 1 : 0];
+          state.unfolded.clear();
+          draw(state);
+        });
+        zoom.append(all);
+      }
+      bar.append(columns, zoom);
+      state.scroll = make("div", "dr-scroll", undefined, { role: "group", "aria-label":
+        "Fusion graphs: stages down, implementations across. Arrow keys move between kernels, Enter keeps one open." });
+      state.grid = make("div", "dr-grid");
+      state.scroll.append(state.grid);
+      state.legend = make("p", "dr-legend");
+      root.append(bar, state.scroll, state.legend, table(state));
+      state.tip = make("div", "dr-tip", undefined, { role: "dialog", "aria-label": "Kernel" });
+      state.tip.hidden = true;
+      root.append(state.tip);
+      state.scroll.addEventListener("keydown", (event) => move(state, event));
+      root.addEventListener("keydown", (event) => event.key === "Escape" && close(state));
+      root.addEventListener("pointerleave", () => state.pinned || hide(state));
+      state.scroll.addEventListener("scroll", () => (state.pinned ? put(state) : hide(state)), { passive: true });
+      outside(state, root);
+      new ResizeObserver(() => edges(state)).observe(state.grid);
+    }
+    for (const { name, why } of data.unread) root.append(make("p", "dr-note", `${name}: not drawn: ${why}`));
+    element.append(root);
+    if (data.columns.length) draw(state);
+  }
+
+  function toggled(button) {
+    const pressed = button.getAttribute("aria-pressed") !== "true";
+    button.setAttribute("aria-pressed", pressed);
+    return pressed;
+  }
+
+  function outside(state, root) {
+    // Of the whole page, for as long as the picture is in it.
+    const ended = new AbortController();
+    const listen = (type, act, options = {}) => document.addEventListener(type, (event) =>
+      root.isConnected ? state.pinned && act(event) : ended.abort(), { ...options, signal: ended.signal });
+    listen("scroll", () => (inView(state) ? put(state) : close(state)), { passive: true, capture: true });
+    listen("pointerdown", ({ target }) => !state.tip.contains(target) && !target.closest?.(".dr-box") && close(state));
+  }
+
+  function resize(state, step) {
+    if (step) state.size = Math.min(24, Math.max(6, state.size + step));
+    else {
+      const fixed = state.columns.reduce((sum, column) => sum + column.gutter, 0); // edges are as wide as their bytes
+      const wanted = Math.max(100, state.scroll.clientWidth - fixed - 2);
+      // Of the columns' own width: the grid stretches to fill what is there.
+      const own = [...getComputedStyle(state.grid).gridTemplateColumns.matchAll(/[\d.]+/g)].reduce((sum, [width]) => sum + Number(width), 0);
+      state.size = Math.min(16, Math.max(6, (state.size * wanted) / (own - fixed)));
+    }
+    draw(state);
+  }
+
+  function draw(state) {
+    const { data, grid } = state;
+    const focused = grid.contains(document.activeElement) ? document.activeElement.dataset.key : null;
+    close(state);
+    grid.replaceChildren();
+    grid.style.fontSize = `${state.size}px`;
+    const columns = data.columns.map((column, c) => ({ ...column, c })).filter(({ c }) => state.visible.has(c));
+    for (const column of columns) {
+      column.units = units(column, column.c, state);
+      column.lanes = lanesOf(column.units);
+      if (!column.lanes.length) column.lanes.push([]);
+    }
+    state.columns = columns;
+    state.boxes = new Map();
+    const at = rows(state, columns);
+    state.largest = Math.max(1, ...data.columns.flatMap((column) => column.edges.map((edge) => edge.bytes)),
+      ...data.columns.flatMap((column) => column.kernels.flatMap((kernel) => [kernel.in, kernel.out])));
+    tracks(state, columns);
+    let template = "var(--dr-label)", line = 2;
+    for (const column of columns) {
+      column.line = line;
+      const width = { 1: 15, 2: 11 }[column.lanes.length] || 9.5;
+      template += ` ${column.lanes.map(() => `1.6em ${width}em`).join(" ")} ${column.gutter}px`;
+      line += 2 * column.lanes.length + 1;
+    }
+    grid.style.gridTemplateColumns = template;
+    const place = (node, top, bottom, left, right) => {
+      node.style.gridArea = `${top} / ${left} / ${bottom} / ${right}`;
+      grid.append(node);
+      return node;
+    };
+    place(make("div", "dr-corner", data.inferred ? "operation (matched by kind and order)" : "stage"), 1, 2, 1, 2);
+    for (const [row, part] of at.titles) {
+      place(make("div", "dr-part"), row, row + 1, 1, line);
+      place(make("div", "dr-part-name", part), row, row + 1, 1, 2);
+    }
+    data.bands.forEach((band, b) => {
+      place(make("div", b % 2 ? "dr-band" : "dr-band dr-even"), at.starts[b], at.starts[b] + at.slots[b], 1, line);
+      const label = make("div", "dr-stage", band.label, { title: (band.several || [band.label]).join("\n") });
+      if (band.several) label.append(make("small", "", `${band.several.length} stages of little cost`));
+      place(label, at.starts[b], at.starts[b] + at.slots[b], 1, 2);
+    });
+    state.svg = document.createElementNS(SVG, "svg");
+    state.svg.setAttribute("class", "dr-edges");
+    state.svg.setAttribute("aria-hidden", "true");
+    grid.append(state.svg);
+    for (const column of columns) {
+      const right = column.line + 2 * column.lanes.length + 1;
+      const head = place(make("div", "dr-head"), 1, 2, column.line, right);
+      head.style.setProperty("--dr-own", xlafuse.colour ? xlafuse.colour(column.name) : "currentColor");
+      head.append(make("strong", "", column.name, { title: column.name }), make("span", "", column.title));
+      for (const unit of column.units) {
+        if (!unit.piece) continue;
+        const node = place(box(state, column, unit, at), unit.top, unit.bottom, column.line + 1 + 2 * unit.piece[0],
+          column.line + 2 + 2 * (unit.piece[0] + spare(column, unit)));
+        if (!unit.fold) node.style.gridTemplateRows = "subgrid"; // which would stretch it
+      }
+      for (const part of ["forward", "backward"]) {
+        const free = column.units.filter((unit) => !unit.piece && unit.part === part);
+        const own = data.bands.map((band, b) => (band.part === part ? b : -1)).filter((b) => b >= 0);
+        if (!free.length || !own.length) continue;
+        const last = own[own.length - 1];
+        const stack = place(make("div", "dr-free"), at.starts[own[0]], at.starts[last] + at.slots[last], column.line + 1,
+          right - 1);
+        const alone = free.length === 1 && free[0].kernel;
+        if (alone) stack.classList.add("dr-alone");
+        stack.append(make("p", "", alone ? "names no stages: one kernel for all of them" : "names no stages: in the order of launch"));
+        for (const unit of free) stack.append(box(state, column, unit, at));
+      }
+      if (column.note) place(make("div", "dr-free dr-words", column.note), 2, at.end, column.line + 1, right - 1);
+    }
+    edges(state);
+    legend(state);
+    const first = grid.querySelectorAll(".dr-box");
+    const kept = focused && [...first].find((node) => node.dataset.key === focused);
+    if (kept) kept.focus();
+    for (const column of columns) {
+      const nodes = [...first].filter((node) => Number(node.dataset.column) === column.c);
+      if (nodes.length && !nodes.includes(kept)) nodes[0].tabIndex = 0;
+    }
+  }
+
+  function reveal(state, { implementation, index }) {
+    const c = state.data.columns.findIndex((column) => column.name === implementation);
+    if (c < 0 || !state.data.columns[c].kernels[index]) return;
+    const fold = state.data.columns[c].folds.findIndex(({ members }) => members.includes(index));
+    const hidden = !state.visible.has(c) || (fold >= 0 && !state.every && !state.unfolded.has(`${c}.${fold}`));
+    state.visible.add(c);
+    if (fold >= 0) state.unfolded.add(`${c}.${fold}`);
+    state.element.querySelectorAll(".dr-chip")[c]?.setAttribute("aria-pressed", "true");
+    if (hidden) draw(state);
+    const { node, unit } = state.boxes.get(`${c}.${index}`);
+    node.scrollIntoView({ block: "nearest", inline: "nearest" });
+    light(state, { column: state.columns.find((column) => column.c === c), unit });
+  }
+
+  function move(state, event) {
+    const node = event.target.closest(".dr-box");
+    const [dx, dy] = { ArrowUp: [0, -1], ArrowDown: [0, 1], ArrowLeft: [-1, 0], ArrowRight: [1, 0] }[event.key] || [];
+    if (!node || dx === undefined || state.pinned) return;
+    event.preventDefault();
+    const own = node.getBoundingClientRect();
+    const column = state.columns.findIndex(({ c }) => c === Number(node.dataset.column));
+    const wanted = state.columns[column + dx];
+    const among = wanted ? [...state.grid.querySelectorAll(".dr-box")].filter((o) => Number(o.dataset.column) === wanted.c) : [];
+    const next = dy ? among[among.indexOf(node) + dy]
+      : among.sort((a, b) => Math.abs(a.getBoundingClientRect().top - own.top) - Math.abs(b.getBoundingClientRect().top - own.top))[0];
+    if (!next) return;
+    for (const other of among) other.tabIndex = -1;
+    next.tabIndex = 0;
+    next.focus();
+  }
+
+  return { show };
+})();

@@ -1,0 +1,196 @@
+"use strict";
+// The page: unpacks what is embedded, switches between pages by the address, and fills a case's page when it is opened.
+window.xlafuse = {};
+(() => {
+  const texts = new Map();
+  const values = new Map();
+
+  // The text of an embedded element, unpacked once.
+  xlafuse.loadText = (id) => {
+    if (!texts.has(id)) texts.set(id, unpack(document.getElementById(id)));
+    return texts.get(id);
+  };
+  xlafuse.load = (id) => {
+    if (!values.has(id)) values.set(id, xlafuse.loadText(id).then(JSON.parse));
+    return values.get(id);
+  };
+  async function unpack(element) {
+    if (!element) throw new Error("nothing of this name is embedded");
+    const packed = Uint8Array.from(atob(element.textContent), (c) => c.charCodeAt(0));
+    const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+    const text = await new Response(stream).text();
+    if (!("pieces" in element.dataset)) return text;
+    const pieces = await xlafuse.load("pieces"); // what several elements have in common (compare/html/embed.py)
+    return text.replace(/[^\0-\x7f]/gu, (reference) => {
+      const code = reference.codePointAt(0);
+      return pieces[code - 0x100 - (code < 0xe000 ? 0 : 0xe000 - 0xd800)];
+    });
+  }
+  // An embedded library: an ES module.
+  const modules = new Map();
+  xlafuse.module = (id) => {
+    if (!modules.has(id)) {
+      modules.set(id, xlafuse.loadText(id).then((text) => {
+        const url = URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
+        return import(url).finally(() => URL.revokeObjectURL(url));
+      }));
+    }
+    return modules.get(id);
+  };
+
+  // Light and dark.
+  const root = document.documentElement;
+  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+  let chosen = null;
+  xlafuse.theme = () => root.dataset.theme;
+  function setTheme(name) {
+    if (root.dataset.theme === name && root.classList.contains("dark") === (name === "dark")) return;
+    root.dataset.theme = name;
+    root.classList.toggle("dark", name === "dark"); // what DataTables looks at
+    document.dispatchEvent(new CustomEvent("xlafuse:theme", { detail: name }));
+  }
+  const preferred = () => (dark.matches ? "dark" : "light");
+  setTheme(preferred());
+  dark.addEventListener("change", () => chosen || setTheme(preferred()));
+  document.getElementById("theme").addEventListener("click", () => {
+    chosen = xlafuse.theme() === "dark" ? "light" : "dark";
+    setTheme(chosen);
+  });
+  window.addEventListener("beforeprint", () => {
+    document.querySelectorAll("main details.kernels").forEach((d) => { d.open = true; });
+    setTheme("light");
+  });
+  window.addEventListener("afterprint", () => setTheme(chosen || preferred()));
+
+  // Pages.
+  const article = document.getElementById("case");
+  const pages = { "": "overview", records: "records-page", about: "about" };
+  const scrolled = new Map(); // where a page was left, to come back to
+  let shown = null;
+  let settings = null;
+  xlafuse.colour = (name) => (settings && settings.colours[name]) || "#8c8c8c";
+
+  // The case that an address names, as this page writes it or as people type it; -1 for none.
+  function numbered(hash) {
+    const number = settings.links.indexOf(hash);
+    if (number >= 0 || !hash.startsWith("#/case/")) return number;
+    return settings.cases.indexOf(hash.slice("#/case/".length).split("/").map(decoded).join("/"));
+  }
+  function decoded(piece) {
+    try { return decodeURIComponent(piece); } catch { return piece; }
+  }
+
+  async function route() {
+    settings = settings || (await xlafuse.load("settings"));
+    const hash = location.hash || "#/";
+    if (!hash.startsWith("#/")) return; // a place on this page
+    if (shown !== null) scrolled.set(shown, window.scrollY);
+    const moved = shown !== null; // not when the file is opened: Tab then begins at the top
+    shown = hash;
+    const number = numbered(hash);
+    const page = number >= 0 ? "case" : pages[hash.slice(2)] || "overview";
+    for (const section of document.querySelectorAll("section.page")) section.hidden = section.id !== page;
+    article.hidden = page !== "case";
+    document.querySelectorAll("header.top nav a").forEach((a) => {
+      if (a.getAttribute("href") === hash) a.setAttribute("aria-current", "page");
+      else a.removeAttribute("aria-current");
+    });
+    document.getElementById("goto").value = number >= 0 ? String(number) : "";
+    if (page === "case") await openCase(number, hash);
+    if (page === "records-page") await xlafuse.records();
+    if (shown !== hash) return;
+    window.scrollTo(0, scrolled.get(hash) || 0);
+    if (moved) document.getElementById("main").focus({ preventScroll: true });
+  }
+
+  async function openCase(number, hash) {
+    article.replaceChildren();
+    delete article.dataset.shown;
+    article.setAttribute("aria-busy", "true");
+    const data = await xlafuse.load(`case-${number}`);
+    if (shown !== hash) return; // another one was asked for meanwhile
+    article.innerHTML = data.html; // made by a template that escapes everything (templates/case.html)
+    document.title = article.querySelector("h1").textContent;
+    const pick = (kernel) => picked(number, kernel);
+    await Promise.all([xlafuse.charts(article, data.charts, pick), openViews(number, pick)]);
+    article.removeAttribute("aria-busy");
+    article.dataset.shown = hash;
+  }
+
+  // Slots that other scripts fill: {id of the slot: [script's name, embedded element's prefix]}.
+  const views = { graphs: ["drawing", "drawing"], sources: ["sources", "sources"] };
+  function slot(name) {
+    return article.querySelector(`[data-view="${name}"]`);
+  }
+  async function showView(name, number, options) {
+    const [script, prefix] = views[name];
+    const element = slot(name);
+    const id = `${prefix}-${number}`;
+    if (!element) return false;
+    const section = element.closest("section");
+    if (!xlafuse[script] || !document.getElementById(id)) {
+      section.hidden = true;
+      const link = article.querySelector(`[data-jump][href="#${section.id}"]`);
+      if (link) link.hidden = true;
+      return false;
+    }
+    await xlafuse[script].show(element, await xlafuse.load(id), options);
+    return true;
+  }
+  async function openViews(number, pick) {
+    for (const name of Object.keys(views)) await showView(name, number, { onKernel: pick });
+  }
+  // A kernel was picked somewhere: {implementation, index}. Its lines are shown; where there are none, its row.
+  async function picked(number, kernel) {
+    const options = { onKernel: (other) => picked(number, other), kernel };
+    await showView("graphs", number, options);
+    if (await showView("sources", number, options)) slot("sources").closest("section").scrollIntoView();
+    else showRow(kernel);
+  }
+  function showRow(kernel) {
+    for (const row of article.querySelectorAll("tr.picked")) row.classList.remove("picked");
+    for (const row of article.querySelectorAll("tr[data-index]")) {
+      if (row.dataset.implementation === kernel.implementation && Number(row.dataset.index) === kernel.index) {
+        row.closest("details").open = true;
+        row.classList.add("picked");
+        row.scrollIntoView({ block: "center" });
+      }
+    }
+  }
+  article.addEventListener("click", (event) => {
+    const jump = event.target.closest("[data-jump]");
+    const kernel = event.target.closest("a.kernel");
+    if (!jump && !kernel) return;
+    event.preventDefault(); // the address stays the case's
+    if (kernel) {
+      picked(numbered(shown), { implementation: kernel.dataset.implementation, index: Number(kernel.dataset.kernel) });
+    } else {
+      document.getElementById(jump.getAttribute("href").slice(1)).scrollIntoView();
+    }
+  });
+
+  // The front page.
+  document.getElementById("matrix-filter").addEventListener("input", (event) => {
+    const words = event.target.value.toLowerCase().split(/\s+/).filter(Boolean);
+    let block = null;
+    for (const row of document.querySelectorAll("#matrix tbody tr")) {
+      const text = row.cells[0].textContent.toLowerCase() + " " + row.cells[1].textContent.toLowerCase();
+      row.hidden = !words.every((word) => text.includes(word));
+      if (row.hidden) continue;
+      row.cells[0].classList.toggle("again", row.cells[0].textContent === block);
+      block = row.cells[0].textContent;
+    }
+  });
+  const select = document.getElementById("goto");
+  select.addEventListener("change", () => {
+    location.hash = select.value === "" ? "#/" : settings.links[Number(select.value)];
+  });
+  const title = document.title;
+  window.addEventListener("hashchange", () => { document.title = title; route(); });
+  document.addEventListener("DOMContentLoaded", async () => {
+    settings = await xlafuse.load("settings");
+    settings.cases.forEach((id, number) => select.append(new Option(id, String(number))));
+    await route();
+    document.body.dataset.ready = "true";
+  });
+})();

@@ -1,0 +1,80 @@
+"use strict";
+// The table of all records, by DataTables: made when its page is first opened.
+(() => {
+  let made = null;
+
+  const escaped = (text) => String(text).replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
+  // Three digits without an exponent.
+  function shown(value) {
+    if (value === null || value === 0) return value === null ? "" : "0";
+    const decimals = Math.max(0, 2 - Math.floor(Math.log10(Math.abs(value))));
+    return value.toFixed(Math.min(decimals, 20));
+  }
+  const words = {
+    number: shown,
+    count: (value) => (value === null ? "" : String(value)),
+    percent: (value) => (value === null ? "" : `${Math.round(value * 100)}%`),
+    text: (value) => escaped(value ?? ""),
+    filter: (value) => escaped(value ?? ""),
+  };
+
+  function column(spec, place, links) {
+    const numeric = ["number", "count", "percent"].includes(spec.kind);
+    return {
+      title: escaped(spec.title), className: numeric ? "dt-right" : "dt-left", type: numeric ? "num" : "string",
+      render: (value, type, row, meta) => {
+        if (type === "sort" || type === "type") return value ?? (numeric ? Infinity : "");
+        if (type !== "display") return value ?? "";
+        if (spec.kind === "case") return `<a href="${escaped(links[row[row.length - 1]])}">${escaped(value)}</a>`;
+        return words[spec.kind](value);
+      },
+    };
+  }
+
+  function addFilters(table, data) {
+    const bar = document.getElementById("records-filters");
+    data.columns.forEach((spec, place) => {
+      const values = [...new Set(data.rows.map((row) => row[place] ?? ""))];
+      if (spec.kind !== "filter" || values.length < 2) return;
+      const select = document.createElement("select");
+      select.setAttribute("aria-label", spec.title);
+      select.append(new Option(spec.title, ""));
+      values.sort().forEach((value) => select.append(new Option(value === "" ? "(none)" : value, `=${value}`)));
+      select.addEventListener("change", () => {
+        const wanted = select.value;
+        table.column(place).search(wanted === "" ? "" : (cell) => `=${cell}` === wanted).draw();
+      });
+      bar.append(select);
+    });
+  }
+
+  function explain(columns) {
+    const list = document.getElementById("records-help");
+    for (const spec of columns) {
+      list.append(Object.assign(document.createElement("dt"), { textContent: spec.title }));
+      list.append(Object.assign(document.createElement("dd"), { textContent: spec.help }));
+    }
+  }
+
+  xlafuse.records = () => {
+    made = made || make();
+    return made;
+  };
+  async function make() {
+    const [data, style, library] = await Promise.all([
+      xlafuse.load("rows"), xlafuse.loadText("lib-tables-style"), xlafuse.module("lib-tables"),
+    ]);
+    document.head.prepend(Object.assign(document.createElement("style"), { textContent: style })); // ours comes after
+    const rows = data.rows.map((row, number) => [...row, number]); // the last cell leads to its link, and is not shown
+    const columns = data.columns.map((spec, place) => column(spec, place, data.links));
+    columns.push({ visible: false, searchable: false });
+    const table = new library.default("#records", {
+      data: rows, columns, deferRender: true, pageLength: 50, lengthMenu: [25, 50, 100, 500], scrollX: true, order: [],
+      autoWidth: false, layout: { topStart: "search", topEnd: "pageLength", bottomStart: "info", bottomEnd: "paging" },
+      language: { search: "search " },
+    });
+    addFilters(table, data);
+    explain(data.columns);
+    return table;
+  }
+})();

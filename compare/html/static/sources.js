@@ -1,0 +1,255 @@
+// The sources behind a case: a listing a document, with the kernels that its lines belong to. Text is a run's own and
+// reaches the page through textContent alone.
+window.xlafuse = window.xlafuse || {};
+xlafuse.sources = (() => {
+  "use strict";
+  const MOST = 20000; // lines shown
+  const BLOCK = 100; // lines that the browser lays out, or not, together
+  const states = new WeakMap();
+
+  function make(tag, className, text, attributes = {}) {
+    const node = document.createElement(tag);
+    if (className) node.className = className;
+    if (text !== undefined) node.textContent = text;
+    for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+    return node;
+  }
+
+  async function show(element, data, options = {}) {
+    let state = states.get(element);
+    if (!state || state.data !== data) {
+      state = { element, data, record: 0, document: 0, kernel: null };
+      states.set(element, state);
+      frame(state);
+    }
+    state.options = { ...state.options, ...options };
+    if (options.kernel) {
+      const record = data.records.findIndex(({ name }) => name === options.kernel.implementation);
+      if (record < 0) return;
+      const { documents, kernels } = data.records[record];
+      const has = (document) => documents[document]?.kernels[options.kernel.index];
+      const current = record === state.record && has(state.document) ? state.document : documents.findIndex((_, d) => has(d));
+      state.record = record;
+      state.document = Math.max(0, current);
+      state.kernel = kernels[options.kernel.index] === undefined ? null : options.kernel.index;
+    }
+    const line = options.line || options.kernel?.line;
+    const at = line && place(data.records[state.record], line);
+    if (at) state.document = at.document;
+    await draw(state, at?.line);
+  }
+
+  // "file.py:12" among a record's documents.
+  function place(record, line) {
+    const [, file, number] = /^(.*):(\d+)$/s.exec(line) || [];
+    const document = record ? record.documents.findIndex(({ title }) => title === file) : -1;
+    return document < 0 ? null : { document, line: Number(number) };
+  }
+
+  function frame(state) {
+    const { element, data } = state;
+    element.replaceChildren();
+    const root = make("div", "so");
+    state.records = tabs("Implementations", data.records.map(({ name }) => name), (record) => {
+      Object.assign(state, { record, document: 0, kernel: null });
+      draw(state);
+    });
+    data.records.forEach(({ name }, r) => state.records.children[r].style.setProperty("--so-own", xlafuse.colour?.(name) ?? "currentColor"));
+    state.head = make("div", "so-head");
+    state.note = make("p", "so-note");
+    state.code = make("div", "so-code", undefined, { tabindex: "0", role: "region", "aria-label": "Source" });
+    state.code.addEventListener("keydown", (event) => move(state, event));
+    state.files = make("div", "so-files");
+    root.append(state.records, state.head, state.note, state.code, state.files);
+    element.append(root);
+  }
+
+  function tabs(label, names, pick) {
+    const group = make("div", "so-tabs", undefined, { role: "group", "aria-label": label });
+    names.forEach((name, n) => {
+      const tab = make("button", "so-tab", name, { type: "button", title: name });
+      tab.addEventListener("click", () => pick(n));
+      group.append(tab);
+    });
+    return group;
+  }
+
+  const press = (group, chosen) => [...group.children].forEach((tab, t) => tab.setAttribute("aria-pressed", t === chosen));
+
+  async function draw(state, line) {
+    const { data, head, code } = state;
+    const record = data.records[state.record];
+    const turn = (state.turn = {});
+    press(state.records, state.record);
+    head.replaceChildren();
+    code.replaceChildren();
+    code.hidden = true;
+    if (!record) { state.note.textContent = "No sources in this run's folder."; return; }
+    const shown = record.documents[state.document];
+    const documents = tabs("Documents", record.documents.map(({ title }) => title), (document) => {
+      state.document = document;
+      draw(state);
+    });
+    press(documents, state.document);
+    head.append(documents, chooser(state, record, shown));
+    const spans = (state.kernel !== null && shown?.kernels[state.kernel]) || [];
+    if (spans.length) {
+      const jumps = make("p", "so-jumps", `kernel ${state.kernel + 1} here:`);
+      for (const [first, last] of spans.slice(0, 12)) {
+        const jump = make("button", "so-jump", first === last ? `line ${first}` : `lines ${first} to ${last}`, { type: "button" });
+        jump.addEventListener("click", () => scroll(state, state.lines.get(first)));
+        jumps.append(" ", jump);
+      }
+      head.append(jumps);
+    }
+    state.note.textContent = [record.note, shown?.note].filter(Boolean).join("; ")
+      || (shown ? "" : record.files.length ? "No source of what was compiled here, but what it became:"
+        : "Nothing was kept of what was compiled here.");
+    state.note.hidden = !state.note.textContent;
+    files(state, record);
+    if (!shown) return;
+    const text = shown.text === undefined ? (await xlafuse.load("sources-programs"))[shown.title] : data.texts[shown.text];
+    if (state.turn !== turn) return;
+    code.hidden = false;
+    listing(state, record, shown, text);
+    go(state, shown, line);
+  }
+
+  function chooser(state, record, shown) {
+    const label = make("label", "so-choose", "kernel ");
+    const select = make("select");
+    select.append(make("option", "", "…", { value: "" }));
+    record.kernels.forEach((name, index) => {
+      const option = make("option", "", `${index + 1} ${name}`, { value: index });
+      if (!shown?.kernels[index]) option.textContent += " (not in this text)";
+      select.append(option);
+    });
+    select.value = state.kernel ?? "";
+    select.addEventListener("change", () => pick(state, select.value === "" ? null : Number(select.value)));
+    label.append(select);
+    return label;
+  }
+
+  function pick(state, index) {
+    state.kernel = index;
+    const record = state.data.records[state.record];
+    const kernel = { implementation: record.name, index };
+    if (index === null) draw(state);
+    else if (state.options.onKernel) state.options.onKernel(kernel); // who shows it here, too
+    else show(state.element, state.data, { kernel });
+  }
+
+  function listing(state, record, shown, text) {
+    const texts = text.text.split("\n");
+    const missing = new Map(text.gaps);
+    const places = new Map(text.at.map(([number, at]) => [number, text.places[at]]));
+    const numbers = [];
+    texts.forEach((_, position) => numbers.push((numbers.at(-1) || 0) + (missing.get(position) || 0) + 1));
+    const there = new Set(numbers);
+    const held = new Map(); // line number -> the kernels that begin there; none within one
+    for (const [index, spans] of Object.entries(shown.kernels)) for (const [first, last] of spans) {
+      let begun = false;
+      for (let number = first; number <= last; number++) {
+        if (!there.has(number)) continue;
+        if (!held.has(number)) held.set(number, new Set());
+        if (!begun) held.get(number).add(Number(index));
+        begun = true;
+      }
+    }
+    state.lines = new Map();
+    const paint = xlafuse.painter(text.language);
+    let block;
+    texts.slice(0, MOST).forEach((content, position) => {
+      if (position % BLOCK === 0) state.code.append((block = make("div", "so-block")));
+      const left = missing.get(position), number = numbers[position];
+      if (left && position) block.append(make("div", "so-gap", left === 1 ? "1 line left out" : `${left} lines left out`));
+      const row = make("div", "so-line");
+      row.dataset.line = number;
+      const marks = make("span", "so-marks");
+      const at = held.get(number);
+      if (at) {
+        row.classList.add("so-held");
+        const named = [...at];
+        for (const index of named.slice(0, 4)) {
+          const mark = make("button", "so-mark", index + 1, { type: "button", tabindex: "-1", title: `kernel ${record.kernels[index]}`,
+            "aria-label": `line ${number} is of kernel ${index + 1}, ${record.kernels[index]}` });
+          mark.addEventListener("click", () => pick(state, index));
+          marks.append(mark);
+        }
+        if (named.length > 4) marks.append(make("span", "so-more", `+${named.length - 4}`, {
+          title: named.slice(4).map((index) => `${index + 1} ${record.kernels[index]}`).join("\n") }));
+      }
+      const words = make("span", "so-text");
+      paint(words, content);
+      row.append(marks, words);
+      const source = places.get(number);
+      if (source) {
+        const short = source.split("/").pop();
+        const link = make(place(record, source) ? "button" : "span", "so-place", short, { title: source });
+        if (link.tagName === "BUTTON") {
+          link.type = "button";
+          link.tabIndex = -1;
+          link.addEventListener("click", () => show(state.element, state.data, { line: source }));
+        }
+        row.append(link);
+      }
+      block.append(row);
+      state.lines.set(number, row);
+    });
+    if (texts.length > MOST) state.code.append(make("div", "so-gap", `${(texts.length - MOST).toLocaleString("en")} more lines are in the run's dumps`));
+    const first = state.code.querySelector(".so-mark, .so-place");
+    if (first) first.tabIndex = 0;
+  }
+
+  function go(state, shown, line) {
+    let target = line ? state.lines.get(line) : null;
+    for (const [first, last] of (state.kernel !== null && shown.kernels[state.kernel]) || [])
+      for (let number = first; number <= last; number++) {
+        const row = state.lines.get(number);
+        row?.classList.add("so-chosen");
+        target ||= row;
+      }
+    if (line) state.lines.get(line)?.classList.add("so-target");
+    scroll(state, target);
+  }
+
+  function scroll(state, target) {
+    // The listing scrolls, and never the page. Once more, since blocks that come into view get their real heights.
+    const { code } = state;
+    const to = () => {
+      const above = target ? target.getBoundingClientRect().top - code.getBoundingClientRect().top : -code.scrollTop;
+      code.scrollTop += above - (target ? code.clientHeight / 4 : 0);
+    };
+    to();
+    requestAnimationFrame(() => { to(); requestAnimationFrame(to); });
+  }
+
+  function files(state, record) {
+    state.files.replaceChildren();
+    if (!record.files.length) return;
+    const own = record.files.filter(({ kernels }) => state.kernel !== null && kernels.includes(state.kernel));
+    const list = (found, title) => {
+      const paragraph = make("p", "", title);
+      for (const { title: name, href } of found) paragraph.append(" ", make("a", "", name, { href, target: "_blank", rel: "noopener" }));
+      return paragraph;
+    };
+    if (own.length) state.files.append(list(own, `kernel ${state.kernel + 1}, in files beside this page:`));
+    const all = make("details");
+    all.append(make("summary", "", `all ${record.files.length} files of ${record.name} beside this page`), list(record.files, ""));
+    state.files.append(all);
+  }
+
+  function move(state, event) {
+    const step = { ArrowUp: -1, ArrowDown: 1 }[event.key];
+    if (!step || !event.target.matches(".so-mark, .so-place")) return;
+    event.preventDefault();
+    const all = [...state.code.querySelectorAll("button.so-mark, button.so-place")];
+    const next = all[all.indexOf(event.target) + step];
+    if (!next) return;
+    event.target.tabIndex = -1;
+    next.tabIndex = 0;
+    next.focus();
+  }
+
+  return { show };
+})();

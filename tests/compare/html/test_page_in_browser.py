@@ -1,0 +1,149 @@
+"""A report opened from a file: pages, pictures, sorting, searching, themes, keyboard."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CASE = "#/case/attention/llama-8b/bf16/fwd"
+
+
+def column(page: Any, title: str) -> list[str]:
+    """The visible cells of a column of the table of records."""
+    return page.evaluate(
+        """title => {
+          const heads = [...document.querySelectorAll("#records-page .dt-scroll-head th")];
+          const place = heads.findIndex((th) => th.textContent.trim() === title);
+          return [...document.querySelectorAll("#records tbody tr")].map((row) => row.cells[place].textContent);
+        }""",
+        title,
+    )
+
+
+def test_the_front_page_answers_at_a_glance(report: Path, visit: Any, ready: Any) -> None:
+    with visit(report) as page:
+        assert page.locator("h1:visible").inner_text() == "h200-quick: fusion report"
+        assert 1 <= page.locator(".stories li").count() <= 5
+        assert "at stake" in page.locator(".stories li").first.inner_text()
+        best = page.locator("#matrix tr", has_text="gpt2-scores bf16 fwd").locator("td.best")
+        assert best.inner_text().startswith("1.00")
+        page.locator("#matrix a", has_text="gpt2-scores bf16 fwd").click()
+        ready(page)
+        assert page.locator("#case h1").inner_text().startswith("softmax")
+
+
+def test_a_newcomer_finds_the_answers(report: Path, visit: Any, ready: Any) -> None:
+    """Which is fastest for attention, how many kernels XLA used, what it materialised, and at which line."""
+    with visit(report, CASE) as page:
+        ready(page)
+        lines = page.locator(".glance tbody tr").all_inner_texts()
+        assert lines[0].startswith("sdpa-cudnn")
+        heads = page.locator(".glance thead th").all_inner_texts()
+        xla = next(line for line in lines if line.split("\t")[0] == "xla").split("\t")
+        shown = dict(zip(heads, xla, strict=True))
+        assert shown["kernels"] == "4"
+        assert shown["largest array between kernels"] == "bf16[64,4096,4096], 2.15 GB (xlafuse/blocks/attention.py:19)"
+
+
+def test_a_case_has_its_pictures(report: Path, visit: Any, ready: Any) -> None:
+    with visit(report, CASE) as page:
+        ready(page)
+        for name in ("times", "ratios", "kernels", "roofline", "traffic"):
+            assert page.locator(f'[data-chart="{name}"] svg').count() == 1, name
+        bar = page.locator('[data-chart="kernels"] [aria-label*="attention_forward_kernel"]').first
+        bar.hover()
+        tooltip = page.locator("#vg-tooltip-element.visible")
+        tooltip.wait_for()
+        words = tooltip.inner_text()
+        assert "kernel" in words and "reads" in words and "µs" in words
+
+
+def test_a_kernel_leads_to_its_line(report: Path, visit: Any, ready: Any) -> None:
+    """From a bar, and from a table, to where it is told more of."""
+    with visit(report, CASE) as page:
+        ready(page)
+        page.evaluate("xlafuse.sources = undefined")  # as in a report without sources
+        page.locator('[data-chart="kernels"] [aria-label*="attention_forward_kernel"]').first.click()
+        page.wait_for_selector("tr.picked:visible")
+        assert page.url.endswith(CASE)
+
+
+def test_records_sort_search_and_filter(report: Path, visit: Any, ready: Any) -> None:
+    with visit(report, "#/records") as page:
+        page.wait_for_selector("#records tbody tr")
+        page.locator("#records-page .dt-scroll-head th", has_text="time µs").first.click()
+        page.wait_for_selector("th[aria-sort=ascending]")
+        times = [float(text) for text in column(page, "time µs")]
+        assert len(times) == 50 and times == sorted(times)
+        page.get_by_label("search").fill("triton gpt2-scores")
+        page.wait_for_function("document.querySelectorAll('#records tbody tr').length < 10")
+        assert set(column(page, "implementation")) == {"triton"}
+        page.get_by_label("search").fill("")
+        page.get_by_label("direction", exact=True).select_option("=train")
+        assert set(column(page, "direction")) == {"train"}
+        page.locator("#records tbody a").first.click()
+        ready(page)
+        assert page.locator("#case .glance").is_visible()
+
+
+def test_the_matrix_can_be_filtered(report: Path, visit: Any) -> None:
+    with visit(report) as page:
+        page.locator("#matrix-filter").fill("attention train")
+        shown = page.locator("#matrix tbody tr:visible").all_inner_texts()
+        assert shown and all("train" in line for line in shown)
+        assert "attention" in shown[0]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_themes(report: Path, visit: Any, ready: Any, scheme: str) -> None:
+    """As the system prefers, until the reader switches; pictures follow."""
+    ground = "() => getComputedStyle(document.body).backgroundColor"
+    ink = "() => getComputedStyle(document.querySelector('[data-chart=\"times\"] .role-axis-label text')).fill"
+    with visit(report, CASE, color_scheme=scheme) as page:
+        ready(page)
+        before = page.evaluate(ground), page.evaluate(ink)
+        assert page.evaluate("xlafuse.theme()") == scheme
+        page.locator("#theme").click()
+        page.wait_for_function(f"xlafuse.theme() !== '{scheme}'")
+        page.wait_for_function(f"({ink})() !== '{before[1]}'")
+        assert page.evaluate(ground) != before[0]
+        light = {"light": before[0], "dark": page.evaluate(ground)}[scheme]
+        assert light == "rgb(255, 255, 255)"
+
+
+def test_the_keyboard_is_enough(report: Path, visit: Any, ready: Any) -> None:
+    with visit(report) as page:
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+        page.locator("#matrix a", has_text="gpt2-scores bf16 fwd").focus()
+        page.keyboard.press("Enter")
+        ready(page)
+        page.locator("details.kernels summary").first.focus()
+        page.keyboard.press("Enter")
+        assert page.locator("details.kernels").first.get_attribute("open") is not None
+        page.go_back()
+        page.wait_for_selector("#overview:visible")
+
+
+def test_pictures_have_words_and_tables_have_heads(report: Path, visit: Any, ready: Any) -> None:
+    with visit(report, CASE) as page:
+        ready(page)
+        assert page.locator("figure.chart:not([aria-label])").count() == 0
+        assert page.locator("#case table:not(:has(thead th))").count() == 0
+
+
+def test_it_prints_light_and_without_its_controls(report: Path, visit: Any, ready: Any) -> None:
+    with visit(report, CASE, color_scheme="dark") as page:
+        ready(page)
+        page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+        page.emulate_media(media="print")
+        assert page.evaluate("xlafuse.theme()") == "light"
+        assert page.locator("header.top").is_hidden()
+        assert page.locator("details.kernels table").first.is_visible()
+
+
+def test_an_unknown_address_shows_the_front_page(report: Path, visit: Any) -> None:
+    with visit(report, "#/case/%E0%A4%A/<script>") as page:
+        assert page.locator("#overview").is_visible()

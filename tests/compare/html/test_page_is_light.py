@@ -1,0 +1,53 @@
+"""A large run becomes a page of few megabytes in few seconds, without a framework."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from compare import PROJECT
+
+RUN = PROJECT / "reports" / "h200-blocks"
+HEAVY = {"jax", "jaxlib", "torch", "triton", "numpy", "flax", "pandas"}
+DRIVER = """
+import json, sys
+from compare.cli import cli
+try:
+    cli(sys.argv[1:])
+finally:
+    print(json.dumps(sorted(sys.modules)), file=sys.stderr)
+"""
+
+
+def test_a_large_run(tmp_path: Path) -> None:
+    """As many records as a full suite has."""
+    folder = tmp_path / "run"
+    shutil.copytree(RUN, folder, ignore=shutil.ignore_patterns("traces", "records.jsonl"))
+    lines = [json.loads(line) for line in (RUN / "records.jsonl").read_text().splitlines()]
+    with (folder / "records.jsonl").open("w") as file:
+        for copy in range(4):
+            for line in lines:
+                case = {**line["case"], "name": f"{line['case']['name']}-{copy}"}
+                file.write(json.dumps({**line, "case": case, "id": ""}) + "\n")
+    out = tmp_path / "page.html"
+    command = [sys.executable, "-c", DRIVER, "report", str(folder), "--html", str(out)]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=200)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stderr
+    assert "1024 records of 168 cases" in done.stdout
+    assert not HEAVY & set(json.loads(done.stderr.splitlines()[-1]))
+    assert after.ru_utime - before.ru_utime < 20  # 10 s on one idle core
+    assert out.stat().st_size < 5e6
+
+
+@pytest.mark.parametrize("command", [["report", "--help"], ["report", str(RUN)]], ids=["help", "table"])
+def test_other_reports_do_not_wait_for_it(command: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-c", DRIVER, *command], cwd=PROJECT, capture_output=True, text=True)
+    assert not {"vl_convert", "jinja2", "compare.html"} & set(json.loads(done.stderr.splitlines()[-1]))
