@@ -155,7 +155,8 @@ def test_bandwidth_is_held_against_a_stream_of_the_same_mix(
 @pytest.mark.parametrize(
     ("block", "name", "dtype", "precision", "product"),
     [
-        ("attention", "gpt2", "bfloat16", "ieee", "bfloat16"), ("attention", "odd-length", "float16", "ieee", "float16"),
+        ("attention", "gpt2", "bfloat16", "ieee", "bfloat16"),
+        ("attention", "odd-length", "float16", "ieee", "float16"),
         ("attention", "gpt2-fp32", "float32", "ieee", "float32-ieee"),
         ("attention", "gpt2-fp32", "float32", "tf32", "float32-tf32"),
         ("matmul_fp8", "square-8k", "bfloat16", "ieee", "float8_e4m3fn"),
