@@ -271,15 +271,18 @@ def _withdraw_guesses(
         start = end
 
 
+_Profile = tuple[int | None, int | None, str]  # bytes read and written, kind
+
+
 class _Fits:
     """What a record may be to a kernel."""
 
     def __init__(self, compiler: str, kernels: Iterable[Kernel]) -> None:
         self._xla = compiler.startswith("xla")
-        self._named: dict[str, list[Kernel]] = {}
+        self._named: dict[str, set[_Profile]] = {}
         for kernel in kernels:
             if kernel.runtime_name:
-                self._named.setdefault(kernel.runtime_name, []).append(kernel)
+                self._named.setdefault(kernel.runtime_name, set()).add(_profile(kernel))
 
     def before(self, kernel: Kernel, record: Record) -> bool:
         return kernel.runtime_name is None and bool(BEFORE.search(record.name)) and record.name not in self._named
@@ -299,7 +302,8 @@ class _Fits:
         if not self._xla:
             return None
         if name in self._named:
-            return 1.0 if any(_alike(kernel, other) for other in self._named[name]) else None
+            mine = _profile(kernel)
+            return 1.0 if any(_alike(mine, other) for other in self._named[name]) else None
         return 2.0 if XLA.search(name) else None
 
     def _library(self, kernel: Kernel, name: str) -> float | None:
@@ -321,11 +325,12 @@ def _moves(kernel: Kernel) -> bool:
     return kernel.kind in ("copy", "memset", "scatter")
 
 
-def _alike(one: Kernel, other: Kernel) -> bool:
-    pairs = (
-        (one.bytes_read, other.bytes_read), (one.bytes_written, other.bytes_written), (one.kind, other.kind),
-    )  # fmt: skip
-    return all(a == b or a is None or b is None for a, b in pairs)
+def _profile(kernel: Kernel) -> _Profile:
+    return kernel.bytes_read, kernel.bytes_written, kernel.kind
+
+
+def _alike(one: _Profile, other: _Profile) -> bool:
+    return all(a == b or a is None or b is None for a, b in zip(one, other, strict=True))
 
 
 def _with_records(graph: FusionGraph, joined: Mapping[int, Sequence[Record]]) -> FusionGraph:

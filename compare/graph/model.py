@@ -88,11 +88,11 @@ class Kernel:
     device_time_us: float | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def bytes_read(self) -> int | None:
         return _total(self.inputs)
 
-    @property
+    @cached_property
     def bytes_written(self) -> int | None:
         return _total(self.outputs)
 
