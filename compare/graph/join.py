@@ -196,6 +196,10 @@ def _align(
     """
     kernels = graph.kernels or ()
     fits = _Fits(graph.compiler, [kernels[slot.kernel] for slot in slots])
+    if len(slots) == len(records) and not any(slot.any_number for slot in slots):
+        pairs = [(slot.kernel, record) for slot, record in zip(slots, records, strict=True)]
+        if all(fits.main(kernels[index], record) == 0 for index, record in pairs):
+            return pairs, []  # nothing is cheaper, and rows of hundreds of kernels need no search
     # done[j]: the cost of placing the first j records in the slots so far; moves: by slot and state, how it came.
     done = [j * UNJOINED for j in range(len(records) + 1)]
     moves: list[tuple[list[str], list[str]]] = []

@@ -43,7 +43,7 @@ def text(id: str, content: str, *, refers: bool = False) -> Markup:
 def elements(data: Mapping[str, Any]) -> Iterator[Markup]:
     """An element for each, by its id, and the one with the pieces that several of them have in common."""
     split = _joined({id: _pieces(_json(each)) for id, each in data.items()})
-    holders = Counter(piece for pieces in split.values() for piece in set(pieces))
+    holders = Counter(piece for pieces in split.values() for piece in dict.fromkeys(pieces))
     shared = [piece for piece, count in holders.items() if count > 1 and len(piece) >= _LEAST]
     references = {piece: _reference(number) for number, piece in enumerate(shared)}
     yield element(PIECES, shared)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
+from compare import PROJECT
 from compare.html import charts, embed, page
 
 AWKWARD = {"text": "</script><!-- \u00e9 \u2028 \U0001f600 \ud800 \\ \" \n", "numbers": [1, -2.5, 1e300, None, True]}
@@ -49,3 +53,19 @@ def test_numbers_that_json_does_not_know(tmp_path: Path, visit: Any) -> None:
     data = {"a": {"worst": [math.inf, -math.inf, math.nan, 1.5]}}
     with visit(written(tmp_path, list(embed.elements(data)))) as it:
         assert load(it, "a") == {"worst": [None, None, None, 1.5]}
+
+
+def test_the_same_data_is_the_same_page_in_every_process() -> None:
+    """A committed page changes with its data alone: Python's hashes of text differ from process to process."""
+    program = (
+        "from compare.html import embed; common = [f'{n:040}' for n in range(50)];"
+        "print(list(embed.elements({'a': common, 'b': common[::-1], 'c': common[::2]})))"
+    )
+    made = [
+        subprocess.run(
+            [sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(PROJECT)},
+            capture_output=True, text=True, check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert made[0] == made[1] and "pieces" in made[0]
