@@ -58,7 +58,7 @@ def test_numbers_that_json_does_not_know(tmp_path: Path, visit: Any) -> None:
 def test_the_same_data_is_the_same_page_in_every_process() -> None:
     """A committed page changes with its data alone: Python's hashes of text differ from process to process."""
     program = (
-        "from compare.html import embed; common = [f'{n:040}' for n in range(50)];"
+        "from compare.html import embed; common = [{'x': f'{n:040}'} for n in range(50)];"
         "print(list(embed.elements({'a': common, 'b': common[::-1], 'c': common[::2]})))"
     )
     made = [
