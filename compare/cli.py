@@ -260,6 +260,7 @@ def selftest(ctx: click.Context, runs: tuple[Path, ...], trials: int) -> None:
     "--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
     help="Everything as one page for a browser, written to FILE.",
 )
+@click.option("--no-files", is_flag=True, help="With --html: no PTX and SASS in files beside the page.")
 @click.option(
     "--picture", type=click.Path(path_type=Path), metavar="FILE",
     help="Draw times, or with --roofline the roofline, into an .svg or .png.",
@@ -269,8 +270,9 @@ def selftest(ctx: click.Context, runs: tuple[Path, ...], trials: int) -> None:
 @_direction_option()
 @_filter("-i", "--implementation", "implementations", metavar="NAME", help="Only these implementations.")
 def report(
-    run: Path, as_json: bool, as_csv: bool, markdown: bool, kernels: bool, html: Path | None, picture: Path | None,
-    blocks: list[str], cases: list[str], directions: list[str], implementations: list[str], **views: bool,
+    run: Path, as_json: bool, as_csv: bool, markdown: bool, kernels: bool, html: Path | None, no_files: bool,
+    picture: Path | None, blocks: list[str], cases: list[str], directions: list[str], implementations: list[str],
+    **views: bool,
 ) -> None:
     """Show a run's results as a table, or as a page.
 
@@ -288,7 +290,8 @@ def report(
     form = report_cli.form_of(as_json=as_json, as_csv=as_csv, markdown=markdown)
     click.echo(
         report_cli.report(
-            run, html=html, views=views, kernels=kernels, form=form, picture=picture, wanted=wanted, warn=_warn
+            run, html=html, files=not no_files, views=views, kernels=kernels, form=form, picture=picture,
+            wanted=wanted, warn=_warn,
         )
     )
 

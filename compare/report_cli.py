@@ -15,11 +15,12 @@ Warn = Callable[[Iterable[str]], None]
 
 
 def report(
-    run: Path, *, html: Path | None, views: Mapping[str, bool], kernels: bool, form: str, picture: Path | None,
-    wanted: Mapping[str, list[str]], warn: Warn,
+    run: Path, *, html: Path | None, files: bool, views: Mapping[str, bool], kernels: bool, form: str,
+    picture: Path | None, wanted: Mapping[str, list[str]], warn: Warn,
 ) -> str:
     """What to print. views: "matrix", "roofline", "traffic", "authorship", of which one at most. form: "text",
-    "markdown", "json" or "csv". html, picture: a file to write instead. wanted: fields of rows -> names.
+    "markdown", "json" or "csv". html, picture: a file to write instead; files: others beside the page, too. wanted:
+    fields of rows -> names.
 
     Raises UsageError, RunFolderError.
     """
@@ -29,10 +30,12 @@ def report(
     view = chosen[0] if chosen else ""
     if form in ("json", "csv") and view == "matrix":
         raise UsageError(f"--matrix is a view of few numbers; --{form} without it has all of them")
+    if not files and html is None:
+        raise UsageError("--no-files goes with --html")
     if html is not None:
         if view or kernels or picture or form != "text":
             raise UsageError("--html is a form of its own, with all views in it; name no other")
-        return _page(run, html, wanted, warn)
+        return _page(run, html, files, wanted, warn)
     if kernels and view != "roofline":
         raise UsageError("--kernels goes with --roofline")
     if picture is not None and (kernels or view not in ("", "roofline") or form != "text"):
@@ -75,10 +78,10 @@ def _ceilings(run: Path) -> dict[str, Ceilings]:
         raise UsageError(f"{run / 'run.json'}: its segments cannot be read: {problem!r}") from None
 
 
-def _page(run: Path, out: Path, wanted: Mapping[str, list[str]], warn: Warn) -> str:
+def _page(run: Path, out: Path, files: bool, wanted: Mapping[str, list[str]], warn: Warn) -> str:
     from compare.html import page
 
-    shown = page.write(run, out, wanted)
+    shown = page.write(run, out, wanted, files=files)
     warn(shown.warnings)
     size = f"{out.stat().st_size / 1e6:.1f} MB"
     return f"{out}: {len(shown.members)} records of {len(shown.cases)} cases, {size}; open it in a browser"

@@ -41,15 +41,15 @@ _STYLES = ("page.css",)
 _SCRIPTS = ("page.js", "charts.js", "records.js")
 
 
-def write(folder: Path, out: Path, wanted: Mapping[str, Iterable[str]]) -> Run:
+def write(folder: Path, out: Path, wanted: Mapping[str, Iterable[str]], *, files: bool = True) -> Run:
     """Write the report of a run, or of those records that are wanted (rows.only); what was shown.
 
-    Files that belong to it and are too large to be in it lie beside it, in "<its stem>-files". Raises RunFolderError
-    and UsageError, also where the file cannot be written.
+    files: what is too large to be in it lies beside it, in "<its stem>-files"; else it is left out. Raises
+    RunFolderError and UsageError, also where the file cannot be written.
     """
     packages = libraries.read()
     run = reading.read(folder, wanted)
-    text = document(run, packages, out.with_name(f"{out.stem}-files"))
+    text = document(run, packages, out.with_name(f"{out.stem}-files") if files else None)
     try:
         whole.write(out, text.encode(errors="replace"))
     except OSError as problem:
@@ -57,7 +57,7 @@ def write(folder: Path, out: Path, wanted: Mapping[str, Iterable[str]]) -> Run:
     return run
 
 
-def document(run: Run, packages: libraries.Libraries, beside: Path) -> str:
+def document(run: Run, packages: libraries.Libraries, beside: Path | None) -> str:
     palette = charts.colours(member.name for member in run.members)
     title = printable(f"{run.folder.resolve().name}: fusion report", 200)
     elements = [

@@ -62,9 +62,9 @@ class _Record:
         return self.found.record.implementation if self.found.record else self.found.name
 
 
-def of_run(found: Sequence[Found], beside: Path) -> Sources:
+def of_run(found: Sequence[Found], beside: Path | None) -> Sources:
     """What every case's page shows. PTX and SASS go to files in `beside`, and so do the sources of the less important
-    records once `BUDGET` is used up.
+    records once `BUDGET` is used up; without a folder they are left out.
 
     What cannot be read, or written there, costs its own record what is missing, and leaves a note.
     """
@@ -79,7 +79,7 @@ def of_run(found: Sequence[Found], beside: Path) -> Sources:
     return Sources(packed, shown)
 
 
-def _read(found: Found, installed: programs.Programs, beside: Path) -> _Record:
+def _read(found: Found, installed: programs.Programs, beside: Path | None) -> _Record:
     record = _Record(found)
     try:
         record.kernels = (found.graph().kernels or ()) if found.read is not None else ()
@@ -94,7 +94,7 @@ def _read(found: Found, installed: programs.Programs, beside: Path) -> _Record:
     return record
 
 
-def _add_archive(record: _Record, path: Path, beside: Path) -> None:
+def _add_archive(record: _Record, path: Path, beside: Path | None) -> None:
     if not path.is_file():
         record.note = f"the run's folder has no {printable(path.name)}, which would hold what was compiled"
         return
@@ -104,7 +104,8 @@ def _add_archive(record: _Record, path: Path, beside: Path) -> None:
                 name = PurePosixPath(info.filename)
                 if info.file_size <= MAX_BYTES and (name.name in _KINDS or name.suffix == ".cu"):
                     _add(record, info.filename, archive.read(info).decode(errors="replace"))
-            record.files += files_beside.write(archive, record.kernels, beside)
+            if beside is not None:
+                record.files += files_beside.write(archive, record.kernels, beside)
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, lzma.LZMAError, zlib.error) as problem:
         raise UsageError(f"{path}: {problem}") from None
 
@@ -165,7 +166,7 @@ def _size(listing: Listing, known: dict[int, int]) -> int:
 
 
 def _packed(
-    records: Sequence[_Record], within: set[int], beside: Path, shown_programs: dict[str, dict[str, Any]]
+    records: Sequence[_Record], within: set[int], beside: Path | None, shown_programs: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
     texts: list[dict[str, Any]] = []
     numbers: dict[str, int] = {}
@@ -177,8 +178,11 @@ def _packed(
             if document.program:
                 shown_programs.setdefault(document.title, _text(document.listing))
             elif id(record) not in within:
-                files.insert(0, _apart(document, beside))
-                note = "what was compiled is in files beside the page, which has no room for the texts of every record"
+                where_to = "is left out of"
+                if beside is not None:
+                    files.insert(0, _apart(document, beside))
+                    where_to = "is in files beside"
+                note = f"what was compiled {where_to} the page, which has no room for the texts of every record"
                 continue
             else:
                 text = _text(document.listing)

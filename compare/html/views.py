@@ -18,7 +18,7 @@ def scripts() -> list[str]:
     return [*(f"drawing-{part}.js" for part in parts), "drawing.js", "sources-paint.js", "sources.js"]
 
 
-def data(run: Run, beside: Path) -> dict[str, Any]:
+def data(run: Run, beside: Path | None) -> dict[str, Any]:
     """By the id of its element, a case each: "drawing-3", "sources-3"; what several share is "sources-programs"."""
     made: dict[str, Any] = {}
     kept = sources.of_run([member.found for member in run.members], beside)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import resource
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -26,22 +25,14 @@ finally:
 
 
 def test_a_large_run(tmp_path: Path) -> None:
-    """As many records as a full suite has."""
-    folder = tmp_path / "run"
-    shutil.copytree(RUN, folder, ignore=shutil.ignore_patterns("traces", "records.jsonl"))
-    lines = [json.loads(line) for line in (RUN / "records.jsonl").read_text().splitlines()]
-    with (folder / "records.jsonl").open("w") as file:
-        for copy in range(4):
-            for line in lines:
-                case = {**line["case"], "name": f"{line['case']['name']}-{copy}"}
-                file.write(json.dumps({**line, "case": case, "id": ""}) + "\n")
+    """Every block's quick suite."""
     out = tmp_path / "page.html"
-    command = [sys.executable, "-c", DRIVER, "report", str(folder), "--html", str(out)]
+    command = [sys.executable, "-c", DRIVER, "report", str(RUN), "--html", str(out)]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=200)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, done.stderr
-    assert "1024 records of 168 cases" in done.stdout
+    assert "810 records of 101 cases" in done.stdout
     assert not HEAVY & set(json.loads(done.stderr.splitlines()[-1]))
     assert after.ru_utime - before.ru_utime < 20  # 10 s on one idle core
     assert out.stat().st_size < 5e6

@@ -15,7 +15,7 @@ from compare.graph.model import Kernel, SourceOp
 from compare.html import beside, listings, programs, sources
 from compare.opening import Found
 
-RUN = PROJECT / "reports" / "h200-blocks"
+RUN = PROJECT / "reports" / "h200-quick"
 CASE = "rmsnorm/llama-8b/bf16/train"
 
 HLO = """HloModule jit_f, is_scheduled=true
@@ -155,7 +155,7 @@ def kept(train: list[Found], tmp_path_factory: pytest.TempPathFactory) -> tuple[
 
 def test_every_kernel_that_was_compiled_has_its_lines(kept: tuple[sources.Sources, Path]) -> None:
     shown = {record["name"]: record for record in kept[0].cases[CASE]["records"]}
-    for name in ("xla", "xla-remat", "inductor", "triton", "xla+triton"):
+    for name in ("xla", "xla-remat", "inductor", "triton"):
         held = {int(i) for document in shown[name]["documents"] for i in document["kernels"]}
         assert held == set(range(len(shown[name]["kernels"]))), name
     titles = [document["title"] for document in shown["xla"]["documents"]]
@@ -195,6 +195,15 @@ def test_where_the_budget_ends_texts_go_beside_the_page(
     assert "beside the page" in last["note"]
     moved = next(file for file in last["files"] if file["title"].endswith("optimized.hlo.txt"))
     assert "HloModule" in (folder / moved["href"].partition("/")[2]).read_text()
+
+
+def test_without_a_folder_nothing_is_written_and_the_page_says_what_it_lacks(
+    train: list[Found], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "BUDGET", 6_000)
+    records = {record["name"]: record for record in sources.of_run(train, None).cases[CASE]["records"]}
+    assert not any(record["files"] for record in records.values())
+    assert "is left out of the page" in records["xla-remat"]["note"]
 
 
 def test_an_archive_that_is_none_leaves_a_note(train: list[Found], tmp_path: Path) -> None:
