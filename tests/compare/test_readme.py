@@ -30,3 +30,19 @@ def test_the_committed_run_is_whole_and_its_tables_are_its_own() -> None:
         printed = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True)
         assert printed.stdout == (run / name).read_text()
         assert not printed.stderr
+
+
+@pytest.mark.parametrize("page", ["README.md", "reports/README.md", "reports/index.html"])
+def test_links_lead_somewhere(page: str) -> None:
+    text = (PROJECT / page).read_text()
+    found = re.findall(r"\]\(([^)#]+)\)|(?:href|src)=\"([^\"#]+)\"", text)
+    links = [link for pair in found for link in pair if link and "://" not in link]
+    assert [link for link in links if not (PROJECT / page).parent.joinpath(link).exists()] == []
+    assert links or page == "reports/README.md"
+
+
+def test_every_committed_run_is_linked() -> None:
+    text = (PROJECT / "reports" / "index.html").read_text()
+    runs = [path.parent.name for path in (PROJECT / "reports").glob("*/run.json")]
+    assert len(runs) >= 2
+    assert [run for run in runs if f'href="{run}/report.html"' not in text] == []
