@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from compare.graph.formats import microseconds
 from compare.graph.roofline import Ceilings
 from compare.record import read_run
 from compare.report import data, rows, table
@@ -18,7 +19,7 @@ def report(
     run: Path, *, html: Path | None, files: bool, views: Mapping[str, bool], kernels: bool, form: str,
     picture: Path | None, wanted: Mapping[str, list[str]], warn: Warn,
 ) -> str:
-    """What to print. views: "matrix", "roofline", "traffic", "authorship", of which one at most. form: "text",
+    """What to print. views: "findings", "matrix", "roofline", "traffic", "authorship", of which one at most. form: "text",
     "markdown", "json" or "csv". html, picture: a file to write instead; files: others beside the page, too. wanted:
     fields of rows -> names.
 
@@ -40,6 +41,8 @@ def report(
         raise UsageError("--kernels goes with --roofline")
     if picture is not None and (kernels or view not in ("", "roofline") or form != "text"):
         raise UsageError("--picture draws times, or with --roofline the roofline; it goes with no other form or view")
+    if view == "findings":
+        return _findings(run, form, wanted, warn)
     found = rows.read(run, from_graphs=view == "roofline" and not kernels)
     warn(found.warnings)
     chosen_rows = rows.only(found.rows, **wanted)
@@ -57,6 +60,27 @@ def form_of(*, as_json: bool, as_csv: bool, markdown: bool) -> str:
     if len(asked) > 1:
         raise UsageError(f"{' and '.join(f'--{name}' for name in asked)} are different forms; choose one")
     return asked[0] if asked else "text"
+
+
+def _findings(run: Path, form: str, wanted: Mapping[str, list[str]], warn: Warn) -> str:
+    """What costs most, in words; the front page of the HTML begins with the same."""
+    from compare.html import reading, story
+
+    shown = reading.read(run, wanted)
+    warn(shown.warnings)
+    found = story.stories(shown, {case.number: story.told(case) for case in shown.cases})
+    if form in ("json", "csv"):
+        of_stories: list[Row] = [
+            {"at_stake_us": each.at_stake_us, "finding": each.headline, "case": each.case, "sort": each.sort}
+            for each in found
+        ]
+        return data.as_json(of_stories) if form == "json" else data.as_csv(of_stories).removesuffix("\n")
+    lines = [
+        f"{number}. {table.escaped(each.headline) if form == 'markdown' else each.headline} "
+        f"({table.escaped(each.case) if form == 'markdown' else each.case}: {microseconds(each.at_stake_us)} at stake)"
+        for number, each in enumerate(found, 1)
+    ]
+    return "\n".join(lines) or "nothing in the graphs of these records can be priced"
 
 
 def _drawn(file: Path, view: str, run: Path, every: list[Row], chosen: list[Row]) -> str:

@@ -215,3 +215,24 @@ def test_five_thousand_rows_are_quick(tmp_path: Path) -> None:
 
 def test_nothing_to_show() -> None:
     assert roofline.render([]) == traffic.render([]) == "no records"
+
+
+def test_findings_are_the_same_in_every_form() -> None:
+    folder = PROJECT / "reports" / "h200-quick"
+    wanted = ("report", folder, "--findings", "--block", "rmsnorm", "--block", "softmax")
+    found = json.loads(xlafuse(*wanted, "--json").output)
+    assert 2 <= len(found) <= 5 and [f["at_stake_us"] for f in found] == sorted(f["at_stake_us"] for f in found)[::-1]
+    assert {f["case"].split()[0] for f in found} == {"rmsnorm", "softmax"}
+    lines = xlafuse(*wanted).output.splitlines()
+    for number, (line, each) in enumerate(zip(lines, found, strict=True), 1):
+        assert line.startswith(f"{number}. {each['finding']} ({each['case']}: ")
+    assert xlafuse(*wanted, "--csv").output.startswith("at_stake_us,finding,case,sort\n")
+    markdown = xlafuse(*wanted, "--markdown").output
+    assert "mean\\_square" in markdown and "mean_square" not in markdown
+
+
+def test_a_run_without_graphs_has_no_findings(tmp_path: Path) -> None:
+    record.create(tmp_path, {"segments": []})
+    record.append(tmp_path, measured(CASE))
+    result = xlafuse("report", tmp_path, "--findings")
+    assert result.exit_code == 0 and "nothing in the graphs" in result.output
