@@ -251,7 +251,7 @@ def selftest(ctx: click.Context, runs: tuple[Path, ...], trials: int) -> None:
 @json_option
 @click.option("--csv", "as_csv", is_flag=True, help="CSV for spreadsheets and notebooks; the columns of --json.")
 @click.option("--markdown", is_flag=True, help="Markdown, to paste into a pull request or a page.")
-@click.option("--findings", is_flag=True, help="What costs most, in words: five findings from the graphs and times.")
+@click.option("--findings", is_flag=True, help="What costs most, in words, from the graphs and times.")
 @click.option("--matrix", is_flag=True, help="Cases down, implementations across: device times, or kernel counts.")
 @click.option("--roofline", is_flag=True, help="Intensity, bound, attainable rate, recoverable time.")
 @click.option("--kernels", is_flag=True, help="With --roofline: a line a kernel.")
