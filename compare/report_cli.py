@@ -19,9 +19,9 @@ def report(
     run: Path, *, html: Path | None, files: bool, views: Mapping[str, bool], kernels: bool, form: str,
     picture: Path | None, wanted: Mapping[str, list[str]], warn: Warn,
 ) -> str:
-    """What to print. views: "findings", "matrix", "roofline", "traffic", "authorship", of which one at most. form: "text",
-    "markdown", "json" or "csv". html, picture: a file to write instead; files: others beside the page, too. wanted:
-    fields of rows -> names.
+    """What to print. views: "findings", "matrix", "roofline", "traffic", "authorship", of which one at most. form:
+    "text", "markdown", "json" or "csv". html, picture: a file to write instead; files: others beside the page, too.
+    wanted: fields of rows -> names.
 
     Raises UsageError, RunFolderError.
     """
