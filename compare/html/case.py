@@ -13,7 +13,7 @@ from compare.graph.model import REASONS
 from compare.graph.totals import totals
 from compare.html import charts, kernels
 from compare.html.overview import label, level_of, mark_of
-from compare.html.reading import CaseOf, Member
+from compare.html.reading import BASELINES, CaseOf, Member
 from compare.report import printable
 from compare.report.rows import BASELINE, Row
 from compare.report.table import checked_on
@@ -114,10 +114,10 @@ def _largest(member: Member) -> str:
 
 
 def _missed(case: CaseOf) -> tuple[list[dict[str, Any]], int]:
-    """Fusions that were not made, of all implementations, worth most first; and how many of them are not listed."""
+    """Fusions that were not made, of all implementations that try, worth most first; and how many are not listed."""
     found: list[dict[str, Any]] = []
     for member in case.members:
-        if member.graph is None or member.ceilings is None:
+        if member.graph is None or member.ceilings is None or member.name in BASELINES:
             continue
         places = {kernel.name: kernels.where(kernel) for kernel in member.graph.kernels or ()}
         for reason, us in price.ranked(member.graph, member.ceilings.bandwidth(1, 1)):

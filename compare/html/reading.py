@@ -11,12 +11,16 @@ from typing import Any
 from compare import opening
 from compare.graph.model import FusionGraph
 from compare.graph.roofline import Ceilings
+from compare.inspect_aligned import UNFUSED
 from compare.opening import Found
 from compare.record import Record, read_run
 from compare.report import roofline, rows, verdicts
 from compare.report.rows import Row
 from compare.selection import UsageError
 from compare.spec import Case
+
+# Implementations that exist to show what fusion saves: that they are slow, or what they did not fuse, tells nothing.
+BASELINES = frozenset(UNFUSED.values())
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,10 @@ from dataclasses import dataclass
 from compare.graph.findings import Finding, findings
 from compare.html.headlines import Subject, headline
 from compare.html.overview import href, label
-from compare.html.reading import CaseOf, Run
-from compare.inspect_aligned import UNFUSED
+from compare.html.reading import BASELINES, CaseOf, Run
 from compare.report import printable
 
 MOST = 5
-# Implementations that exist to show what fusion saves: that they are slow tells nobody anything.
-_STRAW_MEN = frozenset(UNFUSED.values())
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,7 @@ def of_case(case: CaseOf, found: Iterable[Finding]) -> Iterator[Story]:
 
 def told(case: CaseOf) -> list[Finding]:
     """What stands out in a case's graphs, priced where the device, or the target, is known."""
-    members = [member for member in case.members if member.name not in _STRAW_MEN]
+    members = [member for member in case.members if member.name not in BASELINES]
     graphs = {member.name: member.graph for member in members if member.graph is not None}
     if not graphs:
         return []

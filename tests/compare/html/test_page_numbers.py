@@ -240,7 +240,8 @@ def test_bytes(case: Any, records: dict[str, Record]) -> None:
 def test_missed_fusions(case: Any, records: dict[str, Record], ceilings: dict[str, Any]) -> None:
     shown = titled(case, "at most µs")[1:]
     expected = []
-    for name, record in records.items():
+    for name in records.keys() - {"eager", "xla-unfused"}:  # which fuse nothing on purpose
+        record = records[name]
         found = ceilings[record["segment"]]
         for reason in graph_of(record)["reasons"]:
             if reason["bytes_saved"]:
