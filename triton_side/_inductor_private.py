@@ -15,6 +15,7 @@ import math
 import operator
 import re
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -552,7 +553,7 @@ def _accesses(groups: Sequence[Any], reads: bool) -> Mapping[str, int] | None:
             dependencies = group.read_writes.reads if reads else group.read_writes.writes
             sizes = {name: _size(name) for name in dict.fromkeys(dependency.name for dependency in dependencies)}
         else:
-            sizes = group.get_read_write_buffer_accesses(include_reads=reads, include_writes=not reads)
+            sizes = _sizes(group, reads)
         for buffer, size in sizes.items():
             if reads and buffer in written:
                 continue
@@ -563,6 +564,16 @@ def _accesses(groups: Sequence[Any], reads: bool) -> Mapping[str, int] | None:
             for name, part in parts.items():
                 total[name] = total.get(name, 0) + part
     return total
+
+
+def _sizes(group: Any, reads: bool) -> dict[str, int]:
+    """Bytes by buffer. Of several nodes in one kernel Inductor counts whole buffers; what they gather, scatter or slice
+    is no more than each of them does alone."""
+    sizes: dict[str, int] = group.get_read_write_buffer_accesses(include_reads=reads, include_writes=not reads)
+    alone = Counter[str]()
+    for node in getattr(group, "snodes", ()):
+        alone.update(node.get_read_write_buffer_accesses(include_reads=reads, include_writes=not reads))
+    return {name: min(size, alone[name]) if alone[name] else size for name, size in sizes.items()}
 
 
 _CAP = int(1e9)  # elements an access, where Inductor counts what is no single loop

@@ -190,6 +190,21 @@ def test_bytes_of_a_product_of_more_than_a_billion_elements():
     assert [buffer.bytes for buffer in product.inputs] == [4 * rows * 8] * 2
 
 
+def test_a_fused_kernel_reads_what_it_gathers():
+    """Two sums over one row of gathered values: one kernel, of which Inductor itself counts the whole table."""
+
+    def picked(table, ids, x):
+        found = table.gather(1, ids[:, None])[:, 0]
+        return (found * x).sum(), (found + x).amax()
+
+    table, ids, x = torch.randn(64, 500), torch.randint(500, (64,)), torch.randn(64)
+    with torch.no_grad(), inductor.capture() as captured:
+        inductor.compile(picked)(table, ids, x)
+    (kernel,) = captured.kernels
+    sizes = {access.bytes for access in kernel.inputs}
+    assert table.numel() * 4 not in sizes and sizes == {64 * 4 * 2, 64 * 8, 64 * 4}
+
+
 def test_what_a_fused_kernel_reads_of_its_own_is_not_read(monkeypatch):
     class Group:
         read_writes = SimpleNamespace(reads=[], writes=[SimpleNamespace(name="buf1")])
