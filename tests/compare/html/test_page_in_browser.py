@@ -14,7 +14,7 @@ def column(page: Any, title: str) -> list[str]:
     """The visible cells of a column of the table of records."""
     return page.evaluate(
         """title => {
-          const heads = [...document.querySelectorAll("#records-page .dt-scroll-head th")];
+          const heads = [...document.querySelectorAll("#records thead th")];
           const place = heads.findIndex((th) => th.textContent.trim() === title);
           return [...document.querySelectorAll("#records tbody tr")].map((row) => row.cells[place].textContent);
         }""",
@@ -73,7 +73,7 @@ def test_a_kernel_leads_to_its_line(report: Path, visit: Any, ready: Any) -> Non
 def test_records_sort_search_and_filter(report: Path, visit: Any, ready: Any) -> None:
     with visit(report, "#/records") as page:
         page.wait_for_selector("#records tbody tr")
-        page.locator("#records-page .dt-scroll-head th", has_text="time µs").first.click()
+        page.locator("#records thead th", has_text="time µs").first.click()
         page.wait_for_selector("th[aria-sort=ascending]")
         times = [float(text) for text in column(page, "time µs")]
         assert len(times) == 50 and times == sorted(times)
@@ -147,3 +147,29 @@ def test_it_prints_light_and_without_its_controls(report: Path, visit: Any, read
 def test_an_unknown_address_shows_the_front_page(report: Path, visit: Any) -> None:
     with visit(report, "#/case/%E0%A4%A/<script>") as page:
         assert page.locator("#overview").is_visible()
+
+
+def test_records_keep_their_columns_and_unknown_ones_last(report: Path, visit: Any) -> None:
+    """Whichever the direction; and block, case and implementation stay in view."""
+    with visit(report, "#/records") as page:
+        page.wait_for_selector("#records tbody tr")
+        widths = "() => [...document.querySelectorAll('#records thead th')].map((th) => th.offsetWidth)"
+        before = page.evaluate(widths)
+        head = page.locator("#records thead th", has_text="/ xla").first
+        page.locator(".dt-layout-table > .dt-layout-cell").evaluate("e => { e.scrollLeft = 700; }")
+        place = head.bounding_box()
+        for direction in ("ascending", "descending"):
+            head.click()
+            page.wait_for_selector(f"th[aria-sort={direction}]")
+            page.locator("select.dt-input").select_option("500")
+            cells = column(page, "/ xla")
+            known = [float(text) for text in cells if text]
+            assert cells == [text for text in cells if text] + [""] * (len(cells) - len(known)) and "" in cells
+            assert known == sorted(known, reverse=direction == "descending")
+            assert head.bounding_box() == place
+        page.get_by_label("direction", exact=True).select_option("=train")
+        assert page.evaluate(widths) == before
+        left = page.locator(".dt-layout-table > .dt-layout-cell").bounding_box()["x"]
+        fixed = page.locator("#records tbody tr").first.locator(".fixed").all()
+        boxes = [cell.bounding_box() for cell in fixed]
+        assert [box["x"] for box in boxes] == pytest.approx([left + sum(before[:i]) for i in range(3)], abs=2)
