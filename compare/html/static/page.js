@@ -169,18 +169,6 @@ window.xlafuse = {};
     }
   });
 
-  // The front page.
-  document.getElementById("matrix-filter").addEventListener("input", (event) => {
-    const words = event.target.value.toLowerCase().split(/\s+/).filter(Boolean);
-    let block = null;
-    for (const row of document.querySelectorAll("#matrix tbody tr")) {
-      const text = row.cells[0].textContent.toLowerCase() + " " + row.cells[1].textContent.toLowerCase();
-      row.hidden = !words.every((word) => text.includes(word));
-      if (row.hidden) continue;
-      row.cells[0].classList.toggle("again", row.cells[0].textContent === block);
-      block = row.cells[0].textContent;
-    }
-  });
   const select = document.getElementById("goto");
   select.addEventListener("change", () => {
     location.hash = select.value === "" ? "#/" : settings.links[Number(select.value)];

@@ -96,6 +96,26 @@ def test_the_matrix_can_be_filtered(report: Path, visit: Any) -> None:
         assert "attention" in shown[0]
 
 
+def test_the_matrix_can_be_filtered_by_implementation(report: Path, visit: Any) -> None:
+    """Its lines and its column are left; what no line has is not shown, and nothing at all is said."""
+    with visit(report) as page:
+        heads = page.locator("#matrix thead th:visible")
+        every = heads.all_inner_texts()
+        assert every[-2:] in (["xla-unfused", "eager"], ["eager", "xla-unfused"])
+        page.locator("#matrix-filter").fill("softmax")
+        assert "sdpa-cudnn" in every and "sdpa-cudnn" not in heads.all_inner_texts()
+        page.locator("#matrix-filter").fill("sdpa-cudnn fwd")
+        assert heads.all_inner_texts() == ["block", "case", "sdpa-cudnn"]
+        lines = page.locator("#matrix tbody tr:visible")
+        assert lines.count() and all("attention" in line and "fwd" in line for line in lines.all_inner_texts())
+        assert lines.locator("td.none:visible").count() == 0
+        page.locator("#matrix-filter").fill("nonsense")
+        assert page.locator("#matrix").is_hidden()
+        assert "nonsense" in page.locator("#matrix-none").inner_text()
+        page.locator("#matrix-filter").fill("")
+        assert heads.all_inner_texts() == every and page.locator("#matrix-none").inner_text() == ""
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_themes(report: Path, visit: Any, ready: Any, scheme: str) -> None:
     """As the system prefers, until the reader switches; pictures follow."""
