@@ -14,7 +14,8 @@ from compare.spec import DTYPES
 
 @dataclass(frozen=True)
 class Column:
-    """kind: "text", "filter" (text of few values, to choose from), "number", "count", "percent", or "case" (a link to
+    """kind: "text", "filter" (text of few values, to choose from), "counted" (words with how often each is there, to
+    choose a word from), "number", "count", "percent", or "case" (a link to
     its page). help: what it is, with its unit."""
 
     title: str
@@ -48,7 +49,7 @@ COLUMNS = (
     Column("memory MB", "number", "peak above the inputs"),
     Column("error", "number", "largest error over its tolerance; above 1 is wrong"),
     Column("compile s", "number", "seconds to compile"),
-    Column("provenance", "filter", "what its kernels' configuration rests on"),
+    Column("provenance", "counted", "what its kernels' configuration rests on, with how many kernels where they differ"),
     Column("detail", "text", "why it is not ok"),
 )
 

@@ -88,7 +88,7 @@ window.xlafuse = {};
     const moved = shown !== null; // not when the file is opened: Tab then begins at the top
     shown = hash;
     const number = numbered(hash);
-    const page = number >= 0 ? "case" : pages[hash.slice(2)] || "overview";
+    const page = number >= 0 ? "case" : pages[hash.slice(2)] || "unknown";
     for (const section of document.querySelectorAll("section.page")) section.hidden = section.id !== page;
     article.hidden = page !== "case";
     document.querySelectorAll("header.top nav a").forEach((a) => {
@@ -96,6 +96,11 @@ window.xlafuse = {};
       else a.removeAttribute("aria-current");
     });
     document.getElementById("goto").value = number >= 0 ? String(number) : "";
+    if (page === "unknown") {
+      const [, kind] = hash.split("/");
+      document.getElementById("unknown-what").textContent = kind === "case"
+        ? `No case of this report is called ${hash.slice("#/case/".length).split("/").map(decoded).join("/")}.` : `This report has no page ${decoded(hash)}.`;
+    }
     if (page === "case") await openCase(number, hash);
     if (page === "records-page") await xlafuse.records();
     if (shown !== hash) return;

@@ -16,6 +16,7 @@
     percent: (value) => (value === null ? "" : `${Math.round(value * 100)}%`),
     text: (value) => escaped(value ?? ""),
     filter: (value) => escaped(value ?? ""),
+    counted: (value) => escaped(value ?? ""),
     case: (value) => escaped(value ?? ""),
   };
 
@@ -51,18 +52,21 @@
     };
   }
 
+  // What a cell is found by: of "compiled 3, not autotuned 1" each word.
+  const choices = (spec, value) => (spec.kind === "counted" ? value.split(", ").map((word) => word.replace(/ \d+$/, "")) : [value]);
+
   function addFilters(table, data) {
     const bar = document.getElementById("records-filters");
     data.columns.forEach((spec, place) => {
-      const values = [...new Set(data.rows.map((row) => row[place] ?? ""))];
-      if (spec.kind !== "filter" || values.length < 2) return;
+      const values = [...new Set(data.rows.flatMap((row) => choices(spec, row[place] ?? "")))];
+      if (!["filter", "counted"].includes(spec.kind) || values.length < 2) return;
       const select = document.createElement("select");
       select.setAttribute("aria-label", spec.title);
       select.append(new Option(spec.title, ""));
       values.sort().forEach((value) => select.append(new Option(value === "" ? "(none)" : value, `=${value}`)));
       select.addEventListener("change", () => {
         const wanted = select.value;
-        table.column(place).search(wanted === "" ? "" : (cell) => `=${cell}` === wanted).draw();
+        table.column(place).search(wanted === "" ? "" : (cell) => choices(spec, cell).some((own) => `=${own}` === wanted)).draw();
       });
       bar.append(select);
     });

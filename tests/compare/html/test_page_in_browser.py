@@ -164,9 +164,27 @@ def test_it_prints_light_and_without_its_controls(report: Path, visit: Any, read
         assert page.locator("details.kernels table").first.is_visible()
 
 
-def test_an_unknown_address_shows_the_front_page(report: Path, visit: Any) -> None:
-    with visit(report, "#/case/%E0%A4%A/<script>") as page:
-        assert page.locator("#overview").is_visible()
+@pytest.mark.parametrize("address", ["#/case/nonsense", "#/case/%E0%A4%A/<script>", "#/nonsense"])
+def test_an_unknown_address_says_so(report: Path, visit: Any, address: str) -> None:
+    with visit(report, address) as page:
+        assert page.locator("section.page:visible").get_attribute("id") == "unknown"
+        said = page.locator("#unknown-what").inner_text()
+        assert ("No case" in said) == address.startswith("#/case/") and address.rpartition("/")[2] in said
+        page.locator("#unknown a", has_text="overview").click()
+        page.wait_for_selector("#overview:visible")
+
+
+
+def test_provenance_is_filtered_by_its_words(report: Path, visit: Any) -> None:
+    with visit(report, "#/records") as page:
+        page.wait_for_selector("#records tbody tr")
+        choice = page.get_by_label("provenance", exact=True)
+        words = {text for text in choice.locator("option").all_inner_texts()} - {"provenance", "(none)"}
+        assert {"compiled", "device"} <= words <= {"compiled", "device", "replayed", "not autotuned", "unknown"}
+        choice.select_option("=device")
+        shown = set(column(page, "provenance"))
+        assert all("device" in text for text in shown) and "device" in shown
+        assert any("compiled" in text for text in shown)
 
 
 def test_records_keep_their_columns_and_unknown_ones_last(report: Path, visit: Any) -> None:
