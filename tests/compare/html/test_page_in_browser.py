@@ -47,6 +47,28 @@ def test_a_newcomer_finds_the_answers(report: Path, visit: Any, ready: Any) -> N
         assert shown["largest array between kernels"] == "bf16[64,4096,4096], 2.15 GB (xlafuse/blocks/attention.py:19)"
 
 
+def test_words_are_whole_where_it_is_narrow(report: Path, visit: Any, ready: Any) -> None:
+    """And paths break behind a slash alone."""
+    with visit(report, CASE) as page:
+        ready(page)
+        page.set_viewport_size({"width": 500, "height": 900})
+        broken = page.evaluate("""() => {
+          const found = [];
+          const walker = document.createTreeWalker(document.querySelector(".glance tbody"), NodeFilter.SHOW_TEXT);
+          while (walker.nextNode()) {
+            for (const word of walker.currentNode.data.matchAll(/[\\w.:]+/g)) {
+              const range = document.createRange();
+              range.setStart(walker.currentNode, word.index);
+              range.setEnd(walker.currentNode, word.index + word[0].length);
+              if (new Set([...range.getClientRects()].map((r) => r.top)).size > 1) found.push(word[0]);
+            }
+          }
+          return found;
+        }""")
+        assert broken == []
+        assert page.locator(".scroll:has(.glance)").evaluate("e => e.clientWidth") <= 500
+
+
 def test_a_case_has_its_pictures(report: Path, visit: Any, ready: Any) -> None:
     with visit(report, CASE) as page:
         ready(page)
