@@ -20,8 +20,9 @@
 
   function filter(typed) {
     const { columns, cases } = sorted(typed.toLowerCase().split(/\s+/).filter(Boolean));
-    const named = columns.map((word) => heads().flatMap((head, c) =>
-      (c >= FIRST && head.textContent.toLowerCase().includes(word) ? [c] : [])));
+    const names = heads().map((head, c) => (c >= FIRST ? head.textContent.toLowerCase() : ""));
+    const named = columns.map((word) => names.flatMap((name, c) =>
+      ((names.includes(word) ? name === word : name.includes(word)) ? [c] : [])));
     const wanted = new Set(named.flat());
     const has = (row, c) => !row.cells[c].classList.contains("none");
     let block = null;

@@ -117,7 +117,7 @@ window.xlafuse = {};
     article.innerHTML = data.html; // made by a template that escapes everything (templates/case.html)
     document.title = article.querySelector("h1").textContent;
     const pick = (kernel) => picked(number, kernel);
-    await Promise.all([xlafuse.charts(article, data.charts, pick), openViews(number, pick)]);
+    await Promise.all([xlafuse.charts(article, data.charts, pick), openViews(number)]);
     article.removeAttribute("aria-busy");
     article.dataset.shown = hash;
   }
@@ -142,14 +142,21 @@ window.xlafuse = {};
     await xlafuse[script].show(element, await xlafuse.load(id), options);
     return true;
   }
-  async function openViews(number, pick) {
-    for (const name of Object.keys(views)) await showView(name, number, { onKernel: pick });
+  async function openViews(number) {
+    for (const name of Object.keys(views)) await showView(name, number, leads(number));
   }
-  // A kernel was picked somewhere: {implementation, index}. Its lines are shown; where there are none, its row.
+  // Where a kernel leads to: its lines, and where there is a picture its box.
+  function leads(number) {
+    const drawn = xlafuse.drawing && document.getElementById(`drawing-${number}`);
+    return { onKernel: (kernel) => picked(number, kernel),
+      onBox: drawn ? (kernel) => showView("graphs", number, { ...leads(number), kernel, focus: true }) : undefined };
+  }
+  // A kernel was picked somewhere: {implementation, index}. Its lines are shown, and get the focus; where there are none,
+  // its row.
   async function picked(number, kernel) {
-    const options = { onKernel: (other) => picked(number, other), kernel };
+    const options = { ...leads(number), kernel };
     await showView("graphs", number, options);
-    if (await showView("sources", number, options)) slot("sources").closest("section").scrollIntoView();
+    if (await showView("sources", number, { ...options, focus: true })) slot("sources").closest("section").scrollIntoView();
     else showRow(kernel);
   }
   function showRow(kernel) {

@@ -92,6 +92,25 @@ def test_a_kernel_leads_to_its_line(report: Path, visit: Any, ready: Any) -> Non
         assert page.url.endswith(CASE)
 
 
+def test_focus_goes_with_a_kernel(report: Path, visit: Any, ready: Any) -> None:
+    """From its link to its source, and from there to its box."""
+    with visit(report, CASE) as page:
+        ready(page)
+        link = page.locator('.glance a.kernel[data-implementation="xla"]').first
+        kernel = int(link.get_attribute("data-kernel"))
+        link.focus()
+        page.keyboard.press("Enter")
+        page.wait_for_function("document.activeElement.closest('#c-sources')")
+        page.locator(".so-chosen").first.wait_for()
+        button = page.locator(".so-jump", has_text="its box in the graph")
+        button.focus()
+        page.keyboard.press("Enter")
+        page.wait_for_function("document.activeElement.matches('.dr-box')")
+        own = page.evaluate("document.activeElement.getAttribute('aria-label')")
+        assert own.startswith(f"{kernel + 1}, ")
+        assert 0 < page.locator(".dr-box:focus").bounding_box()["y"] < 900
+
+
 def test_records_sort_search_and_filter(report: Path, visit: Any, ready: Any) -> None:
     with visit(report, "#/records") as page:
         page.wait_for_selector("#records tbody tr")
@@ -131,6 +150,8 @@ def test_the_matrix_can_be_filtered_by_implementation(report: Path, visit: Any) 
         lines = page.locator("#matrix tbody tr:visible")
         assert lines.count() and all("attention" in line and "fwd" in line for line in lines.all_inner_texts())
         assert lines.locator("td.none:visible").count() == 0
+        page.locator("#matrix-filter").fill("triton attention")  # and not those that begin with it
+        assert heads.all_inner_texts() == ["block", "case", "triton"]
         page.locator("#matrix-filter").fill("nonsense")
         assert page.locator("#matrix").is_hidden()
         assert "nonsense" in page.locator("#matrix-none").inner_text()
