@@ -82,7 +82,8 @@ def _member(case: CaseOf, member: Member) -> dict[str, Any]:
         "mark": "" if best is None or best is member else mark_of(judged), "judged": judged.text if judged else "",
         "kernels": None if member.graph is None or member.graph.kernels is None else len(member.graph.kernels),
         "rounds": marks(member.row), "least": least, "unknown_least": least is None and bool(member.kernels),
-        "unknown_recoverable": member.row["recoverable_us"] is None and member.time_us is not None, "lost": [_lost(member, row) for row in lost],
+        "unknown_recoverable": member.row["recoverable_us"] is None and member.time_us is not None,
+        "lost": [_lost(member, row) for row in lost],
         "largest": _largest(member), "origin": formats.origin(member.graph) if member.graph else "",
     }
 

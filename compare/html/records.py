@@ -49,7 +49,7 @@ COLUMNS = (
     Column("memory MB", "number", "peak above the inputs"),
     Column("error", "number", "largest error over its tolerance; above 1 is wrong"),
     Column("compile s", "number", "seconds to compile"),
-    Column("provenance", "counted", "what its kernels' configuration rests on, with how many kernels where they differ"),
+    Column("provenance", "counted", "what its kernels' configuration rests on, counted where they differ"),
     Column("detail", "text", "why it is not ok"),
 )
 

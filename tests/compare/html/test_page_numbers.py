@@ -184,7 +184,8 @@ def test_marks_are_explained_once(
     mine = {r["implementation"]: r for r in lines if r["id"].rsplit("/", 1)[0] == address}
     number_of_case = embedded(report, "settings")["cases"].index(address)
     html = embedded(report, f"case-{number_of_case}")["html"]
-    glance, times = (next(t for t in tables(html) if head in t[0]) for head in ("largest array between kernels", "wall"))
+    heads = ("largest array between kernels", "wall")
+    glance, times = (next(t for t in tables(html) if head in t[0]) for head in heads)
     first, second = columns(glance, len(mine)), columns(times, len(mine))
     said = {name: round_marks(record) for name, record in mine.items()}
     for name, marks in said.items():

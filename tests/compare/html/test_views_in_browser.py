@@ -30,7 +30,8 @@ STYLES</style><div id="graphs"></div><div id="sources"></div>
 <script>window.xlafuse={colour:()=>"#246",theme:()=>"light",load:async()=>(PROGRAMS)};window.picked=[];</script>
 <script>SCRIPTS</script><script>
 const D=DRAWING, S=SOURCES, [g,s]=["graphs","sources"].map((id)=>document.getElementById(id));
-const pick=(kernel)=>{picked.push(kernel);xlafuse.drawing.show(g,D,{kernel});xlafuse.sources.show(s,S,{kernel,focus:true});};
+const pick=(kernel)=>{picked.push(kernel);xlafuse.drawing.show(g,D,{kernel});
+xlafuse.sources.show(s,S,{kernel,focus:true});};
 xlafuse.drawing.show(g,D,{onKernel:pick});xlafuse.sources.show(s,S,{onKernel:pick,
 onBox:(kernel)=>xlafuse.drawing.show(g,D,{kernel,focus:true})});</script></html>"""
 
