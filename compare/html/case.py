@@ -16,7 +16,7 @@ from compare.html.overview import label, level_of, mark_of
 from compare.html.reading import BASELINES, CaseOf, Member
 from compare.report import printable
 from compare.report.rows import BASELINE, Row
-from compare.report.table import checked_on
+from compare.report.table import checked_on, marks, marks_explained
 
 MOST_MISSED = 40  # fusions in the table of a case
 MOST_TOLD = 8
@@ -26,15 +26,17 @@ def values(case: CaseOf, told: Sequence[Finding]) -> dict[str, Any]:
     """For templates/case.html. Numbers are as in compare.report.rows; None where nothing is known."""
     block = BLOCKS.get(case.case.block)
     missed, unlisted = _missed(case)
+    members = [_member(case, member) for member in case.ranked]
+    listed = [{"name": member.name, **kernels.table(member)} for member in case.ranked if member.kernels]
     return {
         "number": case.number, "id": printable(case.case.id, 300), "block": printable(case.case.block, 100),
         "label": label(case), "summary": block.summary if block else "", "timed": case.timed,
         "sizes": ", ".join(f"{printable(str(k), 40)} {v}" for k, v in case.case.sizes.items()),
-        "members": [_member(case, member) for member in case.ranked],
+        "members": members, "marks": marks_explained([member.row for member in case.members]),
+        "some_unknown": any(m["unknown_least"] or m["unknown_recoverable"] for m in members)
+        or any(k["least"] is None for table in listed for k in table["rows"]),
         "told": [str(finding) for finding in told[:MOST_TOLD]],
-        "kernels": [
-            {"name": member.name, **kernels.table(member)} for member in case.ranked if member.kernels
-        ],
+        "kernels": listed,
         "missed": missed, "missed_unlisted": unlisted,
         "words": {m["code"]: REASONS[m["code"]] for m in missed if m["code"] in REASONS and m["code"] != "other"},
         "numerics": [line for member in case.ranked for line in _numerics(member)],
@@ -71,6 +73,7 @@ def _member(case: CaseOf, member: Member) -> dict[str, Any]:
     best = case.best(member)
     ratio = None if best is None or not best.time_us else (member.time_us or 0.0) / best.time_us
     judged = case.judged.get(member.name)
+    least = _least(member)
     lost = sorted((r for r in member.kernels if r["recoverable_us"]), key=lambda r: -r["recoverable_us"])[:2]
     return {
         "name": member.name, "row": member.row, "best": best is member and len(case.rivals(member)) > 1,
@@ -78,7 +81,9 @@ def _member(case: CaseOf, member: Member) -> dict[str, Any]:
         "ratio": ratio, "level": None if ratio is None or len(case.rivals(member)) < 2 else level_of(ratio),
         "mark": "" if best is None or best is member else mark_of(judged), "judged": judged.text if judged else "",
         "kernels": None if member.graph is None or member.graph.kernels is None else len(member.graph.kernels),
-        "least": _least(member), "lost": [_lost(member, row) for row in lost],
+        "rounds": marks(member.row), "least": least, "unknown_least": least is None and bool(member.kernels),
+        "unknown_recoverable": member.row["recoverable_us"] is None and member.time_us is not None,
+        "lost": [_lost(member, row) for row in lost],
         "largest": _largest(member), "origin": formats.origin(member.graph) if member.graph else "",
     }
 

@@ -18,6 +18,7 @@ from compare.html.bands import of_graphs as bands_of
 from compare.html.boxes import buffers, bytes_of, costs, operations
 from compare.html.folding import folds, little
 from compare.html.lanes import pieces
+from compare.html.reading import BASELINES
 from compare.opening import Found
 from compare.report import printable, verdicts
 from compare.selection import UsageError
@@ -90,11 +91,23 @@ def _layout(
     return {"groups": groups, "columns": columns}
 
 
+def ordered(found: Iterable[Found]) -> list[Found]:
+    """The order of the columns: `MAIN`, then the others fastest first, then baselines."""
+    return sorted(found, key=_rank)
+
+
+def _rank(found: Found) -> tuple[bool, int, float]:
+    name = _implementation(found)
+    time = verdicts.call_us(found.record) if found.record else None
+    return name in BASELINES, MAIN.index(name) if name in MAIN else len(MAIN), time or float("inf")
+
+
 def _shown(found: Sequence[Found]) -> list[int]:
-    """Which columns are drawn at first: who is compared, and the fastest of the others while there is room."""
-    times = [verdicts.call_us(each.record) if each.record else None for each in found]
-    order = sorted(range(len(found)), key=lambda i: (_implementation(found[i]) not in MAIN, times[i] or float("inf")))
-    return sorted(order[:AT_FIRST])
+    """Which columns are drawn at first: who is compared, and the fastest of the others while there is room. Baselines
+    only where there is nothing else."""
+    order = sorted(range(len(found)), key=lambda i: _rank(found[i]))
+    compared = [i for i in order if _implementation(found[i]) not in BASELINES]
+    return sorted((compared or order)[:AT_FIRST])
 
 
 def _implementation(found: Found) -> str:

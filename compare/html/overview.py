@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from compare.graph import formats
-from compare.html.reading import CaseOf, Member, Run
+from compare.html.reading import BASELINES, CaseOf, Member, Run
 from compare.report import printable, verdicts
 from compare.report.table import marks, number
 from compare.spec import DTYPES
@@ -51,13 +51,15 @@ class Matrix:
 
 
 def matrix(run: Run) -> Matrix:
-    counts = Counter(member.name for member in run.members)
-    columns = sorted(counts, key=lambda name: -counts[name])  # stable: among equals the first to appear
-    lines = []
-    for case in run.cases:
-        members = {member.name: member for member in case.members}
-        cells = [_cell(case, members[name], run.timed) if name in members else None for name in columns]
-        lines.append(Line(printable(case.case.block, 60), label(case), href(case), tuple(cells)))
+    found = [{member.name: _cell(case, member, run.timed) for member in case.members} for case in run.cases]
+    counts = Counter(name for cells in found for name in cells)
+    wins = Counter(name for cells in found for name, cell in cells.items() if cell.best)
+    # What is compared first, with most wins; baselines last. Stable: among equals the first to appear.
+    columns = sorted(counts, key=lambda name: (name in BASELINES, -wins[name], -counts[name]))
+    lines = [
+        Line(printable(case.case.block, 60), label(case), href(case), tuple(cells.get(name) for name in columns))
+        for case, cells in zip(run.cases, found, strict=True)
+    ]
     return Matrix(tuple(printable(name, 40) for name in columns), tuple(lines), run.timed)
 
 

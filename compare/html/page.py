@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _FOLDER = Path(__file__).parent
 _STYLES = ("page.css",)
-_SCRIPTS = ("page.js", "charts.js", "records.js")
+_SCRIPTS = ("page.js", "matrix.js", "charts.js", "records.js")
 
 
 def write(folder: Path, out: Path, wanted: Mapping[str, Iterable[str]], *, files: bool = True) -> Run:

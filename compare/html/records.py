@@ -14,7 +14,8 @@ from compare.spec import DTYPES
 
 @dataclass(frozen=True)
 class Column:
-    """kind: "text", "filter" (text of few values, to choose from), "number", "count", "percent", or "case" (a link to
+    """kind: "text", "filter" (text of few values, to choose from), "counted" (words with how often each is there, to
+    choose a word from), "number", "count", "percent", or "case" (a link to
     its page). help: what it is, with its unit."""
 
     title: str
@@ -25,9 +26,9 @@ class Column:
 COLUMNS = (
     Column("block", "filter", "what is computed"),
     Column("case", "case", "its sizes; a link to its page"),
+    Column("implementation", "filter", "whose code"),
     Column("dtype", "filter", "and the precision of float32 products"),
     Column("direction", "filter", "fwd: inference. train: forward and backward. joint: both in one program"),
-    Column("implementation", "filter", "whose code"),
     Column("status", "filter", "ok: executed and checked. compiled: for a GPU that was not there"),
     Column("time µs", "number", "device time of a call from a cold L2, median of all samples"),
     Column("±", "number", "half the interquartile range of the samples, µs"),
@@ -48,7 +49,7 @@ COLUMNS = (
     Column("memory MB", "number", "peak above the inputs"),
     Column("error", "number", "largest error over its tolerance; above 1 is wrong"),
     Column("compile s", "number", "seconds to compile"),
-    Column("provenance", "filter", "what its kernels' configuration rests on"),
+    Column("provenance", "counted", "what its kernels' configuration rests on, counted where they differ"),
     Column("detail", "text", "why it is not ok"),
 )
 
@@ -68,8 +69,8 @@ def _values(member: Member, best: Member | None) -> list[Any]:
     precision = "" if row["precision"] == "ieee" else f" {row['precision']}"
     time = row["device_time_us"]
     return [
-        printable(row["block"], 100), printable(row["case"], 100), f"{DTYPES[row['dtype']].short}{precision}",
-        row["direction"], printable(row["implementation"], 100), row["status"], time, row["device_time_us_spread"],
+        printable(row["block"], 100), printable(row["case"], 100), printable(row["implementation"], 100),
+        f"{DTYPES[row['dtype']].short}{precision}", row["direction"], row["status"], time, row["device_time_us_spread"],
         time / best.time_us if time and best is not None and best.time_us else None, row["verdict_vs_xla_word"],
         row["cold_vs_xla"], marks(row), row["launch_gap"], row["wall_time_us"], row["floor_us"], row["recoverable_us"],
         row["bound"], row["kernels"], _mega(row["bytes_compulsory"]), _mega(row["bytes_moved"]),

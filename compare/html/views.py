@@ -23,7 +23,7 @@ def data(run: Run, beside: Path | None) -> dict[str, Any]:
     made: dict[str, Any] = {}
     kept = sources.of_run([member.found for member in run.members], beside)
     for case in run.cases:
-        drawn = drawing.of_case([m.found for m in case.members if m.found.read is not None])
+        drawn = drawing.of_case(drawing.ordered(m.found for m in case.members if m.found.read is not None))
         if drawn is not None:
             made[f"drawing-{case.number}"] = drawn
         made[f"sources-{case.number}"] = kept.cases[case.case.id]

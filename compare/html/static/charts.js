@@ -41,7 +41,7 @@
     for (const row of element.querySelectorAll("tr[data-index]")) {
       const said = { kernel: `${Number(row.dataset.index) + 1}. ${row.querySelector("a.kernel").textContent}` };
       for (const cell of row.querySelectorAll("[data-says]")) said[cell.dataset.says] = cell.textContent.trim();
-      if (said.least) said.least += " µs";
+      if (said.least && said.least !== "?") said.least += " µs";
       lines.set(JSON.stringify([row.dataset.implementation, Number(row.dataset.index)]), said);
     }
     const values = spec.data.values.map((bar) => ({

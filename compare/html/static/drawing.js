@@ -18,7 +18,7 @@ xlafuse.drawing = (() => {
       frame(state);
     }
     state.options = { ...state.options, ...options };
-    if (options.kernel) reveal(state, options.kernel);
+    if (options.kernel) reveal(state, options.kernel, options.focus);
   }
 
   // The frame around the picture: which columns, zoom, legend, table. Made once.
@@ -198,7 +198,7 @@ xlafuse.drawing = (() => {
     }
   }
 
-  function reveal(state, { implementation, index }) {
+  function reveal(state, { implementation, index }, focus) {
     const c = state.data.columns.findIndex((column) => column.name === implementation);
     if (c < 0 || !state.data.columns[c].kernels[index]) return;
     const fold = state.data.columns[c].folds.findIndex(({ members }) => members.includes(index));
@@ -208,7 +208,12 @@ xlafuse.drawing = (() => {
     state.element.querySelectorAll(".dr-chip")[c]?.setAttribute("aria-pressed", "true");
     if (hidden) draw(state);
     const { node, unit } = state.boxes.get(`${c}.${index}`);
-    node.scrollIntoView({ block: "nearest", inline: "nearest" });
+    if (focus) {
+      for (const other of state.grid.querySelectorAll(`.dr-box[data-column="${c}"]`)) other.tabIndex = -1;
+      node.tabIndex = 0;
+      node.focus({ preventScroll: true });
+    }
+    node.scrollIntoView({ block: focus ? "center" : "nearest", inline: "nearest" });
     light(state, { column: state.columns.find((column) => column.c === c), unit });
   }
 

@@ -88,7 +88,7 @@ window.xlafuse = {};
     const moved = shown !== null; // not when the file is opened: Tab then begins at the top
     shown = hash;
     const number = numbered(hash);
-    const page = number >= 0 ? "case" : pages[hash.slice(2)] || "overview";
+    const page = number >= 0 ? "case" : pages[hash.slice(2)] || "unknown";
     for (const section of document.querySelectorAll("section.page")) section.hidden = section.id !== page;
     article.hidden = page !== "case";
     document.querySelectorAll("header.top nav a").forEach((a) => {
@@ -96,6 +96,11 @@ window.xlafuse = {};
       else a.removeAttribute("aria-current");
     });
     document.getElementById("goto").value = number >= 0 ? String(number) : "";
+    if (page === "unknown") {
+      const [, kind] = hash.split("/");
+      document.getElementById("unknown-what").textContent = kind === "case"
+        ? `No case of this report is called ${hash.slice("#/case/".length).split("/").map(decoded).join("/")}.` : `This report has no page ${decoded(hash)}.`;
+    }
     if (page === "case") await openCase(number, hash);
     if (page === "records-page") await xlafuse.records();
     if (shown !== hash) return;
@@ -112,7 +117,7 @@ window.xlafuse = {};
     article.innerHTML = data.html; // made by a template that escapes everything (templates/case.html)
     document.title = article.querySelector("h1").textContent;
     const pick = (kernel) => picked(number, kernel);
-    await Promise.all([xlafuse.charts(article, data.charts, pick), openViews(number, pick)]);
+    await Promise.all([xlafuse.charts(article, data.charts, pick), openViews(number)]);
     article.removeAttribute("aria-busy");
     article.dataset.shown = hash;
   }
@@ -137,14 +142,21 @@ window.xlafuse = {};
     await xlafuse[script].show(element, await xlafuse.load(id), options);
     return true;
   }
-  async function openViews(number, pick) {
-    for (const name of Object.keys(views)) await showView(name, number, { onKernel: pick });
+  async function openViews(number) {
+    for (const name of Object.keys(views)) await showView(name, number, leads(number));
   }
-  // A kernel was picked somewhere: {implementation, index}. Its lines are shown; where there are none, its row.
+  // Where a kernel leads to: its lines, and where there is a picture its box.
+  function leads(number) {
+    const drawn = xlafuse.drawing && document.getElementById(`drawing-${number}`);
+    return { onKernel: (kernel) => picked(number, kernel),
+      onBox: drawn ? (kernel) => showView("graphs", number, { ...leads(number), kernel, focus: true }) : undefined };
+  }
+  // A kernel was picked somewhere: {implementation, index}. Its lines are shown, and get the focus; where there are none,
+  // its row.
   async function picked(number, kernel) {
-    const options = { onKernel: (other) => picked(number, other), kernel };
+    const options = { ...leads(number), kernel };
     await showView("graphs", number, options);
-    if (await showView("sources", number, options)) slot("sources").closest("section").scrollIntoView();
+    if (await showView("sources", number, { ...options, focus: true })) slot("sources").closest("section").scrollIntoView();
     else showRow(kernel);
   }
   function showRow(kernel) {
@@ -169,18 +181,6 @@ window.xlafuse = {};
     }
   });
 
-  // The front page.
-  document.getElementById("matrix-filter").addEventListener("input", (event) => {
-    const words = event.target.value.toLowerCase().split(/\s+/).filter(Boolean);
-    let block = null;
-    for (const row of document.querySelectorAll("#matrix tbody tr")) {
-      const text = row.cells[0].textContent.toLowerCase() + " " + row.cells[1].textContent.toLowerCase();
-      row.hidden = !words.every((word) => text.includes(word));
-      if (row.hidden) continue;
-      row.cells[0].classList.toggle("again", row.cells[0].textContent === block);
-      block = row.cells[0].textContent;
-    }
-  });
   const select = document.getElementById("goto");
   select.addEventListener("change", () => {
     location.hash = select.value === "" ? "#/" : settings.links[Number(select.value)];

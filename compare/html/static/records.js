@@ -16,14 +16,35 @@
     percent: (value) => (value === null ? "" : `${Math.round(value * 100)}%`),
     text: (value) => escaped(value ?? ""),
     filter: (value) => escaped(value ?? ""),
+    counted: (value) => escaped(value ?? ""),
+    case: (value) => escaped(value ?? ""),
   };
 
-  function column(spec, place, links) {
+  // Orders in which what is not known comes last, whichever the direction; library: DataTables.
+  function addOrders(library) {
+    const orders = library.ext.type.order;
+    for (const [name, compare] of [["number", (a, b) => a - b], ["text", (a, b) => (a < b ? -1 : a > b ? 1 : 0)]]) {
+      const unknown = (a, b) => (a === "") - (b === "");
+      orders[`known-${name}-asc`] = (a, b) => (a === "" || b === "" ? unknown(a, b) : compare(a, b));
+      orders[`known-${name}-desc`] = (a, b) => (a === "" || b === "" ? unknown(a, b) : compare(b, a));
+    }
+  }
+
+  const FIXED = new Set(["block", "case", "implementation"]); // stay at the left while the others are scrolled (page.css)
+  const LONGEST = 28; // characters that a column is wide
+
+  // Characters, of all rows, so that no sorting and no filter changes the columns.
+  function width(spec, place, rows) {
+    const longest = Math.max(...rows.map((row) => String(words[spec.kind](row[place])).length));
+    return Math.min(LONGEST, Math.max(longest, spec.title.length + 2)) + 2;
+  }
+
+  function column(spec, links) {
     const numeric = ["number", "count", "percent"].includes(spec.kind);
     return {
-      title: escaped(spec.title), className: numeric ? "dt-right" : "dt-left", type: numeric ? "num" : "string",
-      render: (value, type, row, meta) => {
-        if (type === "sort" || type === "type") return value ?? (numeric ? Infinity : "");
+      title: escaped(spec.title), type: numeric ? "known-number" : "known-text",
+      className: [numeric ? "dt-right" : "dt-left", FIXED.has(spec.title) ? `fixed fixed-${spec.title}` : ""].join(" "),
+      render: (value, type, row) => {
         if (type !== "display") return value ?? "";
         if (spec.kind === "case") return `<a href="${escaped(links[row[row.length - 1]])}">${escaped(value)}</a>`;
         return words[spec.kind](value);
@@ -31,18 +52,21 @@
     };
   }
 
+  // What a cell is found by: of "compiled 3, not autotuned 1" each word.
+  const choices = (spec, value) => (spec.kind === "counted" ? value.split(", ").map((word) => word.replace(/ \d+$/, "")) : [value]);
+
   function addFilters(table, data) {
     const bar = document.getElementById("records-filters");
     data.columns.forEach((spec, place) => {
-      const values = [...new Set(data.rows.map((row) => row[place] ?? ""))];
-      if (spec.kind !== "filter" || values.length < 2) return;
+      const values = [...new Set(data.rows.flatMap((row) => choices(spec, row[place] ?? "")))];
+      if (!["filter", "counted"].includes(spec.kind) || values.length < 2) return;
       const select = document.createElement("select");
       select.setAttribute("aria-label", spec.title);
       select.append(new Option(spec.title, ""));
       values.sort().forEach((value) => select.append(new Option(value === "" ? "(none)" : value, `=${value}`)));
       select.addEventListener("change", () => {
         const wanted = select.value;
-        table.column(place).search(wanted === "" ? "" : (cell) => `=${cell}` === wanted).draw();
+        table.column(place).search(wanted === "" ? "" : (cell) => choices(spec, cell).some((own) => `=${own}` === wanted)).draw();
       });
       bar.append(select);
     });
@@ -66,13 +90,22 @@
     ]);
     document.head.prepend(Object.assign(document.createElement("style"), { textContent: style })); // ours comes after
     const rows = data.rows.map((row, number) => [...row, number]); // the last cell leads to its link, and is not shown
-    const columns = data.columns.map((spec, place) => column(spec, place, data.links));
+    const columns = data.columns.map((spec) => column(spec, data.links));
     columns.push({ visible: false, searchable: false });
-    const table = new library.default("#records", {
-      data: rows, columns, deferRender: true, pageLength: 50, lengthMenu: [25, 50, 100, 500], scrollX: true, order: [],
+    addOrders(library.default);
+    const widths = data.columns.map((spec, place) => width(spec, place, data.rows));
+    const element = document.getElementById("records");
+    element.style.width = `${widths.reduce((sum, own) => sum + own, 0)}ch`;
+    columns.forEach((own, place) => { if (place < widths.length) own.width = `${widths[place]}ch`; });
+    const table = new library.default(element, {
+      data: rows, columns, deferRender: true, pageLength: 50, lengthMenu: [25, 50, 100, 500], order: [],
       autoWidth: false, layout: { topStart: "search", topEnd: "pageLength", bottomStart: "info", bottomEnd: "paging" },
       language: { search: "search " },
     });
+    for (const title of FIXED) {
+      const head = element.querySelector(`th.fixed-${title}`);
+      element.style.setProperty(`--${title}-left`, `${head.offsetLeft}px`);
+    }
     addFilters(table, data);
     explain(data.columns);
     return table;

@@ -37,6 +37,10 @@ xlafuse.sources = (() => {
     const at = line && place(data.records[state.record], line);
     if (at) state.document = at.document;
     await draw(state, at?.line);
+    // Who goes through the kernels of the list stays in it.
+    if (options.focus && !state.head.contains(document.activeElement)) {
+      (state.code.hidden ? state.records.children[state.record] : state.code)?.focus({ preventScroll: true });
+    }
   }
 
   // "file.py:12" among a record's documents.
@@ -51,7 +55,7 @@ xlafuse.sources = (() => {
     element.replaceChildren();
     const root = make("div", "so");
     state.records = tabs("Implementations", data.records.map(({ name }) => name), (record) => {
-      Object.assign(state, { record, document: 0, kernel: null });
+      Object.assign(state, { record, document: 0, kernel: null, clicked: null });
       draw(state);
     });
     data.records.forEach(({ name }, r) => state.records.children[r].style.setProperty("--so-own", xlafuse.colour?.(name) ?? "currentColor"));
@@ -81,6 +85,7 @@ xlafuse.sources = (() => {
     const record = data.records[state.record];
     const turn = (state.turn = {});
     press(state.records, state.record);
+    const choosing = head.querySelector("select") === document.activeElement;
     head.replaceChildren();
     code.replaceChildren();
     code.hidden = true;
@@ -92,16 +97,8 @@ xlafuse.sources = (() => {
     });
     press(documents, state.document);
     head.append(documents, chooser(state, record, shown));
-    const spans = (state.kernel !== null && shown?.kernels[state.kernel]) || [];
-    if (spans.length) {
-      const jumps = make("p", "so-jumps", `kernel ${state.kernel + 1} here:`);
-      for (const [first, last] of spans.slice(0, 12)) {
-        const jump = make("button", "so-jump", first === last ? `line ${first}` : `lines ${first} to ${last}`, { type: "button" });
-        jump.addEventListener("click", () => scroll(state, state.lines.get(first)));
-        jumps.append(" ", jump);
-      }
-      head.append(jumps);
-    }
+    if (choosing) head.querySelector("select").focus({ preventScroll: true });
+    if (state.kernel !== null) head.append(leads(state, record, shown));
     state.note.textContent = [record.note, shown?.note].filter(Boolean).join("; ")
       || (shown ? "" : record.files.length ? "No source of what was compiled here, but what it became:"
         : "Nothing was kept of what was compiled here.");
@@ -115,6 +112,39 @@ xlafuse.sources = (() => {
     go(state, shown, line);
   }
 
+  // Of the kernel that is chosen: where its lines are, its box in the picture, and whose the line is that was clicked.
+  function leads(state, record, shown) {
+    const line = make("p", "so-jumps", `kernel ${state.kernel + 1}`);
+    const jump = (text, act) => {
+      const button = make("button", "so-jump", text, { type: "button" });
+      button.addEventListener("click", act);
+      line.append(" ", button);
+    };
+    const spans = shown?.kernels[state.kernel] || [];
+    if (spans.length) line.append(" here:");
+    for (const [first, last] of spans.slice(0, 12)) {
+      jump(first === last ? `line ${first}` : `lines ${first} to ${last}`, () => scroll(state, state.lines.get(first)));
+    }
+    if (state.options.onBox) jump("its box in the graph \u2192", () => state.options.onBox({ implementation: record.name, index: state.kernel }));
+    const others = clicked(state) ? kernelsAt(shown, state.clicked.number).filter((index) => index !== state.kernel) : [];
+    if (others.length) line.append(`; line ${state.clicked.number} is also of`);
+    for (const index of others.slice(0, 12)) jump(`kernel ${index + 1}`, () => pick(state, index));
+    if (others.length > 12) line.append(` and ${others.length - 12} more`);
+    return line;
+  }
+
+  const clicked = (state) => state.clicked && state.clicked.record === state.record && state.clicked.document === state.document;
+
+  // The kernels of a line, those of the fewest lines first.
+  function kernelsAt(shown, number) {
+    const found = [];
+    for (const [index, spans] of Object.entries(shown.kernels)) {
+      const lengths = spans.filter(([first, last]) => first <= number && number <= last).map(([first, last]) => last - first);
+      if (lengths.length) found.push([Math.min(...lengths), Number(index)]);
+    }
+    return found.sort((a, b) => a[0] - b[0] || a[1] - b[1]).map(([, index]) => index);
+  }
+
   function chooser(state, record, shown) {
     const label = make("label", "so-choose", "kernel ");
     const select = make("select");
@@ -125,7 +155,10 @@ xlafuse.sources = (() => {
       select.append(option);
     });
     select.value = state.kernel ?? "";
-    select.addEventListener("change", () => pick(state, select.value === "" ? null : Number(select.value)));
+    select.addEventListener("change", () => {
+      state.clicked = null;
+      pick(state, select.value === "" ? null : Number(select.value));
+    });
     label.append(select);
     return label;
   }
@@ -169,11 +202,19 @@ xlafuse.sources = (() => {
       const at = held.get(number);
       if (at) {
         row.classList.add("so-held");
+        row.addEventListener("click", (event) => {
+          if (event.target.closest("button") || !getSelection().isCollapsed) return; // text that is selected to be copied
+          state.clicked = { record: state.record, document: state.document, number };
+          pick(state, kernelsAt(shown, number)[0]);
+        });
         const named = [...at];
         for (const index of named.slice(0, 4)) {
           const mark = make("button", "so-mark", index + 1, { type: "button", tabindex: "-1", title: `kernel ${record.kernels[index]}`,
             "aria-label": `line ${number} is of kernel ${index + 1}, ${record.kernels[index]}` });
-          mark.addEventListener("click", () => pick(state, index));
+          mark.addEventListener("click", () => {
+            state.clicked = null;
+            pick(state, index);
+          });
           marks.append(mark);
         }
         if (named.length > 4) marks.append(make("span", "so-more", `+${named.length - 4}`, {
@@ -203,6 +244,9 @@ xlafuse.sources = (() => {
 
   function go(state, shown, line) {
     let target = line ? state.lines.get(line) : null;
+    if (!line && clicked(state) && kernelsAt(shown, state.clicked.number).includes(state.kernel)) {
+      target = state.lines.get(state.clicked.number); // stays in view
+    }
     for (const [first, last] of (state.kernel !== null && shown.kernels[state.kernel]) || [])
       for (let number = first; number <= last; number++) {
         const row = state.lines.get(number);

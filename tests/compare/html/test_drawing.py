@@ -203,3 +203,16 @@ def test_numbers_are_those_of_the_graphs(train: list[Found]) -> None:
             assert box["time"] == formats.microseconds(kernel_.device_time_us)
             assert box["lines"] == list(kernel_.lines)
     assert "xla" in [data["columns"][i]["name"] for i in data["shown"]]
+
+
+def test_columns_begin_with_what_is_compared(train: list[Found]) -> None:
+    """And baselines, which end them, are shown where there is nothing else."""
+    drawn = drawing.ordered(each for each in reversed(train) if each.read is not None)
+    data = drawing.of_case(drawn)
+    assert data is not None
+    names = [column["name"] for column in data["columns"]]
+    assert names[:3] == ["xla", "inductor", "triton"]
+    assert set(names[-2:]) == {"xla-unfused", "eager"}
+    assert [names[i] for i in data["shown"]] == names[:5]
+    alone = drawing.of_case([each for each in drawn if each.record and each.record.implementation == "eager"])
+    assert alone is not None and alone["shown"] == [0]

@@ -14,7 +14,7 @@ def column(page: Any, title: str) -> list[str]:
     """The visible cells of a column of the table of records."""
     return page.evaluate(
         """title => {
-          const heads = [...document.querySelectorAll("#records-page .dt-scroll-head th")];
+          const heads = [...document.querySelectorAll("#records thead th")];
           const place = heads.findIndex((th) => th.textContent.trim() === title);
           return [...document.querySelectorAll("#records tbody tr")].map((row) => row.cells[place].textContent);
         }""",
@@ -47,6 +47,28 @@ def test_a_newcomer_finds_the_answers(report: Path, visit: Any, ready: Any) -> N
         assert shown["largest array between kernels"] == "bf16[64,4096,4096], 2.15 GB (xlafuse/blocks/attention.py:19)"
 
 
+def test_words_are_whole_where_it_is_narrow(report: Path, visit: Any, ready: Any) -> None:
+    """And paths break behind a slash alone."""
+    with visit(report, CASE) as page:
+        ready(page)
+        page.set_viewport_size({"width": 500, "height": 900})
+        broken = page.evaluate("""() => {
+          const found = [];
+          const walker = document.createTreeWalker(document.querySelector(".glance tbody"), NodeFilter.SHOW_TEXT);
+          while (walker.nextNode()) {
+            for (const word of walker.currentNode.data.matchAll(/[\\w.:]+/g)) {
+              const range = document.createRange();
+              range.setStart(walker.currentNode, word.index);
+              range.setEnd(walker.currentNode, word.index + word[0].length);
+              if (new Set([...range.getClientRects()].map((r) => r.top)).size > 1) found.push(word[0]);
+            }
+          }
+          return found;
+        }""")
+        assert broken == []
+        assert page.locator(".scroll:has(.glance)").evaluate("e => e.clientWidth") <= 500
+
+
 def test_a_case_has_its_pictures(report: Path, visit: Any, ready: Any) -> None:
     with visit(report, CASE) as page:
         ready(page)
@@ -70,10 +92,29 @@ def test_a_kernel_leads_to_its_line(report: Path, visit: Any, ready: Any) -> Non
         assert page.url.endswith(CASE)
 
 
+def test_focus_goes_with_a_kernel(report: Path, visit: Any, ready: Any) -> None:
+    """From its link to its source, and from there to its box."""
+    with visit(report, CASE) as page:
+        ready(page)
+        link = page.locator('.glance a.kernel[data-implementation="xla"]').first
+        kernel = int(link.get_attribute("data-kernel"))
+        link.focus()
+        page.keyboard.press("Enter")
+        page.wait_for_function("document.activeElement.closest('#c-sources')")
+        page.locator(".so-chosen").first.wait_for()
+        button = page.locator(".so-jump", has_text="its box in the graph")
+        button.focus()
+        page.keyboard.press("Enter")
+        page.wait_for_function("document.activeElement.matches('.dr-box')")
+        own = page.evaluate("document.activeElement.getAttribute('aria-label')")
+        assert own.startswith(f"{kernel + 1}, ")
+        assert 0 < page.locator(".dr-box:focus").bounding_box()["y"] < 900
+
+
 def test_records_sort_search_and_filter(report: Path, visit: Any, ready: Any) -> None:
     with visit(report, "#/records") as page:
         page.wait_for_selector("#records tbody tr")
-        page.locator("#records-page .dt-scroll-head th", has_text="time µs").first.click()
+        page.locator("#records thead th", has_text="time µs").first.click()
         page.wait_for_selector("th[aria-sort=ascending]")
         times = [float(text) for text in column(page, "time µs")]
         assert len(times) == 50 and times == sorted(times)
@@ -94,6 +135,28 @@ def test_the_matrix_can_be_filtered(report: Path, visit: Any) -> None:
         shown = page.locator("#matrix tbody tr:visible").all_inner_texts()
         assert shown and all("train" in line for line in shown)
         assert "attention" in shown[0]
+
+
+def test_the_matrix_can_be_filtered_by_implementation(report: Path, visit: Any) -> None:
+    """Its lines and its column are left; what no line has is not shown, and nothing at all is said."""
+    with visit(report) as page:
+        heads = page.locator("#matrix thead th:visible")
+        every = heads.all_inner_texts()
+        assert every[-2:] in (["xla-unfused", "eager"], ["eager", "xla-unfused"])
+        page.locator("#matrix-filter").fill("softmax")
+        assert "sdpa-cudnn" in every and "sdpa-cudnn" not in heads.all_inner_texts()
+        page.locator("#matrix-filter").fill("sdpa-cudnn fwd")
+        assert heads.all_inner_texts() == ["block", "case", "sdpa-cudnn"]
+        lines = page.locator("#matrix tbody tr:visible")
+        assert lines.count() and all("attention" in line and "fwd" in line for line in lines.all_inner_texts())
+        assert lines.locator("td.none:visible").count() == 0
+        page.locator("#matrix-filter").fill("triton attention")  # and not those that begin with it
+        assert heads.all_inner_texts() == ["block", "case", "triton"]
+        page.locator("#matrix-filter").fill("nonsense")
+        assert page.locator("#matrix").is_hidden()
+        assert "nonsense" in page.locator("#matrix-none").inner_text()
+        page.locator("#matrix-filter").fill("")
+        assert heads.all_inner_texts() == every and page.locator("#matrix-none").inner_text() == ""
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -144,6 +207,50 @@ def test_it_prints_light_and_without_its_controls(report: Path, visit: Any, read
         assert page.locator("details.kernels table").first.is_visible()
 
 
-def test_an_unknown_address_shows_the_front_page(report: Path, visit: Any) -> None:
-    with visit(report, "#/case/%E0%A4%A/<script>") as page:
-        assert page.locator("#overview").is_visible()
+@pytest.mark.parametrize("address", ["#/case/nonsense", "#/case/%E0%A4%A/<script>", "#/nonsense"])
+def test_an_unknown_address_says_so(report: Path, visit: Any, address: str) -> None:
+    with visit(report, address) as page:
+        assert page.locator("section.page:visible").get_attribute("id") == "unknown"
+        said = page.locator("#unknown-what").inner_text()
+        assert ("No case" in said) == address.startswith("#/case/") and address.rpartition("/")[2] in said
+        page.locator("#unknown a", has_text="overview").click()
+        page.wait_for_selector("#overview:visible")
+
+
+
+def test_provenance_is_filtered_by_its_words(report: Path, visit: Any) -> None:
+    with visit(report, "#/records") as page:
+        page.wait_for_selector("#records tbody tr")
+        choice = page.get_by_label("provenance", exact=True)
+        words = {text for text in choice.locator("option").all_inner_texts()} - {"provenance", "(none)"}
+        assert {"compiled", "device"} <= words <= {"compiled", "device", "replayed", "not autotuned", "unknown"}
+        choice.select_option("=device")
+        shown = set(column(page, "provenance"))
+        assert all("device" in text for text in shown) and "device" in shown
+        assert any("compiled" in text for text in shown)
+
+
+def test_records_keep_their_columns_and_unknown_ones_last(report: Path, visit: Any) -> None:
+    """Whichever the direction; and block, case and implementation stay in view."""
+    with visit(report, "#/records") as page:
+        page.wait_for_selector("#records tbody tr")
+        widths = "() => [...document.querySelectorAll('#records thead th')].map((th) => th.offsetWidth)"
+        before = page.evaluate(widths)
+        head = page.locator("#records thead th", has_text="/ xla").first
+        page.locator(".dt-layout-table > .dt-layout-cell").evaluate("e => { e.scrollLeft = 700; }")
+        place = head.bounding_box()
+        for direction in ("ascending", "descending"):
+            head.click()
+            page.wait_for_selector(f"th[aria-sort={direction}]")
+            page.locator("select.dt-input").select_option("500")
+            cells = column(page, "/ xla")
+            known = [float(text) for text in cells if text]
+            assert cells == [text for text in cells if text] + [""] * (len(cells) - len(known)) and "" in cells
+            assert known == sorted(known, reverse=direction == "descending")
+            assert head.bounding_box() == place
+        page.get_by_label("direction", exact=True).select_option("=train")
+        assert page.evaluate(widths) == before
+        left = page.locator(".dt-layout-table > .dt-layout-cell").bounding_box()["x"]
+        fixed = page.locator("#records tbody tr").first.locator(".fixed").all()
+        boxes = [cell.bounding_box() for cell in fixed]
+        assert [box["x"] for box in boxes] == pytest.approx([left + sum(before[:i]) for i in range(3)], abs=2)

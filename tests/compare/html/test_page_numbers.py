@@ -121,13 +121,22 @@ def titled(case: Any, *heads: str) -> list[list[str]]:
     return next(table for table in case[1] if set(heads) <= set(table[0]))
 
 
+def round_marks(record: Record) -> list[str]:
+    """What some of its rounds were: throttled, or not settled when they began."""
+    measured = record["measurement"]
+    throttled = any(after["throttled"] for after in measured["conditions"] if after is not None)
+    found = {"!": throttled, "~": not all(measured["warm_up"]["settled"])}
+    said = "".join(mark for mark, true in found.items() if true)
+    return [said] if said else []
+
+
 def test_at_a_glance(case: Any, records: dict[str, Record], ceilings: dict[str, Any]) -> None:
     shown = columns(titled(case, "largest array between kernels"), len(records))
     best = min(map(time_of, records.values()))
     assert list(shown) == sorted(records, key=lambda name: time_of(records[name]))
     for name, record in records.items():
         row, time = shown[name], time_of(record)
-        assert row["time µs"] == f"{us(time)} ± {number(spread(record))}"
+        assert row["time µs"] == " ".join([us(time), "±", number(spread(record)), *round_marks(record)])
         assert row["/ best"].split(" ")[0] == number(time / best)
         assert row["recoverable µs"] == us(recoverable(record, ceilings))
         assert row["least µs"] == us(sum(floors(record, ceilings)))
@@ -149,7 +158,7 @@ def test_times(case: Any, records: dict[str, Record], ceilings: dict[str, Any]) 
         row, parts, time = shown[name], medians(record), time_of(record)
         data = record["measurement"]["parts"].values()
         busy = sum(statistics.median([s for r in d["busy_time"] for s in r]) for d in data) * 1e6
-        assert row["cold"] == us(time)
+        assert row["cold"] == " ".join([us(time), *round_marks(record)])
         assert row["±"] == us(spread(record))
         assert (row["forward"], row["backward"]) == (us(parts["forward"]), us(parts["backward"]))
         assert row["wall"] == us(statistics.median(record["measurement"]["wall_time"]) * 1e6)
@@ -164,6 +173,31 @@ def test_times(case: Any, records: dict[str, Record], ceilings: dict[str, Any]) 
 def rounds(record: Record) -> list[float]:
     parts = [[statistics.median(s) for s in d["device_time"]] for d in record["measurement"]["parts"].values()]
     return [sum(times) for times in zip(*parts, strict=True)]
+
+
+@pytest.mark.parametrize("address", ["softmax/prime/fp32/fwd", "attention/llama-8b/bf16/fwd"])
+def test_marks_are_explained_once(
+    report: Path, embedded: Callable[[Path, str], Any], tables: Any, address: str
+) -> None:
+    """Those of rounds, and ? where of some kernel no least time is known: in both tables of times, in words once."""
+    lines = map(json.loads, (QUICK / "records.jsonl").read_text().splitlines())
+    mine = {r["implementation"]: r for r in lines if r["id"].rsplit("/", 1)[0] == address}
+    number_of_case = embedded(report, "settings")["cases"].index(address)
+    html = embedded(report, f"case-{number_of_case}")["html"]
+    heads = ("largest array between kernels", "wall")
+    glance, times = (next(t for t in tables(html) if head in t[0]) for head in heads)
+    first, second = columns(glance, len(mine)), columns(times, len(mine))
+    said = {name: round_marks(record) for name, record in mine.items()}
+    for name, marks in said.items():
+        assert [word for word in first[name]["time µs"].split() if word in ("!", "~", "!~")] == marks
+        assert second[name]["cold"].split()[1:] == marks
+    unknown = {name for name, row in first.items() if row["least µs"] == "?"}
+    assert unknown == ({"flex"} if address.startswith("attention") else set())
+    assert unknown == {name for name, row in second.items() if row["recoverable"] == "?"}
+    assert html.count("of some kernel the bytes or the FLOPs are not known") == bool(unknown)
+    for mark, words in {"!": "in some round the GPU", "~": "in some round the times were still changing"}.items():
+        assert html.count(words) == any(mark in "".join(marks) for marks in said.values())
+    assert unknown or any(said.values())
 
 
 def test_ratios_and_their_intervals(case: Any, records: dict[str, Record]) -> None:

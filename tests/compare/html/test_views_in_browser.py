@@ -30,8 +30,10 @@ STYLES</style><div id="graphs"></div><div id="sources"></div>
 <script>window.xlafuse={colour:()=>"#246",theme:()=>"light",load:async()=>(PROGRAMS)};window.picked=[];</script>
 <script>SCRIPTS</script><script>
 const D=DRAWING, S=SOURCES, [g,s]=["graphs","sources"].map((id)=>document.getElementById(id));
-const pick=(kernel)=>{picked.push(kernel);xlafuse.drawing.show(g,D,{kernel});xlafuse.sources.show(s,S,{kernel});};
-xlafuse.drawing.show(g,D,{onKernel:pick});xlafuse.sources.show(s,S,{onKernel:pick});</script></html>"""
+const pick=(kernel)=>{picked.push(kernel);xlafuse.drawing.show(g,D,{kernel});
+xlafuse.sources.show(s,S,{kernel,focus:true});};
+xlafuse.drawing.show(g,D,{onKernel:pick});xlafuse.sources.show(s,S,{onKernel:pick,
+onBox:(kernel)=>xlafuse.drawing.show(g,D,{kernel,focus:true})});</script></html>"""
 
 
 def written(folder: Path, found: list[Found], theme: str = "light") -> Path:
@@ -134,6 +136,48 @@ def test_from_a_kernel_to_its_lines_and_back(page: Any) -> None:
     page.locator('.so-mark[title="kernel input_convert_reduce_fusion"]').first.click()
     assert page.evaluate("picked.at(-1)") == {"implementation": "xla", "index": 0}
     assert "dr-on" in box(page, "xla", 0).get_attribute("class")
+
+
+def test_any_line_of_a_kernel_leads_to_it_and_to_its_box(page: Any) -> None:
+    box(page, "xla", 2).click()
+    page.locator(".dr-actions button").click()
+    chosen = page.locator(".so-chosen")
+    chosen.first.wait_for()
+    assert page.evaluate("document.activeElement.className") == "so-code"
+    page.locator(".so-choose select").focus()
+    page.locator(".so-choose select").select_option("0")
+    page.wait_for_function("document.activeElement.tagName === 'SELECT'")
+    within = page.locator(".so-line.so-held:not(:has(.so-mark))", has_text="ROOT")
+    within.first.locator(".so-text").click()
+    picked = page.evaluate("picked.at(-1)")
+    number = int(within.first.get_attribute("data-line") or 0)
+    spans = page.evaluate("S.records[S.records.findIndex((r) => r.name === 'xla')].documents[0].kernels")
+    assert any(first < number <= last for first, last in spans[str(picked["index"])])
+    page.locator(".so-jump", has_text="its box in the graph").click()
+    key = page.evaluate("document.activeElement.dataset.key")
+    assert key == box(page, "xla", picked["index"]).get_attribute("data-key")
+    assert "dr-on" in box(page, "xla", picked["index"]).get_attribute("class")
+
+
+def test_a_line_of_several_kernels_names_them(page: Any) -> None:
+    shared = page.evaluate("""() => {
+        for (const [r, record] of S.records.entries()) for (const [d, {kernels}] of record.documents.entries()) {
+          const all = Object.entries(kernels).flatMap(([k, spans]) => spans.map(([a, b]) => [Number(k), a, b]));
+          for (const [, a] of all) {
+            const of = new Set(all.filter(([, c, e]) => c <= a && a <= e).map(([k]) => k));
+            if (of.size > 1) return {record: r, document: d, line: a, of: [...of]};
+          }
+        }
+        return null; }""")
+    page.locator(".so > .so-tabs .so-tab").nth(shared["record"]).click()
+    page.locator(".so-head .so-tab").nth(shared["document"]).click()
+    page.locator(f'.so-line[data-line="{shared["line"]}"] .so-text').click()
+    page.wait_for_function("picked.length")
+    first = page.evaluate("picked.at(-1)")["index"]
+    others = [index for index in shared["of"] if index != first]
+    assert f"line {shared['line']} is also of" in page.locator(".so-jumps").inner_text()
+    page.locator(".so-jump", has_text=f"kernel {others[0] + 1}").last.click()
+    assert page.evaluate("picked.at(-1)")["index"] == others[0]
 
 
 def test_from_a_line_of_hlo_to_the_program(page: Any) -> None:

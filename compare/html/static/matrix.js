@@ -1,0 +1,46 @@
+"use strict";
+// The front page's matrix: a filter of its lines and columns.
+(() => {
+  const lines = () => [...document.querySelectorAll("#matrix tbody tr")];
+  const heads = () => [...document.querySelectorAll("#matrix thead th")];
+  const FIRST = 2; // columns of implementations begin here
+  const textOf = (row) => `${row.cells[0].textContent} ${row.cells[1].textContent}`.toLowerCase();
+
+  // A word is an implementation's where it is its name, or where no case has it.
+  function sorted(words) {
+    const names = heads().slice(FIRST).map((head) => head.textContent.toLowerCase());
+    const texts = lines().map(textOf);
+    const columns = [], cases = [];
+    for (const word of words) {
+      const own = names.includes(word) || !texts.some((text) => text.includes(word));
+      (own && names.some((name) => name.includes(word)) ? columns : cases).push(word);
+    }
+    return { columns, cases };
+  }
+
+  function filter(typed) {
+    const { columns, cases } = sorted(typed.toLowerCase().split(/\s+/).filter(Boolean));
+    const names = heads().map((head, c) => (c >= FIRST ? head.textContent.toLowerCase() : ""));
+    const named = columns.map((word) => names.flatMap((name, c) =>
+      ((names.includes(word) ? name === word : name.includes(word)) ? [c] : [])));
+    const wanted = new Set(named.flat());
+    const has = (row, c) => !row.cells[c].classList.contains("none");
+    let block = null;
+    const filled = new Set();
+    for (const row of lines()) {
+      const text = textOf(row);
+      row.hidden = !cases.every((word) => text.includes(word)) || !named.every((some) => some.some((c) => has(row, c)));
+      if (row.hidden) continue;
+      row.cells[0].classList.toggle("again", row.cells[0].textContent === block);
+      block = row.cells[0].textContent;
+      for (let c = FIRST; c < row.cells.length; c++) if (has(row, c) && (!wanted.size || wanted.has(c))) filled.add(c);
+    }
+    for (const row of document.querySelectorAll("#matrix tr")) {
+      [...row.cells].forEach((cell, c) => { cell.hidden = c >= FIRST && !filled.has(c); });
+    }
+    const none = block === null;
+    document.getElementById("matrix").hidden = none;
+    document.getElementById("matrix-none").textContent = none ? `No line has \u201c${typed.trim()}\u201d.` : "";
+  }
+  document.getElementById("matrix-filter").addEventListener("input", (event) => filter(event.target.value));
+})();
