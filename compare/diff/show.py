@@ -119,7 +119,8 @@ def _statuses(diff: RunDiff) -> list[list[str]]:
 def _timed(change: RecordChange) -> list[str]:
     times = change.times
     assert times is not None and times.main is not None
-    spoken = times.main.effect + f", {interval(times.main.low, times.main.high)}"
+    effect = "the call unresolved" if times.main.word == "unresolved" else times.main.effect
+    spoken = f"{effect}, {interval(times.main.low, times.main.high)}"
     busy = (times.verdicts or {}).get(BUSY)
     lines = [f"{change.id}: {number(times.before_us)} → {number(times.after_us)} µs, {spoken}"]
     if busy is not None and (busy.word != times.main.word or times.word != times.main.word):

@@ -142,6 +142,16 @@ def test_sections_in_the_terminal(tmp_path: Path) -> None:
         assert part in text, part
 
 
+def test_kernels_that_are_slower_in_a_call_that_is_unresolved_claim_no_factor(tmp_path: Path) -> None:
+    a, b = (
+        dataclasses.replace(named("noisy"), measurement=made.measurement)
+        for made in (record(100, busy=60), record(115, noise=[0.7, 1.3, 1.0, 0.9, 1.1], busy=70))
+    )
+    text = flat(diff(run(tmp_path / "a", a), run(tmp_path / "b", b)).stdout)
+    assert "/noisy: 100 → 115 µs, the call unresolved, ratio" in text
+    assert "its kernels alone: slower, ratio" in text
+
+
 def test_other_sizes_of_one_name_are_not_compared(tmp_path: Path) -> None:
     small = named("xla", 10.0)
     small.case = dataclasses.replace(small.case, sizes={axis: 7 for axis in small.case.sizes})
