@@ -28,7 +28,7 @@ REASONS = {
     "layout": "the two sides walk memory in different orders",
     "no-shared-data": "the two sides share no data, so that fusing them would save no traffic",
     "recompute": "the producer has other consumers, and would be computed again for each",
-    "unprofitable": "the compiler's cost model expects no gain",
+    "unprofitable": "the compiler expects no gain, or a cost elsewhere, as in peak memory",
     "resources": "the fused kernel would need too many registers, operands, or too much shared memory",
     "order": "fusing would make a cycle, or reorder what must stay in order",
     "graph-break": "the two sides are compiled apart",
