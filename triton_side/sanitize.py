@@ -302,25 +302,26 @@ def run_tool(
 ) -> Outcome:
     """The cases of what was launched under `tool`, in several processes side by side: none is begun after `begin_for`
     seconds, and past `limit` seconds the tool is killed, with what it would have said."""
-    names = {case for entry in launched for case in entry.cases}
     until = time.time() + (limit if begin_for is None else begin_for)
-    jobs = min(SIDE_BY_SIDE, os.cpu_count() or 1, max(1, len(names)))
+    jobs = min(SIDE_BY_SIDE, os.cpu_count() or 1, max(1, len(_cases_of(launched))))
     with ThreadPoolExecutor(jobs) as threads:
         outcomes = list(
             threads.map(
-                lambda start: _run_share(sanitizer, tool, launched, limit, until, (len(names), start, jobs)),
-                range(jobs),
+                lambda start: _run_share(sanitizer, tool, launched, limit, until, start, jobs), range(jobs)
             )
         )
     return joined(outcomes)
 
 
+def _cases_of(launched: list[Launched]) -> set[str]:
+    return {case for entry in launched for case in entry.cases}
+
+
 def _run_share(
-    sanitizer: str, tool: str, launched: list[Launched], limit: float, until: float, share: tuple[int, int, int]
+    sanitizer: str, tool: str, launched: list[Launched], limit: float, until: float, start: int, step: int
 ) -> Outcome:
-    """One process of `run_tool`, which has the cases of `share`: (count, start, step) of `launch_all`."""
-    names = {case for entry in launched for case in entry.cases}
-    count, start, step = share
+    """One process of `run_tool`, which has every `step`-th case from number `start` on."""
+    names = _cases_of(launched)
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "log")
         command = [
@@ -328,7 +329,7 @@ def _run_share(
             "--show-backtrace", "no", "--destroy-on-device-error", "kernel",
             "--launch-timeout", "60", "--target-processes", "application-only", "--log-file", str(log),
             *(("--padding", str(PADDING)) if tool == "memcheck" else ()),
-            sys.executable, "-m", "triton_side.sanitize", "--launch", "--count", str(count),
+            sys.executable, "-m", "triton_side.sanitize", "--launch", "--count", str(len(names)),
             "--start", str(start), "--step", str(step), "--until", str(until),
         ]  # fmt: skip
         status, output = _run(command, limit)
@@ -389,7 +390,7 @@ def check(
         raise CannotCheck("compute-sanitizer checks kernels as they run, and no NVIDIA GPU is visible to PyTorch")
     every = [name for name, _ in cases("cuda")]
     launched = _launched(limit)
-    recorded = {case for entry in launched for case in entry.cases}
+    recorded = _cases_of(launched)
     environment = (
         f"compute-sanitizer {version_of(sanitizer)}, {torch.cuda.get_device_name()}, torch {torch.__version__}, "
         f"triton {importlib.metadata.version('triton')}"

@@ -120,7 +120,7 @@ def compile_stablehlo(
     with dump.scratch(dump_to) as raw:
         options = dump.options(raw) if raw is not None else {}
         if target is not None:
-            options |= compiler._PRODUCTS[target.products]
+            options |= compiler.PRODUCTS[target.products]
         hlo_text = _jax_private.compile_stablehlo(text, options, target.config_text if target else None)
         if raw is not None and dump_to is not None:
             dump.keep(raw, dump_to, parse(hlo_text).name, text)

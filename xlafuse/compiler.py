@@ -29,7 +29,7 @@ Products = Literal["triton", "cublas"]
 _PRECISION = {"ieee": "highest", "tf32": "default"}
 
 # Who computes matrix products, where the autotuner would choose: Triton, also where XLA's rules say cuBLAS, or never.
-_PRODUCTS: dict[Products | None, dict[str, Any]] = {
+PRODUCTS: dict[Products | None, dict[str, Any]] = {
     None: {}, "triton": {"xla_gpu_triton_gemm_any": True}, "cublas": {"xla_gpu_enable_triton_gemm": False},
 }  # fmt: skip
 
@@ -200,7 +200,7 @@ def _fresh(function: Callable[..., Any]) -> Callable[..., Any]:
 def _compile(lowered: Any, options: dict[str, Any], target: Target | None) -> tuple[Any, float, str | None]:
     """(compiled, seconds, replay miss): a replay is demanded complete, and compiled anyway if it is not."""
     if target is not None:
-        options = options | _PRODUCTS[target.products]
+        options = options | PRODUCTS[target.products]
     if target is None or target.autotune_results is None:
         if target is not None:
             _hold_results(None)

@@ -51,20 +51,20 @@ def loss_of(parameters: Mapping[str, Tensor], inputs: Mapping[str, Tensor], laye
 
 
 def differentiated(
-    loss_of: Callable[[Mapping[str, Tensor]], Tensor], inputs: Mapping[str, Tensor], saves_hooks: bool
+    loss_at: Callable[[Mapping[str, Tensor]], Tensor], inputs: Mapping[str, Tensor], remat: bool
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss, and the gradients of the parameters among the inputs.
 
-    saves_hooks: autograd itself, which checkpoint needs, since torch.func refuses its hooks (torch 2.13); in a compiled
-    function Dynamo takes it from torch 2.12 on, and torch.func everywhere.
+    By torch.func, which Dynamo takes in a compiled function; remat: by autograd itself, as torch.func refuses
+    checkpoint's hooks (torch 2.13), and as Dynamo takes it from torch 2.12 on.
     """
     parameters = {name: inputs[name].detach() for name in PARAMETERS}
-    if not saves_hooks:
-        gradients, loss = torch.func.grad_and_value(loss_of)(parameters)
+    if not remat:
+        gradients, loss = torch.func.grad_and_value(loss_at)(parameters)
         return loss, gradients
     parameters = {name: parameter.requires_grad_() for name, parameter in parameters.items()}
     with torch.enable_grad():
-        loss = loss_of(parameters)
+        loss = loss_at(parameters)
         found = torch.autograd.grad(loss, list(parameters.values()))
     return loss.detach(), dict(zip(PARAMETERS, found, strict=True))
 
