@@ -18,6 +18,7 @@ from typing import Any
 
 from compare import record, whole
 from compare.blocks import BLOCKS
+from compare.opening import inside
 from compare.record import Record, RunFolderError
 from compare.selection import UsageError
 from compare.spec import Case
@@ -117,9 +118,10 @@ def _copy_files(entry: Record, part: Path, out: Path) -> None:
     """A file that is not there any more, as archives that were deleted for their size, is not there in `out`."""
     names = [getattr(entry, field) for field in _FILES] + [(entry.trace or {}).get("file")]
     for name in filter(None, names):
-        source, target = part / name, out / name
-        if not source.resolve().is_relative_to(part.resolve()) or not target.resolve().is_relative_to(out.resolve()):
-            raise RunFolderError(f"{part}: record {entry.id} names a file outside its run: {name}")
+        try:
+            source, target = inside(part, entry, name), inside(out, entry, name)
+        except ValueError as problem:
+            raise RunFolderError(f"a file outside its run: {problem}") from None
         if source.is_file():
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, target)
