@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import zipfile
 from pathlib import Path
@@ -76,25 +76,23 @@ def test_the_run_says_which_compilers_it_saw(folder: Path) -> None:
 
 
 def test_a_stop_is_no_traceback_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    def scratch() -> set[str]:
-        """What no living run holds: others may run beside this test."""
-        roots = [Path("/dev/shm"), Path(tempfile.gettempdir())]
-        return {str(p) for root in roots if root.is_dir() for p in root.glob("xlafuse-*") if not held(p)}
+    """Other tests run beside this one: the run has a temporary folder of its own, and in memory what a run that is no
+    more left behind has a lock that nobody holds."""
+    def abandoned() -> set[Path]:
+        found = set()
+        for folder in (machine.scratch_root() or temporary).glob("xlafuse-*"):
+            with contextlib.suppress(OSError), (folder / "lock").open("rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                found.add(folder)
+        return found
 
-    def held(folder: Path) -> bool:
-        try:
-            with (folder / "lock").open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return not folder.exists()  # gone meanwhile
-        return False
-
-    before = scratch()
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    before = abandoned()
     run = subprocess.Popen(
         [sys.executable, "-m", "compare", "run", "softmax", "--target", "h200", "--out", str(tmp_path / "run")],
         cwd=PROJECT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
     )
     time.sleep(4)
     run.send_signal(signal.SIGTERM)
@@ -102,7 +100,8 @@ def test_a_stop_is_no_traceback_and_leaves_nothing_behind(tmp_path: Path) -> Non
     assert run.returncode == 130, said
     assert "Traceback" not in said and "--resume goes on" in said
     time.sleep(1)
-    assert scratch() <= before
+    assert abandoned() <= before
+    assert not list(temporary.glob("xlafuse-*"))
 
 
 def test_archives_hold_what_each_compiler_said(folder: Path) -> None:
