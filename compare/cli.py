@@ -75,9 +75,9 @@ run_argument = click.argument("run", type=click.Path(path_type=Path), metavar="R
 def cli() -> None:
     """See what XLA, TorchInductor, hand-written Triton and raw CUDA make of the same transformer block.
 
-    Start with `xlafuse doctor` (what this machine can do), then `xlafuse run` (a few minutes on a GPU; without
-    one, kernels are compiled for an H200 and checked on the CPU), then `xlafuse report` and `xlafuse inspect` on
-    the folder that it made. Those two need neither a GPU nor a framework.
+    Start with `xlafuse doctor` (what this machine can do), then `xlafuse run softmax` (two to three minutes a block on
+    a GPU; without one, kernels are compiled for an H200 and checked on the CPU), then `xlafuse report` and `xlafuse
+    inspect` on the folder that it made. Those two need neither a GPU nor a framework.
     """
 
 
@@ -85,7 +85,7 @@ def cli() -> None:
 @click.argument("blocks", nargs=-1, callback=_names, metavar="[BLOCK]...")
 @click.option(
     "--suite", metavar="quick|full|check",
-    help="quick: two cases a block, minutes (default). full: every dtype and size. check: small odd sizes.",
+    help="quick: one to three sizes a block (default). full: every dtype and size. check: small odd sizes.",
 )
 @_filter("-i", "--implementation", "implementations", metavar="NAME", help="Only these (repeat it, or a,b,c).")
 @_filter("--case", "cases", metavar="NAME", help="Only these cases: a name such as llama-8b, or a full id.")
