@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,7 +30,7 @@ def values(case: CaseOf, told: Sequence[Finding]) -> dict[str, Any]:
     members = [_member(case, member) for member in case.ranked]
     listed = [{"name": member.name, **kernels.table(member)} for member in case.ranked if member.kernels]
     return {
-        "number": case.number, "id": printable(case.case.id, 300), "block": printable(case.case.block, 100),
+        "selects": _selects(case), "block": printable(case.case.block, 100),
         "label": label(case), "summary": block.summary if block else "", "timed": case.timed,
         "sizes": ", ".join(f"{printable(str(k), 40)} {v}" for k, v in case.case.sizes.items()),
         "members": members, "marks": marks_explained([member.row for member in case.members]),
@@ -44,6 +45,12 @@ def values(case: CaseOf, told: Sequence[Finding]) -> dict[str, Any]:
         "remarks": [remark for member in case.ranked for remark in _remarks(member)],
         "whose": next((m.whose for m in case.members if m.whose), ""),
     }
+
+
+def _selects(case: CaseOf) -> str:
+    """The options of `xlafuse inspect` that choose the case's records."""
+    it = case.case
+    return printable(shlex.join(["--block", it.block, "--case", it.name, "--direction", it.direction]), 300)
 
 
 def pictures(case: CaseOf, palette: Mapping[str, str]) -> dict[str, charts.Spec]:

@@ -5,15 +5,21 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import re
+import shlex
 import statistics
 from collections.abc import Callable
+from html import unescape
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from compare import PROJECT
+from compare import PROJECT, cli
 from compare.graph import formats
+from compare.html import case as case_page
+from compare.html import kernels, page, reading
 from compare.report.table import number, percent
 
 QUICK = PROJECT / "reports" / "h200-quick"
@@ -284,6 +290,20 @@ def test_missed_fusions(case: Any, records: dict[str, Record], ceilings: dict[st
     assert shown
     assert [row[:2] for row in shown] == [[us(cost), formats.size(size)] for cost, size, _ in expected]
     assert sorted(row[2] for row in shown) == sorted(name for _, _, name in expected)
+
+
+def test_what_is_not_listed_is_shown_by_the_command_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The case as it is asked for on the page is the case."""
+    monkeypatch.setattr(kernels, "MOST", 1)
+    monkeypatch.setattr(case_page, "MOST_MISSED", 1)
+    (shown,) = (each for each in reading.read(QUICK, {"block": ["softmax"]}).cases if each.case.id == CASE)
+    html = page.render("case.html", **case_page.values(shown, []))
+    commands = [unescape(command) for command in re.findall("<code>(xlafuse .*?)</code>", html)]
+    assert {command.rpartition("--direction train")[2].split()[0] for command in commands} == {"-i", "--why"}
+    for command in commands:
+        done = CliRunner().invoke(cli.cli, [str(QUICK) if word == "RUN" else word for word in shlex.split(command)[1:]])
+        assert done.exit_code == 0, done.output
+        assert CASE in done.output
 
 
 def test_numerics(case: Any, records: dict[str, Record]) -> None:
