@@ -10,6 +10,7 @@ from compare.blocks import BLOCKS
 from compare.graph import formats, price
 from compare.graph.causes import worded
 from compare.graph.findings import Finding
+from compare.graph.from_launches import DTYPES
 from compare.graph.model import REASONS
 from compare.graph.totals import totals
 from compare.html import charts, kernels
@@ -212,18 +213,15 @@ def _roofline(case: CaseOf, palette: Mapping[str, str]) -> charts.Spec | None:
     ceilings = next((member.ceilings for member in case.ranked if member.ceilings is not None), None)
     if not points or ceilings is None:
         return None
-    rate = ceilings.rate(_product_dtype(case), case.case.precision if case.case.dtype == "float32" else None)
+    rate = ceilings.rate(_product_dtype(case), case.case.precision)
     return charts.roofline(points, ceilings, rate, palette)
-
-
-_SHORT = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 
 
 def _product_dtype(case: CaseOf) -> str:
     """Of its products, as graphs name it."""
     block = BLOCKS.get(case.case.block)
     own = {tensor.dtype for tensor in block.inputs} if block else set()
-    return "f8e4m3fn" if "float8_e4m3fn" in own else _SHORT[case.case.dtype]
+    return DTYPES["float8_e4m3fn" if "float8_e4m3fn" in own else case.case.dtype]
 
 
 def _traffic(row: Row) -> list[dict[str, Any]]:

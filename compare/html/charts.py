@@ -64,7 +64,7 @@ def _told(*fields: str, **formatted: str) -> list[Spec]:
 
 
 def times(values: Values, names: Sequence[str]) -> Spec:
-    """Device time, what of it could be recovered, and the quartiles of its samples.
+    """Device time, what of it could be recovered, and half the interquartile range of its samples on each side.
 
     values: {"implementation", "time", "recoverable" (or null), "low", "high", "label"}, µs.
     """

@@ -18,12 +18,11 @@ from compare.html.bands import of_graphs as bands_of
 from compare.html.boxes import buffers, bytes_of, costs, operations
 from compare.html.folding import folds, little
 from compare.html.lanes import pieces
-from compare.html.reading import BASELINES
+from compare.html.reading import BASELINES, MAIN
 from compare.opening import Found
 from compare.report import printable, verdicts
 from compare.selection import UsageError
 
-MAIN = ("xla", "inductor", "triton", "cuda")
 AT_FIRST = 5  # columns: what a screen is wide
 MOST_KERNELS = 2000  # of a column: a second of a browser's time
 MOST_WORDS = 400  # characters of a compiler's reason

@@ -112,7 +112,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )  # fmt: skip
     made.filters.update(
-        number=lambda value: number(value), mega=mega, percent=percent, us=formats.number_of_us, span=headlines.span,
+        number=number, mega=mega, percent=percent, us=formats.number_of_us, span=headlines.span,
         size=formats.size, digits=lambda value: "" if value is None else f"{value:.3g}",
     )  # fmt: skip
     return made

@@ -21,6 +21,7 @@ from compare.spec import Case
 
 # Implementations that exist to show what fusion saves: that they are slow, or what they did not fuse, tells nothing.
 BASELINES = frozenset(UNFUSED.values())
+MAIN = ("xla", "inductor", "triton", "cuda")  # what is compared first of all
 
 
 @dataclass(frozen=True)

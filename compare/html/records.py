@@ -15,8 +15,8 @@ from compare.spec import DTYPES
 @dataclass(frozen=True)
 class Column:
     """kind: "text", "filter" (text of few values, to choose from), "counted" (words with how often each is there, to
-    choose a word from), "number", "count", "percent", or "case" (a link to
-    its page). help: what it is, with its unit."""
+    choose a word from), "number", "count", "percent", or "case" (a link to its page). help: what it is, with its unit.
+    """
 
     title: str
     kind: str

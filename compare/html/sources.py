@@ -20,13 +20,13 @@ from compare.graph.model import Kernel
 from compare.html import beside as files_beside
 from compare.html import listings, programs
 from compare.html.listings import Listing, Span
+from compare.html.reading import MAIN
 from compare.opening import Found, inside, refusing
 from compare.report import printable
 from compare.selection import UsageError
 
 BUDGET = 1_100_000  # compressed bytes of all sources together; base64 adds a third in the page
 MAX_BYTES = 16 << 20  # of one text
-MAIN = ("xla", "inductor", "triton", "cuda")  # whose sources stay in the page longest
 _KINDS = {"optimized.hlo.txt": listings.hlo, "output_code.py": listings.output_code}
 
 
