@@ -172,18 +172,16 @@ def _packed(
     numbers: dict[str, int] = {}
     shown = []
     for record in records:
-        documents, files, note = [], list(record.files), record.note
-        for document in record.documents:
+        documents, files, notes = [], list(record.files), [record.note]
+        held = [each for each in record.documents if each.program or id(record) in within]
+        if len(held) < len(record.documents):
+            left_out = (each for each in record.documents if not each.program)
+            links, note = _apart(left_out, beside)
+            files, notes = [*links, *files], [*notes, note]
+        for document in held:
             where: dict[str, Any] = {}
             if document.program:
                 shown_programs.setdefault(document.title, _text(document.listing))
-            elif id(record) not in within:
-                where_to = "is left out of"
-                if beside is not None:
-                    files.insert(0, _apart(document, beside))
-                    where_to = "is in files beside"
-                note = f"what was compiled {where_to} the page, which has no room for the texts of every record"
-                continue
             else:
                 text = _text(document.listing)
                 where["text"] = numbers.setdefault(repr(text), len(texts))
@@ -193,7 +191,8 @@ def _packed(
                 "kernels": {str(i): [list(span) for span in spans] for i, spans in document.spans.items()},
             })  # fmt: skip
         shown.append({
-            "name": printable(record.implementation, 80), "documents": documents, "files": files, "note": note,
+            "name": printable(record.implementation, 80), "documents": documents, "files": files,
+            "note": "; ".join(filter(None, notes)),
             "kernels": [printable(kernel.name, 200) for kernel in record.kernels],
         })  # fmt: skip
     return {"texts": texts, "records": shown}
@@ -215,7 +214,18 @@ def _text(listing: Listing) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _apart(document: _Document, beside: Path) -> dict[str, Any]:
+def _apart(documents: Iterable[_Document], beside: Path | None) -> tuple[list[dict[str, Any]], str]:
+    """Links to files of what the page has no room for, and what is to be said of it."""
+    of_page = "the page, which has no room for the texts of every record"
+    if beside is None:
+        return [], f"what was compiled is left out of {of_page}"
+    try:
+        return [_file(each, beside) for each in documents], f"what was compiled is in files beside {of_page}"
+    except UsageError as problem:
+        return [], printable(f"what was compiled is left out of {of_page}: {problem}", 400)
+
+
+def _file(document: _Document, beside: Path) -> dict[str, Any]:
     text = "\n".join(document.listing.lines.values()).encode(errors="replace")
     return files_beside.put(
         document.title, zlib.crc32(text), len(text), beside, sorted(document.spans), lambda: text

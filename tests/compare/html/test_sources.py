@@ -206,6 +206,18 @@ def test_without_a_folder_nothing_is_written_and_the_page_says_what_it_lacks(
     assert "is left out of the page" in records["xla-remat"]["note"]
 
 
+def test_where_files_cannot_be_written_the_page_says_so(
+    train: list[Found], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "BUDGET", 6_000)
+    (tmp_path / "files").write_text("in the way")
+    records = {record["name"]: record for record in sources.of_run(train, tmp_path / "files").cases[CASE]["records"]}
+    assert not any(record["files"] for record in records.values())
+    assert "cannot be written" in records["xla"]["note"]
+    note = records["xla-remat"]["note"]
+    assert "cannot be written" in note and "left out of the page" in note
+
+
 def test_an_archive_that_is_none_leaves_a_note(train: list[Found], tmp_path: Path) -> None:
     run = tmp_path / "run"
     (run / "dumps").mkdir(parents=True)
