@@ -15,7 +15,7 @@ def styles() -> list[str]:
 
 def scripts() -> list[str]:
     parts = ("data", "layout", "tip", "box", "edges", "words")
-    return [*(f"drawing-{part}.js" for part in parts), "drawing.js", "sources-paint.js", "sources.js"]
+    return ["make.js", *(f"drawing-{part}.js" for part in parts), "drawing.js", "sources-paint.js", "sources.js"]
 
 
 def data(run: Run, beside: Path | None) -> dict[str, Any]:

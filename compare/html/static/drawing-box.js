@@ -1,16 +1,14 @@
 // Of a drawing: a kernel's box, or that of folded ones.
-window.xlafuse = window.xlafuse || {};
-xlafuse.drawn = Object.assign(xlafuse.drawn || {}, (() => {
+Object.assign(xlafuse.drawn, (() => {
   "use strict";
-  const { make, breakable, kindOf, hide, tip, pin } = xlafuse.drawn;
+  const { make } = xlafuse;
+  const { breakable, kindOf, hide, tip, pin } = xlafuse.drawn;
 
   function box(state, column, unit, at) {
     const { kernel, fold } = unit;
     const node = make("button", "dr-box", undefined, { type: "button", tabindex: "-1" });
     node.dataset.column = column.c;
     node.dataset.key = `${column.c}.${fold ? `f${unit.f}` : unit.order}`;
-    if (unit.piece && unit.first !== false) unit.node = node;
-    if (!unit.piece) unit.node = node;
     unit.own = node;
     const head = make("span", "dr-title");
     if (fold) {
@@ -27,7 +25,7 @@ xlafuse.drawn = Object.assign(xlafuse.drawn || {}, (() => {
       node.setAttribute("aria-label", [`${unit.order + 1}`, kernel.name, kernel.kind, kernel.time, kernel.bytes]
         .filter(Boolean).join(", "));
       const cost = [kernel.time, kernel.bytes].filter(Boolean).join(" · ");
-      const name = make("b", "", undefined);
+      const name = make("b");
       name.append(make("i", "", unit.order + 1), " ");
       breakable(name, kernel.name);
       head.append(name);
@@ -57,7 +55,7 @@ xlafuse.drawn = Object.assign(xlafuse.drawn || {}, (() => {
         if (band === unit.piece[1]) head.append(words);
         else within(words, unit, band, at, node);
       }
-    } else if (kernel && !unit.piece && kernel.ops[""]) head.append(breakable(make("span", "dr-ops"), kernel.ops[""]));
+    } else if (kernel?.ops[""]) head.append(breakable(make("span", "dr-ops"), kernel.ops[""]));
     if (unit.piece) head.style.gridRow = `1 / ${Math.min(unit.bottom, at.starts[unit.piece[1]] + at.slots[unit.piece[1]]) - unit.top + 1}`;
     for (const member of unit.members) {
       const known = state.boxes.get(`${column.c}.${member}`);

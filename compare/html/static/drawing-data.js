@@ -1,20 +1,10 @@
-// Of a drawing: what its data say, and the elements that it is made of. Text is a run's own and reaches the page through
-// textContent alone.
-window.xlafuse = window.xlafuse || {};
-xlafuse.drawn = Object.assign(xlafuse.drawn || {}, (() => {
+// Of a drawing: what its data say, and what it is made of.
+xlafuse.drawn = (() => {
   "use strict";
   const SVG = "http://www.w3.org/2000/svg";
   const MOST_BUFFERS = 12; // named of a kernel
   const KINDS = { gemm: "gemm", attention: "attention", reduction: "reduction", elementwise: "elementwise",
     copy: "copy", memset: "copy" };
-
-  function make(tag, className, text, attributes = {}) {
-    const node = document.createElement(tag);
-    if (className) node.className = className;
-    if (text !== undefined) node.textContent = text;
-    for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-    return node;
-  }
 
   function path(className, d, width) {
     const node = document.createElementNS(SVG, "path");
@@ -67,5 +57,5 @@ xlafuse.drawn = Object.assign(xlafuse.drawn || {}, (() => {
     return { ...data, bands, columns, stages: data.bands };
   }
 
-  return { SVG, make, path, breakable, count, kindOf, resolved };
-})());
+  return { SVG, path, breakable, count, kindOf, resolved };
+})();

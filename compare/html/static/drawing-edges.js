@@ -1,6 +1,5 @@
 // Of a drawing: lines for the buffers between kernels, over what the browser made of the grid.
-window.xlafuse = window.xlafuse || {};
-xlafuse.drawn = Object.assign(xlafuse.drawn || {}, (() => {
+Object.assign(xlafuse.drawn, (() => {
   "use strict";
   const { path, widthOf, light, hide, tipOfEdge } = xlafuse.drawn;
 
@@ -20,12 +19,12 @@ xlafuse.drawn = Object.assign(xlafuse.drawn || {}, (() => {
     for (const column of columns) {
       const outer = Math.max(0, ...column.units.map((unit) => rect(unit.own).right));
       for (const unit of column.units) if (unit.kernel && unit.first !== false) lines.push(...stubs(state, unit, rect));
-      const down = new Map(), ports = new Map();
+      const down = new Map();
       for (const flow of column.flows) if (flow.direct && !flow.minor) down.set(flow.from, [...(down.get(flow.from) || []), flow]);
       const used = new Map();
       const port = (unit, side, width) => {
         // Ports fill a side from its end inwards, so that edges leave low and arrive high.
-        const key = side === "out" ? `o${column.units.indexOf(unit)}` : `i${column.units.indexOf(unit)}`;
+        const key = `${side}${column.units.indexOf(unit)}`;
         const offset = used.get(key) || 6;
         used.set(key, offset + width + 2);
         const box = rect(unit.own);
@@ -71,11 +70,11 @@ xlafuse.drawn = Object.assign(xlafuse.drawn || {}, (() => {
     const box = rect(unit.own), { kernel } = unit, lines = [];
     if (kernel.in) {
       const width = widthOf(state, kernel.in), y = box.top + 5 + width / 2;
-      lines.push(path("dr-stub dr-in", `M ${box.left - 15} ${y} H ${box.left}`, width));
+      lines.push(path("dr-stub", `M ${box.left - 15} ${y} H ${box.left}`, width));
     }
     if (kernel.out) {
       const width = widthOf(state, kernel.out), y = box.bottom - 5 - width / 2, half = width / 2 + 2.5;
-      lines.push(path("dr-stub dr-out", `M ${box.left} ${y} H ${box.left - 10}`, width));
+      lines.push(path("dr-stub", `M ${box.left} ${y} H ${box.left - 10}`, width));
       lines.push(path("dr-arrow", `M ${box.left - 10} ${y - half} L ${box.left - 17} ${y} L ${box.left - 10} ${y + half} Z`, 0));
     }
     return lines;

@@ -1,6 +1,5 @@
 // Of a drawing: which rows of the browser's grid a box takes, and the tracks beside a column in which edges run.
-window.xlafuse = window.xlafuse || {};
-xlafuse.drawn = Object.assign(xlafuse.drawn || {}, (() => {
+Object.assign(xlafuse.drawn, (() => {
   "use strict";
   const WIDEST = 13, THINNEST = 1.25; // pixels, of the case's largest buffer, and of what is nothing beside it
   const TELLING = 0.02; // of the largest buffer: smaller ones are drawn for the kernel chosen alone
@@ -13,14 +12,14 @@ xlafuse.drawn = Object.assign(xlafuse.drawn || {}, (() => {
     column.folds.forEach((fold, f) => {
       if (state.every || state.unfolded.has(`${c}.${f}`)) return;
       const first = column.kernels[fold.members[0]];
-      found.push({ order: fold.members[0], fold, f, members: fold.members, part: first.part, piece: first.pieces[0], last: true });
+      found.push({ order: fold.members[0], fold, f, members: fold.members, part: first.part, piece: first.pieces[0] });
       for (const member of fold.members) folded.set(member, f);
     });
     column.kernels.forEach((kernel, index) => {
       if (folded.has(index)) return;
       const pieces = kernel.pieces.length ? kernel.pieces : [undefined];
       pieces.forEach((piece, p) => found.push({ order: index, kernel, members: [index], part: kernel.part, piece,
-        first: p === 0, last: p === pieces.length - 1 }));
+        first: p === 0 }));
     });
     return found.sort((a, b) => a.order - b.order);
   }
@@ -28,7 +27,7 @@ xlafuse.drawn = Object.assign(xlafuse.drawn || {}, (() => {
   function lanesOf(own) {
     const lanes = [];
     for (const unit of own) if (unit.piece) (lanes[unit.piece[0]] ||= []).push(unit);
-    return lanes.map((lane) => lane || []);
+    return Array.from(lanes, (lane) => lane || []); // a lane may hold nothing but what is folded elsewhere
   }
 
   const touches = (unit, band) => unit.piece[1] <= band && band <= unit.piece[2];
@@ -81,7 +80,7 @@ xlafuse.drawn = Object.assign(xlafuse.drawn || {}, (() => {
         const key = `${column.units.indexOf(from)}>${column.units.indexOf(to)}>${edge.role === "saved"}`;
         const flow = flows.get(key);
         if (flow) { flow.edges.push(edge); flow.bytes += edge.bytes; }
-        else flows.set(key, { from, to, edges: [edge], bytes: edge.bytes, column });
+        else flows.set(key, { from, to, edges: [edge], bytes: edge.bytes });
       });
       column.flows = [...flows.values()];
       const telling = column.flows.filter((flow) => flow.bytes >= TELLING * state.largest);

@@ -1,8 +1,8 @@
 // Of a drawing: what is said of the kernel or buffer that is pointed at, focused or chosen, and what is lit with it.
-window.xlafuse = window.xlafuse || {};
-xlafuse.drawn = Object.assign(xlafuse.drawn || {}, (() => {
+Object.assign(xlafuse.drawn, (() => {
   "use strict";
-  const { make, count } = xlafuse.drawn;
+  const { make } = xlafuse;
+  const { count } = xlafuse.drawn;
 
   function inView({ near, scroll }) {
     const own = near.getBoundingClientRect(), frame = scroll.getBoundingClientRect();

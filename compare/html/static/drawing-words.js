@@ -1,8 +1,8 @@
 // Of a drawing: its legend, and the same as tables.
-window.xlafuse = window.xlafuse || {};
-xlafuse.drawn = Object.assign(xlafuse.drawn || {}, (() => {
+Object.assign(xlafuse.drawn, (() => {
   "use strict";
-  const { make, count, kindOf } = xlafuse.drawn;
+  const { make } = xlafuse;
+  const { count, kindOf } = xlafuse.drawn;
 
   function legend(state) {
     const { legend: node, columns } = state;
@@ -15,11 +15,11 @@ xlafuse.drawn = Object.assign(xlafuse.drawn || {}, (() => {
       node.append(item);
     };
     const kinds = new Set(columns.flatMap((column) => column.kernels.map(kindOf)));
-    for (const kind of kinds) swatch("dr-fill", kind, { background: `var(--kind-${kind})` });
+    for (const kind of kinds) swatch("", kind, { background: `var(--kind-${kind})` });
     swatch("dr-flow", "between kernels, through memory, as wide as its bytes");
     if (columns.some((column) => column.edges.some((edge) => edge.role === "saved"))) swatch("dr-flow dr-dash", "saved for backward");
     swatch("dr-flow dr-grey", "the block's own inputs (in at the left) and outputs (arrow)");
-    if (columns.some((column) => column.kernels.some((kernel) => kernel.bar))) swatch("dr-fill dr-thin", "time, of the longest kernel here");
+    if (columns.some((column) => column.kernels.some((kernel) => kernel.bar))) swatch("dr-thin", "time, of the longest kernel here");
     const minor = columns.reduce((sum, column) => sum + column.minor, 0);
     if (minor) node.append(make("span", "dr-key", `${count(minor, "buffer")} under 2% of the largest: drawn with the kernel chosen`));
   }

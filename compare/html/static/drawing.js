@@ -1,10 +1,10 @@
 // Fusion graphs side by side: stages are bands, implementations columns, kernels boxes over the bands whose operations
 // they hold, buffers between kernels edges as wide as their bytes. The browser's grid does the layout. The other parts are
 // in drawing-*.js.
-window.xlafuse = window.xlafuse || {};
 xlafuse.drawing = (() => {
   "use strict";
-  const { SVG, make, resolved, units, lanesOf, rows, spare, tracks, inView, light, hide, close, put, box, edges, legend,
+  const { make } = xlafuse;
+  const { SVG, resolved, units, lanesOf, rows, spare, tracks, inView, light, hide, close, put, box, edges, legend,
     table } = xlafuse.drawn;
   const states = new WeakMap();
 
@@ -14,7 +14,6 @@ xlafuse.drawing = (() => {
       const views = data.layouts.length ? data.layouts.map((layout) => resolved(data, layout)) : [data];
       state = { element, given: data, data: views[0], views, redraw: () => draw(state), visible: new Set(data.shown), unfolded: new Set(), size: 12, pinned: null };
       states.set(element, state);
-      state.options = options;
       frame(state);
     }
     state.options = { ...state.options, ...options };
@@ -33,7 +32,7 @@ xlafuse.drawing = (() => {
       data.columns.forEach((column, c) => {
         const chip = make("button", "dr-chip", column.name, { type: "button" });
         chip.title = column.title;
-        chip.style.setProperty("--dr-own", xlafuse.colour ? xlafuse.colour(column.name) : "currentColor");
+        chip.style.setProperty("--dr-own", xlafuse.colour(column.name));
         chip.setAttribute("aria-pressed", state.visible.has(c));
         chip.addEventListener("click", () => {
           state.visible.has(c) ? state.visible.delete(c) : state.visible.add(c);
@@ -49,7 +48,7 @@ xlafuse.drawing = (() => {
         zoom.append(button);
       }
       if (state.views.some((view) => view.columns.some((column) => column.folds.length))) {
-        const all = make("button", "dr-button dr-all", "every kernel", { type: "button", "aria-pressed": "false" });
+        const all = make("button", "dr-button", "every kernel", { type: "button", "aria-pressed": "false" });
         all.title = "Kernels of little cost are folded in long columns";
         all.addEventListener("click", () => {
           state.every = toggled(all);
@@ -165,7 +164,7 @@ xlafuse.drawing = (() => {
     for (const column of columns) {
       const right = column.line + 2 * column.lanes.length + 1;
       const head = place(make("div", "dr-head"), 1, 2, column.line, right);
-      head.style.setProperty("--dr-own", xlafuse.colour ? xlafuse.colour(column.name) : "currentColor");
+      head.style.setProperty("--dr-own", xlafuse.colour(column.name));
       head.append(make("strong", "", column.name, { title: column.name }), make("span", "", column.title));
       for (const unit of column.units) {
         if (!unit.piece) continue;

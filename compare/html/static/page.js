@@ -47,7 +47,7 @@ window.xlafuse = {};
     if (root.dataset.theme === name && root.classList.contains("dark") === (name === "dark")) return;
     root.dataset.theme = name;
     root.classList.toggle("dark", name === "dark"); // what DataTables looks at
-    document.dispatchEvent(new CustomEvent("xlafuse:theme", { detail: name }));
+    document.dispatchEvent(new Event("xlafuse:theme"));
   }
   const preferred = () => (dark.matches ? "dark" : "light");
   setTheme(preferred());
@@ -122,16 +122,13 @@ window.xlafuse = {};
     article.dataset.shown = hash;
   }
 
-  // Slots that other scripts fill: {id of the slot: [script's name, embedded element's prefix]}.
-  const views = { graphs: ["drawing", "drawing"], sources: ["sources", "sources"] };
+  // Slots that other scripts fill: each one's script, whose name is that of the embedded elements, too ("drawing-3").
+  const views = { graphs: "drawing", sources: "sources" };
   function slot(name) {
     return article.querySelector(`[data-view="${name}"]`);
   }
   async function showView(name, number, options) {
-    const [script, prefix] = views[name];
-    const element = slot(name);
-    const id = `${prefix}-${number}`;
-    if (!element) return false;
+    const script = views[name], element = slot(name), id = `${script}-${number}`;
     const section = element.closest("section");
     if (!xlafuse[script] || !document.getElementById(id)) {
       section.hidden = true;
@@ -147,7 +144,7 @@ window.xlafuse = {};
   }
   // Where a kernel leads to: its lines, and where there is a picture its box.
   function leads(number) {
-    const drawn = xlafuse.drawing && document.getElementById(`drawing-${number}`);
+    const drawn = document.getElementById(`drawing-${number}`);
     return { onKernel: (kernel) => picked(number, kernel),
       onBox: drawn ? (kernel) => showView("graphs", number, { ...leads(number), kernel, focus: true }) : undefined };
   }

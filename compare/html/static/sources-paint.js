@@ -1,6 +1,5 @@
 // Colours of source text, put on in the browser: what a lexer would add to the file for every token costs more than the
 // text itself.
-window.xlafuse = window.xlafuse || {};
 xlafuse.painter = (() => {
   "use strict";
   function span(kind, text) {

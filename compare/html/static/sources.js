@@ -1,19 +1,10 @@
-// The sources behind a case: a listing a document, with the kernels that its lines belong to. Text is a run's own and
-// reaches the page through textContent alone.
-window.xlafuse = window.xlafuse || {};
+// The sources behind a case: a listing a document, with the kernels that its lines belong to.
 xlafuse.sources = (() => {
   "use strict";
+  const { make } = xlafuse;
   const MOST = 20000; // lines shown
   const BLOCK = 100; // lines that the browser lays out, or not, together
   const states = new WeakMap();
-
-  function make(tag, className, text, attributes = {}) {
-    const node = document.createElement(tag);
-    if (className) node.className = className;
-    if (text !== undefined) node.textContent = text;
-    for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-    return node;
-  }
 
   async function show(element, data, options = {}) {
     let state = states.get(element);
@@ -58,7 +49,7 @@ xlafuse.sources = (() => {
       Object.assign(state, { record, document: 0, kernel: null, clicked: null });
       draw(state);
     });
-    data.records.forEach(({ name }, r) => state.records.children[r].style.setProperty("--so-own", xlafuse.colour?.(name) ?? "currentColor"));
+    data.records.forEach(({ name }, r) => state.records.children[r].style.setProperty("--so-own", xlafuse.colour(name)));
     state.head = make("div", "so-head");
     state.note = make("p", "so-note");
     state.code = make("div", "so-code", undefined, { tabindex: "0", role: "region", "aria-label": "Source" });
