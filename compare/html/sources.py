@@ -25,7 +25,7 @@ from compare.opening import Found, inside, refusing
 from compare.report import printable
 from compare.selection import UsageError
 
-BUDGET = 1_100_000  # compressed bytes of all sources together; base64 adds a third in the page
+BUDGET = 1_100_000  # compressed bytes of all that was compiled; base64 adds a third in the page
 MAX_BYTES = 16 << 20  # of one text
 _KINDS = {"optimized.hlo.txt": listings.hlo, "output_code.py": listings.output_code}
 

@@ -217,7 +217,6 @@ def test_an_unknown_address_says_so(report: Path, visit: Any, address: str) -> N
         page.wait_for_selector("#overview:visible")
 
 
-
 def test_provenance_is_filtered_by_its_words(report: Path, visit: Any) -> None:
     with visit(report, "#/records") as page:
         page.wait_for_selector("#records tbody tr")

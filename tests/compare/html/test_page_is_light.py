@@ -41,4 +41,5 @@ def test_a_large_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", [["report", "--help"], ["report", str(RUN)]], ids=["help", "table"])
 def test_other_reports_do_not_wait_for_it(command: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", DRIVER, *command], cwd=PROJECT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     assert not {"vl_convert", "jinja2", "compare.html"} & set(json.loads(done.stderr.splitlines()[-1]))

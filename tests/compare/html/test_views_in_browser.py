@@ -244,6 +244,12 @@ def test_columns_fold_unfold_and_hide(page: Any) -> None:
     assert page.locator(".dr-scroll").evaluate("e => e.scrollWidth - e.clientWidth") <= 2
 
 
+def test_a_lane_whose_boxes_are_folded_elsewhere_is_an_empty_one(page: Any) -> None:
+    """Of a kernel in several pieces the fold is at its first one."""
+    units = [{"piece": [0, 0, 1]}, {"piece": [2, 0, 0]}]
+    assert page.evaluate("units => xlafuse.drawn.lanesOf(units).map((lane) => lane?.length)", units) == [1, 0, 1]
+
+
 def test_the_picture_is_there_as_tables(page: Any) -> None:
     page.locator(".dr-table summary").click()
     tables = page.locator(".dr-table table")
