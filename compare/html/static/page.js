@@ -64,7 +64,7 @@ window.xlafuse = {};
 
   // Pages.
   const article = document.getElementById("case");
-  const pages = { "": "overview", records: "records-page", about: "about" };
+  const pages = new Map([["", "overview"], ["records", "records-page"], ["about", "about"]]);
   const scrolled = new Map(); // where a page was left, to come back to
   let shown = null;
   let settings = null;
@@ -88,7 +88,7 @@ window.xlafuse = {};
     const moved = shown !== null; // not when the file is opened: Tab then begins at the top
     shown = hash;
     const number = numbered(hash);
-    const page = number >= 0 ? "case" : pages[hash.slice(2)] || "unknown";
+    const page = number >= 0 ? "case" : pages.get(hash.slice(2)) || "unknown";
     for (const section of document.querySelectorAll("section.page")) section.hidden = section.id !== page;
     article.hidden = page !== "case";
     document.querySelectorAll("header.top nav a").forEach((a) => {

@@ -207,7 +207,7 @@ def test_it_prints_light_and_without_its_controls(report: Path, visit: Any, read
         assert page.locator("details.kernels table").first.is_visible()
 
 
-@pytest.mark.parametrize("address", ["#/case/nonsense", "#/case/%E0%A4%A/<script>", "#/nonsense"])
+@pytest.mark.parametrize("address", ["#/case/nonsense", "#/case/%E0%A4%A/<script>", "#/nonsense", "#/constructor"])
 def test_an_unknown_address_says_so(report: Path, visit: Any, address: str) -> None:
     with visit(report, address) as page:
         assert page.locator("section.page:visible").get_attribute("id") == "unknown"
