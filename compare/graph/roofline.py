@@ -62,6 +62,14 @@ class Ceilings:
         rates = [exact] if exact else [rate for key, rate in self.products.items() if key.split("-")[0] == name]
         return max(rates, default=None)
 
+    def roof(self, rate: float | None, low: float, high: float) -> list[tuple[float, float]]:
+        """Corners of min(bandwidth x intensity, rate), between two intensities: (FLOP a byte, FLOP per second). The
+        bandwidth is that of as many reads as writes; rate: of products, None where none was measured."""
+        bandwidth = self.bandwidth(1, 1)
+        knee = rate / bandwidth if rate else high
+        corners = sorted({low, min(max(knee, low), high), high})
+        return [(at, min(bandwidth * at, rate or bandwidth * at)) for at in corners]
+
 
 def product_dtype(graph: FusionGraph, kernel: Kernel) -> str:
     """The type of the largest array that goes into the kernel, "" where it reads none."""

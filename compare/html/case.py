@@ -10,14 +10,13 @@ from compare.blocks import BLOCKS
 from compare.graph import formats, price
 from compare.graph.causes import worded
 from compare.graph.findings import Finding
-from compare.graph.from_launches import DTYPES
 from compare.graph.model import REASONS
 from compare.graph.totals import totals
 from compare.html import charts, kernels
 from compare.html.overview import label, level_of, mark_of
 from compare.html.reading import BASELINES, CaseOf, Member
 from compare.report import printable
-from compare.report.rows import BASELINE, Row
+from compare.report.rows import BASELINE, Row, product_rate
 from compare.report.table import checked_on, marks, marks_explained
 
 MOST_MISSED = 40  # fusions in the table of a case
@@ -213,15 +212,8 @@ def _roofline(case: CaseOf, palette: Mapping[str, str]) -> charts.Spec | None:
     ceilings = next((member.ceilings for member in case.ranked if member.ceilings is not None), None)
     if not points or ceilings is None:
         return None
-    rate = ceilings.rate(_product_dtype(case), case.case.precision)
+    rate = product_rate(case.case.block, case.case.dtype, case.case.precision, ceilings)
     return charts.roofline(points, ceilings, rate, palette)
-
-
-def _product_dtype(case: CaseOf) -> str:
-    """Of its products, as graphs name it."""
-    block = BLOCKS.get(case.case.block)
-    own = {tensor.dtype for tensor in block.inputs} if block else set()
-    return DTYPES["float8_e4m3fn" if "float8_e4m3fn" in own else case.case.dtype]
 
 
 def _traffic(row: Row) -> list[dict[str, Any]]:

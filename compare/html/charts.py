@@ -5,7 +5,7 @@ Every picture's numbers also stand in a table of the page.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Any
 
@@ -21,19 +21,10 @@ KINDS = {
     "gemm": "#4c78a8", "attention": "#b279a2", "reduction": "#e0862f", "elementwise": "#54a24b", "copy": "#c44e52",
     "other": "#8c8c8c",
 }  # fmt: skip
-_PALETTE = (
-    "#4c78a8", "#e0862f", "#54a24b", "#8c8c8c", "#c44e52", "#b279a2", "#3f9c95", "#9d755d", "#b79a20", "#6f4fa0",
-    "#d67195", "#2f7ed8", "#5b8c2a", "#a05d3b", "#7a8fb8", "#c2477f",
-)  # fmt: skip
 _QUIET, _LOUD, _THIRD = "#7a8fb8", "#e0862f", "#b79a20"
 _BAR = 22  # pixels a line of bars
 _US = {"type": "quantitative", "axis": {"title": "µs"}}
 _LOG = {"type": "log", "nice": False}
-
-
-def colours(names: Iterable[str]) -> dict[str, str]:
-    """A colour for each implementation, the same wherever it is shown."""
-    return {name: _PALETTE[place % len(_PALETTE)] for place, name in enumerate(dict.fromkeys(names))}
 
 
 def kind(word: str) -> str:
@@ -140,14 +131,9 @@ def kernels(values: Values, names: Sequence[str], longest: float, until: float) 
 
 def roofline(values: Values, ceilings: Ceilings, rate: float | None, palette: Mapping[str, str]) -> Spec:
     """values: {"implementation", "intensity" (FLOP a byte), "gflops", "what"}; rate: of products, FLOP a second."""
-    bandwidth = ceilings.bandwidth(1, 1)
     points = [value["intensity"] for value in values]
-    low, high = min(points) / 4, max(points) * 4
-    knee = rate / bandwidth if rate else high
-    roof = [
-        {"intensity": at, "gflops": min(bandwidth * at, rate or bandwidth * at) / 1e9}
-        for at in sorted({low, min(max(knee, low), high), high})
-    ]
+    corners = ceilings.roof(rate, min(points) / 4, max(points) * 4)
+    roof = [{"intensity": at, "gflops": reached / 1e9} for at, reached in corners]
     x = {"field": "intensity", "type": "quantitative", "scale": _LOG}
     y = {"field": "gflops", "type": "quantitative", "scale": {"type": "log"}}
     x |= {"axis": {"title": "FLOP per byte moved", "format": "~g"}}

@@ -31,6 +31,7 @@ from compare.html import (
 from compare.html.reading import Run
 from compare.record import RunFolderError
 from compare.report import printable
+from compare.report.palette import colours
 from compare.report.table import mega, number, percent
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def write(folder: Path, out: Path, wanted: Mapping[str, Iterable[str]], *, files
 
 
 def document(run: Run, packages: libraries.Libraries, beside: Path | None) -> str:
-    palette = charts.colours(member.name for member in run.members)
+    palette = colours(member.name for member in run.members)
     title = printable(f"{run.folder.resolve().name}: fusion report", 200)
     elements = [
         embed.element("settings", {

@@ -13,8 +13,8 @@ from typing import Any
 
 from compare import whole
 from compare.graph.roofline import Ceilings
-from compare.report import printable
-from compare.report.rows import Row
+from compare.report import palette, printable
+from compare.report.rows import Row, product_rate
 from compare.report.table import marks, marks_explained, number, title
 from compare.selection import UsageError
 
@@ -24,10 +24,6 @@ INSTALL = "pip install 'xlafuse[html]'"
 FORMATS = (".svg", ".png")
 MOST_CASES = 24  # one above the other; more than that nobody reads
 INK = "#787878"  # 4.4 : 1 on white, 4.3 : 1 on GitHub's dark ground
-PALETTE = (
-    "#4c78a8", "#e0862f", "#54a24b", "#8c8c8c", "#c44e52", "#b279a2", "#3f9c95", "#9d755d", "#b79a20", "#6f4fa0",
-    "#d67195", "#2f7ed8", "#5b8c2a", "#a05d3b", "#7a8fb8", "#c2477f",
-)  # fmt: skip
 _WIDTH = 520
 _PADDING = {"left": 24, "right": 40, "top": 8, "bottom": 8}  # a page's fonts may be wider than those it is laid out by
 _TIME = "device time, µs: median ± half the interquartile range"
@@ -40,7 +36,6 @@ _CONFIG: Spec = {
               "subtitleFontSize": 11},
     "text": {"color": INK, "fontSize": 12}, "rule": {"color": INK}, "line": {"color": INK},
 }  # fmt: skip
-_DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 
 
 def write(file: Path, spec: Spec) -> None:
@@ -84,8 +79,7 @@ def roofline(rows: Sequence[Row], ceilings: Mapping[str, Ceilings], colours: Map
 def colours(rows: Iterable[Row]) -> dict[str, str]:
     """A colour for each implementation of a run, the same in all its pictures. Give it all rows, not the chosen ones.
     """
-    names = dict.fromkeys(_name(row) for row in rows)
-    return {name: PALETTE[place % len(PALETTE)] for place, name in enumerate(names)}
+    return palette.colours(map(_name, rows))
 
 
 def _cases(rows: Iterable[Row], needed: str) -> dict[str, list[Row]]:
@@ -179,12 +173,8 @@ def _by_segment(rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 
 def _roof(row: Row, ceilings: Ceilings, low: float, high: float) -> list[dict[str, float]]:
-    """Corners of min(bandwidth x intensity, product rate); the bandwidth is that of as many reads as writes."""
-    bandwidth = ceilings.bandwidth(1, 1)
-    rate = ceilings.rate(_DTYPES[row["dtype"]], row["precision"] if row["dtype"] == "float32" else None)
-    knee = rate / bandwidth if rate else high
-    corners = sorted({low, min(max(knee, low), high), high})
-    return [{"intensity": at, "gflops": min(bandwidth * at, rate or bandwidth * at) / 1e9} for at in corners]
+    rate = product_rate(row["block"], row["dtype"], row["precision"], ceilings)
+    return [{"intensity": at, "gflops": reached / 1e9} for at, reached in ceilings.roof(rate, low, high)]
 
 
 def _colour(groups: Mapping[str, list[Row]], colours: Mapping[str, str], *, legend: bool) -> Spec:

@@ -284,13 +284,17 @@ def _ceiling(case: Case, ceilings: Ceilings | None) -> float | None:
     if block is None or ceilings is None:
         return None
     if block.work == "flops":
-        own = {tensor.dtype for tensor in block.inputs}
-        dtype = "float8_e4m3fn" if "float8_e4m3fn" in own else case.dtype
-        suffix = f"-{case.precision}" if dtype == "float32" else ""
-        return ceilings.products.get(f"{dtype}{suffix}")
+        return product_rate(case.block, case.dtype, case.precision, ceilings)
     traffic = block.compulsory_traffic(case).values()
     read, written = (sum(bytes) for bytes in zip(*traffic, strict=True))
     return ceilings.bandwidth(read, written) if ceilings.streams else None
+
+
+def product_rate(block: str, dtype: str, precision: str, ceilings: Ceilings) -> float | None:
+    """FLOP per second that products reached of the type that a block's are of in a case of `dtype`."""
+    own = {tensor.dtype for tensor in BLOCKS[block].inputs} if block in BLOCKS else set()
+    of = "float8_e4m3fn" if "float8_e4m3fn" in own else dtype
+    return ceilings.products.get(f"{of}-{precision}" if of == "float32" else of)
 
 
 def _kernels(record: Record, parts: dict[str, dict[str, Any]]) -> tuple[int | None, str | None]:
