@@ -142,15 +142,12 @@ def _sides(contents: Contents, warnings: list[str]) -> dict[str, _Half]:
     """By id. A record without a row is left out, and said: its fields are not as written by this version."""
     read = rows.read(contents.path)
     warnings += [warning for warning in read.warnings if warning not in contents.warnings]
-    names = ("block", "case", "dtype", "precision", "direction", "implementation")
-    by_names = {tuple(row[name] for name in names): row for row in read.rows}
+    by_id = {rows.id_of(row): row for row in read.rows}
     found = {}
     for each in contents.found:
         record = each.record
         assert record is not None, "a run's graphs are its records'"
-        case = record.case
-        row = by_names.get((case.block, case.name, case.dtype, case.precision, case.direction, record.implementation))
-        if row is not None:
+        if (row := by_id.get(record.id)) is not None:
             found[record.id] = each, row
     return found
 

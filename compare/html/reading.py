@@ -125,22 +125,17 @@ def read(folder: Path, wanted: Mapping[str, Iterable[str]]) -> Run:
         apart: Container[str] = rows.segments_that_disagree(run)
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
         apart = ()  # rows.read warns of it
-    by_id = {_identity(row): row for row in rows.only(read_rows.rows, **wanted)}
+    by_id = {rows.id_of(row): row for row in rows.only(read_rows.rows, **wanted)}
     cases: dict[str, tuple[Case, list[Member]]] = {}
     for found in opened.found:
         record = found.record
-        if record is None or (row := by_id.get((record.case.id, record.implementation))) is None:
+        if record is None or (row := by_id.get(record.id)) is None:
             continue
         cases.setdefault(record.case.id, (record.case, []))[1].append(_member(row, found, apart))
     if not cases:
         raise UsageError(f"{folder}: no record to show; `xlafuse run --out {folder}` makes some")
     listed = tuple(CaseOf(number, case, tuple(members)) for number, (case, members) in enumerate(cases.values()))
     return Run(folder, run, listed, tuple(dict.fromkeys([*opened.warnings, *read_rows.warnings])))
-
-
-def _identity(row: Row) -> tuple[str, str]:
-    case = Case(row["block"], row["case"], {}, row["dtype"], row["direction"], row["precision"])
-    return case.id, row["implementation"]
 
 
 _NOT_AS_WRITTEN = (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError)

@@ -12,7 +12,7 @@ from compare.graph.totals import bytes_moved
 from compare.opening import Found
 from compare.record import Record
 from compare.report import printable
-from compare.report.rows import Row
+from compare.report.rows import Row, id_of
 from compare.report.table import Columns, grouped, mega, number, percent
 
 LEGEND = (
@@ -72,9 +72,9 @@ def kernels(found: Sequence[Found], rows: Iterable[Row]) -> Iterator[Row]:
     index: of the launch. dram_bytes, dram_bytes_call: of all its launches, as ncu counted them. Raises UsageError for a
     graph that cannot be read.
     """
-    wanted = {_key(row) for row in rows}
+    wanted = set(map(id_of, rows))
     for each in found:
-        if each.record is None or each.read is None or _key(_identity(each.record)) not in wanted:
+        if each.record is None or each.read is None or each.record.id not in wanted:
             continue
         graph = each.graph()
         ceilings, _ = each.ceilings_for(graph, None)
@@ -93,10 +93,6 @@ def _identity(record: Record) -> Row:
         "block": case.block, "case": case.name, "direction": case.direction, "dtype": case.dtype,
         "precision": case.precision, "implementation": record.implementation, "segment": record.segment,
     }
-
-
-def _key(row: Row) -> tuple[Any, ...]:
-    return tuple(row[name] for name in ("block", "case", "direction", "dtype", "precision", "implementation"))
 
 
 def _row(kernel: Kernel, where: Place | None, counted: dict[str, int | None]) -> Row:

@@ -63,7 +63,7 @@ from typing import Any
 from compare.blocks import BLOCKS
 from compare.calibration import AGREEMENT, disagreement
 from compare.graph.roofline import Ceilings, intensity
-from compare.record import Record, read_records, read_run
+from compare.record import Record, read_records, read_run, record_id
 from compare.report import verdicts
 from compare.selection import one_of
 from compare.spec import Case
@@ -130,6 +130,12 @@ def only(rows: list[Row], **wanted: Iterable[str]) -> list[Row]:
         names = [one_of(field, name, present, where="among these records") for name in names]
         rows = [row for row in rows if not names or row[field] in names]
     return rows
+
+
+def id_of(row: Row) -> str:
+    """The id of the record that it is a row of."""
+    case = Case(row["block"], row["case"], {}, row["dtype"], row["direction"], row["precision"])
+    return record_id(case, row["implementation"])
 
 
 def row_of(record: Record, ceilings: Mapping[str, Ceilings]) -> Row:
