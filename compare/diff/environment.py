@@ -9,6 +9,7 @@ from typing import Any
 
 NOTABLE = 0.02  # relative; ceilings of one machine differ by less from run to run
 _FIRST = ("xlafuse", "target", "device", "driver", "jax", "jaxlib", "torch", "triton", "cuda")
+_LAST = ("variable ", "timing ")
 _WORKER_FACTS = ("timer",)  # held against each other record by record
 _NONE = "none recorded"
 
@@ -38,7 +39,7 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
 def _rank(name: str) -> int:
     if name in _FIRST:
         return _FIRST.index(name)
-    return len(_FIRST) + (1 if name.startswith(("variable ", "timing ")) else 0)
+    return len(_FIRST) + 1 + next((i for i, kind in enumerate(_LAST) if name.startswith(kind)), -1)
 
 
 def _facts(run: Mapping[str, Any]) -> dict[str, list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -10,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 from compare import whole
 from compare.diff import show
 from compare.diff.runs import RecordChange, RunDiff
-from compare.diff.times import BUSY
-from compare.graph import show_diff
 from compare.graph.show import render as as_text
 from compare.report import printable
 from compare.report.table import number
@@ -39,14 +38,14 @@ def html(diff: RunDiff) -> str:
         summary=[_shown(line) for line in show.summary(diff)],
         environment=[[_shown(text) for text in (each.name, each.before, each.after)] for each in diff.environment],
         timed=[
-            {"title": f"{title.capitalize()}: {len(found)}", "rows": [_timed(change) for change in found]}
+            {"title": _titled(title, found), "rows": [_timed(change) for change in found]}
             for words, title in show.TIMED if (found := diff.timed(*words))
         ],
         listed=[
-            {"title": _shown(f"{title.capitalize()}: {len(found)}"), "rows": [list(map(_shown, row)) for row in found]}
+            {"title": _titled(title, found), "rows": [list(map(_shown, row)) for row in found]}
             for title, found in show.listed(diff) if found
         ],
-        fused=[_fused(change) for change in diff.fused],
+        fused=[{"id": _shown(each.id), "text": as_text(show.fusion(each), _LINES)} for each in diff.fused],
     )  # fmt: skip
 
 
@@ -62,24 +61,20 @@ def _shown(text: str) -> str:
     return printable(text, 600)
 
 
+def _titled(title: str, found: Sequence[object]) -> str:
+    return _shown(f"{title[:1].upper()}{title[1:]}: {len(found)}")  # capitalize() would change a folder's name
+
+
 def _timed(change: RecordChange) -> dict[str, Any]:
     times = change.times
     assert times is not None and times.main is not None
-    busy = (times.verdicts or {}).get(BUSY)
     return {
         "id": _shown(change.id), "before": number(times.before_us), "after": number(times.after_us),
         "ratio": f"{times.main.ratio:.3f}", "interval": _interval(times.main),
-        "kernels": "" if busy is None else f"{busy.ratio:.3f} ({_interval(busy)})",
+        "kernels": "" if times.busy is None else f"{times.busy.ratio:.3f} ({_interval(times.busy)})",
         "notes": _shown("; ".join(times.notes)),
     }
 
 
 def _interval(verdict: Verdict) -> str:
     return f"{verdict.low:.3f} to {verdict.high:.3f}"
-
-
-def _fused(change: RecordChange) -> dict[str, str]:
-    before, after = change.before, change.after
-    assert before and after and before.graph and after.graph and change.graph
-    tree = show_diff.tree(change.id, change.graph, before.graph, after.graph)
-    return {"id": _shown(change.id), "text": as_text(tree, _LINES)}

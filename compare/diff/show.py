@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from compare.diff.runs import REGRESSIONS, RecordChange, RunDiff
-from compare.diff.times import BUSY
 from compare.graph import formats, show_diff
 from compare.graph.show import columns, plain, titled
 from compare.report import printable
@@ -81,6 +80,13 @@ def percent(share: float) -> str:
     return f"{100 * share:g}%"
 
 
+def fusion(change: RecordChange) -> RenderableType:
+    """How the two graphs of a record differ."""
+    before, after = change.before, change.after
+    assert before and after and before.graph and after.graph and change.graph
+    return show_diff.tree(change.id, change.graph, before.graph, after.graph)
+
+
 def _environment(diff: RunDiff) -> RenderableType:
     if not diff.environment:
         return titled(f"{diff.before} → {diff.after}", ["made with the same packages, on the same kind of machine"])
@@ -121,7 +127,7 @@ def _timed(change: RecordChange) -> list[str]:
     assert times is not None and times.main is not None
     effect = "the call unresolved" if times.main.word == "unresolved" else times.main.effect
     spoken = f"{effect}, {interval(times.main.low, times.main.high)}"
-    busy = (times.verdicts or {}).get(BUSY)
+    busy = times.busy
     lines = [f"{change.id}: {number(times.before_us)} → {number(times.after_us)} µs, {spoken}"]
     if busy is not None and (busy.word != times.main.word or times.word != times.main.word):
         lines.append(f"its kernels alone: {busy.word}, {interval(busy.low, busy.high)}")
@@ -158,9 +164,6 @@ def _only(diff: RunDiff, *, after: bool) -> list[list[str]]:
 
 def _fused(diff: RunDiff, every: bool) -> Iterable[RenderableType]:
     found = diff.fused
-    for change in found if every else found[:MOST]:
-        before, after = change.before, change.after
-        assert before and after and before.graph and after.graph and change.graph
-        yield show_diff.tree(change.id, change.graph, before.graph, after.graph)
+    yield from map(fusion, found if every else found[:MOST])
     if not every and len(found) > MOST:
         yield plain(f"… and {len(found) - MOST} more differently fused; --all shows them")

@@ -38,6 +38,10 @@ class Timing:
         return (self.verdicts or {}).get(MAIN)
 
     @property
+    def busy(self) -> Verdict | None:
+        return (self.verdicts or {}).get(BUSY)
+
+    @property
     def lost_us(self) -> float:
         """By how much a call takes longer now; 0 where either time is not known."""
         return 0.0 if self.before_us is None or self.after_us is None else self.after_us - self.before_us

@@ -48,10 +48,13 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def visit(browser: Any) -> Open:
-    """with visit(file, route) as page: ...; it fails if the page logged an error or asked the network for anything."""
+    """with visit(file, route) as page: ...; it fails if the page logged an error or asked the network for anything.
+
+    ready: what is there when a page is; the report's own say so.
+    """
 
     @contextmanager
-    def opened(file: Path, route: str = "", **options: Any) -> Iterator[Any]:
+    def opened(file: Path, route: str = "", ready: str = "body[data-ready]", **options: Any) -> Iterator[Any]:
         context = browser.new_context(viewport={"width": 1400, "height": 900}, **options)
         problems: list[str] = []
         with context:
@@ -63,7 +66,7 @@ def visit(browser: Any) -> Open:
             inside = ("file:", "blob:", "data:")
             it.on("request", lambda r: None if r.url.startswith(inside) else problems.append(f"asked for {r.url}"))
             it.goto(f"file://{file}{route}")
-            it.wait_for_selector("body[data-ready]", timeout=20_000)
+            it.wait_for_selector(ready, timeout=20_000)
             yield it
         assert not problems
 
