@@ -342,17 +342,16 @@ def _python_path() -> str:
 
 
 def _packed(call: _Call) -> dict[str, Any]:
+    asked = {"name": call.name, "products": call.products}
     if call.stablehlo is not None:
-        return {"name": call.name, "products": call.products, "stablehlo": call.stablehlo}
+        return {**asked, "stablehlo": call.stablehlo}
     from compare.explain_parcel import NotSendable, pack
 
     try:
         if call.framework == "torch":  # one parcel: what function and arguments share stays shared
-            parcel = pack((call.function, call.args, call.kwargs), arrays=False)
-            return {"name": call.name, "products": call.products, "parcel": parcel}
+            return {**asked, "parcel": pack((call.function, call.args, call.kwargs), arrays=False)}
         return {
-            "name": call.name, "products": call.products,
-            "function": pack(call.function, arrays=not _holds_parameters(call.function)),
+            **asked, "function": pack(call.function, arrays=not _holds_parameters(call.function)),
             "arguments": pack((call.args, call.kwargs), arrays=False),
         }
     except NotSendable as problem:

@@ -50,8 +50,12 @@ def report(
         return _drawn(picture, view, run, found.rows, chosen_rows)
     selected, render = _view(view, kernels, run, chosen_rows)
     if form in ("json", "csv"):
-        return data.as_json(selected) if form == "json" else data.as_csv(selected).removesuffix("\n")
+        return _as_data(selected, form)
     return render(selected, markdown=form == "markdown")
+
+
+def _as_data(of: list[Row], form: str) -> str:
+    return data.as_json(of) if form == "json" else data.as_csv(of).removesuffix("\n")
 
 
 def form_of(*, as_json: bool, as_csv: bool, markdown: bool) -> str:
@@ -66,18 +70,18 @@ def _findings(run: Path, form: str, wanted: Mapping[str, list[str]], warn: Warn)
     """What costs most, in words; the front page of the HTML begins with the same."""
     from compare.html import reading, story
 
-    shown = reading.read(run, wanted)
-    warn(shown.warnings)
-    found = story.stories(shown, {case.number: story.told(case) for case in shown.cases})
+    read = reading.read(run, wanted)
+    warn(read.warnings)
+    found = story.stories(read, {case.number: story.told(case) for case in read.cases})
     if form in ("json", "csv"):
         of_stories: list[Row] = [
             {"at_stake_us": each.at_stake_us, "finding": each.headline, "case": each.case, "sort": each.sort}
             for each in found
         ]
-        return data.as_json(of_stories) if form == "json" else data.as_csv(of_stories).removesuffix("\n")
+        return _as_data(of_stories, form)
+    shown = table.escaped if form == "markdown" else str
     lines = [
-        f"{number}. {table.escaped(each.headline) if form == 'markdown' else each.headline} "
-        f"({table.escaped(each.case) if form == 'markdown' else each.case}: {microseconds(each.at_stake_us)} at stake)"
+        f"{number}. {shown(each.headline)} ({shown(each.case)}: {microseconds(each.at_stake_us)} at stake)"
         for number, each in enumerate(found, 1)
     ]
     return "\n".join(lines) or "nothing in the graphs of these records can be priced"

@@ -52,6 +52,11 @@ def disagree(answers: Mapping[str, Any], what: str = "it") -> NoReturn:
     )
 
 
+def by_world(value: Any) -> Mapping[str, Any] | None:
+    """What a `Both` is in each world; None of a plain value."""
+    return value._values if isinstance(value, Both) else None
+
+
 class Both:
     """A value in each world, where they are not the same; used as the value itself.
 
@@ -92,16 +97,17 @@ class Both:
 
     def _answer(self, what: str, ask: Callable[[Any], Any]) -> Any:
         found = each(lambda world: ask(self._values[world]), self._values)
-        if isinstance(found, Both):
-            answers = {w: f"{answer} ({short(self._values[w])})" for w, answer in found._values.items()}
-            disagree(answers, what)
+        if answers := by_world(found):
+            disagree({w: f"{answer} ({short(self._values[w])})" for w, answer in answers.items()}, what)
         return found
 
 
 def _binary(name: str, compute: Callable[[Any, Any], Any], *, compares: bool) -> None:
     def method(self: Both, other: Any) -> Any:
+        others = by_world(other)
+
         def of(world: str) -> Any:
-            return other._values[world] if isinstance(other, Both) else other
+            return other if others is None else others[world]
 
         values = {world: compute(value, of(world)) for world, value in self._values.items()}
         found = combined(values)

@@ -57,8 +57,8 @@ class Fusion:
     def matches_snapshot(self, name: str | None = None) -> bool:
         """True where the graph is as in the committed snapshot; else AssertionError with the difference.
 
-        name: of the snapshot, where a test takes several. Default: the function's. Where there is a snapshot of other
-        versions alone, warns and returns True.
+        name: tells the snapshots of one test apart; one of them needs none. Where there is a snapshot of other versions
+        alone, warns and returns True.
         """
         return self._match(self, name)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from compare.guard.book import Book
-from compare.guard.both import Both, short
+from compare.guard.both import by_world, short
 from compare.guard.snapshot import shown_test
 from compare.guard.view import Materialized
 
@@ -14,9 +14,8 @@ def comparison(op: str, left: object, right: object) -> list[str] | None:
     """Lines for pytest's assertion message; None where pytest's own say as much."""
     if op not in ("in", "not in"):
         return _in_each(op, left, right)
-    worlds = right._values if isinstance(right, Both) else {"": right}
     lines = []
-    for world, value in worlds.items():
+    for world, value in (by_world(right) or {"": right}).items():
         if not isinstance(value, Materialized):
             return None
         found = value.described(str(left) if op == "not in" else None)
@@ -27,12 +26,12 @@ def comparison(op: str, left: object, right: object) -> list[str] | None:
 
 
 def _in_each(op: str, left: object, right: object) -> list[str] | None:
-    if not isinstance(left, Both) and not isinstance(right, Both):
+    worlds = by_world(left) or by_world(right)
+    if worlds is None:
         return None
-    sides = [side._values if isinstance(side, Both) else None for side in (left, right)]
     lines = []
-    for world in sides[0] or sides[1] or ():
-        a, b = (side if values is None else values[world] for side, values in zip((left, right), sides, strict=True))
+    for world in worlds:
+        a, b = ((by_world(side) or {world: side})[world] for side in (left, right))
         lines.append(f"{world}: {short(a)} {op} {short(b)}")
     return [f"{op}: false in every world", *lines]
 

@@ -60,7 +60,7 @@ class Key:
         return self.folder / f"{self.stem}@{self.versions}@{self.target}.txt"
 
     def others(self) -> list[str]:
-        """Versions and targets of the snapshots that there are, as "jax 0.10.2 for h200"."""
+        """Versions and targets that this test and label have snapshots of, as "jax 0.10.2 for h200"."""
         if not self.folder.is_dir():
             return []
         found = (path.name.removesuffix(".txt").split("@") for path in sorted(self.folder.glob("*.txt")))

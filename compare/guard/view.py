@@ -17,6 +17,7 @@ from compare.report import printable
 _MOST = 3  # stages of a kernel that are named in a message
 __tracebackhide__ = True  # pytest: a failing test ends at its own line
 
+
 class UnknownName(LookupError):
     """A stage or buffer that the graph does not have; the message lists those that it has."""
 
