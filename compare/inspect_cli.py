@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from compare import inspect_aligned
+from compare import inspect_aligned, selection
 from compare.opening import SHOWN_AT_ONCE, Contents, Found, contents, refusing, target_ceilings
 from compare.printing import echo_json, emit, width
 from compare.report import printable, verdicts
@@ -265,16 +265,11 @@ def _answer(pairs: Pairs, question: Question) -> None:
 
 
 def _write_model_explorer(pairs: Pairs, file: Path) -> None:
-    from compare import whole
     from compare.graph import formats, model_explorer
 
     names = inspect_aligned.unique(each.name for each, _ in pairs)
     graphs = zip(names, (graph for _, graph in pairs), strict=True)
-    made = json.dumps(model_explorer.collection(pairs[0][0].path.name, graphs))
-    try:
-        whole.write(file, made.encode())
-    except OSError as problem:
-        raise UsageError(f"{file}: cannot be written: {problem.strerror}") from None
+    selection.write(file, json.dumps(model_explorer.collection(pairs[0][0].path.name, graphs)).encode())
     click.echo(f"{file}: {formats.count(len(names), 'graph')}; open it in Model Explorer: model-explorer {file}")
 
 

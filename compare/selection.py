@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from compare import targets, timing
+from compare import targets, timing, whole
 from compare.blocks import BLOCKS
 from compare.record import read_run
 from compare.spec import DTYPE_BY_ANY_NAME, DTYPES, PARTS, Block, Case, Implementation
@@ -27,6 +27,14 @@ FREE_BYTES = 200_000_000  # a quick run with its dumps stays well below
 
 class UsageError(Exception):
     """What the user asked for cannot be done as asked; the message is one line that says what could."""
+
+
+def write(file: Path, content: bytes) -> None:
+    """Make or replace a file that the user named. Raises UsageError where it cannot be written."""
+    try:
+        whole.write(file, content)
+    except OSError as problem:
+        raise UsageError(f"{file}: cannot be written: {problem.strerror}") from None
 
 
 @dataclass(frozen=True)

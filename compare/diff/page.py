@@ -8,13 +8,12 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compare import whole
+from compare import selection
 from compare.diff import show
 from compare.diff.runs import RecordChange, RunDiff
 from compare.graph.show import render as as_text
 from compare.report import printable
 from compare.report.table import number
-from compare.selection import UsageError
 from compare.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -25,10 +24,7 @@ _LINES = 120  # columns of a graph's changes
 
 def write(diff: RunDiff, file: Path) -> None:
     """Raises UsageError where the file cannot be written."""
-    try:
-        whole.write(file, html(diff).encode())
-    except OSError as problem:
-        raise UsageError(f"{file}: cannot be written: {problem.strerror}") from None
+    selection.write(file, html(diff).encode())
 
 
 def html(diff: RunDiff) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from compare import whole
+from compare import selection
 from compare.graph.roofline import Ceilings
 from compare.report import palette, printable
 from compare.report.rows import Row, product_rate
@@ -49,10 +49,7 @@ def write(file: Path, spec: Spec) -> None:
     import vl_convert
 
     content = vl_convert.vegalite_to_svg(spec).encode() if form == ".svg" else vl_convert.vegalite_to_png(spec, scale=2)
-    try:
-        whole.write(file, content)
-    except OSError as problem:
-        raise UsageError(f"{file}: cannot be written: {problem.strerror}") from None
+    selection.write(file, content)
 
 
 def times(rows: Sequence[Row], colours: Mapping[str, str]) -> Spec:
