@@ -127,7 +127,7 @@ def _word(low: float, high: float, tie: float = TIE) -> Word:
 
 
 def _interval(logs: list[float]) -> tuple[float, float]:
-    return _quantiles(_resampled_means([(log, 1.0) for log in logs], len(logs)), _expanded_tail(len(logs)))
+    return _quantiles(_resampled(logs), _expanded_tail(len(logs)))
 
 
 def _interval_of_processes(groups: list[list[float]]) -> tuple[float, float]:
@@ -142,7 +142,7 @@ def _interval_of_processes(groups: list[list[float]]) -> tuple[float, float]:
 def _resampled_processes(groups: list[list[float]]) -> list[tuple[float, float]]:
     within = [
         (mean, weight / len(group) ** len(group))
-        for group in groups for mean, weight in _resampled_means([(log, 1.0) for log in group], len(group))
+        for group in groups for mean, weight in _resampled(group)
     ]  # fmt: skip
     return _resampled_means(within, len(groups))
 
@@ -157,11 +157,8 @@ def _spread(sample: Sample) -> tuple[float, list[tuple[float, float]]]:
     """The logarithm of a run's mean, and (value, weight) of those it might have been."""
     groups = list(_by_process([math.log(time) for time in sample.times], sample.processes).values())
     middle = statistics.fmean(map(statistics.fmean, groups))
-    if len(groups) == 1:
-        means = _resampled_means([(log, 1.0) for log in groups[0]], len(groups[0]))
-        stretch = _stretch(len(groups[0]))
-    else:
-        means, stretch = _resampled_processes(groups), _stretch(len(groups))
+    means = _resampled(groups[0]) if len(groups) == 1 else _resampled_processes(groups)
+    stretch = _stretch(len(groups[0] if len(groups) == 1 else groups))
     return middle, [(middle + (mean - middle) * stretch, weight) for mean, weight in means]
 
 
@@ -196,6 +193,11 @@ def _student(freedom: int) -> float:
         + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
         + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
     )
+
+
+def _resampled(logs: list[float]) -> list[tuple[float, float]]:
+    """Means of as many draws as there are rounds."""
+    return _resampled_means([(log, 1.0) for log in logs], len(logs))
 
 
 def _resampled_means(points: list[tuple[float, float]], draws: int) -> list[tuple[float, float]]:

@@ -291,3 +291,14 @@ def test_the_document_names_every_regression() -> None:
     named = re.findall(r"^\| `(\w+)` \|", document, re.MULTILINE)
     assert named == list(REGRESSIONS)
     assert f"`--tolerance`, {diff_cli.TOLERANCE:.0%} unless told otherwise" in document
+
+
+def test_the_document_names_every_field_of_the_json(tmp_path: Path) -> None:
+    a, b = run(tmp_path / "a", named("xla")), run(tmp_path / "b", named("xla"), xlafuse="0.2")
+    answer = json.loads(diff(a, b, "--json").stdout)
+    (record,) = answer["records"]
+    times = record["times"]
+    section = (DATA.parents[2] / "docs" / "diff.md").read_text().partition("## As JSON\n")[2].partition("\n## ")[0]
+    for fields in (answer, answer["environment"][0], record, times, times["ratios"]["cold"]):
+        for field in fields:
+            assert f"`{field}`" in section, field
