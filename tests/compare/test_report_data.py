@@ -98,8 +98,7 @@ def test_pandas_reads_both_as_one_table() -> None:
         assert not any(isinstance(value, dict | list) for column in frame for value in frame[column])
         fastest = frame.loc[frame[frame.block == "softmax"].device_time_us.idxmin()]
         assert fastest.implementation and fastest.device_time_us > 0
-    # pandas takes the last digit of a float otherwise in JSON than in CSV.
-    assert frames[0].device_time_us.tolist() == pytest.approx(frames[1].device_time_us.tolist(), rel=1e-12)
+    assert frames[0].device_time_us.tolist() == frames[1].device_time_us.tolist()
 
 
 def hostile_run(folder: Path) -> Path:
