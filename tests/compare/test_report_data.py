@@ -51,11 +51,12 @@ def columns(*words: str) -> list[str]:
 
 
 def test_every_column_is_documented_and_every_documented_one_is_there() -> None:
-    whole, kernels, authorship = documented()
+    whole, kernels, authorship, findings = documented()
     assert set(columns()) == set(whole)
     same = {"block", "case", "direction", "dtype", "precision", "implementation", "segment"}
     assert set(columns("--roofline", "--kernels")) == set(kernels) | same
     assert set(columns("--authorship")) == set(authorship)
+    assert set(json.loads(report(RUN, "--block", "softmax", "--findings", "--json").stdout)[0]) == set(findings)
 
 
 def test_units_are_those_of_the_names() -> None:
