@@ -19,23 +19,25 @@ def costs(
     graph: FusionGraph, kernel: Kernel, found: Found, moved: float | None, time: float | None,
     order: Mapping[str, int],
 ) -> dict[str, Any]:
+    """Times in µs; "" where one was not measured, or cannot be known."""
     facts = kernel.facts
-    limits = found.ceilings
+    limits, _ = found.ceilings_for(graph, None)
     precision = found.record.case.precision if found.record else None
-    floor = None if limits is None or not limits.streams else place(graph, kernel, limits, precision)
+    least = None if limits is None or not limits.streams else place(graph, kernel, limits, precision)
+    took = kernel.device_time_us
     known = {
         "registers": facts.get("registers"), "shared memory": _size(facts.get("shared_bytes")),
         "spilled": _size(facts.get("spills_bytes")), "grid": facts.get("grid"), "configuration": facts.get("config"),
     }
     return {
         "name": formats.name(kernel.name, 200), "kind": kernel.kind, "part": kernel.part,
-        "time": "" if kernel.device_time_us is None else formats.microseconds(kernel.device_time_us),
-        "time_share": formats.share(kernel.device_time_us, time),
+        "time": formats.number_of_us(took), "time_share": formats.share(took, time),
+        "least": "" if least is None else formats.number_of_us(least.floor_us), "bound": least.bound if least else "",
+        "recoverable": "" if took is None or least is None else formats.number_of_us(max(0.0, took - least.floor_us)),
         "bytes": formats.size(bytes_moved(kernel)), "bytes_share": formats.share(bytes_moved(kernel), moved),
         "read": formats.size(kernel.bytes_read), "written": formats.size(kernel.bytes_written),
         "flops": "?" if kernel.flops is None else formats.flops(kernel.flops),
         "launches": "?" if kernel.launches is None else str(kernel.launches),
-        "floor": "" if floor is None else f"{formats.microseconds(floor.floor_us)}, {floor.bound}",
         "lines": [printable(line, 200) for line in kernel.lines],
         "reads": _accesses(graph, kernel.inputs, order), "writes": _accesses(graph, kernel.outputs, order),
         "facts": {name: printable(str(value), 200) for name, value in known.items() if value},

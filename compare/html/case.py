@@ -28,16 +28,14 @@ def values(case: CaseOf, told: Sequence[Finding]) -> dict[str, Any]:
     block = BLOCKS.get(case.case.block)
     missed, unlisted = _missed(case)
     members = [_member(case, member) for member in case.ranked]
-    listed = [{"name": member.name, **kernels.table(member)} for member in case.ranked if member.kernels]
     return {
         "selects": _selects(case), "block": printable(case.case.block, 100),
         "label": label(case), "summary": block.summary if block else "", "timed": case.timed,
         "sizes": ", ".join(f"{printable(str(k), 40)} {v}" for k, v in case.case.sizes.items()),
         "members": members, "marks": marks_explained([member.row for member in case.members]),
         "some_unknown": any(m["unknown_least"] or m["unknown_recoverable"] for m in members)
-        or any(k["least"] is None for table in listed for k in table["rows"]),
+        or any(row["floor_us"] is None for member in case.members for row in member.kernels),
         "told": [str(finding) for finding in told[:MOST_TOLD]],
-        "kernels": listed,
         "missed": missed, "missed_unlisted": unlisted,
         "words": {m["code"]: REASONS[m["code"]] for m in missed if m["code"] in REASONS and m["code"] != "other"},
         "numerics": [line for member in case.ranked for line in _numerics(member)],
@@ -53,19 +51,18 @@ def _selects(case: CaseOf) -> str:
     return printable(shlex.join(["--block", it.block, "--case", it.name, "--direction", it.direction]), 300)
 
 
-def pictures(case: CaseOf, palette: Mapping[str, str]) -> dict[str, charts.Spec]:
+def pictures(case: CaseOf, palette: Mapping[str, str], bars: Sequence[Mapping[str, Any]]) -> dict[str, charts.Spec]:
     """By the name that the template gives their places; what there is nothing to draw of is left out."""
     found: dict[str, charts.Spec] = {}
     timed = [member for member in case.ranked if member.time_us is not None]
-    names = [member.name for member in case.ranked]
     if timed:
         found["times"] = charts.times([_time(member) for member in timed], [m.name for m in timed])
     if ratios := [_ratio(member.row) for member in timed if member.row["verdict_vs_xla_low"] is not None]:
         found["ratios"] = charts.ratios(ratios, [r["implementation"] for r in ratios], BASELINE)
-    if bars := kernels.bars(case):
-        drawn = [name for name in names if any(bar["implementation"] == name for bar in bars)]
-        ends = [max(bar["end"] for bar in bars if bar["implementation"] == name) for name in drawn]
-        found["kernels"] = charts.kernels(bars, drawn, max(ends), min(max(ends), 6 * min(ends)))
+    if bars:
+        ends = [kernels.end_us(each) for each in bars]
+        names = [each["implementation"] for each in bars]
+        found["kernels"] = charts.kernels(names, max(ends), min(max(ends), 6 * min(ends)))
     if roofline := _roofline(case, palette):
         found["roofline"] = roofline
     if traffic := [line for member in case.ranked for line in _traffic(member.row)]:

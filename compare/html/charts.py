@@ -27,10 +27,6 @@ _US = {"type": "quantitative", "axis": {"title": "µs"}}
 _LOG = {"type": "log", "nice": False}
 
 
-def kind(word: str) -> str:
-    return word if word in KINDS else "other"
-
-
 def _spec(values: Values, layers: list[Spec], **rest: Any) -> Spec:
     return {
         "$schema": _SCHEMA, "width": "container", "autosize": {"type": "fit-x", "contains": "padding"},
@@ -108,11 +104,9 @@ def ratios(values: Values, names: Sequence[str], baseline: str) -> Spec:
     return _spec(values, layers, height=_BAR * len(names))
 
 
-def kernels(values: Values, names: Sequence[str], longest: float, until: float) -> Spec:
-    """Bars on one time axis, which ends at `until` at first; a slider moves that.
-
-    values: {"implementation", "start", "end" (µs), "kind" (of KINDS), "index" of the kernel in its graph, or null}.
-    What the tooltip says besides, static/charts.js takes from the kernel's line in the table.
+def kernels(names: Sequence[str], longest: float, until: float) -> Spec:
+    """Bars on one time axis, which ends at `until` at first; a slider moves that. static/charts.js makes their values
+    of compare.html.kernels.bars and of what is known of each kernel.
     """
     x = {**_US, "scale": {"domainMin": 0, "domainMax": {"expr": "until"}, "nice": False}}
     encoding = {
@@ -126,7 +120,7 @@ def kernels(values: Values, names: Sequence[str], longest: float, until: float) 
     }  # fmt: skip
     slider = {"input": "range", "min": 1, "max": ceil(longest), "step": 1, "name": "axis until, µs "}
     params = [{"name": "until", "value": ceil(until), "bind": slider}]
-    return _spec(values, [{"mark": mark, "encoding": encoding}], height=_BAR * len(names), params=params)
+    return _spec([], [{"mark": mark, "encoding": encoding}], height=_BAR * len(names), params=params)
 
 
 def roofline(values: Values, ceilings: Ceilings, rate: float | None, palette: Mapping[str, str]) -> Spec:

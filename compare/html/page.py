@@ -1,12 +1,12 @@
 """A run's folder to one HTML file: templates filled, data and libraries embedded (compare.html.embed).
 
 The front page is in the file as it is shown; a case's page is a fragment of HTML with its pictures' specifications,
-packed in an element of its own and put into the page when its address (#/case/...) is opened.
+packed with those of other cases and put into the page when its address (#/case/...) is opened.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +15,14 @@ from markupsafe import Markup
 
 from compare import machine, whole
 from compare.graph import formats
+from compare.graph.findings import Finding
 from compare.html import (
     about,
     case,
     charts,
     embed,
     headlines,
+    kernels,
     libraries,
     overview,
     reading,
@@ -28,7 +30,7 @@ from compare.html import (
     story,
     views,
 )
-from compare.html.reading import Run
+from compare.html.reading import CaseOf, Run
 from compare.record import RunFolderError
 from compare.report import printable
 from compare.report.palette import colours
@@ -70,18 +72,21 @@ def document(run: Run, packages: libraries.Libraries, beside: Path | None) -> st
         embed.text("lib-vega", packages.vega), embed.text("lib-tables", packages.tables),
         embed.text("lib-tables-style", packages.tables_style),
     ]  # fmt: skip
-    data: dict[str, Any] = {}
     told = {each.number: story.told(each) for each in run.cases}
-    for each in run.cases:
-        fragment = render("case.html", **case.values(each, told[each.number]))
-        data[f"case-{each.number}"] = {"html": fragment, "charts": case.pictures(each, palette)}
-    elements += embed.elements(data | views.data(run, beside))
+    elements += embed.elements("case", [_case(each, told[each.number], palette) for each in run.cases])
+    elements += views.elements(run, beside)
     front = _front(run, title, story.stories(run, told))
     return render(
         "page.html", title=title, front=front, elements=elements, kinds=charts.KINDS,
         styles=_static([*_STYLES, *views.styles()]), scripts=_static([*_SCRIPTS, *views.scripts()]),
-        version=machine.xlafuse_version(),
+        version=machine.xlafuse_version(), cases_at_once=embed.AT_ONCE,
     )  # fmt: skip
+
+
+def _case(of: CaseOf, told: Sequence[Finding], palette: Mapping[str, str]) -> dict[str, Any]:
+    bars = kernels.bars(of)
+    html = render("case.html", **case.values(of, told))
+    return {"html": html, "charts": case.pictures(of, palette, bars), "bars": bars}
 
 
 def _front(run: Run, title: str, stories: list[story.Story]) -> Markup:

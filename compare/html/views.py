@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from compare.html import drawing, sources
+from markupsafe import Markup
+
+from compare.html import drawing, embed, sources
 from compare.html.reading import Run
 
 
@@ -15,16 +16,19 @@ def styles() -> list[str]:
 
 def scripts() -> list[str]:
     parts = ("data", "layout", "tip", "box", "edges", "words")
-    return ["make.js", *(f"drawing-{part}.js" for part in parts), "drawing.js", "sources-paint.js", "sources.js"]
+    drawing = [*(f"drawing-{part}.js" for part in parts), "drawing.js"]
+    return ["make.js", *drawing, "kernels.js", "sources-paint.js", "sources.js"]
 
 
-def data(run: Run, beside: Path | None) -> dict[str, Any]:
-    """By the id of its element, a case each: "drawing-3", "sources-3"; what several share is "sources-programs"."""
-    made: dict[str, Any] = {}
+def elements(run: Run, beside: Path | None) -> list[Markup]:
+    """What those scripts show of each case; "programs" are what several share."""
     kept = sources.of_run([member.found for member in run.members], beside)
-    for case in run.cases:
-        drawn = drawing.of_case(drawing.ordered(m.found for m in case.members if m.found.read is not None))
-        if drawn is not None:
-            made[f"drawing-{case.number}"] = drawn
-        made[f"sources-{case.number}"] = kept.cases[case.case.id]
-    return {**made, "sources-programs": kept.programs}
+    drawn = [
+        drawing.of_case(drawing.ordered(member.found for member in case.members if member.found.read is not None))
+        for case in run.cases
+    ]
+    return [
+        *embed.elements("drawing", drawn),
+        *embed.elements("sources", [kept.cases[case.case.id] for case in run.cases]),
+        embed.element("programs", kept.programs),
+    ]

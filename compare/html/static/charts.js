@@ -35,24 +35,9 @@
     });
   }
 
-  // What the tables of kernels say of each bar.
-  function described(spec, element) {
-    const lines = new Map();
-    for (const row of element.querySelectorAll("tr[data-index]")) {
-      const said = { kernel: `${Number(row.dataset.index) + 1}. ${row.querySelector("a.kernel").textContent}` };
-      for (const cell of row.querySelectorAll("[data-says]")) said[cell.dataset.says] = cell.textContent.trim();
-      if (said.least && said.least !== "?") said.least += " µs";
-      lines.set(JSON.stringify([row.dataset.implementation, Number(row.dataset.index)]), said);
-    }
-    const values = spec.data.values.map((bar) => ({
-      kernel: "", stages: "", reads: "", writes: "", least: "", bound: "", took: `${(bar.end - bar.start).toPrecision(4)} µs`,
-      ...bar, ...lines.get(JSON.stringify([bar.implementation, bar.index])),
-    }));
-    return { ...spec, data: { values } };
-  }
-
-  // specs: by the name that a figure's data-chart gives. pick: called with the kernel of a bar that was clicked.
-  xlafuse.charts = async (element, specs, pick) => {
+  // specs: by the name that a figure's data-chart gives. bars: values of the one of kernels. pick: called with the kernel
+  // of a bar that was clicked.
+  xlafuse.charts = async (element, specs, bars, pick) => {
     for (const [figure, entry] of alive) {
       if (figure.isConnected) continue;
       if (entry.view) entry.view.finalize();
@@ -67,8 +52,8 @@
         }));
         continue;
       }
-      const told = figure.dataset.chart === "kernels" ? described(spec, element) : spec;
-      alive.set(figure, { spec: told, pick, view: null });
+      const data = figure.dataset.chart === "kernels" ? { values: bars } : spec.data;
+      alive.set(figure, { spec: { ...spec, data }, pick, view: null });
       await draw(figure);
     }
   };

@@ -47,7 +47,7 @@ xlafuse.drawn = (() => {
       const accesses = (list) => (list === null ? ["not known"]
         : [...list.slice(0, MOST_BUFFERS).map(buffer), ...(list.length > MOST_BUFFERS ? [`and ${list.length - MOST_BUFFERS} smaller ones`] : [])]);
       return { ...column, folds: layout.columns[c].folds,
-        kernels: column.kernels.map((kernel, k) => ({ ...kernel, pieces: layout.columns[c].pieces[k], ops: together(kernel.ops),
+        kernels: column.kernels.map((kernel, k) => ({ ...kernel, time: kernel.time && `${kernel.time} µs`, pieces: layout.columns[c].pieces[k], ops: together(kernel.ops),
           stages: kernel.ops, reads: accesses(kernel.reads), writes: accesses(kernel.writes) })),
         edges: column.edges.map((edge) => {
           const [text, bytes, role] = column.buffers[edge.buffer];

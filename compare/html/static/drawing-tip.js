@@ -54,7 +54,7 @@ Object.assign(xlafuse.drawn, (() => {
     const times = kernel.launches === "1" ? "" : `, ${kernel.launches} launches`;
     line(list, "kind", `${kernel.kind}, ${kernel.part}${times}`);
     line(list, "time", kernel.time ? kernel.time + (kernel.time_share ? `, ${kernel.time_share} of ${column.name}'s` : "") : "not measured");
-    line(list, "at least", kernel.floor && `${kernel.floor}-bound`);
+    line(list, "at least", kernel.least && `${kernel.least} µs, ${kernel.bound}-bound`);
     line(list, "bytes", kernel.bytes + (kernel.bytes_share ? `, ${kernel.bytes_share} of ${column.name}'s` : ""));
     const holds = Object.entries(kernel.stages).filter(([, words]) => words);
     line(list, "computes", holds.map(([band, words]) => (band === "" ? (holds.length > 1 ? `besides: ${words}` : words) : `${state.data.stages[band].label}: ${words}`)).join("\n"));

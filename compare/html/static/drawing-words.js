@@ -33,13 +33,10 @@ Object.assign(xlafuse.drawn, (() => {
       const stages = grid(["stage", ...data.columns.map((column) => column.name)], data.bands.map((band, b) => [
         band.part === "backward" ? `backward: ${band.label}` : band.label,
         ...data.columns.map((column) => column.cells[b])]), "Stages and the kernels that hold them; words compare with the first column that holds the stage");
-      const kernels = grid(["implementation", "#", "kernel", "part", "kind", "time", "read", "written", "FLOPs", "lines"],
-        data.columns.flatMap((column) => column.kernels.map((k, index) => [column.name, index + 1, k.name, k.part, k.kind,
-          k.time || "not measured", k.read, k.written, k.flops, k.lines.join(", ")])), "Kernels in the order of launch");
       const buffers = grid(["implementation", "buffer", "role", "from", "to"], data.columns.flatMap((column) =>
         column.edges.map((edge) => [column.name, edge.text, edge.role, edge.from + 1, edge.to + 1])),
         "Buffers that one kernel writes and another reads");
-      for (const each of [stages, kernels, buffers]) details.append(each);
+      details.append(stages, buffers);
     });
     return details;
   }

@@ -2,6 +2,7 @@
 // The page: unpacks what is embedded, switches between pages by the address, and fills a case's page when it is opened.
 window.xlafuse = {};
 (() => {
+  const CASES_AT_ONCE = Number(document.body.dataset.casesAtOnce);
   const texts = new Map();
   const values = new Map();
 
@@ -10,21 +11,32 @@ window.xlafuse = {};
     if (!texts.has(id)) texts.set(id, unpack(document.getElementById(id)));
     return texts.get(id);
   };
-  xlafuse.load = (id) => {
-    if (!values.has(id)) values.set(id, xlafuse.loadText(id).then(JSON.parse));
-    return values.get(id);
+  // Data: of the whole run, or of one case; null where there is none of it. How it is packed: compare/html/columns.py.
+  xlafuse.load = async (kind, number) => {
+    const chunk = number === undefined ? kind : `${kind}-${Math.floor(number / CASES_AT_ONCE)}`;
+    if (!values.has(chunk)) values.set(chunk, xlafuse.loadText(chunk).then((text) => together(JSON.parse(text))));
+    return (await values.get(chunk))[number === undefined ? 0 : number % CASES_AT_ONCE];
   };
+  function together(node) {
+    if (Array.isArray(node)) return node;
+    if (node.kinds) {
+      const kinds = node.kinds.map((kind) => together(kind)[Symbol.iterator]());
+      return node.of.map((kind) => kinds[kind].next().value);
+    }
+    if (node.lengths) {
+      const items = together(node.items);
+      let end = 0;
+      return node.lengths.map((length) => items.slice(end, (end += length)));
+    }
+    const columns = Object.entries(node.fields ?? node.places).map(([name, column]) => [name, together(column)]);
+    const made = node.fields ? Object.fromEntries : (pairs) => pairs.map(([, value]) => value);
+    return Array.from({ length: node.many }, (_, i) => made(columns.map(([name, column]) => [name, column[i]])));
+  }
   async function unpack(element) {
     if (!element) throw new Error("nothing of this name is embedded");
     const packed = Uint8Array.from(atob(element.textContent), (c) => c.charCodeAt(0));
     const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
-    const text = await new Response(stream).text();
-    if (!("pieces" in element.dataset)) return text;
-    const pieces = await xlafuse.load("pieces"); // what several elements have in common (compare/html/embed.py)
-    return text.replace(/[^\0-\x7f]/gu, (reference) => {
-      const code = reference.codePointAt(0);
-      return pieces[code - 0x100 - (code < 0xe000 ? 0 : 0xe000 - 0xd800)];
-    });
+    return new Response(stream).text();
   }
   // An embedded library: an ES module.
   const modules = new Map();
@@ -57,7 +69,7 @@ window.xlafuse = {};
     setTheme(chosen);
   });
   window.addEventListener("beforeprint", () => {
-    document.querySelectorAll("main details.kernels").forEach((d) => { d.open = true; });
+    document.querySelectorAll("main details.kernels").forEach(xlafuse.kernels.open);
     setTheme("light");
   });
   window.addEventListener("afterprint", () => setTheme(chosen || preferred()));
@@ -112,59 +124,57 @@ window.xlafuse = {};
     article.replaceChildren();
     delete article.dataset.shown;
     article.setAttribute("aria-busy", "true");
-    const data = await xlafuse.load(`case-${number}`);
+    const kinds = ["case", "drawing", "sources"];
+    const [data, drawing, sources] = await Promise.all(kinds.map((kind) => xlafuse.load(kind, number)));
     if (shown !== hash) return; // another one was asked for meanwhile
+    views = { graphs: { script: "drawing", data: drawing }, sources: { script: "sources", data: sources } };
     article.innerHTML = data.html; // made by a template that escapes everything (templates/case.html)
     document.title = article.querySelector("h1").textContent;
-    const pick = (kernel) => picked(number, kernel);
-    await Promise.all([xlafuse.charts(article, data.charts, pick), openViews(number)]);
+    const tables = slot("kernels");
+    xlafuse.kernels.show(tables, drawing, { timed: "timed" in tables.dataset });
+    await Promise.all([xlafuse.charts(article, data.charts, xlafuse.kernels.values(data.bars, drawing), picked), openViews()]);
     article.removeAttribute("aria-busy");
     article.dataset.shown = hash;
   }
 
-  // Slots that other scripts fill: each one's script, whose name is that of the embedded elements, too ("drawing-3").
-  const views = { graphs: "drawing", sources: "sources" };
+  // Slots of the open case that other scripts fill, and with what.
+  let views = {};
   function slot(name) {
     return article.querySelector(`[data-view="${name}"]`);
   }
-  async function showView(name, number, options) {
-    const script = views[name], element = slot(name), id = `${script}-${number}`;
+  async function showView(name, options) {
+    const { script, data } = views[name], element = slot(name);
     const section = element.closest("section");
-    if (!xlafuse[script] || !document.getElementById(id)) {
+    if (!xlafuse[script] || data === null) {
       section.hidden = true;
       const link = article.querySelector(`[data-jump][href="#${section.id}"]`);
       if (link) link.hidden = true;
       return false;
     }
-    await xlafuse[script].show(element, await xlafuse.load(id), options);
+    await xlafuse[script].show(element, data, options);
     return true;
   }
-  async function openViews(number) {
-    for (const name of Object.keys(views)) await showView(name, number, leads(number));
+  async function openViews() {
+    for (const name of Object.keys(views)) await showView(name, leads());
   }
   // Where a kernel leads to: its lines, and where there is a picture its box.
-  function leads(number) {
-    const drawn = document.getElementById(`drawing-${number}`);
-    return { onKernel: (kernel) => picked(number, kernel),
-      onBox: drawn ? (kernel) => showView("graphs", number, { ...leads(number), kernel, focus: true }) : undefined };
+  function leads() {
+    return { onKernel: picked,
+      onBox: views.graphs.data && ((kernel) => showView("graphs", { ...leads(), kernel, focus: true })) };
   }
   // A kernel was picked somewhere: {implementation, index}. Its lines are shown, and get the focus; where there are none,
   // its row.
-  async function picked(number, kernel) {
-    const options = { ...leads(number), kernel };
-    await showView("graphs", number, options);
-    if (await showView("sources", number, { ...options, focus: true })) slot("sources").closest("section").scrollIntoView();
+  async function picked(kernel) {
+    const options = { ...leads(), kernel };
+    await showView("graphs", options);
+    if (await showView("sources", { ...options, focus: true })) slot("sources").closest("section").scrollIntoView();
     else showRow(kernel);
   }
   function showRow(kernel) {
     for (const row of article.querySelectorAll("tr.picked")) row.classList.remove("picked");
-    for (const row of article.querySelectorAll("tr[data-index]")) {
-      if (row.dataset.implementation === kernel.implementation && Number(row.dataset.index) === kernel.index) {
-        row.closest("details").open = true;
-        row.classList.add("picked");
-        row.scrollIntoView({ block: "center" });
-      }
-    }
+    const row = xlafuse.kernels.row(slot("kernels"), kernel);
+    row?.classList.add("picked");
+    row?.scrollIntoView({ block: "center" });
   }
   article.addEventListener("click", (event) => {
     const jump = event.target.closest("[data-jump]");
@@ -172,7 +182,7 @@ window.xlafuse = {};
     if (!jump && !kernel) return;
     event.preventDefault(); // the address stays the case's
     if (kernel) {
-      picked(numbered(shown), { implementation: kernel.dataset.implementation, index: Number(kernel.dataset.kernel) });
+      picked({ implementation: kernel.dataset.implementation, index: Number(kernel.dataset.kernel) });
     } else {
       document.getElementById(jump.getAttribute("href").slice(1)).scrollIntoView();
     }

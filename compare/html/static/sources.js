@@ -96,7 +96,7 @@ xlafuse.sources = (() => {
     state.note.hidden = !state.note.textContent;
     files(state, record);
     if (!shown) return;
-    const text = shown.text === undefined ? (await xlafuse.load("sources-programs"))[shown.title] : data.texts[shown.text];
+    const text = shown.text === undefined ? (await xlafuse.load("programs"))[shown.title] : data.texts[shown.text];
     if (state.turn !== turn) return;
     code.hidden = false;
     listing(state, record, shown, text);

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from taken_apart import together
 
 from compare import PROJECT
 from compare.html import embed, page
@@ -92,18 +93,14 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def embedded() -> Callable[[Path, str], Any]:
-    def unpacked(file: Path, id: str) -> tuple[str, bool]:
-        found = re.search(rf'<script type="{embed.TYPE}" id="{id}"( data-pieces)?>([^<]*)</script>', file.read_text())
+def embedded() -> Callable[..., Any]:
+    """(file, kind) or, of one case, (file, kind, number)."""
+    def read(file: Path, kind: str, number: int | None = None) -> Any:
+        id = kind if number is None else f"{kind}-{number // embed.AT_ONCE}"
+        found = re.search(rf'<script type="{embed.TYPE}" id="{id}">([^<]*)</script>', file.read_text())
         assert found, id
-        return gzip.decompress(base64.b64decode(found[2])).decode(), bool(found[1])
-
-    def read(file: Path, id: str) -> Any:
-        text, refers = unpacked(file, id)
-        if refers:
-            pieces = json.loads(unpacked(file, embed.PIECES)[0])
-            text = re.sub(r"[^\0-\x7f]", lambda m: pieces[ord(m[0]) - 0x100], text)
-        return json.loads(text)
+        node = json.loads(gzip.decompress(base64.b64decode(found[1])))
+        return together(node)[0 if number is None else number % embed.AT_ONCE]
 
     return read
 

@@ -92,6 +92,30 @@ def test_a_kernel_leads_to_its_line(report: Path, visit: Any, ready: Any) -> Non
         assert page.url.endswith(CASE)
 
 
+def test_the_kernels_of_an_implementation_as_a_table(report: Path, visit: Any, ready: Any) -> None:
+    """What the data of the drawing say (test_page_numbers.py holds them), in this order; each leads to its source."""
+    with visit(report, CASE) as page:
+        ready(page)
+        fold = page.locator('details.kernels[data-implementation="xla"]')
+        assert fold.locator("table").count() == 0  # made when it is asked for
+        fold.locator("summary").click()
+        number = page.evaluate("xlafuse.load('settings').then((s) => s.cases.indexOf(location.hash.slice(7)))")
+        data = page.evaluate(
+            "async (n) => (await xlafuse.load('drawing', n)).columns.find(({name}) => name === 'xla')", number
+        )
+        heads = fold.locator("thead th").all_inner_texts()
+        fields = {"kernel": "name", "reads": "read", "writes": "written", "FLOPs": "flops", "µs": "time",
+                  "least µs": "least", "recoverable µs": "recoverable", "bound": "bound"}  # fmt: skip
+        rows = fold.locator("tbody tr")
+        assert rows.count() == len(data["kernels"]) > 1
+        for index, kernel in enumerate(data["kernels"]):
+            shown = dict(zip(heads, rows.nth(index).locator("td").all_inner_texts(), strict=True))
+            assert {head: shown[head] for head in fields} == {head: kernel[field] for head, field in fields.items()}
+            assert shown["source"] == ", ".join(kernel["lines"][:4])
+        rows.last.locator("a.kernel").click()
+        page.wait_for_function("document.activeElement.closest('#c-sources')")
+
+
 def test_focus_goes_with_a_kernel(report: Path, visit: Any, ready: Any) -> None:
     """From its link to its source, and from there to its box."""
     with visit(report, CASE) as page:

@@ -10,6 +10,7 @@ import shlex
 import statistics
 from collections.abc import Callable
 from html import unescape
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from click.testing import CliRunner
 from compare import PROJECT, cli
 from compare.graph import formats
 from compare.html import case as case_page
-from compare.html import kernels, page, reading
+from compare.html import page, reading
 from compare.report.table import number, percent
 
 QUICK = PROJECT / "reports" / "h200-quick"
@@ -44,8 +45,13 @@ def ceilings() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def case(report: Path, embedded: Any, tables: Any) -> tuple[dict[str, Any], list[list[list[str]]]]:
     """The page's data, and the tables of its fragment."""
-    data = embedded(report, f"case-{embedded(report, 'settings')['cases'].index(CASE)}")
+    data = embedded(report, "case", number_of(report, embedded, CASE))
     return data, tables(data["html"])
+
+
+def number_of(report: Path, embedded: Any, address: str) -> int:
+    place: int = embedded(report, "settings")["cases"].index(address)
+    return place
 
 
 def graph_of(record: Record) -> dict[str, Any]:
@@ -183,13 +189,12 @@ def rounds(record: Record) -> list[float]:
 
 @pytest.mark.parametrize("address", ["softmax/prime/fp32/fwd", "attention/llama-8b/bf16/fwd"])
 def test_marks_are_explained_once(
-    report: Path, embedded: Callable[[Path, str], Any], tables: Any, address: str
+    report: Path, embedded: Callable[..., Any], tables: Any, address: str
 ) -> None:
     """Those of rounds, and ? where of some kernel no least time is known: in both tables of times, in words once."""
     lines = map(json.loads, (QUICK / "records.jsonl").read_text().splitlines())
     mine = {r["implementation"]: r for r in lines if r["id"].rsplit("/", 1)[0] == address}
-    number_of_case = embedded(report, "settings")["cases"].index(address)
-    html = embedded(report, f"case-{number_of_case}")["html"]
+    html = embedded(report, "case", number_of(report, embedded, address))["html"]
     heads = ("largest array between kernels", "wall")
     glance, times = (next(t for t in tables(html) if head in t[0]) for head in heads)
     first, second = columns(glance, len(mine)), columns(times, len(mine))
@@ -222,7 +227,8 @@ def test_pictures_show_the_same_numbers(case: Any, records: dict[str, Record], c
         record = records[value["implementation"]]
         assert value["time"] == pytest.approx(time_of(record))
         assert value["recoverable"] == pytest.approx(recoverable(record, ceilings))
-        assert (value["high"] - value["low"]) / 2 == pytest.approx(spread(record))
+        assert value["high"] == pytest.approx(time_of(record) + spread(record))
+        assert value["low"] == pytest.approx(time_of(record) - spread(record))
     for value in charts["roofline"]["data"]["values"]:
         record = records[value["implementation"]]
         flops, size = sum(record["flops"].values()), moved(record)
@@ -234,32 +240,36 @@ def test_pictures_show_the_same_numbers(case: Any, records: dict[str, Record], c
 
 
 def test_bars_are_what_ran(case: Any, records: dict[str, Record]) -> None:
-    bars = case[0]["charts"]["kernels"]["data"]["values"]
+    shown = {bars["implementation"]: bars for bars in case[0]["bars"]}
+    assert shown.keys() == records.keys()
     for name, record in records.items():
-        ran = [r for data in record["measurement"]["parts"].values() for r in data["records"]]
-        mine = [bar for bar in bars if bar["implementation"] == name]
-        assert [bar["end"] - bar["start"] for bar in mine] == pytest.approx(
-            [(r["end"] - r["start"]) * 1e6 for r in ran], abs=2e-3
-        )
-        kernels = graph_of(record)["kernels"]
-        for index, kernel in enumerate(kernels):
-            took = sum(bar["end"] - bar["start"] for bar in mine if bar["index"] == index)
-            assert took == pytest.approx(kernel["device_time_us"], rel=0.05)
+        mine = shown[name]
+        parts = [data["records"] for data in record["measurement"]["parts"].values()]
+        ran = [r for part in parts for r in part]
+        assert mine["took"] == pytest.approx([(r["end"] - r["start"]) * 1e9 for r in ran], abs=1)
+        gaps = [b["start"] - a["end"] for a, b in pairwise(parts[0])]
+        assert mine["gap"][: len(gaps) + 1] == pytest.approx([0, *(gap * 1e9 for gap in gaps)], abs=2)
+        assert {int(place) for place in mine["helps"]} == {i for i, own in enumerate(mine["index"]) if own is None}
+        for index, kernel in enumerate(graph_of(record)["kernels"]):
+            took = sum(took for took, own in zip(mine["took"], mine["index"], strict=True) if own == index)
+            assert took == pytest.approx(kernel["device_time_us"] * 1e3, rel=0.05)
 
 
-def test_kernels(case: Any, records: dict[str, Record], ceilings: dict[str, Any]) -> None:
-    listed = [table for table in case[1] if "launches" in table[0] and "#" in table[0]]
-    for (_, record), table in zip(sorted(records.items(), key=lambda of: time_of(of[1])), listed, strict=True):
-        kernels, least = graph_of(record)["kernels"], floors(record, ceilings)
-        shown = columns(table, len(kernels))
-        for index, kernel in enumerate(kernels):
-            row = shown[str(index + 1)]
-            assert (row["reads"], row["writes"]) == (
-                formats.size(kernel["bytes_read"]), formats.size(kernel["bytes_written"])
-            )
-            assert row["µs"] == us(kernel["device_time_us"])
-            assert row["least µs"] == us(least[index])
-            assert row["recoverable µs"] == us(max(0.0, kernel["device_time_us"] - least[index]))
+def test_kernels(
+    report: Path, embedded: Callable[..., Any], records: dict[str, Record], ceilings: dict[str, Any]
+) -> None:
+    """Of pictures and tables: one set of data (static/kernels.js, static/drawing.js)."""
+    drawn = embedded(report, "drawing", number_of(report, embedded, CASE))
+    shown = {column["name"]: column["kernels"] for column in drawn["columns"]}
+    assert shown.keys() == records.keys()
+    for name, record in records.items():
+        least = floors(record, ceilings)
+        for index, (kernel, own) in enumerate(zip(graph_of(record)["kernels"], shown[name], strict=True)):
+            assert own["read"] == formats.size(kernel["bytes_read"])
+            assert own["written"] == formats.size(kernel["bytes_written"])
+            assert own["time"] == us(kernel["device_time_us"])
+            assert own["least"] == us(least[index])
+            assert own["recoverable"] == us(max(0.0, kernel["device_time_us"] - least[index]))
 
 
 def test_bytes(case: Any, records: dict[str, Record]) -> None:
@@ -294,16 +304,13 @@ def test_missed_fusions(case: Any, records: dict[str, Record], ceilings: dict[st
 
 def test_what_is_not_listed_is_shown_by_the_command_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The case as it is asked for on the page is the case."""
-    monkeypatch.setattr(kernels, "MOST", 1)
     monkeypatch.setattr(case_page, "MOST_MISSED", 1)
     (shown,) = (each for each in reading.read(QUICK, {"block": ["softmax"]}).cases if each.case.id == CASE)
     html = page.render("case.html", **case_page.values(shown, []))
-    commands = [unescape(command) for command in re.findall("<code>(xlafuse .*?)</code>", html)]
-    assert {command.rpartition("--direction train")[2].split()[0] for command in commands} == {"-i", "--why"}
-    for command in commands:
-        done = CliRunner().invoke(cli.cli, [str(QUICK) if word == "RUN" else word for word in shlex.split(command)[1:]])
-        assert done.exit_code == 0, done.output
-        assert CASE in done.output
+    (command,) = (unescape(command) for command in re.findall("<code>(xlafuse .*?)</code>", html))
+    done = CliRunner().invoke(cli.cli, [str(QUICK) if word == "RUN" else word for word in shlex.split(command)[1:]])
+    assert done.exit_code == 0, done.output
+    assert CASE in done.output
 
 
 def test_numerics(case: Any, records: dict[str, Record]) -> None:
@@ -316,7 +323,7 @@ def test_numerics(case: Any, records: dict[str, Record]) -> None:
     assert sorted(shown) == sorted(expected)
 
 
-def test_the_table_of_records(report: Path, embedded: Callable[[Path, str], Any], records: dict[str, Record]) -> None:
+def test_the_table_of_records(report: Path, embedded: Callable[..., Any], records: dict[str, Record]) -> None:
     data = embedded(report, "rows")
     names = [column["title"] for column in data["columns"]]
     rows = [dict(zip(names, row, strict=True)) for row in data["rows"]]
