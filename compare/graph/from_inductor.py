@@ -19,7 +19,7 @@ PHRASES = (
     (r"^no shared data due to indexing mismatch", "layout"),
     (r"^no shared data|^score_fusion_memory_threshold", "no-shared-data"),
     (r"^exceeds max fusion|^fusion_prevent_too_many_reads_and_writes|^register spilling", "resources"),
-    (r"peak memory", "unprofitable"),
+    (r"peak memory", "peak-memory"),
     (r"^numel/rnumel mismatch|^nodes numel", "shape"),
     (r"^tiling mismatch|^invalid tiling|^invalid loop order|^memory deps did not match|buf layouts$", "layout"),
     (r"^intermediate nodes between|^will create cycle|must go before", "order"),

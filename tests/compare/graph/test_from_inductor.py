@@ -216,6 +216,18 @@ def test_every_phrase_leads_to_a_known_word():
     assert code_of("something that a later version says") == "other"
 
 
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        ("Fusion will increase peak memory", "peak-memory"),
+        ("Nodes are too far away. Fusing them may increase peak memory.", "peak-memory"),
+        ("prologue fusion will not increase amount of bytes read in kernel", "unprofitable"),
+    ],
+)
+def test_a_fusion_that_takes_more_memory_is_another_matter_than_one_that_gains_nothing(said: str, code: str):
+    assert code_of(said) == code
+
+
 def test_all_that_the_installed_inductor_can_say_is_known():
     torch = pytest.importorskip("torch")
     folder = Path(torch.__file__).parent / "_inductor"

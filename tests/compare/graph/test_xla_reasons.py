@@ -1,6 +1,7 @@
 """XLA's verdicts as reasons of a fusion graph, what the missed fusions would save, and their order."""
 
 import dataclasses
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -227,3 +228,9 @@ def test_the_mlps_five_fusions_worth_having() -> None:
     assert [us for _, us in priced] == sorted((us for _, us in priced), reverse=True)
     with pytest.raises(ValueError, match="bandwidth must be positive"):
         ranked(forward, 0)
+
+
+def test_the_reasons_are_documented_in_their_own_words() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "fusion-graph.md").read_text()
+    table = dict(re.findall(r"^\| `([a-z-]+)` \| (.*) \|$", page, re.MULTILINE))
+    assert {code: table.get(code) for code in REASONS} == REASONS
