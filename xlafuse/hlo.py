@@ -73,7 +73,7 @@ class Launch:
     reads: tuple[Access, ...]
     writes: tuple[Access, ...]
     source_ops: tuple[SourceOp, ...]
-    flops: int | None
+    flops: float | None
     workspace_bytes: int
     instruction: Instruction
 

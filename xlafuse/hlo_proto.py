@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from xlafuse.hlo_shape import Element, Malformed, Shape, read_shapes
-from xlafuse.hlo_text import Computation, Instruction, Module, WindowDimension
+from xlafuse.hlo_text import DECLARED, Computation, Instruction, Module, WindowDimension
 
 MAX_INSTRUCTIONS = 1_000_000
 
@@ -158,6 +158,7 @@ class _Reader:
             site=str(frame) if frame else "",
             backend_config=proto.backend_config.decode(errors="replace"),
             custom_call_target=says.custom_call_target,
+            declared=says.frontend_attributes.map.get(DECLARED, ""),
             fusion_kind=says.fusion_kind,
             index=index,
             is_root=proto.id == root_id,

@@ -35,7 +35,8 @@ class Instruction:
         none).
     source: "file:line" of the innermost recorded frame ("" if none); site: that frame's identity, finer than
         its line.
-    backend_config: raw text. index: of a parameter or a get-tuple-element, else None.
+    backend_config: raw text. declared: of the frontend attribute that hlo_declared reads. index: of a parameter or
+        a get-tuple-element, else None.
 
     What FLOPs depend on, at its default where the operation has no such attribute:
     contracting: the left operand's contracting dimensions (lhs_contracting_dims). window: of convolutions and
@@ -56,6 +57,7 @@ class Instruction:
     site: str = ""
     backend_config: str = ""
     custom_call_target: str = ""
+    declared: str = ""
     fusion_kind: str = ""
     index: int | None = None
     is_root: bool = False
@@ -163,6 +165,7 @@ _NAME = re.compile(r"[^\s%{},()=]+$")
 _ATTRIBUTE = re.compile(r"\s*([a-zA-Z_0-9.-]+)=")  # control-predecessors={%a}
 _METADATA = re.compile(r'(?<![a-z_])([a-z_]++)=("[^"\\]*+(?:\\.[^"\\]*+)*+"|[^\s"{}]+)')
 _ESCAPE = re.compile(r"\\(.)")
+DECLARED = "xlafuse_declared"  # the one frontend attribute that is kept
 
 # Attributes that name computations; any other attribute's text is not searched for names.
 _CALLS = (
@@ -295,6 +298,7 @@ class _Reader:
             site=metadata.get("stack_frame_id", ""),
             backend_config=attributes.get("backend_config", ""),
             custom_call_target=attributes.get("custom_call_target", "").strip('"'),
+            declared=_declared(attributes.get("frontend_attributes", "")),
             fusion_kind=attributes.get("kind", ""),
             index=index,
             is_root=bool(result[1]),
@@ -369,6 +373,17 @@ def _operand(text: str) -> str:
 
 def _computation_names(text: str) -> list[str]:
     return [name.strip().removeprefix("%") for name in text.strip("{}").split(",") if name.strip()]
+
+
+def _declared(text: str) -> str:
+    """{some="thing",xlafuse_declared={"flops": 1.0}}: XLA quotes a value unless it looks like JSON."""
+    if DECLARED not in text:
+        return ""
+    for piece in _split(text, 1)[0]:
+        name, _, value = piece.partition("=")
+        if name.strip() == DECLARED:
+            return _unescape(value[1:-1]) if value.startswith('"') else value
+    return ""
 
 
 def _dimensions(text: str) -> tuple[int, ...]:

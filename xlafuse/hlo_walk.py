@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from xlafuse import hlo_declared
 from xlafuse.hlo_expressions import Expressions
 from xlafuse.hlo_flops import Flops
 from xlafuse.hlo_shape import Element
@@ -30,7 +31,7 @@ class Site:
 
     work: of what it holds, what computes or moves data. launches: in one call of the module, None where that depends on
     data. reads, writes: (value, bytes) of one launch; which values share a buffer is known when the walk has ended.
-    flops: of one launch, None where not known.
+    flops: of one launch, None where not known. Of a custom call both are what its author declares (hlo_declared).
     """
 
     instruction: Instruction
@@ -39,7 +40,7 @@ class Site:
     reads: list[tuple[int, int]]
     writes: list[tuple[int, int]]
     source_ops: tuple[SourceOp, ...]
-    flops: int | None
+    flops: float | None
     workspace_bytes: int
 
 
@@ -247,14 +248,24 @@ class Walk:
         work = [p for p in parts if p.instruction.opcode not in _FREE and p.instruction.synchronous_opcode != "fusion"]
         work = work or parts[-1:]
         counts = [self._flops.of(part.computation, part.instruction) for part in work]
+        flops: float | None = None if None in counts else sum([count for count in counts if count is not None])
         source_ops = self._sources.of(work) + library_epilogue(instruction)
+        if declared := self._declared(instruction):
+            flops, source_ops = declared.flops, declared.source_ops
         self.sites.append(
             Site(
-                instruction, [part.instruction for part in work], frame.launches, reads, writes, source_ops,
-                None if None in counts else sum([count for count in counts if count is not None]), workspace,
+                instruction, [part.instruction for part in work], frame.launches, reads, writes, source_ops, flops,
+                workspace,
             )
         )  # fmt: skip
         return value
+
+    def _declared(self, instruction: Instruction) -> hlo_declared.Declared | None:
+        try:
+            return hlo_declared.read(instruction)
+        except ValueError as problem:
+            self.unresolved.append(f"{instruction.name[:_CLIP]}: what it declares cannot be read: {problem}")
+            return None
 
     def _writes(
         self, computation: Computation, instruction: Instruction, operands: list[Tree | None], value: Tree

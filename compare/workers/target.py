@@ -9,7 +9,7 @@ import os
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -83,15 +83,21 @@ def compile_for_target(case: dict[str, Any], implementation: str, dumps: str) ->
 def plan_launches(
     function: str, inputs: dict[str, list[Any]], attributes: dict[str, Any], train: bool, precision: str
 ) -> dict[str, Any]:
-    """What `function` ("package.module:name") launches, of Triton kernels alone, on inputs of name: [shape, dtype]."""
+    """What `function` ("package.module:name") launches, of Triton kernels alone, on inputs of name: [shape, dtype]: a
+    launch_plan whose launches have "declared", the FLOPs and operations that the graph of these launches has."""
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     specs: dict[str, deviceless.Spec] = {name: (tuple(shape), dtype) for name, (shape, dtype) in inputs.items()}
     with without_descriptors():
         recorded = deviceless.record_call(load(function), specs, attributes, train=train)
     try:
-        return launch_plan.of(recorded)
+        plan = launch_plan.of(recorded)
     except launch_plan.NotPlain as problem:
         raise Skip(f"{function} is not launches of Triton kernels alone: {problem}") from problem
+    kernels = portable_lines(from_launches(recorded, name=function, compiler="triton")).kernels or ()
+    launches = [launch for part in plan["parts"].values() for launch in part]
+    for launch, kernel in zip(launches, kernels, strict=True):
+        launch["declared"] = {"flops": kernel.flops, "operations": [asdict(op) for op in kernel.source_ops]}
+    return plan
 
 
 def _versions() -> dict[str, str]:

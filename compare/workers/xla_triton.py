@@ -8,7 +8,8 @@ inputs, with which grids, warps and stages, in forward and, if it is differentia
 written twice, and this process, which has jax, imports neither torch nor triton. Each launch becomes XLA's own custom
 call for Triton, "__gpu$xla.gpu.triton" (what jax's Pallas lowers to up to jaxlib 0.10.2), through jax.ffi alone: XLA
 compiles the kernel from Triton's IR with the Triton that it brings, also for a GPU that is not there, and sees an
-opaque operation with operands and results. Tested with jax 0.10.2 and 0.11.2 and the IR of triton 3.6 and 3.7.
+opaque operation with operands and results. What the kernel is declared to compute goes with the call
+(xlafuse.hlo_declared). Tested with jax 0.10.2 and 0.11.2 and the IR of triton 3.6 and 3.7.
 
 XLA gives such a kernel no scratch memory (what asks for it would write to address 0), so tiles are read through
 pointers, not tensor descriptors.
@@ -27,13 +28,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.xla_metadata import set_xla_metadata
 
 from compare import targets
 from compare.client import Worker, WorkerDied, WorkerError, WorkerTimeout
 from compare.protocol import Skip
+from xlafuse import hlo_declared
 
 Arrays = dict[str, jax.Array]
-Plan = Mapping[str, Any]  # triton_side.launch_plan.of
+Plan = Mapping[str, Any]  # of compare.workers.target.plan_launches
 
 
 def launching(function: str, precision: str = "ieee") -> Callable[..., Arrays]:
@@ -80,11 +83,12 @@ def _launched(launches: Sequence[Mapping[str, Any]], buffers: Mapping[int, jax.A
     for launch in launches:
         results = [jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(dtype)) for _, shape, dtype in launch["writes"]]
         x, y, z = launch["grid"]
-        written = jax.ffi.ffi_call("__gpu$xla.gpu.triton", results)(
-            *(known[number] for number in launch["reads"]),
-            name=launch["name"], ir=launch["ir"], grid_x=np.int32(x), grid_y=np.int32(y), grid_z=np.int32(z),
-            num_warps=np.int32(launch["num_warps"]), num_stages=np.int32(launch["num_stages"]), debug=False,
-        )  # fmt: skip
+        with set_xla_metadata(**{hlo_declared.ATTRIBUTE: json.dumps(launch["declared"])}):
+            written = jax.ffi.ffi_call("__gpu$xla.gpu.triton", results)(
+                *(known[number] for number in launch["reads"]),
+                name=launch["name"], ir=launch["ir"], grid_x=np.int32(x), grid_y=np.int32(y), grid_z=np.int32(z),
+                num_warps=np.int32(launch["num_warps"]), num_stages=np.int32(launch["num_stages"]), debug=False,
+            )  # fmt: skip
         known |= {number: array for (number, _, _), array in zip(launch["writes"], written, strict=True)}
     return known
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import subprocess
@@ -13,13 +14,17 @@ from typing import Any
 import pytest
 
 from compare import PROJECT
+from compare.blocks import BLOCKS
 from compare.client import Worker, WorkerError
+from compare.graph import store
+from xlafuse.environment import find_cuda_tools
 
 # A kernel that doubles, and one of a backward pass that reads an input, a result and the cotangent.
 DOUBLE = {"name": "double", "reads": [0], "writes": [[1, [3], "float32"]]}
 SAVING = {"name": "double_and_square", "reads": [0], "writes": [[1, [3], "float32"], [2, [3], "float32"]]}
 GRADIENT = {"name": "gradient", "reads": [0, 2, 3], "writes": [[4, [3], "float32"]]}
-LAUNCH: dict[str, Any] = {"ir": "", "grid": [1, 1, 1], "num_warps": 4, "num_stages": 3}
+DECLARED = {"flops": 3.0, "operations": [{"op": "mul"}]}
+LAUNCH: dict[str, Any] = {"ir": "", "grid": [1, 1, 1], "num_warps": 4, "num_stages": 3, "declared": DECLARED}
 PLANS = {
     "false": {"parts": {"forward": [DOUBLE | LAUNCH]}, "inputs": {"x": 0}, "outputs": {"y": 1}},
     "true": {
@@ -108,6 +113,44 @@ def test_the_plan_is_what_pytorch_launches(planner: Worker) -> None:
         assert effects.reads == set(range(operands))
         assert effects.writes == set(range(operands, operands + results))
     assert set(found["outputs"].values()) <= there
+
+
+@pytest.fixture(scope="module")
+def xla(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    pytest.importorskip("jax")
+    if importlib.util.find_spec("jax_plugins.xla_cuda13") is None or find_cuda_tools() is None:
+        pytest.skip("compiling for a GPU needs the jax-cuda13-pjrt package, ptxas and libdevice.10.bc")
+    environment = {
+        "XLAFUSE_TARGET": "h200", "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", "TRITON_INTERPRET": "0"
+    }
+    worker = Worker("xla", Path(tmp_path_factory.mktemp("xla")) / "log", environment)
+    worker.wait_ready()
+    yield worker
+    worker.stop()
+
+
+def _hand_written(compiled: dict[str, Any]) -> dict[tuple[str, str | None], Any]:
+    kernels = store.from_json(compiled["graph"]).kernels or ()
+    written = [kernel for kernel in kernels if kernel.kind == "custom"]
+    found = {(k.part, k.runtime_name): (k.flops, k.source_ops) for k in written}
+    assert len(found) == len(written)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("direction", ["fwd", "train"])
+@pytest.mark.parametrize(
+    "block", [name for name, block in BLOCKS.items() if any(i.compiler == "xla-triton" for i in block.implementations)]
+)
+def test_a_kernel_computes_what_it_does_as_pytorch_launches_it(
+    planner: Worker, xla: Worker, block: str, direction: str, tmp_path: Path
+) -> None:
+    case = next(c for c in BLOCKS[block].cases("quick") if c.direction == direction)
+    compile_ = {"case": case.to_json(), "dumps": str(tmp_path / "xla")}
+    called = _hand_written(xla.ask("compile", implementation="xla+triton", target="h200", **compile_))
+    compile_["dumps"] = str(tmp_path / "triton")
+    assert called == _hand_written(planner.ask("compile", implementation="triton", **compile_))
+    assert all(flops and operations for flops, operations in called.values())
 
 
 @pytest.mark.slow
