@@ -13,15 +13,16 @@ from typing import Literal
 from compare.graph import formats
 from compare.graph.align import common_depth, part_of
 from compare.graph.causes import cause
+from compare.graph.excess import excesses
 from compare.graph.model import REASONS, Buffer, FusionGraph, Part, Reason, SourceOp
 from compare.graph.operations import ANCHORS, MOVEMENT, REDUCTIONS, is_product, token, tokens
 from compare.graph.roofline import Ceilings, floor_us
 from compare.graph.totals import bytes_moved, recomputed
-from compare.report import printable
+from compare.report import printable, table
 
 Sort = Literal[
     "above its floor", "copy", "duplicate", "recomputed", "inside a product", "kept on chip", "largest", "missed",
-    "saved", "intermediates",
+    "saved", "intermediates", "more FLOPs",
 ]
 
 
@@ -30,8 +31,9 @@ class Finding:
     """One sentence. graphs: those it speaks of.
 
     bytes: the traffic that it is about. us: what these bytes take; measured where the finding is about whole kernels
-    that were, else bytes over bandwidth, and None without ceilings; of "above its floor" the time above it. kernels:
-    launch indices by graph. about: buffers whose traffic it is, each with its graph's name.
+    that were, else bytes over bandwidth, and None without ceilings; of "above its floor" the time above it, of "more
+    FLOPs", which is about no traffic, what those take at the rate of products. kernels: launch indices by graph. about:
+    buffers whose traffic it is, each with its graph's name.
     """
 
     sort: Sort
@@ -49,11 +51,12 @@ class Finding:
 def findings(
     graphs: Mapping[str, FusionGraph], ceilings: Ceilings | None = None, precision: str | None = None
 ) -> list[Finding]:
-    """What is slow, copies, computes twice, fuses into products, keeps on chip, writes, saves and leaves unfused.
+    """What is slow, copies, computes twice or too much, fuses into products, keeps on chip, writes, saves and leaves
+    unfused.
 
     graphs: by the name to speak of them by; well-known ones are spelt out ("xla" -> "XLA"). precision: as in `totals`.
-    First comes the kernel furthest above its floor, then the others by their traffic, one for each buffer. What
-    concerns less than 1% of a graph's traffic is left out.
+    First comes the kernel furthest above its floor, then the others by their traffic, one for each buffer, and FLOPs by
+    the traffic that takes as long (last without ceilings). What concerns less than 1% of a graph's traffic is left out.
     """
     shorten = common_depth(list(graphs.values()))
     views = [_View(name, graph, shorten) for name, graph in graphs.items() if graph.kernels]
@@ -63,9 +66,11 @@ def findings(
         found += [*_copies(view), *_duplicates(view), *_largest(view), *_missed(view)]
     found += [*_recomputations(views), *_saved(views), *_intermediates(views)]
     found = _one_of_each_buffer(sorted(found, key=lambda one: -one.bytes))
+    found += _more_flops(views, ceilings, precision)
     if ceilings is not None:
-        found = [*_above_floor(views, ceilings, precision), *found]
         bandwidth = ceilings.bandwidth(1, 1)
+        found.sort(key=lambda one: -(one.bytes or (one.us or 0.0) * bandwidth / 1e6))
+        found = [*_above_floor(views, ceilings, precision), *found]
         found = [one if one.us is not None else replace(one, us=one.bytes / bandwidth * 1e6) for one in found]
     return [replace(one, text=printable(one.text, LONGEST)) for one in found]
 
@@ -166,6 +171,29 @@ def _above_floor(views: Sequence[_View], ceilings: Ceilings, precision: str | No
             f"{formats.microseconds(took)}, and its bytes and FLOPs {formats.microseconds(floor)} at least."
         )
         yield Finding("above its floor", text, (view.key,), view.moved([index]), above, {view.key: (index,)})
+
+
+# Of a graph's time. What attention counts of masked scores is less than its tiles compute, most so where they are few.
+_TELLING = 0.05
+
+
+def _more_flops(views: Sequence[_View], ceilings: Ceilings | None, precision: str | None) -> Iterator[Finding]:
+    """What computes more than others of the graphs need; not what has no time by these ceilings, or next to none."""
+    for excess in excesses([view.graph for view in views], ceilings, precision):
+        view, least = views[excess.of], [views[index] for index in excess.least]
+        whole = view.time(range(len(view.kernels)))
+        if ceilings is not None and (excess.us is None or excess.us < _TELLING * (whole or 0.0)):
+            continue
+        products = [op for i in excess.kernels for op in view.kernels[i].source_ops if token(op.op) in ANCHORS]
+        place = _series([view.stage(op) or formats.place(op.line) for op in products]) or view.place(excess.kernels)
+        again = f" ({formats.flops(excess.again)} of it again)" if excess.again else ""
+        text = (
+            f"{view.name} computes {formats.flops(excess.flops)} in the products of {place}{again}, "
+            f"{table.number(excess.flops / excess.needed, 2)} times the {formats.flops(excess.needed)} that "
+            f"{_series([other.name for other in least])} {'gets' if len(least) == 1 else 'get'} by with."
+        )
+        keys = tuple(other.key for other in (view, *least))
+        yield Finding("more FLOPs", text, keys, 0, excess.us, {view.key: excess.kernels})
 
 
 def _copies(view: _View) -> Iterator[Finding]:

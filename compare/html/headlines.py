@@ -66,7 +66,7 @@ class Subject:
         us, whole = self.finding.us, self.whole
         if us is None or whole is None:
             return us
-        if self.finding.sort not in ("kept on chip", "saved", "intermediates"):
+        if self.finding.sort not in ("kept on chip", "saved", "intermediates", "more FLOPs"):
             return min(us, whole)
         fastest = self.fastest
         if fastest is None:
@@ -93,13 +93,14 @@ def headline(subject: Subject) -> str:
 def _times(subject: Subject) -> str:
     us, within, whole = subject.finding.us, subject.within, subject.whole
     name = spelt(subject.worse.name)
+    speed = "rate of products" if subject.finding.sort == "more FLOPs" else "speed of memory"
     if whole is None or us is None:
-        return f"{span(us or 0.0)} at the speed of memory"
+        return f"{span(us or 0.0)} at the {speed}"
     match subject.finding.sort:
         case "above its floor":
             words = f"{span(us)} more than it must, of {span(whole)} for the whole call"
-        case "inside a product" | "missed" | "largest":
-            words = f"{span(us)} at the speed of memory; {name} takes {span(whole)}"
+        case "inside a product" | "missed" | "largest" | "more FLOPs":
+            words = f"{span(us)} at the {speed}; {name} takes {span(whole)}"
         case "saved" | "intermediates":
             words = f"{name} takes {span(whole)}"
         case _ if within is not None:
