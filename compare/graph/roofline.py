@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from compare.graph.model import FusionGraph, Kernel
+from compare.graph.operations import is_product
 
 Bound = Literal["memory", "compute", "launch"]
 
@@ -102,7 +103,7 @@ def place(graph: FusionGraph, kernel: Kernel, ceilings: Ceilings, precision: str
     read, written, launches = kernel.bytes_read, kernel.bytes_written, kernel.launches
     if read is None or written is None or launches is None:
         return None
-    if kernel.flops is None and kernel.kind in ("gemm", "attention"):
+    if kernel.flops is None and (kernel.kind == "attention" or is_product(kernel)):
         return None
     rate = ceilings.rate(product_dtype(graph, kernel), precision)
     memory = (read + written) / ceilings.bandwidth(read, written) * 1e6

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from compare import graphs
-from compare.graph.model import Access, Buffer, FusionGraph, Kernel
+from compare.graph.model import Access, Buffer, FusionGraph, Kernel, SourceOp
 from compare.graph.roofline import Ceilings, floor_us, place
 
 # A stream moves 1 TB/s, a product makes 100 TFLOP/s, an empty kernel takes a microsecond.
@@ -57,8 +57,11 @@ def test_a_mix_between_two_measured_ones_has_a_bandwidth_between_theirs() -> Non
 
 @pytest.mark.parametrize(
     "subject",
-    [kernel(None, 1e6), kernel(MEGA, None, "gemm"), kernel(MEGA, None, "attention"), kernel(MEGA, 1.0, launches=None)],
-    ids=["bytes", "product", "attention", "launches"],
+    [
+        kernel(None, 1e6), kernel(MEGA, None, "gemm"), kernel(MEGA, None, "attention"),
+        kernel(MEGA, 1.0, launches=None), kernel(MEGA, None, "custom", source_ops=(SourceOp("dot"), SourceOp("exp"))),
+    ],
+    ids=["bytes", "product", "attention", "launches", "hand-written product"],
 )
 def test_what_is_not_known_has_no_place(subject: Kernel) -> None:
     assert placed(subject) is None and floor_us(graph(subject), subject, CEILINGS) is None
