@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from compare import targets
 from compare.blocks import BLOCKS, requirements
 from compare.client import PROJECT, interpreter
-from compare.machine import distribution, gpu_present
+from compare.machine import distribution, gpu_present, interpreter_problem
 from triton_side.deviceless import KNOWN_BUILDS  # imports no torch
 
 PYTHON = (3, 11)
@@ -63,7 +63,8 @@ CUPTI = Package("cupti-python", (13, 0))
 SHOWN = {
     "xla": (*(p.name for p in XLA_GPU_PACKAGES), "flax", "cupti-python"),
     "torch": (
-        "torch", "triton", *(p.name for p in CUDA_PACKAGES), "nvidia-cuda-runtime", "cupti-python", "nvidia-ml-py",
+        "torch", "triton", "numpy", *(p.name for p in CUDA_PACKAGES), "nvidia-cuda-runtime", "cupti-python",
+        "nvidia-ml-py",
     ),
 }
 
@@ -182,6 +183,8 @@ def remarks(machine: Machine, interpreters: Mapping[str, Interpreter]) -> list[s
             f'python3.12 -m venv xla && xla/bin/pip install "jax=={REPLAY[1]}" "jax-cuda13-pjrt=={REPLAY[1]}" '
             '"triton>=3.6,<3.8" numpy'
         )
+    if not machine.gpu and (problem := interpreter_problem(interpreters["torch"].packages)):
+        result.append(f"Triton's kernels are compiled, and not checked here: {problem}")
     if machine.gpus and not machine.gpu:
         result.append("nvidia-smi lists a GPU but CUDA sees none: look at CUDA_VISIBLE_DEVICES and the driver")
     return result

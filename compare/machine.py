@@ -6,7 +6,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from compare import PROJECT
 from xlafuse.environment import gpu_present
 
 __all__ = [
-    "distribution", "gpu_present", "host", "missing", "scratch_root", "usable_cores", "versions", "xlafuse_version",
+    "distribution", "gpu_present", "host", "interpreter_problem", "missing", "scratch_root", "usable_cores", "versions",
+    "xlafuse_version",
 ]
 
 
@@ -61,6 +62,17 @@ def _lack(requirement: str) -> str | None:
     if found is None:
         return f"{name} is not installed"
     return f"{name} {found} is too old" if least and Version(found) < Version(least[1]) else None
+
+
+def interpreter_problem(packages: Mapping[str, str | None]) -> str | None:
+    """Why Triton's interpreter, which checks its kernels on a CPU, does not work with these versions; None where it
+    does. Triton 3.6 takes arrays of one element for numbers, which is an error from numpy 2.4 on."""
+    from packaging.version import Version
+
+    triton, numpy = packages.get("triton"), packages.get("numpy")
+    if triton is None or numpy is None or Version(triton) >= Version("3.7") or Version(numpy) < Version("2.4"):
+        return None
+    return f"the interpreter of Triton {triton} does not work with numpy {numpy}; pip install 'numpy<2.4'"
 
 
 def distribution(requirement: str) -> str:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from compare.blocks import BLOCKS
-from compare.client import WORKER_FAILURES
+from compare.client import WORKER_FAILURES, WorkerError
 from compare.graph import store
 from compare.record import Record
 from compare.selection import Plan
@@ -106,7 +106,9 @@ def _join_check(entry: Record, checking: Future[dict[str, Any]]) -> None:
     try:
         outcome = checking.result()
     except WORKER_FAILURES as problem:
-        if entry.status in ("compiled", "skipped"):
+        if isinstance(problem, WorkerError) and problem.kind == "skipped":
+            entry.detail = entry.detail or f"not checked on the CPU: {problem.message}"
+        elif entry.status in ("compiled", "skipped"):
             note_failure(entry, problem)
             entry.detail = f"check on the CPU: {entry.detail}"
         return

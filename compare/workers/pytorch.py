@@ -160,6 +160,8 @@ class TorchSide:
             raise Skip("triton is not installed (pip install triton)")
         program = self._program(case, apply, attributes)
         if _INTERPRETED:
+            if problem := machine.interpreter_problem(machine.versions(("triton", "numpy"))):
+                raise Skip(problem)
             return program
         started = time.perf_counter()
         recorded = _record(case, apply, attributes, inputs, cotangents)

@@ -244,8 +244,17 @@ def test_doctor_knows_the_builds_that_can_pretend_to_have_a_gpu() -> None:
 def test_doctor_says_what_replay_needs() -> None:
     old = doctor.Interpreter("/old/python", "3.11.7", {"jax": "0.10.2"}, True)
     new = doctor.Interpreter("/new/python", "3.12.1", {"jax": "0.11.2"}, True)
-    assert any("Python >= 3.12 with jax 0.11.2" in remark for remark in doctor.remarks(NO_GPU, {"xla": old}))
-    assert doctor.remarks(NO_GPU, {"xla": new}) == []
+    torch = doctor.Interpreter("/old/python", "3.11.7", {}, True)
+    remarks = doctor.remarks(NO_GPU, {"xla": old, "torch": torch})
+    assert any("Python >= 3.12 with jax 0.11.2" in remark for remark in remarks)
+    assert doctor.remarks(NO_GPU, {"xla": new, "torch": torch}) == []
+
+
+def test_doctor_says_where_tritons_interpreter_does_not_work() -> None:
+    xla = doctor.Interpreter("/new/python", "3.12.1", {"jax": "0.11.2"}, True)
+    for triton, numpy, works in (("3.6.0", "2.4.6", False), ("3.6.0", "2.3.5", True), ("3.7.1", "2.4.6", True)):
+        torch = doctor.Interpreter("/python", "3.11.7", {"triton": triton, "numpy": numpy}, True)
+        assert ("numpy<2.4" in str(doctor.remarks(NO_GPU, {"xla": xla, "torch": torch}))) == (not works)
 
 
 def test_doctor_fails_only_when_nothing_can_run(monkeypatch: pytest.MonkeyPatch) -> None:

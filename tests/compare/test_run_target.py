@@ -11,13 +11,16 @@ import subprocess
 import sys
 import time
 import zipfile
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from compare import machine
+from compare import machine, run_target
 from compare.blocks import BLOCKS
+from compare.client import WorkerError
+from compare.record import Record
 
 pytestmark = pytest.mark.slow
 PROJECT = Path(__file__).parents[2]
@@ -67,6 +70,15 @@ def test_what_has_a_cpu_path_was_checked_there(rows: list[dict[str, Any]]) -> No
 
 def test_nothing_about_gpu_code_is_ok_without_a_gpu(rows: list[dict[str, Any]]) -> None:
     assert not [row for row in rows if row["status"] == "ok"]
+
+
+def test_what_was_compiled_and_cannot_be_checked_here_is_compiled() -> None:
+    checking: Future[dict[str, Any]] = Future()
+    checking.set_exception(WorkerError("skipped", "the interpreter of Triton 3.6.0 does not work with numpy 2.4.6"))
+    entry = Record(BLOCKS["gelu"].cases("quick")[0], "triton", "triton", "compiled")
+    run_target._join_check(entry, checking)
+    assert (entry.status, entry.checked) == ("compiled", None)
+    assert entry.detail is not None and entry.detail.startswith("not checked on the CPU: the interpreter")
 
 
 def test_the_run_says_which_compilers_it_saw(folder: Path) -> None:
