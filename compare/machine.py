@@ -67,10 +67,11 @@ def _lack(requirement: str) -> str | None:
 def interpreter_problem(packages: Mapping[str, str | None]) -> str | None:
     """Why Triton's interpreter, which checks its kernels on a CPU, does not work with these versions; None where it
     does. Triton 3.6 takes arrays of one element for numbers, which is an error from numpy 2.4 on."""
-    from packaging.version import Version
+    def release(version: str) -> tuple[int, ...]:
+        return tuple(map(int, version.split(".")[:2]))
 
     triton, numpy = packages.get("triton"), packages.get("numpy")
-    if triton is None or numpy is None or Version(triton) >= Version("3.7") or Version(numpy) < Version("2.4"):
+    if triton is None or numpy is None or release(triton) >= (3, 7) or release(numpy) < (2, 4):
         return None
     return f"the interpreter of Triton {triton} does not work with numpy {numpy}; pip install 'numpy<2.4'"
 
