@@ -24,6 +24,7 @@ from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from compare.graph.model import FusionGraph, Kernel
+from compare.graph.placing import Fit, Slot, place
 
 MEMSET, MEMCPY = "[memset]", "[memcpy]"
 
@@ -35,8 +36,6 @@ ATTENTION = re.compile(r"flash|fmha|sdpa|attention|cudnn", re.I)
 LIBRARY = re.compile(r"^(_ZN|void )?.*(at6native|at::native|cudnn|cub|thrust)|_GLOBAL__N|flash|fmha|^nccl", re.I)
 # Names that XLA gives to kernels: of a fusion, or of one operation wrapped into one.
 XLA = re.compile(r"^(wrapped|loop|input|gemm|transpose|concatenate|scatter)_\w+$|^fusion(_\d+)?$|fusion(_\d+)?$")
-
-UNJOINED = 1000.0  # for a record, or a kernel that should have run
 
 # Library calls that run more than one kernel of their own: torch._inductor.kernel.mm_plus_mm is two products.
 MAIN_KERNELS = {"extern_kernels._mm_plus_mm": 2}
@@ -147,32 +146,24 @@ def _fewest_left_over(
             j -= 1
 
 
-def _same_grid(kernel: Kernel, record: Record) -> bool:
-    ran, declared = getattr(record, "grid", None), kernel.facts.get("grid")
-    return ran is None or declared is None or kernel.runtime_name != record.name or list(ran) == list(declared)
-
-
-class _Slot(NamedTuple):
-    """A launch to come; `any_number`: how often is not known."""
-
-    kernel: int
-    any_number: bool = False
-
-
-def _slots(kernels: Sequence[Kernel], indices: Sequence[int]) -> list[_Slot]:
+def _slots(kernels: Sequence[Kernel], indices: Sequence[int]) -> list[Slot]:
     """The main kernels to come in one call."""
-    launches = _in_launch_order([(index, kernels[index].launches) for index in indices])
-    return [slot for slot in launches for _ in range(MAIN_KERNELS.get(kernels[slot.kernel].name, 1))]
+    slots: list[Slot] = []
+    for slot in _in_launch_order([(index, kernels[index].launches) for index in indices]):
+        kernel = kernels[slot.kernel]
+        idle = slot.any_number or kernel.bytes_read == kernel.bytes_written == 0
+        slots += [slot._replace(idle=idle)] * MAIN_KERNELS.get(kernel.name, 1)
+    return slots
 
 
-def _in_launch_order(kernels: Sequence[tuple[int, int | None]]) -> list[_Slot]:
+def _in_launch_order(kernels: Sequence[tuple[int, int | None]]) -> list[Slot]:
     """Launches one by one: neighbours that run several times are a loop's body, loops within it included."""
-    slots: list[_Slot] = []
+    slots: list[Slot] = []
     position = 0
     while position < len(kernels):
         index, launches = kernels[position]
         if launches is None or launches <= 1:
-            slots += [_Slot(index, launches is None)] if launches != 0 else []
+            slots += [Slot(index, launches is None)] if launches != 0 else []
             position += 1
             continue
         body = []
@@ -183,73 +174,32 @@ def _in_launch_order(kernels: Sequence[tuple[int, int | None]]) -> list[_Slot]:
         if all(launches % trips == 0 for _, launches in body):
             slots += _in_launch_order([(index, launches // trips) for index, launches in body]) * trips
         else:
-            slots += [_Slot(index) for index, launches in body for _ in range(launches)]
+            slots += [Slot(index) for index, launches in body for _ in range(launches)]
     return slots
 
 
 def _align(
-    graph: FusionGraph, slots: Sequence[_Slot], records: Sequence[Record]
+    graph: FusionGraph, slots: Sequence[Slot], records: Sequence[Record]
 ) -> tuple[list[tuple[int, Record]], list[Record]]:
     """Cheapest monotone alignment: (kernel index, record) pairs, and the records left over.
 
     Before its main kernel a library call takes what libraries launch before, after it what they launch after.
     """
     kernels = graph.kernels or ()
+    looks = [_Look.of(record) for record in records]
     fits = _Fits(graph.compiler, [kernels[slot.kernel] for slot in slots])
     if len(slots) == len(records) and not any(slot.any_number for slot in slots):
         pairs = [(slot.kernel, record) for slot, record in zip(slots, records, strict=True)]
-        if all(fits.main(kernels[index], record) == 0 for index, record in pairs):
+        if all(fits.main(kernels[slot.kernel], look) == 0 for slot, look in zip(slots, looks, strict=True)):
             return pairs, []  # nothing is cheaper, and rows of hundreds of kernels need no search
-    # done[j]: the cost of placing the first j records in the slots so far; moves: by slot and state, how it came.
-    done = [j * UNJOINED for j in range(len(records) + 1)]
-    moves: list[tuple[list[str], list[str]]] = []
-    for slot in slots:
-        done, *how = _place(kernels[slot.kernel], slot, records, done, fits)
-        moves.append((how[0], how[1]))
-    placed: list[int | None] = [None] * len(records)
-    j, at, ran = len(records), len(slots) - 1, 1
-    while at >= 0:
-        move = moves[at][ran][j]
-        if move == "open":
-            at, ran = at - 1, 1
-        elif move == "skip":
-            ran = 0
-        else:
-            j -= 1
-            placed[j] = None if move == "leave" else at
-            ran = 0 if move == "main" else ran
-    _withdraw_guesses(kernels, slots, records, placed, fits)
+    placed = place(slots, looks, lambda index, look: fits.fit(kernels[index], look))
+    _withdraw_guesses(kernels, slots, looks, placed, fits)
     pairs = [(slots[at].kernel, record) for at, record in zip(placed, records, strict=True) if at is not None]
     return pairs, [record for at, record in zip(placed, records, strict=True) if at is None]
 
 
-def _place(
-    kernel: Kernel, slot: _Slot, records: Sequence[Record], done: Sequence[float], fits: _Fits
-) -> tuple[list[float], list[str], list[str]]:
-    """One slot's row of the alignment: costs, and the moves that led there, before and after its main kernel."""
-    idle = slot.any_number or kernel.bytes_read == kernel.bytes_written == 0  # may run nothing
-    before, after = [done[0]], [done[0] + (0 if idle else UNJOINED)]
-    early, late = ["open"], ["skip"]
-    for j, record in enumerate(records, start=1):
-        take = (before[-1], "take") if fits.before(kernel, record) else (before[-1] + UNJOINED, "leave")
-        cost, move = min((done[j], "open"), take)
-        choices = [(cost + (0 if idle else UNJOINED), "skip")]
-        choices.append((after[-1], "take") if fits.after(kernel, record) else (after[-1] + UNJOINED, "leave"))
-        main = fits.main(kernel, record)
-        if main is not None:
-            choices.append((before[-1] + main, "main"))
-            if slot.any_number:
-                choices.append((after[-1] + main, "take"))
-        before.append(cost)
-        early.append(move)
-        cost, move = min(choices)
-        after.append(cost)
-        late.append(move)
-    return after, early, late
-
-
 def _withdraw_guesses(
-    kernels: Sequence[Kernel], slots: Sequence[_Slot], records: Sequence[Record], placed: list[int | None], fits: _Fits
+    kernels: Sequence[Kernel], slots: Sequence[Slot], looks: Sequence[_Look], placed: list[int | None], fits: _Fits
 ) -> None:
     """Library calls in a row that ran more or fewer kernels than there are calls: which is whose would be a guess."""
     start = 0
@@ -261,18 +211,30 @@ def _withdraw_guesses(
         while end < len(slots) and kernels[slots[end].kernel].runtime_name is None:
             end += 1
         joined = [i for i, at in enumerate(placed) if at is not None and start <= at < end]
-        worked = {placed[i] for i in joined if fits.main(kernels[slots[placed[i] or 0].kernel], records[i]) is not None}
+        worked = {placed[i] for i in joined if fits.main(kernels[slots[placed[i] or 0].kernel], looks[i]) is not None}
         low = max((i for i, at in enumerate(placed) if at is not None and at < start), default=-1)
-        high = min((i for i, at in enumerate(placed) if at is not None and at >= end), default=len(records))
+        high = min((i for i, at in enumerate(placed) if at is not None and at >= end), default=len(looks))
         rivals = [
             i for i in range(low + 1, high) if placed[i] is None
-            and any(fits.main(kernels[slot.kernel], records[i]) is not None for slot in slots[start:end])
+            and any(fits.main(kernels[slot.kernel], looks[i]) is not None for slot in slots[start:end])
         ]  # fmt: skip
         idle = [at for at in range(start, end) if at not in worked and not slots[at].any_number]
         if rivals or any(kernels[slots[at].kernel].bytes_written != 0 for at in idle):
             for i in joined:
                 placed[i] = None
         start = end
+
+
+class _Look(NamedTuple):
+    """Of a record what tells which kernel it may be."""
+
+    name: str
+    grid: tuple[int, ...] | None
+
+    @classmethod
+    def of(cls, record: Record) -> _Look:
+        grid = getattr(record, "grid", None)
+        return cls(record.name, None if grid is None else tuple(grid))
 
 
 _Profile = tuple[int | None, int | None, str]  # bytes read and written, kind
@@ -288,19 +250,18 @@ class _Fits:
             if kernel.runtime_name:
                 self._named.setdefault(kernel.runtime_name, set()).add(_profile(kernel))
 
-    def before(self, kernel: Kernel, record: Record) -> bool:
-        return kernel.runtime_name is None and bool(BEFORE.search(record.name)) and record.name not in self._named
+    def fit(self, kernel: Kernel, look: _Look) -> Fit:
+        helper = kernel.runtime_name is None and look.name not in self._named
+        before, after = helper and BEFORE.search(look.name), helper and AFTER.search(look.name)
+        return Fit(bool(before), bool(after), self.main(kernel, look))
 
-    def after(self, kernel: Kernel, record: Record) -> bool:
-        return kernel.runtime_name is None and bool(AFTER.search(record.name)) and record.name not in self._named
-
-    def main(self, kernel: Kernel, record: Record) -> float | None:
+    def main(self, kernel: Kernel, look: _Look) -> float | None:
         """The cost of taking the record for the kernel itself, or None."""
-        name = record.name
+        name = look.name
         if kernel.runtime_name is None:
             return self._library(kernel, name)
         if name == kernel.runtime_name:
-            return 0.0 if _same_grid(kernel, record) else None
+            return 0.0 if _same_grid(kernel, look) else None
         if (name == MEMCPY and kernel.kind == "copy") or (name == MEMSET and kernel.kind == "memset"):
             return 1.0
         if not self._xla:
@@ -322,6 +283,11 @@ class _Fits:
         if kernel.kind == "attention":
             return 0.0 if ATTENTION.search(name) else None
         return 0.0 if LIBRARY.search(name) else 1.0 if GEMM.search(name) else None
+
+
+def _same_grid(kernel: Kernel, look: _Look) -> bool:
+    declared = kernel.facts.get("grid")
+    return look.grid is None or declared is None or look.grid == tuple(declared)
 
 
 def _moves(kernel: Kernel) -> bool:

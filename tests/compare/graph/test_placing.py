@@ -1,0 +1,93 @@
+"""Records placed in slots: the cheapest alignment, the same one as a plain dynamic programme over all pairs finds."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compare.graph.placing import UNPLACED, Fit, Slot, place
+
+SORTS = 4
+
+fits = st.builds(Fit, st.booleans(), st.booleans(), st.sampled_from([None, None, 0.0, 0.0, 1.0, 3.0]))
+slots = st.lists(st.builds(Slot, st.integers(0, SORTS - 1), st.booleans(), st.booleans()), max_size=12)
+tables = st.lists(fits, min_size=SORTS * SORTS, max_size=SORTS * SORTS)
+
+
+def plain(slots: list[Slot], records: list[int], table: list[Fit]) -> list[int | None]:
+    """Every pair looked at, from the end backwards; of moves that cost the same the first by name."""
+
+    @cache
+    def best(at: int, ran: bool, j: int) -> tuple[float, str]:
+        """The cost of the first j records in the slots up to `at`, whose main kernel ran or is to run; the last move.
+        """
+        if at < 0:
+            return j * UNPLACED, "leave"
+        slot, ways = slots[at], []
+        fit = table[slot.kernel * SORTS + records[j - 1]] if j else Fit(False, False, None)
+        if j:
+            takes = fit.after if ran else fit.before
+            cost = best(at, ran, j - 1)[0]
+            ways.append((cost, "take") if takes else (cost + UNPLACED, "leave"))
+        if not ran:
+            ways.append((best(at - 1, True, j)[0], "open"))
+        else:
+            ways.append((best(at, False, j)[0] + (0 if slot.idle else UNPLACED), "skip"))
+            if fit.main is not None:
+                ways.append((best(at, False, j - 1)[0] + fit.main, "main"))
+                if slot.any_number:
+                    ways.append((best(at, True, j - 1)[0] + fit.main, "take"))
+        return min(ways)
+
+    placed: list[int | None] = [None] * len(records)
+    at, ran, j = len(slots) - 1, True, len(records)
+    while at >= 0:
+        move = best(at, ran, j)[1]
+        if move == "open":
+            at, ran = at - 1, True
+        elif move == "skip":
+            ran = False
+        else:
+            j -= 1
+            placed[j] = None if move == "leave" else at
+            ran = ran and move != "main"
+    return placed
+
+
+@given(slots, st.lists(st.integers(0, SORTS - 1), max_size=16), tables)
+def test_it_is_the_alignment_that_looking_at_every_pair_finds(
+    slots: list[Slot], records: list[int], table: list[Fit]
+) -> None:
+    def fit(kernel: int, record: int) -> Fit:
+        return table[kernel * SORTS + record]
+
+    assert place(slots, records, fit) == plain(slots, records, table)
+
+
+def _same(kernel: int, record: int) -> Fit:
+    return Fit(False, False, 0.0 if kernel == record else None)
+
+
+@pytest.mark.parametrize("planted", [0, 1, 5])
+def test_of_hundreds_of_kernels_few_pairs_are_looked_at(planted: int) -> None:
+    asked = []
+
+    def fit(kernel: int, record: int) -> Fit:
+        asked.append((kernel, record))
+        return _same(kernel, record)
+
+    records = list(range(500))
+    for at in range(planted):
+        records.insert(100 * at, 1000 + at)
+    placed = place([Slot(kernel) for kernel in range(500)], records, fit)
+    assert [at for at in placed if at is not None] == list(range(500))
+    assert len(asked) < 20 * 500
+
+
+def test_where_nothing_fits_all_are_left_over() -> None:
+    assert place([Slot(kernel) for kernel in range(60)], list(range(100, 160)), _same) == [None] * 60
+    assert place([], [1, 2], _same) == [None, None]
+    assert place([Slot(1)], [], _same) == []
