@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from compare import collector
 from compare.graph.formats import microseconds
 from compare.graph.roofline import Ceilings
 from compare.record import read_run
@@ -15,6 +16,7 @@ from compare.selection import UsageError
 Warn = Callable[[Iterable[str]], None]
 
 
+@collector.paused()
 def report(
     run: Path, *, html: Path | None, files: bool, views: Mapping[str, bool], kernels: bool, form: str,
     picture: Path | None, wanted: Mapping[str, list[str]], warn: Warn,
