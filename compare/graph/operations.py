@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from compare.graph.model import Kernel
 
 _PREFIXES = ("aten.", "prims.", "prim.", "stablehlo.", "mhlo.", "chlo.", "hlo.")
@@ -67,6 +69,7 @@ ANCHORS = PRODUCTS | {"attention"}
 REDUCTIONS = frozenset("sum mean amax amin argmax argmin prod reduce reduce_window cumsum reduce_and reduce_or".split())
 
 
+@cache
 def token(op: str) -> str:
     """`op` in the words of this table: "aten.mul.Tensor", "mul", "multiply" -> "mul". Unknown names stay, less what a
     framework puts around them."""
