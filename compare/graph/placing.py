@@ -71,7 +71,7 @@ def _cheapest(slots: Sequence[Slot], records: Sequence[int], fit: Callable[[int,
     hundreds of slots and records few lie on a way that costs no more than a limit. The limit is raised until it has
     room for a whole alignment. None is cheaper than the one found then, for no part of one costs more than the whole.
     """
-    limit = UNPLACED
+    limit = UNPLACED * (1 + max(0, len(records) - len(slots)))  # so many are left over, where nothing helps a slot
     while True:
         done = {j: j * UNPLACED for j in range(len(records) + 1) if j * UNPLACED <= limit}
         moves: list[_Moves] = []
