@@ -149,8 +149,14 @@ def refusing(path: Path) -> Iterator[None]:
 def _of_run(folder: Path) -> Contents:
     run = read_run(folder)
     records, warnings = read_records(folder)
+    opened = of_records(folder, run, records)
+    return replace(opened, warnings=(*warnings, *opened.warnings))
+
+
+def of_records(folder: Path, run: dict[str, Any], records: Iterable[Record]) -> Contents:
+    """As `contents`, of what was read of a run's folder before."""
     ceilings = _segment_ceilings(run)
-    found = []
+    found, warnings = [], []
     for record in records:
         if wrong := _misshapen(record):
             warnings.append(f"{folder / 'records.jsonl'}: {record.id} left out, its {wrong} is not as written here")

@@ -13,7 +13,7 @@ from compare.graph.model import FusionGraph
 from compare.graph.roofline import Ceilings
 from compare.inspect_aligned import UNFUSED
 from compare.opening import Found
-from compare.record import Record, read_run
+from compare.record import Record, read_records, read_run
 from compare.report import roofline, rows, verdicts
 from compare.report.rows import Row
 from compare.selection import UsageError
@@ -119,8 +119,9 @@ def read(folder: Path, wanted: Mapping[str, Iterable[str]]) -> Run:
     """wanted: fields of rows -> names, as for rows.only. Raises RunFolderError, and UsageError for a folder without a
     record that can be shown, or for what no record has."""
     run = read_run(folder)
-    opened = opening.contents(folder)
-    read_rows = rows.read(folder, from_graphs=True)
+    records, warnings = read_records(folder)
+    opened = opening.of_records(folder, run, records)
+    read_rows = rows.of_records(folder, run, records, from_graphs=True)
     try:
         apart: Container[str] = rows.segments_that_disagree(run)
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
@@ -135,7 +136,7 @@ def read(folder: Path, wanted: Mapping[str, Iterable[str]]) -> Run:
     if not cases:
         raise UsageError(f"{folder}: no record to show; `xlafuse run --out {folder}` makes some")
     listed = tuple(CaseOf(number, case, tuple(members)) for number, (case, members) in enumerate(cases.values()))
-    return Run(folder, run, listed, tuple(dict.fromkeys([*opened.warnings, *read_rows.warnings])))
+    return Run(folder, run, listed, tuple(dict.fromkeys([*warnings, *opened.warnings, *read_rows.warnings])))
 
 
 _NOT_AS_WRITTEN = (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError)

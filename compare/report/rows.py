@@ -88,6 +88,15 @@ def read(folder: Path, *, from_graphs: bool = False) -> Rows:
     """
     run = read_run(folder)
     records, warnings = read_records(folder)
+    found = of_records(folder, run, records, from_graphs=from_graphs)
+    return Rows(found.rows, [*warnings, *found.warnings])
+
+
+def of_records(
+    folder: Path, run: Mapping[str, Any], records: Iterable[Record], *, from_graphs: bool = False
+) -> Rows:
+    """As `read`, of what was read of the folder before."""
+    warnings = []
     try:
         ceilings, apart = ceilings_of(run), segments_that_disagree(run)
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as problem:
