@@ -17,7 +17,7 @@ from compare.graph.excess import excesses
 from compare.graph.model import REASONS, Buffer, FusionGraph, Part, Reason, SourceOp
 from compare.graph.operations import ANCHORS, MOVEMENT, REDUCTIONS, is_product, token, tokens
 from compare.graph.roofline import Ceilings, floor_us
-from compare.graph.totals import bytes_moved, recomputed
+from compare.graph.totals import Recomputed, bytes_moved, recomputed
 from compare.report import printable, table
 
 Sort = Literal[
@@ -108,16 +108,21 @@ class _View:
     def stage(self, op: SourceOp) -> str:
         return self._shorten(op.stage) if op.stage else ""
 
-    def stages(self, index: int) -> set[tuple[Part, str]]:
-        kernel = self.kernels[index]
-        return {(part_of(kernel, op), self.stage(op)) for op in kernel.source_ops if op.stage}
+    @cached_property
+    def stages(self) -> Sequence[set[tuple[Part, str]]]:
+        """By kernel."""
+        return [{(part_of(k, op), self.stage(op)) for op in k.source_ops if op.stage} for k in self.kernels]
+
+    @cached_property
+    def recomputed(self) -> Sequence[Recomputed]:
+        return recomputed(self.graph)
 
     @cached_property
     def holders(self) -> Mapping[tuple[Part, str], list[int]]:
         """Kernels by the stages in them."""
         found: dict[tuple[Part, str], list[int]] = defaultdict(list)
-        for index in range(len(self.kernels)):
-            for stage in self.stages(index):
+        for index, stages in enumerate(self.stages):
+            for stage in stages:
                 found[stage].append(index)
         return found
 
@@ -317,7 +322,7 @@ def _recomputations(views: Sequence[_View]) -> Iterator[Finding]:
 def _computed_again(view: _View, part: Part) -> list[_Again]:
     alike = {index: number for number, group in enumerate(_alike(view)) for index in group}
     several = []
-    for found in recomputed(view.graph):
+    for found in view.recomputed:
         kernels = tuple(sorted(i for i in found.kernels if part_of(view.kernels[i], found.op) == part))
         if len(kernels) > 1 and len({alike.get(i, -1 - i) for i in kernels}) > 1:
             several.append((found.op, kernels))
@@ -358,7 +363,7 @@ def _in_one(view: _View, part: Part, places: Iterable[str]) -> Iterator[str]:
     """What to say of a graph where a single kernel does what several do elsewhere."""
     wanted = {(part, place) for place in places}
     holders = {i for stage in wanted for i in view.holders.get(stage, ()) if not is_product(view.kernels[i])}
-    if len(holders) == 1 and wanted <= view.stages(min(holders)):
+    if len(holders) == 1 and wanted <= view.stages[min(holders)]:
         written = len(view.kernels[min(holders)].outputs or ())
         yield f"{view.name} does so in one kernel" + (f" with {_count(written)} outputs" if written > 1 else "")
 
@@ -496,11 +501,11 @@ def _held_by_one(view: _View, other: _View) -> Iterator[tuple[int, ...]]:
     """Kernels of `view` all of whose stages one kernel of `other` holds, and no other kernel there."""
     own, holders = view.holders, other.holders
     for index, kernel in enumerate(other.kernels):
-        whole = {stage for stage in other.stages(index) if holders[stage] == [index]}
+        whole = {stage for stage in other.stages[index] if holders[stage] == [index]}
         multiplies = is_product(kernel) or kernel.kind in ("attention", "library", "custom")
         inside = tuple(
             i for i in sorted({i for stage in whole for i in own.get(stage, ())})
-            if view.stages(i) <= whole and (multiplies or not is_product(view.kernels[i]))
+            if view.stages[i] <= whole and (multiplies or not is_product(view.kernels[i]))
         )  # fmt: skip
         if len(inside) > 1:
             yield inside
