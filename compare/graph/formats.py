@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 from compare.graph.model import Buffer, FusionGraph, SourceOp
 from compare.report import printable
@@ -12,6 +13,7 @@ from compare.report.table import number
 UNKNOWN = "?"
 
 
+@lru_cache(maxsize=1 << 14)  # a page shows the same ones again and again
 def size(count: float | None) -> str:
     """Bytes in decimal units, three digits."""
     if count is None:

@@ -1,8 +1,10 @@
 """Records to rows of numbers, and rows to tables. Reads a run's folder alone: no GPU, no framework."""
 
 import unicodedata
+from functools import lru_cache
 
 
+@lru_cache(maxsize=1 << 14)  # a page shows the same ones again and again
 def printable(text: str, limit: int = 300) -> str:
     """`text` on one line, without characters that move a terminal's cursor or reorder its text, cut at `limit`.
 
