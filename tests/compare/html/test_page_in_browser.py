@@ -99,6 +99,7 @@ def test_the_kernels_of_an_implementation_as_a_table(report: Path, visit: Any, r
         fold = page.locator('details.kernels[data-implementation="xla"]')
         assert fold.locator("table").count() == 0  # made when it is asked for
         fold.locator("summary").click()
+        fold.locator("tbody tr").first.wait_for()
         number = page.evaluate("xlafuse.load('settings').then((s) => s.cases.indexOf(location.hash.slice(7)))")
         data = page.evaluate(
             "async (n) => (await xlafuse.load('drawing', n)).columns.find(({name}) => name === 'xla')", number
