@@ -33,6 +33,7 @@ from torch.utils.flop_counter import flop_registry
 
 from triton_side.artifacts import disassemble
 from triton_side.declare import current_stage
+from triton_side.inductor_graph import grouped_product_flops
 from triton_side.launches import Launch, Storages, TensorArgument, record_launches
 
 Kind = Literal["elementwise", "reduction", "gemm", "attention", "copy", "scatter", "library", "memset"]
@@ -42,7 +43,9 @@ _TORCH = str(Path(torch.__file__).parent)
 _CHECKPOINT = str(Path(torch.__file__).parent / "utils" / "checkpoint.py")
 _ENGINE = "_engine_run_backward"  # torch.autograd.graph: every backward pass goes through it
 
-_GEMMS = {"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_int_mm", "mv", "addmv", "dot", "_addmm_activation"}
+_GEMMS = {
+    "mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "_int_mm", "mv", "addmv", "dot", "_addmm_activation",
+}  # fmt: skip
 _REDUCTIONS = {
     "sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "prod", "any", "all", "norm", "var", "std",
     "var_mean", "std_mean", "linalg_vector_norm", "logsumexp", "nansum", "aminmax",
@@ -362,6 +365,8 @@ def _flops(
     function: Any, name: str, kind: Kind, args: Any, kwargs: Mapping[str, Any], result: Any,
     given: list[torch.Tensor], results: list[torch.Tensor],
 ) -> float | None:  # fmt: skip
+    if name == "_grouped_mm":  # which torch 2.13's registry lacks
+        return grouped_product_flops(tuple(args[0].shape), tuple(args[1].shape))
     formula = flop_registry.get(function.overloadpacket)
     if formula is not None:
         try:

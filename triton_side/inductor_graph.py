@@ -237,7 +237,7 @@ TWO_PRODUCTS = "mm_plus_mm"  # Inductor's own
 GEMM = {
     TWO_PRODUCTS,
     "aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten._int_mm", "aten._scaled_mm", "aten.linear", "aten.dot",
-    "aten.mv",
+    "aten.mv", "aten._grouped_mm",
 }  # fmt: skip
 # The position of `is_causal`, which printed graphs leave out where it has its default.
 IS_CAUSAL = {
@@ -311,6 +311,8 @@ def flops(node: SourceNode) -> float | None:
     made = math.prod(node.shapes[0])
     if node.op == TWO_PRODUCTS:  # a @ b + c @ d, added up in the library
         return 2.0 * made * sum(shape[-1] for shape in node.input_shapes[::2]) if len(node.input_shapes) == 4 else None
+    if node.op == "aten._grouped_mm":
+        return grouped_product_flops(*node.input_shapes[:2]) if len(node.input_shapes) > 1 else None
     if node.op in GEMM:
         first = 1 if node.op in ("aten.addmm", "aten.baddbmm") else 0
         return 2.0 * made * node.input_shapes[first][-1] if len(node.input_shapes) > first + 1 else None
@@ -318,6 +320,13 @@ def flops(node: SourceNode) -> float | None:
         return 2.0 * made * math.prod(node.input_shapes[1][1:]) if len(node.input_shapes) > 1 else None
     taken = max((math.prod(shape) for shape in node.input_shapes), default=0)
     return float(made) if node.op.startswith(("aten.", "prims.")) and made >= taken else None
+
+
+def grouped_product_flops(left: Shape, right: Shape) -> float:
+    """Of torch's grouped_mm: 2 M N K over all groups, whose sizes add up to one of the three where an operand has no
+    axis of groups. Where the last group ends is data; what is behind it counts, and is not computed."""
+    groups = left[0] if len(left) == len(right) == 3 else 1
+    return 2.0 * groups * left[-2] * left[-1] * right[-1]
 
 
 def _attention_flops(node: SourceNode) -> float | None:

@@ -65,4 +65,6 @@ def runtime_name(instruction: Instruction, kind: Kind, work: list[Instruction]) 
     if kind == "library" or any(part.synchronous_opcode == "custom-call" for part in work):
         name = _TRITON_NAME.search(instruction.backend_config)
         return name[1] if name and instruction.custom_call_target == "__gpu$xla.gpu.triton" else None
-    return instruction.name.replace(".", "_").replace("-", "_")
+    # A sort is called by its own name, in a fusion, too.
+    own = next((part for part in work if part.opcode == "sort"), instruction)
+    return own.name.replace(".", "_").replace("-", "_")

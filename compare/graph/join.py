@@ -29,8 +29,11 @@ from compare.graph.placing import Fit, Slot, place
 MEMSET, MEMCPY = "[memset]", "[memcpy]"
 
 # What a library launches before and after the kernel that does the work.
-BEFORE = re.compile(r"\[mem(set|cpy)\]|dot_do_o|prepare_varlen|bwd_preprocess", re.I)
-AFTER = re.compile(r"splitK_?reduce|convert_d[qk]|splitkv_combine|reduce_1Block|bwd_postprocess|bwd_convert", re.I)
+BEFORE = re.compile(r"\[mem(set|cpy)\]|dot_do_o|prepare_varlen|bwd_preprocess|prepare_grouped_gemm", re.I)
+AFTER = re.compile(
+    r"splitK_?reduce|execute_split_k|convert_d[qk]|matmul_dq|fmha_(reduce_head|dbias)|lean_reduction|splitkv_combine"
+    r"|reduce_1Block|bwd_postprocess|bwd_convert", re.I,
+)  # fmt: skip
 GEMM = re.compile(r"nvjet|gemm|cutlass|gemv|cublas|^sm\d+_xmma|splitK|\bdot_kernel", re.I)
 ATTENTION = re.compile(r"flash|fmha|sdpa|attention|cudnn", re.I)
 LIBRARY = re.compile(r"^(_ZN|void )?.*(at6native|at::native|cudnn|cub|thrust)|_GLOBAL__N|flash|fmha|^nccl", re.I)
@@ -39,6 +42,8 @@ XLA = re.compile(r"^(wrapped|loop|input|gemm|transpose|concatenate|scatter)_\w+$
 
 # Library calls that run more than one kernel of their own: torch._inductor.kernel.mm_plus_mm is two products.
 MAIN_KERNELS = {"extern_kernels._mm_plus_mm": 2}
+# And those that run as many as their sizes ask for: a radix sort's passes, with memsets between them.
+ANY_NUMBER = re.compile(r"\baten\.(sort|topk)\b")
 
 
 class Record(Protocol):
@@ -151,8 +156,9 @@ def _slots(kernels: Sequence[Kernel], indices: Sequence[int]) -> list[Slot]:
     slots: list[Slot] = []
     for slot in _in_launch_order([(index, kernels[index].launches) for index in indices]):
         kernel = kernels[slot.kernel]
+        any_number = slot.any_number or (kernel.runtime_name is None and bool(ANY_NUMBER.search(kernel.name)))
         idle = slot.any_number or kernel.bytes_read == kernel.bytes_written == 0
-        slots += [slot._replace(idle=idle)] * MAIN_KERNELS.get(kernel.name, 1)
+        slots += [Slot(slot.kernel, any_number, idle)] * MAIN_KERNELS.get(kernel.name, 1)
     return slots
 
 
@@ -251,9 +257,13 @@ class _Fits:
                 self._named.setdefault(kernel.runtime_name, set()).add(_profile(kernel))
 
     def fit(self, kernel: Kernel, look: _Look) -> Fit:
-        helper = kernel.runtime_name is None and look.name not in self._named
+        main = self.main(kernel, look)
+        if kernel.runtime_name is not None:
+            sorts = "sort" in (kernel.facts.get("opcode"), *kernel.facts.get("opcodes", ()))
+            return Fit(sorts and look.name == MEMCPY, sorts and _is_later_stage(kernel.runtime_name, look.name), main)
+        helper = look.name not in self._named
         before, after = helper and BEFORE.search(look.name), helper and AFTER.search(look.name)
-        return Fit(bool(before), bool(after), self.main(kernel, look))
+        return Fit(bool(before), bool(after), main)
 
     def main(self, kernel: Kernel, look: _Look) -> float | None:
         """The cost of taking the record for the kernel itself, or None."""
@@ -262,7 +272,7 @@ class _Fits:
             return self._library(kernel, name)
         if name == kernel.runtime_name:
             return 0.0 if _same_grid(kernel, look) else None
-        if (name == MEMCPY and kernel.kind == "copy") or (name == MEMSET and kernel.kind == "memset"):
+        if (name == MEMCPY and _copies(kernel)) or (name == MEMSET and kernel.kind == "memset"):
             return 1.0
         if not self._xla:
             return None
@@ -288,6 +298,17 @@ class _Fits:
 def _same_grid(kernel: Kernel, look: _Look) -> bool:
     declared = kernel.facts.get("grid")
     return look.grid is None or declared is None or look.grid == tuple(declared)
+
+
+def _is_later_stage(sort: str, name: str) -> bool:
+    """XLA sorts in place what it copied, in stages: sort_0_1, sort_0_1__1, sort_0_1__2."""
+    return name.startswith(f"{sort}__") and name.removeprefix(f"{sort}__").isdigit()
+
+
+def _copies(kernel: Kernel) -> bool:
+    """Whether a compiler's kernel may run as the driver's copy. XLA has a loop's slices copied beside other work, as a
+    "fusion-start" whose arithmetic is of indices."""
+    return kernel.kind == "copy" or kernel.facts.get("opcode") == "fusion-start"
 
 
 def _moves(kernel: Kernel) -> bool:
@@ -316,7 +337,8 @@ def _ran(kernel: Kernel, records: Sequence[Record]) -> Kernel:
     time = sum(map(duration_us, records))
     if kernel.runtime_name is not None:
         expected = {kernel.runtime_name, *kernel.facts.get("with", {})}
-        facts = kernel.facts if expected.issuperset(names) else {**kernel.facts, "ran_as": names}
+        others = [name for name in names if not _is_later_stage(kernel.runtime_name, name)]
+        facts = kernel.facts if expected.issuperset(others) else {**kernel.facts, "ran_as": names}
         return replace(kernel, device_time_us=time, facts=facts)
     main = main_name(names)
     helpers = Counter(record.name for record in records if record.name != main)

@@ -11,7 +11,8 @@ _PREFIXES = ("aten.", "prims.", "prim.", "stablehlo.", "mhlo.", "chlo.", "hlo.")
 _NAMES = {
     name: token
     for token, names in {
-        "dot": "dot_general mm bmm matmul addmm baddbmm addbmm linear einsum ragged_dot ragged_dot_general scaled_dot",
+        "dot": "dot_general mm bmm matmul addmm baddbmm addbmm linear einsum ragged_dot ragged_dot_general scaled_dot "
+        "grouped_mm",
         "convolution": "conv conv_general_dilated conv1d conv2d conv3d",
         "attention": "scaled_dot_product_attention flash_attention efficient_attention flex_attention "
                      "scaled_dot_product_flash_attention scaled_dot_product_efficient_attention "

@@ -38,8 +38,8 @@ _Moves = tuple[dict[int, str], dict[int, str]]
 
 
 def place(slots: Sequence[Slot], records: Sequence[Ran], fit: Callable[[int, Ran], Fit]) -> list[int | None]:
-    """A slot takes one record for its main kernel, and what fits around that; any number of main ones where that is how
-    many there may be. fit: of a kernel and a record; of equal ones it is asked once.
+    """A slot takes one record for its main kernel, and what fits around that; any number of main ones, and what fits
+    before each, where that is how many there may be. fit: of a kernel and a record; of equal ones it is asked once.
     """
     first: dict[Ran, int] = {}
     sorts = [first.setdefault(record, index) for index, record in enumerate(records)]
@@ -98,10 +98,11 @@ def _through(
         if j > last and opened > limit and ran > limit:
             break
         helps, follows, main = fit(slot.kernel, records[j - 1])
+        between = helps and slot.any_number  # of its main kernels
         before[j], early[j] = min(
             (done.get(j, math.inf), "open"), (opened, "take") if helps else (opened + UNPLACED, "leave")
         )
-        ways = [(before[j] + nothing, "skip"), (ran, "take") if follows else (ran + UNPLACED, "leave")]
+        ways = [(before[j] + nothing, "skip"), (ran, "take") if follows or between else (ran + UNPLACED, "leave")]
         if main is not None:
             ways.append((opened + main, "main"))
             if slot.any_number:

@@ -222,6 +222,21 @@ def test_each_operation_is_told_before_the_next_one_starts() -> None:
         assert [kernel[-1] for kernel in kernels] == [o.op.split(".")[1] for o in operations(recorded, part)]
 
 
+def test_a_grouped_product_counts_each_row_with_one_group() -> None:
+    """Forward, and the gradient of weights, whose groups are of columns of the first operand."""
+    with FakeTensorMode():
+        rows, weights = torch.empty(64, 32, dtype=torch.bfloat16), torch.empty(4, 32, 16, dtype=torch.bfloat16)
+        ends = torch.empty(4, dtype=torch.int32)
+
+        def call(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            y = torch.nn.functional.grouped_mm(inputs["rows"], inputs["weights"], offs=inputs["ends"])
+            return {"d_weights": torch.nn.functional.grouped_mm(inputs["rows"].T, y, offs=inputs["ends"])}
+
+        recorded = record_call(call, {"rows": rows, "weights": weights, "ends": ends}, train=False)
+    products = [o for o in operations(recorded, "forward") if "grouped_mm" in o.op]
+    assert [(o.kind, o.flops) for o in products] == [("gemm", 2 * 64 * 32 * 16)] * 2
+
+
 def test_sdpa_is_attention_and_causal_halves_its_flops() -> None:
     q = torch.randn(1, 2, 16, 8)
 

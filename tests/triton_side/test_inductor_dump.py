@@ -13,7 +13,7 @@ import pytest
 from triton_side import inductor_dump
 from triton_side.inductor_code import read_code
 from triton_side.inductor_dump import DumpError, read
-from triton_side.inductor_graph import Buffer, GraphBreak
+from triton_side.inductor_graph import Buffer, GraphBreak, SourceNode, flops
 from triton_side.inductor_text import read_fx, replaced
 
 ROOT = Path(__file__).parents[2]
@@ -60,6 +60,18 @@ def test_stages_lines_and_operations_before_the_pattern_matcher():
     assert [node.op for node in addmm.nodes] == ["aten.addmm"]
     assert addmm.flops == 2 * 64 * 256 * 128
     assert addmm.kernel.lines == ("triton_side/blocks/swiglu_mlp.py:34", "triton_side/blocks/swiglu_mlp.py:36")
+
+
+@pytest.mark.parametrize(
+    ("made", "operands", "many"),
+    [((64, 16), ((64, 32), (4, 32, 16)), 64 * 32 * 16), ((4, 32, 16), ((32, 64), (64, 16)), 64 * 32 * 16),
+     ((4, 8, 16), ((4, 8, 32), (4, 32, 16)), 4 * 8 * 32 * 16)],
+    ids=["forward", "of weights", "groups of one size"],
+)  # fmt: skip
+def test_flops_of_a_grouped_product(made, operands, many):
+    """Ends of groups are a third operand."""
+    node = SourceNode("g", "aten._grouped_mm", None, None, (), shapes=(made,), input_shapes=(*operands, (4,)))
+    assert flops(node) == 2 * many
 
 
 def test_no_framework_is_imported():

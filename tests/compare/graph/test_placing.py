@@ -29,7 +29,7 @@ def plain(slots: list[Slot], records: list[int], table: list[Fit]) -> list[int |
         slot, ways = slots[at], []
         fit = table[slot.kernel * SORTS + records[j - 1]] if j else Fit(False, False, None)
         if j:
-            takes = fit.after if ran else fit.before
+            takes = fit.after or (fit.before and slot.any_number) if ran else fit.before
             cost = best(at, ran, j - 1)[0]
             ways.append((cost, "take") if takes else (cost + UNPLACED, "leave"))
         if not ran:
