@@ -3,14 +3,8 @@
 window.xlafuse = {};
 (() => {
   const CASES_AT_ONCE = Number(document.body.dataset.casesAtOnce);
-  const texts = new Map();
   const values = new Map();
 
-  // The text of an embedded element, unpacked once.
-  xlafuse.loadText = (id) => {
-    if (!texts.has(id)) texts.set(id, unpack(document.getElementById(id)));
-    return texts.get(id);
-  };
   // Data: of the whole run, or of one case; null where there is none of it. How it is packed: compare/html/columns.py.
   xlafuse.load = async (kind, number) => {
     const chunk = number === undefined ? kind : `${kind}-${Math.floor(number / CASES_AT_ONCE)}`;
@@ -32,12 +26,14 @@ window.xlafuse = {};
     const made = node.fields ? Object.fromEntries : (pairs) => pairs.map(([, value]) => value);
     return Array.from({ length: node.many }, (_, i) => made(columns.map(([name, column]) => [name, column[i]])));
   }
-  async function unpack(element) {
+  // The text of an embedded element.
+  xlafuse.loadText = async (id) => {
+    const element = document.getElementById(id);
     if (!element) throw new Error("nothing of this name is embedded");
     const packed = Uint8Array.from(atob(element.textContent), (c) => c.charCodeAt(0));
     const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
     return new Response(stream).text();
-  }
+  };
   // An embedded library: an ES module.
   const modules = new Map();
   xlafuse.module = (id) => {
