@@ -2,8 +2,13 @@
 
 import ctypes
 import os
+import signal
 
 import pytest
+
+# A shell ignores interrupts in the jobs that it starts in the background, and so would all that tests start there.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _gpu_count() -> int:
