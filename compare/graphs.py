@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 from compare.archive import relative
 from compare.graph.model import FusionGraph, Kernel, SourceOp
-from compare.graph.roofline import Ceilings, place
+from compare.graph.roofline import Ceilings, place, recoverable_us
+from compare.graph.totals import bytes_moved
 
 Number = TypeVar("Number", int, float)
 
@@ -25,7 +26,7 @@ def summary(
         kernels = [kernel for kernel in graph.kernels if kernel.part == part]
         result[part] = {
             "launches": _sum(kernel.launches for kernel in kernels),
-            "bytes_moved": _sum(map(_bytes_moved, kernels)),
+            "bytes_moved": _sum(map(bytes_moved, kernels)),
             "provenance": dict(Counter(kernel.provenance for kernel in kernels)),
         }
         if ceilings is not None and ceilings.streams:
@@ -46,15 +47,10 @@ def roofline(
         found, time = place(graph, kernel, ceilings, precision), kernel.device_time_us
         floor = None if found is None else found.floor_us
         floors.append(floor)
-        above.append(None if time is None or floor is None else max(0.0, time - floor))
+        above.append(recoverable_us(time, floor))
         bound = "unknown" if found is None else found.bound
         bound_us[bound] = bound_us.get(bound, 0.0) + ((time if time is not None else floor) or 0.0)
     return {"floor_us": _sum(floors), "recoverable_us": _sum(above), "bound_us": bound_us}
-
-
-def _bytes_moved(kernel: Kernel) -> int | None:
-    read, written, launches = kernel.bytes_read, kernel.bytes_written, kernel.launches
-    return None if read is None or written is None or launches is None else (read + written) * launches
 
 
 def _sum(values: Iterable[Number | None]) -> Number | None:

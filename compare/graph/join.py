@@ -259,8 +259,8 @@ class _Fits:
     def fit(self, kernel: Kernel, look: _Look) -> Fit:
         main = self.main(kernel, look)
         if kernel.runtime_name is not None:
-            sorts = "sort" in (kernel.facts.get("opcode"), *kernel.facts.get("opcodes", ()))
-            return Fit(sorts and look.name == MEMCPY, sorts and _is_later_stage(kernel.runtime_name, look.name), main)
+            helps = _helps_a_sort(kernel, look.name)
+            return Fit(helps and look.name == MEMCPY, helps and look.name != MEMCPY, main)
         helper = look.name not in self._named
         before, after = helper and BEFORE.search(look.name), helper and AFTER.search(look.name)
         return Fit(bool(before), bool(after), main)
@@ -300,9 +300,12 @@ def _same_grid(kernel: Kernel, look: _Look) -> bool:
     return look.grid is None or declared is None or look.grid == tuple(declared)
 
 
-def _is_later_stage(sort: str, name: str) -> bool:
-    """XLA sorts in place what it copied, in stages: sort_0_1, sort_0_1__1, sort_0_1__2."""
-    return name.startswith(f"{sort}__") and name.removeprefix(f"{sort}__").isdigit()
+def _helps_a_sort(kernel: Kernel, name: str) -> bool:
+    """XLA sorts in place what it copied, in stages: [memcpy], sort_0_1, sort_0_1__1, sort_0_1__2."""
+    if "sort" not in (kernel.facts.get("opcode"), *kernel.facts.get("opcodes", ())):
+        return False
+    own, _, stage = name.rpartition("__")
+    return name == MEMCPY or (own == kernel.runtime_name and stage.isdigit())
 
 
 def _copies(kernel: Kernel) -> bool:
@@ -336,9 +339,10 @@ def _ran(kernel: Kernel, records: Sequence[Record]) -> Kernel:
     names = list(dict.fromkeys(record.name for record in records))
     time = sum(map(duration_us, records))
     if kernel.runtime_name is not None:
-        expected = {kernel.runtime_name, *kernel.facts.get("with", {})}
-        others = [name for name in names if not _is_later_stage(kernel.runtime_name, name)]
-        facts = kernel.facts if expected.issuperset(others) else {**kernel.facts, "ran_as": names}
+        helpers = Counter(record.name for record in records if _helps_a_sort(kernel, record.name))
+        facts = {**kernel.facts, "with": dict(helpers)} if helpers else kernel.facts
+        if not {kernel.runtime_name, *facts.get("with", {})}.issuperset(names):
+            facts = {**facts, "ran_as": names}
         return replace(kernel, device_time_us=time, facts=facts)
     main = main_name(names)
     helpers = Counter(record.name for record in records if record.name != main)

@@ -78,6 +78,11 @@ def product_dtype(graph: FusionGraph, kernel: Kernel) -> str:
     return max(read, key=lambda buffer: buffer.bytes).dtype if read else ""
 
 
+def recoverable_us(time_us: float | None, least_us: float | None) -> float | None:
+    """What was taken above the least; None where either is not known."""
+    return None if time_us is None or least_us is None else max(0.0, time_us - least_us)
+
+
 @dataclass(frozen=True)
 class Place:
     """Where a kernel lies on the roofline: microseconds that its bytes, and its FLOPs, take at least, over all launches

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from compare.graph.model import Access, FusionGraph, Kernel, Part, SourceOp
 from compare.graph.operations import MOVEMENT, PRODUCTS, REDUCTIONS, is_product, token, tokens
-from compare.graph.roofline import Ceilings, floor_us, product_dtype
+from compare.graph.roofline import Ceilings, floor_us, product_dtype, recoverable_us
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def totals(
         floor_us=None if floors is None else tally(floors, missing),
         block_floor_us=_block_floor(graph, own, compulsory, flops_declared, ceilings, precision),
         device_time_us=tally(times) if measured else None,
-        recoverable_us=None if floors is None or not measured else tally(map(_above, times, floors)),
+        recoverable_us=None if floors is None or not measured else tally(map(recoverable_us, times, floors)),
         below_floor=tuple(i for i, pair in enumerate(zip(times, floors or (), strict=False)) if _below(*pair)),
     )
 
@@ -187,10 +187,6 @@ def tally(terms: Iterable[float | None], unknown: int = 0) -> Tally:
     listed = list(terms)
     known = [term for term in listed if term is not None]
     return Tally(sum(known), unknown + len(listed) - len(known))
-
-
-def _above(time: float | None, floor: float | None) -> float | None:
-    return None if time is None or floor is None else max(0.0, time - floor)
 
 
 _CLEARLY = 0.95  # of a floor: what is nearer may be the spread of the measurements

@@ -8,7 +8,7 @@ from typing import Any
 from compare.graph import formats
 from compare.graph.align import part_of
 from compare.graph.model import Access, FusionGraph, Kernel
-from compare.graph.roofline import place
+from compare.graph.roofline import place, recoverable_us
 from compare.graph.totals import bytes_moved
 from compare.html.bands import Band, belongs
 from compare.opening import Found
@@ -23,8 +23,8 @@ def costs(
     facts = kernel.facts
     limits, _ = found.ceilings_for(graph, None)
     precision = found.record.case.precision if found.record else None
-    least = None if limits is None or not limits.streams else place(graph, kernel, limits, precision)
-    took = kernel.device_time_us
+    where = None if limits is None or not limits.streams else place(graph, kernel, limits, precision)
+    took, least = kernel.device_time_us, where.floor_us if where else None
     known = {
         "registers": facts.get("registers"), "shared memory": _size(facts.get("shared_bytes")),
         "spilled": _size(facts.get("spills_bytes")), "grid": facts.get("grid"), "configuration": facts.get("config"),
@@ -32,8 +32,8 @@ def costs(
     return {
         "name": formats.name(kernel.name, 200), "kind": kernel.kind, "part": kernel.part,
         "time": formats.number_of_us(took), "time_share": formats.share(took, time),
-        "least": "" if least is None else formats.number_of_us(least.floor_us), "bound": least.bound if least else "",
-        "recoverable": "" if took is None or least is None else formats.number_of_us(max(0.0, took - least.floor_us)),
+        "least": formats.number_of_us(least), "bound": where.bound if where else "",
+        "recoverable": formats.number_of_us(recoverable_us(took, least)),
         "bytes": formats.size(bytes_moved(kernel)), "bytes_share": formats.share(bytes_moved(kernel), moved),
         "read": formats.size(kernel.bytes_read), "written": formats.size(kernel.bytes_written),
         "flops": "?" if kernel.flops is None else formats.flops(kernel.flops),

@@ -7,7 +7,7 @@ from typing import Any
 
 from compare.graph import formats
 from compare.graph.model import Kernel
-from compare.graph.roofline import Place, intensity, place
+from compare.graph.roofline import Place, intensity, place, recoverable_us
 from compare.graph.totals import bytes_moved
 from compare.opening import Found
 from compare.record import Record
@@ -109,7 +109,7 @@ def _row(kernel: Kernel, where: Place | None, counted: dict[str, int | None]) ->
         "bound": None if where is None else where.bound,
         "floor_us": floor,
         "share_of_attainable": floor / time if floor is not None and time else None,
-        "recoverable_us": max(0.0, time - floor) if time is not None and floor is not None else None,
+        "recoverable_us": recoverable_us(time, floor),
     }
 
 

@@ -126,7 +126,8 @@ def test_xla_sorts_a_copy_in_stages_under_the_name_of_the_sort() -> None:
     g = graph(kernel("a"), kernel("fusion.1", runtime_name="sort_0_1", facts=facts), kernel("b"), compiler="xla")
     ran = ["a", "[memcpy]", "sort_0_1", "sort_0_1__1", "sort_0_1__2", "b"]
     joined, left = join(g, {"forward": list(map(record, ran))})
-    assert left == () and times(joined) == [1, 4, 1]
+    assert left == () and times(joined) == [1, 4, 1] and joined.kernels is not None
+    assert joined.kernels[1].facts == {**facts, "with": {"[memcpy]": 1, "sort_0_1__1": 1, "sort_0_1__2": 1}}
     _, left = join(g, {"forward": list(map(record, [*ran, "sort_0_1__more", "sort_0_2"]))})
     assert [r.name for r in left] == ["sort_0_1__more", "sort_0_2"]
 

@@ -18,43 +18,38 @@ tables = st.lists(fits, min_size=SORTS * SORTS, max_size=SORTS * SORTS)
 
 
 def plain(slots: list[Slot], records: list[int], table: list[Fit]) -> list[int | None]:
-    """Every pair looked at, from the end backwards; of moves that cost the same the first by name."""
+    """Every pair looked at, each way with the places that it leads to; of ways that cost the same the first by name."""
+    Way = tuple[float, str, tuple[int | None, ...]]  # cost, last move, the slot of each record so far
 
     @cache
-    def best(at: int, ran: bool, j: int) -> tuple[float, str]:
-        """The cost of the first j records in the slots up to `at`, whose main kernel ran or is to run; the last move.
-        """
+    def best(at: int, ran: bool, j: int) -> Way:
+        """Of the first j records in the slots up to `at`, whose main kernel ran or is to run."""
         if at < 0:
-            return j * UNPLACED, "leave"
-        slot, ways = slots[at], []
-        fit = table[slot.kernel * SORTS + records[j - 1]] if j else Fit(False, False, None)
-        if j:
-            takes = fit.after or (fit.before and slot.any_number) if ran else fit.before
-            cost = best(at, ran, j - 1)[0]
-            ways.append((cost, "take") if takes else (cost + UNPLACED, "leave"))
-        if not ran:
-            ways.append((best(at - 1, True, j)[0], "open"))
-        else:
-            ways.append((best(at, False, j)[0] + (0 if slot.idle else UNPLACED), "skip"))
-            if fit.main is not None:
-                ways.append((best(at, False, j - 1)[0] + fit.main, "main"))
-                if slot.any_number:
-                    ways.append((best(at, True, j - 1)[0] + fit.main, "take"))
-        return min(ways)
+            return j * UNPLACED, "leave", (None,) * j
+        slot = slots[at]
+        ways: list[Way] = []
 
-    placed: list[int | None] = [None] * len(records)
-    at, ran, j = len(slots) - 1, True, len(records)
-    while at >= 0:
-        move = best(at, ran, j)[1]
-        if move == "open":
-            at, ran = at - 1, True
-        elif move == "skip":
-            ran = False
+        def add(name: str, cost: float, before: Way, *places: int | None) -> None:
+            ways.append((before[0] + cost, name, (*before[2], *places)))
+
+        if j:
+            fit = table[slot.kernel * SORTS + records[j - 1]]
+            takes = fit.after or (fit.before and slot.any_number) if ran else fit.before
+            if takes:
+                add("take", 0, best(at, ran, j - 1), at)
+            else:
+                add("leave", UNPLACED, best(at, ran, j - 1), None)
+            if ran and fit.main is not None:
+                add("main", fit.main, best(at, False, j - 1), at)
+                if slot.any_number:
+                    add("take", fit.main, best(at, True, j - 1), at)
+        if ran:
+            add("skip", 0 if slot.idle else UNPLACED, best(at, False, j))
         else:
-            j -= 1
-            placed[j] = None if move == "leave" else at
-            ran = ran and move != "main"
-    return placed
+            add("open", 0, best(at - 1, True, j))
+        return min(ways, key=lambda way: way[:2])
+
+    return list(best(len(slots) - 1, True, len(records))[2])
 
 
 @given(slots, st.lists(st.integers(0, SORTS - 1), max_size=16), tables)
