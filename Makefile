@@ -25,8 +25,11 @@ RUNNER := $(VENV)/bin/python
 READY := $(STAMP)
 endif
 
-# By file, for tests of a file share workers and compiles; where pytest-xdist is missing, one after the other.
+# By file, for tests of a file share workers and compiles; where pytest-xdist is missing, one after the other. Those on
+# a GPU, of which one file has most, in stretches: two cores each, for their compilers have threads of their own.
 PARALLEL = $(if $(shell $(RUNNER) -c "import xdist" 2>/dev/null && echo yes),-n auto --maxprocesses 4 --dist loadfile)
+STRETCHES = $(shell $(RUNNER) -c "import xdist, os; \
+	print('--dist worksteal -n', max(1, min(8, len(os.sched_getaffinity(0)) // 2)))" 2>/dev/null)
 
 .PHONY: run test test-gpu sanitize lint setup clean
 
@@ -37,7 +40,7 @@ test: $(READY)
 	$(RUNNER) -m pytest -q -m "not gpu" $(PARALLEL) $(ARGS)
 
 test-gpu: $(READY)
-	$(RUNNER) -m pytest -q -m gpu $(ARGS)
+	$(RUNNER) -m pytest -q -m gpu $(STRETCHES) $(ARGS)
 
 sanitize: $(READY)
 	$(RUNNER) -m triton_side.sanitize $(ARGS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -57,4 +58,6 @@ def check_on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Check]:
 
 @pytest.fixture(scope="session")
 def check_on_gpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Check]:
-    yield from _checker(tmp_path_factory.mktemp("gpu"), {})
+    # Each of thousands of products would be tuned for seconds; runs check what XLA takes after that.
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0".strip()
+    yield from _checker(tmp_path_factory.mktemp("gpu"), {"XLA_FLAGS": flags})
