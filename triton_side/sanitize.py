@@ -64,16 +64,20 @@ Call = Callable[[], object]
 def cases(device: str) -> Iterator[tuple[str, Call]]:
     """Names and calls that together launch every hand-written kernel, forward and backward.
 
-    bfloat16 takes every path, float32 the first of each operation: the tools take their time for every kernel.
+    bfloat16 takes every path, float32 the first of each operation: the tools take their time for every kernel. No two
+    have one name, which says all that they differ in, and each launches a kernel: names tell what was reached.
     """
     for dtype in (torch.bfloat16, torch.float32):
         paths = slice(None) if dtype == torch.bfloat16 else slice(1)
         for module, every_shapes, attributes in _operations():
             for shapes in every_shapes[paths]:
                 folder, block = module.split(".")
-                sizes = " ".join("x".join(map(str, getattr(shape, "shape", shape))) for shape in shapes.values())
+                sizes = " ".join(
+                    "x".join(map(str, getattr(shape, "shape", shape))) or "scalar" for shape in shapes.values()
+                )
+                given = "".join(f"{name}={value} " for name, value in attributes.items())
                 apply = importlib.import_module(f"triton_side.{module}").apply
-                yield f"{folder} {block} {sizes} {dtype}", _training(apply, shapes, dtype, device, **attributes)
+                yield f"{folder} {block} {sizes} {given}{dtype}", _training(apply, shapes, dtype, device, **attributes)
 
 
 def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:

@@ -127,16 +127,19 @@ def summary(launched: list[Launched], outcomes: list[Outcome], environment: str)
         cells = " | ".join(_cell(entry, outcome) for outcome in outcomes)
         lines.append(f"| {entry.kernel} | {entry.language} | {entry.launches} | {entry.shared_bytes} | {cells} |")
     lines.append("")
+    every = len({case for entry in launched for case in entry.cases})
     for outcome in outcomes:
         if outcome.failure:
             lines.append(f"- **{outcome.failure}**")
-        if left := _left(launched, outcome):
+        left = _left(launched, outcome)
+        if left:
             lines.append(f"- **{outcome.tool}: {len(left)} cases were not reached (--limit): {', '.join(left)}**")
         if outcome.errors is None:
             continue
         beside = f", {outcome.warnings} warnings" if outcome.tool == "racecheck" else ""
         other = f", {outcome.unattributed} of them in other kernels or not printed" if outcome.unattributed else ""
-        lines.append(f"- {outcome.tool}: {outcome.errors} errors{other}{beside}")
+        whole = "" if left or outcome.failure else f"; it reached all {every} cases that were compiled"
+        lines.append(f"- {outcome.tool}: {outcome.errors} errors{other}{beside}{whole}")
     reports = _first_reports(outcomes)
     return "\n".join([*lines, *(["", "## Reports", "", *reports] if reports else [])]) + "\n"
 

@@ -142,8 +142,12 @@ def test_the_cases_launch_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: h200)
     monkeypatch.setattr(program, "compile_kernel", lambda source, expression, *options: expression)
     monkeypatch.setattr(program, "launch", lambda expression, *rest: launched.add(expression.partition("<")[0]))
-    for _, call in sanitize.cases("cpu"):
+    for name, call in sanitize.cases("cpu"):
+        before = set(launched)
+        launched.clear()
         call()
+        assert launched, f"{name} launches nothing, and would count as a case that was not compiled in time"
+        launched |= before
     written = {
         name
         for path in PACKAGE.glob("kernels/*.py")
@@ -155,6 +159,13 @@ def test_the_cases_launch_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     assert len(written) > 25
     assert launched == written
+
+
+def test_cases_of_equal_shapes_differ_in_their_names() -> None:
+    names = [name for name, _ in sanitize.cases("cpu")]
+    assert len(names) > 100 and len(set(names)) == len(names)
+    shapes = "kernels attention 1x4x67x64 1x2x67x64 1x2x67x64"
+    assert {f"{shapes} causal=1 window=19 torch.bfloat16", f"{shapes} causal=0 torch.bfloat16"} <= set(names)
 
 
 def test_no_more_reports_are_shown_than_fit() -> None:
@@ -176,6 +187,30 @@ def test_what_time_did_not_do_for_is_said(tmp_path: Path) -> None:
     assert "| gelu_forward_kernel | Triton | 2 | 0 | 0, 1 of 2 cases |" in text
     assert "| softmax_forward_kernel | Triton | 1 | 16 | not reached |" in text
     assert "memcheck: 2 cases were not reached (--limit): gelu fp32, softmax bf16" in text
+    assert "it reached all" not in text
+    every = frozenset({"gelu bf16", "gelu fp32", "softmax bf16"})
+    for reached, failure in ((every, None), (every, "it died")):
+        text = summary(CASED, [replace(outcome, reached=reached, failure=failure)], "")
+        assert ("memcheck: 0 errors; it reached all 3 cases that were compiled" in text) == (failure is None)
+        assert "not reached" not in text
+
+
+def test_every_case_of_a_run_is_reached_by_processes_that_share_them_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [name for name, _ in sanitize.cases("cpu")]
+    launched = [Launched("kernel", "Triton", ["kernel"], 1, 0, names)]
+    path = Path(fake_sanitizer(tmp_path, "========= ERROR SUMMARY: 0 errors\n"))
+    (tmp_path / "names").write_text("".join(f"{name}\n" for name in names))
+    path.write_text(  # the cases of this process: every step-th of the first `count`, as launch_all has them
+        "#!/bin/sh\n"
+        'while [ $# -gt 0 ]; do case $1 in --log-file) log=$2;; --start) start=$2;; --step) step=$2;;'
+        " --count) count=$2;; esac; shift; done\n"
+        f'cat {tmp_path}/written > "$log"\n'
+        f"head -n $count {tmp_path}/names | awk -v s=$start -v n=$step '(NR - 1 - s) % n == 0 && NR > s'\n"
+    )
+    outcome = sanitize.run_tool(str(path), "memcheck", launched, 60)
+    assert f"it reached all {len(names)} cases" in summary(launched, [outcome], "")
 
 
 def test_processes_of_a_tool_share_out_the_cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
