@@ -8,7 +8,7 @@ import itertools
 import math
 
 from compare.implementations import compilers, half_precision_only, triton
-from compare.spec import Block, Implementation, Shape, Sizes, Tensor
+from compare.spec import Block, Case, Implementation, Shape, Sizes, Tensor
 
 
 def reference(xp, inputs, longest):  # type: ignore[no-untyped-def]
@@ -52,6 +52,17 @@ def sizes(tokens: int, sequences: int, heads: int, kv_heads: int, head_dim: int)
     }
 
 
+def flex_unsupported(case: Case) -> str | None:
+    """Fewer than 128 queries, of a power of two of heads that share keys, go to FlexAttention's kernel for decoding,
+    which takes all queries of such a group as one tile, rounded up to a power of two. One that does not divide the
+    mask's blocks of 128 is left without a configuration, and compiling ends in NoValidChoicesError (torch 2.11.0 and
+    2.13.0, forward and training alike; test_deviceless.py)."""
+    tokens, group = case.sizes["tokens"], case.sizes["heads"] // case.sizes["kv_heads"]
+    if tokens >= 128 or group & (group - 1) or tokens * group <= 128:
+        return None
+    return f"FlexAttention's decoding kernel takes no {tokens} queries of {group} heads that share keys: over 128"
+
+
 LIBRARY = "triton_side.library.attention_packed"
 Q_AXES = ("tokens", "heads", "head_dim")
 KV_AXES = ("tokens", "kv_heads", "head_dim")
@@ -89,6 +100,7 @@ BLOCK = Block(
         Implementation(
             "flex", f"{LIBRARY}:apply_flex", "flex", "FlexAttention with a document mask, compiled",
             needs_gpu="FlexAttention picks its kernel and runs on a GPU",
+            unsupported=flex_unsupported,
         ),
         triton("attention_packed"),
     ),

@@ -217,6 +217,44 @@ def test_an_unknown_sdpa_choice_is_an_error_and_not_the_math_path(cache):
     assert done.returncode != 0 and "give sdpa=" in done.stderr
 
 
+FLEX = """
+deviceless.activate(properties)
+import torch
+from compare.blocks import attention_packed
+from compare.spec import Case
+from triton_side import _inductor_private as private
+from triton_side.library import attention_packed as library
+
+def refused(sizes, train):
+    inputs = {"q": "heads", "k": "kv_heads", "v": "kv_heads"}
+    specs = {name: ((sizes["tokens"], sizes[heads], 16), "bfloat16") for name, heads in inputs.items()}
+    torch.compiler.reset()
+    try:
+        with deviceless.fake_mode(), private.compiling_only():
+            given = deviceless.fake_inputs(specs | {"cu_seqlens": ((sizes["boundaries"],), "int32")}, train)
+            library.apply_flex(given, longest=sizes["longest"])
+    except torch._inductor.exc.InductorError as problem:
+        assert "NoValidChoicesError" in str(problem), problem
+        return True
+    return False
+
+found = []
+for shape in [(67, 4, 2), (67, 6, 2), (65, 4, 2), (64, 4, 2), (128, 4, 2), (33, 8, 2)]:
+    sizes = attention_packed.sizes(shape[0], 2, *shape[1:], 16)
+    for direction in ("fwd", "train") if shape == (67, 4, 2) else ("fwd",):
+        case = Case("attention_packed", "any", sizes, "bfloat16", direction)
+        said = attention_packed.flex_unsupported(case) is not None
+        found.append([shape, direction, said, refused(sizes, direction == "train")])
+print(json.dumps(found))
+"""
+
+
+def test_flex_attention_refuses_what_its_row_says_and_no_more(cache):
+    found = answer(FLEX, cache)
+    assert {said for _, _, said, _ in found} == {True, False}
+    assert [row for row in found if row[2] != row[3]] == []
+
+
 def test_handwritten_triton_kernels_forward_and_backward(cache):
     launches = answer(
         """
