@@ -16,8 +16,8 @@ from compare.spec import Case, Implementation
 Check = Callable[[Case, str, str], dict[str, Any]]
 
 
-# Rows whose kernels a compiler, or PyTorch for each operation, makes of plain code: for these float16 is another type in
-# the same code, so a GPU does without it where the case is there in another one and the block in bfloat16. What a
+# Rows whose kernels a compiler, or PyTorch for each operation, makes of plain code: float16 is another type in the same
+# code there, so a GPU does without it where the case is there in another one and the block in bfloat16. What a
 # person wrote for a type (Triton, CUDA, libraries) runs in each. That formulas do not overflow in float16 is checked on
 # the CPU, by XLA and eager PyTorch, and a run checks what it times.
 FROM_PLAIN_CODE = {
