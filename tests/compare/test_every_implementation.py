@@ -16,13 +16,14 @@ from compare.spec import Case, Implementation
 Check = Callable[[Case, str, str], dict[str, Any]]
 
 
-# Rows whose kernels a compiler, or PyTorch for each operation, makes of plain code: float16 is another type in the same
-# code there, so a GPU does without it where the case is there in another one and the block in bfloat16. What a
-# person wrote for a type (Triton, CUDA, libraries) runs in each. That formulas do not overflow in float16 is checked on
-# the CPU, by XLA and eager PyTorch, and a run checks what it times.
-FROM_PLAIN_CODE = {
-    "xla", "xla-remat", "xla-unfused", "xla-chunked", "xla-dense", "xla-scan", "xla-scan-remat", "eager", "inductor",
-    "inductor-remat", "flex",
+# Kernels that a compiler, or PyTorch for each operation, makes of plain code: another type is the same code there. So a
+# GPU runs these rows in bfloat16, those of the compilers themselves in float32, too; a case that has neither type, or
+# whose block has no bfloat16, in what there is. What a person wrote for a type (Triton, CUDA, libraries) runs in each.
+# That formulas hold in every type is checked on the CPU, by XLA and eager PyTorch, and a run checks what it times.
+COMPILERS = {"xla", "inductor"}
+THEIR_VARIANTS = {
+    "xla-remat", "xla-unfused", "xla-chunked", "xla-dense", "xla-scan", "xla-scan-remat", "eager", "inductor-remat",
+    "flex",
 }  # fmt: skip
 
 
@@ -43,17 +44,16 @@ def has_cpu_path(case: Case, implementation: Implementation) -> bool:
     return True
 
 
-def float16_adds_little(case: Case, implementation: Implementation) -> bool:
-    every = BLOCKS[case.block].cases("check")
-    others = [c for c in every if c.dtype != "float16" and not implementation.unsupported(c)]
-    return any(c.dtype == "bfloat16" for c in others) and any(replace(c, dtype=case.dtype) == case for c in others)
-
-
 def has_gpu_path(case: Case, implementation: Implementation) -> bool:
     if implementation.compiler == "inductor-max" or implementation.unsupported(case):
         return False
-    plain = case.dtype == "float16" and implementation.name in FROM_PLAIN_CODE
-    return not (plain and float16_adds_little(case, implementation))
+    if implementation.name not in COMPILERS | THEIR_VARIANTS or case.dtype == "bfloat16":
+        return True
+    every = [c for c in BLOCKS[case.block].cases("check") if not implementation.unsupported(c)]
+    dtypes = {c.dtype for c in every if replace(c, dtype=case.dtype) == case}
+    if case.dtype == "float16":
+        return dtypes == {"float16"} or not any(c.dtype == "bfloat16" for c in every)
+    return implementation.name in COMPILERS or "bfloat16" not in dtypes
 
 
 def name(value: object) -> str:
@@ -74,19 +74,19 @@ CPU_ROWS = [(c, i) for c, i in rows() if has_cpu_path(c, i)]
 GPU_ROWS = [(c, i) for c, i in rows() if has_gpu_path(c, i)]
 
 
-def test_a_gpu_leaves_out_float16_alone_of_what_it_runs_otherwise() -> None:
-    def key(case: Case, implementation: Implementation) -> tuple[object, ...]:
+def test_a_gpu_leaves_out_types_alone_of_what_it_runs_otherwise() -> None:
+    def key(case: Case, implementation: Implementation) -> tuple[str, ...]:
         return case.block, case.name, case.direction, case.precision, implementation.name
 
-    names = {i.name for b in BLOCKS.values() for i in b.implementations}
-    assert FROM_PLAIN_CODE <= names
     possible = [(c, i) for c, i in rows() if i.compiler != "inductor-max" and not i.unsupported(c)]
-    run = {(key(c, i), c.dtype) for c, i in GPU_ROWS}
-    left = [(c, i) for c, i in possible if (key(c, i), c.dtype) not in run]
-    assert left and len(left) + len(GPU_ROWS) == len(possible)
-    assert {c.dtype for c, _ in left} == {"float16"} and {i.name for _, i in left} == FROM_PLAIN_CODE
-    assert {key(c, i) for c, i in left} <= {of for of, _ in run}  # the same case in another dtype
-    assert {(c.block, i.name) for c, i in left} <= {(of[0], of[4]) for of, dtype in run if dtype == "bfloat16"}
+    left = [row for row in possible if row not in GPU_ROWS]
+    assert len(left) + len(GPU_ROWS) == len(possible)
+    assert {i.name for _, i in left} == COMPILERS | THEIR_VARIANTS  # of hand-written code and libraries, nothing
+    assert {c.dtype for c, i in left if i.name in COMPILERS} == {"float16"}
+    assert {c.dtype for c, _ in left} == {"float16", "float32"}
+    assert {key(c, i) for c, i in left} <= {key(c, i) for c, i in GPU_ROWS}  # the same case in another type
+    halves = {(c.block, i.name) for c, i in GPU_ROWS if c.dtype == "bfloat16"}
+    assert {(c.block, i.name) for c, i in left} <= halves
 
 
 @pytest.mark.parametrize(("case", "implementation"), CPU_ROWS, ids=name)
