@@ -6,15 +6,16 @@ import math
 import jax
 import jax.numpy as jnp
 
+from xlafuse.blocks.linear import spread
 from xlafuse.blocks.threefry import uniforms
 
 
 def dropped_sum(x: jax.Array, bias: jax.Array, residual: jax.Array, seed: jax.Array, p: float) -> jax.Array:
-    """The stages of h = residual + dropout(x + bias)."""
+    """The stages of h = residual + dropout(x + bias), the bias spread in float32, as `linear` has it and why."""
     rows, columns = x.shape
     threshold = math.ceil(p * 65536)
     with jax.named_scope("bias"):
-        biased = x + bias
+        biased = x + spread(bias, x)
     with jax.named_scope("random"):
         kept = uniforms(rows, columns, seed) >= threshold
     with jax.named_scope("dropout"):

@@ -4,15 +4,19 @@ import jax
 import jax.numpy as jnp
 
 
+def spread(bias: jax.Array, rows: jax.Array) -> jax.Array:
+    """The bias for each of the rows, in their dtype, spread in float32: that changes no value, and its gradient, a sum
+    over rows, adds up in float32. Otherwise XLA (jaxlib 0.10) adds float16 up in float16 on a CPU, and rounds bfloat16's
+    partial sums for an H200."""
+    return jnp.broadcast_to(bias.astype(jnp.float32), rows.shape).astype(rows.dtype)
+
+
 def apply(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """`x` [m, k], `weight` [k, n], `bias` [n] -> `y` [m, n].
 
-    The product accumulates in float32 on a GPU and is stored in x's dtype, in which the bias is added. The bias is
-    spread over the rows in float32, which changes no value, so that its gradient, a sum over rows, adds up in float32:
-    XLA (jaxlib 0.10) adds float16 up in float16 on a CPU, and rounds bfloat16's partial sums for an H200.
+    The product accumulates in float32 on a GPU and is stored in x's dtype, in which the bias is added.
     """
     with jax.named_scope("product"):
         product = inputs["x"] @ inputs["weight"]
     with jax.named_scope("bias"):
-        spread = jnp.broadcast_to(inputs["bias"].astype(jnp.float32), product.shape)
-        return {"y": product + spread.astype(product.dtype)}
+        return {"y": product + spread(inputs["bias"], product)}

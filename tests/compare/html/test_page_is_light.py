@@ -32,7 +32,7 @@ def test_a_large_run(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=200)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, done.stderr
-    assert "810 records of 101 cases" in done.stdout
+    assert "854 records of 107 cases" in done.stdout
     assert not HEAVY & set(json.loads(done.stderr.splitlines()[-1]))
     assert after.ru_utime - before.ru_utime < 12  # 6 s on one idle core
     assert out.stat().st_size < 3e6
