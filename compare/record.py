@@ -227,7 +227,8 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 
 def read_records(folder: Path) -> tuple[list[Record], list[str]]:
-    """Every good record, the newest of each id, in the order of first appearance; and a warning for each bad line."""
+    """Every good record, the newest of each id, and a warning for each bad line. Cases are in the order of the run's
+    plan, in which a run need not have done them; those of no plan follow as they were written."""
     path = folder / "records.jsonl"
     records: dict[str, Record] = {}
     warnings: list[str] = []
@@ -246,7 +247,17 @@ def read_records(folder: Path) -> tuple[list[Record], list[str]]:
             warnings.append(f"{path}:{number}: line skipped: {problem}")
             continue
         records[record.id] = record
-    return list(records.values()), warnings
+    places = _places(folder)
+    return sorted(records.values(), key=lambda each: places.get(each.case.id, len(places))), warnings
+
+
+def _places(folder: Path) -> dict[str, int]:
+    """Of each case in the run's plan; none where run.json has no such plan, which who reads that says."""
+    try:
+        work = json.loads((folder / "run.json").read_bytes())["plan"]["work"]
+        return {Case.from_json(entry["case"]).id: place for place, entry in enumerate(work)}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return {}
 
 
 def _parse(line: bytes) -> Record:
