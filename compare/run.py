@@ -11,17 +11,20 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
 from compare import machine, record, run_device, run_target, run_traffic, targets
+from compare.blocks import BLOCKS
 from compare.crew import Crew
 from compare.progress import Progress
 from compare.record import Record, RunFolderError
 from compare.selection import Plan
 from compare.session import Session
+from compare.spec import Case, Implementation
 
 _SCRATCH = "xlafuse-"
 BAD = ("wrong", "failed", "timeout")
@@ -51,6 +54,7 @@ def execute(plan: Plan, *, folder: Path, target: str | None, resume: bool, traff
 
 def _execute(plan: Plan, folder: Path, scratch: Path, target: str | None, resume: bool, traffic: bool) -> int:
     done = _open(plan, folder, target, resume)
+    plan = plan if target else with_whole_cases(plan, done)
     wanted = {record.record_id(case, i.name) for case, implementations in plan.work for i in implementations}
     if wanted <= done.keys() and not (traffic and run_traffic.missing(plan, folder)):
         print(f"{folder} already has every record of this selection", file=sys.stderr)
@@ -72,6 +76,19 @@ def _execute(plan: Plan, folder: Path, scratch: Path, target: str | None, resume
     finally:
         crew.stop()
     return 1 if any(r.status in BAD and r.id in wanted for r in record.read_records(folder)[0]) else 0
+
+
+def with_whole_cases(plan: Plan, done: Collection[str]) -> Plan:
+    """The plan, and in each case of which anything is to be done all implementations that were, whether they were named
+    or not: times are compared within one segment, and what is done now is another."""
+
+    def whole(case: Case, named: tuple[Implementation, ...]) -> tuple[Implementation, ...]:
+        if all(record.record_id(case, i.name) in done for i in named):
+            return named
+        every = BLOCKS[case.block].implementations
+        return tuple(i for i in every if i in named or record.record_id(case, i.name) in done)
+
+    return replace(plan, work=tuple((case, whole(case, named)) for case, named in plan.work))
 
 
 def _open(plan: Plan, folder: Path, target: str | None, resume: bool) -> dict[str, Record]:

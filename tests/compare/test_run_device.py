@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from compare import machine, record, run_device, timeline
+from compare import run as run_module
 from compare.client import WorkerDied, WorkerError, WorkerTimeout
 from compare.graph import store
 from compare.graph.model import Access, Buffer, FusionGraph, Kernel
@@ -457,3 +458,12 @@ def test_records_are_read_in_the_order_of_the_plan(tmp_path: Path, lanes: Script
     assert [r.id for r in record.read_records(tmp_path)[0]] == planned != written == list(records)
     (tmp_path / "run.json").write_text('{"plan": {"work": [7]}}')
     assert [r.id for r in record.read_records(tmp_path)[0]] == written
+
+
+def test_a_case_gone_on_with_is_done_whole(tmp_path: Path) -> None:
+    """Also what was not named, if it has a record: that one's segment is over."""
+    plan = resolve(("vector_add", "gelu"), suite="quick", cases=["prime"], directions=["fwd"], implementations=["xla"])
+    vector_add, gelu = (case.id for case, _ in plan.work)
+    done = {f"{vector_add}/triton", f"{vector_add}/eager", f"{gelu}/xla", f"{gelu}/triton"}
+    found = {case.id: [i.name for i in each] for case, each in run_module.with_whole_cases(plan, done).work}
+    assert found == {vector_add: ["xla", "eager", "triton"], gelu: ["xla"]}
