@@ -108,11 +108,15 @@ def cli() -> None:
     "--restarts", type=click.IntRange(0, 20), metavar="N",
     help="Time each case in N+1 fresh processes of every framework. Default: 2 in suite full, else 0.",
 )
+@click.option(
+    "--part", metavar="K/N",
+    help="The K-th of N parts of about equal work, for one of N GPUs; `xlafuse merge` makes one run of them.",
+)
 @click.option("--traffic", is_flag=True, help="Then count the bytes that each kernel moves, by ncu. On a GPU.")
 @click.pass_context
 def run(
     ctx: click.Context, blocks: list[str], suite: str | None, target: str | None, out: Path | None, resume: bool,
-    modes: list[str], restarts: int | None, traffic: bool, **filters: list[str],
+    modes: list[str], restarts: int | None, part: str | None, traffic: bool, **filters: list[str],
 ) -> None:
     """Compile, check and time blocks (default: all).
 
@@ -131,14 +135,17 @@ def run(
     """
     from datetime import datetime
 
-    from compare import selection
+    from compare import parts, selection
 
+    if resume and part:
+        raise selection.UsageError("--part is for a new run: a resumed one goes on with the part that it has")
     if resume:
         folder, recorded = selection.resumed_folder(out)
         plan = selection.resolve_again(recorded, blocks, suite, **filters)
         target = selection.resolve_target(target or recorded.get("target"))
     else:
         plan = selection.resolve(blocks, suite=suite or selection.DEFAULT_SUITE, **filters)
+        plan = parts.part_of(plan, part) if part else plan
         target = selection.resolve_target(target)
         folder = selection.output_folder(out, suite=plan.suite, now=datetime.now())
     timed = target is None and machine.gpu_present()
@@ -171,9 +178,9 @@ def merge_command(parts: tuple[Path, ...], out: Path) -> None:
     """Put runs of several GPUs, or machines, together as one, each case whole from one of them.
 
     \b
-      CUDA_VISIBLE_DEVICES=0 xlafuse run gelu softmax --out part0 &
-      CUDA_VISIBLE_DEVICES=1 xlafuse run rmsnorm attention --out part1 &
-      wait; xlafuse merge part0 part1 --out whole
+      CUDA_VISIBLE_DEVICES=0 taskset -c 0-15 xlafuse run --part 1/2 --out part1 &
+      CUDA_VISIBLE_DEVICES=1 taskset -c 16-31 xlafuse run --part 2/2 --out part2 &
+      wait; xlafuse merge part1 part2 --out whole
     """
     from compare.merge import merge
 

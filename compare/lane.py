@@ -17,13 +17,13 @@ from compare.crew import Crew
 from compare.graph import store
 from compare.graph.join import join
 from compare.graph.model import FusionGraph
+from compare.parts import Group
 from compare.record import Record
 from compare.session import Data, Session, judge, note_failure, widest
-from compare.spec import Case, Implementation
+from compare.spec import Implementation
 from compare.timing import MAIN, Timing
 
 ROUND_SECONDS = 0.015  # of timed calls, for each implementation in each round and mode
-Group = Sequence[tuple[Case, Sequence[Implementation]]]  # cases that share their inputs: directions of one shape
 _OUT_OF_MEMORY = ("out of memory", "OutOfMemory", "RESOURCE_EXHAUSTED")
 
 

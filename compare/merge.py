@@ -1,7 +1,7 @@
 """`xlafuse merge`: runs of several GPUs, or machines, as one.
 
-A suite too long for one GPU is run on several at once, each with blocks of its own (`CUDA_VISIBLE_DEVICES=1 xlafuse run
-gelu rope --out part1`), and read as one run. The records of a case are all of one part, and keep that part's segment
+A suite too long for one GPU is run on several at once, each with a part of its own (`CUDA_VISIBLE_DEVICES=1 xlafuse run
+--part 2/4 --out part2`), and read as one run. The records of a case are all of one part, and keep that part's segment
 with its ceilings and clocks: no ratio comes to be between numbers of two GPUs. A part that was stopped may be followed
 by one that does what it left.
 """

@@ -15,19 +15,17 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from compare import machine, tuning
-from compare.blocks import BLOCKS
 from compare.calibration import AGREEMENT, disagreement
 from compare.client import WORKER_FAILURES
 from compare.crew import Crew
-from compare.lane import Group, Lane
+from compare.lane import Lane
+from compare.parts import Group, effort, groups_of, tensors
 from compare.selection import Plan
-from compare.session import Session, widest
-from compare.spec import Case, Tensor
+from compare.session import Session
 from xlafuse.autotune import merge_results
 
 MOST_LANES = 6
@@ -46,7 +44,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 def run(plan: Plan, session: Session) -> None:
     """Write one record for each case and implementation of the plan."""
-    groups = sorted(_groups(plan, session), key=_effort, reverse=True)
+    groups = _groups(plan, session)
     crews, roomy = _crews(plan, session, len(groups))
     lanes = [Lane(session, crew, plan.timing) for crew in crews]
     starved: list[Group] = []
@@ -62,24 +60,14 @@ def run(plan: Plan, session: Session) -> None:
         _join_autotune_results(session.folder / "target" / "xla")
 
 
-def _groups(plan: Plan, session: Session) -> Iterator[Group]:
-    """What is left of the plan, the directions of a shape together: they share inputs and references."""
+def _groups(plan: Plan, session: Session) -> list[Group]:
+    """What is left of the plan, first what takes longest."""
     left = [(case, found) for case, implementations in plan.work if (found := session.pending(case, implementations))]
-    for _, group in groupby(left, key=lambda each: widest(each[0])):
-        yield list(group)
-
-
-def _effort(group: Group) -> int:
-    """Grows with the time that compiling takes: the more tensors a block has, the more is done with them."""
-    return sum(len(found) * len(_tensors(case)) for case, found in group)
+    return sorted(groups_of(left), key=effort, reverse=True)
 
 
 def _is_small(group: Group) -> bool:
-    return sum(tensor.bytes(group[0][0]) for tensor in _tensors(group[0][0])) <= SMALL_BYTES
-
-
-def _tensors(case: Case) -> tuple[Tensor, ...]:
-    return BLOCKS[case.block].inputs + BLOCKS[case.block].outputs
+    return sum(tensor.bytes(group[0][0]) for tensor in tensors(group[0][0])) <= SMALL_BYTES
 
 
 def _batches(groups: Sequence[Group], lanes: int, roomy: int) -> Iterator[list[Group]]:

@@ -1,0 +1,32 @@
+"""A plan in parts: each case in one, directions together, about as much work in each."""
+
+from __future__ import annotations
+
+import pytest
+
+from compare import selection
+from compare.parts import effort, groups_of, part_of
+from compare.selection import UsageError
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_parts_share_a_suite_out(count: int) -> None:
+    plan = selection.resolve((), suite="full")
+    parts = [part_of(plan, f"{number}/{count}") for number in range(1, count + 1)]
+    shared = [entry for part in parts for entry in part.work]
+    assert sorted(case.id for case, _ in shared) == sorted(case.id for case, _ in plan.work)
+    assert all(entry in plan.work for entry in shared)
+    for part in parts:
+        assert list(part.work) == [entry for entry in plan.work if entry in part.work]  # in the table's order
+        shapes = {(case.block, case.name, case.dtype, case.precision) for case, _ in part.work}
+        others = [case for other in parts if other is not part for case, _ in other.work]
+        assert not shapes & {(case.block, case.name, case.dtype, case.precision) for case in others}
+    efforts = [sum(effort(group) for group in groups_of(part.work)) for part in parts]
+    assert max(efforts) < 1.1 * min(efforts)
+
+
+@pytest.mark.parametrize("part", ["", "1", "0/2", "3/2", "1/0", "a/b", "1/2/3", "-1/2", "5/5"])
+def test_what_is_no_part_is_refused(part: str) -> None:
+    plan = selection.resolve(("gelu", "softmax"), suite="quick")  # four shapes
+    with pytest.raises(UsageError, match="--part"):
+        part_of(plan, part)
