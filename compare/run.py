@@ -86,7 +86,7 @@ def with_whole_cases(plan: Plan, done: Collection[str]) -> Plan:
         if all(record.record_id(case, i.name) in done for i in named):
             return named
         every = BLOCKS[case.block].implementations
-        return tuple(i for i in every if i in named or record.record_id(case, i.name) in done)
+        return (*named, *(i for i in every if i not in named and record.record_id(case, i.name) in done))
 
     return replace(plan, work=tuple((case, whole(case, named)) for case, named in plan.work))
 

@@ -19,8 +19,8 @@ Check = Callable[[Case, str, str], dict[str, Any]]
 # Kernels that a compiler, or PyTorch for each operation, makes of plain code: another type is the same code there. So a
 # GPU runs these rows in bfloat16, those of the compilers themselves in float32, too; a case that has neither type, or
 # whose block has no bfloat16, in what there is. What a person wrote for a type (Triton, CUDA, libraries) runs in each.
-# That formulas hold in every type is checked on the CPU, by XLA and eager PyTorch, and a run checks what it times; there
-# what XLA saves, recomputes or scans is checked in float32.
+# That formulas hold in every type is checked on the CPU, by XLA and eager PyTorch (by what XLA recomputes or scans in
+# float32), and a run checks what it times.
 COMPILERS = {"xla", "inductor"}
 THEIR_VARIANTS = {
     "xla-remat", "xla-unfused", "xla-chunked", "xla-dense", "xla-scan", "xla-scan-remat", "eager", "inductor-remat",
@@ -42,7 +42,7 @@ def has_cpu_path(case: Case, implementation: Implementation) -> bool:
         # Triton's interpreter is silently wrong in bfloat16. A layer, whose case is "small", takes 5 to 10 s, and is
         # made of kernels that have float16 cases of their own.
         return case.dtype == "float32" or (case.dtype == "float16" and case.name != "small")
-    if implementation.name in THEIR_VARIANTS - {"eager"}:
+    if implementation.name.startswith("xla-"):
         return case.dtype == "float32"
     if implementation.compiler == "inductor":  # a C++ build of seconds each; of a layer, whose case is "small", 30
         return (case.dtype, case.name, case.direction) == ("float32", "odd", BLOCKS[case.block].directions[-1])
