@@ -110,7 +110,8 @@ def cli() -> None:
 )
 @click.option(
     "--part", metavar="K/N",
-    help="The K-th of N parts of about equal work, for one of N GPUs; `xlafuse merge` makes one run of them.",
+    help="The K-th of N parts of about equal work, for one of N GPUs, each with the same selection; `xlafuse merge` "
+    "makes one run of them.",
 )
 @click.option("--traffic", is_flag=True, help="Then count the bytes that each kernel moves, by ncu. On a GPU.")
 @click.pass_context
@@ -137,7 +138,7 @@ def run(
 
     from compare import parts, selection
 
-    if resume and part:
+    if resume and part is not None:
         raise selection.UsageError("--part is for a new run: a resumed one goes on with the part that it has")
     if resume:
         folder, recorded = selection.resumed_folder(out)
@@ -145,7 +146,7 @@ def run(
         target = selection.resolve_target(target or recorded.get("target"))
     else:
         plan = selection.resolve(blocks, suite=suite or selection.DEFAULT_SUITE, **filters)
-        plan = parts.part_of(plan, part) if part else plan
+        plan = plan if part is None else parts.part_of(plan, part)
         target = selection.resolve_target(target)
         folder = selection.output_folder(out, suite=plan.suite, now=datetime.now())
     timed = target is None and machine.gpu_present()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -9,7 +10,7 @@ from itertools import groupby
 from compare.blocks import BLOCKS
 from compare.selection import Plan, UsageError
 from compare.session import widest
-from compare.spec import Case, Implementation, Tensor
+from compare.spec import Case, Implementation
 
 Group = Sequence[tuple[Case, Sequence[Implementation]]]  # cases that share their inputs: directions of one shape
 
@@ -23,29 +24,28 @@ def groups_of(work: Iterable[tuple[Case, Sequence[Implementation]]]) -> Iterator
 def effort(group: Group) -> int:
     """Grows with the time that a group takes, most of which goes by compiling: the more tensors a block has, the more
     is done with them."""
-    return sum(len(found) * len(tensors(case)) for case, found in group)
-
-
-def tensors(case: Case) -> tuple[Tensor, ...]:
-    """A block's inputs and outputs."""
-    return BLOCKS[case.block].inputs + BLOCKS[case.block].outputs
+    block = BLOCKS[group[0][0].block]
+    return sum(len(found) for _, found in group) * len(block.inputs + block.outputs)
 
 
 def part_of(plan: Plan, part: str) -> Plan:
     """Part "K/N" of the plan, the K-th of N: each group goes where least has gone yet, those that take longest first.
 
-    Raises UsageError where `part` is nothing such, or nothing is left for it.
+    Raises UsageError where `part` is not of that form, or nothing is left for it.
     """
-    number, _, count = part.partition("/")
-    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+    form = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", part)
+    number, count = (int(digits) for digits in form.groups()) if form else (0, 0)
+    if not 1 <= number <= count:
         raise UsageError(f"--part takes K/N, as in 1/2, the first of two parts; got {part!r}")
-    loads = [0] * int(count)
+    groups = sorted(groups_of(plan.work), key=effort, reverse=True)
+    if number > len(groups):
+        shapes = "1 shape" if len(groups) == 1 else f"{len(groups)} shapes"
+        raise UsageError(f"--part {part}: the selection has {shapes} to share out; take no more parts than that")
+    loads = [0] * min(count, len(groups))
     mine: set[str] = set()
-    for group in sorted(groups_of(plan.work), key=effort, reverse=True):
+    for group in groups:
         least = loads.index(min(loads))
         loads[least] += effort(group)
-        if least == int(number) - 1:
+        if least == number - 1:
             mine |= {case.id for case, _ in group}
-    if not mine:
-        raise UsageError(f"--part {part}: the selection has no {count} shapes to be shared out; take fewer parts")
     return replace(plan, work=tuple(entry for entry in plan.work if entry[0].id in mine))

@@ -84,7 +84,9 @@ def test_how_to_time_is_handed_on(
         (["run", "--suite", "qick"], "no suite 'qick'; did you mean quick"),
         (["run", "--resume"], "--resume needs --out"),
         (["run", "--part", "3/2"], "--part takes K/N"),
+        (["run", "--part", ""], "--part takes K/N"),  # as of a variable that is not set
         (["run", "--part", "1/2", "--resume", "--out", "{run}"], "--part is for a new run"),
+        (["run", "--part", "", "--resume", "--out", "{run}"], "--part is for a new run"),
         (["run", "--resume", "--out", "{tmp}/none"], "no run to resume"),
         (["run", "--out", "{tmp}"], "exists already"),
         (["run", "--out", "{run}"], "--resume goes on with it"),

@@ -25,8 +25,18 @@ def test_parts_share_a_suite_out(count: int) -> None:
     assert max(efforts) < 1.1 * min(efforts)
 
 
-@pytest.mark.parametrize("part", ["", "1", "0/2", "3/2", "1/0", "a/b", "1/2/3", "-1/2", "5/5"])
+@pytest.mark.parametrize("part", ["", "1", "0/2", "3/2", "1/0", "a/b", "1/2/3", "-1/2", "1/2\n", f"1/{'9' * 5000}"])
 def test_what_is_no_part_is_refused(part: str) -> None:
-    plan = selection.resolve(("gelu", "softmax"), suite="quick")  # four shapes
-    with pytest.raises(UsageError, match="--part"):
+    plan = selection.resolve(("gelu", "softmax"), suite="quick")
+    with pytest.raises(UsageError, match="--part takes K/N"):
         part_of(plan, part)
+
+
+def test_there_may_be_more_parts_than_shapes() -> None:
+    """Those that nothing is left for say so; the others have a shape each, however many parts there are."""
+    plan = selection.resolve(("gelu", "softmax"), suite="quick")
+    for count in (5, 999_999_999):
+        work = [part_of(plan, f"{number}/{count}").work for number in range(1, 5)]
+        assert sorted(case.id for each in work for case, _ in each) == sorted(case.id for case, _ in plan.work)
+        with pytest.raises(UsageError, match="has 4 shapes to share out; take no more"):
+            part_of(plan, f"5/{count}")
