@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,17 +26,19 @@ from xlafuse.autotune import merge_results
 
 _FILES = ("graph", "dumps")  # fields of a record that name a file of its run
 _SAME = ("schema", "xlafuse", "suite", "target")
+Places = Callable[[Case], tuple[int, int]]  # what cases are sorted by
 
 
 def merge(parts: Sequence[Path], out: Path) -> int:
     """Write the parts' records, their files and what their GPUs' packs learnt into `out`, a new folder; returns the
     number of records. The parts stay as they are.
 
-    Raises UsageError where the parts are not of one kind or share a case, RunFolderError where one cannot be read or
-    `out` not written.
+    Raises UsageError where the parts are not of one kind, share a case or are one folder, RunFolderError where one
+    cannot be read or `out` not written.
     """
     if out.exists():
         raise UsageError(f"{str(out)!r} exists already: name another --out")
+    _each_once(parts)
     runs = [record.read_run(part) for part in parts]
     for part, run in zip(parts[1:], runs[1:], strict=True):
         for name in _SAME:
@@ -47,10 +49,20 @@ def merge(parts: Sequence[Path], out: Path) -> int:
                 )
     records = [_read(part) for part in parts]
     owners = _owners(parts, records)
+    places = _places(runs[0].get("suite"))
     try:
-        return _write(parts, runs, records, _plan(parts, runs, owners), out)
+        return _write(parts, runs, records, _plan(parts, runs, owners, places), places, out)
     except OSError as problem:
         raise RunFolderError(f"{problem.filename or out}: {problem.strerror}; {out} is not complete") from problem
+
+
+def _each_once(parts: Sequence[Path]) -> None:
+    """Raises UsageError where a part is named twice, under whatever names: its records would count twice."""
+    named: dict[Path, Path] = {}
+    for part in parts:
+        if (other := named.get(part.resolve())) is not None:
+            raise UsageError(f"{other} and {part} are one run: name each once")
+        named[part.resolve()] = part
 
 
 def _owners(parts: Sequence[Path], records: Sequence[list[Record]]) -> dict[str, Path]:
@@ -65,7 +77,9 @@ def _owners(parts: Sequence[Path], records: Sequence[list[Record]]) -> dict[str,
     return owners
 
 
-def _plan(parts: Sequence[Path], runs: Sequence[dict[str, Any]], owners: dict[str, Path]) -> dict[str, Any]:
+def _plan(
+    parts: Sequence[Path], runs: Sequence[dict[str, Any]], owners: dict[str, Path], places: Places
+) -> dict[str, Any]:
     """What all were to do, each case as the part with its records has it, or the first that was to do it."""
     work: dict[str, Any] = {}
     for part, run in zip(parts, runs, strict=True):
@@ -75,18 +89,21 @@ def _plan(parts: Sequence[Path], runs: Sequence[dict[str, Any]], owners: dict[st
             case = Case.from_json(entry["case"]).id
             if case not in work or owners.get(case) == part:
                 work[case] = entry
-    return {**runs[0]["plan"], "work": sorted(work.values(), key=lambda entry: _place(entry["case"]["block"]))}
+    order = sorted(work, key=lambda case: places(Case.from_json(work[case]["case"])))
+    return {**runs[0]["plan"], "work": [work[case] for case in order]}
 
 
-def _place(block: str) -> int:
-    """In the table of blocks, which a run's records follow."""
-    names = list(BLOCKS)
-    return names.index(block) if block in names else len(names)
+def _places(suite: str | None) -> Places:
+    """Where a case is in the table of blocks and in its block's suite, which a plan and a run's records follow; what is
+    not there comes last."""
+    blocks = {name: place for place, name in enumerate(BLOCKS)}
+    cases = {case.id: place for block in BLOCKS.values() for place, case in enumerate(block.cases(suite or ""))}
+    return lambda case: (blocks.get(case.block, len(blocks)), cases.get(case.id, len(cases)))
 
 
 def _write(
     parts: Sequence[Path], runs: Sequence[dict[str, Any]], found: Sequence[list[Record]], plan: dict[str, Any],
-    out: Path,
+    places: Places, out: Path,
 ) -> int:
     segments: list[dict[str, Any]] = []
     records: list[Record] = []
@@ -99,7 +116,7 @@ def _write(
             records.append(replace(entry, segment=new_names.get(entry.segment or "", entry.segment)))
             _copy_files(entry, part, out)
     _copy_packs(parts, out)
-    records.sort(key=lambda entry: _place(entry.case.block))
+    records.sort(key=lambda entry: places(entry.case))
     lines = [json.dumps(entry.to_json(), allow_nan=True) + "\n" for entry in records]
     whole.write(out / "records.jsonl", "".join(lines).encode(), sync=True)
     command = " ; ".join(run.get("command", "xlafuse run") for run in runs)

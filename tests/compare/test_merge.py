@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from compare import record, selection
 from compare.cli import cli
+from compare.parts import part_of
 from compare.record import Record, RunFolderError
 from compare.selection import UsageError
 
@@ -59,6 +60,35 @@ def test_a_merged_run_knows_what_it_is_to_hold(tmp_path: Path) -> None:
     merge([part(tmp_path / "a", "gelu"), part(tmp_path / "b", "softmax")], tmp_path / "out")
     plan = selection.resolve_again(record.read_run(tmp_path / "out"), [], None)
     assert [case.id for case, _ in plan.work] == [r.case.id for r in record.read_records(tmp_path / "out")[0]]
+
+
+def test_parts_of_a_plan_are_merged_in_the_order_of_the_plan(tmp_path: Path) -> None:
+    """Also where each has shapes of the same block."""
+    from compare.merge import merge
+
+    whole = selection.resolve(("gelu", "softmax", "attention"), suite="quick", implementations=["xla"])
+    folders = []
+    for number in (3, 1, 2):
+        folder, plan = tmp_path / str(number), part_of(whole, f"{number}/3")
+        record.create(folder, {"schema": record.SCHEMA, "suite": "quick", "target": None, "plan": plan.to_json()})
+        for case, _ in plan.work:
+            record.append(folder, Record(case=case, implementation="xla", compiler="xla", status="ok"))
+        folders.append(folder)
+    merge(folders, tmp_path / "out")
+    assert selection.resolve_again(record.read_run(tmp_path / "out"), [], None).work == whole.work
+    lines = map(json.loads, (tmp_path / "out" / "records.jsonl").read_text().splitlines())
+    assert [line["id"] for line in lines] == [f"{case.id}/xla" for case, _ in whole.work]
+
+
+def test_a_part_named_twice_is_refused(tmp_path: Path) -> None:
+    from compare.merge import merge
+
+    folder = part(tmp_path / "a", "gelu")
+    (tmp_path / "link").symlink_to(folder)
+    for again in (folder, tmp_path / "a" / ".." / "a", tmp_path / "link"):
+        with pytest.raises(UsageError, match="are one run: name each once"):
+            merge([folder, again], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_the_autotuners_chose_is_joined(tmp_path: Path) -> None:
