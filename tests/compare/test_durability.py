@@ -200,6 +200,11 @@ def test_a_case_that_was_cut_short_is_measured_again_whole(begin_runs: Callable[
     assert runs.run("--resume", "--out", folder) == 0, runs.output()
     assert segments_of_cases(folder) == {first: {"s1"}, last: {"s2"}}
     assert complete(folder) == set(ids_of(resolve(["gelu"], suite="quick", directions=["fwd"])))
+    kept = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(kept[:-1]))
+    implementation = json.loads(kept[-1])["implementation"]
+    assert runs.run("gelu", "--direction", "fwd", "-i", implementation, "--resume", "--out", folder) == 0, runs.output()
+    assert segments_of_cases(folder) == {first: {"s1"}, last: {"s3"}}
 
 
 def torn_tail(folder: Path) -> bool:
