@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from compare.record import read_records
+
 PROJECT = Path(__file__).parents[2]
 
 
@@ -23,12 +25,13 @@ def test_a_table_is_what_its_command_prints(what: str) -> None:
     assert found[2] == printed.strip()
 
 
-def test_the_committed_run_is_whole_and_its_tables_are_its_own() -> None:
-    run = PROJECT / "reports" / "h200-quick"
-    for name, options in (("report.md", ["--markdown"]), ("matrix.md", ["--matrix", "--markdown"])):
+@pytest.mark.parametrize("name", ["h200-quick", "h200-blocks"])
+def test_the_committed_run_is_whole_and_its_tables_are_its_own(name: str) -> None:
+    run = PROJECT / "reports" / name
+    for table, options in (("report.md", ["--markdown"]), ("matrix.md", ["--matrix", "--markdown"])):
         command = [sys.executable, "-m", "compare", "report", str(run), *options]
         printed = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True)
-        assert printed.stdout == (run / name).read_text()
+        assert printed.stdout == (run / table).read_text()
         assert not printed.stderr
 
 
@@ -46,3 +49,13 @@ def test_every_committed_run_is_linked() -> None:
     runs = [path.parent.name for path in (PROJECT / "reports").glob("*/run.json")]
     assert len(runs) >= 2
     assert [run for run in runs if f'href="{run}/report.html"' not in text] == []
+
+
+@pytest.mark.parametrize("name", ["h200-quick", "h200-blocks"])
+def test_pages_have_as_many_records_as_the_run(name: str) -> None:
+    records, _ = read_records(PROJECT / "reports" / name)
+    right = sum(each.status == "ok" for each in records)
+    every = f"all {right} records `ok`" if right == len(records) else f"{right} of {len(records)} records `ok`"
+    assert every in (PROJECT / "reports" / "README.md").read_text()
+    for page in ("README.md", "CHANGELOG.md", "reports/index.html"):
+        assert re.search(rf"\b{len(records)} (records|results)\b", (PROJECT / page).read_text()), page
