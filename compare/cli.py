@@ -139,7 +139,7 @@ def run(
     from compare import parts, selection
 
     if resume and part is not None:
-        raise selection.UsageError("--part is for a new run: a resumed one goes on with the part that it has")
+        raise selection.UsageError("--part is for a new run: --resume goes on with its own part where nothing is named")
     if resume:
         folder, recorded = selection.resumed_folder(out)
         plan = selection.resolve_again(recorded, blocks, suite, **filters)
