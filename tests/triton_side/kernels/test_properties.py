@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+import moe_properties
 import pytest
 import torch
 from hypothesis import given, settings
@@ -42,7 +43,6 @@ from kernel_properties import (
     vector_add,
     within_plain_code,
 )
-from moe_properties import routing
 from property_checks import (
     COMMON,
     FINITE,
@@ -80,6 +80,8 @@ from test_linear_cross_entropy import configured as linear_cross_entropy_configu
 from test_linear_gelu import DPRE_CONFIGS
 from test_linear_gelu import plain as plain_linear_gelu
 from test_matmul_fp8 import CONFIGS as FP8_CONFIGS
+from test_moe import DESCRIPTORS as MOE_DESCRIPTORS
+from test_moe import TILES as MOE_TILES
 from test_moe import routed
 from test_rmsnorm import EPS
 from test_rmsnorm import configured as rmsnorm_configured
@@ -90,7 +92,7 @@ from test_softmax import configured as softmax_configured
 from test_swiglu_mlp import of_activation
 from test_swiglu_mlp import plain as plain_mlp
 
-from triton_side.kernels import _column_sums
+from triton_side.kernels import _column_sums, _grouped
 from triton_side.kernels import attention as attention_module
 from triton_side.kernels import bias_gelu as bias_gelu_module
 from triton_side.kernels import geglu as geglu_module
@@ -99,6 +101,8 @@ from triton_side.kernels import linear as linear_module
 from triton_side.kernels import linear_gelu as linear_gelu_module
 from triton_side.kernels import matmul as matmul_module
 from triton_side.kernels import matmul_fp8 as fp8_module
+from triton_side.kernels import moe as moe_module
+from triton_side.kernels import moe_routing as moe_routing_module
 from triton_side.kernels import rmsnorm as rmsnorm_module
 from triton_side.kernels import rope as rope_module
 from triton_side.kernels import softmax as softmax_module
@@ -108,6 +112,7 @@ from triton_side.kernels import vector_add as vector_add_module
 from triton_side.kernels._launch import INTERPRETED, FlatConfig, RowConfig
 from triton_side.kernels.attention_bias import attention_bias
 from triton_side.kernels.matmul import MatmulConfig
+from triton_side.kernels.moe_routing import Route
 from triton_side.kernels.rope import RopeConfig
 
 
@@ -163,8 +168,16 @@ def test_vector_add(dtype, rows, columns, x_kinds, y_kinds, x_layout, y_layout, 
 @dtypes
 @examples(12, 100)
 @given(
-    sizes, sizes, rows_of_any_kind, rows_of_any_kind, moderate_rows, moderate_rows, layouts, flat_configs,
-    st.integers(1, 2000), seeds,
+    sizes,
+    sizes,
+    rows_of_any_kind,
+    rows_of_any_kind,
+    moderate_rows,
+    moderate_rows,
+    layouts,
+    flat_configs,
+    st.integers(1, 2000),
+    seeds,
 )
 def test_adamw(dtype, rows, columns, kinds, dp_kinds, mu_kinds, nu_kinds, layout, config, step, seed) -> None:
     param, gradient = (draw(rows, columns, k, seed + i, dtype, layout) for i, k in enumerate((kinds, dp_kinds)))
@@ -575,8 +588,10 @@ def test_attention_bias(dtype, batch, heads, sequence, config, magnitude, hidden
 )  # fmt: skip
 def test_attention(dtype, batch, heads, mask, sequence, head_dim, config, magnitude, storage, seed) -> None:
     causal, window = mask
-    function = attention_configured(*config, *mask) if config else partial(
-        attention_module.attention, causal=causal, window=window
+    function = (
+        attention_configured(*config, *mask)
+        if config
+        else partial(attention_module.attention, causal=causal, window=window)
     )
     if config and config[0].descriptors:
         storage = ("dense",) * 4  # given by hand, descriptors are not fitted to what they can read
@@ -601,9 +616,7 @@ def test_attention_shows_nobody_the_future(dtype, sequence, data, value, operand
     """What is not finite at one position of one head reaches no row before it (but for the values of its own tile,
     where 0 * NaN is NaN, as in plain code) and no other head."""
     at = data.draw(st.integers(0, sequence - 1))
-    q, k, v = (
-        matrix(2 * sequence, 16, ORDINARY_ROWS, seed + i, dtype).view(1, 2, sequence, 16) for i in range(3)
-    )
+    q, k, v = (matrix(2 * sequence, 16, ORDINARY_ROWS, seed + i, dtype).view(1, 2, sequence, 16) for i in range(3))
     {"q": q, "k": k, "v": v}[operand][0, 1, at] = value
     launch = attention_configured(*config) if config else attention_module.attention
     (out,), stray = launched(lambda *x: (launch(*x),), *(placed(x, "dense", DEVICE) for x in (q, k, v)))
@@ -635,7 +648,95 @@ def test_moe_routing(
     top_k = data.draw(st.integers(1, experts))
     x = draw(tokens, width, kinds, seed, dtype, x_layout)
     router = draw(experts, width, router_kinds, seed + 1, dtype, router_layout)
-    assert not routing(lambda *given: routed(*given, top_k), x, router, top_k)
+    assert not moe_properties.routing(lambda *given: routed(*given, top_k), x, router, top_k)
+
+
+def drawn_route(tokens: int, width: int, experts: int, top_k: int, kinds, dtype: torch.dtype, seed: int) -> Route:
+    """By logits that tie, where rows are of equal numbers or zeros: then all tokens choose the same experts."""
+    x, router = draw(tokens, width, kinds, seed, dtype), draw(experts, width, ORDINARY_ROWS, seed + 1, dtype)
+    return moe_routing_module.route(x, router, top_k, save=True)[0]
+
+
+few_tokens = st.sampled_from([1, 2, 7, 17, 33] if INTERPRETED else SIZES)
+some_experts = st.integers(1, 9)
+
+
+@dtypes
+@examples(6, 40)
+@given(
+    few_tokens, sizes, sizes, some_experts, st.data(), moderate_rows, moderate_rows, st.tuples(layouts, layouts), seeds,
+)  # fmt: skip
+def test_rows_of_moe(dtype, tokens, width, hidden, experts, data, route_kinds, kinds, storage, seed) -> None:
+    """What is done with a token's rows, or a choice's: each kernel of the layer but its products."""
+    top_k = data.draw(st.integers(1, experts))
+    found = drawn_route(tokens, width, experts, top_k, route_kinds, dtype, seed)
+    slots = tokens * top_k
+    assert not moe_properties.combine(
+        lambda out: (moe_module.launch_combine(out, found),), draw(slots, width, kinds, seed + 2, dtype), found
+    )
+    dout, gate, up = (draw(slots, hidden, kinds, seed + i, dtype) for i in (3, 4, 5))
+    assert not moe_properties.activation_gradients(
+        lambda *given: moe_module.launch_activation_gradients(*given, found), dout, gate, up, found
+    )
+    dweights, dloss = draw(tokens, top_k, ORDINARY_ROWS, seed + 6, torch.float32), torch.tensor(20.0, device=DEVICE)
+    assert not moe_properties.dlogits(
+        lambda *given: (moe_routing_module.launch_dlogits(found, *given),), found, dweights, dloss
+    )
+    dlogits = draw(tokens, experts, ORDINARY_ROWS, seed + 7, torch.float32)
+    x = draw(tokens, width, kinds, seed + 8, dtype, storage[0])
+    assert not moe_properties.drouter(lambda *given: (moe_routing_module.launch_drouter(*given),), x, dlogits)
+    router = draw(experts, width, ORDINARY_ROWS, seed + 9, dtype, storage[1])
+    assert not moe_properties.dx(
+        lambda *given: (moe_module.launch_dx(*given, found),), draw(slots, width, kinds, seed + 10, dtype), dlogits,
+        router, found,
+    )  # fmt: skip
+
+
+@dtypes
+@examples(6, 40)
+@given(
+    few_tokens, sizes, sizes, some_experts, st.data(), moderate_rows, moderate_rows, st.booleans(), seeds,
+)  # fmt: skip
+def test_grouped_products_of_moe(dtype, tokens, k, n, experts, data, route_kinds, kinds, descriptors, seed) -> None:
+    """Groups of several tiles, of a part of one and of none; rows gathered, and in the order of the slots."""
+    config = MOE_DESCRIPTORS if descriptors and dtype != torch.float32 else MOE_TILES
+    k, n = aligned(config, k, n)
+    top_k = data.draw(st.integers(1, experts))
+    found = drawn_route(tokens, k, experts, top_k, route_kinds, dtype, seed)
+    rows, offsets, slots = found.rows, found.offsets, len(found.rows)
+
+    # Given by hand, descriptors are not fitted to what they can read.
+    layout = data.draw(st.sampled_from(["dense", "transposed"]) if config.descriptors else layouts)
+
+    def weights(number: int) -> torch.Tensor:
+        drawn = matrix(experts * k, n, ORDINARY_ROWS, seed + number, dtype).view(experts, k, n)
+        return placed(drawn, layout, DEVICE)
+
+    def product(rows: torch.Tensor | None, *operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        a, w, *second = operands
+        return (_grouped.launch_grouped_product(a, rows, w, offsets, slots, config, tuple(second) or None),)
+
+    x, w, w2 = draw(tokens, k, kinds, seed + 2, dtype), weights(3), weights(4)
+    a, a2 = (draw(slots, k, kinds, seed + i, dtype) for i in (5, 6))
+    b, b2 = (draw(slots, n, ORDINARY_ROWS, seed + i, dtype) for i in (7, 8))
+    assert not moe_properties.grouped_product(lambda *given: product(rows, *given), x, rows, w, offsets)
+    assert not moe_properties.grouped_product(lambda *given: product(None, *given), a, None, w, offsets, a2, w2)
+    assert not moe_properties.gate_up(
+        lambda x, *ws: _grouped.launch_gate_up(x, rows, *ws, offsets, config, True), x, rows, w, w2, offsets
+    )
+
+    def gradients(
+        a: torch.Tensor, b: torch.Tensor, b2: torch.Tensor | None, gathered: bool
+    ) -> tuple[torch.Tensor, ...]:
+        made = _grouped.launch_group_gradients(
+            a=a, rows=rows, offsets=offsets, config=config, a_gathered=gathered, b=b, b2=b2
+        )
+        return made[: 1 if b2 is None else 2]
+
+    dy = draw(tokens, n, ORDINARY_ROWS, seed + 9, dtype)
+    at = rows.long()
+    assert not moe_properties.group_gradients(lambda: gradients(x, b, b2, True), x[at], offsets, b, b2)
+    assert not moe_properties.group_gradients(lambda: gradients(a, dy, None, False), a, offsets, dy[at])
 
 
 def test_attention_passes_over_keys_of_weight_zero() -> None:
