@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from compare import conditions, timeline
+from compare import conditions, timeline, tuning
 from compare.blocks import BLOCKS
 from compare.client import WORKER_FAILURES, WorkerDied, WorkerError, WorkerTimeout
 from compare.clock import CallTrace, CuptiClock, DeviceRecord
@@ -55,8 +55,8 @@ class _Entry:
 
 
 class Lane:
-    """Holds one group of cases at a time; `prepare`, `check_tuned` and `prepare_again` may be called in a thread of
-    their own, all else from one."""
+    """Holds one group of cases at a time; what compiles or checks may be called in a thread of its own, all else from
+    one."""
 
     def __init__(self, session: Session, crew: Crew, timing: Timing) -> None:
         self.session, self.crew, self._timing = session, crew, timing
@@ -96,9 +96,8 @@ class Lane:
         self._by_role(self._prepare_and_check, [entry for entry in self._alive() if not self._tunes(entry)])
 
     def tune(self) -> None:
-        """Compile what times kernels to choose one: the GPU is this lane's alone."""
-        for entry in [entry for entry in self._alive() if self._tunes(entry)]:
-            self._prepare_first(entry)
+        """Compile what times kernels to choose one, beside other lanes that do."""
+        self._by_role(self._tuning(self._prepare_first), [entry for entry in self._alive() if self._tunes(entry)])
         self._tuned = True
 
     def check_tuned(self) -> None:
@@ -115,9 +114,8 @@ class Lane:
         self._by_role(self._prepare_one_again, [entry for entry in self._alive() if not self._tunes(entry)])
 
     def tune_again(self) -> None:
-        """The others; the GPU is this lane's alone."""
-        for entry in [entry for entry in self._alive() if self._tunes(entry)]:
-            self._prepare_one_again(entry)
+        """The others, beside other lanes' that tune."""
+        self._by_role(self._tuning(self._prepare_one_again), [entry for entry in self._alive() if self._tunes(entry)])
 
     def measure(self, process: int) -> None:
         """Those rounds of each case that belong to this process; the GPU is this lane's alone."""
@@ -179,6 +177,15 @@ class Lane:
     def _tunes(self, entry: _Entry) -> bool:
         """XLA's choices are kept between processes, max-autotune's are not."""
         return entry.tunes and (entry.implementation.tunes or not self._tuned)
+
+    def _tuning(self, prepare: Callable[[_Entry], None]) -> Callable[[_Entry], None]:
+        """XLA's holds the lock; Inductor's worker takes it whenever it times."""
+
+        def of(entry: _Entry) -> None:
+            with tuning.alone(tuning.lock_of(self.session.folder)) if entry.role == "xla" else contextlib.nullcontext():
+                prepare(entry)
+
+        return of
 
     @staticmethod
     def _by_role(do: Callable[[_Entry], None], entries: Sequence[_Entry]) -> None:

@@ -1,7 +1,9 @@
 """A run on this machine's GPU: lanes compile and check side by side, then are timed in turn, each alone on the GPU.
 
 Of a quick run's time on an H200 half went by compiling, a third by references and checks and an eighth by timing, one
-core busy: so as many groups of cases as the machine has room for are made ready at once.
+core busy: so as many groups of cases as the machine has room for are made ready at once. A batch takes as long as its
+longest group: those that have most to compile come first, beside each other. Large cases are as many as the GPU has
+memory for; small ones keep other cores busy beside them.
 """
 
 from __future__ import annotations
@@ -9,42 +11,47 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from compare import machine
+from compare import machine, tuning
+from compare.blocks import BLOCKS
 from compare.calibration import AGREEMENT, disagreement
 from compare.client import WORKER_FAILURES
 from compare.crew import Crew
 from compare.lane import Lane
-from compare.parts import Group, groups_of
+from compare.parts import Group, effort, groups_of
 from compare.selection import Plan
 from compare.session import Session
 from xlafuse.autotune import merge_results
 
-MOST_LANES = 4
-CORES_A_LANE = 4  # compilers have threads and processes of their own
+MOST_LANES = 6
+CORES_A_LANE = 2.5  # two frameworks' processes; compilers have threads and processes of their own
 BYTES_A_LANE = 32 << 30  # of the GPU's memory: two processes hold inputs and references of two input sets
+SMALL_BYTES = 64 << 20  # inputs and outputs of a group that needs little of it
 
 
 def environment(folder: Path) -> dict[str, str]:
     """XLA writes what its autotuner chose into the run's own target pack, to be replayed where there is no GPU."""
-    (folder / "target" / "xla").mkdir(parents=True, exist_ok=True)
-    return {"XLAFUSE_TARGET_PACK": str((folder / "target").resolve())}
+    lock = tuning.lock_of(folder)
+    for needed in (folder / "target" / "xla", lock.parent):
+        needed.mkdir(parents=True, exist_ok=True)
+    return {"XLAFUSE_TARGET_PACK": str((folder / "target").resolve()), tuning.VARIABLE: str(lock.resolve())}
 
 
 def run(plan: Plan, session: Session) -> None:
     """Write one record for each case and implementation of the plan."""
-    groups = list(_groups(plan, session))
-    lanes = [Lane(session, crew, plan.timing) for crew in _crews(plan, session, len(groups))]
+    groups = _groups(plan, session)
+    crews, roomy = _crews(plan, session, len(groups))
+    lanes = [Lane(session, crew, plan.timing) for crew in crews]
     starved: list[Group] = []
     try:
-        for start in range(0, len(groups), len(lanes)):
-            starved += _run_batch(lanes, groups[start : start + len(lanes)], plan, session)
+        for batch in _batches(groups, len(lanes), roomy):
+            starved += _run_batch(lanes, batch, plan, session)
         for group in starved:
             session.progress.say("making room: what found no memory beside other cases is done again alone")
             for lane in lanes:
@@ -54,15 +61,34 @@ def run(plan: Plan, session: Session) -> None:
         _join_autotune_results(session.folder / "target" / "xla")
 
 
-def _groups(plan: Plan, session: Session) -> Iterator[Group]:
-    """What is left of the plan."""
+def _groups(plan: Plan, session: Session) -> list[Group]:
+    """What is left of the plan, first what takes longest."""
     left = [(case, found) for case, implementations in plan.work if (found := session.pending(case, implementations))]
-    yield from groups_of(left)
+    return sorted(groups_of(left), key=effort, reverse=True)
 
 
-def _lanes(memory_bytes: int | None) -> int:
-    """How many groups are made ready at once; one where nobody knows how much memory the GPU has."""
-    return max(1, min(MOST_LANES, machine.usable_cores() // CORES_A_LANE, (memory_bytes or 0) // BYTES_A_LANE))
+def _is_small(group: Group) -> bool:
+    case = group[0][0]
+    block = BLOCKS[case.block]
+    return sum(tensor.bytes(case) for tensor in block.inputs + block.outputs) <= SMALL_BYTES
+
+
+def _batches(groups: Sequence[Group], lanes: int, roomy: int) -> Iterator[list[Group]]:
+    """Groups to be made ready at once, one a lane, in order; large ones in the first `roomy` lanes alone."""
+    large = deque(group for group in groups if not _is_small(group))
+    small = deque(group for group in groups if _is_small(group))
+    while large or small:
+        batch = [large.popleft() for _ in range(min(roomy, len(large)))]
+        batch += [small.popleft() for _ in range(min(lanes - len(batch), len(small)))]
+        yield batch
+
+
+def _lanes(memory_bytes: int | None) -> tuple[int, int]:
+    """How many groups are made ready at once, and how many of them may be large; one where nobody knows how much memory
+    the GPU has."""
+    roomy = (memory_bytes or 0) // BYTES_A_LANE
+    lanes = max(1, min(MOST_LANES, int(machine.usable_cores() / CORES_A_LANE)) if roomy else 1)
+    return lanes, max(1, min(lanes, roomy))
 
 
 def _run_batch(lanes: Sequence[Lane], batch: Sequence[Group], plan: Plan, session: Session) -> list[Group]:
@@ -74,8 +100,7 @@ def _run_batch(lanes: Sequence[Lane], batch: Sequence[Group], plan: Plan, sessio
         _replace_worn(lane, session)
     _at_once([lane.prepare for lane in lanes])
     took.lap("compiling and checking")
-    for lane in lanes:
-        lane.tune()
+    _at_once([lane.tune for lane in lanes])
     _at_once([lane.check_tuned for lane in lanes])
     took.lap("tuning")
     for process in range(plan.timing.restarts + 1):
@@ -85,8 +110,7 @@ def _run_batch(lanes: Sequence[Lane], batch: Sequence[Group], plan: Plan, sessio
             # With the files of the leaving processes joined, the fresh ones find XLA's choices instead of tuning again.
             _join_autotune_results(session.folder / "target" / "xla")
             _at_once([lane.prepare_again for lane in lanes])
-            for lane in lanes:
-                lane.tune_again()
+            _at_once([lane.tune_again for lane in lanes])
             took.lap("fresh workers")
         for lane in lanes:
             lane.measure(process)
@@ -131,9 +155,10 @@ def _at_once(tasks: Sequence[Callable[[], None]]) -> None:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _crews(plan: Plan, session: Session, most: int) -> list[Crew]:
-    """One for each lane. Begins the segment: the environment of each worker that the plan needs, this GPU's ceilings,
-    and what the clock of every lane's workers makes of the calibration kernel."""
+def _crews(plan: Plan, session: Session, most: int) -> tuple[list[Crew], int]:
+    """One for each lane, and how many of these have room for large groups. Begins the segment: the environment of each
+    worker that the plan needs, this GPU's ceilings, and what the clock of every lane's workers makes of the calibration
+    kernel."""
     roles = {implementation.framework for _, group in plan.work for implementation in group}
     session.crew.start({*roles, "reference"})
     session.progress.say("measuring this GPU's ceilings")
@@ -153,7 +178,8 @@ def _crews(plan: Plan, session: Session, most: int) -> list[Crew]:
         except WORKER_FAILURES as problem:
             workers[role] = {"unavailable": str(problem)}
     memory = max((found["memory_bytes"] for found in workers.values() if "memory_bytes" in found), default=None)
-    siblings = [session.crew.sibling() for _ in range(min(_lanes(memory), most) - 1)]
+    lanes, roomy = _lanes(memory)
+    siblings = [session.crew.sibling() for _ in range(min(lanes, most) - 1)]
     if siblings:
         _at_once([partial(crew.start, {*roles, "reference"}) for crew in siblings])
     for number, crew in enumerate(siblings, 2):
@@ -164,7 +190,7 @@ def _crews(plan: Plan, session: Session, most: int) -> list[Crew]:
     if (apart := disagreement(clocks)) > AGREEMENT:
         session.progress.say(f"the workers' clocks differ by {apart:.1%}: no ratio between them will be given")
     session.begin_segment(workers, ceilings, clocks, lanes=1 + len(siblings))
-    return [session.crew, *siblings]
+    return [session.crew, *siblings], roomy
 
 
 def _join_autotune_results(folder: Path) -> None:

@@ -92,6 +92,8 @@ class Service:
     def check(self, id: str) -> dict[str, Any]:
         """Errors beside tolerances of outputs and gradients, and the device and backend they were computed on."""
         verdicts = self._subjects[id].check()
+        if self.clock and all(verdict.right for verdict in verdicts):
+            self._subjects[id].rehearse()
         return {
             "errors": [v.to_json() for v in verdicts],
             "device": self._framework.device, "backend": self._framework.backend,

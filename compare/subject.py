@@ -191,6 +191,11 @@ class Subject:
                     worst[verdict.name] = verdict
         return list(worst.values())
 
+    def rehearse(self) -> None:
+        """A call as it will be timed: what that sets up, as XLA's programs that poison each size of memory, takes
+        longer than a round, and no GPU of its own."""
+        self._timed_call(self.program, _untimed, self._arrays(0), dict.fromkeys(self.case.parts, True))
+
     def measure(self, clock: Clock, seconds: float, input_set: int = 0) -> dict[str, Any]:
         """Timed calls for about `seconds`, each on poisoned outputs and a cold L2, on inputs of that set; the last
         results are checked.
@@ -269,9 +274,10 @@ class Subject:
         return outputs, gradients
 
     def _warm_up(self, clock: Clock, once: Callable[[Timed], None]) -> _WarmUp:
-        """Calls in batches until the medians of two successive ones agree, or until it has taken long enough. Batches
-        grow, for the median of a few calls that wait for the host may never agree with the next. A call before them,
-        which nobody times, pays for what other implementations pushed out of every cache."""
+        """Calls in batches until the medians of two successive ones agree, or until it has taken long enough. What must
+        settle is the time in which the GPU is busy: the gaps between are the host's, whose medians over a few calls
+        seldom agree, however long one waits (on an H200's host in 14% of rounds not within 0.1 s). Batches grow. A call
+        before them, which nobody times, pays for what other implementations pushed out of every cache."""
         started = time.perf_counter()
         once(_untimed)
         seconds_a_call = time.perf_counter() - started
@@ -288,13 +294,13 @@ class Subject:
             before = median
 
     def _batch(self, clock: Clock, once: Callable[[Timed], None], size: int) -> tuple[float, float]:
-        """(median device time, mean host time) of a whole call, in seconds."""
+        """(median busy time, mean host time) of a whole call, in seconds."""
         started = time.perf_counter()
         clock.start()
         for _ in range(size):
             once(clock.time)
         host = (time.perf_counter() - started) / size
-        samples, parts = [sample.device_time for sample in clock.collect()], len(self.case.parts)
+        samples, parts = [sample.busy_time for sample in clock.collect()], len(self.case.parts)
         return statistics.median(sum(samples[at : at + parts]) for at in range(0, len(samples), parts)), host
 
     def measure_wall(self, seconds: float, input_set: int = 0) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from compare import arrays, ceilings, machine
+from compare import arrays, ceilings, machine, tuning
 from compare.blocks import BLOCKS, requirements
 from compare.clock import Clock, CuptiClock, DeviceRecord, Sample, cupti_missing
 from compare.graph.from_eager import from_eager
@@ -144,7 +144,7 @@ class TorchSide:
         if implementation.compiler != "flex":
             compiled = inductor.compile(_copy(apply), max_autotune=implementation.compiler == "inductor-max")
         program = self._program(case, compiled, attributes)
-        with inductor.capture() as captured:
+        with inductor.timing_under(_tuning_alone), inductor.capture() as captured:
             program.compile_s = self._first_call(program, inputs, cotangents)
         captured.write(dumps)
         graph = from_inductor(captured, versions=_versions())
@@ -344,6 +344,11 @@ class TorchSide:
             tensor = torch.from_numpy(np.load(arrays.path_of(folder, role, name)))
             self._cache[key] = (tensor.view(getattr(torch, dtype)) if dtype in arrays.BITS else tensor).to(self._device)
         return self._cache[key]
+
+
+def _tuning_alone() -> AbstractContextManager[None]:
+    lock = os.environ.get(tuning.VARIABLE)
+    return tuning.alone(Path(lock)) if lock else nullcontext()
 
 
 def _record(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,25 @@ def test_a_warm_up_that_does_not_settle_ends_and_says_so(monkeypatch: pytest.Mon
     monkeypatch.setattr(module, "_WARM_UP_SECONDS", 0.0)
     measured = subject(program()).measure(Clock([4.0, 3.0, 2.0, 1.0]), 0.0)
     assert measured["warm_up"]["settled"] is False
+
+
+def test_gaps_between_launches_need_not_settle() -> None:
+    """They are the host's, and differ from call to call however long one waits."""
+    clock = Clock([1.0])
+    waits = iter(range(1, 100))
+
+    def collect() -> list[Sample]:
+        return [replace(sample, device_time=sample.busy_time + next(waits)) for sample in clock._samples]
+
+    clock.collect = collect  # type: ignore[method-assign]
+    assert subject(program()).measure(clock, 0.0)["warm_up"]["settled"]
+    assert clock.calls == 2 + 5
+
+
+def test_a_rehearsal_is_a_call_as_it_will_be_timed() -> None:
+    side = Side()
+    subject(program(train=True), side).rehearse()
+    assert side.log[:4] == ["poison forward", "flush", "poison backward", "flush"]
 
 
 def test_warm_up_times_whole_calls() -> None:

@@ -1,0 +1,62 @@
+"""The lock under which kernels are timed to choose one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from compare import PROJECT, tuning
+
+TRY = """
+import fcntl, sys
+try:
+    fcntl.flock(open(sys.argv[1], "wb"), fcntl.LOCK_EX | fcntl.LOCK_NB)
+except BlockingIOError:
+    print("taken")
+"""
+
+
+def said_elsewhere(lock: Path) -> str:
+    """By another process that would have the lock at once."""
+    done = subprocess.run([sys.executable, "-c", TRY, str(lock)], capture_output=True, text=True, cwd=PROJECT)
+    return done.stdout.strip() or done.stderr.strip()
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    lock = tmp_path / "tuning"
+    with tuning.alone(lock):
+        assert said_elsewhere(lock) == "taken"
+    assert said_elsewhere(lock) == ""
+
+
+def test_inductor_times_under_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    from torch._inductor.runtime.benchmarking import InductorBenchmarker, TritonBenchmarker
+
+    from triton_side import inductor
+
+    events: list[str] = []
+
+    @contextmanager
+    def lock() -> Iterator[None]:
+        events.append("taken")
+        yield
+        events.append("given back")
+
+    def benchmark(self: object, call: object, **kwargs: object) -> float:
+        events.append("timed")
+        return 1.0
+
+    for benchmarker in (TritonBenchmarker, InductorBenchmarker):
+        monkeypatch.setattr(benchmarker, "benchmark_gpu", benchmark)
+    with inductor.timing_under(lock):
+        assert TritonBenchmarker().benchmark_gpu(None) == InductorBenchmarker().benchmark_gpu(None) == 1.0
+    assert events == ["taken", "timed", "given back"] * 2
+    events.clear()
+    InductorBenchmarker().benchmark_gpu(None)
+    assert events == ["timed"]
