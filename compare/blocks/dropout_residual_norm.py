@@ -52,7 +52,7 @@ BLOCK = Block(
     reference=reference,
     attributes={"p": 0.1, "eps": 1e-5},
     backward_needs=("h", "weight", "seed"),
-    # Of floating-point numbers: the generator has some 80 integer operations for four elements.
+    # Of floating-point numbers: the generator has some 50 integer operations for four elements.
     flops=lambda s: 10 * s["rows"] * s["columns"],
     backward_flops=lambda s: 15 * s["rows"] * s["columns"],
     shapes=(

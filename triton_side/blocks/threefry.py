@@ -1,4 +1,4 @@
-"""Threefry-2x32-20 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011) in int32, which wraps.
+"""Threefry-2x32-13 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011) in int32, which wraps.
 
 The dtype that GPUs add at full rate; PyTorch has no arithmetic of uint32.
 """
@@ -6,7 +6,8 @@ The dtype that GPUs add at full rate; PyTorch has no arithmetic of uint32.
 import torch
 from torch import Tensor
 
-_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_ROUNDS = 13
+_ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
 _PARITY = 0x1BD11BDA
 
 
@@ -18,12 +19,12 @@ def threefry_2x32(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor]) ->
     """Two random words for each counter; all int32, counters that broadcast."""
     keys = (*key, key[0] ^ key[1] ^ _PARITY)
     first, second = counter[0] + keys[0], counter[1] + keys[1]
-    for group in range(5):
-        for bits in _ROTATIONS[group % 2]:
-            first = first + second
-            second = _rotated(second, bits) ^ first
-        first = first + keys[(group + 1) % 3]
-        second = second + keys[(group + 2) % 3] + (group + 1)
+    for done in range(1, _ROUNDS + 1):
+        first = first + second
+        second = _rotated(second, _ROTATIONS[(done - 1) % 8]) ^ first
+        if done % 4 == 0:
+            first = first + keys[done // 4 % 3]
+            second = second + keys[(done // 4 + 1) % 3] + done // 4
     return first, second
 
 

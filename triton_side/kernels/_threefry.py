@@ -1,4 +1,4 @@
-"""Dropout's mask from a counter-based generator: Threefry-2x32-20 (Salmon et al., Parallel Random Numbers: As Easy as
+"""Dropout's mask from a counter-based generator: Threefry-2x32-13 (Salmon et al., Parallel Random Numbers: As Easy as
 1, 2, 3, SC 2011). A key and a place give the same bits in every kernel, so that no mask is stored.
 
 One call gives the numbers of four neighbours in a row. They stay in one thread: the words are interleaved in registers.
@@ -19,11 +19,12 @@ def _mix(first, second, BITS: tl.constexpr):
 
 @triton.jit
 def threefry_2x32(key, key2, first, second):
-    """Two random words for each counter (first, second) under (key, key2); all uint32."""
+    """Two random words for each counter (first, second) under (key, key2); all uint32. Twelve rounds, each four ending
+    in a word of the key, and the thirteenth."""
     key3 = key ^ key2 ^ PARITY
     first, second = first + key, second + key2
-    for group in tl.static_range(5):
-        if group % 2 == 0:
+    for done in tl.static_range(4, 13, 4):
+        if done % 8 == 4:
             first, second = _mix(first, second, 13)
             first, second = _mix(first, second, 15)
             first, second = _mix(first, second, 26)
@@ -34,8 +35,8 @@ def threefry_2x32(key, key2, first, second):
             first, second = _mix(first, second, 16)
             first, second = _mix(first, second, 24)
         key, key2, key3 = key2, key3, key
-        first, second = first + key, second + key2 + (group + 1)
-    return first, second
+        first, second = first + key, second + key2 + done // 4
+    return _mix(first, second, 17)
 
 
 @triton.jit

@@ -1,10 +1,11 @@
-"""Threefry-2x32-20 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011), written out: jax.random has
-it behind keys and shapes of its own."""
+"""Threefry-2x32-13 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011), written out: jax.random has
+it with twenty rounds, behind keys and shapes of its own."""
 
 import jax
 import jax.numpy as jnp
 
-_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_ROUNDS = 13
+_ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
 _PARITY = 0x1BD11BDA
 
 Words = tuple[jax.Array, jax.Array]
@@ -14,12 +15,13 @@ def threefry_2x32(key: Words, counter: Words) -> Words:
     """Two random words for each counter; all uint32, counters that broadcast."""
     keys = (*key, key[0] ^ key[1] ^ jnp.uint32(_PARITY))
     first, second = counter[0] + keys[0], counter[1] + keys[1]
-    for group in range(5):
-        for bits in _ROTATIONS[group % 2]:
-            first = first + second
-            second = ((second << bits) | (second >> (32 - bits))) ^ first
-        first = first + keys[(group + 1) % 3]
-        second = second + keys[(group + 2) % 3] + jnp.uint32(group + 1)
+    for done in range(1, _ROUNDS + 1):
+        bits = _ROTATIONS[(done - 1) % 8]
+        first = first + second
+        second = ((second << bits) | (second >> (32 - bits))) ^ first
+        if done % 4 == 0:
+            first = first + keys[done // 4 % 3]
+            second = second + keys[(done // 4 + 1) % 3] + jnp.uint32(done // 4)
     return first, second
 
 
