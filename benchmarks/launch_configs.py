@@ -26,7 +26,15 @@ from triton.testing import do_bench
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from triton_side.kernels import matmul, matmul_fp8, rope  # noqa: E402
+from triton_side.kernels import (  # noqa: E402
+    cross_entropy,
+    dropout_residual_norm,
+    layernorm,
+    matmul,
+    matmul_fp8,
+    rope,
+)
+from triton_side.kernels._launch import FlatConfig, RowConfig  # noqa: E402
 from triton_side.kernels.matmul import MatmulConfig  # noqa: E402
 from triton_side.kernels.rope import RopeConfig  # noqa: E402
 
@@ -60,6 +68,62 @@ def rope_candidates() -> Iterable[RopeConfig]:
             yield RopeConfig(rows=rows, heads=heads, splits=splits, num_warps=warps)
 
 
+def row_candidates(resident: bool) -> tuple[RowConfig, ...]:
+    """Of 8192 rows of 4096 columns, 4 to 32 elements to a thread: one set of programs that may fetch ahead or, unless
+    they must be `resident`, a tile to a program."""
+    found = []
+    for block_rows, warps in itertools.product((1, 2, 4), (4, 8, 16, 32)):
+        if 4 <= block_rows * 128 // warps <= 32:
+            if not resident:
+                found.append(RowConfig(block_rows, 4096, warps, 1, 8192 // block_rows))
+            for stages, programs in itertools.product((1, 2, 3), (132, 264, 396, 528)):
+                if programs * warps <= 132 * 64:
+                    found.append(RowConfig(block_rows, 4096, warps, stages, programs))
+    return tuple(found)
+
+
+def rows_of(
+    launch: Callable[..., Any], configure: Callable[..., RowConfig], matrices: int, resident: bool = False
+) -> Kernel:
+    """8192 rows of 4096 columns in bfloat16, of which `matrices` are read or written."""
+    return Kernel(
+        lambda: (
+            *(normal(8192, 4096) for _ in range(2)), *(normal(4096) for _ in range(3)),
+            *torch.ones(2, 8192, device="cuda"), torch.tensor((7, -9), dtype=torch.int32, device="cuda"),
+        ),
+        launch, row_candidates(resident), (2.0 * matrices * 8192 * 4096, "B"),
+        lambda given: configure(8192, 4096, 2, 132),
+    )  # fmt: skip
+
+
+def normalised(given: tuple[torch.Tensor, ...], config: RowConfig) -> Any:
+    x, _, _, weight, shift, *_ = given
+    return layernorm.forward(x, weight, shift, 1e-5, save_statistics=False, config=config)
+
+
+def dropped(given: tuple[torch.Tensor, ...], config: RowConfig) -> Any:
+    x, residual, bias, weight, shift, _, _, seed = given
+    return dropout_residual_norm.forward(
+        x, bias, residual, weight, shift, seed, 0.1, 1e-5, save_statistics=False, config=config
+    )
+
+
+def dropped_gradients(given: tuple[torch.Tensor, ...], config: RowConfig) -> Any:
+    h, dy, _, weight, _, mean, rstd, seed = given
+    return dropout_residual_norm.backward(h, weight, seed, mean, rstd, dy, h, 0.1, config)
+
+
+def logits() -> tuple[torch.Tensor, ...]:
+    statistics = torch.ones(2, 2048, device="cuda")
+    return normal(2048, 128256), torch.randint(128256, (2048,), device="cuda"), *statistics
+
+
+def logits_gradient(given: tuple[torch.Tensor, ...], config: FlatConfig) -> torch.Tensor:
+    x, labels, maximum, log_sum = given
+    saved = cross_entropy.Saved(maximum, log_sum, labels[0])
+    return cross_entropy.backward(x, labels, saved, maximum[0], 0.1, 1e-4, config)
+
+
 def product(m: int, k: int, n: int, candidates: Iterable[MatmulConfig]) -> Kernel:
     return Kernel(
         lambda: (normal(m, k), normal(k, n)),
@@ -74,6 +138,7 @@ def fp8_operands() -> tuple[torch.Tensor, ...]:
     return a, b.T, torch.ones((), device="cuda"), torch.ones((), device="cuda")
 
 
+FLAT = tuple(FlatConfig(32 * warps * each, warps) for warps in (1, 2, 4, 8, 16) for each in (8, 16, 32, 64))
 WIDE = MatmulConfig(128, 256, 64, 8, 3)
 KERNELS = {
     "rope": Kernel(
@@ -83,6 +148,18 @@ KERNELS = {
         lambda given: rope.configure(
             8192, 32, 8, 128, 2, torch.cuda.get_device_properties(0).multi_processor_count
         ),
+    ),
+    "layernorm": rows_of(normalised, layernorm.configure_forward, 2),
+    "dropout_residual_norm": rows_of(dropped, dropout_residual_norm.configure_forward, 4),
+    "dropout_residual_norm-backward": rows_of(
+        dropped_gradients, dropout_residual_norm.configure_backward, 5, resident=True
+    ),
+    "cross_entropy": Kernel(
+        logits, lambda given, config: cross_entropy.forward(*given[:2], 0.1, 1e-4, save=False, config=config),
+        FLAT, (2.0 * 2048 * 128256, "B"), lambda given: cross_entropy.configure_forward(2),
+    ),
+    "cross_entropy-backward": Kernel(
+        logits, logits_gradient, FLAT, (4.0 * 2048 * 128256, "B"), lambda given: cross_entropy.configure_backward(2)
     ),
     "matmul-llama-8b": product(8192, 4096, 4096, (replace(WIDE, group_m=g) for g in (2, 4, 8, 16, 32))),
     "matmul-16-rows": product(

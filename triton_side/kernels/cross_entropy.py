@@ -41,12 +41,30 @@ BACKWARD = (
     declare.gradient("mul", "logsumexp"), declare.gradient("sub", "smoothing"), declare.gradient("sub", "target"),
 )  # fmt: skip
 
+LOG2_E = tl.constexpr(1.4426950408889634)
+
 
 @triton.jit
 def finite_reference(maximum):
     """What is subtracted from logits before exp: their maximum. While all are -inf, any finite number keeps the sum at
     zero; -inf - -inf would make it NaN."""
     return tl.where(maximum == -float("inf"), 0.0, maximum)
+
+
+@triton.jit
+def add_logits(maximum, exponentials, mean, x, inside, classes):
+    """The lanes' maximum, sum of exp(x - maximum) and share of the mean, [lanes, 1], with the logits x [lanes, VECTOR]
+    added, which are -inf where not `inside`; None: all are."""
+    new_maximum = tl.maximum(maximum, tl.max(x, axis=1, keep_dims=True))
+    reference = finite_reference(new_maximum)
+    # tl.exp has three instructions more, for results below 1e-38. The logarithm's base is changed after the difference:
+    # before it, a maximum of 1e4 would be rounded by 9e-4.
+    exponentials *= tl.exp2((maximum - reference) * LOG2_E)
+    exponentials += tl.sum(tl.exp2((x - reference) * LOG2_E), axis=1, keep_dims=True)
+    # Divided before they are added, so that logits near the largest number do not overflow.
+    x = x if inside is None else tl.where(inside, x, 0.0)
+    mean += tl.sum(x * (1.0 / classes), axis=1, keep_dims=True)
+    return new_maximum, exponentials, mean
 
 
 @triton.jit
@@ -62,7 +80,7 @@ def token_loss(maximum, log_sum, mean, chosen, smoothing, z_loss):
 def loss_slope(x, is_label, maximum, log_sum, classes, smoothing, z_loss):
     """Derivative of `token_loss` in the logits x; `is_label`: which of them is the label's."""
     slope = 1.0 + 2.0 * z_loss * (maximum + log_sum)
-    p = tl.exp(x - maximum - log_sum)
+    p = tl.exp2((x - maximum - log_sum) * LOG2_E)
     return p * slope - smoothing / classes - tl.where(is_label, 1.0 - smoothing, 0.0)
 
 
@@ -91,17 +109,15 @@ def cross_entropy_forward_kernel(
     maximum = tl.full([lanes, 1], -float("inf"), tl.float32)
     exponentials = tl.zeros([lanes, 1], tl.float32)
     mean = tl.zeros([lanes, 1], tl.float32)
-    for start in tl.range(0, tl.where(counted, classes, 0), COLUMNS):
-        column = start + offset
-        inside = column < classes
-        x = tl.load(row_ptr + column, mask=inside, other=-float("inf")).to(tl.float32)
-        new_maximum = tl.maximum(maximum, tl.max(x, axis=1, keep_dims=True))
-        reference = finite_reference(new_maximum)
-        exponentials *= tl.exp(maximum - reference)
-        exponentials += tl.sum(tl.exp(x - reference), axis=1, keep_dims=True)
-        # Divided before they are added, so that logits near the largest number do not overflow.
-        mean += tl.sum(tl.where(inside, x, 0.0) * (1.0 / classes), axis=1, keep_dims=True)
-        maximum = new_maximum
+    end = tl.where(counted, classes, 0)
+    whole = end // COLUMNS * COLUMNS  # comparing each column with the end would cost a third of the instructions
+    for start in tl.range(0, whole, COLUMNS):
+        x = tl.load(row_ptr + start + offset).to(tl.float32)
+        maximum, exponentials, mean = add_logits(maximum, exponentials, mean, x, None, classes)
+    if whole < end:
+        inside = whole + offset < end
+        x = tl.load(row_ptr + whole + offset, mask=inside, other=-float("inf")).to(tl.float32)
+        maximum, exponentials, mean = add_logits(maximum, exponentials, mean, x, inside, classes)
 
     row_maximum = tl.max(maximum)
     log_sum = tl.log(tl.sum(exponentials * tl.exp(maximum - row_maximum)))
@@ -148,13 +164,13 @@ def cross_entropy_backward_kernel(
     maximum = tl.load(maximum_ptr + token)
     log_sum = tl.load(log_sum_ptr + token)
     is_class = (label >= 0) & (label < classes)
-    dloss = tl.where(is_class, tl.load(dloss_ptr) / tl.load(count_ptr), float("nan"))
+    # Of a token that does not count zero, times what is finite: its logits are not read, but taken to be 0.
+    dloss = tl.where(counted, tl.where(is_class, tl.load(dloss_ptr) / tl.load(count_ptr), float("nan")), 0.0)
     for start in tl.range(0, classes, COLUMNS):
         column = start + tl.arange(0, COLUMNS)
         inside = column < classes
         x = tl.load(logits_ptr + token * row_stride + column, mask=inside & counted, other=0.0).to(tl.float32)
-        dx = loss_slope(x, column == label, maximum, log_sum, classes, smoothing, z_loss)
-        dx = tl.where(counted, dx * dloss, 0.0)
+        dx = loss_slope(x, column == label, maximum, log_sum, classes, smoothing, z_loss) * dloss
         tl.store(dlogits_ptr + token * classes + column, dx.to(dlogits_ptr.dtype.element_ty), mask=inside)
 
 
