@@ -98,7 +98,7 @@ def rows_of(
 
 def normalised(given: tuple[torch.Tensor, ...], config: RowConfig) -> Any:
     x, _, _, weight, shift, *_ = given
-    return layernorm.forward(x, weight, shift, 1e-5, save_statistics=False, config=config)
+    return layernorm.forward(x, weight, shift, 1e-5, save=False, config=config)
 
 
 def dropped(given: tuple[torch.Tensor, ...], config: RowConfig) -> Any:

@@ -78,7 +78,7 @@ BACKWARD_OF_SUM = (
 @triton.jit
 def dropout_residual_norm_forward_kernel(
     x_ptr, bias_ptr, residual_ptr, weight_ptr, shift_ptr, seed_ptr, y_ptr, h_ptr, mean_ptr, rstd_ptr,
-    x_row_stride, residual_row_stride, rows, columns, threshold, scale, eps,
+    x_row_stride, residual_row_stride, rows, columns: tl.constexpr, threshold, scale, eps,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, COLUMNS)[None, :]
@@ -88,7 +88,7 @@ def dropout_residual_norm_forward_kernel(
         shift = tl.load(shift_ptr + column, mask=column < columns, other=0.0)
     for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
         row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-        mask = (row < rows) & (column < columns)
+        mask = (column < columns) if ROWS == 1 else (row < rows) & (column < columns)
         x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(tl.float32)
         residual = tl.load(residual_ptr + row * residual_row_stride + column, mask=mask, other=0.0).to(tl.float32)
         kept = uniforms(seed_ptr, row, COLUMNS) >= threshold

@@ -77,7 +77,7 @@ def normalise_gradient(dy, normalised, weight, rstd, columns):
 @declare.declare(*FORWARD, flops=lambda shapes: 7 * math.prod(shapes["x_ptr"]))
 @triton.jit
 def layernorm_forward_kernel(
-    x_ptr, weight_ptr, bias_ptr, y_ptr, mean_ptr, rstd_ptr, x_row_stride, rows, columns, eps,
+    x_ptr, weight_ptr, bias_ptr, y_ptr, mean_ptr, rstd_ptr, x_row_stride, rows, columns: tl.constexpr, eps,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, COLUMNS)[None, :]
@@ -85,7 +85,7 @@ def layernorm_forward_kernel(
     bias = tl.load(bias_ptr + column, mask=column < columns, other=0.0)
     for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
         row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-        mask = (row < rows) & (column < columns)
+        mask = (column < columns) if ROWS == 1 else (row < rows) & (column < columns)
         x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(tl.float32)
         normalised, mean, rstd = normalise(x, mask, columns, eps)
         y = normalised * weight.to(tl.float32) + bias.to(tl.float32)
