@@ -175,7 +175,8 @@ def _show_at_a_glance(folder: Path) -> None:
 @cli.command("merge")
 @click.argument("parts", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
 @click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="A new folder.")
-def merge_command(parts: tuple[Path, ...], out: Path) -> None:
+@click.option("--partial", is_flag=True, help="Also where one of the parts of `run --part` is missing.")
+def merge_command(parts: tuple[Path, ...], out: Path, partial: bool) -> None:
     """Put runs of several GPUs, or machines, together as one, each case whole from one of them.
 
     \b
@@ -185,7 +186,7 @@ def merge_command(parts: tuple[Path, ...], out: Path) -> None:
     """
     from compare.merge import merge
 
-    count = merge(parts, out)
+    count = merge(parts, out, partial=partial)
     click.echo(f"{count} records in {out}; xlafuse report {out} shows them")
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,15 +26,14 @@ from xlafuse.autotune import merge_results
 
 _FILES = ("graph", "dumps")  # fields of a record that name a file of its run
 _SAME = ("schema", "xlafuse", "suite", "target")
-Places = Callable[[Case], tuple[int, int]]  # what cases are sorted by
 
 
-def merge(parts: Sequence[Path], out: Path) -> int:
+def merge(parts: Sequence[Path], out: Path, *, partial: bool = False) -> int:
     """Write the parts' records, their files and what their GPUs' packs learnt into `out`, a new folder; returns the
     number of records. The parts stay as they are.
 
-    Raises UsageError where the parts are not of one kind, share a case or are one folder, RunFolderError where one
-    cannot be read or `out` not written.
+    Raises UsageError where the parts are not of one kind, share a case, are one folder or, unless `partial`, are not
+    all of what was shared out; RunFolderError where one cannot be read or `out` not written.
     """
     if out.exists():
         raise UsageError(f"{str(out)!r} exists already: name another --out")
@@ -49,9 +48,14 @@ def merge(parts: Sequence[Path], out: Path) -> int:
                 )
     records = [_read(part) for part in parts]
     owners = _owners(parts, records)
-    places = _places(runs[0].get("suite"))
+    plan = _plan(parts, runs, owners)
+    share = _share(runs)
+    if left_out := _left_out(share, plan, owners):
+        if not partial:
+            raise UsageError(f"{left_out}; name them, too, or --partial for a run without them")
+        plan["share"] = share
     try:
-        return _write(parts, runs, records, _plan(parts, runs, owners, places), places, out)
+        return _write(parts, runs, records, plan, out)
     except OSError as problem:
         raise RunFolderError(f"{problem.filename or out}: {problem.strerror}; {out} is not complete") from problem
 
@@ -77,34 +81,54 @@ def _owners(parts: Sequence[Path], records: Sequence[list[Record]]) -> dict[str,
     return owners
 
 
-def _plan(
-    parts: Sequence[Path], runs: Sequence[dict[str, Any]], owners: dict[str, Path], places: Places
-) -> dict[str, Any]:
-    """What all were to do, each case as the part with its records has it, or the first that was to do it."""
-    work: dict[str, Any] = {}
+def _plan(parts: Sequence[Path], runs: Sequence[dict[str, Any]], owners: dict[str, Path]) -> dict[str, Any]:
+    """What all were to do, each case as the part with its records has it, or the first that was to do it; in the order
+    of the table of blocks and of their suites, in which records are read, too."""
+    work: dict[str, tuple[Case, Any]] = {}
     for part, run in zip(parts, runs, strict=True):
         if "plan" not in run:
             raise RunFolderError(f"{part / 'run.json'}: does not say what was selected")
         for entry in run["plan"]["work"]:
-            case = Case.from_json(entry["case"]).id
-            if case not in work or owners.get(case) == part:
-                work[case] = entry
-    order = sorted(work, key=lambda case: places(Case.from_json(work[case]["case"])))
-    return {**runs[0]["plan"], "work": [work[case] for case in order]}
-
-
-def _places(suite: str | None) -> Places:
-    """Where a case is in the table of blocks and in its block's suite, which a plan and a run's records follow; what is
-    not there comes last."""
+            case = Case.from_json(entry["case"])
+            if case.id not in work or owners.get(case.id) == part:
+                work[case.id] = case, entry
     blocks = {name: place for place, name in enumerate(BLOCKS)}
-    cases = {case.id: place for block in BLOCKS.values() for place, case in enumerate(block.cases(suite or ""))}
-    return lambda case: (blocks.get(case.block, len(blocks)), cases.get(case.id, len(cases)))
+    cases = {c.id: place for b in BLOCKS.values() for place, c in enumerate(b.cases(runs[0].get("suite") or ""))}
+
+    def place(case: Case) -> tuple[int, int]:
+        """What is not in the table comes last."""
+        return blocks.get(case.block, len(blocks)), cases.get(case.id, len(cases))
+
+    ordered = [entry for _, entry in sorted(work.values(), key=lambda found: place(found[0]))]
+    return {name: value for name, value in runs[0]["plan"].items() if name != "share"} | {"work": ordered}
+
+
+def _share(runs: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
+    """The parts that these are, and all cases of what was shared out; as compare.selection.Share."""
+    shares = [run["plan"]["share"] for run in runs if "share" in run["plan"]]
+    return {
+        name: list(dict.fromkeys(each for share in shares for each in share[name])) for name in ("parts", "cases")
+    }
+
+
+def _left_out(share: dict[str, list[str]], plan: dict[str, Any], owners: Iterable[str]) -> str | None:
+    """What was shared out and is in none of the runs, with the parts that would have it."""
+    there = {Case.from_json(entry["case"]).id for entry in plan["work"]} | set(owners)
+    left = [case for case in share["cases"] if case not in there]
+    if not left:
+        return None
+    counts = dict.fromkeys(int(part.partition("/")[2]) for part in share["parts"])
+    parts = [f"{n}/{count}" for count in counts for n in range(1, count + 1) if f"{n}/{count}" not in share["parts"]]
+    of = f"part{'s' * (len(parts) > 1)} {', '.join(parts)} missing: " if parts else ""
+    cases = "1 case" if len(left) == 1 else f"{len(left)} cases"
+    return f"{of}{cases} of what was shared out, as {left[0]}, in none of these runs"
 
 
 def _write(
     parts: Sequence[Path], runs: Sequence[dict[str, Any]], found: Sequence[list[Record]], plan: dict[str, Any],
-    places: Places, out: Path,
+    out: Path,
 ) -> int:
+    """Records as they come, part by part: who reads them finds them in the order of the plan."""
     segments: list[dict[str, Any]] = []
     records: list[Record] = []
     for part, run, own in zip(parts, runs, found, strict=True):
@@ -116,7 +140,6 @@ def _write(
             records.append(replace(entry, segment=new_names.get(entry.segment or "", entry.segment)))
             _copy_files(entry, part, out)
     _copy_packs(parts, out)
-    records.sort(key=lambda entry: places(entry.case))
     lines = [json.dumps(entry.to_json(), allow_nan=True) + "\n" for entry in records]
     whole.write(out / "records.jsonl", "".join(lines).encode(), sync=True)
     command = " ; ".join(run.get("command", "xlafuse run") for run in runs)

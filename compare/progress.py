@@ -49,11 +49,18 @@ class Progress:
         self._count += 1
         self._bar.advance(self._task)
 
+    def kept(self, record: Record, reason: str | None) -> None:
+        """A record that stands from before, as it could not be made again with its case; the reason is why."""
+        self._line("kept", "yellow", record.id, f"as of segment {record.segment}; now: {reason}")
+
     def done(self, record: Record) -> None:
+        detail = record.detail if record.status != "skipped" else None
+        self._line(record.status, _STYLES[record.status], record.id, detail)
+
+    def _line(self, word: str, style: str, id: str, detail: str | None) -> None:
         self._count += 1
-        style = _STYLES[record.status]
-        detail = f"  {record.detail.splitlines()[0][:160]}" if record.detail and record.status != "skipped" else ""
-        line = f"[{style}]{record.status:8}[/] {escape(record.id)}{escape(detail)}"
+        said = f"  {detail.splitlines()[0][:160]}" if detail else ""
+        line = f"[{style}]{word:8}[/] {escape(id)}{escape(said)}"
         self._console.print(f"{self._count:>4}/{self._total} {line}", highlight=False, soft_wrap=True)
         self._bar.advance(self._task)
 

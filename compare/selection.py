@@ -9,7 +9,7 @@ import difflib
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -38,16 +38,29 @@ def write(file: Path, content: bytes) -> None:
 
 
 @dataclass(frozen=True)
+class Share:
+    """What a plan is a part of: which ("1/3"), and the ids of all cases that were shared out."""
+
+    parts: tuple[str, ...]
+    cases: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Plan:
-    """What a run does: each case with the implementations selected for it, and how they are timed on a GPU."""
+    """What a run does: each case with the implementations selected for it, and how they are timed on a GPU.
+
+    share: of a part, so that who merges parts sees that one is missing.
+    """
 
     suite: str
     work: tuple[tuple[Case, tuple[Implementation, ...]], ...]
     timing: Timing = Timing()
+    share: Share | None = None
 
     def to_json(self) -> dict[str, Any]:
         work = [{"case": case.to_json(), "implementations": [i.name for i in found]} for case, found in self.work]
-        return {"suite": self.suite, "work": work, "timing": self.timing.to_json()}
+        plan = {"suite": self.suite, "work": work, "timing": self.timing.to_json()}
+        return plan if self.share is None else plan | {"share": asdict(self.share)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:

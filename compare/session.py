@@ -100,6 +100,12 @@ class Session:
         )
 
     def write(self, finished: Record) -> None:
+        """Append the record. What was `ok` and cannot be run here any more, as without a package that the machine of an
+        earlier stretch had, keeps its record instead, of that stretch's segment."""
+        stands = self._done.get(finished.id)
+        if finished.status == "skipped" and stands is not None and stands.status == "ok":
+            self.progress.kept(stands, finished.detail)
+            return
         record.append(self.folder, finished)
         self.progress.done(finished)
 

@@ -2,7 +2,8 @@
 
 The cases of a block repeat each other's names, lines and operations, case by case too far apart. Taken apart, as
 columnar formats do with nested records (Melnik et al., "Dremel: Interactive Analysis of Web-Scale Datasets", VLDB
-2010), all values of one field stand together. Of the data of `reports/h200-blocks`, 810 records, it leaves half.
+2010), all values of one field stand together. Of the cases' data of `reports/h200-blocks`, 854 records, it leaves 1.71
+MB of 2.81, of the drawings half.
 
 A node stands for a list of values:
 

@@ -15,6 +15,8 @@ from compare.parts import part_of
 from compare.record import Record, RunFolderError
 from compare.selection import UsageError
 
+SHARED = ("gelu", "softmax", "attention")
+
 
 def part(folder: Path, *blocks: str, suite: str = "quick", entries: bool = True) -> Path:
     """A run of xla alone, of two segments, whose records each have a graph, an archive and a timeline."""
@@ -62,22 +64,85 @@ def test_a_merged_run_knows_what_it_is_to_hold(tmp_path: Path) -> None:
     assert [case.id for case, _ in plan.work] == [r.case.id for r in record.read_records(tmp_path / "out")[0]]
 
 
+def shared_out(folder: Path, *numbers: int, of: int = 3, blocks: tuple[str, ...] = SHARED) -> list[Path]:
+    """Runs of xla alone of these parts of the blocks' quick suite."""
+    whole = selection.resolve(blocks, suite="quick", implementations=["xla"])
+    folders = [folder / f"{blocks[0]}-{number}-{of}" for number in numbers]
+    for number, made in zip(numbers, folders, strict=True):
+        plan = part_of(whole, f"{number}/{of}")
+        record.create(made, {"schema": record.SCHEMA, "suite": "quick", "target": None, "plan": plan.to_json()})
+        for case, _ in plan.work:
+            record.append(made, Record(case=case, implementation="xla", compiler="xla", status="ok"))
+    return folders
+
+
 def test_parts_of_a_plan_are_merged_in_the_order_of_the_plan(tmp_path: Path) -> None:
     """Also where each has shapes of the same block."""
     from compare.merge import merge
 
-    whole = selection.resolve(("gelu", "softmax", "attention"), suite="quick", implementations=["xla"])
-    folders = []
-    for number in (3, 1, 2):
-        folder, plan = tmp_path / str(number), part_of(whole, f"{number}/3")
-        record.create(folder, {"schema": record.SCHEMA, "suite": "quick", "target": None, "plan": plan.to_json()})
-        for case, _ in plan.work:
-            record.append(folder, Record(case=case, implementation="xla", compiler="xla", status="ok"))
-        folders.append(folder)
-    merge(folders, tmp_path / "out")
+    whole = selection.resolve(SHARED, suite="quick", implementations=["xla"])
+    merge(shared_out(tmp_path, 3, 1, 2), tmp_path / "out")
     assert selection.resolve_again(record.read_run(tmp_path / "out"), [], None).work == whole.work
-    lines = map(json.loads, (tmp_path / "out" / "records.jsonl").read_text().splitlines())
-    assert [line["id"] for line in lines] == [f"{case.id}/xla" for case, _ in whole.work]
+    records = record.read_records(tmp_path / "out")[0]
+    assert [each.id for each in records] == [f"{case.id}/xla" for case, _ in whole.work]
+
+
+def test_a_missing_part_is_refused_by_name(tmp_path: Path) -> None:
+    folders = shared_out(tmp_path, 1, 3)
+    done = CliRunner().invoke(cli, ["merge", *map(str, folders), "--out", str(tmp_path / "out")])
+    lost = part_of(selection.resolve(SHARED, suite="quick", implementations=["xla"]), "2/3").work
+    assert done.exit_code == 2 and not (tmp_path / "out").exists()
+    assert f"part 2/3 missing: {len(lost)} cases" in done.output and lost[0][0].id in done.output
+    assert "--partial" in done.output
+
+
+def test_several_missing_parts_are_all_named(tmp_path: Path) -> None:
+    from compare.merge import merge
+
+    with pytest.raises(UsageError, match=r"parts 1/4, 3/4, 4/4 missing: "):
+        merge(shared_out(tmp_path, 2, of=4), tmp_path / "out")
+
+
+def test_a_missing_part_of_another_selection_is_refused(tmp_path: Path) -> None:
+    """Parts 1/2 and 2/2 are there, of two selections."""
+    from compare.merge import merge
+
+    folders = [
+        *shared_out(tmp_path, 1, of=2, blocks=("gelu",)), *shared_out(tmp_path, 2, of=2, blocks=("softmax", "rmsnorm"))
+    ]
+    with pytest.raises(UsageError, match="cases of what was shared out, as gelu/.*, in none of these runs"):
+        merge(folders, tmp_path / "out")
+
+
+def test_a_partial_merge_is_known_as_one_until_the_rest_joins(tmp_path: Path) -> None:
+    from compare.merge import merge
+
+    first, second, third = shared_out(tmp_path, 1, 2, 3)
+    arguments = ["merge", str(first), str(third), "--partial", "--out", str(tmp_path / "some")]
+    assert CliRunner().invoke(cli, arguments).exit_code == 0
+    assert record.read_run(tmp_path / "some")["plan"]["share"]["parts"] == ["1/3", "3/3"]
+    with pytest.raises(UsageError, match="part 2/3 missing"):
+        merge([tmp_path / "some"], tmp_path / "all")
+    assert merge([tmp_path / "some", second], tmp_path / "all") == len(selection.resolve(SHARED, suite="quick").work)
+    assert "share" not in record.read_run(tmp_path / "all")["plan"]
+
+
+def test_what_a_missing_part_was_to_do_may_be_of_another_run(tmp_path: Path) -> None:
+    """Two GPUs' parts, and what the third's machine lost done again by name."""
+    from compare.merge import merge
+
+    first, lost, third = shared_out(tmp_path, 1, 2, 3)
+    run = record.read_run(lost)
+    del run["plan"]["share"]
+    record.write_run(lost, run)
+    assert merge([first, lost, third], tmp_path / "out")
+    assert "share" not in record.read_run(tmp_path / "out")["plan"]
+
+
+def test_more_parts_than_shapes_are_no_missing_ones(tmp_path: Path) -> None:
+    from compare.merge import merge
+
+    assert merge(shared_out(tmp_path, 1, 2, 3, 4, of=9, blocks=("gelu", "softmax")), tmp_path / "out")
 
 
 def test_a_part_named_twice_is_refused(tmp_path: Path) -> None:

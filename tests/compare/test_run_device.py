@@ -467,3 +467,31 @@ def test_a_case_gone_on_with_is_done_whole(tmp_path: Path) -> None:
     done = {f"{vector_add}/triton", f"{vector_add}/eager", f"{gelu}/xla", f"{gelu}/triton"}
     found = {case.id: [i.name for i in each] for case, each in run_module.with_whole_cases(plan, done).work}
     assert found == {vector_add: ["xla", "eager", "triton"], gelu: ["xla"]}
+
+
+def test_what_was_measured_and_cannot_be_run_any_more_keeps_its_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run gone on with where an optional package is not installed: its case is measured again whole, but for that."""
+
+    def execute(crew: ScriptedCrew, *implementations: str, resume: bool) -> dict[str, Record]:
+        monkeypatch.setattr(run_module, "Crew", lambda logs, environment: crew)
+        plan = resolve(["vector_add"], suite="quick", cases=["prime"], implementations=implementations)
+        assert run_module.execute(plan, folder=folder, target=None, resume=resume) == 0
+        return {r.implementation: r for r in record.read_records(folder)[0]}
+
+    monkeypatch.setattr(run_module.machine, "gpu_present", lambda: True)
+    monkeypatch.setattr(ScriptedCrew, "stop", lambda crew: None, raising=False)
+    folder = tmp_path / "run"
+    lacking = WorkerError("skipped", "liger-kernel is not installed")
+    before = execute(ScriptedCrew({("prepare", "cuda"): (1, lacking)}), "triton", "library", "cuda", resume=False)
+    assert [before[name].status for name in ("triton", "library", "cuda")] == ["ok", "ok", "skipped"]
+    capsys.readouterr()
+    without = ScriptedCrew({("prepare", name): (1, lacking) for name in ("library", "cuda")})
+    after = execute(without, "xla", resume=True)
+    assert {name: (r.status, r.segment) for name, r in after.items()} == {
+        "xla": ("ok", "s2"), "triton": ("ok", "s2"), "library": ("ok", "s1"), "cuda": ("skipped", "s2"),
+    }
+    assert after["library"] == before["library"]
+    id = after["library"].id
+    assert f"kept     {id}  as of segment s1; now: liger-kernel is not installed" in capsys.readouterr().err
