@@ -49,8 +49,9 @@ class _Entry:
 
     @property
     def tunes(self) -> bool:
-        """Whether its compile times kernels to choose one: XLA does for products and what is built of them."""
-        products = BLOCKS[self.record.case.block].work == "flops"
+        """Whether its compile times kernels to choose one: XLA does for products and what is built of them, unless it
+        is given the kernels."""
+        products = BLOCKS[self.record.case.block].work == "flops" and self.implementation.compiler != "xla-triton"
         return self.implementation.tunes or (self.role == "xla" and products)
 
 

@@ -7,11 +7,12 @@ import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from compare import machine, record, run_device, timeline
+from compare import lane, machine, record, run_device, timeline
 from compare import run as run_module
 from compare.client import WorkerDied, WorkerError, WorkerTimeout
 from compare.graph import store
@@ -424,6 +425,13 @@ def test_what_is_timed_has_the_gpu_alone_and_of_xlas_what_tunes_is_one_at_a_time
     others = {"prepare inductor", "prepare triton", "prepare xla"} if restarts else set()
     assert met["prepare xla"] <= {"prepare inductor-max"} | others
     assert met["prepare inductor-max"] <= {"prepare inductor-max", "prepare xla"}
+
+
+def test_xla_tunes_products_but_not_kernels_that_it_is_given() -> None:
+    plan = resolve(("attention",), suite="quick", cases=["llama-8b"], directions=["train"])
+    found = [lane._Entry(SimpleNamespace(case=case), i) for case, names in plan.work for i in names]  # type: ignore[arg-type]
+    assert {e.implementation.name for e in found if e.role == "xla" and not e.tunes} == {"xla+triton"}
+    assert {"xla", "xla-cudnn"} <= {e.implementation.name for e in found if e.tunes}
 
 
 def test_large_groups_are_as_many_as_the_memory_has_room_for_and_small_ones_beside_them(
