@@ -220,7 +220,9 @@ def grouped_problems(module: ModuleType = _grouped, config: MatmulConfig = TILES
         lambda x, *ws: module.launch_gate_up(x, rows, *ws, offsets, config, True), x, rows, w, w2, offsets
     )
 
-    def gradients(a: torch.Tensor, *bs: torch.Tensor, a_gathered: bool) -> tuple[torch.Tensor, ...]:
+    def gradients(
+        a: torch.Tensor, *bs: torch.Tensor, rows: torch.Tensor | None = rows, a_gathered: bool = True
+    ) -> tuple[torch.Tensor, ...]:
         given = dict(zip(("b", "b2"), bs, strict=False))
         found = module.launch_group_gradients(
             a=a, rows=rows, offsets=offsets, config=config, a_gathered=a_gathered, **given
@@ -228,8 +230,9 @@ def grouped_problems(module: ModuleType = _grouped, config: MatmulConfig = TILES
         return found[: len(bs)]
 
     at = rows.long()
-    yield properties.group_gradients(lambda: gradients(x, b, b2, a_gathered=True), x[at], offsets, b, b2)
+    yield properties.group_gradients(lambda: gradients(x, b, b2), x[at], offsets, b, b2)
     yield properties.group_gradients(lambda: gradients(a, dy, a_gathered=False), a, offsets, dy[at])
+    yield properties.group_gradients(lambda: gradients(a, b, b2, rows=None), a, offsets, b, b2)
 
 
 @pytest.mark.parametrize("problems", [routing_problems, routing_gradient_problems, row_problems])
@@ -240,6 +243,30 @@ def test_every_part_is_within_its_bound(problems) -> None:
 @pytest.mark.parametrize("config", [TILES, DESCRIPTORS], ids=["pointers", "descriptors"])
 def test_grouped_products_are_within_their_bounds(config: MatmulConfig) -> None:
     assert [text for text in grouped_problems(config=config) if text] == []
+
+
+@pytest.mark.parametrize("gathered", ["a", "b", "neither"])
+@pytest.mark.parametrize("config", [TILES, DESCRIPTORS], ids=["pointers", "descriptors"])
+@pytest.mark.parametrize("spoilt", [torch.nan, torch.inf])
+def test_gradients_read_no_row_of_another_expert(spoilt: float, config: MatmulConfig, gathered: str) -> None:
+    """Not even times zero: groups end, and have neighbours, within a step of the inner axis."""
+    found = found_route(SIZES[0])
+    begin, end = found.offsets[1:3].tolist()
+    assert begin % config.block_k and end % config.block_k
+    operands = [random(len(found.rows), width, dtype=torch.float16, seed=width) for width in (40, 24, 24)]
+    rows = None if gathered == "neither" else torch.arange(len(found.rows), dtype=torch.int32, device=DEVICE)
+
+    def gradients() -> tuple[torch.Tensor, ...]:
+        a, b, b2 = operands
+        return _grouped.launch_group_gradients(a, b, rows, found.offsets, config, a_gathered=gathered == "a", b2=b2)
+
+    before = gradients()
+    for operand in operands:
+        operand[begin:end] = spoilt
+    after = gradients()
+    others = torch.arange(len(before[0]), device=DEVICE) != 1
+    for sound, now in zip(before, after, strict=True):
+        assert torch.equal(now[others], sound[others]) and not now[1].isfinite().any()
 
 
 @pytest.mark.parametrize(

@@ -498,7 +498,7 @@ MUTATIONS = [
     ),
     Mutation(
         "group_gradients_kernel", _grouped,
-        "inside = slot < end", "inside = slot < end + 1",
+        "rows_at(rows_ptr, slot +", "rows_at(rows_ptr, begin +",
         grouped_problems,
     ),
     Mutation(
