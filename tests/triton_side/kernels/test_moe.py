@@ -249,16 +249,20 @@ def test_grouped_products_are_within_their_bounds(config: MatmulConfig) -> None:
 @pytest.mark.parametrize("config", [TILES, DESCRIPTORS], ids=["pointers", "descriptors"])
 @pytest.mark.parametrize("spoilt", [torch.nan, torch.inf])
 def test_gradients_read_no_row_of_another_expert(spoilt: float, config: MatmulConfig, gathered: str) -> None:
-    """Not even times zero: groups end, and have neighbours, within a step of the inner axis."""
+    """Not even times zero: groups end, and have neighbours, within a step of the inner axis. The first gathered row is
+    spoilt, too."""
     found = found_route(SIZES[0])
     begin, end = found.offsets[1:3].tolist()
     assert begin % config.block_k and end % config.block_k
     operands = [random(len(found.rows), width, dtype=torch.float16, seed=width) for width in (40, 24, 24)]
-    rows = None if gathered == "neither" else torch.arange(len(found.rows), dtype=torch.int32, device=DEVICE)
+    rows = (torch.arange(len(found.rows), dtype=torch.int32, device=DEVICE) - begin) % len(found.rows)
 
     def gradients() -> tuple[torch.Tensor, ...]:
-        a, b, b2 = operands
-        return _grouped.launch_group_gradients(a, b, rows, found.offsets, config, a_gathered=gathered == "a", b2=b2)
+        moved = range(len(operands))[{"a": slice(1), "b": slice(1, None), "neither": slice(0)}[gathered]]
+        a, b, b2 = (x.roll(-begin, 0) if i in moved else x for i, x in enumerate(operands))
+        return _grouped.launch_group_gradients(
+            a, b, rows if moved else None, found.offsets, config, a_gathered=gathered == "a", b2=b2
+        )
 
     before = gradients()
     for operand in operands:
