@@ -26,7 +26,7 @@ from triton.testing import do_bench
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from triton_side.kernels import _grouped, embedding, matmul, matmul_fp8, moe, moe_routing, rope  # noqa: E402
+from triton_side.kernels import _group_gradients, embedding, matmul, matmul_fp8, moe, moe_routing, rope  # noqa: E402
 from triton_side.kernels.matmul import MatmulConfig, pointer_config  # noqa: E402
 from triton_side.kernels.rope import RopeConfig  # noqa: E402
 
@@ -98,9 +98,9 @@ def weights_gradients(given: tuple[torch.Tensor, ...], config: Gathering) -> Any
     if config.copies:
         x, rows = embedding.forward(x, rows), None
     if len(others) == 1:
-        return _grouped.launch_group_gradients(others[0], x, rows, offsets, config.tiles, a_gathered=False)
+        return _group_gradients.launch_group_gradients(others[0], x, rows, offsets, config.tiles, a_gathered=False)
     b, b2 = others
-    return _grouped.launch_group_gradients(x, b, rows, offsets, config.tiles, a_gathered=True, b2=b2)
+    return _group_gradients.launch_group_gradients(x, b, rows, offsets, config.tiles, a_gathered=True, b2=b2)
 
 
 def moe_gradients(products: int, candidates: Iterable[Gathering]) -> Kernel:

@@ -1,23 +1,19 @@
-"""Products of ragged groups of rows with a matrix each: what a mixture of experts computes.
+"""Products of ragged groups of rows with a matrix each: what a mixture of experts computes. Their gradients with regard
+to the matrices: `_group_gradients`.
 
 Row s of the operand sorted by expert belongs to expert e where offsets[e] <= s < offsets[e + 1].
 
-    c[s] = a[rows[s]] @ b[e]  (+ a2[s] @ b2[e])        grouped_product_kernel
-    c[e] = sum over the s of e of a[rows[s]] b[s]^T    group_gradients_kernel, of one operand gathered or of none, and
-                                                       c2 of b2
+    c[s] = a[rows[s]] @ b[e]  (+ a2[s] @ b2[e])
 
-rows says which row of an unsorted matrix a sorted one is, so that no sorted copy need be made. Group sizes are known on
-the GPU alone: a program finds its tile's expert in the offsets, grids are the most tiles that there can be, one more
-for each expert than without groups, and nothing waits for the GPU. A group without rows has no tile, and its gradient
-is zero.
+rows says which row of an unsorted matrix a sorted one is, so that no sorted copy is made. Group sizes are known on the
+GPU alone: a program finds its tile's expert in the offsets, grids are the most tiles that there can be, one more for
+each expert than without groups, and nothing waits for the GPU. A group without rows has no tile.
 
 Weights come through TMA where their strides allow, as do sorted rows: those of the next group, which a tile's last rows
-may be, are computed and not stored. Gathered rows come through pointers: a Hopper's TMA gathers none. In the gradients
-the group's end lies within a step of the inner axis, and what is behind it must be zero, which TMA makes of rows behind
-its tensor's end: each tile has descriptors of its own, that end where its group does.
+may be, are computed and not stored. Gathered rows come through pointers: a Hopper's TMA gathers none.
 
-Shapes: a [rows, k] or [slots, k], rows [slots], b [experts, k, n], offsets [experts + 1], c [slots, n] or [experts, m,
-n]. dtypes: bfloat16, float16, float32, one for all; rows and offsets int32; products accumulate in float32.
+Shapes: a [rows, k] or [slots, k], rows [slots], b [experts, k, n], offsets [experts + 1], c [slots, n]. dtypes:
+bfloat16, float16, float32, one for all; rows and offsets int32; products accumulate in float32.
 """
 
 import math
@@ -249,55 +245,6 @@ def grouped_gate_up_kernel(
             store_tile(c2_ptr, c2, row, column, end, n, BLOCK_M, BLOCK_N)
 
 
-def gradient_flops(shapes: Shapes) -> float:
-    slots, (m, n) = max(shapes["a_ptr"][0], shapes["b_ptr"][0]), shapes["c_ptr"][1:]
-    return 2 * slots * m * n * (2 if "c2_ptr" in shapes else 1)
-
-
-@declare(flops=gradient_flops)  # of what, the caller says
-@triton.jit
-def group_gradients_kernel(
-    a_ptr, b_ptr, b2_ptr, rows_ptr, offsets_ptr, c_ptr, c2_ptr, experts, m, n,
-    stride_ak, stride_am, stride_bk, stride_bn,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    A_GATHERED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """c[e] = a^T b and c2[e] = a^T b2 over the slots of e, in their order, with a or (not A_GATHERED) b gathered; None:
-    neither is, and no second product."""
-    A_GATHERS: tl.constexpr = rows_ptr is not None and A_GATHERED
-    B_GATHERS: tl.constexpr = rows_ptr is not None and not A_GATHERED
-    tiles = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N)
-    for tile in tl.range(tl.program_id(0), experts * tiles, tl.num_programs(0)):
-        expert = tile // tiles
-        row, column = tile_at(tile % tiles, m, n, BLOCK_M, BLOCK_N, GROUP_M)
-        begin, end = tl.load(offsets_ptr + expert), tl.load(offsets_ptr + expert + 1)
-        # Whose last row is the group's: what TMA reads behind it is zero.
-        a = open_slots(a_ptr, end, m, stride_ak, stride_am, BLOCK_K, BLOCK_M, A_GATHERS, DESCRIPTORS)
-        b = open_slots(b_ptr, end, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, B_GATHERS, DESCRIPTORS)
-        c = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        if c2_ptr is not None:
-            b2 = open_slots(b2_ptr, end, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, B_GATHERS, DESCRIPTORS)
-            c2 = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        for slot in range(begin, end, BLOCK_K):
-            gathered = rows_at(rows_ptr, slot + tl.arange(0, BLOCK_K), end)
-            x = load_slots(
-                a, gathered, slot, row, end, m, stride_ak, stride_am, BLOCK_K, BLOCK_M, A_GATHERS, DESCRIPTORS
-            ).T
-            y = load_slots(
-                b, gathered, slot, column, end, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, B_GATHERS, DESCRIPTORS
-            )
-            c = add_product(c, x, y, PRECISION)
-            if c2_ptr is not None:
-                y2 = load_slots(
-                    b2, gathered, slot, column, end, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, B_GATHERS, DESCRIPTORS
-                )
-                c2 = add_product(c2, x, y2, PRECISION)
-        matrix = tl.cast(expert, tl.int64) * m * n
-        store_tile(c_ptr + matrix, c, row, column, m, n, BLOCK_M, BLOCK_N)
-        if c2_ptr is not None:
-            store_tile(c2_ptr + matrix, c2, row, column, m, n, BLOCK_M, BLOCK_N)
-
-
 def experts_block(experts: int) -> int:
     """A power of two that holds them, and that a product takes as an axis."""
     return max(16, triton.next_power_of_2(experts))
@@ -359,25 +306,3 @@ def launch_gate_up(
             PRECISION=product_precision(x.dtype), num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
     return act, gate, up
-
-
-def launch_group_gradients(
-    a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor | None, offsets: torch.Tensor, config: MatmulConfig,
-    *, a_gathered: bool, b2: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
-    """For each expert a^T b, and a^T b2 where there is one, over its slots: [experts, m, n]. The rows of a, or of b,
-    are gathered, or without rows neither; b2 is stored as b."""
-    experts, m, n = len(offsets) - 1, a.shape[1], b.shape[1]
-    c = torch.empty((experts, m, n), dtype=a.dtype, device=a.device)
-    c2 = None if b2 is None else torch.empty_like(c)
-    tiles = experts * triton.cdiv(m, config.block_m) * triton.cdiv(n, config.block_n)
-    with device_of(a):
-        if config.descriptors:
-            provide_descriptor_memory(a.device)
-        group_gradients_kernel[(programs_of(tiles, config, a.device),)](
-            a, b, b2, rows, offsets, c, c2, experts, m, n, *a.stride(), *b.stride(),
-            BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, GROUP_M=config.group_m,
-            A_GATHERED=a_gathered, DESCRIPTORS=config.descriptors, PRECISION=product_precision(a.dtype),
-            num_warps=config.num_warps, num_stages=config.num_stages,
-        )  # fmt: skip
-    return c, c2

@@ -4,9 +4,10 @@
     act[s] = silu(gate[s]) up[s]    gate[s] = x[t] w_gate[e]    up[s] = x[t] w_up[e]
 
 Jiang et al., Mixtral of Experts, arXiv:2401.04088. Slots are the choices in order of their experts; `moe_routing` makes
-that order and the weights, `_grouped` the products. No token is dropped. Forward: routing (three kernels), gate and up
-with the activation in their epilogue, the down projection, the weighted sum. x is gathered as it is read and not
-copied. Backward, where TMA can read them, dy's and x's rows are first copied in the order of the slots:
+that order and the weights, `_grouped` the products, `_group_gradients` those over slots. No token is dropped. Forward:
+routing (three kernels), gate and up with the activation in their epilogue, the down projection, the weighted sum. x is
+gathered as it is read and not copied. Backward, where TMA can read them, dy's and x's rows are first copied in the
+order of the slots:
 
     dout[s] = dy[t] w_down[e]^T, without the weight
     dw[t, j] = dout[s] . act[s]    dgate, dup of dact = w dout    (one kernel, which rebuilds act, weighted, as well)
@@ -32,7 +33,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from triton_side.declare import Computed, again, computing, declare, forward, gradient
-from triton_side.kernels import _grouped, embedding, moe_routing
+from triton_side.kernels import _group_gradients, _grouped, embedding, moe_routing
 from triton_side.kernels._launch import check_matrix, check_tensors, device_of, with_unit_column_stride
 from triton_side.kernels._tiles import DESCRIPTOR_ALIGNMENT, add_product, product_precision
 from triton_side.kernels.matmul import MatmulConfig, many_rows_config
@@ -254,13 +255,13 @@ class _MoE(torch.autograd.Function):
             dout = _grouped.launch_grouped_product(dy, dy_rows, w_down.mT, offsets, slots, product_config(w_down.mT))
         dgate, dup, weighted_act, dweights = launch_activation_gradients(dout, gate, up, found)
         with computing(*DDOWN, c_ptr="dw_down"):
-            dw_down, _ = _grouped.launch_group_gradients(
+            dw_down, _ = _group_gradients.launch_group_gradients(
                 weighted_act, dy, dy_rows, offsets, gradient_config(weighted_act, dy), a_gathered=False
             )
         del dy, dout, weighted_act  # memory for what comes
         sorted_x, x_rows = in_slots(x, found.rows, GATHER_X, name="x")
         with computing(*DGATE_UP, c_ptr="dw_gate", c2_ptr="dw_up"):
-            dw_gate, dw_up = _grouped.launch_group_gradients(
+            dw_gate, dw_up = _group_gradients.launch_group_gradients(
                 sorted_x, dgate, x_rows, offsets, gradient_config(sorted_x, dgate, accumulators=2), a_gathered=True,
                 b2=dup,
             )

@@ -7,7 +7,7 @@ import torch
 from row_kernel_checks import DEVICE, DTYPES, is_accurate, mutant, random
 
 from triton_side.blocks import moe as plain
-from triton_side.kernels import _grouped, moe, moe_routing
+from triton_side.kernels import _group_gradients, _grouped, moe, moe_routing
 from triton_side.kernels.matmul import MatmulConfig
 from triton_side.kernels.moe_routing import Route
 
@@ -206,7 +206,7 @@ def grouped_problems(module: ModuleType = _grouped, config: MatmulConfig = TILES
     k, n = (40, 40) if config.descriptors else (19, 37)
     found = found_route(SIZES[0])
     rows, offsets, slots = found.rows, found.offsets, len(found.rows)
-    x, dy = random(37, k, dtype=dtype), random(37, n, dtype=dtype, seed=1)
+    x = random(37, k, dtype=dtype)
     a, b, b2 = (random(slots, k if i == 2 else n, dtype=dtype, seed=i) for i in (2, 3, 4))
     w, w2 = (random(5, k, n, dtype=dtype, seed=i) for i in (5, 6))
 
@@ -219,6 +219,18 @@ def grouped_problems(module: ModuleType = _grouped, config: MatmulConfig = TILES
     yield properties.gate_up(
         lambda x, *ws: module.launch_gate_up(x, rows, *ws, offsets, config, True), x, rows, w, w2, offsets
     )
+
+
+def group_gradient_problems(
+    module: ModuleType = _group_gradients, config: MatmulConfig = TILES
+) -> Iterator[str | None]:
+    """Of the same groups."""
+    dtype = torch.float16 if config.descriptors else torch.float32
+    k, n = (40, 40) if config.descriptors else (19, 37)
+    found = found_route(SIZES[0])
+    rows, offsets, slots = found.rows, found.offsets, len(found.rows)
+    x, dy = random(37, k, dtype=dtype), random(37, n, dtype=dtype, seed=1)
+    a, b, b2 = (random(slots, k if i == 2 else n, dtype=dtype, seed=i) for i in (2, 3, 4))
 
     def gradients(
         a: torch.Tensor, *bs: torch.Tensor, rows: torch.Tensor | None = rows, a_gathered: bool = True
@@ -243,6 +255,7 @@ def test_every_part_is_within_its_bound(problems) -> None:
 @pytest.mark.parametrize("config", [TILES, DESCRIPTORS], ids=["pointers", "descriptors"])
 def test_grouped_products_are_within_their_bounds(config: MatmulConfig) -> None:
     assert [text for text in grouped_problems(config=config) if text] == []
+    assert [text for text in group_gradient_problems(config=config) if text] == []
 
 
 @pytest.mark.parametrize("gathered", ["a", "b", "neither"])
@@ -260,7 +273,7 @@ def test_gradients_read_no_row_of_another_expert(spoilt: float, config: MatmulCo
     def gradients() -> tuple[torch.Tensor, ...]:
         moved = range(len(operands))[{"a": slice(1), "b": slice(1, None), "neither": slice(0)}[gathered]]
         a, b, b2 = (x.roll(-begin, 0) if i in moved else x for i, x in enumerate(operands))
-        return _grouped.launch_group_gradients(
+        return _group_gradients.launch_group_gradients(
             a, b, rows if moved else None, found.offsets, config, a_gathered=gathered == "a", b2=b2
         )
 

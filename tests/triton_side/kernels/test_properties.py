@@ -92,7 +92,7 @@ from test_softmax import configured as softmax_configured
 from test_swiglu_mlp import of_activation
 from test_swiglu_mlp import plain as plain_mlp
 
-from triton_side.kernels import _column_sums, _grouped
+from triton_side.kernels import _column_sums, _group_gradients, _grouped
 from triton_side.kernels import attention as attention_module
 from triton_side.kernels import bias_gelu as bias_gelu_module
 from triton_side.kernels import geglu as geglu_module
@@ -728,7 +728,7 @@ def test_grouped_products_of_moe(dtype, tokens, k, n, experts, data, route_kinds
     def gradients(
         a: torch.Tensor, b: torch.Tensor, b2: torch.Tensor | None, gathered: bool | None
     ) -> tuple[torch.Tensor, ...]:
-        made = _grouped.launch_group_gradients(
+        made = _group_gradients.launch_group_gradients(
             a=a, rows=None if gathered is None else rows, offsets=offsets, config=config, a_gathered=bool(gathered),
             b=b, b2=b2,
         )  # fmt: skip
