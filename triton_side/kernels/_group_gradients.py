@@ -3,8 +3,8 @@
     c[e] = sum over the slots s of e of a[rows[s]]^T b[s]    of either operand gathered, or of none; c2 of b2
 
 Gathered rows come through pointers. Sorted ones come through TMA where their strides allow. The group's end lies within
-a step of the inner axis, and what is behind it must be zero, which TMA makes of rows behind its tensor's end: each tile
-has descriptors of its own, that end where its group does. The gradient of a group without rows is zero.
+a step of the inner axis, and what is behind it must be zero, which TMA makes of rows behind a tensor's end:
+`triton.tools.ragged_tma` has each group end there. The gradient of a group without rows is zero.
 
 Shapes: a, b, b2 [slots, m or n], the gathered one [rows, m or n], rows [slots], offsets [experts + 1], c [experts, m,
 n]. dtypes as in `_grouped`.
@@ -13,12 +13,46 @@ n]. dtypes as in `_grouped`.
 import torch
 import triton
 import triton.language as tl
+from triton.tools.ragged_tma import load_ragged
 
 from triton_side.declare import Shapes, declare
-from triton_side.kernels._grouped import load_slots, open_slots, rows_at
+from triton_side.kernels._grouped import load_slots, rows_at
 from triton_side.kernels._launch import device_of
 from triton_side.kernels._tiles import add_product, product_precision, provide_descriptor_memory
 from triton_side.kernels.matmul import MatmulConfig, programs_of, store_tile, tile_at
+
+
+@triton.jit
+def open_groups(
+    pointer, columns, stride_row, stride_column,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, GATHERS: tl.constexpr, DESCRIPTOR: tl.constexpr,
+):  # fmt: skip
+    """What `load_group` reads [slots, columns] from."""
+    if DESCRIPTOR and not GATHERS:
+        # As `ragged_tma.create_ragged_descriptor` makes it on the host: 2^30 rows, of which a group is the last ones,
+        # whatever it begins with. That is reached by two more axes, the sum of whose offsets wraps around in 64 bits.
+        stride = stride_row.to(tl.int64)
+        return tl.make_tensor_descriptor(
+            pointer, [0x7FFF0000, 0x7FFF0000, 2**30, columns], [2**34 - stride, stride, stride, 1],
+            [1, 1, ROWS, COLUMNS],
+        )  # fmt: skip
+    else:
+        return pointer
+
+
+@triton.jit
+def load_group(
+    source, gathered, begin, end, slot, at, columns, stride_row, stride_column,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, GATHERS: tl.constexpr, DESCRIPTOR: tl.constexpr,
+):  # fmt: skip
+    """The [ROWS, COLUMNS] tile at (slot, at), zero outside the group that is begin .. end; its rows are those
+    `gathered`, or the slots."""
+    if DESCRIPTOR and not GATHERS:
+        return load_ragged(source, begin, end - begin, [slot - begin, at])
+    else:
+        return load_slots(
+            source, gathered, slot, at, end, columns, stride_row, stride_column, ROWS, COLUMNS, GATHERS, False
+        )
 
 
 def gradient_flops(shapes: Shapes) -> float:
@@ -38,31 +72,33 @@ def group_gradients_kernel(
     neither is, and no second product."""
     A_GATHERS: tl.constexpr = rows_ptr is not None and A_GATHERED
     B_GATHERS: tl.constexpr = rows_ptr is not None and not A_GATHERED
+    a = open_groups(a_ptr, m, stride_ak, stride_am, BLOCK_K, BLOCK_M, A_GATHERS, DESCRIPTORS)
+    b = open_groups(b_ptr, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, B_GATHERS, DESCRIPTORS)
+    if c2_ptr is not None:
+        b2 = open_groups(b2_ptr, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, B_GATHERS, DESCRIPTORS)
     tiles = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N)
     for tile in tl.range(tl.program_id(0), experts * tiles, tl.num_programs(0)):
         expert = tile // tiles
         row, column = tile_at(tile % tiles, m, n, BLOCK_M, BLOCK_N, GROUP_M)
         begin, end = tl.load(offsets_ptr + expert), tl.load(offsets_ptr + expert + 1)
-        # Whose last row is the group's: what TMA reads behind it is zero.
-        a = open_slots(a_ptr, end, m, stride_ak, stride_am, BLOCK_K, BLOCK_M, A_GATHERS, DESCRIPTORS)
-        b = open_slots(b_ptr, end, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, B_GATHERS, DESCRIPTORS)
         c = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         if c2_ptr is not None:
-            b2 = open_slots(b2_ptr, end, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, B_GATHERS, DESCRIPTORS)
             c2 = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for slot in range(begin, end, BLOCK_K):
             gathered = rows_at(rows_ptr, slot + tl.arange(0, BLOCK_K), end)
-            x = load_slots(
-                a, gathered, slot, row, end, m, stride_ak, stride_am, BLOCK_K, BLOCK_M, A_GATHERS, DESCRIPTORS
+            x = load_group(
+                a, gathered, begin, end, slot, row, m, stride_ak, stride_am, BLOCK_K, BLOCK_M, A_GATHERS, DESCRIPTORS
             ).T
-            y = load_slots(
-                b, gathered, slot, column, end, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, B_GATHERS, DESCRIPTORS
-            )
+            y = load_group(
+                b, gathered, begin, end, slot, column, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, B_GATHERS,
+                DESCRIPTORS,
+            )  # fmt: skip
             c = add_product(c, x, y, PRECISION)
             if c2_ptr is not None:
-                y2 = load_slots(
-                    b2, gathered, slot, column, end, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, B_GATHERS, DESCRIPTORS
-                )
+                y2 = load_group(
+                    b2, gathered, begin, end, slot, column, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, B_GATHERS,
+                    DESCRIPTORS,
+                )  # fmt: skip
                 c2 = add_product(c2, x, y2, PRECISION)
         matrix = tl.cast(expert, tl.int64) * m * n
         store_tile(c_ptr + matrix, c, row, column, m, n, BLOCK_M, BLOCK_N)
