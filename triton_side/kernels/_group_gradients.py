@@ -16,7 +16,7 @@ import triton.language as tl
 from triton.tools.ragged_tma import load_ragged
 
 from triton_side.declare import Shapes, declare
-from triton_side.kernels._grouped import load_slots, rows_at
+from triton_side.kernels._grouped import load_rows_at, rows_at
 from triton_side.kernels._launch import device_of
 from triton_side.kernels._tiles import add_product, product_precision, provide_descriptor_memory
 from triton_side.kernels.matmul import MatmulConfig, programs_of, store_tile, tile_at
@@ -31,7 +31,7 @@ def open_groups(
     if DESCRIPTOR and not GATHERS:
         # As `ragged_tma.create_ragged_descriptor` makes it on the host: 2^30 rows, of which a group is the last ones,
         # whatever it begins with. That is reached by two more axes, the sum of whose offsets wraps around in 64 bits.
-        stride = stride_row.to(tl.int64)
+        stride = tl.cast(stride_row, tl.int64)
         return tl.make_tensor_descriptor(
             pointer, [0x7FFF0000, 0x7FFF0000, 2**30, columns], [2**34 - stride, stride, stride, 1],
             [1, 1, ROWS, COLUMNS],
@@ -50,9 +50,9 @@ def load_group(
     if DESCRIPTOR and not GATHERS:
         return load_ragged(source, begin, end - begin, [slot - begin, at])
     else:
-        return load_slots(
-            source, gathered, slot, at, end, columns, stride_row, stride_column, ROWS, COLUMNS, GATHERS, False
-        )
+        slots = slot + tl.arange(0, ROWS)
+        row = gathered if GATHERS else slots.to(tl.int64)
+        return load_rows_at(source, row, slots < end, at, columns, stride_row, stride_column, COLUMNS)
 
 
 def gradient_flops(shapes: Shapes) -> float:
@@ -77,7 +77,10 @@ def group_gradients_kernel(
     if c2_ptr is not None:
         b2 = open_groups(b2_ptr, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, B_GATHERS, DESCRIPTORS)
     tiles = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N)
-    for tile in tl.range(tl.program_id(0), experts * tiles, tl.num_programs(0)):
+    first = tl.program_id(0)
+    # Pointers have a program a tile: as a loop of unknown length that would take 45 to 100 registers more (Triton 3.7).
+    stop, step = (experts * tiles, tl.num_programs(0)) if DESCRIPTORS else (first + 1, 1)
+    for tile in tl.range(first, stop, step):
         expert = tile // tiles
         row, column = tile_at(tile % tiles, m, n, BLOCK_M, BLOCK_N, GROUP_M)
         begin, end = tl.load(offsets_ptr + expert), tl.load(offsets_ptr + expert + 1)

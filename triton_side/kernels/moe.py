@@ -164,8 +164,10 @@ def in_slots(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """A copy of x's rows in the order of the slots, and None; where TMA could not read it, x itself and rows.
 
-    A product over the slots asks for the rows of a step anew at each step, so that there gathering costs more than the
-    copy, which is a few hundredths of the product's time. `operations`: what a copy computes, `name`: what x is."""
+    A product over the slots gathers other rows at each step, by numbers that it must wait for, and every tile of the
+    output gathers them again. Of 8192 slots and 2048 columns of 16 bits a copy moves 67 MB, 17 us at 4 TB/s; the
+    products that follow would take 150 and 300 us at 800 TFLOP/s. `operations`: what a copy computes, `name`: what x
+    is."""
     fits = x.dtype != torch.float32 and _grouped.fits_descriptor(x)
     if not fits or x.shape[1] * x.element_size() % DESCRIPTOR_ALIGNMENT:
         return x, rows
