@@ -27,15 +27,19 @@ from triton.testing import do_bench
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from triton_side.kernels import (  # noqa: E402
+    _group_gradients,
     cross_entropy,
     dropout_residual_norm,
+    embedding,
     layernorm,
     matmul,
     matmul_fp8,
+    moe,
+    moe_routing,
     rope,
 )
 from triton_side.kernels._launch import FlatConfig, RowConfig  # noqa: E402
-from triton_side.kernels.matmul import MatmulConfig  # noqa: E402
+from triton_side.kernels.matmul import MatmulConfig, pointer_config  # noqa: E402
 from triton_side.kernels.rope import RopeConfig  # noqa: E402
 
 
@@ -138,6 +142,54 @@ def fp8_operands() -> tuple[torch.Tensor, ...]:
     return a, b.T, torch.ones((), device="cuda"), torch.ones((), device="cuda")
 
 
+TOKENS, WIDTH, HIDDEN, EXPERTS, TOP_K = 4096, 2048, 3584, 8, 2  # of moe's quick case
+
+
+def slots_inputs(products: int) -> tuple[torch.Tensor, ...]:
+    """x, a random route's rows and offsets, and the other operands of moe's gradients, in the order of the slots."""
+    x, router = normal(TOKENS, WIDTH), normal(EXPERTS, WIDTH)
+    found, _ = moe_routing.route(x, router, TOP_K, save=False)
+    return x, found.rows, found.offsets, *(normal(TOKENS * TOP_K, HIDDEN) for _ in range(products))
+
+
+@dataclass(frozen=True)
+class Gathering:
+    """copies: x's rows are first copied in the order of the slots."""
+
+    tiles: MatmulConfig
+    copies: bool
+
+
+def weights_gradients(given: tuple[torch.Tensor, ...], config: Gathering) -> Any:
+    """dw_gate and dw_up of x and two operands; dw_down of one and x, which stands for dy."""
+    x, rows, offsets, *others = given
+    if config.copies:
+        x, rows = embedding.forward(x, rows), None
+    if len(others) == 1:
+        return _group_gradients.launch_group_gradients(others[0], x, rows, offsets, config.tiles, a_gathered=False)
+    b, b2 = others
+    return _group_gradients.launch_group_gradients(x, b, rows, offsets, config.tiles, a_gathered=True, b2=b2)
+
+
+def moe_gradients(products: int, candidates: Iterable[Gathering]) -> Kernel:
+    def chosen(given: tuple[torch.Tensor, ...]) -> Gathering:
+        copied, left = moe.in_slots(*given[:2], name="x")
+        return Gathering(moe.gradient_config(copied, given[3], accumulators=products), left is None)
+
+    work = 2.0 * TOKENS * TOP_K * WIDTH * HIDDEN * products
+    return Kernel(
+        lambda: slots_inputs(products), weights_gradients, tuple(candidates), (work, "FLOP"), chosen
+    )
+
+
+def gathering(*configs: MatmulConfig) -> Iterable[Gathering]:
+    return (Gathering(config, copies=False) for config in configs)
+
+
+def copying(*configs: MatmulConfig) -> Iterable[Gathering]:
+    return (Gathering(config, copies=True) for config in configs)
+
+
 FLAT = tuple(FlatConfig(32 * warps * each, warps) for warps in (1, 2, 4, 8, 16) for each in (8, 16, 32, 64))
 WIDE = MatmulConfig(128, 256, 64, 8, 3)
 KERNELS = {
@@ -166,6 +218,23 @@ KERNELS = {
         16, 4096, 4096,
         (MatmulConfig(64, n, k, 4, s) for n in (32, 64, 128) for k in (64, 128, 256) for s in (3, 4, 5, 6)),
     ),
+    # Of s stages gathered rows have (s + 1) // 2 buffers: the load waits for that of their numbers.
+    "moe_gradients_gate_up": moe_gradients(2, (
+        *copying(*(MatmulConfig(128, 128, 64, 8, s, g) for s in (3, 4) for g in (4, 8, 16))),
+        *copying(MatmulConfig(256, 64, 64, 8, 4), MatmulConfig(128, 128, 32, 8, 6)),
+        *copying(MatmulConfig(128, 64, 64, 4, 3), MatmulConfig(128, 64, 64, 4, 3, programs=2)),
+        *gathering(*(MatmulConfig(128, 128, 64, 8, s, g) for s in (3, 5, 7) for g in (8, 16))),
+        *gathering(MatmulConfig(256, 64, 64, 8, 5), MatmulConfig(128, 64, 64, 4, 5, programs=2)),
+        *gathering(pointer_config(128, 128, 64, 8, 3), pointer_config(128, 128, 64, 8, 5)),
+    )),
+    "moe_gradients_down": moe_gradients(1, (
+        *copying(*(MatmulConfig(128, 256, 64, 8, s, g) for s in (3, 4) for g in (4, 8, 16))),
+        *copying(MatmulConfig(256, 128, 64, 8, 4), MatmulConfig(128, 256, 32, 8, 6)),
+        *copying(MatmulConfig(128, 128, 64, 4, 3), MatmulConfig(128, 128, 64, 4, 3, programs=2)),
+        *gathering(*(MatmulConfig(128, 256, 64, 8, s, g) for s in (3, 5, 7) for g in (8, 16))),
+        *gathering(MatmulConfig(256, 128, 64, 8, 5), MatmulConfig(128, 128, 64, 4, 5, programs=2)),
+        *gathering(pointer_config(128, 256, 64, 8, 3), pointer_config(128, 256, 64, 8, 5)),
+    )),
     "matmul_fp8": Kernel(
         fp8_operands,
         lambda given, config: matmul.launch_scaled(*given, config),

@@ -467,6 +467,6 @@ def test_the_mixture_computes_chosen_experts_alone_and_names_what_passes_between
     names = {part: [n for event in events for n in event["names"]] for part, events in parts.items()}
     assert names["forward"][-6:] == ["rows", "gate", "up", "act", "out", "y"]
     assert names["backward"] == [
-        "dout", "dgate", "dup", "weighted_act", "dweights", "dw_down", "dw_gate", "dw_up", "dx_of_experts", "dlogits",
-        "partial", "drouter", "dx",
+        "dy_in_slots", "dout", "dgate", "dup", "weighted_act", "dweights", "dw_down", "x_in_slots", "dw_gate", "dw_up",
+        "dx_of_experts", "dlogits", "partial", "drouter", "dx",
     ]  # fmt: skip

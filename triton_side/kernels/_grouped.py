@@ -1,21 +1,19 @@
-"""Products of ragged groups of rows with a matrix each: what a mixture of experts computes.
+"""Products of ragged groups of rows with a matrix each: what a mixture of experts computes. Their gradients with regard
+to the matrices: `_group_gradients`.
 
 Row s of the operand sorted by expert belongs to expert e where offsets[e] <= s < offsets[e + 1].
 
-    c[s] = a[rows[s]] @ b[e]  (+ a2[s] @ b2[e])        grouped_product_kernel
-    c[e] = sum over the s of e of a[rows[s]] b[s]^T    group_gradients_kernel, of either operand gathered, and c2 of b2
+    c[s] = a[rows[s]] @ b[e]  (+ a2[s] @ b2[e])
 
 rows says which row of an unsorted matrix a sorted one is, so that no sorted copy is made. Group sizes are known on the
 GPU alone: a program finds its tile's expert in the offsets, grids are the most tiles that there can be, one more for
-each expert than without groups, and nothing waits for the GPU. A group without rows has no tile, and its gradient is
-zero.
+each expert than without groups, and nothing waits for the GPU. A group without rows has no tile.
 
 Weights come through TMA where their strides allow, as do sorted rows: those of the next group, which a tile's last rows
-may be, are computed and not stored. Gathered rows come through pointers: a Hopper's TMA gathers none. In the gradients
-all do, because the group's end lies within a step of the inner axis and what is behind it must be zero.
+may be, are computed and not stored. Gathered rows come through pointers: a Hopper's TMA gathers none.
 
-Shapes: a [rows, k] or [slots, k], rows [slots], b [experts, k, n], offsets [experts + 1], c [slots, n] or [experts, m,
-n]. dtypes: bfloat16, float16, float32, one for all; rows and offsets int32; products accumulate in float32.
+Shapes: a [rows, k] or [slots, k], rows [slots], b [experts, k, n], offsets [experts + 1], c [slots, n]. dtypes:
+bfloat16, float16, float32, one for all; rows and offsets int32; products accumulate in float32.
 """
 
 import math
@@ -25,9 +23,9 @@ import triton
 import triton.language as tl
 
 from triton_side.declare import Shapes, declare
-from triton_side.kernels._launch import device_of, multiprocessors
+from triton_side.kernels._launch import device_of
 from triton_side.kernels._tiles import add_product, fits_descriptor, product_precision, provide_descriptor_memory
-from triton_side.kernels.matmul import MatmulConfig, open_operand, store_tile, tile_at
+from triton_side.kernels.matmul import MatmulConfig, open_operand, programs_of, store_tile, tile_at
 
 
 @triton.jit
@@ -247,44 +245,6 @@ def grouped_gate_up_kernel(
             store_tile(c2_ptr, c2, row, column, end, n, BLOCK_M, BLOCK_N)
 
 
-def gradient_flops(shapes: Shapes) -> float:
-    (slots,), (m, n) = shapes["rows_ptr"], shapes["c_ptr"][1:]
-    return 2 * slots * m * n * (2 if "c2_ptr" in shapes else 1)
-
-
-@declare(flops=gradient_flops)  # of what, the caller says
-@triton.jit
-def group_gradients_kernel(
-    a_ptr, b_ptr, b2_ptr, rows_ptr, offsets_ptr, c_ptr, c2_ptr, m, n, stride_ak, stride_am, stride_bk, stride_bn,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    A_GATHERED: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """c[e] = a^T b and c2[e] = a^T b2 over the slots of e, in their order, with a or (not A_GATHERED) b gathered."""
-    tiles = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N)
-    expert = tl.program_id(0) // tiles
-    row, column = tile_at(tl.program_id(0) % tiles, m, n, BLOCK_M, BLOCK_N, GROUP_M)
-    begin, end = tl.load(offsets_ptr + expert), tl.load(offsets_ptr + expert + 1)
-    c = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    if c2_ptr is not None:
-        c2 = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for start in range(begin, end, BLOCK_K):
-        slot = start + tl.arange(0, BLOCK_K)
-        inside = slot < end
-        gathered = rows_at(rows_ptr, slot, end)
-        a_row = gathered if A_GATHERED else slot.to(tl.int64)
-        b_row = slot.to(tl.int64) if A_GATHERED else gathered
-        x = load_rows_at(a_ptr, a_row, inside, row, m, stride_ak, stride_am, BLOCK_M).T
-        y = load_rows_at(b_ptr, b_row, inside, column, n, stride_bk, stride_bn, BLOCK_N)
-        c = add_product(c, x, y, PRECISION)
-        if c2_ptr is not None:
-            y2 = load_rows_at(b2_ptr, b_row, inside, column, n, stride_bk, stride_bn, BLOCK_N)
-            c2 = add_product(c2, x, y2, PRECISION)
-    matrix = tl.cast(expert, tl.int64) * m * n
-    store_tile(c_ptr + matrix, c, row, column, m, n, BLOCK_M, BLOCK_N)
-    if c2_ptr is not None:
-        store_tile(c2_ptr + matrix, c2, row, column, m, n, BLOCK_M, BLOCK_N)
-
-
 def experts_block(experts: int) -> int:
     """A power of two that holds them, and that a product takes as an axis."""
     return max(16, triton.next_power_of_2(experts))
@@ -301,9 +261,9 @@ def fit_descriptors(weights: torch.Tensor, *rows: torch.Tensor) -> bool:
 
 
 def _grid(slots: int, n: int, experts: int, config: MatmulConfig, device: torch.device) -> tuple[int]:
-    """With descriptors one program a multiprocessor, else one for each tile that there may be."""
+    """As many programs as the most tiles that there may be would have."""
     tiles = (triton.cdiv(slots, config.block_m) + experts) * triton.cdiv(n, config.block_n)
-    return (min(tiles, multiprocessors(device)) if config.descriptors else tiles,)
+    return (programs_of(tiles, config, device),)
 
 
 def launch_grouped_product(
@@ -346,22 +306,3 @@ def launch_gate_up(
             PRECISION=product_precision(x.dtype), num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
     return act, gate, up
-
-
-def launch_group_gradients(
-    a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor, offsets: torch.Tensor, config: MatmulConfig,
-    *, a_gathered: bool, b2: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
-    """For each expert a^T b, and a^T b2 where there is one, over its slots: [experts, m, n]. The rows of a, or of b,
-    are gathered; b2 is stored as b."""
-    experts, m, n = len(offsets) - 1, a.shape[1], b.shape[1]
-    c = torch.empty((experts, m, n), dtype=a.dtype, device=a.device)
-    c2 = None if b2 is None else torch.empty_like(c)
-    with device_of(a):
-        group_gradients_kernel[(experts * triton.cdiv(m, config.block_m) * triton.cdiv(n, config.block_n),)](
-            a, b, b2, rows, offsets, c, c2, m, n, *a.stride(), *b.stride(),
-            BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, GROUP_M=config.group_m,
-            A_GATHERED=a_gathered, PRECISION=product_precision(a.dtype),
-            num_warps=config.num_warps, num_stages=config.num_stages,
-        )  # fmt: skip
-    return c, c2

@@ -42,7 +42,8 @@ class MatmulConfig:
     """How a product is tiled: [block_m, block_n] of the output a program at a time, block_k of the inner axis a step.
 
     group_m: tiles of block_m rows that are walked together before the next columns (for L2).
-    descriptors: operands come through TMA, and programs are persistent, one a multiprocessor; else one program a tile.
+    descriptors: operands come through TMA, and programs are persistent; else one program a tile.
+    programs: persistent ones a multiprocessor; more than one where one's tile leaves room for another.
     """
 
     block_m: int
@@ -52,6 +53,7 @@ class MatmulConfig:
     num_stages: int
     group_m: int = 8
     descriptors: bool = True
+    programs: int = 1
 
 
 @triton.jit
@@ -210,9 +212,13 @@ def operands_fit_descriptors(*operands: torch.Tensor) -> bool:
 
 
 def programs(m: int, n: int, config: MatmulConfig, device: torch.device) -> int:
-    """Programs to launch: with descriptors one a multiprocessor (a tile fills its shared memory), else one a tile."""
-    tiles = triton.cdiv(m, config.block_m) * triton.cdiv(n, config.block_n)
-    return min(tiles, multiprocessors(device)) if config.descriptors else tiles
+    """Programs to launch for an output [m, n]."""
+    return programs_of(triton.cdiv(m, config.block_m) * triton.cdiv(n, config.block_n), config, device)
+
+
+def programs_of(tiles: int, config: MatmulConfig, device: torch.device) -> int:
+    """With descriptors as many as the multiprocessors hold, else one a tile."""
+    return min(tiles, config.programs * multiprocessors(device)) if config.descriptors else tiles
 
 
 def pointer_config(block_m: int, block_n: int, block_k: int, num_warps: int, num_stages: int) -> MatmulConfig:

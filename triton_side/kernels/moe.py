@@ -4,9 +4,10 @@
     act[s] = silu(gate[s]) up[s]    gate[s] = x[t] w_gate[e]    up[s] = x[t] w_up[e]
 
 Jiang et al., Mixtral of Experts, arXiv:2401.04088. Slots are the choices in order of their experts; `moe_routing` makes
-that order and the weights, `_grouped` the products. No token is dropped. Forward: routing (three kernels), gate and up
-with the activation in their epilogue, the down projection, the weighted sum. x is gathered as it is read and never
-copied. Backward:
+that order and the weights, `_grouped` the products, `_group_gradients` those over slots. No token is dropped. Forward:
+routing (three kernels), gate and up with the activation in their epilogue, the down projection, the weighted sum. x is
+gathered as it is read and not copied. Backward, where TMA can read them, dy's and x's rows are first copied in the
+order of the slots:
 
     dout[s] = dy[t] w_down[e]^T, without the weight
     dw[t, j] = dout[s] . act[s]    dgate, dup of dact = w dout    (one kernel, which rebuilds act, weighted, as well)
@@ -31,11 +32,11 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from triton_side.declare import again, computing, declare, forward, gradient
-from triton_side.kernels import _grouped, moe_routing
+from triton_side.declare import Computed, again, computing, declare, forward, gradient
+from triton_side.kernels import _group_gradients, _grouped, embedding, moe_routing
 from triton_side.kernels._launch import check_matrix, check_tensors, device_of, with_unit_column_stride
-from triton_side.kernels._tiles import add_product, product_precision
-from triton_side.kernels.matmul import MatmulConfig, many_rows_config, pointer_config
+from triton_side.kernels._tiles import DESCRIPTOR_ALIGNMENT, add_product, product_precision
+from triton_side.kernels.matmul import MatmulConfig, many_rows_config
 from triton_side.kernels.moe_routing import Route
 from triton_side.kernels.swiglu import silu_value_and_slope
 from triton_side.kernels.swiglu_mlp import two_products_config
@@ -46,7 +47,8 @@ GATE_UP = (
     *(forward(op, "act", result) for op, result in ACTIVATION),
 )  # fmt: skip
 DOWN = (forward("dot", "down"),)
-DOUT = (gradient("gather", "combine", "dout"), gradient("dot", "down", "dact"))
+GATHER_DY, GATHER_X = gradient("gather", "combine", "dout"), again("gather", "dispatch", "rows")
+DOUT = (gradient("dot", "down", "dact"),)
 DDOWN = (gradient("dot", "down", "dw_down"),)
 DGATE_UP = (gradient("dot", "gate", "dw_gate"), gradient("dot", "up", "dw_up"))
 DX_OF_EXPERTS = (gradient("dot", "gate", "dx"), gradient("dot", "up", "dx"), gradient("add", "up", "dx"))
@@ -150,12 +152,27 @@ def product_config(weights: torch.Tensor, *rows: torch.Tensor, accumulators: int
 
 
 def gradient_config(a: torch.Tensor, b: torch.Tensor, accumulators: int = 1) -> MatmulConfig:
-    """Tiles of the weights' gradients, whose operands come through pointers."""
-    fit = _grouped.fits_descriptor(a) and _grouped.fits_descriptor(b)
-    if a.dtype != torch.float32 and fit:  # then pointers are aligned, too
-        return pointer_config(128, 256 // accumulators, 64, num_warps=8, num_stages=3)
+    """Tiles of the weights' gradients."""
+    if a.dtype != torch.float32 and _grouped.fits_descriptor(a) and _grouped.fits_descriptor(b):
+        return MatmulConfig(128, 256 // accumulators, 64, num_warps=8, num_stages=4)
     choose = many_rows_config if accumulators == 1 else two_products_config
     return choose(a.dtype, product_precision(a.dtype), False)
+
+
+def in_slots(
+    x: torch.Tensor, rows: torch.Tensor, *operations: Computed, name: str
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """A copy of x's rows in the order of the slots, and None; where TMA could not read it, x itself and rows.
+
+    A product over the slots gathers other rows at each step, by numbers that it must wait for, and every tile of the
+    output gathers them again. Of 8192 slots and 2048 columns of 16 bits a copy moves 67 MB, 17 us at 4 TB/s; the
+    products that follow would take 150 and 300 us at 800 TFLOP/s. `operations`: what a copy computes, `name`: what x
+    is."""
+    fits = x.dtype != torch.float32 and _grouped.fits_descriptor(x)
+    if not fits or x.shape[1] * x.element_size() % DESCRIPTOR_ALIGNMENT:
+        return x, rows
+    with computing(*operations, table_ptr=name, ids_ptr="rows", y_ptr=f"{name}_in_slots"):
+        return embedding.forward(x, rows), None
 
 
 def launch_combine(out: torch.Tensor, found: Route) -> torch.Tensor:
@@ -233,20 +250,24 @@ class _MoE(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor, dloss: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, router, w_gate, w_up, w_down, gate, up, *route = ctx.saved_tensors
-        dy = with_unit_column_stride(dy)
         found = Route(*route)
-        rows, offsets, slots = found.rows, found.offsets, len(found.rows)
-        with computing(*DOUT, c_ptr="dout"):
-            dout = _grouped.launch_grouped_product(dy, rows, w_down.mT, offsets, slots, product_config(w_down.mT))
+        offsets, slots = found.offsets, len(found.rows)
+        dy, dy_rows = in_slots(with_unit_column_stride(dy), found.rows, GATHER_DY, name="dy")
+        with computing(*(() if dy_rows is None else (GATHER_DY,)), *DOUT, c_ptr="dout"):
+            dout = _grouped.launch_grouped_product(dy, dy_rows, w_down.mT, offsets, slots, product_config(w_down.mT))
         dgate, dup, weighted_act, dweights = launch_activation_gradients(dout, gate, up, found)
         with computing(*DDOWN, c_ptr="dw_down"):
-            dw_down, _ = _grouped.launch_group_gradients(
-                weighted_act, dy, rows, offsets, gradient_config(weighted_act, dy), a_gathered=False
+            dw_down, _ = _group_gradients.launch_group_gradients(
+                weighted_act, dy, dy_rows, offsets, gradient_config(weighted_act, dy), a_gathered=False
             )
+        del dy, dout, weighted_act  # memory for what comes
+        sorted_x, x_rows = in_slots(x, found.rows, GATHER_X, name="x")
         with computing(*DGATE_UP, c_ptr="dw_gate", c2_ptr="dw_up"):
-            dw_gate, dw_up = _grouped.launch_group_gradients(
-                x, dgate, rows, offsets, gradient_config(x, dgate, accumulators=2), a_gathered=True, b2=dup
+            dw_gate, dw_up = _group_gradients.launch_group_gradients(
+                sorted_x, dgate, x_rows, offsets, gradient_config(sorted_x, dgate, accumulators=2), a_gathered=True,
+                b2=dup,
             )
+        del sorted_x
         with computing(*DX_OF_EXPERTS, c_ptr="dx_of_experts"):
             dx_of_experts = _grouped.launch_grouped_product(
                 dgate, None, w_gate.mT, offsets, slots, product_config(w_gate.mT, dgate, pairs=2),

@@ -7,7 +7,7 @@ import torch
 from row_kernel_checks import DEVICE, DTYPES, is_accurate, mutant, random
 
 from triton_side.blocks import moe as plain
-from triton_side.kernels import _grouped, moe, moe_routing
+from triton_side.kernels import _group_gradients, _grouped, moe, moe_routing
 from triton_side.kernels.matmul import MatmulConfig
 from triton_side.kernels.moe_routing import Route
 
@@ -206,7 +206,7 @@ def grouped_problems(module: ModuleType = _grouped, config: MatmulConfig = TILES
     k, n = (40, 40) if config.descriptors else (19, 37)
     found = found_route(SIZES[0])
     rows, offsets, slots = found.rows, found.offsets, len(found.rows)
-    x, dy = random(37, k, dtype=dtype), random(37, n, dtype=dtype, seed=1)
+    x = random(37, k, dtype=dtype)
     a, b, b2 = (random(slots, k if i == 2 else n, dtype=dtype, seed=i) for i in (2, 3, 4))
     w, w2 = (random(5, k, n, dtype=dtype, seed=i) for i in (5, 6))
 
@@ -220,7 +220,21 @@ def grouped_problems(module: ModuleType = _grouped, config: MatmulConfig = TILES
         lambda x, *ws: module.launch_gate_up(x, rows, *ws, offsets, config, True), x, rows, w, w2, offsets
     )
 
-    def gradients(a: torch.Tensor, *bs: torch.Tensor, a_gathered: bool) -> tuple[torch.Tensor, ...]:
+
+def group_gradient_problems(
+    module: ModuleType = _group_gradients, config: MatmulConfig = TILES
+) -> Iterator[str | None]:
+    """Of the same groups."""
+    dtype = torch.float16 if config.descriptors else torch.float32
+    k, n = (40, 40) if config.descriptors else (19, 37)
+    found = found_route(SIZES[0])
+    rows, offsets, slots = found.rows, found.offsets, len(found.rows)
+    x, dy = random(37, k, dtype=dtype), random(37, n, dtype=dtype, seed=1)
+    a, b, b2 = (random(slots, k if i == 2 else n, dtype=dtype, seed=i) for i in (2, 3, 4))
+
+    def gradients(
+        a: torch.Tensor, *bs: torch.Tensor, rows: torch.Tensor | None = rows, a_gathered: bool = True
+    ) -> tuple[torch.Tensor, ...]:
         given = dict(zip(("b", "b2"), bs, strict=False))
         found = module.launch_group_gradients(
             a=a, rows=rows, offsets=offsets, config=config, a_gathered=a_gathered, **given
@@ -228,8 +242,9 @@ def grouped_problems(module: ModuleType = _grouped, config: MatmulConfig = TILES
         return found[: len(bs)]
 
     at = rows.long()
-    yield properties.group_gradients(lambda: gradients(x, b, b2, a_gathered=True), x[at], offsets, b, b2)
+    yield properties.group_gradients(lambda: gradients(x, b, b2), x[at], offsets, b, b2)
     yield properties.group_gradients(lambda: gradients(a, dy, a_gathered=False), a, offsets, dy[at])
+    yield properties.group_gradients(lambda: gradients(a, b, b2, rows=None), a, offsets, b, b2)
 
 
 @pytest.mark.parametrize("problems", [routing_problems, routing_gradient_problems, row_problems])
@@ -240,6 +255,35 @@ def test_every_part_is_within_its_bound(problems) -> None:
 @pytest.mark.parametrize("config", [TILES, DESCRIPTORS], ids=["pointers", "descriptors"])
 def test_grouped_products_are_within_their_bounds(config: MatmulConfig) -> None:
     assert [text for text in grouped_problems(config=config) if text] == []
+    assert [text for text in group_gradient_problems(config=config) if text] == []
+
+
+@pytest.mark.parametrize("gathered", ["a", "b", "neither"])
+@pytest.mark.parametrize("config", [TILES, DESCRIPTORS], ids=["pointers", "descriptors"])
+@pytest.mark.parametrize("spoilt", [torch.nan, torch.inf])
+def test_gradients_read_no_row_of_another_expert(spoilt: float, config: MatmulConfig, gathered: str) -> None:
+    """Not even times zero: groups end, and have neighbours, within a step of the inner axis. The first gathered row is
+    spoilt, too."""
+    found = found_route(SIZES[0])
+    begin, end = found.offsets[1:3].tolist()
+    assert begin % config.block_k and end % config.block_k
+    operands = [random(len(found.rows), width, dtype=torch.float16, seed=width) for width in (40, 24, 24)]
+    rows = (torch.arange(len(found.rows), dtype=torch.int32, device=DEVICE) - begin) % len(found.rows)
+
+    def gradients() -> tuple[torch.Tensor, ...]:
+        moved = range(len(operands))[{"a": slice(1), "b": slice(1, None), "neither": slice(0)}[gathered]]
+        a, b, b2 = (x.roll(-begin, 0) if i in moved else x for i, x in enumerate(operands))
+        return _group_gradients.launch_group_gradients(
+            a, b, rows if moved else None, found.offsets, config, a_gathered=gathered == "a", b2=b2
+        )
+
+    before = gradients()
+    for operand in operands:
+        operand[begin:end] = spoilt
+    after = gradients()
+    others = torch.arange(len(before[0]), device=DEVICE) != 1
+    for sound, now in zip(before, after, strict=True):
+        assert torch.equal(now[others], sound[others]) and not now[1].isfinite().any()
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,13 @@ from test_layernorm import configured as layernorm_configured
 from test_linear_cross_entropy import CONFIGS as PROJECTIONS
 from test_linear_cross_entropy import configured as linear_cross_entropy_configured
 from test_linear_gelu import DPRE_CONFIGS
-from test_moe import grouped_problems, routing_gradient_problems, routing_problems, row_problems
+from test_moe import (
+    group_gradient_problems,
+    grouped_problems,
+    routing_gradient_problems,
+    routing_problems,
+    row_problems,
+)
 from test_rmsnorm import EPS
 from test_rmsnorm import configured as rmsnorm_configured
 from test_rmsnorm import of_sum as rmsnorm_of_sum
@@ -48,6 +54,7 @@ from triton_side import kernels
 from triton_side.kernels import (
     _column_sums,
     _gated,
+    _group_gradients,
     _grouped,
     adamw,
     attention,
@@ -497,9 +504,9 @@ MUTATIONS = [
         grouped_problems,
     ),
     Mutation(
-        "group_gradients_kernel", _grouped,
-        "inside = slot < end", "inside = slot < end + 1",
-        grouped_problems,
+        "group_gradients_kernel", _group_gradients,
+        "rows_at(rows_ptr, slot +", "rows_at(rows_ptr, begin +",
+        group_gradient_problems,
     ),
     Mutation(
         "moe_router_kernel", moe_routing,

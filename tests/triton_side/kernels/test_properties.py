@@ -92,7 +92,7 @@ from test_softmax import configured as softmax_configured
 from test_swiglu_mlp import of_activation
 from test_swiglu_mlp import plain as plain_mlp
 
-from triton_side.kernels import _column_sums, _grouped
+from triton_side.kernels import _column_sums, _group_gradients, _grouped
 from triton_side.kernels import attention as attention_module
 from triton_side.kernels import bias_gelu as bias_gelu_module
 from triton_side.kernels import geglu as geglu_module
@@ -726,17 +726,19 @@ def test_grouped_products_of_moe(dtype, tokens, k, n, experts, data, route_kinds
     )
 
     def gradients(
-        a: torch.Tensor, b: torch.Tensor, b2: torch.Tensor | None, gathered: bool
+        a: torch.Tensor, b: torch.Tensor, b2: torch.Tensor | None, gathered: bool | None
     ) -> tuple[torch.Tensor, ...]:
-        made = _grouped.launch_group_gradients(
-            a=a, rows=rows, offsets=offsets, config=config, a_gathered=gathered, b=b, b2=b2
-        )
+        made = _group_gradients.launch_group_gradients(
+            a=a, rows=None if gathered is None else rows, offsets=offsets, config=config, a_gathered=bool(gathered),
+            b=b, b2=b2,
+        )  # fmt: skip
         return made[: 1 if b2 is None else 2]
 
     dy = draw(tokens, n, ORDINARY_ROWS, seed + 9, dtype)
     at = rows.long()
     assert not moe_properties.group_gradients(lambda: gradients(x, b, b2, True), x[at], offsets, b, b2)
     assert not moe_properties.group_gradients(lambda: gradients(a, dy, None, False), a, offsets, dy[at])
+    assert not moe_properties.group_gradients(lambda: gradients(a, b, b2, None), a, offsets, b, b2)
 
 
 def test_attention_passes_over_keys_of_weight_zero() -> None:
