@@ -96,13 +96,9 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
         {"x": (rows, columns), "weight": (columns,), "bias": (columns,)}
         for rows, columns in ((1100, 131), (5, 2056), (5, 16392))
     ]
-    chains: list[Shapes] = [
-        {
-            "x": (5, columns), "bias": (columns,), "residual": (5, columns), "weight": (columns,), "shift": (columns,),
-            "seed": torch.tensor([3, -5], dtype=torch.int32),
-        }
-        for columns in (131, 4097)
-    ]  # fmt: skip
+    chains = [_chain(5, columns) for columns in (131, 4097)]
+    # 16-byte loads; scalar ones of a row that a cluster of blocks shares.
+    chains_of_cuda = [_chain(5, columns) for columns in (136, 8201)]
     # Operands through pointers; of bfloat16 through tensor descriptors.
     mlps: list[Shapes] = [
         {
@@ -204,6 +200,7 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
         ("kernels.moe", mixtures, {"top_k": 2}),
         ("kernels.layernorm", layernorms, {"eps": EPS}), ("cuda.layernorm", layernorms_of_cuda, {"eps": EPS}),
         ("kernels.dropout_residual_norm", chains, {"p": 0.1, "eps": EPS}),
+        ("cuda.dropout_residual_norm", chains_of_cuda, {"p": 0.1, "eps": EPS}),
         ("kernels.rope", turned, {"theta": 500000.0}), ("kernels.attention", heads, {}),
         ("kernels.attention", shared, {"causal": 1, "window": 19}), ("kernels.attention", shared, {"causal": 0}),
         ("kernels.attention_bias", under_bias, {}), ("kernels.attention_packed", packed, {"longest": 39}),
@@ -213,6 +210,13 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
         ("kernels.embedding", tables, {}), ("kernels.cross_entropy", logits, entropy),
         ("kernels.linear_cross_entropy", projected, entropy),
     ]  # fmt: skip
+
+
+def _chain(rows: int, columns: int) -> Shapes:
+    """Of dropout_residual_norm."""
+    matrices, vectors = dict.fromkeys(("x", "residual"), (rows, columns)), ("bias", "weight", "shift")
+    seed = torch.tensor([3, -5], dtype=torch.int32)
+    return {**matrices, **dict.fromkeys(vectors, (columns,)), "seed": seed}
 
 
 def _training(

@@ -9,7 +9,7 @@ There is no library row: F.dropout draws from a generator of its own, whose mask
 """
 
 from compare import threefry
-from compare.implementations import compilers, triton
+from compare.implementations import compilers, cuda, triton
 from compare.spec import Block, Shape, Tensor
 
 
@@ -61,5 +61,7 @@ BLOCK = Block(
         Shape("one-row", sizes(1, 4096), ("float32",)),
         Shape("odd", sizes(7, 257), ("float32", "float16", "bfloat16"), ("check",)),
     ),
-    implementations=(*compilers("dropout_residual_norm"), triton("dropout_residual_norm")),
-)
+    implementations=(
+        *compilers("dropout_residual_norm"), triton("dropout_residual_norm"), cuda("dropout_residual_norm"),
+    ),
+)  # fmt: skip

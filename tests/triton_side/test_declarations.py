@@ -67,9 +67,12 @@ OPTIMIZER = {"rate": 0.1, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "decay": 0.1
 ADAMW = {"step": (), **dict.fromkeys(("param", "gradient", "mu", "nu"), (4096,))}
 ENTROPY = {"logits": (64, 128), "labels": (64,)}
 PROJECTED = {"h": (8192, 4096), "w": (128256, 4096), "labels": (8192,)}
-CHAIN = {
-    "x": (64, 128), "bias": (128,), "residual": (64, 128), "weight": (128,), "shift": (128,), "seed": (2,),
-}  # fmt: skip
+def chain(rows: int, columns: int) -> dict[str, tuple[int, ...]]:
+    matrices, vectors = dict.fromkeys(("x", "residual"), (rows, columns)), ("bias", "weight", "shift")
+    return matrices | dict.fromkeys(vectors, (columns,)) | {"seed": (2,)}
+
+
+CHAIN, LONG_CHAIN = chain(64, 128), chain(4, 16384)
 
 
 def affine(rows: int, columns: int) -> dict[str, tuple[int, ...]]:
@@ -128,6 +131,8 @@ CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, float], s
     "cuda softmax": ("cuda", "softmax", {"x": (64, 128)}, {}, "bfloat16"),
     "cuda softmax, clusters": ("cuda", "softmax", {"x": (2, 32768)}, {}, "bfloat16"),
     "cuda softmax, long rows": ("cuda", "softmax", {"x": (2, 200000)}, {}, "bfloat16"),
+    "cuda dropout_residual_norm": ("cuda", "dropout_residual_norm", CHAIN, {"p": 0.1} | EPS, "bfloat16"),
+    "cuda dropout_residual_norm, clusters": ("cuda", "dropout_residual_norm", LONG_CHAIN, {"p": 0.1} | EPS, "bfloat16"),
     "cuda layernorm": ("cuda", "layernorm", affine(64, 128), EPS, "bfloat16"),
     "cuda layernorm, long rows": ("cuda", "layernorm", affine(4, 20000), EPS, "bfloat16"),
 }

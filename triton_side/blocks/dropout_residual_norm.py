@@ -20,6 +20,21 @@ def dropout_constants(p: float) -> tuple[int, float]:
     return threshold, 65536 / (65536 - threshold)
 
 
+def check_dropout(x: Tensor, seed: Tensor, p: float) -> None:
+    """Whether a mask for x can be drawn from the seed.
+
+    Raises:
+        TypeError: the seed is not int32.
+        ValueError: it is not two words on x's device, or p is out of range.
+    """
+    if seed.dtype != torch.int32:
+        raise TypeError(f"seed must be int32, got {seed.dtype}; cast it with .to(torch.int32)")
+    if seed.shape != (2,) or seed.device != x.device:
+        raise ValueError(f"seed must be two words on {x.device}, got shape {tuple(seed.shape)} on {seed.device}")
+    if not 0 <= p <= 65535 / 65536:
+        raise ValueError(f"p must be at least 0 and, rounded up to a multiple of 2^-16, less than 1, got {p}")
+
+
 def dropped_sum(x: Tensor, bias: Tensor, residual: Tensor, seed: Tensor, p: float) -> Tensor:
     """The stages of h = residual + dropout(x + bias)."""
     rows, columns = x.shape

@@ -88,7 +88,5 @@ bias_gelu_backward(const T* __restrict__ x, const T* __restrict__ bias, const T*
 template <typename T, int WARPS>
 __global__ void __launch_bounds__(32 * WARPS)
 bias_gelu_sum_partials(const float* __restrict__ partial, T* __restrict__ dbias, int partials, int columns) {
-  const int column = static_cast<int>(blockIdx.x * 32 + threadIdx.x);
-  const float sum = sum_rows<WARPS>(partial, partials, columns, column);
-  if (threadIdx.y == 0 && column < columns) dbias[column] = from_float<T>(sum);
+  sum_columns<WARPS>(partial, dbias, partials, columns, blockIdx.x);
 }

@@ -9,8 +9,7 @@
 // atomics: layernorm_backward adds up those of its block's rows (layernorm_partials where that one streams), and
 // layernorm_sum_partials the blocks'.
 #include "column_sums.cuh"
-#include "pack.cuh"
-#include "reduce.cuh"
+#include "normalise.cuh"
 
 struct Moments {  // of the elements seen so far; squares = sum of (element - mean)^2
   float count;
@@ -29,103 +28,10 @@ __device__ inline Moments merge(Moments a, Moments b) {
   return {count, a.mean + apart * share, a.squares + b.squares + apart * apart * a.count * share};
 }
 
-struct Sums {  // of g and of g n
-  float gradient;
-  float projection;
-};
-__device__ inline Sums shuffle_xor(Sums value, int distance) {
-  return {shuffle_xor(value.gradient, distance), shuffle_xor(value.projection, distance)};
-}
-__device__ inline Sums merge(Sums a, Sums b) { return {a.gradient + b.gradient, a.projection + b.projection}; }
-
-// What is computed on one pack.
-template <typename T, int LANES>
-__device__ inline float sum(const Pack<T, LANES>& pack) {
-  float values[LANES], result = 0.0f;
-  unpack(pack, values);
-#pragma unroll
-  for (int i = 0; i < LANES; ++i) result += values[i];
-  return result;
-}
-
-template <typename T, int LANES>
-__device__ inline float sum_of_squares(const Pack<T, LANES>& pack, float mean) {
-  float values[LANES], result = 0.0f;
-  unpack(pack, values);
-#pragma unroll
-  for (int i = 0; i < LANES; ++i) result += (values[i] - mean) * (values[i] - mean);
-  return result;
-}
-
 template <typename T, int LANES>
 __device__ inline Moments moments(const Pack<T, LANES>& pack) {
   const float mean = sum(pack) / LANES;
   return {LANES, mean, sum_of_squares(pack, mean)};
-}
-
-template <typename T, int LANES>
-__device__ inline Pack<T, LANES> normalized(const Pack<T, LANES>& x, const Pack<T, LANES>& weight,
-                                            const Pack<T, LANES>& bias, float mean, float rstd) {
-  float values[LANES], weights[LANES], biases[LANES];
-  unpack(x, values);
-  unpack(weight, weights);
-  unpack(bias, biases);
-#pragma unroll
-  for (int i = 0; i < LANES; ++i) values[i] = (values[i] - mean) * rstd * weights[i] + biases[i];
-  return pack<T>(values);
-}
-
-template <typename T, int LANES>
-__device__ inline Sums sums(const Pack<T, LANES>& x, const Pack<T, LANES>& weight, const Pack<T, LANES>& dy,
-                            float mean, float rstd) {
-  float values[LANES], weights[LANES], gradients[LANES];
-  unpack(x, values);
-  unpack(weight, weights);
-  unpack(dy, gradients);
-  Sums result = {0.0f, 0.0f};
-#pragma unroll
-  for (int i = 0; i < LANES; ++i) {
-    const float g = gradients[i] * weights[i];
-    result = merge(result, {g, g * ((values[i] - mean) * rstd)});
-  }
-  return result;
-}
-
-template <typename T, int LANES>
-__device__ inline Pack<T, LANES> gradient(const Pack<T, LANES>& x, const Pack<T, LANES>& weight,
-                                          const Pack<T, LANES>& dy, float mean, float rstd, Sums means) {
-  float values[LANES], weights[LANES], gradients[LANES];
-  unpack(x, values);
-  unpack(weight, weights);
-  unpack(dy, gradients);
-#pragma unroll
-  for (int i = 0; i < LANES; ++i) {
-    const float n = (values[i] - mean) * rstd;
-    values[i] = rstd * (gradients[i] * weights[i] - means.gradient - n * means.projection);
-  }
-  return pack<T>(values);
-}
-
-// dweight += dy n, dbias += dy
-template <typename T, int LANES>
-__device__ inline void accumulate(const Pack<T, LANES>& x, const Pack<T, LANES>& dy, float mean, float rstd,
-                                  float (&dweight)[LANES], float (&dbias)[LANES]) {
-  float values[LANES], gradients[LANES];
-  unpack(x, values);
-  unpack(dy, gradients);
-#pragma unroll
-  for (int i = 0; i < LANES; ++i) {
-    dweight[i] += gradients[i] * ((values[i] - mean) * rstd);
-    dbias[i] += gradients[i];
-  }
-}
-
-// Where what the backward pass reads of the forward pass goes; null without one to come.
-__device__ inline void save(float* mean, float* rstd, float row_mean, float row_rstd) {
-  if (mean != nullptr && threadIdx.x == 0) {
-    mean[blockIdx.x] = row_mean;
-    rstd[blockIdx.x] = row_rstd;
-  }
 }
 
 template <typename T, int LANES, int VECTORS, int THREADS>
@@ -136,31 +42,10 @@ layernorm_forward(const T* __restrict__ x, const T* __restrict__ weight, const T
   y += static_cast<long long>(blockIdx.x) * columns;
 
   Pack<T, LANES> packs[VECTORS];
-#pragma unroll
-  for (int v = 0; v < VECTORS; ++v) {
-    const int column = (v * THREADS + threadIdx.x) * LANES;
-    packs[v] = column < columns ? load<LANES>(x + column) : filled<T, LANES>(0.0f);
-  }
-
-  float of_thread = 0.0f;
-#pragma unroll
-  for (int v = 0; v < VECTORS; ++v) of_thread += sum(packs[v]);
-  const float row_mean = reduce_row<THREADS, 1, 0>(of_thread) / columns;
-
-  of_thread = 0.0f;
-#pragma unroll
-  for (int v = 0; v < VECTORS; ++v)
-    if ((v * THREADS + threadIdx.x) * LANES < columns) of_thread += sum_of_squares(packs[v], row_mean);
-  const float row_rstd = rsqrtf(reduce_row<THREADS, 1, 1>(of_thread) / columns + eps);
-
-  save(mean, rstd, row_mean, row_rstd);
-#pragma unroll
-  for (int v = 0; v < VECTORS; ++v) {
-    const int column = (v * THREADS + threadIdx.x) * LANES;
-    if (column < columns)
-      store(y + column, normalized(packs[v], load<LANES>(weight + column), load<LANES>(bias + column),
-                                   row_mean, row_rstd));
-  }
+  load_row<THREADS>(packs, x, threadIdx.x * LANES, columns);
+  const Statistics of_row = statistics<THREADS>(packs, columns, eps);
+  save(mean, rstd, of_row);
+  store_normalized<THREADS>(packs, weight, bias, y, columns, of_row);
 }
 
 // One block per row, any number of columns.
@@ -175,13 +60,13 @@ layernorm_forward_streaming(const T* __restrict__ x, const T* __restrict__ weigh
   Moments of_thread = {0.0f, 0.0f, 0.0f};
   for (int column = threadIdx.x * LANES; column < columns; column += THREADS * LANES)
     of_thread = merge(of_thread, moments(load<LANES>(x + column)));
-  const Moments of_row = reduce_row<THREADS, 1>(of_thread);
-  const float row_rstd = rsqrtf(of_row.squares / columns + eps);
+  const Moments merged = reduce_row<THREADS, 1>(of_thread);
+  const Statistics of_row = {merged.mean, rsqrtf(merged.squares / columns + eps)};
 
-  save(mean, rstd, of_row.mean, row_rstd);
+  save(mean, rstd, of_row);
   for (int column = threadIdx.x * LANES; column < columns; column += THREADS * LANES)
     store(y + column, normalized(load<LANES>(x + column), load<LANES>(weight + column), load<LANES>(bias + column),
-                                 of_row.mean, row_rstd));
+                                 of_row));
 }
 
 // A block takes every gridDim.x-th row; partial [2, gridDim.x, columns] gets its sums for dw and for db.
@@ -190,36 +75,26 @@ __global__ void __launch_bounds__(THREADS)
 layernorm_backward(const T* __restrict__ x, const T* __restrict__ weight, const float* __restrict__ mean,
                    const float* __restrict__ rstd, const T* __restrict__ dy, T* __restrict__ dx,
                    float* __restrict__ partial, int rows, int columns) {
+  const int first = static_cast<int>(threadIdx.x) * LANES;
   float dweight[VECTORS][LANES] = {}, dbias[VECTORS][LANES] = {};
 
   for (int row = blockIdx.x; row < rows; row += gridDim.x) {
     const long long start = static_cast<long long>(row) * columns;
     Pack<T, LANES> x_packs[VECTORS], dy_packs[VECTORS];
-#pragma unroll
-    for (int v = 0; v < VECTORS; ++v) {
-      const int column = (v * THREADS + threadIdx.x) * LANES;
-      x_packs[v] = column < columns ? load<LANES>(x + start + column) : filled<T, LANES>(0.0f);
-      dy_packs[v] = column < columns ? load<LANES>(dy + start + column) : filled<T, LANES>(0.0f);
-    }
+    load_row<THREADS>(x_packs, x + start, first, columns);
+    load_row<THREADS>(dy_packs, dy + start, first, columns);
 
-    const float row_mean = mean[row], row_rstd = rstd[row];
-    Sums of_row = {0.0f, 0.0f};
+    const Statistics of_row = {mean[row], rstd[row]};
+    const Sums means = mean_gradients<THREADS, 1>(x_packs, weight, dy_packs, first, columns, of_row);
 #pragma unroll
     for (int v = 0; v < VECTORS; ++v) {
-      const int column = (v * THREADS + threadIdx.x) * LANES;
-      if (column < columns)
-        of_row = merge(of_row, sums(x_packs[v], load<LANES>(weight + column), dy_packs[v], row_mean, row_rstd));
-    }
-    of_row = reduce_row<THREADS, 1>(of_row);
-    const Sums means = {of_row.gradient / columns, of_row.projection / columns};
-
-#pragma unroll
-    for (int v = 0; v < VECTORS; ++v) {
-      const int column = (v * THREADS + threadIdx.x) * LANES;
-      accumulate(x_packs[v], dy_packs[v], row_mean, row_rstd, dweight[v], dbias[v]);
-      if (column < columns)
-        store(dx + start + column,
-              gradient(x_packs[v], load<LANES>(weight + column), dy_packs[v], row_mean, row_rstd, means));
+      const int column = first + v * THREADS * LANES;
+      accumulate(x_packs[v], dy_packs[v], of_row, dweight[v], dbias[v]);
+      if (column < columns) {
+        float gradients[LANES];
+        gradient(x_packs[v], load<LANES>(weight + column), dy_packs[v], of_row, means, gradients);
+        store(dx + start + column, pack<T>(gradients));
+      }
     }
     __syncthreads();  // the next row is reduced in the same shared memory
   }
@@ -228,7 +103,7 @@ layernorm_backward(const T* __restrict__ x, const T* __restrict__ weight, const 
   float* of_bias = of_weight + static_cast<long long>(gridDim.x) * columns;
 #pragma unroll
   for (int v = 0; v < VECTORS; ++v) {
-    const int column = (v * THREADS + threadIdx.x) * LANES;
+    const int column = first + v * THREADS * LANES;
     if (column < columns) {
       store(of_weight + column, pack<float>(dweight[v]));
       store(of_bias + column, pack<float>(dbias[v]));
@@ -245,18 +120,19 @@ layernorm_backward_streaming(const T* __restrict__ x, const T* __restrict__ weig
   x += static_cast<long long>(blockIdx.x) * columns;
   dy += static_cast<long long>(blockIdx.x) * columns;
   dx += static_cast<long long>(blockIdx.x) * columns;
-  const float row_mean = mean[blockIdx.x], row_rstd = rstd[blockIdx.x];
+  const Statistics of_row = {mean[blockIdx.x], rstd[blockIdx.x]};
 
-  Sums of_row = {0.0f, 0.0f};
+  Sums total = {0.0f, 0.0f};
   for (int column = threadIdx.x * LANES; column < columns; column += THREADS * LANES)
-    of_row = merge(of_row, sums(load<LANES>(x + column), load<LANES>(weight + column), load<LANES>(dy + column),
-                                row_mean, row_rstd));
-  of_row = reduce_row<THREADS, 1>(of_row);
-  const Sums means = {of_row.gradient / columns, of_row.projection / columns};
+    total = merge(total, sums(load<LANES>(x + column), load<LANES>(weight + column), load<LANES>(dy + column), of_row));
+  total = reduce_row<THREADS, 1>(total);
+  const Sums means = {total.gradient / columns, total.projection / columns};
 
-  for (int column = threadIdx.x * LANES; column < columns; column += THREADS * LANES)
-    store(dx + column, gradient(load<LANES>(x + column), load<LANES>(weight + column), load<LANES>(dy + column),
-                                row_mean, row_rstd, means));
+  for (int column = threadIdx.x * LANES; column < columns; column += THREADS * LANES) {
+    float gradients[LANES];
+    gradient(load<LANES>(x + column), load<LANES>(weight + column), load<LANES>(dy + column), of_row, means, gradients);
+    store(dx + column, pack<T>(gradients));
+  }
 }
 
 // A block takes THREADS * LANES columns of every partials-th row; partial [2, partials, columns] as above.
@@ -272,7 +148,7 @@ layernorm_partials(const T* __restrict__ x, const float* __restrict__ mean, cons
 #pragma unroll 4
   for (int row = group; row < rows; row += partials) {
     const long long at = static_cast<long long>(row) * columns + column;
-    accumulate(load<LANES>(x + at), load<LANES>(dy + at), mean[row], rstd[row], dweight, dbias);
+    accumulate(load<LANES>(x + at), load<LANES>(dy + at), {mean[row], rstd[row]}, dweight, dbias);
   }
   float* of_weight = partial + static_cast<long long>(group) * columns + column;
   store(of_weight, pack<float>(dweight));
@@ -286,8 +162,6 @@ layernorm_sum_partials(const float* __restrict__ partial, T* __restrict__ dweigh
                        int partials, int columns) {
   const int tiles = gridDim.x / 2;
   const bool of_bias = blockIdx.x >= tiles;
-  const int column = (of_bias ? blockIdx.x - tiles : blockIdx.x) * 32 + threadIdx.x;
   if (of_bias) partial += static_cast<long long>(partials) * columns;
-  const float sum = sum_rows<WARPS>(partial, partials, columns, column);
-  if (threadIdx.y == 0 && column < columns) (of_bias ? dbias : dweight)[column] = from_float<T>(sum);
+  sum_columns<WARPS>(partial, of_bias ? dbias : dweight, partials, columns, blockIdx.x % tiles);
 }

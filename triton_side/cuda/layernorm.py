@@ -13,7 +13,6 @@ sums of dw and one of db, which a second kernel adds up.
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from typing import Any
 
 import torch
 
-from triton_side.cuda import program, tensors
+from triton_side.cuda import templates, tensors
 from triton_side.declare import again, declare_template, forward, gradient
 
 STREAMING_THREADS = 512
@@ -94,17 +93,9 @@ def plan(columns: int, lanes: int) -> Plan | None:
     return next((candidate for candidate in plans if candidate.columns(lanes) >= columns), None)
 
 
-def _launch(
-    name: str, constants: tuple[int, ...], grid: int, block: tuple[int, int], *arguments: Any,
-    element: torch.dtype | None = None,
-) -> None:  # fmt: skip
-    """`name`<element, *constants>(*arguments), integers as C's int; element: the first argument's unless given."""
-    device = arguments[0].device
-    cpp_type = tensors.CPP_TYPES[element or arguments[0].dtype]
-    expression = f"{name}<{', '.join((cpp_type, *map(str, constants)))}>"
-    kernel = program.compile_kernel("layernorm.cu", expression, program.device_arch(device))
-    passed = [ctypes.c_int(a) if isinstance(a, int) else a for a in arguments]
-    program.launch(kernel, grid, block, passed, device)
+def sharers(rows: int, resident: int, multiprocessors: int) -> int:
+    """Blocks, or clusters of them, that share out the rows of a backward pass; `resident` are there at once."""
+    return min(rows, resident, max(multiprocessors, rows // ROWS_A_BLOCK))
 
 
 def forward_pass(
@@ -118,15 +109,16 @@ def forward_pass(
     if x.numel() == 0:
         return y, mean, rstd
     lanes = tensors.lanes(x, weight, bias, y, columns=columns)
-    null = ctypes.c_longlong(0)  # the pointer, of the same size
-    statistics = (null, null) if mean is None else (mean, rstd)
-    arguments = (x, weight, bias, y, *statistics, columns, ctypes.c_float(eps))
+    arguments = (x, weight, bias, y, mean, rstd, columns, float(eps))
     chosen = plan(columns, lanes)
     if chosen is None:
-        _launch("layernorm_forward_streaming", (lanes, STREAMING_THREADS), rows, (STREAMING_THREADS, 1), *arguments)
+        templates.launch(
+            "layernorm.cu", "layernorm_forward_streaming", (lanes, STREAMING_THREADS), rows, (STREAMING_THREADS, 1),
+            *arguments,
+        )  # fmt: skip
     else:
         constants = (lanes, chosen.vectors, chosen.threads)
-        _launch("layernorm_forward", constants, rows, (chosen.threads, 1), *arguments)
+        templates.launch("layernorm.cu", "layernorm_forward", constants, rows, (chosen.threads, 1), *arguments)
     return y, mean, rstd
 
 
@@ -148,24 +140,24 @@ def backward_pass(
         blocks = multiprocessors * RESIDENT_THREADS // PARTIALS_THREADS
         partials = max(1, min(rows // ROWS_A_BLOCK, blocks // tiles))
         partial = torch.empty((2, partials, columns), dtype=torch.float32, device=x.device)
-        _launch(
-            "layernorm_backward_streaming", (lanes, STREAMING_THREADS), rows, (STREAMING_THREADS, 1),
+        templates.launch(
+            "layernorm.cu", "layernorm_backward_streaming", (lanes, STREAMING_THREADS), rows, (STREAMING_THREADS, 1),
             x, weight, mean, rstd, dy, dx, columns,
         )  # fmt: skip
-        _launch(
-            "layernorm_partials", (lanes, PARTIALS_THREADS), tiles * partials, (PARTIALS_THREADS, 1),
+        templates.launch(
+            "layernorm.cu", "layernorm_partials", (lanes, PARTIALS_THREADS), tiles * partials, (PARTIALS_THREADS, 1),
             x, mean, rstd, dy, partial, partials, rows, columns,
         )  # fmt: skip
     else:
         blocks = multiprocessors * chosen.resident(lanes)
-        partials = min(rows, blocks, max(multiprocessors, rows // ROWS_A_BLOCK))
+        partials = sharers(rows, blocks, multiprocessors)
         partial = torch.empty((2, partials, columns), dtype=torch.float32, device=x.device)
-        _launch(
-            "layernorm_backward", (lanes, chosen.vectors, chosen.threads), partials, (chosen.threads, 1),
-            x, weight, mean, rstd, dy, dx, partial, rows, columns,
+        templates.launch(
+            "layernorm.cu", "layernorm_backward", (lanes, chosen.vectors, chosen.threads), partials,
+            (chosen.threads, 1), x, weight, mean, rstd, dy, dx, partial, rows, columns,
         )  # fmt: skip
-    _launch(
-        "layernorm_sum_partials", (SUM_WARPS,), 2 * -(-columns // 32), (32, SUM_WARPS),
+    templates.launch(
+        "layernorm.cu", "layernorm_sum_partials", (SUM_WARPS,), 2 * -(-columns // 32), (32, SUM_WARPS),
         partial, dweight, dbias, partials, columns, element=weight.dtype,
     )  # fmt: skip
     return dx, dweight, dbias

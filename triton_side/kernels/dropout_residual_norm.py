@@ -25,7 +25,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from triton_side import declare
-from triton_side.blocks.dropout_residual_norm import dropout_constants
+from triton_side.blocks.dropout_residual_norm import check_dropout, dropout_constants
 from triton_side.kernels._column_sums import sum_vectors
 from triton_side.kernels._launch import (
     RowConfig,
@@ -313,12 +313,7 @@ def dropout_residual_norm(
         check_vector(name, vector, x)
     if columns > MOST_COLUMNS:
         raise ValueError(f"rows are held in registers, which takes {MOST_COLUMNS} columns at most, got {columns}")
-    if seed.dtype != torch.int32:
-        raise TypeError(f"seed must be int32, got {seed.dtype}; cast it with .to(torch.int32)")
-    if seed.shape != (2,) or seed.device != x.device:
-        raise ValueError(f"seed must be two words on {x.device}, got shape {tuple(seed.shape)} on {seed.device}")
-    if not 0 <= p <= 65535 / 65536:
-        raise ValueError(f"p must be at least 0 and, rounded up to a multiple of 2^-16, less than 1, got {p}")
+    check_dropout(x, seed, p)
     tensors = (x, bias, residual, weight, shift)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return DropoutResidualNormFunction.apply(*tensors, seed, p, eps)

@@ -10,7 +10,18 @@ import pytest
 import torch
 
 from triton_side import artifacts
-from triton_side.cuda import bias_gelu, elementwise, gelu, layernorm, matmul, program, softmax, tensors, vector_add
+from triton_side.cuda import (
+    bias_gelu,
+    dropout_residual_norm,
+    elementwise,
+    gelu,
+    layernorm,
+    matmul,
+    program,
+    softmax,
+    tensors,
+    vector_add,
+)
 
 ARCH = "sm_90"
 PROJECT = Path(__file__).parents[3]
@@ -153,6 +164,60 @@ def test_longest_layernorm_in_registers(lanes: int, longest: int) -> None:
     assert layernorm.plan(longest + 1, lanes) is None
 
 
+def dropout_residual_norm_instances() -> list[tuple[str, int, int, int]]:
+    """(expression, threads, lanes, blocks that must fit a multiprocessor): the plans with most elements to a thread."""
+    instances = []
+    for element, lanes in (("__nv_bfloat16", 8), ("float", 4), ("float", 1), ("__half", 1)):
+        for p in dropout_residual_norm.FORWARD_PLANS[-3:]:
+            expression = f"dropout_residual_norm_forward<{element}, {lanes}, {p.elements // lanes}, {p.threads}>"
+            instances.append((expression, p.threads, lanes, 1))
+        for p in dropout_residual_norm.BACKWARD_PLANS[-4:]:
+            blocks = p.resident(lanes)
+            name, last = ("backward", blocks) if p.cluster == 1 else ("backward_cluster", p.cluster)
+            constants = f"{lanes}, {p.elements // lanes}, {p.threads}, {last}"
+            instances.append((f"dropout_residual_norm_{name}<{element}, {constants}>", p.threads, lanes, blocks))
+    threads = 32 * dropout_residual_norm.SUM_WARPS
+    sums = f"dropout_residual_norm_sum_partials<__nv_bfloat16, {dropout_residual_norm.SUM_WARPS}>"
+    return [*instances, (sums, threads, 1, 1)]
+
+
+@pytest.mark.parametrize(("expression", "threads", "lanes", "blocks"), dropout_residual_norm_instances())
+def test_dropout_residual_norm_kernels(expression: str, threads: int, lanes: int, blocks: int) -> None:
+    code = compiled(dropout_residual_norm.SOURCE, expression, threads)
+    check_vectorised(code, threads, lanes)
+    assert code.resources.registers * threads * blocks <= 65536, "fewer blocks are resident"
+
+
+def test_dropout_residual_norm_reads_its_row_once_and_draws_four_numbers_a_call() -> None:
+    forward, backward = (dropout_residual_norm.plan(4096, plans) for plans in (
+        dropout_residual_norm.FORWARD_PLANS, dropout_residual_norm.BACKWARD_PLANS,
+    ))  # fmt: skip
+    code = compiled(
+        dropout_residual_norm.SOURCE, f"dropout_residual_norm_forward<__nv_bfloat16, 8, 2, {forward.threads}>",
+        forward.threads,
+    )  # fmt: skip
+    assert code.sass.count("LDG.E.128") == 2 * 5  # x, residual, bias, weight, shift
+    assert code.sass.count("STG.E.128") == 2 * 2
+    assert code.resources.registers * forward.threads * 6 <= 65536
+    calls, rotations = forward.elements // 4, len(re.findall(r"SHF\.L\.W", code.sass))
+    assert 12 * calls <= rotations <= 13 * calls  # some by whole bytes are permutations of bytes
+    expression = f"dropout_residual_norm_backward<__nv_bfloat16, 8, 1, {backward.threads}, {backward.resident(8)}>"
+    code = compiled(dropout_residual_norm.SOURCE, expression, backward.threads)
+    assert code.sass.count("LDG.E.128") == 3 + 2  # h, dy, dh, and the weight twice
+    assert code.sass.count("STG.E.128") == 2 + 3 * 2  # dx, dresidual, three sums in fp32
+    assert backward.threads * backward.resident(8) == 1024
+
+
+@pytest.mark.parametrize("plans", [dropout_residual_norm.FORWARD_PLANS, dropout_residual_norm.BACKWARD_PLANS])
+@pytest.mark.parametrize("columns", [1, 7, 256, 257, 4093, 4096, 8192, 8193, 16384])
+def test_a_plan_of_dropout_residual_norm_holds_the_row(
+    plans: tuple[dropout_residual_norm.Plan, ...], columns: int
+) -> None:
+    chosen = dropout_residual_norm.plan(columns, plans)
+    assert chosen.columns >= columns and (chosen.columns < 2 * columns or chosen is plans[0])
+    assert all(chosen.elements % lanes == 0 and chosen.resident(lanes) >= 1 for lanes in (1, 4, 8))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("a_inner_first", [True, False])
 @pytest.mark.parametrize("b_inner_first", [True, False])
@@ -214,6 +279,7 @@ def test_missing_headers_name_the_wheel(monkeypatch: pytest.MonkeyPatch, tmp_pat
     [
         gelu.gelu, softmax.softmax, lambda x: vector_add.vector_add(x, x), lambda x: bias_gelu.bias_gelu(x, x[0]),
         lambda x: layernorm.layernorm(x, x[0], x[0], 1e-5), lambda x: matmul.matmul(x, x),
+        lambda x: dropout_residual_norm.dropout_residual_norm(x, x[0], x, x[0], x[0], x[:, 0].int(), 0.1, 1e-5),
     ],
 )  # fmt: skip
 def test_a_tensor_on_the_cpu_is_refused(operation: object) -> None:

@@ -5,8 +5,12 @@ from collections.abc import Callable
 import kernel_properties as properties
 import pytest
 import torch
+from test_dropout_residual_norm import SEED
+from test_dropout_residual_norm import operands as dropout_operands
+from test_dropout_residual_norm import problem as dropout_residual_norm_problem
+from test_dropout_residual_norm import training as dropout_training
 
-from triton_side.cuda import bias_gelu, gelu, layernorm, matmul, softmax, vector_add
+from triton_side.cuda import bias_gelu, dropout_residual_norm, gelu, layernorm, matmul, softmax, vector_add
 
 pytestmark = pytest.mark.gpu
 
@@ -184,6 +188,51 @@ def test_layernorm_without_gradients_saves_nothing_and_gives_the_same() -> None:
     assert torch.equal(y, saved) and mean.shape == rstd.shape == (64,)
 
 
+# As above, and a row for a cluster of blocks.
+DROPOUT_SHAPES = [
+    (1, 1), (5, 31), (5, 256), (3001, 131), (1500, 4096), (1021, 4093), (40, 8192), (40, 8200), (40, 16384), (3, 16381),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", DROPOUT_SHAPES)
+def test_dropout_residual_norm(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    inputs = dropout_operands(*shape, dtype)
+    assert not dropout_residual_norm_problem(module=dropout_residual_norm, inputs=inputs)
+    again = [dropout_training(module=dropout_residual_norm)(*inputs) for _ in range(2)]
+    assert all(torch.equal(a, b) for a, b in zip(*again, strict=True))
+
+
+@pytest.mark.parametrize("p", [0.0, 0.125, 65534.5 / 65536])
+def test_dropout_residual_norm_with_probabilities(p: float) -> None:
+    assert not dropout_residual_norm_problem(7, 200, module=dropout_residual_norm, p=p)
+
+
+def test_dropout_residual_norm_has_the_mask_of_triton_in_any_layout() -> None:
+    *inputs, dy, dh = dropout_operands(300, 200, torch.bfloat16)
+    _, h, dx, *_ = dropout_training(module=dropout_residual_norm)(*inputs, dy, dh)
+    _, of_triton, dx_of_triton, *_ = dropout_training()(*inputs, dy, dh)
+    torch.testing.assert_close(h, of_triton, rtol=0.01, atol=0)
+    assert torch.equal(dx == 0, dx_of_triton == 0)
+    wide = torch.cat([inputs[0], inputs[0]], dim=1)[:, :200]
+    for x in (unaligned(inputs[0]), inputs[0].t().contiguous().t(), wide):
+        other = dropout_training(module=dropout_residual_norm)(x, *inputs[1:], dy, dh)
+        torch.testing.assert_close(other[1], h, rtol=0.01, atol=0)
+        assert torch.equal(other[2] == 0, dx == 0)
+
+
+def test_dropout_residual_norm_takes_no_elements_and_saves_for_gradients_alone() -> None:
+    for shape in ((0, 5), (5, 0)):
+        found = dropout_training(module=dropout_residual_norm)(*dropout_operands(*shape))
+        assert all(each.shape == shape for each in (*found[:3], found[4]))
+        assert all((sums == 0).all() for sums in (found[3], *found[5:]))
+    *inputs, _, _ = dropout_operands(64, 1000, torch.bfloat16)
+    y, h, mean, rstd = dropout_residual_norm.forward_pass(*inputs, SEED, 0.3, EPS, save=False)
+    assert mean is rstd is None
+    *saved, mean, rstd = dropout_residual_norm.forward_pass(*inputs, SEED, 0.3, EPS, save=True)
+    assert torch.equal(y, saved[0]) and torch.equal(h, saved[1]) and mean.shape == rstd.shape == (64,)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("m", "k", "n"),
@@ -274,3 +323,14 @@ def test_wrong_arguments() -> None:
         layernorm.layernorm(x, x[0], x[0, :2], EPS)
     with pytest.raises(TypeError, match=r"layernorm: all tensors must have one dtype, got x .*, weight .*float16"):
         layernorm.layernorm(x, x[0].half(), x[0], EPS)
+    wide, row = torch.zeros(1, 16385, device="cuda"), torch.zeros(16385, device="cuda")
+    with pytest.raises(ValueError, match=r"which takes \d+ columns at most, got 16385"):
+        dropout_residual_norm.dropout_residual_norm(wide, row, wide, row, row, SEED, 0.1, EPS)
+    for given, error, message in (
+        ((x, x[0], x[:2], x[0], x[0], SEED, 0.1), ValueError, r"one shape, got x \(4, 4\), residual \(2, 4\)"),
+        ((x, x[0], x, x[0, :2], x[0], SEED, 0.1), ValueError, r"weight must be \[4\], one element for each"),
+        ((x, x[0], x, x[0], x[0], SEED.long(), 0.1), TypeError, "seed must be int32, got torch.int64"),
+        ((x, x[0], x, x[0], x[0], SEED, 1.0), ValueError, "p must be at least 0"),
+    ):
+        with pytest.raises(error, match=message):
+            dropout_residual_norm.dropout_residual_norm(*given, EPS)

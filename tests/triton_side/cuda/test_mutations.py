@@ -15,8 +15,18 @@ import kernel_properties as properties
 import pytest
 import torch
 from property_checks import FINITE, NOT_FINITE, ORDINARY, matrix, placed
+from test_dropout_residual_norm import problem as dropout_residual_norm_problem
 
-from triton_side.cuda import bias_gelu, gelu, layernorm, matmul, program, softmax, vector_add
+from triton_side.cuda import (
+    bias_gelu,
+    dropout_residual_norm,
+    gelu,
+    layernorm,
+    matmul,
+    program,
+    softmax,
+    vector_add,
+)
 
 SOURCES = program.SOURCE_FOLDER
 
@@ -66,6 +76,26 @@ MUTATIONS = [
         67, "float, 32",
     ),
     Mutation(
+        "dropout_residual_norm_forward", "dropout_residual_norm.cu",
+        "dropped(values[i] + biases[i], mask, i, dropout)", "dropped(values[i], mask, i, dropout)",
+        67, "float, 1, 8, 32",
+    ),
+    Mutation(
+        "dropout_residual_norm_backward", "dropout_residual_norm.cu",
+        "total[i] = dropped(total[i], masks[v], i, dropout);", "total[i] = dropped(total[i], masks[0], i, dropout);",
+        67, "float, 1, 8, 32, 16",
+    ),
+    Mutation(
+        "dropout_residual_norm_backward_cluster", "dropout_residual_norm.cu",
+        "mean_gradients<THREADS, CLUSTER>(h, of.weight", "mean_gradients<THREADS, 1>(h, of.weight",
+        10007, "float, 1, 16, 512, 2",
+    ),
+    Mutation(
+        "dropout_residual_norm_sum_partials", "dropout_residual_norm.cu",
+        "vector == 1 ? dweight : dshift", "vector == 1 ? dshift : dweight",
+        67, "float, 16",
+    ),
+    Mutation(
         "layernorm_forward", "layernorm.cu",
         "    if ((v * THREADS + threadIdx.x) * LANES < columns) of_thread += sum_of_squares(packs[v], row_mean);",
         "    of_thread += sum_of_squares(packs[v], row_mean);",
@@ -83,8 +113,8 @@ MUTATIONS = [
     ),
     Mutation(
         "layernorm_backward_streaming", "layernorm.cu",
-        "values[i] = rstd * (gradients[i] * weights[i] - means.gradient - n * means.projection);",
-        "values[i] = rstd * (gradients[i] * weights[i] - n * means.projection);",
+        "dx[i] = of_row.rstd * (gradients[i] * weights[i] - means.gradient - n * means.projection);",
+        "dx[i] = of_row.rstd * (gradients[i] * weights[i] - n * means.projection);",
         10007, "float, 1, 512",
     ),
     Mutation(
@@ -164,6 +194,9 @@ def problems(mutation: Mutation) -> list[str]:
     def draw(seed: int, kinds=(ORDINARY,)) -> torch.Tensor:
         return placed(matrix(7, mutation.columns, kinds, seed, torch.float32), "dense", "cuda")
 
+    if mutation.kernel.startswith("dropout_residual_norm"):
+        text = dropout_residual_norm_problem(7, mutation.columns, module=dropout_residual_norm)
+        return [text] if text else []
     dy = draw(1)
     if mutation.kernel == "matmul":
         dc = placed(matrix(7, 7, (ORDINARY,), 2, torch.float32), "dense", "cuda")

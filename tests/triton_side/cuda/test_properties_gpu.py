@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from property_checks import (
     COMMON,
     FINITE,
+    NOT_FINITE,
     ORDINARY,
     layouts,
     matrix,
@@ -19,8 +20,9 @@ from property_checks import (
     seeds,
     sizes,
 )
+from test_dropout_residual_norm import problem as dropout_residual_norm_problem
 
-from triton_side.cuda import bias_gelu, gelu, layernorm, matmul, softmax, vector_add
+from triton_side.cuda import bias_gelu, dropout_residual_norm, gelu, layernorm, matmul, softmax, vector_add
 
 pytestmark = pytest.mark.gpu
 
@@ -28,7 +30,8 @@ dtypes = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.
 many = settings(COMMON, max_examples=150)
 # Of a warp, of a block, of a cluster of blocks, and streamed; 16 bytes divide some rows.
 columns = st.one_of(sizes, st.sampled_from([256, 1000, 1024, 4099, 8192, 8193, 10007, 16384, 32003, 65536, 131073]))
-moderate_rows = st.lists(st.sampled_from([kind for kind in FINITE if kind.name != "near overflow"]), min_size=1)
+MODERATE = [kind for kind in FINITE if kind.name != "near overflow"]
+moderate_rows = st.lists(st.sampled_from(MODERATE), min_size=1)
 
 
 def draw(rows: int, columns: int, kinds, seed: int, dtype: torch.dtype, layout: str) -> torch.Tensor:
@@ -86,6 +89,25 @@ def test_layernorm(dtype, rows, columns, kinds, dy_kinds, storage, seed) -> None
     weight, bias = (draw(1, columns, [ORDINARY], seed + i, dtype, storage[1])[0] for i in (1, 3))
     launch = properties.training(lambda x, weight, bias: layernorm.layernorm(x, weight, bias, 1e-6))
     assert not properties.layernorm(launch, x, weight, bias, dy, 1e-6)
+
+
+@dtypes
+@many
+@given(
+    sizes, columns.filter(lambda columns: columns <= 16384),
+    st.lists(st.sampled_from(MODERATE + NOT_FINITE), min_size=1), moderate_rows, moderate_rows,
+    st.lists(layouts, min_size=7, max_size=7), st.sampled_from([0.0, 0.1, 0.5]), seeds,
+)  # fmt: skip
+def test_dropout_residual_norm(dtype, rows, columns, x_kinds, kinds, dy_kinds, storage, p, seed) -> None:
+    if columns > 1024:
+        rows = min(rows, 5)
+    drawn = [(rows, x_kinds), (1, [ORDINARY]), (rows, kinds), *2 * [(1, [ORDINARY])], *2 * [(rows, dy_kinds)]]
+    inputs = tuple(
+        draw(count, columns, of, seed + i, dtype, layout)
+        for i, ((count, of), layout) in enumerate(zip(drawn, storage, strict=True))
+    )
+    inputs = tuple(x[0] if i in (1, 3, 4) else x for i, x in enumerate(inputs))
+    assert not dropout_residual_norm_problem(module=dropout_residual_norm, p=p, inputs=inputs)
 
 
 @dtypes

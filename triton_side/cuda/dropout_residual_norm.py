@@ -1,0 +1,205 @@
+"""What stands between two products of a GPT-2 layer in CUDA C++ (dropout_residual_norm.cu), with its gradients.
+
+    h  = residual + m (x + bias),  m = scale where kept, else 0       mean, rstd = 1 / sqrt(var + eps) of the row of h
+    y  = n weight + shift,  n = (h - mean) rstd
+    dh = dh of h's own + rstd (g - mean(g) - n mean(g n)),  g = dy weight
+    dresidual = dh,  dx = m dh,  dbias = sum over rows of dx,  dweight = that of dy n,  dshift = that of dy
+
+Srivastava et al., Dropout (JMLR 15, 2014); Ba, Kiros and Hinton, Layer Normalization (arXiv:1607.06450). Matrices are
+[rows, columns]; bias, weight, shift [columns]; seed [2] in int32. Computed in fp32, stored in x's dtype: h is rounded
+once, and the norm is of what is stored, which the backward pass reads. It draws the mask anew (threefry.cuh). mean and
+rstd are saved for it, 8 bytes a row, where there is one to come.
+
+One pass: a row is read once, held in registers and written once, by one block, or backward by a cluster of two where
+it has more than 8192 columns. Each block or cluster leaves three rows of fp32 partial sums of dbias, dweight and
+dshift, which a second kernel adds up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from triton_side.blocks.dropout_residual_norm import check_dropout, dropout_constants
+from triton_side.cuda import layernorm, templates, tensors
+from triton_side.declare import again, declare_template, forward, gradient
+
+SOURCE = "dropout_residual_norm.cu"
+SUM_WARPS = 16
+
+FORWARD = (
+    forward("add", "bias"), forward("threefry", "random"), forward("select", "dropout"), forward("add", "residual"),
+    forward("reduce_sum", "mean"), forward("sub", "mean"),
+    forward("mul", "variance"), forward("reduce_sum", "variance"),
+    forward("rsqrt", "normalize"), forward("mul", "normalize"),
+    forward("mul", "affine"), forward("add", "affine"),
+)  # fmt: skip
+BACKWARD = (
+    again("threefry", "random"), again("sub", "mean"), again("mul", "normalize"),
+    gradient("mul", "affine", "dnormalized"), gradient("reduce_sum", "normalize", "projection"),
+    gradient("reduce_sum", "mean", "average"), gradient("mul", "normalize", "dh"),
+    gradient("add", "residual", "dh"), gradient("select", "dropout", "dx"),
+    gradient("reduce_sum", "bias", "partial"), gradient("mul", "affine", "dweight"),
+    gradient("reduce_sum", "affine", "partial dweight"), gradient("reduce_sum", "affine", "partial dshift"),
+)  # fmt: skip
+declare_template(
+    SOURCE, "dropout_residual_norm_forward", *FORWARD, flops=lambda shapes: 10 * math.prod(shapes["x"])
+)  # fmt: skip
+for variant in ("", "_cluster"):
+    declare_template(
+        SOURCE, f"dropout_residual_norm_backward{variant}", *BACKWARD, flops=lambda shapes: 15 * math.prod(shapes["h"])
+    )
+declare_template(
+    SOURCE, "dropout_residual_norm_sum_partials", gradient("reduce_sum", "bias", "dbias"),
+    gradient("reduce_sum", "affine", "dweight"), gradient("reduce_sum", "affine", "dshift"),
+    flops=lambda shapes: math.prod(shapes["partial"]),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A row is held as `elements` in each of `threads` threads in each of `cluster` blocks, a multiple of what a thread
+    loads at a time."""
+
+    threads: int
+    elements: int
+    cluster: int = 1
+
+    @property
+    def columns(self) -> int:
+        return self.threads * self.elements * self.cluster
+
+    def resident(self, lanes: int) -> int:
+        """Blocks of the backward kernel on a multiprocessor at once. A thread keeps three fp32 sums and reads three
+        matrices for each of its elements: 64 registers for eight of 16 bits, else up to 128."""
+        return (1024 if self.elements == lanes else 512) // self.threads
+
+
+# By registers, for the most loads in flight: forward six blocks of 256 threads and 40 registers fit a multiprocessor
+# at 4096 columns of 16 bits, each with 64 bytes on their way to a thread; backward two of 512 and 64, with 48 bytes.
+FORWARD_PLANS = (*(Plan(threads, 8) for threads in (32, 64, 128)), *(Plan(t, 16) for t in (128, 256, 512)),
+                 Plan(512, 32))  # fmt: skip
+BACKWARD_PLANS = (*(Plan(threads, 8) for threads in (32, 64, 128, 256, 512)), Plan(512, 16), Plan(512, 16, cluster=2))
+
+
+def plan(columns: int, plans: tuple[Plan, ...]) -> Plan:
+    """The smallest of `plans` that holds `columns`."""
+    return next(candidate for candidate in plans if candidate.columns >= columns)
+
+
+def most_columns(device: torch.device) -> int:
+    """That a row may have; without clusters, before Hopper, what one block can hold."""
+    clusters = torch.cuda.get_device_capability(device) >= (9, 0)
+    return max(candidate.columns for candidate in BACKWARD_PLANS if clusters or candidate.cluster == 1)
+
+
+def forward_pass(
+    x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, shift: torch.Tensor,
+    seed: torch.Tensor, p: float, eps: float, save: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
+    """y and h; with `save` each row's mean and rstd in fp32, else None. All contiguous."""
+    y, h = torch.empty_like(x), torch.empty_like(x)
+    rows, columns = x.shape
+    mean, rstd = (torch.empty(rows, dtype=torch.float32, device=x.device) if save else None for _ in range(2))
+    if x.numel() == 0:
+        return y, h, mean, rstd
+    lanes = tensors.lanes(x, bias, residual, weight, shift, y, h, columns=columns)
+    chosen = plan(columns, FORWARD_PLANS)
+    templates.launch(
+        SOURCE, "dropout_residual_norm_forward", (lanes, chosen.elements // lanes, chosen.threads), rows,
+        (chosen.threads, 1), x, bias, residual, weight, shift, seed, y, h, mean, rstd, columns, *dropout_constants(p),
+        float(eps),
+    )  # fmt: skip
+    return y, h, mean, rstd
+
+
+def backward_pass(
+    h: torch.Tensor, weight: torch.Tensor, seed: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor,
+    dy: torch.Tensor, dh: torch.Tensor, p: float,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """dx, dbias, dresidual, dweight and dshift. All contiguous."""
+    dx, dresidual = torch.empty_like(h), torch.empty_like(h)
+    if h.numel() == 0:
+        dbias, dweight, dshift = (torch.zeros_like(weight) for _ in range(3))
+        return dx, dbias, dresidual, dweight, dshift
+    dbias, dweight, dshift = (torch.empty_like(weight) for _ in range(3))
+    rows, columns = h.shape
+    lanes = tensors.lanes(h, weight, dy, dh, dx, dresidual, columns=columns)
+    chosen = plan(columns, BACKWARD_PLANS)
+    multiprocessors = torch.cuda.get_device_properties(h.device).multi_processor_count
+    resident = chosen.resident(lanes)
+    partials = layernorm.sharers(rows, multiprocessors * resident // chosen.cluster, multiprocessors)
+    partial = torch.empty((3, partials, columns), dtype=torch.float32, device=h.device)
+    name, last = ("backward", resident) if chosen.cluster == 1 else ("backward_cluster", chosen.cluster)
+    templates.launch(
+        SOURCE, f"dropout_residual_norm_{name}", (lanes, chosen.elements // lanes, chosen.threads, last),
+        partials * chosen.cluster, (chosen.threads, 1), h, weight, seed, mean, rstd, dy, dh, dx, dresidual, partial,
+        rows, columns, *dropout_constants(p),
+    )  # fmt: skip
+    templates.launch(
+        SOURCE, "dropout_residual_norm_sum_partials", (SUM_WARPS,), 3 * -(-columns // 32), (32, SUM_WARPS),
+        partial, dbias, dweight, dshift, partials, columns, element=weight.dtype,
+    )  # fmt: skip
+    return dx, dbias, dresidual, dweight, dshift
+
+
+class DropoutResidualNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor,
+        shift: torch.Tensor, seed: torch.Tensor, p: float, eps: float,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        y, h, mean, rstd = forward_pass(x, bias, residual, weight, shift, seed, p, eps, save=True)
+        ctx.save_for_backward(h, weight, seed, mean, rstd)
+        ctx.p = p
+        return y, h
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor, dh: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        h, weight, seed, mean, rstd = ctx.saved_tensors
+        gradients = backward_pass(h, weight, seed, mean, rstd, dy.contiguous(), dh.contiguous(), ctx.p)
+        return *gradients, None, None, None
+
+
+def dropout_residual_norm(
+    x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, shift: torch.Tensor,
+    seed: torch.Tensor, p: float, eps: float,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """(y, h) with h = residual + dropout(x + bias) and y = layer_norm(h) weight + shift over the columns.
+
+    CUDA tensors of float32, float16 or bfloat16: x, residual [rows, columns], the vectors [columns], and the seed of
+    two words in int32; p is rounded up to a multiple of 2^-16. Non-contiguous inputs are copied first. Rows have
+    16,384 columns at most, 8192 on GPUs before Hopper.
+
+    Raises:
+        TypeError: another dtype, or several, or a seed that is not int32.
+        ValueError: not on one CUDA device, x is no matrix, another shape of one of the others, too many columns, or p
+            is not from 0 to 65535 / 65536.
+    """
+    tensors.check("dropout_residual_norm", x=x, residual=residual)
+    if x.ndim != 2:
+        raise ValueError(f"dropout_residual_norm: x must be [rows, columns], got {tuple(x.shape)}")
+    tensors.check_vectors("dropout_residual_norm", x, bias=bias, weight=weight, shift=shift)
+    check_dropout(x, seed, p)
+    if x.shape[1] > (most := most_columns(x.device)):
+        raise ValueError(
+            f"dropout_residual_norm: rows are held in registers, which takes {most} columns at most, got {x.shape[1]}"
+        )
+    differentiable = (x, bias, residual, weight, shift)
+    training = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in differentiable)
+    x, bias, residual, weight, shift, seed = (tensor.contiguous() for tensor in (*differentiable, seed))
+    if training:
+        return DropoutResidualNorm.apply(x, bias, residual, weight, shift, seed, p, eps)
+    y, h, _, _ = forward_pass(x, bias, residual, weight, shift, seed, p, eps, save=False)
+    return y, h
+
+
+def apply(inputs: Mapping[str, torch.Tensor], **attributes: Any) -> dict[str, torch.Tensor]:
+    given = (inputs[name] for name in ("x", "bias", "residual", "weight", "shift", "seed"))
+    y, h = dropout_residual_norm(*given, **attributes)
+    return {"y": y, "h": h}

@@ -1,0 +1,156 @@
+// Layer norm of rows, forward and backward, of what a thread holds of them: packs of LANES elements.
+//
+//   n = (x - mean(x)) rstd,  rstd = 1 / sqrt(mean((x - mean(x))^2) + eps),  y = n weight + bias
+//   dx = rstd (g - mean(g) - n mean(g n)),  g = dy weight
+#pragma once
+
+#include "pack.cuh"
+#include "reduce.cuh"
+
+struct Statistics {  // of a row
+  float mean;
+  float rstd;
+};
+
+struct Sums {  // of g and of g n
+  float gradient;
+  float projection;
+};
+__device__ inline Sums shuffle_xor(Sums value, int distance) {
+  return {shuffle_xor(value.gradient, distance), shuffle_xor(value.projection, distance)};
+}
+__device__ inline Sums merge(Sums a, Sums b) { return {a.gradient + b.gradient, a.projection + b.projection}; }
+
+// What is computed on one pack.
+template <typename T, int LANES>
+__device__ inline float sum(const Pack<T, LANES>& pack) {
+  float values[LANES], result = 0.0f;
+  unpack(pack, values);
+#pragma unroll
+  for (int i = 0; i < LANES; ++i) result += values[i];
+  return result;
+}
+
+template <typename T, int LANES>
+__device__ inline float sum_of_squares(const Pack<T, LANES>& pack, float mean) {
+  float values[LANES], result = 0.0f;
+  unpack(pack, values);
+#pragma unroll
+  for (int i = 0; i < LANES; ++i) result += (values[i] - mean) * (values[i] - mean);
+  return result;
+}
+
+template <typename T, int LANES>
+__device__ inline Pack<T, LANES> normalized(const Pack<T, LANES>& x, const Pack<T, LANES>& weight,
+                                            const Pack<T, LANES>& bias, Statistics of_row) {
+  float values[LANES], weights[LANES], biases[LANES];
+  unpack(x, values);
+  unpack(weight, weights);
+  unpack(bias, biases);
+#pragma unroll
+  for (int i = 0; i < LANES; ++i) values[i] = (values[i] - of_row.mean) * of_row.rstd * weights[i] + biases[i];
+  return pack<T>(values);
+}
+
+template <typename T, int LANES>
+__device__ inline Sums sums(const Pack<T, LANES>& x, const Pack<T, LANES>& weight, const Pack<T, LANES>& dy,
+                            Statistics of_row) {
+  float values[LANES], weights[LANES], gradients[LANES];
+  unpack(x, values);
+  unpack(weight, weights);
+  unpack(dy, gradients);
+  Sums result = {0.0f, 0.0f};
+#pragma unroll
+  for (int i = 0; i < LANES; ++i) {
+    const float g = gradients[i] * weights[i];
+    result = merge(result, {g, g * ((values[i] - of_row.mean) * of_row.rstd)});
+  }
+  return result;
+}
+
+// dx, of which `means` are mean(g) and mean(g n).
+template <typename T, int LANES>
+__device__ inline void gradient(const Pack<T, LANES>& x, const Pack<T, LANES>& weight, const Pack<T, LANES>& dy,
+                                Statistics of_row, Sums means, float (&dx)[LANES]) {
+  float values[LANES], weights[LANES], gradients[LANES];
+  unpack(x, values);
+  unpack(weight, weights);
+  unpack(dy, gradients);
+#pragma unroll
+  for (int i = 0; i < LANES; ++i) {
+    const float n = (values[i] - of_row.mean) * of_row.rstd;
+    dx[i] = of_row.rstd * (gradients[i] * weights[i] - means.gradient - n * means.projection);
+  }
+}
+
+// dweight += dy n, dbias += dy
+template <typename T, int LANES>
+__device__ inline void accumulate(const Pack<T, LANES>& x, const Pack<T, LANES>& dy, Statistics of_row,
+                                  float (&dweight)[LANES], float (&dbias)[LANES]) {
+  float values[LANES], gradients[LANES];
+  unpack(x, values);
+  unpack(dy, gradients);
+#pragma unroll
+  for (int i = 0; i < LANES; ++i) {
+    dweight[i] += gradients[i] * ((values[i] - of_row.mean) * of_row.rstd);
+    dbias[i] += gradients[i];
+  }
+}
+
+// Where what the backward pass reads of the forward pass goes; null without one to come. A block has a row.
+__device__ inline void save(float* mean, float* rstd, Statistics of_row) {
+  if (mean != nullptr && threadIdx.x == 0) {
+    mean[blockIdx.x] = of_row.mean;
+    rstd[blockIdx.x] = of_row.rstd;
+  }
+}
+
+// What a block holds of a row: pack v of a thread is of the columns from first + v * THREADS * LANES on, zero where the
+// row has no more of them. `first` is threadIdx.x * LANES where the block has all of the row.
+template <int THREADS, typename T, int LANES, int VECTORS>
+__device__ inline void load_row(Pack<T, LANES> (&packs)[VECTORS], const T* row, int first, int columns) {
+#pragma unroll
+  for (int v = 0; v < VECTORS; ++v) {
+    const int column = first + v * THREADS * LANES;
+    packs[v] = column < columns ? load<LANES>(row + column) : filled<T, LANES>(0.0f);
+  }
+}
+
+template <int THREADS, typename T, int LANES, int VECTORS>
+__device__ inline Statistics statistics(const Pack<T, LANES> (&packs)[VECTORS], int columns, float eps) {
+  float of_thread = 0.0f;
+#pragma unroll
+  for (int v = 0; v < VECTORS; ++v) of_thread += sum(packs[v]);
+  const float row_mean = reduce_row<THREADS, 1, 0>(of_thread) / columns;
+
+  of_thread = 0.0f;
+#pragma unroll
+  for (int v = 0; v < VECTORS; ++v)
+    if ((v * THREADS + threadIdx.x) * LANES < columns) of_thread += sum_of_squares(packs[v], row_mean);
+  return {row_mean, rsqrtf(reduce_row<THREADS, 1, 1>(of_thread) / columns + eps)};
+}
+
+template <int THREADS, typename T, int LANES, int VECTORS>
+__device__ inline void store_normalized(const Pack<T, LANES> (&packs)[VECTORS], const T* weight, const T* bias, T* y,
+                                        int columns, Statistics of_row) {
+#pragma unroll
+  for (int v = 0; v < VECTORS; ++v) {
+    const int column = (v * THREADS + threadIdx.x) * LANES;
+    if (column < columns)
+      store(y + column, normalized(packs[v], load<LANES>(weight + column), load<LANES>(bias + column), of_row));
+  }
+}
+
+// mean(g) and mean(g n) of a row that CLUSTER blocks share.
+template <int THREADS, int CLUSTER, typename T, int LANES, int VECTORS>
+__device__ inline Sums mean_gradients(const Pack<T, LANES> (&x)[VECTORS], const T* weight,
+                                      const Pack<T, LANES> (&dy)[VECTORS], int first, int columns, Statistics of_row) {
+  Sums result = {0.0f, 0.0f};
+#pragma unroll
+  for (int v = 0; v < VECTORS; ++v) {
+    const int column = first + v * THREADS * LANES;
+    if (column < columns) result = merge(result, sums(x[v], load<LANES>(weight + column), dy[v], of_row));
+  }
+  result = reduce_row<THREADS, CLUSTER>(result);
+  return {result.gradient / columns, result.projection / columns};
+}
