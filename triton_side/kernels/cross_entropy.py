@@ -175,20 +175,21 @@ def cross_entropy_backward_kernel(
 
 
 def configure_forward(element_bytes: int) -> FlatConfig:
-    """16 KB of a row at a time to 8 warps: four 16-byte loads in flight to a thread.
+    """4 KB of a row at a time to 4 warps: two 16-byte loads in flight to a thread.
 
-    Compiled for an H200, bfloat16 takes 48 registers: five programs, 80 KB on their way to a multiprocessor. Where rows
-    begin anywhere, 97, and 178 if a lane were one column.
+    bfloat16 on an H200, 2048 tokens of 128,256 classes, by do_bench: 140.0 us; 16 KB to 8 warps 142.7, 8 KB to 4 warps
+    159.4.
     """
-    return FlatConfig(block=16384 // element_bytes, num_warps=8)
+    return FlatConfig(block=4096 // element_bytes, num_warps=4)
 
 
 def configure_backward(element_bytes: int) -> FlatConfig:
-    """8 KB of a row at a time to 4 warps: four 16-byte loads in flight to a thread.
+    """32 KB of a row at a time to 16 warps: four 16-byte loads in flight to a thread.
 
-    Compiled for an H200, bfloat16 takes 72 registers: seven programs, 56 KB on their way to a multiprocessor.
+    bfloat16 on an H200, 2048 tokens of 128,256 classes, by do_bench: 269.3 us; 4 KB to 8 warps 277.1, 8 KB to 4 warps
+    317.2.
     """
-    return FlatConfig(block=8192 // element_bytes, num_warps=4)
+    return FlatConfig(block=32768 // element_bytes, num_warps=16)
 
 
 @dataclass(frozen=True)
