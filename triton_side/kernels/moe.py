@@ -152,9 +152,16 @@ def product_config(weights: torch.Tensor, *rows: torch.Tensor, accumulators: int
 
 
 def gradient_config(a: torch.Tensor, b: torch.Tensor, accumulators: int = 1) -> MatmulConfig:
-    """Tiles of the weights' gradients."""
+    """Tiles of the weights' gradients.
+
+    bfloat16 on an H200, 8192 slots of 8 experts, 2048 by 3584, by do_bench, with what it takes to copy the gathered
+    rows: one product 552 TFLOP/s, with 128 x 256 and one program a multiprocessor 538; two products 548. Gathering on
+    the way reaches 419 and 452.
+    """
     if a.dtype != torch.float32 and _grouped.fits_descriptor(a) and _grouped.fits_descriptor(b):
-        return MatmulConfig(128, 256 // accumulators, 64, num_warps=8, num_stages=4)
+        if accumulators == 1:
+            return MatmulConfig(128, 128, 64, num_warps=4, num_stages=3, programs=2)
+        return MatmulConfig(128, 128, 64, num_warps=8, num_stages=4)
     choose = many_rows_config if accumulators == 1 else two_products_config
     return choose(a.dtype, product_precision(a.dtype), False)
 
