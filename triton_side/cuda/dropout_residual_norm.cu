@@ -9,7 +9,8 @@
 // A block takes a row, reads it once and holds it in registers: VECTORS packs of LANES elements in each of THREADS
 // threads. Backward a thread has three fp32 sums besides for each of its columns, so a long row is shared by a cluster
 // of blocks. Sums over rows are without atomics: a block or cluster leaves those of its rows, and
-// dropout_residual_norm_sum_partials adds them up. The mask is drawn where it is needed, while loads are under way.
+// dropout_residual_norm_sum_partials adds them up. The mask is drawn where it is needed, forward while loads are under
+// way.
 #include "column_sums.cuh"
 #include "normalise.cuh"
 #include "threefry.cuh"
@@ -20,8 +21,8 @@ struct Dropout {
   float scale;
 };
 
-__device__ inline Words key_of(const int* seed) {
-  return {static_cast<unsigned>(seed[0]), static_cast<unsigned>(seed[1])};
+__device__ inline Dropout dropout_of(const int* seed, int threshold, float scale) {
+  return {{static_cast<unsigned>(seed[0]), static_cast<unsigned>(seed[1])}, threshold, scale};
 }
 
 // What dropout makes of the i-th of a pack's values. A dropped one is 0, also if it is no number.
@@ -39,7 +40,8 @@ __device__ inline Pack<T, LANES> dropped_sum(const Pack<T, LANES>& x, const Pack
   unpack(bias, biases);
   unpack(residual, residuals);
 #pragma unroll
-  for (int i = 0; i < LANES; ++i) values[i] = residuals[i] + dropped(values[i] + biases[i], mask, i, dropout);
+  for (int i = 0; i < LANES; ++i)
+    values[i] = residuals[i] + dropped(values[i] + biases[i], mask, i, dropout);
   return pack<T>(values);
 }
 
@@ -51,8 +53,8 @@ dropout_residual_norm_forward(const T* __restrict__ x, const T* __restrict__ bia
                               int columns, int threshold, float scale, float eps) {
   const long long start = static_cast<long long>(blockIdx.x) * columns;
   const int first = static_cast<int>(threadIdx.x) * LANES;
-  const Dropout dropout = {key_of(seed), threshold, scale};
-  Pack<T, LANES> packs[VECTORS], residuals[VECTORS];  // of x, then of h
+  const Dropout dropout = dropout_of(seed, threshold, scale);
+  Pack<T, LANES> packs[VECTORS], residuals[VECTORS];  // packs: of x, then of h
   load_row<THREADS>(packs, x + start, first, columns);
   load_row<THREADS>(residuals, residual + start, first, columns);
 
@@ -93,7 +95,7 @@ template <int LANES, int VECTORS, int THREADS, int CLUSTER, typename T>
 __device__ inline void backward(const Backward<T>& of, int threshold, float scale) {
   const int cluster = blockIdx.x / CLUSTER, clusters = gridDim.x / CLUSTER;
   const int first = (blockIdx.x % CLUSTER * VECTORS * THREADS + static_cast<int>(threadIdx.x)) * LANES;
-  const Dropout dropout = {key_of(of.seed), threshold, scale};
+  const Dropout dropout = dropout_of(of.seed, threshold, scale);
   float dbias[VECTORS][LANES] = {}, dweight[VECTORS][LANES] = {}, dshift[VECTORS][LANES] = {};
 
   for (int row = cluster; row < of.rows; row += clusters) {
@@ -102,9 +104,6 @@ __device__ inline void backward(const Backward<T>& of, int threshold, float scal
     load_row<THREADS>(h, of.h + start, first, of.columns);
     load_row<THREADS>(dy, of.dy + start, first, of.columns);
     load_row<THREADS>(dh, of.dh + start, first, of.columns);
-    Pack<unsigned short, LANES> masks[VECTORS];
-#pragma unroll
-    for (int v = 0; v < VECTORS; ++v) masks[v] = uniforms<LANES>(dropout.key, row, first + v * THREADS * LANES);
 
     const Statistics of_row = {of.mean[row], of.rstd[row]};
     const Sums means = mean_gradients<THREADS, CLUSTER>(h, of.weight, dy, first, of.columns, of_row);
@@ -119,9 +118,10 @@ __device__ inline void backward(const Backward<T>& of, int threshold, float scal
 #pragma unroll
         for (int i = 0; i < LANES; ++i) total[i] += of_norm[i];
         store(of.dresidual + start + column, pack<T>(total));
+        const auto mask = uniforms<LANES>(dropout.key, row, column);
 #pragma unroll
         for (int i = 0; i < LANES; ++i) {
-          total[i] = dropped(total[i], masks[v], i, dropout);
+          total[i] = dropped(total[i], mask, i, dropout);
           dbias[v][i] += total[i];
         }
         store(of.dx + start + column, pack<T>(total));

@@ -28,7 +28,6 @@ from triton_side.blocks.dropout_residual_norm import check_dropout, dropout_cons
 from triton_side.cuda import layernorm, templates, tensors
 from triton_side.declare import again, declare_template, forward, gradient
 
-SOURCE = "dropout_residual_norm.cu"
 SUM_WARPS = 16
 
 FORWARD = (
@@ -47,14 +46,16 @@ BACKWARD = (
     gradient("reduce_sum", "affine", "partial dweight"), gradient("reduce_sum", "affine", "partial dshift"),
 )  # fmt: skip
 declare_template(
-    SOURCE, "dropout_residual_norm_forward", *FORWARD, flops=lambda shapes: 10 * math.prod(shapes["x"])
+    "dropout_residual_norm.cu", "dropout_residual_norm_forward", *FORWARD,
+    flops=lambda shapes: 10 * math.prod(shapes["x"]),
 )  # fmt: skip
 for variant in ("", "_cluster"):
     declare_template(
-        SOURCE, f"dropout_residual_norm_backward{variant}", *BACKWARD, flops=lambda shapes: 15 * math.prod(shapes["h"])
-    )
+        "dropout_residual_norm.cu", f"dropout_residual_norm_backward{variant}", *BACKWARD,
+        flops=lambda shapes: 15 * math.prod(shapes["h"]),
+    )  # fmt: skip
 declare_template(
-    SOURCE, "dropout_residual_norm_sum_partials", gradient("reduce_sum", "bias", "dbias"),
+    "dropout_residual_norm.cu", "dropout_residual_norm_sum_partials", gradient("reduce_sum", "bias", "dbias"),
     gradient("reduce_sum", "affine", "dweight"), gradient("reduce_sum", "affine", "dshift"),
     flops=lambda shapes: math.prod(shapes["partial"]),
 )  # fmt: skip
@@ -110,9 +111,9 @@ def forward_pass(
     lanes = tensors.lanes(x, bias, residual, weight, shift, y, h, columns=columns)
     chosen = plan(columns, FORWARD_PLANS)
     templates.launch(
-        SOURCE, "dropout_residual_norm_forward", (lanes, chosen.elements // lanes, chosen.threads), rows,
-        (chosen.threads, 1), x, bias, residual, weight, shift, seed, y, h, mean, rstd, columns, *dropout_constants(p),
-        float(eps),
+        "dropout_residual_norm.cu", "dropout_residual_norm_forward", (lanes, chosen.elements // lanes, chosen.threads),
+        rows, (chosen.threads, 1), x, bias, residual, weight, shift, seed, y, h, mean, rstd, columns,
+        *dropout_constants(p), float(eps),
     )  # fmt: skip
     return y, h, mean, rstd
 
@@ -136,13 +137,13 @@ def backward_pass(
     partial = torch.empty((3, partials, columns), dtype=torch.float32, device=h.device)
     name, last = ("backward", resident) if chosen.cluster == 1 else ("backward_cluster", chosen.cluster)
     templates.launch(
-        SOURCE, f"dropout_residual_norm_{name}", (lanes, chosen.elements // lanes, chosen.threads, last),
-        partials * chosen.cluster, (chosen.threads, 1), h, weight, seed, mean, rstd, dy, dh, dx, dresidual, partial,
-        rows, columns, *dropout_constants(p),
+        "dropout_residual_norm.cu", f"dropout_residual_norm_{name}",
+        (lanes, chosen.elements // lanes, chosen.threads, last), partials * chosen.cluster, (chosen.threads, 1),
+        h, weight, seed, mean, rstd, dy, dh, dx, dresidual, partial, rows, columns, *dropout_constants(p),
     )  # fmt: skip
     templates.launch(
-        SOURCE, "dropout_residual_norm_sum_partials", (SUM_WARPS,), 3 * -(-columns // 32), (32, SUM_WARPS),
-        partial, dbias, dweight, dshift, partials, columns, element=weight.dtype,
+        "dropout_residual_norm.cu", "dropout_residual_norm_sum_partials", (SUM_WARPS,), 3 * -(-columns // 32),
+        (32, SUM_WARPS), partial, dbias, dweight, dshift, partials, columns, element=weight.dtype,
     )  # fmt: skip
     return dx, dbias, dresidual, dweight, dshift
 
@@ -168,7 +169,7 @@ class DropoutResidualNorm(torch.autograd.Function):
 
 def dropout_residual_norm(
     x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, shift: torch.Tensor,
-    seed: torch.Tensor, p: float, eps: float,
+    seed: torch.Tensor, *, p: float, eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """(y, h) with h = residual + dropout(x + bias) and y = layer_norm(h) weight + shift over the columns.
 

@@ -183,7 +183,7 @@ def dropout_residual_norm_instances() -> list[tuple[str, int, int, int]]:
 
 @pytest.mark.parametrize(("expression", "threads", "lanes", "blocks"), dropout_residual_norm_instances())
 def test_dropout_residual_norm_kernels(expression: str, threads: int, lanes: int, blocks: int) -> None:
-    code = compiled(dropout_residual_norm.SOURCE, expression, threads)
+    code = compiled("dropout_residual_norm.cu", expression, threads)
     check_vectorised(code, threads, lanes)
     assert code.resources.registers * threads * blocks <= 65536, "fewer blocks are resident"
 
@@ -193,7 +193,7 @@ def test_dropout_residual_norm_reads_its_row_once_and_draws_four_numbers_a_call(
         dropout_residual_norm.FORWARD_PLANS, dropout_residual_norm.BACKWARD_PLANS,
     ))  # fmt: skip
     code = compiled(
-        dropout_residual_norm.SOURCE, f"dropout_residual_norm_forward<__nv_bfloat16, 8, 2, {forward.threads}>",
+        "dropout_residual_norm.cu", f"dropout_residual_norm_forward<__nv_bfloat16, 8, 2, {forward.threads}>",
         forward.threads,
     )  # fmt: skip
     assert code.sass.count("LDG.E.128") == 2 * 5  # x, residual, bias, weight, shift
@@ -202,7 +202,7 @@ def test_dropout_residual_norm_reads_its_row_once_and_draws_four_numbers_a_call(
     calls, rotations = forward.elements // 4, len(re.findall(r"SHF\.L\.W", code.sass))
     assert 12 * calls <= rotations <= 13 * calls  # some by whole bytes are permutations of bytes
     expression = f"dropout_residual_norm_backward<__nv_bfloat16, 8, 1, {backward.threads}, {backward.resident(8)}>"
-    code = compiled(dropout_residual_norm.SOURCE, expression, backward.threads)
+    code = compiled("dropout_residual_norm.cu", expression, backward.threads)
     assert code.sass.count("LDG.E.128") == 3 + 2  # h, dy, dh, and the weight twice
     assert code.sass.count("STG.E.128") == 2 + 3 * 2  # dx, dresidual, three sums in fp32
     assert backward.threads * backward.resident(8) == 1024
@@ -279,7 +279,7 @@ def test_missing_headers_name_the_wheel(monkeypatch: pytest.MonkeyPatch, tmp_pat
     [
         gelu.gelu, softmax.softmax, lambda x: vector_add.vector_add(x, x), lambda x: bias_gelu.bias_gelu(x, x[0]),
         lambda x: layernorm.layernorm(x, x[0], x[0], 1e-5), lambda x: matmul.matmul(x, x),
-        lambda x: dropout_residual_norm.dropout_residual_norm(x, x[0], x, x[0], x[0], x[:, 0].int(), 0.1, 1e-5),
+        lambda x: dropout_residual_norm.dropout_residual_norm(x, x[0], x, x[0], x[0], x[:, 0].int(), p=0.1, eps=1e-5),
     ],
 )  # fmt: skip
 def test_a_tensor_on_the_cpu_is_refused(operation: object) -> None:

@@ -325,12 +325,12 @@ def test_wrong_arguments() -> None:
         layernorm.layernorm(x, x[0].half(), x[0], EPS)
     wide, row = torch.zeros(1, 16385, device="cuda"), torch.zeros(16385, device="cuda")
     with pytest.raises(ValueError, match=r"which takes \d+ columns at most, got 16385"):
-        dropout_residual_norm.dropout_residual_norm(wide, row, wide, row, row, SEED, 0.1, EPS)
-    for given, error, message in (
-        ((x, x[0], x[:2], x[0], x[0], SEED, 0.1), ValueError, r"one shape, got x \(4, 4\), residual \(2, 4\)"),
-        ((x, x[0], x, x[0, :2], x[0], SEED, 0.1), ValueError, r"weight must be \[4\], one element for each"),
-        ((x, x[0], x, x[0], x[0], SEED.long(), 0.1), TypeError, "seed must be int32, got torch.int64"),
-        ((x, x[0], x, x[0], x[0], SEED, 1.0), ValueError, "p must be at least 0"),
+        dropout_residual_norm.dropout_residual_norm(wide, row, wide, row, row, SEED, p=0.1, eps=EPS)
+    for given, p, error, message in (
+        ((x, x[0], x[:2], x[0], x[0], SEED), 0.1, ValueError, r"one shape, got x \(4, 4\), residual \(2, 4\)"),
+        ((x, x[0], x, x[0, :2], x[0], SEED), 0.1, ValueError, r"weight must be \[4\], one element for each"),
+        ((x, x[0], x, x[0], x[0], SEED.long()), 0.1, TypeError, "seed must be int32, got torch.int64"),
+        ((x, x[0], x, x[0], x[0], SEED), 1.0, ValueError, "p must be at least 0"),
     ):
         with pytest.raises(error, match=message):
-            dropout_residual_norm.dropout_residual_norm(*given, EPS)
+            dropout_residual_norm.dropout_residual_norm(*given, p=p, eps=EPS)

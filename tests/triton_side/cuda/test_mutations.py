@@ -82,7 +82,7 @@ MUTATIONS = [
     ),
     Mutation(
         "dropout_residual_norm_backward", "dropout_residual_norm.cu",
-        "total[i] = dropped(total[i], masks[v], i, dropout);", "total[i] = dropped(total[i], masks[0], i, dropout);",
+        "uniforms<LANES>(dropout.key, row, column)", "uniforms<LANES>(dropout.key, row, first)",
         67, "float, 1, 8, 32, 16",
     ),
     Mutation(
