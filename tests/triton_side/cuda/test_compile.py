@@ -241,6 +241,16 @@ def test_no_thread_block_clusters_before_hopper() -> None:
     )
 
 
+def test_rows_that_dropout_residual_norm_takes_before_hopper_and_since(monkeypatch: pytest.MonkeyPatch) -> None:
+    for arch, capability, longest in (("sm_80", (8, 0), 8192), (ARCH, (9, 0), 16384)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+        assert dropout_residual_norm.most_columns(torch.device("cuda")) == longest
+        chosen = dropout_residual_norm.plan(8192, dropout_residual_norm.BACKWARD_PLANS)
+        constants = f"8, {chosen.elements // 8}, {chosen.threads}, {chosen.resident(8)}"
+        expression = f"dropout_residual_norm_backward<__nv_bfloat16, {constants}>"
+        assert f".target {arch}" in program.compile_kernel("dropout_residual_norm.cu", expression, arch).ptx
+
+
 @pytest.mark.parametrize("lanes", [1, 4, 8])
 @pytest.mark.parametrize("columns", [1, 7, 256, 1000, 4096, 8192, 32003, 65536])
 def test_plan_holds_the_row_and_no_smaller_one_does(columns: int, lanes: int) -> None:
