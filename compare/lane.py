@@ -49,10 +49,8 @@ class _Entry:
 
     @property
     def tunes(self) -> bool:
-        """Whether its compile times kernels to choose one: XLA does for products and what is built of them, unless it
-        is given the kernels."""
-        products = BLOCKS[self.record.case.block].work == "flops" and self.implementation.compiler != "xla-triton"
-        return self.implementation.tunes or (self.role == "xla" and products)
+        """Whether its compile times kernels to choose one."""
+        return self.implementation.tunes or tuning.by_xla(BLOCKS[self.record.case.block], self.implementation)
 
 
 class Lane:
@@ -97,8 +95,8 @@ class Lane:
         self._by_role(self._prepare_and_check, [entry for entry in self._alive() if not self._tunes(entry)])
 
     def tune(self) -> None:
-        """Compile what times kernels to choose one, beside other lanes that do."""
-        self._by_role(self._tuning(self._prepare_first), [entry for entry in self._alive() if self._tunes(entry)])
+        """Compile what times kernels to choose one, beside other lanes that do; see compare.tuning."""
+        self._by_role(self._prepare_first, [entry for entry in self._alive() if self._tunes(entry)])
         self._tuned = True
 
     def check_tuned(self) -> None:
@@ -116,7 +114,7 @@ class Lane:
 
     def tune_again(self) -> None:
         """The others, beside other lanes' that tune."""
-        self._by_role(self._tuning(self._prepare_one_again), [entry for entry in self._alive() if self._tunes(entry)])
+        self._by_role(self._prepare_one_again, [entry for entry in self._alive() if self._tunes(entry)])
 
     def measure(self, process: int) -> None:
         """Those rounds of each case that belong to this process; the GPU is this lane's alone."""
@@ -178,15 +176,6 @@ class Lane:
     def _tunes(self, entry: _Entry) -> bool:
         """XLA's choices are kept between processes, max-autotune's are not."""
         return entry.tunes and (entry.implementation.tunes or not self._tuned)
-
-    def _tuning(self, prepare: Callable[[_Entry], None]) -> Callable[[_Entry], None]:
-        """XLA's holds the lock; Inductor's worker takes it whenever it times."""
-
-        def of(entry: _Entry) -> None:
-            with tuning.alone(tuning.lock_of(self.session.folder)) if entry.role == "xla" else contextlib.nullcontext():
-                prepare(entry)
-
-        return of
 
     @staticmethod
     def _by_role(do: Callable[[_Entry], None], entries: Sequence[_Entry]) -> None:

@@ -3,7 +3,7 @@
 Of a quick run's time on an H200 half went by compiling, a third by references and checks and an eighth by timing, one
 core busy: so as many groups of cases as the machine has room for are made ready at once. A batch takes as long as its
 longest group: those that have most to compile come first, beside each other. Large cases are as many as the GPU has
-memory for; small ones keep other cores busy beside them.
+memory for, the largest (a language model's step) beside fewer; small ones keep other cores busy beside them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -33,6 +33,7 @@ MOST_LANES = 6
 CORES_A_LANE = 2.5  # two frameworks' processes; compilers have threads and processes of their own
 BYTES_A_LANE = 32 << 30  # of the GPU's memory: two processes hold inputs and references of two input sets
 SMALL_BYTES = 64 << 20  # inputs and outputs of a group that needs little of it
+LARGE_BYTES = 1 << 30  # a group with more needs more than a lane's share
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -67,20 +68,29 @@ def _groups(plan: Plan, session: Session) -> list[Group]:
     return sorted(groups_of(left), key=effort, reverse=True)
 
 
-def _is_small(group: Group) -> bool:
+def _room(group: Group) -> int:
+    """How many lanes' share of the GPU's memory it may take; none where it is small."""
     case = group[0][0]
     block = BLOCKS[case.block]
-    return sum(tensor.bytes(case) for tensor in block.inputs + block.outputs) <= SMALL_BYTES
+    found = sum(tensor.bytes(case) for tensor in block.inputs + block.outputs)
+    return 0 if found <= SMALL_BYTES else 1 + found // LARGE_BYTES
 
 
 def _batches(groups: Sequence[Group], lanes: int, roomy: int) -> Iterator[list[Group]]:
-    """Groups to be made ready at once, one a lane, in order; large ones in the first `roomy` lanes alone."""
-    large = deque(group for group in groups if not _is_small(group))
-    small = deque(group for group in groups if _is_small(group))
-    while large or small:
-        batch = [large.popleft() for _ in range(min(roomy, len(large)))]
-        batch += [small.popleft() for _ in range(min(lanes - len(batch), len(small)))]
-        yield batch
+    """Groups to be made ready at once, one a lane, in order; of the memory no more than `roomy` lanes have, which are
+    the first ones."""
+    left = list(groups)
+    while left:
+        batch: list[Group] = []
+        later: list[Group] = []
+        room = roomy
+        for group in left:
+            needed = min(_room(group), roomy)
+            fits = len(batch) < lanes and needed <= room
+            (batch if fits else later).append(group)
+            room -= needed if fits else 0
+        yield sorted(batch, key=_room, reverse=True)
+        left = later
 
 
 def _lanes(memory_bytes: int | None) -> tuple[int, int]:
@@ -119,8 +129,10 @@ def _run_batch(lanes: Sequence[Lane], batch: Sequence[Group], plan: Plan, sessio
         took.lap("timing")
     session.progress.announce(f"{', '.join(_name(group) for group in batch)}: {took}")
     starved = [group for lane, group in zip(lanes, batch, strict=True) if lane.busy]
-    for lane in lanes:
+    for lane, group in zip(lanes, batch, strict=True):
         lane.abandon()
+        if _room(group) > 1:  # its processes keep the memory that they had
+            lane.crew.dismiss()
     return starved
 
 

@@ -144,7 +144,7 @@ class TorchSide:
         if implementation.compiler != "flex":
             compiled = inductor.compile(_copy(apply), max_autotune=implementation.compiler == "inductor-max")
         program = self._program(case, compiled, attributes)
-        with inductor.timing_under(_tuning_alone), inductor.capture() as captured:
+        with inductor.timing_under(tuning.turn), inductor.capture() as captured:
             program.compile_s = self._first_call(program, inputs, cotangents)
         captured.write(dumps)
         graph = from_inductor(captured, versions=_versions())
@@ -344,11 +344,6 @@ class TorchSide:
             tensor = torch.from_numpy(np.load(arrays.path_of(folder, role, name)))
             self._cache[key] = (tensor.view(getattr(torch, dtype)) if dtype in arrays.BITS else tensor).to(self._device)
         return self._cache[key]
-
-
-def _tuning_alone() -> AbstractContextManager[None]:
-    lock = os.environ.get(tuning.VARIABLE)
-    return tuning.alone(Path(lock)) if lock else nullcontext()
 
 
 def _record(

@@ -34,7 +34,7 @@ import jax  # noqa: E402  (XLA reads its flags when jax is imported)
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
-from compare import PROJECT, arrays, driver, machine, targets  # noqa: E402
+from compare import PROJECT, arrays, driver, machine, targets, tuning  # noqa: E402
 from compare.blocks import BLOCKS  # noqa: E402
 from compare.clock import Clock, CuptiClock, cupti_missing  # noqa: E402
 from compare.graph import store  # noqa: E402
@@ -130,7 +130,8 @@ class XlaSide:
         self, case: Case, implementation: Implementation, inputs: Arrays, cotangents: Arrays, dumps: Path,
         target: compiler.Target | None, command_buffers: variants.CommandBuffers = "default",
     ) -> dict[str, compiler.Compilation]:
-        attributes = BLOCKS[case.block].attributes_of(case)
+        block = BLOCKS[case.block]
+        attributes = block.attributes_of(case)
         if implementation.compiler == "xla-triton":
             apply = xla_triton.launching(implementation.target, case.precision)
         else:
@@ -138,7 +139,7 @@ class XlaSide:
         compile_half = functools.partial(
             compiler.compile, variant="unfused" if implementation.compiler == "xla-unfused" else "default",
             matmul_precision="tf32" if case.precision == "tf32" else "ieee", command_buffers=command_buffers,
-            target=target,
+            target=target, turn=tuning.turn if tuning.by_xla(block, implementation) else nullcontext,
         )
         if case.direction == "fwd":
             return {"forward": compile_half(directions.forward(apply, attributes), [inputs], dump_to=dumps / "forward")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from compare import PROJECT, tuning
+from compare.blocks import BLOCKS
 
 TRY = """
 import fcntl, sys
@@ -32,6 +34,39 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     with tuning.alone(lock):
         assert said_elsewhere(lock) == "taken"
     assert said_elsewhere(lock) == ""
+
+
+def test_a_workers_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(tuning.VARIABLE, str(tmp_path / "tuning"))
+    with tuning.turn():
+        assert said_elsewhere(tmp_path / "tuning") == "taken"
+    monkeypatch.delenv(tuning.VARIABLE)
+    with tuning.turn():
+        assert said_elsewhere(tmp_path / "tuning") == ""
+
+
+def test_xla_compiles_within_its_turn() -> None:
+    """And is timed within it: waiting is no compile time."""
+    jax = pytest.importorskip("jax")
+    from xlafuse import compiler
+
+    events: list[str] = []
+
+    @contextmanager
+    def turn() -> Iterator[None]:
+        time.sleep(0.5)
+        events.append("taken")
+        yield
+        events.append("given back")
+
+    compiled = compiler.compile(lambda x: x + 1, [jax.ShapeDtypeStruct((3,), "float32")], turn=turn)
+    assert events == ["taken", "given back"] and 0 < compiled.compile_s < 0.5
+
+
+def test_xla_tunes_products_but_not_kernels_that_it_is_given() -> None:
+    found = {name: {i.name for i in BLOCKS[name].implementations if tuning.by_xla(BLOCKS[name], i)} for name in BLOCKS}
+    assert {"xla", "xla-cudnn", "xla-unfused"} <= found["attention"] and "xla+triton" not in found["attention"]
+    assert "inductor-max" not in found["attention"] and not found["softmax"]
 
 
 def test_inductor_times_under_it(monkeypatch: pytest.MonkeyPatch) -> None:
