@@ -94,14 +94,16 @@ class Lane:
             return
         self._by_role(self._prepare_and_check, [entry for entry in self._alive() if not self._tunes(entry)])
 
-    def tune(self) -> None:
-        """Compile what times kernels to choose one, beside other lanes that do; see compare.tuning."""
-        self._by_role(self._prepare_first, [entry for entry in self._alive() if self._tunes(entry)])
-        self._tuned = True
+    def tune(self, role: str) -> None:
+        """Compile what of this framework times kernels to choose one: XLA's beside other lanes' (see compare.tuning),
+        PyTorch's alone."""
+        for entry in [entry for entry in self._alive() if entry.role == role and self._tunes(entry)]:
+            self._prepare_first(entry)
 
     def check_tuned(self) -> None:
         """Check what `tune` compiled, beside other lanes."""
         self._by_role(self._check, [entry for entry in self._alive() if entry.record.status != "ok"])
+        self._tuned = True
 
     def dismiss(self) -> None:
         """End the processes: what a process happens upon, as where its memory lies, is drawn again."""
@@ -112,9 +114,10 @@ class Lane:
         self._start()
         self._by_role(self._prepare_one_again, [entry for entry in self._alive() if not self._tunes(entry)])
 
-    def tune_again(self) -> None:
-        """The others, beside other lanes' that tune."""
-        self._by_role(self._prepare_one_again, [entry for entry in self._alive() if self._tunes(entry)])
+    def tune_again(self, role: str) -> None:
+        """The others, as `tune` did."""
+        for entry in [entry for entry in self._alive() if entry.role == role and self._tunes(entry)]:
+            self._prepare_one_again(entry)
 
     def measure(self, process: int) -> None:
         """Those rounds of each case that belong to this process; the GPU is this lane's alone."""

@@ -110,7 +110,9 @@ def _run_batch(lanes: Sequence[Lane], batch: Sequence[Group], plan: Plan, sessio
         _replace_worn(lane, session)
     _at_once([lane.prepare for lane in lanes])
     took.lap("compiling and checking")
-    _at_once([lane.tune for lane in lanes])
+    _at_once([partial(lane.tune, "xla") for lane in lanes])
+    for lane in lanes:
+        lane.tune("torch")
     _at_once([lane.check_tuned for lane in lanes])
     took.lap("tuning")
     for process in range(plan.timing.restarts + 1):
@@ -120,7 +122,9 @@ def _run_batch(lanes: Sequence[Lane], batch: Sequence[Group], plan: Plan, sessio
             # With the files of the leaving processes joined, the fresh ones find XLA's choices instead of tuning again.
             _join_autotune_results(session.folder / "target" / "xla")
             _at_once([lane.prepare_again for lane in lanes])
-            _at_once([lane.tune_again for lane in lanes])
+            _at_once([partial(lane.tune_again, "xla") for lane in lanes])
+            for lane in lanes:
+                lane.tune_again("torch")
             took.lap("fresh workers")
         for lane in lanes:
             lane.measure(process)

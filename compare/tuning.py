@@ -1,7 +1,9 @@
-"""Whoever times kernels to choose one has the GPU for itself: a lock that the processes of a run share.
+"""Whoever times kernels to choose one has the GPU for itself: XLA's processes compile in turns, by a lock of the run's.
 
-Choosing is mostly compiling candidates, for which processes need not wait for each other. Inductor times its candidates
-between; when XLA does so cannot be told from outside, and so it holds the lock while it compiles.
+What comes before and after XLA's compile (tracing, graphs, dumps) takes as long again, side by side. What it chooses
+so is as good: on an H200, 17 programs of moe and gpt2_block took 1.003 times as long as those tuned alone, in the
+median, and 1.02 at most. Inductor's choices are not: where its processes took turns at timing, and compiled
+candidates meanwhile, max-autotune's layer norms took 1.36 and 1.68 times as long. So `inductor-max` is alone.
 """
 
 from __future__ import annotations

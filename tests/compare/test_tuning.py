@@ -67,31 +67,3 @@ def test_xla_tunes_products_but_not_kernels_that_it_is_given() -> None:
     found = {name: {i.name for i in BLOCKS[name].implementations if tuning.by_xla(BLOCKS[name], i)} for name in BLOCKS}
     assert {"xla", "xla-cudnn", "xla-unfused"} <= found["attention"] and "xla+triton" not in found["attention"]
     assert "inductor-max" not in found["attention"] and not found["softmax"]
-
-
-def test_inductor_times_under_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torch")
-    from torch._inductor.runtime.benchmarking import InductorBenchmarker, TritonBenchmarker
-
-    from triton_side import inductor
-
-    events: list[str] = []
-
-    @contextmanager
-    def lock() -> Iterator[None]:
-        events.append("taken")
-        yield
-        events.append("given back")
-
-    def benchmark(self: object, call: object, **kwargs: object) -> float:
-        events.append("timed")
-        return 1.0
-
-    for benchmarker in (TritonBenchmarker, InductorBenchmarker):
-        monkeypatch.setattr(benchmarker, "benchmark_gpu", benchmark)
-    with inductor.timing_under(lock):
-        assert TritonBenchmarker().benchmark_gpu(None) == InductorBenchmarker().benchmark_gpu(None) == 1.0
-    assert events == ["taken", "timed", "given back"] * 2
-    events.clear()
-    InductorBenchmarker().benchmark_gpu(None)
-    assert events == ["timed"]
