@@ -26,10 +26,10 @@ READY := $(STAMP)
 endif
 
 # By file, for tests of a file share workers and compiles; where pytest-xdist is missing, one after the other. Those on
-# a GPU, of which one file has most, in stretches: five processes to eight cores, for compilers have threads of their own.
+# a GPU, of which one file has most, in stretches: seven processes to eight cores, for compilers have threads of their own.
 PARALLEL = $(if $(shell $(RUNNER) -c "import xdist" 2>/dev/null && echo yes),-n auto --maxprocesses 4 --dist loadfile)
 STRETCHES = $(shell $(RUNNER) -c "import xdist, os; \
-	print('--dist worksteal -n', max(1, min(10, len(os.sched_getaffinity(0)) * 5 // 8)))" 2>/dev/null)
+	print('--dist worksteal -n', max(1, min(14, len(os.sched_getaffinity(0)) * 7 // 8)))" 2>/dev/null)
 
 .PHONY: run test test-gpu sanitize lint setup clean
 

@@ -47,6 +47,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU, none is visible"))
 
 
+class FailuresAsTheyCome:
+    """Names each failure when it happens, not at the end alone: a run of minutes may be cut off before."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._config.get_terminal_writer().line(f"\nfailed: {report.nodeid} ({report.when})")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # of pytest-xdist: the controller hears of all
+        config.pluginmanager.register(FailuresAsTheyCome(config))
+
+
 def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
     """The fixture `fusion`, where the project is used without being installed."""
     if not pluginmanager.has_plugin("xlafuse"):

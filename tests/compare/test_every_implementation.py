@@ -17,8 +17,9 @@ Check = Callable[[Case, str, str], dict[str, Any]]
 
 
 # Kernels that a compiler, or PyTorch for each operation, makes of plain code: another type is the same code there. So a
-# GPU runs these rows in bfloat16, those of the compilers themselves in float32, too; a case that has neither type, or
-# whose block has no bfloat16, in what there is. What a person wrote for a type (Triton, CUDA, libraries) runs in each.
+# GPU runs these rows in bfloat16, those of the compilers themselves in float32, too, where a training step is checked
+# with its outputs as well as its gradients and so stands for the forward pass; a case that has neither type, or whose
+# block has no bfloat16, in what there is. What a person wrote for a type (Triton, CUDA, libraries) runs in each.
 # That formulas hold in every type is checked on the CPU, by XLA and eager PyTorch (by what XLA recomputes or scans in
 # float32), and a run checks what it times.
 COMPILERS = {"xla", "inductor"}
@@ -58,7 +59,11 @@ def has_gpu_path(case: Case, implementation: Implementation) -> bool:
     dtypes = {c.dtype for c in every if replace(c, dtype=case.dtype) == case}
     if case.dtype == "float16":
         return dtypes == {"float16"} or not any(c.dtype == "bfloat16" for c in every)
-    return implementation.name in COMPILERS or "bfloat16" not in dtypes
+    if "bfloat16" not in dtypes:
+        return True
+    steps = [c for c in every if c.differentiates and c.direction in implementation.directions]
+    stood_for = any(replace(c, direction=case.direction) == case for c in steps)
+    return implementation.name in COMPILERS and (case.differentiates or not stood_for)
 
 
 def name(value: object) -> str:
@@ -87,9 +92,11 @@ def test_a_gpu_leaves_out_types_alone_of_what_it_runs_otherwise() -> None:
     left = [row for row in possible if row not in GPU_ROWS]
     assert len(left) + len(GPU_ROWS) == len(possible)
     assert {i.name for _, i in left} == COMPILERS | THEIR_VARIANTS  # of hand-written code and libraries, nothing
-    assert {c.dtype for c, i in left if i.name in COMPILERS} == {"float16"}
+    assert {c.dtype for c, i in left if i.name in COMPILERS and c.differentiates} == {"float16"}
     assert {c.dtype for c, _ in left} == {"float16", "float32"}
     assert {key(c, i) for c, i in left} <= {key(c, i) for c, i in GPU_ROWS}  # the same case in another type
+    in_float32 = {(c.block, c.name, i.name) for c, i in GPU_ROWS if c.dtype == "float32"}
+    assert {(c.block, c.name, i.name) for c, i in left if i.name in COMPILERS and c.dtype == "float32"} <= in_float32
     halves = {(c.block, i.name) for c, i in GPU_ROWS if c.dtype == "bfloat16"}
     assert {(c.block, i.name) for c, i in left} <= halves
 
