@@ -113,11 +113,17 @@ def cli() -> None:
     help="The K-th of N parts of about equal work, for one of N GPUs, each with the same selection; `xlafuse merge` "
     "makes one run of them.",
 )
+@click.option(
+    "--xla-choices", metavar="TARGET|RUN",
+    help="On a GPU, take the kernels that XLA chose on such a GPU before, as a target (h200) or a run recorded them, "
+    "and time candidates only for what was not recorded. Default: XLA tunes all anew.",
+)
 @click.option("--traffic", is_flag=True, help="Then count the bytes that each kernel moves, by ncu. On a GPU.")
 @click.pass_context
 def run(
     ctx: click.Context, blocks: list[str], suite: str | None, target: str | None, out: Path | None, resume: bool,
-    modes: list[str], restarts: int | None, part: str | None, traffic: bool, **filters: list[str],
+    modes: list[str], restarts: int | None, part: str | None, xla_choices: str | None, traffic: bool,
+    **filters: list[str],
 ) -> None:
     """Compile, check and time blocks (default: all).
 
@@ -140,6 +146,8 @@ def run(
 
     if resume and part is not None:
         raise selection.UsageError("--part is for a new run: --resume goes on with its own part where nothing is named")
+    if resume and xla_choices is not None:
+        raise selection.UsageError("--xla-choices is for a new run: a resumed one goes on with its own")
     if resume:
         folder, recorded = selection.resumed_folder(out)
         plan = selection.resolve_again(recorded, blocks, suite, **filters)
@@ -151,13 +159,16 @@ def run(
         folder = selection.output_folder(out, suite=plan.suite, now=datetime.now())
     timed = target is None and machine.gpu_present()
     plan = selection.resolve_timing(plan, modes, restarts, timed=timed)
+    choices = None if xla_choices is None else selection.recorded_choices(xla_choices)
+    if choices is not None and not timed:
+        raise selection.UsageError("--xla-choices is for a run on a GPU; without one, those of the target are taken")
     if traffic:
         from compare import run_traffic
 
         run_traffic.refuse(plan, target)
     from compare.run import execute
 
-    code = execute(plan, folder=folder, target=target, resume=resume, traffic=traffic)
+    code = execute(plan, folder=folder, target=target, resume=resume, traffic=traffic, choices=choices)
     _show_at_a_glance(folder)
     ctx.exit(code)
 

@@ -30,9 +30,11 @@ _SCRATCH = "xlafuse-"
 BAD = ("wrong", "failed", "timeout")
 
 
-def execute(plan: Plan, *, folder: Path, target: str | None, resume: bool, traffic: bool = False) -> int:
+def execute(
+    plan: Plan, *, folder: Path, target: str | None, resume: bool, traffic: bool = False, choices: Path | None = None
+) -> int:
     """Run the plan into `folder`; `target` None means this machine's GPU, or an H200 where there is none. traffic: then
-    count, under ncu, the bytes that its kernels move.
+    count, under ncu, the bytes that its kernels move. choices: where XLA's recorded ones are, to begin with.
 
     Returns 0 when nothing of the plan is wrong, failed or timed out, 1 when something is, 130 after Ctrl-C. Every
     finished record is on the disk before the next begins. Raises RunFolderError where the folder cannot be read or
@@ -42,7 +44,7 @@ def execute(plan: Plan, *, folder: Path, target: str | None, resume: bool, traff
         target = targets.DEFAULT
     with _lock(folder, resume), _scratch() as scratch:
         try:
-            return _execute(plan, folder, scratch, target, resume, traffic)
+            return _execute(plan, folder, scratch, target, resume, traffic, choices)
         except OSError as problem:
             if problem.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
@@ -52,8 +54,12 @@ def execute(plan: Plan, *, folder: Path, target: str | None, resume: bool, traff
             ) from problem
 
 
-def _execute(plan: Plan, folder: Path, scratch: Path, target: str | None, resume: bool, traffic: bool) -> int:
+def _execute(
+    plan: Plan, folder: Path, scratch: Path, target: str | None, resume: bool, traffic: bool, choices: Path | None
+) -> int:
     done = _open(plan, folder, target, resume)
+    if choices is not None:
+        run_device.take_choices(folder, choices)
     plan = plan if target else with_whole_cases(plan, done)
     wanted = {record.record_id(case, i.name) for case, implementations in plan.work for i in implementations}
     if wanted <= done.keys() and not (traffic and run_traffic.missing(plan, folder)):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -42,6 +43,15 @@ def environment(folder: Path) -> dict[str, str]:
     for needed in (folder / "target" / "xla", lock.parent):
         needed.mkdir(parents=True, exist_ok=True)
     return {"XLAFUSE_TARGET_PACK": str((folder / "target").resolve()), tuning.VARIABLE: str(lock.resolve())}
+
+
+def take_choices(folder: Path, choices: Path) -> None:
+    """What XLA chose elsewhere becomes what this run's own processes find chosen, and do not tune again."""
+    pack = folder / "target" / "xla"
+    pack.mkdir(parents=True, exist_ok=True)
+    for path in choices.glob("autotune-*.textproto"):
+        if path.stem.count(".") == 2:  # a version's, not a process's
+            shutil.copyfile(path, pack / path.name)
 
 
 def run(plan: Plan, session: Session) -> None:

@@ -167,6 +167,18 @@ def resolve_target(name: str | None) -> str | None:
     return None if name is None else one_of("target", name, targets.names())
 
 
+def recorded_choices(name: str) -> Path:
+    """The folder of what XLA chose before: in a target pack, by its name, or in a run on a GPU, by its folder. Raises
+    UsageError where there is none."""
+    folder = (targets.FOLDER / name if name in targets.names() else Path(name) / "target") / "xla"
+    if not any(folder.glob("autotune-*.textproto")):
+        raise UsageError(
+            f"{name!r} holds no choices of XLA ({folder}/autotune-<jax version>.textproto): name a target "
+            f"({', '.join(targets.names())}) or the folder of a run on a GPU"
+        )
+    return folder
+
+
 def output_folder(out: Path | None, *, suite: str, now: datetime) -> Path:
     """Where a new run goes; nothing is created yet.
 

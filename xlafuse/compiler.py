@@ -8,7 +8,7 @@ it. Flags go per compile; the few that XLA reads from the process's environment 
 import functools
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -110,6 +110,7 @@ def compile(
     target: Target | None = None,
     dump_to: Path | None = None,
     turn: Callable[[], AbstractContextManager[None]] = nullcontext,
+    reuses: bool = False,
 ) -> Compilation:
     """Compile `function(*args)`, args being pytrees of arrays or of `jax.ShapeDtypeStruct`s.
 
@@ -120,8 +121,10 @@ def compile(
     command_buffers: which launches run from CUDA graphs; see `variants.compiler_options`.
     dump_to: a folder that receives this compile's artifacts, named as in `dump.ARTIFACTS`; made if missing,
         else it must be empty.
-    turn: what XLA's own compile runs within, as a wait for a GPU on which it is to time kernels undisturbed; not
-        part of the times given.
+    turn: what an own compile of XLA that times kernels runs within, as a wait for a GPU on which it does so
+        undisturbed; not part of the times given.
+    reuses: this process took over results (`configure_environment(reuse_autotune_from=...)`): a compile for which
+        they hold every choice times nothing, and does not wait for its turn.
 
     An output that is an input, a constant, or a repetition of another output is not computed: the executable
     returns the array at hand, where XLA would copy it. What a vjp saves is full of these, and a training step
@@ -147,7 +150,7 @@ def compile(
     with dump.scratch(dump_to) as raw:
         if raw is not None:
             options |= dump.options(raw)
-        compiled, compile_s, replay_miss = _compile(lowered, options, target, turn)
+        compiled, compile_s, replay_miss = _compile(lowered, options, target, turn, reuses)
         hlo_text = compiled.as_text()
         module = parse(hlo_text)
         if raw is not None and dump_to is not None:
@@ -202,19 +205,22 @@ def _fresh(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _compile(
     lowered: Any, options: dict[str, Any], target: Target | None,
-    turn: Callable[[], AbstractContextManager[None]] = nullcontext,
+    turn: Callable[[], AbstractContextManager[None]] = nullcontext, reuses: bool = False,
 ) -> tuple[Any, float, str | None]:
     """(compiled, seconds, replay miss): a replay is demanded complete, and compiled anyway if it is not."""
-    if target is not None:
-        options = options | PRODUCTS[target.products]
-    if target is None or target.autotune_results is None:
-        if target is not None:
-            _hold_results(None)
+    complete = {"xla_gpu_require_complete_aot_autotune_results": True}
+    if target is None:
+        if reuses:
+            with suppress(jax.errors.JaxRuntimeError):  # what is missing is tuned below; what is broken breaks again
+                return *_timed(lowered, options | complete, nullcontext), None
         return *_timed(lowered, options, turn), None
+    options = options | PRODUCTS[target.products]
     _hold_results(target.autotune_results)
+    if target.autotune_results is None:
+        return *_timed(lowered, options, turn), None
     options = options | {"xla_gpu_load_autotune_results_from": str(target.autotune_results)}
     try:
-        return *_timed(lowered, options | {"xla_gpu_require_complete_aot_autotune_results": True}, turn), None
+        return *_timed(lowered, options | complete, turn), None
     except jax.errors.JaxRuntimeError as error:
         if "Failed to parse autotune results" in str(error):
             raise ValueError(

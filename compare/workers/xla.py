@@ -15,6 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from compare import targets
 from xlafuse.environment import configure_environment, gpu_present
 
 _PACK = os.environ.get("XLAFUSE_TARGET_PACK")  # where a run on a GPU leaves what a machine without it will need
@@ -24,17 +25,14 @@ _AUTOTUNE = (
     Path(_PACK) / "xla" / f"autotune-{version('jax')}.{os.getpid()}.textproto" if _PACK and _HAS_GPU else None
 )
 # What this run's earlier processes chose, joined by the orchestrator while none of them was running.
-_CHOSEN = Path(_PACK) / "xla" / f"autotune-{version('jax')}.textproto" if _AUTOTUNE and _PACK else None
-configure_environment(
-    deviceless=not _HAS_GPU, record_autotune_to=_AUTOTUNE,
-    reuse_autotune_from=_CHOSEN if _CHOSEN and _CHOSEN.is_file() else None,
-)
+_CHOSEN = targets.autotune_results(Path(_PACK) / "xla", version("jax")) if _AUTOTUNE and _PACK else None
+configure_environment(deviceless=not _HAS_GPU, record_autotune_to=_AUTOTUNE, reuse_autotune_from=_CHOSEN)
 
 import jax  # noqa: E402  (XLA reads its flags when jax is imported)
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
-from compare import PROJECT, arrays, driver, machine, targets, tuning  # noqa: E402
+from compare import PROJECT, arrays, driver, machine, tuning  # noqa: E402
 from compare.blocks import BLOCKS  # noqa: E402
 from compare.clock import Clock, CuptiClock, cupti_missing  # noqa: E402
 from compare.graph import store  # noqa: E402
@@ -140,6 +138,7 @@ class XlaSide:
             compiler.compile, variant="unfused" if implementation.compiler == "xla-unfused" else "default",
             matmul_precision="tf32" if case.precision == "tf32" else "ieee", command_buffers=command_buffers,
             target=target, turn=tuning.turn if tuning.by_xla(block, implementation) else nullcontext,
+            reuses=_CHOSEN is not None,
         )
         if case.direction == "fwd":
             return {"forward": compile_half(directions.forward(apply, attributes), [inputs], dump_to=dumps / "forward")}

@@ -55,7 +55,7 @@ def test_run_hands_on_what_was_named(executed: list[Any], tmp_path: Path) -> Non
     ((plan, options),) = executed
     names = ["xla", "inductor", "triton"]
     assert plan == resolve(["softmax", "gelu"], suite="quick", implementations=names, dtypes=["bf16"])
-    assert options == {"folder": out, "target": "h200", "resume": False, "traffic": False}
+    assert options == {"folder": out, "target": "h200", "resume": False, "traffic": False, "choices": None}
     assert not out.exists()  # the run makes it
 
 
@@ -63,7 +63,7 @@ def test_resume_keeps_selection_and_target(executed: list[Any], folder: Path) ->
     assert xlafuse("run", "--out", folder, "--resume").exit_code == 7
     ((plan, options),) = executed
     assert plan == resolve(["softmax"], suite="quick", directions=["fwd"])
-    assert options == {"folder": folder, "target": "h200", "resume": True, "traffic": False}
+    assert options == {"folder": folder, "target": "h200", "resume": True, "traffic": False, "choices": None}
 
 
 def test_how_to_time_is_handed_on(
@@ -87,6 +87,9 @@ def test_how_to_time_is_handed_on(
         (["run", "--part", ""], "--part takes K/N"),  # as of a variable that is not set
         (["run", "--part", "1/2", "--resume", "--out", "{run}"], "--part is for a new run"),
         (["run", "--part", "", "--resume", "--out", "{run}"], "--part is for a new run"),
+        (["run", "--xla-choices", "h100"], "'h100' holds no choices of XLA"),
+        (["run", "--xla-choices", "h200", "--target", "h200"], "--xla-choices is for a run on a GPU"),
+        (["run", "--xla-choices", "h200", "--resume", "--out", "{run}"], "--xla-choices is for a new run"),
         (["run", "--resume", "--out", "{tmp}/none"], "no run to resume"),
         (["run", "--out", "{tmp}"], "exists already"),
         (["run", "--out", "{run}"], "--resume goes on with it"),

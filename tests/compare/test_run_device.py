@@ -17,7 +17,7 @@ from compare.client import WorkerDied, WorkerError, WorkerTimeout
 from compare.graph import store
 from compare.graph.model import Access, Buffer, FusionGraph, Kernel
 from compare.record import Record
-from compare.selection import resolve
+from compare.selection import recorded_choices, resolve
 from compare.session import Session
 from compare.spec import PARTS
 from compare.timing import Timing
@@ -423,6 +423,18 @@ def test_what_is_timed_has_the_gpu_alone_and_what_tunes_nothing_that_does_not(
     # A later process of XLA finds what the first one chose, and so shares the machine with what does not tune.
     assert met["prepare inductor-max"] == set()
     assert met["prepare xla"] <= {"prepare xla"} | ({"prepare inductor", "prepare triton"} if restarts else set())
+
+
+def test_a_run_begins_with_what_xla_chose_elsewhere(tmp_path: Path) -> None:
+    """Of a target or another run, where no process's own file that is not joined yet."""
+    before = tmp_path / "before" / "target" / "xla"
+    before.mkdir(parents=True)
+    (before / "autotune-0.11.2.textproto").write_text("chosen")
+    (before / "autotune-0.11.2.77.textproto").write_text("a process's")
+    run_device.take_choices(tmp_path / "run", recorded_choices(str(tmp_path / "before")))
+    (taken,) = (tmp_path / "run" / "target" / "xla").iterdir()
+    assert (taken.name, taken.read_text()) == ("autotune-0.11.2.textproto", "chosen")
+    assert (recorded_choices("h200") / "autotune-0.11.2.textproto").is_file()
 
 
 def test_large_groups_are_as_many_as_the_memory_has_room_for_and_small_ones_beside_them(

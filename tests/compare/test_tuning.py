@@ -63,6 +63,29 @@ def test_xla_compiles_within_its_turn() -> None:
     assert events == ["taken", "given back"] and 0 < compiled.compile_s < 0.5
 
 
+@pytest.mark.parametrize("complete", [True, False])
+def test_what_is_recorded_whole_waits_for_nobody(complete: bool) -> None:
+    jax = pytest.importorskip("jax")
+    from xlafuse import compiler
+
+    events: list[str] = []
+
+    @contextmanager
+    def turn() -> Iterator[None]:
+        events.append("waited")
+        yield
+
+    class Lowered:
+        def compile(self, compiler_options: dict[str, object]) -> str:
+            if compiler_options.get("xla_gpu_require_complete_aot_autotune_results") and not complete:
+                raise jax.errors.JaxRuntimeError("NOT_FOUND: No cached config found for HLO instr: ...")
+            events.append("compiled")
+            return "executable"
+
+    compiled, _, missed = compiler._compile(Lowered(), {}, None, turn, reuses=True)
+    assert (compiled, missed, events) == ("executable", None, ["compiled"] if complete else ["waited", "compiled"])
+
+
 def test_xla_tunes_products_but_not_kernels_that_it_is_given() -> None:
     found = {name: {i.name for i in BLOCKS[name].implementations if tuning.by_xla(BLOCKS[name], i)} for name in BLOCKS}
     assert {"xla", "xla-cudnn", "xla-unfused"} <= found["attention"] and "xla+triton" not in found["attention"]
