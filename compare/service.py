@@ -39,6 +39,10 @@ class Framework(Side, Protocol):
         """Whether a fresh process could measure peak memory where this one may not (compare.workers.ballast)."""
         ...
 
+    def give_back(self) -> None:
+        """Return memory that nothing holds to the GPU, which other workers share, where the framework can."""
+        ...
+
 
 def require(implementation: Implementation) -> None:
     """Raise Skip where a package that the implementation needs is not in this worker's interpreter."""
@@ -87,6 +91,7 @@ class Service:
         program = self._framework.build(spec, row, paths[0], Path(dumps))
         self._subjects[id] = Subject(self._framework, program, spec, paths, scales)
         graph = None if program.graph is None else store.to_json(program.graph)
+        self._framework.give_back()
         return {"compile_s": program.compile_s, "graph": graph, "command_buffers": program.command_buffers}
 
     def check(self, id: str) -> dict[str, Any]:
@@ -94,6 +99,7 @@ class Service:
         verdicts = self._subjects[id].check()
         if self.clock and all(verdict.right for verdict in verdicts):
             self._subjects[id].rehearse()
+        self._framework.give_back()
         return {
             "errors": [v.to_json() for v in verdicts],
             "device": self._framework.device, "backend": self._framework.backend,
@@ -133,3 +139,4 @@ class Service:
 
     def release(self, id: str) -> None:
         self._subjects.pop(id, None)
+        self._framework.give_back()

@@ -309,6 +309,10 @@ class TorchSide:
     def worn(self) -> bool:
         return False  # PyTorch's allocator forgets its peak when asked to
 
+    def give_back(self) -> None:
+        if self._gpu:
+            torch.cuda.empty_cache()  # max-autotune's candidates, float64 differences of large cases
+
     def peak_memory(self, program: Program, part: str, call: Callable[[], Any]) -> Peak:
         if not self._gpu:
             return Peak(None, reason="PyTorch counts what is allocated on a GPU alone")

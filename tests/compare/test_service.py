@@ -1,0 +1,41 @@
+"""A worker's service, with a framework that only notes what is asked of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compare import service
+from compare.blocks import BLOCKS
+from compare.subject import Program
+
+
+class Noting:
+    device, backend = "none", "none"
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def clock(self) -> None:
+        return None
+
+    def build(self, *args: Any) -> Program:
+        self.asked.append("build")
+        return Program(lambda inputs: (inputs, None), None, 0.0, None)
+
+    def give_back(self) -> None:
+        self.asked.append("give back")
+
+
+def test_memory_goes_back_before_others_need_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What compiling and checking took, and what a program that is released leaves: lanes share one GPU."""
+    framework = Noting()
+    monkeypatch.setattr(service.Subject, "check", lambda self: framework.asked.append("check") or [])
+    worker = service.Service(framework)  # type: ignore[arg-type]
+    case = BLOCKS["vector_add"].cases("check")[0]
+    worker.prepare("a", case.to_json(), "eager", [str(tmp_path)], [{}], str(tmp_path))
+    worker.check("a")
+    worker.release("a")
+    assert framework.asked == ["build", "give back", "check", "give back", "give back"]
