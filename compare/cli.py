@@ -115,8 +115,8 @@ def cli() -> None:
 )
 @click.option(
     "--xla-choices", metavar="TARGET|RUN",
-    help="On a GPU, take the kernels that XLA chose on such a GPU before, as a target (h200) or a run recorded them, "
-    "and time candidates only for what was not recorded. Default: XLA tunes all anew.",
+    help="On a GPU, take the kernels that XLA of this jax version chose on such a GPU before, as recorded in a target "
+    "(h200) or a run's folder, and time candidates only for what was not. Default: XLA tunes all anew.",
 )
 @click.option("--traffic", is_flag=True, help="Then count the bytes that each kernel moves, by ncu. On a GPU.")
 @click.pass_context
@@ -159,8 +159,8 @@ def run(
         folder = selection.output_folder(out, suite=plan.suite, now=datetime.now())
     timed = target is None and machine.gpu_present()
     plan = selection.resolve_timing(plan, modes, restarts, timed=timed)
-    choices = None if xla_choices is None else selection.recorded_choices(xla_choices)
-    if choices is not None and not timed:
+    choices = [] if xla_choices is None else selection.recorded_choices(xla_choices)
+    if choices and not timed:
         raise selection.UsageError("--xla-choices is for a run on a GPU; without one, those of the target are taken")
     if traffic:
         from compare import run_traffic
@@ -186,7 +186,7 @@ def _show_at_a_glance(folder: Path) -> None:
 @cli.command("merge")
 @click.argument("parts", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
 @click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="A new folder.")
-@click.option("--partial", is_flag=True, help="Also where one of the parts of `run --part` is missing.")
+@click.option("--partial", is_flag=True, help="Merge even where parts of `run --part` are missing.")
 def merge_command(parts: tuple[Path, ...], out: Path, partial: bool) -> None:
     """Put runs of several GPUs, or machines, together as one, each case whole from one of them.
 
@@ -197,8 +197,10 @@ def merge_command(parts: tuple[Path, ...], out: Path, partial: bool) -> None:
     """
     from compare.merge import merge
 
-    count = merge(parts, out, partial=partial)
+    count, missing = merge(parts, out, partial=partial)
     click.echo(f"{count} records in {out}; xlafuse report {out} shows them")
+    if missing:
+        click.echo(f"{missing} that were planned are not there: xlafuse run --out {out} --resume makes them", err=True)
 
 
 @cli.command("list")

@@ -1,4 +1,4 @@
-"""One crew at work: a few cases compiled and checked beside other lanes, tuned and timed while those wait."""
+"""One crew at work: a few cases compiled and checked beside other lanes, timed while those wait."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from compare import conditions, timeline, tuning
-from compare.blocks import BLOCKS
+from compare import conditions, timeline
 from compare.client import WORKER_FAILURES, WorkerDied, WorkerError, WorkerTimeout
 from compare.clock import CallTrace, CuptiClock, DeviceRecord
 from compare.crew import Crew
@@ -49,8 +48,9 @@ class _Entry:
 
     @property
     def tunes(self) -> bool:
-        """Whether its compile times kernels to choose one."""
-        return self.implementation.tunes or tuning.by_xla(BLOCKS[self.record.case.block], self.implementation)
+        """Whether its compile may time kernels to choose one: XLA does for products, and for what it has several
+        emitters for."""
+        return self.implementation.tunes or self.role == "xla"
 
 
 class Lane:

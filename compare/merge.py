@@ -19,7 +19,7 @@ from typing import Any
 from compare import record, whole
 from compare.blocks import BLOCKS
 from compare.opening import inside
-from compare.record import Record, RunFolderError
+from compare.record import Record, RunFolderError, record_id
 from compare.selection import UsageError
 from compare.spec import Case
 from xlafuse.autotune import merge_results
@@ -28,9 +28,10 @@ _FILES = ("graph", "dumps")  # fields of a record that name a file of its run
 _SAME = ("schema", "xlafuse", "suite", "target")
 
 
-def merge(parts: Sequence[Path], out: Path, *, partial: bool = False) -> int:
-    """Write the parts' records, their files and what their GPUs' packs learnt into `out`, a new folder; returns the
-    number of records. The parts stay as they are.
+def merge(parts: Sequence[Path], out: Path, *, partial: bool = False) -> tuple[int, int]:
+    """Write the parts' records, their files and what their GPUs' packs learnt into `out`, a new folder. The parts stay
+    as they are. Returns how many records there are, and how many that were planned are not, as of a part that was
+    stopped.
 
     Raises UsageError where the parts are not of one kind, share a case, are one folder or, unless `partial`, are not
     all of what was shared out; RunFolderError where one cannot be read or `out` not written.
@@ -127,7 +128,7 @@ def _left_out(share: dict[str, list[str]], plan: dict[str, Any], owners: Iterabl
 def _write(
     parts: Sequence[Path], runs: Sequence[dict[str, Any]], found: Sequence[list[Record]], plan: dict[str, Any],
     out: Path,
-) -> int:
+) -> tuple[int, int]:
     """Records as they come, part by part: who reads them finds them in the order of the plan."""
     segments: list[dict[str, Any]] = []
     records: list[Record] = []
@@ -144,7 +145,8 @@ def _write(
     whole.write(out / "records.jsonl", "".join(lines).encode(), sync=True)
     command = " ; ".join(run.get("command", "xlafuse run") for run in runs)
     record.create(out, {**runs[0], "command": command, "plan": plan, "segments": segments})
-    return len(records)
+    planned = {record_id(Case.from_json(e["case"]), name) for e in plan["work"] for name in e["implementations"]}
+    return len(records), len(planned - {entry.id for entry in records})
 
 
 def _read(part: Path) -> list[Record]:

@@ -11,7 +11,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,10 +31,10 @@ BAD = ("wrong", "failed", "timeout")
 
 
 def execute(
-    plan: Plan, *, folder: Path, target: str | None, resume: bool, traffic: bool = False, choices: Path | None = None
+    plan: Plan, *, folder: Path, target: str | None, resume: bool, traffic: bool = False, choices: Sequence[Path] = ()
 ) -> int:
     """Run the plan into `folder`; `target` None means this machine's GPU, or an H200 where there is none. traffic: then
-    count, under ncu, the bytes that its kernels move. choices: where XLA's recorded ones are, to begin with.
+    count, under ncu, the bytes that its kernels move. choices: files of XLA's recorded ones, to begin with.
 
     Returns 0 when nothing of the plan is wrong, failed or timed out, 1 when something is, 130 after Ctrl-C. Every
     finished record is on the disk before the next begins. Raises RunFolderError where the folder cannot be read or
@@ -55,10 +55,10 @@ def execute(
 
 
 def _execute(
-    plan: Plan, folder: Path, scratch: Path, target: str | None, resume: bool, traffic: bool, choices: Path | None
+    plan: Plan, folder: Path, scratch: Path, target: str | None, resume: bool, traffic: bool, choices: Sequence[Path]
 ) -> int:
     done = _open(plan, folder, target, resume)
-    if choices is not None:
+    if choices:
         run_device.take_choices(folder, choices)
     plan = plan if target else with_whole_cases(plan, done)
     wanted = {record.record_id(case, i.name) for case, implementations in plan.work for i in implementations}

@@ -45,13 +45,12 @@ def environment(folder: Path) -> dict[str, str]:
     return {"XLAFUSE_TARGET_PACK": str((folder / "target").resolve()), tuning.VARIABLE: str(lock.resolve())}
 
 
-def take_choices(folder: Path, choices: Path) -> None:
+def take_choices(folder: Path, choices: Sequence[Path]) -> None:
     """What XLA chose elsewhere becomes what this run's own processes find chosen, and do not tune again."""
     pack = folder / "target" / "xla"
     pack.mkdir(parents=True, exist_ok=True)
-    for path in choices.glob("autotune-*.textproto"):
-        if path.stem.count(".") == 2:  # a version's, not a process's
-            shutil.copyfile(path, pack / path.name)
+    for path in choices:
+        shutil.copyfile(path, pack / path.name)
 
 
 def run(plan: Plan, session: Session) -> None:
@@ -62,12 +61,13 @@ def run(plan: Plan, session: Session) -> None:
     starved: list[Group] = []
     try:
         for batch in _batches(groups, len(lanes), roomy):
-            starved += _run_batch(lanes, batch, plan, session)
+            if any(_room(group) > 1 for group in batch):  # what other lanes' processes have kept would be missing
+                _make_room(lanes, session)
+            starved += _run_batch(lanes, batch, plan, session, alone=len(lanes) == 1)
         for group in starved:
             session.progress.say("making room: what found no memory beside other cases is done again alone")
-            for lane in lanes:
-                lane.crew.dismiss()
-            _run_batch(lanes, [group], plan, session)
+            _make_room(lanes, session)
+            _run_batch(lanes, [group], plan, session, alone=True)
     finally:
         _join_autotune_results(session.folder / "target" / "xla")
 
@@ -111,8 +111,10 @@ def _lanes(memory_bytes: int | None) -> tuple[int, int]:
     return lanes, max(1, min(lanes, roomy))
 
 
-def _run_batch(lanes: Sequence[Lane], batch: Sequence[Group], plan: Plan, session: Session) -> list[Group]:
-    """A group a lane; returns those that want for memory, of which no record is written if they were not alone."""
+def _run_batch(
+    lanes: Sequence[Lane], batch: Sequence[Group], plan: Plan, session: Session, *, alone: bool
+) -> list[Group]:
+    """A group a lane; returns those that want for memory, without a record of them where other lanes had some."""
     lanes = lanes[: len(batch)]
     took = _Stopwatch()
     for lane, group in zip(lanes, batch, strict=True):
@@ -138,7 +140,7 @@ def _run_batch(lanes: Sequence[Lane], batch: Sequence[Group], plan: Plan, sessio
             took.lap("fresh workers")
         for lane in lanes:
             lane.measure(process)
-            if process == plan.timing.restarts and not (len(lanes) > 1 and lane.starved()):
+            if process == plan.timing.restarts and (alone or not lane.starved()):
                 lane.finish()
         took.lap("timing")
     session.progress.announce(f"{', '.join(_name(group) for group in batch)}: {took}")
@@ -203,6 +205,8 @@ def _crews(plan: Plan, session: Session, most: int) -> tuple[list[Crew], int]:
                 _leave_in_pack(session, "cuda_device_properties.json", properties)
         except WORKER_FAILURES as problem:
             workers[role] = {"unavailable": str(problem)}
+    if words := _of_other_versions(session.folder / "target" / "xla", workers.get("xla", {}).get("jax")):
+        session.progress.announce(words)
     memory = max((found["memory_bytes"] for found in workers.values() if "memory_bytes" in found), default=None)
     lanes, roomy = _lanes(memory)
     siblings = [session.crew.sibling() for _ in range(min(lanes, most) - 1)]
@@ -217,6 +221,14 @@ def _crews(plan: Plan, session: Session, most: int) -> tuple[list[Crew], int]:
         session.progress.say(f"the workers' clocks differ by {apart:.1%}: no ratio between them will be given")
     session.begin_segment(workers, ceilings, clocks, lanes=1 + len(siblings))
     return [session.crew, *siblings], roomy
+
+
+def _of_other_versions(pack: Path, jax: str | None) -> str | None:
+    """Why choices that were taken over do not serve this jax."""
+    have = [path.stem.removeprefix("autotune-") for path in sorted(pack.glob("autotune-*.textproto"))]
+    if jax is None or not have or jax in have:
+        return None
+    return f"XLA's recorded choices are of jax {', '.join(have)}, and this is {jax}: it tunes all anew"
 
 
 def _join_autotune_results(folder: Path) -> None:
@@ -239,6 +251,13 @@ def _join_autotune_results(folder: Path) -> None:
 
 def _leave_in_pack(session: Session, name: str, content: dict[str, Any]) -> None:
     (session.folder / "target" / name).write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _make_room(lanes: Sequence[Lane], session: Session) -> None:
+    """End all processes, which keep memory that they once had; the next ones find what XLA's chose."""
+    for lane in lanes:
+        lane.crew.dismiss()
+    _join_autotune_results(session.folder / "target" / "xla")
 
 
 def _replace_worn(lane: Lane, session: Session) -> None:

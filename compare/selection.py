@@ -167,16 +167,17 @@ def resolve_target(name: str | None) -> str | None:
     return None if name is None else one_of("target", name, targets.names())
 
 
-def recorded_choices(name: str) -> Path:
-    """The folder of what XLA chose before: in a target pack, by its name, or in a run on a GPU, by its folder. Raises
-    UsageError where there is none."""
+def recorded_choices(name: str) -> list[Path]:
+    """Files of what XLA chose before, one a jax version: in a target pack, by its name, or in a run on a GPU, by its
+    folder. Raises UsageError where there is none."""
     folder = (targets.FOLDER / name if name in targets.names() else Path(name) / "target") / "xla"
-    if not any(folder.glob("autotune-*.textproto")):
+    found = [path for path in sorted(folder.glob("autotune-*.textproto")) if path.stem.count(".") == 2]
+    if not found:  # there may be a process's own (autotune-0.11.2.4711.textproto), of a run that was killed
         raise UsageError(
             f"{name!r} holds no choices of XLA ({folder}/autotune-<jax version>.textproto): name a target "
             f"({', '.join(targets.names())}) or the folder of a run on a GPU"
         )
-    return folder
+    return found
 
 
 def output_folder(out: Path | None, *, suite: str, now: datetime) -> Path:

@@ -1,8 +1,8 @@
-"""Whoever times kernels to choose one has the GPU for itself: XLA's processes compile in turns, by a lock of the run's.
+"""Who times kernels to choose one is to be undisturbed: XLA's processes compile in turns, by a lock of the run's.
 
 What comes before and after XLA's compile (tracing, graphs, dumps) takes as long again, side by side. What it chooses
-so is as good: on an H200, 17 programs of moe and gpt2_block took 1.003 times as long as those tuned alone, in the
-median, and 1.02 at most. Inductor's choices are not: where its processes took turns at timing, and compiled
+so is as good as alone: on an H200, 17 programs of moe and gpt2_block took 1.003 times as long as those tuned alone, in
+the median, and 1.02 at most. Inductor's choices are not: where its processes took turns at timing, and compiled
 candidates meanwhile, max-autotune's layer norms took 1.36 and 1.68 times as long. So `inductor-max` is alone.
 What XLA finds chosen it does not time, and needs no turn for.
 """
@@ -15,8 +15,6 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-
-from compare.spec import Block, Implementation
 
 VARIABLE = "XLAFUSE_TUNING_LOCK"  # tells workers the lock's file
 
@@ -38,9 +36,3 @@ def turn() -> AbstractContextManager[None]:
     """In a worker: `alone` under its run's lock; nothing to wait for where no run names one."""
     lock = os.environ.get(VARIABLE)
     return alone(Path(lock)) if lock else nullcontext()
-
-
-def by_xla(block: Block, implementation: Implementation) -> bool:
-    """Whether XLA times kernels to choose one: it does for products and what is built of them, unless it is given the
-    kernels."""
-    return block.work == "flops" and implementation.framework == "xla" and implementation.compiler != "xla-triton"

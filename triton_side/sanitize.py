@@ -97,8 +97,8 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
         for rows, columns in ((1100, 131), (5, 2056), (5, 16392))
     ]
     chains = [_chain(5, columns) for columns in (131, 4097)]
-    # 16-byte loads; scalar ones of a row that a cluster of blocks shares.
-    chains_of_cuda = [_chain(5, columns) for columns in (136, 8201)]
+    # Several rows to a block of several warps, 16-byte loads; scalar ones of a row that a cluster of blocks shares.
+    chains_of_cuda = [_chain(1100, 264), _chain(5, 8201)]
     # Operands through pointers; of bfloat16 through tensor descriptors.
     mlps: list[Shapes] = [
         {

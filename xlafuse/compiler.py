@@ -150,7 +150,12 @@ def compile(
     with dump.scratch(dump_to) as raw:
         if raw is not None:
             options |= dump.options(raw)
-        compiled, compile_s, replay_miss = _compile(lowered, options, target, turn, reuses)
+        if target is None:
+            compiled, compile_s, source = _compile_here(lowered, options, turn, reuses)
+            replay_miss = None
+        else:
+            compiled, compile_s, replay_miss = _compile(lowered, options, target)
+            source = "nothing" if target.autotune_results is None or replay_miss is not None else "replay"
         hlo_text = compiled.as_text()
         module = parse(hlo_text)
         if raw is not None and dump_to is not None:
@@ -160,9 +165,6 @@ def compile(
         variants.check_unfused(found)
 
     memory = compiled.memory_analysis()
-    source: provenance.Source = "device"
-    if target is not None:
-        source = "replay" if target.autotune_results is not None and replay_miss is None else "nothing"
     return Compilation(
         executable=None if target else outputs.executable(compiled),
         output_structs=outputs.structs(),
@@ -203,24 +205,32 @@ def _fresh(function: Callable[..., Any]) -> Callable[..., Any]:
     return fresh
 
 
-def _compile(
-    lowered: Any, options: dict[str, Any], target: Target | None,
-    turn: Callable[[], AbstractContextManager[None]] = nullcontext, reuses: bool = False,
-) -> tuple[Any, float, str | None]:
+_COMPLETE = {"xla_gpu_require_complete_aot_autotune_results": True}  # else XLA tunes, or without a GPU guesses
+
+
+def _compile_here(
+    lowered: Any, options: dict[str, Any], turn: Callable[[], AbstractContextManager[None]], reuses: bool
+) -> tuple[Any, float, provenance.Source]:
+    """(compiled, seconds, whose choices): for this process's GPU."""
+    if reuses:
+        with suppress(jax.errors.JaxRuntimeError):  # what is missing is tuned below; what is broken breaks again
+            return *_timed(lowered, options | _COMPLETE), "replay"
+    with turn():
+        return *_timed(lowered, options), "device"
+
+
+def _compile(lowered: Any, options: dict[str, Any], target: Target | None) -> tuple[Any, float, str | None]:
     """(compiled, seconds, replay miss): a replay is demanded complete, and compiled anyway if it is not."""
-    complete = {"xla_gpu_require_complete_aot_autotune_results": True}
-    if target is None:
-        if reuses:
-            with suppress(jax.errors.JaxRuntimeError):  # what is missing is tuned below; what is broken breaks again
-                return *_timed(lowered, options | complete, nullcontext), None
-        return *_timed(lowered, options, turn), None
-    options = options | PRODUCTS[target.products]
+    if target is not None:
+        options = options | PRODUCTS[target.products]
+    if target is None or target.autotune_results is None:
+        if target is not None:
+            _hold_results(None)
+        return *_timed(lowered, options), None
     _hold_results(target.autotune_results)
-    if target.autotune_results is None:
-        return *_timed(lowered, options, turn), None
     options = options | {"xla_gpu_load_autotune_results_from": str(target.autotune_results)}
     try:
-        return *_timed(lowered, options | complete, turn), None
+        return *_timed(lowered, options | _COMPLETE), None
     except jax.errors.JaxRuntimeError as error:
         if "Failed to parse autotune results" in str(error):
             raise ValueError(
@@ -230,16 +240,13 @@ def _compile(
             ) from error
         if "No cached config found" not in str(error):
             raise
-        return *_timed(lowered, options, turn), str(error)
+        return *_timed(lowered, options), str(error)
 
 
-def _timed(
-    lowered: Any, options: dict[str, Any], turn: Callable[[], AbstractContextManager[None]]
-) -> tuple[Any, float]:
-    with turn():
-        started = time.perf_counter()
-        compiled = lowered.compile(compiler_options=options)
-        return compiled, time.perf_counter() - started
+def _timed(lowered: Any, options: dict[str, Any]) -> tuple[Any, float]:
+    started = time.perf_counter()
+    compiled = lowered.compile(compiler_options=options)
+    return compiled, time.perf_counter() - started
 
 
 def _hold_results(results: Path | None) -> None:

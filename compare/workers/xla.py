@@ -128,8 +128,7 @@ class XlaSide:
         self, case: Case, implementation: Implementation, inputs: Arrays, cotangents: Arrays, dumps: Path,
         target: compiler.Target | None, command_buffers: variants.CommandBuffers = "default",
     ) -> dict[str, compiler.Compilation]:
-        block = BLOCKS[case.block]
-        attributes = block.attributes_of(case)
+        attributes = BLOCKS[case.block].attributes_of(case)
         if implementation.compiler == "xla-triton":
             apply = xla_triton.launching(implementation.target, case.precision)
         else:
@@ -137,8 +136,7 @@ class XlaSide:
         compile_half = functools.partial(
             compiler.compile, variant="unfused" if implementation.compiler == "xla-unfused" else "default",
             matmul_precision="tf32" if case.precision == "tf32" else "ieee", command_buffers=command_buffers,
-            target=target, turn=tuning.turn if tuning.by_xla(block, implementation) else nullcontext,
-            reuses=_CHOSEN is not None,
+            target=target, turn=tuning.turn, reuses=_CHOSEN is not None,
         )
         if case.direction == "fwd":
             return {"forward": compile_half(directions.forward(apply, attributes), [inputs], dump_to=dumps / "forward")}

@@ -55,7 +55,7 @@ def test_run_hands_on_what_was_named(executed: list[Any], tmp_path: Path) -> Non
     ((plan, options),) = executed
     names = ["xla", "inductor", "triton"]
     assert plan == resolve(["softmax", "gelu"], suite="quick", implementations=names, dtypes=["bf16"])
-    assert options == {"folder": out, "target": "h200", "resume": False, "traffic": False, "choices": None}
+    assert options == {"folder": out, "target": "h200", "resume": False, "traffic": False, "choices": []}
     assert not out.exists()  # the run makes it
 
 
@@ -63,7 +63,7 @@ def test_resume_keeps_selection_and_target(executed: list[Any], folder: Path) ->
     assert xlafuse("run", "--out", folder, "--resume").exit_code == 7
     ((plan, options),) = executed
     assert plan == resolve(["softmax"], suite="quick", directions=["fwd"])
-    assert options == {"folder": folder, "target": "h200", "resume": True, "traffic": False, "choices": None}
+    assert options == {"folder": folder, "target": "h200", "resume": True, "traffic": False, "choices": []}
 
 
 def test_how_to_time_is_handed_on(

@@ -123,7 +123,8 @@ def test_a_partial_merge_is_known_as_one_until_the_rest_joins(tmp_path: Path) ->
     assert record.read_run(tmp_path / "some")["plan"]["share"]["parts"] == ["1/3", "3/3"]
     with pytest.raises(UsageError, match="part 2/3 missing"):
         merge([tmp_path / "some"], tmp_path / "all")
-    assert merge([tmp_path / "some", second], tmp_path / "all") == len(selection.resolve(SHARED, suite="quick").work)
+    every = len(selection.resolve(SHARED, suite="quick").work)
+    assert merge([tmp_path / "some", second], tmp_path / "all") == (every, 0)
     assert "share" not in record.read_run(tmp_path / "all")["plan"]
 
 
@@ -184,7 +185,9 @@ def test_what_a_stopped_part_left_another_one_may_have_done(tmp_path: Path) -> N
     stopped = part(tmp_path / "a", "gelu", "softmax")
     lines = (stopped / "records.jsonl").read_text().splitlines(keepends=True)
     (stopped / "records.jsonl").write_text("".join(line for line in lines if '"block": "gelu"' in line))
-    assert merge([stopped, part(tmp_path / "b", "softmax", "rmsnorm")], tmp_path / "out") == 12
+    assert merge([stopped, part(tmp_path / "b", "softmax", "rmsnorm")], tmp_path / "out") == (12, 0)
+    done = CliRunner().invoke(cli, ["merge", str(stopped), "--out", str(tmp_path / "alone")])
+    assert done.exit_code == 0 and "4 that were planned are not there" in done.stderr
     plan = selection.resolve_again(record.read_run(tmp_path / "out"), [], None)
     ids = [case.id for case, _ in plan.work]
     assert len(ids) == len(set(ids)) == 12

@@ -17,7 +17,7 @@ from compare.client import WorkerDied, WorkerError, WorkerTimeout
 from compare.graph import store
 from compare.graph.model import Access, Buffer, FusionGraph, Kernel
 from compare.record import Record
-from compare.selection import recorded_choices, resolve
+from compare.selection import UsageError, recorded_choices, resolve
 from compare.session import Session
 from compare.spec import PARTS
 from compare.timing import Timing
@@ -367,6 +367,28 @@ def test_what_found_no_memory_beside_others_is_done_again_alone(
     assert lanes.restarted and lanes.siblings[0].restarted  # every process gave its memory back first
 
 
+def test_one_group_at_a_time_is_not_alone_while_other_lanes_have_processes(
+    tmp_path: Path, lanes: ScriptedCrew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_device, "SMALL_BYTES", 0)
+    monkeypatch.setattr(run_device, "BYTES_A_LANE", lanes.memory_bytes)  # two lanes, and room for a group in one
+    lanes.faults = {("prepare", "triton"): (1, WorkerError("failed", "OutOfMemoryError: CUDA out of memory"))}
+    records = run(tmp_path, lanes, "xla", "triton", blocks=THREE)
+    assert len(records) == 12 and {r.status for r in records.values()} == {"ok"}
+    assert lanes.restarted and lanes.siblings[0].restarted
+
+
+def test_the_largest_groups_begin_with_the_memory_of_all_processes(
+    tmp_path: Path, lanes: ScriptedCrew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_device, "SMALL_BYTES", 0)
+    run(tmp_path / "small", lanes, "xla", "triton", blocks=THREE)
+    assert not lanes.restarted and not lanes.siblings[0].restarted
+    monkeypatch.setattr(run_device, "LARGE_BYTES", 1)
+    run(tmp_path / "large", lanes, "xla", "triton", blocks=THREE)
+    assert lanes.restarted and lanes.siblings[-1].restarted
+
+
 def test_what_finds_no_memory_alone_has_failed(tmp_path: Path) -> None:
     crew = ScriptedCrew({("prepare", "triton"): (1, WorkerError("failed", "OutOfMemoryError: CUDA out of memory"))})
     records = run(tmp_path, crew, "xla", "triton")
@@ -430,11 +452,18 @@ def test_a_run_begins_with_what_xla_chose_elsewhere(tmp_path: Path) -> None:
     before = tmp_path / "before" / "target" / "xla"
     before.mkdir(parents=True)
     (before / "autotune-0.11.2.textproto").write_text("chosen")
-    (before / "autotune-0.11.2.77.textproto").write_text("a process's")
+    (before / "autotune-0.11.2.4711.textproto").write_text("of a process that was killed")
     run_device.take_choices(tmp_path / "run", recorded_choices(str(tmp_path / "before")))
     (taken,) = (tmp_path / "run" / "target" / "xla").iterdir()
     assert (taken.name, taken.read_text()) == ("autotune-0.11.2.textproto", "chosen")
-    assert (recorded_choices("h200") / "autotune-0.11.2.textproto").is_file()
+    assert [path.name for path in recorded_choices("h200")] == ["autotune-0.11.2.textproto"]
+    (before / "autotune-0.11.2.textproto").unlink()
+    with pytest.raises(UsageError, match="holds no choices of XLA"):
+        recorded_choices(str(tmp_path / "before"))
+    pack = tmp_path / "run" / "target" / "xla"
+    assert run_device._of_other_versions(pack, "0.11.2") is None
+    problem = run_device._of_other_versions(pack, "0.10.2")
+    assert problem == "XLA's recorded choices are of jax 0.11.2, and this is 0.10.2: it tunes all anew"
 
 
 def test_large_groups_are_as_many_as_the_memory_has_room_for_and_small_ones_beside_them(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +29,27 @@ class Noting:
 
     def give_back(self) -> None:
         self.asked.append("give back")
+
+
+def test_a_right_program_is_rehearsed_before_it_is_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What a first timed call sets up is paid for beside other lanes; without a clock nothing will be timed."""
+    verdicts = {"right": True, "wrong": False}
+    rehearsed: list[str] = []
+
+    def check(self: service.Subject) -> list[Any]:
+        return [SimpleNamespace(right=verdicts[self.case.name], to_json=dict)]
+
+    monkeypatch.setattr(service.Subject, "check", check)
+    monkeypatch.setattr(service.Subject, "rehearse", lambda self: rehearsed.append(self.case.name))
+    case = BLOCKS["vector_add"].cases("check")[0]
+    for clock in (None, object()):
+        monkeypatch.setattr(Noting, "clock", lambda self, clock=clock: clock)
+        worker = service.Service(Noting())  # type: ignore[arg-type]
+        for name in verdicts:
+            named = replace(case, name=name)
+            worker.prepare(name, named.to_json(), "eager", [str(tmp_path)], [{}], str(tmp_path))
+            worker.check(name)
+    assert rehearsed == ["right"]
 
 
 def test_memory_goes_back_before_others_need_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from compare import PROJECT, tuning
-from compare.blocks import BLOCKS
 
 TRY = """
 import fcntl, sys
@@ -46,7 +45,6 @@ def test_a_workers_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_xla_compiles_within_its_turn() -> None:
-    """And is timed within it: waiting is no compile time."""
     jax = pytest.importorskip("jax")
     from xlafuse import compiler
 
@@ -54,13 +52,12 @@ def test_xla_compiles_within_its_turn() -> None:
 
     @contextmanager
     def turn() -> Iterator[None]:
-        time.sleep(0.5)
         events.append("taken")
         yield
         events.append("given back")
 
     compiled = compiler.compile(lambda x: x + 1, [jax.ShapeDtypeStruct((3,), "float32")], turn=turn)
-    assert events == ["taken", "given back"] and 0 < compiled.compile_s < 0.5
+    assert events == ["taken", "given back"] and compiled.executable is not None
 
 
 @pytest.mark.parametrize("complete", [True, False])
@@ -72,6 +69,7 @@ def test_what_is_recorded_whole_waits_for_nobody(complete: bool) -> None:
 
     @contextmanager
     def turn() -> Iterator[None]:
+        time.sleep(0.5)
         events.append("waited")
         yield
 
@@ -82,11 +80,6 @@ def test_what_is_recorded_whole_waits_for_nobody(complete: bool) -> None:
             events.append("compiled")
             return "executable"
 
-    compiled, _, missed = compiler._compile(Lowered(), {}, None, turn, reuses=True)
-    assert (compiled, missed, events) == ("executable", None, ["compiled"] if complete else ["waited", "compiled"])
-
-
-def test_xla_tunes_products_but_not_kernels_that_it_is_given() -> None:
-    found = {name: {i.name for i in BLOCKS[name].implementations if tuning.by_xla(BLOCKS[name], i)} for name in BLOCKS}
-    assert {"xla", "xla-cudnn", "xla-unfused"} <= found["attention"] and "xla+triton" not in found["attention"]
-    assert "inductor-max" not in found["attention"] and not found["softmax"]
+    compiled, seconds, source = compiler._compile_here(Lowered(), {}, turn, reuses=True)
+    assert (compiled, source) == ("executable", "replay" if complete else "device")
+    assert events == (["compiled"] if complete else ["waited", "compiled"]) and seconds < 0.5  # waiting is no compiling
