@@ -60,8 +60,9 @@ def run(plan: Plan, session: Session) -> None:
     lanes = [Lane(session, crew, plan.timing) for crew in crews]
     starved: list[Group] = []
     try:
-        for batch in _batches(groups, len(lanes), roomy):
-            if any(_room(group) > 1 for group in batch):  # what other lanes' processes have kept would be missing
+        for number, batch in enumerate(_batches(groups, len(lanes), roomy)):
+            # What lanes have kept of earlier batches would be missing.
+            if number and any(_room(group) > 1 for group in batch):
                 _make_room(lanes, session)
             starved += _run_batch(lanes, batch, plan, session, alone=len(lanes) == 1)
         for group in starved:
