@@ -54,7 +54,8 @@ def test_strides() -> None:
 def test_training_saves_the_inputs_alone() -> None:
     *inputs, _ = tensors(5, 8, 12)
     inputs[2].requires_grad_()
-    assert [tuple(x.shape) for x in applied(*inputs).grad_fn.saved_tensors] == [(5, 8), (8, 12)]
+    y = applied(*inputs)  # whose graph torch 2.11 frees with it
+    assert [tuple(x.shape) for x in y.grad_fn.saved_tensors] == [(5, 8), (8, 12)]
 
 
 @pytest.mark.parametrize("shape", [(0, 8, 12), (5, 0, 12), (5, 8, 0)])
