@@ -101,10 +101,12 @@ def test_what_a_match_took_from_another_kernel_is_not_computed_again():
         (graph,) = softmax.program().graphs
         print(json.dumps([[list(call.kernel.ops), [s.op for s in call.sources], call.flops] for call in graph.calls]))
     """)
-    (first, _, elements), (_, second, finish), (third, _, _) = found
-    assert {"aten.amax", "aten.sub", "aten.exp", "aten.sum"} <= set(first) and elements > finish > 0
-    assert second == ["aten.amax", "aten.sum"]
-    assert [op for op in third if op.startswith("aten.")] == ["aten.sub", "aten.exp", "aten.div"]
+    (first, _, elements), *finishing, (last, _, _) = found
+    assert {"aten.amax", "aten.sub", "aten.exp", "aten.sum"} <= set(first)
+    # One kernel finishes the sums with torch 2.13, two with 2.11, which reads x once more before the last.
+    sums = [flops for _, sources, flops in finishing if sources == ["aten.amax", "aten.sum"]]
+    assert sums and all(elements > flops > 0 for flops in sums)
+    assert [op for op in last if op.startswith("aten.")] == ["aten.sub", "aten.exp", "aten.div"]
 
 
 def test_bytes_of_results_and_operands_of_more_than_a_billion_elements():
