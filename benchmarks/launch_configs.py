@@ -38,7 +38,7 @@ from triton_side.kernels import (  # noqa: E402
     moe_routing,
     rope,
 )
-from triton_side.kernels._launch import FlatConfig, RowConfig  # noqa: E402
+from triton_side.kernels._launch import FlatConfig, RowConfig, multiprocessors  # noqa: E402
 from triton_side.kernels.matmul import MatmulConfig, pointer_config  # noqa: E402
 from triton_side.kernels.rope import RopeConfig  # noqa: E402
 
@@ -73,8 +73,8 @@ def rope_candidates() -> Iterable[RopeConfig]:
 
 
 def row_candidates(resident: bool) -> tuple[RowConfig, ...]:
-    """Of 8192 rows of 4096 columns, 4 to 32 elements to a thread: one set of programs that may fetch ahead or, unless
-    they must be `resident`, a tile to a program."""
+    """For the 132 multiprocessors of an H200 and 8192 rows of 4096 columns, 4 to 32 elements to a thread: one set of
+    programs that may fetch ahead or, unless they must be `resident`, a tile to a program."""
     found = []
     for block_rows, warps in itertools.product((1, 2, 4), (4, 8, 16, 32)):
         if 4 <= block_rows * 128 // warps <= 32:
@@ -96,7 +96,7 @@ def rows_of(
             *torch.ones(2, 8192, device="cuda"), torch.tensor((7, -9), dtype=torch.int32, device="cuda"),
         ),
         launch, row_candidates(resident), (2.0 * matrices * 8192 * 4096, "B"),
-        lambda given: configure(8192, 4096, 2, 132),
+        lambda given: configure(8192, 4096, 2, multiprocessors(given[0].device)),
     )  # fmt: skip
 
 

@@ -148,8 +148,8 @@ def _run_batch(
     starved = [group for lane, group in zip(lanes, batch, strict=True) if lane.busy]
     for lane, group in zip(lanes, batch, strict=True):
         lane.abandon()
-        if _room(group) > 1:  # its processes keep the memory that they had
-            lane.crew.dismiss()
+        if _room(group) > 1:
+            _make_room([lane], session)
     return starved
 
 
