@@ -46,12 +46,6 @@ class _Entry:
     def role(self) -> str:
         return self.implementation.framework
 
-    @property
-    def tunes(self) -> bool:
-        """Whether its compile may time kernels to choose one: XLA does for products, and for what it has several
-        emitters for."""
-        return self.implementation.tunes or self.role == "xla"
-
 
 class Lane:
     """Holds one group of cases at a time; what compiles or checks may be called in a thread of its own, all else from
@@ -61,14 +55,13 @@ class Lane:
         self.session, self.crew, self._timing = session, crew, timing
         self._cases: list[list[_Entry]] = []
         self._data: Data | None = None
-        self._tuned = False  # what tunes has done so in an earlier process of this group
 
     def take(self, group: Group) -> None:
         self._cases = [[_Entry(self.session.new(case, i), i) for i in found] for case, found in group]
         for entry in self._entries():
             if reason := entry.implementation.unsupported(entry.record.case):
                 entry.record.status, entry.record.detail, entry.alive = "skipped", reason, False
-        self._data, self._tuned = None, False
+        self._data = None
 
     def worn(self) -> set[str]:
         """The frameworks of the group whose old processes could no longer measure peak memory."""
@@ -80,44 +73,47 @@ class Lane:
         return found
 
     def prepare(self) -> None:
-        """Compile and check what does not tune, beside other lanes; the frameworks beside each other, too."""
+        """Draw inputs; then compile what times no kernels for that, and evaluate the references, all beside each other
+        and other lanes."""
         if not any(self._alive()):
             return
-        first = self._cases[0][0].record.case
         self._start("reference")
         try:
-            self._data = self.session.produce(widest(first), self.crew)
+            self._data = self.session.draw(widest(self._cases[0][0].record.case), self.crew)
         except WORKER_FAILURES as problem:
-            for entry in self._alive():
-                self._fail(entry, problem)
-                entry.record.detail = f"no reference: {entry.record.detail}"
+            self._without_reference(problem)
             return
-        self._by_role(self._prepare_and_check, [entry for entry in self._alive() if not self._tunes(entry)])
+        with ThreadPoolExecutor(1) as thread:
+            references = thread.submit(self.session.refer, self._data, self.crew)
+            self._by_role(self._prepare_first, list(self._alive()))
+        try:
+            references.result()
+        except WORKER_FAILURES as problem:
+            self._without_reference(problem)
 
     def tune(self, role: str) -> None:
         """Compile what of this framework times kernels to choose one: XLA's beside other lanes' (see compare.tuning),
         PyTorch's alone."""
-        for entry in [entry for entry in self._alive() if entry.role == role and self._tunes(entry)]:
-            self._prepare_first(entry)
+        for entry in [entry for entry in self._alive() if entry.role == role and not entry.prepared]:
+            if entry.record.status == "ok":  # as an earlier process found
+                self._prepare_again(entry, tune=True)
+            else:
+                self._prepare_first(entry, tune=True)
 
-    def check_tuned(self) -> None:
-        """Check what `tune` compiled, beside other lanes."""
-        self._by_role(self._check, [entry for entry in self._alive() if entry.record.status != "ok"])
-        self._tuned = True
+    def check(self) -> None:
+        """What was compiled, beside other lanes."""
+        self._by_role(self._check, list(self._alive()))
 
     def dismiss(self) -> None:
         """End the processes: what a process happens upon, as where its memory lies, is drawn again."""
         self.crew.dismiss({entry.role for entry in self._alive()})
+        for entry in self._entries():
+            entry.prepared = False
 
     def prepare_again(self) -> None:
-        """In fresh processes, beside other lanes: what does not tune again."""
+        """In fresh processes, beside other lanes: what times no kernels."""
         self._start()
-        self._by_role(self._prepare_one_again, [entry for entry in self._alive() if not self._tunes(entry)])
-
-    def tune_again(self, role: str) -> None:
-        """The others, as `tune` did."""
-        for entry in [entry for entry in self._alive() if entry.role == role and self._tunes(entry)]:
-            self._prepare_one_again(entry)
+        self._by_role(self._prepare_again, list(self._alive()))
 
     def measure(self, process: int) -> None:
         """Those rounds of each case that belong to this process; the GPU is this lane's alone."""
@@ -176,10 +172,6 @@ class Lane:
     def _alive(self) -> Iterator[_Entry]:
         return (entry for entry in self._entries() if entry.alive)
 
-    def _tunes(self, entry: _Entry) -> bool:
-        """XLA's choices are kept between processes, max-autotune's are not."""
-        return entry.tunes and (entry.implementation.tunes or not self._tuned)
-
     @staticmethod
     def _by_role(do: Callable[[_Entry], None], entries: Sequence[_Entry]) -> None:
         """Each framework's entries in order, frameworks side by side."""
@@ -193,20 +185,21 @@ class Lane:
         with ThreadPoolExecutor(max(1, len(roles))) as threads:
             list(threads.map(of, roles))
 
-    def _prepare_and_check(self, entry: _Entry) -> None:
-        self._prepare_first(entry)
-        if entry.alive:
-            self._check(entry)
+    def _without_reference(self, problem: Exception) -> None:
+        for entry in self._alive():
+            self._fail(entry, problem)
+            entry.record.detail = f"no reference: {entry.record.detail}"
 
-    def _prepare_first(self, entry: _Entry) -> None:
+    def _prepare_first(self, entry: _Entry, *, tune: bool = False) -> None:
         record = entry.record
         self.session.progress.say(f"compiling {record.id}")
         try:
-            prepared = self._prepare(entry)
+            prepared = self._prepare(entry, tune)
         except WORKER_FAILURES as problem:
             self._fail_and_revive(entry, problem)
             return
-        entry.prepared = True
+        if prepared is None:
+            return
         record.compile_s, entry.command_buffers = prepared["compile_s"], prepared["command_buffers"]
         entry.graph = None if prepared["graph"] is None else store.from_json(prepared["graph"])
         self.session.archive(record)
@@ -215,7 +208,7 @@ class Lane:
         record = entry.record
         self.session.progress.say(f"checking {record.id}")
         try:
-            outcome = self.crew.ask(entry.role, "check", id=record.id, timeout=300)
+            outcome = self.crew.ask(entry.role, "check", id=record.id, scales=self._known().scales, timeout=300)
         except WORKER_FAILURES as problem:
             self._fail_and_revive(entry, problem)
             return
@@ -227,21 +220,31 @@ class Lane:
         judge(record, outcome["errors"])
         entry.alive = record.status == "ok"
 
-    def _prepare(self, entry: _Entry) -> dict[str, Any]:
-        """Have the worker compile; returns what it says of that."""
-        record, dumps = entry.record, self.session.dumps_folder(entry.record)
-        assert self._data is not None
+    def _prepare(self, entry: _Entry, tune: bool) -> dict[str, Any] | None:
+        """Have the worker compile; returns what it says of that, None where it would have to time kernels and is not to
+        `tune`."""
+        record, data, dumps = entry.record, self._known(), self.session.dumps_folder(entry.record)
         shutil.rmtree(dumps, ignore_errors=True)  # of a process that is gone
-        prepared: dict[str, Any] = self.crew.ask(
-            entry.role, "prepare", id=record.id, case=record.case.to_json(), implementation=record.implementation,
-            folders=[str(f) for f in self._data.folders], scales=self._data.scales, dumps=str(dumps),
-        )
+        try:
+            prepared: dict[str, Any] = self.crew.ask(
+                entry.role, "prepare", id=record.id, case=record.case.to_json(), implementation=record.implementation,
+                folders=[str(f) for f in data.folders], dumps=str(dumps), tune=tune, scales=data.scales,
+            )
+        except WorkerError as problem:
+            if problem.kind != "untuned":
+                raise
+            return None
+        entry.prepared = True
         return prepared
 
-    def _prepare_one_again(self, entry: _Entry) -> None:
+    def _known(self) -> Data:
+        assert self._data is not None
+        return self._data
+
+    def _prepare_again(self, entry: _Entry, *, tune: bool = False) -> None:
         """In a fresh worker: it goes on with the rounds that it has; the record keeps the first compile."""
         try:
-            self._prepare(entry)
+            self._prepare(entry, tune)
         except WORKER_FAILURES as problem:
             self._fail(entry, problem)
 
@@ -301,7 +304,7 @@ class Lane:
         """After a worker's death: all that it held, in a fresh one; what it did not hold yet is prepared in turn."""
         for entry in self._alive():
             if entry.role == role and entry.prepared:
-                self._prepare_one_again(entry)
+                self._prepare_again(entry, tune=True)
 
     def _trace(self, entries: list[_Entry]) -> None:
         """One more call of each, for its timeline; what goes wrong with it costs the timeline alone."""

@@ -2,7 +2,8 @@
 
 Request {"method", "params"}; reply {"result"} or {"error": {"kind", "message"}}. The kinds of error:
 `wrong` (a result that must not be timed), `skipped` (this machine or package set cannot do it; the message says what
-would), `lost` (a failure after which this process cannot use its GPU any more; it ends), `failed` (anything else).
+would), `untuned` (kernels would have to be timed to choose one, and the request did not let it), `lost` (a failure
+after which this process cannot use its GPU any more; it ends), `failed` (anything else).
 """
 
 from __future__ import annotations
@@ -14,3 +15,7 @@ ROLES = ("reference", "xla", "torch", "interpreter", "target")
 
 class Skip(Exception):
     """Cannot be done here; the message names what is missing and, where there is one, the command that helps."""
+
+
+class Untuned(Exception):
+    """Kernels would have to be timed to choose one, and the request did not let it."""

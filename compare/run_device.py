@@ -13,28 +13,22 @@ import json
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from compare import machine, tuning
-from compare.blocks import BLOCKS
+from compare import tuning
 from compare.calibration import AGREEMENT, disagreement
 from compare.client import WORKER_FAILURES
 from compare.crew import Crew
 from compare.lane import Lane
 from compare.parts import Group, effort, groups_of
+from compare.room import Room
 from compare.selection import Plan
 from compare.session import Session
 from xlafuse.autotune import merge_results
-
-MOST_LANES = 6
-CORES_A_LANE = 2.5  # two frameworks' processes; compilers have threads and processes of their own
-BYTES_A_LANE = 32 << 30  # of the GPU's memory: two processes hold inputs and references of two input sets
-SMALL_BYTES = 64 << 20  # inputs and outputs of a group that needs little of it
-LARGE_BYTES = 1 << 30  # a group with more needs more than a lane's share
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -56,15 +50,18 @@ def take_choices(folder: Path, choices: Sequence[Path]) -> None:
 def run(plan: Plan, session: Session) -> None:
     """Write one record for each case and implementation of the plan."""
     groups = _groups(plan, session)
-    crews, roomy = _crews(plan, session, len(groups))
+    crews, room = _crews(plan, session, len(groups))
     lanes = [Lane(session, crew, plan.timing) for crew in crews]
     starved: list[Group] = []
     try:
-        for number, batch in enumerate(_batches(groups, len(lanes), roomy)):
+        for number, batch in enumerate(room.batches(groups)):
             # What lanes have kept of earlier batches would be missing.
-            if number and any(_room(group) > 1 for group in batch):
+            if number and any(map(room.large, batch)):
                 _make_room(lanes, session)
             starved += _run_batch(lanes, batch, plan, session, alone=len(lanes) == 1)
+            for lane, group in zip(lanes, batch, strict=False):
+                if room.large(group):
+                    _make_room([lane], session)
         for group in starved:
             session.progress.say("making room: what found no memory beside other cases is done again alone")
             _make_room(lanes, session)
@@ -79,39 +76,6 @@ def _groups(plan: Plan, session: Session) -> list[Group]:
     return sorted(groups_of(left), key=effort, reverse=True)
 
 
-def _room(group: Group) -> int:
-    """How many lanes' share of the GPU's memory it may take; none where it is small."""
-    case = group[0][0]
-    block = BLOCKS[case.block]
-    found = sum(tensor.bytes(case) for tensor in block.inputs + block.outputs)
-    return 0 if found <= SMALL_BYTES else 1 + found // LARGE_BYTES
-
-
-def _batches(groups: Sequence[Group], lanes: int, roomy: int) -> Iterator[list[Group]]:
-    """Groups to be made ready at once, one a lane, in order; of the memory no more than `roomy` lanes have, which are
-    the first ones."""
-    left = list(groups)
-    while left:
-        batch: list[Group] = []
-        later: list[Group] = []
-        room = roomy
-        for group in left:
-            needed = min(_room(group), roomy)
-            fits = len(batch) < lanes and needed <= room
-            (batch if fits else later).append(group)
-            room -= needed if fits else 0
-        yield sorted(batch, key=_room, reverse=True)
-        left = later
-
-
-def _lanes(memory_bytes: int | None) -> tuple[int, int]:
-    """How many groups are made ready at once, and how many of them may be large; one where nobody knows how much memory
-    the GPU has."""
-    roomy = (memory_bytes or 0) // BYTES_A_LANE
-    lanes = max(1, min(MOST_LANES, int(machine.usable_cores() / CORES_A_LANE)) if roomy else 1)
-    return lanes, max(1, min(lanes, roomy))
-
-
 def _run_batch(
     lanes: Sequence[Lane], batch: Sequence[Group], plan: Plan, session: Session, *, alone: bool
 ) -> list[Group]:
@@ -122,12 +86,10 @@ def _run_batch(
         lane.take(group)
         _replace_worn(lane, session)
     _at_once([lane.prepare for lane in lanes])
-    took.lap("compiling and checking")
-    _at_once([partial(lane.tune, "xla") for lane in lanes])
-    for lane in lanes:
-        lane.tune("torch")
-    _at_once([lane.check_tuned for lane in lanes])
-    took.lap("tuning")
+    took.lap("compiling")
+    _tune(lanes, took)
+    _at_once([lane.check for lane in lanes])
+    took.lap("checking")
     for process in range(plan.timing.restarts + 1):
         if process:
             session.progress.say("starting fresh workers")
@@ -135,10 +97,8 @@ def _run_batch(
             # With the files of the leaving processes joined, the fresh ones find XLA's choices instead of tuning again.
             _join_autotune_results(session.folder / "target" / "xla")
             _at_once([lane.prepare_again for lane in lanes])
-            _at_once([partial(lane.tune_again, "xla") for lane in lanes])
-            for lane in lanes:
-                lane.tune_again("torch")
-            took.lap("fresh workers")
+            took.lap("compiling again")
+            _tune(lanes, took)
         for lane in lanes:
             lane.measure(process)
             if process == plan.timing.restarts and (alone or not lane.starved()):
@@ -146,11 +106,18 @@ def _run_batch(
         took.lap("timing")
     session.progress.announce(f"{', '.join(_name(group) for group in batch)}: {took}")
     starved = [group for lane, group in zip(lanes, batch, strict=True) if lane.busy]
-    for lane, group in zip(lanes, batch, strict=True):
+    for lane in lanes:
         lane.abandon()
-        if _room(group) > 1:
-            _make_room([lane], session)
     return starved
+
+
+def _tune(lanes: Sequence[Lane], took: _Stopwatch) -> None:
+    """See compare.tuning."""
+    _at_once([partial(lane.tune, "xla") for lane in lanes])
+    took.lap("tuning XLA")
+    for lane in lanes:
+        lane.tune("torch")
+    took.lap("tuning Inductor")
 
 
 def _name(group: Group) -> str:
@@ -184,8 +151,8 @@ def _at_once(tasks: Sequence[Callable[[], None]]) -> None:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _crews(plan: Plan, session: Session, most: int) -> tuple[list[Crew], int]:
-    """One for each lane, and how many of these have room for large groups. Begins the segment: the environment of each
+def _crews(plan: Plan, session: Session, most: int) -> tuple[list[Crew], Room]:
+    """One for each lane, of `most` at most, and the room that they have. Begins the segment: the environment of each
     worker that the plan needs, this GPU's ceilings, and what the clock of every lane's workers makes of the calibration
     kernel."""
     roles = {implementation.framework for _, group in plan.work for implementation in group}
@@ -209,8 +176,8 @@ def _crews(plan: Plan, session: Session, most: int) -> tuple[list[Crew], int]:
     if words := _of_other_versions(session.folder / "target" / "xla", workers.get("xla", {}).get("jax")):
         session.progress.announce(words)
     memory = max((found["memory_bytes"] for found in workers.values() if "memory_bytes" in found), default=None)
-    lanes, roomy = _lanes(memory)
-    siblings = [session.crew.sibling() for _ in range(min(lanes, most) - 1)]
+    room = Room.of(memory, most)
+    siblings = [session.crew.sibling() for _ in range(room.lanes - 1)]
     if siblings:
         _at_once([partial(crew.start, {*roles, "reference"}) for crew in siblings])
     for number, crew in enumerate(siblings, 2):
@@ -221,7 +188,7 @@ def _crews(plan: Plan, session: Session, most: int) -> tuple[list[Crew], int]:
     if (apart := disagreement(clocks)) > AGREEMENT:
         session.progress.say(f"the workers' clocks differ by {apart:.1%}: no ratio between them will be given")
     session.begin_segment(workers, ceilings, clocks, lanes=1 + len(siblings))
-    return [session.crew, *siblings], roomy
+    return [session.crew, *siblings], room
 
 
 def _of_other_versions(pack: Path, jax: str | None) -> str | None:

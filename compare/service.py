@@ -19,9 +19,11 @@ from compare.subject import Program, Side, Subject
 class Framework(Side, Protocol):
     """A side that can also build programs and say what it is."""
 
-    def build(self, case: Case, implementation: Implementation, folder: Path, dumps: Path) -> Program:
+    def build(
+        self, case: Case, implementation: Implementation, folder: Path, dumps: Path, tune: bool = True
+    ) -> Program:
         """Compile the implementation for this case; `folder` has inputs for compilers that need a first call; artifacts
-        go to `dumps`."""
+        go to `dumps`. Raises compare.protocol.Untuned where that takes timing kernels, unless it is to `tune`."""
         ...
 
     def clock(self) -> Clock | None:
@@ -81,21 +83,27 @@ class Service:
         return stream.measure(self.clock, self._framework.synchronize, self._framework.flush_cache, slower, samples)
 
     def prepare(
-        self, id: str, case: dict[str, Any], implementation: str, folders: list[str], scales: list[Any], dumps: str
+        self, id: str, case: dict[str, Any], implementation: str, folders: list[str], dumps: str,
+        scales: list[Any] | None = None, tune: bool = True,
     ) -> dict[str, Any]:
-        """Compile; the program stays until released. Returns compile time, the fusion graph, and how it is launched."""
+        """Compile on the stored inputs; the program stays until released. Returns compile time, the fusion graph, and
+        how it is launched. scales: of the references of each input set, if they are stored already. tune: whether
+        kernels may be timed to choose one."""
         spec = Case.from_json(case)
         paths = [Path(f) for f in folders]
         row = BLOCKS[spec.block].implementation(implementation)
         require(row)
-        program = self._framework.build(spec, row, paths[0], Path(dumps))
-        self._subjects[id] = Subject(self._framework, program, spec, paths, scales)
+        program = self._framework.build(spec, row, paths[0], Path(dumps), tune)
+        self._subjects[id] = Subject(self._framework, program, spec, paths, scales or [])
         graph = None if program.graph is None else store.to_json(program.graph)
         self._framework.give_back()
         return {"compile_s": program.compile_s, "graph": graph, "command_buffers": program.command_buffers}
 
-    def check(self, id: str) -> dict[str, Any]:
-        """Errors beside tolerances of outputs and gradients, and the device and backend they were computed on."""
+    def check(self, id: str, scales: list[Any] | None = None) -> dict[str, Any]:
+        """Errors beside tolerances of outputs and gradients, and the device and backend they were computed on. scales:
+        of the references, where those were not stored yet when it was prepared."""
+        if scales is not None:
+            self._subjects[id].refer(scales)
         verdicts = self._subjects[id].check()
         if self.clock and all(verdict.right for verdict in verdicts):
             self._subjects[id].rehearse()

@@ -27,10 +27,12 @@ SEEDS = (0, 1)  # two input sets: a result cached from the first is wrong for th
 
 @dataclass
 class Data:
-    """A case's stored inputs and references: one folder a seed, and each tensor's Scale as a dict."""
+    """A case's stored inputs, one folder a seed; and of its references, once they are stored, each tensor's Scale as a
+    dict."""
 
+    case: Case
     folders: list[Path]
-    scales: list[dict[str, Any]]
+    scales: list[dict[str, Any]] | None = None
 
 
 class Session:
@@ -114,18 +116,25 @@ class Session:
         case = widest(case)
         with self._check_lock:
             if case.id not in self._check_data:
-                self._check_data[case.id] = self.produce(case, self.crew)
+                data = self.draw(case, self.crew)
+                self.refer(data, self.crew)
+                self._check_data[case.id] = data
             return self._check_data[case.id]
 
-    def produce(self, case: Case, crew: Crew) -> Data:
-        """Inputs and float64 references of a `widest` case, made by the crew's reference worker. Raises what the crew
-        raises."""
+    def draw(self, case: Case, crew: Crew) -> Data:
+        """Inputs of a `widest` case, from the crew's reference worker, which keeps them for `refer`. Raises what the
+        crew raises."""
         folders = [self.scratch / "data" / case.id.replace("/", "-") / str(seed) for seed in SEEDS]
-        scales = [
-            crew.ask("reference", "produce", case=case.to_json(), seed=seed, folder=str(path))
-            for seed, path in zip(SEEDS, folders, strict=True)
+        for seed, path in zip(SEEDS, folders, strict=True):
+            crew.ask("reference", "draw", case=case.to_json(), seed=seed, folder=str(path), keep=True)
+        return Data(case, folders)
+
+    def refer(self, data: Data, crew: Crew) -> None:
+        """float64 references of what was drawn. Raises what the crew raises."""
+        data.scales = [
+            crew.ask("reference", "produce", case=data.case.to_json(), seed=seed, folder=str(path))
+            for seed, path in zip(SEEDS, data.folders, strict=True)
         ]
-        return Data(folders, scales)
 
     def keep_graph(self, entry: Record, graph: FusionGraph) -> None:
         """Write a record's fusion graph into the run folder; the record names it and says what it comes to."""

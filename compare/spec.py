@@ -191,9 +191,10 @@ class Block:
     that the gradients need (they count as compulsory reads of backward); the gradients of inputs that `passes_on` names
     are an output's cotangent itself, which backward may return without writing it. `slices` are axes along which the
     reference may be evaluated one index at a time, because no output mixes them; of axes in a tuple, an index of the
-    first takes along its share of the others, as a head of keys the heads of queries that share it. `work` is what a
-    rate of this block counts. The reference and every target get `attributes`, and of a case those of its sizes that
-    `parameters` name.
+    first takes along its share of the others, as a head of keys the heads of queries that share it. `working_bytes` is
+    what the plain formula has in memory between its operations, where that is far more than inputs and outputs: a run
+    goes by it in what it does at once. `work` is what a rate of this block counts. The reference and every target get
+    `attributes`, and of a case those of its sizes that `parameters` name.
     """
 
     name: str
@@ -211,6 +212,7 @@ class Block:
     passes_on: tuple[str, ...] = ()
     directions: tuple[str, ...] = ("fwd", "train")
     slices: tuple[str | tuple[str, ...], ...] = ()
+    working_bytes: Callable[[Sizes], int] = field(default=lambda sizes: 0)
     work: str = "bytes"
 
     def tensor(self, name: str) -> Tensor:

@@ -174,6 +174,10 @@ class Subject:
     ) -> None:
         self.side, self.program, self.case = side, program, case
         self.folders = folders
+        self.refer(scales)
+
+    def refer(self, scales: list[dict[str, dict[str, float]]]) -> None:
+        """What is stored as each input set's references has these scales."""
         self.scales = [{name: Scale(**scale) for name, scale in group.items()} for group in scales]
 
     def check(self) -> list[Verdict]:

@@ -208,7 +208,7 @@ class _Attempt:
         dumps = self.scratch / "dumps"
         prepared = worker.ask(
             "prepare", id=str(number), case=case.to_json(), implementation=implementation.name,
-            folders=[str(data)], scales=[{}], dumps=str(dumps / str(number)),
+            folders=[str(data)], dumps=str(dumps / str(number)),
         )
         worker.ask("profile", id=str(number), mark=str(number))
         worker.ask("release", id=str(number))

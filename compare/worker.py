@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from compare.protocol import ROLES, Skip
+from compare.protocol import ROLES, Skip, Untuned
 from compare.subject import WrongResult
 
 Methods = dict[str, Callable[..., Any]]
@@ -87,8 +87,11 @@ def _leave_with(orchestrator: int) -> None:
     os._exit(1)
 
 
+_KINDS = {WrongResult: "wrong", Skip: "skipped", Untuned: "untuned"}
+
+
 def _error(problem: BaseException) -> dict[str, Any]:
-    kind = "wrong" if isinstance(problem, WrongResult) else "skipped" if isinstance(problem, Skip) else "failed"
+    kind = next((kind for type_, kind in _KINDS.items() if isinstance(problem, type_)), "failed")
     message = str(problem) if kind != "failed" else f"{type(problem).__name__}: {problem}"
     return {"error": {"kind": kind, "message": _head(message)}}
 

@@ -8,7 +8,7 @@ it. Flags go per compile; the few that XLA reads from the process's environment 
 import functools
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -109,7 +109,7 @@ def compile(
     command_buffers: variants.CommandBuffers = "default",
     target: Target | None = None,
     dump_to: Path | None = None,
-    turn: Callable[[], AbstractContextManager[None]] = nullcontext,
+    turn: Callable[[], AbstractContextManager[None]] | None = nullcontext,
     reuses: bool = False,
 ) -> Compilation:
     """Compile `function(*args)`, args being pytrees of arrays or of `jax.ShapeDtypeStruct`s.
@@ -122,7 +122,7 @@ def compile(
     dump_to: a folder that receives this compile's artifacts, named as in `dump.ARTIFACTS`; made if missing,
         else it must be empty.
     turn: what an own compile of XLA that times kernels runs within, as a wait for a GPU on which it does so
-        undisturbed; not part of the times given.
+        undisturbed; not part of the times given. None: it may not time any.
     reuses: this process took over results (`configure_environment(reuse_autotune_from=...)`): a compile for which
         they hold every choice times nothing, and does not wait for its turn.
 
@@ -130,7 +130,8 @@ def compile(
     returns the array at hand, where XLA would copy it. What a vjp saves is full of these, and a training step
     in one piece does not copy them either.
 
-    Raises variants.FusionNotOff if variant="unfused" still fused, RuntimeError when a process that replayed
+    Raises Unchosen where turn is None and there is a kernel to choose, variants.FusionNotOff if
+    variant="unfused" still fused, RuntimeError when a process that replayed
     one set of autotune results is asked to compile a target with another or none (XLA keeps what it loaded
     for the life of the process), ValueError for autotune results of another jax version, and whatever jax
     raises.
@@ -208,13 +209,20 @@ def _fresh(function: Callable[..., Any]) -> Callable[..., Any]:
 _COMPLETE = {"xla_gpu_require_complete_aot_autotune_results": True}  # else XLA tunes, or without a GPU guesses
 
 
+class Unchosen(Exception):
+    """XLA would have to time kernels to choose one, and was not to."""
+
+
 def _compile_here(
-    lowered: Any, options: dict[str, Any], turn: Callable[[], AbstractContextManager[None]], reuses: bool
+    lowered: Any, options: dict[str, Any], turn: Callable[[], AbstractContextManager[None]] | None, reuses: bool
 ) -> tuple[Any, float, provenance.Source]:
     """(compiled, seconds, whose choices): for this process's GPU."""
-    if reuses:
-        with suppress(jax.errors.JaxRuntimeError):  # what is missing is tuned below; what is broken breaks again
+    if reuses or turn is None:
+        try:
             return *_timed(lowered, options | _COMPLETE), "replay"
+        except jax.errors.JaxRuntimeError as error:  # what is missing is tuned below; what is broken breaks again
+            if turn is None:
+                raise Unchosen(str(error)) from error
     with turn():
         return *_timed(lowered, options), "device"
 

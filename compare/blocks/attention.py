@@ -35,6 +35,14 @@ def flops(sizes: Sizes) -> float:
     return 2 * 2 * sizes["batch"] * sizes["heads"] * pairs * sizes["head_dim"]
 
 
+# What XLA's training step saves of a square of scores in bf16 (of 2 x 32 x 4096^2, 11.06 GiB), and has beside it.
+BYTES_A_SCORE = 12
+
+
+def working_bytes(sizes: Sizes) -> int:
+    return BYTES_A_SCORE * sizes["batch"] * sizes["heads"] * sizes["sequence"] ** 2
+
+
 Q_AXES = ("batch", "heads", "sequence", "head_dim")
 KV_AXES = ("batch", "kv_heads", "sequence", "head_dim")
 
@@ -87,6 +95,7 @@ BLOCK = Block(
     backward_flops=lambda s: 2.5 * flops(s),  # five products against two
     work="flops",
     slices=("batch", ("kv_heads", "heads")),
+    working_bytes=working_bytes,
     parameters=("causal", "window"),
     shapes=(
         Shape("llama-8b", sizes(2, 32, 4096, 128), ("bfloat16",), ("quick", "full")),

@@ -8,6 +8,7 @@ gradient.
 import math
 from typing import Any
 
+from compare.blocks import attention
 from compare.implementations import compilers, half_precision_only, triton
 from compare.spec import Block, Case, Implementation, Shape, Sizes, Tensor
 
@@ -70,6 +71,7 @@ BLOCK = Block(
     backward_flops=lambda s: 2.5 * flops(s),  # five products against two
     work="flops",
     slices=("batch", "heads"),
+    working_bytes=attention.working_bytes,
     shapes=(
         Shape("t5-large", sizes(4, 16, 1024, 64), ("bfloat16",), ("quick", "full")),
         Shape("odd-length", sizes(2, 3, 1002, 64), ("float16",), ("quick", "full"), tuned=False),

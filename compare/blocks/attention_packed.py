@@ -7,6 +7,7 @@ and before. Heads of k and v are shared as in `attention`.
 import itertools
 import math
 
+from compare.blocks import attention
 from compare.implementations import compilers, half_precision_only, triton
 from compare.spec import Block, Case, Implementation, Shape, Sizes, Tensor
 
@@ -82,6 +83,7 @@ BLOCK = Block(
     backward_flops=lambda s: 2.5 * flops(s),  # five products against two
     work="flops",
     slices=(("kv_heads", "heads"),),
+    working_bytes=lambda s: attention.BYTES_A_SCORE * s["heads"] * s["tokens"] ** 2,
     shapes=(
         Shape("llama-3-8b-4k", sizes(4096, 12, 32, 8, 128), ("bfloat16",), ("quick", "full")),
         Shape("odd-length", sizes(1002, 7, 3, 1, 64), ("float16",), ("quick", "full"), tuned=False),

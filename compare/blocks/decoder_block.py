@@ -67,6 +67,7 @@ BLOCK = Block(
     work="flops",
     # In float64 the scores of one sequence of 4096 take 4 GiB, of which gradients keep several copies.
     slices=("batch",),
+    working_bytes=attention.working_bytes,
     shapes=(
         Shape("llama-8b", sizes(2, 4096, 4096, 32, 8, 128, 14336), ("bfloat16",), ("quick", "full")),
         Shape("prime", sizes(1, 251, 509, 6, 2, 64, 1021), ("float32",), ("quick", "full"), tuned=False),

@@ -78,6 +78,7 @@ BLOCK = Block(
     flops=lambda s: product_flops(s) + attention.flops(s),
     backward_flops=lambda s: 2 * product_flops(s) + 2.5 * attention.flops(s),
     work="flops",
+    working_bytes=attention.working_bytes,
     shapes=(
         Shape("gpt2-small", sizes(8, 1024, 768, 12, 64, 3072), ("bfloat16",), ("quick", "full")),
         Shape("prime", sizes(1, 251, 509, 3, 64, 1021), ("float32",), ("quick", "full"), tuned=False),

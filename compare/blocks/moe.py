@@ -86,6 +86,13 @@ def product_flops(sizes: Sizes) -> float:
     return 3 * 2 * sizes["tokens"] * sizes["top_k"] * sizes["width"] * sizes["hidden"]
 
 
+def working_bytes(sizes: Sizes) -> int:
+    """What XLA's grouped products have in bf16: every row beside each expert, twice, and twice again in the backward
+    half (64 experts' 32,768 rows of 2048: 30.3 GiB)."""
+    rows = sizes["tokens"] * sizes["top_k"]
+    return 2 * 4 * sizes["experts"] * rows * max(sizes["width"], sizes["hidden"])
+
+
 def used_weights(sizes: Sizes) -> int:
     """Elements of one weight that belong to experts with a token."""
     return sizes["used"] * sizes["width"] * sizes["hidden"]
@@ -130,6 +137,7 @@ BLOCK = Block(
     flops=product_flops,
     backward_flops=lambda s: 2 * product_flops(s),
     work="flops",
+    working_bytes=working_bytes,
     shapes=(
         # Mixtral's experts and choices, at half its width and a quarter of its hidden size: float64 gradients of its
         # own 1.4 billion weights would take 11 GB.

@@ -30,7 +30,7 @@ from compare.graph.from_launches import from_launches
 from compare.graph.model import FusionGraph
 from compare.graph.parts import as_one_part
 from compare.graphs import portable_lines
-from compare.protocol import Skip
+from compare.protocol import Skip, Untuned
 from compare.service import Service
 from compare.spec import Case, Implementation
 from compare.subject import Arrays, Extent, Peak, Program, lies_within
@@ -94,7 +94,11 @@ class TorchSide:
             self._clock = EventClock() if cupti_missing() else CuptiClock()
         return self._clock
 
-    def build(self, case: Case, implementation: Implementation, folder: Path, dumps: Path) -> Program:
+    def build(
+        self, case: Case, implementation: Implementation, folder: Path, dumps: Path, tune: bool = True
+    ) -> Program:
+        if implementation.tunes and not tune:
+            raise Untuned("max-autotune times kernels")
         _set_precision(case.precision)
         inputs, cotangents = self.inputs(folder, case), self.cotangents(folder, case)
         attributes = BLOCKS[case.block].attributes_of(case)

@@ -24,14 +24,19 @@ Tensors = dict[str, torch.Tensor]
 
 
 def methods() -> dict[str, Callable[..., Any]]:
+    drawn: dict[str, tuple[Tensors, Tensors]] = {}
+
     def produce_json(case: dict[str, Any], seed: int, folder: str) -> dict[str, Any]:
-        scales = produce(Case.from_json(case), seed, Path(folder))
+        scales = produce(Case.from_json(case), seed, Path(folder), drawn.pop(folder, None))
         if torch.cuda.is_available():
             torch.cuda.empty_cache()  # float64 of a large case fills much of the GPU, which the other workers share
         return scales
 
-    def draw_json(case: dict[str, Any], seed: int, folder: str) -> None:
-        store_inputs(Case.from_json(case), seed, Path(folder))
+    def draw_json(case: dict[str, Any], seed: int, folder: str, keep: bool = False) -> None:
+        """keep: until they are asked for their references."""
+        found = store_inputs(Case.from_json(case), seed, Path(folder))
+        if keep:
+            drawn[folder] = found
 
     return {"produce": produce_json, "draw": draw_json}
 
@@ -52,13 +57,16 @@ def store_inputs(case: Case, seed: int, folder: Path) -> tuple[Tensors, Tensors]
     return inputs, cotangents
 
 
-def produce(case: Case, seed: int, folder: Path) -> dict[str, Any]:
-    """Store input bits, cotangents, reference outputs and gradients of `case` in `folder`.
+def produce(
+    case: Case, seed: int, folder: Path, drawn: tuple[Tensors, Tensors] | None = None
+) -> dict[str, Any]:
+    """Store input bits, cotangents, reference outputs and gradients of `case` in `folder`. drawn: what `store_inputs`
+    has returned of this seed, if it was called.
 
     Returns {tensor name: compare.check.Scale as a dict}, gradients named `d_<input>`.
     """
     block = BLOCKS[case.block]
-    inputs, cotangents = store_inputs(case, seed, folder)
+    inputs, cotangents = drawn or store_inputs(case, seed, folder)
     exact = evaluate(case, inputs, cotangents, torch.float64)
     for name, values in exact.items():
         role, tensor_name = ("gradient", name.removeprefix("d_")) if name.startswith("d_") else ("output", name)

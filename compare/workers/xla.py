@@ -38,7 +38,7 @@ from compare.clock import Clock, CuptiClock, cupti_missing  # noqa: E402
 from compare.graph import store  # noqa: E402
 from compare.graph.model import FusionGraph  # noqa: E402
 from compare.graphs import portable_lines  # noqa: E402
-from compare.protocol import Skip  # noqa: E402
+from compare.protocol import Skip, Untuned  # noqa: E402
 from compare.service import Service, require  # noqa: E402
 from compare.spec import Case, Implementation  # noqa: E402
 from compare.subject import Arrays, Extent, Peak, Program, lies_within  # noqa: E402
@@ -76,9 +76,16 @@ class XlaSide:
     def clock(self) -> Clock | None:
         return CuptiClock() if _HAS_GPU and not cupti_missing() else None
 
-    def build(self, case: Case, implementation: Implementation, folder: Path, dumps: Path) -> Program:
+    def build(
+        self, case: Case, implementation: Implementation, folder: Path, dumps: Path, tune: bool = True
+    ) -> Program:
+        if _HAS_GPU and _CHOSEN is None and not tune:
+            raise Untuned("nothing that XLA chose is known")
         inputs, cotangents = self.inputs(folder, case), self.cotangents(folder, case)
-        halves = self._compile(case, implementation, inputs, cotangents, dumps, target=None)
+        try:
+            halves = self._compile(case, implementation, inputs, cotangents, dumps, target=None, tune=tune)
+        except compiler.Unchosen as problem:
+            raise Untuned(str(problem)) from problem
         program = _program(case, halves, dumps)
         program.graph = _graph(halves, dumps, name=implementation.name, target="")
         program.variants = _variants(
@@ -126,7 +133,7 @@ class XlaSide:
 
     def _compile(
         self, case: Case, implementation: Implementation, inputs: Arrays, cotangents: Arrays, dumps: Path,
-        target: compiler.Target | None, command_buffers: variants.CommandBuffers = "default",
+        target: compiler.Target | None, command_buffers: variants.CommandBuffers = "default", tune: bool = True,
     ) -> dict[str, compiler.Compilation]:
         attributes = BLOCKS[case.block].attributes_of(case)
         if implementation.compiler == "xla-triton":
@@ -136,7 +143,7 @@ class XlaSide:
         compile_half = functools.partial(
             compiler.compile, variant="unfused" if implementation.compiler == "xla-unfused" else "default",
             matmul_precision="tf32" if case.precision == "tf32" else "ieee", command_buffers=command_buffers,
-            target=target, turn=tuning.turn, reuses=_CHOSEN is not None,
+            target=target, turn=tuning.turn if tune else None, reuses=_CHOSEN is not None,
         )
         if case.direction == "fwd":
             return {"forward": compile_half(directions.forward(apply, attributes), [inputs], dump_to=dumps / "forward")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from compare import selection
-from compare.parts import effort, groups_of, part_of
+from compare.parts import groups_of, part_of, seconds
 from compare.selection import UsageError
 
 
@@ -21,8 +21,8 @@ def test_parts_share_a_suite_out(count: int) -> None:
         shapes = {(case.block, case.name, case.dtype, case.precision) for case, _ in part.work}
         others = [case for other in parts if other is not part for case, _ in other.work]
         assert not shapes & {(case.block, case.name, case.dtype, case.precision) for case in others}
-    efforts = [sum(effort(group) for group in groups_of(part.work)) for part in parts]
-    assert max(efforts) < 1.1 * min(efforts)
+    loads = [sum(map(seconds, groups_of(part.work))) for part in parts]
+    assert max(loads) < 1.1 * min(loads)
 
 
 @pytest.mark.parametrize("part", ["", "1", "0/2", "3/2", "1/0", "a/b", "1/2/3", "-1/2", "1/2\n", f"1/{'9' * 5000}"])

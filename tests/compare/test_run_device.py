@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from compare import machine, record, run_device, timeline
+from compare import machine, record, room, run_device, timeline
 from compare import run as run_module
 from compare.client import WorkerDied, WorkerError, WorkerTimeout
 from compare.graph import store
@@ -59,6 +59,7 @@ class ScriptedCrew:
         self.running = True  # its workers, from the beginning
         self.memory_bytes = 0  # of the GPU: room for one lane
         self.worn: set[str] = set()
+        self.chosen: set[str] = set()  # roles whose choices of kernels are known to a later process
         self.measured: list[tuple[str, int]] = []  # what, on which input set, in order
         self.restarted: list[int] = []  # after how many of those
 
@@ -66,6 +67,7 @@ class ScriptedCrew:
 
     def dismiss(self, roles: set[str] | None = None) -> None:
         self.restarted.append(len(self.measured))
+        self.chosen.add("xla")
         for role in self.programs if roles is None else roles:
             self.programs.setdefault(role, set()).clear()
             self.worn.discard(role)
@@ -92,6 +94,8 @@ class ScriptedCrew:
         if method == "worn":
             return role in self.worn
         if method == "prepare":
+            if not params["tune"] and (name == "inductor-max" or (role == "xla" and role not in self.chosen)):
+                raise WorkerError("untuned", "kernels would have to be timed")
             held.add(name)
             return {"compile_s": 0.5, "graph": GRAPH, "command_buffers": None}
         if method == "check":
@@ -210,7 +214,7 @@ def test_after_a_death_the_others_go_on_with_the_rounds_they_have(tmp_path: Path
     eager = records["eager"].measurement
     assert eager and len(eager["parts"]["forward"]["device_time"]) == LEAST_ROUNDS
     assert crew.calls["prepare", "eager"] == 2  # again in the fresh process
-    assert crew.calls["prepare", "xla"] == 1  # another process, untouched
+    assert crew.calls["prepare", "xla"] == 2  # left for its turn, and in it; another process, untouched
 
 
 def test_what_is_wrong_is_not_timed(tmp_path: Path) -> None:
@@ -370,8 +374,8 @@ def test_what_found_no_memory_beside_others_is_done_again_alone(
 def test_one_group_at_a_time_is_not_alone_while_other_lanes_have_processes(
     tmp_path: Path, lanes: ScriptedCrew, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_device, "SMALL_BYTES", 0)
-    monkeypatch.setattr(run_device, "BYTES_A_LANE", lanes.memory_bytes)  # two lanes, and room for a group in one
+    monkeypatch.setattr(room, "SMALL_BYTES", 0)
+    monkeypatch.setattr(room, "COPIES", 1 << 30)  # two lanes, and room for a group in one
     lanes.faults = {("prepare", "triton"): (1, WorkerError("failed", "OutOfMemoryError: CUDA out of memory"))}
     records = run(tmp_path, lanes, "xla", "triton", blocks=THREE)
     assert len(records) == 12 and {r.status for r in records.values()} == {"ok"}
@@ -381,10 +385,10 @@ def test_one_group_at_a_time_is_not_alone_while_other_lanes_have_processes(
 def test_the_largest_groups_begin_with_the_memory_of_all_processes(
     tmp_path: Path, lanes: ScriptedCrew, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_device, "SMALL_BYTES", 0)
+    monkeypatch.setattr(room, "SMALL_BYTES", 0)
     run(tmp_path / "small", lanes, "xla", "triton", blocks=THREE)
     assert not lanes.restarted and not lanes.siblings[0].restarted
-    monkeypatch.setattr(run_device, "LARGE_BYTES", 1)
+    monkeypatch.setattr(room, "LARGE", 0)
     run(tmp_path / "large", lanes, "xla", "triton", blocks=THREE)
     assert lanes.restarted and lanes.siblings[-1].restarted
 
@@ -414,7 +418,7 @@ class WatchedCrew(ScriptedCrew):
         return self.siblings[-1]
 
     def ask(self, role: str, method: str, *, timeout: float = 0, **params: Any) -> Any:
-        what = f"{method} {params.get('id', '').rpartition('/')[2]}"
+        what = f"{'tune' if params.get('tune') else method} {params.get('id', '').rpartition('/')[2]}"
         self.met.setdefault(what, set()).update(self.under_way)
         self.under_way.append(what)
         time.sleep(0.01)
@@ -431,20 +435,23 @@ class WatchedCrew(ScriptedCrew):
 def test_what_is_timed_has_the_gpu_alone_and_what_tunes_nothing_that_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: int
 ) -> None:
-    """But XLA's workers, which take turns by themselves (compare.tuning)."""
+    """But XLA's workers, which take turns by themselves (compare.tuning), and of which a later process finds what the
+    first one chose."""
     monkeypatch.setattr(machine, "usable_cores", lambda: 5)
     met: dict[str, set[str]] = {}
     names = ("xla", "inductor", "inductor-max", "triton")
+    crew = WatchedCrew([], met)
     records = run(
-        tmp_path, WatchedCrew([], met), *names, blocks=("linear", "linear_residual"), case="llama-8b-out",
+        tmp_path, crew, *names, blocks=("linear", "linear_residual"), case="llama-8b-out",
         timing=Timing(restarts=restarts),
     )
     assert len(records) == 16 and {r.status for r in records.values()} == {"ok"}
     for name in names:
         assert met[f"measure {name}"] == set(), name
-    # A later process of XLA finds what the first one chose, and so shares the machine with what does not tune.
-    assert met["prepare inductor-max"] == set()
-    assert met["prepare xla"] <= {"prepare xla"} | ({"prepare inductor", "prepare triton"} if restarts else set())
+    assert met["tune inductor-max"] == set() and met["tune xla"] <= {"tune xla"}
+    assert {"tune inductor", "tune triton"}.isdisjoint(met)
+    assert crew.calls["prepare", "xla"] == 2 * (2 + restarts)
+    assert "produce " in met["prepare inductor"] | met["prepare triton"]
 
 
 def test_a_run_begins_with_what_xla_chose_elsewhere(tmp_path: Path) -> None:
@@ -471,23 +478,11 @@ def test_large_groups_are_as_many_as_the_memory_has_room_for_and_small_ones_besi
 ) -> None:
     monkeypatch.setattr(machine, "usable_cores", lambda: 16)
     crew = ScriptedCrew({})
-    crew.memory_bytes = 70 << 30  # for two
+    crew.memory_bytes = 96 << 30
     plan = resolve(("gelu", "swiglu", "rmsnorm"), suite="quick", implementations=["xla"], directions=["fwd"])
     record.create(tmp_path, {"segments": []})
     run_device.environment(tmp_path)
     session = Session(tmp_path, tmp_path / "scratch", crew, Silent(), {}, None)  # type: ignore[arg-type]
-    groups = [[(case, found)] for case, found in plan.work]
-    assert [case.name for ((case, _),) in groups] == ["llama-8b", "prime"] * 3
-    batches = list(run_device._batches(groups, *run_device._lanes(crew.memory_bytes)))
-    assert [[case.name for ((case, _),) in batch] for batch in batches] == [
-        ["llama-8b", "llama-8b", "prime", "prime", "prime"], ["llama-8b"],
-    ]
-    huge = resolve(("lm_step", "adamw"), suite="quick", implementations=["xla"])
-    (step, adamw, small) = sorted(([work] for work in huge.work), key=run_device._room, reverse=True)
-    assert [run_device._room(group) for group in (step, adamw, small)] == [2, 2, 0]
-    assert list(run_device._batches([groups[0], step, adamw, small], 6, 3)) == [[step, groups[0], small], [adamw]]
-    assert list(run_device._batches([groups[0], step], 6, 1)) == [[groups[0]], [step]]
-
     run_device.run(plan, session)
     assert len(crew.siblings) == 5
     records = record.read_records(tmp_path)[0]

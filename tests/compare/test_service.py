@@ -47,7 +47,7 @@ def test_a_right_program_is_rehearsed_before_it_is_timed(monkeypatch: pytest.Mon
         worker = service.Service(Noting())  # type: ignore[arg-type]
         for name in verdicts:
             named = replace(case, name=name)
-            worker.prepare(name, named.to_json(), "eager", [str(tmp_path)], [{}], str(tmp_path))
+            worker.prepare(name, named.to_json(), "eager", [str(tmp_path)], str(tmp_path))
             worker.check(name)
     assert rehearsed == ["right"]
 
@@ -58,7 +58,7 @@ def test_memory_goes_back_before_others_need_it(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(service.Subject, "check", lambda self: framework.asked.append("check") or [])
     worker = service.Service(framework)  # type: ignore[arg-type]
     case = BLOCKS["vector_add"].cases("check")[0]
-    worker.prepare("a", case.to_json(), "eager", [str(tmp_path)], [{}], str(tmp_path))
-    worker.check("a")
+    worker.prepare("a", case.to_json(), "eager", [str(tmp_path)], str(tmp_path))
+    worker.check("a", [{}])
     worker.release("a")
     assert framework.asked == ["build", "give back", "check", "give back", "give back"]

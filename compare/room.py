@@ -1,0 +1,62 @@
+"""Which groups of cases are made ready at once: as many as there are lanes, of those that the GPU has memory for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from compare import machine
+from compare.blocks import BLOCKS
+from compare.parts import Group
+
+MOST_LANES = 8
+CORES_A_LANE = 2  # two frameworks' processes; compilers have threads and processes of their own
+CONTEXT_BYTES = 2 << 30  # of the GPU's memory, which a lane's three processes have before they do anything
+COPIES = 32  # of inputs and outputs: two processes hold those, references and gradients, of two input sets
+WORKING_COPIES = 3  # of working_bytes: XLA's allocator takes memory in regions that double, and keeps them
+SMALL_BYTES = 2 << 30  # what a group may need that is taken in beside any others
+LARGE = 0.25  # of the room: what a group with more leaves behind in its processes, the next ones would miss
+
+
+def needs(group: Group) -> int:
+    """Bytes of the GPU's memory, roughly, that its lane's processes take in all; none where they are few."""
+    case = group[0][0]
+    block = BLOCKS[case.block]
+    held = sum(tensor.bytes(case) for tensor in block.inputs + block.outputs)
+    found = COPIES * held + WORKING_COPIES * block.working_bytes(case.sizes)
+    return 0 if found <= SMALL_BYTES else found
+
+
+@dataclass(frozen=True)
+class Room:
+    """How many groups are made ready at once, and how many bytes of the GPU's memory all of them may take."""
+
+    lanes: int
+    bytes: int
+
+    @staticmethod
+    def of(memory_bytes: int | None, most: int) -> Room:
+        """For `most` groups at most; one lane where nobody knows how much memory the GPU has."""
+        if not memory_bytes:
+            return Room(1, 0)
+        lanes = min(MOST_LANES, most, int(machine.usable_cores() / CORES_A_LANE), memory_bytes // (8 * CONTEXT_BYTES))
+        return Room(max(1, lanes), memory_bytes - max(1, lanes) * CONTEXT_BYTES)
+
+    def large(self, group: Group) -> bool:
+        return needs(group) > LARGE * self.bytes
+
+    def batches(self, groups: Sequence[Group]) -> Iterator[list[Group]]:
+        """Groups to be made ready at once, one a lane, in order; in a batch those first that need most. What needs more
+        than there is has but small ones beside it."""
+        left = list(groups)
+        while left:
+            batch: list[Group] = []
+            later: list[Group] = []
+            free = self.bytes
+            for group in left:
+                needed = min(needs(group), self.bytes)
+                fits = len(batch) < self.lanes and needed <= free
+                (batch if fits else later).append(group)
+                free -= needed if fits else 0
+            yield sorted(batch, key=needs, reverse=True)
+            left = later
