@@ -64,9 +64,9 @@ class Lane:
         self._data = None
 
     def worn(self) -> set[str]:
-        """The frameworks of the group whose old processes could no longer measure peak memory."""
+        """The frameworks whose old processes could no longer measure peak memory, or keep memory that others need."""
         found = set()
-        for role in filter(self.crew.has, {entry.role for entry in self._entries()}):
+        for role in filter(self.crew.has, ("torch", "xla")):
             with contextlib.suppress(*WORKER_FAILURES):  # who cannot answer fails again, in its record
                 if self.crew.ask(role, "worn"):
                     found.add(role)
@@ -77,28 +77,21 @@ class Lane:
         and other lanes."""
         if not any(self._alive()):
             return
-        self._start("reference")
-        try:
-            self._data = self.session.draw(widest(self._cases[0][0].record.case), self.crew)
-        except WORKER_FAILURES as problem:
-            self._without_reference(problem)
-            return
-        with ThreadPoolExecutor(1) as thread:
-            references = thread.submit(self.session.refer, self._data, self.crew)
-            self._by_role(self._prepare_first, list(self._alive()))
-        try:
-            references.result()
-        except WORKER_FAILURES as problem:
-            self._without_reference(problem)
+        with ThreadPoolExecutor(2) as threads:
+            threads.submit(self._start)
+            try:
+                self._data = self.session.draw(widest(self._cases[0][0].record.case), self.crew)
+                references = threads.submit(self.session.refer, self._data, self.crew)
+                self._by_role(self._prepare_first, list(self._alive()))
+                references.result()
+            except WORKER_FAILURES as problem:
+                for entry in self._alive():
+                    self._fail(entry, problem)
+                    entry.record.detail = f"no reference: {entry.record.detail}"
 
-    def tune(self, role: str) -> None:
-        """Compile what of this framework times kernels to choose one: XLA's beside other lanes' (see compare.tuning),
-        PyTorch's alone."""
-        for entry in [entry for entry in self._alive() if entry.role == role and not entry.prepared]:
-            if entry.record.status == "ok":  # as an earlier process found
-                self._prepare_again(entry, tune=True)
-            else:
-                self._prepare_first(entry, tune=True)
+    def tune(self) -> None:
+        """Compile what times kernels to choose one, beside other lanes that do; see compare.tuning."""
+        self._by_role(self._tune, [entry for entry in self._alive() if not entry.prepared])
 
     def check(self) -> None:
         """What was compiled, beside other lanes."""
@@ -162,9 +155,9 @@ class Lane:
             shutil.rmtree(self._data.folders[0].parent, ignore_errors=True)
             self._data = None
 
-    def _start(self, *others: str) -> None:
+    def _start(self) -> None:
         """Those workers that the group needs and are not there, all at once: each spends seconds importing."""
-        self.crew.start({*others, *(entry.role for entry in self._alive())})
+        self.crew.start({entry.role for entry in self._alive()})
 
     def _entries(self) -> Iterator[_Entry]:
         return (entry for entries in self._cases for entry in entries)
@@ -185,10 +178,11 @@ class Lane:
         with ThreadPoolExecutor(max(1, len(roles))) as threads:
             list(threads.map(of, roles))
 
-    def _without_reference(self, problem: Exception) -> None:
-        for entry in self._alive():
-            self._fail(entry, problem)
-            entry.record.detail = f"no reference: {entry.record.detail}"
+    def _tune(self, entry: _Entry) -> None:
+        if entry.record.status == "ok":  # as an earlier process found
+            self._prepare_again(entry, tune=True)
+        else:
+            self._prepare_first(entry, tune=True)
 
     def _prepare_first(self, entry: _Entry, *, tune: bool = False) -> None:
         record = entry.record

@@ -15,7 +15,6 @@ CONTEXT_BYTES = 2 << 30  # of the GPU's memory, which a lane's three processes h
 COPIES = 32  # of inputs and outputs: two processes hold those, references and gradients, of two input sets
 WORKING_COPIES = 3  # of working_bytes: XLA's allocator takes memory in regions that double, and keeps them
 SMALL_BYTES = 2 << 30  # what a group may need that is taken in beside any others
-LARGE = 0.25  # of the room: what a group with more leaves behind in its processes, the next ones would miss
 
 
 def needs(group: Group) -> int:
@@ -41,9 +40,6 @@ class Room:
             return Room(1, 0)
         lanes = min(MOST_LANES, most, int(machine.usable_cores() / CORES_A_LANE), memory_bytes // (8 * CONTEXT_BYTES))
         return Room(max(1, lanes), memory_bytes - max(1, lanes) * CONTEXT_BYTES)
-
-    def large(self, group: Group) -> bool:
-        return needs(group) > LARGE * self.bytes
 
     def batches(self, groups: Sequence[Group]) -> Iterator[list[Group]]:
         """Groups to be made ready at once, one a lane, in order; in a batch those first that need most. What needs more

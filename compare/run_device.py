@@ -54,14 +54,9 @@ def run(plan: Plan, session: Session) -> None:
     lanes = [Lane(session, crew, plan.timing) for crew in crews]
     starved: list[Group] = []
     try:
-        for number, batch in enumerate(room.batches(groups)):
-            # What lanes have kept of earlier batches would be missing.
-            if number and any(map(room.large, batch)):
-                _make_room(lanes, session)
+        for batch in room.batches(groups):
+            _replace_worn(lanes, session)
             starved += _run_batch(lanes, batch, plan, session, alone=len(lanes) == 1)
-            for lane, group in zip(lanes, batch, strict=False):
-                if room.large(group):
-                    _make_room([lane], session)
         for group in starved:
             session.progress.say("making room: what found no memory beside other cases is done again alone")
             _make_room(lanes, session)
@@ -84,10 +79,10 @@ def _run_batch(
     took = _Stopwatch()
     for lane, group in zip(lanes, batch, strict=True):
         lane.take(group)
-        _replace_worn(lane, session)
     _at_once([lane.prepare for lane in lanes])
     took.lap("compiling")
-    _tune(lanes, took)
+    _at_once([lane.tune for lane in lanes])
+    took.lap("tuning")
     _at_once([lane.check for lane in lanes])
     took.lap("checking")
     for process in range(plan.timing.restarts + 1):
@@ -98,7 +93,8 @@ def _run_batch(
             _join_autotune_results(session.folder / "target" / "xla")
             _at_once([lane.prepare_again for lane in lanes])
             took.lap("compiling again")
-            _tune(lanes, took)
+            _at_once([lane.tune for lane in lanes])
+            took.lap("tuning")
         for lane in lanes:
             lane.measure(process)
             if process == plan.timing.restarts and (alone or not lane.starved()):
@@ -109,15 +105,6 @@ def _run_batch(
     for lane in lanes:
         lane.abandon()
     return starved
-
-
-def _tune(lanes: Sequence[Lane], took: _Stopwatch) -> None:
-    """See compare.tuning."""
-    _at_once([partial(lane.tune, "xla") for lane in lanes])
-    took.lap("tuning XLA")
-    for lane in lanes:
-        lane.tune("torch")
-    took.lap("tuning Inductor")
 
 
 def _name(group: Group) -> str:
@@ -223,15 +210,14 @@ def _leave_in_pack(session: Session, name: str, content: dict[str, Any]) -> None
 
 def _make_room(lanes: Sequence[Lane], session: Session) -> None:
     """End all processes, which keep memory that they once had; the next ones find what XLA's chose."""
-    for lane in lanes:
-        lane.crew.dismiss()
+    _at_once([lane.crew.dismiss for lane in lanes])
     _join_autotune_results(session.folder / "target" / "xla")
 
 
-def _replace_worn(lane: Lane, session: Session) -> None:
-    """Fresh processes of those frameworks whose old ones could no longer measure peak memory; while nobody compiles, as
-    XLA's processes write what is joined."""
-    if worn := lane.worn():
-        session.progress.say("starting fresh workers, to go on measuring peak memory")
-        lane.crew.dismiss(worn)
+def _replace_worn(lanes: Sequence[Lane], session: Session) -> None:
+    """End those processes; while nobody compiles, as XLA's processes write what is joined."""
+    worn = [(lane, roles) for lane in lanes if (roles := lane.worn())]
+    if worn:
+        session.progress.say("starting fresh workers, for memory and to go on measuring its peak")
+        _at_once([partial(lane.crew.dismiss, roles) for lane, roles in worn])
         _join_autotune_results(session.folder / "target" / "xla")

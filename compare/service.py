@@ -38,7 +38,8 @@ class Framework(Side, Protocol):
         ...
 
     def worn(self) -> bool:
-        """Whether a fresh process could measure peak memory where this one may not (compare.workers.ballast)."""
+        """Whether a fresh process could measure peak memory where this one may not (compare.workers.ballast), or this
+        one keeps much of the GPU's memory."""
         ...
 
     def give_back(self) -> None:

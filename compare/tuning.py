@@ -1,10 +1,11 @@
-"""Who times kernels to choose one is to be undisturbed: XLA's processes compile in turns, by a lock of the run's.
+"""Who times kernels to choose one is undisturbed by others who do: under a lock of the run's, XLA's processes compile
+in turns, and Inductor's time in turns.
 
 What comes before and after XLA's compile (tracing, graphs, dumps) takes as long again, side by side. What it chooses
 so is as good as alone: on an H200, 17 programs of moe and gpt2_block took 1.003 times as long as those tuned alone, in
-the median, and 1.02 at most. Inductor's choices are not: where its processes took turns at timing, and compiled
-candidates meanwhile, max-autotune's layer norms took 1.36 and 1.68 times as long. So `inductor-max` is alone.
-What XLA finds chosen it does not time, and needs no turn for.
+the median, and 1.02 at most. What XLA finds chosen it does not time, and needs no turn for. What `inductor-max` chooses
+differs from run to run, alone or not: layernorm's forward kernel in training (4096 columns, bf16, torch 2.11) took 32,
+50 and 127 us as three runs chose it alone, and 128 us as one did beside others.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ import re
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -62,6 +63,7 @@ _NAMES = {
     "torch._inductor.codegen.triton": ("set_kernel_post_grad_provenance_tracing", "TritonKernel.call_kernel"),
     "torch._inductor.codegen.wrapper": ("PythonWrapperCodegen.write_provenance_debug_handle",),
     "torch._inductor.fx_passes.pad_mm": ("_should_pad", "get_cached_should_pad"),
+    "torch._inductor.runtime.benchmarking": ("TritonBenchmarker.benchmark_gpu", "InductorBenchmarker.benchmark_gpu"),
     "torch._inductor.runtime.coordinate_descent_tuner": ("CoordescTuner.autotune_single_field",),
     "torch._inductor.scheduler": (
         "BaseSchedulerNode.get_read_write_buffer_accesses", "SchedulerNode", "WhyNoFuse",
@@ -118,6 +120,7 @@ from torch._inductor.codegen.triton import TritonKernel as TritonCodegen  # noqa
 from torch._inductor.fx_passes import joint_graph, pad_mm  # noqa: E402
 from torch._inductor.graph import GraphLowering  # noqa: E402
 from torch._inductor.runtime import triton_helpers  # noqa: E402
+from torch._inductor.runtime.benchmarking import InductorBenchmarker, TritonBenchmarker  # noqa: E402
 from torch._inductor.runtime.coordinate_descent_tuner import CoordescTuner  # noqa: E402
 from torch._inductor.runtime.triton_heuristics import (  # noqa: E402
     CachingAutotuner,
@@ -374,6 +377,24 @@ def listening(listener: Listener) -> Iterator[None]:
             active = False
         for reason in dynamo_output.graph_break_reasons[known_breaks:]:
             listener.broke(GraphBreak(text=str(reason.reason), line=_break_line(reason.user_stack)))
+
+
+@contextlib.contextmanager
+def timing_under(lock: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """Within a `lock()` runs every `benchmark_gpu`, by which Inductor times kernels and its choices for a product."""
+
+    def locked(benchmark: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(benchmark)
+        def alone(*args: Any, **kwargs: Any) -> Any:
+            with lock():
+                return benchmark(*args, **kwargs)
+
+        return alone
+
+    with contextlib.ExitStack() as stack:
+        for benchmarker in (TritonBenchmarker, InductorBenchmarker):
+            stack.enter_context(_replaced(benchmarker, "benchmark_gpu", locked(benchmarker.benchmark_gpu)))
+        yield
 
 
 _OPERATION = re.compile(r"op\d+")

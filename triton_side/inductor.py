@@ -18,6 +18,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +228,12 @@ def capture() -> Iterator[Captured]:
     """
     with _recording(measured=True) as captured:
         yield captured
+
+
+def timing_under(lock: Callable[[], AbstractContextManager[None]]) -> AbstractContextManager[None]:
+    """Inside, whatever Inductor times on a GPU to choose a kernel it times within a `lock()`: several processes that
+    compile for one GPU need not wait for each other, and measure without each other."""
+    return private.timing_under(lock)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ another (grouped queries, arXiv 2305.13245).
 import math
 from collections.abc import Callable
 
-from compare.implementations import compilers, flash_attention_4, half_precision_only, triton, xla_triton
+from compare.implementations import compilers, flash_attention_4, flex_in_tf32, half_precision_only, triton, xla_triton
 from compare.spec import Block, Case, Implementation, Shape, Sizes, Tensor
 
 
@@ -140,6 +140,7 @@ BLOCK = Block(
         Implementation(
             "flex", f"{LIBRARY}:apply_flex", "flex", "FlexAttention with a block mask, compiled",
             needs_gpu="FlexAttention picks its kernel and runs on a GPU",
+            unsupported=flex_in_tf32,
         ),
         triton("attention"),
         flash_attention_4(), xla_triton("attention"),

@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 from compare.blocks import attention
-from compare.implementations import compilers, half_precision_only, triton
+from compare.implementations import compilers, flex_in_tf32, half_precision_only, triton
 from compare.spec import Block, Case, Implementation, Shape, Sizes, Tensor
 
 
@@ -101,6 +101,7 @@ BLOCK = Block(
         Implementation(
             "flex", f"{LIBRARY}:apply_flex", "flex", "FlexAttention, its scores modified by the bias, compiled",
             needs_gpu="FlexAttention picks its kernel and runs on a GPU",
+            unsupported=flex_in_tf32,
         ),
         triton("attention_bias"),
     ),

@@ -8,7 +8,7 @@ import itertools
 import math
 
 from compare.blocks import attention
-from compare.implementations import compilers, half_precision_only, triton
+from compare.implementations import compilers, flex_in_tf32, half_precision_only, triton
 from compare.spec import Block, Case, Implementation, Shape, Sizes, Tensor
 
 
@@ -60,7 +60,7 @@ def flex_unsupported(case: Case) -> str | None:
     2.13.0, forward and training alike; test_deviceless.py)."""
     tokens, group = case.sizes["tokens"], case.sizes["heads"] // case.sizes["kv_heads"]
     if tokens >= 128 or group & (group - 1) or tokens * group <= 128:
-        return None
+        return flex_in_tf32(case)
     return f"FlexAttention's decoding kernel takes no {tokens} queries of {group} heads that share keys: over 128"
 
 

@@ -74,8 +74,13 @@ def worn(memory: Memory) -> bool:
     found = memory.statistics()
     if found is None:
         return False
-    pool = max(found.get("pool_bytes", -1), found.get("bytes_in_use", 0))
-    return found.get("peak_bytes_in_use", -1) > (memory.free() + pool) // 8
+    return found.get("peak_bytes_in_use", -1) > (memory.free() + held(memory)) // 8
+
+
+def held(memory: Memory) -> int:
+    """Bytes of the device that XLA's allocator has, whether it uses them or not; it gives none back."""
+    found = memory.statistics() or {}
+    return max(found.get("pool_bytes", 0), found.get("bytes_in_use", 0))
 
 
 def rounded(size: int) -> int:

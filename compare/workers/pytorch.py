@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from compare import arrays, ceilings, machine
+from compare import arrays, ceilings, machine, tuning
 from compare.blocks import BLOCKS, requirements
 from compare.clock import Clock, CuptiClock, DeviceRecord, Sample, cupti_missing
 from compare.graph.from_eager import from_eager
@@ -148,7 +148,7 @@ class TorchSide:
         if implementation.compiler != "flex":
             compiled = inductor.compile(_copy(apply), max_autotune=implementation.compiler == "inductor-max")
         program = self._program(case, compiled, attributes)
-        with inductor.capture() as captured:
+        with inductor.timing_under(tuning.turn), inductor.capture() as captured:
             program.compile_s = self._first_call(program, inputs, cotangents)
         captured.write(dumps)
         graph = from_inductor(captured, versions=_versions())
@@ -311,7 +311,7 @@ class TorchSide:
             torch.cuda.synchronize()
 
     def worn(self) -> bool:
-        return False  # PyTorch's allocator forgets its peak when asked to
+        return False  # PyTorch's allocator forgets its peak when asked to, and gives memory back
 
     def give_back(self) -> None:
         if self._gpu:

@@ -49,6 +49,7 @@ from xlafuse import compiler, directions, dump, variants  # noqa: E402
 jax.config.update("jax_hlo_source_file_canonicalization_regex", rf"^(?:{re.escape(str(PROJECT))}|.*/site-packages)/")
 
 _FLUSH_BYTES = 256 << 20  # four times an H200's L2
+_KEPT_BYTES = 4 << 30  # of the GPU's memory, which others need, too
 
 
 def methods() -> dict[str, Callable[..., Any]]:
@@ -220,7 +221,8 @@ class XlaSide:
         return ballast.peak(_Memory(self._device), lambda: _finish(call()), program.allocations[part])
 
     def worn(self) -> bool:
-        return _HAS_GPU and ballast.worn(_Memory(self._device))
+        memory = _Memory(self._device)
+        return _HAS_GPU and (ballast.worn(memory) or ballast.held(memory) > _KEPT_BYTES)
 
     def give_back(self) -> None:
         """XLA's allocator keeps what it has."""

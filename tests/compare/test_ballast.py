@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compare.workers import ballast
-from compare.workers.ballast import ROUNDING, peak, pieces, rounded, worn
+from compare.workers.ballast import ROUNDING, held, peak, pieces, rounded, worn
 
 MIB = 1 << 20
 
@@ -197,3 +197,13 @@ def test_who_else_allocates_is_noticed() -> None:
     allocator.peak = 4096
     found = ballast.peak(allocator, lambda: None, [1])
     assert found.bytes is None and found.reason and "something else" in found.reason
+
+
+def test_what_is_held_is_what_the_allocator_has_though_nothing_uses_it() -> None:
+    memory = Allocator()
+    assert held(memory) == 0
+    block = memory.hold(100 * MIB)
+    pool = memory.pool
+    assert pool >= 100 * MIB
+    del block
+    assert memory.in_use == 0 and held(memory) == pool

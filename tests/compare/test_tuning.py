@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -19,6 +20,32 @@ try:
     fcntl.flock(open(sys.argv[1], "wb"), fcntl.LOCK_EX | fcntl.LOCK_NB)
 except BlockingIOError:
     print("taken")
+"""
+
+
+SIDE = """
+import json
+from pathlib import Path
+from compare.blocks import BLOCKS
+from compare.protocol import Untuned
+from compare.workers import xla
+
+seen = []
+
+def compile(function, args, *, turn, reuses, **others):
+    seen.append([turn and turn.__name__, reuses])
+    raise xla.compiler.Unchosen("one of them")
+
+xla.compiler.compile, xla._HAS_GPU = compile, True
+side = xla.XlaSide.__new__(xla.XlaSide)
+side.inputs = side.cotangents = lambda folder, case: {}
+for xla._CHOSEN, tune in ((None, False), (None, True), (Path("chosen"), False), (Path("chosen"), True)):
+    block = BLOCKS["gelu"]
+    try:
+        side.build(block.cases("check")[0], block.implementation("xla"), Path(), Path(), tune)
+    except Untuned as problem:
+        seen.append(str(problem))
+print(json.dumps(seen))
 """
 
 
@@ -83,3 +110,68 @@ def test_what_is_recorded_whole_waits_for_nobody(complete: bool) -> None:
     compiled, seconds, source = compiler._compile_here(Lowered(), {}, turn, reuses=True)
     assert (compiled, source) == ("executable", "replay" if complete else "device")
     assert events == (["compiled"] if complete else ["waited", "compiled"]) and seconds < 0.5  # waiting is no compiling
+
+
+def test_inductor_times_under_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    from torch._inductor.runtime.benchmarking import InductorBenchmarker, TritonBenchmarker
+
+    from triton_side import inductor
+
+    events: list[str] = []
+
+    @contextmanager
+    def lock() -> Iterator[None]:
+        events.append("taken")
+        yield
+        events.append("given back")
+
+    def benchmark(self: object, call: object, **kwargs: object) -> float:
+        events.append("timed")
+        return 1.0
+
+    for benchmarker in (TritonBenchmarker, InductorBenchmarker):
+        monkeypatch.setattr(benchmarker, "benchmark_gpu", benchmark)
+    with inductor.timing_under(lock):
+        assert TritonBenchmarker().benchmark_gpu(None) == InductorBenchmarker().benchmark_gpu(None) == 1.0
+    assert events == ["taken", "timed", "given back"] * 2
+    events.clear()
+    InductorBenchmarker().benchmark_gpu(None)
+    assert events == ["timed"]
+
+
+def test_xlas_worker_compiles_without_its_turn_what_it_finds_chosen() -> None:
+    """And leaves the rest, where it is not to tune: all, where nothing is known."""
+    pytest.importorskip("jax")
+    done = subprocess.run([sys.executable, "-c", SIDE], capture_output=True, text=True, cwd=PROJECT)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [
+        "nothing that XLA chose is known",
+        ["turn", False], "one of them",
+        [None, True], "one of them",
+        ["turn", True], "one of them",
+    ]  # fmt: skip
+
+
+def test_what_may_not_be_timed_is_left() -> None:
+    jax = pytest.importorskip("jax")
+    from xlafuse import compiler
+
+    class Lowered:
+        def compile(self, compiler_options: dict[str, object]) -> str:
+            assert compiler_options["xla_gpu_require_complete_aot_autotune_results"]
+            raise jax.errors.JaxRuntimeError("NOT_FOUND: No cached config found for HLO instr: ...")
+
+    with pytest.raises(compiler.Unchosen, match="No cached config"):
+        compiler._compile_here(Lowered(), {}, None, reuses=True)
+
+
+def test_inductor_max_is_left_where_nothing_may_be_timed(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from compare.blocks import BLOCKS
+    from compare.protocol import Untuned
+    from compare.workers.pytorch import TorchSide
+
+    block = BLOCKS["gelu"]
+    with pytest.raises(Untuned):
+        TorchSide().build(block.cases("check")[0], block.implementation("inductor-max"), tmp_path, tmp_path, tune=False)

@@ -79,14 +79,22 @@ def measured(framework: str, blocks: Sequence[str]) -> Iterator[tuple[str, str, 
 @pytest.mark.skipif(traffic.ncu_missing() is not None, reason=str(traffic.ncu_missing()))
 @pytest.mark.parametrize("together", TOGETHER, ids="-".join)
 def test_counted_bytes_are_the_declared_ones(together: tuple[str, ...]) -> None:
+    """What other processes on the GPU move meanwhile is counted, too (vector_add's 0.57 GB once as 0.75 GB, beside
+    thirteen others that tested): what seems too much is counted once more, and the least stands."""
     framework, *blocks = together
-    wrong, seen = [], set()
-    for implementation, kernel, launches, side, declared, counted in measured(framework, blocks):
-        print(f"{implementation:9} {kernel:90} {launches} {side:8} {declared:>14,} {counted:>14,}")
-        slack = 0.05 * declared + (L2_BYTES if side == "written" or declared < LARGE else 0)
-        seen.add((kernel.partition("/")[0], implementation))
-        if abs(counted - declared) > slack and (implementation, kernel, side) not in EXCEPTIONS:
-            wrong.append((implementation, kernel, side, declared, counted))
+    least: dict[tuple[str, str, str], int] = {}
+    for _ in range(2):
+        wrong, seen = [], set()
+        for implementation, kernel, launches, side, declared, counted in measured(framework, blocks):
+            print(f"{implementation:9} {kernel:90} {launches} {side:8} {declared:>14,} {counted:>14,}")
+            slack = 0.05 * declared + (L2_BYTES if side == "written" or declared < LARGE else 0)
+            seen.add((kernel.partition("/")[0], implementation))
+            key = implementation, kernel, side
+            counted = least[key] = min(counted, least.get(key, counted))
+            if abs(counted - declared) > slack and key not in EXCEPTIONS:
+                wrong.append((*key, declared, counted))
+        if not any(counted > declared for *_, declared, counted in wrong):
+            break
     assert seen == {(case.block, i.name) for block in blocks for case, i in of_block(framework, block)}
     assert not wrong
 
