@@ -2,8 +2,7 @@
 
 Of a quick run's time on an H200 half went by compiling, a third by references and checks and an eighth by timing, one
 core busy: so as many groups of cases as the machine has room for are made ready at once. A batch takes as long as its
-longest group: those that have most to compile come first, beside each other. Large cases are as many as the GPU has
-memory for, the largest (a language model's step) beside fewer; small ones keep other cores busy beside them.
+longest group: those that have most to compile come first, beside each other.
 """
 
 from __future__ import annotations
