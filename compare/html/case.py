@@ -172,9 +172,14 @@ def _remarks(member: Member) -> list[str]:
     """Why a number beside its time is missing."""
     reasons = {
         "not timed": member.row["modes_unavailable"], "no traffic": member.row["traffic_unavailable"],
-        "no peak memory": member.row["peak_memory_reason"],
+        "no peak memory": _no_peak(member.row),
     }  # fmt: skip
     return [printable(f"{member.name}: {what}: {why}", 600) for what, why in reasons.items() if why]
+
+
+def _no_peak(row: Row) -> str | None:
+    reason, planned = row["peak_memory_reason"], row["peak_memory_planned_bytes"]
+    return reason if reason is None or planned is None else f"{reason}; XLA planned {formats.size(planned)}"
 
 
 def _time(member: Member) -> dict[str, Any]:

@@ -45,6 +45,7 @@ What the numbers are:
                               has the gaps between kernels, too; None where that cannot be said
     max_error, tolerance      of the output or gradient that is nearest to, or furthest beyond, its tolerance
     peak_memory_bytes         the larger of the parts' peaks above their inputs; peak_memory_reason: why it is None
+    peak_memory_planned_bytes then, of XLA, with what it planned for each part that was not measured; None otherwise
     trace                     the timeline's file, relative to the run folder (compare.timeline)
 
 Only a record that is `ok` has times: how long a wrong result takes is not a result.
@@ -207,6 +208,7 @@ def row_of(record: Record, ceilings: Mapping[str, Ceilings]) -> Row:
         **_roofline(record, bytes_moved, device_time, busy_time),
         "peak_memory_bytes": _peak(case, measurement),
         "peak_memory_reason": _why_no_peak(measurement),
+        "peak_memory_planned_bytes": _planned_peak(case, measurement),
         "trace": record.trace.get("file") if record.trace else None,
         "provenance": _provenance(record),
     }
@@ -380,6 +382,15 @@ def _peak(case: Case, measurement: Mapping[str, Any]) -> int | None:
     found = measurement.get("peak_memory_bytes") or {}
     peaks = [found[part] for part in case.parts if found.get(part) is not None]
     return max(peaks) if len(peaks) == len(case.parts) else None
+
+
+def _planned_peak(case: Case, measurement: Mapping[str, Any]) -> int | None:
+    if _peak(case, measurement) is not None:
+        return None
+    found = measurement.get("peak_memory") or {}
+    known = [found.get(part, {}) for part in case.parts]
+    peaks = [each["planned"] if each.get("bytes") is None else each["bytes"] for each in known if each]
+    return None if len(peaks) < len(case.parts) or None in peaks else max(peaks)
 
 
 def _why_no_peak(measurement: Mapping[str, Any]) -> str | None:

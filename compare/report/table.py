@@ -21,7 +21,10 @@ LEGEND = (
     "of peak: rate over what a plain stream or product reached on this device in the same segment.",
     "error: largest error over its tolerance; above 1 is wrong. wall: host time a call. memory: peak above the inputs.",
 )
-NO_MEMORY = "memory is blank where it could not be measured; --json says why (peak_memory_reason)."
+NO_MEMORY = (
+    "memory: p is what XLA planned, where it could not be measured (where it was, on an H200, the two differed by 0.4% "
+    "at most in 652 of 653 parts over 1 MB); blank: neither. --json says why (peak_memory_reason)."
+)
 # By mark beside a time: the field that counts the rounds, and what it says of them.
 _MARKS = {
     "!": ("throttled_rounds", "in some round the GPU said that it was throttled."),
@@ -55,6 +58,11 @@ def grouped(
         sections.append("\n".join([heading, table(members, columns(members), markdown), *notes(members, markdown)]))
     sections += explained(legend, markdown)
     return "\n\n".join(sections)
+
+
+def _memory(row: Row) -> str:
+    planned = row["peak_memory_planned_bytes"]
+    return mega(row["peak_memory_bytes"]) if planned is None else f"{mega(planned)} p"
 
 
 def explained(legend: Sequence[str], markdown: bool) -> list[str]:
@@ -119,7 +127,7 @@ def _columns(rows: list[Row]) -> Columns:
         "moved MB": lambda r: mega(r["bytes_moved"]),
         "least MB": lambda r: mega(r["bytes_compulsory"]),
         "counted MB": lambda r: mega(r["dram_bytes_call"]),
-        "memory MB": lambda r: mega(r["peak_memory_bytes"]),
+        "memory MB": _memory,
         "compile s": lambda r: number(r["compile_s"], 2),
         "error": _error,
         "provenance": lambda r: "" if r["provenance"] in (None, "compiled") else printable(r["provenance"], 40),

@@ -10,7 +10,7 @@ import pytest
 from compare import record
 from compare.blocks import BLOCKS
 from compare.record import Record
-from compare.report import data, rows, verdicts
+from compare.report import data, rows, table, verdicts
 from compare.selection import UsageError
 from compare.spec import Case
 
@@ -86,11 +86,12 @@ def test_a_part_that_was_not_measured_leaves_no_sum() -> None:
         assert row[name] is None, name
 
 
-def test_a_peak_that_was_not_measured_says_why_and_the_plan_is_not_in_its_place() -> None:
+def test_a_peak_that_was_not_measured_says_why_and_the_plan_is_beside_it() -> None:
     case = case_of("softmax", "gpt2-scores", "train")
     subject = measured(case, trace={"file": "traces/x.json.gz"})
     old = rows.row_of(subject, SEGMENTS)  # as before there were reasons
     assert (old["peak_memory_bytes"], old["peak_memory_reason"], old["trace"]) == (1000, None, "traces/x.json.gz")
+    assert old["peak_memory_planned_bytes"] is None
     subject.measurement["peak_memory_bytes"]["backward"] = None
     subject.measurement["peak_memory"] = {
         "forward": {"bytes": 1000, "planned": 900, "reason": None},
@@ -99,7 +100,11 @@ def test_a_peak_that_was_not_measured_says_why_and_the_plan_is_not_in_its_place(
     subject.trace = {"unavailable": "the worker died"}
     row = rows.row_of(subject, SEGMENTS)
     assert (row["peak_memory_bytes"], row["peak_memory_reason"]) == (None, "no room for ballast")
-    assert row["trace"] is None
+    assert row["peak_memory_planned_bytes"] == 1000 and row["trace"] is None  # of the part that was measured
+    subject.measurement["peak_memory"]["backward"]["planned"] = 2_500_000
+    assert "2.50 p" in table.render([rows.row_of(subject, SEGMENTS)])
+    subject.measurement["peak_memory"]["backward"]["planned"] = None  # PyTorch's
+    assert rows.row_of(subject, SEGMENTS)["peak_memory_planned_bytes"] is None
 
 
 def test_too_few_samples_have_no_spread() -> None:
