@@ -72,7 +72,8 @@ def main() -> int:
             reply = _error(problem)
             if not methods.get("device_works", lambda: True)():
                 reply["error"]["kind"] = "lost"  # what comes next in this process would fail for no fault of its own
-            traceback.print_exc()  # whole, into the worker's log; the record gets the head of the message
+            if not isinstance(problem, Untuned):
+                traceback.print_exc()  # whole, into the worker's log; the record gets the head of the message
         what = f"{request['method']} {request['params'].get('id', '')}"
         print(f"{time.perf_counter() - started:8.2f} s  {what}", file=sys.stderr, flush=True)
         print(json.dumps(reply), file=replies)

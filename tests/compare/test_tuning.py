@@ -175,3 +175,12 @@ def test_inductor_max_is_left_where_nothing_may_be_timed(tmp_path: Path) -> None
     block = BLOCKS["gelu"]
     with pytest.raises(Untuned):
         TorchSide().build(block.cases("check")[0], block.implementation("inductor-max"), tmp_path, tmp_path, tune=False)
+
+
+def test_a_worker_says_that_it_left_something() -> None:
+    from compare.protocol import Untuned
+    from compare.worker import _error
+
+    assert _error(Untuned("max-autotune times kernels"))["error"] == {
+        "kind": "untuned", "message": "max-autotune times kernels",
+    }  # fmt: skip
