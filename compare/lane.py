@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -73,8 +73,8 @@ class Lane:
         return found
 
     def prepare(self) -> None:
-        """Draw inputs; then compile what times no kernels for that, and evaluate the references, all beside each other
-        and other lanes."""
+        """Draw inputs; then compile what needs no tuning, and evaluate the references, all beside each other and other
+        lanes."""
         if not any(self._alive()):
             return
         with ThreadPoolExecutor(2) as threads:
@@ -100,11 +100,10 @@ class Lane:
     def dismiss(self) -> None:
         """End the processes: what a process happens upon, as where its memory lies, is drawn again."""
         self.crew.dismiss({entry.role for entry in self._alive()})
-        for entry in self._entries():
-            entry.prepared = False
+        self._forget(self._entries())
 
     def prepare_again(self) -> None:
-        """In fresh processes, beside other lanes: what times no kernels."""
+        """In fresh processes, beside other lanes: what needs no tuning."""
         self._start()
         self._by_role(self._prepare_again, list(self._alive()))
 
@@ -227,6 +226,8 @@ class Lane:
         except WorkerError as problem:
             if problem.kind != "untuned":
                 raise
+            if tune:
+                raise WorkerError("failed", f"it was to tune, and did not: {problem.message}") from problem
             return None
         entry.prepared = True
         return prepared
@@ -240,7 +241,7 @@ class Lane:
         try:
             self._prepare(entry, tune)
         except WORKER_FAILURES as problem:
-            self._fail(entry, problem)
+            self._fail_and_revive(entry, problem)
 
     def _round(self, entries: list[_Entry], number: int) -> None:
         """Each round starts with another implementation, so that drift hits all alike, and is on another input set. It
@@ -295,10 +296,22 @@ class Lane:
             self._revive(entry.role)
 
     def _revive(self, role: str) -> None:
-        """After a worker's death: all that it held, in a fresh one; what it did not hold yet is prepared in turn."""
-        for entry in self._alive():
-            if entry.role == role and entry.prepared:
-                self._prepare_again(entry, tune=True)
+        """After a worker's death: all that it held, in a fresh one; what it did not hold yet is prepared in turn. Who
+        kills that one, too, fails for it, and the others begin again."""
+        held = [entry for entry in self._alive() if entry.role == role and entry.prepared]
+        self._forget(held)
+        while left := [entry for entry in held if entry.alive and not entry.prepared]:
+            try:
+                self._prepare(left[0], tune=True)
+            except WORKER_FAILURES as problem:
+                self._fail(left[0], problem)
+                if not isinstance(problem, WorkerError):
+                    self._forget(held)
+
+    @staticmethod
+    def _forget(entries: Iterable[_Entry]) -> None:
+        for entry in entries:
+            entry.prepared = False
 
     def _trace(self, entries: list[_Entry]) -> None:
         """One more call of each, for its timeline; what goes wrong with it costs the timeline alone."""

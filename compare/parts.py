@@ -22,15 +22,16 @@ def groups_of(work: Iterable[tuple[Case, Sequence[Implementation]]]) -> Iterator
         yield list(group)
 
 
-TUNED_SECONDS = 27.0  # of a run, for what tunes alone (`Implementation.tunes`): the mean of 18 on an H200
+# Of a run, for what tunes (`Implementation.tunes`): the mean of 18 was 27 s on an H200; some lanes do so at once.
+TUNED_SECONDS = 11.0
 SHARED_SECONDS = 0.12  # of a run, for each unit of `effort`: 0.84 s of one of eight lanes, of which some wait
 TIMED_SECONDS = 0.4  # of a run, for each implementation of a case
 
 
 def effort(group: Group) -> float:
     """Grows with the time that a lane takes to compile a group: the more tensors a block has, the more is done with
-    them. Of 41 groups it has a correlation of 0.71 with the seconds that PyTorch's side took on an H200, without what
-    tunes alone."""
+    them. Of 41 groups it has a correlation of 0.71 with the seconds that PyTorch's side took on an H200, but for what
+    tunes."""
     block = BLOCKS[group[0][0].block]
     return sum(len(found) for _, found in group) * math.sqrt(len(block.inputs + block.outputs))
 

@@ -2,7 +2,7 @@
 
 Request {"method", "params"}; reply {"result"} or {"error": {"kind", "message"}}. The kinds of error:
 `wrong` (a result that must not be timed), `skipped` (this machine or package set cannot do it; the message says what
-would), `untuned` (kernels would have to be timed to choose one, and the request did not let it), `lost` (a failure
+would), `untuned` (left, because it would tune and the request did not let it; see compare.tuning), `lost` (a failure
 after which this process cannot use its GPU any more; it ends), `failed` (anything else).
 """
 
@@ -18,4 +18,4 @@ class Skip(Exception):
 
 
 class Untuned(Exception):
-    """Kernels would have to be timed to choose one, and the request did not let it."""
+    """It would tune, and the request did not let it; see compare.tuning."""

@@ -11,7 +11,8 @@ from compare.parts import Group
 
 MOST_LANES = 8
 CORES_A_LANE = 2  # two frameworks' processes; compilers have threads and processes of their own
-CONTEXT_BYTES = 2 << 30  # of the GPU's memory, which a lane's three processes have before they do anything
+LANE_BYTES = 4 << 30  # of the GPU's memory, which a lane's processes have before they do anything, or keep from before
+LEAST_BYTES = 16 << 30  # to a lane, or there are fewer
 COPIES = 32  # of inputs and outputs: two processes hold those, references and gradients, of two input sets
 WORKING_COPIES = 3  # of working_bytes: XLA's allocator takes memory in regions that double, and keeps them
 SMALL_BYTES = 2 << 30  # what a group may need that is taken in beside any others
@@ -38,8 +39,8 @@ class Room:
         """For `most` groups at most; one lane where nobody knows how much memory the GPU has."""
         if not memory_bytes:
             return Room(1, 0)
-        lanes = min(MOST_LANES, most, int(machine.usable_cores() / CORES_A_LANE), memory_bytes // (8 * CONTEXT_BYTES))
-        return Room(max(1, lanes), memory_bytes - max(1, lanes) * CONTEXT_BYTES)
+        lanes = min(MOST_LANES, most, int(machine.usable_cores() / CORES_A_LANE), memory_bytes // LEAST_BYTES)
+        return Room(max(1, lanes), memory_bytes - max(1, lanes) * LANE_BYTES)
 
     def batches(self, groups: Sequence[Group]) -> Iterator[list[Group]]:
         """Groups to be made ready at once, one a lane, in order; in a batch those first that need most. What needs more

@@ -42,8 +42,9 @@ class Framework(Side, Protocol):
         one keeps much of the GPU's memory."""
         ...
 
-    def give_back(self) -> None:
-        """Return memory that nothing holds to the GPU, which other workers share, where the framework can."""
+    def give_back(self, *, idle: bool) -> None:
+        """Return memory that nothing holds to the GPU, which other workers share, where the framework can. idle: no
+        program is left, and so no case's arrays are needed again."""
         ...
 
 
@@ -89,7 +90,7 @@ class Service:
     ) -> dict[str, Any]:
         """Compile on the stored inputs; the program stays until released. Returns compile time, the fusion graph, and
         how it is launched. scales: of the references of each input set, if they are stored already. tune: whether
-        kernels may be timed to choose one."""
+        it may tune; see compare.tuning."""
         spec = Case.from_json(case)
         paths = [Path(f) for f in folders]
         row = BLOCKS[spec.block].implementation(implementation)
@@ -97,7 +98,7 @@ class Service:
         program = self._framework.build(spec, row, paths[0], Path(dumps), tune)
         self._subjects[id] = Subject(self._framework, program, spec, paths, scales or [])
         graph = None if program.graph is None else store.to_json(program.graph)
-        self._framework.give_back()
+        self._framework.give_back(idle=False)
         return {"compile_s": program.compile_s, "graph": graph, "command_buffers": program.command_buffers}
 
     def check(self, id: str, scales: list[Any] | None = None) -> dict[str, Any]:
@@ -108,7 +109,7 @@ class Service:
         verdicts = self._subjects[id].check()
         if self.clock and all(verdict.right for verdict in verdicts):
             self._subjects[id].rehearse()
-        self._framework.give_back()
+        self._framework.give_back(idle=False)
         return {
             "errors": [v.to_json() for v in verdicts],
             "device": self._framework.device, "backend": self._framework.backend,
@@ -148,4 +149,4 @@ class Service:
 
     def release(self, id: str) -> None:
         self._subjects.pop(id, None)
-        self._framework.give_back()
+        self._framework.give_back(idle=not self._subjects)

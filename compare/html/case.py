@@ -179,7 +179,7 @@ def _remarks(member: Member) -> list[str]:
 
 def _no_peak(row: Row) -> str | None:
     reason, planned = row["peak_memory_reason"], row["peak_memory_planned_bytes"]
-    return reason if reason is None or planned is None else f"{reason}; XLA planned {formats.size(planned)}"
+    return reason if reason is None or planned is None else f"{reason}; with what XLA planned: {formats.size(planned)}"
 
 
 def _time(member: Member) -> dict[str, Any]:

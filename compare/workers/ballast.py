@@ -99,7 +99,7 @@ def _refusal(memory: Memory, planned: int) -> str | None:
     found = memory.statistics()
     if found is None or found.get("peak_bytes_in_use", -1) < found.get("bytes_in_use", 0):  # -1: not counted
         return "JAX has no memory statistics of this device"
-    pool = max(found.get("pool_bytes", -1), found["bytes_in_use"])
+    pool = held(memory)
     needed = found["peak_bytes_in_use"] - found["bytes_in_use"] + planned
     if needed <= (pool - found["bytes_in_use"]) // 2:
         return None  # the pool has it, in pieces as large as are asked for, unless it is in shreds

@@ -148,8 +148,9 @@ class TorchSide:
         if implementation.compiler != "flex":
             compiled = inductor.compile(_copy(apply), max_autotune=implementation.compiler == "inductor-max")
         program = self._program(case, compiled, attributes)
-        with inductor.timing_under(tuning.turn), inductor.capture() as captured:
-            program.compile_s = self._first_call(program, inputs, cotangents)
+        turns = tuning.Turns()
+        with inductor.timing_under(turns.turn), inductor.capture() as captured:
+            program.compile_s = self._first_call(program, inputs, cotangents) - turns.waited
         captured.write(dumps)
         graph = from_inductor(captured, versions=_versions())
         program.graph = _finished(graph, case, implementation)
@@ -313,7 +314,9 @@ class TorchSide:
     def worn(self) -> bool:
         return False  # PyTorch's allocator forgets its peak when asked to, and gives memory back
 
-    def give_back(self) -> None:
+    def give_back(self, *, idle: bool) -> None:
+        if idle:
+            self._case_folder, self._cache = None, {}
         if self._gpu:
             torch.cuda.empty_cache()  # max-autotune's candidates, float64 differences of large cases
 

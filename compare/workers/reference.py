@@ -27,13 +27,16 @@ def methods() -> dict[str, Callable[..., Any]]:
     drawn: dict[str, tuple[Tensors, Tensors]] = {}
 
     def produce_json(case: dict[str, Any], seed: int, folder: str) -> dict[str, Any]:
-        scales = produce(Case.from_json(case), seed, Path(folder), drawn.pop(folder, None))
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()  # float64 of a large case fills much of the GPU, which the other workers share
-        return scales
+        try:
+            return produce(Case.from_json(case), seed, Path(folder), drawn.pop(folder, None))
+        finally:
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()  # float64 of a large case fills much of the GPU, which other workers share
 
     def draw_json(case: dict[str, Any], seed: int, folder: str, keep: bool = False) -> None:
-        """keep: until they are asked for their references."""
+        """keep: until they are asked for their references, or another case's inputs are drawn."""
+        for other in [name for name in drawn if Path(name).parent != Path(folder).parent]:
+            del drawn[other]
         found = store_inputs(Case.from_json(case), seed, Path(folder))
         if keep:
             drawn[folder] = found

@@ -49,7 +49,7 @@ from xlafuse import compiler, directions, dump, variants  # noqa: E402
 jax.config.update("jax_hlo_source_file_canonicalization_regex", rf"^(?:{re.escape(str(PROJECT))}|.*/site-packages)/")
 
 _FLUSH_BYTES = 256 << 20  # four times an H200's L2
-_KEPT_BYTES = 4 << 30  # of the GPU's memory, which others need, too
+_KEPT_BYTES = 2 << 30  # of the GPU's memory, which others need, too
 
 
 def methods() -> dict[str, Callable[..., Any]]:
@@ -224,8 +224,10 @@ class XlaSide:
         memory = _Memory(self._device)
         return _HAS_GPU and (ballast.worn(memory) or ballast.held(memory) > _KEPT_BYTES)
 
-    def give_back(self) -> None:
+    def give_back(self, *, idle: bool) -> None:
         """XLA's allocator keeps what it has."""
+        if idle:
+            self._case_folder, self._cache = None, {}
 
     def written_late(self, program: Program, part: str, call: Callable[[], Arrays]) -> list[str]:
         call()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -277,3 +278,34 @@ def test_an_evaluation_of_one_number_is_repeated_but_not_on_a_billion() -> None:
     block = BLOCKS["cross_entropy"]
     redraws = {case.name: reference._redraws(block, case) for case in block.cases("full")}
     assert redraws == {"llama-3": 4, "32k": 4, "prime": 16, "all-ignored": 16}
+
+
+def test_inputs_are_kept_for_their_references_until_another_case_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a reference fails, as for want of memory: the other seed's inputs do not stay for good."""
+    drawn: list[str] = []
+    kept: list[bool] = []
+
+    def store(case: Case, seed: int, folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        drawn.append(f"{folder.parent.name} {seed}")
+        return {}, {}
+
+    def produce(case: Case, seed: int, folder: Path, inputs: object) -> None:
+        kept.append(inputs is not None)
+        if len(kept) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(reference, "store_inputs", store)
+    monkeypatch.setattr(reference, "produce", produce)
+    asked = reference.methods()
+    case = BLOCKS["gelu"].cases("check")[0].to_json()
+    for name in ("one", "other"):
+        for seed in (0, 1):
+            asked["draw"](case, seed, str(tmp_path / name / str(seed)), keep=True)
+        with pytest.raises(torch.OutOfMemoryError) if name == "one" else nullcontext():
+            asked["produce"](case, 0, str(tmp_path / name / "0"))
+    assert drawn == ["one 0", "one 1", "other 0", "other 1"] and kept == [True, True]
+    asked["produce"](case, 1, str(tmp_path / "one" / "1"))  # the first case's other seed: gone
+    asked["produce"](case, 1, str(tmp_path / "other" / "1"))
+    assert kept[2:] == [False, True]

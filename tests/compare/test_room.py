@@ -33,6 +33,7 @@ def test_large_ones_are_as_many_as_fit_and_small_ones_are_beside_any() -> None:
     assert names(list(room.batches([*large, small]))) == [["llama-8b", "llama-8b", "prime"], ["llama-8b"]]
     least = Room(8, 1)  # what needs more than there is, is tried
     assert names(list(least.batches([large[0], small, large[1]]))) == [["llama-8b", "prime"], ["llama-8b"]]
+    assert names(list(least.batches([small, large[0]]))) == [["llama-8b", "prime"]]  # who needs most finds most
 
 
 def test_needs_follow_what_was_planned_on_an_h200() -> None:
@@ -49,7 +50,7 @@ def test_needs_follow_what_was_planned_on_an_h200() -> None:
 
 def test_lanes_by_cores_memory_and_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "usable_cores", lambda: 16)
-    assert Room.of(141 * GB, 60) == Room(8, 125 * GB)
+    assert Room.of(141 * GB, 60) == Room(8, 109 * GB)
     assert Room.of(141 * GB, 3).lanes == 3
     assert Room.of(16 * GB, 60).lanes == 1 and Room.of(None, 60).lanes == 1
     monkeypatch.setattr(machine, "usable_cores", lambda: 5)

@@ -137,9 +137,9 @@ class Silent:
 
 def run(
     folder: Path, crew: ScriptedCrew, *implementations: str, timing: Timing | None = None,
-    blocks: tuple[str, ...] = ("vector_add",), case: str = "prime",
+    blocks: tuple[str, ...] = ("vector_add",), case: str = "prime", directions: tuple[str, ...] = (),
 ) -> dict[str, Record]:
-    plan = resolve(blocks, suite="quick", cases=[case], implementations=implementations)
+    plan = resolve(blocks, suite="quick", cases=[case], implementations=implementations, directions=directions)
     plan = replace(plan, timing=timing or Timing())
     record.create(folder, {"segments": []})
     run_device.environment(folder)
@@ -215,6 +215,39 @@ def test_after_a_death_the_others_go_on_with_the_rounds_they_have(tmp_path: Path
     assert eager and len(eager["parts"]["forward"]["device_time"]) == LEAST_ROUNDS
     assert crew.calls["prepare", "eager"] == 2  # again in the fresh process
     assert crew.calls["prepare", "xla"] == 2  # left for its turn, and in it; another process, untouched
+
+
+LOST = WorkerDied("the torch worker died (signal SIGSEGV)")
+
+
+@pytest.mark.parametrize(
+    ("faults", "failed"),
+    [
+        ({("prepare", "triton"): (2, LOST)}, {"triton"}),
+        ({("prepare", "inductor-max"): (4, LOST)}, {"inductor-max"}),
+        ({("check", "triton"): (1, LOST), ("prepare", "inductor"): (2, LOST)}, {"triton", "inductor"}),
+    ],
+    ids=["in a fresh process", "tuning in a fresh process", "of being revived"],
+)
+def test_a_second_death_costs_its_own_record_too(
+    tmp_path: Path, faults: dict[tuple[str, str], tuple[int, Exception]], failed: set[str]
+) -> None:
+    names = ("eager", "inductor", "triton", "inductor-max")
+    crew = ScriptedCrew(faults)
+    records = run(
+        tmp_path, crew, *names, timing=Timing(restarts=1), blocks=("linear",), case="llama-8b-out", directions=("fwd",)
+    )
+    assert {name: r.status for name, r in records.items()} == {
+        name: "failed" if name in failed else "ok" for name in names
+    }
+    assert {r.detail for r in records.values() if r.status == "failed"} == {str(LOST)}
+
+
+def test_a_worker_that_will_not_tune_has_failed(tmp_path: Path) -> None:
+    crew = ScriptedCrew({("prepare", "xla"): (2, WorkerError("untuned", "not even now"))})
+    records = run(tmp_path, crew, "xla", "eager")
+    assert records["xla"].status == "failed" and "not even now" in str(records["xla"].detail)
+    assert records["eager"].status == "ok"
 
 
 def test_what_is_wrong_is_not_timed(tmp_path: Path) -> None:
@@ -479,20 +512,27 @@ def test_a_run_begins_with_what_xla_chose_elsewhere(tmp_path: Path) -> None:
     assert problem == "XLA's recorded choices are of jax 0.11.2, and this is 0.10.2: it tunes all anew"
 
 
-def test_large_groups_are_as_many_as_the_memory_has_room_for_and_small_ones_beside_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_groups_wait_for_the_memory_that_they_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are cores for eight lanes, and memory for three; but of the large groups for one at a time."""
     monkeypatch.setattr(machine, "usable_cores", lambda: 16)
+    monkeypatch.setattr(room, "COPIES", 150)
     crew = ScriptedCrew({})
-    crew.memory_bytes = 96 << 30
+    crew.memory_bytes = 50 << 30
     plan = resolve(("gelu", "swiglu", "rmsnorm"), suite="quick", implementations=["xla"], directions=["fwd"])
     record.create(tmp_path, {"segments": []})
     run_device.environment(tmp_path)
     session = Session(tmp_path, tmp_path / "scratch", crew, Silent(), {}, None)  # type: ignore[arg-type]
     run_device.run(plan, session)
-    assert len(crew.siblings) == 5
+    assert len(crew.siblings) == 2
     records = record.read_records(tmp_path)[0]
     assert len(records) == 6 and {r.status for r in records} == {"ok"}
+    ids = [json.loads(line)["id"] for line in (tmp_path / "records.jsonl").read_text().splitlines()]
+    assert [name.rpartition("/fwd")[0] for name in ids] == [
+        "swiglu/llama-8b/bf16",
+        "swiglu/prime/fp32", "rmsnorm/prime/fp32", "gelu/prime/fp32",
+        "rmsnorm/llama-8b/bf16",
+        "gelu/llama-8b/bf16",
+    ]  # fmt: skip
 
 
 def test_records_are_read_in_the_order_of_the_plan(tmp_path: Path, lanes: ScriptedCrew) -> None:

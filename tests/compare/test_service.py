@@ -27,8 +27,8 @@ class Noting:
         self.asked.append("build")
         return Program(lambda inputs: (inputs, None), None, 0.0, None)
 
-    def give_back(self) -> None:
-        self.asked.append("give back")
+    def give_back(self, *, idle: bool) -> None:
+        self.asked.append("give all back" if idle else "give back")
 
 
 def test_a_right_program_is_rehearsed_before_it_is_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -61,4 +61,4 @@ def test_memory_goes_back_before_others_need_it(monkeypatch: pytest.MonkeyPatch,
     worker.prepare("a", case.to_json(), "eager", [str(tmp_path)], str(tmp_path))
     worker.check("a", [{}])
     worker.release("a")
-    assert framework.asked == ["build", "give back", "check", "give back", "give back"]
+    assert framework.asked == ["build", "give back", "check", "give back", "give all back"]

@@ -184,3 +184,20 @@ def test_a_worker_says_that_it_left_something() -> None:
     assert _error(Untuned("max-autotune times kernels"))["error"] == {
         "kind": "untuned", "message": "max-autotune times kernels",
     }  # fmt: skip
+
+
+def test_what_is_waited_for_a_turn_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = tmp_path / "tuning"
+    monkeypatch.setenv(tuning.VARIABLE, str(lock))
+    holder = subprocess.Popen(
+        [sys.executable, "-c", "import sys, time; from pathlib import Path; from compare import tuning\n"
+         "with tuning.alone(Path(sys.argv[1])): print(1, flush=True); time.sleep(1)", str(lock)],
+        cwd=PROJECT, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert holder.stdout and holder.stdout.readline() == b"1\n"
+    turns = tuning.Turns()
+    with turns.turn():
+        holder.wait()
+        waited = turns.waited
+        time.sleep(0.2)
+    assert 0.5 < waited == turns.waited

@@ -155,7 +155,9 @@ def test_ties_and_flips_are_marked(tmp_path: Path, visit: Any) -> None:
         assert cells.nth(0).get_attribute("class") == "level0 best"
 
 
-@pytest.mark.parametrize(("planned", "words"), [(5_000_000, "no room; XLA planned 5.00 MB"), (None, "no room")])
+@pytest.mark.parametrize(
+    ("planned", "words"), [(5_000_000, "no room; with what XLA planned: 5.00 MB"), (None, "no room")]
+)
 def test_a_peak_that_was_not_measured_has_its_reason_and_the_plan(
     planned: int | None, words: str, tmp_path: Path, visit: Any, ready: Any
 ) -> None:
