@@ -18,12 +18,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import signal
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 VARIABLE = "XLAFUSE_TUNING_LOCK"  # tells workers the lock's file
+LONGEST_SECONDS = 300  # of a turn; the longest compile of XLA's in reports/h200-blocks took 19 s
 
 
 def lock_of(folder: Path) -> Path:
@@ -39,10 +40,20 @@ def alone(lock: Path) -> Iterator[None]:
         yield
 
 
-def turn() -> AbstractContextManager[None]:
-    """In a worker: `alone` under its run's lock; nothing to wait for where no run names one."""
+@contextlib.contextmanager
+def turn() -> Iterator[None]:
+    """In a worker: `alone` under its run's lock; nothing to wait for where no run names one. What hangs in its turn
+    ends with its process (SIGALRM), before the requests of those who wait for theirs are given up."""
     lock = os.environ.get(VARIABLE)
-    return alone(Path(lock)) if lock else nullcontext()
+    if not lock:
+        yield
+        return
+    with alone(Path(lock)):
+        signal.alarm(LONGEST_SECONDS)
+        try:
+            yield
+        finally:
+            signal.alarm(0)
 
 
 class Turns:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -201,3 +202,27 @@ def test_what_is_waited_for_a_turn_is_counted(tmp_path: Path, monkeypatch: pytes
         waited = turns.waited
         time.sleep(0.2)
     assert 0.5 < waited == turns.waited
+
+
+def test_what_hangs_in_its_turn_ends_and_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in code that Python cannot interrupt."""
+    lock = tmp_path / "tuning"
+    monkeypatch.setenv(tuning.VARIABLE, str(lock))
+    code = (
+        "import ctypes; from compare import tuning; tuning.LONGEST_SECONDS = 1\n"
+        "with tuning.turn(): print(1, flush=True); ctypes.CDLL(None).pause()"
+    )
+    hanging = subprocess.Popen([sys.executable, "-c", code], cwd=PROJECT, stdout=subprocess.PIPE)
+    assert hanging.stdout and hanging.stdout.readline() == b"1\n"
+    with tuning.turn():
+        assert hanging.wait(10) == -signal.SIGALRM
+
+
+def test_a_turn_within_its_time_ends_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(tuning.VARIABLE, str(tmp_path / "tuning"))
+    code = (
+        "import time; from compare import tuning; tuning.LONGEST_SECONDS = 1\n"
+        "with tuning.turn(): pass\n"
+        "time.sleep(1.5)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=PROJECT).returncode == 0
