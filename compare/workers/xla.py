@@ -67,6 +67,7 @@ class XlaSide:
         self.device = self._device.device_kind if _HAS_GPU else "cpu"
         self._case_folder: Path | None = None
         self._cache: dict[Any, Any] = {}
+        self._unchosen: set[tuple[str, str, str]] = set()  # what was looked for among known choices in vain
         self._flush_buffer: Any = None
 
     def environment(self) -> dict[str, Any]:
@@ -142,21 +143,35 @@ class XlaSide:
         else:
             apply = implementation.load()
         compile_half = functools.partial(
-            compiler.compile, variant="unfused" if implementation.compiler == "xla-unfused" else "default",
-            matmul_precision="tf32" if case.precision == "tf32" else "ieee", command_buffers=command_buffers,
-            target=target, turn=tuning.turn if tune else None, reuses=_CHOSEN is not None,
+            self._compile_half, case, implementation, dumps, target=target, command_buffers=command_buffers, tune=tune
         )
         if case.direction == "fwd":
-            return {"forward": compile_half(directions.forward(apply, attributes), [inputs], dump_to=dumps / "forward")}
+            return {"forward": compile_half("forward", directions.forward(apply, attributes), [inputs])}
         if case.direction == "joint":
             step = directions.joint(apply, attributes, [t.name for t in BLOCKS[case.block].outputs])
-            return {"forward": compile_half(step, [inputs], dump_to=dumps / "forward")}
+            return {"forward": compile_half("forward", step, [inputs])}
         recompute = implementation.compiler == "xla-remat"
         save, differentiate = directions.train_halves(apply, attributes, recompute=recompute)
-        forward = compile_half(save, [inputs], dump_to=dumps / "forward")
+        forward = compile_half("forward", save, [inputs])
         residuals = forward.output_structs[1]
-        backward = compile_half(differentiate, [residuals, cotangents], dump_to=dumps / "backward")
+        backward = compile_half("backward", differentiate, [residuals, cotangents])
         return {"forward": forward, "backward": backward}
+
+    def _compile_half(
+        self, case: Case, implementation: Implementation, dumps: Path, part: str, function: Callable[..., Any],
+        arguments: list[Any], *, target: compiler.Target | None, command_buffers: variants.CommandBuffers, tune: bool,
+    ) -> compiler.Compilation:
+        name = case.id, implementation.name, part
+        try:
+            return compiler.compile(
+                function, arguments, variant="unfused" if implementation.compiler == "xla-unfused" else "default",
+                matmul_precision="tf32" if case.precision == "tf32" else "ieee", command_buffers=command_buffers,
+                target=target, dump_to=dumps / part, turn=tuning.turn if tune else None,
+                reuses=_CHOSEN is not None and name not in self._unchosen,
+            )
+        except compiler.Unchosen:
+            self._unchosen.add(name)
+            raise
 
     # What compare.subject asks of a framework.
 

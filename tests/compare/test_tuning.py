@@ -38,10 +38,12 @@ def compile(function, args, *, turn, reuses, **others):
     raise xla.compiler.Unchosen("one of them")
 
 xla.compiler.compile, xla._HAS_GPU = compile, True
-side = xla.XlaSide.__new__(xla.XlaSide)
-side.inputs = side.cotangents = lambda folder, case: {}
+block = BLOCKS["gelu"]
 for xla._CHOSEN, tune in ((None, False), (None, True), (Path("chosen"), False), (Path("chosen"), True)):
-    block = BLOCKS["gelu"]
+    if not tune:
+        side = xla.XlaSide.__new__(xla.XlaSide)
+        side._unchosen = set()
+        side.inputs = side.cotangents = lambda folder, case: {}
     try:
         side.build(block.cases("check")[0], block.implementation("xla"), Path(), Path(), tune)
     except Untuned as problem:
@@ -150,7 +152,7 @@ def test_xlas_worker_compiles_without_its_turn_what_it_finds_chosen() -> None:
         "nothing that XLA chose is known",
         ["turn", False], "one of them",
         [None, True], "one of them",
-        ["turn", True], "one of them",
+        ["turn", False], "one of them",  # it need not be looked for again
     ]  # fmt: skip
 
 
