@@ -91,6 +91,8 @@ class ScriptedCrew:
             raise fault
         if method in ("check", "measure", "measure_mode", "trace") and name not in held:
             raise WorkerError("failed", f"KeyError: {name}")
+        if method == "draw":
+            assert params["keep"], "the references are of these inputs"
         if method == "worn":
             return role in self.worn
         if method == "prepare":
