@@ -63,12 +63,13 @@ class Lane:
                 entry.record.status, entry.record.detail, entry.alive = "skipped", reason, False
         self._data = None
 
-    def worn(self) -> set[str]:
-        """The frameworks whose old processes could no longer measure peak memory, or keep memory that others need."""
+    def worn(self, kept: int | None) -> set[str]:
+        """The frameworks whose old processes could no longer measure peak memory, or keep more than `kept` bytes of the
+        GPU's."""
         found = set()
         for role in filter(self.crew.has, ("torch", "xla")):
             with contextlib.suppress(*WORKER_FAILURES):  # who cannot answer fails again, in its record
-                if self.crew.ask(role, "worn"):
+                if self.crew.ask(role, "worn", kept=kept):
                     found.add(role)
         return found
 

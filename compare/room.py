@@ -11,7 +11,8 @@ from compare.parts import Group
 
 MOST_LANES = 8
 CORES_A_LANE = 2  # two frameworks' processes; compilers have threads and processes of their own
-LANE_BYTES = 4 << 30  # of the GPU's memory, which a lane's processes have before they do anything, or keep from before
+KEPT_BYTES = 2 << 30  # of the GPU's memory, which one process may keep from earlier groups
+LANE_BYTES = KEPT_BYTES + (2 << 30)  # which a lane's three processes have before they do anything
 LEAST_BYTES = 16 << 30  # to a lane, or there are fewer
 COPIES = 32  # of inputs and outputs: two processes hold those, references and gradients, of two input sets
 WORKING_COPIES = 3  # of working_bytes: XLA's allocator takes memory in regions that double, and keeps them
@@ -33,6 +34,11 @@ class Room:
 
     lanes: int
     bytes: int
+
+    @property
+    def kept(self) -> int | None:
+        """How many bytes a process may keep; None where nobody else needs them."""
+        return KEPT_BYTES if self.lanes > 1 else None
 
     @staticmethod
     def of(memory_bytes: int | None, most: int) -> Room:

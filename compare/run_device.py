@@ -54,7 +54,7 @@ def run(plan: Plan, session: Session) -> None:
     starved: list[Group] = []
     try:
         for batch in room.batches(groups):
-            _replace_worn(lanes, session)
+            _replace_worn(lanes, room.kept, session)
             starved += _run_batch(lanes, batch, plan, session, alone=len(lanes) == 1)
         for group in starved:
             session.progress.say("making room: what found no memory beside other cases is done again alone")
@@ -213,9 +213,9 @@ def _make_room(lanes: Sequence[Lane], session: Session) -> None:
     _join_autotune_results(session.folder / "target" / "xla")
 
 
-def _replace_worn(lanes: Sequence[Lane], session: Session) -> None:
+def _replace_worn(lanes: Sequence[Lane], kept: int | None, session: Session) -> None:
     """End those processes; while nobody compiles, as XLA's processes write what is joined."""
-    worn = [(lane, roles) for lane in lanes if (roles := lane.worn())]
+    worn = [(lane, roles) for lane in lanes if (roles := lane.worn(kept))]
     if worn:
         session.progress.say("starting fresh workers, for memory and to go on measuring its peak")
         _at_once([partial(lane.crew.dismiss, roles) for lane, roles in worn])

@@ -37,9 +37,9 @@ class Framework(Side, Protocol):
         of the process fails with the same error (CUDA Runtime API, cudaErrorIllegalAddress)."""
         ...
 
-    def worn(self) -> bool:
+    def worn(self, kept: int | None) -> bool:
         """Whether a fresh process could measure peak memory where this one may not (compare.workers.ballast), or this
-        one keeps much of the GPU's memory."""
+        one keeps more than `kept` bytes of the GPU's memory."""
         ...
 
     def give_back(self, *, idle: bool) -> None:

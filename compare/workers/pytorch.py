@@ -311,7 +311,7 @@ class TorchSide:
         if self._gpu:
             torch.cuda.synchronize()
 
-    def worn(self) -> bool:
+    def worn(self, kept: int | None) -> bool:
         return False  # PyTorch's allocator forgets its peak when asked to, and gives memory back
 
     def give_back(self, *, idle: bool) -> None:

@@ -49,7 +49,6 @@ from xlafuse import compiler, directions, dump, variants  # noqa: E402
 jax.config.update("jax_hlo_source_file_canonicalization_regex", rf"^(?:{re.escape(str(PROJECT))}|.*/site-packages)/")
 
 _FLUSH_BYTES = 256 << 20  # four times an H200's L2
-_KEPT_BYTES = 2 << 30  # of the GPU's memory, which others need, too
 
 
 def methods() -> dict[str, Callable[..., Any]]:
@@ -235,9 +234,9 @@ class XlaSide:
     def peak_memory(self, program: Program, part: str, call: Callable[[], Any]) -> Peak:
         return ballast.peak(_Memory(self._device), lambda: _finish(call()), program.allocations[part])
 
-    def worn(self) -> bool:
+    def worn(self, kept: int | None) -> bool:
         memory = _Memory(self._device)
-        return _HAS_GPU and (ballast.worn(memory) or ballast.held(memory) > _KEPT_BYTES)
+        return _HAS_GPU and (ballast.worn(memory) or (kept is not None and ballast.held(memory) > kept))
 
     def give_back(self, *, idle: bool) -> None:
         """XLA's allocator keeps what it has."""

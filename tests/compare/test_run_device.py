@@ -59,6 +59,7 @@ class ScriptedCrew:
         self.running = True  # its workers, from the beginning
         self.memory_bytes = 0  # of the GPU: room for one lane
         self.worn: set[str] = set()
+        self.may_keep: int | None = -1  # bytes, as it was last asked
         self.chosen: set[str] = set()  # roles whose choices of kernels are known to a later process
         self.measured: list[tuple[str, int]] = []  # what, on which input set, in order
         self.restarted: list[int] = []  # after how many of those
@@ -94,6 +95,7 @@ class ScriptedCrew:
         if method == "draw":
             assert params["keep"], "the references are of these inputs"
         if method == "worn":
+            self.may_keep = params["kept"]
             return role in self.worn
         if method == "prepare":
             if not params["tune"] and (name == "inductor-max" or (role == "xla" and role not in self.chosen)):
@@ -172,6 +174,7 @@ def test_a_worker_that_can_no_longer_measure_peaks_is_replaced_before_the_next_c
     crew.worn.add("xla")
     records = run(tmp_path, crew, "xla", "eager")
     assert crew.restarted == [0] and not crew.worn  # before anything was measured, and once
+    assert crew.may_keep is None  # who is alone may keep the GPU's memory
     assert {r.status for r in records.values()} == {"ok"}
 
 
@@ -432,6 +435,7 @@ def test_memory_that_is_kept_goes_back_before_the_next_groups_also_from_lanes_wi
     run(tmp_path, lanes, "xla", "triton", blocks=THREE)
     (sibling,) = lanes.siblings
     assert len(lanes.restarted) == len(sibling.restarted) == 1 and sibling.worn == set() and lanes.worn == {"xla"}
+    assert lanes.may_keep == sibling.may_keep == room.KEPT_BYTES
 
 
 def test_what_finds_no_memory_alone_has_failed(tmp_path: Path) -> None:
