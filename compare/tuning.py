@@ -3,8 +3,8 @@ in turns, and Inductor's time in turns.
 
 To tune is what takes long of that: `inductor-max`, and XLA where it does not find its choices made already. It waits
 until nothing else of a batch is compiled or checked. What Inductor times by default, a few configurations of a kernel
-and paddings of a product, it times beside others' first calls: of 40 of its programs on an H200, 38 took what they took
-in other runs, within 5%, and two 1.10 times as long.
+and paddings of a product, it times beside others' first calls: of 40 of its programs on an H200, 36 took what they took
+in an earlier run, within 5%, two less, as their random numbers had become cheaper, and two 1.10 times as long.
 
 What comes before and after XLA's compile (tracing, graphs, dumps) takes as long again, side by side. What it chooses
 so is as good as alone: 17 programs of moe and gpt2_block took 1.003 times as long as those tuned alone, in the median,

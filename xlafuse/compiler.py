@@ -131,10 +131,9 @@ def compile(
     in one piece does not copy them either.
 
     Raises Unchosen where turn is None and there is a kernel to choose, variants.FusionNotOff if
-    variant="unfused" still fused, RuntimeError when a process that replayed
-    one set of autotune results is asked to compile a target with another or none (XLA keeps what it loaded
-    for the life of the process), ValueError for autotune results of another jax version, and whatever jax
-    raises.
+    variant="unfused" still fused, RuntimeError when a process that replayed one set of autotune results is
+    asked to compile a target with another or none (XLA keeps what it loaded for the life of the process),
+    ValueError for autotune results of another jax version, and whatever jax raises.
     """
     _jax_private.check_version()
     structs = _structs(tuple(args), target)
