@@ -38,6 +38,11 @@ class Crew:
         """Whether a worker of this role was started and not ended since; asking another one would start it."""
         return role in self._workers
 
+    @property
+    def empty(self) -> bool:
+        """Whether no worker was started, or all were ended since."""
+        return not self._workers
+
     def ask(self, role: str, method: str, *, timeout: float = 900.0, **params: Any) -> Any:
         """Raises WorkerError, WorkerDied or WorkerTimeout; after the last two the next ask starts a fresh process."""
         with self._lock(role):

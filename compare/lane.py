@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from compare import conditions, timeline
@@ -22,8 +23,14 @@ from compare.session import Data, Session, judge, note_failure, widest
 from compare.spec import Implementation
 from compare.timing import MAIN, Timing
 
+MakeRoom = Callable[[], bool]
+
 ROUND_SECONDS = 0.015  # of timed calls, for each implementation in each round and mode
 _OUT_OF_MEMORY = ("out of memory", "OutOfMemory", "RESOURCE_EXHAUSTED")
+
+
+def _wants_memory(detail: str) -> bool:
+    return any(words in detail for words in _OUT_OF_MEMORY)
 
 
 @dataclass
@@ -55,6 +62,7 @@ class Lane:
         self.session, self.crew, self._timing = session, crew, timing
         self._cases: list[list[_Entry]] = []
         self._data: Data | None = None
+        self._make_room: MakeRoom = lambda: False
 
     def take(self, group: Group) -> None:
         self._cases = [[_Entry(self.session.new(case, i), i) for i in found] for case, found in group]
@@ -108,8 +116,10 @@ class Lane:
         self._start()
         self._by_role(self._prepare_again, list(self._alive()))
 
-    def measure(self, process: int) -> None:
-        """Those rounds of each case that belong to this process; the GPU is this lane's alone."""
+    def measure(self, process: int, make_room: MakeRoom) -> None:
+        """Those rounds of each case that belong to this process; the GPU is this lane's alone. make_room: called where
+        something finds no memory; what it says is whether trying again is worth while."""
+        self._make_room = make_room
         for entries in self._cases:
             self.session.progress.say(f"timing {entries[0].record.case.id}")
             for number in range(self._timing.rounds):
@@ -118,8 +128,7 @@ class Lane:
 
     def starved(self) -> bool:
         """Whether something of the group failed for want of memory."""
-        details = [e.record.detail or "" for e in self._entries() if e.record.status == "failed"]
-        return any(words in detail for detail in details for words in _OUT_OF_MEMORY)
+        return any(_wants_memory(e.record.detail or "") for e in self._entries() if e.record.status == "failed")
 
     @property
     def busy(self) -> bool:
@@ -259,17 +268,23 @@ class Lane:
                     self._measure_mode(entry, mode, number)
 
     def _measure_main(self, entry: _Entry, number: int) -> None:
+        ask = partial(
+            self.crew.ask, entry.role, "measure", id=entry.record.id, seconds=ROUND_SECONDS, first=number == 0,
+            input_set=number, timeout=300,
+        )  # fmt: skip
         try:
-            entry.rounds.append(
-                self.crew.ask(
-                    entry.role, "measure", id=entry.record.id, seconds=ROUND_SECONDS, first=number == 0,
-                    input_set=number, timeout=300,
-                )
-            )
-            entry.processes.append(self._timing.process_of(number))
-            entry.conditions.append(conditions.read())
+            try:
+                found = ask()
+            except WorkerError as problem:
+                if not (_wants_memory(problem.message) and self._make_room()):
+                    raise
+                found = ask()
         except WORKER_FAILURES as problem:
             self._fail_and_revive(entry, problem)
+            return
+        entry.rounds.append(found)
+        entry.processes.append(self._timing.process_of(number))
+        entry.conditions.append(conditions.read())
 
     def _measure_mode(self, entry: _Entry, mode: str, number: int) -> None:
         """Unlike the main mode, one that cannot be had costs itself alone, with the reason."""

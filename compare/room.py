@@ -15,7 +15,7 @@ KEPT_BYTES = 2 << 30  # of the GPU's memory, which one process may keep from ear
 LANE_BYTES = KEPT_BYTES + (2 << 30)  # which a lane's three processes have before they do anything
 LEAST_BYTES = 16 << 30  # to a lane, or there are fewer
 COPIES = 32  # of inputs and outputs: two processes hold those, references and gradients, of two input sets
-WORKING_COPIES = 3  # of working_bytes: XLA's allocator takes memory in regions that double, and keeps them
+WORKING_COPIES = 4  # of working_bytes: XLA's allocator takes memory in regions that double, and keeps them
 SMALL_BYTES = 2 << 30  # what a group may need that is taken in beside any others
 
 
@@ -49,9 +49,10 @@ class Room:
         return Room(max(1, lanes), memory_bytes - max(1, lanes) * LANE_BYTES)
 
     def batches(self, groups: Sequence[Group]) -> Iterator[list[Group]]:
-        """Groups to be made ready at once, one a lane, in order; in a batch those first that need most. What needs more
-        than there is has but small ones beside it."""
-        left = list(groups)
+        """Groups to be made ready at once, one a lane, in order, but first what needs more than half of the room: while
+        there are small ones to be beside it. In a batch those first that need most. What needs more than there is has
+        but small ones beside it."""
+        left = sorted(groups, key=lambda group: needs(group) > self.bytes // 2, reverse=True)
         while left:
             batch: list[Group] = []
             later: list[Group] = []

@@ -74,7 +74,7 @@ def _run_batch(
     lanes: Sequence[Lane], batch: Sequence[Group], plan: Plan, session: Session, *, alone: bool
 ) -> list[Group]:
     """A group a lane; returns those that want for memory, without a record of them where other lanes had some."""
-    lanes = lanes[: len(batch)]
+    every, lanes = lanes, lanes[: len(batch)]
     took = _Stopwatch()
     for lane, group in zip(lanes, batch, strict=True):
         lane.take(group)
@@ -94,8 +94,9 @@ def _run_batch(
             took.lap("compiling again")
             _at_once([lane.tune for lane in lanes])
             took.lap("tuning")
-        for lane in lanes:
-            lane.measure(process)
+        for lane in reversed(lanes):  # who has most comes last, when others can make room
+            if alone or not lane.starved():
+                lane.measure(process, partial(_end_idle, every, session))
             if process == plan.timing.restarts and (alone or not lane.starved()):
                 lane.finish()
         took.lap("timing")
@@ -205,6 +206,16 @@ def _join_autotune_results(folder: Path) -> None:
 
 def _leave_in_pack(session: Session, name: str, content: dict[str, Any]) -> None:
     (session.folder / "target" / name).write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _end_idle(lanes: Sequence[Lane], session: Session) -> bool:
+    """End the processes of lanes that are done with their groups, for the memory that those keep; whether there were
+    any."""
+    idle = [lane for lane in lanes if not lane.busy and not lane.crew.empty]
+    if idle:
+        session.progress.say("making room: processes that are done end")
+        _make_room(idle, session)
+    return bool(idle)
 
 
 def _make_room(lanes: Sequence[Lane], session: Session) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from compare import archive, graphs, machine, record, timeline
 from compare.blocks import BLOCKS
-from compare.check import Verdict, describe
+from compare.check import Verdict, alike, describe
 from compare.client import WorkerDied, WorkerError, WorkerTimeout
 from compare.crew import Crew
 from compare.graph import store
@@ -131,10 +131,12 @@ class Session:
 
     def refer(self, data: Data, crew: Crew) -> None:
         """float64 references of what was drawn. Raises what the crew raises."""
-        data.scales = [
-            crew.ask("reference", "produce", case=data.case.to_json(), seed=seed, folder=str(path))
-            for seed, path in zip(SEEDS, data.folders, strict=True)
-        ]
+        data.scales = alike(
+            [
+                crew.ask("reference", "produce", case=data.case.to_json(), seed=seed, folder=str(path))
+                for seed, path in zip(SEEDS, data.folders, strict=True)
+            ]
+        )
 
     def keep_graph(self, entry: Record, graph: FusionGraph) -> None:
         """Write a record's fusion graph into the run folder; the record names it and says what it comes to."""

@@ -59,11 +59,18 @@ def cudnn_unsupported(case: Case) -> str | None:
 
 def flex_unsupported(case: Case) -> str | None:
     """On an H200 (torch 2.11.0), of lengths (128, 1033, 900): with 3 heads that share keys the second and third
-    sequence were wrong, as if all had one block; with 4, which another kernel takes, all were right."""
+    sequence were wrong, as if all had one block; with 4, which another kernel takes, all were right. Of keys of 2^31
+    numbers Triton refused its source: 'block_n_end if block_n_end <= block_n_last_valid else block_n_last_valid' is of
+    int64 and int32."""
     group = case.sizes["heads"] // case.sizes["kv_heads"]
-    if group & (group - 1) == 0:
-        return None
-    return f"FlexAttention takes the first sequence's length for all where {group} heads share keys, no power of two"
+    if group & (group - 1):
+        return (
+            f"FlexAttention takes the first sequence's length for all where {group} heads share keys, no power of two"
+        )
+    keys = math.prod(case.sizes[axis] for axis in CACHE)
+    if keys >= 2**31:
+        return f"FlexAttention's decoding kernel does not compile for keys of 2^31 numbers or more, here {keys}"
+    return None
 
 
 def sizes(batch: int, heads: int, kv_heads: int, capacity: int, head_dim: int, shortest: int) -> Sizes:

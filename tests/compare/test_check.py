@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compare.check import Scale, Verdict, describe, relative_error
+from compare.check import Scale, Verdict, alike, describe, relative_error
 
 
 def largest_difference(a: np.ndarray, b: np.ndarray) -> float:
@@ -17,6 +17,7 @@ def largest_difference(a: np.ndarray, b: np.ndarray) -> float:
 
 
 finite = st.floats(-1e3, 1e3)
+SCALE = {"rms": 1.0, "largest": 4.0}
 
 
 @given(st.lists(finite, min_size=1, max_size=20), st.floats(1e-3, 1e3))
@@ -27,6 +28,17 @@ def test_error_is_the_largest_difference_over_rms(values: list[float], rms: floa
     expected = abs(moved - reference).max() / rms
     assert relative_error(moved, reference, rms, largest_difference) == pytest.approx(expected)
     assert relative_error(reference, reference, rms, largest_difference) == 0
+
+
+def test_input_sets_are_judged_by_the_one_where_plain_code_errs_most() -> None:
+    sets = [
+        {"loss": {"rms": 2.0, "largest": 2.0, "independent_error": 2e-5}, "d_x": SCALE | {"independent_error": 0.1}},
+        {"loss": {"rms": 3.0, "largest": 3.0, "independent_error": 4e-7}, "d_x": SCALE | {"independent_error": 0.2}},
+    ]
+    found = alike(sets)
+    assert [each["loss"] for each in found] == [sets[0]["loss"], sets[1]["loss"] | {"independent_error": 2e-5}]
+    assert [each["d_x"]["independent_error"] for each in found] == [0.2, 0.2]
+    assert sets[1]["loss"]["independent_error"] == 4e-7
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

@@ -36,6 +36,12 @@ def test_large_ones_are_as_many_as_fit_and_small_ones_are_beside_any() -> None:
     assert names(list(least.batches([small, large[0]]))) == [["llama-8b", "prime"]]  # who needs most finds most
 
 
+def test_what_needs_most_of_the_room_goes_while_there_are_small_ones_to_be_beside_it() -> None:
+    large, small = group("swiglu", "llama-8b"), [group(block, "prime") for block in ("gelu", "rmsnorm", "swiglu")]
+    room = Room(2, needs(large))
+    assert list(room.batches([*small, large])) == [[large, small[0]], small[1:]]
+
+
 def test_needs_follow_what_was_planned_on_an_h200() -> None:
     """GiB of the largest call that XLA plans for jax 0.11.2: what it is given, gives and has meanwhile."""
     planned = {

@@ -53,17 +53,24 @@ def product(a, b, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def add_product_apart(c, a, b, PRECISION: tl.constexpr):
+    """c + a @ b, whose inner axis is summed before it meets c: in tensor cores an addition cuts off instead of
+    rounding, the more the larger the sum is. Written as an fma, because Triton turns c + dot(a, b) back into one
+    accumulation."""
+    return tl.fma(tl.dot(a, b, input_precision=PRECISION), 1.0, c)
+
+
+@triton.jit
 def add_product(c, a, b, PRECISION: tl.constexpr):
     """c + a @ b; IEEE float32 and fp8 products sum the inner axis of the tile before they meet c.
 
     Of fp8, because Hopper's tensor cores sum with some 14 bits (DeepSeek-V3, arXiv:2412.19437, section 3.3.2).
-    One sequential sum over a long inner axis erred 3 to 4 times as much as cuBLAS (H200, 1021 and 1536 terms). The sum
-    is written as an fma because Triton turns c + dot(a, b) back into one accumulation.
+    One sequential sum over a long inner axis erred 3 to 4 times as much as cuBLAS (H200, 1021 and 1536 terms).
     """
     if PRECISION == "tf32":
         return tl.dot(round_to_tf32(a), round_to_tf32(b), c, input_precision=PRECISION)
     elif a.dtype == tl.float32:
-        return tl.fma(tl.dot(a, b, input_precision=PRECISION), 1.0, c)
+        return add_product_apart(c, a, b, PRECISION)
     elif a.dtype.is_fp8():
         return tl.dot(a, b, c, max_num_imprecise_acc=a.shape[1])
     else:

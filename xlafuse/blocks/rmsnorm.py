@@ -3,6 +3,8 @@
 import jax
 import jax.numpy as jnp
 
+from xlafuse.blocks.linear import spread
+
 
 def rmsnorm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     """Normalise over the last axis in float32; cast to x's dtype before the weight multiplies (Llama)."""
@@ -12,7 +14,7 @@ def rmsnorm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     with jax.named_scope("normalize"):
         normalized = (wide * jax.lax.rsqrt(mean_square + eps)).astype(x.dtype)
     with jax.named_scope("weight"):
-        return normalized * weight
+        return normalized * spread(weight, normalized)
 
 
 def apply(inputs: dict[str, jax.Array], *, eps: float) -> dict[str, jax.Array]:

@@ -146,8 +146,8 @@ def test_rejects() -> None:
 @pytest.mark.parametrize(
     ("sound", "broken"),
     [
-        ("exponentials *= tl.exp2((maximum - reference) * LOG2_E)", "pass"),
-        ("tl.exp2((x - reference) * LOG2_E)", "tl.exp2(x - reference)"),
+        ("exponentials *= tl.exp2((maximum - new_maximum) * LOG2_E)", "pass"),
+        ("tl.exp2((x - new_maximum) * LOG2_E)", "tl.exp2(x - new_maximum)"),
         ("x if inside is None else tl.where(inside, x, 0.0)", "x"),
         ("if whole < end:", "if whole > end:"),
         ("* (1.0 / classes)", "* (0.9 / classes)"),
