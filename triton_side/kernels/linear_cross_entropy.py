@@ -37,7 +37,6 @@ from triton_side.kernels._tiles import DESCRIPTOR_ALIGNMENT, product_precision, 
 from triton_side.kernels.cross_entropy import (
     Saved,
     check_labels,
-    finite_reference,
     launch_mean,
     loss_slope,
     token_loss,
@@ -79,6 +78,13 @@ DLOGITS = (
 DW = (gradient("dot", "product", "dw"),)
 DH = (gradient("dot", "product", "dh"),)
 DH_ADDED = (*DH, gradient("add", "product", "dh"))
+
+
+@triton.jit
+def finite_reference(maximum):
+    """What is subtracted from logits before exp: their maximum. While all are -inf, any finite number keeps the sum at
+    zero; -inf - -inf would make it NaN."""
+    return tl.where(maximum == -float("inf"), 0.0, maximum)
 
 
 def projection_flops(shapes: Shapes) -> float:

@@ -335,7 +335,7 @@ MUTATIONS = [
     ),
     Mutation(
         "cross_entropy_forward_kernel", cross_entropy,
-        "tl.full([1, lanes, 1], LOWEST, tl.float32)", 'tl.full([1, lanes, 1], -float("inf"), tl.float32)',
+        "tl.full([lanes, 1], LOWEST, tl.float32)", 'tl.full([lanes, 1], -float("inf"), tl.float32)',
         cross_entropy_problems,
     ),
     Mutation(
