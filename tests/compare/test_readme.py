@@ -25,8 +25,8 @@ def test_a_table_is_what_its_command_prints(what: str) -> None:
     assert found[2] == printed.strip()
 
 
-@pytest.mark.parametrize("name", ["h200-quick", "h200-blocks"])
-def test_the_committed_run_is_whole_and_its_tables_are_its_own(name: str) -> None:
+@pytest.mark.parametrize("name", ["h200-quick", "h200-blocks", "h200-full"])
+def test_the_tables_of_a_committed_run_are_its_own(name: str) -> None:
     run = PROJECT / "reports" / name
     for table, options in (("report.md", ["--markdown"]), ("matrix.md", ["--matrix", "--markdown"])):
         command = [sys.executable, "-m", "compare", "report", str(run), *options]
@@ -51,7 +51,7 @@ def test_every_committed_run_is_linked() -> None:
     assert [run for run in runs if f'href="{run}/report.html"' not in text] == []
 
 
-@pytest.mark.parametrize("name", ["h200-quick", "h200-blocks"])
+@pytest.mark.parametrize("name", ["h200-quick", "h200-blocks", "h200-full"])
 def test_pages_have_as_many_records_as_the_run(name: str) -> None:
     records, _ = read_records(PROJECT / "reports" / name)
     right = sum(each.status == "ok" for each in records)
