@@ -37,6 +37,7 @@ from triton_side.kernels import (  # noqa: E402
     moe,
     moe_routing,
     rope,
+    softmax,
 )
 from triton_side.kernels._launch import FlatConfig, RowConfig, multiprocessors  # noqa: E402
 from triton_side.kernels.matmul import MatmulConfig, pointer_config  # noqa: E402
@@ -98,6 +99,15 @@ def rows_of(
         launch, row_candidates(resident), (2.0 * matrices * 8192 * 4096, "B"),
         lambda given: configure(8192, 4096, 2, multiprocessors(given[0].device)),
     )  # fmt: skip
+
+
+def walked_candidates() -> Iterable[RowConfig]:
+    """For rows that are walked, of 132 multiprocessors: up to 64 warps on each."""
+    for columns, warps, stages, resident in itertools.product(
+        (2048, 4096, 8192, 16384), (4, 8, 16, 32), (1, 2, 3), (1, 2, 3, 4, 6, 8)
+    ):
+        if warps * resident <= 64 and 8 <= columns // (32 * warps) <= 32:
+            yield RowConfig(1, columns, warps, stages, 132 * resident)
 
 
 def normalised(given: tuple[torch.Tensor, ...], config: RowConfig) -> Any:
@@ -200,6 +210,10 @@ KERNELS = {
         lambda given: rope.configure(
             8192, 32, 8, 128, 2, torch.cuda.get_device_properties(0).multi_processor_count
         ),
+    ),
+    "softmax-vocabulary": Kernel(
+        lambda: normal(4096, 50257), softmax.forward, tuple(walked_candidates()), (4.0 * 4096 * 50257, "B"),
+        lambda x: softmax.configure_forward(4096, 50257, 2, multiprocessors(x.device)),
     ),
     "layernorm": rows_of(normalised, layernorm.configure_forward, 2),
     "dropout_residual_norm": rows_of(dropped, dropout_residual_norm.configure_forward, 4),
