@@ -62,7 +62,6 @@ class Lane:
         self.session, self.crew, self._timing = session, crew, timing
         self._cases: list[list[_Entry]] = []
         self._data: Data | None = None
-        self._make_room: MakeRoom = lambda: False
 
     def take(self, group: Group) -> None:
         self._cases = [[_Entry(self.session.new(case, i), i) for i in found] for case, found in group]
@@ -119,12 +118,11 @@ class Lane:
     def measure(self, process: int, make_room: MakeRoom) -> None:
         """Those rounds of each case that belong to this process; the GPU is this lane's alone. make_room: called where
         something finds no memory; what it says is whether trying again is worth while."""
-        self._make_room = make_room
         for entries in self._cases:
             self.session.progress.say(f"timing {entries[0].record.case.id}")
             for number in range(self._timing.rounds):
                 if self._timing.process_of(number) == process:
-                    self._round(entries, number)
+                    self._round(entries, number, make_room)
 
     def starved(self) -> bool:
         """Whether something of the group failed for want of memory."""
@@ -253,7 +251,7 @@ class Lane:
         except WORKER_FAILURES as problem:
             self._fail_and_revive(entry, problem)
 
-    def _round(self, entries: list[_Entry], number: int) -> None:
+    def _round(self, entries: list[_Entry], number: int, make_room: MakeRoom) -> None:
         """Each round starts with another implementation, so that drift hits all alike, and is on another input set. It
         visits all in the main mode, then all in the next one."""
         for mode in (MAIN, *self._timing.modes):
@@ -263,11 +261,11 @@ class Lane:
                 if not entry.alive:  # its worker died under another implementation and could not prepare it again
                     continue
                 if mode == MAIN:
-                    self._measure_main(entry, number)
+                    self._measure_main(entry, number, make_room)
                 elif mode not in entry.unavailable:
                     self._measure_mode(entry, mode, number)
 
-    def _measure_main(self, entry: _Entry, number: int) -> None:
+    def _measure_main(self, entry: _Entry, number: int, make_room: MakeRoom) -> None:
         ask = partial(
             self.crew.ask, entry.role, "measure", id=entry.record.id, seconds=ROUND_SECONDS, first=number == 0,
             input_set=number, timeout=300,
@@ -276,7 +274,7 @@ class Lane:
             try:
                 found = ask()
             except WorkerError as problem:
-                if not (_wants_memory(problem.message) and self._make_room()):
+                if not (_wants_memory(problem.message) and make_room()):
                     raise
                 found = ask()
         except WORKER_FAILURES as problem:
