@@ -37,11 +37,15 @@ def effort(group: Group) -> float:
     return sum(len(found) for _, found in group) * math.sqrt(len(block.inputs + block.outputs))
 
 
+def tuned(group: Group) -> int:
+    """How many of its implementations tune."""
+    return sum(implementation.tunes for _, found in group for implementation in found)
+
+
 def seconds(group: Group) -> float:
     """By which a group makes a run longer, roughly."""
-    implementations = [implementation for _, found in group for implementation in found]
-    tuned = sum(implementation.tunes for implementation in implementations)
-    return SHARED_SECONDS * effort(group) + TIMED_SECONDS * len(implementations) + TUNED_SECONDS * tuned
+    implementations = sum(len(found) for _, found in group)
+    return SHARED_SECONDS * effort(group) + TIMED_SECONDS * implementations + TUNED_SECONDS * tuned(group)
 
 
 def part_of(plan: Plan, part: str) -> Plan:

@@ -2,7 +2,7 @@
 
 Of a quick run's time on an H200 half went by compiling, a third by references and checks and an eighth by timing, one
 core busy: so as many groups of cases as the machine has room for are made ready at once. A batch takes as long as its
-longest group: those that have most to compile come first, beside each other.
+longest group: those that tune come first, beside each other, then those that have most to compile.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from compare.calibration import AGREEMENT, disagreement
 from compare.client import WORKER_FAILURES
 from compare.crew import Crew
 from compare.lane import Lane
-from compare.parts import Group, effort, groups_of
+from compare.parts import Group, effort, groups_of, tuned
 from compare.room import Room
 from compare.selection import Plan
 from compare.session import Session
@@ -65,9 +65,9 @@ def run(plan: Plan, session: Session) -> None:
 
 
 def _groups(plan: Plan, session: Session) -> list[Group]:
-    """What is left of the plan, first what takes longest."""
+    """What is left of the plan: first what tunes, so that it does so beside each other, then what takes longest."""
     left = [(case, found) for case, implementations in plan.work if (found := session.pending(case, implementations))]
-    return sorted(groups_of(left), key=effort, reverse=True)
+    return sorted(groups_of(left), key=lambda group: (tuned(group) > 0, effort(group)), reverse=True)
 
 
 def _run_batch(

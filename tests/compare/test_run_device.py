@@ -563,6 +563,18 @@ def test_groups_wait_for_the_memory_that_they_need(tmp_path: Path, monkeypatch: 
     ]  # fmt: skip
 
 
+def test_what_tunes_comes_first_then_what_has_most_to_compile(tmp_path: Path) -> None:
+    names = ["xla", "triton", "inductor-max"]
+    plan = resolve(("vector_add", "rmsnorm"), suite="quick", cases=["64Mi", "prime"], implementations=names)
+    record.create(tmp_path, {"segments": []})
+    run_device.environment(tmp_path)
+    session = Session(tmp_path, tmp_path / "scratch", ScriptedCrew({}), Silent(), {}, None)  # type: ignore[arg-type]
+    run_device.run(plan, session)
+    ids = [json.loads(line)["id"] for line in (tmp_path / "records.jsonl").read_text().splitlines()]
+    shapes = list(dict.fromkeys("/".join(name.split("/")[:2]) for name in ids))
+    assert shapes == ["vector_add/64Mi", "rmsnorm/prime", "vector_add/prime"]
+
+
 def test_records_are_read_in_the_order_of_the_plan(tmp_path: Path, lanes: ScriptedCrew) -> None:
     """Which is not the order in which a run does them."""
     records = run(tmp_path, lanes, "xla", "triton", blocks=THREE)
