@@ -47,7 +47,7 @@ class Verdict:
 
     @property
     def right(self) -> bool:
-        return self.error <= self.tolerance  # False for nan
+        return self.error <= self.tolerance and math.isfinite(self.error)  # plain code may overflow
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -23,8 +23,6 @@ from compare.session import Data, Session, judge, note_failure, widest
 from compare.spec import Implementation
 from compare.timing import MAIN, Timing
 
-MakeRoom = Callable[[], bool]
-
 ROUND_SECONDS = 0.015  # of timed calls, for each implementation in each round and mode
 _OUT_OF_MEMORY = ("out of memory", "OutOfMemory", "RESOURCE_EXHAUSTED")
 
@@ -58,8 +56,9 @@ class Lane:
     """Holds one group of cases at a time; what compiles or checks may be called in a thread of its own, all else from
     one."""
 
-    def __init__(self, session: Session, crew: Crew, timing: Timing) -> None:
-        self.session, self.crew, self._timing = session, crew, timing
+    def __init__(self, session: Session, crew: Crew, timing: Timing, make_room: Callable[[], bool]) -> None:
+        """make_room: called where something finds no memory while it is timed; whether trying again is worth while."""
+        self.session, self.crew, self._timing, self._make_room = session, crew, timing, make_room
         self._cases: list[list[_Entry]] = []
         self._data: Data | None = None
 
@@ -115,14 +114,13 @@ class Lane:
         self._start()
         self._by_role(self._prepare_again, list(self._alive()))
 
-    def measure(self, process: int, make_room: MakeRoom) -> None:
-        """Those rounds of each case that belong to this process; the GPU is this lane's alone. make_room: called where
-        something finds no memory; what it says is whether trying again is worth while."""
+    def measure(self, process: int) -> None:
+        """Those rounds of each case that belong to this process; the GPU is this lane's alone."""
         for entries in self._cases:
             self.session.progress.say(f"timing {entries[0].record.case.id}")
             for number in range(self._timing.rounds):
                 if self._timing.process_of(number) == process:
-                    self._round(entries, number, make_room)
+                    self._round(entries, number)
 
     def starved(self) -> bool:
         """Whether something of the group failed for want of memory."""
@@ -251,7 +249,7 @@ class Lane:
         except WORKER_FAILURES as problem:
             self._fail_and_revive(entry, problem)
 
-    def _round(self, entries: list[_Entry], number: int, make_room: MakeRoom) -> None:
+    def _round(self, entries: list[_Entry], number: int) -> None:
         """Each round starts with another implementation, so that drift hits all alike, and is on another input set. It
         visits all in the main mode, then all in the next one."""
         for mode in (MAIN, *self._timing.modes):
@@ -261,28 +259,31 @@ class Lane:
                 if not entry.alive:  # its worker died under another implementation and could not prepare it again
                     continue
                 if mode == MAIN:
-                    self._measure_main(entry, number, make_room)
+                    self._measure_main(entry, number)
                 elif mode not in entry.unavailable:
                     self._measure_mode(entry, mode, number)
 
-    def _measure_main(self, entry: _Entry, number: int, make_room: MakeRoom) -> None:
-        ask = partial(
-            self.crew.ask, entry.role, "measure", id=entry.record.id, seconds=ROUND_SECONDS, first=number == 0,
-            input_set=number, timeout=300,
-        )  # fmt: skip
+    def _ask_alone(self, entry: _Entry, method: str, **params: Any) -> Any:
+        """Of what is done while all others wait: where it finds no memory, once more if they could make room."""
+        ask = partial(self.crew.ask, entry.role, method, id=entry.record.id, timeout=300, **params)
         try:
-            try:
-                found = ask()
-            except WorkerError as problem:
-                if not (_wants_memory(problem.message) and make_room()):
-                    raise
-                found = ask()
+            return ask()
+        except WorkerError as problem:
+            if not (_wants_memory(problem.message) and self._make_room()):
+                raise
+            return ask()
+
+    def _measure_main(self, entry: _Entry, number: int) -> None:
+        try:
+            entry.rounds.append(
+                self._ask_alone(
+                    entry, "measure", seconds=ROUND_SECONDS, first=number == 0, input_set=number
+                )
+            )
+            entry.processes.append(self._timing.process_of(number))
+            entry.conditions.append(conditions.read())
         except WORKER_FAILURES as problem:
             self._fail_and_revive(entry, problem)
-            return
-        entry.rounds.append(found)
-        entry.processes.append(self._timing.process_of(number))
-        entry.conditions.append(conditions.read())
 
     def _measure_mode(self, entry: _Entry, mode: str, number: int) -> None:
         """Unlike the main mode, one that cannot be had costs itself alone, with the reason."""
@@ -291,10 +292,7 @@ class Lane:
             return
         try:
             rounds.append(
-                self.crew.ask(
-                    entry.role, "measure_mode", id=entry.record.id, mode=mode, seconds=ROUND_SECONDS,
-                    input_set=number, timeout=300,
-                )
+                self._ask_alone(entry, "measure_mode", mode=mode, seconds=ROUND_SECONDS, input_set=number)
             )
         except WorkerError as problem:
             if mode == "warm" and problem.kind == "wrong":  # the very program of the main mode: so are its results
@@ -338,7 +336,7 @@ class Lane:
                 record.trace = {"unavailable": gone[entry.role]}
                 continue
             try:
-                found = self.crew.ask(entry.role, "trace", id=record.id, timeout=300)
+                found = self._ask_alone(entry, "trace")
             except WorkerError as problem:
                 record.trace = {"unavailable": problem.message}
             except (WorkerDied, WorkerTimeout) as problem:

@@ -52,7 +52,7 @@ class Room:
         """Groups to be made ready at once, one a lane, in order, but first what needs more than half of the room: while
         there are small ones to be beside it. In a batch those first that need most. What needs more than there is has
         but small ones beside it."""
-        left = sorted(groups, key=lambda group: needs(group) > self.bytes // 2, reverse=True)
+        left = sorted(groups, key=lambda group: self.lanes > 1 and needs(group) > self.bytes // 2, reverse=True)
         while left:
             batch: list[Group] = []
             later: list[Group] = []

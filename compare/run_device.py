@@ -50,7 +50,8 @@ def run(plan: Plan, session: Session) -> None:
     """Write one record for each case and implementation of the plan."""
     groups = _groups(plan, session)
     crews, room = _crews(plan, session, len(groups))
-    lanes = [Lane(session, crew, plan.timing) for crew in crews]
+    lanes: list[Lane] = []
+    lanes += [Lane(session, crew, plan.timing, partial(_end_idle, lanes, session)) for crew in crews]
     starved: list[Group] = []
     try:
         for batch in room.batches(groups):
@@ -74,36 +75,45 @@ def _run_batch(
     lanes: Sequence[Lane], batch: Sequence[Group], plan: Plan, session: Session, *, alone: bool
 ) -> list[Group]:
     """A group a lane; returns those that want for memory, without a record of them where other lanes had some."""
-    every, lanes = lanes, lanes[: len(batch)]
+    groups = dict(zip(lanes, batch, strict=False))  # the last batch may leave lanes without one
+    starved: list[Group] = []
+
+    def wants(lane: Lane) -> bool:
+        """Whether its group wants for memory, which others have; it lets go of it then, for the others."""
+        if alone or not lane.starved():
+            return False
+        lane.abandon()
+        starved.append(groups[lane])
+        return True
+
     took = _Stopwatch()
-    for lane, group in zip(lanes, batch, strict=True):
+    for lane, group in groups.items():
         lane.take(group)
-    _at_once([lane.prepare for lane in lanes])
+    _at_once([lane.prepare for lane in groups])
     took.lap("compiling")
-    _at_once([lane.tune for lane in lanes])
+    _at_once([lane.tune for lane in groups])
     took.lap("tuning")
-    _at_once([lane.check for lane in lanes])
+    _at_once([lane.check for lane in groups])
     took.lap("checking")
+    holding = list(groups)
     for process in range(plan.timing.restarts + 1):
-        if process:
+        holding = [lane for lane in holding if not wants(lane)]
+        if process and holding:
             session.progress.say("starting fresh workers")
-            _at_once([lane.dismiss for lane in lanes])
+            _at_once([lane.dismiss for lane in holding])
             # With the files of the leaving processes joined, the fresh ones find XLA's choices instead of tuning again.
             _join_autotune_results(session.folder / "target" / "xla")
-            _at_once([lane.prepare_again for lane in lanes])
+            _at_once([lane.prepare_again for lane in holding])
             took.lap("compiling again")
-            _at_once([lane.tune for lane in lanes])
+            _at_once([lane.tune for lane in holding])
             took.lap("tuning")
-        for lane in reversed(lanes):  # who has most comes last, when others can make room
-            if alone or not lane.starved():
-                lane.measure(process, partial(_end_idle, every, session))
-            if process == plan.timing.restarts and (alone or not lane.starved()):
+            holding = [lane for lane in holding if not wants(lane)]
+        for lane in reversed(holding):  # who has most comes last, when others can make room
+            lane.measure(process)
+            if process == plan.timing.restarts and not wants(lane):
                 lane.finish()
         took.lap("timing")
     session.progress.announce(f"{', '.join(_name(group) for group in batch)}: {took}")
-    starved = [group for lane, group in zip(lanes, batch, strict=True) if lane.busy]
-    for lane in lanes:
-        lane.abandon()
     return starved
 
 

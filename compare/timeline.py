@@ -108,6 +108,8 @@ def load(path: Path) -> Document:
         raw = path.read_bytes()
         document = json.loads(gzip.decompress(raw) if raw.startswith(b"\x1f\x8b") else raw)
         return _document([_checked(event) for event in document["traceEvents"]], document["otherData"]["records"])
+    except FileNotFoundError:
+        raise TimelineError(f"{path}: missing; a run may be kept without its timelines") from None
     except (AttributeError, EOFError, KeyError, OSError, RecursionError, TypeError, ValueError, zlib.error) as problem:
         raise TimelineError(f"{path}: not a timeline: {type(problem).__name__}: {problem}") from None
 

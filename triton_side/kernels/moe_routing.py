@@ -82,8 +82,8 @@ def moe_router_kernel(
         k = (start + at).to(tl.int64)
         x = tl.load(x_row + k[None, :] * stride_xw, mask=(token < tokens)[:, None] & (k < width)[None, :], other=0.0)
         r = tl.load(r_row + k[:, None] * stride_rw, mask=(k < width)[:, None] & (expert < experts)[None, :], other=0.0)
-        # Tensor cores cut off what an addition would round: all logits were too small, and on an H200 the balance loss
-        # of 4096 tokens, a mean that float32 holds to 1e-7, was off by 1.2e-6.
+        # Tensor cores cut off what an addition would round: all logits were too near zero, and on an H200 the balance
+        # loss of 4096 tokens, a mean that float32 holds to 1e-7, was off by 1.2e-6.
         logits = add_product_apart(logits, x, r, PRECISION)
     inside = (token < tokens)[:, None] & (expert < experts)[None, :]
     offset = token.to(tl.int64)[:, None] * experts + expert[None, :]

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 
 
 def spread(vector: jax.Array, rows: jax.Array) -> jax.Array:
-    """A bias or weight for each of the rows, in their dtype, spread in float32: that changes no value, and its
-    gradient, a sum over rows, adds up in float32. Otherwise XLA (jaxlib 0.10) adds float16 up in float16 on a CPU, and
-    rounds partial sums to bfloat16 or float16 for an H200."""
-    return jnp.broadcast_to(vector.astype(jnp.float32), rows.shape).astype(rows.dtype)
+    """A bias or weight for each of the rows, in the dtype that both have together, spread in float32: that changes no
+    value, and its gradient, a sum over rows, adds up in float32. Otherwise XLA (jaxlib 0.10) adds float16 up in float16
+    on a CPU, and rounds partial sums to bfloat16 or float16 for an H200."""
+    return jnp.broadcast_to(vector.astype(jnp.float32), rows.shape).astype(jnp.promote_types(vector.dtype, rows.dtype))
 
 
 def apply(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
