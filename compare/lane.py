@@ -276,9 +276,7 @@ class Lane:
     def _measure_main(self, entry: _Entry, number: int) -> None:
         try:
             entry.rounds.append(
-                self._ask_alone(
-                    entry, "measure", seconds=ROUND_SECONDS, first=number == 0, input_set=number
-                )
+                self._ask_alone(entry, "measure", seconds=ROUND_SECONDS, first=number == 0, input_set=number)
             )
             entry.processes.append(self._timing.process_of(number))
             entry.conditions.append(conditions.read())
