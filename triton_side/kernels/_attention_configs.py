@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -154,6 +156,11 @@ def chosen(
 ) -> TileConfig:  # fmt: skip
     """What `choose` says of tensors of which the kernel reads one tile after the other."""
     first = read_in_tiles[0]
-    descriptors = all(fits_descriptor(tensor) for tensor in read_in_tiles)
+    descriptors = all(map(fits_descriptor, read_in_tiles))
     precision = product_precision(first.dtype)
-    return choose(Operands(first.dtype, first.shape[-1], precision, descriptors, shared, windowed, packed, biased))
+    return _chosen(choose, first.dtype, first.shape[-1], precision, descriptors, shared, windowed, packed, biased)
+
+
+@lru_cache
+def _chosen(choose: Callable[[Operands], TileConfig], *of: Any) -> TileConfig:
+    return choose(Operands(*of))

@@ -11,6 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
+from triton_side.kernels._launch import cdiv, next_power_of_2
+
 
 @triton.jit
 def place(program, sequence, offsets_ptr, sequences, BLOCK: tl.constexpr, PACKED: tl.constexpr):
@@ -141,7 +143,7 @@ def pairs_seen(sequence: int, causal: bool, window: int) -> float:
 
 def packing(offsets: torch.Tensor | None) -> tuple[int, int]:
     """The number of packed sequences and the power of two that `place` wants; of none, zeros."""
-    return (0, 0) if offsets is None else (len(offsets) - 1, triton.next_power_of_2(len(offsets) - 1))
+    return (0, 0) if offsets is None else (len(offsets) - 1, next_power_of_2(len(offsets) - 1))
 
 
 def bias_strides(bias: torch.Tensor | None) -> tuple[int, ...]:
@@ -152,7 +154,7 @@ def bias_strides(bias: torch.Tensor | None) -> tuple[int, ...]:
 def programs_of(rows: torch.Tensor, block: int, offsets: torch.Tensor | None) -> int:
     """How many programs take tiles of `block` rows of [batch, heads, sequence, head_dim]; see `place`."""
     batch, heads, sequence, _ = rows.shape
-    return batch * heads * (triton.cdiv(sequence, block) if offsets is None else sequence // block + len(offsets) - 1)
+    return batch * heads * (cdiv(sequence, block) if offsets is None else sequence // block + len(offsets) - 1)
 
 
 def empty_rows(like: torch.Tensor, offsets: torch.Tensor | None) -> torch.Tensor:

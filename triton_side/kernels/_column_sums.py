@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from triton_side import declare
-from triton_side.kernels._launch import device_of, multiprocessors, with_unit_column_stride
+from triton_side.kernels._launch import cdiv, device_of, multiprocessors, next_power_of_2, with_unit_column_stride
 
 
 @declare.declare(flops=lambda shapes: math.prod(shapes["x_ptr"]))  # of what, the caller says
@@ -39,13 +39,13 @@ def partial_sums(x: torch.Tensor) -> torch.Tensor:
     rows, columns = x.shape
     # A tile is 32 elements to a thread of four warps; two are on their way. A program costs a row of partial sums
     # written and read again: no more than have room at once, eight to a multiprocessor, and four tiles or more to each.
-    block_columns = min(512, triton.next_power_of_2(max(1, columns)))
+    block_columns = min(512, next_power_of_2(max(1, columns)))
     block_rows = 4096 // block_columns
-    resident = max(1, 8 * multiprocessors(x.device) // max(1, triton.cdiv(columns, block_columns)))
-    programs = min(triton.cdiv(rows, 4 * block_rows), resident)
+    resident = max(1, 8 * multiprocessors(x.device) // max(1, cdiv(columns, block_columns)))
+    programs = min(cdiv(rows, 4 * block_rows), resident)
     partial = torch.empty((programs, columns), dtype=torch.float32, device=x.device)
     with device_of(x):
-        partial_sums_kernel[(triton.cdiv(columns, block_columns), programs)](
+        partial_sums_kernel[(cdiv(columns, block_columns), programs)](
             x, partial, x.stride(0), rows, columns, ROWS=block_rows, COLUMNS=block_columns, STAGES=3, num_warps=4
         )
     return partial
@@ -86,7 +86,7 @@ def sum_vectors(partial: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor
     # 32 columns in fp32 are the 128 bytes of a cache line, and 4096 columns give 128 programs; 256 rows are
     # a whole GPU's programs in one or two loads, because a loop of small ones would wait for L2 each time.
     with device_of(partial):
-        sum_columns_kernel[(triton.cdiv(columns, 32), vectors)](
+        sum_columns_kernel[(cdiv(columns, 32), vectors)](
             partial, *sums, *[None] * (3 - vectors), partials, columns, ROWS=256, COLUMNS=32, num_warps=8
         )
     return sums

@@ -8,6 +8,7 @@ dy, once. A unit has two kernels, which name its activation: functions of (x, AC
 `value_and_slope` a(x) and a'(x). ACCURATE: the result is stored in fp32, which shows an error of two ulps.
 """
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from triton_side.kernels._launch import FlatConfig, check_tensors, device_of
+from triton_side.kernels._launch import FlatConfig, cdiv, check_tensors, device_of
 
 
 @triton.jit
@@ -66,6 +67,7 @@ def _backward(
         tl.store(y_ptr + offset, (activated * up).to(y_ptr.dtype.element_ty), mask=mask)
 
 
+@lru_cache
 def configure(element_bytes: int) -> FlatConfig:
     """Four warps, and one 16-byte load of each operand to a thread, as in vector_add, whose three streams are those of
     forward and whose measurements say why; backward has two streams more, and neither was measured."""
@@ -79,7 +81,7 @@ def forward(kernel: Any, gate: torch.Tensor, up: torch.Tensor, config: FlatConfi
         return y
     config = config or configure(gate.element_size())
     with device_of(gate):
-        kernel[(triton.cdiv(gate.numel(), config.block),)](
+        kernel[(cdiv(gate.numel(), config.block),)](
             gate, up, y, gate.numel(), BLOCK=config.block, num_warps=config.num_warps
         )
     return y
@@ -94,7 +96,7 @@ def backward(
         return dgate, dup
     config = config or configure(gate.element_size())
     with device_of(gate):
-        kernel[(triton.cdiv(gate.numel(), config.block),)](
+        kernel[(cdiv(gate.numel(), config.block),)](
             gate, up, dy, dgate, dup, gate.numel(), BLOCK=config.block, num_warps=config.num_warps
         )
     return dgate, dup

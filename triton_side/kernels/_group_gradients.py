@@ -17,7 +17,7 @@ from triton.tools.ragged_tma import load_ragged
 
 from triton_side.declare import Shapes, declare
 from triton_side.kernels._grouped import load_rows_at, rows_at
-from triton_side.kernels._launch import device_of
+from triton_side.kernels._launch import cdiv, device_of
 from triton_side.kernels._tiles import add_product, product_precision, provide_descriptor_memory
 from triton_side.kernels.matmul import MatmulConfig, programs_of, store_tile, tile_at
 
@@ -118,7 +118,7 @@ def launch_group_gradients(
     experts, m, n = len(offsets) - 1, a.shape[1], b.shape[1]
     c = torch.empty((experts, m, n), dtype=a.dtype, device=a.device)
     c2 = None if b2 is None else torch.empty_like(c)
-    tiles = experts * triton.cdiv(m, config.block_m) * triton.cdiv(n, config.block_n)
+    tiles = experts * cdiv(m, config.block_m) * cdiv(n, config.block_n)
     with device_of(a):
         if config.descriptors:
             provide_descriptor_memory(a.device)

@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 
 from triton_side.declare import Shapes, declare
-from triton_side.kernels._launch import device_of
+from triton_side.kernels._launch import cdiv, device_of, next_power_of_2
 from triton_side.kernels._tiles import add_product, fits_descriptor, product_precision, provide_descriptor_memory
 from triton_side.kernels.matmul import MatmulConfig, open_operand, programs_of, store_tile, tile_at
 
@@ -247,7 +247,7 @@ def grouped_gate_up_kernel(
 
 def experts_block(experts: int) -> int:
     """A power of two that holds them, and that a product takes as an axis."""
-    return max(16, triton.next_power_of_2(experts))
+    return max(16, next_power_of_2(experts))
 
 
 def _stored_transposed(weights: torch.Tensor) -> bool:
@@ -262,7 +262,7 @@ def fit_descriptors(weights: torch.Tensor, *rows: torch.Tensor) -> bool:
 
 def _grid(slots: int, n: int, experts: int, config: MatmulConfig, device: torch.device) -> tuple[int]:
     """As many programs as the most tiles that there may be would have."""
-    tiles = (triton.cdiv(slots, config.block_m) + experts) * triton.cdiv(n, config.block_n)
+    tiles = (cdiv(slots, config.block_m) + experts) * cdiv(n, config.block_n)
     return (programs_of(tiles, config, device),)
 
 

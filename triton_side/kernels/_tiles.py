@@ -97,10 +97,13 @@ def fits_descriptor(matrix: torch.Tensor) -> bool:
     The start of the storage is taken as aligned, which PyTorch's allocators guarantee, so that no address is read.
     False within `without_descriptors`.
     """
-    if not _descriptors:
+    *strides, last = matrix.stride()
+    if last != 1 or not _descriptors:
         return False
-    offsets = (matrix.storage_offset(), *matrix.stride()[:-1])
-    return matrix.stride(-1) == 1 and all(o * matrix.element_size() % DESCRIPTOR_ALIGNMENT == 0 for o in offsets)
+    bits = matrix.storage_offset()  # and, below, every bit that is set in any stride: the alignment is a power of two
+    for stride in strides:
+        bits |= stride
+    return bits * matrix.element_size() % DESCRIPTOR_ALIGNMENT == 0
 
 
 def provide_descriptor_memory(device: torch.device) -> None:

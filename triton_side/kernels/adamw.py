@@ -10,6 +10,7 @@ launch can be replayed with another one.
 """
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ import triton
 import triton.language as tl
 
 from triton_side import declare
-from triton_side.kernels._launch import FlatConfig, check_tensors, device_of
+from triton_side.kernels._launch import FlatConfig, cdiv, check_tensors, device_of
 from triton_side.kernels.gelu import divide
 
 Updated = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -78,6 +79,7 @@ def adamw_kernel(
         tl.store(new_nu_ptr + offset, nu, mask=mask)
 
 
+@lru_cache
 def configure() -> FlatConfig:
     """Four warps, and one 16-byte load of each moment to a thread, with 8 bytes of a 16-bit parameter: with twice as
     many elements that would be 16 bytes too, and the threads would exchange them through shared memory (Triton 3.7).
@@ -131,7 +133,7 @@ def adamw(
         return new_param, new_mu, new_nu
     config = config or configure()
     with device_of(param):
-        adamw_kernel[(triton.cdiv(param.numel(), config.block),)](
+        adamw_kernel[(cdiv(param.numel(), config.block),)](
             param, gradient, mu, nu, step, new_param, new_mu, new_nu, param.numel(), rate, eps, decay, beta1, beta2,
             1 - beta1, 1 - beta2, math.log2(beta1), math.log2(beta2), BLOCK=config.block, num_warps=config.num_warps,
         )  # fmt: skip

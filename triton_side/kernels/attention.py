@@ -46,11 +46,11 @@ from triton_side.kernels._launch import check_tensors, device_of
 from triton_side.kernels._tiles import add_product, load_rows, product, product_precision, provide_descriptor_memory
 from triton_side.kernels.attention_backward import (
     LOG2_E,
+    by_case,
     launch_dbias,
     launch_delta,
     launch_dk_dv,
     launch_dq,
-    of_case,
     products,
 )
 
@@ -59,6 +59,7 @@ FORWARD = (
     forward("reduce_max", "softmax/max"), forward("sub", "softmax/exp"), forward("exp", "softmax/exp"),
     forward("reduce_sum", "softmax/sum"), forward("div", "softmax/divide"), forward("dot", "values"),
 )  # fmt: skip
+FORWARD_BY_CASE = by_case(*FORWARD)
 
 
 @triton.jit
@@ -180,7 +181,7 @@ def launch_forward(
     logsumexp2 = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) if save_logsumexp else None
     if q.numel() == 0:
         return out, logsumexp2
-    with device_of(q), computing(*of_case(FORWARD, causal, bias)):
+    with device_of(q), computing(*FORWARD_BY_CASE[causal, bias is not None]):
         if config.descriptors:
             provide_descriptor_memory(q.device)
         attention_forward_kernel[(programs_of(q, config.block_q, offsets),)](

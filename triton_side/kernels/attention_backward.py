@@ -40,7 +40,7 @@ from triton_side.kernels._attention_tiles import (
     sees,
     store_pairs,
 )
-from triton_side.kernels._launch import device_of
+from triton_side.kernels._launch import cdiv, device_of
 from triton_side.kernels._tiles import add_product, load_rows, product, product_precision, provide_descriptor_memory
 
 LOG2_E = 1.4426950408889634
@@ -58,10 +58,20 @@ BATCH_SUM = gradient("reduce_sum", "bias", "dbias")
 DBIAS = (*SHARED, BATCH_SUM)
 
 
-def of_case(operations: tuple[Computed, ...], causal: bool, bias: torch.Tensor | None) -> tuple[Computed, ...]:
-    """Those of the block: where all is seen there is no mask, but that of a last tile."""
-    absent = {*([] if causal else ["mask"]), *([] if bias is not None else ["bias"])}
-    return tuple(operation for operation in operations if operation.stage not in absent)
+def by_case(*operations: Computed) -> dict[tuple[bool, bool], tuple[Computed, ...]]:
+    """By (causal, biased) those of the block: where all is seen there is no mask, but that of a last tile."""
+
+    def present(*absent: str) -> tuple[Computed, ...]:
+        return tuple(operation for operation in operations if operation.stage not in absent)
+
+    return {
+        (True, True): present(), (True, False): present("bias"), (False, True): present("mask"),
+        (False, False): present("mask", "bias"),
+    }  # fmt: skip
+
+
+DK_DV_BY_CASE, DQ_BY_CASE = by_case(*DK_DV), by_case(*DQ)
+DQ_DBIAS_BY_CASE, DBIAS_BY_CASE = by_case(*DQ, BATCH_SUM), by_case(*DBIAS)
 
 
 def products(count: int) -> Callable[[Shapes], float | None]:
@@ -381,7 +391,7 @@ def launch_delta(out: torch.Tensor, dout: torch.Tensor) -> torch.Tensor:
     delta = torch.empty((batch, heads, sequence), dtype=torch.float32, device=out.device)
     rows = 64
     with device_of(out):
-        attention_delta_kernel[(batch * heads * triton.cdiv(sequence, rows),)](
+        attention_delta_kernel[(batch * heads * cdiv(sequence, rows),)](
             out, dout, delta, *out.stride(), *dout.stride(), heads, sequence, HEAD_DIM=head_dim, ROWS=rows, num_warps=4
         )
     return delta
@@ -398,7 +408,7 @@ def launch_dk_dv(
     constants = {"EVEN": even, "CAUSAL": causal, "WINDOW": window}
     programs = programs_of(k, config.block_kv, offsets)
     given = (bias, logsumexp2, delta, dk, dv)
-    with computing(*of_case(DK_DV, causal, bias)):
+    with computing(*DK_DV_BY_CASE[causal, bias is not None]):
         _launch(attention_dk_dv_kernel, programs, (q, k, v, dout), given, offsets, config, constants)
     return dk, dv
 
@@ -414,7 +424,8 @@ def launch_dq(
     constants = {"CAUSAL": causal, "WINDOW": window}
     programs = programs_of(q, config.block_q, offsets)
     given = (bias, logsumexp2, delta, dq, dbias)
-    with computing(*of_case(DQ if dbias is None else (*DQ, BATCH_SUM), causal, bias)):
+    operations = DQ_BY_CASE if dbias is None else DQ_DBIAS_BY_CASE
+    with computing(*operations[causal, bias is not None]):
         _launch(attention_dq_kernel, programs, (q, k, v, dout), given, offsets, config, constants)
     return dq
 
@@ -426,8 +437,8 @@ def launch_dbias(
     """Write dbias [heads, sequence, sequence], contiguous, where no mask hides anything."""
     batch, heads, sequence, head_dim = q.shape
     strided = (q, k, v, dout, bias)
-    programs = heads * triton.cdiv(sequence, config.block_q) * triton.cdiv(sequence, config.block_kv)
-    with device_of(q), computing(*of_case(DBIAS, False, bias)):
+    programs = heads * cdiv(sequence, config.block_q) * cdiv(sequence, config.block_kv)
+    with device_of(q), computing(*DBIAS_BY_CASE[False, True]):
         attention_dbias_kernel[(programs,)](
             *strided, logsumexp2, delta, dbias, *(stride for tensor in strided for stride in tensor.stride()),
             batch, heads, sequence, head_dim**-0.5 * LOG2_E, HEAD_DIM=head_dim, BLOCK_Q=config.block_q,

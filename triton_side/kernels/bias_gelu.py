@@ -13,6 +13,7 @@ writes it once; a second kernel adds the programs' shares.
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -24,11 +25,13 @@ from triton_side import declare
 from triton_side.kernels import gelu
 from triton_side.kernels._column_sums import sum_columns
 from triton_side.kernels._launch import (
+    cdiv,
     check_matrix,
     check_tensors,
     check_vector,
     device_of,
     multiprocessors,
+    next_power_of_2,
     with_unit_column_stride,
 )
 from triton_side.kernels.gelu import gelu_value, gelu_value_and_slope
@@ -101,16 +104,18 @@ def bias_gelu_backward_kernel(
     tl.store(partial_ptr + first.to(tl.int64) * columns + column, partial, mask=column < columns)
 
 
+@lru_cache
 def configure_forward(rows: int, columns: int, element_bytes: int) -> TileConfig:
     """Four warps and two 16-byte loads to a thread, a tile to a program; as wide as 16-byte loads of a row make it.
 
     The bias comes from L2 once a tile, so two rows to a tile make that half of what comes from memory, not all of it.
     """
-    block_columns = min(128 * 16 // element_bytes, triton.next_power_of_2(columns))
+    block_columns = min(128 * 16 // element_bytes, next_power_of_2(columns))
     block_rows = 2 * 128 * 16 // element_bytes // block_columns
-    return TileConfig(block_rows, block_columns, 4, triton.cdiv(rows, block_rows))
+    return TileConfig(block_rows, block_columns, 4, cdiv(rows, block_rows))
 
 
+@lru_cache
 def configure_backward(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> TileConfig:
     """Tiles as in the forward pass; as many programs as eight to a multiprocessor, or one for each tile.
 
@@ -119,7 +124,7 @@ def configure_backward(rows: int, columns: int, element_bytes: int, multiprocess
     of the three matrices.
     """
     tile = configure_forward(rows, columns, element_bytes)
-    resident = max(1, 8 * multiprocessors // triton.cdiv(columns, tile.block_columns))
+    resident = max(1, 8 * multiprocessors // cdiv(columns, tile.block_columns))
     return TileConfig(tile.block_rows, tile.block_columns, tile.num_warps, min(tile.programs, resident))
 
 
@@ -132,7 +137,7 @@ def forward(x: torch.Tensor, bias: torch.Tensor, config: TileConfig | None = Non
     x, bias = with_unit_column_stride(x), bias.contiguous()
     config = config or configure_forward(rows, columns, x.element_size())
     with device_of(x):
-        bias_gelu_forward_kernel[(config.programs * triton.cdiv(columns, config.block_columns),)](
+        bias_gelu_forward_kernel[(config.programs * cdiv(columns, config.block_columns),)](
             x, bias, y, x.stride(0), rows, columns,
             ROWS=config.block_rows, COLUMNS=config.block_columns, num_warps=config.num_warps,
         )  # fmt: skip
@@ -151,7 +156,7 @@ def backward(
     config = config or configure_backward(rows, columns, x.element_size(), multiprocessors(x.device))
     partial = torch.empty((config.programs, columns), dtype=torch.float32, device=x.device)
     with device_of(x):
-        bias_gelu_backward_kernel[(config.programs * triton.cdiv(columns, config.block_columns),)](
+        bias_gelu_backward_kernel[(config.programs * cdiv(columns, config.block_columns),)](
             x, bias, dy, dx, partial, x.stride(0), dy.stride(0), rows, columns,
             ROWS=config.block_rows, COLUMNS=config.block_columns, num_warps=config.num_warps,
         )  # fmt: skip

@@ -15,6 +15,7 @@ log(sum) for it, apart: their sum, lse, is rounded to 5e-4 at logits of 1e4, whi
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -168,6 +169,7 @@ def cross_entropy_backward_kernel(
         tl.store(dlogits_ptr + token * classes + column, dx.to(dlogits_ptr.dtype.element_ty), mask=inside)
 
 
+@lru_cache
 def configure_forward(element_bytes: int) -> FlatConfig:
     """2 KB of a row at a time to 4 warps: a 16-byte load to a thread.
 
@@ -177,6 +179,7 @@ def configure_forward(element_bytes: int) -> FlatConfig:
     return FlatConfig(block=2048 // element_bytes, num_warps=4)
 
 
+@lru_cache
 def configure_backward(element_bytes: int) -> FlatConfig:
     """32 KB of a row at a time to 16 warps: four 16-byte loads in flight to a thread.
 

@@ -19,13 +19,14 @@ written and read once.
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import triton
 import triton.language as tl
 
 from triton_side.declare import Shapes, computing, declare, forward
-from triton_side.kernels._launch import check_tensors, device_of, multiprocessors
+from triton_side.kernels._launch import cdiv, check_tensors, device_of, multiprocessors, next_power_of_2
 from triton_side.kernels._tiles import add_product, product, product_precision
 
 HEAD_DIMS = (16, 32, 64, 128)
@@ -182,16 +183,17 @@ def split_keys(capacity: int, programs: int, mps: int, block_kv: int) -> int:
     """The chunk, a multiple of block_kv, at most LONGEST_CHUNK: with `programs` for each chunk, as many as `mps`
     multiprocessors hold at once."""
     splits = max(1, PROGRAMS_A_MULTIPROCESSOR * mps // programs)
-    keys = min(triton.cdiv(capacity, splits), LONGEST_CHUNK)
-    return max(1, triton.cdiv(keys, block_kv)) * block_kv
+    keys = min(cdiv(capacity, splits), LONGEST_CHUNK)
+    return max(1, cdiv(keys, block_kv)) * block_kv
 
 
 def tile_rows(group: int, dtype: torch.dtype, precision: str) -> int:
     """Rows of the tile of query heads: a power of two, and 16 at least where tensor cores take it."""
-    rows: int = triton.next_power_of_2(group)
+    rows: int = next_power_of_2(group)
     return rows if dtype == torch.float32 and precision == "ieee" else max(16, rows)
 
 
+@lru_cache
 def decode_config(rows: int, dtype: torch.dtype, paged: bool, capacity: int, programs: int, mps: int) -> DecodeConfig:
     """Tiles of 64 keys, of float32 32, two of k and two of v in use or on their way: 64 KB of head_dim 128. From pages
     that takes two stages more, for the table's entries are on their way before them.
@@ -224,7 +226,7 @@ def launch(
     if config is None:
         paged, programs = page_table is not None, batch * kv_heads
         config = decode_config(rows, q.dtype, paged, capacity, programs, multiprocessors(q.device))
-    splits = max(1, triton.cdiv(capacity, config.chunk))
+    splits = max(1, cdiv(capacity, config.chunk))
 
     def attend(out: torch.Tensor, maxima: torch.Tensor | None, sums: torch.Tensor | None) -> None:
         decode_attention_kernel[(batch * kv_heads * splits,)](

@@ -17,6 +17,7 @@ whose next norm belongs to another. Rows of more than 16,384 columns do not fit 
 """
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -29,11 +30,13 @@ from triton_side.blocks.dropout_residual_norm import check_dropout, dropout_cons
 from triton_side.kernels._column_sums import sum_vectors
 from triton_side.kernels._launch import (
     RowConfig,
+    cdiv,
     check_matrix,
     check_tensors,
     check_vector,
     device_of,
     multiprocessors,
+    next_power_of_2,
     rows_a_tile,
     with_unit_column_stride,
 )
@@ -143,19 +146,21 @@ def dropout_residual_norm_backward_kernel(
         tl.store(partial_ptr + 2 * columns, tl.sum(dshift, axis=0, keep_dims=True), mask=column < columns)
 
 
+@lru_cache
 def configure_forward(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> RowConfig:
     """Thirty-two elements of each operand to a thread, sixteen where a row is longer than 4096; a tile to a program.
 
     bfloat16 on an H200, 8192 rows of 4096 columns, by do_bench: 74.1 us with two rows to 8 warps, whose registers hold
     the vectors once for both; 83.2 with one row to 4 warps, 76.1 where these are resident and fetch two rows ahead.
     """
-    block = max(4, triton.next_power_of_2(columns))  # one call of the generator makes four elements
+    block = max(4, next_power_of_2(columns))  # one call of the generator makes four elements
     block_rows = rows_a_tile(rows, block, multiprocessors, 8192)
     tile = block * block_rows
     num_warps = max(1, tile // 1024) if block <= 4096 else tile // 512
-    return RowConfig(block_rows, block, num_warps, 1, triton.cdiv(rows, block_rows))
+    return RowConfig(block_rows, block, num_warps, 1, cdiv(rows, block_rows))
 
 
+@lru_cache
 def configure_backward(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> RowConfig:
     """One resident set of programs, few because each costs three rows of fp32 partial sums, and two tiles of three
     operands on their way to each, or as many as fit in shared memory.
@@ -164,13 +169,13 @@ def configure_backward(rows: int, columns: int, element_bytes: int, multiprocess
     multiprocessor, 110.4 with three, 103.1 with one of 8 warps, 110.6 with one of 16; 117.5 where one tile is on its
     way. Thirty-two elements to a thread, sixteen where a row is longer than 8192 and they would spill.
     """
-    block = max(4, triton.next_power_of_2(columns))
+    block = max(4, next_power_of_2(columns))
     block_rows = rows_a_tile(rows, block, multiprocessors)
     tile = block * block_rows
     in_flight = min(2, 131072 // (3 * tile * element_bytes))  # beside a row of fp32 that changes its layout
     resident = multiprocessors * max(1, min(16, 8192 // tile))
     num_warps = max(1, tile // 1024) if tile <= 8192 else tile // 512
-    return RowConfig(block_rows, block, num_warps, in_flight + 1, min(triton.cdiv(rows, block_rows), resident))
+    return RowConfig(block_rows, block, num_warps, in_flight + 1, min(cdiv(rows, block_rows), resident))
 
 
 def forward(

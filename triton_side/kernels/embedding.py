@@ -15,6 +15,7 @@ their sums, in any order, would not repeat. No atomics here, so that results rep
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -23,7 +24,14 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from triton_side import declare
-from triton_side.kernels._launch import check_matrix, check_tensors, device_of, with_unit_column_stride
+from triton_side.kernels._launch import (
+    cdiv,
+    check_matrix,
+    check_tensors,
+    device_of,
+    next_power_of_2,
+    with_unit_column_stride,
+)
 
 ID_DTYPES = (torch.int32, torch.int64)
 NO_ID = tl.constexpr(2**31 - 1)  # larger than any id: rows are counted in int32
@@ -119,19 +127,21 @@ def embedding_backward_kernel(
         tl.store(dtable_row_ptr + column, total.to(dtable_ptr.dtype.element_ty), mask=column < columns)
 
 
+@lru_cache
 def configure_forward(columns: int, element_bytes: int) -> EmbeddingConfig:
     """A thread copies 16 bytes of each of four rows."""
-    width = min(triton.next_power_of_2(columns), 128 * 16 // element_bytes)
+    width = min(next_power_of_2(columns), 128 * 16 // element_bytes)
     return EmbeddingConfig(tokens=4, columns=width, num_warps=max(1, width * element_bytes // 512))
 
 
+@lru_cache
 def configure_backward(columns: int, element_bytes: int) -> EmbeddingConfig:
     """A thread adds up 16 bytes of a row, with sixteen tokens on their way to it: a row that many tokens share is
     walked by one program for each width of columns, so that it is the latency which counts.
 
     32 rows, so that the search, a dozen loads one after the other, is small beside 64 kB to be written.
     """
-    width = min(triton.next_power_of_2(columns), 128 * 16 // element_bytes)
+    width = min(next_power_of_2(columns), 128 * 16 // element_bytes)
     return EmbeddingConfig(tokens=16, columns=width, num_warps=max(1, width * element_bytes // 512), rows=32)
 
 
@@ -143,7 +153,7 @@ def forward(table: torch.Tensor, ids: torch.Tensor, config: EmbeddingConfig | No
         return y
     table = with_unit_column_stride(table)
     config = config or configure_forward(columns, table.element_size())
-    grid = (triton.cdiv(tokens, config.tokens) * triton.cdiv(columns, config.columns),)
+    grid = (cdiv(tokens, config.tokens) * cdiv(columns, config.columns),)
     with device_of(table):
         embedding_forward_kernel[grid](
             table, ids, y, table.stride(0), tokens, columns,
@@ -157,7 +167,7 @@ def sort_by_id(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     sorted_ids, order = torch.empty_like(ids), torch.empty_like(ids)
     tile = 64  # 8192 tokens are 128 programs
     with device_of(ids):
-        embedding_order_kernel[(triton.cdiv(len(ids), tile),)](
+        embedding_order_kernel[(cdiv(len(ids), tile),)](
             ids, sorted_ids, order, len(ids), TILE=tile, num_warps=4
         )
     return sorted_ids, order
@@ -174,7 +184,7 @@ def backward(
     dy = with_unit_column_stride(dy)
     config = config or configure_backward(columns, dy.element_size())
     sorted_ids, order = sort_by_id(ids)
-    grid = (triton.cdiv(rows, config.rows) * triton.cdiv(columns, config.columns),)
+    grid = (cdiv(rows, config.rows) * cdiv(columns, config.columns),)
     with device_of(dy):
         embedding_backward_kernel[grid](
             sorted_ids, order, dy, dtable, dy.stride(0), tokens, rows, columns,

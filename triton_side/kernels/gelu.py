@@ -11,6 +11,7 @@ does not cancel for negative x.
 """
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from triton_side import declare
-from triton_side.kernels._launch import FlatConfig, check_tensors, device_of
+from triton_side.kernels._launch import FlatConfig, cdiv, check_tensors, device_of
 
 SQRT_2_OVER_PI = 0.7978845608028654
 CUBIC = 0.044715
@@ -100,6 +101,7 @@ def gelu_backward_kernel(x_ptr, dy_ptr, dx_ptr, elements, BLOCK: tl.constexpr):
         tl.store(dx_ptr + offset, (dy * gelu_value_and_slope(x, accurate)[1]).to(dx_ptr.dtype.element_ty), mask=mask)
 
 
+@lru_cache
 def configure(element_bytes: int) -> FlatConfig:
     """Four warps, and one 16-byte load of each operand to a thread, forward and backward.
 
@@ -116,7 +118,7 @@ def forward(x: torch.Tensor, config: FlatConfig | None = None) -> torch.Tensor:
         return y
     config = config or configure(x.element_size())
     with device_of(x):
-        gelu_forward_kernel[(triton.cdiv(x.numel(), config.block),)](
+        gelu_forward_kernel[(cdiv(x.numel(), config.block),)](
             x, y, x.numel(), BLOCK=config.block, num_warps=config.num_warps
         )
     return y
@@ -129,7 +131,7 @@ def backward(x: torch.Tensor, dy: torch.Tensor, config: FlatConfig | None = None
         return dx
     config = config or configure(x.element_size())
     with device_of(x):
-        gelu_backward_kernel[(triton.cdiv(x.numel(), config.block),)](
+        gelu_backward_kernel[(cdiv(x.numel(), config.block),)](
             x, dy, dx, x.numel(), BLOCK=config.block, num_warps=config.num_warps
         )
     return dx

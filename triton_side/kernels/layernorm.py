@@ -16,6 +16,7 @@ walked twice, and dweight and dbias take a reading of their own.
 
 import math
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -27,11 +28,13 @@ from triton_side import declare
 from triton_side.kernels._column_sums import sum_vectors
 from triton_side.kernels._launch import (
     RowConfig,
+    cdiv,
     check_matrix,
     check_tensors,
     check_vector,
     device_of,
     multiprocessors,
+    next_power_of_2,
     rows_a_tile,
     with_unit_column_stride,
 )
@@ -231,6 +234,7 @@ def layernorm_partials_kernel(
     _store_partials(partial_ptr, dweight, dbias, column, columns)
 
 
+@lru_cache
 def configure_forward(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> RowConfig:
     """RMSNorm's tiles; up to 8192 columns in one resident set of programs with two tiles on their way to each, because
     the second sum waits for the first.
@@ -246,6 +250,7 @@ def configure_forward(rows: int, columns: int, element_bytes: int, multiprocesso
     return replace(once, num_stages=3, programs=resident)
 
 
+@lru_cache
 def configure_backward(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> RowConfig:
     """One program a multiprocessor, for narrow rows more; each holds x, dy, the weight and its shares of two sums.
 
@@ -254,7 +259,7 @@ def configure_backward(rows: int, columns: int, element_bytes: int, multiprocess
     on sm_90) leave room for no second one. At 16,384 columns 240 bytes a thread are spilled; the looped kernels would
     spill none, and read x and dy from memory twice.
     """
-    block = triton.next_power_of_2(columns)
+    block = next_power_of_2(columns)
     if block > 16384:
         return RowConfig(1, 8192, 32, 1, min(rows, multiprocessors))
     block_rows = rows_a_tile(rows, block, multiprocessors, elements=8192)
@@ -262,7 +267,7 @@ def configure_backward(rows: int, columns: int, element_bytes: int, multiprocess
     stages = 3 if tile * element_bytes <= 32768 else 2
     num_warps = 16 if tile > 8192 else max(1, min(8, tile // 512))
     resident = multiprocessors * max(1, min(16, 4096 // tile))
-    return RowConfig(block_rows, block, num_warps, stages, min(triton.cdiv(rows, block_rows), resident))
+    return RowConfig(block_rows, block, num_warps, stages, min(cdiv(rows, block_rows), resident))
 
 
 def forward(
@@ -328,7 +333,7 @@ def backward(
                 x, weight, mean, rstd, dy, dsum, dx, x.stride(0), dy.stride(0), dsum_row_stride, rows, columns,
                 COLUMNS=config.block_columns, STAGES=config.num_stages, num_warps=config.num_warps,
             )  # fmt: skip
-            layernorm_partials_kernel[(config.programs, triton.cdiv(columns, 1024))](
+            layernorm_partials_kernel[(config.programs, cdiv(columns, 1024))](
                 x, mean, rstd, dy, partial, x.stride(0), dy.stride(0), rows, columns,
                 ROWS=4, COLUMNS=1024, num_warps=8,
             )  # fmt: skip

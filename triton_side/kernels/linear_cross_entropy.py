@@ -32,7 +32,7 @@ from torch.autograd.function import once_differentiable
 
 from triton_side.blocks.cross_entropy import IGNORED
 from triton_side.declare import Shapes, again, computing, declare, forward, gradient
-from triton_side.kernels._launch import check_matrix, check_tensors, device_of
+from triton_side.kernels._launch import cdiv, check_matrix, check_tensors, device_of
 from triton_side.kernels._tiles import DESCRIPTOR_ALIGNMENT, product_precision, provide_descriptor_memory
 from triton_side.kernels.cross_entropy import (
     Saved,
@@ -236,7 +236,7 @@ def forward_pass(
 
     losses, chosen = empty(tokens), empty(tokens)
     row_maximum, log_sum = (empty(tokens), empty(tokens)) if save else (None, None)
-    tiles = triton.cdiv(classes, config.block_n)
+    tiles = cdiv(classes, config.block_n)
     maximum, exponentials, mean = (empty(tiles, tokens) for _ in range(3))
     if tokens:
         grid, strides, tiling = _operands(h, w.T, config)
@@ -248,7 +248,7 @@ def forward_pass(
             )
         # 32 tokens in fp32 are the 128 bytes of a cache line.
         with device_of(h), computing(row_maximum_ptr="maximum"):
-            combine_tiles_kernel[(triton.cdiv(tokens, 32),)](
+            combine_tiles_kernel[(cdiv(tokens, 32),)](
                 maximum, exponentials, mean, chosen, labels, losses, row_maximum, log_sum, tiles, tokens, classes,
                 smoothing, z_loss, IGNORED=IGNORED, TILES=TILES_AT_ONCE, TOKENS=32, num_warps=8,
             )  # fmt: skip
@@ -261,7 +261,7 @@ def forward_pass(
 def classes_at_a_time(tokens: int, classes: int, element_bytes: int, workspace: int = WORKSPACE) -> int:
     """Chunks of one size, a multiple of a tile's, whose dx fits the workspace."""
     most = max(LEAST_CLASSES, workspace // (element_bytes * tokens) // LEAST_CLASSES * LEAST_CLASSES)
-    return LEAST_CLASSES * triton.cdiv(triton.cdiv(classes, triton.cdiv(classes, most)), LEAST_CLASSES)
+    return LEAST_CLASSES * cdiv(cdiv(classes, cdiv(classes, most)), LEAST_CLASSES)
 
 
 def backward_pass(
@@ -278,7 +278,7 @@ def backward_pass(
     chunk = classes_at_a_time(tokens, classes, h.element_size(), workspace)
     # Rows begin at multiples of 16 bytes, wherever they end: TMA reads them.
     grain = DESCRIPTOR_ALIGNMENT // h.element_size()
-    memory = torch.empty((tokens, grain * triton.cdiv(min(chunk, classes), grain)), dtype=h.dtype, device=h.device)
+    memory = torch.empty((tokens, grain * cdiv(min(chunk, classes), grain)), dtype=h.dtype, device=h.device)
     total = None
     if dh is not None and chunk < classes:
         total = torch.empty((tokens, width), dtype=torch.float32, device=h.device)

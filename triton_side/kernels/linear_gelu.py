@@ -20,6 +20,7 @@ accumulate in float32, from which the forward pass takes GELU; its gradient is t
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from torch.autograd.function import once_differentiable
 from triton_side.declare import computing, declare
 from triton_side.kernels import gelu, linear
 from triton_side.kernels._column_sums import sum_columns
-from triton_side.kernels._launch import device_of, multiprocessors, with_unit_column_stride
+from triton_side.kernels._launch import cdiv, device_of, multiprocessors, next_power_of_2, with_unit_column_stride
 from triton_side.kernels.gelu import gelu_value_and_slope
 from triton_side.kernels.linear import check_linear, product_gradients
 from triton_side.kernels.matmul import choose_config, launch_bias_gelu, matmul_config
@@ -74,16 +75,17 @@ def dpre_kernel(
     tl.store(partial_ptr + tl.program_id(1).to(tl.int64) * columns + column, partial, mask=column < columns)
 
 
+@lru_cache
 def configure_dpre(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> DpreConfig:
     """Thirty-two elements to a thread of four warps, and two tiles on their way, as in RMSNorm's backward.
 
     A program costs a row of fp32 partial sums written and read again: no more of them than have room at once, 128 KiB
     of tiles on their way to a multiprocessor, and two tiles or more to each.
     """
-    block_columns = min(512, triton.next_power_of_2(max(1, columns)))
+    block_columns = min(512, next_power_of_2(max(1, columns)))
     block_rows = 4096 // block_columns
-    resident = max(1, 8 // element_bytes * multiprocessors // max(1, triton.cdiv(columns, block_columns)))
-    programs = min(triton.cdiv(rows, 2 * block_rows), resident)
+    resident = max(1, 8 // element_bytes * multiprocessors // max(1, cdiv(columns, block_columns)))
+    programs = min(cdiv(rows, 2 * block_rows), resident)
     return DpreConfig(block_rows, block_columns, num_warps=4, num_stages=3, programs=programs)
 
 
@@ -97,7 +99,7 @@ def launch_dpre(
     dpre = torch.empty_like(pre)
     partial = torch.empty((config.programs, columns), dtype=torch.float32, device=pre.device)
     with device_of(pre):
-        dpre_kernel[(triton.cdiv(columns, config.block_columns), config.programs)](
+        dpre_kernel[(cdiv(columns, config.block_columns), config.programs)](
             dy, pre, dpre, partial, dy.stride(0), rows, columns,
             ROWS=config.block_rows, COLUMNS=config.block_columns, STAGES=config.num_stages,
             num_warps=config.num_warps,

@@ -19,6 +19,7 @@ in float32 of products of 16-bit dtypes (`linear_cross_entropy.py`).
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from triton_side.declare import Shapes, computing, declare, forward, gradient
-from triton_side.kernels._launch import check_matrix, check_tensors, device_of, multiprocessors
+from triton_side.kernels._launch import cdiv, check_matrix, check_tensors, device_of, multiprocessors
 from triton_side.kernels._tiles import add_product, fits_descriptor, product_precision, provide_descriptor_memory
 from triton_side.kernels.gelu import gelu_value
 
@@ -213,7 +214,7 @@ def operands_fit_descriptors(*operands: torch.Tensor) -> bool:
 
 def programs(m: int, n: int, config: MatmulConfig, device: torch.device) -> int:
     """Programs to launch for an output [m, n]."""
-    return programs_of(triton.cdiv(m, config.block_m) * triton.cdiv(n, config.block_n), config, device)
+    return programs_of(cdiv(m, config.block_m) * cdiv(n, config.block_n), config, device)
 
 
 def programs_of(tiles: int, config: MatmulConfig, device: torch.device) -> int:
@@ -251,6 +252,7 @@ def many_rows_config(dtype: torch.dtype, precision: str, descriptors: bool) -> M
     return MatmulConfig(128, 256, 64, num_warps=8, num_stages=3, group_m=16)
 
 
+@lru_cache
 def matmul_config(dtype: torch.dtype, precision: str, descriptors: bool, m: int, n: int) -> MatmulConfig:
     """Tiles for an output [m, n]: those of few rows where 16-bit operands come through TMA."""
     if m <= 64 and descriptors and dtype != torch.float32:

@@ -12,6 +12,8 @@ additions a thread for each four `wgmma`. The second accumulator halves the tile
 Shapes: a [m, k], b [n, k], float8_e4m3fn; a_scale, b_scale [] or [1], float32; c [m, n], bfloat16.
 """
 
+from functools import lru_cache
+
 import torch
 
 from triton_side.declare import computing, forward
@@ -21,6 +23,7 @@ from triton_side.kernels.matmul import MatmulConfig, choose_config, few_rows_con
 FORWARD = (forward("dot", "product"), forward("mul", "scale"))
 
 
+@lru_cache
 def fp8_config(dtype: torch.dtype, precision: str, descriptors: bool, m: int, n: int) -> MatmulConfig:
     """Tiles of a product of fp8, in registers and shared memory as compiled for an H200 (Triton 3.7): 176 of 255
     registers a thread and 160 of 227 KiB. Not yet timed; 256 x 128 x 128 with 8 warps and 3 stages (255 registers) and

@@ -34,7 +34,14 @@ from torch.autograd.function import once_differentiable
 
 from triton_side.declare import Computed, again, computing, declare, forward, gradient
 from triton_side.kernels import _group_gradients, _grouped, embedding, moe_routing
-from triton_side.kernels._launch import check_matrix, check_tensors, device_of, with_unit_column_stride
+from triton_side.kernels._launch import (
+    cdiv,
+    check_matrix,
+    check_tensors,
+    device_of,
+    next_power_of_2,
+    with_unit_column_stride,
+)
 from triton_side.kernels._tiles import DESCRIPTOR_ALIGNMENT, add_product, product_precision
 from triton_side.kernels.matmul import MatmulConfig, many_rows_config
 from triton_side.kernels.moe_routing import Route
@@ -188,7 +195,7 @@ def launch_combine(out: torch.Tensor, found: Route) -> torch.Tensor:
     y = torch.empty((tokens, width), dtype=out.dtype, device=out.device)
     block_tokens, block_width = 4, 512  # 16 bytes a thread and row of bfloat16
     with device_of(out):
-        moe_combine_kernel[(triton.cdiv(tokens, block_tokens), triton.cdiv(width, block_width))](
+        moe_combine_kernel[(cdiv(tokens, block_tokens), cdiv(width, block_width))](
             out, found.slots, found.weights, y, tokens, width,
             TOKENS=block_tokens, WIDTH=block_width, TOP_K=top_k, num_warps=4,
         )  # fmt: skip
@@ -202,7 +209,7 @@ def launch_activation_gradients(
     dgate, dup, weighted_act = torch.empty_like(gate), torch.empty_like(gate), torch.empty_like(gate)
     dweights = torch.empty_like(found.weights)
     slots, hidden = dout.shape
-    block = min(triton.next_power_of_2(hidden), 1024)
+    block = min(next_power_of_2(hidden), 1024)
     with device_of(dout):
         moe_activation_gradients_kernel[(slots,)](
             dout, gate, up, found.slots, found.weights, dgate, dup, weighted_act, dweights, hidden,
@@ -219,7 +226,7 @@ def launch_dx(
     dx = torch.empty((tokens, width), dtype=router.dtype, device=router.device)
     block_tokens, block_width = 32, 128
     with device_of(dx):
-        moe_dx_kernel[(triton.cdiv(tokens, block_tokens), triton.cdiv(width, block_width))](
+        moe_dx_kernel[(cdiv(tokens, block_tokens), cdiv(width, block_width))](
             dx_of_experts, found.slots, dlogits, router, dx, tokens, width, experts, *router.stride(),
             TOKENS=block_tokens, WIDTH=block_width, EXPERTS=min(32, _grouped.experts_block(experts)), TOP_K=top_k,
             PRECISION=moe_routing.gradient_precision(router.dtype), num_warps=4,

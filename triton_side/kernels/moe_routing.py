@@ -31,7 +31,7 @@ import triton.language as tl
 from triton_side.declare import again, computing, declare, forward, gradient
 from triton_side.kernels._column_sums import sum_columns
 from triton_side.kernels._grouped import experts_block
-from triton_side.kernels._launch import device_of
+from triton_side.kernels._launch import cdiv, device_of, next_power_of_2
 from triton_side.kernels._tiles import add_product, add_product_apart
 
 SOFTMAX = ("reduce_max", "exp", "reduce_sum", "div")
@@ -264,7 +264,7 @@ def router_step(block: int, element_bytes: int) -> int:
 def route(x: torch.Tensor, router: torch.Tensor, top_k: int, save: bool) -> tuple[Route, torch.Tensor]:
     """The route, and balance_loss [] in float32."""
     (tokens, width), experts = x.shape, len(router)
-    tiles, block = triton.cdiv(tokens, TOKENS), experts_block(experts)
+    tiles, block = cdiv(tokens, TOKENS), experts_block(experts)
 
     def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=x.device)
@@ -277,7 +277,7 @@ def route(x: torch.Tensor, router: torch.Tensor, top_k: int, save: bool) -> tupl
         moe_router_kernel[(tiles,)](
             x, router, logits, chosen, weights, counts, sums, tokens, width, experts, *x.stride(), *router.stride(),
             TOKENS=TOKENS, EXPERTS=block, BLOCK_K=router_step(block, x.element_size()), TOP_K=top_k,
-            CHOICES=triton.next_power_of_2(top_k), PRECISION="ieee", num_warps=warps(block), num_stages=4,
+            CHOICES=next_power_of_2(top_k), PRECISION="ieee", num_warps=warps(block), num_stages=4,
         )  # fmt: skip
         moe_offsets_kernel[(1,)](
             counts, sums, offsets, starts, balance_loss, tiles, tokens, experts, tokens * top_k,
@@ -298,7 +298,7 @@ def launch_dlogits(found: Route, dweights: torch.Tensor, dloss: torch.Tensor) ->
     block = experts_block(experts)
     tile = max(1, 2048 // block)
     with device_of(dlogits):
-        moe_dlogits_kernel[(triton.cdiv(tokens, tile),)](
+        moe_dlogits_kernel[(cdiv(tokens, tile),)](
             found.logits, found.chosen, found.weights, dweights, found.offsets, dloss, dlogits, tokens, experts,
             TOKENS=tile, EXPERTS=block, TOP_K=found.chosen.shape[1], num_warps=4,
         )  # fmt: skip
@@ -308,10 +308,10 @@ def launch_dlogits(found: Route, dweights: torch.Tensor, dloss: torch.Tensor) ->
 def launch_drouter(x: torch.Tensor, dlogits: torch.Tensor) -> torch.Tensor:
     """drouter [experts, width] in x's dtype."""
     (tokens, width), experts = x.shape, dlogits.shape[1]
-    parts, columns = triton.cdiv(tokens, PART), 128
+    parts, columns = cdiv(tokens, PART), 128
     partial = torch.empty((parts, experts, width), dtype=torch.float32, device=x.device)
     with device_of(x):
-        moe_drouter_kernel[(triton.cdiv(width, columns), parts)](
+        moe_drouter_kernel[(cdiv(width, columns), parts)](
             x, dlogits, partial, tokens, width, experts, *x.stride(),
             PART=PART, TOKENS=32, WIDTH=columns, EXPERTS=experts_block(experts), PRECISION=gradient_precision(x.dtype),
             num_warps=8, num_stages=3,

@@ -17,6 +17,7 @@ and dweight takes a reading of its own.
 """
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -28,11 +29,13 @@ from triton_side import declare
 from triton_side.kernels._column_sums import sum_columns
 from triton_side.kernels._launch import (
     RowConfig,
+    cdiv,
     check_matrix,
     check_tensors,
     check_vector,
     device_of,
     multiprocessors,
+    next_power_of_2,
     rows_a_tile,
     with_unit_column_stride,
 )
@@ -198,6 +201,7 @@ def rmsnorm_partial_dweight_kernel(
     tl.store(partial_ptr + tl.program_id(0).to(tl.int64) * columns + column, partial, mask=column < columns)
 
 
+@lru_cache
 def configure_forward(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> RowConfig:
     """Thirty-two elements to a thread, for four 16-byte loads in flight; long rows persistent, the longest walked.
 
@@ -205,7 +209,7 @@ def configure_forward(rows: int, columns: int, element_bytes: int, multiprocesso
     4153; 8192 columns 3990 with 8 warps, 3292 with 16, 3862 with 8 and a prefetch. At 16,384 columns one
     program takes a multiprocessor (102 registers a thread), too few to hide the loads without a prefetch.
     """
-    block = triton.next_power_of_2(columns)
+    block = next_power_of_2(columns)
     if block > 16384:
         return RowConfig(1, 8192, 32, 1, min(rows, multiprocessors))
     if block > 8192:
@@ -213,9 +217,10 @@ def configure_forward(rows: int, columns: int, element_bytes: int, multiprocesso
         return RowConfig(1, block, 16, stages, min(rows, multiprocessors))
     block_rows = rows_a_tile(rows, block, multiprocessors)
     num_warps = max(1, block * block_rows // 1024)
-    return RowConfig(block_rows, block, num_warps, 1, triton.cdiv(rows, block_rows))
+    return RowConfig(block_rows, block, num_warps, 1, cdiv(rows, block_rows))
 
 
+@lru_cache
 def configure_backward(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> RowConfig:
     """One resident set of programs; each holds x, dy, the weight and its share of dweight in registers.
 
@@ -224,14 +229,14 @@ def configure_backward(rows: int, columns: int, element_bytes: int, multiprocess
     and 2749. At 16,384 columns 44 of the 128 registers a
     thread spill, and two such tiles in fp32 exceed shared memory.
     """
-    block = triton.next_power_of_2(columns)
+    block = next_power_of_2(columns)
     if block > 16384:
         return RowConfig(1, 8192, 32, 1, min(rows, multiprocessors))
     block_rows = rows_a_tile(rows, block, multiprocessors)
     tile = block * block_rows
     stages = 3 if tile * element_bytes <= 32768 else 2
     resident = multiprocessors * max(1, min(16, 8192 // tile))
-    return RowConfig(block_rows, block, max(1, tile // 1024), stages, min(triton.cdiv(rows, block_rows), resident))
+    return RowConfig(block_rows, block, max(1, tile // 1024), stages, min(cdiv(rows, block_rows), resident))
 
 
 def forward(
@@ -312,7 +317,7 @@ def backward(
                 x, weight, rstd, dy, dsum, dx, x.stride(0), dy.stride(0), dsum_row_stride, rows, columns,
                 COLUMNS=config.block_columns, STAGES=config.num_stages, num_warps=config.num_warps,
             )  # fmt: skip
-            rmsnorm_partial_dweight_kernel[(config.programs, triton.cdiv(columns, 1024))](
+            rmsnorm_partial_dweight_kernel[(config.programs, cdiv(columns, 1024))](
                 x, rstd, dy, partial, x.stride(0), dy.stride(0), rows, columns,
                 ROWS=4, COLUMNS=1024, num_warps=8,
             )  # fmt: skip

@@ -13,6 +13,7 @@ The launcher also turns in place, or into views of a larger tensor: a pair is re
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -21,7 +22,14 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from triton_side import declare
-from triton_side.kernels._launch import check_tensors, device_of, multiprocessors, with_unit_column_stride
+from triton_side.kernels._launch import (
+    cdiv,
+    check_tensors,
+    device_of,
+    multiprocessors,
+    next_power_of_2,
+    with_unit_column_stride,
+)
 
 # The operations as the plain block writes them; the backward pass reads no angle, but computes them again.
 ROTATIONS = [
@@ -115,6 +123,7 @@ def rope_kernel(
             )  # fmt: skip
 
 
+@lru_cache
 def configure(
     rows: int, heads: int, kv_heads: int, head_dim: int, element_bytes: int, multiprocessors: int
 ) -> RopeConfig:
@@ -124,9 +133,9 @@ def configure(
     programs a multiprocessor. Fastest of a sweep on an H200 (Triton 3.6, bfloat16, 2 x 4096 positions, 32 + 8 heads):
     50 us; twice the heads and half the warps, each thread with four times the angles, took 71.
     """
-    tile = max(1, 128 * 16 // element_bytes // triton.next_power_of_2(head_dim // 2))
-    groups = triton.cdiv(heads, 2) + triton.cdiv(kv_heads, 2)
-    splits = min(groups, triton.cdiv(2 * multiprocessors, triton.cdiv(rows, tile)))
+    tile = max(1, 128 * 16 // element_bytes // next_power_of_2(head_dim // 2))
+    groups = cdiv(heads, 2) + cdiv(kv_heads, 2)
+    splits = min(groups, cdiv(2 * multiprocessors, cdiv(rows, tile)))
     return RopeConfig(rows=tile, heads=2, splits=splits, num_warps=8)
 
 
@@ -145,11 +154,11 @@ def launch_rope(
     rows, half = batch * sequence, head_dim // 2
     config = config or configure(rows, heads, kv_heads, head_dim, q.element_size(), multiprocessors(q.device))
     with device_of(q):
-        rope_kernel[(triton.cdiv(rows, config.rows), config.splits)](
+        rope_kernel[(cdiv(rows, config.rows), config.splits)](
             q, k, positions, q_out, k_out, *q.stride()[:3], *k.stride()[:3], *q_out.stride()[:3], *k_out.stride()[:3],
             heads, kv_heads, rows, sequence,
             HALF=half, EXPONENT=-math.log2(theta) / half, BACKWARD=backward,
-            ROWS=config.rows, HEADS=config.heads, PAIRS=triton.next_power_of_2(half), num_warps=config.num_warps,
+            ROWS=config.rows, HEADS=config.heads, PAIRS=next_power_of_2(half), num_warps=config.num_warps,
         )  # fmt: skip
     return q_out, k_out
 

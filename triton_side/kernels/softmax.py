@@ -12,6 +12,7 @@ kernels also keep 16-byte accesses where rows begin anywhere, as with the 50,257
 """
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -22,10 +23,12 @@ from torch.autograd.function import once_differentiable
 from triton_side import declare
 from triton_side.kernels._launch import (
     RowConfig,
+    cdiv,
     check_matrix,
     check_tensors,
     device_of,
     multiprocessors,
+    next_power_of_2,
     rows_a_tile,
     with_unit_column_stride,
 )
@@ -250,6 +253,7 @@ def rows_have_edges(columns: int) -> bool:
     return columns % 16 != 0
 
 
+@lru_cache
 def configure_forward(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> RowConfig:
     """Sixteen elements to a thread, a row to a program; the longest rows walked.
 
@@ -260,7 +264,7 @@ def configure_forward(rows: int, columns: int, element_bytes: int, multiprocesso
     3860 against 3329. In fp32 they do not fit. 65,536 columns would spill; 131,072 walked reach 2616 with 32 warps,
     2315 with 16.
     """
-    block = triton.next_power_of_2(columns)
+    block = next_power_of_2(columns)
     if block > 32768 or (block > 8192 and rows_have_edges(columns)):
         # Two programs keep reading while the other writes, if what they walk twice stays in 50 MB of L2.
         resident = 2 if 2 * multiprocessors * columns * element_bytes < 2**25 else 1
@@ -272,23 +276,24 @@ def configure_forward(rows: int, columns: int, element_bytes: int, multiprocesso
         return RowConfig(1, block, 32, 3, min(rows, multiprocessors))
     block_rows = max(1, 1024 // block)
     num_warps = max(1, min(16 if block > 8192 else 8, block * block_rows // 512))
-    return RowConfig(block_rows, block, num_warps, 1, triton.cdiv(rows, block_rows))
+    return RowConfig(block_rows, block, num_warps, 1, cdiv(rows, block_rows))
 
 
+@lru_cache
 def configure_backward(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> RowConfig:
     """As in the forward pass, but two rows are held at once, and no prefetch pays.
 
     On an H200, 4096 columns of bfloat16: 4311 GB/s with 8 warps, 4250 with 4, 3898 with 16; 32,768 columns: 4031
     in registers, 3656 with a prefetch, 3496 walked. In fp32 these spill and are walked.
     """
-    block = triton.next_power_of_2(columns)
+    block = next_power_of_2(columns)
     if block * element_bytes > 65536 or (block > 8192 and rows_have_edges(columns)):
         return RowConfig(1, 16384 // element_bytes, 32, 1, min(rows, multiprocessors))
     if block > 8192:
         return RowConfig(1, block, block * element_bytes // 2048, 1, rows)
     block_rows = rows_a_tile(rows, block, multiprocessors)
     num_warps = max(1, min(8, block * block_rows // 512))
-    return RowConfig(block_rows, block, num_warps, 1, triton.cdiv(rows, block_rows))
+    return RowConfig(block_rows, block, num_warps, 1, cdiv(rows, block_rows))
 
 
 def forward(x: torch.Tensor, config: RowConfig | None = None) -> torch.Tensor:

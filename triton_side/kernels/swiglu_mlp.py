@@ -18,6 +18,7 @@ accumulate and activations are computed in float32. A forward that a backward fo
 """
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from torch.autograd.function import once_differentiable
 from triton_side.declare import Shapes, again, computing, declare, forward, gradient
 from triton_side.kernels import rmsnorm
 from triton_side.kernels._gated import backward_block
-from triton_side.kernels._launch import check_matrix, check_tensors, device_of
+from triton_side.kernels._launch import cdiv, check_matrix, check_tensors, device_of
 from triton_side.kernels._tiles import add_product, product_precision, provide_descriptor_memory
 from triton_side.kernels.matmul import (
     MatmulConfig,
@@ -107,6 +108,7 @@ def activation_gradients_kernel(dact_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr, 
     backward_block(gate_ptr, up_ptr, dact_ptr, dgate_ptr, dup_ptr, act_ptr, elements, silu_value_and_slope, BLOCK)
 
 
+@lru_cache
 def two_products_config(dtype: torch.dtype, precision: str, descriptors: bool, *output: int) -> MatmulConfig:
     """Tiles of the kernel with two accumulators: half as wide as a single product's, whatever the output's shape."""
     if dtype == torch.float32:
@@ -160,7 +162,7 @@ def launch_activation_gradients(
     dgate, dup, act = torch.empty_like(gate), torch.empty_like(gate), torch.empty_like(gate)
     block = 2048
     with device_of(dact):
-        activation_gradients_kernel[(triton.cdiv(dact.numel(), block),)](
+        activation_gradients_kernel[(cdiv(dact.numel(), block),)](
             dact, gate, up, dgate, dup, act, dact.numel(), BLOCK=block, num_warps=8
         )
     return dgate, dup, act

@@ -6,6 +6,7 @@ carries no gradient.
 """
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ import triton
 import triton.language as tl
 
 from triton_side.declare import declare, forward
-from triton_side.kernels._launch import FlatConfig, check_tensors, device_of
+from triton_side.kernels._launch import FlatConfig, cdiv, check_tensors, device_of
 
 
 @declare(forward("add", "add"), flops=lambda shapes: math.prod(shapes["out_ptr"]))
@@ -33,6 +34,7 @@ def vector_add_kernel(x_ptr, y_ptr, out_ptr, elements, BLOCK: tl.constexpr):
         tl.store(out_ptr + offset, (x + y).to(out_ptr.dtype.element_ty), mask=mask)
 
 
+@lru_cache
 def configure(element_bytes: int) -> FlatConfig:
     """Four warps, and one 16-byte load of each operand to a thread.
 
@@ -68,7 +70,7 @@ def vector_add(x: torch.Tensor, y: torch.Tensor, *, config: FlatConfig | None = 
         return out
     config = config or configure(x.element_size())
     with device_of(x):
-        vector_add_kernel[(triton.cdiv(x.numel(), config.block),)](
+        vector_add_kernel[(cdiv(x.numel(), config.block),)](
             x, y, out, x.numel(), BLOCK=config.block, num_warps=config.num_warps
         )
     return out
