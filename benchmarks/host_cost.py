@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import argparse
 import cProfile
+import os
 import pstats
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from compare.blocks import BLOCKS  # noqa: E402
 from compare.spec import Block, Case  # noqa: E402
-from compare.workers.pytorch import TorchSide, _set_precision  # noqa: E402
+from compare.workers.pytorch import TorchSide  # noqa: E402
 from compare.workers.reference import store_inputs  # noqa: E402
 
 SECONDS, REPEATS = 0.01, 50  # short and many: what else runs on the machine slows some of them
@@ -82,28 +84,29 @@ def _compile_for_an_h200() -> None:
 
 
 def smallest(block: Block) -> list[Case]:
-    """Every direction of the block's smallest shape of more than one row, where it is small."""
+    """Forward pass and step of the block's smallest shape of more than one row, where it is small."""
 
     def input_bytes(case: Case) -> int:
         return sum(tensor.bytes(case) for tensor in block.inputs)
 
-    cases = [case for case in block.cases("quick") if not case.name.startswith("one-")]
+    cases = [case for case in block.cases("quick") if case.direction != "joint" and not case.name.startswith("one-")]
     least = min(cases, key=input_bytes)
     return [case for case in cases if case.name == least.name and input_bytes(least) <= SMALL]
 
 
-def calls(side: TorchSide, case: Case, folder: Path) -> dict[str, Callable[[], Any]]:
-    """A call of each part of the hand-written implementation."""
+def call_of(case: Case, side: TorchSide, folder: Path) -> Callable[[], Any]:
+    """The hand-written implementation's forward pass, or of `train` a step."""
     block = BLOCKS[case.block]
     store_inputs(case, 0, folder)
     inputs, cotangents = side.inputs(folder, case), side.cotangents(folder, case)
-    _set_precision(case.precision)
-    program = side._program(case, block.implementation("triton").load(), block.attributes_of(case))
-    found: dict[str, Callable[[], Any]] = {case.direction: lambda: program.forward(inputs)}
-    if program.backward is None:
-        return found
-    backward = program.backward
-    return found | {"train, both parts": lambda: backward(program.forward(inputs)[1], cotangents)}
+    apply = partial(block.implementation("triton").load(), **block.attributes_of(case))
+    trained = [tensor for tensor in inputs.values() if tensor.requires_grad]
+
+    def step() -> Any:
+        outputs = apply(inputs)
+        return torch.autograd.grad([outputs[name] for name in cotangents], trained, list(cotangents.values()))
+
+    return step if cotangents else partial(apply, inputs)
 
 
 def seconds(call: Callable[[], Any], count: int) -> float:
@@ -123,22 +126,23 @@ def main() -> None:
     options = parser.parse_args()
     if unknown := [name for name in options.blocks if name not in BLOCKS]:
         parser.error(f"no block {unknown[0]!r}: choose from {', '.join(BLOCKS)}")
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        parser.error("TRITON_INTERPRET=1 is set, under which kernels are not launched: unset it")
     launches, side = Launches(), TorchSide()
-    print(f"{'case':38}{'part':20}{'launches':>8}{'us a call':>12}{'us a launch':>14}")
+    print(f"{'case':50}{'launches':>8}{'us a call':>12}{'us a launch':>14}")
     for name in options.blocks or BLOCKS:
         for case in smallest(BLOCKS[name]):
             with tempfile.TemporaryDirectory() as folder:
-                for part, call in calls(side, case, Path(folder) / "0").items():
-                    _report(f"{name}/{case.name}", part, call, launches, options.profile)
+                _report(case.id, call_of(case, side, Path(folder) / "0"), launches, options.profile)
 
 
-def _report(case: str, part: str, call: Callable[[], Any], launches: Launches, profiled: bool) -> None:
+def _report(case: str, call: Callable[[], Any], launches: Launches, profiled: bool) -> None:
     call()  # compiles
     launches.count = 0
     count = max(3, int(SECONDS / seconds(call, 1)))
     each = launches.count
     took = min(seconds(call, count) for _ in range(REPEATS)) * 1e6
-    print(f"{case:38}{part:20}{each:>8}{took:>12.1f}{took / max(1, each):>14.1f}", flush=True)
+    print(f"{case:50}{each:>8}{took:>12.1f}{took / max(1, each):>14.1f}", flush=True)
     if profiled:
         with cProfile.Profile() as profile:
             seconds(call, count)
