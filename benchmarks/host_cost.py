@@ -5,8 +5,8 @@
 On an NVIDIA GPU calls are made one after the other, and waited for at the end. Without one, kernels are compiled for an
 H200 and their launches left out (tested with triton 3.6 and 3.7), so a call is Python, PyTorch and Triton up to the
 driver, on tensors of the CPU: what it computes is not right, and operations of PyTorch's own count as what they take
-there; `lm_step`, which has no small shape, is left out. Of each call the fastest of fifty repeats, as it is known;
-`--profile` prints where the time goes.
+there, in the last column, too. Printed is the best of fifty averages over 10 ms. `lm_step` has no small shape and is
+left out. `--profile` prints where the time goes.
 """
 
 from __future__ import annotations
@@ -128,10 +128,13 @@ def main() -> None:
         parser.error(f"no block {unknown[0]!r}: choose from {', '.join(BLOCKS)}")
     if os.environ.get("TRITON_INTERPRET") == "1":
         parser.error("TRITON_INTERPRET=1 is set, under which kernels are not launched: unset it")
-    launches, side = Launches(), TorchSide()
+    launches, side = Launches(), TorchSide()  # in this order: kernels read at import whether they are interpreted
     print(f"{'case':50}{'launches':>8}{'us a call':>12}{'us a launch':>14}")
     for name in options.blocks or BLOCKS:
-        for case in smallest(BLOCKS[name]):
+        cases = smallest(BLOCKS[name])
+        if not cases:
+            print(f"{name:50}no small shape")
+        for case in cases:
             with tempfile.TemporaryDirectory() as folder:
                 _report(case.id, call_of(case, side, Path(folder) / "0"), launches, options.profile)
 

@@ -265,7 +265,7 @@ class TorchSide:
         return float((reference - values.detach()).abs_().max())  # float64, as the reference; one copy of a large case
 
     def poisoned_allocations(self, program: Program) -> AbstractContextManager[Any]:
-        return _NanEmpty() if program.intercepts_allocations else nullcontext()
+        return NanEmpty() if program.intercepts_allocations else nullcontext()
 
     def poison(self, program: Program, part: str) -> list[Extent]:
         """Fill every free block of the caching allocator with NaN bits: whatever the call gets comes from there.
@@ -400,7 +400,7 @@ class EventClock:
         return [Sample(t, t, (DeviceRecord("[call]", 0.0, t),)) for t in times]
 
 
-class _NanEmpty(TorchDispatchMode):
+class NanEmpty(TorchDispatchMode):
     """Floating-point results of torch.empty and its kin come filled with NaN: an element that nobody writes shows."""
 
     _EMPTY = {

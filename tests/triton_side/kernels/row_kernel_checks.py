@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 
+from compare.workers.pytorch import NanEmpty
 from triton_side.kernels._launch import INTERPRETED
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -40,10 +41,11 @@ def is_accurate(
 
 
 def with_gradients(function, *inputs: torch.Tensor, dy: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The output of function, then the gradient of each input."""
+    """The output of function, then the gradient of each input. What is not written is NaN, not the last call's."""
     leaves = [x.detach().requires_grad_() for x in inputs]
-    y = function(*leaves)
-    y.backward(dy)
+    with NanEmpty():
+        y = function(*leaves)
+        y.backward(dy)
     return y.detach(), *(leaf.grad for leaf in leaves)
 
 

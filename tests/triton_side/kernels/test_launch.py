@@ -1,14 +1,17 @@
 """What launchers compute on the host, for every kernel alike."""
 
 import itertools
+from collections.abc import Iterator
 
 import pytest
 import torch
 import triton
 
 from triton_side.kernels import _tiles
+from triton_side.kernels._attention_configs import chosen, forward_config
 from triton_side.kernels._launch import cdiv, next_power_of_2
 from triton_side.kernels._tiles import fits_descriptor
+from triton_side.kernels.matmul import choose_config, matmul_config
 
 
 def test_numbers_are_those_of_triton() -> None:
@@ -34,3 +37,25 @@ def test_a_descriptor_takes_what_16_bytes_divide(dtype: torch.dtype) -> None:
     assert min(found.values()) > 0
     with _tiles.without_descriptors():
         assert not fits_descriptor(storage.view(64, 64))
+
+
+def test_a_configuration_follows_what_is_set(precision: None) -> None:
+    """Configurations are chosen once for each precision and storage, not once for all."""
+    q = torch.zeros(1, 1, 64, 64, dtype=torch.float32)
+    a = torch.zeros(128, 128, dtype=torch.bfloat16)
+    torch.set_float32_matmul_precision("highest")
+    ieee = chosen(forward_config, q, q, q), choose_config(matmul_config, a.float(), a.float())
+    torch.set_float32_matmul_precision("high")
+    tf32 = chosen(forward_config, q, q, q), choose_config(matmul_config, a.float(), a.float())
+    assert ieee[0] != tf32[0] and ieee[1] != tf32[1]
+    assert choose_config(matmul_config, a, a).descriptors
+    with _tiles.without_descriptors():
+        assert not choose_config(matmul_config, a, a).descriptors
+    assert choose_config(matmul_config, a, a).descriptors
+
+
+@pytest.fixture
+def precision() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
