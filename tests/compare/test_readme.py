@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from compare.blocks import BLOCKS
 from compare.record import read_records
 
 PROJECT = Path(__file__).parents[2]
@@ -59,3 +61,35 @@ def test_pages_have_as_many_records_as_the_run(name: str) -> None:
     assert every in (PROJECT / "reports" / "README.md").read_text()
     for page in ("README.md", "CHANGELOG.md", "reports/index.html"):
         assert re.search(rf"\b{len(records)} (records|results)\b", (PROJECT / page).read_text()), page
+
+
+def test_leads_and_lags_are_the_full_suites() -> None:
+    """Each line has the call's and the kernels' own time of `triton` and of the best other one; no lag is left out."""
+    command = [sys.executable, "-m", "compare", "report", str(PROJECT / "reports" / "h200-full"), "--json"]
+    printed = json.loads(subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True).stdout)
+    main = {(name, block.cases("quick")[0].name) for name, block in BLOCKS.items()}
+    timed: dict[tuple[str, str], dict[str, tuple[float, float]]] = {}
+    for row in printed:
+        if (row["block"], row["case"]) in main and row["device_time_us"] is not None:
+            times = row["device_time_us"], row["busy_time_us"]
+            timed.setdefault((row["block"], row["direction"]), {})[row["implementation"]] = times
+    shown: dict[str, dict[tuple[str, str], tuple[str, str]]] = {"ahead": {}, "behind": {}}
+    for line in (PROJECT / "README.md").read_text().splitlines():
+        if re.match(r"\| (ahead|behind) ", line):
+            table = shown[line.split()[1]]
+        elif found := re.match(r"\| `(\w+)`(?:, `(\w+)`)? +\| ([\d.]+ \([\d.]+\)) !? *\| ([\d.]+ \([\d.]+\)) ", line):
+            table[found[1], found[2] or "fwd"] = found[3], found[4]
+
+    def best(times: dict[str, tuple[float, float]]) -> tuple[float, float]:
+        return min(pair for name, pair in times.items() if name != "triton")
+
+    for case, written in {**shown["ahead"], **shown["behind"]}.items():
+        assert written == (_both(timed[case]["triton"]), _both(best(timed[case]))), case
+    lags = {case for case, times in timed.items() if times["triton"][0] >= 1.05 * best(times)[0]}
+    assert set(shown["behind"]) == lags
+    assert shown["ahead"] and all(timed[case]["triton"] < best(timed[case]) for case in shown["ahead"])
+
+
+def _both(times: tuple[float, float]) -> str:
+    call, kernels = (f"{time:.3g}" if time < 1000 else f"{time:.0f}" for time in times)
+    return f"{call} ({kernels})"
