@@ -109,6 +109,7 @@ BLOCK = Block(
         Shape("llama-8b-8k-batch128", sizes(128, 32, 8, 8192, 128, 64), ("bfloat16",)),
         # k and v have 2^31 elements each.
         Shape("llama-8b-64k-batch32", sizes(32, 32, 8, 65536, 128, 65536), ("bfloat16",)),
+        Shape("gpt2-fp32", sizes(8, 12, 12, 1024, 64, 1024), ("float32",)),
         # The sequences have 0, 33 and 67 keys.
         Shape("odd", sizes(3, 6, 2, 67, 16, 0), ("float32", "float16", "bfloat16"), ("check",)),
         Shape("tiny-one-key", sizes(2, 3, 3, 1, 16, 1), ("float32", "float16"), ("check",)),

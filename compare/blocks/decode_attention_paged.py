@@ -85,6 +85,7 @@ BLOCK = Block(
         Shape("llama-8b-8k-batch1", sizes(1, 32, 8, 16, 512, 128, 8192), ("bfloat16",)),
         Shape("llama-8b-64k-batch1", sizes(1, 32, 8, 16, 4096, 128, 65536), ("bfloat16",)),
         Shape("llama-8b-8k-batch128", sizes(128, 32, 8, 16, 512, 128, 64), ("bfloat16",)),
+        Shape("gpt2-fp32", sizes(8, 12, 12, 16, 64, 64, 1024), ("float32",)),
         # The sequences have 0, 32 and 65 keys.
         Shape("odd", sizes(3, 6, 2, 5, 13, 16, 0), ("float32", "float16", "bfloat16"), ("check",)),
         Shape("tiny-one-key", sizes(2, 3, 3, 1, 1, 16, 1), ("float32", "float16"), ("check",)),

@@ -27,6 +27,8 @@ BLOCK = Block(
     shapes=(
         Shape("gpt2-mlp", {"m": 2048, "k": 4096, "n": 16384}, ("bfloat16",), ("quick", "full")),
         Shape("prime", {"m": 1021, "k": 509, "n": 257}, ("float32",), ("quick", "full"), tuned=False),
+        Shape("llama-8b-up", {"m": 8192, "k": 4096, "n": 14336}),
+        Shape("skinny", {"m": 16, "k": 4096, "n": 16384}),
         Shape("odd", {"m": 17, "k": 37, "n": 67}, ("float32", "float16", "bfloat16"), ("check",)),
         Shape("tiny-row", {"m": 1, "k": 32, "n": 48}, ("float32", "float16"), ("check",)),
     ),
