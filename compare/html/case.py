@@ -9,7 +9,7 @@ from typing import Any
 from compare.blocks import BLOCKS
 from compare.graph import formats, price
 from compare.graph.causes import worded
-from compare.graph.findings import Finding
+from compare.graph.finders.finding import Finding
 from compare.graph.model import REASONS
 from compare.graph.totals import totals
 from compare.html import charts, kernels

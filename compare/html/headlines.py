@@ -7,7 +7,8 @@ from functools import cached_property
 
 from compare.graph import formats
 from compare.graph.causes import cause
-from compare.graph.findings import SPELLINGS, Finding
+from compare.graph.finders.finding import Finding
+from compare.graph.finders.view import SPELLINGS
 from compare.graph.model import Buffer, FusionGraph
 from compare.html.kernels import where
 from compare.html.reading import Member

@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from compare import machine, whole
 from compare.graph import formats
-from compare.graph.findings import Finding
+from compare.graph.finders.finding import Finding
 from compare.html import (
     about,
     case,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from compare.graph.findings import Finding, findings
+from compare.graph.finders.finding import Finding
+from compare.graph.findings import findings
 from compare.html.headlines import Subject, headline
 from compare.html.overview import href, label
 from compare.html.reading import BASELINES, CaseOf, Run

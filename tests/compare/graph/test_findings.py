@@ -15,7 +15,8 @@ import pytest
 from graph_builder import graph, kernel
 
 from compare import targets
-from compare.graph.findings import Finding, findings
+from compare.graph.finders.finding import Finding
+from compare.graph.findings import findings
 from compare.graph.from_hlo import from_hlo
 from compare.graph.model import FusionGraph, Reason
 from compare.graph.roofline import Ceilings

@@ -1,0 +1,1 @@
+"""What `compare.graph.findings` looks for, a kind of finding a file."""
