@@ -49,6 +49,13 @@ class Verdict:
     def right(self) -> bool:
         return self.error <= self.tolerance and math.isfinite(self.error)  # plain code may overflow
 
+    @property
+    def severity(self) -> tuple[bool, float]:
+        """Orders verdicts, the worst last: by the error over its own tolerance, and what is not right behind all that
+        is. Tolerances of two input sets differ: the larger of two errors may be right and the smaller one not."""
+        ratio = self.error / self.tolerance if self.tolerance and math.isfinite(self.error) else self.error
+        return not self.right, ratio
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 

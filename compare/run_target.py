@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from compare.blocks import BLOCKS
+from compare.check import Verdict
 from compare.client import WORKER_FAILURES, WorkerError
 from compare.graph import store
 from compare.record import Record
@@ -163,7 +164,7 @@ class _Checks:
             self._session.crew.ask(role, "release", id=entry.id)
             for error in outcome["errors"]:
                 known = worst.get(error["name"])
-                if known is None or error["error"] / error["tolerance"] > known["error"] / known["tolerance"]:
+                if known is None or Verdict(**error).severity > Verdict(**known).severity:
                     worst[error["name"]] = error
         checked = {
             "device": outcome["device"], "backend": outcome["backend"], "dtype": cases[0].dtype,

@@ -181,7 +181,8 @@ class Subject:
         self.scales = [{name: Scale(**scale) for name, scale in group.items()} for group in scales]
 
     def check(self) -> list[Verdict]:
-        """Errors of outputs and gradients on every input set, the worst of each; inputs must be unchanged after.
+        """Errors of outputs and gradients on every input set, of each the worst for its tolerance; inputs must be
+        unchanged after.
 
         Raises WrongResult on a missing, misshapen, late or input-changing result; too large an error is left to the
         caller.
@@ -191,7 +192,7 @@ class Subject:
         for index in range(len(self.folders)):
             arrays = self._arrays(index)
             for verdict in self._verdicts(index, *self._call(arrays), arrays.inputs):
-                if verdict.name not in worst or not verdict.error <= worst[verdict.name].error:
+                if verdict.name not in worst or verdict.severity > worst[verdict.name].severity:
                     worst[verdict.name] = verdict
         return list(worst.values())
 

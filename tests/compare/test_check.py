@@ -71,3 +71,12 @@ def test_the_reason_names_each_wrong_tensor() -> None:
     reason = describe(verdicts)
     assert reason and "d_x: error 0.5" in reason and "d_w: error inf" in reason and "y:" not in reason
     assert describe(verdicts[:1]) is None
+
+
+def test_the_worst_verdict_is_the_one_that_is_furthest_beyond_its_own_tolerance() -> None:
+    ordered = [
+        Verdict("y", 2.0, 8.0), Verdict("y", 1.0, 2.0), Verdict("y", 0.5, 0.25), Verdict("y", math.inf, 1.0),
+    ]
+    assert sorted(reversed(ordered), key=lambda verdict: verdict.severity) == ordered
+    for overflown in (Verdict("y", math.inf, math.inf), Verdict("y", math.nan, 1.0)):
+        assert overflown.severity > ordered[1].severity

@@ -188,6 +188,16 @@ def test_a_cold_call_is_poisoned_and_flushed_and_a_warm_one_is_neither() -> None
     assert warm and not side.log and not warm["parts"]["forward"]["poisoned"]
 
 
+def test_a_wrong_result_of_one_input_set_is_not_hidden_by_a_larger_error_that_is_right() -> None:
+    """The tolerance is relative to each set's own reference, as its error is."""
+    errs = program(lambda inputs: {"y": inputs["x"] + 1 + np.where(inputs["x"] == 0, 1.0e-3, 1.05e-3)})
+    scales = [{"y": {"rms": 1.0, "largest": 1.0, "independent_error": twice / 2}} for twice in (0.95e-3, 1.2e-3)]
+    for order in ([0, 1], [1, 0]):
+        folders = [Path(str(number)) for number in order]
+        (verdict,) = Subject(Side(), errs, CASE, folders, [scales[number] for number in order]).check()
+        assert not verdict.right and verdict.error == pytest.approx(1.0e-3)
+
+
 def test_a_warm_result_is_checked() -> None:
     with pytest.raises(WrongResult, match="timed call: y"):
         subject(program(lambda inputs: {"y": inputs["x"]})).measure_mode("warm", Clock([1.0]), 0.0)
