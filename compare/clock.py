@@ -76,11 +76,11 @@ class CallTrace:
 
 @dataclass(frozen=True)
 class Sample:
-    """One call of one part."""
+    """One call of one part. busy_time, records: None of a clock that sees the call and no single kernels."""
 
     device_time: float
-    busy_time: float
-    records: tuple[DeviceRecord, ...]
+    busy_time: float | None
+    records: tuple[DeviceRecord, ...] | None
 
 
 class Clock(Protocol):

@@ -405,7 +405,8 @@ def _mode(entry: _Entry, mode: str) -> dict[str, Any]:
 def _timed(rounds: list[dict[str, Any]], part: str) -> dict[str, Any]:
     """One part over all rounds of a mode."""
     found = [r["parts"][part] for r in rounds]
+    busy_times = [f["busy_time"] for f in found]
     return {
-        "device_time": [f["device_time"] for f in found], "busy_time": [f["busy_time"] for f in found],
+        "device_time": [f["device_time"] for f in found], "busy_time": None if None in busy_times else busy_times,
         "launches": found[0]["launches"], "poisoned": all(f["poisoned"] for f in found),
     }

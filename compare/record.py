@@ -44,13 +44,13 @@ class Record:
     kernels: what the graph comes to, per part: {"launches", "bytes_moved" (null where not known), "provenance": {word:
     how many kernels}, "unjoined": [names of device records that belong to no kernel of the graph], "roofline": against
     the device's ceilings, where those are known}; see compare.graphs.
-    measurement: {"timer", "parts": {part: {"device_time": [[s, ...] a round], "busy_time", "launches", "records",
-    "poisoned"}}, "modes": {mode: {"parts" as these without records, "settled", "command_buffers"}, {"same_as": "cold"}
-    or {"unavailable": why}} (compare.timing), "processes": [which of its workers took the round], "warm_up":
-    {"seconds", "settled": [a round]}, "command_buffers": {part: [launches in XLA's command buffers, all launches]} of
-    the main mode, or None of what is not XLA's, "wall_time": [s a round], "peak_memory_bytes": {part: bytes or null},
-    "peak_memory": {part: compare.subject.Peak}, "conditions": [what compare.conditions read right after each round]} or
-    None; seconds throughout.
+    measurement: {"timer", "parts": {part: {"device_time": [[s, ...] a round], "busy_time", "launches", "records" (these
+    three null where the timer sees no single kernels, as CUDA events), "poisoned"}}, "modes": {mode: {"parts" as these
+    without records, "settled", "command_buffers"}, {"same_as": "cold"} or {"unavailable": why}} (compare.timing),
+    "processes": [which of its workers took the round], "warm_up": {"seconds", "settled": [a round]}, "command_buffers":
+    {part: [launches in XLA's command buffers, all launches]} of the main mode, or None of what is not XLA's,
+    "wall_time": [s a round], "peak_memory_bytes": {part: bytes or null}, "peak_memory": {part: compare.subject.Peak},
+    "conditions": [what compare.conditions read right after each round]} or None; seconds throughout.
     traffic: what ncu counted, {"alone": ..., "call": ...}: every kernel from an empty L2, or the whole call from a cold
     one. Each is {"cache_control", "parts": {part: {"launches", "dram_read", "dram_written", "l2" (null where unknown),
     "uncounted": {"launches", "bytes"} of copies and memsets, "kernels": [{"kernel": index in the graph, "launches",

@@ -140,7 +140,7 @@ def _summary(entry: Record, way: str, outcome: Outcome, folder: Path) -> dict[st
     measured = (entry.measurement or {}).get("parts") or {}
     parts = {}
     for part in entry.case.parts:
-        ran = [DeviceRecord.from_json(each) for each in measured.get(part, {}).get("records", ())]
+        ran = [DeviceRecord.from_json(each) for each in measured.get(part, {}).get("records") or ()]
         parts[part] = part_traffic(graph, part, outcome.launches[part], ran)
     return {"cache_control": WAYS[way], "parts": parts}
 

@@ -70,7 +70,8 @@ def judge(
 
 def word(call: Verdict, busy: Verdict | None) -> Word:
     """Kernels that take longer make a call slower; one whose kernels take what they took became slower between them,
-    where the host launches: seen from run to run with nothing changed (docs/diff.md)."""
+    where the host launches: seen from run to run with nothing changed (docs/diff.md). busy: None where no single
+    kernels were seen; then the call's word stands."""
     if busy is None:
         return call.word
     if busy.word in ("faster", "slower") and call.word in (busy.word, "unresolved"):
@@ -105,14 +106,23 @@ def _clocks(segment: Mapping[str, Any], record: Record) -> list[float]:
 
 def _samples(record: Record) -> dict[str, Sample]:
     rounds = rounds_of(record)
-    parts = measured_parts(record)
-    medians = [[statistics.median(found) for found in parts[part]["busy_time"]] for part in record.case.parts]
-    times = {**rounds.times, BUSY: [sum(each) for each in zip(*medians, strict=True)]}
+    times = dict(rounds.times)
+    if _sees_kernels(record):
+        parts = measured_parts(record)
+        medians = [[statistics.median(found) for found in parts[part]["busy_time"]] for part in record.case.parts]
+        times[BUSY] = [sum(each) for each in zip(*medians, strict=True)]
     return {timer: Sample(found, rounds.processes) for timer, found in times.items() if all(t > 0 for t in found)}
+
+
+def _sees_kernels(record: Record) -> bool:
+    """Whether its timer told kernels from the gaps between them."""
+    return all(part["busy_time"] is not None for part in measured_parts(record).values())
 
 
 def _notes(a: Record, b: Record, segments: tuple[Mapping[str, Any], Mapping[str, Any]]) -> tuple[str, ...]:
     notes = []
+    if not (_sees_kernels(a) and _sees_kernels(b)):
+        notes.append("its kernels are not told from the gaps between them")
     if (gpus := [sorted(devices(segment)) for segment in segments])[0] != gpus[1]:
         notes.append(f"GPUs differ: {' or '.join(gpus[0]) or '?'}, {' or '.join(gpus[1]) or '?'}")
     if (apart := ceilings_apart(*segments)) > NOTABLE:

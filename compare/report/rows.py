@@ -7,7 +7,8 @@ What the numbers are:
     device_time_us_spread     half the interquartile range of a whole call's device time (train: forward and backward of
                               one call added) over all samples of all rounds: the noise within a round and the drift
                               between rounds; None below four samples
-    busy_time_us              the same median for the time in which some kernel ran
+    busy_time_us              the same median for the time in which some kernel ran; None, as launch_gap, where the
+                              timer sees no single kernels (CUDA events)
     wall_time_us              median over rounds of host time a call, in a pass without the timer
     time_vs_xla               device_time_us over that of `xla` on the same case, in the same segment, by the same
                               timer, and only where the workers' clocks were seen to agree (compare.calibration)
@@ -28,7 +29,7 @@ What the numbers are:
     share_of_ceiling          rate over the ceiling measured in the same segment: of a stream of the case's mix of reads
                               and writes, or of a product in its dtype and precision
     kernels, kernel_source    kernels, copies and memsets of one measured call ("measured launches"), else what the
-                              compiler listed ("compiler")
+                              compiler listed ("compiler"), as where the timer sees none
     bytes_moved               what the fusion graph's kernels read and write in one call; None where one's is not known
     fusion_efficiency         bytes_compulsory over bytes_moved
     dram_bytes, l2_bytes      what crossed the memory bus, and what passed the L2, as ncu counted it (compare.traffic),
@@ -158,9 +159,7 @@ def row_of(record: Record, ceilings: Mapping[str, Ceilings]) -> Row:
     medians = {part: _microseconds(_median(_pooled(data["device_time"]))) for part, data in parts.items()}
     device_time = _sum(medians.get(part) for part in case.parts)
     bytes_compulsory = _sum(record.bytes_compulsory.get(part) for part in case.parts)
-    busy_time = _sum(
-        _microseconds(_median(_pooled(parts[part]["busy_time"]))) if part in parts else None for part in case.parts
-    )
+    busy_time = _sum(_busy_us(parts[part]) if part in parts else None for part in case.parts)
     rate, unit = _rate(record, device_time, bytes_compulsory)
     ceiling = _ceiling(case, ceilings.get(record.segment or ""))
     measurement = record.measurement if record.status == "ok" and record.measurement else {}
@@ -274,6 +273,10 @@ def _sum(values: Iterable[Any]) -> Any:
     return None if None in values else sum(values)
 
 
+def _busy_us(part: Mapping[str, Any]) -> float | None:
+    return None if part["busy_time"] is None else _microseconds(_median(_pooled(part["busy_time"])))
+
+
 def _spread(case: Case, parts: dict[str, dict[str, Any]]) -> float | None:
     if not all(part in parts for part in case.parts):
         return None
@@ -315,7 +318,7 @@ def product_rate(block: str, dtype: str, precision: str, ceilings: Ceilings) -> 
 
 
 def _kernels(record: Record, parts: dict[str, dict[str, Any]]) -> tuple[int | None, str | None]:
-    if parts:
+    if parts and not any(part["launches"] is None for part in parts.values()):
         launches = _sum(parts[part]["launches"] if part in parts else None for part in record.case.parts)
         return launches, "measured launches"
     if record.kernels:
@@ -348,6 +351,7 @@ def _roofline(
     known = [part for part in parts if part is not None]
     whole = len(known) == len(parts)
     floor = _sum(part["floor_us"] for part in known) if whole else None
+    gaps = None if device_time and busy_time is None else (device_time or 0) - (busy_time or 0)
     return {
         "intensity_flop_per_byte": intensity(flops, bytes_moved),
         "intensity_measured": intensity(flops, counted),
@@ -356,7 +360,7 @@ def _roofline(
         "gflop_per_s": flops / device_time / 1e3 if flops is not None and device_time else None,
         "attainable_gflop_per_s": flops / floor / 1e3 if flops is not None and floor else None,
         "recoverable_us": _sum(part["recoverable_us"] for part in known) if whole and device_time else None,
-        "bound": _bound([part["bound_us"] for part in known], (device_time or 0) - (busy_time or 0)) if whole else None,
+        "bound": None if gaps is None or not whole else _bound([part["bound_us"] for part in known], gaps),
     }
 
 

@@ -88,6 +88,16 @@ def test_kernels_are_told_from_what_lies_between_them(call: tuple[float, list[fl
     assert judged(record(100, busy=60), record(call[0], noise=call[1], busy=busy)).word == word
 
 
+def test_without_a_timer_that_sees_kernels_calls_alone_are_held_against_each_other() -> None:
+    sides = record(100, timer="cuda-events"), record(150, timer="cuda-events")
+    for side in sides:
+        assert side.measurement
+        side.measurement["parts"]["forward"] |= {"busy_time": None, "launches": None, "records": None}
+    found = judged(*sides)
+    assert found.word == "slower" and found.busy is None and "busy" not in (found.verdicts or {})
+    assert found.notes == ("its kernels are not told from the gaps between them",)
+
+
 def test_unequal_timers_give_no_ratio() -> None:
     found = judged(record(100), record(200, timer="cuda-events"))
     assert (found.word, found.verdicts) == (None, None)

@@ -76,6 +76,21 @@ def test_train_time_is_the_sum_of_its_parts_and_the_spread_is_that_of_whole_call
     assert (row["kernels"], row["kernel_source"]) == (5, "measured launches")
 
 
+def test_of_a_timer_that_sees_no_kernels_neither_launches_nor_gaps_are_known() -> None:
+    roofline = {"floor_us": 50.0, "recoverable_us": None, "bound_us": {"memory": 50.0}}
+    kernels = {"forward": {"launches": 7, "bytes_moved": 10, "provenance": {}, "roofline": roofline}}
+    subject = measured(case_of("softmax", "gpt2-scores"), "eager", kernels=kernels)
+    assert rows.row_of(subject, SEGMENTS)["kernel_source"] == "measured launches"
+    subject.measurement["timer"] = "cuda-events"
+    subject.measurement["parts"]["forward"] |= {"busy_time": None, "launches": None, "records": None}
+    row = rows.row_of(subject, SEGMENTS)
+    assert row["device_time_us"] == pytest.approx(100.0)
+    assert (row["kernels"], row["kernel_source"]) == (7, "compiler")
+    assert (row["busy_time_us"], row["launch_gap"], row["bound"]) == (None, None, None)  # gaps may bound it
+    subject.kernels = {}
+    assert rows.row_of(subject, SEGMENTS)["kernels"] is None
+
+
 def test_a_part_that_was_not_measured_leaves_no_sum() -> None:
     subject = measured(case_of("softmax", "gpt2-scores", "train"))
     del subject.measurement["parts"]["backward"]

@@ -17,6 +17,7 @@ from compare.client import WorkerDied, WorkerError, WorkerTimeout
 from compare.graph import store
 from compare.graph.model import Access, Buffer, FusionGraph, Kernel
 from compare.record import Record
+from compare.report import rows
 from compare.selection import UsageError, recorded_choices, resolve
 from compare.session import Session
 from compare.spec import PARTS
@@ -60,6 +61,8 @@ class ScriptedCrew:
         self.scales: list[Any] = []  # of the references, as checks were told
         self.running = True  # its workers, from the beginning
         self.empty = False
+        self.timer = "cupti"
+        self.times = TIMES
         self.memory_bytes = 0  # of the GPU: room for one lane
         self.worn: set[str] = set()
         self.may_keep: int | None = -1  # bytes, as it was last asked
@@ -123,15 +126,17 @@ class ScriptedCrew:
                 first = {"peak_memory_bytes": {"forward": 7}, "peak_memory": peak}
             self.measured.append((name, params["input_set"]))
             name = "k of a later compile" if self.restarted else "k"
-            times = TIMES | {"records": [{"name": name, "start": 0.0, "end": 1e-6}]}
+            times = self.times
+            if self.timer == "cupti":
+                times = times | {"records": [{"name": name, "start": 0.0, "end": 1e-6}]}
             return {"parts": dict.fromkeys(parts, times), "warm_up": WARM_UP, "wall_time": 2e-6, "calls": 3} | first
         if method == "measure_mode":
             self.measured.append((f"{name} {params['mode']}", params["input_set"]))
             if params["mode"] == "launches":
                 return {"same_as": "cold"}
-            return {"parts": dict.fromkeys(parts, TIMES), "warm_up": WARM_UP, "command_buffers": None}
+            return {"parts": dict.fromkeys(parts, self.times), "warm_up": WARM_UP, "command_buffers": None}
         answers: dict[str, Any] = {
-            "environment": {"timer": "cupti", "device": "GPU", "memory_bytes": self.memory_bytes},
+            "environment": {"timer": self.timer, "device": "GPU", "memory_bytes": self.memory_bytes},
             "ceilings": {"streams": {}, "products": {}},
             "device_properties": {"name": "GPU"}, "calibrate": 1e-3,
             "trace": dict.fromkeys(parts, TRACE),
@@ -177,6 +182,19 @@ def test_all_is_well(tmp_path: Path) -> None:
     segment = json.loads((tmp_path / "run.json").read_text())["segments"][0]
     assert segment["id"] == records["xla"].segment and segment["ceilings"] == {"streams": {}, "products": {}}
     assert json.loads((tmp_path / "target" / "cuda_device_properties.json").read_text()) == {"name": "GPU"}
+
+
+def test_without_cupti_a_record_says_nothing_of_single_kernels(tmp_path: Path) -> None:
+    crew = ScriptedCrew({})
+    crew.timer, crew.times = "cuda-events", TIMES | {"busy_time": None, "launches": None, "records": None}
+    eager = run(tmp_path, crew, "eager", timing=Timing(("warm",)))["eager"]
+    assert eager.status == "ok" and eager.trace is None and eager.measurement
+    for parts in (eager.measurement["parts"], eager.measurement["modes"]["warm"]["parts"]):
+        assert len(parts["forward"]["device_time"]) == LEAST_ROUNDS
+        assert (parts["forward"]["busy_time"], parts["forward"]["launches"]) == (None, None)
+    assert eager.measurement["parts"]["forward"]["records"] is None
+    (row,) = rows.read(tmp_path).rows
+    assert (row["kernels"], row["kernel_source"], row["launch_gap"]) == (1, "compiler", None)
 
 
 def test_every_input_set_is_judged_by_the_one_where_plain_code_errs_most(tmp_path: Path) -> None:

@@ -137,13 +137,44 @@ def test_a_warm_up_that_does_not_settle_ends_and_says_so(monkeypatch: pytest.Mon
     assert measured["warm_up"]["settled"] is False
 
 
+def test_of_a_clock_that_sees_no_kernels_calls_are_known_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    from compare.workers import pytorch
+
+    class Event:
+        times = iter(range(1000))
+
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            self.at = next(self.times)
+
+        def elapsed_time(self, end: Event) -> float:
+            return 1e3 * (end.at - self.at)
+
+    monkeypatch.setattr(pytorch.torch.cuda, "Event", Event)
+    measured = subject(program(train=True)).measure(pytorch.EventClock(), 0.0)
+    assert measured["warm_up"]["settled"]
+    unseen = {"busy_time": None, "launches": None, "records": None}
+    assert measured["parts"] == dict.fromkeys(
+        ("forward", "backward"), {"device_time": [1.0] * 5, "poisoned": True} | unseen
+    )
+
+
+def test_a_timed_call_without_device_work_is_no_time() -> None:
+    clock = Clock([1.0])
+    clock.collect = lambda: [Sample(0.0, 0.0, ()) for _ in clock._samples]  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="the pretended clock saw no device work"):
+        subject(program()).measure(clock, 0.0)
+
+
 def test_gaps_between_launches_need_not_settle() -> None:
     """They are the host's, and differ from call to call however long one waits."""
     clock = Clock([1.0])
     waits = iter(range(1, 100))
 
     def collect() -> list[Sample]:
-        return [replace(sample, device_time=sample.busy_time + next(waits)) for sample in clock._samples]
+        return [replace(sample, device_time=sample.device_time + next(waits)) for sample in clock._samples]
 
     clock.collect = collect  # type: ignore[method-assign]
     assert subject(program()).measure(clock, 0.0)["warm_up"]["settled"]

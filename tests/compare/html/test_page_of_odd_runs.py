@@ -181,6 +181,19 @@ def test_only_what_one_clock_timed_in_one_segment_is_compared(tmp_path: Path, ta
     assert matrix[1][2:] == ["1.00100", "1.50150", "50.0"]
 
 
+def test_launches_that_nobody_saw_are_not_shown_as_ones_that_ran(tmp_path: Path, tables: Any, embedded: Any) -> None:
+    case = Case("softmax", "tiny", {"rows": 2, "columns": 2}, "bfloat16", "fwd")
+    kernels = {"forward": {"launches": 7, "bytes_moved": 8, "provenance": {}}}
+    called, seen = timed(case, "called", 10.0, kernels=kernels), timed(case, "seen", 11.0)
+    assert called.measurement
+    called.measurement["timer"] = "cuda-events"
+    called.measurement["parts"]["forward"] |= {"busy_time": None, "launches": None, "records": None}
+    file = written(run_of(tmp_path / "run", [called, seen]), tmp_path)
+    glance = tables(embedded(file, "case", 0)["html"])[0]
+    launches = glance[0].index("launches")
+    assert [row[launches] for row in glance[1:]] == ["", "2"]
+
+
 def test_five_thousand_records(tmp_path: Path, visit: Any) -> None:
     cases = [Case("softmax", f"case-{i}", {"rows": i, "columns": 2}, "bfloat16", "fwd") for i in range(100)]
     folder = tmp_path / "run"
