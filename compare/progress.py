@@ -44,6 +44,10 @@ class Progress:
         if self._bar.disable:
             self._console.print(what, markup=False, highlight=False, soft_wrap=True)
 
+    def warn(self, what: str) -> None:
+        """What whoever reads the run must know: a line on a terminal, too, where the next thing said covers a label."""
+        self._console.print(" ".join(what.split()), markup=False, highlight=False, soft_wrap=True)
+
     def skip(self) -> None:
         """A record that stands from before."""
         self._count += 1

@@ -151,25 +151,35 @@ def _at_once(tasks: Sequence[Callable[[], None]]) -> None:
 def _crews(plan: Plan, session: Session, most: int) -> tuple[list[Crew], Room]:
     """One for each lane, of `most` at most, and the room that they have. Begins the segment: the environment of each
     worker that the plan needs, this GPU's ceilings, and what the clock of every lane's workers makes of the calibration
-    kernel."""
+    kernel. What one of these fails to tell costs what rests on it, and a warning."""
     roles = {implementation.framework for _, group in plan.work for implementation in group}
     session.crew.start({*roles, "reference"})
     session.progress.say("measuring this GPU's ceilings")
     workers: dict[str, Any] = {}
     clocks: dict[str, float] = {}
+    uncalibrated: list[str] = []
     ceilings = None
     for role in sorted(roles):
         try:
             workers[role] = session.crew.ask(role, "environment")
-            if (seconds := session.crew.ask(role, "calibrate")) is not None:
-                clocks[role] = seconds
-            if role == "torch":
-                ceilings = session.crew.ask(role, "ceilings")
-                properties = session.crew.ask(role, "device_properties")
-                _leave_in_pack(session, "ceilings.json", ceilings)
-                _leave_in_pack(session, "cuda_device_properties.json", properties)
         except WORKER_FAILURES as problem:
             workers[role] = {"unavailable": str(problem)}
+            session.progress.warn(f"the {role} worker is not available: {problem}")
+            continue
+        try:
+            if (seconds := session.crew.ask(role, "calibrate")) is not None:
+                clocks[role] = seconds
+        except WORKER_FAILURES as problem:
+            uncalibrated.append(role)
+            session.progress.warn(
+                f"the {role} worker's clock could not be calibrated: no ratio between workers will be given: {problem}"
+            )
+        if role == "torch":
+            ceilings = _for_pack(session, "ceilings", "ceilings.json", "no share of them will be given")
+            _for_pack(
+                session, "device_properties", "cuda_device_properties.json",
+                "Inductor cannot compile for this GPU elsewhere",
+            )
     if words := _of_other_versions(session.folder / "target" / "xla", workers.get("xla", {}).get("jax")):
         session.progress.announce(words)
     memory = max((found["memory_bytes"] for found in workers.values() if "memory_bytes" in found), default=None)
@@ -184,7 +194,7 @@ def _crews(plan: Plan, session: Session, most: int) -> tuple[list[Crew], Room]:
                     clocks[f"{role} {number}"] = seconds
     if (apart := disagreement(clocks)) > AGREEMENT:
         session.progress.say(f"the workers' clocks differ by {apart:.1%}: no ratio between them will be given")
-    session.begin_segment(workers, ceilings, clocks, lanes=1 + len(siblings))
+    session.begin_segment(workers, ceilings, clocks, lanes=1 + len(siblings), uncalibrated=uncalibrated)
     return [session.crew, *siblings], room
 
 
@@ -214,8 +224,16 @@ def _join_autotune_results(folder: Path) -> None:
             path.unlink()
 
 
-def _leave_in_pack(session: Session, name: str, content: dict[str, Any]) -> None:
+def _for_pack(session: Session, what: str, name: str, without: str) -> dict[str, Any] | None:
+    """What PyTorch's worker measures of this GPU, left in the run's target pack under that name; None with a warning
+    where it fails. without: what there will not be then."""
+    try:
+        content: dict[str, Any] = session.crew.ask("torch", what)
+    except WORKER_FAILURES as problem:
+        session.progress.warn(f"this GPU's {what.replace('_', ' ')} could not be measured: {without}: {problem}")
+        return None
     (session.folder / "target" / name).write_text(json.dumps(content, indent=1) + "\n")
+    return content
 
 
 def _end_idle(lanes: Sequence[Lane], session: Session) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -51,11 +52,12 @@ class Session:
 
     def begin_segment(
         self, workers: dict[str, Any], ceilings: dict[str, Any] | None, clocks: dict[str, float] | None = None,
-        lanes: int = 1,
+        lanes: int = 1, uncalibrated: Sequence[str] = (),
     ) -> None:
         """A stretch on one machine with one environment and its own ceilings; ratios exist only within one.
 
         clocks: what each worker's clock made of the calibration kernel, in seconds. lanes: how many compile at once.
+        uncalibrated: workers whose clocks nobody could hold against the others.
         """
         run = record.read_run(self.folder)
         run.setdefault("segments", [])
@@ -68,7 +70,7 @@ class Session:
         run["segments"].append(
             {
                 "id": self.segment, "started": started, "environment": environment, "ceilings": ceilings,
-                "clocks": clocks or {}, "lanes": lanes,
+                "clocks": clocks or {}, "lanes": lanes, **({"uncalibrated": [*uncalibrated]} if uncalibrated else {}),
             }
         )
         record.write_run(self.folder, run)

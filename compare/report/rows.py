@@ -226,8 +226,12 @@ def ceilings_of(run: Mapping[str, Any]) -> dict[str, Ceilings]:
 
 
 def segments_that_disagree(run: Mapping[str, Any]) -> set[str]:
-    """Ids of the segments in which the workers' clocks disagree: nothing of one is held against another there."""
-    return {s["id"] for s in run.get("segments", []) if disagreement(s.get("clocks") or {}) > AGREEMENT}
+    """Ids of the segments in which the workers' clocks disagree, or one of them could not be held against the others:
+    nothing of one worker is held against another there."""
+    return {
+        s["id"] for s in run.get("segments", [])
+        if s.get("uncalibrated") or disagreement(s.get("clocks") or {}) > AGREEMENT
+    }
 
 
 _IDENTITY = ("block", "case", "direction", "dtype", "precision", "implementation", "compiler", "status")

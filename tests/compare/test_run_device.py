@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from compare import machine, record, room, run_device, timeline
+from compare import machine, progress, record, room, run_device, timeline
 from compare import run as run_module
 from compare.client import WorkerDied, WorkerError, WorkerTimeout
 from compare.graph import store
@@ -145,9 +145,17 @@ class ScriptedCrew:
 
 
 class Silent:
+    """Keeps what it was warned of."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
     def say(self, what: str) -> None: ...
 
     def announce(self, what: str) -> None: ...
+
+    def warn(self, what: str) -> None:
+        self.warnings.append(what)
 
     def skip(self) -> None: ...
 
@@ -157,12 +165,13 @@ class Silent:
 def run(
     folder: Path, crew: ScriptedCrew, *implementations: str, timing: Timing | None = None,
     blocks: tuple[str, ...] = ("vector_add",), case: str = "prime", directions: tuple[str, ...] = (),
+    said: Silent | None = None,
 ) -> dict[str, Record]:
     plan = resolve(blocks, suite="quick", cases=[case], implementations=implementations, directions=directions)
     plan = replace(plan, timing=timing or Timing())
     record.create(folder, {"segments": []})
     run_device.environment(folder)
-    session = Session(folder, folder / "scratch", crew, Silent(), {}, None)  # type: ignore[arg-type]
+    session = Session(folder, folder / "scratch", crew, said or Silent(), {}, None)  # type: ignore[arg-type]
     run_device.run(plan, session)
     found = record.read_records(folder)[0]
     return {r.implementation if len(blocks) == 1 else r.id: r for r in found}
@@ -195,6 +204,55 @@ def test_without_cupti_a_record_says_nothing_of_single_kernels(tmp_path: Path) -
     assert eager.measurement["parts"]["forward"]["records"] is None
     (row,) = rows.read(tmp_path).rows
     assert (row["kernels"], row["kernel_source"], row["launch_gap"]) == (1, "compiler", None)
+
+
+@pytest.mark.parametrize(
+    ("method", "fault", "warning"),
+    [
+        ("ceilings", WorkerError("failed", "no memory\nfor streams"), "this GPU's ceilings could not be measured: "),
+        ("device_properties", WorkerDied("SIGSEGV"), "this GPU's device properties could not be measured: "),
+        ("calibrate", WorkerDied("SIGSEGV"), "the torch worker's clock could not be calibrated: no ratio"),
+    ],
+)
+def test_what_is_not_known_of_the_gpu_costs_what_rests_on_it_and_is_said(
+    tmp_path: Path, method: str, fault: Exception, warning: str
+) -> None:
+    said = Silent()
+    records = run(tmp_path, ScriptedCrew({(method, ""): (1, fault)}), "xla", "triton", said=said)
+    assert {r.status for r in records.values()} == {"ok"}
+    assert len(said.warnings) == 1 and said.warnings[0].startswith(warning) and str(fault) in said.warnings[0]
+    (segment,) = json.loads((tmp_path / "run.json").read_text())["segments"]
+    assert segment["environment"]["workers"]["torch"]["timer"] == "cupti"
+    assert (segment["ceilings"] is None) == (method == "ceilings")
+    triton = records["triton"]
+    assert triton.trace and triton.measurement and triton.measurement["timer"] == "cupti"
+    assert triton.kernels["forward"]["unjoined"] == []
+    left = {path.name for path in (tmp_path / "target").glob("*.json")}
+    missing = {"ceilings": "ceilings.json", "device_properties": "cuda_device_properties.json"}.get(method)
+    assert left == {"ceilings.json", "cuda_device_properties.json"} - {missing}
+    row = next(row for row in rows.read(tmp_path).rows if row["implementation"] == "triton")
+    assert (row["time_vs_xla"] is None) == (method == "calibrate")  # clocks that were not seen to agree
+    assert segment.get("uncalibrated") == (["torch"] if method == "calibrate" else None)
+
+
+def test_a_worker_that_cannot_start_is_said_to_be_none(tmp_path: Path) -> None:
+    said = Silent()
+    fault = WorkerError("failed", "ModuleNotFoundError: torch")
+    run(tmp_path, ScriptedCrew({("environment", ""): (1, fault)}), "xla", "triton", said=said)  # torch's comes first
+    assert said.warnings == ["the torch worker is not available: ModuleNotFoundError: torch"]
+    (segment,) = json.loads((tmp_path / "run.json").read_text())["segments"]
+    assert segment["environment"]["workers"]["torch"] == {"unavailable": "ModuleNotFoundError: torch"}
+
+
+def test_a_warning_is_a_line_on_a_terminal_and_without_one(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for terminal in (False, True):
+        monkeypatch.setattr(progress.sys.stderr, "isatty", lambda terminal=terminal: terminal)
+        with progress.Progress(1) as shown:
+            shown.warn("clocks [differ]:\nno ratio")
+            shown.say("timing")
+        assert "clocks [differ]: no ratio\n" in capfd.readouterr().err
 
 
 def test_every_input_set_is_judged_by_the_one_where_plain_code_errs_most(tmp_path: Path) -> None:
