@@ -98,7 +98,8 @@ def with_whole_cases(plan: Plan, done: Collection[str]) -> Plan:
 
 
 def _open(plan: Plan, folder: Path, target: str | None, resume: bool) -> dict[str, Record]:
-    """Make or re-open the run folder; returns the records that need not be made again, by id."""
+    """Make or re-open the run folder; returns the records that need not be made again, by id: none of a case that had
+    other sizes in the installation that made them."""
     if resume:
         run = record.read_run(folder)
         if run.get("target") != target:
@@ -110,7 +111,8 @@ def _open(plan: Plan, folder: Path, target: str | None, resume: bool) -> dict[st
         records, warnings = record.read_records(folder)
         for warning in [repaired, *warnings] if repaired else warnings:
             print(warning, file=sys.stderr)
-        return {r.id: r for r in records if r.status not in BAD}
+        sizes = {case.id: case.sizes for case, _ in plan.work}
+        return {r.id: r for r in records if r.status not in BAD and r.case.sizes == sizes.get(r.case.id, r.case.sizes)}
     if (folder / "run.json").exists():
         raise RunFolderError(f"{folder} exists already: --resume goes on with it, or name another --out")
     record.create(

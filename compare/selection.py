@@ -64,12 +64,14 @@ class Plan:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
-        """Raises UsageError where the run's blocks or implementations are not those of this installation."""
+        """Raises UsageError where the run's blocks, cases with their sizes, or implementations are not those of this
+        installation."""
         try:
             work = []
             for entry in data["work"]:
                 case = Case.from_json(entry["case"])
                 block = BLOCKS[case.block]
+                _require_own(case, block)
                 work.append((case, tuple(block.implementation(name) for name in entry["implementations"])))
             return cls(data["suite"], tuple(work), _timing(data))
         except (KeyError, TypeError) as problem:
@@ -140,6 +142,22 @@ def resolve_again(run: Mapping[str, Any], blocks: Iterable[str], suite: str | No
             f"run.json does not say what was selected: name it again, as in {run.get('command', 'xlafuse run BLOCK')!r}"
         )
     return Plan.from_json(own)
+
+
+def _require_own(case: Case, block: Block) -> None:
+    """Raises UsageError where the block has no such case, or has it with other sizes: neither its inputs could be drawn
+    here, nor what is done now stand beside what was done."""
+    own = next((own for suite in SUITES for own in block.cases(suite) if own.id == case.id), None)
+    if own is None or own.sizes != case.sizes:
+        here = "is none of this installation's" if own is None else f"has sizes {_sizes(own)} here"
+        raise UsageError(
+            f"the run's own selection cannot be repeated here: its case {case.id}, with sizes {_sizes(case)}, {here}; "
+            "select by name"
+        )
+
+
+def _sizes(case: Case) -> str:
+    return ", ".join(f"{name} {size}" for name, size in case.sizes.items())
 
 
 def _timing(plan: Mapping[str, Any]) -> Timing:

@@ -754,3 +754,15 @@ def test_what_was_measured_and_cannot_be_run_any_more_keeps_its_record(
     assert after["library"] == before["library"]
     id = after["library"].id
     assert f"kept     {id}  as of segment s1; now: liger-kernel is not installed" in capsys.readouterr().err
+
+
+def test_what_was_done_of_other_sizes_is_done_again(tmp_path: Path) -> None:
+    """An id says no sizes, and a suite's may change between two versions."""
+    plan = resolve(["vector_add"], suite="quick", cases=["prime"], implementations=["xla", "triton"])
+    (case, _), *_ = plan.work
+    folder = tmp_path / "run"
+    record.create(folder, {"target": "h200", "segments": []})
+    older = replace(case, sizes={name: size + 1 for name, size in case.sizes.items()})
+    for made in (Record(older, "xla", "xla", "compiled"), Record(case, "triton", "triton", "compiled")):
+        record.append(folder, made)
+    assert list(run_module._open(plan, folder, "h200", resume=True)) == [f"{case.id}/triton"]

@@ -101,6 +101,18 @@ def test_a_plan_survives_its_json() -> None:
         Plan.from_json({"suite": "quick", "work": [{"case": plan.work[0][0].to_json(), "implementations": ["gone"]}]})
 
 
+def test_a_plan_of_other_sizes_is_refused() -> None:
+    """The attention cases of a run that an older version made lack `kv_heads`."""
+    case = resolve(["attention"], suite="quick").work[0][0]
+    older = case.to_json() | {"sizes": {name: size for name, size in case.sizes.items() if name != "kv_heads"}}
+    plan = {"suite": "quick", "work": [{"case": older, "implementations": ["xla"]}]}
+    with pytest.raises(UsageError, match=rf"cannot be repeated here: its case {case.id}, .*, has sizes .*kv_heads"):
+        Plan.from_json(plan)
+    plan["work"][0]["case"] = case.to_json() | {"name": "no-more"}  # type: ignore[index]
+    with pytest.raises(UsageError, match="attention/no-more/.* is none of this installation's; select by name"):
+        Plan.from_json(plan)
+
+
 def test_a_resumed_run_keeps_its_own_selection_unless_one_is_named() -> None:
     own = resolve(["gelu"], suite="full", directions=["fwd"])
     run = {"suite": "full", "plan": own.to_json(), "command": "xlafuse run gelu --suite full"}
