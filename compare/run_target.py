@@ -42,16 +42,18 @@ def run(plan: Plan, session: Session) -> None:
     pools = {role: ThreadPoolExecutor(max_workers=1) for role in {*COMPILES.values(), *CHECKS.values()}}
     checks = _Checks(session, pools)
     try:
+        roles = {role for _, group in plan.work for i in group for role in _roles(i)} & DESCRIBED
+        asked = {role: pools[role].submit(session.crew.ask, role, "environment") for role in sorted(roles)}
         waiting = [
             _start(case, implementation, session, pools, checks)
             for case, implementations in plan.work
             for implementation in session.pending(case, implementations)
         ]
-        roles = {role for _, group in plan.work for i in group for role in _roles(i)} & DESCRIBED
-        versions = {role: pools[role].submit(session.crew.ask, role, "environment") for role in sorted(roles)}
         for finish in waiting:
-            session.write(finish())
-        session.describe_workers({role: _described(asked) for role, asked in versions.items()})
+            entry = finish()
+            _describe(session, asked)
+            session.write(entry)
+        _describe(session, asked, wait=True)
     finally:
         for pool in pools.values():
             pool.shutdown(wait=False, cancel_futures=True)
@@ -61,6 +63,13 @@ def _roles(implementation: Implementation) -> set[str]:
     if implementation.needs_gpu:
         return set()
     return {table[implementation.compiler] for table in (COMPILES, CHECKS) if implementation.compiler in table}
+
+
+def _describe(session: Session, asked: dict[str, Future[dict[str, Any]]], *, wait: bool = False) -> None:
+    """Of those workers that have answered, or all: what they are. A worker says so before it compiles anything, so that
+    those behind every record are described, whatever stops the run."""
+    if answered := [role for role, answer in asked.items() if wait or answer.done()]:
+        session.describe_workers({role: _described(asked.pop(role)) for role in answered})
 
 
 def _described(asked: Future[dict[str, Any]]) -> dict[str, Any]:

@@ -76,9 +76,10 @@ class Session:
         record.write_run(self.folder, run)
 
     def describe_workers(self, workers: dict[str, Any]) -> None:
-        """Say of this segment what its workers are, once they have started."""
+        """Say of this segment what some more of its workers are, once they have started."""
         run = record.read_run(self.folder)
-        run["segments"][-1]["environment"]["workers"] = workers
+        environment = run["segments"][-1]["environment"]
+        environment["workers"] = dict(sorted((environment["workers"] | workers).items()))
         record.write_run(self.folder, run)
 
     def pending(self, case: Case, implementations: tuple[Implementation, ...]) -> list[Implementation]:
