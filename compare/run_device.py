@@ -181,7 +181,7 @@ def _crews(plan: Plan, session: Session, most: int) -> tuple[list[Crew], Room]:
                 "Inductor cannot compile for this GPU elsewhere",
             )
     if words := _of_other_versions(session.folder / "target" / "xla", workers.get("xla", {}).get("jax")):
-        session.progress.announce(words)
+        session.progress.warn(words)
     memory = max((found["memory_bytes"] for found in workers.values() if "memory_bytes" in found), default=None)
     room = Room.of(memory, most)
     siblings = [session.crew.sibling() for _ in range(room.lanes - 1)]
@@ -193,14 +193,16 @@ def _crews(plan: Plan, session: Session, most: int) -> tuple[list[Crew], Room]:
                 if (seconds := crew.ask(role, "calibrate")) is not None:
                     clocks[f"{role} {number}"] = seconds
     if (apart := disagreement(clocks)) > AGREEMENT:
-        session.progress.say(f"the workers' clocks differ by {apart:.1%}: no ratio between them will be given")
+        session.progress.warn(f"the workers' clocks differ by {apart:.1%}: no ratio between them will be given")
     session.begin_segment(workers, ceilings, clocks, lanes=1 + len(siblings), uncalibrated=uncalibrated)
     return [session.crew, *siblings], room
 
 
 def _of_other_versions(pack: Path, jax: str | None) -> str | None:
-    """Why choices that were taken over do not serve this jax."""
-    have = [path.stem.removeprefix("autotune-") for path in sorted(pack.glob("autotune-*.textproto"))]
+    """Why choices that were taken over do not serve this jax. A process's own, of a jax whose files cannot be joined,
+    are none that are taken over (`selection.recorded_choices`)."""
+    found = (path.stem.removeprefix("autotune-") for path in sorted(pack.glob("autotune-*.textproto")))
+    have = [version for version in found if version.count(".") == 2]
     if jax is None or not have or jax in have:
         return None
     return f"XLA's recorded choices are of jax {', '.join(have)}, and this is {jax}: it tunes all anew"

@@ -102,8 +102,10 @@ def of_records(
     try:
         ceilings, apart = ceilings_of(run), segments_that_disagree(run)
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as problem:
-        ceilings, apart = {}, set()
+        ceilings, apart = {}, {}
         warnings.append(f"{folder / 'run.json'}: its segments cannot be read: {problem!r}")
+    for id, words in apart.items():
+        warnings.append(f"{folder / 'run.json'}: segment {id}: {words}: no ratio between workers is given")
     rows, rounds = [], []
     for record in records:
         try:
@@ -225,13 +227,16 @@ def ceilings_of(run: Mapping[str, Any]) -> dict[str, Ceilings]:
     return result
 
 
-def segments_that_disagree(run: Mapping[str, Any]) -> set[str]:
-    """Ids of the segments in which the workers' clocks disagree, or one of them could not be held against the others:
-    nothing of one worker is held against another there."""
-    return {
-        s["id"] for s in run.get("segments", [])
-        if s.get("uncalibrated") or disagreement(s.get("clocks") or {}) > AGREEMENT
-    }
+def segments_that_disagree(run: Mapping[str, Any]) -> dict[str, str]:
+    """Ids of the segments in which the workers' clocks disagree, or one of them could not be held against the others,
+    with words of that: nothing of one worker is held against another there."""
+    found = {}
+    for segment in run.get("segments", []):
+        if without := segment.get("uncalibrated"):
+            found[segment["id"]] = f"the clock of the worker {' and '.join(without)} could not be calibrated"
+        elif (apart := disagreement(segment.get("clocks") or {})) > AGREEMENT:
+            found[segment["id"]] = f"the workers' clocks differ by {apart:.1%}"
+    return found
 
 
 _IDENTITY = ("block", "case", "direction", "dtype", "precision", "implementation", "compiler", "status")

@@ -215,9 +215,9 @@ def test_nothing_is_held_against_a_worker_whose_clock_disagrees() -> None:
     case = case_of("gelu", "llama-8b")
     records = [measured(case, "xla"), measured(case, "xla-remat", 50), measured(case, "triton", 50, compiler="triton")]
     run = {"segments": [{"id": "s1", "clocks": {"torch": 1.0e-3, "xla": 1.02e-3}}]}
-    assert rows.segments_that_disagree(run) == {"s1"}
+    assert rows.segments_that_disagree(run) == {"s1": "the workers' clocks differ by 2.0%"}
     agreeing = {"segments": [{"id": "s1", "clocks": {"torch": 1.0e-3, "xla": 1.001e-3}}]}
-    assert rows.segments_that_disagree(agreeing) == set()
+    assert rows.segments_that_disagree(agreeing) == {}
     found = [rows.row_of(r, SEGMENTS) for r in records]
     verdicts.add(found, [verdicts.rounds_of(r) for r in records], {"s1"})
     assert [r["time_vs_xla"] for r in found] == [1.0, pytest.approx(0.5), None]

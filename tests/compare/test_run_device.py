@@ -61,7 +61,7 @@ class ScriptedCrew:
         self.scales: list[Any] = []  # of the references, as checks were told
         self.running = True  # its workers, from the beginning
         self.empty = False
-        self.timer = "cupti"
+        self.timer, self.jax = "cupti", "0.11.2"
         self.times = TIMES
         self.memory_bytes = 0  # of the GPU: room for one lane
         self.worn: set[str] = set()
@@ -136,7 +136,9 @@ class ScriptedCrew:
                 return {"same_as": "cold"}
             return {"parts": dict.fromkeys(parts, self.times), "warm_up": WARM_UP, "command_buffers": None}
         answers: dict[str, Any] = {
-            "environment": {"timer": self.timer, "device": "GPU", "memory_bytes": self.memory_bytes},
+            "environment": {
+                "timer": self.timer, "device": "GPU", "memory_bytes": self.memory_bytes, "jax": self.jax,
+            },
             "ceilings": {"streams": {}, "products": {}},
             "device_properties": {"name": "GPU"}, "calibrate": 1e-3,
             "trace": dict.fromkeys(parts, TRACE),
@@ -230,9 +232,39 @@ def test_what_is_not_known_of_the_gpu_costs_what_rests_on_it_and_is_said(
     left = {path.name for path in (tmp_path / "target").glob("*.json")}
     missing = {"ceilings": "ceilings.json", "device_properties": "cuda_device_properties.json"}.get(method)
     assert left == {"ceilings.json", "cuda_device_properties.json"} - {missing}
-    row = next(row for row in rows.read(tmp_path).rows if row["implementation"] == "triton")
+    read = rows.read(tmp_path)
+    assert [w.partition("run.json: ")[2] for w in read.warnings] == (
+        ["segment s1: the clock of the worker torch could not be calibrated: no ratio between workers is given"]
+        if method == "calibrate" else []
+    )
+    row = next(row for row in read.rows if row["implementation"] == "triton")
     assert (row["time_vs_xla"] is None) == (method == "calibrate")  # clocks that were not seen to agree
     assert segment.get("uncalibrated") == (["torch"] if method == "calibrate" else None)
+
+
+def test_clocks_that_differ_are_said_in_the_run_and_in_its_reports(tmp_path: Path) -> None:
+    class Apart(ScriptedCrew):
+        def ask(self, role: str, method: str, *, timeout: float = 0, **params: Any) -> Any:
+            answer = super().ask(role, method, timeout=timeout, **params)
+            return answer * 1.03 if method == "calibrate" and role == "xla" else answer
+
+    said = Silent()
+    run(tmp_path, Apart({}), "xla", "triton", said=said)
+    assert said.warnings == ["the workers' clocks differ by 3.0%: no ratio between them will be given"]
+    read = rows.read(tmp_path)
+    assert [row["time_vs_xla"] for row in read.rows if row["implementation"] == "triton"] == [None]
+    assert read.warnings == [
+        f"{tmp_path / 'run.json'}: segment s1: the workers' clocks differ by 3.0%: no ratio between workers is given"
+    ]
+
+
+def test_choices_of_another_jax_are_said_not_to_serve(tmp_path: Path) -> None:
+    (tmp_path / "target" / "xla").mkdir(parents=True)
+    (tmp_path / "target" / "xla" / "autotune-0.11.2.textproto").write_text("")
+    crew, said = ScriptedCrew({}), Silent()
+    crew.jax = "0.10.2"
+    run(tmp_path, crew, "xla", said=said)
+    assert said.warnings == ["XLA's recorded choices are of jax 0.11.2, and this is 0.10.2: it tunes all anew"]
 
 
 def test_a_worker_that_cannot_start_is_said_to_be_none(tmp_path: Path) -> None:
@@ -665,6 +697,8 @@ def test_a_run_begins_with_what_xla_chose_elsewhere(tmp_path: Path) -> None:
     assert run_device._of_other_versions(pack, "0.11.2") is None
     problem = run_device._of_other_versions(pack, "0.10.2")
     assert problem == "XLA's recorded choices are of jax 0.11.2, and this is 0.10.2: it tunes all anew"
+    (pack / "autotune-0.11.2.textproto").rename(pack / "autotune-0.10.2.4711.textproto")  # which cannot be joined
+    assert run_device._of_other_versions(pack, "0.10.2") is None
 
 
 def test_groups_wait_for_the_memory_that_they_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
