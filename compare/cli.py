@@ -197,7 +197,7 @@ def merge_command(parts: tuple[Path, ...], out: Path, partial: bool) -> None:
     """
     from compare.merge import merge
 
-    count, missing = merge(parts, out, partial=partial)
+    count, missing = merge(parts, out, partial=partial, warn=_warn)
     click.echo(f"{count} records in {out}; xlafuse report {out} shows them")
     if missing:
         click.echo(f"{missing} that were planned are not there: xlafuse run --out {out} --resume makes them", err=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,14 +24,17 @@ from compare.selection import UsageError
 from compare.spec import Case
 from xlafuse.autotune import merge_results
 
+Warn = Callable[[Iterable[str]], object]
 _FILES = ("graph", "dumps")  # fields of a record that name a file of its run
 _SAME = ("schema", "xlafuse", "suite", "target")
 
 
-def merge(parts: Sequence[Path], out: Path, *, partial: bool = False) -> tuple[int, int]:
+def merge(
+    parts: Sequence[Path], out: Path, *, partial: bool = False, warn: Warn = lambda lines: None
+) -> tuple[int, int]:
     """Write the parts' records, their files and what their GPUs' packs learnt into `out`, a new folder. The parts stay
     as they are. Returns how many records there are, and how many that were planned are not, as of a part that was
-    stopped.
+    stopped. warn: is told of lines that cannot be read and are left out, as nothing their part was to do is missing.
 
     Raises UsageError where the parts are not of one kind, share a case, are one folder or, unless `partial`, are not
     all of what was shared out; RunFolderError where one cannot be read or `out` not written.
@@ -47,7 +50,7 @@ def merge(parts: Sequence[Path], out: Path, *, partial: bool = False) -> tuple[i
                     f"{part} has {name} {run.get(name)!r} and {parts[0]} {runs[0].get(name)!r}: only runs of one "
                     f"{name} become one"
                 )
-    records = [_read(part) for part in parts]
+    records = _read(parts, runs, warn)
     owners = _owners(parts, records)
     plan = _plan(parts, runs, owners)
     share = _share(runs)
@@ -145,15 +148,39 @@ def _write(
     whole.write(out / "records.jsonl", "".join(lines).encode(), sync=True)
     command = " ; ".join(run.get("command", "xlafuse run") for run in runs)
     record.create(out, {**runs[0], "command": command, "plan": plan, "segments": segments})
-    planned = {record_id(Case.from_json(e["case"]), name) for e in plan["work"] for name in e["implementations"]}
-    return len(records), len(planned - {entry.id for entry in records})
+    return len(records), len(_planned(plan) - {entry.id for entry in records})
 
 
-def _read(part: Path) -> list[Record]:
-    records, warnings = record.read_records(part)
-    if warnings:
-        raise RunFolderError(f"{warnings[0]}; --out {part} --resume mends that")
-    return records
+def _read(parts: Sequence[Path], runs: Sequence[Mapping[str, Any]], warn: Warn) -> list[list[Record]]:
+    """The records of each part. A line that cannot be read may be of a record that is in none of them; resuming its
+    part makes that anew, and the line, which stays unless it is the last one, torn, says nothing any more. Raises
+    RunFolderError where that was not done, and for a part of another schema."""
+    for part, run in zip(parts, runs, strict=True):
+        if (schema := run.get("schema", record.SCHEMA)) != record.SCHEMA:
+            wrote = f"xlafuse {run['xlafuse']}" if "xlafuse" in run else "the version that wrote it"
+            raise RunFolderError(
+                f"{part} is of schema {schema!r}, and this version's {record.SCHEMA}: merge it with {wrote}"
+            )
+    read = [record.read_records(part) for part in parts]
+    there = {entry.id for found, _ in read for entry in found}
+    for part, run, (_, warnings) in zip(parts, runs, read, strict=True):
+        if warnings and (_torn(part) or _planned(run.get("plan", {"work": ()})) - there):
+            raise RunFolderError(
+                f"{warnings[0]}; after --out {part} --resume, which makes anew what is missing, it can be merged"
+            )
+        warn(warnings)
+    return [found for found, _ in read]
+
+
+def _torn(part: Path) -> bool:
+    """Whether the last line has no end, as of a run that was killed, or writes it now."""
+    path = part / "records.jsonl"
+    return not (path.is_file() and path.read_bytes().endswith(b"\n"))
+
+
+def _planned(plan: Mapping[str, Any]) -> set[str]:
+    """Ids of the records that were to be made."""
+    return {record_id(Case.from_json(e["case"]), name) for e in plan["work"] for name in e["implementations"]}
 
 
 def _copy_files(entry: Record, part: Path, out: Path) -> None:

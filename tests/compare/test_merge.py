@@ -209,8 +209,55 @@ def test_a_torn_part_is_refused_with_the_remedy(tmp_path: Path) -> None:
     torn = part(tmp_path / "b", "softmax")
     with (torn / "records.jsonl").open("a") as file:
         file.write('{"id"')
+    sound = part(tmp_path / "a", "gelu")
     with pytest.raises(RunFolderError, match="--resume"):
-        merge([part(tmp_path / "a", "gelu"), torn], tmp_path / "out")
+        merge([sound, torn], tmp_path / "out")
+    assert record.repair(torn)  # as resuming it does
+    assert merge([sound, torn], tmp_path / "out") == (8, 0)
+
+
+def test_a_line_that_cannot_be_read_costs_nothing_once_its_record_is_made_anew(tmp_path: Path) -> None:
+    """What a resumed run makes again it appends; it mends the last line alone."""
+    from compare.merge import merge
+
+    broken, other = part(tmp_path / "b", "softmax"), part(tmp_path / "a", "gelu")
+    lines = (broken / "records.jsonl").read_text().splitlines(keepends=True)
+    (broken / "records.jsonl").write_text("".join([*lines[:2], lines[2][:50] + "\n", *lines[3:]]))
+    with pytest.raises(RunFolderError, match=r"records.jsonl:3: .*; after --out .*/b --resume, which makes anew"):
+        merge([other, broken], tmp_path / "out")
+    assert record.repair(broken) is None and not (tmp_path / "out").exists()
+    rest = part(tmp_path / "c", "softmax")  # or made by a part that does what this one left
+    left_out: list[str] = []
+    (broken / "records.jsonl").write_text("".join([*lines[:1], lines[1][:50] + "\n"]))
+    (rest / "records.jsonl").write_text("".join(lines[1:]))
+    assert merge([other, broken, rest], tmp_path / "three", warn=left_out.extend) == (8, 0) and len(left_out) == 1
+    (broken / "records.jsonl").write_text("".join([*lines[:2], lines[2][:50] + "\n", *lines[3:]]))
+    with (broken / "records.jsonl").open("a") as file:
+        file.write(lines[2])
+    arguments = ["merge", str(other), str(broken), "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(cli, arguments)
+    assert done.exit_code == 0 and "records.jsonl:3: line skipped" in done.stderr and "8 records" in done.output
+    records, warnings = record.read_records(tmp_path / "out")
+    assert len(records) == 8 and not warnings
+
+
+def test_a_part_without_records_is_told_how_to_get_some(tmp_path: Path) -> None:
+    from compare.merge import merge
+
+    with pytest.raises(RunFolderError, match="no record was written yet; after --out .*/b --resume, which makes anew"):
+        merge([part(tmp_path / "a", "gelu"), part(tmp_path / "b", "softmax", entries=False)], tmp_path / "out")
+
+
+def test_a_part_of_another_schema_is_for_the_version_that_wrote_it(tmp_path: Path) -> None:
+    """No --resume of this version makes its records readable."""
+    from compare.merge import merge
+
+    folder = part(tmp_path / "a", "gelu")
+    lines = (folder / "records.jsonl").read_text().replace(f'"schema": {record.SCHEMA}', '"schema": 1')
+    (folder / "records.jsonl").write_text(lines)
+    record.write_run(folder, record.read_run(folder) | {"schema": 1, "xlafuse": "0.1.0"})
+    with pytest.raises(RunFolderError, match="of schema 1, and this version's 2: merge it with xlafuse 0.1.0$"):
+        merge([folder], tmp_path / "out")
 
 
 def test_a_record_that_names_a_file_outside_its_run_is_refused(tmp_path: Path) -> None:
