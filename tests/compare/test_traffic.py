@@ -257,6 +257,15 @@ def test_every_timed_record_gets_its_traffic(ncu: FakeNcu, tmp_path: Path) -> No
     assert run_traffic.missing(plan, folder) == []
 
 
+def test_a_record_whose_timer_saw_no_kernels_gets_its_traffic_too(ncu: FakeNcu, tmp_path: Path) -> None:
+    called = timed("eager")
+    assert called.measurement
+    called.measurement["parts"]["forward"]["records"] = None
+    run_traffic.measure(run_folder(tmp_path, called), tmp_path, lambda what: None)
+    (entry,) = record.read_records(tmp_path)[0]
+    assert entry.traffic and entry.traffic["call"]["parts"]["forward"]["launches"] == 1
+
+
 def test_a_resumed_run_measures_what_is_missing(ncu: FakeNcu, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     plan = run_folder(folder, timed("eager"), timed("triton"), timed("inductor-max"))

@@ -252,6 +252,22 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not out.exists()
 
 
+def test_nothing_is_put_beside_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of /dev/stdout that would be /dev/stdout-files."""
+    beside: list[Path | None] = []
+
+    def document(run: Any, packages: Any, folder: Path | None) -> str:
+        beside.append(folder)
+        return "page"
+
+    monkeypatch.setattr(page, "document", document)
+    case = Case("softmax", "tiny", {"rows": 2, "columns": 2}, "bfloat16", "fwd")
+    folder = run_of(tmp_path / "run", [timed(case, "xla", 10.0)])
+    for out in (Path("/dev/null"), tmp_path / "new.html", tmp_path / "new.html"):  # again, where it is there
+        page.write(folder, out, {})
+    assert beside == [None, *[tmp_path / "new-files"] * 2] and Path("/dev/null").is_char_device()
+
+
 def test_static_files_cannot_end_their_elements() -> None:
     files = [*Path(page.__file__).with_name("static").iterdir()]
     assert {file.suffix for file in files} == {".css", ".js"}
