@@ -113,8 +113,8 @@ def _page(run: Path, out: Path, files: bool, wanted: Mapping[str, list[str]], wa
 
     shown = page.write(run, out, wanted, files=files)
     warn(shown.warnings)
-    size = f"{out.stat().st_size / 1e6:.1f} MB"
-    return f"{out}: {len(shown.members)} records of {len(shown.cases)} cases, {size}; open it in a browser"
+    size = f", {out.stat().st_size / 1e6:.1f} MB" if out.is_file() else ""
+    return f"{out}: {len(shown.members)} records of {len(shown.cases)} cases{size}; open it in a browser"
 
 
 def _view(view: str, kernels: bool, run: Path, selected: list[Row]) -> tuple[list[Row], Callable[..., str]]:

@@ -47,12 +47,13 @@ _SCRIPTS = ("page.js", "matrix.js", "charts.js", "records.js")
 def write(folder: Path, out: Path, wanted: Mapping[str, Iterable[str]], *, files: bool = True) -> Run:
     """Write the report of a run, or of those records that are wanted (rows.only); what was shown.
 
-    files: what is too large to be in it lies beside it, in "<its stem>-files"; else it is left out. Raises
-    RunFolderError and UsageError, also where the file cannot be written.
+    files: what is too large to be in it lies beside it, in "<its stem>-files"; else, or beside what is no regular file,
+    it is left out. Raises RunFolderError and UsageError, also where the file cannot be written.
     """
     packages = libraries.read()
     run = reading.read(folder, wanted)
-    text = document(run, packages, out.with_name(f"{out.stem}-files") if files else None)
+    regular = out.is_file() or not out.exists()
+    text = document(run, packages, out.with_name(f"{out.stem}-files") if files and regular else None)
     try:
         whole.write(out, text.encode(errors="replace"))
     except OSError as problem:
