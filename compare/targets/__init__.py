@@ -24,8 +24,10 @@ def names() -> list[str]:
 
 
 def of_device(device: str) -> str | None:
-    """The target that a GPU calling itself so is ("NVIDIA H200"); None where there is none."""
-    return next((name for name in names() if name in device.lower()), None)
+    """The target that is called so, or whose GPU calls itself so ("h200", "NVIDIA H200"); None where there is none: an
+    "NVIDIA GH200 480GB" has other memory, and an "NVIDIA H200 MIG 1g.18gb" is a slice of one."""
+    own = {name: str(Pack(FOLDER / name).device_properties()["name"]) for name in names()}
+    return next((name for name in own if device.lower() in (name, own[name].lower())), None)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from compare import selection
+from compare import selection, targets
 from compare.blocks import BLOCKS
 from compare.record import RunFolderError
 from compare.selection import Plan, UsageError, resolve
@@ -159,6 +159,17 @@ def test_targets_come_from_the_folders() -> None:
     assert selection.resolve_target(None) is None
     with pytest.raises(UsageError, match="no target 'h100'; did you mean h200"):
         selection.resolve_target("h100")
+
+
+@pytest.mark.parametrize(
+    ("device", "target"),
+    [
+        ("NVIDIA H200", "h200"), ("h200", "h200"), ("H200", "h200"), ("", None), ("NVIDIA H100 80GB HBM3", None),
+        ("NVIDIA GH200 480GB", None), ("NVIDIA H200 MIG 1g.18gb", None),
+    ],
+)  # fmt: skip
+def test_a_device_is_a_target_by_its_whole_name(device: str, target: str | None) -> None:
+    assert targets.of_device(device) == target
 
 
 def test_a_new_run_goes_to_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
