@@ -12,6 +12,7 @@ from urllib.parse import quote
 from compare.graph import formats
 from compare.html.reading import BASELINES, CaseOf, Member, Run
 from compare.report import printable, verdicts
+from compare.report.matrix import counts, outcome
 from compare.report.table import marks, number
 from compare.spec import DTYPES
 from compare.verdict import DEPENDS
@@ -107,11 +108,10 @@ def _untimed(case: CaseOf, member: Member, timed: bool) -> Cell:
     row = member.row
     status = printable(str(row["status"]), 20)
     words = printable(f"{member.name}: {status}{': ' if row['detail'] else ''}{row['detail'] or ''}")
-    if timed or not row["kernels"]:
-        right = row["status"] == "skipped" and row["checked"]
-        return Cell("checked" if right else status, status=status, title=words)
+    if timed or not counts(row):
+        return Cell(outcome(row), status=status, title=words)
     moved, kernels = row["bytes_moved"], formats.count(row["kernels"], "kernel")
-    least = min((m.row["bytes_moved"] for m in case.members if m.row["bytes_moved"]), default=None)
+    least = min((m.row["bytes_moved"] for m in case.members if counts(m.row) and m.row["bytes_moved"]), default=None)
     if not moved or not least:
         return Cell("?", kernels, status=status, title=words)
     ratio = moved / least

@@ -13,6 +13,7 @@ from compare.report.table import escaped, explained, marks, marks_explained, num
 
 TIMES = "* the smallest median of its line and segment; a lead within the spread in the full table decides nothing."
 KERNELS = "Nothing ran on a GPU. checked: it has no compile of its own; its numbers are right on the CPU."
+_STANDS = ("ok", "compiled")
 
 
 def render(rows: list[Row], *, markdown: bool = False) -> str:
@@ -43,8 +44,16 @@ def render(rows: list[Row], *, markdown: bool = False) -> str:
 
 
 def _kernels(row: Row, members: dict[str, Row]) -> str:
-    if row["kernels"]:
-        return str(row["kernels"])
+    return str(row["kernels"]) if counts(row) else outcome(row)
+
+
+def counts(row: Row) -> bool:
+    """Whether its kernels are an answer to the case: those of what was found wrong or failed its check are none."""
+    return bool(row["kernels"]) and (row["status"] in _STANDS or outcome(row) == "checked")
+
+
+def outcome(row: Row) -> str:
+    """In a cell without a number. checked: eager PyTorch, which there is nothing of to compile for a target."""
     right = row["status"] == "skipped" and row["checked"]
     return "checked" if right else printable(str(row["status"]), 20)
 

@@ -140,3 +140,8 @@ def test_the_matrix_marks_the_fastest_that_one_clock_timed() -> None:
     ]
     text = matrix.render(untimed)  # type: ignore[arg-type]
     assert "kernels" in text and text.splitlines()[2].split()[-3:] == ["4", "skipped", "checked"]
+    untimed = [row("xla", None, status="compiled")]
+    untimed += [row(word, None, status=word) for word in ("wrong", "failed", "timeout", "skipped")]
+    untimed += [row("eager", None, status="skipped", checked={"device": "cpu"})]
+    text = matrix.render(untimed)  # type: ignore[arg-type]
+    assert text.splitlines()[2].split()[-6:] == ["4", "wrong", "failed", "timeout", "skipped", "4"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,23 @@ def test_without_a_gpu(tmp_path: Path, visit: Any, ready: Any) -> None:
         assert "needs a GPU" in it.locator("#case .warning").inner_text()
         moved = 4 * made.buffers[0].bytes
         assert f"{moved / 1e6:.1f}" in it.locator("#c-bytes tbody tr").first.inner_text()
+
+
+def test_what_was_found_wrong_on_the_cpu_is_no_rival(tmp_path: Path, tables: Any) -> None:
+    """It moves fewest bytes, by leaving out what makes the others right."""
+    case = Case("softmax", "tiny", {"rows": 4096, "columns": 2048}, "bfloat16", "fwd")
+    made = graph("", target="NVIDIA H200")
+    short = replace(made, kernels=(made.kernels or ())[:1])
+
+    def of(name: str, status: str, whose: FusionGraph) -> Record:
+        return Record(case, name, "xla", status, target="h200", graph="a.json.gz", kernels=summary(whose, case.parts))
+
+    records = [of("xla", "compiled", made), of("inductor", "wrong", short), of("triton", "failed", short)]
+    folder = run_of(tmp_path / "run", records, {"a.json.gz": made}, segments=[], target="h200")
+    matrix = next(t for t in tables(written(folder, tmp_path).read_text()) if t[0][:2] == ["block", "case"])
+    cells = dict(zip(matrix[0][2:], matrix[1][2:], strict=True))
+    assert {name: cells[name] for name in ("inductor", "triton")} == {"inductor": "wrong", "triton": "failed"}
+    assert "1.00" in cells["xla"]
 
 
 def test_a_single_record_without_anything(tmp_path: Path, visit: Any, ready: Any) -> None:
