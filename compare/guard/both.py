@@ -57,11 +57,23 @@ def by_world(value: Any) -> Mapping[str, Any] | None:
     return value._values if isinstance(value, Both) else None
 
 
+def pairs(left: Any, right: Any) -> dict[str, tuple[Any, Any]]:
+    """Both sides in each world. Where they have other worlds than one another (two compilers' choices), each of the
+    left side's goes with each of the right side's: those choices are made apart, so all of them can come about."""
+    ours, theirs = by_world(left), by_world(right)
+    if ours is None or theirs is None:
+        worlds = ours or theirs or {"": None}
+        return {w: (left if ours is None else ours[w], right if theirs is None else theirs[w]) for w in worlds}
+    if ours.keys() == theirs.keys():
+        return {world: (ours[world], theirs[world]) for world in ours}
+    return {f"{one} / {other}": (ours[one], theirs[other]) for one in ours for other in theirs}
+
+
 class Both:
     """A value in each world, where they are not the same; used as the value itself.
 
-    Attributes, items, calls, arithmetic and comparisons are taken in every world. What Python wants one plain answer of
-    (`if`, `in`, `len`, a loop) is answered where all worlds agree, and raises Undetermined where they do not.
+    Attributes, items, calls, arithmetic and comparisons (`pairs`) are taken in every world. What Python wants one plain
+    answer of (`if`, `in`, `len`, a loop) is answered where all worlds agree, and raises Undetermined where they do not.
     """
 
     def __init__(self, values: Mapping[str, Any]) -> None:
@@ -104,15 +116,11 @@ class Both:
 
 def _binary(name: str, compute: Callable[[Any, Any], Any], *, compares: bool) -> None:
     def method(self: Both, other: Any) -> Any:
-        others = by_world(other)
-
-        def of(world: str) -> Any:
-            return other if others is None else others[world]
-
-        values = {world: compute(value, of(world)) for world, value in self._values.items()}
+        sides = pairs(self, other)
+        values = {world: compute(a, b) for world, (a, b) in sides.items()}
         found = combined(values)
         if compares and isinstance(found, Both):
-            shown = {w: f"{short(self._values[w])} and {short(of(w))}: {values[w]}" for w in values}
+            shown = {world: f"{short(a)} and {short(b)}: {values[world]}" for world, (a, b) in sides.items()}
             disagree(shown, f"a comparison ({_SIGNS[name]})")
         return found
 

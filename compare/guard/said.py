@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from compare.guard.book import Book
-from compare.guard.both import by_world, short
+from compare.guard.both import by_world, pairs, short
 from compare.guard.snapshot import shown_test
 from compare.guard.view import Materialized
 
@@ -26,13 +26,9 @@ def comparison(op: str, left: object, right: object) -> list[str] | None:
 
 
 def _in_each(op: str, left: object, right: object) -> list[str] | None:
-    worlds = by_world(left) or by_world(right)
-    if worlds is None:
+    if by_world(left) is None and by_world(right) is None:
         return None
-    lines = []
-    for world in worlds:
-        a, b = ((by_world(side) or {world: side})[world] for side in (left, right))
-        lines.append(f"{world}: {short(a)} {op} {short(b)}")
+    lines = [f"{world}: {short(a)} {op} {short(b)}" for world, (a, b) in pairs(left, right).items()]
     return [f"{op}: false in every world", *lines]
 
 
