@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from compare import whole
 from compare.graph import store
 from compare.graph.model import FusionGraph
 
@@ -69,8 +70,7 @@ class Explained:
             store.save(self.graph, path)
             return
         text = json.dumps(self.to_json(), separators=(",", ":")).encode()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text + b"\n")
+        whole.write(path, gzip.compress(text, mtime=0) if path.suffix == ".gz" else text + b"\n")
 
     def __getitem__(self, name: str) -> Explained:
         """One of several, to be shown by itself; the notes are all there."""

@@ -23,8 +23,6 @@ def merged(
     wanted: fields of the run's records -> names; none means all. A record without a timeline costs a warning. Raises
     UsageError where nothing is left, or a file cannot be read or written; RunFolderError for what is no run.
     """
-    if not out.parent.is_dir():
-        raise UsageError(f"{out}: there is no folder {out.parent}; make it, or name another -o")
     read_run(run)
     records, warnings = read_records(run)
     warn(warnings)

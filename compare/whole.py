@@ -8,8 +8,13 @@ from pathlib import Path
 
 def write(path: Path, content: bytes, *, sync: bool = False) -> None:
     """Make or replace a file, and its folder where there is none: a run that is resumed makes some anew that records of
-    it name already. sync: not before the content is on the disk, or a power failure can leave the new name on an empty
-    file. Raises OSError."""
+    it name already. A link goes on pointing where it points, and the file there is replaced; a pipe or a device is
+    written to. sync: not before the content is on the disk, or a power failure can leave the new name on an empty file.
+    Raises OSError."""
+    if path.exists() and not path.is_file():
+        path.write_bytes(content)
+        return
+    path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f"{path.name}.new")
     with fresh.open("wb") as file:

@@ -140,6 +140,35 @@ def test_a_file_that_is_made_again_is_never_half_of_itself(tmp_path: Path) -> No
     assert path.read_bytes() == b"new" and [p.name for p in path.parent.iterdir()] == ["g.json.gz"]
 
 
+def test_a_link_stays_a_link_and_its_file_is_replaced(tmp_path: Path) -> None:
+    file, link = tmp_path / "file", tmp_path / "link"
+    link.symlink_to("file")
+    whole.write(link, b"made")  # where the link points there was nothing yet
+    before = file.stat().st_ino
+    whole.write(link, b"new")
+    assert link.is_symlink() and file.read_bytes() == b"new" and file.stat().st_ino != before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "link"]
+
+
+@pytest.mark.parametrize("through", ["itself", "a link"])
+def test_a_pipe_is_written_to(through: str, tmp_path: Path) -> None:
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to("pipe")
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # or writing waits for one
+    try:
+        whole.write(pipe if through == "itself" else link, b"content")
+        assert os.read(reader, 100) == b"content"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo() and link.is_symlink()
+
+
+def test_a_folder_is_not_written_over(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError):
+        whole.write(tmp_path, b"")
+
+
 @pytest.mark.slow
 def test_fifty_kills_lose_no_finished_record(begin_runs: Callable[[], Runs], tmp_path: Path) -> None:
     runs, chance = begin_runs(), random.Random(50)

@@ -218,10 +218,16 @@ def test_what_cannot_be_shown_is_refused_in_one_line(tmp_path: Path, words: list
     assert not (tmp_path / "x.json").exists()
 
 
-def test_no_folder_is_made_for_it(tmp_path: Path) -> None:
+def test_a_folder_is_made_for_it_as_for_every_file(tmp_path: Path) -> None:
     result = xlafuse(a_run(tmp_path / "run"), "-o", tmp_path / "none" / "x.json")
-    assert result.exit_code == 2 and "there is no folder" in result.output and result.output.count("\n") == 1
-    assert not (tmp_path / "none").exists()
+    assert result.exit_code == 0, result.output
+    assert json.loads((tmp_path / "none" / "x.json").read_text())["traceEvents"]
+
+
+def test_a_file_in_the_way_of_its_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = xlafuse(a_run(tmp_path / "run"), "-i", "xla", "-o", tmp_path / "file" / "x.json")
+    assert result.exit_code == 2 and "x.json: cannot be written: " in result.output and result.output.count("\n") == 1
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"traceEvents": 3}', b'{"traceEvents": [{"ph": "X"}]}', b"\x1f\x8b"])
