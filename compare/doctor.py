@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from compare import targets
 from compare.blocks import BLOCKS, requirements
 from compare.client import PROJECT, interpreter
-from compare.machine import distribution, gpu_present, interpreter_problem
+from compare.machine import distribution, gpu_present, interpreter_problem, lacks
 from triton_side.deviceless import KNOWN_BUILDS  # imports no torch
 
 PYTHON = (3, 11)
@@ -165,7 +165,8 @@ def judge(machine: Machine, interpreters: Mapping[str, Interpreter]) -> list[Ver
 
 @dataclass(frozen=True)
 class _Needs:
-    """What tells groups of implementations apart. compiler: its first word; packages: the optional ones."""
+    """What tells groups of implementations apart. compiler: its first word, but for those in LABELS; packages: the
+    requirements of single implementations."""
 
     compiler: str
     gpu: bool
@@ -196,7 +197,7 @@ def _groups() -> dict[_Needs, list[str]]:
     for block in BLOCKS.values():
         for i in block.implementations:
             # xla-unfused is XLA all the same
-            compiler = i.compiler if i.compiler == "xla-triton" else i.compiler.partition("-")[0]
+            compiler = i.compiler if i.compiler in LABELS else i.compiler.partition("-")[0]
             key = _Needs(compiler, i.needs_gpu is not None, i.requires)
             if i.name not in groups.setdefault(key, []):
                 groups[key].append(i.name)
@@ -205,37 +206,41 @@ def _groups() -> dict[_Needs, list[str]]:
 
 LABELS = {
     "xla": "XLA", "eager": "PyTorch", "flex": "FlexAttention", "inductor": "TorchInductor", "triton": "Triton",
-    "cuda": "raw CUDA C++", "xla-triton": "XLA with hand-written Triton",
+    "triton-library": "Triton", "cuda": "raw CUDA C++", "xla-triton": "XLA with hand-written Triton",
 }
 WITHOUT_GPU = {
-    "xla": f"compiles for {targets.DEFAULT}, checked on the CPU (xla-unfused: compiled only)",
+    "xla": f"compiles for {targets.DEFAULT}, checked on the CPU",
     "xla-triton": f"compiles for {targets.DEFAULT}, not checked: the kernels run on a GPU alone",
-    "inductor": f"compiles for {targets.DEFAULT}, checked on the CPU (inductor-max: compiled only)",
+    "inductor": f"compiles for {targets.DEFAULT}, checked on the CPU",
     "triton": f"compiles for {targets.DEFAULT}, checked on the CPU (by Triton's interpreter)",
     "cuda": f"compiles for {targets.DEFAULT}, not checked: raw CUDA runs on a GPU alone",
-    "library": f"compiles for {targets.DEFAULT}, not checked: its kernels run on a GPU alone",
+    "triton-library": f"compiles for {targets.DEFAULT}, not checked: its kernels run on a GPU alone",
     "eager": "checked on the CPU; its kernels come prebuilt, so nothing is compiled",
 }
+UNCHECKED = ("xla-unfused", "inductor-max")  # of those that are checked on the CPU
 
 
 def _verdict(
     group: _Needs, names: list[str], machine: Machine, interpreters: Mapping[str, Interpreter]
 ) -> Verdict:
     compiler = group.compiler
-    packages = " and ".join(map(distribution, group.packages))
+    # After == is what was tested, and any will do; >= is asked for.
+    packages = " and ".join(r if ">=" in r else distribution(r) for r in group.packages)
     label = LABELS[compiler] + (f", with {packages}" if packages else "") + (", GPU only" if group.gpu else "")
     if group.gpu and not machine.gpu:
         return Verdict(label, names, "not here: needs an NVIDIA GPU, and none is visible")
     problems, commands = _problems(compiler, machine, interpreters)
     side = interpreters["xla" if compiler.startswith("xla") else "torch"]
-    absent = [r for r in group.packages if side.packages.get(distribution(r)) is None]
+    absent = {r: lack for r in group.packages if (lack := lacks(r, side.packages.get(distribution(r))))}
     if absent:
-        problems += [f"{distribution(r)} is not installed" for r in absent]
-        commands.append(_pip(side, absent))
+        problems += absent.values()
+        commands.append(_pip(side, [_bounded(r) for r in absent]))
     if problems:
-        return Verdict(label, names, f"not here: {'; '.join(problems)}", " && ".join(commands) or None)
+        reasons = "; ".join(dict.fromkeys(problems))
+        return Verdict(label, names, f"not here: {reasons}", " && ".join(commands) or None)
     if not machine.gpu:
-        return Verdict(label, names, WITHOUT_GPU["library" if group.packages else compiler])
+        unchecked = " and ".join(name for name in names if name in UNCHECKED)
+        return Verdict(label, names, WITHOUT_GPU[compiler] + (f" ({unchecked}: compiled only)" if unchecked else ""))
     if problem := CUPTI.problem(side.packages.get(CUPTI.name)):
         command = _pip(side, [_cupti_pin(machine)])
         return Verdict(label, names, f"runs here, device time not measured: {problem}", command)
@@ -250,7 +255,7 @@ def _problems(
     wanted: list[tuple[Interpreter, tuple[Package, ...]]] = [(torch, (TORCH,))]  # the reference is computed by PyTorch
     if compiler.startswith("xla"):
         wanted.append((xla, XLA_GPU_PACKAGES if machine.gpu else XLA_PACKAGES))
-    if compiler in ("inductor", "flex", "triton", "xla-triton"):
+    if compiler in ("inductor", "flex", "triton", "triton-library", "xla-triton"):
         wanted.append((torch, (TRITON,)))
     if compiler == "cuda":
         wanted.append((torch, CUDA_PACKAGES))
@@ -290,6 +295,12 @@ def _problems(
 
 def _pip(side: Interpreter, requirements: list[str]) -> str:
     return f"{side.path} -m pip install " + " ".join(r if r.startswith("-") else f'"{r}"' for r in requirements)
+
+
+def _bounded(requirement: str) -> str:
+    """With the end of what works here, where it is of torch: pip takes the newest."""
+    end = TORCH.requirement.partition(",")[2]
+    return f"{requirement},{end}" if distribution(requirement) == TORCH.name else requirement
 
 
 def _cupti_pin(machine: Machine) -> str:

@@ -14,8 +14,8 @@ from compare import PROJECT
 from xlafuse.environment import gpu_present
 
 __all__ = [
-    "distribution", "gpu_present", "host", "interpreter_problem", "missing", "scratch_root", "usable_cores", "versions",
-    "xlafuse_version",
+    "distribution", "gpu_present", "host", "interpreter_problem", "lacks", "missing", "scratch_root", "usable_cores",
+    "versions", "xlafuse_version",
 ]
 
 
@@ -46,18 +46,18 @@ def versions(packages: Iterable[str]) -> dict[str, str | None]:
 def missing(requirements: Iterable[str]) -> str | None:
     """Which of the packages ("liger-kernel==0.8.5", "torch>=2.12") this interpreter lacks or has too old, and the
     command that installs them. A version after == is the one that was tested, and any will do."""
-    absent = {r: found for r in requirements if (found := _lack(r))}
+    absent = {r: lack for r in requirements if (lack := lacks(r, versions([distribution(r)])[distribution(r)]))}
     if not absent:
         return None
     quoted = " ".join(f'"{requirement}"' for requirement in absent)
     return f"{' and '.join(absent.values())} ({sys.executable} -m pip install {quoted})"
 
 
-def _lack(requirement: str) -> str | None:
+def lacks(requirement: str, found: str | None) -> str | None:
+    """Why an installed version is not what is required, as `missing` means it; None where it is."""
     from packaging.version import Version
 
     name = distribution(requirement)
-    found = versions([name])[name]
     least = re.search(r">=([\w.]+)", requirement)
     if found is None:
         return f"{name} is not installed"

@@ -11,7 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from compare import client, doctor, record
+from compare import client, doctor, record, run_target
 from compare.blocks import BLOCKS
 from compare.cli import cli
 from compare.record import Record
@@ -183,7 +183,7 @@ def test_every_command_has_help(command: str) -> None:
 FOUND = {
     "xla": {"jax": "0.11.2", "jaxlib": "0.11.2", "jax-cuda13-pjrt": "0.11.2", "jax-cuda13-plugin": "0.11.2",
             "cupti-python": "13.0.1"},
-    "torch": {"torch": "2.11.0+cu130", "triton": "3.6.0", "cuda-core": "0.3.2", "cuda-bindings": "13.0.1",
+    "torch": {"torch": "2.13.0+cu130", "triton": "3.7.1", "cuda-core": "0.3.2", "cuda-bindings": "13.0.1",
               "nvidia-cuda-nvrtc": "13.0.88", "cupti-python": "13.0.1", "liger-kernel": "0.8.5",
               "quack-kernels": "0.6.5", "nvidia-cutlass-dsl": "4.8.1", "flash-attn-4": "4.0.0b36"},
 }
@@ -212,6 +212,29 @@ def test_doctor_without_a_gpu() -> None:
     for group in ("XLA", "TorchInductor", "Triton"):
         assert found[group].verdict.startswith("compiles for h200, checked on the CPU")
     assert found["PyTorch, GPU only"].verdict.startswith("not here: needs an NVIDIA GPU")
+    assert found["XLA"].verdict.endswith("(xla-unfused: compiled only)")
+    remat = found["TorchInductor, with torch>=2.12"]
+    assert remat.implementations == ["inductor-remat"]
+    assert remat.verdict == "compiles for h200, checked on the CPU"  # as run_target.CHECKS has it
+
+
+def test_doctor_asks_of_an_implementation_what_its_worker_asks() -> None:
+    for machine in (GPU, NO_GPU):
+        found = verdicts(machine, torch={"torch": "2.11.0+cu130"})
+        assert found["TorchInductor"].runs
+        remat = found["TorchInductor, with torch>=2.12"]
+        assert remat.verdict == "not here: torch 2.11.0+cu130 is too old"
+        assert remat.command == '/torch/python -m pip install "torch>=2.12,<2.14"'
+        nothing = verdicts(machine, torch={"torch": None})["TorchInductor, with torch>=2.12"]
+        assert nothing.verdict.count("torch is not installed") == 1
+
+
+def test_doctor_says_what_a_run_without_a_gpu_checks() -> None:
+    said = {name: v.verdict for v in verdicts(NO_GPU).values() if v.runs for name in v.implementations}
+    for i in (i for block in BLOCKS.values() for i in block.implementations if i.needs_gpu is None):
+        checked, _, but = said[i.name].partition("(")
+        unchecked = but.partition(":")[0].split(" and ")
+        assert (i.compiler in run_target.CHECKS) == ("checked on the CPU" in checked and i.name not in unchecked), i
 
 
 @pytest.mark.parametrize(
