@@ -131,7 +131,12 @@ def explain_all(
     deadline = time.monotonic() + timeout
     for side, calls in waiting.items():
         tell(f"compiling {', '.join(call.name for call in calls)} for {target or 'this GPU'} ({side})")
-        result = _ask(side, calls, grad, target, autotune, deadline, tell)
+        try:
+            result = _ask(side, calls, grad, target, autotune, deadline, tell)
+        except subprocess.TimeoutExpired:
+            raise ExplainError(
+                f"compiling took longer than {timeout:g} s, and was stopped; timeout= (--timeout) allows more"
+            ) from None
         for name, graph in result.graphs.items():
             done[name] = Explained({name: graph})
         done[calls[-1].name] = replace(done[calls[-1].name], notes=result.notes)
@@ -328,8 +333,6 @@ def _ask(
             )
         try:
             _wait(process, deadline, tell)
-        except subprocess.TimeoutExpired:
-            raise ExplainError("compiling took longer than timeout= allows, and was stopped") from None
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)

@@ -29,6 +29,7 @@ DTYPES = {
     "i32": "int32", "i64": "int64", "u8": "uint8", "u16": "uint16", "u32": "uint32", "u64": "uint64", "pred": "bool",
     "c64": "complex64", "c128": "complex128", "f8e4m3fn": "float8_e4m3fn", "f8e5m2": "float8_e5m2",
 }  # fmt: skip
+MOST_NAMED = 12
 _ARRAY = re.compile(r"(\w+)\s*\[\s*((?:\d+\s*(?:,\s*\d+\s*)*)?)\]")
 _KEYWORD = re.compile(r"([A-Za-z_]\w*)\s*=\s*(.+)", re.DOTALL)
 _OWN = str(Path(__file__))
@@ -85,7 +86,7 @@ def check(name: str) -> None:
     if first in said or said & _BINDERS or "__" in first or re.search(r"import\s+\*", text):
         return
     public = re.findall(r"^(?:async\s+def|def|class)\s+([^\W_]\w*)", text, re.MULTILINE)
-    one_of("name", first, public, [*public[:12], *(["..."] if len(public) > 12 else [])])
+    one_of("name", first, public, most=MOST_NAMED)
 
 
 def resolve(name: str) -> Any:
@@ -101,7 +102,7 @@ def resolve(name: str) -> Any:
             kind = "name" if found is sys.modules.get(getattr(found, "__name__", "")) else "attribute"
             public = [each for each in vars(found) if not each.startswith("_")] if hasattr(found, "__dict__") else []
             near = [each for each in public if callable(getattr(found, each, None))]
-            one_of(kind, part, near, [*near[:12], *(["..."] if len(near) > 12 else [])])
+            one_of(kind, part, near, most=MOST_NAMED)
             raise UsageError(f"{where} has no {part!r}")
         found = getattr(found, part)
     return _called(name, found) if calling else found

@@ -82,7 +82,7 @@ def export(run: Path, record_id: str, out: Path) -> Exported:
 def _record(run: Path, record_id: str) -> Record:
     read_run(run)
     records = {record.id: record for record in read_records(run)[0]}
-    return records[one_of("record", record_id, list(records), list(records)[:10], where=f"in {run}")]
+    return records[one_of("record", record_id, records, most=10, where=f"in {run}")]
 
 
 def _read(archive: Path) -> dict[str, bytes]:

@@ -15,7 +15,7 @@ from compare import inspect_aligned, selection
 from compare.opening import SHOWN_AT_ONCE, Contents, Found, contents, refusing, target_ceilings
 from compare.printing import echo_json, emit, width
 from compare.report import printable, verdicts
-from compare.selection import UsageError, one_of
+from compare.selection import UsageError, one_of, some
 
 if TYPE_CHECKING:
     from compare.graph.model import FusionGraph
@@ -126,15 +126,16 @@ def _list_modules(found: list[Found], question: Question) -> None:
     if question.as_json:
         echo_json([{"number": e.number, "name": e.name, "id": e.order, "cost": e.cost} for e in found])
         return
-    grid = show.columns(6, None, 9, 12, right=(0, 2, 3))
-    grid.add_row(*map(show.plain, ("number", "module", "XLA's id", "size of text")))
+    of_xla = any(each.order for each in found)  # a folder of graphs, or of archives, has no numbers of XLA's
+    grid = show.columns(6, None, *([9] if of_xla else []), 12, right=(0, 2, 3))
+    grid.add_row(*map(show.plain, ("number", "module", *(["XLA's id"] if of_xla else []), "size")))
     shown = found if question.every else found[:MOST_LISTED]
     for each in shown:
-        cells = str(each.number), formats.name(each.name), str(each.order), formats.size(each.cost)
-        grid.add_row(*map(show.plain, cells))
+        order = [str(each.order)] if of_xla else []
+        grid.add_row(*map(show.plain, (str(each.number), formats.name(each.name), *order, formats.size(each.cost))))
     emit(grid)
     if len(shown) < len(found):
-        emit(show.plain(f"… and {len(found) - len(shown):,} smaller ones; --all lists them"))
+        emit(show.plain(f"… and {len(found) - len(shown):,} more; --all lists them"))
     emit(show.plain(f"{formats.count(len(found), 'module')}; --module NUMBER or NAME shows one"))
 
 
@@ -279,7 +280,7 @@ def _show_kernels(pairs: Pairs, wanted: str, question: Question) -> None:
     found = [(each, graph, index) for each, graph in pairs for index in _kernel_indices(graph, wanted)]
     if not found:
         names = list(dict.fromkeys(kernel.name for _, graph in pairs for kernel in graph.kernels or ()))
-        one_of("kernel", wanted, names, names[:MOST_NAMED])
+        one_of("kernel", wanted, names, most=MOST_NAMED)
     if question.as_json:
         echo_json([_kernel_json(graph, index) for _, graph, index in found])
         return
@@ -315,7 +316,7 @@ def _show_stage(pairs: Pairs, wanted: str, question: Question) -> None:
             found.append((graph, indices))
     if not found:
         stages = list(dict.fromkeys(s for _, graph in pairs for kernel in graph.kernels or () for s in kernel.stages))
-        one_of("stage", wanted, stages, stages[:MOST_NAMED])
+        one_of("stage", wanted, stages, most=MOST_NAMED)
     if question.as_json:
         echo_json([_kernel_json(graph, index) for graph, indices in found for index in indices])
         return
@@ -352,8 +353,7 @@ def _show_passes(pairs: Pairs, question: Question) -> None:
 
     compiled = [(each, each.compiled()) for each, _ in pairs]
     without = [printable(each.name, 60) for each, modules in compiled if not modules]
-    more = len(without) - MOST_NAMED
-    others = ", ".join(without[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    others = some(without, MOST_NAMED)
     if len(without) == len(pairs):
         raise UsageError(
             f"{pairs[0][0].path}: no dump of XLA's of {others}; --passes needs one: a dump folder, an archive of it, "

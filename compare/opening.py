@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from compare.record import Record, read_records, read_run
 from compare.report import printable, verdicts
-from compare.selection import UsageError, one_of
+from compare.selection import UsageError, one_of, some
 
 if TYPE_CHECKING:
     from compare.graph.model import FusionGraph
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from xlafuse.dump_folder import Artifacts
 
 Kind = Literal["run", "dump", "file"]
+MOST_NAMED = 10
 SHOWN_AT_ONCE = 2  # modules of a folder: forward and backward of one function
 EXPECTED = (
     "expected a run folder, a folder or archive of dumps (XLA's --xla_dump_to, TORCH_COMPILE_DEBUG, TORCH_TRACE, a "
@@ -100,9 +101,9 @@ class Contents:
         found = found or [each for each in self.found if each.name == name]
         found = found or [each for each in self.found if fnmatch.fnmatchcase(each.name, name)]
         if not found:
-            one_of("module", name, [each.name for each in self.found], [each.name for each in self.found[:10]])
+            one_of("module", name, [each.name for each in self.found], most=MOST_NAMED)
         if len(found) > SHOWN_AT_ONCE:
-            numbers = ", ".join(str(each.number) for each in found[:10])
+            numbers = some([str(each.number) for each in found], MOST_NAMED)
             raise UsageError(f"{self.path}: {len(found)} modules are called {name!r}; choose by number: {numbers}")
         return found
 
@@ -110,8 +111,11 @@ class Contents:
         """The one module of that name, or the only one. Raises UsageError where there are several."""
         found = list(self.found) if name is None else self.modules(name)
         if len(found) != 1:
-            names = ", ".join(printable(f"{each.number} {each.name}", 60) for each in found[:5])
-            raise UsageError(f"{self.path}: holds {len(found)} graphs ({names}), and one is needed; name it")
+            names = some([printable(f"{each.number} {each.name}", 60) for each in found], 5)
+            runs = "; two runs are compared by `xlafuse diff`" if self.kind == "run" else ""
+            raise UsageError(
+                f"{self.path}: holds {len(found)} graphs ({names}), and one is needed: --module NUMBER or NAME{runs}"
+            )
         return found[0]
 
 

@@ -228,10 +228,19 @@ def resumed_folder(out: Path | None) -> tuple[Path, dict[str, Any]]:
     return out, run
 
 
+def some(names: Iterable[str], most: int | None) -> str:
+    """The names, or the first of them and how many more there are."""
+    listed = list(names)
+    more = len(listed) - (len(listed) if most is None else most)
+    return f"{', '.join(listed[:most])} and {more:,} more" if more > 0 else ", ".join(listed)
+
+
 def one_of(
-    kind: str, name: str, possible: Iterable[str], shown: Iterable[str] | None = None, *, where: str = ""
+    kind: str, name: str, possible: Iterable[str], shown: Iterable[str] | None = None, *, most: int | None = None,
+    where: str = "",
 ) -> str:
-    """`name`, if it is among the possible. Raises UsageError with near matches and all that are possible.
+    """`name`, if it is among the possible. Raises UsageError with near matches and what is possible: `shown` in its
+    place, `most` of it.
 
     where: what was searched, as in "among these records", if a name may well be known elsewhere.
     """
@@ -241,7 +250,7 @@ def one_of(
     near = difflib.get_close_matches(name, possible, n=3, cutoff=0.5)
     meant = f"; did you mean {' or '.join(near)}?" if near else ";"
     what = f"{kind} {name!r} {where}".rstrip()
-    raise UsageError(f"no {what}{meant} {kind}s: {', '.join(shown or possible) or 'none'}")
+    raise UsageError(f"no {what}{meant} {kind}s: {some(shown or possible, most) or 'none'}")
 
 
 def _known_implementations(names: Iterable[str], wanted: list[Block]) -> list[str]:

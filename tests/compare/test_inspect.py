@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from compare import record
 from compare.blocks import BLOCKS
 from compare.cli import cli
 from compare.graph import store
-from compare.inspect_cli import MOST_TREES, in_stage
+from compare.inspect_cli import MOST_LISTED, MOST_TREES, in_stage
 from compare.opening import target_ceilings
 from compare.record import Record
 
@@ -232,6 +233,27 @@ def test_dot(file: Path) -> None:
     assert inspect(file, "--dot").stdout.startswith("digraph xlafuse {")
 
 
+def test_a_list_says_how_much_it_leaves_out(tmp_path: Path) -> None:
+    """Graphs of a folder are listed by name, so that what is left out need not be the smaller ones."""
+    for number in range(MOST_LISTED + 3):
+        store.save(XLA, tmp_path / f"{number:03}.json")
+    listed = inspect(tmp_path).stdout.splitlines()
+    assert listed[0].split() == ["number", "module", "size"] and len(listed) == MOST_LISTED + 3
+    assert "… and 3 more; --all lists them" in listed[-2]
+    assert inspect(tmp_path, "--module", "x").stderr.rstrip().endswith(", 008, 009 and 43 more")
+    assert inspect(tmp_path, "--module", "*").stderr.rstrip().endswith("7, 8, 9, 10 and 43 more")
+    assert "(1 000, 2 001, 3 002, 4 003, 5 004 and 48 more)" in inspect(tmp_path, tmp_path).stderr
+    many = replace(XLA, kernels=tuple(replace((XLA.kernels or ())[0], name=f"k{i}") for i in range(20)))
+    store.save(many, tmp_path / "many.json")
+    assert inspect(tmp_path / "many.json", "--kernel", "x").stderr.rstrip().endswith(", k10, k11 and 8 more")
+
+
+def test_only_xlas_own_dumps_have_xlas_numbers(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"module_000{number}.jit_f.sm_9.0_gpu_after_optimizations.txt").write_text("HloModule jit_f\n")
+    assert "XLA's id" in inspect(tmp_path).stdout.splitlines()[0]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -247,7 +269,7 @@ def test_dot(file: Path) -> None:
         (["{file}", "{file}", "--why"], "one graph at a time"),
         (["{run}", "--module", "1"], "--module chooses in a folder of dumps"),
         (["{run}", "--align", "xla", "cuda"], "no case here has graphs of several of xla, cuda"),
-        (["{run}", "{file}"], "holds 5 graphs"),
+        (["{run}", "{file}"], "and one is needed: --module NUMBER or NAME; two runs are compared by `xlafuse diff`"),
         (["{run}", "--block", "gelu", "--why"], "none of 2 records has a graph that can be read"),
     ],
 )
