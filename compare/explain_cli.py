@@ -257,7 +257,7 @@ def _show(explained: Explained, *, why: bool, as_json: bool) -> None:
 def _show_why(explained: Explained, as_json: bool) -> None:
     from compare import targets
     from compare.graph import show_why
-    from compare.opening import target_ceilings
+    from compare.reached import target_ceilings
 
     answers = []
     for graph in explained.graphs.values():

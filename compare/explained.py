@@ -118,8 +118,6 @@ class Explained:
 
 def ceilings(graph: FusionGraph) -> Ceilings | None:
     """What the graph's GPU reached, where there is a target pack of it."""
-    from compare import targets
-    from compare.opening import target_ceilings
+    from compare.reached import own_ceilings
 
-    name = targets.of_device(graph.target)
-    return None if name is None else target_ceilings(name)
+    return own_ceilings(graph)[0]

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from compare import inspect_aligned, selection
-from compare.opening import SHOWN_AT_ONCE, Contents, Found, contents, refusing, target_ceilings
+from compare.opening import SHOWN_AT_ONCE, Contents, Found, contents, refusing
 from compare.printing import echo_json, emit, width
+from compare.reached import target_ceilings
 from compare.report import printable, verdicts
 from compare.selection import UsageError, one_of, some
 

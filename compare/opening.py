@@ -80,12 +80,11 @@ class Found:
     def ceilings_for(self, graph: FusionGraph, target: str | None) -> tuple[Ceilings | None, str]:
         """What the device reached, and whose it is: `target`'s where one is named, else the run's own, else those of
         the GPU that the graph was compiled for; None where none is known."""
-        from compare import targets
+        from compare.reached import own_ceilings, target_ceilings
 
-        if target is None and self.ceilings is not None:
-            return self.ceilings, "this run's device"
-        name = target or targets.of_device(graph.target)
-        return (None, "") if name is None else (target_ceilings(name), name)
+        if target is not None:
+            return target_ceilings(target), target
+        return own_ceilings(graph) if self.ceilings is None else (self.ceilings, "this run's device")
 
 
 @dataclass(frozen=True)
@@ -117,15 +116,6 @@ class Contents:
                 f"{self.path}: holds {len(found)} graphs ({names}), and one is needed: --module NUMBER or NAME{runs}"
             )
         return found[0]
-
-
-def target_ceilings(name: str) -> Ceilings:
-    """Of a target pack. Raises UsageError for an unknown target."""
-    from compare import targets
-    from compare.graph.roofline import Ceilings
-
-    one_of("target", name, targets.names())
-    return Ceilings.from_json(json.loads((targets.FOLDER / name / "ceilings.json").read_text()))
 
 
 def contents(path: Path) -> Contents:

@@ -18,8 +18,8 @@ from compare.crew import Crew
 from compare.graph import store
 from compare.graph.model import FusionGraph
 from compare.graph.roofline import Ceilings
-from compare.opening import target_ceilings
 from compare.progress import Progress
+from compare.reached import target_ceilings
 from compare.record import Record, RunFolderError
 from compare.spec import Case, Implementation
 

@@ -12,8 +12,7 @@ from compare import selection
 from compare.diff import show
 from compare.diff.runs import RecordChange, RunDiff
 from compare.graph.show import render as as_text
-from compare.report import printable
-from compare.report.table import number
+from compare.report import number, printable
 from compare.verdict import Verdict
 
 if TYPE_CHECKING:

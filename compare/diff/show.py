@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from compare.diff.runs import REGRESSIONS, RecordChange, RunDiff
 from compare.graph import formats, show_diff
 from compare.graph.show import columns, plain, titled
-from compare.report import printable
-from compare.report.table import number
+from compare.report import number, printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

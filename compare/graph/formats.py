@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from compare.graph.model import Buffer, FusionGraph, SourceOp
-from compare.report import printable
-from compare.report.table import number
+from compare.report import number, printable
 
 UNKNOWN = "?"
 

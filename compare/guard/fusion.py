@@ -77,7 +77,7 @@ class Fusion:
 def _why(graph: FusionGraph) -> str:
     from compare import targets
     from compare.graph import show_why
-    from compare.opening import target_ceilings
+    from compare.reached import target_ceilings
 
     whose = targets.of_device(graph.target) or targets.DEFAULT
     bandwidth = target_ceilings(whose).bandwidth(1, 1)

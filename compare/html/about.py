@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from compare.html.reading import Run
-from compare.report import printable
-from compare.report.table import number
+from compare.report import number, printable
 from compare.timing import MAIN
 
 Pairs = list[tuple[str, str]]

@@ -12,8 +12,7 @@ from compare.graph.finders.view import SPELLINGS
 from compare.graph.model import Buffer, FusionGraph
 from compare.html.kernels import where
 from compare.html.reading import Member
-from compare.report import verdicts
-from compare.report.table import number
+from compare.report import number, verdicts
 
 
 @dataclass(frozen=True)

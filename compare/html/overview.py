@@ -11,9 +11,9 @@ from urllib.parse import quote
 
 from compare.graph import formats
 from compare.html.reading import BASELINES, CaseOf, Member, Run
-from compare.report import printable, verdicts
+from compare.report import number, printable, verdicts
 from compare.report.matrix import counts, outcome
-from compare.report.table import marks, number
+from compare.report.table import marks
 from compare.spec import DTYPES
 from compare.verdict import DEPENDS
 

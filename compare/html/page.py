@@ -32,9 +32,9 @@ from compare.html import (
 )
 from compare.html.reading import CaseOf, Run
 from compare.record import RunFolderError
-from compare.report import printable
+from compare.report import number, printable
 from compare.report.palette import colours
-from compare.report.table import mega, number, percent
+from compare.report.table import mega, percent
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -1,5 +1,6 @@
 """Records to rows of numbers, and rows to tables. Reads a run's folder alone: no GPU, no framework."""
 
+import math
 import unicodedata
 from functools import lru_cache
 
@@ -17,6 +18,16 @@ def printable(text: str, limit: int = 300) -> str:
     if len(words) <= limit and len(text) <= 4 * limit:
         return words
     return f"{words[:limit]}… ({len(text)} characters)"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Significant digits without an exponent, integers whole."""
+    if value is None:
+        return ""
+    if isinstance(value, int) or not math.isfinite(value) or value == 0:
+        return f"{value:g}" if isinstance(value, float) else str(value)
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:.{decimals}f}"
 
 
 def _shown(character: str) -> bool:

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 from compare.authorship import Lines, lines_of
 from compare.blocks import BLOCKS
-from compare.report import printable
+from compare.report import number, printable
 from compare.report.rows import BASELINE, Row
-from compare.report.table import Columns, escaped, explained, number, table
+from compare.report.table import Columns, escaped, explained, table
 
 LEGEND = (
     "kernel lines: what runs on the GPU (Triton functions, CUDA files). other lines: Python around them, or all there",

@@ -13,9 +13,9 @@ from typing import Any
 
 from compare import selection
 from compare.graph.roofline import Ceilings
-from compare.report import palette, printable
+from compare.report import number, palette, printable
 from compare.report.rows import Row, product_rate
-from compare.report.table import marks, marks_explained, number, title
+from compare.report.table import marks, marks_explained, title
 from compare.selection import UsageError
 
 Spec = dict[str, Any]

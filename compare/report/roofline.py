@@ -11,9 +11,9 @@ from compare.graph.roofline import Place, intensity, place, recoverable_us
 from compare.graph.totals import bytes_moved
 from compare.opening import Found
 from compare.record import Record
-from compare.report import printable
+from compare.report import number, printable
 from compare.report.rows import Row, id_of
-from compare.report.table import Columns, grouped, mega, number, percent
+from compare.report.table import Columns, grouped, mega, percent
 
 LEGEND = (
     "FLOP/B: model FLOPs over the bytes that the kernels move, as declared; counted: over what ncu counted in a call.",

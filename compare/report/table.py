@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from compare.report import printable
+from compare.report import number, printable
 from compare.report.rows import Row
 from compare.spec import DTYPES
 
@@ -182,16 +182,6 @@ def mega(value: float | None) -> str:
 
 def percent(value: float | None) -> str:
     return "" if value is None else f"{value:.0%}"
-
-
-def number(value: float | None, digits: int = 3) -> str:
-    """Significant digits without an exponent, integers whole."""
-    if value is None:
-        return ""
-    if isinstance(value, int) or not math.isfinite(value) or value == 0:
-        return f"{value:g}" if isinstance(value, float) else str(value)
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
-    return f"{value:.{decimals}f}"
 
 
 def _notes(rows: list[Row], markdown: bool) -> list[str]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from compare.report import printable
+from compare.report import number, printable
 from compare.report.rows import Row
-from compare.report.table import Columns, escaped, grouped, mega, number, percent
+from compare.report.table import Columns, escaped, grouped, mega, percent
 
 LEGEND = (
     "least: every used input read once, every output written once. declared: what the compiled kernels read and write.",

@@ -15,7 +15,7 @@ from compare.blocks import BLOCKS
 from compare.cli import cli
 from compare.graph import store
 from compare.inspect_cli import MOST_LISTED, MOST_TREES, in_stage
-from compare.opening import target_ceilings
+from compare.reached import target_ceilings
 from compare.record import Record
 
 CASE = next(c for c in BLOCKS["swiglu_mlp"].cases("quick") if c.direction == "train")

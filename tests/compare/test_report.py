@@ -7,7 +7,7 @@ import pytest
 
 from compare.blocks import BLOCKS
 from compare.record import Record
-from compare.report import printable, rows, table, verdicts
+from compare.report import number, printable, rows, table, verdicts
 
 CASE = next(c for c in BLOCKS["gelu"].cases("quick") if c.direction == "fwd")
 TRAIN = next(c for c in BLOCKS["gelu"].cases("quick") if c.direction == "train")
@@ -105,7 +105,7 @@ def test_markdown_is_a_table() -> None:
     [(None, ""), (3, "3"), (0.0, "0"), (0.01234, "0.0123"), (1.5, "1.50"), (123456.7, "123457"), (math.inf, "inf")],
 )
 def test_numbers_are_rounded_to_what_they_know(value: float | None, text: str) -> None:
-    assert table.number(value) == text
+    assert number(value) == text
 
 
 def test_printable_keeps_one_line_and_says_what_it_cut() -> None:

@@ -11,7 +11,7 @@ from compare.graph.finders.view import View
 from compare.graph.finders.words import series
 from compare.graph.operations import ANCHORS, token
 from compare.graph.roofline import Ceilings, floor_us
-from compare.report import table
+from compare.report import number
 
 _SLOW = 0.1  # of a graph's time
 # Of a graph's time. What attention counts of masked scores is less than its tiles compute, most so where they are few.
@@ -51,7 +51,7 @@ def more_flops(views: Sequence[View], ceilings: Ceilings | None, precision: str 
         again = f" ({formats.flops(excess.again)} of it again)" if excess.again else ""
         text = (
             f"{view.name} computes {formats.flops(excess.flops)} in the products of {place}{again}, "
-            f"{table.number(excess.flops / excess.needed, 2)} times the {formats.flops(excess.needed)} that "
+            f"{number(excess.flops / excess.needed, 2)} times the {formats.flops(excess.needed)} that "
             f"{series([other.name for other in least])} {'gets' if len(least) == 1 else 'get'} by with."
         )
         keys = tuple(other.key for other in (view, *least))

@@ -21,7 +21,8 @@ from compare import PROJECT, cli
 from compare.graph import formats
 from compare.html import case as case_page
 from compare.html import page, reading
-from compare.report.table import number, percent
+from compare.report import number
+from compare.report.table import percent
 
 QUICK = PROJECT / "reports" / "h200-quick"
 CASE = "softmax/gpt2-scores/bf16/train"
