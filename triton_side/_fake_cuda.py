@@ -56,9 +56,15 @@ def active_properties() -> types.SimpleNamespace:
     return _active
 
 
+def active() -> bool:
+    """Whether this process pretends to have a GPU."""
+    return _active is not None
+
+
 @contextlib.contextmanager
-def sdpa_choice(backend: str | None) -> Iterator[None]:
-    """Let scaled_dot_product_attention on the fake GPU pick `backend`, a key of SDPA_BACKENDS. None: see the C++."""
+def sdpa_choice(backend: str | None, *, after: str | None = None) -> Iterator[None]:
+    """Let scaled_dot_product_attention on the fake GPU pick `backend`, a key of SDPA_BACKENDS, and then `after`. None:
+    see the C++."""
     active_properties()
     assert _hooks is not None
     if backend not in SDPA_BACKENDS:
@@ -67,7 +73,7 @@ def sdpa_choice(backend: str | None) -> Iterator[None]:
     try:
         yield
     finally:
-        _hooks.record_sdpa_choice(ctypes.c_int64(SDPA_BACKENDS[None]))
+        _hooks.record_sdpa_choice(ctypes.c_int64(SDPA_BACKENDS[after]))
 
 
 def activate(properties: Mapping[str, Any], cache_folder: str | os.PathLike[str] | None = None) -> None:

@@ -51,6 +51,7 @@ _NAMES = {
         *_CUSTOM_PASSES, "trace.provenance_tracking_level", "force_disable_caches", "use_static_cuda_launcher",
         "max_autotune", "max_autotune_gemm",
     ),
+    "torch._inductor.compile_fx": ("compile_fx",),
     "torch._inductor.debug": ("set_kernel_post_grad_provenance_tracing",),
     "torch._inductor.codegen.cpp": ("set_kernel_post_grad_provenance_tracing",),
     "torch._inductor.graph": (
@@ -117,6 +118,7 @@ from torch._inductor import select_algorithm  # noqa: E402
 from torch._inductor.codegen.common import InplacedBuffer  # noqa: E402
 from torch._inductor.codegen.simd import SIMDScheduling  # noqa: E402
 from torch._inductor.codegen.triton import TritonKernel as TritonCodegen  # noqa: E402
+from torch._inductor.compile_fx import compile_fx  # noqa: E402, F401
 from torch._inductor.fx_passes import joint_graph, pad_mm  # noqa: E402
 from torch._inductor.graph import GraphLowering  # noqa: E402
 from torch._inductor.runtime import triton_helpers  # noqa: E402

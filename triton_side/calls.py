@@ -10,11 +10,11 @@ import contextlib
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
-import torch._inductor.compile_fx
+from torch.utils._pytree import tree_leaves
 
 from triton_side import _fake_cuda, inductor
 from triton_side import _inductor_private as private
@@ -38,7 +38,7 @@ class Factory:
     """Makes the tensors of a call: fake ones on the fake GPU, or real ones on this machine's."""
 
     def __init__(self) -> None:
-        self.mode = private.fake_tensor_mode() if _fake_cuda._active is not None else None
+        self.mode = private.fake_tensor_mode() if _fake_cuda.active() else None
 
     def tensor(self, like: TensorLike) -> torch.Tensor:
         """Real ones are normal deviates, or zeros where the dtype is not floating (an index must be in range)."""
@@ -69,13 +69,12 @@ def compile_call(
         _require_some_grad(function, args, kwargs)
     torch.compiler.reset()
     with contextlib.ExitStack() as stack:
-        captured = stack.enter_context(inductor._recording(measured=factory.mode is None))
-        real = torch._inductor.compile_fx.compile_fx
-        backend = real if factory.mode is None else functools.partial(_compile_and_fake, captured)
+        captured = stack.enter_context(inductor.recording(measured=factory.mode is None))
+        backend = private.compile_fx if factory.mode is None else functools.partial(_compile_and_fake, captured)
         compiled = torch.compile(function, backend=backend, dynamic=False)
         stack.enter_context(torch.set_grad_enabled(train))
         if factory.mode is not None:
-            stack.enter_context(_attention(None))
+            stack.enter_context(_fake_cuda.sdpa_choice("math"))  # while dynamo traces, where shapes alone count
             stack.enter_context(factory.mode)
             stack.enter_context(private.compiling_only(pad=products == "padded"))
             if products == "triton":
@@ -90,21 +89,21 @@ def compile_call(
 
 def _differentiate(outputs: Any) -> None:
     """Backward, which is compiled already, once: a Triton kernel is tuned when it first runs."""
-    leaves = torch.utils._pytree.tree_leaves(outputs)
+    leaves = tree_leaves(outputs)
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
     torch.autograd.backward(tensors, [torch.ones_like(tensor) for tensor in tensors])
 
 
 def _compile_and_fake(captured: Captured, graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
     before = captured.graphs
-    with _attention(_attention_of(graph)):
-        torch._inductor.compile_fx.compile_fx(graph, inputs)
+    with _fake_cuda.sdpa_choice(_attention_of(graph), after="math"):
+        private.compile_fx(graph, inputs)
     made = [new for new in captured.graphs if new.part == "forward" and not any(new is known for known in before)]
 
     def fake(*args: Any) -> Any:
         results = graph.forward(*args)  # what follows a graph break needs their shapes
         for forward in made:
-            captured._saw(forward, args, results)
+            captured.saw(forward, args, results)
         return results
 
     return fake
@@ -125,20 +124,8 @@ def _name(target: Any) -> str:
     return target if isinstance(target, str) else getattr(target, "__name__", "")
 
 
-@contextlib.contextmanager
-def _attention(choice: str | None) -> Iterator[None]:
-    """Let scaled_dot_product_attention take `choice`; while dynamo traces, where shapes alone count, its plain math."""
-    assert _fake_cuda._hooks is not None
-    _fake_cuda._hooks.record_sdpa_choice(_fake_cuda.SDPA_BACKENDS[choice or "math"])
-    try:
-        yield
-    finally:
-        after = None if choice is None else "math"
-        _fake_cuda._hooks.record_sdpa_choice(_fake_cuda.SDPA_BACKENDS[after])
-
-
 def _require_some_grad(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    given = [x for x in torch.utils._pytree.tree_leaves((tuple(args), dict(kwargs))) if isinstance(x, torch.Tensor)]
+    given = [x for x in tree_leaves((tuple(args), dict(kwargs))) if isinstance(x, torch.Tensor)]
     owner = getattr(function, "__self__", function)
     held = list(owner.parameters()) if isinstance(owner, torch.nn.Module) else []
     if any(tensor.requires_grad for tensor in (*given, *held)):

@@ -87,7 +87,7 @@ def compile_inductor(
 
     torch.compiler.reset()  # nothing compiled for a GPU that is not there is ever called again
     compiled = inductor.compile(apply, max_autotune=max_autotune)
-    with inductor._recording(measured=False) as captured, sdpa_choice(sdpa), fake_mode():
+    with inductor.recording(measured=False) as captured, sdpa_choice(sdpa), fake_mode():
         inputs = fake_inputs(input_specs, requires_grad=train)
         with private.compiling_only(), warnings.catch_warnings():
             # torch 2.11 looks at the inputs' alignment before the call that is not made.

@@ -147,7 +147,7 @@ class Captured:
         """Everything as plain data, which needs no torch; provenance as of now."""
         return Program(tuple(graph.compiled() for graph in self.graphs), self.breaks)
 
-    def _saw(self, graph: Graph, taken: Sequence[Any], returned: Sequence[Any]) -> None:
+    def saw(self, graph: Graph, taken: Sequence[Any], returned: Sequence[Any]) -> None:
         """Remember, of the first call of a graph, where its inputs and its first results were."""
         inputs, outputs = graph._emitted.inputs, graph._emitted.outputs
         if graph._holds or len(taken) != len(inputs) or len(returned) > len(outputs):
@@ -226,7 +226,7 @@ def capture() -> Iterator[Captured]:
     Raises:
         RuntimeError: nothing was compiled inside, or Inductor's custom passes are in use.
     """
-    with _recording(measured=True) as captured:
+    with recording(measured=True) as captured:
         yield captured
 
 
@@ -237,7 +237,8 @@ def timing_under(lock: Callable[[], AbstractContextManager[None]]) -> AbstractCo
 
 
 @contextlib.contextmanager
-def _recording(measured: bool) -> Iterator[Captured]:
+def recording(measured: bool) -> Iterator[Captured]:
+    """`capture`; not measured: for a GPU that is not there, on which nothing is timed to choose a kernel."""
     captured = Captured(joint=None, graphs=())
     recorder = _Recorder(captured, measured)
     with private.listening(recorder), preserve_node_meta():
@@ -281,7 +282,7 @@ class _Recorder:
     def called(self, module: Any, taken: Sequence[Any], returned: Sequence[Any]) -> None:
         graph = next(graph for graph in self.captured.graphs if graph._emitted.module is module)
         if len(returned) == len(graph._emitted.outputs):
-            self.captured._saw(graph, taken, returned)
+            self.captured.saw(graph, taken, returned)
 
     def emission(self, emission: private.Emission) -> None:
         self.emissions[emission.handle] = emission

@@ -57,7 +57,7 @@ def compile_call(
     consts = tuple((tuple(c.shape), str(c.dtype)) for c in traced.jaxpr.consts if getattr(c, "ndim", 0))
     with dump.scratch(dump_to) as raw:
         options = dump.options(raw) if raw is not None else {}
-        compiled, _, missed = compiler._compile(lowered, options, target)
+        compiled, _, missed = compiler.compile_lowered(lowered, options, target)
         text = compiled.as_text()
         if raw is not None and dump_to is not None:
             dump.keep(raw, dump_to, parse(text).name, lowered.as_text(debug_info=True))

@@ -154,7 +154,7 @@ def compile(
             compiled, compile_s, source = _compile_here(lowered, options, turn, reuses)
             replay_miss = None
         else:
-            compiled, compile_s, replay_miss = _compile(lowered, options, target)
+            compiled, compile_s, replay_miss = compile_lowered(lowered, options, target)
             source = "nothing" if target.autotune_results is None or replay_miss is not None else "replay"
         hlo_text = compiled.as_text()
         module = parse(hlo_text)
@@ -226,7 +226,7 @@ def _compile_here(
         return *_timed(lowered, options), "device"
 
 
-def _compile(lowered: Any, options: dict[str, Any], target: Target | None) -> tuple[Any, float, str | None]:
+def compile_lowered(lowered: Any, options: dict[str, Any], target: Target | None) -> tuple[Any, float, str | None]:
     """(compiled, seconds, replay miss): a replay is demanded complete, and compiled anyway if it is not."""
     if target is not None:
         options = options | PRODUCTS[target.products]

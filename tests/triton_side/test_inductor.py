@@ -191,7 +191,7 @@ def test_what_was_written_is_read_with_the_stage_and_line_of_every_operation(run
 
 def test_bytes_of_a_product_of_more_than_a_billion_elements():
     rows = 40_000
-    with inductor._recording(measured=False) as captured, private.fake_tensor_mode(), private.compiling_only():
+    with inductor.recording(measured=False) as captured, private.fake_tensor_mode(), private.compiling_only():
         inductor.compile(torch.bmm)(torch.empty(1, rows, 8), torch.empty(1, 8, rows))
     (product,) = captured.kernels
     assert [buffer.bytes for buffer in product.outputs] == [4 * rows * rows]

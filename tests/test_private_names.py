@@ -1,0 +1,73 @@
+"""Names with an underscore: those of jax, torch and triton stay in the files that CONTRIBUTING.md names, and those of
+this project's modules in their module. By syntax, from what is imported: what an object's method is called is not seen.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+OURS = ("compare", "xlafuse", "triton_side")
+THEIRS = ("jax", "jaxlib", "torch", "triton")
+FILES = {str(file.relative_to(ROOT)): file for package in OURS for file in sorted((ROOT / package).rglob("*.py"))}
+MODULES = {name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in FILES}
+
+
+def named(tree: ast.AST) -> Iterator[str]:
+    """What a file takes from modules, by whole names: "torch._C._current_autograd_node"."""
+    bound: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                first = alias.name.partition(".")[0]
+                bound[alias.asname or first] = alias.name if alias.asname else first
+                yield alias.name
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                bound[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+                yield f"{node.module}.{alias.name}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            first, _, rest = ast.unparse(node).partition(".")
+            if first in bound and re.fullmatch(r"[\w.]+", rest):
+                yield f"{bound[first]}.{rest}"
+
+
+def private(word: str) -> bool:
+    return word.startswith("_") and not word.startswith("__")
+
+
+def promised() -> tuple[set[str], set[str]]:
+    """(files that may use private names, names that all may use), as CONTRIBUTING.md has them."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    words = re.findall(r"`([^`]+)`", text[text.index("- Private names of jax") : text.index("- A kernel file reads")])
+    return {word for word in words if word.endswith(".py")}, {word for word in words if not word.endswith(".py")}
+
+
+def test_others_private_names_stay_in_the_files_that_say_so() -> None:
+    files, offered = promised()
+    assert files <= FILES.keys()
+    used: dict[str, set[str]] = {}
+    for file, path in FILES.items():
+        for name in named(ast.parse(path.read_text())):
+            root, *words = name.split(".")
+            if root in THEIRS and any(map(private, words)):
+                used.setdefault(file, set()).add(name)
+    short = {file: {n for n in names if not {n, n.rpartition(".")[2]} & offered} for file, names in used.items()}
+    assert {file: names for file, names in short.items() if names and file not in files} == {}
+    assert offered <= {name for names in used.values() for n in names for name in (n, n.rpartition(".")[2])}
+
+
+def test_own_private_names_stay_in_their_module() -> None:
+    for file, path in FILES.items():
+        for name in named(ast.parse(path.read_text())):
+            root, *words = name.split(".")
+            if root in OURS and any(map(private, words)):
+                # A module may be called so; what is taken of it may not.
+                taken = name
+                while taken and taken not in MODULES:
+                    assert not private(taken.rpartition(".")[2]), (file, name)
+                    taken = taken.rpartition(".")[0]
