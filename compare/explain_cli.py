@@ -246,26 +246,11 @@ def _quiet_jax() -> None:
 
 def _show(explained: Explained, *, why: bool, as_json: bool) -> None:
     if why:
-        _show_why(explained, as_json)
+        from compare.why import show
+
+        show(((graph, None, "") for graph in explained.graphs.values()), as_json=as_json)
     elif as_json:
         echo_json(explained.to_json())
     else:
         for view in explained.views(width()):
             emit(view)
-
-
-def _show_why(explained: Explained, as_json: bool) -> None:
-    from compare import targets
-    from compare.graph import show_why
-    from compare.reached import target_ceilings
-
-    answers = []
-    for graph in explained.graphs.values():
-        whose = targets.of_device(graph.target) or targets.DEFAULT  # what prices a fusion is some GPU's; it is named
-        bandwidth = target_ceilings(whose).bandwidth(1, 1)
-        if as_json:
-            answers.append(show_why.to_json(graph, bandwidth, whose))
-        else:
-            emit(show_why.tree(graph, bandwidth, whose))
-    if as_json:
-        echo_json(answers)

@@ -14,7 +14,6 @@ import click
 from compare import inspect_aligned, selection
 from compare.opening import SHOWN_AT_ONCE, Contents, Found, contents, refusing
 from compare.printing import echo_json, emit, width
-from compare.reached import target_ceilings
 from compare.report import printable, verdicts
 from compare.selection import UsageError, one_of, some
 
@@ -261,7 +260,10 @@ def _answer(pairs: Pairs, question: Question) -> None:
     elif question.stage is not None:
         _show_stage(pairs, question.stage, question)
     elif question.why:
-        _show_why(pairs, question)
+        from compare.why import show
+
+        priced = ((graph, *each.ceilings_for(graph, question.target)) for each, graph in pairs)
+        show(priced, as_json=question.as_json, every=question.every)
     else:
         _show_passes(pairs, question)
 
@@ -328,24 +330,6 @@ def _show_stage(pairs: Pairs, wanted: str, question: Question) -> None:
 def in_stage(stage: str, wanted: str) -> bool:
     """Whether `wanted` is the stage or scopes within it: "norm" holds "norm/scale" and "layer/norm/scale"."""
     return f"/{wanted.strip('/')}/" in f"/{stage}/"
-
-
-def _show_why(pairs: Pairs, question: Question) -> None:
-    from compare import targets
-    from compare.graph import show_why
-
-    answers = []
-    for each, graph in pairs:
-        ceilings, whose = each.ceilings_for(graph, question.target)
-        if ceilings is None:  # some GPU must price the bytes, and the view says which
-            ceilings, whose = target_ceilings(targets.DEFAULT), targets.DEFAULT
-        bandwidth = ceilings.bandwidth(1, 1)
-        if question.as_json:
-            answers.append(show_why.to_json(graph, bandwidth, whose))
-        else:
-            emit(show_why.tree(graph, bandwidth, whose, every=question.every))
-    if question.as_json:
-        echo_json(answers)
 
 
 def _show_passes(pairs: Pairs, question: Question) -> None:

@@ -63,5 +63,5 @@ def test_no_import_runs_upward() -> None:
 
 
 def test_imports_within_functions_are_seen() -> None:
-    assert "compare.graph.show_why" in imports()["compare.inspect_cli"]
+    assert "xlafuse.pass_story" in imports()["compare.inspect_cli"]
     assert "compare.graph.model" not in imports()["xlafuse"]  # for types alone

@@ -75,10 +75,7 @@ class Fusion:
 
 
 def _why(graph: FusionGraph) -> str:
-    from compare import targets
     from compare.graph import show_why
-    from compare.reached import target_ceilings
+    from compare.why import price
 
-    whose = targets.of_device(graph.target) or targets.DEFAULT
-    bandwidth = target_ceilings(whose).bandwidth(1, 1)
-    return "why it has not fewer kernels\n" + show.render(show_why.tree(graph, bandwidth, whose), WIDTH)
+    return "why it has not fewer kernels\n" + show.render(show_why.tree(graph, *price(graph)), WIDTH)

@@ -9,8 +9,12 @@ from pathlib import Path
 import pytest
 
 import xlafuse
+from compare import targets
 from compare.explained import Explained, ceilings
 from compare.graph.model import Access, Buffer, FusionGraph, Kernel, SourceOp
+from compare.graph.roofline import Ceilings
+from compare.reached import target_ceilings
+from compare.why import price
 
 
 def graph(name: str, *kernels: str) -> FusionGraph:
@@ -44,6 +48,15 @@ def test_the_graphs_own_target_prices_it():
     on_h200 = replace(graph("f", "tanh"), target="NVIDIA H200")
     assert ceilings(on_h200) is not None
     assert ceilings(replace(on_h200, target="NVIDIA X1")) is None
+
+
+def test_missed_fusions_are_priced_by_what_is_known_best():
+    unknown = graph("f", "tanh")
+    slow = Ceilings({0.5: 1e9}, {})
+    h200 = target_ceilings("h200").bandwidth(1, 1)
+    assert price(unknown, slow, "this run's device") == (1e9, "this run's device")
+    assert price(replace(unknown, target="NVIDIA H200")) == (h200, "h200")
+    assert price(unknown) == (h200, targets.DEFAULT)
 
 
 def test_two_are_put_together():
