@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from compare.report import number, printable
 from compare.report.rows import Row
@@ -185,10 +185,15 @@ def percent(value: float | None) -> str:
 
 
 def _notes(rows: list[Row], markdown: bool) -> list[str]:
+    said = [(row, (row["detail"] and f"{row['status']}: {row['detail']}", row["modes_unavailable"])) for row in rows]
+    return noted(((row, what) for row, notes in said for what in notes), markdown)
+
+
+def noted(said: Iterable[tuple[Row, str | None]], markdown: bool) -> list[str]:
+    """Lines below a table: of which implementation, and what is said of it; nothing where that is empty."""
     lines = []
-    for row in rows:
-        notes = [f"{row['status']}: {row['detail']}"] if row["detail"] else []
-        for what in notes + [row["modes_unavailable"]] * bool(row["modes_unavailable"]):
+    for row, what in said:
+        if what:
             note = printable(f"{row['implementation']}: {what}")
             lines.append(f"- {escaped(note)}" if markdown else f"  {note}")
     return ["", *lines] if markdown and lines else lines

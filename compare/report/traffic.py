@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from compare.report import number, printable
 from compare.report.rows import Row
-from compare.report.table import Columns, escaped, grouped, mega, percent
+from compare.report.table import Columns, grouped, mega, noted, percent
 
 LEGEND = (
     "least: every used input read once, every output written once. declared: what the compiled kernels read and write.",
@@ -35,9 +35,4 @@ def _ratio(one: int | None, other: int | None) -> float | None:
 
 def _notes(rows: list[Row], markdown: bool) -> list[str]:
     """Why an implementation has none."""
-    lines = []
-    for row in rows:
-        if row["traffic_unavailable"]:
-            note = printable(f"{row['implementation']}: {row['traffic_unavailable']}")
-            lines.append(f"- {escaped(note)}" if markdown else f"  {note}")
-    return ["", *lines] if markdown and lines else lines
+    return noted(((row, row["traffic_unavailable"]) for row in rows), markdown)

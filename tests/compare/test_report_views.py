@@ -83,6 +83,8 @@ def test_traffic_that_could_not_be_measured_says_why() -> None:
     found = row(traffic={"alone": counted(1, 1), "call": {"unavailable": "the torch worker died"}})
     assert (found["dram_bytes"], found["dram_bytes_call"]) == (2, None)
     assert found["traffic_unavailable"] == "the torch worker died"
+    assert "\n  triton: the torch worker died" in traffic.render([found])
+    assert "\n\n- triton: the torch worker died" in traffic.render([found], markdown=True)
     nobody = row()
     assert nobody["dram_bytes"] is nobody["l2_bytes"] is nobody["traffic_unavailable"] is nobody["bound"] is None
 
