@@ -61,7 +61,7 @@ def _execute(
     if choices:
         run_device.take_choices(folder, choices)
     plan = plan if target else with_whole_cases(plan, done)
-    wanted = {record.record_id(case, i.name) for case, implementations in plan.work for i in implementations}
+    wanted = plan.record_ids
     if wanted <= done.keys() and not (traffic and run_traffic.missing(plan, folder)):
         print(f"{folder} already has every record of this selection", file=sys.stderr)
         return 0

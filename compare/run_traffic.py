@@ -49,7 +49,7 @@ def refuse(plan: Plan, target: str | None) -> None:
 
 def missing(plan: Plan, folder: Path) -> list[Record]:
     """Records of the plan that were timed, and whose traffic was not measured, or not in both ways."""
-    wanted = {record.record_id(case, i.name) for case, implementations in plan.work for i in implementations}
+    wanted = plan.record_ids
     found = record.read_records(folder)[0] if (folder / "records.jsonl").exists() else []
     return [r for r in found if r.id in wanted and r.status == "ok" and not all(_settled(r, w) for w in WAYS)]
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from compare import targets, timing, whole
 from compare.blocks import BLOCKS
-from compare.record import read_run
+from compare.record import read_run, record_id
 from compare.spec import DTYPE_BY_ANY_NAME, DTYPES, PARTS, Block, Case, Implementation
 from compare.timing import Timing
 
@@ -61,6 +61,11 @@ class Plan:
         work = [{"case": case.to_json(), "implementations": [i.name for i in found]} for case, found in self.work]
         plan = {"suite": self.suite, "work": work, "timing": self.timing.to_json()}
         return plan if self.share is None else plan | {"share": asdict(self.share)}
+
+    @property
+    def record_ids(self) -> set[str]:
+        """Of the records that it makes."""
+        return {record_id(case, i.name) for case, implementations in self.work for i in implementations}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:

@@ -144,6 +144,11 @@ def test_every_process_takes_as_many_rounds(restarts: int, processes: list[int])
     assert [timing.process_of(number) for number in range(timing.rounds)] == processes
 
 
+def test_a_plan_knows_the_ids_of_its_records() -> None:
+    plan = resolve(["gelu"], suite="check", implementations=["xla", "triton"])
+    assert plan.record_ids == {f"{case}/{name}" for case in ids(plan) for name in ("xla", "triton")}
+
+
 def test_a_resumed_run_is_timed_as_it_was() -> None:
     plan = selection.resolve_timing(resolve(["gelu"], suite="quick"), ["warm"], 3, timed=True)
     run = {"suite": "quick", "plan": plan.to_json()}
