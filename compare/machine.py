@@ -14,8 +14,8 @@ from compare import PROJECT
 from xlafuse.environment import gpu_present
 
 __all__ = [
-    "distribution", "gpu_present", "host", "interpreter_problem", "lacks", "missing", "scratch_root", "usable_cores",
-    "versions", "xlafuse_version",
+    "distribution", "gpu_present", "host", "installed", "interpreter_problem", "lacks", "missing", "scratch_root",
+    "usable_cores", "versions", "xlafuse_version",
 ]
 
 
@@ -41,6 +41,11 @@ def versions(packages: Iterable[str]) -> dict[str, str | None]:
         except PackageNotFoundError:
             found[package] = None
     return found
+
+
+def installed(*packages: str) -> dict[str, str]:
+    """`versions` of those that are there."""
+    return {package: found for package, found in versions(packages).items() if found}
 
 
 def missing(requirements: Iterable[str]) -> str | None:

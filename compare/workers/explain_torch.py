@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from compare.machine import installed
 from compare.workers import explaining
 
 # 'torch.ops.aten._scaled_dot_product_flash_attention.default'
@@ -51,7 +52,7 @@ class TorchExplainer:
             captured = calls.compile_call(
                 function, args, kwargs, self._factory, train=self._train, products=call["products"]
             )
-        graph = from_inductor(captured, target=self._target, versions=explaining.versions("torch", "triton"))
+        graph = from_inductor(captured, target=self._target, versions=installed("torch", "triton"))
         broken = [
             f"{call['name']}: the graph breaks at {reason.line or 'an unknown line'}: {reason.text.splitlines()[0]}"
             for reason in graph.reasons if reason.origin == "dynamo" and reason.text

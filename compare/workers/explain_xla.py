@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from compare.machine import installed
 from compare.workers import explaining
 
 _SMALL = 4096  # bytes; smaller constants are tables and scalars, not weights
@@ -39,7 +40,7 @@ class XlaExplainer:
         # HLO names source files as the interpreter does; those of installed packages, relative to their folder.
         jax.config.update("jax_hlo_source_file_canonicalization_regex", r"^.*/site-packages/")
         self._grad = request["grad"]
-        self._versions = explaining.versions("jax", "jaxlib")
+        self._versions = installed("jax", "jaxlib")
         self._xla_target = None
         if target is None:
             self._target = jax.devices()[0].device_kind

@@ -13,7 +13,6 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -63,16 +62,6 @@ def fail(folder: Path, problem: BaseException) -> int:
     traceback.print_exc()
     _write(folder, {"error": {"name": None, **_error(problem)}})
     return 1
-
-
-def versions(*packages: str) -> dict[str, str]:
-    found = {}
-    for package in packages:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def _seen_from(folder: str, graph: FusionGraph) -> FusionGraph:

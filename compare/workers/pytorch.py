@@ -152,7 +152,7 @@ class TorchSide:
         with inductor.timing_under(turns.turn), inductor.capture() as captured:
             program.compile_s = self._first_call(program, inputs, cotangents) - turns.waited
         captured.write(dumps)
-        graph = from_inductor(captured, versions=_versions())
+        graph = from_inductor(captured, versions=machine.installed("torch", "triton"))
         program.graph = _finished(graph, case, implementation)
         program.intercepts_allocations = False
         return program
@@ -174,8 +174,9 @@ class TorchSide:
         program.compile_s = time.perf_counter() - started
         dispatch.write_launches(recorded, dumps)
         graph = from_launches(
-            recorded, name=implementation.name, compiler=implementation.compiler, versions=_versions()
-        )
+            recorded, name=implementation.name, compiler=implementation.compiler,
+            versions=machine.installed("torch", "triton"),
+        )  # fmt: skip
         program.graph = _finished(graph, case, implementation)
         return program
 
@@ -203,7 +204,8 @@ class TorchSide:
             kernels = {part: [] for part in recorded.parts}
             for part, sample in zip(parts, clock.collect(), strict=True):
                 kernels[part].append(sample.records or ())
-        graph = from_eager(recorded, name=implementation.name, kernels=kernels, versions=_versions())
+        versions = machine.installed("torch", "triton")
+        graph = from_eager(recorded, name=implementation.name, kernels=kernels, versions=versions)
         return _finished(graph, case, implementation)
 
     def _parts(self, program: Program, inputs: Arrays, cotangents: Arrays) -> list[tuple[str, Callable[[], None]]]:
@@ -413,10 +415,6 @@ class NanEmpty(TorchDispatchMode):
         if function in self._EMPTY and result.is_floating_point():
             result.fill_(float("nan"))
         return result
-
-
-def _versions() -> dict[str, str]:
-    return {name: found for name, found in machine.versions(("torch", "triton")).items() if found}
 
 
 def _copy(function: Any) -> Any:

@@ -58,7 +58,7 @@ def compile_for_target(case: dict[str, Any], implementation: str, dumps: str) ->
     torch.set_float32_matmul_precision("high" if spec.precision == "tf32" else "highest")
     inputs = {t.name: (t.shape(spec.sizes), getattr(torch, t.dtype_in(spec))) for t in block.inputs}
     train = spec.differentiates
-    about: dict[str, Any] = {"target": os.environ["XLAFUSE_TARGET"], "versions": _versions()}
+    about: dict[str, Any] = {"target": os.environ["XLAFUSE_TARGET"], "versions": machine.installed("torch", "triton")}
     started = time.perf_counter()
     if row.compiler.startswith("inductor"):
         captured = deviceless.compile_inductor(
@@ -98,7 +98,3 @@ def plan_launches(
     for launch, kernel in zip(launches, kernels, strict=True):
         launch["declared"] = {"flops": kernel.flops, "operations": [asdict(op) for op in kernel.source_ops]}
     return plan
-
-
-def _versions() -> dict[str, str]:
-    return {name: found for name, found in machine.versions(("torch", "triton")).items() if found}

@@ -346,7 +346,7 @@ def _allocations(half: compiler.Compilation) -> list[int]:
 
 
 def _graph(halves: dict[str, compiler.Compilation], dumps: Path, *, name: str, target: str) -> FusionGraph:
-    versions = {name: found for name, found in machine.versions(("jax", "jaxlib")).items() if found}
+    versions = machine.installed("jax", "jaxlib")
     if "backward" in halves:
         forward = halves["forward"]
         outputs = len(jax.tree.leaves(forward.output_structs[0]))

@@ -9,6 +9,12 @@ import pytest
 from compare import machine
 
 
+def test_only_what_is_installed_has_a_version() -> None:
+    assert machine.installed("no-such-package") == {}
+    found = machine.installed("pytest", "no-such-package")
+    assert found == {"pytest": pytest.__version__}
+
+
 def test_variables_that_compilers_read_are_recorded_without_folders(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         monkeypatch.delenv(name)
