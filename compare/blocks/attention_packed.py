@@ -64,6 +64,14 @@ def flex_unsupported(case: Case) -> str | None:
     return f"FlexAttention's decoding kernel takes no {tokens} queries of {group} heads that share keys: over 128"
 
 
+def jax_cudnn_unsupported(case: Case) -> str | None:
+    """The mask goes in as a bias, under which jax 0.10.2 and 0.11.2 refuse an odd sequence in training."""
+    tokens = case.sizes["tokens"]
+    if case.direction == "train" and tokens % 2:
+        return f"jax's cuDNN attention trains under a mask on even numbers of tokens only, not {tokens}"
+    return half_precision_only("cuDNN attention")(case)
+
+
 LIBRARY = "triton_side.library.attention_packed"
 Q_AXES = ("tokens", "heads", "head_dim")
 KV_AXES = ("tokens", "kv_heads", "head_dim")
@@ -94,6 +102,12 @@ BLOCK = Block(
     ),
     implementations=(
         *compilers("attention_packed"),
+        Implementation(
+            "xla-cudnn", "xlafuse.blocks.attention_packed:apply_cudnn", "xla",
+            'jax.nn.dot_product_attention(mask=..., implementation="cudnn") of all tokens as one sequence',
+            needs_gpu="cuDNN's attention needs a GPU with cuDNN to build its plan",
+            unsupported=jax_cudnn_unsupported,
+        ),
         Implementation(
             "varlen", f"{LIBRARY}:apply_varlen", "eager", "torch.nn.attention.varlen, FlashAttention-2",
             needs_gpu="the CUDA FlashAttention kernels need a GPU",

@@ -93,6 +93,12 @@ BLOCK = Block(
     implementations=(
         *compilers("decode_attention_paged", train=False),
         Implementation(
+            "xla-cudnn", "xlafuse.blocks.decode_attention_paged:apply_cudnn", "xla",
+            'pages gathered, then jax.nn.dot_product_attention(key_value_seq_lengths=..., implementation="cudnn")',
+            needs_gpu=NEEDS_CUDNN,
+            unsupported=cudnn_unsupported,
+        ),
+        Implementation(
             "sdpa-cudnn", "triton_side.library.decode_attention_paged:apply_cudnn", "eager",
             "pages gathered, then F.scaled_dot_product_attention with a mask, cuDNN",
             needs_gpu=NEEDS_CUDNN,

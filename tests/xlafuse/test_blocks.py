@@ -1,5 +1,6 @@
 """Blocks against float64 formulas written here, and training halves against finite differences of those."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from xlafuse import compiler, directions
+from xlafuse import _jax_private, compiler, directions
 from xlafuse.blocks import (
     attention,
     attention_bias,
@@ -358,6 +359,75 @@ def test_train_halves_give_outputs_and_gradients(name: str, dtype: str, recomput
     expected = _gradients(formula, _float64(inputs), _float64(cotangents))
     # Backward meets every rounding of forward again, and one for the product with each saved value.
     _assert_close(gradients, expected, 3 * roundings + 2, dtype)
+
+
+# Blocks whose cuDNN row does more than call jax.nn.dot_product_attention: the same by its other implementation.
+_AROUND_CUDNN = {
+    "attention_packed": attention_packed.apply_cudnn, "decode_attention_paged": decode_attention_paged.apply_cudnn,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _AROUND_CUDNN)
+def test_what_is_around_cudnn_gives_outputs_and_gradients(name: str) -> None:
+    _, attributes, shapes, formula, roundings = BLOCKS[name]
+    inputs = _inputs(shapes, "float32")
+    forward, backward = directions.train_halves(_AROUND_CUDNN[name], attributes | {"implementation": "xla"})
+    outputs, residuals = forward(inputs)
+    _assert_close(outputs, formula(_float64(inputs)), roundings, "float32")
+    gradients = backward(residuals, outputs)
+    expected = _gradients(formula, _float64(inputs), _float64(outputs))
+    _assert_close(gradients, expected, 3 * roundings + 2, "float32")
+
+
+def _structs(shapes: Shapes, dtype: str) -> dict[str, jax.ShapeDtypeStruct]:
+    return {
+        name: jax.ShapeDtypeStruct(shape, "int32" if name in _INTEGERS else dtype) for name, shape in shapes.items()
+    }
+
+
+@pytest.fixture
+def cudnn_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """jax asks for cuDNN's version and the GPU's before it checks what it is given."""
+    monkeypatch.setattr(_jax_private.cudnn, "check_cudnn_version", lambda: 91900)
+    monkeypatch.setattr(_jax_private.cudnn, "check_compute_capability", lambda capability: True)
+
+
+def _calls_of_cudnn(function: Callable[..., Any], *given: Any) -> list[tuple[str, str]]:
+    """(what is called, the types of what it is given) in the program for a GPU."""
+    text = jax.jit(function).trace(*given).lower(lowering_platforms=("cuda",)).as_text()
+    return re.findall(r"custom_call @__cudnn\$(\w+)\(.*: \((tensor<.*)\) ->", text)
+
+
+@pytest.mark.usefixtures("cudnn_at_hand")
+def test_cudnn_is_given_packed_sequences_as_one_and_their_mask_as_a_bias() -> None:
+    def half(tokens: int, dtype: str = "bfloat16") -> dict[str, jax.ShapeDtypeStruct]:
+        shapes: Shapes = {"q": (tokens, 4, 16), "k": (tokens, 2, 16), "v": (tokens, 2, 16), "cu_seqlens": (4,)}
+        return _structs(shapes, dtype)
+
+    def step(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        outputs, residuals = forward(inputs)
+        return backward(residuals, outputs)
+
+    forward, backward = directions.train_halves(attention_packed.apply_cudnn, {"longest": 4})
+    ((called, given), (called_back, _)) = _calls_of_cudnn(step, half(6))
+    assert (called, called_back) == ("fmhaScaleBiasSoftmax", "fmhaScaleBiasSoftmaxBackward")
+    assert given == "tensor<1x6x4x16xbf16>, tensor<1x6x2x16xbf16>, tensor<1x6x2x16xbf16>, tensor<1x1x6x6xbf16>"
+    # What its row's `unsupported` says of jax.
+    inference = directions.forward(attention_packed.apply_cudnn, {"longest": 4})
+    assert _calls_of_cudnn(inference, half(7))
+    with pytest.raises(NotImplementedError, match="Unsupported sequence length Q 7"):
+        _calls_of_cudnn(step, half(7))
+    with pytest.raises(ValueError, match="Unsupported dtype"):
+        _calls_of_cudnn(inference, half(6, "float32"))
+
+
+@pytest.mark.usefixtures("cudnn_at_hand")
+def test_cudnn_is_given_gathered_pages_and_lengths() -> None:
+    pages = (9, 5, 2, 16)
+    given = {"q": (3, 4, 16), "k_pages": pages, "v_pages": pages, "page_table": (3, 3), "lengths": (3,)}
+    ((called, types),) = _calls_of_cudnn(decode_attention_paged.apply_cudnn, _structs(given, "bfloat16"))
+    kv = "tensor<3x15x2x16xbf16>"
+    assert (called, types) == ("fmhaSoftmax", f"tensor<3x1x4x16xbf16>, {kv}, {kv}, tensor<3xi32>, tensor<3xi32>")
 
 
 def test_attention_never_looks_ahead() -> None:

@@ -1,11 +1,18 @@
 """Causal attention of packed sequences: out = softmax(masked(q k^T / sqrt(head_dim))) v over all tokens."""
 
 import math
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from xlafuse.blocks import softmax
+
+
+def of_one_sequence(cu_seqlens: jax.Array, tokens: int) -> jax.Array:
+    """[tokens, tokens]: whether both belong to the same sequence."""
+    sequence = jnp.sum(cu_seqlens[1:] <= jnp.arange(tokens)[:, None], axis=1)
+    return sequence[:, None] == sequence
 
 
 def apply(inputs: dict[str, jax.Array], longest: int) -> dict[str, jax.Array]:
@@ -23,11 +30,28 @@ def apply(inputs: dict[str, jax.Array], longest: int) -> dict[str, jax.Array]:
         scores = jnp.einsum("qhd,khd->hqk", q, k).astype(jnp.float32) / math.sqrt(head_dim)
     with jax.named_scope("mask"):
         position = jnp.arange(tokens)
-        sequence = jnp.sum(cu_seqlens[1:] <= position[:, None], axis=1)
-        seen = (sequence[:, None] == sequence) & (position[:, None] >= position)
+        seen = of_one_sequence(cu_seqlens, tokens) & (position[:, None] >= position)
         scores = jnp.where(seen, scores, -jnp.inf)
     with jax.named_scope("softmax"):
         weights = softmax.stages(scores).astype(q.dtype)
     with jax.named_scope("values"):
         v = jnp.repeat(v, group, axis=1) if group > 1 else v
         return {"out": jnp.einsum("hqk,khd->qhd", weights, v)}
+
+
+def apply_cudnn(
+    inputs: dict[str, jax.Array], longest: int, implementation: Literal["cudnn", "xla"] = "cudnn"
+) -> dict[str, jax.Array]:
+    """The same block through cuDNN's fused attention, of all tokens as one sequence; needs a GPU (or a target) with
+    cuDNN, and bfloat16 or float16.
+
+    `jax.nn.dot_product_attention` takes no cu_seqlens (jax 0.11.2), but a mask, which becomes a bias in memory: 0, or
+    -2^41 (float16: -2^15), under which a weight is exactly zero. No token is without a key: it sees itself. cuDNN goes
+    over the whole causal half, other sequences' keys too. `implementation` is that function's.
+    """
+    q, k, v = (inputs[name][None] for name in "qkv")
+    with jax.named_scope("mask"):
+        mask = of_one_sequence(inputs["cu_seqlens"], q.shape[1])[None, None]
+    with jax.named_scope("attention"):
+        out = jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation=implementation)
+    return {"out": out[0]}

@@ -1,24 +1,40 @@
 """Attention of one new token a sequence to a cache in pages: key i of sequence b is
 k_pages[page_table[b, i // page_size], i % page_size]."""
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 
 from xlafuse.blocks import decode_attention
 
 
+def gathered(pages: jax.Array, table: jax.Array) -> jax.Array:
+    """[batch, capacity, kv_heads, head_dim]. Pages out of range, clipped here, are not part of the contract."""
+    return jnp.take(pages, table, axis=0, mode="clip").reshape(len(table), -1, *pages.shape[2:])
+
+
 def apply(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """`q` [batch, heads, head_dim], `k_pages`, `v_pages` [pages, page_size, kv_heads, head_dim], `page_table`
     [batch, pages_per_sequence], `lengths` [batch] -> `out` as q; the pages' elements past a length must be finite.
-
-    Pages out of range, clipped here, are not part of the contract.
     """
-    q, table = inputs["q"], inputs["page_table"]
-
-    def gathered(pages: jax.Array) -> jax.Array:
-        """[batch, kv_heads, capacity, head_dim]."""
-        return jnp.take(pages, table, axis=0, mode="clip").reshape(len(q), -1, *pages.shape[2:]).swapaxes(1, 2)
-
     with jax.named_scope("gather"):
-        k, v = gathered(inputs["k_pages"]), gathered(inputs["v_pages"])
-    return {"out": decode_attention.stages(q, k, v, inputs["lengths"])}
+        k, v = (gathered(inputs[name], inputs["page_table"]).swapaxes(1, 2) for name in ("k_pages", "v_pages"))
+    return {"out": decode_attention.stages(inputs["q"], k, v, inputs["lengths"])}
+
+
+def apply_cudnn(
+    inputs: dict[str, jax.Array], implementation: Literal["cudnn", "xla"] = "cudnn"
+) -> dict[str, jax.Array]:
+    """The same block through cuDNN's fused attention, pages gathered first: `jax.nn.dot_product_attention` takes no
+    page table (jax 0.11.2), and gathered pages as they are. Needs a GPU (or a target) with cuDNN, and bfloat16 or
+    float16. `implementation` is that function's.
+    """
+    q, lengths = inputs["q"], inputs["lengths"]
+    with jax.named_scope("gather"):
+        k, v = (gathered(inputs[name], inputs["page_table"]) for name in ("k_pages", "v_pages"))
+    with jax.named_scope("attention"):
+        out = jax.nn.dot_product_attention(
+            q[:, None], k, v, key_value_seq_lengths=lengths, implementation=implementation
+        )[:, 0]
+        return {"out": jnp.where(lengths[:, None, None] > 0, out, 0)}

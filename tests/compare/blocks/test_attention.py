@@ -1,7 +1,10 @@
-"""What attention's fused backends refuse is said before anything is started."""
+"""What attention's fused backends refuse is said before anything is started; and they stand where attention occurs."""
+
+from pathlib import Path
 
 import pytest
 
+import xlafuse
 from compare.blocks import BLOCKS, attention
 from compare.spec import Case
 
@@ -32,3 +35,12 @@ def test_attention_says_what_it_refuses(
     case = Case("attention", "any", sizes, dtype, direction)
     said = ATTENTION.implementation(implementation).unsupported(case)
     assert said is None if reason is None else said and reason in said
+
+
+def test_cudnn_stands_wherever_a_plain_block_attends() -> None:
+    """A block attends whose plain program in JAX speaks of attention, its own or that of a block it is made of."""
+    programs = {name: (Path(xlafuse.__file__).parent / f"blocks/{name}.py").read_text() for name in BLOCKS}
+    attending = {name for name, program in programs.items() if "attention" in program}
+    assert {"attention_packed", "decode_attention_paged", "gpt2_block", "lm_step"} <= attending
+    rows = {name: {i.name for i in block.implementations} for name, block in BLOCKS.items()}
+    assert attending == {name for name, found in rows.items() if "xla-cudnn" in found}
