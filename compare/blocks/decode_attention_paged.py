@@ -50,6 +50,18 @@ def cudnn_unsupported(case: Case) -> str | None:
     return half_precision_only("cuDNN attention")(case)
 
 
+def flex_unsupported(case: Case) -> str | None:
+    """A page is a tile of FlexAttention's kernel for decoding, whose products take a power of two of keys, 16 at least:
+    of 8 and of 13 Triton refused its source. Heads that share keys go to another kernel where they are no power of two,
+    and that refused pages of 16 (torch 2.13.0, test_deviceless.py)."""
+    page_size, group = case.sizes["page_size"], case.sizes["heads"] // case.sizes["kv_heads"]
+    if page_size < 16 or page_size & (page_size - 1):
+        return f"FlexAttention takes pages of 16 keys or a larger power of two, not {page_size}"
+    if group & (group - 1):
+        return f"FlexAttention's decoding kernel takes a power of two of heads that share keys, not {group}"
+    return None
+
+
 def sizes(
     batch: int, heads: int, kv_heads: int, page_size: int, pages_per_sequence: int, head_dim: int, shortest: int
 ) -> Sizes:
@@ -88,6 +100,8 @@ BLOCK = Block(
         Shape("gpt2-fp32", sizes(8, 12, 12, 16, 64, 64, 1024), ("float32",)),
         # The sequences have 0, 32 and 65 keys.
         Shape("odd", sizes(3, 6, 2, 5, 13, 16, 0), ("float32", "float16", "bfloat16"), ("check",)),
+        # Pages that FlexAttention takes; the sequences have 0, 40 and 80 keys.
+        Shape("pages-of-16", sizes(3, 4, 2, 16, 5, 16, 0), ("float32", "float16", "bfloat16"), ("check",)),
         Shape("tiny-one-key", sizes(2, 3, 3, 1, 1, 16, 1), ("float32", "float16"), ("check",)),
     ),
     implementations=(
@@ -103,6 +117,12 @@ BLOCK = Block(
             "pages gathered, then F.scaled_dot_product_attention with a mask, cuDNN",
             needs_gpu=NEEDS_CUDNN,
             unsupported=cudnn_unsupported,
+        ),
+        Implementation(
+            "flex", "triton_side.library.decode_attention_paged:apply_flex", "flex",
+            "FlexAttention, its block mask's lists of blocks the page table, compiled",
+            needs_gpu="FlexAttention picks its kernel and runs on a GPU",
+            unsupported=flex_unsupported,
         ),
         triton("decode_attention_paged"),
     ),

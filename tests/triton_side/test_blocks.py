@@ -18,6 +18,7 @@ from triton_side.library import attention as library_attention
 from triton_side.library import attention_bias as library_bias
 from triton_side.library import attention_packed as library_packed
 from triton_side.library import decode_attention as library_decode
+from triton_side.library import decode_attention_paged as library_paged
 from triton_side.stages import of_node
 
 EPS = 1e-5
@@ -538,6 +539,27 @@ def test_flex_decodes_on_a_cpu() -> None:
     inputs = detached(make_inputs("decode_attention", (3, 6, 2, 300, 16), torch.float32))
     inputs["lengths"][1] = 0
     check("decode_attention", library_decode.apply_flex, inputs, gradients=False)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_of_pages_attends_by_its_mask() -> None:
+    """As the formula that FlexAttention is when it is not compiled: on a CPU its kernel takes no lists of pages."""
+    inputs = detached(make_inputs("decode_attention_paged", (3, 6, 2, 5, 8, 16), torch.float32))
+    inputs["lengths"][1] = 0
+    with torch.compiler.set_stance("force_eager"):
+        check("decode_attention_paged", library_paged.apply_flex, inputs, gradients=False)
+
+
+def test_flex_of_pages_lists_those_that_a_sequence_sees_and_sees_only_its_own_keys() -> None:
+    table, lengths = torch.tensor([[5, 0, 3], [1, 6, 2]], dtype=torch.int32), torch.tensor([9, 4])
+    mask = library_paged.block_mask(table, lengths, pages=7, page_size=4)
+    keys = torch.arange(7 * 4)
+    none = torch.tensor(0)
+    for sequence, listed, seen in ((0, [5, 0, 3], [20, 21, 22, 23, 0, 1, 2, 3, 12]), (1, [1], [4, 5, 6, 7])):
+        count = mask.kv_num_blocks[sequence, 0, 0]
+        assert mask.kv_indices[sequence, 0, 0, :count].tolist() == listed
+        visible = mask.mask_mod(torch.tensor(sequence), none, none, keys)
+        assert set(keys[visible].tolist()) == set(seen)
 
 
 @pytest.mark.parametrize("block", ["decode_attention", "decode_attention_paged"])

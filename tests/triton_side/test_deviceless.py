@@ -255,6 +255,39 @@ def test_flex_attention_refuses_what_its_row_says_and_no_more(cache):
     assert [row for row in found if row[2] != row[3]] == []
 
 
+FLEX_IN_PAGES = """
+deviceless.activate(properties)
+import torch
+from compare.blocks import decode_attention_paged
+from compare.spec import Case
+from triton_side import _inductor_private as private
+from triton_side.library import decode_attention_paged as library
+
+def refused(case):
+    specs = {t.name: (t.shape(case.sizes), t.dtype_in(case)) for t in decode_attention_paged.BLOCK.inputs}
+    torch.compiler.reset()
+    try:
+        with deviceless.fake_mode(), private.compiling_only():
+            library.apply_flex(deviceless.fake_inputs(specs, False))
+    except torch._inductor.exc.InductorError:
+        return True
+    return False
+
+found = []
+for heads, page_size in [(4, 16), (4, 32), (32, 16), (4, 8), (4, 13), (4, 24), (6, 16)]:
+    sizes = decode_attention_paged.sizes(3, heads, 2, page_size, 5, 64, 1)
+    case = Case("decode_attention_paged", "any", sizes, "bfloat16", "fwd")
+    found.append([heads, page_size, decode_attention_paged.flex_unsupported(case) is not None, refused(case)])
+print(json.dumps(found))
+"""
+
+
+def test_flex_attention_refuses_pages_as_its_row_says_and_no_others(cache):
+    found = answer(FLEX_IN_PAGES, cache)
+    assert {said for _, _, said, _ in found} == {True, False}
+    assert [row for row in found if row[2] != row[3]] == []
+
+
 def test_handwritten_triton_kernels_forward_and_backward(cache):
     launches = answer(
         """

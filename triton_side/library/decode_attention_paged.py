@@ -1,16 +1,59 @@
-"""Attention of one new token a sequence to a cache in pages: gathered first, as scaled_dot_product_attention takes no
-page table."""
+"""Attention of one new token a sequence to a cache in pages: gathered first for scaled_dot_product_attention, which
+takes no page table; where they lie for FlexAttention, whose block mask names the blocks of keys that a sequence sees.
+
+q and out [batch, heads, head_dim], k_pages, v_pages [pages, page_size, kv_heads, head_dim], page_table
+[batch, pages_per_sequence], lengths [batch]; zeros where a length is 0.
+"""
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from triton_side.blocks.decode_attention_paged import gathered
 from triton_side.library.decode_attention import attend_cudnn
 
+QUERIES = 128  # that the mask passes over together: a multiple of the tile that heads sharing keys make of one query
+
 
 def apply_cudnn(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """q [batch, heads, head_dim], k_pages, v_pages [pages, page_size, kv_heads, head_dim], page_table
-    [batch, pages_per_sequence], lengths [batch] -> out as q; zeros where a length is 0."""
+    """Pages gathered, then SDPA held to its cuDNN backend."""
     k, v = (gathered(inputs[name], inputs["page_table"]) for name in ("k_pages", "v_pages"))
     return {"out": attend_cudnn(inputs["q"], k, v, inputs["lengths"])}
+
+
+def block_mask(page_table: Tensor, lengths: Tensor, pages: int, page_size: int) -> BlockMask:
+    """A page is a block, and a sequence's list of blocks its row of the page table: vLLM's FlexAttention does so, and
+    torch.nn.attention.experimental's PagedAttention, which wants to give out the pages itself."""
+    batch, each = page_table.shape
+    # A key is known by its place in memory; a page that is not the sequence's comes after all of its own.
+    order = torch.arange(each, dtype=torch.int32, device=page_table.device).expand(batch, each)
+    place = order.new_full((batch, pages), each).scatter(1, page_table.long(), order)
+
+    def within(sequence: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return place[sequence, key // page_size] * page_size + key % page_size < lengths[sequence]
+
+    counts = (lengths + page_size - 1) // page_size
+    return BlockMask.from_kv_blocks(
+        counts[:, None, None], page_table[:, None, None], BLOCK_SIZE=(QUERIES, page_size), mask_mod=within,
+        seq_lengths=(1, pages * page_size), compute_q_blocks=False,
+    )  # fmt: skip
+
+
+# fullgraph: without it, one failed compile makes every later flex_attention call run unfused, with no error.
+@torch.compile(dynamic=False, fullgraph=True)
+def _flex(q: Tensor, k_pages: Tensor, v_pages: Tensor, page_table: Tensor, lengths: Tensor) -> Tensor:
+    mask = block_mask(page_table, lengths, *k_pages.shape[:2])
+    k, v = (pages.flatten(0, 1).transpose(0, 1)[None] for pages in (k_pages, v_pages))
+    out = flex_attention(q, k, v, block_mask=mask, enable_gqa=True)
+    assert isinstance(out, Tensor)  # a tuple where more is asked for
+    return out
+
+
+def apply_flex(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """FlexAttention, compiled by Inductor on the first call of each shape, with its block mask, as in
+    `decode_attention.apply_flex`. Not on a CPU, where its kernel takes a block's place in memory for its place in the
+    list (torch 2.13)."""
+    q, *rest = (inputs[name] for name in ("q", "k_pages", "v_pages", "page_table", "lengths"))
+    return {"out": _flex(q[:, :, None], *rest)[:, :, 0]}
