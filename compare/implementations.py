@@ -90,9 +90,9 @@ def quack(block: str, piece: int) -> Implementation:
     )
 
 
-def flash_attention_4() -> Implementation:
+def flash_attention_4(function: str = "apply") -> Implementation:
     return Implementation(
-        "fa4", "triton_side.library.flash_attention_4:apply", "eager", "FlashAttention-4's CuTe kernels",
+        "fa4", f"triton_side.library.flash_attention_4:{function}", "eager", "FlashAttention-4's CuTe kernels",
         needs_gpu="FlashAttention-4's CuTe kernels are compiled for the GPU at hand",
         unsupported=half_precision_only("FlashAttention-4"), requires=FLASH_ATTENTION_4,
     )

@@ -8,7 +8,7 @@ import itertools
 import math
 
 from compare.blocks import attention
-from compare.implementations import compilers, flex_in_tf32, half_precision_only, triton
+from compare.implementations import compilers, flash_attention_4, flex_in_tf32, half_precision_only, triton
 from compare.spec import Block, Case, Implementation, Shape, Sizes, Tensor
 
 
@@ -118,6 +118,6 @@ BLOCK = Block(
             needs_gpu="FlexAttention picks its kernel and runs on a GPU",
             unsupported=flex_unsupported,
         ),
-        triton("attention_packed"),
+        triton("attention_packed"), flash_attention_4("apply_packed"),
     ),
 )

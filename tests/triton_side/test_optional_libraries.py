@@ -17,6 +17,7 @@ from triton_side import dispatch
 from triton_side.library import layernorm, rmsnorm, softmax
 
 ROWS, COLUMNS, EPS = 5, 12, 1e-5
+CU_SEQLENS = torch.tensor([0, 1, 5, 7], dtype=torch.int32)
 
 
 def rmsnorm_fwd(x: Tensor, weight: Tensor, *, eps: float, store_rstd: bool) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -56,20 +57,31 @@ def softmax_bwd(dy: Tensor, y: Tensor) -> Tensor:
     return y * (dy - (y * dy).sum(-1, keepdim=True))
 
 
-def flash_scores(q: Tensor, k: Tensor, causal: bool, window_size_left: int | None) -> Tensor:
+def flash_scores(
+    q: Tensor, k: Tensor, causal: bool, window_size_left: int | None, cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None, max_seqlen_q: int | None, max_seqlen_k: int | None,
+) -> Tensor:  # fmt: skip
+    """Of [batch, tokens, heads, head_dim]; cu_seqlens, of a batch of one here, tell its sequences."""
     scores = torch.einsum("bqhd,bkhd->bhqk", q, k.repeat_interleave(q.shape[2] // k.shape[2], 2)) / q.shape[-1] ** 0.5
     hidden = torch.zeros(scores.shape[-2:]).bool()
     if causal:
         hidden |= torch.ones_like(hidden).triu(1)
     if window_size_left is not None:
         hidden |= torch.ones_like(hidden).tril(-window_size_left - 1)
+    assert cu_seqlens_q is cu_seqlens_k and max_seqlen_q == max_seqlen_k
+    if cu_seqlens_q is not None:
+        lengths = cu_seqlens_q.diff()
+        assert max_seqlen_q == lengths.max()
+        sequence = torch.arange(len(lengths)).repeat_interleave(lengths)
+        hidden |= sequence[:, None] != sequence
     return scores.masked_fill(hidden, -torch.inf)
 
 
-def flash_forward(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, window_size_left: int | None, return_lse: bool
-) -> tuple[Any, ...]:
-    scores = flash_scores(q, k, causal, window_size_left)
+def flash_forward(q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool, **seen: Any) -> tuple[Any, ...]:
+    if q.ndim == 3:
+        out, lse, *rest = flash_forward(q[None], k[None], v[None], return_lse=return_lse, **seen)
+        return out[0], lse[0] if return_lse else None, *rest
+    scores = flash_scores(q, k, **seen)
     lse = scores.logsumexp(-1)
     v = v.repeat_interleave(q.shape[2] // v.shape[2], 2)
     out = torch.einsum("bhqk,bkhd->bqhd", (scores - lse[..., None]).exp(), v)
@@ -77,12 +89,13 @@ def flash_forward(
 
 
 def flash_backward(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, dout: Tensor, lse: Tensor, *, causal: bool,
-    window_size_left: int | None,
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, dout: Tensor, lse: Tensor, **seen: Any
 ) -> tuple[Tensor, ...]:
     """By "FlashAttention-2", arXiv 2307.08691: probabilities again from lse, delta = sum(out dout)."""
+    if q.ndim == 3:
+        return tuple(x[0] for x in flash_backward(*(x[None] for x in (q, k, v, out, dout, lse)), **seen))
     kv_heads, group = k.shape[2], q.shape[2] // k.shape[2]
-    p = (flash_scores(q, k, causal, window_size_left) - lse[..., None]).exp()
+    p = (flash_scores(q, k, **seen) - lse[..., None]).exp()
     k, v = (x.repeat_interleave(group, 2) for x in (k, v))
     delta = torch.einsum("bqhd,bqhd->bhq", out, dout)
     ds = p * (torch.einsum("bqhd,bkhd->bhqk", dout, v) - delta[..., None]) * q.shape[-1] ** -0.5
@@ -123,32 +136,55 @@ def attention(inputs: Mapping[str, Tensor], causal: int = 1, window: int = 0) ->
     return {"out": F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)}
 
 
+def attention_packed(inputs: Mapping[str, Tensor], longest: int) -> dict[str, Tensor]:
+    """Sequence by sequence."""
+    bounds = inputs["cu_seqlens"].tolist()
+    outs = []
+    for first, end in zip(bounds, bounds[1:], strict=False):
+        own = {name: inputs[name][first:end].transpose(0, 1)[None] for name in "qkv"}
+        outs.append(attention(own)["out"][0].transpose(0, 1))
+    return {"out": torch.cat(outs)}
+
+
 def inputs_of(row: str) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(1)
     shapes: dict[str, tuple[int, ...]] = {"x": (ROWS, COLUMNS), "weight": (COLUMNS,), "bias": (COLUMNS,)}
     if row == "attention":
         shapes = {"q": (2, 6, 7, 8), "k": (2, 3, 7, 8), "v": (2, 3, 7, 8)}
+    if row == "attention_packed":
+        shapes = {"q": (7, 6, 8), "k": (7, 3, 8), "v": (7, 3, 8)}
     names = {"rmsnorm": ["x", "weight"], "softmax": ["x"]}.get(row, list(shapes))
-    return {name: torch.randn(shapes[name], generator=generator, requires_grad=True) for name in names}
+    drawn = {name: torch.randn(shapes[name], generator=generator, requires_grad=True) for name in names}
+    return drawn | ({"cu_seqlens": CU_SEQLENS} if row == "attention_packed" else {})
+
+
+def differentiated(inputs: Mapping[str, Tensor]) -> list[Tensor]:
+    return [x for x in inputs.values() if x.requires_grad]
+
+
+def applied(package: str, row: str) -> Any:
+    return getattr(library(package), {"attention": "apply", "attention_packed": "apply_packed"}.get(row, row))
 
 
 ROWS_OF_QUACK = [("rmsnorm", rmsnorm.apply, {"eps": EPS}), ("layernorm", layernorm.apply, {"eps": EPS}),
                  ("softmax", softmax.apply, {})]
 CASES = [*(("quack", row, plain, attributes) for row, plain, attributes in ROWS_OF_QUACK),
          *(("flash_attention_4", "attention", attention, mask)
-           for mask in ({}, {"causal": 0}, {"causal": 1, "window": 3}))]
+           for mask in ({}, {"causal": 0}, {"causal": 1, "window": 3})),
+         ("flash_attention_4", "attention_packed", attention_packed, {"longest": 4})]
 IDS = [f"{package}-{row}-{attributes}" for package, row, _, attributes in CASES]
 
 
 @pytest.mark.parametrize(("package", "row", "plain", "attributes"), CASES, ids=IDS)
 def test_outputs_and_gradients_are_pytorchs(package: str, row: str, plain: Any, attributes: dict[str, Any]) -> None:
-    apply = getattr(library(package), "apply" if row == "attention" else row)
+    apply = applied(package, row)
     inputs = inputs_of(row)
     (found,), (expected,) = apply(inputs, **attributes).values(), plain(inputs, **attributes).values()
     torch.testing.assert_close(found, expected)
     dy = torch.randn(expected.shape, generator=torch.Generator().manual_seed(2))
     for mine, other in zip(
-        torch.autograd.grad(found, list(inputs.values()), dy), torch.autograd.grad(expected, list(inputs.values()), dy),
+        torch.autograd.grad(found, differentiated(inputs), dy),
+        torch.autograd.grad(expected, differentiated(inputs), dy),
         strict=True,
     ):
         torch.testing.assert_close(mine, other)
@@ -161,12 +197,14 @@ def test_outputs_and_gradients_are_pytorchs(package: str, row: str, plain: Any, 
 def test_a_recorded_call_shows_each_as_one_operation(
     package: str, row: str, plain: Any, attributes: dict[str, Any]
 ) -> None:
-    apply = getattr(library(package), "apply" if row == "attention" else row)
-    name = package if row == "attention" else f"{package}_{row}"
+    apply = applied(package, row)
+    name = package if row.startswith("attention") else f"{package}_{row}"
     recorded = dispatch.record_call(lambda inputs: apply(inputs, **attributes), inputs_of(row), train=True)
     operations = {part: [event.op for event in events] for part, events in recorded.parts.items()}
     assert operations["forward"] == [f"xlafuse.{name}.default"]
     assert operations["backward"] == [f"xlafuse.{name}_backward.default"]
     (forward,), (backward,) = recorded.parts["forward"], recorded.parts["backward"]
-    assert recorded.outputs["out" if row == "attention" else "y"].storage in {t.storage for t in forward.writes}
-    assert {recorded.outputs[f"d{n}"].storage for n in inputs_of(row)} <= {t.storage for t in backward.writes}
+    output = "out" if row.startswith("attention") else "y"
+    assert recorded.outputs[output].storage in {t.storage for t in forward.writes}
+    gradients = {recorded.outputs[f"d{n}"].storage for n, x in inputs_of(row).items() if x.requires_grad}
+    assert gradients <= {t.storage for t in backward.writes}

@@ -1,8 +1,8 @@
 """FlashAttention-4's CuTe kernels (flash-attn-4, https://github.com/Dao-AILab/flash-attention), an optional package:
-tested with 4.0.0b36.
+`apply` was tested with 4.0.0b36, whose source `apply_packed` is written by.
 
-`flash_attn_func` launches past PyTorch's dispatcher, so its two halves, which are not public API, are called from an
-autograd function of our own (see `_operation`), as its own does.
+`flash_attn_func` and `flash_attn_varlen_func` launch past PyTorch's dispatcher, so the two halves that they share,
+which are not public API, are called from an autograd function of our own (see `_operation`), as their own do.
 """
 
 from collections.abc import Mapping
@@ -23,40 +23,66 @@ def apply(inputs: Mapping[str, Tensor], causal: int = 1, window: int = 0) -> dic
     and the gradients are views of that layout.
     """
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
+    attended = _attend(*(tensor.transpose(1, 2) for tensor in (q, k, v)), bool(causal), window, None, 0)
+    return {"out": attended.transpose(1, 2)}
+
+
+def apply_packed(inputs: Mapping[str, Tensor], longest: int) -> dict[str, Tensor]:
+    """Causal, q [tokens, heads, head_dim], k, v [tokens, kv_heads, head_dim], float16 or bfloat16, cu_seqlens
+    [sequences + 1], int32 -> out. `longest`: the length of the longest sequence."""
+    return {"out": _attend(*(inputs[name] for name in "qkv"), True, 0, inputs["cu_seqlens"], longest)}
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int, cu_seqlens: Tensor | None, longest: int
+) -> Tensor:
     save = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v))
-    out = _Attention.apply(*(tensor.transpose(1, 2) for tensor in (q, k, v)), bool(causal), window, save)
-    return {"out": out.transpose(1, 2)}
+    out: Tensor = _Attention.apply(q, k, v, causal, window, cu_seqlens, longest, save)
+    return out
 
 
 @operation("flash_attention_4")
-def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int, save: bool) -> list[Tensor]:
-    out, lse, *_ = _flash_attn_fwd(q, k, v, causal=causal, window_size_left=_before(window), return_lse=save)
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int, cu_seqlens: Tensor | None, longest: int, save: bool
+) -> list[Tensor]:
+    seen = _seen(causal, window, cu_seqlens, longest)
+    out, lse, *_ = _flash_attn_fwd(q, k, v, **seen, return_lse=save)
     return [out, lse] if save else [out]
 
 
 @operation("flash_attention_4_backward")
 def _backward(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, dout: Tensor, lse: Tensor, causal: bool, window: int
-) -> list[Tensor]:
-    dq, dk, dv = _flash_attn_bwd(q, k, v, out, dout, lse, causal=causal, window_size_left=_before(window))
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, dout: Tensor, lse: Tensor, causal: bool, window: int,
+    cu_seqlens: Tensor | None, longest: int,
+) -> list[Tensor]:  # fmt: skip
+    dq, dk, dv = _flash_attn_bwd(q, k, v, out, dout, lse, **_seen(causal, window, cu_seqlens, longest))
     return [dq, dk, dv]
 
 
-def _before(window: int) -> int | None:
-    """How many keys before its own a query sees, as these functions are told; None: all of them."""
-    return window - 1 if window else None
+def _seen(causal: bool, window: int, cu_seqlens: Tensor | None, longest: int) -> dict[str, Any]:
+    """Which keys a query sees, as these functions are told: how many before its own (None: all), of which sequences."""
+    return {
+        "causal": causal, "window_size_left": window - 1 if window else None,
+        "cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens,
+        "max_seqlen_q": longest or None, "max_seqlen_k": longest or None,
+    }  # fmt: skip
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int, save: bool) -> Tensor:
-        out, *saved = _forward(q, k, v, causal, window, save)
-        ctx.save_for_backward(q, k, v, out, *saved)
-        ctx.mask = causal, window
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int, cu_seqlens: Tensor | None, longest: int,
+        save: bool,
+    ) -> Tensor:  # fmt: skip
+        out, *saved = _forward(q, k, v, causal, window, cu_seqlens, longest, save)
+        ctx.save_for_backward(q, k, v, out, cu_seqlens, *saved)
+        ctx.others = causal, window, longest
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse = ctx.saved_tensors
-        return *_backward(q, k, v, out, dout, lse, *ctx.mask), None, None, None
+        q, k, v, out, cu_seqlens, lse = ctx.saved_tensors
+        causal, window, longest = ctx.others
+        gradients = _backward(q, k, v, out, dout, lse, causal, window, cu_seqlens, longest)
+        return *gradients, None, None, None, None, None
