@@ -370,8 +370,10 @@ def _flops(
         return grouped_product_flops(tuple(args[0].shape), tuple(args[1].shape))
     formula = flop_registry.get(function.overloadpacket)
     if formula is not None:
+        # Of addmm and baddbmm (torch 2.13) it would take a fourth argument, out_dtype, for the result's shape.
+        factors = args[:3] if name in ("addmm", "baddbmm") else args
         try:
-            flops = float(formula(*args, **kwargs, out_val=result))
+            flops = float(formula(*factors, **kwargs, out_val=result))
         except AssertionError:
             return None  # torch 2.11's formula of attention takes no grouped heads; 2.13's does
         names = [argument.name for argument in function._schema.arguments]

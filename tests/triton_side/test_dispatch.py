@@ -237,6 +237,18 @@ def test_a_grouped_product_counts_each_row_with_one_group() -> None:
     assert [(o.kind, o.flops) for o in products] == [("gemm", 2 * 64 * 32 * 16)] * 2
 
 
+def test_a_product_added_to_a_matrix_of_a_wider_dtype_counts_its_flops() -> None:
+    with FakeTensorMode():
+        total = torch.zeros(16, 32)
+
+        def call(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            return {"y": torch.addmm(total, inputs["a"], inputs["b"], out_dtype=torch.float32, out=total)}
+
+        given = {"a": torch.empty(16, 64, dtype=torch.bfloat16), "b": torch.empty(64, 32, dtype=torch.bfloat16)}
+        (product,) = operations(record_call(call, given, train=False), "forward")
+    assert (product.kind, product.flops) == ("gemm", 2 * 16 * 64 * 32)
+
+
 def test_sdpa_is_attention_and_causal_halves_its_flops() -> None:
     q = torch.randn(1, 2, 16, 8)
 
