@@ -72,12 +72,14 @@ def whole_vectors(what: str, size: int) -> Callable[[Case], str | None]:
     return unsupported
 
 
-def liger(block: str, unsupported: Callable[[Case], str | None] = lambda case: None) -> Implementation:
+def liger(
+    block: str, unsupported: Callable[[Case], str | None] = lambda case: None, needs_gpu: str | None = None
+) -> Implementation:
     """Compiled like our own Triton kernels, but not checked on the CPU: Triton's interpreter has neither the libdevice
-    functions that they call nor `.to` of a scalar argument."""
+    functions that most of them call nor `.to` of a scalar argument."""
     return Implementation(
         "liger", f"triton_side.library.liger:{block}", "triton-library", "Liger's Triton kernels",
-        unsupported=unsupported, requires=(LIGER,),
+        needs_gpu=needs_gpu, unsupported=unsupported, requires=(LIGER,),
     )
 
 

@@ -6,7 +6,7 @@ loss from them in float32; a compiler that fuses the two may keep float32, which
 
 from compare.blocks import cross_entropy
 from compare.blocks.cross_entropy import draw_labels
-from compare.implementations import compilers, library, triton
+from compare.implementations import compilers, library, liger, triton
 from compare.spec import Block, Implementation, Shape, Sizes, Tensor
 
 
@@ -60,5 +60,6 @@ BLOCK = Block(
         ),
         library("linear_cross_entropy", "F.cross_entropy of chunks of tokens under torch.utils.checkpoint"),
         triton("linear_cross_entropy"),
+        liger("linear_cross_entropy", needs_gpu="Liger's reads on the host how many labels the GPU has counted"),
     ),
 )

@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from triton_side import dispatch
-from triton_side.library import layernorm, rmsnorm, softmax
+from triton_side.library import layernorm, linear_cross_entropy, rmsnorm, softmax
 
 ROWS, COLUMNS, EPS = 5, 12, 1e-5
+LABELS = torch.tensor([3, -100, 0, 6, 3], dtype=torch.int32)
 CU_SEQLENS = torch.tensor([0, 1, 5, 7], dtype=torch.int32)
 
 
@@ -104,10 +105,33 @@ def flash_backward(
     return torch.einsum("bhqk,bkhd->bqhd", ds, k), *summed
 
 
+class FusedLinearCrossEntropy:
+    """Liger's, its arguments in its order; what the rows leave out of them is checked here."""
+
+    @staticmethod
+    def apply(
+        _input: Tensor, weight: Tensor, target: Tensor, bias: None, ce_weight: None, ignore_index: int,
+        lse_square_scale: float, label_smoothing: float, reduction: str, softcap: None, return_z_loss: bool,
+        accum_dtype: torch.dtype,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        assert (bias, ce_weight, reduction, softcap, return_z_loss) == (None, None, "mean", None, False)
+        assert accum_dtype == torch.float32
+        logits, counted = _input @ weight.T, target != ignore_index
+        lse = logits.logsumexp(-1)
+        chosen = logits.gather(1, target.clamp(min=0)[:, None].long())[:, 0]
+        losses = lse - (1 - label_smoothing) * chosen - label_smoothing * logits.mean(-1) + lse_square_scale * lse**2
+        return losses[counted].mean(), None, None, None
+
+
+LIGERS = {"geglu": "GELUMul", "layer_norm": "LayerNorm", "rms_norm": "RMSNorm", "softmax": "Softmax",
+          "swiglu": "SiLUMul"}  # fmt: skip
 STAND_INS: dict[str, dict[str, Any]] = {
     "quack": {}, "flash_attn": {}, "flash_attn.cute": {},
     "quack.rmsnorm": {f.__name__: f for f in (rmsnorm_fwd, rmsnorm_bwd, layernorm_fwd, layernorm_bwd)},
     "quack.softmax": {"softmax_fwd": softmax_fwd, "softmax_bwd": softmax_bwd},
+    "liger_kernel": {}, "liger_kernel.ops": {},
+    **{f"liger_kernel.ops.{name}": {f"Liger{function}Function": None} for name, function in LIGERS.items()},
+    "liger_kernel.ops.fused_linear_cross_entropy": {"LigerFusedLinearCrossEntropyFunction": FusedLinearCrossEntropy},
     "flash_attn.cute.interface": {"_flash_attn_fwd": flash_forward, "_flash_attn_bwd": flash_backward},
 }
 
@@ -120,7 +144,7 @@ def stand_ins() -> Iterator[None]:
             module.__dict__.update(functions)
             patch.setitem(sys.modules, name, module)
         yield
-    for name in ("quack", "flash_attention_4"):
+    for name in ("quack", "liger", "flash_attention_4"):
         sys.modules.pop(f"triton_side.library.{name}", None)
 
 
@@ -151,11 +175,14 @@ def inputs_of(row: str) -> dict[str, Tensor]:
     shapes: dict[str, tuple[int, ...]] = {"x": (ROWS, COLUMNS), "weight": (COLUMNS,), "bias": (COLUMNS,)}
     if row == "attention":
         shapes = {"q": (2, 6, 7, 8), "k": (2, 3, 7, 8), "v": (2, 3, 7, 8)}
+    if row == "linear_cross_entropy":
+        shapes = {"h": (ROWS, COLUMNS), "w": (7, COLUMNS)}
     if row == "attention_packed":
         shapes = {"q": (7, 6, 8), "k": (7, 3, 8), "v": (7, 3, 8)}
     names = {"rmsnorm": ["x", "weight"], "softmax": ["x"]}.get(row, list(shapes))
     drawn = {name: torch.randn(shapes[name], generator=generator, requires_grad=True) for name in names}
-    return drawn | ({"cu_seqlens": CU_SEQLENS} if row == "attention_packed" else {})
+    integers = {"attention_packed": {"cu_seqlens": CU_SEQLENS}, "linear_cross_entropy": {"labels": LABELS}}
+    return drawn | integers.get(row, {})
 
 
 def differentiated(inputs: Mapping[str, Tensor]) -> list[Tensor]:
@@ -172,10 +199,11 @@ CASES = [*(("quack", row, plain, attributes) for row, plain, attributes in ROWS_
          *(("flash_attention_4", "attention", attention, mask)
            for mask in ({}, {"causal": 0}, {"causal": 1, "window": 3})),
          ("flash_attention_4", "attention_packed", attention_packed, {"longest": 4})]
+LIGER = ("liger", "linear_cross_entropy", linear_cross_entropy.apply, {"smoothing": 0.1, "z_loss": 0.01})
 IDS = [f"{package}-{row}-{attributes}" for package, row, _, attributes in CASES]
 
 
-@pytest.mark.parametrize(("package", "row", "plain", "attributes"), CASES, ids=IDS)
+@pytest.mark.parametrize(("package", "row", "plain", "attributes"), [*CASES, LIGER], ids=[*IDS, "liger"])
 def test_outputs_and_gradients_are_pytorchs(package: str, row: str, plain: Any, attributes: dict[str, Any]) -> None:
     apply = applied(package, row)
     inputs = inputs_of(row)

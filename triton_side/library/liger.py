@@ -13,12 +13,15 @@ are here for inference alone.
 from collections.abc import Mapping
 
 import torch
+from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
 from liger_kernel.ops.geglu import LigerGELUMulFunction
 from liger_kernel.ops.layer_norm import LigerLayerNormFunction
 from liger_kernel.ops.rms_norm import LigerRMSNormFunction
 from liger_kernel.ops.softmax import LigerSoftmaxFunction
 from liger_kernel.ops.swiglu import LigerSiLUMulFunction
 from torch import Tensor
+
+from triton_side.blocks.cross_entropy import IGNORED
 
 
 def rmsnorm(inputs: Mapping[str, Tensor], *, eps: float) -> dict[str, Tensor]:
@@ -50,6 +53,22 @@ def geglu(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """gate, up [rows, columns] -> y; gelu(gate), tanh form, in float32, rounded before the product; raises as swiglu.
     """
     return {"y": LigerGELUMulFunction.apply(*_gate_and_up(inputs))}
+
+
+def linear_cross_entropy(inputs: Mapping[str, Tensor], *, smoothing: float, z_loss: float) -> dict[str, Tensor]:
+    """h [tokens, width], w [classes, width], labels [tokens] int32 -> loss [] in float32. PyTorch's products around one
+    kernel, chunk by chunk of tokens; gradients, where they are asked for, are made in the forward pass.
+
+    Waits for the GPU in every call, to count the labels and to compare the loss's gradient with 1. The gradient of w is
+    added up in float32, as it can be told to: of 256 tokens in 128 chunks it erred 0.9 times twice what plain bfloat16
+    did, and added up in bfloat16, the default, 1.4 times (0.8.5, in Triton's interpreter).
+    """
+    unused: tuple[None, None] = (None, None)  # bias, weights of classes
+    loss, *_ = LigerFusedLinearCrossEntropyFunction.apply(
+        inputs["h"], inputs["w"], inputs["labels"], *unused, IGNORED, z_loss, smoothing, "mean", None, False,
+        torch.float32,
+    )  # fmt: skip
+    return {"loss": loss}
 
 
 def _gate_and_up(inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
