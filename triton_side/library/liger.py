@@ -4,10 +4,18 @@ H200 was looked at in 0.8.5.
 Its autograd functions are called from the modules that define them, so that no other implementation is put in their
 place by device or environment, as `liger_kernel.ops` does.
 
-Not here, because what they write over is not theirs: cross-entropy writes the gradient over the logits in its forward
-pass (zeros for ignored labels even without gradients), and returns a loss in the logits' dtype; rope writes over q and
-k where their heads or their sequence is of length one. SwiGLU and GEGLU write the gradients over gate and up, so they
-are here for inference alone.
+What it has for a block and is not here:
+
+- cross_entropy: writes the gradient over the logits in its forward pass (zeros for ignored labels even without
+  gradients), and returns a loss in the logits' dtype.
+- rope: turns q and k where they lie, unless their layout had it copy them first, which it does not where their heads or
+  their sequence is of length one.
+- swiglu and geglu write the gradients over gate and up, so they are here for inference alone.
+- swiglu_mlp: its MLP takes weights as torch.nn.Linear has them, [out, in], and would copy ours in every call.
+- moe: takes an expert's gate and up as one matrix, and ours would be copied into one in every call.
+- embedding: experimental; a table's gradient is added up atomically, in the table's dtype.
+- dropout_residual_norm: what it adds to a residual it normalizes by RMSNorm, and drops nothing.
+- attention: of other kinds alone (neighborhoods, multi-token).
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,16 @@
 """quack's CuTe kernels (quack-kernels, https://github.com/Dao-AILab/quack), an optional package: tested with 0.6.5.
 
 Its forward and backward functions are called from autograd functions of our own, because quack's LayerNorm has none and
-its others launch past PyTorch's dispatcher (see `_operation`). float32 inside. Not here: its cross-entropy, which has
-neither label smoothing nor z-loss.
+its others launch past PyTorch's dispatcher (see `_operation`). float32 inside.
+
+What it has for a block and is not here:
+
+- cross_entropy and linear_cross_entropy: neither label smoothing nor z-loss.
+- rope: takes positions that go on one by one from where each sequence begins (`seqlen_offsets`), ours are any.
+- dropout_residual_norm: a residual is added before RMSNorm alone, and nothing is dropped.
+- matmul, matmul_fp8, linear, linear_residual, linear_gelu, swiglu_mlp, moe: its products (`gemm_interface`) choose a
+  configuration by timing, at the first call of a shape, past `compare/tuning.py`'s lock; untuned, they would be held
+  against others that are. Nobody has tried them here.
 """
 
 from collections.abc import Mapping
