@@ -22,15 +22,14 @@ def apply(inputs: Mapping[str, Tensor], causal: int = 1, window: int = 0) -> dic
     Its own layout is [batch, sequence, heads, head_dim]: q, k and v are read in place through their strides, and `out`
     and the gradients are views of that layout.
     """
-    q, k, v = inputs["q"], inputs["k"], inputs["v"]
-    attended = _attend(*(tensor.transpose(1, 2) for tensor in (q, k, v)), bool(causal), window, None, 0)
-    return {"out": attended.transpose(1, 2)}
+    q, k, v = (inputs[name].transpose(1, 2) for name in "qkv")
+    return {"out": _attend(q, k, v, bool(causal), window, None, 0).transpose(1, 2)}
 
 
 def apply_packed(inputs: Mapping[str, Tensor], longest: int) -> dict[str, Tensor]:
     """Causal, q [tokens, heads, head_dim], k, v [tokens, kv_heads, head_dim], float16 or bfloat16, cu_seqlens
     [sequences + 1], int32 -> out. `longest`: the length of the longest sequence."""
-    return {"out": _attend(*(inputs[name] for name in "qkv"), True, 0, inputs["cu_seqlens"], longest)}
+    return {"out": _attend(inputs["q"], inputs["k"], inputs["v"], True, 0, inputs["cu_seqlens"], longest)}
 
 
 def _attend(
