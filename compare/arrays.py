@@ -32,8 +32,9 @@ def draw(case: Case, tensor: Tensor, seed: int) -> NDArray[Any]:
         return np.random.Generator(np.random.Philox(key=[seed, (zlib.crc32(tensor.name.encode()) << 32) + number]))
 
     shape = tensor.shape(case.sizes)
-    if tensor.draw is not None:
-        drawn = np.asarray(tensor.draw(generator(0), case.sizes))
+    made = tensor.draw(generator(0), case.sizes) if tensor.draw is not None else None
+    if made is not None:
+        drawn = np.asarray(made)
         if drawn.shape != shape:
             raise ValueError(f"{case.id}: {tensor.name} was drawn in shape {drawn.shape}, expected {shape}")
         return drawn

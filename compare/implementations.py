@@ -83,12 +83,13 @@ def liger(
     )
 
 
-def quack(block: str, piece: int) -> Implementation:
+def quack(block: str, piece: int, unsupported: Callable[[Case], str | None] = lambda case: None) -> Implementation:
     """`piece`: the fewest bytes of a row that the kernels copy at a time, so rows must be whole ones."""
+    whole = whole_vectors(f"quack's {block}", piece)
     return Implementation(
         "quack", f"triton_side.library.quack:{block}", "eager", "quack's CuTe kernels",
         needs_gpu="quack's CuTe kernels are compiled for the GPU at hand",
-        unsupported=whole_vectors(f"quack's {block}", piece), requires=CUTE,
+        unsupported=lambda case: unsupported(case) or whole(case), requires=CUTE,
     )
 
 

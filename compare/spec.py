@@ -44,9 +44,10 @@ class Tensor:
 
     An input is drawn from a normal distribution of this `mean` and `std`; `fan_in` names the axis whose size n scales
     `std` by 1/sqrt(n), so that products of inputs and weights keep unit variance. `draw(generator, sizes)` makes, with
-    a numpy.random.Generator, what is not so distributed. `dtype` is its own whatever the case's is: "int32", "float32",
-    "float8_e4m3fn". Integers, as labels and positions are, and fp8 have no gradient. `read` says how many elements a
-    part that needs it must read, where that is fewer than all: of a table, the rows that are looked up.
+    a numpy.random.Generator, what is not so distributed, or None for sizes of which it is. `dtype` is its own whatever
+    the case's is: "int32", "float32", "float8_e4m3fn". Integers, as labels and positions are, and fp8 have no gradient.
+    `read` says how many elements a part that needs it must read, where that is fewer than all: of a table, the rows
+    that are looked up.
     """
 
     name: str

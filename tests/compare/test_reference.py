@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ SMALL = {
     "swiglu": {"rows": 2, "columns": 3},
     "geglu": {"rows": 2, "columns": 3},
     "bias_gelu": {"rows": 2, "columns": 3},
-    "softmax": {"rows": 2, "columns": 4},
+    "softmax": {"rows": 4, "columns": 4, "masked": 2},
     "rmsnorm": {"rows": 2, "columns": 4},
     "layernorm": {"rows": 2, "columns": 4},
     "dropout_residual_norm": {"rows": 2, "columns": 5, "words": 2},
@@ -133,6 +134,27 @@ def test_a_bias_of_minus_infinity_hides() -> None:
     seen = np.broadcast_to(np.tril(np.ones((3, 3))), inputs["bias"].shape) > 0
     causal = biased.reference(np, inputs | {"bias": np.where(seen, 0.0, -np.inf)})["out"]
     np.testing.assert_allclose(causal, plain.reference(np, inputs, 1, 0)["out"])
+
+
+def test_scores_of_minus_infinity_are_hidden_from_softmax() -> None:
+    block = BLOCKS["softmax"]
+    inputs, cotangents = drawn(block)
+    hidden = np.isneginf(inputs["x"])
+    assert hidden.sum(axis=1).tolist() == [3, 2, 4, 4]
+    found = reference.evaluate(small_case(block), as_torch(inputs), as_torch(cotangents), torch.float64)
+    y, gradient = found["y"].cpu().numpy(), found["d_x"].cpu().numpy()
+    assert not y[hidden].any() and not gradient[hidden].any()
+    np.testing.assert_allclose(y.sum(axis=1), [1, 1, 0, 0])
+    with np.errstate(invalid="ignore"):
+        spoilt = block.reference(np, {"x": np.array([[np.nan, -np.inf, 1.0], [np.inf, -np.inf, 1.0]])})
+    assert np.isnan(spoilt["y"]).all()
+
+
+def test_where_nothing_is_masked_softmax_draws_as_any_other() -> None:
+    """More than one chunk of numbers, each of a stream of its own."""
+    (x,) = BLOCKS["softmax"].inputs
+    case = Case("softmax", "long", {"rows": 3, "columns": arrays._CHUNK // 2 + 7}, "float32", "fwd")
+    np.testing.assert_array_equal(arrays.draw(case, x, 0), arrays.draw(case, replace(x, draw=None), 0))
 
 
 def test_packed_sequences_are_attention_of_each() -> None:

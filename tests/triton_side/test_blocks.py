@@ -598,6 +598,21 @@ def test_a_query_without_keys_gives_zeros_and_no_gradient() -> None:
     assert all(x.grad.isfinite().all() and x.grad.any() for x in inputs.values())
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_softmax_of_minus_infinity_alone_is_zeros_and_has_no_gradient(dtype: torch.dtype) -> None:
+    x = make_inputs("softmax", (7, 129), dtype)["x"].detach()
+    x[1] = x[2, :-1] = x[3, ::2] = -math.inf
+    x[5, 3], x[6, 3] = math.inf, math.nan
+    x.requires_grad_()
+    y = module("blocks", "softmax")({"x": x})["y"]
+    y[:5].backward(1e4 * torch.ones_like(y[:5]))
+    assert not y[1].any() and not x.grad[1].any()
+    seen = [0, 2, 3, 4]
+    torch.testing.assert_close(y[seen], torch.softmax(x.double(), -1)[seen].to(dtype))
+    assert x.grad[:5].isfinite().all()
+    assert y[5:].isnan().all()
+
+
 def test_flex_keeps_a_mask_as_long_as_its_boundaries_live() -> None:
     cu_seqlens = torch.tensor([0, 5, 300], dtype=torch.int32)
     mask = library_packed._mask_of(cu_seqlens, 300)

@@ -462,6 +462,24 @@ def test_softmax_of_large_logits_is_finite() -> None:
     assert np.allclose(softmax.apply({"x": x})["y"], [[0.5, 0.5, 0.0]])
 
 
+def test_softmax_of_minus_infinity_alone_is_zeros_and_has_no_gradient() -> None:
+    x = np.asarray(np.random.default_rng(0).standard_normal((7, 37)), np.float32)
+    x[1], x[2, :-1], x[3, ::2] = -np.inf, -np.inf, -np.inf
+    x[4] = np.finfo(np.float32).min
+    x[5, 3], x[6, 3] = np.inf, np.nan
+    for dtype in ("float32", "float16", "bfloat16"):
+        y, vjp = jax.vjp(lambda x: softmax.apply({"x": x})["y"], jnp.asarray(x).astype(dtype))
+        (gradient,) = vjp(jnp.full_like(y, 1e4))
+        assert not y[1].any() and not gradient[1].any()
+        expected = np.asarray(jnp.asarray(x).astype(dtype).astype(jnp.float32), np.float64)
+        empty = np.isneginf(expected).all(axis=1)
+        seen = [row for row in (0, 2, 3, 4) if not empty[row]]
+        eps = float(jnp.finfo(dtype).eps)
+        np.testing.assert_allclose(y.astype(jnp.float32)[np.array(seen)], _softmax(expected[seen]), 32 * eps, eps**2)
+        assert jnp.isfinite(gradient[:5]).all()
+        assert jnp.isnan(y[5:]).all()
+
+
 def test_gradients_only_for_floating_inputs() -> None:
     def apply(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
         return {"y": inputs["table"][inputs["rows"]]}

@@ -3,11 +3,13 @@
 //   forward   y  = exp(x - max(x)) / sum(exp(x - max(x)))        per row, in fp32
 //   backward  dx = y (dy - sum(y dy))                            per row, in fp32
 //
+// A row of -inf alone is zeros in y, and so in dx.
+//
 // A row is read once and held in registers, VECTORS packs of LANES elements per thread, by THREADS threads in each of
 // CLUSTER blocks. THREADS = 32: one warp per row and ROWS rows per block, shuffles only. CLUSTER > 1: the blocks of
 // a thread block cluster share a row and exchange their partial results through distributed shared memory.
 // Rows longer than registers can hold go to the *_streaming kernels, which read the input twice.
-#include <math_constants.h>  // CUDART_INF_F
+#include <math_constants.h>  // CUDART_INF_F, CUDART_MAX_NORMAL_F
 
 #include "pack.cuh"
 #include "reduce.cuh"
@@ -25,14 +27,16 @@ __device__ inline Normalizer shuffle_xor(Normalizer value, int distance) {
 
 __device__ inline float exponential(float x) { return exp2f(x * LOG2_E); }
 
-// A thread with no elements, or with -inf alone, has maximum = -inf; exp(-inf - (-inf)) would be NaN there.
-__device__ inline float finite_or_zero(float maximum) { return maximum == -CUDART_INF_F ? 0.0f : maximum; }
+// What a maximum is at least: of no elements, or of -inf alone, it would be -inf, and exp(-inf - (-inf)) NaN.
+__device__ inline float lowest() { return -CUDART_MAX_NORMAL_F; }
 
 __device__ inline Normalizer merge(Normalizer a, Normalizer b) {
   const float maximum = fmaxf(a.maximum, b.maximum);
-  const float shift = finite_or_zero(maximum);
-  return {maximum, a.sum * exponential(a.maximum - shift) + b.sum * exponential(b.maximum - shift)};
+  return {maximum, a.sum * exponential(a.maximum - maximum) + b.sum * exponential(b.maximum - maximum)};
 }
+
+// What the exponentials of a row are multiplied by: those of a row of -inf alone are all 0, and so is their sum.
+__device__ inline float scale_of(Normalizer of_row) { return of_row.sum == 0.0f ? 0.0f : 1.0f / of_row.sum; }
 
 // What is computed on one pack.
 template <typename T, int LANES>
@@ -47,11 +51,10 @@ __device__ inline float maximum(const Pack<T, LANES>& pack) {
 
 template <typename T, int LANES>
 __device__ inline float sum_of_exponentials(const Pack<T, LANES>& pack, float maximum) {
-  const float shift = finite_or_zero(maximum);
   float values[LANES], sum = 0.0f;
   unpack(pack, values);
 #pragma unroll
-  for (int i = 0; i < LANES; ++i) sum += exponential(values[i] - shift);
+  for (int i = 0; i < LANES; ++i) sum += exponential(values[i] - maximum);
   return sum;
 }
 
@@ -114,14 +117,14 @@ __device__ void forward_in_registers(const T* x, T* y, long long rows, int colum
     packs[v] = column < columns ? load<LANES>(x + column) : filled<T, LANES>(-CUDART_INF_F);
   }
 
-  Normalizer of_thread = {-CUDART_INF_F, 0.0f};
+  Normalizer of_thread = {lowest(), 0.0f};
 #pragma unroll
   for (int v = 0; v < VECTORS; ++v) of_thread.maximum = fmaxf(of_thread.maximum, maximum(packs[v]));
 #pragma unroll
   for (int v = 0; v < VECTORS; ++v) of_thread.sum += sum_of_exponentials(packs[v], of_thread.maximum);
   const Normalizer of_row = reduce_row<THREADS, CLUSTER>(of_thread);
 
-  const float scale = 1.0f / of_row.sum;
+  const float scale = scale_of(of_row);
 #pragma unroll
   for (int v = 0; v < VECTORS; ++v) {
     const int column = here.column + v * THREADS * LANES;
@@ -192,15 +195,15 @@ softmax_forward_streaming(const T* __restrict__ x, T* __restrict__ y, long long 
   x += static_cast<long long>(blockIdx.x) * columns;
   y += static_cast<long long>(blockIdx.x) * columns;
 
-  Normalizer of_thread = {-CUDART_INF_F, 0.0f};
+  Normalizer of_thread = {lowest(), 0.0f};
   for (int column = threadIdx.x * LANES; column < columns; column += THREADS * LANES) {
     const Pack<T, LANES> pack = load<LANES>(x + column);
-    const float largest = maximum(pack);
+    const float largest = fmaxf(maximum(pack), lowest());
     of_thread = merge(of_thread, {largest, sum_of_exponentials(pack, largest)});
   }
   const Normalizer of_row = reduce_row<THREADS, 1>(of_thread);
 
-  const float scale = 1.0f / of_row.sum;
+  const float scale = scale_of(of_row);
   for (int column = threadIdx.x * LANES; column < columns; column += THREADS * LANES)
     store(y + column, normalized(load<LANES>(x + column), of_row.maximum, scale));
 }

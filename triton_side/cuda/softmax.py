@@ -3,9 +3,9 @@
     y  = exp(x - max(x)) / sum(exp(x - max(x)))
     dx = y (dy - sum(y dy))
 
-Computed in fp32, stored in x's dtype. A row that holds NaN or +inf, or -inf alone, becomes NaN, as in torch.softmax.
-Maximum and sum come from one reduction of (maximum, sum) pairs (Milakov and Gimelshein, Online normalizer calculation
-for softmax, arXiv:1805.02867).
+Computed in fp32, stored in x's dtype. A row of -inf alone becomes zeros, and has zero gradients; one that holds NaN or
++inf becomes NaN, as in torch.softmax. Maximum and sum come from one reduction of (maximum, sum) pairs (Milakov and
+Gimelshein, Online normalizer calculation for softmax, arXiv:1805.02867).
 
 One pass: a row is read once, held in registers and written once, up to 131,072 columns of 16-bit dtypes (65,536 of
 fp32; half of that in scalar loads). Longer rows, and rows too long for one block on GPUs without thread block

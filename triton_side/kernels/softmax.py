@@ -2,6 +2,8 @@
 
     y = exp(x - max(x)) / sum(exp(x - max(x)))        dx = y * (dy - sum(y * dy))
 
+A row of -inf alone is zeros in y, and so in dx.
+
 Shapes: x, y, dy, dx [rows, columns]. bfloat16, float16 or float32 in and out; fp32 inside. The backward pass
 reads the stored y, which is all that the forward pass saves.
 
@@ -37,6 +39,8 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 # ln 2 in two parts, the high one of 16 bits: k * LN_2_HIGH is exact in fp32 for |k| <= 255.
 LN_2_HIGH = tl.constexpr(0.693145751953125)
 LN_2_LOW = tl.constexpr(1.4286068203094172e-06)
+# Where a maximum starts: from -inf, a row of -inf alone would subtract -inf from -inf.
+LOWEST = tl.constexpr(-3.4028234663852886e38)
 # Adding and subtracting 1.5 * 2^23 rounds an fp32 number below 2^22 to an integer.
 ROUNDING = tl.constexpr(12582912.0)
 
@@ -99,8 +103,10 @@ def softmax_forward_kernel(
         mask = (row < rows) & (column < columns)
         x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=-float("inf")).to(tl.float32)
         # Subtracting before scaling keeps the exponent exact to half an ulp for any magnitude of x.
-        numerator = _exp(x - tl.max(x, axis=1, keep_dims=True), accurate)
+        maximum = tl.maximum(tl.max(x, axis=1, keep_dims=True), LOWEST)
+        numerator = _exp(x - maximum, accurate)
         denominator = tl.sum(_to_sum(numerator, accurate), axis=1, keep_dims=True).to(tl.float32)
+        denominator = tl.where(denominator == 0.0, 1.0, denominator)  # a row of -inf alone
         y = _divide(numerator, denominator, accurate)
         tl.store(y_ptr + row * columns + column, y.to(y_ptr.dtype.element_ty), mask=mask)
 
@@ -145,17 +151,15 @@ def softmax_forward_looped_kernel(
         tiles = tl.cdiv(vectors, vectors_a_tile)
 
         # Each vector keeps its own maximum and sum: a reduction over the row costs a barrier and comes once.
-        maximum = tl.full([vectors_a_tile, 1], -float("inf"), tl.float32)
+        maximum = tl.full([vectors_a_tile, 1], LOWEST, tl.float32)
         partial_sum = tl.zeros([vectors_a_tile, 1], tl.float32)
         for tile in tl.range(0, tiles, num_stages=STAGES):
             vector = tile * vectors_a_tile + lane
             x = tl.load(x_body_ptr + vector * VECTOR + element, mask=vector < vectors, other=-float("inf"))
             x = x.to(tl.float32)
             new_maximum = tl.maximum(maximum, tl.max(x, axis=1, keep_dims=True))
-            # While all is -inf, any finite reference keeps the sum at zero; -inf - -inf would make it NaN.
-            reference = tl.where(new_maximum == -float("inf"), 0.0, new_maximum)
-            partial_sum *= _exp(maximum - reference, accurate)
-            partial_sum += tl.sum(_exp(x - reference, accurate), axis=1, keep_dims=True)
+            partial_sum *= _exp(maximum - new_maximum, accurate)
+            partial_sum += tl.sum(_exp(x - new_maximum, accurate), axis=1, keep_dims=True)
             maximum = new_maximum
         row_maximum = tl.max(maximum)
         if EDGES:
@@ -168,6 +172,7 @@ def softmax_forward_looped_kernel(
             edge = _exp(edge - row_maximum, accurate)
             denominator += tl.sum(_to_sum(edge, accurate))
         denominator = denominator.to(tl.float32)
+        denominator = tl.where(denominator == 0.0, 1.0, denominator)  # a row of -inf alone
         if EDGES:
             edge = _divide(edge, denominator, accurate)
             tl.store(y_ptr + y_start + edge_column, edge.to(y_ptr.dtype.element_ty), mask=edge_mask)
@@ -372,7 +377,8 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
             whose columns are not neighbours in memory is copied.
 
     Returns:
-        A new contiguous [rows, columns] tensor of x's dtype. A row of -inf alone is NaN, as in torch.softmax.
+        A new contiguous [rows, columns] tensor of x's dtype. A row of -inf alone gives zeros and has zero
+        gradients; one that holds NaN or +inf is NaN, as in torch.softmax.
 
     Raises:
         ValueError: x is not [rows, columns], or not on a GPU.

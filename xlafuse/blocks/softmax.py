@@ -1,4 +1,4 @@
-"""Softmax over columns: y = exp(x - max x) / sum exp(x - max x)."""
+"""Softmax over columns: y = exp(x - max x) / sum exp(x - max x); zeros for a row of -inf alone."""
 
 import jax
 import jax.numpy as jnp
@@ -8,23 +8,28 @@ def stages(x: jax.Array, empty_rows: bool = False) -> jax.Array:
     """Softmax of a float32 array over its last axis, in the stages max, exp, sum, divide.
 
     The maximum only guards against overflow and cancels in the result, so no gradient flows through it. empty_rows:
-    rows of -inf alone, else NaN, give zeros.
+    rows of -inf alone, else NaN, give zeros and have zero gradients (of cotangents below 2^77).
+
+    For them the maximum begins at the lowest finite number, and 2^-50 is added to every exponential on its way into
+    the sum, which alone it keeps from zero: any other sum is at least 1, and its last place 2^-23. Two selects instead
+    break up what XLA makes one kernel of (compiled for an H200, 5 kernels of the forward pass at 1024 columns), and
+    what is done once a row to maximum or sum is a kernel of its own where rows are long (32,768 columns: 7 for 5).
     """
     with jax.named_scope("max"):
-        largest = jax.lax.stop_gradient(jnp.max(x, axis=-1, keepdims=True))
         if empty_rows:
-            largest = jnp.where(largest > -jnp.inf, largest, 0.0)
+            lowest = jnp.float32(jnp.finfo(jnp.float32).min)
+            largest = jax.lax.reduce(jax.lax.stop_gradient(x), lowest, jax.lax.max, (x.ndim - 1,))[..., None]
+        else:
+            largest = jax.lax.stop_gradient(jnp.max(x, axis=-1, keepdims=True))
     with jax.named_scope("exp"):
         numerator = jnp.exp(x - largest)
     with jax.named_scope("sum"):
-        denominator = jnp.sum(numerator, axis=-1, keepdims=True)
-        if empty_rows:
-            denominator = jnp.where(denominator > 0, denominator, 1.0)
+        denominator = jnp.sum(numerator + 2.0**-50 if empty_rows else numerator, axis=-1, keepdims=True)
     with jax.named_scope("divide"):
         return numerator / denominator
 
 
 def apply(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """`x` [rows, columns] -> `y`, same shape and dtype; computed in float32."""
+    """`x` [rows, columns] -> `y`, same shape and dtype; computed in float32. A row of -inf alone gives zeros."""
     x = inputs["x"]
-    return {"y": stages(x.astype(jnp.float32)).astype(x.dtype)}
+    return {"y": stages(x.astype(jnp.float32), empty_rows=True).astype(x.dtype)}

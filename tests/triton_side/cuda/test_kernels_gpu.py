@@ -141,16 +141,19 @@ def test_softmax(columns: int, dtype: torch.dtype) -> None:
     assert_near(dx, dx_reference, torch.ops.aten._softmax_backward_data(dy, y, -1, dtype))
 
 
-@pytest.mark.parametrize("columns", [100, 101, 4096, 30000])
-def test_softmax_special_rows_as_in_torch(columns: int) -> None:
-    x = random((5, columns), torch.float32)
+# Rows of a warp, of a block, of a cluster of blocks, and streamed.
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("columns", [100, 101, 4096, 30000, 150001])
+def test_softmax_special_rows(columns: int, dtype: torch.dtype) -> None:
+    """As torch.softmax has them; but a row of -inf alone gives zeros and has zero gradients."""
+    x, dy = random((5, columns), dtype), random((5, columns), dtype, seed=1)
     x[0] = float("-inf")
     x[1, 3] = float("nan")
     x[2, 3] = float("inf")
     x[3, :-1] = float("-inf")
-    y = softmax.softmax(x)
-    torch.testing.assert_close(y, torch.softmax(x, -1), equal_nan=True)
-    assert y[0].isnan().all() and y[3, -1] == 1
+    y, dx = forward_and_gradient(softmax.softmax, x, dy)
+    torch.testing.assert_close(y[1:], torch.softmax(x[1:], -1), equal_nan=True)
+    assert not y[0].any() and not dx[0].any() and y[3, -1] == 1
 
 
 # (rows, columns): of one warp and of 16, aligned and not, several rows to a block, streamed.

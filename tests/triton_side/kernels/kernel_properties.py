@@ -206,7 +206,12 @@ def sum_columns(launch: Launch, partial: torch.Tensor) -> str | None:
 def softmax(launch: Launch, x: torch.Tensor, dy: torch.Tensor) -> str | None:
     """The gradient against that of the stored y, which it is computed from."""
     (y, dx), stray = launched(launch, x, dy)
-    reference = torch.softmax(x.double(), dim=1)
+
+    def softmax_of(x: torch.Tensor) -> torch.Tensor:
+        """torch.softmax gives NaN for a row of -inf alone."""
+        return torch.where((x == -torch.inf).all(dim=1, keepdim=True), 0.0, torch.softmax(x, dim=1))
+
+    reference = softmax_of(x.double())
     below = x.double().amax(dim=1, keepdim=True) - x.double()
     bound_y = (FP32 * (16 + below + x.shape[1] / 512) * reference).nan_to_num(0.0)
     y64, dy64 = y.double(), dy.double()
@@ -214,7 +219,7 @@ def softmax(launch: Launch, x: torch.Tensor, dy: torch.Tensor) -> str | None:
     dx64 = y64 * (dy64 - (y64 * dy64).sum(dim=1, keepdim=True))
     return first(
         stray,
-        named("y", problem(y, reference, bound_y, torch.softmax(x, dim=1))),
+        named("y", problem(y, reference, bound_y, softmax_of(x))),
         named("dx", problem(dx, dx64, FP32 * (8 + x.shape[1]) * terms + TINY * dy64.abs())),
     )
 

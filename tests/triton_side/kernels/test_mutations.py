@@ -315,12 +315,12 @@ MUTATIONS = [
     ),
     Mutation(
         "softmax_forward_kernel", softmax,
-        "numerator = _exp(x - tl.max(x, axis=1, keep_dims=True), accurate)", "numerator = _exp(x, accurate)",
+        "numerator = _exp(x - maximum, accurate)", "numerator = _exp(x, accurate)",
         partial(softmax_problems, ROW),
     ),
     Mutation(
         "softmax_forward_looped_kernel", softmax,
-        "partial_sum *= _exp(maximum - reference, accurate)", "pass",
+        "partial_sum *= _exp(maximum - new_maximum, accurate)", "pass",
         partial(softmax_problems, LOOPED),
     ),
     Mutation(

@@ -17,8 +17,10 @@ CONFIGS = [
 
 def plain(x: torch.Tensor) -> torch.Tensor:
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    numerator = torch.exp(wide - wide.amax(dim=1, keepdim=True))
-    return (numerator / numerator.sum(dim=1, keepdim=True)).to(x.dtype)
+    maximum = wide.amax(dim=1, keepdim=True)
+    numerator = torch.exp(wide - torch.where(maximum == -torch.inf, 0.0, maximum))
+    total = numerator.sum(dim=1, keepdim=True)
+    return (numerator / torch.where(total == 0, 1.0, total)).to(x.dtype)
 
 
 def agrees(function, x: torch.Tensor, dy: torch.Tensor) -> bool:
@@ -83,11 +85,33 @@ def test_large_and_infinite_entries(config: RowConfig | None) -> None:
     x[1] += 1e4
     x[2, :150] = -torch.inf
     x[3] = torch.finfo(torch.float32).min
-    x[4] = -torch.inf
+    x[4, 7:] = -torch.inf
     y = softmax.forward(x, config)
-    assert is_accurate(y[:4], plain(x[:4]), plain(x[:4].double()))
-    assert (y[2, :150] == 0).all()
-    assert y[4].isnan().all(), "as torch.softmax"
+    assert is_accurate(y, plain(x), plain(x.double()))
+    assert (y[2, :150] == 0).all() and (y[4, 7:] == 0).all()
+
+
+# Rows with and without elements beside whole vectors; of 16-bit results, too, the other exponential and quotient.
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("columns", [1, 203, 208])
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_rows_of_minus_infinity_alone_are_zeros(config: RowConfig, columns: int, dtype: torch.dtype) -> None:
+    x, dy = random(37, columns, dtype=dtype), random(37, columns, dtype=dtype, seed=1)
+    x[3:5] = x[36] = -torch.inf
+    y, dx = with_gradients(configured(config), x, dy=dy)
+    empty = [3, 4, 36]
+    assert not y[empty].any() and not dx[empty].any()
+    assert agrees(configured(config), x, dy)
+
+
+@pytest.mark.parametrize("config", [None, CONFIGS[-1]], ids=["row", "looped"])
+def test_rows_with_nan_or_infinity_are_nan(config: RowConfig | None) -> None:
+    x = random(5, 203)
+    x[0, 5] = x[1, 202] = torch.nan
+    x[2, 5] = x[3, 202] = torch.inf
+    x[1, :202] = x[3, :202] = -torch.inf
+    y = softmax.forward(x, config)
+    assert y[:4].isnan().all() and y[4].isfinite().all()
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0)])
@@ -139,7 +163,7 @@ def test_comparison_catches(sound: str, broken: str, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("sound", "broken"),
     [
-        ("partial_sum *= _exp(maximum - reference, accurate)", "pass"),
+        ("partial_sum *= _exp(maximum - new_maximum, accurate)", "pass"),
         ("denominator += tl.sum(_to_sum(edge, accurate))", "pass"),
         ("dot += tl.sum(edge_y * edge_dy)", "pass"),
         ("edge < head", "edge < 0"),
