@@ -223,7 +223,7 @@ class Block:
         raise KeyError(f"block {self.name} has no tensor {name!r}")
 
     def attributes_of(self, case: Case) -> dict[str, Any]:
-        return {**self.attributes, **{name: case.sizes[name] for name in self.parameters}}
+        return {**self.attributes, **{name: case.sizes[name] for name in self.parameters if name in case.sizes}}
 
     def joined(self, inputs: Arrays, cotangents: Arrays) -> dict[str, Any]:
         """What a joint program is given: the inputs, and of each output y its cotangent as d_y. Among what it returns,

@@ -44,11 +44,11 @@ def weighted(scores: Tensor, v: Tensor, empty_rows: bool = False) -> Tensor:
         # Softmax does not depend on the value subtracted, so the gradient through the maximum is zero.
         maximum = scores.amax(dim=-1, keepdim=True).detach()
         if empty_rows:
-            maximum = torch.where(maximum > -math.inf, maximum, 0.0)
+            maximum = torch.where(maximum == -math.inf, 0.0, maximum)
         exponentials = torch.exp(scores - maximum)
         total = exponentials.sum(dim=-1, keepdim=True)
         if empty_rows:
-            total = torch.where(total > 0, total, 1.0)
+            total = torch.where(total == 0, 1.0, total)
         probabilities = (exponentials / total).to(v.dtype)
     with stage("values"):
         return probabilities @ _repeated(v, scores.shape[-3])

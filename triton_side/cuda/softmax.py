@@ -138,5 +138,5 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
     return Softmax.apply(x)
 
 
-def apply(inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def apply(inputs: Mapping[str, torch.Tensor], masked: int = 0) -> dict[str, torch.Tensor]:
     return {"y": softmax(inputs["x"])}

@@ -389,6 +389,6 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
     return SoftmaxFunction.apply(x)
 
 
-def apply(inputs: dict[str, torch.Tensor], **attributes: Any) -> dict[str, torch.Tensor]:
-    """The block `softmax`: x[rows, columns] -> y[rows, columns]."""
-    return {"y": softmax(inputs["x"], **attributes)}
+def apply(inputs: dict[str, torch.Tensor], masked: int = 0) -> dict[str, torch.Tensor]:
+    """The block `softmax`: x[rows, columns] -> y[rows, columns], whether or not rows are `masked`."""
+    return {"y": softmax(inputs["x"])}

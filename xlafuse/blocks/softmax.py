@@ -29,7 +29,8 @@ def stages(x: jax.Array, empty_rows: bool = False) -> jax.Array:
         return numerator / denominator
 
 
-def apply(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """`x` [rows, columns] -> `y`, same shape and dtype; computed in float32. A row of -inf alone gives zeros."""
+def apply(inputs: dict[str, jax.Array], masked: int = 0) -> dict[str, jax.Array]:
+    """`x` [rows, columns] -> `y`, same shape and dtype; computed in float32. masked: how many rows are -inf alone;
+    where none is, the formula is the plain one."""
     x = inputs["x"]
-    return {"y": stages(x.astype(jnp.float32), empty_rows=True).astype(x.dtype)}
+    return {"y": stages(x.astype(jnp.float32), empty_rows=masked > 0).astype(x.dtype)}
