@@ -101,6 +101,8 @@ BLOCK = Block(
         # What flex and training by cuDNN in JAX take of half precision, too.
         Shape("even", sizes(64, 5, 4, 2, 16), ("float16",), ("check",)),
         Shape("lone-tokens", sizes(5, 3, 2, 1, 32), ("float32",), ("check",)),
+        # Of one token each: the gradients of q and k are exactly zero, with nothing to hold their errors against.
+        Shape("tiny-tokens", sizes(3, 3, 2, 1, 16), ("float32", "bfloat16"), ("check",), directions=("fwd",)),
     ),
     implementations=(
         *compilers("attention_packed"),

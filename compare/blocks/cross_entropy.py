@@ -66,6 +66,9 @@ BLOCK = Block(
         Shape("32k", sizes(8192, 32000, 5), ("bfloat16",)),
         Shape("all-ignored", sizes(5, 67, 100), ("float32", "float16"), ("full", "check")),
         Shape("odd", sizes(7, 257, 30), ("float32", "float16", "bfloat16"), ("check",)),
+        Shape("tiny-all-ignored", sizes(3, 19, 100), ("bfloat16",), ("check",), directions=("train",)),
+        Shape("tiny-row", sizes(1, 67, 0), ("float32", "bfloat16"), ("check",), directions=("train",)),
+        Shape("tiny-column", sizes(3, 1, 0), ("float32", "bfloat16"), ("check",), directions=("train",)),
     ),
     implementations=(
         *compilers("cross_entropy"), library("cross_entropy", "F.cross_entropy, and z-loss beside it"),

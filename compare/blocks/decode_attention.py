@@ -112,7 +112,7 @@ BLOCK = Block(
         Shape("gpt2-fp32", sizes(8, 12, 12, 1024, 64, 1024), ("float32",)),
         # The sequences have 0, 33 and 67 keys.
         Shape("odd", sizes(3, 6, 2, 67, 16, 0), ("float32", "float16", "bfloat16"), ("check",)),
-        Shape("tiny-one-key", sizes(2, 3, 3, 1, 16, 1), ("float32", "float16"), ("check",)),
+        Shape("tiny-one-key", sizes(2, 3, 3, 1, 16, 1), ("float32", "float16", "bfloat16"), ("check",)),
     ),
     implementations=(
         *compilers("decode_attention", train=False),

@@ -102,7 +102,7 @@ BLOCK = Block(
         Shape("odd", sizes(3, 6, 2, 5, 13, 16, 0), ("float32", "float16", "bfloat16"), ("check",)),
         # Pages that FlexAttention takes; the sequences have 0, 40 and 80 keys.
         Shape("pages-of-16", sizes(3, 4, 2, 16, 5, 16, 0), ("float32", "float16", "bfloat16"), ("check",)),
-        Shape("tiny-one-key", sizes(2, 3, 3, 1, 1, 16, 1), ("float32", "float16"), ("check",)),
+        Shape("tiny-one-key", sizes(2, 3, 3, 1, 1, 16, 1), ("float32", "float16", "bfloat16"), ("check",)),
     ),
     implementations=(
         *compilers("decode_attention_paged", train=False),

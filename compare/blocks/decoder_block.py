@@ -74,6 +74,7 @@ BLOCK = Block(
         Shape("llama-1b", sizes(8, 1024, 2048, 32, 8, 64, 8192), ("float16",)),
         # So many tokens that the largest error is not that of one of them, which is luck.
         Shape("small", sizes(2, 29, 37, 4, 2, 16, 67), ("float32", "float16", "bfloat16"), ("check",)),
+        Shape("tiny-token", sizes(1, 1, 16, 2, 1, 16, 24), ("float32", "bfloat16"), ("check",), directions=("train",)),
     ),
     implementations=(
         *compilers("decoder_block"),

@@ -60,6 +60,9 @@ BLOCK = Block(
         Shape("prime", sizes(1021, 4093), ("float32",), ("quick", "full"), tuned=False),
         Shape("one-row", sizes(1, 4096), ("float32",)),
         Shape("odd", sizes(7, 257), ("float32", "float16", "bfloat16"), ("check",)),
+        Shape("tiny-row", sizes(1, 67), ("float32", "bfloat16"), ("check",), directions=("train",)),
+        # Of one column the gradient of weight is exactly zero: there is nothing to hold its error against.
+        Shape("tiny-column", sizes(3, 1), ("float32", "bfloat16"), ("check",), directions=("fwd",)),
     ),
     implementations=(
         *compilers("dropout_residual_norm"), triton("dropout_residual_norm"), cuda("dropout_residual_norm"),

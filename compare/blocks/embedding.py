@@ -60,6 +60,10 @@ BLOCK = Block(
             ("check",),
         ),
         Shape("tiny-one-row-only", {"rows": 5, "columns": 33, "tokens": 130, "distinct": 1}, ("float32",), ("check",)),
+        Shape(
+            "tiny", {"rows": 1, "columns": 1, "tokens": 1, "distinct": 1}, ("float32", "bfloat16"), ("check",),
+            directions=("train",),
+        ),
     ),
     implementations=(*compilers("embedding"), library("embedding", "F.embedding"), triton("embedding")),
 )  # fmt: skip

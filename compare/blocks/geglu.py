@@ -23,6 +23,8 @@ BLOCK = Block(
         Shape("prime", {"rows": 1021, "columns": 4093}, ("float32",), ("quick", "full"), tuned=False),
         Shape("one-row", {"rows": 1, "columns": 14336}, ("float32",)),
         Shape("odd", {"rows": 7, "columns": 257}, ("float32", "float16", "bfloat16"), ("check",)),
+        Shape("tiny-row", {"rows": 1, "columns": 67}, ("float32", "bfloat16"), ("check",), directions=("train",)),
+        Shape("tiny-column", {"rows": 3, "columns": 1}, ("float32", "bfloat16"), ("check",), directions=("train",)),
     ),
     implementations=(
         *compilers("geglu"), library("geglu", 'F.gelu(approximate="tanh"), then a product'), triton("geglu"),

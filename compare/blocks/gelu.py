@@ -28,6 +28,7 @@ BLOCK = Block(
         Shape("one-row", {"rows": 1, "columns": 14336}, ("float32",)),
         Shape("odd", {"rows": 7, "columns": 257}, ("float32", "float16", "bfloat16"), ("check",)),
         Shape("tiny-row", {"rows": 1, "columns": 67}, ("float32", "float16", "bfloat16"), ("check",)),
+        Shape("tiny-column", {"rows": 3, "columns": 1}, ("float32", "bfloat16"), ("check",), directions=("train",)),
     ),
     implementations=(*compilers("gelu"), library("gelu", 'F.gelu(approximate="tanh")'), triton("gelu"), cuda("gelu")),
 )

@@ -84,6 +84,7 @@ BLOCK = Block(
         Shape("prime", sizes(1, 251, 509, 3, 64, 1021), ("float32",), ("quick", "full"), tuned=False),
         Shape("gpt2-xl", sizes(8, 1024, 1600, 25, 64, 6400), ("float16",)),
         Shape("small", sizes(2, 5, 37, 2, 16, 67), ("float32", "float16", "bfloat16"), ("check",)),
+        Shape("tiny-token", sizes(1, 1, 16, 1, 16, 24), ("float32", "bfloat16"), ("check",), directions=("train",)),
     ),
     implementations=(
         *compilers("gpt2_block"),

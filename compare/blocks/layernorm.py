@@ -33,7 +33,9 @@ BLOCK = Block(
         Shape("16k-columns", {"rows": 4096, "columns": 16384}, ("bfloat16",)),
         Shape("one-row", {"rows": 1, "columns": 4096}, ("float32",)),
         Shape("odd", {"rows": 7, "columns": 257}, ("float32", "float16", "bfloat16"), ("check",)),
-        Shape("tiny-row", {"rows": 1, "columns": 67}, ("float32", "float16"), ("check",)),
+        Shape("tiny-row", {"rows": 1, "columns": 67}, ("float32", "float16", "bfloat16"), ("check",)),
+        # Of one column the gradients of x and weight are exactly zero: there is nothing to hold errors against.
+        Shape("tiny-column", {"rows": 3, "columns": 1}, ("float32", "bfloat16"), ("check",), directions=("fwd",)),
     ),
     implementations=(
         *compilers("layernorm"), library("layernorm", "F.layer_norm"), triton("layernorm"), cuda("layernorm"),

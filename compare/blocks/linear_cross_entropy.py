@@ -51,6 +51,9 @@ BLOCK = Block(
         Shape("prime", sizes(1021, 509, 4093, 5), ("float32",), ("quick", "full"), tuned=False),
         Shape("all-ignored", sizes(5, 24, 67, 100), ("float32", "float16"), ("full", "check")),
         Shape("odd", sizes(7, 37, 257, 30), ("float32", "float16", "bfloat16"), ("check",)),
+        Shape("tiny-all-ignored", sizes(3, 16, 19, 100), ("bfloat16",), ("check",), directions=("joint",)),
+        Shape("tiny-row", sizes(1, 16, 67, 0), ("float32", "bfloat16"), ("check",), directions=("joint",)),
+        Shape("tiny-column", sizes(3, 1, 1, 0), ("float32", "bfloat16"), ("check",), directions=("joint",)),
     ),
     implementations=(
         *compilers("linear_cross_entropy", train=False),

@@ -30,7 +30,8 @@ BLOCK = Block(
         Shape("llama-8b-up", {"m": 8192, "k": 4096, "n": 14336}),
         Shape("skinny", {"m": 16, "k": 4096, "n": 16384}),
         Shape("odd", {"m": 17, "k": 37, "n": 67}, ("float32", "float16", "bfloat16"), ("check",)),
-        Shape("tiny-row", {"m": 1, "k": 32, "n": 48}, ("float32", "float16"), ("check",)),
+        Shape("tiny-row", {"m": 1, "k": 32, "n": 48}, ("float32", "float16", "bfloat16"), ("check",)),
+        Shape("tiny-column", {"m": 5, "k": 32, "n": 1}, ("float32", "bfloat16"), ("check",), directions=("train",)),
     ),
     implementations=(
         *compilers("linear_gelu"), library("linear_gelu", 'F.gelu(F.linear(...), approximate="tanh")'),

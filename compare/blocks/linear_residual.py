@@ -31,7 +31,8 @@ BLOCK = Block(
         Shape("llama-8b-down", {"m": 8192, "k": 14336, "n": 4096}, ("bfloat16",)),
         Shape("skinny", {"m": 16, "k": 14336, "n": 4096}, ("bfloat16",)),
         Shape("odd", {"m": 17, "k": 37, "n": 67}, ("float32", "float16", "bfloat16"), ("check",)),
-        Shape("tiny-row", {"m": 1, "k": 32, "n": 48}, ("float32", "float16"), ("check",)),
+        Shape("tiny-row", {"m": 1, "k": 32, "n": 48}, ("float32", "float16", "bfloat16"), ("check",)),
+        Shape("tiny-column", {"m": 5, "k": 32, "n": 1}, ("float32", "bfloat16"), ("check",), directions=("train",)),
     ),
     implementations=(
         *compilers("linear_residual"), library("linear_residual", "torch.addmm, one library call with the residual"),

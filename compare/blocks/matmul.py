@@ -29,7 +29,8 @@ BLOCK = Block(
         Shape("square-8k", {"m": 8192, "k": 8192, "n": 8192}, ("bfloat16",)),
         Shape("skinny", {"m": 16, "k": 4096, "n": 14336}, ("bfloat16",)),
         Shape("odd", {"m": 17, "k": 37, "n": 67}, ("float32", "float16", "bfloat16"), ("check",)),
-        Shape("tiny-row", {"m": 1, "k": 32, "n": 48}, ("float32", "float16"), ("check",)),
+        Shape("tiny-row", {"m": 1, "k": 32, "n": 48}, ("float32", "float16", "bfloat16"), ("check",)),
+        Shape("tiny-column", {"m": 5, "k": 32, "n": 1}, ("float32", "bfloat16"), ("check",), directions=("train",)),
     ),
     # No library call beside eager: the block is `torch.matmul` already.
     implementations=(*compilers("matmul"), triton("matmul"), cuda("matmul")),

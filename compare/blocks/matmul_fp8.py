@@ -65,6 +65,7 @@ BLOCK = Block(
         Shape("ragged", {"m": 1021, "k": 509, "n": 257}, ("bfloat16",), ("quick", "full"), tuned=False),
         Shape("odd", {"m": 17, "k": 37, "n": 67}, ("float32", "float16", "bfloat16"), ("check",)),
         Shape("tiny-row", {"m": 1, "k": 32, "n": 48}, ("float32", "float16", "bfloat16"), ("check",)),
+        Shape("tiny-column", {"m": 5, "k": 32, "n": 1}, ("float32", "bfloat16"), ("check",)),
     ),
     implementations=(
         *compilers("matmul_fp8", train=False),

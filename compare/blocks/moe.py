@@ -150,6 +150,9 @@ BLOCK = Block(
         Shape("odd", sizes(17, 37, 29, 5, 2, used=4), ("float32", "float16"), ("check",)),
         # Rows of 16 bytes and bfloat16, which grouped_mm asks for.
         Shape("one-expert", sizes(7, 16, 24, 3, 1, used=1), ("float32", "bfloat16"), ("check",)),
+        Shape("tiny-token", sizes(1, 16, 24, 3, 2, used=2), ("float32", "bfloat16"), ("check",), directions=("train",)),
+        # Of one expert the router's gradient is exactly zero: there is nothing to hold its error against.
+        Shape("tiny-column", sizes(3, 1, 1, 1, 1), ("float32", "bfloat16"), ("check",), directions=("fwd",)),
     ),
     implementations=(
         *compilers("moe"),

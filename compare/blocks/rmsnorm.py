@@ -27,6 +27,8 @@ BLOCK = Block(
         Shape("one-row", {"rows": 1, "columns": 4096}, ("float32",)),
         Shape("odd", {"rows": 7, "columns": 257}, ("float32", "float16", "bfloat16"), ("check",)),
         Shape("tiny-row", {"rows": 1, "columns": 67}, ("float32", "float16", "bfloat16"), ("check",)),
+        # Of one column the gradient of x is what rounding leaves of two equal terms.
+        Shape("tiny-column", {"rows": 3, "columns": 1}, ("float32", "bfloat16"), ("check",), directions=("fwd",)),
     ),
     implementations=(
         *compilers("rmsnorm"), library("rmsnorm", "F.rms_norm"), triton("rmsnorm"),

@@ -72,7 +72,7 @@ BLOCK = Block(
         Shape("phi-3-mini", sizes(2, 32, 32, 4096, 96), ("bfloat16",)),
         Shape("one-token", sizes(64, 32, 8, 1, 128), ("bfloat16",)),
         Shape("odd", sizes(2, 3, 1, 37, 10), ("float32", "float16", "bfloat16"), ("check",)),
-        Shape("tiny-token", sizes(3, 2, 1, 1, 16), ("float32", "float16"), ("check",)),
+        Shape("tiny-token", sizes(3, 2, 1, 1, 16), ("float32", "float16", "bfloat16"), ("check",)),
     ),
     implementations=(*compilers("rope"), triton("rope")),
 )

@@ -42,6 +42,10 @@ BLOCK = Block(
         Shape("one-token", {"tokens": 1, "width": 4096, "hidden": 14336}, ("bfloat16",)),
         Shape("odd", {"tokens": 17, "width": 37, "hidden": 67}, ("float32", "float16", "bfloat16"), ("check",)),
         Shape("tiny-token", {"tokens": 1, "width": 32, "hidden": 48}, ("float32", "float16", "bfloat16"), ("check",)),
+        Shape(
+            "tiny-column", {"tokens": 3, "width": 1, "hidden": 1}, ("float32", "bfloat16"), ("check",),
+            directions=("train",),
+        ),
     ),
     implementations=(
         *compilers("swiglu_mlp"), library("swiglu_mlp", "F.rms_norm, F.silu and addmm"), triton("swiglu_mlp"),
