@@ -2,9 +2,9 @@
 
 error = max|y - reference| / rms(reference), the reference in float64 (absolute where the reference is zero throughout).
 tolerance = twice the error of an independent evaluation in the case's own dtype (the reference's formula, operation by
-operation, on the input set where it errs most; see compare.workers.reference), and never under one unit in the last
-place of the largest reference value, which storing alone may cost. An implementation that passes is as good as plain
-low-precision code; nothing is tuned.
+operation, on the input set where it errs most; of values near the dtype's largest in float32, rounded at the end; see
+compare.workers.reference), and never under one unit in the last place of the largest reference value, which storing
+alone may cost. An implementation that passes is as good as plain low-precision code; nothing is tuned.
 """
 
 from __future__ import annotations

@@ -35,6 +35,7 @@ DTYPES = {
 }
 # Types that inputs may have besides, and no gradient has: integers, and what is only stored in.
 OTHER_BYTES = {"int32": 4, "int64": 8, "float8_e4m3fn": 1}
+MAGNITUDE = "magnitude"  # of a shape's sizes: how many times larger than elsewhere what is `magnified` is
 DTYPE_BY_ANY_NAME = {**{d.name: d.name for d in DTYPES.values()}, **{d.short: d.name for d in DTYPES.values()}}
 
 
@@ -47,7 +48,8 @@ class Tensor:
     a numpy.random.Generator, what is not so distributed, or None for sizes of which it is. `dtype` is its own whatever
     the case's is: "int32", "float32", "float8_e4m3fn". Integers, as labels and positions are, and fp8 have no gradient.
     `read` says how many elements a part that needs it must read, where that is fewer than all: of a table, the rows
-    that are looked up.
+    that are looked up. What is `magnified` has `magnitude` times this `std` in shapes whose sizes have one: values near
+    the dtype's largest.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Tensor:
     dtype: str | None = None
     draw: Callable[[Any, Sizes], Any] | None = None
     read: Callable[[Sizes], int] | None = None
+    magnified: bool = False
 
     def shape(self, sizes: Sizes) -> tuple[int, ...]:
         return tuple(sizes[axis] for axis in self.axes)
@@ -84,7 +87,8 @@ class Tensor:
         return self.dtype not in OTHER_BYTES
 
     def scale(self, sizes: Sizes) -> float:
-        return self.std / math.sqrt(sizes[self.fan_in]) if self.fan_in else self.std
+        std = self.std * sizes.get(MAGNITUDE, 1) if self.magnified else self.std
+        return std / math.sqrt(sizes[self.fan_in]) if self.fan_in else std
 
 
 @dataclass(frozen=True)
@@ -126,8 +130,8 @@ class Case:
 class Shape:
     """One named set of sizes, with the dtypes it is compared in and the suites it belongs to.
 
-    `sizes` are those of the axes, the block's `parameters`, and what else an input's `draw` wants to know, as how many
-    labels are ignored.
+    `sizes` are those of the axes, the block's `parameters`, what else an input's `draw` wants to know, as how many
+    labels are ignored, and a `magnitude` where values are large.
 
     Suites: `quick` (minutes), `full` (everything but `check`), `check` (small odd sizes: CPU checks and tests).
     `tuned`: whether implementations that tune for minutes (`Implementation.tunes`) take part, if it is in `quick`.

@@ -13,7 +13,7 @@ def reference(xp, inputs):  # type: ignore[no-untyped-def]
 BLOCK = Block(
     name="bias_gelu",
     summary="GELU, tanh form, of rows to which a bias is added; the bias's gradient is a sum over rows",
-    inputs=(Tensor("x", ("rows", "columns"), std=2.0), Tensor("bias", ("columns",))),
+    inputs=(Tensor("x", ("rows", "columns"), std=2.0, magnified=True), Tensor("bias", ("columns",))),
     outputs=(Tensor("y", ("rows", "columns")),),
     reference=reference,
     backward_needs=("x", "bias"),
@@ -26,6 +26,14 @@ BLOCK = Block(
         Shape("odd", {"rows": 7, "columns": 257}, ("float32", "float16", "bfloat16"), ("check",)),
         Shape("tiny-row", {"rows": 1, "columns": 67}, ("float32", "float16", "bfloat16"), ("check",)),
         Shape("tiny-column", {"rows": 3, "columns": 1}, ("float32", "bfloat16"), ("check",), directions=("train",)),
+        # Near the largest numbers; where x^3 overflows the plain formula's gradient is NaN.
+        Shape(
+            "large-fp16", {"rows": 3, "columns": 61, "magnitude": 6000}, ("float16",), ("check",), directions=("fwd",),
+        ),
+        Shape(
+            "large", {"rows": 3, "columns": 61, "magnitude": 3 * 10**37}, ("float32", "bfloat16"), ("check",),
+            directions=("fwd",),
+        ),
     ),
     implementations=(
         *compilers("bias_gelu"),

@@ -49,7 +49,7 @@ BLOCK = Block(
     summary="mean cross-entropy with label smoothing, ignored labels and z-loss",
     inputs=(
         # Spread so that a few classes hold most of a token's probability, as in a trained model.
-        Tensor("logits", ("tokens", "classes"), std=4.0, read=counted_logits),
+        Tensor("logits", ("tokens", "classes"), std=4.0, read=counted_logits, magnified=True),
         Tensor("labels", ("tokens",), dtype="int32", draw=draw_labels),
     ),
     outputs=(Tensor("loss", (), dtype="float32"),),
@@ -69,6 +69,14 @@ BLOCK = Block(
         Shape("tiny-all-ignored", sizes(3, 19, 100), ("bfloat16",), ("check",), directions=("train",)),
         Shape("tiny-row", sizes(1, 67, 0), ("float32", "bfloat16"), ("check",), directions=("train",)),
         Shape("tiny-column", sizes(3, 1, 0), ("float32", "bfloat16"), ("check",), directions=("train",)),
+        # In bfloat16 and float32 near the square root of the largest number, because z_loss takes the square.
+        Shape(
+            "large-fp16", {**sizes(3, 67, 30), "magnitude": 3000}, ("float16",), ("check",), directions=("train",),
+        ),
+        Shape(
+            "large", {**sizes(3, 67, 30), "magnitude": 5 * 10**17}, ("float32", "bfloat16"), ("check",),
+            directions=("train",),
+        ),
     ),
     implementations=(
         *compilers("cross_entropy"), library("cross_entropy", "F.cross_entropy, and z-loss beside it"),

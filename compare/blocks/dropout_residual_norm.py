@@ -41,7 +41,7 @@ BLOCK = Block(
     name="dropout_residual_norm",
     summary="bias, dropout, residual sum and LayerNorm between two products, as in GPT-2",
     inputs=(
-        Tensor("x", MATRIX),
+        Tensor("x", MATRIX, magnified=True),
         Tensor("bias", VECTOR, std=0.1),
         Tensor("residual", MATRIX),
         Tensor("weight", VECTOR, mean=1.0, std=0.1),
@@ -63,6 +63,9 @@ BLOCK = Block(
         Shape("tiny-row", sizes(1, 67), ("float32", "bfloat16"), ("check",), directions=("train",)),
         # Of one column the gradient of weight is exactly zero: there is nothing to hold its error against.
         Shape("tiny-column", sizes(3, 1), ("float32", "bfloat16"), ("check",), directions=("fwd",)),
+        Shape(
+            "large-fp16", {**sizes(3, 67), "magnitude": 10000}, ("float16",), ("check",), directions=("train",),
+        ),
     ),
     implementations=(
         *compilers("dropout_residual_norm"), triton("dropout_residual_norm"), cuda("dropout_residual_norm"),

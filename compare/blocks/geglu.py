@@ -12,7 +12,7 @@ def reference(xp, inputs):  # type: ignore[no-untyped-def]
 BLOCK = Block(
     name="geglu",
     summary="GELU, tanh form, of the gate times the other half of a gated linear unit",
-    inputs=(Tensor("gate", ("rows", "columns"), std=2.0), Tensor("up", ("rows", "columns"))),
+    inputs=(Tensor("gate", ("rows", "columns"), std=2.0, magnified=True), Tensor("up", ("rows", "columns"))),
     outputs=(Tensor("y", ("rows", "columns")),),
     reference=reference,
     backward_needs=("gate", "up"),
@@ -25,6 +25,14 @@ BLOCK = Block(
         Shape("odd", {"rows": 7, "columns": 257}, ("float32", "float16", "bfloat16"), ("check",)),
         Shape("tiny-row", {"rows": 1, "columns": 67}, ("float32", "bfloat16"), ("check",), directions=("train",)),
         Shape("tiny-column", {"rows": 3, "columns": 1}, ("float32", "bfloat16"), ("check",), directions=("train",)),
+        # Gates near the largest numbers; where their cubes overflow the plain formula's gradient is NaN.
+        Shape(
+            "large-fp16", {"rows": 3, "columns": 61, "magnitude": 2048}, ("float16",), ("check",), directions=("fwd",),
+        ),
+        Shape(
+            "large", {"rows": 3, "columns": 61, "magnitude": 5 * 10**36}, ("float32", "bfloat16"), ("check",),
+            directions=("fwd",),
+        ),
     ),
     implementations=(
         *compilers("geglu"), library("geglu", 'F.gelu(approximate="tanh"), then a product'), triton("geglu"),

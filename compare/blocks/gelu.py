@@ -15,7 +15,7 @@ def reference(xp, inputs):  # type: ignore[no-untyped-def]
 BLOCK = Block(
     name="gelu",
     summary="GELU, tanh form, written out operation by operation",
-    inputs=(Tensor("x", ("rows", "columns"), std=2.0),),
+    inputs=(Tensor("x", ("rows", "columns"), std=2.0, magnified=True),),
     outputs=(Tensor("y", ("rows", "columns")),),
     reference=reference,
     backward_needs=("x",),
@@ -29,6 +29,14 @@ BLOCK = Block(
         Shape("odd", {"rows": 7, "columns": 257}, ("float32", "float16", "bfloat16"), ("check",)),
         Shape("tiny-row", {"rows": 1, "columns": 67}, ("float32", "float16", "bfloat16"), ("check",)),
         Shape("tiny-column", {"rows": 3, "columns": 1}, ("float32", "bfloat16"), ("check",), directions=("train",)),
+        # Near the largest numbers; where x^3 overflows the plain formula's gradient is NaN.
+        Shape(
+            "large-fp16", {"rows": 3, "columns": 61, "magnitude": 6000}, ("float16",), ("check",), directions=("fwd",),
+        ),
+        Shape(
+            "large", {"rows": 3, "columns": 61, "magnitude": 3 * 10**37}, ("float32", "bfloat16"), ("check",),
+            directions=("fwd",),
+        ),
     ),
     implementations=(*compilers("gelu"), library("gelu", 'F.gelu(approximate="tanh")'), triton("gelu"), cuda("gelu")),
 )

@@ -15,7 +15,7 @@ BLOCK = Block(
     name="layernorm",
     summary="LayerNorm with a learnt scale and shift, as in GPT-2",
     inputs=(
-        Tensor("x", ("rows", "columns")),
+        Tensor("x", ("rows", "columns"), magnified=True),
         Tensor("weight", ("columns",), mean=1.0, std=0.1),
         Tensor("bias", ("columns",), std=0.1),
     ),
@@ -36,6 +36,10 @@ BLOCK = Block(
         Shape("tiny-row", {"rows": 1, "columns": 67}, ("float32", "float16", "bfloat16"), ("check",)),
         # Of one column the gradients of x and weight are exactly zero: there is nothing to hold errors against.
         Shape("tiny-column", {"rows": 3, "columns": 1}, ("float32", "bfloat16"), ("check",), directions=("fwd",)),
+        Shape(
+            "large-fp16", {"rows": 3, "columns": 64, "magnitude": 12000}, ("float16",), ("check",),
+            directions=("train",),
+        ),
     ),
     implementations=(
         *compilers("layernorm"), library("layernorm", "F.layer_norm"), triton("layernorm"), cuda("layernorm"),

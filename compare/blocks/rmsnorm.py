@@ -12,7 +12,7 @@ def reference(xp, inputs, *, eps):  # type: ignore[no-untyped-def]
 BLOCK = Block(
     name="rmsnorm",
     summary="RMSNorm with a learnt scale, as in Llama",
-    inputs=(Tensor("x", ("rows", "columns")), Tensor("weight", ("columns",), mean=1.0, std=0.1)),
+    inputs=(Tensor("x", ("rows", "columns"), magnified=True), Tensor("weight", ("columns",), mean=1.0, std=0.1)),
     outputs=(Tensor("y", ("rows", "columns")),),
     reference=reference,
     attributes={"eps": 1e-5},
@@ -29,6 +29,10 @@ BLOCK = Block(
         Shape("tiny-row", {"rows": 1, "columns": 67}, ("float32", "float16", "bfloat16"), ("check",)),
         # Of one column the gradient of x is what rounding leaves of two equal terms.
         Shape("tiny-column", {"rows": 3, "columns": 1}, ("float32", "bfloat16"), ("check",), directions=("fwd",)),
+        Shape(
+            "large-fp16", {"rows": 3, "columns": 64, "magnitude": 12000}, ("float16",), ("check",),
+            directions=("train",),
+        ),
     ),
     implementations=(
         *compilers("rmsnorm"), library("rmsnorm", "F.rms_norm"), triton("rmsnorm"),

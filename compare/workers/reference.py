@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from compare import arrays
 from compare.blocks import BLOCKS
 from compare.check import Scale, relative_error
-from compare.spec import DTYPES, Block, Case, Tensor
+from compare.spec import DTYPES, MAGNITUDE, Block, Case, Tensor
 
 Tensors = dict[str, torch.Tensor]
 
@@ -106,7 +106,8 @@ def _redraws(block: Block, case: Case) -> int:
 def _independent_errors(
     case: Case, inputs: Tensors, cotangents: Tensors, exact: Tensors
 ) -> dict[str, float]:
-    """Error of the formula evaluated operation by operation in the case's dtype, for each output and gradient.
+    """Error of the formula evaluated operation by operation in the case's dtype, for each output and gradient; of large
+    values in float32, each result then rounded.
 
     What it computes in float32 is made no better than plain code may be; see PlainFloat32. In half types the rounding
     after each operation is far coarser than either.
@@ -123,8 +124,17 @@ def _errors_of(
     plain: PlainFloat32, case: Case, inputs: Tensors, cotangents: Tensors, exact: Tensors
 ) -> dict[str, float]:
     with plain:
-        rounded = evaluate(case, inputs, cotangents, getattr(torch, case.dtype))
+        rounded = evaluate(case, inputs, cotangents, _independent_dtype(case))
+    if MAGNITUDE in case.sizes:
+        own = {name: BLOCKS[case.block].tensor(name.removeprefix("d_")).dtype_in(case) for name in rounded}
+        rounded = {name: values.to(getattr(torch, own[name])) for name, values in rounded.items()}
     return {n: relative_error(rounded[n], values, _rms(values), _largest_difference) for n, values in exact.items()}
+
+
+def _independent_dtype(case: Case) -> torch.dtype:
+    """The case's own; float32 where values are near the own one's largest. Their squares overflow there, and a formula
+    that then gives zeros would tolerate anything."""
+    return torch.float32 if MAGNITUDE in case.sizes else cast(torch.dtype, getattr(torch, case.dtype))
 
 
 def _largest_difference(values: torch.Tensor, reference: torch.Tensor) -> float:

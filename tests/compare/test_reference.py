@@ -302,6 +302,26 @@ def test_an_evaluation_of_one_number_is_repeated_but_not_on_a_billion() -> None:
     assert redraws == {"llama-3": 4, "32k": 4, "prime": 16, "all-ignored": 16}
 
 
+LARGE = [case for block in BLOCKS.values() for case in block.cases("check") if "magnitude" in case.sizes]
+
+
+def test_large_values_are_near_what_their_dtype_holds() -> None:
+    """Where no square of them is needed, as z_loss needs it of a logit, the largest is over a 32nd of that."""
+    for case in LARGE:
+        (large,) = (arrays.draw(case, t, 0) for t in BLOCKS[case.block].inputs if t.magnified)
+        most = torch.finfo(getattr(torch, case.dtype)).max
+        bound = most**0.5 if (case.block, case.name) == ("cross_entropy", "large") else most
+        assert bound / 32 < np.abs(large).max() < bound, case.id
+
+
+def test_what_plain_code_makes_of_overflowing_squares_is_not_tolerated(tmp_path: Path) -> None:
+    """Evaluated in float16, a norm of values near 65504 is zero, which is off by all of the reference."""
+    for case in LARGE:
+        if case.block in ("rmsnorm", "layernorm", "dropout_residual_norm"):
+            scale = Scale(**reference.produce(case, 0, tmp_path / case.block)["y"])
+            assert scale.independent_error < 2.0**-9, case.id
+
+
 def test_inputs_are_kept_for_their_references_until_another_case_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
