@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from compare.spec import DTYPES, Case, Implementation
+from compare.spec import CONTIGUOUS, DTYPES, Case, Implementation
 
 
 def compilers(block: str, train: bool = True) -> tuple[Implementation, ...]:
@@ -61,10 +61,23 @@ def inference_only(what: str) -> Callable[[Case], str | None]:
     return unsupported
 
 
+def contiguous_rows_only(what: str) -> Callable[[Case], str | None]:
+    """For library kernels whose caller copies what has strides along its last axis."""
+
+    def unsupported(case: Case) -> str | None:
+        if case.layout == CONTIGUOUS:
+            return None
+        return f"{what} takes inputs whose last axis is contiguous, not {case.layout} ones"
+
+    return unsupported
+
+
 def whole_vectors(what: str, size: int) -> Callable[[Case], str | None]:
     """For library kernels that copy rows in pieces of at least `size` bytes."""
 
     def unsupported(case: Case) -> str | None:
+        if problem := contiguous_rows_only(what)(case):
+            return problem
         if case.sizes["columns"] * DTYPES[case.dtype].itemsize % size == 0:
             return None
         return f"{what} takes rows of whole {size}-byte pieces, not {case.sizes['columns']} columns of {case.dtype}"
@@ -97,7 +110,10 @@ def flash_attention_4(function: str = "apply") -> Implementation:
     return Implementation(
         "fa4", f"triton_side.library.flash_attention_4:{function}", "eager", "FlashAttention-4's CuTe kernels",
         needs_gpu="FlashAttention-4's CuTe kernels are compiled for the GPU at hand",
-        unsupported=half_precision_only("FlashAttention-4"), requires=FLASH_ATTENTION_4,
+        unsupported=lambda case: (
+            half_precision_only("FlashAttention-4")(case) or contiguous_rows_only("FlashAttention-4")(case)
+        ),
+        requires=FLASH_ATTENTION_4,
     )
 
 

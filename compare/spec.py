@@ -35,6 +35,7 @@ DTYPES = {
 }
 # Types that inputs may have besides, and no gradient has: integers, and what is only stored in.
 OTHER_BYTES = {"int32": 4, "int64": 8, "float8_e4m3fn": 1}
+CONTIGUOUS, TRANSPOSED = "contiguous", "transposed"  # layouts of a shape's inputs
 MAGNITUDE = "magnitude"  # of a shape's sizes: how many times larger than elsewhere what is `magnified` is
 DTYPE_BY_ANY_NAME = {**{d.name: d.name for d in DTYPES.values()}, **{d.short: d.name for d in DTYPES.values()}}
 
@@ -93,7 +94,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Case:
-    """A block at one set of axis sizes, dtype, product precision and direction."""
+    """A block at one set of axis sizes, dtype, product precision and direction; `layout` as its `Shape` has it."""
 
     block: str
     name: str
@@ -101,6 +102,7 @@ class Case:
     dtype: str
     direction: str
     precision: str = "ieee"
+    layout: str = CONTIGUOUS
 
     @property
     def id(self) -> str:
@@ -116,9 +118,10 @@ class Case:
         return self.direction != "fwd"
 
     def to_json(self) -> dict[str, Any]:
+        layout = {} if self.layout == CONTIGUOUS else {"layout": self.layout}
         return {
             "block": self.block, "name": self.name, "sizes": dict(self.sizes), "dtype": self.dtype,
-            "direction": self.direction, "precision": self.precision,
+            "direction": self.direction, "precision": self.precision, **layout,
         }
 
     @classmethod
@@ -135,6 +138,8 @@ class Shape:
 
     Suites: `quick` (minutes), `full` (everything but `check`), `check` (small odd sizes: CPU checks and tests).
     `tuned`: whether implementations that tune for minutes (`Implementation.tunes`) take part, if it is in `quick`.
+    `layout`: how each input of two axes or more lies in the memory that PyTorch's side is given: contiguous, or
+    transposed, its last two axes swapped. Arrays of JAX have no strides, nor have inputs that are only compiled for.
     """
 
     name: str
@@ -144,6 +149,7 @@ class Shape:
     precisions: tuple[str, ...] = ("ieee",)
     directions: tuple[str, ...] = tuple(PARTS)
     tuned: bool = True
+    layout: str = CONTIGUOUS
 
 
 def load(target: str) -> Callable[..., Any]:
@@ -260,7 +266,7 @@ class Block:
 
     def cases(self, suite: str) -> list[Case]:
         return [
-            Case(self.name, shape.name, shape.sizes, dtype, direction, precision)
+            Case(self.name, shape.name, shape.sizes, dtype, direction, precision, shape.layout)
             for shape in self.shapes
             if suite in shape.suites
             for dtype in shape.dtypes

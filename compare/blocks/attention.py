@@ -8,7 +8,15 @@ another (grouped queries, arXiv 2305.13245).
 import math
 from collections.abc import Callable
 
-from compare.implementations import compilers, flash_attention_4, flex_in_tf32, half_precision_only, triton, xla_triton
+from compare.implementations import (
+    compilers,
+    contiguous_rows_only,
+    flash_attention_4,
+    flex_in_tf32,
+    half_precision_only,
+    triton,
+    xla_triton,
+)
 from compare.spec import Block, Case, Implementation, Shape, Sizes, Tensor
 
 
@@ -60,7 +68,7 @@ def sdpa_unsupported(what: str) -> Callable[[Case], str | None]:
     def unsupported(case: Case) -> str | None:
         if case.sizes["window"]:
             return "F.scaled_dot_product_attention has no window but as a mask in memory, which these kernels refuse"
-        return half_precision_only(what)(case)
+        return half_precision_only(what)(case) or contiguous_rows_only(what)(case)
 
     return unsupported
 
@@ -118,6 +126,10 @@ BLOCK = Block(
         Shape("own-key", sizes(1, 2, 5, 16, kv_heads=1, window=1), ("float32",), ("check",), directions=("fwd",)),
         Shape("odd-full", sizes(2, 2, 37, 32, kv_heads=1, causal=0), ("float32", "float16"), ("check",)),
         Shape("two-tokens", sizes(1, 1, 2, 64), ("float32", "float16", "bfloat16"), ("check",)),
+        Shape(
+            "transposed", sizes(1, 4, 37, 16, kv_heads=2), ("float32", "bfloat16"), ("check",),
+            directions=("train",), layout="transposed",
+        ),
     ),
     implementations=(
         *compilers("attention"),

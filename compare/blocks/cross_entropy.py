@@ -77,6 +77,10 @@ BLOCK = Block(
             "large", {**sizes(3, 67, 30), "magnitude": 5 * 10**17}, ("float32", "bfloat16"), ("check",),
             directions=("train",),
         ),
+        Shape(
+            "transposed", sizes(7, 67, 30), ("float32", "bfloat16"), ("check",),
+            directions=("train",), layout="transposed",
+        ),
     ),
     implementations=(
         *compilers("cross_entropy"), library("cross_entropy", "F.cross_entropy, and z-loss beside it"),

@@ -37,6 +37,10 @@ BLOCK = Block(
             "large", {"rows": 3, "columns": 61, "magnitude": 3 * 10**37}, ("float32", "bfloat16"), ("check",),
             directions=("fwd",),
         ),
+        Shape(
+            "transposed", {"rows": 5, "columns": 67}, ("float32", "bfloat16"), ("check",),
+            directions=("train",), layout="transposed",
+        ),
     ),
     implementations=(*compilers("gelu"), library("gelu", 'F.gelu(approximate="tanh")'), triton("gelu"), cuda("gelu")),
 )

@@ -40,6 +40,10 @@ BLOCK = Block(
             "large-fp16", {"rows": 3, "columns": 64, "magnitude": 12000}, ("float16",), ("check",),
             directions=("train",),
         ),
+        Shape(
+            "transposed", {"rows": 5, "columns": 67}, ("float32", "bfloat16"), ("check",),
+            directions=("train",), layout="transposed",
+        ),
     ),
     implementations=(
         *compilers("layernorm"), library("layernorm", "F.layer_norm"), triton("layernorm"), cuda("layernorm"),

@@ -31,6 +31,10 @@ BLOCK = Block(
         Shape("odd", {"m": 17, "k": 37, "n": 67}, ("float32", "float16", "bfloat16"), ("check",)),
         Shape("tiny-row", {"m": 1, "k": 32, "n": 48}, ("float32", "float16", "bfloat16"), ("check",)),
         Shape("tiny-column", {"m": 5, "k": 32, "n": 1}, ("float32", "bfloat16"), ("check",), directions=("train",)),
+        Shape(
+            "transposed", {"m": 17, "k": 37, "n": 19}, ("float32", "bfloat16"), ("check",),
+            directions=("train",), layout="transposed",
+        ),
     ),
     # No library call beside eager: the block is `torch.matmul` already.
     implementations=(*compilers("matmul"), triton("matmul"), cuda("matmul")),

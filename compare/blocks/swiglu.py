@@ -33,6 +33,10 @@ BLOCK = Block(
             "large", {"rows": 3, "columns": 61, "magnitude": 5 * 10**36}, ("float32", "bfloat16"), ("check",),
             directions=("fwd",),
         ),
+        Shape(
+            "transposed", {"rows": 5, "columns": 67}, ("float32", "bfloat16"), ("check",),
+            directions=("train",), layout="transposed",
+        ),
     ),
     implementations=(
         *compilers("swiglu"), library("swiglu", "F.silu, then a product"), triton("swiglu"),

@@ -32,7 +32,7 @@ from compare.graph.parts import as_one_part
 from compare.graphs import portable_lines
 from compare.protocol import Skip, Untuned
 from compare.service import Service
-from compare.spec import Case, Implementation
+from compare.spec import TRANSPOSED, Case, Implementation
 from compare.subject import Arrays, Extent, Peak, Program, lies_within
 from compare.workers import stream_order, torch_graph
 from triton_side import dispatch
@@ -240,7 +240,7 @@ class TorchSide:
             key = (case.direction, "live", tensor.name)
             if key not in self._cache:
                 trained = case.differentiates and tensor.differentiable
-                self._cache[key] = torch.empty_like(stored).requires_grad_(trained)
+                self._cache[key] = _empty_like(stored, case.layout).requires_grad_(trained)
             live[tensor.name] = self._cache[key]
             with torch.no_grad():
                 live[tensor.name].copy_(stored)
@@ -433,6 +433,12 @@ def _set_precision(precision: str) -> None:
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+
+
+def _empty_like(x: torch.Tensor, layout: str) -> torch.Tensor:
+    if layout == TRANSPOSED and x.ndim > 1:
+        return torch.empty_like(x.mT, memory_format=torch.contiguous_format).mT
+    return torch.empty_like(x)
 
 
 def _bits(x: torch.Tensor) -> torch.Tensor:
