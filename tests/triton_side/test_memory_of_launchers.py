@@ -1,0 +1,119 @@
+"""What hand-written launchers allocate, counted without a GPU: on tensors of an H200 that is not there, with no launch
+made. What Triton asks for beside, for the descriptors of a kernel, is left out."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROPERTIES = ROOT / "compare/targets/h200/cuda_device_properties.json"
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ to build fake_cuda_hooks.cpp"),
+]
+
+COUNT = """
+import json, sys
+from triton_side import deviceless
+deviceless.activate(json.load(open(sys.argv[1])))
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime.jit import JITFunction
+from triton_side.kernels import attention, linear_cross_entropy
+
+launched = []
+JITFunction.run = lambda self, *args, **kwargs: launched.append(self.fn.__name__)
+
+class Allocations(TorchDispatchMode):
+    # Of each operation, which storages live after it; an address that is used again is another storage.
+    def __init__(self, given):
+        super().__init__()
+        self.storages, self.living = [], []
+        self.given = [StorageWeakRef(x.untyped_storage()) for x in given]
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        results = function(*args, **(kwargs or {}))
+        for x in torch.utils._pytree.tree_leaves(results):
+            if isinstance(x, torch.Tensor) and not self.known(x):
+                self.storages.append((StorageWeakRef(x.untyped_storage()), x.untyped_storage().nbytes()))
+        self.living.append([i for i, (storage, _) in enumerate(self.storages) if not storage.expired()])
+        return results
+
+    def known(self, x):
+        known = [*self.given, *(storage for storage, _ in self.storages)]
+        return any(s.cdata == x.untyped_storage()._cdata and not s.expired() for s in known)
+
+    def beside(self, results):
+        own = {x.untyped_storage()._cdata for x in results}
+        sizes = [0 if s.cdata in own and not s.expired() else size for s, size in self.storages]
+        return {
+            "peak": max(sum(sizes[i] for i in living) for living in self.living),
+            "largest": max(size for _, size in self.storages), "launches": list(launched),
+        }
+
+def count(function, train, **shapes):
+    launched.clear()
+    with deviceless.fake_mode():
+        inputs = {
+            name: torch.empty(shape, dtype=torch.int32 if name == "labels" else torch.bfloat16, device="cuda")
+            for name, shape in shapes.items()
+        }
+        leaves = [x.requires_grad_(train) for x in inputs.values() if x.is_floating_point()]
+        cotangents = []
+        with torch.autograd.set_multithreading_enabled(False), Allocations(inputs.values()) as allocations:
+            y = function(*inputs.values())
+            results = [y]
+            if train:
+                cotangents.append(torch.empty_like(y))
+                results += torch.autograd.grad(y, leaves, cotangents)
+        return allocations.beside(results + cotangents)
+
+def loss(h, w, labels):
+    return linear_cross_entropy.linear_cross_entropy(h, w, labels, 0.1, 1e-4)
+
+tokens, classes, width = 8192, 128256, 4096
+out = {"loss": [], "attention": []}
+for train in (False, True):
+    out["loss"].append(count(loss, train, h=(tokens, width), w=(classes, width), labels=(tokens,)))
+    out["attention"].append([
+        count(attention.attention, train, q=(1, 32, s, 128), k=(1, 8, s, 128), v=(1, 8, s, 128))
+        for s in (4096, 8192, 16384)
+    ])
+print(json.dumps(out))
+"""
+
+
+@pytest.fixture(scope="module")
+def counted() -> Any:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", COUNT, str(PROPERTIES)]
+    done = subprocess.run(
+        command, env=environment | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout)
+
+
+def test_a_projections_loss_never_has_the_logits(counted: Any) -> None:
+    """Of 8192 tokens and 128,256 classes 2.1 GB in bfloat16. `largest` may be the gradient of w, of 1.05 GB."""
+    for train, found in zip((False, True), counted["loss"], strict=True):
+        assert ("dlogits_kernel" in found["launches"]) == train and "projected_statistics_kernel" in found["launches"]
+        assert found["peak"] < 1e9, found
+        assert found["largest"] < 8192 * 128256 * 2
+
+
+def test_what_attention_needs_beside_its_results_grows_as_the_sequence(counted: Any) -> None:
+    """Nothing forward; a training step's two float32 numbers a row, and a score is never stored."""
+    forward, train = counted["attention"]
+    assert [found["peak"] for found in forward] == [0, 0, 0]
+    assert [found["peak"] for found in train] == [2 * 4 * 32 * s for s in (4096, 8192, 16384)]
+    for found, s in zip(train, (4096, 8192, 16384), strict=True):
+        assert found["launches"][0] == "attention_forward_kernel" and len(found["launches"]) == 4
+        assert found["largest"] == 2 * 32 * s * 128  # out, or dq
