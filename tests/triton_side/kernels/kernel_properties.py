@@ -619,9 +619,10 @@ def rope(launch: Launch, q: torch.Tensor, k: torch.Tensor, positions: torch.Tens
 
 def attention(
     launch: Launch, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, causal: bool = True,
-    window: int = 0, bias: torch.Tensor | None = None,
+    window: int = 0, bias: torch.Tensor | None = None, packed: Sequence[int] = (),
 ) -> str | None:  # fmt: skip
-    """Of numbers alone, and a bias of numbers or -inf, which launch takes before dout; out, dq, dk, dv and dbias."""
+    """Of numbers alone, and a bias of numbers or -inf, which launch takes before dout; out, dq, dk, dv and dbias.
+    packed: lengths of the sequences that lie one after the other, if it is not one."""
     given = (q, k, v) if bias is None else (q, k, v, bias)
     (out, dq, dk, dv, *dbias), stray = launched(launch, *given, dout)
     sequence, head_dim = q.shape[2:]
@@ -632,6 +633,9 @@ def attention(
     q, k, v, dout = (x.double() for x in (q, k, v, dout))
     k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
     seen = attention_mask(sequence, causal, window, q.device)
+    if packed:
+        own = torch.repeat_interleave(torch.tensor(packed, device=q.device))
+        seen = seen & (own[:, None] == own)
     if bias is None:
         bias = torch.zeros(1, 1, 1, dtype=torch.float64, device=q.device)
     bias = bias.double()

@@ -111,6 +111,7 @@ from triton_side.kernels import swiglu_mlp as mlp_module
 from triton_side.kernels import vector_add as vector_add_module
 from triton_side.kernels._launch import INTERPRETED, FlatConfig, RowConfig
 from triton_side.kernels.attention_bias import attention_bias
+from triton_side.kernels.attention_packed import attention_packed
 from triton_side.kernels.matmul import MatmulConfig
 from triton_side.kernels.moe_routing import Route
 from triton_side.kernels.rope import RopeConfig
@@ -604,6 +605,29 @@ def test_attention(dtype, batch, heads, mask, sequence, head_dim, config, magnit
         for i, (layout, count) in enumerate(zip(storage, counts, strict=True))
     )  # fmt: skip
     assert not attention(training(function), q, k, v, dout, causal, window)
+
+
+@dtypes
+@examples(6, 20)
+@given(
+    st.lists(st.sampled_from([0, 1, 2, 5, 16, 21]), min_size=1, max_size=3).filter(any), head_counts, magnitudes,
+    st.tuples(layouts, layouts, layouts, layouts), seeds,
+)  # fmt: skip
+def test_attention_packed(dtype, lengths, heads, magnitude, storage, seed) -> None:
+    tokens, counts = sum(lengths), (heads[0], heads[1], heads[1], heads[0])
+    cu_seqlens = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32).to(DEVICE)
+
+    def function(q, k, v):
+        return attention_packed(*(x[0].transpose(0, 1) for x in (q, k, v)), cu_seqlens).transpose(0, 1)[None]
+
+    q, k, v, dout = (
+        placed(
+            (matrix(count * tokens, 16, ORDINARY_ROWS, seed + i, torch.float64) * (magnitude if i < 2 else 1.0))
+            .to(dtype).view(1, count, tokens, 16), layout, DEVICE,
+        )
+        for i, (layout, count) in enumerate(zip(storage, counts, strict=True))
+    )  # fmt: skip
+    assert not attention(training(function), q, k, v, dout, packed=lengths)
 
 
 @dtypes
