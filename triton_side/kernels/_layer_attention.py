@@ -32,6 +32,12 @@ def attend_backward(
     batch, heads, sequence, head_dim = q.shape
     out, dout = (x.view(batch, sequence, heads, head_dim).transpose(1, 2) for x in (joined, djoined))
     shared = heads != k.shape[1]
+    if sequence == 1:
+        # As in `attention`: exact zeros. Nor does Triton 3.7.1 compile the kernel for dk and dv of one row, where
+        # heads share keys: its pipeliner stops at a descriptor that is made within a loop of one step.
+        with stage("attention"):
+            dv = dout.unflatten(1, (k.shape[1], -1)).sum(dim=2).contiguous()
+            return torch.zeros(q.shape, dtype=q.dtype, device=q.device), torch.zeros_like(dv), dv
     with stage("attention"):
         given = (q, k, v, dout, logsumexp2, launch_delta(out, dout))
         dk, dv = launch_dk_dv(*given, chosen(dk_dv_config, q, dout, shared=shared))

@@ -144,3 +144,16 @@ def test_rejects() -> None:
 def test_comparison_catches(sound: str, broken: str, tmp_path) -> None:
     *inputs, dy = tensors(1, 7)
     assert not agrees(applied(mutant(decoder_block, sound, broken, tmp_path).apply), *inputs, dy=dy)
+
+
+def test_attention_to_a_lone_token_launches_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose kernel Triton does not compile for an H200 where heads share keys."""
+    from triton_side.kernels import _layer_attention
+
+    monkeypatch.setattr(_layer_attention, "launch_dk_dv", None)
+    q, k, v, dout = (random(2, heads, 1, 16, seed=i) for i, heads in enumerate((4, 2, 2, 4)))
+    joined, logsumexp2 = _layer_attention.attend(q, k, v, True)
+    dq, dk, dv = _layer_attention.attend_backward(q, k, v, joined, logsumexp2, dout.reshape(2, 64))
+    assert dq.shape == q.shape and dk.shape == dv.shape == k.shape and not dq.any() and not dk.any()
+    assert all(x.is_contiguous() for x in (dq, dk, dv))
+    torch.testing.assert_close(dv, dout.view(2, 2, 2, 1, 16).sum(2))
