@@ -124,6 +124,10 @@ BLOCK = Block(
     # Not inductor-max, which would tune some thirty products; why not torch.optim.AdamW, `adamw` says.
     implementations=(
         Implementation("xla", f"{XLA}:apply", "xla", "jax.jit of the whole step, layers unrolled"),
+        Implementation(
+            "xla-remat", f"{XLA}:apply_remat", "xla",
+            "jax.jit, layers unrolled of which jax.checkpoint keeps the input alone",
+        ),
         Implementation("xla-scan", f"{XLA}:apply_scan", "xla", "jax.jit, jax.lax.scan over the layers"),
         Implementation(
             "xla-scan-remat", f"{XLA}:apply_scan_remat", "xla",
@@ -143,6 +147,12 @@ BLOCK = Block(
             "inductor-remat", f"{TORCH}:apply_remat", "inductor",
             "one graph, layers under torch.utils.checkpoint, which keeps their inputs alone",
             requires=("torch>=2.12",),  # Dynamo of 2.11 refuses requires_grad_ in the compiled function
+        ),
+        Implementation(
+            "inductor-sdpa", "triton_side.library.lm_step:apply", "inductor",
+            "one graph, its attention F.scaled_dot_product_attention, cuDNN",
+            needs_gpu="cuDNN's attention needs a GPU with cuDNN to build its plan",
+            unsupported=attention.cudnn_unsupported,
         ),
         triton("lm_step"),
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from compare.blocks import BLOCKS
 from compare.spec import Case
 from triton_side.blocks import lm_step
 from triton_side.blocks.adamw import adamw
+from triton_side.library import attention
 
 STEP = BLOCKS["lm_step"]
 CASE = next(case for case in STEP.cases("check") if case.dtype == "float32")
@@ -44,7 +46,14 @@ TAKES_GRADIENTS = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize("function", [lm_step.apply, pytest.param(lm_step.apply_remat, marks=TAKES_GRADIENTS)])
+# That of the row `inductor-sdpa` is cuDNN's, which has no CPU path.
+with_sdpa = partial(lm_step.apply, attend=attention.apply_flash)
+
+
+@pytest.mark.parametrize(
+    "function", [lm_step.apply, pytest.param(lm_step.apply_remat, marks=TAKES_GRADIENTS), with_sdpa],
+    ids=["plain", "remat", "sdpa"],
+)
 def test_a_step_is_one_graph_of_the_same_results(function: Any) -> None:
     inputs, attributes = drawn(CASE), STEP.attributes_of(CASE)
     graphs: list[torch.fx.GraphModule] = []

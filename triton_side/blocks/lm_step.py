@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from triton_side.blocks import decoder_block, embedding, rmsnorm
+from triton_side.blocks import attention, decoder_block, embedding, rmsnorm
 from triton_side.blocks.adamw import adamw
 from triton_side.stages import stage
 
@@ -71,10 +71,10 @@ def differentiated(
 
 def step(
     inputs: Mapping[str, Tensor], *, heads: int, kv_heads: int, eps: float, theta: float,
-    optimizer: Mapping[str, float], remat: bool = False,
+    optimizer: Mapping[str, float], attend: decoder_block.Attend = attention.apply, remat: bool = False,
 ) -> dict[str, Tensor]:  # fmt: skip
     """What `apply` returns; remat: of each layer its input alone is kept for the backward pass."""
-    layer: Layer = partial(decoder_block.stages, heads=heads, kv_heads=kv_heads, eps=eps, theta=theta)
+    layer: Layer = partial(decoder_block.stages, heads=heads, kv_heads=kv_heads, eps=eps, theta=theta, attend=attend)
     if remat:
         layer = partial(checkpoint, layer, use_reentrant=False)
     loss, gradients = differentiated(partial(loss_of, inputs=inputs, layer=layer, eps=eps), inputs, remat)

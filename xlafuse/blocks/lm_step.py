@@ -100,13 +100,18 @@ def apply(inputs: Arrays, **attributes: Any) -> Arrays:
     return step(inputs, through_unrolled, **attributes)
 
 
+def apply_remat(inputs: Arrays, **attributes: Any) -> Arrays:
+    """The same step unrolled, of each layer its input alone kept for the backward pass."""
+    return step(inputs, through_unrolled, **attributes, remat=True)
+
+
 def apply_scan(inputs: Arrays, **attributes: Any) -> Arrays:
     """The same step, jax.lax.scan over the layers."""
     return step(inputs, through_scan, **attributes)
 
 
 def apply_scan_remat(inputs: Arrays, **attributes: Any) -> Arrays:
-    """The same, of each layer its input alone kept for the backward pass."""
+    """The same scanned, of each layer its input alone kept for the backward pass."""
     return step(inputs, through_scan, **attributes, remat=True)
 
 
