@@ -128,17 +128,13 @@ def name_of(parameter: str) -> str:
 def current_stage() -> str:
     """The stage of what runs here and now besides launches: a copy that brings an operand of a product into shape
     belongs to the product."""
-    return _within(_called_for[0].stage if _called_for else "")
-
-
-def _within(stage: str) -> str:
-    return "/".join(filter(None, (stages.current(), stage)))
+    return stages.current(_called_for[0].stage if _called_for else "")
 
 
 def operations_of(declaration: Declaration | None) -> tuple[Computed, ...]:
     """What a launch made here and now computes, its stages inside those that are open."""
     declared = declaration.operations if declaration else ()
     return tuple(
-        replace(operation, stage=_within(operation.stage))
+        replace(operation, stage=stages.current(operation.stage))
         for operation in (_called_for or declared)
     )

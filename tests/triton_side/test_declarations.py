@@ -57,10 +57,19 @@ SHORT = DECODE | {"k_cache": (2, 2, 64, 64), "v_cache": (2, 2, 64, 64)}
 PAGED = {
     "q": (2, 6, 64), "k_pages": (90, 16, 2, 64), "v_pages": (90, 16, 2, 64), "page_table": (2, 40), "lengths": (2,),
 }  # fmt: skip
-FORWARD_ONLY = ("vector_add", "adamw", "matmul_fp8", "decode_attention", "decode_attention_paged")
+PARAMETERS = {  # of a step of two layers
+    "table": (96, 128), "final_norm": (128,), "w_head": (96, 128),
+    **{name: (2, *shape) for name, shape in LAYER.items() if name not in ("x", "positions")},
+}  # fmt: skip
+STEP = {
+    **dict.fromkeys(("tokens", "labels", "positions"), (2, 64)), "step": (), **PARAMETERS,
+    **{f"{moment}_{name}": shape for moment in ("mu", "nu") for name, shape in PARAMETERS.items()},
+}  # fmt: skip
+FORWARD_ONLY = ("vector_add", "adamw", "lm_step", "matmul_fp8", "decode_attention", "decode_attention_paged")
 OWN_DTYPES = {  # whatever the case's dtype
-    **dict.fromkeys(("positions", "ids", "labels", "seed", "step", "lengths", "page_table", "cu_seqlens"), "int32"),
-    **dict.fromkeys(("a_scale", "b_scale"), "float32"),
+    **dict.fromkeys(("positions", "ids", "tokens", "labels", "seed", "step"), "int32"),
+    **dict.fromkeys(("lengths", "page_table", "cu_seqlens"), "int32"),
+    **dict.fromkeys(("a_scale", "b_scale", *(name for name in STEP if name.startswith(("mu_", "nu_")))), "float32"),
 }
 EPS = {"eps": 1e-6}
 OPTIMIZER = {"rate": 0.1, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "decay": 0.1}
@@ -136,6 +145,13 @@ CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, float], s
     "cuda layernorm": ("cuda", "layernorm", affine(64, 128), EPS, "bfloat16"),
     "cuda layernorm, long rows": ("cuda", "layernorm", affine(4, 20000), EPS, "bfloat16"),
 }
+# Both passes in one part.
+WHOLE_STEP = {
+    "lm_step": (
+        "kernels", "lm_step", STEP, {"heads": 4, "kv_heads": 2, "theta": 500000.0, "optimizer": OPTIMIZER} | EPS,
+        "bfloat16",
+    ),
+}  # fmt: skip
 SCRIPT = """
 import importlib, json, sys
 from triton_side import deviceless
@@ -172,8 +188,9 @@ print(json.dumps(found))
 def recorded() -> dict[str, dict[str, list[dict[str, Any]]]]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    given = map(json.dumps, (CASES | WHOLE_STEP, OWN_DTYPES, FORWARD_ONLY))
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(PROPERTIES), *map(json.dumps, (CASES, OWN_DTYPES, FORWARD_ONLY))],
+        [sys.executable, "-c", SCRIPT, str(PROPERTIES), *given],
         env=environment, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
@@ -448,6 +465,23 @@ def test_the_fused_loss_has_little_in_memory_beside_its_inputs_and_outputs() -> 
     first, *_ = parts["forward"]
     statistics = 3 * 4 * (128256 // 256) * 8192
     assert first["bytes"] == h + w + 4 * 8192 + statistics + 4 * 8192
+
+
+def test_a_step_projects_in_the_stage_head_and_keeps_no_logits() -> None:
+    events = recorded()["lm_step"]["forward"]
+    operations = [(event, o) for event in events for o in event.get("operations", [event])]
+    products = {o["site"]: event["label"] for event, o in operations if o["stage"] == "head"}
+    assert products == {
+        "head:dot:": "dlogits_kernel", "gradient of head:dot:dw": "matmul_kernel",
+        "gradient of head:dot:dh": "matmul_kernel",
+    }  # fmt: skip
+    first = next(event for event, o in operations if o["stage"] == "head")
+    assert first["label"] == "projected_statistics_kernel" and first["writes"] == [
+        "maximum_ptr", "exponentials_ptr", "mean_ptr", "chosen_ptr"
+    ]  # fmt: skip
+    assert {o["stage"] for _, o in operations if o["stage"].startswith("loss")} == {
+        f"loss/{stage}" for stage in ("logsumexp", "smoothing", "target", "z_loss", "mean")
+    }
 
 
 @pytest.mark.parametrize("case", ["layernorm", "cuda layernorm"])

@@ -4,9 +4,10 @@ parameter after AdamW.
     x = table[tokens];  x = decoder_block(x) for each layer;  logits = rmsnorm(x) w_head^T
     loss = mean(logsumexp(logits) - logit[label])
 
-PyTorch's autograd calls the kernels' backward passes in turn. The head's product stands alone and is cuBLAS's, as those
-of the layers are (decoder_block). Each layer's parameters are updated by themselves, into their place in the stacked
-results, so that their gradients need not be stacked.
+PyTorch's autograd calls the kernels' backward passes in turn. The head's products are those of linear_cross_entropy:
+four instead of three, but the logits are never in memory, only their gradients, and of these no more than its workspace
+holds. Each layer's parameters are updated by themselves, into their place in the stacked results, so that their
+gradients need not be stacked.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,9 +17,9 @@ import torch
 
 from triton_side.blocks.lm_step import LAYER_PARAMETERS, PARAMETERS
 from triton_side.kernels.adamw import adamw
-from triton_side.kernels.cross_entropy import cross_entropy
 from triton_side.kernels.decoder_block import decoder_block
 from triton_side.kernels.embedding import embedding
+from triton_side.kernels.linear_cross_entropy import linear_cross_entropy
 from triton_side.kernels.rmsnorm import rmsnorm
 from triton_side.stages import stage
 
@@ -49,10 +50,8 @@ def loss_of(
             x = decoder_block(x, weights, inputs["positions"], **sizes)
     with stage("final_norm"):
         h = rmsnorm(x.flatten(0, 1), parameters["final_norm", None], sizes["eps"])
-    with stage("head"):
-        logits = h @ parameters["w_head", None].T
-    with stage("loss"):
-        return cross_entropy(logits, inputs["labels"].flatten())
+    with stage("loss", product="head"):
+        return linear_cross_entropy(h, parameters["w_head", None], inputs["labels"].flatten())
 
 
 def lm_step(
