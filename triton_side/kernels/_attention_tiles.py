@@ -74,9 +74,20 @@ def store_pairs(pointer, tile, q_start, kv_start, sequence, BLOCK_Q: tl.constexp
 
 
 @triton.jit
-def rows_written(head_index, first, heads, sequence, WIDTH: tl.constexpr, PACKED: tl.constexpr):
-    """(offset of a program's sequence, distance of rows) of a contiguous tensor, whose rows are WIDTH elements."""
-    if PACKED:
+def rows_written(
+    head_index, first, heads, sequence, stride_batch, stride_head,
+    WIDTH: tl.constexpr, ROW: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """(offset of a program's sequence, distance of rows) of a tensor, whose rows are WIDTH elements side by side: one
+    of `empty_rows`, or, where ROW is not 0, one of rows ROW apart and of these strides.
+
+    ROW is compiled in because addresses take registers otherwise: 10 more a thread for dq, and 16 bytes spilled for dk
+    and dv (head_dim 128 of shared heads for an H200, Triton 3.7).
+    """
+    if ROW:
+        start = head_index // heads * stride_batch + head_index % heads * stride_head
+        return start, tl.cast(ROW, tl.int64)
+    elif PACKED:
         return (first.to(tl.int64) * heads + head_index) * WIDTH, tl.cast(heads, tl.int64) * WIDTH
     else:
         return head_index * sequence * WIDTH, WIDTH
@@ -155,6 +166,15 @@ def programs_of(rows: torch.Tensor, block: int, offsets: torch.Tensor | None) ->
     """How many programs take tiles of `block` rows of [batch, heads, sequence, head_dim]; see `place`."""
     batch, heads, sequence, _ = rows.shape
     return batch * heads * (cdiv(sequence, block) if offsets is None else sequence // block + len(offsets) - 1)
+
+
+def written_strides(*given: torch.Tensor | None) -> tuple[int, int, int]:
+    """Of the batch, the heads and the rows of tensors that a kernel is given to write, alike, their columns side by
+    side; zeros where it is given None and writes what `empty_rows` gives."""
+    strides = {(0, 0, 0, 1) if out is None else out.stride() for out in given}
+    ((batch, head, row, column),) = strides
+    assert column == 1, "columns of what is written lie side by side"
+    return batch, head, row
 
 
 def empty_rows(like: torch.Tensor, offsets: torch.Tensor | None) -> torch.Tensor:

@@ -41,6 +41,7 @@ from triton_side.kernels._attention_tiles import (
     programs_of,
     rows_written,
     sees,
+    written_strides,
 )
 from triton_side.kernels._launch import check_tensors, device_of
 from triton_side.kernels._tiles import add_product, load_rows, product, product_precision, provide_descriptor_memory
@@ -98,12 +99,12 @@ def _attend(
 def attention_forward_kernel(
     q_ptr, k_ptr, v_ptr, bias_ptr, out_ptr, logsumexp2_ptr, offsets_ptr,
     stride_qb, stride_qh, stride_qs, stride_qd, stride_kb, stride_kh, stride_ks, stride_kd,
-    stride_vb, stride_vh, stride_vs, stride_vd, bias_stride_h, bias_stride_q, bias_stride_k,
-    heads, sequence, sequences, PACKED: tl.constexpr, scale_log2e,
+    stride_vb, stride_vh, stride_vs, stride_vd, stride_ob, stride_oh, ROW: tl.constexpr,
+    bias_stride_h, bias_stride_q, bias_stride_k, heads, sequence, sequences, PACKED: tl.constexpr, scale_log2e,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """out (contiguous) of BLOCK_Q rows of one head; GROUP heads of q share a head of k and v."""
+    """out (whose columns lie side by side) of BLOCK_Q rows of one head; GROUP heads of q share a head of k and v."""
     # In order of start: one head's tiles together, so that its keys and values stay in L2, and the rows that see the
     # most keys first.
     head_index, tile, q_tiles, first, length = place(
@@ -120,7 +121,9 @@ def attention_forward_kernel(
     v_ptr += batch * stride_vb + head // GROUP * stride_vh
     if bias_ptr is not None:
         bias_ptr += head * bias_stride_h
-    out_start, out_stride = rows_written(head_index, first, heads, sequence, HEAD_DIM, PACKED)
+    out_start, out_stride = rows_written(
+        head_index, first, heads, sequence, stride_ob, stride_oh, HEAD_DIM, ROW, PACKED
+    )
     out_ptr += out_start
     if PACKED:
         q_ptr += first.to(tl.int64) * stride_qs
@@ -174,10 +177,13 @@ def attention_forward_kernel(
 def launch_forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, config: TileConfig, save_logsumexp: bool,
     causal: bool = True, window: int = 0, offsets: torch.Tensor | None = None, bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
-    """out (see `empty_rows`) and, where a backward pass will follow, logsumexp2. offsets: of packed sequences."""
+    """out (see `empty_rows`) and, where a backward pass will follow, logsumexp2. offsets: of packed sequences. out:
+    where to write it, the last stride 1."""
     heads, sequence, head_dim = q.shape[1:]
-    out = empty_rows(q, offsets)
+    strides = written_strides(out)
+    out = empty_rows(q, offsets) if out is None else out
     logsumexp2 = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) if save_logsumexp else None
     if q.numel() == 0:
         return out, logsumexp2
@@ -185,11 +191,11 @@ def launch_forward(
         if config.descriptors:
             provide_descriptor_memory(q.device)
         attention_forward_kernel[(programs_of(q, config.block_q, offsets),)](
-            q, k, v, bias, out, logsumexp2, offsets, *q.stride(), *k.stride(), *v.stride(), *bias_strides(bias),
-            heads, sequence, *packing(offsets), head_dim**-0.5 * LOG2_E, GROUP=heads // k.shape[1], HEAD_DIM=head_dim,
-            BLOCK_Q=config.block_q, BLOCK_KV=config.block_kv, CAUSAL=causal, WINDOW=window,
-            DESCRIPTORS=config.descriptors, PRECISION=product_precision(q.dtype), num_warps=config.num_warps,
-            num_stages=config.num_stages,
+            q, k, v, bias, out, logsumexp2, offsets, *q.stride(), *k.stride(), *v.stride(), *strides,
+            *bias_strides(bias), heads, sequence, *packing(offsets), head_dim**-0.5 * LOG2_E,
+            GROUP=heads // k.shape[1], HEAD_DIM=head_dim, BLOCK_Q=config.block_q, BLOCK_KV=config.block_kv,
+            CAUSAL=causal, WINDOW=window, DESCRIPTORS=config.descriptors, PRECISION=product_precision(q.dtype),
+            num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
     return out, logsumexp2
 

@@ -39,6 +39,7 @@ from triton_side.kernels._attention_tiles import (
     rows_written,
     sees,
     store_pairs,
+    written_strides,
 )
 from triton_side.kernels._launch import cdiv, device_of
 from triton_side.kernels._tiles import add_product, load_rows, product, product_precision, provide_descriptor_memory
@@ -148,12 +149,13 @@ def attention_dk_dv_kernel(
     q_ptr, k_ptr, v_ptr, dout_ptr, bias_ptr, logsumexp2_ptr, delta_ptr, dk_ptr, dv_ptr, offsets_ptr,
     stride_qb, stride_qh, stride_qs, stride_qd, stride_kb, stride_kh, stride_ks, stride_kd,
     stride_vb, stride_vh, stride_vs, stride_vd, stride_gb, stride_gh, stride_gs, stride_gd,
-    bias_stride_h, bias_stride_q, bias_stride_k, heads, sequence, sequences, PACKED: tl.constexpr, scale, scale_log2e,
+    stride_wb, stride_wh, ROW: tl.constexpr, bias_stride_h, bias_stride_q, bias_stride_k,
+    heads, sequence, sequences, PACKED: tl.constexpr, scale, scale_log2e,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr, EVEN: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv (contiguous) of BLOCK_KV rows of one head of k and v, which GROUP of the `heads` share; EVEN: BLOCK_Q
-    divides the sequence."""
+    """dk and dv (of the same strides, columns side by side) of BLOCK_KV rows of one head of k and v, which GROUP of the
+    `heads` share; EVEN: BLOCK_Q divides the sequence."""
     # In order of start: one head's tiles together, the first keys, which the most queries see, first.
     kv_index, tile, kv_tiles, first, length = place(
         place_number(bias_ptr, sequence, heads, BLOCK_KV), sequence, offsets_ptr, sequences, BLOCK_KV, PACKED
@@ -172,7 +174,9 @@ def attention_dk_dv_kernel(
     delta_ptr += kv_index * GROUP * sequence + first
     if bias_ptr is not None:
         bias_ptr += kv_head * bias_stride_h
-    written_start, written_stride = rows_written(kv_index, first, heads // GROUP, sequence, HEAD_DIM, PACKED)
+    written_start, written_stride = rows_written(
+        kv_index, first, heads // GROUP, sequence, stride_wb, stride_wh, HEAD_DIM, ROW, PACKED
+    )
     dk_ptr += written_start
     dv_ptr += written_start
     if PACKED:
@@ -273,12 +277,13 @@ def attention_dq_kernel(
     q_ptr, k_ptr, v_ptr, dout_ptr, bias_ptr, logsumexp2_ptr, delta_ptr, dq_ptr, dbias_ptr, offsets_ptr,
     stride_qb, stride_qh, stride_qs, stride_qd, stride_kb, stride_kh, stride_ks, stride_kd,
     stride_vb, stride_vh, stride_vs, stride_vd, stride_gb, stride_gh, stride_gs, stride_gd,
-    bias_stride_h, bias_stride_q, bias_stride_k, heads, sequence, sequences, PACKED: tl.constexpr, scale, scale_log2e,
+    stride_wb, stride_wh, ROW: tl.constexpr, bias_stride_h, bias_stride_q, bias_stride_k,
+    heads, sequence, sequences, PACKED: tl.constexpr, scale, scale_log2e,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dq (contiguous) of BLOCK_Q rows of one of the `heads`, GROUP of which share a head of k and v. Of a batch of one,
-    dbias (contiguous) of these rows as well, if it is given."""
+    """dq (whose columns lie side by side) of BLOCK_Q rows of one of the `heads`, GROUP of which share a head of k and
+    v. Of a batch of one, dbias (contiguous) of these rows as well, if it is given."""
     head_index, tile, q_tiles, first, length = place(
         place_number(bias_ptr, sequence, heads, BLOCK_Q), sequence, offsets_ptr, sequences, BLOCK_Q, PACKED
     )
@@ -298,7 +303,9 @@ def attention_dq_kernel(
         bias_ptr += head * bias_stride_h
     if dbias_ptr is not None:
         dbias_ptr += head * sequence * sequence
-    dq_start, dq_stride = rows_written(head_index, first, heads, sequence, HEAD_DIM, PACKED)
+    dq_start, dq_stride = rows_written(
+        head_index, first, heads, sequence, stride_wb, stride_wh, HEAD_DIM, ROW, PACKED
+    )
     dq_ptr += dq_start
     if PACKED:
         q_ptr += first.to(tl.int64) * stride_qs
@@ -401,15 +408,18 @@ def launch_dk_dv(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, logsumexp2: torch.Tensor,
     delta: torch.Tensor, config: TileConfig, causal: bool = True, window: int = 0,
     offsets: torch.Tensor | None = None, bias: torch.Tensor | None = None,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """dk, dv (see `empty_rows`), in the inputs' dtype. offsets: of packed sequences."""
-    dk, dv = empty_rows(k, offsets), empty_rows(v, offsets)
+    """dk, dv (see `empty_rows`), in the inputs' dtype. offsets: of packed sequences. out: where to write them, of the
+    same strides, the last of which is 1."""
+    strides = written_strides(*(out or (None, None)))
+    dk, dv = out or (empty_rows(k, offsets), empty_rows(v, offsets))
     even = offsets is None and q.shape[2] % config.block_q == 0
     constants = {"EVEN": even, "CAUSAL": causal, "WINDOW": window}
     programs = programs_of(k, config.block_kv, offsets)
     given = (bias, logsumexp2, delta, dk, dv)
     with computing(*DK_DV_BY_CASE[causal, bias is not None]):
-        _launch(attention_dk_dv_kernel, programs, (q, k, v, dout), given, offsets, config, constants)
+        _launch(attention_dk_dv_kernel, programs, (q, k, v, dout), given, strides, offsets, config, constants)
     return dk, dv
 
 
@@ -417,16 +427,18 @@ def launch_dq(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, logsumexp2: torch.Tensor,
     delta: torch.Tensor, config: TileConfig, causal: bool = True, window: int = 0,
     offsets: torch.Tensor | None = None, bias: torch.Tensor | None = None, dbias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """dq (see `empty_rows`), in the inputs' dtype. offsets: of packed sequences. dbias: contiguous, written for a batch
-    of one, if it is given."""
-    dq = empty_rows(q, offsets)
+    of one, if it is given. out: where to write dq, the last stride 1."""
+    strides = written_strides(out)
+    dq = empty_rows(q, offsets) if out is None else out
     constants = {"CAUSAL": causal, "WINDOW": window}
     programs = programs_of(q, config.block_q, offsets)
     given = (bias, logsumexp2, delta, dq, dbias)
     operations = DQ_BY_CASE if dbias is None else DQ_DBIAS_BY_CASE
     with computing(*operations[causal, bias is not None]):
-        _launch(attention_dq_kernel, programs, (q, k, v, dout), given, offsets, config, constants)
+        _launch(attention_dq_kernel, programs, (q, k, v, dout), given, strides, offsets, config, constants)
     return dq
 
 
@@ -449,10 +461,11 @@ def launch_dbias(
 
 def _launch(
     kernel: triton.JITFunction, programs: int, strided: tuple[torch.Tensor, ...],
-    given: tuple[torch.Tensor | None, ...], offsets: torch.Tensor | None, config: TileConfig,
-    constants: dict[str, int],
+    given: tuple[torch.Tensor | None, ...], written: tuple[int, int, int], offsets: torch.Tensor | None,
+    config: TileConfig, constants: dict[str, int],
 ) -> None:  # fmt: skip
-    """Run one of the two large kernels. given: a bias, and tensors whose strides the kernel knows."""
+    """Run one of the two large kernels. given: a bias, tensors whose strides the kernel knows, and what it writes, with
+    the strides `written`."""
     q, k, *_ = strided
     bias = given[0]
     _, heads, sequence, head_dim = q.shape
@@ -462,7 +475,7 @@ def _launch(
             provide_descriptor_memory(q.device)
         kernel[(programs,)](
             *strided, *given, offsets, *(stride for tensor in strided for stride in tensor.stride()),
-            *bias_strides(bias), heads, sequence, *packing(offsets), scale, scale * LOG2_E,
+            *written, *bias_strides(bias), heads, sequence, *packing(offsets), scale, scale * LOG2_E,
             GROUP=heads // k.shape[1], HEAD_DIM=head_dim, BLOCK_Q=config.block_q, BLOCK_KV=config.block_kv,
             DESCRIPTORS=config.descriptors, PRECISION=product_precision(q.dtype), **constants,
             num_warps=config.num_warps, num_stages=config.num_stages,

@@ -11,7 +11,7 @@ a pass over memory, and cuBLAS's, in brackets here, where it stands alone. Forwa
 Backward, where the norms add the residual's gradients to their own:
 
     [dact]; dgate, dup and act once more; [dWd, dWg, dWu, and half of dh2]; the other half, which ends in the sum; dx1;
-    [dWo, dattended]; attention's; dq and dk turned back into their columns of dqkv; [dWqkv, dh1]; dx
+    [dWo, dattended]; attention's, written into their columns of dqkv; dq and dk turned back in place; [dWqkv, dh1]; dx
 
 One autograd function holds all of it: PyTorch would add the residual's gradients up, and the parts of dqkv, in passes
 of their own.
@@ -94,12 +94,9 @@ def _attention_backward(
     q, k, v = settings.split(qkv, positions)
     dqkv = torch.empty_like(qkv)
     dq, dk, dv = settings.split(dqkv, positions)
-    turned_dq, turned_dk, whole_dv = attend_backward(q, k, v, joined, logsumexp2, djoined)
-    with stage("qkv"):  # whose gradient these columns are
-        dv.copy_(whole_dv)
-    names = {"q_ptr": "turned_dq", "k_ptr": "turned_dk", "q_out_ptr": "dq", "k_out_ptr": "dk"}
-    with stage("rope"), computing(*rope.BACKWARD, **names):
-        rope.launch_rope(turned_dq, turned_dk, positions, settings.theta, backward=True, out=(dq, dk))
+    attend_backward(q, k, v, joined, logsumexp2, djoined, (dq, dk, dv))
+    with stage("rope"), computing(*rope.BACKWARD, q_out_ptr="dq", k_out_ptr="dk"):
+        rope.launch_rope(dq, dk, positions, settings.theta, backward=True, out=(dq, dk))
     return dqkv
 
 

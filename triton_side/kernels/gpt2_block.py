@@ -13,7 +13,7 @@ alone or adds a bias only. Forward:
 Backward, where the norms add the residual's gradients to their own:
 
     dropout's and dbdown; [dWdown, dact]; GELU's and dbup; [dWup, dh2]; the norm's, dx1, dropout's and dbo; [dWo,
-    dattended]; attention's, copied into the rows of dqkv; dbqkv, a sum that PyTorch makes; [dWqkv, dh1]; dx
+    dattended]; attention's, written into the columns of dqkv; dbqkv, a sum that PyTorch makes; [dWqkv, dh1]; dx
 
 One autograd function holds all of it, as in decoder_block. Shapes: x, y [tokens, width] with a token a row, and so on.
 dtypes: bfloat16, float16, float32, one for all. A forward that a backward follows saves x, h1, qkv, attention's output,
@@ -108,10 +108,9 @@ class _Gpt2Block(torch.autograd.Function):
         with stage("out"):
             d["w_o"], djoined = torch.mm(joined.T, dprojected), torch.mm(dprojected, w["w_o"].T)
         dqkv = torch.empty_like(qkv)
-        gradients = attend_backward(*_views(qkv, ctx.shape, ctx.heads), joined, logsumexp2, djoined)
+        views, gradients = (_views(rows, ctx.shape, ctx.heads) for rows in (qkv, dqkv))
+        attend_backward(*views, joined, logsumexp2, djoined, gradients)
         with stage("qkv"):
-            for columns, gradient in zip(_views(dqkv, ctx.shape, ctx.heads), gradients, strict=True):
-                columns.copy_(gradient)
             d["b_qkv"], d["w_qkv"], dh1 = dqkv.sum(0), torch.mm(h1.T, dqkv), torch.mm(dqkv, w["w_qkv"].T)
         with stage("attention_norm"), computing(dsum_ptr="dx1", dy_ptr="dh1"):
             dx, d["attention_norm_weight"], d["attention_norm_bias"] = layernorm.backward(

@@ -119,6 +119,24 @@ def test_shared_heads_and_masks(causal: bool, window: int) -> None:
         assert agrees(function, q, k, v, dout, causal=causal, window=window)
 
 
+@pytest.mark.parametrize(("forward", "dk_dv", "dq"), list(zip(FORWARD, DK_DV, DQ, strict=True)))
+def test_results_are_written_where_they_are_wanted_and_nowhere_else(forward, dk_dv, dq) -> None:
+    """Into heads' columns of rows of tokens, as the layers have them, what else is written contiguous."""
+    q, k, v, dout = tensors(2, 4, 70, 16, torch.float16, kv_heads=2)
+    rows = torch.full((2, 70, 4 + 4 + 2 + 2 + 1, 16), torch.nan, dtype=q.dtype, device=DEVICE).transpose(1, 2)
+    out, dq_columns, dk_columns, dv_columns, between = rows.split((4, 4, 2, 2, 1), dim=1)
+    whole, logsumexp2 = attention.launch_forward(q, k, v, forward, True)
+    written, _ = attention.launch_forward(q, k, v, forward, False, out=out)
+    given = (q, k, v, dout, logsumexp2, attention_backward.launch_delta(whole, dout))
+    contiguous = (*attention_backward.launch_dk_dv(*given, dk_dv), attention_backward.launch_dq(*given, dq))
+    attention_backward.launch_dk_dv(*given, dk_dv, out=(dk_columns, dv_columns))
+    attention_backward.launch_dq(*given, dq, out=dq_columns)
+    assert written is out and torch.equal(out, whole) and whole.is_contiguous()
+    for columns, expected in zip((dk_columns, dv_columns, dq_columns), contiguous, strict=True):
+        assert expected.is_contiguous() and torch.equal(columns, expected)
+    assert between.isnan().all()
+
+
 def test_a_head_of_256() -> None:
     assert agrees(attention.attention, *tensors(1, 2, 37, 256, kv_heads=1))
 

@@ -136,7 +136,7 @@ def test_rejects() -> None:
         ("dh2, dsum=dy)", "dh2)"),
         ("dh1, dsum=dx1)", "dh1)"),
         ("forward_of_sum(projected, x,", "forward_of_sum(projected, projected,"),
-        ("dv.copy_(whole_dv)", "dv.zero_()"),
+        ("djoined, (dq, dk, dv))", "djoined, (dq, dk, dk))"),
         ("backward=True, out", "out"),
         ("residual=dh2)", "residual=None)"),
     ],
