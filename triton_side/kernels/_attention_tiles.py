@@ -86,7 +86,7 @@ def rows_written(
     """
     if ROW:
         start = head_index // heads * stride_batch + head_index % heads * stride_head
-        return start, tl.cast(ROW, tl.int64)
+        return start + tl.cast(first, tl.int64) * ROW, tl.cast(ROW, tl.int64)
     elif PACKED:
         return (first.to(tl.int64) * heads + head_index) * WIDTH, tl.cast(heads, tl.int64) * WIDTH
     else:

@@ -2,15 +2,16 @@
 
     x1 = x + attention(rope(h1 Wqkv)) Wo,  h1 = rmsnorm(x)       y = x1 + (silu(h2 Wg) * (h2 Wu)) Wd,  h2 = rmsnorm(x1)
 
-Touvron et al., arXiv:2302.13971; Ainslie et al., arXiv:2305.13245. A product is our own kernel where its epilogue saves
-a pass over memory, and cuBLAS's, in brackets here, where it stands alone. Forward:
+Touvron et al., arXiv:2302.13971; Ainslie et al., arXiv:2305.13245. A product is cuBLAS's, in brackets
+here, where it stands alone, or our own kernel and ends in what follows it, whichever is faster (_layer_products).
+Forward:
 
     h1; [qkv]; q and k turned in place, as views of qkv; attention, which reads these views; [Wo]; x1 and h2 in one
-    pass; gate and up as one product that ends in silu(gate) * up; Wd, whose product ends in the sum with x1
+    pass; [gate, up]; silu(gate) * up; Wd and the sum with x1
 
 Backward, where the norms add the residual's gradients to their own:
 
-    [dact]; dgate, dup and act once more; [dWd, dWg, dWu, and half of dh2]; the other half, which ends in the sum; dx1;
+    [dact]; dgate, dup and act once more; [dWd, dWg, dWu, and half of dh2]; the other half and the sum; dx1;
     [dWo, dattended]; attention's, written into their columns of dqkv; dq and dk turned back in place; [dWqkv, dh1]; dx
 
 One autograd function holds all of it: PyTorch would add the residual's gradients up, and the parts of dqkv, in passes
@@ -34,7 +35,7 @@ from triton_side.kernels import rmsnorm, rope, swiglu_mlp
 from triton_side.kernels._attention_configs import HEAD_DIMS
 from triton_side.kernels._launch import check_tensors
 from triton_side.kernels._layer_attention import attend, attend_backward
-from triton_side.kernels.matmul import choose_config, launch_matmul, matmul_config
+from triton_side.kernels._layer_products import added, gate_up
 from triton_side.stages import stage
 
 WEIGHTS = ("attention_norm", "w_qkv", "w_o", "mlp_norm", "w_gate", "w_up", "w_down")
@@ -77,12 +78,8 @@ def _forward(
         projected = torch.mm(joined, weights["w_o"])
     with computing(*SUM_AND_NORM, x_ptr="projected", residual_ptr="x", y_ptr="h2", sum_ptr="x1"):
         h2, x1, rstd2 = rmsnorm.forward_of_sum(projected, x, weights["mlp_norm"], settings.eps, save_rstd=save)
-    w_gate, w_up, w_down = weights["w_gate"], weights["w_up"], weights["w_down"]
-    with computing(*swiglu_mlp.GATE_UP, c_ptr="gate", c2_ptr="up", activated_ptr="act"):
-        config = choose_config(swiglu_mlp.two_products_config, h2, w_gate, w_up)
-        act, gate, up = swiglu_mlp.launch_gate_up(h2, w_gate, w_up, config, save)
-    with computing(*DOWN, c_ptr="y"):
-        y = launch_matmul(act, w_down, choose_config(matmul_config, act, w_down), residual=x1)
+    act, gate, up = gate_up(h2, weights["w_gate"], weights["w_up"], save)
+    y = added(act, weights["w_down"], x1, DOWN, c_ptr="y")
     return y, [h1, rstd1, qkv, joined, logsumexp2, x1, h2, rstd2, gate, up]
 
 
@@ -124,8 +121,7 @@ class _DecoderBlock(torch.autograd.Function):
             dw_gate, dh2 = torch.mm(h2.T, dgate), torch.mm(dgate, w_gate.T)
         with stage("up"):
             dw_up = torch.mm(h2.T, dup)
-        with computing(*swiglu_mlp.DH_OF_UP, residual_ptr="dh2_of_gate", c_ptr="dh2"):
-            dh2 = launch_matmul(dup, w_up.T, choose_config(matmul_config, dup, w_up.T), residual=dh2)
+        dh2 = added(dup, w_up.T, dh2, swiglu_mlp.DH_OF_UP, residual_ptr="dh2_of_gate", c_ptr="dh2")
         with stage("mlp_norm"), computing(x_ptr="x1", dsum_ptr="dy", dy_ptr="dh2", dx_ptr="dx1"):
             dx1, dmlp_norm = rmsnorm.backward(x1, mlp_norm, rstd2, dh2, dsum=dy)
         with stage("out"):

@@ -4,11 +4,11 @@
     y = x1 + dropout(gelu(h2 Wup + bup) Wdown + bdown),  h2 = layernorm(x1)
 
 Radford et al., "Language Models are Unsupervised Multitask Learners" (2019); the masks are dropout_residual_norm's. A
-product is our own kernel where its epilogue saves a pass over memory, and cuBLAS's, in brackets here, where it stands
-alone or adds a bias only. Forward:
+product is cuBLAS's, in brackets here, where it stands alone or adds a bias only; Wup's is ours where that is faster
+(_layer_products), or cuBLAS's as well. Forward:
 
-    h1; [qkv]; attention, which reads q, k and v as views of qkv; [Wo]; bias, dropout, x1 and h2 in one pass; Wup, whose
-    product ends in bias and GELU; [Wdown]; bias, dropout and sum in one pass
+    h1; [qkv]; attention, which reads q, k and v as views of qkv; [Wo]; bias, dropout, x1 and h2 in one pass; Wup's
+    product, bias and GELU; [Wdown]; bias, dropout and sum in one pass
 
 Backward, where the norms add the residual's gradients to their own:
 
@@ -32,7 +32,7 @@ from triton_side.kernels import dropout_residual_norm, layernorm, linear_gelu
 from triton_side.kernels._attention_configs import HEAD_DIMS
 from triton_side.kernels._launch import check_tensors
 from triton_side.kernels._layer_attention import attend, attend_backward
-from triton_side.kernels.matmul import choose_config, launch_bias_gelu, matmul_config
+from triton_side.kernels._layer_products import biased_gelu
 from triton_side.stages import stage
 
 WEIGHTS = (
@@ -64,9 +64,8 @@ def _forward(
         h2, x1, mean2, rstd2 = dropout_residual_norm.forward(
             projected, w["b_o"], x, w["mlp_norm_weight"], w["mlp_norm_bias"], seed[0], p, eps, save_statistics=save
         )
-    with stage("up"), computing(*linear_gelu.FORWARD, c_ptr="act"):
-        config = choose_config(matmul_config, h2, w["w_up"])
-        act, pre = launch_bias_gelu(h2, w["w_up"], w["b_up"].contiguous(), config, save)
+    with stage("up"):
+        act, pre = biased_gelu(h2, w["w_up"], w["b_up"], save)
     with stage("down"):
         down = torch.mm(act, w["w_down"])
     with stage("mlp_residual"):

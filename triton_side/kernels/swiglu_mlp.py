@@ -48,9 +48,8 @@ from triton_side.kernels.swiglu import silu_value_and_slope
 from triton_side.stages import stage
 
 ACTIVATION = (("logistic", "sigmoid"), ("mul", "silu"), ("mul", "activated"))
-GATE_UP = (
-    forward("dot", "gate"), forward("dot", "up"), *(forward(op, "act", result) for op, result in ACTIVATION)
-)  # fmt: skip
+ACT = tuple(forward(op, "act", result) for op, result in ACTIVATION)
+GATE_UP = (forward("dot", "gate"), forward("dot", "up"), *ACT)
 DOWN = (forward("dot", "down"), forward("add", "residual"))
 DACT = (gradient("dot", "down", "dact"),)
 ACTIVATION_GRADIENTS = (

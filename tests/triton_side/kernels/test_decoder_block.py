@@ -138,7 +138,7 @@ def test_rejects() -> None:
         ("forward_of_sum(projected, x,", "forward_of_sum(projected, projected,"),
         ("djoined, (dq, dk, dv))", "djoined, (dq, dk, dk))"),
         ("backward=True, out", "out"),
-        ("residual=dh2)", "residual=None)"),
+        ("added(dup, w_up.T, dh2,", "added(dup, w_up.T, 0 * dh2,"),
     ],
 )
 def test_comparison_catches(sound: str, broken: str, tmp_path) -> None:
