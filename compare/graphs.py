@@ -9,10 +9,13 @@ from typing import Any, TypeVar
 
 from compare.archive import relative
 from compare.graph.model import FusionGraph, Kernel, SourceOp
+from compare.graph.operations import token
 from compare.graph.roofline import Ceilings, place, recoverable_us
 from compare.graph.totals import bytes_moved
 
 Number = TypeVar("Number", int, float)
+
+HAND_WRITTEN = ("triton", "cuda")  # compilers of implementations that choose who computes each of their products
 
 
 def summary(
@@ -29,9 +32,22 @@ def summary(
             "bytes_moved": _sum(map(bytes_moved, kernels)),
             "provenance": dict(Counter(kernel.provenance for kernel in kernels)),
         }
+        if graph.compiler in HAND_WRITTEN and (found := products(kernels)):
+            result[part]["products"] = found
         if ceilings is not None and ceilings.streams:
             result[part]["roofline"] = roofline(graph, kernels, ceilings, precision)
     return result
+
+
+def products(kernels: Iterable[Kernel]) -> dict[str, list[str]]:
+    """{who computes a product: the stages whose products those are}: of launches their language, of PyTorch's calls
+    between them "cuBLAS"."""
+    found: dict[str, dict[str, None]] = {}
+    for kernel in kernels:
+        stages = dict.fromkeys(op.stage for op in kernel.source_ops if token(op.op) == "dot")
+        if stages:
+            found.setdefault(kernel.facts.get("language", "cuBLAS"), {}).update(stages)
+    return {who: list(stages) for who, stages in found.items()}
 
 
 def roofline(

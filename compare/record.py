@@ -42,7 +42,8 @@ class Record:
     errors: [{"name", "error", "tolerance"}], gradients named d_<input>; dimensionless (compare.check).
     graph: the fusion graph's file, relative to the run folder (compare.graph.store).
     kernels: what the graph comes to, per part: {"launches", "bytes_moved" (null where not known), "provenance": {word:
-    how many kernels}, "unjoined": [names of device records that belong to no kernel of the graph], "roofline": against
+    how many kernels}, "unjoined": [names of device records that belong to no kernel of the graph], "products": of a
+    hand-written implementation {"cuBLAS", "triton" or "cuda": [stages whose products it computes]}, "roofline": against
     the device's ceilings, where those are known}; see compare.graphs.
     measurement: {"timer", "parts": {part: {"device_time": [[s, ...] a round], "busy_time", "launches", "records" (these
     three null where the timer sees no single kernels, as CUDA events), "poisoned"}}, "modes": {mode: {"parts" as these

@@ -212,6 +212,7 @@ def row_of(record: Record, ceilings: Mapping[str, Ceilings]) -> Row:
         "peak_memory_planned_bytes": _planned_peak(case, measurement),
         "trace": record.trace.get("file") if record.trace else None,
         "provenance": _provenance(record),
+        "products": _products(record),
     }
     _require_types(row)
     return row
@@ -241,7 +242,7 @@ def segments_that_disagree(run: Mapping[str, Any]) -> dict[str, str]:
 
 _IDENTITY = ("block", "case", "direction", "dtype", "precision", "implementation", "compiler", "status")
 _TEXTS = (
-    "detail", "target", "segment", "timer", "kernel_source", "rate_unit", "provenance", "verdict_vs_xla",
+    "detail", "target", "segment", "timer", "kernel_source", "rate_unit", "provenance", "products", "verdict_vs_xla",
     "verdict_vs_xla_word", "modes_unavailable", "peak_memory_reason", "trace", "bound",
     "traffic_unavailable", *(f"{timer}_vs_xla_word" for timer in verdicts.TIMERS),
 )
@@ -421,3 +422,12 @@ def _provenance(record: Record) -> str | None:
     if len(counts) == 1:
         return next(iter(counts)) or None
     return ", ".join(f"{name or 'unknown'} {count}" for name, count in counts.most_common())
+
+
+def _products(record: Record) -> str | None:
+    """Who computes the products of which stages, forward and backward: "cuBLAS qkv, out; triton down"."""
+    found: dict[str, dict[str, None]] = {}
+    for part in record.kernels.values():
+        for who, stages in part.get("products", {}).items():
+            found.setdefault(who, {}).update(dict.fromkeys(stages))
+    return "; ".join(f"{who} {', '.join(stages)}".rstrip() for who, stages in found.items()) or None

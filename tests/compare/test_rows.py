@@ -267,6 +267,17 @@ def test_listed_kernels_count_where_nothing_was_launched() -> None:
     assert (row["kernels"], row["provenance"]) == (None, "replayed 2, unknown 1, not autotuned 1")
 
 
+def test_who_computes_products_is_said_of_both_passes() -> None:
+    parts = ({"cuBLAS": ["qkv", "out"], "triton": ["down"]}, {"cuBLAS": ["down", "out"]})
+    kernels: dict[str, dict[str, Any]] = {
+        part: {"launches": 4, "bytes_moved": 9, "provenance": {}, "products": found}
+        for part, found in zip(("forward", "backward"), parts, strict=True)
+    }
+    subject = Record(case_of("gelu", "llama-8b"), "triton", "triton", "compiled", kernels=kernels)
+    assert rows.row_of(subject, SEGMENTS)["products"] == "cuBLAS qkv, out, down; triton down"
+    assert rows.row_of(measured(case_of("gelu", "llama-8b")), SEGMENTS)["products"] is None
+
+
 def write(folder: Path, *records: Record) -> Path:
     record.create(folder, RUN)
     for each in records:
