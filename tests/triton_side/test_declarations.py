@@ -534,6 +534,8 @@ def test_a_layer_s_products_are_ours_where_they_end_in_more_and_fill_the_gpu() -
 
     assert (len(ours("decoder_block")), len(ours("gpt2_block"))) == (2, 1)
     assert ours("decoder_block, few tiles") == ours("gpt2_block, few tiles") == []
+    for case in ("gpt2_block", "gpt2_block, few tiles"):
+        assert [event["names"] for event in launches(case)][3][-1] == "act"
     assert Counter(pytorch_s("decoder_block")) == {"aten.mm.default": 13}
     assert Counter(pytorch_s("decoder_block, few tiles")) == {"aten.mm.default": 15, "aten.add_.Tensor": 2}
     assert Counter(pytorch_s("gpt2_block, few tiles")) - Counter(pytorch_s("gpt2_block")) == {"aten.addmm.default": 1}

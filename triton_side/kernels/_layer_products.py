@@ -93,7 +93,7 @@ def biased_gelu(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """act = gelu(pre) and, with `save`, pre = a @ b + bias; both contiguous."""
     if ends_in_more(a, b):
-        with computing(*linear_gelu.FORWARD, c_ptr="act"):
+        with computing(*linear_gelu.FORWARD, c_ptr="pre", gelu_ptr="act"):
             return launch_bias_gelu(a, b, bias.contiguous(), choose_config(matmul_config, a, b), save)
     pre = torch.addmm(bias, a, b)
     with computing(y_ptr="act"):
