@@ -28,8 +28,8 @@ So gate and up are cuBLAS's, and in memory until act is there, even where no bac
     + 251 x 1021 x 509, decoder_block/prime, float32        78                        14 + 1
     251 x 509 x 1021, gpt2_block/prime, float32             45; 47                    14 + 2
 
-So ours end in more where TMA reads 16-bit operands and its tiles keep the multiprocessors busy, wave after wave: those
-of 8192 x 768 are 192 of 128 x 256, one and a half waves of 132. All else is cuBLAS's.
+So ours end in more where TMA reads 16-bit operands of more than a few rows and tiles keep the multiprocessors busy, wave
+after wave: those of 8192 x 768 are 192 of 128 x 256, one and a half waves of 132. All else is cuBLAS's.
 """
 
 import torch
@@ -55,8 +55,10 @@ def ends_in_more(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.dtype == torch.float32 or not operands_fit_descriptors(a, b):
         return False
     config = choose_config(matmul_config, a, b)
+    if config.block_m < 128:  # those of few rows
+        return False
     tiles = cdiv(a.shape[0], config.block_m) * cdiv(b.shape[1], config.block_n)
-    at_once = multiprocessors(a.device)
+    at_once = config.programs * multiprocessors(a.device)
     return tiles >= LEAST_BUSY * at_once * cdiv(tiles, at_once)
 
 

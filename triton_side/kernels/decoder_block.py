@@ -2,9 +2,9 @@
 
     x1 = x + attention(rope(h1 Wqkv)) Wo,  h1 = rmsnorm(x)       y = x1 + (silu(h2 Wg) * (h2 Wu)) Wd,  h2 = rmsnorm(x1)
 
-Touvron et al., arXiv:2302.13971; Ainslie et al., arXiv:2305.13245. A product is cuBLAS's, in brackets
-here, where it stands alone, or our own kernel and ends in what follows it, whichever is faster (_layer_products).
-Forward:
+Touvron et al., arXiv:2302.13971; Ainslie et al., arXiv:2305.13245. A product is cuBLAS's, in brackets here, where it
+stands alone; where a sum follows it is ours and ends in that, or cuBLAS's as well, whichever is faster
+(_layer_products). Forward:
 
     h1; [qkv]; q and k turned in place, as views of qkv; attention, which reads these views; [Wo]; x1 and h2 in one
     pass; [gate, up]; silu(gate) * up; Wd and the sum with x1

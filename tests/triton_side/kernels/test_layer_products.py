@@ -64,13 +64,14 @@ def test_gate_and_up(shape: tuple[int, int, int]) -> None:
         (2048, 14336, 4096, torch.bfloat16, True), (4096, 2816, 1024, torch.bfloat16, True),
         (8192, 768, 3072, torch.bfloat16, True), (8192, 1600, 6400, torch.float16, True),
         (8192, 2048, 768, torch.float16, False), (1, 14336, 4096, torch.bfloat16, False),
+        (1, 4096, 64 * 132, torch.bfloat16, False),
         (257, 1021, 509, torch.float16, False), (8192, 2048, 4096, torch.float32, False),
     ],
 )  # fmt: skip
 def test_the_faster_of_what_was_measured_is_taken(
     rows: int, inner: int, columns: int, dtype: torch.dtype, ends_in_more: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On an H200, as the module's table has it."""
+    """On an H200, as the module's table has it; and of one row as many tiles as multiprocessors."""
     monkeypatch.setattr(_layer_products, "multiprocessors", lambda device: 132)
     a, b = (torch.empty(shape, dtype=dtype, device="meta") for shape in ((rows, inner), (inner, columns)))
     assert _layer_products.ends_in_more(a, b) == ends_in_more
