@@ -28,8 +28,8 @@ So gate and up are cuBLAS's, and in memory until act is there, even where no bac
     + 251 x 1021 x 509, decoder_block/prime, float32        78                        14 + 1
     251 x 509 x 1021, gpt2_block/prime, float32             45; 47                    14 + 2
 
-So ours end in more where TMA reads 16-bit operands of more than a few rows and tiles keep the multiprocessors busy, wave
-after wave: those of 8192 x 768 are 192 of 128 x 256, one and a half waves of 132. All else is cuBLAS's.
+So ours end in more where TMA reads 16-bit operands of more than a few rows and tiles keep the multiprocessors busy,
+wave after wave: those of 8192 x 768 are 192 of 128 x 256, one and a half waves of 132. All else is cuBLAS's.
 """
 
 import torch
