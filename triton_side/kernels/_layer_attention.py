@@ -44,7 +44,8 @@ def attend_backward(
         # As in `attention`: exact zeros. Nor does Triton 3.7.1 compile the kernel for dk and dv of one row, where
         # heads share keys: its pipeliner stops at a descriptor that is made within a loop of one step.
         with stage("attention"):
-            dq.zero_(), dk.zero_()
+            dq.zero_()
+            dk.zero_()
             torch.sum(dout.unflatten(1, (k.shape[1], -1)), dim=2, out=dv)
         return
     with stage("attention"):
