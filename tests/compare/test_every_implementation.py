@@ -20,7 +20,7 @@ Check = Callable[[Case, str, str], dict[str, Any]]
 # GPU runs these rows in bfloat16, those of the compilers themselves in float32, too, where a training step is checked
 # with its outputs as well as its gradients and so stands for the forward pass, as it does for variants in any type; a
 # case that has neither type, or whose block has no bfloat16, in what there is. Shapes at an edge (one row, column or
-# token, values near the largest, transposed inputs) the compilers take in one type, and variants, but for FlexAttention,
+# token, values near the largest, transposed inputs) compilers take in one type, and variants, but for FlexAttention,
 # not at all. What a person wrote for a type (Triton, CUDA, libraries) runs in each.
 # That formulas hold in every type is checked on the CPU, by XLA and eager PyTorch (by what XLA recomputes or scans in
 # float32), and a run checks what it times.
