@@ -64,6 +64,8 @@ def test_what_has_a_cpu_path_was_checked_there(rows: list[dict[str, Any]]) -> No
         if row["implementation"] in ("xla", "xla-remat", "eager", "library", "inductor", "triton"):
             assert row["checked_device"] == "cpu", row
             assert row["max_error"] <= row["tolerance"], row
+            cases = row["checked_case"].split(" and ")
+            assert cases == ["odd"] if row["implementation"] == "inductor" else {"odd", "odd-masked"} & {*cases}, row
         else:
             assert row["checked_device"] is None, row
 
