@@ -64,6 +64,8 @@ BLOCK = Block(
         Shape("one-row", {"rows": 1, "columns": 4096}, ("float32",)),
         Shape("odd", {"rows": 7, "columns": 257}, ("float32", "float16", "bfloat16"), ("check",)),
         Shape("odd-masked", {"rows": 9, "columns": 257, "masked": 2}, ("float32", "float16", "bfloat16"), ("check",)),
+        # Of rows that no compiler pads.
+        Shape("even-masked", {"rows": 5, "columns": 64, "masked": 2}, ("float32", "bfloat16"), ("check",)),
         Shape("tiny-column", {"rows": 3, "columns": 1}, ("float32", "float16", "bfloat16"), ("check",)),
     ),
     implementations=(

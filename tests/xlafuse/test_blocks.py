@@ -480,6 +480,19 @@ def test_softmax_of_minus_infinity_alone_is_zeros_and_has_no_gradient() -> None:
         assert jnp.isnan(y[5:]).all()
 
 
+@pytest.mark.parametrize("masked", [0, 1])
+def test_maxima_begin_at_minus_infinity(masked: int) -> None:
+    """From another number XLA's Triton code does not begin: it takes it for neutral, and looks at it where it pads."""
+    x = jax.ShapeDtypeStruct((4, 64), jnp.float32)
+    lowered = jax.jit(lambda x: softmax.apply({"x": x}, masked=masked)["y"]).lower(x).as_text()
+    begun = dict(re.findall(r"(%\w+) = stablehlo.constant dense<(\S+)> : tensor<f32>", lowered))
+    reductions = re.findall(r"stablehlo.reduce\(%\w+ init: (%\w+)\) applies stablehlo.(\w+)", lowered)
+    assert [(begun[init], applied) for init, applied in reductions] == [
+        ("0xFF800000", "maximum"), ("0.000000e+00", "add"),
+    ]  # fmt: skip
+    assert ("dense<-3.40282347E+38>" in lowered) == bool(masked)
+
+
 def test_gradients_only_for_floating_inputs() -> None:
     def apply(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
         return {"y": inputs["table"][inputs["rows"]]}
