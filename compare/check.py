@@ -53,8 +53,9 @@ class Verdict:
     def severity(self) -> tuple[bool, float]:
         """Orders verdicts, the worst last: by the error over its own tolerance, and what is not right behind all that
         is. Tolerances of two input sets differ: the larger of two errors may be right and the smaller one not."""
-        ratio = self.error / self.tolerance if self.tolerance and math.isfinite(self.error) else self.error
-        return not self.right, ratio
+        if not math.isfinite(self.error):
+            return True, math.inf
+        return not self.right, self.error / self.tolerance if self.tolerance else self.error
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -2,6 +2,7 @@
 Language Models are Unsupervised Multitask Learners, 2019)."""
 
 from compare.blocks import gelu
+from compare.blocks._edges import LONE_COLUMN, large
 from compare.implementations import compilers, cuda, library, triton
 from compare.spec import Block, Shape, Tensor
 
@@ -25,15 +26,9 @@ BLOCK = Block(
         Shape("one-row", {"rows": 1, "columns": 16384}, ("float32",)),
         Shape("odd", {"rows": 7, "columns": 257}, ("float32", "float16", "bfloat16"), ("check",)),
         Shape("tiny-row", {"rows": 1, "columns": 67}, ("float32", "float16", "bfloat16"), ("check",)),
-        Shape("tiny-column", {"rows": 3, "columns": 1}, ("float32", "bfloat16"), ("check",), directions=("train",)),
+        LONE_COLUMN,
         # Near the largest numbers; where x^3 overflows the plain formula's gradient is NaN.
-        Shape(
-            "large-fp16", {"rows": 3, "columns": 61, "magnitude": 6000}, ("float16",), ("check",), directions=("fwd",),
-        ),
-        Shape(
-            "large", {"rows": 3, "columns": 61, "magnitude": 3 * 10**37}, ("float32", "bfloat16"), ("check",),
-            directions=("fwd",),
-        ),
+        *large(6000, 3 * 10**37),
     ),
     implementations=(
         *compilers("bias_gelu"),

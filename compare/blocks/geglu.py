@@ -1,6 +1,7 @@
 """y = gelu(gate) * up with GELU in its tanh form: the gate of a GEGLU layer (Shazeer, arXiv 2002.05202)."""
 
 from compare.blocks import gelu
+from compare.blocks._edges import LONE_COLUMN, large
 from compare.implementations import compilers, inference_only, library, liger, triton
 from compare.spec import Block, Shape, Tensor
 
@@ -24,15 +25,9 @@ BLOCK = Block(
         Shape("one-row", {"rows": 1, "columns": 14336}, ("float32",)),
         Shape("odd", {"rows": 7, "columns": 257}, ("float32", "float16", "bfloat16"), ("check",)),
         Shape("tiny-row", {"rows": 1, "columns": 67}, ("float32", "bfloat16"), ("check",), directions=("train",)),
-        Shape("tiny-column", {"rows": 3, "columns": 1}, ("float32", "bfloat16"), ("check",), directions=("train",)),
+        LONE_COLUMN,
         # Gates near the largest numbers; where their cubes overflow the plain formula's gradient is NaN.
-        Shape(
-            "large-fp16", {"rows": 3, "columns": 61, "magnitude": 2048}, ("float16",), ("check",), directions=("fwd",),
-        ),
-        Shape(
-            "large", {"rows": 3, "columns": 61, "magnitude": 5 * 10**36}, ("float32", "bfloat16"), ("check",),
-            directions=("fwd",),
-        ),
+        *large(2048, 5 * 10**36),
     ),
     implementations=(
         *compilers("geglu"), library("geglu", 'F.gelu(approximate="tanh"), then a product'), triton("geglu"),

@@ -2,6 +2,7 @@
 
 import math
 
+from compare.blocks._edges import LONE_COLUMN, TRANSPOSED_ROWS, large
 from compare.implementations import compilers, cuda, library, triton
 from compare.spec import Block, Shape, Tensor
 
@@ -28,19 +29,10 @@ BLOCK = Block(
         Shape("one-row", {"rows": 1, "columns": 14336}, ("float32",)),
         Shape("odd", {"rows": 7, "columns": 257}, ("float32", "float16", "bfloat16"), ("check",)),
         Shape("tiny-row", {"rows": 1, "columns": 67}, ("float32", "float16", "bfloat16"), ("check",)),
-        Shape("tiny-column", {"rows": 3, "columns": 1}, ("float32", "bfloat16"), ("check",), directions=("train",)),
+        LONE_COLUMN,
         # Near the largest numbers; where x^3 overflows the plain formula's gradient is NaN.
-        Shape(
-            "large-fp16", {"rows": 3, "columns": 61, "magnitude": 6000}, ("float16",), ("check",), directions=("fwd",),
-        ),
-        Shape(
-            "large", {"rows": 3, "columns": 61, "magnitude": 3 * 10**37}, ("float32", "bfloat16"), ("check",),
-            directions=("fwd",),
-        ),
-        Shape(
-            "transposed", {"rows": 5, "columns": 67}, ("float32", "bfloat16"), ("check",),
-            directions=("train",), layout="transposed",
-        ),
+        *large(6000, 3 * 10**37),
+        TRANSPOSED_ROWS,
     ),
     implementations=(*compilers("gelu"), library("gelu", 'F.gelu(approximate="tanh")'), triton("gelu"), cuda("gelu")),
 )

@@ -1,6 +1,7 @@
 """y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the columns (Ba, Kiros and Hinton, arXiv 1607.06450), in
 float32 inside."""
 
+from compare.blocks._edges import TRANSPOSED_ROWS
 from compare.implementations import compilers, cuda, library, liger, quack, triton
 from compare.spec import Block, Shape, Tensor
 
@@ -40,10 +41,7 @@ BLOCK = Block(
             "large-fp16", {"rows": 3, "columns": 64, "magnitude": 12000}, ("float16",), ("check",),
             directions=("train",),
         ),
-        Shape(
-            "transposed", {"rows": 5, "columns": 67}, ("float32", "bfloat16"), ("check",),
-            directions=("train",), layout="transposed",
-        ),
+        TRANSPOSED_ROWS,
     ),
     implementations=(
         *compilers("layernorm"), library("layernorm", "F.layer_norm"), triton("layernorm"), cuda("layernorm"),

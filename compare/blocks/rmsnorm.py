@@ -1,5 +1,6 @@
 """y = x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich, arXiv 1910.07467), in float32 inside."""
 
+from compare.blocks._edges import TRANSPOSED_ROWS
 from compare.implementations import compilers, library, liger, quack, triton, xla_triton
 from compare.spec import Block, Shape, Tensor
 
@@ -33,10 +34,7 @@ BLOCK = Block(
             "large-fp16", {"rows": 3, "columns": 64, "magnitude": 12000}, ("float16",), ("check",),
             directions=("train",),
         ),
-        Shape(
-            "transposed", {"rows": 5, "columns": 67}, ("float32", "bfloat16"), ("check",),
-            directions=("train",), layout="transposed",
-        ),
+        TRANSPOSED_ROWS,
     ),
     implementations=(
         *compilers("rmsnorm"), library("rmsnorm", "F.rms_norm"), triton("rmsnorm"),

@@ -1,5 +1,6 @@
 """y = silu(gate) * up with silu(x) = x / (1 + exp(-x)): the gate of a SwiGLU layer (Shazeer, arXiv 2002.05202)."""
 
+from compare.blocks._edges import LONE_COLUMN, TRANSPOSED_ROWS, large
 from compare.implementations import compilers, inference_only, library, liger, triton, xla_triton
 from compare.spec import Block, Shape, Tensor
 
@@ -24,19 +25,10 @@ BLOCK = Block(
         Shape("one-row", {"rows": 1, "columns": 14336}, ("float32",)),
         Shape("odd", {"rows": 7, "columns": 257}, ("float32", "float16", "bfloat16"), ("check",)),
         Shape("tiny-row", {"rows": 1, "columns": 67}, ("float32", "float16", "bfloat16"), ("check",)),
-        Shape("tiny-column", {"rows": 3, "columns": 1}, ("float32", "bfloat16"), ("check",), directions=("train",)),
+        LONE_COLUMN,
         # Gates near the largest numbers; where exp(-gate) overflows the reference's gradient is NaN.
-        Shape(
-            "large-fp16", {"rows": 3, "columns": 61, "magnitude": 2048}, ("float16",), ("check",), directions=("fwd",),
-        ),
-        Shape(
-            "large", {"rows": 3, "columns": 61, "magnitude": 5 * 10**36}, ("float32", "bfloat16"), ("check",),
-            directions=("fwd",),
-        ),
-        Shape(
-            "transposed", {"rows": 5, "columns": 67}, ("float32", "bfloat16"), ("check",),
-            directions=("train",), layout="transposed",
-        ),
+        *large(2048, 5 * 10**36),
+        TRANSPOSED_ROWS,
     ),
     implementations=(
         *compilers("swiglu"), library("swiglu", "F.silu, then a product"), triton("swiglu"),

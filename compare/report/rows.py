@@ -54,7 +54,6 @@ Only a record that is `ok` has times: how long a wrong result takes is not a res
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -64,6 +63,7 @@ from typing import Any
 
 from compare.blocks import BLOCKS
 from compare.calibration import AGREEMENT, disagreement
+from compare.check import Verdict
 from compare.graph.roofline import Ceilings, intensity
 from compare.record import Record, read_records, read_run, record_id
 from compare.report import verdicts
@@ -385,11 +385,8 @@ def _bound(parts: Iterable[Mapping[str, float]], gaps: float) -> str | None:
     return None if first == "unknown" or not time[first] else first
 
 
-def _severity(error: Mapping[str, Any]) -> float:
-    value, tolerance = error["error"], error["tolerance"]
-    if not math.isfinite(value):
-        return math.inf
-    return value / tolerance if tolerance else (math.inf if value else 0.0)
+def _severity(error: Mapping[str, Any]) -> tuple[bool, float]:
+    return Verdict("", error["error"], error["tolerance"]).severity
 
 
 def _peak(case: Case, measurement: Mapping[str, Any]) -> int | None:
