@@ -7,9 +7,15 @@ import threading
 from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from compare.client import Worker, WorkerDied, WorkerError, WorkerTimeout
+
+
+class Asked(Protocol):
+    """Passes requests on to workers, as a crew does."""
+
+    def ask(self, role: str, method: str, **params: Any) -> Any: ...
 
 
 class Crew:

@@ -1,4 +1,4 @@
-"""One crew at work: a few cases compiled and checked beside other lanes, timed while those wait."""
+"""One crew at work: a few cases compiled and checked beside other lanes, timed while those wait at the gate."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from compare import conditions, timeline
 from compare.client import WORKER_FAILURES, WorkerDied, WorkerError, WorkerTimeout
 from compare.clock import CallTrace, CuptiClock, DeviceRecord
 from compare.crew import Crew
+from compare.gate import Gate
 from compare.graph import store
 from compare.graph.join import join
 from compare.graph.model import FusionGraph
@@ -56,9 +57,13 @@ class Lane:
     """Holds one group of cases at a time; what compiles or checks may be called in a thread of its own, all else from
     one."""
 
-    def __init__(self, session: Session, crew: Crew, timing: Timing, make_room: Callable[[], bool]) -> None:
+    def __init__(
+        self, session: Session, crew: Crew, timing: Timing, gate: Gate, make_room: Callable[[], bool]
+    ) -> None:
         """make_room: called where something finds no memory while it is timed; whether trying again is worth while."""
-        self.session, self.crew, self._timing, self._make_room = session, crew, timing, make_room
+        self.session, self.crew, self._timing, self._gate, self._make_room = session, crew, timing, gate, make_room
+        self._beside_others = False
+        self.process = 0  # which of its processes is next to take its rounds
         self._cases: list[list[_Entry]] = []
         self._data: Data | None = None
 
@@ -67,7 +72,12 @@ class Lane:
         for entry in self._entries():
             if reason := entry.implementation.unsupported(entry.record.case):
                 entry.record.status, entry.record.detail, entry.alive = "skipped", reason, False
-        self._data = None
+        self._data, self.process = None, 0
+
+    def ask(self, role: str, method: str, **params: Any) -> Any:
+        """A worker of its crew; see `Crew.ask`. What goes on beside other lanes waits while somebody is timed."""
+        with self._gate.passed() if self._beside_others else contextlib.nullcontext():
+            return self.crew.ask(role, method, **params)
 
     def worn(self, kept: int | None) -> set[str]:
         """The frameworks whose old processes could no longer measure peak memory, or keep more than `kept` bytes of the
@@ -80,29 +90,28 @@ class Lane:
         return found
 
     def prepare(self) -> None:
-        """Draw inputs; then compile what needs no tuning, and evaluate the references, all beside each other and other
-        lanes."""
-        if not any(self._alive()):
-            return
-        with ThreadPoolExecutor(2) as threads:
-            threads.submit(self._start)
-            try:
-                self._data = self.session.draw(widest(self._cases[0][0].record.case), self.crew)
-                references = threads.submit(self.session.refer, self._data, self.crew)
-                self._by_role(self._prepare_first, list(self._alive()))
-                references.result()
-            except WORKER_FAILURES as problem:
-                for entry in self._alive():
-                    self._fail(entry, problem)
-                    entry.record.detail = f"no reference: {entry.record.detail}"
+        """Beside other lanes: draw inputs; compile, and evaluate the references, side by side; and check what was
+        compiled."""
+        with self._beside():
+            if not any(self._alive()):
+                return
+            with ThreadPoolExecutor(2) as threads:
+                threads.submit(self._start)
+                try:
+                    self._data = self.session.draw(widest(self._cases[0][0].record.case), self)
+                    references = threads.submit(self.session.refer, self._data, self)
+                    self._by_role(self._prepare_first, list(self._alive()))
+                    references.result()
+                except WORKER_FAILURES as problem:
+                    for entry in self._alive():
+                        self._fail(entry, problem)
+                        entry.record.detail = f"no reference: {entry.record.detail}"
+            self._by_role(self._tune, self._unprepared())
+            self._by_role(self._check, list(self._alive()))
 
-    def tune(self) -> None:
-        """Compile what times kernels to choose one, beside other lanes that do; see compare.tuning."""
-        self._by_role(self._tune, [entry for entry in self._alive() if not entry.prepared])
-
-    def check(self) -> None:
-        """What was compiled, beside other lanes."""
-        self._by_role(self._check, list(self._alive()))
+    def _unprepared(self) -> list[_Entry]:
+        """What times kernels to choose one, for which it waits for its turn (compare.tuning): it comes last."""
+        return [entry for entry in self._alive() if not entry.prepared]
 
     def dismiss(self) -> None:
         """End the processes: what a process happens upon, as where its memory lies, is drawn again."""
@@ -110,17 +119,33 @@ class Lane:
         self._forget(self._entries())
 
     def prepare_again(self) -> None:
-        """In fresh processes, beside other lanes: what needs no tuning."""
-        self._start()
-        self._by_role(self._prepare_again, list(self._alive()))
+        """Compile in fresh processes, beside other lanes."""
+        with self._beside():
+            self._start()
+            self._by_role(self._prepare_again, list(self._alive()))
+            self._by_role(self._tune, self._unprepared())
 
-    def measure(self, process: int) -> None:
-        """Those rounds of each case that belong to this process; the GPU is this lane's alone."""
+    @contextlib.contextmanager
+    def _beside(self) -> Iterator[None]:
+        self._beside_others = True
+        try:
+            yield
+        finally:
+            self._beside_others = False
+
+    def measure(self) -> None:
+        """Those rounds of each case that belong to the processes that it has; the GPU is this lane's alone."""
         for entries in self._cases:
             self.session.progress.say(f"timing {entries[0].record.case.id}")
             for number in range(self._timing.rounds):
-                if self._timing.process_of(number) == process:
+                if self._timing.process_of(number) == self.process:
                     self._round(entries, number)
+        self.process += 1
+
+    @property
+    def measured(self) -> bool:
+        """Whether all of its processes had their rounds."""
+        return self.process > self._timing.restarts
 
     def starved(self) -> bool:
         """Whether something of the group failed for want of memory."""
@@ -161,8 +186,10 @@ class Lane:
             self._data = None
 
     def _start(self) -> None:
-        """Those workers that the group needs and are not there, all at once: each spends seconds importing."""
-        self.crew.start({entry.role for entry in self._alive()})
+        """Those workers that the group needs and are not there, all at once: each spends seconds importing, and its
+        context on the GPU takes time from others."""
+        with self._gate.passed():
+            self.crew.start({entry.role for entry in self._alive()})
 
     def _entries(self) -> Iterator[_Entry]:
         return (entry for entries in self._cases for entry in entries)
@@ -207,7 +234,7 @@ class Lane:
         record = entry.record
         self.session.progress.say(f"checking {record.id}")
         try:
-            outcome = self.crew.ask(entry.role, "check", id=record.id, scales=self._known().scales, timeout=300)
+            outcome = self.ask(entry.role, "check", id=record.id, scales=self._known().scales, timeout=300)
         except WORKER_FAILURES as problem:
             self._fail_and_revive(entry, problem)
             return
@@ -225,7 +252,7 @@ class Lane:
         record, data, dumps = entry.record, self._known(), self.session.dumps_folder(entry.record)
         shutil.rmtree(dumps, ignore_errors=True)  # of a process that is gone
         try:
-            prepared: dict[str, Any] = self.crew.ask(
+            prepared: dict[str, Any] = self.ask(
                 entry.role, "prepare", id=record.id, case=record.case.to_json(), implementation=record.implementation,
                 folders=[str(f) for f in data.folders], dumps=str(dumps), tune=tune, scales=data.scales,
             )

@@ -1,8 +1,8 @@
-"""Which groups of cases are made ready at once: as many as there are lanes, of those that the GPU has memory for."""
+"""Which groups of cases are made ready at once: one a lane, of those that the GPU has memory for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from compare import machine
@@ -14,7 +14,8 @@ CORES_A_LANE = 2  # two frameworks' processes; compilers have threads and proces
 KEPT_BYTES = 2 << 30  # of the GPU's memory, which one process may keep from earlier groups
 LANE_BYTES = KEPT_BYTES + (2 << 30)  # which a lane's three processes have before they do anything
 LEAST_BYTES = 16 << 30  # to a lane, or there are fewer
-COPIES = 32  # of inputs and outputs: two processes hold those, references and gradients, of two input sets
+COPIES = 12  # of inputs and outputs: two processes hold those and references, of two input sets
+TRAINED_COPIES = 32  # where there are gradients: those, cotangents and their references, too
 WORKING_COPIES = 4  # of working_bytes: XLA's allocator takes memory in regions that double, and keeps them
 SMALL_BYTES = 2 << 30  # what a group may need that is taken in beside any others
 
@@ -24,7 +25,8 @@ def needs(group: Group) -> int:
     case = group[0][0]
     block = BLOCKS[case.block]
     held = sum(tensor.bytes(case) for tensor in block.inputs + block.outputs)
-    found = COPIES * held + WORKING_COPIES * block.working_bytes(case.sizes)
+    copies = TRAINED_COPIES if any(case.differentiates for case, _ in group) else COPIES
+    found = copies * held + WORKING_COPIES * block.working_bytes(case.sizes)
     return 0 if found <= SMALL_BYTES else found
 
 
@@ -48,19 +50,8 @@ class Room:
         lanes = min(MOST_LANES, most, int(machine.usable_cores() / CORES_A_LANE), memory_bytes // LEAST_BYTES)
         return Room(max(1, lanes), memory_bytes - max(1, lanes) * LANE_BYTES)
 
-    def batches(self, groups: Sequence[Group]) -> Iterator[list[Group]]:
-        """Groups to be made ready at once, one a lane, in order, but first what needs more than half of the room: while
-        there are small ones to be beside it. In a batch those first that need most. What needs more than there is has
-        but small ones beside it."""
-        left = sorted(groups, key=lambda group: self.lanes > 1 and needs(group) > self.bytes // 2, reverse=True)
-        while left:
-            batch: list[Group] = []
-            later: list[Group] = []
-            free = self.bytes
-            for group in left:
-                needed = min(needs(group), self.bytes)
-                fits = len(batch) < self.lanes and needed <= free
-                (batch if fits else later).append(group)
-                free -= needed if fits else 0
-            yield sorted(batch, key=needs, reverse=True)
-            left = later
+    def next(self, left: Sequence[Group], held: Sequence[Group]) -> Group | None:
+        """The first of those left that there is memory for beside those held; None where there is none. What needs more
+        than there is has but small ones beside it."""
+        free = self.bytes - sum(min(needs(group), self.bytes) for group in held)
+        return next((group for group in left if min(needs(group), self.bytes) <= free), None)

@@ -1,8 +1,10 @@
-"""A run on this machine's GPU: lanes compile and check side by side, then are timed in turn, each alone on the GPU.
+"""A run on this machine's GPU: lanes compile and check side by side; those that are ready are timed in turn, each alone
+on the GPU, while the others wait.
 
 Of a quick run's time on an H200 half went by compiling, a third by references and checks and an eighth by timing, one
-core busy: so as many groups of cases as the machine has room for are made ready at once. A batch takes as long as its
-longest group: those that tune come first, beside each other, then those that have most to compile.
+core busy: so as many groups of cases as the machine has room for are made ready at once. Once a share of the lanes is
+ready, the others finish what their workers are at, and wait: so nobody waits for the longest group, but who has it is
+last. What takes longest begins first.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import shutil
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,12 +24,15 @@ from compare import tuning
 from compare.calibration import AGREEMENT, disagreement
 from compare.client import WORKER_FAILURES
 from compare.crew import Crew
+from compare.gate import Gate
 from compare.lane import Lane
 from compare.parts import Group, effort, groups_of, tuned
-from compare.room import Room
+from compare.room import Room, needs
 from compare.selection import Plan
 from compare.session import Session
 from xlafuse.autotune import merge_results
+
+READY_SHARE = 0.5  # of the lanes with a group: so many are timed in a row, while the others wait
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -50,71 +55,107 @@ def run(plan: Plan, session: Session) -> None:
     """Write one record for each case and implementation of the plan."""
     groups = _groups(plan, session)
     crews, room = _crews(plan, session, len(groups))
+    gate = Gate()
     lanes: list[Lane] = []
-    lanes += [Lane(session, crew, plan.timing, partial(_end_idle, lanes, session)) for crew in crews]
-    starved: list[Group] = []
+    lanes += [Lane(session, crew, plan.timing, gate, partial(_end_idle, lanes, session)) for crew in crews]
     try:
-        for batch in room.batches(groups):
-            _replace_worn(lanes, room.kept, session)
-            starved += _run_batch(lanes, batch, plan, session, alone=len(lanes) == 1)
+        starved = _Rota(lanes, room, gate, session).work_off(groups)
         for group in starved:
             session.progress.say("making room: what found no memory beside other cases is done again alone")
             _make_room(lanes, session)
-            _run_batch(lanes, [group], plan, session, alone=True)
+            _Rota(lanes[:1], room, gate, session, alone=True).work_off([group])
     finally:
+        gate.stop()
         _join_autotune_results(session.folder / "target" / "xla")
 
 
 def _groups(plan: Plan, session: Session) -> list[Group]:
-    """What is left of the plan: first what tunes, so that it does so beside each other, then what takes longest."""
+    """What is left of the plan: first what tunes, then what takes longest."""
     left = [(case, found) for case, implementations in plan.work if (found := session.pending(case, implementations))]
     return sorted(groups_of(left), key=lambda group: (tuned(group) > 0, effort(group)), reverse=True)
 
 
-def _run_batch(
-    lanes: Sequence[Lane], batch: Sequence[Group], plan: Plan, session: Session, *, alone: bool
-) -> list[Group]:
-    """A group a lane; returns those that want for memory, without a record of them where other lanes had some."""
-    groups = dict(zip(lanes, batch, strict=False))  # the last batch may leave lanes without one
-    starved: list[Group] = []
+class _Rota:
+    """Which lane has which group, and when those that are ready are timed."""
 
-    def wants(lane: Lane) -> bool:
+    def __init__(self, lanes: Sequence[Lane], room: Room, gate: Gate, session: Session, *, alone: bool = False) -> None:
+        """alone: no other lane has processes, whose memory could be had."""
+        self._lanes, self._room, self._gate, self._session = lanes, room, gate, session
+        self._alone = alone or len(lanes) == 1
+        self._left: list[Group] = []
+        self._held: dict[Lane, Group] = {}
+        self._ready: list[Lane] = []
+        self._starved: list[Group] = []
+
+    def work_off(self, groups: Sequence[Group]) -> list[Group]:
+        """Returns those that want for memory, without a record of them where other lanes had some."""
+        self._left = list(groups)
+        running: dict[Future[None], Lane] = {}
+        pool = ThreadPoolExecutor(len(self._lanes))
+        took = _Stopwatch()
+        self._replace_worn()
+        try:
+            while self._left or self._held:
+                for lane in self._lanes:
+                    if lane not in self._held and (group := self._room.next(self._left, list(self._held.values()))):
+                        self._left.remove(group)
+                        self._held[lane] = group
+                        lane.take(group)
+                        running[pool.submit(lane.prepare)] = lane
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    future.result()
+                    self._ready.append(running.pop(future))
+                if len(self._ready) < READY_SHARE * len(self._held) and running:
+                    continue
+                took.lap("compiling")
+                with self._gate.shut():
+                    took.lap("waiting for the rest")
+                    again = self._have_timed(took)
+                running |= {pool.submit(lane.prepare_again): lane for lane in again}
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # an interrupt waits for nobody: their workers end
+        return self._starved
+
+    def _have_timed(self, took: _Stopwatch) -> list[Lane]:
+        """Time those that are ready, one by one, alone on the GPU; returns those that go on in fresh processes."""
+        names = ", ".join(_name(self._held[lane]) for lane in self._ready)
+        holding = [lane for lane in reversed(self._lanes) if lane in self._ready and not self._wants(lane)]
+        for lane in sorted(holding, key=lambda lane: needs(self._held[lane])):  # who has most when others can make room
+            lane.measure()
+            if lane.measured and not self._wants(lane):
+                lane.finish()
+                del self._held[lane]
+        self._ready = []
+        again = [lane for lane in holding if lane in self._held]
+        if again:
+            self._session.progress.say("starting fresh workers")
+            _at_once([lane.dismiss for lane in again])
+            # With the files of the leaving processes joined, the fresh ones find XLA's choices instead of tuning again.
+            _join_autotune_results(self._session.folder / "target" / "xla")
+        if self._left:
+            self._replace_worn()
+        took.lap("timing")
+        self._session.progress.announce(f"{names}: {took}")
+        took.clear()
+        return again
+
+    def _wants(self, lane: Lane) -> bool:
         """Whether its group wants for memory, which others have; it lets go of it then, for the others."""
-        if alone or not lane.starved():
+        if self._alone or not lane.starved():
             return False
         lane.abandon()
-        starved.append(groups[lane])
+        self._starved.append(self._held.pop(lane))
         return True
 
-    took = _Stopwatch()
-    for lane, group in groups.items():
-        lane.take(group)
-    _at_once([lane.prepare for lane in groups])
-    took.lap("compiling")
-    _at_once([lane.tune for lane in groups])
-    took.lap("tuning")
-    _at_once([lane.check for lane in groups])
-    took.lap("checking")
-    holding = list(groups)
-    for process in range(plan.timing.restarts + 1):
-        holding = [lane for lane in holding if not wants(lane)]
-        if process and holding:
-            session.progress.say("starting fresh workers")
-            _at_once([lane.dismiss for lane in holding])
-            # With the files of the leaving processes joined, the fresh ones find XLA's choices instead of tuning again.
-            _join_autotune_results(session.folder / "target" / "xla")
-            _at_once([lane.prepare_again for lane in holding])
-            took.lap("compiling again")
-            _at_once([lane.tune for lane in holding])
-            took.lap("tuning")
-            holding = [lane for lane in holding if not wants(lane)]
-        for lane in reversed(holding):  # who has most comes last, when others can make room
-            lane.measure(process)
-            if process == plan.timing.restarts and not wants(lane):
-                lane.finish()
-        took.lap("timing")
-    session.progress.announce(f"{', '.join(_name(group) for group in batch)}: {took}")
-    return starved
+    def _replace_worn(self) -> None:
+        """End those processes of lanes without a group; while nobody compiles, as XLA's processes write what is
+        joined."""
+        idle = [lane for lane in self._lanes if lane not in self._held]
+        worn = [(lane, roles) for lane in idle if (roles := lane.worn(self._room.kept))]
+        if worn:
+            self._session.progress.say("starting fresh workers, for memory and to go on measuring its peak")
+            _at_once([partial(lane.crew.dismiss, roles) for lane, roles in worn])
+            _join_autotune_results(self._session.folder / "target" / "xla")
 
 
 def _name(group: Group) -> str:
@@ -133,6 +174,9 @@ class _Stopwatch:
         now = time.perf_counter()
         self._seconds[what] += now - self._last
         self._last = now
+
+    def clear(self) -> None:
+        self._seconds.clear()
 
     def __str__(self) -> str:
         return ", ".join(f"{what} {seconds:.0f} s" for what, seconds in self._seconds.items())
@@ -252,12 +296,3 @@ def _make_room(lanes: Sequence[Lane], session: Session) -> None:
     """End all processes, which keep memory that they once had; the next ones find what XLA's chose."""
     _at_once([lane.crew.dismiss for lane in lanes])
     _join_autotune_results(session.folder / "target" / "xla")
-
-
-def _replace_worn(lanes: Sequence[Lane], kept: int | None, session: Session) -> None:
-    """End those processes; while nobody compiles, as XLA's processes write what is joined."""
-    worn = [(lane, roles) for lane in lanes if (roles := lane.worn(kept))]
-    if worn:
-        session.progress.say("starting fresh workers, for memory and to go on measuring its peak")
-        _at_once([partial(lane.crew.dismiss, roles) for lane, roles in worn])
-        _join_autotune_results(session.folder / "target" / "xla")

@@ -14,7 +14,7 @@ from compare import archive, graphs, machine, record, timeline
 from compare.blocks import BLOCKS
 from compare.check import Verdict, alike, describe
 from compare.client import WorkerDied, WorkerError, WorkerTimeout
-from compare.crew import Crew
+from compare.crew import Asked, Crew
 from compare.graph import store
 from compare.graph.model import FusionGraph
 from compare.graph.roofline import Ceilings
@@ -124,7 +124,7 @@ class Session:
                 self._check_data[case.id] = data
             return self._check_data[case.id]
 
-    def draw(self, case: Case, crew: Crew) -> Data:
+    def draw(self, case: Case, crew: Asked) -> Data:
         """Inputs of a `widest` case, from the crew's reference worker, which keeps them for `refer`. Raises what the
         crew raises."""
         folders = [self.scratch / "data" / case.id.replace("/", "-") / str(seed) for seed in SEEDS]
@@ -132,7 +132,7 @@ class Session:
             crew.ask("reference", "draw", case=case.to_json(), seed=seed, folder=str(path), keep=True)
         return Data(case, folders)
 
-    def refer(self, data: Data, crew: Crew) -> None:
+    def refer(self, data: Data, crew: Asked) -> None:
         """float64 references of what was drawn. Raises what the crew raises."""
         data.scales = alike(
             [

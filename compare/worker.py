@@ -75,7 +75,8 @@ def main() -> int:
             if not isinstance(problem, Untuned):
                 traceback.print_exc()  # whole, into the worker's log; the record gets the head of the message
         what = f"{request['method']} {request['params'].get('id', '')}"
-        print(f"{time.perf_counter() - started:8.2f} s  {what}", file=sys.stderr, flush=True)
+        at = time.strftime("%H:%M:%S")  # of several workers' logs one reads what went on beside what
+        print(f"{at} {time.perf_counter() - started:8.2f} s  {what}", file=sys.stderr, flush=True)
         print(json.dumps(reply), file=replies)
     return 0
 

@@ -17,29 +17,30 @@ def group(block: str, case: str) -> Group:
     return found
 
 
-def names(batches: list[list[Group]]) -> list[list[str]]:
-    return [[group[0][0].name for group in batch] for batch in batches]
+def test_what_is_next_is_the_first_that_there_is_memory_for() -> None:
+    small = [group("gelu", "prime"), group("rmsnorm", "prime")]
+    large = [group("swiglu", "llama-8b"), group("rmsnorm", "llama-8b")]
+    assert not any(map(needs, small)) and needs(large[0]) > needs(large[1]) > 0
+    room = Room(8, needs(large[0]))
+    assert room.next([*large, *small], []) is large[0]
+    assert room.next([large[1], *small], [large[0]]) is small[0]  # which are beside any
+    assert room.next([large[1]], [large[0]]) is None
+    assert room.next([large[1], *small], [small[1]]) is large[1]
+    both = Room(8, needs(large[0]) + needs(large[1]))
+    assert both.next([large[1]], [large[0]]) is large[1]
 
 
-def test_in_order_as_many_as_there_are_lanes() -> None:
-    small = [group("gelu", "prime"), group("rmsnorm", "prime"), group("swiglu", "prime")]
-    assert not any(map(needs, small))
-    assert list(Room(2, 100 * GB).batches(small)) == [small[:2], small[2:]]
+def test_what_needs_more_than_there_is_is_tried_beside_small_ones() -> None:
+    large, small = group("swiglu", "llama-8b"), group("gelu", "prime")
+    least = Room(8, 1)
+    assert least.next([large], []) is least.next([large], [small]) is large
+    assert least.next([large, small], [large]) is small
 
 
-def test_large_ones_are_as_many_as_fit_and_small_ones_are_beside_any() -> None:
-    large, small = [group(block, "llama-8b") for block in ("swiglu", "rmsnorm", "gelu")], group("gelu", "prime")
-    room = Room(8, needs(large[0]) + needs(large[1]))
-    assert names(list(room.batches([*large, small]))) == [["llama-8b", "llama-8b", "prime"], ["llama-8b"]]
-    least = Room(8, 1)  # what needs more than there is, is tried
-    assert names(list(least.batches([large[0], small, large[1]]))) == [["llama-8b", "prime"], ["llama-8b"]]
-    assert names(list(least.batches([small, large[0]]))) == [["llama-8b", "prime"]]  # who needs most finds most
-
-
-def test_what_needs_most_of_the_room_goes_while_there_are_small_ones_to_be_beside_it() -> None:
-    large, small = group("swiglu", "llama-8b"), [group(block, "prime") for block in ("gelu", "rmsnorm", "swiglu")]
-    room = Room(2, needs(large))
-    assert list(room.batches([*small, large])) == [[large, small[0]], small[1:]]
+def test_inference_needs_no_memory_for_gradients() -> None:
+    whole = group("swiglu", "llama-8b")
+    forward = [entry for entry in whole if entry[0].direction == "fwd"]
+    assert 2 * needs(forward) < needs(whole) <= 3 * needs(forward)
 
 
 def test_needs_follow_what_was_planned_on_an_h200() -> None:
