@@ -125,15 +125,14 @@ class Session:
             return self._check_data[case.id]
 
     def draw(self, case: Case, crew: Asked) -> Data:
-        """Inputs of a `widest` case, from the crew's reference worker, which keeps them for `refer`. Raises what the
-        crew raises."""
+        """The first inputs of a `widest` case, on which it is compiled, from the crew's reference worker, which keeps
+        them for `refer`. Raises what the crew raises."""
         folders = [self.scratch / "data" / case.id.replace("/", "-") / str(seed) for seed in SEEDS]
-        for seed, path in zip(SEEDS, folders, strict=True):
-            crew.ask("reference", "draw", case=case.to_json(), seed=seed, folder=str(path), keep=True)
+        crew.ask("reference", "draw", case=case.to_json(), seed=SEEDS[0], folder=str(folders[0]), keep=True)
         return Data(case, folders)
 
     def refer(self, data: Data, crew: Asked) -> None:
-        """float64 references of what was drawn. Raises what the crew raises."""
+        """The other inputs, and float64 references of all. Raises what the crew raises."""
         data.scales = alike(
             [
                 crew.ask("reference", "produce", case=data.case.to_json(), seed=seed, folder=str(path))
