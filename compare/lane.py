@@ -74,9 +74,10 @@ class Lane:
                 entry.record.status, entry.record.detail, entry.alive = "skipped", reason, False
         self._data, self.process = None, 0
 
-    def ask(self, role: str, method: str, **params: Any) -> Any:
-        """A worker of its crew; see `Crew.ask`. What goes on beside other lanes waits while somebody is timed."""
-        with self._gate.passed() if self._beside_others else contextlib.nullcontext():
+    def ask(self, role: str, method: str, *, at_gate: bool = True, **params: Any) -> Any:
+        """A worker of its crew; see `Crew.ask`. What goes on beside other lanes waits at the gate while somebody is
+        timed."""
+        with self._gate.passed() if at_gate and self._beside_others else contextlib.nullcontext():
             return self.crew.ask(role, method, **params)
 
     def worn(self, kept: int | None) -> set[str]:
@@ -211,6 +212,8 @@ class Lane:
             list(threads.map(of, roles))
 
     def _tune(self, entry: _Entry) -> None:
+        """Past the gate: it takes minutes, and nobody need wait for that. Its worker times kernels under a lock, which
+        who is timed holds (compare.tuning), and goes on compiling meanwhile."""
         if entry.record.status == "ok":  # as an earlier process found
             self._prepare_again(entry, tune=True)
         else:
@@ -220,7 +223,7 @@ class Lane:
         record = entry.record
         self.session.progress.say(f"compiling {record.id}")
         try:
-            prepared = self._prepare(entry, tune)
+            prepared = self._prepare(entry, tune, at_gate=not tune)
         except WORKER_FAILURES as problem:
             self._fail_and_revive(entry, problem)
             return
@@ -246,15 +249,16 @@ class Lane:
         judge(record, outcome["errors"])
         entry.alive = record.status == "ok"
 
-    def _prepare(self, entry: _Entry, tune: bool) -> dict[str, Any] | None:
+    def _prepare(self, entry: _Entry, tune: bool, at_gate: bool = True) -> dict[str, Any] | None:
         """Have the worker compile; returns what it says of that, None where it would have to time kernels and is not to
         `tune`."""
         record, data, dumps = entry.record, self._known(), self.session.dumps_folder(entry.record)
         shutil.rmtree(dumps, ignore_errors=True)  # of a process that is gone
         try:
             prepared: dict[str, Any] = self.ask(
-                entry.role, "prepare", id=record.id, case=record.case.to_json(), implementation=record.implementation,
-                folders=[str(f) for f in data.folders], dumps=str(dumps), tune=tune, scales=data.scales,
+                entry.role, "prepare", at_gate=at_gate, id=record.id, case=record.case.to_json(),
+                implementation=record.implementation, folders=[str(f) for f in data.folders], dumps=str(dumps),
+                tune=tune, scales=data.scales,
             )
         except WorkerError as problem:
             if problem.kind != "untuned":
@@ -272,7 +276,7 @@ class Lane:
     def _prepare_again(self, entry: _Entry, *, tune: bool = False) -> None:
         """In a fresh worker: it goes on with the rounds that it has; the record keeps the first compile."""
         try:
-            self._prepare(entry, tune)
+            self._prepare(entry, tune, at_gate=not tune)
         except WORKER_FAILURES as problem:
             self._fail_and_revive(entry, problem)
 
@@ -339,7 +343,8 @@ class Lane:
         self._forget(held)
         while left := [entry for entry in held if entry.alive and not entry.prepared]:
             try:
-                self._prepare(left[0], tune=True)
+                with contextlib.nullcontext() if self._beside_others else self._gate.lent():
+                    self._prepare(left[0], tune=True)
             except WORKER_FAILURES as problem:
                 self._fail(left[0], problem)
                 if not isinstance(problem, WorkerError):

@@ -33,6 +33,7 @@ from compare.session import Session
 from xlafuse.autotune import merge_results
 
 READY_SHARE = 0.5  # of the lanes with a group: so many are timed in a row, while the others wait
+TUNED_BY = 0.75  # of the other groups are begun when the last one that tunes is
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -40,7 +41,12 @@ def environment(folder: Path) -> dict[str, str]:
     lock = tuning.lock_of(folder)
     for needed in (folder / "target" / "xla", lock.parent):
         needed.mkdir(parents=True, exist_ok=True)
-    return {"XLAFUSE_TARGET_PACK": str((folder / "target").resolve()), tuning.VARIABLE: str(lock.resolve())}
+    return {
+        "XLAFUSE_TARGET_PACK": str((folder / "target").resolve()), tuning.VARIABLE: str(lock.resolve()),
+        # Inductor's compile processes end after a minute without work, which a lane often is; that they begin again
+        # meanwhile can hang for ever (pytorch/pytorch#176968, #186136; seen once on an H200 with torch 2.11).
+        "TORCHINDUCTOR_QUIESCE_ASYNC_COMPILE_POOL": "0",
+    }
 
 
 def take_choices(folder: Path, choices: Sequence[Path]) -> None:
@@ -55,7 +61,7 @@ def run(plan: Plan, session: Session) -> None:
     """Write one record for each case and implementation of the plan."""
     groups = _groups(plan, session)
     crews, room = _crews(plan, session, len(groups))
-    gate = Gate()
+    gate = Gate(tuning.lock_of(session.folder))
     lanes: list[Lane] = []
     lanes += [Lane(session, crew, plan.timing, gate, partial(_end_idle, lanes, session)) for crew in crews]
     try:
@@ -70,9 +76,15 @@ def run(plan: Plan, session: Session) -> None:
 
 
 def _groups(plan: Plan, session: Session) -> list[Group]:
-    """What is left of the plan: first what tunes, then what takes longest."""
+    """What is left of the plan, first what takes longest; what tunes is spread over the others, as it waits for its
+    turns while those keep the processor busy."""
     left = [(case, found) for case, implementations in plan.work if (found := session.pending(case, implementations))]
-    return sorted(groups_of(left), key=lambda group: (tuned(group) > 0, effort(group)), reverse=True)
+    groups = sorted(groups_of(left), key=effort, reverse=True)
+    tuning_ones = [group for group in groups if tuned(group)]
+    others = [group for group in groups if not tuned(group)]
+    places = [(TUNED_BY * (at + 0.5) / len(tuning_ones), group) for at, group in enumerate(tuning_ones)]
+    places += [((at + 0.5) / len(others), group) for at, group in enumerate(others)]
+    return [group for _, group in sorted(places, key=lambda each: each[0])]
 
 
 class _Rota:
@@ -108,6 +120,7 @@ class _Rota:
                 if len(self._ready) < READY_SHARE * len(self._held) and running:
                     continue
                 took.lap("compiling")
+                self._session.progress.say("waiting for what compiles, to time what is ready")
                 with self._gate.shut():
                     took.lap("waiting for the rest")
                     again = self._have_timed(took)

@@ -1,8 +1,8 @@
 """Who times kernels to choose one is undisturbed by others who do: under a lock of the run's, XLA's processes compile
 in turns, and Inductor's time in turns.
 
-To tune is what takes long of that: `inductor-max`, and XLA where it does not find its choices made already. It waits
-until nothing else of a batch is compiled or checked. What Inductor times by default, a few configurations of a kernel
+To tune is what takes long of that: `inductor-max`, and XLA where it does not find its choices made already. Whoever is
+timed for the record holds the lock, too. What Inductor times by default, a few configurations of a kernel
 and paddings of a product, it times beside others' first calls: of 40 of its programs on an H200, 36 took what they took
 in an earlier run, within 5%, two less, as their random numbers had become cheaper, and two 1.10 times as long.
 

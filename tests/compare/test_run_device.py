@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections import Counter
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from compare import machine, progress, record, room, run_device, timeline
+from compare import machine, progress, record, room, run_device, timeline, tuning
 from compare import run as run_module
 from compare.client import WorkerDied, WorkerError, WorkerTimeout
 from compare.graph import store
@@ -635,16 +636,20 @@ def test_every_lane_starts_fresh_workers(tmp_path: Path, lanes: ScriptedCrew) ->
 class WatchedCrew(ScriptedCrew):
     """Takes a while to answer, and notes what was asked meanwhile; siblings share the notes."""
 
-    def __init__(self, under_way: list[str], met: dict[str, set[str]]) -> None:
+    def __init__(self, under_way: list[str], met: dict[str, set[str]], lock: Path) -> None:
         super().__init__({})
-        self.under_way, self.met = under_way, met
+        self.under_way, self.met, self.lock = under_way, met, lock
         self.memory_bytes = 140 << 30
 
     def sibling(self) -> ScriptedCrew:
-        self.siblings.append(WatchedCrew(self.under_way, self.met))
+        self.siblings.append(WatchedCrew(self.under_way, self.met, self.lock))
         return self.siblings[-1]
 
     def ask(self, role: str, method: str, *, timeout: float = 0, **params: Any) -> Any:
+        with tuning.alone(self.lock) if params.get("tune") else contextlib.nullcontext():
+            return self._watched(role, method, **params)
+
+    def _watched(self, role: str, method: str, **params: Any) -> Any:
         what = f"{'tune' if params.get('tune') else method} {params.get('id', '').rpartition('/')[2]}"
         self.met.setdefault(what, set()).update(self.under_way)
         self.under_way.append(what)
@@ -653,7 +658,7 @@ class WatchedCrew(ScriptedCrew):
             if other != what:
                 self.met[other].add(what)
         try:
-            return super().ask(role, method, timeout=timeout, **params)
+            return super().ask(role, method, **params)
         finally:
             self.under_way.remove(what)
 
@@ -662,12 +667,12 @@ class WatchedCrew(ScriptedCrew):
 def test_what_is_timed_has_the_gpu_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: int
 ) -> None:
-    """Workers that tune take turns by themselves (compare.tuning); a later process of XLA's finds what the first one
+    """Workers that tune do so under the lock (compare.tuning); a later process of XLA's finds what the first one
     chose."""
     monkeypatch.setattr(machine, "usable_cores", lambda: 5)
     met: dict[str, set[str]] = {}
     names = ("xla", "inductor", "inductor-max", "triton")
-    crew = WatchedCrew([], met)
+    crew = WatchedCrew([], met, tuning.lock_of(tmp_path))
     records = run(
         tmp_path, crew, *names, blocks=("linear", "linear_residual"), case="llama-8b-out",
         timing=Timing(restarts=restarts),
@@ -678,6 +683,34 @@ def test_what_is_timed_has_the_gpu_alone(
     assert {"tune inductor", "tune triton"}.isdisjoint(met)
     assert crew.calls["prepare", "xla"] == 2 * (2 + restarts)
     assert "produce " in met["prepare inductor"] | met["prepare triton"]
+
+
+def test_what_dies_while_it_is_timed_tunes_again_in_the_turn_that_was_its_lanes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crew = WatchedCrew([], {}, tuning.lock_of(tmp_path))
+    crew.faults = {("measure", "triton"): (2, WorkerDied("the torch worker died (signal SIGSEGV)"))}
+    names = ("inductor-max", "triton")
+    records = run(tmp_path, crew, *names, blocks=("linear",), case="llama-8b-out", directions=("fwd",))
+    assert {r.implementation: r.status for r in records.values()} == {"inductor-max": "ok", "triton": "failed"}
+    assert crew.calls["prepare", "inductor-max"] == 1 + 2  # left, tuned, and after the death
+
+
+def test_who_is_ready_is_timed_while_others_compile(tmp_path: Path, lanes: ScriptedCrew, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two lanes: swiglu, which begins first, takes long in one of them."""
+    monkeypatch.setattr(run_device, "READY_SHARE", 0.5)
+    answer = ScriptedCrew.ask
+
+    def slowly(crew: ScriptedCrew, role: str, method: str, **params: Any) -> Any:
+        if method == "prepare" and params["id"].startswith("swiglu"):
+            time.sleep(0.2)
+        return answer(crew, role, method, **params)
+
+    monkeypatch.setattr(ScriptedCrew, "ask", slowly)
+    records = run(tmp_path, lanes, "eager", "triton", blocks=THREE)
+    assert len(records) == 12 and {r.status for r in records.values()} == {"ok"}
+    ids = [json.loads(line)["id"] for line in (tmp_path / "records.jsonl").read_text().splitlines()]
+    assert [name.split("/")[0] for name in ids] == ["rmsnorm"] * 4 + ["gelu"] * 4 + ["swiglu"] * 4
 
 
 def test_a_run_begins_with_what_xla_chose_elsewhere(tmp_path: Path) -> None:
@@ -725,10 +758,10 @@ def test_groups_wait_for_the_memory_that_they_need(tmp_path: Path, monkeypatch: 
     ]  # fmt: skip
 
 
-def test_what_tunes_comes_first_then_what_has_most_to_compile(
+def test_what_has_most_to_compile_comes_first_and_what_tunes_is_spread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With memory for all, in one lane."""
+    """With memory for all, in one lane. Of these, vector_add/64Mi tunes."""
     monkeypatch.setattr(machine, "usable_cores", lambda: 2)
     crew = ScriptedCrew({})
     crew.memory_bytes = 140 << 30
@@ -739,7 +772,7 @@ def test_what_tunes_comes_first_then_what_has_most_to_compile(
     run_device.run(plan, session)
     ids = [json.loads(line)["id"] for line in (tmp_path / "records.jsonl").read_text().splitlines()]
     shapes = list(dict.fromkeys("/".join(name.split("/")[:2]) for name in ids))
-    assert shapes == ["vector_add/64Mi", "rmsnorm/prime", "vector_add/prime"]
+    assert shapes == ["rmsnorm/prime", "vector_add/64Mi", "vector_add/prime"]
 
 
 def test_records_are_read_in_the_order_of_the_plan(tmp_path: Path, lanes: ScriptedCrew) -> None:

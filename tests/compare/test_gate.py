@@ -1,0 +1,117 @@
+"""Who is timed has the GPU alone, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from compare import tuning
+from compare.client import WorkerDied
+from compare.gate import Gate
+
+SOON, LONG = 0.05, 20.0
+
+
+@pytest.fixture
+def lock(tmp_path: Path) -> Path:
+    return tmp_path / "lock"
+
+
+def test_who_shuts_waits_for_those_inside_and_others_wait_until_it_opens(lock: Path) -> None:
+    gate, leave, inside, shut = Gate(lock), threading.Event(), threading.Event(), threading.Event()
+    order: list[str] = []
+
+    def first() -> None:
+        with gate.passed():
+            inside.set()
+            leave.wait(LONG)
+            order.append("first leaves")
+
+    def timer() -> None:
+        with gate.shut():
+            order.append("shut")
+            shut.set()
+            assert not second_in.wait(SOON)
+            order.append("opens")
+
+    second_in = threading.Event()
+
+    def second() -> None:
+        with gate.passed():
+            second_in.set()
+            order.append("second")
+
+    with ThreadPoolExecutor(3) as threads:
+        tasks = [threads.submit(first)]
+        assert inside.wait(LONG)
+        tasks.append(threads.submit(timer))
+        assert not shut.wait(SOON)  # not before the first one leaves
+        tasks.append(threads.submit(second))
+        assert not second_in.wait(SOON)  # nobody passes who comes after
+        leave.set()
+        for task in tasks:
+            task.result(LONG)
+    assert order == ["first leaves", "shut", "opens", "second"]
+
+
+def test_those_inside_are_there_together(lock: Path) -> None:
+    gate, met = Gate(lock), threading.Barrier(2)
+
+    def meet() -> None:
+        with gate.passed():
+            met.wait(LONG)
+
+    with ThreadPoolExecutor(2) as threads:
+        for task in [threads.submit(meet), threads.submit(meet)]:
+            task.result(LONG)
+
+
+def test_while_it_is_shut_nobody_tunes_but_who_has_to_compile_again(lock: Path) -> None:
+    gate, tuned = Gate(lock), threading.Event()
+
+    def tune() -> None:
+        with tuning.alone(lock):
+            tuned.set()
+
+    with ThreadPoolExecutor(1) as threads:
+        with gate.shut():
+            task = threads.submit(tune)
+            assert not tuned.wait(SOON)
+            with gate.lent():
+                task.result(LONG)
+            tuned.clear()
+            task = threads.submit(tune)
+            assert not tuned.wait(SOON)
+        task.result(LONG)
+
+
+def test_it_opens_after_an_error(lock: Path) -> None:
+    gate = Gate(lock)
+    with pytest.raises(KeyError), gate.shut():
+        raise KeyError("while it was timed")
+    with gate.passed(), tuning.alone(lock):
+        pass
+
+
+def test_a_run_that_stops_refuses_who_waits_and_who_comes(lock: Path) -> None:
+    gate, refused = Gate(lock), threading.Event()
+
+    def wait() -> None:
+        try:
+            with gate.passed():
+                pass
+        except WorkerDied:
+            refused.set()
+
+    with ThreadPoolExecutor(1) as threads:
+        with gate.shut():
+            task = threads.submit(wait)
+            assert not refused.wait(SOON)
+            gate.stop()
+            task.result(LONG)
+    assert refused.is_set()
+    with pytest.raises(WorkerDied, match="stopped"), gate.passed():
+        pass
