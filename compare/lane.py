@@ -231,7 +231,6 @@ class Lane:
             return
         record.compile_s, entry.command_buffers = prepared["compile_s"], prepared["command_buffers"]
         entry.graph = None if prepared["graph"] is None else store.from_json(prepared["graph"])
-        self.session.archive(record)
 
     def _check(self, entry: _Entry) -> None:
         record = entry.record
@@ -241,6 +240,8 @@ class Lane:
         except WORKER_FAILURES as problem:
             self._fail_and_revive(entry, problem)
             return
+        finally:
+            self.session.archive(record)
         record.status = "ok"
         record.checked = {
             "device": outcome["device"], "backend": outcome["backend"], "dtype": record.case.dtype,

@@ -89,8 +89,8 @@ class Service:
         scales: list[Any] | None = None, tune: bool = True,
     ) -> dict[str, Any]:
         """Compile on the stored inputs; the program stays until released. Returns compile time, the fusion graph, and
-        how it is launched. scales: of the references of each input set, if they are stored already. tune: whether
-        it may tune; see compare.tuning."""
+        how it is launched; its artifacts may still be written until it is checked. scales: of the references of each
+        input set, if they are stored already. tune: whether it may tune; see compare.tuning."""
         spec = Case.from_json(case)
         paths = [Path(f) for f in folders]
         row = BLOCKS[spec.block].implementation(implementation)
@@ -102,13 +102,17 @@ class Service:
         return {"compile_s": program.compile_s, "graph": graph, "command_buffers": program.command_buffers}
 
     def check(self, id: str, scales: list[Any] | None = None) -> dict[str, Any]:
-        """Errors beside tolerances of outputs and gradients, and the device and backend they were computed on. scales:
-        of the references, where those were not stored yet when it was prepared."""
+        """Errors beside tolerances of outputs and gradients, and the device and backend they were computed on. Waits
+        for the program's artifacts to be written, and raises why they cannot be. scales: of the references, where
+        those were not stored yet when it was prepared."""
+        subject = self._subjects[id]
+        if subject.program.artifacts is not None:
+            subject.program.artifacts.result()
         if scales is not None:
-            self._subjects[id].refer(scales)
-        verdicts = self._subjects[id].check()
+            subject.refer(scales)
+        verdicts = subject.check()
         if self.clock and all(verdict.right for verdict in verdicts):
-            self._subjects[id].rehearse()
+            subject.rehearse()
         self._framework.give_back(idle=False)
         return {
             "errors": [v.to_json() for v in verdicts],

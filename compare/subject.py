@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -41,6 +42,8 @@ class Program:
     command_buffers: dict[str, tuple[int, int]] | None = None
     # The same block compiled so that it launches as a mode asks; a mode that is missing is how this one launches.
     variants: dict[str, Callable[[], Program]] = field(default_factory=dict)
+    # Its artifacts as they are written, beside what the worker does next: machine code is disassembled.
+    artifacts: Future[None] | None = None
     # Instead of Side.poison, where results stay where they are: fills them, returns where they are.
     poison: Callable[[str], list[Extent]] | None = None
 

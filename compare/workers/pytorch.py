@@ -11,6 +11,7 @@ import platform
 import time
 import types
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -73,6 +74,7 @@ class TorchSide:
         self._flush_buffer: torch.Tensor | None = None
         self._clock: Clock | None = None
         self._usable = True
+        self._writer = ThreadPoolExecutor(1)
 
     def environment(self) -> dict[str, Any]:
         packages = ("torch", "triton", "cuda-core", "cuda-bindings", "cupti-python")
@@ -151,7 +153,7 @@ class TorchSide:
         turns = tuning.Turns()
         with inductor.timing_under(turns.turn), inductor.capture() as captured:
             program.compile_s = self._first_call(program, inputs, cotangents) - turns.waited
-        captured.write(dumps)
+        program.artifacts = self._writer.submit(captured.write, dumps)
         graph = from_inductor(captured, versions=machine.installed("torch", "triton"))
         program.graph = _finished(graph, case, implementation)
         program.intercepts_allocations = False
@@ -172,7 +174,7 @@ class TorchSide:
         recorded = _record(case, apply, attributes, inputs, cotangents)
         self.synchronize()
         program.compile_s = time.perf_counter() - started
-        dispatch.write_launches(recorded, dumps)
+        program.artifacts = self._writer.submit(dispatch.write_launches, recorded, dumps)
         graph = from_launches(
             recorded, name=implementation.name, compiler=implementation.compiler,
             versions=machine.installed("torch", "triton"),

@@ -696,7 +696,9 @@ def test_what_dies_while_it_is_timed_tunes_again_in_the_turn_that_was_its_lanes(
     assert crew.calls["prepare", "inductor-max"] == 1 + 2  # left, tuned, and after the death
 
 
-def test_who_is_ready_is_timed_while_others_compile(tmp_path: Path, lanes: ScriptedCrew, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_ready_is_timed_while_others_compile(
+    tmp_path: Path, lanes: ScriptedCrew, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two lanes: swiglu, which begins first, takes long in one of them."""
     monkeypatch.setattr(run_device, "READY_SHARE", 0.5)
     answer = ScriptedCrew.ask
@@ -711,6 +713,18 @@ def test_who_is_ready_is_timed_while_others_compile(tmp_path: Path, lanes: Scrip
     assert len(records) == 12 and {r.status for r in records.values()} == {"ok"}
     ids = [json.loads(line)["id"] for line in (tmp_path / "records.jsonl").read_text().splitlines()]
     assert [name.split("/")[0] for name in ids] == ["rmsnorm"] * 4 + ["gelu"] * 4 + ["swiglu"] * 4
+
+
+@pytest.mark.parametrize("faults", [{}, {("check", "triton"): (1, WorkerError("wrong", "it changed its inputs"))}])
+def test_artifacts_are_packed_once_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faults: Any
+) -> None:
+    """Which they are when a check answers, whatever it answers; they are of the first process."""
+    crew, packed = ScriptedCrew(faults), []
+    monkeypatch.setattr(Session, "archive", lambda self, entry: packed.append((entry.implementation, dict(crew.calls))))
+    run(tmp_path, crew, "triton", timing=Timing(restarts=1))
+    ((name, calls),) = packed
+    assert name == "triton" and calls["check", "triton"] == 1
 
 
 def test_a_run_begins_with_what_xla_chose_elsewhere(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -62,3 +63,21 @@ def test_memory_goes_back_before_others_need_it(monkeypatch: pytest.MonkeyPatch,
     worker.check("a", [{}])
     worker.release("a")
     assert framework.asked == ["build", "give back", "check", "give back", "give all back"]
+
+
+def test_a_check_waits_for_the_artifacts_and_says_why_they_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(service.Subject, "check", lambda self: [])
+    worker = service.Service(Noting())  # type: ignore[arg-type]
+    case = BLOCKS["vector_add"].cases("check")[0]
+    worker.prepare("a", case.to_json(), "eager", [str(tmp_path)], str(tmp_path))
+    written: Future[None] = Future()
+    worker._subjects["a"].program.artifacts = written
+    with ThreadPoolExecutor(1) as threads:
+        checked = threads.submit(worker.check, "a", [{}])
+        with pytest.raises(TimeoutError):
+            checked.result(0.05)
+        written.set_exception(FileNotFoundError("cuobjdump is not on PATH"))
+        with pytest.raises(FileNotFoundError, match="cuobjdump"):
+            checked.result(20)
