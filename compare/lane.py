@@ -24,6 +24,9 @@ from compare.session import Data, Session, judge, note_failure, widest
 from compare.spec import Implementation
 from compare.timing import MAIN, Timing
 
+# After which nobody hopes any more. On the host of an H200, beside seven other lanes, the longest compile took 36 s (of
+# lm_step, with 8 layers), and 159 s the longest that tunes, most of which it waited for its turns (of gpt2_block).
+COMPILE_SECONDS, TUNE_SECONDS = 300, 900
 ROUND_SECONDS = 0.015  # of timed calls, for each implementation in each round and mode
 _OUT_OF_MEMORY = ("out of memory", "OutOfMemory", "RESOURCE_EXHAUSTED")
 
@@ -259,7 +262,7 @@ class Lane:
             prepared: dict[str, Any] = self.ask(
                 entry.role, "prepare", at_gate=at_gate, id=record.id, case=record.case.to_json(),
                 implementation=record.implementation, folders=[str(f) for f in data.folders], dumps=str(dumps),
-                tune=tune, scales=data.scales,
+                tune=tune, scales=data.scales, timeout=TUNE_SECONDS if tune else COMPILE_SECONDS,
             )
         except WorkerError as problem:
             if problem.kind != "untuned":

@@ -321,6 +321,7 @@ def test_a_worker_that_dies_of_being_asked_costs_nothing(tmp_path: Path) -> None
         ("prepare", WorkerError("failed", "CompilationError: no"), "failed", "CompilationError"),
         ("prepare", WorkerError("skipped", "needs a newer driver"), "skipped", "newer driver"),
         ("prepare", WorkerDied("the torch worker died (signal SIGSEGV)"), "failed", "SIGSEGV"),
+        ("prepare", WorkerTimeout("no answer within 300 s"), "timeout", "300 s"),
         ("check", WorkerError("wrong", "the call changed its inputs: x"), "wrong", "changed its inputs"),
         ("check", WorkerDied("the torch worker died (signal SIGSEGV)"), "failed", "SIGSEGV"),
         ("measure", WorkerTimeout("no answer within 300 s"), "timeout", "300 s"),
@@ -694,6 +695,23 @@ def test_what_dies_while_it_is_timed_tunes_again_in_the_turn_that_was_its_lanes(
     records = run(tmp_path, crew, *names, blocks=("linear",), case="llama-8b-out", directions=("fwd",))
     assert {r.implementation: r.status for r in records.values()} == {"inductor-max": "ok", "triton": "failed"}
     assert crew.calls["prepare", "inductor-max"] == 1 + 2  # left, tuned, and after the death
+
+
+def test_a_compile_that_hangs_is_given_up_sooner_than_one_that_tunes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it is, nobody is timed."""
+    patience: dict[str, set[float]] = {}
+    answer = ScriptedCrew.ask
+
+    def note(crew: ScriptedCrew, role: str, method: str, *, timeout: float = 0, **params: Any) -> Any:
+        if method == "prepare":
+            patience.setdefault("tunes" if params["tune"] else "compiles", set()).add(timeout)
+        return answer(crew, role, method, timeout=timeout, **params)
+
+    monkeypatch.setattr(ScriptedCrew, "ask", note)
+    run(tmp_path, ScriptedCrew({}), "inductor", "inductor-max", blocks=("linear",), case="llama-8b-out")
+    assert patience == {"compiles": {300}, "tunes": {900}}
 
 
 def test_who_is_ready_is_timed_while_others_compile(
