@@ -43,6 +43,11 @@ def interpreter(role: str) -> str:
     return os.environ.get(INTERPRETERS.get(role, "XLAFUSE_TORCH_PYTHON")) or sys.executable
 
 
+# Inductor's compile processes end after a minute without work, and a worker often has none; that they begin again
+# meanwhile can hang for ever (pytorch/pytorch#176968, #186136; seen once on an H200 with torch 2.11).
+_UNLESS_SET = {"TORCHINDUCTOR_QUIESCE_ASYNC_COMPILE_POOL": "0"}
+
+
 class Worker:
     """A running worker process. Not thread-safe: one asker at a time."""
 
@@ -58,7 +63,7 @@ class Worker:
             with log.open("ab") as output:
                 self._process = subprocess.Popen(
                     command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output,
-                    env={**os.environ, "PYTHONPATH": path, **torch, **(environment or {})},
+                    env={**_UNLESS_SET, **os.environ, "PYTHONPATH": path, **torch, **(environment or {})},
                     start_new_session=True,  # Ctrl-C reaches the orchestrator alone, which then stops its workers
                 )
         except OSError as problem:

@@ -41,12 +41,7 @@ def environment(folder: Path) -> dict[str, str]:
     lock = tuning.lock_of(folder)
     for needed in (folder / "target" / "xla", lock.parent):
         needed.mkdir(parents=True, exist_ok=True)
-    return {
-        "XLAFUSE_TARGET_PACK": str((folder / "target").resolve()), tuning.VARIABLE: str(lock.resolve()),
-        # Inductor's compile processes end after a minute without work, which a lane often is; that they begin again
-        # meanwhile can hang for ever (pytorch/pytorch#176968, #186136; seen once on an H200 with torch 2.11).
-        "TORCHINDUCTOR_QUIESCE_ASYNC_COMPILE_POOL": "0",
-    }
+    return {"XLAFUSE_TARGET_PACK": str((folder / "target").resolve()), tuning.VARIABLE: str(lock.resolve())}
 
 
 def take_choices(folder: Path, choices: Sequence[Path]) -> None:

@@ -12,6 +12,8 @@ for line in sys.stdin:
     match request["method"]:
         case "echo":
             print(json.dumps({"result": request["params"]}), flush=True)
+        case "variable":
+            print(json.dumps({"result": os.environ.get(request["params"]["name"])}), flush=True)
         case "large":
             print(json.dumps({"result": "x" * (8 << 20)}), flush=True)
         case "refuse":

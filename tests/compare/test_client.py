@@ -50,6 +50,21 @@ def test_a_hang_ends_at_the_time_limit(worker: Worker) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("own", [None, "1"])
+def test_inductors_compile_processes_stay_unless_the_user_says_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str | None
+) -> None:
+    name = "TORCHINDUCTOR_QUIESCE_ASYNC_COMPILE_POOL"
+    monkeypatch.delenv(name, raising=False)
+    if own:
+        monkeypatch.setenv(name, own)
+    script = Path(__file__).with_name("odd_worker.py")
+    worker = Worker("odd", tmp_path / "odd.log", command=[sys.executable, str(script)])
+    worker.wait_ready(30)
+    assert worker.ask("variable", name=name) == (own or "0")
+    worker.kill()
+
+
 def test_a_crew_restarts_a_dead_worker(tmp_path: Path) -> None:
     crew = Crew(tmp_path, {})
     try:
