@@ -1,4 +1,4 @@
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 
 import moe_properties as properties
@@ -27,18 +27,19 @@ def choices(tokens: int, experts: int, top_k: int, used: int) -> torch.Tensor:
 
 
 def inputs(
-    tokens: int, width: int, hidden: int, experts: int, top_k: int, used: int, dtype: torch.dtype = torch.float32
+    tokens: int, width: int, hidden: int, experts: int, top_k: int, used: int, dtype: torch.dtype = torch.float32,
+    seed: int = 0,
 ) -> list[torch.Tensor]:
     """x, the router, the weights; the router's rows are of the first coordinates, along which x prefers its choices."""
-    x, router = random(tokens, width), 0.01 * random(experts, width, seed=1)
+    x, router = random(tokens, width, seed=seed), 0.01 * random(experts, width, seed=seed + 1)
     router[:, :experts] += torch.eye(experts, device=DEVICE)
     x[:, :experts] = 0.1 * x[:, :experts] - 3
     chosen = choices(tokens, experts, top_k, used)
     x.scatter_(1, chosen, 1 + torch.arange(top_k, device=DEVICE).expand(tokens, top_k) / 2)
     return [
-        x.to(dtype), router.to(dtype), (random(experts, width, hidden, seed=2) * width**-0.5).to(dtype),
-        (random(experts, width, hidden, seed=3) * width**-0.5).to(dtype),
-        (random(experts, hidden, width, seed=4) * hidden**-0.5).to(dtype),
+        x.to(dtype), router.to(dtype), (random(experts, width, hidden, seed=seed + 2) * width**-0.5).to(dtype),
+        (random(experts, width, hidden, seed=seed + 3) * width**-0.5).to(dtype),
+        (random(experts, hidden, width, seed=seed + 4) * hidden**-0.5).to(dtype),
     ]  # fmt: skip
 
 
@@ -65,12 +66,22 @@ def in_float64(given, *, top_k: int) -> dict[str, torch.Tensor]:
     return {"y": y, "balance_loss": len(router) * (fraction * torch.softmax(logits, -1).mean(0)).sum()}
 
 
-def agrees(function, tensors: list[torch.Tensor], top_k: int) -> bool:
+def agrees(function, tensors: list[torch.Tensor], top_k: int, draws: Sequence[list[torch.Tensor]] = ()) -> bool:
     """y and the gradients; of balance_loss, one number, plain code's rounding error is luck, and `properties.routing`
-    has its bound."""
-    got, low = trained(function, tensors, top_k), trained(plain.apply, tensors, top_k)
-    exact = trained(in_float64, [x.double() for x in tensors], top_k)
-    return all(is_accurate(*three) for i, three in enumerate(zip(got, low, exact, strict=True)) if i != 1)
+    has its bound. draws: other inputs, whose errors by plain code count, too: a maximum over few elements is luck, and
+    how a CPU sums is (of 17 draws the router's gradient errs by 1e-7 to 8e-7 in plain code, 1e-7 to 7e-7 in ours)."""
+    got = trained(function, tensors, top_k)
+    low, exact = plainly(tensors, top_k)
+    others = [plainly(draw, top_k) for draw in draws]
+    return all(
+        is_accurate(got[i], low[i], exact[i], others=[(lows[i], exacts[i]) for lows, exacts in others])
+        for i in range(len(got)) if i != 1
+    )
+
+
+def plainly(tensors: list[torch.Tensor], top_k: int) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+    """Of plain code in the same dtype and in float64."""
+    return trained(plain.apply, tensors, top_k), trained(in_float64, [x.double() for x in tensors], top_k)
 
 
 # tokens, width, hidden, experts, top_k, used: experts without a token, all tokens on one, every expert chosen.
@@ -80,7 +91,8 @@ SIZES = [(37, 37, 29, 5, 2, 4), (40, 32, 24, 8, 3, 8), (35, 24, 16, 3, 1, 1), (1
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_agrees_with_float64(sizes: tuple[int, ...], dtype: torch.dtype) -> None:
-    assert agrees(moe.apply, inputs(*sizes, dtype), top_k=sizes[4])
+    draws = [inputs(*sizes, dtype, seed=seed) for seed in range(10, 90, 10)]
+    assert agrees(moe.apply, inputs(*sizes, dtype), top_k=sizes[4], draws=draws)
 
 
 def test_one_token_is_what_it_is_among_others() -> None:
