@@ -5,10 +5,16 @@ import os
 import signal
 
 import pytest
+from hypothesis import settings
 
 # A shell ignores interrupts in the jobs that it starts in the background, and so would all that tests start there.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# How long an example takes is the machine's business.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 def _gpu_count() -> int:

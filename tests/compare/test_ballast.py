@@ -117,7 +117,7 @@ def test_a_block_given_away_whole_does_not_count_twice() -> None:
 sizes = st.integers(1, 64 * MIB)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(sizes, st.booleans()), max_size=12), st.lists(sizes, min_size=1, max_size=4))
 def test_never_less_than_the_call_needs(history: list[tuple[int, bool]], outputs: list[int]) -> None:
     allocator = Allocator()

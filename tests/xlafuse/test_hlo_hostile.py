@@ -404,7 +404,7 @@ def _changed(data: bytes, changes: list[tuple[str, float, bytes]]) -> bytes:
     return data
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.sampled_from([TEXT, PROTO, gzip.compress(TEXT)]), _CHANGES)
 def test_damage_never_raises_anything_else(data: bytes, changes: list[tuple[str, float, bytes]]) -> None:
     with tempfile.NamedTemporaryFile() as file:

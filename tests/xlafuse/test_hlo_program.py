@@ -394,7 +394,7 @@ def _modules(draw: st.DrawFn) -> tuple[str, int]:
     return "\n".join("  " + line for line in lines), kernels
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(_modules())
 def test_any_module_is_a_graph(made: tuple[str, int]) -> None:
     body, kernels = made

@@ -48,7 +48,7 @@ def renamed(found: FusionGraph, rename: Callable[[str], str]) -> FusionGraph:
     )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.sampled_from([BASE, XLA, INDUCTOR]), st.integers(0, 2**31))
 def test_other_numbers_in_names_are_no_difference(found: FusionGraph, seed: int) -> None:
     names = sorted({k.name for k in found.kernels or ()} | {b.name for b in found.buffers})
@@ -58,7 +58,7 @@ def test_other_numbers_in_names_are_no_difference(found: FusionGraph, seed: int)
     assert diff(found, other).empty and diff(other, found).empty
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.permutations(range(4)))
 def test_equal_kernels_are_told_apart_by_nothing(order: list[int]) -> None:
     layers = [kernel(f"k{i}", "elementwise", "a:exp@1", f"x{i}", f"y{i}") for i in range(4)]

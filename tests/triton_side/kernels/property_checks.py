@@ -22,7 +22,7 @@ TINY = torch.finfo(torch.float32).tiny
 GUARD = 64  # elements of NaN on either side of a tensor
 # The same examples in every run. Not shrunk: sizes are small as drawn, and the interpreter would take minutes.
 COMMON = settings(
-    deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow],
+    derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow],
     phases=[Phase.explicit, Phase.generate],
 )  # fmt: skip
 
