@@ -9,11 +9,11 @@ from compare import machine
 from compare.blocks import BLOCKS
 from compare.parts import Group
 
-MOST_LANES = 8
-CORES_A_LANE = 2  # two frameworks' processes; compilers have threads and processes of their own
+MOST_LANES = 10
+CORES_A_LANE = 1.6  # two frameworks' processes; some lanes wait, but compilers have processes of their own, too
 KEPT_BYTES = 2 << 30  # of the GPU's memory, which one process may keep from earlier groups
 LANE_BYTES = KEPT_BYTES + (2 << 30)  # which a lane's three processes have before they do anything
-LEAST_BYTES = 16 << 30  # to a lane, or there are fewer
+LEAST_BYTES = 12 << 30  # to a lane, or there are fewer
 COPIES = 12  # of inputs and outputs: two processes hold those and references, of two input sets
 TRAINED_COPIES = 32  # where there are gradients: those, cotangents and their references, too
 WORKING_COPIES = 4  # of working_bytes: XLA's allocator takes memory in regions that double, and keeps them

@@ -497,7 +497,7 @@ NO_MEMORY = WorkerError("failed", "OutOfMemoryError: CUDA out of memory")
 
 @pytest.fixture
 def lanes(monkeypatch: pytest.MonkeyPatch) -> ScriptedCrew:
-    monkeypatch.setattr(machine, "usable_cores", lambda: 5)
+    monkeypatch.setattr(machine, "usable_cores", lambda: 4)
     monkeypatch.setattr(run_device, "READY_SHARE", 1.0)  # who is ready first waits for the other: one order of records
     crew = ScriptedCrew({})
     crew.memory_bytes = 140 << 30  # for four lanes, but there are cores for two
@@ -670,7 +670,7 @@ def test_what_is_timed_has_the_gpu_alone(
 ) -> None:
     """Workers that tune do so under the lock (compare.tuning); a later process of XLA's finds what the first one
     chose."""
-    monkeypatch.setattr(machine, "usable_cores", lambda: 5)
+    monkeypatch.setattr(machine, "usable_cores", lambda: 4)
     met: dict[str, set[str]] = {}
     names = ("xla", "inductor", "inductor-max", "triton")
     crew = WatchedCrew([], met, tuning.lock_of(tmp_path))
@@ -767,12 +767,12 @@ def test_a_run_begins_with_what_xla_chose_elsewhere(tmp_path: Path) -> None:
 
 
 def test_groups_wait_for_the_memory_that_they_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There are cores for eight lanes, and memory for three; but of the large groups for one at a time."""
+    """There are cores for ten lanes, and memory for three; but of the large groups for one at a time."""
     monkeypatch.setattr(machine, "usable_cores", lambda: 16)
     monkeypatch.setattr(room, "COPIES", 150)
     monkeypatch.setattr(run_device, "READY_SHARE", 1.0)
     crew = ScriptedCrew({})
-    crew.memory_bytes = 50 << 30
+    crew.memory_bytes = 44 << 30
     plan = resolve(("gelu", "swiglu", "rmsnorm"), suite="quick", implementations=["xla"], directions=["fwd"])
     record.create(tmp_path, {"segments": []})
     run_device.environment(tmp_path)
