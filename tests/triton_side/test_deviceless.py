@@ -42,8 +42,8 @@ def python(code: str, cache: Path, **environment: str) -> subprocess.CompletedPr
     return subprocess.run([sys.executable, "-c", PRELUDE + code], env=env | environment, capture_output=True, text=True)
 
 
-def answer(code: str, cache: Path) -> Any:
-    done = python(code, cache)
+def answer(code: str, cache: Path, **environment: str) -> Any:
+    done = python(code, cache, **environment)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -286,6 +286,31 @@ def test_flex_attention_refuses_pages_as_its_row_says_and_no_others(cache):
     found = answer(FLEX_IN_PAGES, cache)
     assert {said for _, _, said, _ in found} == {True, False}
     assert [row for row in found if row[2] != row[3]] == []
+
+
+def test_flex_attentions_mask_of_pages_knows_each_page_by_the_table(cache):
+    """Inductor drops what is scattered to a constant that a mask captures: every key was masked out on an H200."""
+    kernels = answer(
+        """
+deviceless.activate(properties)
+import re
+from unittest import mock
+from torch._inductor.graph import GraphLowering
+from compare.blocks import decode_attention_paged
+from compare.spec import Case
+from triton_side import _inductor_private as private
+from triton_side.library import decode_attention_paged as library
+case = Case("decode_attention_paged", "any", decode_attention_paged.sizes(3, 4, 2, 16, 5, 64, 1), "bfloat16", "fwd")
+specs = {t.name: (t.shape(case.sizes), t.dtype_in(case)) for t in decode_attention_paged.BLOCK.inputs}
+code = []
+with deviceless.fake_mode(), private.compiling_only(), mock.patch.object(GraphLowering, "save_output_code", code.append):
+    library.apply_flex(deviceless.fake_inputs(specs, False))
+print(json.dumps(re.findall(r"(\\w+)\\.run\\(", code[0])))
+""",
+        cache,
+        TORCHINDUCTOR_FORCE_DISABLE_CACHES="1",  # as of what the test before compiled there is no code to see
+    )
+    assert sum("scatter" in name for name in kernels) == 2 and any("tem_" in name for name in kernels), kernels
 
 
 def test_handwritten_triton_kernels_forward_and_backward(cache):

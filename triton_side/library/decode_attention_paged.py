@@ -27,9 +27,11 @@ def block_mask(page_table: Tensor, lengths: Tensor, pages: int, page_size: int) 
     """A page is a block, and a sequence's list of blocks its row of the page table: vLLM's FlexAttention does so, and
     torch.nn.attention.experimental's PagedAttention, which wants to give out the pages itself."""
     batch, each = page_table.shape
-    # A key is known by its place in memory; a page that is not the sequence's comes after all of its own.
+    # A key is known by its place in memory; a page that is not the sequence's comes after all of its own. What is not
+    # scattered to must not be a constant: Inductor (2.11, 2.13) then takes that for all of `place`, and drops the rest.
     order = torch.arange(each, dtype=torch.int32, device=page_table.device).expand(batch, each)
-    place = order.new_full((batch, pages), each).scatter(1, page_table.long(), order)
+    beyond = lengths[:, None].expand(batch, pages).contiguous()
+    place = beyond.scatter(1, page_table.long(), order)
 
     def within(sequence: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return place[sequence, key // page_size] * page_size + key % page_size < lengths[sequence]
