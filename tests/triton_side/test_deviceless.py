@@ -303,7 +303,8 @@ from triton_side.library import decode_attention_paged as library
 case = Case("decode_attention_paged", "any", decode_attention_paged.sizes(3, 4, 2, 16, 5, 64, 1), "bfloat16", "fwd")
 specs = {t.name: (t.shape(case.sizes), t.dtype_in(case)) for t in decode_attention_paged.BLOCK.inputs}
 code = []
-with deviceless.fake_mode(), private.compiling_only(), mock.patch.object(GraphLowering, "save_output_code", code.append):
+seen = mock.patch.object(GraphLowering, "save_output_code", code.append)
+with deviceless.fake_mode(), private.compiling_only(), seen:
     library.apply_flex(deviceless.fake_inputs(specs, False))
 print(json.dumps(re.findall(r"(\\w+)\\.run\\(", code[0])))
 """,
