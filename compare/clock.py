@@ -84,7 +84,7 @@ class Sample:
 
 
 class Clock(Protocol):
-    """Times calls between `start` and `collect`; times of clocks of different names are never compared."""
+    """Times calls between `start` and the last `collect`; times of clocks of different names are never compared."""
 
     name: str
 
@@ -92,7 +92,9 @@ class Clock(Protocol):
 
     def time(self, call: Callable[[], Any], synchronize: Callable[..., None]) -> Any: ...
 
-    def collect(self) -> list[Sample]: ...
+    def collect(self, *, going_on: bool = False) -> list[Sample]:
+        """Of the calls since `start` or the last one; `going_on`: more will be timed."""
+        ...
 
 
 def cupti_missing() -> str | None:
@@ -181,6 +183,8 @@ class CuptiClock:
     def __init__(self) -> None:
         from cupti import cupti
 
+        from compare import cupti_records  # imports numpy, which reading a run does without
+
         self._cupti = cupti
         kinds = cupti.ActivityKind
         self._kinds = (kinds.CONCURRENT_KERNEL, kinds.MEMCPY, kinds.MEMSET)
@@ -191,22 +195,29 @@ class CuptiClock:
         self._windows: list[tuple[int, int]] = []
         self._ran: list[_Ran] = []
         self._called: list[_Called] = []
+        self._read = cupti_records.reader(cupti, self._fields_of)
         cupti.activity_register_callbacks(lambda: (8 << 20, 0), self._completed)
+
+    def _fields_of(self, kind: int) -> tuple[str, ...]:
+        if kind in self._calls:
+            return "cbid", "start", "end", "thread_id", "correlation_id"
+        if kind in self._labels:
+            return "start", "end", "bytes", "stream_id", "correlation_id"
+        return "name", "start", "end", "grid_x", "grid_y", "grid_z", "stream_id", "correlation_id"
 
     def _completed(self, activities: list[Any]) -> None:
         # The records' memory is CUPTI's and goes back after this call: copy what is needed.
         for one in activities:
-            kind = int(one.kind)
+            kind, *found = self._read(one)
             if kind in self._calls:
-                name = api_name(self._calls[kind], one.cbid)
-                self._called.append(_Called(name, one.start, one.end, one.thread_id, one.correlation_id))
-                continue
-            label = self._labels.get(kind)
-            grid = None if label else (one.grid_x, one.grid_y, one.grid_z)
-            moved = one.bytes if label else None
-            self._ran.append(
-                _Ran(label or one.name, one.start, one.end, grid, moved, one.stream_id, one.correlation_id)
-            )
+                number, start, end, thread, correlation = found
+                self._called.append(_Called(api_name(self._calls[kind], number), start, end, thread, correlation))
+            elif kind in self._labels:
+                start, end, moved, stream, correlation = found
+                self._ran.append(_Ran(self._labels[kind], start, end, None, moved, stream, correlation))
+            else:
+                name, start, end, x, y, z, stream, correlation = found
+                self._ran.append(_Ran(name, start, end, (x, y, z), None, stream, correlation))
 
     def start(self) -> None:
         self._windows, self._ran, self._called = [], [], []
@@ -230,12 +241,17 @@ class CuptiClock:
         self._windows.append((self._last_lap, now))
         self._last_lap = now
 
-    def collect(self) -> list[Sample]:
-        self._stop(self._kinds)
-        return [
+    def collect(self, *, going_on: bool = False) -> list[Sample]:
+        if going_on:
+            self._cupti.activity_flush_all(1)
+        else:
+            self._stop(self._kinds)
+        samples = [
             sample_of([DeviceRecord(*_since(begin, ran)[:5]) for ran in group])
             for (begin, _), group in zip(self._windows, _within(self._ran, self._windows), strict=True)
         ]
+        self._windows, self._ran = [], []
+        return samples
 
     def trace(self, call: Callable[[], Any], synchronize: Callable[..., None]) -> tuple[Any, CallTrace]:
         """The call's results, and what the host and the device did: for a timeline, as recording the host's calls takes

@@ -27,7 +27,7 @@ from compare.timing import MAIN, Timing
 # After which nobody hopes any more. On the host of an H200, beside seven other lanes, the longest compile took 36 s (of
 # lm_step, with 8 layers), and 159 s the longest that tunes, most of which it waited for its turns (of gpt2_block).
 COMPILE_SECONDS, TUNE_SECONDS = 300, 900
-ROUND_SECONDS = 0.015  # of timed calls, for each implementation in each round and mode
+ROUND_SECONDS = 0.006  # of timed calls, for each implementation in each round and mode
 _OUT_OF_MEMORY = ("out of memory", "OutOfMemory", "RESOURCE_EXHAUSTED")
 
 

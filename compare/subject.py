@@ -114,6 +114,10 @@ class Side(Protocol):
         """Wait until the device is done, and `results` are there."""
         ...
 
+    def get_ready(self) -> None:
+        """Set up, if that is not done yet, what a process needs to measure on a GPU and takes longer than a round."""
+        ...
+
     def peak_memory(self, program: Program, part: str, call: Callable[[], Any]) -> Peak:
         """Of one call; `call` returns its results. XLA's may be called several times."""
         ...
@@ -136,9 +140,10 @@ def lies_within(extent: Extent, ranges: list[Extent]) -> bool:
 
 
 _SETTLED = 0.02  # relative: successive medians that close are taken for a steady state
-_BATCH_SECONDS = 0.002  # of host time, the first batch of the warm-up; each further one takes twice as long
+_BATCH_SECONDS = 0.001  # of host time, the first batch of the warm-up; each further one takes twice as long
 _WARM_UP_SECONDS = 0.1  # after which no further batch begins, for each implementation in each round and mode
-_LEAST_SAMPLES, _MOST_SAMPLES = 5, 100  # calls
+_LEAST_SAMPLES, _MOST_SAMPLES = 3, 100  # calls
+_LEAST_WALL_CALLS, _MOST_WALL_CALLS = 2, 200
 
 
 @dataclass(frozen=True)
@@ -202,6 +207,7 @@ class Subject:
     def rehearse(self) -> None:
         """A call as it will be timed: what that sets up, as XLA's programs that poison each size of memory, takes
         longer than a round, and no GPU of its own."""
+        self.side.get_ready()
         self._timed_call(self.program, _untimed, self._arrays(0), dict.fromkeys(self.case.parts, True))
 
     def measure(self, clock: Clock, seconds: float, input_set: int = 0) -> dict[str, Any]:
@@ -241,9 +247,9 @@ class Subject:
             results = {}, {}  # their memory is free for this call
             results = self._timed_call(program, timed, arrays, poisoned if cold else None)
 
+        clock.start()  # once: of one short call, a batch with a start and an end of its own took 4 ms on an H200
         warm_up = self._warm_up(clock, once)
         poisoned.update(dict.fromkeys(self.case.parts, cold))
-        clock.start()
         for _ in range(max(_LEAST_SAMPLES, min(_MOST_SAMPLES, int(seconds / warm_up.seconds_a_call)))):
             once(clock.time)
         samples = clock.collect()
@@ -305,11 +311,10 @@ class Subject:
         """(median busy time, mean host time) of a whole call, in seconds; of a clock that sees no kernels the median
         device time, gaps and all."""
         started = time.perf_counter()
-        clock.start()
         for _ in range(size):
             once(clock.time)
         host = (time.perf_counter() - started) / size
-        samples = [s.device_time if s.busy_time is None else s.busy_time for s in clock.collect()]
+        samples = [s.device_time if s.busy_time is None else s.busy_time for s in clock.collect(going_on=True)]
         parts = len(self.case.parts)
         return statistics.median(sum(samples[at : at + parts]) for at in range(0, len(samples), parts)), host
 
@@ -321,7 +326,7 @@ class Subject:
             outputs, saved = self.program.forward(arrays.inputs)
             return self.program.backward(saved, arrays.cotangents) if self.program.backward else outputs
 
-        count = max(3, min(200, int(seconds / self._seconds_of(call))))
+        count = max(_LEAST_WALL_CALLS, min(_MOST_WALL_CALLS, int(seconds / self._seconds_of(call))))
         start = time.perf_counter()
         for _ in range(count):
             results = call()

@@ -87,6 +87,11 @@ def rounded(size: int) -> int:
     return -(-size // ROUNDING) * ROUNDING
 
 
+def piece_sizes(most: int) -> list[int]:
+    """All that `pieces` of up to `most` bytes may have."""
+    return [1 << bit for bit in range(ROUNDING.bit_length() - 1, (most - 1).bit_length() + 1)]
+
+
 def pieces(size: int) -> list[int]:
     """Powers of two that sum to `size`, or to an eighth more: XLA compiles the filling of each size anew."""
     unit = max(ROUNDING, 1 << max(0, size.bit_length() - 4))

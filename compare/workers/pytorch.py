@@ -324,6 +324,9 @@ class TorchSide:
         if self._gpu:
             torch.cuda.empty_cache()  # max-autotune's candidates, float64 differences of large cases
 
+    def get_ready(self) -> None:
+        """Nothing takes PyTorch long."""
+
     def peak_memory(self, program: Program, part: str, call: Callable[[], Any]) -> Peak:
         if not self._gpu:
             return Peak(None, reason="PyTorch counts what is allocated on a GPU alone")
@@ -400,8 +403,10 @@ class EventClock:
         self._pairs.append((begin, end))
         return result
 
-    def collect(self) -> list[Sample]:
-        return [Sample(begin.elapsed_time(end) * 1e-3, None, None) for begin, end in self._pairs]
+    def collect(self, *, going_on: bool = False) -> list[Sample]:
+        samples = [Sample(begin.elapsed_time(end) * 1e-3, None, None) for begin, end in self._pairs]
+        self._pairs = []
+        return samples
 
 
 class NanEmpty(TorchDispatchMode):

@@ -208,7 +208,7 @@ class XlaSide:
 
     def poison(self, program: Program, part: str) -> list[Extent]:
         """Allocate what the call will, fill it with NaN bits and give it back: XLA's allocator hands it out again."""
-        blocks = [_nan_bytes(size) for size in program.allocations[part]]
+        blocks = [_filler(size)() for size in program.allocations[part]]
         jax.block_until_ready(blocks)
         return [_extent(block) for block in blocks]
 
@@ -230,6 +230,10 @@ class XlaSide:
 
     def synchronize(self, results: Any = None) -> None:
         jax.block_until_ready(results)
+
+    def get_ready(self) -> None:
+        for size in ballast.piece_sizes(driver.total_memory()):
+            _filler(size)
 
     def peak_memory(self, program: Program, part: str, call: Callable[[], Any]) -> Peak:
         return ballast.peak(_Memory(self._device), lambda: _finish(call()), program.allocations[part])
@@ -278,7 +282,7 @@ class _Memory:
         return driver.free_memory()
 
     def hold(self, size: int) -> jax.Array:
-        return _nan_bytes(size).block_until_ready()
+        return _filler(size)().block_until_ready()
 
 
 def _finish(results: Any) -> None:
@@ -290,9 +294,15 @@ def _sum(x: jax.Array) -> jax.Array:
     return x.sum()
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _nan_bytes(size: int) -> jax.Array:
-    return jnp.full((size,), 0xFF, jnp.uint8)  # all bits set is a NaN in every floating type
+@functools.cache
+def _filler(size: int) -> Callable[[], jax.Array]:
+    """Gives so many bytes of NaN; compiled before it is called, which on a GPU takes longer than a round does."""
+
+    def nan_bytes() -> jax.Array:
+        return jnp.full((size,), 0xFF, jnp.uint8)  # all bits set is a NaN in every floating type
+
+    filler: Callable[[], jax.Array] = jax.jit(nan_bytes).lower().compile()
+    return filler
 
 
 @jax.jit

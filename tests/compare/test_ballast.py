@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compare import PROJECT
 from compare.workers import ballast
-from compare.workers.ballast import ROUNDING, held, peak, pieces, rounded, worn
+from compare.workers.ballast import ROUNDING, held, peak, piece_sizes, pieces, rounded, worn
 
 MIB = 1 << 20
 
@@ -136,6 +139,34 @@ def test_ballast_comes_in_few_sizes(size: int) -> None:
     found = pieces(size)
     assert size <= sum(found) <= max(size * 9 / 8, size + ROUNDING) and len(found) <= 5
     assert all(piece.bit_count() == 1 and piece >= ROUNDING for piece in found)
+    assert {*found} <= {*piece_sizes(max(size, ROUNDING))}
+
+
+def test_sizes_of_a_device() -> None:
+    assert piece_sizes(1000) == [256, 512, 1024] and piece_sizes(1024) == piece_sizes(1000)
+
+
+AHEAD = """
+from compare import driver
+from compare.workers import xla
+from compare.workers.ballast import pieces
+
+driver.total_memory = lambda: 1 << 20
+side = xla.XlaSide()
+side.get_ready()
+ready = xla._filler.cache_info().misses
+memory = xla._Memory(side._device)
+blocks = [memory.hold(piece) for piece in (*pieces(1 << 20), *pieces(333_333))]
+side.get_ready()
+print(ready, xla._filler.cache_info().misses, all(bool((block == 0xFF).all()) for block in blocks))
+"""
+
+
+def test_what_holds_ballast_is_compiled_ahead() -> None:
+    """In an XLA worker's first check, beside other lanes, as compiling it took longer than a round on an H200."""
+    pytest.importorskip("jax")
+    done = subprocess.run([sys.executable, "-c", AHEAD], cwd=PROJECT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["13", "13", "True"]  # 256 bytes to 1 MiB
 
 
 def test_each_measurement_raises_the_peak_until_the_process_is_worn() -> None:

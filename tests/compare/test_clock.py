@@ -85,6 +85,15 @@ class DriverCalls(IntEnum):
     cuMemcpyDtoDAsync_v2_ptsz = 300
 
 
+class ActivityAPI(SimpleNamespace): ...
+
+
+class ActivityKernel10(SimpleNamespace): ...
+
+
+class ActivityMemcpy6(SimpleNamespace): ...
+
+
 class FakeCupti:
     """CUPTI as far as a clock uses it: records are kept while their kind is enabled, and completed by a flush."""
 
@@ -113,15 +122,15 @@ class FakeCupti:
     def launch(self, correlation: int) -> None:
         start = self.now
         found = [
-            SimpleNamespace(kind=Kind.RUNTIME, cbid=211, start=start + 10, end=start + 50, thread_id=7,
-                            correlation_id=correlation),
-            SimpleNamespace(kind=Kind.DRIVER, cbid=652, start=start + 20, end=start + 40, thread_id=7,
-                            correlation_id=correlation),
-            SimpleNamespace(kind=Kind.RUNTIME, cbid=165, start=start + 60, end=start + 90, thread_id=7,
-                            correlation_id=correlation + 1),
-            SimpleNamespace(kind=Kind.CONCURRENT_KERNEL, name="k", start=start + 45, end=start + 80, grid_x=2, grid_y=1,
-                            grid_z=1, stream_id=13, correlation_id=correlation),
-            SimpleNamespace(kind=Kind.MEMCPY, start=start + 80, end=start + 85, bytes=64, stream_id=13,
+            ActivityAPI(kind=Kind.RUNTIME, cbid=211, start=start + 10, end=start + 50, thread_id=7,
+                        correlation_id=correlation),
+            ActivityAPI(kind=Kind.DRIVER, cbid=652, start=start + 20, end=start + 40, thread_id=7,
+                        correlation_id=correlation),
+            ActivityAPI(kind=Kind.RUNTIME, cbid=165, start=start + 60, end=start + 90, thread_id=7,
+                        correlation_id=correlation + 1),
+            ActivityKernel10(kind=Kind.CONCURRENT_KERNEL, name="k", start=start + 45, end=start + 80, grid_x=2,
+                             grid_y=1, grid_z=1, stream_id=13, correlation_id=correlation),
+            ActivityMemcpy6(kind=Kind.MEMCPY, start=start + 80, end=start + 85, bytes=64, stream_id=13,
                             correlation_id=correlation),
         ]  # fmt: skip
         self.pending += [one for one in found if one.kind in self.enabled]
@@ -161,6 +170,18 @@ def test_timed_calls_record_no_host_calls_even_after_a_trace(cupti: FakeCupti) -
     assert not cupti.enabled
     assert first.device_time == pytest.approx(40e-9)
     assert type(first.records[0]) is DeviceRecord  # streams and correlations are a trace's
+
+
+def test_batches_have_each_their_own_calls(cupti: FakeCupti) -> None:
+    clock = CuptiClock()
+    clock.start()
+    clock.time(lambda: cupti.launch(6), nothing)
+    cupti.launch(7)  # between timed calls, as what flushes a cache
+    (first,) = clock.collect(going_on=True)
+    assert cupti.enabled == {Kind.MEMCPY, Kind.MEMSET, Kind.CONCURRENT_KERNEL}
+    clock.time(lambda: cupti.launch(8) or cupti.launch(9), nothing)
+    (second,) = clock.collect()
+    assert (len(first.records), len(second.records)) == (2, 4) and not cupti.enabled
 
 
 def test_a_call_that_raises_leaves_nothing_enabled(cupti: FakeCupti) -> None:
