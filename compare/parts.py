@@ -25,7 +25,7 @@ def groups_of(work: Iterable[tuple[Case, Sequence[Implementation]]]) -> Iterator
 # Of a run, for what tunes (`Implementation.tunes`): 18 took 27 s in the mean on an H200, alone; less is a guess, for
 # lanes do so beside each other.
 TUNED_SECONDS = 11.0
-SHARED_SECONDS = 0.12  # of a run, for each unit of `effort`: 0.84 s of one of eight lanes, of which some wait
+SHARED_SECONDS = 0.12  # of a run, for each unit of `effort`: 0.84 s of one lane, of eight
 TIMED_SECONDS = 0.4  # of a run, for each implementation of a case
 
 

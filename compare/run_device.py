@@ -60,8 +60,8 @@ def run(plan: Plan, session: Session) -> None:
     lanes: list[Lane] = []
     lanes += [Lane(session, crew, plan.timing, gate, partial(_end_idle, lanes, session)) for crew in crews]
     try:
-        starved = _Rota(lanes, room, gate, session).work_off(groups)
-        for group in starved:
+        wanting = _Rota(lanes, room, gate, session).work_off(groups)
+        for group in wanting:
             session.progress.say("making room: what found no memory beside other cases is done again alone")
             _make_room(lanes, session)
             _Rota(lanes[:1], room, gate, session, alone=True).work_off([group])
@@ -92,10 +92,12 @@ class _Rota:
         self._left: list[Group] = []
         self._held: dict[Lane, Group] = {}
         self._ready: list[Lane] = []
-        self._starved: list[Group] = []
+        self._starved: list[Group] = []  # once
+        self._wanting: list[Group] = []  # twice
 
     def work_off(self, groups: Sequence[Group]) -> list[Group]:
-        """Returns those that want for memory, without a record of them where other lanes had some."""
+        """Returns those that want for memory even when they are tried again, without a record of them where other lanes
+        had some."""
         self._left = list(groups)
         running: dict[Future[None], Lane] = {}
         pool = ThreadPoolExecutor(len(self._lanes))
@@ -104,7 +106,7 @@ class _Rota:
         try:
             while self._left or self._held:
                 for lane in self._lanes:
-                    if lane not in self._held and (group := self._room.next(self._left, list(self._held.values()))):
+                    if lane not in self._held and (group := self._next()):
                         self._left.remove(group)
                         self._held[lane] = group
                         lane.take(group)
@@ -122,7 +124,10 @@ class _Rota:
                 running |= {pool.submit(lane.prepare_again): lane for lane in again}
         finally:
             pool.shutdown(wait=False, cancel_futures=True)  # an interrupt waits for nobody: their workers end
-        return self._starved
+        return self._wanting
+
+    def _next(self) -> Group | None:
+        return self._room.next(self._left, list(self._held.values()), self._starved)
 
     def _have_timed(self, took: _Stopwatch) -> list[Lane]:
         """Time those that are ready, one by one, alone on the GPU; returns those that go on in fresh processes."""
@@ -148,11 +153,17 @@ class _Rota:
         return again
 
     def _wants(self, lane: Lane) -> bool:
-        """Whether its group wants for memory, which others have; it lets go of it then, for the others."""
+        """Whether its group wants for memory, which others have; it lets go of it then, for the others, and for another
+        try if it was the first."""
         if self._alone or not lane.starved():
             return False
         lane.abandon()
-        self._starved.append(self._held.pop(lane))
+        group = self._held.pop(lane)
+        if group in self._starved:
+            self._wanting.append(group)
+        else:
+            self._starved.append(group)
+            self._left.insert(0, group)
         return True
 
     def _replace_worn(self) -> None:

@@ -2,14 +2,14 @@
 in turns, and Inductor's time in turns.
 
 To tune is what takes long of that: `inductor-max`, and XLA where it does not find its choices made already. Whoever is
-timed for the record holds the lock, too. What Inductor times by default, a few configurations of a kernel
-and paddings of a product, it times beside others' first calls: of 40 of its programs on an H200, 36 took what they took
-in an earlier run, within 5%, two less, as their random numbers had become cheaper, and two 1.10 times as long.
+timed for the record holds the lock, too. What Inductor times by default, a few configurations of a kernel and paddings
+of a product, it times beside others' first calls: of 40 of its programs on an H200, 36 took what they took in an
+earlier run, within 5%, two less, as their random numbers had become cheaper, and two 1.10 times as long.
 
-What comes before and after XLA's compile (tracing, graphs, dumps) takes as long again, side by side. What it chooses
-so is as good as alone: 17 programs of moe and gpt2_block took 1.003 times as long as those tuned alone, in the median,
-and 1.02 at most. What `inductor-max` chooses differs from run to run, alone or not: layernorm's forward kernel in
-training (4096 columns, bf16, torch 2.11) took 32, 50 and 127 us as three runs chose it alone, and 128 us as one did
+What comes before and after XLA's compile (tracing, graphs, dumps) takes as long again, side by side. What it chooses so
+is as good as alone: 17 programs of moe and gpt2_block took 1.003 times as long as those tuned alone, in the median, and
+1.02 at most. What `inductor-max` chooses differs from run to run, alone or not: layernorm's forward kernel in training
+(4096 columns, bf16, torch 2.11) took 32, 50 and 127 us as three runs chose it alone, and 128 and 169 us as two did
 beside others.
 """
 
