@@ -126,7 +126,7 @@ class Lane:
         """Compile in fresh processes, beside other lanes."""
         with self._beside():
             self._start()
-            self._by_role(self._prepare_again, list(self._alive()))
+            self._by_role(self._prepare_or_fail, list(self._alive()))
             self._by_role(self._tune, self._unprepared())
 
     @contextlib.contextmanager
@@ -202,7 +202,7 @@ class Lane:
         return (entry for entry in self._entries() if entry.alive)
 
     @staticmethod
-    def _by_role(do: Callable[[_Entry], None], entries: Sequence[_Entry]) -> None:
+    def _by_role(do: Callable[[_Entry], object], entries: Sequence[_Entry]) -> None:
         """Each framework's entries in order, frameworks side by side."""
 
         def of(role: str) -> None:
@@ -217,20 +217,13 @@ class Lane:
     def _tune(self, entry: _Entry) -> None:
         """Past the gate: it takes minutes, and nobody need wait for that. Its worker times kernels under a lock, which
         who is timed holds (compare.tuning), and goes on compiling meanwhile."""
-        if entry.record.status == "ok":  # as an earlier process found
-            self._prepare_again(entry, tune=True)
-        else:
-            self._prepare_first(entry, tune=True)
+        found = entry.record.status == "ok"  # by an earlier process; the record keeps the first compile
+        (self._prepare_or_fail if found else self._prepare_first)(entry, tune=True)
 
     def _prepare_first(self, entry: _Entry, *, tune: bool = False) -> None:
         record = entry.record
         self.session.progress.say(f"compiling {record.id}")
-        try:
-            prepared = self._prepare(entry, tune, at_gate=not tune)
-        except WORKER_FAILURES as problem:
-            self._fail_and_revive(entry, problem)
-            return
-        if prepared is None:
+        if (prepared := self._prepare_or_fail(entry, tune=tune)) is None:
             return
         record.compile_s, entry.command_buffers = prepared["compile_s"], prepared["command_buffers"]
         entry.graph = None if prepared["graph"] is None else store.from_json(prepared["graph"])
@@ -252,6 +245,14 @@ class Lane:
         }
         judge(record, outcome["errors"])
         entry.alive = record.status == "ok"
+
+    def _prepare_or_fail(self, entry: _Entry, *, tune: bool = False) -> dict[str, Any] | None:
+        """As `_prepare`, past the gate if it is to tune; None also where it fails, as its record says."""
+        try:
+            return self._prepare(entry, tune, at_gate=not tune)
+        except WORKER_FAILURES as problem:
+            self._fail_and_revive(entry, problem)
+            return None
 
     def _prepare(self, entry: _Entry, tune: bool, at_gate: bool = True) -> dict[str, Any] | None:
         """Have the worker compile; returns what it says of that, None where it would have to time kernels and is not to
@@ -276,13 +277,6 @@ class Lane:
     def _known(self) -> Data:
         assert self._data is not None
         return self._data
-
-    def _prepare_again(self, entry: _Entry, *, tune: bool = False) -> None:
-        """In a fresh worker: it goes on with the rounds that it has; the record keeps the first compile."""
-        try:
-            self._prepare(entry, tune, at_gate=not tune)
-        except WORKER_FAILURES as problem:
-            self._fail_and_revive(entry, problem)
 
     def _round(self, entries: list[_Entry], number: int) -> None:
         """Each round starts with another implementation, so that drift hits all alike, and is on another input set. It
