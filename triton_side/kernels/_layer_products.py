@@ -1,6 +1,6 @@
 """A layer's products of whose results more is made at once: cuBLAS's and a pass of its own, or ours, which ends in it.
 
-By measurement: device time in us of reports/h200-full (H200; rows x inner x columns; bfloat16 unless said), ours and
+By measurement: device time in us of a full run (H200; rows x inner x columns; bfloat16 unless said), ours and
 cuBLAS's product with the pass that follows it, in rows of other implementations of the same case.
 
     gate and up in one, ending in silu(gate) * up           ours; gate and up kept    cuBLAS's two + a pass
