@@ -10,7 +10,7 @@ from compare.blocks import BLOCKS
 from compare.parts import Group
 
 MOST_LANES = 12
-CORES_A_LANE = 1.3  # of ten lanes, ten cores of an H200's host were idle most of the time, as lanes wait for each other
+CORES_A_LANE = 1.3  # ten lanes left half of an H200's host's cores idle, as lanes wait for each other
 KEPT_BYTES = 2 << 30  # of the GPU's memory, which one process may keep from earlier groups
 LANE_BYTES = KEPT_BYTES + (2 << 30)  # which a lane's three processes have before they do anything
 LEAST_BYTES = 11 << 30  # to a lane, or there are fewer

@@ -89,7 +89,7 @@ def rounded(size: int) -> int:
 
 def piece_sizes(most: int) -> list[int]:
     """All that `pieces` of up to `most` bytes may have."""
-    return [1 << bit for bit in range(ROUNDING.bit_length() - 1, (most - 1).bit_length() + 1)]
+    return [1 << bit for bit in range(ROUNDING.bit_length() - 1, max(pieces(most)).bit_length())]
 
 
 def pieces(size: int) -> list[int]:

@@ -143,7 +143,8 @@ def test_ballast_comes_in_few_sizes(size: int) -> None:
 
 
 def test_sizes_of_a_device() -> None:
-    assert piece_sizes(1000) == [256, 512, 1024] and piece_sizes(1024) == piece_sizes(1000)
+    assert piece_sizes(1000) == [256, 512, 1024] == piece_sizes(2000)[:-1]
+    assert piece_sizes(75 << 30)[-1] == 1 << 36
 
 
 AHEAD = """
@@ -151,7 +152,7 @@ from compare import driver
 from compare.workers import xla
 from compare.workers.ballast import pieces
 
-driver.total_memory = lambda: 1 << 20
+driver.total_memory = lambda: 8 << 20
 side = xla.XlaSide()
 side.get_ready()
 ready = xla._filler.cache_info().misses
