@@ -29,7 +29,7 @@ def block_mask(page_table: Tensor, lengths: Tensor, pages: int, page_size: int) 
     batch, each = page_table.shape
     # A key is known by its place in memory; a page that is not the sequence's comes after all of its own. What is not
     # scattered to must not be a constant: Inductor (2.11, 2.13) then takes that for all of `place`, and drops the rest.
-    order = torch.arange(each, dtype=torch.int32, device=page_table.device).expand(batch, each)
+    order = torch.arange(each, dtype=lengths.dtype, device=page_table.device).expand(batch, each)
     beyond = lengths[:, None].expand(batch, pages).contiguous()
     place = beyond.scatter(1, page_table.long(), order)
 
