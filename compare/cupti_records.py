@@ -36,7 +36,7 @@ def reader(cupti: Any, fields_of: Callable[[int], Sequence[str]]) -> Read:
 
 
 def _at_address(layout: np.dtype[Any], fields: Sequence[str]) -> Read:
-    """layout: of the memory whose address the record is as an int; its `name` is the address of a string."""
+    """layout: of the memory whose address the record is as an int; its `name` is the address of a string, or 0."""
     structure = np.ctypeslib.as_ctypes_type(layout)
     values = attrgetter(*fields)
     if "name" not in fields:
@@ -45,7 +45,7 @@ def _at_address(layout: np.dtype[Any], fields: Sequence[str]) -> Read:
 
     def read(record: Any) -> tuple[Any, ...]:
         found = list(values(structure.from_address(int(record))))
-        found[place] = ctypes.string_at(found[place]).decode()
+        found[place] = ctypes.string_at(found[place]).decode() if found[place] else ""
         return tuple(found)
 
     return read

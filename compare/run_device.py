@@ -92,12 +92,12 @@ class _Rota:
         self._left: list[Group] = []
         self._held: dict[Lane, Group] = {}
         self._ready: list[Lane] = []
-        self._starved: list[Group] = []  # once
-        self._wanting: list[Group] = []  # twice
+        self._starved: list[Group] = []  # what wanted for memory, and is tried again
+        self._wanting: list[Group] = []  # what does so even then
 
     def work_off(self, groups: Sequence[Group]) -> list[Group]:
-        """Returns those that want for memory even when they are tried again, without a record of them where other lanes
-        had some."""
+        """Returns those that want for memory and would do so if they were tried again, without a record of them where
+        other lanes had some."""
         self._left = list(groups)
         running: dict[Future[None], Lane] = {}
         pool = ThreadPoolExecutor(len(self._lanes))
@@ -154,12 +154,12 @@ class _Rota:
 
     def _wants(self, lane: Lane) -> bool:
         """Whether its group wants for memory, which others have; it lets go of it then, for the others, and for another
-        try if it was the first."""
+        try if it was the first and there is more to be had beside them."""
         if self._alone or not lane.starved():
             return False
         lane.abandon()
         group = self._held.pop(lane)
-        if group in self._starved:
+        if group in self._starved or needs(group) >= self._room.bytes:
             self._wanting.append(group)
         else:
             self._starved.append(group)

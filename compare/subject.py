@@ -6,6 +6,7 @@ The same code drives every framework, so that all are checked and timed by one p
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
 from collections.abc import Callable
@@ -248,11 +249,16 @@ class Subject:
             results = self._timed_call(program, timed, arrays, poisoned if cold else None)
 
         clock.start()  # once: of one short call, a batch with a start and an end of its own took 4 ms on an H200
-        warm_up = self._warm_up(clock, once)
-        poisoned.update(dict.fromkeys(self.case.parts, cold))
-        for _ in range(max(_LEAST_SAMPLES, min(_MOST_SAMPLES, int(seconds / warm_up.seconds_a_call)))):
-            once(clock.time)
-        samples = clock.collect()
+        try:
+            warm_up = self._warm_up(clock, once)
+            poisoned.update(dict.fromkeys(self.case.parts, cold))
+            for _ in range(max(_LEAST_SAMPLES, min(_MOST_SAMPLES, int(seconds / warm_up.seconds_a_call)))):
+                once(clock.time)
+            samples = clock.collect()
+        except Exception:
+            with contextlib.suppress(Exception):  # what went wrong first is told
+                clock.collect()  # or what this process compiles next is recorded
+            raise
         wrong = [v for v in self._verdicts(arrays.index, *results, arrays.inputs) if not v.right]
         if wrong:
             raise WrongResult("timed call: " + "; ".join(f"{v.name}: error {v.error:.3g}" for v in wrong))

@@ -296,12 +296,14 @@ def _sum(x: jax.Array) -> jax.Array:
 
 @functools.cache
 def _filler(size: int) -> Callable[[], jax.Array]:
-    """Gives so many bytes of NaN; compiled before it is called, which on a GPU takes longer than a round does."""
+    """Gives so many bytes of NaN; compiled before it is called, which on a GPU takes longer than a round does. As it
+    chooses nothing, what this process has chosen is not written to its file once more."""
 
     def nan_bytes() -> jax.Array:
         return jnp.full((size,), 0xFF, jnp.uint8)  # all bits set is a NaN in every floating type
 
-    filler: Callable[[], jax.Array] = jax.jit(nan_bytes).lower().compile()
+    options: dict[str, str | bool] = {"xla_gpu_dump_autotune_results_to": ""}
+    filler: Callable[[], jax.Array] = jax.jit(nan_bytes).lower().compile(compiler_options=options)
     return filler
 
 

@@ -49,6 +49,12 @@ def test_what_has_no_name_needs_no_string() -> None:
     assert read(ActivityKernel10()) == (10, 2**60 + 9, 2**60 + 1)
 
 
+def test_a_kernel_without_a_name() -> None:
+    record = ActivityKernel10()
+    record.memory["name"] = 0
+    assert reader(SimpleNamespace(activity_kernel10_dtype=LAYOUT), lambda kind: FIELDS)(record)[1] == ""
+
+
 def test_where_no_layout_is_known_attributes_are_read() -> None:
     record = SimpleNamespace(kind=10, **dict(zip(FIELDS, VALUES, strict=True)))
     assert reader(SimpleNamespace(), lambda kind: FIELDS)(record) == (10, *VALUES)

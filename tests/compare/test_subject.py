@@ -166,6 +166,22 @@ def test_of_a_clock_that_sees_no_kernels_calls_are_known_and_nothing_else(monkey
     )
 
 
+def test_what_fails_while_it_is_timed_leaves_no_clock_on() -> None:
+    calls = 0
+
+    def exhausted(inputs: Arrays) -> Arrays:
+        nonlocal calls
+        calls += 1
+        if calls > 2:
+            raise RuntimeError("RESOURCE_EXHAUSTED")
+        return one_more(inputs)
+
+    clock = Clock([1.0])
+    with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
+        subject(program(exhausted)).measure(clock, 0.0)
+    assert clock.started == clock.stopped == 1
+
+
 def test_a_timed_call_without_device_work_is_no_time() -> None:
     clock = Clock([1.0])
     clock.collect = lambda *, going_on=False: [Sample(0.0, 0.0, ())]  # type: ignore[method-assign]
