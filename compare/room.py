@@ -15,7 +15,7 @@ KEPT_BYTES = 2 << 30  # of the GPU's memory, which one process may keep from ear
 LANE_BYTES = KEPT_BYTES + (2 << 30)  # which a lane's three processes have before they do anything
 LEAST_BYTES = 11 << 30  # to a lane, or there are fewer
 # Of ten lanes on an H200, groups took a quarter of what these come to in the median, 0.9 of it for 95% of the time, and
-# more than it for 3%, seconds at a time. What finds none then is tried again with twice as much.
+# more than it for 2%, seconds at a time. What finds none then is tried again with twice as much.
 COPIES = 8  # of inputs and outputs: two processes hold those and references, of two input sets
 TRAINED_COPIES = 24  # where there are gradients: those, cotangents and their references, too
 WORKING_COPIES = 2  # of working_bytes: XLA's allocator takes memory in regions that double, and keeps them
