@@ -1,11 +1,12 @@
-"""Who compiles or checks beside others waits at a gate while somebody is timed, between two requests to its workers;
-who tunes waits at the lock under which it times kernels."""
+"""Who uses the GPU beside others waits at a gate while somebody is timed, between two requests to its workers; of those
+that compile, which takes the host, a few go on; who tunes waits at the lock under which it times kernels."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 from compare import tuning
@@ -13,36 +14,46 @@ from compare.client import WorkerDied
 
 
 class Gate:
-    """Open at first. lock: see compare.tuning."""
+    """Open at first. lock: see compare.tuning. beside: how many may compile while it is shut."""
 
-    def __init__(self, lock: Path) -> None:
+    def __init__(self, lock: Path, beside: int = 0) -> None:
         self._lock, self._locked = lock, ExitStack()
+        self._beside = beside
         self._changed = threading.Condition()
-        self._inside = 0
+        self._inside = Counter[str]()
         self._shut = self._stopped = False
 
-    @contextmanager
-    def passed(self) -> Iterator[None]:
+    def passed(self) -> AbstractContextManager[None]:
         """Wait until the gate is open, and keep who wants to shut it waiting. Raises WorkerDied once the run was
         stopped."""
+        return self._enter("using the GPU", lambda: not self._shut)
+
+    def compiling(self) -> AbstractContextManager[None]:
+        """As `passed`, but a few may while it is shut."""
+        return self._enter("compiling", lambda: not self._shut or self._inside["compiling"] < self._beside)
+
+    @contextmanager
+    def _enter(self, what: str, may: Callable[[], bool]) -> Iterator[None]:
         with self._changed:
-            self._changed.wait_for(lambda: self._stopped or not self._shut)
+            self._changed.wait_for(lambda: self._stopped or may())
             if self._stopped:
                 raise WorkerDied("the run was stopped")
-            self._inside += 1
+            self._inside[what] += 1
         try:
             yield
         finally:
             with self._changed:
-                self._inside -= 1
+                self._inside[what] -= 1
                 self._changed.notify_all()
 
     @contextmanager
     def shut(self) -> Iterator[None]:
-        """Let nobody pass from now on, and nobody tune; begins when all that had passed are done."""
+        """Let nobody use the GPU from now on, and nobody tune; begins when all that do are done, and few compile."""
         with self._changed:
             self._shut = True
-            self._changed.wait_for(lambda: self._inside == 0)
+            self._changed.wait_for(
+                lambda: not self._inside["using the GPU"] and self._inside["compiling"] <= self._beside
+            )
         self._locked.enter_context(tuning.alone(self._lock))
         try:
             yield

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from compare import conditions, timeline
+from compare.clerk import Clerk
 from compare.client import WORKER_FAILURES, WorkerDied, WorkerError, WorkerTimeout
 from compare.clock import CallTrace, CuptiClock, DeviceRecord
 from compare.crew import Crew
@@ -25,8 +27,9 @@ from compare.spec import Implementation
 from compare.timing import MAIN, Timing
 
 # After which nobody hopes any more. On the host of an H200, beside seven other lanes, the longest compile took 36 s (of
-# lm_step, with 8 layers), and 159 s the longest that tunes, most of which it waited for its turns (of gpt2_block).
-COMPILE_SECONDS, TUNE_SECONDS = 300, 900
+# lm_step, with 8 layers), and 159 s the longest that tunes, most of which it waited for its turns (of gpt2_block). What
+# Inductor compiles beside what is timed may have kernels to choose, too, and waits with that for a minute or more.
+COMPILE_SECONDS, TUNE_SECONDS = 600, 900
 ROUND_SECONDS = 0.006  # of timed calls, for each implementation in each round and mode
 _OUT_OF_MEMORY = ("out of memory", "OutOfMemory", "RESOURCE_EXHAUSTED")
 
@@ -50,6 +53,8 @@ class _Entry:
     conditions: list[dict[str, Any] | None] = field(default_factory=list)  # of the GPU, beside each round
     modes: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # rounds of each mode beside the main one
     unavailable: dict[str, str] = field(default_factory=dict)  # why a mode cannot be had
+    traces: dict[str, CallTrace] | None = None  # of one call, by part
+    packed: Future[None] | None = None  # its artifacts; nothing is packed of a later compile
 
     @property
     def role(self) -> str:
@@ -61,10 +66,11 @@ class Lane:
     one."""
 
     def __init__(
-        self, session: Session, crew: Crew, timing: Timing, gate: Gate, make_room: Callable[[], bool]
+        self, session: Session, crew: Crew, timing: Timing, gate: Gate, clerk: Clerk, make_room: Callable[[], bool]
     ) -> None:
         """make_room: called where something finds no memory while it is timed; whether trying again is worth while."""
-        self.session, self.crew, self._timing, self._gate, self._make_room = session, crew, timing, gate, make_room
+        self.session, self.crew, self._timing, self._make_room = session, crew, timing, make_room
+        self._gate, self._clerk = gate, clerk
         self._beside_others = False
         self.process = 0  # which of its processes is next to take its rounds
         self._cases: list[list[_Entry]] = []
@@ -77,10 +83,10 @@ class Lane:
                 entry.record.status, entry.record.detail, entry.alive = "skipped", reason, False
         self._data, self.process = None, 0
 
-    def ask(self, role: str, method: str, *, at_gate: bool = True, **params: Any) -> Any:
+    def ask(self, role: str, method: str, **params: Any) -> Any:
         """A worker of its crew; see `Crew.ask`. What goes on beside other lanes waits at the gate while somebody is
         timed."""
-        with self._gate.passed() if at_gate and self._beside_others else contextlib.nullcontext():
+        with self._gate.passed() if self._beside_others else contextlib.nullcontext():
             return self.crew.ask(role, method, **params)
 
     def worn(self, kept: int | None) -> set[str]:
@@ -161,13 +167,12 @@ class Lane:
         return bool(self._cases)
 
     def finish(self) -> None:
-        """Trace one call of each implementation, and write its record."""
+        """Trace one call of each implementation, and have its record written."""
         for entries in self._cases:
             self._trace(entries)
             for entry in entries:
-                self._complete(entry)
                 self._release(entry)
-                self.session.write(entry.record)
+                self._clerk.do(partial(self._complete, entry))
         self._cases = []
         self._tidy()
 
@@ -175,6 +180,7 @@ class Lane:
         """Let go of what is not finished, without a record."""
         for entry in self._entries():
             self._release(entry)
+        wait([entry.packed for entry in self._entries() if entry.packed])  # another try writes where these are read
         self._cases = []
         self._tidy()
 
@@ -237,7 +243,7 @@ class Lane:
             self._fail_and_revive(entry, problem)
             return
         finally:
-            self.session.archive(record)
+            entry.packed = self._clerk.do(partial(self.session.archive, record))
         record.status = "ok"
         record.checked = {
             "device": outcome["device"], "backend": outcome["backend"], "dtype": record.case.dtype,
@@ -258,13 +264,16 @@ class Lane:
         """Have the worker compile; returns what it says of that, None where it would have to time kernels and is not to
         `tune`."""
         record, data, dumps = entry.record, self._known(), self.session.dumps_folder(entry.record)
+        if entry.packed is not None:
+            wait([entry.packed])
         shutil.rmtree(dumps, ignore_errors=True)  # of a process that is gone
         try:
-            prepared: dict[str, Any] = self.ask(
-                entry.role, "prepare", at_gate=at_gate, id=record.id, case=record.case.to_json(),
-                implementation=record.implementation, folders=[str(f) for f in data.folders], dumps=str(dumps),
-                tune=tune, scales=data.scales, timeout=TUNE_SECONDS if tune else COMPILE_SECONDS,
-            )
+            with self._compiling(entry) if at_gate and self._beside_others else contextlib.nullcontext():
+                prepared: dict[str, Any] = self.crew.ask(
+                    entry.role, "prepare", id=record.id, case=record.case.to_json(),
+                    implementation=record.implementation, folders=[str(f) for f in data.folders], dumps=str(dumps),
+                    tune=tune, scales=data.scales, timeout=TUNE_SECONDS if tune else COMPILE_SECONDS,
+                )
         except WorkerError as problem:
             if problem.kind != "untuned":
                 raise
@@ -273,6 +282,10 @@ class Lane:
             return None
         entry.prepared = True
         return prepared
+
+    def _compiling(self, entry: _Entry) -> AbstractContextManager[None]:
+        """To prepare what no compiler makes is mostly to call it."""
+        return self._gate.compiling() if entry.implementation.compiled_on_host else self._gate.passed()
 
     def _known(self) -> Data:
         assert self._data is not None
@@ -371,8 +384,7 @@ class Lane:
                 gone[entry.role] = f"while {record.id} was traced: {problem}"
                 record.trace = {"unavailable": gone[entry.role]}
             else:
-                traces = {part: CallTrace.from_json(found[part]) for part in record.case.parts}
-                self.session.keep_trace(record, timeline.of_call(traces, entry.graph, name=record.id))
+                entry.traces = {part: CallTrace.from_json(found[part]) for part in record.case.parts}
 
     @staticmethod
     def _fail(entry: _Entry, problem: Exception) -> None:
@@ -380,13 +392,19 @@ class Lane:
         entry.alive = False
 
     def _complete(self, entry: _Entry) -> None:
-        """Measurement and graph; the graph has the times of the records of a median call, each joined to its kernel."""
+        """Write the record, with timeline, measurement and graph."""
+        if entry.traces is not None:
+            self.session.keep_trace(entry.record, timeline.of_call(entry.traces, entry.graph, name=entry.record.id))
         timer = self.session.timers[entry.role]
         if entry.alive:
             entry.record.measurement = _measurement(entry, timer)
-        if entry.graph is None:
-            return
-        graph, unjoined = entry.graph, {}
+        if entry.graph is not None:
+            self._keep_graph(entry, entry.graph, timer)
+        self.session.write(entry.record)
+
+    def _keep_graph(self, entry: _Entry, graph: FusionGraph, timer: str | None) -> None:
+        """The graph has the times of the records of a median call, each joined to its kernel."""
+        unjoined = {}
         for part, measured in ((entry.record.measurement or {}).get("parts") or {}).items():
             if graph.kernels is not None and timer == CuptiClock.name:
                 records = [DeviceRecord.from_json(record) for record in measured["records"]]

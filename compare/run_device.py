@@ -1,16 +1,17 @@
 """A run on this machine's GPU: lanes compile and check side by side; those that are ready are timed in turn, each alone
-on the GPU, while the others wait.
+on the GPU, while the others wait but for a few that compile.
 
 Of a quick run's time on an H200 half went by compiling, a third by references and checks and an eighth by timing, one
 core busy: so as many groups of cases as the machine has room for are made ready at once. Once a share of the lanes is
 ready, the others finish what their workers are at, and wait: so nobody waits for the longest group, but who has it is
-last. What takes longest begins first.
+last. What takes longest begins first, after what takes much of the GPU's memory, beside which little else can be.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import time
 from collections import defaultdict
@@ -20,8 +21,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from compare import tuning
+from compare import machine, tuning
 from compare.calibration import AGREEMENT, disagreement
+from compare.clerk import Clerk
 from compare.client import WORKER_FAILURES
 from compare.crew import Crew
 from compare.gate import Gate
@@ -32,16 +34,21 @@ from compare.selection import Plan
 from compare.session import Session
 from xlafuse.autotune import merge_results
 
-READY_SHARE = 0.5  # of the lanes with a group: so many are timed in a row, while the others wait
+READY_SHARE = 0.4  # of the lanes with a group: so many are timed in a row, while the others wait
+INDUCTORS, MOST_INDUCTORS = "TORCHINDUCTOR_COMPILE_THREADS", 4  # processes of a lane's that compile kernels
 TUNED_BY = 0.75  # of the other groups are begun when the last one that tunes is
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """XLA writes what its autotuner chose into the run's own target pack, to be replayed where there is no GPU."""
+    """XLA writes what its autotuner chose into the run's own target pack, to be replayed where there is no GPU.
+    Inductor would compile in as many processes as there are cores, in each lane."""
     lock = tuning.lock_of(folder)
     for needed in (folder / "target" / "xla", lock.parent):
         needed.mkdir(parents=True, exist_ok=True)
-    return {"XLAFUSE_TARGET_PACK": str((folder / "target").resolve()), tuning.VARIABLE: str(lock.resolve())}
+    return {
+        "XLAFUSE_TARGET_PACK": str((folder / "target").resolve()), tuning.VARIABLE: str(lock.resolve()),
+        INDUCTORS: os.environ.get(INDUCTORS, str(min(MOST_INDUCTORS, machine.usable_cores()))),
+    }
 
 
 def take_choices(folder: Path, choices: Sequence[Path]) -> None:
@@ -56,18 +63,19 @@ def run(plan: Plan, session: Session) -> None:
     """Write one record for each case and implementation of the plan."""
     groups = _groups(plan, session)
     crews, room = _crews(plan, session, len(groups))
-    gate = Gate(tuning.lock_of(session.folder))
+    gate = Gate(tuning.lock_of(session.folder), room.beside)
     lanes: list[Lane] = []
-    lanes += [Lane(session, crew, plan.timing, gate, partial(_end_idle, lanes, session)) for crew in crews]
-    try:
-        wanting = _Rota(lanes, room, gate, session).work_off(groups)
-        for group in wanting:
-            session.progress.say("making room: what found no memory beside other cases is done again alone")
-            _make_room(lanes, session)
-            _Rota(lanes[:1], room, gate, session, alone=True).work_off([group])
-    finally:
-        gate.stop()
-        _join_autotune_results(session.folder / "target" / "xla")
+    with Clerk() as clerk:
+        lanes += [Lane(session, crew, plan.timing, gate, clerk, partial(_end_idle, lanes, session)) for crew in crews]
+        try:
+            wanting = _Rota(lanes, room, gate, clerk, session).work_off(_large_first(groups, room))
+            for group in wanting:
+                session.progress.say("making room: what found no memory beside other cases is done again alone")
+                _make_room(lanes, session)
+                _Rota(lanes[:1], room, gate, clerk, session, alone=True).work_off([group])
+        finally:
+            gate.stop()
+            _join_autotune_results(session.folder / "target" / "xla")
 
 
 def _groups(plan: Plan, session: Session) -> list[Group]:
@@ -82,12 +90,21 @@ def _groups(plan: Plan, session: Session) -> list[Group]:
     return [group for _, group in sorted(places, key=lambda each: each[0])]
 
 
+def _large_first(groups: Sequence[Group], room: Room) -> list[Group]:
+    """What takes much of the memory before the others, most first: beside it there is room for small ones alone, of
+    which none would be left (the last thirteen groups of a full run on an H200 took a seventh of its time)."""
+    large = [group for group in groups if room.large(group)]
+    return sorted(large, key=needs, reverse=True) + [group for group in groups if group not in large]
+
+
 class _Rota:
     """Which lane has which group, and when those that are ready are timed."""
 
-    def __init__(self, lanes: Sequence[Lane], room: Room, gate: Gate, session: Session, *, alone: bool = False) -> None:
+    def __init__(
+        self, lanes: Sequence[Lane], room: Room, gate: Gate, clerk: Clerk, session: Session, *, alone: bool = False
+    ) -> None:
         """alone: no other lane has processes, whose memory could be had."""
-        self._lanes, self._room, self._gate, self._session = lanes, room, gate, session
+        self._lanes, self._room, self._gate, self._clerk, self._session = lanes, room, gate, clerk, session
         self._alone = alone or len(lanes) == 1
         self._left: list[Group] = []
         self._held: dict[Lane, Group] = {}
@@ -121,6 +138,7 @@ class _Rota:
                 with self._gate.shut():
                     took.lap("waiting for the rest")
                     again = self._have_timed(took)
+                self._clerk.answer()
                 running |= {pool.submit(lane.prepare_again): lane for lane in again}
         finally:
             pool.shutdown(wait=False, cancel_futures=True)  # an interrupt waits for nobody: their workers end
@@ -257,7 +275,9 @@ def _crews(plan: Plan, session: Session, most: int) -> tuple[list[Crew], Room]:
                     clocks[f"{role} {number}"] = seconds
     if (apart := disagreement(clocks)) > AGREEMENT:
         session.progress.warn(f"the workers' clocks differ by {apart:.1%}: no ratio between them will be given")
-    session.begin_segment(workers, ceilings, clocks, lanes=1 + len(siblings), uncalibrated=uncalibrated)
+    session.begin_segment(
+        workers, ceilings, clocks, lanes=1 + len(siblings), beside=room.beside, uncalibrated=uncalibrated
+    )
     return [session.crew, *siblings], room
 
 

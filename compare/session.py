@@ -52,12 +52,13 @@ class Session:
 
     def begin_segment(
         self, workers: dict[str, Any], ceilings: dict[str, Any] | None, clocks: dict[str, float] | None = None,
-        lanes: int = 1, uncalibrated: Sequence[str] = (),
+        lanes: int = 1, beside: int = 0, uncalibrated: Sequence[str] = (),
     ) -> None:
         """A stretch on one machine with one environment and its own ceilings; ratios exist only within one.
 
         clocks: what each worker's clock made of the calibration kernel, in seconds. lanes: how many compile at once.
-        uncalibrated: workers whose clocks nobody could hold against the others.
+        beside: how many go on compiling while something is timed. uncalibrated: workers whose clocks nobody could hold
+        against the others.
         """
         run = record.read_run(self.folder)
         run.setdefault("segments", [])
@@ -70,7 +71,8 @@ class Session:
         run["segments"].append(
             {
                 "id": self.segment, "started": started, "environment": environment, "ceilings": ceilings,
-                "clocks": clocks or {}, "lanes": lanes, **({"uncalibrated": [*uncalibrated]} if uncalibrated else {}),
+                "clocks": clocks or {}, "lanes": lanes, "compiling_beside": beside,
+                **({"uncalibrated": [*uncalibrated]} if uncalibrated else {}),
             }
         )
         record.write_run(self.folder, run)

@@ -192,6 +192,11 @@ class Implementation:
     def framework(self) -> str:
         return "xla" if self.compiler.startswith("xla") else "torch"
 
+    @property
+    def compiled_on_host(self) -> bool:
+        """Whether a compiler makes all of it, which takes the host long and the GPU one call at most."""
+        return self.compiler.startswith(("xla", "inductor")) or self.compiler == "flex"
+
 
 @dataclass(frozen=True)
 class Block:

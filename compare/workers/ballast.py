@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from compare.subject import Peak
 
 ROUNDING = 256  # bytes; of every block
+LEAST_PIECE = 1 << 20  # bytes of ballast; more than is missing is no worse, and there are fewer sizes to compile
 TRIES = 5
 
 
@@ -87,14 +88,21 @@ def rounded(size: int) -> int:
     return -(-size // ROUNDING) * ROUNDING
 
 
+def sizes_to_come(memory: Memory) -> list[int]:
+    """Of the pieces of the next ballast, and of those after it until the peak has doubled."""
+    found = memory.statistics()
+    return [] if found is None else piece_sizes(2 * found.get("peak_bytes_in_use", -1))
+
+
 def piece_sizes(most: int) -> list[int]:
     """All that `pieces` of up to `most` bytes may have."""
-    return [1 << bit for bit in range(ROUNDING.bit_length() - 1, max(pieces(most)).bit_length())]
+    return [1 << bit for bit in range(LEAST_PIECE.bit_length() - 1, max(pieces(most), default=0).bit_length())]
 
 
 def pieces(size: int) -> list[int]:
-    """Powers of two that sum to `size`, or to an eighth more: XLA compiles the filling of each size anew."""
-    unit = max(ROUNDING, 1 << max(0, size.bit_length() - 4))
+    """Powers of two that sum to `size`, or to an eighth more, or to one LEAST_PIECE more: XLA compiles the filling of
+    each size anew."""
+    unit = max(LEAST_PIECE, 1 << max(0, size.bit_length() - 4))
     count = -(-size // unit)
     return [unit << bit for bit in range(count.bit_length()) if count >> bit & 1]
 

@@ -232,7 +232,7 @@ class XlaSide:
         jax.block_until_ready(results)
 
     def get_ready(self) -> None:
-        for size in ballast.piece_sizes(driver.total_memory() // 8):  # a process with a larger peak is worn
+        for size in ballast.sizes_to_come(_Memory(self._device)):
             _filler(size)
 
     def peak_memory(self, program: Program, part: str, call: Callable[[], Any]) -> Peak:

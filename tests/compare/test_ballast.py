@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from compare import PROJECT
 from compare.workers import ballast
-from compare.workers.ballast import ROUNDING, held, peak, piece_sizes, pieces, rounded, worn
+from compare.workers.ballast import LEAST_PIECE, ROUNDING, held, peak, piece_sizes, pieces, rounded, sizes_to_come, worn
 
 MIB = 1 << 20
 
@@ -137,27 +137,33 @@ def test_never_less_than_the_call_needs(history: list[tuple[int, bool]], outputs
 @given(st.integers(0, 1 << 40))
 def test_ballast_comes_in_few_sizes(size: int) -> None:
     found = pieces(size)
-    assert size <= sum(found) <= max(size * 9 / 8, size + ROUNDING) and len(found) <= 5
-    assert all(piece.bit_count() == 1 and piece >= ROUNDING for piece in found)
-    assert {*found} <= {*piece_sizes(max(size, ROUNDING))}
+    assert size <= sum(found) <= max(size * 9 / 8, size + LEAST_PIECE) and len(found) <= 5
+    assert all(piece.bit_count() == 1 and piece >= LEAST_PIECE for piece in found)
+    assert {*found} <= {*piece_sizes(size)}
 
 
 def test_sizes_of_a_device() -> None:
-    assert piece_sizes(1000) == [256, 512, 1024] == piece_sizes(2000)[:-1]
+    assert piece_sizes(3 * MIB) == [MIB, 2 * MIB] and piece_sizes(1000) == [MIB] and piece_sizes(0) == []
     assert piece_sizes(75 << 30)[-1] == 1 << 36
 
 
+def test_sizes_of_what_comes_next() -> None:
+    allocator = Allocator()
+    assert sizes_to_come(allocator) == []
+    allocator.hold(4 * MIB)  # and given back: the peak stays
+    assert sizes_to_come(allocator) == piece_sizes(8 * MIB) == [MIB, 2 * MIB, 4 * MIB, 8 * MIB]
+
+
 AHEAD = """
-from compare import driver
 from compare.workers import xla
 from compare.workers.ballast import pieces
 
-driver.total_memory = lambda: 8 << 20
+xla._Memory.statistics = lambda self: {"peak_bytes_in_use": 4 << 20}
 side = xla.XlaSide()
 side.get_ready()
 ready = xla._filler.cache_info().misses
 memory = xla._Memory(side._device)
-blocks = [memory.hold(piece) for piece in (*pieces(1 << 20), *pieces(333_333))]
+blocks = [memory.hold(piece) for piece in (*pieces(5 << 20), *pieces(333_333))]
 side.get_ready()
 print(ready, xla._filler.cache_info().misses, all(bool((block == 0xFF).all()) for block in blocks))
 """
@@ -167,7 +173,7 @@ def test_what_holds_ballast_is_compiled_ahead() -> None:
     """In an XLA worker's first check, beside other lanes, as compiling it took longer than a round on an H200."""
     pytest.importorskip("jax")
     done = subprocess.run([sys.executable, "-c", AHEAD], cwd=PROJECT, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["13", "13", "True"]  # 256 bytes to 1 MiB
+    assert done.stdout.split() == ["4", "4", "True"]  # 1 to 8 MiB
 
 
 def test_each_measurement_raises_the_peak_until_the_process_is_worn() -> None:

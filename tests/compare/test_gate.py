@@ -69,6 +69,49 @@ def test_those_inside_are_there_together(lock: Path) -> None:
             task.result(LONG)
 
 
+def test_a_few_compile_while_it_is_shut(lock: Path) -> None:
+    gate, order = Gate(lock, beside=1), list[str]()
+    shut, opens = threading.Event(), threading.Event()
+    leave = {name: threading.Event() for name in ("first", "second", "third")}
+    inside = {name: threading.Event() for name in leave}
+
+    def compile(name: str) -> None:
+        with gate.compiling():
+            inside[name].set()
+            leave[name].wait(LONG)
+            order.append(f"{name} leaves")
+
+    def timer() -> None:
+        with gate.shut():
+            order.append("shut")
+            shut.set()
+            opens.wait(LONG)
+            order.append("opens")
+
+    def user() -> None:
+        with gate.passed():
+            order.append("user")
+
+    with ThreadPoolExecutor(5) as threads:
+        tasks = [threads.submit(compile, name) for name in ("first", "second")]
+        assert inside["first"].wait(LONG) and inside["second"].wait(LONG)
+        tasks.append(threads.submit(timer))
+        assert not shut.wait(SOON)  # two are too many
+        tasks += [threads.submit(compile, "third"), threads.submit(user)]
+        leave["first"].set()
+        assert shut.wait(LONG)
+        assert not inside["third"].wait(SOON)  # the second still does
+        leave["second"].set()
+        assert inside["third"].wait(LONG)
+        leave["third"].set()
+        while "third leaves" not in order:
+            pass
+        opens.set()
+        for task in tasks:
+            task.result(LONG)
+    assert order == ["first leaves", "shut", "second leaves", "third leaves", "opens", "user"]
+
+
 def test_while_it_is_shut_nobody_tunes_but_who_has_to_compile_again(lock: Path) -> None:
     gate, tuned = Gate(lock), threading.Event()
 

@@ -30,6 +30,13 @@ def test_what_is_next_is_the_first_that_there_is_memory_for() -> None:
     assert both.next([large[1]], [large[0]]) is large[1]
 
 
+def test_what_is_large_leaves_little_room_beside_it() -> None:
+    large, small = group("swiglu", "llama-8b"), group("gelu", "prime")
+    assert Room(2, 3 * needs(large)).large(large) and not Room(2, 4 * needs(large)).large(large)
+    assert not Room(1, needs(large)).large(large)  # nothing is beside it
+    assert not Room(2, 1).large(small)
+
+
 def test_what_found_too_little_takes_twice_as_much() -> None:
     small, large = group("gelu", "prime"), group("swiglu", "llama-8b")
     room = Room(8, 2 * needs(large))
@@ -66,8 +73,10 @@ def test_needs_follow_what_was_planned_on_an_h200() -> None:
 
 def test_lanes_by_cores_memory_and_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "usable_cores", lambda: 16)
-    assert Room.of(140 * GB, 60) == Room(12, 92 * GB)
+    assert Room.of(140 * GB, 60) == Room(10, 100 * GB, beside=3)
     assert Room.of(141 * GB, 3).lanes == 3
     assert Room.of(16 * GB, 60).lanes == 1 and Room.of(None, 60).lanes == 1
     monkeypatch.setattr(machine, "usable_cores", lambda: 5)
-    assert Room.of(140 * GB, 60).lanes == 3
+    assert Room.of(140 * GB, 60) == Room(3, 128 * GB, beside=1)
+    monkeypatch.setattr(machine, "usable_cores", lambda: 2)
+    assert Room.of(140 * GB, 60) == Room(1, 136 * GB)

@@ -686,6 +686,29 @@ class WatchedCrew(ScriptedCrew):
             self.under_way.remove(what)
 
 
+def test_a_few_go_on_compiling_beside_what_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a compiler makes, that is, and nothing that runs on the GPU for longer than a call."""
+    monkeypatch.setattr(machine, "usable_cores", lambda: 10)
+    answer = WatchedCrew._watched
+
+    def slowly(crew: WatchedCrew, role: str, method: str, **params: Any) -> Any:
+        if method == "prepare" and params["implementation"] == "inductor" and "swiglu" in params["id"]:
+            crew.under_way.append("prepare inductor")
+            time.sleep(0.5)
+            crew.under_way.remove("prepare inductor")
+        return answer(crew, role, method, **params)
+
+    monkeypatch.setattr(WatchedCrew, "_watched", slowly)
+    met: dict[str, set[str]] = {}
+    names = ("xla", "eager", "inductor", "triton")
+    crew = WatchedCrew([], met, tuning.lock_of(tmp_path))
+    crew.chosen.add("xla")
+    records = run(tmp_path, crew, *names, blocks=("gelu", "swiglu", "rmsnorm", "softmax", "layernorm", "geglu"))
+    assert {r.status for r in records.values()} == {"ok"}
+    assert set().union(*(met[f"measure {name}"] for name in names)) == {"prepare inductor"}
+    assert json.loads((tmp_path / "run.json").read_text())["segments"][0]["compiling_beside"] == 2
+
+
 @pytest.mark.parametrize("restarts", [0, 1])
 def test_what_is_timed_has_the_gpu_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: int
@@ -733,7 +756,7 @@ def test_a_compile_that_hangs_is_given_up_sooner_than_one_that_tunes(
 
     monkeypatch.setattr(ScriptedCrew, "ask", note)
     run(tmp_path, ScriptedCrew({}), "inductor", "inductor-max", blocks=("linear",), case="llama-8b-out")
-    assert patience == {"compiles": {300}, "tunes": {900}}
+    assert patience == {"compiles": {600}, "tunes": {900}}
 
 
 def test_who_is_ready_is_timed_while_others_compile(
@@ -767,6 +790,17 @@ def test_artifacts_are_packed_once_they_are_written(
     assert name == "triton" and calls["check", "triton"] == 1
 
 
+@pytest.mark.parametrize(("own", "cores", "found"), [(None, 16, "4"), (None, 2, "2"), ("8", 16, "8")])
+def test_inductor_compiles_in_few_processes_unless_the_user_says_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str | None, cores: int, found: str
+) -> None:
+    monkeypatch.setattr(machine, "usable_cores", lambda: cores)
+    monkeypatch.delenv(run_device.INDUCTORS, raising=False)
+    if own:
+        monkeypatch.setenv(run_device.INDUCTORS, own)
+    assert run_device.environment(tmp_path)[run_device.INDUCTORS] == found
+
+
 def test_a_run_begins_with_what_xla_chose_elsewhere(tmp_path: Path) -> None:
     """Of a target or another run, where no process's own file that is not joined yet."""
     before = tmp_path / "before" / "target" / "xla"
@@ -788,10 +822,23 @@ def test_a_run_begins_with_what_xla_chose_elsewhere(tmp_path: Path) -> None:
     assert run_device._of_other_versions(pack, "0.10.2") is None
 
 
-def test_groups_wait_for_the_memory_that_they_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There are cores for twelve lanes, and memory for three; but of the large groups for one at a time."""
+PRIMES = ["gelu/prime/fp32", "rmsnorm/prime/fp32", "swiglu/prime/fp32"]
+
+
+@pytest.mark.parametrize(
+    ("large_share", "order"),
+    [
+        (9.0, ["swiglu/llama-8b/bf16", *PRIMES, "rmsnorm/llama-8b/bf16", "gelu/llama-8b/bf16"]),
+        (0.3, ["swiglu/llama-8b/bf16", "rmsnorm/llama-8b/bf16", "gelu/llama-8b/bf16", *PRIMES]),
+    ],
+)
+def test_groups_wait_for_the_memory_that_they_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large_share: float, order: list[str]
+) -> None:
+    """There are cores for ten lanes, and memory for three; but of the large groups for one at a time."""
     monkeypatch.setattr(machine, "usable_cores", lambda: 16)
     monkeypatch.setattr(room, "COPIES", 150)
+    monkeypatch.setattr(room, "LARGE_SHARE", large_share)
     monkeypatch.setattr(run_device, "READY_SHARE", 1.0)
     crew = ScriptedCrew({})
     crew.memory_bytes = 43 << 30
@@ -804,12 +851,7 @@ def test_groups_wait_for_the_memory_that_they_need(tmp_path: Path, monkeypatch: 
     records = record.read_records(tmp_path)[0]
     assert len(records) == 6 and {r.status for r in records} == {"ok"}
     ids = [json.loads(line)["id"] for line in (tmp_path / "records.jsonl").read_text().splitlines()]
-    assert [name.rpartition("/fwd")[0] for name in ids] == [
-        "swiglu/llama-8b/bf16",
-        "gelu/prime/fp32", "rmsnorm/prime/fp32", "swiglu/prime/fp32",
-        "rmsnorm/llama-8b/bf16",
-        "gelu/llama-8b/bf16",
-    ]  # fmt: skip
+    assert [name.rpartition("/fwd")[0] for name in ids] == order
 
 
 def test_what_has_most_to_compile_comes_first_and_what_tunes_is_spread(
