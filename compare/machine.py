@@ -14,8 +14,8 @@ from compare import PROJECT
 from xlafuse.environment import gpu_present
 
 __all__ = [
-    "distribution", "gpu_present", "host", "installed", "interpreter_problem", "lacks", "missing", "scratch_root",
-    "usable_cores", "versions", "xlafuse_version",
+    "distribution", "gpu_present", "host", "installed", "interpreter_problem", "lacks", "missing", "runs",
+    "scratch_root", "usable_cores", "versions", "xlafuse_version",
 ]
 
 
@@ -109,6 +109,17 @@ def host() -> dict[str, Any]:
             for name, value in sorted(os.environ.items()) if _FLAGS.fullmatch(name)
         },
     }
+
+
+def runs(process: int) -> bool:
+    """Whether there is a process of that number."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's
+        return True
+    return True
 
 
 def usable_cores() -> int:

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from compare import machine, tuning
+from compare import machine, tuning, whole
 from compare.calibration import AGREEMENT, disagreement
 from compare.clerk import Clerk
 from compare.client import WORKER_FAILURES
@@ -75,7 +75,7 @@ def run(plan: Plan, session: Session) -> None:
                 _Rota(lanes[:1], room, gate, clerk, session, alone=True).work_off([group])
         finally:
             gate.stop()
-            _join_autotune_results(session.folder / "target" / "xla")
+            _join_autotune_results(session.folder / "target" / "xla", running=True)
 
 
 def _groups(plan: Plan, session: Session) -> list[Group]:
@@ -185,8 +185,7 @@ class _Rota:
         return True
 
     def _replace_worn(self) -> None:
-        """End those processes of lanes without a group; while nobody compiles, as XLA's processes write what is
-        joined."""
+        """End those processes of lanes without a group."""
         idle = [lane for lane in self._lanes if lane not in self._held]
         worn = [(lane, roles) for lane in idle if (roles := lane.worn(self._room.kept))]
         if worn:
@@ -291,18 +290,19 @@ def _of_other_versions(pack: Path, jax: str | None) -> str | None:
     return f"XLA's recorded choices are of jax {', '.join(have)}, and this is {jax}: it tunes all anew"
 
 
-def _join_autotune_results(folder: Path) -> None:
-    """One file a jax version of what each XLA worker's process left (`autotune-<version>.<process>.textproto`)."""
+def _join_autotune_results(folder: Path, *, running: bool = False) -> None:
+    """One file a jax version of what each XLA worker's process left (`autotune-<version>.<process>.textproto`), which
+    those that run may be reading. running: also of what they leave, while none compiles: each rewrites its own then."""
     parts: dict[str, list[Path]] = {}
     for path in sorted(folder.glob("autotune-*.*.textproto"), key=lambda p: p.stat().st_mtime):
         stem, _, process = path.name.removesuffix(".textproto").rpartition(".")
-        if process.isdigit() and stem.count(".") == 2:
+        if process.isdigit() and stem.count(".") == 2 and (running or not machine.runs(int(process))):
             parts.setdefault(stem, []).append(path)
     for stem, paths in parts.items():
-        whole = folder / f"{stem}.textproto"
-        texts = [path.read_text() for path in ([whole] if whole.is_file() else []) + paths]
+        joined = folder / f"{stem}.textproto"
+        texts = [path.read_text() for path in ([joined] if joined.is_file() else []) + paths]
         try:
-            whole.write_text(merge_results(texts))
+            whole.write(joined, merge_results(texts).encode())
         except ValueError:  # of a jax whose files cannot be joined: each stays by itself
             continue
         for path in paths:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import subprocess
+import sys
 import time
 from collections import Counter
 from dataclasses import replace
@@ -398,13 +401,20 @@ def test_without_a_reference_every_record_says_so(tmp_path: Path) -> None:
 
 def test_autotuning_results_of_several_processes_become_one_file(tmp_path: Path) -> None:
     entry = "entries {{\n  key {{\n    hlo: {0}\n  }}\n  value {{\n    x: 1\n  }}\n}}\n"
-    for process, key in ((11, "a"), (12, "b")):
-        (tmp_path / f"autotune-0.11.2.{process}.textproto").write_text(entry.format(key))
-    (tmp_path / "autotune-0.11.2.textproto").write_text(entry.format("c"))
+    gone = [subprocess.Popen([sys.executable, "-c", ""]) for _ in range(2)]
+    for process in gone:
+        process.wait()
+    numbers = {"a": gone[0].pid, "b": gone[1].pid, "d": os.getpid()}
+    for key, number in numbers.items():
+        (tmp_path / f"autotune-0.11.2.{number}.textproto").write_text(entry.format(key))
+    joined, running = tmp_path / "autotune-0.11.2.textproto", tmp_path / f"autotune-0.11.2.{os.getpid()}.textproto"
+    joined.write_text(entry.format("c"))
     run_device._join_autotune_results(tmp_path)
-    assert [p.name for p in tmp_path.iterdir()] == ["autotune-0.11.2.textproto"]
-    text = (tmp_path / "autotune-0.11.2.textproto").read_text()
-    assert all(f"hlo: {key}" in text for key in "abc")
+    assert {*tmp_path.iterdir()} == {joined, running}  # which it may be writing again
+    assert [key for key in "abcd" if f"hlo: {key}" in joined.read_text()] == ["a", "b", "c"]
+    run_device._join_autotune_results(tmp_path, running=True)
+    assert [*tmp_path.iterdir()] == [joined]
+    assert all(f"hlo: {key}" in joined.read_text() for key in "abcd")
 
 
 def test_each_record_names_its_timeline(tmp_path: Path) -> None:
