@@ -16,19 +16,33 @@ class Clerk:
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1)
         self._given: deque[Future[None]] = deque()
+        self._closed = False
 
     def __enter__(self) -> Clerk:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: object, trace: TracebackType | None) -> None:
-        self._thread.shutdown()
+        try:
+            self._thread.shutdown()
+        except BaseException:  # a second interrupt
+            self._thread.shutdown(wait=False, cancel_futures=True)
+            raise
         if kind is None:
             self.answer()
 
     def do(self, task: Callable[[], None]) -> Future[None]:
-        """After all that was given before."""
-        self._given.append(self._thread.submit(task))
-        return self._given[-1]
+        """After all that was given before; nothing once it is closed."""
+        if self._closed:
+            future = Future[None]()
+            future.set_result(None)
+            return future
+        future = self._thread.submit(task)
+        self._given.append(future)
+        return future
+
+    def close(self) -> None:
+        """Take nothing more: lanes that a run gives up need no archives."""
+        self._closed = True
 
     def answer(self) -> None:
         """Raise what went wrong in what is done by now."""

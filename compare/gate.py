@@ -14,36 +14,37 @@ from compare.client import WorkerDied
 
 
 class Gate:
-    """Open at first. lock: see compare.tuning. beside: how many may compile while it is shut."""
+    """Open at first. lock: see compare.tuning. beside: how many of each framework may compile while it is shut: of
+    Inductor's, most come to where they time kernels, and wait there."""
 
     def __init__(self, lock: Path, beside: int = 0) -> None:
         self._lock, self._locked = lock, ExitStack()
         self._beside = beside
         self._changed = threading.Condition()
-        self._inside = Counter[str]()
+        self._inside = Counter[str]()  # by framework, of those that compile; of all others ""
         self._shut = self._stopped = False
 
     def passed(self) -> AbstractContextManager[None]:
         """Wait until the gate is open, and keep who wants to shut it waiting. Raises WorkerDied once the run was
         stopped."""
-        return self._enter("using the GPU", lambda: not self._shut)
+        return self._enter("", lambda: not self._shut)
 
-    def compiling(self) -> AbstractContextManager[None]:
+    def compiling(self, framework: str) -> AbstractContextManager[None]:
         """As `passed`, but a few may while it is shut."""
-        return self._enter("compiling", lambda: not self._shut or self._inside["compiling"] < self._beside)
+        return self._enter(framework, lambda: not self._shut or self._inside[framework] < self._beside)
 
     @contextmanager
-    def _enter(self, what: str, may: Callable[[], bool]) -> Iterator[None]:
+    def _enter(self, framework: str, may: Callable[[], bool]) -> Iterator[None]:
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or may())
             if self._stopped:
                 raise WorkerDied("the run was stopped")
-            self._inside[what] += 1
+            self._inside[framework] += 1
         try:
             yield
         finally:
             with self._changed:
-                self._inside[what] -= 1
+                self._inside[framework] -= 1
                 self._changed.notify_all()
 
     @contextmanager
@@ -52,7 +53,7 @@ class Gate:
         with self._changed:
             self._shut = True
             self._changed.wait_for(
-                lambda: not self._inside["using the GPU"] and self._inside["compiling"] <= self._beside
+                lambda: all(count <= (self._beside if framework else 0) for framework, count in self._inside.items())
             )
         self._locked.enter_context(tuning.alone(self._lock))
         try:

@@ -63,7 +63,7 @@ class _Entry:
 
 class Lane:
     """Holds one group of cases at a time; what compiles or checks may be called in a thread of its own, all else from
-    one."""
+    one, and the clerk's writes what is finished."""
 
     def __init__(
         self, session: Session, crew: Crew, timing: Timing, gate: Gate, clerk: Clerk, make_room: Callable[[], bool]
@@ -285,7 +285,7 @@ class Lane:
 
     def _compiling(self, entry: _Entry) -> AbstractContextManager[None]:
         """To prepare what no compiler makes is mostly to call it."""
-        return self._gate.compiling() if entry.implementation.compiled_on_host else self._gate.passed()
+        return self._gate.compiling(entry.role) if entry.implementation.compiled_on_host else self._gate.passed()
 
     def _known(self) -> Data:
         assert self._data is not None
@@ -392,7 +392,9 @@ class Lane:
         entry.alive = False
 
     def _complete(self, entry: _Entry) -> None:
-        """Write the record, with timeline, measurement and graph."""
+        """Write the record, with timeline, measurement and graph; in the clerk's thread."""
+        if entry.packed is not None:
+            entry.packed.result()  # or it would name no archive, and be done with
         if entry.traces is not None:
             self.session.keep_trace(entry.record, timeline.of_call(entry.traces, entry.graph, name=entry.record.id))
         timer = self.session.timers[entry.role]

@@ -10,10 +10,10 @@ from compare.blocks import BLOCKS
 from compare.parts import Group
 
 MOST_LANES = 12
-# On the 16 cores of an H200's host, which are eight with two threads each, twelve lanes got no further than ten: what
-# compiles took 1.23 times as long in the median of 677 programs.
+# On the 16 cores of an H200's host twelve lanes got no further than ten: in the median of 677 programs, to compile one
+# took 1.23 times as long.
 CORES_A_LANE = 1.5
-CORES_BESIDE = 5  # for each compile that goes on while something is timed
+CORES_BESIDE = 8  # for each compile of each framework that goes on while something is timed
 KEPT_BYTES = 2 << 30  # of the GPU's memory, which one process may keep from earlier groups
 LANE_BYTES = KEPT_BYTES + (2 << 30)  # which a lane's three processes have before they do anything
 LEAST_BYTES = 11 << 30  # to a lane, or there are fewer
@@ -39,7 +39,7 @@ def needs(group: Group) -> int:
 @dataclass(frozen=True)
 class Room:
     """How many groups are made ready at once, how many bytes of the GPU's memory all of them may take, and how many
-    compiles go on beside what is timed."""
+    compiles of each framework go on beside what is timed."""
 
     lanes: int
     bytes: int

@@ -37,7 +37,7 @@ def execute(
     count, under ncu, the bytes that its kernels move. choices: files of XLA's recorded ones, to begin with.
 
     Returns 0 when nothing of the plan is wrong, failed or timed out, 1 when something is, 130 after Ctrl-C. Every
-    finished record is on the disk before the next begins. Raises RunFolderError where the folder cannot be read or
+    finished record is on the disk by then. Raises RunFolderError where the folder cannot be read or
     written.
     """
     if target is None and not machine.gpu_present():

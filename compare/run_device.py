@@ -61,6 +61,7 @@ def take_choices(folder: Path, choices: Sequence[Path]) -> None:
 
 def run(plan: Plan, session: Session) -> None:
     """Write one record for each case and implementation of the plan."""
+    _join_autotune_results(session.folder / "target" / "xla")  # of a stretch that was stopped
     groups = _groups(plan, session)
     crews, room = _crews(plan, session, len(groups))
     gate = Gate(tuning.lock_of(session.folder), room.beside)
@@ -73,9 +74,12 @@ def run(plan: Plan, session: Session) -> None:
                 session.progress.say("making room: what found no memory beside other cases is done again alone")
                 _make_room(lanes, session)
                 _Rota(lanes[:1], room, gate, clerk, session, alone=True).work_off([group])
+            _join_autotune_results(session.folder / "target" / "xla", running=True)
+        except BaseException:
+            clerk.close()
+            raise
         finally:
             gate.stop()
-            _join_autotune_results(session.folder / "target" / "xla", running=True)
 
 
 def _groups(plan: Plan, session: Session) -> list[Group]:

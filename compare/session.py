@@ -57,8 +57,8 @@ class Session:
         """A stretch on one machine with one environment and its own ceilings; ratios exist only within one.
 
         clocks: what each worker's clock made of the calibration kernel, in seconds. lanes: how many compile at once.
-        beside: how many go on compiling while something is timed. uncalibrated: workers whose clocks nobody could hold
-        against the others.
+        beside: how many of each framework go on compiling while something is timed. uncalibrated: workers whose clocks
+        nobody could hold against the others.
         """
         run = record.read_run(self.folder)
         run.setdefault("segments", [])

@@ -194,7 +194,7 @@ class Implementation:
 
     @property
     def compiled_on_host(self) -> bool:
-        """Whether a compiler makes all of it, which takes the host long and the GPU one call at most."""
+        """Whether a compiler makes all of it: work for the host, and for the GPU its inputs and one call at most."""
         return self.compiler.startswith(("xla", "inductor")) or self.compiler == "flex"
 
 

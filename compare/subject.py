@@ -144,8 +144,7 @@ _SETTLED = 0.02  # relative: successive medians that close are taken for a stead
 _BATCH_SECONDS = 0.001  # of host time, the first batch of the warm-up; each further one takes twice as long
 _WARM_UP_SECONDS = 0.1  # after which no further batch begins, for each implementation in each round and mode
 _LEAST_SAMPLES, _MOST_SAMPLES = 3, 100  # calls
-_LEAST_WALL_CALLS, _MOST_WALL_CALLS = 3, 200
-_LONG_CALL = 0.02  # seconds of host time; what varies from call to call does so by tens of microseconds
+_LEAST_WALL_CALLS, _MOST_WALL_CALLS = 2, 200
 
 
 @dataclass(frozen=True)
@@ -170,13 +169,6 @@ def _untimed(call: Callable[[], Any], synchronize: Callable[..., None]) -> Any:
     result = call()
     synchronize(result)
     return result
-
-
-def _count(seconds: float, seconds_a_call: float, least: int, most: int) -> int:
-    """How many calls fill so many seconds, within these bounds; of long ones half as many are enough."""
-    if seconds_a_call >= _LONG_CALL:
-        least = (least + 1) // 2
-    return max(least, min(most, int(seconds / seconds_a_call)))
 
 
 class WrongResult(Exception):
@@ -260,7 +252,7 @@ class Subject:
         try:
             warm_up = self._warm_up(clock, once)
             poisoned.update(dict.fromkeys(self.case.parts, cold))
-            for _ in range(_count(seconds, warm_up.seconds_a_call, _LEAST_SAMPLES, _MOST_SAMPLES)):
+            for _ in range(max(_LEAST_SAMPLES, min(_MOST_SAMPLES, int(seconds / warm_up.seconds_a_call)))):
                 once(clock.time)
             samples = clock.collect()
         except Exception:
@@ -340,7 +332,7 @@ class Subject:
             outputs, saved = self.program.forward(arrays.inputs)
             return self.program.backward(saved, arrays.cotangents) if self.program.backward else outputs
 
-        count = _count(seconds, self._seconds_of(call), _LEAST_WALL_CALLS, _MOST_WALL_CALLS)
+        count = max(_LEAST_WALL_CALLS, min(_MOST_WALL_CALLS, int(seconds / self._seconds_of(call))))
         start = time.perf_counter()
         for _ in range(count):
             results = call()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import wait
 from pathlib import Path
 
 import pytest
@@ -29,10 +30,9 @@ def test_all_is_done_in_order_before_it_leaves() -> None:
 
 def test_what_goes_wrong_is_raised_when_it_answers_and_the_rest_is_done(tmp_path: Path) -> None:
     with Clerk() as clerk:
+        wait([clerk.do(_full)])
         with pytest.raises(RunFolderError, match="full"):
-            while True:
-                clerk.do(_full)
-                clerk.answer()
+            clerk.answer()
         clerk.do(lambda: (tmp_path / "record").touch())
     assert (tmp_path / "record").exists()
 
@@ -48,4 +48,13 @@ def test_another_error_is_not_hidden_and_all_is_done() -> None:
         clerk.do(_full)
         clerk.do(lambda: done.append("record"))
         raise KeyboardInterrupt
+    assert done == ["record"]
+
+
+def test_once_it_is_closed_it_takes_nothing_more() -> None:
+    done: list[str] = []
+    with Clerk() as clerk:
+        clerk.do(lambda: done.append("record"))
+        clerk.close()
+        assert clerk.do(lambda: done.append("archive")).done()
     assert done == ["record"]

@@ -74,12 +74,14 @@ def test_a_few_compile_while_it_is_shut(lock: Path) -> None:
     shut, opens = threading.Event(), threading.Event()
     leave = {name: threading.Event() for name in ("first", "second", "third")}
     inside = {name: threading.Event() for name in leave}
+    left = {name: threading.Event() for name in leave}
 
     def compile(name: str) -> None:
-        with gate.compiling():
+        with gate.compiling("xla"):
             inside[name].set()
             leave[name].wait(LONG)
             order.append(f"{name} leaves")
+        left[name].set()
 
     def timer() -> None:
         with gate.shut():
@@ -104,8 +106,9 @@ def test_a_few_compile_while_it_is_shut(lock: Path) -> None:
         leave["second"].set()
         assert inside["third"].wait(LONG)
         leave["third"].set()
-        while "third leaves" not in order:
-            pass
+        assert left["third"].wait(LONG)
+        with gate.compiling("torch"):
+            assert "opens" not in order  # of another framework, too
         opens.set()
         for task in tasks:
             task.result(LONG)

@@ -73,10 +73,10 @@ def test_needs_follow_what_was_planned_on_an_h200() -> None:
 
 def test_lanes_by_cores_memory_and_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "usable_cores", lambda: 16)
-    assert Room.of(140 * GB, 60) == Room(10, 100 * GB, beside=3)
+    assert Room.of(140 * GB, 60) == Room(10, 100 * GB, beside=2)
     assert Room.of(141 * GB, 3).lanes == 3
     assert Room.of(16 * GB, 60).lanes == 1 and Room.of(None, 60).lanes == 1
     monkeypatch.setattr(machine, "usable_cores", lambda: 5)
-    assert Room.of(140 * GB, 60) == Room(3, 128 * GB, beside=1)
+    assert Room.of(140 * GB, 60) == Room(3, 128 * GB)
     monkeypatch.setattr(machine, "usable_cores", lambda: 2)
     assert Room.of(140 * GB, 60) == Room(1, 136 * GB)
