@@ -32,13 +32,6 @@ def allocate(size: int) -> int:
     return int(address)
 
 
-def free_memory() -> int:
-    """Bytes of the device that no process has."""
-    _enter_context()
-    free, _ = _check(_driver().cuMemGetInfo())
-    return int(free)
-
-
 def total_memory() -> int:
     """Bytes of the device, whoever has them."""
     _enter_context()

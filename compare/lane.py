@@ -89,13 +89,12 @@ class Lane:
         with self._gate.passed() if self._beside_others else contextlib.nullcontext():
             return self.crew.ask(role, method, **params)
 
-    def worn(self, kept: int | None) -> set[str]:
-        """The frameworks whose old processes could no longer measure peak memory, or keep more than `kept` bytes of the
-        GPU's."""
+    def needs_restart(self, kept: int) -> set[str]:
+        """Return the frameworks whose processes keep more than `kept` bytes of the GPU's memory."""
         found = set()
         for role in filter(self.crew.has, ("torch", "xla")):
             with contextlib.suppress(*WORKER_FAILURES):  # who cannot answer fails again, in its record
-                if self.crew.ask(role, "worn", kept=kept):
+                if self.crew.ask(role, "needs_restart", kept=kept):
                     found.add(role)
         return found
 

@@ -123,7 +123,7 @@ class _Rota:
         running: dict[Future[None], Lane] = {}
         pool = ThreadPoolExecutor(len(self._lanes))
         took = _Stopwatch()
-        self._replace_worn()
+        self._restart_those_that_keep_memory()
         try:
             while self._left or self._held:
                 for lane in self._lanes:
@@ -168,7 +168,7 @@ class _Rota:
             # With the files of the leaving processes joined, the fresh ones find XLA's choices instead of tuning again.
             _join_autotune_results(self._session.folder / "target" / "xla")
         if self._left:
-            self._replace_worn()
+            self._restart_those_that_keep_memory()
         took.lap("timing")
         self._session.progress.announce(f"{names}: {took}")
         took.clear()
@@ -188,13 +188,15 @@ class _Rota:
             self._left.insert(0, group)
         return True
 
-    def _replace_worn(self) -> None:
-        """End those processes of lanes without a group."""
+    def _restart_those_that_keep_memory(self) -> None:
+        """Restart of processes in lanes without a group, if they keep memory that other lanes need."""
+        if (kept := self._room.kept) is None:
+            return
         idle = [lane for lane in self._lanes if lane not in self._held]
-        worn = [(lane, roles) for lane in idle if (roles := lane.worn(self._room.kept))]
-        if worn:
-            self._session.progress.say("starting fresh workers, for memory and to go on measuring its peak")
-            _at_once([partial(lane.crew.dismiss, roles) for lane, roles in worn])
+        keeping = [(lane, roles) for lane in idle if (roles := lane.needs_restart(kept))]
+        if keeping:
+            self._session.progress.say("starting fresh workers, to free the GPU's memory")
+            _at_once([partial(lane.crew.dismiss, roles) for lane, roles in keeping])
             _join_autotune_results(self._session.folder / "target" / "xla")
 
 

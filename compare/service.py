@@ -37,9 +37,8 @@ class Framework(Side, Protocol):
         of the process fails with the same error (CUDA Runtime API, cudaErrorIllegalAddress)."""
         ...
 
-    def worn(self, kept: int | None) -> bool:
-        """Whether a fresh process could measure peak memory where this one may not (compare.workers.ballast), or this
-        one keeps more than `kept` bytes of the GPU's memory."""
+    def needs_restart(self, kept: int) -> bool:
+        """Return whether this process keeps more than `kept` bytes of the GPU's memory and cannot give them back."""
         ...
 
     def give_back(self, *, idle: bool) -> None:
@@ -67,7 +66,8 @@ class Service:
             "environment": self.environment, "calibrate": self.calibrate, "stream": self.stream,
             "prepare": self.prepare, "check": self.check, "measure": self.measure, "measure_mode": self.measure_mode,
             "profile": self.profile, "trace": self.trace,
-            "release": self.release, "device_works": self._framework.device_works, "worn": self._framework.worn,
+            "release": self.release, "device_works": self._framework.device_works,
+            "needs_restart": self._framework.needs_restart,
         }
 
     def environment(self) -> dict[str, Any]:
@@ -121,7 +121,7 @@ class Service:
 
     def measure(self, id: str, seconds: float, first: bool, input_set: int) -> dict[str, Any]:
         """One round on inputs of that set: device time by this worker's clock, then wall time, as long, with the clock
-        off; the first round also measures peak memory."""
+        off; the first round also has the peak memory."""
         subject = self._subjects[id]
         result: dict[str, Any] = {"parts": None, "warm_up": None}
         if self.clock:

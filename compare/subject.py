@@ -53,8 +53,8 @@ class Program:
 class Peak:
     """Bytes that one call needs at most above what is there before it: its outputs, temporaries, workspaces.
 
-    bytes: by the allocator's statistics, rounded as it rounds; None for the `reason`. planned: the compiler's own plan
-    of outputs and temporaries, where it has one: a check of the other, never in its place.
+    bytes: the measurement by the allocator's statistics, rounded as it rounds; None for the `reason`. XLA's is always
+    None. planned: the compiler's own plan of outputs and temporaries, where it has one; this is XLA's number.
     """
 
     bytes: int | None
@@ -115,12 +115,8 @@ class Side(Protocol):
         """Wait until the device is done, and `results` are there."""
         ...
 
-    def get_ready(self) -> None:
-        """Set up, if that is not done yet, what a process needs to measure on a GPU and takes longer than a round."""
-        ...
-
     def peak_memory(self, program: Program, part: str, call: Callable[[], Any]) -> Peak:
-        """Of one call; `call` returns its results. XLA's may be called several times."""
+        """The peak of one call, measured in `call`, which returns its results, or planned by the compiler."""
         ...
 
     def written_late(self, program: Program, part: str, call: Callable[[], Arrays]) -> list[str]:
@@ -208,7 +204,6 @@ class Subject:
     def rehearse(self) -> None:
         """A call as it will be timed: what that sets up, as XLA's programs that poison each size of memory, takes
         longer than a round, and no GPU of its own."""
-        self.side.get_ready()
         self._timed_call(self.program, _untimed, self._arrays(0), dict.fromkeys(self.case.parts, True))
 
     def measure(self, clock: Clock, seconds: float, input_set: int = 0) -> dict[str, Any]:
@@ -377,7 +372,7 @@ class Subject:
         peaks = {"forward": self.side.peak_memory(self.program, "forward", forward)}
         if self.program.backward:
             backward = self.program.backward
-            if not kept:  # a side that cannot measure it did not call it
+            if not kept:  # a side that does not measure it did not call it
                 forward()
             peaks["backward"] = self.side.peak_memory(
                 self.program, "backward", lambda: backward(kept[0], arrays.cotangents)

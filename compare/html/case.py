@@ -17,7 +17,7 @@ from compare.html.overview import label, level_of, mark_of
 from compare.html.reading import BASELINES, CaseOf, Member
 from compare.report import printable
 from compare.report.rows import BASELINE, Row, product_rate
-from compare.report.table import checked_on, marks, marks_explained
+from compare.report.table import checked_on, marks, marks_explained, memory
 
 MOST_MISSED = 40  # fusions in the table of a case
 MOST_TOLD = 8
@@ -41,6 +41,7 @@ def values(case: CaseOf, told: Sequence[Finding]) -> dict[str, Any]:
         "numerics": [line for member in case.ranked for line in _numerics(member)],
         "notes": [note for member in case.ranked for note in _notes(member)],
         "remarks": [remark for member in case.ranked for remark in _remarks(member)],
+        "some_planned": any(member.row["peak_memory_planned_bytes"] is not None for member in case.members),
         "whose": next((m.whose for m in case.members if m.whose), ""),
     }
 
@@ -85,7 +86,8 @@ def _member(case: CaseOf, member: Member) -> dict[str, Any]:
         "ratio": ratio, "level": None if ratio is None or len(case.rivals(member)) < 2 else level_of(ratio),
         "mark": "" if best is None or best is member else mark_of(judged), "judged": judged.text if judged else "",
         "kernels": None if member.graph is None or member.graph.kernels is None else len(member.graph.kernels),
-        "rounds": marks(member.row), "least": least, "unknown_least": least is None and bool(member.kernels),
+        "rounds": marks(member.row), "memory": memory(member.row),
+        "least": least, "unknown_least": least is None and bool(member.kernels),
         "unknown_recoverable": member.row["recoverable_us"] is None and member.time_us is not None,
         "lost": [_lost(member, row) for row in lost],
         "largest": _largest(member), "origin": formats.origin(member.graph) if member.graph else "",
@@ -170,16 +172,12 @@ def _notes(member: Member) -> list[str]:
 
 def _remarks(member: Member) -> list[str]:
     """Why a number beside its time is missing."""
+    row = member.row
     reasons = {
-        "not timed": member.row["modes_unavailable"], "no traffic": member.row["traffic_unavailable"],
-        "no peak memory": _no_peak(member.row),
+        "not timed": row["modes_unavailable"], "no traffic": row["traffic_unavailable"],
+        "no peak memory": row["peak_memory_reason"] if row["peak_memory_planned_bytes"] is None else None,
     }  # fmt: skip
     return [printable(f"{member.name}: {what}: {why}", 600) for what, why in reasons.items() if why]
-
-
-def _no_peak(row: Row) -> str | None:
-    reason, planned = row["peak_memory_reason"], row["peak_memory_planned_bytes"]
-    return reason if reason is None or planned is None else f"{reason}; with what XLA planned: {formats.size(planned)}"
 
 
 def _time(member: Member) -> dict[str, Any]:

@@ -35,7 +35,7 @@ COLUMNS = (
     Column("/ best", "number", "over the smallest time of its case, segment and timer"),
     Column("against xla", "filter", "verdict from paired rounds, by cold device time"),
     Column("/ xla", "number", "ratio of paired rounds; below 1 is faster"),
-    Column("marks", "text", "! throttled in some round, ~ times still changing after the warm-up"),
+    Column("marks", "text", "! throttled in some round, ~ times still changing after the warm-up, p memory is planned"),
     Column("gaps", "percent", "share of the time in which nothing ran"),
     Column("wall µs", "number", "host time a call"),
     Column("least µs", "number", "what its kernels take at least, one by one, at the measured ceilings"),
@@ -46,7 +46,7 @@ COLUMNS = (
     Column("moved MB", "number", "what its kernels declare that they read and write"),
     Column("counted MB", "number", "what crossed the memory bus in a call, by ncu"),
     Column("efficiency", "percent", "least MB over moved MB"),
-    Column("memory MB", "number", "peak above the inputs"),
+    Column("memory MB", "number", "peak above the inputs; marked p, XLA's compiler planned it and nothing measured it"),
     Column("error", "number", "largest error over its tolerance; above 1 is wrong"),
     Column("compile s", "number", "seconds to compile"),
     Column("provenance", "counted", "what its kernels' configuration rests on, counted where they differ"),
@@ -72,11 +72,21 @@ def _values(member: Member, best: Member | None) -> list[Any]:
         printable(row["block"], 100), printable(row["case"], 100), printable(row["implementation"], 100),
         f"{DTYPES[row['dtype']].short}{precision}", row["direction"], row["status"], time, row["device_time_us_spread"],
         time / best.time_us if time and best is not None and best.time_us else None, row["verdict_vs_xla_word"],
-        row["cold_vs_xla"], marks(row), row["launch_gap"], row["wall_time_us"], row["floor_us"], row["recoverable_us"],
+        row["cold_vs_xla"], _marks(row), row["launch_gap"], row["wall_time_us"], row["floor_us"], row["recoverable_us"],
         row["bound"], row["kernels"], _mega(row["bytes_compulsory"]), _mega(row["bytes_moved"]),
-        _mega(row["dram_bytes_call"]), row["fusion_efficiency"], _mega(row["peak_memory_bytes"]), _error(row),
+        _mega(row["dram_bytes_call"]), row["fusion_efficiency"], _mega(_peak(row)), _error(row),
         row["compile_s"], printable(row["provenance"] or "", 60), printable(row["detail"] or "", 400),
     ]  # fmt: skip
+
+
+def _peak(row: dict[str, Any]) -> int | None:
+    planned: int | None = row["peak_memory_planned_bytes"]
+    measured: int | None = row["peak_memory_bytes"]
+    return measured if planned is None else planned
+
+
+def _marks(row: dict[str, Any]) -> str:
+    return marks(row) + ("" if row["peak_memory_planned_bytes"] is None else "p")
 
 
 def _mega(count: float | None) -> float | None:

@@ -45,8 +45,10 @@ What the numbers are:
     bound                     what bounds the kernels that take most of the time: "memory", "compute" or "launch", which
                               has the gaps between kernels, too; None where that cannot be said
     max_error, tolerance      of the output or gradient that is nearest to, or furthest beyond, its tolerance
-    peak_memory_bytes         the larger of the parts' peaks above their inputs; peak_memory_reason: why it is None
-    peak_memory_planned_bytes then the same, of XLA, with its plan for the parts that were not measured; else None
+    peak_memory_bytes         the larger of the parts' measured peaks above their inputs; peak_memory_reason: why it is
+                              None, as it always is of XLA (older records have a measured one)
+    peak_memory_planned_bytes then the same, of XLA, with its compiler's plan for the parts that were not measured; else
+                              None
     trace                     the timeline's file, relative to the run folder (compare.timeline)
 
 Only a record that is `ok` has times: how long a wrong result takes is not a result.

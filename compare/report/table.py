@@ -22,8 +22,8 @@ LEGEND = (
     "error: largest error over its tolerance; above 1 is wrong. wall: host time a call. memory: peak above the inputs.",
 )
 NO_MEMORY = (
-    "memory: p is what XLA planned, where it could not be measured (where it was, on an H200, the two differed by 0.4% "
-    "at most in 652 of 653 parts over 1 MB); blank: neither. --json says why (peak_memory_reason)."
+    "memory: p marks a peak that XLA's compiler planned; it was not measured. Blank: neither measured nor planned. "
+    "--json says why (peak_memory_reason)."
 )
 # By mark beside a time: the field that counts the rounds, and what it says of them.
 _MARKS = {
@@ -60,7 +60,8 @@ def grouped(
     return "\n\n".join(sections)
 
 
-def _memory(row: Row) -> str:
+def memory(row: Row) -> str:
+    """Peak memory in MB, marked where XLA's compiler planned it and nothing measured it."""
     planned = row["peak_memory_planned_bytes"]
     return mega(row["peak_memory_bytes"]) if planned is None else f"{mega(planned)} p"
 
@@ -127,7 +128,7 @@ def _columns(rows: list[Row]) -> Columns:
         "moved MB": lambda r: mega(r["bytes_moved"]),
         "least MB": lambda r: mega(r["bytes_compulsory"]),
         "counted MB": lambda r: mega(r["dram_bytes_call"]),
-        "memory MB": _memory,
+        "memory MB": memory,
         "compile s": lambda r: number(r["compile_s"], 2),
         "error": _error,
         "provenance": lambda r: "" if r["provenance"] in (None, "compiled") else printable(r["provenance"], 40),

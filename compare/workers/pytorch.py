@@ -315,17 +315,14 @@ class TorchSide:
         if self._gpu:
             torch.cuda.synchronize()
 
-    def worn(self, kept: int | None) -> bool:
-        return False  # PyTorch's allocator forgets its peak when asked to, and gives memory back
+    def needs_restart(self, kept: int) -> bool:
+        return False  # PyTorch's allocator gives memory back
 
     def give_back(self, *, idle: bool) -> None:
         if idle:
             self._case_folder, self._cache = None, {}
         if self._gpu:
             torch.cuda.empty_cache()  # max-autotune's candidates, float64 differences of large cases
-
-    def get_ready(self) -> None:
-        """Nothing takes PyTorch long."""
 
     def peak_memory(self, program: Program, part: str, call: Callable[[], Any]) -> Peak:
         if not self._gpu:

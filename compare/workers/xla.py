@@ -42,7 +42,7 @@ from compare.protocol import Skip, Untuned  # noqa: E402
 from compare.service import Service, require  # noqa: E402
 from compare.spec import Case, Implementation  # noqa: E402
 from compare.subject import Arrays, Extent, Peak, Program, lies_within  # noqa: E402
-from compare.workers import ballast, xla_graph, xla_triton  # noqa: E402
+from compare.workers import xla_graph, xla_triton  # noqa: E402
 from xlafuse import compiler, directions, dump, variants  # noqa: E402
 
 # HLO names source files relative to the project, or to the packages of its environment.
@@ -231,16 +231,15 @@ class XlaSide:
     def synchronize(self, results: Any = None) -> None:
         jax.block_until_ready(results)
 
-    def get_ready(self) -> None:
-        for size in ballast.sizes_to_come(_Memory(self._device)):
-            _filler(size)
-
     def peak_memory(self, program: Program, part: str, call: Callable[[], Any]) -> Peak:
-        return ballast.peak(_Memory(self._device), lambda: _finish(call()), program.allocations[part])
+        planned = sum(program.allocations[part])
+        return Peak(None, planned, "XLA's allocator never forgets its peak, so the number is the compiler's plan")
 
-    def worn(self, kept: int | None) -> bool:
-        memory = _Memory(self._device)
-        return _HAS_GPU and (ballast.worn(memory) or (kept is not None and ballast.held(memory) > kept))
+    def needs_restart(self, kept: int) -> bool:
+        if not _HAS_GPU:
+            return False
+        found = self._device.memory_stats() or {}
+        return max(found.get("pool_bytes", 0), found.get("bytes_in_use", 0)) > kept
 
     def give_back(self, *, idle: bool) -> None:
         """XLA's allocator keeps what it has."""
@@ -266,27 +265,6 @@ class XlaSide:
             stored = np.load(arrays.path_of(folder, role, name))
             self._cache[key] = jnp.asarray(stored.view(jnp.dtype(dtype)) if dtype in arrays.BITS else stored)
         return self._cache[key]
-
-
-class _Memory:
-    """Implements compare.workers.ballast.Memory."""
-
-    def __init__(self, device: jax.Device) -> None:
-        self._device = device
-
-    def statistics(self) -> dict[str, int] | None:
-        found: dict[str, int] | None = self._device.memory_stats()
-        return found
-
-    def free(self) -> int:
-        return driver.free_memory()
-
-    def hold(self, size: int) -> jax.Array:
-        return _filler(size)().block_until_ready()
-
-
-def _finish(results: Any) -> None:
-    jax.block_until_ready(results)
 
 
 @jax.jit

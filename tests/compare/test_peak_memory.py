@@ -1,4 +1,4 @@
-"""Peak memory of calls whose need is known, on both sides alike, on a GPU."""
+"""Peak memory of calls whose need is known: XLA's as planned by its compiler, PyTorch's as measured on a GPU."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from compare.blocks import BLOCKS, attention
 from compare.crew import Crew
 from compare.spec import DTYPES, Case
 
-pytestmark = pytest.mark.gpu
-
-KIB, MIB = 1 << 10, 1 << 20
+MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
@@ -48,42 +46,41 @@ def peaks(crew: Crew, folder: Path, case: Case, implementation: str) -> dict[str
     return found
 
 
+def number(peak: dict[str, Any], implementation: str) -> int:
+    """Bytes as they are shown: planned and not measured of XLA, measured of the others."""
+    shown, other = ("planned", "bytes") if implementation.startswith("xla") else ("bytes", "planned")
+    assert peak[other] is None and (peak["reason"] is None) == (shown == "bytes")
+    found: int = peak[shown]
+    return found
+
+
+MEASURED = [pytest.param(name, marks=pytest.mark.gpu) for name in ("eager", "inductor", "triton", "cuda")]
+
+
 @pytest.mark.parametrize("elements", [3 * MIB, 33_000_001])
-@pytest.mark.parametrize("implementation", ["xla", "eager", "inductor", "triton", "cuda"])
+@pytest.mark.parametrize("implementation", ["xla", *MEASURED])
 def test_vector_add_needs_its_output_alone(crew: Crew, tmp_path: Path, implementation: str, elements: int) -> None:
     case = Case("vector_add", "any", {"elements": elements}, "float32", "fwd")
-    found = peaks(crew, tmp_path, case, implementation)["forward"]
-    assert found["reason"] is None and found["bytes"] is not None
+    found = number(peaks(crew, tmp_path, case, implementation)["forward"], implementation)
     output = 4 * elements
-    # PyTorch may leave up to 1 MiB of a large block unsplit; XLA rounds to 256 bytes.
-    assert output <= found["bytes"] <= output + (2 * KIB if implementation == "xla" else MIB)
-    assert found["planned"] == (output if implementation == "xla" else None)
+    # PyTorch may leave up to 1 MiB of a large block unsplit.
+    assert output <= found <= output + (0 if implementation == "xla" else MIB)
 
 
+@pytest.mark.gpu  # on a CPU, XLA has no unfused compile of it
 @pytest.mark.parametrize("implementation", ["xla-unfused", "eager"])
 def test_unfused_attention_needs_its_scores(crew: Crew, tmp_path: Path, implementation: str) -> None:
     sizes = attention.sizes(1, 8, 1024, 64)
     case = Case("attention", "scores", sizes, "bfloat16", "fwd")
-    found = peaks(crew, tmp_path, case, implementation)["forward"]
+    found = number(peaks(crew, tmp_path, case, implementation)["forward"], implementation)
     scores = 8 * 1024 * 1024 * DTYPES["bfloat16"].itemsize
-    assert found["reason"] is None and found["bytes"] is not None
-    assert scores <= found["bytes"] <= 8 * scores  # in bfloat16 or float32, once to a few times
-    if implementation == "xla-unfused":  # the compiler's plan is what is measured
-        assert found["planned"] <= found["bytes"] <= found["planned"] + max(64 * KIB, found["planned"] // 50)
+    assert scores <= found <= 8 * scores  # in bfloat16 or float32, once to a few times
 
 
-@pytest.mark.parametrize("implementation", ["xla", "eager", "triton"])
+@pytest.mark.parametrize("implementation", ["xla", MEASURED[0], MEASURED[2]])
 def test_backward_does_not_count_what_forward_saved(crew: Crew, tmp_path: Path, implementation: str) -> None:
     case = Case("softmax", "any", {"rows": 4096, "columns": 1024}, "float32", "train")
-    found = peaks(crew, tmp_path, case, implementation)
+    found = {part: number(peak, implementation) for part, peak in peaks(crew, tmp_path, case, implementation).items()}
     array = 4 * math.prod(case.sizes.values())
-    assert array <= found["backward"]["bytes"] <= 3 * array + 4 * MIB  # the gradient, and at most two temporaries
-    assert array <= found["forward"]["bytes"]
-
-
-def test_the_ballast_is_given_back(crew: Crew, tmp_path: Path) -> None:
-    """Else each measurement would need as much ballast more, until none is left."""
-    case = Case("softmax", "any", {"rows": 8192, "columns": 4096}, "bfloat16", "fwd")
-    for _ in range(4):
-        found = peaks(crew, tmp_path, case, "xla")["forward"]
-        assert found["reason"] is None and found["bytes"] - found["planned"] in range(64 * KIB)
+    assert array <= found["backward"] <= 3 * array + 4 * MIB  # the gradient, and at most two temporaries
+    assert array <= found["forward"]

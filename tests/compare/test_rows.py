@@ -110,11 +110,11 @@ def test_a_peak_that_was_not_measured_says_why_and_the_plan_is_beside_it() -> No
     subject.measurement["peak_memory_bytes"]["backward"] = None
     subject.measurement["peak_memory"] = {
         "forward": {"bytes": 1000, "planned": 900, "reason": None},
-        "backward": {"bytes": None, "planned": 900, "reason": "no room for ballast"},
+        "backward": {"bytes": None, "planned": 900, "reason": "no room"},
     }
     subject.trace = {"unavailable": "the worker died"}
     row = rows.row_of(subject, SEGMENTS)
-    assert (row["peak_memory_bytes"], row["peak_memory_reason"]) == (None, "no room for ballast")
+    assert (row["peak_memory_bytes"], row["peak_memory_reason"]) == (None, "no room")
     assert row["peak_memory_planned_bytes"] == 1000 and row["trace"] is None  # of the part that was measured
     subject.measurement["peak_memory"]["backward"]["planned"] = 2_500_000
     assert "2.50 p" in table.render([rows.row_of(subject, SEGMENTS)])

@@ -69,8 +69,8 @@ class ScriptedCrew:
         self.timer, self.jax = "cupti", "0.11.2"
         self.times = TIMES
         self.memory_bytes = 0  # of the GPU: room for one lane
-        self.worn: set[str] = set()
-        self.may_keep: int | None = -1  # bytes, as it was last asked
+        self.keeping: set[str] = set()  # roles whose processes keep too much of the GPU's memory
+        self.may_keep = -1  # bytes, as it was last asked
         self.chosen: set[str] = set()  # roles whose choices of kernels are known to a later process
         self.measured: list[tuple[str, int]] = []  # what, on which input set, in order
         self.restarted: list[int] = []  # after how many of those
@@ -84,7 +84,7 @@ class ScriptedCrew:
         self.empty = roles is None
         for role in self.programs if roles is None else roles:
             self.programs.setdefault(role, set()).clear()
-            self.worn.discard(role)
+            self.keeping.discard(role)
 
     def has(self, role: str) -> bool:
         return self.running and not self.empty
@@ -108,9 +108,9 @@ class ScriptedCrew:
             raise WorkerError("failed", f"KeyError: {name}")
         if method == "draw":
             assert params["keep"], "the references are of these inputs"
-        if method == "worn":
+        if method == "needs_restart":
             self.may_keep = params["kept"]
-            return role in self.worn
+            return role in self.keeping
         if method == "prepare":
             if not params["tune"] and (name == "inductor-max" or (role == "xla" and role not in self.chosen)):
                 raise WorkerError("untuned", "kernels would have to be timed")
@@ -298,25 +298,12 @@ def test_every_input_set_is_judged_by_the_one_where_plain_code_errs_most(tmp_pat
     assert crew.scales == [[{"out": {"rms": 1.0, "largest": 2.0, "independent_error": 0.5}}] * 2] * 2
 
 
-def test_a_worker_that_can_no_longer_measure_peaks_is_replaced_before_the_next_case(tmp_path: Path) -> None:
+def test_a_worker_in_the_only_lane_may_keep_the_gpu_s_memory(tmp_path: Path) -> None:
     crew = ScriptedCrew({})
-    crew.worn.add("xla")
+    crew.keeping.add("xla")
     records = run(tmp_path, crew, "xla", "eager")
-    assert crew.restarted == [0] and not crew.worn  # before anything was measured, and once
-    assert crew.may_keep is None  # who is alone may keep the GPU's memory
+    assert crew.restarted == [] and crew.calls["needs_restart", ""] == 0
     assert {r.status for r in records.values()} == {"ok"}
-
-
-def test_a_worker_that_is_not_there_is_not_started_to_be_asked_whether_it_is_worn(tmp_path: Path) -> None:
-    crew = ScriptedCrew({})
-    crew.running = False
-    run(tmp_path, crew, "xla")
-    assert crew.calls["worn", ""] == 0
-
-
-def test_a_worker_that_dies_of_being_asked_costs_nothing(tmp_path: Path) -> None:
-    crew = ScriptedCrew({("worn", ""): (1, WorkerDied("killed"))})
-    assert {r.status for r in run(tmp_path, crew, "xla").values()} == {"ok"}
 
 
 @pytest.mark.parametrize(
@@ -673,15 +660,29 @@ def test_memory_that_is_kept_goes_back_before_the_next_groups_also_from_lanes_wi
 
     def keep(crew: ScriptedCrew, role: str, method: str, **params: Any) -> Any:
         if method == "measure" and role == "xla":
-            crew.worn.add(role)
+            crew.keeping.add(role)
         return answer(crew, role, method, **params)
 
     answer = ScriptedCrew.ask
     monkeypatch.setattr(ScriptedCrew, "ask", keep)
     run(tmp_path, lanes, "xla", "triton", blocks=THREE)
     (sibling,) = lanes.siblings
-    assert len(lanes.restarted) == len(sibling.restarted) == 1 and sibling.worn == set() and lanes.worn == {"xla"}
+    assert len(lanes.restarted) == len(sibling.restarted) == 1 and sibling.keeping == set() and lanes.keeping == {"xla"}
     assert lanes.may_keep == sibling.may_keep == room.KEPT_BYTES
+
+
+def test_a_worker_that_is_not_there_is_not_started_to_be_asked_what_it_keeps(
+    tmp_path: Path, lanes: ScriptedCrew
+) -> None:
+    lanes.running = False
+    run(tmp_path, lanes, "xla", blocks=THREE)
+    assert lanes.calls["needs_restart", ""] == 0
+
+
+def test_a_worker_that_dies_of_being_asked_what_it_keeps_costs_nothing(tmp_path: Path, lanes: ScriptedCrew) -> None:
+    lanes.faults = {("needs_restart", ""): (1, WorkerDied("killed"))}
+    assert {r.status for r in run(tmp_path, lanes, "xla", blocks=THREE).values()} == {"ok"}
+    assert lanes.calls["needs_restart", ""] > 1
 
 
 def test_what_finds_no_memory_alone_has_failed(tmp_path: Path) -> None:

@@ -67,9 +67,6 @@ class Side:
 
     def synchronize(self, results: Any = None) -> None: ...
 
-    def get_ready(self) -> None:
-        self.log.append("get ready")
-
     def peak_memory(self, program: Program, part: str, call: Callable[[], Any]) -> Any: ...
 
     def written_late(self, program: Program, part: str, call: Callable[[], Arrays]) -> list[str]:
@@ -207,7 +204,7 @@ def test_gaps_between_launches_need_not_settle() -> None:
 def test_a_rehearsal_is_a_call_as_it_will_be_timed() -> None:
     side = Side()
     subject(program(train=True), side).rehearse()
-    assert side.log == ["get ready", "poison forward", "flush", "poison backward", "flush"]
+    assert side.log == ["poison forward", "flush", "poison backward", "flush"]
 
 
 def test_warm_up_times_whole_calls() -> None:
