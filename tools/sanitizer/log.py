@@ -1,4 +1,4 @@
-"""What compute-sanitizer wrote, by kernel, and the summary of it in Markdown."""
+"""The reports of compute-sanitizer by kernel, and their summary in Markdown."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Every hand-written kernel under NVIDIA's compute-sanitizer: memcheck, and racecheck for shared memory.
 
-    python -m triton_side.sanitize --out reports/sanitize.md        (make sanitize ARGS="--out reports/sanitize.md")
+    python -m tools.sanitizer.run --out reports/sanitize.md        (make sanitize ARGS="--out reports/sanitize.md")
 
 A process launches each kernel, forward and backward, on small odd shapes: once alone, which records the launches and
 fills Triton's cache, and once under each tool. `--limit` is for all of it: a process whose time is over ends after the
@@ -40,8 +40,8 @@ from pathlib import Path
 
 import torch
 
+from tools.sanitizer.log import Launched, Outcome, end_of, joined, parse, summary
 from triton_side.blocks.cross_entropy import IGNORED
-from triton_side.sanitizer_log import Launched, Outcome, end_of, joined, parse, summary
 
 TOOLS = ("memcheck", "racecheck")
 WHEEL = "nvidia-cuda-sanitizer-api"
@@ -337,7 +337,7 @@ def _run_share(
             "--show-backtrace", "no", "--destroy-on-device-error", "kernel",
             "--launch-timeout", "60", "--target-processes", "application-only", "--log-file", str(log),
             *(("--padding", str(PADDING)) if tool == "memcheck" else ()),
-            sys.executable, "-m", "triton_side.sanitize", "--launch", "--count", str(len(names)),
+            sys.executable, "-m", "tools.sanitizer.run", "--launch", "--count", str(len(names)),
             "--start", str(start), "--step", str(step), "--until", str(until),
         ]  # fmt: skip
         status, output = _run(command, limit)
@@ -431,7 +431,7 @@ def _launched(limit: float) -> list[Launched]:
         record = Path(folder, "launched.json")
         status, output = _run(
             [
-                sys.executable, "-m", "triton_side.sanitize", "--launch", "--record", str(record),
+                sys.executable, "-m", "tools.sanitizer.run", "--launch", "--record", str(record),
                 "--until", until,
             ],
             limit,
@@ -448,13 +448,13 @@ def _launched(limit: float) -> list[Launched]:
 def _compile_side_by_side(until: str, limit: float) -> None:
     """Leaves every Triton kernel in Triton's cache, for the processes after it. What fails here fails there, too."""
     jobs = min(SIDE_BY_SIDE, os.cpu_count() or 1)
-    command = [sys.executable, "-m", "triton_side.sanitize", "--launch", "--until", until, "--step", str(jobs)]
+    command = [sys.executable, "-m", "tools.sanitizer.run", "--launch", "--until", until, "--step", str(jobs)]
     with ThreadPoolExecutor(jobs) as threads:
         list(threads.map(lambda start: _run([*command, "--start", str(start)], limit), range(jobs)))
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m triton_side.sanitize", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m tools.sanitizer.run", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, help="also write the summary, in Markdown, to this file")
     parser.add_argument("--tool", choices=TOOLS, action="append", help="only this tool; may be repeated")
     parser.add_argument("--sanitizer", metavar="PATH", help="the compute-sanitizer to use, instead of looking for one")
