@@ -52,7 +52,7 @@ def of_call(traces: Mapping[str, CallTrace], graph: FusionGraph | None, *, name:
                 "host_before_first_launch_us": _microseconds(first),
                 "host_returned_us": _microseconds(trace.returned + offset),
             })
-        )  # fmt: skip
+        )
         kernels = _kernels(graph, part, trace.device)
         sources: dict[int, tuple[int, float]] = {}
         for call in trace.host:

@@ -16,7 +16,7 @@ def test_host_cost_counts_launches() -> None:
     _, *rows = (line.split() for line in done.stdout.splitlines())
     assert {case: int(launches) for case, launches, *_ in rows} == {
         "vector_add/prime/fp32/fwd": 1, "rmsnorm/prime/fp32/fwd": 1, "rmsnorm/prime/fp32/train": 3,
-    }  # fmt: skip
+    }
     assert all(float(cost) > 0 for _, _, *costs in rows for cost in costs)
 
 

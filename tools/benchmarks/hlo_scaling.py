@@ -46,7 +46,7 @@ def main() -> None:
                 best = _best(path)
                 each = best["seconds"] / best["instructions"] * 1e6
                 rows.append((form, best["instructions"], best["kernels"], len(data) / 1e6, best["seconds"], each,
-                             best["mebibytes"]))  # fmt: skip
+                             best["mebibytes"]))
     headers = ("form", "instructions", "kernels", "MB", "CPU s", "us/instruction", "peak MiB")
     print(tabulate(rows, headers, floatfmt=("", "", "", ".1f", ".2f", ".1f", ".0f")))
 

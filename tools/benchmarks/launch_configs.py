@@ -98,7 +98,7 @@ def rows_of(
         ),
         launch, row_candidates(resident), (2.0 * matrices * 8192 * 4096, "B"),
         lambda given: configure(8192, 4096, 2, multiprocessors(given[0].device)),
-    )  # fmt: skip
+    )
 
 
 def walked_candidates() -> Iterable[RowConfig]:
@@ -261,7 +261,7 @@ KERNELS = {
         (2.0 * 8192**3, "FLOP"),
         lambda given: matmul.choose_config(matmul_fp8.fp8_config, *given[:2]),
     ),
-}  # fmt: skip
+}
 
 
 def launch_once(name: str, index: int) -> bool:

@@ -106,13 +106,13 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
             "up_weight": (width, hidden), "down_weight": (hidden, width),
         }
         for tokens, width, hidden in ((17, 37, 67), (40, 64, 136))
-    ]  # fmt: skip
+    ]
     # Tiles of bfloat16 with an edge, and through tensor descriptors; for CUDA C++ an edge on either side of one tile.
     products: list[Shapes] = [{"a": (m, k), "b": (k, n)} for m, k, n in ((17, 37, 67), (40, 64, 136))]
     of_cuda_products: list[Shapes] = [{"a": (131, 37), "b": (37, 67)}]
     layers: list[Shapes] = [
         {"x": (m, k), "weight": (k, n), "bias": (n,)} for m, k, n in ((17, 37, 67), (40, 64, 136))
-    ]  # fmt: skip
+    ]
     added: list[Shapes] = [{"x": (17, 37), "weight": (37, 67), "residual": (17, 67)}]
     fp8: list[Shapes] = [
         {
@@ -120,14 +120,14 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
             "a_scale": torch.tensor(0.37), "b_scale": torch.tensor(0.011),
         }
         for m, k, n in ((17, 37, 67), (40, 64, 136))
-    ]  # fmt: skip
+    ]
     mixtures: list[Shapes] = [
         {
             "x": (tokens, width), "router": (experts, width), "w_gate": (experts, width, hidden),
             "w_up": (experts, width, hidden), "w_down": (experts, hidden, width),
         }
         for tokens, width, hidden, experts in ((37, 37, 29, 5), (40, 64, 136, 8))
-    ]  # fmt: skip
+    ]
     ids = torch.tensor([3, 36, 3, 0, 3, 17, 36, 35], dtype=torch.int32)
     tables: list[Shapes] = [{"table": (37, columns), "ids": ids} for columns in (131, 1032)]
     entropy = {"smoothing": 0.1, "z_loss": 1e-4}
@@ -159,7 +159,7 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
     decoded_from_pages: list[Shapes] = [
         {"q": (3, 6, 64), **dict.fromkeys(("k_pages", "v_pages"), (33, 13, 2, 64)), "page_table": page_table,
          "lengths": lengths}
-    ]  # fmt: skip
+    ]
     # One group of heads, and several in the loop; halves that are a power of two, and not.
     positions = torch.arange(2 * 67, dtype=torch.int32).view(2, 67)
     turned: list[Shapes] = [
@@ -174,7 +174,7 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
             "w_down": (hidden, width),
         }
         for width, hidden in ((37, 67), (64, 136))
-    ]  # fmt: skip
+    ]
     seeds = torch.tensor([[3, -5], [7, 11]], dtype=torch.int32)
     gpt2: list[Shapes] = [
         {
@@ -184,7 +184,7 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
             "b_o": (width,), "b_down": (width,),
         }
         for width, hidden in ((37, 67), (64, 136))
-    ]  # fmt: skip
+    ]
     moments = {"mu": torch.zeros(1021), "nu": torch.ones(1021), "step": torch.tensor(3, dtype=torch.int32)}
     updates: list[Shapes] = [{"param": (1021,), "gradient": (1021,), **moments}]
     optimizer = {"rate": 1e-2, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "decay": 1e-2}
@@ -209,7 +209,7 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
         ("kernels.gpt2_block", gpt2, {"heads": 2, "p": 0.1, "eps": EPS}),
         ("kernels.embedding", tables, {}), ("kernels.cross_entropy", logits, entropy),
         ("kernels.linear_cross_entropy", projected, entropy),
-    ]  # fmt: skip
+    ]
 
 
 def _chain(rows: int, columns: int) -> Shapes:
@@ -339,7 +339,7 @@ def _run_share(
             *(("--padding", str(PADDING)) if tool == "memcheck" else ()),
             sys.executable, "-m", "tools.sanitizer.run", "--launch", "--count", str(len(names)),
             "--start", str(start), "--step", str(step), "--until", str(until),
-        ]  # fmt: skip
+        ]
         status, output = _run(command, limit)
         text = log.read_text(errors="replace") if log.is_file() else ""
     if "Device not supported" in text + output:
@@ -360,7 +360,7 @@ def _run(command: list[str], limit: float) -> tuple[int | None, str]:
     process = subprocess.Popen(
         command, env=environment, text=True, errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         start_new_session=True,
-    )  # fmt: skip
+    )
     try:
         output, _ = process.communicate(timeout=limit)
         return process.returncode, output
@@ -435,7 +435,7 @@ def _launched(limit: float) -> list[Launched]:
                 "--until", until,
             ],
             limit,
-        )  # fmt: skip
+        )
         if status != 0:
             how = f"did not end in {limit:.0f} s" if status is None else f"ended with status {status}"
             raise CannotCheck(f"the launches fail without a tool, too: {how}: {end_of(output)}")
@@ -461,7 +461,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--limit", type=float, default=600.0, metavar="SECONDS",
         help="for everything (default: 600); what was not reached by then is said",
-    )  # fmt: skip
+    )
     parser.add_argument("--launch", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--record", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--count", type=int, help=argparse.SUPPRESS)
