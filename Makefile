@@ -43,7 +43,7 @@ test-gpu: $(READY)
 	$(RUNNER) -m pytest -q -m gpu $(STRETCHES) $(ARGS)
 
 sanitize: $(READY)
-	$(RUNNER) -m triton_side.sanitize $(ARGS)
+	$(RUNNER) -m tools.sanitizer.run $(ARGS)
 
 lint: $(READY)
 	$(RUNNER) -m ruff check .

@@ -33,7 +33,7 @@ class RunQuestion:
         given = {
             "--tolerance": self.tolerance is not None, "--fail-on": self.fail_on, "--html": self.html,
             "--all": self.every, "--block, --case, --direction and -i": any(self.wanted.values()),
-        }  # fmt: skip
+        }
         return [option for option, value in given.items() if value]
 
 

@@ -38,7 +38,7 @@ _OWNERS = {
 _JAX_STATE = (
     "jax_enable_x64", "jax_default_matmul_precision", "jax_numpy_dtype_promotion", "jax_numpy_rank_promotion",
     "jax_default_prng_impl", "jax_threefry_partitionable",
-)  # fmt: skip
+)
 
 _SDPA = ("flash", "mem_efficient", "math", "cudnn")
 # 'module @jit_f attributes' in StableHLO, 'HloModule jit_f, is_scheduled' in HLO

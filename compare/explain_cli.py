@@ -28,7 +28,7 @@ DTYPES = {
     "fp64": "float64", "s8": "int8", "s16": "int16", "s32": "int32", "s64": "int64", "i8": "int8", "i16": "int16",
     "i32": "int32", "i64": "int64", "u8": "uint8", "u16": "uint16", "u32": "uint32", "u64": "uint64", "pred": "bool",
     "c64": "complex64", "c128": "complex128", "f8e4m3fn": "float8_e4m3fn", "f8e5m2": "float8_e5m2",
-}  # fmt: skip
+}
 MOST_NAMED = 12
 _ARRAY = re.compile(r"(\w+)\s*\[\s*((?:\d+\s*(?:,\s*\d+\s*)*)?)\]")
 _KEYWORD = re.compile(r"([A-Za-z_]\w*)\s*=\s*(.+)", re.DOTALL)

@@ -72,7 +72,7 @@ def export(run: Path, record_id: str, out: Path) -> Exported:
     protos = {
         prefix.partition(".")[2]: contents[proto]
         for folder, (prefix, _) in modules.items() if (proto := f"{folder}/optimized.hlo.pb") in contents
-    }  # fmt: skip
+    }
     if protos:
         files[f"{XPROF}/{record.id.replace('/', '-')}/xlafuse.xplane.pb"] = xplane.space(protos)
     _write(out, files)

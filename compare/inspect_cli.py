@@ -43,7 +43,7 @@ class Question:
 
     def views(self) -> list[str]:
         chosen = {"--kernel": self.kernel, "--stage": self.stage, "--why": self.why, "--dot": self.dot,
-                  "--model-explorer": self.model_explorer, "--passes": self.passes}  # fmt: skip
+                  "--model-explorer": self.model_explorer, "--passes": self.passes}
         return [option for option, value in chosen.items() if value]
 
 
@@ -110,7 +110,7 @@ def _records(opened: Contents, wanted: Mapping[str, list[str]]) -> list[Found]:
         {"number": each.number, "block": each.record.case.block, "case": each.record.case.name,
          "direction": each.record.case.direction, "implementation": each.record.implementation}
         for each in opened.found if each.record is not None
-    ]  # fmt: skip
+    ]
     kept = {row["number"] for row in only(fields, **wanted)}
     return [each for each in opened.found if each.number in kept]
 

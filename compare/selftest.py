@@ -38,7 +38,7 @@ class Row:
 ROWS = (
     Row("torch", "torch"), Row("torch again", "torch"), Row("xla", "xla"),
     Row("torch, 3% more", "torch", PLANTED), Row("xla, 3% more", "xla", PLANTED),
-)  # fmt: skip
+)
 IDENTICAL = (("torch again", "torch"), ("xla", "torch"))
 SLOWED = (("torch, 3% more", "torch"), ("xla, 3% more", "torch"))
 

@@ -3,10 +3,11 @@
     document = of_call({"forward": trace, "backward": trace}, graph, name=record.id)
     merge([document, ...])        several records in one, a process each
 
-The format is the JSON of Chrome's trace viewer ("Trace Event Format"), which https://ui.perfetto.dev and chrome://tracing
-open: times in microseconds, one process a record, one thread each for its parts, its host threads and its streams. Time
-0 is a call's first host launch, so that merged calls begin together. A training step's backward part begins where its
-forward part ends: what this project does between the two (it fills the L2 cache with other data) is cut out.
+The format is the JSON of Chrome's trace viewer ("Trace Event Format"), which https://ui.perfetto.dev and
+chrome://tracing open: times in microseconds, one process a record, one thread each for its parts, its host threads and
+its streams. Time 0 is a call's first host launch, so that merged calls begin together. A training step's backward part
+begins where its forward part ends: what this project does between the two (it fills the L2 cache with other data) is
+cut out.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def of_call(traces: Mapping[str, CallTrace], graph: FusionGraph | None, *, name:
                 "host_before_first_launch_us": _microseconds(first),
                 "host_returned_us": _microseconds(trace.returned + offset),
             })
-        )  # fmt: skip
+        )
         kernels = _kernels(graph, part, trace.device)
         sources: dict[int, tuple[int, float]] = {}
         for call in trace.host:

@@ -143,7 +143,7 @@ def _resampled_processes(groups: list[list[float]]) -> list[tuple[float, float]]
     within = [
         (mean, weight / len(group) ** len(group))
         for group in groups for mean, weight in _resampled(group)
-    ]  # fmt: skip
+    ]
     return _resampled_means(within, len(groups))
 
 

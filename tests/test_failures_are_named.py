@@ -29,7 +29,7 @@ def test_a_failure_is_named_when_it_happens(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path)],
         capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(PROJECT)},
-    )  # fmt: skip
+    )
     assert done.returncode == 7
     assert "failed: test_run.py::test_that_fails (call)" in done.stdout
     assert "test_that_passes" not in done.stdout

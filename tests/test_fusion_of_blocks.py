@@ -22,7 +22,7 @@ BLOCKS: dict[str, tuple[Shapes, dict[str, float]]] = {
         {"logits": ((1024, 32000), "bfloat16"), "labels": ((1024,), "int32")}, {"smoothing": 0.1, "z_loss": 1e-4},
     ),
     "attention": (dict.fromkeys("qkv", ((1, 8, 1024, 64), "bfloat16")), {"causal": 1}),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(params=["jax", "torch"])

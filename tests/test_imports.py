@@ -65,3 +65,10 @@ def test_no_import_runs_upward() -> None:
 def test_imports_within_functions_are_seen() -> None:
     assert "xlafuse.pass_story" in imports()["compare.inspect_cli"]
     assert "compare.graph.model" not in imports()["xlafuse"]  # for types alone
+
+
+def test_no_package_imports_a_tool() -> None:
+    for package in PACKAGES:
+        for file in (ROOT / package).rglob("*.py"):
+            named = _named(ast.parse(file.read_text()), package)
+            assert not any(name.partition(".")[0] == "tools" for name in named), file

@@ -27,7 +27,7 @@ def environment(gpu: bool, **given: str) -> dict[str, str | None]:
     done = subprocess.run(
         [sys.executable, "-c", CONFTEST, conftest, str(gpu), json.dumps(THREADS)],
         env=kept | given, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    )
     return dict(json.loads(done.stdout))
 
 

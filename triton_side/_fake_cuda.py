@@ -34,7 +34,7 @@ REQUIRED_PROPERTIES = (
     "name", "major", "minor", "multi_processor_count", "total_memory", "warp_size", "regs_per_multiprocessor",
     "max_threads_per_multi_processor", "max_threads_per_block", "L2_cache_size", "shared_memory_per_block",
     "shared_memory_per_block_optin", "shared_memory_per_multiprocessor",
-)  # fmt: skip
+)
 
 # at::SDPBackend
 SDPA_BACKENDS = {None: -1, "math": 0, "flash": 1, "efficient": 2, "cudnn": 3}
@@ -150,7 +150,7 @@ def _build_hooks(
         command = [
             compiler, "-O1", "-std=c++20", "-shared", "-fPIC", f"-I{torch_folder / 'include'}", str(HOOKS_SOURCE),
             "-o", str(built), f"-L{lib}", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{lib}",
-        ]  # fmt: skip
+        ]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise Unsupported(

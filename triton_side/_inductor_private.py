@@ -39,7 +39,7 @@ TESTED = ("2.11.0", "2.12.1", "2.13.0")
 _CUSTOM_PASSES = (
     "joint_custom_pre_pass", "joint_custom_post_pass", "post_grad_custom_pre_pass", "_pre_fusion_custom_pass",
     "_post_fusion_custom_pass",
-)  # fmt: skip
+)
 # module -> the private names read or replaced below
 _NAMES = {
     "torch._dynamo.config": ("trace_autograd_ops",),
@@ -80,7 +80,7 @@ _NAMES = {
     ),
     "torch._subclasses.fake_tensor": ("FakeTensorMode",),
     "torch.utils._pytree": ("arg_tree_leaves", "tree_leaves"),
-}  # fmt: skip
+}
 
 
 def _require_names() -> None:
@@ -518,7 +518,7 @@ def _mix_order_emissions(
     def finish(
         name: str, reads: dict[str, int], writes: dict[str, int], nodes: Sequence[torch.fx.Node],
         made: Memory | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         emissions.append(
             Emission(
                 handle=handle(name, []),

@@ -46,23 +46,23 @@ _ENGINE = "_engine_run_backward"  # torch.autograd.graph: every backward pass go
 
 _GEMMS = {
     "mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "_int_mm", "mv", "addmv", "dot", "_addmm_activation",
-}  # fmt: skip
+}
 _REDUCTIONS = {
     "sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "prod", "any", "all", "norm", "var", "std",
     "var_mean", "std_mean", "linalg_vector_norm", "logsumexp", "nansum", "aminmax",
-}  # fmt: skip
+}
 _COPIES = {
     "_to_copy", "copy_", "copy", "clone", "cat", "stack", "constant_pad_nd", "repeat", "flip", "roll", "index_select",
     "index", "gather", "slice_backward", "select_backward", "tril", "triu", "embedding",
-}  # fmt: skip
+}
 _LOOKUPS = {"index", "index_select", "gather", "embedding"}  # of the first tensor they read what they yield
 _CONVERSIONS = {"_to_copy", "copy_", "copy"}  # between dtypes; otherwise they copy to another device or layout
 _SCATTERS = {
     "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "index_put", "index_put_",
     "_index_put_impl_", "index_add", "index_add_", "index_copy", "index_copy_", "embedding_dense_backward",
-}  # fmt: skip
+}
 _FILLS = {"zero_", "zeros", "zeros_like", "new_zeros", "fill_", "ones", "ones_like", "new_ones", "full", "full_like",
-          "new_full"}  # fmt: skip
+          "new_full"}
 _TO_HOST = {"_local_scalar_dense", "equal"}  # no tensor comes back
 _ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"}
 # In place, and what was there before is not looked at.
@@ -73,7 +73,7 @@ _FLOPS_AN_ELEMENT = {
     "_softmax": 5, "_softmax_backward_data": 4, "gelu": 9, "gelu_backward": 17, "_fused_rms_norm": 4,
     "_fused_rms_norm_backward": 9, "native_layer_norm": 7, "native_layer_norm_backward": 13, "silu": 4,
     "silu_backward": 7,
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ class _Recorder(TorchDispatchMode):
     def __init__(
         self, storages: Storages, events: Sequence[Event], add: Callable[[Operation], None],
         sites: dict[int, tuple[str, str]], device: str | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self._storages, self._events, self._add, self._device = storages, events, add, device
         # Sequence number of a forward operation's autograd node -> its line and stage.
@@ -365,7 +365,7 @@ def _kind(function: Any, name: str) -> Kind:
 def _flops(
     function: Any, name: str, kind: Kind, args: Any, kwargs: Mapping[str, Any], result: Any,
     given: list[torch.Tensor], results: list[torch.Tensor],
-) -> float | None:  # fmt: skip
+) -> float | None:
     if name == "_grouped_mm":  # which torch 2.13's registry lacks
         return grouped_product_flops(tuple(args[0].shape), tuple(args[1].shape))
     formula = flop_registry.get(function.overloadpacket)

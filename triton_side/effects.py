@@ -16,7 +16,7 @@ NONE: Parameters = frozenset()
 
 READING = ("tt.load", "tt.descriptor_load", "tt.descriptor_gather", "tt.atomic_rmw", "tt.atomic_cas")
 WRITING = ("tt.store", "tt.descriptor_store", "tt.descriptor_scatter", "tt.descriptor_reduce",
-           "tt.atomic_rmw", "tt.atomic_cas")  # fmt: skip
+           "tt.atomic_rmw", "tt.atomic_cas")
 
 _LOCATION = re.compile(r'\s*loc\((?:"(?:[^"\\]|\\.)*"|\((?:"[^"]*"|[^()])*\)|[^()"])*\)')
 _VALUE = re.compile(r"%[\w$.-]+(?:#\d+)?")
@@ -128,7 +128,7 @@ class _Body:
     def _operation(self, number: int, line: str, match: re.Match[str], regions: list[_Region]) -> _Region:
         name, count, operation = match.group(1), int(match.group(2) or 1), match.group(3)
         results = () if name is None else (name,) if match.group(2) is None else tuple(
-            f"{name}#{i}" for i in range(count))  # fmt: skip
+            f"{name}#{i}" for i in range(count))
         rest = line[match.end() :]
         operands = [self._values.get(value, NONE) for value in _VALUE.findall(rest)]
         if operation in READING and operands:

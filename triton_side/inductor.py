@@ -178,7 +178,7 @@ class Captured:
         listing = [
             dataclasses.asdict(kernel) | {"sources": [dataclasses.asdict(source) for source in call.sources]}
             for graph in self.graphs for kernel, call in zip(graph.kernels, graph._calls, strict=True)
-        ]  # fmt: skip
+        ]
         (folder / "kernels.json").write_text(json.dumps(listing, indent=1) + "\n")
         count: dict[str, int] = {}
         for graph in self.graphs:

@@ -367,7 +367,7 @@ _VIEWS = ("reinterpret_tensor", "copy_if_misaligned", "alloc_from_pool")
 _NO_KERNEL = (
     "assert_", "torch.cuda.", "get_raw_stream", "run_intermediate_hooks", "copy_if_misaligned", "torch._C.", "print",
     "torch.ops.inductor._reinterpret_tensor", "_DeviceGuard", "start_graph", "end_graph", "graph_", "V.",
-)  # fmt: skip
+)
 
 
 def _finishes(value: ast.expr) -> bool:

@@ -184,7 +184,7 @@ _EVENT = re.compile(r"V\d{4} \S+ \d+ \S+\] (\{.*\})\s*$")
 _WANTED = {
     "before_post_grad_graph", "inductor_post_grad_graph", "inductor_output_code",
     "inductor_provenance_tracking_node_mappings", "dynamo_graph_break_reason",
-}  # fmt: skip
+}
 
 
 def _events(log: Path) -> Iterator[tuple[str, str]]:
@@ -449,7 +449,7 @@ def _listed_sources(listed: Mapping[str, Any]) -> list[SourceNode] | None:
                 shapes(each["input_shapes"]), each["causal"] if isinstance(each["causal"], bool) else None,
             )
             for each in listed["sources"]
-        ]  # fmt: skip
+        ]
     except (KeyError, TypeError, ValueError):
         return None
 

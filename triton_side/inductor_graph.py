@@ -24,7 +24,7 @@ DTYPES = {
     "complex64": ("c64", 8), "complex128": ("c128", 16), "float8_e4m3fn": ("f8e4m3fn", 1),
     "float8_e5m2": ("f8e5m2", 1), "float8_e4m3fnuz": ("f8e4m3fnuz", 1), "float8_e5m2fnuz": ("f8e5m2fnuz", 1),
     "float8_e8m0fnu": ("f8e8m0fnu", 1),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ GEMM = {
     TWO_PRODUCTS,
     "aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten._int_mm", "aten._scaled_mm", "aten.linear", "aten.dot",
     "aten.mv", "aten._grouped_mm",
-}  # fmt: skip
+}
 # The position of `is_causal`, which printed graphs leave out where it has its default.
 IS_CAUSAL = {
     "aten._scaled_dot_product_flash_attention": 4, "aten._scaled_dot_product_flash_attention_backward": 11,
@@ -246,26 +246,26 @@ IS_CAUSAL = {
     "aten._scaled_dot_product_flash_attention_for_cpu_backward": 7,
     "aten._scaled_dot_product_efficient_attention": 6, "aten._scaled_dot_product_efficient_attention_backward": 11,
     "aten._scaled_dot_product_cudnn_attention": 6, "aten._scaled_dot_product_cudnn_attention_backward": 14,
-}  # fmt: skip
+}
 ATTENTION = re.compile(r"scaled_dot_product|flash_attention|flex_attention|efficient_attention|cudnn_attention")
 SCATTER = {
     "aten.scatter", "aten.scatter_add", "aten.scatter_reduce", "aten.index_put", "aten._unsafe_index_put",
     "aten.index_add",
-}  # fmt: skip
+}
 MOVEMENT = {
     "aten.clone", "aten.copy", "aten.copy_", "aten.cat", "aten.permute", "aten.transpose", "aten.t",
     "aten.view", "aten.reshape", "aten.expand", "aten.slice", "aten.select", "aten.unsqueeze", "aten.squeeze",
     "aten.constant_pad_nd", "aten.flip", "aten.split", "aten.split_with_sizes", "getitem", "aten.as_strided",
     "aten.unbind", "aten.repeat", "aten._unsafe_view",
-}  # fmt: skip
+}
 _MAKES_OR_MOVES = MOVEMENT | SCATTER | {
     "aten.full", "aten.full_like", "aten.empty", "aten.arange", "prims.iota", "aten.scalar_tensor", "aten.alias",
     "aten.detach", "aten.gather", "aten.index", "aten.index_select", "aten.embedding", "aten.lift_fresh_copy",
-}  # fmt: skip
+}
 REDUCTIONS = {
     "aten.sum", "aten.mean", "aten.amax", "aten.amin", "aten.max", "aten.min", "aten.prod", "aten.any", "aten.all",
     "aten.argmax", "aten.argmin", "aten.var", "aten.var_mean", "prims.sum", "prims.xor_sum",
-}  # fmt: skip
+}
 _ONLINE_SOFTMAX = "prims.prepare_softmax_online"
 _COSTS_VARY = {"aten.sort", "aten.topk", "aten.cumsum", "aten.cumprod", "aten.rand", "aten.randn", "aten.nonzero"}
 

@@ -40,7 +40,7 @@ from triton_side.cuda import program
 CUDA_SCALARS = {ctypes.c_int: "i32", ctypes.c_longlong: "i64", ctypes.c_float: "fp32"}
 CUDA_POINTERS = {
     torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.int32: "*i32",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ def cudnn_attention(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array
     return cudnn.dot_product_attention(
         q, k, v, q_seqlen=queries, kv_seqlen=lengths, scale=q.shape[-1] ** -0.5, mask_type=cudnn.MaskType.PADDING,
         qkv_layout="BNTH",
-    )  # fmt: skip
+    )
 
 
 def jit_options(jitted: Any) -> tuple[Any, dict[str, Any]]:

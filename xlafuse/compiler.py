@@ -31,7 +31,7 @@ _PRECISION = {"ieee": "highest", "tf32": "default"}
 # Who computes matrix products, where the autotuner would choose: Triton, also where XLA's rules say cuBLAS, or never.
 PRODUCTS: dict[Products | None, dict[str, Any]] = {
     None: {}, "triton": {"xla_gpu_triton_gemm_any": True}, "cublas": {"xla_gpu_enable_triton_gemm": False},
-}  # fmt: skip
+}
 
 _loaded_results: Path | None = None
 

@@ -40,7 +40,7 @@ ARTIFACTS: dict[str, tuple[str, str]] = {
 PASSES = (
     "dot-merger", "triton-gemm-rewriter", "triton-softmax-rewriter", "priority-fusion",
     "multi_output_fusion", "rename_fusions", "fusion-wrapper", "copy_fusion", "fusion-block-level-rewriter",
-)  # fmt: skip
+)
 # Instruction ids, which join names across a renaming, are only in protos.
 _WITH_PROTO = ("priority-fusion", "rename_fusions")
 

@@ -17,7 +17,7 @@ from xlafuse.hlo_walk import Site, Walk
 __all__ = [
     "Access", "Buffer", "Computation", "Instruction", "Kernel", "Kind", "Launch", "Module", "Program", "Shape",
     "SourceOp", "kernels", "parse", "program", "stage_of",
-]  # fmt: skip
+]
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def _program(module: Module, walk: Walk) -> Program:
                     tuple([Access(buffers[value].name, size) for value, size in read.items()]),
                     tuple([Access(buffers[value].name, size) for value, size in written.items()]),
                     site.source_ops, site.flops, site.workspace_bytes, site.instruction,
-                )  # fmt: skip
+                )
                 for site, read, written in zip(walk.sites, reads, writes, strict=True)
             ]
         ),

@@ -51,7 +51,7 @@ def _flops(value: object) -> float | None:
 def _operation(value: object) -> SourceOp:
     known = isinstance(value, dict) and "op" in value and all(
         name in _FIELDS and isinstance(item, _FIELDS[name]) for name, item in value.items()
-    )  # fmt: skip
+    )
     if not known:
         raise ValueError(f"{value!r:.100} is no operation, which has {', '.join(_FIELDS)}")
     assert isinstance(value, dict)

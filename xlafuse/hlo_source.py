@@ -51,7 +51,7 @@ class Sources:
         telling = [
             part for part in parts
             if part.instruction.opcode not in ("broadcast", "reshape") and not self._borrows(part.instruction)
-        ] or parts  # fmt: skip
+        ] or parts
         found: dict[tuple[str, str], tuple[Instruction, list[int]]] = {}
         for instruction, _, expression in telling:
             name = "" if self._borrows(instruction) else self._op_name(instruction)

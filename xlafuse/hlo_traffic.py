@@ -104,7 +104,7 @@ class _Body:
         self._looked_up = {
             part.name: part.operands[0] for part in parts
             if part.opcode == "convert" and users[part.name] and users[part.name] <= _LOOKUPS and not part.is_root
-        }  # fmt: skip
+        }
 
     @cached_property
     def uses(self) -> dict[int, int | None]:

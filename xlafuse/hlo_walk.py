@@ -257,7 +257,7 @@ class Walk:
                 instruction, [part.instruction for part in work], frame.launches, reads, writes, source_ops, flops,
                 workspace,
             )
-        )  # fmt: skip
+        )
         return value
 
     def _declared(self, instruction: Instruction) -> hlo_declared.Declared | None:

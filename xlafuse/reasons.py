@@ -128,19 +128,19 @@ class _Words:
             yield Verdict(
                 producer, consumer, pair or last.reason, "priority-fusion",
                 barrier=barrier, refusing=refusing, log_producer=node, log_consumer=reader,
-            )  # fmt: skip
+            )
         elif isinstance(last, Estimated) and last.fused_us > last.unfused_us:
             fused, unfused = round(last.fused_us, 3), round(last.unfused_us, 3)
             yield Verdict(
                 producer, consumer, f"us_fused: {fused} us_unfused: {unfused}", "priority-fusion", fused, unfused,
                 log_producer=node, log_consumer=reader,
-            )  # fmt: skip
+            )
         if reader and (pair := self._pairs.get(("multi_output_fusion", *ends))):
             barrier = self._replay.barrier(reader)
             yield Verdict(
                 producer, consumer, pair, "multi_output_fusion",
                 barrier=barrier, log_producer=node, log_consumer=reader,
-            )  # fmt: skip
+            )
 
     def _refusal(self, node: str, reader: str, reason: str, said_of_pair: bool) -> tuple[Barrier, str]:
         """(what makes one side not fusible, the name of a third one that refused)."""

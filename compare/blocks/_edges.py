@@ -8,7 +8,7 @@ LONE_COLUMN = Shape(
 TRANSPOSED_ROWS = Shape(
     "transposed", {"rows": 5, "columns": 67}, ("float32", "bfloat16"), ("check",), directions=("train",),
     layout=TRANSPOSED,
-)  # fmt: skip
+)
 
 
 def large(half: int, others: int) -> tuple[Shape, Shape]:

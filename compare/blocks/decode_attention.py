@@ -77,7 +77,7 @@ def sizes(batch: int, heads: int, kv_heads: int, capacity: int, head_dim: int, s
     return {
         "batch": batch, "heads": heads, "kv_heads": kv_heads, "capacity": capacity, "head_dim": head_dim,
         "shortest": shortest,
-    }  # fmt: skip
+    }
 
 
 QUERIES = ("batch", "heads", "head_dim")

@@ -69,7 +69,7 @@ def sizes(
         "batch": batch, "heads": heads, "kv_heads": kv_heads, "page_size": page_size,
         "pages_per_sequence": pages_per_sequence, "pages": batch * pages_per_sequence, "head_dim": head_dim,
         "shortest": shortest,
-    }  # fmt: skip
+    }
 
 
 PAGES = ("pages", "page_size", "kv_heads", "head_dim")

@@ -24,7 +24,7 @@ def reference(xp, inputs, *, heads, kv_heads, eps, theta):  # type: ignore[no-un
     mlp = {
         "x": x + joined @ inputs["w_o"], "norm_weight": inputs["mlp_norm"], "gate_weight": inputs["w_gate"],
         "up_weight": inputs["w_up"], "down_weight": inputs["w_down"],
-    }  # fmt: skip
+    }
     return swiglu_mlp.reference(xp, mlp, eps=eps)
 
 
@@ -38,7 +38,7 @@ def sizes(batch: int, sequence: int, width: int, heads: int, kv_heads: int, head
     return {
         **attention.sizes(batch, heads, sequence, head_dim, kv_heads), "width": width, "hidden": hidden,
         "qkv": (heads + 2 * kv_heads) * head_dim, "attended": heads * head_dim,
-    }  # fmt: skip
+    }
 
 
 TOKENS = ("batch", "sequence", "width")

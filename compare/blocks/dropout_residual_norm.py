@@ -70,4 +70,4 @@ BLOCK = Block(
     implementations=(
         *compilers("dropout_residual_norm"), triton("dropout_residual_norm"), cuda("dropout_residual_norm"),
     ),
-)  # fmt: skip
+)

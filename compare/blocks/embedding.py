@@ -66,4 +66,4 @@ BLOCK = Block(
         ),
     ),
     implementations=(*compilers("embedding"), library("embedding", "F.embedding"), triton("embedding")),
-)  # fmt: skip
+)

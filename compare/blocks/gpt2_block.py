@@ -22,7 +22,7 @@ def reference(xp, inputs, *, heads, p, eps):  # type: ignore[no-untyped-def]
     between = {
         "x": xp.swapaxes(attended, 1, 2).reshape(batch * sequence, -1) @ inputs["w_o"], "bias": inputs["b_o"],
         "residual": x, "weight": inputs["mlp_norm_weight"], "shift": inputs["mlp_norm_bias"], "seed": seed[0],
-    }  # fmt: skip
+    }
     normed = dropout_residual_norm.reference(xp, between, p=p, eps=eps)
     up = linear_gelu.reference(xp, {"x": normed["y"], "weight": inputs["w_up"], "bias": inputs["b_up"]})["y"]
     down = up @ inputs["w_down"]
@@ -44,7 +44,7 @@ def sizes(batch: int, sequence: int, width: int, heads: int, head_dim: int, hidd
     return {
         **attention.sizes(batch, heads, sequence, head_dim), "width": width, "hidden": hidden,
         "qkv": 3 * heads * head_dim, "attended": heads * head_dim, "dropouts": 2, "words": 2,
-    }  # fmt: skip
+    }
 
 
 TOKENS, WIDTH = ("batch", "sequence", "width"), ("width",)

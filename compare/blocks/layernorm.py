@@ -47,4 +47,4 @@ BLOCK = Block(
         *compilers("layernorm"), library("layernorm", "F.layer_norm"), triton("layernorm"), cuda("layernorm"),
         liger("layernorm"), quack("layernorm", 4),
     ),
-)  # fmt: skip
+)

@@ -22,11 +22,11 @@ from compare.spec import Block, Case, Implementation, Shape, Sizes, Tensor
 LAYER_PARAMETERS = tuple(
     replace(tensor, axes=("layers", *tensor.axes))
     for tensor in decoder_block.BLOCK.inputs if tensor.name not in ("x", "positions")
-)  # fmt: skip
+)
 PARAMETERS = (
     Tensor("table", ("vocabulary", "width"), std=0.02), *LAYER_PARAMETERS,
     Tensor("final_norm", ("width",), mean=1.0, std=0.1), Tensor("w_head", ("vocabulary", "width"), fan_in="width"),
-)  # fmt: skip
+)
 
 
 def loss_of(xp, inputs, **attributes):  # type: ignore[no-untyped-def]
@@ -74,7 +74,7 @@ def step_flops(sizes: Sizes) -> float:
 def sizes(
     layers: int, batch: int, sequence: int, width: int, heads: int, kv_heads: int, head_dim: int, hidden: int,
     vocabulary: int, distinct: int, step: int,
-) -> Sizes:  # fmt: skip
+) -> Sizes:
     layer = decoder_block.sizes(batch, sequence, width, heads, kv_heads, head_dim, hidden)
     return {**layer, "layers": layers, "vocabulary": vocabulary, "distinct": distinct, "step": step}
 

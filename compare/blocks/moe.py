@@ -102,7 +102,7 @@ def sizes(tokens: int, width: int, hidden: int, experts: int, top_k: int, used: 
     """`used`: how many experts get tokens; all, if not said."""
     return {
         "tokens": tokens, "width": width, "hidden": hidden, "experts": experts, "top_k": top_k, "used": used or experts,
-    }  # fmt: skip
+    }
 
 
 def grouped_mm_unsupported(case: Case) -> str | None:

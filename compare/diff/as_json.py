@@ -20,7 +20,7 @@ def to_json(diff: RunDiff) -> dict[str, Any]:
         "environment": [asdict(each) for each in diff.environment],
         "records": [_change(change) for change in diff.changes],
         "warnings": diff.warnings,
-    }  # fmt: skip
+    }
 
 
 def _change(change: RecordChange) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def _change(change: RecordChange) -> dict[str, Any]:
         **{name: dict(zip(("before", "after"), change.pair(name), strict=True)) for name in _COMPARED},
         "times": None if change.times is None else _times(change.times),
         "fusion": fusion, "notes": list(change.notes),
-    }  # fmt: skip
+    }
 
 
 def _times(times: Timing) -> dict[str, Any]:
@@ -42,4 +42,4 @@ def _times(times: Timing) -> dict[str, Any]:
         "before_us": times.before_us, "after_us": times.after_us, "word": times.word,
         "refused": times.refused or None, "notes": list(times.notes),
         "ratios": {timer: asdict(verdict) for timer, verdict in (times.verdicts or {}).items()},
-    }  # fmt: skip
+    }

@@ -41,7 +41,7 @@ def html(diff: RunDiff) -> str:
             for title, found in show.listed(diff) if found
         ],
         fused=[{"id": _shown(each.id), "text": as_text(show.fusion(each), _LINES)} for each in diff.fused],
-    )  # fmt: skip
+    )
 
 
 @cache

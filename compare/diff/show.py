@@ -56,7 +56,7 @@ def summary(diff: RunDiff) -> list[str]:
         "slower": len(diff.timed("slower")), "faster": len(diff.timed("faster")), "tied": len(diff.timed("tie")),
         "unresolved": len(diff.timed("unresolved")),
         "with other gaps alone": len(diff.timed("slower between kernels", "faster between kernels")),
-    }  # fmt: skip
+    }
     refused = sum(bool(change.times and change.times.refused) for change in shared)
     told = ", ".join(f"{many} {word}" for word, many in counts.items() if many)
     same = sum(change.graph is not None and change.graph.empty for change in shared)

@@ -62,7 +62,7 @@ def judge(
     found = {
         timer: verdict for timer in sides[0] if timer in sides[1]
         if (verdict := compare_runs(sides[1][timer], sides[0][timer], tolerance))
-    }  # fmt: skip
+    }
     if MAIN not in found:
         return Timing(before, after, refused=f"fewer than {LEAST_ROUNDS} rounds")
     return Timing(before, after, word(found[MAIN], found.get(BUSY)), found, notes=_notes(a, b, segments))
@@ -90,7 +90,7 @@ def _unequal_timers(a: Record, b: Record, segments: tuple[Mapping[str, Any], Map
     clocks = {
         f"{side} {number}": seconds
         for side, segment in enumerate(segments) for number, seconds in enumerate(_clocks(segment, a))
-    }  # fmt: skip
+    }
     if (apart := disagreement(clocks)) > AGREEMENT:
         return f"the two runs' clocks differ by {apart:.1%}"
     return ""

@@ -19,7 +19,7 @@ from compare.graph.totals import recomputed
 Relation = Literal[
     "absent", "not named", "names no stages", "recomputed", "split", "merged", "joined", "parted", "regrouped",
     "same region",
-]  # fmt: skip
+]
 Key = tuple[Part, str]
 _Computed = tuple[int, str, bool]
 
@@ -104,7 +104,7 @@ def align(graphs: Sequence[FusionGraph]) -> Alignment:
     rows = [
         Row(key[1], key[0], tuple(_cells(key, graphs, regions, again)), inferred)
         for part in ("forward", "backward") for key in keys if key[0] == part
-    ]  # fmt: skip
+    ]
     unattributed = []
     for graph, stages in zip(graphs, held, strict=True):
         named = {index for kernels in stages.values() for index in kernels}

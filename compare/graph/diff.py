@@ -120,7 +120,7 @@ class _Matching:
             tuple(dict.fromkeys(stage for kernel in (*old, *new) for stage in kernel.stages)),
             _more(map(bytes_moved, old), map(bytes_moved, new)),
             _more((kernel.device_time_us for kernel in old), (kernel.device_time_us for kernel in new)),
-        )  # fmt: skip
+        )
 
     def _ends(self) -> list[tuple[int, int]]:
         """What both graphs begin with and end with alike, so that of equal kernels the one in its place is matched."""

@@ -53,7 +53,7 @@ def excesses(
             other: known for other, known in enumerate(needed)
             if known and flops >= _CLEARLY * known and not _slower(times[other], times[index])
             and _parts(graph) == _parts(graphs[other])
-        }  # fmt: skip
+        }
         again = _again(graph, work) if less else 0.0
         less = {other: known for other, known in less.items() if flops - again >= _CLEARLY * known}
         if less:
@@ -74,7 +74,7 @@ def _products(graph: FusionGraph) -> dict[int, float]:
     return {
         index: kernel.flops * kernel.launches for index, kernel in enumerate(graph.kernels or ())
         if _multiplies(kernel) and kernel.flops and kernel.launches
-    }  # fmt: skip
+    }
 
 
 def _all_flops(graph: FusionGraph) -> float | None:

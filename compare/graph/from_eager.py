@@ -58,13 +58,13 @@ def from_eager(
     return FusionGraph(
         name, compiler, None if kernels is None else tuple(found), buffers.all(), operations=tuple(operations),
         versions=dict(versions or {}), target=target,
-    )  # fmt: skip
+    )
 
 
 def _placed(
     operation: Operation, records: Sequence[Record], reads: tuple[Access, ...], writes: tuple[Access, ...],
     shared: Mapping[str, Any],
-) -> Kernel:  # fmt: skip
+) -> Kernel:
     """The kernel that took the longest stands for the operation, and what the library runs beside it is in `with`.
 
     PyTorch cuts an operation whose indices do not fit into 32 bits into launches of one kernel, each over its share.
@@ -91,4 +91,4 @@ def _placed(
         workspace_bytes=sum(scratch), launches=launches,
         flops=None if operation.flops is None else operation.flops / launches, provenance="device",
         device_time_us=sum(times.values()), facts={"with": dict(beside)} if beside else {}, **shared,
-    )  # fmt: skip
+    )

@@ -37,7 +37,7 @@ def from_hlo(
         hlo.program(module),
         unparsed=tuple(f"line {number}: {text[:_MAX_TEXT]}" for number, text in module.unparsed),
         part=part, target=target, versions=versions, provenance=provenance,
-    )  # fmt: skip
+    )
 
 
 def from_program(

@@ -29,7 +29,7 @@ PHRASES = (
     (r"^node[12] is (extern|nop)", "library"),
     (r"^Split scan|foreach|^device mismatch|^epilogue reads|doesn't support epilogue", "unsupported"),
     (r"^grouped node|^fusion for buffer explicit disabled", "other"),
-)  # fmt: skip
+)
 
 
 def from_inductor(captured: Any, *, target: str = "", versions: Mapping[str, str] | None = None) -> FusionGraph:
@@ -87,7 +87,7 @@ def from_inductor(captured: Any, *, target: str = "", versions: Mapping[str, str
 def _half(
     units: list[CompiledGraph], taken: Mapping[str, str] | None, calls: Counter[str], forward_sites: set[str],
     about: Mapping[str, Any],
-) -> FusionGraph:  # fmt: skip
+) -> FusionGraph:
     """The graph of all units of one part. taken: inputs of units -> the buffers of others that they are; None where
     that is not known. calls: of each name so far, which grows."""
     kernels = []
@@ -174,7 +174,7 @@ def _same_memory(units: Iterable[CompiledGraph]) -> dict[str, str] | None:
         places = {
             name: (graph.holds[name], graph.memory[name].bytes, graph.memory[name].dtype)
             for name in (*graph.inputs, *graph.outputs) if name is not None and name in graph.holds
-        }  # fmt: skip
+        }
         same |= {_name(name, graph): owners[places[name]] for name in graph.inputs if places.get(name) in owners}
         for name, place in places.items():
             owners.setdefault(place, _name(name, graph))

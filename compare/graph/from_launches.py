@@ -27,7 +27,7 @@ DTYPES = {
     "int32": "s32", "int64": "s64", "uint8": "u8", "uint16": "u16", "uint32": "u32", "uint64": "u64", "bool": "pred",
     "complex64": "c64", "complex128": "c128", "float8_e4m3fn": "f8e4m3fn", "float8_e5m2": "f8e5m2",
     "float8_e4m3fnuz": "f8e4m3fnuz", "float8_e5m2fnuz": "f8e5m2fnuz", "float8_e8m0fnu": "f8e8m0fnu",
-}  # fmt: skip
+}
 
 
 def from_launches(
@@ -42,7 +42,7 @@ def from_launches(
             kernels.append(
                 _of_operation(event, cast(Part, part), buffers, sites) if is_operation(event)
                 else _of_launch(event, cast(Part, part), buffers, sites)
-            )  # fmt: skip
+            )
     return FusionGraph(
         name, compiler, tuple(kernels), buffers.all(), versions=dict(versions or {}), target=target
     )
@@ -167,7 +167,7 @@ def _of_launch(launch: Any, part: Part, buffers: Buffers, sites: Sites) -> Kerne
                 computed.backward, computed.rematerialized,
             )
             for computed in launch.operations
-        ),  # fmt: skip
+        ),
         inputs=buffers.accesses(launch.reads),
         outputs=outputs,
         flops=launch.flops,

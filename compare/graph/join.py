@@ -33,7 +33,7 @@ BEFORE = re.compile(r"\[mem(set|cpy)\]|dot_do_o|prepare_varlen|bwd_preprocess|pr
 AFTER = re.compile(
     r"splitK_?reduce|execute_split_k|convert_d[qk]|matmul_dq|fmha_(reduce_head|dbias)|lean_reduction|splitkv_combine"
     r"|reduce_1Block|bwd_postprocess|bwd_convert", re.I,
-)  # fmt: skip
+)
 GEMM = re.compile(r"nvjet|gemm|cutlass|gemv|cublas|^sm\d+_xmma|splitK|\bdot_kernel", re.I)
 ATTENTION = re.compile(r"flash|fmha|sdpa|attention|cudnn", re.I)
 LIBRARY = re.compile(r"^(_ZN|void )?.*(at6native|at::native|cudnn|cub|thrust)|_GLOBAL__N|flash|fmha|^nccl", re.I)
@@ -223,7 +223,7 @@ def _withdraw_guesses(
         rivals = [
             i for i in range(low + 1, high) if placed[i] is None
             and any(fits.main(kernels[slot.kernel], looks[i]) is not None for slot in slots[start:end])
-        ]  # fmt: skip
+        ]
         idle = [at for at in range(start, end) if at not in worked and not slots[at].any_number]
         if rivals or any(kernels[slots[at].kernel].bytes_written != 0 for at in idle):
             for i in joined:

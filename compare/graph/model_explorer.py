@@ -55,7 +55,7 @@ def _kernel(index: int, kernel: Kernel, graph: FusionGraph) -> Json:
         "device time": "" if kernel.device_time_us is None else formats.microseconds(kernel.device_time_us),
         "operations": operations, "stages": ", ".join(kernel.stages), "lines": ", ".join(kernel.lines),
         "name at run time": kernel.runtime_name or "", "configuration": kernel.provenance,
-    }  # fmt: skip
+    }
     outputs = [
         {"id": str(place), "attrs": _attributes(_of_buffer(graph.buffer[access.buffer], access.bytes))}
         for place, access in enumerate(kernel.outputs or ())
@@ -63,7 +63,7 @@ def _kernel(index: int, kernel: Kernel, graph: FusionGraph) -> Json:
     return {
         "id": f"k{index}", "label": formats.name(kernel.name, 80), "namespace": _layer(kernel),
         "attrs": _attributes(told), "incomingEdges": [], "outputsMetadata": outputs,
-    }  # fmt: skip
+    }
 
 
 def _layer(kernel: Kernel) -> str:
@@ -95,7 +95,7 @@ def _outside(id: str, layer: str, buffer: Buffer) -> Json:
     return {
         "id": id, "label": formats.name(buffer.name, 80), "namespace": layer, "attrs": about, "incomingEdges": [],
         "outputsMetadata": [{"id": "0", "attrs": about}],
-    }  # fmt: skip
+    }
 
 
 def _operation(number: int, graph: FusionGraph) -> Json:
@@ -104,7 +104,7 @@ def _operation(number: int, graph: FusionGraph) -> Json:
     return {
         "id": f"o{number}", "label": formats.operation(op), "namespace": layer,
         "attrs": _attributes({"line": op.line, "stage": op.stage}), "incomingEdges": [], "outputsMetadata": [],
-    }  # fmt: skip
+    }
 
 
 def _reasons(graph: FusionGraph) -> Iterator[Json]:
@@ -128,7 +128,7 @@ def _of_buffer(buffer: Buffer, size: int | None) -> dict[str, str]:
     return {
         "shape": f"{formats.shape(buffer)} {formats.size(size)}", "buffer": buffer.name, "role": buffer.role,
         "bytes": formats.UNKNOWN if size is None else str(size),
-    }  # fmt: skip
+    }
 
 
 def _attributes(values: dict[str, str]) -> list[Json]:

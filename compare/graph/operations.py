@@ -59,7 +59,7 @@ _NAMES = {
         "update": "dynamic_update_slice dynamic-update-slice",
     }.items()
     for name in (token, *names.split())
-}  # fmt: skip
+}
 
 # aux: what cuBLAS calls keeping a product's result beside what its epilogue makes of it.
 MOVEMENT = frozenset(

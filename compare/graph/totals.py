@@ -129,7 +129,7 @@ def compulsory_traffic(graph: FusionGraph) -> dict[Part, tuple[int, int]]:
             name for name in reads
             if graph.buffer[name].role in ("input", "constant")
             or (graph.buffer[name].role == "output" and name not in writes)
-        }  # fmt: skip
+        }
         read = sum(reads[name] for name in outside)
         if part == "backward":
             read += _residual_bytes(graph, reads, outside)
@@ -205,7 +205,7 @@ def _chained(kernel: Kernel) -> bool:
     found = tokens(kernel)
     return kernel.kind == "attention" or "attention" in found or (
         _multiplies(kernel) and sum(name in PRODUCTS for name in found) > 1
-    )  # fmt: skip
+    )
 
 
 def _accesses(graph: FusionGraph, indices: Iterable[int], side: str) -> Iterator[tuple[Kernel, Access]]:
@@ -234,7 +234,7 @@ def _residual_bytes(graph: FusionGraph, reads: Mapping[str, int], outside: set[s
     sources = {
         name for name in _ancestors(graph, residuals)
         if graph.buffer[name].role in ("input", "constant") and name not in outside
-    }  # fmt: skip
+    }
     return min(as_saved, sum(graph.buffer[name].bytes for name in sources))
 
 

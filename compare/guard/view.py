@@ -189,7 +189,7 @@ class View:
         kernels = tuple(view for view in self.kernels if any(within(stage, name) for stage in view.kernel.stages))
         return StageView(name, kernels, self._written(
             lambda buffer: any(within(stage, name) for stage in cause(self.graph, buffer.name).stages)
-        ))  # fmt: skip
+        ))
 
     def fused(self, *stages: str) -> bool:
         """Whether all that these stages compute is in one and the same kernel. Raises UnknownName."""
@@ -206,7 +206,7 @@ class View:
             + (f"; did you mean {formats.name(near[0])!r}" if near else "")
             + (f"; stages: {listed}" if known else "; it names none: put jax.named_scope, or triton_side.stages.stage, "
                "around what you want to speak of")
-        )  # fmt: skip
+        )
 
     def _written(self, wanted: Callable[[Buffer], bool]) -> Materialized:
         own = {view.index for view in self.kernels}

@@ -32,7 +32,7 @@ def values(run: Run) -> dict[str, Any]:
             for m in run.members if m.row["status"] not in ("ok", "compiled")
         ],
         "device": device(run),
-    }  # fmt: skip
+    }
 
 
 def device(run: Run) -> str:
@@ -54,7 +54,7 @@ def _segment(segment: Mapping[str, Any]) -> dict[str, Any]:
               for role, found in _mapping(environment.get("workers")).items()),
             ("what this GPU reaches", list(_ceilings(ceilings))),
         ],
-    }  # fmt: skip
+    }
 
 
 def _ceilings(ceilings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -77,7 +77,7 @@ def _pairs(found: Mapping[str, Any]) -> Pairs:
     return [
         (printable(str(name), 60), printable(str(value), _LONGEST)) for name, value in found.items()
         if value is not None and not isinstance(value, dict | list)
-    ]  # fmt: skip
+    ]
 
 
 def _mapping(found: Any) -> Mapping[str, Any]:

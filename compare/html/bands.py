@@ -36,7 +36,7 @@ def of_graphs(graphs: Sequence[FusionGraph], alignment: Alignment) -> list[Band]
         loose = loose or any(
             0 < sum(kernels[i].part == part for i in without) < sum(kernel.part == part for kernel in kernels)
             for kernels, without in zip((g.kernels or () for g in graphs), alignment.unattributed, strict=True)
-        )  # fmt: skip
+        )
         bands += [*rows, *([Band(part, UNNAMED, None)] if loose else [])]
     return bands
 
@@ -106,7 +106,7 @@ def computed(kernel: Kernel, held: list[int], bands: Sequence[Band]) -> list[int
             token(op.op) not in MOVEMENT and part_of(kernel, op) == bands[i].part and belongs(op.stage, bands[i].label)
             for op in kernel.source_ops
         )
-    ]  # fmt: skip
+    ]
     return telling or held
 
 

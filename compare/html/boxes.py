@@ -41,7 +41,7 @@ def costs(
         "lines": [printable(line, 200) for line in kernel.lines],
         "reads": _accesses(graph, kernel.inputs, order), "writes": _accesses(graph, kernel.outputs, order),
         "facts": {name: printable(str(value), 200) for name, value in known.items() if value},
-    }  # fmt: skip
+    }
 
 
 def _size(count: Any) -> str | None:
@@ -76,7 +76,7 @@ def buffers(graph: FusionGraph) -> list[list[Any]]:
     return [
         [f"{formats.name(b.name, 60)} {formats.shape(b)} {formats.size(b.bytes)}", b.bytes, b.role]
         for b in graph.buffers
-    ]  # fmt: skip
+    ]
 
 
 def _accesses(
@@ -89,7 +89,7 @@ def _accesses(
     return [
         [order[a.buffer], *([] if a.bytes == graph.buffer[a.buffer].bytes else [formats.size(a.bytes)])]
         for a in ordered
-    ]  # fmt: skip
+    ]
 
 
 def bytes_of(graph: FusionGraph, accesses: Sequence[Access] | None, roles: tuple[str, ...]) -> int:

@@ -109,7 +109,7 @@ def _lost(member: Member, row: Row) -> dict[str, Any]:
     return {
         "index": row["index"], "name": formats.name(row["kernel"], 44), "us": row["recoverable_us"],
         "where": kernels.where(kernel),
-    }  # fmt: skip
+    }
 
 
 def _largest(member: Member) -> str:
@@ -140,7 +140,7 @@ def _missed(case: CaseOf) -> tuple[list[dict[str, Any]], int]:
                     for name in (reason.producer, reason.consumer)
                 ],
                 "line": formats.place(reason.line) if reason.line else "",
-            })  # fmt: skip
+            })
     found.sort(key=lambda one: -one["us"])
     return found[:MOST_MISSED], max(0, len(found) - MOST_MISSED)
 
@@ -154,7 +154,7 @@ def _numerics(member: Member) -> list[dict[str, Any]]:
         {"implementation": member.name, "name": printable(str(error.get("name", "")), 60), "error": error["error"],
          "tolerance": error["tolerance"], "checked": where}
         for error in record.errors
-    ]  # fmt: skip
+    ]
 
 
 def _notes(member: Member) -> list[str]:
@@ -176,7 +176,7 @@ def _remarks(member: Member) -> list[str]:
     reasons = {
         "not timed": row["modes_unavailable"], "no traffic": row["traffic_unavailable"],
         "no peak memory": row["peak_memory_reason"] if row["peak_memory_planned_bytes"] is None else None,
-    }  # fmt: skip
+    }
     return [printable(f"{member.name}: {what}: {why}", 600) for what, why in reasons.items() if why]
 
 
@@ -187,14 +187,14 @@ def _time(member: Member) -> dict[str, Any]:
         "implementation": member.name, "time": time, "recoverable": row["recoverable_us"],
         "low": time if spread is None else time - spread, "high": time if spread is None else time + spread,
         "label": formats.microseconds(time),
-    }  # fmt: skip
+    }
 
 
 def _ratio(row: Row) -> dict[str, Any]:
     return {
         "implementation": row["implementation"], "ratio": row["cold_vs_xla"], "low": row["verdict_vs_xla_low"],
         "high": row["verdict_vs_xla_high"], "word": row["verdict_vs_xla_word"],
-    }  # fmt: skip
+    }
 
 
 def _roofline(case: CaseOf, palette: Mapping[str, str]) -> charts.Spec | None:
@@ -220,8 +220,8 @@ def _traffic(row: Row) -> list[dict[str, Any]]:
     kinds = {
         "declared by its kernels": row["bytes_moved"], "counted in the call": row["dram_bytes_call"],
         "counted, each kernel alone": row["dram_bytes"],
-    }  # fmt: skip
+    }
     return [
         {"implementation": row["implementation"], "what": what, "mb": size / 1e6}
         for what, size in kinds.items() if size is not None
-    ]  # fmt: skip
+    ]

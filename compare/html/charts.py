@@ -20,7 +20,7 @@ _SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"  # a name; nothing i
 KINDS = {
     "gemm": "#4c78a8", "attention": "#b279a2", "reduction": "#e0862f", "elementwise": "#54a24b", "copy": "#c44e52",
     "other": "#8c8c8c",
-}  # fmt: skip
+}
 _QUIET, _LOUD, _THIRD = "#7a8fb8", "#e0862f", "#b79a20"
 _BAR = 22  # pixels a line of bars
 _US = {"type": "quantitative", "axis": {"title": "µs"}}
@@ -31,7 +31,7 @@ def _spec(values: Values, layers: list[Spec], **rest: Any) -> Spec:
     return {
         "$schema": _SCHEMA, "width": "container", "autosize": {"type": "fit-x", "contains": "padding"},
         "data": {"values": list(values)}, "layer": layers, **rest,
-    }  # fmt: skip
+    }
 
 
 def _lines(names: Sequence[str]) -> Spec:
@@ -72,7 +72,7 @@ def times(values: Values, names: Sequence[str]) -> Spec:
     bar = {
         "y": y, "x": {"field": "us", **_US, "stack": "zero"}, "order": {"field": "place"}, "tooltip": told,
         "color": _colour("of it", palette, orient="top"),
-    }  # fmt: skip
+    }
     whisker = {"y": y, "x": {"field": "low", **_US}, "x2": {"field": "high"}, "tooltip": told}
     word = {"y": y, "x": {"field": "time", **_US}, "text": {"field": "label"}}
     layers: list[Spec] = [
@@ -100,7 +100,7 @@ def ratios(values: Values, names: Sequence[str], baseline: str) -> Spec:
          "encoding": {"y": y, "x": {"field": "low", **x}, "x2": {"field": "high"}}},
         {"mark": {"type": "point", "filled": True, "size": 60},
          "encoding": {"y": y, "x": {"field": "ratio", **x}, "tooltip": told}},
-    ]  # fmt: skip
+    ]
     return _spec(values, layers, height=_BAR * len(names))
 
 
@@ -113,11 +113,11 @@ def kernels(names: Sequence[str], longest: float, until: float) -> Spec:
         "y": _lines(names), "x": {"field": "start", **x}, "x2": {"field": "end"},
         "color": _colour("kind", KINDS, orient="top"),
         "tooltip": _told("implementation", "kernel", "stages", "reads", "writes", "took", "least", "bound"),
-    }  # fmt: skip
+    }
     mark = {
         "type": "bar", "clip": True, "height": {"band": 0.72}, "stroke": "#ffffff", "strokeWidth": 0.5,
         "cursor": "pointer",
-    }  # fmt: skip
+    }
     slider = {"input": "range", "min": 1, "max": ceil(longest), "step": 1, "name": "axis until, µs "}
     params = [{"name": "until", "value": ceil(until), "bind": slider}]
     return _spec([], [{"mark": mark, "encoding": encoding}], height=_BAR * len(names), params=params)
@@ -137,11 +137,11 @@ def roofline(values: Values, ceilings: Ceilings, rate: float | None, palette: Ma
     shape = {
         "field": "what", "type": "nominal", "legend": {"title": None},
         "scale": {"domain": list(marks), "range": list(marks.values())},
-    }  # fmt: skip
+    }
     dots = {
         "x": x, "y": y, "color": _colour("implementation", {name: palette[name] for name in names}), "shape": shape,
         "tooltip": _told("implementation", "what", intensity=".4s", gflops=".4s"),
-    }  # fmt: skip
+    }
     layers: list[Spec] = [
         {"data": {"values": roof}, "mark": {"type": "line", "strokeDash": [5, 3]}, "encoding": {"x": x, "y": y}},
         {"mark": {"type": "point", "size": 90, "filled": False, "strokeWidth": 2}, "encoding": dots},
@@ -157,7 +157,7 @@ def traffic(values: Values, names: Sequence[str], least: float | None) -> Spec:
     bars = {
         "y": _lines(names), "yOffset": {"field": "what", "sort": words}, "x": {"field": "mb", **x},
         "color": _colour("what", palette, orient="top"), "tooltip": _told("implementation", "what", mb=",.4r"),
-    }  # fmt: skip
+    }
     layers: list[Spec] = [{"mark": {"type": "bar"}, "encoding": bars}]
     if least is not None:
         rule = {"x": {"field": "least", **x}, "tooltip": _told(least=",.4r")}

@@ -39,7 +39,7 @@ def apart(values: Sequence[Any]) -> Any:
     numbers = {kind: number for number, kind in enumerate(kinds)}
     return {
         "kinds": [_alike(kind, own) for kind, own in kinds.items()], "of": [numbers[_kind(value)] for value in values],
-    }  # fmt: skip
+    }
 
 
 def _kind(value: Any) -> Any:

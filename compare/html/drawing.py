@@ -86,7 +86,7 @@ def _layout(
         columns.append({
             "pieces": [[[piece.lane, piece.first, piece.last] for piece in boxes] for boxes in placed.values()],
             "folds": folds(graph, placed),
-        })  # fmt: skip
+        })
     return {"groups": groups, "columns": columns}
 
 
@@ -191,7 +191,7 @@ def _edges(graph: FusionGraph, order: Mapping[str, int]) -> tuple[list[dict[str,
                 edges.append({
                     "from": writer, "to": reader, "buffer": order[buffer.name],
                     "why": [reasons.setdefault(words, len(reasons)) for words in said],
-                })  # fmt: skip
+                })
     edges.sort(key=lambda edge: -graph.buffers[edge["buffer"]].bytes)
     return edges, list(reasons)
 

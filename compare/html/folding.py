@@ -31,7 +31,7 @@ def folds(graph: FusionGraph, placed: Mapping[int, Sequence[Piece]]) -> list[dic
     return [
         {"members": members, "text": _text([kernels[index] for index in members])}
         for members in groups.values() if len(members) > 1
-    ]  # fmt: skip
+    ]
 
 
 def _text(folded: Sequence[Kernel]) -> str:

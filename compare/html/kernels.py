@@ -82,4 +82,4 @@ def _packed(implementation: str, drawn: Sequence[_Bar]) -> dict[str, Any]:
         "implementation": implementation, "index": [bar.kernel for bar in drawn],
         "gap": list(map(operator.sub, starts, ends)), "took": took,
         "helps": {str(i): formats.runtime(bar.ran_as) for i, bar in enumerate(drawn) if bar.kernel is None},
-    }  # fmt: skip
+    }

@@ -32,7 +32,7 @@ def read() -> Libraries:
     missing = [
         package for package, module in (("vl-convert-python", "vl_convert"), ("itables", "itables"))
         if importlib.util.find_spec(module) is None
-    ]  # fmt: skip
+    ]
     if missing:
         raise UsageError(f"an HTML report needs {' and '.join(missing)}: {INSTALL}")
     import vl_convert

@@ -72,7 +72,7 @@ def document(run: Run, packages: libraries.Libraries, beside: Path | None) -> st
         embed.element("rows", records.data(run)),
         embed.text("lib-vega", packages.vega), embed.text("lib-tables", packages.tables),
         embed.text("lib-tables-style", packages.tables_style),
-    ]  # fmt: skip
+    ]
     told = {each.number: story.told(each) for each in run.cases}
     elements += embed.elements("case", [_case(each, told[each.number], palette) for each in run.cases])
     elements += views.elements(run, beside)
@@ -81,7 +81,7 @@ def document(run: Run, packages: libraries.Libraries, beside: Path | None) -> st
         "page.html", title=title, front=front, elements=elements, kinds=charts.KINDS,
         styles=_static([*_STYLES, *views.styles()]), scripts=_static([*_SCRIPTS, *views.scripts()]),
         version=machine.xlafuse_version(), cases_at_once=embed.AT_ONCE,
-    )  # fmt: skip
+    )
 
 
 def _case(of: CaseOf, told: Sequence[Finding], palette: Mapping[str, str]) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def _front(run: Run, title: str, stories: list[story.Story]) -> Markup:
         "title": title, "matrix": shown, "timed": run.timed, "stories": stories,
         "bounds": overview.BOUNDS, "warnings": [printable(w, 400) for w in run.warnings], **about.values(run),
         "total": len(run.members), "cases": len(run.cases),
-    }  # fmt: skip
+    }
     return Markup(render("front.html", **values))
 
 
@@ -117,9 +117,9 @@ def _environment() -> Environment:
     made = Environment(
         loader=FileSystemLoader(_FOLDER / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
-    )  # fmt: skip
+    )
     made.filters.update(
         number=number, mega=mega, percent=percent, us=formats.number_of_us, span=headlines.span,
         size=formats.size, digits=lambda value: "" if value is None else f"{value:.3g}",
-    )  # fmt: skip
+    )
     return made

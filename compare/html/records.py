@@ -76,7 +76,7 @@ def _values(member: Member, best: Member | None) -> list[Any]:
         row["bound"], row["kernels"], _mega(row["bytes_compulsory"]), _mega(row["bytes_moved"]),
         _mega(row["dram_bytes_call"]), row["fusion_efficiency"], _mega(_peak(row)), _error(row),
         row["compile_s"], printable(row["provenance"] or "", 60), printable(row["detail"] or "", 400),
-    ]  # fmt: skip
+    ]
 
 
 def _peak(row: dict[str, Any]) -> int | None:

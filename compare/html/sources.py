@@ -189,12 +189,12 @@ def _packed(
             documents.append({
                 **where, "title": printable(document.title), "note": document.note,
                 "kernels": {str(i): [list(span) for span in spans] for i, spans in document.spans.items()},
-            })  # fmt: skip
+            })
         shown.append({
             "name": printable(record.implementation, 80), "documents": documents, "files": files,
             "note": "; ".join(filter(None, notes)),
             "kernels": [printable(kernel.name, 200) for kernel in record.kernels],
-        })  # fmt: skip
+        })
     return {"texts": texts, "records": shown}
 
 
@@ -211,7 +211,7 @@ def _text(listing: Listing) -> dict[str, Any]:
         "language": listing.language, "text": "\n".join(listing.lines.values()), "gaps": gaps,
         "places": [printable(place) for place in places],
         "at": [[number, order[place]] for number, place in listing.places.items()],
-    }  # fmt: skip
+    }
 
 
 def _apart(documents: Iterable[_Document], beside: Path | None) -> tuple[list[dict[str, Any]], str]:

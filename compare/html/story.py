@@ -54,7 +54,7 @@ def of_case(case: CaseOf, found: Iterable[Finding]) -> Iterator[Story]:
             yield Story(
                 at_stake, printable(headline(subject), 600),
                 f"{printable(case.case.block, 60)} {label(case)}", href(case), finding.sort, case.case.block,
-            )  # fmt: skip
+            )
 
 
 def told(case: CaseOf) -> list[Finding]:

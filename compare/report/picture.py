@@ -35,7 +35,7 @@ _CONFIG: Spec = {
     "title": {"color": INK, "subtitleColor": INK, "anchor": "start", "frame": "group", "fontSize": 13,
               "subtitleFontSize": 11},
     "text": {"color": INK, "fontSize": 12}, "rule": {"color": INK}, "line": {"color": INK},
-}  # fmt: skip
+}
 
 
 def write(file: Path, spec: Spec) -> None:
@@ -96,7 +96,7 @@ def _above_each_other(charts: list[Spec]) -> Spec:
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v5.json",  # a name; nothing is fetched
         "config": _CONFIG, "padding": _PADDING, "vconcat": charts, "resolve": {"legend": {"color": "shared"}},
-    }  # fmt: skip
+    }
 
 
 def _name(row: Row) -> str:
@@ -111,7 +111,7 @@ def _times(label: str, rows: list[Row], colour: Spec) -> Spec:
         values.append({
             "implementation": _name(row), "time": time, "low": max(0.0, time - spread), "high": time + spread,
             "label": " ".join(filter(None, [number(time), "µs", marks(row)])),
-        })  # fmt: skip
+        })
     names = [value["implementation"] for value in values]
     x: Spec = {"type": "quantitative", "axis": {"title": _TIME, "format": ".6~g"}}
     y = {"field": "implementation", "type": "nominal", "sort": names, "axis": {"title": None}}
@@ -127,7 +127,7 @@ def _times(label: str, rows: list[Row], colour: Spec) -> Spec:
             {"mark": {"type": "text", "align": "left", "dx": 8},
              "encoding": {"x": {"field": "high", **x}, "text": {"field": "label"}}},
         ],
-    }  # fmt: skip
+    }
 
 
 def _roofline(label: str, rows: list[Row], ceilings: Mapping[str, Ceilings], colour: Spec) -> Spec:
@@ -148,7 +148,7 @@ def _roofline(label: str, rows: list[Row], ceilings: Mapping[str, Ceilings], col
               "axis": {"title": "FLOP per byte moved", "format": "~g", "grid": False}},
         "y": {"field": "gflops", "type": "quantitative", "scale": {"type": "log"},
               "axis": {"title": "GFLOP/s", "format": "~s", "grid": False}},
-    }  # fmt: skip
+    }
     shapes = {"domain": ["reached", "attainable"], "range": ["circle", "stroke"]}
     return {
         "title": label, "width": _WIDTH, "height": 260,
@@ -159,7 +159,7 @@ def _roofline(label: str, rows: list[Row], ceilings: Mapping[str, Ceilings], col
              "encoding": {**axes, "color": colour,
                           "shape": {"field": "what", "type": "nominal", "scale": shapes, "legend": {"title": None}}}},
         ],
-    }  # fmt: skip
+    }
 
 
 def _by_segment(rows: Iterable[Row]) -> dict[str, list[Row]]:
@@ -182,4 +182,4 @@ def _colour(groups: Mapping[str, list[Row]], colours: Mapping[str, str], *, lege
     return {
         "field": "implementation", "type": "nominal", "scale": scale,
         "legend": {"title": None, "symbolType": "circle"} if legend else None,
-    }  # fmt: skip
+    }

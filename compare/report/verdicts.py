@@ -21,7 +21,7 @@ WALL = "wall"
 _SPOKEN = {
     MAIN: "cold device time", "warm": "warm device time", "graph": "device time as a graph",
     "launches": "device time launch by launch", WALL: "wall time",
-}  # fmt: skip
+}
 TIMERS = tuple(_SPOKEN)
 
 
@@ -108,7 +108,7 @@ def add(rows: list[dict[str, Any]], rounds: list[Rounds], apart: Container[str] 
     baseline = {
         comparable(row, apart): (row, its) for row, its in zip(rows, rounds, strict=True)
         if row["implementation"] == BASELINE and row["device_time_us"]
-    }  # fmt: skip
+    }
     for row, mine in zip(rows, rounds, strict=True):
         if not row["device_time_us"] or comparable(row, apart) not in baseline:
             continue

@@ -178,7 +178,7 @@ class TorchSide:
         graph = from_launches(
             recorded, name=implementation.name, compiler=implementation.compiler,
             versions=machine.installed("torch", "triton"),
-        )  # fmt: skip
+        )
         program.graph = _finished(graph, case, implementation)
         return program
 

@@ -88,7 +88,7 @@ def _launched(launches: Sequence[Mapping[str, Any]], buffers: Mapping[int, jax.A
                 *(known[number] for number in launch["reads"]),
                 name=launch["name"], ir=launch["ir"], grid_x=np.int32(x), grid_y=np.int32(y), grid_z=np.int32(z),
                 num_warps=np.int32(launch["num_warps"]), num_stages=np.int32(launch["num_stages"]), debug=False,
-            )  # fmt: skip
+            )
         known |= {number: array for (number, _, _), array in zip(launch["writes"], written, strict=True)}
     return known
 

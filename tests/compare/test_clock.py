@@ -132,7 +132,7 @@ class FakeCupti:
                              grid_y=1, grid_z=1, stream_id=13, correlation_id=correlation),
             ActivityMemcpy6(kind=Kind.MEMCPY, start=start + 80, end=start + 85, bytes=64, stream_id=13,
                             correlation_id=correlation),
-        ]  # fmt: skip
+        ]
         self.pending += [one for one in found if one.kind in self.enabled]
 
 

@@ -17,7 +17,7 @@ def report(run: Path, **options: object) -> str:
     choices = {
         "html": None, "files": True, "views": {}, "kernels": False, "form": "text", "picture": None,
         "wanted": {"block": ["rmsnorm"]}, "warn": lambda warnings: None,
-    }  # fmt: skip
+    }
     return report_cli.report(run, **(choices | options))  # type: ignore[arg-type]
 
 

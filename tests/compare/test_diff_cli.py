@@ -91,7 +91,7 @@ def test_folders_are_compared_graph_by_graph(tmp_path: Path) -> None:
     answers = {each["name"]: each for each in json.loads(diff(tmp_path / "a", tmp_path / "b", "--json").stdout)}
     assert {name: each["differs"] for name, each in answers.items()} == {
         "forward": False, "backward": True, "gone": True,
-    }  # fmt: skip
+    }
     assert answers["gone"]["only_in"] == str(tmp_path / "a" / "gone.json")
     assert diff(tmp_path / "a", tmp_path / "b", "--module", "forward").exit_code == 0
 

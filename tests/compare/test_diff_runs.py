@@ -115,14 +115,14 @@ def test_sections_in_the_terminal(tmp_path: Path) -> None:
     a = run(
         tmp_path / "a", named("slow"), named("fast"), named("gaps"), named("wrong"), named("right", status="failed"),
         named("gone"), named("timer"), named("remat"), graphs={"remat": XLA}, **about,
-    )  # fmt: skip
+    )
     wrong = named("wrong", status="wrong", detail="out: error 3 over tolerance 1")
     gaps = dataclasses.replace(named("gaps"), measurement=record(200, busy=100).measurement)
     timer = dataclasses.replace(named("timer"), measurement=record(100, timer="cuda-events").measurement)
     b = run(
         tmp_path / "b", named("slow", 150.0), named("fast", 50.0), gaps, wrong, named("right"), named("new"), timer,
         named("remat"), graphs={"remat": changed()}, **{**about, "xlafuse": "0.2"},
-    )  # fmt: skip
+    )
     result = diff(a, b)
     text, id = flat(result.stdout), record(1).case.id
     for part in (
@@ -201,7 +201,7 @@ def test_the_page_holds_everything_as_text(tmp_path: Path) -> None:
     b = run(
         tmp_path / "b", named("xla", 150.0, status="ok"), named(HOSTILE, status="failed", detail=HOSTILE),
         graphs={"xla": graph}, **about,
-    )  # fmt: skip
+    )
     page = tmp_path / "page.html"
     result = diff(a, b, "--html", page)
     assert result.exit_code == 1, result.output

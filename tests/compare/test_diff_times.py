@@ -115,11 +115,11 @@ def test_other_conditions_are_said() -> None:
     other = {
         **SEGMENT, "environment": {"workers": {"xla": {"device": "NVIDIA H100"}}},
         "ceilings": {"streams": {"1:1": 3e12}, "products": {}},
-    }  # fmt: skip
+    }
     assert judged(record(100), record(100, conditions=hot), SEGMENT, other).notes == (
         "GPUs differ: NVIDIA H200, NVIDIA H100", "ceilings differ by up to 25%", "SM clock 1980 → 1500 MHz",
         "throttled rounds 0 → 5",
-    )  # fmt: skip
+    )
     assert "clock rates not recorded in both" in judged(record(100), record(100, conditions=None)).notes
 
 

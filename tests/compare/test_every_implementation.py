@@ -28,7 +28,7 @@ COMPILERS = {"xla", "inductor"}
 THEIR_VARIANTS = {
     "xla-remat", "xla-unfused", "xla-chunked", "xla-dense", "xla-scan", "xla-scan-remat", "eager", "inductor-remat",
     "flex",
-}  # fmt: skip
+}
 
 
 def rows() -> list[tuple[Case, Implementation]]:

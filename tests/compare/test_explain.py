@@ -196,7 +196,7 @@ def test_the_callers_settings_count(jax_code: Any):
         (lambda code: xlafuse.explain(lambda x: os._exit(7), struct(8), **TARGET), "died .exit code 7"),
         (lambda code: xlafuse.explain(lambda x: time.sleep(60), struct(8), **TARGET, timeout=4), "4 s.*--timeout"),
     ],
-)  # fmt: skip
+)
 def test_what_goes_wrong_is_one_error(jax_code: Any, call: Any, complaint: str):
     with pytest.raises(xlafuse.ExplainError, match=complaint):
         call(jax_code)
@@ -313,7 +313,7 @@ def test_the_command(jax_code: Any, tmp_path: Path):
     data = json.loads(both.stdout)
     assert {name: len(graph["kernels"]) for name, graph in data["graphs"].items()} == {
         "normed_gelu": 1, "normed_gelu_apart": 2,
-    }  # fmt: skip
+    }
     why = run(f"{source}:normed_gelu_apart", *shapes, "--why")
     assert "1. 524 kB" in why.stdout
     failed = run(f"{source}:mismatched", "--args", "f32[2,3]", "--framework", "jax")

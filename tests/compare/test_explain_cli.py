@@ -76,7 +76,7 @@ def test_arguments_by_shape(text: str, args: tuple, kwargs: dict):
         ("bf61[2]", "did you mean"), ("bf16[2,x]", "neither a shape"), ("bf16[2],,bf16[2]", "between two commas"),
         ("x=1, bf16[2]", "comes after"), ("x=1, x=2", "twice"), ("open('f')", "neither a shape"), ("[1", "neither"),
     ],
-)  # fmt: skip
+)
 def test_arguments_that_are_none(text: str, complaint: str):
     with pytest.raises(UsageError, match=complaint):
         parse_arguments(text)
@@ -96,7 +96,7 @@ def test_names_of_functions(code: str):
         ("{code}:box()", "cannot be called"), ("{code}:raises()", r"ZeroDivisionError: .* \(.*\.py:13\)"),
         ("nowhere.py:f", "no such file"), ("no_such_module_here:f", "no module"), ("math:sqrd", "did you mean"),
     ],
-)  # fmt: skip
+)
 def test_names_that_lead_nowhere(code: str, name: str, complaint: str):
     with pytest.raises(UsageError, match=complaint):
         resolve(name.format(code=code))

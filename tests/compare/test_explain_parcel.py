@@ -88,7 +88,7 @@ def test_jax_arrays_keys_and_tracers():
     key = jax.random.key(0)
     assert unpack(pack([key, jax.numpy.ones((2,), "bfloat16")], arrays=False), itself) == [
         ArrayLike("jax", (), "key<fry>", is_key=True), ArrayLike("jax", (2,), "bfloat16"),
-    ]  # fmt: skip
+    ]
     with pytest.raises(NotSendable, match="outside jit"):
         jax.jit(lambda x: pack([x], arrays=False))(1.0)
 

@@ -32,7 +32,7 @@ def graph(name: str, *kernels: str) -> FusionGraph:
         ),
         tuple(Buffer(b, (1 << 18,), "f32", 1 << 20, role) for b, role in zip(buffers, roles, strict=True)),  # type: ignore
         target="h200",
-    )  # fmt: skip
+    )
 
 
 def test_one_graph_prints_with_its_notes():

@@ -176,7 +176,7 @@ def test_why_is_ranked_priced_and_says_by_whom(file: Path) -> None:
     text = flat(inspect(file, "--why").stdout)
     first, second = (text.index(f"{i}. {size} MB, {price:.1f} µs") for i, size, price in zip(
         (1, 2), (117, 67.1), prices, strict=True
-    ))  # fmt: skip
+    ))
     assert first < text.index("loop_add_fusion → gemm_fusion_dot_general.11") < second
     assert f"{bandwidth / 1e12:.2f} TB/s of h200" in text
     assert "its own estimate: 41 µs fused, 27.5 µs apart" in text

@@ -27,4 +27,4 @@ def test_variables_that_compilers_read_are_recorded_without_folders(monkeypatch:
     assert machine.host()["variables"] == {
         "JAX_DEFAULT_MATMUL_PRECISION": "highest", "TORCHINDUCTOR_MAX_AUTOTUNE": "1",
         "XLA_FLAGS": "--xla_gpu_autotune_level=0",
-    }  # fmt: skip
+    }

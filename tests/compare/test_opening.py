@@ -51,7 +51,7 @@ def test_an_xla_dump_lists_modules_by_cost_without_reading_them(tmp_path: Path) 
     found = opening.contents(tmp_path).found
     assert [(each.number, each.name, each.order) for each in found] == [
         (1, "jit_bad", 9), (2, "jit_large", 7), (3, "jit_small", 3),
-    ]  # fmt: skip
+    ]
     assert found[1].graph().kernels
     with pytest.raises(UsageError, match="jit_bad.*neither HLO text nor an HLO proto"):
         found[0].graph()
@@ -121,7 +121,7 @@ def test_a_folder_of_hlo_files_and_archives(tmp_path: Path) -> None:
     assert set(names) == {
         "a.hlo.txt", "b.txt.gz", "rmsnorm-llama-8b-bf16-fwd-inductor", "rmsnorm-llama-8b-bf16-fwd-xla",
         f"{step}/forward", f"{step}/backward",
-    }  # fmt: skip
+    }
     assert len(names) == 6 and all(each.graph().kernels for each in opened.found)
     assert {kernel.part for kernel in opened.module(f"{step}/backward").graph().kernels or ()} == {"backward"}
 

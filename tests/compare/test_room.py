@@ -66,7 +66,7 @@ def test_needs_follow_what_was_planned_on_an_h200() -> None:
         ("attention_packed", "llama-3-8b-4k"): 11.7, ("moe", "olmoe"): 30.3,
         ("decoder_block", "llama-8b"): 26.0, ("linear_cross_entropy", "llama-3-8k"): 8.0,
         ("cross_entropy", "llama-3"): 4.4,
-    }  # fmt: skip
+    }
     for (block, case), gib in planned.items():
         assert gib < needs(group(block, case)) / GB < 4 * gib, (block, case)
 

@@ -616,7 +616,7 @@ def test_who_makes_room_twice_has_nothing_left(tmp_path: Path, lanes: ScriptedCr
     records = run(tmp_path, lanes, "xla", "triton", blocks=("rmsnorm", "swiglu"))
     assert [r.id for r in records.values() if r.status != "ok"] == [
         "swiglu/prime/fp32/fwd/triton", "swiglu/prime/fp32/train/triton"
-    ]  # fmt: skip
+    ]
     assert lanes.calls["measure", "triton"] == 2 * 3 + 2 - 1  # two directions, three times; once with room made
 
 

@@ -26,15 +26,15 @@ from compare.spec import Case
 PRODUCT = Kernel(
     "extern_kernels.mm", "gemm", inputs=(Access("x", 400),), outputs=(Access("h", 100),), flops=2000.0,
     source_ops=(SourceOp("aten.mm", "mlp/up"),),
-)  # fmt: skip
+)
 NORM = Kernel(
     "triton_red_fused_0", "reduction", runtime_name="triton_red_fused_0", inputs=(Access("h", 100),),
     outputs=(Access("y", 100),), source_ops=(SourceOp("aten.mean", "norm"), SourceOp("aten.mul", "norm/scale")),
-)  # fmt: skip
+)
 GRAPH = FusionGraph(
     "inductor", "inductor", (PRODUCT, NORM),
     tuple(Buffer(name, (1,), "f32", size, "intermediate") for name, size in (("x", 400), ("h", 100), ("y", 100))),
-)  # fmt: skip
+)
 FORWARD = CallTrace(
     returned=40e-6,
     host=(
@@ -46,7 +46,7 @@ FORWARD = CallTrace(
         TracedRecord("nvjet_sm90_tst", 14e-6, 30e-6, (8, 1, 1), None, 7, 2),
         TracedRecord("triton_red_fused_0", 30e-6, 35e-6, (4, 1, 1), None, 7, 3),
     ),
-)  # fmt: skip
+)
 BACKWARD = CallTrace(
     returned=10e-6,
     host=(HostRecord("cudaGraphLaunch", 2e-6, 6e-6, 99, 9),),
@@ -108,7 +108,7 @@ def test_host_and_device_with_our_names() -> None:
     assert product["args"] == {
         "runtime_name": "nvjet_sm90_tst", "stage": "mlp/up", "bytes_read": 400, "bytes_written": 100, "flops": 2000.0,
         "grid": (8, 1, 1), "stream": 7, "correlation": 2,
-    }  # fmt: skip
+    }
     assert kernels["triton_red_fused_0"]["args"]["stage"] == "norm, norm/scale"
     (memset,) = spans(events, "gpu_memset").values()  # the library call's own: its bytes, not the product's
     assert memset["name"] == "extern_kernels.mm" and memset["args"]["bytes"] == 64

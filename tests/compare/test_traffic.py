@@ -243,7 +243,7 @@ def test_every_timed_record_gets_its_traffic(ncu: FakeNcu, tmp_path: Path) -> No
         "parts": {"forward": {
             **counts, "uncounted": {"launches": 0, "bytes": 0}, "kernels": [{"kernel": 0, **counts}], "unjoined": [],
         }},
-    }  # fmt: skip
+    }
     assert found["triton"]["call"]["parts"]["forward"]["dram_read"] == 1000
     assert found["xla"]["call"]["parts"]["forward"]["kernels"] == []  # no graph: sums alone
     assert "tuned" in found["inductor-max"]["alone"]["unavailable"]

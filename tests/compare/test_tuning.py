@@ -88,7 +88,7 @@ def test_xla_compiles_within_its_turn() -> None:
     events: list[str] = []
     compiled = compiler.compile(
         lambda x: x + 1, [jax.ShapeDtypeStruct((3,), "float32")], turn=lambda: noted(events)
-    )  # fmt: skip
+    )
     assert events == ["taken", "given back"] and compiled.executable is not None
 
 
@@ -149,7 +149,7 @@ def test_xlas_worker_compiles_without_its_turn_what_it_finds_chosen() -> None:
         ["turn", False], "one of them",
         [None, True], "one of them",
         ["turn", False], "one of them",  # it need not be looked for again
-    ]  # fmt: skip
+    ]
 
 
 def test_what_may_not_be_timed_is_left() -> None:
@@ -182,7 +182,7 @@ def test_a_worker_says_that_it_left_something() -> None:
 
     assert _error(Untuned("max-autotune times kernels"))["error"] == {
         "kind": "untuned", "message": "max-autotune times kernels",
-    }  # fmt: skip
+    }
 
 
 def test_what_is_waited_for_a_turn_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,7 +169,7 @@ def test_two_runs_with_opposite_winners_contradict_each_other(tmp_path: Path) ->
     runs = {
         name: run_of(tmp_path / name, *times)
         for name, times in {"fast": (80, 80), "slow": (120, 80), "tied": (100, 100), "flips": (80, 120)}.items()
-    }  # fmt: skip
+    }
     found = {
         pair: verdicts.contradictions(verdicts.in_common(*(rows.read(runs[name]).rows for name in pair)))
         for pair in itertools.product(runs, runs)

@@ -164,7 +164,7 @@ def make_inputs(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> Array
         return {
             "q": normal(batch, heads, sequence, head_dim), "k": normal(batch, kv_heads, sequence, head_dim),
             "positions": positions,
-        }  # fmt: skip
+        }
     if block == "decode_attention":
         batch, heads, kv_heads, capacity, head_dim = shape
         caches = {name: normal(batch, kv_heads, capacity, head_dim) for name in ("k_cache", "v_cache")}
@@ -176,13 +176,13 @@ def make_inputs(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> Array
         return {
             "q": normal(batch, heads, head_dim), **pages, "page_table": table,
             "lengths": lengths(batch, each * page_size),
-        }  # fmt: skip
+        }
     if block == "gpt2_block":
         batch, sequence, width, head_dim, hidden = shape
         matrices = {
             "w_qkv": (width, 3 * HEADS * head_dim), "w_o": (HEADS * head_dim, width), "w_up": (width, hidden),
             "w_down": (hidden, width),
-        }  # fmt: skip
+        }
         halves = ("attention", "mlp")
         return {
             "x": normal(batch, sequence, width), "seed": torch.tensor([[-3, 5], [7, 11]], dtype=torch.int32),
@@ -191,7 +191,7 @@ def make_inputs(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> Array
             **{f"{half}_norm_bias": normal(width, scale=0.1) for half in halves},
             "b_qkv": normal(3 * HEADS * head_dim), "b_o": normal(width), "b_up": normal(hidden),
             "b_down": normal(width),
-        }  # fmt: skip
+        }
     if block == "decoder_block":
         batch, sequence, width, head_dim, hidden = shape
         columns = {"w_qkv": (HEADS + 2 * KV_HEADS) * head_dim, "w_o": width, "w_gate": hidden, "w_up": hidden}
@@ -202,7 +202,7 @@ def make_inputs(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> Array
             "positions": torch.randint(3, (batch, sequence), generator=generator, dtype=torch.int32),
             "w_down": normal(hidden, width, scale=hidden**-0.5),
             **{n: normal(rows.get(n, width), c, scale=rows.get(n, width) ** -0.5) for n, c in columns.items()},
-        }  # fmt: skip
+        }
     if block == "embedding":
         rows, columns, tokens = shape
         # In pairs: on a CPU F.embedding adds up in the table's dtype.
@@ -420,7 +420,7 @@ ALL_CASES = [(block, shape) for block, shapes in SHAPES.items() for shape in sha
 WITHOUT_LIBRARY = (
     "attention", "attention_bias", "attention_packed", "decode_attention", "decode_attention_paged", "decoder_block",
     "dropout_residual_norm", "gpt2_block", "matmul", "rope",
-)  # fmt: skip
+)
 LIBRARY_CASES = [(block, shape) for block, shape in ALL_CASES if block not in WITHOUT_LIBRARY]
 
 

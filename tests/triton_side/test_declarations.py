@@ -29,13 +29,13 @@ pytestmark = [
 MLP = {
     "x": (64, 128), "norm_weight": (128,), "gate_weight": (128, 256), "up_weight": (128, 256),
     "down_weight": (256, 128),
-}  # fmt: skip
+}
 def layer(sequence: int, width: int) -> dict[str, tuple[int, ...]]:
     return {
         "x": (2, sequence, width), "positions": (2, sequence), "attention_norm": (width,), "w_qkv": (width, 512),
         "w_o": (256, width), "mlp_norm": (width,), "w_gate": (width, 2 * width), "w_up": (width, 2 * width),
         "w_down": (2 * width, width),
-    }  # fmt: skip
+    }
 
 
 def gpt2_layer(sequence: int, width: int) -> dict[str, tuple[int, ...]]:
@@ -44,7 +44,7 @@ def gpt2_layer(sequence: int, width: int) -> dict[str, tuple[int, ...]]:
         "x": (2, sequence, width), "seed": (2, 2), "w_qkv": (width, 384), "b_qkv": (384,), "w_o": (128, width),
         "w_up": (width, 2 * width), "b_up": (2 * width,), "w_down": (2 * width, width),
         **dict.fromkeys(vectors, (width,)),
-    }  # fmt: skip
+    }
 
 
 LAYER = layer(64, 128)
@@ -57,7 +57,7 @@ SHARED = {"q": (1, 4, 128, 64), "k": (1, 2, 128, 64), "v": (1, 2, 128, 64)}
 GATED = {"gate": (64, 128), "up": (64, 128)}
 MOE = {
     "x": (64, 128), "router": (8, 128), "w_gate": (8, 128, 256), "w_up": (8, 128, 256), "w_down": (8, 256, 128),
-}  # fmt: skip
+}
 ROPE = {"q": (2, 9, 128, 64), "k": (2, 2, 128, 64), "positions": (2, 128)}
 BIASED = ATTENTION | {"bias": (2, 128, 128)}
 BIASED_BATCH = dict.fromkeys("qkv", (3, 2, 128, 64)) | {"bias": (2, 128, 128)}
@@ -66,15 +66,15 @@ DECODE = {"q": (2, 6, 64), "k_cache": (2, 2, 640, 64), "v_cache": (2, 2, 640, 64
 SHORT = DECODE | {"k_cache": (2, 2, 64, 64), "v_cache": (2, 2, 64, 64)}
 PAGED = {
     "q": (2, 6, 64), "k_pages": (90, 16, 2, 64), "v_pages": (90, 16, 2, 64), "page_table": (2, 40), "lengths": (2,),
-}  # fmt: skip
+}
 PARAMETERS = {  # of a step of two layers
     "table": (96, 128), "final_norm": (128,), "w_head": (96, 128),
     **{name: (2, *shape) for name, shape in LAYER.items() if name not in ("x", "positions")},
-}  # fmt: skip
+}
 STEP = {
     **dict.fromkeys(("tokens", "labels", "positions"), (2, 64)), "step": (), **PARAMETERS,
     **{f"{moment}_{name}": shape for moment in ("mu", "nu") for name, shape in PARAMETERS.items()},
-}  # fmt: skip
+}
 FORWARD_ONLY = ("vector_add", "adamw", "lm_step", "matmul_fp8", "decode_attention", "decode_attention_paged")
 OWN_DTYPES = {  # whatever the case's dtype
     **dict.fromkeys(("positions", "ids", "tokens", "labels", "seed", "step"), "int32"),
@@ -161,7 +161,7 @@ WHOLE_STEP = {
     "lm_step": (
         "kernels", "lm_step", STEP, {"optimizer": OPTIMIZER} | LLAMA, "bfloat16",
     ),
-}  # fmt: skip
+}
 SCRIPT = """
 import importlib, json, sys
 from triton_side import deviceless
@@ -202,7 +202,7 @@ def recorded() -> dict[str, dict[str, list[dict[str, Any]]]]:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(PROPERTIES), *given],
         env=environment, capture_output=True, text=True, timeout=280,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -283,7 +283,7 @@ def test_what_a_backward_kernel_repeats_is_an_operation_of_the_forward_pass(case
 def test_attention_names_what_its_backward_kernels_compute_twice() -> None:
     _, keys, queries = (
         {o["site"] for o in event["operations"]} for event in recorded()["attention"]["backward"]
-    )  # fmt: skip
+    )
     assert len(keys & queries) == 8
     assert {site.rpartition(":")[2] for site in keys - queries} == {"dk", "dv"}
     assert {site.rpartition(":")[2] for site in queries - keys} == {"dq"}
@@ -337,7 +337,7 @@ def test_reads_and_writes_through_descriptors_helpers_and_loops() -> None:
     gate_up = recorded()["swiglu_mlp"]["forward"][1]
     assert (gate_up["reads"], gate_up["writes"]) == (
         ["a_ptr", "b_ptr", "b2_ptr"], ["c_ptr", "c2_ptr", "activated_ptr"]
-    )  # fmt: skip
+    )
     for case in ("swiglu_mlp", "attention"):
         pointers = {launch["label"]: (launch["reads"], launch["writes"]) for launch in launches(f"{case}, pointers")}
         through = {launch["label"]: (launch["reads"], launch["writes"]) for launch in launches(case)}
@@ -385,7 +385,7 @@ def test_the_mlp_names_its_intermediates() -> None:
     assert names["backward"] == [
         "dact", "dgate", "dup", "act", "ddown_weight", "dgate_weight", "dup_weight", "dh_of_gate", "dh", "dx_of_norm",
         "partial", "dweight",
-    ]  # fmt: skip
+    ]
 
 
 def test_the_mlp_records_what_pytorch_adds() -> None:
@@ -403,7 +403,7 @@ def test_a_layer_adds_residuals_and_turns_queries_and_keys_within_other_kernels(
         "h1", "rstd", "q_out", "k_out", "out", "logsumexp2", "h2", "x1", "rstd", "act", "y",
         "dgate", "dup", "act", "dh2", "dx1", "partial", "dweight", "delta", "dk", "dv", "dq", "dq", "dk", "dx",
         "partial", "dweight",
-    ]  # fmt: skip
+    ]
     tokens = 2 * 4096 * 2048 * 2  # bytes of x
     sums = [event["bytes"] for event in forward if event.get("label") == "rmsnorm_forward_kernel"]
     assert sums[1] - sums[0] == 2 * tokens
@@ -488,11 +488,11 @@ def test_a_step_projects_in_the_stage_head_and_keeps_no_logits() -> None:
     assert products == {
         "head:dot:": "dlogits_kernel", "gradient of head:dot:dw": "matmul_kernel",
         "gradient of head:dot:dh": "matmul_kernel",
-    }  # fmt: skip
+    }
     first = next(event for event, o in operations if o["stage"] == "head")
     assert first["label"] == "projected_statistics_kernel" and first["writes"] == [
         "maximum_ptr", "exponentials_ptr", "mean_ptr", "chosen_ptr"
-    ]  # fmt: skip
+    ]
     assert {o["stage"] for _, o in operations if o["stage"].startswith("loss")} == {
         f"loss/{stage}" for stage in ("logsumexp", "smoothing", "target", "z_loss", "mean")
     }
@@ -522,7 +522,7 @@ def test_the_mixture_computes_chosen_experts_alone_and_names_what_passes_between
     assert names["backward"] == [
         "dy_in_slots", "dout", "dgate", "dup", "weighted_act", "dweights", "dw_down", "x_in_slots", "dw_gate", "dw_up",
         "dx_of_experts", "dlogits", "partial", "drouter", "dx",
-    ]  # fmt: skip
+    ]
 
 
 def test_a_layer_s_products_are_ours_where_they_end_in_more_and_fill_the_gpu() -> None:

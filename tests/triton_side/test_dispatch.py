@@ -40,7 +40,7 @@ def test_forward_operations_with_stage_line_bytes_and_flow() -> None:
     assert [operation.op for operation in forward] == [
         "aten._to_copy.default", "aten.mul.Tensor", "aten.mean.dim", "aten.add.Tensor", "aten.rsqrt.default",
         "aten.mul.Tensor", "aten._to_copy.default", "aten.mul.Tensor",
-    ]  # fmt: skip
+    ]
     assert [operation.kind for operation in forward[:3]] == ["elementwise", "elementwise", "reduction"]
     first, square, mean = forward[:3]
     assert first.flops == 32  # a conversion, one an element
@@ -132,11 +132,11 @@ def test_checkpointing_repeats_and_a_written_backward_keeps_its_line() -> None:
     repeated = record_call(
         lambda inputs: {"y": checkpoint(lambda x: torch.tanh(x * 2), inputs["x"], use_reentrant=False)},
         {"x": x}, train=True,
-    )  # fmt: skip
+    )
     assert [(o.op, o.rematerialized) for o in operations(repeated, "backward")] == [
         ("aten.mul.Tensor", True), ("aten.tanh.default", True),
         ("aten.tanh_backward.default", False), ("aten.mul.Tensor", False),
-    ]  # fmt: skip
+    ]
     written = record_call(lambda inputs: {"y": Tripled.apply(inputs["x"])}, {"x": x}, train=True)
     (forward,), (backward,) = operations(written, "forward"), operations(written, "backward")
     assert backward.backward and not backward.rematerialized
@@ -256,7 +256,7 @@ def test_sdpa_is_attention_and_causal_halves_its_flops() -> None:
         recorded = record_call(
             lambda inputs: {"out": torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, q, q, 0.0, causal)[0]},
             {"q": q}, train=False,
-        )  # fmt: skip
+        )
         (operation,) = operations(recorded, "forward")
         return operation
 
@@ -310,7 +310,7 @@ def test_a_gpu_that_is_not_there_runs_the_operations_of_one_that_is() -> None:
     assert parts["forward"] == [
         "aten._fused_rms_norm.default", "aten.mm.default", "aten.silu.default", "aten.mm.default", "aten.mul.Tensor",
         "aten.addmm.default",
-    ]  # fmt: skip
+    ]
     assert len(parts["backward"]) == 12
     assert {"aten.silu_backward.default", "aten._fused_rms_norm_backward.default"} < set(parts["backward"])
 

@@ -26,7 +26,7 @@ def test_pointers_through_arithmetic() -> None:
     %1 = tt.addptr %0, %i : tensor<8x!tt.ptr<f32>>, tensor<8xi32> loc(#loc)
     %2 = tt.load %1, %mask, %other : tensor<8x!tt.ptr<f32>> loc(callsite(#loc at #loc))
     %3 = tt.splat %z : !tt.ptr<f32> -> tensor<8x!tt.ptr<f32>> loc(#loc)
-    tt.store %3, %2, %mask : tensor<8x!tt.ptr<f32>> loc(#loc)""") == ([0], [3])  # fmt: skip
+    tt.store %3, %2, %mask : tensor<8x!tt.ptr<f32>> loc(#loc)""") == ([0], [3])
 
 
 def test_offsets_are_not_pointers() -> None:
@@ -35,7 +35,7 @@ def test_offsets_are_not_pointers() -> None:
     %1 = tt.load %0 : !tt.ptr<f32>
     %2 = tt.load %y : !tt.ptr<i32>
     %3 = tt.addptr %z, %2 : !tt.ptr<f32>, i32
-    tt.store %3, %1 : !tt.ptr<f32>""") == ([0, 1], [3])  # fmt: skip
+    tt.store %3, %1 : !tt.ptr<f32>""") == ([0, 1], [3])
 
 
 def test_descriptors() -> None:
@@ -44,13 +44,13 @@ def test_descriptors() -> None:
     %b = tt.make_tensor_descriptor %y, [%n, %n], [%s, %c1] : <f32>, <tensor<8x8xf32>>
     %t = tt.descriptor_load %a[%i, %j] : !tt.tensordesc<tensor<8x8xf32>> -> tensor<8x8xf32>
     tt.descriptor_store %b[%i, %j], %t : !tt.tensordesc<tensor<8x8xf32>>, tensor<8x8xf32>
-    tt.descriptor_reduce add, %z[%i], %t : !tt.tensordesc<tensor<8xf32>>, f32""") == ([0], [1, 3])  # fmt: skip
+    tt.descriptor_reduce add, %z[%i], %t : !tt.tensordesc<tensor<8xf32>>, f32""") == ([0], [1, 3])
 
 
 def test_atomics_read_and_write() -> None:
     assert of_body(POINTERS, """
     %0 = tt.atomic_rmw fadd, acq_rel, gpu, %y, %v, %true : (!tt.ptr<f32>, f32, i1) -> f32
-    %1 = tt.atomic_cas acq_rel, gpu, %z, %n, %v : (!tt.ptr<i32>, i32, i32) -> i32""") == ([1, 3], [1, 3])  # fmt: skip
+    %1 = tt.atomic_cas acq_rel, gpu, %z, %n, %v : (!tt.ptr<i32>, i32, i32) -> i32""") == ([1, 3], [1, 3])
 
 
 def test_a_loop_carries_pointers_in_their_places() -> None:
@@ -60,7 +60,7 @@ def test_a_loop_carries_pointers_in_their_places() -> None:
       %v = tt.load %p : !tt.ptr<f32>
       tt.store %q, %v : !tt.ptr<f32>
       scf.yield %v, %q, %p : f32, !tt.ptr<f32>, !tt.ptr<f32>
-    } {tt.num_stages = 2 : i32}""")  # fmt: skip
+    } {tt.num_stages = 2 : i32}""")
     assert swapped == ([0, 1], [0, 1])
     advanced = of_body(POINTERS, """
     %r:3 = scf.for %i = %c0 to %n step %c1 iter_args(%acc = %zero, %p = %x, %q = %y) -> (f32, !ptr, !ptr)  : i32 {
@@ -68,7 +68,7 @@ def test_a_loop_carries_pointers_in_their_places() -> None:
       %p2 = tt.addptr %p, %n : !tt.ptr<f32>, i32
       scf.yield %v, %p2, %q : f32, !tt.ptr<f32>, !tt.ptr<f32>
     }
-    tt.store %r#2, %r#0 : !tt.ptr<f32>""")  # fmt: skip
+    tt.store %r#2, %r#0 : !tt.ptr<f32>""")
     assert advanced == ([0], [1])
 
 
@@ -82,7 +82,7 @@ def test_branches_and_while() -> None:
     %v = tt.load %p : !tt.ptr<f32>
     scf.if %c {
       tt.store %z, %v : !tt.ptr<f32>
-    }""") == ([0, 1], [3])  # fmt: skip
+    }""") == ([0, 1], [3])
     assert of_body(POINTERS, """
     %w = scf.while (%a = %x) : (!tt.ptr<f32>) -> !tt.ptr<f32> {
       %v = tt.load %a : !tt.ptr<f32>
@@ -91,7 +91,7 @@ def test_branches_and_while() -> None:
     ^bb0(%b: !tt.ptr<f32>):
       tt.store %b, %v : !tt.ptr<f32>
       scf.yield %y : !tt.ptr<f32>
-    }""") == ([0, 1], [0, 1])  # fmt: skip
+    }""") == ([0, 1], [0, 1])
 
 
 def test_blocks_and_calls() -> None:
@@ -101,7 +101,7 @@ def test_blocks_and_calls() -> None:
     tt.store %p, %v : !tt.ptr<f32>
     tt.return
   ^bb2:
-    %u = tt.load %y : !tt.ptr<f32>""") == ([1], [0])  # fmt: skip
+    %u = tt.load %y : !tt.ptr<f32>""") == ([1], [0])
     callee = """  tt.func private @helper(%a: !tt.ptr<f32>, %b: !tt.ptr<f32>) -> !tt.ptr<f32> {
     %v = tt.load %b : !tt.ptr<f32>
     tt.return %a : !tt.ptr<f32>
@@ -109,7 +109,7 @@ def test_blocks_and_calls() -> None:
 """
     assert of_body(POINTERS, """
     %p = tt.call @helper(%z, %x) : (!tt.ptr<f32>, !tt.ptr<f32>) -> !tt.ptr<f32>
-    tt.store %p, %v : !tt.ptr<f32>""", callee) == ([0], [3])  # fmt: skip
+    tt.store %p, %v : !tt.ptr<f32>""", callee) == ([0], [3])
 
 
 def test_another_function_is_an_error() -> None:

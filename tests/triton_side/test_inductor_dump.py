@@ -43,7 +43,7 @@ def test_calls_are_in_the_order_of_the_code_with_views_and_reuse_resolved():
     assert [call.kernel.name for call in forward.calls] == [
         "triton_per_fused__to_copy_add_mean_mul_rsqrt_0", "extern_kernels.mm", "extern_kernels.mm",
         "triton_poi_fused_mul_sigmoid_1", "extern_kernels.addmm",
-    ]  # fmt: skip
+    ]
     # `buf1 = reinterpret_tensor(buf0, ...); del buf0  # reuse` of a buffer that nobody wrote: buf0 is not read
     assert [buffer.name for buffer in forward.calls[0].kernel.inputs] == ["primals_1", "primals_2"]
     assert [buffer.name for buffer in forward.calls[0].kernel.outputs] == ["buf1", "buf2"]
@@ -67,7 +67,7 @@ def test_stages_lines_and_operations_before_the_pattern_matcher():
     [((64, 16), ((64, 32), (4, 32, 16)), 64 * 32 * 16), ((4, 32, 16), ((32, 64), (64, 16)), 64 * 32 * 16),
      ((4, 8, 16), ((4, 8, 32), (4, 32, 16)), 4 * 8 * 32 * 16)],
     ids=["forward", "of weights", "groups of one size"],
-)  # fmt: skip
+)
 def test_flops_of_a_grouped_product(made, operands, many):
     """Ends of groups are a third operand."""
     node = SourceNode("g", "aten._grouped_mm", None, None, (), shapes=(made,), input_shapes=(*operands, (4,)))
@@ -105,7 +105,7 @@ def test_our_own_archive(tmp_path):
             "config": "XBLOCK: 1",
         }
         for call in read(FORWARD).graphs[0].calls
-    ]  # fmt: skip
+    ]
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_LZMA) as packed:
         packed.writestr("kernels.json", json.dumps(kernels))
         packed.write(FORWARD / "output_code.py", "forward/output_code.py")
@@ -191,7 +191,7 @@ def test_graph_breaks_of_a_trace(tmp_path):
     payload = [
         "Graph break in user code at /home/me/model.py:10", "Graph Break Reason: Failed to trace builtin operator",
         "  Hint: do not", "", "User code traceback:", "  File ...",
-    ]  # fmt: skip
+    ]
     lines = [f"V1120 12:20:06.285000 22032 torch/_dynamo/symbolic_convert.py:5098] {event}\n"]
     text = "".join([*lines, *(f"\t{line}\n" for line in payload)])
     (tmp_path / "dedicated_log_torch_trace_x.log").write_text(text + text + log.read_text())

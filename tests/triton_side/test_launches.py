@@ -17,7 +17,7 @@ H200 = dict(
     regs_per_multiprocessor=65536, max_threads_per_multi_processor=2048, max_threads_per_block=1024,
     L2_cache_size=62914560, shared_memory_per_block=49152, shared_memory_per_block_optin=232448,
     shared_memory_per_multiprocessor=233472,
-)  # fmt: skip
+)
 
 # A process that pretends to have a GPU cannot stop pretending.
 COMPILE_ONLY = """

@@ -61,7 +61,7 @@ def softmax_bwd(dy: Tensor, y: Tensor) -> Tensor:
 def flash_scores(
     q: Tensor, k: Tensor, causal: bool, window_size_left: int | None, cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None, max_seqlen_q: int | None, max_seqlen_k: int | None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Of [batch, tokens, heads, head_dim]; cu_seqlens, of a batch of one here, tell its sequences."""
     scores = torch.einsum("bqhd,bkhd->bhqk", q, k.repeat_interleave(q.shape[2] // k.shape[2], 2)) / q.shape[-1] ** 0.5
     hidden = torch.zeros(scores.shape[-2:]).bool()
@@ -113,7 +113,7 @@ class FusedLinearCrossEntropy:
         _input: Tensor, weight: Tensor, target: Tensor, bias: None, ce_weight: None, ignore_index: int,
         lse_square_scale: float, label_smoothing: float, reduction: str, softcap: None, return_z_loss: bool,
         accum_dtype: torch.dtype,
-    ) -> tuple[Any, ...]:  # fmt: skip
+    ) -> tuple[Any, ...]:
         assert (bias, ce_weight, reduction, softcap, return_z_loss) == (None, None, "mean", None, False)
         assert accum_dtype == torch.float32
         logits, counted = _input @ weight.T, target != ignore_index
@@ -124,7 +124,7 @@ class FusedLinearCrossEntropy:
 
 
 LIGERS = {"geglu": "GELUMul", "layer_norm": "LayerNorm", "rms_norm": "RMSNorm", "softmax": "Softmax",
-          "swiglu": "SiLUMul"}  # fmt: skip
+          "swiglu": "SiLUMul"}
 STAND_INS: dict[str, dict[str, Any]] = {
     "quack": {}, "flash_attn": {}, "flash_attn.cute": {},
     "quack.rmsnorm": {f.__name__: f for f in (rmsnorm_fwd, rmsnorm_bwd, layernorm_fwd, layernorm_bwd)},

@@ -15,7 +15,7 @@ HAS_JAX = importlib.util.find_spec("jax") is not None
 # Reading text and graphs needs no framework, and neither do the other files; protos are read by jaxlib's definitions.
 NEED_JAX = (
     "blocks", "calls", "compiler", "cost_analysis", "dump", "environment", "hlo_hostile", "hlo_proto", "hlo_source",
-)  # fmt: skip
+)
 collect_ignore = [] if HAS_JAX else [f"test_{name}.py" for name in NEED_JAX]
 
 if "jax" not in sys.modules:

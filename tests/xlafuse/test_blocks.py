@@ -196,12 +196,12 @@ _HEADS = {"heads": 2, "kv_heads": 1}
 _LAYER = {
     "x": (2, 5, 6), "positions": (2, 5), "attention_norm": (6,), "w_qkv": (6, 16), "w_o": (8, 6), "mlp_norm": (6,),
     "w_gate": (6, 9), "w_up": (6, 9), "w_down": (9, 6),
-}  # fmt: skip
+}
 _NORMED = dict.fromkeys((f"{half}_norm_{kind}" for half in ("attention", "mlp") for kind in ("weight", "bias")), (6,))
 _GPT2_LAYER = {
     "x": (2, 5, 6), "seeds": (2, 2), "w_qkv": (6, 24), "b_qkv": (24,), "w_o": (8, 6), "b_o": (6,), "w_up": (6, 9),
     "b_up": (9,), "w_down": (9, 6), "b_down": (6,), **_NORMED,
-}  # fmt: skip
+}
 _ENTROPY = {"smoothing": 0.3, "z_loss": 0.2}
 _PROJECTED = {"h": (5, 3), "w": (7, 3), "labels": (5,)}
 _TURNED = {"q": (2, 3, 5, 6), "k": (2, 1, 5, 6), "positions": (2, 5)}
@@ -212,7 +212,7 @@ _INTEGERS = {
     "cu_seqlens": [0, 2, 3, 6],
     "lengths": [3, 0, 5], "page_table": [[8, 0, 3], [1, 7, 5], [2, 6, 4]],
     "seeds": [[-3, 5], [7, 11]],
-}  # fmt: skip
+}
 _DECODED = {"q": (3, 4, 6), "k_cache": (3, 2, 5, 6), "v_cache": (3, 2, 5, 6), "lengths": (3,)}
 _PAGED = {"q": (3, 4, 6), "k_pages": (9, 2, 2, 6), "v_pages": (9, 2, 2, 6), "page_table": (3, 3), "lengths": (3,)}
 Shapes = dict[str, tuple[int, ...]]
@@ -278,7 +278,7 @@ BLOCKS: dict[str, tuple[Any, dict[str, float], Shapes, Callable[[Float64s], Floa
     "linear_cross_entropy in chunks": (
         linear_cross_entropy.apply_in_chunks, _ENTROPY | {"largest": 4}, _PROJECTED, _linear_cross_entropy, 2,
     ),
-}  # fmt: skip
+}
 FLOAT32 = {"loss", "balance_loss"}  # whatever the inputs' dtype
 FORWARD_ONLY = {"vector_add", "decode_attention", "decode_attention_paged"}
 TRAINED = [name for name in BLOCKS if name not in FORWARD_ONLY]
@@ -291,7 +291,7 @@ def _inputs(shapes: Shapes, dtype: str) -> dict[str, jax.Array]:
         name: jnp.asarray(_INTEGERS[name], "int32") if name in _INTEGERS
         else jnp.asarray(random.standard_normal(shape), dtype)
         for name, shape in shapes.items()
-    }  # fmt: skip
+    }
 
 
 def _float64(arrays: dict[str, jax.Array]) -> Float64s:
@@ -364,7 +364,7 @@ def test_train_halves_give_outputs_and_gradients(name: str, dtype: str, recomput
 # Blocks whose cuDNN row does more than call jax.nn.dot_product_attention: the same by its other implementation.
 _AROUND_CUDNN = {
     "attention_packed": attention_packed.apply_cudnn, "decode_attention_paged": decode_attention_paged.apply_cudnn,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", _AROUND_CUDNN)
@@ -489,7 +489,7 @@ def test_maxima_begin_at_minus_infinity(masked: int) -> None:
     reductions = re.findall(r"stablehlo.reduce\(%\w+ init: (%\w+)\) applies stablehlo.(\w+)", lowered)
     assert [(begun[init], applied) for init, applied in reductions] == [
         ("0xFF800000", "maximum"), ("0.000000e+00", "add"),
-    ]  # fmt: skip
+    ]
     assert ("dense<-3.40282347E+38>" in lowered) == bool(masked)
 
 

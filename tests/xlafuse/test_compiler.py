@@ -19,7 +19,7 @@ MLP = {
     "x": Struct((4096, 2048), BF16), "norm_weight": Struct((2048,), BF16),
     "gate_weight": Struct((2048, 5632), BF16), "up_weight": Struct((2048, 5632), BF16),
     "down_weight": Struct((5632, 2048), BF16),
-}  # fmt: skip
+}
 
 
 def test_outputs_at_hand_are_returned_not_copied() -> None:

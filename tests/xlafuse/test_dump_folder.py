@@ -32,10 +32,10 @@ def test_names_of_every_backend(tmp_path: Path) -> None:
     found = modules(tmp_path)
     assert [(module.name, module.id, module.cost) for module in found] == [
         ("jit_f", 1, 30), ("jit_g", 2, 20), ("jit__lambda_", 3, 15), ("cluster_0__.12", 4, 12), ("jit_h", 5, 5),
-    ]  # fmt: skip
+    ]
     assert sorted(found[0].artifacts.files) == [
         "1.ptx", "before_optimizations.txt", "sm_9.0a_gpu_after_optimizations.txt",
-    ]  # fmt: skip
+    ]
     assert found[4].artifacts.find("hlo") is None
 
 
@@ -46,7 +46,7 @@ def test_numbers_repeat_between_processes_and_folders(tmp_path: Path) -> None:
     found = modules(tmp_path)
     assert {(module.name, Path(module.artifacts.where)) for module in found} == {
         ("jit_f", tmp_path), ("jit_f", tmp_path / "rank1"), ("jit_f.x", tmp_path),
-    }  # fmt: skip
+    }
     assert {"2.ptx"} <= next(module for module in found if module.name == "jit_f.x").artifacts.files.keys()
 
 

@@ -90,7 +90,7 @@ def test_reading_agrees_with_xla(h200: "compiler.Target") -> None:
     inputs = {
         "x": (256, 128), "norm_weight": (128,), "gate_weight": (128, 384), "up_weight": (128, 384),
         "down_weight": (384, 128),
-    }  # fmt: skip
+    }
     structs = {name: jax.ShapeDtypeStruct(shape, jnp.bfloat16) for name, shape in inputs.items()}
     compiled = compiler.compile(directions.forward(swiglu_mlp.apply, {"eps": 1e-6}), (structs,), target=h200)
     assert not compiled.unparsed
@@ -234,7 +234,7 @@ def test_a_slice_reads_what_it_yields() -> None:
         ),
         ("  ROOT %updated = f32[1000,64]{1,0} dynamic-update-slice(%wide, %wide, %i, %i)", 128000),
     ],
-)  # fmt: skip
+)
 def test_a_conversion_reads_what_is_used_of_it(users: str, read: int) -> None:
     body = (
         "%body (p: bf16[1000,64], i: s32[]) -> f32[10,64] {\n  %p = bf16[1000,64]{1,0} parameter(0)\n"

@@ -57,7 +57,7 @@ def test_without_a_declaration_nothing_is_known_of_it() -> None:
         {"operations": [{"op": 1}]}, {"operations": [{"op": "dot", "backward": "yes"}]},
         {"operations": [{"op": "dot", "colour": "red"}]},
     ],
-)  # fmt: skip
+)
 def test_what_is_no_declaration_is_told_and_not_guessed(data: object) -> None:
     found = program(json.dumps(data))
     (launch,) = found.launches

@@ -60,7 +60,7 @@ SUM = """%sum (a: f32[], b: f32[]) -> f32[] {
         ("f32[3]", "mystery", ["f32[3]"], None),
         ("c64[8]", "fft, fft_type=FFT, fft_length={8}", ["c64[8]"], None),
     ],
-)  # fmt: skip
+)
 def test_by_hand(shape: str, call: str, operands: list[str], expected: int | None) -> None:
     assert _flops(shape, call, *operands, functions=SUM) == expected
 
@@ -107,7 +107,7 @@ WINDOW = "window={{size={kernel} stride={stride} pad={low}_{high} lhs_dilate={ba
 @given(
     st.integers(1, 7), st.integers(1, 4), st.integers(1, 3), st.integers(-1, 3), st.integers(0, 3), st.integers(1, 3),
     st.integers(1, 3),
-)  # fmt: skip
+)
 def test_a_convolution_meets_its_input_so_often(
     inputs: int, kernel: int, stride: int, low: int, high: int, base: int, dilation: int
 ) -> None:

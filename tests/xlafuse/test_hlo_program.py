@@ -309,7 +309,7 @@ def test_asynchronous_pairs_hand_on_what_the_done_yields() -> None:
     ]
     assert [launch.kernel.kind for launch in program.launches] == [
         "collective", "copy", "copy", "collective", "collective", "elementwise",
-    ]  # fmt: skip
+    ]
 
 
 # What cannot be resolved.
@@ -348,7 +348,7 @@ def test_library_scratch_is_apart() -> None:
         ("bf16[8,128]{1,0:T(8,128)(2,1)S(1)}", 2048), ("f32[<=8,2]{1,0}", 64), ("f8e8m0fnu[3]", 3), ("c128[2]", 32),
         ("f32[10,10]{1,0:D(D,C)#(u32)}", 400),
     ],
-)  # fmt: skip
+)
 def test_bytes_by_layout(shape: str, size: int) -> None:
     program = _program(f"  %x = {shape} parameter(0)\n  ROOT %y = {shape} custom-call(%x), custom_call_target=\"f\"")
     assert _edges(program) == [("y", {"x": size}, {"y": size})]

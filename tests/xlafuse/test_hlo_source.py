@@ -214,7 +214,7 @@ def test_a_concatenation_for_a_merged_product_belongs_to_no_stage() -> None:
     ("name", "mover"),
     [("transpose", "transpose(%p), dimensions={0,1}"), ("unstack", "slice(%p), slice={[0:8], [0:4]}"),
      ("scatter", "dynamic-update-slice(%p, %p, %p, %p)")],
-)  # fmt: skip
+)
 def test_who_moves_data_for_the_program_keeps_its_name(name: str, mover: str) -> None:
     moved = f"%c = f32[8,4]{{1,0}} {mover}|jit(f)/a/{name}|1"
     (launch,) = _named(f"{moved}\nROOT %n = f32[8,4]{{1,0}} negate(%c)|jit(f)/b/neg|2")

@@ -99,6 +99,6 @@ def test_the_projects_own_dump() -> None:
     changes = story(module.artifacts)
     assert [change.passes for change in changes] == [
         "triton-gemm-rewriter", "priority-fusion", "multi_output_fusion", "rename_fusions",
-    ]  # fmt: skip
+    ]
     assert changes[0].fusions[0] == MadeFusion("gemm_fusion_dot_general.3", ("multiply", "dot"))
     assert str(changes[2]).startswith("multi_output_fusion: 7 instructions into 4 fusions; ")

@@ -28,7 +28,7 @@ def split_heads(qkv: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor,
 def stages(
     x: Tensor, params: Mapping[str, Tensor], positions: Tensor, *, heads: int, kv_heads: int, eps: float, theta: float,
     attend: Attend = attention.apply,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """The layer on x [batch, sequence, width]; `params` are named as `apply` takes them. `attend` maps q [batch, heads,
     sequence, head_dim], k and v [batch, kv_heads, ...] to `out` of q's shape."""
     with stage("attention_norm"):

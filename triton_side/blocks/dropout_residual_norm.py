@@ -1,7 +1,8 @@
 """What stands between two products of a GPT-2 layer: h = residual + dropout(x + bias), y = layer_norm(h) * weight +
 shift. Dropout's mask comes from a counter-based generator and an explicit seed.
 
-Sources: Srivastava et al., "Dropout", JMLR 15 (2014); Ba et al., "Layer Normalization", https://arxiv.org/abs/1607.06450.
+Sources: Srivastava et al., "Dropout", JMLR 15 (2014); Ba et al., "Layer Normalization",
+https://arxiv.org/abs/1607.06450.
 """
 
 import math

@@ -22,7 +22,7 @@ Attend = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 def stages(
     x: Tensor, params: Mapping[str, Tensor], seed: Tensor, *, heads: int, p: float, eps: float,
     attend: Attend = attention.apply,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """The layer on x [batch, sequence, width]; `params` are named as `apply` takes them, seed [2, 2] in int32 is a key
     for either dropout. `attend` maps q, k and v [batch, heads, sequence, head_dim] to `out` of their shape."""
     tokens = x.reshape(-1, x.shape[-1])

@@ -72,7 +72,7 @@ def differentiated(
 def step(
     inputs: Mapping[str, Tensor], *, heads: int, kv_heads: int, eps: float, theta: float,
     optimizer: Mapping[str, float], attend: decoder_block.Attend = attention.apply, remat: bool = False,
-) -> dict[str, Tensor]:  # fmt: skip
+) -> dict[str, Tensor]:
     """What `apply` returns; remat: of each layer its input alone is kept for the backward pass."""
     layer: Layer = partial(decoder_block.stages, heads=heads, kv_heads=kv_heads, eps=eps, theta=theta, attend=attend)
     if remat:

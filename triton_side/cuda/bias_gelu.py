@@ -32,16 +32,16 @@ SUM_ROWS = 32  # of a warp each, in a block that adds up partial sums
 declare_template(
     "bias_gelu.cu", "bias_gelu_forward", forward("add", "bias"), *gelu.FORWARD,
     flops=lambda shapes: 10 * math.prod(shapes["x"]),
-)  # fmt: skip
+)
 declare_template(
     "bias_gelu.cu", "bias_gelu_backward",
     again("add", "bias"), *gelu.BACKWARD, gradient("reduce_sum", "bias", "partial"),
     flops=lambda shapes: 19 * math.prod(shapes["x"]),
-)  # fmt: skip
+)
 declare_template(
     "bias_gelu.cu", "bias_gelu_sum_partials", gradient("reduce_sum", "bias", "dbias"),
     flops=lambda shapes: math.prod(shapes["partial"]),
-)  # fmt: skip
+)
 
 
 def _tiling(vector_rows: int, x: torch.Tensor, *others: torch.Tensor) -> tuple[int, int, int, int]:

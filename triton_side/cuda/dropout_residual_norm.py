@@ -36,7 +36,7 @@ FORWARD = (
     forward("mul", "variance"), forward("reduce_sum", "variance"),
     forward("rsqrt", "normalize"), forward("mul", "normalize"),
     forward("mul", "affine"), forward("add", "affine"),
-)  # fmt: skip
+)
 BACKWARD = (
     again("threefry", "random"), again("sub", "mean"), again("mul", "normalize"),
     gradient("mul", "affine", "dnormalized"), gradient("reduce_sum", "normalize", "projection"),
@@ -44,21 +44,21 @@ BACKWARD = (
     gradient("add", "residual", "dh"), gradient("select", "dropout", "dx"),
     gradient("reduce_sum", "bias", "partial"), gradient("mul", "affine", "dweight"),
     gradient("reduce_sum", "affine", "partial dweight"), gradient("reduce_sum", "affine", "partial dshift"),
-)  # fmt: skip
+)
 declare_template(
     "dropout_residual_norm.cu", "dropout_residual_norm_forward", *FORWARD,
     flops=lambda shapes: 10 * math.prod(shapes["x"]),
-)  # fmt: skip
+)
 for variant in ("", "_cluster"):
     declare_template(
         "dropout_residual_norm.cu", f"dropout_residual_norm_backward{variant}", *BACKWARD,
         flops=lambda shapes: 15 * math.prod(shapes["h"]),
-    )  # fmt: skip
+    )
 declare_template(
     "dropout_residual_norm.cu", "dropout_residual_norm_sum_partials", gradient("reduce_sum", "bias", "dbias"),
     gradient("reduce_sum", "affine", "dweight"), gradient("reduce_sum", "affine", "dshift"),
     flops=lambda shapes: math.prod(shapes["partial"]),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Plan:
 # By registers, for the most loads in flight: forward six blocks of 256 threads and 40 registers fit a multiprocessor
 # at 4096 columns of 16 bits, each with 64 bytes on their way to a thread; backward two of 512 and 64, with 48 bytes.
 FORWARD_PLANS = (*(Plan(threads, 8) for threads in (32, 64, 128)), *(Plan(t, 16) for t in (128, 256, 512)),
-                 Plan(512, 32))  # fmt: skip
+                 Plan(512, 32))
 BACKWARD_PLANS = (*(Plan(threads, 8) for threads in (32, 64, 128, 256, 512)), Plan(512, 16), Plan(512, 16, cluster=2))
 
 
@@ -101,7 +101,7 @@ def most_columns(device: torch.device) -> int:
 def forward_pass(
     x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, shift: torch.Tensor,
     seed: torch.Tensor, p: float, eps: float, save: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """y and h; with `save` each row's mean and rstd in fp32, else None. All contiguous."""
     y, h = torch.empty_like(x), torch.empty_like(x)
     rows, columns = x.shape
@@ -114,14 +114,14 @@ def forward_pass(
         "dropout_residual_norm.cu", "dropout_residual_norm_forward", (lanes, chosen.elements // lanes, chosen.threads),
         rows, (chosen.threads, 1), x, bias, residual, weight, shift, seed, y, h, mean, rstd, columns,
         *dropout_constants(p), float(eps),
-    )  # fmt: skip
+    )
     return y, h, mean, rstd
 
 
 def backward_pass(
     h: torch.Tensor, weight: torch.Tensor, seed: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor,
     dy: torch.Tensor, dh: torch.Tensor, p: float,
-) -> tuple[torch.Tensor, ...]:  # fmt: skip
+) -> tuple[torch.Tensor, ...]:
     """dx, dbias, dresidual, dweight and dshift. All contiguous."""
     dx, dresidual = torch.empty_like(h), torch.empty_like(h)
     if h.numel() == 0:
@@ -140,11 +140,11 @@ def backward_pass(
         "dropout_residual_norm.cu", f"dropout_residual_norm_{name}",
         (lanes, chosen.elements // lanes, chosen.threads, last), partials * chosen.cluster, (chosen.threads, 1),
         h, weight, seed, mean, rstd, dy, dh, dx, dresidual, partial, rows, columns, *dropout_constants(p),
-    )  # fmt: skip
+    )
     templates.launch(
         "dropout_residual_norm.cu", "dropout_residual_norm_sum_partials", (SUM_WARPS,), 3 * -(-columns // 32),
         (32, SUM_WARPS), partial, dbias, dweight, dshift, partials, columns, element=weight.dtype,
-    )  # fmt: skip
+    )
     return dx, dbias, dresidual, dweight, dshift
 
 
@@ -153,7 +153,7 @@ class DropoutResidualNorm(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor,
         shift: torch.Tensor, seed: torch.Tensor, p: float, eps: float,
-    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         y, h, mean, rstd = forward_pass(x, bias, residual, weight, shift, seed, p, eps, save=True)
         ctx.save_for_backward(h, weight, seed, mean, rstd)
         ctx.p = p
@@ -170,7 +170,7 @@ class DropoutResidualNorm(torch.autograd.Function):
 def dropout_residual_norm(
     x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, shift: torch.Tensor,
     seed: torch.Tensor, *, p: float, eps: float,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(y, h) with h = residual + dropout(x + bias) and y = layer_norm(h) weight + shift over the columns.
 
     CUDA tensors of float32, float16 or bfloat16: x, residual [rows, columns], the vectors [columns], and the seed of

@@ -24,7 +24,7 @@ RECOMPUTED = (("mul", "cube"), ("add", "inner"), ("tanh", "tanh"))
 FORWARD = tuple(forward(op, "gelu", result) for op, result in (*RECOMPUTED, ("add", "1 + tanh"), ("mul", "y")))
 BACKWARD = (
     *(again(op, "gelu", result) for op, result in RECOMPUTED), gradient("tanh", "gelu"), gradient("mul", "gelu", "dx"),
-)  # fmt: skip
+)
 declare_template("gelu.cu", "gelu_forward", *FORWARD, flops=lambda shapes: 9 * math.prod(shapes["x"]))
 declare_template("gelu.cu", "gelu_backward", *BACKWARD, flops=lambda shapes: 17 * math.prod(shapes["x"]))
 

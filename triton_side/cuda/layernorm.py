@@ -33,17 +33,17 @@ FORWARD = (
     forward("reduce_sum", "mean"), forward("sub", "variance"), forward("mul", "variance"),
     forward("reduce_sum", "variance"), forward("rsqrt", "normalize"), forward("mul", "normalize"),
     forward("mul", "weight"), forward("add", "bias"),
-)  # fmt: skip
+)
 NORMALIZED_AGAIN = (again("sub", "variance"), again("mul", "normalize"))
 DX = (
     gradient("mul", "weight", "dnormalized"), gradient("reduce_sum", "normalize", "projection"),
     gradient("mul", "normalize", "dx"), gradient("mul", "variance", "dx"),
     gradient("reduce_sum", "variance", "dmean"), gradient("sub", "mean", "dx"),
-)  # fmt: skip
+)
 PARTIALS = (
     gradient("mul", "weight", "dweight"), gradient("reduce_sum", "weight", "partial"),
     gradient("reduce_sum", "bias", "partial"),
-)  # fmt: skip
+)
 for variant in ("", "_streaming"):
     declare_template(
         "layernorm.cu", f"layernorm_forward{variant}", *FORWARD, flops=lambda shapes: 7 * math.prod(shapes["x"])
@@ -62,7 +62,7 @@ declare_template(
 declare_template(
     "layernorm.cu", "layernorm_sum_partials", gradient("reduce_sum", "weight", "dweight"),
     gradient("reduce_sum", "bias", "dbias"), flops=lambda shapes: math.prod(shapes["partial"]),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def forward_pass(
         templates.launch(
             "layernorm.cu", "layernorm_forward_streaming", (lanes, STREAMING_THREADS), rows, (STREAMING_THREADS, 1),
             *arguments,
-        )  # fmt: skip
+        )
     else:
         constants = (lanes, chosen.vectors, chosen.threads)
         templates.launch("layernorm.cu", "layernorm_forward", constants, rows, (chosen.threads, 1), *arguments)
@@ -143,11 +143,11 @@ def backward_pass(
         templates.launch(
             "layernorm.cu", "layernorm_backward_streaming", (lanes, STREAMING_THREADS), rows, (STREAMING_THREADS, 1),
             x, weight, mean, rstd, dy, dx, columns,
-        )  # fmt: skip
+        )
         templates.launch(
             "layernorm.cu", "layernorm_partials", (lanes, PARTIALS_THREADS), tiles * partials, (PARTIALS_THREADS, 1),
             x, mean, rstd, dy, partial, partials, rows, columns,
-        )  # fmt: skip
+        )
     else:
         blocks = multiprocessors * chosen.resident(lanes)
         partials = sharers(rows, blocks, multiprocessors)
@@ -155,11 +155,11 @@ def backward_pass(
         templates.launch(
             "layernorm.cu", "layernorm_backward", (lanes, chosen.vectors, chosen.threads), partials,
             (chosen.threads, 1), x, weight, mean, rstd, dy, dx, partial, rows, columns,
-        )  # fmt: skip
+        )
     templates.launch(
         "layernorm.cu", "layernorm_sum_partials", (SUM_WARPS,), 2 * -(-columns // 32), (32, SUM_WARPS),
         partial, dweight, dbias, partials, columns, element=weight.dtype,
-    )  # fmt: skip
+    )
     return dx, dweight, dbias
 
 

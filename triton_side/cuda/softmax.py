@@ -31,11 +31,11 @@ STREAMING_THREADS = 1024
 FORWARD = (
     forward("reduce_max", "max"), forward("sub", "exp"), forward("exp", "exp"), forward("reduce_sum", "sum"),
     forward("div", "divide"),
-)  # fmt: skip
+)
 # dx = y (dy - sum(y dy)): the gradients of the quotient, of its sum and of the exponentials, put together.
 BACKWARD = (
     gradient("mul", "divide"), gradient("reduce_sum", "sum"), gradient("sub", "divide"), gradient("mul", "exp"),
-)  # fmt: skip
+)
 for variant in ("", "_cluster", "_streaming"):
     declare_template(
         "softmax.cu", f"softmax_forward{variant}", *FORWARD, flops=lambda shapes: 5 * math.prod(shapes["y"])

@@ -12,7 +12,7 @@ from triton_side.cuda import program, tensors
 def launch(
     source: str, name: str, constants: tuple[int, ...], grid: int, block: tuple[int, int],
     *arguments: torch.Tensor | int | float | None, element: torch.dtype | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """`name`<element, *constants>(*arguments) of the file `source`: an int goes as C's int, a float as its float, None
     as a null pointer. The first one is a tensor, and the element its dtype unless given."""
     first = arguments[0]

@@ -41,7 +41,7 @@ def check_dtype_and_device(operation: str, **tensors: torch.Tensor) -> None:
 
 def _check_alike(
     attribute: str, error: type[Exception], operation: str, tensors: Mapping[str, torch.Tensor]
-) -> None:  # fmt: skip
+) -> None:
     found = {name: getattr(tensor, attribute) for name, tensor in tensors.items()}
     if len(set(found.values())) > 1:
         listed = ", ".join(f"{name} {tuple(v) if attribute == 'shape' else v}" for name, v in found.items())

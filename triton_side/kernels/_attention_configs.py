@@ -153,7 +153,7 @@ def dbias_config(of: Operands) -> TileConfig:
 def chosen(
     choose: Callable[[Operands], TileConfig], *read_in_tiles: torch.Tensor, shared: bool = False,
     windowed: bool = False, packed: bool = False, biased: bool = False,
-) -> TileConfig:  # fmt: skip
+) -> TileConfig:
     """What `choose` says of tensors of which the kernel reads one tile after the other."""
     first = read_in_tiles[0]
     descriptors = all(map(fits_descriptor, read_in_tiles))

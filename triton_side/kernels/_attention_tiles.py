@@ -53,7 +53,7 @@ def place_number(bias_ptr, sequence, heads, BLOCK: tl.constexpr):
 def bias_tile(
     bias_ptr, stride_q, stride_k, q_start, kv_start, sequence,
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr,
-):  # fmt: skip
+):
     """What to add to q k^T before it is scaled: [BLOCK_Q, BLOCK_KV] of a head's bias times sqrt(HEAD_DIM), float32,
     -inf past the end."""
     row = tl.arange(0, BLOCK_Q)[:, None]
@@ -77,7 +77,7 @@ def store_pairs(pointer, tile, q_start, kv_start, sequence, BLOCK_Q: tl.constexp
 def rows_written(
     head_index, first, heads, sequence, stride_batch, stride_head,
     WIDTH: tl.constexpr, ROW: tl.constexpr, PACKED: tl.constexpr,
-):  # fmt: skip
+):
     """(offset of a program's sequence, distance of rows) of a tensor, whose rows are WIDTH elements side by side: one
     of `empty_rows`, or, where ROW is not 0, one of rows ROW apart and of these strides.
 

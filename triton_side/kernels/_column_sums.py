@@ -21,7 +21,7 @@ from triton_side.kernels._launch import cdiv, device_of, multiprocessors, next_p
 def partial_sums_kernel(
     x_ptr, partial_ptr, x_row_stride, rows, columns,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+):
     """Program (i, p) sums every num_programs(1)-th tile of columns i COLUMNS .., in fp32."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     shares = tl.zeros([ROWS, COLUMNS], tl.float32)
@@ -56,7 +56,7 @@ def partial_sums(x: torch.Tensor) -> torch.Tensor:
 def sum_columns_kernel(
     partial_ptr, sum_ptr, sum2_ptr, sum3_ptr, partials, columns,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+):
     """Program (i, v) makes columns i COLUMNS .. of vector v: partial is [partials, vectors, columns]."""
     vector = tl.program_id(1)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]

@@ -56,7 +56,7 @@ def backward_block(
 @triton.jit
 def _backward(
     gate_ptr, up_ptr, dy_ptr, dgate_ptr, dup_ptr, y_ptr, offset, mask, value_and_slope: tl.constexpr
-):  # fmt: skip
+):
     gate = tl.load(gate_ptr + offset, mask=mask).to(tl.float32)
     up = tl.load(up_ptr + offset, mask=mask).to(tl.float32)
     dy = tl.load(dy_ptr + offset, mask=mask).to(tl.float32)

@@ -26,7 +26,7 @@ from triton_side.kernels.matmul import MatmulConfig, programs_of, store_tile, ti
 def open_groups(
     pointer, columns, stride_row, stride_column,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, GATHERS: tl.constexpr, DESCRIPTOR: tl.constexpr,
-):  # fmt: skip
+):
     """What `load_group` reads [slots, columns] from."""
     if DESCRIPTOR and not GATHERS:
         # As `ragged_tma.create_ragged_descriptor` makes it on the host: 2^30 rows, of which a group is the last ones,
@@ -35,7 +35,7 @@ def open_groups(
         return tl.make_tensor_descriptor(
             pointer, [0x7FFF0000, 0x7FFF0000, 2**30, columns], [2**34 - stride, stride, stride, 1],
             [1, 1, ROWS, COLUMNS],
-        )  # fmt: skip
+        )
     else:
         return pointer
 
@@ -44,7 +44,7 @@ def open_groups(
 def load_group(
     source, gathered, begin, end, slot, at, columns, stride_row, stride_column,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, GATHERS: tl.constexpr, DESCRIPTOR: tl.constexpr,
-):  # fmt: skip
+):
     """The [ROWS, COLUMNS] tile at (slot, at), zero outside the group that is begin .. end; its rows are those
     `gathered`, or the slots."""
     if DESCRIPTOR and not GATHERS:
@@ -67,7 +67,7 @@ def group_gradients_kernel(
     stride_ak, stride_am, stride_bk, stride_bn,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     A_GATHERED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """c[e] = a^T b and c2[e] = a^T b2 over the slots of e, in their order, with a or (not A_GATHERED) b gathered; None:
     neither is, and no second product."""
     A_GATHERS: tl.constexpr = rows_ptr is not None and A_GATHERED
@@ -95,13 +95,13 @@ def group_gradients_kernel(
             y = load_group(
                 b, gathered, begin, end, slot, column, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, B_GATHERS,
                 DESCRIPTORS,
-            )  # fmt: skip
+            )
             c = add_product(c, x, y, PRECISION)
             if c2_ptr is not None:
                 y2 = load_group(
                     b2, gathered, begin, end, slot, column, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, B_GATHERS,
                     DESCRIPTORS,
-                )  # fmt: skip
+                )
                 c2 = add_product(c2, x, y2, PRECISION)
         matrix = tl.cast(expert, tl.int64) * m * n
         store_tile(c_ptr + matrix, c, row, column, m, n, BLOCK_M, BLOCK_N)
@@ -112,7 +112,7 @@ def group_gradients_kernel(
 def launch_group_gradients(
     a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor | None, offsets: torch.Tensor, config: MatmulConfig,
     *, a_gathered: bool, b2: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """For each expert a^T b, and a^T b2 where there is one, over its slots: [experts, m, n]. The rows of a, or of b,
     are gathered, or without rows neither; b2 is stored as b."""
     experts, m, n = len(offsets) - 1, a.shape[1], b.shape[1]
@@ -127,5 +127,5 @@ def launch_group_gradients(
             BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, GROUP_M=config.group_m,
             A_GATHERED=a_gathered, DESCRIPTORS=config.descriptors, PRECISION=product_precision(a.dtype),
             num_warps=config.num_warps, num_stages=config.num_stages,
-        )  # fmt: skip
+        )
     return c, c2

@@ -51,7 +51,7 @@ def group_at(row_tile, tiles, offsets_ptr, BLOCK_M: tl.constexpr, EXPERTS: tl.co
 def open_experts(
     pointer, experts, rows, columns, stride_expert, stride_row, stride_column,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DESCRIPTOR: tl.constexpr, TRANSPOSED: tl.constexpr,
-):  # fmt: skip
+):
     """What `load_expert` reads [experts, rows, columns] from; TRANSPOSED: neighbours of a column lie side by side."""
     if DESCRIPTOR:
         if TRANSPOSED:
@@ -83,7 +83,7 @@ def load_within(
 def load_expert(
     source, expert, row, column, rows, columns, stride_expert, stride_row, stride_column,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DESCRIPTOR: tl.constexpr, TRANSPOSED: tl.constexpr,
-):  # fmt: skip
+):
     """The [ROWS, COLUMNS] tile at (row, column) of an expert's matrix, zero outside it."""
     if DESCRIPTOR:
         if TRANSPOSED:
@@ -116,7 +116,7 @@ def load_rows_at(pointer, row, inside, column, columns, stride_row, stride_colum
 def load_slots(
     source, gathered, row, at, end, k, stride_row, stride_column,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, GATHERS: tl.constexpr, DESCRIPTOR: tl.constexpr,
-):  # fmt: skip
+):
     """The [ROWS, COLUMNS] tile of a's rows: those `gathered`, or those from slot `row` on."""
     if GATHERS:
         inside = row + tl.arange(0, ROWS) < end
@@ -131,7 +131,7 @@ def load_slots(
 def open_slots(
     pointer, slots, k, stride_row, stride_column,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, GATHERS: tl.constexpr, DESCRIPTOR: tl.constexpr,
-):  # fmt: skip
+):
     """What `load_slots` reads a from."""
     if GATHERS:
         return pointer
@@ -153,7 +153,7 @@ def grouped_product_kernel(
     stride_am, stride_ak, stride_be, stride_bk, stride_bn,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, EXPERTS: tl.constexpr,
     B_TRANSPOSED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """c = a[rows] @ b (+ a2 @ b2) group by group; None: a's own rows, and no second product. a2 and b2 are stored as a
     and b are."""
     GATHERS: tl.constexpr = rows_ptr is not None
@@ -181,7 +181,7 @@ def grouped_product_kernel(
             y = load_expert(
                 b, expert, at, column, k, n, stride_be, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS,
                 B_TRANSPOSED,
-            )  # fmt: skip
+            )
             c = add_product(c, x, y, PRECISION)
         if a2_ptr is not None:
             for step in range(tl.cdiv(k, BLOCK_K)):
@@ -192,7 +192,7 @@ def grouped_product_kernel(
                 y = load_expert(
                     b2, expert, at, column, k, n, stride_be, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS,
                     B_TRANSPOSED,
-                )  # fmt: skip
+                )
                 c = add_product(c, x, y, PRECISION)
         store_tile(c_ptr, c, row, column, end, n, BLOCK_M, BLOCK_N)
 
@@ -204,7 +204,7 @@ def grouped_gate_up_kernel(
     stride_am, stride_ak, stride_be, stride_bk, stride_bn,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, EXPERTS: tl.constexpr,
     B_TRANSPOSED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """c = a[rows] @ b and c2 = a[rows] @ b2 group by group in one pass over a, and activated = silu(c) * c2; None for
     what is not stored."""
     GATHERS: tl.constexpr = rows_ptr is not None
@@ -231,11 +231,11 @@ def grouped_gate_up_kernel(
             y = load_expert(
                 b, expert, at, column, k, n, stride_be, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS,
                 B_TRANSPOSED,
-            )  # fmt: skip
+            )
             y2 = load_expert(
                 b2, expert, at, column, k, n, stride_be, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS,
                 B_TRANSPOSED,
-            )  # fmt: skip
+            )
             c = add_product(c, x, y, PRECISION)
             c2 = add_product(c2, x, y2, PRECISION)
         # First, because otherwise 64 bytes a thread spill (bfloat16, Triton 3.7).
@@ -269,7 +269,7 @@ def _grid(slots: int, n: int, experts: int, config: MatmulConfig, device: torch.
 def launch_grouped_product(
     a: torch.Tensor, rows: torch.Tensor | None, b: torch.Tensor, offsets: torch.Tensor, slots: int,
     config: MatmulConfig, second: tuple[torch.Tensor, torch.Tensor] | None = None,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """c [slots, n] = a[rows] @ b, or a @ b without rows, group by group; + a2 @ b2 of `second`, stored as a and b."""
     experts, k, n = b.shape
     c = torch.empty((slots, n), dtype=a.dtype, device=a.device)
@@ -282,14 +282,14 @@ def launch_grouped_product(
             BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, GROUP_M=config.group_m,
             EXPERTS=experts_block(experts), B_TRANSPOSED=_stored_transposed(b), DESCRIPTORS=config.descriptors,
             PRECISION=product_precision(a.dtype), num_warps=config.num_warps, num_stages=config.num_stages,
-        )  # fmt: skip
+        )
     return c
 
 
 def launch_gate_up(
     x: torch.Tensor, rows: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, offsets: torch.Tensor,
     config: MatmulConfig, save: bool,
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """silu(x[rows] w_gate) * (x[rows] w_up) group by group and, with `save`, the two products; [slots, hidden]. The two
     weights are stored alike."""
     experts, width, hidden = w_gate.shape
@@ -304,5 +304,5 @@ def launch_gate_up(
             BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, GROUP_M=config.group_m,
             EXPERTS=experts_block(experts), B_TRANSPOSED=_stored_transposed(w_gate), DESCRIPTORS=config.descriptors,
             PRECISION=product_precision(x.dtype), num_warps=config.num_warps, num_stages=config.num_stages,
-        )  # fmt: skip
+        )
     return act, gate, up

@@ -34,7 +34,7 @@ def _heads_of(rows: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 def attend_backward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, joined: torch.Tensor, logsumexp2: torch.Tensor,
     djoined: torch.Tensor, gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-) -> None:  # fmt: skip
+) -> None:
     """Write dq, dk and dv, views of rows of tokens as q, k and v are, from what `attend` was given and returned and the
     gradient of joined."""
     dq, dk, dv = gradients

@@ -14,7 +14,7 @@ DESCRIPTOR_ALIGNMENT = 16  # bytes; CUDA driver API, cuTensorMapEncodeTiled: glo
 def load_rows(
     source, stride_row, stride_column, start, rows,
     BLOCK: tl.constexpr, WIDTH: tl.constexpr, DESCRIPTOR: tl.constexpr, CHECK: tl.constexpr,
-):  # fmt: skip
+):
     """Rows start .. start + BLOCK of a [rows, WIDTH] matrix, zero past its end.
 
     `source` is a descriptor with blocks [BLOCK, WIDTH], or a pointer to the matrix. Without CHECK the caller knows that

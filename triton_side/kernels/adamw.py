@@ -26,7 +26,7 @@ Updated = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 OPERATIONS = (
     declare.forward("add", "mu", "mu"), declare.forward("add", "nu", "nu"), declare.forward("pow", "update"),
     declare.forward("sqrt", "update"), declare.forward("div", "update"), declare.forward("sub", "update", "param"),
-)  # fmt: skip
+)
 
 
 @triton.jit
@@ -43,7 +43,7 @@ def square_root(x, ACCURATE: tl.constexpr):
 def adamw_kernel(
     param_ptr, gradient_ptr, mu_ptr, nu_ptr, step_ptr, new_param_ptr, new_mu_ptr, new_nu_ptr, elements,
     rate, eps, decay, beta1, beta2, rest1, rest2, log2_beta1, log2_beta2, BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """rest: 1 - beta, of which fp32 betas would leave few digits."""
     accurate: tl.constexpr = new_param_ptr.dtype.element_ty == tl.float32
     start = tl.program_id(0).to(tl.int64) * BLOCK
@@ -136,7 +136,7 @@ def adamw(
         adamw_kernel[(cdiv(param.numel(), config.block),)](
             param, gradient, mu, nu, step, new_param, new_mu, new_nu, param.numel(), rate, eps, decay, beta1, beta2,
             1 - beta1, 1 - beta2, math.log2(beta1), math.log2(beta2), BLOCK=config.block, num_warps=config.num_warps,
-        )  # fmt: skip
+        )
     return new_param, new_mu, new_nu
 
 

@@ -59,7 +59,7 @@ FORWARD = (
     forward("dot", "scores"), forward("div", "scores"), forward("add", "bias"), forward("select", "mask"),
     forward("reduce_max", "softmax/max"), forward("sub", "softmax/exp"), forward("exp", "softmax/exp"),
     forward("reduce_sum", "softmax/sum"), forward("div", "softmax/divide"), forward("dot", "values"),
-)  # fmt: skip
+)
 FORWARD_BY_CASE = by_case(*FORWARD)
 
 
@@ -69,7 +69,7 @@ def _attend(
     bias_ptr, bias_stride_q, bias_stride_k, q_start, kv_begin, kv_end, sequence, scale_log2e,
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     MASKED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """Fold keys kv_begin .. kv_end into the running softmax; MASKED tiles may pass the end."""
     for kv_start in tl.range(kv_begin, kv_end, BLOCK_KV):
         k = load_rows(k_source, stride_ks, stride_kd, kv_start, sequence, BLOCK_KV, HEAD_DIM, DESCRIPTORS, MASKED)
@@ -103,7 +103,7 @@ def attention_forward_kernel(
     bias_stride_h, bias_stride_q, bias_stride_k, heads, sequence, sequences, PACKED: tl.constexpr, scale_log2e,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """out (whose columns lie side by side) of BLOCK_Q rows of one head; GROUP heads of q share a head of k and v."""
     # In order of start: one head's tiles together, so that its keys and values stay in L2, and the rows that see the
     # most keys first.
@@ -151,17 +151,17 @@ def attention_forward_kernel(
             accumulator, row_sum, row_max, q, k_source, v_source, stride_ks, stride_kd, stride_vs, stride_vd,
             bias_ptr, bias_stride_q, bias_stride_k, q_start, begin, whole_from, length, scale_log2e,
             HEAD_DIM, BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, True, DESCRIPTORS, PRECISION,
-        )  # fmt: skip
+        )
     accumulator, row_sum, row_max = _attend(
         accumulator, row_sum, row_max, q, k_source, v_source, stride_ks, stride_kd, stride_vs, stride_vd,
         bias_ptr, bias_stride_q, bias_stride_k, q_start, whole_from, whole_until, length, scale_log2e,
         HEAD_DIM, BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, False, DESCRIPTORS, PRECISION,
-    )  # fmt: skip
+    )
     accumulator, row_sum, row_max = _attend(
         accumulator, row_sum, row_max, q, k_source, v_source, stride_ks, stride_kd, stride_vs, stride_vd,
         bias_ptr, bias_stride_q, bias_stride_k, q_start, whole_until, end, length, scale_log2e,
         HEAD_DIM, BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, True, DESCRIPTORS, PRECISION,
-    )  # fmt: skip
+    )
 
     if bias_ptr is not None:
         row_sum = tl.where(row_sum > 0, row_sum, 1.0)  # a row of -inf alone has summed nothing: out is 0, not 0 / 0
@@ -178,7 +178,7 @@ def launch_forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, config: TileConfig, save_logsumexp: bool,
     causal: bool = True, window: int = 0, offsets: torch.Tensor | None = None, bias: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """out (see `empty_rows`) and, where a backward pass will follow, logsumexp2. offsets: of packed sequences. out:
     where to write it, the last stride 1."""
     heads, sequence, head_dim = q.shape[1:]
@@ -196,7 +196,7 @@ def launch_forward(
             GROUP=heads // k.shape[1], HEAD_DIM=head_dim, BLOCK_Q=config.block_q, BLOCK_KV=config.block_kv,
             CAUSAL=causal, WINDOW=window, DESCRIPTORS=config.descriptors, PRECISION=product_precision(q.dtype),
             num_warps=config.num_warps, num_stages=config.num_stages,
-        )  # fmt: skip
+        )
     return out, logsumexp2
 
 
@@ -205,7 +205,7 @@ class _Attention(torch.autograd.Function):
     def forward(
         ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, causal: bool,
         window: int, offsets: torch.Tensor | None,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         config = chosen(forward_config, q, k, v, windowed=window > 0, biased=bias is not None)
         out, logsumexp2 = launch_forward(q, k, v, config, True, causal, window, offsets, bias)
         ctx.save_for_backward(q, k, v, out, logsumexp2, offsets, bias)
@@ -228,7 +228,7 @@ class _Attention(torch.autograd.Function):
         of = {
             "shared": q.shape[1] != k.shape[1], "windowed": window > 0, "packed": offsets is not None,
             "biased": bias is not None,
-        }  # fmt: skip
+        }
         dk, dv = launch_dk_dv(*given, chosen(dk_dv_config, q, dout, **of), causal, window, offsets, bias)
         dbias = None
         if bias is not None and ctx.needs_input_grad[3]:
@@ -278,7 +278,7 @@ def attention(
 def run(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, window: int,
     offsets: torch.Tensor | None = None, bias: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """Of checked arguments; packed sequences, with their `offsets`, as [1, heads, tokens, head_dim]."""
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, bias)):
         return _Attention.apply(q, k, v, bias, causal, window, offsets)

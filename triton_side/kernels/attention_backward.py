@@ -52,7 +52,7 @@ SHARED = (
     again("dot", "scores"), again("div", "scores"), again("add", "bias"), again("select", "mask"),
     again("sub", "softmax/exp"), again("exp", "softmax/exp"), again("div", "softmax/divide"),
     gradient("dot", "values", "dweights"), gradient("mul", "softmax/exp", "dscores"),
-)  # fmt: skip
+)
 DK_DV = (*SHARED, gradient("dot", "values", "dv"), gradient("dot", "scores", "dk"))
 DQ = (*SHARED, gradient("dot", "scores", "dq"))
 BATCH_SUM = gradient("reduce_sum", "bias", "dbias")
@@ -68,7 +68,7 @@ def by_case(*operations: Computed) -> dict[tuple[bool, bool], tuple[Computed, ..
     return {
         (True, True): present(), (True, False): present("bias"), (False, True): present("mask"),
         (False, False): present("mask", "bias"),
-    }  # fmt: skip
+    }
 
 
 DK_DV_BY_CASE, DQ_BY_CASE = by_case(*DK_DV), by_case(*DQ)
@@ -92,7 +92,7 @@ def products(count: int) -> Callable[[Shapes], float | None]:
 def attention_delta_kernel(
     out_ptr, dout_ptr, delta_ptr, stride_ob, stride_oh, stride_os, stride_od, stride_gb, stride_gh, stride_gs,
     stride_gd, heads, sequence, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
+):
     """delta[row] = sum(dout * out), ROWS rows of one head."""
     tiles = tl.cdiv(sequence, ROWS)
     head_index = (tl.program_id(0) // tiles).to(tl.int64)
@@ -114,7 +114,7 @@ def _add_queries(
     bias_ptr, bias_stride_q, bias_stride_k, kv_start, q_begin, q_end, sequence, scale_log2e,
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     MASKED: tl.constexpr, CHECK: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """Add what queries q_begin .. q_end contribute to dk (not yet scaled) and dv. Tiles are [keys, queries]."""
     for q_start in tl.range(q_begin, q_end, BLOCK_Q):
         row = q_start + tl.arange(0, BLOCK_Q)
@@ -153,7 +153,7 @@ def attention_dk_dv_kernel(
     heads, sequence, sequences, PACKED: tl.constexpr, scale, scale_log2e,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr, EVEN: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """dk and dv (of the same strides, columns side by side) of BLOCK_KV rows of one head of k and v, which GROUP of the
     `heads` share; EVEN: BLOCK_Q divides the sequence."""
     # In order of start: one head's tiles together, the first keys, which the most queries see, first.
@@ -204,19 +204,19 @@ def attention_dk_dv_kernel(
                 dk, dv, k, v, q, dout, logsumexp2_ptr, delta_ptr, stride_qs, stride_qd, stride_gs, stride_gd,
                 bias_ptr, bias_stride_q, bias_stride_k, kv_start, begin, whole_from, length, scale_log2e,
                 HEAD_DIM, BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, True, not EVEN, DESCRIPTORS, PRECISION,
-            )  # fmt: skip
+            )
         dk, dv = _add_queries(
             dk, dv, k, v, q, dout, logsumexp2_ptr, delta_ptr, stride_qs, stride_qd, stride_gs, stride_gd,
             bias_ptr, bias_stride_q, bias_stride_k, kv_start,
             begin if MASK_ALL else whole_from, end if MASK_ALL else whole_until, length, scale_log2e,
             HEAD_DIM, BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, MASK_ALL, not EVEN, DESCRIPTORS, PRECISION,
-        )  # fmt: skip
+        )
         if WINDOW and not MASK_ALL:
             dk, dv = _add_queries(
                 dk, dv, k, v, q, dout, logsumexp2_ptr, delta_ptr, stride_qs, stride_qd, stride_gs, stride_gd,
                 bias_ptr, bias_stride_q, bias_stride_k, kv_start, whole_until, end, length, scale_log2e,
                 HEAD_DIM, BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, True, not EVEN, DESCRIPTORS, PRECISION,
-            )  # fmt: skip
+            )
         q_ptr += stride_qh
         dout_ptr += stride_gh
         logsumexp2_ptr += sequence
@@ -233,7 +233,7 @@ def _dscores(
     scores, dout, v, logsumexp2, delta, q_start, kv_start, sequence, scale_log2e,
     BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     MASKED: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """ds [queries, keys] of scores that are not yet scaled."""
     p = tl.exp2(scores * scale_log2e - logsumexp2[:, None])
     if MASKED:
@@ -250,7 +250,7 @@ def _add_keys(
     bias_ptr, bias_stride_q, bias_stride_k, dbias_ptr, q_start, kv_begin, kv_end, sequence, scale_log2e,
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     MASKED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """Add what keys kv_begin .. kv_end contribute to dq (not yet scaled); their ds is dbias, if that is asked for. Only
     MASKED tiles may pass the end."""
     for kv_start in tl.range(kv_begin, kv_end, BLOCK_KV):
@@ -264,7 +264,7 @@ def _add_keys(
         ds = _dscores(
             scores, dout, v, logsumexp2, delta, q_start, kv_start, sequence, scale_log2e,
             BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, MASKED, PRECISION,
-        )  # fmt: skip
+        )
         if dbias_ptr is not None:
             store_pairs(dbias_ptr, ds, q_start, kv_start, sequence, BLOCK_Q, BLOCK_KV)
         dq = add_product(dq, ds.to(k.dtype), k, PRECISION)
@@ -281,7 +281,7 @@ def attention_dq_kernel(
     heads, sequence, sequences, PACKED: tl.constexpr, scale, scale_log2e,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """dq (whose columns lie side by side) of BLOCK_Q rows of one of the `heads`, GROUP of which share a head of k and
     v. Of a batch of one, dbias (contiguous) of these rows as well, if it is given."""
     head_index, tile, q_tiles, first, length = place(
@@ -331,17 +331,17 @@ def attention_dq_kernel(
             dq, q, dout, logsumexp2, delta, k_source, v_source, stride_ks, stride_kd, stride_vs, stride_vd,
             bias_ptr, bias_stride_q, bias_stride_k, dbias_ptr, q_start, begin, whole_from, length, scale_log2e,
             HEAD_DIM, BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, True, DESCRIPTORS, PRECISION,
-        )  # fmt: skip
+        )
     dq = _add_keys(
         dq, q, dout, logsumexp2, delta, k_source, v_source, stride_ks, stride_kd, stride_vs, stride_vd,
         bias_ptr, bias_stride_q, bias_stride_k, dbias_ptr, q_start, whole_from, whole_until, length, scale_log2e,
         HEAD_DIM, BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, False, DESCRIPTORS, PRECISION,
-    )  # fmt: skip
+    )
     dq = _add_keys(
         dq, q, dout, logsumexp2, delta, k_source, v_source, stride_ks, stride_kd, stride_vs, stride_vd,
         bias_ptr, bias_stride_q, bias_stride_k, dbias_ptr, q_start, whole_until, end, length, scale_log2e,
         HEAD_DIM, BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, True, DESCRIPTORS, PRECISION,
-    )  # fmt: skip
+    )
     at = row[:, None] * dq_stride + tl.arange(0, HEAD_DIM)[None, :]
     tl.store(dq_ptr + at, (dq * scale).to(dq_ptr.dtype.element_ty), mask=row[:, None] < length)
 
@@ -354,7 +354,7 @@ def attention_dbias_kernel(
     stride_vb, stride_vh, stride_vs, stride_vd, stride_gb, stride_gh, stride_gs, stride_gd,
     bias_stride_h, bias_stride_q, bias_stride_k, batches, heads, sequence, scale_log2e,
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """dbias (contiguous) of BLOCK_Q queries by BLOCK_KV keys of one head: the sum of ds over the batch."""
     kv_tiles = tl.cdiv(sequence, BLOCK_KV)
     tiles = tl.cdiv(sequence, BLOCK_Q) * kv_tiles
@@ -370,7 +370,7 @@ def attention_dbias_kernel(
     bias = bias_tile(
         bias_ptr + head * bias_stride_h, bias_stride_q, bias_stride_k, q_start, kv_start, sequence,
         HEAD_DIM, BLOCK_Q, BLOCK_KV,
-    )  # fmt: skip
+    )
     total = tl.zeros([BLOCK_Q, BLOCK_KV], tl.float32)
     for _ in range(batches):
         q = load_rows(q_ptr, stride_qs, stride_qd, q_start, sequence, BLOCK_Q, HEAD_DIM, False, True)
@@ -383,7 +383,7 @@ def attention_dbias_kernel(
         total += _dscores(
             product(q, k.T, PRECISION) + bias, dout, v, logsumexp2, delta, q_start, kv_start, sequence, scale_log2e,
             BLOCK_Q, BLOCK_KV, False, 0, False, PRECISION,
-        )  # fmt: skip
+        )
         q_ptr += stride_qb
         k_ptr += stride_kb
         v_ptr += stride_vb
@@ -409,7 +409,7 @@ def launch_dk_dv(
     delta: torch.Tensor, config: TileConfig, causal: bool = True, window: int = 0,
     offsets: torch.Tensor | None = None, bias: torch.Tensor | None = None,
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor]:
     """dk, dv (see `empty_rows`), in the inputs' dtype. offsets: of packed sequences. out: where to write them, of the
     same strides, the last of which is 1."""
     strides = written_strides(*(out or (None, None)))
@@ -428,7 +428,7 @@ def launch_dq(
     delta: torch.Tensor, config: TileConfig, causal: bool = True, window: int = 0,
     offsets: torch.Tensor | None = None, bias: torch.Tensor | None = None, dbias: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """dq (see `empty_rows`), in the inputs' dtype. offsets: of packed sequences. dbias: contiguous, written for a batch
     of one, if it is given. out: where to write dq, the last stride 1."""
     strides = written_strides(out)
@@ -445,7 +445,7 @@ def launch_dq(
 def launch_dbias(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, logsumexp2: torch.Tensor,
     delta: torch.Tensor, bias: torch.Tensor, dbias: torch.Tensor, config: TileConfig,
-) -> None:  # fmt: skip
+) -> None:
     """Write dbias [heads, sequence, sequence], contiguous, where no mask hides anything."""
     batch, heads, sequence, head_dim = q.shape
     strided = (q, k, v, dout, bias)
@@ -456,14 +456,14 @@ def launch_dbias(
             batch, heads, sequence, head_dim**-0.5 * LOG2_E, HEAD_DIM=head_dim, BLOCK_Q=config.block_q,
             BLOCK_KV=config.block_kv, PRECISION=product_precision(q.dtype), num_warps=config.num_warps,
             num_stages=config.num_stages,
-        )  # fmt: skip
+        )
 
 
 def _launch(
     kernel: triton.JITFunction, programs: int, strided: tuple[torch.Tensor, ...],
     given: tuple[torch.Tensor | None, ...], written: tuple[int, int, int], offsets: torch.Tensor | None,
     config: TileConfig, constants: dict[str, int],
-) -> None:  # fmt: skip
+) -> None:
     """Run one of the two large kernels. given: a bias, tensors whose strides the kernel knows, and what it writes, with
     the strides `written`."""
     q, k, *_ = strided
@@ -479,4 +479,4 @@ def _launch(
             GROUP=heads // k.shape[1], HEAD_DIM=head_dim, BLOCK_Q=config.block_q, BLOCK_KV=config.block_kv,
             DESCRIPTORS=config.descriptors, PRECISION=product_precision(q.dtype), **constants,
             num_warps=config.num_warps, num_stages=config.num_stages,
-        )  # fmt: skip
+        )

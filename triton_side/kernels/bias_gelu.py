@@ -69,7 +69,7 @@ def _tile_columns(columns, COLUMNS: tl.constexpr):
 def bias_gelu_forward_kernel(
     x_ptr, bias_ptr, y_ptr, x_row_stride, rows, columns,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+):
     accurate: tl.constexpr = y_ptr.dtype.element_ty == tl.float32
     column, first, programs = _tile_columns(columns, COLUMNS)
     bias = tl.load(bias_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
@@ -86,7 +86,7 @@ def bias_gelu_forward_kernel(
 def bias_gelu_backward_kernel(
     x_ptr, bias_ptr, dy_ptr, dx_ptr, partial_ptr, x_row_stride, dy_row_stride, rows, columns,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+):
     accurate: tl.constexpr = dx_ptr.dtype.element_ty == tl.float32
     column, first, programs = _tile_columns(columns, COLUMNS)
     bias = tl.load(bias_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
@@ -140,7 +140,7 @@ def forward(x: torch.Tensor, bias: torch.Tensor, config: TileConfig | None = Non
         bias_gelu_forward_kernel[(config.programs * cdiv(columns, config.block_columns),)](
             x, bias, y, x.stride(0), rows, columns,
             ROWS=config.block_rows, COLUMNS=config.block_columns, num_warps=config.num_warps,
-        )  # fmt: skip
+        )
     return y
 
 
@@ -159,7 +159,7 @@ def backward(
         bias_gelu_backward_kernel[(config.programs * cdiv(columns, config.block_columns),)](
             x, bias, dy, dx, partial, x.stride(0), dy.stride(0), rows, columns,
             ROWS=config.block_rows, COLUMNS=config.block_columns, num_warps=config.num_warps,
-        )  # fmt: skip
+        )
     with declare.computing(DBIAS, sum_ptr="dbias"):
         return dx, sum_columns(partial, x.dtype)
 

@@ -34,13 +34,13 @@ TOKENS = (
     declare.forward("log", "logsumexp"), declare.forward("add", "logsumexp"), declare.forward("gather", "target"),
     declare.forward("sub", "target"), declare.forward("reduce_sum", "smoothing"), declare.forward("add", "smoothing"),
     declare.forward("mul", "z_loss"), declare.forward("add", "z_loss"), declare.forward("select", "mean"),
-)  # fmt: skip
+)
 MEAN = (declare.forward("reduce_sum", "mean"), declare.forward("div", "mean"))
 BACKWARD = (
     declare.again("sub", "logsumexp"), declare.again("exp", "logsumexp"), declare.again("add", "logsumexp"),
     declare.gradient("div", "mean"), declare.gradient("select", "mean"), declare.gradient("mul", "z_loss"),
     declare.gradient("mul", "logsumexp"), declare.gradient("sub", "smoothing"), declare.gradient("sub", "target"),
-)  # fmt: skip
+)
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # finite, in float32
@@ -84,7 +84,7 @@ def loss_slope(x, is_label, maximum, log_sum, classes, smoothing, z_loss):
 def cross_entropy_forward_kernel(
     logits_ptr, labels_ptr, losses_ptr, maximum_ptr, log_sum_ptr, row_stride, classes, smoothing, z_loss,
     IGNORED: tl.constexpr, COLUMNS: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
-):  # fmt: skip
+):
     """A token to a program."""
     lanes: tl.constexpr = COLUMNS // VECTOR
     token = tl.program_id(0).to(tl.int64)
@@ -132,7 +132,7 @@ def cross_entropy_forward_kernel(
 def cross_entropy_mean_kernel(
     losses_ptr, labels_ptr, loss_ptr, count_ptr, tokens,
     IGNORED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """One program. In fp64, because the mean of losses may be a number where their sum is none in fp32."""
     total = tl.zeros([BLOCK], tl.float64)
     counts = tl.zeros([BLOCK], tl.int32)
@@ -151,7 +151,7 @@ def cross_entropy_mean_kernel(
 def cross_entropy_backward_kernel(
     logits_ptr, labels_ptr, maximum_ptr, log_sum_ptr, dloss_ptr, count_ptr, dlogits_ptr, row_stride, classes,
     smoothing, z_loss, IGNORED: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+):
     """A token to a program."""
     token = tl.program_id(0).to(tl.int64)
     label = tl.load(labels_ptr + token)
@@ -217,7 +217,7 @@ def forward(
                 logits, labels, losses, maximum, log_sum, logits.stride(0), classes, smoothing, z_loss,
                 IGNORED=IGNORED, COLUMNS=config.block, VECTOR=16 // logits.element_size(),
                 ALIGNED=classes % 16 == 0 and logits.stride(0) % 16 == 0, num_warps=config.num_warps,
-            )  # fmt: skip
+            )
     loss, count = launch_mean(losses, labels)
     if maximum is None or log_sum is None:
         return loss, None
@@ -251,7 +251,7 @@ def backward(
         cross_entropy_backward_kernel[(tokens,)](
             logits, labels, saved.maximum, saved.log_sum, dloss, saved.count, dlogits, logits.stride(0), classes,
             smoothing, z_loss, IGNORED=IGNORED, COLUMNS=config.block, num_warps=config.num_warps,
-        )  # fmt: skip
+        )
     return dlogits
 
 

@@ -42,7 +42,7 @@ ATTEND = (
     forward("dot", "scores"), forward("div", "scores"), forward("select", "mask"),
     forward("reduce_max", "softmax/max"), forward("sub", "softmax/exp"), forward("exp", "softmax/exp"),
     forward("reduce_sum", "softmax/sum"), forward("convert", "softmax"), forward("dot", "values"),
-)  # fmt: skip
+)
 DIVIDE = forward("div", "softmax/divide")
 GATHER = forward("gather", "gather")
 
@@ -79,7 +79,7 @@ def decode_attention_kernel(
     stride_vb, stride_vh, stride_vs, stride_vd, kv_heads, capacity, pages_per_sequence, splits, chunk, scale_log2e,
     GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_KV: tl.constexpr, PAGE_SIZE: tl.constexpr,
     PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """The GROUP query heads of one kv head, padded to ROWS, with one chunk of its keys: out [batch, heads, HEAD_DIM],
     or, where max_ptr and sum_ptr [batch, heads, splits] are given, the chunk's unnormalised output
     [batch, heads, splits, HEAD_DIM].
@@ -121,7 +121,7 @@ def decode_attention_kernel(
         k = tl.load(
             k_ptr + (at * stride_kb + slot * stride_ks)[:, None] + dim[None, :] * stride_kd,
             mask=seen[:, None], other=0.0,
-        )  # fmt: skip
+        )
         scores = tl.where(seen[None, :], product(q, k.T, PRECISION), float("-inf"))
         new_max = tl.maximum(row_max, tl.max(scores, 1) * scale_log2e)
         p = tl.exp2(scores * scale_log2e - new_max[:, None])
@@ -130,7 +130,7 @@ def decode_attention_kernel(
         v = tl.load(
             v_ptr + (at * stride_vb + slot * stride_vs)[:, None] + dim[None, :] * stride_vd,
             mask=seen[:, None], other=0.0,
-        )  # fmt: skip
+        )
         accumulator = add_product(accumulator * correction[:, None], p.to(v.dtype), v, PRECISION)
         row_max = new_max
 
@@ -151,7 +151,7 @@ def decode_attention_kernel(
 def combine_splits_kernel(
     partial_ptr, max_ptr, sum_ptr, lengths_ptr, out_ptr, heads, capacity, splits, chunk,
     HEAD_DIM: tl.constexpr, BLOCK_SPLITS: tl.constexpr,
-):  # fmt: skip
+):
     """out of one head of one sequence, from the chunks that have keys (the first always counts: it may have none)."""
     row = tl.program_id(0).to(tl.int64)
     length = tl.minimum(tl.load(lengths_ptr + row // heads), capacity)
@@ -168,7 +168,7 @@ def combine_splits_kernel(
         sums = tl.load(sum_ptr + at, mask=there, other=0.0)
         partial = tl.load(
             partial_ptr + at[:, None] * HEAD_DIM + dim[None, :], mask=there[:, None], other=0.0
-        )  # fmt: skip
+        )
         new_max = tl.maximum(row_max, tl.max(maxima, 0))
         weights = tl.exp2(maxima - new_max)
         correction = tl.exp2(row_max - new_max)
@@ -208,7 +208,7 @@ def decode_config(rows: int, dtype: torch.dtype, paged: bool, capacity: int, pro
 def launch(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor, page_table: torch.Tensor | None,
     config: DecodeConfig | None = None,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """out [batch, heads, head_dim], contiguous. k and v are [batch, kv_heads, capacity, head_dim], or with a page table
     [pages, kv_heads, page_size, head_dim] (of any strides); lengths and page_table are contiguous."""
     batch, heads, head_dim = q.shape
@@ -234,7 +234,7 @@ def launch(
             kv_heads, capacity, pages, splits, config.chunk, head_dim**-0.5 * LOG2_E,
             GROUP=group, ROWS=rows, HEAD_DIM=head_dim, BLOCK_KV=config.block_kv,
             PAGE_SIZE=page_size, PRECISION=precision, num_warps=config.num_warps, num_stages=config.num_stages,
-        )  # fmt: skip
+        )
 
     operations, form = (ATTEND, "cache") if page_table is None else ((GATHER, *ATTEND), "pages")
     names = {"k_ptr": f"k_{form}", "v_ptr": f"v_{form}"}
@@ -252,7 +252,7 @@ def launch(
         combine_splits_kernel[(batch * heads,)](
             partial, maxima, sums, lengths, out, heads, capacity, splits, config.chunk,
             HEAD_DIM=head_dim, BLOCK_SPLITS=16, num_warps=4,
-        )  # fmt: skip
+        )
     return out
 
 
@@ -312,7 +312,7 @@ def decode_attention(
     check_tensors(q=q, k_cache=k_cache, v_cache=v_cache)
     if k_cache.ndim != 4 or k_cache.shape != v_cache.shape or (len(k_cache), k_cache.shape[-1]) != (
         len(q), q.shape[-1]
-    ):  # fmt: skip
+    ):
         raise ValueError(
             "k_cache and v_cache must be [batch, kv_heads, capacity, head_dim] of q's batch and head_dim, got "
             f"{tuple(k_cache.shape)} and {tuple(v_cache.shape)} for q {tuple(q.shape)}"

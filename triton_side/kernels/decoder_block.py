@@ -86,7 +86,7 @@ def _forward(
 def _attention_backward(
     settings: Settings, positions: torch.Tensor, qkv: torch.Tensor, joined: torch.Tensor, logsumexp2: torch.Tensor,
     djoined: torch.Tensor,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """dqkv from the gradient of attention's output, its heads side by side in a token's row as in `joined`."""
     q, k, v = settings.split(qkv, positions)
     dqkv = torch.empty_like(qkv)
@@ -137,7 +137,7 @@ class _DecoderBlock(torch.autograd.Function):
 def decoder_block(
     x: torch.Tensor, params: Mapping[str, torch.Tensor], positions: torch.Tensor, *, heads: int, kv_heads: int,
     eps: float, theta: float,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """The layer on x, differentiable once in x and the weights.
 
     Args:
@@ -195,7 +195,7 @@ def _check_shapes(
         "attention_norm": [width], "w_qkv": [width, (heads + 2 * kv_heads) * head_dim],
         "w_o": [heads * head_dim, width], "mlp_norm": [width], "w_gate": [width, hidden], "w_up": [width, hidden],
         "w_down": [hidden, width],
-    }  # fmt: skip
+    }
     got = {name: list(tensor.shape) for name, tensor in weights.items()}
     if got != expected:
         raise ValueError(f"the weights must fit x {list(x.shape)}: expected {expected}, got {got}")

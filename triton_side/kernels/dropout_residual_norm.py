@@ -55,7 +55,7 @@ FORWARD = (
     declare.forward("mul", "variance"), declare.forward("reduce_sum", "variance"),
     declare.forward("rsqrt", "normalize"), declare.forward("mul", "normalize"),
     declare.forward("mul", "affine"), declare.forward("add", "affine"),
-)  # fmt: skip
+)
 BACKWARD = (
     declare.again("threefry", "random"), declare.again("sub", "mean"), declare.again("mul", "normalize"),
     declare.gradient("mul", "affine", "dnormalised"), declare.gradient("reduce_sum", "normalize", "projection"),
@@ -64,17 +64,17 @@ BACKWARD = (
     declare.gradient("reduce_sum", "bias", "partial"), declare.gradient("mul", "affine", "dweight"),
     declare.gradient("reduce_sum", "affine", "partial dweight"),
     declare.gradient("reduce_sum", "affine", "partial dshift"),
-)  # fmt: skip
+)
 SUMS = (
     declare.gradient("reduce_sum", "bias", "dbias"), declare.gradient("reduce_sum", "affine", "dweight"),
     declare.gradient("reduce_sum", "affine", "dshift"),
-)  # fmt: skip
+)
 # The same without the norm.
 FORWARD_OF_SUM = FORWARD[:4]
 BACKWARD_OF_SUM = (
     declare.again("threefry", "random"), declare.gradient("select", "dropout", "dx"),
     declare.gradient("reduce_sum", "bias", "partial"),
-)  # fmt: skip
+)
 
 
 @declare.declare(*FORWARD, flops=lambda shapes: (10 if "weight_ptr" in shapes else 3) * math.prod(shapes["x_ptr"]))
@@ -83,7 +83,7 @@ def dropout_residual_norm_forward_kernel(
     x_ptr, bias_ptr, residual_ptr, weight_ptr, shift_ptr, seed_ptr, y_ptr, h_ptr, mean_ptr, rstd_ptr,
     x_row_stride, residual_row_stride, rows, columns: tl.constexpr, threshold, scale, eps,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+):
     column = tl.arange(0, COLUMNS)[None, :]
     bias = tl.load(bias_ptr + column, mask=column < columns, other=0.0)
     if weight_ptr is not None:
@@ -113,7 +113,7 @@ def dropout_residual_norm_backward_kernel(
     h_ptr, weight_ptr, seed_ptr, mean_ptr, rstd_ptr, dy_ptr, dh_ptr, dx_ptr, dresidual_ptr, partial_ptr,
     dy_row_stride, dh_row_stride, rows, columns, threshold, scale,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+):
     column = tl.arange(0, COLUMNS)[None, :]
     vectors: tl.constexpr = 1 if weight_ptr is None else 3
     dbias = tl.zeros([ROWS, COLUMNS], tl.float32)
@@ -181,7 +181,7 @@ def configure_backward(rows: int, columns: int, element_bytes: int, multiprocess
 def forward(
     x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, shift: torch.Tensor,
     seed: torch.Tensor, p: float, eps: float, *, save_statistics: bool, config: RowConfig | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """Launch the forward kernel: y and h [rows, columns], contiguous, in x's dtype; mean and rstd [rows] in fp32, or
     None."""
     rows, columns = x.shape
@@ -198,14 +198,14 @@ def forward(
             x, bias.contiguous(), residual, weight.contiguous(), shift.contiguous(), seed.contiguous(), y, h, mean,
             rstd, x.stride(0), residual.stride(0), rows, columns, *dropout_constants(p), eps,
             ROWS=config.block_rows, COLUMNS=config.block_columns, STAGES=config.num_stages, num_warps=config.num_warps,
-        )  # fmt: skip
+        )
     return y, h, mean, rstd
 
 
 def backward(
     h: torch.Tensor, weight: torch.Tensor, seed: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor,
     dy: torch.Tensor, dh: torch.Tensor, p: float, config: RowConfig | None = None,
-) -> Tensors:  # fmt: skip
+) -> Tensors:
     """Launch the backward kernels on a contiguous h: dx, dbias, dresidual, dweight, dshift, contiguous, in h's
     dtype."""
     rows, columns = h.shape
@@ -221,7 +221,7 @@ def backward(
             h, weight.contiguous(), seed.contiguous(), mean, rstd, dy, dh, dx, dresidual, partial,
             dy.stride(0), dh.stride(0), rows, columns, *dropout_constants(p),
             ROWS=config.block_rows, COLUMNS=config.block_columns, STAGES=config.num_stages, num_warps=config.num_warps,
-        )  # fmt: skip
+        )
     with declare.computing(*SUMS, sum_ptr="dbias", sum2_ptr="dweight", sum3_ptr="dshift"):
         dbias, dweight, dshift = sum_vectors(partial, h.dtype)
     return dx, dbias, dresidual, dweight, dshift
@@ -230,7 +230,7 @@ def backward(
 def forward_of_sum(
     x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, seed: torch.Tensor, p: float,
     config: RowConfig | None = None,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """Launch the forward kernel without the norm: h [rows, columns], contiguous, in x's dtype."""
     rows, columns = x.shape
     h = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
@@ -241,7 +241,7 @@ def forward_of_sum(
             x, bias.contiguous(), residual, None, None, seed.contiguous(), None, h, None, None, x.stride(0),
             residual.stride(0), rows, columns, *dropout_constants(p), 0.0,
             ROWS=config.block_rows, COLUMNS=config.block_columns, STAGES=config.num_stages, num_warps=config.num_warps,
-        )  # fmt: skip
+        )
     return h
 
 
@@ -260,7 +260,7 @@ def backward_of_sum(
             None, None, seed.contiguous(), None, None, None, dh, dx, None, partial, 0, dh.stride(0), rows, columns,
             *dropout_constants(p),
             ROWS=config.block_rows, COLUMNS=config.block_columns, STAGES=config.num_stages, num_warps=config.num_warps,
-        )  # fmt: skip
+        )
     with declare.computing(SUMS[0], sum_ptr="dbias"):
         return dx, sum_vectors(partial, dh.dtype)[0]
 
@@ -272,7 +272,7 @@ class DropoutResidualNormFunction(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor,
         shift: torch.Tensor, seed: torch.Tensor, p: float, eps: float,
-    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         y, h, mean, rstd = forward(x, bias, residual, weight, shift, seed, p, eps, save_statistics=True)
         ctx.save_for_backward(h, weight, seed, mean, rstd)
         ctx.p = p
@@ -288,7 +288,7 @@ class DropoutResidualNormFunction(torch.autograd.Function):
 def dropout_residual_norm(
     x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, shift: torch.Tensor,
     seed: torch.Tensor, *, p: float, eps: float,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(y, h) with h = residual + dropout(x + bias) and y = layer_norm(h) weight + shift over the columns.
 
     Differentiable once in all but the seed.

@@ -53,12 +53,12 @@ class EmbeddingConfig:
 @declare.declare(
     declare.forward("gather", "gather"), flops=lambda shapes: 0,
     reads={"table_ptr": lambda shapes: shapes["ids_ptr"][0] * shapes["table_ptr"][1]},
-)  # fmt: skip
+)
 @triton.jit
 def embedding_forward_kernel(
     table_ptr, ids_ptr, y_ptr, table_row_stride, tokens, columns,
     TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+):
     across = tl.cdiv(columns, COLUMNS)
     token = (tl.program_id(0) // across * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)[:, None]
     column = tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)[None, :]
@@ -96,7 +96,7 @@ def embedding_order_kernel(ids_ptr, sorted_ids_ptr, order_ptr, tokens, TILE: tl.
 def embedding_backward_kernel(
     sorted_ids_ptr, order_ptr, dy_ptr, dtable_ptr, dy_row_stride, tokens, rows, columns,
     ROWS: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+):
     across = tl.cdiv(columns, COLUMNS)
     first_row = tl.program_id(0) // across * ROWS
     column = tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)
@@ -119,7 +119,7 @@ def embedding_backward_kernel(
             dy = tl.load(
                 dy_ptr + token[:, None] * dy_row_stride + column[None, :],
                 mask=own[:, None] & (column < columns)[None, :], other=0.0,
-            )  # fmt: skip
+            )
             total += tl.sum(dy.to(tl.float32), axis=0)
             position += tl.sum(own.to(tl.int32), axis=0)
             next_row = tl.load(sorted_ids_ptr + position, mask=position < tokens, other=NO_ID)
@@ -158,7 +158,7 @@ def forward(table: torch.Tensor, ids: torch.Tensor, config: EmbeddingConfig | No
         embedding_forward_kernel[grid](
             table, ids, y, table.stride(0), tokens, columns,
             TOKENS=config.tokens, COLUMNS=config.columns, num_warps=config.num_warps,
-        )  # fmt: skip
+        )
     return y
 
 
@@ -189,7 +189,7 @@ def backward(
         embedding_backward_kernel[grid](
             sorted_ids, order, dy, dtable, dy.stride(0), tokens, rows, columns,
             ROWS=config.rows, TOKENS=config.tokens, COLUMNS=config.columns, num_warps=config.num_warps,
-        )  # fmt: skip
+        )
     return dtable
 
 

@@ -23,7 +23,7 @@ BACKWARD = (
     *gelu.BACKWARD,
     declare.again("add", "gelu", "1 + tanh"), declare.again("mul", "gelu", "y"),
     declare.gradient("mul", "multiply", "dgelu"), declare.gradient("mul", "multiply", "dup"),
-)  # fmt: skip
+)
 
 
 @declare.declare(*FORWARD, flops=lambda shapes: 10 * math.prod(shapes["y_ptr"]))

@@ -40,7 +40,7 @@ FORWARD = tuple(
 BACKWARD = (
     *(declare.again(op, "gelu", result) for op, result in (("mul", "cube"), ("add", "inner"), ("tanh", "tanh"))),
     declare.gradient("tanh", "gelu"), declare.gradient("mul", "gelu", "dx"),
-)  # fmt: skip
+)
 
 
 @triton.jit

@@ -38,7 +38,7 @@ from triton_side.stages import stage
 WEIGHTS = (
     "attention_norm_weight", "attention_norm_bias", "w_qkv", "b_qkv", "w_o", "b_o", "mlp_norm_weight", "mlp_norm_bias",
     "w_up", "b_up", "w_down", "b_down",
-)  # fmt: skip
+)
 
 
 def _views(qkv: torch.Tensor, shape: torch.Size, heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -49,7 +49,7 @@ def _views(qkv: torch.Tensor, shape: torch.Size, heads: int) -> tuple[torch.Tens
 def _forward(
     x: torch.Tensor, shape: torch.Size, seed: torch.Tensor, weights: Mapping[str, torch.Tensor], heads: int, p: float,
     eps: float, save: bool,
-) -> tuple[torch.Tensor, list[torch.Tensor | None]]:  # fmt: skip
+) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
     """y of the tokens x, and what the backward pass needs beside x, seed and weights, some of it None where none will
     follow."""
     w = weights
@@ -78,7 +78,7 @@ class _Gpt2Block(torch.autograd.Function):
     def forward(
         ctx: Any, shape: torch.Size, heads: int, p: float, eps: float, x: torch.Tensor, seed: torch.Tensor,
         *weights: torch.Tensor,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         named = dict(zip(WEIGHTS, weights, strict=True))
         y, saved = _forward(x, shape, seed, named, heads, p, eps, save=True)
         ctx.save_for_backward(x, seed, *weights, *saved)
@@ -175,7 +175,7 @@ def _check_shapes(x: torch.Tensor, weights: Mapping[str, torch.Tensor], heads: i
     matrices = {
         "w_qkv": [width, 3 * attended], "b_qkv": [3 * attended], "w_o": [attended, width], "w_up": [width, hidden],
         "b_up": [hidden], "w_down": [hidden, width],
-    }  # fmt: skip
+    }
     expected = {name: matrices.get(name, [width]) for name in WEIGHTS}
     got = {name: list(tensor.shape) for name, tensor in weights.items()}
     if got != expected:

@@ -46,17 +46,17 @@ FORWARD = (
     declare.forward("reduce_sum", "mean"), declare.forward("sub", "variance"), declare.forward("mul", "variance"),
     declare.forward("reduce_sum", "variance"), declare.forward("rsqrt", "normalize"),
     declare.forward("mul", "normalize"), declare.forward("mul", "weight"), declare.forward("add", "bias"),
-)  # fmt: skip
+)
 NORMALIZED_AGAIN = (declare.again("sub", "variance"), declare.again("mul", "normalize"))
 DX = (
     declare.gradient("mul", "weight", "dnormalised"), declare.gradient("reduce_sum", "normalize", "projection"),
     declare.gradient("mul", "normalize", "dx"), declare.gradient("mul", "variance", "dx"),
     declare.gradient("reduce_sum", "variance", "dmean"), declare.gradient("sub", "mean", "dx"),
-)  # fmt: skip
+)
 PARTIALS = (
     declare.gradient("mul", "weight", "dweight"), declare.gradient("reduce_sum", "weight", "partial"),
     declare.gradient("reduce_sum", "bias", "partial"),
-)  # fmt: skip
+)
 SUMS = (declare.gradient("reduce_sum", "weight", "dweight"), declare.gradient("reduce_sum", "bias", "dbias"))
 
 
@@ -83,7 +83,7 @@ def normalise_gradient(dy, normalised, weight, rstd, columns):
 def layernorm_forward_kernel(
     x_ptr, weight_ptr, bias_ptr, y_ptr, mean_ptr, rstd_ptr, x_row_stride, rows, columns: tl.constexpr, eps,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+):
     column = tl.arange(0, COLUMNS)[None, :]
     weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0)
     bias = tl.load(bias_ptr + column, mask=column < columns, other=0.0)
@@ -104,7 +104,7 @@ def layernorm_forward_kernel(
 def layernorm_forward_looped_kernel(
     x_ptr, weight_ptr, bias_ptr, y_ptr, mean_ptr, rstd_ptr, x_row_stride, rows, columns, eps,
     COLUMNS: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+):
     """Mean and variance in one reading: each lane has its own (Welford, Technometrics 4(3), 1962), which are merged
     (Chan, Golub and LeVeque, "Algorithms for computing the sample variance", The American Statistician 37(3), 1983).
 
@@ -154,7 +154,7 @@ def layernorm_backward_kernel(
     x_ptr, weight_ptr, mean_ptr, rstd_ptr, dy_ptr, dsum_ptr, dx_ptr, partial_ptr, x_row_stride, dy_row_stride,
     dsum_row_stride, rows, columns,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+):
     column = tl.arange(0, COLUMNS)[None, :]
     weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0)
     dweight = tl.zeros([ROWS, COLUMNS], tl.float32)
@@ -183,7 +183,7 @@ def layernorm_backward_looped_kernel(
     x_ptr, weight_ptr, mean_ptr, rstd_ptr, dy_ptr, dsum_ptr, dx_ptr, x_row_stride, dy_row_stride, dsum_row_stride,
     rows, columns,
     COLUMNS: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+):
     for row in tl.range(tl.program_id(0), rows, tl.num_programs(0)):
         x_row_ptr = x_ptr + tl.cast(row, tl.int64) * x_row_stride
         dy_row_ptr = dy_ptr + tl.cast(row, tl.int64) * dy_row_stride
@@ -218,7 +218,7 @@ def layernorm_backward_looped_kernel(
 def layernorm_partials_kernel(
     x_ptr, mean_ptr, rstd_ptr, dy_ptr, partial_ptr, x_row_stride, dy_row_stride, rows, columns,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+):
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     dweight = tl.zeros([ROWS, COLUMNS], tl.float32)
     dbias = tl.zeros([ROWS, COLUMNS], tl.float32)
@@ -295,13 +295,13 @@ def forward(
             layernorm_forward_looped_kernel[(config.programs,)](
                 x, weight, bias, y, mean, rstd, x.stride(0), rows, columns, eps,
                 COLUMNS=config.block_columns, STAGES=config.num_stages, num_warps=config.num_warps,
-            )  # fmt: skip
+            )
         else:
             layernorm_forward_kernel[(config.programs,)](
                 x, weight, bias, y, mean, rstd, x.stride(0), rows, columns, eps,
                 ROWS=config.block_rows, COLUMNS=config.block_columns, STAGES=config.num_stages,
                 num_warps=config.num_warps,
-            )  # fmt: skip
+            )
     return y, mean, rstd
 
 
@@ -332,18 +332,18 @@ def backward(
             layernorm_backward_looped_kernel[(config.programs,)](
                 x, weight, mean, rstd, dy, dsum, dx, x.stride(0), dy.stride(0), dsum_row_stride, rows, columns,
                 COLUMNS=config.block_columns, STAGES=config.num_stages, num_warps=config.num_warps,
-            )  # fmt: skip
+            )
             layernorm_partials_kernel[(config.programs, cdiv(columns, 1024))](
                 x, mean, rstd, dy, partial, x.stride(0), dy.stride(0), rows, columns,
                 ROWS=4, COLUMNS=1024, num_warps=8,
-            )  # fmt: skip
+            )
         else:
             layernorm_backward_kernel[(config.programs,)](
                 x, weight, mean, rstd, dy, dsum, dx, partial, x.stride(0), dy.stride(0), dsum_row_stride, rows,
                 columns,
                 ROWS=config.block_rows, COLUMNS=config.block_columns, STAGES=config.num_stages,
                 num_warps=config.num_warps,
-            )  # fmt: skip
+            )
     with declare.computing(*SUMS, sum_ptr="dweight", sum2_ptr="dbias"):
         dweight, dbias = sum_vectors(partial, x.dtype)
     return dx, dweight, dbias

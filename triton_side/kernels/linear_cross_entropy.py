@@ -63,18 +63,18 @@ TILES = (
     forward("dot", "product"), forward("reduce_max", "logsumexp", "tile"), forward("sub", "logsumexp", "tile"),
     forward("exp", "logsumexp", "tile"), forward("reduce_sum", "logsumexp", "tile"),
     forward("reduce_sum", "smoothing", "tile"), forward("gather", "target"),
-)  # fmt: skip
+)
 TOKENS = (
     forward("reduce_max", "logsumexp"), forward("sub", "logsumexp"), forward("exp", "logsumexp"),
     forward("reduce_sum", "logsumexp"), forward("log", "logsumexp"), forward("add", "logsumexp"),
     forward("sub", "target"), forward("reduce_sum", "smoothing"), forward("add", "smoothing"),
     forward("mul", "z_loss"), forward("add", "z_loss"), forward("select", "mean"),
-)  # fmt: skip
+)
 DLOGITS = (
     again("dot", "product"), again("sub", "logsumexp"), again("exp", "logsumexp"), again("add", "logsumexp"),
     gradient("div", "mean"), gradient("select", "mean"), gradient("mul", "z_loss"), gradient("mul", "logsumexp"),
     gradient("sub", "smoothing"), gradient("sub", "target"),
-)  # fmt: skip
+)
 DW = (gradient("dot", "product", "dw"),)
 DH = (gradient("dot", "product", "dh"),)
 DH_ADDED = (*DH, gradient("add", "product", "dh"))
@@ -99,7 +99,7 @@ def projected_statistics_kernel(
     stride_ht, stride_hk, stride_wk, stride_wc,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     H_TRANSPOSED: tl.constexpr, W_TRANSPOSED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """Of each token's logits in each tile of classes the maximum, the sum of exp(x - maximum) and the sum of
     x / classes, [tiles, tokens]; and the label's logit, [tokens], if the label is a class. w is [width, classes]."""
     h = open_operand(h_ptr, tokens, width, stride_ht, stride_hk, BLOCK_M, BLOCK_K, DESCRIPTORS, H_TRANSPOSED)
@@ -110,7 +110,7 @@ def projected_statistics_kernel(
         x = tile_product(
             h, w, row, column, tokens, classes, width, stride_ht, stride_hk, stride_wk, stride_wc,
             BLOCK_M, BLOCK_N, BLOCK_K, H_TRANSPOSED, W_TRANSPOSED, DESCRIPTORS, PRECISION,
-        )  # fmt: skip
+        )
         token = row + tl.arange(0, BLOCK_M)
         exists = token < tokens
         class_ = column + tl.arange(0, BLOCK_N)[None, :]
@@ -141,7 +141,7 @@ def combine_tiles_kernel(
     maximum_ptr, exponentials_ptr, mean_ptr, chosen_ptr, labels_ptr, losses_ptr, row_maximum_ptr, log_sum_ptr,
     tiles, tokens, classes, smoothing, z_loss,
     IGNORED: tl.constexpr, TILES: tl.constexpr, TOKENS: tl.constexpr,
-):  # fmt: skip
+):
     """The loss, maximum and log of the sum of exp(x - maximum) of TOKENS tokens, 0 where they do not count."""
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     exists = token < tokens
@@ -184,7 +184,7 @@ def dlogits_kernel(
     stride_dt, stride_ht, stride_hk, stride_wk, stride_wc, first, classes, smoothing, z_loss, IGNORED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     H_TRANSPOSED: tl.constexpr, W_TRANSPOSED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """dx [tokens, chunk] of the classes from `first` on, of which w [width, chunk] is the projection. Rows of dx are
     stride_dt apart; what lies between them is written, too."""
     h = open_operand(h_ptr, tokens, width, stride_ht, stride_hk, BLOCK_M, BLOCK_K, DESCRIPTORS, H_TRANSPOSED)
@@ -195,7 +195,7 @@ def dlogits_kernel(
         x = tile_product(
             h, w, row, column, tokens, chunk, width, stride_ht, stride_hk, stride_wk, stride_wc,
             BLOCK_M, BLOCK_N, BLOCK_K, H_TRANSPOSED, W_TRANSPOSED, DESCRIPTORS, PRECISION,
-        )  # fmt: skip
+        )
         token = row + tl.arange(0, BLOCK_M)
         exists = token < tokens
         class_ = first + column + tl.arange(0, BLOCK_N)[None, :]
@@ -220,13 +220,13 @@ def _operands(h: torch.Tensor, w: torch.Tensor, config: MatmulConfig) -> tuple[i
         "H_TRANSPOSED": stored_transposed(h), "W_TRANSPOSED": stored_transposed(w),
         "DESCRIPTORS": config.descriptors, "PRECISION": product_precision(h.dtype),
         "num_warps": config.num_warps, "num_stages": config.num_stages,
-    }  # fmt: skip
+    }
 
 
 def forward_pass(
     h: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, smoothing: float, z_loss: float, *, save: bool,
     choose: Choose = matmul_config,
-) -> tuple[torch.Tensor, Saved | None]:  # fmt: skip
+) -> tuple[torch.Tensor, Saved | None]:
     """Launch the forward kernels on contiguous labels: the loss, [] in fp32."""
     tokens, classes = h.shape[0], w.shape[0]
     config = choose_config(choose, h, w.T)
@@ -251,7 +251,7 @@ def forward_pass(
             combine_tiles_kernel[(cdiv(tokens, 32),)](
                 maximum, exponentials, mean, chosen, labels, losses, row_maximum, log_sum, tiles, tokens, classes,
                 smoothing, z_loss, IGNORED=IGNORED, TILES=TILES_AT_ONCE, TOKENS=32, num_warps=8,
-            )  # fmt: skip
+            )
     loss, count = launch_mean(losses, labels)
     if row_maximum is None or log_sum is None:
         return loss, None
@@ -268,7 +268,7 @@ def backward_pass(
     h: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, saved: Saved, dloss: torch.Tensor, smoothing: float,
     z_loss: float, wanted: tuple[bool, bool] = (True, True), choose: Choose = matmul_config,
     workspace: int = WORKSPACE,
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Launch the backward kernels: dh and dw, contiguous, in the dtype of h; None where not `wanted`."""
     (tokens, width), classes = h.shape, w.shape[0]
     dh = torch.empty((tokens, width), dtype=h.dtype, device=h.device) if wanted[0] else None
@@ -293,7 +293,7 @@ def backward_pass(
             dlogits_kernel[(grid,)](
                 h, rows.T, labels, saved.maximum, saved.log_sum, dloss, saved.count, dlogits, tokens, len(rows), width,
                 dlogits.stride(0), *strides, first, classes, smoothing, z_loss, IGNORED=IGNORED, **tiling,
-            )  # fmt: skip
+            )
         if dw is not None:
             with computing(*DW, c_ptr="dw"):
                 launch_matmul(dlogits.T, h, choose_config(choose, dlogits.T, h), out=dw[first : first + chunk])

@@ -58,7 +58,7 @@ class DpreConfig:
 def dpre_kernel(
     dy_ptr, pre_ptr, dpre_ptr, partial_ptr, dy_row_stride, rows, columns,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+):
     """dpre, and for each program its rows' sum in fp32."""
     accurate: tl.constexpr = dpre_ptr.dtype.element_ty == tl.float32
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
@@ -103,7 +103,7 @@ def launch_dpre(
             dy, pre, dpre, partial, dy.stride(0), rows, columns,
             ROWS=config.block_rows, COLUMNS=config.block_columns, STAGES=config.num_stages,
             num_warps=config.num_warps,
-        )  # fmt: skip
+        )
     with computing(*linear.DBIAS, sum_ptr="dbias"):
         return dpre, sum_columns(partial, pre.dtype)
 

@@ -72,7 +72,7 @@ def tile_at(tile, m, n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: t
 def open_operand(
     pointer, rows, columns, stride_row, stride_column,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DESCRIPTOR: tl.constexpr, TRANSPOSED: tl.constexpr,
-):  # fmt: skip
+):
     """What `load_operand` reads a [rows, columns] matrix from; TRANSPOSED: neighbours of a column lie side by side."""
     if DESCRIPTOR:
         if TRANSPOSED:
@@ -87,7 +87,7 @@ def open_operand(
 def load_operand(
     source, row, column, rows, columns, stride_row, stride_column,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DESCRIPTOR: tl.constexpr, TRANSPOSED: tl.constexpr,
-):  # fmt: skip
+):
     """The [ROWS, COLUMNS] tile at (row, column), zero outside the matrix."""
     if DESCRIPTOR:
         if TRANSPOSED:
@@ -126,7 +126,7 @@ def tile_product(
     a, b, row, column, m, n, k, stride_am, stride_ak, stride_bk, stride_bn,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """The [BLOCK_M, BLOCK_N] tile of a @ b at (row, column) in float32, of operands that `open_operand` gave."""
     c = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for step in range(tl.cdiv(k, BLOCK_K)):
@@ -174,7 +174,7 @@ def matmul_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
     WIDE: tl.constexpr,
-):  # fmt: skip
+):
     """c = a @ b * a_scale * b_scale + residual + bias, and its GELU; None: not multiplied by, not added, not stored.
 
     WIDE: residual or c is float32, and a and b are not. Tiles pass through shared memory on their way to c and from
@@ -190,7 +190,7 @@ def matmul_kernel(
         c = tile_product(
             a, b, row, column, m, n, k, stride_am, stride_ak, stride_bk, stride_bn,
             BLOCK_M, BLOCK_N, BLOCK_K, A_TRANSPOSED, B_TRANSPOSED, DESCRIPTORS, PRECISION,
-        )  # fmt: skip
+        )
         if a_scale_ptr is not None:
             c *= tl.load(a_scale_ptr) * tl.load(b_scale_ptr)
         if WIDE:
@@ -272,7 +272,7 @@ def choose_config(choose: Choose, *operands: torch.Tensor) -> MatmulConfig:
 def launch_matmul(
     a: torch.Tensor, b: torch.Tensor, config: MatmulConfig, residual: torch.Tensor | None = None, *,
     bias: torch.Tensor | None = None, out: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """a @ b (+ residual) (+ bias), contiguous: written to `out`, which may be `residual`, or else new in the operands'
     dtype. `residual`, `bias` and `out` are contiguous, each of a dtype of its own."""
     c = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device) if out is None else out
@@ -303,7 +303,7 @@ def _launch(
     a: torch.Tensor, b: torch.Tensor, config: MatmulConfig, *, a_scale: torch.Tensor | None = None,
     b_scale: torch.Tensor | None = None, residual: torch.Tensor | None = None, bias: torch.Tensor | None = None,
     c: torch.Tensor | None = None, gelu: torch.Tensor | None = None,
-) -> None:  # fmt: skip
+) -> None:
     (m, k), n = a.shape, b.shape[1]
     precision = product_precision(a.dtype)
     wide = a.dtype != torch.float32 and any(x is not None and x.dtype == torch.float32 for x in (residual, c))
@@ -319,7 +319,7 @@ def _launch(
             GROUP_M=config.group_m, A_TRANSPOSED=stored_transposed(a), B_TRANSPOSED=stored_transposed(b),
             DESCRIPTORS=config.descriptors, PRECISION=precision, WIDE=wide,
             num_warps=config.num_warps, num_stages=config.num_stages,
-        )  # fmt: skip
+        )
 
 
 class _Matmul(torch.autograd.Function):

@@ -52,7 +52,7 @@ ACTIVATION = (("logistic", "sigmoid"), ("mul", "silu"), ("mul", "activated"))
 GATE_UP = (
     forward("gather", "dispatch", "rows"), forward("dot", "gate"), forward("dot", "up"),
     *(forward(op, "act", result) for op, result in ACTIVATION),
-)  # fmt: skip
+)
 DOWN = (forward("dot", "down"),)
 GATHER_DY, GATHER_X = gradient("gather", "combine", "dout"), again("gather", "dispatch", "rows")
 DOUT = (gradient("dot", "down", "dact"),)
@@ -64,12 +64,12 @@ DX_OF_EXPERTS = (gradient("dot", "gate", "dx"), gradient("dot", "up", "dx"), gra
 @declare(
     forward("gather", "combine", "out"), forward("mul", "combine", "weighted"), forward("reduce_sum", "combine", "y"),
     flops=lambda shapes: 2 * math.prod(shapes["out_ptr"]),
-)  # fmt: skip
+)
 @triton.jit
 def moe_combine_kernel(
     out_ptr, slots_ptr, weights_ptr, y_ptr, tokens, width, TOKENS: tl.constexpr, WIDTH: tl.constexpr,
     TOP_K: tl.constexpr,
-):  # fmt: skip
+):
     """The weighted sum of what the experts made of a token."""
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
@@ -88,12 +88,12 @@ def moe_combine_kernel(
     gradient("reduce_sum", "combine", "dweights"), gradient("mul", "act", "dsilu"), gradient("mul", "act", "dup"),
     gradient("logistic", "act", "dgate"), gradient("mul", "combine", "weighted_act"),
     flops=lambda shapes: 16 * math.prod(shapes["dout_ptr"]),
-)  # fmt: skip
+)
 @triton.jit
 def moe_activation_gradients_kernel(
     dout_ptr, gate_ptr, up_ptr, slots_ptr, weights_ptr, dgate_ptr, dup_ptr, weighted_act_ptr, dweights_ptr, hidden,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """A program a choice: its slot's dgate and dup, its weighted act, and the gradient of its weight."""
     choice = tl.program_id(0)
     row = tl.load(slots_ptr + choice).to(tl.int64) * hidden
@@ -123,7 +123,7 @@ def moe_activation_gradients_kernel(
 def moe_dx_kernel(
     dx_of_experts_ptr, slots_ptr, dlogits_ptr, router_ptr, dx_ptr, tokens, width, experts, stride_re, stride_rw,
     TOKENS: tl.constexpr, WIDTH: tl.constexpr, EXPERTS: tl.constexpr, TOP_K: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """The sum of a token's gradients through its experts and through the router."""
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
@@ -134,11 +134,11 @@ def moe_dx_kernel(
         dlogits = tl.load(
             dlogits_ptr + token.to(tl.int64)[:, None] * experts + expert[None, :],
             mask=(token < tokens)[:, None] & (expert < experts)[None, :], other=0.0,
-        )  # fmt: skip
+        )
         router = tl.load(
             router_ptr + expert.to(tl.int64)[:, None] * stride_re + column.to(tl.int64)[None, :] * stride_rw,
             mask=(expert < experts)[:, None] & (column < width)[None, :], other=0.0,
-        )  # fmt: skip
+        )
         dx = add_product(dx, dlogits, router.to(tl.float32), PRECISION)
     for j in tl.static_range(TOP_K):
         slot = tl.load(slots_ptr + token * TOP_K + j, mask=token < tokens, other=0).to(tl.int64)
@@ -198,7 +198,7 @@ def launch_combine(out: torch.Tensor, found: Route) -> torch.Tensor:
         moe_combine_kernel[(cdiv(tokens, block_tokens), cdiv(width, block_width))](
             out, found.slots, found.weights, y, tokens, width,
             TOKENS=block_tokens, WIDTH=block_width, TOP_K=top_k, num_warps=4,
-        )  # fmt: skip
+        )
     return y
 
 
@@ -214,7 +214,7 @@ def launch_activation_gradients(
         moe_activation_gradients_kernel[(slots,)](
             dout, gate, up, found.slots, found.weights, dgate, dup, weighted_act, dweights, hidden,
             BLOCK=block, num_warps=4,
-        )  # fmt: skip
+        )
     return dgate, dup, weighted_act, dweights
 
 
@@ -230,7 +230,7 @@ def launch_dx(
             dx_of_experts, found.slots, dlogits, router, dx, tokens, width, experts, *router.stride(),
             TOKENS=block_tokens, WIDTH=block_width, EXPERTS=min(32, _grouped.experts_block(experts)), TOP_K=top_k,
             PRECISION=moe_routing.gradient_precision(router.dtype), num_warps=4,
-        )  # fmt: skip
+        )
     return dx
 
 
@@ -253,7 +253,7 @@ class _MoE(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, router: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor,
         w_down: torch.Tensor, top_k: int,
-    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         found, balance_loss = moe_routing.route(x, router, top_k, save=True)
         y, gate, up = _experts(x, w_gate, w_up, w_down, found, save=True)
         route = (found.chosen, found.weights, found.slots, found.rows, found.offsets, found.logits)

@@ -63,14 +63,14 @@ def top_k_of(logits, expert, experts, TOP_K: tl.constexpr, CHOICES: tl.constexpr
     *(forward(op, "topk", "weights") for op in SOFTMAX), *(forward(op, "balance", "probabilities") for op in SOFTMAX),
     forward("reduce_sum", "balance", "counts"), forward("reduce_sum", "balance", "mean"),
     flops=lambda shapes: 2 * math.prod(shapes["x_ptr"]) * shapes["router_ptr"][0],
-)  # fmt: skip
+)
 @triton.jit
 def moe_router_kernel(
     x_ptr, router_ptr, logits_ptr, chosen_ptr, weights_ptr, counts_ptr, sums_ptr, tokens, width, experts,
     stride_xt, stride_xw, stride_re, stride_rw,
     TOKENS: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_K: tl.constexpr, TOP_K: tl.constexpr, CHOICES: tl.constexpr,
     PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """A tile of tokens; counts, sums [tiles, experts]: choices of an expert, and sum of its probabilities."""
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     expert = tl.arange(0, EXPERTS)
@@ -113,12 +113,12 @@ def moe_router_kernel(
     forward("cumsum", "dispatch", "starts"), forward("mul", "balance", "product"),
     forward("reduce_sum", "balance", "balance_loss"),
     flops=lambda shapes: math.prod(shapes["sums_ptr"]),
-)  # fmt: skip
+)
 @triton.jit
 def moe_offsets_kernel(
     counts_ptr, sums_ptr, offsets_ptr, starts_ptr, balance_loss_ptr, tiles, tokens, experts, choices,
     TILES: tl.constexpr, EXPERTS: tl.constexpr,
-):  # fmt: skip
+):
     """starts [tiles, experts]: the first slot of a tile's choices of an expert; one program."""
     expert = tl.arange(0, EXPERTS)
     total = tl.zeros([EXPERTS], tl.int32)
@@ -148,7 +148,7 @@ def moe_offsets_kernel(
 def moe_slots_kernel(
     chosen_ptr, starts_ptr, slots_ptr, rows_ptr, tokens, experts,
     TOKENS: tl.constexpr, EXPERTS: tl.constexpr, TOP_K: tl.constexpr,
-):  # fmt: skip
+):
     """A tile's slots: those of an expert go to its tokens in their order."""
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     expert = tl.arange(0, EXPERTS)
@@ -169,12 +169,12 @@ def moe_slots_kernel(
     *(again(op, "balance", "probabilities") for op in SOFTMAX), gradient("mul", "balance", "dprobabilities"),
     gradient("mul", "topk", "dlogits"), gradient("reduce_sum", "topk", "dlogits"), gradient("add", "topk", "dlogits"),
     flops=lambda shapes: 10 * math.prod(shapes["logits_ptr"]),
-)  # fmt: skip
+)
 @triton.jit
 def moe_dlogits_kernel(
     logits_ptr, chosen_ptr, weights_ptr, dweights_ptr, offsets_ptr, dloss_ptr, dlogits_ptr, tokens, experts,
     TOKENS: tl.constexpr, EXPERTS: tl.constexpr, TOP_K: tl.constexpr,
-):  # fmt: skip
+):
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     expert = tl.arange(0, EXPERTS)
     inside = (token < tokens)[:, None] & (expert < experts)[None, :]
@@ -210,7 +210,7 @@ def moe_dlogits_kernel(
 def moe_drouter_kernel(
     x_ptr, dlogits_ptr, partial_ptr, tokens, width, experts, stride_xt, stride_xw,
     PART: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr, EXPERTS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """dlogits^T x of PART tokens and WIDTH columns; partial [parts, experts, width]."""
     expert = tl.arange(0, EXPERTS)
     column = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
@@ -220,11 +220,11 @@ def moe_drouter_kernel(
         dlogits = tl.load(
             dlogits_ptr + token[None, :] * experts + expert[:, None],
             mask=(token < tokens)[None, :] & (expert < experts)[:, None], other=0.0,
-        )  # fmt: skip
+        )
         x = tl.load(
             x_ptr + token[:, None] * stride_xt + column.to(tl.int64)[None, :] * stride_xw,
             mask=(token < tokens)[:, None] & (column < width)[None, :], other=0.0,
-        )  # fmt: skip
+        )
         total = add_product(total, dlogits, x.to(tl.float32), PRECISION)
     row = tl.program_id(1).to(tl.int64) * experts + expert
     mask = (expert < experts)[:, None] & (column < width)[None, :]
@@ -278,15 +278,15 @@ def route(x: torch.Tensor, router: torch.Tensor, top_k: int, save: bool) -> tupl
             x, router, logits, chosen, weights, counts, sums, tokens, width, experts, *x.stride(), *router.stride(),
             TOKENS=TOKENS, EXPERTS=block, BLOCK_K=router_step(block, x.element_size()), TOP_K=top_k,
             CHOICES=next_power_of_2(top_k), PRECISION="ieee", num_warps=warps(block), num_stages=4,
-        )  # fmt: skip
+        )
         moe_offsets_kernel[(1,)](
             counts, sums, offsets, starts, balance_loss, tiles, tokens, experts, tokens * top_k,
             TILES=32, EXPERTS=block, num_warps=warps(block),
-        )  # fmt: skip
+        )
         moe_slots_kernel[(tiles,)](
             chosen, starts, slots, rows, tokens, experts,
             TOKENS=TOKENS, EXPERTS=block, TOP_K=top_k, num_warps=warps(block),
-        )  # fmt: skip
+        )
     return Route(chosen, weights, slots, rows, offsets, logits), balance_loss
 
 
@@ -301,7 +301,7 @@ def launch_dlogits(found: Route, dweights: torch.Tensor, dloss: torch.Tensor) ->
         moe_dlogits_kernel[(cdiv(tokens, tile),)](
             found.logits, found.chosen, found.weights, dweights, found.offsets, dloss, dlogits, tokens, experts,
             TOKENS=tile, EXPERTS=block, TOP_K=found.chosen.shape[1], num_warps=4,
-        )  # fmt: skip
+        )
     return dlogits
 
 
@@ -315,6 +315,6 @@ def launch_drouter(x: torch.Tensor, dlogits: torch.Tensor) -> torch.Tensor:
             x, dlogits, partial, tokens, width, experts, *x.stride(),
             PART=PART, TOKENS=32, WIDTH=columns, EXPERTS=experts_block(experts), PRECISION=gradient_precision(x.dtype),
             num_warps=8, num_stages=3,
-        )  # fmt: skip
+        )
     with computing(gradient("reduce_sum", "router", "drouter"), sum_ptr="drouter"):
         return sum_columns(partial.view(parts, -1), x.dtype).view(experts, width)

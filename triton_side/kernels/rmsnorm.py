@@ -45,15 +45,15 @@ from triton_side.kernels._launch import (
 FORWARD = (
     declare.forward("mul", "mean_square"), declare.forward("reduce_sum", "mean_square"),
     declare.forward("rsqrt", "normalize"), declare.forward("mul", "normalize"), declare.forward("mul", "weight"),
-)  # fmt: skip
+)
 NORMALIZED_AGAIN = declare.again("mul", "normalize")
 DX = (
     declare.gradient("mul", "weight", "dnormalised"), declare.gradient("reduce_sum", "normalize", "projection"),
     declare.gradient("mul", "normalize", "dx"), declare.gradient("mul", "mean_square", "dx"),
-)  # fmt: skip
+)
 PARTIAL_DWEIGHT = (
     declare.gradient("mul", "weight", "dweight"), declare.gradient("reduce_sum", "weight", "partial"),
-)  # fmt: skip
+)
 DWEIGHT = declare.gradient("reduce_sum", "weight", "dweight")
 
 
@@ -80,7 +80,7 @@ def _load_sum(x_ptr, residual_ptr, residual_offset, mask):
 def rmsnorm_forward_kernel(
     x_ptr, residual_ptr, weight_ptr, y_ptr, sum_ptr, rstd_ptr, x_row_stride, residual_row_stride, rows, columns, eps,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+):
     column = tl.arange(0, COLUMNS)[None, :]
     weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0)
     for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
@@ -101,7 +101,7 @@ def rmsnorm_forward_kernel(
 def rmsnorm_forward_looped_kernel(
     x_ptr, residual_ptr, weight_ptr, y_ptr, sum_ptr, rstd_ptr, x_row_stride, residual_row_stride, rows, columns, eps,
     COLUMNS: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+):
     for row in tl.range(tl.program_id(0), rows, tl.num_programs(0)):
         x_row_ptr = x_ptr + tl.cast(row, tl.int64) * x_row_stride
         residual_row = tl.cast(row, tl.int64) * residual_row_stride
@@ -130,7 +130,7 @@ def rmsnorm_backward_kernel(
     x_ptr, weight_ptr, rstd_ptr, dy_ptr, dsum_ptr, dx_ptr, partial_ptr, x_row_stride, dy_row_stride, dsum_row_stride,
     rows, columns,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+):
     column = tl.arange(0, COLUMNS)[None, :]
     weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0)
     dweight = tl.zeros([ROWS, COLUMNS], tl.float32)
@@ -157,7 +157,7 @@ def rmsnorm_backward_kernel(
 def rmsnorm_backward_looped_kernel(
     x_ptr, weight_ptr, rstd_ptr, dy_ptr, dsum_ptr, dx_ptr, x_row_stride, dy_row_stride, dsum_row_stride, rows, columns,
     COLUMNS: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+):
     for row in tl.range(tl.program_id(0), rows, tl.num_programs(0)):
         x_row_ptr = x_ptr + tl.cast(row, tl.int64) * x_row_stride
         dy_row_ptr = dy_ptr + tl.cast(row, tl.int64) * dy_row_stride
@@ -188,7 +188,7 @@ def rmsnorm_backward_looped_kernel(
 def rmsnorm_partial_dweight_kernel(
     x_ptr, rstd_ptr, dy_ptr, partial_ptr, x_row_stride, dy_row_stride, rows, columns,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+):
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     dweight = tl.zeros([ROWS, COLUMNS], tl.float32)
     for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0)):
@@ -251,7 +251,7 @@ def forward(
 def forward_of_sum(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, save_rstd: bool,
     config: RowConfig | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Launch the forward kernel on x + residual, two matrices of one shape: y and the sum, contiguous, in x's dtype;
     rstd or None."""
     y, total = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
@@ -267,7 +267,7 @@ def _empty_rstd(x: torch.Tensor) -> torch.Tensor:
 def _launch_forward(
     x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, y: torch.Tensor, total: torch.Tensor | None,
     rstd: torch.Tensor | None, eps: float, config: RowConfig | None,
-) -> None:  # fmt: skip
+) -> None:
     rows, columns = x.shape
     if y.numel() == 0:
         return
@@ -281,13 +281,13 @@ def _launch_forward(
             rmsnorm_forward_looped_kernel[(config.programs,)](
                 *tensors, rows, columns, eps,
                 COLUMNS=config.block_columns, STAGES=config.num_stages, num_warps=config.num_warps,
-            )  # fmt: skip
+            )
         else:
             rmsnorm_forward_kernel[(config.programs,)](
                 *tensors, rows, columns, eps,
                 ROWS=config.block_rows, COLUMNS=config.block_columns, STAGES=config.num_stages,
                 num_warps=config.num_warps,
-            )  # fmt: skip
+            )
 
 
 def backward(
@@ -316,17 +316,17 @@ def backward(
             rmsnorm_backward_looped_kernel[(config.programs,)](
                 x, weight, rstd, dy, dsum, dx, x.stride(0), dy.stride(0), dsum_row_stride, rows, columns,
                 COLUMNS=config.block_columns, STAGES=config.num_stages, num_warps=config.num_warps,
-            )  # fmt: skip
+            )
             rmsnorm_partial_dweight_kernel[(config.programs, cdiv(columns, 1024))](
                 x, rstd, dy, partial, x.stride(0), dy.stride(0), rows, columns,
                 ROWS=4, COLUMNS=1024, num_warps=8,
-            )  # fmt: skip
+            )
         else:
             rmsnorm_backward_kernel[(config.programs,)](
                 x, weight, rstd, dy, dsum, dx, partial, x.stride(0), dy.stride(0), dsum_row_stride, rows, columns,
                 ROWS=config.block_rows, COLUMNS=config.block_columns, STAGES=config.num_stages,
                 num_warps=config.num_warps,
-            )  # fmt: skip
+            )
     with declare.computing(DWEIGHT, sum_ptr="dweight"):
         dweight = sum_columns(partial, x.dtype)
     return dx, dweight

@@ -69,7 +69,7 @@ def rope_flops(shapes: declare.Shapes) -> float:
 def _turn(
     x_ptr, out_ptr, stride_batch, stride_head, stride_position, out_stride_batch, out_stride_head, out_stride_position,
     first, heads, batch, position, pair, mask, cos, sin, HALF: tl.constexpr, HEADS: tl.constexpr,
-):  # fmt: skip
+):
     """Turn HEADS heads from `first` on, at positions [1, rows, 1], by angles [1, rows, pairs]."""
     head = (first + tl.arange(0, HEADS)).to(tl.int64)[:, None, None]
     mask = mask & (head < heads)
@@ -90,7 +90,7 @@ def rope_kernel(
     k_out_stride_batch, k_out_stride_head, k_out_stride_position, heads, kv_heads, rows, sequence,
     HALF: tl.constexpr, EXPONENT: tl.constexpr, BACKWARD: tl.constexpr,
     ROWS: tl.constexpr, HEADS: tl.constexpr, PAIRS: tl.constexpr,
-):  # fmt: skip
+):
     """Rows are the positions of all sequences, one sequence after another."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     pair = tl.arange(0, PAIRS)
@@ -114,13 +114,13 @@ def rope_kernel(
                 q_ptr, q_out_ptr, q_stride_batch, q_stride_head, q_stride_position,
                 q_out_stride_batch, q_out_stride_head, q_out_stride_position, group * HEADS, heads,
                 batch, position, pair, mask, cos, sin, HALF, HEADS,
-            )  # fmt: skip
+            )
         else:
             _turn(
                 k_ptr, k_out_ptr, k_stride_batch, k_stride_head, k_stride_position,
                 k_out_stride_batch, k_out_stride_head, k_out_stride_position, (group - q_groups) * HEADS, kv_heads,
                 batch, position, pair, mask, cos, sin, HALF, HEADS,
-            )  # fmt: skip
+            )
 
 
 @lru_cache
@@ -142,7 +142,7 @@ def configure(
 def launch_rope(
     q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, theta: float, *, backward: bool = False,
     out: tuple[torch.Tensor, torch.Tensor] | None = None, config: RopeConfig | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor]:
     """q and k turned by the angles of their positions, or with `backward` by the negative ones: contiguous, or in
     `out`, whose neighbours along head_dim are neighbours in memory. That may be q and k themselves."""
     batch, heads, sequence, head_dim = q.shape
@@ -159,7 +159,7 @@ def launch_rope(
             heads, kv_heads, rows, sequence,
             HALF=half, EXPONENT=-math.log2(theta) / half, BACKWARD=backward,
             ROWS=config.rows, HEADS=config.heads, PAIRS=next_power_of_2(half), num_warps=config.num_warps,
-        )  # fmt: skip
+        )
     return q_out, k_out
 
 

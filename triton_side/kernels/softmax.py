@@ -47,12 +47,12 @@ ROUNDING = tl.constexpr(12582912.0)
 FORWARD = (
     declare.forward("reduce_max", "max"), declare.forward("sub", "exp"), declare.forward("exp", "exp"),
     declare.forward("reduce_sum", "sum"), declare.forward("div", "divide"),
-)  # fmt: skip
+)
 # dx = y (dy - sum(y dy)): the gradients of the quotient, of its sum and of the exponentials, put together.
 BACKWARD = (
     declare.gradient("mul", "divide"), declare.gradient("reduce_sum", "sum"), declare.gradient("sub", "divide"),
     declare.gradient("mul", "exp"),
-)  # fmt: skip
+)
 
 
 @triton.jit
@@ -95,7 +95,7 @@ def _to_sum(x, ACCURATE: tl.constexpr):
 def softmax_forward_kernel(
     x_ptr, y_ptr, x_row_stride, rows, columns,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+):
     accurate: tl.constexpr = y_ptr.dtype.element_ty == tl.float32
     column = tl.arange(0, COLUMNS)[None, :]
     for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
@@ -134,7 +134,7 @@ def _edge_columns(head, vectors, columns, VECTOR: tl.constexpr):
 def softmax_forward_looped_kernel(
     x_ptr, y_ptr, x_row_stride, rows, columns,
     COLUMNS: tl.constexpr, STAGES: tl.constexpr, EDGES: tl.constexpr, VECTOR: tl.constexpr,
-):  # fmt: skip
+):
     accurate: tl.constexpr = y_ptr.dtype.element_ty == tl.float32
     vectors_a_tile: tl.constexpr = COLUMNS // VECTOR
     lane = tl.arange(0, vectors_a_tile)[:, None]
@@ -191,7 +191,7 @@ def softmax_forward_looped_kernel(
 def softmax_backward_kernel(
     y_ptr, dy_ptr, dx_ptr, y_row_stride, dy_row_stride, rows, columns,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+):
     column = tl.arange(0, COLUMNS)[None, :]
     for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
         row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
@@ -207,7 +207,7 @@ def softmax_backward_kernel(
 def softmax_backward_looped_kernel(
     y_ptr, dy_ptr, dx_ptr, y_row_stride, dy_row_stride, rows, columns,
     COLUMNS: tl.constexpr, STAGES: tl.constexpr, EDGES: tl.constexpr, VECTOR: tl.constexpr,
-):  # fmt: skip
+):
     vectors_a_tile: tl.constexpr = COLUMNS // VECTOR
     lane = tl.arange(0, vectors_a_tile)[:, None]
     element = tl.arange(0, VECTOR)[None, :]
@@ -317,13 +317,13 @@ def forward(x: torch.Tensor, config: RowConfig | None = None) -> torch.Tensor:
                 x, y, x.stride(0), rows, columns,
                 COLUMNS=config.block_columns, STAGES=config.num_stages, EDGES=edges,
                 VECTOR=16 // x.element_size(), num_warps=config.num_warps,
-            )  # fmt: skip
+            )
         else:
             softmax_forward_kernel[(config.programs,)](
                 x, y, x.stride(0), rows, columns,
                 ROWS=config.block_rows, COLUMNS=config.block_columns, STAGES=config.num_stages,
                 num_warps=config.num_warps,
-            )  # fmt: skip
+            )
     return y
 
 
@@ -343,13 +343,13 @@ def backward(y: torch.Tensor, dy: torch.Tensor, config: RowConfig | None = None)
                 y, dy, dx, y.stride(0), dy.stride(0), rows, columns,
                 COLUMNS=config.block_columns, STAGES=config.num_stages, EDGES=edges,
                 VECTOR=16 // y.element_size(), num_warps=config.num_warps,
-            )  # fmt: skip
+            )
         else:
             softmax_backward_kernel[(config.programs,)](
                 y, dy, dx, y.stride(0), dy.stride(0), rows, columns,
                 ROWS=config.block_rows, COLUMNS=config.block_columns, STAGES=config.num_stages,
                 num_warps=config.num_warps,
-            )  # fmt: skip
+            )
     return dx
 
 

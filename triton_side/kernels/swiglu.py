@@ -23,7 +23,7 @@ BACKWARD = (
     *(declare.again(op, "silu", result) for op, result in SILU),
     declare.gradient("mul", "multiply", "dsilu"), declare.gradient("mul", "multiply", "dup"),
     declare.gradient("logistic", "silu", "dsigmoid"), declare.gradient("mul", "silu", "dgate"),
-)  # fmt: skip
+)
 
 
 @triton.jit

@@ -55,7 +55,7 @@ DACT = (gradient("dot", "down", "dact"),)
 ACTIVATION_GRADIENTS = (
     *(again(op, "act", result) for op, result in ACTIVATION),
     gradient("mul", "act", "dsilu"), gradient("mul", "act", "dup"), gradient("logistic", "act", "dgate"),
-)  # fmt: skip
+)
 DDOWN_WEIGHT = (gradient("dot", "down", "ddown_weight"),)
 DGATE_UP_WEIGHT = (gradient("dot", "gate", "dgate_weight"), gradient("dot", "up", "dup_weight"))
 DH_OF_GATE = (gradient("dot", "gate", "dh"),)
@@ -74,7 +74,7 @@ def two_products_kernel(
     stride_am, stride_ak, stride_bk, stride_bn, stride_b2k, stride_b2n,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """c = a @ b and c2 = a @ b2 in one pass over a, and activated = silu(c) * c2; None for what is not stored."""
     a = open_operand(a_ptr, m, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, DESCRIPTORS, A_TRANSPOSED)
     b = open_operand(b_ptr, k, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED)
@@ -141,7 +141,7 @@ def launch_two_products(
 def _launch_two_products(
     a: torch.Tensor, b: torch.Tensor, b2: torch.Tensor, c: torch.Tensor | None, c2: torch.Tensor | None,
     activated: torch.Tensor | None, config: MatmulConfig,
-) -> None:  # fmt: skip
+) -> None:
     (m, k), n = a.shape, b.shape[1]
     with device_of(a):
         if config.descriptors:
@@ -151,7 +151,7 @@ def _launch_two_products(
             BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, GROUP_M=config.group_m,
             A_TRANSPOSED=stored_transposed(a), B_TRANSPOSED=stored_transposed(b), DESCRIPTORS=config.descriptors,
             PRECISION=product_precision(a.dtype), num_warps=config.num_warps, num_stages=config.num_stages,
-        )  # fmt: skip
+        )
 
 
 def launch_activation_gradients(
@@ -170,7 +170,7 @@ def launch_activation_gradients(
 def _project(
     x: torch.Tensor, h: torch.Tensor, gate_weight: torch.Tensor, up_weight: torch.Tensor, down_weight: torch.Tensor,
     save: bool,
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """y, and gate and up where a backward pass will follow."""
     config = choose_config(two_products_config, h, gate_weight, up_weight)
     with computing(*GATE_UP, c_ptr="gate", c2_ptr="up", activated_ptr="act"):
@@ -185,7 +185,7 @@ class _SwigluMlp(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, norm_weight: torch.Tensor, gate_weight: torch.Tensor, up_weight: torch.Tensor,
         down_weight: torch.Tensor, eps: float,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         with stage("norm"), computing(y_ptr="h"):
             h, rstd = rmsnorm.forward(x, norm_weight, eps, save_rstd=True)
         y, gate, up = _project(x, h, gate_weight, up_weight, down_weight, save=True)
@@ -218,7 +218,7 @@ class _SwigluMlp(torch.autograd.Function):
 def swiglu_mlp(
     x: torch.Tensor, norm_weight: torch.Tensor, gate_weight: torch.Tensor, up_weight: torch.Tensor,
     down_weight: torch.Tensor, eps: float,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """x + (silu(h gate_weight) * (h up_weight)) down_weight, h = rmsnorm(x, norm_weight, eps); differentiable once.
 
     Args:
@@ -241,7 +241,7 @@ def swiglu_mlp(
     check_matrix("x", x)
     width, hidden = x.shape[1], gate_weight.shape[-1]
     expected = {"norm_weight": [width], "gate_weight": [width, hidden], "up_weight": [width, hidden],
-                "down_weight": [hidden, width]}  # fmt: skip
+                "down_weight": [hidden, width]}
     got = {name: list(tensor.shape) for name, tensor in {"norm_weight": norm_weight, **weights}.items()}
     if got != expected:
         raise ValueError(

@@ -40,7 +40,7 @@ def block_mask(page_table: Tensor, lengths: Tensor, pages: int, page_size: int) 
     return BlockMask.from_kv_blocks(
         counts[:, None, None], page_table[:, None, None], BLOCK_SIZE=(QUERIES, page_size), mask_mod=within,
         seq_lengths=(1, pages * page_size), compute_q_blocks=False,
-    )  # fmt: skip
+    )
 
 
 # fullgraph: without it, one failed compile makes every later flex_attention call run unfused, with no error.

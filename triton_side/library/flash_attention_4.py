@@ -53,7 +53,7 @@ def _forward(
 def _backward(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, dout: Tensor, lse: Tensor, causal: bool, window: int,
     cu_seqlens: Tensor | None, longest: int,
-) -> list[Tensor]:  # fmt: skip
+) -> list[Tensor]:
     dq, dk, dv = _flash_attn_bwd(q, k, v, out, dout, lse, **_seen(causal, window, cu_seqlens, longest))
     return [dq, dk, dv]
 
@@ -64,7 +64,7 @@ def _seen(causal: bool, window: int, cu_seqlens: Tensor | None, longest: int) ->
         "causal": causal, "window_size_left": window - 1 if window else None,
         "cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens,
         "max_seqlen_q": longest or None, "max_seqlen_k": longest or None,
-    }  # fmt: skip
+    }
 
 
 class _Attention(torch.autograd.Function):
@@ -72,7 +72,7 @@ class _Attention(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int, cu_seqlens: Tensor | None, longest: int,
         save: bool,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         out, *saved = _forward(q, k, v, causal, window, cu_seqlens, longest, save)
         ctx.save_for_backward(q, k, v, out, cu_seqlens, *saved)
         ctx.others = causal, window, longest

@@ -75,7 +75,7 @@ def linear_cross_entropy(inputs: Mapping[str, Tensor], *, smoothing: float, z_lo
     loss, *_ = LigerFusedLinearCrossEntropyFunction.apply(
         inputs["h"], inputs["w"], inputs["labels"], *unused, IGNORED, z_loss, smoothing, "mean", None, False,
         torch.float32,
-    )  # fmt: skip
+    )
     return {"loss": loss}
 
 

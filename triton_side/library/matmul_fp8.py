@@ -17,4 +17,4 @@ def apply(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
             inputs["a"], inputs["b"].T, scale_a=inputs["a_scale"], scale_b=inputs["b_scale"],
             out_dtype=torch.bfloat16, use_fast_accum=False,
         )
-    }  # fmt: skip
+    }

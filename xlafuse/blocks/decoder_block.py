@@ -22,7 +22,7 @@ PATHS = {
     "attention_norm": ("attention_norm", "weight"), "w_qkv": ("qkv", "kernel"), "w_o": ("out", "kernel"),
     "mlp_norm": ("mlp_norm", "weight"), "w_gate": ("gate", "kernel"), "w_up": ("up", "kernel"),
     "w_down": ("down", "kernel"),
-}  # fmt: skip
+}
 
 
 class RMSNorm(nnx.Module):
@@ -42,7 +42,7 @@ class DecoderBlock(nnx.Module):
     def __init__(
         self, width: int, heads: int, kv_heads: int, head_dim: int, hidden: int, *, eps: float, theta: float,
         attend: Attend, rngs: nnx.Rngs,
-    ) -> None:  # fmt: skip
+    ) -> None:
         def linear(inputs: int, outputs: int) -> nnx.Linear:
             return nnx.Linear(inputs, outputs, use_bias=False, rngs=rngs)
 
@@ -92,7 +92,7 @@ class DecoderBlock(nnx.Module):
 def stages(
     x: jax.Array, params: Mapping[str, jax.Array], positions: jax.Array, *, heads: int, kv_heads: int, eps: float,
     theta: float, attend: Attend = attention.apply,
-) -> jax.Array:  # fmt: skip
+) -> jax.Array:
     """A `DecoderBlock` whose weights are `params`, named as in PATHS and as `apply` takes them, called on x."""
     width, head_dim = x.shape[-1], params["w_qkv"].shape[-1] // (heads + 2 * kv_heads)
     hidden = params["w_gate"].shape[-1]
@@ -111,7 +111,7 @@ def _graph(*sizes: int, **settings: Any) -> Any:
 def apply(
     inputs: dict[str, jax.Array], *, heads: int, kv_heads: int, eps: float, theta: float,
     attend: Attend = attention.apply,
-) -> dict[str, jax.Array]:  # fmt: skip
+) -> dict[str, jax.Array]:
     """`x` [batch, sequence, width], `positions` [batch, sequence], `attention_norm`, `mlp_norm` [width], `w_qkv`
     [width, (heads + 2 kv_heads) head_dim], `w_o` [heads head_dim, width], `w_gate`, `w_up` [width, hidden], `w_down`
     [hidden, width] -> `y`, of x's shape.

@@ -23,7 +23,7 @@ PATHS = {
     "b_o": ("attention_residual", "bias"), "mlp_norm_weight": ("attention_residual", "weight"),
     "mlp_norm_bias": ("attention_residual", "shift"), "w_up": ("up", "kernel"), "b_up": ("up", "bias"),
     "w_down": ("down", "kernel"), "b_down": ("mlp_residual", "bias"),
-}  # fmt: skip
+}
 
 
 class LayerNorm(nnx.Module):
@@ -78,7 +78,7 @@ class Gpt2Block(nnx.Module):
     def __init__(
         self, width: int, heads: int, head_dim: int, hidden: int, *, p: float, eps: float, attend: Attend,
         rngs: nnx.Rngs,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.heads, self.attend = heads, attend
         self.attention_norm = LayerNorm(width, eps)
         self.qkv = nnx.Linear(width, 3 * heads * head_dim, rngs=rngs)
@@ -117,7 +117,7 @@ class Gpt2Block(nnx.Module):
 def stages(
     x: jax.Array, params: Mapping[str, jax.Array], seed: jax.Array, *, heads: int, p: float, eps: float,
     attend: Attend = attention.apply,
-) -> jax.Array:  # fmt: skip
+) -> jax.Array:
     """A `Gpt2Block` whose weights are `params`, named as in PATHS and as `apply` takes them, called on x."""
     head_dim, hidden = params["w_o"].shape[0] // heads, params["w_up"].shape[1]
     graph = _graph(x.shape[-1], heads, head_dim, hidden, p=p, eps=eps, attend=attend)

@@ -67,7 +67,7 @@ def loss_of(
 def step(
     inputs: Arrays, through: Callable[..., jax.Array], *, heads: int, kv_heads: int, eps: float, theta: float,
     optimizer: Mapping[str, float], attend: decoder_block.Attend = attention.apply, remat: bool = False,
-) -> Arrays:  # fmt: skip
+) -> Arrays:
     """What `apply` returns, through the layers as `through` goes."""
 
     def layer(x: jax.Array, weights: Arrays) -> jax.Array:

@@ -37,7 +37,7 @@ def _copying(view: View, index: int) -> str:
     what = series(
         array if times == 1 else array.replace("the result", f"{count(times)} results")
         for array, times in arrays.items()
-    )  # fmt: skip
+    )
     if not operands:
         verb = "fills an array"
     elif len(operands) == 2 and "gather" in tokens(view.kernels[index]):

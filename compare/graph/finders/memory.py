@@ -47,7 +47,7 @@ def _held_by_one(view: View, other: View) -> Iterator[tuple[int, ...]]:
         inside = tuple(
             i for i in sorted({i for stage in whole for i in own.get(stage, ())})
             if view.stages[i] <= whole and (multiplies or not is_product(view.kernels[i]))
-        )  # fmt: skip
+        )
         if len(inside) > 1:
             yield inside
 
@@ -60,7 +60,7 @@ def _between(view: View, indices: Sequence[int]) -> list[Buffer]:
         buffer for buffer in view.graph.materialized
         if buffer.role == "intermediate" and consumers.get(buffer.name)
         and inside.issuperset(producers[buffer.name]) and inside.issuperset(consumers[buffer.name])
-    ]  # fmt: skip
+    ]
 
 
 def largest(view: View) -> Iterator[Finding]:

@@ -18,7 +18,7 @@ SEGMENT: dict[str, Any] = {
     "id": "s1", "clocks": {"xla": 1e-3, "xla 2": 1.001e-3, "torch": 2e-3},
     "environment": {"workers": {"xla": {"device": "NVIDIA H200"}}},
     "ceilings": {"streams": {"1:1": 4e12}, "products": {"bfloat16": 8e14}},
-}  # fmt: skip
+}
 QUIET = [1.0, 1.001, 0.999, 1.0, 1.0]
 
 
@@ -43,7 +43,7 @@ def changed() -> FusionGraph:
                             outputs=act.outputs[1:]),
         dataclasses.replace(act, name="fusion.8", source_ops=act.source_ops[5:],
                             inputs=(*act.inputs[1:], *act.outputs[1:]), outputs=act.outputs[:1]),
-    ]  # fmt: skip
+    ]
     reasons = (dataclasses.replace(XLA.reasons[0], code="unprofitable"), *XLA.reasons[1:])
     return dataclasses.replace(XLA, kernels=tuple(kernels), reasons=reasons)
 

@@ -54,7 +54,7 @@ def test_kernels_that_compute_the_same_operation_twice_share_a_region() -> None:
     apart = graph(
         kernel("exp", "elementwise", "s:exp@1", "x", "e"), kernel("mul", "elementwise", "s:mul@2", "e", "p"),
         kernel("add", "elementwise", "s:add@3", "e", "q"),
-    )  # fmt: skip
+    )
     (region,) = ablation(twice, apart).regions
     assert region.fused.kernels == (0, 1) and region.unfused.kernels == (0, 1, 2)
 
@@ -67,7 +67,7 @@ def test_where_sites_say_nothing_lines_do_and_then_stages(dropped: str) -> None:
         kernels = [
             replace(k, source_ops=tuple(replace(op, site="", line=kept and op.line) for op in k.source_ops))
             for k in found.kernels or ()
-        ]  # fmt: skip
+        ]
         return replace(found, kernels=tuple(kernels))
 
     assert [r.unfused.kernels for r in ablation(without(FUSED), without(UNFUSED)).regions] == [(0, 1, 2), (3,)]

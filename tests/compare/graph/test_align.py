@@ -65,7 +65,7 @@ def test_the_number_of_kernels_decides_before_their_neighbours_do() -> None:
     several = graph(
         kernel("1", "reduction", "norm:sum other:add", "x", "m"), kernel("2", "elementwise", "norm:mul", "m", "h"),
         kernel("3", "elementwise", "other:sub", "h", "y"),
-    )  # fmt: skip
+    )
     once = graph(
         kernel("1", "reduction", "norm:sum norm:mul", "x", "h"), kernel("2", "elementwise", "other:add", "h", "y")
     )
@@ -189,7 +189,7 @@ ATEN = unnamed(
         kernel("a", "elementwise", "a:aten.mul.Tensor@14", "e u", "y"),
         kernel("d", "library", "d:aten.addmm@15", "y wd x", "z"),
     )
-)  # fmt: skip
+)
 
 
 def test_without_stages_operations_align_by_kind_and_dataflow() -> None:

@@ -25,7 +25,7 @@ GRAPH = FusionGraph(
     buffers=(
         Buffer("x", (2_000_000,), "f32", 8_000_000, "input"), Buffer("y", (1_000_000,), "f32", 4_000_000, "output"),
     ),
-)  # fmt: skip
+)
 COUNTS = {"dram_read": 8_100_000, "dram_written": 4_000_000, "l2": None}
 
 

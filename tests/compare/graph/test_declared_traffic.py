@@ -32,7 +32,7 @@ OF_COMPILERS = {"swiglu", "bias_gelu", "softmax", "layernorm"}
 TOGETHER = [
     ("xla", "swiglu", "bias_gelu"), ("xla", "softmax", "layernorm"), ("torch", "vector_add", "gelu"),
     ("torch", "swiglu", "geglu"), ("torch", "bias_gelu", "softmax"), ("torch", "rmsnorm", "layernorm"),
-]  # fmt: skip
+]
 # What is declared and what is moved differ for a known cause: (implementation, kernel's name, buffer side) -> cause.
 EXCEPTIONS: dict[tuple[str, str, str], str] = {}
 

@@ -26,7 +26,7 @@ BASE = replace(
     reasons=(
         Reason("fusion.1", "dot.2", "gemm", "fusion.1 is no", "xla", 100), Reason("", "fusion.4", "other", "?", "xla"),
     ),
-)  # fmt: skip
+)
 
 
 def renamed(found: FusionGraph, rename: Callable[[str], str]) -> FusionGraph:

@@ -75,7 +75,7 @@ def test_what_is_computed_twice_is_another_story() -> None:
     assert excesses([graph(forward, both), kept]) == []  # the site is forward's
     elsewhere = replace(both, source_ops=tuple(
         replace(op, site=f"{op.site}'", rematerialized=not op.backward) for op in both.source_ops
-    ))  # fmt: skip
+    ))
     assert excesses([graph(forward, elsewhere), kept]) == []  # on purpose
     (found,) = excesses([graph(product("up", 8e9), replace(both, flops=4e9)), kept], CEILINGS)
     assert (found.flops, found.again, found.needed, found.us) == (12e9, 2e9, 2e9, pytest.approx(80.0))

@@ -57,7 +57,7 @@ def test_copies_are_named_by_what_they_copy_and_for_whom() -> None:
     copies = graph(
         NORM, kernel("t", "copy", "", "h", "t"), kernel("a", "elementwise", "act:exp@3", "t", "y"),
         kernel("o", "copy", "", "h", "out"), kernel("p", "copy", "", "h", "out2"),
-    )  # fmt: skip
+    )
     assert one(copies, "copy") == [
         "XLA copies the result of norm for an output: two copy kernels that move 16.0 kB.",
         "XLA copies the result of norm for act: a copy kernel that moves 8.00 kB.",
@@ -119,7 +119,7 @@ def test_the_sums_of_a_product_in_parts_are_no_recomputation() -> None:
     split = graph(
         kernel("dot", "gemm", "down:dot@4", "a w", "parts"), kernel("s1", "reduction", "down:dot@4", "parts", "p"),
         kernel("s2", "reduction", "down:dot@4 act:mul@3", "parts", "q"),
-    )  # fmt: skip
+    )
     assert one(split, "recomputed") == []
 
 
@@ -200,7 +200,7 @@ def test_the_missed_fusion_worth_most_and_why() -> None:
     reasons = (
         Reason("gate", "act", "gemm", "the producer is a product", "inferred", 9000),
         Reason("norm", "gate", "gemm", "no", "inferred", 8000), Reason("gone", "act", "layout", "no", "xla", 10**9),
-    )  # fmt: skip
+    )
     assert one(replace(plain, reasons=reasons), "missed") == [
         "The largest fusion that XLA did not make is the product of gate with the elementwise kernel of act, which "
         "would save at most 9.00 kB: one side is a matrix product, which this compiler fuses with nothing, or with "
@@ -337,7 +337,7 @@ def test_the_mlp_that_an_h200_ran() -> None:
     found = findings({
         "xla": _archived("swiglu_mlp-llama-8b-bf16-fwd-xla"),
         "xla-unfused": _archived("swiglu_mlp-llama-8b-bf16-fwd-xla-unfused"),
-    })  # fmt: skip
+    })
     assert any(
         "XLA launches mul in norm/weight twice" in text and "33.6 MB more" in text for text in texts(found, "duplicate")
     )

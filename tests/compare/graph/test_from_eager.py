@@ -22,7 +22,7 @@ CALL = recorded(
         ]
     },
     {"x": X, "w": W}, {"y": Y},
-)  # fmt: skip
+)
 
 
 def test_without_a_device_operations_and_buffers_alone() -> None:
@@ -30,7 +30,7 @@ def test_without_a_device_operations_and_buffers_alone() -> None:
     assert graph.kernels is None and graph.compiler == "eager"
     assert [(op.op, op.stage, op.line) for op in graph.operations] == [
         ("aten.mm", "gate", "model.py:5"), ("aten.add", "residual", "model.py:6")
-    ]  # fmt: skip
+    ]
     assert {b.name: b.role for b in graph.buffers} == {"x": "input", "w": "input", "y": "output", "mm": "intermediate"}
     assert store.from_json(json.loads(json.dumps(store.to_json(graph)))) == graph
 

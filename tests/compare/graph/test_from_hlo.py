@@ -34,7 +34,7 @@ def test_mlp_on_an_h200() -> None:
     assert {b.name: b.role for b in graph.buffers if b.role != "intermediate"} == {
         "x.1": "input", "w.1": "input", "wg.1": "input", "wu.1": "input", "wd.1": "input",
         "gemm_fusion_dot_general.5": "output",
-    }  # fmt: skip
+    }
     tokens, width, hidden = 4096, 2048, 5632
     gate, up = (kernel for kernel in graph.kernels or () if kernel.facts.get("custom_call_target"))
     assert gate.flops == up.flops == 2 * tokens * width * hidden
@@ -79,7 +79,7 @@ def test_part_provenance_and_what_is_not_understood() -> None:
 def _entry(count: int) -> str:
     """So many kernels in one computation."""
     lines = [f"  %v{i} = f32[64]{{0}} multiply(%v{i - 1}, %v{i // 2}), metadata={{op_name=\"jit(f)/l{i % 9}/mul\"}}"
-             for i in range(1, count)]  # fmt: skip
+             for i in range(1, count)]
     return "\n".join(["HloModule m", "ENTRY %main () -> f32[] {", "  %v0 = f32[64]{0} parameter(0)", *lines, "}"])
 
 

@@ -59,7 +59,7 @@ def test_inductor_gave_the_residual_to_a_gemm(mlp):
     assert addmm.kind == "gemm" and addmm.runtime_name is None
     assert [(op.op, op.stage, op.line) for op in addmm.source_ops] == [
         ("aten.mm", "down", f"{MLP}:34"), ("aten.add", "residual", f"{MLP}:36"),
-    ]  # fmt: skip
+    ]
     assert addmm.flops == 2 * 64 * 256 * 128
 
 
@@ -147,7 +147,7 @@ def call(name: str, reads: str, writes: str, operations: str, *, kind: str = "el
             name, "forward", kind, (), (), (), (), buffers(reads), buffers(writes), False, kind == "gemm", "", None
         ),
         sources=(), nodes=(), operations=frozenset(operations.split()),
-    )  # fmt: skip
+    )
 
 
 def program(calls: list[Call], refusals: list[tuple[str, str, str]], outputs: str = "c") -> Program:
@@ -235,7 +235,7 @@ def test_all_that_the_installed_inductor_can_say_is_known():
     spoken = [
         text for file in files
         for text in re.findall(r'(?:why|WhyNoFuse\(\w+, \w+\))\(\s*"([^"]+)"', (folder / file).read_text())
-    ]  # fmt: skip
+    ]
     assert len(spoken) > 30
     unknown = {text for text in spoken if not any(re.search(phrase, text) for phrase, _ in PHRASES)}
     assert unknown == set()
@@ -288,7 +288,7 @@ def test_a_causal_mask_leaves_half_of_the_scores_and_an_unknown_one_no_count():
         ("_scaled_dot_product_cudnn_attention_backward.default(d, q, k, v, o, l, s, t, None, None, None, 8, 8, 0.0, "
          "False)", False),
     ],
-)  # fmt: skip
+)
 def test_the_mask_of_a_printed_attention_call(call, causal):
     (node,) = read_fx(f'    a: "f16[1, 2, 8, 4]" = torch.ops.aten.{call}\n').nodes.values()
     assert node.causal is causal
@@ -333,12 +333,12 @@ def test_a_graph_break_makes_two_graphs_and_a_reason():
     # Backward of the second part comes first.
     assert sites == [
         ["mm"], ["graph-1/mm"], ["graph-1/mm_1"], ["graph-1/mm_2"], ["mm_1"], ["mm_2"],
-    ]  # fmt: skip
+    ]
     *between, reason = [reason for reason in graph.reasons if reason.code == "graph-break"]
     assert [(each.producer, each.consumer) for each in between] == [
         ("extern_kernels.mm", "extern_kernels.mm#2"), ("extern_kernels.mm#4", "extern_kernels.mm#5"),
         ("extern_kernels.mm#4", "extern_kernels.mm#6"),
-    ]  # fmt: skip
+    ]
     line = inspect.getsourcelines(cut)[1] + 2
     assert reason.line == f"tests/compare/graph/test_from_inductor.py:{line}" and "graph_break" in reason.text
     for name in ("primals_1", "primals_2", "buf0"):  # forward hands its operands on
@@ -431,7 +431,7 @@ BLOCKS: dict[str, Any] = {
         {"q": (2, 4, 64, 32), "k": (2, 1, 64, 32), "positions": (2, 64)}, {"theta": 500000.0}, True,
     ),
     "attention": ({name: (2, 2, 64, 32) for name in "qkv"}, {}, True),
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow
@@ -537,5 +537,5 @@ def test_a_unit_that_hands_on_what_it_was_given():
     graph = from_inductor(Program((first, second, backward)))
     assert [(b.name, b.role) for b in graph.buffers if b.name in ("x", "a", "graph-1/c")] == [
         ("x", "input"), ("a", "intermediate"), ("graph-1/c", "output"),
-    ]  # fmt: skip
+    ]
     assert graph.consumers["a"] == (1,) and "graph-1/y" not in graph.buffer

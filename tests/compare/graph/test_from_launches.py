@@ -24,13 +24,13 @@ def norm() -> FusionGraph:
     forward = [
         launch("forward", [named(X, "x")], [named(Y, "y"), named(RSTD, "rstd")],
                [computed("mul", "normalize"), computed("mul", "weight")], flops=128.0),
-    ]  # fmt: skip
+    ]
     backward = [
         launch("backward", [named(X, "x"), named(RSTD, "rstd"), named(DY, "dy")],
                [named(DX2, "dx"), named(PARTIAL, "partial")],
                [computed("mul", "normalize", rematerialized=True), computed("mul", "normalize", backward=True)]),
         operation("aten.add.Tensor", "elementwise", [DX2, DY], [DX], stage="residual", backward=True),
-    ]  # fmt: skip
+    ]
     call = recorded({"forward": forward, "backward": backward}, {"x": X, "dy": DY}, {"y": Y, "dx": DX})
     return from_launches(call, name="norm", compiler="triton", target="h200", versions={"triton": "3.7"})
 
@@ -40,7 +40,7 @@ def test_kernels_in_order_with_bytes_and_names(norm: FusionGraph) -> None:
     forward, backward, add = norm.kernels
     assert (forward.name, forward.runtime_name, forward.kind, forward.part) == (
         "forward", "forward_runtime", "custom", "forward"
-    )  # fmt: skip
+    )
     assert forward.inputs == (Access("x", 64),) and forward.outputs == (Access("y", 64), Access("rstd", 16))
     assert (backward.bytes_read, backward.bytes_written) == (64 + 16 + 64, 64 + 64)
     assert forward.flops == 128.0 and forward.facts["grid"] == [4, 1, 1] and forward.facts["registers"] == 32
@@ -69,7 +69,7 @@ def test_buffers_are_memory_and_have_roles(norm: FusionGraph) -> None:
     assert {buffer.name: buffer.role for buffer in norm.buffers} == {
         "x": "input", "dy": "input", "y": "output", "dx": "output", "rstd": "saved", "partial": "intermediate",
         "dx_1": "intermediate",
-    }  # fmt: skip
+    }
     assert {buffer.name for buffer in norm.materialized} == {"rstd", "partial", "dx_1"}
     assert norm.buffer["rstd"].dtype == "f32" and norm.buffer["rstd"].shape == (4,)
     assert norm.producers["dx_1"] == (1,) and norm.consumers["dx_1"] == (2,)
@@ -105,7 +105,7 @@ def test_what_backward_writes_first_is_not_saved() -> None:
             "backward": [launch("b", [DY], [scratch], []), launch("c", [scratch], [DX], [])],
         },
         {"x": X, "dy": DY}, {"y": Y, "dx": DX},
-    )  # fmt: skip
+    )
     assert from_launches(call, name="k", compiler="triton").saved == ()
 
 

@@ -11,7 +11,7 @@ import pytest
 from xlafuse import hlo, hlo_proto, hlo_text
 
 ROOT = Path(__file__).parents[3]
-BENCHMARK = ROOT / "benchmarks" / "hlo_scaling.py"
+BENCHMARK = ROOT / "tools" / "benchmarks" / "hlo_scaling.py"
 
 
 @pytest.fixture(scope="module")

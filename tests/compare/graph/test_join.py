@@ -47,7 +47,7 @@ def test_by_name_and_library_calls_with_their_helpers() -> None:
             record("a", 1), record("[memset]", 0.5), record(NVJET, 2), record("[memset]", 0.5), record("cutlass_x", 3),
             record("_ZN8cublasLt19splitKreduce_kernel", 1), record("c", 4), record("[memcpy]", 1), record(NVJET, 5),
         ]},
-    )  # fmt: skip
+    )
     assert left == ()
     assert times(joined) == [1, 2.5, 4.5, 4, 6]
     assert joined.kernels is not None
@@ -103,7 +103,7 @@ def test_loops_come_round_in_order() -> None:
 def test_xla_runs_one_kernel_for_fusions_that_are_alike() -> None:
     kernels = (kernel("fusion_1"), kernel("fusion_2"), kernel("fusion_3", size=16))
     joined, left = join(graph(*kernels, compiler="xla"), {"forward": [record("fusion_1"), record("fusion_1"),
-                                                                      record("fusion_3")]})  # fmt: skip
+                                                                      record("fusion_3")]})
     assert left == () and joined.kernels is not None
     assert joined.kernels[1].facts["ran_as"] == ["fusion_1"]
     assert joined.kernels[0].facts == {}
@@ -217,7 +217,7 @@ def test_all_records_of_a_run_on_an_h200_are_joined() -> None:
     assert set(joined_records) >= {
         "xla", "xla-unfused", "xla-remat", "xla-cudnn", "inductor", "inductor-max", "triton", "cuda", "eager",
         "library", "sdpa-flash", "sdpa-cudnn",
-    }  # fmt: skip
+    }
     assert joined_records.total() > 1000
 
 
@@ -278,7 +278,7 @@ def test_all_records_are_joined_with_graphs_of_their_hlo() -> None:
 
 
 MLP = {"x": (256, 512), "norm_weight": (512,), "gate_weight": (512, 1024), "up_weight": (512, 1024),
-       "down_weight": (1024, 512)}  # fmt: skip
+       "down_weight": (1024, 512)}
 
 
 class _Device:

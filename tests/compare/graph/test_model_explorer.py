@@ -29,7 +29,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "overlays": {"name": str, "type": str, "overlays": ["overlay"]},
     "overlay": {"name": str, "edgeColor": str, "edges": ["overlay edge"]},
     "overlay edge": {"sourceNodeId": str, "targetNodeId": str, "label": str},
-}  # fmt: skip
+}
 
 
 def check(data: Any, kind: Any) -> None:

@@ -17,7 +17,7 @@ FORWARD = replace(
         output="y e t",
     ),
     reasons=(Reason("fusion.1", "fusion.2", "reduction", "", "xla"),),
-)  # fmt: skip
+)
 BACKWARD = replace(
     graph(
         kernel("fusion.1", "elementwise", "act:mul@1!", "dy res0 res1 res2", "t"),
@@ -49,7 +49,7 @@ def test_names_that_collide_get_backwards_prefix() -> None:
     assert [kernel.name for kernel in joined.kernels or ()] == ["fusion.1", "fusion.2", "backward/fusion.1", "fusion.9"]
     assert [(r.producer, r.consumer) for r in joined.reasons] == [
         ("fusion.1", "fusion.2"), ("backward/fusion.1", "fusion.9"),
-    ]  # fmt: skip
+    ]
 
 
 def test_halves_without_kernels_join_their_operations() -> None:

@@ -26,7 +26,7 @@ APART = (
     kernel("f1", "elementwise", "act:exp@1", "x", "e"), kernel("f2", "elementwise", "act:mul@2", "e", "y"),
     kernel("b1", "elementwise", "act:exp@1!", "dy", "de", part="backward"),
     kernel("b2", "elementwise", "act:mul@2!", "de", "dx", part="backward"),
-)  # fmt: skip
+)
 
 
 def test_equal_names_say_their_part() -> None:

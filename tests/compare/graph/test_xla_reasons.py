@@ -88,7 +88,7 @@ def test_products_and_library_calls_are_barriers_of_any_compiler() -> None:
     found = [reason for edge in edges(g) if (reason := barrier(g, edge)) is not None]
     assert [(r.producer, r.consumer, r.code, r.origin) for r in found] == [
         ("a", "b", "gemm", "inferred"), ("a", "c", "gemm", "inferred"), ("b", "c", "library", "inferred"),
-    ]  # fmt: skip
+    ]
     assert not any(barrier(CHAIN, edge) for edge in edges(CHAIN)) and barrier_code(B) is None
 
 
@@ -215,7 +215,7 @@ def test_every_edge_of_the_h200s_records_has_its_reason() -> None:
     assert codes == {
         ("gemm", False): 129, ("gemm", True): 8, ("library", False): 24, ("recompute", False): 20,
         ("reduction", False): 30, ("unprofitable", False): 21, ("unsupported", False): 5,
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.skipif(not RECORDS.is_dir(), reason="needs the runs that come with the source")

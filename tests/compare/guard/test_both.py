@@ -26,7 +26,7 @@ def two(a: Any, b: Any) -> Any:
         (lambda v: bool(v), True),
         (lambda v: v + 1 == two(3, 4), True),
     ],
-)  # fmt: skip
+)
 def test_what_holds_in_both_holds(question: Callable[[Any], Any], answer: bool):
     assert question(two(2, 3)) is answer
 
@@ -35,7 +35,7 @@ def test_what_holds_in_both_holds(question: Callable[[Any], Any], answer: bool):
     "question",
     [lambda v: v == 2, lambda v: v != 2, lambda v: v < 3, lambda v: 3 <= v, lambda v: not v - 2, lambda v: v * 2 > 5,
      lambda v: v == two(2, 2.5), list, lambda v: bool(v < 9) and bool(v - 3)],
-)  # fmt: skip
+)
 def test_what_holds_in_one_is_undetermined(question: Callable[[Any], Any]):
     with pytest.raises(Undetermined, match=r"undetermined: [\s\S]*a: [\s\S]*b: [\s\S]*docs/gate.md"):
         question(two(2, 3))
@@ -46,13 +46,13 @@ def test_other_worlds_are_held_against_each_other_in_every_pair():
     assert jax <= torch and not jax > torch and torch >= jax and jax != torch + 1 and jax * 2 <= torch + 2
     assert sorted((torch - jax)._values.items()) == [
         ("ATen / Triton GEMM", 1), ("ATen / cuBLAS", 0), ("ATen, padded / Triton GEMM", 2), ("ATen, padded / cuBLAS", 1)
-    ]  # fmt: skip
+    ]
     with pytest.raises(Undetermined, match=r"cuBLAS / ATen: 2 and 2: False\n  cuBLAS / ATen, padded: 2 and 3: True"):
         _ = jax < torch
     assert comparison(">", jax, torch) == [
         ">: false in every world", "Triton GEMM / ATen: 1 > 2", "Triton GEMM / ATen, padded: 1 > 3",
         "cuBLAS / ATen: 2 > 2", "cuBLAS / ATen, padded: 2 > 3",
-    ]  # fmt: skip
+    ]
     assert comparison("<", jax, 1) == ["<: false in every world", "Triton GEMM: 1 < 1", "cuBLAS: 2 < 1"]
     assert comparison("<", 1, 1) is None
 

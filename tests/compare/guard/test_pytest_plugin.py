@@ -99,7 +99,7 @@ def test_what_holds_passes(inner: pytest.Pytester):
         ("g.fused('up', 'act')", "where False = fused('up', 'act')"),
         ("not g.materialized", "{layer/up bf16[2048,4096]}"),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_hold_fails_with_graph_and_reason(inner: pytest.Pytester, claim: str, shown: str):
     word, output = outcome(inner, f"g = fusion('apart'); assert {claim}")
     assert word == "failed" and shown in output

@@ -55,7 +55,7 @@ def test_names_times_lines_and_paths_are_not_in_it():
         replace(kernel, name=f"{kernel.name}.7", device_time_us=3.0, facts={"grid": 9}, provenance="not autotuned",
                 source_ops=tuple(replace(op, line="/home/me/other.py:99") for op in kernel.source_ops))
         for kernel in before.kernels
-    )  # fmt: skip
+    )
     texts = {snapshot.text(key(), {"": graph}) for graph in (before, replace(before, kernels=moved, name="other"))}
     assert len(texts) == 1
 
@@ -81,7 +81,7 @@ def test_versions_are_without_the_wheels_device():
         ("test_mlp", "", "test_mlp"), ("TestLayer::test_mlp[bf16-0.5]", "", "TestLayer.test_mlp-bf16-0.5"),
         ("test_mlp", "second", "test_mlp+second"),
     ],
-)  # fmt: skip
+)
 def test_file_names_of_plain_names(test: str, label: str, stem: str):
     assert key(test, label).path == Path(f"/t/fusion_snapshots/test_layers/{stem}@jax-0.10.2@h200.txt")
 
@@ -90,7 +90,7 @@ def test_hostile_names_get_files_of_their_own(tmp_path: Path):
     hostile = [
         "t[../../etc/passwd]", "t[a/b]", "t[a b]", "t[a\nb]", "t[<script>alert(1)</script>]", "t[@jax-0.1@h200.txt]",
         f"t[{'x' * 10_000}]", f"t[{'x' * 9_999}]", "t[ü]", "t[u]", "t[\ud800]", "t[]", "t[[0]]", "t[-]",
-    ]  # fmt: skip
+    ]
     keys = [key(test, label, tmp_path / "test_x.py") for test in hostile for label in ("", "a/b", "plain")]
     for each in keys:
         snapshot.write(each.path, snapshot.text(each, {"": guarded.apart()}))

@@ -122,7 +122,7 @@ def test_two_worlds_answer_together():
         lambda: bool(g.fused("up", "act")), lambda: g.stage("up").kernels == g.stage("act").kernels,
         lambda: g.bytes_moved <= 1.1 * g.bytes_compulsory, lambda: len(g.kernels), lambda: g.kernel_count == 1,
         lambda: [kernel.kind for kernel in g.kernels], lambda: "scores" in g.materialized,
-    ]  # fmt: skip
+    ]
     for question in questions:
         with pytest.raises(Undetermined, match="Triton GEMM[\\s\\S]*cuBLAS"):
             question()

@@ -55,7 +55,7 @@ def test_backward_and_lowered_products_have_them_too():
         names = {
             world: [kernel.name for kernel in graph.kernels or () if is_product(kernel)]
             for world, graph in found.graphs.items()
-        }  # fmt: skip
+        }
         assert all("gemm_fusion" in name for name in names["Triton GEMM"])
         assert not any("gemm_fusion" in name for name in names["cuBLAS"])
 
@@ -92,7 +92,7 @@ def test_inductor_pads_or_not_and_tunes_where_it_is_told_to():
     assert kernels(found) == {
         "ATen": ["gemm", "elementwise"], "ATen, padded": ["copy", "copy", "gemm", "elementwise"],
         "Triton GEMM": ["gemm"],
-    }  # fmt: skip
+    }
 
 
 def test_equal_calls_are_one():

@@ -106,7 +106,7 @@ def test_the_kernels_of_an_implementation_as_a_table(report: Path, visit: Any, r
         )
         heads = fold.locator("thead th").all_inner_texts()
         fields = {"kernel": "name", "reads": "read", "writes": "written", "FLOPs": "flops", "µs": "time",
-                  "least µs": "least", "recoverable µs": "recoverable", "bound": "bound"}  # fmt: skip
+                  "least µs": "least", "recoverable µs": "recoverable", "bound": "bound"}
         rows = fold.locator("tbody tr")
         assert rows.count() == len(data["kernels"]) > 1
         for index, kernel in enumerate(data["kernels"]):

@@ -158,7 +158,7 @@ def test_at_a_glance(case: Any, records: dict[str, Record], ceilings: dict[str, 
         passed = [
             b for b in graph_of(record)["buffers"]
             if b["role"] in ("intermediate", "saved") and b["producer"] is not None and b["consumers"]
-        ]  # fmt: skip
+        ]
         largest = max(passed, key=lambda b: b["bytes"], default=None)
         assert row["largest array between kernels"] == "none" or largest is not None
         if largest is not None:
@@ -285,7 +285,7 @@ def test_bytes(case: Any, records: dict[str, Record]) -> None:
         for head, way, names in (
             ("counted in the call", "call", ("dram_read", "dram_written")),
             ("counted, each alone", "alone", ("dram_read", "dram_written")), ("through L2", "alone", ("l2",)),
-        ):  # fmt: skip
+        ):
             size = counted(record, way, *names)
             assert row[head] == ("" if size is None else number(size / 1e6))
 
@@ -333,7 +333,7 @@ def test_the_table_of_records(report: Path, embedded: Callable[..., Any], record
     mine = {
         row["implementation"]: row for row in rows
         if f"{row['block']}/{row['case']}/{row['dtype']}/{row['direction']}" == CASE
-    }  # fmt: skip
+    }
     assert mine.keys() == records.keys()
     best = min(map(time_of, records.values()))
     for name, record in records.items():

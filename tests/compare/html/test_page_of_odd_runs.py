@@ -22,7 +22,7 @@ SCRIPT = "<script>window.broken = true</script>"
 HOSTILE = [
     SCRIPT, "\"'><img src=x onerror='window.broken=1'>", "</script><!-- ]]>", "two\nlines\r\t\x1b[31m", "${1}{{7*7}}",
     "long" * 2500,
-]  # fmt: skip
+]
 CEILINGS = {"streams": {"1:0": 4.4e12, "1:1": 4e12, "0:1": 3e12}, "products": {"bfloat16": 8e14}}
 SEGMENTS = {"segments": [{"id": "s1", "environment": {}, "ceilings": CEILINGS}]}
 
@@ -43,7 +43,7 @@ def graph(name: str, *, target: str = "", times: tuple[float | None, float | Non
             device_time_us=times[number],
         )
         for number in range(2)
-    )  # fmt: skip
+    )
     ends = kernels[0].name, kernels[1].name
     reason = Reason(*ends, "reduction", f"why{name}", f"who{name}", 2 * size, line=f"line{name}")
     return FusionGraph(f"graph{name}", "xla", kernels, buffers, (reason,), target=target, versions={name: name})
@@ -69,7 +69,7 @@ def timed(case: Case, implementation: str, us: float, made: FusionGraph | None =
     return Record(
         case, implementation, "xla", "ok", segment="s1", measurement=measurement, checked=checked,
         errors=[{"name": f"y{implementation}", "error": 0.1, "tolerance": 0.3}], **fields,
-    )  # fmt: skip
+    )
 
 
 def written(folder: Path, tmp_path: Path, name: str = "page.html") -> Path:
@@ -117,7 +117,7 @@ def test_without_a_gpu(tmp_path: Path, visit: Any, ready: Any) -> None:
     compiled = Record(
         case, "xla", "xla", "compiled", target="h200", graph="a.json.gz", kernels=summary(made, case.parts),
         bytes_compulsory={"forward": 2 * made.buffers[0].bytes},
-    )  # fmt: skip
+    )
     skipped = Record(case, "sdpa", "eager", "skipped", detail="needs a GPU", target="h200")
     folder = run_of(tmp_path / "run", [compiled, skipped], {"a.json.gz": made}, segments=[], target="h200")
     with visit(written(folder, tmp_path)) as it:
@@ -244,7 +244,7 @@ def test_what_is_broken_costs_its_own_record(tmp_path: Path) -> None:
     case = Case("softmax", "tiny", {"rows": 2, "columns": 2}, "bfloat16", "fwd")
     folder = run_of(tmp_path / "run", [
         timed(case, "xla", 10.0, graph="../outside.json"), timed(case, "triton", 11.0, graph="missing.json.gz"),
-    ])  # fmt: skip
+    ])
     with (folder / "records.jsonl").open("a") as file:
         file.write("{half a line\n")
     shown = page.write(folder, tmp_path / "page.html", {})

@@ -125,7 +125,7 @@ def of(name: str, line: str, **more: object) -> Kernel:
 
 @pytest.mark.parametrize("name", [
     "/etc/passwd", "../../etc/passwd", "xlafuse/../../../etc/passwd.py", "tests/conftest.py", "xlafuse", "",
-])  # fmt: skip
+])
 def test_nothing_but_programs_is_read_for_a_record(name: str) -> None:
     assert list(programs.of_kernels([of("k", f"{name}:1")], programs.Programs())) == []
 

@@ -35,7 +35,7 @@ IN, OUT = buffer("x", "input"), buffer("y", "output")
 APART = FusionGraph(
     "apart", "xla", (kernel("x", "s", 30.0, "scores"), kernel("s", "y", 40.0, "softmax")),
     (IN, buffer("s", "intermediate"), OUT),
-)  # fmt: skip
+)
 TOGETHER = FusionGraph("one", "triton", (kernel("x", "y", 20.0, "scores", "softmax"),), (IN, OUT))
 
 

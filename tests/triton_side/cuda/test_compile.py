@@ -191,11 +191,11 @@ def test_dropout_residual_norm_kernels(expression: str, threads: int, lanes: int
 def test_dropout_residual_norm_reads_its_row_once_and_draws_four_numbers_a_call() -> None:
     forward, backward = (dropout_residual_norm.plan(4096, plans) for plans in (
         dropout_residual_norm.FORWARD_PLANS, dropout_residual_norm.BACKWARD_PLANS,
-    ))  # fmt: skip
+    ))
     code = compiled(
         "dropout_residual_norm.cu", f"dropout_residual_norm_forward<__nv_bfloat16, 8, 2, {forward.threads}>",
         forward.threads,
-    )  # fmt: skip
+    )
     assert code.sass.count("LDG.E.128") == 2 * 5  # x, residual, bias, weight, shift
     assert code.sass.count("STG.E.128") == 2 * 2
     assert code.resources.registers * forward.threads * 6 <= 65536
@@ -291,7 +291,7 @@ def test_missing_headers_name_the_wheel(monkeypatch: pytest.MonkeyPatch, tmp_pat
         lambda x: layernorm.layernorm(x, x[0], x[0], 1e-5), lambda x: matmul.matmul(x, x),
         lambda x: dropout_residual_norm.dropout_residual_norm(x, x[0], x, x[0], x[0], x[:, 0].int(), p=0.1, eps=1e-5),
     ],
-)  # fmt: skip
+)
 def test_a_tensor_on_the_cpu_is_refused(operation: object) -> None:
     with pytest.raises(ValueError, match=r"must be on a CUDA device, got cpu; move it with \.to\('cuda'\)"):
         operation(torch.zeros(2, 3))  # type: ignore[operator]

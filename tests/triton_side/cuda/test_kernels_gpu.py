@@ -124,7 +124,7 @@ def test_bias_gelu(shape: tuple[int, int], dtype: torch.dtype) -> None:
 SOFTMAX_COLUMNS = [
     1, 2, 8, 31, 127, 256, 509, 1000, 1024, 2048, 3001, 4096, 8191, 8192, 10007, 16384, 32003, 32768, 65536, 65539,
     128256, 131072, 150001, 262144,
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -160,7 +160,7 @@ def test_softmax_special_rows(columns: int, dtype: torch.dtype) -> None:
 LAYERNORM_SHAPES = [
     (1, 2), (5, 31), (5, 256), (3001, 131), (1500, 4096), (1021, 4093), (40, 8192), (40, 16384), (3, 16385),
     (300, 32768), (3, 50257),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -194,7 +194,7 @@ def test_layernorm_without_gradients_saves_nothing_and_gives_the_same() -> None:
 # As above, and a row for a cluster of blocks.
 DROPOUT_SHAPES = [
     (1, 1), (5, 31), (5, 256), (3001, 131), (1500, 4096), (1021, 4093), (40, 8192), (40, 8200), (40, 16384), (3, 16381),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -167,7 +167,7 @@ MUTATIONS = [
         "dot = dot_product(load<LANES>(y + column), load<LANES>(dy + column));",
         70001, "float, 1, 1024",
     ),
-]  # fmt: skip
+]
 
 each = pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.kernel)
 

@@ -97,7 +97,7 @@ def test_layernorm(dtype, rows, columns, kinds, dy_kinds, storage, seed) -> None
     sizes, columns.filter(lambda columns: columns <= 16384),
     st.lists(st.sampled_from(MODERATE + NOT_FINITE), min_size=1), moderate_rows, moderate_rows,
     st.lists(layouts, min_size=7, max_size=7), st.sampled_from([0.0, 0.1, 0.5]), seeds,
-)  # fmt: skip
+)
 def test_dropout_residual_norm(dtype, rows, columns, x_kinds, kinds, dy_kinds, storage, p, seed) -> None:
     if columns > 1024:
         rows = min(rows, 5)

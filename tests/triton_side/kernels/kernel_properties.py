@@ -68,7 +68,7 @@ def vector_add(launch: Launch, x: torch.Tensor, y: torch.Tensor) -> str | None:
 def adamw(
     launch: Launch, param: torch.Tensor, gradient: torch.Tensor, mu: torch.Tensor, nu: torch.Tensor, step: int,
     *, rate: float, beta1: float, beta2: float, eps: float, decay: float,
-) -> str | None:  # fmt: skip
+) -> str | None:
     """The parameter and its moments after one step; nu is not negative."""
     outputs, stray = launched(launch, param, gradient, mu, nu)
     settings = {"rate": rate, "beta1": beta1, "beta2": beta2, "eps": eps, "decay": decay}
@@ -318,7 +318,7 @@ def cross_entropy(
 def linear_cross_entropy(
     launch: Launch, h: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, dloss: torch.Tensor, smoothing: float,
     z_loss: float,
-) -> str | None:  # fmt: skip
+) -> str | None:
     """Of numbers alone; loss, dh and dw. The gradient of the logits is stored in the inputs' dtype, logits are not."""
     (loss, dh, dw), stray = launched(launch, h, w, labels, dloss)
     wide_h, wide_w, info = h.double(), w.double(), torch.finfo(h.dtype)
@@ -346,7 +346,7 @@ def rmsnorm(launch: Launch, x: torch.Tensor, weight: torch.Tensor, dy: torch.Ten
 def rmsnorm_of_sum(
     launch: Launch, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor,
     dsum: torch.Tensor, eps: float,
-) -> str | None:  # fmt: skip
+) -> str | None:
     """The norm and the gradients against those of the stored sum, which they are computed from."""
     (y, total, dx, dweight), stray = launched(launch, x, residual, weight, dy, dsum)
     expected = (x.float() + residual.float()).to(x.dtype)
@@ -360,7 +360,7 @@ def rmsnorm_of_sum(
 def _rmsnorm_problem(
     y: torch.Tensor, dx: torch.Tensor, dweight: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor,
     dsum: torch.Tensor, eps: float,
-) -> str | None:  # fmt: skip
+) -> str | None:
     """Rows of numbers whose sum of squares overflows fp32 must be, as in PyTorch, zero; their gradient is not judged,
     nor that of the weight where there are such rows. dsum: what is added to dx."""
     wide, w, g = x.double(), weight.double(), dy.double() * weight.double()
@@ -591,7 +591,7 @@ def gate_up(launch: Launch, h: torch.Tensor, gate_weight: torch.Tensor, up_weigh
 
 
 def rope(launch: Launch, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, dq_out: torch.Tensor,
-         dk_out: torch.Tensor, theta: float) -> str | None:  # fmt: skip
+         dk_out: torch.Tensor, theta: float) -> str | None:
     """q_out, k_out, dq and dk. Frequency and product round an angle; sin and cos are right to two units in the last
     place. Of an infinity their sign alone decides, which far positions leave to how the angle was rounded: to float32.
     """
@@ -620,7 +620,7 @@ def rope(launch: Launch, q: torch.Tensor, k: torch.Tensor, positions: torch.Tens
 def attention(
     launch: Launch, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, causal: bool = True,
     window: int = 0, bias: torch.Tensor | None = None, packed: Sequence[int] = (),
-) -> str | None:  # fmt: skip
+) -> str | None:
     """Of numbers alone, and a bias of numbers or -inf, which launch takes before dout; out, dq, dk, dv and dbias.
     packed: lengths of the sequences that lie one after the other, if it is not one."""
     given = (q, k, v) if bias is None else (q, k, v, bias)

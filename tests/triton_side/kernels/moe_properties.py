@@ -58,7 +58,7 @@ def grouped(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> Tensors:
 def grouped_product(
     launch: Launch, a: torch.Tensor, rows: torch.Tensor | None, b: torch.Tensor, offsets: torch.Tensor,
     *second: torch.Tensor,
-) -> str | None:  # fmt: skip
+) -> str | None:
     (c,), stray = launched(launch, a, b, *second)
     exact, bound = grouped(a if rows is None else a[rows.long()], b, offsets)
     if second:

@@ -24,7 +24,7 @@ GUARD = 64  # elements of NaN on either side of a tensor
 COMMON = settings(
     derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow],
     phases=[Phase.explicit, Phase.generate],
-)  # fmt: skip
+)
 
 # Prime, just beside a power of two, or one: no multiple of a block.
 SIZES = [1, 2, 3, 7, 16, 17, 31, 33, 64, 67, 127, 129, 131]

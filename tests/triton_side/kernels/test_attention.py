@@ -37,7 +37,7 @@ def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = True
 
 def tensors(
     batch: int, heads: int, sequence: int, head_dim: int, dtype: torch.dtype = torch.float32, kv_heads: int = 0
-):  # fmt: skip
+):
     counts = (heads, kv_heads or heads, kv_heads or heads, heads)
     return [random(batch, n, sequence, head_dim, dtype=dtype, seed=seed) for seed, n in enumerate(counts)]
 
@@ -68,7 +68,7 @@ def plainly(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tenso
 def configured(
     forward: TileConfig, dk_dv: TileConfig, dq: TileConfig, causal: bool = True, window: int = 0,
     above=attention, below=attention_backward,
-):  # fmt: skip
+):
     """A function of q, k, v and, perhaps, a bias, whose gradient is tiled as that of q."""
 
     class Configured(torch.autograd.Function):

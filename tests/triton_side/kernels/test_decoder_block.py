@@ -26,7 +26,7 @@ def tensors(batch: int, sequence: int, dtype: torch.dtype = torch.float32) -> tu
     return (
         x, norm(1), weight(WIDTH, attended + 2 * KV_HEADS * HEAD_DIM, 2), weight(attended, WIDTH, 3), norm(4),
         weight(WIDTH, HIDDEN, 5), weight(WIDTH, HIDDEN, 6), weight(HIDDEN, WIDTH, 7), dy,
-    )  # fmt: skip
+    )
 
 
 def positions(batch: int, sequence: int) -> torch.Tensor:
@@ -105,7 +105,7 @@ def test_inference_saves_nothing_and_training_each_intermediate_once() -> None:
         (tokens, WIDTH), (2, 5), *(tuple(x.shape) for x in inputs[1:]),
         (tokens, WIDTH), (tokens,), (tokens, attended + 2 * kv), (tokens, attended), (2, HEADS, 5),
         (tokens, WIDTH), (tokens, WIDTH), (tokens,), (tokens, HIDDEN), (tokens, HIDDEN),
-    ]  # fmt: skip
+    ]
 
 
 def test_rejects() -> None:

@@ -154,7 +154,7 @@ def test_rejects() -> None:
 
 @pytest.mark.parametrize("configure", [
     dropout_residual_norm.configure_forward, dropout_residual_norm.configure_backward,
-])  # fmt: skip
+])
 @pytest.mark.parametrize("columns", [1, 100, 4096, 8193, 16384])
 def test_configurations_cover_the_matrix_and_fit_an_h200(configure, columns: int) -> None:
     for rows in (1, 133, 8192):

@@ -12,7 +12,7 @@ ATTENDED = HEADS * HEAD_DIM
 SHAPES = {
     "w_qkv": (WIDTH, 3 * ATTENDED), "b_qkv": (3 * ATTENDED,), "w_o": (ATTENDED, WIDTH), "w_up": (WIDTH, HIDDEN),
     "b_up": (HIDDEN,), "w_down": (HIDDEN, WIDTH),
-}  # fmt: skip
+}
 ATTRIBUTES = {"heads": HEADS, "p": 0.25, "eps": 1e-5}
 SEED = torch.tensor([[3, -5], [7, 11]], dtype=torch.int32, device=DEVICE)
 

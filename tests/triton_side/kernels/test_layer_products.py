@@ -67,7 +67,7 @@ def test_gate_and_up(shape: tuple[int, int, int]) -> None:
         (1, 4096, 64 * 132, torch.bfloat16, False),
         (257, 1021, 509, torch.float16, False), (8192, 2048, 4096, torch.float32, False),
     ],
-)  # fmt: skip
+)
 def test_the_faster_of_what_was_measured_is_taken(
     rows: int, inner: int, columns: int, dtype: torch.dtype, ends_in_more: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

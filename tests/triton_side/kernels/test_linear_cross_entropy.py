@@ -39,7 +39,7 @@ def configured(config: MatmulConfig | None = None, module=linear_cross_entropy, 
             loss, saved = module.forward_pass(h, w, labels, SMOOTHING, Z_LOSS, save=True, **chosen)
         gradients = module.backward_pass(
             h, w, labels, saved, dloss, SMOOTHING, Z_LOSS, workspace=workspace, **chosen
-        )  # fmt: skip
+        )
         return loss, *gradients
 
     return launch

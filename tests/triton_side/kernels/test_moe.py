@@ -40,7 +40,7 @@ def inputs(
         x.to(dtype), router.to(dtype), (random(experts, width, hidden, seed=seed + 2) * width**-0.5).to(dtype),
         (random(experts, width, hidden, seed=seed + 3) * width**-0.5).to(dtype),
         (random(experts, hidden, width, seed=seed + 4) * hidden**-0.5).to(dtype),
-    ]  # fmt: skip
+    ]
 
 
 def trained(function, tensors: list[torch.Tensor], top_k: int) -> tuple[torch.Tensor, ...]:

@@ -603,7 +603,7 @@ MUTATIONS = [
         "total += tl.sum(dy.to(tl.float32), axis=0)", "total = tl.sum(dy.to(tl.float32), axis=0)",
         embedding_problems,
     ),
-]  # fmt: skip
+]
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 

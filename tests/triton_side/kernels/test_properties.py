@@ -134,12 +134,12 @@ row_configs = st.sampled_from([
     RowConfig(block_rows=4, block_columns=256, num_warps=4, num_stages=1, programs=3),
     RowConfig(block_rows=1, block_columns=32, num_warps=1, num_stages=1, programs=5),
     RowConfig(block_rows=1, block_columns=16, num_warps=1, num_stages=2, programs=2),
-])  # fmt: skip
+])
 matmul_configs = st.sampled_from([
     MatmulConfig(16, 32, 16, num_warps=4, num_stages=1, group_m=1, descriptors=False),
     MatmulConfig(32, 16, 32, num_warps=4, num_stages=2, group_m=3, descriptors=False),
     MatmulConfig(16, 32, 32, num_warps=4, num_stages=2, group_m=2),
-])  # fmt: skip
+])
 ORDINARY_ROWS = [ORDINARY]
 # Rows whose products and squares fp32 holds.
 MODERATE = [kind for kind in FINITE if kind.name != "near overflow"]
@@ -218,7 +218,7 @@ bias_gelu_configs = st.sampled_from([None, *BIAS_GELU_CONFIGS])
 @given(
     few_rows, sizes, rows_of_any_kind, rows_of_any_kind, rows_of_numbers, st.tuples(layouts, layouts, layouts),
     bias_gelu_configs, seeds,
-)  # fmt: skip
+)
 def test_bias_gelu(dtype, rows, columns, kinds, bias_kinds, dy_kinds, storage, config, seed) -> None:
     x = draw(rows, columns, kinds, seed, dtype, storage[0])
     bias = draw(1, columns, bias_kinds, seed + 1, dtype, storage[1])[0]
@@ -257,7 +257,7 @@ def test_rmsnorm(dtype, rows, columns, kinds, dy_kinds, x_layout, weight_layout,
 @examples(15, 80)
 @given(
     sizes, sizes, few_rows, rows_of_any_kind, moderate_rows, layouts, layouts, st.sampled_from([None, NARROW]), seeds,
-)  # fmt: skip
+)
 def test_embedding(dtype, rows, columns, tokens, kinds, dy_kinds, layout, dy_layout, config, seed) -> None:
     table = draw(rows, columns, kinds, seed, dtype, layout)
     ids = torch.randint(0, rows, (tokens,), generator=torch.Generator().manual_seed(seed)).to(DEVICE)
@@ -292,10 +292,10 @@ def test_rmsnorm_of_sum(dtype, rows, columns, kinds, dy_kinds, storage, config, 
 @given(
     few_rows, sizes, sizes, moderate_rows, layouts, layouts, st.sampled_from([None, *PROJECTIONS]),
     st.sampled_from([0.0, 0.3, 1.0]), seeds,
-)  # fmt: skip
+)
 def test_linear_cross_entropy(
     dtype, tokens, width, classes, kinds, h_layout, w_layout, config, ignored, seed
-) -> None:  # fmt: skip
+) -> None:
     if config and config.descriptors:
         width, h_layout, w_layout = -(-width // 8) * 8, "dense", "dense"
     h = draw(tokens, width, kinds, seed, dtype, h_layout)
@@ -333,7 +333,7 @@ rope_configs = st.sampled_from([
     RopeConfig(rows=4, heads=2, splits=2, num_warps=1),
     RopeConfig(rows=2, heads=1, splits=1, num_warps=1),
     RopeConfig(rows=16, heads=8, splits=3, num_warps=4),
-])  # fmt: skip
+])
 
 
 @dtypes
@@ -342,7 +342,7 @@ rope_configs = st.sampled_from([
     st.sampled_from([1, 2, 3]), st.sampled_from([1, 2, 5]), st.sampled_from([1, 3]), st.sampled_from([1, 3, 17]),
     st.sampled_from([2, 6, 16, 80]), st.lists(st.sampled_from(FINITE + NOT_FINITE), min_size=1, max_size=5),
     st.lists(layouts, min_size=4, max_size=4), st.sampled_from([1, 1000, 2**20]), st.booleans(), rope_configs, seeds,
-)  # fmt: skip
+)
 def test_rope(
     dtype, batch, heads, kv_heads, sequence, head_dim, kinds, storage, farthest, narrow, config, seed
 ) -> None:
@@ -372,7 +372,7 @@ def test_sum_columns(dtype, partials, vectors, columns, kinds, seed) -> None:
 @given(
     few_rows, sizes, st.lists(st.sampled_from(MODERATE + NOT_FINITE), min_size=1, max_size=5), moderate_rows,
     moderate_rows, st.lists(layouts, min_size=7, max_size=7), row_configs, st.sampled_from([0.0, 0.1, 0.5]), seeds,
-)  # fmt: skip
+)
 def test_dropout_residual_norm(dtype, rows, columns, x_kinds, kinds, dy_kinds, storage, config, p, seed) -> None:
     if config is not None and config.block_columns < columns:
         config = None
@@ -477,7 +477,7 @@ def test_swiglu_mlp(dtype, tokens, width, hidden, x_layout, weight_layout, seed)
             weight_layout if 2 <= i < 5 else x_layout, DEVICE,
         )
         for i, (shape, fan) in enumerate(zip(shapes, fan_in, strict=True))
-    ]  # fmt: skip
+    ]
     x, norm_weight, *weights, dy = drawn
     names = ("y", "dx", "dnorm_weight", "dgate_weight", "dup_weight", "ddown_weight")
 
@@ -563,7 +563,7 @@ magnitudes = st.sampled_from([0.0, 1e-4, 1.0, 8.0])
 @given(
     st.integers(1, 3), st.integers(1, 2), sequences, attention_configs, magnitudes, st.sampled_from([1, 2, 5, 10**9]),
     st.tuples(layouts, layouts), seeds,
-)  # fmt: skip
+)
 def test_attention_bias(dtype, batch, heads, sequence, config, magnitude, hidden, storage, seed) -> None:
     """Every `hidden`-th pair is hidden."""
     function = attention_configured(*config, False) if config else attention_bias
@@ -574,7 +574,7 @@ def test_attention_bias(dtype, batch, heads, sequence, config, magnitude, hidden
             .to(dtype).view(batch, heads, sequence, 16), layout, DEVICE,
         )
         for i in range(4)
-    )  # fmt: skip
+    )
     bias = matrix(heads * sequence, sequence, ORDINARY_ROWS, seed + 4, torch.float64) * magnitude
     bias.view(-1)[::hidden] = -torch.inf
     bias = placed(bias.to(dtype).view(heads, sequence, sequence), storage[1], DEVICE)
@@ -586,7 +586,7 @@ def test_attention_bias(dtype, batch, heads, sequence, config, magnitude, hidden
 @given(
     st.integers(1, 2), head_counts, masks, sequences, st.sampled_from([16, 32]), attention_configs, magnitudes,
     st.tuples(layouts, layouts, layouts, layouts), seeds,
-)  # fmt: skip
+)
 def test_attention(dtype, batch, heads, mask, sequence, head_dim, config, magnitude, storage, seed) -> None:
     causal, window = mask
     function = (
@@ -603,7 +603,7 @@ def test_attention(dtype, batch, heads, mask, sequence, head_dim, config, magnit
              * (magnitude if i < 2 else 1.0)).to(dtype).view(batch, count, sequence, head_dim), layout, DEVICE,
         )
         for i, (layout, count) in enumerate(zip(storage, counts, strict=True))
-    )  # fmt: skip
+    )
     assert not attention(training(function), q, k, v, dout, causal, window)
 
 
@@ -612,7 +612,7 @@ def test_attention(dtype, batch, heads, mask, sequence, head_dim, config, magnit
 @given(
     st.lists(st.sampled_from([0, 1, 2, 5, 16, 21]), min_size=1, max_size=3).filter(any), head_counts, magnitudes,
     st.tuples(layouts, layouts, layouts, layouts), seeds,
-)  # fmt: skip
+)
 def test_attention_packed(dtype, lengths, heads, magnitude, storage, seed) -> None:
     tokens, counts = sum(lengths), (heads[0], heads[1], heads[1], heads[0])
     cu_seqlens = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32).to(DEVICE)
@@ -626,7 +626,7 @@ def test_attention_packed(dtype, lengths, heads, magnitude, storage, seed) -> No
             .to(dtype).view(1, count, tokens, 16), layout, DEVICE,
         )
         for i, (layout, count) in enumerate(zip(storage, counts, strict=True))
-    )  # fmt: skip
+    )
     assert not attention(training(function), q, k, v, dout, packed=lengths)
 
 
@@ -635,7 +635,7 @@ def test_attention_packed(dtype, lengths, heads, magnitude, storage, seed) -> No
 @given(
     sequences, st.data(), st.sampled_from([torch.nan, torch.inf, -torch.inf]), st.sampled_from("qkv"),
     attention_configs, seeds,
-)  # fmt: skip
+)
 def test_attention_shows_nobody_the_future(dtype, sequence, data, value, operand, config, seed) -> None:
     """What is not finite at one position of one head reaches no row before it (but for the values of its own tile,
     where 0 * NaN is NaN, as in plain code) and no other head."""
@@ -667,7 +667,7 @@ def test_attention_shows_nobody_the_future(dtype, sequence, data, value, operand
 @given(sizes, sizes, st.integers(1, 20), st.data(), moderate_rows, moderate_rows, layouts, layouts, seeds)
 def test_moe_routing(
     dtype, tokens, width, experts, data, kinds, router_kinds, x_layout, router_layout, seed
-) -> None:  # fmt: skip
+) -> None:
     """Rows of equal numbers and of zeros have logits that tie."""
     top_k = data.draw(st.integers(1, experts))
     x = draw(tokens, width, kinds, seed, dtype, x_layout)
@@ -689,7 +689,7 @@ some_experts = st.integers(1, 9)
 @examples(6, 40)
 @given(
     few_tokens, sizes, sizes, some_experts, st.data(), moderate_rows, moderate_rows, st.tuples(layouts, layouts), seeds,
-)  # fmt: skip
+)
 def test_rows_of_moe(dtype, tokens, width, hidden, experts, data, route_kinds, kinds, storage, seed) -> None:
     """What is done with a token's rows, or a choice's: each kernel of the layer but its products."""
     top_k = data.draw(st.integers(1, experts))
@@ -713,14 +713,14 @@ def test_rows_of_moe(dtype, tokens, width, hidden, experts, data, route_kinds, k
     assert not moe_properties.dx(
         lambda *given: (moe_module.launch_dx(*given, found),), draw(slots, width, kinds, seed + 10, dtype), dlogits,
         router, found,
-    )  # fmt: skip
+    )
 
 
 @dtypes
 @examples(6, 40)
 @given(
     few_tokens, sizes, sizes, some_experts, st.data(), moderate_rows, moderate_rows, st.booleans(), seeds,
-)  # fmt: skip
+)
 def test_grouped_products_of_moe(dtype, tokens, k, n, experts, data, route_kinds, kinds, descriptors, seed) -> None:
     """Groups of several tiles, of a part of one and of none; rows gathered, and in the order of the slots."""
     config = MOE_DESCRIPTORS if descriptors and dtype != torch.float32 else MOE_TILES
@@ -755,7 +755,7 @@ def test_grouped_products_of_moe(dtype, tokens, k, n, experts, data, route_kinds
         made = _group_gradients.launch_group_gradients(
             a=a, rows=None if gathered is None else rows, offsets=offsets, config=config, a_gathered=bool(gathered),
             b=b, b2=b2,
-        )  # fmt: skip
+        )
         return made[: 1 if b2 is None else 2]
 
     dy = draw(tokens, n, ORDINARY_ROWS, seed + 9, dtype)
@@ -780,7 +780,7 @@ def test_attention_passes_over_keys_of_weight_zero() -> None:
     st.lists(st.sampled_from([0, 1, 15, 16, 17, 33, 48, 67]), min_size=1, max_size=3), st.integers(1, 2),
     st.sampled_from([1, 3, 4, 17]), st.sampled_from([16, 32]), st.sampled_from([None, *DECODE_CONFIGS]),
     st.sampled_from(PAGE_SIZES), magnitudes, st.tuples(layouts, layouts, layouts), seeds,
-)  # fmt: skip
+)
 def test_decode_attention(
     dtype, lengths, kv_heads, group, head_dim, config, page_size, magnitude, storage, seed
 ) -> None:
@@ -790,7 +790,7 @@ def test_decode_attention(
         (matrix(batch * rows, head_dim, ORDINARY_ROWS, seed + i, torch.float64) * (magnitude if i < 2 else 1.0))
         .to(dtype).view(batch, -1, *inner, head_dim)
         for i, (rows, inner) in enumerate(((kv_heads * group, ()), *((kv_heads * capacity, (capacity,)),) * 2))
-    )  # fmt: skip
+    )
     for i, length in enumerate(lengths):
         k[i, :, length:] = v[i, :, length:] = torch.nan
     placed_inputs = (placed(x, layout, DEVICE) for x, layout in zip((q, k, v), storage, strict=True))

@@ -1,6 +1,6 @@
-"""What a call of hand-written Triton costs the host, block by block: small shapes, where it is what a call takes.
+"""The host's cost of a call of hand-written Triton, block by block, at small shapes, where a call takes little else.
 
-    python benchmarks/host_cost.py [BLOCK ...] [--profile]
+    python tools/benchmarks/host_cost.py [BLOCK ...] [--profile]
 
 On an NVIDIA GPU calls are made one after the other, and waited for at the end. Without one, kernels are compiled for an
 H200 and their launches left out (tested with triton 3.6 and 3.7), so a call is Python, PyTorch and Triton up to the
@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from compare.blocks import BLOCKS  # noqa: E402
 from compare.spec import Block, Case  # noqa: E402

@@ -1,6 +1,6 @@
-"""How the time and memory of reading HLO grow: modules of 1k, 10k and 100k instructions, text and proto, to a graph.
+"""Time and memory of reading HLO, by size: modules of 1k, 10k and 100k instructions, text and proto, to a graph.
 
-    python benchmarks/hlo_scaling.py [INSTRUCTIONS ...]
+    python tools/benchmarks/hlo_scaling.py [INSTRUCTIONS ...]
 
 A module is a captured SwiGLU MLP (tests/data/hlo), repeated as layers that feed one another. Each reading runs in a
 process of its own: CPU seconds (one thread) from the file's name to a `FusionGraph`, best of three, and that process's
@@ -22,7 +22,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 LAYER = ROOT / "tests" / "data" / "hlo" / "jax-0.11.2" / "h200-swiglu_mlp-fwd"
 INPUT = "inputs__x__.1"  # what one layer's output becomes in the next
@@ -46,7 +46,7 @@ def main() -> None:
                 best = _best(path)
                 each = best["seconds"] / best["instructions"] * 1e6
                 rows.append((form, best["instructions"], best["kernels"], len(data) / 1e6, best["seconds"], each,
-                             best["mebibytes"]))  # fmt: skip
+                             best["mebibytes"]))
     headers = ("form", "instructions", "kernels", "MB", "CPU s", "us/instruction", "peak MiB")
     print(tabulate(rows, headers, floatfmt=("", "", "", ".1f", ".2f", ".1f", ".0f")))
 

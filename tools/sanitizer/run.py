@@ -1,6 +1,6 @@
 """Every hand-written kernel under NVIDIA's compute-sanitizer: memcheck, and racecheck for shared memory.
 
-    python -m triton_side.sanitize --out reports/sanitize.md        (make sanitize ARGS="--out reports/sanitize.md")
+    python -m tools.sanitizer.run --out reports/sanitize.md        (make sanitize ARGS="--out reports/sanitize.md")
 
 A process launches each kernel, forward and backward, on small odd shapes: once alone, which records the launches and
 fills Triton's cache, and once under each tool. `--limit` is for all of it: a process whose time is over ends after the
@@ -40,8 +40,8 @@ from pathlib import Path
 
 import torch
 
+from tools.sanitizer.log import Launched, Outcome, end_of, joined, parse, summary
 from triton_side.blocks.cross_entropy import IGNORED
-from triton_side.sanitizer_log import Launched, Outcome, end_of, joined, parse, summary
 
 TOOLS = ("memcheck", "racecheck")
 WHEEL = "nvidia-cuda-sanitizer-api"
@@ -106,13 +106,13 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
             "up_weight": (width, hidden), "down_weight": (hidden, width),
         }
         for tokens, width, hidden in ((17, 37, 67), (40, 64, 136))
-    ]  # fmt: skip
+    ]
     # Tiles of bfloat16 with an edge, and through tensor descriptors; for CUDA C++ an edge on either side of one tile.
     products: list[Shapes] = [{"a": (m, k), "b": (k, n)} for m, k, n in ((17, 37, 67), (40, 64, 136))]
     of_cuda_products: list[Shapes] = [{"a": (131, 37), "b": (37, 67)}]
     layers: list[Shapes] = [
         {"x": (m, k), "weight": (k, n), "bias": (n,)} for m, k, n in ((17, 37, 67), (40, 64, 136))
-    ]  # fmt: skip
+    ]
     added: list[Shapes] = [{"x": (17, 37), "weight": (37, 67), "residual": (17, 67)}]
     fp8: list[Shapes] = [
         {
@@ -120,14 +120,14 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
             "a_scale": torch.tensor(0.37), "b_scale": torch.tensor(0.011),
         }
         for m, k, n in ((17, 37, 67), (40, 64, 136))
-    ]  # fmt: skip
+    ]
     mixtures: list[Shapes] = [
         {
             "x": (tokens, width), "router": (experts, width), "w_gate": (experts, width, hidden),
             "w_up": (experts, width, hidden), "w_down": (experts, hidden, width),
         }
         for tokens, width, hidden, experts in ((37, 37, 29, 5), (40, 64, 136, 8))
-    ]  # fmt: skip
+    ]
     ids = torch.tensor([3, 36, 3, 0, 3, 17, 36, 35], dtype=torch.int32)
     tables: list[Shapes] = [{"table": (37, columns), "ids": ids} for columns in (131, 1032)]
     entropy = {"smoothing": 0.1, "z_loss": 1e-4}
@@ -159,7 +159,7 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
     decoded_from_pages: list[Shapes] = [
         {"q": (3, 6, 64), **dict.fromkeys(("k_pages", "v_pages"), (33, 13, 2, 64)), "page_table": page_table,
          "lengths": lengths}
-    ]  # fmt: skip
+    ]
     # One group of heads, and several in the loop; halves that are a power of two, and not.
     positions = torch.arange(2 * 67, dtype=torch.int32).view(2, 67)
     turned: list[Shapes] = [
@@ -174,7 +174,7 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
             "w_down": (hidden, width),
         }
         for width, hidden in ((37, 67), (64, 136))
-    ]  # fmt: skip
+    ]
     seeds = torch.tensor([[3, -5], [7, 11]], dtype=torch.int32)
     gpt2: list[Shapes] = [
         {
@@ -184,7 +184,7 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
             "b_o": (width,), "b_down": (width,),
         }
         for width, hidden in ((37, 67), (64, 136))
-    ]  # fmt: skip
+    ]
     moments = {"mu": torch.zeros(1021), "nu": torch.ones(1021), "step": torch.tensor(3, dtype=torch.int32)}
     updates: list[Shapes] = [{"param": (1021,), "gradient": (1021,), **moments}]
     optimizer = {"rate": 1e-2, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "decay": 1e-2}
@@ -209,7 +209,7 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
         ("kernels.gpt2_block", gpt2, {"heads": 2, "p": 0.1, "eps": EPS}),
         ("kernels.embedding", tables, {}), ("kernels.cross_entropy", logits, entropy),
         ("kernels.linear_cross_entropy", projected, entropy),
-    ]  # fmt: skip
+    ]
 
 
 def _chain(rows: int, columns: int) -> Shapes:
@@ -337,9 +337,9 @@ def _run_share(
             "--show-backtrace", "no", "--destroy-on-device-error", "kernel",
             "--launch-timeout", "60", "--target-processes", "application-only", "--log-file", str(log),
             *(("--padding", str(PADDING)) if tool == "memcheck" else ()),
-            sys.executable, "-m", "triton_side.sanitize", "--launch", "--count", str(len(names)),
+            sys.executable, "-m", "tools.sanitizer.run", "--launch", "--count", str(len(names)),
             "--start", str(start), "--step", str(step), "--until", str(until),
-        ]  # fmt: skip
+        ]
         status, output = _run(command, limit)
         text = log.read_text(errors="replace") if log.is_file() else ""
     if "Device not supported" in text + output:
@@ -360,7 +360,7 @@ def _run(command: list[str], limit: float) -> tuple[int | None, str]:
     process = subprocess.Popen(
         command, env=environment, text=True, errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         start_new_session=True,
-    )  # fmt: skip
+    )
     try:
         output, _ = process.communicate(timeout=limit)
         return process.returncode, output
@@ -431,11 +431,11 @@ def _launched(limit: float) -> list[Launched]:
         record = Path(folder, "launched.json")
         status, output = _run(
             [
-                sys.executable, "-m", "triton_side.sanitize", "--launch", "--record", str(record),
+                sys.executable, "-m", "tools.sanitizer.run", "--launch", "--record", str(record),
                 "--until", until,
             ],
             limit,
-        )  # fmt: skip
+        )
         if status != 0:
             how = f"did not end in {limit:.0f} s" if status is None else f"ended with status {status}"
             raise CannotCheck(f"the launches fail without a tool, too: {how}: {end_of(output)}")
@@ -448,20 +448,20 @@ def _launched(limit: float) -> list[Launched]:
 def _compile_side_by_side(until: str, limit: float) -> None:
     """Leaves every Triton kernel in Triton's cache, for the processes after it. What fails here fails there, too."""
     jobs = min(SIDE_BY_SIDE, os.cpu_count() or 1)
-    command = [sys.executable, "-m", "triton_side.sanitize", "--launch", "--until", until, "--step", str(jobs)]
+    command = [sys.executable, "-m", "tools.sanitizer.run", "--launch", "--until", until, "--step", str(jobs)]
     with ThreadPoolExecutor(jobs) as threads:
         list(threads.map(lambda start: _run([*command, "--start", str(start)], limit), range(jobs)))
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m triton_side.sanitize", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m tools.sanitizer.run", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, help="also write the summary, in Markdown, to this file")
     parser.add_argument("--tool", choices=TOOLS, action="append", help="only this tool; may be repeated")
     parser.add_argument("--sanitizer", metavar="PATH", help="the compute-sanitizer to use, instead of looking for one")
     parser.add_argument(
         "--limit", type=float, default=600.0, metavar="SECONDS",
         help="for everything (default: 600); what was not reached by then is said",
-    )  # fmt: skip
+    )
     parser.add_argument("--launch", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--record", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--count", type=int, help=argparse.SUPPRESS)

@@ -10,18 +10,18 @@ COMPILED = {name: value for name, value in os.environ.items() if name != "TRITON
 
 
 def test_host_cost_counts_launches() -> None:
-    command = [sys.executable, "benchmarks/host_cost.py", "vector_add", "rmsnorm"]
+    command = [sys.executable, "tools/benchmarks/host_cost.py", "vector_add", "rmsnorm"]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=200, env=COMPILED)
     assert done.returncode == 0, done.stderr
     _, *rows = (line.split() for line in done.stdout.splitlines())
     assert {case: int(launches) for case, launches, *_ in rows} == {
         "vector_add/prime/fp32/fwd": 1, "rmsnorm/prime/fp32/fwd": 1, "rmsnorm/prime/fp32/train": 3,
-    }  # fmt: skip
+    }
     assert all(float(cost) > 0 for _, _, *costs in rows for cost in costs)
 
 
 def test_host_cost_names_the_blocks_that_there_are() -> None:
-    command = [sys.executable, "benchmarks/host_cost.py", "nothing"]
+    command = [sys.executable, "tools/benchmarks/host_cost.py", "nothing"]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=200, env=COMPILED)
     assert done.returncode == 2
     assert "no block 'nothing': choose from vector_add" in done.stderr

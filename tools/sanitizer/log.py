@@ -1,4 +1,4 @@
-"""What compute-sanitizer wrote, by kernel, and the summary of it in Markdown."""
+"""The reports of compute-sanitizer by kernel, and their summary in Markdown."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def summary(launched: list[Launched], outcomes: list[Outcome], environment: str)
         "| kernel | written in | launches | shared memory, bytes per block | "
         + " | ".join(outcome.tool for outcome in outcomes) + " |",
         "|---|---|--:|--:|" + "--:|" * len(outcomes),
-    ]  # fmt: skip
+    ]
     for entry in sorted(launched, key=lambda entry: (entry.language, entry.kernel)):
         cells = " | ".join(_cell(entry, outcome) for outcome in outcomes)
         lines.append(f"| {entry.kernel} | {entry.language} | {entry.launches} | {entry.shared_bytes} | {cells} |")

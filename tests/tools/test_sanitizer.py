@@ -1,4 +1,4 @@
-"""make sanitize without its tool and without a GPU: what it would launch, how it reads a log, what it says."""
+"""`make sanitize` without its tool and without a GPU: its launches, its reading of a log, its messages."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from triton_side import sanitize, sanitizer_log
+import triton_side
+from tools.sanitizer import log as sanitizer_log
+from tools.sanitizer import run as sanitize
+from tools.sanitizer.log import Launched, Outcome, parse, summary
 from triton_side.cuda import program, tensors
 from triton_side.kernels._launch import INTERPRETED
-from triton_side.sanitizer_log import Launched, Outcome, parse, summary
 
-PACKAGE = Path(sanitize.__file__).parent
+PACKAGE = Path(triton_side.__file__).parent
 KERNELS = [
     Launched("softmax_forward", "CUDA C++", ["_Z15softmax_forwardIf", "softmax_forward"], 4, 64),
     Launched("softmax_forward_kernel", "Triton", ["softmax_forward_kernel"], 2, 16),

@@ -1,6 +1,6 @@
-"""How long hand-written kernels take under other launch configurations than their own: for who tunes one.
+"""Times of hand-written kernels under other launch configurations than their own, for developers who tune one.
 
-    python benchmarks/launch_configs.py KERNEL [KERNEL ...] [--top N]
+    python tools/benchmarks/launch_configs.py KERNEL [KERNEL ...] [--top N]
 
 Needs an NVIDIA GPU. Candidates compile side by side, each in a process that launches it once; then each is timed alone
 by triton.testing.do_bench (CUDA events, L2 flushed): good for ranking, not for a report, which `xlafuse run` makes. A
@@ -24,7 +24,7 @@ import torch
 from tabulate import tabulate
 from triton.testing import do_bench
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from triton_side.kernels import (  # noqa: E402
     _group_gradients,
@@ -98,7 +98,7 @@ def rows_of(
         ),
         launch, row_candidates(resident), (2.0 * matrices * 8192 * 4096, "B"),
         lambda given: configure(8192, 4096, 2, multiprocessors(given[0].device)),
-    )  # fmt: skip
+    )
 
 
 def walked_candidates() -> Iterable[RowConfig]:
@@ -141,7 +141,7 @@ def logits_gradient(given: tuple[torch.Tensor, ...], config: FlatConfig) -> torc
 def product(m: int, k: int, n: int, candidates: Iterable[MatmulConfig]) -> Kernel:
     return Kernel(
         lambda: (normal(m, k), normal(k, n)),
-        lambda operands, config: matmul.launch_matmul(*operands, config),
+        lambda operands, config: matmul.launch_matmul(operands[0], operands[1], config),
         tuple(candidates), (2.0 * m * k * n, "FLOP"),
         lambda operands: matmul.choose_config(matmul.matmul_config, *operands),
     )
@@ -172,9 +172,10 @@ class Gathering:
 
 def weights_gradients(given: tuple[torch.Tensor, ...], config: Gathering) -> Any:
     """dw_gate and dw_up of x and two operands; dw_down of one and x, which stands for dy."""
-    x, rows, offsets, *others = given
+    x, numbers, offsets, *others = given
+    rows: torch.Tensor | None = numbers
     if config.copies:
-        x, rows = embedding.forward(x, rows), None
+        x, rows = embedding.forward(x, numbers), None
     if len(others) == 1:
         return _group_gradients.launch_group_gradients(others[0], x, rows, offsets, config.tiles, a_gathered=False)
     b, b2 = others
@@ -183,7 +184,7 @@ def weights_gradients(given: tuple[torch.Tensor, ...], config: Gathering) -> Any
 
 def moe_gradients(products: int, candidates: Iterable[Gathering]) -> Kernel:
     def chosen(given: tuple[torch.Tensor, ...]) -> Gathering:
-        copied, left = moe.in_slots(*given[:2], name="x")
+        copied, left = moe.in_slots(given[0], given[1], name="x")
         return Gathering(moe.gradient_config(copied, given[3], accumulators=products), left is None)
 
     work = 2.0 * TOKENS * TOP_K * WIDTH * HIDDEN * products
@@ -205,7 +206,7 @@ WIDE = MatmulConfig(128, 256, 64, 8, 3)
 KERNELS = {
     "rope": Kernel(
         rope_inputs,
-        lambda given, config: rope.launch_rope(*given, 500000.0, config=config),
+        lambda given, config: rope.launch_rope(given[0], given[1], given[2], 500000.0, config=config),
         tuple(rope_candidates()), (2 * 2 * 2 * 40 * 4096 * 128, "B"),
         lambda given: rope.configure(
             8192, 32, 8, 128, 2, torch.cuda.get_device_properties(0).multi_processor_count
@@ -221,7 +222,7 @@ KERNELS = {
         dropped_gradients, dropout_residual_norm.configure_backward, 5, resident=True
     ),
     "cross_entropy": Kernel(
-        logits, lambda given, config: cross_entropy.forward(*given[:2], 0.1, 1e-4, save=False, config=config),
+        logits, lambda given, config: cross_entropy.forward(given[0], given[1], 0.1, 1e-4, save=False, config=config),
         FLAT, (2.0 * 2048 * 128256, "B"), lambda given: cross_entropy.configure_forward(2),
     ),
     "cross_entropy-backward": Kernel(
@@ -251,7 +252,7 @@ KERNELS = {
     )),
     "matmul_fp8": Kernel(
         fp8_operands,
-        lambda given, config: matmul.launch_scaled(*given, config),
+        lambda given, config: matmul.launch_scaled(given[0], given[1], given[2], given[3], config),
         (
             *(MatmulConfig(128, 128, 128, w, s, g) for w in (4, 8) for s in (3, 4) for g in (8, 16)),
             *(MatmulConfig(256, 128, 128, 8, 3, g) for g in (4, 8)),
@@ -260,7 +261,7 @@ KERNELS = {
         (2.0 * 8192**3, "FLOP"),
         lambda given: matmul.choose_config(matmul_fp8.fp8_config, *given[:2]),
     ),
-}  # fmt: skip
+}
 
 
 def launch_once(name: str, index: int) -> bool:
