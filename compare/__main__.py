@@ -2,7 +2,7 @@
 
 import sys
 
-from compare.cli import cli
+from .cli.main import cli
 
 
 def main() -> None:

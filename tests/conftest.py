@@ -72,6 +72,6 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
     """The fixture `fusion`, where the project is used without being installed."""
     if not pluginmanager.has_plugin("xlafuse"):
-        from compare import pytest_plugin
+        from compare.pytest_plugin import plugin
 
-        pluginmanager.register(pytest_plugin, "xlafuse")
+        pluginmanager.register(plugin, "xlafuse")

@@ -63,7 +63,7 @@ def test_no_import_runs_upward() -> None:
 
 
 def test_imports_within_functions_are_seen() -> None:
-    assert "xlafuse.pass_story" in imports()["compare.inspect_cli"]
+    assert "xlafuse.reasons.pass_changes" in imports()["compare.cli.inspect"]
     assert "compare.graph.model" not in imports()["xlafuse"]  # for types alone
 
 

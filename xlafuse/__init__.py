@@ -1,7 +1,8 @@
 """XLA's side of the comparison: blocks as JAX graphs, their compilation, and what XLA made of them.
 
-Importing this package imports neither jax nor anything else heavy: reading HLO text (`xlafuse.hlo`) needs no
-framework. It is also the door to the user's API, which lives in `compare` and is imported when it is first asked for:
+Importing this package imports neither jax nor anything else heavy: reading HLO text (`xlafuse.hlo.gpu_program`) needs
+no framework. It is also the door to the user's API, which lives in `compare` and is imported when it is first asked
+for:
 
     explain(fn, *args, ...)   the fusion graphs of a function of yours
     load(path)                a fusion graph from a file
@@ -11,20 +12,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from compare.explain import ExplainError, explain, load
-    from compare.explained import Explained
     from compare.graph.model import FusionGraph
+    from compare.sources.explained import Explained
+    from compare.user.explain import ExplainError, explain, load
 
     __version__: str
 
 __all__ = ["ExplainError", "Explained", "FusionGraph", "__version__", "explain", "load"]
 
 _DOORS = {
-    "ExplainError": "compare.explain",
-    "Explained": "compare.explained",
+    "ExplainError": "compare.user.explain",
+    "Explained": "compare.sources.explained",
     "FusionGraph": "compare.graph.model",
-    "explain": "compare.explain",
-    "load": "compare.explain",
+    "explain": "compare.user.explain",
+    "load": "compare.user.explain",
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from compare.graph.model import Buffer, FusionGraph
+from .model import Buffer, FusionGraph
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
-from compare.graph.model import Buffer, FusionGraph, SourceOp
-from compare.report import number, printable
+from ..base.text import number, printable
+from .model import Buffer, FusionGraph, SourceOp
 
 UNKNOWN = "?"
 

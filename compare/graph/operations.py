@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from compare.graph.model import Kernel
+from .model import Kernel
 
 _PREFIXES = ("aten.", "prims.", "prim.", "stablehlo.", "mhlo.", "chlo.", "hlo.")
 

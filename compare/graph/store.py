@@ -10,8 +10,8 @@ import typing
 from pathlib import Path
 from typing import Any, Literal
 
-from compare import whole
-from compare.graph.model import REASONS, Access, Buffer, FusionGraph, Kernel, Reason, SourceOp
+from ..base import atomic_write
+from .model import REASONS, Access, Buffer, FusionGraph, Kernel, Reason, SourceOp
 
 SCHEMA = "xlafuse.fusion-graph/1"
 MAX_BYTES = 1 << 30
@@ -74,7 +74,7 @@ def from_json(data: Any) -> FusionGraph:
 def save(graph: FusionGraph, path: Path) -> None:
     """Write one JSON file, compressed where the name ends in .gz (the same bytes for the same graph)."""
     text = json.dumps(to_json(graph), separators=(",", ":")).encode()
-    whole.write(path, gzip.compress(text, mtime=0) if path.suffix == ".gz" else text + b"\n")
+    atomic_write.write(path, gzip.compress(text, mtime=0) if path.suffix == ".gz" else text + b"\n")
 
 
 def load(path: Path) -> FusionGraph:

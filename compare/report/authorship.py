@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from compare.authorship import Lines, lines_of
-from compare.blocks import BLOCKS
-from compare.report import number, printable
-from compare.report.rows import BASELINE, Row
-from compare.report.table import Columns, escaped, explained, table
+from ..base.text import number, printable
+from ..spec.blocks import BLOCKS
+from .kernel_lines import Lines, lines_of
+from .rows import BASELINE, Row
+from .table import Columns, escaped, explained, table
 
 LEGEND = (
     "kernel lines: what runs on the GPU (Triton functions, CUDA files). other lines: Python around them, or all there",

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from compare.report.rows import Row
+from .rows import Row
 
 # What is known of a check, by the name in a record; each a column of its own, checked_device and so on.
 CHECKED = ("device", "backend", "dtype", "case")

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from compare.report import number, printable
-from compare.report.rows import Row
-from compare.report.table import escaped, explained, marks, marks_explained, title
+from ..base.text import number, printable
+from .rows import Row
+from .table import escaped, explained, marks, marks_explained, title
 
 TIMES = "* the smallest median of its line and segment; a lead within the spread in the full table decides nothing."
 KERNELS = "Nothing ran on a GPU. checked: it has no compile of its own; its numbers are right on the CPU."

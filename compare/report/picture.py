@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from compare import selection
-from compare.graph.roofline import Ceilings
-from compare.report import number, palette, printable
-from compare.report.rows import Row, product_rate
-from compare.report.table import marks, marks_explained, title
-from compare.selection import UsageError
+from ..base.text import number, printable
+from ..base.usage import UsageError, write_file
+from ..graph.analyse.roofline import Ceilings
+from . import palette
+from .rows import Row, product_rate
+from .table import marks, marks_explained, title
 
 Spec = dict[str, Any]
 
@@ -49,7 +49,7 @@ def write(file: Path, spec: Spec) -> None:
     import vl_convert
 
     content = vl_convert.vegalite_to_svg(spec).encode() if form == ".svg" else vl_convert.vegalite_to_png(spec, scale=2)
-    selection.write(file, content)
+    write_file(file, content)
 
 
 def times(rows: Sequence[Row], colours: Mapping[str, str]) -> Spec:

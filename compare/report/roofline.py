@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from compare.graph import formats
-from compare.graph.model import Kernel
-from compare.graph.roofline import Place, intensity, place, recoverable_us
-from compare.graph.totals import bytes_moved
-from compare.opening import Found
-from compare.record import Record
-from compare.report import number, printable
-from compare.report.rows import Row, id_of
-from compare.report.table import Columns, grouped, mega, percent
+from ..base.text import number, printable
+from ..graph import formats
+from ..graph.analyse.roofline import Place, intensity, place, recoverable_us
+from ..graph.analyse.totals import bytes_moved
+from ..graph.model import Kernel
+from ..record.record import Record
+from ..sources.graph_sources import Found
+from .rows import Row, id_of
+from .table import Columns, grouped, mega, percent
 
 LEGEND = (
     "FLOP/B: model FLOPs over the bytes that the kernels move, as declared; counted: over what ncu counted in a call.",

@@ -11,13 +11,13 @@ What the numbers are:
                               timer sees no single kernels (CUDA events)
     wall_time_us              median over rounds of host time a call, in a pass without the timer
     time_vs_xla               device_time_us over that of `xla` on the same case, in the same segment, by the same
-                              timer, and only where the workers' clocks were seen to agree (compare.calibration)
-    verdict_vs_xla, _low, _high, _word   that ratio from the medians of paired rounds, its 95% interval, and "faster",
-                              "slower", "tie" or "unresolved" (compare.verdict), or "depends on the timer" where two
-                              timers name opposite winners; the text says it in words
-    warm_time_us, graph_time_us, launches_time_us   device_time_us in the other modes (compare.timing)
-    cold_vs_xla, warm_vs_xla, graph_vs_xla, launches_vs_xla, wall_vs_xla, each with _word   ratio of paired rounds and
-                              verdict by that timer alone
+                              timer, and only where the workers' clocks were seen to agree
+    (compare.measure.clock_calibration) verdict_vs_xla, _low, _high, _word   that ratio from the medians of paired
+                              rounds, its 95% interval, and "faster", "slower", "tie" or "unresolved"
+                              (compare.plan.speedup), or "depends on the timer" where two timers name opposite winners;
+    the text says it in words warm_time_us, graph_time_us, launches_time_us   device_time_us in the other modes
+    (compare.plan.timing_modes) cold_vs_xla, warm_vs_xla, graph_vs_xla, launches_vs_xla, wall_vs_xla, each with _word  
+                              ratio of paired rounds and verdict by that timer alone
     modes_unavailable         why a mode that was asked for has no times
     in_command_buffers        launches that XLA by its default replays from CUDA graphs; None of what is not XLA's
     launch_gap                share of device_time_us in which nothing ran
@@ -32,14 +32,14 @@ What the numbers are:
                               compiler listed ("compiler"), as where the timer sees none
     bytes_moved               what the fusion graph's kernels read and write in one call; None where one's is not known
     fusion_efficiency         bytes_compulsory over bytes_moved
-    dram_bytes, l2_bytes      what crossed the memory bus, and what passed the L2, as ncu counted it (compare.traffic),
+    dram_bytes, l2_bytes      what crossed the memory bus, and what passed the L2, as ncu counted it (compare.run.ncu),
                               every kernel from an empty L2; copies and memsets are not in it
     dram_bytes_call           the same for the whole call from a cold L2, where kernels find what earlier ones left
     traffic_unavailable       why there are none of a record of which they were asked
     intensity_flop_per_byte, intensity_measured   model FLOPs over bytes_moved, and over dram_bytes_call
     floor_us                  what the kernels take at least, one by one: the larger of bytes over bandwidth and FLOPs
-                              over product rate (compare.graph.roofline), at the ceilings of the segment or the target
-    share_of_attainable       floor_us over device_time_us
+                              over product rate (compare.graph.analyse.roofline), at the ceilings of the segment or the
+    target share_of_attainable       floor_us over device_time_us
     gflop_per_s, attainable_gflop_per_s   model FLOPs over device_time_us, and over floor_us
     recoverable_us            what the kernels took above their floors; one below its floor (it read from L2) is zero
     bound                     what bounds the kernels that take most of the time: "memory", "compute" or "launch", which
@@ -49,7 +49,7 @@ What the numbers are:
                               None, as it always is of XLA (older records have a measured one)
     peak_memory_planned_bytes then the same, of XLA, with its compiler's plan for the parts that were not measured; else
                               None
-    trace                     the timeline's file, relative to the run folder (compare.timeline)
+    trace                     the timeline's file, relative to the run folder (compare.measure.timeline)
 
 Only a record that is `ok` has times: how long a wrong result takes is not a result.
 """
@@ -63,17 +63,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from compare.blocks import BLOCKS
-from compare.calibration import AGREEMENT, disagreement
-from compare.check import Verdict
-from compare.graph.roofline import Ceilings, intensity
-from compare.record import Record, read_records, read_run, record_id
-from compare.report import verdicts
-from compare.selection import one_of
-from compare.spec import Case
+from ..base.usage import one_of
+from ..graph.analyse.roofline import Ceilings, intensity
+from ..measure.clock_calibration import AGREEMENT, disagreement
+from ..numerics.errors import Verdict
+from ..plan import paired_rounds
+from ..record.record import Record, record_id
+from ..record.run_folder import read_records, read_run
+from ..spec.blocks import BLOCKS
+from ..spec.case import Case
 
 Row = dict[str, Any]
-BASELINE = verdicts.BASELINE
+BASELINE = paired_rounds.BASELINE
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def of_records(
         try:
             if from_graphs:
                 record = _with_roofline(record, folder, ceilings)
-            row, times = row_of(record, ceilings), verdicts.rounds_of(record)
+            row, times = row_of(record, ceilings), paired_rounds.rounds_of(record)
             rows.append(row)
             rounds.append(times)
         except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as problem:
@@ -121,7 +122,7 @@ def of_records(
                 f"{folder / 'records.jsonl'}: {record.id} left out, its fields are not as written by this version: "
                 f"{type(problem).__name__}: {problem}"
             )
-    verdicts.add(rows, rounds, apart)
+    paired_rounds.add(rows, rounds, apart)
     return Rows(rows, warnings)
 
 
@@ -130,11 +131,12 @@ def _with_roofline(record: Record, folder: Path, ceilings: Mapping[str, Ceilings
     reached = ceilings.get(record.segment or "")
     if record.graph is None or reached is None or all("roofline" in part for part in record.kernels.values()):
         return record
-    from compare import graphs, opening
-    from compare.graph import store
+    from ..graph import store
+    from ..graph.analyse import summary
+    from ..sources import graph_sources
 
-    graph = store.load(opening.inside(folder, record, record.graph))
-    found = graphs.summary(graph, record.case.parts, reached, record.case.precision)
+    graph = store.load(graph_sources.inside(folder, record, record.graph))
+    found = summary.summary(graph, record.case.parts, reached, record.case.precision)
     return replace(record, kernels={part: {**made, **record.kernels.get(part, {})} for part, made in found.items()})
 
 
@@ -159,7 +161,7 @@ def row_of(record: Record, ceilings: Mapping[str, Ceilings]) -> Row:
     Raises one of the exceptions that `read` turns into a warning for a record that is not as this version writes it.
     """
     case = record.case
-    parts = verdicts.measured_parts(record)
+    parts = paired_rounds.measured_parts(record)
     medians = {part: _microseconds(_median(_pooled(data["device_time"]))) for part, data in parts.items()}
     device_time = _sum(medians.get(part) for part in case.parts)
     bytes_compulsory = _sum(record.bytes_compulsory.get(part) for part in case.parts)
@@ -197,7 +199,7 @@ def row_of(record: Record, ceilings: Mapping[str, Ceilings]) -> Row:
         "verdict_vs_xla_low": None,
         "verdict_vs_xla_high": None,
         "verdict_vs_xla_word": None,
-        **verdicts.fields(record, device_time, busy_time),
+        **paired_rounds.fields(record, device_time, busy_time),
         "rate": rate,
         "rate_unit": unit,
         "share_of_ceiling": rate * _UNITS[unit] / ceiling if rate and unit and ceiling else None,
@@ -246,7 +248,7 @@ _IDENTITY = ("block", "case", "direction", "dtype", "precision", "implementation
 _TEXTS = (
     "detail", "target", "segment", "timer", "kernel_source", "rate_unit", "provenance", "products", "verdict_vs_xla",
     "verdict_vs_xla_word", "modes_unavailable", "peak_memory_reason", "trace", "bound",
-    "traffic_unavailable", *(f"{timer}_vs_xla_word" for timer in verdicts.TIMERS),
+    "traffic_unavailable", *(f"{timer}_vs_xla_word" for timer in paired_rounds.TIMERS),
 )
 
 

@@ -7,9 +7,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from compare.report import number, printable
-from compare.report.rows import Row
-from compare.spec import DTYPES
+from ..base.text import number, printable
+from ..spec.dtype import DTYPES
+from .rows import Row
 
 Columns = dict[str, Callable[[Row], str]]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from compare.report import number, printable
-from compare.report.rows import Row
-from compare.report.table import Columns, grouped, mega, noted, percent
+from ..base.text import number, printable
+from .rows import Row
+from .table import Columns, grouped, mega, noted, percent
 
 LEGEND = (
     "least: every used input read once, every output written once. declared: what the compiled kernels read and write.",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compare.protocol import Skip
+from ..base.worker_protocol import Skip
 
 FOLDER = Path(__file__).parent
 DEFAULT = "h200"  # where a machine has no GPU and none is named

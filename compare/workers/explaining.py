@@ -1,6 +1,6 @@
 """What both explaining workers share: reading the request, writing graphs, notes or the error.
 
-`python -m compare.workers.explain_xla FOLDER` (or explain_torch) reads FOLDER/request.pickle and leaves
+`python -m compare.workers.xla.explain FOLDER` (or explain_torch) reads FOLDER/request.pickle and leaves
 FOLDER/reply.json with the graphs' files beside it.
 """
 
@@ -16,9 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from compare import PROJECT
-from compare.graph import store
-from compare.graph.model import FusionGraph, Kernel
+from ..base.paths import PROJECT
+from ..graph import store
+from ..graph.model import FusionGraph, Kernel
 
 Request = dict[str, Any]
 Explain = Callable[[Mapping[str, Any], Path], tuple[FusionGraph, list[str]]]

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from compare.blocks import BLOCKS
-from compare.client import WorkerError
-from compare.crew import Crew
-from compare.spec import Case
+from compare.spec.blocks import BLOCKS
+from compare.spec.case import Case
+from compare.workers.client import WorkerError
+from compare.workers.pool import Crew
 
 Check = Callable[[Case, str, str], dict[str, Any]]
 
@@ -23,7 +23,8 @@ def _checker(folder: Path, environment: dict[str, str]) -> Iterator[Check]:
     data: dict[str, tuple[list[str], list[Any]]] = {}
 
     def check(case: Case, implementation: str, role: str) -> dict[str, Any]:
-        """Prepare and check one implementation in `role`'s worker; the outcome of compare.service.Service.check."""
+        """Prepare and check one implementation in `role`'s worker; the outcome of
+        compare.workers.service.Service.check."""
         if case.id not in data:
             folders = [str(folder / case.id.replace("/", "-") / str(seed)) for seed in (0, 1)]
             scales = [

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from compare.blocks import BLOCKS
-from compare.check import Verdict
-from compare.run_target import CHECKS
-from compare.spec import Case, Implementation
+from compare.numerics.errors import Verdict
+from compare.run.for_target import CHECKS
+from compare.spec.blocks import BLOCKS
+from compare.spec.case import Case
+from compare.spec.implementation import Implementation
 
 Check = Callable[[Case, str, str], dict[str, Any]]
 

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from compare import record
-from compare.blocks import BLOCKS
-from compare.record import Record
+from compare.record import run_folder
+from compare.record.record import Record
+from compare.spec.blocks import BLOCKS
 
 PROJECT = Path(__file__).resolve().parents[2]
 HEAVY = ("jax", "jaxlib", "torch", "triton", "numpy", "flax")
 DRIVER = """
 import json, sys
-from compare.cli import cli
+from compare.cli.main import cli
 try:
     cli(sys.argv[1:])
 finally:
@@ -31,7 +31,7 @@ UNIT = [sys.executable, "-c", "import click, rich.console, rich.tree, tabulate"]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of 200 records, each as large as a quick run's on a GPU; the time to read them grows with their number."""
     path = tmp_path_factory.mktemp("light") / "run"
-    record.create(path, {"segments": []})
+    run_folder.create(path, {"segments": []})
     samples = [[1e-4 + i * 1e-8 for i in range(40)]] * 5
     rows = [(c, i) for block in BLOCKS.values() for c in block.cases("quick") for i in block.implementations]
     with (path / "records.jsonl").open("w") as file:
@@ -63,7 +63,7 @@ def test_no_framework_and_no_wait(words: list[str], folder: Path) -> None:
         took.append(seconds / unit)
         assert process.stdout
         imported = set(json.loads(process.stderr.splitlines()[-1]))
-        assert "compare.cli" in imported
+        assert "compare.cli.main" in imported
         assert not imported & set(HEAVY)
         if took[-1] < UNITS:
             break

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from compare.blocks import BLOCKS
-from compare.record import read_records
+from compare.record.run_folder import read_records
+from compare.spec.blocks import BLOCKS
 
 PROJECT = Path(__file__).parents[2]
 

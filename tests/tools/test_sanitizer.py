@@ -15,7 +15,8 @@ import triton_side
 from tools.sanitizer import log as sanitizer_log
 from tools.sanitizer import run as sanitize
 from tools.sanitizer.log import Launched, Outcome, parse, summary
-from triton_side.cuda import program, tensors
+from triton_side.calls import cuda_program
+from triton_side.cuda import tensors
 from triton_side.kernels._launch import INTERPRETED
 
 PACKAGE = Path(triton_side.__file__).parent
@@ -142,8 +143,8 @@ def test_the_cases_launch_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
     h200 = SimpleNamespace(multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: h200)
-    monkeypatch.setattr(program, "compile_kernel", lambda source, expression, *options: expression)
-    monkeypatch.setattr(program, "launch", lambda expression, *rest: launched.add(expression.partition("<")[0]))
+    monkeypatch.setattr(cuda_program, "compile_kernel", lambda source, expression, *options: expression)
+    monkeypatch.setattr(cuda_program, "launch", lambda expression, *rest: launched.add(expression.partition("<")[0]))
     for name, call in sanitize.cases("cpu"):
         before = set(launched)
         launched.clear()

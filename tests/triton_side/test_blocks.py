@@ -14,12 +14,12 @@ from torch.fx.traceback import preserve_node_meta
 
 from triton_side.blocks.cross_entropy import IGNORED
 from triton_side.blocks.threefry import uniforms
+from triton_side.calls.stages import of_node
 from triton_side.library import attention as library_attention
 from triton_side.library import attention_bias as library_bias
 from triton_side.library import attention_packed as library_packed
 from triton_side.library import decode_attention as library_decode
 from triton_side.library import decode_attention_paged as library_paged
-from triton_side.stages import of_node
 
 EPS = 1e-5
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from triton_side import dispatch
+from triton_side.calls import dispatch
 from triton_side.library import layernorm, linear_cross_entropy, rmsnorm, softmax
 
 ROWS, COLUMNS, EPS = 5, 12, 1e-5

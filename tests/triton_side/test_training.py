@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from compare import arrays
-from compare.blocks import BLOCKS
-from compare.spec import Case
+from compare.numerics import input_arrays
+from compare.spec.blocks import BLOCKS
+from compare.spec.case import Case
 from triton_side.blocks import lm_step
 from triton_side.blocks.adamw import adamw
 from triton_side.library import attention
@@ -21,7 +21,7 @@ SETTINGS = {"rate": 1e-2, "beta1": 0.9, "beta2": 0.99, "eps": 1e-6, "decay": 0.1
 
 
 def drawn(case: Case) -> dict[str, torch.Tensor]:
-    tensors = {t.name: (t, torch.from_numpy(arrays.draw(case, t, 0))) for t in STEP.inputs}
+    tensors = {t.name: (t, torch.from_numpy(input_arrays.draw(case, t, 0))) for t in STEP.inputs}
     return {name: x.to(getattr(torch, t.dtype_in(case))) for name, (t, x) in tensors.items()}
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from xlafuse.environment import configure_environment, find_cuda_tools, gpu_present
+from xlafuse.compile.environment import configure_environment, find_cuda_tools, gpu_present
 
 HAS_JAX = importlib.util.find_spec("jax") is not None
 # Reading text and graphs needs no framework, and neither do the other files; protos are read by jaxlib's definitions.
@@ -26,7 +26,7 @@ elif find_cuda_tools() is not None and "xla_gpu_cuda_data_dir" not in os.environ
     )
 
 if TYPE_CHECKING:
-    from xlafuse import compiler
+    from xlafuse.compile import compiler
 
 PACK = Path(__file__).parents[2] / "compare" / "targets" / "h200" / "xla"
 DATA = Path(__file__).parents[1] / "data" / "xla"
@@ -36,7 +36,7 @@ DATA = Path(__file__).parents[1] / "data" / "xla"
 def h200() -> "compiler.Target":
     """An H200 to compile for, nothing replayed; skips where jax, its CUDA plugin or ptxas is not installed."""
     jax = pytest.importorskip("jax")
-    from xlafuse import compiler
+    from xlafuse.compile import compiler
 
     if importlib.util.find_spec("jax_plugins.xla_cuda13") is None:
         pytest.skip("compiling for a GPU needs the jax-cuda13-pjrt package")

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from xlafuse import _jax_private, compiler, directions
 from xlafuse.blocks import (
     attention,
     attention_bias,
@@ -40,6 +39,7 @@ from xlafuse.blocks import (
     threefry,
     vector_add,
 )
+from xlafuse.compile import _jax_private, compiler, directions
 
 Float64s = dict[str, np.ndarray]
 

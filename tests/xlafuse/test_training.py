@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compare import arrays
-from compare.blocks import BLOCKS
+from compare.numerics import input_arrays
+from compare.spec.blocks import BLOCKS
 from xlafuse.blocks import lm_step
 from xlafuse.blocks.adamw import adamw
 
@@ -67,7 +67,7 @@ def test_xla_computes_a_rematerialised_layer_once_more(plain: Any, again: Any, l
 
 
 def test_other_labels_change_the_loss_every_parameter_and_its_moments() -> None:
-    inputs = {t.name: jnp.asarray(arrays.draw(CASE, t, 0).astype(t.dtype_in(CASE))) for t in STEP.inputs}
+    inputs = {t.name: jnp.asarray(input_arrays.draw(CASE, t, 0).astype(t.dtype_in(CASE))) for t in STEP.inputs}
     changed = inputs | {"labels": (inputs["labels"] + 1) % CASE.sizes["vocabulary"]}
     run = jax.jit(lambda inputs: lm_step.apply_scan(inputs, **STEP.attributes_of(CASE)))
     before, after = run(inputs), run(changed)

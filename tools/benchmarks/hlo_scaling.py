@@ -58,8 +58,8 @@ def _best(path: Path) -> dict[str, Any]:
 
 
 def _measure(path: Path) -> dict[str, Any]:
-    from compare.graph.from_hlo import from_hlo
-    from xlafuse.hlo_read import read
+    from compare.graph.build.from_hlo import from_hlo
+    from xlafuse.hlo.file_reader import read
 
     started = time.process_time()
     module = read(path)
@@ -111,7 +111,7 @@ def layers_as_text(instructions: int) -> bytes:
 
 
 def layers_as_proto(instructions: int) -> bytes:
-    from xlafuse.hlo_proto import message_type
+    from xlafuse.hlo.proto_reader import message_type
 
     data = gzip.decompress(LAYER.with_name(LAYER.name + ".hlo.pb.gz").read_bytes())
     one = message_type("xla.HloModuleProto").FromString(data)

@@ -27,10 +27,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from compare.blocks import BLOCKS  # noqa: E402
-from compare.spec import Block, Case  # noqa: E402
-from compare.workers.pytorch import TorchSide  # noqa: E402
-from compare.workers.reference import store_inputs  # noqa: E402
+from compare.numerics.reference import store_inputs  # noqa: E402
+from compare.spec.block import Block
+from compare.spec.blocks import BLOCKS  # noqa: E402
+from compare.spec.case import Case  # noqa: E402
+from compare.workers.pytorch.worker import TorchSide  # noqa: E402
 
 SECONDS, REPEATS = 0.01, 50  # short and many: what else runs on the machine slows some of them
 SMALL = 64 << 20  # bytes of inputs

@@ -26,7 +26,7 @@ from triton.testing import do_bench
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from triton_side.kernels import (  # noqa: E402
+from triton_side.kernels import (
     _group_gradients,
     cross_entropy,
     dropout_residual_norm,

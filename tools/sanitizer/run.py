@@ -242,7 +242,7 @@ def launch_all(
 ) -> None:
     """Run every `step`-th of the first `count` cases, from number `start` on, and begin none after `until`
     (time.time()); with `record`, write there as JSON what was launched. Prints the name of each case."""
-    from triton_side.launches import Launch, record_launches
+    from triton_side.calls.launches import Launch, record_launches
 
     case = ""
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triton_side.stages import stage
+from triton_side.calls.stages import stage
 
 
 def adamw(

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from triton_side.blocks.attention import scores_of, weighted
-from triton_side.stages import stage
+from triton_side.calls.stages import stage
 
 
 def apply(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

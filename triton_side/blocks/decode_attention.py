@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from triton_side.blocks.attention import scores_of, weighted
-from triton_side.stages import stage
+from triton_side.calls.stages import stage
 
 
 def stages(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from triton_side.blocks import decode_attention
-from triton_side.stages import stage
+from triton_side.calls.stages import stage
 
 
 def gathered(pages: Tensor, page_table: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from triton_side.blocks import attention, rmsnorm, rope
-from triton_side.stages import stage
+from triton_side.calls.stages import stage
 
 Attend = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from triton_side.blocks.threefry import uniforms
-from triton_side.stages import stage
+from triton_side.calls.stages import stage
 
 
 def dropout_constants(p: float) -> tuple[int, float]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from triton_side.blocks import attention, dropout_residual_norm, layernorm, linear_gelu
 from triton_side.blocks.decoder_block import split_heads
-from triton_side.stages import stage
+from triton_side.calls.stages import stage
 
 Attend = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from triton_side.blocks import attention, decoder_block, embedding, rmsnorm
 from triton_side.blocks.adamw import adamw
-from triton_side.stages import stage
+from triton_side.calls.stages import stage
 
 LAYER_PARAMETERS = ("attention_norm", "w_qkv", "w_o", "mlp_norm", "w_gate", "w_up", "w_down")
 PARAMETERS = ("table", *LAYER_PARAMETERS, "final_norm", "w_head")

@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
-from triton_side.cuda import gelu, program, tensors
-from triton_side.declare import again, declare_template, forward, gradient
+from triton_side.calls import cuda_program
+from triton_side.calls.declare import again, declare_template, forward, gradient
+from triton_side.cuda import gelu, tensors
 
 THREADS = 128
 # 16-byte loads in flight per thread and matrix. With those of the backward kernel a multiprocessor of 1024 threads has
@@ -52,9 +53,9 @@ def _tiling(vector_rows: int, x: torch.Tensor, *others: torch.Tensor) -> tuple[i
     return lanes, tile_rows, -(-rows // tile_rows), -(-columns // (THREADS * lanes))
 
 
-def _compiled(name: str, x: torch.Tensor, *constants: int) -> program.Kernel:
+def _compiled(name: str, x: torch.Tensor, *constants: int) -> cuda_program.Kernel:
     template = ", ".join(map(str, (tensors.CPP_TYPES[x.dtype], *constants)))
-    return program.compile_kernel("bias_gelu.cu", f"{name}<{template}>", program.device_arch(x.device))
+    return cuda_program.compile_kernel("bias_gelu.cu", f"{name}<{template}>", cuda_program.device_arch(x.device))
 
 
 class BiasGelu(torch.autograd.Function):
@@ -68,7 +69,7 @@ class BiasGelu(torch.autograd.Function):
         lanes, tile_rows, down, across = _tiling(FORWARD_ROWS, x, bias, y)
         kernel = _compiled("bias_gelu_forward", x, lanes, tile_rows, THREADS)
         arguments = (x, bias, y, ctypes.c_longlong(x.shape[0]), ctypes.c_int(x.shape[1]))
-        program.launch(kernel, across * down, (THREADS, 1), arguments, x.device)
+        cuda_program.launch(kernel, across * down, (THREADS, 1), arguments, x.device)
         return y
 
     @staticmethod
@@ -85,12 +86,12 @@ class BiasGelu(torch.autograd.Function):
         partial = torch.empty((sharers, columns), dtype=torch.float32, device=x.device)
         kernel = _compiled("bias_gelu_backward", x, lanes, tile_rows, THREADS)
         matrix_arguments = (x, bias, dy, dx, partial, ctypes.c_longlong(rows), ctypes.c_int(columns))
-        program.launch(kernel, across * sharers, (THREADS, 1), matrix_arguments, x.device)
+        cuda_program.launch(kernel, across * sharers, (THREADS, 1), matrix_arguments, x.device)
 
         dbias = torch.empty_like(bias)
         kernel = _compiled("bias_gelu_sum_partials", x, SUM_ROWS)
         sum_arguments = (partial, dbias, ctypes.c_int(sharers), ctypes.c_int(columns))
-        program.launch(kernel, -(-columns // WARP), (WARP, SUM_ROWS), sum_arguments, x.device)
+        cuda_program.launch(kernel, -(-columns // WARP), (WARP, SUM_ROWS), sum_arguments, x.device)
         return dx, dbias
 
 

@@ -25,8 +25,8 @@ from typing import Any
 import torch
 
 from triton_side.blocks.dropout_residual_norm import check_dropout, dropout_constants
+from triton_side.calls.declare import again, declare_template, forward, gradient
 from triton_side.cuda import layernorm, templates, tensors
-from triton_side.declare import again, declare_template, forward, gradient
 
 SUM_WARPS = 16
 

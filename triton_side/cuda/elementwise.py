@@ -12,7 +12,8 @@ import ctypes
 
 import torch
 
-from triton_side.cuda import program, tensors
+from triton_side.calls import cuda_program
+from triton_side.cuda import tensors
 
 THREADS = 256
 VECTORS = 2  # 16-byte loads per thread and input
@@ -27,6 +28,6 @@ def launch(source: str, name: str, inputs: tuple[torch.Tensor, ...], out: torch.
     lanes = tensors.lanes(*inputs, out)
     vectors = VECTORS if lanes > 1 else SCALARS
     expression = f"{name}<{tensors.CPP_TYPES[out.dtype]}, {lanes}, {vectors}, {THREADS}>"
-    kernel = program.compile_kernel(source, expression, program.device_arch(out.device))
+    kernel = cuda_program.compile_kernel(source, expression, cuda_program.device_arch(out.device))
     tiles = -(-elements // (THREADS * vectors * lanes))
-    program.launch(kernel, tiles, (THREADS, 1), (*inputs, out, ctypes.c_longlong(elements)), out.device)
+    cuda_program.launch(kernel, tiles, (THREADS, 1), (*inputs, out, ctypes.c_longlong(elements)), out.device)

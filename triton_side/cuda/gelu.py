@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
+from triton_side.calls.declare import again, declare_template, forward, gradient
 from triton_side.cuda import elementwise, tensors
-from triton_side.declare import again, declare_template, forward, gradient
 
 # The operations as the plain block writes them, whatever the kernels make of them.
 RECOMPUTED = (("mul", "cube"), ("add", "inner"), ("tanh", "tanh"))

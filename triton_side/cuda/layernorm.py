@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
+from triton_side.calls.declare import again, declare_template, forward, gradient
 from triton_side.cuda import templates, tensors
-from triton_side.declare import again, declare_template, forward, gradient
 
 STREAMING_THREADS = 512
 PARTIALS_THREADS = 128

@@ -20,8 +20,9 @@ from typing import Any
 
 import torch
 
-from triton_side.cuda import program, tensors
-from triton_side.declare import Shapes, computing, declare_template, forward, gradient
+from triton_side.calls import cuda_program
+from triton_side.calls.declare import Shapes, computing, declare_template, forward, gradient
+from triton_side.cuda import tensors
 
 TILE = 128  # rows and columns of c for a block: 64 sums a thread, 100 to 128 registers
 DEPTH = 16  # terms of the inner axis at a time
@@ -50,10 +51,10 @@ def _launch(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return c
     # Of two axes that are both far apart in memory, either may come first.
     instance = expression(a.dtype, a.stride(0) != 1, b.stride(1) != 1)
-    kernel = program.compile_kernel("matmul.cu", instance, program.device_arch(a.device))
+    kernel = cuda_program.compile_kernel("matmul.cu", instance, cuda_program.device_arch(a.device))
     tiles = -(-m // TILE) * -(-n // TILE)
     scalars = [ctypes.c_longlong(value) for value in (m, n, k, *a.stride(), *b.stride())]
-    program.launch(kernel, tiles, (THREADS, 1), (a, b, c, *scalars), a.device)
+    cuda_program.launch(kernel, tiles, (THREADS, 1), (a, b, c, *scalars), a.device)
     return c
 
 

@@ -22,8 +22,9 @@ from typing import Any
 
 import torch
 
-from triton_side.cuda import program, tensors
-from triton_side.declare import declare_template, forward, gradient
+from triton_side.calls import cuda_program
+from triton_side.calls.declare import declare_template, forward, gradient
+from triton_side.cuda import tensors
 
 WARP = 32
 STREAMING_THREADS = 1024
@@ -103,9 +104,9 @@ def _launch(name: str, inputs: tuple[torch.Tensor, ...], out: torch.Tensor) -> N
         grid, block = -(-rows // chosen.rows), (chosen.threads, chosen.rows)
     # Denormals are flushed to zero: exp2 becomes one instruction instead of four, and a probability under 1e-38
     # becomes 0.
-    kernel = program.compile_kernel("softmax.cu", expression, program.device_arch(out.device), "--ftz=true")
-    arguments: tuple[program.Argument, ...] = (*inputs, out, ctypes.c_longlong(rows), ctypes.c_int(columns))
-    program.launch(kernel, grid, block, arguments, out.device)
+    kernel = cuda_program.compile_kernel("softmax.cu", expression, cuda_program.device_arch(out.device), "--ftz=true")
+    arguments: tuple[cuda_program.Argument, ...] = (*inputs, out, ctypes.c_longlong(rows), ctypes.c_int(columns))
+    cuda_program.launch(kernel, grid, block, arguments, out.device)
 
 
 class Softmax(torch.autograd.Function):

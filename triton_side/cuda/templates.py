@@ -6,7 +6,8 @@ import ctypes
 
 import torch
 
-from triton_side.cuda import program, tensors
+from triton_side.calls import cuda_program
+from triton_side.cuda import tensors
 
 
 def launch(
@@ -18,11 +19,11 @@ def launch(
     first = arguments[0]
     assert isinstance(first, torch.Tensor)
     expression = f"{name}<{', '.join((tensors.CPP_TYPES[element or first.dtype], *map(str, constants)))}>"
-    kernel = program.compile_kernel(source, expression, program.device_arch(first.device))
-    program.launch(kernel, grid, block, [_passed(argument) for argument in arguments], first.device)
+    kernel = cuda_program.compile_kernel(source, expression, cuda_program.device_arch(first.device))
+    cuda_program.launch(kernel, grid, block, [_passed(argument) for argument in arguments], first.device)
 
 
-def _passed(argument: torch.Tensor | int | float | None) -> program.Argument:
+def _passed(argument: torch.Tensor | int | float | None) -> cuda_program.Argument:
     if argument is None:
         return ctypes.c_longlong(0)  # of a pointer's size
     if isinstance(argument, int):

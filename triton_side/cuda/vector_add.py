@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from triton_side.calls.declare import declare_template, forward
 from triton_side.cuda import elementwise, tensors
-from triton_side.declare import declare_template, forward
 
 declare_template("vector_add.cu", "vector_add", forward("add", "add"), flops=lambda shapes: math.prod(shapes["out"]))
 

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from triton_side import declare
+from triton_side.calls import declare
 from triton_side.kernels._launch import cdiv, device_of, multiprocessors, next_power_of_2, with_unit_column_stride
 
 

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from triton.tools.ragged_tma import load_ragged
 
-from triton_side.declare import Shapes, declare
+from triton_side.calls.declare import Shapes, declare
 from triton_side.kernels._grouped import load_rows_at, rows_at
 from triton_side.kernels._launch import cdiv, device_of
 from triton_side.kernels._tiles import add_product, product_precision, provide_descriptor_memory

@@ -22,7 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
-from triton_side.declare import Shapes, declare
+from triton_side.calls.declare import Shapes, declare
 from triton_side.kernels._launch import cdiv, device_of, next_power_of_2
 from triton_side.kernels._tiles import add_product, fits_descriptor, product_precision, provide_descriptor_memory
 from triton_side.kernels.matmul import MatmulConfig, open_operand, programs_of, store_tile, tile_at

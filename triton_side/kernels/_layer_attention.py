@@ -6,10 +6,10 @@ are read in place; out and gradients are written in place as well.
 
 import torch
 
+from triton_side.calls.stages import stage
 from triton_side.kernels import attention
 from triton_side.kernels._attention_configs import chosen, dk_dv_config, dq_config, forward_config
 from triton_side.kernels.attention_backward import launch_delta, launch_dk_dv, launch_dq
-from triton_side.stages import stage
 
 
 def attend(

@@ -34,7 +34,8 @@ wave after wave: those of 8192 x 768 are 192 of 128 x 256, one and a half waves 
 
 import torch
 
-from triton_side.declare import Computed, computing
+from triton_side.calls.declare import Computed, computing
+from triton_side.calls.stages import stage
 from triton_side.kernels import _gated, gelu, linear_gelu, swiglu_mlp
 from triton_side.kernels._launch import cdiv, multiprocessors
 from triton_side.kernels.matmul import (
@@ -45,7 +46,6 @@ from triton_side.kernels.matmul import (
     operands_fit_descriptors,
 )
 from triton_side.kernels.swiglu import swiglu_forward_kernel
-from triton_side.stages import stage
 
 LEAST_BUSY = 0.9  # of the multiprocessors' time while tiles are made; measured: 0.73 loses, 0.93 wins
 

@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from triton_side import declare
+from triton_side.calls import declare
 from triton_side.kernels._launch import FlatConfig, cdiv, check_tensors, device_of
 from triton_side.kernels.gelu import divide
 

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from triton_side.declare import computing, declare, forward
+from triton_side.calls.declare import computing, declare, forward
 from triton_side.kernels._attention_configs import (
     HEAD_DIMS,
     TileConfig,

@@ -23,7 +23,7 @@ import torch
 import triton
 import triton.language as tl
 
-from triton_side.declare import Computed, Shapes, again, computing, declare, gradient
+from triton_side.calls.declare import Computed, Shapes, again, computing, declare, gradient
 from triton_side.kernels._attention_configs import TileConfig
 from triton_side.kernels._attention_tiles import (
     bias_strides,

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from triton_side import declare
+from triton_side.calls import declare
 from triton_side.kernels import gelu
 from triton_side.kernels._column_sums import sum_columns
 from triton_side.kernels._launch import (

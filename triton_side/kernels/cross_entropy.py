@@ -23,8 +23,8 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from triton_side import declare
 from triton_side.blocks.cross_entropy import IGNORED
+from triton_side.calls import declare
 from triton_side.kernels._launch import FlatConfig, check_matrix, check_tensors, device_of, with_unit_column_stride
 
 # What the kernels compute, in the stages of the block: of each token, of all of them, and of the gradient.

@@ -25,7 +25,7 @@ import torch
 import triton
 import triton.language as tl
 
-from triton_side.declare import Shapes, computing, declare, forward
+from triton_side.calls.declare import Shapes, computing, declare, forward
 from triton_side.kernels._launch import cdiv, check_tensors, device_of, multiprocessors, next_power_of_2
 from triton_side.kernels._tiles import add_product, product, product_precision
 

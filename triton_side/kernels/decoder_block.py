@@ -30,13 +30,13 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from triton_side.blocks.decoder_block import split_heads
-from triton_side.declare import computing, forward
+from triton_side.calls.declare import computing, forward
+from triton_side.calls.stages import stage
 from triton_side.kernels import rmsnorm, rope, swiglu_mlp
 from triton_side.kernels._attention_configs import HEAD_DIMS
 from triton_side.kernels._launch import check_tensors
 from triton_side.kernels._layer_attention import attend, attend_backward
 from triton_side.kernels._layer_products import added, gate_up
-from triton_side.stages import stage
 
 WEIGHTS = ("attention_norm", "w_qkv", "w_o", "mlp_norm", "w_gate", "w_up", "w_down")
 SUM_AND_NORM = (

@@ -25,8 +25,8 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from triton_side import declare
 from triton_side.blocks.dropout_residual_norm import check_dropout, dropout_constants
+from triton_side.calls import declare
 from triton_side.kernels._column_sums import sum_vectors
 from triton_side.kernels._launch import (
     RowConfig,

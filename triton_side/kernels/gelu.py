@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from triton_side import declare
+from triton_side.calls import declare
 from triton_side.kernels._launch import FlatConfig, cdiv, check_tensors, device_of
 
 SQRT_2_OVER_PI = 0.7978845608028654

@@ -27,13 +27,13 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from triton_side.blocks.decoder_block import split_heads
-from triton_side.declare import computing
+from triton_side.calls.declare import computing
+from triton_side.calls.stages import stage
 from triton_side.kernels import dropout_residual_norm, layernorm, linear_gelu
 from triton_side.kernels._attention_configs import HEAD_DIMS
 from triton_side.kernels._launch import check_tensors
 from triton_side.kernels._layer_attention import attend, attend_backward
 from triton_side.kernels._layer_products import biased_gelu
-from triton_side.stages import stage
 
 WEIGHTS = (
     "attention_norm_weight", "attention_norm_bias", "w_qkv", "b_qkv", "w_o", "b_o", "mlp_norm_weight", "mlp_norm_bias",

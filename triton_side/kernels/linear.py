@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from triton_side.declare import computing, forward, gradient
+from triton_side.calls.declare import computing, forward, gradient
 from triton_side.kernels._column_sums import partial_sums, sum_columns
 from triton_side.kernels._launch import check_matrix, check_tensors
 from triton_side.kernels.matmul import choose_config, launch_matmul, matmul_config

@@ -31,16 +31,10 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from triton_side.blocks.cross_entropy import IGNORED
-from triton_side.declare import Shapes, again, computing, declare, forward, gradient
+from triton_side.calls.declare import Shapes, again, computing, declare, forward, gradient
 from triton_side.kernels._launch import cdiv, check_matrix, check_tensors, device_of
 from triton_side.kernels._tiles import DESCRIPTOR_ALIGNMENT, product_precision, provide_descriptor_memory
-from triton_side.kernels.cross_entropy import (
-    Saved,
-    check_labels,
-    launch_mean,
-    loss_slope,
-    token_loss,
-)
+from triton_side.kernels.cross_entropy import Saved, check_labels, launch_mean, loss_slope, token_loss
 from triton_side.kernels.matmul import (
     Choose,
     MatmulConfig,

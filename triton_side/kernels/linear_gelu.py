@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from triton_side.declare import computing, declare
+from triton_side.calls.declare import computing, declare
 from triton_side.kernels import gelu, linear
 from triton_side.kernels._column_sums import sum_columns
 from triton_side.kernels._launch import cdiv, device_of, multiprocessors, next_power_of_2, with_unit_column_stride

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 
 from triton_side.blocks.lm_step import LAYER_PARAMETERS, PARAMETERS
+from triton_side.calls.stages import stage
 from triton_side.kernels.adamw import adamw
 from triton_side.kernels.decoder_block import decoder_block
 from triton_side.kernels.embedding import embedding
 from triton_side.kernels.linear_cross_entropy import linear_cross_entropy
 from triton_side.kernels.rmsnorm import rmsnorm
-from triton_side.stages import stage
 
 PREFIXES = ("", "mu_", "nu_")  # of a parameter and its moments
 

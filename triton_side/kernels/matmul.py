@@ -27,7 +27,7 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from triton_side.declare import Shapes, computing, declare, forward, gradient
+from triton_side.calls.declare import Shapes, computing, declare, forward, gradient
 from triton_side.kernels._launch import cdiv, check_matrix, check_tensors, device_of, multiprocessors
 from triton_side.kernels._tiles import add_product, fits_descriptor, product_precision, provide_descriptor_memory
 from triton_side.kernels.gelu import gelu_value

@@ -16,7 +16,7 @@ from functools import lru_cache
 
 import torch
 
-from triton_side.declare import computing, forward
+from triton_side.calls.declare import computing, forward
 from triton_side.kernels._launch import INTERPRETED, check_matrix
 from triton_side.kernels.matmul import MatmulConfig, choose_config, few_rows_config, launch_scaled, pointer_config
 

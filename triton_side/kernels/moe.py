@@ -32,7 +32,7 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from triton_side.declare import Computed, again, computing, declare, forward, gradient
+from triton_side.calls.declare import Computed, again, computing, declare, forward, gradient
 from triton_side.kernels import _group_gradients, _grouped, embedding, moe_routing
 from triton_side.kernels._launch import (
     cdiv,

@@ -28,7 +28,7 @@ import torch
 import triton
 import triton.language as tl
 
-from triton_side.declare import again, computing, declare, forward, gradient
+from triton_side.calls.declare import again, computing, declare, forward, gradient
 from triton_side.kernels._column_sums import sum_columns
 from triton_side.kernels._grouped import experts_block
 from triton_side.kernels._launch import cdiv, device_of, next_power_of_2

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from triton_side import declare
+from triton_side.calls import declare
 from triton_side.kernels._gated import backward_block, forward_block, gated_unit
 from triton_side.kernels.gelu import divide
 

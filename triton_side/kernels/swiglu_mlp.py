@@ -26,7 +26,8 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from triton_side.declare import Shapes, again, computing, declare, forward, gradient
+from triton_side.calls.declare import Shapes, again, computing, declare, forward, gradient
+from triton_side.calls.stages import stage
 from triton_side.kernels import rmsnorm
 from triton_side.kernels._gated import backward_block
 from triton_side.kernels._launch import cdiv, check_matrix, check_tensors, device_of
@@ -45,7 +46,6 @@ from triton_side.kernels.matmul import (
     tile_at,
 )
 from triton_side.kernels.swiglu import silu_value_and_slope
-from triton_side.stages import stage
 
 ACTIVATION = (("logistic", "sigmoid"), ("mul", "silu"), ("mul", "activated"))
 ACT = tuple(forward(op, "act", result) for op, result in ACTIVATION)

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from triton_side.declare import declare, forward
+from triton_side.calls.declare import declare, forward
 from triton_side.kernels._launch import FlatConfig, cdiv, check_tensors, device_of
 
 

@@ -7,15 +7,15 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from triton_side import stages
+from triton_side.calls import stages
 
 _Result = TypeVar("_Result", Tensor, list[Tensor])
 
 
 def operation(name: str) -> Callable[[Callable[..., _Result]], Callable[..., _Result]]:
     """Decorator for a function, annotated as torch.library.custom_op asks, that returns new tensors. While
-    triton_side.dispatch records, it is called as the operation "xlafuse.<name>", which then stands for all that it
-    launches; else it is called as it is, for the dispatcher costs tens of microseconds of host time."""
+    triton_side.calls.dispatch records, it is called as the operation "xlafuse.<name>", which then stands for all that
+    it launches; else it is called as it is, for the dispatcher costs tens of microseconds of host time."""
 
     def wrap(function: Callable[..., _Result]) -> Callable[..., _Result]:
         registered = torch.library.custom_op(f"xlafuse::{name}", function, mutates_args=())

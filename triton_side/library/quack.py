@@ -9,8 +9,8 @@ What it has for a block and is not here:
 - rope: takes positions that go on one by one from where each sequence begins (`seqlen_offsets`), ours are any.
 - dropout_residual_norm: a residual is added before RMSNorm alone, and nothing is dropped.
 - matmul, matmul_fp8, linear, linear_residual, linear_gelu, swiglu_mlp, moe: its products (`gemm_interface`) choose a
-  configuration by timing, at the first call of a shape, past `compare/tuning.py`'s lock; untuned, they would be held
-  against others that are. Nobody has tried them here.
+  configuration by timing, at the first call of a shape, past `compare/workers/autotune_lock.py`'s lock; untuned, they
+  would be held against others that are. Nobody has tried them here.
 """
 
 from collections.abc import Mapping

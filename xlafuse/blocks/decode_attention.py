@@ -5,8 +5,8 @@ import math
 import jax
 import jax.numpy as jnp
 
-from xlafuse._jax_private import cudnn_attention
 from xlafuse.blocks import softmax
+from xlafuse.compile._jax_private import cudnn_attention
 
 
 def stages(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> jax.Array:

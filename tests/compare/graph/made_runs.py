@@ -8,10 +8,10 @@ from typing import Any
 from click.testing import CliRunner, Result
 from examples import XLA
 
-from compare.blocks import BLOCKS
-from compare.cli import cli
+from compare.cli.main import cli
 from compare.graph.model import FusionGraph
-from compare.record import Record
+from compare.record.record import Record
+from compare.spec.blocks import BLOCKS
 
 CASE = next(case for case in BLOCKS["softmax"].cases("quick") if case.direction == "fwd")
 SEGMENT: dict[str, Any] = {

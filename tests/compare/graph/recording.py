@@ -1,4 +1,5 @@
-"""Recorded calls as triton_side.dispatch makes them, without a GPU or a compiler: what the graph builders read."""
+"""Recorded calls as triton_side.calls.dispatch makes them, without a GPU or a compiler: what the graph builders
+read."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from triton_side import artifacts
+from triton_side.calls import artifacts, cuda_program
 from triton_side.cuda import (
     bias_gelu,
     dropout_residual_norm,
@@ -17,7 +17,6 @@ from triton_side.cuda import (
     gelu,
     layernorm,
     matmul,
-    program,
     softmax,
     tensors,
     vector_add,
@@ -34,7 +33,7 @@ DTYPES = list(tensors.CPP_TYPES)
 
 
 def compiled(source: str, expression: str, threads: int, *options: str) -> artifacts.Artifacts:
-    return artifacts.of_cuda(program.compile_kernel(source, expression, ARCH, *options), threads)
+    return artifacts.of_cuda(cuda_program.compile_kernel(source, expression, ARCH, *options), threads)
 
 
 def check_vectorised(code: artifacts.Artifacts, threads: int, lanes: int) -> None:
@@ -234,7 +233,7 @@ def test_matmul_fits_two_blocks_on_a_multiprocessor(
 
 
 def test_no_thread_block_clusters_before_hopper() -> None:
-    kernel = program.compile_kernel("softmax.cu", "softmax_forward<float, 4, 4, 128, 1>", "sm_80", "--ftz=true")
+    kernel = cuda_program.compile_kernel("softmax.cu", "softmax_forward<float, 4, 4, 128, 1>", "sm_80", "--ftz=true")
     assert ".target sm_80" in kernel.ptx
     assert all(
         p is None or p.cluster == 1 for p in (softmax.plan(c, 8, clusters=False) for c in (1, 8192, 8200, 10**6))
@@ -248,7 +247,7 @@ def test_rows_that_dropout_residual_norm_takes_before_hopper_and_since(monkeypat
         chosen = dropout_residual_norm.plan(8192, dropout_residual_norm.BACKWARD_PLANS)
         constants = f"8, {chosen.elements // 8}, {chosen.threads}, {chosen.resident(8)}"
         expression = f"dropout_residual_norm_backward<__nv_bfloat16, {constants}>"
-        assert f".target {arch}" in program.compile_kernel("dropout_residual_norm.cu", expression, arch).ptx
+        assert f".target {arch}" in cuda_program.compile_kernel("dropout_residual_norm.cu", expression, arch).ptx
 
 
 @pytest.mark.parametrize("lanes", [1, 4, 8])
@@ -268,20 +267,20 @@ def test_longest_row_in_registers(lanes: int, longest: int) -> None:
 
 
 def test_a_kernel_is_compiled_once() -> None:
-    first = program.compile_kernel("gelu.cu", "gelu_forward<float, 4, 2, 256>", ARCH)
-    assert program.compile_kernel("gelu.cu", "gelu_forward<float, 4, 2, 256>", ARCH) is first
+    first = cuda_program.compile_kernel("gelu.cu", "gelu_forward<float, 4, 2, 256>", ARCH)
+    assert cuda_program.compile_kernel("gelu.cu", "gelu_forward<float, 4, 2, 256>", ARCH) is first
 
 
 def test_compile_error_shows_the_log() -> None:
-    with pytest.raises(program.CompileError, match=r"(?s)gelu_sideways.*gelu\.cu.*sm_90.*error"):
-        program.compile_kernel("gelu.cu", "gelu_sideways<float, 4, 2, 256>", ARCH)
+    with pytest.raises(cuda_program.CompileError, match=r"(?s)gelu_sideways.*gelu\.cu.*sm_90.*error"):
+        cuda_program.compile_kernel("gelu.cu", "gelu_sideways<float, 4, 2, 256>", ARCH)
 
 
 def test_missing_headers_name_the_wheel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(program, "_wheel_folders", lambda distribution: [tmp_path / distribution])
-    monkeypatch.setattr(program.Path, "is_file", lambda self: False)
-    with pytest.raises(program.CudaUnavailable, match=r"pip install 'nvidia-cuda-runtime==13\.\*'"):
-        program.header_folder.__wrapped__()
+    monkeypatch.setattr(cuda_program, "_wheel_folders", lambda distribution: [tmp_path / distribution])
+    monkeypatch.setattr(cuda_program.Path, "is_file", lambda self: False)
+    with pytest.raises(cuda_program.CudaUnavailable, match=r"pip install 'nvidia-cuda-runtime==13\.\*'"):
+        cuda_program.header_folder.__wrapped__()
 
 
 @pytest.mark.parametrize(

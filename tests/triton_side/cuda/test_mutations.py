@@ -17,18 +17,10 @@ import torch
 from property_checks import FINITE, NOT_FINITE, ORDINARY, matrix, placed
 from test_dropout_residual_norm import problem as dropout_residual_norm_problem
 
-from triton_side.cuda import (
-    bias_gelu,
-    dropout_residual_norm,
-    gelu,
-    layernorm,
-    matmul,
-    program,
-    softmax,
-    vector_add,
-)
+from triton_side.calls import cuda_program
+from triton_side.cuda import bias_gelu, dropout_residual_norm, gelu, layernorm, matmul, softmax, vector_add
 
-SOURCES = program.SOURCE_FOLDER
+SOURCES = cuda_program.SOURCE_FOLDER
 
 
 @dataclass(frozen=True)
@@ -177,10 +169,10 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A copy of the kernels' sources, which is what is compiled; kernels compiled from it are forgotten afterwards."""
     folder = tmp_path / "cuda"
     shutil.copytree(SOURCES, folder, ignore=shutil.ignore_patterns("__pycache__", "*.py"))
-    monkeypatch.setattr(program, "SOURCE_FOLDER", folder)
-    program.compile_kernel.cache_clear()
+    monkeypatch.setattr(cuda_program, "SOURCE_FOLDER", folder)
+    cuda_program.compile_kernel.cache_clear()
     yield folder
-    program.compile_kernel.cache_clear()
+    cuda_program.compile_kernel.cache_clear()
 
 
 def mutate(folder: Path, mutation: Mutation) -> None:
@@ -230,10 +222,10 @@ def test_every_kernel_has_a_mutation() -> None:
 @each
 def test_the_mutation_compiles_to_another_kernel(mutation: Mutation, sources: Path) -> None:
     expression = f"{mutation.kernel}<{mutation.instance}>"
-    sound = program.compile_kernel(mutation.source, expression, "sm_90", "--ftz=true")
+    sound = cuda_program.compile_kernel(mutation.source, expression, "sm_90", "--ftz=true")
     mutate(sources, mutation)
-    program.compile_kernel.cache_clear()
-    assert program.compile_kernel(mutation.source, expression, "sm_90", "--ftz=true").ptx != sound.ptx
+    cuda_program.compile_kernel.cache_clear()
+    assert cuda_program.compile_kernel(mutation.source, expression, "sm_90", "--ftz=true").ptx != sound.ptx
 
 
 @pytest.mark.gpu

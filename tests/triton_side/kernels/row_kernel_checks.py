@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from compare.workers.pytorch import NanEmpty
+from compare.workers.pytorch.worker import NanEmpty
 from triton_side.kernels._launch import INTERPRETED
 
 DEVICE = "cpu" if INTERPRETED else "cuda"

@@ -4,7 +4,7 @@ import pytest
 import torch
 from row_kernel_checks import is_accurate, random
 
-from triton_side.declare import forward
+from triton_side.calls.declare import forward
 from triton_side.kernels import _layer_products
 
 SUM = (forward("dot", "down"), forward("add", "residual"))

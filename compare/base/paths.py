@@ -1,0 +1,5 @@
+"""The folder that holds the project's packages."""
+
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parent.parent

@@ -1,0 +1,1 @@
+"""Analyses of fusion graphs: alignment, totals, rooflines, differences, findings."""

@@ -1,0 +1,153 @@
+"""What fusion buys: a compiler's graph against the same program's graph with nothing fused."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+
+from ..model import FusionGraph, Kernel, Part, SourceOp
+from ..operations import token
+from .align import part_of
+from .totals import Tally, bytes_moved, tally
+
+
+@dataclass(frozen=True)
+class Side:
+    """kernels: launch indices. launches, moved (bytes), device_time_us: of one call; times are None where none was
+    measured."""
+
+    kernels: tuple[int, ...]
+    launches: Tally
+    moved: Tally
+    device_time_us: Tally | None
+
+
+@dataclass(frozen=True)
+class Region:
+    """Kernels of both graphs that hold the same operations. A fused kernel that computes again what another one does
+    shares its region. stages, parts: of the fused kernels, in order of appearance."""
+
+    stages: tuple[str, ...]
+    fused: Side
+    unfused: Side
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def bytes_saved(self) -> float | None:
+        """None where some kernel's bytes are not known."""
+        return _difference(self.unfused.moved, self.fused.moved)
+
+    @property
+    def time_saved_us(self) -> float | None:
+        """None unless all kernels of both sides were measured."""
+        return _difference(self.unfused.device_time_us, self.fused.device_time_us)
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """total: both graphs whole. regions: by bytes saved, largest first; their kernels and those of `only_fused` and
+    `only_unfused` (no operation in common with the other graph) are each graph's kernels, each once."""
+
+    total: Region
+    regions: tuple[Region, ...]
+    only_fused: tuple[int, ...]
+    only_unfused: tuple[int, ...]
+
+
+def ablation(fused: FusionGraph, unfused: FusionGraph) -> Ablation:
+    """Each fused kernel against the unfused kernels of the same operations.
+
+    Operations are matched by site; a kernel none of whose sites the other graph has, by line and name, or else by
+    stage. Raises ValueError where a graph has operations only.
+    """
+    if fused.kernels is None or unfused.kernels is None:
+        raise ValueError("an ablation needs the kernels of both graphs; one of them has operations only")
+    groups = _groups(fused.kernels, unfused.kernels)
+    regions = [_region(fused, unfused, sorted(left), sorted(right)) for left, right in groups]
+    regions.sort(key=lambda region: -(region.bytes_saved or 0))
+    held_left = {index for left, _ in groups for index in left}
+    held_right = {index for _, right in groups for index in right}
+    everything = range(len(fused.kernels)), range(len(unfused.kernels))
+    return Ablation(
+        _region(fused, unfused, *everything),
+        tuple(regions),
+        tuple(index for index in everything[0] if index not in held_left),
+        tuple(index for index in everything[1] if index not in held_right),
+    )
+
+
+_Identity = Callable[[Kernel, SourceOp], Hashable | None]
+
+
+def _by_site(kernel: Kernel, op: SourceOp) -> Hashable | None:
+    return (part_of(kernel, op), op.site) if op.site else None
+
+
+def _by_line(kernel: Kernel, op: SourceOp) -> Hashable | None:
+    return (part_of(kernel, op), op.line, token(op.op)) if op.line else None
+
+
+def _by_stage(kernel: Kernel, op: SourceOp) -> Hashable | None:
+    return (part_of(kernel, op), op.stage) if op.stage else None
+
+
+def _groups(left: Iterable[Kernel], right: Iterable[Kernel]) -> list[tuple[set[int], set[int]]]:
+    """Connected components of kernels of the two sides that hold an operation in common."""
+    sides = list(left), list(right)
+    edges: set[tuple[int, int]] = set()
+    for identity in (_by_site, _by_line, _by_stage):
+        found = _edges(sides, identity)
+        linked = {a for a, _ in edges}, {b for _, b in edges}
+        # A weaker identity only serves kernels that a stronger one led nowhere.
+        edges |= {(a, b) for a, b in found if a not in linked[0] or b not in linked[1]}
+    parent: dict[tuple[int, int], tuple[int, int]] = {}
+
+    def root(node: tuple[int, int]) -> tuple[int, int]:
+        while parent.setdefault(node, node) != node:
+            parent[node] = parent[parent[node]]
+            node = parent[node]
+        return node
+
+    for a, b in sorted(edges):
+        parent[root((1, b))] = root((0, a))
+    groups: dict[tuple[int, int], tuple[set[int], set[int]]] = defaultdict(lambda: (set(), set()))
+    for node in list(parent):
+        groups[root(node)][node[0]].add(node[1])
+    return list(groups.values())
+
+
+def _edges(sides: tuple[list[Kernel], list[Kernel]], identity: _Identity) -> set[tuple[int, int]]:
+    holders: dict[Hashable, tuple[set[int], set[int]]] = defaultdict(lambda: (set(), set()))
+    for side, kernels in enumerate(sides):
+        for index, kernel in enumerate(kernels):
+            for op in kernel.source_ops:
+                if (key := identity(kernel, op)) is not None:
+                    holders[key][side].add(index)
+    return {(a, b) for left, right in holders.values() for a in left for b in right}
+
+
+def _region(fused: FusionGraph, unfused: FusionGraph, left: Iterable[int], right: Iterable[int]) -> Region:
+    sides = _side(fused, tuple(left)), _side(unfused, tuple(right))
+    kernels = [(fused.kernels or ())[index] for index in sides[0].kernels]
+    stages = dict.fromkeys(stage for kernel in kernels for stage in kernel.stages)
+    parts = dict.fromkeys(part_of(kernel, op) for kernel in kernels for op in kernel.source_ops)
+    return Region(tuple(stages), *sides, parts=tuple(parts))
+
+
+def _side(graph: FusionGraph, indices: tuple[int, ...]) -> Side:
+    kernels = [(graph.kernels or ())[index] for index in indices]
+    times = [kernel.device_time_us for kernel in kernels]
+    measured = any(time is not None for time in times)
+    return Side(
+        indices,
+        tally(kernel.launches for kernel in kernels),
+        tally(map(bytes_moved, kernels)),
+        tally(times) if measured else None,
+    )
+
+
+def _difference(more: Tally | None, less: Tally | None) -> float | None:
+    if more is None or less is None or more.exact is None or less.exact is None:
+        return None
+    return more.exact - less.exact

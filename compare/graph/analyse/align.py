@@ -1,0 +1,438 @@
+"""Two or more fusion graphs on one list of stages: what became of each stage in each of them.
+
+Where fewer than two graphs name stages, operations take their place, matched by kind and dataflow order (`inferred`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+from ..model import FusionGraph, Kernel, Part, SourceOp
+from ..operations import ANCHORS, MOVEMENT, token, tokens
+from .totals import recomputed
+
+Relation = Literal[
+    "absent", "not named", "names no stages", "recomputed", "split", "merged", "joined", "parted", "regrouped",
+    "same region",
+]
+Key = tuple[Part, str]
+_Computed = tuple[int, str, bool]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One stage in one graph. kernels: launch indices; None where its operations are known and kernels are not.
+
+    relations, against the row's first graph that holds the stage:
+    "absent": no operation here carries the stage.
+    "not named": the same, but something that its part here computes carries no stage, and may be it.
+    "names no stages": no operation of the whole graph carries one.
+    "recomputed": a kernel here computes again what another one computes, or what checkpointing dropped (whatever the
+    first graph does).
+    "split", "merged": in more kernels here, or in fewer.
+    "joined", "parted", "regrouped": in as many, which hold stages that its kernels there do not, or lack some that
+    those hold, or both.
+    "same region": none of these. The first graph itself has only what holds of it alone.
+    """
+
+    kernels: tuple[int, ...] | None
+    relations: tuple[Relation, ...] = ()
+
+
+@dataclass(frozen=True)
+class Row:
+    """One stage of one part. inferred: its name is an operation's, because a graph names no stages."""
+
+    stage: str
+    part: Part
+    cells: tuple[Cell, ...]
+    inferred: bool = False
+
+    @property
+    def label(self) -> str:
+        return f"backward: {self.stage}" if self.part == "backward" else self.stage
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """rows: forward, then backward. unattributed: by graph, kernels that no row holds.
+
+    unaligned: by graph, operations without a counterpart in all the others (inferred alignments only).
+    """
+
+    rows: tuple[Row, ...]
+    unattributed: tuple[tuple[int, ...], ...]
+    unaligned: tuple[tuple[SourceOp, ...], ...]
+
+    def row(self, label: str) -> Row:
+        """Raises KeyError that names the labels there are."""
+        for row in self.rows:
+            if row.label == label:
+                return row
+        raise KeyError(f"no stage {label!r}; there are {', '.join(row.label for row in self.rows)}")
+
+
+def align(graphs: Sequence[FusionGraph]) -> Alignment:
+    """One row per stage of any graph, in an order that keeps each graph's own.
+
+    Nested stages ("norm/scale") are cut where another graph that has the outer one stops ("norm"). Beside two graphs
+    that name stages, one that names none has empty cells. If fewer than two name any, and another none, all are aligned
+    by operation: products and attentions in dataflow order anchor them, and between anchors the longest common
+    subsequence of operations counts as the same. What has no counterpart, and products whose order nothing tells, are
+    `unaligned`.
+    """
+    if not graphs:
+        return Alignment((), (), ())
+    staged = [any(op.stage for op in _operations(graph)) for graph in graphs]
+    if all(staged) or sum(staged) > 1:
+        shorten = common_depth(graphs)
+        held = [_by_stage(graph, shorten) for graph in graphs]
+        unaligned: list[tuple[SourceOp, ...]] = [() for _ in graphs]
+        inferred = False
+    else:
+        held, unaligned = _by_operation(graphs)
+        inferred = True
+    # By operation, all graphs have the same rows, in the first one's order.
+    keys = list(held[0]) if inferred else _merged_order([list(stages) for stages in held])
+    again = [_recomputing(graph) for graph in graphs]
+    regions = [_Regions(stages) for stages in held]
+    rows = [
+        Row(key[1], key[0], tuple(_cells(key, graphs, regions, again)), inferred)
+        for part in ("forward", "backward") for key in keys if key[0] == part
+    ]
+    unattributed = []
+    for graph, stages in zip(graphs, held, strict=True):
+        named = {index for kernels in stages.values() for index in kernels}
+        unattributed.append(tuple(index for index in range(len(graph.kernels or ())) if index not in named))
+    return Alignment(tuple(rows), tuple(unattributed), tuple(unaligned))
+
+
+def part_of(kernel: Kernel, op: SourceOp) -> Part:
+    """An operation's part: its kernel's, or backward where one kernel graph holds both."""
+    return "backward" if op.backward else kernel.part
+
+
+def _operations(graph: FusionGraph) -> Iterable[SourceOp]:
+    return (op for _, _, op in _held_operations(graph))
+
+
+def _held_operations(graph: FusionGraph) -> Iterator[tuple[int | None, Part, SourceOp]]:
+    """(launch index, part, operation) in launch order; the index is None where there are no kernels."""
+    for op in graph.operations if graph.kernels is None else ():
+        yield None, "backward" if op.backward else "forward", op
+    for index, kernel in enumerate(graph.kernels or ()):
+        for op in kernel.source_ops:
+            yield index, part_of(kernel, op), op
+
+
+Held = dict[Key, dict[int, list[SourceOp]]]
+
+
+def _by_stage(graph: FusionGraph, shorten: Callable[[str], str]) -> Held:
+    held: Held = defaultdict(lambda: defaultdict(list))
+    for index, part, op in _held_operations(graph):
+        if op.stage:
+            kernels = held[part, shorten(op.stage)]
+            if index is not None:
+                kernels[index].append(op)
+    return dict(held)
+
+
+_DEEPEST = 64  # scopes; a hostile name may have a million, whose beginnings nobody can list
+
+
+def common_depth(graphs: Sequence[FusionGraph]) -> Callable[[str], str]:
+    """A stage's name, cut to the longest beginning that each graph with the same outermost stage also uses."""
+    prefixes: list[dict[str, set[str]]] = []
+    for graph in graphs:
+        by_root: dict[str, set[str]] = defaultdict(set)
+        for stage in {op.stage for op in _operations(graph)}:
+            names = stage.split("/", _DEEPEST)
+            by_root[names[0]].update("/".join(names[:depth]) for depth in range(1, len(names) + 1))
+        prefixes.append(by_root)
+
+    @cache
+    def shorten(stage: str) -> str:
+        names = stage.split("/", _DEEPEST)
+        known = [by_root[names[0]] for by_root in prefixes if names[0] in by_root]
+        for depth in range(len(names), 1, -1):
+            if all("/".join(names[:depth]) in used for used in known):
+                return "/".join(names[:depth])
+        return names[0]
+
+    return shorten
+
+
+def _merged_order(orders: Iterable[Sequence[Key]]) -> list[Key]:
+    """All keys once; what an order adds comes after what it has before it, or last if it shares nothing."""
+    following: dict[Key | None, Key | None] = {None: None}  # a linked list; None is before its head
+    last: Key | None = None
+    for order in orders:
+        previous = None if any(key in following for key in order) else last
+        for key in order:
+            if key not in following:
+                following[key], following[previous] = following[previous], key
+                last = key if following[key] is None else last
+            previous = key
+    merged: list[Key] = []
+    following_key = following[None]
+    while following_key is not None:
+        merged.append(following_key)
+        following_key = following[following_key]
+    return merged
+
+
+def _recomputing(graph: FusionGraph) -> set[_Computed]:
+    """(launch index, site, backward) of every computation that an earlier kernel has done already.
+
+    Several kernels of one eager operation are a library's way of computing it once.
+    """
+    if graph.compiler == "eager":
+        return set()
+    return {(index, found.op.site, found.op.backward) for found in recomputed(graph) for index in found.kernels[1:]}
+
+
+def _cells(
+    key: Key, graphs: Sequence[FusionGraph], regions: Sequence[_Regions], again: Sequence[set[_Computed]]
+) -> Iterable[Cell]:
+    first = next(i for i, own in enumerate(regions) if key in own.held)
+    for i, (graph, own) in enumerate(zip(graphs, regions, strict=True)):
+        if key not in own.held:
+            yield Cell((), (_missing(key[0], graph, own.held),))
+            continue
+        if graph.kernels is None:
+            yield Cell(None)
+            continue
+        repeated: list[Relation] = []
+        if any(_repeats(index, op, again[i]) for index, ops in own.held[key].items() for op in ops):
+            repeated.append("recomputed")
+        compared: list[Relation] = []
+        if i != first and graphs[first].kernels is not None:
+            compared.append(_region_relation(key, regions[first], own))
+            if repeated and compared == ["same region"]:
+                compared = []
+        yield Cell(tuple(own.held[key]), (*repeated, *compared))
+
+
+def _repeats(index: int, op: SourceOp, again: set[_Computed]) -> bool:
+    """Not what is only moved or converted once more."""
+    return token(op.op) not in MOVEMENT and (op.rematerialized or (index, op.site, op.backward) in again)
+
+
+def _missing(part: Part, graph: FusionGraph, held: Held) -> Relation:
+    """Why no operation here carries a stage of that part."""
+    if not held:
+        return "names no stages"
+    for kernel in graph.kernels or ():
+        if kernel.part != part:
+            continue
+        if not kernel.source_ops and kernel.kind not in ("copy", "memset"):
+            return "not named"
+        if any(not op.stage and token(op.op) not in _TELLS_NOTHING for op in kernel.source_ops):
+            return "not named"
+    return "absent"
+
+
+# XLA concatenates the operands of products that it makes one, and keeps the name of one of them.
+_TELLS_NOTHING = MOVEMENT - {"concatenate"}
+
+
+def _region_relation(key: Key, there: _Regions, here: _Regions) -> Relation:
+    more = len(here.held[key]) - len(there.held[key])
+    if more:
+        return "split" if more > 0 else "merged"
+    with_here = {other for other in here.sharing(key) if other in there.held}
+    with_there = {other for other in there.sharing(key) if other in here.held}
+    if with_here == with_there:
+        return "same region"
+    return "joined" if with_here > with_there else "parted" if with_here < with_there else "regrouped"
+
+
+class _Regions:
+    """Which stages share a kernel in one graph."""
+
+    def __init__(self, held: Held) -> None:
+        self.held = held
+        self._stages: dict[int, set[Key]] = defaultdict(set)
+        for key, kernels in held.items():
+            for index in kernels:
+                self._stages[index].add(key)
+
+    def sharing(self, key: Key) -> set[Key]:
+        return {other for index in self.held[key] for other in self._stages[index]}
+
+
+# Alignment by operation.
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One operation of the program, wherever it is computed. layer: how many layers of anchors lie before it."""
+
+    op: SourceOp
+    token: str
+    part: Part
+    layer: int
+    kernels: tuple[int, ...]
+
+
+def _by_operation(graphs: Sequence[FusionGraph]) -> tuple[list[Held], list[tuple[SourceOp, ...]]]:
+    steps = [_steps(graph) for graph in graphs]
+    matched: list[list[_Step | None]] = [list(steps[0])]
+    # Each graph is matched with the first one, so that a row never rests on a chain of guesses.
+    for other in steps[1:]:
+        partner = {id(a): b for a, b in _match(steps[0], other)}
+        matched.append([partner.get(id(step)) for step in steps[0]])
+    held: list[Held] = [{} for _ in graphs]
+    aligned: list[set[int]] = [set() for _ in graphs]
+    ordinals: Counter[tuple[Part, str]] = Counter()
+    for row in zip(*matched, strict=True):
+        if any(step is None for step in row):
+            continue
+        present = [step for step in row if step is not None]
+        name = present[0].token
+        ordinals[present[0].part, name] += 1
+        key = (present[0].part, f"{name} {ordinals[present[0].part, name]}")
+        for i, step in enumerate(present):
+            held[i][key] = {index: [step.op] for index in step.kernels}
+            aligned[i].add(id(step))
+    left = [
+        tuple(step.op for step in own if id(step) not in aligned[i]) for i, own in enumerate(steps)
+    ]
+    return held, left
+
+
+def _steps(graph: FusionGraph) -> list[_Step]:
+    """In launch order, each site once; what only moves data is no step."""
+    names = [name for kernel in graph.kernels or () for name in tokens(kernel)]
+    if graph.kernels is None:
+        names = [token(op.op) for op in graph.operations]
+    layers = _layers(graph)
+    found: dict[object, tuple[SourceOp, str, Part, int, list[int]]] = {}
+    for position, (index, part, op) in enumerate(_held_operations(graph)):
+        name = names[position]
+        if name in MOVEMENT:
+            continue
+        identity: object = (part, op.site) if op.site else position
+        if identity in found:
+            if index is not None and index not in found[identity][4]:
+                found[identity][4].append(index)
+            continue
+        found[identity] = (op, name, part, layers[position], [] if index is None else [index])
+    return [_Step(op, name, part, layer, tuple(kernels)) for op, name, part, layer, kernels in found.values()]
+
+
+def _layers(graph: FusionGraph) -> list[int]:
+    """By position among the operations, the number of anchors on the longest way to it.
+
+    Within a kernel, what stands before its anchor is computed before it. Without kernels there is no dataflow to read,
+    and each anchor opens a layer of its own.
+    """
+    layers: list[int] = []
+    if graph.kernels is None:
+        seen = 0
+        for op in graph.operations:
+            layers.append(seen)
+            seen += token(op.op) in ANCHORS
+        return layers
+    ready: dict[str, int] = {}
+    for kernel in graph.kernels:
+        before = max((ready.get(access.buffer, 0) for access in kernel.inputs or ()), default=0)
+        depth, passed = before, False
+        for name in tokens(kernel):
+            layers.append(depth)
+            if name in ANCHORS:
+                passed = True
+            elif passed:
+                depth = before + 1
+                layers[-1] = depth
+        after = before + passed
+        for access in kernel.outputs or ():
+            ready[access.buffer] = max(after, ready.get(access.buffer, 0))
+    return layers
+
+
+def _match(left: Sequence[_Step], right: Sequence[_Step]) -> list[tuple[_Step, _Step]]:
+    """Pairs of steps that are the same operation of the same part."""
+    pairs: list[tuple[_Step, _Step]] = []
+    for part in ("forward", "backward"):
+        a, b = ([step for step in steps if step.part == part] for steps in (left, right))
+        anchors_a, anchors_b = _anchors(a), _anchors(b)
+        if [step.token for step in anchors_a] != [step.token for step in anchors_b]:
+            continue
+        certain_a, certain_b = _certain(anchors_a), _certain(anchors_b)
+        pairs += [(x, y) for x, y, *sure in zip(anchors_a, anchors_b, certain_a, certain_b, strict=True) if all(sure)]
+        breaks = _breaks(anchors_a) & _breaks(anchors_b)
+        segments_a, segments_b = _segments(a, anchors_a, breaks), _segments(b, anchors_b, breaks)
+        for number, steps in segments_a.items():
+            pairs += _common_subsequence(steps, segments_b.get(number, []))
+    order = {id(step): position for position, step in enumerate(left)}
+    return sorted(pairs, key=lambda pair: order[id(pair[0])])
+
+
+def _anchors(steps: Sequence[_Step]) -> list[_Step]:
+    """Layer by layer; within one, as the program has them, since compilers launch what is independent in any order."""
+    return sorted((step for step in steps if step.token in ANCHORS), key=lambda step: (step.layer, _line(step.op)))
+
+
+def _line(op: SourceOp) -> tuple[str, int]:
+    file, _, number = op.line.rpartition(":")
+    return file, int(number) if number.isdecimal() else 0
+
+
+def _certain(anchors: Sequence[_Step]) -> list[bool]:
+    """Whether an anchor's place in its layer is told by lines of one file, or is the only one."""
+    layers: dict[int, Counter[tuple[str, int]]] = defaultdict(Counter)
+    for anchor in anchors:
+        layers[anchor.layer][_line(anchor.op)] += 1
+    result = []
+    for anchor in anchors:
+        lines, own = layers[anchor.layer], _line(anchor.op)
+        told = own[1] > 0 and lines[own] == 1 and len({file for file, _ in lines}) == 1
+        result.append(told or lines.total() == 1)
+    return result
+
+
+def _breaks(anchors: Sequence[_Step]) -> set[int]:
+    """Positions in the list of anchors at which a new layer begins, and its end."""
+    return {i for i in range(1, len(anchors)) if anchors[i - 1].layer != anchors[i].layer} | {0, len(anchors)}
+
+
+def _segments(steps: Sequence[_Step], anchors: Sequence[_Step], breaks: set[int]) -> dict[int, list[_Step]]:
+    """Other steps by the break that they come after: all anchors before it may feed them, none after."""
+    segments: dict[int, list[_Step]] = defaultdict(list)
+    layers, places = [anchor.layer for anchor in anchors], sorted(breaks)
+    for step in steps:
+        if step.token not in ANCHORS:
+            before = bisect_left(layers, step.layer)
+            segments[places[bisect_left(places, before)]].append(step)
+    return segments
+
+
+_LONGEST = 4_000_000  # cells of the table below; beyond, a segment stays unaligned
+
+
+def _common_subsequence(a: Sequence[_Step], b: Sequence[_Step]) -> list[tuple[_Step, _Step]]:
+    """The longest, by token."""
+    if len(a) * len(b) > _LONGEST:
+        return []
+    length = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]
+    for i in range(len(a) - 1, -1, -1):
+        for j in range(len(b) - 1, -1, -1):
+            same = a[i].token == b[j].token
+            length[i][j] = length[i + 1][j + 1] + 1 if same else max(length[i + 1][j], length[i][j + 1])
+    pairs, i, j = [], 0, 0
+    while i < len(a) and j < len(b):
+        if a[i].token == b[j].token:
+            pairs.append((a[i], b[j]))
+            i, j = i + 1, j + 1
+        elif length[i + 1][j] >= length[i][j + 1]:
+            i += 1
+        else:
+            j += 1
+    return pairs

@@ -1,0 +1,294 @@
+"""Two fusion graphs of one program, before and after (an upgrade, a flag): what changed, whatever things are called.
+
+Kernels are matched by what they hold (operations with their lines and stages, kind, shapes), never by name, so that a
+compiler's renumbering is no difference. Neither are measured times, and what profilers and libraries call a kernel.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ..model import Access, Buffer, FusionGraph, Kernel, Reason, SourceOp
+from ..operations import token
+from .totals import bytes_moved, tally
+
+ChangeKind = Literal["split", "merged", "regrouped", "appeared", "vanished", "bytes", "kind", "operations"]
+
+
+@dataclass(frozen=True)
+class KernelChange:
+    """before, after: launch indices in either graph.
+
+    kind: "split" one kernel into several, "merged" several into one, "regrouped" several into several; "appeared" and
+    "vanished" have no counterpart; of one kernel "bytes" (its arrays, or its number of launches, changed), "kind"
+    or "operations" (what it holds) changed. bytes: by how much more is moved now; None where some kernel's bytes are
+    not known. time_us: the same in measured time, None unless all of them were measured.
+    """
+
+    kind: ChangeKind
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    stages: tuple[str, ...]
+    bytes: float | None
+    time_us: float | None
+
+
+@dataclass(frozen=True)
+class BufferChange:
+    """An intermediate or residual that is written to memory now and was not, or the other way around.
+
+    buffer: as its own graph has it. lines: of the operations in the kernel that writes it.
+    """
+
+    materialized: bool
+    buffer: Buffer
+    lines: tuple[str, ...]
+
+    @property
+    def bytes(self) -> int:
+        return self.buffer.bytes if self.materialized else -self.buffer.bytes
+
+
+@dataclass(frozen=True)
+class ReasonChange:
+    """Why two kernels that both graphs have are not one: other codes than before. `producer`, `consumer`: names in the
+    graph that has a reason ("" as there); before, after: codes, empty where there was none."""
+
+    producer: str
+    consumer: str
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class GraphDiff:
+    """Each list with the most bytes, or µs where all of it was measured, first."""
+
+    kernels: tuple[KernelChange, ...] = ()
+    buffers: tuple[BufferChange, ...] = ()
+    reasons: tuple[ReasonChange, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        return not (self.kernels or self.buffers or self.reasons)
+
+
+def diff(a: FusionGraph, b: FusionGraph) -> GraphDiff:
+    """From `a` to `b`. Two graphs of operations alone are compared as if each were a kernel.
+
+    Raises ValueError where one has kernels and the other has not.
+    """
+    if (a.kernels is None) != (b.kernels is None):
+        without = a if a.kernels is None else b
+        raise ValueError(f"{without.name} has operations and no kernels; compare it with a graph of its sort")
+    matching = _Matching(a, b)
+    changes = [matching.change(before, after) for before, after in matching.changed]
+    timed = all(change.time_us is not None for change in changes)
+    changes.sort(key=lambda change: -abs((change.time_us if timed else change.bytes) or 0))
+    return GraphDiff(tuple(changes), _buffers(a, b), _reasons(a, b, matching))
+
+
+class _Matching:
+    """Which kernels of the two graphs are one, and which groups of them became one another."""
+
+    def __init__(self, a: FusionGraph, b: FusionGraph) -> None:
+        self.sides = _kernels(a), _kernels(b)
+        self._graphs = a, b
+        self.same = self._ends()
+        left, right = (
+            sorted(set(range(len(kernels))) - {pair[i] for pair in self.same}) for i, kernels in enumerate(self.sides)
+        )
+        self.changed: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+        for signature in (self._exact, self._arrays, self._contents):
+            pairs = self._pair(left, right, signature)
+            left, right = (sorted(set(rest) - {pair[i] for pair in pairs}) for i, rest in enumerate((left, right)))
+            self.same += pairs
+            if signature == self._contents:
+                self.changed += [((i,), (j,)) for i, j in pairs]
+        for before, after in self._components(left, right):
+            self.changed.append((before, after))
+            if len(before) == len(after) == 1:
+                self.same.append((before[0], after[0]))
+
+    def change(self, before: tuple[int, ...], after: tuple[int, ...]) -> KernelChange:
+        old, new = ([self.sides[i][index] for index in side] for i, side in enumerate((before, after)))
+        return KernelChange(
+            _kind(old, new), before, after,
+            tuple(dict.fromkeys(stage for kernel in (*old, *new) for stage in kernel.stages)),
+            _more(map(bytes_moved, old), map(bytes_moved, new)),
+            _more((kernel.device_time_us for kernel in old), (kernel.device_time_us for kernel in new)),
+        )
+
+    def _ends(self) -> list[tuple[int, int]]:
+        """What both graphs begin with and end with alike, so that of equal kernels the one in its place is matched."""
+        signatures = [[self._exact(side, kernel) for kernel in kernels] for side, kernels in enumerate(self.sides)]
+        short = min(map(len, signatures))
+        head = next((i for i in range(short) if signatures[0][i] != signatures[1][i]), short)
+        tail = next((i for i in range(short - head) if signatures[0][-1 - i] != signatures[1][-1 - i]), short - head)
+        lengths = len(self.sides[0]), len(self.sides[1])
+        return [(i, i) for i in range(head)] + [(lengths[0] - 1 - i, lengths[1] - 1 - i) for i in range(tail)]
+
+    def _exact(self, side: int, kernel: Kernel) -> Hashable:
+        return self._arrays(side, kernel), frozenset(Counter(op.site for op in kernel.source_ops).items())
+
+    def _arrays(self, side: int, kernel: Kernel) -> Hashable:
+        """Without sites, which may hold numbers of the compiler's; equal ones only decide among kernels alike."""
+        graph = self._graphs[side]
+        shapes = _shapes(graph, kernel.inputs), _shapes(graph, kernel.outputs)
+        return self._contents(side, kernel), kernel.launches, shapes
+
+    def _contents(self, side: int, kernel: Kernel) -> Hashable:
+        return kernel.part, kernel.kind, frozenset(Counter(map(_identity, kernel.source_ops)).items())
+
+    def _pair(
+        self, left: Iterable[int], right: Iterable[int], signature: Callable[[int, Kernel], Hashable]
+    ) -> list[tuple[int, int]]:
+        """Kernels of equal signature, in launch order."""
+        waiting: dict[Hashable, list[int]] = defaultdict(list)
+        for index in right:
+            waiting[signature(1, self.sides[1][index])].append(index)
+        pairs = []
+        for index in left:
+            if found := waiting[signature(0, self.sides[0][index])]:
+                pairs.append((index, found.pop(0)))
+        return pairs
+
+    def _components(
+        self, left: Sequence[int], right: Sequence[int]
+    ) -> Iterable[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Groups of the kernels that are left over, held together by operations that both sides have."""
+        pending = {(0, index) for index in left} | {(1, index) for index in right}
+        holders: dict[Hashable, set[tuple[int, int]]] = defaultdict(set)
+        for node in pending:
+            for key in self._keys(node):
+                holders[key].add(node)
+        for start in sorted(pending):
+            if start not in pending:
+                continue
+            group, frontier = set(), [start]
+            pending.discard(start)
+            while frontier:
+                node = frontier.pop()
+                group.add(node)
+                for key in self._keys(node):
+                    for other in holders[key]:
+                        if other[0] != node[0] and other in pending:
+                            pending.discard(other)
+                            frontier.append(other)
+            yield tuple(sorted(i for side, i in group if side == 0)), tuple(sorted(i for side, i in group if side == 1))
+
+    def _keys(self, node: tuple[int, int]) -> set[Hashable]:
+        kernel = self.sides[node[0]][node[1]]
+        return {(kernel.part, _identity(op)) for op in kernel.source_ops if op.line or op.stage or op.site}
+
+
+def _kernels(graph: FusionGraph) -> tuple[Kernel, ...]:
+    if graph.kernels is not None:
+        return graph.kernels
+    return tuple(Kernel(op.op, "elementwise", source_ops=(op,)) for op in graph.operations)
+
+
+def _identity(op: SourceOp) -> tuple[str, str, str, bool]:
+    """What an operation is, across compiles: its site only where nothing else places it in the program."""
+    return token(op.op), op.stage, op.line or ("" if op.stage else op.site), op.backward
+
+
+def _shapes(graph: FusionGraph, accesses: tuple[Access, ...] | None) -> Hashable:
+    if accesses is None:
+        return None
+    found: Counter[Hashable] = Counter()
+    for access in accesses:
+        buffer = graph.buffer[access.buffer]
+        found[buffer.shape, buffer.dtype, buffer.role, access.bytes] += 1
+    return frozenset(found.items())
+
+
+def _kind(old: Sequence[Kernel], new: Sequence[Kernel]) -> ChangeKind:
+    match min(len(old), 2), min(len(new), 2):
+        case 0, _:
+            return "appeared"
+        case _, 0:
+            return "vanished"
+        case 1, 2:
+            return "split"
+        case 2, 1:
+            return "merged"
+        case 2, 2:
+            return "regrouped"
+    if old[0].kind != new[0].kind:
+        return "kind"
+    held = [Counter(map(_identity, kernel.source_ops)) for kernel in (old[0], new[0])]
+    return "operations" if held[0] != held[1] else "bytes"
+
+
+def _more(before: Iterable[float | None], after: Iterable[float | None]) -> float | None:
+    old, new = tally(before).exact, tally(after).exact
+    return None if old is None or new is None else new - old
+
+
+def _buffers(a: FusionGraph, b: FusionGraph) -> tuple[BufferChange, ...]:
+    """By role, shape and type: of those, what one graph has more of than the other."""
+    found = []
+    for graph, other, materialized in ((a, b, False), (b, a, True)):
+        others: Counter[Hashable] = Counter(map(_shape, other.materialized))
+        known_lines = {(_shape(x), _lines(other, x)) for x in other.materialized}
+        own: dict[Hashable, list[Buffer]] = defaultdict(list)
+        # Which of several alike is the new one, nothing tells for certain: those with lines that are new go last.
+        for buffer in sorted(graph.materialized, key=lambda x: (_shape(x), _lines(graph, x)) not in known_lines):
+            own[_shape(buffer)].append(buffer)
+        for key, buffers in own.items():
+            found += [BufferChange(materialized, x, _lines(graph, x)) for x in buffers[others[key] :]]
+    return tuple(sorted(found, key=lambda change: -abs(change.bytes)))
+
+
+def _shape(buffer: Buffer) -> Hashable:
+    return buffer.role, buffer.shape, buffer.dtype
+
+
+def _lines(graph: FusionGraph, buffer: Buffer) -> tuple[str, ...]:
+    writers = graph.producers[buffer.name]
+    return tuple(dict.fromkeys(line for index in writers for line in (graph.kernels or ())[index].lines))
+
+
+def _reasons(a: FusionGraph, b: FusionGraph, matching: _Matching) -> tuple[ReasonChange, ...]:
+    """Of pairs of kernels that both graphs have: why other kernels have other reasons is told by their change."""
+    told = [
+        _told(graph, {pair[side]: number for number, pair in enumerate(matching.same)})
+        for side, graph in enumerate((a, b))
+    ]
+    changes: list[tuple[int, ReasonChange]] = []
+    for key in dict.fromkeys((*told[0], *told[1])):
+        sides = [side.get(key, []) for side in told]
+        before, after = (_codes(key, reasons) for reasons in sides)
+        if before != after:
+            spoken = sides[1] + sides[0]
+            change = ReasonChange(spoken[0].producer, spoken[0].consumer, before, after)
+            changes.append((max(reason.bytes_saved or 0 for reason in spoken), change))
+    return tuple(change for _, change in sorted(changes, key=lambda sized: -sized[0]))
+
+
+# A kernel by the numbers of its pairs (a name may be several kernels'), or None where a name led to no kernel.
+_End = frozenset[int] | None
+
+
+def _told(graph: FusionGraph, numbers: Mapping[int, int]) -> dict[tuple[_End, _End], list[Reason]]:
+    """The reasons of kernels that have a counterpart, by pair of kernels."""
+    named: dict[str, list[int]] = defaultdict(list)
+    for index, kernel in enumerate(graph.kernels or ()):
+        named[kernel.name].append(index)
+    told: dict[tuple[_End, _End], list[Reason]] = defaultdict(list)
+    for reason in graph.reasons:
+        ends = [named.get(name, []) for name in (reason.producer, reason.consumer)]
+        if all(index in numbers for end in ends for index in end):
+            producer, consumer = (frozenset(numbers[index] for index in end) if end else None for end in ends)
+            told[producer, consumer].append(reason)
+    return told
+
+
+def _codes(key: tuple[_End, _End], reasons: Iterable[Reason]) -> tuple[str, ...]:
+    """Each once for a pair of kernels; where a name led to none, many pairs are one and each reason counts."""
+    codes = sorted(reason.code for reason in reasons)
+    return tuple(codes) if None in key else tuple(dict.fromkeys(codes))

@@ -1,0 +1,89 @@
+"""What a record keeps of its fusion graph."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from ...base.archive import relative
+from ..model import FusionGraph, Kernel, SourceOp
+from ..operations import token
+from .roofline import Ceilings, place, recoverable_us
+from .totals import bytes_moved
+
+Number = TypeVar("Number", int, float)
+
+HAND_WRITTEN = ("triton", "cuda")  # compilers of implementations that choose who computes each of their products
+
+
+def summary(
+    graph: FusionGraph, parts: Iterable[str], ceilings: Ceilings | None = None, precision: str | None = None
+) -> dict[str, dict[str, Any]]:
+    """`Record.kernels`; nothing where the graph has operations and no kernels. With ceilings also `roofline`."""
+    if graph.kernels is None:
+        return {}
+    result: dict[str, dict[str, Any]] = {}
+    for part in parts:
+        kernels = [kernel for kernel in graph.kernels if kernel.part == part]
+        result[part] = {
+            "launches": _sum(kernel.launches for kernel in kernels),
+            "bytes_moved": _sum(map(bytes_moved, kernels)),
+            "provenance": dict(Counter(kernel.provenance for kernel in kernels)),
+        }
+        if graph.compiler in HAND_WRITTEN and (found := products(kernels)):
+            result[part]["products"] = found
+        if ceilings is not None and ceilings.streams:
+            result[part]["roofline"] = roofline(graph, kernels, ceilings, precision)
+    return result
+
+
+def products(kernels: Iterable[Kernel]) -> dict[str, list[str]]:
+    """{who computes a product: the stages whose products those are}: of launches their language, of PyTorch's calls
+    between them "cuBLAS"."""
+    found: dict[str, dict[str, None]] = {}
+    for kernel in kernels:
+        stages = dict.fromkeys(op.stage for op in kernel.source_ops if token(op.op) == "dot")
+        if stages:
+            found.setdefault(kernel.facts.get("language", "cuBLAS"), {}).update(stages)
+    return {who: list(stages) for who, stages in found.items()}
+
+
+def roofline(
+    graph: FusionGraph, kernels: Iterable[Kernel], ceilings: Ceilings, precision: str | None
+) -> dict[str, Any]:
+    """{"floor_us": what the kernels take at least, one by one; "recoverable_us": their measured times above that;
+    "bound_us": {"memory", "compute", "launch", "unknown": time of the kernels that are so bound, or, where nothing was
+    measured, what they take at least}}. A sum that lacks a term is None.
+    """
+    floors, above = [], []
+    bound_us: dict[str, float] = {}
+    for kernel in kernels:
+        found, time = place(graph, kernel, ceilings, precision), kernel.device_time_us
+        floor = None if found is None else found.floor_us
+        floors.append(floor)
+        above.append(recoverable_us(time, floor))
+        bound = "unknown" if found is None else found.bound
+        bound_us[bound] = bound_us.get(bound, 0.0) + ((time if time is not None else floor) or 0.0)
+    return {"floor_us": _sum(floors), "recoverable_us": _sum(above), "bound_us": bound_us}
+
+
+def _sum(values: Iterable[Number | None]) -> Number | None:
+    """The sum, or None where one is missing."""
+    known = list(values)
+    return None if None in known else sum(value for value in known if value is not None)
+
+
+def portable_lines(graph: FusionGraph) -> FusionGraph:
+    """The graph with source files relative to the project, or to the packages of its environment, so that it reads the
+    same on any machine; frames of this harness are no source of the user's and go."""
+
+    def shorten(op: SourceOp) -> SourceOp:
+        line = relative(op.line)
+        return replace(op, line="" if line.startswith("compare/") else line)
+
+    kernels = None
+    if graph.kernels is not None:
+        kernels = tuple(replace(k, source_ops=tuple(map(shorten, k.source_ops))) for k in graph.kernels)
+    return replace(graph, kernels=kernels, operations=tuple(map(shorten, graph.operations)))

@@ -1,0 +1,1 @@
+"""Fusion graphs built from each compiler's own output."""

@@ -1,0 +1,81 @@
+"""The edges of a fusion graph, what fusing across each would save at most, and which no compiler considers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ..model import FusionGraph, Kernel, Reason
+
+
+@dataclass(frozen=True)
+class Edge:
+    """Launch indices of a kernel and of one that reads what it wrote last, and the buffers that pass between them."""
+
+    producer: int
+    consumer: int
+    buffers: tuple[str, ...]
+
+
+def edges(graph: FusionGraph) -> list[Edge]:
+    """In launch order. Within one part: forward and backward are compiled apart, and their residuals are a list of
+    their own (`graph.saved`). What a loop's end hands to its next beginning is no edge."""
+    kernels = graph.kernels or ()
+    writer: dict[str, int] = {}
+    found = []
+    for index, kernel in enumerate(kernels):
+        between: dict[int, list[str]] = {}
+        for access in kernel.inputs or ():
+            producer = writer.get(access.buffer)
+            if producer is not None and kernels[producer].part == kernel.part:
+                between.setdefault(producer, []).append(access.buffer)
+        found += [Edge(producer, index, tuple(dict.fromkeys(names))) for producer, names in sorted(between.items())]
+        writer |= {access.buffer: index for access in kernel.outputs or ()}
+    return found
+
+
+def bytes_saved(graph: FusionGraph, edge: Edge) -> int | None:
+    """What fusing the two would save in one call at most: the consumer's reads of what passes between them, and the
+    producer's writes of what nobody else reads or returns. None where that is not known."""
+    producer, consumer = _ends(graph, edge)
+    private = {
+        name
+        for name in edge.buffers
+        if graph.buffer[name].role == "intermediate" and set(graph.consumers[name]) == {edge.consumer}
+    }
+    reads = _sum(consumer, (a.bytes for a in consumer.inputs or () if a.buffer in edge.buffers))
+    writes = _sum(producer, (a.bytes for a in producer.outputs or () if a.buffer in private))
+    return None if reads is None or writes is None else reads + writes
+
+
+def _sum(kernel: Kernel, amounts: Iterable[int | None]) -> int | None:
+    """Of all launches."""
+    total = 0
+    for amount in amounts:
+        if amount is None or kernel.launches is None:
+            return None
+        total += amount * kernel.launches
+    return total
+
+
+def barrier(graph: FusionGraph, edge: Edge) -> Reason | None:
+    """A product or library call on one side of the edge, the producer's first; None where there is neither."""
+    producer, consumer = _ends(graph, edge)
+    for kernel in (producer, consumer):
+        if (code := barrier_code(kernel)) is not None:
+            what = "a matrix product" if code == "gemm" else "a library call"
+            text = f"{kernel.name} is {what}"
+            return Reason(producer.name, consumer.name, code, text, "inferred", bytes_saved(graph, edge))
+    return None
+
+
+def barrier_code(kernel: Kernel) -> str | None:
+    """ "gemm", "library", or None where a compiler may fuse into the kernel."""
+    if kernel.kind == "gemm":
+        return "gemm"
+    return "library" if kernel.kind in ("attention", "library", "collective") else None
+
+
+def _ends(graph: FusionGraph, edge: Edge) -> tuple[Kernel, Kernel]:
+    assert graph.kernels is not None
+    return graph.kernels[edge.producer], graph.kernels[edge.consumer]

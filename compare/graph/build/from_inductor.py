@@ -1,0 +1,368 @@
+"""A fusion graph from what TorchInductor made of a function: a capture, or a dump that was read."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from triton_side.inductor.graph import Call, CompiledGraph, Program, SourceNode
+
+from ...base.archive import relative
+from ..model import Access, Buffer, FusionGraph, Kernel, Reason, Role, SourceOp
+from .barriers import barrier, bytes_saved, edges
+from .phases import join_parts
+
+# What torch 2.11 to 2.13 say (`WhyNoFuse` in scheduler.py, choices.py, codegen/simd.py); the first that fits counts.
+PHRASES = (
+    (r"^no shared data due to indexing mismatch", "layout"),
+    (r"^no shared data|^score_fusion_memory_threshold", "no-shared-data"),
+    (r"^exceeds max fusion|^fusion_prevent_too_many_reads_and_writes|^register spilling", "resources"),
+    (r"peak memory", "peak-memory"),
+    (r"^numel/rnumel mismatch|^nodes numel", "shape"),
+    (r"^tiling mismatch|^invalid tiling|^invalid loop order|^memory deps did not match|buf layouts$", "layout"),
+    (r"^intermediate nodes between|^will create cycle|must go before", "order"),
+    (r"^template prologue can only fuse nodes with a single use", "recompute"),
+    (r"^prologue fusion will not increase|^prologue fusion that must be upcast", "unprofitable"),
+    (r"^prologue fusion|^template |^multi-output template", "gemm"),
+    (r"^node[12] is (extern|nop)", "library"),
+    (r"^Split scan|foreach|^device mismatch|^epilogue reads|doesn't support epilogue", "unsupported"),
+    (r"^grouped node|^fusion for buffer explicit disabled", "other"),
+)
+
+
+def from_inductor(captured: Any, *, target: str = "", versions: Mapping[str, str] | None = None) -> FusionGraph:
+    """The graph of a `triton_side.inductor.compiler.Captured`, or of the `Program` that it or a dump gives.
+
+    Kernels: forward's, then backward's; after graph breaks, the units of forward in the order of the trace and those of
+    backward in the opposite one. Of several calls of one name all but the first carry a number (`extern_kernels.mm#2`);
+    `facts["call"]` is the name in the code.
+
+    Buffers are Inductor's logical ones: two that share an allocation are two, and a view is the buffer that it views.
+    Names of later units begin with "graph-1/", but for what they take from earlier ones: a capture knows it by the
+    memory that this was in; a dump does not, and `unparsed` says so. `join_parts` says how forward and backward become
+    one graph, and which roles residuals have.
+
+    Source operations are the FX nodes before Inductor's pattern matchers. `site` is the node's name in the joint graph,
+    so that a forward operation which the partitioner computes in backward again has the same one there, and is
+    `rematerialized`.
+
+    Reasons: one for every pair of kernels of one compiled graph where the second reads what the first writes, and for
+    pairs that only read the same where Inductor spoke about them. Forward and backward are no such pair: in a training
+    step other blocks lie between them. A graph break has no kernels, but a line.
+
+    Raises ValueError where there is no compiled graph.
+    """
+    program: Program = captured if isinstance(captured, Program) else captured.program()
+    forward = [graph for graph in program.graphs if graph.part == "forward"]
+    backward = sorted((graph for graph in program.graphs if graph.part == "backward"), key=lambda graph: -graph.unit)
+    sites = {_site(node, graph.unit) for graph in forward for call in graph.calls for node in call.sources}
+    about: dict[str, Any] = {"target": target, "versions": dict(versions or {})}
+    calls: Counter[str] = Counter()
+    same = _same_memory(forward)
+    between = _same_memory(backward)
+    if between is None and same is not None:
+        between = _gradients(forward, backward, same)
+    halves = [
+        _half(graphs, taken, calls, sites, about) for graphs, taken in ((forward, same), (backward, between)) if graphs
+    ]
+    if not halves:
+        raise ValueError("no compiled graph in what was captured: call the compiled function inside the capture")
+    joined = halves[0]
+    if len(halves) == 2:
+        known = same or {}
+        passed, visible = _passed_on(forward, backward)
+        passed = {taken: known.get(given, given) for taken, given in passed.items()}
+        read_on = set(known.values())
+        visible = [name for name in visible if name not in known and name not in read_on]
+        joined = join_parts(halves[0], halves[1], passed, outputs=visible)
+    breaks = tuple(
+        Reason("", "", "graph-break", cut.text, "dynamo", line=relative(cut.line)) for cut in program.breaks
+    )
+    name = "+".join(half.name for half in halves)
+    return dataclasses.replace(joined, name=name, reasons=(*joined.reasons, *breaks))
+
+
+def _half(
+    units: list[CompiledGraph], taken: Mapping[str, str] | None, calls: Counter[str], forward_sites: set[str],
+    about: Mapping[str, Any],
+) -> FusionGraph:
+    """The graph of all units of one part. taken: inputs of units -> the buffers of others that they are; None where
+    that is not known. calls: of each name so far, which grows."""
+    kernels = []
+    for graph in units:
+        for call in graph.calls:
+            calls[call.kernel.name] += 1
+            number = calls[call.kernel.name]
+            name = call.kernel.name if number == 1 else f"{call.kernel.name}#{number}"
+            kernels.append(_kernel(call, name, graph, forward_sites))
+    same = taken or {}
+    half = FusionGraph(
+        name=units[0].part,
+        compiler="inductor",
+        kernels=tuple(_renamed(kernel, same) for kernel in kernels),
+        buffers=tuple(_joined_buffers(units, same)),
+        unparsed=(*(text for graph in units for text in graph.unparsed), *([_cut(units)] if taken is None else [])),
+        **about,
+    )
+    return dataclasses.replace(half, reasons=tuple(_reasons(units, half)))
+
+
+def _kernel(call: Call, name: str, graph: CompiledGraph, forward_sites: set[str]) -> Kernel:
+    known = call.kernel
+    facts = {"call": known.name, "config": known.config, "template": known.is_template, "extern": known.is_extern}
+
+    def accesses(buffers: Iterable[Any] | None) -> tuple[Access, ...] | None:
+        if buffers is None:
+            return None
+        # What has no memory of its own is no data: a call that only mutates what others own.
+        return tuple(Access(_name(b.name, graph), b.bytes) for b in buffers if b.name in graph.memory)
+
+    return Kernel(
+        name=name,
+        kind=known.kind,
+        part=graph.part,
+        runtime_name=call.runtime_name,
+        source_ops=tuple(_source_op(node, graph, forward_sites) for node in call.sources),
+        inputs=accesses(known.inputs),
+        outputs=accesses(known.outputs),
+        workspace_bytes=call.workspace_bytes,
+        flops=call.flops,
+        provenance=known.provenance,
+        facts={key: value for key, value in facts.items() if value},
+    )
+
+
+def _source_op(node: SourceNode, graph: CompiledGraph, forward_sites: set[str]) -> SourceOp:
+    site = _site(node, graph.unit)
+    line = relative(node.line or "")
+    return SourceOp(
+        op=node.op,
+        stage=node.stage or "",
+        line="" if line.startswith("compare/") else line,  # this harness's own frames
+        site=site,
+        backward=node.backward,
+        rematerialized=graph.part == "backward" and not node.backward and site in forward_sites,
+    )
+
+
+def _buffers(graph: CompiledGraph) -> Iterator[Buffer]:
+    inputs, outputs = set(graph.inputs), set(graph.outputs)
+    sides = [side or () for call in graph.calls for side in (call.kernel.inputs, call.kernel.outputs)]
+    used = {access.name for side in sides for access in side}
+
+    def role(name: str) -> Role:
+        if graph.memory[name].constant:
+            return "constant"
+        return "input" if name in inputs else "output" if name in outputs else "intermediate"
+
+    for name, memory in graph.memory.items():
+        if name in used or name in inputs or name in outputs:
+            yield Buffer(_name(name, graph), memory.shape, memory.dtype, memory.bytes, role(name))
+
+
+def _same_memory(units: Iterable[CompiledGraph]) -> dict[str, str] | None:
+    """Inputs of later units -> the buffers of earlier ones in whose memory they were when the code ran; None where
+    that was not seen of several units."""
+    units = list(units)
+    if len(units) > 1 and not all(graph.holds for graph in units):
+        return None
+    owners: dict[tuple[int, int, str], str] = {}
+    same: dict[str, str] = {}
+    for graph in units:
+        places = {
+            name: (graph.holds[name], graph.memory[name].bytes, graph.memory[name].dtype)
+            for name in (*graph.inputs, *graph.outputs) if name is not None and name in graph.holds
+        }
+        same |= {_name(name, graph): owners[places[name]] for name in graph.inputs if places.get(name) in owners}
+        for name, place in places.items():
+            owners.setdefault(place, _name(name, graph))
+    return same
+
+
+def _gradients(
+    forward: Iterable[CompiledGraph], backward: Iterable[CompiledGraph], same: Mapping[str, str]
+) -> dict[str, str] | None:
+    """Cotangents of units -> the gradients, by other units, of the results that these read, for backward's code that
+    did not run; None where it does not tell what belongs to what. same: of forward.
+
+    The gradient of what several units read is none of theirs: autograd adds them up.
+    """
+    later = {graph.unit: graph for graph in backward}
+    pairs = [(graph, later[graph.unit]) for graph in forward if graph.unit in later]
+    given: dict[str, list[tuple[CompiledGraph, str | None]]] = {}
+    for graph, reader in pairs:
+        if len(graph.inputs) != len(reader.outputs):  # backward returns the gradient of each input
+            return None
+        for name, gradient in zip(graph.inputs, reader.outputs, strict=True):
+            if (owner := same.get(_name(name, graph))) is not None:
+                given.setdefault(owner, []).append((reader, gradient))
+    found: dict[str, str] = {}
+    for graph, reader in pairs:
+        cotangents = [name for name in reader.inputs if name.startswith("tangents_")]
+        results = [name for name in _visible(graph, reader) if name not in graph.inputs]
+        if len(results) != len(cotangents):  # some have no gradient
+            return None
+        for result, cotangent in zip(results, cotangents, strict=True):
+            match given.get(_name(result, graph)):
+                case [(giver, str(gradient))] if _same_data(reader, cotangent, giver, gradient):
+                    found[_name(cotangent, reader)] = _name(gradient, giver)
+    return found
+
+
+def _cut(units: list[CompiledGraph]) -> str:
+    return (
+        f"{units[0].part} is compiled in {len(units)} graphs, and what they pass to each other is not known: "
+        "it counts as their inputs and outputs, and their efficiency is too high"
+    )
+
+
+def _renamed(kernel: Kernel, same: Mapping[str, str]) -> Kernel:
+    def renamed(accesses: tuple[Access, ...] | None) -> tuple[Access, ...] | None:
+        if accesses is None:
+            return None
+        return tuple(dataclasses.replace(access, buffer=same.get(access.buffer, access.buffer)) for access in accesses)
+
+    return dataclasses.replace(kernel, inputs=renamed(kernel.inputs), outputs=renamed(kernel.outputs))
+
+
+def _joined_buffers(units: Iterable[CompiledGraph], same: Mapping[str, str]) -> Iterator[Buffer]:
+    """What one unit returns and another reads passes between the two: whether the caller sees it too is not known."""
+    read_on = set(same.values())
+    for buffer in (buffer for graph in units for buffer in _buffers(graph)):
+        if buffer.name in same:
+            continue
+        passes = buffer.role == "output" and buffer.name in read_on
+        yield dataclasses.replace(buffer, role="intermediate") if passes else buffer
+
+
+def _name(buffer: str, graph: CompiledGraph) -> str:
+    return f"graph-{graph.unit}/{buffer}" if graph.unit else buffer
+
+
+def _site(node: SourceNode, unit: int) -> str:
+    return f"graph-{unit}/{node.name}" if unit else node.name
+
+
+# How forward and backward hang together
+
+# AOTAutograd's names for what backward takes beside the residuals: cotangents, and states of random numbers.
+_NO_RESIDUAL = re.compile(r"tangents_|(fwd|bwd)_(seed|base_offset|rng_state)")
+
+
+def _passed_on(
+    forward: Iterable[CompiledGraph], backward: Iterable[CompiledGraph]
+) -> tuple[dict[str, str], list[str]]:
+    """Backward's residuals -> forward's buffers, and forward's results that the caller sees.
+
+    Forward returns its results first and then the residuals, in the order in which backward takes them; what does not
+    agree in bytes and dtype is not joined.
+    """
+    passed: dict[str, str] = {}
+    visible: list[str] = []
+    later = {graph.unit: graph for graph in backward}
+    for graph in forward:
+        reader = later.get(graph.unit)
+        seen = _visible(graph, reader)
+        visible += [_name(name, graph) for name in seen]
+        wanted = _residuals(reader)
+        kept = [name for name in graph.outputs if name is not None][len(seen) :]
+        if reader is not None and len(kept) == len(wanted):
+            for taken, given in zip(wanted, kept, strict=True):
+                if _same_data(reader, taken, graph, given):
+                    passed[_name(taken, reader)] = _name(given, graph)
+    return passed, visible
+
+
+def _residuals(reader: CompiledGraph | None) -> list[str]:
+    return [name for name in reader.inputs if not _NO_RESIDUAL.match(name)] if reader is not None else []
+
+
+def _visible(graph: CompiledGraph, reader: CompiledGraph | None) -> list[str]:
+    """Forward's results that are not for its backward graph alone."""
+    results = [name for name in graph.outputs if name is not None]
+    return results[: max(len(results) - len(_residuals(reader)), 0)]
+
+
+def _same_data(reader: CompiledGraph, taken: str, writer: CompiledGraph, given: str) -> bool:
+    first, second = reader.memory[taken], writer.memory[given]
+    return (first.bytes, first.dtype) == (second.bytes, second.dtype)
+
+
+# Why not
+
+
+def _reasons(units: Iterable[CompiledGraph], half: FusionGraph) -> Iterator[Reason]:
+    kernels = half.kernels or ()
+    spoken: dict[tuple[int, int], str] = {}
+    first = 0
+    unit_of: list[int] = []
+    for graph in units:
+        unit_of += [graph.unit] * len(graph.calls)
+        spoken |= {(first + one, first + other): text for (one, other), text in _spoken(graph).items()}
+        first += len(graph.calls)
+    for edge in edges(half):
+        text = spoken.pop((edge.producer, edge.consumer), None)
+        producer, consumer = kernels[edge.producer], kernels[edge.consumer]
+        saved = bytes_saved(half, edge)
+        if unit_of[edge.producer] != unit_of[edge.consumer]:
+            text = "a graph break lies between the two"
+            yield Reason(producer.name, consumer.name, "graph-break", text, "inferred", saved)
+        elif text is not None:
+            yield _said(text, producer, consumer, saved)
+        else:
+            silent = Reason(producer.name, consumer.name, "other", "Inductor gave no reason", "inferred", saved)
+            yield barrier(half, edge) or silent
+    for (one, other), text in sorted(spoken.items()):
+        shared = _shared_reads(kernels[one], kernels[other])
+        if shared != 0:
+            yield _said(text, kernels[one], kernels[other], shared)
+
+
+def _spoken(graph: CompiledGraph) -> dict[tuple[int, int], str]:
+    """Launch indices of two kernels -> why they are two: what was said of the most of their operations, and last."""
+    home = {operation: index for index, call in enumerate(graph.calls) for operation in call.operations}
+    found: dict[tuple[int, int], tuple[int, str]] = {}
+    for refusal in graph.refusals:
+        first = {home.get(operation) for operation in refusal.first}
+        second = {home.get(operation) for operation in refusal.second}
+        if len(first) != 1 or len(second) != 1 or first == second:
+            continue
+        one, other = first.pop(), second.pop()
+        if one is None or other is None:
+            continue
+        if one > other and refusal.text.endswith("must go before node2"):
+            continue  # asked the wrong way round; what counts is the answer to the other question
+        size = len(refusal.first) + len(refusal.second)
+        pair = (min(one, other), max(one, other))
+        if pair not in found or size >= found[pair][0]:
+            found[pair] = (size, refusal.text)
+    return {pair: text for pair, (_, text) in found.items()}
+
+
+def _said(text: str, producer: Kernel, consumer: Kernel, saved: int | None) -> Reason:
+    code = code_of(text)
+    if code == "library" and "gemm" in (producer.kind, consumer.kind):
+        code = "gemm"
+    if code == "no-shared-data" and saved:
+        code = "layout"  # Inductor counts as shared what both read by the same index expression
+    return Reason(producer.name, consumer.name, code, text, "inductor", saved)
+
+
+def code_of(text: str) -> str:
+    """The key of `REASONS` for a message of Inductor's scheduler; "other" for one that is not known."""
+    return next((code for phrase, code in PHRASES if re.search(phrase, text)), "other")
+
+
+def _shared_reads(first: Kernel, second: Kernel) -> int | None:
+    """Bytes of what both read, the lesser reading of each buffer; None where one is not known."""
+    one, other = ({access.buffer: access.bytes for access in kernel.inputs or ()} for kernel in (first, second))
+    total = 0
+    for name in one.keys() & other.keys():
+        sizes = (one[name], other[name])
+        if sizes[0] is None or sizes[1] is None:
+            return None
+        total += min(sizes[0], sizes[1])
+    return total

@@ -1,0 +1,211 @@
+"""The fusion graph of a hand-written implementation: its Triton and CUDA launches, and PyTorch's operations among them.
+
+Every launch is a kernel; what it computes is declared next to it in the source, and what it reads and writes is found
+in its compiled code (triton_side.calls.effects). An ATen operation among the launches is a library kernel, whose name
+only a device tells (compare.graph.join.kernel_records).
+
+Bytes are those that the launch cannot do without: each tensor that its code reads or writes counts whole and once, by
+its own elements where it is a view, of a table what is looked up. What a kernel reads again (tiles of a product, a row
+walked twice) is left to the cache. A causal attention kernel counts all of k and v.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from ...base.archive import relative
+from ..model import Access, Buffer, FusionGraph, Kernel, Part, Role, SourceOp
+
+if TYPE_CHECKING:
+    from triton_side.calls.dispatch import Operation, Recorded
+    from triton_side.calls.launches import Launch, TensorArgument
+
+DTYPES = {
+    "bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64", "int8": "s8", "int16": "s16",
+    "int32": "s32", "int64": "s64", "uint8": "u8", "uint16": "u16", "uint32": "u32", "uint64": "u64", "bool": "pred",
+    "complex64": "c64", "complex128": "c128", "float8_e4m3fn": "f8e4m3fn", "float8_e5m2": "f8e5m2",
+    "float8_e4m3fnuz": "f8e4m3fnuz", "float8_e5m2fnuz": "f8e5m2fnuz", "float8_e8m0fnu": "f8e8m0fnu",
+}
+
+
+def from_launches(
+    recorded: Recorded, *, name: str, compiler: str, target: str = "", versions: Mapping[str, str] | None = None
+) -> FusionGraph:
+    """The graph of what triton_side.calls.dispatch.record_call recorded. compiler: "triton" or "cuda"."""
+    buffers = Buffers(recorded)
+    kernels: list[Kernel] = []
+    sites = Sites()
+    for part, events in recorded.parts.items():
+        for event in events:
+            kernels.append(
+                _of_operation(event, cast(Part, part), buffers, sites) if is_operation(event)
+                else _of_launch(event, cast(Part, part), buffers, sites)
+            )
+    return FusionGraph(
+        name, compiler, tuple(kernels), buffers.all(), versions=dict(versions or {}), target=target
+    )
+
+
+def is_operation(event: Launch | Operation) -> bool:
+    """Whether the event is an ATen operation rather than a launch."""
+    return hasattr(event, "op")
+
+
+class Buffers:
+    """Names and roles of the memory that a recorded call uses. Memory is one buffer, whatever views are taken of it."""
+
+    def __init__(self, recorded: Recorded) -> None:
+        self._tensors: dict[int, TensorArgument] = {}  # storage -> its largest view
+        self._names: dict[int, str] = {}
+        self._taken: set[str] = set()
+        self._outputs = {tensor.storage for tensor in recorded.outputs.values()}
+        self._inputs = {tensor.storage for tensor in recorded.inputs.values()}
+        self._saved = _saved(recorded)
+        for tensors in (recorded.inputs, recorded.outputs):
+            for name, tensor in tensors.items():
+                self.name(tensor, name)
+
+    def name(self, tensor: TensorArgument, hint: str) -> str:
+        """The tensor's buffer; one that is new is called `hint`, numbered where that name is taken."""
+        storage = tensor.storage
+        if storage not in self._names:
+            base = name = hint or "buffer"
+            number = 0
+            while name in self._taken:
+                number += 1
+                name = f"{base}_{number}"
+            self._taken.add(name)
+            self._names[storage] = name
+        if storage not in self._tensors or tensor.bytes > self._tensors[storage].bytes:
+            self._tensors[storage] = tensor
+        return self._names[storage]
+
+    def accesses(self, tensors: Iterable[TensorArgument], hint: str = "") -> tuple[Access, ...]:
+        """Each buffer once, with all views that are taken of it."""
+        found: dict[str, list[TensorArgument]] = {}
+        for tensor in tensors:
+            found.setdefault(self.name(tensor, tensor.name or hint), []).append(tensor)
+        return tuple(Access(buffer, _bytes_of_views(views)) for buffer, views in found.items())
+
+    def all(self) -> tuple[Buffer, ...]:
+        return tuple(
+            Buffer(name, tensor.shape, DTYPES.get(tensor.dtype, tensor.dtype), tensor.bytes, self._role(storage))
+            for storage, name in self._names.items()
+            for tensor in [self._tensors[storage]]
+        )
+
+    def _role(self, storage: int) -> Role:
+        if storage in self._outputs:
+            return "output"
+        if storage in self._inputs:
+            return "input"
+        return "saved" if storage in self._saved else "intermediate"
+
+
+def _bytes_of_views(views: list[TensorArgument]) -> int:
+    """Of several views of one memory together: each counts once, in whatever order of its axes, but no byte twice that
+    lies between the first and the last of them."""
+    once: dict[tuple[Any, ...], int] = {}
+    begins, ends = [], []
+    for view in views:
+        axes = [(stride, size) for stride, size in zip(view.strides, view.shape, strict=True) if size != 1]
+        key = (view.offset, *sorted(axes))
+        once[key] = max(once.get(key, 0), view.bytes_used)
+        begins.append(view.offset * view.itemsize)
+        ends.append((view.offset + 1 + sum((size - 1) * stride for stride, size in axes)) * view.itemsize)
+    return max(max(once.values()), min(max(ends) - min(begins), sum(once.values())))
+
+
+def _saved(recorded: Recorded) -> set[int]:
+    """What the forward part wrote or was given and the backward part reads; the outputs' own gradients are not."""
+    forward, backward = (recorded.parts.get(part, ()) for part in ("forward", "backward"))
+    known = {tensor.storage for event in forward for tensor in (*event.reads, *event.writes)}
+    known -= {tensor.storage for name, tensor in recorded.inputs.items() if _is_cotangent(name, recorded)}
+    written: set[int] = set()
+    saved: set[int] = set()
+    for event in backward:
+        saved |= {tensor.storage for tensor in event.reads} & known - written
+        written |= {tensor.storage for tensor in event.writes}
+    return saved
+
+
+def _is_cotangent(name: str, recorded: Recorded) -> bool:
+    return name.startswith("d") and name[1:] in recorded.outputs
+
+
+class Sites:
+    """What tells operations apart: sites that a declaration or a line gives, numbered where one kernel repeats it."""
+
+    def __init__(self) -> None:
+        self._seen: Counter[tuple[str, str]] = Counter()
+
+    def of(self, kernel: str, site: str) -> str:
+        """The site as `kernel` has it the next time."""
+        self._seen[kernel, site] += 1
+        repeat = self._seen[kernel, site] - 1
+        return f"{site}#{repeat}" if repeat else site
+
+    def repeated(self, kernel: str, site: str) -> str:
+        """The site of what computes this again: "" where it is not the only one."""
+        return site if self._seen[kernel, site] == 1 else ""
+
+
+def _of_launch(launch: Any, part: Part, buffers: Buffers, sites: Sites) -> Kernel:
+    line = relative(f"{launch.source}:{launch.line}")
+    resources = launch.resources
+    outputs = buffers.accesses(launch.writes)
+    return Kernel(
+        name=launch.label,
+        kind="custom",
+        part=part,
+        runtime_name=launch.name,
+        source_ops=tuple(
+            SourceOp(
+                computed.op, computed.stage, line, sites.of(f"{part} {launch.label}", computed.site),
+                computed.backward, computed.rematerialized,
+            )
+            for computed in launch.operations
+        ),
+        inputs=buffers.accesses(launch.reads),
+        outputs=outputs,
+        flops=launch.flops,
+        provenance="compiled",
+        facts={
+            "language": launch.kind, "grid": list(launch.grid), "block": list(launch.block),
+            "num_warps": launch.num_warps, "registers": resources.registers, "spills_bytes": resources.spill_bytes,
+            "shared_bytes": resources.shared_bytes,
+        },
+    )
+
+
+def _of_operation(operation: Any, part: Part, buffers: Buffers, sites: Sites) -> Kernel:
+    hint = short(operation.op)
+    return Kernel(
+        name=operation.op,
+        kind=operation.kind,
+        part=part,
+        source_ops=(source_op(operation, part, sites),),
+        inputs=buffers.accesses(operation.reads, hint),
+        outputs=buffers.accesses(operation.writes, hint),
+        flops=operation.flops,
+    )
+
+
+def source_op(operation: Operation, part: Part, sites: Sites) -> SourceOp:
+    """An ATen operation as the graph has it; its site is its line, and which one of its kind there."""
+    line = relative(operation.line) if operation.line else ""
+    if not line:
+        site = ""
+    elif operation.rematerialized:  # which of several layers it repeats, the line cannot tell
+        site = sites.repeated("", f"forward:{line}:{operation.op}")
+    else:
+        site = sites.of("", f"{part}:{line}:{operation.op}")
+    op = "aten." + short(operation.op) if operation.op.startswith("aten.") else operation.op
+    return SourceOp(op, operation.stage, line, site, operation.backward, operation.rematerialized)
+
+
+def short(op: str) -> str:
+    """ "aten.mul.Tensor" -> "mul"."""
+    return op.split(".")[1] if "." in op else op

@@ -1,0 +1,130 @@
+"""XLA's verdicts on missed fusions as a fusion graph's reasons: one for each edge."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from xlafuse.reasons.edges import Verdict
+
+from ..model import FusionGraph, Kernel, Reason
+from .barriers import Edge, barrier, barrier_code, bytes_saved, edges
+
+# XLA's phrases, of priority_fusion.cc, multi_output_fusion.cc, gpu_fusible.cc, instruction_fusion.cc and
+# fusion_merger.cc; first match counts. "Not fusible" by itself tells nothing and is resolved by who it was said of.
+PHRASES: tuple[tuple[str, str], ...] = (
+    (r"us_fused: |Negative benefit|will execute slower if fused", "unprofitable"),
+    (r"would create a loop fusion", "reduction"),
+    (r"both the producer and the consumer contain a reduce", "reduction"),
+    (r"Reductions from/to continuous dims epilogue not fusible", "reduction"),
+    (r"different loop shapes|tiled (?:reductions|transposes) with different shapes", "shape"),
+    (r"transpose and a reduction|nested transpose|become untiled|physically transposing", "layout"),
+    (r"slices are non-overlapping", "no-shared-data"),
+    (r"introduce a cycle|creates? a cycle| are connected$", "order"),
+    (r"[Ii]n-?place|multiple DUSs", "order"),
+    (r"too large IR|overly large code duplication|shared memory usage|unnested reductions", "resources"),
+    (r"larger than allowed budget|[Nn]umber of operands|too many", "resources"),
+    (r"only works for single user|duplicat|expensive|output of the root instruction|multiple users", "recompute"),
+    (r"can ?not be tiled|Triton|triton|tiling|TiledRunTimeData|[Uu]nsupported|not supported", "unsupported"),
+    (r"loop-fusible|multi-output fusion|single bitcast|not fusing constant|scatter", "unsupported"),
+)
+_NOT_FUSIBLE = re.compile(
+    r"the (?:producer|consumer) is not fusible|only bitcast users|not eligible as multi-output fusion root|not fusible$"
+)
+_BARRIERS = {"gemm": "gemm", "library": "library", "output": "recompute", "order": "order"}
+
+
+def reasons(graph: FusionGraph, raw: Iterable[Verdict]) -> tuple[Reason, ...]:
+    """One reason for each edge of an XLA graph, in launch order, then what XLA said and no edge could be found for.
+
+    raw: what `xlafuse.reasons.edges.read` found for the graph's module (or those of its parts, one after the other;
+    kernels that two parts have in common are told apart by the prefix that `parts.join_parts` gives them, so give each
+    part's verdicts to its own graph before joining). Empty where no fusion log was kept.
+
+    Words in square brackets in a reason's text are ours: of whom XLA said it. Where XLA is silent the origin is
+    "inferred". fused_us, unfused_us: XLA's estimate for the producer and all its consumers.
+    """
+    spoken: dict[tuple[str, str], list[Verdict]] = {}
+    for verdict in raw:
+        spoken.setdefault((verdict.producer, verdict.consumer), []).append(verdict)
+    kernels = graph.kernels or ()
+    found = []
+    for edge in edges(graph):
+        producer, consumer = kernels[edge.producer], kernels[edge.consumer]
+        names = _instruction(producer), _instruction(consumer)
+        words = spoken.get(names) or spoken.get((names[0], ""))
+        found.append(_said(graph, edge, words) if words else _silent(graph, edge, bool(spoken)))
+    lost = [verdict for verdict in spoken.get(("", ""), ()) if verdict.log_producer]
+    found += [Reason("", "", _code(each, None, None), _text(each), f"xla {each.fusion_pass}") for each in lost]
+    return tuple(found)
+
+
+def _instruction(kernel: Kernel) -> str:
+    """The HLO instruction's name: a computation that runs at several places has kernels "fusion.1", "fusion.1~2"."""
+    return kernel.name.split("~")[0]
+
+
+def _said(graph: FusionGraph, edge: Edge, words: list[Verdict]) -> Reason:
+    kernels = graph.kernels or ()
+    producer, consumer = kernels[edge.producer], kernels[edge.consumer]
+    first, *rest = sorted(dict.fromkeys(words), key=_vagueness)
+    also = [each for each in rest if each.fusion_pass != first.fusion_pass][:1]
+    texts = [_text(first, consumer), *(f"{each.fusion_pass}: {_text(each, consumer)}" for each in also)]
+    return Reason(
+        producer.name,
+        consumer.name,
+        _code(first, producer, consumer),
+        "; ".join(texts),
+        f"xla {first.fusion_pass}",
+        bytes_saved(graph, edge),
+        first.fused_us,
+        first.unfused_us,
+    )
+
+
+def _vagueness(verdict: Verdict) -> int:
+    """What is said of the pair itself comes before what is said of one side, or of a third."""
+    general = bool(_NOT_FUSIBLE.search(verdict.text))
+    if verdict.refusing:
+        return 2
+    return 3 if general and verdict.fusion_pass == "multi_output_fusion" else 0 if not general else 1
+
+
+_WHO = {"gemm": "the matrix product ", "library": "the library call ", "output": "the output, "}
+
+
+def _text(verdict: Verdict, consumer: Kernel | None = None) -> str:
+    replaced = consumer is not None and not verdict.log_consumer and barrier_code(consumer) == verdict.barrier
+    if not verdict.refusing or replaced:  # a library call in place of XLA's own product is the same consumer
+        return verdict.text
+    return f"{verdict.text} [said of {_WHO.get(verdict.barrier, '')}{verdict.refusing}]"
+
+
+def _code(verdict: Verdict, producer: Kernel | None, consumer: Kernel | None) -> str:
+    if not _NOT_FUSIBLE.search(verdict.text):
+        return code_of(verdict.text)
+    for kernel in (producer, consumer):
+        if kernel is not None and (code := barrier_code(kernel)) is not None:
+            return code
+    if verdict.refusing and verdict.log_consumer:
+        return "recompute"  # this consumer could have it, but the producer has to run for the other one all the same
+    if not verdict.consumer:
+        return "unsupported"  # the two are in different computations, as a loop and what precedes it
+    return _BARRIERS.get(verdict.barrier, "unsupported")
+
+
+def code_of(text: str) -> str:
+    """The key of `REASONS` for a phrase of XLA's; "other" for one that is not known."""
+    return next((code for phrase, code in PHRASES if re.search(phrase, text)), "other")
+
+
+def _silent(graph: FusionGraph, edge: Edge, has_log: bool) -> Reason:
+    if (inferred := barrier(graph, edge)) is not None:
+        return inferred
+    kernels = graph.kernels or ()
+    producer, consumer = kernels[edge.producer], kernels[edge.consumer]
+    code, text = "other", "XLA's fusion log does not speak of the two" if has_log else "no fusion log of XLA's at hand"
+    copies = [kernel.name for kernel in (producer, consumer) if kernel.facts.get("opcode") == "copy"]
+    if has_log and copies:
+        code, text = "order", f"{copies[0]} was put in after the fusion passes, to keep what is overwritten later"
+    return Reason(producer.name, consumer.name, code, text, "inferred", bytes_saved(graph, edge))

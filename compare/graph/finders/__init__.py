@@ -1,1 +1,0 @@
-"""What `compare.graph.findings` looks for, a kind of finding a file."""

@@ -1,0 +1,68 @@
+"""Kernels that only move data."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+
+from .. import formats
+from ..model import Buffer
+from ..operations import is_product, tokens
+from .finding import Finding
+from .phrases import count, series
+from .view import View
+
+
+def copies(view: View) -> Iterator[Finding]:
+    """Copy kernels, those of the same words together."""
+    groups: dict[str, list[int]] = defaultdict(list)
+    for index, kernel in enumerate(view.kernels):
+        if kernel.kind == "copy":
+            groups[_copying(view, index)].append(index)
+    for words, indices in groups.items():
+        size = view.moved(indices)
+        if view.worth(size):
+            who = "a copy kernel that moves" if len(indices) == 1 else f"{count(len(indices))} copy kernels that move"
+            text = f"{view.name} {words}: {who} {formats.size(size)}."
+            yield Finding("copy", text, (view.key,), size, view.time(indices), {view.key: tuple(indices)})
+
+
+def _copying(view: View, index: int) -> str:
+    read, written = view.buffers(index, "inputs"), view.buffers(index, "outputs")
+    users = sorted({user for buffer in written for user in view.graph.consumers.get(buffer.name, ())})
+    products = [user for user in users if is_product(view.kernels[user])]
+    operands = [buffer for buffer in read if buffer.role != "constant"]
+    arrays = Counter(view.array(buffer) for buffer in operands)
+    what = series(
+        array if times == 1 else array.replace("the result", f"{count(times)} results")
+        for array, times in arrays.items()
+    )
+    if not operands:
+        verb = "fills an array"
+    elif len(operands) == 2 and "gather" in tokens(view.kernels[index]):
+        indices, table = sorted(operands, key=lambda buffer: buffer.dtype[0] not in "su")
+        verb = f"looks up {view.array(indices)} in {view.array(table)}"
+    elif len(operands) > 1:
+        verb = f"joins {what} into one {'operand' if products else 'array'}"
+    else:
+        verb = f"{_moving(view, index, operands[0], written)} {what}"
+    if products:
+        return f"{verb} for the product in {view.place(products)}"
+    if users:
+        return f"{verb} for {view.place(users)}"
+    roles = {buffer.role for buffer in written}
+    purpose = {"output": " for an output", "saved": " for backward, which never reads it"}
+    return verb + next((words for role, words in purpose.items() if role in roles), "")
+
+
+def _moving(view: View, index: int, read: Buffer, written: Sequence[Buffer]) -> str:
+    """What becomes of one array in a kernel that computes nothing."""
+    elements = sum(math.prod(buffer.shape) for buffer in written)
+    names = tokens(view.kernels[index])
+    if "pad" in names or (elements > math.prod(read.shape) and len(view.kernels[index].inputs or ()) > 1):
+        return "pads"
+    if elements >= 2 * math.prod(read.shape):
+        return "broadcasts"
+    converts = elements == math.prod(read.shape) and any(buffer.dtype != read.dtype for buffer in written)
+    return "converts" if converts else "copies"

@@ -1,0 +1,41 @@
+"""The fusion not made that would save most."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from .. import formats
+from ..model import REASONS, Reason
+from .finding import Finding
+from .view import View
+
+
+def missed(view: View) -> Iterator[Finding]:
+    named: dict[str, list[int]] = defaultdict(list)
+    for index, kernel in enumerate(view.kernels):
+        named[kernel.name].append(index)
+    priced = [r for r in view.graph.reasons if r.bytes_saved and r.producer in named and r.consumer in named]
+    if not priced:
+        return
+    best = max(priced, key=lambda reason: reason.bytes_saved or 0)
+    size = best.bytes_saved or 0
+    if not view.worth(size):
+        return
+    ends = [view.work(named[name]) for name in (best.producer, best.consumer)]
+    text = (
+        f"The largest fusion that {view.name} did not make is {ends[0]} with {ends[1]}, which would save at most "
+        f"{formats.size(size)}: {_because(view, best)}."
+    )
+    kernels = {view.key: (*named[best.producer], *named[best.consumer])}
+    read = {buffer.name for index in named[best.consumer] for buffer in view.buffers(index, "inputs")}
+    passed = [b for index in named[best.producer] for b in view.buffers(index, "outputs") if b.name in read]
+    about = frozenset((view.key, buffer.name) for buffer in passed)
+    yield Finding("missed", text, (view.key,), size, None, kernels, about)
+
+
+def _because(view: View, reason: Reason) -> str:
+    if view.key == "xla-unfused":
+        return "its fusion passes are off"
+    words = reason.text if reason.code == "other" else REASONS[reason.code]
+    return words.rstrip(".") or "for no reason that is known"

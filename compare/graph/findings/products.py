@@ -1,0 +1,108 @@
+"""Elementwise work inside the kernels of products."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from .. import formats
+from ..model import Part
+from ..operations import ANCHORS, MOVEMENT, REDUCTIONS, is_product, tokens
+from .finding import Finding
+from .phrases import count, named, series
+from .view import View
+
+
+@dataclass(frozen=True)
+class _Extra:
+    """Elementwise work in a product's kernel. bytes: traffic that a kernel of its own would add."""
+
+    view: View
+    index: int
+    stages: tuple[str, ...]
+    bytes: int
+
+
+def inside_products(views: Sequence[View]) -> Iterator[Finding]:
+    groups: dict[tuple[Part, str, str, tuple[str, ...]], list[_Extra]] = defaultdict(list)
+    for view in views:
+        for index in range(len(view.kernels)):
+            for of, spared, ops, extra in _around_product(view, index):
+                groups[view.kernels[index].part, of, spared, ops].append(extra)
+    for (part, of, spared, ops), held in groups.items():
+        sizes: Counter[str] = Counter()
+        for extra in held:
+            sizes[extra.view.key] += extra.bytes
+        owners = [view for view in views if view.worth(sizes[view.key])]
+        if not owners:
+            continue
+        stages = dict.fromkeys(stage for extra in held for stage in extra.stages)
+        size = max(sizes[view.key] for view in owners)
+        kernels = {view.key: tuple(extra.index for extra in held if extra.view is view) for view in owners}
+        many = max(map(len, kernels.values()))
+        elsewhere = [view for view in views if view not in owners and _apart(view, part, set(stages))]
+        others = series([view.name for view in elsewhere])
+        text = (
+            f"{series([view.name for view in owners])} {'computes' if len(owners) == 1 else 'compute'} "
+            f"{named(series(stages), ops)} inside the product of {of}"
+            f"{f', in {count(many)} kernels' if many > 1 else ''}, which spares {spared}, "
+            f"{formats.size(size)}{'; not so ' + others if others else ''}."
+        )
+        about = frozenset(pair for view in elsewhere for pair in _spared(view, part, set(stages)))
+        yield Finding("inside a product", text, tuple(kernels), size, None, kernels, about)
+
+
+def _around_product(view: View, index: int) -> Iterator[tuple[str, str, tuple[str, ...], _Extra]]:
+    """What a product's kernel does before the product and after it: (the product's stage, what that spares, operations,
+    what they are)."""
+    kernel = view.kernels[index]
+    names = tokens(kernel)
+    anchors = [position for position, name in enumerate(names) if name in ANCHORS]
+    if not is_product(kernel) or not anchors:
+        return
+    products = [kernel.source_ops[position] for position in anchors]
+    of = series([view.stage(op) or formats.place(op.line) for op in products]) or formats.name(kernel.name)
+    launches = kernel.launches or 1
+    for before, span in ((True, range(anchors[0])), (False, range(anchors[-1] + 1, len(names)))):
+        extra = [position for position in span if names[position] not in MOVEMENT | REDUCTIONS]
+        if extra:
+            stages = [view.stage(kernel.source_ops[position]) for position in extra]
+            apart = tuple(stage for stage in dict.fromkeys(stages) if stage and stage not in of)
+            written = sorted((buffer.bytes for buffer in view.buffers(index, "outputs")), reverse=True)
+            many = len(anchors) if not _between_anchors(names, anchors) else 1
+            results = "its result" if many == 1 else f"its {count(many)} results"
+            again = "it" if many == 1 else "them"
+            if before:
+                spared, size = "writing its operand and reading it again", 2 * _operand(view, index)
+            elif len(written) == 1:
+                spared, size = f"writing {results} and reading {again} again", 2 * written[0] * many
+            else:  # the results themselves are written too, for backward
+                spared, size = f"reading {results} again", sum(written[:many])
+            ops = tuple(dict.fromkeys(names[position] for position in extra))
+            yield of, spared, ops, _Extra(view, index, apart, size * launches)
+
+
+def _between_anchors(names: Sequence[str], anchors: Sequence[int]) -> bool:
+    """Whether work lies between a kernel's products: what the first makes is then not left for the epilogue."""
+    return any(name not in MOVEMENT | ANCHORS for name in names[anchors[0] : anchors[-1]])
+
+
+def _operand(view: View, index: int) -> int:
+    """Bytes of the smallest matrix that the kernel reads: no more than that is what a prologue makes an operand of."""
+    read = view.buffers(index, "inputs")
+    matrices = [buffer.bytes for buffer in read if len(buffer.shape) > 1] or [buffer.bytes for buffer in read]
+    return min(matrices, default=0)
+
+
+def _apart(view: View, part: Part, stages: set[str]) -> bool:
+    return any(not is_product(view.kernels[i]) for stage in stages for i in view.holders.get((part, stage), ()))
+
+
+def _spared(view: View, part: Part, stages: set[str]) -> Iterator[tuple[str, str]]:
+    """Results of products that kernels of these stages read."""
+    users = {i for stage in stages for i in view.holders.get((part, stage), ()) if not is_product(view.kernels[i])}
+    for index in users:
+        for buffer in view.buffers(index, "inputs"):
+            if any(is_product(view.kernels[i]) for i in view.graph.producers.get(buffer.name, ())):
+                yield view.key, buffer.name

@@ -1,0 +1,138 @@
+"""What is computed more than once: by kernels that are alike, by fusion, or on purpose in backward."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from .. import formats
+from ..analyse.align import part_of
+from ..model import Part, SourceOp
+from ..operations import MOVEMENT, is_product, token
+from .finding import Finding
+from .phrases import count, how_often, named, series
+from .view import View
+
+
+def duplicates(view: View) -> Iterator[Finding]:
+    """Kernels launched again for the same values, those of the same words together."""
+    groups: dict[tuple[str, str, int], list[list[int]]] = defaultdict(list)
+    for group in _alike(view):
+        groups[view.operations(group[:1]), view.place(group), len(group)].append(group)
+    for (ops, place, times), found in groups.items():
+        extra = [index for group in found for index in group[1:]]
+        size = view.moved(extra)
+        if view.worth(size):
+            text = (
+                f"{view.name} launches {ops} in {place} {how_often(times)}: the kernels read the same arrays and write "
+                f"the same values, {formats.size(size)} more than one of them would move."
+            )
+            everything = tuple(index for group in found for index in group)
+            yield Finding("duplicate", text, (view.key,), size, view.time(extra), {view.key: everything})
+
+
+def _alike(view: View) -> list[list[int]]:
+    """Kernels that compute the same from the same: equal operations, equal inputs, outputs of equal shapes."""
+    groups: dict[object, list[int]] = defaultdict(list)
+    for index, kernel in enumerate(view.kernels):
+        if not kernel.source_ops or not kernel.inputs or not all(op.site for op in kernel.source_ops):
+            continue
+        written = sorted((buffer.shape, buffer.dtype) for buffer in view.buffers(index, "outputs"))
+        read = frozenset(access.buffer for access in kernel.inputs)
+        groups[frozenset(op.site for op in kernel.source_ops), read, tuple(written)].append(index)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+@dataclass
+class _Again:
+    """Operations that the same kernels compute."""
+
+    kernels: tuple[int, ...]
+    places: dict[str, None] = field(default_factory=dict)
+    ops: dict[str, None] = field(default_factory=dict)
+
+
+def recomputations(views: Sequence[View]) -> Iterator[Finding]:
+    for view in views:
+        parts: tuple[Part, ...] = ("forward", "backward")
+        for part in parts:
+            for again in _computed_again(view, part):
+                holders = again.kernels
+                size = _read_again(view, holders)
+                if not view.worth(size):
+                    continue
+                where = f"{count(len(holders))} {'backward ' if part == 'backward' else ''}kernels"
+                others = series([other for v in views if v is not view for other in _in_one(v, part, again.places)])
+                text = (
+                    f"{view.name} computes {named(series(again.places), again.ops)} in {where} which read "
+                    f"{formats.size(size)} more than once{'; ' + others if others else ''}."
+                )
+                yield Finding("recomputed", text, (view.key,), size, None, {view.key: holders})
+        for again in _on_purpose(view):
+            size = _read_in_forward(view, again.kernels)
+            if view.worth(size):
+                text = (
+                    f"{view.name} computes {named(series(again.places), again.ops)} again in backward, on purpose, "
+                    f"to save less, and reads {formats.size(size)} a second time."
+                )
+                yield Finding("recomputed", text, (view.key,), size, None, {view.key: again.kernels})
+
+
+def _computed_again(view: View, part: Part) -> list[_Again]:
+    alike = {index: number for number, group in enumerate(_alike(view)) for index in group}
+    several = []
+    for found in view.recomputed:
+        kernels = tuple(sorted(i for i in found.kernels if part_of(view.kernels[i], found.op) == part))
+        if len(kernels) > 1 and len({alike.get(i, -1 - i) for i in kernels}) > 1:
+            several.append((found.op, kernels))
+    return _grouped(view, several)
+
+
+def _on_purpose(view: View) -> list[_Again]:
+    """What backward computes once more because checkpointing asked for it. Where several of its kernels do, fusion
+    repeats it, not the program."""
+    holders: dict[str, dict[int, SourceOp]] = defaultdict(dict)
+    for index, kernel in enumerate(view.kernels):
+        for op in kernel.source_ops:
+            if kernel.part == "backward" and op.rematerialized:
+                holders[op.site].setdefault(index, op)
+    once = [held for held in holders.values() if len(held) == 1]
+    return _grouped(view, [(op, (index,)) for held in once for index, op in held.items()])
+
+
+def _read_in_forward(view: View, indices: Iterable[int]) -> int:
+    """Bytes that these kernels read of what forward's have read already."""
+    read = {a.buffer for kernel in view.kernels if kernel.part == "forward" for a in kernel.inputs or ()}
+    accesses = [(view.kernels[i].launches or 1, a) for i in indices for a in view.kernels[i].inputs or ()]
+    return sum((access.bytes or 0) * launches for launches, access in accesses if access.buffer in read)
+
+
+def _grouped(view: View, several: Iterable[tuple[SourceOp, tuple[int, ...]]]) -> list[_Again]:
+    """By the kernels that compute them; what only moves data is left out."""
+    groups: dict[tuple[int, ...], _Again] = {}
+    for op, kernels in several:
+        if token(op.op) not in MOVEMENT:
+            again = groups.setdefault(kernels, _Again(kernels))
+            again.places[view.stage(op) or formats.place(op.line)] = None
+            again.ops[token(op.op)] = None
+    return list(groups.values())
+
+
+def _in_one(view: View, part: Part, places: Iterable[str]) -> Iterator[str]:
+    """What to say of a graph where a single kernel does what several do elsewhere."""
+    wanted = {(part, place) for place in places}
+    holders = {i for stage in wanted for i in view.holders.get(stage, ()) if not is_product(view.kernels[i])}
+    if len(holders) == 1 and wanted <= view.stages[min(holders)]:
+        written = len(view.kernels[min(holders)].outputs or ())
+        yield f"{view.name} does so in one kernel" + (f" with {count(written)} outputs" if written > 1 else "")
+
+
+def _read_again(view: View, indices: Sequence[int]) -> int:
+    """Bytes that these kernels read of buffers that one of them has read already."""
+    sizes: dict[str, list[int]] = defaultdict(list)
+    for index in indices:
+        kernel = view.kernels[index]
+        for access in kernel.inputs or ():
+            sizes[access.buffer].append((access.bytes or 0) * (kernel.launches or 1))
+    return sum(sum(reads) - max(reads) for reads in sizes.values())

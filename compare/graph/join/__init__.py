@@ -1,0 +1,1 @@
+"""A graph's kernels joined with the kernels that a GPU ran."""

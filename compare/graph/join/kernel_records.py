@@ -1,0 +1,355 @@
+"""Joins what a GPU ran in one call with the kernels of its graph, each record to exactly one kernel.
+
+    graph, leftover = join(graph, {"forward": records})
+
+Records are kernels, copies and memsets in the order in which they ran (compare.measure.clock.DeviceRecord). A kernel
+that the compiler wrote is known by name; a library call runs whatever the library chose: one main kernel, with memsets,
+copies and helpers around it. Both come in launch order, so that the join is the cheapest monotone alignment of the two
+sequences. A record that no kernel accounts for is left over, and so is one that only a guess could place. Of eager
+PyTorch's operations a device has told which kernels each launches, side by side.
+
+XLA runs one compiled kernel for all fusions of a module that compute the same, under the first one's name. Such a
+record is joined by its place, if both kernels are of one kind and move as many bytes. CUPTI also reports one in a
+hundred of XLA's kernels under the name of a kernel of a module that the process compiled before: 8 of 791 on an H200
+(jax 0.11.2, cupti-python 13.0.1), where XLA's list of thunks has the name expected in every one. These too are joined
+by their place. The kernel's `facts["ran_as"]` has the name in both cases.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple, Protocol
+
+from ..model import FusionGraph, Kernel
+from .sequence_alignment import Fit, Slot, place
+
+MEMSET, MEMCPY = "[memset]", "[memcpy]"
+
+# What a library launches before and after the kernel that does the work.
+BEFORE = re.compile(r"\[mem(set|cpy)\]|dot_do_o|prepare_varlen|bwd_preprocess|prepare_grouped_gemm", re.I)
+AFTER = re.compile(
+    r"splitK_?reduce|execute_split_k|convert_d[qk]|matmul_dq|fmha_(reduce_head|dbias)|lean_reduction|splitkv_combine"
+    r"|reduce_1Block|bwd_postprocess|bwd_convert", re.I,
+)
+GEMM = re.compile(r"nvjet|gemm|cutlass|gemv|cublas|^sm\d+_xmma|splitK|\bdot_kernel", re.I)
+ATTENTION = re.compile(r"flash|fmha|sdpa|attention|cudnn", re.I)
+LIBRARY = re.compile(r"^(_ZN|void )?.*(at6native|at::native|cudnn|cub|thrust)|_GLOBAL__N|flash|fmha|^nccl", re.I)
+# Names that XLA gives to kernels: of a fusion, or of one operation wrapped into one.
+XLA = re.compile(r"^(wrapped|loop|input|gemm|transpose|concatenate|scatter)_\w+$|^fusion(_\d+)?$|fusion(_\d+)?$")
+
+# Library calls that run more than one kernel of their own: torch._inductor.kernel.mm_plus_mm is two products.
+MAIN_KERNELS = {"extern_kernels._mm_plus_mm": 2}
+# And those that run as many as their sizes ask for: a radix sort's passes, with memsets between them.
+ANY_NUMBER = re.compile(r"\baten\.(sort|topk)\b")
+
+
+class Record(Protocol):
+    """One kernel, copy or memset as the GPU ran it; times in seconds. `grid` may be absent."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def start(self) -> float: ...
+
+    @property
+    def end(self) -> float: ...
+
+
+def duration_us(record: Record) -> float:
+    return (record.end - record.start) * 1e6
+
+
+def join(graph: FusionGraph, records: Mapping[str, Sequence[Record]]) -> tuple[FusionGraph, tuple[Record, ...]]:
+    """The graph with `device_time_us` and, of library calls, `runtime_name`; and the records that are left over.
+
+    records: of one call, by part. Kernels that a loop runs several times come round in order. Raises ValueError where
+    the graph has no kernels (use from_eager with the kernels of each operation). A part is joined once: then library
+    calls have names, and no place for what runs around them.
+    """
+    joined, leftover = assign(graph, records)
+    return _with_records(graph, joined), leftover
+
+
+def assign(
+    graph: FusionGraph, records: Mapping[str, Sequence[Record]]
+) -> tuple[dict[int, list[Record]], tuple[Record, ...]]:
+    """The records of each kernel, by launch index, and those that are left over; otherwise as `join`."""
+    if graph.kernels is None:
+        raise ValueError(f"{graph.name} has operations and no kernels: give from_eager what each operation launched")
+    joined: dict[int, list[Record]] = {}
+    leftover: list[Record] = []
+    for part, ran in records.items():
+        indices = [index for index, kernel in enumerate(graph.kernels) if kernel.part == part]
+        if graph.compiler == "eager":
+            found, rest = _side_by_side({index: _all_launches(graph.kernels[index]) for index in indices}, ran)
+        else:
+            found, rest = _align(graph, _slots(graph.kernels, indices), ran)
+        leftover += rest
+        for index, record in found:
+            joined.setdefault(index, []).append(record)
+    return joined, tuple(leftover)
+
+
+def _all_launches(kernel: Kernel) -> Counter[str]:
+    """By name what an operation of eager PyTorch launches: a device told, and from_eager wrote it down."""
+    return Counter({kernel.runtime_name or "": kernel.launches or 0}) + Counter(kernel.facts.get("with", {}))
+
+
+def _side_by_side(
+    launches: Mapping[int, Counter[str]], records: Sequence[Record]
+) -> tuple[list[tuple[int, Record]], list[Record]]:
+    """(kernel index, record) pairs, and the records left over, where operations run one after the other: each takes
+    neighbours that are just what it launches, in any order."""
+    names, operations = [record.name for record in records], list(launches.items())
+    owners: list[int | None] = [None] * len(names)
+    at = 0
+    while operations:  # as long as all is as expected, there is nothing to weigh up
+        index, expected = operations[0]
+        end = at + expected.total()
+        if Counter(names[at:end]) != expected:
+            break
+        owners[at:end] = [index] * (end - at)
+        del operations[0]
+        at = end
+    for index, begin, end in _fewest_left_over(operations, names[at:]):
+        owners[at + begin : at + end] = [index] * (end - begin)
+    pairs = [(owner, record) for owner, record in zip(owners, records, strict=True) if owner is not None]
+    return pairs, [record for owner, record in zip(owners, records, strict=True) if owner is None]
+
+
+def _fewest_left_over(
+    operations: Sequence[tuple[int, Counter[str]]], names: Sequence[str]
+) -> Iterator[tuple[int, int, int]]:
+    """(kernel index, begin, end) of the records of an operation. It may have none, and a record no operation."""
+
+    def begin_of(expected: Counter[str], end: int) -> int | None:
+        begin = end - expected.total()
+        return begin if 0 <= begin < end and Counter(names[begin:end]) == expected else None
+
+    # fewest[i][j]: how many of the first j records the first i operations must leave over.
+    fewest = [list(range(len(names) + 1))]
+    for _, expected in operations:
+        row = [0]
+        for j in range(1, len(names) + 1):
+            begin = begin_of(expected, j)
+            row.append(min(fewest[-1][j], row[-1] + 1, *(() if begin is None else (fewest[-1][begin],))))
+        fewest.append(row)
+    i, j = len(operations), len(names)
+    while i and j:
+        index, expected = operations[i - 1]
+        begin = begin_of(expected, j)
+        if begin is not None and fewest[i][j] == fewest[i - 1][begin]:
+            yield index, begin, j
+            i, j = i - 1, begin
+        elif fewest[i][j] == fewest[i - 1][j]:
+            i -= 1
+        else:
+            j -= 1
+
+
+def _slots(kernels: Sequence[Kernel], indices: Sequence[int]) -> list[Slot]:
+    """The main kernels to come in one call."""
+    slots: list[Slot] = []
+    for slot in _in_launch_order([(index, kernels[index].launches) for index in indices]):
+        kernel = kernels[slot.kernel]
+        any_number = slot.any_number or (kernel.runtime_name is None and bool(ANY_NUMBER.search(kernel.name)))
+        idle = slot.any_number or kernel.bytes_read == kernel.bytes_written == 0
+        slots += [Slot(slot.kernel, any_number, idle)] * MAIN_KERNELS.get(kernel.name, 1)
+    return slots
+
+
+def _in_launch_order(kernels: Sequence[tuple[int, int | None]]) -> list[Slot]:
+    """Launches one by one: neighbours that run several times are a loop's body, loops within it included."""
+    slots: list[Slot] = []
+    position = 0
+    while position < len(kernels):
+        index, launches = kernels[position]
+        if launches is None or launches <= 1:
+            slots += [Slot(index, launches is None)] if launches != 0 else []
+            position += 1
+            continue
+        body = []
+        while position < len(kernels) and (kernels[position][1] or 0) > 1:
+            body.append((kernels[position][0], kernels[position][1] or 0))
+            position += 1
+        trips = min(launches for _, launches in body)
+        if all(launches % trips == 0 for _, launches in body):
+            slots += _in_launch_order([(index, launches // trips) for index, launches in body]) * trips
+        else:
+            slots += [Slot(index) for index, launches in body for _ in range(launches)]
+    return slots
+
+
+def _align(
+    graph: FusionGraph, slots: Sequence[Slot], records: Sequence[Record]
+) -> tuple[list[tuple[int, Record]], list[Record]]:
+    """Cheapest monotone alignment: (kernel index, record) pairs, and the records left over.
+
+    Before its main kernel a library call takes what libraries launch before, after it what they launch after.
+    """
+    kernels = graph.kernels or ()
+    looks = [_Look.of(record) for record in records]
+    fits = _Fits(graph.compiler, [kernels[slot.kernel] for slot in slots])
+    if len(slots) == len(records) and not any(slot.any_number for slot in slots):
+        pairs = [(slot.kernel, record) for slot, record in zip(slots, records, strict=True)]
+        if all(fits.main(kernels[slot.kernel], look) == 0 for slot, look in zip(slots, looks, strict=True)):
+            return pairs, []  # nothing is cheaper, and rows of hundreds of kernels need no search
+    placed = place(slots, looks, lambda index, look: fits.fit(kernels[index], look))
+    _withdraw_guesses(kernels, slots, looks, placed, fits)
+    pairs = [(slots[at].kernel, record) for at, record in zip(placed, records, strict=True) if at is not None]
+    return pairs, [record for at, record in zip(placed, records, strict=True) if at is None]
+
+
+def _withdraw_guesses(
+    kernels: Sequence[Kernel], slots: Sequence[Slot], looks: Sequence[_Look], placed: list[int | None], fits: _Fits
+) -> None:
+    """Library calls in a row that ran more or fewer kernels than there are calls: which is whose would be a guess."""
+    start = 0
+    while start < len(slots):
+        end = start + 1
+        if kernels[slots[start].kernel].runtime_name is not None:
+            start = end
+            continue
+        while end < len(slots) and kernels[slots[end].kernel].runtime_name is None:
+            end += 1
+        joined = [i for i, at in enumerate(placed) if at is not None and start <= at < end]
+        worked = {placed[i] for i in joined if fits.main(kernels[slots[placed[i] or 0].kernel], looks[i]) is not None}
+        low = max((i for i, at in enumerate(placed) if at is not None and at < start), default=-1)
+        high = min((i for i, at in enumerate(placed) if at is not None and at >= end), default=len(looks))
+        rivals = [
+            i for i in range(low + 1, high) if placed[i] is None
+            and any(fits.main(kernels[slot.kernel], looks[i]) is not None for slot in slots[start:end])
+        ]
+        idle = [at for at in range(start, end) if at not in worked and not slots[at].any_number]
+        if rivals or any(kernels[slots[at].kernel].bytes_written != 0 for at in idle):
+            for i in joined:
+                placed[i] = None
+        start = end
+
+
+class _Look(NamedTuple):
+    """Of a record what tells which kernel it may be."""
+
+    name: str
+    grid: tuple[int, ...] | None
+
+    @classmethod
+    def of(cls, record: Record) -> _Look:
+        grid = getattr(record, "grid", None)
+        return cls(record.name, None if grid is None else tuple(grid))
+
+
+_Profile = tuple[int | None, int | None, str]  # bytes read and written, kind
+
+
+class _Fits:
+    """What a record may be to a kernel."""
+
+    def __init__(self, compiler: str, kernels: Iterable[Kernel]) -> None:
+        self._xla = compiler.startswith("xla")
+        self._named: dict[str, set[_Profile]] = {}
+        for kernel in kernels:
+            if kernel.runtime_name:
+                self._named.setdefault(kernel.runtime_name, set()).add(_profile(kernel))
+
+    def fit(self, kernel: Kernel, look: _Look) -> Fit:
+        main = self.main(kernel, look)
+        if kernel.runtime_name is not None:
+            helps = _helps_a_sort(kernel, look.name)
+            return Fit(helps and look.name == MEMCPY, helps and look.name != MEMCPY, main)
+        helper = look.name not in self._named
+        before, after = helper and BEFORE.search(look.name), helper and AFTER.search(look.name)
+        return Fit(bool(before), bool(after), main)
+
+    def main(self, kernel: Kernel, look: _Look) -> float | None:
+        """The cost of taking the record for the kernel itself, or None."""
+        name = look.name
+        if kernel.runtime_name is None:
+            return self._library(kernel, name)
+        if name == kernel.runtime_name:
+            return 0.0 if _same_grid(kernel, look) else None
+        if (name == MEMCPY and _copies(kernel)) or (name == MEMSET and kernel.kind == "memset"):
+            return 1.0
+        if not self._xla:
+            return None
+        if name in self._named:
+            mine = _profile(kernel)
+            return 1.0 if any(_alike(mine, other) for other in self._named[name]) else None
+        return 2.0 if XLA.search(name) else None
+
+    def _library(self, kernel: Kernel, name: str) -> float | None:
+        if name in self._named:
+            return None
+        if name in (MEMCPY, MEMSET):
+            return 0.0 if _moves(kernel) else None
+        if AFTER.search(name) or BEFORE.search(name):
+            return None
+        if kernel.kind == "gemm":
+            return 0.0 if GEMM.search(name) else 3.0 if LIBRARY.search(name) else None
+        if kernel.kind == "attention":
+            return 0.0 if ATTENTION.search(name) else None
+        return 0.0 if LIBRARY.search(name) else 1.0 if GEMM.search(name) else None
+
+
+def _same_grid(kernel: Kernel, look: _Look) -> bool:
+    declared = kernel.facts.get("grid")
+    return look.grid is None or declared is None or look.grid == tuple(declared)
+
+
+def _helps_a_sort(kernel: Kernel, name: str) -> bool:
+    """XLA sorts in place what it copied, in stages: [memcpy], sort_0_1, sort_0_1__1, sort_0_1__2."""
+    if "sort" not in (kernel.facts.get("opcode"), *kernel.facts.get("opcodes", ())):
+        return False
+    own, _, stage = name.rpartition("__")
+    return name == MEMCPY or (own == kernel.runtime_name and stage.isdigit())
+
+
+def _copies(kernel: Kernel) -> bool:
+    """Whether a compiler's kernel may run as the driver's copy. XLA has a loop's slices copied beside other work, as a
+    "fusion-start" whose arithmetic is of indices."""
+    return kernel.kind == "copy" or kernel.facts.get("opcode") == "fusion-start"
+
+
+def _moves(kernel: Kernel) -> bool:
+    """Whether a copy or memset may be all that it runs."""
+    return kernel.kind in ("copy", "memset", "scatter")
+
+
+def _profile(kernel: Kernel) -> _Profile:
+    return kernel.bytes_read, kernel.bytes_written, kernel.kind
+
+
+def _alike(one: _Profile, other: _Profile) -> bool:
+    return all(a == b or a is None or b is None for a, b in zip(one, other, strict=True))
+
+
+def _with_records(graph: FusionGraph, joined: Mapping[int, Sequence[Record]]) -> FusionGraph:
+    kernels = []
+    for index, kernel in enumerate(graph.kernels or ()):
+        records = joined.get(index, ())
+        kernels.append(_ran(kernel, records) if records else kernel)
+    return replace(graph, kernels=tuple(kernels))
+
+
+def _ran(kernel: Kernel, records: Sequence[Record]) -> Kernel:
+    names = list(dict.fromkeys(record.name for record in records))
+    time = sum(map(duration_us, records))
+    if kernel.runtime_name is not None:
+        helpers = Counter(record.name for record in records if _helps_a_sort(kernel, record.name))
+        facts = {**kernel.facts, "with": dict(helpers)} if helpers else kernel.facts
+        if not {kernel.runtime_name, *facts.get("with", {})}.issuperset(names):
+            facts = {**facts, "ran_as": names}
+        return replace(kernel, device_time_us=time, facts=facts)
+    main = main_name(names)
+    helpers = Counter(record.name for record in records if record.name != main)
+    facts = {**kernel.facts, "with": dict(helpers)} if helpers else kernel.facts
+    return replace(kernel, device_time_us=time, runtime_name=main, facts=facts)
+
+
+def main_name(names: Sequence[str]) -> str:
+    """Of what one library call ran, in order, the kernel that did the work; the rest prepared it or finished it."""
+    return next((name for name in names if not BEFORE.search(name) and not AFTER.search(name)), names[0])

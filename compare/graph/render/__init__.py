@@ -1,0 +1,1 @@
+"""Fusion graphs as text, Graphviz, notebook HTML and Model Explorer JSON."""

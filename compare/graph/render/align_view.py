@@ -1,0 +1,146 @@
+"""Fusion graphs side by side: stages down, graphs across, in each cell the kernels that hold the stage."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from .. import formats
+from ..analyse.ablation import Ablation, Region
+from ..analyse.align import Alignment, Cell
+from ..analyse.totals import bytes_moved
+from ..model import FusionGraph
+from .text_view import MOST_KERNELS, columns, plain
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.tree import Tree
+
+_MOST_NUMBERS = 6
+
+
+def table(names: Sequence[str], graphs: Sequence[FusionGraph], alignment: Alignment) -> RenderableType:
+    """One line a stage; numbers are the kernels', listed below with what each moves."""
+    from rich import box
+    from rich.console import Group
+    from rich.table import Table
+
+    grid = Table(box=box.SIMPLE_HEAD, expand=True, pad_edge=False, show_edge=False)
+    inferred = any(row.inferred for row in alignment.rows)
+    grid.add_column(plain("operation (inferred)" if inferred else "stage"), ratio=3, overflow="fold")
+    for name in names:
+        grid.add_column(plain(formats.name(name, 40)), ratio=4, overflow="fold")
+    for row in alignment.rows:
+        grid.add_row(plain(formats.name(row.label, 60)), *(plain(_cell(cell)) for cell in row.cells))
+    parts: list[RenderableType] = [grid] if alignment.rows else [plain("nothing to align: no stages, no operations")]
+    if meanings := [f"{word}: {meaning}" for word, meaning in _WORDS.items() if _occurs(word, alignment)]:
+        parts.append(plain("\n".join(["\nAgainst the first that holds it:", *meanings]), "dim"))
+    if inferred:
+        parts.append(plain("\nToo few of them name stages: operations are matched by kind and dataflow order."))
+    for name, graph, loose, kernels in zip(names, graphs, alignment.unaligned, alignment.unattributed, strict=True):
+        parts.append(plain(""))
+        parts.append(_legend(name, graph))
+        if kernels:
+            words = "with none of these" if inferred else "in no stage"
+            parts.append(plain(f"{words}: {_numbers(kernels, MOST_KERNELS)}"))
+        if loose:
+            parts.append(plain(f"unaligned: {formats.words(formats.operation(op) for op in loose[:MOST_KERNELS])}"))
+    return Group(*parts)
+
+
+# Of a stage, against the first of the graphs that holds it.
+_WORDS = {
+    "split": "in more kernels",
+    "merged": "in fewer kernels",
+    "joined": "in as many kernels, together with what is apart there",
+    "parted": "in as many kernels, apart from what is together with it there",
+    "regrouped": "in as many kernels, both joined and parted",
+    "recomputed": "in a kernel that computes it again",
+    "absent": "in no kernel",
+    "not named": "in no kernel that says so; some name no stage",
+    "names no stages": "no kernel here says its stage",
+}
+
+
+def _occurs(word: str, alignment: Alignment) -> bool:
+    return any(word in cell.relations for row in alignment.rows for cell in row.cells)
+
+
+def _cell(cell: Cell) -> str:
+    held = "its kernels are not known" if cell.kernels is None else _numbers(cell.kernels, _MOST_NUMBERS)
+    relations = ", ".join(relation for relation in cell.relations if relation != "same region")
+    return ": ".join(filter(None, (held, relations)))
+
+
+def _numbers(indices: Sequence[int], most: int) -> str:
+    more = f", … ({len(indices)})" if len(indices) > most else ""
+    return ", ".join(str(index + 1) for index in indices[:most]) + more
+
+
+def _legend(name: str, graph: FusionGraph) -> Tree:
+    from rich.tree import Tree
+
+    tree = Tree(plain(formats.name(name, 76), "bold"), guide_style="dim")
+    for index, kernel in enumerate((graph.kernels or ())[:MOST_KERNELS]):
+        row = columns(None, 12, 8, 10, right=(2, 3), gap=1)
+        time = "" if kernel.device_time_us is None else formats.microseconds(kernel.device_time_us)
+        row.add_row(
+            plain(f"{index + 1}. {formats.name(kernel.name, 40)}"), plain(formats.name(kernel.kind, 12)),
+            plain(formats.size(bytes_moved(kernel))), plain(time),
+        )
+        tree.add(row)
+    hidden = len(graph.kernels or ()) - MOST_KERNELS
+    if hidden > 0:
+        tree.add(plain(f"… and {formats.count(hidden, 'more kernel')}"))
+    return tree
+
+
+def ablation(fused: str, unfused: str, found: Ablation) -> RenderableType:
+    """What fusion buys, whole and region by region, but for regions in which as many kernels move about the same."""
+    from rich.tree import Tree
+
+    tree = Tree(plain(f"what fusion buys: {formats.name(fused, 30)} against {formats.name(unfused, 30)}", "bold"))
+    tree.add(_region("all", found.total))
+    shown = [region for region in found.regions if _matters(region, found.total)]
+    names = [", ".join(region.stages) or "no stage" for region in shown]
+    several = {name for name, times in Counter(names).items() if times > 1}
+    for label, region in zip(names, shown, strict=True):
+        tree.add(_region(f"{' and '.join(region.parts)}: {label}" if label in several else label, region))
+    if same := len(found.regions) - len(shown):
+        tree.add(plain(f"{formats.count(same, 'region')} more: as many kernels that move about the same"))
+    for name, only in ((fused, found.only_fused), (unfused, found.only_unfused)):
+        if only:
+            words = f"in {formats.name(name, 30)} alone: {_numbers(only, MOST_KERNELS)}"
+            tree.add(plain(words))
+    return tree
+
+
+_TELLING = 1e-3  # of what the unfused graph moves; of its time, which varies from run to run, ten times that
+
+
+def _matters(region: Region, total: Region) -> bool:
+    """Whether fusion changes the region's kernels, bytes or time."""
+    if len(region.fused.kernels) != len(region.unfused.kernels):
+        return True
+    if region.bytes_saved is None or abs(region.bytes_saved) > _TELLING * total.unfused.moved.value:
+        return True
+    whole = total.unfused.device_time_us
+    saved = region.time_saved_us
+    return saved is not None and whole is not None and abs(saved) > 10 * _TELLING * whole.value
+
+
+def _region(label: str, region: Region) -> RenderableType:
+    row = columns(None, 15, 22, right=(1, 2), gap=1)
+    before, after = len(region.unfused.kernels), len(region.fused.kernels)
+    kernels = f"{before} → {after} {'kernel' if before == after == 1 else 'kernels'}"
+    saved = formats.signed_size(None if region.bytes_saved is None else -region.bytes_saved)
+    if region.time_saved_us is not None:
+        saved += f", {-region.time_saved_us:+.1f} µs"
+    row.add_row(plain(formats.name(label, 40)), plain(kernels), plain(saved))
+    return row
+
+
+def to_json(names: Sequence[str], alignment: Alignment) -> dict[str, Any]:
+    return {"graphs": list(names), **asdict(alignment)}

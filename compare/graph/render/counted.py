@@ -1,0 +1,38 @@
+"""What the GPU's counters said of a record's kernels, put beside what the graph declares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from .. import formats
+from ..model import FusionGraph, Kernel
+
+FACT = "counted"  # of a kernel: {"alone": {"dram_read", "dram_written", "l2"}, "call": the same}, bytes of all launches
+_COUNTS = ("dram_read", "dram_written", "l2")
+
+
+def with_counts(graph: FusionGraph, traffic: Mapping[str, Mapping[str, Any]]) -> FusionGraph:
+    """The graph with the counts of `compare.record.record.Record.traffic` among its kernels' facts."""
+    found: dict[int, dict[str, Any]] = {}
+    for way, measured in traffic.items():
+        for part in (measured.get("parts") or {}).values():
+            for each in part["kernels"]:
+                found.setdefault(each["kernel"], {})[way] = {count: each[count] for count in _COUNTS}
+    if graph.kernels is None or not found:
+        return graph
+    kernels = (
+        replace(kernel, facts={**kernel.facts, FACT: found[index]}) if index in found else kernel
+        for index, kernel in enumerate(graph.kernels)
+    )
+    return replace(graph, kernels=tuple(kernels))
+
+
+def words(kernel: Kernel) -> list[str]:
+    """ "counted alone: reads 268 MB, writes 131 MB, 405 MB through L2", and the same of the call. """
+    return [
+        f"counted {'alone' if way == 'alone' else 'in the call'}: reads {formats.size(counts['dram_read'])}, "
+        f"writes {formats.size(counts['dram_written'])}, {formats.size(counts['l2'])} through L2"
+        for way, counts in kernel.facts.get(FACT, {}).items()
+    ]

@@ -1,0 +1,122 @@
+"""What changed from one fusion graph to another, in a terminal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from ...base.text import printable
+from .. import formats
+from ..analyse import causes
+from ..analyse.diff import GraphDiff, KernelChange, ReasonChange
+from ..analyse.totals import bytes_moved, totals
+from ..model import FusionGraph, Kernel, SourceOp
+from .text_view import MOST_KERNELS, add_rows, columns, plain
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.tree import Tree
+
+_WORDS = {
+    "split": "split", "merged": "merged", "regrouped": "regrouped", "appeared": "appeared", "vanished": "vanished",
+    "bytes": "other arrays", "kind": "other kind",
+    "operations": "other operations",
+}
+
+
+def tree(title: str, change: GraphDiff, a: FusionGraph, b: FusionGraph) -> RenderableType:
+    """Kernels with what they were (-) and are (+), buffers, reasons; each list ranked as `change` has it."""
+    from rich.tree import Tree
+
+    root = Tree(plain(printable(title), "bold"), guide_style="dim")
+    root.add(plain("no difference" if change.empty else _totals(a, b)))
+    for number, each in enumerate(change.kernels):
+        if number == MOST_KERNELS:
+            root.add(plain(f"… and {formats.count(len(change.kernels) - number, 'more change')} of kernels"))
+            break
+        _add_kernels(root, each, a.kernels or (), b.kernels or ())
+    for materialized, label in ((True, "written to memory now"), (False, "no longer written to memory")):
+        buffers = [each for each in change.buffers if each.materialized == materialized]
+        if buffers:
+            size = formats.size(sum(each.buffer.bytes for each in buffers))
+            branch = root.add(plain(f"{label}: {formats.count(len(buffers), 'buffer')}, {size}", "bold"))
+            holder = b if materialized else a
+            rows = [
+                (each.buffer, formats.signed_size(each.bytes), causes.worded(holder, each.buffer.name))
+                for each in buffers[:MOST_KERNELS]
+            ]
+            add_rows(branch, rows)
+            if len(buffers) > MOST_KERNELS:
+                branch.add(plain(f"… and {len(buffers) - MOST_KERNELS} more"))
+    if change.reasons:
+        branch = root.add(plain("other reasons for not fusing", "bold"))
+        for reason in change.reasons[:MOST_KERNELS]:
+            branch.add(plain(_reason(reason)))
+        if len(change.reasons) > MOST_KERNELS:
+            branch.add(plain(f"… and {len(change.reasons) - MOST_KERNELS} more"))
+    return root
+
+
+def _totals(a: FusionGraph, b: FusionGraph) -> str:
+    kernels = [formats.UNKNOWN if graph.kernels is None else str(len(graph.kernels)) for graph in (a, b)]
+    moved = [formats.size(totals(graph).moved.exact) for graph in (a, b)]
+    noun, verb = ("kernel", "moves") if kernels == ["1", "1"] else ("kernels", "move")
+    return f"{kernels[0]} → {kernels[1]} {noun}, which {verb} {moved[0]} → {moved[1]}"
+
+
+def _add_kernels(root: Tree, change: KernelChange, before: tuple[Kernel, ...], after: tuple[Kernel, ...]) -> None:
+    label = _WORDS[change.kind]
+    if change.stages:
+        label += f": {formats.name(', '.join(change.stages), 60)}"
+    cost = formats.signed_size(change.bytes)
+    if change.time_us is not None:
+        cost += f", {change.time_us:+.1f} µs"
+    head = columns(None, 20, right=(1,), gap=1)
+    head.add_row(plain(label, "bold"), plain(cost))
+    branch = root.add(head)
+    for sign, kernels, indices in (("-", before, change.before), ("+", after, change.after)):
+        for index in indices:
+            # Where no kernels are known, `diff` compares operations, and these indices are theirs.
+            if index < len(kernels):
+                branch.add(_kernel(sign, index, kernels[index]))
+    if change.kind == "operations" and before and after:
+        old, new = (before[i].source_ops for i in change.before), (after[i].source_ops for i in change.after)
+        for label, words in _exchanged(*next(zip(old, new, strict=True))):
+            branch.add(plain(f"{label}: {words}"))
+
+
+def _exchanged(old: Iterable[SourceOp], new: Iterable[SourceOp]) -> Iterator[tuple[str, str]]:
+    """Operations with their lines that one kernel has more of than the other."""
+    held = [Counter((formats.operation(op), formats.place(op.line or op.stage)) for op in ops) for ops in (old, new)]
+    for label, more in (("without", held[0] - held[1]), ("with", held[1] - held[0])):
+        if more:
+            yield label, formats.words(f"{op} ({place})" if place else op for op, place in more.elements())
+
+
+def _kernel(sign: str, index: int, kernel: Kernel) -> RenderableType:
+    row = columns(None, 12, 8, right=(2,), gap=1)
+    name = f"{sign} {index + 1}. {formats.name(kernel.name, 42)}"
+    row.add_row(plain(name), plain(formats.name(kernel.kind, 12)), plain(formats.size(bytes_moved(kernel))))
+    return row
+
+
+def _reason(change: ReasonChange) -> str:
+    before, after = (", ".join(codes) or "none" for codes in (change.before, change.after))
+    producer, consumer = (formats.name(name, 30) if name else "?" for name in (change.producer, change.consumer))
+    return f"{producer} → {consumer}: {before} → {after}"
+
+
+def to_json(change: GraphDiff, a: FusionGraph, b: FusionGraph) -> dict[str, Any]:
+    """The lists of `GraphDiff`, kernels with their names beside their launch indices."""
+    def names(graph: FusionGraph, indices: tuple[int, ...]) -> list[str]:
+        held = graph.operations if graph.kernels is None else graph.kernels
+        return [held[i].op if graph.kernels is None else held[i].name for i in indices]  # type: ignore[union-attr]
+
+    kernels = [
+        {**asdict(each), "before_names": names(a, each.before), "after_names": names(b, each.after)}
+        for each in change.kernels
+    ]
+    buffers = [{**asdict(each), "bytes": each.bytes} for each in change.buffers]
+    return {"kernels": kernels, "buffers": buffers, "reasons": [asdict(each) for each in change.reasons]}

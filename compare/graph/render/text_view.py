@@ -1,0 +1,430 @@
+"""A fusion graph in a terminal: kernels in launch order, in each its operations and their source lines.
+
+Nothing is said by colour alone, and nothing that a file says reaches the terminal as a control sequence or as markup.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...base.text import printable
+from .. import formats
+from ..analyse import causes
+from ..analyse.roofline import floor_us
+from ..analyse.totals import Tally, bytes_moved, known_bytes, tally, totals
+from ..model import Access, Buffer, FusionGraph, Kernel, Reason, SourceOp
+from . import counted
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+    from rich.text import Text
+    from rich.tree import Tree
+
+    from ..analyse.roofline import Ceilings
+
+MOST_KERNELS = 40  # a screen or two; of longer graphs only the costly kernels are shown
+MOST_BUFFERS = 5
+MOST_FINDINGS = 5
+MOST_OPERATIONS = 200
+MOST_WORDS = 1000  # characters of a sentence
+PARTS = ("forward", "backward")
+_BELOW = "partly from L2, or faster than the stream that the floor rests on"
+
+
+def text(graph: FusionGraph, width: int = 80) -> str:
+    """The default view as lines of at most `width` columns, without colours."""
+    return render(overview(graph, width=width, notes=sums(graph), remarks=remarks(graph)), width)
+
+
+def render(view: RenderableType, width: int = 80) -> str:
+    from rich.console import Console
+
+    stream = io.StringIO()
+    Console(file=stream, width=width, highlight=False, color_system=None, legacy_windows=False).print(view)
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
+
+
+def overview(
+    graph: FusionGraph, *, width: int = 80, every: bool = False, title: str | None = None, notes: Iterable[str] = (),
+    remarks: Sequence[str] = (),
+) -> RenderableType:
+    """The graph as a tree: parts, kernels, operations by stage and line; below it what it writes for later.
+
+    width: what names and places are shortened to fit. every: all kernels of a large graph instead of the costliest.
+    title: instead of the graph's name. notes: lines to show below it. remarks: to show at the end.
+    """
+    tree = titled(title or graph.name, [formats.origin(graph), *notes])
+    if graph.kernels is None:
+        _add_operations(tree, graph.operations)
+    else:
+        shown = range(len(graph.kernels)) if every else costliest(graph, MOST_KERNELS)
+        _add_parts(tree, graph, set(shown), width)
+        if not graph.kernels:
+            tree.add(plain("no kernels"))
+    for label, buffers in kept(graph):
+        _add_buffers(tree, label, buffers, graph, width)
+    if graph.unparsed:
+        branch = tree.add(plain(f"{formats.count(len(graph.unparsed), 'thing')} could not be read"))
+        _add_some(branch, graph.unparsed, MOST_BUFFERS)
+    if remarks:
+        branch = tree.add(plain("what stands out", "bold"))
+        for remark in remarks:
+            branch.add(plain(printable(remark, MOST_WORDS)))
+    return tree
+
+
+def stage(
+    graph: FusionGraph, name: str, indices: Collection[int], *, width: int = 80, every: bool = False
+) -> RenderableType:
+    """The kernels that hold operations of a stage (`indices`), each with everything else that is in it."""
+    kernels = graph.kernels or ()
+    moved = tally(bytes_moved(kernels[index]) for index in indices)
+    of_all = formats.share(moved.exact, tally(map(bytes_moved, kernels)).exact)
+    held = f"{name}: in {formats.count(len(indices), 'kernel')} of {len(kernels)}"
+    bytes_ = f"which move {_tally(moved, formats.size)}" + (f", {of_all} of all" if of_all else "")
+    tree = titled(graph.name, [formats.origin(graph), f"{held}, {bytes_}"])
+    shown = indices if every else costliest(graph, MOST_KERNELS, indices)
+    _add_parts(tree, graph, set(shown), width, others=False)
+    if len(shown) < len(indices):
+        tree.add(plain(f"… and {len(indices) - len(shown):,} of less cost; --all shows them"))
+    return tree
+
+
+def remarks(
+    graph: FusionGraph, ceilings: Ceilings | None = None, *, name: str | None = None, precision: str | None = None
+) -> list[str]:
+    """What stands out in this graph alone, in words. name: to speak of it by, instead of its compiler's."""
+    from ..findings.collect import findings
+
+    return list(map(str, findings({name or graph.compiler: graph}, ceilings, precision)[:MOST_FINDINGS]))
+
+
+def titled(title: str, lines: Iterable[str]) -> Tree:
+    """A title with lines below it."""
+    from rich.tree import Tree
+
+    tree = Tree(plain(formats.name(title, 76), "bold"), guide_style="dim")
+    for line in lines:
+        tree.add(plain(printable(line, MOST_WORDS)))
+    return tree
+
+
+def kept(graph: FusionGraph) -> list[tuple[str, list[Buffer]]]:
+    """What is written only to be read again, largest first, under a title each; what there is none of is left out."""
+    between = [buffer for buffer in graph.materialized if buffer.role != "saved"]
+    saved = sorted(graph.saved, key=lambda buffer: -buffer.bytes)
+    backward = {index for index, kernel in enumerate(graph.kernels or ()) if kernel.part == "backward"}
+    needed = [b for b in saved if not backward or backward.intersection(graph.consumers.get(b.name, ()))]
+    lists = [
+        ("saved for backward", needed),
+        ("saved for backward, which never reads it", [buffer for buffer in saved if buffer not in needed]),
+        ("written by one kernel for another", [b for b in between if graph.consumers.get(b.name)]),
+        ("written, read by nobody", [b for b in between if not graph.consumers.get(b.name)]),
+    ]
+    return [(title, buffers) for title, buffers in lists if buffers]
+
+
+def sums(
+    graph: FusionGraph, ceilings: Ceilings | None = None, *, bytes_compulsory: Mapping[str, int] | None = None,
+    flops_declared: Mapping[str, float] | None = None, precision: str | None = None, call_us: float | None = None,
+) -> list[str]:
+    """What the graph adds up to, in words; what is not known is left out, and what is incomplete says so.
+
+    bytes_compulsory, flops_declared, precision: as in `totals`. call_us: device time of a call, gaps included.
+    """
+    found = totals(
+        graph, bytes_compulsory=bytes_compulsory, flops_declared=flops_declared, ceilings=ceilings, precision=precision
+    )
+    if found.kernels is None:
+        return []
+    compulsory = sum(found.compulsory.values())
+    moved = f"moves {_tally(found.moved, formats.size)}, of which {formats.size(compulsory)} must move"
+    if found.fusion_efficiency is not None:
+        moved += f": fusion efficiency {formats.share(found.fusion_efficiency, 1)}"
+    lines = [moved]
+    if found.gemm_barrier is not None and found.gemm_barrier > compulsory:
+        lines.append(f"with each product's result written and read once, {formats.size(found.gemm_barrier)} must move")
+    if found.device_time_us is not None:
+        time = f"its kernels take {_tally(found.device_time_us, formats.microseconds)}, one after the other"
+        if found.recoverable_us is not None:
+            time += f", {_tally(found.recoverable_us, formats.microseconds)} above what they take at least"
+        lines.append(time)
+    elif found.floor_us is not None:
+        unknown = f" ({found.floor_us.unknown:,} not known)" if found.floor_us.unknown else ""
+        floor = formats.microseconds(found.floor_us.value)
+        lines.append(f"its kernels take {floor} at least, one after the other{unknown}")
+    if call_us is not None:
+        span = formats.microseconds(call_us)
+        lines.append(f"a call takes {span} on the device, from the first kernel to the last of each part")
+    if found.below_floor:
+        numbers = ", ".join(str(index + 1) for index in found.below_floor[:8])
+        more = f" and {len(found.below_floor) - 8} more" if len(found.below_floor) > 8 else ""
+        who, whose = ("kernel", "its") if len(found.below_floor) == 1 else ("kernels", "their")
+        lines.append(f"{who} {numbers}{more} took less than {whose} floor: {_BELOW}")
+    if found.block_floor_us is not None:
+        lines.append(f"the function itself takes {formats.microseconds(found.block_floor_us)} at least")
+    return lines
+
+
+def _tally(tally: Tally, wording: Callable[[float], str]) -> str:
+    if tally.unknown:
+        return f"at least {wording(tally.value)} ({tally.unknown:,} not known)"
+    return wording(tally.value)
+
+
+def costliest(graph: FusionGraph, most: int, among: Collection[int] | None = None) -> list[int]:
+    """Launch indices of the `most` kernels that take longest, or, where no times are known, move most."""
+    kernels = graph.kernels or ()
+    timed = any(kernel.device_time_us is not None for kernel in kernels)
+
+    def cost(index: int) -> float:
+        kernel = kernels[index]
+        return (kernel.device_time_us if timed else known_bytes(kernel)) or 0
+
+    candidates = range(len(kernels)) if among is None else among
+    return sorted(sorted(candidates, key=cost, reverse=True)[:most])
+
+
+def plain(words: str, style: str = "") -> Text:
+    """Text in which nothing is markup."""
+    from rich.text import Text
+
+    return Text(words, style=style, overflow="fold")
+
+
+def columns(*widths: int | None, right: Sequence[int] = (), gap: int = 2) -> Table:
+    """A grid without borders: fixed widths, None for what takes the rest; `right`: the columns aligned to it."""
+    from rich.table import Table
+
+    grid = Table.grid(padding=(0, gap, 0, 0), expand=True, pad_edge=False)
+    for index, width in enumerate(widths):
+        grid.add_column(
+            width=width, ratio=None if width else 1, justify="right" if index in right else "left", overflow="fold"
+        )
+    return grid
+
+
+def _add_parts(tree: Tree, graph: FusionGraph, shown: set[int], width: int, *, others: bool = True) -> None:
+    """others: whether kernels that are not shown are counted where they run."""
+    kernels = graph.kernels or ()
+    timed = any(kernel.device_time_us is not None for kernel in kernels)
+    whole = _Whole(
+        tally(map(bytes_moved, kernels)).exact, tally(kernel.device_time_us for kernel in kernels).exact,
+        _widths((op for kernel in kernels for op in kernel.source_ops), width), width,
+    )
+    for part in PARTS:
+        indices = [index for index, kernel in enumerate(kernels) if kernel.part == part]
+        if not indices or not (others or shown.intersection(indices)):
+            continue
+        title = f"{part}: {formats.count(len(indices), 'kernel')}"
+        branch = tree.add(_row(title, "bytes", "share", "µs" if timed else "", "share" if timed else "", style="bold"))
+        skipped: list[Kernel] = []
+        for index in indices:
+            if index not in shown:
+                skipped.append(kernels[index])
+                continue
+            if others:
+                _add_skipped(branch, skipped, whole)
+            _add_kernel(branch, index, kernels[index], whole)
+        if others:
+            _add_skipped(branch, skipped, whole)
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """What shares are of, None where that is not wholly known, and how wide columns are."""
+
+    traffic: float | None
+    time_us: float | None
+    widths: tuple[int, int]
+    width: int
+
+
+def _add_skipped(branch: Tree, skipped: list[Kernel], whole: _Whole) -> None:
+    if skipped:
+        size = tally(map(bytes_moved, skipped)).exact
+        title = f"… {formats.count(len(skipped), 'kernel')} of less cost; --all shows them"
+        branch.add(_row(title, formats.size(size), formats.share(size, whole.traffic), "", ""))
+        skipped.clear()
+
+
+def _add_kernel(branch: Tree, index: int, kernel: Kernel, whole: _Whole) -> None:
+    from rich.console import Group
+
+    moved, time = bytes_moved(kernel), kernel.device_time_us
+    head = _row(
+        f"{index + 1}. {formats.name(kernel.name, max(20, whole.width - 40))}",
+        formats.size(moved), formats.share(moved, whole.traffic),
+        formats.number_of_us(time), formats.share(time, whole.time_us), style="bold",
+    )
+    contents = _operations(kernel.source_ops, whole.widths)
+    branch.add(Group(head, plain(" · ".join(facts(kernel)), "dim"), *contents))
+
+
+def _row(title: str, size: str, of_bytes: str, us: str, of_time: str, style: str = "") -> Table:
+    # "1.23 MB", "100%", "12345"
+    grid = columns(None, 7, 5, 7, 5, right=(1, 2, 3, 4), gap=1)
+    grid.add_row(plain(title, style), *(plain(cell) for cell in (size, of_bytes, us, of_time)))
+    return grid
+
+
+def facts(kernel: Kernel) -> list[str]:
+    """What there is to say of a kernel beside its name, cost and contents."""
+    found = [printable(kernel.kind, 20)]
+    found.append(f"reads {formats.size(kernel.bytes_read)}, writes {formats.size(kernel.bytes_written)}")
+    if kernel.launches != 1:
+        many = "launches depend on data" if kernel.launches is None else f"each of {kernel.launches:,} launches"
+        found.append(many)
+    if kernel.provenance:
+        found.append(printable(kernel.provenance, 40))
+    if kernel.runtime_name and kernel.name.startswith("aten."):  # of several kernels of one operation, which
+        found.append(formats.runtime(kernel.runtime_name))
+    return [*found, *counted.words(kernel)]
+
+
+def operations(ops: Sequence[SourceOp]) -> list[tuple[str, str, str]]:
+    """(stage, operations, "file:line") for each stage and line, in order of appearance."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for op in ops[:MOST_OPERATIONS]:
+        groups.setdefault((op.stage, op.line), []).append(formats.operation(op))
+    found = [(stage, formats.words(names), line) for (stage, line), names in groups.items()]
+    more = len(ops) - MOST_OPERATIONS
+    return [*found, ("", f"… and {more:,} more", "")] if more > 0 else found
+
+
+def _operations(ops: Sequence[SourceOp], widths: tuple[int, int] | None = None) -> list[RenderableType]:
+    if not ops:
+        return []
+    of_stage, of_line = widths or _widths(ops)
+    grid = columns(*([of_stage] if of_stage else []), None, *([of_line] if of_line else []))
+    before = None
+    for stage, words, line in operations(ops):
+        cells = [words]
+        if of_stage:
+            cells.insert(0, "" if stage == before else formats.name(stage, of_stage) if stage else "-")
+        if of_line:
+            cells.append(formats.place(line, of_line))
+        grid.add_row(*map(plain, cells))
+        before = stage
+    return [grid]
+
+
+def _widths(ops: Iterable[SourceOp], width: int = 80) -> tuple[int, int]:
+    """Of the columns of stages and of lines: no wider than what is in them."""
+    stages, lines = set(), set()
+    for op in ops:
+        stages.add(op.stage)
+        lines.add(op.line)
+    return min(width // 4, max(map(len, stages), default=0)), min(width * 3 // 8, max(map(len, lines), default=0))
+
+
+def _add_operations(tree: Tree, ops: Sequence[SourceOp]) -> None:
+    from rich.console import Group
+
+    title = f"{formats.count(len(ops), 'operation')}; which kernels they become is known on a GPU alone"
+    tree.add(Group(plain(title), *_operations(ops)))
+
+
+def _add_buffers(tree: Tree, title: str, buffers: Sequence[Buffer], graph: FusionGraph, width: int) -> None:
+    size = formats.size(sum(buffer.bytes for buffer in buffers))
+    branch = tree.add(plain(f"{title}: {formats.count(len(buffers), 'buffer')}, {size}", "bold"))
+    rows = [(b, formats.size(b.bytes), causes.worded(graph, b.name)) for b in buffers[:MOST_BUFFERS]]
+    add_rows(branch, rows, width)
+    if len(buffers) > MOST_BUFFERS:
+        branch.add(plain(f"… and {len(buffers) - MOST_BUFFERS} more"))
+
+
+def add_rows(branch: Tree, rows: Sequence[tuple[Buffer, str, str]], width: int = 80) -> None:
+    """Buffers with their shapes, a size, and what else there is to say, a place for example."""
+    shapes = [formats.shape(buffer) for buffer, _, _ in rows]
+    of_shape = min(max(map(len, shapes)), width // 4)
+    left = max(16, width - 8 - of_shape - 8 - 3)  # two levels of the tree, a size, three gaps
+    names = max(len(buffer.name) for buffer, _, _ in rows)
+    of_rest = min(max(len(rest) for _, _, rest in rows), max(left - names, left // 2)) or 1
+    of_name = min(names, left - of_rest)
+    for shape, (buffer, size, rest) in zip(shapes, rows, strict=True):
+        grid = columns(None, of_shape, 8, of_rest, right=(2,), gap=1)
+        cells = formats.name(buffer.name, of_name), formats.name(shape, of_shape), size, formats.place(rest, of_rest)
+        grid.add_row(*map(plain, cells))
+        branch.add(grid)
+
+
+def kernel(
+    graph: FusionGraph, index: int, *, width: int = 80, ceilings: Ceilings | None = None, precision: str | None = None
+) -> RenderableType:
+    """Everything about one kernel: its buffers with who else uses them, its operations, and why it ends where it does.
+    With ceilings also what it takes at least.
+    """
+    from rich.tree import Tree
+
+    subject = (graph.kernels or ())[index]
+    tree = Tree(plain(f"{index + 1}. {printable(subject.name)}", "bold"), guide_style="dim")
+    known = [*facts(subject), printable(subject.part)]
+    if subject.device_time_us is not None:
+        known.append(formats.microseconds(subject.device_time_us))
+    if subject.flops is not None:
+        known.append(formats.flops(subject.flops))
+    if subject.workspace_bytes:
+        known.append(f"{formats.size(subject.workspace_bytes)} workspace")
+    tree.add(plain(f"in {printable(graph.name)}"))
+    tree.add(plain(" · ".join(known)))
+    floor = None if ceilings is None else floor_us(graph, subject, ceilings, precision)
+    if floor is not None:
+        below = index in totals(graph, ceilings=ceilings, precision=precision).below_floor
+        faster = f"; it took less than this floor: {_BELOW}" if below else ""
+        tree.add(plain(f"its bytes and FLOPs take {formats.microseconds(floor)} at least{faster}"))
+    if subject.runtime_name:
+        tree.add(plain(f"profilers call it {printable(subject.runtime_name)}"))
+    for name, value in subject.facts.items():
+        if name == counted.FACT:
+            continue  # said in words above
+        listed = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
+        tree.add(plain(printable(f"{name}: {listed}")))
+    if subject.source_ops:
+        from rich.console import Group
+
+        tree.add(Group(plain("operations", "bold"), *_operations(subject.source_ops)))
+    _add_accesses(tree, "reads", subject.inputs, graph, width)
+    _add_accesses(tree, "writes", subject.outputs, graph, width)
+    reasons = [reason for reason in graph.reasons if subject.name in (reason.producer, reason.consumer)]
+    if reasons:
+        branch = tree.add(plain("not one kernel with", "bold"))
+        for reason in reasons:
+            branch.add(plain(_other_side(reason, subject.name)))
+    return tree
+
+
+def _other_side(reason: Reason, name: str) -> str:
+    other, side = (reason.consumer, "consumer") if reason.producer == name else (reason.producer, "producer")
+    known = formats.name(other) if other else "unknown"
+    return f"{known} ({side}): {reason.code}: {printable(reason.text, 200)} ({printable(reason.origin)})"
+
+
+def _add_accesses(
+    tree: Tree, title: str, accesses: tuple[Access, ...] | None, graph: FusionGraph, width: int
+) -> None:
+    if not accesses:
+        tree.add(plain(f"{title} nothing" if accesses is not None else f"{title}: not known"))
+        return
+    others = graph.producers if title == "reads" else graph.consumers
+    rows = []
+    for access in accesses:
+        buffer = graph.buffer[access.buffer]
+        relation = str(buffer.role)
+        if users := ", ".join(str(index + 1) for index in others.get(access.buffer, ())[:8]):
+            relation += f", {'from' if title == 'reads' else 'to'} {users}"
+        if access.bytes not in (None, buffer.bytes):
+            relation += f", of {formats.size(buffer.bytes)}"
+        rows.append((buffer, formats.size(access.bytes), relation))
+    add_rows(tree.add(plain(title, "bold")), rows, width)
+
+
+def _add_some(branch: Tree, lines: Sequence[str], most: int) -> None:
+    for line in lines[:most]:
+        branch.add(plain(printable(line, 200)))
+    if len(lines) > most:
+        branch.add(plain(f"… and {len(lines) - most:,} more"))

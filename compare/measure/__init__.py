@@ -1,0 +1,1 @@
+"""Measurement: the clock, the timing protocol, ceilings of the GPU, timelines."""

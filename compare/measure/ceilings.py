@@ -1,0 +1,128 @@
+"""What this GPU can do, measured in this process by the clock that times everything else: streams and matrix products.
+
+A stream's bandwidth depends on its mix of reads and writes (an add reaches more than a copy on an H200), so several
+mixes are measured, and a block is held against what lies between them.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from .clock import Clock
+
+_ELEMENTS = 1 << 28  # bfloat16: 512 MiB a stream, eight times an H200's L2
+_PRODUCTS = ((8192, 8192, 8192), (4096, 4096, 14336), (16384, 4096, 4096))  # m, n, k
+_FLOAT32_PRODUCT = (4096, 4096, 4096)
+_CHAIN = 64  # exponentials an element
+_LAUNCHES = 500  # few enough for the launch queue, whose end would show the device's time
+
+
+def measure(clock: Clock, flush_cache: Callable[[], None], repeats: int = 15) -> dict[str, Any]:
+    """{"streams": {"reads:writes": bytes per second}, "products": {dtype: FLOP per second}, "exponentials": float32
+    exponentials per second, "launch": {"host_s", "device_s"}}, medians of `repeats`.
+
+    A product's rate is the best of several shapes; float32 products come twice, `float32-ieee` and `float32-tf32`,
+    those of `float8_e4m3fn` where the GPU has them, accumulated as fast as it can.
+    launch: of a kernel that does next to nothing, host seconds each in a row of them, and its own on the device.
+    """
+
+    def seconds(call: Callable[[], Any]) -> float:
+        for _ in range(3):
+            call()
+        clock.start()
+        for _ in range(repeats):
+            flush_cache()
+            clock.time(call, lambda results=None: torch.cuda.synchronize())
+        return statistics.median(sample.device_time for sample in clock.collect())
+
+    return {
+        "streams": _streams(seconds), "products": _products(seconds), "exponentials": _exponentials(seconds),
+        "launch": _launch(seconds),
+    }
+
+
+def _streams(seconds: Callable[[Callable[[], Any]], float]) -> dict[str, float]:
+    a, b, c, out = (torch.randn(_ELEMENTS, device="cuda", dtype=torch.bfloat16) for _ in range(4))
+    one = a.nbytes
+    add3 = torch.compile(lambda a, b, c, out: out.copy_(a + b + c))
+    # What only reads must reduce, and not every reduction streams: XLA's of rows was 10% faster than torch.sum of all.
+    rows = a.view(-1, 1 << 15)
+    reductions: tuple[Callable[[], Any], ...] = (
+        lambda: torch.sum(a.view(torch.int64)), lambda: torch.amax(rows, dim=1), partial(torch.compile(_sum_rows), rows)
+    )
+    return {
+        "1:0": one / min(map(seconds, reductions)),
+        "0:1": one / seconds(lambda: out.fill_(1.5)),
+        "1:1": 2 * one / seconds(lambda: out.copy_(a)),
+        "2:1": 3 * one / seconds(lambda: torch.add(a, b, out=out)),
+        "3:1": 4 * one / seconds(lambda: add3(a, b, c, out)),
+    }
+
+
+def _sum_rows(x: torch.Tensor) -> torch.Tensor:
+    return x.float().sum(dim=1)
+
+
+def _exponentials(seconds: Callable[[Callable[[], Any]], float]) -> float:
+    """All in registers: one read and one write for _CHAIN exponentials."""
+
+    def chain(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(_CHAIN):
+            x = torch.exp(-x)
+        return x
+
+    x = torch.rand(1 << 26, device="cuda")
+    compiled = torch.compile(chain)
+    return x.numel() * _CHAIN / seconds(lambda: compiled(x))
+
+
+def _launch(seconds: Callable[[Callable[[], Any]], float]) -> dict[str, float]:
+    x = torch.zeros(1, device="cuda")
+    device_s = seconds(lambda: x.add_(1))
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    for _ in range(_LAUNCHES):
+        x.add_(1)
+    host_s = (time.perf_counter() - started) / _LAUNCHES
+    torch.cuda.synchronize()
+    return {"host_s": host_s, "device_s": device_s}
+
+
+def _products(seconds: Callable[[Callable[[], Any]], float]) -> dict[str, float]:
+    rates = {}
+    precision = torch.get_float32_matmul_precision()
+    for name, dtype, setting, shapes in (
+        ("bfloat16", torch.bfloat16, "highest", _PRODUCTS),
+        ("float16", torch.float16, "highest", _PRODUCTS),
+        ("float32-ieee", torch.float32, "highest", (_FLOAT32_PRODUCT,)),
+        ("float32-tf32", torch.float32, "high", (_FLOAT32_PRODUCT,)),
+    ):
+        torch.set_float32_matmul_precision(setting)
+        best = 0.0
+        for m, n, k in shapes:
+            # Random data: zeros run faster. The second factor transposed is cuBLAS's fastest layout.
+            a = torch.randn(m, k, device="cuda", dtype=dtype)
+            b = torch.randn(n, k, device="cuda", dtype=dtype).mT
+            out = torch.empty(m, n, device="cuda", dtype=dtype)
+            best = max(best, 2 * m * n * k / seconds(partial(torch.mm, a, b, out=out)))
+        rates[name] = best
+    torch.set_float32_matmul_precision(precision)
+    if torch.cuda.get_device_capability() >= (8, 9):
+        rates["float8_e4m3fn"] = max(_fp8_product(seconds, m, n, k) for m, n, k in _PRODUCTS)
+    return rates
+
+
+def _fp8_product(seconds: Callable[[Callable[[], Any]], float], m: int, n: int, k: int) -> float:
+    a = torch.randn(m, k, device="cuda").to(torch.float8_e4m3fn)
+    b = torch.randn(n, k, device="cuda").to(torch.float8_e4m3fn).mT
+    one = torch.ones((), device="cuda")
+    product = partial(
+        torch._scaled_mm, a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
+    )
+    return 2 * m * n * k / seconds(product)

@@ -1,0 +1,308 @@
+"""One clock for every framework: CUPTI's records of kernels, copies and memsets, taken inside the worker's process.
+
+device_time is the span from the first record's start to the last one's end within one call; busy_time is the union of
+the records' intervals. Both come from the GPU's own timestamps, so host overhead shows only as gaps between records.
+What the host did meanwhile is recorded for a timeline alone (`CuptiClock.trace`), never beside a time that counts.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+
+@dataclass(frozen=True)
+class DeviceRecord:
+    """One kernel, copy or memset as the GPU ran it; times in seconds on CUPTI's clock.
+
+    grid: a kernel's, blocks in x, y, z. bytes: a copy's or memset's.
+    """
+
+    name: str
+    start: float
+    end: float
+    grid: tuple[int, int, int] | None = None
+    bytes: int | None = None
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> DeviceRecord:
+        """From what dataclasses.asdict made of one."""
+        grid = data.get("grid")
+        return cls(data["name"], data["start"], data["end"], grid and tuple(grid), data.get("bytes"))
+
+
+@dataclass(frozen=True)
+class TracedRecord(DeviceRecord):
+    """With the stream that it ran in, by CUPTI's number, and the number that it shares with the host call behind it;
+    all that one launch of a CUDA graph runs has the launch's number."""
+
+    stream: int = 0
+    correlation: int = 0
+
+
+@dataclass(frozen=True)
+class HostRecord:
+    """One call of CUDA's runtime or driver by a thread of this process; times in seconds on CUPTI's clock."""
+
+    name: str
+    start: float
+    end: float
+    thread: int
+    correlation: int
+
+
+@dataclass(frozen=True)
+class CallTrace:
+    """What the host and the device did in one call of one part; times in seconds since the call began.
+
+    returned: when the host had the call's results, finished or not.
+    """
+
+    returned: float
+    host: tuple[HostRecord, ...]
+    device: tuple[TracedRecord, ...]
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> CallTrace:
+        """From what dataclasses.asdict made of one."""
+        host = tuple(HostRecord(**call) for call in data["host"])
+        device = tuple(TracedRecord(**{**ran, "grid": ran["grid"] and tuple(ran["grid"])}) for ran in data["device"])
+        return cls(data["returned"], host, device)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One call of one part. busy_time, records: None of a clock that sees the call and no single kernels."""
+
+    device_time: float
+    busy_time: float | None
+    records: tuple[DeviceRecord, ...] | None
+
+
+class Clock(Protocol):
+    """Times calls between `start` and the last `collect`; times of clocks of different names are never compared."""
+
+    name: str
+
+    def start(self) -> None: ...
+
+    def time(self, call: Callable[[], Any], synchronize: Callable[..., None]) -> Any: ...
+
+    def collect(self, *, going_on: bool = False) -> list[Sample]:
+        """Of the calls since `start` or the last one; `going_on`: more will be timed."""
+        ...
+
+
+def cupti_missing() -> str | None:
+    """Why CUPTI cannot be used here, with the remedy, or None."""
+    if os.environ.get("XLAFUSE_TIMER") == "none":
+        return "another profiler watches this process, and CUPTI serves one"
+    if importlib.util.find_spec("cupti") is None:
+        return 'cupti-python is not installed (pip install "cupti-python==13.0.1" for CUDA 13.0)'
+    return None
+
+
+def busy_time(records: list[DeviceRecord]) -> float:
+    """Length of the union of the records' intervals."""
+    total, until = 0.0, float("-inf")
+    for record in sorted(records, key=lambda r: r.start):
+        total += max(0.0, record.end - max(record.start, until))
+        until = max(until, record.end)
+    return total
+
+
+# Host calls that give the device work, by the names of CUDA's runtime and driver.
+LAUNCH = re.compile(r"cu(da)?(Launch|GraphLaunch|Memcpy|Memset)")
+
+
+def api_name(calls: Any, number: int) -> str:
+    """The name of a runtime or driver call, without the version of its binary interface. calls: CUPTI's enumeration
+    (runtime_api_trace_cbid, driver_api_trace_cbid), which may be older than the driver."""
+    try:
+        name = str(calls(number).name)
+    except ValueError:
+        return f"CUDA call {number}"
+    return re.sub(r"(_v\d+|_ptsz|_ptds)+$", "", name.removeprefix("_runtime_api_trace_cbid__"))
+
+
+def launches(calls: Iterable[HostRecord], device: Iterable[TracedRecord]) -> list[HostRecord]:
+    """The calls that gave the device work, in order of start: those by name, and those behind a device record.
+
+    Of a runtime call and the driver call within it one is kept: the one behind a device record, else the outer one.
+    """
+    behind = {record.correlation for record in device}
+    kept: list[HostRecord] = []
+    open_calls: dict[int, int] = {}  # by thread, where in `kept` its last outermost call is
+    for call in sorted(calls, key=lambda c: (c.start, -c.end)):
+        if not LAUNCH.match(call.name) and call.correlation not in behind:
+            continue
+        place = open_calls.get(call.thread)
+        if place is None or call.end > kept[place].end:
+            open_calls[call.thread] = len(kept)
+            kept.append(call)
+        elif call.correlation in behind and call.correlation != kept[place].correlation:
+            if kept[place].correlation in behind:
+                kept.append(call)  # each is behind work of its own
+            else:
+                kept[place] = call
+    return sorted(kept, key=lambda c: c.start)
+
+
+class _Ran(NamedTuple):
+    """What CUPTI said of one kernel, copy or memset; nanoseconds."""
+
+    name: str
+    start: int
+    end: int
+    grid: tuple[int, int, int] | None
+    bytes: int | None
+    stream: int
+    correlation: int
+
+
+class _Called(NamedTuple):
+    """What CUPTI said of one host call; nanoseconds."""
+
+    name: str
+    start: int
+    end: int
+    thread: int
+    correlation: int
+
+
+class CuptiClock:
+    """CUPTI activity records (cupti-python; https://docs.nvidia.com/cupti-python). One a process: a second one would
+    silently be given all records of the first."""
+
+    name = "cupti"
+
+    def __init__(self) -> None:
+        from cupti import cupti
+
+        from . import cupti_records  # imports numpy, which reading a run does without
+
+        self._cupti = cupti
+        kinds = cupti.ActivityKind
+        self._kinds = (kinds.CONCURRENT_KERNEL, kinds.MEMCPY, kinds.MEMSET)
+        self._labels = {int(kinds.MEMCPY): "[memcpy]", int(kinds.MEMSET): "[memset]"}
+        self._calls = {
+            int(kinds.RUNTIME): cupti.runtime_api_trace_cbid, int(kinds.DRIVER): cupti.driver_api_trace_cbid
+        }
+        self._windows: list[tuple[int, int]] = []
+        self._ran: list[_Ran] = []
+        self._called: list[_Called] = []
+        self._read = cupti_records.reader(cupti, self._fields_of)
+        cupti.activity_register_callbacks(lambda: (8 << 20, 0), self._completed)
+
+    def _fields_of(self, kind: int) -> tuple[str, ...]:
+        if kind in self._calls:
+            return "cbid", "start", "end", "thread_id", "correlation_id"
+        if kind in self._labels:
+            return "start", "end", "bytes", "stream_id", "correlation_id"
+        return "name", "start", "end", "grid_x", "grid_y", "grid_z", "stream_id", "correlation_id"
+
+    def _completed(self, activities: list[Any]) -> None:
+        # The records' memory is CUPTI's and goes back after this call: copy what is needed.
+        for one in activities:
+            kind, *found = self._read(one)
+            if kind in self._calls:
+                number, start, end, thread, correlation = found
+                self._called.append(_Called(api_name(self._calls[kind], number), start, end, thread, correlation))
+            elif kind in self._labels:
+                start, end, moved, stream, correlation = found
+                self._ran.append(_Ran(self._labels[kind], start, end, None, moved, stream, correlation))
+            else:
+                name, start, end, x, y, z, stream, correlation = found
+                self._ran.append(_Ran(name, start, end, (x, y, z), None, stream, correlation))
+
+    def start(self) -> None:
+        self._windows, self._ran, self._called = [], [], []
+        for kind in self._kinds:
+            self._cupti.activity_enable(kind)
+        self._last_lap = self._cupti.get_timestamp()
+
+    def time(self, call: Callable[[], Any], synchronize: Callable[..., None]) -> Any:
+        """Run `call` between two idle moments of the device; what the GPU did in between belongs to it."""
+        synchronize()
+        begin = self._cupti.get_timestamp()
+        result = call()
+        synchronize(result)
+        self._windows.append((begin, self._cupti.get_timestamp()))
+        return result
+
+    def lap(self, synchronize: Callable[[], None]) -> None:
+        """End a window once the device is idle; it began at the last lap, or at `start`."""
+        synchronize()
+        now = self._cupti.get_timestamp()
+        self._windows.append((self._last_lap, now))
+        self._last_lap = now
+
+    def collect(self, *, going_on: bool = False) -> list[Sample]:
+        if going_on:
+            self._cupti.activity_flush_all(1)
+        else:
+            self._stop(self._kinds)
+        samples = [
+            sample_of([DeviceRecord(*_since(begin, ran)[:5]) for ran in group])
+            for (begin, _), group in zip(self._windows, _within(self._ran, self._windows), strict=True)
+        ]
+        self._windows, self._ran = [], []
+        return samples
+
+    def trace(self, call: Callable[[], Any], synchronize: Callable[..., None]) -> tuple[Any, CallTrace]:
+        """The call's results, and what the host and the device did: for a timeline, as recording the host's calls takes
+        time of its own."""
+        self.start()
+        host = tuple(self._calls)
+        for kind in host:
+            self._cupti.activity_enable(kind)
+        try:
+            synchronize()
+            begin = self._cupti.get_timestamp()
+            result = call()
+            returned = self._cupti.get_timestamp()
+            synchronize(result)
+            window = [(begin, self._cupti.get_timestamp())]
+        finally:
+            self._stop((*self._kinds, *host))
+        device = tuple(TracedRecord(*_since(begin, ran)) for ran in _within(self._ran, window)[0])
+        calls = [HostRecord(*_since(begin, called)) for called in _within(self._called, window)[0]]
+        return result, CallTrace((returned - begin) * 1e-9, tuple(launches(calls, device)), device)
+
+    def _stop(self, kinds: Sequence[int]) -> None:
+        self._cupti.activity_flush_all(1)
+        for kind in kinds:
+            self._cupti.activity_disable(kind)
+
+
+def _within(records: Iterable[Any], windows: Sequence[tuple[int, int]]) -> list[list[Any]]:
+    """For each of the windows, which come in order, the records that start in it, in order."""
+    ordered = sorted(records, key=lambda r: r.start)
+    position = 0
+    groups = []
+    for begin, end in windows:
+        while position < len(ordered) and ordered[position].start < begin:
+            position += 1
+        inside = []
+        while position < len(ordered) and ordered[position].start <= end:
+            inside.append(ordered[position])
+            position += 1
+        groups.append(inside)
+    return groups
+
+
+def _since(begin: int, record: Any) -> tuple[Any, ...]:
+    """The record's fields with its times in seconds since `begin`."""
+    return record._replace(start=(record.start - begin) * 1e-9, end=(record.end - begin) * 1e-9)
+
+
+def sample_of(records: list[DeviceRecord]) -> Sample:
+    """The sample that one call's records make; an empty call took no device time."""
+    if not records:
+        return Sample(0.0, 0.0, ())
+    span = max(r.end for r in records) - min(r.start for r in records)
+    return Sample(span, busy_time(records), tuple(records))

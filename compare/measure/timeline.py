@@ -1,0 +1,213 @@
+"""Timelines: what the host launched and the GPU ran in one call, as Chrome trace events, with the graph's names.
+
+    document = of_call({"forward": trace, "backward": trace}, graph, name=record.id)
+    merge([document, ...])        several records in one, a process each
+
+The format is the JSON of Chrome's trace viewer ("Trace Event Format"), which https://ui.perfetto.dev and
+chrome://tracing open: times in microseconds, one process a record, one thread each for its parts, its host threads and
+its streams. Time 0 is a call's first host launch, so that merged calls begin together. A training step's backward part
+begins where its forward part ends: what this project does between the two (it fills the L2 cache with other data) is
+cut out.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..base import atomic_write
+from ..graph.join.kernel_records import MEMCPY, MEMSET, assign, main_name
+from ..graph.model import FusionGraph, Kernel
+from .clock import CallTrace, HostRecord, TracedRecord
+
+Event = dict[str, Any]
+Document = dict[str, Any]
+
+_PARTS, _HOST, _STREAMS = 1, 2, 500  # threads of a process, in the order in which they are shown
+_THREADS = 1000  # of one process, so that no two processes have a thread of the same number
+_CATEGORIES = {MEMCPY: "gpu_memcpy", MEMSET: "gpu_memset"}
+_ORDER = {"M": 0, "X": 1, "s": 2, "f": 3}
+
+
+class TimelineError(ValueError):
+    """A file that holds no timeline; the message names it."""
+
+
+def of_call(traces: Mapping[str, CallTrace], graph: FusionGraph | None, *, name: str) -> Document:
+    """The timeline of one call. traces: by part, in order. graph: as compiled, not joined with records before; without
+    one, or where it has no kernels, what ran has its runtime's names alone."""
+    events: list[Event] = []
+    threads = _Threads()
+    at = 0.0  # where the part begins, in seconds
+    for part, trace in traces.items():
+        found: list[HostRecord | TracedRecord] = [*trace.host, *trace.device]
+        first = min((record.start for record in found), default=0.0)
+        last = max([trace.returned, *(record.end for record in found)])
+        offset = at - first
+        events.append(
+            _span(part, "part", _PARTS, at, last + offset, {
+                "host_before_first_launch_us": _microseconds(first),
+                "host_returned_us": _microseconds(trace.returned + offset),
+            })
+        )
+        kernels = _kernels(graph, part, trace.device)
+        sources: dict[int, tuple[int, float]] = {}
+        for call in trace.host:
+            thread = threads.host(call)
+            sources[call.correlation] = thread, call.start + offset
+            arguments = {"correlation": call.correlation}
+            events.append(_span(call.name, "host", thread, call.start + offset, call.end + offset, arguments))
+        for record in trace.device:
+            thread = threads.stream(record, offset)
+            kernel, is_main = kernels.get(id(record), (None, True))
+            events.append(
+                _span(
+                    kernel.name if kernel is not None else record.name, _CATEGORIES.get(record.name, "kernel"), thread,
+                    record.start + offset, record.end + offset, _arguments(record, kernel, is_main),
+                )
+            )
+            if record.correlation in sources:
+                source, started = sources[record.correlation]
+                arrow = {"cat": "launch", "name": "launch", "id": len(events)}
+                events.append({"ph": "s", **arrow, "tid": source, "ts": _microseconds(started)})
+                end = {"ph": "f", "bp": "e", **arrow, "tid": thread, "ts": _microseconds(record.start + offset)}
+                events.append(end)
+        at = last + offset
+    return _document([*_metadata(name, threads.names()), *events], [name])
+
+
+def merge(documents: Sequence[Document]) -> Document:
+    """All in one, each a process of its own, in the order given. documents: of `of_call` or `load`."""
+    events: list[Event] = []
+    arrows = 0
+    for number, document in enumerate(documents):
+        ids = [event["id"] for event in document["traceEvents"] if "id" in event]
+        for event in document["traceEvents"]:
+            moved = {"pid": event["pid"] + number, "tid": event["tid"] + number * _THREADS}
+            if "id" in event:
+                moved["id"] = event["id"] + arrows
+            if event["name"] == "process_sort_index":
+                moved["args"] = {"sort_index": number}
+            events.append(event | moved)
+        arrows += max(ids, default=0) + 1
+    return _document(events, [name for document in documents for name in document["otherData"]["records"]])
+
+
+def save(document: Document, path: Path) -> None:
+    """One JSON file, compressed where the name ends in .gz."""
+    text = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
+    atomic_write.write(path, gzip.compress(text, mtime=0) if path.suffix == ".gz" else text + b"\n")
+
+
+def load(path: Path) -> Document:
+    """What `of_call` or `merge` made. Raises TimelineError naming a file that is none, or cannot be read."""
+    try:
+        raw = path.read_bytes()
+        document = json.loads(gzip.decompress(raw) if raw.startswith(b"\x1f\x8b") else raw)
+        return _document([_checked(event) for event in document["traceEvents"]], document["otherData"]["records"])
+    except FileNotFoundError:
+        raise TimelineError(f"{path}: missing; a run may be kept without its timelines") from None
+    except (AttributeError, EOFError, KeyError, OSError, RecursionError, TypeError, ValueError, zlib.error) as problem:
+        raise TimelineError(f"{path}: not a timeline: {type(problem).__name__}: {problem}") from None
+
+
+def _checked(event: Event) -> Event:
+    numbers = (event["pid"], event["tid"], event.get("id", 0), event.get("ts", 0), event.get("dur", 0))
+    if event["ph"] not in _ORDER or not isinstance(event["name"], str):
+        raise ValueError(f"an event of phase {event['ph']!r} called {event['name']!r}")
+    if not all(isinstance(number, int | float) for number in numbers):
+        raise TypeError(f"an event with numbers {numbers}")
+    return event
+
+
+class _Threads:
+    """Numbers for host threads, in order of appearance, and for streams. What overlaps in a stream, as the kernels of a
+    CUDA graph's branches do, goes to a lane of its own: a viewer draws what is in one thread as nested."""
+
+    def __init__(self) -> None:
+        self._host: dict[int, int] = {}
+        self._lanes: dict[int, list[float]] = {}  # by stream, where each lane is free again
+        self._numbers: dict[tuple[int, int], int] = {}
+
+    def host(self, call: HostRecord) -> int:
+        return self._host.setdefault(call.thread, _HOST + len(self._host))
+
+    def stream(self, record: TracedRecord, offset: float) -> int:
+        lanes = self._lanes.setdefault(record.stream, [])
+        start, end = record.start + offset, record.end + offset
+        lane = next((index for index, free in enumerate(lanes) if free <= start), len(lanes))
+        lanes[lane : lane + 1] = [end]
+        return self._numbers.setdefault((record.stream, lane), _STREAMS + len(self._numbers))
+
+    def names(self) -> dict[int, str]:
+        hosts = {number: f"host thread {number - _HOST + 1}" for number in self._host.values()}
+        streams = {
+            number: f"stream {stream}" + (f", lane {lane + 1}" if lane else "")
+            for (stream, lane), number in self._numbers.items()
+        }
+        return {_PARTS: "parts", **hosts, **streams}
+
+
+def _kernels(
+    graph: FusionGraph | None, part: str, records: Sequence[TracedRecord]
+) -> dict[int, tuple[Kernel, bool]]:
+    """By the record's identity its kernel, and whether it does that kernel's work or only helps."""
+    if graph is None or graph.kernels is None:
+        return {}
+    joined, _ = assign(graph, {part: records})
+    found = {}
+    for index, ran in joined.items():
+        kernel = graph.kernels[index]
+        names = {record.name for record in ran}
+        helpers = set(kernel.facts.get("with", {})) - {kernel.runtime_name}  # of an eager operation, known beforehand
+        if kernel.runtime_name is None:
+            helpers = names - {main_name([record.name for record in ran])}
+        found.update({id(record): (kernel, record.name not in helpers) for record in ran})
+    return found
+
+
+def _arguments(record: TracedRecord, kernel: Kernel | None, is_main: bool) -> Event:
+    """Bytes and FLOPs are those of one launch, as the graph has them; of a copy or memset, those that it moved."""
+    found: Event = {
+        "runtime_name": record.name, "bytes": record.bytes, "grid": record.grid, "stream": record.stream,
+        "correlation": record.correlation,
+    }
+    if kernel is not None:
+        found["stage"] = ", ".join(kernel.stages) or None
+        if is_main:
+            found |= {"bytes_read": kernel.bytes_read, "bytes_written": kernel.bytes_written, "flops": kernel.flops}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _span(name: str, category: str, thread: int, start: float, end: float, arguments: Mapping[str, Any]) -> Event:
+    ts = _microseconds(start)
+    duration = max(0.0, round(_microseconds(end) - ts, 3))
+    return {
+        "ph": "X", "name": name, "cat": category, "tid": thread, "ts": ts, "dur": duration, "args": dict(arguments)
+    }
+
+
+def _metadata(name: str, threads: Mapping[int, str]) -> Iterator[Event]:
+    yield {"ph": "M", "name": "process_name", "tid": _PARTS, "args": {"name": name}}
+    yield {"ph": "M", "name": "process_sort_index", "tid": _PARTS, "args": {"sort_index": 0}}
+    for number, label in threads.items():
+        yield {"ph": "M", "name": "thread_name", "tid": number, "args": {"name": label}}
+        yield {"ph": "M", "name": "thread_sort_index", "tid": number, "args": {"sort_index": number}}
+
+
+def _document(events: Iterable[Event], names: Sequence[str]) -> Document:
+    """Sorted by time, an enclosing span before what is in it, and a span before the arrows that start or end in it."""
+
+    def place(event: Event) -> tuple[float, int, float]:
+        return event.get("ts", -1.0), _ORDER[event["ph"]], -event.get("dur", 0.0)
+
+    ordered = sorted(({"pid": 1, **event} for event in events), key=place)
+    return {"displayTimeUnit": "ns", "otherData": {"records": list(names)}, "traceEvents": ordered}
+
+
+def _microseconds(seconds: float) -> float:
+    return round(seconds * 1e6, 3)

@@ -1,0 +1,1 @@
+"""Numerics: input arrays, the float64 reference, errors and tolerances."""

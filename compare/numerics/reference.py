@@ -1,0 +1,257 @@
+"""The reference's worker: draws inputs, evaluates the float64 reference, and stores both for the other workers.
+
+Gradients come from float64 autograd over the same formula, so PyTorch is needed; it runs on a GPU where there is one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..spec.block import Block
+from ..spec.blocks import BLOCKS
+from ..spec.case import MAGNITUDE, Case
+from ..spec.dtype import DTYPES
+from ..spec.tensor import Tensor
+from . import input_arrays
+from .errors import relative_error
+from .tolerance import Scale
+
+Tensors = dict[str, torch.Tensor]
+
+
+def methods() -> dict[str, Callable[..., Any]]:
+    drawn: dict[str, tuple[Tensors, Tensors]] = {}
+
+    def produce_json(case: dict[str, Any], seed: int, folder: str) -> dict[str, Any]:
+        try:
+            return produce(Case.from_json(case), seed, Path(folder), drawn.pop(folder, None))
+        finally:
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()  # float64 of a large case fills much of the GPU, which other workers share
+
+    def draw_json(case: dict[str, Any], seed: int, folder: str, keep: bool = False) -> None:
+        """keep: until they are asked for their references, or another case's inputs are drawn."""
+        for other in [name for name in drawn if Path(name).parent != Path(folder).parent]:
+            del drawn[other]
+        found = store_inputs(Case.from_json(case), seed, Path(folder))
+        if keep:
+            drawn[folder] = found
+
+    return {"produce": produce_json, "draw": draw_json}
+
+
+def device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def store_inputs(case: Case, seed: int, folder: Path) -> tuple[Tensors, Tensors]:
+    """Store input bits and cotangents of `case` in `folder`; returns both."""
+    folder.mkdir(parents=True, exist_ok=True)
+    inputs, cotangents = _draw(case, seed)
+    for role, tensors in (("input", inputs), ("cotangent", cotangents)):
+        for name, tensor in tensors.items():
+            integer = input_arrays.BITS.get(str(tensor.dtype).removeprefix("torch."))
+            bits = tensor.view(getattr(torch, integer)) if integer else tensor
+            np.save(input_arrays.path_of(folder, role, name), bits.cpu().numpy())
+    return inputs, cotangents
+
+
+def produce(
+    case: Case, seed: int, folder: Path, drawn: tuple[Tensors, Tensors] | None = None
+) -> dict[str, Any]:
+    """Store input bits, cotangents, reference outputs and gradients of `case` in `folder`. drawn: what `store_inputs`
+    has returned of this seed, if it was called.
+
+    Returns {tensor name: compare.numerics.tolerance.Scale as a dict}, gradients named `d_<input>`.
+    """
+    block = BLOCKS[case.block]
+    inputs, cotangents = drawn or store_inputs(case, seed, folder)
+    exact = evaluate(case, inputs, cotangents, torch.float64)
+    for name, values in exact.items():
+        role, tensor_name = ("gradient", name.removeprefix("d_")) if name.startswith("d_") else ("output", name)
+        stored = values.to(_stored_dtype(case, tensor_name))
+        np.save(input_arrays.path_of(folder, role, tensor_name), stored.cpu().numpy())
+    errors = _independent_errors(case, inputs, cotangents, exact)
+    for redraw in range(1, _redraws(block, case)):
+        inputs, cotangents = _draw(case, seed + 1000 * redraw)
+        again = _independent_errors(case, inputs, cotangents, evaluate(case, inputs, cotangents, torch.float64))
+        errors = {name: max(error, again[name]) for name, error in errors.items()}
+    return {
+        name: asdict(Scale(rms=_rms(values), largest=float(values.abs().max()), independent_error=errors[name]))
+        for name, values in exact.items()
+    }
+
+
+def _stored_dtype(case: Case, name: str) -> torch.dtype:
+    """float64, or float32 for what implementations give in a half type: half the memory in every process that checks,
+    for an error of 2**-24, at most a 2**-14th of the tolerance."""
+    eps = DTYPES[BLOCKS[case.block].tensor(name).dtype_in(case)].eps
+    return torch.float32 if eps >= 2.0**-10 else torch.float64
+
+
+def _redraws(block: Block, case: Case) -> int:
+    """How often the independent evaluation is repeated on fresh inputs: a maximum over few elements is luck.
+
+    Of large inputs less often: drawing a billion numbers takes seconds.
+    """
+    smallest = min(t.elements(case.sizes) for t in block.outputs)
+    drawn = sum(t.elements(case.sizes) for t in block.inputs)
+    return max(1, min(16, 65536 // smallest, 2**30 // drawn))
+
+
+def _independent_errors(
+    case: Case, inputs: Tensors, cotangents: Tensors, exact: Tensors
+) -> dict[str, float]:
+    """Error of the formula evaluated operation by operation in the case's dtype, for each output and gradient; of large
+    values in float32, each result then rounded.
+
+    What it computes in float32 is made no better than plain code may be; see PlainFloat32. In half types the rounding
+    after each operation is far coarser than either.
+    """
+    plain = PlainFloat32(case.precision)
+    errors = _errors_of(plain, case, inputs, cotangents, exact)
+    if plain.moved_few:
+        again = _errors_of(PlainFloat32(case.precision, sign=-1), case, inputs, cotangents, exact)
+        errors = {name: max(error, again[name]) for name, error in errors.items()}
+    return errors
+
+
+def _errors_of(
+    plain: PlainFloat32, case: Case, inputs: Tensors, cotangents: Tensors, exact: Tensors
+) -> dict[str, float]:
+    with plain:
+        rounded = evaluate(case, inputs, cotangents, _independent_dtype(case))
+    if MAGNITUDE in case.sizes:
+        own = {name: BLOCKS[case.block].tensor(name.removeprefix("d_")).dtype_in(case) for name in rounded}
+        rounded = {name: values.to(getattr(torch, own[name])) for name, values in rounded.items()}
+    return {n: relative_error(rounded[n], values, _rms(values), _largest_difference) for n, values in exact.items()}
+
+
+def _independent_dtype(case: Case) -> torch.dtype:
+    """The case's own; float32 where values are near the own one's largest. Their squares overflow there, and a formula
+    that then gives zeros would tolerate anything."""
+    return torch.float32 if MAGNITUDE in case.sizes else cast(torch.dtype, getattr(torch, case.dtype))
+
+
+def _largest_difference(values: torch.Tensor, reference: torch.Tensor) -> float:
+    return float((reference - values).abs_().max())  # float64, as the reference; one copy of a large case
+
+
+def _rms(values: torch.Tensor) -> float:
+    return float(values.square().mean().sqrt())
+
+
+class PlainFloat32(TorchDispatchMode):
+    """float32 as plain code computes it, rather than as well as this machine's libraries happen to.
+
+    Results of the functions below are moved by up to two units in the last place, at random, seeded: GPU code need not
+    round them correctly (CUDA C++ Programming Guide, Mathematical Functions: two units for 1/sqrt, sin and cos, four
+    for pow, two for a division compiled without -prec-div). Where one result is of a few values only, `moved_few` says
+    so: what hangs on one of them, as AdamW's 1 - beta^t does, is a matter of luck unless the opposite moves (`sign`)
+    are tried, too. IEEE products are summed term after term into one accumulator; a library that splits the sum is
+    better than it need be.
+    """
+
+    _FEW = 16
+    _FUNCTIONS = {
+        torch.ops.aten.exp.default, torch.ops.aten.log.default, torch.ops.aten.tanh.default,
+        torch.ops.aten.sqrt.default, torch.ops.aten.div.Tensor, torch.ops.aten.reciprocal.default,
+        torch.ops.aten.cos.default, torch.ops.aten.sin.default, torch.ops.aten.pow.Scalar,
+    }
+    _PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.bmm.default}
+
+    def __init__(self, precision: str, sign: int = 1) -> None:
+        super().__init__()
+        self.moved_few = False
+        self._ieee, self._sign = precision == "ieee", sign
+        self._generator = torch.Generator(device=device()).manual_seed(0)
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in self._PRODUCTS and self._ieee and args[0].dtype == torch.float32:
+            return _summed_in_order(*args)
+        result = function(*args, **(kwargs or {}))
+        if function not in self._FUNCTIONS or result.dtype != torch.float32:
+            return result
+        ulps = torch.rand(result.shape, generator=self._generator, device=result.device) * 4 - 2
+        if result.numel() <= self._FEW:
+            self.moved_few = True
+            ulps = 2 * torch.where(ulps < 0, -1.0, 1.0)
+        if function == torch.ops.aten.pow.Scalar:
+            ulps[result == 1] = 0  # the power of an exponent of zero, exact everywhere (C17, F.10.4.4)
+        return result * (1 + 2.0**-23 * self._sign * ulps)
+
+
+def _summed_in_order(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a @ b with one accumulator an element, from the first term to the last."""
+    total = a.new_zeros(*a.shape[:-1], b.shape[-1])
+    for k in range(a.shape[-1]):
+        total.addcmul_(a[..., :, k : k + 1], b[..., k : k + 1, :])
+    return total
+
+
+def evaluate(case: Case, inputs: Tensors, cotangents: Tensors, dtype: torch.dtype) -> Tensors:
+    """Outputs, and gradients as `d_<input>` where cotangents are given, of the reference formula in `dtype`.
+
+    An input whose own type is float32 is not made narrower: a scale is not rounded where the matrix that it scales is.
+    """
+    block = BLOCKS[case.block]
+
+    def evaluated_in(name: str) -> torch.dtype:
+        return torch.promote_types(dtype, torch.float32) if block.tensor(name).dtype == "float32" else dtype
+
+    torch.set_float32_matmul_precision("high" if case.precision == "tf32" else "highest")
+    leaves = {  # detached, or a second evaluation would add its gradients to those of the first
+        name: value.detach().to(evaluated_in(name)).requires_grad_(bool(cotangents))
+        if value.is_floating_point() else value
+        for name, value in inputs.items()
+    }
+    outputs: Tensors = {}
+    for index in _slices(block, leaves):
+        views = {name: index(block.tensor(name).axes, leaf) for name, leaf in leaves.items()}
+        part = block.reference(torch, views, **block.attributes_of(case))
+        for name, value in part.items():
+            axes = block.tensor(name).axes
+            if cotangents:
+                value.backward(index(axes, cotangents[name]).to(value.dtype), retain_graph=len(part) > 1)
+            if name not in outputs:
+                sizes = {a: n for t in block.inputs for a, n in zip(t.axes, leaves[t.name].shape, strict=True)}
+                outputs[name] = value.detach().new_empty(block.tensor(name).shape(sizes))
+            index(axes, outputs[name]).copy_(value.detach())
+    gradients = {f"d_{name}": leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+    return outputs | gradients
+
+
+def _slices(block: Block, tensors: Tensors) -> Iterator[Any]:
+    """Views over the axes that no output mixes, one index at a time, so that S x S scores fit in memory."""
+    sizes = {a: n for t in block.inputs for a, n in zip(t.axes, tensors[t.name].shape, strict=True)}
+    groups = [(axes,) if isinstance(axes, str) else axes for axes in block.slices]
+    for position in itertools.product(*(range(sizes[axes[0]]) for axes in groups)):
+        shares = [(a, i, sizes[a] // sizes[axes[0]]) for axes, i in zip(groups, position, strict=True) for a in axes]
+        at = {axis: slice(index * share, (index + 1) * share) for axis, index, share in shares}
+
+        def view(axes: tuple[str, ...], tensor: torch.Tensor, at: dict[str, slice] = at) -> torch.Tensor:
+            return tensor[tuple(at.get(a, slice(None)) for a in axes)]
+
+        yield view
+
+
+def _draw(case: Case, seed: int) -> tuple[Tensors, Tensors]:
+    """Inputs, and cotangents where the case has gradients, in their dtypes on this device."""
+    block = BLOCKS[case.block]
+
+    def rounded(tensor: Tensor, seed: int) -> torch.Tensor:
+        drawn = torch.from_numpy(input_arrays.draw(case, tensor, seed))
+        return drawn.to(getattr(torch, tensor.dtype_in(case))).to(device())
+
+    inputs = {t.name: rounded(t, seed) for t in block.inputs}
+    # A cotangent has its output's name; another seed keeps it independent of an input of the same name.
+    cotangents = {t.name: rounded(t, seed + 1_000_000) for t in block.outputs if case.differentiates}
+    return inputs, cotangents

@@ -1,0 +1,1 @@
+"""Plans: which cases run, in which timing modes, and how two timings are compared."""

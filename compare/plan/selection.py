@@ -1,0 +1,171 @@
+"""From what the user names (blocks, cases, implementations, a target, a folder) to what a run does.
+
+What cannot be done as named is refused in one line, before any work, with what could have been named instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from .. import targets
+from ..base.usage import UsageError, one_of
+from ..spec.block import Block
+from ..spec.blocks import BLOCKS
+from ..spec.case import PARTS, Case
+from ..spec.dtype import DTYPE_BY_ANY_NAME, DTYPES
+from . import timing_modes as timing
+from .plan import SUITES, Plan, _timing
+from .timing_modes import Timing
+
+DEFAULT_SUITE = "quick"
+
+
+def resolve(
+    blocks: Iterable[str],
+    *,
+    suite: str,
+    implementations: Iterable[str] = (),
+    cases: Iterable[str] = (),
+    directions: Iterable[str] = (),
+    dtypes: Iterable[str] = (),
+) -> Plan:
+    """The cases of `suite` that every filter lets through, in the table's order. An empty filter lets all through.
+
+    A case is named by its shape ("llama-8b") or its id ("gelu/llama-8b/bf16/fwd"), a dtype by its long or short name.
+    Raises UsageError for an unknown name, and for a known one that nothing in the selection has.
+    """
+    one_of("suite", suite, SUITES)
+    blocks = [one_of("block", name, BLOCKS) for name in dict.fromkeys(blocks)]
+    directions = [one_of("direction", name, PARTS) for name in dict.fromkeys(directions)]
+    dtypes = [DTYPE_BY_ANY_NAME[one_of("dtype", name, DTYPE_BY_ANY_NAME, shown=DTYPES)] for name in dtypes]
+    wanted = [BLOCKS[name] for name in BLOCKS if not blocks or name in blocks]
+    implementations = _known_implementations(implementations, wanted)
+    cases = _known_cases(cases, wanted, suite)
+
+    work = []
+    for block in wanted:
+        mine = tuple(i for i in block.implementations if not implementations or i.name in implementations)
+        for case in block.cases(suite):
+            found = tuple(
+                i for i in mine
+                if case.direction in i.directions and (i.name in implementations or block.takes(case, i, suite))
+            )
+            if (
+                found
+                and (not cases or case.name in cases or case.id in cases)
+                and (not directions or case.direction in directions)
+                and (not dtypes or case.dtype in dtypes)
+            ):
+                work.append((case, found))
+    plan = Plan(suite, tuple(work), timing.of_suite(suite))
+
+    in_plan: list[tuple[str, Sequence[str], set[str]]] = [
+        ("implementation", implementations, {i.name for _, found in work for i in found}),
+        ("case", cases, {c.name for c, _ in work} | {c.id for c, _ in work}),
+        ("direction", directions, {c.direction for c, _ in work}),
+        ("dtype", dtypes, {c.dtype for c, _ in work}),
+        ("block", blocks, {c.block for c, _ in work}),
+    ]
+    for kind, named, present in in_plan:
+        for name in named:
+            if name not in present:
+                raise UsageError(_nothing_left(kind, name, wanted, suite))
+    return plan
+
+
+def resolve_again(run: Mapping[str, Any], blocks: Iterable[str], suite: str | None, **filters: Iterable[str]) -> Plan:
+    """The plan of a resumed run: its own where nothing is named, else what is named, in its own suite by default."""
+    blocks, own = list(blocks), run.get("plan")
+    if suite is not None or blocks or any(filters.values()):
+        plan = resolve(blocks, suite=suite or run.get("suite", DEFAULT_SUITE), **filters)
+        return plan if suite is not None or own is None else replace(plan, timing=_timing(own))
+    if own is None:
+        raise UsageError(
+            f"run.json does not say what was selected: name it again, as in {run.get('command', 'xlafuse run BLOCK')!r}"
+        )
+    return Plan.from_json(own)
+
+
+def resolve_timing(plan: Plan, modes: Iterable[str], restarts: int | None, *, timed: bool) -> Plan:
+    """The plan, timed in these modes beside the main one, and with as many restarts; nothing named leaves its own.
+
+    timed: whether the run times at all. Raises UsageError for an unknown mode, and where something is asked of a run
+    that does not.
+    """
+    modes = [one_of("mode", name, (timing.MAIN, *timing.OTHER_MODES)) for name in modes]
+    if not modes and restarts is None:
+        return plan
+    if not timed:
+        raise UsageError("--mode and --restarts are about timing, and a run for a GPU that is not here times nothing")
+    chosen = tuple(mode for mode in timing.OTHER_MODES if mode in modes) if modes else plan.timing.modes
+    return replace(plan, timing=Timing(chosen, plan.timing.restarts if restarts is None else restarts))
+
+
+def resolve_target(name: str | None) -> str | None:
+    """None stays None: this machine's GPU, or the run's own choice where there is none."""
+    return None if name is None else one_of("target", name, targets.names())
+
+
+def recorded_choices(name: str) -> list[Path]:
+    """Files of what XLA chose before, one a jax version: in a target pack, by its name, or in a run on a GPU, by its
+    folder. Raises UsageError where there is none."""
+    folder = (targets.FOLDER / name if name in targets.names() else Path(name) / "target") / "xla"
+    found = [path for path in sorted(folder.glob("autotune-*.textproto")) if path.stem.count(".") == 2]
+    if not found:  # there may be a process's own (autotune-0.11.2.4711.textproto), of a run that was killed
+        raise UsageError(
+            f"{name!r} holds no choices of XLA ({folder}/autotune-<jax version>.textproto): name a target "
+            f"({', '.join(targets.names())}) or the folder of a run on a GPU"
+        )
+    return found
+
+
+def _known_implementations(names: Iterable[str], wanted: list[Block]) -> list[str]:
+    everywhere = list(dict.fromkeys(i.name for block in BLOCKS.values() for i in block.implementations))
+    found = [one_of("implementation", name, everywhere) for name in dict.fromkeys(names)]
+    here = list(dict.fromkeys(i.name for block in wanted for i in block.implementations))
+    for name in found:
+        if name not in here:
+            of = [b.name for b in BLOCKS.values() if any(i.name == name for i in b.implementations)]
+            raise UsageError(
+                f"implementation {name!r} belongs to {', '.join(of)}, not to {', '.join(b.name for b in wanted)}, "
+                f"which has {', '.join(here)}"
+            )
+    return found
+
+
+def _known_cases(names: Iterable[str], wanted: list[Block], suite: str) -> list[str]:
+    found = list(dict.fromkeys(names))
+    cases = {each: [c for block in wanted for c in block.cases(each)] for each in SUITES}
+
+    def names_of(each: str) -> list[str]:
+        return list(dict.fromkeys(c.name for c in cases[each]))
+
+    for name in found:
+        if name in names_of(suite) or name in {c.id for c in cases[suite]}:
+            continue
+        for other in SUITES:
+            if name in names_of(other) or name in {c.id for c in cases[other]}:
+                raise UsageError(f"case {name!r} is not in suite {suite}, but in suite {other}: add --suite {other}")
+        shown = names_of(suite)
+        one_of("case", name, [c.id for c in cases[suite]] if "/" in name else shown, shown=shown)
+    return found
+
+
+def _nothing_left(kind: str, name: str, wanted: list[Block], suite: str) -> str:
+    """Every name is known, yet together they leave nothing of this one: say what there is to choose from."""
+    blocks = [b for b in wanted if kind != "block" or b.name == name]
+    test: Callable[[Block, Case], bool] = {
+        "implementation": lambda block, case: any(i.name == name for i in block.implementations),
+        "case": lambda block, case: name in (case.name, case.id),
+        "direction": lambda block, case: case.direction == name,
+        "dtype": lambda block, case: case.dtype == name,
+    }.get(kind, lambda block, case: True)
+    there = [case.id for block in blocks for case in block.cases(suite) if test(block, case)]
+    if there:
+        return f"nothing of {kind} {name!r} is left by the other filters; suite {suite} has {', '.join(there)}"
+    elsewhere = [s for s in SUITES if any(test(b, c) for b in blocks for c in b.cases(s))]
+    remedy = f"--suite {elsewhere[0]} has it" if elsewhere else "no suite has it"
+    return f"suite {suite} has no case of {', '.join(b.name for b in blocks)} with {kind} {name!r}; {remedy}"

@@ -1,0 +1,247 @@
+"""What asserts read of a fusion graph: kernels, stages, what is materialised, bytes. Of one graph, all of it known."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from ..base.text import printable
+from ..graph import formats
+from ..graph.analyse.causes import cause
+from ..graph.analyse.totals import bytes_moved, tally, totals
+from ..graph.model import Buffer, FusionGraph, Kernel, Part
+
+_MOST = 3  # stages of a kernel that are named in a message
+__tracebackhide__ = True  # pytest: a failing test ends at its own line
+
+
+class UnknownName(LookupError):
+    """A stage or buffer that the graph does not have; the message lists those that it has."""
+
+
+class NotKnown(ValueError):
+    """A number that the graph cannot tell; the message says of which kernel."""
+
+
+@dataclass(frozen=True, repr=False)
+class KernelView:
+    """A kernel by its place in launch order; its attributes are those of `compare.graph.model.Kernel` (name, kind,
+    stages, bytes_read, ...). Equal to itself, not to another kernel that does the same."""
+
+    index: int
+    kernel: Kernel = field(compare=False)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.kernel, name)
+
+    def __repr__(self) -> str:
+        stages = [formats.name(stage, 40) for stage in self.kernel.stages[:_MOST]]
+        held = ", ".join(stages) + (", ..." if len(self.kernel.stages) > _MOST else "")
+        return f"<{self.index + 1}. {self.kernel.kind}{': ' if held else ''}{held}>"
+
+
+class Materialized:
+    """Buffers that one kernel writes for another one to read, intermediates and residuals, largest first.
+
+    `name in materialized`: name is a stage, or one scope or several of a stage's path, in which the operation whose
+    result is written lies (of a kernel that writes several buffers, all its stages: nobody tells which wrote which); or
+    the compiler's name of the buffer. Raises UnknownName for a name that nothing in the graph has, so that a misspelt
+    one never counts as absent, and NotKnown where the compiler does not say which operation a buffer is the result of.
+    """
+
+    def __init__(self, view: View, buffers: Iterable[Buffer]) -> None:
+        self._view, self._buffers = view, tuple(buffers)
+
+    def __contains__(self, name: object) -> bool:
+        return bool(self.named(str(name)))
+
+    def __iter__(self) -> Iterator[Buffer]:
+        return iter(self._buffers)
+
+    def __len__(self) -> int:
+        return len(self._buffers)
+
+    def named(self, name: str) -> tuple[Buffer, ...]:
+        """Those that `in` finds under that name. Raises UnknownName, and NotKnown where one of the others may be of it,
+        because the compiler does not say which operation it is the result of."""
+        found = tuple(b for b in self._buffers if name == b.name or self._is_of(b, name))
+        if not found and name not in self._view.graph.buffer:
+            self._view.require_stage(name)
+            if lost := [formats.name(b.name, 40) for b in self._buffers if self._is_lost(b)]:
+                raise NotKnown(
+                    f"the compiler does not say which operations wrote {', '.join(lost[:5])}, so that they may be of "
+                    f"{formats.name(name)!r}; assert on g.materialized.bytes or .largest"
+                )
+        return found
+
+    def only(self, *names: str) -> bool:
+        """Whether each of them is found under one of these names. Raises UnknownName."""
+        found = {buffer for name in names for buffer in self.named(name)}
+        return found.issuperset(self._buffers)
+
+    @property
+    def bytes(self) -> int:
+        return sum(buffer.bytes for buffer in self._buffers)
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest; 0 where nothing is materialised."""
+        return max((buffer.bytes for buffer in self._buffers), default=0)
+
+    def described(self, name: str | None = None) -> list[str]:
+        """A line each, of all or of those with that name."""
+        graph = self._view.graph
+        return [_described(graph, buffer) for buffer in (self._buffers if name is None else self.named(name))]
+
+    def _is_lost(self, buffer: Buffer) -> bool:
+        graph = self._view.graph
+        writers = ((graph.kernels or ())[index] for index in graph.producers[buffer.name])
+        return not any(kernel.stages or kernel.lines or kernel.kind in ("copy", "memset") for kernel in writers)
+
+    def _is_of(self, buffer: Buffer, name: str) -> bool:
+        return any(within(stage, name) for stage in cause(self._view.graph, buffer.name).stages)
+
+    def __repr__(self) -> str:
+        stages = {b: " and ".join(cause(self._view.graph, b.name).stages) for b in self._buffers}
+        return "{" + ", ".join(f"{formats.name(of or b.name, 60)} {formats.shape(b)}" for b, of in stages.items()) + "}"
+
+
+@dataclass(frozen=True, repr=False)
+class StageView:
+    """One stage: the kernels that hold an operation of it, and those of its results that are materialised."""
+
+    name: str
+    kernels: tuple[KernelView, ...]
+    materialized: Materialized
+
+    def __repr__(self) -> str:
+        return f"<stage {formats.name(self.name, 40)}>"
+
+    @property
+    def kernel_count(self) -> int:
+        return len(self.kernels)
+
+    @property
+    def bytes_moved(self) -> int:
+        """Of its kernels, whatever else is in them. Raises NotKnown."""
+        return _moved(view.kernel for view in self.kernels)
+
+
+class View:
+    """One fusion graph, or one part of it ("forward", "backward")."""
+
+    def __init__(self, graph: FusionGraph, part: Part | None = None) -> None:
+        self.graph, self._part = graph, part
+
+    def __repr__(self) -> str:
+        of_part = f", {self._part}" if self._part else ""
+        return f"<fusion graph of {formats.name(self.graph.name, 40)}{of_part}: {len(self.kernels)} kernels>"
+
+    @cached_property
+    def kernels(self) -> tuple[KernelView, ...]:
+        """In launch order."""
+        views = (KernelView(index, kernel) for index, kernel in enumerate(self.graph.kernels or ()))
+        return tuple(view for view in views if self._part in (None, view.kernel.part))
+
+    @property
+    def kernel_count(self) -> int:
+        return len(self.kernels)
+
+    @property
+    def materialized(self) -> Materialized:
+        return self._written(lambda buffer: True)
+
+    @property
+    def saved(self) -> Materialized:
+        """Of these, the residuals that forward leaves for backward."""
+        return self._written(lambda buffer: buffer.role == "saved")
+
+    @property
+    def bytes_moved(self) -> int:
+        """What all launches of a call read and write. Raises NotKnown."""
+        return _moved(view.kernel for view in self.kernels)
+
+    @property
+    def bytes_compulsory(self) -> int:
+        """Each used input once and each output once (docs/fusion-graph.md)."""
+        compulsory = totals(self.graph).compulsory
+        return sum(compulsory.values()) if self._part is None else compulsory.get(self._part, 0)
+
+    @property
+    def bytes_with_products(self) -> int:
+        """The fewest where each matrix product's result is written once and read once. Raises NotKnown."""
+        found = totals(self.graph).gemm_barrier
+        if found is None or self._part is not None:
+            raise NotKnown("bytes_with_products is not known of a kernel that holds several products, nor of one part")
+        return found
+
+    def stage(self, name: str) -> StageView:
+        """A stage, with those inside it. name: its path ("layer/norm"), or one scope or several of it ("norm").
+
+        Raises UnknownName.
+        """
+        self.require_stage(name)
+        kernels = tuple(view for view in self.kernels if any(within(stage, name) for stage in view.kernel.stages))
+        return StageView(name, kernels, self._written(
+            lambda buffer: any(within(stage, name) for stage in cause(self.graph, buffer.name).stages)
+        ))
+
+    def fused(self, *stages: str) -> bool:
+        """Whether all that these stages compute is in one and the same kernel. Raises UnknownName."""
+        return len({view for stage in stages for view in self.stage(stage).kernels}) == 1
+
+    def require_stage(self, name: str) -> None:
+        known = list(dict.fromkeys(stage for view in self.kernels for stage in view.kernel.stages))
+        if any(within(stage, name) for stage in known):
+            return
+        near = difflib.get_close_matches(name, [*known, *{scope for stage in known for scope in stage.split("/")}], 1)
+        listed = ", ".join(formats.name(stage, 60) for stage in known[:40]) + (", ..." if len(known) > 40 else "")
+        raise UnknownName(
+            f"no operation of {formats.name(self.graph.name)} has a stage {formats.name(name)!r}"
+            + (f"; did you mean {formats.name(near[0])!r}" if near else "")
+            + (f"; stages: {listed}" if known else "; it names none: put jax.named_scope, or "
+               "triton_side.calls.stages.stage, around what you want to speak of")
+        )
+
+    def _written(self, wanted: Callable[[Buffer], bool]) -> Materialized:
+        own = {view.index for view in self.kernels}
+        producers = self.graph.producers
+        kept = (buffer for buffer in self.graph.materialized if own.intersection(producers[buffer.name]))
+        return Materialized(self, filter(wanted, kept))
+
+
+def within(stage: str, name: str) -> bool:
+    """Whether `name` is a run of whole scopes of the stage's path: "norm" and "layer/norm" of "layer/norm/scale"."""
+    return bool(name) and f"/{name}/" in f"/{stage}/"
+
+
+def _moved(kernels: Iterable[Kernel]) -> int:
+    listed = list(kernels)
+    total = tally(map(bytes_moved, listed)).exact
+    if total is None:
+        unknown = [formats.name(kernel.name, 40) for kernel in listed if bytes_moved(kernel) is None]
+        raise NotKnown(f"bytes are not known of {', '.join(unknown[:5])}; assert on other kernels' bytes_read")
+    return int(total)
+
+
+def _described(graph: FusionGraph, buffer: Buffer) -> str:
+    def numbers(indices: Iterable[int]) -> str:
+        return ", ".join(str(index + 1) for index in list(indices)[:8]) or "none"
+
+    kind = "saved for backward, " if buffer.role == "saved" else ""
+    found = cause(graph, buffer.name)
+    place = ", ".join(filter(None, (*map(formats.name, found.stages), formats.place(found.line))))
+    writers = graph.producers[buffer.name]
+    ends = [{(graph.kernels or ())[i].name for i in side} for side in (writers, graph.consumers.get(buffer.name, ()))]
+    between = (reason for reason in graph.reasons if reason.producer in ends[0] and reason.consumer in ends[1])
+    why = dict.fromkeys(f"{reason.code}: {printable(reason.text, 120)}" for reason in between)
+    return (
+        f"{formats.shape(buffer)}, {kind}{formats.size(buffer.bytes)}{f', the result of {place}' if place else ''}; "
+        f"kernel {numbers(writers)} writes it, {numbers(graph.consumers.get(buffer.name, ()))} reads it"
+        + "".join(f"; not fused: {words}" for words in list(why)[:2])
+    )

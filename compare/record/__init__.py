@@ -1,0 +1,1 @@
+"""Records of a run: their fields, and the folder that holds them."""

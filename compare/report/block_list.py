@@ -1,0 +1,97 @@
+"""What can be compared: the table of blocks, as text, JSON or Markdown."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from typing import Any
+
+from .. import targets
+from ..plan.plan import SUITES
+from ..spec.block import Block
+from ..spec.blocks import BLOCKS
+from ..spec.case import Shape
+from ..spec.dtype import DTYPES
+from ..spec.tensor import Tensor
+
+
+def as_json() -> str:
+    """{"blocks": [...], "targets": [...]}, everything that `xlafuse run` takes by name."""
+    return json.dumps({"blocks": [_block(block) for block in BLOCKS.values()], "targets": targets.names()}, indent=1)
+
+
+def as_text() -> str:
+    return "\n\n".join([*map(_block_text, BLOCKS.values()), f"targets: {', '.join(targets.names())}"])
+
+
+def as_markdown() -> str:
+    """A line a block: what it is, and who computes it."""
+    from tabulate import tabulate
+
+    from .table import escaped
+
+    rows = [
+        [escaped(text) for text in (block.name, block.summary, ", ".join(i.name for i in block.implementations))]
+        for block in BLOCKS.values()
+    ]
+    return tabulate(rows, headers=["block", "what it is", "implementations"], tablefmt="github")
+
+
+def _block(block: Block) -> dict[str, Any]:
+    return {
+        "name": block.name,
+        "summary": block.summary,
+        "inputs": {t.name: list(t.axes) for t in block.inputs},
+        "outputs": {t.name: list(t.axes) for t in block.outputs},
+        "own_dtypes": {t.name: t.dtype for t in (*block.inputs, *block.outputs) if t.dtype},
+        "directions": list(block.directions),
+        "cases": {
+            suite: [
+                {
+                    "name": s.name, "sizes": dict(s.sizes), "dtypes": list(s.dtypes), "precisions": list(s.precisions),
+                    "directions": [d for d in block.directions if d in s.directions],
+                }
+                for s in block.shapes if suite in s.suites
+            ]
+            for suite in SUITES
+        },
+        "implementations": [
+            {
+                "name": i.name, "compiler": i.compiler, "summary": i.summary, "target": i.target,
+                "directions": [d for d in block.directions if d in i.directions], "requires": list(i.requires),
+            }
+            for i in block.implementations
+        ],
+    }
+
+
+def _block_text(block: Block) -> str:
+    lines = [f"{block.name}: {block.summary}"]
+    lines += textwrap.wrap(
+        f"{_tensors(block.inputs)} -> {_tensors(block.outputs)}", 98, initial_indent="  ", subsequent_indent="    "
+    )
+    lines.append(f"  directions: {', '.join(block.directions)}")
+    for suite in SUITES:
+        lines.append(f"  cases of suite {suite}:")
+        lines += [f"    {_shape_text(shape, block)}" for shape in block.shapes if suite in shape.suites]
+    lines.append("  implementations:")
+    width = max(len(i.name) for i in block.implementations)
+    for i in block.implementations:
+        lines.append(f"    {i.name:{width}}  {i.summary}")
+        lines.append(f"    {'':{width}}  {i.compiler}: {i.target}")
+        if i.requires:
+            lines.append(f"    {'':{width}}  needs {', '.join(i.requires)}")
+    return "\n".join(lines)
+
+
+def _tensors(tensors: tuple[Tensor, ...]) -> str:
+    return ", ".join(f"{t.name}[{', '.join(t.axes)}]{f' {t.dtype}' if t.dtype else ''}" for t in tensors)
+
+
+def _shape_text(shape: Shape, block: Block) -> str:
+    sizes = " ".join(f"{axis}={size}" for axis, size in shape.sizes.items())
+    dtypes = ", ".join(DTYPES[dtype].short for dtype in shape.dtypes)
+    precisions = "" if shape.precisions == ("ieee",) else f" ({', '.join(shape.precisions)})"
+    fewer = [d for d in block.directions if d in shape.directions]
+    directions = "" if fewer == list(block.directions) else f" ({', '.join(fewer)} only)"
+    return f"{shape.name}  {sizes}  {dtypes}{precisions}{directions}"

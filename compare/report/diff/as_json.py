@@ -1,0 +1,45 @@
+"""Two runs held against each other, as JSON; docs/diff.md has the fields."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from ...graph.render import diff_view
+from .runs import RecordChange, RunDiff
+from .times import Timing
+
+SCHEMA = "xlafuse.run-diff/1"
+_COMPARED = ("status", "kernels", "bytes_moved", "provenance")
+
+
+def to_json(diff: RunDiff) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA, "before": str(diff.before), "after": str(diff.after), "tolerance": diff.tolerance,
+        "fail_on": list(diff.fail_on), "regressed": [change.id for change in diff.regressed],
+        "environment": [asdict(each) for each in diff.environment],
+        "records": [_change(change) for change in diff.changes],
+        "warnings": diff.warnings,
+    }
+
+
+def _change(change: RecordChange) -> dict[str, Any]:
+    only = {(True, False): "before", (False, True): "after"}.get((bool(change.before), bool(change.after)))
+    fusion = None
+    if change.graph is not None and change.before and change.after:
+        assert change.before.graph and change.after.graph
+        fusion = diff_view.to_json(change.graph, change.before.graph, change.after.graph)
+    return {
+        "id": change.id, "only_in": only, "differs": change.differs, "regressions": list(change.regressions),
+        **{name: dict(zip(("before", "after"), change.pair(name), strict=True)) for name in _COMPARED},
+        "times": None if change.times is None else _times(change.times),
+        "fusion": fusion, "notes": list(change.notes),
+    }
+
+
+def _times(times: Timing) -> dict[str, Any]:
+    return {
+        "before_us": times.before_us, "after_us": times.after_us, "word": times.word,
+        "refused": times.refused or None, "notes": list(times.notes),
+        "ratios": {timer: asdict(verdict) for timer, verdict in (times.verdicts or {}).items()},
+    }

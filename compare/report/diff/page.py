@@ -1,0 +1,75 @@
+"""Two runs held against each other as one HTML file: no script, no link, no request; all text is escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...base.text import number, printable
+from ...base.usage import write_file
+from ...graph.render.text_view import render as as_text
+from ...plan.speedup import Verdict
+from . import show
+from .runs import RecordChange, RunDiff
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+_LINES = 120  # columns of a graph's changes
+
+
+def write(diff: RunDiff, file: Path) -> None:
+    """Raises UsageError where the file cannot be written."""
+    write_file(file, html(diff).encode())
+
+
+def html(diff: RunDiff) -> str:
+    return _template().render(
+        title=_shown(f"{diff.before} → {diff.after}"), regressed=bool(diff.regressed),
+        verdict="Regressed" if diff.regressed else "No regression",
+        summary=[_shown(line) for line in show.summary(diff)],
+        environment=[[_shown(text) for text in (each.name, each.before, each.after)] for each in diff.environment],
+        timed=[
+            {"title": _titled(title, found), "rows": [_timed(change) for change in found]}
+            for words, title in show.TIMED if (found := diff.timed(*words))
+        ],
+        listed=[
+            {"title": _titled(title, found), "rows": [list(map(_shown, row)) for row in found]}
+            for title, found in show.listed(diff) if found
+        ],
+        fused=[{"id": _shown(each.id), "text": as_text(show.fusion(each), _LINES)} for each in diff.fused],
+    )
+
+
+@cache
+def _template() -> Template:
+    from jinja2 import Environment, StrictUndefined
+
+    text = resources.files("compare.report.diff").joinpath("page.html.jinja").read_text(encoding="utf-8")
+    return Environment(autoescape=True, undefined=StrictUndefined).from_string(text)
+
+
+def _shown(text: str) -> str:
+    return printable(text, 600)
+
+
+def _titled(title: str, found: Sequence[object]) -> str:
+    return _shown(f"{title[:1].upper()}{title[1:]}: {len(found)}")  # capitalize() would change a folder's name
+
+
+def _timed(change: RecordChange) -> dict[str, Any]:
+    times = change.times
+    assert times is not None and times.main is not None
+    return {
+        "id": _shown(change.id), "before": number(times.before_us), "after": number(times.after_us),
+        "ratio": f"{times.main.ratio:.3f}", "interval": _interval(times.main),
+        "kernels": "" if times.busy is None else f"{times.busy.ratio:.3f} ({_interval(times.busy)})",
+        "notes": _shown("; ".join(times.notes)),
+    }
+
+
+def _interval(verdict: Verdict) -> str:
+    return f"{verdict.low:.3f} to {verdict.high:.3f}"

@@ -1,0 +1,160 @@
+"""How much code an author wrote for an implementation: lines, without comments, docstrings and blank ones.
+
+Kernel lines are what runs on the GPU: Triton functions that the implementation's `apply` reaches, with the device
+functions that they call, and the CUDA files that it names. The other lines are what surrounds them: launchers, their
+configuration, autograd functions, or all there is of a block that a compiler takes. Only the implementation's own
+package counts (`triton_side.kernels`, `xlafuse.blocks`), not the libraries below it. Source is read, never imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from pygments.lexer import Lexer
+from pygments.lexers import CudaLexer, PythonLexer
+from pygments.token import Comment, String
+
+from ..spec.implementation import Implementation
+
+_LOCAL_INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Lines:
+    """kernel: of code that runs on the GPU. other: of Python around it."""
+
+    kernel: int
+    other: int
+
+
+def lines_of(implementation: Implementation) -> Lines:
+    """Of forward and backward together. Raises LookupError where its source is not where its target says."""
+    module, _, function = implementation.target.partition(":")
+    package = module.rpartition(".")[0]
+    reached = _reached(package, (module, function))
+    kernel = other = 0
+    files: set[Path] = set()
+    for name, definition in reached:
+        parsed = _parsed(name)
+        node = parsed.definitions[definition]
+        count = _code_lines(parsed.text(node), PythonLexer)
+        if _runs_on_gpu(node):
+            kernel += count
+        else:
+            other += count
+            files |= _cuda_files(parsed.path.parent, node)
+    for file in files:
+        kernel += _code_lines(file.read_text(), CudaLexer)
+    return Lines(kernel, other)
+
+
+Name = tuple[str, str]  # module, top-level definition in it
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+@dataclass(frozen=True)
+class _Module:
+    """A parsed source file. imported: local name -> (module, definition in it, or "" for the module itself)."""
+
+    path: Path
+    source: str
+    definitions: dict[str, Definition]
+    imported: dict[str, Name]
+
+    def text(self, node: Definition) -> str:
+        """A definition without its decorators."""
+        return "\n".join(self.source.splitlines()[node.lineno - 1 : node.end_lineno])
+
+
+@cache
+def _parsed(module: str) -> _Module:
+    root, *rest = module.split(".")
+    spec = find_spec(root)  # the package alone: finding a module below it would import what is above that
+    folder = Path(next(iter((spec and spec.submodule_search_locations) or [""])))
+    path = folder.joinpath(*rest).with_suffix(".py")
+    if not path.is_file():
+        path = folder.joinpath(*rest, "__init__.py")
+    if not path.is_file():
+        raise LookupError(f"no source of {module}: {path}")
+    source = path.read_text()
+    tree = ast.parse(source)
+    imported: dict[str, Name] = {}
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            imported |= {alias.asname or alias.name: (node.module, alias.name) for alias in node.names}
+    definitions = {node.name: node for node in tree.body if isinstance(node, Definition)}
+    return _Module(path, source, definitions, imported)
+
+
+def _reached(package: str, start: Name) -> list[Name]:
+    """Definitions of the package that `start` uses, and those that they use, itself first."""
+    if start[1] not in _parsed(start[0]).definitions:
+        raise LookupError(f"{start[0]} defines no {start[1]}")
+    found, pending = {start: None}, [start]
+    while pending:
+        module, definition = pending.pop()
+        for name in _uses(package, module, _parsed(module).definitions[definition]):
+            if name not in found:
+                found[name] = None
+                pending.append(name)
+    return list(found)
+
+
+def _uses(package: str, module: str, node: Definition) -> Iterator[Name]:
+    parsed = _parsed(module)
+    body: list[ast.AST] = [*node.body, *(node.bases if isinstance(node, ast.ClassDef) else [])]
+    for part in (part for statement in body for part in ast.walk(statement)):
+        if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name):
+            outer, inner = parsed.imported.get(part.value.id, ("", ""))
+            whole = f"{outer}.{inner}"
+            if outer == package and part.attr in _definitions(whole):
+                yield whole, part.attr
+        elif isinstance(part, ast.Name):
+            if part.id in parsed.definitions:
+                yield module, part.id
+            other, definition = parsed.imported.get(part.id, ("", ""))
+            if other.rpartition(".")[0] == package and definition in _definitions(other):
+                yield other, definition
+
+
+def _definitions(module: str) -> dict[str, Definition]:
+    try:
+        return _parsed(module).definitions
+    except LookupError:
+        return {}  # a name that is no module
+
+
+def _runs_on_gpu(node: Definition) -> bool:
+    return any(ast.unparse(decorator).startswith("triton.jit") for decorator in node.decorator_list)
+
+
+def _cuda_files(folder: Path, node: Definition) -> set[Path]:
+    """Those that the definition names, with what they include from their own folder."""
+    names = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+    pending = [folder / name for name in names if name.endswith(".cu") and (folder / name).is_file()]
+    found: set[Path] = set()
+    while pending:
+        file = pending.pop()
+        if file not in found:
+            found.add(file)
+            pending += [file.parent / name for name in _LOCAL_INCLUDE.findall(file.read_text())]
+    return found
+
+
+@cache
+def _code_lines(source: str, lexer: type[Lexer]) -> int:
+    """Lines that hold more than comments, docstrings and white space."""
+    counted: set[int] = set()
+    line = 0
+    for kind, text in lexer().get_tokens(source):
+        remark = kind in Comment and kind not in Comment.Preproc and kind not in Comment.PreprocFile
+        if not remark and kind not in String.Doc:
+            counted |= {line + offset for offset, part in enumerate(text.splitlines()) if part.strip()}
+        line += text.count("\n")
+    return len(counted)

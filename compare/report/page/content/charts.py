@@ -1,0 +1,166 @@
+"""The pictures of a case's page, as Vega-Lite specifications; text and lines in the page's colours (static/charts.js).
+
+Every picture's numbers also stand in a table of the page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import ceil
+from typing import Any
+
+from ....graph.analyse.roofline import Ceilings
+from ....plan.speedup import TIE
+
+Spec = dict[str, Any]
+Values = Sequence[Mapping[str, Any]]
+
+_SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"  # a name; nothing is fetched
+# Legible on white and on black.
+KINDS = {
+    "gemm": "#4c78a8", "attention": "#b279a2", "reduction": "#e0862f", "elementwise": "#54a24b", "copy": "#c44e52",
+    "other": "#8c8c8c",
+}
+_QUIET, _LOUD, _THIRD = "#7a8fb8", "#e0862f", "#b79a20"
+_BAR = 22  # pixels a line of bars
+_US = {"type": "quantitative", "axis": {"title": "µs"}}
+_LOG = {"type": "log", "nice": False}
+
+
+def _spec(values: Values, layers: list[Spec], **rest: Any) -> Spec:
+    return {
+        "$schema": _SCHEMA, "width": "container", "autosize": {"type": "fit-x", "contains": "padding"},
+        "data": {"values": list(values)}, "layer": layers, **rest,
+    }
+
+
+def _lines(names: Sequence[str]) -> Spec:
+    """An implementation a line, in this order."""
+    return {"field": "implementation", "type": "nominal", "sort": list(names), "axis": {"title": None}}
+
+
+def _colour(field: str, palette: Mapping[str, str], **legend: Any) -> Spec:
+    scale = {"domain": list(palette), "range": list(palette.values())}
+    return {"field": field, "type": "nominal", "scale": scale, "legend": {"title": None, **legend}}
+
+
+def _told(*fields: str, **formatted: str) -> list[Spec]:
+    """A tooltip: fields as they are, then those with a number format."""
+    plain = [{"field": field, "type": "nominal"} for field in fields]
+    return [*plain, *({"field": field, "format": form} for field, form in formatted.items())]
+
+
+def times(values: Values, names: Sequence[str]) -> Spec:
+    """Device time, what of it could be recovered, and half the interquartile range of its samples on each side.
+
+    values: {"implementation", "time", "recoverable" (or null), "low", "high", "label"}, µs.
+    """
+    y = _lines(names)
+    rest, unknown = "least time and gaps", "recoverable time not known"
+    split = [
+        {"calculate": "datum.time - (datum.recoverable || 0)", "as": "least"},
+        {"fold": ["least", "recoverable"], "as": ["part", "us"]},
+        {"filter": "datum.us > 0"},
+        {"calculate": f"datum.recoverable === null ? '{unknown}' : datum.part === 'least' ? '{rest}' : 'recoverable'",
+         "as": "of it"},
+        {"calculate": "datum.part === 'least' ? 0 : 1", "as": "place"},
+    ]
+    palette = {rest: _QUIET, "recoverable": _LOUD}
+    if any(value["recoverable"] is None for value in values):
+        palette[unknown] = KINDS["other"]
+    told = _told("implementation", "label", recoverable=".4s", low=".5s", high=".5s")
+    bar = {
+        "y": y, "x": {"field": "us", **_US, "stack": "zero"}, "order": {"field": "place"}, "tooltip": told,
+        "color": _colour("of it", palette, orient="top"),
+    }
+    whisker = {"y": y, "x": {"field": "low", **_US}, "x2": {"field": "high"}, "tooltip": told}
+    word = {"y": y, "x": {"field": "time", **_US}, "text": {"field": "label"}}
+    layers: list[Spec] = [
+        {"transform": split, "mark": {"type": "bar", "height": {"band": 0.62}}, "encoding": bar},
+        {"mark": {"type": "rule", "strokeWidth": 2}, "encoding": whisker},
+        {"mark": {"type": "text", "align": "left", "dx": 8}, "encoding": word},
+    ]
+    return _spec(values, layers, height=_BAR * len(names), padding={"right": 60})
+
+
+def ratios(values: Values, names: Sequence[str], baseline: str) -> Spec:
+    """Ratio of paired rounds against the baseline with its 95% interval; the band is where a tie lies.
+
+    values: {"implementation", "ratio", "low", "high", "word"}.
+    """
+    axis = {"title": f"time / {baseline}'s (below 1 is faster)", "format": "~g"}
+    x = {"type": "quantitative", "scale": {**_LOG, "padding": 12}, "axis": axis}
+    y = _lines(names)
+    told = _told("implementation", "word", ratio=".3f", low=".3f", high=".3f")
+    band = {"x": {"field": "from", **x}, "x2": {"field": "to"}, "color": {"value": _QUIET}}
+    layers: list[Spec] = [
+        {"data": {"values": [{"from": 1 / (1 + TIE), "to": 1 + TIE}]}, "mark": {"type": "rect", "opacity": 0.35},
+         "encoding": band},
+        {"mark": {"type": "rule", "strokeWidth": 2},
+         "encoding": {"y": y, "x": {"field": "low", **x}, "x2": {"field": "high"}}},
+        {"mark": {"type": "point", "filled": True, "size": 60},
+         "encoding": {"y": y, "x": {"field": "ratio", **x}, "tooltip": told}},
+    ]
+    return _spec(values, layers, height=_BAR * len(names))
+
+
+def kernels(names: Sequence[str], longest: float, until: float) -> Spec:
+    """Bars on one time axis, which ends at `until` at first; a slider moves that. static/charts.js makes their values
+    of compare.report.page.content.kernels.bars and of what is known of each kernel.
+    """
+    x = {**_US, "scale": {"domainMin": 0, "domainMax": {"expr": "until"}, "nice": False}}
+    encoding = {
+        "y": _lines(names), "x": {"field": "start", **x}, "x2": {"field": "end"},
+        "color": _colour("kind", KINDS, orient="top"),
+        "tooltip": _told("implementation", "kernel", "stages", "reads", "writes", "took", "least", "bound"),
+    }
+    mark = {
+        "type": "bar", "clip": True, "height": {"band": 0.72}, "stroke": "#ffffff", "strokeWidth": 0.5,
+        "cursor": "pointer",
+    }
+    slider = {"input": "range", "min": 1, "max": ceil(longest), "step": 1, "name": "axis until, µs "}
+    params = [{"name": "until", "value": ceil(until), "bind": slider}]
+    return _spec([], [{"mark": mark, "encoding": encoding}], height=_BAR * len(names), params=params)
+
+
+def roofline(values: Values, ceilings: Ceilings, rate: float | None, palette: Mapping[str, str]) -> Spec:
+    """values: {"implementation", "intensity" (FLOP a byte), "gflops", "what"}; rate: of products, FLOP a second."""
+    points = [value["intensity"] for value in values]
+    corners = ceilings.roof(rate, min(points) / 4, max(points) * 4)
+    roof = [{"intensity": at, "gflops": reached / 1e9} for at, reached in corners]
+    x = {"field": "intensity", "type": "quantitative", "scale": _LOG}
+    y = {"field": "gflops", "type": "quantitative", "scale": {"type": "log"}}
+    x |= {"axis": {"title": "FLOP per byte moved", "format": "~g"}}
+    y |= {"axis": {"title": "GFLOP/s", "format": "~s"}}
+    names = dict.fromkeys(str(value["implementation"]) for value in values)
+    marks = {"reached": "circle", "reached, counted bytes": "triangle-up", "attainable": "stroke"}
+    shape = {
+        "field": "what", "type": "nominal", "legend": {"title": None},
+        "scale": {"domain": list(marks), "range": list(marks.values())},
+    }
+    dots = {
+        "x": x, "y": y, "color": _colour("implementation", {name: palette[name] for name in names}), "shape": shape,
+        "tooltip": _told("implementation", "what", intensity=".4s", gflops=".4s"),
+    }
+    layers: list[Spec] = [
+        {"data": {"values": roof}, "mark": {"type": "line", "strokeDash": [5, 3]}, "encoding": {"x": x, "y": y}},
+        {"mark": {"type": "point", "size": 90, "filled": False, "strokeWidth": 2}, "encoding": dots},
+    ]
+    return _spec(values, layers, height=300)
+
+
+def traffic(values: Values, names: Sequence[str], least: float | None) -> Spec:
+    """values: {"implementation", "what", "mb"}; least: what must move, MB."""
+    x = {"type": "quantitative", "axis": {"title": "MB"}}
+    words = list(dict.fromkeys(str(value["what"]) for value in values))
+    palette = dict(zip(words, (_QUIET, "#c44e52", _THIRD), strict=False))
+    bars = {
+        "y": _lines(names), "yOffset": {"field": "what", "sort": words}, "x": {"field": "mb", **x},
+        "color": _colour("what", palette, orient="top"), "tooltip": _told("implementation", "what", mb=",.4r"),
+    }
+    layers: list[Spec] = [{"mark": {"type": "bar"}, "encoding": bars}]
+    if least is not None:
+        rule = {"x": {"field": "least", **x}, "tooltip": _told(least=",.4r")}
+        mark = {"type": "rule", "strokeWidth": 2, "strokeDash": [4, 3]}
+        layers.append({"data": {"values": [{"least": least}]}, "mark": mark, "encoding": rule})
+    return _spec(values, layers, height=len(names) * (12 * len(words) + 6 if len(words) > 1 else _BAR))

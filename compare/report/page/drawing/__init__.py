@@ -1,0 +1,1 @@
+"""The drawing of fusion graphs side by side in a page."""

@@ -1,0 +1,115 @@
+"""The bands of a drawing: the stages of its graphs, in the order in which they are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ....graph.analyse.align import Alignment, part_of
+from ....graph.analyse.totals import known_bytes
+from ....graph.model import FusionGraph, Kernel, Part
+from ....graph.operations import MOVEMENT, token
+
+PARTS: tuple[Part, ...] = ("forward", "backward")
+UNNAMED = "no stage named"
+LONG = 20  # bands; what a few screens hold
+SMALL = 0.03  # of a column's cost
+
+
+@dataclass(frozen=True)
+class Band:
+    """A stage of one part; of `row` None, what names no stage there."""
+
+    part: Part
+    label: str
+    row: int | None
+
+
+def of_graphs(graphs: Sequence[FusionGraph], alignment: Alignment) -> list[Band]:
+    """Forward's, then backward's. A part ends with what names no stage, where a graph has kernels that do beside some
+    that do not; a part that has nothing else is that alone."""
+    bands = []
+    for part in PARTS:
+        rows = [Band(part, row.stage, i) for i, row in enumerate(alignment.rows) if row.part == part]
+        rows.sort(key=lambda band: _when(graphs, alignment, band.row or 0))
+        loose = not rows and any(kernel.part == part for graph in graphs for kernel in graph.kernels or ())
+        loose = loose or any(
+            0 < sum(kernels[i].part == part for i in without) < sum(kernel.part == part for kernel in kernels)
+            for kernels, without in zip((g.kernels or () for g in graphs), alignment.unattributed, strict=True)
+        )
+        bands += [*rows, *([Band(part, UNNAMED, None)] if loose else [])]
+    return bands
+
+
+def _when(graphs: Sequence[FusionGraph], alignment: Alignment, row: int) -> float:
+    """When a stage is computed: where its kernels stand among their graph's, costly ones first of all, on average.
+
+    Where a stage first appears tells little: compilers launch a mask or an index long before what uses it.
+    """
+    times = []
+    for graph, cell in zip(graphs, alignment.rows[row].cells, strict=True):
+        kernels = graph.kernels or ()
+        found = []
+        for index in cell.kernels or ():
+            ops = kernels[index].source_ops
+            own = [i for i, op in enumerate(ops) if belongs(op.stage, alignment.rows[row].stage)]
+            within = sum(own) / len(own) / len(ops) if own else 0
+            cost = kernels[index].device_time_us or known_bytes(kernels[index]) / 1e6
+            found.append((index + within, cost + 1e-9))
+        if found:
+            times.append(sum(at * cost for at, cost in found) / sum(cost for _, cost in found) / len(kernels))
+    return sum(times) / len(times) if times else 0.0
+
+
+def grouped(
+    bands: Sequence[Band], columns: Sequence[tuple[Sequence[Kernel], Mapping[int, Sequence[int]]]]
+) -> list[list[int]]:
+    """The bands' numbers, one by one, or, of more than LONG, neighbours of little cost together: of as little as makes
+    them that few.
+
+    columns: of those that are shown, kernels and which bands each holds.
+    """
+    if len(bands) <= LONG:
+        return [[number] for number in range(len(bands))]
+    share = [0.0] * len(bands)
+    for kernels, held in columns:
+        timed = any(kernel.device_time_us is not None for kernel in kernels)
+        cost = [(kernel.device_time_us if timed else known_bytes(kernel)) or 0.0 for kernel in kernels]
+        own = [0.0] * len(bands)
+        for index, numbers in held.items():
+            for number in numbers:
+                own[number] += cost[index] / len(numbers) / (sum(cost) or 1)
+        share = [max(pair) for pair in zip(share, own, strict=True)]
+    small, groups = SMALL, _neighbours(bands, share, SMALL)
+    while len(groups) > LONG and small < 1:
+        small *= 1.5
+        groups = _neighbours(bands, share, small)
+    return groups
+
+
+def _neighbours(bands: Sequence[Band], share: Sequence[float], small: float) -> list[list[int]]:
+    groups: list[list[int]] = []
+    for number, band in enumerate(bands):
+        last = groups[-1][-1] if groups else None
+        if last is not None and bands[last].part == band.part and max(share[last], share[number]) < small:
+            groups[-1].append(number)
+        else:
+            groups.append([number])
+    return groups
+
+
+def computed(kernel: Kernel, held: list[int], bands: Sequence[Band]) -> list[int]:
+    """Without bands of which the kernel only views, moves or converts something, if it computes something in others."""
+    telling = [
+        i for i in held
+        if any(
+            token(op.op) not in MOVEMENT and part_of(kernel, op) == bands[i].part and belongs(op.stage, bands[i].label)
+            for op in kernel.source_ops
+        )
+    ]
+    return telling or held
+
+
+def belongs(stage: str, label: str) -> bool:
+    """Bands have stages cut to a common depth."""
+    return stage == label or stage.startswith(f"{label}/")

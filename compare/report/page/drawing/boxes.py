@@ -1,0 +1,97 @@
+"""What is said of one kernel of a drawing: its costs, operations and buffers, as people read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ....base.text import printable
+from ....graph import formats
+from ....graph.analyse.align import part_of
+from ....graph.analyse.roofline import place, recoverable_us
+from ....graph.analyse.totals import bytes_moved
+from ....graph.model import Access, FusionGraph, Kernel
+from ....sources.graph_sources import Found
+from .bands import Band, belongs
+
+
+def costs(
+    graph: FusionGraph, kernel: Kernel, found: Found, moved: float | None, time: float | None,
+    order: Mapping[str, int],
+) -> dict[str, Any]:
+    """Times in µs; "" where one was not measured, or cannot be known."""
+    facts = kernel.facts
+    limits, _ = found.ceilings_for(graph, None)
+    precision = found.record.case.precision if found.record else None
+    where = None if limits is None or not limits.streams else place(graph, kernel, limits, precision)
+    took, least = kernel.device_time_us, where.floor_us if where else None
+    known = {
+        "registers": facts.get("registers"), "shared memory": _size(facts.get("shared_bytes")),
+        "spilled": _size(facts.get("spills_bytes")), "grid": facts.get("grid"), "configuration": facts.get("config"),
+    }
+    return {
+        "name": formats.name(kernel.name, 200), "kind": kernel.kind, "part": kernel.part,
+        "time": formats.number_of_us(took), "time_share": formats.share(took, time),
+        "least": formats.number_of_us(least), "bound": where.bound if where else "",
+        "recoverable": formats.number_of_us(recoverable_us(took, least)),
+        "bytes": formats.size(bytes_moved(kernel)), "bytes_share": formats.share(bytes_moved(kernel), moved),
+        "read": formats.size(kernel.bytes_read), "written": formats.size(kernel.bytes_written),
+        "flops": "?" if kernel.flops is None else formats.flops(kernel.flops),
+        "launches": "?" if kernel.launches is None else str(kernel.launches),
+        "lines": [printable(line, 200) for line in kernel.lines],
+        "reads": _accesses(graph, kernel.inputs, order), "writes": _accesses(graph, kernel.outputs, order),
+        "facts": {name: printable(str(value), 200) for name, value in known.items() if value},
+    }
+
+
+def _size(count: Any) -> str | None:
+    return formats.size(count) if isinstance(count, int) and count else None
+
+
+def operations(
+    kernel: Kernel, held: Iterable[int], bands: Sequence[Band]
+) -> dict[str, str]:
+    """By band, the operations there in words; under "" those of a kernel that is in none."""
+    found: dict[int, list[str]] = {number: [] for number in held}
+    rest = []
+    for op in kernel.source_ops:
+        part = part_of(kernel, op)
+        own = [i for i in found if bands[i].part == part and belongs(op.stage, bands[i].label)]
+        if own:
+            found[max(own, key=lambda i: len(bands[i].label))].append(formats.operation(op))
+        else:
+            rest.append(formats.operation(op))
+    for number in found:
+        if bands[number].row is None:
+            found[number] += rest
+            rest = []
+    if rest and found and not any(found.values()):  # bands that are matched operations are called otherwise
+        found[min(found)], rest = rest, []
+    words = {str(number): formats.words(ops) for number, ops in found.items()}
+    return words | ({"": formats.words(rest)} if rest else {})
+
+
+def buffers(graph: FusionGraph) -> list[list[Any]]:
+    """Of each buffer its words, bytes and role; kernels and edges name it by its place in this list."""
+    return [
+        [f"{formats.name(b.name, 60)} {formats.shape(b)} {formats.size(b.bytes)}", b.bytes, b.role]
+        for b in graph.buffers
+    ]
+
+
+def _accesses(
+    graph: FusionGraph, accesses: Sequence[Access] | None, order: Mapping[str, int]
+) -> list[list[Any]] | None:
+    """Largest first, [buffer] or, where not all of it is touched, [buffer, how much]; None where they are not known."""
+    if accesses is None:
+        return None
+    ordered = sorted(accesses, key=lambda access: -(access.bytes or 0))
+    return [
+        [order[a.buffer], *([] if a.bytes == graph.buffer[a.buffer].bytes else [formats.size(a.bytes)])]
+        for a in ordered
+    ]
+
+
+def bytes_of(graph: FusionGraph, accesses: Sequence[Access] | None, roles: tuple[str, ...]) -> int:
+    """Bytes that one launch has of the program's own inputs or outputs, as far as is known."""
+    return sum(access.bytes or 0 for access in accesses or () if graph.buffer[access.buffer].role in roles)

@@ -1,0 +1,1 @@
+"""Source listings in a page: HLO, Triton, PTX and SASS beside their kernels."""

@@ -1,0 +1,190 @@
+"""Compilers' text as people read it: what nobody reads left out, and which lines are which kernel's.
+
+Lines keep the numbers that they have in the file, so that what is said here can be looked up in the run's dumps.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from xlafuse.hlo import text_reader
+
+Span = tuple[int, int]  # first and last line, from 1
+LONGEST = 400  # characters of a line
+
+
+@dataclass
+class Listing:
+    """language: "hlo", "python" or "cuda". lines: number -> text, ascending. spans: kernel's name there -> its lines,
+    first those that launch it. places: number -> the "file:line" of the program that the line is of."""
+
+    language: str
+    lines: dict[int, str]
+    spans: dict[str, list[Span]] = field(default_factory=dict)
+    places: dict[int, str] = field(default_factory=dict)
+
+
+def hlo(text: str) -> Listing:
+    """Metadata become places; tables of frames and defaults of backend_config go."""
+    lines: dict[int, str] = {}
+    blank = True
+    for number, line in _numbered(text):
+        if _TABLES.fullmatch(line) or (blank and not line):
+            continue
+        lines[number] = _cut(_without_defaults(_cut(line, _HUGE)))
+        blank = not line
+    defined: dict[str, int] = {}
+    bodies: dict[str, Span] = {}
+    name, start = "", 0
+    for number, line in _numbered(text):
+        if match := _COMPUTATION.match(line):
+            name, start = match[1], number
+        elif line.startswith("}") and start:
+            bodies[name], start = (start, number), 0
+        elif start and (match := _INSTRUCTION.match(line)):
+            defined[match[1]] = number
+    listing = Listing("hlo", lines)
+    for computation in text_reader.parse(text).computations.values():
+        for instruction in computation.instructions.values():
+            at = defined.get(instruction.name)
+            if at is None:
+                continue
+            inside = [bodies[called] for called in instruction.called("calls") if called in bodies]
+            listing.spans[instruction.name] = [(at, at), *inside]
+            if instruction.source:
+                listing.places[at] = instruction.source
+    return listing
+
+
+# FileNames, FunctionNames, FileLocations, StackFrames and their rows
+_TABLES = re.compile(r'(FileNames|FunctionNames|FileLocations|StackFrames)|\d+ ("[^"]*"|\{[a-z_0-9= ]*\})')
+_COMPUTATION = re.compile(r"(?:ENTRY )?%?([^\s(){}=,]+) (?:\{$|\(.*\{$)")
+_INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?([^\s=(),]+) = ")
+_STRING = r'"(?:[^"\\]|\\.)*"'
+_METADATA = re.compile(rf",? (?:metadata|frontend_attributes)=\{{(?:[^{{}}\"]|{_STRING})*\}}")
+# What XLA writes of every instruction, as long as nobody chose anything.
+_DEFAULTS = re.compile(
+    r'"(?:device_type":"DEVICE_TYPE_INVALID"|force_earliest_schedule":false|operation_queue_id":"0"|'
+    r'wait_on_operation_queues":\[\]|reification_cost":\[\]|'
+    r'native_emitter_backend_config":\{"type":"NATIVE_EMITTER_TYPE_INVALID","unroll_factor":0\}),?'
+)
+_EMPTY = re.compile(r",? backend_config=\{,?\}")
+
+
+_HUGE = 50_000  # characters; what no pattern need go through
+
+
+def _without_defaults(line: str) -> str:
+    if "=" not in line:
+        return line
+    line = _METADATA.sub("", line)
+    return _EMPTY.sub("", _DEFAULTS.sub("", line)) if "backend_config=" in line else line
+
+
+def output_code(text: str) -> Listing:
+    """Inductor's output_code.py: kernels and `call`; imports, metadata and the benchmark below it go."""
+    lines: dict[int, str] = {}
+    listing = Listing("python", lines)
+    comment = kernel = handle = ""
+    first = 0
+    in_call = False
+    for number, line in _numbered(text):
+        if kernel:
+            if line.startswith("'''"):
+                listing.spans.setdefault(kernel, []).append((first, number))
+                kernel = ""
+            elif _BOILERPLATE.match(line):
+                continue
+            lines[number] = _cut(line, 100 if _META.match(line) else LONGEST)
+        elif line.startswith("#"):
+            first = first if comment else number
+            comment = line
+            if not line.startswith(_FOLDED):
+                lines[number] = _cut(line)
+        elif match := _DEFINED.match(line):
+            first, kernel, comment = (first if comment else number), match[1], ""
+            lines[number] = _cut(line)
+        else:
+            comment = ""
+            in_call = (in_call and (line.startswith("    ") or not line)) or bool(_CALL.match(line))
+            if in_call and line and not line.lstrip().startswith(_AGAIN):
+                lines[number] = _cut(line)
+                if match := _HANDLE.match(line):
+                    handle = match[1]
+                    listing.spans.setdefault(f"call {handle}", []).append((number, number + 1))
+                elif match := _LAUNCH.match(_cut(line)):
+                    calls = listing.spans.setdefault(f"call {match[1]}", [])
+                    if match[1] == handle:
+                        calls.pop()  # the comment above was about this very line
+                        handle = ""
+                    calls.append((number, number))
+    return listing
+
+
+# Above a kernel, a path in a cache and the FX graph in pieces; above its call, what is said above the kernel already.
+_FOLDED = ("#   ", "# kernel path:", "# Source node to ATen", "# Graph fragment:")
+_AGAIN = "# Topologically Sorted"
+_DEFINED = re.compile(r"(\w+) = async_compile\.\w+\(")
+_CALL = re.compile(r"\s*def (?:call|partition_\d+)\(")
+_HANDLE = re.compile(r"\s+# \[Provenance debug handles\] (\S+):\d+\s*$")
+# "triton_poi_fused_add_0.run(arg0_1, ...)", "extern_kernels.mm(buf0, ...)", "buf3 = torch.ops.aten.sort.stable(...)"
+_LAUNCH = re.compile(r"\s+(?:[\w, ]+ = )?([A-Za-z_][\w.]*?)(?:\.run)?\((?!\)$)")
+_BOILERPLATE = re.compile(r"import |from |triton_helpers\.set_driver|$")
+_META = re.compile(r"    (?:triton_meta|inductor_meta|configs?)=")
+
+
+def program(text: str, language: str) -> Listing:
+    """A file of source; its functions are spans by name."""
+    lines = dict(_numbered(text))
+    listing = Listing(language, lines)
+    texts = list(lines.values())
+    for name, first, opening in (_python if language == "python" else _cuda)(texts):
+        while first and texts[first - 1].startswith(("@", "template")):
+            first -= 1
+        listing.spans.setdefault(name, []).append((first + 1, _end(texts, opening) + 1))
+    return listing
+
+
+def _python(lines: list[str]) -> Iterator[tuple[str, int, int]]:
+    """Name, line and last line of the heading of each function of a module."""
+    for number, line in enumerate(lines):
+        if match := _FUNCTION.match(line):
+            yield match[1], number, number
+
+
+def _cuda(lines: list[str]) -> Iterator[tuple[str, int, int]]:
+    for number, line in enumerate(lines):
+        if line.startswith("__global__"):
+            # __global__ void __launch_bounds__(THREADS)
+            # gelu_forward(const T* __restrict__ x, ...) {
+            for opening in (number, number + 1):
+                if opening < len(lines) and (match := _KERNEL.match(lines[opening])):
+                    yield match[1], number, opening
+                    break
+
+
+_FUNCTION = re.compile(r"def (\w+)\(")
+_KERNEL = re.compile(r"(?:__global__ void )?(?:__\w+__\([^)]*\) )*([a-z]\w*)\(")
+
+
+def _end(lines: list[str], opening: int) -> int:
+    """Where indentation ends; a closing bracket or brace belongs to what it closes."""
+    last = opening
+    for number in range(opening + 1, len(lines)):
+        if lines[number] and not lines[number].startswith((" ", "\t", ")", "}", "#")):
+            break
+        if lines[number].strip():
+            last = number
+        if lines[number].startswith("}"):
+            break
+    return last
+
+
+def _numbered(text: str) -> Iterable[tuple[int, str]]:
+    return enumerate(text.split("\n"), 1)
+
+
+def _cut(line: str, longest: int = LONGEST) -> str:
+    return line if len(line) <= longest else f"{line[:longest]}… ({len(line):,} characters)"

@@ -1,0 +1,84 @@
+"""The program that was compiled, and the kernels written for it: files of this project, with which lines are whose."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import PurePosixPath
+
+from ....base.paths import PROJECT
+from ....graph.model import Kernel
+from . import listing as listings
+from .listing import Listing, Span
+
+INSTALLED = "as installed where this report was made; the run does not keep it"
+MOVED = "it has changed since the run: recorded lines may have moved"
+BY_NAME = "it has changed since the run: kernels are found by name"
+MAX_BYTES = 1 << 20  # of one file
+_LANGUAGES = {".py": "python", ".cu": "cuda", ".cuh": "cuda"}
+_FOLDERS = ("xlafuse", "triton_side")
+
+
+class Programs:
+    """Files of this project, each read once; a record names them, and nothing else is ever read for it."""
+
+    def __init__(self) -> None:
+        self._read: dict[str, Listing | None] = {}
+
+    def get(self, name: str) -> Listing | None:
+        if name not in self._read:
+            self._read[name] = _listing(name)
+        return self._read[name]
+
+
+def _listing(name: str) -> Listing | None:
+    path = PurePosixPath(name)
+    if path.suffix not in _LANGUAGES or path.is_absolute() or path.parts[0] not in _FOLDERS or ".." in path.parts:
+        return None
+    file = PROJECT / path
+    if not file.is_file() or file.stat().st_size > MAX_BYTES:
+        return None
+    return listings.program(file.read_text(errors="replace"), _LANGUAGES[path.suffix])
+
+
+def function(kernel: Kernel) -> str:
+    """What its source calls it: softmax_forward of "softmax_forward<__nv_bfloat16, 8>"."""
+    return re.split(r"[<(#]", kernel.name, maxsplit=1)[0]
+
+
+def of_kernels(
+    kernels: Sequence[Kernel], programs: Programs
+) -> Iterator[tuple[str, Listing, dict[int, list[Span]], str]]:
+    """Each file that kernels name lines of: its path, text, the lines of each kernel, and what is to be said of it.
+
+    Not the CUDA that a run keeps as it was compiled.
+    """
+    named: dict[str, dict[int, list[Span]]] = defaultdict(lambda: defaultdict(list))
+    for index, kernel in enumerate(kernels):
+        for line in kernel.lines:
+            name, _, number = line.rpartition(":")
+            if number.isdecimal() and len(number) < 9 and kernel.facts.get("language") != "cuda":
+                named[name][index].append((int(number), int(number)))
+    for name, spans in named.items():
+        listing = programs.get(name)
+        if listing is None:
+            continue
+        written = {i: listing.spans[function(kernels[i])] for i in spans if function(kernels[i]) in listing.spans}
+        changed = ""
+        if any(not _among(spans[i], found) for i, found in written.items()):
+            changed = BY_NAME
+        elif any(not _tells(listing, first) for found in spans.values() for first, _ in found):
+            changed = MOVED
+        yield name, listing, {**spans, **written}, "; ".join(filter(None, (INSTALLED, changed)))
+
+
+def _among(recorded: Sequence[Span], found: Sequence[Span]) -> bool:
+    """Whether the line that declares a kernel is within what has its name now, or right before it."""
+    return any(first - 1 <= line <= last for line, _ in recorded for first, last in found)
+
+
+def _tells(listing: Listing, line: int) -> bool:
+    """Whether there is code: neither blank, nor a comment, nor beyond the end."""
+    text = listing.lines.get(line, "").strip()
+    return bool(text) and not text.startswith(("#", "//", '"""'))

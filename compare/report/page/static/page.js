@@ -1,0 +1,199 @@
+"use strict";
+// The page: unpacks what is embedded, switches between pages by the address, and fills a case's page when it is opened.
+window.xlafuse = {};
+(() => {
+  const CASES_AT_ONCE = Number(document.body.dataset.casesAtOnce);
+  const values = new Map();
+
+  // Data: of the whole run, or of one case; null where there is none of it. How it is packed: compare/report/page/columns.py.
+  xlafuse.load = async (kind, number) => {
+    const chunk = number === undefined ? kind : `${kind}-${Math.floor(number / CASES_AT_ONCE)}`;
+    if (!values.has(chunk)) values.set(chunk, xlafuse.loadText(chunk).then((text) => together(JSON.parse(text))));
+    return (await values.get(chunk))[number === undefined ? 0 : number % CASES_AT_ONCE];
+  };
+  function together(node) {
+    if (Array.isArray(node)) return node;
+    if (node.kinds) {
+      const kinds = node.kinds.map((kind) => together(kind)[Symbol.iterator]());
+      return node.of.map((kind) => kinds[kind].next().value);
+    }
+    if (node.lengths) {
+      const items = together(node.items);
+      let end = 0;
+      return node.lengths.map((length) => items.slice(end, (end += length)));
+    }
+    const columns = Object.entries(node.fields ?? node.places).map(([name, column]) => [name, together(column)]);
+    const made = node.fields ? Object.fromEntries : (pairs) => pairs.map(([, value]) => value);
+    return Array.from({ length: node.many }, (_, i) => made(columns.map(([name, column]) => [name, column[i]])));
+  }
+  // The text of an embedded element.
+  xlafuse.loadText = async (id) => {
+    const element = document.getElementById(id);
+    if (!element) throw new Error("nothing of this name is embedded");
+    const packed = Uint8Array.from(atob(element.textContent), (c) => c.charCodeAt(0));
+    const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+    return new Response(stream).text();
+  };
+  // An embedded library: an ES module.
+  const modules = new Map();
+  xlafuse.module = (id) => {
+    if (!modules.has(id)) {
+      modules.set(id, xlafuse.loadText(id).then((text) => {
+        const url = URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
+        return import(url).finally(() => URL.revokeObjectURL(url));
+      }));
+    }
+    return modules.get(id);
+  };
+
+  // Light and dark.
+  const root = document.documentElement;
+  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+  let chosen = null;
+  xlafuse.theme = () => root.dataset.theme;
+  function setTheme(name) {
+    if (root.dataset.theme === name && root.classList.contains("dark") === (name === "dark")) return;
+    root.dataset.theme = name;
+    root.classList.toggle("dark", name === "dark"); // what DataTables looks at
+    document.dispatchEvent(new Event("xlafuse:theme"));
+  }
+  const preferred = () => (dark.matches ? "dark" : "light");
+  setTheme(preferred());
+  dark.addEventListener("change", () => chosen || setTheme(preferred()));
+  document.getElementById("theme").addEventListener("click", () => {
+    chosen = xlafuse.theme() === "dark" ? "light" : "dark";
+    setTheme(chosen);
+  });
+  window.addEventListener("beforeprint", () => {
+    document.querySelectorAll("main details.kernels").forEach(xlafuse.kernels.open);
+    setTheme("light");
+  });
+  window.addEventListener("afterprint", () => setTheme(chosen || preferred()));
+
+  // Pages.
+  const article = document.getElementById("case");
+  const pages = new Map([["", "overview"], ["records", "records-page"], ["about", "about"]]);
+  const scrolled = new Map(); // where a page was left, to come back to
+  let shown = null;
+  let settings = null;
+  xlafuse.colour = (name) => (settings && settings.colours[name]) || "#8c8c8c";
+
+  // The case that an address names, as this page writes it or as people type it; -1 for none.
+  function numbered(hash) {
+    const number = settings.links.indexOf(hash);
+    if (number >= 0 || !hash.startsWith("#/case/")) return number;
+    return settings.cases.indexOf(hash.slice("#/case/".length).split("/").map(decoded).join("/"));
+  }
+  function decoded(piece) {
+    try { return decodeURIComponent(piece); } catch { return piece; }
+  }
+
+  async function route() {
+    settings = settings || (await xlafuse.load("settings"));
+    const hash = location.hash || "#/";
+    if (!hash.startsWith("#/")) return; // a place on this page
+    if (shown !== null) scrolled.set(shown, window.scrollY);
+    const moved = shown !== null; // not when the file is opened: Tab then begins at the top
+    shown = hash;
+    const number = numbered(hash);
+    const page = number >= 0 ? "case" : pages.get(hash.slice(2)) || "unknown";
+    for (const section of document.querySelectorAll("section.page")) section.hidden = section.id !== page;
+    article.hidden = page !== "case";
+    document.querySelectorAll("header.top nav a").forEach((a) => {
+      if (a.getAttribute("href") === hash) a.setAttribute("aria-current", "page");
+      else a.removeAttribute("aria-current");
+    });
+    document.getElementById("goto").value = number >= 0 ? String(number) : "";
+    if (page === "unknown") {
+      const [, kind] = hash.split("/");
+      document.getElementById("unknown-what").textContent = kind === "case"
+        ? `No case of this report is called ${hash.slice("#/case/".length).split("/").map(decoded).join("/")}.` : `This report has no page ${decoded(hash)}.`;
+    }
+    if (page === "case") await openCase(number, hash);
+    if (page === "records-page") await xlafuse.records();
+    if (shown !== hash) return;
+    window.scrollTo(0, scrolled.get(hash) || 0);
+    if (moved) document.getElementById("main").focus({ preventScroll: true });
+  }
+
+  async function openCase(number, hash) {
+    article.replaceChildren();
+    delete article.dataset.shown;
+    article.setAttribute("aria-busy", "true");
+    const kinds = ["case", "drawing", "sources"];
+    const [data, drawing, sources] = await Promise.all(kinds.map((kind) => xlafuse.load(kind, number)));
+    if (shown !== hash) return; // another one was asked for meanwhile
+    views = { graphs: { script: "drawing", data: drawing }, sources: { script: "sources", data: sources } };
+    article.innerHTML = data.html; // made by a template that escapes everything (templates/case.html)
+    document.title = article.querySelector("h1").textContent;
+    const tables = slot("kernels");
+    xlafuse.kernels.show(tables, drawing, { timed: "timed" in tables.dataset });
+    await Promise.all([xlafuse.charts(article, data.charts, xlafuse.kernels.values(data.bars, drawing), picked), openViews()]);
+    article.removeAttribute("aria-busy");
+    article.dataset.shown = hash;
+  }
+
+  // Slots of the open case that other scripts fill, and with what.
+  let views = {};
+  function slot(name) {
+    return article.querySelector(`[data-view="${name}"]`);
+  }
+  async function showView(name, options) {
+    const { script, data } = views[name], element = slot(name);
+    const section = element.closest("section");
+    if (!xlafuse[script] || data === null) {
+      section.hidden = true;
+      const link = article.querySelector(`[data-jump][href="#${section.id}"]`);
+      if (link) link.hidden = true;
+      return false;
+    }
+    await xlafuse[script].show(element, data, options);
+    return true;
+  }
+  async function openViews() {
+    for (const name of Object.keys(views)) await showView(name, leads());
+  }
+  // Where a kernel leads to: its lines, and where there is a picture its box.
+  function leads() {
+    return { onKernel: picked,
+      onBox: views.graphs.data && ((kernel) => showView("graphs", { ...leads(), kernel, focus: true })) };
+  }
+  // A kernel was picked somewhere: {implementation, index}. Its lines are shown, and get the focus; where there are none,
+  // its row.
+  async function picked(kernel) {
+    const options = { ...leads(), kernel };
+    await showView("graphs", options);
+    if (await showView("sources", { ...options, focus: true })) slot("sources").closest("section").scrollIntoView();
+    else showRow(kernel);
+  }
+  function showRow(kernel) {
+    for (const row of article.querySelectorAll("tr.picked")) row.classList.remove("picked");
+    const row = xlafuse.kernels.row(slot("kernels"), kernel);
+    row?.classList.add("picked");
+    row?.scrollIntoView({ block: "center" });
+  }
+  article.addEventListener("click", (event) => {
+    const jump = event.target.closest("[data-jump]");
+    const kernel = event.target.closest("a.kernel");
+    if (!jump && !kernel) return;
+    event.preventDefault(); // the address stays the case's
+    if (kernel) {
+      picked({ implementation: kernel.dataset.implementation, index: Number(kernel.dataset.kernel) });
+    } else {
+      document.getElementById(jump.getAttribute("href").slice(1)).scrollIntoView();
+    }
+  });
+
+  const select = document.getElementById("goto");
+  select.addEventListener("change", () => {
+    location.hash = select.value === "" ? "#/" : settings.links[Number(select.value)];
+  });
+  const title = document.title;
+  window.addEventListener("hashchange", () => { document.title = title; route(); });
+  document.addEventListener("DOMContentLoaded", async () => {
+    settings = await xlafuse.load("settings");
+    settings.cases.forEach((id, number) => select.append(new Option(id, String(number))));
+    await route();
+    document.body.dataset.ready = "true";
+  });
+})();

@@ -1,0 +1,56 @@
+"""A run's graphs at a glance: a line a record."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..base.text import printable
+from ..sources.graph_sources import Found
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from ..graph.model import FusionGraph
+
+
+def table(found: Sequence[tuple[Found, FusionGraph | None]]) -> RenderableType:
+    """Kernels, bytes moved, fusion efficiency and time of each record's graph, below its case."""
+    from rich.console import Group
+
+    from ..graph.render import text_view
+
+    grid = text_view.columns(None, 8, 9, 11, 9, right=(1, 2, 3, 4), gap=1)
+    grid.add_row(*map(text_view.plain, ("", "kernels", "moves", "efficiency", "µs")))
+    case = ""
+    for each, graph in found:
+        assert each.record is not None
+        if each.record.case.id != case:
+            case = each.record.case.id
+            grid.add_row(text_view.plain(printable(case), "bold"))
+        cells = _cells(each, graph)
+        grid.add_row(text_view.plain(f"  {printable(each.record.implementation, 30)}"), *map(text_view.plain, cells))
+    return Group(
+        grid, text_view.plain(""),
+        text_view.plain("efficiency: bytes that must move, over bytes moved."),
+        text_view.plain(
+            "--block, --case, --direction and -i choose records, and show the kernels of each; so does --all."
+        ),
+    )
+
+
+def _cells(each: Found, graph: FusionGraph | None) -> list[str]:
+    from ..graph import formats
+    from ..graph.analyse.totals import totals
+
+    assert each.record is not None
+    if graph is None:
+        return ["no graph", "", "", printable(each.record.status, 9)]
+    sums = totals(graph, bytes_compulsory=each.record.bytes_compulsory or None)
+    moved = formats.UNKNOWN if sums.moved.exact is None else formats.size(sums.moved.exact)
+    efficiency = sums.fusion_efficiency
+    return [
+        formats.UNKNOWN if sums.kernels is None else str(sums.kernels), moved,
+        formats.share(efficiency, 1),
+        "" if sums.device_time_us is None else formats.number_of_us(sums.device_time_us.exact),
+    ]

@@ -1,0 +1,1 @@
+"""Runs: a plan becomes records in a run folder."""

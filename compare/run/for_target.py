@@ -1,0 +1,195 @@
+"""A run for a GPU that is not there: every implementation compiled for it, and checked on the CPU where it has a path.
+
+Nothing takes turns on a GPU here, so the workers run side by side; records are written in the plan's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+from ..graph import store
+from ..numerics.errors import Verdict
+from ..plan.plan import Plan
+from ..record.record import Record
+from ..spec.blocks import BLOCKS
+from ..spec.case import Case
+from ..spec.implementation import Implementation
+from ..workers.client import WORKER_FAILURES, WorkerError
+from .session import Session, judge, note_failure
+
+# Which worker compiles for the target, and which checks on the CPU.
+COMPILES = {
+    "xla": "xla", "xla-remat": "xla", "xla-unfused": "xla", "xla-triton": "xla", "inductor": "target",
+    "inductor-max": "target", "triton": "target", "triton-library": "target", "cuda": "target", "eager": "target",
+}
+CHECKS = {"xla": "xla", "xla-remat": "xla", "eager": "torch", "inductor": "torch", "triton": "interpreter"}
+DESCRIBED = {"xla", "torch", "target"}  # the workers whose versions a run keeps
+NOT_COMPILED = (
+    "nothing to compile for {target}: eager PyTorch launches prebuilt kernels, known only on a GPU; its graph has its "
+    "operations, and its numbers are checked on the CPU"
+)
+
+
+def environment(target: str) -> dict[str, str]:
+    return {"XLAFUSE_TARGET": target, "CUDA_VISIBLE_DEVICES": ""}
+
+
+def run(plan: Plan, session: Session) -> None:
+    """Write one record for each case and implementation of the plan."""
+    session.begin_segment({}, None)
+    pools = {role: ThreadPoolExecutor(max_workers=1) for role in {*COMPILES.values(), *CHECKS.values()}}
+    checks = _Checks(session, pools)
+    try:
+        roles = {role for _, group in plan.work for i in group for role in _roles(i)} & DESCRIBED
+        asked = {role: pools[role].submit(session.crew.ask, role, "environment") for role in sorted(roles)}
+        waiting = [
+            _start(case, implementation, session, pools, checks)
+            for case, implementations in plan.work
+            for implementation in session.pending(case, implementations)
+        ]
+        for finish in waiting:
+            entry = finish()
+            _describe(session, asked)
+            session.write(entry)
+        _describe(session, asked, wait=True)
+    finally:
+        for pool in pools.values():
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _roles(implementation: Implementation) -> set[str]:
+    if implementation.needs_gpu:
+        return set()
+    return {table[implementation.compiler] for table in (COMPILES, CHECKS) if implementation.compiler in table}
+
+
+def _describe(session: Session, asked: dict[str, Future[dict[str, Any]]], *, wait: bool = False) -> None:
+    """Of those workers that have answered, or all: what they are. A worker says so before it compiles anything, so that
+    those behind every record are described, whatever stops the run."""
+    if answered := [role for role, answer in asked.items() if wait or answer.done()]:
+        session.describe_workers({role: _described(asked.pop(role)) for role in answered})
+
+
+def _described(asked: Future[dict[str, Any]]) -> dict[str, Any]:
+    try:
+        return asked.result()
+    except WORKER_FAILURES as problem:
+        return {"unavailable": str(problem)}
+
+
+def _start(
+    case: Case, implementation: Implementation, session: Session, pools: dict[str, ThreadPoolExecutor], checks: _Checks
+) -> Callable[[], Record]:
+    """Enqueue an implementation's compile and check; the result waits for both and makes the record."""
+    entry = session.new(case, implementation)
+    reason = implementation.unsupported(case) or implementation.needs_gpu
+    if reason:
+        entry.status, entry.detail = "skipped", f"not here: {reason}"
+        return lambda: entry
+    role = COMPILES[implementation.compiler]
+    compiling = pools[role].submit(_compile, role, case, implementation, session, entry)
+    checking = checks.start(case, implementation)
+
+    def finish() -> Record:
+        session.progress.say(entry.id)
+        try:
+            compiled = compiling.result()
+            session.keep_graph(entry, store.from_json(compiled["graph"]))
+            if implementation.compiler == "eager":
+                entry.status, entry.detail = "skipped", NOT_COMPILED.format(target=session.target)
+            else:
+                entry.status, entry.compile_s = "compiled", compiled["compile_s"]
+        except WORKER_FAILURES as problem:
+            note_failure(entry, problem)
+        session.archive(entry)
+        if checking is not None:
+            _join_check(entry, checking)
+        return entry
+
+    return finish
+
+
+def _join_check(entry: Record, checking: Future[dict[str, Any]]) -> None:
+    """A check on a CPU can make a record wrong, never ok."""
+    try:
+        outcome = checking.result()
+    except WORKER_FAILURES as problem:
+        if isinstance(problem, WorkerError) and problem.kind == "skipped":
+            entry.detail = entry.detail or f"not checked on the CPU: {problem.message}"
+        elif entry.status in ("compiled", "skipped"):
+            note_failure(entry, problem)
+            entry.detail = f"check on the CPU: {entry.detail}"
+        return
+    entry.checked = outcome["checked"]
+    judge(entry, outcome["errors"])
+
+
+def _compile(
+    role: str, case: Case, implementation: Implementation, session: Session, entry: Record
+) -> dict[str, Any]:
+    params: dict[str, Any] = {
+        "case": case.to_json(), "implementation": implementation.name, "dumps": str(session.dumps_folder(entry))
+    }
+    if role == "xla":
+        params["target"] = session.target or ""
+    return dict(session.crew.ask(role, "compile", **params))
+
+
+class _Checks:
+    """CPU checks on the block's small odd cases, each done once however many records rest on it."""
+
+    def __init__(self, session: Session, pools: dict[str, ThreadPoolExecutor]) -> None:
+        self._session, self._pools = session, pools
+        self._known: dict[tuple[str, ...], Future[dict[str, Any]]] = {}
+
+    def start(self, case: Case, implementation: Implementation) -> Future[dict[str, Any]] | None:
+        role = CHECKS.get(implementation.compiler)
+        if role is None:
+            return None
+        dtype = _check_dtype(case, role, implementation)
+        key = (case.block, implementation.name, dtype, case.direction)
+        if key not in self._known:
+            cases = [
+                c for c in BLOCKS[case.block].cases("check")
+                if (c.dtype, c.direction) == (dtype, case.direction) and not implementation.unsupported(c)
+            ]
+            if implementation.compiler == "inductor":
+                # A C++ build of seconds each; they test the graph, which is the others' too.
+                cases = [c for c in cases if c.name == "odd"] or cases[:1]
+            self._known[key] = self._pools[role].submit(self._check, role, cases, implementation)
+        return self._known[key]
+
+    def _check(self, role: str, cases: list[Case], implementation: Implementation) -> dict[str, Any]:
+        worst: dict[str, dict[str, Any]] = {}
+        outcome: dict[str, Any] = {}
+        for case in cases:
+            entry = self._session.new(case, implementation)
+            data = self._session.check_data(case)
+            dumps = self._session.scratch / "checks" / role / entry.id.replace("/", "-")
+            self._session.crew.ask(
+                role, "prepare", id=entry.id, case=case.to_json(), implementation=implementation.name,
+                folders=[str(f) for f in data.folders], scales=data.scales, dumps=str(dumps),
+            )
+            outcome = self._session.crew.ask(role, "check", id=entry.id)
+            self._session.crew.ask(role, "release", id=entry.id)
+            for error in outcome["errors"]:
+                known = worst.get(error["name"])
+                if known is None or Verdict(**error).severity > Verdict(**known).severity:
+                    worst[error["name"]] = error
+        checked = {
+            "device": outcome["device"], "backend": outcome["backend"], "dtype": cases[0].dtype,
+            "case": " and ".join(case.name for case in cases),
+        }
+        return {"errors": list(worst.values()), "checked": checked}
+
+
+def _check_dtype(case: Case, role: str, implementation: Implementation) -> str:
+    """The case's own dtype where the CPU path computes it rightly."""
+    if role == "interpreter" and case.dtype == "bfloat16":
+        return "float16"  # Triton's interpreter is silently wrong in bfloat16: its dot and its additions
+    if implementation.compiler == "inductor" and not implementation.unsupported(replace(case, dtype="float32")):
+        return "float32"  # what the cases of all dtypes share, as they do the graph
+    return case.dtype

@@ -1,0 +1,77 @@
+"""Progress of a run on standard error: a bar on a terminal, a line a record elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
+from ..record.record import Record
+
+_STYLES = {"ok": "green", "compiled": "green", "skipped": "dim", "wrong": "bold red", "failed": "red", "timeout": "red"}
+
+
+class Progress:
+    """Counts records as they finish."""
+
+    def __init__(self, total: int) -> None:
+        self._console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._bar = Bar(*columns, console=self._console, disable=not sys.stderr.isatty())
+        self._total, self._count = total, 0
+        self._task = self._bar.add_task("starting workers", total=total)
+
+    def __enter__(self) -> Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: object, trace: TracebackType | None) -> None:
+        self._bar.stop()
+
+    def say(self, what: str) -> None:
+        """What is being done now."""
+        self._bar.update(self._task, description=what)
+
+    def announce(self, what: str) -> None:
+        """What is being done now, and takes long: also a line where there is no terminal."""
+        self.say(escape(what))
+        if self._bar.disable:
+            self._console.print(what, markup=False, highlight=False, soft_wrap=True)
+
+    def warn(self, what: str) -> None:
+        """What whoever reads the run must know: a line on a terminal, too, where the next thing said covers a label."""
+        self._console.print(" ".join(what.split()), markup=False, highlight=False, soft_wrap=True)
+
+    def skip(self) -> None:
+        """A record that stands from before."""
+        self._count += 1
+        self._bar.advance(self._task)
+
+    def kept(self, record: Record, reason: str | None) -> None:
+        """A record that stands from before, as it could not be made again with its case; the reason is why."""
+        self._line("kept", "yellow", record.id, f"as of segment {record.segment}; now: {reason}")
+
+    def done(self, record: Record) -> None:
+        detail = record.detail if record.status != "skipped" else None
+        self._line(record.status, _STYLES[record.status], record.id, detail)
+
+    def _line(self, word: str, style: str, id: str, detail: str | None) -> None:
+        self._count += 1
+        said = f"  {detail.splitlines()[0][:160]}" if detail else ""
+        line = f"[{style}]{word:8}[/] {escape(id)}{escape(said)}"
+        self._console.print(f"{self._count:>4}/{self._total} {line}", highlight=False, soft_wrap=True)
+        self._bar.advance(self._task)
+
+
+@contextmanager
+def counting(total: int, what: str) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal for work that is a number of equal steps; called with how many are done."""
+    with Bar(console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.update(task, completed=done)

@@ -1,0 +1,173 @@
+"""A run, from a plan to a folder of records. On a machine with the GPU everything is executed and timed; for a target,
+everything is compiled and what has a CPU path is checked on the CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import BinaryIO
+
+from .. import targets
+from ..base import host
+from ..plan.plan import Plan
+from ..record import run_folder
+from ..record.record import SCHEMA, Record, record_id
+from ..record.run_folder import RunFolderError
+from ..spec.blocks import BLOCKS
+from ..spec.case import Case
+from ..spec.implementation import Implementation
+from ..workers.pool import Crew
+from . import for_target, on_gpu, traffic_of_run
+from .progress import Progress
+from .session import Session
+
+_SCRATCH = "xlafuse-"
+BAD = ("wrong", "failed", "timeout")
+
+
+def execute(
+    plan: Plan, *, folder: Path, target: str | None, resume: bool, traffic: bool = False, choices: Sequence[Path] = ()
+) -> int:
+    """Run the plan into `folder`; `target` None means this machine's GPU, or an H200 where there is none. traffic: then
+    count, under ncu, the bytes that its kernels move. choices: files of XLA's recorded ones, to begin with.
+
+    Returns 0 when nothing of the plan is wrong, failed or timed out, 1 when something is, 130 after Ctrl-C. Every
+    finished record is on the disk by then. Raises RunFolderError where the folder cannot be read or
+    written.
+    """
+    if target is None and not host.gpu_present():
+        target = targets.DEFAULT
+    with _lock(folder, resume), _scratch() as scratch:
+        try:
+            return _execute(plan, folder, scratch, target, resume, traffic, choices)
+        except OSError as problem:
+            if problem.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise RunFolderError(
+                f"{problem.filename or folder}: {problem.strerror}; every finished record is kept: "
+                f"make room, then --out {folder} --resume goes on"
+            ) from problem
+
+
+def _execute(
+    plan: Plan, folder: Path, scratch: Path, target: str | None, resume: bool, traffic: bool, choices: Sequence[Path]
+) -> int:
+    done = _open(plan, folder, target, resume)
+    if choices:
+        on_gpu.take_choices(folder, choices)
+    plan = plan if target else with_whole_cases(plan, done)
+    wanted = plan.record_ids
+    if wanted <= done.keys() and not (traffic and traffic_of_run.missing(plan, folder)):
+        print(f"{folder} already has every record of this selection", file=sys.stderr)
+        return 0
+    crew = Crew(folder / "logs", for_target.environment(target) if target else on_gpu.environment(folder))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job scheduler's stop ends a run as Ctrl-C does
+    try:
+        with Progress(len(wanted)) as progress:
+            if not wanted <= done.keys():
+                session = Session(folder, scratch, crew, progress, done, target)
+                (for_target.run if target else on_gpu.run)(plan, session)
+            if traffic:
+                crew.stop()  # ncu's workers need the GPU's memory
+                print(traffic_of_run.measure(plan, folder, progress.announce), file=sys.stderr)
+    except KeyboardInterrupt:
+        again = "--resume --traffic" if traffic else "--resume"
+        print(f"stopped; every finished record is kept, and --out {folder} {again} goes on", file=sys.stderr)
+        return 130
+    finally:
+        crew.stop()
+    return 1 if any(r.status in BAD and r.id in wanted for r in run_folder.read_records(folder)[0]) else 0
+
+
+def with_whole_cases(plan: Plan, done: Collection[str]) -> Plan:
+    """The plan, and in each case of which anything is to be done all implementations that were, whether they were named
+    or not: times are compared within one segment, and what is done now is another."""
+
+    def whole(case: Case, named: tuple[Implementation, ...]) -> tuple[Implementation, ...]:
+        if all(record_id(case, i.name) in done for i in named):
+            return named
+        every = BLOCKS[case.block].implementations
+        return (*named, *(i for i in every if i not in named and record_id(case, i.name) in done))
+
+    return replace(plan, work=tuple((case, whole(case, named)) for case, named in plan.work))
+
+
+def _open(plan: Plan, folder: Path, target: str | None, resume: bool) -> dict[str, Record]:
+    """Make or re-open the run folder; returns the records that need not be made again, by id: none of a case that had
+    other sizes in the installation that made them."""
+    if resume:
+        run = run_folder.read_run(folder)
+        if run.get("target") != target:
+            raise RunFolderError(
+                f"{folder} was run for target {run.get('target') or 'its own GPU'}, not {target or 'this GPU'}; "
+                "resume with the same target, or give another --out"
+            )
+        repaired = run_folder.repair(folder)
+        records, warnings = run_folder.read_records(folder)
+        for warning in [repaired, *warnings] if repaired else warnings:
+            print(warning, file=sys.stderr)
+        sizes = {case.id: case.sizes for case, _ in plan.work}
+        return {r.id: r for r in records if r.status not in BAD and r.case.sizes == sizes.get(r.case.id, r.case.sizes)}
+    if (folder / "run.json").exists():
+        raise RunFolderError(f"{folder} exists already: --resume goes on with it, or name another --out")
+    run_folder.create(
+        folder,
+        {
+            "schema": SCHEMA, "xlafuse": host.xlafuse_version(), "suite": plan.suite, "target": target,
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": shlex.join(["xlafuse", *sys.argv[1:]]), "plan": plan.to_json(), "segments": [],
+        },
+    )
+    return {}
+
+
+def _lock(folder: Path, resume: bool) -> BinaryIO:
+    """The open lock of the run folder, which is made where it is new. The kernel releases it with this process, however
+    that ends.
+
+    Raises RunFolderError where another run holds it, or where the folder cannot be written or locked.
+    """
+    path = folder / "logs" / "lock"
+    try:
+        if not resume or folder.is_dir():
+            path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("wb")
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        remedy = "wait for its end, or name another --out"
+        raise RunFolderError(f"{folder}: another run is writing there; {remedy}") from None
+    except OSError as problem:
+        raise RunFolderError(f"{folder}: cannot be written and locked: {problem.strerror}") from problem
+    return file
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[Path]:
+    """A folder for arrays and artifacts that goes when the run ends. What killed runs left of theirs goes first: its
+    lock is free, a living run's is not."""
+    root = host.scratch_root() or Path(tempfile.gettempdir())
+    for left in root.glob(f"{_SCRATCH}*"):
+        with contextlib.suppress(OSError), (left / "lock").open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left, ignore_errors=True)
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=root))
+    except OSError as problem:
+        raise RunFolderError(f"{root}: no scratch folder can be made there: {problem.strerror}") from problem
+    try:
+        with (folder / "making").open("wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            (folder / "making").rename(folder / "lock")  # never there without being held
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

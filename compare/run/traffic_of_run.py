@@ -1,0 +1,212 @@
+"""`xlafuse run --traffic`: after all timed rounds, the bytes of each record's kernels by the GPU's own counters.
+
+Each record is compiled once more, in a process under ncu that takes a batch of a framework's records, in each of two
+ways: "alone", every kernel from an empty L2, and "call", the whole call with caches left alone. XLA gets the autotuning
+results that the run recorded, and so compiles the same kernels. What would tune for minutes, and might choose other
+kernels than those that were timed, has no traffic and says so.
+
+A record is appended anew with each way, as soon as the process that counted it has ended: what stops a run costs the
+process that was under way.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .. import targets
+from ..base import host
+from ..base.usage import UsageError
+from ..graph import store
+from ..graph.join.kernel_records import MEMCPY, MEMSET, assign
+from ..graph.model import FusionGraph
+from ..measure.clock import DeviceRecord
+from ..plan.plan import Plan
+from ..record import run_folder
+from ..record.record import Record
+from ..sources.graph_sources import inside
+from ..spec.blocks import BLOCKS
+from ..spec.implementation import Implementation
+from ..targets import Pack
+from . import ncu
+from .ncu import CacheControl, KernelTraffic, NcuError, NotProfiled, Outcome, Profiled
+
+WAYS: dict[str, CacheControl] = {"alone": "all", "call": "none"}
+TUNES = "compiled once more it would be tuned for minutes again, and might get other kernels than those that were timed"
+_NO_GRAPH = 1_000_000  # launches in a row from which on XLA would replay them from a CUDA graph
+COUNTS = ("dram_read", "dram_written", "l2")
+
+
+def refuse(plan: Plan, target: str | None) -> None:
+    """Raises UsageError where traffic cannot be measured: before the run, not after it."""
+    if target is not None or not host.gpu_present():
+        where = f"compiles for {target} without one" if target else "is on a machine that has none"
+        raise UsageError(f"--traffic counts bytes on an NVIDIA GPU, and this run {where}: leave --traffic out")
+    for role in sorted({i.framework for _, implementations in plan.work for i in implementations}):
+        try:
+            ncu.probe(role)
+        except NcuError as problem:
+            raise UsageError(f"--traffic: {problem}") from None
+
+
+def missing(plan: Plan, folder: Path) -> list[Record]:
+    """Records of the plan that were timed, and whose traffic was not measured, or not in both ways."""
+    wanted = plan.record_ids
+    found = run_folder.read_records(folder)[0] if (folder / "records.jsonl").exists() else []
+    return [r for r in found if r.id in wanted and r.status == "ok" and not all(_settled(r, w) for w in WAYS)]
+
+
+def measure(plan: Plan, folder: Path, say: Callable[[str], None]) -> str:
+    """Append each record of `missing` anew with each way that it lacks; says how many have both. say: is told what is
+    profiled now, and how many of how many that is. Needs the GPU for itself."""
+    left = missing(plan, folder)
+    for entry in left:
+        if _implementation(entry).tunes:
+            entry.traffic = {way: {"unavailable": TUNES, "final": True} for way in WAYS}
+            run_folder.append(folder, entry)
+    steps = [
+        (role, way, entries) for role in ("torch", "xla") for way in WAYS
+        if (entries := [e for e in left if _implementation(e).framework == role and not _settled(e, way)])
+    ]
+    total, before = sum(len(entries) for _, _, entries in steps), 0
+    for role, way, entries in steps:
+        for number, outcome in _profile(entries, role, way, folder, say, before, total):
+            entry = entries[number]
+            entry.traffic = {**(entry.traffic or {}), way: _summary(entry, way, outcome, folder)}
+            run_folder.append(folder, entry)
+        before += len(entries)
+    none = sum(any("unavailable" in way for way in (entry.traffic or {}).values()) for entry in left)
+    why = f"; {none} without, and xlafuse report {folder} --traffic says why" if none else ""
+    return f"traffic of {len(left) - none} records was counted{why}"
+
+
+def _profile(
+    entries: Sequence[Record], role: str, way: str, folder: Path,
+    say: Callable[[str], None], before: int, total: int,
+) -> Iterator[tuple[int, Outcome]]:
+    """`traffic.measure` of these records, before which were `before` of `total`."""
+    environments = _environments(folder)
+    return ncu.measure(
+        [(entry.case, _implementation(entry)) for entry in entries], WAYS[way], logs=folder / "logs",
+        environment=_variables(folder, role, environments),
+        expected=[environments.get((entry.segment, role)) for entry in entries],
+        say=lambda number: say(f"traffic, {before + number + 1} of {total}, {way}: {entries[number].id}"),
+    )
+
+
+def _settled(entry: Record, way: str) -> bool:
+    """Whether it was measured, or never can be; what merely failed is tried again when a run is resumed."""
+    found = (entry.traffic or {}).get(way)
+    return found is not None and ("unavailable" not in found or bool(found.get("final")))
+
+
+def _implementation(entry: Record) -> Implementation:
+    return BLOCKS[entry.case.block].implementation(entry.implementation)
+
+
+def _environments(folder: Path) -> dict[tuple[str | None, str], dict[str, Any]]:
+    """What each segment's workers were, by segment and framework."""
+    segments = run_folder.read_run(folder).get("segments", [])
+    return {(s["id"], role): found for s in segments for role, found in s["environment"]["workers"].items()}
+
+
+def _variables(
+    folder: Path, role: str, environments: Mapping[tuple[str | None, str], dict[str, Any]]
+) -> dict[str, str]:
+    """For XLA, flags: each kernel is launched by itself, so that ncu meets it, none in a CUDA graph; and what the
+    autotuner chose in this run is chosen again: tuning beside ncu took minutes for one product."""
+    if role != "xla":
+        return {}
+    flags = [f"--xla_gpu_graph_min_graph_size={_NO_GRAPH}"]
+    found = [found for (_, whose), found in environments.items() if whose == role and "jax" in found]
+    if found and (results := _autotune_results(folder, found[-1]["jax"], found[-1]["device"])):
+        flags.append(f"--xla_gpu_load_autotune_results_from={results}")
+    return {"XLA_FLAGS": " ".join([*flags, os.environ.get("XLA_FLAGS", "")]).strip()}
+
+
+def _autotune_results(folder: Path, jax_version: str, device: str) -> Path | None:
+    """Those of the run, or, where its folder has lost them, of the target pack of this GPU; `_graph` sees where the
+    pack chose another kernel."""
+    own = Pack(folder.resolve() / "target").xla_autotune_results(jax_version)
+    target = targets.of_device(device)
+    return own or (targets.load(target).xla_autotune_results(jax_version) if target else None)
+
+
+def _summary(entry: Record, way: str, outcome: Outcome, folder: Path) -> dict[str, Any]:
+    """One way of `Record.traffic`."""
+    if isinstance(outcome, NotProfiled):
+        return {"unavailable": outcome.reason}
+    graph = _graph(entry, outcome, folder)
+    if isinstance(graph, NotProfiled):
+        return {"unavailable": graph.reason}
+    measured = (entry.measurement or {}).get("parts") or {}
+    parts = {}
+    for part in entry.case.parts:
+        ran = [DeviceRecord.from_json(each) for each in measured.get(part, {}).get("records") or ()]
+        parts[part] = part_traffic(graph, part, outcome.launches[part], ran)
+    return {"cache_control": WAYS[way], "parts": parts}
+
+
+def _graph(entry: Record, outcome: Profiled, folder: Path) -> FusionGraph | NotProfiled | None:
+    """What the launches are joined to: the graph of the compile that was profiled, if it is the record's; eager
+    PyTorch's kernels are known to the record alone, which CUPTI told of them."""
+    try:
+        kept = None if entry.graph is None else store.load(inside(folder, entry, entry.graph))
+    except (OSError, ValueError) as problem:  # a GraphError, too
+        return NotProfiled(f"its graph cannot be read: {problem}")
+    if kept is None or kept.kernels is None:
+        return None
+    if outcome.graph is None or outcome.graph.kernels is None:
+        return kept
+    names, others = _names(kept), _names(outcome.graph)
+    if names != others:
+        new = next((name for name in others if name not in names), f"{len(others)} instead of {len(names)}")
+        return NotProfiled(f"compiled once more it got other kernels than those that were timed: {new}")
+    return outcome.graph
+
+
+def _names(graph: FusionGraph) -> list[str]:
+    return [f"{kernel.part} {kernel.name}" for kernel in graph.kernels or ()]
+
+
+def part_traffic(
+    graph: FusionGraph | None, part: str, launches: Sequence[KernelTraffic], ran: Sequence[DeviceRecord]
+) -> dict[str, Any]:
+    """Sums of a part's launches and, with a graph, those of each kernel; `unjoined` are launches that belong to none.
+
+    ran: the records of the timed call, which say where copies and memsets lie among the kernels. ncu sees none of them:
+    `uncounted` says how many there are, and how many bytes they move.
+    """
+    result: dict[str, Any] = {"launches": len(launches), **_counted(launches)}
+    aside = [each for each in ran if each.name in (MEMCPY, MEMSET)]
+    moved = [(each.bytes or 0) * (2 if each.name == MEMCPY else 1) for each in aside]  # a copy reads and writes
+    result |= {"uncounted": {"launches": len(aside), "bytes": sum(moved)}, "kernels": [], "unjoined": []}
+    if graph is None:
+        return result
+    joined, leftover = assign(graph, {part: _in_order(launches, ran)})
+    for index in sorted(joined):
+        own = [launches[int(each.start)] for each in joined[index] if each.name not in (MEMCPY, MEMSET)]
+        if own:
+            result["kernels"].append({"kernel": index, "launches": len(own), **_counted(own)})
+    result["unjoined"] = [each.name for each in leftover]
+    return result
+
+
+def _counted(launches: Iterable[KernelTraffic]) -> dict[str, int | None]:
+    """Sums, None where one of them is not known."""
+    launches = list(launches)
+    columns = {count: [getattr(launch, count) for launch in launches] for count in COUNTS}
+    return {count: None if None in values else sum(values) for count, values in columns.items()}
+
+
+def _in_order(launches: Sequence[KernelTraffic], ran: Sequence[DeviceRecord]) -> list[DeviceRecord]:
+    """The launches as records that `join` takes, each one's start being its number; with the copies and memsets of the
+    timed call where they were among its kernels, if it had as many kernels."""
+    records = [DeviceRecord(launch.name, number, number + 1) for number, launch in enumerate(launches)]
+    aside = [each.name in (MEMCPY, MEMSET) for each in ran]
+    if aside.count(False) != len(records):
+        return records
+    kernels = iter(records)
+    return [each if is_aside else next(kernels) for each, is_aside in zip(ran, aside, strict=True)]

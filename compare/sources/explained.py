@@ -1,0 +1,123 @@
+"""What `xlafuse.explain` returns."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..base import atomic_write
+from ..graph import store
+from ..graph.model import FusionGraph
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from ..graph.analyse.roofline import Ceilings
+
+SCHEMA = "xlafuse.explained/1"
+MOST_FINDINGS = 8
+
+
+@dataclass(frozen=True, repr=False)
+class Explained:
+    """Fusion graphs of what was asked for, by name.
+
+    notes: what one must know to read them rightly: assumptions, and what the call looked like to the compiler.
+    `a | b` puts the graphs of two together, to be compared.
+    """
+
+    graphs: Mapping[str, FusionGraph]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def graph(self) -> FusionGraph:
+        """The only graph. Raises ValueError where there are several."""
+        if len(self.graphs) != 1:
+            raise ValueError(f"there are {len(self.graphs)} graphs; take one of .graphs: {', '.join(self.graphs)}")
+        return next(iter(self.graphs.values()))
+
+    def __or__(self, other: Explained) -> Explained:
+        if taken := self.graphs.keys() & other.graphs.keys():
+            raise ValueError(f"both have a graph {', '.join(sorted(taken))}; give one of them another name=")
+        return Explained({**self.graphs, **other.graphs}, tuple(dict.fromkeys(self.notes + other.notes)))
+
+    def align(self) -> Any:
+        """All graphs on one list of stages (`compare.graph.analyse.align.Alignment`)."""
+        from ..graph.analyse.align import align
+
+        return align(list(self.graphs.values()))
+
+    def findings(self) -> Any:
+        """What is worth knowing about the graphs, in words, most costly first."""
+        from ..graph.findings.collect import findings
+
+        return findings(self.graphs, ceilings(next(iter(self.graphs.values()))))
+
+    def to_json(self) -> dict[str, Any]:
+        graphs = {name: store.to_json(graph) for name, graph in self.graphs.items()}
+        return {"schema": SCHEMA, "graphs": graphs, "notes": list(self.notes)}
+
+    def save(self, path: str | Path) -> None:
+        """Write one JSON file, compressed where the name ends in .gz: of one graph, as `xlafuse.load` reads it; of
+        several, as `to_json` has them. `xlafuse inspect` shows both. Raises OSError.
+        """
+        path = Path(path)
+        if len(self.graphs) == 1:
+            store.save(self.graph, path)
+            return
+        text = json.dumps(self.to_json(), separators=(",", ":")).encode()
+        atomic_write.write(path, gzip.compress(text, mtime=0) if path.suffix == ".gz" else text + b"\n")
+
+    def __getitem__(self, name: str) -> Explained:
+        """One of several, to be shown by itself; the notes are all there."""
+        return Explained({name: self.graphs[name]}, self.notes)
+
+    def views(self, width: int = 80) -> Iterator[RenderableType]:
+        """What to show one after the other: the graph, or several on one list of stages with what stands out; notes."""
+        from ..graph.render import align_view, text_view
+
+        first, *others = self.graphs.values()
+        if others:
+            yield align_view.table(list(self.graphs), [first, *others], self.align())
+            if found := list(map(str, self.findings()[:MOST_FINDINGS])):
+                yield text_view.plain("")
+                yield text_view.titled("what stands out", found)
+        else:
+            reached = ceilings(first)
+            notes, remarks = text_view.sums(first, reached), text_view.remarks(first, reached)
+            yield text_view.overview(first, width=width, notes=notes, remarks=remarks)
+        for note in self.notes:
+            yield text_view.plain("")
+            yield text_view.plain(f"note: {note}")
+
+    def text(self, width: int = 80) -> str:
+        """`views`, for a terminal of that width, without colours."""
+        from ..graph.render import text_view
+
+        return "\n".join(text_view.render(view, width) for view in self.views(width))
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __repr__(self) -> str:
+        return f"<Explained: {', '.join(self.graphs)}>"
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        from ..graph.render.notebook import html
+
+        lines = list(map(str, self.findings()[:MOST_FINDINGS])) + [f"note: {note}" for note in self.notes]
+        graphs = [html(graph) for graph in self.graphs.values()]
+        return "".join([*graphs, *(f"<p>{escape(line)}</p>" for line in lines)])
+
+
+def ceilings(graph: FusionGraph) -> Ceilings | None:
+    """What the graph's GPU reached, where there is a target pack of it."""
+    from .target_ceilings import own_ceilings
+
+    return own_ceilings(graph)[0]

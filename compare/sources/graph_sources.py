@@ -1,0 +1,427 @@
+"""What a path is (a run, a folder or archive of dumps, one file), and the fusion graphs that are in it.
+
+Listing reads names and sizes; a graph is read when it is asked for. Nothing in a file is executed.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import gzip
+import json
+import os
+import re
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..base.text import printable
+from ..base.usage import UsageError, one_of, some
+from ..plan import paired_rounds
+from ..record.record import Record
+from ..record.run_folder import read_records, read_run
+
+if TYPE_CHECKING:
+    from xlafuse.dumps.dump_folder import Artifacts
+
+    from ..graph.analyse.roofline import Ceilings
+    from ..graph.model import FusionGraph
+
+Kind = Literal["run", "dump", "file"]
+MOST_NAMED = 10
+SHOWN_AT_ONCE = 2  # modules of a folder: forward and backward of one function
+EXPECTED = (
+    "expected a run folder, a folder or archive of dumps (XLA's --xla_dump_to, TORCH_COMPILE_DEBUG, TORCH_TRACE, a "
+    "run's dumps/*.zip), HLO as text or proto, Inductor's output_code.py, or a fusion graph's JSON"
+)
+
+
+@dataclass(frozen=True)
+class Found:
+    """One graph that can be had.
+
+    name: the record's id, the module's or the file's name. number: as listed, from 1. read: gives the graph; None where
+    none was recorded. cost: bytes of text, by which modules are listed; None where that is not known. order: XLA's
+    number of the module. record: of a run. ceilings: of the device that the run was on. artifacts: of an XLA module.
+    """
+
+    name: str
+    number: int
+    path: Path
+    read: Callable[[], FusionGraph] | None
+    cost: int | None = None
+    order: int = 0
+    record: Record | None = None
+    ceilings: Ceilings | None = None
+    artifacts: Artifacts | None = None
+
+    def graph(self) -> FusionGraph:
+        """Raises UsageError where it cannot be read, naming the file."""
+        if self.read is None:
+            raise UsageError(f"{self.path}: {self.name}: no graph recorded")
+        with refusing(self.path):
+            return self.read()
+
+    def compiled(self) -> list[tuple[str, Artifacts]]:
+        """By name the XLA modules that it is of: itself, or those in its record's archive, forward first; none where
+        something else compiled it. Raises UsageError where the archive cannot be read."""
+        if self.artifacts is not None:
+            return [(self.name, self.artifacts)]
+        if self.record is None or self.record.dumps is None:
+            return []
+        from xlafuse.dumps import dump_folder
+
+        with refusing(self.path):
+            made = dump_folder.modules(inside(self.path, self.record, self.record.dumps))
+        made.sort(key=lambda module: (module.name == "backward", module.name))
+        return [(f"{self.name} {m.name}" if len(made) > 1 else self.name, m.artifacts) for m in made]
+
+    def ceilings_for(self, graph: FusionGraph, target: str | None) -> tuple[Ceilings | None, str]:
+        """What the device reached, and whose it is: `target`'s where one is named, else the run's own, else those of
+        the GPU that the graph was compiled for; None where none is known."""
+        from .target_ceilings import own_ceilings, target_ceilings
+
+        if target is not None:
+            return target_ceilings(target), target
+        return own_ceilings(graph) if self.ceilings is None else (self.ceilings, "this run's device")
+
+
+@dataclass(frozen=True)
+class Contents:
+    kind: Kind
+    path: Path
+    found: tuple[Found, ...]
+    warnings: tuple[str, ...] = ()
+
+    def modules(self, name: str) -> list[Found]:
+        """By number as listed, by name, or by pattern. Raises UsageError for none, or for more than fit one look."""
+        found = [each for each in self.found if name == str(each.number)]
+        found = found or [each for each in self.found if each.name == name]
+        found = found or [each for each in self.found if fnmatch.fnmatchcase(each.name, name)]
+        if not found:
+            one_of("module", name, [each.name for each in self.found], most=MOST_NAMED)
+        if len(found) > SHOWN_AT_ONCE:
+            numbers = some([str(each.number) for each in found], MOST_NAMED)
+            raise UsageError(f"{self.path}: {len(found)} modules are called {name!r}; choose by number: {numbers}")
+        return found
+
+    def module(self, name: str | None) -> Found:
+        """The one module of that name, or the only one. Raises UsageError where there are several."""
+        found = list(self.found) if name is None else self.modules(name)
+        if len(found) != 1:
+            names = some([printable(f"{each.number} {each.name}", 60) for each in found], 5)
+            runs = "; two runs are compared by `xlafuse diff`" if self.kind == "run" else ""
+            raise UsageError(
+                f"{self.path}: holds {len(found)} graphs ({names}), and one is needed: --module NUMBER or NAME{runs}"
+            )
+        return found[0]
+
+
+def contents(path: Path) -> Contents:
+    """Raises UsageError for what holds no graph, RunFolderError for a broken run folder."""
+    with refusing(path):
+        if not path.exists():
+            raise UsageError(f"{path}: no such file or folder")
+        if path.is_dir():
+            return _of_run(path) if (path / "run.json").exists() else _of_folder(path)
+        if not path.is_file():
+            raise UsageError(f"{path}: neither a file nor a folder; {EXPECTED}")
+        return _of_file(path)
+
+
+@contextmanager
+def refusing(path: Path) -> Iterator[None]:
+    """What the readers raise for a file that is not what it should be, as a refusal that names the file."""
+    try:
+        yield
+    except (EOFError, OSError, RecursionError, ValueError) as problem:
+        words = str(problem) or type(problem).__name__
+        raise UsageError(words if str(path) in words else f"{path}: {words}") from None
+
+
+def _of_run(folder: Path) -> Contents:
+    run = read_run(folder)
+    records, warnings = read_records(folder)
+    opened = of_records(folder, run, records)
+    return replace(opened, warnings=(*warnings, *opened.warnings))
+
+
+def of_records(folder: Path, run: dict[str, Any], records: Iterable[Record]) -> Contents:
+    """As `contents`, of what was read of a run's folder before."""
+    ceilings = _segment_ceilings(run)
+    found, warnings = [], []
+    for record in records:
+        if wrong := _misshapen(record):
+            warnings.append(f"{folder / 'records.jsonl'}: {record.id} left out, its {wrong} is not as written here")
+            continue
+        reached = ceilings.get(record.segment or "")
+        found.append(Found(record.id, 1, folder, _recorded(folder, record), record=record, ceilings=reached))
+    return Contents("run", folder, tuple(_numbered(found)), tuple(warnings))
+
+
+def _misshapen(record: Record) -> str:
+    """The first field shown here that is not of its type; "" where all are."""
+    for name in ("detail", "segment", "target", "graph", "dumps"):
+        if not isinstance(getattr(record, name), str | None):
+            return name
+    made = record.kernels
+    if not isinstance(made, dict) or not all(isinstance(part, dict) for part in made.values()):
+        return "kernels"
+    if not all(isinstance(part.get("unjoined", []), list) for part in made.values()):
+        return "kernels"
+    for name in ("bytes_compulsory", "flops"):
+        declared = getattr(record, name)
+        if not isinstance(declared, dict) or not all(isinstance(count, int | float) for count in declared.values()):
+            return name
+    try:
+        paired_rounds.call_us(record)
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
+        return "measurement"
+    return ""
+
+
+def _recorded(folder: Path, record: Record) -> Callable[[], FusionGraph] | None:
+    """Reads the record's graph from the run's folder and from nowhere else, whatever the record says."""
+    name = record.graph
+    if name is None:
+        return None
+
+    def read() -> FusionGraph:
+        from ..graph import store
+        from ..graph.render import counted
+
+        graph = store.load(inside(folder, record, name))
+        try:
+            return counted.with_counts(graph, record.traffic or {})
+        except (AttributeError, KeyError, TypeError) as problem:
+            raise ValueError(f"{record.id}: its traffic is not as written here: {problem!r}") from None
+
+    return read
+
+
+def inside(folder: Path, record: Record, name: str) -> Path:
+    """A file that the record names. Raises ValueError where it is not in the run's folder."""
+    path = folder / name
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise ValueError(f"{folder / 'records.jsonl'}: {record.id}: its file {name!r} is not in the run's folder")
+    return path
+
+
+def _segment_ceilings(run: dict[str, Any]) -> dict[str, Ceilings]:
+    from ..graph.analyse.roofline import Ceilings
+
+    found = {}
+    listed = run.get("segments")
+    for segment in listed if isinstance(listed, list) else ():
+        try:
+            found[segment["id"]] = Ceilings.from_json(segment["ceilings"])
+        except (AttributeError, KeyError, TypeError, ValueError):
+            continue  # a segment without a GPU has none
+    return found
+
+
+def _of_folder(folder: Path) -> Contents:
+    found = [*_of_modules(folder), *_of_inductor(folder)]
+    halves = _read_apart(found)
+    found = found or _of_graphs(folder) or _of_files(folder)
+    if not found:
+        raise UsageError(f"{folder}: nothing here that can be read; {EXPECTED}")
+    return Contents("dump", folder, tuple(_numbered(found)), halves)
+
+
+def _of_files(folder: Path) -> list[Found]:
+    """Files of HLO and archives of dumps that lie side by side, each by its file's name."""
+    found = []
+    for path in sorted(path for path in folder.iterdir() if path.is_file()):
+        if zipfile.is_zipfile(path):
+            modules = _of_modules(path)
+            for each in modules:
+                found.append(replace(each, name=f"{path.stem}/{each.name}" if len(modules) > 1 else path.stem))
+            found += [replace(each, name=path.stem) for each in _of_inductor(path)]
+        elif b"HloModule" in _head_of_any(path) or path.name.removesuffix(".gz").endswith(".hlo.pb"):
+            found.append(Found(path.name, 1, path, partial(_from_hlo_file, path), path.stat().st_size))
+    return found
+
+
+def _head_of_any(path: Path) -> bytes:
+    try:
+        return _head(path)
+    except (EOFError, OSError, zlib.error):
+        return b""  # called .gz, or looks like it, and is none: nothing that is read here
+
+
+def _read_apart(found: Sequence[Found]) -> tuple[str, ...]:
+    """A warning about a training step's halves. Which result of forward is which parameter of backward, two modules
+    do not say; a run's graph knows it."""
+    if {each.name for each in found} != {"forward", "backward"} or len(found) != 2:
+        return ()
+    return (
+        "forward and backward are two graphs here: what one saves for the other counts as an output of forward and an "
+        "input of backward, so that their efficiencies are above the step's; its run has them as one graph",
+    )
+
+
+def _of_file(path: Path) -> Contents:
+    head = _head(path)
+    if not head:
+        raise UsageError(f"{path}: the file is empty; {EXPECTED}")
+    if head.startswith(b"PK\x03\x04"):
+        found = [*_of_modules(path), *_of_inductor(path)]
+        if not found:
+            raise UsageError(
+                f"{path}: an archive without HLO and without Inductor's code; graphs of Triton and CUDA kernels are "
+                "kept by their run: inspect its folder"
+            )
+        return Contents("dump", path, tuple(_numbered(found)), _read_apart(found))
+    if head.lstrip()[:1] == b"{":
+        return Contents("file", path, tuple(_numbered(_of_json(path))))
+    if path.suffix in (".py", ".log") and b"HloModule" not in head:
+        return Contents("file", path, tuple(_numbered(_of_inductor(path))))
+    return Contents("file", path, (Found(path.name, 1, path, partial(_from_hlo_file, path)),))
+
+
+def _head(path: Path, size: int = 4096) -> bytes:
+    """The beginning, unpacked."""
+    with path.open("rb") as file:
+        if not file.peek(2).startswith(b"\x1f\x8b"):
+            return file.read(size)
+        with gzip.open(file) as unpacked:
+            return unpacked.read(size)
+
+
+def _numbered(found: Iterable[Found]) -> Iterator[Found]:
+    for number, each in enumerate(found, 1):
+        yield replace(each, number=number)
+
+
+# XLA.
+
+
+def _of_modules(source: Path) -> list[Found]:
+    """The modules of a folder or archive, costliest first."""
+    from xlafuse.dumps import dump_folder
+
+    return [
+        Found(m.name, 1, source, partial(_from_artifacts, m.name, m.artifacts), m.cost, m.id, artifacts=m.artifacts)
+        for m in dump_folder.modules(source)
+    ]
+
+
+def _from_artifacts(name: str, artifacts: Artifacts) -> FusionGraph:
+    from xlafuse.hlo import file_reader
+    from xlafuse.reasons import edges
+
+    from ..graph.build import xla_reasons
+    from ..graph.build.epilogues import with_epilogues
+    from ..graph.build.from_hlo import from_hlo
+
+    file = artifacts.find("hlo") or artifacts.find("hlo_proto")
+    if file is None:
+        raise ValueError(f"{artifacts.where}: {name}: no optimized HLO; XLA writes it with --xla_dump_hlo_as_text")
+    with file.local() as path:
+        module = file_reader.read(path)
+    graph = from_hlo(module, part="backward" if name == "backward" else "forward", target=_target(artifacts))
+    if before := artifacts.find("hlo_before"):
+        with before.local() as path:
+            graph = with_epilogues(graph, file_reader.read(path))
+    return replace(graph, reasons=xla_reasons.reasons(graph, edges.read(artifacts)))
+
+
+_DEVICE = re.compile(r'^\s*device_description_str: "([^"]{1,100})"', re.MULTILINE)
+
+
+def _target(artifacts: Artifacts) -> str:
+    """The GPU that XLA says it compiled for, "" where it does not."""
+    file = artifacts.find("target_config")
+    if file is None:
+        return ""
+    with file.open_binary() as stream:
+        found = _DEVICE.search(stream.read(1 << 16).decode(errors="replace"))
+    return found[1] if found else ""
+
+
+def _from_hlo_file(path: Path) -> FusionGraph:
+    from xlafuse.hlo import file_reader
+
+    from ..graph.build import xla_reasons
+    from ..graph.build.from_hlo import from_hlo
+
+    graph = from_hlo(file_reader.read(path))
+    return replace(graph, reasons=xla_reasons.reasons(graph, ()))
+
+
+# Inductor.
+
+
+def _of_inductor(path: Path) -> list[Found]:
+    """One graph of all that Inductor compiled there; nothing where it left no code."""
+    if not _holds_inductor(path):
+        return []
+
+    def read() -> FusionGraph:
+        from triton_side.inductor import dump
+
+        from ..graph.build.from_inductor import from_inductor
+
+        graph = from_inductor(dump.read(path))
+        if not graph.kernels:
+            raise ValueError("no kernels here; expected what Inductor wrote (output_code.py), or a folder of it")
+        return replace(graph, name=path.name)
+
+    return [Found(path.name, 1, path, read)]
+
+
+def _holds_inductor(path: Path) -> bool:
+    if path.is_dir():
+        names = (name for _, _, files in os.walk(path) for name in files)
+        return any(name == "output_code.py" or ("torch_trace" in name and name.endswith(".log")) for name in names)
+    if not zipfile.is_zipfile(path):
+        return True
+    with zipfile.ZipFile(path) as archive:
+        return any(name.endswith("output_code.py") for name in archive.namelist())
+
+
+# Our own JSON.
+
+
+def _of_json(path: Path) -> list[Found]:
+    """One graph, or those that an `Explained` holds, by name."""
+    from ..graph import store
+    from . import explained
+
+    data = json.loads(_bytes(path, store.MAX_BYTES))
+    if data.get("schema") == explained.SCHEMA:
+        if not isinstance(data.get("graphs"), dict):
+            raise ValueError(f"expected `graphs`, an object of name and graph, in what has schema {explained.SCHEMA!r}")
+        graphs = {name: store.from_json(each) for name, each in data["graphs"].items()}
+    else:
+        graph = store.from_json(data)
+        graphs = {graph.name: graph}
+    return [Found(name, 1, path, partial(_itself, graph)) for name, graph in graphs.items()]
+
+
+def _itself(graph: FusionGraph) -> FusionGraph:
+    return graph
+
+
+def _of_graphs(folder: Path) -> list[Found]:
+    from ..graph import store
+
+    files = sorted(p for p in folder.iterdir() if p.name.endswith((".json", ".json.gz")) and p.is_file())
+    files = [p for p in files if store.SCHEMA.encode() in _head(p)]
+    return [Found(p.name.split(".json")[0], 1, p, partial(store.load, p), p.stat().st_size) for p in files]
+
+
+def _bytes(path: Path, most: int) -> bytes:
+    """The file, unpacked if it is gzipped. Raises ValueError where it is longer than `most`."""
+    with path.open("rb") as file:
+        packed = file.peek(2).startswith(b"\x1f\x8b")
+        with gzip.open(file) if packed else file as stream:
+            data = stream.read(most + 1)
+    if len(data) > most:
+        raise ValueError(f"more than {most:,} bytes")
+    return data

@@ -1,0 +1,75 @@
+"""The table of blocks: one line a block."""
+
+from ..block import Block
+from . import (
+    adamw,
+    attention,
+    attention_bias,
+    attention_packed,
+    bias_gelu,
+    cross_entropy,
+    decode_attention,
+    decode_attention_paged,
+    decoder_block,
+    dropout_residual_norm,
+    embedding,
+    geglu,
+    gelu,
+    gpt2_block,
+    layernorm,
+    linear,
+    linear_cross_entropy,
+    linear_gelu,
+    linear_residual,
+    lm_step,
+    matmul,
+    matmul_fp8,
+    moe,
+    rmsnorm,
+    rope,
+    softmax,
+    swiglu,
+    swiglu_mlp,
+    vector_add,
+)
+
+BLOCKS: dict[str, Block] = {
+    block.name: block
+    for block in (
+        vector_add.BLOCK,
+        gelu.BLOCK,
+        swiglu.BLOCK,
+        geglu.BLOCK,
+        bias_gelu.BLOCK,
+        softmax.BLOCK,
+        rmsnorm.BLOCK,
+        layernorm.BLOCK,
+        dropout_residual_norm.BLOCK,
+        matmul.BLOCK,
+        matmul_fp8.BLOCK,
+        linear.BLOCK,
+        linear_residual.BLOCK,
+        linear_gelu.BLOCK,
+        swiglu_mlp.BLOCK,
+        moe.BLOCK,
+        rope.BLOCK,
+        attention.BLOCK,
+        attention_bias.BLOCK,
+        attention_packed.BLOCK,
+        decode_attention.BLOCK,
+        decode_attention_paged.BLOCK,
+        embedding.BLOCK,
+        cross_entropy.BLOCK,
+        linear_cross_entropy.BLOCK,
+        decoder_block.BLOCK,
+        gpt2_block.BLOCK,
+        adamw.BLOCK,
+        lm_step.BLOCK,
+    )
+}
+
+
+def requirements(framework: str) -> tuple[str, ...]:
+    """Every optional package that an implementation of this framework's worker needs, as pip takes it."""
+    rows = [i for block in BLOCKS.values() for i in block.implementations if i.framework == framework]
+    return tuple(dict.fromkeys(requirement for row in rows for requirement in row.requires))

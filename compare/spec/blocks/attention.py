@@ -1,0 +1,163 @@
+"""out = softmax(masked(q k^T / sqrt(head_dim))) v (arXiv 1706.03762).
+
+A query sees all keys; or, causal, itself and earlier ones; or, causal within a window, the latest `window` of these,
+itself included (window 0: none). Heads of k and v may be fewer, each for heads / kv_heads heads of q that follow one
+another (grouped queries, arXiv 2305.13245).
+"""
+
+import math
+from collections.abc import Callable
+
+from ..block import Block
+from ..case import Case, Shape, Sizes
+from ..common_rows import (
+    compilers,
+    contiguous_rows_only,
+    flash_attention_4,
+    flex_in_tf32,
+    half_precision_only,
+    triton,
+    xla_triton,
+)
+from ..implementation import Implementation
+from ..tensor import Tensor
+
+
+def reference(xp, inputs, causal, window):  # type: ignore[no-untyped-def]
+    q, k, v = inputs["q"], inputs["k"], inputs["v"]
+    batch, heads, sequence, head_dim = q.shape
+    kv_heads = k.shape[1]
+    q = q.reshape(batch, kv_heads, heads // kv_heads, sequence, head_dim)
+    scores = q @ k[:, :, None].mT / math.sqrt(head_dim)
+    if causal:
+        square = xp.ones_like(scores)
+        seen = xp.tril(square) - xp.tril(square, -window) if window else xp.tril(square)
+        scores = xp.where(seen > 0, scores, -math.inf)
+    exponentials = xp.exp(scores - xp.amax(scores, axis=-1, keepdims=True))
+    out = exponentials / xp.sum(exponentials, axis=-1, keepdims=True) @ v[:, :, None]
+    return {"out": out.reshape(batch, heads, sequence, head_dim)}
+
+
+def flops(sizes: Sizes) -> float:
+    """Two products of head_dim for each pair of a query and a key it sees; a causal square, or window, counts half."""
+    sequence = sizes["sequence"]
+    width = min(sizes["window"] or sequence, sequence)
+    pairs = sequence * width - width * width / 2 if sizes["causal"] else sequence * sequence
+    return 2 * 2 * sizes["batch"] * sizes["heads"] * pairs * sizes["head_dim"]
+
+
+# What XLA's training step saves of a square of scores in bf16 (of 2 x 32 x 4096^2, 11.06 GiB), and has beside it.
+BYTES_A_SCORE = 12
+
+
+def working_bytes(sizes: Sizes) -> int:
+    return BYTES_A_SCORE * sizes["batch"] * sizes["heads"] * sizes["sequence"] ** 2
+
+
+Q_AXES = ("batch", "heads", "sequence", "head_dim")
+KV_AXES = ("batch", "kv_heads", "sequence", "head_dim")
+
+
+def sizes(
+    batch: int, heads: int, sequence: int, head_dim: int, kv_heads: int | None = None, causal: int = 1, window: int = 0
+) -> Sizes:
+    return {
+        "batch": batch, "heads": heads, "kv_heads": kv_heads or heads, "sequence": sequence, "head_dim": head_dim,
+        "causal": causal, "window": window,
+    }
+
+
+def sdpa_unsupported(what: str) -> Callable[[Case], str | None]:
+    def unsupported(case: Case) -> str | None:
+        if case.sizes["window"]:
+            return "F.scaled_dot_product_attention has no window but as a mask in memory, which these kernels refuse"
+        return half_precision_only(what)(case) or contiguous_rows_only(what)(case)
+
+    return unsupported
+
+
+def cudnn_unsupported(case: Case) -> str | None:
+    if case.sizes["sequence"] == 1:
+        return "cuDNN attention takes no sequence of length 1"
+    return half_precision_only("cuDNN attention")(case)
+
+
+def sdpa_cudnn_unsupported(case: Case) -> str | None:
+    return cudnn_unsupported(case) or sdpa_unsupported("cuDNN attention")(case)
+
+
+def jax_cudnn_unsupported(case: Case) -> str | None:
+    """jax 0.11.2 refuses an odd sequence where gradients are asked for, as it would with a bias."""
+    if case.direction == "train" and case.sizes["sequence"] % 2:
+        return f"jax's cuDNN attention trains on even sequence lengths only, not {case.sizes['sequence']}"
+    return cudnn_unsupported(case)
+
+
+LIBRARY = "triton_side.library.attention"
+
+BLOCK = Block(
+    name="attention",
+    summary="attention, plainly written: scores, mask, softmax, times V; causal, windows, shared heads",
+    inputs=(Tensor("q", Q_AXES), Tensor("k", KV_AXES), Tensor("v", KV_AXES)),
+    outputs=(Tensor("out", Q_AXES),),
+    reference=reference,
+    backward_needs=("q", "k", "v"),
+    flops=flops,
+    backward_flops=lambda s: 2.5 * flops(s),  # five products against two
+    work="flops",
+    slices=("batch", ("kv_heads", "heads")),
+    working_bytes=working_bytes,
+    parameters=("causal", "window"),
+    shapes=(
+        Shape("llama-8b", sizes(2, 32, 4096, 128), ("bfloat16",), ("quick", "full")),
+        Shape(
+            "gqa-window", sizes(1, 32, 4096, 128, kv_heads=8, window=1024), ("bfloat16",), ("quick", "full"),
+            tuned=False,
+        ),
+        Shape("odd-length", sizes(1, 3, 1002, 64), ("float16",), ("quick", "full"), tuned=False),
+        Shape("gpt2", sizes(8, 12, 1024, 64), ("bfloat16",)),
+        Shape("gpt2-fp32", sizes(8, 12, 1024, 64), ("float32",), ("full",), ("ieee", "tf32")),
+        Shape("llama-3-8b-8k", sizes(1, 32, 8192, 128, kv_heads=8), ("bfloat16",)),
+        Shape("full", sizes(4, 16, 2048, 64, causal=0), ("bfloat16",)),
+        Shape("gemma-2-9b", sizes(1, 16, 2048, 256, kv_heads=8), ("bfloat16",)),
+        Shape("window-16k", sizes(1, 16, 16384, 128, kv_heads=8, window=4096), ("bfloat16",)),
+        # With one key the gradients of q and k are exactly zero: there is nothing to hold their errors against.
+        Shape("one-token", sizes(1, 32, 1, 128), ("bfloat16",), directions=("fwd",)),
+        Shape("odd", sizes(1, 2, 67, 32), ("float32", "float16", "bfloat16"), ("check",)),
+        Shape("tiny-token", sizes(2, 1, 1, 16), ("float32", "float16", "bfloat16"), ("check",), directions=("fwd",)),
+        Shape("odd-window", sizes(1, 6, 67, 16, kv_heads=2, window=19), ("float32", "float16"), ("check",)),
+        Shape("own-key", sizes(1, 2, 5, 16, kv_heads=1, window=1), ("float32",), ("check",), directions=("fwd",)),
+        Shape("odd-full", sizes(2, 2, 37, 32, kv_heads=1, causal=0), ("float32", "float16"), ("check",)),
+        Shape("two-tokens", sizes(1, 1, 2, 64), ("float32", "float16", "bfloat16"), ("check",)),
+        Shape(
+            "transposed", sizes(1, 4, 37, 16, kv_heads=2), ("float32", "bfloat16"), ("check",),
+            directions=("train",), layout="transposed",
+        ),
+    ),
+    implementations=(
+        *compilers("attention"),
+        Implementation(
+            "xla-cudnn", "xlafuse.blocks.attention:apply_cudnn", "xla",
+            'jax.nn.dot_product_attention(implementation="cudnn")',
+            needs_gpu="cuDNN's attention needs a GPU with cuDNN to build its plan",
+            unsupported=jax_cudnn_unsupported,
+        ),
+        Implementation(
+            "sdpa-flash", f"{LIBRARY}:apply_flash", "eager", "F.scaled_dot_product_attention, FlashAttention-2",
+            needs_gpu="the CUDA FlashAttention kernels need a GPU",
+            unsupported=sdpa_unsupported("FlashAttention-2"),
+        ),
+        Implementation(
+            "sdpa-cudnn", f"{LIBRARY}:apply_cudnn", "eager", "F.scaled_dot_product_attention, cuDNN",
+            needs_gpu="cuDNN's attention needs a GPU with cuDNN to build its plan",
+            unsupported=sdpa_cudnn_unsupported,
+        ),
+        Implementation(
+            "flex", f"{LIBRARY}:apply_flex", "flex", "FlexAttention with a block mask, compiled",
+            needs_gpu="FlexAttention picks its kernel and runs on a GPU",
+            unsupported=flex_in_tf32,
+        ),
+        triton("attention"),
+        flash_attention_4(), xla_triton("attention"),
+    ),
+)

@@ -1,0 +1,91 @@
+"""Mean cross-entropy of logits with label smoothing (arXiv 1512.00567), ignored labels and z-loss (arXiv 2204.02311).
+
+A token that counts has (1 - s) (lse - logit[label]) + s (lse - mean(logits)) + z lse^2 with lse = logsumexp(logits), in
+float32; the loss is their mean, and 0 where no token counts.
+"""
+
+from typing import Any
+
+from ..block import Block
+from ..case import Shape, Sizes
+from ..common_rows import compilers, library, triton
+from ..tensor import Tensor
+from ._portable import at_least_float32
+
+IGNORED = -100
+
+
+def reference(xp, inputs, *, smoothing, z_loss):  # type: ignore[no-untyped-def]
+    logits, labels = at_least_float32(xp, inputs["logits"]), inputs["labels"]
+    counted = labels != IGNORED
+    maximum = xp.amax(logits, axis=-1)
+    lse = maximum + xp.log(xp.sum(xp.exp(logits - maximum[:, None]), axis=-1))
+    chosen = logits[xp.arange(len(labels)), xp.where(counted, labels, 0)]
+    uniform = xp.mean(logits, axis=-1)
+    losses = (1 - smoothing) * (lse - chosen) + smoothing * (lse - uniform) + z_loss * lse * lse
+    return {"loss": xp.sum(xp.where(counted, losses, 0.0)) / xp.clip(xp.sum(counted), 1, None)}
+
+
+def ignored(sizes: Sizes) -> int:
+    return sizes["tokens"] * sizes["ignored_percent"] // 100
+
+
+def draw_labels(generator: Any, sizes: Sizes) -> Any:
+    """Any class, but for as many tokens as are ignored, which lie anywhere."""
+    labels = generator.integers(0, sizes["classes"], sizes["tokens"])
+    labels[generator.permutation(sizes["tokens"])[: ignored(sizes)]] = IGNORED
+    return labels
+
+
+def counted_logits(sizes: Sizes) -> int:
+    """Those of the tokens that count. Which those are only the GPU knows: graphs declare all that a kernel may read."""
+    return (sizes["tokens"] - ignored(sizes)) * sizes["classes"]
+
+
+def sizes(tokens: int, classes: int, ignored_percent: int) -> Sizes:
+    return {"tokens": tokens, "classes": classes, "ignored_percent": ignored_percent}
+
+
+BLOCK = Block(
+    name="cross_entropy",
+    summary="mean cross-entropy with label smoothing, ignored labels and z-loss",
+    inputs=(
+        # Spread so that a few classes hold most of a token's probability, as in a trained model.
+        Tensor("logits", ("tokens", "classes"), std=4.0, read=counted_logits, magnified=True),
+        Tensor("labels", ("tokens",), dtype="int32", draw=draw_labels),
+    ),
+    outputs=(Tensor("loss", (), dtype="float32"),),
+    reference=reference,
+    attributes={"smoothing": 0.1, "z_loss": 1e-4},
+    backward_needs=("logits", "labels"),
+    directions=("fwd", "train", "joint"),
+    flops=lambda s: 5 * s["tokens"] * s["classes"],
+    backward_flops=lambda s: 5 * s["tokens"] * s["classes"],
+    shapes=(
+        # Its gradient in float64 takes 2.1 GB; of 8192 tokens it would take four times as much.
+        Shape("llama-3", sizes(2048, 128256, 5), ("bfloat16",), ("quick", "full")),
+        Shape("prime", sizes(1021, 4093, 5), ("float32",), ("quick", "full"), tuned=False),
+        Shape("32k", sizes(8192, 32000, 5), ("bfloat16",)),
+        Shape("all-ignored", sizes(5, 67, 100), ("float32", "float16"), ("full", "check")),
+        Shape("odd", sizes(7, 257, 30), ("float32", "float16", "bfloat16"), ("check",)),
+        Shape("tiny-all-ignored", sizes(3, 19, 100), ("bfloat16",), ("check",), directions=("train",)),
+        Shape("tiny-row", sizes(1, 67, 0), ("float32", "bfloat16"), ("check",), directions=("train",)),
+        Shape("tiny-column", sizes(3, 1, 0), ("float32", "bfloat16"), ("check",), directions=("train",)),
+        # In bfloat16 and float32 near the square root of the largest number, because z_loss takes the square.
+        Shape(
+            "large-fp16", {**sizes(3, 67, 30), "magnitude": 3000}, ("float16",), ("check",), directions=("train",),
+        ),
+        Shape(
+            "large", {**sizes(3, 67, 30), "magnitude": 5 * 10**17}, ("float32", "bfloat16"), ("check",),
+            directions=("train",),
+        ),
+        Shape(
+            "transposed", sizes(7, 67, 30), ("float32", "bfloat16"), ("check",),
+            directions=("train",), layout="transposed",
+        ),
+    ),
+    implementations=(
+        *compilers("cross_entropy"), library("cross_entropy", "F.cross_entropy, and z-loss beside it"),
+        triton("cross_entropy"),
+    ),
+)

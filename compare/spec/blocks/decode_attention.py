@@ -1,0 +1,140 @@
+"""out = softmax(q k^T / sqrt(head_dim)) v of one new token a sequence, over the first `length` keys of its cache.
+
+Query heads share kv heads in groups (arXiv 2305.13245). A sequence without keys (length 0) gives zeros. The caches are
+[batch, kv_heads, capacity, head_dim], as transformers' StaticCache has them and F.scaled_dot_product_attention takes
+them: a head's keys side by side, so that products of heads need no copy.
+"""
+
+import math
+from typing import Any
+
+from ..block import Block
+from ..case import Case, Shape, Sizes
+from ..common_rows import compilers, half_precision_only, triton
+from ..implementation import Implementation
+from ..tensor import Tensor
+
+
+def attended(xp, q, k, v, lengths):  # type: ignore[no-untyped-def]
+    """q [batch, heads, head_dim], k and v [batch, kv_heads, capacity, head_dim] -> [batch, heads, head_dim]."""
+    grouped = q.reshape(len(q), k.shape[1], -1, q.shape[-1])
+    scores = grouped @ k.mT / math.sqrt(q.shape[-1])
+    position = xp.cumsum(xp.ones_like(k[:, :1, :, 0], dtype=xp.int32), -1) - 1
+    seen = (position < lengths[:, None, None])[:, :, None]
+    scores = xp.where(seen, scores, -math.inf)
+    largest = xp.amax(scores, axis=-1, keepdims=True)
+    exponentials = xp.exp(scores - xp.where(largest > -math.inf, largest, 0.0))
+    total = xp.sum(exponentials, axis=-1, keepdims=True)
+    return (exponentials / xp.where(total > 0, total, 1.0) @ v).reshape(q.shape)
+
+
+def reference(xp, inputs):  # type: ignore[no-untyped-def]
+    return {"out": attended(xp, *(inputs[name] for name in ("q", "k_cache", "v_cache", "lengths")))}
+
+
+def every_length(sizes: Sizes, capacity: int) -> list[int]:
+    """From `shortest` to all of the capacity in equal steps; a lone sequence is full."""
+    steps = sizes["batch"] - 1
+    if steps == 0:
+        return [capacity]
+    return [sizes["shortest"] + (capacity - sizes["shortest"]) * i // steps for i in range(steps + 1)]
+
+
+def draw_lengths(generator: Any, sizes: Sizes) -> Any:
+    return generator.permutation(every_length(sizes, sizes["capacity"]))
+
+
+def cached_elements(sizes: Sizes) -> int:
+    """Of k, and of v, that belong to a sequence."""
+    return sum(every_length(sizes, sizes["capacity"])) * sizes["kv_heads"] * sizes["head_dim"]
+
+
+def product_flops(sizes: Sizes, keys: int) -> float:
+    """Two products of heads x keys x head_dim."""
+    return 2 * 2 * sizes["heads"] * keys * sizes["head_dim"]
+
+
+def cudnn_unsupported(case: Case) -> str | None:
+    if case.sizes["capacity"] == 1:
+        return "cuDNN attention takes no keys of length 1"
+    return half_precision_only("cuDNN attention")(case)
+
+
+def flex_unsupported(case: Case) -> str | None:
+    """On an H200 (torch 2.11.0), of lengths (128, 1033, 900): with 3 heads that share keys the second and third
+    sequence were wrong, as if all had one block; with 4, which another kernel takes, all were right. Of keys of 2^31
+    numbers Triton refused its source: 'block_n_end if block_n_end <= block_n_last_valid else block_n_last_valid' is of
+    int64 and int32."""
+    group = case.sizes["heads"] // case.sizes["kv_heads"]
+    if group & (group - 1):
+        return (
+            f"FlexAttention takes the first sequence's length for all where {group} heads share keys, no power of two"
+        )
+    keys = math.prod(case.sizes[axis] for axis in CACHE)
+    if keys >= 2**31:
+        return f"FlexAttention's decoding kernel does not compile for keys of 2^31 numbers or more, here {keys}"
+    return None
+
+
+def sizes(batch: int, heads: int, kv_heads: int, capacity: int, head_dim: int, shortest: int) -> Sizes:
+    return {
+        "batch": batch, "heads": heads, "kv_heads": kv_heads, "capacity": capacity, "head_dim": head_dim,
+        "shortest": shortest,
+    }
+
+
+QUERIES = ("batch", "heads", "head_dim")
+CACHE = ("batch", "kv_heads", "capacity", "head_dim")
+NEEDS_CUDNN = "cuDNN's attention needs a GPU with cuDNN to build its plan"
+LIBRARY = "triton_side.library.decode_attention"
+
+BLOCK = Block(
+    name="decode_attention",
+    summary="one new token's attention to the keys and values in its sequence's cache, heads in groups",
+    inputs=(
+        Tensor("q", QUERIES),
+        Tensor("k_cache", CACHE, read=cached_elements),
+        Tensor("v_cache", CACHE, read=cached_elements),
+        Tensor("lengths", ("batch",), dtype="int32", draw=draw_lengths),
+    ),
+    outputs=(Tensor("out", QUERIES),),
+    reference=reference,
+    directions=("fwd",),
+    flops=lambda s: product_flops(s, sum(every_length(s, s["capacity"]))),
+    slices=("batch",),
+    shapes=(
+        # Full caches: no compiled graph knows lengths, and what it says that a kernel reads is right of these.
+        Shape("llama-8b-8k", sizes(32, 32, 8, 8192, 128, 8192), ("bfloat16",), ("quick", "full")),
+        # 1009, 1021 and 1033 keys are primes.
+        Shape("odd-lengths", sizes(3, 15, 5, 1033, 64, 1009), ("float16",), ("quick", "full"), tuned=False),
+        Shape("llama-8b-8k-batch1", sizes(1, 32, 8, 8192, 128, 8192), ("bfloat16",)),
+        Shape("llama-8b-64k-batch1", sizes(1, 32, 8, 65536, 128, 65536), ("bfloat16",)),
+        Shape("llama-8b-8k-batch128", sizes(128, 32, 8, 8192, 128, 64), ("bfloat16",)),
+        # k and v have 2^31 elements each.
+        Shape("llama-8b-64k-batch32", sizes(32, 32, 8, 65536, 128, 65536), ("bfloat16",)),
+        Shape("gpt2-fp32", sizes(8, 12, 12, 1024, 64, 1024), ("float32",)),
+        # The sequences have 0, 33 and 67 keys.
+        Shape("odd", sizes(3, 6, 2, 67, 16, 0), ("float32", "float16", "bfloat16"), ("check",)),
+        Shape("tiny-one-key", sizes(2, 3, 3, 1, 16, 1), ("float32", "float16", "bfloat16"), ("check",)),
+    ),
+    implementations=(
+        *compilers("decode_attention", train=False),
+        Implementation(
+            "xla-cudnn", "xlafuse.blocks.decode_attention:apply_cudnn", "xla",
+            "cuDNN's attention as jax.nn.dot_product_attention calls it, key_value_seq_lengths given",
+            needs_gpu=NEEDS_CUDNN,
+            unsupported=cudnn_unsupported,
+        ),
+        Implementation(
+            "sdpa-cudnn", f"{LIBRARY}:apply_cudnn", "eager", "F.scaled_dot_product_attention with a mask, cuDNN",
+            needs_gpu=NEEDS_CUDNN,
+            unsupported=cudnn_unsupported,
+        ),
+        Implementation(
+            "flex", f"{LIBRARY}:apply_flex", "flex", "FlexAttention with a block mask of the lengths, compiled",
+            needs_gpu="FlexAttention picks its kernel and runs on a GPU",
+            unsupported=flex_unsupported,
+        ),
+        triton("decode_attention"),
+    ),
+)

@@ -1,0 +1,132 @@
+"""decode_attention with keys and values in pages anywhere in memory (PagedAttention, arXiv 2309.06180).
+
+Key i of sequence b is k_pages[page_table[b, i // page_size], i % page_size], in vLLM's and FlashInfer's order of axes:
+what a new token adds, all of its heads, lies side by side.
+"""
+
+from typing import Any
+
+from ..block import Block
+from ..case import Case, Shape, Sizes
+from ..common_rows import compilers, half_precision_only, triton
+from ..implementation import Implementation
+from ..tensor import Tensor
+from .decode_attention import NEEDS_CUDNN, QUERIES, attended, every_length, product_flops
+
+
+def reference(xp, inputs):  # type: ignore[no-untyped-def]
+    q, table = inputs["q"], inputs["page_table"]
+
+    def gathered(pages):  # type: ignore[no-untyped-def]
+        """[batch, pages, page_size, kv_heads, head_dim] -> [batch, kv_heads, keys, head_dim]."""
+        return pages[table].reshape(len(q), -1, *pages.shape[2:]).swapaxes(1, 2)
+
+    return {"out": attended(xp, q, gathered(inputs["k_pages"]), gathered(inputs["v_pages"]), inputs["lengths"])}
+
+
+def lengths_of(sizes: Sizes) -> list[int]:
+    return every_length(sizes, sizes["pages_per_sequence"] * sizes["page_size"])
+
+
+def draw_lengths(generator: Any, sizes: Sizes) -> Any:
+    return generator.permutation(lengths_of(sizes))
+
+
+def draw_page_table(generator: Any, sizes: Sizes) -> Any:
+    """Every sequence's pages are its own, anywhere."""
+    taken = generator.permutation(sizes["pages"])[: sizes["batch"] * sizes["pages_per_sequence"]]
+    return taken.reshape(sizes["batch"], sizes["pages_per_sequence"])
+
+
+def cached_elements(sizes: Sizes) -> int:
+    """Of k, and of v, that belong to a sequence."""
+    return sum(lengths_of(sizes)) * sizes["kv_heads"] * sizes["head_dim"]
+
+
+def named_pages(sizes: Sizes) -> int:
+    return sum(-(-length // sizes["page_size"]) for length in lengths_of(sizes))
+
+
+def cudnn_unsupported(case: Case) -> str | None:
+    if case.sizes["pages_per_sequence"] * case.sizes["page_size"] == 1:
+        return "cuDNN attention takes no keys of length 1"
+    return half_precision_only("cuDNN attention")(case)
+
+
+def flex_unsupported(case: Case) -> str | None:
+    """A page is a tile of FlexAttention's kernel for decoding, whose products take a power of two of keys, 16 at least:
+    of 8 and of 13 Triton refused its source. Heads that share keys go to another kernel where they are no power of two,
+    and that refused pages of 16 (torch 2.13.0, test_deviceless.py)."""
+    page_size, group = case.sizes["page_size"], case.sizes["heads"] // case.sizes["kv_heads"]
+    if page_size < 16 or page_size & (page_size - 1):
+        return f"FlexAttention takes pages of 16 keys or a larger power of two, not {page_size}"
+    if group & (group - 1):
+        return f"FlexAttention's decoding kernel takes a power of two of heads that share keys, not {group}"
+    return None
+
+
+def sizes(
+    batch: int, heads: int, kv_heads: int, page_size: int, pages_per_sequence: int, head_dim: int, shortest: int
+) -> Sizes:
+    return {
+        "batch": batch, "heads": heads, "kv_heads": kv_heads, "page_size": page_size,
+        "pages_per_sequence": pages_per_sequence, "pages": batch * pages_per_sequence, "head_dim": head_dim,
+        "shortest": shortest,
+    }
+
+
+PAGES = ("pages", "page_size", "kv_heads", "head_dim")
+
+BLOCK = Block(
+    name="decode_attention_paged",
+    summary="decode_attention with the caches in pages, which a table names",
+    inputs=(
+        Tensor("q", QUERIES),
+        Tensor("k_pages", PAGES, read=cached_elements),
+        Tensor("v_pages", PAGES, read=cached_elements),
+        Tensor("page_table", ("batch", "pages_per_sequence"), dtype="int32", draw=draw_page_table, read=named_pages),
+        Tensor("lengths", ("batch",), dtype="int32", draw=draw_lengths),
+    ),
+    outputs=(Tensor("out", QUERIES),),
+    reference=reference,
+    directions=("fwd",),
+    flops=lambda s: product_flops(s, sum(lengths_of(s))),
+    slices=("batch",),
+    shapes=(
+        # vLLM's default page. Full sequences, as in decode_attention.
+        Shape("llama-8b-8k", sizes(32, 32, 8, 16, 512, 128, 8192), ("bfloat16",), ("quick", "full")),
+        # 1007, 1023 and 1040 keys in pages of 13.
+        Shape("odd-lengths", sizes(3, 15, 5, 13, 80, 64, 1007), ("float16",), ("quick", "full"), tuned=False),
+        Shape("llama-8b-8k-batch1", sizes(1, 32, 8, 16, 512, 128, 8192), ("bfloat16",)),
+        Shape("llama-8b-64k-batch1", sizes(1, 32, 8, 16, 4096, 128, 65536), ("bfloat16",)),
+        Shape("llama-8b-8k-batch128", sizes(128, 32, 8, 16, 512, 128, 64), ("bfloat16",)),
+        Shape("gpt2-fp32", sizes(8, 12, 12, 16, 64, 64, 1024), ("float32",)),
+        # The sequences have 0, 32 and 65 keys.
+        Shape("odd", sizes(3, 6, 2, 5, 13, 16, 0), ("float32", "float16", "bfloat16"), ("check",)),
+        # Pages that FlexAttention takes; the sequences have 0, 40 and 80 keys.
+        Shape("pages-of-16", sizes(3, 4, 2, 16, 5, 16, 0), ("float32", "float16", "bfloat16"), ("check",)),
+        Shape("tiny-one-key", sizes(2, 3, 3, 1, 1, 16, 1), ("float32", "float16", "bfloat16"), ("check",)),
+    ),
+    implementations=(
+        *compilers("decode_attention_paged", train=False),
+        Implementation(
+            "xla-cudnn", "xlafuse.blocks.decode_attention_paged:apply_cudnn", "xla",
+            'pages gathered, then jax.nn.dot_product_attention(key_value_seq_lengths=..., implementation="cudnn")',
+            needs_gpu=NEEDS_CUDNN,
+            unsupported=cudnn_unsupported,
+        ),
+        Implementation(
+            "sdpa-cudnn", "triton_side.library.decode_attention_paged:apply_cudnn", "eager",
+            "pages gathered, then F.scaled_dot_product_attention with a mask, cuDNN",
+            needs_gpu=NEEDS_CUDNN,
+            unsupported=cudnn_unsupported,
+        ),
+        Implementation(
+            "flex", "triton_side.library.decode_attention_paged:apply_flex", "flex",
+            "FlexAttention, its block mask's lists of blocks the page table, compiled",
+            needs_gpu="FlexAttention picks its kernel and runs on a GPU",
+            unsupported=flex_unsupported,
+        ),
+        triton("decode_attention_paged"),
+    ),
+)

@@ -1,0 +1,71 @@
+"""y[t] = table[ids[t]]: the rows of a table that token ids name. Backward adds each dy[t] to row ids[t], in float32.
+
+Every id is in 0 .. rows - 1: what happens to others is not part of the contract.
+"""
+
+from ..block import Block
+from ..case import Shape
+from ..common_rows import compilers, library, triton
+from ..tensor import Tensor
+from ._portable import at_least_float32
+
+
+def reference(xp, inputs):  # type: ignore[no-untyped-def]
+    # Looked up in float32, the gradient adds up in float32 and is rounded once. Added up in bfloat16 a row that
+    # hundreds of tokens share is off by several units, which as a tolerance would hide rows that are missing.
+    return {"y": at_least_float32(xp, inputs["table"])[inputs["ids"]]}
+
+
+def draw_ids(generator, sizes):  # type: ignore[no-untyped-def]
+    """`distinct` rows anywhere in the table, each named at least once; the other tokens choose among them by Zipf's
+    law: the k-th is chosen 1/k as often as the first, as the k-th most frequent word of a text is."""
+    distinct = generator.permutation(sizes["rows"])[: sizes["distinct"]]
+    weights = [1 / rank for rank in range(1, sizes["distinct"] + 1)]
+    total = sum(weights)
+    again = generator.choice(
+        distinct, sizes["tokens"] - sizes["distinct"], p=[weight / total for weight in weights]
+    )
+    return generator.permutation([*distinct, *again])
+
+
+def distinct_elements(sizes):  # type: ignore[no-untyped-def]
+    return sizes["distinct"] * sizes["columns"]
+
+
+BLOCK = Block(
+    name="embedding",
+    summary="Lookup of token ids in an embedding table; its gradient is a scatter-add",
+    inputs=(
+        Tensor("table", ("rows", "columns"), read=distinct_elements),
+        Tensor("ids", ("tokens",), dtype="int32", draw=draw_ids),
+    ),
+    outputs=(Tensor("y", ("tokens", "columns")),),
+    reference=reference,
+    backward_needs=("ids",),
+    flops=lambda s: 0.0,
+    backward_flops=lambda s: s["tokens"] * s["columns"],
+    shapes=(
+        Shape(
+            "llama-3.2-1b", {"rows": 128256, "columns": 2048, "tokens": 8192, "distinct": 3000}, ("bfloat16",),
+            ("quick", "full"),
+        ),
+        Shape("llama-3-8b", {"rows": 128256, "columns": 4096, "tokens": 8192, "distinct": 3000}, ("bfloat16",)),
+        Shape(
+            "prime", {"rows": 4093, "columns": 1021, "tokens": 509, "distinct": 251}, ("float32",), ("quick", "full"),
+            tuned=False,
+        ),
+        Shape("one-row-only", {"rows": 128256, "columns": 4096, "tokens": 8192, "distinct": 1}, ("bfloat16",)),
+        # A row has three tokens at most: on a CPU F.embedding adds up in the table's dtype, and then rounds twice, half
+        # a unit in the last place each time; the tolerance is at least one.
+        Shape(
+            "odd", {"rows": 37, "columns": 67, "tokens": 19, "distinct": 17}, ("float32", "float16", "bfloat16"),
+            ("check",),
+        ),
+        Shape("tiny-one-row-only", {"rows": 5, "columns": 33, "tokens": 130, "distinct": 1}, ("float32",), ("check",)),
+        Shape(
+            "tiny", {"rows": 1, "columns": 1, "tokens": 1, "distinct": 1}, ("float32", "bfloat16"), ("check",),
+            directions=("train",),
+        ),
+    ),
+    implementations=(*compilers("embedding"), library("embedding", "F.embedding"), triton("embedding")),
+)

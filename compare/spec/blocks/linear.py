@@ -1,0 +1,40 @@
+"""y = x W + bias: a linear layer, as the projections of GPT-2 are, and those of queries, keys and values in Qwen2."""
+
+from ..block import Block
+from ..case import Shape, Sizes
+from ..common_rows import compilers, library, triton
+from ..tensor import Tensor
+
+
+def reference(xp, inputs):  # type: ignore[no-untyped-def]
+    return {"y": inputs["x"] @ inputs["weight"] + inputs["bias"]}
+
+
+def product_flops(sizes: Sizes) -> float:
+    """Of the product; an addition to each of its elements is below 1% of it for inner axes of a thousand."""
+    return 2 * sizes["m"] * sizes["k"] * sizes["n"]
+
+
+BLOCK = Block(
+    name="linear",
+    summary="linear layer with bias; the bias's gradient is a sum over rows",
+    inputs=(Tensor("x", ("m", "k")), Tensor("weight", ("k", "n"), fan_in="k"), Tensor("bias", ("n",))),
+    outputs=(Tensor("y", ("m", "n")),),
+    reference=reference,
+    backward_needs=("x", "weight"),
+    flops=product_flops,
+    backward_flops=lambda s: 2 * product_flops(s),
+    work="flops",
+    shapes=(
+        Shape("llama-8b-out", {"m": 8192, "k": 4096, "n": 4096}, ("bfloat16",), ("quick", "full")),
+        Shape("prime", {"m": 1021, "k": 509, "n": 257}, ("float32",), ("quick", "full"), tuned=False),
+        Shape("llama-8b-qkv", {"m": 8192, "k": 4096, "n": 6144}, ("bfloat16",)),
+        Shape("skinny", {"m": 16, "k": 4096, "n": 4096}, ("bfloat16",)),
+        Shape("odd", {"m": 17, "k": 37, "n": 67}, ("float32", "float16", "bfloat16"), ("check",)),
+        Shape("tiny-row", {"m": 1, "k": 32, "n": 48}, ("float32", "float16", "bfloat16"), ("check",)),
+        Shape("tiny-column", {"m": 5, "k": 32, "n": 1}, ("float32", "bfloat16"), ("check",), directions=("train",)),
+    ),
+    implementations=(
+        *compilers("linear"), library("linear", "F.linear, one library call with the bias"), triton("linear")
+    ),
+)

@@ -1,0 +1,43 @@
+"""c = a b, the matrix product."""
+
+from ..block import Block
+from ..case import Shape, Sizes
+from ..common_rows import compilers, cuda, triton
+from ..tensor import Tensor
+
+
+def reference(xp, inputs):  # type: ignore[no-untyped-def]
+    return {"c": inputs["a"] @ inputs["b"]}
+
+
+def product_flops(sizes: Sizes) -> float:
+    """A multiplication and an addition for each term."""
+    return 2 * sizes["m"] * sizes["k"] * sizes["n"]
+
+
+BLOCK = Block(
+    name="matmul",
+    summary="the matrix product alone",
+    inputs=(Tensor("a", ("m", "k")), Tensor("b", ("k", "n"), fan_in="k")),
+    outputs=(Tensor("c", ("m", "n")),),
+    reference=reference,
+    backward_needs=("a", "b"),
+    flops=product_flops,
+    backward_flops=lambda s: 2 * product_flops(s),
+    work="flops",
+    shapes=(
+        Shape("llama-8b-up", {"m": 2048, "k": 4096, "n": 14336}, ("bfloat16",), ("quick", "full")),
+        Shape("prime", {"m": 1021, "k": 509, "n": 257}, ("float32",), ("quick", "full"), tuned=False),
+        Shape("square-8k", {"m": 8192, "k": 8192, "n": 8192}, ("bfloat16",)),
+        Shape("skinny", {"m": 16, "k": 4096, "n": 14336}, ("bfloat16",)),
+        Shape("odd", {"m": 17, "k": 37, "n": 67}, ("float32", "float16", "bfloat16"), ("check",)),
+        Shape("tiny-row", {"m": 1, "k": 32, "n": 48}, ("float32", "float16", "bfloat16"), ("check",)),
+        Shape("tiny-column", {"m": 5, "k": 32, "n": 1}, ("float32", "bfloat16"), ("check",), directions=("train",)),
+        Shape(
+            "transposed", {"m": 17, "k": 37, "n": 19}, ("float32", "bfloat16"), ("check",),
+            directions=("train",), layout="transposed",
+        ),
+    ),
+    # No library call beside eager: the block is `torch.matmul` already.
+    implementations=(*compilers("matmul"), triton("matmul"), cuda("matmul")),
+)

@@ -1,0 +1,45 @@
+"""y = x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich, arXiv 1910.07467), in float32 inside."""
+
+from ..block import Block
+from ..case import Shape
+from ..common_rows import compilers, library, liger, quack, triton, xla_triton
+from ..tensor import Tensor
+from ._edges import TRANSPOSED_ROWS
+
+
+def reference(xp, inputs, *, eps):  # type: ignore[no-untyped-def]
+    x = inputs["x"]
+    return {"y": x / xp.sqrt(xp.mean(x * x, axis=-1, keepdims=True) + eps) * inputs["weight"]}
+
+
+BLOCK = Block(
+    name="rmsnorm",
+    summary="RMSNorm with a learnt scale, as in Llama",
+    inputs=(Tensor("x", ("rows", "columns"), magnified=True), Tensor("weight", ("columns",), mean=1.0, std=0.1)),
+    outputs=(Tensor("y", ("rows", "columns")),),
+    reference=reference,
+    attributes={"eps": 1e-5},
+    backward_needs=("x", "weight"),
+    flops=lambda s: 4 * s["rows"] * s["columns"],
+    backward_flops=lambda s: 9 * s["rows"] * s["columns"],
+    shapes=(
+        Shape("llama-8b", {"rows": 16384, "columns": 4096}, ("bfloat16",), ("quick", "full")),
+        Shape("prime", {"rows": 1021, "columns": 4093}, ("float32",), ("quick", "full"), tuned=False),
+        Shape("gpt2", {"rows": 65536, "columns": 768}, ("float16",)),
+        Shape("8192-columns", {"rows": 8192, "columns": 8192}, ("bfloat16",)),
+        Shape("one-row", {"rows": 1, "columns": 4096}, ("float32",)),
+        Shape("odd", {"rows": 7, "columns": 257}, ("float32", "float16", "bfloat16"), ("check",)),
+        Shape("tiny-row", {"rows": 1, "columns": 67}, ("float32", "float16", "bfloat16"), ("check",)),
+        # Of one column the gradient of x is what rounding leaves of two equal terms.
+        Shape("tiny-column", {"rows": 3, "columns": 1}, ("float32", "bfloat16"), ("check",), directions=("fwd",)),
+        Shape(
+            "large-fp16", {"rows": 3, "columns": 64, "magnitude": 12000}, ("float16",), ("check",),
+            directions=("train",),
+        ),
+        TRANSPOSED_ROWS,
+    ),
+    implementations=(
+        *compilers("rmsnorm"), library("rmsnorm", "F.rms_norm"), triton("rmsnorm"),
+        xla_triton("rmsnorm"), liger("rmsnorm"), quack("rmsnorm", 4),
+    ),
+)

@@ -1,0 +1,78 @@
+"""y_ij = exp(x_ij - max_j x_ij) / sum_j exp(x_ij - max_j x_ij), in float32 inside.
+
+An x of -inf is hidden: its y is 0, and its gradient too. A row of -inf alone has a y of zeros. Implementations are told
+in which shapes there are such rows (`masked`), so that plain formulas of the others are what everybody writes.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from ..block import Block
+from ..case import Case, Shape, Sizes
+from ..common_rows import compilers, cuda, library, liger, quack, triton, xla_triton
+from ..tensor import Tensor
+
+
+def reference(xp, inputs, masked=0):  # type: ignore[no-untyped-def]
+    x = inputs["x"]
+    largest = xp.amax(x, axis=-1, keepdims=True)
+    exponentials = xp.exp(x - xp.where(largest == -math.inf, 0.0, largest))
+    total = xp.sum(exponentials, axis=-1, keepdims=True)
+    return {"y": exponentials / xp.where(total == 0, 1.0, total)}
+
+
+def draw_x(generator: Any, sizes: Sizes) -> Any:
+    """In a shape with `masked`, scores under a causal mask: row i is normal up to column i modulo the columns and -inf
+    after it; the last `masked` rows are -inf alone, as queries that are padding may be. In another, normal alone."""
+    if "masked" not in sizes:
+        return None
+    rows, columns = sizes["rows"], sizes["columns"]
+    x = STD * generator.standard_normal((rows, columns), dtype="float32")
+    for row, values in enumerate(x):
+        values[row % columns + 1 if row < rows - sizes["masked"] else 0 :] = -math.inf
+    return x
+
+
+def nan_where_masked(what: str) -> Callable[[Case], str | None]:
+    """For libraries whose softmax of a row of -inf alone is not ours."""
+
+    def unsupported(case: Case) -> str | None:
+        return f"{what} gives NaN, not zeros, for a row of -inf alone" if "masked" in case.sizes else None
+
+    return unsupported
+
+
+STD = 2.0
+BLOCK = Block(
+    name="softmax",
+    summary="softmax over the columns",
+    inputs=(Tensor("x", ("rows", "columns"), std=STD, draw=draw_x),),
+    outputs=(Tensor("y", ("rows", "columns")),),
+    reference=reference,
+    parameters=("masked",),
+    backward_needs=("y",),
+    flops=lambda s: 5 * s["rows"] * s["columns"],
+    backward_flops=lambda s: 4 * s["rows"] * s["columns"],
+    shapes=(
+        # One batch of four GPT-2 sequences: 12 heads x 1024 queries each, scores over 1024 keys.
+        Shape("gpt2-scores", {"rows": 4 * 12 * 1024, "columns": 1024}, ("bfloat16",), ("quick", "full")),
+        Shape("prime", {"rows": 1021, "columns": 4093}, ("float32",), ("quick", "full"), tuned=False),
+        Shape("4096-columns", {"rows": 8192, "columns": 4096}, ("float16",)),
+        Shape("32768-columns", {"rows": 8192, "columns": 32768}, ("bfloat16",)),
+        Shape("gpt2-vocabulary", {"rows": 4096, "columns": 50257}, ("bfloat16",)),
+        # One sequence of GPT-2 that is padded from 768 to 1024 positions, under its mask.
+        Shape("gpt2-padded", {"rows": 12 * 1024, "columns": 1024, "masked": 12 * 256}, ("bfloat16",)),
+        Shape("one-row", {"rows": 1, "columns": 4096}, ("float32",)),
+        Shape("odd", {"rows": 7, "columns": 257}, ("float32", "float16", "bfloat16"), ("check",)),
+        Shape("odd-masked", {"rows": 9, "columns": 257, "masked": 2}, ("float32", "float16", "bfloat16"), ("check",)),
+        # Of rows that no compiler pads.
+        Shape("even-masked", {"rows": 5, "columns": 64, "masked": 2}, ("float32", "bfloat16"), ("check",)),
+        Shape("tiny-column", {"rows": 3, "columns": 1}, ("float32", "float16", "bfloat16"), ("check",)),
+    ),
+    implementations=(
+        *compilers("softmax"), library("softmax", "F.softmax", nan_where_masked("F.softmax")), triton("softmax"),
+        cuda("softmax"), xla_triton("softmax"), liger("softmax", nan_where_masked("Liger's softmax")),
+        quack("softmax", 16, nan_where_masked("quack's softmax")),
+    ),
+)

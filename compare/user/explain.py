@@ -1,0 +1,435 @@
+"""`xlafuse.explain`: the fusion graphs of a user's own function, compiled in a process apart."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from .. import targets
+from ..base.host import gpu_present
+from ..base.paths import PROJECT
+from ..graph import store
+from ..graph.model import FusionGraph
+from ..sources.explained import Explained
+
+Framework = Literal["jax", "torch"]
+Tell = Callable[[str], None]
+
+TIMEOUT = 1800.0
+_PATIENCE = 30.0  # seconds between two words about a compile that goes on
+_WORKERS = {"jax": "compare.workers.xla.explain", "torch": "compare.workers.pytorch.explain"}
+# The classes of these packages tell the framework of an object; numpy's and the user's own do not.
+_OWNERS = {
+    "jax": "jax", "jaxlib": "jax", "flax": "jax", "equinox": "jax", "haiku": "jax", "optax": "jax", "torch": "torch",
+}
+_JAX_STATE = (
+    "jax_enable_x64", "jax_default_matmul_precision", "jax_numpy_dtype_promotion", "jax_numpy_rank_promotion",
+    "jax_default_prng_impl", "jax_threefry_partitionable",
+)
+
+_SDPA = ("flash", "mem_efficient", "math", "cudnn")
+# 'module @jit_f attributes' in StableHLO, 'HloModule jit_f, is_scheduled' in HLO
+_MODULE = re.compile(r"(?:module @|HloModule )(?:jit_)?([\w.-]+)")
+
+
+class ExplainError(Exception):
+    """Something could not be explained; the message says what, why, and at which line of the user's code.
+
+    kind: the type of the error in the process that compiled, or "". traceback: as that process had it, or "".
+    frames: of the traceback, those in the user's code, or "".
+    """
+
+    def __init__(self, message: str, *, kind: str = "", traceback: str = "", frames: str = "") -> None:
+        super().__init__(message)
+        self.kind, self.traceback, self.frames = kind, traceback, frames
+
+
+def explain(
+    fn: Any, *args: Any, grad: bool = False, target: str | None = None, name: str | None = None,
+    framework: Framework | None = None, timeout: float = TIMEOUT, **kwargs: Any,
+) -> Explained:
+    """What the compiler makes of `fn(*args, **kwargs)`: which kernels, what is in each, and why they are not fewer.
+
+    fn: a JAX function, jitted or not, a `jax.stages.Lowered` or `Compiled` (no arguments then), a flax nnx module; a
+        torch function or `nn.Module`, compiled or not; a method of either kind of module. Or several: a list of them,
+        or {name: function}, all called with the same arguments, to be compared.
+    args, kwargs: pytrees of arrays, or of what stands for them (`jax.ShapeDtypeStruct`, meta and fake tensors, numpy
+        arrays); only shapes and dtypes count, and nothing is run where there is no GPU. Python values are static, but
+        those that a function jitted with `jax.jit` traces.
+    grad: what a training step makes of it: a forward call that saves what backward needs, and a backward call, compiled
+        apart, as one graph of two parts. JAX: by every float argument and `nnx.Param`. PyTorch: by what requires grad,
+        or by every float argument where nothing does. Not for a function that takes its gradient itself.
+    target: the GPU to compile for without having it. Default: this machine's, or "h200" where there is none.
+    name: of the graph. Default: the function's.
+    framework: "jax" or "torch", where neither the function nor its arguments tell.
+    timeout: seconds, for all compiles together.
+
+    The function is called in a process of its own, which imports it, or gets a copy of it; this process is left as it
+    is. What it closes over is copied, too.
+
+    Raises ExplainError.
+    """
+    return explain_all(
+        _functions(fn, name), args, kwargs, grad=grad, target=target, framework=framework, timeout=timeout,
+    )
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One function with its arguments; `stablehlo` in their place for a Lowered. products: as in `explain_all`."""
+
+    name: str
+    framework: Framework
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    stablehlo: str | None = None
+    products: str | None = None
+
+
+def explain_all(
+    functions: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, grad: bool = False,
+    target: str | None = None, framework: Framework | None = None, timeout: float = TIMEOUT,
+    tell: Tell = lambda what: None, products: Mapping[str, str] = types.MappingProxyType({}),
+    autotune: Path | None = None,
+) -> Explained:
+    """`explain`, with functions by name. tell: hears what is being done, and twice a minute that it still is.
+
+    products: by function, what a target that is not here would choose for matrix products: of JAX "triton" or "cublas"
+    (`xlafuse.compile.compiler.Target`), of PyTorch "padded" or "triton"
+    (`triton_side.deviceless.user_functions.compile_call`). Without, what the compiler takes where nothing is tuned, or
+    what the target recorded. autotune: a folder with XLA's recorded choices, autotune-<jax version>.textproto, which go
+    before those of the target pack.
+    """
+    if target is not None and target not in targets.names():
+        raise ExplainError(f"unknown target {target!r}; known: {', '.join(targets.names())}")
+    if target is None and not gpu_present():
+        target = targets.DEFAULT
+    done: dict[str, Explained] = {}
+    waiting: dict[Framework, list[_Call]] = {}
+    for name, function in functions.items():
+        if _is_stage(function, "Compiled"):
+            _refuse_arguments(name, args, kwargs, grad)
+            done[name] = _of_compiled(name, function)
+            continue
+        call = replace(
+            _call(name, function, tuple(args), dict(kwargs), framework, grad), products=products.get(name)
+        )
+        waiting.setdefault(call.framework, []).append(call)
+    deadline = time.monotonic() + timeout
+    for side, calls in waiting.items():
+        tell(f"compiling {', '.join(call.name for call in calls)} for {target or 'this GPU'} ({side})")
+        try:
+            result = _ask(side, calls, grad, target, autotune, deadline, tell)
+        except subprocess.TimeoutExpired:
+            raise ExplainError(
+                f"compiling took longer than {timeout:g} s, and was stopped; timeout= (--timeout) allows more"
+            ) from None
+        for name, graph in result.graphs.items():
+            done[name] = Explained({name: graph})
+        done[calls[-1].name] = replace(done[calls[-1].name], notes=result.notes)
+    graphs = {name: done[name].graph for name in functions}
+    return Explained(graphs, tuple(note for name in functions for note in done[name].notes))
+
+
+@dataclass(frozen=True)
+class Identity:
+    """digest: equal for calls that are compiled alike: one function, shapes, dtypes, Python values and settings."""
+
+    name: str
+    framework: Framework
+    digest: str
+
+
+def identify(
+    fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, framework: Framework | None = None, grad: bool = False
+) -> Identity:
+    """Of a call that is to be compiled. Raises ExplainError, also for what jax compiled already."""
+    if _is_stage(fn, "Compiled"):
+        raise ExplainError(f"{_name(fn)} is compiled already, for one device; give the function, or its Lowered")
+    call = _call(_name(fn), fn, tuple(args), dict(kwargs), framework, grad)
+    state = _jax_state() if call.framework == "jax" else _torch_state()
+    digest = hashlib.sha256(pickle.dumps((call.framework, _packed(call), state)))
+    return Identity(call.name, call.framework, digest.hexdigest())
+
+
+def load(path: str | os.PathLike[str]) -> FusionGraph:
+    """The fusion graph in a file: one that `Explained.save` or `xlafuse inspect --json` wrote, HLO as text or proto,
+    Inductor's output_code.py, or a folder or archive with one compile's dump.
+
+    Raises compare.graph.store.GraphError, which names the path, where it is none or holds several.
+    """
+    from ..base.usage import UsageError
+    from ..record.run_folder import RunFolderError
+    from ..sources.graph_sources import contents
+
+    try:
+        found = contents(Path(path)).found
+        if len(found) != 1:
+            raise store.GraphError(f"{path}: holds {len(found)} graphs; `xlafuse inspect {path}` lists them")
+        return found[0].graph()
+    except (UsageError, RunFolderError) as problem:
+        raise store.GraphError(str(problem)) from None
+
+
+# What is to be called
+
+
+def _functions(fn: Any, name: str | None) -> dict[str, Any]:
+    if isinstance(fn, Mapping):
+        several = {str(key): function for key, function in fn.items()}
+    elif isinstance(fn, (list, tuple)):
+        several = {}
+        for function in fn:
+            base = own = _name(function)
+            number = 1
+            while own in several:
+                number += 1
+                own = f"{base}-{number}"
+            several[own] = function
+    else:
+        return {name or _name(fn): fn}
+    if name is not None:
+        raise ExplainError("name= names one graph; of several functions, give {name: function}")
+    if not several:
+        raise ExplainError("there is no function to explain")
+    return several
+
+
+def _name(fn: Any) -> str:
+    fn = _uncompiled(fn)
+    if _is_stage(fn, "Lowered") or _is_stage(fn, "Compiled"):
+        named = _MODULE.search(fn.as_text() or "")
+        return named[1] if named else type(fn).__name__.lower()
+    if isinstance(fn, functools.partial):
+        return _name(fn.func)
+    if isinstance(fn, types.MethodType) and not isinstance(fn.__self__, type):
+        return f"{type(fn.__self__).__name__}.{fn.__name__}"
+    return str(getattr(fn, "__name__", None) or type(fn).__name__)
+
+
+def _uncompiled(fn: Any) -> Any:
+    """What torch.compile was given; what it was not, as it is."""
+    return getattr(fn, "_orig_mod", None) or getattr(fn, "_torchdynamo_orig_callable", None) or fn
+
+
+def _is_stage(fn: Any, kind: str) -> bool:
+    stages: Any = sys.modules.get("jax.stages")
+    return stages is not None and isinstance(fn, getattr(stages, kind))
+
+
+def _refuse_arguments(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], grad: bool) -> None:
+    if args or kwargs or grad:
+        raise ExplainError(f"{name} is lowered already: it takes neither arguments nor grad=True")
+
+
+def _of_compiled(name: str, compiled: Any) -> Explained:
+    """Reads the executable's HLO; nothing is compiled."""
+    from importlib.metadata import version
+
+    from xlafuse.hlo.gpu_program import parse
+
+    from ..graph.build.from_hlo import from_hlo
+
+    text = compiled.as_text()
+    if text is None:
+        raise ExplainError(f"{name} holds no HLO: it was loaded from a serialized executable")
+    versions = {package: version(package) for package in ("jax", "jaxlib")}
+    graph = replace(from_hlo(parse(text), versions=versions), name=name)
+    shardings: Any = sys.modules["jax"].tree.leaves((compiled.input_shardings, compiled.output_shardings))
+    platforms = {device.platform for sharding in shardings for device in sharding.device_set}
+    on_cpu = f"{name} was compiled for the CPU, where fusions are no GPU kernels; give its Lowered to have a GPU's"
+    return Explained({name: graph}, (on_cpu,) if platforms == {"cpu"} else ())
+
+
+def _call(
+    name: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], framework: Framework | None, grad: bool
+) -> _Call:
+    if _is_stage(function, "Lowered"):
+        _refuse_arguments(name, args, kwargs, grad)
+        text = function.as_text(dialect="stablehlo", debug_info=True)
+        return _Call(name, "jax", None, (), {}, stablehlo=text)
+    function = _uncompiled(function)
+    while isinstance(function, functools.partial):
+        args, kwargs = (*function.args, *args), {**function.keywords, **kwargs}
+        function = _uncompiled(function.func)
+    if not callable(function):
+        raise ExplainError(f"{function!r:.80} cannot be called; give a function, a module, or what jax lowered")
+    return _Call(name, framework or _framework(name, function, args, kwargs), function, args, kwargs)
+
+
+def _framework(name: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Framework:
+    """Told by the function's own type, else by its arguments'. Raises ExplainError where neither tells."""
+    of_function = _owners([function, getattr(function, "__self__", None)])
+    found = of_function or _owners(_leaves((args, kwargs)))
+    if len(found) == 1:
+        return found.pop()
+    if found:
+        raise ExplainError(f"{name} is given both JAX's arrays and PyTorch's; give those of one, or say framework=")
+    raise ExplainError(
+        f"neither {name} nor its arguments say whether it is JAX's or PyTorch's (what a module imports does not "
+        "decide): say framework='jax' or framework='torch' (--framework), or give jax.ShapeDtypeStructs or tensors"
+    )
+
+
+def _owners(values: Iterable[Any]) -> set[Framework]:
+    found: set[Framework] = set()
+    for value in values:
+        for cls in type(value).__mro__:
+            owner = _OWNERS.get((cls.__module__ or "").split(".")[0])
+            if owner is not None:
+                found.add(owner)  # type: ignore[arg-type]
+    return found
+
+
+def _leaves(value: Any, depth: int = 0) -> Iterable[Any]:
+    if depth > 50:
+        return
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    elif hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
+        value = [getattr(value, field) for field in value.__dataclass_fields__]
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _leaves(item, depth + 1)
+    else:
+        yield value
+
+
+# The process that compiles
+
+
+def _ask(
+    framework: Framework, calls: list[_Call], grad: bool, target: str | None, autotune: Path | None, deadline: float,
+    tell: Tell,
+) -> Explained:
+    with tempfile.TemporaryDirectory(prefix="xlafuse-explain-") as name:
+        folder = Path(name)
+        request = {
+            "path": [str(Path(entry).absolute()) for entry in sys.path], "folder": os.getcwd(), "grad": grad,
+            "target": target, "autotune": autotune and str(autotune.absolute()),
+            "state": _jax_state() if framework == "jax" else _torch_state(),
+            "calls": [_packed(call) for call in calls],
+        }
+        (folder / "request.pickle").write_bytes(pickle.dumps(request))
+        command = [sys.executable, "-m", _WORKERS[framework], str(folder)]
+        environment = {**os.environ, "PYTHONPATH": _python_path()}
+        environment.pop("TRITON_INTERPRET", None)  # it would keep Triton from compiling
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
+                start_new_session=True,  # so that the compilers it starts can be ended with it
+            )
+        try:
+            _wait(process, deadline, tell)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        return _reply(folder, process.returncode)
+
+
+def _python_path() -> str:
+    return os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
+
+
+def _packed(call: _Call) -> dict[str, Any]:
+    asked = {"name": call.name, "products": call.products}
+    if call.stablehlo is not None:
+        return {**asked, "stablehlo": call.stablehlo}
+    from .explain_request import NotSendable, pack
+
+    try:
+        if call.framework == "torch":  # one parcel: what function and arguments share stays shared
+            return {**asked, "parcel": pack((call.function, call.args, call.kwargs), arrays=False)}
+        return {
+            **asked, "function": pack(call.function, arrays=not _holds_parameters(call.function)),
+            "arguments": pack((call.args, call.kwargs), arrays=False),
+        }
+    except NotSendable as problem:
+        raise ExplainError(f"{call.name}: {problem}") from None
+
+
+def _holds_parameters(function: Any) -> bool:
+    """Whether the arrays in a JAX callable are inputs: an nnx module's are, a closure's are not."""
+    nnx: Any = sys.modules.get("flax.nnx")
+    return nnx is not None and isinstance(getattr(function, "__self__", function), nnx.Pytree)
+
+
+def _jax_state() -> dict[str, Any]:
+    jax: Any = sys.modules.get("jax")
+    if jax is None:
+        return {}
+    values = {option: getattr(jax.config, option) for option in _JAX_STATE}
+    return {option: getattr(value, "value", value) for option, value in values.items()}  # an enum's: plain data
+
+
+def _torch_state() -> dict[str, Any]:
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return {}
+    enabled = {kind: getattr(torch.backends.cuda, f"{kind}_sdp_enabled")() for kind in _SDPA}
+    return {
+        "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "attention": enabled,
+        "autocast": _autocast_dtype(torch),
+    }
+
+
+def _autocast_dtype(torch: Any) -> str | None:
+    if not torch.is_autocast_enabled("cuda"):
+        return None
+    return str(torch.get_autocast_dtype("cuda")).removeprefix("torch.")
+
+
+def _wait(process: subprocess.Popen[bytes], deadline: float, tell: Tell) -> None:
+    started = time.monotonic()
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            process.wait(max(0.0, min(_PATIENCE, left)))
+            return
+        except subprocess.TimeoutExpired:
+            if left <= _PATIENCE:
+                raise
+            tell(f"still compiling after {time.monotonic() - started:.0f} s")
+
+
+def _reply(folder: Path, code: int) -> Explained:
+    file = folder / "reply.json"
+    log = (folder / "log").read_text(errors="replace")
+    if not file.is_file():
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        last = next((f"; its last words: {line.strip()}" for line in reversed(log.splitlines()) if line.strip()), "")
+        raise ExplainError(f"the process that compiles died ({how}){last}", traceback=log)
+    reply = json.loads(file.read_text())
+    if error := reply.get("error"):
+        raise _failure(error)
+    graphs = {entry["name"]: store.load(Path(entry["file"])) for entry in reply["graphs"]}
+    return Explained(graphs, tuple(reply["notes"]))
+
+
+def _failure(error: Mapping[str, Any]) -> ExplainError:
+    before = f"{error['name']}: " if error["name"] else ""
+    where = f" ({error['line']})" if error["line"] else ""
+    message = error["message"] or "no message"
+    return ExplainError(
+        f"{before}{error['kind']}: {message}{where}", kind=error["kind"], traceback=error["traceback"],
+        frames=error["frames"],
+    )

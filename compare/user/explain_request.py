@@ -1,0 +1,182 @@
+"""What crosses to the process that compiles: a function by name or by value, its arguments as shapes.
+
+Importable functions cross by name, all others (of `__main__`, a notebook, a closure) by value, as cloudpickle does it.
+An array among the arguments, or in a module that is called, crosses without its data.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import pickle
+import sys
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
+from functools import reduce
+from typing import Any
+
+import cloudpickle
+
+
+@dataclass(frozen=True)
+class ArrayLike:
+    """An array without its data. dtype: a name ("bfloat16"; of a typed PRNG key "key<fry>")."""
+
+    framework: str
+    shape: tuple[int, ...]
+    dtype: str
+    stride: tuple[int, ...] = ()
+    requires_grad: bool = False
+    is_parameter: bool = False
+    weak_type: bool = False
+    is_key: bool = False
+
+
+class NotSendable(Exception):
+    """Something that is called cannot leave its process; the message names it."""
+
+
+def pack(value: Any, *, arrays: bool) -> bytes:
+    """`value` as bytes; its arrays with their data if `arrays`, else as `ArrayLike`s that `unpack` makes something of.
+
+    Raises NotSendable.
+    """
+    stream = io.BytesIO()
+    pickler = _Pickler(stream, arrays)
+    try:
+        pickler.dump(value)
+    except (pickle.PicklingError, TypeError, AttributeError, NotImplementedError, ValueError) as problem:
+        raise NotSendable(
+            f"it cannot be sent to the process that compiles it ({str(problem).rstrip('.')}); what is defined at the "
+            "top of an importable module crosses by name"
+        ) from None
+    finally:
+        for module in pickler.by_value:
+            cloudpickle.unregister_pickle_by_value(module)
+    return stream.getvalue()
+
+
+def unpack(data: bytes, make: Callable[[ArrayLike], Any]) -> Any:
+    """What `pack` packed, with `make(array)` in the place of every ArrayLike. Imports what the value needs."""
+    with _making(make):
+        return pickle.loads(data)
+
+
+_make: list[Callable[[ArrayLike], Any]] = []
+
+
+@contextmanager
+def _making(make: Callable[[ArrayLike], Any]) -> Iterator[None]:
+    _make.append(make)
+    try:
+        yield
+    finally:
+        _make.pop()
+
+
+def _restore(*fields: Any) -> Any:
+    return _make[-1](ArrayLike(*fields))
+
+
+def _resolve(module: str, name: str) -> Any:
+    return reduce(getattr, name.split("."), importlib.import_module(module))
+
+
+class _Pickler(cloudpickle.Pickler):
+    def __init__(self, stream: io.BytesIO, arrays: bool) -> None:
+        super().__init__(stream)
+        self._arrays = arrays
+        self.by_value: list[types.ModuleType] = []
+
+    def reducer_override(self, obj: Any) -> Any:
+        if not self._arrays and (like := array_like(obj)) is not None:
+            return _restore, astuple(like)
+        name = getattr(obj, "__module__", None)
+        module = sys.modules.get(name) if isinstance(name, str) and name != "__main__" else None
+        if module is not None and callable(obj):
+            plain = isinstance(obj, (type, types.FunctionType))
+            if not _is_importable(module):
+                if plain and module not in self.by_value:
+                    cloudpickle.register_pickle_by_value(module)
+                    self.by_value.append(module)
+            elif not plain and _is_at(module, getattr(obj, "__qualname__", None), obj):
+                return _resolve, (name, obj.__qualname__)  # jitted, custom_vjp, ...: cloudpickle would copy them
+        if type(obj).__name__ == "PjitFunction":
+            from xlafuse.compile._jax_private import jit_options
+
+            return _jit_again, jit_options(obj)
+        return super().reducer_override(obj)
+
+
+def _jit_again(function: Callable[..., Any], options: dict[str, Any]) -> Any:
+    import jax
+
+    return jax.jit(function, **options)
+
+
+def _is_at(module: types.ModuleType, name: Any, obj: Any) -> bool:
+    try:
+        return isinstance(name, str) and reduce(getattr, name.split("."), module) is obj
+    except AttributeError:
+        return False
+
+
+def _is_importable(module: types.ModuleType) -> bool:
+    """Whether a fresh process with the same sys.path would find it; not so a module that a test runner made up."""
+    if getattr(module, "__file__", None) is None:  # built in, or made by an extension when that is imported
+        return True
+    path: Any = None
+    parts = module.__name__.split(".")
+    for index in range(len(parts)):
+        spec = _found(".".join(parts[: index + 1]), path)
+        if spec is None:
+            return False
+        path = spec.submodule_search_locations
+    return True
+
+
+def _found(name: str, path: Any) -> Any:
+    for finder in sys.meta_path:
+        find = getattr(finder, "find_spec", None)
+        spec = find(name, path) if find else None
+        if spec is not None:
+            return spec
+    return None
+
+
+def array_like(obj: Any) -> ArrayLike | None:
+    """None for what is no array; an ArrayLike stands for itself. Raises NotSendable for what is more than shape and
+    dtype."""
+    if isinstance(obj, ArrayLike):
+        return obj
+    jax, torch, numpy = (sys.modules.get(name) for name in ("jax", "torch", "numpy"))
+    if numpy is not None and type(obj) is numpy.ndarray and obj.dtype.kind not in "OSU":
+        return ArrayLike("numpy", tuple(obj.shape), obj.dtype.name)
+    if jax is not None and isinstance(obj, (jax.Array, jax.ShapeDtypeStruct)):
+        return _of_jax(jax, obj)
+    if torch is not None and isinstance(obj, torch.Tensor):
+        return _of_torch(torch, obj)
+    return None
+
+
+def _of_jax(jax: Any, obj: Any) -> ArrayLike:
+    if isinstance(obj, jax.core.Tracer):
+        raise NotSendable("one of its arguments is being traced; call explain outside jit, vmap and grad")
+    if jax.dtypes.issubdtype(obj.dtype, jax.dtypes.prng_key):
+        return ArrayLike("jax", tuple(obj.shape), str(obj.dtype), is_key=True)
+    return ArrayLike("jax", tuple(obj.shape), str(obj.dtype), weak_type=bool(getattr(obj, "weak_type", False)))
+
+
+def _of_torch(torch: Any, obj: Any) -> ArrayLike:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    if not isinstance(obj, (torch.nn.Parameter, FakeTensor)) and type(obj) not in (torch.Tensor, torch.nn.Buffer):
+        raise NotSendable(f"one of its tensors is a {type(obj).__name__}, which is more than a shape and a dtype")
+    if obj.layout is not torch.strided:
+        raise NotSendable(f"one of its tensors has layout {obj.layout}; only strided tensors are supported")
+    return ArrayLike(
+        "torch", tuple(obj.shape), str(obj.dtype).removeprefix("torch."), tuple(obj.stride()),
+        requires_grad=obj.requires_grad, is_parameter=isinstance(obj, torch.nn.Parameter),
+    )

@@ -1,0 +1,181 @@
+"""One record's compiler artifacts out of its archive, under the names that other tools look for.
+
+XLA's modules get back names as XLA gives them (module_0001.jit_forward.sm_9.0_gpu_after_optimizations.txt, ...), so
+that hlo-opt, and whatever reads an --xla_dump_to folder, finds them; XProf gets their protos in a log folder of its
+own. What Inductor, Triton and NVRTC left keeps its name. Nothing is executed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from ..base.text import printable
+from ..base.usage import UsageError, one_of
+from ..record.record import Record
+from ..record.run_folder import read_records, read_run
+from ..sources.graph_sources import inside
+from . import xplane
+
+MAX_BYTES = 4 << 30  # of all files, unpacked: a damaged or hostile archive fills no disk
+MOST_FILES = 20_000
+XPROF = "xprof/plugins/profile"
+
+# Our name in an archive -> what XLA calls it after "module_0001.jit_f."; {sm}: "sm_9.0_gpu_", "" where it is not known.
+_XLA = {
+    "before.hlo.txt": "before_optimizations.txt",
+    "optimized.hlo.txt": "{sm}after_optimizations.txt",
+    "optimized.hlo.pb": "{sm}after_optimizations.hlo.pb",
+    "buffers.txt": "{sm}after_optimizations-buffer-assignment.txt",
+    "memory.txt": "{sm}after_optimizations-memory-usage-report.txt",
+    "thunks.txt": "thunk_sequence.txt",
+    "thunks_after_passes.txt": "thunk_sequence_after_thunk_passes.txt",
+    "thunk_metadata.txt": "thunk_metadata.txt",
+    "priority_fusion.txt": "priority_fusion_dump.txt",
+    "autotune_results.pbtxt": "autotune_results.pbtxt",
+    "target_config.pbtxt": "gpu_target_config.pbtxt",
+    "stablehlo.mlir": "stablehlo.mlir",  # jax's; XLA has none
+}
+_CAPABILITY = re.compile(r"cuda_compute_capability \{\s*major: (\d{1,2})(?:\s*minor: (\d{1,2}))?")
+_MODULE = re.compile(r"HloModule ([\w.\-]{1,200})")
+
+
+@dataclass(frozen=True)
+class Exported:
+    """folder: where. files: names below it, in order. modules: XLA's, by the names that they begin with."""
+
+    record: Record
+    folder: Path
+    files: tuple[str, ...]
+    modules: tuple[str, ...]
+
+
+def export(run: Path, record_id: str, out: Path) -> Exported:
+    """Write the record's artifacts into `out`, a new or empty folder.
+
+    Raises UsageError for an unknown record, one without an archive, an archive that is broken, too large or names files
+    outside itself, and a folder that holds something or cannot be written; RunFolderError for what is no run.
+    """
+    record = _record(run, record_id)
+    if record.dumps is None:
+        raise UsageError(f"{run}: {record.id}: no compiler artifacts were kept ({record.status})")
+    try:
+        archive = inside(run, record, record.dumps)
+    except ValueError as problem:
+        raise UsageError(str(problem)) from None
+    if not archive.is_file():
+        raise UsageError(f"{archive}: missing; the archives of some runs are left out for their size")
+    contents = _read(archive)
+    modules = _modules(contents)
+    files = {name: contents[source] for name, source in _named(contents, modules)}
+    protos = {
+        prefix.partition(".")[2]: contents[proto]
+        for folder, (prefix, _) in modules.items() if (proto := f"{folder}/optimized.hlo.pb") in contents
+    }
+    if protos:
+        files[f"{XPROF}/{record.id.replace('/', '-')}/xlafuse.xplane.pb"] = xplane.space(protos)
+    _write(out, files)
+    return Exported(record, out, tuple(sorted(files)), tuple(prefix for prefix, _ in modules.values()))
+
+
+def _record(run: Path, record_id: str) -> Record:
+    read_run(run)
+    records = {record.id: record for record in read_records(run)[0]}
+    return records[one_of("record", record_id, records, most=10, where=f"in {run}")]
+
+
+def _read(archive: Path) -> dict[str, bytes]:
+    """Name -> content of every file. Raises UsageError."""
+    import zipfile
+    import zlib
+    from lzma import LZMAError
+
+    found: dict[str, bytes] = {}
+    left = MAX_BYTES
+    try:
+        with zipfile.ZipFile(archive) as packed:
+            members = [info for info in packed.infolist() if not info.is_dir()]
+            if len(members) > MOST_FILES:
+                raise UsageError(f"{archive}: {len(members):,} files, more than {MOST_FILES:,}; nothing was written")
+            for info in members:
+                _require_inside(archive, info.filename)
+                with packed.open(info) as stream:
+                    content = stream.read(left + 1)
+                left -= len(content)
+                if left < 0:
+                    raise UsageError(f"{archive}: more than {MAX_BYTES >> 30} GiB unpacked; nothing was written")
+                found[info.filename] = content
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError, zlib.error, LZMAError) as bad:
+        raise UsageError(f"{archive}: damaged: {bad or type(bad).__name__}; nothing was written") from None
+    return found
+
+
+def _require_inside(archive: Path, name: str) -> None:
+    pieces = PurePosixPath(name).parts
+    if not pieces or name.startswith("/") or ".." in pieces or "\\" in name or "\0" in name or ":" in pieces[0]:
+        raise UsageError(f"{archive}: names a file outside itself, {printable(name, 80)!r}; nothing was written")
+
+
+def _named(contents: Iterable[str], modules: Mapping[str, tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """(name below the folder, name in the archive)."""
+    for source in contents:
+        folder, _, rest = source.partition("/")
+        if folder not in modules or not rest:
+            yield source, source
+            continue
+        prefix, sm = modules[folder]
+        if rest in _XLA:
+            yield f"{prefix}.{_XLA[rest].format(sm=sm)}", source
+        elif rest.startswith("ptx/"):
+            yield f"{prefix}.{rest.removeprefix('ptx/')}", source
+        else:
+            yield f"{prefix}.{rest}", source
+
+
+def _modules(contents: dict[str, bytes]) -> dict[str, tuple[str, str]]:
+    """By folder of the archive ("forward") its module's prefix, "module_0001.jit_forward", and "sm_9.0_gpu_"."""
+    folders = {name.split("/")[0] for name in contents if name.endswith(("/optimized.hlo.txt", "/optimized.hlo.pb"))}
+    found = {}
+    for number, folder in enumerate(sorted(folders, key=lambda folder: (folder == "backward", folder)), 1):
+        text = contents.get(f"{folder}/optimized.hlo.txt", b"")[:1000].decode(errors="replace")
+        config = contents.get(f"{folder}/target_config.pbtxt", b"")[:20_000].decode(errors="replace")
+        name, capability = _MODULE.match(text), _CAPABILITY.search(config)
+        sm = f"sm_{capability[1]}.{capability[2] or 0}_gpu_" if capability else ""
+        found[folder] = f"module_{number:04}.{name[1] if name else folder}", sm
+    return found
+
+
+def as_text(exported: Exported) -> str:
+    """What is there now, and what reads it; what is not, and how to get it."""
+    lines = [f"{exported.folder}: {len(exported.files)} files of {printable(exported.record.id)}"]
+    if exported.modules:
+        first = f"{exported.folder}/{exported.modules[0]}"
+        lines += [
+            f"XLA's, under names as it gives them: {', '.join(exported.modules)}",
+            f"  hlo-opt --platform=gpu --stage=hlo --xla_gpu_target_config_filename={first}.gpu_target_config.pbtxt "
+            f"{first}.before_optimizations.txt",
+            f"  xprof --logdir {exported.folder / 'xprof'}   graph viewer and memory viewer; nothing was profiled",
+            "not kept: snapshots of passes that decide nothing about fusion, and LLVM's IR",
+        ]
+    if any(name.endswith("output_code.py") for name in exported.files):
+        lines += [
+            "Inductor's: its code, FX graphs and scheduler's IR, Triton's IRs, PTX and SASS",
+            "not kept: the structured log that tlparse reads; TORCH_TRACE=DIR xlafuse run ... writes it",
+        ]
+    lines.append(f"xlafuse inspect {exported.folder}")
+    return "\n".join(lines)
+
+
+def _write(out: Path, files: dict[str, bytes]) -> None:
+    try:
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise UsageError(f"{out}: not an empty folder; name a new one, so that nothing is overwritten")
+        for name, content in files.items():
+            path = out / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("xb") as file:
+                file.write(content)
+    except (OSError, ValueError) as problem:  # ValueError: of a name that no file can have
+        raise UsageError(f"{getattr(problem, 'filename', None) or out}: cannot be written: {problem}") from None

@@ -1,0 +1,149 @@
+"""The orchestrator's end of a worker: starts it, asks, and tells how it died when it did."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..base.paths import PROJECT
+
+INTERPRETERS = {"xla": "XLAFUSE_XLA_PYTHON"}  # every other role runs in XLAFUSE_TORCH_PYTHON
+
+
+class WorkerError(Exception):
+    """A request that the worker answered with an error; `kind` as in compare.base.worker_protocol."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind, self.message = kind, message
+
+
+class WorkerDied(Exception):
+    """The worker's process is gone; the message says how and what it last wrote."""
+
+
+class WorkerTimeout(Exception):
+    """The worker did not answer in time and was killed."""
+
+
+WORKER_FAILURES = (WorkerError, WorkerDied, WorkerTimeout)
+
+
+def interpreter(role: str) -> str:
+    """The Python that runs `role`: XLAFUSE_XLA_PYTHON or XLAFUSE_TORCH_PYTHON, else this one."""
+    return os.environ.get(INTERPRETERS.get(role, "XLAFUSE_TORCH_PYTHON")) or sys.executable
+
+
+# Inductor's compile processes end after a minute without work, and a worker often has none; that they begin again
+# meanwhile can hang for ever (pytorch/pytorch#176968, #186136; seen once on an H200 with torch 2.11).
+_UNLESS_SET = {"TORCHINDUCTOR_QUIESCE_ASYNC_COMPILE_POOL": "0"}
+
+
+class Worker:
+    """A running worker process. Not thread-safe: one asker at a time."""
+
+    def __init__(
+        self, role: str, log: Path, environment: Mapping[str, str] | None = None, command: Sequence[str] | None = None
+    ) -> None:
+        """Start `role`, or another `command` that speaks compare.base.worker_protocol; what it prints is appended to
+        `log`."""
+        self.role, self.log = role, log
+        path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
+        command = command or [interpreter(role), "-m", "compare.workers.main", role]
+        torch = {"XLAFUSE_TORCH_PYTHON": interpreter("torch")}  # a worker of XLA's starts one of PyTorch's (xla_triton)
+        try:
+            with log.open("ab") as output:
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output,
+                    env={**_UNLESS_SET, **os.environ, "PYTHONPATH": path, **torch, **(environment or {})},
+                    start_new_session=True,  # Ctrl-C reaches the orchestrator alone, which then stops its workers
+                )
+        except OSError as problem:
+            variable = INTERPRETERS.get(role, "XLAFUSE_TORCH_PYTHON")
+            raise WorkerError("skipped", f"{command[0]} does not start ({problem.strerror}); set {variable}") from None
+        self._pending = b""
+        self._application = self._process.pid
+
+    def wait_ready(self, timeout: float = 300.0) -> None:
+        """Wait for the framework's import. Raises WorkerError with the reason when it fails."""
+        self._application = self._reply(timeout)
+
+    def ask(self, method: str, *, timeout: float = 900.0, **params: Any) -> Any:
+        """Raises WorkerError, WorkerDied or WorkerTimeout."""
+        try:
+            assert self._process.stdin is not None
+            self._process.stdin.write(json.dumps({"method": method, "params": params}).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise self._death() from None
+        return self._reply(timeout)
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def stop(self) -> None:
+        """End the process and what it started: an idle worker leaves by itself and tidies up, a busy one is killed."""
+        try:
+            if self._process.stdin:
+                self._process.stdin.close()
+            self._process.wait(timeout=3)
+        except (BrokenPipeError, subprocess.TimeoutExpired):
+            pass
+        self.kill()
+
+    def finish(self, patience: float) -> None:
+        """As `stop`, but a busy worker may end what it is busy with, for `patience` seconds, and a process that watches
+        it may then take as long. Its reply is read away, or it could not leave; so no other thread may be waiting for
+        one."""
+        try:
+            self._process.communicate(timeout=patience)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._application, signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.communicate(timeout=patience)
+        self.kill()
+
+    def kill(self) -> None:
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self._process.wait()
+
+    def _reply(self, timeout: float) -> Any:
+        assert self._process.stdout is not None
+        deadline = time.monotonic() + timeout
+        while b"\n" not in self._pending:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([self._process.stdout], [], [], left)[0]:
+                self.kill()
+                raise WorkerTimeout(f"no answer within {timeout:.0f} s; its process was killed")
+            chunk = os.read(self._process.stdout.fileno(), 1 << 16)
+            if not chunk:
+                raise self._death()
+            self._pending += chunk
+        line, _, self._pending = self._pending.partition(b"\n")
+        reply = json.loads(line)
+        if "error" in reply:
+            error = reply["error"]
+            if error["kind"] == "lost":
+                self.kill()
+                raise WorkerDied(f"{error['message']}; after it the {self.role} worker could not use the GPU any more")
+            raise WorkerError(error["kind"], error["message"])
+        return reply["result"]
+
+    def _death(self) -> WorkerDied:
+        code = self._process.wait()
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return WorkerDied(f"the {self.role} worker died ({how}); see {self.log.name}")

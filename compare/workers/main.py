@@ -1,0 +1,102 @@
+"""A framework's process: `python -m compare.workers.main ROLE`, serving requests one at a time until its input closes.
+
+Its real standard output carries replies alone; whatever the framework prints goes to standard error, so that no amount
+of it can break the protocol.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from ..base.worker_protocol import Skip, Untuned
+from ..measure.measurement import WrongResult
+
+Methods = dict[str, Callable[..., Any]]
+
+
+# The module of each role, named by a dotted string: importing it imports the role's framework.
+PROGRAMS = {
+    "reference": "compare.numerics.reference",
+    "xla": "compare.workers.xla.worker",
+    "torch": "compare.workers.pytorch.worker",
+    "interpreter": "compare.workers.pytorch.worker",
+    "target": "compare.workers.pytorch.target",
+}
+
+
+def methods_of(role: str) -> Methods:
+    """Import the role's framework and return the methods that it serves. Raises ValueError for an unknown role."""
+    if role not in PROGRAMS:
+        raise ValueError(f"unknown role {role!r}; expected one of {', '.join(PROGRAMS)}")
+    if role == "interpreter":
+        os.environ["TRITON_INTERPRET"] = "1"  # read by triton when it is imported
+    methods: Methods = importlib.import_module(PROGRAMS[role]).methods()
+    return methods
+
+
+def main() -> int:
+    replies = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    orchestrator = os.getppid()
+    try:
+        methods = methods_of(sys.argv[1])
+    except ModuleNotFoundError as problem:
+        install = f'in the checkout: {sys.executable} -m pip install -e ".[cpu]", or ".[cuda]" with an NVIDIA GPU'
+        skip = Skip(f"{problem.name} is not installed; {install}")
+        print(json.dumps(_error(skip)), file=replies)
+        return 1
+    except BaseException as problem:  # whatever a broken import raises must reach the orchestrator as a reason
+        print(json.dumps(_error(problem)), file=replies)
+        return 1
+    print(json.dumps({"result": os.getpid()}), file=replies)
+    threading.Thread(target=_leave_with, args=(orchestrator,), daemon=True).start()
+    for line in sys.stdin:
+        request = json.loads(line)
+        started = time.perf_counter()
+        try:
+            reply = {"result": methods[request["method"]](**request["params"])}
+        except Exception as problem:
+            reply = _error(problem)
+            if not methods.get("device_works", lambda: True)():
+                reply["error"]["kind"] = "lost"  # what comes next in this process would fail for no fault of its own
+            if not isinstance(problem, Untuned):
+                traceback.print_exc()  # whole, into the worker's log; the record gets the head of the message
+        what = f"{request['method']} {request['params'].get('id', '')}"
+        at = time.strftime("%H:%M:%S")  # of several workers' logs one reads what went on beside what
+        print(f"{at} {time.perf_counter() - started:8.2f} s  {what}", file=sys.stderr, flush=True)
+        print(json.dumps(reply), file=replies)
+    return 0
+
+
+def _leave_with(orchestrator: int) -> None:
+    """End this process once its orchestrator was killed. An idle worker's input closes; a busy one does not look there,
+    and would keep the GPU for as long as it is busy."""
+    while os.getppid() == orchestrator:
+        time.sleep(1)
+    os._exit(1)
+
+
+_KINDS = {WrongResult: "wrong", Skip: "skipped", Untuned: "untuned"}
+
+
+def _error(problem: BaseException) -> dict[str, Any]:
+    kind = next((kind for type_, kind in _KINDS.items() if isinstance(problem, type_)), "failed")
+    message = str(problem) if kind != "failed" else f"{type(problem).__name__}: {problem}"
+    return {"error": {"kind": kind, "message": _head(message)}}
+
+
+def _head(message: str, length: int = 600) -> str:
+    """The beginning of a message: PyTorch's and XLA's can be tens of kilobytes."""
+    return message if len(message) <= length else f"{message[:length]} ... (whole in the worker's log)"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

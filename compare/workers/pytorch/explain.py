@@ -1,0 +1,105 @@
+"""The process in which a user's torch function is compiled; see `explaining`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...base.host import installed
+from .. import explaining
+
+# 'torch.ops.aten._scaled_dot_product_flash_attention.default'
+_ATTENTION = re.compile(r"aten\._scaled_dot_product_(\w+?)_attention")
+
+
+def main() -> int:
+    folder = Path(sys.argv[1])
+    request = explaining.read_request(folder)
+    try:
+        explainer = TorchExplainer(request)
+    except Exception as problem:
+        return explaining.fail(folder, problem)
+    return explaining.serve(folder, request, explainer.explain)
+
+
+class TorchExplainer:
+    def __init__(self, request: explaining.Request) -> None:
+        target = request["target"]
+        if target is not None:  # before torch is imported
+            from triton_side.deviceless import for_target
+
+            from ... import targets
+
+            for_target.activate(targets.load(target).device_properties())
+        import torch
+
+        from triton_side.deviceless.user_functions import Factory
+
+        self._train, self._pretended = request["grad"], target is not None
+        self._target = target or torch.cuda.get_device_name()
+        self._factory = Factory()
+        self._state: Mapping[str, Any] = request["state"]
+
+    def explain(self, call: Mapping[str, Any], dumps: Path) -> tuple[Any, list[str]]:
+        from triton_side.deviceless import user_functions
+
+        from ...graph.build.from_inductor import from_inductor
+        from ...user.explain_request import unpack
+
+        function, args, kwargs = unpack(call["parcel"], self._make)
+        with _state(self._state):
+            captured = user_functions.compile_call(
+                function, args, kwargs, self._factory, train=self._train, products=call["products"]
+            )
+        graph = from_inductor(captured, target=self._target, versions=installed("torch", "triton"))
+        broken = [
+            f"{call['name']}: the graph breaks at {reason.line or 'an unknown line'}: {reason.text.splitlines()[0]}"
+            for reason in graph.reasons if reason.origin == "dynamo" and reason.text
+        ]
+        return graph, [*broken, *self._assumed(call["name"], captured)]
+
+    def _make(self, like: Any) -> Any:
+        from triton_side.deviceless.user_functions import TensorLike
+
+        stride = like.stride or _contiguous(like.shape)
+        return self._factory.tensor(
+            TensorLike(like.shape, stride, like.dtype, like.requires_grad, like.is_parameter)
+        )
+
+    def _assumed(self, name: str, captured: Any) -> list[str]:
+        chosen = {match[1] for kernel in captured.kernels if (match := _ATTENTION.search(kernel.name))}
+        if not chosen or not self._pretended:
+            return []
+        return [
+            f"{name}: a GPU decides which kernel scaled_dot_product_attention is; {' and '.join(sorted(chosen))} is "
+            "assumed here. torch.nn.attention.sdpa_kernel fixes it"
+        ]
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.insert(0, strides[0] * max(size, 1))
+    return tuple(strides[: len(shape)])
+
+
+def _state(state: Mapping[str, Any]) -> Any:
+    """The caller's settings that change what is compiled."""
+    import contextlib
+
+    import torch
+
+    torch.set_default_dtype(getattr(torch, state.get("default_dtype", "float32")))
+    torch.set_float32_matmul_precision(state.get("matmul_precision", "highest"))
+    torch.use_deterministic_algorithms(state.get("deterministic", False))
+    for kind, enabled in state.get("attention", {}).items():
+        getattr(torch.backends.cuda, f"enable_{kind}_sdp")(enabled)
+    autocast = state.get("autocast")
+    return torch.autocast("cuda", dtype=getattr(torch, autocast)) if autocast else contextlib.nullcontext()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

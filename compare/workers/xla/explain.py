@@ -1,0 +1,126 @@
+"""The process in which a user's JAX function is compiled; see `explaining`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ...base.host import installed
+from .. import explaining
+
+_SMALL = 4096  # bytes; smaller constants are tables and scalars, not weights
+
+
+def main() -> int:
+    folder = Path(sys.argv[1])
+    request = explaining.read_request(folder)
+    try:
+        explainer = XlaExplainer(request)
+    except Exception as problem:
+        return explaining.fail(folder, problem)
+    return explaining.serve(folder, request, explainer.explain)
+
+
+class XlaExplainer:
+    def __init__(self, request: explaining.Request) -> None:
+        from xlafuse.compile.environment import configure_environment
+
+        target = request["target"]
+        configure_environment(deviceless=target is not None)
+        import jax
+
+        from xlafuse.compile import compiler
+
+        from ... import targets
+
+        for option, value in request["state"].items():
+            jax.config.update(option, value)
+        # HLO names source files as the interpreter does; those of installed packages, relative to their folder.
+        jax.config.update("jax_hlo_source_file_canonicalization_regex", r"^.*/site-packages/")
+        self._grad = request["grad"]
+        self._versions = installed("jax", "jaxlib")
+        self._xla_target = None
+        if target is None:
+            self._target = jax.devices()[0].device_kind
+        else:
+            pack = targets.load(target)
+            self._target = target
+            results = pack.xla_autotune_results(jax.__version__)
+            if request["autotune"] is not None:
+                results = targets.autotune_results(Path(request["autotune"]), jax.__version__) or results
+            self._xla_target = compiler.Target(pack.xla_config(jax.__version__), results)
+
+    def explain(self, call: Mapping[str, Any], dumps: Path) -> tuple[Any, list[str]]:
+        from xlafuse.compile import user_functions
+
+        from ...user.explain_request import unpack
+
+        target = self._xla_target
+        if call["products"] is not None:
+            assert target is not None
+            target = replace(target, autotune_results=None, products=call["products"])
+        if "stablehlo" in call:
+            compiled = user_functions.compile_stablehlo(call["stablehlo"], target=target, dump_to=dumps)
+            return self._graph(compiled, dumps), []
+        args, kwargs = unpack(call["arguments"], _struct)
+        function = unpack(call["function"], _struct)
+        if self._grad:
+            forward, backward = user_functions.compile_halves(function, args, kwargs, target=target, dump_to=dumps)
+            return self._joined(forward, backward, dumps), []
+        compiled = user_functions.compile_call(function, args, kwargs, target=target, dump_to=dumps)
+        return self._graph(compiled, dumps), _closed_over(call["name"], compiled.closed_over)
+
+    def _joined(self, forward: Any, backward: Any, dumps: Path) -> Any:
+        import jax
+
+        from . import fusion_graph
+
+        outputs = len(jax.tree.leaves(forward.output_structs[0]))
+        return fusion_graph.of_halves(
+            forward, backward, dumps, outputs=outputs, target=self._target, versions=self._versions
+        )
+
+    def _graph(self, compiled: Any, dumps: Path) -> Any:
+        from . import fusion_graph
+
+        return fusion_graph.of_module(compiled, dumps, target=self._target, versions=self._versions)[0]
+
+
+def _closed_over(name: str, arrays: tuple[tuple[tuple[int, ...], str], ...]) -> list[str]:
+    import math
+
+    import jax.numpy as jnp
+
+    large = [(s, d) for s, d in arrays if math.prod(s) * jnp.dtype(d).itemsize > _SMALL]
+    if not large:
+        return []
+    shown = ", ".join(f"{d}{list(s)}" for s, d in large[:4]) + (", ..." if len(large) > 4 else "")
+    return [
+        f"{name} closes over arrays ({shown}): they are constants of the compiled code, which differs from code that "
+        "takes them as arguments"
+    ]
+
+
+def _struct(like: Any) -> Any:
+    import jax
+
+    if like.is_key:
+        return _key(like)
+    return jax.ShapeDtypeStruct(like.shape, jax.numpy.dtype(like.dtype), weak_type=like.weak_type)
+
+
+def _key(like: Any) -> Any:
+    import jax
+
+    for implementation in ("threefry2x32", "rbg", "unsafe_rbg"):
+        key = jax.eval_shape(lambda name=implementation: jax.random.key(0, impl=name))
+        if str(key.dtype) == like.dtype:
+            return jax.ShapeDtypeStruct(like.shape, key.dtype)
+    raise TypeError(f"random keys of {like.dtype} are not among those that jax ships")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

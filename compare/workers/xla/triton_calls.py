@@ -1,0 +1,126 @@
+"""Hand-written Triton kernels inside a program of XLA: what PyTorch's side launches, as custom calls of a JAX function.
+
+    apply = launching("triton_side.kernels.rmsnorm:apply")
+    jax.jit(apply)({"x": x, "weight": weight}, eps=1e-5)
+
+A process that pretends to have the target's GPU (role `target`) records which kernels that function launches on such
+inputs, with which grids, warps and stages, in forward and, if it is differentiated, in backward; so no launcher is
+written twice, and this process, which has jax, imports neither torch nor triton. Each launch becomes XLA's own custom
+call for Triton, "__gpu$xla.gpu.triton" (what jax's Pallas lowers to up to jaxlib 0.10.2), through jax.ffi alone: XLA
+compiles the kernel from Triton's IR with the Triton that it brings, also for a GPU that is not there, and sees an
+opaque operation with operands and results. What the kernel is declared to compute goes with the call
+(xlafuse.hlo.custom_calls). Tested with jax 0.10.2 and 0.11.2 and the IR of triton 3.6 and 3.7.
+
+XLA gives such a kernel no scratch memory (what asks for it would write to address 0), so tiles are read through
+pointers, not tensor descriptors.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.xla_metadata import set_xla_metadata
+
+from xlafuse.hlo import custom_calls
+
+from ... import targets
+from ...base.worker_protocol import Skip
+from ..client import Worker, WorkerDied, WorkerError, WorkerTimeout
+
+Arrays = dict[str, jax.Array]
+Plan = Mapping[str, Any]  # of compare.workers.pytorch.target.plan_launches
+
+
+def launching(function: str, precision: str = "ieee") -> Callable[..., Arrays]:
+    """`function` ("package.module:name" of PyTorch's side) as a JAX function of the same contract, differentiable once
+    in every input. precision: of float32 products, "ieee" or "tf32". Traced, it raises
+    compare.base.worker_protocol.Skip where it is more than launches of Triton kernels."""
+
+    def apply(inputs: Mapping[str, jax.Array], **attributes: Any) -> Arrays:
+        specs = {name: [list(x.shape), x.dtype.name] for name, x in inputs.items()}
+        plan = functools.partial(_plan, function, json.dumps(specs), json.dumps(attributes), precision)
+        inference = plan(train=False)
+
+        @jax.custom_vjp
+        def call(inputs: Arrays) -> Arrays:
+            buffers = _launched(inference["parts"]["forward"], _given(inference, inputs))
+            return {name: buffers[number] for name, number in inference["outputs"].items()}
+
+        def forward(inputs: Arrays) -> tuple[Arrays, dict[int, jax.Array]]:
+            training = plan(train=True)
+            buffers = _launched(training["parts"]["forward"], _given(training, inputs))
+            needed = {number for launch in training["parts"]["backward"] for number in launch["reads"]} & set(buffers)
+            outputs = {name: training["outputs"][name] for name in inference["outputs"]}
+            return {name: buffers[n] for name, n in outputs.items()}, {n: buffers[n] for n in sorted(needed)}
+
+        def backward(saved: dict[int, jax.Array], cotangents: Arrays) -> tuple[Arrays]:
+            training = plan(train=True)
+            given = _given(training, {f"d{name}": cotangent for name, cotangent in cotangents.items()})
+            buffers = _launched(training["parts"]["backward"], saved | given)
+            return ({name: buffers[training["outputs"][f"d{name}"]] for name in inputs},)
+
+        call.defvjp(forward, backward)
+        return call(dict(inputs))
+
+    return apply
+
+
+def _given(plan: Plan, arrays: Mapping[str, jax.Array]) -> dict[int, jax.Array]:
+    return {plan["inputs"][name]: array for name, array in arrays.items()}
+
+
+def _launched(launches: Sequence[Mapping[str, Any]], buffers: Mapping[int, jax.Array]) -> dict[int, jax.Array]:
+    """The buffers that are there after the launches, one after the other."""
+    known = dict(buffers)
+    for launch in launches:
+        results = [jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(dtype)) for _, shape, dtype in launch["writes"]]
+        x, y, z = launch["grid"]
+        with set_xla_metadata(**{custom_calls.ATTRIBUTE: json.dumps(launch["declared"])}):
+            written = jax.ffi.ffi_call("__gpu$xla.gpu.triton", results)(
+                *(known[number] for number in launch["reads"]),
+                name=launch["name"], ir=launch["ir"], grid_x=np.int32(x), grid_y=np.int32(y), grid_z=np.int32(z),
+                num_warps=np.int32(launch["num_warps"]), num_stages=np.int32(launch["num_stages"]), debug=False,
+            )
+        known |= {number: array for (number, _, _), array in zip(launch["writes"], written, strict=True)}
+    return known
+
+
+@functools.cache
+def _plan(function: str, specs: str, attributes: str, precision: str, *, train: bool) -> Plan:
+    try:
+        plan: Plan = _planner().ask(
+            "launch_plan", function=function, inputs=json.loads(specs), attributes=json.loads(attributes), train=train,
+            precision=precision,
+        )
+    except WorkerError as problem:
+        if problem.kind == "skipped":
+            raise Skip(problem.message) from problem
+        raise
+    except (WorkerDied, WorkerTimeout):
+        _planner.cache_clear()
+        raise
+    return plan
+
+
+@functools.cache
+def _planner() -> Worker:
+    """A process of PyTorch's side that pretends to have the target's GPU and touches no other; ends with this one, in
+    whose log it writes."""
+    device = jax.devices()[0].device_kind
+    target = os.environ.get("XLAFUSE_TARGET") or targets.of_device(device)
+    if target is None:
+        raise Skip(f"launches are planned for the GPU of a target pack, and none is of {device}")
+    environment = {"XLAFUSE_TARGET": target, "CUDA_VISIBLE_DEVICES": "", "XLA_FLAGS": ""}
+    worker = Worker("target", Path("/dev/stderr"), environment)
+    atexit.register(worker.stop)
+    worker.wait_ready()
+    return worker

@@ -1,0 +1,301 @@
+"""The command line: exit codes, one-line refusals, and what reaches the run."""
+
+import ast
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from compare.cli import doctor
+from compare.cli.main import cli
+from compare.plan.selection import resolve
+from compare.plan.timing_modes import Timing
+from compare.record import run_folder
+from compare.record.record import Record
+from compare.run import for_target
+from compare.spec.blocks import BLOCKS
+from compare.workers import client
+
+CASE = BLOCKS["softmax"].cases("quick")[0]
+
+
+def xlafuse(*words: str) -> Result:
+    return CliRunner().invoke(cli, [str(word) for word in words])
+
+
+@pytest.fixture
+def executed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Calls that would have started a run."""
+    calls: list[Any] = []
+
+    def execute(plan: Any, **options: Any) -> int:
+        calls.append((plan, options))
+        return 7
+
+    monkeypatch.setitem(sys.modules, "compare.run.run", SimpleNamespace(execute=execute))  # type: ignore[arg-type]
+    return calls
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    plan = resolve(["softmax"], suite="quick", directions=["fwd"])
+    run_folder.create(tmp_path / "run", {"segments": [], "suite": "quick", "target": "h200", "plan": plan.to_json()})
+    run_folder.append(tmp_path / "run", Record(CASE, "xla", "xla", "compiled", detail="for h200"))
+    return tmp_path / "run"
+
+
+def test_run_hands_on_what_was_named(executed: list[Any], tmp_path: Path) -> None:
+    out = tmp_path / "new"
+    result = xlafuse(
+        "run", "softmax,gelu", "-i", "xla,triton", "-i", "inductor", "--dtype", "bf16", "--target", "h200", "--out", out
+    )
+    assert result.exit_code == 7, result.output
+    ((plan, options),) = executed
+    names = ["xla", "inductor", "triton"]
+    assert plan == resolve(["softmax", "gelu"], suite="quick", implementations=names, dtypes=["bf16"])
+    assert options == {"folder": out, "target": "h200", "resume": False, "traffic": False, "choices": []}
+    assert not out.exists()  # the run makes it
+
+
+def test_resume_keeps_selection_and_target(executed: list[Any], folder: Path) -> None:
+    assert xlafuse("run", "--out", folder, "--resume").exit_code == 7
+    ((plan, options),) = executed
+    assert plan == resolve(["softmax"], suite="quick", directions=["fwd"])
+    assert options == {"folder": folder, "target": "h200", "resume": True, "traffic": False, "choices": []}
+
+
+def test_how_to_time_is_handed_on(
+    executed: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("compare.base.host.gpu_present", lambda: True)
+    xlafuse("run", "gelu", "--mode", "cold,warm", "--mode", "graph", "--restarts", "1", "--out", tmp_path / "new")
+    ((plan, _),) = executed
+    assert plan.timing == Timing(("warm", "graph"), restarts=1)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "--mode", "warm", "--target", "h200"], "times nothing"),
+        (["run", "sofmax"], "no block 'sofmax'; did you mean softmax"),
+        (["run", "--target", "h100"], "no target 'h100'; did you mean h200"),
+        (["run", "--suite", "qick"], "no suite 'qick'; did you mean quick"),
+        (["run", "--resume"], "--resume needs --out"),
+        (["run", "--part", "3/2"], "--part takes K/N"),
+        (["run", "--part", ""], "--part takes K/N"),  # as of a variable that is not set
+        (["run", "--part", "1/2", "--resume", "--out", "{run}"], "--part is for a new run"),
+        (["run", "--part", "", "--resume", "--out", "{run}"], "--part is for a new run"),
+        (["run", "--xla-choices", "h100"], "'h100' holds no choices of XLA"),
+        (["run", "--xla-choices", "h200", "--target", "h200"], "--xla-choices is for a run on a GPU"),
+        (["run", "--xla-choices", "h200", "--resume", "--out", "{run}"], "--xla-choices is for a new run"),
+        (["run", "--resume", "--out", "{tmp}/none"], "no run to resume"),
+        (["run", "--out", "{tmp}"], "exists already"),
+        (["run", "--out", "{run}"], "--resume goes on with it"),
+        (["report", "{tmp}/none"], "no such run folder"),
+        (["report", "{tmp}"], "run.json: missing"),
+        (["inspect", "{tmp}/none"], "no such file or folder"),
+        (["report", "{run}", "--block", "sofmax"], "no block 'sofmax' among these records; did you mean softmax"),
+        (["inspect", "{run}", "-i", "xl"], "no implementation 'xl' among these records; did you mean xla"),
+        (["report", "{run}", "--json", "--markdown"], "--json and --markdown are different forms"),
+    ],
+)
+def test_refusals_are_one_line_and_exit_2(
+    executed: list[Any], folder: Path, tmp_path: Path, words: list[str], message: str
+) -> None:
+    result = xlafuse(*(word.format(tmp=tmp_path, run=folder) for word in words))
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+    assert executed == []
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"a": 1'])
+def test_a_half_written_run_json(folder: Path, text: str) -> None:
+    (folder / "run.json").write_text(text)
+    for command in ("report", "inspect"):
+        result = xlafuse(command, folder)
+        assert result.exit_code == 2
+        assert "run.json" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b'{"schema": 1, "stat', b"\xff\xfe", b"[1]", b'{"schema": 99}', b'{"schema": 1, "status": "ok", "case": 3}',
+     b'{"schema": 1, "status": "\\u001b[31m"}', b'{"schema":1,"status":"ok","implementation":"x","compiler":"x","case":'
+     b'{"block":"b","name":"n","sizes":{},"dtype":"fp7","direction":"fwd"}}'],
+)
+def test_a_broken_line_is_a_warning_and_the_rest_is_shown(folder: Path, line: bytes) -> None:
+    with (folder / "records.jsonl").open("ab") as file:
+        file.write(line)
+    run_folder.append(folder, Record(CASE, "triton", "triton", "compiled", detail="for h200"))
+    for command in ("report", "inspect"):
+        result = xlafuse(command, folder)
+        assert result.exit_code == 0, result.output
+        assert "records.jsonl:2" in result.stderr
+        assert "\x1b" not in result.output
+        assert "xla" in result.stdout and "triton" in result.stdout
+
+
+def test_a_run_without_records_yet(folder: Path) -> None:
+    (folder / "records.jsonl").unlink()
+    for command in ("report", "inspect"):
+        result = xlafuse(command, folder)
+        assert (result.exit_code, result.stdout.strip()) == (0, "no records")
+        assert "no record was written yet" in result.stderr
+    assert json.loads(xlafuse("report", folder, "--json").stdout) == []
+
+
+def test_report_in_its_three_forms(folder: Path) -> None:
+    assert "compiled" in xlafuse("report", folder).stdout
+    assert "| xla" in xlafuse("report", folder, "--markdown").stdout
+    (row,) = json.loads(xlafuse("report", folder, "--json").stdout)
+    assert (row["block"], row["implementation"], row["status"]) == ("softmax", "xla", "compiled")
+
+
+def test_list_names_everything_that_run_takes() -> None:
+    text, data = xlafuse("list").stdout, json.loads(xlafuse("list", "--json").stdout)
+    assert [block["name"] for block in data["blocks"]] == list(BLOCKS)
+    for block in data["blocks"]:
+        spec = BLOCKS[block["name"]]
+        assert [i["name"] for i in block["implementations"]] == [i.name for i in spec.implementations]
+        for suite, cases in block["cases"].items():
+            expanded = sum(len(c["dtypes"]) * len(c["precisions"]) * len(c["directions"]) for c in cases)
+            assert expanded == len(spec.cases(suite))
+        for implementation in spec.implementations:
+            assert implementation.target in text and implementation.summary in text
+    assert "h200" in data["targets"]
+    table = xlafuse("list", "--markdown").stdout.splitlines()
+    assert len(table) == 2 + len(BLOCKS) and table[2].startswith("| vector\\_add")
+    assert xlafuse("list", "--markdown", "--json").exit_code == 2
+
+
+@pytest.mark.parametrize("command", ["", *cli.commands])
+def test_every_command_has_help(command: str) -> None:
+    result = xlafuse(*filter(None, [command]), "--help")
+    assert result.exit_code == 0
+    for parameter in cli.commands[command].params if command else []:
+        assert not isinstance(parameter, click.Option) or parameter.help, parameter.name
+
+
+FOUND = {
+    "xla": {"jax": "0.11.2", "jaxlib": "0.11.2", "jax-cuda13-pjrt": "0.11.2", "jax-cuda13-plugin": "0.11.2",
+            "cupti-python": "13.0.1"},
+    "torch": {"torch": "2.13.0+cu130", "triton": "3.7.1", "cuda-core": "0.3.2", "cuda-bindings": "13.0.1",
+              "nvidia-cuda-nvrtc": "13.0.88", "cupti-python": "13.0.1", "liger-kernel": "0.8.5",
+              "quack-kernels": "0.6.5", "nvidia-cutlass-dsl": "4.8.1", "flash-attn-4": "4.0.0b36"},
+}
+NO_GPU, GPU = doctor.Machine(False, [], None, "g++"), doctor.Machine(True, ["NVIDIA H200"], "13.0", "g++")
+
+
+def verdicts(machine: doctor.Machine, **changes: dict[str, str | None]) -> dict[str, doctor.Verdict]:
+    interpreters = {
+        side: doctor.Interpreter(f"/{side}/python", "3.12.1", packages | changes.get(side, {}), True)
+        for side, packages in FOUND.items()
+    }
+    return {v.group: v for v in doctor.judge(machine, interpreters)}
+
+
+def test_doctor_with_a_gpu() -> None:
+    assert {v.verdict for v in verdicts(GPU).values()} == {"runs and is timed here"}
+    without = verdicts(GPU, torch={"cupti-python": None})["Triton"]
+    assert without.runs and "device time not measured: cupti-python is not installed" in without.verdict
+    assert without.command == '/torch/python -m pip install "cupti-python==13.0.*"'
+    assert "CPU build" in verdicts(GPU, torch={"torch": "2.13.0+cpu"})["PyTorch"].verdict
+
+
+def test_doctor_without_a_gpu() -> None:
+    found = verdicts(NO_GPU)
+    assert found["Triton, with liger-kernel"].verdict.startswith("compiles for h200, not checked")
+    for group in ("XLA", "TorchInductor", "Triton"):
+        assert found[group].verdict.startswith("compiles for h200, checked on the CPU")
+    assert found["PyTorch, GPU only"].verdict.startswith("not here: needs an NVIDIA GPU")
+    assert found["XLA"].verdict.endswith("(xla-unfused: compiled only)")
+    remat = found["TorchInductor, with torch>=2.12"]
+    assert remat.implementations == ["inductor-remat"]
+    assert remat.verdict == "compiles for h200, checked on the CPU"  # as run_target.CHECKS has it
+
+
+def test_doctor_asks_of_an_implementation_what_its_worker_asks() -> None:
+    for machine in (GPU, NO_GPU):
+        found = verdicts(machine, torch={"torch": "2.11.0+cu130"})
+        assert found["TorchInductor"].runs
+        remat = found["TorchInductor, with torch>=2.12"]
+        assert remat.verdict == "not here: torch 2.11.0+cu130 is too old"
+        assert remat.command == '/torch/python -m pip install "torch>=2.12,<2.14"'
+        nothing = verdicts(machine, torch={"torch": None})["TorchInductor, with torch>=2.12"]
+        assert nothing.verdict.count("torch is not installed") == 1
+
+
+def test_doctor_says_what_a_run_without_a_gpu_checks() -> None:
+    said = {name: v.verdict for v in verdicts(NO_GPU).values() if v.runs for name in v.implementations}
+    for i in (i for block in BLOCKS.values() for i in block.implementations if i.needs_gpu is None):
+        checked, _, but = said[i.name].partition("(")
+        unchecked = but.partition(":")[0].split(" and ")
+        assert (i.compiler in for_target.CHECKS) == ("checked on the CPU" in checked and i.name not in unchecked), i
+
+
+@pytest.mark.parametrize(
+    ("group", "side", "changes", "verdict", "command"),
+    [
+        ("XLA", "xla", {"jax": "0.9.1"}, "jax 0.9.1 is outside >=0.10,<0.12", '/xla/python -m pip install "jax>=0.10'),
+        ("XLA", "xla", {"jax": "0.12.0"}, "jax 0.12.0 is outside", '"jax>=0.10,<0.12"'),
+        ("Triton", "torch", {"triton": None}, "triton is not installed", '"triton>=3.6,<3.8"'),
+        ("XLA", "torch", {"torch": None}, "torch is not installed", '"torch>=2.11,<2.14"'),
+        ("TorchInductor", "torch", {"torch": "2.12.0+cpu"}, "without a GPU TorchInductor needs", '"torch==2.13.0"'),
+        (
+            "Triton, with liger-kernel", "torch", {"liger-kernel": None}, "liger-kernel is not installed",
+            '/torch/python -m pip install "liger-kernel==0.8.5"',
+        ),
+        ("raw CUDA C++", "torch", {"cuda-core": None}, "cuda-core is not installed", '"cuda-core>=0.3"'),
+    ],
+)
+def test_doctor_names_what_is_missing_and_its_cure(
+    group: str, side: str, changes: dict[str, str | None], verdict: str, command: str
+) -> None:
+    found = verdicts(NO_GPU, **{side: changes})[group]
+    assert not found.runs
+    assert verdict in found.verdict
+    assert command in (found.command or "")
+
+
+def test_doctor_knows_the_builds_that_can_pretend_to_have_a_gpu() -> None:
+    tree = ast.parse((client.PROJECT / "triton_side" / "_fake_cuda.py").read_text())
+    (known,) = [
+        ast.literal_eval(node.value) for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "KNOWN_BUILDS"
+    ]
+    builds = {f"{release}+{'cu' + cuda.replace('.', '') if cuda else 'cpu'}" for release, cuda in known}
+    assert builds == {build for build in doctor.DEVICELESS_TORCH if "+" in build}
+
+
+def test_doctor_says_what_replay_needs() -> None:
+    old = doctor.Interpreter("/old/python", "3.11.7", {"jax": "0.10.2"}, True)
+    new = doctor.Interpreter("/new/python", "3.12.1", {"jax": "0.11.2"}, True)
+    torch = doctor.Interpreter("/old/python", "3.11.7", {}, True)
+    remarks = doctor.remarks(NO_GPU, {"xla": old, "torch": torch})
+    assert any("Python >= 3.12 with jax 0.11.2" in remark for remark in remarks)
+    assert doctor.remarks(NO_GPU, {"xla": new, "torch": torch}) == []
+
+
+def test_doctor_says_where_tritons_interpreter_does_not_work() -> None:
+    xla = doctor.Interpreter("/new/python", "3.12.1", {"jax": "0.11.2"}, True)
+    for triton, numpy, works in (("3.6.0", "2.4.6", False), ("3.6.0", "2.3.5", True), ("3.7.1", "2.4.6", True)):
+        torch = doctor.Interpreter("/python", "3.11.7", {"triton": triton, "numpy": numpy}, True)
+        assert ("numpy<2.4" in str(doctor.remarks(NO_GPU, {"xla": xla, "torch": torch}))) == (not works)
+
+
+def test_doctor_fails_only_when_nothing_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "gpu_present", lambda: False)
+    monkeypatch.setenv("XLAFUSE_XLA_PYTHON", "/nowhere/python")
+    monkeypatch.setenv("XLAFUSE_TORCH_PYTHON", "/nowhere/python")
+    result = xlafuse("doctor")
+    assert result.exit_code == 1
+    assert "/nowhere/python does not start" in result.stdout
+    data = json.loads(xlafuse("doctor", "--json").stdout)
+    assert all(v["verdict"].startswith("not here") for v in data["verdicts"])

@@ -1,0 +1,116 @@
+"""`xlafuse diff`: what is compared with what, and the exit code."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from examples import EAGER, XLA
+from made_runs import changed, diff, flat
+
+from compare.graph import store
+from compare.graph.model import FusionGraph
+from compare.record import run_folder
+from compare.record.record import Record
+from compare.spec.blocks import BLOCKS
+
+CASES = BLOCKS["swiglu_mlp"].cases("quick")
+
+
+def renumbered() -> FusionGraph:
+    names = {kernel.name: f"fusion.{number}" for number, kernel in enumerate(XLA.kernels or ())}
+    return dataclasses.replace(
+        XLA,
+        kernels=tuple(dataclasses.replace(k, name=names[k.name], device_time_us=1.0) for k in XLA.kernels or ()),
+        reasons=tuple(
+            dataclasses.replace(r, producer=names[r.producer], consumer=names[r.consumer]) for r in XLA.reasons
+        ),
+    )
+
+
+def saved(folder: Path, **graphs: FusionGraph) -> list[Path]:
+    for name, graph in graphs.items():
+        store.save(graph, folder / f"{name}.json")
+    return [folder / f"{name}.json" for name in graphs]
+
+
+def run(folder: Path, **graphs: FusionGraph | None) -> Path:
+    run_folder.create(folder, {"segments": []})
+    for name, graph in graphs.items():
+        if graph is not None:
+            store.save(graph, folder / "graphs" / f"{name}.json.gz")
+        path = None if graph is None else f"graphs/{name}.json.gz"
+        run_folder.append(folder, Record(CASES[0], name, "xla", "ok", graph=path))
+    return folder
+
+
+def test_what_changed_in_words_and_json(tmp_path: Path) -> None:
+    a, b = saved(tmp_path, a=XLA, b=changed())
+    result = diff(a, b)
+    assert result.exit_code == 1, result.output
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    text = flat(result.stdout)
+    for part in (
+        "8 → 9 kernels, which move 1.36 GB → 1.42 GB", "split: act +58.7 MB, +85.9 µs",
+        "- 5. loop_convert_multiply_fusion.1 elementwise 235 MB", "+ 5. fusion.7", "+ 6. fusion.8",
+        "input_convert_reduce_fusion → loop_convert_multiply_fusion: reduction → unprofitable",
+    ):
+        assert part in text, part
+    result = diff(a, b, "--json")
+    assert result.exit_code == 1
+    (answer,) = json.loads(result.stdout)
+    (split,) = answer["kernels"]
+    assert (split["kind"], split["before_names"]) == ("split", ["loop_convert_multiply_fusion.1"])
+    assert split["after_names"] == ["fusion.7", "fusion.8"]
+
+
+@pytest.mark.parametrize("again", [XLA, renumbered()], ids=["itself", "other names and times"])
+def test_no_difference_is_exit_0(tmp_path: Path, again: FusionGraph) -> None:
+    result = diff(*saved(tmp_path, a=XLA, b=again))
+    assert (result.exit_code, result.stdout) == (0, "no difference in 1 graph\n")
+    assert json.loads(diff(tmp_path / "a.json", tmp_path / "b.json", "--json").stdout)[0]["differs"] is False
+
+
+def test_runs_are_compared_record_by_record(tmp_path: Path) -> None:
+    a = run(tmp_path / "a", xla=XLA, remat=XLA, old=XLA, cuda=None)
+    b = run(tmp_path / "b", xla=XLA, remat=changed(), new=XLA, cuda=None)
+    result = diff(a, b)
+    assert result.exit_code == 1
+    text = flat(result.stdout)
+    assert f"{CASES[0].id}/remat 8 → 9 kernels" in text
+    assert f": 1 record {CASES[0].id}/old" in text
+    assert f": 1 record {CASES[0].id}/new" in text
+    assert "1 differently fused, 1 the same regressions: 1 missing" in text
+
+
+def test_folders_are_compared_graph_by_graph(tmp_path: Path) -> None:
+    saved(tmp_path / "a", forward=XLA, backward=XLA, gone=XLA)
+    saved(tmp_path / "b", forward=XLA, backward=changed())
+    answers = {each["name"]: each for each in json.loads(diff(tmp_path / "a", tmp_path / "b", "--json").stdout)}
+    assert {name: each["differs"] for name, each in answers.items()} == {
+        "forward": False, "backward": True, "gone": True,
+    }
+    assert answers["gone"]["only_in"] == str(tmp_path / "a" / "gone.json")
+    assert diff(tmp_path / "a", tmp_path / "b", "--module", "forward").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["{tmp}/none", "{tmp}/a.json"], "no such file or folder"),
+        (["{tmp}/bad.json", "{tmp}/a.json"], "bad.json"),
+        (["{tmp}/run", "{tmp}/a.json"], "a run can be compared with another run alone"),
+        (["{tmp}/run", "{tmp}/run"], "nothing here has a time or a graph on both sides"),
+        (["{tmp}/a.json", "{tmp}/eager.json"], "has operations and no kernels"),
+    ],
+)
+def test_what_cannot_be_compared_is_exit_2(tmp_path: Path, words: list[str], message: str) -> None:
+    saved(tmp_path, a=XLA, eager=EAGER)
+    (tmp_path / "bad.json").write_text('{"schema": ')
+    run(tmp_path / "run", xla=None)
+    result = diff(*(word.format(tmp=tmp_path) for word in words))
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr.splitlines()[-1]
+    assert result.stdout == ""

@@ -1,0 +1,283 @@
+"""`xlafuse inspect`: which graphs are shown, in which view, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from examples import EAGER, INDUCTOR, XLA
+
+from compare.cli.inspect import MOST_LISTED, MOST_TREES, in_stage
+from compare.cli.main import cli
+from compare.graph import store
+from compare.record import run_folder
+from compare.record.record import Record
+from compare.sources.target_ceilings import target_ceilings
+from compare.spec.blocks import BLOCKS
+
+CASE = next(c for c in BLOCKS["swiglu_mlp"].cases("quick") if c.direction == "train")
+OTHER = BLOCKS["gelu"].cases("quick")[0]
+REPORT = Path(__file__).parents[3] / "reports" / "h200-quick"
+
+
+def inspect(*words: object) -> Result:
+    return CliRunner(env={"COLUMNS": "80"}).invoke(cli, ["inspect", *map(str, words)])
+
+
+def flat(text: str) -> str:
+    return " ".join(text.replace("│", " ").replace("├──", " ").replace("└──", " ").split())
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    run_folder.create(folder, {"segments": []})
+    for graph, name in ((XLA, "xla"), (INDUCTOR, "inductor"), (XLA, "xla-unfused")):
+        store.save(graph, folder / "graphs" / f"{name}.json.gz")
+        kernels = {"forward": {"unjoined": ["[memset]", "surprise"] if name == "inductor" else []}}
+        graph_file = f"graphs/{name}.json.gz"
+        flops = BLOCKS["swiglu_mlp"].part_flops(CASE)
+        run_folder.append(
+            folder, Record(CASE, name, name, "ok", target="h200", graph=graph_file, kernels=kernels, flops=flops)
+        )
+    run_folder.append(folder, Record(OTHER, "cuda", "cuda", "skipped", detail="no [red]kernel[/red] \x1b[31m"))
+    run_folder.append(folder, Record(OTHER, "triton", "triton", "ok", dumps="dumps/x.zip"))
+    return folder
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    store.save(XLA, tmp_path / "graph.json")
+    return tmp_path / "graph.json"
+
+
+def test_a_run_shows_every_record_with_its_graph(run: Path) -> None:
+    result = inspect(run)
+    assert result.exit_code == 0, result.output
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    assert "\x1b" not in result.stdout
+    text = flat(result.stdout)
+    for part in (
+        "swiglu_mlp/llama-8b/bf16/train/xla xla for h200, jax 0.11.2 ok, for h200", "1. input_convert_reduce_fusion",
+        "extern_kernels.addmm", "forward: ran on the device and belongs to no kernel here: [memset], surprise",
+        "skipped: no [red]kernel[/red] [31m no graph recorded", "no graph recorded; its compiler's files:",
+        "what stands out", "its kernels take 1364 µs, one after the other", "above what they take at least",
+        "the function itself takes",
+    ):
+        assert part in text, part
+
+
+def test_filters(run: Path) -> None:
+    text = inspect(run, "--block", "swiglu_mlp", "-i", "inductor").stdout
+    assert "extern_kernels.addmm" in text and "input_convert" not in text
+    for view in (["--kernel", "1"], ["--stage", "norm"], ["--why"]):
+        shown = inspect(run, "--block", "swiglu_mlp", "-i", "inductor", *view)
+        assert f"{CASE.id}/inductor" in flat(shown.stdout), view
+    refused = inspect(run, "-i", "egaer")
+    assert refused.exit_code == 2 and "no implementation 'egaer'" in refused.stderr
+    left = inspect(run, "--block", "swiglu_mlp", "--direction", "fwd")  # which other records may have
+    assert left.exit_code == 2 and "no direction 'fwd' among these records; directions: train" in left.stderr
+
+
+def test_a_measured_call_is_told_from_the_sum_of_its_kernels(run: Path) -> None:
+    assert "a call takes" not in inspect(run, "-i", "xla").stdout
+    parts = {"forward": {"device_time": [[500e-6, 501e-6, 502e-6]]}, "backward": {"device_time": [[800e-6]]}}
+    run_folder.append(run, Record(CASE, "xla", "xla", "ok", graph="graphs/xla.json.gz", measurement={"parts": parts}))
+    text = flat(inspect(run, "-i", "xla").stdout)
+    assert "its kernels take 1364 µs, one after the other" in text
+    assert "a call takes 1301 µs on the device, from the first kernel to the last of each part" in text
+
+
+def test_of_many_records_there_is_a_line_each(run: Path) -> None:
+    for number in range(MOST_TREES):
+        run_folder.append(run, Record(OTHER, f"more{number}", "xla", "compiled"))
+    text = flat(inspect(run).stdout)
+    assert "xla 8 1.36 GB 51% 1364" in text
+    assert "--direction and -i choose records, and show the kernels of each" in text
+    assert "extern_kernels" not in text
+    for words in (["--all"], ["--case", "llama-8b"]):
+        assert "extern_kernels" in inspect(run, *words).stdout
+
+
+def test_json_of_a_run_is_a_list_of_records(run: Path) -> None:
+    listed = json.loads(inspect(run, "--json").stdout)
+    assert [entry["implementation"] for entry in listed] == ["xla", "inductor", "xla-unfused", "cuda", "triton"]
+    assert store.from_json(listed[0]["graph"]) == XLA
+    assert listed[3]["graph"] is None
+
+
+def test_only_a_block_says_what_its_function_takes_at_least(file: Path) -> None:
+    text = flat(inspect(file).stdout)
+    assert "above what they take at least" in text and "the function itself" not in text
+
+
+def test_json_of_a_file_is_its_graph(file: Path) -> None:
+    assert store.from_json(json.loads(inspect(file, "--json").stdout)) == XLA
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("graph", 3), ("dumps", []), ("detail", {}), ("kernels", {"forward": [1]}),
+     ("kernels", {"forward": {"unjoined": 1}}), ("bytes_compulsory", {"forward": "many"}),
+     ("flops", ["many"]), ("measurement", {"parts": {"forward": {"device_time": "soon"}}})],
+)
+def test_a_record_of_another_shape_costs_itself_alone(run: Path, name: str, value: object) -> None:
+    run_folder.append(run, Record(OTHER, "odd", "xla", "ok", **{name: value}))  # type: ignore[arg-type]
+    result = inspect(run)
+    assert result.exit_code == 0, result.output
+    assert f"odd left out, its {name} is not as written" in result.stderr
+    assert "extern_kernels.addmm" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"), [("../graph.json", "is not in the run's folder"), ("graphs/none.json", "No such file")]
+)
+def test_a_graph_that_cannot_be_read_costs_its_own_record(run: Path, file: Path, path: str, problem: str) -> None:
+    run_folder.append(run, Record(OTHER, "xla", "xla", "ok", graph=path))
+    result = inspect(run)
+    assert result.exit_code == 0
+    assert problem in result.stderr and f"{OTHER.id}/xla" in result.stderr
+    assert "its graph cannot be read" in result.stdout and "extern_kernels.addmm" in result.stdout
+    assert inspect(run, "--block", "gelu", "-i", "xla", "--why").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "wanted", ["5", "loop_convert_multiply_fusion.1", "loop_convert_multiply_fusion_1", "*fusion.1"]
+)
+def test_one_kernel_by_number_name_and_pattern(file: Path, wanted: str) -> None:
+    text = inspect(file, "--kernel", wanted).stdout
+    assert text.startswith("5. loop_convert_multiply_fusion.1\n")
+    assert text.count("profilers call it") == 1
+    (kernel,) = json.loads(inspect(file, "--kernel", wanted, "--json").stdout)
+    assert kernel["index"] == 4
+
+
+def test_a_stage_and_what_shares_its_kernels(file: Path) -> None:
+    text = flat(inspect(file, "--stage", "norm").stdout)
+    assert "norm: in 2 kernels of 8, which move 101 MB, 7% of all" in text
+    assert "2. loop_convert_multiply_fusion" in text and "custom-call" not in text
+
+
+@pytest.mark.parametrize(
+    ("stage", "wanted", "held"),
+    [("norm", "norm", True), ("norm/scale", "norm", True), ("layer/norm/scale", "norm", True), ("norm2", "norm", False),
+     ("layer/norm", "layer/norm", True), ("norm", "norm/scale", False)],
+)
+def test_stages_hold_what_is_within_them(stage: str, wanted: str, held: bool) -> None:
+    assert in_stage(stage, wanted) is held
+
+
+def test_why_is_ranked_priced_and_says_by_whom(file: Path) -> None:
+    bandwidth = target_ceilings("h200").bandwidth(1, 1)
+    prices = [size / bandwidth * 1e6 for size in (117_440_512, 67_125_248)]
+    text = flat(inspect(file, "--why").stdout)
+    first, second = (text.index(f"{i}. {size} MB, {price:.1f} µs") for i, size, price in zip(
+        (1, 2), (117, 67.1), prices, strict=True
+    ))
+    assert first < text.index("loop_add_fusion → gemm_fusion_dot_general.11") < second
+    assert f"{bandwidth / 1e12:.2f} TB/s of h200" in text
+    assert "its own estimate: 41 µs fused, 27.5 µs apart" in text
+    (answer,) = json.loads(inspect(file, "--why", "--json").stdout)
+    assert [each["saves_us_at_most"] for each in answer["missed"]] == pytest.approx(prices)
+
+
+def test_implementations_of_a_run_side_by_side(run: Path) -> None:
+    result = inspect(run, "--align", "xla", "inductor")
+    assert result.exit_code == 0, result.output
+    text = flat(result.stdout)
+    assert "norm/normalize 2 1: joined" in text
+    assert "backward: act 7 6: recomputed" in text
+    (answer,) = json.loads(inspect(run, "--align", "xla", "inductor", "--json").stdout)
+    assert answer["graphs"] == ["xla", "inductor"] and answer["case"] == CASE.id
+    assert "what fusion buys" in inspect(run, "--align", "xla", "xla-unfused").stdout
+
+
+def test_more_than_two_implementations_side_by_side(run: Path) -> None:
+    text = flat(inspect(run, "--align", "xla", "inductor,xla-unfused").stdout)
+    assert "stage xla inductor xla-unfused" in text
+    assert "norm/normalize 2 1: joined 2 " in text
+
+
+def test_passes_of_a_runs_records() -> None:
+    chosen = ("--block", "rmsnorm", "--case", "llama-8b", "--direction", "train", "--passes")
+    result = inspect(REPORT, *chosen, "-i", "xla,inductor")
+    assert result.exit_code == 0, result.output
+    text = flat(result.stdout)
+    step = "rmsnorm/llama-8b/bf16/train/xla"
+    assert text.index(f"{step} forward") < text.index(f"{step} backward") < text.index("no dump of XLA's")
+    assert "priority-fusion" in text and text.endswith("no dump of XLA's: rmsnorm/llama-8b/bf16/train/inductor")
+    answers = json.loads(inspect(REPORT, *chosen, "-i", "xla", "--json").stdout)
+    assert [answer["module"] for answer in answers] == [f"{step} forward", f"{step} backward"]
+    assert all(answer["passes"] for answer in answers)
+    refused = inspect(REPORT, *chosen, "-i", "inductor")
+    assert refused.exit_code == 2 and "no dump of XLA's of rmsnorm/llama-8b/bf16/train/inductor" in refused.stderr
+
+
+def test_two_paths_side_by_side(file: Path, tmp_path: Path) -> None:
+    store.save(INDUCTOR, tmp_path / "b.json.gz")
+    for words in ((file, tmp_path / "b.json.gz"), ("--align", file, tmp_path / "b.json.gz")):
+        assert "norm/normalize 2 1: joined" in flat(inspect(*words).stdout)
+
+
+def test_graphs_of_one_saved_explanation(tmp_path: Path) -> None:
+    both = {"a": store.to_json(XLA), "b": store.to_json(EAGER)}
+    (tmp_path / "both.json").write_text(json.dumps({"schema": "xlafuse.explained/1", "graphs": both, "notes": []}))
+    text = inspect(tmp_path / "both.json").stdout
+    assert "input_convert_reduce_fusion" in text and "aten.tanh" in text
+
+
+def test_dot(file: Path) -> None:
+    assert inspect(file, "--dot").stdout.startswith("digraph xlafuse {")
+
+
+def test_a_list_says_how_much_it_leaves_out(tmp_path: Path) -> None:
+    """Graphs of a folder are listed by name, so that what is left out need not be the smaller ones."""
+    for number in range(MOST_LISTED + 3):
+        store.save(XLA, tmp_path / f"{number:03}.json")
+    listed = inspect(tmp_path).stdout.splitlines()
+    assert listed[0].split() == ["number", "module", "size"] and len(listed) == MOST_LISTED + 3
+    assert "… and 3 more; --all lists them" in listed[-2]
+    assert inspect(tmp_path, "--module", "x").stderr.rstrip().endswith(", 008, 009 and 43 more")
+    assert inspect(tmp_path, "--module", "*").stderr.rstrip().endswith("7, 8, 9, 10 and 43 more")
+    assert "(1 000, 2 001, 3 002, 4 003, 5 004 and 48 more)" in inspect(tmp_path, tmp_path).stderr
+    many = replace(XLA, kernels=tuple(replace((XLA.kernels or ())[0], name=f"k{i}") for i in range(20)))
+    store.save(many, tmp_path / "many.json")
+    assert inspect(tmp_path / "many.json", "--kernel", "x").stderr.rstrip().endswith(", k10, k11 and 8 more")
+
+
+def test_only_xlas_own_dumps_have_xlas_numbers(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"module_000{number}.jit_f.sm_9.0_gpu_after_optimizations.txt").write_text("HloModule jit_f\n")
+    assert "XLA's id" in inspect(tmp_path).stdout.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["{tmp}/none"], "no such file or folder"),
+        ([], "nothing to inspect"),
+        (["{file}", "--why", "--dot"], "different views"),
+        (["{file}", "--dot", "--json"], "does not go with --json"),
+        (["{file}", "--block", "gelu"], "no run folder"),
+        (["{file}", "--passes"], "no dump of XLA's of swiglu_mlp"),
+        (["{file}", "--kernel", "lop_add_fusion"], "did you mean loop_add_fusion"),
+        (["{file}", "--stage", "actt"], "did you mean act"),
+        (["{file}", "--why", "--target", "h100"], "no target 'h100'; did you mean h200"),
+        (["{file}", "{file}", "--why"], "one graph at a time"),
+        (["{run}", "--module", "1"], "--module chooses in a folder of dumps"),
+        (["{run}", "--align", "xla", "cuda"], "no case here has graphs of several of xla, cuda"),
+        (["{run}", "{file}"], "and one is needed: --module NUMBER or NAME; two runs are compared by `xlafuse diff`"),
+        (["{run}", "--block", "gelu", "--why"], "none of 2 records has a graph that can be read"),
+    ],
+)
+def test_refusals_are_one_line_and_exit_2(
+    run: Path, file: Path, tmp_path: Path, words: list[str], message: str
+) -> None:
+    result = inspect(*(word.format(tmp=tmp_path, run=run, file=file) for word in words))
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""

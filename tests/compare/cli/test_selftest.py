@@ -1,0 +1,66 @@
+"""The selftest finds nothing wrong with clocks that agree, and says what is wrong with those that do not."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from compare.cli import selftest
+from compare.cli.main import cli
+
+
+class Workers:
+    """Times the copy as a GPU with 0.3% of noise would; `bias` makes one worker's clock run apart."""
+
+    bias: dict[str, float] = {}
+    blind = False
+
+    def __init__(self, *ignored: Any) -> None:
+        self.random = random.Random(0)
+
+    def start(self, roles: list[str]) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def ask(self, role: str, method: str, slower: float = 0.0, samples: int = 1) -> Any:
+        scale = 1 + self.bias.get(role, 0.0)
+        if method == "calibrate":
+            return 1e-3 * scale
+        slower = 0.0 if self.blind else slower
+        return [6e-5 * scale * (1 + slower) * self.random.gauss(1, 0.003) for _ in range(samples)]
+
+
+@pytest.fixture(autouse=True)
+def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selftest, "Crew", Workers)
+    monkeypatch.setattr(Workers, "bias", {})
+    monkeypatch.setattr(Workers, "blind", False)
+
+
+def test_all_is_well() -> None:
+    seen: list[int] = []
+    outcome = selftest.run(40, seen.append)
+    assert outcome.problems == [] and seen == list(range(1, 41))
+    text = selftest.as_text(outcome)
+    assert "all as it must be" in text and "xla against torch" in text
+
+
+def test_a_clock_that_runs_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Workers, "bias", {"xla": 0.02})
+    problems = selftest.run(20, lambda done: None).problems
+    assert "clocks differ by 2.00%" in problems[0]
+    assert any(problem.startswith("xla against torch: identical code won or lost in 100%") for problem in problems)
+
+
+def test_a_slowdown_that_nobody_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Workers, "blind", True)
+    assert "3% was found in 0% of trials only" in str(selftest.run(20, lambda done: None).problems)
+
+
+def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compare.base.host.gpu_present", lambda: False)
+    result = CliRunner().invoke(cli, ["selftest"])
+    assert result.exit_code == 2 and "needs an NVIDIA GPU" in result.output

@@ -1,0 +1,105 @@
+"""A kernel's place on the roofline follows from its bytes, its FLOPs, and what the device was measured to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from compare.graph.analyse import summary
+from compare.graph.analyse.roofline import Ceilings, floor_us, place
+from compare.graph.model import Access, Buffer, FusionGraph, Kernel, SourceOp
+
+# A stream moves 1 TB/s, a product makes 100 TFLOP/s, an empty kernel takes a microsecond.
+CEILINGS = Ceilings({0.5: 1e12}, {"bfloat16": 1e14}, launch_us=1.0)
+MEGA = 1_000_000
+
+
+def kernel(moved: int | None, flops: float | None, kind: str = "elementwise", **fields: object) -> Kernel:
+    half = None if moved is None else moved // 2
+    return Kernel("k", kind, inputs=(Access("x", half),), outputs=(Access("y", half),), flops=flops, **fields)  # type: ignore[arg-type]
+
+
+def graph(*kernels: Kernel) -> FusionGraph:
+    size = 500 * MEGA
+    buffers = (Buffer("x", (size // 2,), "bf16", size, "input"), Buffer("y", (size // 2,), "bf16", size, "output"))
+    return FusionGraph("g", "triton", kernels, buffers=buffers)
+
+
+def placed(subject: Kernel, ceilings: Ceilings = CEILINGS):  # type: ignore[no-untyped-def]
+    return place(graph(subject), subject, ceilings)
+
+
+def test_the_larger_of_bytes_and_flops_bounds() -> None:
+    memory = placed(kernel(10 * MEGA, 1e8))
+    assert (memory.memory_us, memory.compute_us, memory.bound) == (pytest.approx(10), pytest.approx(1), "memory")
+    assert memory.floor_us == pytest.approx(10) and memory.intensity == pytest.approx(10)
+    compute = placed(kernel(10 * MEGA, 2e9, "gemm"))
+    assert (compute.floor_us, compute.bound) == (pytest.approx(20), "compute")
+
+
+def test_what_is_shorter_than_an_empty_kernel_is_bound_by_its_launch() -> None:
+    assert placed(kernel(MEGA // 2, 1e6)).bound == "launch"
+    assert placed(kernel(MEGA * 2, 1e6)).bound == "memory"
+    # A hundred short launches are short each, however long they take together.
+    many = placed(kernel(MEGA // 2, 1e6, launches=100))
+    assert many.bound == "launch" and many.floor_us == pytest.approx(50)
+    unmeasured = Ceilings(CEILINGS.streams, CEILINGS.products)
+    assert placed(kernel(MEGA // 2, 1e6), unmeasured).bound == "memory"
+
+
+def test_a_mix_between_two_measured_ones_has_a_bandwidth_between_theirs() -> None:
+    ceilings = Ceilings({0.25: 1e12, 0.5: 2e12, 0.75: 4e12}, {})
+    assert ceilings.bandwidth(1, 1) == 2e12
+    assert ceilings.bandwidth(3, 5) == pytest.approx(1.5e12)
+    assert ceilings.bandwidth(5, 3) == pytest.approx(3e12)
+    assert ceilings.bandwidth(1, 0) == 4e12 and ceilings.bandwidth(0, 1) == 1e12
+    assert ceilings.bandwidth(0, 0) == 2e12
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [
+        kernel(None, 1e6), kernel(MEGA, None, "gemm"), kernel(MEGA, None, "attention"),
+        kernel(MEGA, 1.0, launches=None), kernel(MEGA, None, "custom", source_ops=(SourceOp("dot"), SourceOp("exp"))),
+    ],
+    ids=["bytes", "product", "attention", "launches", "hand-written product"],
+)
+def test_what_is_not_known_has_no_place(subject: Kernel) -> None:
+    assert placed(subject) is None and floor_us(graph(subject), subject, CEILINGS) is None
+
+
+def test_without_flops_an_elementwise_kernel_has_its_bytes_alone() -> None:
+    found = placed(kernel(4 * MEGA, None))
+    assert (found.floor_us, found.bound, found.intensity) == (pytest.approx(4), "memory", None)
+
+
+def test_ceilings_have_what_a_launch_takes() -> None:
+    found = Ceilings.from_json({"streams": {"1:1": 1e12}, "products": {}, "launch": {"host_s": 5e-6, "device_s": 1e-6}})
+    assert found.launch_us == pytest.approx(1.0)
+    assert Ceilings.from_json({"streams": {"1:1": 1e12}}).launch_us is None
+
+
+def test_a_record_keeps_what_its_kernels_come_to() -> None:
+    found = summary.summary(
+        graph(
+            kernel(10 * MEGA, 1e8, device_time_us=12.0), kernel(10 * MEGA, 2e9, "gemm", device_time_us=19.0),
+            kernel(MEGA // 2, 0.0, device_time_us=2.0),
+        ),
+        ["forward"], CEILINGS,
+    )["forward"]["roofline"]
+    assert found["floor_us"] == pytest.approx(30.5)
+    assert found["recoverable_us"] == pytest.approx(2 + 0 + 1.5)  # below its floor: nothing, not less
+    assert found["bound_us"] == {"memory": 12.0, "compute": 19.0, "launch": 2.0}
+
+
+def test_a_sum_that_lacks_a_term_is_none_and_its_time_is_of_unknown_bound() -> None:
+    found = summary.summary(
+        graph(kernel(10 * MEGA, 1e8, device_time_us=12.0), kernel(MEGA, None, "gemm", device_time_us=30.0)),
+        ["forward"], CEILINGS,
+    )["forward"]["roofline"]
+    assert found == {"floor_us": None, "recoverable_us": None, "bound_us": {"memory": 12.0, "unknown": 30.0}}
+
+
+def test_without_a_gpu_the_least_times_weigh() -> None:
+    found = summary.summary(graph(kernel(10 * MEGA, 1e8)), ["forward"], CEILINGS)["forward"]["roofline"]
+    assert found["recoverable_us"] is None and found["bound_us"] == {"memory": pytest.approx(10)}
+    assert "roofline" not in summary.summary(graph(kernel(10 * MEGA, 1e8)), ["forward"])["forward"]

@@ -1,0 +1,121 @@
+"""HLO -> FusionGraph: an H200's own modules, and what is not understood; test_hlo_golden.py has many more."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from compare.graph import store
+from compare.graph.build.from_hlo import from_hlo
+from compare.graph.model import FusionGraph, SourceOp
+from xlafuse.hlo import gpu_program
+
+DATA = Path(__file__).parents[3] / "data" / "xla"
+
+
+def _graph(name: str) -> FusionGraph:
+    module = gpu_program.parse((DATA / name).read_text())
+    graph = from_hlo(module, target="h200", versions={"jax": "0.11.2"})
+    assert graph.kernels is not None and not graph.unparsed
+    assert [k.name for k in graph.kernels] == [k.name for k in gpu_program.kernels(module)]
+    for kernel, summary in zip(graph.kernels, gpu_program.kernels(module), strict=True):
+        assert (kernel.bytes_read, kernel.bytes_written) == (summary.bytes_read, summary.bytes_written)
+        assert (kernel.stages, tuple(op.op for op in kernel.source_ops)) == (summary.stages, summary.ops)
+    returned = sum(b.bytes for b in graph.buffers if b.role == "output")
+    root = module.computations[module.entry].root
+    assert root is not None and returned == root.bytes
+    assert store.from_json(store.to_json(graph)) == graph
+    return graph
+
+
+def test_mlp_on_an_h200() -> None:
+    graph = _graph("mlp_fwd.hlo.txt")
+    assert (graph.name, graph.compiler, graph.target, graph.versions) == ("jit_mlp", "xla", "h200", {"jax": "0.11.2"})
+    assert {b.name: b.role for b in graph.buffers if b.role != "intermediate"} == {
+        "x.1": "input", "w.1": "input", "wg.1": "input", "wu.1": "input", "wd.1": "input",
+        "gemm_fusion_dot_general.5": "output",
+    }
+    tokens, width, hidden = 4096, 2048, 5632
+    gate, up = (kernel for kernel in graph.kernels or () if kernel.facts.get("custom_call_target"))
+    assert gate.flops == up.flops == 2 * tokens * width * hidden
+    assert gate.workspace_bytes == 33_554_432 and gate.runtime_name is None
+    down = (graph.kernels or ())[-1]
+    assert down.flops == 2 * tokens * width * hidden + tokens * width
+    assert [op.op for op in down.source_ops] == ["dot_general", "add"]
+    assert {op.line for op in down.source_ops} == {"blocks.py:11"}
+    # The normalised input is computed by two kernels, one for each product: nothing else is done twice.
+    sites = [op.site for kernel in graph.kernels or () for op in kernel.source_ops if op.site]
+    assert {site.split("@")[0] for site in sites if sites.count(site) > 1} == {"jit(mlp)/mul"}
+    largest = graph.materialized[:3]
+    assert {buffer.bytes for buffer in largest} == {tokens * hidden * 2}
+
+
+@pytest.mark.parametrize("name", ["softmax.hlo.txt", "block_fwd.hlo.txt"])
+def test_others_of_an_h200(name: str) -> None:
+    graph = _graph(name)
+    written = {access.buffer for kernel in graph.kernels or () for access in kernel.outputs or ()}
+    for buffer in graph.buffers:
+        assert (buffer.name in written) is (buffer.role in ("intermediate", "output"))
+
+
+TEXT = """HloModule m, is_scheduled=true
+ENTRY %main () -> f32[] {
+  %x = f32[8]{0} parameter(0)
+  %y = f32[8]{0} sine(%x), metadata={op_name="jit(f)/transpose(jvp(act))/cos" source_file="f.py" source_line=3}
+  what is this
+  ROOT %z = f32[8]{0} add(%y, %gone)
+}"""
+
+
+def test_part_provenance_and_what_is_not_understood() -> None:
+    graph = from_hlo(gpu_program.parse(TEXT), part="backward", provenance={"y": "replayed"})
+    first, second = graph.kernels or ()
+    assert (first.part, first.provenance, second.provenance) == ("backward", "replayed", "")
+    assert first.source_ops == (SourceOp("cos", "act", "f.py:3", "jit(f)/transpose(jvp(act))/cos@f.py:3#", True),)
+    assert second.source_ops == (SourceOp("add"),) and second.facts == {"opcode": "add"}
+    assert graph.unparsed == ("line 5:   what is this", "z: operand gone is not there")
+
+
+def _entry(count: int) -> str:
+    """So many kernels in one computation."""
+    lines = [f"  %v{i} = f32[64]{{0}} multiply(%v{i - 1}, %v{i // 2}), metadata={{op_name=\"jit(f)/l{i % 9}/mul\"}}"
+             for i in range(1, count)]
+    return "\n".join(["HloModule m", "ENTRY %main () -> f32[] {", "  %v0 = f32[64]{0} parameter(0)", *lines, "}"])
+
+
+def _fusions(count: int) -> str:
+    """So many instructions in computations of ten."""
+    lines = ["HloModule m"]
+    for i in range(count // 10):
+        lines += [f"%c{i} (p: f32[64]) -> f32[64] {{", "  %p = f32[64]{0} parameter(0)"]
+        lines += [f"  %n{j} = f32[64]{{0}} multiply(%{f'n{j - 1}' if j else 'p'}, %p)" for j in range(7)]
+        lines += ["  ROOT %r = f32[64]{0} negate(%n6)", "}"]
+    lines += ["ENTRY %main () -> f32[] {", "  %v0 = f32[64]{0} parameter(0)"]
+    lines += [f"  %v{i + 1} = f32[64]{{0}} fusion(%v{i}), kind=kLoop, calls=%c{i}" for i in range(count // 10)]
+    return "\n".join([*lines, "}"])
+
+
+def _state(count: int) -> str:
+    """A loop that carries so many arrays through tuples."""
+    shape = f"({', '.join(['f32[64]{0}'] * count)})"
+    text = ["HloModule m", f"%body (s: {shape}) -> {shape} {{", f"  %s = {shape} parameter(0)"]
+    text += [f"  %n{i} = f32[64]{{0}} sine(%s#{i})" for i in range(count)]
+    text += [f"  ROOT %t = {shape} tuple({', '.join(f'%n{i}' for i in range(count))})", "}"]
+    text += ["ENTRY %main () -> f32[] {", f"  %x = {shape} parameter(0)"]
+    return "\n".join([*text, f"  ROOT %w = {shape} while(%x), condition=%none, body=%body", "}"])
+
+
+@pytest.mark.parametrize("make", [_entry, _fusions, _state])
+def test_cost_grows_linearly(make: object) -> None:
+    assert callable(make)
+
+    def cost(count: int) -> float:
+        text = make(count)
+        started = time.process_time()
+        graph = from_hlo(gpu_program.parse(text))
+        assert graph.kernels and len(graph.kernels) >= count // 10 - 1
+        return time.process_time() - started
+
+    cost(1000)
+    small, large = min(cost(2000) for _ in range(3)), cost(20_000)
+    assert large < 30 * small

@@ -1,0 +1,460 @@
+"""Sentences about graphs: each comes from a structure, and goes with it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import re
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from graph_builder import graph, kernel
+
+from compare import targets
+from compare.graph.analyse.roofline import Ceilings
+from compare.graph.build.from_hlo import from_hlo
+from compare.graph.findings.collect import findings
+from compare.graph.findings.finding import Finding
+from compare.graph.model import FusionGraph, Reason
+from xlafuse.compile.environment import find_cuda_tools
+from xlafuse.hlo import gpu_program
+
+DUMPS = Path(__file__).parents[4] / "reports" / "h200-quick" / "dumps"
+NORM = kernel("norm", "reduction", "norm:mul@1 norm:mean@1", "x", "h")
+GATE = kernel("gate", "gemm", "gate:dot@2", "h wg", "g")
+ACT = kernel("act", "elementwise", "act:exp@3 act:mul@3", "g", "a")
+DOWN = kernel("down", "gemm", "down:dot@4", "a wd", "y")
+
+
+def texts(found: list[Finding], sort: str) -> list[str]:
+    return [one.text for one in found if one.sort == sort]
+
+
+def one(graphs: FusionGraph, sort: str) -> list[str]:
+    return texts(findings({"xla": graphs}), sort)
+
+
+def test_a_copy_that_joins_two_arrays_for_a_product() -> None:
+    joined = kernel("cat", "copy", ":concatenate", "inputs__wg__.1 inputs__wu__.1", "w")
+    product = kernel("dot", "gemm", "gate:dot@2", "h w", "g")
+    assert one(graph(NORM, joined, product, sizes="w=2000"), "copy") == [
+        "XLA joins wg and wu into one operand for the product in gate: a copy kernel that moves 16.0 kB."
+    ]
+    assert one(graph(NORM, GATE), "copy") == []
+
+
+def test_a_lookup_joins_nothing() -> None:
+    found = graph(kernel("gather", "copy", "e:gather", "ids table", "y"), sizes="ids=10")
+    found = replace(found, buffers=tuple(replace(b, dtype="s32" if b.name == "ids" else "bf16") for b in found.buffers))
+    assert one(found, "copy") == ["XLA looks up ids in table for an output: a copy kernel that moves 8.04 kB."]
+
+
+def test_copies_are_named_by_what_they_copy_and_for_whom() -> None:
+    copies = graph(
+        NORM, kernel("t", "copy", "", "h", "t"), kernel("a", "elementwise", "act:exp@3", "t", "y"),
+        kernel("o", "copy", "", "h", "out"), kernel("p", "copy", "", "h", "out2"),
+    )
+    assert one(copies, "copy") == [
+        "XLA copies the result of norm for an output: two copy kernels that move 16.0 kB.",
+        "XLA copies the result of norm for act: a copy kernel that moves 8.00 kB.",
+    ]
+
+
+def test_a_kernel_launched_twice_for_the_same_values() -> None:
+    twice = graph(
+        NORM, kernel("1", "elementwise", "act:mul@3", "h w", "a"), kernel("2", "elementwise", "act:mul@3", "h w", "b")
+    )
+    assert one(twice, "duplicate") == [
+        "XLA launches mul in act twice: the kernels read the same arrays and write the same values, 12.0 kB more than "
+        "one of them would move."
+    ]
+    assert one(twice, "recomputed") == []  # said already
+    other = graph(
+        NORM, kernel("1", "elementwise", "act:mul@3", "h w", "a"), kernel("2", "elementwise", "act:mul@3", "h v", "b")
+    )
+    assert one(other, "duplicate") == []
+
+
+AGAIN = (
+    kernel("1", "elementwise", "act:exp@3 act:mul@3 act:sub@4", "g", "a", part="backward"),
+    kernel("2", "elementwise", "act:exp@3 act:mul@3", "g d", "b", part="backward"),
+    kernel("3", "elementwise", "act:exp@3 act:add@5", "g e", "c", part="backward"),
+)
+
+
+def test_a_chain_that_several_kernels_compute_again_and_another_compiler_once() -> None:
+    once = kernel("0", "elementwise", "act:exp@3 act:mul@3 act:sub@4 act:add@5", "g d e", "a b", part="backward")
+    found = findings({"xla": graph(*AGAIN), "inductor": graph(once)})
+    assert texts(found, "recomputed") == [
+        "XLA computes act (exp) in three backward kernels which read 8.00 kB more than once; Inductor does so in one "
+        "kernel with two outputs.",
+        "XLA computes act (mul) in two backward kernels which read 4.00 kB more than once; Inductor does so in one "
+        "kernel with two outputs.",
+    ]
+    assert one(graph(once), "recomputed") == []
+
+
+def test_several_kernels_of_one_part_are_never_on_purpose() -> None:
+    marked = [replace(k, source_ops=tuple(replace(op, rematerialized=True) for op in k.source_ops)) for k in AGAIN]
+    assert one(graph(*marked), "recomputed") == one(graph(*AGAIN), "recomputed")
+
+
+def test_one_recomputation_in_backward_is_on_purpose() -> None:
+    first = kernel("f", "elementwise", "act:exp@3 act:mul@3", "g", "a")
+    second = kernel("b", "elementwise", "act:exp@3 act:mul@3", "g da", "dg", part="backward")
+    marked = replace(second, source_ops=tuple(replace(op, rematerialized=True) for op in second.source_ops))
+    assert one(graph(first, marked), "recomputed") == [
+        "XLA computes act (exp, mul) again in backward, on purpose, to save less, and reads 4.00 kB a second time."
+    ]
+    assert one(graph(first, second), "recomputed") == []
+    twice = replace(marked, name="b2", outputs=first.outputs)
+    assert not any("on purpose" in text for text in one(graph(first, marked, twice), "recomputed"))
+
+
+def test_the_sums_of_a_product_in_parts_are_no_recomputation() -> None:
+    split = graph(
+        kernel("dot", "gemm", "down:dot@4", "a w", "parts"), kernel("s1", "reduction", "down:dot@4", "parts", "p"),
+        kernel("s2", "reduction", "down:dot@4 act:mul@3", "parts", "q"),
+    )
+    assert one(split, "recomputed") == []
+
+
+def test_work_inside_a_product_and_where_it_is_not() -> None:
+    fused = kernel("down", "gemm", "down:dot@4 residual:add@5", "a wd x", "y")
+    apart = (DOWN, kernel("add", "elementwise", "residual:add@5", "y x", "z"))
+    graphs = {"inductor": graph(NORM, GATE, ACT, fused), "xla": graph(NORM, GATE, ACT, *apart)}
+    assert texts(findings(graphs), "inside a product") == [
+        "Inductor computes residual (add) inside the product of down, which spares writing its result and reading it "
+        "again, 8.00 kB; not so XLA."
+    ]
+    assert texts(findings(graphs | {"triton": graphs["inductor"]}), "inside a product")[0].startswith(
+        "Inductor and Triton compute residual (add)"
+    )
+    assert one(graph(NORM, GATE, ACT, DOWN), "inside a product") == []
+
+
+def test_an_operand_made_inside_the_product_spares_the_operand() -> None:
+    prologue = kernel("gate", "gemm", "norm:mul@1 gate:dot@2", "h s wg", "g")
+    (text,) = one(graph(NORM, prologue, sizes="h=700 s=500 wg=9000 g=5000"), "inside a product")
+    assert text == (
+        "XLA computes norm (mul) inside the product of gate, which spares writing its operand and reading it again, "
+        "4.00 kB."
+    )
+
+
+def test_a_result_that_is_written_beside_its_epilogue_is_only_not_read() -> None:
+    both = kernel("gate", "gemm", "gate:dot@2 act:gelu@3 :aux", "h wg", "g a")
+    (text,) = one(graph(NORM, both), "inside a product")
+    assert text == "XLA computes act (gelu) inside the product of gate, which spares reading its result again, 4.00 kB."
+
+
+def test_an_epilogue_of_two_products_spares_both_results() -> None:
+    both = kernel("mlp", "gemm", "gate:dot@2 up:dot@2 act:mul@3", "h wg wu", "a")
+    (text,) = one(graph(NORM, both), "inside a product")
+    assert text == (
+        "XLA computes act (mul) inside the product of gate and up, which spares writing its two results and reading "
+        "them again, 16.0 kB."
+    )
+    kept = kernel("mlp", "gemm", "gate:dot@2 up:dot@2 act:mul@3", "h wg wu", "g u a")
+    (text,) = one(graph(NORM, kept), "inside a product")
+    assert text.endswith("which spares reading its two results again, 8.00 kB.")
+
+
+def test_what_one_graph_writes_and_another_keeps_on_chip() -> None:
+    scores = kernel("qk", "gemm", "scores:dot@1", "q k", "s")
+    softmax = kernel("softmax", "reduction", "softmax:exp@2 softmax:sum@2", "s", "p")
+    values = kernel("pv", "gemm", "values:dot@3", "p v", "o")
+    flash = kernel("flash", "attention", "scores:dot@1 softmax:exp@2 values:dot@3", "q k v", "o")
+    sizes = "s=90000 p=90000"
+    found = findings({"eager": graph(scores, softmax, values, sizes=sizes), "triton": graph(flash)})
+    assert texts(found, "kept on chip") == [
+        "Eager PyTorch moves 1.44 MB between three kernels of scores, softmax and values (f32[90000], 360 kB, written "
+        "by scores (model.py:1) and one more), which Triton keeps on chip in one kernel."
+    ]
+    assert not texts(
+        findings({"eager": graph(scores, softmax, values), "xla": graph(scores, softmax, values)}), "kept on chip"
+    )
+
+
+def test_a_kernel_that_multiplies_nothing_keeps_no_product_on_chip() -> None:
+    # "gate" names an addition of gradients there, not the product.
+    add = kernel("add", "reduction", "gate:add@2 norm:mul@1", "p q", "dx")
+    found = findings({"xla": graph(add), "inductor": graph(GATE, kernel("n", "reduction", "norm:mul@1", "g", "dx"))})
+    assert texts(found, "kept on chip") == []
+
+
+def test_the_largest_intermediate_with_its_line() -> None:
+    assert one(graph(NORM, GATE, ACT, DOWN, sizes="g=9000"), "largest") == [
+        "The largest intermediate that XLA writes to memory is f32[9000], 36.0 kB, written by gate (model.py:2), read "
+        "by act: 72.0 kB of traffic."
+    ]
+    assert one(graph(NORM), "largest") == []
+
+
+def test_the_missed_fusion_worth_most_and_why() -> None:
+    plain = graph(NORM, GATE, ACT, DOWN)
+    reasons = (
+        Reason("gate", "act", "gemm", "the producer is a product", "inferred", 9000),
+        Reason("norm", "gate", "gemm", "no", "inferred", 8000), Reason("gone", "act", "layout", "no", "xla", 10**9),
+    )
+    assert one(replace(plain, reasons=reasons), "missed") == [
+        "The largest fusion that XLA did not make is the product of gate with the elementwise kernel of act, which "
+        "would save at most 9.00 kB: one side is a matrix product, which this compiler fuses with nothing, or with "
+        "little."
+    ]
+    assert one(plain, "missed") == []
+
+
+def test_what_is_saved_for_backward() -> None:
+    backward = kernel("b", "elementwise", "act:mul@3!", "dy g h", "dx", part="backward")
+    much = graph(NORM, GATE, ACT, backward, saved="g h", sizes="g=9000")
+    little = graph(NORM, GATE, ACT, backward, saved="h", sizes="g=9000")
+    assert texts(findings({"xla": much, "inductor": little}), "saved") == [
+        "XLA saves 40.0 kB for backward, Inductor 4.00 kB: 72.0 kB more traffic than Inductor's."
+    ]
+    assert one(much, "saved") == ["XLA saves 40.0 kB for backward: 80.0 kB of traffic."]
+    assert one(graph(NORM, GATE), "saved") == []
+
+
+def test_intermediates_are_compared_where_there_are_several_graphs() -> None:
+    whole = kernel("all", "reduction", "norm:mul@1 act:exp@3", "x", "y")
+    apart = graph(NORM, kernel("exp", "elementwise", "act:exp@3", "h", "y"))
+    assert texts(findings({"triton": graph(whole), "xla": apart}), "intermediates") == [
+        "XLA writes 4.00 kB of intermediates to memory, Triton 0 B: 8.00 kB more traffic than Triton's."
+    ]
+    assert texts(findings({"xla": apart, "inductor": apart}), "intermediates") == []
+
+
+def test_a_broadcast_and_a_fill_are_no_copies_of_anything() -> None:
+    wide = graph(kernel("b", "copy", "", "w", "wide"), kernel("f", "copy", "", "c", "z"), sizes="w=10", constant="c")
+    assert one(wide, "copy") == [
+        "XLA fills an array for an output: a copy kernel that moves 8.00 kB.",
+        "XLA broadcasts w for an output: a copy kernel that moves 4.04 kB.",
+    ]
+
+
+def test_constants_are_no_operands_and_conversions_no_copies() -> None:
+    pad = graph(kernel("p", "copy", ":pad", "w zero", "wide"), sizes="w=1000 zero=1 wide=1100", constant="zero")
+    assert one(pad, "copy") == ["XLA pads w for an output: a copy kernel that moves 8.40 kB."]
+    cast = graph(kernel("c", "copy", ":_to_copy", "w", "h"))
+    narrow = tuple(replace(b, dtype="bf16", bytes=2000) if b.name == "h" else b for b in cast.buffers)
+    assert one(replace(cast, buffers=narrow), "copy")[0].startswith("XLA converts w for an output")
+    wider = tuple(replace(b, dtype="f64", bytes=8000) if b.name == "h" else b for b in cast.buffers)
+    assert one(replace(cast, buffers=wider), "copy")[0].startswith("XLA converts w for an output")
+
+
+def test_a_copy_that_is_saved_and_never_read_says_so() -> None:
+    backward = kernel("b", "elementwise", "act:mul@3!", "dy x", "dx", part="backward")
+    (text,) = one(graph(kernel("c", "copy", ":copy", "x", "lost"), backward, saved="lost"), "copy")
+    assert text.startswith("XLA copies x for backward, which never reads it: a copy kernel")
+
+
+def test_the_compilers_own_words_where_none_of_ours_fits() -> None:
+    reasons = (Reason("gate", "act", "other", "too many users.", "xla", 9000),)
+    (text,) = one(replace(graph(NORM, GATE, ACT, DOWN), reasons=reasons), "missed")
+    assert text.endswith("at most 9.00 kB: too many users.")
+    found = findings({"xla-unfused": replace(graph(NORM, GATE, ACT, DOWN), reasons=reasons)})
+    assert texts(found, "missed")[0].endswith("at most 9.00 kB: its fusion passes are off.")
+
+
+def test_the_kernel_furthest_above_its_floor_comes_first() -> None:
+    slow = replace(ACT, device_time_us=30.0)
+    fast = replace(NORM, device_time_us=9.0)
+    found = findings({"xla": graph(fast, GATE, slow, DOWN, sizes="g=90000")}, Ceilings({0.5: 1e9}, {}))
+    assert [each.sort for each in found].count("above its floor") == 0  # below it
+    found = findings({"xla": graph(fast, GATE, slow, DOWN)}, Ceilings({0.5: 1e9}, {}))
+    assert found[0].text == (
+        "Furthest above its floor is XLA's act: it takes 30.0 µs, and its bytes and FLOPs 8.00 µs at least."
+    )
+    assert found[0].us == pytest.approx(22.0) and str(found[0]).endswith("at least. (22.0 µs)")
+
+
+def test_a_buffer_has_one_finding() -> None:
+    reasons = (Reason("gate", "act", "gemm", "no", "inferred", 9000),)
+    made = replace(graph(NORM, GATE, ACT, DOWN, sizes="g=9000"), reasons=reasons)
+    found = findings({"xla": made})
+    assert [each.sort for each in found if ("xla", "g") in each.about] == ["largest"]
+
+
+def test_buffers_that_several_graphs_spare_each_other_have_one_finding() -> None:
+    inside = kernel("mlp", "gemm", "gate:dot@2 up:dot@2 act:mul@3", "h wg wu", "a")
+    up = kernel("up", "gemm", "up:dot@2", "h wu", "u")
+    apart = (NORM, GATE, up, kernel("act", "elementwise", "act:mul@3", "g u", "a"))
+    graphs = {"triton": graph(NORM, inside), "xla": graph(*apart), "inductor": graph(*apart)}
+    found = findings(graphs)
+    assert [each.sort for each in found if each.sort in ("inside a product", "kept on chip")] == ["inside a product"]
+    assert "not so XLA and Inductor" in texts(found, "inside a product")[0]
+
+
+def test_of_two_about_one_buffer_the_comparison_stays() -> None:
+    apart = graph(NORM, kernel("act", "elementwise", "act:exp@3", "h", "y"))
+    whole = graph(kernel("all", "reduction", "norm:mul@1 act:exp@3", "x", "y"))
+    found = findings({"plain": whole, "barrier": apart})
+    assert [each.sort for each in found if ("barrier", "h") in each.about] == ["kept on chip"]
+
+
+def test_what_nobody_reads_is_not_the_largest() -> None:
+    dead = graph(NORM, kernel("act", "elementwise", "act:exp@3", "h", "a big"), sizes="big=90000", intermediate="h big")
+    assert "f32[1000], 4.00 kB, written by norm" in one(dead, "largest")[0]
+
+
+def test_they_are_ranked_and_priced() -> None:
+    joined = kernel("cat", "copy", ":concatenate", "wg wu", "w", device_time_us=5.0)
+    product = kernel("dot", "gemm", "gate:dot@2", "h w", "g")
+    made = graph(NORM, joined, product, ACT, sizes="w=2000 g=9000")
+    found = findings({"xla": made})
+    assert [one.bytes for one in found] == sorted((one.bytes for one in found), reverse=True)
+    assert {one.us for one in found if one.sort != "copy"} == {None}
+    slowest, *priced = findings({"xla": made}, Ceilings({0.5: 1e12}, {}))
+    assert slowest.sort == "above its floor"
+    assert [one.bytes for one in priced] == [one.bytes for one in found]  # traffic, whatever was measured
+    for each in priced:
+        assert each.us == pytest.approx(5.0 if each.sort == "copy" else each.bytes / 1e6)
+
+
+def test_what_is_small_is_left_out() -> None:
+    tiny = kernel("t", "copy", "", "s", "t")
+    assert one(graph(NORM, tiny, sizes="x=1000000 h=1000000 s=10 t=10"), "copy") == []
+
+
+def test_graphs_of_operations_alone_are_passed_over() -> None:
+    assert findings({"eager": FusionGraph("f", "eager", None)}) == []
+
+
+# Compilers' own output.
+
+
+def _archived(name: str) -> FusionGraph:
+    with zipfile.ZipFile(DUMPS / f"{name}.zip") as archive:
+        return from_hlo(gpu_program.parse(archive.read("forward/optimized.hlo.txt").decode()))
+
+
+def test_the_mlp_that_an_h200_ran() -> None:
+    found = findings({
+        "xla": _archived("swiglu_mlp-llama-8b-bf16-fwd-xla"),
+        "xla-unfused": _archived("swiglu_mlp-llama-8b-bf16-fwd-xla-unfused"),
+    })
+    assert any(
+        "XLA launches mul in norm/weight twice" in text and "33.6 MB more" in text for text in texts(found, "duplicate")
+    )
+    assert any("XLA" in text and "add" in text and "of down" in text for text in texts(found, "inside a product"))
+    chip = texts(found, "kept on chip")
+    assert any(text.startswith("xla-unfused moves 352 MB between five kernels of act") for text in chip)
+
+
+_COMPILE = """
+import sys
+from pathlib import Path
+from xlafuse.compile.environment import configure_environment
+configure_environment(deviceless=True)
+import jax, jax.numpy as jnp
+from xlafuse import compiler, variants
+from xlafuse.blocks import swiglu_mlp
+from xlafuse.blocks.rmsnorm import rmsnorm
+
+config, folder, library = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "library"
+if library:  # cuBLAS for every product, as where tuning prefers it
+    variants.compiler_options = lambda *_: {"xla_gpu_enable_triton_gemm": False}
+
+def mlp(inputs, act, residual, up):
+    with jax.named_scope("norm"):
+        h = rmsnorm(inputs["x"], inputs["norm_weight"], 1e-5)
+    with jax.named_scope("gate"):
+        gate = h @ inputs["gate_weight"]
+    with jax.named_scope("act"):
+        activated = act(gate)
+    if up:
+        with jax.named_scope("up"):
+            wide = h @ inputs["up_weight"]
+        with jax.named_scope("act"):
+            activated = activated * wide
+    with jax.named_scope("down"):
+        y = activated @ inputs["down_weight"]
+    with jax.named_scope("residual"):
+        return inputs["x"] + y if residual else y
+
+shapes = {"x": (2048, 1024), "norm_weight": (1024,), "gate_weight": (1024, 4096), "up_weight": (1024, 4096),
+          "down_weight": (4096, 1024)}
+structs = {name: jax.ShapeDtypeStruct(shape, jnp.bfloat16) for name, shape in shapes.items()}
+silu = lambda z: z * jax.nn.sigmoid(z)
+programs = {
+    "swiglu": (silu, True, True), "no-residual": (silu, False, True), "one-projection": (silu, True, False),
+    "geglu": (jax.nn.gelu, True, True),
+}
+target = compiler.Target(config.read_text())
+for name, (act, residual, up) in programs.items():
+    given = structs if up else {key: value for key, value in structs.items() if key != "up_weight"}
+    def forward(inputs):
+        return mlp(inputs, act, residual, up)
+    def step(inputs):
+        return jax.value_and_grad(lambda inputs: forward(inputs).astype(jnp.float32).sum())(inputs)
+    function = forward if library else step
+    (folder / name).write_text(compiler.compile(function, (given,), target=target).hlo_text)
+"""
+
+
+def _compile(products: str, folder: Path) -> dict[str, list[Finding]]:
+    """Findings on the MLP and on what is left of it without a part, compiled for an H200."""
+    pytest.importorskip("jax")
+    if importlib.util.find_spec("jax_plugins.xla_cuda13") is None or find_cuda_tools() is None:
+        pytest.skip("compiling for a GPU needs the jax-cuda13-pjrt package, ptxas and libdevice.10.bc")
+    series = ".".join(importlib.metadata.version("jax").split(".")[:2])
+    config = targets.FOLDER / "h200" / "xla" / f"gpu_target_config-{series}.pbtxt"
+    done = subprocess.run(
+        [sys.executable, "-c", _COMPILE, str(config), str(folder), products], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    graphs = {path.name: from_hlo(gpu_program.parse(path.read_text())) for path in folder.iterdir()}
+    return {name: findings({"xla": found}) for name, found in graphs.items()}
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Finding]]:
+    """Forward, every product cuBLAS's."""
+    return _compile("library", tmp_path_factory.mktemp("library"))
+
+
+@pytest.fixture(scope="module")
+def step(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Finding]]:
+    """Value and gradient in one, products XLA's own."""
+    return _compile("step", tmp_path_factory.mktemp("step"))
+
+
+JOINED = (
+    "XLA joins gate_weight and up_weight into one operand for the product in gate: a copy kernel that moves 33.6 MB."
+)
+
+
+@pytest.mark.slow
+def test_the_dot_mergers_copy_goes_with_the_second_projection(library: dict[str, list[Finding]]) -> None:
+    assert texts(library["swiglu"], "copy") == texts(library["no-residual"], "copy") == [JOINED]
+    assert texts(library["geglu"], "copy") == [JOINED]
+    assert texts(library["one-projection"], "copy") == []
+
+
+@pytest.mark.slow
+def test_the_addition_in_the_product_goes_with_the_residual(library: dict[str, list[Finding]]) -> None:
+    added = re.compile(r"computes (residual \(add\)|add) inside the product of down")
+    for name in ("swiglu", "geglu", "one-projection"):
+        assert any(map(added.search, texts(library[name], "inside a product"))), name
+    assert not any(map(added.search, texts(library["no-residual"], "inside a product")))
+
+
+@pytest.mark.slow
+def test_a_geglu_has_its_activation_inside_the_product(library: dict[str, list[Finding]]) -> None:
+    assert any("gelu inside the product of gate" in text for text in texts(library["geglu"], "inside a product"))
+    assert not any("product of gate" in text for text in texts(library["swiglu"], "inside a product"))
+
+
+@pytest.mark.slow
+def test_the_silu_chain_is_computed_again_and_without_the_second_projection_less(
+    step: dict[str, list[Finding]],
+) -> None:
+    chain = "XLA computes act (neg, exp, add, div) in three kernels which read 67.1 MB more than once."
+    assert chain in texts(step["swiglu"], "recomputed")
+    assert chain not in texts(step["one-projection"], "recomputed")
+    assert not any("exp" in text for text in texts(step["geglu"], "recomputed"))

@@ -1,0 +1,26 @@
+"""Who computes the products of a hand-written implementation, as its record keeps it."""
+
+from __future__ import annotations
+
+from graph_builder import graph, kernel
+
+from compare.graph.analyse import summary
+
+KERNELS = (
+    kernel("aten.mm.default", "gemm", "qkv:aten.mm", "x w", "qkv"),
+    kernel("aten.addmm.default", "gemm", "up:aten.addmm", "h v b", "pre"),
+    kernel("attend", "custom", "scores:dot softmax:exp values:dot", "qkv", "out", facts={"language": "triton"}),
+    kernel("sum", "custom", "norm:reduce_sum", "out", "s", facts={"language": "triton"}),
+    kernel("dw", "custom", "qkv:dot", "out x", "dw", part="backward", facts={"language": "cuda"}),
+)
+
+
+def test_a_record_says_who_computes_the_products_of_which_stages() -> None:
+    found = summary.summary(graph(*KERNELS, compiler="triton"), ("forward", "backward"))
+    assert found["forward"]["products"] == {"cuBLAS": ["qkv", "up"], "triton": ["scores", "values"]}
+    assert found["backward"]["products"] == {"cuda": ["qkv"]}
+
+
+def test_where_nobody_chose_or_there_is_none_nothing_is_said() -> None:
+    assert "products" not in summary.summary(graph(*KERNELS), ["forward"])["forward"]
+    assert "products" not in summary.summary(graph(KERNELS[3], compiler="triton"), ["forward"])["forward"]

@@ -1,0 +1,417 @@
+"""Records of a GPU joined with the kernels of a graph: what has names, what libraries run, what loops repeat."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from recording import record
+
+from compare.graph import store
+from compare.graph.join.kernel_records import join
+from compare.graph.model import Access, Buffer, FusionGraph, Kernel
+
+RECORDS = Path(__file__).parents[4] / "reports" / "h200-quick" / "records.jsonl"
+BLOCKS = RECORDS.parents[1] / "h200-blocks" / "records.jsonl"
+NVJET = "nvjet_sm90_tst_128x128_64x6_2x1_v_bz_NNT"
+
+
+def kernel(name: str, kind: str = "elementwise", size: int | None = 8, **more: Any) -> Kernel:
+    accesses = None if size is None else (Access("b", size),)
+    runtime = more.pop("runtime_name", name)
+    return Kernel(name, kind, runtime_name=runtime, inputs=accesses, outputs=accesses, **more)  # type: ignore[arg-type]
+
+
+def library(name: str = "mm", kind: str = "gemm", **more: Any) -> Kernel:
+    return kernel(name, kind, runtime_name=None, **more)
+
+
+def graph(*kernels: Kernel, compiler: str = "inductor") -> FusionGraph:
+    return FusionGraph("g", compiler, kernels, (Buffer("b", (), "u8", 8, "intermediate"),))
+
+
+def times(joined: FusionGraph) -> list[float | None]:
+    return [k.device_time_us and round(k.device_time_us, 3) for k in joined.kernels or ()]
+
+
+def test_by_name_and_library_calls_with_their_helpers() -> None:
+    joined, left = join(
+        graph(kernel("a"), library(), library(), kernel("c"), library("addmm")),
+        {"forward": [
+            record("a", 1), record("[memset]", 0.5), record(NVJET, 2), record("[memset]", 0.5), record("cutlass_x", 3),
+            record("_ZN8cublasLt19splitKreduce_kernel", 1), record("c", 4), record("[memcpy]", 1), record(NVJET, 5),
+        ]},
+    )
+    assert left == ()
+    assert times(joined) == [1, 2.5, 4.5, 4, 6]
+    assert joined.kernels is not None
+    assert [k.runtime_name for k in joined.kernels] == ["a", NVJET, "cutlass_x", "c", NVJET]
+    assert joined.kernels[2].facts["with"] == {"[memset]": 1, "_ZN8cublasLt19splitKreduce_kernel": 1}
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_a_planted_kernel_is_left_over_wherever_it_runs(at: int) -> None:
+    ran = [record("a"), record(NVJET), record("c")]
+    for name in ("planted", "_Z7plantedPf"):
+        ran.insert(at, record(name))
+        _, left = join(graph(kernel("a"), library(), kernel("c")), {"forward": ran})
+        assert [r.name for r in left] == [name]
+        del ran[at]
+
+
+def test_a_memset_that_no_library_call_asked_for_is_left_over() -> None:
+    _, left = join(graph(kernel("a"), kernel("c")), {"forward": [record("a"), record("[memset]"), record("c")]})
+    assert [r.name for r in left] == ["[memset]"]
+
+
+def test_a_kernel_too_many_or_too_few_is_never_passed_over() -> None:
+    g = graph(kernel("a"), kernel("a"), kernel("b"))
+    joined, left = join(g, {"forward": [record("a"), record("a"), record("a"), record("b")]})
+    assert len(left) == 1
+    joined, left = join(g, {"forward": [record("a"), record("b")]})
+    assert left == () and sum(k.device_time_us is None for k in joined.kernels or ()) == 1
+
+
+def test_library_calls_in_a_row_are_not_guessed() -> None:
+    g = graph(kernel("a"), library(), library(), kernel("c"))
+    for products in (1, 3):
+        ran = [record("a"), *[record(NVJET)] * products, record("c")]
+        joined, left = join(g, {"forward": ran})
+        assert len(left) == products
+        assert times(joined) == [1, None, None, 1]
+
+
+def test_loops_come_round_in_order() -> None:
+    g = graph(kernel("before"), kernel("x", launches=2), kernel("y", launches=6), library(launches=6), kernel("after"))
+    trip = [record("x"), *[record("y"), record("[memset]"), record(NVJET)] * 3]
+    joined, left = join(g, {"forward": [record("before"), *trip, *trip, record("after")]})
+    assert left == () and times(joined) == [1, 2, 6, 12, 1]
+    _, left = join(g, {"forward": [record("before"), *trip, *trip, *trip[:1], record("after")]})
+    assert [r.name for r in left] == ["x"]
+    branch = graph(kernel("x", launches=None), kernel("y"))
+    for runs in (0, 1, 3):
+        joined, left = join(branch, {"forward": [*[record("x")] * runs, record("y")]})
+        assert left == () and times(joined) == [runs or None, 1]
+
+
+def test_xla_runs_one_kernel_for_fusions_that_are_alike() -> None:
+    kernels = (kernel("fusion_1"), kernel("fusion_2"), kernel("fusion_3", size=16))
+    joined, left = join(graph(*kernels, compiler="xla"), {"forward": [record("fusion_1"), record("fusion_1"),
+                                                                      record("fusion_3")]})
+    assert left == () and joined.kernels is not None
+    assert joined.kernels[1].facts["ran_as"] == ["fusion_1"]
+    assert joined.kernels[0].facts == {}
+    # Not one that moves other bytes, and not another compiler's.
+    for compiler, ran in (("xla", ["fusion_1", "fusion_2", "fusion_1"]), ("inductor", ["fusion_1"] * 3)):
+        _, left = join(graph(*kernels, compiler=compiler), {"forward": [record(name) for name in ran]})
+        assert left
+
+
+def test_a_sort_in_a_library_runs_as_many_kernels_as_it_needs() -> None:
+    sort, pass_ = "torch.ops.aten.sort.stable", "_ZN14at_cuda_detail3cub10radix_sort29DeviceRadixSortOnesweepKernel"
+    ran = ["[memcpy]", "_ZN2at6native46fill_reverse_indices_kernel", *("[memset]", pass_) * 8]
+    g = graph(kernel("a"), library(sort, "library"), kernel("b"))
+    joined, left = join(g, {"forward": [record("a"), *map(record, ran), record("b")]})
+    assert left == () and times(joined) == [1, len(ran), 1]
+
+
+def test_xla_sorts_a_copy_in_stages_under_the_name_of_the_sort() -> None:
+    facts = {"opcode": "fusion", "opcodes": ["iota", "sort"]}
+    g = graph(kernel("a"), kernel("fusion.1", runtime_name="sort_0_1", facts=facts), kernel("b"), compiler="xla")
+    ran = ["a", "[memcpy]", "sort_0_1", "sort_0_1__1", "sort_0_1__2", "b"]
+    joined, left = join(g, {"forward": list(map(record, ran))})
+    assert left == () and times(joined) == [1, 4, 1] and joined.kernels is not None
+    assert joined.kernels[1].facts == {**facts, "with": {"[memcpy]": 1, "sort_0_1__1": 1, "sort_0_1__2": 1}}
+    _, left = join(g, {"forward": list(map(record, [*ran, "sort_0_1__more", "sort_0_2"]))})
+    assert [r.name for r in left] == ["sort_0_1__more", "sort_0_2"]
+
+
+def test_a_slice_that_xla_copies_beside_other_work_runs_as_a_copy() -> None:
+    facts = {"opcode": "fusion-start", "opcodes": ["subtract", "dynamic-slice"]}
+    g = graph(kernel("fusion-start", runtime_name="fusion_start", facts=facts), kernel("a"), compiler="xla")
+    joined, left = join(g, {"forward": [record("[memcpy]"), record("a")]})
+    assert left == () and times(joined) == [1, 1]
+
+
+def test_a_compilers_copy_may_run_as_a_copy_and_an_empty_one_not_at_all() -> None:
+    g = graph(kernel("copy_1", "copy"), kernel("a"), kernel("copy_2", "copy", size=0), compiler="xla")
+    joined, left = join(g, {"forward": [record("[memcpy]"), record("a")]})
+    assert left == () and times(joined) == [1, 1, None]
+
+
+def test_parts_are_apart() -> None:
+    g = graph(kernel("a"), kernel("a", part="backward"))
+    joined, left = join(g, {"forward": [record("a", 1)], "backward": [record("a", 2)]})
+    assert left == () and times(joined) == [1, 2]
+    _, left = join(g, {"forward": [record("a"), record("a")], "backward": []})
+    assert len(left) == 1
+    # One part after the other, where both call a library that takes the same kernel.
+    g = graph(library(), library(part="backward"))
+    forward, left = join(g, {"forward": [record("[memset]"), record(NVJET, 1)]})
+    assert left == ()
+    joined, left = join(forward, {"backward": [record("[memset]", 0.5), record(NVJET, 2)]})
+    assert left == () and times(joined) == [2, 2.5]
+
+
+def test_flat_records_with_grids_are_not_joined_across_shapes() -> None:
+    g = graph(kernel("add", facts={"grid": [4, 1, 1]}), kernel("add", facts={"grid": [8, 1, 1]}), compiler="triton")
+    right = [record("add", grid=(4, 1, 1)), record("add", grid=(8, 1, 1))]
+    assert join(g, {"forward": right})[1] == ()
+    assert join(g, {"forward": right[::-1]})[1]
+
+
+def eager(name: str, *beside: str, **more: Any) -> Kernel:
+    return kernel(name, facts={"with": dict(Counter(beside))} if beside else {}, **more)
+
+
+def test_an_eager_operation_takes_all_that_it_launches() -> None:
+    """A helper before or after, one that is another operation's kernel, a kernel launched twice."""
+    products = [eager("gemm", "[memset]", "reduce"), eager("gemm", "[memset]", "reduce")]
+    graph_ = graph(eager("norm", "moments"), *products, eager("reduce"), eager("big", launches=2), compiler="eager")
+    names = ["moments", "norm", "[memset]", "gemm", "reduce", "[memset]", "gemm", "reduce", "reduce", "big", "big"]
+    joined, left = join(graph_, {"forward": [record(name, 2**i) for i, name in enumerate(names)]})
+    assert left == () and times(joined) == [3, 28, 224, 256, 1536]
+    assert all("ran_as" not in k.facts for k in joined.kernels or ())
+
+
+@pytest.mark.parametrize("planted", ["planted", "gemm", "[memset]"])
+@pytest.mark.parametrize("at", [0, 1, 3, 4, 6])
+def test_a_kernel_planted_among_eager_operations_is_left_over(planted: str, at: int) -> None:
+    graph_ = graph(eager("a"), eager("gemm", "[memset]"), eager("c"), eager("gemm", "[memset]"), compiler="eager")
+    names = ["a", "[memset]", "gemm", "c", "[memset]", "gemm"]
+    names.insert(at, planted)
+    joined, left = join(graph_, {"forward": list(map(record, names))})
+    assert [each.name for each in left] == [planted]
+    assert None not in times(joined)
+
+
+def test_an_eager_operation_that_ran_something_else_takes_nothing() -> None:
+    graph_ = graph(eager("a"), eager("gemm", "[memset]"), eager("c"), compiler="eager")
+    joined, left = join(graph_, {"forward": list(map(record, ["a", "gemm", "c"]))})
+    assert [each.name for each in left] == ["gemm"] and times(joined) == [1, None, 1]
+
+
+def test_operations_alone_cannot_be_joined() -> None:
+    with pytest.raises(ValueError, match="from_eager"):
+        join(FusionGraph("eager", "eager", None), {})
+
+
+def test_all_records_of_a_run_on_an_h200_are_joined() -> None:
+    """The graphs as they were before a join, and what CUPTI saw of one call of each."""
+    joined_records: Counter[str] = Counter()
+    for line in RECORDS.read_text().splitlines():
+        run = json.loads(line)
+        g = _before_a_join(store.load(RECORDS.parent / run["graph"]))
+        ran = {p: [record(r["name"]) for r in part["records"]] for p, part in run["measurement"]["parts"].items()}
+        joined, left = join(g, ran)
+        idle = [k for k in joined.kernels or () if k.device_time_us is None]
+        assert all(k.kind == "copy" and k.bytes_written == 0 for k in idle), (run["id"], [k.name for k in idle])
+        assert left == (), (run["id"], [r.name for r in left])
+        joined_records[run["implementation"]] += sum(map(len, ran.values()))
+    assert set(joined_records) >= {
+        "xla", "xla-unfused", "xla-remat", "xla-cudnn", "inductor", "inductor-max", "triton", "cuda", "eager",
+        "library", "sdpa-flash", "sdpa-cudnn",
+    }
+    assert joined_records.total() > 1000
+
+
+def test_all_records_of_what_compilers_made_of_every_block_are_joined() -> None:
+    """Not of eager PyTorch, whose scatters launch otherwise while they are recorded; nor of XLA's `moe`, whose graphs
+    of that run call sorts by their fusions' names (the next test has those of its HLO)."""
+    total = 0
+    for line in BLOCKS.read_text().splitlines():
+        run = json.loads(line)
+        if run["status"] != "ok" or run["compiler"] in ("eager", "flex"):
+            continue
+        if run["compiler"].startswith("xla") and run["case"]["block"] == "moe":
+            continue
+        g = _before_a_join(store.load(BLOCKS.parent / run["graph"]))
+        ran = {p: [record(r["name"]) for r in part["records"]] for p, part in run["measurement"]["parts"].items()}
+        joined, left = join(g, ran)
+        idle = [k.name for k in joined.kernels or () if k.device_time_us is None and k.bytes_written != 0]
+        assert left == () and not idle, (run["id"], idle, [r.name for r in left])
+        total += sum(map(len, ran.values()))
+    assert total > 5000
+
+
+def _before_a_join(g: FusionGraph) -> FusionGraph:
+    def unnamed(k: Kernel) -> Kernel:
+        if g.compiler == "eager":  # a device told what its operations launch
+            return replace(k, device_time_us=None)
+        called = k.kind in ("gemm", "attention", "library") and "fusion" not in k.name
+        library = called if g.compiler == "xla" else k.facts.get("extern") or k.name.startswith("aten.")
+        facts = {name: value for name, value in k.facts.items() if name not in ("with", "ran_as")}
+        name = None if library else k.runtime_name
+        return replace(k, device_time_us=None, runtime_name=name, facts=facts)
+
+    return replace(g, kernels=tuple(map(unnamed, g.kernels or ())))
+
+
+@pytest.mark.slow
+def test_all_records_are_joined_with_graphs_of_their_hlo() -> None:
+    from compare.graph.build.from_hlo import from_hlo
+    from xlafuse.hlo import gpu_program
+
+    total = 0
+    of = [(RECORDS.parent, ("attention", "swiglu_mlp")), (BLOCKS.parent, ("moe",))]
+    runs = [(f, blocks, json.loads(x)) for f, blocks in of for x in (f / "records.jsonl").read_text().splitlines()]
+    for folder, blocks, run in runs:
+        if not run["compiler"].startswith("xla") or run["case"]["block"] not in blocks:
+            continue
+        if not run["dumps"] or not (folder / run["dumps"]).is_file():
+            assert folder == BLOCKS.parent  # which keeps those of main cases
+            continue
+        with zipfile.ZipFile(folder / run["dumps"]) as dumps:
+            for part, measured in run["measurement"]["parts"].items():
+                module = gpu_program.parse(dumps.read(f"{part}/optimized.hlo.txt").decode())
+                ran = [record(r["name"]) for r in measured["records"]]
+                joined, left = join(from_hlo(module, part=part), {part: ran})
+                assert left == () and None not in times(joined), (run["id"], part)
+                total += len(ran)
+    assert total > 500
+
+
+MLP = {"x": (256, 512), "norm_weight": (512,), "gate_weight": (512, 1024), "up_weight": (512, 1024),
+       "down_weight": (1024, 512)}
+
+
+class _Device:
+    """What ran for each event of a recorded call, with the grids of kernels, on a real GPU."""
+
+    def __init__(self) -> None:
+        import torch
+
+        from compare.measure.clock import CuptiClock
+
+        device = self
+
+        class Clock(CuptiClock):
+            def _completed(self, activities: list[Any]) -> None:
+                for activity in activities:
+                    name = self._labels.get(int(activity.kind))
+                    grid = None if name else (activity.grid_x, activity.grid_y, activity.grid_z)
+                    times = {"start": activity.start * 1e-9, "end": activity.end * 1e-9}
+                    device._ran.append(SimpleNamespace(name=name or activity.name, grid=grid, **times))
+
+        self._ran: list[Any] = []
+        self._torch, self._clock = torch, Clock()
+
+    def drain(self) -> list[Any]:
+        self._torch.cuda.synchronize()
+        self._clock._cupti.activity_flush_all(1)
+        ran, self._ran[:] = sorted(self._ran, key=lambda r: r.start), []
+        return ran
+
+    def record(self, call: Any, inputs: dict[str, Any], train: bool) -> tuple[Any, dict[str, list[list[Any]]]]:
+        """A call recorded by operation, after one that compiles and loads; and its records."""
+        from triton_side.calls.dispatch import record_call
+
+        found: dict[str, list[list[Any]]] = {"forward": [], "backward": []}
+        cotangents = {name: self._torch.ones_like(y) for name, y in call(inputs).items()} if train else None
+        record_call(call, inputs, train=train)
+        self._clock.start()
+        self.drain()
+
+        def after_each(part: str, index: int) -> None:
+            assert index == len(found[part])
+            found[part].append(self.drain())
+
+        recorded = record_call(call, inputs, train=train, cotangents=cotangents, after_each=after_each)
+        found["after"] = [self.drain()]
+        self._clock.collect()
+        assert found.pop("after") == [[]]
+        return recorded, found
+
+
+    def plain(self, call: Any, inputs: dict[str, Any]) -> list[list[str]]:
+        """Names of what runs unrecorded, forward and backward."""
+        torch = self._torch
+        self._clock.start()
+        self.drain()
+        outputs = call(inputs)
+        forward = self.drain()
+        dy = [torch.ones_like(y) for y in outputs.values()]
+        self.drain()
+        torch.autograd.grad(list(outputs.values()), list(inputs.values()), dy)
+        backward = self.drain()
+        self._clock.collect()
+        return [[r.name for r in forward], [r.name for r in backward]]
+
+
+@pytest.fixture(scope="module")
+def device() -> _Device:
+    return _Device()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("folder", ["blocks", "library"])
+@pytest.mark.parametrize("block", ["rmsnorm", "layernorm", "gelu", "bias_gelu", "softmax", "swiglu_mlp"])
+def test_every_kernel_of_eager_code_belongs_to_an_operation(block: str, folder: str, device: _Device) -> None:
+    import importlib
+
+    import torch
+
+    from compare.graph.build.from_eager import from_eager
+
+    apply = importlib.import_module(f"triton_side.{folder}.{block}").apply
+    attributes = {"eps": 1e-6} if block in ("rmsnorm", "layernorm", "swiglu_mlp") else {}
+    vectors = {"rmsnorm": ("weight",), "layernorm": ("weight", "bias"), "bias_gelu": ("bias",)}.get(block, ())
+    shapes = MLP if block == "swiglu_mlp" else {"x": (256, 512)} | dict.fromkeys(vectors, (512,))
+    inputs = {
+        name: torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        for name, shape in shapes.items()
+    }
+
+    def call(given: dict[str, Any]) -> dict[str, Any]:
+        return apply(given, **attributes)
+
+    recorded, ran = device.record(call, inputs, train=True)
+    # Recording changes nothing of what runs.
+    assert [[r.name for r in sum(found, [])] for found in ran.values()] == device.plain(call, inputs)
+    joined = from_eager(recorded, name=block, kernels=ran)
+    assert joined.kernels is not None and all(kernels for part in ran.values() for kernels in part)
+    assert {op for k in joined.kernels for op in k.source_ops} == set(joined.operations)
+
+
+@pytest.mark.gpu
+def test_every_kernel_of_a_hand_written_mlp_is_joined(device: _Device) -> None:
+    import torch
+
+    from compare.graph.build.from_launches import from_launches
+    from triton_side.kernels import swiglu_mlp
+
+    inputs = {
+        name: torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        for name, shape in MLP.items()
+    }
+    recorded, ran = device.record(lambda given: swiglu_mlp.apply(given, eps=1e-6), inputs, train=True)
+    g = from_launches(recorded, name="swiglu_mlp", compiler="triton")
+    joined, left = join(g, {part: sum(found, []) for part, found in ran.items()})
+    assert left == () and None not in times(joined)
+    ran["backward"][2].append(ran["backward"][0][0])
+    assert join(g, {part: sum(found, []) for part, found in ran.items()})[1]
+
+
+@pytest.mark.gpu
+def test_planted_kernels_of_one_name_and_two_shapes(device: _Device) -> None:
+    import torch
+
+    from compare.graph.build.from_launches import from_launches
+    from triton_side.kernels.vector_add import vector_add
+
+    inputs = {"x": torch.randn(1 << 16, device="cuda"), "y": torch.randn(1 << 20, device="cuda")}
+    recorded, ran = device.record(
+        lambda given: {name: vector_add(x, x) for name, x in given.items()}, inputs, train=False
+    )
+    g = from_launches(recorded, name="adds", compiler="triton")
+    one, two = ran["forward"]
+    assert one[0].name == two[0].name and one[0].grid != two[0].grid
+    assert join(g, {"forward": [*one, *two]})[1] == ()
+    assert join(g, {"forward": [*two, *one]})[1]
+    assert join(g, {"forward": [*one, *two, *one]})[1]

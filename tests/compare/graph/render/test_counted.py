@@ -1,0 +1,66 @@
+"""What ncu counted of a record's kernels is shown with them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from compare.cli import main
+from compare.graph import store
+from compare.graph.model import Access, Buffer, FusionGraph, Kernel
+from compare.graph.render.counted import with_counts, words
+from compare.record import run_folder
+from compare.record.record import Record
+from compare.spec.case import Case
+
+GRAPH = FusionGraph(
+    "add", "triton",
+    tuple(
+        Kernel(name, "elementwise", inputs=(Access("x", 8_000_000),), outputs=(Access("y", 4_000_000),))
+        for name in ("one", "two")
+    ),
+    buffers=(
+        Buffer("x", (2_000_000,), "f32", 8_000_000, "input"), Buffer("y", (1_000_000,), "f32", 4_000_000, "output"),
+    ),
+)
+COUNTS = {"dram_read": 8_100_000, "dram_written": 4_000_000, "l2": None}
+
+
+def traffic(way: str = "alone") -> dict[str, Any]:
+    kernels = [{"kernel": 1, "launches": 1, **COUNTS}]
+    return {way: {"cache_control": "all", "parts": {"forward": {"kernels": kernels}}}}
+
+
+def test_counts_go_to_the_kernel_that_was_launched() -> None:
+    found = with_counts(GRAPH, {**traffic(), "call": {"unavailable": "the worker died"}})
+    assert found.kernels and not words(found.kernels[0])
+    assert words(found.kernels[1]) == ["counted alone: reads 8.10 MB, writes 4.00 MB, ? through L2"]
+    assert words(with_counts(GRAPH, traffic("call")).kernels[1])[0].startswith("counted in the call: ")  # type: ignore[index]
+    assert with_counts(GRAPH, {"alone": {"unavailable": "no"}}) is GRAPH
+
+
+@pytest.mark.parametrize("arguments", [[], ["--kernel", "two"]], ids=["overview", "kernel"])
+def test_inspect_shows_them(tmp_path: Path, arguments: list[str]) -> None:
+    run_folder.create(tmp_path, {"segments": []})
+    case = Case("vector_add", "large", {"elements": 2_000_000}, "float32", "fwd")
+    store.save(GRAPH, tmp_path / "graphs" / "g.json.gz")
+    run_folder.append(tmp_path, Record(case, "triton", "triton", "ok", graph="graphs/g.json.gz", traffic=traffic()))
+    result = CliRunner().invoke(main.cli, ["inspect", str(tmp_path), *arguments], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    assert result.output.count("counted alone: reads 8.10 MB, writes 4.00 MB") == 1
+
+
+def test_a_record_with_other_traffic_costs_itself(tmp_path: Path) -> None:
+    run_folder.create(tmp_path, {"segments": []})
+    case = Case("vector_add", "large", {"elements": 2_000_000}, "float32", "fwd")
+    store.save(GRAPH, tmp_path / "graphs" / "g.json.gz")
+    broken = {"alone": {"parts": {"forward": {}}}}
+    run_folder.append(tmp_path, Record(case, "triton", "triton", "ok", graph="graphs/g.json.gz", traffic=broken))
+    run_folder.append(tmp_path, Record(case, "cuda", "cuda", "ok", graph="graphs/g.json.gz"))
+    result = CliRunner().invoke(main.cli, ["inspect", str(tmp_path), "--json"])
+    assert result.exit_code == 0 and "traffic is not as written" in result.output
+    assert json.loads(result.output[result.output.index("[") :])[1]["graph"]["kernels"]

@@ -1,0 +1,285 @@
+"""The measuring protocol inside a worker, on a pretended device: warm-up, input sets, modes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compare.measure import measurement as module
+from compare.measure.clock import DeviceRecord, Sample
+from compare.measure.measurement import Arrays, Extent, Program, Subject, WrongResult
+from compare.spec.case import Case
+
+CASE = Case("softmax", "odd", {"rows": 2, "columns": 3}, "float32", "fwd")
+TRAIN = Case("softmax", "odd", {"rows": 2, "columns": 3}, "float32", "train")
+SCALES = {name: {"rms": 1.0, "largest": 1.0, "independent_error": 0.0} for name in ("y", "d_x")}
+
+
+class Side:
+    """y = x + 1, d_x = 3 dy; the set with the folder n has x = n and dy = 10 n. What was asked for is in `log`."""
+
+    device = backend = "pretended"
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.variants: dict[str, Program | Exception] = {}
+
+    def inputs(self, folder: Path, case: Case) -> Arrays:
+        return {"x": np.full(2, float(folder.name))}
+
+    def cotangents(self, folder: Path, case: Case) -> Arrays:
+        return {"y": np.full(2, 10 * float(folder.name))}
+
+    def changed(self, inputs: Arrays, folder: Path, case: Case) -> list[str]:
+        return []
+
+    def reference(self, folder: Path, role: str, name: str) -> Any:
+        return np.full(2, float(folder.name) + 1 if role == "output" else 30 * float(folder.name))
+
+    def largest_difference(self, values: Any, reference: Any) -> float:
+        return float(np.abs(values - reference).max())
+
+    def poisoned_allocations(self, program: Program) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def poison(self, program: Program, part: str) -> list[Extent]:
+        self.log.append(f"poison {part}")
+        return []
+
+    def was_poisoned(self, poisoned: list[Extent], arrays: Arrays) -> bool:
+        return True
+
+    @contextmanager
+    def variant(self, program: Program, mode: str, inputs: Arrays, cotangents: Arrays) -> Iterator[Program | None]:
+        found = self.variants.get(mode)
+        if isinstance(found, Exception):
+            raise found
+        yield found
+
+    def flush_cache(self) -> None:
+        self.log.append("flush")
+
+    def synchronize(self, results: Any = None) -> None: ...
+
+    def peak_memory(self, program: Program, part: str, call: Callable[[], Any]) -> Any: ...
+
+    def written_late(self, program: Program, part: str, call: Callable[[], Arrays]) -> list[str]:
+        return []
+
+
+class Clock:
+    """Each call takes the next of `times`, and at the end always the last."""
+
+    name = "pretended"
+
+    def __init__(self, times: Sequence[float]) -> None:
+        self._times, self.calls, self.started, self.stopped = times, 0, 0, 0
+
+    def start(self) -> None:
+        self.started += 1
+        self._samples: list[Sample] = []
+
+    def time(self, call: Callable[[], Any], synchronize: Callable[..., None]) -> Any:
+        time = self._times[min(self.calls, len(self._times) - 1)]
+        self.calls += 1
+        self._samples.append(Sample(time, time, (DeviceRecord("k", 0.0, time),)))
+        return call()
+
+    def collect(self, *, going_on: bool = False) -> list[Sample]:
+        self.stopped += not going_on
+        samples, self._samples = self._samples, []
+        return samples
+
+
+def one_more(inputs: Arrays) -> Arrays:
+    return {"y": inputs["x"] + 1}
+
+
+def program(forward: Callable[[Arrays], Arrays] = one_more, train: bool = False) -> Program:
+    def backward(saved: Any, cotangents: Arrays) -> Arrays:
+        return {"x": 3 * cotangents["y"]}
+
+    return Program(lambda inputs: (forward(inputs), None), backward if train else None, 0.0, None)
+
+
+def subject(made: Program, side: Side | None = None) -> Subject:
+    case = TRAIN if made.backward else CASE
+    return Subject(side or Side(), made, case, [Path("0"), Path("1")], [SCALES, SCALES])
+
+
+@pytest.fixture(autouse=True)
+def _single_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_BATCH_SECONDS", 0.0)  # a batch is then one call
+
+
+def test_the_warm_up_ends_when_successive_medians_agree() -> None:
+    clock = Clock([9.0, 4.0, 3.0, 2.0, 1.0])
+    measured = subject(program()).measure(clock, 0.0)
+    assert measured["warm_up"]["settled"] and measured["warm_up"]["seconds"] > 0
+    assert measured["parts"]["forward"]["device_time"] == [1.0] * 3
+    assert clock.calls == 6 + 3  # the sixth took as long as the fifth
+    assert clock.started == clock.stopped == 1
+
+
+def test_two_batches_that_agree_are_enough() -> None:
+    clock = Clock([1.0])
+    assert subject(program()).measure(clock, 0.0)["warm_up"]["settled"]
+    assert clock.calls == 2 + 3
+
+
+def test_a_warm_up_that_does_not_settle_ends_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_WARM_UP_SECONDS", 0.0)
+    measured = subject(program()).measure(Clock([4.0, 3.0, 2.0, 1.0]), 0.0)
+    assert measured["warm_up"]["settled"] is False
+
+
+def test_of_a_clock_that_sees_no_kernels_calls_are_known_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    from compare.workers.pytorch import worker
+
+    class Event:
+        times = iter(range(1000))
+
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            self.at = next(self.times)
+
+        def elapsed_time(self, end: Event) -> float:
+            return 1e3 * (end.at - self.at)
+
+    monkeypatch.setattr(worker.torch.cuda, "Event", Event)
+    measured = subject(program(train=True)).measure(worker.EventClock(), 0.0)
+    assert measured["warm_up"]["settled"]
+    unseen = {"busy_time": None, "launches": None, "records": None}
+    assert measured["parts"] == dict.fromkeys(
+        ("forward", "backward"), {"device_time": [1.0] * 3, "poisoned": True} | unseen
+    )
+
+
+def test_what_fails_while_it_is_timed_leaves_no_clock_on() -> None:
+    calls = 0
+
+    def exhausted(inputs: Arrays) -> Arrays:
+        nonlocal calls
+        calls += 1
+        if calls > 2:
+            raise RuntimeError("RESOURCE_EXHAUSTED")
+        return one_more(inputs)
+
+    clock = Clock([1.0])
+    with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
+        subject(program(exhausted)).measure(clock, 0.0)
+    assert clock.started == clock.stopped == 1
+
+
+def test_a_timed_call_without_device_work_is_no_time() -> None:
+    clock = Clock([1.0])
+    clock.collect = lambda *, going_on=False: [Sample(0.0, 0.0, ())]  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="the pretended clock saw no device work"):
+        subject(program()).measure(clock, 0.0)
+
+
+def test_gaps_between_launches_need_not_settle() -> None:
+    """They are the host's, and differ from call to call however long one waits."""
+    clock = Clock([1.0])
+    waits = iter(range(1, 100))
+    collect = clock.collect
+
+    def collect_late(*, going_on: bool = False) -> list[Sample]:
+        samples = collect(going_on=going_on)
+        return [replace(sample, device_time=sample.device_time + next(waits)) for sample in samples]
+
+    clock.collect = collect_late  # type: ignore[method-assign]
+    assert subject(program()).measure(clock, 0.0)["warm_up"]["settled"]
+    assert clock.calls == 2 + 3
+
+
+def test_a_rehearsal_is_a_call_as_it_will_be_timed() -> None:
+    side = Side()
+    subject(program(train=True), side).rehearse()
+    assert side.log == ["poison forward", "flush", "poison backward", "flush"]
+
+
+def test_warm_up_times_whole_calls() -> None:
+    """Forward and backward that take turns at being long are a steady state."""
+    clock = Clock([1.0, 5.0] * 50)
+    measured = subject(program(train=True)).measure(clock, 0.0)
+    assert measured["warm_up"]["settled"]
+    assert measured["parts"]["forward"]["device_time"] == [1.0] * 3
+    assert measured["parts"]["backward"]["device_time"] == [5.0] * 3
+
+
+def test_rounds_on_the_other_input_set_catch_a_result_kept_from_the_first() -> None:
+    kept: dict[str, Any] = {}
+
+    def cached(inputs: Arrays) -> Arrays:
+        return {"y": kept.setdefault("y", inputs["x"] + 1)}
+
+    remembers = subject(program(cached))
+    remembers.measure(Clock([1.0]), 0.0, input_set=0)
+    with pytest.raises(WrongResult, match="timed call: y"):
+        remembers.measure(Clock([1.0]), 0.0, input_set=1)
+    subject(program(train=True)).measure(Clock([1.0]), 0.0, input_set=3)  # sets take turns
+
+
+def test_a_cold_call_is_poisoned_and_flushed_and_a_warm_one_is_neither() -> None:
+    side = Side()
+    cold = subject(program(train=True), side).measure(Clock([1.0]), 0.0)
+    assert side.log[:4] == ["poison forward", "flush", "poison backward", "flush"]
+    assert cold["parts"]["backward"]["poisoned"]
+    side.log.clear()
+    warm = subject(program(train=True), side).measure_mode("warm", Clock([1.0]), 0.0)
+    assert warm and not side.log and not warm["parts"]["forward"]["poisoned"]
+
+
+def test_a_wrong_result_of_one_input_set_is_not_hidden_by_a_larger_error_that_is_right() -> None:
+    """The tolerance is relative to each set's own reference, as its error is."""
+    errs = program(lambda inputs: {"y": inputs["x"] + 1 + np.where(inputs["x"] == 0, 1.0e-3, 1.05e-3)})
+    scales = [{"y": {"rms": 1.0, "largest": 1.0, "independent_error": twice / 2}} for twice in (0.95e-3, 1.2e-3)]
+    for order in ([0, 1], [1, 0]):
+        folders = [Path(str(number)) for number in order]
+        (verdict,) = Subject(Side(), errs, CASE, folders, [scales[number] for number in order]).check()
+        assert not verdict.right and verdict.error == pytest.approx(1.0e-3)
+
+
+def test_a_warm_result_is_checked() -> None:
+    with pytest.raises(WrongResult, match="timed call: y"):
+        subject(program(lambda inputs: {"y": inputs["x"]})).measure_mode("warm", Clock([1.0]), 0.0)
+
+
+def test_a_mode_runs_its_own_program() -> None:
+    side = Side()
+    side.variants["graph"] = replayed = program()
+    replayed.command_buffers = {"forward": (3, 3)}
+    poisoned: list[str] = []
+
+    def poison(part: str) -> list[Extent]:
+        poisoned.append(part)
+        return []
+
+    replayed.poison = poison
+    fails = program(lambda inputs: pytest.fail("the main program ran"))
+    measured = subject(fails, side).measure_mode("graph", Clock([1.0]), 0.0)
+    assert measured and measured["command_buffers"] == {"forward": (3, 3)}
+    assert set(poisoned) == {"forward"} and set(side.log) == {"flush"}
+    assert subject(fails, side).measure_mode("launches", Clock([1.0]), 0.0) is None  # the main mode already
+    side.variants["graph"] = program(lambda inputs: {"y": inputs["x"]})
+    with pytest.raises(WrongResult, match="timed call: y"):
+        subject(fails, side).measure_mode("graph", Clock([1.0]), 0.0)
+
+
+def test_a_backward_is_called_though_the_forward_s_peak_cannot_be_measured() -> None:
+    class Refusing(Side):
+        def peak_memory(self, program: Program, part: str, call: Callable[[], Any]) -> Any:
+            if part == "backward":
+                call()
+            return part
+
+    assert subject(program(train=True), Refusing()).peak_memory() == {"forward": "forward", "backward": "backward"}

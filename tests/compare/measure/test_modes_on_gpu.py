@@ -1,0 +1,121 @@
+"""The modes of timing on a GPU, through real workers: results checked against the reference in each of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compare.base.paths import PROJECT
+from compare.measure.clock import cupti_missing
+from compare.spec.blocks import BLOCKS
+from compare.spec.case import Case
+from compare.workers.pool import Crew
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(cupti_missing() is not None, reason=str(cupti_missing()))]
+
+CASES = {
+    (block, direction): next(c for c in BLOCKS[block].cases("check") if c.direction == direction)
+    for block, direction in (("vector_add", "fwd"), ("softmax", "fwd"), ("softmax", "train"))
+}
+
+
+@pytest.fixture(scope="module")
+def crew(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
+    crew = Crew(tmp_path_factory.mktemp("logs"), {})
+    yield crew
+    crew.stop()
+
+
+def prepared(crew: Crew, folder: Path, role: str, case: Case, implementation: str) -> dict[str, Any]:
+    folders = [str(folder / "data" / str(seed)) for seed in (0, 1)]
+    scales = [
+        crew.ask("reference", "produce", case=case.to_json(), seed=seed, folder=path)
+        for seed, path in enumerate(folders)
+    ]
+    found = crew.ask(
+        role, "prepare", id="subject", case=case.to_json(), implementation=implementation, folders=folders,
+        scales=scales, dumps=str(folder / "dumps"),
+    )
+    assert isinstance(found, dict)
+    return found
+
+
+def measured(crew: Crew, role: str, mode: str, input_set: int) -> dict[str, Any]:
+    found = crew.ask(role, "measure_mode", id="subject", mode=mode, seconds=0.01, input_set=input_set)
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.mark.parametrize("implementation", ["eager", "library", "inductor", "triton", "cuda"])
+@pytest.mark.parametrize(("block", "direction"), CASES)
+def test_a_graph_replays_what_was_launched(
+    crew: Crew, tmp_path: Path, block: str, direction: str, implementation: str
+) -> None:
+    case = CASES[block, direction]
+    prepared(crew, tmp_path, "torch", case, implementation)
+    for input_set in (0, 1):  # a replay that reads the first set's inputs would be wrong for the second
+        main = crew.ask("torch", "measure", id="subject", seconds=0.01, first=False, input_set=input_set)
+        graph, warm = (measured(crew, "torch", mode, input_set) for mode in ("graph", "warm"))
+        for part in case.parts:
+            launches = main["parts"][part]["launches"]
+            assert warm["parts"][part]["launches"] == launches
+            assert graph["parts"][part]["launches"] == launches
+            assert graph["parts"][part]["poisoned"] and min(graph["parts"][part]["device_time"]) > 0
+    assert measured(crew, "torch", "launches", 0) == {"same_as": "cold"}
+    crew.ask("torch", "release", id="subject")
+
+
+@pytest.mark.parametrize("implementation", ["xla", "xla-unfused"])
+@pytest.mark.parametrize(("block", "direction"), CASES)
+def test_command_buffers_replay_what_was_launched(
+    crew: Crew, tmp_path: Path, block: str, direction: str, implementation: str
+) -> None:
+    case = CASES[block, direction]
+    buffers = prepared(crew, tmp_path, "xla", case, implementation)["command_buffers"]
+    assert set(buffers) == set(case.parts)
+    main = crew.ask("xla", "measure", id="subject", seconds=0.01, first=False, input_set=1)
+    graph, launches, warm = (measured(crew, "xla", mode, 1) for mode in ("graph", "launches", "warm"))
+    if all(inside == total for inside, total in buffers.values()):
+        assert graph == {"same_as": "cold"}
+    else:
+        assert all(inside for inside, _ in graph["command_buffers"].values())
+    if any(inside for inside, _ in buffers.values()):
+        assert not any(inside for inside, _ in launches["command_buffers"].values())
+    else:
+        assert launches == {"same_as": "cold"}
+    for found in (graph, launches, warm):
+        for part in case.parts if "parts" in found else ():
+            assert found["parts"][part]["launches"] == main["parts"][part]["launches"]
+    crew.ask("xla", "release", id="subject")
+
+
+_WAITS = """
+import torch
+from compare.measure.measurement import Program
+from compare.workers.pytorch.worker import TorchSide
+from compare.workers.pytorch.cuda_graphs import CaptureFailed
+
+def waits(inputs):
+    return {"y": inputs["x"] * float(inputs["x"].sum())}, None
+
+side = TorchSide()
+assert side.device_works()
+try:
+    with side.variant(Program(waits, None, 0.0, None), "graph", {"x": torch.ones(8, device="cuda")}, {}):
+        pass
+except CaptureFailed as problem:
+    print(problem)
+assert not side.device_works()
+"""
+
+
+def test_a_call_that_waits_for_the_device_cannot_be_captured() -> None:
+    """In a process of its own, for a failed capture is the end of one."""
+    done = subprocess.run([sys.executable, "-c", _WAITS], cwd=PROJECT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "no CUDA graph could be captured" in done.stdout

@@ -1,0 +1,64 @@
+"""Outputs and gradients in one program: right on every side, and one part of one graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from compare.graph import store
+from compare.graph.model import FusionGraph
+from compare.run.for_target import CHECKS, environment
+from compare.spec.blocks import BLOCKS
+from compare.spec.case import Case
+from compare.workers.pool import Crew
+
+Check = Callable[[Case, str, str], dict[str, Any]]
+JOINT = Case("softmax", "odd", {"rows": 7, "columns": 257}, "float32", "joint")
+
+
+def test_what_must_move_and_be_computed_is_counted_once() -> None:
+    block, elements = BLOCKS["softmax"], 4 * 7 * 257
+    train = replace(JOINT, direction="train")
+    # x and dy are read, y and dx are written; apart, backward would read y again
+    assert block.compulsory_traffic(JOINT) == {"forward": (2 * elements, 2 * elements)}
+    assert sum(block.bytes_compulsory(train).values()) == 5 * elements
+    assert block.part_flops(JOINT) == {"forward": sum(block.part_flops(train).values())}
+
+
+@pytest.mark.parametrize("implementation", ["xla", "eager", "library", "inductor", "triton"])
+def test_outputs_and_gradients_are_right(check_on_cpu: Check, implementation: str) -> None:
+    compiler = BLOCKS["softmax"].implementation(implementation).compiler
+    outcome = check_on_cpu(JOINT, implementation, CHECKS[compiler])
+    assert {e["name"] for e in outcome["errors"]} == {"y", "d_x"}
+    assert all(e["error"] <= e["tolerance"] for e in outcome["errors"])
+
+
+@pytest.fixture(scope="module")
+def crew(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("TRITON_INTERPRET", raising=False)  # a process that compiles for a target interprets nothing
+        crew = Crew(tmp_path_factory.mktemp("joint"), environment("h200"))
+        yield crew
+        crew.stop()
+
+
+def compiled(crew: Crew, folder: str, implementation: str) -> FusionGraph:
+    case = replace(JOINT, sizes={"rows": 4096, "columns": 1024})
+    role, target = ("xla", {"target": "h200"}) if implementation == "xla" else ("target", {})
+    dumps = f"{folder}/{implementation}"
+    found = crew.ask(role, "compile", case=case.to_json(), implementation=implementation, dumps=dumps, **target)
+    return store.from_json(found["graph"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("implementation", ["xla", "inductor", "triton"])
+def test_the_graph_is_of_one_part(crew: Crew, tmp_path: Any, implementation: str) -> None:
+    graph = compiled(crew, str(tmp_path), implementation)
+    assert graph.kernels and {kernel.part for kernel in graph.kernels} == {"forward"}
+    operations = [op for kernel in graph.kernels for op in kernel.source_ops]
+    assert any(op.backward for op in operations) and not all(op.backward for op in operations)
+    assert not graph.saved
+    assert {"exp", "divide"} <= {op.stage for op in operations}

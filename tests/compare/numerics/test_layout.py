@@ -1,0 +1,56 @@
+"""How a case's inputs lie in PyTorch's memory; a record's case without a layout is contiguous."""
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from compare.numerics import reference  # noqa: E402
+from compare.spec.blocks import BLOCKS  # noqa: E402
+from compare.spec.case import Case  # noqa: E402
+from compare.workers.pytorch.worker import TorchSide  # noqa: E402
+
+SIZES = {"m": 3, "k": 5, "n": 2}
+
+
+@pytest.mark.parametrize(("layout", "strides"), [("contiguous", [(5, 1), (2, 1)]), ("transposed", [(1, 3), (1, 5)])])
+def test_inputs_lie_as_the_case_says_with_the_same_values(layout: str, strides: list[tuple], tmp_path: Path) -> None:
+    case = Case("matmul", "x", SIZES, "float32", "train", layout=layout)
+    drawn, _ = reference.store_inputs(case, 0, tmp_path / "0")
+    side = TorchSide()
+    given = side.inputs(tmp_path / "0", case)
+    assert [given[name].stride() for name in "ab"] == strides
+    assert all(torch.equal(given[name], drawn[name].to(given[name].device)) for name in "ab")
+    assert all(given[name].is_leaf and given[name].requires_grad for name in "ab")
+    assert side.changed(given, tmp_path / "0", case) == []
+    again, _ = reference.store_inputs(case, 1, tmp_path / "1")
+    second = side.inputs(tmp_path / "1", case)
+    assert second["a"] is given["a"] and torch.equal(second["a"], again["a"].to(given["a"].device))
+
+
+def test_a_vector_has_one_layout(tmp_path: Path) -> None:
+    case = Case("rmsnorm", "x", {"rows": 3, "columns": 5}, "bfloat16", "fwd", layout="transposed")
+    reference.store_inputs(case, 0, tmp_path / "0")
+    given = TorchSide().inputs(tmp_path / "0", case)
+    assert given["x"].stride() == (1, 3) and given["weight"].stride() == (1,)
+
+
+def test_a_contiguous_case_is_written_as_before_there_were_layouts() -> None:
+    found = {case.layout for block in BLOCKS.values() for case in block.cases("check")}
+    assert found == {"contiguous", "transposed"}
+    for case in (case for block in BLOCKS.values() for case in block.cases("check")):
+        data = case.to_json()
+        assert Case.from_json(data) == case
+        assert ("layout" in data) == (case.layout != "contiguous")
+    plain = Case("matmul", "x", SIZES, "float32", "fwd")
+    assert Case.from_json({k: v for k, v in plain.to_json().items() if k != "layout"}) == plain
+
+
+def test_libraries_that_take_no_strides_say_so() -> None:
+    refusing = [("attention", "fa4"), ("attention", "sdpa-flash"), ("attention", "sdpa-cudnn"), ("rmsnorm", "quack")]
+    for block, name in refusing:
+        cases = [case for case in BLOCKS[block].cases("check") if case.dtype != "float32"]
+        reasons = {c.name: BLOCKS[block].implementation(name).unsupported(c) for c in cases}
+        assert "not transposed" in (reasons["transposed"] or ""), (block, name)
+        assert sum("not transposed" in (reason or "") for reason in reasons.values()) == 1

@@ -1,0 +1,234 @@
+"""Selection: what is named is found, and what cannot be found is refused in one line that helps."""
+
+import shutil
+from datetime import datetime
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from compare import targets
+from compare.base.usage import UsageError
+from compare.plan import selection
+from compare.plan.plan import Plan
+from compare.plan.selection import resolve
+from compare.plan.timing_modes import Timing
+from compare.record.run_folder import RunFolderError
+from compare.run.output_folder import output_folder, resumed_folder
+from compare.spec.blocks import BLOCKS
+
+NOW = datetime(2030, 1, 2, 3, 4, 5)
+
+
+def ids(plan: Plan) -> list[str]:
+    return [case.id for case, _ in plan.work]
+
+
+def test_nothing_named_is_everything_in_the_suite() -> None:
+    plan = resolve([], suite="quick")
+    assert ids(plan) == [case.id for block in BLOCKS.values() for case in block.cases("quick")]
+    for case, found in plan.work:
+        block = BLOCKS[case.block]
+        assert found == tuple(i for i in block.implementations if block.takes(case, i, "quick"))
+
+
+def test_who_takes_part_where_nobody_names_it() -> None:
+    def taking_part(suite: str, name: str, block: str = "swiglu_mlp", direction: str = "fwd") -> set[str]:
+        plan = resolve([block], suite=suite, directions=[direction])
+        return {case.name for case, found in plan.work if name in {i.name for i in found}}
+
+    for suite in ("quick", "full"):
+        assert taking_part(suite, "inductor-max") == {"llama-8b"}, "it tunes for minutes"
+        assert taking_part(suite, "inductor-max", direction="train") == set(), "for more minutes"
+        assert taking_part(suite, "inductor-max", "gelu", "train") == {"llama-8b"}, "for seconds"
+        for baseline in ("eager", "xla-unfused"):
+            assert taking_part(suite, baseline) == {"llama-8b", "prime"}
+    assert {"llama-8b", "prime", "one-token"} < taking_part("full", "triton")
+    assert taking_part("check", "eager") == taking_part("check", "inductor-max") == taking_part("check", "triton")
+
+
+def test_who_is_named_takes_part_everywhere() -> None:
+    plan = resolve(["swiglu_mlp"], suite="full", implementations=["inductor-max", "eager"], cases=["one-token"])
+    assert [len(found) for _, found in plan.work] == [2, 2]
+
+
+def test_filters_narrow_together() -> None:
+    plan = resolve(
+        ["softmax", "gelu"], suite="full", implementations=["triton", "xla"], cases=["prime"], directions=["train"],
+        dtypes=["fp32"],
+    )
+    assert ids(plan) == ["gelu/prime/fp32/train", "softmax/prime/fp32/train"]
+    assert [[i.name for i in found] for _, found in plan.work] == [["xla", "triton"], ["xla", "triton"]]
+
+
+def test_a_case_may_be_named_by_its_id_and_a_dtype_by_its_long_name() -> None:
+    assert ids(resolve([], suite="quick", cases=["gelu/prime/fp32/fwd"])) == ["gelu/prime/fp32/fwd"]
+    assert resolve([], suite="full", dtypes=["float16"]) == resolve([], suite="full", dtypes=["fp16"])
+
+
+def test_blocks_without_the_implementation_are_left_out() -> None:
+    plan = resolve([], suite="quick", implementations=["flex"])
+    having = {name for name, block in BLOCKS.items() if "flex" in (i.name for i in block.implementations)}
+    assert {case.block for case, _ in plan.work} == having and "attention" in having and "gelu" not in having
+
+
+@pytest.mark.parametrize(
+    ("blocks", "options", "message"),
+    [
+        (["sofmax"], {}, r"no block 'sofmax'; did you mean softmax\? blocks: vector_add, gelu"),
+        (["zzz"], {}, "no block 'zzz'; blocks: vector_add"),
+        ([], {"implementations": ["trtion"]}, "no implementation 'trtion'; did you mean triton"),
+        ([], {"cases": ["lama-8b"]}, "no case 'lama-8b'; did you mean llama-8b"),
+        ([], {"cases": ["gelu/prme/fp32/fwd"]}, "did you mean gelu/prime/fp32/fwd"),
+        ([], {"cases": ["gpt2"]}, "case 'gpt2' is not in suite quick, but in suite full: add --suite full"),
+        ([], {"dtypes": ["fp8"]}, "no dtype 'fp8'.* dtypes: bfloat16, float16, float32"),
+        ([], {"directions": ["bwd"]}, "no direction 'bwd'; did you mean fwd"),
+        ([], {"suite": "qick"}, "no suite 'qick'; did you mean quick"),
+        (["softmax"], {"implementations": ["fa4"]}, "'fa4' belongs to attention, attention_packed, not to softmax"),
+        (["softmax"], {"dtypes": ["fp16"]}, "no case of softmax with dtype 'float16'; --suite full has it"),
+        (["vector_add"], {"directions": ["train"]}, "no case of vector_add with direction 'train'; no suite has it"),
+        (["gelu", "softmax"], {"cases": ["gpt2-scores"]}, "nothing of block 'gelu' is left .* gelu/llama-8b/bf16/fwd"),
+        ([], {"cases": ["prime"], "dtypes": ["bf16"]}, "nothing of case 'prime' is left"),
+        (["evil\x1b[31m\nname"], {}, r"no block 'evil\\x1b\[31m\\nname'"),
+    ],
+)
+def test_refusals(blocks: list[str], options: dict[str, list[str]], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as refusal:
+        resolve(blocks, **({"suite": "quick"} | options))
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_plan_survives_its_json() -> None:
+    plan = resolve(["attention"], suite="full", implementations=["xla", "flex"])
+    assert Plan.from_json(plan.to_json()) == plan
+    with pytest.raises(UsageError, match="cannot be repeated here"):
+        Plan.from_json({"suite": "quick", "work": [{"case": plan.work[0][0].to_json(), "implementations": ["gone"]}]})
+
+
+def test_a_plan_of_other_sizes_is_refused() -> None:
+    """The attention cases of a run that an older version made lack `kv_heads`."""
+    case = resolve(["attention"], suite="quick").work[0][0]
+    older = case.to_json() | {"sizes": {name: size for name, size in case.sizes.items() if name != "kv_heads"}}
+    plan = {"suite": "quick", "work": [{"case": older, "implementations": ["xla"]}]}
+    with pytest.raises(UsageError, match=rf"cannot be repeated here: its case {case.id}, .*, has sizes .*kv_heads"):
+        Plan.from_json(plan)
+    plan["work"][0]["case"] = case.to_json() | {"name": "no-more"}  # type: ignore[index]
+    with pytest.raises(UsageError, match="attention/no-more/.* is none of this installation's; select by name"):
+        Plan.from_json(plan)
+
+
+def test_a_resumed_run_keeps_its_own_selection_unless_one_is_named() -> None:
+    own = resolve(["gelu"], suite="full", directions=["fwd"])
+    run = {"suite": "full", "plan": own.to_json(), "command": "xlafuse run gelu --suite full"}
+    assert selection.resolve_again(run, [], None, directions=[]) == own
+    assert selection.resolve_again(run, ["softmax"], None) == resolve(["softmax"], suite="full")
+    del run["plan"]
+    with pytest.raises(UsageError, match="name it again, as in 'xlafuse run gelu --suite full'"):
+        selection.resolve_again(run, [], None)
+
+
+def test_a_suite_times_as_it_does_unless_told_otherwise() -> None:
+    quick, full = resolve(["gelu"], suite="quick"), resolve(["gelu"], suite="full")
+    assert (quick.timing.modes, quick.timing.restarts, quick.timing.rounds) == ((), 0, 5)
+    assert full.timing.modes == ("warm", "graph", "launches") and full.timing.restarts == 2
+    told = selection.resolve_timing(full, ["graph", "cold"], 0, timed=True)
+    assert (told.timing, told.work) == (Timing(("graph",), 0), full.work)
+    assert selection.resolve_timing(full, ["cold"], None, timed=True).timing == Timing((), 2)
+    assert selection.resolve_timing(full, [], None, timed=False) is full
+    with pytest.raises(UsageError, match="no mode 'grahp'; did you mean graph"):
+        selection.resolve_timing(full, ["grahp"], None, timed=True)
+    for asked in ({"modes": ["warm"], "restarts": None}, {"modes": [], "restarts": 2}):
+        with pytest.raises(UsageError, match="times nothing"):
+            selection.resolve_timing(full, **asked, timed=False)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("restarts", "processes"), [(0, [0] * 5), (1, [0, 0, 0, 1, 1]), (2, [0, 0, 1, 1, 2, 2])])
+def test_every_process_takes_as_many_rounds(restarts: int, processes: list[int]) -> None:
+    timing = Timing(restarts=restarts)
+    assert [timing.process_of(number) for number in range(timing.rounds)] == processes
+
+
+def test_a_plan_knows_the_ids_of_its_records() -> None:
+    plan = resolve(["gelu"], suite="check", implementations=["xla", "triton"])
+    assert plan.record_ids == {f"{case}/{name}" for case in ids(plan) for name in ("xla", "triton")}
+
+
+def test_a_resumed_run_is_timed_as_it_was() -> None:
+    plan = selection.resolve_timing(resolve(["gelu"], suite="quick"), ["warm"], 3, timed=True)
+    run = {"suite": "quick", "plan": plan.to_json()}
+    assert selection.resolve_again(run, [], None) == plan
+    assert selection.resolve_again(run, ["softmax"], None).timing == plan.timing
+    assert selection.resolve_again(run, [], "full").timing == resolve([], suite="full").timing
+    del run["plan"]["timing"]  # type: ignore[attr-defined]
+    assert selection.resolve_again(run, [], None).timing == Timing()
+
+
+def test_targets_come_from_the_folders() -> None:
+    assert selection.resolve_target("h200") == "h200"
+    assert selection.resolve_target(None) is None
+    with pytest.raises(UsageError, match="no target 'h100'; did you mean h200"):
+        selection.resolve_target("h100")
+
+
+@pytest.mark.parametrize(
+    ("device", "target"),
+    [
+        ("NVIDIA H200", "h200"), ("h200", "h200"), ("H200", "h200"), ("", None), ("NVIDIA H100 80GB HBM3", None),
+        ("NVIDIA GH200 480GB", None), ("NVIDIA H200 MIG 1g.18gb", None),
+    ],
+)
+def test_a_device_is_a_target_by_its_whole_name(device: str, target: str | None) -> None:
+    assert targets.of_device(device) == target
+
+
+def test_a_new_run_goes_to_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert output_folder(None, suite="quick", now=NOW) == Path("runs/20300102-030405-quick")
+    assert list(tmp_path.iterdir()) == []  # nothing is left behind by looking
+    assert output_folder(tmp_path / "a" / "b", suite="quick", now=NOW) == tmp_path / "a" / "b"
+
+
+def test_an_existing_folder_is_not_written_over(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="exists already: name another --out"):
+        output_folder(tmp_path, suite="quick", now=NOW)
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(UsageError, match="--resume goes on with it, or name another --out"):
+        output_folder(tmp_path, suite="quick", now=NOW)
+
+
+def test_a_file_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="file' is a file"):
+        output_folder(tmp_path / "file" / "run", suite="quick", now=NOW)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(selection.tempfile, "TemporaryFile", refuse)
+    with pytest.raises(UsageError, match="run' cannot be made: Permission denied"):
+        output_folder(tmp_path / "run", suite="quick", now=NOW)
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(UsageError, match="cannot be written: Permission denied"):
+        resumed_folder(tmp_path)
+
+
+def test_a_name_that_no_disk_takes() -> None:
+    with pytest.raises(UsageError, match="cannot be made: File name too long"):
+        output_folder(Path("x" * 5000), suite="quick", now=NOW)
+
+
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1_000_000))
+    with pytest.raises(UsageError, match="1 MB free on its disk, a run needs 200 MB"):
+        output_folder(tmp_path / "run", suite="quick", now=NOW)
+
+
+def test_resume_needs_a_run(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--resume needs --out"):
+        resumed_folder(None)
+    with pytest.raises(UsageError, match="no run to resume; leave --resume out"):
+        resumed_folder(tmp_path / "none")
+    with pytest.raises(RunFolderError, match="not a run folder"):
+        resumed_folder(tmp_path)

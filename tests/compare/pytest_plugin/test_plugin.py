@@ -1,0 +1,373 @@
+"""The plugin in pytest runs of its own: outcomes, what a failure shows, snapshots and their summary.
+
+Nothing is compiled here but where a test says so: `fusion("apart")` gives a graph of guarded.py.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import guarded
+import pytest
+
+from compare.base.paths import PROJECT
+from compare.pytest_plugin import assertion_messages as said
+from compare.pytest_plugin import fixture
+from compare.pytest_plugin.autotune_choices import Worlds
+from compare.pytest_plugin.fusion import Fusion
+from compare.user.explain import ExplainError, Identity
+
+pytest_plugins = "pytester"
+
+REQUIRE = fixture._require
+ALONE = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest")  # which imports half a second at the end of a run
+
+# An installed plugin is loaded by its entry point, this one by hand.
+CONFTEST = """
+def pytest_addoption(pluginmanager):
+    if not pluginmanager.has_plugin("xlafuse"):
+        from compare import pytest_plugin
+        pluginmanager.register(pytest_plugin, "xlafuse")
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loaded() -> None:
+    """What a failure's report imports, or every inner run would import it anew."""
+    assert Fusion(guarded.both(), lambda *_: True).report() and not said.summary(fixture.Session(False).book, PROJECT)
+
+
+@pytest.fixture
+def inner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    pytester.makeconftest(CONFTEST)
+    compiles: list[str] = []
+    pytester.compiles = compiles  # type: ignore[attr-defined]
+
+    def identify(fn: str, args: Any, kwargs: Any, **_: Any) -> Identity:
+        return Identity(fn, "jax", f"{fn}{args}{kwargs}")
+
+    def compiled(fn: str, args: Any, kwargs: Any, *, name: str, **_: Any) -> Worlds:
+        compiles.append(fn)
+        if fn == "broken":
+            said = f"TypeError: no (a.py:3) {kwargs.get('escape', '')}"
+            raise ExplainError(said, frames='  File "a.py", line 3, in f\n', traceback=f"all of it\n{said}")
+        version = kwargs.get("version", "0.10.2")
+        if fn == "lacking":
+            raise ExplainError("needs torch 2.13.0", kind="Unsupported", frames=kwargs.get("frames", ""))
+        if fn == "both":
+            return guarded.both(fn, version)
+        if fn == "unread":
+            return guarded.one(replace(guarded.apart(), unparsed=("line 9: ?",)))
+        return guarded.one({"apart": guarded.apart, "together": guarded.together}[fn](fn, version))
+
+    monkeypatch.setattr(fixture, "identify", identify)
+    monkeypatch.setattr(fixture, "compiled", compiled)
+    monkeypatch.setattr(fixture, "_require", lambda framework: None)
+    return pytester
+
+
+def run(inner: pytest.Pytester, code: str, *options: str) -> pytest.RunResult:
+    inner.makepyfile(test_it=code)
+    return inner.runpytest_inprocess(*ALONE, "-p", "no:xdist", *options)
+
+
+def outcome(inner: pytest.Pytester, body: str, *options: str) -> tuple[str, str]:
+    """(the one word, all output) of one test."""
+    result = run(inner, f"def test_it(fusion):\n    {body}\n", *options)
+    (word,) = result.parseoutcomes().keys() - {"warning", "warnings"}
+    return word, str(result.stdout)
+
+
+def test_what_holds_passes(inner: pytest.Pytester):
+    body = "g = fusion('together'); assert 'up' not in g.materialized and g.fused('up', 'act')"
+    assert outcome(inner, body)[0] == "passed"
+
+
+@pytest.mark.parametrize(
+    ("claim", "shown"),
+    [
+        ("'up' not in g.materialized", "of layer/up, mlp.py:7; kernel 1 writes it, 2 reads it; not fused: gemm"),
+        ("'act' in g.materialized", "not among what is materialized:"),
+        ("g.stage('up').kernels == g.stage('act').kernels", "<1. gemm: layer/up>"),
+        ("g.bytes_moved <= 1.1 * g.bytes_compulsory", "67108864 <= (1.1 * 33554432)"),
+        ("g.fused('up', 'act')", "where False = fused('up', 'act')"),
+        ("not g.materialized", "{layer/up bf16[2048,4096]}"),
+    ],
+)
+def test_what_does_not_hold_fails_with_graph_and_reason(inner: pytest.Pytester, claim: str, shown: str):
+    word, output = outcome(inner, f"g = fusion('apart'); assert {claim}")
+    assert word == "failed" and shown in output
+    assert "- fusion graph of apart -" in output and "gemm · reads 16.8 MB, writes 16.8 MB" in output
+    assert "why it has not fewer kernels" in output and "the producer is not fusible" in output
+    assert "compare/pytest_plugin/" not in output  # the traceback ends at the test's own line
+
+
+@pytest.mark.parametrize("verbose", ["-q", "-vv"])
+def test_what_holds_in_no_world_fails_and_shows_each(inner: pytest.Pytester, verbose: str):
+    claims = ("g.stage('layer').kernels == ()", "g.kernel_count > 2", "2 < g.kernel_count", "'act' in g.materialized")
+    for claim in claims:
+        word, output = outcome(inner, f"g = fusion('both'); assert {claim}", verbose)
+        assert word == "failed" and "representation of details failed" not in output and "Undetermined" not in output
+        assert output.count("Triton GEMM: ") + output.count("products by Triton GEMM:") >= 1
+        assert output.count("cuBLAS: ") + output.count("products by cuBLAS:") >= 1
+
+
+def test_an_unknown_stage_fails_and_lists_the_known_ones(inner: pytest.Pytester):
+    for claim in ("'ups' not in g.materialized", "not g.stage('ups').materialized"):
+        word, output = outcome(inner, f"g = fusion('together'); assert {claim}")
+        assert word == "failed" and "did you mean 'up'; stages: layer/up, layer/act" in output
+
+
+def test_code_that_could_not_be_read_is_not_asserted_on(inner: pytest.Pytester):
+    word, output = outcome(inner, "assert fusion('unread')")
+    assert word == "failed" and "could not be read" in output and "line 9: ?" in output
+
+
+def test_a_function_that_does_not_compile_shows_its_own_lines_first(inner: pytest.Pytester):
+    word, output = outcome(inner, "fusion('broken')")
+    assert word == "failed"
+    shown = ("Traceback in your code", 'File "a.py", line 3', "TypeError: no", "all of it")
+    places = [output.index(text) for text in shown]
+    assert places == sorted(places) and "compare/pytest_plugin" not in output
+
+
+def test_hostile_errors_and_names_are_shown_as_text(inner: pytest.Pytester):
+    word, output = outcome(inner, "fusion('broken', escape='\\x1b[2J\\r<b>' + 9_999 * 'x', name='\\x1b[2J<b>')")
+    assert word == "failed" and "\x1b" not in output and "<b>xxx" in output and "x" * 600 not in output
+    assert '  File "a.py", line 3, in f' in output
+    body = "g = fusion('apart', name='\\x1b[2J<b>\\n' + 9_999 * 'x'); assert 'up' not in g.materialized"
+    word, output = outcome(inner, body)
+    assert word == "failed" and "\x1b[2J" not in output and "- fusion graph of [2J<b> xxx" in output
+
+
+# Undetermined
+
+
+@pytest.mark.parametrize("claim", ["'up' not in g.materialized", "'up' in g.materialized", "g.kernel_count == 1"])
+def test_worlds_that_disagree_are_undetermined(inner: pytest.Pytester, claim: str):
+    body = f"g = fusion('both'); assert {claim}"
+    word, output = outcome(inner, body)
+    assert word == "failed" and "Undetermined: undetermined: " in output and "docs/gate.md" in output
+    assert "products by Triton GEMM -" in output and "products by cuBLAS -" in output
+    word, output = outcome(inner, body, "-o", "xlafuse_undetermined=skip", "-rs")
+    assert word == "skipped" and "undetermined: " in output
+
+
+def test_skipping_what_is_undetermined_skips_nothing_else(inner: pytest.Pytester):
+    for body in ("assert 'up' not in fusion('apart').materialized", "assert fusion('both').kernel_count > 2"):
+        assert outcome(inner, body, "-o", "xlafuse_undetermined=skip")[0] == "failed"
+    assert outcome(inner, "assert fusion('both').kernel_count <= 2", "-o", "xlafuse_undetermined=skip")[0] == "passed"
+
+
+def test_a_users_fixture_may_ask(inner: pytest.Pytester):
+    code = (
+        "import pytest\n@pytest.fixture\ndef few(fusion):\n    return bool(fusion('both').kernel_count == 1)\n"
+        "def test_it(few):\n    assert few\n"
+    )
+    assert run(inner, code).parseoutcomes() == {"errors": 1}
+    assert run(inner, code, "-o", "xlafuse_undetermined=skip").parseoutcomes() == {"skipped": 1}
+
+
+def test_wrong_options_are_refused(inner: pytest.Pytester):
+    for option in ("xlafuse_undetermined=pass", "xlafuse_missing=", "xlafuse_autotune=nowhere"):
+        result = run(inner, "", "-o", option)
+        assert result.ret == pytest.ExitCode.USAGE_ERROR and option.partition("=")[0] in str(result.stderr)
+
+
+def test_missing_packages(inner: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(fixture, "_require", REQUIRE)
+    monkeypatch.setitem(fixture._NEEDED, "jax", ("json", "no_such.package"))
+    code = "def test_it(fusion):\n    fusion('apart')\n"
+    result = run(inner, code)
+    assert result.parseoutcomes() == {"failed": 1} and 'pip install "xlafuse[cpu]"' in str(result.stdout)
+    assert run(inner, code, "-o", "xlafuse_missing=skip").parseoutcomes() == {"skipped": 1}
+
+
+def test_what_the_environment_lacks_is_missing_and_what_the_function_raises_is_not(inner: pytest.Pytester):
+    for body, skipped in (("fusion('lacking')", "skipped"), ("fusion('lacking', frames='own')", "failed")):
+        assert outcome(inner, body)[0] == "failed"
+        assert outcome(inner, body, "-o", "xlafuse_missing=skip")[0] == skipped
+    assert "needs torch 2.13.0" in outcome(inner, "fusion('lacking')")[1]
+
+
+# One compile
+
+
+def test_a_call_is_compiled_once_a_session(inner: pytest.Pytester):
+    code = (
+        "import pytest\n@pytest.mark.parametrize('n', range(5))\ndef test_it(fusion, n):\n"
+        "    assert fusion('apart').kernel_count == 2 and fusion('apart', 1).name == 'apart'\n"
+        "def test_grad(fusion):\n    assert fusion('apart', grad=True) and fusion('apart', name='b').name == 'b'\n"
+    )
+    assert run(inner, code).parseoutcomes() == {"passed": 6}
+    assert inner.compiles == ["apart"] * 3  # type: ignore[attr-defined]  # no argument, one, and grad
+    code = "import pytest\n@pytest.mark.parametrize('n', range(3))\ndef test_it(fusion, n):\n    fusion('broken')\n"
+    assert run(inner, code).parseoutcomes() == {"failed": 3}
+    assert inner.compiles[3:] == ["broken"]  # type: ignore[attr-defined]
+
+
+# Snapshots
+
+SNAPSHOT = "g = fusion('{}', version='{}'); assert g.matches_snapshot()"
+
+
+def files(inner: pytest.Pytester) -> list[str]:
+    return sorted(path.name for path in Path(inner.path).glob("fusion_snapshots/test_it/*"))
+
+
+def test_a_missing_snapshot_fails_and_is_not_written(inner: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CI", "true")
+    word, output = outcome(inner, SNAPSHOT.format("apart", "0.10.2"))
+    assert word == "failed" and "has no snapshot yet" in output and "pytest --xlafuse-update" in output
+    assert not files(inner)
+
+
+def test_update_matches_and_differs(inner: pytest.Pytester):
+    word, output = outcome(inner, SNAPSHOT.format("apart", "0.10.2"), "--xlafuse-update")
+    assert word == "passed" and files(inner) == ["test_it@jax-0.10.2@h200.txt"]
+    assert "written: fusion_snapshots/test_it/test_it@jax-0.10.2@h200.txt" in output
+    word, output = outcome(inner, SNAPSHOT.format("apart", "0.10.2"))
+    assert word == "passed" and "fusion snapshots" not in output
+    word, output = outcome(inner, SNAPSHOT.format("together", "0.10.2"))
+    assert word == "failed" and "-    writes intermediate bf16[2048,4096] 16777216" in output
+    assert "--xlafuse-update, and commit" in output and "- fusion graph of together -" in output
+    assert outcome(inner, SNAPSHOT.format("together", "0.10.2"), "--xlafuse-update")[0] == "passed"
+    assert outcome(inner, SNAPSHOT.format("together", "0.10.2"))[0] == "passed"
+    assert outcome(inner, "fusion('together'); assert fusion.matches_snapshot()")[0] == "passed"
+
+
+def test_both_worlds_are_in_one_snapshot(inner: pytest.Pytester):
+    assert outcome(inner, SNAPSHOT.format("both", "0.10.2"), "--xlafuse-update")[0] == "passed"
+    assert outcome(inner, SNAPSHOT.format("both", "0.10.2"))[0] == "passed"
+    assert outcome(inner, SNAPSHOT.format("apart", "0.10.2"))[0] == "failed"
+
+
+def test_other_versions_are_no_failure_and_not_silent(inner: pytest.Pytester):
+    outcome(inner, SNAPSHOT.format("apart", "0.10.2"), "--xlafuse-update")
+    word, output = outcome(inner, SNAPSHOT.format("together", "0.11.2"))
+    said = "no snapshot for jax 0.11.2 for h200; have jax 0.10.2 for h200. pytest --xlafuse-update records this one"
+    assert word == "passed" and f"OtherVersions: {said}" in output
+    assert f"not compared: test_it.py::test_it: {said}" in output
+    strict = ("-W", "error::compare.pytest_plugin.fixture.OtherVersions")
+    assert outcome(inner, SNAPSHOT.format("together", "0.11.2"), *strict)[0] == "failed"
+    assert outcome(inner, SNAPSHOT.format("together", "0.11.2"), "--xlafuse-update")[0] == "passed"
+    assert files(inner) == ["test_it@jax-0.10.2@h200.txt", "test_it@jax-0.11.2@h200.txt"]
+
+
+def test_several_snapshots_of_a_test_have_names(inner: pytest.Pytester):
+    two = "a = fusion('apart'); b = fusion('together'); assert a.matches_snapshot() and b.matches_snapshot({})"
+    word, output = outcome(inner, two.format(""), "--xlafuse-update")
+    assert word == "failed" and "need names" in output
+    assert outcome(inner, two.format("'second'"), "--xlafuse-update")[0] == "passed"
+    assert outcome(inner, two.format("'second'"))[0] == "passed"
+    assert files(inner) == ["test_it+second@jax-0.10.2@h200.txt", "test_it@jax-0.10.2@h200.txt"]
+    assert outcome(inner, "fusion('apart'); fusion('together'); fusion.matches_snapshot()")[0] == "failed"
+    assert outcome(inner, "fusion.matches_snapshot()")[0] == "failed"
+
+
+MANY = """
+import pytest
+@pytest.mark.parametrize("n", ["../x", "a b", "<script>\\n", "é" * 500, "x" * 5000])
+def test_hostile(fusion, n):
+    assert fusion("apart").matches_snapshot()
+def test_plain(fusion):
+    assert fusion("apart").matches_snapshot("n/../\\n<b>")
+class TestIn:
+    def test_class(self, fusion):
+        assert fusion("apart").matches_snapshot()
+"""
+
+
+def test_hostile_names(inner: pytest.Pytester):
+    assert run(inner, MANY, "--xlafuse-update").parseoutcomes() == {"passed": 7}
+    result = run(inner, MANY)
+    assert result.parseoutcomes() == {"passed": 7} and "fusion snapshots" not in str(result.stdout)
+    assert len(files(inner)) == 7 and not list(Path(inner.path).parent.glob("x*"))
+
+
+def test_unused_snapshots_are_reported_where_all_of_a_file_ran(inner: pytest.Pytester):
+    run(inner, MANY, "--xlafuse-update")
+    fewer = MANY.replace(', "x" * 5000', "").replace('assert fusion("apart").matches_snapshot("n/../\\n<b>")', "pass")
+    output = str(run(inner, fewer).stdout)
+    assert output.count("unused, no test asks for it: fusion_snapshots/test_it/test_") == 2
+    assert "unused, no test" not in str(run(inner, fewer, "-k", "class").stdout)
+    assert "unused, no test" not in str(run(inner, fewer, "test_it.py::TestIn").stdout)
+    failing = MANY.replace("def test_plain(fusion):", "def test_plain(fusion):\n    assert 0")
+    assert "unused, no test" not in str(run(inner, failing).stdout)
+
+
+# As users have it
+
+
+def test_xdist(pytester: pytest.Pytester):
+    """Two workers, which share nothing: failures keep their graphs, and the summary is of all."""
+    pytest.importorskip("xdist")
+    here = str(Path(__file__).parent)
+    patched = f"""
+import sys
+sys.path[:0] = [{here!r}, {str(PROJECT)!r}]
+import guarded
+from compare.user.explain import Identity
+from compare.pytest_plugin import fixture, said
+from compare.pytest_plugin.fusion import Fusion
+fixture.identify = lambda fn, *_, **__: Identity(fn, "jax", fn)
+fixture.compiled = lambda fn, *_, **__: guarded.one(getattr(guarded, fn)())
+fixture._require = lambda framework: None
+"""
+    pytester.makeconftest(patched + CONFTEST)
+    pytester.makepyfile(test_it=MANY + "def test_bad(fusion):\n    assert 'up' not in fusion('apart').materialized\n")
+    options = (*ALONE, "-n", "2")
+    first = pytester.runpytest_subprocess(*options, "--xlafuse-update", timeout=60)
+    assert first.parseoutcomes() == {"passed": 7, "failed": 1}
+    assert str(first.stdout).count("written: fusion_snapshots/test_it/") == 7
+    assert "- fusion graph of mlp -" in str(first.stdout)
+    pytester.makepyfile(test_it=MANY.replace(', "x" * 5000', ""))
+    second = pytester.runpytest_subprocess(*options, timeout=60)
+    assert second.parseoutcomes() == {"passed": 6}
+    assert str(second.stdout).count("unused, no test asks for it: ") == 1
+
+
+def test_every_pytest_loads_next_to_nothing():
+    code = (
+        "import sys, pytest; before = set(sys.modules); import compare.pytest_plugin.plugin; "
+        "print(*sorted(set(sys.modules) - before))"
+    )
+    process = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, timeout=60)
+    assert process.stdout.split() == ["compare", "compare.pytest_plugin.plugin"], process.stderr
+
+
+@pytest.mark.slow
+def test_the_example_of_the_docs(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
+    """docs/gate.md: its two files as they stand there, what they say, and the snapshot; compiled for real."""
+    if importlib.util.find_spec("jax") is None:  # imported under pytester it would be dropped, and cannot be again
+        pytest.skip("needs jax")
+    monkeypatch.setenv("PYTHONPATH", str(PROJECT), prepend=os.pathsep)
+    monkeypatch.syspath_prepend(str(pytester.path))
+    pytester.makeconftest(CONFTEST)
+    page = (PROJECT / "docs" / "gate.md").read_text()
+    indented = textwrap.dedent("\n".join(line for line in page.splitlines() if line.startswith("    ") or not line))
+    layers, rest = indented.partition("# layers.py\n")[2].split("# test_fusion.py\n", 1)
+    wrong = "def test_wrong(fusion):\n    fusion(gated, X, jax.ShapeDtypeStruct((3, 5), jnp.bfloat16), SCALE)\n"
+    pytester.makepyfile(layers=layers, test_fusion=f"{rest.partition('$ pip')[0]}\n{wrong}")
+    result = pytester.runpytest_subprocess(*ALONE, "-p", "no:xdist", "--xlafuse-update", timeout=200)
+    assert result.parseoutcomes() == {"passed": 2, "failed": 2}
+    result.stdout.fnmatch_lines(["E *Undetermined: undetermined: whether 'up' is among them depends on which kernels*"])
+    result.stdout.fnmatch_lines(["E *Traceback in your code*", "*in gated*", "*TypeError:*"])
+    (file,) = (pytester.path / "fusion_snapshots" / "test_fusion").iterdir()
+    written = file.read_text()
+    if "jax 0.10.2" in written:  # whose text the page shows
+        shown = indented.partition("fusion snapshot 1\n")[2]
+        kept = [line for line in shown.splitlines() if line][: len(written.split("\n\n")[1].splitlines()) + 2]
+        assert [line for line in written.splitlines()[1:] if line] == kept
+        starts = ("├── moves 268 MB", "E    Triton", "E    cuBLAS")
+        shown = [line for line in indented.splitlines() if line.startswith(starts)]
+        assert len(shown) == 3
+        for line in shown:
+            assert " ".join(line.split()) in " ".join(str(result.stdout).split())

@@ -1,0 +1,140 @@
+"""Reports in a real Chromium, and what is embedded in them read without one."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from taken_apart import together
+
+from compare.base.paths import PROJECT
+from compare.report.page import embed, page
+
+Open = Callable[..., AbstractContextManager[Any]]
+QUICK = PROJECT / "reports" / "h200-quick"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests here need the packages of the extra `html`; those that open a page also a browser, as `browser` says."""
+    try:
+        import itables  # noqa: F401
+        import vl_convert  # noqa: F401
+    except ImportError as problem:
+        for item in items:
+            if Path(__file__).parent in item.path.parents:
+                item.add_marker(pytest.mark.skip(reason=f"{problem}: pip install 'xlafuse[html]'"))
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Chromium: the system's, or playwright's own."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (extra dev)")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    found = next((path for name in names if (path := shutil.which(name))), None)
+    with playwright.sync_playwright() as driver:
+        if found is None and not Path(driver.chromium.executable_path).exists():
+            pytest.skip("no Chromium: apt-get install chromium, or playwright install chromium")
+        with driver.chromium.launch(executable_path=found, args=["--no-sandbox"]) as launched:
+            yield launched
+
+
+@pytest.fixture
+def visit(browser: Any) -> Open:
+    """with visit(file, route) as page: ...; it fails if the page logged an error or asked the network for anything.
+
+    ready: what is there when a page is; the report's own say so.
+    """
+
+    @contextmanager
+    def opened(file: Path, route: str = "", ready: str = "body[data-ready]", **options: Any) -> Iterator[Any]:
+        context = browser.new_context(viewport={"width": 1400, "height": 900}, **options)
+        problems: list[str] = []
+        with context:
+            it = context.new_page()
+            it.set_default_timeout(10_000)
+            it.on("console", lambda m: problems.append(m.text) if m.type in ("error", "warning") else None)
+            it.on("pageerror", lambda error: problems.append(str(error)))
+            it.on("dialog", lambda dialog: (problems.append(f"dialog {dialog.message}"), dialog.dismiss()))
+            inside = ("file:", "blob:", "data:")
+            it.on("request", lambda r: None if r.url.startswith(inside) else problems.append(f"asked for {r.url}"))
+            it.goto(f"file://{file}{route}")
+            it.wait_for_selector(ready, timeout=20_000)
+            yield it
+        assert not problems
+
+    return opened
+
+
+@pytest.fixture(scope="session")
+def ready() -> Callable[[Any], None]:
+    """Waits until the case that the address names is shown with all its pictures."""
+
+    def wait(it: Any) -> None:
+        it.wait_for_function("document.getElementById('case').dataset.shown === location.hash")
+
+    return wait
+
+
+@pytest.fixture(scope="session")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of two blocks of the committed run of six."""
+    out = tmp_path_factory.mktemp("report") / "quick.html"
+    page.write(QUICK, out, {"block": ["softmax", "attention"]})
+    return out
+
+
+@pytest.fixture(scope="session")
+def embedded() -> Callable[..., Any]:
+    """(file, kind) or, of one case, (file, kind, number)."""
+    def read(file: Path, kind: str, number: int | None = None) -> Any:
+        id = kind if number is None else f"{kind}-{number // embed.AT_ONCE}"
+        found = re.search(rf'<script type="{embed.TYPE}" id="{id}">([^<]*)</script>', file.read_text())
+        assert found, id
+        node = json.loads(gzip.decompress(base64.b64decode(found[1])))
+        return together(node)[0 if number is None else number % embed.AT_ONCE]
+
+    return read
+
+
+class _Tables(HTMLParser):
+    """The text of every cell, table by table, row by row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables: list[list[list[str]]] = []
+        self._inside = False
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+            self._inside = True
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = self._inside and tag not in ("td", "th")
+
+    def handle_data(self, data: str) -> None:
+        if self._inside:
+            self.tables[-1][-1][-1] += data
+
+
+@pytest.fixture(scope="session")
+def tables() -> Callable[[str], list[list[list[str]]]]:
+    def read(html: str) -> list[list[list[str]]]:
+        parser = _Tables()
+        parser.feed(html)
+        return [[[" ".join(cell.split()) for cell in row] for row in table] for table in parser.tables]
+
+    return read

@@ -1,0 +1,219 @@
+"""What is drawn of the graphs of one case."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from graph_builder import graph, kernel
+
+from compare.base.paths import PROJECT
+from compare.base.usage import UsageError
+from compare.graph import formats
+from compare.graph.analyse.totals import bytes_moved
+from compare.graph.model import FusionGraph, Reason
+from compare.report.page.drawing import drawing
+from compare.report.page.drawing.bands import LONG, UNNAMED
+from compare.report.page.drawing.folding import SHOWN
+from compare.report.page.drawing.tracks import pieces
+from compare.sources import graph_sources
+from compare.sources.graph_sources import Found
+
+NORM = kernel("n", "reduction", "norm:mean@1", "x", "h")
+GATE = kernel("g", "gemm", "gate:dot@2", "h wg", "g")
+UP = kernel("u", "gemm", "up:dot@3", "h wu", "u")
+ACT = kernel("a", "elementwise", "act:exp@4 act:mul@4", "g u", "y")
+FUSED = kernel("all", "custom", "norm:mean@1 gate:dot@2 up:dot@3 act:exp@4 act:mul@4", "x wg wu", "y")
+
+
+def found(name: str, of: FusionGraph) -> Found:
+    return Found(name, 1, Path("run"), lambda: of)
+
+
+def column(data: dict, name: str) -> dict:
+    """With where its boxes are in the first layout."""
+    place = next(i for i, each in enumerate(data["columns"]) if each["name"] == name)
+    own, laid = data["columns"][place], data["layouts"][0]["columns"][place]
+    kernels = [{**box, "pieces": boxes} for box, boxes in zip(own["kernels"], laid["pieces"], strict=True)]
+    return {**own, "kernels": kernels, "folds": laid["folds"]}
+
+
+def test_a_kernel_is_a_box_over_the_bands_whose_operations_it_holds() -> None:
+    data = drawing.of_case([found("apart", graph(NORM, GATE, UP, ACT)), found("fused", graph(FUSED))])
+    assert data is not None
+    assert [band["label"] for band in data["bands"]] == ["norm", "gate", "up", "act"]
+    assert [each["pieces"] for each in column(data, "apart")["kernels"]] == [[[0, i, i]] for i in range(4)]
+    (box,) = column(data, "fused")["kernels"]
+    assert box["pieces"] == [[0, 0, 3]]
+    assert box["ops"] == {"0": "mean", "1": "dot", "2": "dot", "3": "exp, mul"}
+
+
+def test_buffers_are_edges_as_large_as_their_bytes_largest_first() -> None:
+    data = drawing.of_case([found("apart", graph(NORM, GATE, UP, ACT, sizes="h=10 g=500 u=400"))])
+    assert data is not None
+    own = column(data, "apart")
+    found_edges = [(edge["from"], edge["to"], own["buffers"][edge["buffer"]][1]) for edge in own["edges"]]
+    assert found_edges == [(1, 3, 2000), (2, 3, 1600), (0, 1, 40), (0, 2, 40)]
+    assert own["buffers"][own["edges"][0]["buffer"]] == ["g f32[500] 2.00 kB", 2000, "intermediate"]
+
+
+def test_an_edge_says_why_its_ends_are_not_one_kernel() -> None:
+    reason = Reason("n", "g", "gemm", "the <consumer> is\na dot", "xla priority-fusion")
+    data = drawing.of_case([found("apart", replace(graph(NORM, GATE), reasons=(reason,)))])
+    assert data is not None
+    own = column(data, "apart")
+    assert own["edges"][0]["why"] == [0]
+    assert own["reasons"] == ["gemm: the <consumer> is a dot (xla priority-fusion)"]
+
+
+def test_what_is_launched_early_and_used_late_stands_late() -> None:
+    """Compilers launch a mask's index long before the attention that is most of its stage."""
+    index = kernel("index", "elementwise", "attention:iota@9", "", "i")
+    attend = kernel("attend", "attention", "attention:dot@8", "h i", "y", device_time_us=900.0)
+    data = drawing.of_case([found("xla", graph(index, NORM, attend))])
+    assert data is not None
+    assert [band["label"] for band in data["bands"]] == ["norm", "attention"]
+
+
+def test_a_band_that_a_kernel_only_views_is_not_its_own() -> None:
+    viewed = kernel("a", "elementwise", "gate:view@2 act:exp@4", "g", "y")
+    data = drawing.of_case([found("one", graph(NORM, GATE, viewed))])
+    assert data is not None
+    box = column(data, "one")["kernels"][2]
+    assert box["pieces"] == [[0, 2, 2]] and box["ops"] == {"2": "exp", "": "view"}
+
+
+def test_kernels_without_stages_are_in_no_band() -> None:
+    library = kernel("flash", "attention", "", "x wg wu", "y")
+    staged = [found(name, graph(NORM, GATE, UP, ACT)) for name in ("apart", "other")]
+    data = drawing.of_case([*staged, found("library", graph(library))])
+    assert data is not None
+    assert column(data, "library")["kernels"][0]["pieces"] == []
+    assert [band["label"] for band in data["bands"]] == ["norm", "gate", "up", "act"]
+    copy = kernel("c", "copy", ":copy", "y", "z")
+    data = drawing.of_case([found("apart", graph(NORM, copy)), found("other", graph(NORM))])
+    assert data is not None
+    assert [band["label"] for band in data["bands"]] == ["norm", UNNAMED]
+    assert column(data, "apart")["kernels"][1]["pieces"] == [[0, 1, 1]]
+
+
+def test_what_has_nothing_in_common_is_drawn_in_one_band() -> None:
+    library = graph(kernel("flash", "attention", "", "x", "y"))
+    data = drawing.of_case([found("xla", graph(NORM)), found("library", library)])
+    assert data is not None
+    assert [band["label"] for band in data["bands"]] == [UNNAMED]
+
+
+def test_without_stages_operations_are_matched_and_named_once() -> None:
+    bare = kernel("d", "gemm", ":dot@2 :exp@4", "x", "y")
+    data = drawing.of_case([found("one", graph(bare)), found("other", graph(bare))])
+    assert data is not None and data["inferred"]
+    box = column(data, "one")["kernels"][0]
+    assert box["pieces"] == [[0, 0, 1]] and box["ops"] == {"0": "dot, exp", "1": ""}
+
+
+def test_graphs_of_operations_say_so() -> None:
+    eager = FusionGraph("eager", "eager", None, operations=NORM.source_ops)
+    data = drawing.of_case([found("eager", eager)])
+    assert data is not None
+    assert column(data, "eager")["note"] == "operations, kernels not known: mean"
+
+
+def test_a_graph_that_cannot_be_read_costs_its_own_column() -> None:
+    def broken() -> FusionGraph:
+        raise UsageError("graph.json: <b>no</b> JSON")
+
+    data = drawing.of_case([found("good", graph(NORM)), Found("bad", 1, Path("run"), broken)])
+    assert data is not None
+    assert [each["name"] for each in data["columns"]] == ["good"]
+    assert data["unread"] == [{"name": "bad", "why": "graph.json: <b>no</b> JSON"}]
+
+
+def test_neighbouring_stages_of_little_cost_are_one_band_of_many() -> None:
+    one = [kernel(f"k{i}", "elementwise", f"s{i}:mul@{i}", f"b{i}", f"b{i + 1}") for i in range(LONG + 4)]
+    kernels = [replace(each, device_time_us=900.0 if i == 10 else 1.0) for i, each in enumerate(one)]
+    data = drawing.of_case([found("xla", graph(*kernels))])
+    assert data is not None and len(data["bands"]) == LONG + 4
+    together, apart = data["layouts"]
+    assert together["groups"] == [list(range(10)), [10], list(range(11, LONG + 4))]
+    assert apart["groups"] == [[i] for i in range(LONG + 4)]
+    assert [len(fold["members"]) for fold in together["columns"][0]["folds"]] == [LONG + 4 - SHOWN]
+    assert apart["columns"][0]["folds"] == []
+
+
+def test_more_kernels_than_a_picture_holds_are_said_to_be() -> None:
+    many = graph(*[replace(NORM, name=f"n{i}") for i in range(drawing.MOST_KERNELS + 1)])
+    data = drawing.of_case([found("good", graph(NORM)), found("huge", many)])
+    assert data is not None
+    assert [each["name"] for each in data["columns"]] == ["good"]
+    assert data["unread"][0]["why"].startswith("2,001 kernels are too many")
+
+
+def test_long_columns_fold_what_costs_little_and_say_what_it_comes_to() -> None:
+    many = [replace(NORM, name=f"n{i}", device_time_us=1.0) for i in range(SHOWN + 3)]
+    data = drawing.of_case([found("eager", graph(replace(NORM, device_time_us=500.0), *many))])
+    assert data is not None
+    (fold,) = column(data, "eager")["folds"]
+    assert len(fold["members"]) == 4 and 0 not in fold["members"]
+    assert fold["text"] == "4.00 µs, 32.0 kB"
+
+
+def test_a_short_column_shows_each_kernel() -> None:
+    data = drawing.of_case([found("xla", graph(*[replace(NORM, name=f"n{i}") for i in range(SHOWN)]))])
+    assert data is not None and column(data, "xla")["folds"] == []
+
+
+def test_boxes_of_a_lane_share_at_most_a_band_at_their_ends() -> None:
+    rng = random.Random(0)
+    for _ in range(200):
+        held = {i: sorted(rng.sample(range(8), rng.randint(0, 4))) for i in range(rng.randint(1, 12))}
+        placed = pieces(held)
+        for index, bands in held.items():
+            covered = {band for piece in placed[index] for band in range(piece.first, piece.last + 1)}
+            assert covered >= set(bands) and bool(covered) == bool(bands)
+        boxes = [(index, piece) for index, own in placed.items() for piece in own]
+        for n, (_, a) in enumerate(boxes):
+            for _, b in boxes[n + 1 :]:
+                assert a.lane != b.lane or a.last <= b.first or b.last < a.first
+
+
+def test_adjacent_bands_alone_where_that_takes_fewer_lanes() -> None:
+    assert [len(own) for own in pieces({0: [0, 3], 1: [1, 2]}).values()] == [2, 1]
+    assert [len(own) for own in pieces({0: [0, 3]}).values()] == [1]
+
+
+@pytest.fixture(scope="module")
+def train() -> list[Found]:
+    every = graph_sources.contents(PROJECT / "reports" / "h200-blocks").found
+    return [each for each in every if each.record and each.record.case.id == "rmsnorm/llama-8b/bf16/train"]
+
+
+def test_numbers_are_those_of_the_graphs(train: list[Found]) -> None:
+    drawn = [each for each in train if each.read is not None]
+    data = drawing.of_case(drawn)
+    assert data is not None and len(data["columns"]) == len(drawn) > 5
+    json.dumps(data, allow_nan=False)
+    for each, own in zip(drawn, data["columns"], strict=True):
+        kernels = each.graph().kernels or ()
+        assert len(own["kernels"]) == len(kernels)
+        for kernel_, box in zip(kernels, own["kernels"], strict=True):
+            assert box["bytes"] == formats.size(bytes_moved(kernel_))
+            assert box["time"] == formats.number_of_us(kernel_.device_time_us)
+            assert box["lines"] == list(kernel_.lines)
+    assert "xla" in [data["columns"][i]["name"] for i in data["shown"]]
+
+
+def test_columns_begin_with_what_is_compared(train: list[Found]) -> None:
+    """And baselines, which end them, are shown where there is nothing else."""
+    drawn = drawing.ordered(each for each in reversed(train) if each.read is not None)
+    data = drawing.of_case(drawn)
+    assert data is not None
+    names = [column["name"] for column in data["columns"]]
+    assert names[:3] == ["xla", "inductor", "triton"]
+    assert set(names[-2:]) == {"xla-unfused", "eager"}
+    assert [names[i] for i in data["shown"]] == names[:5]
+    alone = drawing.of_case([each for each in drawn if each.record and each.record.implementation == "eager"])
+    assert alone is not None and alone["shown"] == [0]

@@ -1,0 +1,89 @@
+"""What is embedded comes out as it went in."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from markupsafe import Markup
+from taken_apart import together
+
+from compare.base.paths import PROJECT
+from compare.report.page import columns, embed, page
+from compare.report.page.content import charts
+
+# Of every kind of node, and what ends elements, lines and strings elsewhere.
+AWKWARD: list[Any] = [
+    {"text": "</script><!-- \u00e9 \u2028 \U0001f600 \\ \" \n", "numbers": [1, -2.5, 1e300, None, True]},
+    None,
+    *({"rows": [{"a": i, "b": [i, "x"]}] * i, "__proto__": [], "pairs": [[1, {}], [2, {"k": [[]]}]]} for i in range(4)),
+    *([], [1], [[1, 2], [3]], "text", 0.1, {}, {"k": None}, [None, [None]]),
+]
+
+
+def written(folder: Path, elements: list[Markup]) -> Path:
+    """A page with these elements and nothing to show."""
+    front = Markup('<input id="matrix-filter">')
+    values = {"front": front, "kinds": charts.KINDS, "version": "", "title": "", "styles": []}
+    values["cases_at_once"] = embed.AT_ONCE
+    scripts = [Markup((Path(page.__file__).parent / "static" / "page.js").read_text())]
+    elements = [embed.element("settings", {"colours": {}, "cases": [], "links": []}), *elements]
+    (folder / "page.html").write_text(page.render("page.html", elements=elements, scripts=scripts, **values))
+    return folder / "page.html"
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.sampled_from(["", "x", "</script>", 0.5, 1e9]),
+    lambda of: st.lists(of, max_size=4) | st.dictionaries(st.sampled_from("abc"), of, max_size=3),
+    max_leaves=30,
+)
+
+
+@given(st.lists(json_values, max_size=12))
+def test_what_is_taken_apart_is_put_together(values: list[Any]) -> None:
+    assert together(json.loads(json.dumps(columns.apart(values)))) == values
+
+
+def test_the_page_reads_every_kind_of_node(tmp_path: Path, visit: Any) -> None:
+    many = [*AWKWARD * 3, *({"x": number} for number in range(embed.AT_ONCE))]
+    assert len(many) > 2 * embed.AT_ONCE
+    with visit(written(tmp_path, [*embed.elements("awkward", many), embed.element("one", AWKWARD)])) as it:
+        assert json.loads(it.evaluate("xlafuse.load('one').then(JSON.stringify)")) == AWKWARD
+        for number in (0, 1, 5, embed.AT_ONCE, len(many) - 1):
+            found = it.evaluate("n => xlafuse.load('awkward', n).then(JSON.stringify)", number)
+            assert json.loads(found) == many[number], number
+
+
+def test_repetitions_cost_little() -> None:
+    rows = [{"name": f"kernel {number}", "bytes": number} for number in range(1000)]
+    sizes = [sum(map(len, embed.elements("case", [{"rows": rows}] * many))) for many in (1, 2)]
+    assert sizes[1] < 1.2 * sizes[0]
+
+
+def test_numbers_that_json_does_not_know(tmp_path: Path, visit: Any) -> None:
+    data = {"worst": [math.inf, -math.inf, math.nan, 1.5]}
+    with visit(written(tmp_path, [embed.element("a", data)])) as it:
+        assert it.evaluate("xlafuse.load('a')") == {"worst": [None, None, None, 1.5]}
+
+
+def test_the_same_data_is_the_same_page_in_every_process() -> None:
+    """A committed page changes with its data alone: Python's hashes of text differ from process to process."""
+    program = (
+        "from compare.report.page import embed; common = [{'x': f'{n:040}'} for n in range(50)];"
+        "print(list(embed.elements('a', [{'a': common}, {'b': common[::-1]}, None])))"
+    )
+    made = [
+        subprocess.run(
+            [sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(PROJECT)},
+            capture_output=True, text=True, check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert made[0] == made[1] and "gzip" in made[0]

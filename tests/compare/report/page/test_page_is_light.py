@@ -1,0 +1,41 @@
+"""A large run becomes a page of few megabytes, without a framework."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from compare.base.paths import PROJECT
+
+RUN = PROJECT / "reports" / "h200-blocks"
+HEAVY = {"jax", "jaxlib", "torch", "triton", "numpy", "flax", "pandas"}
+DRIVER = """
+import json, sys
+from compare.cli.main import cli
+try:
+    cli(sys.argv[1:])
+finally:
+    print(json.dumps(sorted(sys.modules)), file=sys.stderr)
+"""
+
+
+def test_a_large_run(tmp_path: Path) -> None:
+    """Every block's quick suite."""
+    out = tmp_path / "page.html"
+    command = [sys.executable, "-c", DRIVER, "report", str(RUN), "--html", str(out)]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert "854 records of 107 cases" in done.stdout
+    assert not HEAVY & set(json.loads(done.stderr.splitlines()[-1]))
+    assert out.stat().st_size < 3e6
+
+
+@pytest.mark.parametrize("command", [["report", "--help"], ["report", str(RUN)]], ids=["help", "table"])
+def test_other_reports_do_not_wait_for_it(command: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-c", DRIVER, *command], cwd=PROJECT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert not {"vl_convert", "jinja2", "compare.report.page"} & set(json.loads(done.stderr.splitlines()[-1]))

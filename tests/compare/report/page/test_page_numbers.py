@@ -1,0 +1,358 @@
+"""Every number of a page, derived again from the lines of records.jsonl, the graphs' JSON and run.json alone."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import re
+import shlex
+import statistics
+from collections.abc import Callable
+from html import unescape
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from compare.base.paths import PROJECT
+from compare.base.text import number
+from compare.cli import main
+from compare.graph import formats
+from compare.report.page import page
+from compare.report.page.content import case as case_page
+from compare.report.page.content import reading
+from compare.report.table import percent
+
+QUICK = PROJECT / "reports" / "h200-quick"
+CASE = "softmax/gpt2-scores/bf16/train"
+PRODUCTS = {"bf16": "bfloat16", "f16": "float16"}
+
+Record = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def records() -> dict[str, Record]:
+    """By implementation, those of the case."""
+    newest = {r["id"]: r for r in map(json.loads, (QUICK / "records.jsonl").read_text().splitlines())}
+    return {r["implementation"]: r for id, r in newest.items() if id.rsplit("/", 1)[0] == CASE}
+
+
+@pytest.fixture(scope="module")
+def ceilings() -> dict[str, Any]:
+    return {segment["id"]: segment["ceilings"] for segment in json.loads((QUICK / "run.json").read_text())["segments"]}
+
+
+@pytest.fixture(scope="module")
+def case(report: Path, embedded: Any, tables: Any) -> tuple[dict[str, Any], list[list[list[str]]]]:
+    """The page's data, and the tables of its fragment."""
+    data = embedded(report, "case", number_of(report, embedded, CASE))
+    return data, tables(data["html"])
+
+
+def number_of(report: Path, embedded: Any, address: str) -> int:
+    place: int = embedded(report, "settings")["cases"].index(address)
+    return place
+
+
+def graph_of(record: Record) -> dict[str, Any]:
+    with gzip.open(QUICK / record["graph"]) as file:
+        loaded: dict[str, Any] = json.load(file)
+    return loaded
+
+
+def medians(record: Record) -> dict[str, float]:
+    """Of each part, in µs."""
+    parts = record["measurement"]["parts"]
+    return {p: statistics.median([s for r in d["device_time"] for s in r]) * 1e6 for p, d in parts.items()}
+
+
+def time_of(record: Record) -> float:
+    return sum(medians(record).values())
+
+
+def bandwidth(found: dict[str, Any], read: float, written: float) -> float:
+    """On the line between the two measured mixes that lie around this one."""
+    mixes = [(*map(float, mix.split(":")), rate) for mix, rate in found["streams"].items()]
+    points = sorted((reads / (reads + writes), rate) for reads, writes, rate in mixes)
+    share = read / (read + written)
+    low = max(point for point in points if point[0] <= share)
+    high = min(point for point in points if point[0] >= share)
+    along = 0.0 if high == low else (share - low[0]) / (high[0] - low[0])
+    return low[1] + along * (high[1] - low[1])
+
+
+def floors(record: Record, ceilings: dict[str, Any]) -> list[float]:
+    """What each kernel takes at least, µs."""
+    graph, found = graph_of(record), ceilings[record["segment"]]
+    result = []
+    for kernel in graph["kernels"]:
+        read, written = kernel["bytes_read"], kernel["bytes_written"]
+        memory = (read + written) / bandwidth(found, read, written)
+        types = {b["name"]: b for b in graph["buffers"]}
+        largest = max((types[a["buffer"]] for a in kernel["inputs"]), key=lambda b: b["bytes"], default=None)
+        rate = found["products"].get(PRODUCTS.get(largest["dtype"], "")) if largest else None
+        if largest and largest["dtype"] == "f32":
+            rate = max(v for k, v in found["products"].items() if k.startswith("float32"))
+        compute = (kernel["flops"] or 0.0) / rate if rate else 0.0
+        result.append(max(memory, compute) * kernel["launches"] * 1e6)
+    return result
+
+
+def recoverable(record: Record, ceilings: dict[str, Any]) -> float:
+    times = [kernel["device_time_us"] for kernel in graph_of(record)["kernels"]]
+    return sum(max(0.0, time - floor) for time, floor in zip(times, floors(record, ceilings), strict=True))
+
+
+def spread(record: Record) -> float:
+    parts = [[s for r in data["device_time"] for s in r] for data in record["measurement"]["parts"].values()]
+    low, _, high = statistics.quantiles([sum(call) for call in zip(*parts, strict=True)], n=4, method="inclusive")
+    return (high - low) / 2 * 1e6
+
+
+def moved(record: Record) -> int:
+    return sum((k["bytes_read"] + k["bytes_written"]) * k["launches"] for k in graph_of(record)["kernels"])
+
+
+def counted(record: Record, way: str, *names: str) -> int | None:
+    parts = ((record["traffic"] or {}).get(way) or {}).get("parts")
+    return None if parts is None else sum(part[name] for part in parts.values() for name in names)
+
+
+def us(value: float | None) -> str:
+    return number(value)
+
+
+def columns(table: list[list[str]], count: int) -> dict[str, dict[str, str]]:
+    """By a row's first cell, its cells by their heads."""
+    heads = table[0]
+    assert len(table) == count + 1
+    return {row[0]: dict(zip(heads, row, strict=True)) for row in table[1:]}
+
+
+def titled(case: Any, *heads: str) -> list[list[str]]:
+    return next(table for table in case[1] if set(heads) <= set(table[0]))
+
+
+def round_marks(record: Record) -> list[str]:
+    """What some of its rounds were: throttled, or not settled when they began."""
+    measured = record["measurement"]
+    throttled = any(after["throttled"] for after in measured["conditions"] if after is not None)
+    found = {"!": throttled, "~": not all(measured["warm_up"]["settled"])}
+    said = "".join(mark for mark, true in found.items() if true)
+    return [said] if said else []
+
+
+def test_at_a_glance(case: Any, records: dict[str, Record], ceilings: dict[str, Any]) -> None:
+    shown = columns(titled(case, "largest array between kernels"), len(records))
+    best = min(map(time_of, records.values()))
+    assert list(shown) == sorted(records, key=lambda name: time_of(records[name]))
+    for name, record in records.items():
+        row, time = shown[name], time_of(record)
+        assert row["time µs"] == " ".join([us(time), "±", number(spread(record)), *round_marks(record)])
+        assert row["/ best"].split(" ")[0] == number(time / best)
+        assert row["recoverable µs"] == us(recoverable(record, ceilings))
+        assert row["least µs"] == us(sum(floors(record, ceilings)))
+        assert row["kernels"] == str(len(graph_of(record)["kernels"]))
+        assert row["launches"] == str(sum(d["launches"] for d in record["measurement"]["parts"].values()))
+        passed = [
+            b for b in graph_of(record)["buffers"]
+            if b["role"] in ("intermediate", "saved") and b["producer"] is not None and b["consumers"]
+        ]
+        largest = max(passed, key=lambda b: b["bytes"], default=None)
+        assert row["largest array between kernels"] == "none" or largest is not None
+        if largest is not None:
+            assert f"], {formats.size(largest['bytes'])}" in row["largest array between kernels"]
+
+
+def test_times(case: Any, records: dict[str, Record], ceilings: dict[str, Any]) -> None:
+    shown = columns(titled(case, "wall", "gaps"), len(records))
+    for name, record in records.items():
+        row, parts, time = shown[name], medians(record), time_of(record)
+        data = record["measurement"]["parts"].values()
+        busy = sum(statistics.median([s for r in d["busy_time"] for s in r]) for d in data) * 1e6
+        assert row["cold"] == " ".join([us(time), *round_marks(record)])
+        assert row["±"] == us(spread(record))
+        assert (row["forward"], row["backward"]) == (us(parts["forward"]), us(parts["backward"]))
+        assert row["wall"] == us(statistics.median(record["measurement"]["wall_time"]) * 1e6)
+        assert row["gaps"] == percent(max(0.0, (time - busy) / time))
+        assert row["recoverable"] == us(recoverable(record, ceilings))
+        assert row["reached"] == percent(sum(floors(record, ceilings)) / time)
+        assert row["compile s"] == number(record["compile_s"])
+        peaks = record["measurement"]["peak_memory"].values()
+        known = [p["planned"] if p["bytes"] is None else p["bytes"] for p in peaks]
+        mark = " p" if None in [p["bytes"] for p in peaks] else ""
+        assert row["memory MB"] == ("" if None in known else number(max(known) / 1e6) + mark)
+
+
+def rounds(record: Record) -> list[float]:
+    parts = [[statistics.median(s) for s in d["device_time"]] for d in record["measurement"]["parts"].values()]
+    return [sum(times) for times in zip(*parts, strict=True)]
+
+
+@pytest.mark.parametrize("address", ["softmax/prime/fp32/fwd", "attention/llama-8b/bf16/fwd"])
+def test_marks_are_explained_once(
+    report: Path, embedded: Callable[..., Any], tables: Any, address: str
+) -> None:
+    """Those of rounds, and ? where of some kernel no least time is known: in both tables of times, in words once."""
+    lines = map(json.loads, (QUICK / "records.jsonl").read_text().splitlines())
+    mine = {r["implementation"]: r for r in lines if r["id"].rsplit("/", 1)[0] == address}
+    html = embedded(report, "case", number_of(report, embedded, address))["html"]
+    heads = ("largest array between kernels", "wall")
+    glance, times = (next(t for t in tables(html) if head in t[0]) for head in heads)
+    first, second = columns(glance, len(mine)), columns(times, len(mine))
+    said = {name: round_marks(record) for name, record in mine.items()}
+    for name, marks in said.items():
+        assert [word for word in first[name]["time µs"].split() if word in ("!", "~", "!~")] == marks
+        assert second[name]["cold"].split()[1:] == marks
+    unknown = {name for name, row in first.items() if row["least µs"] == "?"}
+    assert unknown == ({"flex"} if address.startswith("attention") else set())
+    assert unknown == {name for name, row in second.items() if row["recoverable"] == "?"}
+    assert html.count("of some kernel the bytes or the FLOPs are not known") == bool(unknown)
+    for mark, words in {"!": "in some round the GPU", "~": "in some round the times were still changing"}.items():
+        assert html.count(words) == any(mark in "".join(marks) for marks in said.values())
+    assert unknown or any(said.values())
+
+
+def test_ratios_and_their_intervals(case: Any, records: dict[str, Record]) -> None:
+    values = case[0]["charts"]["ratios"]["data"]["values"]
+    assert {value["implementation"] for value in values} == records.keys() - {"xla"}
+    for value in values:
+        pairs = zip(rounds(records[value["implementation"]]), rounds(records["xla"]), strict=True)
+        ratio = math.exp(statistics.fmean(math.log(a / b) for a, b in pairs))
+        assert value["ratio"] == pytest.approx(ratio)
+        assert value["low"] <= ratio <= value["high"]
+
+
+def test_pictures_show_the_same_numbers(case: Any, records: dict[str, Record], ceilings: dict[str, Any]) -> None:
+    charts = case[0]["charts"]
+    for value in charts["times"]["data"]["values"]:
+        record = records[value["implementation"]]
+        assert value["time"] == pytest.approx(time_of(record))
+        assert value["recoverable"] == pytest.approx(recoverable(record, ceilings))
+        assert value["high"] == pytest.approx(time_of(record) + spread(record))
+        assert value["low"] == pytest.approx(time_of(record) - spread(record))
+    for value in charts["roofline"]["data"]["values"]:
+        record = records[value["implementation"]]
+        flops, size = sum(record["flops"].values()), moved(record)
+        if value["what"] == "reached, counted bytes":
+            size = counted(record, "call", "dram_read", "dram_written") or 0
+        below = sum(floors(record, ceilings)) if value["what"] == "attainable" else time_of(record)
+        assert value["intensity"] == pytest.approx(flops / size)
+        assert value["gflops"] == pytest.approx(flops / below / 1e3)
+
+
+def test_bars_are_what_ran(case: Any, records: dict[str, Record]) -> None:
+    shown = {bars["implementation"]: bars for bars in case[0]["bars"]}
+    assert shown.keys() == records.keys()
+    for name, record in records.items():
+        mine = shown[name]
+        parts = [data["records"] for data in record["measurement"]["parts"].values()]
+        ran = [r for part in parts for r in part]
+        assert mine["took"] == pytest.approx([(r["end"] - r["start"]) * 1e9 for r in ran], abs=1)
+        gaps = [b["start"] - a["end"] for a, b in pairwise(parts[0])]
+        assert mine["gap"][: len(gaps) + 1] == pytest.approx([0, *(gap * 1e9 for gap in gaps)], abs=2)
+        assert {int(place) for place in mine["helps"]} == {i for i, own in enumerate(mine["index"]) if own is None}
+        for index, kernel in enumerate(graph_of(record)["kernels"]):
+            took = sum(took for took, own in zip(mine["took"], mine["index"], strict=True) if own == index)
+            assert took == pytest.approx(kernel["device_time_us"] * 1e3, rel=0.05)
+
+
+def test_kernels(
+    report: Path, embedded: Callable[..., Any], records: dict[str, Record], ceilings: dict[str, Any]
+) -> None:
+    """Of pictures and tables: one set of data (static/kernels.js, static/drawing.js)."""
+    drawn = embedded(report, "drawing", number_of(report, embedded, CASE))
+    shown = {column["name"]: column["kernels"] for column in drawn["columns"]}
+    assert shown.keys() == records.keys()
+    for name, record in records.items():
+        least = floors(record, ceilings)
+        for index, (kernel, own) in enumerate(zip(graph_of(record)["kernels"], shown[name], strict=True)):
+            assert own["read"] == formats.size(kernel["bytes_read"])
+            assert own["written"] == formats.size(kernel["bytes_written"])
+            assert own["time"] == us(kernel["device_time_us"])
+            assert own["least"] == us(least[index])
+            assert own["recoverable"] == us(max(0.0, kernel["device_time_us"] - least[index]))
+
+
+def test_bytes(case: Any, records: dict[str, Record]) -> None:
+    shown = columns(titled(case, "must move / declared"), len(records))
+    for name, record in records.items():
+        least = sum(record["bytes_compulsory"].values())
+        row = shown[name]
+        assert row["declared"] == number(moved(record) / 1e6)
+        assert row["must move / declared"] == percent(least / moved(record))
+        for head, way, names in (
+            ("counted in the call", "call", ("dram_read", "dram_written")),
+            ("counted, each alone", "alone", ("dram_read", "dram_written")), ("through L2", "alone", ("l2",)),
+        ):
+            size = counted(record, way, *names)
+            assert row[head] == ("" if size is None else number(size / 1e6))
+
+
+def test_missed_fusions(case: Any, records: dict[str, Record], ceilings: dict[str, Any]) -> None:
+    shown = titled(case, "at most µs")[1:]
+    expected = []
+    for name in records.keys() - {"eager", "xla-unfused"}:  # which fuse nothing on purpose
+        record = records[name]
+        found = ceilings[record["segment"]]
+        for reason in graph_of(record)["reasons"]:
+            if reason["bytes_saved"]:
+                expected.append((reason["bytes_saved"] / found["streams"]["1:1"] * 1e6, reason["bytes_saved"], name))
+    expected.sort(key=lambda one: -one[0])
+    assert shown
+    assert [row[:2] for row in shown] == [[us(cost), formats.size(size)] for cost, size, _ in expected]
+    assert sorted(row[2] for row in shown) == sorted(name for _, _, name in expected)
+
+
+def test_what_is_not_listed_is_shown_by_the_command_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The case as it is asked for on the page is the case."""
+    monkeypatch.setattr(case_page, "MOST_MISSED", 1)
+    (shown,) = (each for each in reading.read(QUICK, {"block": ["softmax"]}).cases if each.case.id == CASE)
+    html = page.render("case.html", **case_page.values(shown, []))
+    (command,) = (unescape(command) for command in re.findall("<code>(xlafuse .*?)</code>", html))
+    done = CliRunner().invoke(main.cli, [str(QUICK) if word == "RUN" else word for word in shlex.split(command)[1:]])
+    assert done.exit_code == 0, done.output
+    assert CASE in done.output
+
+
+def test_numerics(case: Any, records: dict[str, Record]) -> None:
+    shown = [row[:5] for row in titled(case, "error / tolerance")[1:]]
+    errors = [(name, e) for name, record in records.items() for e in record["errors"]]
+    expected = [
+        [name, e["name"], f"{e['error']:.3g}", f"{e['tolerance']:.3g}", f"{e['error'] / e['tolerance']:.2f}"]
+        for name, e in errors
+    ]
+    assert sorted(shown) == sorted(expected)
+
+
+def test_the_table_of_records(report: Path, embedded: Callable[..., Any], records: dict[str, Record]) -> None:
+    data = embedded(report, "rows")
+    names = [column["title"] for column in data["columns"]]
+    rows = [dict(zip(names, row, strict=True)) for row in data["rows"]]
+    mine = {
+        row["implementation"]: row for row in rows
+        if f"{row['block']}/{row['case']}/{row['dtype']}/{row['direction']}" == CASE
+    }
+    assert mine.keys() == records.keys()
+    best = min(map(time_of, records.values()))
+    for name, record in records.items():
+        row = mine[name]
+        assert row["time µs"] == pytest.approx(time_of(record))
+        assert row["/ best"] == pytest.approx(time_of(record) / best)
+        assert row["moved MB"] == pytest.approx(moved(record) / 1e6)
+        assert row["least MB"] == pytest.approx(sum(record["bytes_compulsory"].values()) / 1e6)
+        assert row["error"] == pytest.approx(max(e["error"] / e["tolerance"] for e in record["errors"]))
+
+
+def test_the_matrix(report: Path, tables: Any, records: dict[str, Record]) -> None:
+    matrix = next(table for table in tables(report.read_text()) if table[0][:2] == ["block", "case"])
+    line = next(row for row in matrix if row[:2] == ["softmax", "gpt2-scores bf16 train"])
+    shown = dict(zip(matrix[0], line, strict=True))
+    best = min(map(time_of, records.values()))
+    for name, record in records.items():
+        assert shown[name].startswith(number(time_of(record) / best))
+        assert number(time_of(record)) in shown[name]
+    assert all(cell == "" for name, cell in shown.items() if name not in {"block", "case", *records})

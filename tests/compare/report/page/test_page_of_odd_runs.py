@@ -1,0 +1,339 @@
+"""Pages of runs that are hostile, small, large, without a GPU, or gone wrong."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from compare.cli import main
+from compare.graph import store
+from compare.graph.analyse.summary import summary
+from compare.graph.model import Access, Buffer, FusionGraph, Kernel, Reason, SourceOp
+from compare.record import run_folder
+from compare.record.record import Record
+from compare.report.page import page
+from compare.report.page.content import libraries
+from compare.spec.case import Case
+
+SCRIPT = "<script>window.broken = true</script>"
+HOSTILE = [
+    SCRIPT, "\"'><img src=x onerror='window.broken=1'>", "</script><!-- ]]>", "two\nlines\r\t\x1b[31m", "${1}{{7*7}}",
+    "long" * 2500,
+]
+CEILINGS = {"streams": {"1:0": 4.4e12, "1:1": 4e12, "0:1": 3e12}, "products": {"bfloat16": 8e14}}
+SEGMENTS = {"segments": [{"id": "s1", "environment": {}, "ceilings": CEILINGS}]}
+
+
+def graph(name: str, *, target: str = "", times: tuple[float | None, float | None] = (None, None)) -> FusionGraph:
+    """Two kernels, and an array of 16.8 MB between them; `name` wherever a name can be."""
+    size = 2 * 4096 * 2048
+    buffers = (
+        Buffer(f"x{name}", (4096, 2048), "bf16", size, "input"),
+        Buffer(f"scores{name}", (4096, 2048), "bf16", size, "intermediate"),
+        Buffer(f"y{name}", (4096, 2048), "bf16", size, "output"),
+    )
+    kernels = tuple(
+        Kernel(
+            f"kernel{number}{name}", "reduction", runtime_name=f"ran{name}",
+            source_ops=(SourceOp("exp", f"stage{name}", f"file{name}.py:{number}", site=f"{number}{name}"),),
+            inputs=(Access(buffers[number].name, size),), outputs=(Access(buffers[number + 1].name, size),), flops=1e6,
+            device_time_us=times[number],
+        )
+        for number in range(2)
+    )
+    ends = kernels[0].name, kernels[1].name
+    reason = Reason(*ends, "reduction", f"why{name}", f"who{name}", 2 * size, line=f"line{name}")
+    return FusionGraph(f"graph{name}", "xla", kernels, buffers, (reason,), target=target, versions={name: name})
+
+
+def run_of(folder: Path, records: list[Record], graphs: dict[str, FusionGraph] | None = None, **run: Any) -> Path:
+    run_folder.create(folder, SEGMENTS | run)
+    for name, each in (graphs or {}).items():
+        store.save(each, folder / name)
+    for each in records:
+        run_folder.append(folder, each)
+    return folder
+
+
+def timed(case: Case, implementation: str, us: float, made: FusionGraph | None = None, **fields: Any) -> Record:
+    samples = [[us * 1e-6] * 5] * 5
+    kernels = (made.kernels or ()) if made else ()
+    half = us * 5e-7
+    ran = [{"name": k.runtime_name, "start": i * half, "end": (i + 1) * half} for i, k in enumerate(kernels)]
+    part = {"device_time": samples, "busy_time": samples, "launches": 2, "records": ran}
+    measurement = {"timer": "cupti", "parts": {"forward": part}, "wall_time": [us * 1e-6] * 5}
+    checked = {"device": "NVIDIA H200", "dtype": case.dtype}
+    return Record(
+        case, implementation, "xla", "ok", segment="s1", measurement=measurement, checked=checked,
+        errors=[{"name": f"y{implementation}", "error": 0.1, "tolerance": 0.3}], **fields,
+    )
+
+
+def written(folder: Path, tmp_path: Path, name: str = "page.html") -> Path:
+    page.write(folder, tmp_path / name, {})
+    return tmp_path / name
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_text_is_shown_and_breaks_nothing(text: str, tmp_path: Path, visit: Any, ready: Any) -> None:
+    case = Case(f"block{text}", f"case{text}", {f"axis{text}": 1}, "bfloat16", "fwd")
+    made = {"fast": graph(text, times=(5.0, 5.0)), "slow": graph(text, times=(40.0, 40.0))}
+    records = [
+        timed(case, f"fast{text}", 10.0, made["fast"], graph="fast.json.gz"),
+        timed(case, f"slow{text}", 80.0, made["slow"], graph="slow.json.gz"),
+        Record(case, f"bad{text}", "eager", "failed", detail=f"no memory {text}", segment="s1"),
+    ]
+    graphs = {f"{name}.json.gz": each for name, each in made.items()}
+    environment = {"host": {text: text}, "workers": {text: {"device": text}}}
+    segments = [{"id": "s1", "started": text, "environment": environment, "ceilings": CEILINGS}]
+    folder = run_of(tmp_path / "run", records, graphs, command=text, segments=segments)
+    file = written(folder, tmp_path)
+    with visit(file) as it:
+        it.locator("#matrix a").first.click()
+        ready(it)
+        assert it.locator("#case h1").inner_text().startswith("block")
+        assert it.locator('[data-chart="kernels"] svg').count() == 1
+        it.locator('[data-chart="kernels"] .mark-rect path').first.hover()
+        it.locator("#vg-tooltip-element.visible").wait_for()
+        it.locator("a.kernel").first.click()
+        it.goto(f"file://{file}#/records")
+        it.wait_for_selector("#records tbody tr")
+        assert it.locator("#records tbody tr").count() == 3
+        it.goto(f"file://{file}#/about")
+        assert it.evaluate("window.broken") is None
+        assert it.locator("img").count() == 0
+        if text == SCRIPT:
+            assert SCRIPT in it.locator("#about").inner_text()
+            assert SCRIPT in it.locator("#case").text_content()
+
+
+def test_without_a_gpu(tmp_path: Path, visit: Any, ready: Any) -> None:
+    """No times: kernels, bytes, reasons, and what kernels take at least on the target."""
+    case = Case("softmax", "tiny", {"rows": 4096, "columns": 2048}, "bfloat16", "fwd")
+    made = graph("", target="NVIDIA H200")
+    compiled = Record(
+        case, "xla", "xla", "compiled", target="h200", graph="a.json.gz", kernels=summary(made, case.parts),
+        bytes_compulsory={"forward": 2 * made.buffers[0].bytes},
+    )
+    skipped = Record(case, "sdpa", "eager", "skipped", detail="needs a GPU", target="h200")
+    folder = run_of(tmp_path / "run", [compiled, skipped], {"a.json.gz": made}, segments=[], target="h200")
+    with visit(written(folder, tmp_path)) as it:
+        assert "Nothing ran on a GPU" in it.locator("#overview .lead").inner_text()
+        assert it.locator("#matrix td").first.inner_text().split() == ["1.00", "2", "kernels"]
+        assert it.locator("#matrix td").nth(1).inner_text() == "skipped"
+        it.locator("#matrix a").click()
+        ready(it)
+        assert it.locator("#c-time").count() == 0
+        assert it.locator('[data-chart="kernels"] svg .mark-rect path').count() == 2
+        assert "nothing was measured" in it.locator("#c-kernels").inner_text()
+        assert "needs a GPU" in it.locator("#case .warning").inner_text()
+        moved = 4 * made.buffers[0].bytes
+        assert f"{moved / 1e6:.1f}" in it.locator("#c-bytes tbody tr").first.inner_text()
+
+
+def test_what_was_found_wrong_on_the_cpu_is_no_rival(tmp_path: Path, tables: Any) -> None:
+    """It moves fewest bytes, by leaving out what makes the others right."""
+    case = Case("softmax", "tiny", {"rows": 4096, "columns": 2048}, "bfloat16", "fwd")
+    made = graph("", target="NVIDIA H200")
+    short = replace(made, kernels=(made.kernels or ())[:1])
+
+    def of(name: str, status: str, whose: FusionGraph) -> Record:
+        return Record(case, name, "xla", status, target="h200", graph="a.json.gz", kernels=summary(whose, case.parts))
+
+    records = [of("xla", "compiled", made), of("inductor", "wrong", short), of("triton", "failed", short)]
+    folder = run_of(tmp_path / "run", records, {"a.json.gz": made}, segments=[], target="h200")
+    matrix = next(t for t in tables(written(folder, tmp_path).read_text()) if t[0][:2] == ["block", "case"])
+    cells = dict(zip(matrix[0][2:], matrix[1][2:], strict=True))
+    assert {name: cells[name] for name in ("inductor", "triton")} == {"inductor": "wrong", "triton": "failed"}
+    assert "1.00" in cells["xla"]
+
+
+def test_a_single_record_without_anything(tmp_path: Path, visit: Any, ready: Any) -> None:
+    case = Case("softmax", "tiny", {"rows": 2, "columns": 2}, "float32", "fwd", "tf32")
+    folder = run_of(tmp_path / "run", [Record(case, "xla", "xla", "timeout", detail="no answer in 600 s")])
+    with visit(written(folder, tmp_path), "#/case/softmax/tiny/fp32-tf32/fwd") as it:
+        ready(it)
+        assert it.locator("#case .warning").inner_text() == "xla: timeout: no answer in 600 s"
+        assert "Nothing was checked" in it.locator("#c-numerics").inner_text()
+
+
+def test_ties_and_flips_are_marked(tmp_path: Path, visit: Any) -> None:
+    case = Case("softmax", "tiny", {"rows": 2, "columns": 2}, "bfloat16", "fwd")
+    best, tie, flip = timed(case, "best", 100.0), timed(case, "tie", 100.2), timed(case, "flip", 150.0)
+    assert flip.measurement is not None
+    flip.measurement["wall_time"] = [50e-6] * 5
+    folder = run_of(tmp_path / "run", [best, tie, flip])
+    with visit(written(folder, tmp_path)) as it:
+        cells = it.locator("#matrix tbody td")
+        assert [cells.nth(i).locator(".mark").all_inner_texts() for i in range(3)] == [[], ["≈"], ["⇄"]]
+        assert "depends on the timer" in (cells.nth(2).get_attribute("title") or "")
+        assert cells.nth(0).get_attribute("class") == "level0 best"
+
+
+@pytest.mark.parametrize("planned", [5_000_000, None])
+def test_a_peak_that_was_not_measured_is_marked_as_planned_or_has_a_reason(
+    planned: int | None, tmp_path: Path, embedded: Any, tables: Any
+) -> None:
+    case = Case("softmax", "tiny", {"rows": 2, "columns": 2}, "bfloat16", "fwd")
+    blank = timed(case, "xla", 100.0)
+    assert blank.measurement is not None
+    blank.measurement["peak_memory"] = {"forward": {"bytes": None, "planned": planned, "reason": "no room"}}
+    file = written(run_of(tmp_path / "run", [blank]), tmp_path)
+    html = embedded(file, "case", 0)["html"]
+    heads, line = next(table for table in tables(html) if "memory MB" in table[0])
+    assert line[heads.index("memory MB")] == ("" if planned is None else "5.00 p")
+    assert ("XLA's compiler planned" in html) == (planned is not None)
+    assert ("xla: no peak memory: no room" in html) == (planned is None)
+    records = embedded(file, "rows")
+    titles, (values,) = [column["title"] for column in records["columns"]], records["rows"]
+    assert (values[titles.index("memory MB")], values[titles.index("marks")]) == (
+        (None, "") if planned is None else (5.0, "p")
+    )
+
+
+def test_only_what_one_clock_timed_in_one_segment_is_compared(tmp_path: Path, tables: Any) -> None:
+    case = Case("softmax", "tiny", {"rows": 2, "columns": 2}, "bfloat16", "fwd")
+    apart = [timed(case, "here", 100.0), timed(case, "beside", 150.0), timed(case, "elsewhere", 50.0)]
+    apart[2].segment = "s2"
+    segments = [{"id": name, "environment": {}, "ceilings": CEILINGS} for name in ("s1", "s2")]
+    file = written(run_of(tmp_path / "run", apart, segments=segments), tmp_path)
+    matrix = next(table for table in tables(file.read_text()) if table[0][:2] == ["block", "case"])
+    assert matrix[1][2:] == ["1.00100", "1.50150", "50.0"]
+
+
+def test_launches_that_nobody_saw_are_not_shown_as_ones_that_ran(tmp_path: Path, tables: Any, embedded: Any) -> None:
+    case = Case("softmax", "tiny", {"rows": 2, "columns": 2}, "bfloat16", "fwd")
+    kernels = {"forward": {"launches": 7, "bytes_moved": 8, "provenance": {}}}
+    called, seen = timed(case, "called", 10.0, kernels=kernels), timed(case, "seen", 11.0)
+    assert called.measurement
+    called.measurement["timer"] = "cuda-events"
+    called.measurement["parts"]["forward"] |= {"busy_time": None, "launches": None, "records": None}
+    file = written(run_of(tmp_path / "run", [called, seen]), tmp_path)
+    glance = tables(embedded(file, "case", 0)["html"])[0]
+    launches = glance[0].index("launches")
+    assert [row[launches] for row in glance[1:]] == ["", "2"]
+
+
+def test_five_thousand_records(tmp_path: Path, visit: Any) -> None:
+    cases = [Case("softmax", f"case-{i}", {"rows": i, "columns": 2}, "bfloat16", "fwd") for i in range(100)]
+    folder = tmp_path / "run"
+    run_folder.create(folder, SEGMENTS)
+    lines = [timed(case, f"way-{way}", 10.0 + way).to_json() for case in cases for way in range(50)]
+    (folder / "records.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    file = written(folder, tmp_path)
+    with visit(file, "#/records") as it:
+        it.wait_for_selector("#records tbody tr")
+        assert "of 5,000 entries" in it.locator(".dt-info").inner_text()
+        took = it.evaluate(
+            """() => {
+              const from = performance.now();
+              const search = document.querySelector(".dt-search input");
+              search.value = "case-99 way-37";
+              search.dispatchEvent(new Event("input", { bubbles: true }));
+              return performance.now() - from;
+            }"""
+        )
+        it.wait_for_function("document.querySelectorAll('#records tbody tr').length === 1")
+        assert took < 1000
+
+
+def test_what_is_broken_costs_its_own_record(tmp_path: Path) -> None:
+    case = Case("softmax", "tiny", {"rows": 2, "columns": 2}, "bfloat16", "fwd")
+    folder = run_of(tmp_path / "run", [
+        timed(case, "xla", 10.0, graph="../outside.json"), timed(case, "triton", 11.0, graph="missing.json.gz"),
+    ])
+    with (folder / "records.jsonl").open("a") as file:
+        file.write("{half a line\n")
+    shown = page.write(folder, tmp_path / "page.html", {})
+    assert len(shown.members) == 2
+    assert [member.why is not None for member in shown.members] == [True, True]
+    assert any("line skipped" in warning for warning in shown.warnings)
+
+
+def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def xlafuse(*words: object) -> str:
+        done = CliRunner().invoke(main.cli, list(map(str, words)))
+        assert done.exit_code == 2 and len(done.output.strip().splitlines()) == 1, done.output
+        return done.output
+
+    case = Case("softmax", "tiny", {"rows": 2, "columns": 2}, "bfloat16", "fwd")
+    folder = run_of(tmp_path / "run", [timed(case, "xla", 10.0)])
+    out = tmp_path / "page.html"
+    assert "name no other" in xlafuse("report", folder, "--html", out, "--matrix")
+    assert "softmx" in xlafuse("report", folder, "--html", out, "--block", "softmx")
+    assert "run.json: missing" in xlafuse("report", tmp_path, "--html", out)
+    assert "no record to show" in xlafuse("report", run_of(tmp_path / "empty", []), "--html", out)
+    (tmp_path / "file").write_text("")
+    assert "cannot be written" in xlafuse("report", folder, "--html", tmp_path / "file" / "page.html")
+    libraries.read.cache_clear()
+    find = libraries.importlib.util.find_spec
+    monkeypatch.setattr(libraries.importlib.util, "find_spec", lambda name: None if name == "itables" else find(name))
+    assert "needs itables: pip install 'xlafuse[html]'" in xlafuse("report", folder, "--html", out)
+    assert not out.exists()
+
+
+def test_nothing_is_put_beside_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of /dev/stdout that would be /dev/stdout-files."""
+    beside: list[Path | None] = []
+
+    def document(run: Any, packages: Any, folder: Path | None) -> str:
+        beside.append(folder)
+        return "page"
+
+    monkeypatch.setattr(page, "document", document)
+    case = Case("softmax", "tiny", {"rows": 2, "columns": 2}, "bfloat16", "fwd")
+    folder = run_of(tmp_path / "run", [timed(case, "xla", 10.0)])
+    for out in (Path("/dev/null"), tmp_path / "new.html", tmp_path / "new.html"):  # again, where it is there
+        page.write(folder, out, {})
+    assert beside == [None, *[tmp_path / "new-files"] * 2] and Path("/dev/null").is_char_device()
+
+
+def test_static_files_cannot_end_their_elements() -> None:
+    files = [*Path(page.__file__).with_name("static").iterdir()]
+    assert {file.suffix for file in files} == {".css", ".js"}
+    for file in files:
+        text = file.read_text().lower()
+        assert "</script" not in text and "</style" not in text and "<!--" not in text, file
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("measurement", "parts", "forward", "records", 0), []),
+        (("measurement", "parts", "forward", "records", 0, "end"), "late"),
+        (("measurement", "wall_time", 2), 0.0),
+        (("errors", 0), {"error": 0.1, "tolerance": None}),
+        (("traffic",), {"call": {"parts": {"forward": {"kernels": [{"kernel": 0, "dram_read": "x"}]}}}}),
+        (("case", "name"), "\ud800"),
+        (("checked",), {"device": 5, "case": []}),
+    ],
+    ids=lambda value: ".".join(map(str, value)) if isinstance(value, tuple) else "",
+)
+def test_fields_of_other_shapes(path: tuple[str | int, ...], value: Any, tmp_path: Path) -> None:
+    """A record costs at most itself, and what it says otherwise costs no more than that."""
+    case = Case("softmax", "tiny", {"rows": 2, "columns": 2}, "bfloat16", "fwd")
+    made = graph("", times=(5.0, 5.0))
+    odd = timed(case, "odd", 10.0, made, graph="a.json.gz").to_json()
+    at: Any = odd
+    for key in path[:-1]:
+        at = at[key]
+    at[path[-1]] = value
+    folder = run_of(tmp_path / "run", [timed(case, "even", 11.0, made, graph="a.json.gz")], {"a.json.gz": made})
+    with (folder / "records.jsonl").open("a") as file:
+        file.write(json.dumps(odd) + "\n")
+    shown = page.write(folder, tmp_path / "page.html", {})
+    assert "even" in {member.name for member in shown.members}
+
+
+@pytest.mark.parametrize("segments", [5, [5], [{}], [{"id": "s1", "ceilings": {"streams": {"1:1": 0}}}], None])
+def test_segments_of_other_shapes(segments: Any, tmp_path: Path) -> None:
+    case = Case("softmax", "tiny", {"rows": 2, "columns": 2}, "bfloat16", "fwd")
+    made = graph("", times=(5.0, 5.0))
+    folder = run_of(tmp_path / "run", [timed(case, "xla", 10.0, made, graph="a.json.gz")], {"a.json.gz": made})
+    (folder / "run.json").write_text(json.dumps({"segments": segments}))
+    assert len(page.write(folder, tmp_path / "page.html", {}).members) == 1

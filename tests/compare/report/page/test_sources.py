@@ -1,0 +1,249 @@
+"""Which sources a page holds, and which of their lines are which kernel's."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from compare.base.paths import PROJECT
+from compare.graph.model import Kernel, SourceOp
+from compare.report.page.listings import extra_files, programs, sources
+from compare.report.page.listings import listing as listings
+from compare.sources import graph_sources
+from compare.sources.graph_sources import Found
+
+RUN = PROJECT / "reports" / "h200-quick"
+CASE = "rmsnorm/llama-8b/bf16/train"
+
+HLO = """HloModule jit_f, is_scheduled=true
+
+FileNames
+1 "model.py"
+
+FunctionNames
+1 "f"
+
+FileLocations
+1 {file_name_id=1 function_name_id=1 line=9 end_line=9 column=55 end_column=92}
+
+StackFrames
+1 {file_location_id=1 parent_frame_id=1}
+
+
+%fused (p: f32[8]) -> f32[8] {
+  %p = f32[8]{0} parameter(0), metadata={scheduling_name="p"}
+  ROOT %exp.1 = f32[8]{0} exponential(%p), metadata={op_name="jit(f)/exp \\"}\\"" stack_frame_id=1}
+}
+
+ENTRY %main (x: f32[8]) -> f32[8] {
+  %x = f32[8]{0} parameter(0)
+  ROOT %loop_fusion = f32[8]{0} fusion(%x), kind=kLoop, calls=%fused, metadata={op_name="jit(f)/exp" stack_frame_id=1}, backend_config={"device_type":"DEVICE_TYPE_INVALID","force_earliest_schedule":false,"operation_queue_id":"0","reification_cost":[]}
+}
+"""  # noqa: E501
+
+CODE = """# AOT ID: ['0_forward']
+import torch
+async_compile = AsyncCompile()
+
+# kernel path: abc.py
+# Graph fragment:
+#   %x : Tensor = PlaceHolder[target=x]
+triton_poi_fused_exp_0 = async_compile.triton('triton_poi_fused_exp_0', '''
+import triton
+
+@triton.jit
+def triton_poi_fused_exp_0(in_ptr0, out_ptr0, xnumel, XBLOCK : tl.constexpr):
+    tmp0 = tl.load(in_ptr0 + x0, xmask)
+''', device_str='cuda')
+
+def call(args):
+    buf0 = empty_strided_cuda((8, ), (1, ), torch.float32)
+    # [Provenance debug handles] triton_poi_fused_exp_0:1
+    stream0 = get_raw_stream(0)
+    triton_poi_fused_exp_0.run(arg0_1, buf0, 8, stream=stream0)
+    extern_kernels.mm(buf0, arg1_1, out=buf1)
+    extern_kernels.mm(buf1, arg1_1, out=buf2)
+    # [Provenance debug handles] aten.sum:4
+    buf3 = workspace.view(4, 2).sum(dim=0)
+    return (buf2, )
+
+def benchmark_compiled_module(times=10, repeat=10):
+    return 0
+"""
+
+
+def numbered(text: str, line: str) -> int:
+    return next(n for n, found in enumerate(text.split("\n"), 1) if found.startswith(line))
+
+
+def test_hlo_keeps_its_numbers_and_loses_what_nobody_reads() -> None:
+    listing = listings.hlo(HLO)
+    fusion = numbered(HLO, "  ROOT %loop_fusion")
+    assert listing.lines[fusion] == "  ROOT %loop_fusion = f32[8]{0} fusion(%x), kind=kLoop, calls=%fused"
+    assert listing.spans["loop_fusion"] == [(fusion, fusion), (numbered(HLO, "%fused"), fusion - 4)]
+    assert listing.places == {numbered(HLO, "  ROOT %exp.1"): "model.py:9", fusion: "model.py:9"}
+    text = "\n".join(listing.lines.values())
+    assert "metadata" not in text and "StackFrames" not in text and "model.py" not in text
+
+
+def test_a_chosen_configuration_stays() -> None:
+    line = HLO.replace('"reification_cost":[]', '"gemm_backend_config":{"alpha_real":1}')
+    assert '"gemm_backend_config":{"alpha_real":1}' in "\n".join(listings.hlo(line).lines.values())
+
+
+def test_output_code_has_kernels_and_their_calls() -> None:
+    listing = listings.output_code(CODE)
+    run = numbered(CODE, "    triton_poi_fused_exp_0.run")
+    assert listing.spans["call triton_poi_fused_exp_0"] == [(run, run)]
+    assert listing.spans["triton_poi_fused_exp_0"] == [(5, numbered(CODE, "'''"))]
+    assert listing.spans["call extern_kernels.mm"] == [(run + 1, run + 1), (run + 2, run + 2)]
+    assert listing.spans["call aten.sum"] == [(run + 3, run + 4)]
+    text = "\n".join(listing.lines.values())
+    assert "import" not in text and "benchmark" not in text and "PlaceHolder" not in text
+
+
+def test_functions_by_name() -> None:
+    python = "import x\n\n@jit\ndef f(\n    a,\n):\n    return a\n\n\ndef g():\n    pass\n"
+    assert listings.program(python, "python").spans == {"f": [(3, 7)], "g": [(10, 11)]}
+    cuda = "template <int N>\n__global__ void __launch_bounds__(N)\nadd(float* x) {\n  x[0] = 1;\n}\n\nint other;\n"
+    assert listings.program(cuda, "cuda").spans == {"add": [(1, 5)]}
+
+
+def test_long_and_odd_texts_cost_no_time_and_break_nothing() -> None:
+    unended = '  %a = f32[] add(%b), metadata={op_name="' + "\\" * 20000
+    odd = "\n".join([unended, "}" * 9000, "metadata={" * 5000, "\x00<script>"])
+    for read in (listings.hlo, listings.output_code):
+        assert all(len(line) < listings.LONGEST + 40 for line in read(odd).lines.values())
+
+
+def of(name: str, line: str, **more: object) -> Kernel:
+    return Kernel(name, "custom", source_ops=(SourceOp("mul", line=line),), **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", [
+    "/etc/passwd", "../../etc/passwd", "xlafuse/../../../etc/passwd.py", "tests/conftest.py", "xlafuse", "",
+])
+def test_nothing_but_programs_is_read_for_a_record(name: str) -> None:
+    assert list(programs.of_kernels([of("k", f"{name}:1")], programs.Programs())) == []
+
+
+def test_a_program_that_moved_says_so_and_kernels_are_found_by_name() -> None:
+    path = "triton_side/kernels/rmsnorm.py"
+    kernel = of("rmsnorm_forward_kernel", f"{path}:1", facts={"language": "triton"})
+    ((name, listing, spans, note),) = programs.of_kernels([kernel], programs.Programs())
+    (first, last), = spans[0]
+    assert name == path and programs.BY_NAME in note
+    assert any("def rmsnorm_forward_kernel(" in listing.lines[n] for n in range(first, last))
+    declared = next(n for n, text in listing.lines.items() if "def rmsnorm_forward_kernel(" in text)
+    ((_, _, _, note),) = programs.of_kernels([of("rmsnorm_forward_kernel", f"{path}:{declared}")], programs.Programs())
+    assert note == programs.INSTALLED
+
+
+@pytest.fixture(scope="module")
+def train() -> list[Found]:
+    return [each for each in graph_sources.contents(RUN).found if each.record and each.record.case.id == CASE]
+
+
+@pytest.fixture(scope="module")
+def kept(train: list[Found], tmp_path_factory: pytest.TempPathFactory) -> tuple[sources.Sources, Path]:
+    folder = tmp_path_factory.mktemp("page") / "a page's files"
+    return sources.of_run(train, folder), folder
+
+
+def test_every_kernel_that_was_compiled_has_its_lines(kept: tuple[sources.Sources, Path]) -> None:
+    shown = {record["name"]: record for record in kept[0].cases[CASE]["records"]}
+    for name in ("xla", "xla-remat", "inductor", "triton"):
+        held = {int(i) for document in shown[name]["documents"] for i in document["kernels"]}
+        assert held == set(range(len(shown[name]["kernels"]))), name
+    titles = [document["title"] for document in shown["xla"]["documents"]]
+    assert titles == ["forward/optimized.hlo.txt", "backward/optimized.hlo.txt", "xlafuse/blocks/rmsnorm.py"]
+
+
+def test_files_beside_the_page_are_linked_and_readable(kept: tuple[sources.Sources, Path]) -> None:
+    data, folder = kept
+    hrefs = set()
+    for record in data.cases[CASE]["records"]:
+        for file in record["files"]:
+            assert file["href"].startswith("a%20page%27s%20files/")
+            hrefs.add(file["href"].partition("/")[2])
+    assert {path.name for path in folder.iterdir()} == hrefs
+    texts = {path.name: path.read_text() for path in folder.iterdir()}
+    sass = [text for name, text in texts.items() if name.endswith(".sass.txt")]
+    ptx = [text for name, text in texts.items() if name.endswith(".ptx.txt")]
+    assert sass and ptx
+    assert all("/*0000*/" in text and "/* 0x" not in text for text in sass)
+    assert all(".entry" in text and ".debug_info" not in text for text in ptx)
+
+
+def test_equal_texts_are_kept_once(kept: tuple[sources.Sources, Path]) -> None:
+    texts = [json.dumps(text) for text in kept[0].cases[CASE]["texts"]]
+    assert len(texts) == len(set(texts)) > 5
+
+
+def test_where_the_budget_ends_texts_go_beside_the_page(
+    train: list[Found], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "BUDGET", 6_000)
+    folder = tmp_path / "files"
+    records = {record["name"]: record for record in sources.of_run(train, folder).cases[CASE]["records"]}
+    assert any("text" in document for document in records["xla"]["documents"])
+    last = records["xla-remat"]
+    assert not any("text" in document for document in last["documents"])
+    assert "beside the page" in last["note"]
+    moved = next(file for file in last["files"] if file["title"].endswith("optimized.hlo.txt"))
+    assert "HloModule" in (folder / moved["href"].partition("/")[2]).read_text()
+
+
+def test_without_a_folder_nothing_is_written_and_the_page_says_what_it_lacks(
+    train: list[Found], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "BUDGET", 6_000)
+    records = {record["name"]: record for record in sources.of_run(train, None).cases[CASE]["records"]}
+    assert not any(record["files"] for record in records.values())
+    assert "is left out of the page" in records["xla-remat"]["note"]
+
+
+def test_where_files_cannot_be_written_the_page_says_so(
+    train: list[Found], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "BUDGET", 6_000)
+    (tmp_path / "files").write_text("in the way")
+    records = {record["name"]: record for record in sources.of_run(train, tmp_path / "files").cases[CASE]["records"]}
+    assert not any(record["files"] for record in records.values())
+    assert "cannot be written" in records["xla"]["note"]
+    note = records["xla-remat"]["note"]
+    assert "cannot be written" in note and "left out of the page" in note
+
+
+def test_an_archive_that_is_none_leaves_a_note(train: list[Found], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "dumps").mkdir(parents=True)
+    records = []
+    for each in train[:3]:
+        assert each.record is not None
+        records.append(replace(each, path=run, record=replace(each.record, dumps=f"dumps/{len(records)}.zip")))
+    (run / "dumps" / "0.zip").write_bytes(b"PK\x03\x04 and no more")
+    dumps = next(each.record.dumps for each in train if each.record and each.record.dumps)
+    shutil.copy(RUN / dumps, run / "dumps" / "1.zip")
+    packed = bytearray((run / "dumps" / "1.zip").read_bytes())
+    packed[60 : len(packed) // 2] = bytes(len(packed) // 2 - 60)
+    (run / "dumps" / "1.zip").write_bytes(packed)
+    records.append(replace(records[0], record=replace(records[0].record, dumps="../../etc/x.zip")))  # type: ignore
+    notes = [record["note"] for record in sources.of_run(records, tmp_path / "files").cases[CASE]["records"]]
+    assert "0.zip" in notes[0] and notes[1] and "has no 2.zip" in notes[2] and "not in the run's folder" in notes[3]
+
+
+def test_a_hostile_member_stays_in_its_folder(tmp_path: Path) -> None:
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("../../forward/<img src=x onerror=alert(1)>.ptx", ".entry")
+        archive.writestr("forward/" + "x" * 3000 + ".ptx", ".entry")
+    with zipfile.ZipFile(path) as archive:
+        links = list(extra_files.write(archive, [], tmp_path / "files"))
+    assert len(list((tmp_path / "files").iterdir())) == len(links) == 2
+    assert not any(set("<> ") & set(link["href"]) for link in links)

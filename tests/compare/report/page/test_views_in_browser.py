@@ -1,0 +1,300 @@
+"""The fusion graphs and the sources in a real browser: what a pointer and the keyboard do, and hostile text."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from graph_builder import graph, kernel
+
+from compare.base.paths import PROJECT
+from compare.graph import formats
+from compare.graph.model import FusionGraph, Reason, SourceOp
+from compare.report.page import views
+from compare.report.page.drawing import drawing
+from compare.report.page.listings import sources
+from compare.sources import graph_sources
+from compare.sources.graph_sources import Found
+
+STATIC = PROJECT / "compare" / "html" / "static"
+NASTY = '<script>window.hurt=1</script><img src=x onerror="hurt=1">\'"&\u202e\n' + "long" * 2500
+PAGE = """<!doctype html><html data-theme="THEME"><meta charset="utf-8"><title>views</title><style>
+:root{--bg:#fff;--panel:#f4f4f4;--ink:#111;--muted:#555;--line:#ccc;--accent:#06c;--accent-soft:#def;--good:#171;--bad:#b22;
+--warn:#960;--warn-soft:#ffd;--code:#f8f8f8;--mono:monospace;--sans:sans-serif;--kind-gemm:#47a;--kind-attention:#a7a;
+--kind-reduction:#d80;--kind-elementwise:#5a4;--kind-copy:#888;--kind-other:#777}
+[data-theme=dark]{--bg:#111;--panel:#222;--ink:#eee;--muted:#aaa;--line:#444;--accent:#7af;--accent-soft:#235;--code:#181818}
+body{background:var(--bg);color:var(--ink)}
+STYLES</style><div id="graphs"></div><div id="sources"></div>
+<script>window.xlafuse={colour:()=>"#246",theme:()=>"light",load:async()=>(PROGRAMS)};window.picked=[];</script>
+<script>SCRIPTS</script><script>
+const D=DRAWING, S=SOURCES, [g,s]=["graphs","sources"].map((id)=>document.getElementById(id));
+const pick=(kernel)=>{picked.push(kernel);xlafuse.drawing.show(g,D,{kernel});
+xlafuse.sources.show(s,S,{kernel,focus:true});};
+xlafuse.drawing.show(g,D,{onKernel:pick});xlafuse.sources.show(s,S,{onKernel:pick,
+onBox:(kernel)=>xlafuse.drawing.show(g,D,{kernel,focus:true})});</script></html>"""
+
+
+def written(folder: Path, found: list[Found], theme: str = "light") -> Path:
+    kept = sources.of_run(found, folder / "page-files")
+    (case,) = kept.cases.values()
+    values = {"DRAWING": drawing.of_case([f for f in found if f.read]), "SOURCES": case, "PROGRAMS": kept.programs}
+    page = PAGE.replace("THEME", theme).replace("STYLES", _joined(views.styles()))
+    page = page.replace("SCRIPTS", _joined(views.scripts()))
+    for name, value in values.items():
+        page = page.replace(name, json.dumps(value).replace("<", "\\u003c"), 1)
+    path = folder / "page.html"
+    path.write_text(page)
+    return path
+
+
+def _joined(names: list[str]) -> str:
+    return "\n".join((STATIC / name).read_text() for name in names)
+
+
+def opened(browser: Any, path: Path, **context: Any) -> Any:
+    page = browser.new_page(viewport={"width": 1400, "height": 1000}, **context)
+    page.problems = []
+    page.on("console", lambda message: page.problems.append(message.text))
+    page.on("pageerror", lambda error: page.problems.append(str(error)))
+    page.on("request", lambda request: request.url.startswith("file:") or page.problems.append(request.url))
+    page.goto(path.as_uri())
+    page.wait_for_selector(".dr-box")
+    return page
+
+
+@pytest.fixture(scope="module")
+def train() -> list[Found]:
+    every = graph_sources.contents(PROJECT / "reports" / "h200-blocks").found
+    return [each for each in every if each.record and each.record.case.id == "rmsnorm/llama-8b/bf16/train"]
+
+
+@pytest.fixture(scope="module")
+def path(train: list[Found], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("views"), train)
+
+
+@pytest.fixture
+def page(browser: Any, path: Path) -> Iterator[Any]:
+    shown = opened(browser, path)
+    yield shown
+    assert shown.problems == []
+    shown.close()
+
+
+def box(page: Any, implementation: str, index: int) -> Any:
+    heads = page.locator(".dr-chip").all_inner_texts()
+    return page.locator(f'.dr-box[data-key="{heads.index(implementation)}.{index}"]').first
+
+
+def test_boxes_and_edges_are_where_the_stages_are(page: Any) -> None:
+    stages = {stage.inner_text(): stage.bounding_box() for stage in page.locator(".dr-stage").all()[:3]}
+    assert list(stages) == ["mean_square", "normalize", "weight"]
+    fused = box(page, "triton", 0).bounding_box()
+    first, last = stages["mean_square"], stages["weight"]
+    assert first["y"] < fused["y"] < first["y"] + first["height"]
+    assert last["y"] < fused["y"] + fused["height"] < last["y"] + last["height"]
+    apart = box(page, "xla", 0).bounding_box()
+    assert apart["y"] + apart["height"] < first["y"] + first["height"]
+    drawn = page.locator(".dr-edge:not(.dr-minor)")
+    widths = drawn.evaluate_all("e => e.map((x) => parseFloat(x.style.strokeWidth))")
+    assert max(widths) > 8 and min(widths) < 5
+
+
+def test_a_pointer_reads_bytes_flops_time_and_line(page: Any, train: list[Found]) -> None:
+    xla = next(each for each in train if each.record and each.record.implementation == "xla")
+    first = (xla.graph().kernels or ())[0]
+    box(page, "xla", 0).hover()
+    tip = page.locator(".dr-tip")
+    tip.wait_for()
+    words = tip.inner_text()
+    assert formats.microseconds(first.device_time_us) in words
+    assert formats.size(first.bytes_read) in words and formats.size(first.bytes_written) in words
+    assert formats.flops(first.flops or 0) in words
+    assert all(line in words for line in first.lines)
+    page.mouse.move(1, 1)
+    tip.wait_for(state="hidden")
+
+
+def test_a_pointer_reads_what_a_buffer_is(page: Any) -> None:
+    page.evaluate("""() => { const hit = document.querySelector(".dr-hit");
+        hit.dispatchEvent(new PointerEvent("pointerenter", {pointerType: "mouse"})); }""")
+    words = page.locator(".dr-tip").inner_text()
+    assert "written by" in words and "read by" in words and "MB" in words
+
+
+def test_from_a_kernel_to_its_lines_and_back(page: Any) -> None:
+    box(page, "xla", 2).click()
+    page.locator(".dr-actions button").click()
+    assert page.evaluate("picked") == [{"implementation": "xla", "index": 2}]
+    chosen = page.locator(".so-chosen")
+    chosen.first.wait_for()
+    text = "\n".join(chosen.all_text_contents())
+    assert "fusion(%inputs__weight__.1" in text and "%fused_convert_multiply" in text
+    assert page.locator(".so-code").evaluate("e => e.scrollTop") > 0
+    page.locator('.so-mark[title="kernel input_convert_reduce_fusion"]').first.click()
+    assert page.evaluate("picked.at(-1)") == {"implementation": "xla", "index": 0}
+    assert "dr-on" in box(page, "xla", 0).get_attribute("class")
+
+
+def test_any_line_of_a_kernel_leads_to_it_and_to_its_box(page: Any) -> None:
+    box(page, "xla", 2).click()
+    page.locator(".dr-actions button").click()
+    chosen = page.locator(".so-chosen")
+    chosen.first.wait_for()
+    assert page.evaluate("document.activeElement.className") == "so-code"
+    page.locator(".so-choose select").focus()
+    page.locator(".so-choose select").select_option("0")
+    page.wait_for_function("document.activeElement.tagName === 'SELECT'")
+    within = page.locator(".so-line.so-held:not(:has(.so-mark))", has_text="ROOT")
+    within.first.locator(".so-text").click()
+    picked = page.evaluate("picked.at(-1)")
+    number = int(within.first.get_attribute("data-line") or 0)
+    spans = page.evaluate("S.records[S.records.findIndex((r) => r.name === 'xla')].documents[0].kernels")
+    assert any(first < number <= last for first, last in spans[str(picked["index"])])
+    page.locator(".so-jump", has_text="its box in the graph").click()
+    key = page.evaluate("document.activeElement.dataset.key")
+    assert key == box(page, "xla", picked["index"]).get_attribute("data-key")
+    assert "dr-on" in box(page, "xla", picked["index"]).get_attribute("class")
+
+
+def test_a_line_of_several_kernels_names_them(page: Any) -> None:
+    shared = page.evaluate("""() => {
+        for (const [r, record] of S.records.entries()) for (const [d, {kernels}] of record.documents.entries()) {
+          const all = Object.entries(kernels).flatMap(([k, spans]) => spans.map(([a, b]) => [Number(k), a, b]));
+          for (const [, a] of all) {
+            const of = new Set(all.filter(([, c, e]) => c <= a && a <= e).map(([k]) => k));
+            if (of.size > 1) return {record: r, document: d, line: a, of: [...of]};
+          }
+        }
+        return null; }""")
+    page.locator(".so > .so-tabs .so-tab").nth(shared["record"]).click()
+    page.locator(".so-head .so-tab").nth(shared["document"]).click()
+    page.locator(f'.so-line[data-line="{shared["line"]}"] .so-text').click()
+    page.wait_for_function("picked.length")
+    first = page.evaluate("picked.at(-1)")["index"]
+    others = [index for index in shared["of"] if index != first]
+    assert f"line {shared['line']} is also of" in page.locator(".so-jumps").inner_text()
+    page.locator(".so-jump", has_text=f"kernel {others[0] + 1}").last.click()
+    assert page.evaluate("picked.at(-1)")["index"] == others[0]
+
+
+def test_from_a_line_of_hlo_to_the_program(page: Any) -> None:
+    page.locator("button.so-place").first.click()
+    page.locator(".so-target").wait_for()
+    assert page.locator('.so-tab[aria-pressed="true"]').nth(1).inner_text() == "xlafuse/blocks/rmsnorm.py"
+    assert page.locator(".so-mark").count() > 3
+
+
+def test_a_line_in_a_tip_leads_there(page: Any) -> None:
+    box(page, "triton", 1).click()
+    page.locator(".dr-tip dd button").first.click()
+    assert page.evaluate("picked")[0]["line"].startswith("triton_side/kernels/rmsnorm.py:")
+    page.locator(".so-chosen").first.wait_for()
+    seen = """() => {
+        const [line, code] = [".so-chosen", ".so-code"].map((s) => document.querySelector(s).getBoundingClientRect());
+        return line.top >= code.top && line.bottom <= code.bottom; }"""
+    page.wait_for_function(seen)
+    assert "def rmsnorm_backward_kernel" in "\n".join(page.locator(".so-chosen").all_text_contents())
+
+
+def test_kernels_link_their_ptx_and_sass(page: Any, path: Path) -> None:
+    box(page, "triton", 0).click()
+    page.locator(".dr-actions button").click()
+    links = page.locator(".so-files > p a")
+    links.first.wait_for()
+    assert [link.inner_text().rpartition(".")[2] for link in links.all()] == ["ptx", "sass"]
+    hrefs = links.evaluate_all("e => e.map((x) => x.getAttribute('href'))")
+    assert all((path.parent / href).is_file() for href in hrefs)
+
+
+def test_the_keyboard_reaches_everything(page: Any) -> None:
+    box(page, "xla", 0).focus()
+    page.keyboard.press("ArrowDown")
+    page.locator(".dr-tip").wait_for()
+    assert page.evaluate("document.activeElement.dataset.key") == "0.1"
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement.dataset.column") != "0"
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.textContent") == "its source →"
+    page.keyboard.press("Escape")
+    assert page.locator(".dr-tip").is_hidden()
+    assert page.evaluate("document.activeElement.dataset.column") == "0"
+    page.keyboard.press("Enter")
+    page.keyboard.press("Enter")
+    assert page.evaluate("picked")[0]["implementation"] == "xla"
+    page.locator(".so-choose select").select_option("3")
+    assert page.evaluate("picked.at(-1)") == {"implementation": "xla", "index": 3}
+
+
+def test_columns_fold_unfold_and_hide(page: Any) -> None:
+    shown = page.locator(".dr-head").count()
+    page.locator(".dr-chip", has_text="eager").click()
+    assert page.locator(".dr-head").count() == shown + 1
+    fold = page.locator(".dr-fold")
+    folds, boxes = fold.count(), page.locator(".dr-box").count()
+    assert folds > 0
+    fold.first.click()
+    assert fold.count() == folds - 1 and page.locator(".dr-box").count() > boxes
+    page.get_by_text("every kernel").click()
+    assert fold.count() == 0
+    page.locator(".dr-button", has_text="fit").click()
+    assert page.locator(".dr-scroll").evaluate("e => e.scrollWidth - e.clientWidth") <= 2
+
+
+def test_a_lane_whose_boxes_are_folded_elsewhere_is_an_empty_one(page: Any) -> None:
+    """Of a kernel in several pieces the fold is at its first one."""
+    units = [{"piece": [0, 0, 1]}, {"piece": [2, 0, 0]}]
+    assert page.evaluate("units => xlafuse.drawn.lanesOf(units).map((lane) => lane?.length)", units) == [1, 0, 1]
+
+
+def test_the_picture_is_there_as_tables(page: Any) -> None:
+    page.locator(".dr-table summary").click()
+    tables = page.locator(".dr-table table")
+    tables.nth(1).wait_for()
+    assert tables.nth(0).locator("td", has_text="backward: weight").count() == 1
+    assert "saved" in tables.nth(1).inner_text()
+
+
+def test_dark_and_touch(browser: Any, train: list[Found], tmp_path: Path) -> None:
+    page = opened(browser, written(tmp_path, train, "dark"), has_touch=True)
+    dark = page.locator(".dr-head").first.evaluate("e => getComputedStyle(e).backgroundColor")
+    assert dark == "rgb(34, 34, 34)"
+    box(page, "inductor", 0).tap()
+    assert "FLOPs" in page.locator(".dr-tip").inner_text()
+    box(page, "inductor", 0).tap()
+    assert page.locator(".dr-tip").is_hidden()
+    assert page.problems == []
+    page.close()
+
+
+def test_hostile_text_is_text(browser: Any, train: list[Found], tmp_path: Path) -> None:
+    op = SourceOp(NASTY, NASTY, f"{NASTY}:1")
+    norm = dataclasses.replace(kernel(NASTY, "reduction", "", "x", "h"), source_ops=(op,))
+    gate = kernel("g", "gemm", "gate:dot@2", "h wg", "y")
+    bad: FusionGraph = graph(norm, gate)
+    bad = dataclasses.replace(bad, reasons=(Reason(NASTY, "g", "gemm", NASTY, NASTY),))
+    assert train[0].record is not None
+    record = dataclasses.replace(train[0].record, implementation=NASTY, dumps="dumps/a.zip")
+    found = dataclasses.replace(train[0], record=record, path=tmp_path, read=lambda: bad)
+    (tmp_path / "dumps").mkdir()
+    with zipfile.ZipFile(tmp_path / "dumps" / "a.zip", "w") as archive:
+        hlo = f"ENTRY %e () -> f32[] {{\n  %g = f32[] add(), {NASTY}\n}}\n"
+        archive.writestr(f"forward/{NASTY[:200]}/optimized.hlo.txt", hlo)
+        archive.writestr("forward/output_code.py", f"def call(args):\n    g({NASTY}\n")
+    page = opened(browser, written(tmp_path, [found]))
+    page.locator(".dr-box").first.click()
+    assert "<script>" in page.locator(".dr-tip").inner_text()
+    page.keyboard.press("Escape")
+    page.locator(".dr-table summary").click()
+    page.locator(".so-line").first.wait_for()
+    page.locator(".so-head .so-tab").nth(1).click()
+    assert page.evaluate("window.hurt") is None
+    assert page.locator("img, #graphs script, #sources script").count() == 0
+    assert page.problems == []
+    page.close()

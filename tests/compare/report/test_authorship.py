@@ -1,0 +1,166 @@
+"""Lines that an author wrote are counted, and nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from compare.base.paths import PROJECT
+from compare.report import authorship as view
+from compare.report import kernel_lines
+from compare.report.kernel_lines import Lines, lines_of
+from compare.report.rows import Row
+from compare.spec.blocks import BLOCKS
+from compare.spec.implementation import Implementation
+
+SOURCE = '''"""A module's docstring."""
+
+import triton
+
+from written.kernels import shared
+from written.kernels.shared import helper
+from written.elsewhere import unrelated
+
+LIMIT = 4  # no line of a function
+
+
+@triton.jit
+def unused_kernel(x):
+    return x
+
+
+@triton.jit
+def kernel(x, y):
+    """What it does,
+
+    at length.
+    """
+    # A comment.
+    value = helper(x)  # a comment behind code
+
+    text = """
+    no docstring
+    """
+    return value, shared.second(text)
+
+
+class Function:
+    @staticmethod
+    def forward(x):
+        kernel[(1,)](x, x)
+
+
+def apply(inputs):
+    """The door."""
+    unrelated()
+    return Function.forward(inputs)
+
+
+def with_cuda(inputs):
+    return launch("add.cu", inputs)
+'''
+SHARED = '''import triton
+
+
+@triton.jit
+def helper(x):
+    return x + 1
+
+
+@triton.jit
+def second(x):
+    return x
+'''
+CUDA = """// A comment.
+#include <math.h>  // counted
+#include "pack.cuh"
+
+/* several
+   lines */
+__global__ void add(float* x) {
+  x[0] += 1;  /* behind code */
+}
+"""
+
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    package = tmp_path / "written" / "kernels"
+    package.mkdir(parents=True)
+    (tmp_path / "written" / "__init__.py").write_text("raise ImportError('source is read, not imported')\n")
+    (tmp_path / "written" / "elsewhere.py").write_text("def unrelated():\n    return 0\n")
+    (package / "block.py").write_text(SOURCE)
+    (package / "shared.py").write_text(SHARED)
+    (package / "add.cu").write_text(CUDA)
+    (package / "pack.cuh").write_text("struct Pack {};\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    kernel_lines._parsed.cache_clear()
+    return "written.kernels.block"
+
+
+def of(target: str) -> Lines:
+    return lines_of(Implementation("mine", target, "triton", "mine"))
+
+
+def test_kernels_count_with_their_helpers_and_without_comments(written: str) -> None:
+    kernel = 6  # def, value, three lines of text, return
+    helpers = 2 + 2
+    host = 4 + 3  # class Function; apply without its docstring
+    assert of(f"{written}:apply") == Lines(kernel + helpers, host)
+
+
+def test_a_cuda_file_counts_with_what_it_includes(written: str) -> None:
+    assert of(f"{written}:with_cuda") == Lines(2 + 3 + 1, 2)
+
+
+def test_source_that_is_not_there_is_said(written: str) -> None:
+    with pytest.raises(LookupError, match="defines no nothing"):
+        of(f"{written}:nothing")
+    with pytest.raises(LookupError, match="no source of written.kernels.other"):
+        of("written.kernels.other:apply")
+
+
+@pytest.mark.parametrize("block", BLOCKS.values(), ids=lambda block: block.name)
+def test_only_handwritten_implementations_have_kernel_lines(block) -> None:  # type: ignore[no-untyped-def]
+    for implementation in block.implementations:
+        found = lines_of(implementation)
+        assert (found.kernel > 0) == (implementation.compiler in ("triton", "xla-triton", "cuda")), implementation.name
+        assert found.other > 0
+
+
+def test_vector_add_s_kernel_by_hand() -> None:
+    """The function in triton_side/kernels/vector_add.py as one reads it."""
+    source = (PROJECT / "triton_side" / "kernels" / "vector_add.py").read_text()
+    body = source[source.index("def vector_add_kernel") : source.index("def configure")]
+    code = [line for line in body.splitlines() if line.strip() and not line.strip().startswith(("#", "@"))]
+    assert lines_of(BLOCKS["vector_add"].implementation("triton")).kernel == len(code)
+
+
+def test_counting_imports_no_framework() -> None:
+    program = (
+        "import sys; from compare.report.kernel_lines import lines_of; from compare.spec.blocks import BLOCKS\n"
+        "[lines_of(i) for i in BLOCKS['gelu'].implementations]; print({'torch', 'jax', 'triton'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=PROJECT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def row(block: str, implementation: str, ratio: float | None) -> Row:
+    return {"block": block, "implementation": implementation, "time_vs_xla": ratio}
+
+
+def test_speed_is_the_geometric_mean_over_the_cases_that_both_have() -> None:
+    rows = [
+        row("gelu", "triton", 0.5), row("gelu", "triton", 2.0), row("gelu", "triton", None),
+        row("softmax", "triton", 0.25), row("gelu", "xla", 1.0), row("gelu", "gone", 0.5),
+    ]
+    found = {(each["block"], each["implementation"]): each for each in view.of(rows)}
+    assert (found["gelu", "triton"]["speed"], found["gelu", "triton"]["cases"]) == (pytest.approx(1.0), 2)
+    assert (found["softmax", "triton"]["speed"], found["softmax", "triton"]["cases"]) == (pytest.approx(4.0), 1)
+    assert {block for block, _ in found} == {"gelu", "softmax"}  # no sum over blocks: each has other cases
+    assert found["gelu", "gone"]["kernel_lines"] is None  # of another release
+    text = view.render(view.of(rows), markdown=True)
+    assert "## softmax" in text and "4.00x" in text and "means over different cases" in text

@@ -1,0 +1,54 @@
+"""The committed H200 run: each record has a graph, and each thing that the GPU ran belongs to one of its kernels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from compare.graph import store
+from compare.graph.analyse.align import align
+from compare.graph.analyse.totals import totals
+from compare.graph.model import FusionGraph
+from compare.record.record import Record
+from compare.record.run_folder import read_records
+from compare.spec.blocks import BLOCKS
+
+RUN = Path(__file__).parents[3] / "reports" / "h200-quick"
+RECORDS = {record.id: record for record in read_records(RUN)[0]}
+
+
+def graph_of(record: Record) -> FusionGraph:
+    assert record.graph
+    return store.load(RUN / record.graph)
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_all_that_ran_is_joined(name: str) -> None:
+    record = RECORDS[name]
+    graph = graph_of(record)
+    assert graph.kernels is not None and not graph.unparsed
+    assert record.measurement
+    for part, measured in record.measurement["parts"].items():
+        assert record.kernels[part]["unjoined"] == []
+        ran = sum(launch["end"] - launch["start"] for launch in measured["records"]) * 1e6
+        joined = sum(kernel.device_time_us or 0 for kernel in graph.kernels if kernel.part == part)
+        assert joined == pytest.approx(ran)
+
+
+CASES = sorted({(record.case.block, record.case.direction) for record in RECORDS.values()})
+
+
+@pytest.mark.parametrize(("block", "direction"), CASES)
+def test_graphs_of_a_block_are_aligned_by_its_stages(block: str, direction: str) -> None:
+    first = next(c for c in BLOCKS[block].cases("quick") if c.direction == direction)
+    graphs = [graph_of(RECORDS[f"{first.id}/{name}"]) for name in ("xla", "inductor", "triton")]
+    alignment = align(graphs)
+    assert alignment.rows
+    forward = [row for row in alignment.rows if row.part == "forward"]
+    for row in forward:
+        assert all(cell.kernels for cell in row.cells), (row.stage, [cell.kernels for cell in row.cells])
+    for graph in graphs:
+        summed = totals(graph)
+        assert summed.moved.exact
+        assert summed.fusion_efficiency and 0 < summed.fusion_efficiency <= 1

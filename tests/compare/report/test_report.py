@@ -1,0 +1,149 @@
+"""The table: what is in the rows is readable, what is not there is blank, and text in a record stays text."""
+
+import math
+from typing import Any
+
+import pytest
+
+from compare.base.text import number, printable
+from compare.plan import paired_rounds
+from compare.record.record import Record
+from compare.report import rows, table
+from compare.spec.blocks import BLOCKS
+
+CASE = next(c for c in BLOCKS["gelu"].cases("quick") if c.direction == "fwd")
+TRAIN = next(c for c in BLOCKS["gelu"].cases("quick") if c.direction == "train")
+CEILINGS = rows.ceilings_of({"segments": [{"id": "s1", "ceilings": {"streams": {"1:1": 4e12}}}]})
+
+
+def ok(case: Any, implementation: str, seconds: float) -> Record:
+    parts = {
+        part: {"device_time": [[seconds]] * 5, "busy_time": [[seconds]] * 5, "launches": 1, "records": []}
+        for part in case.parts
+    }
+    return Record(
+        case=case, implementation=implementation, compiler="xla", status="ok", segment="s1", compile_s=1.5,
+        checked={"device": "NVIDIA H200", "backend": "cuda", "dtype": case.dtype, "case": case.name},
+        errors=[{"name": "y", "error": 0.25, "tolerance": 0.5}], bytes_compulsory=BLOCKS["gelu"].bytes_compulsory(case),
+        measurement={
+            "timer": "cupti", "parts": parts, "wall_time": [seconds],
+            "peak_memory_bytes": dict.fromkeys(case.parts, 10**6),
+        },
+    )
+
+
+def rendered(*records: Record, markdown: bool = False) -> str:
+    found = [rows.row_of(r, CEILINGS) for r in records]
+    paired_rounds.add(found, [paired_rounds.rounds_of(r) for r in records])
+    return table.render(found, markdown=markdown)
+
+
+def test_numbers_appear_with_their_units() -> None:
+    text = rendered(ok(CASE, "xla", 100e-6), ok(CASE, "triton", 80e-6))
+    header = next(line for line in text.splitlines() if line.startswith("implementation"))
+    for name in ("time µs", "±", "against xla", "rate", "of peak", "wall µs", "memory MB", "compile s", "error"):
+        assert name in header
+    line = next(line for line in text.splitlines() if line.startswith("triton"))
+    for cell in ("NVIDIA H200", "80.0", "1.25x faster, 1.25 to 1.25", "2936 GB/s", "73%", "1.5", "0.50"):
+        assert cell in line, cell
+    assert "gelu / llama-8b / bf16 / fwd" in text
+    assert "2 records: 2 ok" in text
+
+
+def test_train_shows_its_parts() -> None:
+    text = rendered(ok(TRAIN, "xla", 100e-6), ok(CASE, "xla", 100e-6))
+    fwd, train = (text.index(f"gelu / llama-8b / bf16 / {d}") for d in ("fwd", "train"))
+    assert "backward" in text[train:fwd]
+    assert "backward" not in text[fwd:]
+
+
+def test_what_is_not_ok_says_why_and_has_no_time() -> None:
+    text = rendered(Record(CASE, "cuda", "cuda", "skipped", detail="needs a GPU"))
+    assert "cuda: skipped: needs a GPU" in text
+    assert "time" not in text and "against xla" not in text
+
+
+def test_a_check_elsewhere_is_told_apart() -> None:
+    checked = {"device": "cpu", "backend": "interpreter", "dtype": "float16", "case": "odd"}
+    text = rendered(Record(CASE, "triton", "triton", "compiled", checked=checked, target="h200"))
+    assert "cpu (interpreter, fp16)" in text
+
+
+def test_infinite_errors_are_shown() -> None:
+    bad = Record(CASE, "xla", "xla", "wrong", errors=[{"name": "y", "error": math.inf, "tolerance": 1.0}])
+    assert "inf" in rendered(bad)
+
+
+def test_no_records() -> None:
+    assert table.render([]) == "no records"
+
+
+HOSTILE = "a\x1b[2J\r\nb\u202e | c [red]x[/red] <script> *y* `z`" + "w" * 5000
+
+
+@pytest.mark.parametrize("markdown", [False, True])
+def test_hostile_text_stays_text(markdown: bool) -> None:
+    text = rendered(Record(CASE, HOSTILE, "xla", "failed", detail=HOSTILE), markdown=markdown)
+    assert not {"\x1b", "\r", "\u202e"} & set(text)
+    assert max(map(len, text.splitlines())) < 700
+    if markdown:
+        assert "<script>" not in text
+        line = next(line for line in text.splitlines() if line.startswith("| a"))
+        assert line.replace("\\|", "").count("|") == text.splitlines()[4].count("|")
+    else:
+        assert "[red]x[/red]" in text
+
+
+def test_markdown_is_a_table() -> None:
+    lines = rendered(ok(CASE, "xla", 1e-4), markdown=True).splitlines()
+    assert lines[2] == "## gelu / llama-8b / bf16 / fwd"
+    assert lines[4].startswith("| implementation")
+    assert set(lines[5]) <= set("|-: ")
+    assert len({line.count("|") for line in lines[4:7]}) == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, ""), (3, "3"), (0.0, "0"), (0.01234, "0.0123"), (1.5, "1.50"), (123456.7, "123457"), (math.inf, "inf")],
+)
+def test_numbers_are_rounded_to_what_they_know(value: float | None, text: str) -> None:
+    assert number(value) == text
+
+
+def test_printable_keeps_one_line_and_says_what_it_cut() -> None:
+    assert printable("a\n\tb \x00 c") == "a b c"
+    assert printable("µ → 日本") == "µ → 日本"
+    assert printable("x" * 1000, 10) == "xxxxxxxxxx… (1000 characters)"
+
+
+def test_the_matrix_marks_the_fastest_that_one_clock_timed() -> None:
+    from compare.report import matrix
+
+    def row(implementation: str, time: float | None, **more: object) -> dict[str, object]:
+        return {
+            "block": "gelu", "case": "odd", "dtype": "float32", "precision": "ieee", "direction": "fwd",
+            "implementation": implementation, "status": "ok", "device_time_us": time, "segment": "s1", "timer": "cupti",
+            "kernels": 4, "checked": None, "throttled_rounds": None, "unsettled_rounds": None,
+        } | more
+
+    rows = [
+        row("xla", 12.0), row("triton", 8.0), row("cuda", None, status="skipped"),
+        row("eager", 3.0, timer="cuda-events"), row("library", 2.0, segment="s2"),
+    ]
+    text = matrix.render(rows)  # type: ignore[arg-type]
+    assert "8.00 *" in text and "12.0 *" not in text and "skipped" in text
+    assert "3.00 *" not in text and "2.00 *" not in text  # alone on their clock or in their segment
+    assert matrix.render(rows, markdown=True).startswith("| ")  # type: ignore[arg-type]
+    assert matrix.render([]) == "no records"
+
+    untimed = [
+        row("xla", None, status="compiled"), row("flex", None, status="skipped", kernels=None),
+        row("eager", None, status="skipped", kernels=None, checked={"device": "cpu"}),
+    ]
+    text = matrix.render(untimed)  # type: ignore[arg-type]
+    assert "kernels" in text and text.splitlines()[2].split()[-3:] == ["4", "skipped", "checked"]
+    untimed = [row("xla", None, status="compiled")]
+    untimed += [row(word, None, status=word) for word in ("wrong", "failed", "timeout", "skipped")]
+    untimed += [row("eager", None, status="skipped", checked={"device": "cpu"})]
+    text = matrix.render(untimed)  # type: ignore[arg-type]
+    assert text.splitlines()[2].split()[-6:] == ["4", "wrong", "failed", "timeout", "skipped", "4"]

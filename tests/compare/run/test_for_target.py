@@ -1,0 +1,160 @@
+"""A real run for an H200 on a machine that need not have one: end to end, through the command line."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compare.base import host
+from compare.record.record import Record
+from compare.run import for_target
+from compare.spec.blocks import BLOCKS
+from compare.workers.client import WorkerError
+
+pytestmark = pytest.mark.slow
+PROJECT = Path(__file__).parents[3]
+
+
+def xlafuse(*arguments: str, timeout: float = 280) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    return subprocess.run(
+        [sys.executable, "-m", "compare", *arguments], cwd=PROJECT, env=environment, capture_output=True, text=True,
+        timeout=timeout,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("run") / "softmax"
+    done = xlafuse("run", "softmax", "--case", "prime", "--target", "h200", "--out", str(out))
+    assert done.returncode == 0, done.stderr[-3000:]
+    return out
+
+
+@pytest.fixture(scope="module")
+def rows(folder: Path) -> list[dict[str, Any]]:
+    rows = json.loads(xlafuse("report", str(folder), "--json").stdout)
+    optional = {i.name for i in BLOCKS["softmax"].implementations if i.requires}
+    rows = [row for row in rows if row["implementation"] not in optional]
+    assert len(rows) == 8 + 9  # xla-remat is for train alone, and inductor-max tunes the main case alone
+    return rows
+
+
+def test_every_compiler_emits_code_for_the_target(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        compiled = row["implementation"] not in ("eager", "library")
+        assert row["status"] == ("compiled" if compiled else "skipped"), row
+        assert (row["kernels"] or 0) > 0 or not compiled, row
+        assert row["device_time_us"] is None
+
+
+def test_what_has_a_cpu_path_was_checked_there(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        if row["implementation"] in ("xla", "xla-remat", "eager", "library", "inductor", "triton"):
+            assert row["checked_device"] == "cpu", row
+            assert row["max_error"] <= row["tolerance"], row
+            cases = row["checked_case"].split(" and ")
+            assert cases == ["odd"] if row["implementation"] == "inductor" else {"odd", "odd-masked"} & {*cases}, row
+        else:
+            assert row["checked_device"] is None, row
+
+
+def test_nothing_about_gpu_code_is_ok_without_a_gpu(rows: list[dict[str, Any]]) -> None:
+    assert not [row for row in rows if row["status"] == "ok"]
+
+
+def test_what_was_compiled_and_cannot_be_checked_here_is_compiled() -> None:
+    checking: Future[dict[str, Any]] = Future()
+    checking.set_exception(WorkerError("skipped", "the interpreter of Triton 3.6.0 does not work with numpy 2.4.6"))
+    entry = Record(BLOCKS["gelu"].cases("quick")[0], "triton", "triton", "compiled")
+    for_target._join_check(entry, checking)
+    assert (entry.status, entry.checked) == ("compiled", None)
+    assert entry.detail is not None and entry.detail.startswith("not checked on the CPU: the interpreter")
+
+
+def test_the_run_says_which_compilers_it_saw(folder: Path) -> None:
+    workers = json.loads((folder / "run.json").read_text())["segments"][0]["environment"]["workers"]
+    assert workers["xla"]["jax"] and workers["torch"]["torch"] and workers["target"]["triton"]
+    assert workers["target"]["pretends"] == "NVIDIA H200"
+
+
+def test_a_stop_is_no_traceback_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Other tests run beside this one: the run has a temporary folder of its own, and in memory what a run that is no
+    more left behind has a lock that nobody holds."""
+    def abandoned() -> set[Path]:
+        found = set()
+        for folder in (host.scratch_root() or temporary).glob("xlafuse-*"):
+            with contextlib.suppress(OSError), (folder / "lock").open("rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                found.add(folder)
+        return found
+
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    before = abandoned()
+    run = subprocess.Popen(
+        [sys.executable, "-m", "compare", "run", "softmax", "--target", "h200", "--out", str(tmp_path / "run")],
+        cwd=PROJECT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    )
+    time.sleep(4)
+    run.send_signal(signal.SIGTERM)
+    _, said = run.communicate(timeout=60)
+    assert run.returncode == 130, said
+    assert "Traceback" not in said and "--resume goes on" in said
+    time.sleep(1)
+    assert abandoned() <= before
+    assert not list(temporary.glob("xlafuse-*"))
+
+
+def test_archives_hold_what_each_compiler_said(folder: Path) -> None:
+    def names(implementation: str) -> set[str]:
+        with zipfile.ZipFile(folder / "dumps" / f"softmax-prime-fp32-train-{implementation}.zip") as archive:
+            return {Path(name).name for name in archive.namelist()}
+
+    xla = names("xla")
+    assert {"stablehlo.mlir", "optimized.hlo.txt", "optimized.hlo.pb"} <= xla, xla
+    assert any("priority" in name for name in xla), xla
+    inductor = names("inductor")
+    assert {"fx_graph.py", "ir_pre_fusion.txt", "ir_post_fusion.txt", "output_code.py", "resources.json"} <= inductor
+    for implementation in ("inductor", "triton"):
+        suffixes = {Path(name).suffix for name in names(implementation)}
+        assert {".ttir", ".ttgir", ".ptx", ".sass"} <= suffixes
+    assert {".cu", ".ptx", ".sass"} <= {Path(name).suffix for name in names("cuda")}
+
+
+def test_a_finished_run_resumes_with_nothing_to_do(folder: Path) -> None:
+    before = [(folder / name).read_bytes() for name in ("records.jsonl", "run.json")]
+    done = xlafuse("run", "--out", str(folder), "--resume")
+    assert done.returncode == 0 and "already has every record" in done.stderr
+    assert [(folder / name).read_bytes() for name in ("records.jsonl", "run.json")] == before
+
+
+def test_an_interrupted_run_keeps_its_records_and_goes_on(folder: Path, tmp_path: Path) -> None:
+    lines = (folder / "records.jsonl").read_text().splitlines()
+    (tmp_path / "dumps").mkdir()
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "run.json").write_text((folder / "run.json").read_text())
+    kept = [line for line in lines if json.loads(line)["implementation"] != "cuda"]
+    (tmp_path / "records.jsonl").write_text("\n".join(kept) + '\n{"id": "softmax/torn')
+    done = xlafuse("run", "--out", str(tmp_path), "--resume")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(xlafuse("report", str(tmp_path), "--json").stdout)
+    assert {r["implementation"]: r["status"] for r in rows}["cuda"] == "compiled" and len(rows) == len(lines)
+
+
+@pytest.mark.skipif(host.gpu_present(), reason="a machine with a GPU runs on it by default")
+def test_the_default_target_is_the_h200(folder: Path) -> None:
+    assert json.loads((folder / "run.json").read_text())["target"] == "h200"

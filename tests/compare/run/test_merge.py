@@ -1,0 +1,279 @@
+"""Runs put together: every record with its segment and files, or nothing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from compare.base.usage import UsageError
+from compare.cli.main import cli
+from compare.plan import selection
+from compare.record import run_folder
+from compare.record.record import SCHEMA, Record
+from compare.record.run_folder import RunFolderError
+from compare.run.shards import part_of
+
+SHARED = ("gelu", "softmax", "attention")
+
+
+def part(folder: Path, *blocks: str, suite: str = "quick", entries: bool = True) -> Path:
+    """A run of xla alone, of two segments, whose records each have a graph, an archive and a timeline."""
+    plan = selection.resolve(blocks, suite=suite, implementations=["xla"])
+    segments = [{"id": "s1", "ceilings": f"of {folder.name}"}, {"id": "s2", "ceilings": f"again of {folder.name}"}]
+    run_folder.create(
+        folder, {"schema": SCHEMA, "suite": suite, "target": None, "plan": plan.to_json(), "segments": segments}
+    )
+    for number, (case, _) in enumerate(plan.work if entries else ()):
+        entry = Record(
+            case=case, implementation="xla", compiler="xla", status="ok", segment=f"s{number % 2 + 1}",
+            graph=f"graphs/{case.block}-{number}.json.gz", dumps=f"dumps/{case.block}-{number}.zip",
+            trace={"file": f"traces/{case.block}-{number}.json.gz"},
+        )
+        for name in (entry.graph, entry.dumps, entry.trace["file"] if entry.trace else None):
+            assert name is not None
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text(f"{name} of {folder.name}")
+        run_folder.append(folder, entry)
+    return folder
+
+
+def test_records_keep_their_segments_and_files(tmp_path: Path) -> None:
+    parts = [part(tmp_path / "a", "gelu"), part(tmp_path / "b", "softmax")]
+    done = CliRunner().invoke(cli, ["merge", *map(str, parts), "--out", str(tmp_path / "out")])
+    assert done.exit_code == 0 and "8 records" in done.output
+    records, warnings = run_folder.read_records(tmp_path / "out")
+    assert not warnings
+    ceilings = {s["id"]: s["ceilings"] for s in run_folder.read_run(tmp_path / "out")["segments"]}
+    assert list(ceilings) == ["s1", "s2", "s3", "s4"]
+    for entry in records:
+        owner = "a" if entry.case.block == "gelu" else "b"
+        assert ceilings[str(entry.segment)].endswith(f"of {owner}")
+        for name in (entry.graph, entry.dumps, (entry.trace or {})["file"]):
+            assert (tmp_path / "out" / str(name)).read_text() == f"{name} of {owner}"
+    before = [replace(r, segment=None) for p in parts for r in run_folder.read_records(p)[0]]
+    assert [replace(r, segment=None) for r in records] == before  # gelu is before softmax in the table, too
+
+
+def test_a_merged_run_knows_what_it_is_to_hold(tmp_path: Path) -> None:
+    from compare.run.merge import merge
+
+    merge([part(tmp_path / "a", "gelu"), part(tmp_path / "b", "softmax")], tmp_path / "out")
+    plan = selection.resolve_again(run_folder.read_run(tmp_path / "out"), [], None)
+    assert [case.id for case, _ in plan.work] == [r.case.id for r in run_folder.read_records(tmp_path / "out")[0]]
+
+
+def shared_out(folder: Path, *numbers: int, of: int = 3, blocks: tuple[str, ...] = SHARED) -> list[Path]:
+    """Runs of xla alone of these parts of the blocks' quick suite."""
+    whole = selection.resolve(blocks, suite="quick", implementations=["xla"])
+    folders = [folder / f"{blocks[0]}-{number}-{of}" for number in numbers]
+    for number, made in zip(numbers, folders, strict=True):
+        plan = part_of(whole, f"{number}/{of}")
+        run_folder.create(made, {"schema": SCHEMA, "suite": "quick", "target": None, "plan": plan.to_json()})
+        for case, _ in plan.work:
+            run_folder.append(made, Record(case=case, implementation="xla", compiler="xla", status="ok"))
+    return folders
+
+
+def test_parts_of_a_plan_are_merged_in_the_order_of_the_plan(tmp_path: Path) -> None:
+    """Also where each has shapes of the same block."""
+    from compare.run.merge import merge
+
+    whole = selection.resolve(SHARED, suite="quick", implementations=["xla"])
+    merge(shared_out(tmp_path, 3, 1, 2), tmp_path / "out")
+    assert selection.resolve_again(run_folder.read_run(tmp_path / "out"), [], None).work == whole.work
+    records = run_folder.read_records(tmp_path / "out")[0]
+    assert [each.id for each in records] == [f"{case.id}/xla" for case, _ in whole.work]
+
+
+def test_a_missing_part_is_refused_by_name(tmp_path: Path) -> None:
+    folders = shared_out(tmp_path, 1, 3)
+    done = CliRunner().invoke(cli, ["merge", *map(str, folders), "--out", str(tmp_path / "out")])
+    lost = part_of(selection.resolve(SHARED, suite="quick", implementations=["xla"]), "2/3").work
+    assert done.exit_code == 2 and not (tmp_path / "out").exists()
+    assert f"part 2/3 missing: {len(lost)} cases" in done.output and lost[0][0].id in done.output
+    assert "--partial" in done.output
+
+
+def test_several_missing_parts_are_all_named(tmp_path: Path) -> None:
+    from compare.run.merge import merge
+
+    with pytest.raises(UsageError, match=r"parts 1/4, 3/4, 4/4 missing: "):
+        merge(shared_out(tmp_path, 2, of=4), tmp_path / "out")
+
+
+def test_a_missing_part_of_another_selection_is_refused(tmp_path: Path) -> None:
+    """Parts 1/2 and 2/2 are there, of two selections."""
+    from compare.run.merge import merge
+
+    folders = [
+        *shared_out(tmp_path, 1, of=2, blocks=("gelu",)), *shared_out(tmp_path, 2, of=2, blocks=("softmax", "rmsnorm"))
+    ]
+    with pytest.raises(UsageError, match="cases of what was shared out, as gelu/.*, in none of these runs"):
+        merge(folders, tmp_path / "out")
+
+
+def test_a_partial_merge_is_known_as_one_until_the_rest_joins(tmp_path: Path) -> None:
+    from compare.run.merge import merge
+
+    first, second, third = shared_out(tmp_path, 1, 2, 3)
+    arguments = ["merge", str(first), str(third), "--partial", "--out", str(tmp_path / "some")]
+    assert CliRunner().invoke(cli, arguments).exit_code == 0
+    assert run_folder.read_run(tmp_path / "some")["plan"]["share"]["parts"] == ["1/3", "3/3"]
+    with pytest.raises(UsageError, match="part 2/3 missing"):
+        merge([tmp_path / "some"], tmp_path / "all")
+    every = len(selection.resolve(SHARED, suite="quick").work)
+    assert merge([tmp_path / "some", second], tmp_path / "all") == (every, 0)
+    assert "share" not in run_folder.read_run(tmp_path / "all")["plan"]
+
+
+def test_what_a_missing_part_was_to_do_may_be_of_another_run(tmp_path: Path) -> None:
+    """Two GPUs' parts, and what the third's machine lost done again by name."""
+    from compare.run.merge import merge
+
+    first, lost, third = shared_out(tmp_path, 1, 2, 3)
+    run = run_folder.read_run(lost)
+    del run["plan"]["share"]
+    run_folder.write_run(lost, run)
+    assert merge([first, lost, third], tmp_path / "out")
+    assert "share" not in run_folder.read_run(tmp_path / "out")["plan"]
+
+
+def test_more_parts_than_shapes_are_no_missing_ones(tmp_path: Path) -> None:
+    from compare.run.merge import merge
+
+    assert merge(shared_out(tmp_path, 1, 2, 3, 4, of=9, blocks=("gelu", "softmax")), tmp_path / "out")
+
+
+def test_a_part_named_twice_is_refused(tmp_path: Path) -> None:
+    from compare.run.merge import merge
+
+    folder = part(tmp_path / "a", "gelu")
+    (tmp_path / "link").symlink_to(folder)
+    for again in (folder, tmp_path / "a" / ".." / "a", tmp_path / "link"):
+        with pytest.raises(UsageError, match="are one run: name each once"):
+            merge([folder, again], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_the_autotuners_chose_is_joined(tmp_path: Path) -> None:
+    from compare.run.merge import merge
+
+    parts = [part(tmp_path / name, block) for name, block in (("a", "gelu"), ("b", "softmax"))]
+    for number, folder in enumerate(parts):
+        (folder / "target" / "xla").mkdir(parents=True)
+        text = f"entries {{\n  key {{\n    hlo: {number}\n  }}\n}}\n"
+        (folder / "target" / "xla" / "autotune-0.11.2.textproto").write_text(text)
+        (folder / "target" / "ceilings.json").write_text(f'"{folder.name}"')
+    merge(parts, tmp_path / "out")
+    assert (tmp_path / "out/target/xla/autotune-0.11.2.textproto").read_text().count("entries {") == 2
+    assert json.loads((tmp_path / "out/target/ceilings.json").read_text()) == "a"
+
+
+def test_a_case_of_two_parts_is_refused(tmp_path: Path) -> None:
+    from compare.run.merge import merge
+
+    with pytest.raises(UsageError, match="gelu/llama-8b/bf16/fwd"):
+        merge([part(tmp_path / "a", "gelu"), part(tmp_path / "b", "gelu", "softmax")], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_a_stopped_part_left_another_one_may_have_done(tmp_path: Path) -> None:
+    from compare.run.merge import merge
+
+    stopped = part(tmp_path / "a", "gelu", "softmax")
+    lines = (stopped / "records.jsonl").read_text().splitlines(keepends=True)
+    (stopped / "records.jsonl").write_text("".join(line for line in lines if '"block": "gelu"' in line))
+    assert merge([stopped, part(tmp_path / "b", "softmax", "rmsnorm")], tmp_path / "out") == (12, 0)
+    done = CliRunner().invoke(cli, ["merge", str(stopped), "--out", str(tmp_path / "alone")])
+    assert done.exit_code == 0 and "4 that were planned are not there" in done.stderr
+    plan = selection.resolve_again(run_folder.read_run(tmp_path / "out"), [], None)
+    ids = [case.id for case, _ in plan.work]
+    assert len(ids) == len(set(ids)) == 12
+    records = run_folder.read_records(tmp_path / "out")[0]
+    assert {r.case.id for r in records} == set(ids)
+    assert list(dict.fromkeys(r.case.block for r in records)) == ["gelu", "softmax", "rmsnorm"]  # the table's order
+
+
+def test_runs_of_different_suites_are_refused(tmp_path: Path) -> None:
+    from compare.run.merge import merge
+
+    with pytest.raises(UsageError, match="suite 'check' and .* 'quick'"):
+        merge([part(tmp_path / "a", "gelu"), part(tmp_path / "b", "softmax", suite="check")], tmp_path / "out")
+
+
+def test_a_torn_part_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    from compare.run.merge import merge
+
+    torn = part(tmp_path / "b", "softmax")
+    with (torn / "records.jsonl").open("a") as file:
+        file.write('{"id"')
+    sound = part(tmp_path / "a", "gelu")
+    with pytest.raises(RunFolderError, match="--resume"):
+        merge([sound, torn], tmp_path / "out")
+    assert run_folder.repair(torn)  # as resuming it does
+    assert merge([sound, torn], tmp_path / "out") == (8, 0)
+
+
+def test_a_line_that_cannot_be_read_costs_nothing_once_its_record_is_made_anew(tmp_path: Path) -> None:
+    """What a resumed run makes again it appends; it mends the last line alone."""
+    from compare.run.merge import merge
+
+    broken, other = part(tmp_path / "b", "softmax"), part(tmp_path / "a", "gelu")
+    lines = (broken / "records.jsonl").read_text().splitlines(keepends=True)
+    (broken / "records.jsonl").write_text("".join([*lines[:2], lines[2][:50] + "\n", *lines[3:]]))
+    with pytest.raises(RunFolderError, match=r"records.jsonl:3: .*; after --out .*/b --resume, which makes anew"):
+        merge([other, broken], tmp_path / "out")
+    assert run_folder.repair(broken) is None and not (tmp_path / "out").exists()
+    rest = part(tmp_path / "c", "softmax")  # or made by a part that does what this one left
+    left_out: list[str] = []
+    (broken / "records.jsonl").write_text("".join([*lines[:1], lines[1][:50] + "\n"]))
+    (rest / "records.jsonl").write_text("".join(lines[1:]))
+    assert merge([other, broken, rest], tmp_path / "three", warn=left_out.extend) == (8, 0) and len(left_out) == 1
+    (broken / "records.jsonl").write_text("".join([*lines[:2], lines[2][:50] + "\n", *lines[3:]]))
+    with (broken / "records.jsonl").open("a") as file:
+        file.write(lines[2])
+    arguments = ["merge", str(other), str(broken), "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(cli, arguments)
+    assert done.exit_code == 0 and "records.jsonl:3: line skipped" in done.stderr and "8 records" in done.output
+    records, warnings = run_folder.read_records(tmp_path / "out")
+    assert len(records) == 8 and not warnings
+
+
+def test_a_part_without_records_is_told_how_to_get_some(tmp_path: Path) -> None:
+    from compare.run.merge import merge
+
+    with pytest.raises(RunFolderError, match="no record was written yet; after --out .*/b --resume, which makes anew"):
+        merge([part(tmp_path / "a", "gelu"), part(tmp_path / "b", "softmax", entries=False)], tmp_path / "out")
+
+
+def test_a_part_of_another_schema_is_for_the_version_that_wrote_it(tmp_path: Path) -> None:
+    """No --resume of this version makes its records readable."""
+    from compare.run.merge import merge
+
+    folder = part(tmp_path / "a", "gelu")
+    lines = (folder / "records.jsonl").read_text().replace(f'"schema": {SCHEMA}', '"schema": 1')
+    (folder / "records.jsonl").write_text(lines)
+    run_folder.write_run(folder, run_folder.read_run(folder) | {"schema": 1, "xlafuse": "0.1.0"})
+    with pytest.raises(RunFolderError, match="of schema 1, and this version's 2: merge it with xlafuse 0.1.0$"):
+        merge([folder], tmp_path / "out")
+
+
+def test_a_record_that_names_a_file_outside_its_run_is_refused(tmp_path: Path) -> None:
+    from compare.run.merge import merge
+
+    folder = part(tmp_path / "a", "gelu")
+    (tmp_path / "secret").write_text("not theirs")
+    entry = run_folder.read_records(folder)[0][0]
+    run_folder.append(folder, replace(entry, graph="../secret"))
+    with pytest.raises(RunFolderError, match="outside its run"):
+        merge([folder, part(tmp_path / "b", "softmax")], tmp_path / "out")
+
+
+def test_an_existing_folder_is_left_alone(tmp_path: Path) -> None:
+    folder = part(tmp_path / "a", "gelu")
+    done = CliRunner().invoke(cli, ["merge", str(folder), "--out", str(folder)])
+    assert done.exit_code == 2 and "exists already" in done.output

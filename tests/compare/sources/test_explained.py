@@ -1,0 +1,86 @@
+"""The result of `explain` by itself: what it holds, how it is shown, saved and put together."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import xlafuse
+from compare import targets
+from compare.graph.analyse.roofline import Ceilings
+from compare.graph.model import Access, Buffer, FusionGraph, Kernel, SourceOp
+from compare.report.missed_fusions import price
+from compare.sources.explained import Explained, ceilings
+from compare.sources.target_ceilings import target_ceilings
+
+
+def graph(name: str, *kernels: str) -> FusionGraph:
+    """A chain of elementwise kernels over 1 MiB arrays."""
+    buffers = [f"b{index}" for index in range(len(kernels) + 1)]
+    roles = ["input", *["intermediate"] * (len(kernels) - 1), "output"]
+    return FusionGraph(
+        name, "xla",
+        tuple(
+            Kernel(
+                kernel, "elementwise", source_ops=(SourceOp(kernel, stage=kernel),),
+                inputs=(Access(buffers[index], 1 << 20),), outputs=(Access(buffers[index + 1], 1 << 20),),
+            )
+            for index, kernel in enumerate(kernels)
+        ),
+        tuple(Buffer(b, (1 << 18,), "f32", 1 << 20, role) for b, role in zip(buffers, roles, strict=True)),  # type: ignore
+        target="h200",
+    )
+
+
+def test_one_graph_prints_with_its_notes():
+    explained = Explained({"f": graph("f", "tanh")}, ("something is assumed",))
+    assert explained.graph.name == "f"
+    assert str(explained).splitlines()[0] == "f"
+    assert str(explained).splitlines()[-1] == "note: something is assumed"
+    assert repr(explained) == "<Explained: f>"
+    assert max(map(len, explained.text(60).splitlines())) <= 60
+
+
+def test_the_graphs_own_target_prices_it():
+    on_h200 = replace(graph("f", "tanh"), target="NVIDIA H200")
+    assert ceilings(on_h200) is not None
+    assert ceilings(replace(on_h200, target="NVIDIA X1")) is None
+
+
+def test_missed_fusions_are_priced_by_what_is_known_best():
+    unknown = graph("f", "tanh")
+    slow = Ceilings({0.5: 1e9}, {})
+    h200 = target_ceilings("h200").bandwidth(1, 1)
+    assert price(unknown, slow, "this run's device") == (1e9, "this run's device")
+    assert price(replace(unknown, target="NVIDIA H200")) == (h200, "h200")
+    assert price(unknown) == (h200, targets.DEFAULT)
+
+
+def test_two_are_put_together():
+    both = Explained({"a": graph("a", "tanh", "exp")}, ("n",)) | Explained({"b": graph("b", "tanh")}, ("n", "m"))
+    assert list(both.graphs) == ["a", "b"] and both.notes == ("n", "m")
+    assert "tanh" in both.text() and "note: m" in both.text()
+    with pytest.raises(ValueError, match="another name="):
+        _ = both | both
+
+
+def test_one_is_saved_as_a_graph_and_several_together(tmp_path: Path):
+    one = Explained({"f": graph("f", "tanh")})
+    one.save(tmp_path / "new" / "one.json")
+    assert xlafuse.load(tmp_path / "new" / "one.json") == one.graph
+    two = Explained({"f": graph("f", "tanh"), "g": graph("g", "exp")}, ("a note",))
+    two.save(tmp_path / "two.json")
+    saved = json.loads((tmp_path / "two.json").read_text())
+    assert saved == json.loads(json.dumps(two.to_json()))
+    assert list(saved["graphs"]) == ["f", "g"] and saved["notes"] == ["a note"]
+    with pytest.raises(ValueError, match="holds 2 graphs"):
+        xlafuse.load(tmp_path / "two.json")
+
+
+def test_markup_in_names_and_notes_is_escaped():
+    pytest.importorskip("jinja2")
+    page = Explained({"<f>": graph("<f>", "tanh")}, ("<b>",))._repr_html_()
+    assert "<f>" not in page and "<b>" not in page and "&lt;b&gt;" in page

@@ -1,0 +1,201 @@
+"""What a path is taken for, that listing reads nothing, and that no file ends in more than one line of refusal."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+from examples import INDUCTOR, XLA
+
+from compare.base.usage import UsageError
+from compare.graph import store
+from compare.sources import graph_sources
+
+PROJECT = Path(__file__).resolve().parents[3]
+HLO = PROJECT / "tests" / "data" / "xla" / "softmax.hlo.txt"
+DUMPS = PROJECT / "reports" / "h200-quick" / "dumps"
+
+
+def after_optimizations(folder: Path, number: int, name: str, text: str) -> None:
+    folder.mkdir(exist_ok=True)
+    path = folder / f"module_{number:04d}.{name}.sm_9.0a_gpu_after_optimizations.txt"
+    path.write_text(text)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_hlo_text(tmp_path: Path, packed: bool) -> None:
+    path = tmp_path / "anything"
+    path.write_bytes(gzip.compress(HLO.read_bytes()) if packed else HLO.read_bytes())
+    (found,) = graph_sources.contents(path).found
+    graph = found.graph()
+    assert graph.compiler == "xla" and graph.kernels
+
+
+@pytest.mark.parametrize("name", ["g.json", "g.json.gz"])
+def test_a_graph_s_json(tmp_path: Path, name: str) -> None:
+    store.save(XLA, tmp_path / name)
+    (found,) = graph_sources.contents(tmp_path / name).found
+    assert found.graph() == XLA
+
+
+def test_an_xla_dump_lists_modules_by_cost_without_reading_them(tmp_path: Path) -> None:
+    text = HLO.read_text()
+    after_optimizations(tmp_path, 3, "jit_small", text)
+    after_optimizations(tmp_path, 7, "jit_large", text + "\n" * 5000)
+    after_optimizations(tmp_path, 9, "jit_bad", "no HLO at all" * 5000)
+    found = graph_sources.contents(tmp_path).found
+    assert [(each.number, each.name, each.order) for each in found] == [
+        (1, "jit_bad", 9), (2, "jit_large", 7), (3, "jit_small", 3),
+    ]
+    assert found[1].graph().kernels
+    with pytest.raises(UsageError, match="jit_bad.*neither HLO text nor an HLO proto"):
+        found[0].graph()
+
+
+def test_choosing_modules(tmp_path: Path) -> None:
+    for number in range(4):
+        after_optimizations(tmp_path, number, "jit_f" if number else "jit_main", HLO.read_text())
+    opened = graph_sources.contents(tmp_path)
+    assert [each.order for each in opened.modules("jit_main")] == [0]
+    assert [each.order for each in opened.modules("1")] == [opened.found[0].order]
+    with pytest.raises(UsageError, match="3 modules are called 'jit_f'; choose by number: "):
+        opened.modules("jit_f")
+    with pytest.raises(UsageError, match="no module 'jit_g'; did you mean jit_f"):
+        opened.modules("jit_g")
+
+
+@pytest.mark.parametrize(("implementation", "compiler"), [("xla", "xla"), ("inductor", "inductor")])
+def test_the_archive_of_a_record_packed_and_unpacked(tmp_path: Path, implementation: str, compiler: str) -> None:
+    archive = DUMPS / f"rmsnorm-llama-8b-bf16-fwd-{implementation}.zip"
+    with zipfile.ZipFile(archive) as packed:
+        packed.extractall(tmp_path)
+    graphs = []
+    for path in (archive, tmp_path):
+        (found,) = graph_sources.contents(path).found
+        graphs.append(found.graph())
+    for graph in graphs:
+        assert graph.compiler == compiler and graph.kernels
+        assert "norm" in " ".join(stage for kernel in graph.kernels for stage in kernel.stages)
+    assert graphs[0].kernels == graphs[1].kernels
+
+
+def test_the_halves_of_a_training_step_are_two_graphs(tmp_path: Path) -> None:
+    opened = graph_sources.contents(DUMPS / "rmsnorm-llama-8b-bf16-train-xla.zip")
+    found = opened.found
+    assert "efficiencies are above the step's" in " ".join(opened.warnings)
+    for each in found:
+        assert {kernel.part for kernel in each.graph().kernels or ()} == {each.name}
+    assert {each.name for each in found} == {"forward", "backward"}
+
+
+def test_one_file_of_inductor_s_code(tmp_path: Path) -> None:
+    with zipfile.ZipFile(DUMPS / "rmsnorm-llama-8b-bf16-fwd-inductor.zip") as packed:
+        (tmp_path / "code.py").write_bytes(packed.read("forward/output_code.py"))
+    (found,) = graph_sources.contents(tmp_path / "code.py").found
+    graph = found.graph()
+    assert graph.compiler == "inductor" and graph.kernels
+
+
+def test_a_folder_of_graphs(tmp_path: Path) -> None:
+    store.save(XLA, tmp_path / "a.json")
+    store.save(INDUCTOR, tmp_path / "b.json.gz")
+    found = graph_sources.contents(tmp_path).found
+    assert [(each.name, each.graph()) for each in found] == [("a", XLA), ("b", INDUCTOR)]
+
+
+def test_a_folder_of_hlo_files_and_archives(tmp_path: Path) -> None:
+    (tmp_path / "a.hlo.txt").write_bytes(HLO.read_bytes())
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(HLO.read_bytes()))
+    (tmp_path / "notes.txt").write_text("nothing")
+    (tmp_path / "broken.gz").write_bytes(b"\x1f\x8bbroken")
+    for direction, implementation in (("train", "xla"), ("fwd", "xla"), ("fwd", "inductor")):
+        name = f"rmsnorm-llama-8b-bf16-{direction}-{implementation}.zip"
+        (tmp_path / name).write_bytes((DUMPS / name).read_bytes())
+    opened = graph_sources.contents(tmp_path)
+    names = [each.name for each in opened.found]
+    step = "rmsnorm-llama-8b-bf16-train-xla"
+    assert set(names) == {
+        "a.hlo.txt", "b.txt.gz", "rmsnorm-llama-8b-bf16-fwd-inductor", "rmsnorm-llama-8b-bf16-fwd-xla",
+        f"{step}/forward", f"{step}/backward",
+    }
+    assert len(names) == 6 and all(each.graph().kernels for each in opened.found)
+    assert {kernel.part for kernel in opened.module(f"{step}/backward").graph().kernels or ()} == {"backward"}
+
+
+def test_what_a_record_was_compiled_to() -> None:
+    found = {each.name: each for each in graph_sources.contents(DUMPS.parent).found}
+    (module,) = found["rmsnorm/llama-8b/bf16/fwd/xla"].compiled()
+    assert module[0] == "rmsnorm/llama-8b/bf16/fwd/xla" and module[1].snapshots()
+    step = "rmsnorm/llama-8b/bf16/train/xla"
+    assert [name for name, _ in found[step].compiled()] == [f"{step} forward", f"{step} backward"]
+    assert found["rmsnorm/llama-8b/bf16/fwd/inductor"].compiled() == []
+
+
+def test_the_target_s_ceilings_and_whose_they_are(tmp_path: Path) -> None:
+    store.save(XLA, tmp_path / "a.json")
+    (found,) = graph_sources.contents(tmp_path / "a.json").found
+    ceilings, whose = found.ceilings_for(found.graph(), None)
+    assert ceilings is not None and ceilings.bandwidth(1, 1) > 1e12 and whose == "h200"
+
+
+def zipped(**members: bytes) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as packed:
+        for name, data in members.items():
+            packed.writestr(name, data)
+    return stream.getvalue()
+
+
+HOSTILE = {
+    "empty": b"",
+    "binary": bytes(range(256)) * 40,
+    "text": b"just some words\n",
+    "json": b'{"schema": ',
+    "other json": b'{"schema": "something else"}',
+    "deep json": b'{"schema": ' + b"[" * 100_000,
+    "many, none of them a graph": b'{"schema": "xlafuse.explained/1", "graphs": [1]}',
+    "cut gzip": gzip.compress(b"HloModule x\n" * 1000)[:40],
+    "cut zip": zipped(a=b"b" * 1000)[:60],
+    "zip of others": zipped(a=b"b"),
+    "zip that leaves its folder": zipped(**{"../../x/forward/optimized.hlo.txt": b"HloModule x"}),
+    "mlir": b"module @jit_f {\n}\n",
+    "cut hlo": HLO.read_bytes()[:700],
+    "python": b"import os\nos.system('touch /tmp/should-not-exist')\n",
+}
+
+
+def test_what_only_looks_like_hlo_is_counted_as_unparsed(tmp_path: Path) -> None:
+    path = tmp_path / "brackets.hlo.txt"
+    path.write_bytes(b"HloModule x\nENTRY e {\n ROOT a = " + b"(" * 20_000 + b"\n}\n")
+    (found,) = graph_sources.contents(path).found
+    assert len(found.graph().unparsed) == 1
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("suffix", ["", ".py", ".json", ".zip", ".hlo.pb"])
+def test_hostile_files_are_refused_by_name_in_one_line(tmp_path: Path, name: str, suffix: str) -> None:
+    path = tmp_path / f"hostile{suffix}"
+    path.write_bytes(HOSTILE[name])
+    start = time.process_time()
+    with pytest.raises(UsageError) as refused:
+        for found in graph_sources.contents(path).found:
+            found.graph()
+    assert time.process_time() - start < 5
+    assert str(path) in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_folders_that_hold_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="nothing here that can be read; expected a run folder"):
+        graph_sources.contents(tmp_path)
+    (tmp_path / "a.json").write_text(json.dumps({"schema": "another"}))
+    with pytest.raises(UsageError, match="nothing here that can be read; expected a run folder"):
+        graph_sources.contents(tmp_path)
+    (tmp_path / "b.json").write_text(json.dumps({"schema": store.SCHEMA}))
+    with pytest.raises(UsageError, match="b.json: .*name"):
+        graph_sources.contents(tmp_path).found[0].graph()

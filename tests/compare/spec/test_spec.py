@@ -1,0 +1,143 @@
+"""Blocks as data: names, cases, and the bytes that no implementation can avoid."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import replace
+
+import pytest
+
+from compare.base import host
+from compare.base.paths import PROJECT
+from compare.numerics import input_arrays
+from compare.spec.block import Block
+from compare.spec.blocks import BLOCKS, attention, requirements
+from compare.spec.case import Case
+from compare.spec.tensor import Tensor
+
+
+@pytest.mark.parametrize("block", BLOCKS.values(), ids=lambda b: b.name)
+def test_a_block_is_consistent(block: Block) -> None:
+    axes = {axis for t in block.inputs for axis in t.axes}
+    names = [t.name for t in (*block.inputs, *block.outputs)]
+    assert len(names) == len(set(names))
+    assert set(block.backward_needs) <= set(names)
+    assert bool(block.backward_needs) == ("train" in block.directions)
+    assert {axis for s in block.slices for axis in ([s] if isinstance(s, str) else s)} <= axes
+    assert len({i.name for i in block.implementations}) == len(block.implementations)
+    assert len({s.name for s in block.shapes}) == len(block.shapes)
+    for shape in block.shapes:
+        assert axes <= set(shape.sizes), shape.name
+    for suite in ("quick", "full", "check"):
+        cases = block.cases(suite)
+        assert cases and len({c.id for c in cases}) == len(cases)
+    assert {c.id for c in block.cases("quick")} <= {c.id for c in block.cases("full")}
+    assert {c.direction for c in block.cases("quick")} == set(block.directions)
+
+
+def test_compulsory_bytes_of_softmax() -> None:
+    case = Case("softmax", "x", {"rows": 3, "columns": 5}, "bfloat16", "train")
+    # forward reads x and writes y; backward reads dy and y and writes dx
+    assert BLOCKS["softmax"].bytes_compulsory(case) == {"forward": 2 * 2 * 15, "backward": 3 * 2 * 15}
+
+
+def test_a_gradient_that_is_the_cotangent_is_not_written() -> None:
+    case = Case("linear_residual", "x", {"m": 3, "k": 5, "n": 7}, "bfloat16", "train")
+    x, weight, y = 2 * 3 * 5, 2 * 5 * 7, 2 * 3 * 7
+    assert BLOCKS["linear_residual"].compulsory_traffic(case) == {
+        "forward": (x + weight + y, y), "backward": (y + x + weight, x + weight),
+    }
+
+
+def test_compulsory_bytes_of_vector_add() -> None:
+    case = Case("vector_add", "x", {"elements": 7}, "float16", "fwd")
+    block = BLOCKS["vector_add"]
+    assert block.bytes_compulsory(case) == {"forward": 3 * 2 * 7}
+    assert block.part_flops(case)["forward"] / block.bytes_compulsory(case)["forward"] == pytest.approx(1 / 6)
+
+
+LOOKUP = Block(
+    name="lookup", summary="", reference=lambda xp, i: {"loss": i["table"][i["ids"]].sum()}, shapes=(),
+    inputs=(
+        Tensor("table", ("rows", "columns"), read=lambda s: s["tokens"] * s["columns"]),
+        Tensor("ids", ("tokens",), dtype="int32", draw=lambda g, s: g.integers(0, s["rows"], s["tokens"])),
+    ),
+    outputs=(Tensor("loss", (), dtype="float32"),), implementations=(), flops=lambda s: 0.0, backward_needs=("ids",),
+)
+
+
+def test_integers_are_drawn_and_have_no_gradient() -> None:
+    case = Case("lookup", "x", {"rows": 100, "columns": 3, "tokens": 7}, "bfloat16", "train")
+    table, ids = LOOKUP.inputs
+    drawn = input_arrays.draw(case, ids, seed=0)
+    assert drawn.shape == (7,) and drawn.min() >= 0 and drawn.max() < 100
+    assert (drawn == input_arrays.draw(case, ids, seed=0)).all()
+    assert (drawn != input_arrays.draw(case, ids, seed=1)).any()
+    assert table.differentiable and not ids.differentiable
+    # forward reads 7 rows of 3 and 7 ids and writes the loss; backward reads dloss and ids and writes all of dtable
+    assert LOOKUP.compulsory_traffic(case) == {
+        "forward": (2 * 21 + 4 * 7, 4), "backward": (4 + 4 * 7, 2 * 300),
+    }
+
+
+def test_logits_of_ignored_tokens_need_not_be_read() -> None:
+    sizes = {"tokens": 40, "classes": 10, "ignored_percent": 5}
+    case = Case("cross_entropy", "x", sizes, "bfloat16", "train")
+    labels = input_arrays.draw(case, BLOCKS["cross_entropy"].tensor("labels"), 0)
+    assert (labels == -100).sum() == 2 and labels[labels != -100].min() >= 0 and labels.max() < 10
+    # forward reads 38 rows and all labels and writes the loss; backward reads dloss, too, and writes every gradient
+    assert BLOCKS["cross_entropy"].compulsory_traffic(case) == {
+        "forward": (2 * 380 + 4 * 40, 4), "backward": (4 + 2 * 380 + 4 * 40, 2 * 400),
+    }
+
+
+def test_what_is_drawn_in_another_shape_is_refused() -> None:
+    case = Case("lookup", "x", {"rows": 100, "columns": 3, "tokens": 7}, "bfloat16", "train")
+    with pytest.raises(ValueError, match=r"ids was drawn in shape \(3,\), expected \(7,\)"):
+        wrong = Tensor("ids", ("tokens",), dtype="int32", draw=lambda g, s: g.integers(0, 9, 3))
+        input_arrays.draw(case, wrong, seed=0)
+
+
+def test_attention_flops_are_half_the_square() -> None:
+    def flops(**more: int) -> dict[str, float]:
+        case = Case("attention", "x", attention.sizes(2, 3, 8, 16, **more), "bfloat16", "train")
+        return BLOCKS["attention"].part_flops(case)
+
+    assert flops()["forward"] == 2 * 3 * (2 * 2 * 8 * 8 * 16) / 2
+    assert flops()["backward"] == 2.5 * flops()["forward"]
+    assert flops(kv_heads=1) == flops(window=8) == flops(window=100) == flops()
+    assert flops(causal=0)["forward"] == 2 * flops()["forward"]
+    assert flops(window=2)["forward"] == 2 * 3 * 2 * 2 * 16 * (8 * 2 - 2)
+
+
+def test_a_case_survives_json() -> None:
+    for block in BLOCKS.values():
+        for case in block.cases("full"):
+            assert Case.from_json(case.to_json()) == case
+
+
+def test_a_block_is_given_its_attributes_and_those_sizes_that_are_parameters() -> None:
+    block = replace(LOOKUP, attributes={"scale": 0.5}, parameters=("window",))
+    case = Case("lookup", "x", {"rows": 100, "columns": 3, "tokens": 7, "window": 4}, "bfloat16", "fwd")
+    assert block.attributes_of(case) == {"scale": 0.5, "window": 4}
+
+
+def test_optional_packages_are_the_extra_of_their_name() -> None:
+    """The versions that rows were tested with are those that `pip install xlafuse[peers]` brings."""
+    extras = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    packages = {r for r in requirements("torch") if host.distribution(r) != "torch"}
+    assert packages == set(extras["peers"])
+
+
+def test_a_package_that_is_missing_is_named_with_its_cure() -> None:
+    assert host.missing(("numpy>=1",)) is None
+    problem = host.missing(("numpy>=1", "no-such-package[extra]==1.2"))
+    assert problem is not None and problem.startswith("no-such-package is not installed")
+    assert '-m pip install "no-such-package[extra]==1.2"' in problem
+
+
+def test_a_package_that_is_too_old_is_missing_and_another_one_than_the_tested_is_not() -> None:
+    assert host.missing(("numpy==0.1", "numpy>=1.9")) is None
+    problem = host.missing(("numpy>=1000.0",))
+    assert problem is not None and re.match(r"numpy [\d.]+ is too old \(.* -m pip install \"numpy>=1000.0\"\)", problem)

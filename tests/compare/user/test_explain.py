@@ -1,0 +1,329 @@
+"""`xlafuse.explain` on what users have, through the process that compiles; for a GPU that is not there."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import xlafuse
+from compare.cli.main import cli
+
+pytestmark = pytest.mark.slow
+CODE = Path(__file__).parent / "user_code"
+TARGET = {"target": "h200"}
+
+
+@pytest.fixture
+def jax_code(monkeypatch: pytest.MonkeyPatch) -> Any:
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # a GPU is for the process that compiles
+    pytest.importorskip("jax")
+    monkeypatch.syspath_prepend(str(CODE))
+    return importlib.import_module("jax_code")
+
+
+@pytest.fixture
+def torch_code(monkeypatch: pytest.MonkeyPatch) -> Any:
+    pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(str(CODE))
+    return importlib.import_module("torch_code")
+
+
+def struct(*shape: int, dtype: str = "bfloat16") -> Any:
+    import jax
+
+    return jax.ShapeDtypeStruct(shape, jax.numpy.dtype(dtype))
+
+
+def names(graph: Any) -> set[str]:
+    return {op.op for kernel in graph.kernels for op in kernel.source_ops}
+
+
+def stages(graph: Any) -> set[str]:
+    return {stage for kernel in graph.kernels for stage in kernel.stages}
+
+
+def inputs(graph: Any) -> list[tuple[tuple[int, ...], str]]:
+    return [(buffer.shape, buffer.dtype) for buffer in graph.buffers if buffer.role == "input"]
+
+
+# JAX
+
+
+def test_a_plain_function(jax_code: Any):
+    explained = xlafuse.explain(jax_code.gelu, struct(256, 512), **TARGET)
+    graph = explained.graph
+    assert (graph.name, graph.compiler, graph.target) == ("gelu", "xla", "h200")
+    (kernel,) = graph.kernels
+    assert kernel.bytes_read == kernel.bytes_written == 256 * 512 * 2
+    assert "tanh" in names(graph)
+    assert any(line.endswith("jax_code.py:11") for line in kernel.lines)
+    assert graph.versions["jax"] and not graph.unparsed and not explained.notes
+    assert str(explained).startswith("gelu\n") and "fusion" in str(explained)
+
+
+def test_it_renders_in_a_notebook(jax_code: Any):
+    pytest.importorskip("jinja2")
+    page = xlafuse.explain(jax_code.gelu, struct(8, 128), **TARGET, name="<gelu>")._repr_html_()
+    assert "<table" in page and "&lt;gelu&gt;" in page and "<gelu>" not in page
+
+
+def test_pytrees_keywords_and_static_values(jax_code: Any):
+    import jax.numpy as jnp
+    import numpy as np
+
+    leaves = {"a": np.ones((16, 32), np.float32), "rest": [jnp.ones((32, 8))]}
+    product = xlafuse.explain(jax_code.tree, leaves, "product", scale=None, **TARGET).graph
+    assert inputs(product) == [((16, 32), "f32"), ((32, 8), "f32")]
+    scaled = xlafuse.explain(jax_code.tree, leaves, "sum", scale=struct(8, dtype="float32"), **TARGET).graph
+    assert inputs(scaled) == [((16, 32), "f32"), ((32, 8), "f32"), ((8,), "f32")]
+    assert "add" in names(scaled) - names(product)
+
+
+def test_a_jitted_train_step_with_scan_and_remat(jax_code: Any):
+    args, kwargs = jax_code.train_inputs()
+    graph = xlafuse.explain(jax_code.train_step, *args, **kwargs, **TARGET).graph
+    assert {kernel.launches for kernel in graph.kernels} >= {1, 3}  # three layers, in a loop
+    assert any(op.rematerialized and op.op == "tanh" for kernel in graph.kernels for op in kernel.source_ops)
+    assert any(op.backward for kernel in graph.kernels for op in kernel.source_ops)
+    assert "layer" in {stage.split("/")[-1] for stage in stages(graph)}
+    # The learning rate is a Python number that the function does not call static, so that jit traces it.
+    assert ((), "f32") in inputs(graph)
+    assert "clamp" in names(graph) or {"min", "max"} & names(graph)
+
+
+def test_an_nnx_attention_module(jax_code: Any):
+    module = jax_code.attention()
+    graph = xlafuse.explain(module, struct(2, 16, 64, dtype="float32"), mask=None, **TARGET).graph
+    assert graph.name == "Attention"
+    assert {"norm", "attention"} <= {stage.split("/")[0] for stage in stages(graph)}
+    assert len(inputs(graph)) == 10  # four kernels and biases, the norm's scale, x: no weight became a constant
+    assert ((2, 16, 64), "f32") in inputs(graph)
+    method = xlafuse.explain(module.only_norm, struct(2, 16, 64, dtype="float32"), **TARGET).graph
+    assert method.name == "Attention.only_norm"
+    assert "dot_general" not in names(method)
+
+
+def test_a_module_that_changes_its_variables_computes_them(jax_code: Any):
+    from flax import nnx
+
+    graph = xlafuse.explain(jax_code.Counting(rngs=nnx.Rngs(0)), struct(128, 64, dtype="float32"), **TARGET).graph
+    returned = [buffer.shape for buffer in graph.buffers if buffer.role == "output"]
+    assert sorted(returned) == [(64,), (64,), (128, 64)]  # running mean and variance beside the result
+
+
+def test_training_is_two_compiled_calls(jax_code: Any):
+    graph = xlafuse.explain(jax_code.normed_gelu, struct(128, 256), struct(256), grad=True, **TARGET).graph
+    assert {kernel.part for kernel in graph.kernels} == {"forward", "backward"}
+    assert graph.saved
+    by_backward = {a.buffer for kernel in graph.kernels if kernel.part == "backward" for a in kernel.inputs}
+    assert {buffer.name for buffer in graph.saved} <= by_backward
+    gradients = {buffer.shape for buffer in graph.buffers if buffer.role == "output"}
+    assert {(128, 256), (256,)} <= gradients
+
+
+def test_what_is_lowered_or_compiled_already(jax_code: Any):
+    import jax
+
+    lowered = jax.jit(jax_code.gelu).lower(struct(64, 128))
+    for_target = xlafuse.explain(lowered, **TARGET).graph
+    assert (for_target.name, for_target.target, len(for_target.kernels)) == ("gelu", "h200", 1)
+    assert any(line.endswith("jax_code.py:11") for line in for_target.kernels[0].lines)
+    as_compiled = xlafuse.explain(lowered.compile())
+    assert as_compiled.graph.name == "gelu" and "tanh" in names(as_compiled.graph)
+    assert any("compiled for the CPU" in note for note in as_compiled.notes) == (jax.default_backend() == "cpu")
+    with pytest.raises(xlafuse.ExplainError, match="neither arguments"):
+        xlafuse.explain(lowered, struct(64, 128))
+
+
+def test_several_are_compared(jax_code: Any):
+    pair = {"plain": jax_code.normed_gelu, "apart": jax_code.normed_gelu_apart}
+    explained = xlafuse.explain(pair, struct(256, 512), struct(512), **TARGET)
+    assert [len(graph.kernels) for graph in explained.graphs.values()] == [1, 2]
+    assert "parted" in explained.align().row("activation").cells[1].relations
+    assert any("apart" in finding.text for finding in explained.findings())
+    assert "parted" in str(explained)
+    assert str(explained["plain"]).startswith("plain")
+    with pytest.raises(ValueError, match="2 graphs"):
+        _ = explained.graph
+
+
+def test_closed_over_weights_are_noted(jax_code: Any):
+    import jax.numpy as jnp
+
+    weights = jnp.ones((128, 128))
+    (note,) = xlafuse.explain(lambda x: x @ weights, struct(8, 128, dtype="float32"), **TARGET, name="f").notes
+    assert note.startswith("f closes over arrays (float32[128, 128])")
+
+
+def test_the_callers_process_stays_as_it_was(jax_code: Any):
+    import jax
+
+    def state() -> Any:
+        return dict(jax.config.values), dict(os.environ), list(sys.path), jax.jit(jax_code.gelu)._cache_size()
+
+    before = state()
+    xlafuse.explain(jax_code.gelu, struct(8, 8), **TARGET)
+    assert state() == before
+
+
+def test_the_callers_settings_count(jax_code: Any):
+    import jax
+
+    with jax.enable_x64(True):
+        graph = xlafuse.explain(jax_code.gelu, struct(8, 8, dtype="float64"), **TARGET).graph
+    assert {buffer.dtype for buffer in graph.buffers} == {"f64"}
+
+
+@pytest.mark.parametrize(
+    ("call", "complaint"),
+    [
+        (lambda code: xlafuse.explain(code.mismatched, struct(8, 16), **TARGET), r"TypeError: .*jax_code.py:\d+"),
+        (lambda code: xlafuse.explain(code.gelu, 3.0, **TARGET), "say framework='jax'"),
+        (lambda code: xlafuse.explain(code.gelu, struct(8, dtype="int32"), grad=True, **TARGET), "floating dtype"),
+        (lambda code: xlafuse.explain(code.gelu, struct(8), target="h2000"), "unknown target"),
+        (lambda code: xlafuse.explain(3, struct(8)), "cannot be called"),
+        (lambda code: xlafuse.explain([code.gelu], struct(8), name="f"), "one graph"),
+        (lambda code: xlafuse.explain(lambda x: os._exit(7), struct(8), **TARGET), "died .exit code 7"),
+        (lambda code: xlafuse.explain(lambda x: time.sleep(60), struct(8), **TARGET, timeout=4), "4 s.*--timeout"),
+    ],
+)
+def test_what_goes_wrong_is_one_error(jax_code: Any, call: Any, complaint: str):
+    with pytest.raises(xlafuse.ExplainError, match=complaint):
+        call(jax_code)
+
+
+def test_saved_graphs_are_read_again(jax_code: Any, tmp_path: Path):
+    explained = xlafuse.explain(jax_code.gelu, struct(8, 128), **TARGET)
+    explained.save(tmp_path / "gelu.json.gz")
+    assert xlafuse.load(tmp_path / "gelu.json.gz") == explained.graph
+    (tmp_path / "no.json").write_text("{}")
+    with pytest.raises(ValueError, match="no.json"):
+        xlafuse.load(tmp_path / "no.json")
+
+
+# PyTorch
+
+
+def test_a_torch_module_with_keywords(torch_code: Any):
+    import torch
+
+    (x,), keywords = torch_code.inputs()
+    module = torch.compile(torch_code.mlp())
+    graph = xlafuse.explain(module, x, **keywords, **TARGET).graph
+    assert (graph.name, graph.compiler, graph.target) == ("Mlp", "inductor", "h200")
+    assert [kernel.kind for kernel in graph.kernels].count("gemm") == 2
+    assert any(line.endswith("torch_code.py:14") for kernel in graph.kernels for line in kernel.lines)
+    assert not torch.cuda.is_initialized() and module.training
+
+
+def test_torch_forward_and_backward(torch_code: Any):
+    import torch
+
+    q = torch.empty(2, 4, 64, 32, dtype=torch.bfloat16, device="meta")
+    explained = xlafuse.explain(torch_code.attention, q, q, q, grad=True, **TARGET)
+    graph = explained.graph
+    assert [kernel.kind for kernel in graph.kernels].count("attention") == 2
+    assert {kernel.part for kernel in graph.kernels} == {"forward", "backward"}
+    (note,) = explained.notes
+    assert "flash is assumed" in note
+
+
+def test_a_mask_is_not_for_the_flash_kernel(torch_code: Any):
+    import torch
+
+    q = torch.empty(2, 4, 64, 32, dtype=torch.bfloat16)
+    (note,) = xlafuse.explain(torch_code.attention, q, q, q, mask=q.new_empty(2, 1, 64, 64), **TARGET).notes
+    assert "efficient is assumed" in note
+
+
+def test_graph_breaks_are_reasons(torch_code: Any):
+    import torch
+
+    explained = xlafuse.explain(torch_code.broken, torch.empty(32, 64), **TARGET)
+    graph = explained.graph
+    assert len(graph.kernels) == 2
+    between, broke = [reason for reason in graph.reasons if reason.code == "graph-break"]
+    assert (between.producer, between.consumer) == tuple(kernel.name for kernel in graph.kernels)
+    assert broke.line.endswith("torch_code.py:29") and len(explained.notes) == 1
+    assert f"breaks at {broke.line}: Call to `torch._dynamo.graph_break()`" in explained.notes[0]
+
+
+def test_torch_errors_name_the_users_line(torch_code: Any):
+    import torch
+
+    with pytest.raises(xlafuse.ExplainError, match=r"(?s)mismatched: .*torch_code.py:\d+"):
+        xlafuse.explain(torch_code.mismatched, torch.empty(8, 16), **TARGET)
+
+
+@pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers (180 MB): pip install transformers")
+def test_a_llama_decoder_layer(torch_code: Any):
+    layer, args, kwargs = torch_code._llama()
+    explained = xlafuse.explain(layer, *args, **kwargs, grad=True, **TARGET)
+    graph = explained.graph
+    assert not [reason for reason in graph.reasons if reason.code == "graph-break"]
+    forward = [kernel for kernel in graph.kernels if kernel.part == "forward"]
+    assert [kernel.kind for kernel in forward].count("gemm") == 7
+    assert any("scaled_dot_product_flash_attention" in kernel.name for kernel in forward)
+    assert graph.saved and not graph.unparsed
+
+
+# On this machine's GPU
+
+
+@pytest.mark.gpu
+def test_jax_on_the_gpu_that_is_here(jax_code: Any):
+    graph = xlafuse.explain(jax_code.normed_gelu, struct(128, 256), struct(256), grad=True).graph
+    assert "NVIDIA" in graph.target
+    assert {kernel.provenance for kernel in graph.kernels} <= {"compiled", "device"}
+
+
+@pytest.mark.gpu
+def test_torch_on_the_gpu_that_is_here(torch_code: Any):
+    (x,), keywords = torch_code.inputs()
+    graph = xlafuse.explain(torch_code.mlp(), x, **keywords, grad=True).graph
+    assert "NVIDIA" in graph.target
+    assert {kernel.part for kernel in graph.kernels} == {"forward", "backward"}
+    assert {kernel.provenance for kernel in graph.kernels} <= {"compiled", "device"}
+
+
+# The command
+
+
+def test_the_command(jax_code: Any, tmp_path: Path):
+    def run(*words: str) -> Any:
+        return CliRunner().invoke(cli, ["explain", *words, "--target", "h200"])
+
+    source = str(CODE / "jax_code.py")
+    shown = run(f"{source}:train_step", "--inputs", f"{source}:train_inputs", "--out", str(tmp_path / "step.json"))
+    assert shown.exit_code == 0, shown.output
+    assert "train_step" in shown.stdout and "3 launches" in shown.stdout
+    assert xlafuse.load(tmp_path / "step.json").name == "train_step"
+    shapes = ["--args", "bf16[256,512], bf16[512]", "--framework", "jax"]
+    both = run(f"{source}:normed_gelu", f"{source}:normed_gelu_apart", *shapes, "--json")
+    data = json.loads(both.stdout)
+    assert {name: len(graph["kernels"]) for name, graph in data["graphs"].items()} == {
+        "normed_gelu": 1, "normed_gelu_apart": 2,
+    }
+    why = run(f"{source}:normed_gelu_apart", *shapes, "--why")
+    assert "1. 524 kB" in why.stdout
+    failed = run(f"{source}:mismatched", "--args", "f32[2,3]", "--framework", "jax")
+    assert failed.exit_code == 1 and "mismatched: TypeError" in failed.stderr.splitlines()[-1]
+
+
+def test_nothing_but_progress_goes_to_stderr(jax_code: Any):
+    words = [f"{CODE / 'jax_code.py'}:normed_gelu", "--args", "bf16[256,512], bf16[512]", "--framework", "jax"]
+    done = subprocess.run(
+        [sys.executable, "-m", "compare", "explain", *words, "--target", "h200"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert all(line.startswith(("compiling ", "still compiling")) for line in done.stderr.splitlines()), done.stderr

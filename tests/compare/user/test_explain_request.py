@@ -1,0 +1,120 @@
+"""What crosses to the process that compiles, and how."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compare.user.explain_request import ArrayLike, NotSendable, pack, unpack
+
+
+def itself(like: ArrayLike) -> ArrayLike:
+    return like
+
+
+def test_arrays_cross_without_their_data():
+    big = np.ones((1 << 20,), np.float32)
+    data = pack(({"x": big}, [big, 3, "mode", None]), arrays=False)
+    assert len(data) < 2000
+    like = ArrayLike("numpy", (1 << 20,), "float32")
+    assert unpack(data, itself) == ({"x": like}, [like, 3, "mode", None])
+
+
+def test_what_is_closed_over_crosses_with_its_data():
+    weights = np.arange(6.0)
+    function = unpack(pack(lambda x: x + weights, arrays=True), itself)
+    assert function(1).tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_shape_stands_for_itself():
+    like = ArrayLike("numpy", (2, 3), "bfloat16")
+    assert unpack(pack([like, like], arrays=False), itself) == [like, like]
+
+
+def test_importable_functions_cross_by_name():
+    assert len(pack(_quantiles(), arrays=True)) < 100
+
+
+def _quantiles():
+    import statistics
+
+    return statistics.quantiles
+
+
+def test_functions_of_a_module_that_nobody_could_import_cross_by_value(tmp_path: Path):
+    file = tmp_path / "made_up.py"
+    file.write_text("def double(x):\n    return factor * x\nfactor = 2\n")
+    module = types.ModuleType("made_up_by_a_test_runner")
+    module.__file__ = str(file)
+    exec(compile(file.read_text(), str(file), "exec"), vars(module))
+    sys.modules[module.__name__] = module
+    try:
+        data = pack(module.double, arrays=True)
+    finally:
+        del sys.modules[module.__name__]
+    (tmp_path / "parcel").write_bytes(data)
+    program = f"import pickle; print(pickle.load(open({str(tmp_path / 'parcel')!r}, 'rb'))(21))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "42"
+
+
+def test_what_cannot_leave_its_process_is_named():
+    lock = __import__("threading").Lock()
+    with pytest.raises(NotSendable, match="lock"):
+        pack(lambda: lock, arrays=True)
+
+
+def test_jitted_functions_keep_their_options():
+    jax = pytest.importorskip("jax")
+
+    def step(state, x, *, mode):
+        return state + x if mode == "add" else state
+
+    jitted = jax.jit(step, donate_argnums=0, static_argnames=("mode",))
+    again = unpack(pack(jitted, arrays=True), itself)
+    x = jax.ShapeDtypeStruct((4,), "float32")
+    traced = again.trace(x, x, mode="add")
+    assert [info.donated for info in jax.tree.leaves(traced.args_info)] == [True, False]
+
+
+def test_jax_arrays_keys_and_tracers():
+    jax = pytest.importorskip("jax")
+    key = jax.random.key(0)
+    assert unpack(pack([key, jax.numpy.ones((2,), "bfloat16")], arrays=False), itself) == [
+        ArrayLike("jax", (), "key<fry>", is_key=True), ArrayLike("jax", (2,), "bfloat16"),
+    ]
+    with pytest.raises(NotSendable, match="outside jit"):
+        jax.jit(lambda x: pack([x], arrays=False))(1.0)
+
+
+def test_torch_modules_cross_without_weights_and_stay_tied():
+    torch = pytest.importorskip("torch")
+    first, second = torch.nn.Linear(512, 512), torch.nn.Linear(512, 512)
+    second.weight = first.weight
+    data = pack(torch.nn.Sequential(first, second), arrays=False)
+    assert len(data) < 10_000
+
+    def meta(like: ArrayLike):
+        made = torch.empty_strided(like.shape, like.stride, dtype=getattr(torch, like.dtype), device="meta")
+        return torch.nn.Parameter(made) if like.is_parameter else made
+
+    again = unpack(data, meta)
+    assert again[0].weight is again[1].weight
+    transposed = unpack(pack([torch.ones(3, 5).t()], arrays=False), itself)
+    assert transposed == [ArrayLike("torch", (5, 3), "float32", (1, 5))]
+
+
+def test_sparse_tensors_are_refused():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(NotSendable, match="sparse"):
+        pack([torch.eye(3).to_sparse()], arrays=False)
+
+
+def test_a_parcel_is_a_plain_pickle():
+    assert pickle.loads(pack({"a": 1}, arrays=False)) == {"a": 1}

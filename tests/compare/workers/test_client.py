@@ -1,0 +1,125 @@
+"""Workers that answer, refuse, die, hang and print too much."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from compare.workers.client import Worker, WorkerDied, WorkerError, WorkerTimeout, interpreter
+from compare.workers.pool import Crew
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[Worker]:
+    script = Path(__file__).with_name("odd_worker.py")
+    worker = Worker("odd", tmp_path / "odd.log", command=[sys.executable, str(script)])
+    worker.wait_ready(30)
+    yield worker
+    worker.kill()
+
+
+def test_it_answers(worker: Worker) -> None:
+    assert worker.ask("echo", number=3, text="ä\n") == {"number": 3, "text": "ä\n"}
+    assert len(worker.ask("large")) == 8 << 20
+    assert worker.ask("echo") == {}
+
+
+def test_a_refusal_carries_its_kind_and_the_worker_lives_on(worker: Worker) -> None:
+    with pytest.raises(WorkerError, match="no GPU here") as refusal:
+        worker.ask("refuse")
+    assert refusal.value.kind == "skipped"
+    assert worker.ask("echo", a=1) == {"a": 1}
+
+
+@pytest.mark.parametrize(("method", "how"), [("exit", "exit code 7"), ("kill", "signal SIGKILL")])
+def test_a_death_says_how(worker: Worker, method: str, how: str) -> None:
+    with pytest.raises(WorkerDied, match=how):
+        worker.ask(method)
+    assert not worker.alive
+    with pytest.raises(WorkerDied):
+        worker.ask("echo")
+
+
+def test_a_hang_ends_at_the_time_limit(worker: Worker) -> None:
+    with pytest.raises(WorkerTimeout, match="within 1 s"):
+        worker.ask("hang", timeout=1)
+    assert not worker.alive
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own", [None, "1"])
+def test_inductors_compile_processes_stay_unless_the_user_says_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str | None
+) -> None:
+    name = "TORCHINDUCTOR_QUIESCE_ASYNC_COMPILE_POOL"
+    monkeypatch.delenv(name, raising=False)
+    if own:
+        monkeypatch.setenv(name, own)
+    script = Path(__file__).with_name("odd_worker.py")
+    worker = Worker("odd", tmp_path / "odd.log", command=[sys.executable, str(script)])
+    worker.wait_ready(30)
+    assert worker.ask("variable", name=name) == (own or "0")
+    worker.kill()
+
+
+def test_a_crew_restarts_a_dead_worker(tmp_path: Path) -> None:
+    crew = Crew(tmp_path, {})
+    try:
+        crew.ask("reference", "produce", **_tiny(tmp_path))
+        crew._workers["reference"].kill()
+        with pytest.raises(WorkerDied):
+            crew.ask("reference", "produce", **_tiny(tmp_path))
+        assert "y" in crew.ask("reference", "produce", **_tiny(tmp_path))
+    finally:
+        crew.stop()
+
+
+@pytest.mark.slow
+def test_a_restarted_worker_is_a_fresh_one(tmp_path: Path) -> None:
+    crew = Crew(tmp_path, {})
+    try:
+        crew.start(["reference"])
+        before = crew._workers["reference"]
+        crew.dismiss(["reference"])
+        assert not before.alive and crew._workers == {}
+        crew.start(["reference"])
+        assert crew._workers["reference"].alive and crew._workers["reference"] is not before
+        assert "y" in crew.ask("reference", "produce", **_tiny(tmp_path))
+    finally:
+        crew.stop()
+
+
+@pytest.mark.slow
+def test_a_framework_that_is_not_installed_is_a_skip_with_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "jax.py").write_text("raise ModuleNotFoundError(\"No module named 'jax'\", name='jax')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    crew = Crew(tmp_path, {"PYTHONPATH": f"{Path(__file__).parents[3]}:{tmp_path}"})
+    try:
+        for _ in range(2):  # the second ask does not start another process that fails
+            with pytest.raises(WorkerError, match="jax is not installed.*pip install") as refusal:
+                crew.ask("xla", "environment")
+            assert refusal.value.kind == "skipped"
+    finally:
+        crew.stop()
+
+
+def test_each_framework_has_its_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLAFUSE_XLA_PYTHON", "/xla/python")
+    monkeypatch.setenv("XLAFUSE_TORCH_PYTHON", "/torch/python")
+    assert interpreter("xla") == "/xla/python"
+    assert {interpreter(role) for role in ("torch", "reference", "interpreter", "target")} == {"/torch/python"}
+    monkeypatch.delenv("XLAFUSE_XLA_PYTHON")
+    assert interpreter("xla") == sys.executable
+
+
+def _tiny(folder: Path) -> dict[str, object]:
+    case = {
+        "block": "softmax", "name": "tiny", "sizes": {"rows": 2, "columns": 3}, "dtype": "float32",
+        "direction": "fwd", "precision": "ieee",
+    }
+    return {"case": case, "seed": 0, "folder": str(folder / "data")}

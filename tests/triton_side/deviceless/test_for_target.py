@@ -1,0 +1,378 @@
+"""Inductor's code for an H200, compiled on a machine that need not have one, each time in a process of its own."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PROPERTIES = ROOT / "compare/targets/h200/cuda_device_properties.json"
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ to build fake_cuda_hooks.cpp"),
+]
+
+PRELUDE = f"""
+import dataclasses, json, sys
+from triton_side import deviceless
+properties = json.load(open({str(PROPERTIES)!r}))
+"""
+MLP = {
+    "x": [64, 128],
+    "norm_weight": [128],
+    "gate_weight": [128, 256],
+    "up_weight": [128, 256],
+    "down_weight": [256, 128],
+}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fake_cuda")
+
+
+def python(code: str, cache: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    env |= {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(cache), "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor")}
+    return subprocess.run([sys.executable, "-c", PRELUDE + code], env=env | environment, capture_output=True, text=True)
+
+
+def answer(code: str, cache: Path, **environment: str) -> Any:
+    done = python(code, cache, **environment)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def compiled_mlp(folder: Path, cache: Path, **options: bool) -> Any:
+    """The kernels of the swiglu_mlp block in bfloat16; all artifacts are written to `folder`."""
+    return answer(
+        f"""
+deviceless.activate(properties)
+from triton_side.blocks import swiglu_mlp
+specs = {{name: (tuple(shape), "bfloat16") for name, shape in {MLP!r}.items()}}
+captured = deviceless.compile_inductor(swiglu_mlp.apply, specs, {{"eps": 1e-6}}, **{options!r})
+captured.write({str(folder)!r})
+print(json.dumps([dataclasses.asdict(kernel) for kernel in captured.kernels]))
+""",
+        cache,
+    )
+
+
+def test_the_training_step_of_an_mlp_is_compiled_to_hopper_binaries(cache, tmp_path):
+    kernels = compiled_mlp(tmp_path, cache, train=True, max_autotune=False)
+    triton = {(kernel["part"], kernel["name"]) for kernel in kernels if kernel["name"].startswith("triton_")}
+    assert {part for part, _ in triton} == {"forward", "backward"}
+    for part, name in triton:
+        folder = tmp_path / part / "triton"
+        assert (folder / f"{name}.cubin").read_bytes().startswith(b"\x7fELF")
+        assert ".target sm_90" in (folder / f"{name}.ptx").read_text()
+        assert "EXIT" in (folder / f"{name}.sass").read_text()
+        assert json.loads((folder / "resources.json").read_text())[name]["registers"] > 0
+    gemms = [kernel for kernel in kernels if kernel["kind"] == "gemm"]
+    assert len(gemms) == 9  # three forward, and the gradients of both operands of each
+    assert all(kernel["is_extern"] and kernel["provenance"] == "compiled" for kernel in gemms)
+    assert {stage for kernel in kernels for stage in kernel["stages"]} == {
+        "norm",
+        "gate",
+        "up",
+        "act",
+        "down",
+        "residual",
+    }
+    assert "empty_strided_cuda" in (tmp_path / "forward/output_code.py").read_text()
+
+
+def test_max_autotune_takes_templates_and_says_that_nothing_was_tuned(cache, tmp_path):
+    kernels = compiled_mlp(tmp_path, cache, train=False, max_autotune=True)
+    gemms = [kernel for kernel in kernels if kernel["kind"] == "gemm"]
+    assert len(gemms) == 3
+    assert all(kernel["is_template"] and kernel["provenance"] == "not autotuned" for kernel in gemms)
+    assert all((tmp_path / "forward/triton" / f"{kernel['name']}.cubin").exists() for kernel in gemms)
+
+
+def test_one_candidate_is_compiled_and_several_are_not_autotuned(cache):
+    # Blocks are cut to the tensor, which leaves one candidate at 8 elements. A row of 8192 is reduced in a loop, which
+    # has one candidate too, but a device may add smaller ones.
+    provenance = answer(
+        """
+deviceless.activate(properties)
+from triton_side.blocks import softmax, vector_add
+found = []
+for block, names, shape in [(vector_add, "xy", (8,)), (vector_add, "xy", (65536,)), (softmax, "x", (64, 8192))]:
+    specs = {name: (shape, "bfloat16") for name in names}
+    captured = deviceless.compile_inductor(block.apply, specs, {}, train=False, max_autotune=False)
+    found.append([kernel.provenance for kernel in captured.kernels])
+print(json.dumps(found))
+""",
+        cache,
+    )
+    assert provenance == [["compiled"], ["not autotuned"], ["not autotuned"]]
+
+
+def compiled(cache: Path, function: str, shapes: dict[str, tuple[int, ...]], dtype: str, **options: bool) -> Any:
+    """(kernels, unparsed calls) of `function`, the source of a function `apply(inputs)`."""
+    return answer(
+        f"""
+deviceless.activate(properties)
+import torch
+{function}
+specs = {{name: (tuple(shape), {dtype!r}) for name, shape in {shapes!r}.items()}}
+captured = deviceless.compile_inductor(apply, specs, {{}}, **{options!r})
+kernels = [dataclasses.asdict(kernel) for kernel in captured.kernels]
+print(json.dumps([kernels, [call for graph in captured.graphs for call in graph.unparsed]]))
+""",
+        cache,
+    )
+
+
+PRODUCTS = """
+def apply(inputs):
+    x, a, b = inputs["x"], inputs["a"], inputs["b"]
+    return {"y": x @ a, "z": x + x @ b}
+"""
+
+
+def test_a_gemm_that_a_device_might_pad_is_not_autotuned(cache):
+    # 16 bytes, the alignment that Inductor pads to, are four floats: 100 = 25 * 4 is aligned, 101 and 257 are not.
+    odd, unparsed = compiled(
+        cache, PRODUCTS, {"x": (257, 101), "a": (101, 257), "b": (101, 101)}, "float32", train=True, max_autotune=False
+    )
+    gemms = [kernel for kernel in odd if kernel["kind"] == "gemm"]
+    assert {"extern_kernels.mm", "extern_kernels.addmm"} <= {kernel["name"] for kernel in gemms}
+    assert len(gemms) == 6 and {kernel["provenance"] for kernel in gemms} == {"not autotuned"}
+    assert not any("aten.constant_pad_nd" in kernel["ops"] for kernel in odd)
+    assert unparsed == []
+    even, _ = compiled(
+        cache, PRODUCTS, {"x": (256, 100), "a": (100, 256), "b": (100, 100)}, "float32", train=True, max_autotune=False
+    )
+    assert {kernel["provenance"] for kernel in even if kernel["kind"] == "gemm"} == {"compiled"}
+
+
+def test_an_odd_attention_compiles_without_measuring(cache):
+    attention = """
+def apply(inputs):
+    scores = (inputs["q"] @ inputs["k"].transpose(-2, -1)).float() / 8.0
+    return {"out": torch.softmax(scores, dim=-1).to(inputs["v"].dtype) @ inputs["v"]}
+"""
+    kernels, unparsed = compiled(
+        cache, attention, dict.fromkeys("qkv", (1, 3, 1002, 64)), "float16", train=True, max_autotune=False
+    )
+    gemms = [kernel for kernel in kernels if kernel["kind"] == "gemm"]
+    assert len(gemms) == 6 and {kernel["provenance"] for kernel in gemms} == {"not autotuned"}
+    assert unparsed == []
+
+
+RMSNORM = """
+from triton_side.blocks import rmsnorm
+def apply(inputs):
+    return rmsnorm.apply(inputs, eps=1e-6)
+"""
+
+
+@pytest.mark.parametrize("max_autotune", [False, True])
+def test_a_reduction_over_rows_and_columns_at_once_is_known_with_the_calls_that_finish_it(cache, max_autotune):
+    rows, columns = 16384, 4096
+    kernels, unparsed = compiled(
+        cache, RMSNORM, {"x": (rows, columns), "weight": (columns,)}, "bfloat16", train=True, max_autotune=max_autotune
+    )
+    assert unparsed == []
+    mixed, summed, cast = [kernel for kernel in kernels if kernel["part"] == "backward"]
+    assert mixed["name"].startswith("triton_per_") and mixed["kind"] == "reduction" and mixed["lines"]
+    assert mixed["provenance"] == ("not autotuned" if max_autotune else "compiled")  # only then is the split searched
+    (dx,) = [buffer["bytes"] for buffer in mixed["outputs"] if not buffer["name"].startswith("workspace")]
+    (workspace,) = [buffer for buffer in mixed["outputs"] if buffer["name"].startswith("workspace")]
+    assert dx == 2 * rows * columns
+    assert sum(buffer["bytes"] for buffer in mixed["inputs"]) == 2 * dx + 2 * columns + 4 * rows  # x, dy, weight, rstd
+    assert (summed["name"], cast["name"]) == ("aten.sum", "aten.to")
+    assert summed["inputs"] == [workspace] and summed["outputs"][0]["bytes"] == 4 * columns
+    assert cast["inputs"] == summed["outputs"] and cast["outputs"][0]["bytes"] == 2 * columns
+
+
+SDPA = """
+deviceless.activate(properties)
+import torch
+def attention(inputs):
+    q, k, v = inputs["q"], inputs["k"], inputs["v"]
+    return {"out": torch.softmax(q @ k.transpose(-2, -1) / 8.0, dim=-1) @ v}
+specs = dict.fromkeys("qkv", ((1, 2, 128, 64), "bfloat16"))
+captured = deviceless.compile_inductor(attention, specs, {}, train=True, max_autotune=False, sdpa=SDPA_CHOICE)
+print(json.dumps([dataclasses.asdict(kernel) for kernel in captured.kernels]))
+"""
+
+
+def test_a_plain_attention_that_inductor_turns_into_sdpa_shows_it(cache):
+    forward, backward = answer(SDPA.replace("SDPA_CHOICE", '"flash"'), cache)
+    assert "scaled_dot_product_flash_attention" in forward["name"]
+    assert forward["kind"] == backward["kind"] == "attention"
+    assert forward["ops"].count("aten.bmm") == 2 and "aten.exp" in forward["ops"]
+
+
+def test_an_unknown_sdpa_choice_is_an_error_and_not_the_math_path(cache):
+    done = python(SDPA.replace("SDPA_CHOICE", "None"), cache)
+    assert done.returncode != 0 and "give sdpa=" in done.stderr
+
+
+FLEX = """
+deviceless.activate(properties)
+import torch
+from compare.spec.blocks import attention_packed
+from compare.spec import Case
+from triton_side import _inductor_private as private
+from triton_side.library import attention_packed as library
+
+def refused(sizes, train):
+    inputs = {"q": "heads", "k": "kv_heads", "v": "kv_heads"}
+    specs = {name: ((sizes["tokens"], sizes[heads], 16), "bfloat16") for name, heads in inputs.items()}
+    torch.compiler.reset()
+    try:
+        with deviceless.fake_mode(), private.compiling_only():
+            given = deviceless.fake_inputs(specs | {"cu_seqlens": ((sizes["boundaries"],), "int32")}, train)
+            library.apply_flex(given, longest=sizes["longest"])
+    except torch._inductor.exc.InductorError as problem:
+        assert "NoValidChoicesError" in str(problem), problem
+        return True
+    return False
+
+found = []
+for shape in [(67, 4, 2), (67, 6, 2), (65, 4, 2), (64, 4, 2), (128, 4, 2), (33, 8, 2)]:
+    sizes = attention_packed.sizes(shape[0], 2, *shape[1:], 16)
+    for direction in ("fwd", "train") if shape == (67, 4, 2) else ("fwd",):
+        case = Case("attention_packed", "any", sizes, "bfloat16", direction)
+        said = attention_packed.flex_unsupported(case) is not None
+        found.append([shape, direction, said, refused(sizes, direction == "train")])
+print(json.dumps(found))
+"""
+
+
+def test_flex_attention_refuses_what_its_row_says_and_no_more(cache):
+    found = answer(FLEX, cache)
+    assert {said for _, _, said, _ in found} == {True, False}
+    assert [row for row in found if row[2] != row[3]] == []
+
+
+FLEX_IN_PAGES = """
+deviceless.activate(properties)
+import torch
+from compare.spec.blocks import decode_attention_paged
+from compare.spec import Case
+from triton_side import _inductor_private as private
+from triton_side.library import decode_attention_paged as library
+
+def refused(case):
+    specs = {t.name: (t.shape(case.sizes), t.dtype_in(case)) for t in decode_attention_paged.BLOCK.inputs}
+    torch.compiler.reset()
+    try:
+        with deviceless.fake_mode(), private.compiling_only():
+            library.apply_flex(deviceless.fake_inputs(specs, False))
+    except torch._inductor.exc.InductorError:
+        return True
+    return False
+
+found = []
+for heads, page_size in [(4, 16), (4, 32), (32, 16), (4, 8), (4, 13), (4, 24), (6, 16)]:
+    sizes = decode_attention_paged.sizes(3, heads, 2, page_size, 5, 64, 1)
+    case = Case("decode_attention_paged", "any", sizes, "bfloat16", "fwd")
+    found.append([heads, page_size, decode_attention_paged.flex_unsupported(case) is not None, refused(case)])
+print(json.dumps(found))
+"""
+
+
+def test_flex_attention_refuses_pages_as_its_row_says_and_no_others(cache):
+    found = answer(FLEX_IN_PAGES, cache)
+    assert {said for _, _, said, _ in found} == {True, False}
+    assert [row for row in found if row[2] != row[3]] == []
+
+
+def test_flex_attentions_mask_of_pages_knows_each_page_by_the_table(cache):
+    """Inductor drops what is scattered to a constant that a mask captures: every key was masked out on an H200."""
+    kernels = answer(
+        """
+deviceless.activate(properties)
+import re
+from unittest import mock
+from torch._inductor.graph import GraphLowering
+from compare.spec.blocks import decode_attention_paged
+from compare.spec import Case
+from triton_side import _inductor_private as private
+from triton_side.library import decode_attention_paged as library
+case = Case("decode_attention_paged", "any", decode_attention_paged.sizes(3, 4, 2, 16, 5, 64, 1), "bfloat16", "fwd")
+specs = {t.name: (t.shape(case.sizes), t.dtype_in(case)) for t in decode_attention_paged.BLOCK.inputs}
+code = []
+seen = mock.patch.object(GraphLowering, "save_output_code", code.append)
+with deviceless.fake_mode(), private.compiling_only(), seen:
+    library.apply_flex(deviceless.fake_inputs(specs, False))
+print(json.dumps(re.findall(r"(\\w+)\\.run\\(", code[0])))
+""",
+        cache,
+        TORCHINDUCTOR_FORCE_DISABLE_CACHES="1",  # as of what the test before compiled there is no code to see
+    )
+    assert sum("scatter" in name for name in kernels) == 2 and any("tem_" in name for name in kernels), kernels
+
+
+def test_handwritten_triton_kernels_forward_and_backward(cache):
+    launches = answer(
+        """
+deviceless.activate(properties)
+from triton_side.kernels import rmsnorm
+specs = {"x": ((64, 256), "bfloat16"), "weight": ((256,), "bfloat16")}
+recorded = deviceless.record_call(rmsnorm.apply, specs, {"eps": 1e-6}, train=True)
+launches = {part: [event for event in events if hasattr(event, "artifacts")] for part, events in recorded.parts.items()}
+print(json.dumps({part: [launch.artifacts.arch for launch in made] for part, made in launches.items()}))
+""",
+        cache,
+    )
+    assert set(launches) == {"forward", "backward"}
+    assert all(made and set(made) == {"sm_90"} for made in launches.values())
+
+
+def test_moe_adds_the_steps_of_its_routers_product_apart(cache):
+    """Tensor cores cut off where they add to a large sum, which only a GPU shows: here, that they begin at zero."""
+    sums = answer(
+        """
+import re, triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton_side.kernels.moe_routing import moe_router_kernel as kernel
+constants = dict(TOKENS=32, EXPERTS=16, BLOCK_K=128, TOP_K=2, CHOICES=2, PRECISION="ieee", stride_xw=1, stride_rw=1)
+pointers = dict(x_ptr="*bf16", router_ptr="*bf16", logits_ptr="*fp32", chosen_ptr="*i32", weights_ptr="*fp32",
+                counts_ptr="*i32", sums_ptr="*fp32")
+signature = {n: "constexpr" if n in constants else pointers.get(n, "i32") for n in kernel.arg_names}
+source = ASTSource(kernel, signature, {(kernel.arg_names.index(n),): value for n, value in constants.items()})
+ir = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ttir"]
+print(json.dumps(re.findall(r"tt.dot [^,]+, [^,]+, (%[a-z]+)", ir)))
+""",
+        cache,
+    )
+    assert sums == ["%cst"]
+
+
+def test_an_unknown_torch_is_refused_with_what_is_needed(cache):
+    done = python(
+        """
+from triton_side import _fake_cuda
+_fake_cuda.KNOWN_BUILDS = (("1.0.0", None), ("1.1.0", "10.0"))
+deviceless.activate(properties)
+""",
+        cache,
+    )
+    assert done.returncode != 0
+    assert "needs torch 1.0.0 (CPU build) or 1.1.0 (CUDA 10.0 build); found torch" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "environment", "message"),
+    [
+        ("import torch; deviceless.activate(properties)", {}, "torch is already imported"),
+        ("del properties['warp_size']; deviceless.activate(properties)", {}, "lack warp_size"),
+        ("deviceless.activate(properties)", {"TRITON_INTERPRET": "1"}, "TRITON_INTERPRET=1 is set"),
+        ("deviceless.fake_mode()", {}, "no fake GPU in this process"),
+    ],
+)
+def test_misuse_is_refused(cache, code, environment, message):
+    done = python(code, cache, **environment)
+    assert done.returncode != 0 and message in done.stderr

@@ -1,0 +1,122 @@
+"""Calls as users write them, compiled for a GPU that is not there; in a process that pretends to have it."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+PROPERTIES = Path(__file__).parents[3] / "compare" / "targets" / "h200" / "cuda_device_properties.json"
+PROLOGUE = f"""
+import json
+import os
+from triton_side import deviceless
+deviceless.activate(json.load(open({str(PROPERTIES)!r})))
+import torch
+import torch.nn.functional as F
+from triton_side import calls
+factory = calls.Factory()
+def tensor(*shape, stride=None, dtype="bfloat16", **more):
+    stride = stride or torch.empty(shape, device="meta").stride()
+    return factory.tensor(calls.TensorLike(shape, tuple(stride), dtype, **more))
+def compiled(function, *args, train=False, **kwargs):
+    return calls.compile_call(function, args, kwargs, factory, train=train)
+"""
+
+
+def run(program: str) -> object:
+    """What the program prints as JSON."""
+    code = PROLOGUE + textwrap.dedent(program)
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, env=environment)
+    if "Unsupported" in done.stderr:
+        pytest.skip(done.stderr.strip().splitlines()[-1])
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_after_a_graph_break_the_rest_is_compiled_both_ways():
+    found = run("""
+        def function(x, weight, *, scale):
+            hidden = torch.relu(x @ weight) * scale
+            torch._dynamo.graph_break()
+            return torch.softmax(hidden, -1)
+        captured = compiled(function, tensor(64, 128), tensor(128, 256), scale=3.0, train=True)
+        print(json.dumps([[graph.part for graph in captured.graphs], len(captured.breaks)]))
+    """)
+    assert found == [["forward", "forward", "backward", "backward"], 1]
+
+
+def test_requires_grad_decides_what_is_differentiated():
+    found = run("""
+        def gemms(*args):
+            captured = compiled(lambda x, weight: (x @ weight).relu(), *args, train=True)
+            return sum(kernel.kind == "gemm" for kernel in captured.kernels if kernel.part == "backward")
+        weight = tensor(128, 256, requires_grad=True, is_parameter=True)
+        print(json.dumps([gemms(tensor(64, 128), weight), gemms(tensor(64, 128), tensor(128, 256))]))
+    """)
+    assert found == [1, 2]
+
+
+def test_the_attention_kernel_is_one_that_takes_the_call():
+    found = run("""
+        def attention(q, k, v, mask=None):
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        def plain(q, k, v, mask):
+            return torch.softmax(q @ k.transpose(-1, -2) / 8 + mask, -1) @ v
+        def names(*args):
+            return [kernel.name.split(".")[-2] for kernel in compiled(*args).kernels if kernel.kind == "attention"]
+        q, mask, w = tensor(2, 4, 64, 64), tensor(2, 1, 64, 64), tensor(2, 4, 64, 64, dtype="float32")
+        cases = [(attention, q, q, q), (attention, q, q, q, mask), (attention, w, w, w), (plain, q, q, q, mask)]
+        print(json.dumps([names(*call) for call in cases]))
+    """)
+    flash, efficient = "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"
+    assert found == [[flash], [efficient], [efficient], [efficient]]
+
+
+def test_units_are_told_by_the_memory_of_results_that_nobody_computed():
+    found = run("""
+        def function(x, weight):
+            hidden, twice = x @ weight, x * 2
+            torch._dynamo.graph_break()
+            return torch.softmax(hidden, -1) + twice
+        both = [compiled(function, tensor(64, 64), tensor(64, 64), train=train) for train in (False, True)]
+        graphs = [captured.program().graphs for captured in both]
+        print(json.dumps([[[dict(each.holds), each.inputs, each.outputs] for each in some] for some in graphs]))
+    """)
+    for first, second, *backward in found:
+        results = {first[0][name] for name in first[2][:2]}
+        assert {second[0][name] for name in second[1][:2]} == results and len(results) == 2
+        assert all(holds == {} for holds, _, _ in backward)
+
+
+def test_what_a_match_took_from_another_kernel_is_not_computed_again():
+    found = run("""
+        softmax = compiled(lambda x: torch.softmax(x.float(), -1).bfloat16(), tensor(1, 1 << 20))
+        (graph,) = softmax.program().graphs
+        print(json.dumps([[list(call.kernel.ops), [s.op for s in call.sources], call.flops] for call in graph.calls]))
+    """)
+    (first, _, elements), *finishing, (last, _, _) = found
+    assert {"aten.amax", "aten.sub", "aten.exp", "aten.sum"} <= set(first)
+    # One kernel finishes the sums with torch 2.13, two with 2.11, which reads x once more before the last.
+    sums = [flops for _, sources, flops in finishing if sources == ["aten.amax", "aten.sum"]]
+    assert sums and all(elements > flops > 0 for flops in sums)
+    assert [op for op in last if op.startswith("aten.")] == ["aten.sub", "aten.exp", "aten.div"]
+
+
+def test_bytes_of_results_and_operands_of_more_than_a_billion_elements():
+    found = run("""
+        q = tensor(1, 64, 131072, 128)
+        attention = compiled(F.scaled_dot_product_attention, q, q, q, train=True).kernels
+        product = compiled(torch.bmm, tensor(1, 40000, 8), tensor(1, 8, 40000)).kernels
+        print(json.dumps([[b.bytes for b in (*k.inputs, *k.outputs)] for k in (*attention, *product)]))
+    """)
+    whole = 2 * 64 * 131072 * 128
+    assert found[0][:2] == [whole, whole]
+    assert found[1][:3] == [whole, whole, whole] and found[1][-3:] == [whole, whole, whole]
+    assert found[-1] == [2 * 8 * 40000, 2 * 8 * 40000, 2 * 40000**2]

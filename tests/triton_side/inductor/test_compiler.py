@@ -1,0 +1,303 @@
+"""Capturing what Inductor emits, on a CPU: C++ kernels and library GEMMs."""
+
+import dataclasses
+import inspect
+import json
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from triton_side.calls.stages import stage
+from triton_side.inductor import _private as private
+from triton_side.inductor import compiler, dump
+
+ROWS, WIDTH, HIDDEN = 16, 32, 64
+
+
+def mlp(inputs: dict[str, Tensor], *, eps: float) -> dict[str, Tensor]:
+    x = inputs["x"]
+    with stage("norm"):
+        h = x * torch.rsqrt((x * x).mean(dim=-1, keepdim=True) + eps)
+    with stage("up"):
+        up = h @ inputs["up"]
+    with stage("act"):
+        activated = up * torch.sigmoid(up)
+    with stage("down"):
+        down = activated @ inputs["down"]
+    with stage("residual"):
+        y = x + down
+    return {"y": y}
+
+
+def line_of(text: str) -> str:
+    lines, first = inspect.getsourcelines(mlp)
+    return f"{__file__}:{first + next(index for index, line in enumerate(lines) if text in line)}"
+
+
+@pytest.fixture(scope="module")
+def run() -> tuple[compiler.Captured, dict[str, Tensor], dict[str, Tensor]]:
+    """The capture of one training forward, its inputs with gradients from the compiled backward, and its outputs."""
+    torch.manual_seed(0)
+    shapes = {"x": (ROWS, WIDTH), "up": (WIDTH, HIDDEN), "down": (HIDDEN, WIDTH)}
+    inputs = {name: torch.randn(shape, requires_grad=True) for name, shape in shapes.items()}
+    compiled = compiler.compile(mlp)
+    with compiler.capture() as captured:
+        outputs = compiled(inputs, eps=1e-6)
+    outputs["y"].sum().backward()
+    return captured, inputs, outputs
+
+
+def test_the_captured_function_still_computes(run):
+    captured, inputs, outputs = run
+    eager = {name: tensor.detach().clone().requires_grad_() for name, tensor in inputs.items()}
+    expected = mlp(eager, eps=1e-6)["y"]
+    expected.sum().backward()
+    torch.testing.assert_close(outputs["y"], expected)
+    for name, tensor in inputs.items():
+        torch.testing.assert_close(tensor.grad, eager[name].grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("part", ["forward", "backward"])
+def test_every_call_in_the_emitted_code_is_one_kernel_in_its_order(run, part):
+    graph = run[0].graph(part)
+    body = graph.code[graph.code.index("def call(") : graph.code.index("def get_args")]
+    called = re.findall(r"^ +(extern_kernels\.\w+|cpp_fused\w+)\(", body, flags=re.MULTILINE)
+    assert called
+    assert [kernel.name for kernel in graph.kernels] == called
+    assert graph.unparsed == ()
+
+
+def test_a_kernel_knows_its_operations_stages_and_lines(run):
+    forward = run[0].graph("forward").kernels
+    (up,) = [kernel for kernel in forward if kernel.stages == ("up",)]
+    assert (up.kind, up.is_extern, up.ops) == ("gemm", True, ("aten.mm",))
+    assert up.lines == (line_of('h @ inputs["up"]'),)
+    (norm,) = [kernel for kernel in forward if "norm" in kernel.stages]
+    assert norm.kind == "reduction" and not norm.is_extern
+    assert {"aten.mean", "aten.rsqrt"} <= set(norm.ops)
+    assert line_of("torch.rsqrt") in norm.lines
+
+
+def test_a_gemm_rewritten_by_a_pattern_keeps_both_operations(run):
+    (addmm,) = [kernel for kernel in run[0].graph("forward").kernels if kernel.name == "extern_kernels.addmm"]
+    assert addmm.ops == ("aten.mm", "aten.add")
+    assert addmm.stages == ("down", "residual")
+    assert addmm.lines == (line_of('activated @ inputs["down"]'), line_of("y = x + down"))
+
+
+def test_stages_and_lines_reach_backward(run):
+    backward = run[0].graph("backward").kernels
+    assert {name for kernel in backward for name in kernel.stages} >= {"norm", "up", "act", "down"}
+    gemms = [kernel for kernel in backward if kernel.kind == "gemm"]
+    assert len(gemms) == 4  # the gradients of x and of the weight, twice
+    assert all(kernel.stages and kernel.lines for kernel in gemms)
+
+
+# As `inductor-remat` of lm_step says in its `requires`.
+TAKES_GRADIENTS = pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12),
+    reason="Dynamo of torch 2.11 refuses requires_grad_ in a compiled function",
+)
+
+
+@TAKES_GRADIENTS
+def test_a_gradient_taken_inside_a_function_is_in_its_graph_with_the_stages_of_what_it_is_of():
+    def descended(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        weights = {name: inputs[name].detach().requires_grad_() for name in ("up", "down")}
+        with torch.enable_grad():
+            loss = mlp({**inputs, **weights}, eps=1e-6)["y"].sum()
+            gradients = torch.autograd.grad(loss, list(weights.values()))
+        with stage("descend"):
+            updated = {name: inputs[name] - x for name, x in zip(weights, gradients, strict=True)}
+        return {"loss": loss.detach(), **updated}
+
+    torch.manual_seed(0)
+    shapes = {"x": (ROWS, WIDTH), "up": (WIDTH, HIDDEN), "down": (HIDDEN, WIDTH)}
+    inputs = {name: torch.randn(shape) for name, shape in shapes.items()}
+    compiled = compiler.compile(descended)
+    with torch.no_grad(), compiler.capture() as captured:
+        found = compiled(inputs)
+    for name, tensor in descended(inputs).items():
+        torch.testing.assert_close(found[name], tensor)
+    (graph,) = captured.graphs
+    sources = {(s.stage, s.backward) for call in graph.compiled().calls for s in call.sources}
+    assert {("up", False), ("up", True), ("act", True), ("down", True), ("descend", False)} <= sources
+
+
+def test_bytes_of_a_gemm_are_its_operands(run):
+    (up,) = [kernel for kernel in run[0].graph("forward").kernels if kernel.stages == ("up",)]
+    assert sum(buffer.bytes for buffer in up.inputs) == 4 * (ROWS * WIDTH + WIDTH * HIDDEN)
+    assert sum(buffer.bytes for buffer in up.outputs) == 4 * ROWS * HIDDEN
+
+
+def test_graphs_and_scheduler_ir_are_kept_apart(run):
+    captured = run[0]
+    assert captured.joint is not None and "tangents_1" in captured.joint
+    forward, backward = captured.graphs
+    assert (forward.part, backward.part) == ("forward", "backward")
+    assert "tangents_1" in backward.fx and "tangents_1" not in forward.fx
+    for graph in captured.graphs:
+        assert "SchedulerNode" in graph.pre_fusion and "SchedulerNode" in graph.post_fusion
+        assert graph.pre_fusion != graph.post_fusion
+
+
+def test_the_capture_as_plain_data(run):
+    program = run[0].program()
+    forward, backward = program.graphs
+    assert [call.kernel for graph in program.graphs for call in graph.calls] == list(run[0].kernels)
+    assert forward.memory[forward.outputs[0]].shape == (ROWS, WIDTH)
+    assert forward.memory["primals_1"].bytes == 4 * ROWS * WIDTH
+    (up,) = [call for call in forward.calls if call.kernel.stages == ("up",)]
+    assert up.flops == 2 * ROWS * WIDTH * HIDDEN
+    assert up.runtime_name is None
+    assert not any(source.backward for call in forward.calls for source in call.sources)
+    by_name = {source.name: source for call in backward.calls for source in call.sources}
+    assert by_name["sigmoid"].backward is False and any(source.backward for source in by_name.values())
+    assert json.loads(json.dumps([dataclasses.asdict(call.kernel) for call in backward.calls]))
+
+
+def test_what_the_scheduler_refused_is_kept(run):
+    said = [refusal for graph in run[0].graphs for refusal in graph.refusals]
+    assert said and all(refusal.text and refusal.first and refusal.second for refusal in said)
+    known = {operation for graph in run[0].program().graphs for call in graph.calls for operation in call.operations}
+    assert any(refusal.first <= known for refusal in said)
+
+
+def test_write(run, tmp_path):
+    captured = run[0]
+    captured.write(tmp_path)
+    listed = json.loads((tmp_path / "kernels.json").read_text())
+    assert [kernel["name"] for kernel in listed] == [kernel.name for kernel in captured.kernels]
+    for part in ("forward", "backward"):
+        assert (tmp_path / part / "output_code.py").read_text() == captured.graph(part).code
+
+
+def test_what_was_written_is_read_with_the_stage_and_line_of_every_operation(run, tmp_path):
+    run[0].write(tmp_path)
+    written, found = run[0].program(), dump.read(tmp_path)
+    for ours, theirs in zip(written.graphs, found.graphs, strict=True):
+        assert [call.sources for call in theirs.calls] == [call.sources for call in ours.calls]
+    assert any(len({node.stage for node in call.sources}) > 1 for graph in found.graphs for call in graph.calls)
+    listed = json.loads((tmp_path / "kernels.json").read_text())
+    for kernel in listed:  # as it was written before
+        del kernel["sources"]
+    (tmp_path / "kernels.json").write_text(json.dumps(listed))
+    older = dump.read(tmp_path)
+    assert [call.kernel.ops for call in older.graphs[0].calls] == [call.kernel.ops for call in found.graphs[0].calls]
+
+
+def test_bytes_of_a_product_of_more_than_a_billion_elements():
+    rows = 40_000
+    with compiler.recording(measured=False) as captured, private.fake_tensor_mode(), private.compiling_only():
+        compiler.compile(torch.bmm)(torch.empty(1, rows, 8), torch.empty(1, 8, rows))
+    (product,) = captured.kernels
+    assert [buffer.bytes for buffer in product.outputs] == [4 * rows * rows]
+    assert [buffer.bytes for buffer in product.inputs] == [4 * rows * 8] * 2
+
+
+def test_a_fused_kernel_reads_what_it_gathers():
+    """Two sums over one row of gathered values: one kernel, of which Inductor itself counts the whole table."""
+
+    def picked(table, ids, x):
+        found = table.gather(1, ids[:, None])[:, 0]
+        return (found * x).sum(), (found + x).amax()
+
+    table, ids, x = torch.randn(64, 500), torch.randint(500, (64,)), torch.randn(64)
+    with torch.no_grad(), compiler.capture() as captured:
+        compiler.compile(picked)(table, ids, x)
+    (kernel,) = captured.kernels
+    sizes = {access.bytes for access in kernel.inputs}
+    assert table.numel() * 4 not in sizes and sizes == {64 * 4 * 2, 64 * 8, 64 * 4}
+
+
+def test_what_a_fused_kernel_reads_of_its_own_is_not_read(monkeypatch):
+    class Group:
+        read_writes = SimpleNamespace(reads=[], writes=[SimpleNamespace(name="buf1")])
+
+        def get_read_write_buffer_accesses(self, include_reads, include_writes):
+            return {"buf0": 64, "buf1": 4} if include_reads else {"buf1": 4}
+
+    scheduler = SimpleNamespace(mutation_real_name={})
+    graph = SimpleNamespace(scheduler=scheduler, name_to_buffer={})
+    monkeypatch.setattr(private, "V", SimpleNamespace(graph=graph))
+    assert private._accesses([Group()], reads=True) == {"buf0": 64}
+    assert private._accesses([Group()], reads=False) == {"buf1": 4}
+
+
+def test_a_capture_without_a_compile_is_an_error():
+    with pytest.raises(RuntimeError, match="nothing was compiled"), compiler.capture():
+        pass
+
+
+def test_a_custom_pass_in_use_is_an_error():
+    with torch._inductor.config.patch(_post_fusion_custom_pass=lambda nodes: nodes):
+        with pytest.raises(RuntimeError, match="_post_fusion_custom_pass is in use"), compiler.capture():
+            pass
+
+
+def test_a_call_that_was_not_announced_is_unparsed():
+    code = """
+def call(self, args):
+        # [Provenance debug handles] cpp_fused_add_0:7
+        cpp_fused_add_0(arg0_1, buf0)
+        buf1 = torch.ops.aten.sort.stable(buf0)
+        # [Provenance debug handles] triton_poi_fused_mul_1:3
+        raw_stream0 = get_raw_stream(0)
+        triton_poi_fused_mul_1.run(buf1, buf2, 64, stream=raw_stream0)
+        return (buf2, )
+"""
+    assert compiler._calls_in(code) == ([7, 3], ("buf1 = torch.ops.aten.sort.stable(buf0)",))
+
+
+def test_a_missing_private_name_names_the_tested_versions(monkeypatch):
+    monkeypatch.setitem(private._NAMES, "torch._inductor.debug", ("gone_in_this_version",))
+    message = r"torch\._inductor\.debug\.gone_in_this_version.*2\.11\.0, 2\.12\.1, 2\.13\.0"
+    with pytest.raises(RuntimeError, match=message):
+        private._require_names()
+
+
+def test_one_line_that_finishes_a_reduction_is_as_many_kernels_as_it_launches():
+    code = """
+def call(self, args):
+        # [Provenance debug handles] triton_per_fused_sum_0:7
+        triton_per_fused_sum_0.run(arg0_1, buf0, workspace_0, 64, 256, stream=raw_stream0)
+        # [Provenance debug handles] aten.sum:8
+        # [Provenance debug handles] aten.to:9
+        # [Provenance debug handles] aten.sum:10
+        buf1 = workspace_0[0 * 4 * 256 : (0 + 1) * 4 * 256].view(4, 256).sum(dim=0).to(torch.bfloat16)
+        buf2 = workspace_0[1 * 4 * 256 : (1 + 1) * 4 * 256].view(4, 256).sum(dim=0)
+        triton_poi_fused_mul_1.run(buf1, buf2, 64, stream=raw_stream0)
+        return (buf2, )
+"""
+    unannounced = "triton_poi_fused_mul_1.run(buf1, buf2, 64, stream=raw_stream0)"
+    assert compiler._calls_in(code) == ([7, 8, 9, 10], (unannounced,))
+    finish = "buf1 = workspace_0[0 : 1024].view(4, 256).sum(dim=0)"
+    assert compiler._calls_in(f"def call(args):\n    {finish}\n") == ([], (finish,))
+
+
+def test_what_coordinate_descent_chose_is_the_kernel_in_use() -> None:
+    """max-autotune goes on from the best candidate; its choice is not among compile_results, and may be unknown."""
+    from triton_side.inductor import _private as private
+
+    def result(config: object, kernel: str) -> SimpleNamespace:
+        return SimpleNamespace(config=config, kernel=kernel)
+
+    start, found, unknown = (SimpleNamespace(name=name) for name in ("start", "found", "unknown"))
+    kernel = private.CachingAutotuner.__new__(private.CachingAutotuner)
+    kernel.compile_results = [result(start, "first")]
+    private._candidates[kernel] = 1
+    module = SimpleNamespace(k=kernel)
+
+    kernel.launchers = [SimpleNamespace(config=start)]
+    assert private.triton_kernel(module, "k") == private.TritonKernel(1, False, str(start), "first")
+
+    found.found_by_coordesc = unknown.found_by_coordesc = True
+    private._descended[kernel] = {str(found): result(found, "better")}
+    kernel.launchers = [SimpleNamespace(config=found)]
+    assert private.triton_kernel(module, "k") == private.TritonKernel(1, True, str(found), "better")
+
+    kernel.launchers = [SimpleNamespace(config=unknown)]
+    assert private.triton_kernel(module, "k") == private.TritonKernel(1, True, str(unknown), None)

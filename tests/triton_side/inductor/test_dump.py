@@ -1,0 +1,297 @@
+"""Inductor's files read as text: both versions and both kinds of dump agree, and nothing in them can do harm."""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from triton_side.inductor import dump
+from triton_side.inductor.dump import DumpError, read
+from triton_side.inductor.graph import Buffer, GraphBreak, SourceNode, flops
+from triton_side.inductor.ir_text import read_fx, replaced
+from triton_side.inductor.output_code import read_code
+
+ROOT = Path(__file__).parents[3]
+DATA = ROOT / "tests/data/inductor"
+VERSIONS = ("2.11.0", "2.13.0")
+DEBUG = DATA / "torch-2.13.0/debug"
+FORWARD = DEBUG / "torchinductor/model__0_forward_1.0"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_trace_says_what_the_debug_folder_says(version):
+    debug, trace = (read(DATA / f"torch-{version}" / kind) for kind in ("debug", "trace"))
+    for one, other in zip(debug.graphs, trace.graphs, strict=True):
+        assert [call.kernel for call in one.calls] == [call.kernel for call in other.calls]
+        assert [call.sources for call in one.calls] == [call.sources for call in other.calls]
+        assert (one.memory, one.inputs, one.outputs) == (other.memory, other.inputs, other.outputs)
+        assert one.unparsed == other.unparsed == ()
+
+
+def test_two_versions_made_the_same_kernels_of_it():
+    old, new = (read(DATA / f"torch-{version}/debug") for version in VERSIONS)
+    assert [c.kernel for g in old.graphs for c in g.calls] == [c.kernel for g in new.graphs for c in g.calls]
+
+
+def test_calls_are_in_the_order_of_the_code_with_views_and_reuse_resolved():
+    forward, backward = read(DEBUG).graphs
+    assert [call.kernel.name for call in forward.calls] == [
+        "triton_per_fused__to_copy_add_mean_mul_rsqrt_0", "extern_kernels.mm", "extern_kernels.mm",
+        "triton_poi_fused_mul_sigmoid_1", "extern_kernels.addmm",
+    ]
+    # `buf1 = reinterpret_tensor(buf0, ...); del buf0  # reuse` of a buffer that nobody wrote: buf0 is not read
+    assert [buffer.name for buffer in forward.calls[0].kernel.inputs] == ["primals_1", "primals_2"]
+    assert [buffer.name for buffer in forward.calls[0].kernel.outputs] == ["buf1", "buf2"]
+    # `buf3 = mm_1; del mm_1  # reuse`: reads mm_1, writes another logical buffer
+    silu = backward.calls[1].kernel
+    assert {buffer.name for buffer in silu.inputs} == {"buf1", "mm", "mm_1"}
+    assert {buffer.name for buffer in silu.outputs} == {"buf2", "buf3"}
+    assert forward.outputs[:2] == ("buf6", "primals_1") and "buf5" in forward.outputs
+
+
+def test_stages_lines_and_operations_before_the_pattern_matcher():
+    addmm = read(DEBUG).graphs[0].calls[-1]
+    assert [(source.op, source.stage) for source in addmm.sources] == [("aten.mm", "down"), ("aten.add", "residual")]
+    assert [node.op for node in addmm.nodes] == ["aten.addmm"]
+    assert addmm.flops == 2 * 64 * 256 * 128
+    assert addmm.kernel.lines == ("triton_side/blocks/swiglu_mlp.py:34", "triton_side/blocks/swiglu_mlp.py:36")
+
+
+@pytest.mark.parametrize(
+    ("made", "operands", "many"),
+    [((64, 16), ((64, 32), (4, 32, 16)), 64 * 32 * 16), ((4, 32, 16), ((32, 64), (64, 16)), 64 * 32 * 16),
+     ((4, 8, 16), ((4, 8, 32), (4, 32, 16)), 4 * 8 * 32 * 16)],
+    ids=["forward", "of weights", "groups of one size"],
+)
+def test_flops_of_a_grouped_product(made, operands, many):
+    """Ends of groups are a third operand."""
+    node = SourceNode("g", "aten._grouped_mm", None, None, (), shapes=(made,), input_shapes=(*operands, (4,)))
+    assert flops(node) == 2 * many
+
+
+def test_no_framework_is_imported():
+    code = f"""
+import sys
+for name in ("torch", "triton", "jax"):
+    sys.modules[name] = None  # importing it is an error
+from triton_side.inductor.dump import read
+print(sum(len(graph.calls) for graph in read({str(DEBUG)!r}).graphs))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": str(ROOT)})
+    assert done.stdout == "14\n", done.stderr
+
+
+def test_without_the_ir_bytes_of_a_small_part_are_not_known(tmp_path):
+    shutil.copytree(FORWARD, tmp_path / "model__0_forward_1.0")
+    code = tmp_path / "model__0_forward_1.0/output_code.py"
+    code.write_text(code.read_text().replace("buf4, buf5, 16384,", "buf4, buf5, 100,"))
+    (tmp_path / "model__0_forward_1.0/ir_post_fusion.txt").unlink()
+    (graph,) = read(tmp_path).graphs
+    assert [buffer.bytes for buffer in graph.calls[3].kernel.inputs] == [None, None]
+    assert None not in [buffer.bytes for buffer in graph.calls[4].kernel.inputs]
+
+
+def test_our_own_archive(tmp_path):
+    archive = tmp_path / "mlp.zip"
+    kernels = [
+        {
+            "name": call.kernel.name, "part": "forward", "ops": list(call.kernel.ops), "provenance": "device",
+            "fx_nodes": list(call.kernel.fx_nodes), "inputs": [{"name": "buf2", "bytes": 7}], "outputs": None,
+            "config": "XBLOCK: 1",
+        }
+        for call in read(FORWARD).graphs[0].calls
+    ]
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_LZMA) as packed:
+        packed.writestr("kernels.json", json.dumps(kernels))
+        packed.write(FORWARD / "output_code.py", "forward/output_code.py")
+        packed.write(FORWARD / "fx_graph_transformed.py", "forward/fx_graph.py")
+    (graph,) = read(archive).graphs
+    addmm = graph.calls[-1]
+    assert addmm.kernel.inputs[0].bytes == 7 and addmm.kernel.outputs is None
+    assert (addmm.kernel.provenance, addmm.kernel.config) == ("device", "XBLOCK: 1")
+    # There is no text from before the passes; the list knows the operations.
+    assert [source.op for source in addmm.sources] == ["aten.mm", "aten.add"]
+
+
+def test_a_reduction_over_both_orders_is_finished_by_two_calls():
+    code = read_code(
+        """# AOT ID: ['3_backward']
+def call(self, args):
+    primals_1, = args
+    workspace_0 = empty_strided_cuda((1024, ), (1, ), torch.float32)
+    # [Provenance debug handles] aten.sum:3
+    # [Provenance debug handles] aten.to:4
+    buf1 = workspace_0[0 * 4 * 256 : (0 + 1) * 4 * 256].view(4, 256).sum(dim=0).to(torch.bfloat16)
+    return (buf1, )
+"""
+    )
+    assert (code.part, code.unit) == ("backward", 3)
+    assert [(call.name, call.handle, call.reads, call.writes) for call in code.calls] == [
+        ("aten.sum", "aten.sum:3", ["workspace_0"], ["buf1_sum"]),
+        ("aten.to", "aten.to:4", ["buf1_sum"], ["buf1"]),
+    ]
+
+
+def test_sums_that_are_converted_have_a_buffer_of_their_own(tmp_path):
+    (tmp_path / "output_code.py").write_text(
+        """# AOT ID: ['3_backward']
+def call(self, args):
+    primals_1, = args
+    workspace_0 = empty_strided_cuda((1024, ), (1, ), torch.float32)
+    buf1 = empty_strided_cuda((256, ), (1, ), torch.bfloat16)
+    buf1 = workspace_0[0 * 4 * 256 : (0 + 1) * 4 * 256].view(4, 256).sum(dim=0).to(torch.bfloat16)
+    return (buf1, )
+"""
+    )
+    (graph,) = read(tmp_path).graphs
+    adds, converts = (call.kernel for call in graph.calls)
+    assert adds.outputs == converts.inputs == (Buffer("buf1_sum", 1024),)
+    assert converts.outputs == (Buffer("buf1", 512),) and graph.memory["buf1_sum"].dtype == "f32"
+
+
+def test_a_call_with_several_results_and_one_that_mutates():
+    code = read_code(
+        """
+def call(self, args):
+    arg0_1, arg1_1 = args
+    buf0 = torch.ops.aten.sort.stable(arg0_1, stable=False, dim=3, descending=False)
+    buf1 = buf0[0]
+    buf2 = buf0[1]
+    torch.ops.aten.index_put_.default(arg1_1, [buf2], reinterpret_tensor(buf1, (4, ), (1, ), 0), True)
+    mystery(buf1)
+    return (buf1, None, )
+"""
+    )
+    sort, put = code.calls
+    assert (sort.reads, sort.writes) == (["arg0_1"], ["buf1", "buf2"])
+    assert (put.reads, put.writes) == (["arg1_1", "buf2", "buf1"], ["arg1_1"])
+    assert code.unparsed == ["mystery(buf1)"]
+    assert code.outputs == ("buf1", None)
+
+
+def test_what_stands_in_place_of_two_groups_is_not_guessed():
+    text = """
+        a: "f32[2]" = torch.ops.aten.exp.default(x)
+        b: "f32[2]" = torch.ops.aten.neg.default(x)
+        c: "f32[2]" = torch.ops.aten.add.Tensor(y, 1)
+"""
+    before = read_fx('    def forward(self, x: "f32[2]", y: "f32[2]"):' + text)
+    assert replaced(before, {"unrelated"}) == {frozenset("y"): ("c",)}
+    assert replaced(before, {"b"}) == {frozenset("x"): ("a",), frozenset("y"): ("c",)}
+
+
+def test_graph_breaks_of_a_trace(tmp_path):
+    log = next((DATA / "torch-2.13.0/trace").glob("*.log"))
+    event = json.dumps({"artifact": {"name": "dynamo_graph_break_reason", "encoding": "string"}, "has_payload": "0"})
+    payload = [
+        "Graph break in user code at /home/me/model.py:10", "Graph Break Reason: Failed to trace builtin operator",
+        "  Hint: do not", "", "User code traceback:", "  File ...",
+    ]
+    lines = [f"V1120 12:20:06.285000 22032 torch/_dynamo/symbolic_convert.py:5098] {event}\n"]
+    text = "".join([*lines, *(f"\t{line}\n" for line in payload)])
+    (tmp_path / "dedicated_log_torch_trace_x.log").write_text(text + text + log.read_text())
+    found = read(tmp_path)
+    assert found.breaks == (
+        GraphBreak("Failed to trace builtin operator\n  Hint: do not", "/home/me/model.py:10"),
+    )
+    assert len(found.graphs) == 2
+
+
+# Files that mean harm
+
+
+def hostile(tmp_path: Path, statement: str) -> Path:
+    file = tmp_path / "output_code.py"
+    file.write_text(f"def call(self, args):\n    x, = args\n    {statement}\n    return (x, )\n")
+    return file
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "y = " + "(" * 20_000 + ")" * 20_000,
+        "y = " + "[" * 150 + "]" * 150,
+        "y = " + "-" * 20_000 + "x",
+        "y = x" + ".a" * 20_000,
+        "y = " + "x + " * 20_000 + "x",
+        "y = reinterpret_tensor(" * 150 + "x" + ")" * 150,
+        "y = " + "9" * 100_000,
+        "f'{x!r:" * 100,
+        "y = x\x00",
+    ],
+    ids=["brackets", "lists", "signs", "attributes", "sums", "views", "digits", "formats", "null"],
+)
+def test_a_hostile_statement_is_unparsed_or_harmless(tmp_path, statement):
+    started = time.monotonic()
+    (graph,) = read(hostile(tmp_path, statement)).graphs
+    assert graph.calls == ()
+    assert time.monotonic() - started < 10
+
+
+def test_nothing_in_a_dump_is_executed(tmp_path):
+    marker = tmp_path / "executed"
+    statement = f"y = __import__('pathlib').Path({str(marker)!r}).touch()"
+    (graph,) = read(hostile(tmp_path, statement)).graphs
+    assert graph.unparsed == (statement,)
+    assert not marker.exists()
+
+
+def test_absurd_sizes_are_not_believed(tmp_path):
+    statement = f"y = empty_strided_cuda(({'9' * 30}, 4), (4, 1), torch.float32)"
+    (graph,) = read(hostile(tmp_path, f"{statement}\n    extern_kernels.mm(x, x, out=y)")).graphs
+    assert "y" not in graph.memory
+
+
+def truncated(tmp_path: Path, share: float) -> Path:
+    for file in FORWARD.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes()[: int(file.stat().st_size * share)])
+    return tmp_path
+
+
+@pytest.mark.parametrize("share", [0, 0.01, 0.5])
+def test_files_cut_short_before_the_first_call(tmp_path, share):
+    with pytest.raises(DumpError, match="no kernel call in its emitted code; `call` does not return"):
+        read(truncated(tmp_path, share))
+
+
+def test_files_cut_short_between_calls(tmp_path):
+    (graph,) = read(truncated(tmp_path, 0.82)).graphs
+    assert 0 < len(graph.calls) < 5
+    assert graph.unparsed[-1].startswith("`call` does not return")
+
+
+def test_a_folder_without_a_dump_and_a_file_of_another_kind(tmp_path):
+    with pytest.raises(DumpError, match="no emitted code in it"):
+        read(tmp_path)
+    (tmp_path / "torch_trace_x.log").write_bytes(bytes(range(256)) * 100)
+    with pytest.raises(DumpError, match="no emitted code in it"):
+        read(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        read(tmp_path / "missing")
+
+
+def test_a_text_beyond_the_bound_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(dump, "MAX_BYTES", 1000)
+    with pytest.raises(DumpError, match="more than 0 MiB"):
+        read(FORWARD)
+
+
+def test_long_runs_cost_no_more_than_their_length(tmp_path):
+    folder = tmp_path / "model__0_forward_1.0"
+    folder.mkdir()
+    run = 300_000
+    (folder / "output_code.py").write_text(
+        "def call(self, args):\n    # " + "Original ATen: [" * (run // 16) + "\n    x, = args\n    return (x, )\n"
+        "cpp_fused_0 = async_compile.cpp_pybinding([], r'''\nkernel(" + "a" * run + "\n'''\n"
+    )
+    annotations = "# Annotation: " + "File: a" * (run // 7) + "\n"
+    (folder / "fx_graph_transformed.py").write_text(annotations + "        " + "a" * run + " = 1\n")
+    (folder / "ir_post_fusion.txt").write_text("op0: SchedulerNode(x)\nop0.outputs = [\n  " + "a" * run + "\n]\n")
+    started = time.monotonic()
+    read(tmp_path)
+    assert time.monotonic() - started < 10

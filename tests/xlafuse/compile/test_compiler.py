@@ -1,0 +1,222 @@
+"""One compile: what it returns, what it does not copy, and compiling for an H200 on any machine."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import ShapeDtypeStruct as Struct
+
+from xlafuse.blocks import gelu, rmsnorm, softmax, swiglu_mlp
+from xlafuse.compile import compiler, directions, variants
+
+BF16 = jnp.bfloat16
+ROWS = {"x": Struct((1024, 2048), BF16)}
+# Large enough that XLA does not make one product of gate and up, and with it lose one of the two names.
+MLP = {
+    "x": Struct((4096, 2048), BF16), "norm_weight": Struct((2048,), BF16),
+    "gate_weight": Struct((2048, 5632), BF16), "up_weight": Struct((2048, 5632), BF16),
+    "down_weight": Struct((5632, 2048), BF16),
+}
+
+
+def test_outputs_at_hand_are_returned_not_copied() -> None:
+    def function(inputs: dict[str, jax.Array]) -> tuple[jax.Array, ...]:
+        double = inputs["x"] * 2
+        return double, inputs["x"], double, jnp.float32(0.5)
+
+    x = jnp.arange(6.0)
+    compiled = compiler.compile(function, ({"x": x},))
+    assert compiled.executable is not None
+    double, same, again, half = compiled.executable({"x": x})
+    assert double.tolist() == [0, 2, 4, 6, 8, 10] and half == 0.5 and half.dtype == jnp.float32
+    assert same is x and again is double
+    assert [struct.shape for struct in compiled.computed_structs] == [(6,)]
+    assert compiled.memory.outputs == 24
+    assert [struct.shape for struct in compiled.output_structs] == [(6,), (6,), (6,), ()]
+
+
+def test_gelu_saves_its_input_itself() -> None:
+    forward, _ = directions.train_halves(gelu.apply, {})
+    x = jnp.ones((4, 8), BF16)
+    compiled = compiler.compile(forward, ({"x": x},))
+    assert compiled.executable is not None
+    _, residuals = compiled.executable({"x": x})
+    assert any(leaf is x for leaf in jax.tree.leaves(residuals))
+
+
+def test_recomputing_saves_nothing_but_inputs_and_products() -> None:
+    forward, _ = directions.train_halves(gelu.apply, {}, recompute=True)
+    compiled = compiler.compile(forward, (ROWS,))
+    assert compiled.memory.outputs == 1024 * 2048 * 2
+
+
+def test_a_second_compile_is_a_compile() -> None:
+    def function(x: jax.Array) -> jax.Array:
+        return jnp.tanh(x) @ x
+
+    struct = Struct((64, 64), jnp.float32)
+    first, second = (compiler.compile(function, (struct,)) for _ in range(2))
+    assert second.compile_s > 1e-3  # an answer from memory takes microseconds
+    assert first.hlo_text == second.hlo_text
+
+
+def test_ieee_is_stamped_on_both_halves() -> None:
+    inputs = {name: Struct(struct.shape, jnp.float32) for name, struct in MLP.items()}
+    forward, backward = directions.train_halves(swiglu_mlp.apply, {"eps": 1e-6})
+    first = compiler.compile(forward, (inputs,), matmul_precision="ieee")
+    second = compiler.compile(backward, first.output_structs[::-1], matmul_precision="ieee")
+    for half, products in ((first, 3), (second, 6)):
+        assert half.stablehlo.count("stablehlo.dot_general") == products
+        assert half.stablehlo.count("precision = [HIGHEST, HIGHEST]") == products
+
+
+def test_rmsnorm_for_an_h200_is_one_kernel_of_compulsory_bytes(h200: compiler.Target) -> None:
+    inputs = ROWS | {"weight": Struct((2048,), BF16)}
+    compiled = compiler.compile(directions.forward(rmsnorm.apply, {"eps": 1e-6}), (inputs,), target=h200)
+    (kernel,) = compiled.kernels
+    assert compiled.executable is None
+    assert kernel.kind == "reduction" and "rsqrt" in kernel.ops
+    assert kernel.bytes_read == 1024 * 2048 * 2 + 2048 * 2
+    assert kernel.bytes_written == 1024 * 2048 * 2
+    assert kernel.stages == ("mean_square", "normalize", "weight")
+    assert {line.rpartition("/")[2].split(":")[0] for line in kernel.lines} == {"rmsnorm.py", "linear.py"}
+    assert compiled.autotuning == {kernel.name: "compiled"}
+    assert compiled.memory.outputs == 1024 * 2048 * 2
+    assert len(compiled.hlo_proto) > 1000
+
+
+def test_products_without_a_record_are_not_autotuned(h200: compiler.Target) -> None:
+    forward = directions.forward(swiglu_mlp.apply, {"eps": 1e-6})
+    compiled = compiler.compile(forward, (MLP,), target=h200)
+    gemms = [kernel.name for kernel in compiled.kernels if kernel.kind == "gemm"]
+    assert gemms and {compiled.autotuning[name] for name in gemms} == {"not autotuned"}
+    stages = {stage.split("/")[0] for kernel in compiled.kernels for stage in kernel.stages}
+    assert stages == {"norm", "gate", "up", "act", "down", "residual"}
+
+
+def test_gelu_train_is_one_kernel_a_half_without_copies(h200: compiler.Target) -> None:
+    forward, backward = directions.train_halves(gelu.apply, {})
+    first = compiler.compile(forward, (ROWS,), target=h200)
+    second = compiler.compile(backward, first.output_structs[::-1], target=h200)
+    assert [kernel.kind for kernel in first.kernels + second.kernels] == ["elementwise", "elementwise"]
+
+
+@pytest.mark.parametrize(("precision", "tf32"), [("ieee", False), ("tf32", True)])
+def test_precision_reaches_the_ptx(h200: compiler.Target, tmp_path: Path, precision: str, tf32: bool) -> None:
+    inputs = {name: Struct((128, 128), jnp.float32) for name in "ab"}
+    compiler.compile(
+        lambda i: i["a"] @ i["b"],
+        (inputs,),
+        target=h200,
+        matmul_precision=precision,
+        dump_to=tmp_path / "dump",
+    )
+    ptx = [path.read_text() for path in (tmp_path / "dump" / "ptx").iterdir()]
+    assert ptx and any("tf32" in text for text in ptx) is tf32
+
+
+def test_unfused_gives_every_instruction_a_kernel(h200: compiler.Target) -> None:
+    forward = directions.forward(swiglu_mlp.apply, {"eps": 1e-6})
+    fused = compiler.compile(forward, (MLP,), target=h200)
+    unfused = compiler.compile(forward, (MLP,), target=h200, variant="unfused")
+    assert {len(kernel.opcodes) for kernel in unfused.kernels} == {1}
+    assert len(unfused.kernels) > 3 * len(fused.kernels)
+
+
+def test_unfused_keeps_a_copy_of_an_output_apart(h200: compiler.Target) -> None:
+    forward, _ = directions.train_halves(softmax.apply, {})
+    one_column = {"x": Struct((3, 1), jnp.float32)}
+    unfused = compiler.compile(forward, (one_column,), target=h200, variant="unfused")
+    assert {len(kernel.opcodes) for kernel in unfused.kernels} == {1}
+
+
+def test_unfused_keeps_the_numbers_that_an_argsort_orders_apart(h200: compiler.Target) -> None:
+    unfused = compiler.compile(jnp.argsort, (Struct((8192,), jnp.int32),), target=h200, variant="unfused")
+    assert {len(kernel.opcodes) for kernel in unfused.kernels} == {1}
+
+
+def test_unfused_keeps_the_slice_that_a_product_takes_apart(h200: compiler.Target) -> None:
+    def layers(x: jax.Array, weights: jax.Array) -> jax.Array:
+        for weight in weights:
+            x = x @ weight
+        return x
+
+    inputs = (Struct((1024, 1024), jnp.bfloat16), Struct((2, 1024, 1024), jnp.bfloat16))
+    unfused = compiler.compile(layers, inputs, target=h200, variant="unfused")
+    assert {len(kernel.opcodes) for kernel in unfused.kernels} == {1}
+
+
+@pytest.mark.parametrize("misspelt", ["priority-fusion", "multi_output_fusion", "triton-softmax-rewriter"])
+def test_a_pass_left_on_is_noticed(
+    h200: compiler.Target, monkeypatch: pytest.MonkeyPatch, misspelt: str
+) -> None:
+    passes = tuple(name + "x" if name == misspelt else name for name in variants.FUSION_PASSES)
+    monkeypatch.setattr(variants, "FUSION_PASSES", passes)
+    with pytest.raises(variants.FusionNotOff, match="hold several"):
+        compiler.compile(directions.forward(softmax.apply, {}), (ROWS,), target=h200, variant="unfused")
+
+
+def test_one_process_holds_one_set_of_results(
+    h200: compiler.Target, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(compiler, "_loaded_results", tmp_path / "other.textproto")
+    with pytest.raises(RuntimeError, match="other.textproto"):
+        compiler.compile(directions.forward(softmax.apply, {}), (ROWS,), target=h200)
+
+
+_REPLAY = """
+import sys
+from pathlib import Path
+from xlafuse.compile.environment import configure_environment
+configure_environment(deviceless=True)
+import jax, jax.numpy as jnp
+from xlafuse import compiler, hlo
+
+config, results, golden = map(Path, sys.argv[1:])
+target = compiler.Target(config.read_text(), results)
+
+def mlp(x, w, wg, wu, wd):
+    wide = x.astype(jnp.float32)
+    h = (wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + 1e-6)).astype(x.dtype) * w
+    return x + (jax.nn.silu(h @ wg) * (h @ wu)) @ wd
+
+def structs(rows):
+    shapes = (rows, 2048), (2048,), (2048, 5632), (2048, 5632), (5632, 2048)
+    return [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
+
+hit = compiler.compile(mlp, structs(4096), target=target, matmul_precision=None)
+recorded = hlo.kernels(hlo.parse(golden.read_text()))
+def essence(kernels):
+    return [(k.name, k.kind, k.bytes_read, k.bytes_written, k.opcodes, k.ops) for k in kernels]
+assert essence(hit.kernels) == essence(recorded), essence(hit.kernels)
+assert hit.replay_miss is None
+assert [hit.autotuning[k.name] for k in hit.kernels] == ["compiled"] * 3 + ["replayed"] * 4, hit.autotuning
+miss = compiler.compile(mlp, structs(1024), target=target, matmul_precision=None)
+assert "No cached config found" in miss.replay_miss
+assert set(miss.autotuning.values()) == {"compiled", "not autotuned"}, miss.autotuning
+"""
+
+
+def test_replay_makes_the_kernels_that_the_h200_made(
+    h200: compiler.Target, data: Path, tmp_path: Path
+) -> None:
+    if jax.__version__ != "0.11.2":
+        pytest.skip(f"the recorded results are jax 0.11.2's, this is {jax.__version__}")
+    config = tmp_path / "config.pbtxt"
+    config.write_text(h200.config_text)
+    # In a process of its own: XLA never forgets results that it loaded.
+    arguments = [str(config), str(data / "autotune-0.11.2.textproto"), str(data / "mlp_fwd.hlo.txt")]
+    done = subprocess.run([sys.executable, "-c", _REPLAY, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_results_of_another_jax_are_refused(h200: compiler.Target, data: Path, tmp_path: Path) -> None:
+    config, foreign = tmp_path / "config.pbtxt", tmp_path / "foreign.textproto"
+    config.write_text(h200.config_text)
+    foreign.write_text("results_of_another_format { }\n")
+    arguments = [str(config), str(foreign), str(data / "mlp_fwd.hlo.txt")]
+    done = subprocess.run([sys.executable, "-c", _REPLAY, *arguments], capture_output=True, text=True)
+    assert "are read only by the jax version that wrote them" in done.stderr

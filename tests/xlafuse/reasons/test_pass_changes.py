@@ -1,0 +1,104 @@
+"""What the passes of captured compiles changed."""
+
+from pathlib import Path
+
+import pytest
+
+from xlafuse.dumps.dump_folder import Artifacts, File, modules
+from xlafuse.reasons.pass_changes import MadeFusion, story
+
+DATA = Path(__file__).parents[2] / "data" / "xla_reasons"
+RECORDS = Path(__file__).parents[3] / "reports" / "h200-quick" / "dumps"
+
+BEFORE = """HloModule m
+ENTRY e {
+  p = f32[8] parameter(0)
+  a = f32[8] multiply(p, p)
+  b = f32[8] exponential(a)
+  ROOT c = f32[8] negate(p)
+}
+"""
+FUSED = """HloModule m
+fused {
+  q = f32[8] parameter(0)
+  a.1 = f32[8] multiply(q, q)
+  ROOT b.1 = f32[8] exponential(a.1)
+}
+ENTRY e {
+  p = f32[8] parameter(0)
+  fusion = f32[8] fusion(p), kind=kLoop, calls=fused
+  ROOT c = f32[8] negate(p)
+}
+"""
+RENAMED = FUSED.replace("fusion =", "loop_fusion =")
+CALLING = RENAMED.replace("negate(p)", 'custom-call(p), custom_call_target="__cublas$gemm"').replace("ROOT c", "ROOT d")
+
+
+def folder(path: Path, *snapshots: tuple[str, str]) -> Artifacts:
+    """Snapshots by XLA's file names, in the order of their numbers."""
+    path.mkdir(exist_ok=True)
+    files = {}
+    for number, (between, text) in enumerate(snapshots):
+        (path / f"{number}.txt").write_text(text)
+        files[f"{number:04d}.fusion.{between}.txt"] = File(path / f"{number}.txt")
+    return Artifacts(str(path), files)
+
+
+def test_each_pass_in_a_line(tmp_path: Path) -> None:
+    changes = story(
+        folder(
+            tmp_path,
+            ("after_pipeline-start.before_priority-fusion", BEFORE),
+            ("after_priority-fusion.before_cse", FUSED),
+            ("after_pipeline-start.before_rename_fusions", FUSED),
+            ("after_rename_fusions.before_gemm-rewriter", RENAMED),
+            ("after_dce.before_scheduler", CALLING),
+            ("after_scheduler.before_pipeline-end", CALLING.replace("HloModule m", "HloModule m, is_scheduled=true")),
+        )
+    )
+    assert [str(change) for change in changes] == [
+        "priority-fusion: 2 instructions into 1 fusion; fusion took multiply, exponential",
+        "rename_fusions: 1 renamed (fusion -> loop_fusion)",
+        "gemm-rewriter to dce: d calls __cublas$gemm",
+        "scheduler: scheduled",
+    ]
+    fused, _, rewritten, _ = changes
+    assert fused.fusions == (MadeFusion("fusion", ("multiply", "exponential")),)
+    assert (fused.appeared, fused.vanished, fused.instructions) == (("fusion",), ("a", "b"), (3, 2))
+    assert fused.opcodes == {"fusion": 1} and fused.computations == (1, 2)
+    assert rewritten.custom_calls == (("d", "__cublas$gemm"),) and rewritten.vanished == ("c",)
+
+
+def test_what_nothing_runs_does_not_count(tmp_path: Path) -> None:
+    """Priority fusion leaves the computations behind that it fused further."""
+    dead = FUSED.replace("ENTRY", "left_behind {\n  r = f32[8] parameter(0)\n  ROOT s = f32[8] sine(r)\n}\nENTRY")
+    (change,) = story(folder(tmp_path, ("after_a.before_b", BEFORE), ("after_b.before_c", dead)))
+    assert change.instructions == (3, 2) and "sine" not in change.opcodes
+
+
+def test_a_changed_layout_is_no_change(tmp_path: Path) -> None:
+    other = BEFORE.replace("f32[8]", "f32[8]{0}")
+    assert story(folder(tmp_path, ("after_a.before_b", BEFORE), ("after_b.before_c", other))) == []
+
+
+def test_xlas_own_dump() -> None:
+    (module,) = modules(DATA / "jax-0.11.2" / "mlp")
+    by_pass = {change.passes: change for change in story(module.artifacts)}
+    products = by_pass["triton-gemm-rewriter"].fusions
+    assert products and all("dot" in made.took for made in products)
+    fused = by_pass["priority-fusion"]
+    assert fused.instructions[0] > 2 * fused.instructions[1]
+    assert any({"rsqrt", "reduce"} & set(made.took) for made in fused.fusions)
+    assert dict(by_pass["rename_fusions"].renamed)["fusion.43"] == "loop_add_fusion.1"
+
+
+@pytest.mark.skipif(not RECORDS.is_dir(), reason="needs the runs that come with the source")
+def test_the_projects_own_dump() -> None:
+    """Two snapshots a pass, nothing in between."""
+    module = next(m for m in modules(RECORDS / "swiglu_mlp-llama-8b-bf16-train-xla.zip") if m.name == "forward")
+    changes = story(module.artifacts)
+    assert [change.passes for change in changes] == [
+        "triton-gemm-rewriter", "priority-fusion", "multi_output_fusion", "rename_fusions",
+    ]
+    assert changes[0].fusions[0] == MadeFusion("gemm_fusion_dot_general.3", ("multiply", "dot"))
+    assert str(changes[2]).startswith("multi_output_fusion: 7 instructions into 4 fusions; ")

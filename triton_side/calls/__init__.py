@@ -1,0 +1,1 @@
+"""Operations and launches of a call: what each kernel reads, writes, declares and becomes."""

@@ -1,0 +1,152 @@
+"""What a compiler made of one kernel: its intermediate representations, its machine code, and what it occupies.
+
+Triton gives TTIR, TTGIR, LLIR, PTX and a cubin, NVRTC gives PTX and a cubin; SASS, registers and spills are read from
+the cubin with the cuobjdump that Triton's wheel carries, or the one on PATH. No GPU and no driver is needed. Triton's
+compiled kernel is not public API: tested with triton 3.6 and 3.7.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import triton
+import triton.backends.nvidia
+
+if TYPE_CHECKING:
+    from triton_side.calls.cuda_program import Kernel
+
+TESTED_TRITON = ("3.6", "3.7")
+TRITON_TEXTS = ("ttir", "ttgir", "llir", "ptx")
+_SASS, _USAGE = "--dump-sass", "--dump-resource-usage"
+
+# "  REG:56 STACK:0 SHARED:1056 LOCAL:0 CONSTANT[0]:556 TEXTURE:0 SURFACE:0 SAMPLER:0" (cuobjdump 12.8 and 13.0)
+USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
+# From sm_90 on, cuobjdump counts the 1 KiB that the driver reserves in every block which has shared memory.
+RESERVED_SHARED_BYTES = 1024
+
+
+class UnsupportedTriton(RuntimeError):
+    """The installed Triton is not one whose internals this package knows."""
+
+
+def check_triton() -> None:
+    """Raise UnsupportedTriton unless the installed Triton is one of TESTED_TRITON."""
+    if ".".join(triton.__version__.split(".")[:2]) not in TESTED_TRITON:
+        known = " or ".join(TESTED_TRITON)
+        raise UnsupportedTriton(f"reading compiled kernels needs triton {known}, found {triton.__version__}")
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one kernel occupies: registers per thread, bytes of local memory per thread that hold spilled registers and
+    stack, bytes of shared memory per block (static and dynamic, without the driver's own), warps per block."""
+
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    num_warps: int
+
+
+@dataclass(frozen=True)
+class Artifacts:
+    """One compiled kernel.
+
+    `name` is what the driver and profilers call it, `arch` e.g. "sm_90", `texts` its representations by file suffix,
+    from the highest to PTX; `dynamic_shared_bytes` what a launch asks for beside what the cubin declares.
+    """
+
+    name: str
+    arch: str
+    texts: Mapping[str, str]
+    cubin: bytes
+    num_warps: int
+    dynamic_shared_bytes: int
+
+    @functools.cached_property
+    def sass(self) -> str:
+        """The machine code, disassembled. Raises FileNotFoundError without cuobjdump."""
+        return _cuobjdump(self.cubin, _SASS)
+
+    @functools.cached_property
+    def resources(self) -> Resources:
+        """Raises FileNotFoundError without cuobjdump, ValueError if the cubin does not hold exactly one kernel."""
+        found = USAGE.findall(_cuobjdump(self.cubin, _USAGE))
+        if len(found) != 1:
+            raise ValueError(f"the cubin of {self.name} must hold one kernel, cuobjdump reports {len(found)}")
+        registers, stack, shared, local = map(int, found[0])
+        if shared and int(re.sub(r"\D", "", self.arch)) >= 90:
+            shared -= RESERVED_SHARED_BYTES
+        return Resources(registers, stack + local, shared + self.dynamic_shared_bytes, self.num_warps)
+
+    def write(self, folder: Path, stem: str | None = None) -> list[Path]:
+        """Write every text, the SASS and the cubin into `folder` as <stem>.<suffix>; `stem` is `name` unless given."""
+        folder.mkdir(parents=True, exist_ok=True)
+        stem = stem or self.name
+        written = []
+        for suffix, text in {**self.texts, "sass": self.sass}.items():
+            written.append(folder / f"{stem}.{suffix}")
+            written[-1].write_text(text)
+        written.append(folder / f"{stem}.cubin")
+        written[-1].write_bytes(self.cubin)
+        return written
+
+
+def disassemble(kernels: Iterable[Artifacts]) -> None:
+    """Read SASS and resources of several kernels at once: cuobjdump takes 0.2 s for each, and they are kept."""
+    with ThreadPoolExecutor() as threads:
+        for kernel in kernels:
+            for option in (_SASS, _USAGE):
+                threads.submit(_cuobjdump, kernel.cubin, option)
+
+
+def of_triton(kernel: Any) -> Artifacts:
+    """The artifacts of what `triton.compile` or a launch `fn[grid](...)` returned.
+
+    Raises:
+        UnsupportedTriton: another version of Triton.
+        ValueError: the kernel was compiled for something that is not an NVIDIA GPU.
+    """
+    check_triton()
+    metadata = kernel.metadata
+    if metadata.target.backend != "cuda":
+        raise ValueError(f"{metadata.name} was compiled for {metadata.target.backend}; only NVIDIA targets are read")
+    texts = {suffix: kernel.asm[suffix] for suffix in TRITON_TEXTS}
+    arch = f"sm_{metadata.target.arch}"
+    return Artifacts(metadata.name, arch, texts, kernel.asm["cubin"], metadata.num_warps, metadata.shared)
+
+
+def of_cuda(kernel: Kernel, threads: int) -> Artifacts:
+    """The artifacts of a CUDA C++ kernel that is launched with `threads` threads per block."""
+    texts = {"cu": kernel.source.read_text(), "ptx": kernel.ptx}
+    return Artifacts(kernel.symbol, kernel.arch, texts, kernel.cubin, -(-threads // 32), 0)
+
+
+@functools.cache
+def _tool(name: str) -> str:
+    bundled = Path(triton.backends.nvidia.__file__).parent / "bin" / name
+    if bundled.is_file():
+        return str(bundled)
+    on_path = shutil.which(name)
+    if on_path is None:
+        raise FileNotFoundError(f"{name} is neither at {bundled} nor on PATH; install Triton's wheel or a CUDA toolkit")
+    return on_path
+
+
+@functools.lru_cache(maxsize=128)
+def _cuobjdump(cubin: bytes, option: str) -> str:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        done = subprocess.run([_tool("cuobjdump"), option, file.name], capture_output=True, text=True)
+    if done.returncode != 0 or not done.stdout:
+        raise ValueError(f"cuobjdump {option} could not read a cubin of {len(cubin)} bytes: {done.stderr.strip()}")
+    return done.stdout

@@ -1,0 +1,1 @@
+"""Inductor, Triton and CUDA compilation for a GPU that is not there."""

@@ -1,0 +1,246 @@
+"""Pretend, for the rest of this process, that a CUDA GPU is present.
+
+TorchInductor and Triton need a GPU's properties to generate its code, not the GPU. `activate` supplies them: libtorch
+gets a CUDA device that does nothing (fake_cuda_hooks.cpp), `torch.cuda` answers from the given properties, and Triton's
+active driver names the target. Tensors on the device must be fake (`torch._subclasses.FakeTensorMode`); nothing can
+run. There is no way back, so use a process of its own.
+
+Tested with the CPU and CUDA 13.0 builds of torch 2.13.0 and the CUDA 13.0 build of 2.12.1 (triton 3.7.1), and the CUDA
+13.0 build of 2.11.0 (triton 3.6.0), all on a machine without a GPU or a driver. A CUDA build needs the C++ part too:
+its own hooks ask the driver as soon as autograd meets a CUDA tensor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import importlib.util
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+import tempfile
+import types
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+# (torch release, CUDA version of the build or None for a CPU build)
+KNOWN_BUILDS = (("2.13.0", None), ("2.13.0", "13.0"), ("2.12.1", "13.0"), ("2.11.0", "13.0"))
+HOOKS_SOURCE = Path(__file__).with_name("fake_cuda_hooks.cpp")
+REQUIRED_PROPERTIES = (
+    "name", "major", "minor", "multi_processor_count", "total_memory", "warp_size", "regs_per_multiprocessor",
+    "max_threads_per_multi_processor", "max_threads_per_block", "L2_cache_size", "shared_memory_per_block",
+    "shared_memory_per_block_optin", "shared_memory_per_multiprocessor",
+)
+
+# at::SDPBackend
+SDPA_BACKENDS = {None: -1, "math": 0, "flash": 1, "efficient": 2, "cudnn": 3}
+
+_active: types.SimpleNamespace | None = None
+_hooks: ctypes.CDLL | None = None
+
+
+class Unsupported(RuntimeError):
+    """This installation cannot pretend to have a GPU; the message says what it needs."""
+
+
+def active_properties() -> types.SimpleNamespace:
+    """The properties of the GPU that this process pretends to have. Raises RuntimeError before `activate`."""
+    if _active is None:
+        raise RuntimeError(
+            "no fake GPU in this process: call triton_side.deviceless.for_target.activate(properties) before "
+            "importing torch"
+        )
+    return _active
+
+
+def active() -> bool:
+    """Whether this process pretends to have a GPU."""
+    return _active is not None
+
+
+@contextlib.contextmanager
+def sdpa_choice(backend: str | None, *, after: str | None = None) -> Iterator[None]:
+    """Let scaled_dot_product_attention on the fake GPU pick `backend`, a key of SDPA_BACKENDS, and then `after`. None:
+    see the C++."""
+    active_properties()
+    assert _hooks is not None
+    if backend not in SDPA_BACKENDS:
+        raise ValueError(f"no attention backend {backend!r}: use one of {', '.join(map(repr, SDPA_BACKENDS))}")
+    _hooks.record_sdpa_choice(ctypes.c_int64(SDPA_BACKENDS[backend]))
+    try:
+        yield
+    finally:
+        _hooks.record_sdpa_choice(ctypes.c_int64(SDPA_BACKENDS[after]))
+
+
+def activate(properties: Mapping[str, Any], cache_folder: str | os.PathLike[str] | None = None) -> None:
+    """Pretend that the GPU of `properties` is device cuda:0 of this process.
+
+    `properties` are the attributes of `torch.cuda.get_device_properties` on that GPU. The C++ part is built with g++ at
+    the first use, in some 10 s, into `cache_folder`, by default xlafuse/fake_cuda in $XDG_CACHE_HOME or ~/.cache.
+
+    Raises:
+        RuntimeError: torch is imported already, a GPU has been activated before, or TRITON_INTERPRET=1 is set.
+        ValueError: a property that code generation asks for is missing.
+        Unsupported: this build of torch is not one of the known ones, or there is no g++.
+    """
+    global _active, _hooks
+    if _active is not None:
+        raise RuntimeError(f"this process already pretends to have {_active.name}: use a new process for another GPU")
+    if "torch" in sys.modules:
+        raise RuntimeError("torch is already imported: activate the fake GPU first, in a fresh process")
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        raise RuntimeError("TRITON_INTERPRET=1 is set: Triton would interpret kernels and compile none; unset it")
+    missing = [name for name in REQUIRED_PROPERTIES if name not in properties]
+    if missing:
+        raise ValueError(
+            f"properties of {properties.get('name', 'the GPU')} lack {', '.join(missing)}: record them on that GPU"
+        )
+    torch_folder, build = _installed_torch()
+    if build not in KNOWN_BUILDS:
+        raise Unsupported(f"a GPU that is not there needs {_known()}; found torch {_describe(*build)}")
+    device = types.SimpleNamespace(**{"is_integrated": 0, "gcnArchName": "", **properties})
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a real GPU, if there is one, must not answer
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    _hooks = _install_hooks(torch_folder, _build_hooks(torch_folder, build, cache_folder))
+    _patch_torch(device)
+    _patch_triton(device)
+    _active = device
+
+
+def _installed_torch() -> tuple[Path, tuple[str, str | None]]:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise Unsupported(f"a GPU that is not there needs {_known()}; torch is not installed")
+    folder = Path(spec.origin).parent
+    version = runpy.run_path(str(folder / "version.py"))
+    return folder, (str(version["__version__"]).split("+")[0], version["cuda"])
+
+
+def _describe(release: str, cuda: str | None) -> str:
+    return f"{release} ({f'CUDA {cuda} build' if cuda else 'CPU build'})"
+
+
+def _known() -> str:
+    return "torch " + " or ".join(_describe(*build) for build in KNOWN_BUILDS)
+
+
+def _build_hooks(
+    torch_folder: Path, build: tuple[str, str | None], cache_folder: str | os.PathLike[str] | None
+) -> Path:
+    source = HOOKS_SOURCE.read_bytes()
+    key = hashlib.sha256(source + str(torch_folder).encode()).hexdigest()[:12]  # the path is in the library's rpath
+    if cache_folder is None:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "xlafuse" / "fake_cuda"
+    else:
+        cache = Path(cache_folder)
+    library = cache / f"hooks-torch{build[0]}-{build[1] or 'cpu'}-{key}.so"
+    if library.exists():
+        return library
+    compiler = shutil.which("g++")
+    if compiler is None:
+        raise Unsupported("a GPU that is not there needs g++ to build fake_cuda_hooks.cpp once; none is on PATH")
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache) as folder:
+        built = Path(folder) / "hooks.so"
+        lib = torch_folder / "lib"
+        command = [
+            compiler, "-O1", "-std=c++20", "-shared", "-fPIC", f"-I{torch_folder / 'include'}", str(HOOKS_SOURCE),
+            "-o", str(built), f"-L{lib}", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{lib}",
+        ]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise Unsupported(
+                f"g++ could not build {HOOKS_SOURCE.name} for torch {_describe(*build)}:\n{done.stderr[-2000:]}"
+            )
+        os.replace(built, library)  # atomic: another process sees all of it or nothing
+    return library
+
+
+def _install_hooks(torch_folder: Path, library: Path) -> ctypes.CDLL:
+    # Before `import torch`, which asks the hooks, and after libtorch_cuda, whose guard would replace ours.
+    cuda = torch_folder / "lib" / "libtorch_cuda.so"
+    if cuda.exists():
+        ctypes.CDLL(str(cuda), mode=ctypes.RTLD_GLOBAL)
+    hooks = ctypes.CDLL(str(library))
+    hooks.install_fake_cuda()
+    return hooks
+
+
+def _patch_torch(device: types.SimpleNamespace) -> None:
+    import torch
+
+    capability = (device.major, device.minor)
+    answers: dict[str, Any] = {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "init": lambda: None,
+        "_lazy_init": lambda: None,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "set_device": lambda device=None: None,
+        "_exchange_device": lambda device: 0,
+        "_maybe_exchange_device": lambda device: 0,
+        "synchronize": lambda device=None: None,
+        "get_device_properties": lambda _=None: device,
+        "get_device_capability": lambda _=None: capability,
+        "get_device_name": lambda _=None: device.name,
+        "is_bf16_supported": lambda including_emulation=True: capability >= (8, 0),
+        "is_tf32_supported": lambda: capability >= (8, 0),
+        "get_rng_state": lambda device="cuda": torch.zeros(16, dtype=torch.uint8),
+        "set_rng_state": lambda state, device="cuda": None,
+        "memory_allocated": lambda device=None: 0,
+        "mem_get_info": lambda _=None: (device.total_memory, device.total_memory),
+    }
+    for name, answer in answers.items():
+        setattr(torch.cuda, name, answer)
+    # Imported only now: dynamo's device interface keeps what torch.cuda's functions are when it is imported.
+    import torch._dynamo.device_interface as device_interface
+    from torch._subclasses import fake_tensor
+
+    torch._C._cuda_getCurrentRawStream = lambda device: 0
+    if torch.version.cuda is None:
+        torch.version.cuda = "13.0"  # Inductor compares it with 12.x before it uses a feature
+    # With an accelerator, dynamo keeps track of real streams.
+    torch.accelerator.is_available = lambda: False
+    # What Inductor's compile workers would have been told by their parent.
+    device_interface.caching_worker_device_properties["cuda"] = [device]
+    device_interface.caching_worker_current_devices["cuda"] = 0
+    # Fake tensors must not touch the device, which they otherwise do to start its context and for constants.
+    fake_tensor.FakeTensorMode.avoid_device_init = property(lambda mode: True)  # type: ignore[assignment,method-assign]
+    fake_tensor.init_gpu_context = lambda device: None  # type: ignore[assignment]
+
+
+def _patch_triton(device: types.SimpleNamespace) -> None:
+    import torch
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+
+    class FakeDriver:
+        @staticmethod
+        def is_active() -> bool:
+            return True
+
+        def get_current_target(self) -> GPUTarget:
+            return GPUTarget("cuda", device.major * 10 + device.minor, device.warp_size)
+
+        def get_current_device(self) -> int:
+            return 0
+
+        def set_current_device(self, index: int) -> None:
+            pass
+
+        def get_current_stream(self, index: int = 0) -> int:
+            return 0
+
+        def get_active_torch_device(self) -> torch.device:
+            return torch.device("cuda", 0)
+
+        def get_device_interface(self) -> Any:
+            return torch.cuda
+
+    driver.set_active(FakeDriver())

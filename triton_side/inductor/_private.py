@@ -1,0 +1,830 @@
+"""The one file that touches TorchInductor's private names. Tested on torch 2.11.0, 2.12.1 and 2.13.0.
+
+It turns what Inductor does during a compile into plain records (`SourceNode`, `Emission`, `Emitted`, `Refusal`), which
+inductor.py reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+import inspect
+import math
+import operator
+import re
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+
+from triton_side.calls import stages
+from triton_side.inductor.graph import DTYPES, GraphBreak, Memory, Part, Refusal, Shape, SourceNode, unconverted
+
+TESTED = ("2.11.0", "2.12.1", "2.13.0")
+
+_CUSTOM_PASSES = (
+    "joint_custom_pre_pass", "joint_custom_post_pass", "post_grad_custom_pre_pass", "_pre_fusion_custom_pass",
+    "_post_fusion_custom_pass",
+)
+# module -> the private names read or replaced below
+_NAMES = {
+    "torch._dynamo.config": ("trace_autograd_ops",),
+    "torch._dynamo.output_graph": ("graph_break_reasons",),
+    "torch._functorch._aot_autograd.logging_utils": ("setup_stacktrace_preservation_hooks",),
+    "torch._functorch.config": ("force_non_lazy_backward_lowering",),
+    "torch.autograd.graph": ("_engine_run_backward",),
+    "torch._inductor.config": (
+        *_CUSTOM_PASSES, "trace.provenance_tracking_level", "force_disable_caches", "use_static_cuda_launcher",
+        "max_autotune", "max_autotune_gemm",
+    ),
+    "torch._inductor.compile_fx": ("compile_fx",),
+    "torch._inductor.debug": ("set_kernel_post_grad_provenance_tracing",),
+    "torch._inductor.codegen.cpp": ("set_kernel_post_grad_provenance_tracing",),
+    "torch._inductor.graph": (
+        "GraphLowering._compile_to_module_lines", "GraphLowering.get_numel", "GraphLowering.get_dtype",
+    ),
+    "torch._inductor.virtualized": ("V",),
+    "torch._inductor.ir": ("Layout", "MultiOutput", "MultiOutputLayout", "NonOwningLayout"),
+    "torch._inductor.codegen.common": ("InplacedBuffer.other_names",),
+    "torch._inductor.codegen.simd": ("SIMDScheduling.codegen_mix_order_reduction",),
+    "torch._inductor.codegen.triton": ("set_kernel_post_grad_provenance_tracing", "TritonKernel.call_kernel"),
+    "torch._inductor.codegen.wrapper": ("PythonWrapperCodegen.write_provenance_debug_handle",),
+    "torch._inductor.fx_passes.pad_mm": ("_should_pad", "get_cached_should_pad"),
+    "torch._inductor.runtime.benchmarking": ("TritonBenchmarker.benchmark_gpu", "InductorBenchmarker.benchmark_gpu"),
+    "torch._inductor.runtime.coordinate_descent_tuner": ("CoordescTuner.autotune_single_field",),
+    "torch._inductor.scheduler": (
+        "BaseSchedulerNode.get_read_write_buffer_accesses", "SchedulerNode", "WhyNoFuse",
+    ),
+    "torch._inductor.select_algorithm": (
+        "add_preprocessing_fn", "get_algorithm_selector_cache", "TritonTemplateCaller",
+    ),
+    "torch._inductor.fx_passes.joint_graph": ("UniformValueConstantFolder._deduce_value",),
+    "torch._inductor.runtime.triton_helpers": ("set_driver_to_gpu",),
+    "torch._inductor.runtime.triton_heuristics": (
+        "CachingAutotuner.precompile", "CachingAutotuner._precompile_config", "HeuristicType.REDUCTION",
+        "OutOfResources", "PTXASError",
+    ),
+    "torch._subclasses.fake_tensor": ("FakeTensorMode",),
+    "torch.utils._pytree": ("arg_tree_leaves", "tree_leaves"),
+}
+
+
+def _require_names() -> None:
+    missing = []
+    for module_name, names in _NAMES.items():
+        try:
+            module = importlib.import_module(module_name)
+        except ImportError:
+            missing.append(module_name)
+            continue
+        for name in names:
+            try:
+                functools.reduce(getattr, name.split("."), module)
+            except AttributeError:
+                missing.append(f"{module_name}.{name}")
+    if missing:
+        raise RuntimeError(
+            f"torch {torch.__version__} lacks {', '.join(missing)}, which reading TorchInductor needs; "
+            f"install one of the tested versions: {', '.join(TESTED)}"
+        )
+
+
+_require_names()
+
+import torch._dynamo.config as dynamo_config  # noqa: E402
+import torch._functorch.config as functorch_config  # noqa: E402
+import torch._inductor.codegen.cpp as codegen_cpp  # noqa: E402
+import torch._inductor.codegen.triton as codegen_triton  # noqa: E402
+import torch._inductor.config as inductor_config  # noqa: E402
+import torch._inductor.debug as inductor_debug  # noqa: E402
+import torch._inductor.ir as ir  # noqa: E402
+from torch._dynamo import output_graph as dynamo_output  # noqa: E402
+from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preservation_hooks  # noqa: E402
+from torch._inductor import select_algorithm  # noqa: E402
+from torch._inductor.codegen.common import InplacedBuffer  # noqa: E402
+from torch._inductor.codegen.simd import SIMDScheduling  # noqa: E402
+from torch._inductor.codegen.triton import TritonKernel as TritonCodegen  # noqa: E402
+from torch._inductor.compile_fx import compile_fx  # noqa: E402, F401
+from torch._inductor.fx_passes import joint_graph, pad_mm  # noqa: E402
+from torch._inductor.graph import GraphLowering  # noqa: E402
+from torch._inductor.runtime import triton_helpers  # noqa: E402
+from torch._inductor.runtime.benchmarking import InductorBenchmarker, TritonBenchmarker  # noqa: E402
+from torch._inductor.runtime.coordinate_descent_tuner import CoordescTuner  # noqa: E402
+from torch._inductor.runtime.triton_heuristics import (  # noqa: E402
+    CachingAutotuner,
+    HeuristicType,
+    OutOfResources,
+    PTXASError,
+)
+from torch._inductor.scheduler import SchedulerNode, WhyNoFuse  # noqa: E402
+from torch._inductor.virtualized import V  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.fx.experimental.proxy_tensor import get_proxy_mode  # noqa: E402
+from torch.utils import _pytree as pytree  # noqa: E402
+
+
+@dataclasses.dataclass(frozen=True)
+class Emission:
+    """One kernel call as Inductor announces it: `handle` is written into the emitted code beside the call.
+
+    `nodes` are (FX node name, names of the nodes it replaced, itself as a SourceNode), in graph order. `reads` and
+    `writes` map buffer names to bytes, or are None where the scheduler does not know the node. split_measured: a device
+    decides by measuring how many rows one program of a reduction over both orders takes. operations: the scheduler's
+    names of what is inside. workspace: the buffer, of no scheduler, of partial results or of sums yet to be converted
+    that a reduction over both orders leaves.
+    """
+
+    handle: int
+    name: str
+    nodes: tuple[tuple[str, tuple[str, ...], SourceNode], ...]
+    reads: Mapping[str, int] | None
+    writes: Mapping[str, int] | None
+    is_reduction: bool
+    is_template: bool
+    is_extern: bool
+    split_measured: bool = False
+    operations: frozenset[str] = frozenset()
+    workspace: Memory | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Emitted:
+    """One compiled graph. `module` is the loaded output code, whose globals hold its Triton kernels.
+
+    padding_measured: names, in the joint graph, of the GEMMs for which a device decides by measuring whether their
+    operands are padded to an alignment, and of the nodes around them if they are. memory: every buffer that has a
+    shape, by name. inputs, outputs: names of buffers, in order; None in place of what is no tensor.
+    """
+
+    part: Part
+    fx: str
+    fx_names: frozenset[str]
+    code: str
+    device: str
+    gemm_autotuned: bool
+    padding_measured: frozenset[str]
+    module: Any
+    memory: Mapping[str, Memory]
+    inputs: tuple[str, ...]
+    outputs: tuple[str | None, ...]
+
+
+class Listener(Protocol):
+    """Whoever wants to hear of a compile, in the order in which things happen."""
+
+    def source(self, nodes: Mapping[str, SourceNode]) -> None: ...
+    def joint(self, readable: str) -> None: ...
+    def scheduled(self, part: Part, fused: bool, text: str) -> None: ...
+    def refused(self, refusal: Refusal) -> None: ...
+    def emission(self, emission: Emission) -> None: ...
+    def emitted(self, emitted: Emitted) -> None: ...
+    def broke(self, graph_break: GraphBreak) -> None: ...
+    def called(self, module: Any, taken: Sequence[Any], returned: Sequence[Any]) -> None: ...
+
+
+@contextlib.contextmanager
+def products_tuned() -> Iterator[None]:
+    """Compile as mode="max-autotune" does where it compiles matrix products."""
+    with inductor_config.patch(max_autotune_gemm=True):
+        yield
+
+
+def trace_gradients(wanted: bool) -> None:
+    """Whether torch.compile takes torch.autograd.grad into its graph; else the function is cut in two there."""
+    dynamo_config.trace_autograd_ops = wanted
+
+
+@contextlib.contextmanager
+def listening(listener: Listener) -> Iterator[None]:
+    """Report to `listener` what Inductor does, with its caches off and backward lowered together with forward."""
+    for name in _CUSTOM_PASSES:
+        if getattr(inductor_config, name) is not None:
+            raise RuntimeError(f"torch._inductor.config.{name} is in use; set it to None: a capture needs it")
+    announce = inductor_debug.set_kernel_post_grad_provenance_tracing
+    load = GraphLowering._compile_to_module_lines
+    should_pad = inspect.unwrap(pad_mm._should_pad)  # torch 2.13 can remember answers on disk: another device's too
+    mix_orders = SIMDScheduling.codegen_mix_order_reduction
+
+    rewritten: list[torch.fx.Graph] = []  # kept alive, so that their ids stay theirs
+    padding_measured: set[str] = set()
+    active = True
+
+    run_backward = torch.autograd.graph._engine_run_backward
+
+    def traced_backward(outputs: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+        # As AOTAutograd does where it differentiates a graph itself; of torch.autograd.grad inside the graph the nodes
+        # would not say that they are a gradient, or whose. Nothing changes where both do so.
+        if get_proxy_mode() is not None:
+            setup_stacktrace_preservation_hooks([y.grad_fn for y in outputs if y.grad_fn is not None])
+        return run_backward(outputs, *args, **kwargs)
+
+    def before_joint_passes(graph: torch.fx.Graph) -> None:
+        _pass_stages_on(graph)
+        rewritten[:] = [graph]
+        padding_measured.clear()
+        listener.source({node.name: _source(node) for node in graph.nodes})
+
+    def after_joint_passes(graph: torch.fx.Graph) -> None:
+        # What stands in the place of a GEMM with padded operands has a name of its own.
+        for node in graph.nodes:
+            sources = node.meta.get("from_node", ())
+            if any(source.graph_id == id(graph) and source.name in padding_measured for source in sources):
+                padding_measured.add(node.name)
+        assert graph.owning_module is not None
+        listener.joint(graph.owning_module.print_readable(print_output=False))
+
+    def announced(schedule: Any, kernel_name: str, is_extern: bool = False) -> int | None:
+        handle = announce(schedule, kernel_name, is_extern=is_extern)
+        if handle is None:
+            raise RuntimeError("Inductor gave a kernel no debug handle although provenance tracking is on")
+        listener.emission(_emission(handle, kernel_name, schedule, is_extern, rewritten))
+        return handle
+
+    def padding_decided(match: Any, *args: Any, **kwargs: Any) -> bool:
+        remembered = pad_mm.get_cached_should_pad
+
+        def asked(key: str) -> Any:  # after all rules that need no measurement
+            padding_measured.add(match.output_node().name)
+            return remembered(key)
+
+        with _replaced(pad_mm, "get_cached_should_pad", asked):
+            return should_pad(match, *args, **kwargs)
+
+    def mixing_orders(scheduling: Any, node: Any) -> None:
+        search = CoordescTuner.autotune_single_field
+        launch = TritonCodegen.call_kernel
+        searched = False
+
+        def searching(*args: Any, **kwargs: Any) -> Any:
+            nonlocal searched
+            searched = True
+            return search(*args, **kwargs)
+
+        def launched(kernel: Any, name: str, *args: Any, **kwargs: Any) -> None:
+            if not kernel.mix_order_reduction:
+                return launch(kernel, name, *args, **kwargs)
+            first, *rest = _mix_order_emissions(kernel, name, announce, rewritten)
+            for emission in (dataclasses.replace(first, split_measured=searched), *rest):
+                listener.emission(emission)
+            V.graph.wrapper_code.write_provenance_debug_handle(first.name, first.handle)
+            launch(kernel, name, *args, **kwargs)
+            for emission in rest:  # the lines that call them come right after
+                V.graph.wrapper_code.write_provenance_debug_handle(emission.name, emission.handle)
+
+        with (
+            _replaced(CoordescTuner, "autotune_single_field", searching),
+            _replaced(TritonCodegen, "call_kernel", launched),
+        ):
+            mix_orders(scheduling, node)
+
+    def loaded(graph: GraphLowering, wrapper_code: Any) -> Any:
+        module: Any = load(graph, wrapper_code)
+        call = module.call
+
+        def observed(args: list[Any]) -> Any:
+            if not active:
+                return call(args)
+            taken = list(args)  # the call empties it
+            returned = call(args)
+            listener.called(module, taken, returned)
+            return returned
+
+        module.call = observed
+        for kernel in vars(module).values():
+            if isinstance(kernel, CachingAutotuner):
+                _candidates.setdefault(kernel, len(kernel.compile_results))  # tuning may leave only the winner
+        listener.emitted(
+            Emitted(
+                part=_part(graph),
+                fx=graph.orig_gm.print_readable(print_output=False),
+                fx_names=frozenset(node.name for node in graph.orig_gm.graph.nodes),
+                code=wrapper_code.value,
+                device="cuda" if "cuda" in graph.device_types else "cpu",
+                gemm_autotuned=bool(inductor_config.max_autotune or inductor_config.max_autotune_gemm),
+                padding_measured=frozenset(padding_measured),
+                module=module,
+                memory=_memory_of(graph),
+                inputs=tuple(graph.graph_input_names),
+                outputs=tuple(_output_name(output) for output in graph.graph_outputs),
+            )
+        )
+        return module
+
+    speak = WhyNoFuse.__call__
+
+    def refused(why: Any, reason: str, *args: Any) -> None:
+        speak(why, reason, *args)
+        # A fused node is named by its members: op1_op2. CUTLASS's own kind of message may name none.
+        first, second = (frozenset(_OPERATION.findall(name)) for name in (why.name1, why.name2))
+        listener.refused(Refusal(first, second, text=reason % args))
+
+    precompile_config = CachingAutotuner._precompile_config
+
+    def compiled_one(kernel: CachingAutotuner, config: Any) -> Any:
+        result = precompile_config(kernel, config)
+        _descended.setdefault(kernel, {})[str(config)] = result
+        return result
+
+    def scheduled(fused: bool) -> Callable[[Sequence[Any]], Sequence[Any]]:
+        def custom_pass(nodes: Sequence[Any]) -> Sequence[Any]:
+            listener.scheduled(_part(V.graph), fused, "\n\n".join(node.debug_str() for node in nodes) + "\n")
+            return nodes
+
+        return custom_pass
+
+    settings = {
+        "trace.provenance_tracking_level": 1,
+        "force_disable_caches": True,
+        # The static launcher throws a kernel's IR away once it holds the cubin.
+        "use_static_cuda_launcher": False,
+        "joint_custom_pre_pass": before_joint_passes,
+        "joint_custom_post_pass": after_joint_passes,
+        "post_grad_custom_pre_pass": rewritten.append,
+        "_pre_fusion_custom_pass": scheduled(fused=False),
+        "_post_fusion_custom_pass": scheduled(fused=True),
+    }
+    binders = (inductor_debug, codegen_triton, codegen_cpp)  # the latter two bind the function at import
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(inductor_config.patch(settings))
+        # Otherwise backward is compiled at the first backward(), on CUDA in a thread of autograd's that these settings,
+        # which live in context variables, do not reach.
+        stack.enter_context(functorch_config.patch(force_non_lazy_backward_lowering=True))
+        for module in (torch.autograd, torch.autograd.graph):  # the former binds the function at import
+            stack.enter_context(_replaced(module, "_engine_run_backward", traced_backward))
+        for module in binders:
+            stack.enter_context(_replaced(module, "set_kernel_post_grad_provenance_tracing", announced))
+        stack.enter_context(_replaced(GraphLowering, "_compile_to_module_lines", loaded))
+        stack.enter_context(_replaced(CachingAutotuner, "_precompile_config", compiled_one))
+        stack.enter_context(_replaced(pad_mm, "_should_pad", padding_decided))
+        stack.enter_context(_replaced(SIMDScheduling, "codegen_mix_order_reduction", mixing_orders))
+        stack.enter_context(_replaced(WhyNoFuse, "__call__", refused))
+        known_breaks = len(dynamo_output.graph_break_reasons)
+        try:
+            yield
+        finally:
+            active = False
+        for reason in dynamo_output.graph_break_reasons[known_breaks:]:
+            listener.broke(GraphBreak(text=str(reason.reason), line=_break_line(reason.user_stack)))
+
+
+@contextlib.contextmanager
+def timing_under(lock: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """Within a `lock()` runs every `benchmark_gpu`, by which Inductor times kernels and its choices for a product."""
+
+    def locked(benchmark: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(benchmark)
+        def alone(*args: Any, **kwargs: Any) -> Any:
+            with lock():
+                return benchmark(*args, **kwargs)
+
+        return alone
+
+    with contextlib.ExitStack() as stack:
+        for benchmarker in (TritonBenchmarker, InductorBenchmarker):
+            stack.enter_context(_replaced(benchmarker, "benchmark_gpu", locked(benchmarker.benchmark_gpu)))
+        yield
+
+
+_OPERATION = re.compile(r"op\d+")
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = inspect.getattr_static(owner, name)  # a staticmethod as such
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def _part(graph: Any) -> Part:
+    return "backward" if graph.is_backward else "forward"
+
+
+def _memory_of(graph: Any) -> dict[str, Memory]:
+    found = {name: _memory(name, buffer) for name, buffer in graph.name_to_buffer.items()}
+    found |= {name: _memory(name, value) for name, value in graph.graph_inputs.items()}
+    for name, value in graph.constants.items():
+        if isinstance(value, torch.Tensor):
+            found[name] = _described(name, value.shape, value.dtype, constant=True)
+    return {name: memory for name, memory in found.items() if memory is not None}
+
+
+def _memory(name: str, value: Any) -> Memory | None:
+    """None for what has no memory of its own: symbols, what several results hang on, slices, what only mutates."""
+    layout = value.maybe_get_layout() if isinstance(value, ir.IRNode) else None
+    if not isinstance(layout, ir.Layout) or (name in V.graph.name_to_buffer and _owner(name) != name):
+        return None
+    return _described(name, layout.size, layout.dtype)
+
+
+def _described(name: str, size: Sequence[Any], dtype: torch.dtype, constant: bool = False) -> Memory:
+    shape = tuple(int(extent) for extent in size)
+    short = str(dtype).removeprefix("torch.")
+    short = DTYPES[short][0] if short in DTYPES else short
+    return Memory(name, shape, short, math.prod(shape) * dtype.itemsize, constant)
+
+
+def _output_name(output: Any) -> str | None:
+    name = output.maybe_get_name()
+    return None if name is None else _owner(name)
+
+
+def _break_line(stack: Sequence[Any]) -> str:
+    """The innermost line outside torch."""
+    lines = [f"{frame.filename}:{frame.lineno}" for frame in stack if not frame.filename.startswith(_TORCH_FOLDER)]
+    return lines[-1] if lines else ""
+
+
+def _emission(handle: int, name: str, schedule: Any, is_extern: bool, rewritten: Sequence[torch.fx.Graph]) -> Emission:
+    scheduler = V.graph.scheduler
+    if is_extern:
+        operations = frozenset([schedule.get_operation_name()])
+        nodes = _exact_origins(schedule)
+        members = [scheduler.name_to_fused_node.get(schedule.get_operation_name())]
+        template = False
+    else:
+        scheduled = [node for node in schedule if getattr(node, "node", None) is not None]  # the rest are loop markers
+        operations = frozenset(node.get_name() for node in scheduled)
+        nodes = []
+        for node in scheduled:
+            nodes += _exact_origins(node.node) if node.is_template() else node.node.get_origins()
+        members = [scheduler.name_to_fused_node.get(node.get_name()) for node in scheduled]
+        template = any(node.is_template() for node in scheduled)
+    graph = V.graph.orig_gm.graph
+    position = {node.name: index for index, node in enumerate(graph.nodes)}
+    replacements = _replacements(graph, rewritten)
+    ordered = sorted(dict.fromkeys(nodes), key=lambda node: position.get(node.name, len(position)))
+    groups = list(dict.fromkeys(members))
+    return Emission(
+        handle=handle,
+        name=name,
+        nodes=tuple((node.name, replacements.get(node.name, ()), _source(node)) for node in ordered),
+        reads=_accesses(groups, reads=True),
+        writes=_accesses(groups, reads=False),
+        is_reduction=not is_extern and any(node.is_reduction() for node in scheduled),
+        is_template=template,
+        is_extern=is_extern,
+        operations=operations,
+    )
+
+
+def _mix_order_emissions(
+    kernel: Any, name: str, announce: Callable[..., int | None], rewritten: Sequence[torch.fx.Graph]
+) -> list[Emission]:
+    """A kernel that reduces over rows and over columns at once, and the calls that finish the latter; none announced.
+
+    The kernel leaves a partial result per split in a workspace; `workspace.sum(dim=0)` and a cast, by PyTorch, follow.
+    """
+    schedule = kernel.features.node_schedule
+    (workspace,) = kernel.args.workspace_args
+    workspace_bytes = int(workspace.count) * workspace.dtype.itemsize
+    # What the fusion made superfluous stands in both dicts as a marker.
+    aliases = kernel.args.inplace_buffers.values()
+    in_place = [buffer.other_names for buffer in aliases if isinstance(buffer, InplacedBuffer)]
+    read = [*kernel.args.input_buffers, *(names[0] for names in in_place)]
+    written = [name for name, inner in kernel.args.output_buffers.items() if isinstance(inner, str)]
+    written += [names[-1] for names in in_place]
+
+    def handle(name: str, schedule: list[Any]) -> int:
+        number = announce(schedule, name)
+        if number is None:
+            raise RuntimeError("Inductor gave a kernel no debug handle although provenance tracking is on")
+        return number
+
+    first = dataclasses.replace(
+        _emission(handle(name, schedule), name, schedule, False, rewritten),
+        reads={name: _size(name) for name in read},
+        writes={name: _size(name) for name in written} | {workspace.outer_name: workspace_bytes},
+        workspace=_described(workspace.outer_name, [workspace.count], workspace.dtype),
+    )
+    emissions = [first]
+
+    def finish(
+        name: str, reads: dict[str, int], writes: dict[str, int], nodes: Sequence[torch.fx.Node],
+        made: Memory | None = None,
+    ) -> None:
+        emissions.append(
+            Emission(
+                handle=handle(name, []),
+                name=name,
+                nodes=tuple((node.name, (), _source(node)) for node in nodes),
+                reads=reads,
+                writes=writes,
+                is_reduction=False,
+                is_template=False,
+                is_extern=True,
+                workspace=made,
+            )
+        )
+
+    for partial in kernel.saved_partial_accumulate:
+        result = partial.buffer_name
+        reduction = _ATEN_REDUCTIONS.get(partial.reduction_type, partial.reduction_type)
+        partial_results = {workspace.outer_name: workspace_bytes // len(kernel.saved_partial_accumulate)}
+        origins = _exact_origins(V.graph.get_buffer(result))
+        if V.graph.get_dtype(result) == workspace.dtype:
+            finish(f"aten.{reduction}", partial_results, {result: _size(result)}, origins)
+            continue
+        sums = _described(unconverted(result), V.graph.get_buffer(result).get_size(), workspace.dtype)
+        finish(f"aten.{reduction}", partial_results, {sums.name: sums.bytes}, origins, sums)
+        finish("aten.to", {sums.name: sums.bytes}, {result: _size(result)}, ())
+    return emissions
+
+
+_ATEN_REDUCTIONS = {"min": "amin", "max": "amax"}  # as the wrapper spells what Inductor calls min and max
+
+
+def _exact_origins(buffer: Any) -> list[torch.fx.Node]:
+    """A library call's or template's own operation: its origins also hold operations upstream of it."""
+    if buffer.origin_node is not None:
+        return [_producer(buffer.origin_node)]
+    origins = list(buffer.get_origins())
+    called = [node for node in origins if node.target is getattr(buffer, "op_overload", None)]
+    return called or origins
+
+
+def _producer(node: torch.fx.Node) -> torch.fx.Node:
+    """The operation itself, where `node` takes one of its outputs."""
+    return node.args[0] if node.target is operator.getitem else node  # type: ignore[return-value]
+
+
+def _accesses(groups: Sequence[Any], reads: bool) -> Mapping[str, int] | None:
+    if any(group is None for group in groups):
+        return None
+    total: dict[str, int] = {}
+    # What a fused kernel writes and then reads by another index is its own; a mutation has a name of its own here.
+    written = {dependency.name for group in groups for dependency in group.read_writes.writes}
+    for group in groups:
+        if isinstance(group, SchedulerNode) and group.is_template():
+            # Inductor's count takes a lone template for a loop over its output: it cuts larger operands to that size.
+            dependencies = group.read_writes.reads if reads else group.read_writes.writes
+            sizes = {name: _size(name) for name in dict.fromkeys(dependency.name for dependency in dependencies)}
+        else:
+            sizes = _sizes(group, reads)
+        for buffer, size in sizes.items():
+            if reads and buffer in written:
+                continue
+            real = _owner(buffer)
+            parts = {name: _size(name) for name in _results_of(real)}
+            if not parts:
+                parts = {real: int(size) if isinstance(group, SchedulerNode) else _uncapped(buffer, int(size))}
+            for name, part in parts.items():
+                total[name] = total.get(name, 0) + part
+    return total
+
+
+def _sizes(group: Any, reads: bool) -> dict[str, int]:
+    """Bytes by buffer. Of several nodes in one kernel Inductor counts whole buffers; what they gather, scatter or slice
+    is no more than each of them does alone."""
+    sizes: dict[str, int] = group.get_read_write_buffer_accesses(include_reads=reads, include_writes=not reads)
+    alone = Counter[str]()
+    for node in getattr(group, "snodes", ()):
+        alone.update(node.get_read_write_buffer_accesses(include_reads=reads, include_writes=not reads))
+    return {name: min(size, alone[name]) if alone[name] else size for name, size in sizes.items()}
+
+
+_CAP = int(1e9)  # elements an access, where Inductor counts what is no single loop
+
+
+def _uncapped(buffer: str, size: int) -> int:
+    """Of a library call or fused kernel Inductor counts whole buffers, but at most a billion elements an access."""
+    return size if size < _CAP else _size(V.graph.scheduler.mutation_real_name.get(buffer, buffer))
+
+
+def _owner(buffer: str) -> str:
+    """The buffer itself, for what the scheduler names apart: a mutation of it, or a part (of a concatenation)."""
+    name = V.graph.scheduler.mutation_real_name.get(buffer, buffer)
+    layout = getattr(V.graph.name_to_buffer.get(name), "layout", None)
+    return _owner(layout.view.get_name()) if isinstance(layout, ir.NonOwningLayout) else name
+
+
+def _results_of(buffer: str) -> list[str]:
+    """The buffers that a call with several results fills; none for any other buffer."""
+    if not isinstance(getattr(V.graph.name_to_buffer.get(buffer), "layout", None), ir.MultiOutputLayout):
+        return []
+    users: list[Any] = [user.node for user in V.graph.scheduler.name_to_buf[buffer].users]
+    results = [node for node in users if isinstance(getattr(node, "node", None), ir.MultiOutput)]
+    return [result.get_name() for node in results for result in node.get_outputs()]
+
+
+def _size(buffer: str) -> int:
+    return int(V.graph.get_numel(buffer)) * V.graph.get_dtype(buffer).itemsize
+
+
+def _pass_stages_on(graph: torch.fx.Graph) -> None:
+    """Give the gradients that torch.autograd.grad inside the graph makes the stages of what they are gradients of;
+    those of a graph that AOTAutograd differentiates have them."""
+    stages: dict[int, Any] = {}
+    for node in graph.nodes:
+        number = node.meta.get("seq_nr")
+        if not node.meta.get("autograd_backward"):
+            stages.setdefault(number, node.meta.get("custom"))
+        elif "custom" not in node.meta and stages.get(number) and not node.meta.get("is_gradient_acc"):
+            node.meta["custom"] = stages[number]
+
+
+def _source(node: torch.fx.Node) -> SourceNode:
+    return SourceNode(
+        name=node.name,
+        op=_op(node.target) if node.op == "call_function" else node.op,
+        stage=stages.of_node(node.meta),
+        line=_user_line(node.meta.get("stack_trace")),
+        inputs=tuple(argument.name for argument in node.all_input_nodes),
+        backward=node.meta.get("partitioner_tag") == "is_backward" or bool(node.meta.get("autograd_backward")),
+        shapes=_shapes(node.meta.get("val")),
+        input_shapes=tuple(
+            shape for argument in pytree.arg_tree_leaves(*node.args, **node.kwargs)
+            if isinstance(argument, torch.fx.Node) for shape in _shapes(argument.meta.get("val"))
+        ),
+        causal=_is_causal(node),
+    )
+
+
+def _is_causal(node: torch.fx.Node) -> bool | None:
+    """What an attention call says of its mask; None where it says nothing, as FlexAttention's block mask."""
+    names = [a.name for a in node.target._schema.arguments] if isinstance(node.target, torch._ops.OpOverload) else []
+    if "is_causal" not in names:
+        return None
+    position = names.index("is_causal")
+    given = node.args[position] if position < len(node.args) else node.kwargs.get("is_causal", False)
+    return given if isinstance(given, bool) else None
+
+
+def _shapes(value: Any) -> tuple[Shape, ...]:
+    """Of the tensors in `value`; () where an extent is a symbol."""
+    tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    if any(not isinstance(extent, int) for tensor in tensors for extent in tensor.shape):
+        return ()
+    return tuple(tuple(tensor.shape) for tensor in tensors)
+
+
+def _op(target: Any) -> str:
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target.overloadpacket)
+    return getattr(target, "__name__", str(target))
+
+
+def _replacements(graph: torch.fx.Graph, rewritten: Sequence[torch.fx.Graph]) -> dict[str, tuple[str, ...]]:
+    """Node name -> names of the nodes of the `rewritten` graphs in whose place a pattern matcher put it.
+
+    A match that puts several operations in place of a node gives no entry: which of them stands for what is not known.
+    """
+    identities = {id(graph) for graph in rewritten}
+    makers: dict[str, set[str]] = {}
+    for node in graph.nodes:
+        for source in node.meta.get("from_node", ()):
+            if source.graph_id in identities:  # the others are of the pattern's own graph; names may coincide
+                makers.setdefault(source.name, set()).add(_producer(node).name)
+    found: dict[str, tuple[str, ...]] = {}
+    for source_name, names in makers.items():
+        if len(names) == 1:
+            (name,) = names
+            found[name] = (*found.get(name, ()), source_name)
+    return found
+
+
+# '  File "/home/me/block.py", line 12, in apply'
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_TORCH_FOLDER = torch.__file__.rsplit("/", 1)[0] + "/"
+
+
+def _user_line(stack_trace: str | None) -> str | None:
+    frames = _FRAME.findall(stack_trace or "")
+    outside = [f"{file}:{line}" for file, line in frames if not file.startswith(_TORCH_FOLDER)]
+    return outside[-1] if outside else None
+
+
+# Triton kernels of a loaded module
+
+
+@dataclasses.dataclass(frozen=True)
+class TritonKernel:
+    """candidates: configurations that a device would measure. tuned: it has. compiled: the CompiledKernel in use.
+
+    compiled is None where the configuration in use was compiled outside the capture.
+    """
+
+    candidates: int
+    tuned: bool
+    config: str
+    compiled: Any
+
+
+_candidates: weakref.WeakKeyDictionary[CachingAutotuner, int] = weakref.WeakKeyDictionary()
+# What the coordinate descent of max-autotune compiles on its way, by configuration: it is not among compile_results.
+_descended: weakref.WeakKeyDictionary[CachingAutotuner, dict[str, Any]] = weakref.WeakKeyDictionary()
+
+
+def triton_kernel(module: Any, name: str) -> TritonKernel | None:
+    """The Triton kernel that the output code calls `name`, or None if it calls no compiled Triton kernel so."""
+    kernel = getattr(module, name, None)
+    if not isinstance(kernel, CachingAutotuner) or not kernel.compile_results:
+        return None
+    results = kernel.compile_results
+    candidates = _candidates[kernel]
+    if len(kernel.launchers) != 1:
+        return TritonKernel(candidates, tuned=False, config=str(results[0].config), compiled=results[0].kernel)
+    winner = kernel.launchers[0].config
+    tuned = candidates > 1 or getattr(winner, "found_by_coordesc", False)
+    compiled = {str(result.config): result for result in results} | _descended.get(kernel, {})
+    chosen = compiled.get(str(winner))
+    return TritonKernel(candidates, tuned, config=str(winner), compiled=chosen.kernel if chosen else None)
+
+
+def runtime_name(module: Any, name: str) -> str | None:
+    """What profilers call the GPU kernel that the output code calls `name`; None where that is no Triton kernel."""
+    kernel = getattr(module, name, None)
+    return str(kernel.fn.__name__) if isinstance(kernel, CachingAutotuner) else None
+
+
+# A GPU that is not there
+
+
+class _NotRun(Exception):
+    """Raised in place of running output code."""
+
+
+@contextlib.contextmanager
+def compiling_only(*, pad: bool = False) -> Iterator[None]:
+    """Compile for the fake GPU of this process: measure and load nothing, and leave where code would run.
+
+    Each Triton kernel is compiled for the first of its configurations that fits; a GEMM that max-autotune would have
+    measured takes the first Triton template. Where measuring would decide whether a GEMM's operands are padded, `pad`
+    does, and a reduction over both orders is split as Inductor does before it searches.
+    """
+    load = GraphLowering._compile_to_module_lines
+    fold = joint_graph.UniformValueConstantFolder._deduce_value
+
+    def loaded(graph: GraphLowering, wrapper_code: Any) -> Any:
+        module: Any = load(graph, wrapper_code)
+        module.call = _not_run
+        return module
+
+    def fold_on_cpu(folder: Any, node: torch.fx.Node) -> Any:
+        # Folding runs factory functions (torch.zeros, ...) on their own device.
+        if "device" not in node.kwargs:
+            return fold(folder, node)
+        kwargs = node.kwargs
+        node.kwargs = {**kwargs, "device": torch.device("cpu")}
+        try:
+            return fold(folder, node)
+        finally:
+            node.kwargs = kwargs
+
+    selector = select_algorithm.get_algorithm_selector_cache()
+    select_algorithm.add_preprocessing_fn(_first_template)
+    try:
+        with (
+            _replaced(GraphLowering, "_compile_to_module_lines", loaded),
+            _replaced(joint_graph.UniformValueConstantFolder, "_deduce_value", fold_on_cpu),
+            _replaced(triton_helpers, "set_driver_to_gpu", lambda: None),
+            _replaced(CachingAutotuner, "precompile", _precompile_first),
+            _replaced(pad_mm, "get_cached_should_pad", lambda key: pad),
+            _replaced(CoordescTuner, "autotune_single_field", _first_value),
+            contextlib.suppress(_NotRun),
+        ):
+            yield
+    finally:
+        selector.preprocessing_fns.remove(_first_template)
+
+
+def _not_run(*args: Any) -> Any:
+    raise _NotRun
+
+
+def _first_value(measure: Callable[[int], float], value: int, *bounds: int) -> int:
+    return value
+
+
+def _first_template(choices: list[Any]) -> list[Any]:
+    templates = [choice for choice in choices if isinstance(choice, select_algorithm.TritonTemplateCaller)]
+    return (templates or choices)[:1]
+
+
+def _precompile_first(kernel: CachingAutotuner, *args: Any, **kwargs: Any) -> None:
+    if kernel.compile_results:
+        return
+    configs = kernel.configs
+    # A device that finds a looped reduction short of registers adds configurations with a smaller block.
+    may_add = kernel.heuristic_type == HeuristicType.REDUCTION
+    _candidates[kernel] = len(configs) + may_add
+    for config in configs:
+        try:
+            kernel.compile_results = [kernel._precompile_config(config)]
+        except (OutOfResources, PTXASError) as error:
+            failure = error
+        else:
+            kernel.configs = None
+            return
+    raise RuntimeError(f"none of {len(configs)} configurations of {kernel.fn.__name__} fits the GPU") from failure
+
+
+def fake_tensor_mode() -> FakeTensorMode:
+    return FakeTensorMode(allow_non_fake_inputs=True)

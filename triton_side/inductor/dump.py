@@ -1,0 +1,477 @@
+"""What TorchInductor left on disk, read without torch: `read`. Nothing in a dump is executed.
+
+Three kinds of dump: a `torch_compile_debug` folder (TORCH_COMPILE_DEBUG=1), a TORCH_TRACE folder or one of its logs,
+and what `inductor.Captured.write` wrote, as a folder or a zip. The emitted code decides, as in inductor.py; its
+comments, FX graphs, provenance mappings and scheduler IR say what is in each kernel.
+
+What each lacks is None or empty: why Inductor did not fuse more is in no dump, and what was tuned only in our own; the
+bytes that a kernel touches of a buffer larger than its loop need the scheduler's IR, which a TORCH_TRACE has not. That
+an operation of backward is a forward operation computed again is told by its name, which one of forward's then has too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+from triton_side.inductor.graph import (
+    REDUCTIONS,
+    Buffer,
+    Call,
+    CompiledGraph,
+    GraphBreak,
+    Kernel,
+    Program,
+    Provenance,
+    SourceNode,
+    helper,
+    kind_of,
+    own_operations,
+)
+from triton_side.inductor.ir_text import SIZES, FxText, IrNode, memory, read_fx, read_ir, replaced
+from triton_side.inductor.output_code import EmittedCall, EmittedCode, read_code
+
+MAX_BYTES = 256 << 20  # of one text
+_MAX_FILES = 100_000
+
+
+class DumpError(ValueError):
+    """What was given is no dump of Inductor; the message names it and says what was expected."""
+
+
+@dataclass
+class _Texts:
+    """What a dump says of one graph. before, after: the FX graph around Inductor's post-grad passes. elsewhere: nodes
+    of `before` that another graph has."""
+
+    source: str
+    code: str
+    before: str = ""
+    after: str = ""
+    ir: str = ""
+    handles: Mapping[str, list[str]] = field(default_factory=dict)
+    kernels: list[dict[str, Any]] | None = None
+    elsewhere: frozenset[str] = frozenset()
+
+
+def read(path: str | Path) -> Program:
+    """All graphs in a folder, log or zip. Units are numbered in the order in which they were compiled.
+
+    Raises DumpError where there is no graph, OSError where the path cannot be read.
+    """
+    path = Path(path)
+    breaks: list[GraphBreak] = []
+    try:
+        if path.is_file():
+            texts = _of_file(path, breaks)
+        else:
+            texts = _of_folder(path, breaks)
+    except (zipfile.BadZipFile, NotImplementedError, RecursionError) as problem:
+        raise DumpError(f"{path}: {problem}") from None
+    if not texts:
+        raise DumpError(
+            f"{path}: no emitted code in it; expected output_code.py files (TORCH_COMPILE_DEBUG=1), a "
+            "dedicated_log_torch_trace_*.log with inductor_output_code (TORCH_TRACE), or kernels.json beside "
+            "forward/output_code.py"
+        )
+    graphs = tuple(_graphs(texts))
+    if not any(graph.calls or graph.outputs for graph in graphs):
+        raise DumpError(f"{path}: no kernel call in its emitted code; {'; '.join(graphs[0].unparsed[:1])}")
+    return Program(graphs, tuple(dict.fromkeys(breaks)))
+
+
+def _of_file(path: Path, breaks: list[GraphBreak]) -> list[_Texts]:
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            names = {info.filename: info for info in archive.infolist()[:_MAX_FILES]}
+
+            def member(name: str) -> str:
+                if name not in names or names[name].file_size > MAX_BYTES:
+                    return ""
+                with archive.open(name) as stream:
+                    return stream.read(MAX_BYTES).decode(errors="replace")
+
+            return list(_of_capture(str(path), member, sorted(names)))
+    if path.suffix == ".py":
+        return [_Texts(str(path), _text(path))]
+    return list(_of_trace(path, breaks))
+
+
+def _of_folder(path: Path, breaks: list[GraphBreak]) -> list[_Texts]:
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such file or folder")
+    if (path / "kernels.json").is_file():
+        names = [str(file.relative_to(path)) for file in sorted(path.rglob("output_code.py"))]
+        return list(_of_capture(str(path), lambda name: _text(path / name), names))
+    codes = sorted(path.rglob("output_code.py"))[:_MAX_FILES]
+    if codes:
+        return [_of_debug(code) for code in codes]
+    return [texts for log in sorted(path.rglob("*.log")) for texts in _of_trace(log, breaks)]
+
+
+def _text(path: Path) -> str:
+    if not path.is_file():
+        return ""
+    if path.stat().st_size > MAX_BYTES:
+        raise DumpError(f"{path}: more than {MAX_BYTES >> 20} MiB")
+    return path.read_text(errors="replace")
+
+
+def _of_debug(code: Path) -> _Texts:
+    """torchinductor/model__0_forward_1.0/output_code.py and its neighbours."""
+    folder = code.parent
+    return _Texts(
+        source=str(folder.parent),
+        code=_text(code),
+        before=_text(folder / "fx_graph_readable.py"),
+        after=_text(folder / "fx_graph_transformed.py"),
+        ir=_text(folder / "ir_post_fusion.txt"),
+        handles=_handles(_text(folder / "inductor_provenance_tracking_node_mappings.json")),
+    )
+
+
+def _of_capture(source: str, member: Callable[[str], str], names: Iterable[str]) -> Iterator[_Texts]:
+    listed = _json(member("kernels.json"))
+    kernels = [kernel for kernel in listed if isinstance(kernel, dict)] if isinstance(listed, list) else []
+    taken = {"forward": 0, "backward": 0}
+    matches = (re.fullmatch(r"((forward|backward)(?:-(\d{1,9}))?)/output_code\.py", name) for name in names)
+    found = [match for match in matches if match is not None]
+    nodes = {match[1]: frozenset(read_fx(member(f"{match[1]}/fx_graph.py")).nodes) for match in found}
+    for folder, part, _ in sorted((match.groups(default="0") for match in found), key=lambda g: (g[1], int(g[2]))):
+        name = f"{folder}/output_code.py"
+        code = member(name)
+        own = [kernel for kernel in kernels if kernel.get("part") == part]
+        count = len(read_code(code).calls)
+        rest = own[taken[part] : taken[part] + count]
+        taken[part] += count
+        after = member(f"{folder}/fx_graph.py")
+        yield _Texts(
+            source=source,
+            code=code,
+            before=member("joint_graph.py") or after,
+            after=after,
+            ir=member(f"{folder}/ir_post_fusion.txt"),
+            kernels=rest if len(rest) == count else None,
+            elsewhere=frozenset().union(*(names for other, names in nodes.items() if other != folder)),
+        )
+
+
+def _of_trace(log: Path, breaks: list[GraphBreak]) -> Iterator[_Texts]:
+    found: list[_Texts] = []
+    before = after = ""
+    for name, payload in _events(log):
+        if name == "before_post_grad_graph":
+            before = payload
+        elif name == "inductor_post_grad_graph":
+            after = payload
+        elif name == "inductor_output_code":
+            found.append(_Texts(str(log), payload, before, after))
+            before = after = ""
+        elif name == "inductor_provenance_tracking_node_mappings" and found:
+            found[-1].handles = _handles(payload)
+        elif name == "dynamo_graph_break_reason":
+            breaks.append(_graph_break(payload))
+    yield from found
+
+
+_EVENT = re.compile(r"V\d{4} \S+ \d+ \S+\] (\{.*\})\s*$")
+_WANTED = {
+    "before_post_grad_graph", "inductor_post_grad_graph", "inductor_output_code",
+    "inductor_provenance_tracking_node_mappings", "dynamo_graph_break_reason",
+}
+
+
+def _events(log: Path) -> Iterator[tuple[str, str]]:
+    """Name and payload of the events of a structured log that tell of graphs; a payload's lines begin with a tab."""
+    name, size = "", 0
+    payload: list[str] = []
+    with log.open(errors="replace") as stream:
+        while line := stream.readline(MAX_BYTES):
+            if line.startswith("\t"):
+                size += len(line)
+                if name and size <= MAX_BYTES:
+                    payload.append(line[1:])
+                continue
+            if name:
+                yield name, "".join(payload)
+            name, size, payload = "", 0, []
+            if match := _EVENT.match(line):
+                name = _event_name(_json(match[1]))
+    if name:
+        yield name, "".join(payload)
+
+
+def _event_name(event: Any) -> str:
+    """'' for an event that nobody wants."""
+    if not isinstance(event, dict):
+        return ""
+    artifact = event.get("artifact")
+    name = artifact.get("name") if isinstance(artifact, dict) else "inductor_output_code"
+    return name if name in _WANTED and (artifact or name in event) else ""
+
+
+def _graph_break(payload: str) -> GraphBreak:
+    place = re.search(r"^Graph break in user code at (.+:\d+)$", payload, flags=re.MULTILINE)
+    text = re.search(r"Graph Break Reason: (.*?)(?=\n *User code traceback:|\Z)", payload, flags=re.DOTALL)
+    return GraphBreak(text=(text[1] if text else payload).strip(), line=place[1] if place else "")
+
+
+def _handles(text: str) -> dict[str, list[str]]:
+    mappings = _json(text)
+    found = mappings.get("cppCodeToPost") if isinstance(mappings, dict) else None
+    if not isinstance(found, dict):
+        return {}
+    return {str(handle): [str(name) for name in names] for handle, names in found.items() if isinstance(names, list)}
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+# Texts to graphs
+
+
+def _graphs(texts: list[_Texts]) -> Iterator[CompiledGraph]:
+    codes = [read_code(one.code) for one in texts]
+    units: dict[tuple[str, int], int] = {}
+    for one, code in sorted(zip(texts, codes, strict=True), key=lambda pair: (pair[0].source, pair[1].unit)):
+        units.setdefault((one.source, code.unit), len(units))
+    forward: dict[int, set[str]] = {}
+    graphs = []
+    for one, code in sorted(zip(texts, codes, strict=True), key=lambda pair: pair[1].part == "backward"):
+        unit = units[one.source, code.unit]
+        graph = _Graph(one, code, forward.get(unit, set()) if code.part == "backward" else set())
+        if code.part == "forward":
+            forward[unit] = set(graph.after.nodes) | {name for call in graph.named for name in call}
+        graphs.append(graph.compiled(unit))
+    yield from sorted(graphs, key=lambda graph: (graph.part == "backward", graph.unit))
+
+
+class _Graph:
+    """One graph's texts, joined. forward: names of the FX nodes of the forward graph that belongs to a backward one."""
+
+    def __init__(self, texts: _Texts, code: EmittedCode, forward: set[str]) -> None:
+        self.texts = texts
+        self.code = code
+        self.forward = forward
+        self.after = read_fx(texts.after)
+        self.before = read_fx(texts.before) if texts.before != texts.after else self.after
+        ir, made = read_ir(texts.ir)
+        self.ir_of = {buffer: node for node in ir for buffer in node.writes}
+        self.memory = self.after.memory | made | code.memory
+        self.replaced = replaced(self.before, self.after.nodes.keys() | texts.elsewhere)
+        self.named = self._named()
+        # What is converted in a call of its own, in that call's name for it: the sums are of another dtype.
+        converted = {call.reads[0]: call.writes[0] for call in code.calls if call.finishes and call.name == "aten.to"}
+        for call, names in zip(code.calls, self.named, strict=True):  # what a library call returns, from its FX node
+            results = [converted.get(buffer, buffer) for buffer in call.writes]
+            unknown = [buffer for buffer in results if buffer not in self.memory]
+            if len(unknown) == 1 and names and names[-1] in self.after.memory:
+                self.memory[unknown[0]] = dataclasses.replace(self.after.memory[names[-1]], name=unknown[0])
+            if call.finishes and results != call.writes:
+                result, workspace = self.memory.get(results[0]), self.memory.get(call.reads[0])
+                if result is not None and workspace is not None:
+                    own_dtype = (workspace.dtype, SIZES[workspace.dtype])
+                    self.memory[call.writes[0]] = memory(call.writes[0], result.shape, own_dtype)
+
+    def _named(self) -> list[list[str]]:
+        """For each call, its FX nodes after the passes, in the graph's order."""
+        order = {name: index for index, name in enumerate(self.after.nodes)}
+        named = []
+        for index, call in enumerate(self.code.calls):
+            names = self.texts.handles.get(call.handle, [])
+            if not names and self.texts.kernels is not None:
+                names = [str(name) for name in self.texts.kernels[index].get("fx_nodes") or ()]
+            if not names and call.name in self.code.definitions:
+                names = list(self.code.definitions[call.name].nodes)
+            named.append(sorted((name for name in names if name in order), key=order.__getitem__))
+        library = [self._is_library(call) and not call.finishes for call in self.code.calls]
+        owned = {name for names, own in zip(named, library, strict=True) if own for name in names}
+        self.helping = [
+            not own and bool(names) and owned.issuperset(names) for names, own in zip(named, library, strict=True)
+        ]
+        return [
+            names if own or helps else [name for name in names if name not in owned]
+            for names, own, helps in zip(named, library, self.helping, strict=True)
+        ]
+
+    def _is_library(self, call: EmittedCall) -> bool:
+        return call.is_extern or self._heuristic(call) == "template"
+
+    def _heuristic(self, call: EmittedCall) -> str:
+        definition = self.code.definitions.get(call.name)
+        return definition.heuristic if definition is not None else ""
+
+    def compiled(self, unit: int) -> CompiledGraph:
+        scratch = self._scratch()
+        calls = [self._call(index, call, scratch) for index, call in enumerate(self.code.calls)]
+        used = {buffer for call in self.code.calls for buffer in (*call.reads, *call.writes)}
+        unknown = sorted(name for name in used if name not in self.memory)
+        return CompiledGraph(
+            part=self.code.part,
+            unit=unit,
+            calls=own_operations(calls, self.memory),
+            memory={name: memory for name, memory in self.memory.items() if name in used or name in self.code.inputs}
+            | {name: self.memory[name] for name in self.code.outputs if name in self.memory},
+            inputs=tuple(name for name in self.code.inputs if name in self.memory),
+            outputs=tuple(name if name in self.memory else None for name in self.code.outputs),
+            unparsed=(*self.code.unparsed, *(f"{name}: its shape and dtype are not in the dump" for name in unknown)),
+        )
+
+    def _scratch(self) -> dict[str, int]:
+        """Workspaces that no later call reads, with their bytes."""
+        read = {buffer for call in self.code.calls for buffer in call.reads}
+        unread = [name for name in self.memory if name.startswith("workspace_") and name not in read]
+        return {name: self.memory[name].bytes for name in unread}
+
+    def _call(self, index: int, call: EmittedCall, scratch: Mapping[str, int]) -> Call:
+        nodes = [self._node(name, self.after) for name in self.named[index]]
+        sources = [source for node in nodes for source in self._before(node)]
+        if self.helping[index]:
+            sources = nodes = [helper(node) for node in nodes]
+        if not nodes:  # the comment beside the call; of a library call it also names what lies before it
+            atens = call.atens[-1:] if call.is_extern else call.atens
+            sources = [SourceNode("", aten, None, None, (), self.code.part == "backward") for aten in atens]
+        targets = {node.op for node in nodes or sources}
+        heuristic = self._heuristic(call)
+        reduces = "reduction" in heuristic or (not heuristic and bool(targets & REDUCTIONS))
+        definition = self.code.definitions.get(call.name)
+        scheduled = self._ir(call)
+        written = [name for name in call.writes if name not in scratch]
+        listed = self.texts.kernels[index] if self.texts.kernels is not None else {}
+        if listed.get("name") == call.name:
+            sources = _listed_sources(listed) or _as_listed(sources, listed)
+        kernel = Kernel(
+            name=call.name,
+            part=self.code.part,
+            kind=kind_of(
+                call.name,
+                targets,
+                {source.op for source in sources} or {"unknown"},
+                is_template=heuristic == "template",
+                is_extern=call.is_extern,
+                is_reduction=reduces,
+            ),
+            ops=tuple(source.op for source in sources),
+            fx_nodes=tuple(self.named[index]),
+            stages=tuple(dict.fromkeys(source.stage for source in sources if source.stage)),
+            lines=tuple(dict.fromkeys(source.line for source in sources if source.line)),
+            inputs=tuple(Buffer(name, self._bytes(call, name, reads=True)) for name in call.reads),
+            outputs=tuple(Buffer(name, self._bytes(call, name, reads=False)) for name in written),
+            is_template=heuristic == "template",
+            is_extern=call.is_extern,
+            provenance="",
+            config=None,
+        )
+        return Call(
+            kernel=self._measured(kernel, listed),
+            sources=tuple(dict.fromkeys(sources)),
+            nodes=tuple(nodes),
+            operations=frozenset() if scheduled is None else scheduled.operations,
+            runtime_name=definition.runtime_name if definition is not None else None,
+            workspace_bytes=sum(scratch.get(name, 0) for name in call.writes),
+        )
+
+    def _measured(self, kernel: Kernel, listed: Mapping[str, Any]) -> Kernel:
+        """With what our own kernels.json knows and the texts do not."""
+        if listed.get("name") != kernel.name:
+            return kernel
+
+        def buffers(side: str) -> tuple[Buffer, ...] | None:
+            entries = listed.get(side)
+            return None if entries is None else tuple(Buffer(str(e["name"]), int(e["bytes"])) for e in entries)
+
+        try:
+            return dataclasses.replace(
+                kernel,
+                inputs=buffers("inputs"),
+                outputs=buffers("outputs"),
+                provenance=listed["provenance"] if listed["provenance"] in get_args(Provenance) else "",
+                config=None if listed.get("config") is None else str(listed["config"]),
+            )
+        except (KeyError, TypeError, ValueError):
+            return kernel
+
+    def _node(self, name: str, graph: FxText) -> SourceNode:
+        node = graph.nodes[name]
+        return dataclasses.replace(node, backward=self.code.part == "backward" and name not in self.forward)
+
+    def _before(self, node: SourceNode) -> list[SourceNode]:
+        """What stood in the place of `node` before the passes."""
+        if node.name in self.before.nodes:
+            return [self._node(node.name, self.before)]
+        names = self.replaced.get(frozenset(node.inputs), ())
+        return [self._node(name, self.before) for name in names] or [node]
+
+    def _ir(self, call: EmittedCall) -> IrNode | None:
+        return next((self.ir_of[buffer] for buffer in call.writes if buffer in self.ir_of), None)
+
+    def _bytes(self, call: EmittedCall, buffer: str, *, reads: bool) -> int | None:
+        """As Inductor counts them: the loop's elements for each access, and the whole buffer at most."""
+        memory = self.memory.get(buffer)
+        if memory is None:
+            return None
+        node = self._ir(call)
+        if self._is_library(call) or (node is not None and node.elements is None):
+            return memory.bytes
+        points = 1
+        for extent in memory.shape:
+            points *= extent
+        if node is not None and node.elements is not None:
+            accesses = node.reads[buffer] if reads else 1
+            return min(memory.bytes, node.elements * max(accesses, 1) * (memory.bytes // points if points else 0))
+        return memory.bytes if call.elements is not None and call.elements >= points else None
+
+
+def _listed_sources(listed: Mapping[str, Any]) -> list[SourceNode] | None:
+    """The operations with all that is known of each; None where an older kernels.json has but a list of each column."""
+
+    def text(value: Any) -> str | None:
+        return None if value is None else str(value)
+
+    def shapes(values: Any) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(int(extent) for extent in shape) for shape in values)
+
+    try:
+        return [
+            SourceNode(
+                str(each["name"]), str(each["op"]), text(each["stage"]), text(each["line"]),
+                tuple(map(str, each["inputs"])), bool(each["backward"]), shapes(each["shapes"]),
+                shapes(each["input_shapes"]), each["causal"] if isinstance(each["causal"], bool) else None,
+            )
+            for each in listed["sources"]
+        ]
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _as_listed(sources: list[SourceNode], listed: Mapping[str, Any]) -> list[SourceNode]:
+    """The operations that our own kernels.json lists, each as the node in `sources` of that operation if there is one.
+
+    Of a graph that is not trained there is no text from before the passes, but the list knows them.
+    """
+    ops = listed.get("ops")
+    if not isinstance(ops, list) or ops == [source.op for source in sources]:
+        return sources
+    waiting = list(sources)
+    found = []
+    for index, op in enumerate(map(str, ops)):
+        known = next((source for source in waiting if source.op == op), None)
+        if known is not None:
+            waiting.remove(known)
+        stage, line = (_nth(listed.get(key), index, len(ops)) for key in ("stages", "lines"))
+        found.append(known or SourceNode("", op, stage, line, ()))
+    return found
+
+
+def _nth(values: Any, index: int, count: int) -> str | None:
+    return str(values[index]) if isinstance(values, list) and len(values) == count else None

@@ -1,0 +1,337 @@
+"""What Inductor made of a function, as plain data: no torch, so that dumps can be read where none is installed.
+
+`inductor.capture` fills these from a compile, `inductor_dump.read` from files. What the source does not say is None.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from triton_side.calls.flops import Shape, grouped_product_flops
+
+Part = Literal["forward", "backward"]
+Kind = Literal["elementwise", "reduction", "gemm", "attention", "copy", "scatter", "library", "custom"]
+Provenance = Literal["compiled", "device", "replayed", "not autotuned", ""]
+
+# torch's dtypes by the names that HLO gives them, and their sizes in bytes
+DTYPES = {
+    "bfloat16": ("bf16", 2), "float16": ("f16", 2), "float32": ("f32", 4), "float64": ("f64", 8), "bool": ("pred", 1),
+    "int8": ("s8", 1), "int16": ("s16", 2), "int32": ("s32", 4), "int64": ("s64", 8),
+    "uint8": ("u8", 1), "uint16": ("u16", 2), "uint32": ("u32", 4), "uint64": ("u64", 8),
+    "complex64": ("c64", 8), "complex128": ("c128", 16), "float8_e4m3fn": ("f8e4m3fn", 1),
+    "float8_e5m2": ("f8e5m2", 1), "float8_e4m3fnuz": ("f8e4m3fnuz", 1), "float8_e5m2fnuz": ("f8e5m2fnuz", 1),
+    "float8_e8m0fnu": ("f8e8m0fnu", 1),
+}
+
+
+@dataclass(frozen=True)
+class SourceNode:
+    """An FX node. line: "file:line" outside torch. inputs: names of the nodes it takes. backward: the node was traced
+    for a gradient. shapes, input_shapes: of the tensors it returns and takes, in order; () where that is not known.
+    causal: of an attention call, whether it masks so; None of any other node, and where that is not known.
+    """
+
+    name: str
+    op: str
+    stage: str | None
+    line: str | None
+    inputs: tuple[str, ...]
+    backward: bool = False
+    shapes: tuple[Shape, ...] = ()
+    input_shapes: tuple[Shape, ...] = ()
+    causal: bool | None = None
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A buffer that a kernel reads or writes, by its name in the emitted code, with the bytes it touches of it.
+
+    Inductor's own count (`get_read_write_buffers_sizes`): each byte once however often a kernel reads it, indirect
+    reads at worst. Where it falls short, for templates and reductions over rows and columns at once, whole buffers.
+    None, from a dump alone, where the emitted code does not tell.
+    """
+
+    name: str
+    bytes: int | None
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel call in the emitted code.
+
+    name: as in the code (`triton_poi_fused_mul_0`, `extern_kernels.mm`, `cpp_fused_add_1`). A reduction over rows and
+        columns at once leaves partial results in a workspace, which PyTorch calls finish: `aten.sum`, and `aten.to` for
+        the cast.
+    ops: the operations inside, in graph order, as they were before Inductor's pattern matchers (`aten.mm` and
+        `aten.add` where the code calls addmm); one entry per FX node. A match that put several operations in place of
+        others is not undone: those kernels have the new operations.
+    fx_nodes: the post-grad FX nodes by name.
+    stages: names given with `triton_side.calls.stages.stage`.
+    lines: "file:line" of the code outside torch that wrote the operations.
+    inputs, outputs: None where Inductor's scheduler could not say.
+    is_template: generated from a hand-written template (max-autotune's GEMMs, FlexAttention).
+    is_extern: a library call.
+    provenance: "device": configured by measuring on this device; "compiled": there was nothing to choose; "not
+        autotuned": a device would choose by measuring, and none has. Measured are configurations of Triton kernels,
+        max-autotune's choices of GEMMs and of the split of a reduction over rows and columns at once, and, in every
+        mode, whether GEMM operands with sizes off 16 bytes are padded, by further kernels. "": a dump does not say.
+    config: the Triton configuration compiled or chosen, else None.
+    """
+
+    name: str
+    part: Part
+    kind: Kind
+    ops: tuple[str, ...]
+    fx_nodes: tuple[str, ...]
+    stages: tuple[str, ...]
+    lines: tuple[str, ...]
+    inputs: tuple[Buffer, ...] | None
+    outputs: tuple[Buffer, ...] | None
+    is_template: bool
+    is_extern: bool
+    provenance: Provenance
+    config: str | None
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A buffer of a graph: shape, dtype in HLO's short form, size."""
+
+    name: str
+    shape: Shape
+    dtype: str
+    bytes: int
+    constant: bool = False
+
+
+@dataclass(frozen=True)
+class Call:
+    """A kernel with what is in it. sources: its FX nodes before the pattern matchers. nodes: after them, which is what
+    it computes. operations: the scheduler's names ("op3"). runtime_name: of the GPU kernel; None for a library's.
+    workspace_bytes: scratch of one launch that no other kernel reads. flops: None where they are not known.
+    """
+
+    kernel: Kernel
+    sources: tuple[SourceNode, ...]
+    nodes: tuple[SourceNode, ...]
+    operations: frozenset[str] = frozenset()
+    runtime_name: str | None = None
+    workspace_bytes: int = 0
+
+    @property
+    def flops(self) -> float | None:
+        counts = [flops(node) for node in self.nodes]
+        return sum(count or 0 for count in counts) if counts and None not in counts else None
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Inductor's scheduler would not fuse these two sets of its operations, in its own words; the last it said."""
+
+    first: frozenset[str]
+    second: frozenset[str]
+    text: str
+
+
+@dataclass(frozen=True)
+class GraphBreak:
+    """Where tracing stopped ("file:line", or "") and why, in Dynamo's words."""
+
+    text: str
+    line: str
+
+
+@dataclass(frozen=True)
+class CompiledGraph:
+    """One compiled graph. unit: number of the traced function it belongs to; a graph break begins another one.
+
+    inputs, outputs: buffers by name, in order; None in place of what is no tensor. holds: numbers of the memory that
+    inputs and outputs were in at the first call, by which those of several units are told to be one; empty where the
+    code was not run.
+    """
+
+    part: Part
+    unit: int
+    calls: tuple[Call, ...]
+    memory: Mapping[str, Memory]
+    inputs: tuple[str, ...]
+    outputs: tuple[str | None, ...]
+    refusals: tuple[Refusal, ...] = ()
+    unparsed: tuple[str, ...] = ()
+    holds: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Program:
+    """All graphs of one call, forward before backward, units in the order of the trace."""
+
+    graphs: tuple[CompiledGraph, ...]
+    breaks: tuple[GraphBreak, ...] = ()
+
+
+def unconverted(buffer: str) -> str:
+    """The name of what a reduction over both orders sums up, in the sums' own dtype, before it becomes `buffer`."""
+    return f"{buffer}_sum"
+
+
+def helper(node: SourceNode) -> SourceNode:
+    """`node` as what a kernel is for that only prepares or ends the library call or template which computes it."""
+    return replace(node, name=f"{node.name}#helper", shapes=(), input_shapes=())
+
+
+def own_operations(calls: Sequence[Call], memory: Mapping[str, Memory]) -> tuple[Call, ...]:
+    """`calls`, less the origins that Inductor gives to a kernel which cannot compute them.
+
+    A reduction with too few rows is split, and both kernels have the origins of the whole. The second reads what the
+    first wrote and nothing that the first read, so it computes none of what lies before the reduction; the reduction
+    itself is there under a name of its own. And a kernel that reads nothing computes nothing from operands: zeros that
+    a scatter adds to have the origins of what is added.
+    """
+    done: list[Call] = []
+    writers: dict[str, Call] = {}
+    for call in calls:
+        taken = _names(call.kernel.inputs)
+        for earlier in {id(writers[name]): writers[name] for name in taken if name in writers}.values():
+            if taken & _names(earlier.kernel.inputs):
+                continue
+            partial = [memory[name].shape for name in taken & _names(earlier.kernel.outputs) if name in memory]
+            nodes = _second_step(call.nodes, earlier.nodes, partial[:1])
+            sources = _second_step(call.sources, earlier.sources, partial[:1])
+            call = replace(call, nodes=nodes, sources=sources)
+        if call.kernel.inputs == ():
+            call = replace(call, nodes=_from_nothing(call.nodes), sources=_from_nothing(call.sources))
+        done.append(call)
+        writers |= dict.fromkeys(_names(call.kernel.outputs), call)
+    return tuple(done)
+
+
+def _second_step(
+    nodes: tuple[SourceNode, ...], earlier: tuple[SourceNode, ...], partial: list[Shape]
+) -> tuple[SourceNode, ...]:
+    before = {node.name for node in earlier}
+    kept = []
+    for node in nodes:
+        if not node.name or node.name not in before or not node.inputs:
+            kept.append(node)
+        elif node.op in REDUCTIONS or node.op == _ONLINE_SOFTMAX:
+            kept.append(replace(node, name=f"{node.name}#2", input_shapes=tuple(partial)))
+    return tuple(kept)
+
+
+def _from_nothing(nodes: tuple[SourceNode, ...]) -> tuple[SourceNode, ...]:
+    kept: dict[str, SourceNode] = {}
+    for node in nodes:
+        if all(operand in kept for operand in node.inputs):
+            kept[node.name] = node
+    return tuple(kept.values()) or nodes
+
+
+def _names(buffers: tuple[Buffer, ...] | None) -> set[str]:
+    return {buffer.name for buffer in buffers or ()}
+
+
+TWO_PRODUCTS = "mm_plus_mm"  # Inductor's own
+GEMM = {
+    TWO_PRODUCTS,
+    "aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten._int_mm", "aten._scaled_mm", "aten.linear", "aten.dot",
+    "aten.mv", "aten._grouped_mm",
+}
+# The position of `is_causal`, which printed graphs leave out where it has its default.
+IS_CAUSAL = {
+    "aten._scaled_dot_product_flash_attention": 4, "aten._scaled_dot_product_flash_attention_backward": 11,
+    "aten._scaled_dot_product_flash_attention_for_cpu": 4,
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward": 7,
+    "aten._scaled_dot_product_efficient_attention": 6, "aten._scaled_dot_product_efficient_attention_backward": 11,
+    "aten._scaled_dot_product_cudnn_attention": 6, "aten._scaled_dot_product_cudnn_attention_backward": 14,
+}
+ATTENTION = re.compile(r"scaled_dot_product|flash_attention|flex_attention|efficient_attention|cudnn_attention")
+SCATTER = {
+    "aten.scatter", "aten.scatter_add", "aten.scatter_reduce", "aten.index_put", "aten._unsafe_index_put",
+    "aten.index_add",
+}
+MOVEMENT = {
+    "aten.clone", "aten.copy", "aten.copy_", "aten.cat", "aten.permute", "aten.transpose", "aten.t",
+    "aten.view", "aten.reshape", "aten.expand", "aten.slice", "aten.select", "aten.unsqueeze", "aten.squeeze",
+    "aten.constant_pad_nd", "aten.flip", "aten.split", "aten.split_with_sizes", "getitem", "aten.as_strided",
+    "aten.unbind", "aten.repeat", "aten._unsafe_view",
+}
+_MAKES_OR_MOVES = MOVEMENT | SCATTER | {
+    "aten.full", "aten.full_like", "aten.empty", "aten.arange", "prims.iota", "aten.scalar_tensor", "aten.alias",
+    "aten.detach", "aten.gather", "aten.index", "aten.index_select", "aten.embedding", "aten.lift_fresh_copy",
+}
+REDUCTIONS = {
+    "aten.sum", "aten.mean", "aten.amax", "aten.amin", "aten.max", "aten.min", "aten.prod", "aten.any", "aten.all",
+    "aten.argmax", "aten.argmin", "aten.var", "aten.var_mean", "prims.sum", "prims.xor_sum",
+}
+_ONLINE_SOFTMAX = "prims.prepare_softmax_online"
+_COSTS_VARY = {"aten.sort", "aten.topk", "aten.cumsum", "aten.cumprod", "aten.rand", "aten.randn", "aten.nonzero"}
+
+
+def kind_of(
+    name: str, targets: set[str], before: set[str], *, is_template: bool, is_extern: bool, is_reduction: bool
+) -> Kind:
+    """targets, before: the kernel's operations after and before pattern matching; the former are what it really is."""
+    if any(ATTENTION.search(word) for word in (*targets, name)):
+        return "attention"
+    if any("triton_kernel_wrapper" in target for target in targets):
+        return "custom"
+    if is_template or (is_extern and targets & GEMM):
+        return "gemm"
+    if before & SCATTER:
+        return "scatter"
+    if is_extern:
+        return "library"
+    if is_reduction:
+        return "reduction"
+    if before <= MOVEMENT:
+        return "copy"
+    return "elementwise"
+
+
+def flops(node: SourceNode) -> float | None:
+    """Floating-point operations of one FX node; None where its shapes or its arithmetic are not known.
+
+    A product of matrices counts 2 M N K; attention its two products forward and its five backward, over half of the
+    scores where it is causal (None for FlexAttention, whose mask is data); a reduction one per element it takes and any
+    other arithmetic one per element it makes, as XLA's cost analysis does, conversions included; moving data none.
+    """
+    if node.op in _MAKES_OR_MOVES:
+        return 0.0
+    if node.op == _ONLINE_SOFTMAX:  # a maximum, a difference, an exponential and a sum
+        return 4.0 * math.prod(node.input_shapes[0]) if node.input_shapes else None
+    if ATTENTION.search(node.op):
+        return _attention_flops(node)
+    if node.op in REDUCTIONS:
+        return float(math.prod(node.input_shapes[0])) if node.input_shapes else None
+    if not node.shapes or node.op in _COSTS_VARY:
+        return None
+    made = math.prod(node.shapes[0])
+    if node.op == TWO_PRODUCTS:  # a @ b + c @ d, added up in the library
+        return 2.0 * made * sum(shape[-1] for shape in node.input_shapes[::2]) if len(node.input_shapes) == 4 else None
+    if node.op == "aten._grouped_mm":
+        return grouped_product_flops(*node.input_shapes[:2]) if len(node.input_shapes) > 1 else None
+    if node.op in GEMM:
+        first = 1 if node.op in ("aten.addmm", "aten.baddbmm") else 0
+        return 2.0 * made * node.input_shapes[first][-1] if len(node.input_shapes) > first + 1 else None
+    if node.op == "aten.convolution":
+        return 2.0 * made * math.prod(node.input_shapes[1][1:]) if len(node.input_shapes) > 1 else None
+    taken = max((math.prod(shape) for shape in node.input_shapes), default=0)
+    return float(made) if node.op.startswith(("aten.", "prims.")) and made >= taken else None
+
+
+def _attention_flops(node: SourceNode) -> float | None:
+    backward = node.op.endswith("backward")
+    if "._scaled_dot_product" not in node.op or node.causal is None:
+        return None  # the others lay their operands out differently
+    skipped = 1 if backward else 0  # the gradient of the output comes first
+    operands = node.input_shapes[skipped : skipped + 3]
+    if len(operands) < 3 or any(len(shape) != 4 for shape in operands):
+        return None
+    query, key, value = operands
+    pairs = math.prod(query[:-1]) * key[-2]
+    inner = 3 * query[-1] + 2 * value[-1] if backward else query[-1] + value[-1]
+    return (1.0 if node.causal else 2.0) * pairs * inner

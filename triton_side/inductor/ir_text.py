@@ -1,0 +1,216 @@
+"""Inductor's FX graphs and scheduler IR, read as text: nothing is executed, and no torch is needed.
+
+Written for what torch 2.11 to 2.13 print. Each reader goes through its text once, line by line.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from triton_side.inductor.graph import DTYPES, IS_CAUSAL, TWO_PRODUCTS, Memory, Shape, SourceNode
+
+MAX_LINE = 1 << 20
+MAX_ELEMENTS = 1 << 56  # of a tensor; what is larger was not allocated
+_MAX_COMMENT = 1 << 12
+
+# FX prints dtypes in its own short form, which is HLO's but for these.
+_FX_DTYPES = {"i8": "s8", "i16": "s16", "i32": "s32", "i64": "s64", "b8": "pred"}
+SIZES = dict(DTYPES.values())
+
+
+def memory(name: str, shape: Shape, dtype: tuple[str, int]) -> Memory:
+    return Memory(name, shape, dtype[0], math.prod(shape) * dtype[1])
+
+
+def fx_memory(name: str, dtype: str, extents: str) -> Memory | None:
+    shape = _extents(extents)
+    short = _FX_DTYPES.get(dtype, dtype)
+    return None if shape is None or short not in SIZES else memory(name, shape, (short, SIZES[short]))
+
+
+def _extents(text: str) -> Shape | None:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if len(words) > 64 or not all(re.fullmatch(r"\d{1,15}", word) for word in words):
+        return None
+    shape = tuple(int(word) for word in words)
+    return shape if math.prod(shape) < MAX_ELEMENTS else None
+
+
+# FX graphs
+
+
+@dataclass
+class FxText:
+    """nodes: by name, in order, placeholders left out. memory: of every node that is a tensor."""
+
+    nodes: dict[str, SourceNode] = field(default_factory=dict)
+    memory: dict[str, Memory] = field(default_factory=dict)
+
+
+_FX_TYPE = re.compile(r'\b(\w+): "(\w+)\[([^\]]*)\][^"]*"')
+_FX_NODE = re.compile(r'\s+(\w+)(?:: "[^"]*")? = ([\w.]+)(?:\((.*?)\))?(\[\d+\])?(?:;  .*)?$')
+_FX_PLACE = re.compile(r"#.*?File: (.+?):(\d+) in ")
+_TORCH = re.compile(r"(^|/site-packages/)torch/")  # the user's line is not in such a text
+_FX_STAGE = re.compile(r"# Annotation: \{.*?'stage': '([^']*)'")
+
+
+def read_fx(text: str, *, backward: bool = False) -> FxText:
+    """An FX graph as `print_readable` prints it. backward: its own nodes are a gradient's."""
+    found = FxText()
+    line_of: str | None = None
+    stage: str | None = None
+    for line in text.splitlines():
+        stripped = line.lstrip()
+        if len(line) > MAX_LINE:
+            continue
+        if stripped.startswith("#"):
+            place, label = _FX_PLACE.match(stripped[:_MAX_COMMENT]), _FX_STAGE.match(stripped[:_MAX_COMMENT])
+            line_of = f"{place[1]}:{place[2]}" if place and not _TORCH.search(place[1]) else None
+            stage = label[1] if label else None
+            continue
+        for name, dtype, extents in _FX_TYPE.findall(line.split(" = ", 1)[0] if " = " in line else line):
+            described = fx_memory(name, dtype, extents)
+            if described is not None:
+                found.memory[name] = described
+        match = _FX_NODE.match(line)
+        if not match or stripped.startswith("def "):
+            continue
+        name, target, arguments, item = match.groups()
+        if arguments is None:  # getitem = call[0]
+            arguments, target = target, "getitem"
+        inputs = tuple(word for word in re.findall(r"\w+", arguments) if word in found.nodes or word in found.memory)
+        shapes = tuple(found.memory[word].shape for word in inputs if word in found.memory)
+        own = (found.memory[name].shape,) if name in found.memory else ()
+        op = _op(target)
+        causal = _is_causal(op, arguments)
+        found.nodes[name] = SourceNode(name, op, stage, line_of, inputs, backward, own, shapes, causal)
+    return found
+
+
+def _is_causal(op: str, arguments: str) -> bool | None:
+    if op not in IS_CAUSAL:
+        return None
+    if named := re.search(r"\bis_causal = (True|False)\b", arguments):
+        return named[1] == "True"
+    # A list is one argument: [True, True, True, False].
+    given = re.sub(r"\[[^\]]*\]", "list", arguments).split(",")
+    positional = [argument.strip() for argument in given if "=" not in argument]
+    if IS_CAUSAL[op] >= len(positional):
+        return False
+    return {"True": True, "False": False}.get(positional[IS_CAUSAL[op]])
+
+
+def _op(target: str) -> str:
+    """'torch.ops.aten.mul.Tensor' -> 'aten.mul'."""
+    words = target.removeprefix("torch.ops.").split(".")
+    if words[0] == "higher_order":
+        return words[-1]
+    if target.startswith("torch.ops."):
+        return ".".join(words[:2])
+    # A function of Inductor's own is printed with the name of its module in front.
+    return TWO_PRODUCTS if target.endswith(TWO_PRODUCTS) else words[-1]
+
+
+def replaced(before: FxText, present: Collection[str]) -> dict[frozenset[str], tuple[str, ...]]:
+    """What pattern matchers took out of `before`: the operands of a group of nodes -> the nodes, in order.
+
+    A group is nodes that are not among `present` and hang together. The printed graphs do not say what stands in its
+    place: a new node that takes the same operands is taken for it. Two groups with the same operands are left out.
+    """
+    leader: dict[str, str] = {}
+
+    def root(name: str) -> str:
+        while leader[name] != name:
+            leader[name] = leader[leader[name]]
+            name = leader[name]
+        return name
+
+    for name, node in before.nodes.items():
+        if name not in present:
+            leader[name] = name
+            for operand in node.inputs:
+                if operand in leader:
+                    leader[root(operand)] = name
+    groups: dict[str, list[str]] = {}
+    for name in leader:
+        groups.setdefault(root(name), []).append(name)
+    found: dict[frozenset[str], tuple[str, ...]] = {}
+    ambiguous = set()
+    for names in groups.values():
+        own = set(names)
+        operands = frozenset(o for name in names for o in before.nodes[name].inputs if o not in own)
+        if operands in found:
+            ambiguous.add(operands)
+        found[operands] = tuple(names)
+    return {operands: names for operands, names in found.items() if operands not in ambiguous}
+
+
+# Scheduler IR
+
+
+@dataclass
+class IrNode:
+    """A scheduler node after fusion. reads: dependencies by buffer. writes: what others see. elements: of its loop;
+    None for a fused or library node, of which Inductor counts whole buffers."""
+
+    operations: frozenset[str]
+    reads: Counter[str]
+    writes: frozenset[str]
+    elements: int | None
+
+
+_IR_NODE = re.compile(r"(op\w+): (\w+)\(")
+_DEPENDENCY = re.compile(r"(?:MemoryDep|StarDep)\((?:name=)?'(\w+)'")
+_LAYOUT = re.compile(r"\b(\w+)\.layout = \w*Layout\('[^']*', torch\.(\w+), size=(\[[^\]]*\])")
+_USERS = re.compile(r"\b(\w+)\.users = ")
+_USER = re.compile(r"NodeUser\(node=(?:\w+\(name='(\w+)'\)|(OUTPUT))")
+
+
+def read_ir(text: str) -> tuple[list[IrNode], dict[str, Memory]]:
+    """Nodes of an ir_post_fusion.txt in order, and the buffers they make."""
+    nodes: list[IrNode] = []
+    made: dict[str, Memory] = {}
+    block: list[str] = []
+    for line in (*text.splitlines(), ""):
+        if line.strip():
+            block.append(line)
+            continue
+        if block and (match := _IR_NODE.match(block[0])):
+            nodes.append(_ir_node(match[1], match[2], block[1:], made))
+        block = []
+    return nodes, made
+
+
+def _ir_node(name: str, kind: str, lines: list[str], made: dict[str, Memory]) -> IrNode:
+    own = frozenset(re.findall(r"op\d+", name))
+    reads: Counter[str] = Counter()
+    writes: dict[str, None] = {}
+    users: dict[str, set[str]] = {}
+    elements: int | None = None
+    attribute = buffer = ""
+    for line in lines:
+        if line.startswith(f"{name}.snodes"):
+            break  # what its members do one by one
+        if line.startswith(f"{name}."):
+            attribute = line[len(name) + 1 :].split(" ", 1)[0]
+            if attribute == "sizes" and kind == "SchedulerNode":
+                elements = math.prod(int(extent) for extent in re.findall(r"\d{1,15}", line.split("=", 1)[1]))
+        if attribute in ("unmet_dependencies", "met_dependencies"):
+            reads.update(_DEPENDENCY.findall(line))
+        elif attribute == "writes":
+            writes |= dict.fromkeys(_DEPENDENCY.findall(line))
+        elif attribute == "outputs":
+            if match := _LAYOUT.search(line):
+                described = fx_memory(match[1], DTYPES.get(match[2], ("", 0))[0], match[3].strip("[]"))
+                if described is not None:
+                    made[match[1]] = described
+            if match := _USERS.search(line):
+                buffer = match[1]
+            if buffer:
+                users.setdefault(buffer, set()).update(other or output for other, output in _USER.findall(line))
+    seen = frozenset(name for name in writes if users.get(name, {"OUTPUT"}) - own)
+    return IrNode(own, reads, seen, elements)

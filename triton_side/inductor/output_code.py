@@ -1,0 +1,393 @@
+"""Inductor's emitted code taken apart. Nothing is executed, and no torch is needed.
+
+Written for what torch 2.11 to 2.13 emit. The text is gone through once, line by line; a line of `call` is parsed with
+`ast`, which refuses deep nesting with an error, and counts as unparsed then.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from triton_side.inductor.graph import DTYPES, Memory, Part, Shape, unconverted
+from triton_side.inductor.ir_text import MAX_ELEMENTS, MAX_LINE, SIZES, fx_memory, memory
+
+
+@dataclass
+class EmittedCall:
+    """A kernel call. handle: Inductor's "name:number", or "". elements: points that a generated kernel iterates over;
+    None for a library call. atens: the operations that its comment names. finishes: it adds up what a kernel left."""
+
+    name: str
+    handle: str
+    reads: list[str]
+    writes: list[str]
+    is_extern: bool
+    elements: int | None = None
+    atens: tuple[str, ...] = ()
+    finishes: bool = False
+
+
+@dataclass
+class EmittedCode:
+    """What one output_code.py says. aot_id: "0_forward" and the like, or ""."""
+
+    aot_id: str
+    calls: list[EmittedCall] = field(default_factory=list)
+    memory: dict[str, Memory] = field(default_factory=dict)
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str | None, ...] = ()
+    unparsed: list[str] = field(default_factory=list)
+    definitions: dict[str, Definition] = field(default_factory=dict)
+
+    @property
+    def part(self) -> Part:
+        return "backward" if self.aot_id.endswith("backward") else "forward"
+
+    @property
+    def unit(self) -> int:
+        number = re.match(r"\d{1,9}", self.aot_id)
+        return int(number[0]) if number else 0
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A kernel's source. parameters: in order, each "read", "write", "both", or "" for what is no buffer. nodes: the FX
+    nodes that its comment lists. heuristic: of Triton ("pointwise", "template", ...)."""
+
+    runtime_name: str | None
+    parameters: tuple[tuple[str, str], ...]
+    heuristic: str
+    nodes: tuple[str, ...]
+
+
+# "triton_poi_fused_0 = async_compile.triton('triton_poi_fused_0', '''"
+# "cpp_fused_0 = async_compile.cpp_pybinding([...], r'''"
+_DEFINED = re.compile(r"(\w+) = async_compile\.(triton|cpp\w*)\((?:'(\w+)')?")
+_TRITON_PARAMETERS = re.compile(r"def (\w+)\((.*)\):\s*$")
+_CPP_PARAMETER = re.compile(r"(?<![\w:])(const )?[\w:]+\*(?: __restrict__)? (\w+)")
+_MUTATED = re.compile(r"'mutated_arg_names': \[([^\]]*)\]")
+_FRAGMENT = re.compile(r'#   %(\w+) : [^"]*"(\w+)\[([^\]]*)\][^"]*"\S* = (PlaceHolder|\w+)')
+_HANDLE = re.compile(r"# \[Provenance debug handles\] (\S+:\d+)\s*$")
+_INPUT = re.compile(r"    (\w+) = rand_strided\((\([^)]*\)), .*dtype=torch\.(\w+)\)")
+_AOT_ID = re.compile(r"# AOT ID: \['([^']*)'\]")
+
+
+def read_code(text: str) -> EmittedCode:
+    """The kernels that an output_code.py calls, in order, and the buffers between them."""
+    lines = text.splitlines()
+    aot_id = next((match[1] for line in lines[:5] if (match := _AOT_ID.match(line))), "")
+    code = EmittedCode(aot_id)
+    code.definitions = dict(_definitions(lines))
+    known: dict[str, Memory] = {}
+    for line in lines:
+        if match := _INPUT.match(line):
+            shape = _shape(match[2])
+            if shape is not None and match[3] in DTYPES:
+                known[match[1]] = memory(match[1], shape, DTYPES[match[3]])
+        elif match := _FRAGMENT.match(line):
+            described = fx_memory(match[1], match[2], match[3])
+            if described is not None and match[4] == "PlaceHolder":
+                known.setdefault(match[1], described)
+    body = _Body(code, known)
+    body.read(_body(lines))
+    if not body.returned:
+        code.unparsed.append("`call` does not return: the file is cut short, or is no emitted code")
+    return code
+
+
+def _body(lines: list[str]) -> Iterator[str]:
+    inside = False
+    for line in lines:
+        if re.match(r"\s*def call\(", line):
+            inside = True
+        elif inside and line.strip() and not line.startswith("    "):
+            return
+        elif inside and re.match(r"\s*def ", line):
+            return
+        elif inside and line.strip():
+            yield line.strip()
+
+
+def _definitions(lines: list[str]) -> Iterator[tuple[str, Definition]]:
+    nodes: list[str] = []
+    position = 0
+    while position < len(lines):
+        line = lines[position]
+        position += 1
+        if line.startswith("# Topologically Sorted Source Nodes"):
+            nodes = []
+        elif (match := _FRAGMENT.match(line)) and match[4] != "PlaceHolder":
+            nodes.append(match[1])
+        if not (match := _DEFINED.match(line)):
+            continue
+        source = []
+        while position < len(lines) and not lines[position].startswith("'''"):
+            source.append(lines[position])
+            position += 1
+        name, language, runtime = match.groups()
+        if language == "triton":
+            yield name, _triton_definition(runtime, source, tuple(nodes))
+        else:
+            yield name, _cpp_definition(source, tuple(nodes))
+        nodes = []
+
+
+def _triton_definition(runtime: str | None, source: list[str], nodes: tuple[str, ...]) -> Definition:
+    heuristic, mutated, parameters = "", set(), []
+    for line in source:
+        if match := re.match(r"@triton_heuristics\.(\w+)", line):
+            heuristic = match[1]
+        elif match := _MUTATED.search(line):
+            mutated = set(re.findall(r"\w+", match[1]))
+        elif (match := _TRITON_PARAMETERS.match(line)) and match[1] == runtime:
+            parameters = [part.split(":")[0].strip() for part in match[2].split(",") if "constexpr" not in part]
+
+    def use(name: str) -> str:
+        if name.startswith("in_out_ptr"):
+            return "both"
+        if name.startswith(("out_ptr", "ws_ptr")):
+            return "write"
+        if re.fullmatch(r"\w*numel|ks\d+|load_seed_offset\w*|sem_ptr\w*", name):
+            return ""
+        return "both" if name in mutated else "read"
+
+    return Definition(runtime, tuple((name, use(name)) for name in parameters), heuristic, nodes)
+
+
+def _cpp_definition(source: list[str], nodes: tuple[str, ...]) -> Definition:
+    text = "\n".join(source)
+    start = text.find("kernel(")
+    signature = text[start : text.find(")", start)] if start >= 0 else ""
+
+    def use(constant: str, name: str) -> str:
+        return "both" if name.startswith("in_out_ptr") else "read" if constant else "write"
+
+    parameters = tuple((name, use(constant, name)) for constant, name in _CPP_PARAMETER.findall(signature))
+    return Definition(None, parameters, "", nodes)
+
+
+class _Body:
+    """The statements of `call`, in order."""
+
+    def __init__(self, code: EmittedCode, known: Mapping[str, Memory]) -> None:
+        self.code = code
+        self.known = known
+        self.owner: dict[str, str] = {}  # what a name stands for, where it is a view
+        self.reused: dict[str, str] = {}  # a buffer -> the one whose memory it took over
+        self.written: set[str] = set()
+        self.several: dict[str, EmittedCall] = {}
+        self.handles: list[str] = []
+        self.returned = False
+        self.atens: tuple[str, ...] = ()
+
+    def read(self, lines: Iterator[str]) -> None:
+        for line in lines:
+            if match := _HANDLE.search(line):
+                self.handles.append(match[1])
+            elif line.startswith("#"):
+                _, named, atens = line.partition("Original ATen: [")
+                if named:
+                    self.atens = tuple(re.findall(r"[\w.]+", atens.partition("]")[0]))
+            elif not self._statement(line):
+                self.code.unparsed.append(line[:500])
+
+    def _statement(self, line: str) -> bool:
+        if line.startswith(("with ", "if ", "for ", "try:", "else:", "finally:", "@")):
+            return line.startswith(("with torch.", "with V."))
+        if len(line) > MAX_LINE:
+            return False
+        try:
+            return all(self._single(statement, line) for statement in ast.parse(line).body)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return False
+
+    def _single(self, statement: ast.stmt, line: str) -> bool:
+        match statement:
+            case ast.Delete() | ast.Pass() | ast.Import() | ast.ImportFrom() | ast.Global():
+                return True
+            case ast.Return(value=value):
+                elements = value.elts if isinstance(value, ast.Tuple | ast.List) else [value] if value else []
+                self.code.outputs = tuple(self._buffer(element) for element in elements)
+                self.returned = True
+                return True
+            case ast.Expr(value=ast.Call() as call):
+                return self._call(call, None)
+            case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Name(id="args")):
+                self._take_inputs([name.id for name in names if isinstance(name, ast.Name)])
+                return True
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                return self._assign(name, value, reuse="# reuse" in line)
+        return False
+
+    def _take_inputs(self, names: list[str]) -> None:
+        for name in names:
+            if name in self.known:
+                self.code.memory[name] = self.known[name]
+        self.code.inputs = tuple(names)
+        self.written |= set(names)
+
+    def _assign(self, name: str, value: ast.expr, reuse: bool) -> bool:
+        if isinstance(value, ast.Constant):
+            return True
+        if _finishes(value):
+            return self._finish(name, value)
+        base = self._buffer(value)
+        if base is not None and isinstance(value, ast.Subscript) and base in self.several:
+            writes = self.several[base].writes
+            writes[:] = [*(other for other in writes if other != base), name]
+            self._describe(name)
+            return True
+        if base is not None:
+            if not reuse or base == name:
+                self.owner[name] = base
+                return True
+            sizes = value.args[1] if isinstance(value, ast.Call) and len(value.args) > 1 else None
+            self.reused[name] = base
+            old = self.code.memory.get(base)
+            if old is not None:
+                shape = old.shape if sizes is None else _shape(sizes)
+                if shape is not None:
+                    self.code.memory[name] = memory(name, shape, (old.dtype, SIZES[old.dtype]))
+            return True
+        if isinstance(value, ast.Call):
+            called = _dotted(value.func)
+            if called.startswith("empty_strided") and len(value.args) > 2:
+                dtype = _dotted(value.args[2]).removeprefix("torch.")
+                shape = _shape(value.args[0])
+                if shape is not None and dtype in DTYPES:
+                    self.code.memory[name] = memory(name, shape, DTYPES[dtype])
+                self.owner.pop(name, None)
+                return True
+            return self._call(value, name)
+        return False
+
+    def _call(self, call: ast.Call, target: str | None) -> bool:
+        called = _dotted(call.func)
+        if called.startswith(_NO_KERNEL) or called.endswith((".clear", ".zero_", "record_stream")):
+            return True
+        if called.endswith(".run") or called in self.code.definitions:
+            return self._generated(called.removesuffix(".run"), call)
+        if not called.startswith(("extern_kernels.", "torch.ops.", "aten.", "prims.", "inductor_ops.")):
+            return False
+        output = next((self._buffer(word.value) for word in call.keywords if word.arg == "out"), None)
+        arguments = [*call.args, *(word.value for word in call.keywords if word.arg != "out")]
+        reads = [name for argument in arguments for name in self._buffers_in(argument)]
+        writes = [] if output is None else [output]
+        if called.removesuffix(".default").endswith("_") and reads:  # aten's mark of what changes its first argument
+            writes.append(reads[0])
+        new = self._announce(EmittedCall(called, "", list(dict.fromkeys(reads)), writes, is_extern=True))
+        if target is not None:
+            self.several[target] = new
+            self._describe(target)
+            new.writes.append(target)
+        return True
+
+    def _generated(self, name: str, call: ast.Call) -> bool:
+        definition = self.code.definitions.get(name)
+        if definition is None:
+            return False
+        new = EmittedCall(name, "", [], [], is_extern=False)
+        elements = 1
+        for (parameter, use), argument in zip(definition.parameters, call.args, strict=False):
+            if parameter.endswith("numel") and isinstance(argument, ast.Constant) and isinstance(argument.value, int):
+                elements *= argument.value
+            buffer = self._buffer(argument) if use else None
+            if buffer is None:
+                continue
+            if use == "both":
+                old = self.reused.get(buffer, buffer)
+                if old in self.written:  # memory taken over from what no kernel wrote holds nothing to read
+                    new.reads.append(old)
+            elif use == "read":
+                new.reads.append(buffer)
+            if use != "read":
+                new.writes.append(buffer)
+        new.reads, new.writes = list(dict.fromkeys(new.reads)), list(dict.fromkeys(new.writes))
+        new.elements = elements if definition.runtime_name else None
+        self._announce(new)
+        return True
+
+    def _finish(self, name: str, value: ast.expr) -> bool:
+        """`workspace_0[...].view(...).sum(dim=0).to(torch.bfloat16)`: one or two calls of PyTorch."""
+        nodes = list(ast.walk(value))
+        workspace = next(node.id for node in nodes if isinstance(node, ast.Name) and node.id.startswith("workspace_"))
+        calls = [node.func for node in nodes if isinstance(node, ast.Call)]
+        methods = [function.attr for function in calls if isinstance(function, ast.Attribute)]
+        self._describe(name)
+        reduction = next((method for method in methods if method not in ("to", "view", "reshape")), "sum")
+        converts = "to" in methods
+        sums = unconverted(name) if converts else name
+        self._announce(EmittedCall(f"aten.{reduction}", "", [workspace], [sums], is_extern=True, finishes=True))
+        if converts:
+            self._announce(EmittedCall("aten.to", "", [sums], [name], is_extern=True, finishes=True))
+        return True
+
+    def _announce(self, call: EmittedCall) -> EmittedCall:
+        # The handle of this very call; another's stays for a call that is still to come.
+        position = next((i for i, handle in enumerate(self.handles) if handle.rpartition(":")[0] == call.name), None)
+        call.handle = self.handles.pop(position) if position is not None else ""
+        call.atens, self.atens = self.atens, ()
+        self.written |= set(call.writes)
+        self.code.calls.append(call)
+        return call
+
+    def _describe(self, name: str) -> None:
+        if name in self.known:
+            self.code.memory.setdefault(name, self.known[name])
+        self.written.add(name)
+
+    def _buffer(self, node: ast.expr | None) -> str | None:
+        """The buffer that an expression is, or is a view of."""
+        match node:
+            case ast.Name(id=name):
+                return self._root(name)
+            case ast.Subscript(value=value):
+                return self._buffer(value)
+            case ast.Call(func=ast.Name(id=function), args=[value, *_]) if function in _VIEWS:
+                return self._buffer(value)
+        return None
+
+    def _root(self, name: str) -> str | None:
+        name = self.owner.get(name, name)
+        is_buffer = name in self.code.memory or name in self.code.inputs or name in self.several or name in self.written
+        return name if is_buffer else None
+
+    def _buffers_in(self, node: ast.expr) -> list[str]:
+        if isinstance(node, ast.List | ast.Tuple):
+            return [name for element in node.elts for name in self._buffers_in(element)]
+        name = self._buffer(node)
+        return [] if name is None else [name]
+
+
+_VIEWS = ("reinterpret_tensor", "copy_if_misaligned", "alloc_from_pool")
+_NO_KERNEL = (
+    "assert_", "torch.cuda.", "get_raw_stream", "run_intermediate_hooks", "copy_if_misaligned", "torch._C.", "print",
+    "torch.ops.inductor._reinterpret_tensor", "_DeviceGuard", "start_graph", "end_graph", "graph_", "V.",
+)
+
+
+def _finishes(value: ast.expr) -> bool:
+    return any(isinstance(node, ast.Name) and node.id.startswith("workspace_") for node in ast.walk(value))
+
+
+def _dotted(node: ast.expr) -> str:
+    parts = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
+
+
+def _shape(sizes: str | ast.expr) -> Shape | None:
+    """None where it is no tuple of sizes that a tensor can have."""
+    try:
+        value = ast.literal_eval(sizes)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    if not isinstance(value, tuple) or len(value) > 64 or any(not isinstance(e, int) or e < 0 for e in value):
+        return None
+    return value if math.prod(value) < MAX_ELEMENTS else None

@@ -1,0 +1,1 @@
+"""Lowering and compiling with XLA: variants, targets, autotune replay, users' functions."""

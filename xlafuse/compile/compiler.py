@@ -1,0 +1,327 @@
+"""Lower and compile a function with XLA: on the device of this process, or for a GPU that is not there.
+
+One `compile` call is one executable of one variant at one matmul precision, with everything XLA says about
+it. Flags go per compile; the few that XLA reads from the process's environment are set by
+`environment.configure_environment`.
+"""
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.extend
+import jax.numpy as jnp
+
+from xlafuse.compile import _jax_private, variants
+from xlafuse.dumps import artifacts
+from xlafuse.hlo import provenance
+from xlafuse.hlo.gpu_program import Kernel, kernels, parse
+
+MatmulPrecision = Literal["ieee", "tf32"]
+Products = Literal["triton", "cublas"]
+
+# jax's words, by what the PTX for an H200 holds: "default" makes fp32 products TF32 on jax 0.10.2 and 0.11.2;
+# "tensorfloat32" does so on 0.11.2 only (0.10.2's Triton GEMMs stay IEEE); "highest" is IEEE on both. None of
+# them changes a bf16 or fp16 product.
+_PRECISION = {"ieee": "highest", "tf32": "default"}
+
+# Who computes matrix products, where the autotuner would choose: Triton, also where XLA's rules say cuBLAS, or never.
+PRODUCTS: dict[Products | None, dict[str, Any]] = {
+    None: {}, "triton": {"xla_gpu_triton_gemm_any": True}, "cublas": {"xla_gpu_enable_triton_gemm": False},
+}
+
+_loaded_results: Path | None = None
+
+
+@dataclass(frozen=True)
+class Target:
+    """A GPU that is not in this machine.
+
+    config_text: its GpuTargetConfigProto in text form, of the running jax's series (0.10 rejects fields that
+        0.11 writes).
+    autotune_results: what that GPU recorded (`configure_environment(record_autotune_to=...)`), to be
+        replayed; it serves only the jax version that wrote it (0.10.2 cannot read 0.11.2's). None: nothing is
+        replayed.
+    products: what the autotuner would choose between for a matrix product, "triton" for all or "cublas" for all; not
+        beside results that are replayed. None: what XLA takes without its autotuner.
+    """
+
+    config_text: str
+    autotune_results: Path | None = None
+    products: Products | None = None
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of device memory one call needs, as XLA's buffer assignment planned them."""
+
+    arguments: int
+    outputs: int
+    temporaries: int
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """One executable and what XLA says about it.
+
+    executable: called like the compiled function, on arrays of this device; None when compiled for a
+        `Target`.
+    output_structs: the function's output pytree with `jax.ShapeDtypeStruct` leaves; backward halves are
+        compiled from it.
+    computed_structs: of its leaves those that a call computes and allocates; the others are arrays at hand.
+    arguments: the paths of the arguments' leaves ("[0]['x']"), in the order of the module's parameters.
+    leaves: where each leaf of the output comes from: ("computed", index of the module's result), ("argument",
+        index of its parameter) or ("constant", 0).
+    stablehlo, hlo_text, hlo_proto: what went in, and the optimized module as text and as a serialized
+        HloModuleProto.
+    trace_s, compile_s: seconds to trace and lower in Python, and in XLA.
+    kernels: in schedule order. unparsed: (line number, text) of hlo_text that was not understood; a kernel
+        may be missing for each. autotuning: the provenance of each, by kernel name; see `provenance`.
+    replay_miss: XLA's message when recorded results were given and did not cover this module, else None.
+    """
+
+    executable: Callable[..., Any] | None
+    output_structs: Any
+    computed_structs: tuple[jax.ShapeDtypeStruct, ...]
+    arguments: tuple[str, ...]
+    leaves: tuple[tuple[str, int], ...]
+    stablehlo: str
+    hlo_text: str
+    hlo_proto: bytes
+    trace_s: float
+    compile_s: float
+    memory: Memory
+    kernels: tuple[Kernel, ...]
+    unparsed: tuple[tuple[int, str], ...]
+    autotuning: dict[str, provenance.Provenance]
+    replay_miss: str | None
+
+
+def compile(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    *,
+    variant: variants.Variant = "default",
+    matmul_precision: MatmulPrecision | None = "ieee",
+    command_buffers: variants.CommandBuffers = "default",
+    target: Target | None = None,
+    dump_to: Path | None = None,
+    turn: Callable[[], AbstractContextManager[None]] | None = nullcontext,
+    reuses: bool = False,
+) -> Compilation:
+    """Compile `function(*args)`, args being pytrees of arrays or of `jax.ShapeDtypeStruct`s.
+
+    matmul_precision: of fp32 products, in the backward half too; None leaves it to what the function and
+        jax's config say. bfloat16 and float16 products accumulate in fp32 on a GPU and compile to the same
+        kernels either way, but "ieee" enters their autotuning fingerprints: replay at the precision that was
+        recorded.
+    command_buffers: which launches run from CUDA graphs; see `variants.compiler_options`.
+    dump_to: a folder that receives this compile's artifacts, named as in `dump.ARTIFACTS`; made if missing,
+        else it must be empty.
+    turn: what an own compile of XLA that times kernels runs within, as a wait for a GPU on which it does so
+        undisturbed; not part of the times given. None: it may not time any.
+    reuses: this process took over results (`configure_environment(reuse_autotune_from=...)`): a compile for which
+        they hold every choice times nothing, and does not wait for its turn.
+
+    An output that is an input, a constant, or a repetition of another output is not computed: the executable
+    returns the array at hand, where XLA would copy it. What a vjp saves is full of these, and a training step
+    in one piece does not copy them either.
+
+    Raises Unchosen where turn is None and there is a kernel to choose, variants.FusionNotOff if
+    variant="unfused" still fused, RuntimeError when a process that replayed one set of autotune results is
+    asked to compile a target with another or none (XLA keeps what it loaded for the life of the process),
+    ValueError for autotune results of another jax version, and whatever jax raises.
+    """
+    _jax_private.check_version()
+    structs = _structs(tuple(args), target)
+    with _precision(matmul_precision):
+        started = time.perf_counter()
+        function = _fresh(function)
+        outputs = _OutputPlan(jax.jit(function).trace(*structs))
+        # Arguments that nothing uses stay parameters, so that both are counted alike.
+        traced = jax.jit(outputs.computed_only(function), keep_unused=True).trace(*structs)
+        lowered = traced.lower(lowering_platforms=("cuda",)) if target else traced.lower()
+        trace_s = time.perf_counter() - started
+
+    options = variants.compiler_options(variant, command_buffers)
+    with artifacts.scratch(dump_to) as raw:
+        if raw is not None:
+            options |= artifacts.options(raw)
+        if target is None:
+            compiled, compile_s, source = _compile_here(lowered, options, turn, reuses)
+            replay_miss = None
+        else:
+            compiled, compile_s, replay_miss = compile_lowered(lowered, options, target)
+            source = "nothing" if target.autotune_results is None or replay_miss is not None else "replay"
+        hlo_text = compiled.as_text()
+        module = parse(hlo_text)
+        if raw is not None and dump_to is not None:
+            artifacts.keep(raw, dump_to, module.name, lowered.as_text(debug_info=True))
+    found = tuple(kernels(module))
+    if variant == "unfused":
+        variants.check_unfused(found)
+
+    memory = compiled.memory_analysis()
+    return Compilation(
+        executable=None if target else outputs.executable(compiled),
+        output_structs=outputs.structs(),
+        computed_structs=outputs.computed_structs(),
+        arguments=tuple(jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(structs)),
+        leaves=outputs.leaves(),
+        stablehlo=lowered.as_text(),
+        hlo_text=hlo_text,
+        hlo_proto=_jax_private.optimized_module_proto(compiled),
+        trace_s=trace_s,
+        compile_s=compile_s,
+        memory=Memory(memory.argument_size_in_bytes, memory.output_size_in_bytes, memory.temp_size_in_bytes),
+        kernels=found,
+        unparsed=tuple(module.unparsed),
+        autotuning={kernel.name: provenance.of(kernel, source) for kernel in found},
+        replay_miss=replay_miss,
+    )
+
+
+def _structs(args: tuple[Any, ...], target: Target | None) -> tuple[Any, ...]:
+    sharding = (
+        jax.sharding.SingleDeviceSharding(_jax_private.target_device(target.config_text)) if target else None
+    )
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), args)
+
+
+def _precision(precision: MatmulPrecision | None) -> Any:
+    return nullcontext() if precision is None else jax.default_matmul_precision(_PRECISION[precision])
+
+
+def _fresh(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function as a new object, for jax answers a second compile of one object from memory."""
+
+    @functools.wraps(function)
+    def fresh(*args: Any) -> Any:
+        return function(*args)
+
+    return fresh
+
+
+_COMPLETE = {"xla_gpu_require_complete_aot_autotune_results": True}  # else XLA tunes, or without a GPU guesses
+
+
+class Unchosen(Exception):
+    """XLA would have to time kernels to choose one, and was not to."""
+
+
+def _compile_here(
+    lowered: Any, options: dict[str, Any], turn: Callable[[], AbstractContextManager[None]] | None, reuses: bool
+) -> tuple[Any, float, provenance.Source]:
+    """(compiled, seconds, whose choices): for this process's GPU."""
+    if reuses or turn is None:
+        try:
+            return *_timed(lowered, options | _COMPLETE), "replay"
+        except jax.errors.JaxRuntimeError as error:  # what is missing is tuned below; what is broken breaks again
+            if turn is None:
+                raise Unchosen(str(error)) from error
+    with turn():
+        return *_timed(lowered, options), "device"
+
+
+def compile_lowered(lowered: Any, options: dict[str, Any], target: Target | None) -> tuple[Any, float, str | None]:
+    """(compiled, seconds, replay miss): a replay is demanded complete, and compiled anyway if it is not."""
+    if target is not None:
+        options = options | PRODUCTS[target.products]
+    if target is None or target.autotune_results is None:
+        if target is not None:
+            _hold_results(None)
+        return *_timed(lowered, options), None
+    _hold_results(target.autotune_results)
+    options = options | {"xla_gpu_load_autotune_results_from": str(target.autotune_results)}
+    try:
+        return *_timed(lowered, options | _COMPLETE), None
+    except jax.errors.JaxRuntimeError as error:
+        if "Failed to parse autotune results" in str(error):
+            raise ValueError(
+                "autotune results are read only by the jax version that wrote them; "
+                f"{target.autotune_results} is not jax {jax.__version__}'s. Record them with this version, "
+                "or give none"
+            ) from error
+        if "No cached config found" not in str(error):
+            raise
+        return *_timed(lowered, options), str(error)
+
+
+def _timed(lowered: Any, options: dict[str, Any]) -> tuple[Any, float]:
+    started = time.perf_counter()
+    compiled = lowered.compile(compiler_options=options)
+    return compiled, time.perf_counter() - started
+
+
+def _hold_results(results: Path | None) -> None:
+    """Refuse to mislabel: XLA loads one results file per process and never forgets it."""
+    global _loaded_results
+    results = results.resolve() if results else None
+    if _loaded_results is not None and results != _loaded_results:
+        raise RuntimeError(
+            "one process replays one set of autotune results, for XLA keeps what it loaded; this one holds "
+            f"{_loaded_results} and was asked for {results}. Compile in another process"
+        )
+    _loaded_results = results
+
+
+def _struct(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+class _OutputPlan:
+    """Which output leaves need computing, and where the others come from."""
+
+    def __init__(self, traced: Any) -> None:
+        jaxpr = traced.jaxpr.jaxpr
+        arguments = {variable: position for position, variable in enumerate(jaxpr.invars)}
+        self._avals: list[Any] = [variable.aval for variable in jaxpr.outvars]
+        computed: dict[Any, int] = {}
+        # The leaves to compute, first occurrences only.
+        self._positions: list[int] = []
+        # Of each leaf: ("computed", index), ("argument", index) or ("constant", array).
+        self._sources: list[tuple[str, Any]] = []
+        for position, variable in enumerate(jaxpr.outvars):
+            if isinstance(variable, jax.extend.core.Literal):
+                self._sources.append(("constant", jnp.asarray(variable.val, self._avals[position].dtype)))
+            elif variable in arguments:
+                self._sources.append(("argument", arguments[variable]))
+            else:
+                if variable not in computed:
+                    computed[variable] = len(self._positions)
+                    self._positions.append(position)
+                self._sources.append(("computed", computed[variable]))
+        self._tree: Any = None
+
+    def computed_only(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def computed_only(*args: Any) -> list[Any]:
+            leaves, self._tree = jax.tree.flatten(function(*args))
+            return [leaves[position] for position in self._positions]
+
+        return computed_only
+
+    def structs(self) -> Any:
+        return jax.tree.unflatten(self._tree, [_struct(aval) for aval in self._avals])
+
+    def computed_structs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        return tuple(_struct(self._avals[position]) for position in self._positions)
+
+    def leaves(self) -> tuple[tuple[str, int], ...]:
+        return tuple((kind, 0 if kind == "constant" else at) for kind, at in self._sources)
+
+    def executable(self, compiled: Any) -> Callable[..., Any]:
+        tree, sources = self._tree, self._sources
+
+        def executable(*args: Any) -> Any:
+            computed = compiled(*args)
+            arguments = jax.tree.leaves(args)
+            origin = {"computed": computed, "argument": arguments}
+            return tree.unflatten(at if kind == "constant" else origin[kind][at] for kind, at in sources)
+
+        return executable

@@ -1,0 +1,187 @@
+"""One compile's artifacts in a folder, under short names: what went in, each fusion pass's work, what came
+out, why.
+
+XLA writes 60 to 120 files a compile; what is kept is listed in `ARTIFACTS`, plus `before_<pass>` and
+`after_<pass>` for every fusion pass that changed something and one PTX file a code module.
+"""
+
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from xlafuse.dumps.fusion_log import read_frames
+
+# name -> (file in the folder, what XLA calls it after its "module_0001.jit_f." prefix)
+ARTIFACTS: dict[str, tuple[str, str]] = {
+    "stablehlo": ("stablehlo.mlir", ""),  # written by jax, not by XLA
+    "hlo_before": ("before.hlo.txt", r"before_optimizations\.txt"),
+    "hlo": ("optimized.hlo.txt", r"(?:.*_)?after_optimizations(?:_after_buffer_assignment)?\.txt"),
+    "hlo_proto": ("optimized.hlo.pb", r"(?:.*_)?after_optimizations(?:_after_buffer_assignment)?\.hlo\.pb"),
+    "buffer_assignment": ("buffers.txt", r".*after_optimizations-buffer-assignment\.txt"),
+    "memory": ("memory.txt", r".*after_optimizations-memory-usage-report\.txt"),
+    "thunks": ("thunks.txt", r"thunk_sequence\.txt"),
+    # there where launches were put into command buffers
+    "thunks_after_passes": ("thunks_after_passes.txt", r"thunk_sequence_after_thunk_passes\.txt"),
+    "thunk_metadata": ("thunk_metadata.txt", r"thunk_metadata\.txt"),
+    "priority_fusion": ("priority_fusion.txt", r"priority_fusion_dump\.txt"),
+    # what the fusion visualisation says, where it was asked for
+    "fusion_frames": ("fusion_frames.txt", r".*_fusion\.(?:pyz|html)"),
+    "autotune_results": ("autotune_results.pbtxt", r"autotune_results\.pbtxt"),
+    "target_config": ("target_config.pbtxt", r"gpu_target_config\.pbtxt"),
+}
+
+# The passes that decide what shares a kernel, and rename_fusions, without which the fusion log's names lead
+# nowhere.
+PASSES = (
+    "dot-merger", "triton-gemm-rewriter", "triton-softmax-rewriter", "priority-fusion",
+    "multi_output_fusion", "rename_fusions", "fusion-wrapper", "copy_fusion", "fusion-block-level-rewriter",
+)
+# Instruction ids, which join names across a renaming, are only in protos.
+_WITH_PROTO = ("priority-fusion", "rename_fusions")
+
+# module_0001.jit_mlp.0006.fusion.after_sort-iota-fusion.before_priority-fusion.txt
+_PASS_FILE = re.compile(r"(\d+)\..*?after_(.+)\.before_(.+)\.(txt|hlo\.pb)$")
+#     001: kCustomKernel [source | sink] fusion_3 grid: [...]
+_THUNK = re.compile(r"( *)\d+: (k\w+)")
+# .visible .entry fusion_11(
+_PTX_ENTRY = re.compile(r"^\s*(?:\.visible )?\.entry ([\w$]+)", re.MULTILINE)
+
+
+@contextmanager
+def scratch(dump_to: Path | None) -> Iterator[Path | None]:
+    """A folder for XLA's raw dump, gone afterwards; None if nothing is to be dumped. Raises FileExistsError
+    unless dump_to is empty."""
+    if dump_to is None:
+        yield None
+        return
+    if dump_to.exists() and any(dump_to.iterdir()):
+        raise FileExistsError(f"a dump folder holds one compile; {dump_to} is not empty. Name a new folder")
+    dump_to.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="xlafuse-dump-") as raw:
+        yield Path(raw)
+
+
+def options(raw: Path, *, visualization: bool = False) -> dict[str, Any]:
+    """XLA's per-compile options that fill `raw`.
+
+    visualization: keep the fusion passes' word on every pair of instructions ("fusion_frames"), which takes two to four
+        times as long to compile. The fusion log, always kept, has the reasons of priority fusion without it.
+    """
+    return {
+        "xla_dump_to": str(raw),
+        "xla_dump_hlo_as_text": True,
+        "xla_dump_hlo_as_proto": True,
+        "xla_dump_hlo_pass_re": "|".join(PASSES),
+        # jax 0.11 writes PTX only if an emitter dump matches; this one costs nothing else. 0.10 always writes
+        # it.
+        "xla_dump_emitter_re": "ptx",
+    } | ({"xla_dump_fusion_visualization": True} if visualization else {})
+
+
+def keep(raw: Path, dump_to: Path, module_name: str, stablehlo: str) -> dict[str, Path]:
+    """Move what is worth keeping from XLA's raw dump of the module to dump_to; returns `collect(dump_to)`."""
+    (dump_to / ARTIFACTS["stablehlo"][0]).write_text(stablehlo)
+    files = _last_module(raw, module_name)
+    _keep_frames(files, dump_to)
+    for file, pattern in ARTIFACTS.values():
+        for rest, path in files.items():
+            if pattern and re.fullmatch(pattern, rest):
+                shutil.move(path, dump_to / file)
+    results = dump_to / ARTIFACTS["autotune_results"][0]
+    if results.exists() and "{" not in results.read_text():  # no device tuned anything: only a version number
+        results.unlink()
+    _keep_passes(files, dump_to)
+    _keep_ptx(files, dump_to)
+    return collect(dump_to)
+
+
+def command_buffers(folder: Path) -> tuple[int, int] | None:
+    """(launches inside command buffers, all of them) by a dump folder's list of thunks; None where there is no list."""
+    found = collect(folder)
+    path = found.get("thunks_after_passes") or found.get("thunks")
+    return command_buffers_of(path.read_text()) if path else None
+
+
+def command_buffers_of(thunks: str) -> tuple[int, int]:
+    """The same of the list's text. A thunk that only holds others is no launch."""
+    inside = total = 0
+    holding: list[tuple[int, str]] = []  # (indentation, kind) of the thunks around
+    lines = [(len(match[1]), match[2]) for line in thunks.splitlines() if (match := _THUNK.match(line))]
+    for (depth, kind), (deeper, _) in pairwise([*lines, (0, "")]):
+        holding = [holder for holder in holding if holder[0] < depth]
+        if deeper > depth:
+            holding.append((depth, kind))
+            continue
+        total += 1
+        inside += any(kind == "kCommandBuffer" for _, kind in holding)
+    return inside, total
+
+
+def collect(folder: Path) -> dict[str, Path]:
+    """Name -> file of every artifact in a dump folder: ARTIFACTS' names, "before_<pass>", "after_<pass>",
+    "ptx/<kernel>"."""
+    found = {name: folder / file for name, (file, _) in ARTIFACTS.items() if (folder / file).is_file()}
+    for path in sorted((folder / "passes").glob("*")):
+        name = path.name.split("_", 1)[1]
+        found[name.removesuffix(".txt").replace(".hlo.pb", "_proto")] = path
+    for path in sorted((folder / "ptx").glob("*.ptx")):
+        found[f"ptx/{path.stem}"] = path
+    return found
+
+
+def _last_module(raw: Path, module_name: str) -> dict[str, Path]:
+    """The raw files of the newest module of that name, without their prefix: a retried compile, or
+    autotuning, leaves several."""
+    modules: dict[int, dict[str, Path]] = {}
+    # main.9.module_0001.jit_f._fusion.pyz: a visualisation has its computation's name in front
+    prefix = re.compile(rf"(.+\.)?module_(\d+)\.{re.escape(module_name)}\.(.+)")
+    for path in sorted(raw.iterdir()):
+        if match := prefix.fullmatch(path.name):
+            modules.setdefault(int(match[2]), {})[(match[1] or "") + match[3]] = path
+    return modules[max(modules)] if modules else {}
+
+
+def _keep_frames(files: dict[str, Path], dump_to: Path) -> None:
+    """Of a visualisation's megabytes its labels, a line each: they hold all the words."""
+    pattern = re.compile(ARTIFACTS["fusion_frames"][1])
+    labels = [label for rest, path in files.items() if pattern.fullmatch(rest) for label in read_frames(path)]
+    for rest in [rest for rest in files if pattern.fullmatch(rest)]:
+        del files[rest]
+    if labels:
+        lines = "".join(" ".join(label.splitlines()) + "\n" for label in labels)
+        (dump_to / ARTIFACTS["fusion_frames"][0]).write_text(lines)
+
+
+def _keep_passes(files: dict[str, Path], dump_to: Path) -> None:
+    """Text (and for some a proto) before and after each pass that changed the module; XLA numbers files by
+    the order of passes."""
+    texts = []
+    for rest, path in files.items():
+        if (match := _PASS_FILE.fullmatch(rest)) and match[4] == "txt":
+            texts.append((int(match[1]), match[2], match[3], path))
+    texts.sort()
+    folder = dump_to / "passes"
+    for (number, _, upcoming, before), (_, done, _, after) in zip(texts, texts[1:], strict=False):
+        if upcoming != done or upcoming not in PASSES or before.read_bytes() == after.read_bytes():
+            continue
+        folder.mkdir(exist_ok=True)
+        for moment, path in (("before", before), ("after", after)):
+            shutil.copyfile(path, folder / f"{number:02d}_{moment}_{upcoming}.txt")
+            proto = path.with_name(path.name.removesuffix(".txt") + ".hlo.pb")
+            if upcoming in _WITH_PROTO and proto.exists():
+                shutil.copyfile(proto, folder / f"{number:02d}_{moment}_{upcoming}.hlo.pb")
+
+
+def _keep_ptx(files: dict[str, Path], dump_to: Path) -> None:
+    """One file a code module, named after its kernel, or its first and how many more there are."""
+    for rest, path in files.items():
+        text = path.read_text() if rest.endswith(".ptx") else ""
+        if entries := _PTX_ENTRY.findall(text):
+            (dump_to / "ptx").mkdir(exist_ok=True)
+            more = f"+{len(entries) - 1}" if len(entries) > 1 else ""
+            shutil.move(path, dump_to / "ptx" / f"{entries[0]}{more}.ptx")

@@ -1,0 +1,288 @@
+"""The modules in a folder of dumps: XLA's own (`--xla_dump_to`), this project's (`dump.keep`), or an archive of them.
+
+Listing reads names and sizes only: thousands of modules and gigabytes list in seconds. What is in a file is read when
+it is opened. Nothing in a dump is executed.
+"""
+
+import gzip
+import io
+import lzma
+import os
+import re
+import stat
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import IO, cast
+
+from xlafuse.dumps import artifacts as dump
+
+MAX_BYTES = 4 << 30  # of one file, unpacked
+MAX_LINE = 256 << 20  # characters; a fusion log holds a whole module in one line
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of a dump: in a folder (`archive` is None) or in a zip archive; unpacked as it is read if it ends in .gz.
+
+    size: in bytes, as stored; -1 where listing did not ask.
+    """
+
+    path: Path
+    archive: Path | None = None
+    size: int = -1
+
+    def __str__(self) -> str:
+        return f"{self.archive}!{self.path}" if self.archive else str(self.path)
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @contextmanager
+    def open_binary(self) -> Iterator[IO[bytes]]:
+        """Raises OSError where it cannot be opened."""
+        with ExitStack() as stack:
+            if self.archive is None:
+                stream: IO[bytes] = stack.enter_context(self.path.open("rb"))
+            else:
+                with self._intact():
+                    archive = stack.enter_context(zipfile.ZipFile(self.archive))
+                    stream = stack.enter_context(archive.open(self.path.as_posix()))
+            yield cast(IO[bytes], gzip.GzipFile(fileobj=stream)) if self.name.endswith(".gz") else stream
+
+    @contextmanager
+    def _intact(self) -> Iterator[None]:
+        """What packed data that are broken raise, as OSError."""
+        try:
+            yield
+        except (zipfile.BadZipFile, NotImplementedError, KeyError, EOFError, zlib.error, lzma.LZMAError) as problem:
+            raise OSError(f"{self}: damaged: {problem}") from None
+
+    @contextmanager
+    def open(self) -> Iterator[Iterator[str]]:
+        """Its lines, one at a time; bytes that are no UTF-8 become U+FFFD. Raises OSError past the limits above."""
+        with self.open_binary() as stream, io.TextIOWrapper(stream, encoding="utf-8", errors="replace") as text:
+            yield self._lines(text)
+
+    def _lines(self, text: IO[str]) -> Iterator[str]:
+        left = MAX_BYTES
+        while True:
+            with self._intact():
+                line = text.readline(MAX_LINE + 1)
+            if not line:
+                return
+            left -= len(line)
+            if len(line) > MAX_LINE or left < 0:
+                raise OSError(f"{self}: a line is over {MAX_LINE >> 20} MiB, or the text over {MAX_BYTES >> 30} GiB")
+            yield line
+
+    @contextmanager
+    def local(self) -> Iterator[Path]:
+        """A path to it that others can open: its own, or an unpacked copy's that is gone afterwards."""
+        if self.archive is None and not self.name.endswith(".gz"):
+            yield self.path
+            return
+        with tempfile.TemporaryDirectory(prefix="xlafuse-") as folder:
+            copy = Path(folder) / self.name.removesuffix(".gz")
+            with self.open_binary() as stream, copy.open("wb") as out, self._intact():
+                left = MAX_BYTES
+                while chunk := stream.read(1 << 20):
+                    left -= len(chunk)
+                    if left < 0:
+                        raise OSError(f"{self}: more than {MAX_BYTES >> 30} GiB")
+                    out.write(chunk)
+            yield copy
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The module between two passes. after, before: their names ("" where the file's name says only one). file: its
+    text, or its proto where the text was not dumped. proto: None where that was not dumped."""
+
+    number: int
+    after: str
+    before: str
+    file: File
+    proto: File | None = None
+
+
+@dataclass
+class Artifacts:
+    """The files of one compiled module, by what they are.
+
+    where: the folder or archive. files: name without "module_0001.jit_f." -> file.
+    """
+
+    where: str
+    files: dict[str, File] = field(default_factory=dict)
+
+    def find(self, artifact: str) -> File | None:
+        """The file of one of `dump.ARTIFACTS`, or None; the last in order where several match."""
+        return next(iter(reversed(self.find_all(artifact))), None)
+
+    def find_all(self, artifact: str) -> list[File]:
+        """Every file of one of `dump.ARTIFACTS`, sorted by name. Raises KeyError for another name."""
+        own, pattern = dump.ARTIFACTS[artifact]
+        if own in self.files:
+            return [self.files[own]]
+        if not pattern:
+            return []
+        return [f for name, f in sorted(self.files.items()) if re.fullmatch(pattern, name.removesuffix(".gz"))]
+
+    def snapshots(self) -> list[Snapshot]:
+        """The module's text before, between and after the passes that were dumped, in the order of the compile.
+
+        The project's own folders hold two for each pass that changed something: one ends in `before` the pass, the next
+        begins `after` it.
+        """
+        forms: dict[tuple[int, str, str], dict[str, File]] = {}
+        for name, file in self.files.items():
+            if (match := _SNAPSHOT.fullmatch(name.removesuffix(".gz"))) is None:
+                continue
+            if match["own"]:
+                after, before = ("", match["own"]) if match["moment"] == "before" else (match["own"], "")
+            else:
+                after, before = match["after"], match["before"] or ""
+            forms.setdefault((int(match["number"]), after, before), {})[match["form"]] = file
+        return [
+            Snapshot(*place, files.get("txt") or files["hlo.pb"], files.get("hlo.pb"))
+            for place, files in sorted(forms.items(), key=lambda item: item[0])
+        ]
+
+
+# passes/06_before_priority-fusion.txt    or    0006.fusion.after_sort-iota-fusion.before_priority-fusion.txt
+_SNAPSHOT = re.compile(
+    r"(?:passes/)?(?P<number>\d{1,18})"
+    r"(?:_(?P<moment>before|after)_(?P<own>.+?)|\.(?:[^/]*?\.)?after_(?P<after>.+?)(?:\.before_(?P<before>.+?))?)"
+    r"\.(?P<form>txt|hlo\.pb)"
+)
+
+
+@dataclass(frozen=True)
+class DumpedModule:
+    """A module of a folder, not read yet.
+
+    name: "jit_f" (in the project's own dumps: of its folder, "forward" or "backward"). id: XLA's number, of one process
+    (its own dumps: 0). cost: bytes of the optimized HLO's text, else of its proto, else of the largest text: an
+    estimate by which to sort, for what a module costs is known only when it is read.
+    """
+
+    name: str
+    id: int
+    cost: int
+    artifacts: Artifacts
+
+
+def modules(source: Path) -> list[DumpedModule]:
+    """The modules under a folder or in a zip archive, costliest first.
+
+    Raises OSError (FileNotFoundError, NotADirectoryError, ...) where it cannot be listed; ValueError where it is a
+    broken archive.
+    """
+    own: dict[str, Artifacts] = {}
+    raw: dict[tuple[str, str, int], list[tuple[str, File]]] = {}
+    for folder, file in _entries(source):
+        match = _RAW.fullmatch(file.name)
+        if match and len(match["id"]) < 18:
+            lead, name = match["lead"] or "", match["rest"]
+            if (frames := _FRAMES.fullmatch(name)) is not None:  # the lead is a computation's name, not a time
+                lead, name = "", f"{frames[1]}.{lead}.{frames[2]}"
+            raw.setdefault((folder, lead, int(match["id"])), []).append((name, file))
+        else:
+            top, _, below = folder.rpartition("/")
+            if below in ("passes", "ptx"):
+                own.setdefault(top, Artifacts(_place(source, top))).files[f"{below}/{file.name}"] = file
+            else:
+                own.setdefault(folder, Artifacts(_place(source, folder))).files[file.name] = file
+    ours = {file for file, _ in dump.ARTIFACTS.values()}
+    found = [
+        DumpedModule(PurePosixPath(folder).name or source.stem, 0, _cost(artifacts), artifacts)
+        for folder, artifacts in own.items()
+        if ours & artifacts.files.keys()
+    ]
+    for (folder, _, number), files in raw.items():
+        found += _split(_place(source, folder), number, files)
+    return sorted(found, key=lambda module: (-module.cost, module.id, module.name))
+
+
+def single(source: Path) -> Artifacts:
+    """The only module there. Raises ValueError that names them where there are several, or none."""
+    found = modules(source)
+    if len(found) != 1:
+        names = ", ".join(f"{module.name} ({module.artifacts.where})" for module in found[:5])
+        raise ValueError(f"{source} holds {len(found)} modules, not one{': ' + names if names else ''}. Choose by name")
+    return found[0].artifacts
+
+
+# main.9.module_0001.jit_f._fusion.pyz has a computation in front; xla_dump_include_timestamp puts a time there
+_RAW = re.compile(r"(?:(?P<lead>.+?)\.)?module_(?P<id>\d+)\.(?P<rest>.+)")
+_FRAMES = re.compile(r"(.+)\.(_fusion\.(?:pyz|html))")
+# What follows a module's name, which may hold dots itself: "sm_9.0a_gpu_after_optimizations.txt", "0006.fusion.after_".
+_KIND = re.compile(
+    r"(?P<name>.+?)\.(?:(?:sm_\d[\da-z.]*_|gfx[^_]*_)?(?:[a-z]+_)?after_optimizations|before_optimizations"
+    r"|(?:before|after)_spmd_partitioner|after_codegen|\d{4,}\.[^/]+\.after_).*"
+)
+
+
+def _split(where: str, number: int, files: list[tuple[str, File]]) -> Iterator[DumpedModule]:
+    """One module per name: processes that share a folder repeat each other's numbers."""
+    names = {match["name"] for name, _ in files if (match := _KIND.fullmatch(name))}
+    if not names:
+        names = {min((name for name, _ in files), key=len).split(".")[0]}
+    by_name: dict[str, Artifacts] = {}
+    ordered = sorted(names, key=len, reverse=True)
+    for name, file in files:
+        owner = next((known for known in ordered if name.startswith(known + ".")), None)
+        if owner is not None:
+            by_name.setdefault(owner, Artifacts(where)).files[name[len(owner) + 1 :]] = file
+    for name, artifacts in by_name.items():
+        yield DumpedModule(name, number, _cost(artifacts), artifacts)
+
+
+def _cost(artifacts: Artifacts) -> int:
+    for artifact in ("hlo", "hlo_proto"):
+        if (file := artifacts.find(artifact)) is not None:
+            return _size(file)
+    return max((_size(file) for name, file in artifacts.files.items() if name.endswith(".txt")), default=0)
+
+
+def _size(file: File) -> int:
+    if file.size >= 0:
+        return file.size
+    try:
+        return file.path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _place(source: Path, folder: str) -> str:
+    return str(source / folder) if folder and source.is_dir() else f"{source}!{folder}" if folder else str(source)
+
+
+def _entries(source: Path) -> Iterator[tuple[str, File]]:
+    """(folder within the source, with "/", and file)."""
+    if not stat.S_ISDIR(source.stat().st_mode):
+        try:
+            with zipfile.ZipFile(source) as archive:
+                for info in archive.infolist():
+                    member = PurePosixPath(info.filename)
+                    if not info.is_dir():
+                        folder = "" if str(member.parent) == "." else str(member.parent)
+                        yield folder, File(Path(info.filename), source, info.file_size)
+        except zipfile.BadZipFile as problem:
+            raise ValueError(f"{source} is neither a folder nor a zip archive: {problem}") from None
+        return
+    pending = [(str(source), "")]
+    while pending:
+        path, folder = pending.pop()
+        with os.scandir(path) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append((entry.path, f"{folder}/{entry.name}" if folder else entry.name))
+                elif entry.is_file():
+                    yield folder, File(Path(entry.path))

@@ -1,0 +1,58 @@
+"""What the author of a custom call says that it computes: to XLA it is an opaque operation.
+
+It travels with the program, as a frontend attribute of the call, so that a dump tells it too:
+
+    with set_xla_metadata(**{ATTRIBUTE: json.dumps({"flops": 1e9, "operations": [{"op": "dot", "stage": "scores"}]})}):
+        jax.ffi.ffi_call(...)(...)
+
+Operations have the fields of hlo_source.SourceOp; FLOPs are those of one launch, null where data decide.
+"""
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass
+
+from xlafuse.hlo.source_lines import SourceOp
+from xlafuse.hlo.text_reader import DECLARED, Instruction
+
+ATTRIBUTE = DECLARED
+
+_FIELDS = {field.name: bool if isinstance(field.default, bool) else str for field in dataclasses.fields(SourceOp)}
+
+
+@dataclass(frozen=True)
+class Declared:
+    flops: float | None
+    source_ops: tuple[SourceOp, ...]
+
+
+def read(instruction: Instruction) -> Declared | None:
+    """None where nothing is declared. Raises ValueError for what is no such declaration."""
+    if not instruction.declared:
+        return None
+    try:
+        data = json.loads(instruction.declared)
+    except RecursionError:
+        raise ValueError("too deeply nested") from None
+    if not isinstance(data, dict) or not isinstance(data.get("operations"), list):
+        raise ValueError('expected {"flops": ..., "operations": [...]}')
+    return Declared(_flops(data.get("flops")), tuple(map(_operation, data["operations"])))
+
+
+def _flops(value: object) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ValueError(f"{value!r:.100} is no number of FLOPs")
+    return value
+
+
+def _operation(value: object) -> SourceOp:
+    known = isinstance(value, dict) and "op" in value and all(
+        name in _FIELDS and isinstance(item, _FIELDS[name]) for name, item in value.items()
+    )
+    if not known:
+        raise ValueError(f"{value!r:.100} is no operation, which has {', '.join(_FIELDS)}")
+    assert isinstance(value, dict)
+    return SourceOp(**value)

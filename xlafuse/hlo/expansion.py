@@ -1,0 +1,60 @@
+"""How many instructions a module's entry runs once all calls are followed, known before any is.
+
+Calls that call calls double with every line of text: a file of 50 kB can stand for 2^200 instructions.
+"""
+
+from collections.abc import Iterator
+
+from xlafuse.hlo.text_reader import Computation, Instruction, Module
+
+# XLA inlines what it calls once, and what is left it calls a few times at most.
+_AT_MOST = 8
+_FREE = 200_000
+
+# What the instructions of other computations run as part of; what a reduction applies does not count.
+_ENTERED = frozenset(("call", "async", "while", "conditional", "fusion"))
+
+
+def check_expansion(module: Module) -> None:
+    """Raise ValueError where the entry runs more than eight times the module's instructions, and more than 200,000:
+    counted in instructions, operands and results."""
+    entry = module.computations.get(module.entry)
+    if entry is None:
+        return
+    own = {name: sum(map(_weight, c.instructions.values())) for name, c in module.computations.items()}
+    limit = _FREE + _AT_MOST * sum(own.values())
+    total: dict[str, int] = {}
+    # Each computation after those that it runs; one that runs itself is not entered again.
+    pending: list[tuple[Computation, Iterator[str]]] = [(entry, _runs(entry))]
+    running = {entry.name}
+    size = dict(own)
+    while pending:
+        computation, rest = pending[-1]
+        name = next(rest, None)
+        if name is None:
+            pending.pop()
+            running.discard(computation.name)
+            total[computation.name] = min(size[computation.name], limit + 1)
+            if pending:
+                size[pending[-1][0].name] += total[computation.name]
+        elif name in total:
+            size[computation.name] = min(size[computation.name] + total[name], limit + 1)
+        elif name in module.computations and name not in running:
+            running.add(name)
+            pending.append((module.computations[name], _runs(module.computations[name])))
+    if total[entry.name] > limit:
+        raise ValueError(
+            f"calls in module {module.name[:200]!r} expand its {sum(own.values())} instructions, operands and results "
+            f"beyond {limit}; this is no module XLA wrote"
+        )
+
+
+def _weight(instruction: Instruction) -> int:
+    return 1 + len(instruction.operands) + len(instruction.shapes)
+
+
+def _runs(computation: Computation) -> Iterator[str]:
+    for instruction in computation.instructions.values():
+        if instruction.synchronous_opcode in _ENTERED:
+            for _, name in instruction.calls:
+                yield name

@@ -1,0 +1,137 @@
+"""One HLO file, text or proto, plain or gzipped -> Module. Sizes are bounded, and nothing in the file is executed."""
+
+import gzip
+import io
+import re
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, cast
+
+from xlafuse.hlo.proto_reader import ProtoError, parse_proto
+from xlafuse.hlo.text_reader import Module, parse
+
+MAX_BYTES = 3 << 29  # of text, unpacked
+MAX_PROTO_BYTES = 512 << 20
+MAX_LINES = 1_000_000
+MAX_LINE = 8 << 20  # characters; a longer line is a literal, or nothing XLA wrote
+
+_HEAD = 4096
+_TAIL = 1 << 16
+_SHOWN = 200
+
+
+class UnreadableHlo(ValueError):
+    """The file holds no HLO module that can be read; the message names it and says why, in one line."""
+
+
+def read(path: str | Path) -> Module:
+    """The module in a file, whichever of XLA's forms it has; its name does not matter.
+
+    Text of any XLA version (`hlo_text`), or a serialized HloModuleProto, HloProto or HloSnapshot (`hlo_proto`, which
+    needs jaxlib and protobuf); either may be gzipped. A literal of more than MAX_LINE characters is read past, any
+    other such line is counted as unparsed.
+
+    Raises UnreadableHlo for what is neither, has no entry computation, or exceeds the limits above; OSError where the
+    file cannot be opened.
+    """
+    path = Path(path)
+    if path.exists() and not path.is_file():
+        raise UnreadableHlo(f"{path}: an HLO module is a regular file, this is none")
+    try:
+        with _open(path) as stream:
+            head = stream.peek(_HEAD)[:_HEAD]
+            is_text = _is_text(head)
+            _check_size(stream, is_text)  # before any of it is parsed, which is slower by far
+        with _open(path) as stream:
+            return _read_text(stream, head) if is_text else parse_proto(stream.read())
+    except (EOFError, gzip.BadGzipFile, zlib.error) as problem:
+        raise UnreadableHlo(f"{path}: damaged gzip file: {problem}") from None
+    except (ProtoError, _Refused) as problem:
+        raise UnreadableHlo(f"{path}: {problem}") from None
+
+
+class _Refused(ValueError):
+    """What is wrong with the contents."""
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[io.BufferedReader]:
+    with path.open("rb") as file:
+        if not file.peek(2).startswith(b"\x1f\x8b"):
+            yield file
+            return
+        with gzip.open(file) as unpacked:
+            yield cast(io.BufferedReader, unpacked)
+
+
+# Every proto holds some of these near its beginning (field 2 has the tag 0x12), HLO text none.
+_CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1f]")
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+
+
+def _is_text(head: bytes) -> bool:
+    """Text or a proto, by how it begins."""
+    if not head:
+        raise _Refused("the file is empty")
+    if head.startswith(_UTF_16) or not _CONTROL.search(head):
+        return True
+    if not head.startswith(b"\n"):  # the tag of field 1, with which all three messages begin
+        raise _Refused("neither HLO text nor an HLO proto")
+    return False
+
+
+def _check_size(stream: io.BufferedReader, is_text: bool) -> None:
+    limit = MAX_BYTES if is_text else MAX_PROTO_BYTES
+    size = lines = 0
+    while block := stream.read(1 << 20):
+        size += len(block)
+        lines += block.count(b"\n")
+        if size > limit:
+            raise _Refused(f"more than {limit >> 20} MiB, which no HLO {'text' if is_text else 'proto'} needs")
+        if is_text and lines > MAX_LINES:
+            raise _Refused(f"more than {MAX_LINES} lines of HLO text")
+
+
+def _read_text(stream: io.BufferedReader, head: bytes) -> Module:
+    encoding = "utf-16" if head.startswith(_UTF_16) else "utf-8-sig"
+    module = parse(_lines(io.TextIOWrapper(stream, encoding=encoding, errors="replace")))
+    if not module.entry:
+        raise _Refused(_no_entry(module, head))
+    return module
+
+
+def _no_entry(module: Module, head: bytes) -> str:
+    if module.computations or module.name:
+        return "no ENTRY computation; the file is cut off, or part of a module"
+    if re.search(rb"^(?:module @|module \{|#loc)", head, re.MULTILINE):
+        return "this is MLIR (StableHLO), which goes into XLA; what can be read is the HLO that comes out of it"
+    first = head.decode(errors="replace").strip()[:40]
+    return f"neither HLO text nor an HLO proto; it begins with {first!r}"
+
+
+def _lines(text: IO[str]) -> Iterator[str]:
+    """The lines, each at most MAX_LINE characters long."""
+    while line := text.readline(MAX_LINE):
+        if len(line) == MAX_LINE and not line.endswith("\n"):
+            line = _shortened(line, *_skip_line(text))
+        yield line
+
+
+def _skip_line(text: IO[str]) -> tuple[int, str]:
+    """Read on to the line's end: how many characters that were, and the last of them."""
+    skipped, tail = 0, ""
+    while not tail.endswith("\n") and (piece := text.readline(_TAIL)):
+        skipped += len(piece)
+        tail = (tail + piece)[-_TAIL:]
+    return skipped, tail
+
+
+def _shortened(line: str, rest: int, tail: str) -> str:
+    """A constant without its literal, as XLA itself writes long ones; of any other line the beginning."""
+    constant = line.find(" constant(", 0, _TAIL)
+    close = tail.find(")")
+    if constant >= 0 and close >= 0:
+        return f"{line[:constant]} constant({{...}}{tail[close:]}"
+    return f"{line[:_SHOWN]} ... ({len(line) + rest} characters)"

@@ -1,0 +1,170 @@
+"""Optimized HLO -> what a GPU will launch: what each kernel holds, which source lines it came from, which buffers it
+reads and writes, how many bytes it moves.
+
+Reads modules only and needs no framework; see hlo_text for the reader of text.
+"""
+
+from dataclasses import dataclass
+
+from xlafuse.hlo.buffers import Buffer
+from xlafuse.hlo.expansion import check_expansion
+from xlafuse.hlo.gc_pause import collector_paused
+from xlafuse.hlo.kernel_kind import Kind, is_tunable, kind_of, runtime_name
+from xlafuse.hlo.source_lines import SourceOp, stage_of
+from xlafuse.hlo.text_reader import Computation, Instruction, Module, Shape, parse
+from xlafuse.hlo.walk import Site, Walk
+
+__all__ = [
+    "Access", "Buffer", "Computation", "Instruction", "Kernel", "Kind", "Launch", "Module", "Program", "Shape",
+    "SourceOp", "kernels", "parse", "program", "stage_of",
+]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One entry of the schedule that runs on the GPU.
+
+    name: the HLO instruction's. runtime_name: what the kernel is called when it runs; None where a library, or the
+        author of a custom call, chooses. Fusions with equal bodies share one kernel and then all run under the name
+        of one of them.
+    ops: the source operations inside, in order, each once: the last part of its op_name, or the opcode where
+        XLA recorded none.
+    stages: the named scopes they came from, outermost first ("norm/mean_square"). lines: "file:line", sorted.
+    opcodes: of the HLO instructions inside that compute or move data, in order.
+    bytes_read, bytes_written: of one launch, as declared: each distinct buffer once (a slice or gather reads
+        what it yields, an in-place update writes its update), each result once; a library's scratch space is
+        left out.
+    launches: in one call of the module; None where that depends on data (a conditional, a loop of unknown
+        length).
+    tunable: XLA's autotuner chooses its configuration by measuring, where there is a device.
+    """
+
+    name: str
+    kind: Kind
+    ops: tuple[str, ...]
+    stages: tuple[str, ...]
+    lines: tuple[str, ...]
+    opcodes: tuple[str, ...]
+    bytes_read: int
+    bytes_written: int
+    runtime_name: str | None
+    launches: int | None
+    tunable: bool
+
+
+@dataclass(frozen=True)
+class Access:
+    """Bytes of the buffer of that name that one launch reads or writes."""
+
+    buffer: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel at its place in the program.
+
+    reads, writes: each buffer once; their bytes add up to the kernel's. source_ops: as the kernel's ops. flops: of
+    one launch (see hlo_flops), None where not known. workspace_bytes: a library's scratch space. instruction: the
+    HLO instruction that it runs.
+    """
+
+    kernel: Kernel
+    reads: tuple[Access, ...]
+    writes: tuple[Access, ...]
+    source_ops: tuple[SourceOp, ...]
+    flops: float | None
+    workspace_bytes: int
+    instruction: Instruction
+
+
+@dataclass(frozen=True)
+class Program:
+    """A module as a GPU runs it.
+
+    launches: in the order of the text. buffers: the inputs by the parameters' numbers, then those that launches use
+    or that are returned, in the order in which they appear. inputs, outputs: their names, in the order of the entry's
+    parameters and of what it returns; one name twice where one buffer is returned twice. unresolved: sentences on
+    operands whose buffer is not known, and on computations that are missing.
+    """
+
+    name: str
+    launches: tuple[Launch, ...]
+    buffers: tuple[Buffer, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    unresolved: tuple[str, ...]
+
+
+def kernels(module: Module) -> list[Kernel]:
+    """The module's kernels in the order of the text. Raises as `program` does."""
+    return [launch.kernel for launch in program(module).launches]
+
+
+def program(module: Module) -> Program:
+    """What runs, and the buffers between.
+
+    A copy of an array without elements is no launch.
+
+    Raises ValueError if calls expand beyond what any module of XLA's does.
+    """
+    check_expansion(module)
+    walk = Walk(module)
+    with collector_paused():
+        walk.run()
+        return _program(module, walk)
+
+
+def _program(module: Module, walk: Walk) -> Program:
+    values = walk.values
+    reads = [_merged(walk, site.reads, at_most_once=True) for site in walk.sites]
+    writes = [_merged(walk, site.writes, at_most_once=False) for site in walk.sites]
+    outputs = [values.find(value) for value in walk.outputs if values.is_array(value)]
+    used = {value for accesses in (*reads, *writes) for value in accesses}
+    buffers = values.buffers(used, set(outputs))
+    return Program(
+        name=module.name,
+        launches=tuple(
+            [
+                Launch(
+                    _kernel(site, sum(read.values()), sum(written.values())),
+                    tuple([Access(buffers[value].name, size) for value, size in read.items()]),
+                    tuple([Access(buffers[value].name, size) for value, size in written.items()]),
+                    site.source_ops, site.flops, site.workspace_bytes, site.instruction,
+                )
+                for site, read, written in zip(walk.sites, reads, writes, strict=True)
+            ]
+        ),
+        buffers=tuple(buffers.values()),
+        inputs=tuple(buffers[value].name for value in walk.inputs if values.is_array(value)),
+        outputs=tuple(buffers[value].name for value in outputs),
+        unresolved=tuple(walk.unresolved),
+    )
+
+
+def _merged(walk: Walk, accesses: list[tuple[int, int]], at_most_once: bool) -> dict[int, int]:
+    """Bytes by buffer; what is read of a buffer is read once."""
+    merged: dict[int, int] = {}
+    for value, size in accesses:
+        buffer = walk.values.find(value)
+        total = merged.get(buffer, 0) + size
+        merged[buffer] = min(total, walk.values.bytes(buffer)) if at_most_once else total
+    return merged
+
+
+def _kernel(site: Site, bytes_read: int, bytes_written: int) -> Kernel:
+    instruction, work = site.instruction, site.work
+    kind = kind_of(instruction, work)
+    return Kernel(
+        name=instruction.name,
+        kind=kind,
+        ops=tuple([op.op for op in site.source_ops]),
+        stages=tuple(dict.fromkeys([op.stage for op in site.source_ops if op.stage])),
+        lines=tuple(sorted({part.source for part in work if part.source})),
+        opcodes=tuple([part.opcode for part in work]),
+        bytes_read=bytes_read,
+        bytes_written=bytes_written,
+        runtime_name=runtime_name(instruction, kind, work),
+        launches=site.launches,
+        tunable=is_tunable(instruction, kind),
+    )

@@ -1,0 +1,70 @@
+"""What sort of kernel an instruction becomes, who tunes it, and what it is called when it runs."""
+
+import re
+from typing import Literal
+
+from xlafuse.hlo.fusion_bytes import LIBRARIES
+from xlafuse.hlo.text_reader import Instruction
+from xlafuse.hlo.value_numbers import MOVES
+
+Kind = Literal[
+    "elementwise", "reduction", "gemm", "attention", "copy", "scatter", "collective", "library", "custom"
+]
+
+_COLLECTIVES = frozenset(
+    "all-reduce all-gather all-to-all reduce-scatter collective-permute collective-broadcast "
+    "collective-reduce ragged-all-to-all send recv".split()
+)
+_GEMMS = frozenset(("dot", "convolution", "scaled-dot", "ragged-dot"))
+_LIBRARY_OPS = frozenset(("fft", "cholesky", "triangular-solve"))
+_CUSTOM_OPS = frozenset(
+    ("sort", "topk", "scan", "rng-bit-generator", "infeed", "outfeed", "call", "while", "conditional", "async")
+)
+# backend_config={name = "add_kernel", ...
+_TRITON_NAME = re.compile(r'name\s*=\s*\\?"([\w$]{1,256})')
+
+
+def kind_of(instruction: Instruction, work: list[Instruction]) -> Kind:
+    """work: what the instruction holds that computes or moves data."""
+    opcodes = {part.synchronous_opcode for part in work}
+    if "custom-call" in opcodes:  # a fusion holds one where it gives it a slice of a buffer
+        target = next(part.custom_call_target for part in work if part.synchronous_opcode == "custom-call")
+        if target.startswith("__cublas"):
+            return "gemm"
+        if target.startswith("__cudnn$fmha"):
+            return "attention"
+        return "library" if target.startswith(LIBRARIES) else "custom"
+    if opcodes & _COLLECTIVES:
+        return "collective"
+    if opcodes & _LIBRARY_OPS:
+        return "library"
+    if opcodes & _CUSTOM_OPS:
+        return "custom"
+    if opcodes & _GEMMS:
+        return "gemm"
+    if opcodes & {"scatter", "select-and-scatter"}:
+        return "scatter"
+    if opcodes & {"reduce", "reduce-window"}:
+        return "reduction"
+    return "copy" if opcodes <= MOVES else "elementwise"
+
+
+def is_tunable(instruction: Instruction, kind: Kind) -> bool:
+    """GEMMs and cuDNN calls are tuned; so is a fusion that XLA may hand to its native or its Triton emitter.
+
+    XLA marks the latter while it is the native emitter's. One that tuning moved to Triton (an H200: 1 of 32)
+    looks like any Triton fusion and is taken for one.
+    """
+    if kind == "gemm" or instruction.custom_call_target.startswith("__cudnn"):
+        return True
+    return '"native_emitter_backend_config"' in instruction.backend_config
+
+
+def runtime_name(instruction: Instruction, kind: Kind, work: list[Instruction]) -> str | None:
+    """None where a library, or the author of a custom call, chooses."""
+    if kind == "library" or any(part.synchronous_opcode == "custom-call" for part in work):
+        name = _TRITON_NAME.search(instruction.backend_config)
+        return name[1] if name and instruction.custom_call_target == "__gpu$xla.gpu.triton" else None
+    # A sort is called by its own name, in a fusion, too.
+    own = next((part for part in work if part.opcode == "sort"), instruction)
+    return own.name.replace(".", "_").replace("-", "_")

@@ -1,0 +1,459 @@
+"""A reader of HLO protos: the same `Module` that hlo_text makes of the text, from XLA's binary form.
+
+No package ships XLA's proto definitions, but jaxlib's shared library carries the serialized
+FileDescriptorProto of every .proto file it was built from. They are looked up there (0.1 s; nothing of jaxlib
+is imported or run), so the definitions are always the installed version's. Fields that they do not know are
+skipped, as protobuf does.
+"""
+
+import functools
+import hashlib
+import importlib.util
+import mmap
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from xlafuse.hlo.shape import Element, Malformed, Shape, read_shapes
+from xlafuse.hlo.text_reader import DECLARED, Computation, Instruction, Module, WindowDimension
+
+MAX_INSTRUCTIONS = 1_000_000
+
+_LIBRARY = "libjax_common.so"
+_HLO = "xla/service/hlo.proto"
+
+
+class ProtoError(ValueError):
+    """The bytes are no HLO proto, or protos cannot be read here; the message says which, and the remedy."""
+
+
+def parse_proto(data: bytes) -> Module:
+    """Read a serialized HloModuleProto, HloProto (what XLA dumps) or HloSnapshot.
+
+    Instructions come in the order of the module's schedule where it has one. Opcodes are kept as they stand,
+    known to this jaxlib or not. What refers to something that is not there, or makes no sense, is in
+    `Module.unparsed`, numbered from 1 in the order of reading.
+
+    Raises ProtoError for other bytes, for messages nested deeper than protobuf accepts (100), for a module of
+    more than MAX_INSTRUCTIONS, and where jaxlib or protobuf is not installed.
+    """
+    return _Reader(_module_proto(data)).module
+
+
+def message_type(name: str) -> Any:
+    """The class of a message that XLA defines ("xla.HloProto"). Raises ProtoError as `parse_proto` does."""
+    return _message_types()(name)
+
+
+def _module_proto(data: bytes) -> Any:
+    get = _message_types()
+    from google.protobuf.message import DecodeError
+
+    problem = "its entry computation is not in it"
+    # Which of the three it is shows in whether the entry computation is found.
+    for kind, path in (
+        ("HloProto", ("hlo_module",)),
+        ("HloSnapshot", ("hlo", "hlo_module")),
+        ("HloModuleProto", ()),
+    ):
+        try:
+            message = get(f"xla.{kind}").FromString(data)
+        except DecodeError as error:
+            problem = str(error)
+            continue
+        for field in path:
+            message = getattr(message, field)
+        if _entry(message) is not None:
+            return message
+    raise ProtoError(f"neither an HloModuleProto, nor an HloProto or HloSnapshot around one that is whole ({problem})")
+
+
+def _entry(module: Any) -> Any:
+    """The entry computation, None if it is not there. Old modules only name it."""
+    wanted = module.entry_computation_id
+    for computation in module.computations:
+        if computation.id == wanted if wanted else computation.name == module.entry_computation_name:
+            return computation
+    return None
+
+
+class _Reader:
+    """What is shared between a module's computations: source lines, shapes seen before, the schedule."""
+
+    def __init__(self, proto: Any) -> None:
+        self.module = Module(name=proto.name, is_scheduled=bool(proto.schedule.sequences))
+        self._schedule = proto.schedule.sequences
+        self._sources = _Sources(proto.stack_frame_index)
+        self._shapes: dict[bytes, tuple[tuple[Shape, ...], Element]] = {}
+        self._computations: dict[int, Any] = {}
+        self._operations: dict[int, Any] = {}  # of computations that hold just one, and None of the others
+        self._read = 0
+        for computation in proto.computations:
+            if computation.id in self._computations:
+                self._unparsed(f"a second computation {computation.id}: {computation.name}")
+            else:
+                self._computations[computation.id] = computation
+        # Of these the text shows nothing but what their one operation says on the line of the async-start.
+        wrappers = {
+            instruction.called_computation_ids[0]
+            for computation in proto.computations
+            for instruction in computation.instructions
+            if instruction.opcode == "async-start" and self._wrapped(instruction) is not None
+        }
+        entry = _entry(proto)
+        for id, computation in self._computations.items():
+            if id not in wrappers or id == entry.id:
+                self._take(computation)
+        self.module.entry = entry.name
+
+    def _unparsed(self, text: str) -> None:
+        self.module.unparsed.append((self._read, text))
+
+    def _take(self, proto: Any) -> None:
+        computation = Computation(proto.name)
+        if self.module.computations.setdefault(proto.name, computation) is not computation:
+            self._unparsed(f"a second computation of the name {proto.name}")
+            return
+        by_id: dict[int, Any] = {}
+        for instruction in proto.instructions:
+            by_id.setdefault(instruction.id, instruction)
+        starts: dict[int, Any] = {}
+        for instruction in _in_order(proto, by_id, self._schedule):
+            self._read += 1
+            if self._read > MAX_INSTRUCTIONS:
+                raise ProtoError(f"module {self.module.name!r} has more than {MAX_INSTRUCTIONS} instructions")
+            try:
+                read = self._instruction(instruction, by_id, _async_start(instruction, by_id, starts), proto.root_id)
+                if read.name in computation.instructions:
+                    raise Malformed("a second instruction of this name")
+                computation.instructions[read.name] = read
+            except Malformed as problem:
+                self._unparsed(f"{proto.name}: {instruction.name} = {instruction.opcode}() {problem}".rstrip())
+
+    def _instruction(self, proto: Any, by_id: Mapping[int, Any], start: Any, root_id: int) -> Instruction:
+        wrapped = self._wrapped(start) if start is not None else None
+        opcode, says = proto.opcode, proto
+        if wrapped is not None:
+            opcode = wrapped.opcode + opcode.removeprefix("async")
+            says = wrapped if proto is start else proto
+        if not proto.name or not opcode:
+            raise Malformed("without name or opcode")
+        index = None
+        if opcode in ("parameter", "get-tuple-element"):
+            index = proto.parameter_number if opcode == "parameter" else proto.tuple_index
+            if index < 0:
+                raise Malformed(f"of index {index}")
+        shapes, result = self._shape(proto.shape)
+        metadata = proto.metadata
+        frame = metadata.stack_frame_id
+        return Instruction(
+            name=proto.name,
+            opcode=opcode,
+            shapes=shapes,
+            result=result,
+            operands=tuple(_found(by_id, id, "operand").name for id in proto.operand_ids),
+            calls=() if proto.opcode in ("async-update", "async-done") else self._calls(says, by_id),
+            op_name=metadata.op_name,
+            source=self._sources.line(metadata),
+            site=str(frame) if frame else "",
+            backend_config=proto.backend_config.decode(errors="replace"),
+            custom_call_target=says.custom_call_target,
+            declared=says.frontend_attributes.map.get(DECLARED, ""),
+            fusion_kind=says.fusion_kind,
+            index=index,
+            is_root=proto.id == root_id,
+            contracting=_contracting(says),
+            window=tuple(map(_window_dimension, says.window.dimensions)),
+            dim_labels=_dim_labels(says),
+            feature_groups=says.feature_group_count or 1,
+            batch_groups=says.batch_group_count or 1,
+            detail=_detail(says),
+        )
+
+    def _wrapped(self, start: Any) -> Any:
+        """The one operation of an async-start's computation; None where there are more, which are kernels of
+        their own."""
+        id = next(iter(start.called_computation_ids), 0)
+        if id not in self._operations:
+            parts = self._computations[id].instructions if id in self._computations else ()
+            operations = [part for part in parts if part.opcode != "parameter"]
+            self._operations[id] = operations[0] if len(operations) == 1 else None
+        return self._operations[id]
+
+    def _calls(self, proto: Any, by_id: Mapping[int, Any]) -> tuple[tuple[str, str], ...]:
+        """(attribute, computation), the attributes named as in text."""
+        if not proto.called_computation_ids:
+            return ()
+        names = [_found(self._computations, id, "computation").name for id in proto.called_computation_ids]
+        attributes: Iterable[str]
+        match proto.opcode:
+            case "while":
+                attributes = ("body", "condition")
+            case "select-and-scatter":
+                attributes = ("select", "scatter")
+            case "conditional" if _is_predicate(proto, by_id):
+                attributes = ("true_computation", "false_computation")
+            case opcode:
+                attributes = [_CALL_ATTRIBUTES.get(opcode, "to_apply")] * len(names)
+        return tuple(zip(attributes, names, strict=False))
+
+    def _shape(self, proto: Any) -> tuple[tuple[Shape, ...], Element]:
+        key = proto.SerializeToString()
+        if key not in self._shapes:
+            self._shapes[key] = read_shapes(_shape_text(proto))
+        return self._shapes[key]
+
+
+# All others write to_apply.
+_CALL_ATTRIBUTES = {
+    "fusion": "calls",
+    "async-start": "calls",
+    "async-update": "calls",
+    "async-done": "calls",
+    "conditional": "branch_computations",
+    "custom-call": "called_computations",
+}
+
+
+def _found(by_id: Mapping[int, Any], id: int, what: str) -> Any:
+    found = by_id.get(id)
+    if found is None:
+        raise Malformed(f"whose {what} {id} is not there")
+    return found
+
+
+def _in_order(computation: Any, by_id: Mapping[int, Any], schedule: Any) -> list[Any]:
+    """Its instructions as the schedule has them, if it has them all; else as they stand."""
+    if computation.id in schedule:
+        ids = schedule[computation.id].instruction_ids
+        if len(ids) == len(computation.instructions) and len(set(ids) & by_id.keys()) == len(ids):
+            return [by_id[id] for id in ids]
+    return list(computation.instructions)
+
+
+def _async_start(instruction: Any, by_id: Mapping[int, Any], starts: dict[int, Any]) -> Any:
+    """Where the asynchronous operation began that this instruction starts, continues or ends; found ones in starts."""
+    path = []
+    while instruction.opcode in ("async-done", "async-update") and instruction.id not in starts:
+        path.append(instruction.id)
+        starts[instruction.id] = None  # what it stays if the path is a circle
+        instruction = by_id.get(next(iter(instruction.operand_ids), 0), instruction)
+    start = instruction if instruction.opcode == "async-start" else starts.get(instruction.id)
+    starts.update(dict.fromkeys(path, start))
+    return start
+
+
+def _is_predicate(conditional: Any, by_id: Mapping[int, Any]) -> bool:
+    chosen = by_id.get(next(iter(conditional.operand_ids), 0))
+    return chosen is not None and _dtype(chosen.shape) == "pred"
+
+
+def _contracting(proto: Any) -> tuple[int, ...]:
+    if proto.HasField("dot_dimension_numbers"):
+        return tuple(proto.dot_dimension_numbers.lhs_contracting_dimensions)
+    if proto.HasField("ragged_dot_dimension_numbers"):
+        return tuple(proto.ragged_dot_dimension_numbers.dot_dimension_numbers.lhs_contracting_dimensions)
+    return ()
+
+
+def _detail(proto: Any) -> str:
+    """What stands for a constant's literal, or a slice's bounds as in text."""
+    if proto.opcode == "constant":
+        return hashlib.blake2b(proto.literal.SerializeToString(), digest_size=8).hexdigest()
+    bounds = (f"{d.start}:{d.limit}" + (f":{d.stride}" if d.stride != 1 else "") for d in proto.slice_dimensions)
+    return "{" + ", ".join(f"[{bound}]" for bound in bounds) + "}" if proto.slice_dimensions else ""
+
+
+def _window_dimension(proto: Any) -> WindowDimension:
+    return WindowDimension(
+        size=proto.size,
+        stride=proto.stride,
+        padding_low=proto.padding_low,
+        padding_high=proto.padding_high,
+        base_dilation=proto.base_dilation,
+        window_dilation=proto.window_dilation,
+    )
+
+
+def _dim_labels(proto: Any) -> str:
+    """A convolution's dimensions as in text: b01f_01io->b01f."""
+    if not proto.HasField("convolution_dimension_numbers"):
+        return ""
+    numbers = proto.convolution_dimension_numbers
+    left = {numbers.input_batch_dimension: "b", numbers.input_feature_dimension: "f"}
+    right = {numbers.kernel_input_feature_dimension: "i", numbers.kernel_output_feature_dimension: "o"}
+    result = {numbers.output_batch_dimension: "b", numbers.output_feature_dimension: "f"}
+    spatial = (numbers.input_spatial_dimensions, numbers.kernel_spatial_dimensions, numbers.output_spatial_dimensions)
+    for labels, dimensions in zip((left, right, result), spatial, strict=True):
+        labels.update((dimension, str(number)) for number, dimension in enumerate(dimensions))
+    names = ["".join(labels[dimension] for dimension in sorted(labels)) for labels in (left, right, result)]
+    return f"{names[0]}_{names[1]}->{names[2]}"
+
+
+class _Sources:
+    """Stack frame -> "file:line". Ids count from 1; 0 is none."""
+
+    def __init__(self, index: Any) -> None:
+        self._index = index
+        self._lines: dict[int, str] = {}
+
+    def line(self, metadata: Any) -> str:
+        frame = metadata.stack_frame_id
+        if not frame:
+            return _line(metadata.source_file, metadata.source_line)
+        if frame not in self._lines:
+            self._lines[frame] = self._frame(frame)
+        return self._lines[frame]
+
+    def _frame(self, frame_id: int) -> str:
+        frame = _row(self._index.stack_frames, frame_id)
+        location = _row(self._index.file_locations, frame.file_location_id) if frame else None
+        file = _row(self._index.file_names, location.file_name_id) if location else None
+        return _line(file, location.line) if file and location else ""
+
+
+def _row(table: Any, id: int) -> Any:
+    return table[id - 1] if 0 < id <= len(table) else None
+
+
+def _line(file: str, line: int) -> str:
+    return f"{file}:{line or '?'}" if file else ""
+
+
+_UNBOUNDED = -(1 << 63)
+
+
+def _shape_text(proto: Any) -> str:
+    """A shape as XLA writes it: (bf16[4096,<=2048]{1,0:T(8,128)E(4)S(1)}, token[])."""
+    dtype = _dtype(proto)
+    if dtype == "tuple":
+        return f"({', '.join(_shape_text(element) for element in proto.tuple_shapes)})"
+    dynamic = proto.is_dynamic_dimension
+    dims = ",".join(
+        "?" if size == _UNBOUNDED else f"<={size}" if at < len(dynamic) and dynamic[at] else str(size)
+        for at, size in enumerate(proto.dimensions)
+    )
+    return f"{dtype}[{dims}]{_layout_text(proto.layout) if proto.HasField('layout') else ''}"
+
+
+def _layout_text(layout: Any) -> str:
+    kinds = layout.DESCRIPTOR.fields_by_name["dim_level_types"].enum_type.values_by_number
+    details = ""
+    if layout.dim_level_types:
+        details += f"D({','.join(kinds[kind].name[4] for kind in layout.dim_level_types if kind in kinds)})"
+    if layout.tiles:
+        tiles = ("(" + ",".join(map(_tile_size, tile.dimensions)) + ")" for tile in layout.tiles)
+        details += "T" + "".join(tiles)
+    if layout.element_size_in_bits:
+        details += f"E({layout.element_size_in_bits})"
+    if layout.memory_space:
+        details += f"S({layout.memory_space})"
+    return "{" + ",".join(map(str, layout.minor_to_major)) + (f":{details}" if details else "") + "}"
+
+
+def _tile_size(size: int) -> str:
+    return "*" if size == _UNBOUNDED else str(size)
+
+
+def _dtype(shape: Any) -> str:
+    values = shape.DESCRIPTOR.fields_by_name["element_type"].enum_type.values_by_number
+    known = values.get(shape.element_type)
+    if known is None:
+        raise Malformed(f"of an element type {shape.element_type} that this jaxlib does not know")
+    return known.name.lower().removesuffix("_type")
+
+
+@functools.cache
+def _message_types() -> Callable[[str], Any]:
+    """A function from a message's full name to its class."""
+    try:
+        from google.protobuf import descriptor_pool, message_factory
+    except ImportError as error:
+        raise ProtoError("reading HLO protos needs the protobuf package: pip install protobuf") from error
+    pool = descriptor_pool.DescriptorPool()
+    with _library().open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as library:
+        _add(pool, library, _HLO, set())
+
+    @functools.cache
+    def get(name: str) -> Any:
+        return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
+
+    return get
+
+
+def _library() -> Path:
+    """jaxlib's shared library, found without importing jaxlib."""
+    spec = importlib.util.find_spec("jaxlib")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        if (path := Path(folder) / _LIBRARY).is_file():
+            return path
+    raise ProtoError(
+        "reading HLO protos takes XLA's definitions from jaxlib (0.5 or newer), which is not installed: "
+        "pip install jaxlib; or give the module as text (xla_dump_hlo_as_text)"
+    )
+
+
+def _add(pool: Any, library: mmap.mmap, name: str, added: set[str]) -> None:
+    """Put the .proto file `name` and all it imports into the pool."""
+    if name in added:
+        return
+    added.add(name)
+    file = _file_descriptor(library, name)
+    for dependency in file.dependency:
+        _add(pool, library, dependency, added)
+    pool.Add(file)
+
+
+def _file_descriptor(library: mmap.mmap, name: str) -> Any:
+    """The FileDescriptorProto of `name`, which begins with its first field: the name."""
+    from google.protobuf import descriptor_pb2
+    from google.protobuf.message import DecodeError
+
+    beginning = b"\n" + bytes([len(name)]) + name.encode()
+    at = library.find(beginning)
+    while at >= 0:
+        try:
+            file = descriptor_pb2.FileDescriptorProto.FromString(library[at : _message_end(library, at)])
+        except (DecodeError, IndexError):  # no descriptor, or one that the file ends in
+            file = None
+        if file is not None and (file.message_type or file.enum_type):
+            return file
+        at = library.find(beginning, at + 1)
+    raise ProtoError(
+        f"this jaxlib's {_LIBRARY} does not describe {name}; versions 0.10 and 0.11 do. "
+        "Install one of those, or give the module as text"
+    )
+
+
+# FileDescriptorProto: dependencies by index (10, 11) and edition (14) are varints, all others are length-delimited.
+_VARINT_FIELDS = frozenset((10, 11, 14))
+_LENGTH_FIELDS = frozenset((*range(1, 10), 12, 15))
+
+
+def _message_end(library: mmap.mmap, start: int) -> int:
+    """Where a FileDescriptorProto ends: its length is written nowhere, so at the first byte that cannot begin another
+    of its fields (compilers put a zero there)."""
+    at = start
+    while at < len(library):
+        tag, value_at = _varint(library, at)
+        field, wire_type = tag >> 3, tag & 7
+        if wire_type == 0 and field in _VARINT_FIELDS:
+            _, at = _varint(library, value_at)
+        elif wire_type == 2 and field in _LENGTH_FIELDS and (field != 1 or at == start):
+            length, value_at = _varint(library, value_at)
+            at = value_at + length
+        else:
+            break
+    return at
+
+
+def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:
+    """(value, place after it)."""
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            return value, at

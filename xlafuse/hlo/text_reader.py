@@ -1,0 +1,426 @@
+"""A reader of HLO text: module -> computations -> instructions. No framework needed, any XLA version.
+
+XLA's own parser fails a whole module on one unknown word and crashes on deep nesting. This one goes line by
+line with explicit state: time and memory are linear in the text, hostile text included, nothing recurses, and
+what it does not understand it keeps in `Module.unparsed`.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from xlafuse.hlo.gc_pause import collector_paused
+from xlafuse.hlo.shape import MAX_DIGITS, Element, Malformed, Shape, read_integer, read_shapes
+
+
+@dataclass(frozen=True)
+class WindowDimension:
+    """One dimension of a convolution's or a reduction's window; padding counts elements, negative where it crops."""
+
+    size: int
+    stride: int = 1
+    padding_low: int = 0
+    padding_high: int = 0
+    base_dilation: int = 1
+    window_dilation: int = 1
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One line of a computation.
+
+    shapes: the result's arrays, a tuple flattened; result: the same as a tree. operands: names of
+        instructions (empty for parameters and constants).
+    calls: computations it names, by attribute, in order. op_name: the framework's path ("" if XLA recorded
+        none).
+    source: "file:line" of the innermost recorded frame ("" if none); site: that frame's identity, finer than
+        its line.
+    backend_config: raw text. declared: of the frontend attribute that hlo_declared reads. index: of a parameter or
+        a get-tuple-element, else None.
+
+    What FLOPs depend on, at its default where the operation has no such attribute:
+    contracting: the left operand's contracting dimensions (lhs_contracting_dims). window: of convolutions and
+        windowed reductions, one entry a window dimension. dim_labels: of a convolution, as the text has it
+        ("b01f_01io->b01f"). feature_groups, batch_groups: its feature_group_count and batch_group_count.
+    detail: what else tells it from another of its opcode on the same operands: a constant's literal or a slice's
+        bounds, as the text has them; shortened, and no part of equality.
+    """
+
+    name: str
+    opcode: str
+    shapes: tuple[Shape, ...]
+    result: Element = field(compare=False, repr=False)
+    operands: tuple[str, ...]
+    calls: tuple[tuple[str, str], ...] = ()
+    op_name: str = ""
+    source: str = ""
+    site: str = ""
+    backend_config: str = ""
+    custom_call_target: str = ""
+    declared: str = ""
+    fusion_kind: str = ""
+    index: int | None = None
+    is_root: bool = False
+    contracting: tuple[int, ...] = ()
+    window: tuple[WindowDimension, ...] = ()
+    dim_labels: str = ""
+    feature_groups: int = 1
+    batch_groups: int = 1
+    detail: str = field(default="", compare=False, repr=False)
+
+    @property
+    def bytes(self) -> int:
+        return self.result.bytes
+
+    @property
+    def synchronous_opcode(self) -> str:
+        """What it does, asynchronously or not: jax 0.11 writes `fusion-start` and `fusion-done`."""
+        return self.opcode.removesuffix("-start")
+
+    def called(self, *attributes: str) -> list[str]:
+        return [name for attribute, name in self.calls if attribute in attributes]
+
+
+@dataclass
+class Computation:
+    """A named list of instructions, in the order of the text (which is the schedule's where the module is
+    scheduled)."""
+
+    name: str
+    instructions: dict[str, Instruction] = field(default_factory=dict)
+
+    def operand(self, name: str) -> Element | None:
+        """What an operand names, `%a` or (in jax 0.11's dumps) an element `%a#1`; None if it is not here."""
+        name, *path = name.split("#")
+        instruction = self.instructions.get(name)
+        if instruction is None:
+            return None
+        element = instruction.result
+        for index in path:
+            if not index.isdecimal() or len(index) > MAX_DIGITS or int(index) >= len(element.elements):
+                return None
+            element = element.elements[int(index)]
+        return element
+
+    def operand_bytes(self, name: str) -> int | None:
+        element = self.operand(name)
+        return None if element is None else element.bytes
+
+    def operand_shape(self, name: str) -> Shape | None:
+        """None for a tuple too."""
+        element = self.operand(name)
+        return None if element is None else element.shape
+
+    @property
+    def root(self) -> Instruction | None:
+        return next((instruction for instruction in self.instructions.values() if instruction.is_root), None)
+
+
+@dataclass
+class Module:
+    """unparsed: (line number from 1, text) of every line that was not understood; a text that ends within a
+    computation has one more, which says so."""
+
+    name: str = ""
+    entry: str = ""
+    is_scheduled: bool = False
+    computations: dict[str, Computation] = field(default_factory=dict)
+    unparsed: list[tuple[int, str]] = field(default_factory=list)
+
+
+def parse(text: str | Iterable[str]) -> Module:
+    """Read HLO text, given whole or as lines (an open file will do). Never raises on its contents."""
+    reader = _Reader()
+    lines = text.splitlines() if isinstance(text, str) else text
+    number = 0
+    with collector_paused():
+        for number, line in enumerate(lines, start=1):
+            line = line.rstrip()
+            if line and not reader.take(line):
+                reader.module.unparsed.append((number, line))
+    if reader.open_computation is not None:
+        reader.module.unparsed.append((number + 1, f"the text ends within computation {reader.open_computation}"))
+    return reader.module
+
+
+# HloModule jit_mlp, is_scheduled=true, entry_computation_layout={...}
+_MODULE = re.compile(r"HloModule ([^\s,]+)")
+# ENTRY %main.3 (x.1: bf16[8192,4096]) -> bf16[8192,4096] {      or, in the short flavour:  region_0.4 {
+_COMPUTATION = re.compile(r"(ENTRY )?%?([^\s(){}=,]+) (\{$|\()")
+# }      or  }, execution_thread="host"
+_END = re.compile(r"\}(?:, .*)?$")
+# 2 "blocks.py"
+_TABLE_STRING = re.compile(r'(\d{1,18}) "(.*)"$')
+# 3 {file_name_id=1 function_name_id=3 line=9 end_line=9 column=55 end_column=92}
+_TABLE_FIELDS = re.compile(r"(\d{1,18}) \{([a-z_0-9= ]*)\}$")
+_TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
+
+# ROOT %name =
+_RESULT = re.compile(r"\s*+(ROOT )?%?([^\s=(),]+) = ")
+_OPCODE = re.compile(r" ([a-z][a-zA-Z0-9_-]*)\(")
+# Brackets, commas and whole strings; a lone quote means that the string never ends.
+_TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[(){}\[\],"]')
+_COMMENT = re.compile(r"/\*[^*]*\*/")
+_NAME = re.compile(r"[^\s%{},()=]+$")
+_ATTRIBUTE = re.compile(r"\s*([a-zA-Z_0-9.-]+)=")  # control-predecessors={%a}
+_METADATA = re.compile(r'(?<![a-z_])([a-z_]++)=("[^"\\]*+(?:\\.[^"\\]*+)*+"|[^\s"{}]+)')
+_ESCAPE = re.compile(r"\\(.)")
+DECLARED = "xlafuse_declared"  # the one frontend attribute that is kept
+
+# Attributes that name computations; any other attribute's text is not searched for names.
+_CALLS = (
+    "calls",
+    "to_apply",
+    "body",
+    "condition",
+    "branch_computations",
+    "true_computation",
+    "false_computation",
+    "called_computations",
+    "select",
+    "scatter",
+)
+
+
+class _Reader:
+    """The state between lines: which table or computation is open, and the source tables read so far."""
+
+    def __init__(self) -> None:
+        self.module = Module()
+        self._computation: Computation | None = None
+        self._table = ""
+        self._files: dict[str, str] = {}
+        self._locations: dict[str, dict[str, str]] = {}
+        self._shapes: dict[str, tuple[tuple[Shape, ...], Element]] = {}
+        self._frames: dict[str, str] = {}  # stack frame id -> file location id
+
+    @property
+    def open_computation(self) -> str | None:
+        return None if self._computation is None else self._computation.name
+
+    def take(self, line: str) -> bool:
+        """Whether the line was understood."""
+        if self._computation is not None:
+            if _END.match(line):
+                self._computation = None
+                return True
+            return self._take_instruction(line)
+        if line in _TABLES:
+            self._table = line
+            return True
+        if self._table and self._take_row(line):
+            return True
+        if module := _MODULE.match(line):
+            self.module.name = module[1]
+            self.module.is_scheduled = "is_scheduled=true" in line
+            return True
+        if (
+            line.endswith(" {")
+            and (header := _COMPUTATION.match(line))
+            and (header[3] == "{" or ") -> " in line)
+        ):
+            return self._open(header)
+        return False
+
+    def _open(self, header: re.Match[str]) -> bool:
+        self._table = ""
+        self._computation = Computation(header[2])
+        if header[2] in self.module.computations:
+            return False  # its instructions are read into a computation that nothing refers to
+        self.module.computations[header[2]] = self._computation
+        if header[1]:
+            self.module.entry = header[2]
+        return True
+
+    def _take_row(self, line: str) -> bool:
+        if row := _TABLE_STRING.match(line):
+            if self._table == "FileNames":
+                self._files[row[1]] = _unescape(row[2])
+            return self._table in ("FileNames", "FunctionNames")
+        if row := _TABLE_FIELDS.match(line):
+            fields = dict(pair.split("=", 1) for pair in row[2].split() if "=" in pair)
+            if self._table == "FileLocations":
+                self._locations[row[1]] = fields
+            elif self._table == "StackFrames":
+                self._frames[row[1]] = fields.get("file_location_id", "")
+            return self._table in ("FileLocations", "StackFrames")
+        return False
+
+    def _take_instruction(self, line: str) -> bool:
+        assert self._computation is not None
+        try:
+            instruction = self._instruction(line)
+        except Malformed:
+            return False
+        if instruction.name in self._computation.instructions:
+            return False
+        self._computation.instructions[instruction.name] = instruction
+        return True
+
+    def _instruction(self, line: str) -> Instruction:
+        result = _RESULT.match(line)
+        if not result:
+            raise Malformed
+        shape_end = _shape_end(line, result.end())
+        opcode = _OPCODE.match(line, shape_end)
+        if not opcode:
+            raise Malformed
+        operands, close = _split(line, opcode.end())
+        pieces, _ = _split(line, close + 1) if line.startswith(",", close + 1) else ([], close)
+        attributes: dict[str, str] = {}
+        for piece in pieces:
+            if not (key := _ATTRIBUTE.match(piece)):
+                if not piece.strip():
+                    continue
+                raise Malformed
+            attributes[key[1]] = piece[key.end() :]
+        metadata = {key: value.strip('"') for key, value in _METADATA.findall(attributes.get("metadata", ""))}
+        index = None
+        if opcode[1] == "parameter":
+            index = read_integer(operands[0] if operands else "")
+        elif opcode[1] == "get-tuple-element":
+            index = read_integer(attributes.get("index", ""))
+        shapes, element = self._shape(line[result.end() : shape_end])
+        return Instruction(
+            name=result[2],
+            opcode=opcode[1],
+            shapes=shapes,
+            result=element,
+            operands=() if opcode[1] in ("parameter", "constant", "iota") else tuple(map(_operand, operands)),
+            calls=tuple(
+                (key, name)
+                for key in _CALLS
+                if key in attributes
+                for name in _computation_names(attributes[key])
+            ),
+            op_name=_unescape(metadata.get("op_name", "")),
+            source=self._source(metadata),
+            site=metadata.get("stack_frame_id", ""),
+            backend_config=attributes.get("backend_config", ""),
+            custom_call_target=attributes.get("custom_call_target", "").strip('"'),
+            declared=_declared(attributes.get("frontend_attributes", "")),
+            fusion_kind=attributes.get("kind", ""),
+            index=index,
+            is_root=bool(result[1]),
+            contracting=_dimensions(attributes.get("lhs_contracting_dims", "")),
+            window=_window(attributes["window"]) if "window" in attributes else (),
+            dim_labels=attributes.get("dim_labels", ""),
+            feature_groups=read_integer(attributes.get("feature_group_count", "1")),
+            batch_groups=read_integer(attributes.get("batch_group_count", "1")),
+            detail=(",".join(operands[:4]) if opcode[1] == "constant" else attributes.get("slice", ""))[:64],
+        )
+
+    def _shape(self, text: str) -> tuple[tuple[Shape, ...], Element]:
+        """A module has few different shapes, each many times."""
+        if text not in self._shapes:
+            self._shapes[text] = read_shapes(text)
+        return self._shapes[text]
+
+    def _source(self, metadata: dict[str, str]) -> str:
+        if frame := metadata.get("stack_frame_id"):
+            location = self._locations.get(self._frames.get(frame, ""), {})
+            file = self._files.get(location.get("file_name_id", ""), "")
+            return f"{file}:{location.get('line', '?')}" if file else ""
+        file = _unescape(metadata.get("source_file", ""))
+        return f"{file}:{metadata.get('source_line', '?')}" if file else ""
+
+
+def _shape_end(line: str, start: int) -> int:
+    """Where the result's shape ends: a tuple at its closing bracket, an array at the first blank outside
+    brackets."""
+    if line.startswith("(", start):
+        return _split(line, start + 1)[1] + 1
+    end = line.find(" ", start)
+    if end < 0:
+        raise Malformed
+    return end
+
+
+def _split(line: str, start: int) -> tuple[list[str], int]:
+    """The comma-separated pieces from start to the bracket that closes what was open there (or the line's
+    end), and its place."""
+    pieces, depth, begin = [], 0, start
+    end = len(line)
+    for token in _TOKEN.finditer(line, start):
+        mark = token[0]
+        if mark == '"':
+            raise Malformed
+        if mark in "([{":
+            depth += 1
+        elif mark in ")]}":
+            if depth == 0:
+                end = token.start()
+                break
+            depth -= 1
+        elif mark == "," and depth == 0:
+            pieces.append(line[begin : token.start()])
+            begin = token.end()
+    if depth:
+        raise Malformed
+    if begin < end and line[begin:end].strip():
+        pieces.append(line[begin:end])
+    return pieces, end
+
+
+def _operand(text: str) -> str:
+    """`%name`, `name`, or the long flavour's `f32[2]{0} %name`."""
+    words = _COMMENT.sub("", text).split()
+    name = words[-1].removeprefix("%") if words else ""
+    if not _NAME.match(name):
+        raise Malformed
+    return name
+
+
+def _computation_names(text: str) -> list[str]:
+    return [name.strip().removeprefix("%") for name in text.strip("{}").split(",") if name.strip()]
+
+
+def _declared(text: str) -> str:
+    """{some="thing",xlafuse_declared={"flops": 1.0}}: XLA quotes a value unless it looks like JSON."""
+    if DECLARED not in text:
+        return ""
+    for piece in _split(text, 1)[0]:
+        name, _, value = piece.partition("=")
+        if name.strip() == DECLARED:
+            return _unescape(value[1:-1]) if value.startswith('"') else value
+    return ""
+
+
+def _dimensions(text: str) -> tuple[int, ...]:
+    """{0,2} or {}"""
+    return tuple(read_integer(dimension) for dimension in text.strip("{}").split(",") if dimension.strip())
+
+
+def _window(text: str) -> tuple[WindowDimension, ...]:
+    """{size=3x3 stride=2x2 pad=0_1x0_1 lhs_dilate=1x1 rhs_dilate=1x1 rhs_reversal=0x0}"""
+    fields = {}
+    for piece in text.strip("{}").split():
+        key, _, value = piece.partition("=")
+        fields[key] = value.split("x")
+    sizes = [read_integer(size) for size in fields.get("size", ())]
+
+    def numbers(key: str) -> list[int]:
+        values = [read_integer(value) for value in fields.get(key, ["1"] * len(sizes))]
+        if len(values) != len(sizes):
+            raise Malformed
+        return values
+
+    padding = fields.get("pad", ["0_0"] * len(sizes))
+    if len(padding) != len(sizes):
+        raise Malformed
+    low, high = zip(*map(_padding, padding), strict=True) if padding else ((), ())
+    rows = zip(sizes, numbers("stride"), low, high, numbers("lhs_dilate"), numbers("rhs_dilate"), strict=True)
+    return tuple(WindowDimension(*row) for row in rows)
+
+
+def _padding(text: str) -> tuple[int, int]:
+    low, _, high = text.partition("_")
+    return _signed(low), _signed(high)
+
+
+def _signed(text: str) -> int:
+    return -read_integer(text[1:]) if text.startswith("-") else read_integer(text)
+
+
+def _unescape(text: str) -> str:
+    return _ESCAPE.sub(r"\1", text)

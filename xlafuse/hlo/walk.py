@@ -1,0 +1,295 @@
+"""Through a module as a device would go: every instruction that runs as a kernel, and what it reads and writes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from xlafuse.hlo import custom_calls
+from xlafuse.hlo.buffers import Role, Tree, Values, element, leaves
+from xlafuse.hlo.flops import Flops
+from xlafuse.hlo.fusion_bytes import Traffic, calls_library
+from xlafuse.hlo.shape import Element
+from xlafuse.hlo.source_lines import SourceOp, Sources, library_epilogue
+from xlafuse.hlo.text_reader import Computation, Instruction, Module, Shape
+from xlafuse.hlo.value_numbers import Expressions
+
+_FREE = frozenset(
+    "parameter constant tuple get-tuple-element bitcast after-all add-dependency partition-id replica-id "
+    "opt-barrier domain".split()
+)
+_SAME = frozenset(("bitcast", "add-dependency", "opt-barrier", "domain"))
+_CLIP = 200  # characters of a name in a message
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"?(\d{1,18})"?\}')
+
+
+@dataclass
+class Site:
+    """An instruction that runs as a kernel, where it stands.
+
+    work: of what it holds, what computes or moves data. launches: in one call of the module, None where that depends on
+    data. reads, writes: (value, bytes) of one launch; which values share a buffer is known when the walk has ended.
+    flops: of one launch, None where not known. Of a custom call both are what its author declares (hlo_declared).
+    """
+
+    instruction: Instruction
+    work: list[Instruction]
+    launches: int | None
+    reads: list[tuple[int, int]]
+    writes: list[tuple[int, int]]
+    source_ops: tuple[SourceOp, ...]
+    flops: float | None
+    workspace_bytes: int
+
+
+@dataclass
+class _Frame:
+    """A computation while it runs: the entry's (entered_by is None), a call's, a loop's or a branch's."""
+
+    computation: Computation
+    launches: int | None
+    arguments: Sequence[Tree | None]
+    entered_by: _Entry | None
+    rest: Iterator[Instruction]
+    known: dict[str, Tree] = field(default_factory=dict)
+
+
+# A computation to go into, its arguments, and how often it runs.
+_Run: TypeAlias = "tuple[str, list[Tree | None], int | None]"
+
+
+@dataclass
+class _Entry:
+    """An instruction that runs computations, those still to run (last one first), and its operands.
+
+    shared: its result where that is more than what its computation returns: a loop's state, a conditional's result.
+    """
+
+    frame: _Frame
+    instruction: Instruction
+    operands: list[Tree | None]
+    runs: list[_Run]
+    shared: Tree | None
+
+
+class Walk:
+    """Goes through a module as a device would, each loop's body once; nothing recurses."""
+
+    def __init__(self, module: Module) -> None:
+        self._module = module
+        self._traffic, self._flops, self._expressions = Traffic(module), Flops(module), Expressions(module)
+        self.values = Values()
+        self.sites: list[Site] = []
+        self.unresolved: list[str] = []
+        self._stack: list[_Frame] = []
+        self._open: set[str] = set()
+        self.inputs: list[int] = []
+        self.outputs: list[int] = []
+        self._sources = Sources(frozenset())
+
+    def run(self) -> None:
+        entry = self._module.computations.get(self._module.entry)
+        if entry is None:
+            return
+        parameters = sorted(
+            (part for part in entry.instructions.values() if part.opcode == "parameter"),
+            key=lambda part: part.index or 0,
+        )
+        self._sources = Sources(frozenset(part.op_name for part in parameters if part.op_name))
+        self._push(entry, 1, (), None)
+        for part in parameters:
+            value = self._new(part.result, part.name, "input", part.op_name)
+            self._stack[-1].known[part.name] = value
+            self.inputs += leaves(value)
+        while self._stack:
+            frame = self._stack[-1]
+            instruction = next(frame.rest, None)
+            if instruction is None:
+                self._stack.pop()
+                self._open.discard(frame.computation.name)
+                root = frame.computation.root
+                self._leave(frame, None if root is None else frame.known.get(root.name))
+            else:
+                self._take(frame, instruction)
+
+    def _push(
+        self, computation: Computation, launches: int | None, arguments: Sequence[Tree | None], entry: _Entry | None
+    ) -> None:
+        self._open.add(computation.name)
+        self._stack.append(_Frame(computation, launches, arguments, entry, iter(computation.instructions.values())))
+
+    def _take(self, frame: _Frame, instruction: Instruction) -> None:
+        operands = [self._operand(frame, instruction, name) for name in instruction.operands]
+        opcode = instruction.opcode
+        if opcode == "parameter":
+            if instruction.name in frame.known:  # the entry's
+                return
+            index = instruction.index or 0
+            value = frame.arguments[index] if index < len(frame.arguments) else None
+        elif opcode == "tuple":
+            value = tuple(() if operand is None else operand for operand in operands)
+        elif opcode == "get-tuple-element":
+            value = element(operands[0], [instruction.index or 0]) if operands else None
+        elif opcode in _SAME or opcode.endswith(("-done", "-update")):
+            value = operands[0] if operands else None
+        elif opcode in _FREE:  # constants, tokens and a device's own number
+            value = self._new(instruction.result, instruction.name, "constant")
+            (part,) = self._expressions.parts(frame.computation, instruction, ())
+            self._give(value, part.expression)
+        elif not self._enter(frame, instruction, operands):
+            value = self._launch(frame, instruction, operands)
+        else:
+            return
+        self._know(frame, instruction, value)
+
+    def _know(self, frame: _Frame, instruction: Instruction, value: Tree | None) -> None:
+        if value is None:
+            self.unresolved.append(f"{instruction.name[:_CLIP]}: no {instruction.opcode} of such an operand")
+            value = self._new(instruction.result, instruction.name)
+        frame.known[instruction.name] = value
+
+    def _operand(self, frame: _Frame, instruction: Instruction, operand: str) -> Tree | None:
+        name, *path = operand.split("#")
+        value = element(frame.known.get(name), path)
+        if value is None:
+            self.unresolved.append(f"{instruction.name[:_CLIP]}: operand {operand[:_CLIP]} is not there")
+        return value
+
+    def _new(self, result: Element, name: str, role: Role = "intermediate", label: str = "") -> Tree:
+        """Values that equal no others."""
+        value = self.values.new(result, name, role, label)
+        for leaf in leaves(value):
+            self.values.numbers[leaf] = self._expressions.unique()
+        return value
+
+    def _give(self, value: Tree, expression: int) -> None:
+        if isinstance(value, int):
+            self.values.numbers[value] = expression
+            return
+        for position, leaf in enumerate(leaves(value)):
+            self.values.numbers[leaf] = self._expressions.element(expression, position)
+
+    def _expression(self, value: Tree | None) -> int:
+        if isinstance(value, int):
+            return self.values.numbers[value]
+        return self._expressions.together([self.values.numbers[leaf] for leaf in leaves(value)])
+
+    def _enter(self, frame: _Frame, instruction: Instruction, operands: list[Tree | None]) -> bool:
+        """Go into the computations whose instructions run as kernels of their own; False if there are none."""
+        runs: list[_Run]
+        match instruction.synchronous_opcode:
+            case "call" | "async":
+                names = instruction.called("to_apply", "calls")[:1]
+                runs = [(name, operands, 1) for name in names]
+            case "while":
+                trips = _TRIPS.search(instruction.backend_config)
+                names = instruction.called("body")
+                if not trips:  # else the condition is not evaluated
+                    names = instruction.called("condition") + names
+                runs = [(name, [], int(trips[1]) if trips else None) for name in names]
+            case "conditional":
+                names = instruction.called("branch_computations") or instruction.called(
+                    "true_computation", "false_computation"
+                )
+                runs = [(name, operands[place : place + 1], None) for place, name in enumerate(names, start=1)]
+            case _:
+                return False
+        missing = [name for name, _, _ in runs if name not in self._module.computations]
+        self.unresolved += [f"{instruction.name[:_CLIP]}: computation {name[:_CLIP]} is not there" for name in missing]
+        distinct = {name: run for run in reversed(runs) if (name := run[0]) not in missing and name not in self._open}
+        if not distinct:
+            return False
+        called = instruction.synchronous_opcode in ("call", "async")
+        result = self._traffic.result(frame.computation, instruction)
+        shared = None if called else self._new(result, instruction.name)
+        self._run_next(_Entry(frame, instruction, operands, list(distinct.values()), shared))
+        return True
+
+    def _run_next(self, entry: _Entry) -> None:
+        name, arguments, times = entry.runs.pop()
+        around = entry.frame.launches
+        given = [entry.shared] if entry.instruction.synchronous_opcode == "while" else arguments
+        launches = None if around is None or times is None else around * times
+        self._push(self._module.computations[name], launches, given, entry)
+
+    def _leave(self, frame: _Frame, root: Tree | None) -> None:
+        entry = frame.entered_by
+        if entry is None:
+            self.outputs = leaves(root)
+            return
+        instruction, shared = entry.instruction, entry.shared
+        if instruction.synchronous_opcode == "conditional" and shared is not None:
+            self.values.choose(shared, root)
+        elif shared is not None and frame.computation.name in instruction.called("body"):
+            self.values.carry(shared, next(iter(entry.operands), None), root)
+        if entry.runs:
+            self._run_next(entry)
+        else:
+            self._know(entry.frame, instruction, root if shared is None else shared)
+
+    def _launch(self, frame: _Frame, instruction: Instruction, operands: list[Tree | None]) -> Tree:
+        computation, values = frame.computation, self.values
+        parts = self._expressions.parts(computation, instruction, [self._expression(value) for value in operands])
+        result = self._traffic.result(computation, instruction)
+        value = values.new(result, instruction.name)
+        self._give(value, parts[-1].expression)
+        if instruction.synchronous_opcode == "copy" and all(0 in shape.dims for shape in instruction.shapes[:1]):
+            return value
+        reads: list[tuple[int, int]] = []
+        for operand, used in zip(operands, self._traffic.reads(computation, instruction), strict=True):
+            arrays = [array for array in leaves(operand) if values.is_array(array)]
+            if used is None or len(arrays) != 1:
+                reads += [(array, values.bytes(array)) for array in arrays]
+            elif used:
+                reads.append((arrays[0], used))
+        writes, workspace = self._writes(computation, instruction, operands, value)
+        work = [p for p in parts if p.instruction.opcode not in _FREE and p.instruction.synchronous_opcode != "fusion"]
+        work = work or parts[-1:]
+        counts = [self._flops.of(part.computation, part.instruction) for part in work]
+        flops: float | None = None if None in counts else sum([count for count in counts if count is not None])
+        source_ops = self._sources.of(work) + library_epilogue(instruction)
+        if declared := self._declared(instruction):
+            flops, source_ops = declared.flops, declared.source_ops
+        self.sites.append(
+            Site(
+                instruction, [part.instruction for part in work], frame.launches, reads, writes, source_ops, flops,
+                workspace,
+            )
+        )
+        return value
+
+    def _declared(self, instruction: Instruction) -> custom_calls.Declared | None:
+        try:
+            return custom_calls.read(instruction)
+        except ValueError as problem:
+            self.unresolved.append(f"{instruction.name[:_CLIP]}: what it declares cannot be read: {problem}")
+            return None
+
+    def _writes(
+        self, computation: Computation, instruction: Instruction, operands: list[Tree | None], value: Tree
+    ) -> tuple[list[tuple[int, int]], int]:
+        """(value, bytes) of each array written, and bytes of scratch space."""
+        values = self.values
+        written = self._traffic.writes(computation, instruction)
+        apart = isinstance(value, tuple) and len(written) == len(value)
+        accesses: list[tuple[int, int]] = []
+        for write, part in zip(written, value if apart and isinstance(value, tuple) else (value,), strict=False):
+            arrays = [array for array in leaves(part) if values.is_array(array)]
+            if write.bytes is None or len(arrays) != 1:
+                accesses += [(array, values.bytes(array)) for array in arrays]
+            else:
+                accesses.append((arrays[0], write.bytes))
+                if write.updates is not None and write.updates < len(operands):
+                    values.update(arrays[0], operands[write.updates])
+            values.write(part)
+        workspace = 0
+        shapes = instruction.shapes
+        if calls_library(instruction) and len(shapes) > 1 and _is_scratch(shapes[-1]) and accesses:
+            workspace = accesses.pop()[1]
+        return accesses, workspace
+
+
+def _is_scratch(shape: Shape) -> bool:
+    return shape.dtype in ("s8", "u8") and len(shape.dims) == 1

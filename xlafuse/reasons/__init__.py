@@ -1,0 +1,1 @@
+"""Reasons for missed fusions, from XLA's fusion log and its replay."""
