@@ -43,10 +43,10 @@ from triton_side.kernels._attention_tiles import (
     sees,
     written_strides,
 )
+from triton_side.kernels._constants import LOG2_E, LOWEST
 from triton_side.kernels._launch import check_tensors, device_of
 from triton_side.kernels._tiles import add_product, load_rows, product, product_precision, provide_descriptor_memory
 from triton_side.kernels.attention_backward import (
-    LOG2_E,
     by_case,
     launch_dbias,
     launch_delta,
@@ -141,7 +141,7 @@ def attention_forward_kernel(
     q = load_rows(q_source, stride_qs, stride_qd, q_start, length, BLOCK_Q, HEAD_DIM, DESCRIPTORS, True)
     # float32's lowest number, not -inf: of a first tile of scores of -inf, the maximum must not be -inf, or what is
     # taken from it is NaN.
-    row_max = tl.full([BLOCK_Q], -3.4028234663852886e38, tl.float32)
+    row_max = tl.full([BLOCK_Q], LOWEST, tl.float32)
     row_sum = tl.zeros([BLOCK_Q], tl.float32)
     accumulator = tl.zeros([BLOCK_Q, HEAD_DIM], tl.float32)
 
@@ -192,7 +192,7 @@ def launch_forward(
             provide_descriptor_memory(q.device)
         attention_forward_kernel[(programs_of(q, config.block_q, offsets),)](
             q, k, v, bias, out, logsumexp2, offsets, *q.stride(), *k.stride(), *v.stride(), *strides,
-            *bias_strides(bias), heads, sequence, *packing(offsets), head_dim**-0.5 * LOG2_E,
+            *bias_strides(bias), heads, sequence, *packing(offsets), head_dim**-0.5 * LOG2_E.value,
             GROUP=heads // k.shape[1], HEAD_DIM=head_dim, BLOCK_Q=config.block_q, BLOCK_KV=config.block_kv,
             CAUSAL=causal, WINDOW=window, DESCRIPTORS=config.descriptors, PRECISION=product_precision(q.dtype),
             num_warps=config.num_warps, num_stages=config.num_stages,

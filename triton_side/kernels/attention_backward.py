@@ -41,10 +41,9 @@ from triton_side.kernels._attention_tiles import (
     store_pairs,
     written_strides,
 )
+from triton_side.kernels._constants import LOG2_E
 from triton_side.kernels._launch import cdiv, device_of
 from triton_side.kernels._tiles import add_product, load_rows, product, product_precision, provide_descriptor_memory
-
-LOG2_E = 1.4426950408889634
 
 DELTA = (gradient("mul", "softmax/divide", "delta"), gradient("reduce_sum", "softmax/sum", "delta"))
 # Both large kernels rebuild the weights from q, k and the logarithms of their sums, and take both from there to ds.
@@ -453,7 +452,7 @@ def launch_dbias(
     with device_of(q), computing(*DBIAS_BY_CASE[False, True]):
         attention_dbias_kernel[(programs,)](
             *strided, logsumexp2, delta, dbias, *(stride for tensor in strided for stride in tensor.stride()),
-            batch, heads, sequence, head_dim**-0.5 * LOG2_E, HEAD_DIM=head_dim, BLOCK_Q=config.block_q,
+            batch, heads, sequence, head_dim**-0.5 * LOG2_E.value, HEAD_DIM=head_dim, BLOCK_Q=config.block_q,
             BLOCK_KV=config.block_kv, PRECISION=product_precision(q.dtype), num_warps=config.num_warps,
             num_stages=config.num_stages,
         )
@@ -475,7 +474,7 @@ def _launch(
             provide_descriptor_memory(q.device)
         kernel[(programs,)](
             *strided, *given, offsets, *(stride for tensor in strided for stride in tensor.stride()),
-            *written, *bias_strides(bias), heads, sequence, *packing(offsets), scale, scale * LOG2_E,
+            *written, *bias_strides(bias), heads, sequence, *packing(offsets), scale, scale * LOG2_E.value,
             GROUP=heads // k.shape[1], HEAD_DIM=head_dim, BLOCK_Q=config.block_q, BLOCK_KV=config.block_kv,
             DESCRIPTORS=config.descriptors, PRECISION=product_precision(q.dtype), **constants,
             num_warps=config.num_warps, num_stages=config.num_stages,

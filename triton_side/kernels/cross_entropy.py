@@ -25,6 +25,7 @@ from torch.autograd.function import once_differentiable
 
 from triton_side.blocks.cross_entropy import IGNORED
 from triton_side.calls import declare
+from triton_side.kernels._constants import LOG2_E, LOWEST
 from triton_side.kernels._launch import FlatConfig, check_matrix, check_tensors, device_of, with_unit_column_stride
 
 # What the kernels compute, in the stages of the block: of each token, of all of them, and of the gradient.
@@ -41,9 +42,6 @@ BACKWARD = (
     declare.gradient("div", "mean"), declare.gradient("select", "mean"), declare.gradient("mul", "z_loss"),
     declare.gradient("mul", "logsumexp"), declare.gradient("sub", "smoothing"), declare.gradient("sub", "target"),
 )
-
-LOG2_E = tl.constexpr(1.4426950408889634)
-LOWEST = tl.constexpr(-3.4028234663852886e38)  # finite, in float32
 
 
 @triton.jit

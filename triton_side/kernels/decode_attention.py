@@ -26,11 +26,11 @@ import triton
 import triton.language as tl
 
 from triton_side.calls.declare import Shapes, computing, declare, forward
+from triton_side.kernels._constants import LOG2_E, LOWEST
 from triton_side.kernels._launch import cdiv, check_tensors, device_of, multiprocessors, next_power_of_2
 from triton_side.kernels._tiles import add_product, product, product_precision
 
 HEAD_DIMS = (16, 32, 64, 128)
-LOG2_E = math.log2(math.e)
 
 # Also where the GPU is full without: sequences differ in length, and the longest would be at work alone at the end.
 LONGEST_CHUNK = 2048
@@ -105,7 +105,7 @@ def decode_attention_kernel(
     v_ptr += kv_head * stride_vh
     # float32's lowest number, not -inf: of a first tile of scores of -inf, the maximum must not be -inf, or what is
     # taken from it is NaN.
-    row_max = tl.full([ROWS], -3.4028234663852886e38, tl.float32)
+    row_max = tl.full([ROWS], LOWEST, tl.float32)
     row_sum = tl.zeros([ROWS], tl.float32)
     accumulator = tl.zeros([ROWS, HEAD_DIM], tl.float32)
     for start in tl.range(begin, tl.minimum(begin + chunk, length), BLOCK_KV):
@@ -231,7 +231,7 @@ def launch(
     def attend(out: torch.Tensor, maxima: torch.Tensor | None, sums: torch.Tensor | None) -> None:
         decode_attention_kernel[(batch * kv_heads * splits,)](
             q, k, v, page_table, lengths, out, maxima, sums, *q.stride(), *k.stride(), *v.stride(),
-            kv_heads, capacity, pages, splits, config.chunk, head_dim**-0.5 * LOG2_E,
+            kv_heads, capacity, pages, splits, config.chunk, head_dim**-0.5 * LOG2_E.value,
             GROUP=group, ROWS=rows, HEAD_DIM=head_dim, BLOCK_KV=config.block_kv,
             PAGE_SIZE=page_size, PRECISION=precision, num_warps=config.num_warps, num_stages=config.num_stages,
         )

@@ -45,8 +45,6 @@ SUM_AND_NORM = (
 )
 DOWN = (forward("dot", "down"), forward("add", "mlp_residual"))
 
-Tensors = tuple[torch.Tensor, ...]
-
 
 @dataclass(frozen=True)
 class Settings:

@@ -20,14 +20,14 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from triton_side.calls import declare
+from triton_side.kernels._constants import LOG2_E
 from triton_side.kernels._launch import FlatConfig, cdiv, check_tensors, device_of
 
 SQRT_2_OVER_PI = 0.7978845608028654
 CUBIC = 0.044715
-LOG2_E = 1.4426950408889634
 # exp(-2u) = exp2(x (LINEAR_EXPONENT + CUBIC_EXPONENT x^2))
-LINEAR_EXPONENT = tl.constexpr(-2 * SQRT_2_OVER_PI * LOG2_E)
-CUBIC_EXPONENT = tl.constexpr(-2 * SQRT_2_OVER_PI * CUBIC * LOG2_E)
+LINEAR_EXPONENT = tl.constexpr(-2 * SQRT_2_OVER_PI * LOG2_E.value)
+CUBIC_EXPONENT = tl.constexpr(-2 * SQRT_2_OVER_PI * CUBIC * LOG2_E.value)
 # 2 u' = LINEAR_SLOPE + QUADRATIC_SLOPE x^2
 LINEAR_SLOPE = tl.constexpr(2 * SQRT_2_OVER_PI)
 QUADRATIC_SLOPE = tl.constexpr(6 * SQRT_2_OVER_PI * CUBIC)

@@ -46,9 +46,8 @@ from triton_side.kernels._tiles import DESCRIPTOR_ALIGNMENT, add_product, produc
 from triton_side.kernels.matmul import MatmulConfig, many_rows_config
 from triton_side.kernels.moe_routing import Route
 from triton_side.kernels.swiglu import silu_value_and_slope
-from triton_side.kernels.swiglu_mlp import two_products_config
+from triton_side.kernels.swiglu_mlp import ACTIVATION, two_products_config
 
-ACTIVATION = (("logistic", "sigmoid"), ("mul", "silu"), ("mul", "activated"))
 GATE_UP = (
     forward("gather", "dispatch", "rows"), forward("dot", "gate"), forward("dot", "up"),
     *(forward(op, "act", result) for op, result in ACTIVATION),

@@ -23,6 +23,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from triton_side.calls import declare
+from triton_side.kernels._constants import LOG2_E, LOWEST
 from triton_side.kernels._launch import (
     RowConfig,
     cdiv,
@@ -35,12 +36,9 @@ from triton_side.kernels._launch import (
     with_unit_column_stride,
 )
 
-LOG2_E = tl.constexpr(1.4426950408889634)
 # ln 2 in two parts, the high one of 16 bits: k * LN_2_HIGH is exact in fp32 for |k| <= 255.
 LN_2_HIGH = tl.constexpr(0.693145751953125)
 LN_2_LOW = tl.constexpr(1.4286068203094172e-06)
-# Where a maximum starts: from -inf, a row of -inf alone would subtract -inf from -inf.
-LOWEST = tl.constexpr(-3.4028234663852886e38)
 # Adding and subtracting 1.5 * 2^23 rounds an fp32 number below 2^22 to an integer.
 ROUNDING = tl.constexpr(12582912.0)
 

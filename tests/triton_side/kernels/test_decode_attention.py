@@ -180,7 +180,7 @@ def test_rejects() -> None:
     [
         ("seen = key < length", "seen = key < capacity"),
         ("chunk, length), BLOCK_KV", "chunk - BLOCK_KV, length), BLOCK_KV"),
-        ("head_dim**-0.5 * LOG2_E", "head_dim**-0.5"),
+        ("head_dim**-0.5 * LOG2_E.value", "head_dim**-0.5"),
         ("row_sum * correction + tl.sum(p, 1)", "row_sum + tl.sum(p, 1)"),
         ("accumulator * correction[:, None], p", "accumulator, p"),
         ("kv_head * GROUP + group", "kv_head + group"),
