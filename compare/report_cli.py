@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from compare import collector
 from compare.graph.formats import microseconds
 from compare.graph.roofline import Ceilings
 from compare.record import read_run
 from compare.report import data, rows, table
 from compare.report.rows import Row
 from compare.selection import UsageError
+from xlafuse.hlo_memory import collector_paused
 
 Warn = Callable[[Iterable[str]], None]
 
 
-@collector.paused()
+@collector_paused()
 def report(
     run: Path, *, html: Path | None, files: bool, views: Mapping[str, bool], kernels: bool, form: str,
     picture: Path | None, wanted: Mapping[str, list[str]], warn: Warn,

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from compare import collector, report_cli
+from compare import report_cli
 from compare.record import RunFolderError
+from xlafuse.hlo_memory import collector_paused
 
 QUICK = Path(__file__).parents[2] / "reports" / "h200-quick"
 
@@ -31,8 +32,8 @@ def test_it_is_off_while_a_report_is_made(tmp_path: Path) -> None:
 
 
 def test_who_had_it_off_has_it_off() -> None:
-    with collector.paused():
-        with collector.paused():
+    with collector_paused():
+        with collector_paused():
             pass
         assert not gc.isenabled()
     assert gc.isenabled()
@@ -43,6 +44,6 @@ def test_a_page_leaves_hardly_any_circles(tmp_path: Path) -> None:
     pytest.importorskip("itables")
     while gc.collect():  # what other tests left, and what its finalizers let go of
         pass
-    with collector.paused():
+    with collector_paused():
         report(QUICK, html=tmp_path / "page.html", files=False)
         assert gc.collect() < 1000
