@@ -11,10 +11,11 @@ import os
 import shutil
 import subprocess
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 
-from triton_side.deviceless.for_target import KNOWN_BUILDS  # imports no torch
+from triton_side import versions as torch_versions
+from xlafuse import versions as jax_versions
 
 from .. import targets
 from ..base.host import distribution, gpu_present, interpreter_problem, lacks
@@ -25,7 +26,7 @@ PYTHON = (3, 11)
 REPLAY = ((3, 12), "0.11.2")  # Python and jax that recorded the target's autotuning results
 # TorchInductor for a GPU that is not there reaches into torch, so it takes known builds alone.
 DEVICELESS_TORCH = tuple(
-    f"{release}+{'cu' + cuda.replace('.', '') if cuda else 'cpu'}" for release, cuda in KNOWN_BUILDS
+    f"{release}+{'cu' + cuda.replace('.', '') if cuda else 'cpu'}" for release, cuda in torch_versions.TORCH_BUILDS
 )
 PYPI_CUDA = "+cu130"  # the build behind a version without a suffix: PyPI's of these releases
 
@@ -35,8 +36,8 @@ class Package:
     """A distribution and the versions that work: at least `low`, below `high`, compared by their first two numbers."""
 
     name: str
-    low: tuple[int, int]
-    high: tuple[int, int] | None = None
+    low: tuple[int, ...]
+    high: tuple[int, ...] | None = None
 
     @property
     def requirement(self) -> str:
@@ -52,11 +53,26 @@ class Package:
         return None
 
 
-JAX = Package("jax", (0, 10), (0, 12))
-TORCH = Package("torch", (2, 11), (2, 14))
-TRITON = Package("triton", (3, 6), (3, 8))
-XLA_PACKAGES = (JAX, Package("jaxlib", (0, 10), (0, 12)), Package("jax-cuda13-pjrt", (0, 10), (0, 12)))
-XLA_GPU_PACKAGES = (*XLA_PACKAGES, Package("jax-cuda13-plugin", (0, 10), (0, 12)))
+def _tested(name: str, versions: Iterable[str]) -> Package:
+    """The package from the oldest of these series on, up to the newest of them."""
+    series = sorted(map(_numbers, versions))
+    major, minor = series[-1]
+    return Package(name, series[0], (major, minor + 1))
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The first two numbers of a version: "2.11.0+cu130" is (2, 11)."""
+    numbers = []
+    for word in version.partition("+")[0].split(".")[:2]:
+        digits = word[: next((i for i, c in enumerate(word) if not c.isdigit()), len(word))]
+        numbers.append(int(digits or 0))
+    return tuple(numbers)
+
+
+TORCH = _tested("torch", (release for release, _ in torch_versions.TORCH_BUILDS))
+TRITON = _tested("triton", torch_versions.TRITON)
+XLA_PACKAGES = tuple(_tested(name, jax_versions.JAX) for name in ("jax", "jaxlib", "jax-cuda13-pjrt"))
+XLA_GPU_PACKAGES = (*XLA_PACKAGES, _tested("jax-cuda13-plugin", jax_versions.JAX))
 CUDA_PACKAGES = (
     Package("cuda-core", (0, 3)), Package("cuda-bindings", (13, 0)), Package("nvidia-cuda-nvrtc", (13, 0)),
 )
@@ -183,7 +199,7 @@ def remarks(machine: Machine, interpreters: Mapping[str, Interpreter]) -> list[s
             f"in the XLA worker (here: Python {xla.python}, jax {jax}). Without them kernels around matrix products "
             "are \"not autotuned\". Point XLAFUSE_XLA_PYTHON at such a Python: "
             f'python3.12 -m venv xla && xla/bin/pip install "jax=={REPLAY[1]}" "jax-cuda13-pjrt=={REPLAY[1]}" '
-            '"triton>=3.6,<3.8" numpy'
+            f'"{TRITON.requirement}" numpy'
         )
     if not machine.gpu and (problem := interpreter_problem(interpreters["torch"].packages)):
         result.append(f"Triton's kernels are compiled, and not checked here: {problem}")
@@ -287,7 +303,7 @@ def _problems(
         pretending["inductor"] = "without a GPU TorchInductor"
     if compiler in pretending and version and build not in DEVICELESS_TORCH:
         problems.append(f"{pretending[compiler]} needs torch {' or '.join(DEVICELESS_TORCH)}, not {version}")
-        commands.append(_pip(torch, ["torch==2.13.0"]))
+        commands.append(_pip(torch, [f"torch=={torch_versions.TORCH_BUILDS[0][0]}"]))
     if compiler in ("inductor", "xla-triton") and machine.compiler is None:
         problems.append("g++ is missing")
         commands.append("apt-get install g++")
@@ -307,15 +323,6 @@ def _bounded(requirement: str) -> str:
 def _cupti_pin(machine: Machine) -> str:
     """cupti-python must match the driver's CUDA: 13.0 is read by cupti-python 13.0."""
     return f"cupti-python=={machine.cuda_driver}.*" if machine.cuda_driver else CUPTI.requirement
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """The first two numbers of a version: "2.11.0+cu130" is (2, 11)."""
-    numbers = []
-    for word in version.partition("+")[0].split(".")[:2]:
-        digits = word[: next((i for i, c in enumerate(word) if not c.isdigit()), len(word))]
-        numbers.append(int(digits or 0))
-    return tuple(numbers)
 
 
 def _gpus() -> list[str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from ..base import gc_pause
+from xlafuse.hlo.gc_pause import collector_paused
+
 from ..base.usage import UsageError
 from ..graph.analyse.roofline import Ceilings
 from ..graph.formats import microseconds
@@ -16,7 +17,7 @@ from ..report.rows import Row
 Warn = Callable[[Iterable[str]], None]
 
 
-@gc_pause.paused()
+@collector_paused()
 def report(
     run: Path, *, html: Path | None, files: bool, views: Mapping[str, bool], kernels: bool, form: str,
     picture: Path | None, wanted: Mapping[str, list[str]], warn: Warn,

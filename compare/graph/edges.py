@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ def edges(graph: FusionGraph, buffer: Buffer) -> Iterator[Edge]:
     reads what was there before it."""
     writers, readers = graph.producers.get(buffer.name, ()), graph.consumers.get(buffer.name, ())
     for reader in readers:
-        yield Edge(max((writer for writer in writers if writer < reader), default=None), reader)
+        earlier = bisect_left(writers, reader)
+        yield Edge(writers[earlier - 1] if earlier else None, reader)
     if writers and (buffer.role == "output" or not readers):
         yield Edge(writers[-1], None)

@@ -2,7 +2,7 @@
 
 Triton gives TTIR, TTGIR, LLIR, PTX and a cubin, NVRTC gives PTX and a cubin; SASS, registers and spills are read from
 the cubin with the cuobjdump that Triton's wheel carries, or the one on PATH. No GPU and no driver is needed. Triton's
-compiled kernel is not public API: tested with triton 3.6 and 3.7.
+compiled kernel is not public API (versions.py: the tested series).
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any
 import triton
 import triton.backends.nvidia
 
+from triton_side import versions
+
 if TYPE_CHECKING:
     from triton_side.calls.cuda_program import Kernel
 
-TESTED_TRITON = ("3.6", "3.7")
 TRITON_TEXTS = ("ttir", "ttgir", "llir", "ptx")
 _SASS, _USAGE = "--dump-sass", "--dump-resource-usage"
 
@@ -39,9 +40,9 @@ class UnsupportedTriton(RuntimeError):
 
 
 def check_triton() -> None:
-    """Raise UnsupportedTriton unless the installed Triton is one of TESTED_TRITON."""
-    if ".".join(triton.__version__.split(".")[:2]) not in TESTED_TRITON:
-        known = " or ".join(TESTED_TRITON)
+    """Raise UnsupportedTriton unless the installed Triton is of a tested series."""
+    if ".".join(triton.__version__.split(".")[:2]) not in versions.TRITON:
+        known = " or ".join(versions.TRITON)
         raise UnsupportedTriton(f"reading compiled kernels needs triton {known}, found {triton.__version__}")
 
 

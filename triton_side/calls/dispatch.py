@@ -13,7 +13,8 @@ compiled cannot be recorded: Dynamo runs it uncompiled while a dispatch mode is 
 
 The autograd node that runs (`torch._C._current_autograd_node`) and the numbers by which forward and backward of an
 operation find each other (`torch.autograd._get_sequence_nr`) are not public API, nor is how an operation is registered
-for a while (`torch._C._dispatch_has_kernel_for_dispatch_key`, `Library._destroy`): tested with torch 2.11 and 2.13.
+for a while (`torch._C._dispatch_has_kernel_for_dispatch_key`, `Library._destroy`). versions.py lists the tested
+builds.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ compiled through the path that a launch takes, specialisation included, and noth
 CUDA C++ kernels of triton_side.cuda are recorded; what PyTorch launches by itself (a GEMM, a copy) is not: for both in
 one list see triton_side.calls.dispatch.
 
-`JITFunction.run` and `Autotuner._bench` are not public API: tested with triton 3.6 and 3.7.
+`JITFunction.run` and `Autotuner._bench` are not public API (versions.py: the tested series).
 """
 
 from __future__ import annotations

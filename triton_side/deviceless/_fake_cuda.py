@@ -27,8 +27,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-# (torch release, CUDA version of the build or None for a CPU build)
-KNOWN_BUILDS = (("2.13.0", None), ("2.13.0", "13.0"), ("2.12.1", "13.0"), ("2.11.0", "13.0"))
+from triton_side.versions import TORCH_BUILDS
+
 HOOKS_SOURCE = Path(__file__).with_name("fake_cuda_hooks.cpp")
 REQUIRED_PROPERTIES = (
     "name", "major", "minor", "multi_processor_count", "total_memory", "warp_size", "regs_per_multiprocessor",
@@ -101,7 +101,7 @@ def activate(properties: Mapping[str, Any], cache_folder: str | os.PathLike[str]
             f"properties of {properties.get('name', 'the GPU')} lack {', '.join(missing)}: record them on that GPU"
         )
     torch_folder, build = _installed_torch()
-    if build not in KNOWN_BUILDS:
+    if build not in TORCH_BUILDS:
         raise Unsupported(f"a GPU that is not there needs {_known()}; found torch {_describe(*build)}")
     device = types.SimpleNamespace(**{"is_integrated": 0, "gcnArchName": "", **properties})
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a real GPU, if there is one, must not answer
@@ -126,7 +126,7 @@ def _describe(release: str, cuda: str | None) -> str:
 
 
 def _known() -> str:
-    return "torch " + " or ".join(_describe(*build) for build in KNOWN_BUILDS)
+    return "torch " + " or ".join(_describe(*build) for build in TORCH_BUILDS)
 
 
 def _build_hooks(

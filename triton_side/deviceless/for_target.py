@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from triton_side.deviceless._fake_cuda import KNOWN_BUILDS, Unsupported, activate, active_properties, sdpa_choice
+from triton_side.deviceless._fake_cuda import Unsupported, activate, active_properties, sdpa_choice
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from triton_side.inductor.compiler import Captured
 
 __all__ = [
-    "KNOWN_BUILDS",
     "Unsupported",
     "activate",
     "active_properties",

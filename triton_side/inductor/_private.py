@@ -1,4 +1,4 @@
-"""The one file that touches TorchInductor's private names. Tested on torch 2.11.0, 2.12.1 and 2.13.0.
+"""The one file that touches TorchInductor's private names (versions.py: the tested releases of torch).
 
 It turns what Inductor does during a compile into plain records (`SourceNode`, `Emission`, `Emitted`, `Refusal`), which
 inductor.py reads.
@@ -24,8 +24,7 @@ import torch
 
 from triton_side.calls import stages
 from triton_side.inductor.graph import DTYPES, GraphBreak, Memory, Part, Refusal, Shape, SourceNode, unconverted
-
-TESTED = ("2.11.0", "2.12.1", "2.13.0")
+from triton_side.versions import TORCH_BUILDS
 
 _CUSTOM_PASSES = (
     "joint_custom_pre_pass", "joint_custom_post_pass", "post_grad_custom_pre_pass", "_pre_fusion_custom_pass",
@@ -90,7 +89,7 @@ def _require_names() -> None:
     if missing:
         raise RuntimeError(
             f"torch {torch.__version__} lacks {', '.join(missing)}, which reading TorchInductor needs; "
-            f"install one of the tested versions: {', '.join(TESTED)}"
+            f"install one of the tested versions: {', '.join(sorted({release for release, _ in TORCH_BUILDS}))}"
         )
 
 

@@ -1,4 +1,4 @@
-"""The one file that touches jax API without a stability promise. Tested on jax 0.10.2 and 0.11.2."""
+"""The one file that touches jax API without a stability promise (versions.py: the tested series)."""
 
 import functools
 from typing import Any
@@ -13,15 +13,14 @@ from jax._src.lib import _jax
 from jax._src.lib.mlir import ir
 from jax.experimental import topologies
 
-TESTED = ((0, 10), (0, 11))
+from xlafuse import versions
 
 
 def check_version() -> None:
     """Raise RuntimeError unless this jax is of a series that the calls below were tested on."""
-    if jax.__version_info__[:2] not in TESTED:
-        series = ", ".join(f"{major}.{minor}" for major, minor in TESTED)
+    if ".".join(jax.__version__.split(".")[:2]) not in versions.JAX:
         raise RuntimeError(
-            f"xlafuse reads XLA's output through jax {series}; this is jax {jax.__version__}. "
+            f"xlafuse reads XLA's output through jax {', '.join(versions.JAX)}; this is jax {jax.__version__}. "
             "Install one of those"
         )
 

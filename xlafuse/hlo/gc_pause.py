@@ -1,4 +1,4 @@
-"""Building large structures without the garbage collector walking them again and again."""
+"""Python's collector of circular garbage, off for a while."""
 
 import gc
 from collections.abc import Iterator
@@ -7,8 +7,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """All that is made meanwhile is kept, so there is nothing to collect: of the 18 s that a module of 100,000 kernels
-    took, 10 s went into finding that out."""
+    """A pause for code that makes many objects and hardly any circles of them.
+
+    Each time there are a quarter more objects than before, the collector visits all of them. It took 10 s of the 18 s
+    of a module of 100,000 kernels, and 29% of the CPU time of a page of 854 records, where it found 35 objects.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from xlafuse import versions
 from xlafuse.hlo.shape import Element, Malformed, Shape, read_shapes
 from xlafuse.hlo.text_reader import DECLARED, Computation, Instruction, Module, WindowDimension
 
@@ -420,7 +421,7 @@ def _file_descriptor(library: mmap.mmap, name: str) -> Any:
             return file
         at = library.find(beginning, at + 1)
     raise ProtoError(
-        f"this jaxlib's {_LIBRARY} does not describe {name}; versions 0.10 and 0.11 do. "
+        f"this jaxlib's {_LIBRARY} does not describe {name}; versions {' and '.join(versions.JAX)} do. "
         "Install one of those, or give the module as text"
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from .. import edges as of_buffers
 from ..model import FusionGraph, Kernel, Reason
 
 
@@ -21,17 +22,13 @@ def edges(graph: FusionGraph) -> list[Edge]:
     """In launch order. Within one part: forward and backward are compiled apart, and their residuals are a list of
     their own (`graph.saved`). What a loop's end hands to its next beginning is no edge."""
     kernels = graph.kernels or ()
-    writer: dict[str, int] = {}
-    found = []
-    for index, kernel in enumerate(kernels):
-        between: dict[int, list[str]] = {}
-        for access in kernel.inputs or ():
-            producer = writer.get(access.buffer)
-            if producer is not None and kernels[producer].part == kernel.part:
-                between.setdefault(producer, []).append(access.buffer)
-        found += [Edge(producer, index, tuple(dict.fromkeys(names))) for producer, names in sorted(between.items())]
-        writer |= {access.buffer: index for access in kernel.outputs or ()}
-    return found
+    between: dict[tuple[int, int], list[str]] = {}
+    for buffer in graph.buffers:
+        for edge in of_buffers.edges(graph, buffer):
+            if edge.writer is not None and edge.reader is not None:
+                if kernels[edge.writer].part == kernels[edge.reader].part:
+                    between.setdefault((edge.reader, edge.writer), []).append(buffer.name)
+    return [Edge(producer, consumer, tuple(names)) for (consumer, producer), names in sorted(between.items())]
 
 
 def bytes_saved(graph: FusionGraph, edge: Edge) -> int | None:

@@ -9,7 +9,7 @@ written twice, and this process, which has jax, imports neither torch nor triton
 call for Triton, "__gpu$xla.gpu.triton" (what jax's Pallas lowers to up to jaxlib 0.10.2), through jax.ffi alone: XLA
 compiles the kernel from Triton's IR with the Triton that it brings, also for a GPU that is not there, and sees an
 opaque operation with operands and results. What the kernel is declared to compute goes with the call
-(xlafuse.hlo.custom_calls). Tested with jax 0.10.2 and 0.11.2 and the IR of triton 3.6 and 3.7.
+(xlafuse.hlo.custom_calls).
 
 XLA gives such a kernel no scratch memory (what asks for it would write to address 0), so tiles are read through
 pointers, not tensor descriptors.

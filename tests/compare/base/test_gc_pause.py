@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from compare.base import gc_pause
 from compare.cli import report as report_cli
 from compare.record.run_folder import RunFolderError
+from xlafuse.hlo.gc_pause import collector_paused
 
 QUICK = Path(__file__).parents[3] / "reports" / "h200-quick"
 
@@ -32,8 +32,8 @@ def test_it_is_off_while_a_report_is_made(tmp_path: Path) -> None:
 
 
 def test_who_had_it_off_has_it_off() -> None:
-    with gc_pause.paused():
-        with gc_pause.paused():
+    with collector_paused():
+        with collector_paused():
             pass
         assert not gc.isenabled()
     assert gc.isenabled()
@@ -44,6 +44,6 @@ def test_a_page_leaves_hardly_any_circles(tmp_path: Path) -> None:
     pytest.importorskip("itables")
     while gc.collect():  # what other tests left, and what its finalizers let go of
         pass
-    with gc_pause.paused():
+    with collector_paused():
         report(QUICK, html=tmp_path / "page.html", files=False)
         assert gc.collect() < 1000

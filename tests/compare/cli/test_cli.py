@@ -1,8 +1,8 @@
 """The command line: exit codes, one-line refusals, and what reaches the run."""
 
-import ast
 import json
 import sys
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from compare.base.paths import PROJECT
 from compare.cli import doctor
 from compare.cli.main import cli
 from compare.plan.selection import resolve
@@ -19,7 +20,6 @@ from compare.record import run_folder
 from compare.record.record import Record
 from compare.run import for_target
 from compare.spec.blocks import BLOCKS
-from compare.workers import client
 
 CASE = BLOCKS["softmax"].cases("quick")[0]
 
@@ -264,14 +264,10 @@ def test_doctor_names_what_is_missing_and_its_cure(
     assert command in (found.command or "")
 
 
-def test_doctor_knows_the_builds_that_can_pretend_to_have_a_gpu() -> None:
-    tree = ast.parse((client.PROJECT / "triton_side" / "_fake_cuda.py").read_text())
-    (known,) = [
-        ast.literal_eval(node.value) for node in tree.body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "KNOWN_BUILDS"
-    ]
-    builds = {f"{release}+{'cu' + cuda.replace('.', '') if cuda else 'cpu'}" for release, cuda in known}
-    assert builds == {build for build in doctor.DEVICELESS_TORCH if "+" in build}
+def test_doctor_takes_the_versions_that_the_extras_install() -> None:
+    extras = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    packages = (*doctor.XLA_PACKAGES, doctor.TORCH, doctor.TRITON)
+    assert {package.requirement for package in packages} <= set(extras["cpu"])
 
 
 def test_doctor_says_what_replay_needs() -> None:

@@ -355,7 +355,7 @@ def test_an_unknown_torch_is_refused_with_what_is_needed(cache):
     done = python(
         """
 from triton_side import _fake_cuda
-_fake_cuda.KNOWN_BUILDS = (("1.0.0", None), ("1.1.0", "10.0"))
+_fake_cuda.TORCH_BUILDS = (("1.0.0", None), ("1.1.0", "10.0"))
 deviceless.activate(properties)
 """,
         cache,

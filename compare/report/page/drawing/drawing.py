@@ -14,6 +14,7 @@ from ....base.usage import UsageError
 from ....graph import formats
 from ....graph.analyse.align import Alignment, align
 from ....graph.analyse.totals import bytes_moved, tally
+from ....graph.edges import edges
 from ....graph.model import FusionGraph
 from ....plan import paired_rounds
 from ....sources.graph_sources import Found
@@ -151,13 +152,13 @@ def _column(
         }
         for index, kernel in enumerate(kernels)
     ]
-    edges, reasons = _edges(graph, order)
+    drawn, reasons = _edges(graph, order)
     return {
         "name": _implementation(found),
         "title": _title(found, graph, moved),
         "kernels": boxes,
         "buffers": buffers(graph),
-        "edges": edges,
+        "edges": drawn,
         "reasons": reasons,
         "cells": [_words(column, band, graph, alignment) for band in bands],
         "note": _note(graph),
@@ -182,19 +183,17 @@ def _edges(graph: FusionGraph, order: Mapping[str, int]) -> tuple[list[dict[str,
     why they are not one kernel, which edges name by their place."""
     kernels, why = graph.kernels or (), _why_not(graph)
     reasons: dict[str, int] = {}
-    edges: list[dict[str, Any]] = []
+    drawn: list[dict[str, Any]] = []
     for buffer in graph.buffers:
-        writers = graph.producers.get(buffer.name, ())
-        for reader in graph.consumers.get(buffer.name, ()):
-            writer = max((index for index in writers if index < reader), default=None)
-            if writer is not None:
-                said = why.get((kernels[writer].name, kernels[reader].name), [])
-                edges.append({
-                    "from": writer, "to": reader, "buffer": order[buffer.name],
+        for edge in edges(graph, buffer):
+            if edge.writer is not None and edge.reader is not None:
+                said = why.get((kernels[edge.writer].name, kernels[edge.reader].name), [])
+                drawn.append({
+                    "from": edge.writer, "to": edge.reader, "buffer": order[buffer.name],
                     "why": [reasons.setdefault(words, len(reasons)) for words in said],
                 })
-    edges.sort(key=lambda edge: -graph.buffers[edge["buffer"]].bytes)
-    return edges, list(reasons)
+    drawn.sort(key=lambda edge: -graph.buffers[edge["buffer"]].bytes)
+    return drawn, list(reasons)
 
 
 def _why_not(graph: FusionGraph) -> Mapping[tuple[str, str], list[str]]:

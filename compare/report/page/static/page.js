@@ -5,27 +5,13 @@ window.xlafuse = {};
   const CASES_AT_ONCE = Number(document.body.dataset.casesAtOnce);
   const values = new Map();
 
-  // Data: of the whole run, or of one case; null where there is none of it. How it is packed: compare/report/page/columns.py.
+  // Data: of the whole run, or of one case; null where there is none. compare/report/page/embed.py packs them.
   xlafuse.load = async (kind, number) => {
     const chunk = number === undefined ? kind : `${kind}-${Math.floor(number / CASES_AT_ONCE)}`;
-    if (!values.has(chunk)) values.set(chunk, xlafuse.loadText(chunk).then((text) => together(JSON.parse(text))));
-    return (await values.get(chunk))[number === undefined ? 0 : number % CASES_AT_ONCE];
+    if (!values.has(chunk)) values.set(chunk, xlafuse.loadText(chunk).then(JSON.parse));
+    const found = await values.get(chunk);
+    return number === undefined ? found : found[number % CASES_AT_ONCE];
   };
-  function together(node) {
-    if (Array.isArray(node)) return node;
-    if (node.kinds) {
-      const kinds = node.kinds.map((kind) => together(kind)[Symbol.iterator]());
-      return node.of.map((kind) => kinds[kind].next().value);
-    }
-    if (node.lengths) {
-      const items = together(node.items);
-      let end = 0;
-      return node.lengths.map((length) => items.slice(end, (end += length)));
-    }
-    const columns = Object.entries(node.fields ?? node.places).map(([name, column]) => [name, together(column)]);
-    const made = node.fields ? Object.fromEntries : (pairs) => pairs.map(([, value]) => value);
-    return Array.from({ length: node.many }, (_, i) => made(columns.map(([name, column]) => [name, column[i]])));
-  }
   // The text of an embedded element.
   xlafuse.loadText = async (id) => {
     const element = document.getElementById(id);

@@ -10,16 +10,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
 from markupsafe import Markup
-from taken_apart import together
 
 from compare.base.paths import PROJECT
-from compare.report.page import columns, embed, page
+from compare.report.page import embed, page
 from compare.report.page.content import charts
 
-# Of every kind of node, and what ends elements, lines and strings elsewhere.
+# Values of every kind, and text that ends elements, lines and strings elsewhere.
 AWKWARD: list[Any] = [
     {"text": "</script><!-- \u00e9 \u2028 \U0001f600 \\ \" \n", "numbers": [1, -2.5, 1e300, None, True]},
     None,
@@ -39,19 +36,7 @@ def written(folder: Path, elements: list[Markup]) -> Path:
     return folder / "page.html"
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-9, 9) | st.sampled_from(["", "x", "</script>", 0.5, 1e9]),
-    lambda of: st.lists(of, max_size=4) | st.dictionaries(st.sampled_from("abc"), of, max_size=3),
-    max_leaves=30,
-)
-
-
-@given(st.lists(json_values, max_size=12))
-def test_what_is_taken_apart_is_put_together(values: list[Any]) -> None:
-    assert together(json.loads(json.dumps(columns.apart(values)))) == values
-
-
-def test_the_page_reads_every_kind_of_node(tmp_path: Path, visit: Any) -> None:
+def test_the_page_reads_what_is_embedded(tmp_path: Path, visit: Any) -> None:
     many = [*AWKWARD * 3, *({"x": number} for number in range(embed.AT_ONCE))]
     assert len(many) > 2 * embed.AT_ONCE
     with visit(written(tmp_path, [*embed.elements("awkward", many), embed.element("one", AWKWARD)])) as it:
@@ -59,12 +44,6 @@ def test_the_page_reads_every_kind_of_node(tmp_path: Path, visit: Any) -> None:
         for number in (0, 1, 5, embed.AT_ONCE, len(many) - 1):
             found = it.evaluate("n => xlafuse.load('awkward', n).then(JSON.stringify)", number)
             assert json.loads(found) == many[number], number
-
-
-def test_repetitions_cost_little() -> None:
-    rows = [{"name": f"kernel {number}", "bytes": number} for number in range(1000)]
-    sizes = [sum(map(len, embed.elements("case", [{"rows": rows}] * many))) for many in (1, 2)]
-    assert sizes[1] < 1.2 * sizes[0]
 
 
 def test_numbers_that_json_does_not_know(tmp_path: Path, visit: Any) -> None:

@@ -31,7 +31,7 @@ def test_a_large_run(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "854 records of 107 cases" in done.stdout
     assert not HEAVY & set(json.loads(done.stderr.splitlines()[-1]))
-    assert out.stat().st_size < 3e6
+    assert out.stat().st_size < 4.3e6
 
 
 @pytest.mark.parametrize("command", [["report", "--help"], ["report", str(RUN)]], ids=["help", "table"])
