@@ -94,7 +94,7 @@ def render(name: str, **values: Any) -> str:
 
 
 def _static(names: list[str]) -> list[Markup]:
-    """Our own style sheets and scripts; none holds what would end its element (tests/compare/html)."""
+    """Our own style sheets and scripts; none holds what would end its element (tests/compare/report/page)."""
     return [Markup((_FOLDER / "static" / name).read_text()) for name in names]
 
 

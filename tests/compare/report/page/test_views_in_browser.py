@@ -21,7 +21,7 @@ from compare.report.page.listings import sources
 from compare.sources import graph_sources
 from compare.sources.graph_sources import Found
 
-STATIC = PROJECT / "compare" / "html" / "static"
+STATIC = PROJECT / "compare" / "report" / "page" / "static"
 NASTY = '<script>window.hurt=1</script><img src=x onerror="hurt=1">\'"&\u202e\n' + "long" * 2500
 PAGE = """<!doctype html><html data-theme="THEME"><meta charset="utf-8"><title>views</title><style>
 :root{--bg:#fff;--panel:#f4f4f4;--ink:#111;--muted:#555;--line:#ccc;--accent:#06c;--accent-soft:#def;--good:#171;--bad:#b22;
