@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,16 @@ def _direction_option() -> Any:
     )
 
 
+def _duration(ctx: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
+    """Return "9m", "540s" or "1.5h" as seconds."""
+    if text is None:
+        return None
+    form = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smh])", text)
+    if form is None or float(form[1]) == 0:
+        raise UsageError(f"--stop-after takes a time such as 9m, 540s or 1.5h; got {text!r}")
+    return float(form[1]) * {"s": 1, "m": 60, "h": 3600}[form[2]]
+
+
 def _show_version(ctx: click.Context, parameter: click.Parameter, asked: bool) -> None:
     """click's own option wants the version before anybody asks, and finding it takes a tenth of most commands' time."""
     if asked and not ctx.resilient_parsing:
@@ -110,20 +121,25 @@ def cli() -> None:
     help="Time each case in N+1 fresh processes of every framework. Default: 2 in suite full, else 0.",
 )
 @click.option(
-    "--part", metavar="K/N",
-    help="The K-th of N parts of about equal work, for one of N GPUs, each with the same selection; `xlafuse merge` "
-    "makes one run of them.",
+    "--shard", metavar="K/N",
+    help="The K-th of N shards of about equal work, one for each GPU, all with the same selection; `xlafuse merge` "
+    "joins their runs.",
 )
 @click.option(
-    "--xla-choices", metavar="TARGET|RUN",
-    help="On a GPU, take the kernels that XLA of this jax version chose on such a GPU before, as recorded in a target "
-    "(h200) or a run's folder, and time candidates only for what was not. Default: XLA tunes all anew.",
+    "--xla-autotune-from", metavar="TARGET|RUN",
+    help="On a GPU, replay XLA's autotune results of this jax version, recorded in a target (h200) or a run's folder; "
+    "kernels without a result are autotuned. Default: XLA autotunes all.",
+)
+@click.option(
+    "--stop-after", callback=_duration, metavar="TIME",
+    help="On a GPU, end the run cleanly after TIME (9m, 540s, 1.5h) with exit code 3; --resume goes on.",
 )
 @click.option("--traffic", is_flag=True, help="Then count the bytes that each kernel moves, by ncu. On a GPU.")
 @click.pass_context
 def run(
     ctx: click.Context, blocks: list[str], suite: str | None, target: str | None, out: Path | None, resume: bool,
-    modes: list[str], restarts: int | None, part: str | None, xla_choices: str | None, traffic: bool,
+    modes: list[str], restarts: int | None, shard: str | None, xla_autotune_from: str | None,
+    stop_after: float | None, traffic: bool,
     **filters: list[str],
 ) -> None:
     """Compile, check and time blocks (default: all).
@@ -139,38 +155,41 @@ def run(
       xlafuse run --out runs/full --resume
 
     Exit code: 0 when all went well, 1 when something was wrong, failed or timed out, 2 when nothing was started, or the
-    folder could no longer be written.
+    folder could no longer be written, 3 when --stop-after ended the run before its last record.
     """
     from datetime import datetime
 
     from ..plan import selection
-    from ..run import shards as parts
+    from ..run import shards
 
-    if resume and part is not None:
-        raise UsageError("--part is for a new run: --resume goes on with its own part where nothing is named")
-    if resume and xla_choices is not None:
-        raise UsageError("--xla-choices is for a new run: a resumed one goes on with its own")
+    if resume and shard is not None:
+        raise UsageError("--shard is for a new run: --resume goes on with its own shard where nothing is named")
+    if resume and xla_autotune_from is not None:
+        raise UsageError("--xla-autotune-from is for a new run: a resumed one goes on with its own results")
     if resume:
-        folder, recorded = resumed_folder(out)
-        plan = selection.resolve_again(recorded, blocks, suite, **filters)
-        target = selection.resolve_target(target or recorded.get("target"))
+        folder, run_json = resumed_folder(out)
+        plan = selection.resolve_again(run_json, blocks, suite, **filters)
+        target = selection.resolve_target(target or run_json.get("target"))
     else:
         plan = selection.resolve(blocks, suite=suite or selection.DEFAULT_SUITE, **filters)
-        plan = plan if part is None else parts.part_of(plan, part)
+        plan = plan if shard is None else shards.shard_of(plan, shard)
         target = selection.resolve_target(target)
         folder = output_folder(out, suite=plan.suite, now=datetime.now())
     timed = target is None and host.gpu_present()
     plan = selection.resolve_timing(plan, modes, restarts, timed=timed)
-    choices = [] if xla_choices is None else selection.recorded_choices(xla_choices)
-    if choices and not timed:
-        raise UsageError("--xla-choices is for a run on a GPU; without one, those of the target are taken")
+    recorded = [] if xla_autotune_from is None else selection.recorded_choices(xla_autotune_from)
+    if recorded and not timed:
+        raise UsageError("--xla-autotune-from is for a run on a GPU; without one, the target's results are replayed")
     if traffic:
         from ..run import traffic_of_run
 
         traffic_of_run.refuse(plan, target)
     from ..run.run import execute
 
-    code = execute(plan, folder=folder, target=target, resume=resume, traffic=traffic, choices=choices)
+    code = execute(
+        plan, folder=folder, target=target, resume=resume, traffic=traffic, recorded=recorded,
+        stop_after=stop_after,
+    )
     _show_at_a_glance(folder)
     ctx.exit(code)
 
@@ -188,14 +207,14 @@ def _show_at_a_glance(folder: Path) -> None:
 @cli.command("merge")
 @click.argument("parts", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
 @click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="A new folder.")
-@click.option("--partial", is_flag=True, help="Merge even where parts of `run --part` are missing.")
+@click.option("--partial", is_flag=True, help="Merge even where shards of `run --shard` are missing.")
 def merge_command(parts: tuple[Path, ...], out: Path, partial: bool) -> None:
     """Put runs of several GPUs, or machines, together as one, each case whole from one of them.
 
     \b
-      CUDA_VISIBLE_DEVICES=0 taskset -c 0-15 xlafuse run --part 1/2 --out part1 &
-      CUDA_VISIBLE_DEVICES=1 taskset -c 16-31 xlafuse run --part 2/2 --out part2 &
-      wait; xlafuse merge part1 part2 --out whole
+      CUDA_VISIBLE_DEVICES=0 taskset -c 0-15 xlafuse run --shard 1/2 --out shard1 &
+      CUDA_VISIBLE_DEVICES=1 taskset -c 16-31 xlafuse run --shard 2/2 --out shard2 &
+      wait; xlafuse merge shard1 shard2 --out whole
     """
     from ..run.merge import merge
 

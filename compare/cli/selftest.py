@@ -20,7 +20,7 @@ from ..measure.clock_calibration import AGREEMENT, disagreement
 from ..plan import paired_rounds
 from ..plan.speedup import LEAST_ROUNDS, compare
 from ..report import rows
-from ..workers.pool import Crew
+from ..workers.pool import WorkerPool
 
 PLANTED = 0.03
 SAMPLES = 10  # a row in a round
@@ -74,22 +74,22 @@ def run(trials: int, progress: Callable[[int], None]) -> Outcome:
     """Raises what compare.workers.client raises where a worker cannot time on a GPU."""
     times: dict[str, list[list[float]]] = {row.name: [] for row in ROWS}
     with tempfile.TemporaryDirectory(prefix="xlafuse-selftest-", dir=host.scratch_root()) as scratch:
-        crew = Crew(Path(scratch), {})
+        workers = WorkerPool(Path(scratch), {})
         try:
             roles = sorted({row.role for row in ROWS})
-            crew.start(roles)
-            clocks = {role: crew.ask(role, "calibrate") for role in roles}
+            workers.start(roles)
+            clocks = {role: workers.ask(role, "calibrate") for role in roles}
             for trial in range(trials):
                 for row in ROWS:
                     times[row.name].append([])
                 for number in range(LEAST_ROUNDS):
                     start = number % len(ROWS)
                     for row in ROWS[start:] + ROWS[:start]:
-                        samples = crew.ask(row.role, "stream", slower=row.slower, samples=SAMPLES)
+                        samples = workers.ask(row.role, "stream", slower=row.slower, samples=SAMPLES)
                         times[row.name][-1].append(statistics.median(samples))
                 progress(trial + 1)
         finally:
-            crew.stop()
+            workers.stop()
     words: dict[tuple[str, str], Counter[str]] = {}
     for one, other in IDENTICAL + SLOWED:
         found = [compare(a, b) for a, b in zip(times[one], times[other], strict=True)]

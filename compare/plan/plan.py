@@ -43,6 +43,11 @@ class Plan:
         return plan if self.share is None else plan | {"share": asdict(self.share)}
 
     @property
+    def is_timed(self) -> bool:
+        """Return whether a run on a GPU times the cases; the suite `check` has edge cases, which are checked alone."""
+        return self.suite != "check"
+
+    @property
     def record_ids(self) -> set[str]:
         """Of the records that it makes."""
         return {record_id(case, i.name) for case, implementations in self.work for i in implementations}

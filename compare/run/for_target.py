@@ -44,7 +44,7 @@ def run(plan: Plan, session: Session) -> None:
     checks = _Checks(session, pools)
     try:
         roles = {role for _, group in plan.work for i in group for role in _roles(i)} & DESCRIBED
-        asked = {role: pools[role].submit(session.crew.ask, role, "environment") for role in sorted(roles)}
+        asked = {role: pools[role].submit(session.workers.ask, role, "environment") for role in sorted(roles)}
         waiting = [
             _start(case, implementation, session, pools, checks)
             for case, implementations in plan.work
@@ -135,7 +135,7 @@ def _compile(
     }
     if role == "xla":
         params["target"] = session.target or ""
-    return dict(session.crew.ask(role, "compile", **params))
+    return dict(session.workers.ask(role, "compile", **params))
 
 
 class _Checks:
@@ -169,12 +169,12 @@ class _Checks:
             entry = self._session.new(case, implementation)
             data = self._session.check_data(case)
             dumps = self._session.scratch / "checks" / role / entry.id.replace("/", "-")
-            self._session.crew.ask(
+            self._session.workers.ask(
                 role, "prepare", id=entry.id, case=case.to_json(), implementation=implementation.name,
                 folders=[str(f) for f in data.folders], scales=data.scales, dumps=str(dumps),
             )
-            outcome = self._session.crew.ask(role, "check", id=entry.id)
-            self._session.crew.ask(role, "release", id=entry.id)
+            outcome = self._session.workers.ask(role, "check", id=entry.id)
+            self._session.workers.ask(role, "release", id=entry.id)
             for error in outcome["errors"]:
                 known = worst.get(error["name"])
                 if known is None or Verdict(**error).severity > Verdict(**known).severity:

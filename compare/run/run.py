@@ -1,5 +1,8 @@
-"""A run, from a plan to a folder of records. On a machine with the GPU everything is executed and timed; for a target,
-everything is compiled and what has a CPU path is checked on the CPU."""
+"""A run: a plan becomes a folder of records.
+
+On a machine with the GPU every implementation is executed and timed. For a target GPU that is not there, every
+implementation is compiled, and checked on the CPU where it has a CPU path.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +29,8 @@ from ..record.run_folder import RunFolderError
 from ..spec.blocks import BLOCKS
 from ..spec.case import Case
 from ..spec.implementation import Implementation
-from ..workers.pool import Crew
-from . import for_target, on_gpu, traffic_of_run
+from ..workers.pool import WorkerPool
+from . import autotune_results, for_target, on_gpu, traffic_of_run
 from .progress import Progress
 from .session import Session
 
@@ -36,20 +39,23 @@ BAD = ("wrong", "failed", "timeout")
 
 
 def execute(
-    plan: Plan, *, folder: Path, target: str | None, resume: bool, traffic: bool = False, choices: Sequence[Path] = ()
+    plan: Plan, *, folder: Path, target: str | None, resume: bool, traffic: bool = False,
+    recorded: Sequence[Path] = (), stop_after: float | None = None,
 ) -> int:
-    """Run the plan into `folder`; `target` None means this machine's GPU, or an H200 where there is none. traffic: then
-    count, under ncu, the bytes that its kernels move. choices: files of XLA's recorded ones, to begin with.
+    """Run the plan into `folder`; `target` None means this machine's GPU, or an H200 where there is none.
 
-    Returns 0 when nothing of the plan is wrong, failed or timed out, 1 when something is, 130 after Ctrl-C. Every
-    finished record is on the disk by then. Raises RunFolderError where the folder cannot be read or
-    written.
+    traffic: afterwards, count the bytes that each kernel moves, under ncu. recorded: files of XLA's autotune results to
+    replay. stop_after: seconds after which a run on a GPU ends; finished records stay.
+
+    Return 0 when nothing of the plan is wrong, failed or timed out, 1 when something is, 3 when `stop_after` ended the
+    run before its last record, 130 after Ctrl-C. Every finished record is on the disk by then. Raises RunFolderError
+    where the folder cannot be read or written.
     """
     if target is None and not host.gpu_present():
         target = targets.DEFAULT
     with _lock(folder, resume), _scratch() as scratch:
         try:
-            return _execute(plan, folder, scratch, target, resume, traffic, choices)
+            return _execute(plan, folder, scratch, target, resume, traffic, recorded, stop_after)
         except OSError as problem:
             if problem.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
@@ -60,38 +66,47 @@ def execute(
 
 
 def _execute(
-    plan: Plan, folder: Path, scratch: Path, target: str | None, resume: bool, traffic: bool, choices: Sequence[Path]
+    plan: Plan, folder: Path, scratch: Path, target: str | None, resume: bool, traffic: bool,
+    recorded: Sequence[Path], stop_after: float | None,
 ) -> int:
     done = _open(plan, folder, target, resume)
-    if choices:
-        on_gpu.take_choices(folder, choices)
+    if recorded:
+        autotune_results.copy_into(folder, recorded)
     plan = plan if target else with_whole_cases(plan, done)
     wanted = plan.record_ids
     if wanted <= done.keys() and not (traffic and traffic_of_run.missing(plan, folder)):
         print(f"{folder} already has every record of this selection", file=sys.stderr)
         return 0
-    crew = Crew(folder / "logs", for_target.environment(target) if target else on_gpu.environment(folder))
+    workers = WorkerPool(folder / "logs", for_target.environment(target) if target else on_gpu.environment(folder))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job scheduler's stop ends a run as Ctrl-C does
+    again = f"--out {folder} --resume{' --traffic' if traffic else ''} goes on"
     try:
         with Progress(len(wanted)) as progress:
             if not wanted <= done.keys():
-                session = Session(folder, scratch, crew, progress, done, target)
-                (for_target.run if target else on_gpu.run)(plan, session)
+                session = Session(folder, scratch, workers, progress, done, target)
+                if target:
+                    for_target.run(plan, session)
+                else:
+                    on_gpu.run(plan, session, stop_after)
             if traffic:
-                crew.stop()  # ncu's workers need the GPU's memory
+                workers.stop()  # ncu's workers need the GPU's memory
                 print(traffic_of_run.measure(plan, folder, progress.announce), file=sys.stderr)
+    except on_gpu.TimeIsUp:
+        print(f"stopped by --stop-after; every finished record is kept, and {again}", file=sys.stderr)
+        return 3
     except KeyboardInterrupt:
-        again = "--resume --traffic" if traffic else "--resume"
-        print(f"stopped; every finished record is kept, and --out {folder} {again} goes on", file=sys.stderr)
+        print(f"stopped; every finished record is kept, and {again}", file=sys.stderr)
         return 130
     finally:
-        crew.stop()
+        workers.stop()
     return 1 if any(r.status in BAD and r.id in wanted for r in run_folder.read_records(folder)[0]) else 0
 
 
 def with_whole_cases(plan: Plan, done: Collection[str]) -> Plan:
-    """The plan, and in each case of which anything is to be done all implementations that were, whether they were named
-    or not: times are compared within one segment, and what is done now is another."""
+    """Return the plan with every unfinished case whole: beside the named implementations, those that have records.
+
+    Times are compared within one segment, and a resumed run is another segment.
+    """
 
     def whole(case: Case, named: tuple[Implementation, ...]) -> tuple[Implementation, ...]:
         if all(record_id(case, i.name) in done for i in named):
@@ -103,8 +118,10 @@ def with_whole_cases(plan: Plan, done: Collection[str]) -> Plan:
 
 
 def _open(plan: Plan, folder: Path, target: str | None, resume: bool) -> dict[str, Record]:
-    """Make or re-open the run folder; returns the records that need not be made again, by id: none of a case that had
-    other sizes in the installation that made them."""
+    """Make or re-open the run folder; return its finished records by id.
+
+    A record counts only where its case has the same sizes as here.
+    """
     if resume:
         run = run_folder.read_run(folder)
         if run.get("target") != target:
@@ -132,8 +149,7 @@ def _open(plan: Plan, folder: Path, target: str | None, resume: bool) -> dict[st
 
 
 def _lock(folder: Path, resume: bool) -> BinaryIO:
-    """The open lock of the run folder, which is made where it is new. The kernel releases it with this process, however
-    that ends.
+    """Return the open lock of the run folder, making a new folder. The kernel releases the lock with this process.
 
     Raises RunFolderError where another run holds it, or where the folder cannot be written or locked.
     """
@@ -153,8 +169,8 @@ def _lock(folder: Path, resume: bool) -> BinaryIO:
 
 @contextlib.contextmanager
 def _scratch() -> Iterator[Path]:
-    """A folder for arrays and artifacts that goes when the run ends. What killed runs left of theirs goes first: its
-    lock is free, a living run's is not."""
+    """A scratch folder for arrays and artifacts, removed when the run ends. Folders of killed runs are removed first:
+    their lock is free."""
     root = host.scratch_root() or Path(tempfile.gettempdir())
     for left in root.glob(f"{_SCRATCH}*"):
         with contextlib.suppress(OSError), (left / "lock").open("rb") as file:

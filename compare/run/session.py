@@ -1,11 +1,12 @@
-"""What the two kinds of run share: scratch space, the crew, records written as they come, archives of artifacts."""
+"""A session: one run in progress, with its folder, scratch space, workers, data, records and archives."""
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ from ..spec.blocks import BLOCKS
 from ..spec.case import Case
 from ..spec.implementation import Implementation
 from ..workers.client import WorkerDied, WorkerError, WorkerTimeout
-from ..workers.pool import Asked, Crew
+from ..workers.pool import WorkerPool
+from .batches import widest
 from .progress import Progress
 
 SEEDS = (0, 1)  # two input sets: a result cached from the first is wrong for the second
@@ -34,8 +36,7 @@ SEEDS = (0, 1)  # two input sets: a result cached from the first is wrong for th
 
 @dataclass
 class Data:
-    """A case's stored inputs, one folder a seed; and of its references, once they are stored, each tensor's Scale as a
-    dict."""
+    """A case's stored inputs, one folder a seed. scales: each reference's Scale, once stored."""
 
     case: Case
     folders: list[Path]
@@ -43,12 +44,13 @@ class Data:
 
 
 class Session:
-    """One run in progress. `done` are records of an earlier part of the run that stand."""
+    """One run in progress. done: records of an earlier stretch of the run that stay."""
 
     def __init__(
-        self, folder: Path, scratch: Path, crew: Crew, progress: Progress, done: dict[str, Record], target: str | None
+        self, folder: Path, scratch: Path, workers: WorkerPool, progress: Progress, done: dict[str, Record],
+        target: str | None,
     ) -> None:
-        self.folder, self.scratch, self.crew, self.progress, self.target = folder, scratch, crew, progress, target
+        self.folder, self.scratch, self.workers, self.progress, self.target = folder, scratch, workers, progress, target
         self._done = done
         self._check_data: dict[str, Data] = {}
         self._check_lock = threading.Lock()
@@ -58,13 +60,12 @@ class Session:
 
     def begin_segment(
         self, workers: dict[str, Any], ceilings: dict[str, Any] | None, clocks: dict[str, float] | None = None,
-        lanes: int = 1, beside: int = 0, uncalibrated: Sequence[str] = (),
+        runners: int = 1, uncalibrated: Sequence[str] = (),
     ) -> None:
-        """A stretch on one machine with one environment and its own ceilings; ratios exist only within one.
+        """Begin a stretch on one machine with one environment and its own ceilings; ratios exist only within one.
 
-        clocks: what each worker's clock made of the calibration kernel, in seconds. lanes: how many compile at once.
-        beside: how many of each framework go on compiling while something is timed. uncalibrated: workers whose clocks
-        nobody could hold against the others.
+        workers: each role's environment. clocks: the calibration kernel's seconds by each worker's clock. runners: how
+        many groups are prepared at once. uncalibrated: roles whose clock gave no calibration.
         """
         run = run_folder.read_run(self.folder)
         run.setdefault("segments", [])
@@ -77,24 +78,24 @@ class Session:
         run["segments"].append(
             {
                 "id": self.segment, "started": started, "environment": environment, "ceilings": ceilings,
-                "clocks": clocks or {}, "lanes": lanes, "compiling_beside": beside,
+                "clocks": clocks or {}, "runners": runners,
                 **({"uncalibrated": [*uncalibrated]} if uncalibrated else {}),
             }
         )
         run_folder.write_run(self.folder, run)
 
     def describe_workers(self, workers: dict[str, Any]) -> None:
-        """Say of this segment what some more of its workers are, once they have started."""
+        """Add the environments of more workers to this segment, once they have started."""
         run = run_folder.read_run(self.folder)
         environment = run["segments"][-1]["environment"]
         environment["workers"] = dict(sorted((environment["workers"] | workers).items()))
         run_folder.write_run(self.folder, run)
 
     def pending(self, case: Case, implementations: tuple[Implementation, ...]) -> list[Implementation]:
-        """Those to be done; the others are counted as done.
+        """Return the implementations to be done; the others are counted as done.
 
-        Times are compared only within one segment, and each stretch of a run is its own: a case of which anything is
-        missing is measured again whole. Compiles for a target stand alone.
+        Times are compared only within one segment, and each stretch of a run is a segment. So a case of which any
+        record is missing is measured whole again. Compiles for a target stand alone.
         """
         left = [i for i in implementations if record_id(case, i.name) not in self._done]
         if left and self.target is None:
@@ -104,7 +105,7 @@ class Session:
         return left
 
     def new(self, case: Case, implementation: Implementation) -> Record:
-        """A record that says nothing yet."""
+        """Return a record without a result; its status is `failed` until one is known."""
         block = BLOCKS[case.block]
         return Record(
             case=case, implementation=implementation.name, compiler=implementation.compiler, status="failed",
@@ -113,96 +114,96 @@ class Session:
         )
 
     def write(self, finished: Record) -> None:
-        """Append the record. What was `ok` and cannot be run here any more, as without a package that the machine of an
-        earlier stretch had, keeps its record instead, of that stretch's segment."""
-        stands = self._done.get(finished.id)
-        if finished.status == "skipped" and stands is not None and stands.status == "ok":
-            self.progress.kept(stands, finished.detail)
+        """Append the record, flushed to the disk.
+
+        An earlier stretch's `ok` record stays where this machine skips the implementation, as for a missing package.
+        """
+        earlier = self._done.get(finished.id)
+        if finished.status == "skipped" and earlier is not None and earlier.status == "ok":
+            self.progress.kept(earlier, finished.detail)
             return
         run_folder.append(self.folder, finished)
         self.progress.done(finished)
 
     def check_data(self, case: Case) -> Data:
-        """Of a small check case: made once and kept, and safe to ask for from several threads."""
+        """Return the data of a small check case: made once, kept, safe to ask for from several threads."""
         case = widest(case)
         with self._check_lock:
             if case.id not in self._check_data:
-                data = self.draw(case, self.crew)
-                self.refer(data, self.crew)
+                data = self.draw(case, self.workers)
+                self.refer(data, self.workers)
                 self._check_data[case.id] = data
             return self._check_data[case.id]
 
-    def draw(self, case: Case, crew: Asked) -> Data:
-        """The first inputs of a `widest` case, on which it is compiled, from the crew's reference worker, which keeps
-        them for `refer`. Raises what the crew raises."""
+    def draw(self, case: Case, workers: WorkerPool) -> Data:
+        """Draw the first inputs of a `widest` case, on which it is compiled; the reference worker keeps them for
+        `refer`. Raises the worker's failure."""
         folders = [self.scratch / "data" / case.id.replace("/", "-") / str(seed) for seed in SEEDS]
-        crew.ask("reference", "draw", case=case.to_json(), seed=SEEDS[0], folder=str(folders[0]), keep=True)
+        workers.ask("reference", "draw", case=case.to_json(), seed=SEEDS[0], folder=str(folders[0]), keep=True)
         return Data(case, folders)
 
-    def refer(self, data: Data, crew: Asked) -> None:
-        """The other inputs, and float64 references of all. Raises what the crew raises."""
+    def refer(self, data: Data, workers: WorkerPool) -> None:
+        """Draw the other inputs, and store float64 references of all. Raises the worker's failure."""
         data.scales = alike(
             [
-                crew.ask("reference", "produce", case=data.case.to_json(), seed=seed, folder=str(path))
+                workers.ask("reference", "produce", case=data.case.to_json(), seed=seed, folder=str(path))
                 for seed, path in zip(SEEDS, data.folders, strict=True)
             ]
         )
 
-    def keep_graph(self, entry: Record, graph: FusionGraph) -> None:
-        """Write a record's fusion graph into the run folder; the record names it and says what it comes to."""
-        name = f"graphs/{entry.id.replace('/', '-')}.json.gz"
-        try:
-            store.save(graph, self.folder / name)
-        except OSError as problem:
-            raise RunFolderError(f"{self.folder / name}: cannot be written: {problem.strerror}") from problem
-        entry.graph = name
-        entry.kernels = summary.summary(graph, entry.case.parts, self._ceilings, entry.case.precision)
+    def keep_graph(self, record: Record, graph: FusionGraph) -> None:
+        """Write the record's fusion graph into the run folder; the record gets its name and its sums."""
+        record.graph = f"graphs/{_file_name(record)}.json.gz"
+        with self._writing(record.graph) as path:
+            store.save(graph, path)
+        record.kernels = summary.summary(graph, record.case.parts, self._ceilings, record.case.precision)
 
-    def keep_trace(self, entry: Record, document: timeline.Document) -> None:
-        """Write a record's timeline into the run folder; the record names it."""
-        name = f"traces/{entry.id.replace('/', '-')}.json.gz"
-        try:
-            timeline.save(document, self.folder / name)
-        except OSError as problem:
-            raise RunFolderError(f"{self.folder / name}: cannot be written: {problem.strerror}") from problem
-        entry.trace = {"file": name}
+    def keep_trace(self, record: Record, document: timeline.Document) -> None:
+        """Write the record's timeline into the run folder; the record gets its name."""
+        record.trace = {"file": f"traces/{_file_name(record)}.json.gz"}
+        with self._writing(record.trace["file"]) as path:
+            timeline.save(document, path)
 
-    def dumps_folder(self, entry: Record) -> Path:
-        return self.scratch / "dumps" / entry.id.replace("/", "-")
+    def dumps_folder(self, record: Record) -> Path:
+        """Return the scratch folder that a record's compiler writes its artifacts to."""
+        return self.scratch / "dumps" / _file_name(record)
 
-    def archive(self, entry: Record) -> None:
-        """Pack the artifacts of a record's compile into one archive and name it in the record."""
-        source = self.dumps_folder(entry)
+    def archive(self, record: Record) -> None:
+        """Pack the artifacts of the record's compile into one archive; the record gets its name."""
+        source = self.dumps_folder(record)
         name = f"dumps/{source.name}.zip"
-        try:
-            if archive.pack(source, self.folder / name):
-                entry.dumps = name
-        except OSError as problem:
-            raise RunFolderError(f"{self.folder / name}: cannot be written: {problem.strerror}") from problem
+        with self._writing(name) as path:
+            if archive.pack(source, path):
+                record.dumps = name
         shutil.rmtree(source, ignore_errors=True)
 
-
-def widest(case: Case) -> Case:
-    """The case in the direction whose data holds all that the block's other direction needs."""
-    differentiating = (d for d in BLOCKS[case.block].directions if replace(case, direction=d).differentiates)
-    return replace(case, direction=next(differentiating, case.direction))
-
-
-def judge(entry: Record, errors: list[dict[str, Any]]) -> None:
-    """Put the check's numbers into the record; status `wrong` with the reason where one is over its tolerance."""
-    entry.errors = errors
-    problem = describe([Verdict(**e) for e in errors])
-    if problem:
-        entry.status, entry.detail = "wrong", problem
+    @contextlib.contextmanager
+    def _writing(self, name: str) -> Iterator[Path]:
+        try:
+            yield self.folder / name
+        except OSError as problem:
+            raise RunFolderError(f"{self.folder / name}: cannot be written: {problem.strerror}") from problem
 
 
-def note_failure(entry: Record, problem: Exception) -> None:
-    """What a worker's error makes of its record."""
+def _file_name(record: Record) -> str:
+    return record.id.replace("/", "-")
+
+
+def judge(record: Record, errors: list[dict[str, Any]]) -> None:
+    """Put the check's numbers into the record; its status is `wrong` where one exceeds its tolerance."""
+    record.errors = errors
+    if problem := describe([Verdict(**error) for error in errors]):
+        record.status, record.detail = "wrong", problem
+
+
+def note_failure(record: Record, problem: Exception) -> None:
+    """Put a worker's failure into its record. Raises any other exception."""
     if isinstance(problem, WorkerTimeout):
-        entry.status, entry.detail = "timeout", str(problem)
+        record.status, record.detail = "timeout", str(problem)
     elif isinstance(problem, WorkerError):
-        entry.status, entry.detail = problem.kind, problem.message
+        known = problem.kind in ("wrong", "skipped")
+        record.status, record.detail = problem.kind if known else "failed", problem.message
     elif isinstance(problem, WorkerDied):
-        entry.status, entry.detail = "failed", str(problem)
+        record.status, record.detail = "failed", str(problem)
     else:
         raise problem

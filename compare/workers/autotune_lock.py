@@ -1,16 +1,17 @@
-"""Who times kernels to choose one is undisturbed by others who do: under a lock of the run's, XLA's processes compile
-in turns, and Inductor's time in turns.
+"""The autotune lock: two processes of a run never time candidate kernels at the same time.
 
-To tune is what takes long of that: `inductor-max`, and XLA where it does not find its choices made already. Whoever is
-timed for the record holds the lock, too. What Inductor times by default, a few configurations of a kernel and paddings
-of a product, it times beside others' first calls: of 40 of its programs on an H200, 36 took what they took in an
-earlier run, within 5%, two less, as their random numbers had become cheaper, and two 1.10 times as long.
+Two compilers autotune for long: `inductor-max`, and XLA where no recorded choice serves. A run starts them after the
+parallel compiles of a batch (compare.run.on_gpu), and each waits for this lock while another one times. XLA's whole
+compile holds the lock; Inductor holds it for each timing. The work before and after XLA's compile (tracing, graphs,
+dumps) takes as long again and needs no lock.
 
-What comes before and after XLA's compile (tracing, graphs, dumps) takes as long again, side by side. What it chooses so
-is as good as alone: 17 programs of moe and gpt2_block took 1.003 times as long as those tuned alone, in the median, and
-1.02 at most. What `inductor-max` chooses differs from run to run, alone or not: layernorm's forward kernel in training
-(4096 columns, bf16, torch 2.11) took 32, 50 and 127 us as three runs chose it alone, and 128 and 169 us as two did
-beside others.
+Measured on an H200: 17 programs of moe and gpt2_block that XLA autotuned under the lock took 1.003 times the time of
+those autotuned by one process (median; 1.02 at most). The choices of `inductor-max` differ from run to run with or
+without other processes: layernorm's forward kernel in training (4096 columns, bf16, torch 2.11) took 32, 50 and 127 us
+after three runs of one process each, and 128 and 169 us after two runs of several.
+
+Inductor's default mode times a few configurations of a kernel, too, without the lock: of 40 of its programs on an H200,
+36 took their time of an earlier run within 5%, two took less, and two took 1.10 times as long.
 """
 
 from __future__ import annotations
@@ -23,32 +24,28 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-VARIABLE = "XLAFUSE_TUNING_LOCK"  # tells workers the lock's file
-LONGEST_SECONDS = 300  # of a turn; the longest compile of XLA's in reports/h200-blocks took 19 s
+VARIABLE = "XLAFUSE_AUTOTUNE_LOCK"  # names the lock's file to the workers of a run
+LONGEST_SECONDS = 300  # for one holder; XLA's longest compile in reports/h200-blocks took 19 s
 
 
 def lock_of(folder: Path) -> Path:
-    """A run's."""
-    return folder / "logs" / "tuning"
+    """Return the lock's file of a run folder."""
+    return folder / "logs" / "autotune.lock"
 
 
 @contextlib.contextmanager
-def alone(lock: Path) -> Iterator[None]:
-    """Wait for the lock and hold it; the kernel takes it from a process that ends."""
-    with lock.open("wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def held() -> Iterator[None]:
+    """Wait for the lock of this worker's run, and hold it; without a run there is nothing to wait for.
 
-
-@contextlib.contextmanager
-def turn() -> Iterator[None]:
-    """In a worker: `alone` under its run's lock; nothing to wait for where no run names one. What hangs in its turn
-    ends with its process (SIGALRM), before the requests of those who wait for theirs are given up."""
+    A holder that hangs ends with its process after LONGEST_SECONDS (SIGALRM), before the requests of waiting workers
+    time out. The kernel takes the lock from a process that ends.
+    """
     lock = os.environ.get(VARIABLE)
     if not lock:
         yield
         return
-    with alone(Path(lock)):
+    with Path(lock).open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         signal.alarm(LONGEST_SECONDS)
         try:
             yield
@@ -56,15 +53,15 @@ def turn() -> Iterator[None]:
             signal.alarm(0)
 
 
-class Turns:
-    """Turns, and the seconds that were waited for them."""
+class WaitingTime:
+    """The lock, with the seconds that a compile waited for it; they are no part of its compile time."""
 
     def __init__(self) -> None:
-        self.waited = 0.0
+        self.seconds = 0.0
 
     @contextlib.contextmanager
-    def turn(self) -> Iterator[None]:
+    def held(self) -> Iterator[None]:
         asked = time.perf_counter()
-        with turn():
-            self.waited += time.perf_counter() - asked
+        with held():
+            self.seconds += time.perf_counter() - asked
             yield

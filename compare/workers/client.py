@@ -1,4 +1,4 @@
-"""The orchestrator's end of a worker: starts it, asks, and tells how it died when it did."""
+"""The runner's end of a worker: start the process, ask it, and say how it died."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INTERPRETERS = {"xla": "XLAFUSE_XLA_PYTHON"}  # every other role runs in XLAFUSE
 
 
 class WorkerError(Exception):
-    """A request that the worker answered with an error; `kind` as in compare.base.worker_protocol."""
+    """An error that the worker answered; its `kind` is one of compare.base.worker_protocol."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -28,44 +28,43 @@ class WorkerError(Exception):
 
 
 class WorkerDied(Exception):
-    """The worker's process is gone; the message says how and what it last wrote."""
+    """The end of a worker's process; the message says how it ended and names its log."""
 
 
 class WorkerTimeout(Exception):
-    """The worker did not answer in time and was killed."""
+    """No answer in time; the worker was killed."""
 
 
 WORKER_FAILURES = (WorkerError, WorkerDied, WorkerTimeout)
 
 
 def interpreter(role: str) -> str:
-    """The Python that runs `role`: XLAFUSE_XLA_PYTHON or XLAFUSE_TORCH_PYTHON, else this one."""
+    """Return the Python that runs `role`: XLAFUSE_XLA_PYTHON or XLAFUSE_TORCH_PYTHON, else this one."""
     return os.environ.get(INTERPRETERS.get(role, "XLAFUSE_TORCH_PYTHON")) or sys.executable
 
 
-# Inductor's compile processes end after a minute without work, and a worker often has none; that they begin again
-# meanwhile can hang for ever (pytorch/pytorch#176968, #186136; seen once on an H200 with torch 2.11).
+# Inductor's compile processes end after a minute without work. Starting them again during a compile can hang for ever
+# (pytorch/pytorch#176968, #186136; seen once on an H200 with torch 2.11).
 _UNLESS_SET = {"TORCHINDUCTOR_QUIESCE_ASYNC_COMPILE_POOL": "0"}
 
 
 class Worker:
-    """A running worker process. Not thread-safe: one asker at a time."""
+    """A running worker process. Not thread-safe: one request at a time."""
 
     def __init__(
         self, role: str, log: Path, environment: Mapping[str, str] | None = None, command: Sequence[str] | None = None
     ) -> None:
-        """Start `role`, or another `command` that speaks compare.base.worker_protocol; what it prints is appended to
-        `log`."""
+        """Start `role`, or another `command` that speaks compare.base.worker_protocol; `log` gets its output."""
         self.role, self.log = role, log
         path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
         command = command or [interpreter(role), "-m", "compare.workers.main", role]
-        torch = {"XLAFUSE_TORCH_PYTHON": interpreter("torch")}  # a worker of XLA's starts one of PyTorch's (xla_triton)
+        torch = {"XLAFUSE_TORCH_PYTHON": interpreter("torch")}  # XLA's worker starts one of PyTorch's (triton_calls)
         try:
             with log.open("ab") as output:
                 self._process = subprocess.Popen(
                     command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output,
                     env={**_UNLESS_SET, **os.environ, "PYTHONPATH": path, **torch, **(environment or {})},
-                    start_new_session=True,  # Ctrl-C reaches the orchestrator alone, which then stops its workers
+                    start_new_session=True,  # Ctrl-C reaches the runner alone, which then stops its workers
                 )
         except OSError as problem:
             variable = INTERPRETERS.get(role, "XLAFUSE_TORCH_PYTHON")
@@ -92,7 +91,7 @@ class Worker:
         return self._process.poll() is None
 
     def stop(self) -> None:
-        """End the process and what it started: an idle worker leaves by itself and tidies up, a busy one is killed."""
+        """End the process and its children: an idle worker ends by itself and tidies up, a busy one is killed."""
         try:
             if self._process.stdin:
                 self._process.stdin.close()
@@ -102,9 +101,11 @@ class Worker:
         self.kill()
 
     def finish(self, patience: float) -> None:
-        """As `stop`, but a busy worker may end what it is busy with, for `patience` seconds, and a process that watches
-        it may then take as long. Its reply is read away, or it could not leave; so no other thread may be waiting for
-        one."""
+        """End the process as `stop` does, but give a busy worker `patience` seconds to end its work.
+
+        A profiler that watches the worker gets as long after it. The worker's reply is read and dropped, because an
+        unread reply would block its end; so no other thread may wait for one.
+        """
         try:
             self._process.communicate(timeout=patience)
         except subprocess.TimeoutExpired:

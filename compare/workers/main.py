@@ -1,7 +1,7 @@
-"""A framework's process: `python -m compare.workers.main ROLE`, serving requests one at a time until its input closes.
+"""A worker process: `python -m compare.workers.main ROLE` serves requests one at a time until its input closes.
 
-Its real standard output carries replies alone; whatever the framework prints goes to standard error, so that no amount
-of it can break the protocol.
+Its real standard output carries replies alone. The framework's own output goes to standard error, so it cannot break
+the protocol.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from ..base.worker_protocol import Skip, Untuned
+from ..base.worker_protocol import NotAutotuned, Skip
 from ..measure.measurement import WrongResult
 
 Methods = dict[str, Callable[..., Any]]
@@ -45,7 +45,7 @@ def methods_of(role: str) -> Methods:
 def main() -> int:
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    orchestrator = os.getppid()
+    runner = os.getppid()
     try:
         methods = methods_of(sys.argv[1])
     except ModuleNotFoundError as problem:
@@ -53,11 +53,11 @@ def main() -> int:
         skip = Skip(f"{problem.name} is not installed; {install}")
         print(json.dumps(_error(skip)), file=replies)
         return 1
-    except BaseException as problem:  # whatever a broken import raises must reach the orchestrator as a reason
+    except BaseException as problem:  # the runner gets the reason of a broken import, too
         print(json.dumps(_error(problem)), file=replies)
         return 1
     print(json.dumps({"result": os.getpid()}), file=replies)
-    threading.Thread(target=_leave_with, args=(orchestrator,), daemon=True).start()
+    threading.Thread(target=_end_with, args=(runner,), daemon=True).start()
     for line in sys.stdin:
         request = json.loads(line)
         started = time.perf_counter()
@@ -66,35 +66,39 @@ def main() -> int:
         except Exception as problem:
             reply = _error(problem)
             if not methods.get("device_works", lambda: True)():
-                reply["error"]["kind"] = "lost"  # what comes next in this process would fail for no fault of its own
-            if not isinstance(problem, Untuned):
+                reply["error"]["kind"] = "lost"  # later requests to this process would fail for no fault of their own
+            if not isinstance(problem, NotAutotuned):
                 traceback.print_exc()  # whole, into the worker's log; the record gets the head of the message
-        what = f"{request['method']} {request['params'].get('id', '')}"
-        at = time.strftime("%H:%M:%S")  # of several workers' logs one reads what went on beside what
-        print(f"{at} {time.perf_counter() - started:8.2f} s  {what}", file=sys.stderr, flush=True)
+        done = f"{request['method']} {request['params'].get('id', '')}"
+        at = time.strftime("%H:%M:%S")  # lets a reader line up the logs of several workers
+        print(f"{at} {time.perf_counter() - started:8.2f} s  {done}", file=sys.stderr, flush=True)
         print(json.dumps(reply), file=replies)
     return 0
 
 
-def _leave_with(orchestrator: int) -> None:
-    """End this process once its orchestrator was killed. An idle worker's input closes; a busy one does not look there,
-    and would keep the GPU for as long as it is busy."""
-    while os.getppid() == orchestrator:
+def _end_with(runner: int) -> None:
+    """End this process once its runner was killed. A busy worker does not read its input, and would keep the GPU until
+    its work is done."""
+    while os.getppid() == runner:
         time.sleep(1)
     os._exit(1)
 
 
-_KINDS = {WrongResult: "wrong", Skip: "skipped", Untuned: "untuned"}
+_KINDS = {WrongResult: "wrong", Skip: "skipped", NotAutotuned: "not_autotuned"}
+# In the messages of PyTorch, XLA and the CUDA driver, also where another error wraps theirs.
+_OUT_OF_MEMORY = ("out of memory", "OutOfMemory", "OUT_OF_MEMORY", "RESOURCE_EXHAUSTED")
 
 
 def _error(problem: BaseException) -> dict[str, Any]:
     kind = next((kind for type_, kind in _KINDS.items() if isinstance(problem, type_)), "failed")
     message = str(problem) if kind != "failed" else f"{type(problem).__name__}: {problem}"
+    if kind == "failed" and any(words in message for words in _OUT_OF_MEMORY):
+        kind = "out_of_memory"
     return {"error": {"kind": kind, "message": _head(message)}}
 
 
 def _head(message: str, length: int = 600) -> str:
-    """The beginning of a message: PyTorch's and XLA's can be tens of kilobytes."""
+    """Return the beginning of a message: PyTorch's and XLA's can be tens of kilobytes."""
     return message if len(message) <= length else f"{message[:length]} ... (whole in the worker's log)"
 
 

@@ -1,4 +1,4 @@
-"""The workers of one run: started when first needed, restarted after a death, stopped together."""
+"""A worker pool: one worker process a role, started when first needed, restarted after a death, stopped together."""
 
 from __future__ import annotations
 
@@ -7,23 +7,18 @@ import threading
 from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from .client import Worker, WorkerDied, WorkerError, WorkerTimeout
 
 
-class Asked(Protocol):
-    """Passes requests on to workers, as a crew does."""
-
-    def ask(self, role: str, method: str, **params: Any) -> Any: ...
-
-
-class Crew:
-    """One worker a role. A role is asked by one thread at a time; different roles may be asked at once."""
+class WorkerPool:
+    """One worker a role. One thread at a time asks a role; different roles may be asked at once."""
 
     def __init__(self, logs: Path, environment: dict[str, str]) -> None:
+        """logs: a folder for one log a role. environment: variables of every worker, beside this process's own."""
         self._logs, self._environment = logs, environment
-        self._siblings: list[Crew] = []
+        self._siblings: list[WorkerPool] = []
         self._workers: dict[str, Worker] = {}
         self._unavailable: dict[str, WorkerError] = {}
         self._locks: dict[str, threading.RLock] = {}
@@ -31,7 +26,7 @@ class Crew:
         self._stopped = False
 
     def start(self, roles: Iterable[str]) -> None:
-        """Start several workers at once, for each spends seconds importing. What fails here fails again when asked."""
+        """Start several workers at once, for each spends seconds importing. A failure is raised by `ask`."""
 
         def start(role: str) -> None:
             with self._lock(role), contextlib.suppress(WorkerError, WorkerDied, WorkerTimeout):
@@ -40,39 +35,36 @@ class Crew:
         with ThreadPoolExecutor() as threads:
             list(threads.map(start, roles))
 
-    def has(self, role: str) -> bool:
-        """Whether a worker of this role was started and not ended since; asking another one would start it."""
-        return role in self._workers
-
-    @property
-    def empty(self) -> bool:
-        """Whether no worker was started, or all were ended since."""
-        return not self._workers
+    def running(self) -> list[str]:
+        """Return the roles whose worker was started and not ended since."""
+        return sorted(self._workers)
 
     def ask(self, role: str, method: str, *, timeout: float = 900.0, **params: Any) -> Any:
-        """Raises WorkerError, WorkerDied or WorkerTimeout; after the last two the next ask starts a fresh process."""
+        """Return a worker's answer. Raises WorkerError, WorkerDied or WorkerTimeout.
+
+        After a death or a timeout the process is gone, and the next request starts a fresh one.
+        """
         with self._lock(role):
             try:
-                worker = self._worker(role)
-                return worker.ask(method, timeout=timeout, **params)
+                return self._worker(role).ask(method, timeout=timeout, **params)
             except (WorkerDied, WorkerTimeout):
                 with self._guard:
-                    dead = self._forget(role)
+                    dead = self._workers.pop(role, None)
                 if dead:
                     dead.kill()
                 raise
 
-    def dismiss(self, roles: Collection[str] | None = None) -> None:
-        """End these workers, or all: the next ask of each starts a fresh one."""
+    def restart(self, roles: Collection[str] | None = None) -> None:
+        """End these workers, or all: the next request to each starts a fresh process."""
         with self._guard:
             wanted = list(self._workers) if roles is None else roles
-            leaving = [worker for role in wanted if (worker := self._forget(role))]
+            leaving = [worker for role in wanted if (worker := self._workers.pop(role, None))]
         with ThreadPoolExecutor() as threads:
             list(threads.map(Worker.stop, leaving))
 
-    def sibling(self) -> Crew:
-        """Another crew of the same environment, with logs of its own, which ends with this one."""
-        logs = self._logs / f"crew-{len(self._siblings) + 2}"
+    def sibling(self) -> WorkerPool:
+        """Return another pool of the same environment, with logs of its own; it stops with this one."""
+        logs = self._logs / f"pool-{len(self._siblings) + 2}"
         logs.mkdir(exist_ok=True)
         sibling = type(self)(logs, self._environment)
         with self._guard:
@@ -81,16 +73,13 @@ class Crew:
         return sibling
 
     def stop(self) -> None:
-        """End every worker, and those of siblings; what is asked from now on is refused."""
+        """End every worker, and those of siblings; later requests are refused."""
         with self._guard:
             self._stopped = True
             workers, self._workers = list(self._workers.values()), {}
             siblings = list(self._siblings)
         with ThreadPoolExecutor() as threads:
             list(threads.map(lambda end: end(), [*(w.stop for w in workers), *(s.stop for s in siblings)]))
-
-    def _forget(self, role: str) -> Worker | None:
-        return self._workers.pop(role) if role in self._workers else None
 
     def _lock(self, role: str) -> threading.RLock:
         with self._guard:
@@ -104,14 +93,14 @@ class Crew:
                 with self._guard:
                     if self._stopped:
                         raise WorkerDied("the run was stopped")
-                    # Known before it is ready, so that a stop meanwhile ends it, too.
+                    # Registered before it is ready, so that a stop meanwhile ends it, too.
                     worker = self._workers[role] = Worker(role, self._logs / f"{role}.log", self._environment)
                 worker.wait_ready()
             except WorkerError as problem:
                 with self._guard:
-                    refused = self._forget(role)
+                    refused = self._workers.pop(role, None)
                 if refused:
                     refused.kill()
-                self._unavailable[role] = problem  # a framework that cannot be imported will not be next time
+                self._unavailable[role] = problem  # a framework that cannot be imported now cannot be imported later
                 raise
         return self._workers[role]

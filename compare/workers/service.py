@@ -27,7 +27,7 @@ class Framework(Side, Protocol):
         self, case: Case, implementation: Implementation, folder: Path, dumps: Path, tune: bool = True
     ) -> Program:
         """Compile the implementation for this case; `folder` has inputs for compilers that need a first call; artifacts
-        go to `dumps`. Raises compare.base.worker_protocol.Untuned where that takes timing kernels, unless it is to
+        go to `dumps`. Raises compare.base.worker_protocol.NotAutotuned where that takes timing kernels, unless it is to
         `tune`."""
         ...
 
@@ -91,7 +91,7 @@ class Service:
 
     def prepare(
         self, id: str, case: dict[str, Any], implementation: str, folders: list[str], dumps: str,
-        scales: list[Any] | None = None, tune: bool = True,
+        scales: list[Any] | None = None, autotune: bool = True,
     ) -> dict[str, Any]:
         """Compile on the stored inputs; the program stays until released. Returns compile time, the fusion graph, and
         how it is launched; its artifacts may still be written until it is checked. scales: of the references of each
@@ -100,7 +100,7 @@ class Service:
         paths = [Path(f) for f in folders]
         row = BLOCKS[spec.block].implementation(implementation)
         require(row)
-        program = self._framework.build(spec, row, paths[0], Path(dumps), tune)
+        program = self._framework.build(spec, row, paths[0], Path(dumps), autotune)
         self._subjects[id] = Subject(self._framework, program, spec, paths, scales or [])
         graph = None if program.graph is None else store.to_json(program.graph)
         self._framework.give_back(idle=False)

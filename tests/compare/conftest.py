@@ -1,4 +1,4 @@
-"""A crew of real workers for the tests that need one: started once, on the CPU unless a test asks for the GPU."""
+"""A pool of real workers for the tests that need one: started once, on the CPU unless a test asks for the GPU."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import pytest
 from compare.spec.blocks import BLOCKS
 from compare.spec.case import Case
 from compare.workers.client import WorkerError
-from compare.workers.pool import Crew
+from compare.workers.pool import WorkerPool
 
 Check = Callable[[Case, str, str], dict[str, Any]]
 
 
 def _checker(folder: Path, environment: dict[str, str]) -> Iterator[Check]:
-    crew = Crew(folder, environment)
+    pool = WorkerPool(folder, environment)
     data: dict[str, tuple[list[str], list[Any]]] = {}
 
     def check(case: Case, implementation: str, role: str) -> dict[str, Any]:
@@ -28,14 +28,14 @@ def _checker(folder: Path, environment: dict[str, str]) -> Iterator[Check]:
         if case.id not in data:
             folders = [str(folder / case.id.replace("/", "-") / str(seed)) for seed in (0, 1)]
             scales = [
-                crew.ask("reference", "produce", case=case.to_json(), seed=seed, folder=path)
+                pool.ask("reference", "produce", case=case.to_json(), seed=seed, folder=path)
                 for seed, path in enumerate(folders)
             ]
             data[case.id] = (folders, scales)
         folders, scales = data[case.id]
         dumps = folder / "dumps" / f"{case.id}-{implementation}-{role}".replace("/", "-")
         try:
-            prepared = crew.ask(
+            prepared = pool.ask(
                 role, "prepare", id="subject", case=case.to_json(), implementation=implementation, folders=folders,
                 scales=scales, dumps=str(dumps),
             )
@@ -43,13 +43,13 @@ def _checker(folder: Path, environment: dict[str, str]) -> Iterator[Check]:
             if problem.kind != "skipped" or not BLOCKS[case.block].implementation(implementation).requires:
                 raise
             pytest.skip(str(problem))  # an optional package is not here
-        outcome = crew.ask(role, "check", id="subject")
-        crew.ask(role, "release", id="subject")
+        outcome = pool.ask(role, "check", id="subject")
+        pool.ask(role, "release", id="subject")
         json.dumps(prepared)  # what a worker says must fit a record
         return dict(outcome) | {"graph": prepared["graph"]}
 
     yield check
-    crew.stop()
+    pool.stop()
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton_side.calls import dispatch
 
 from ...base import host
-from ...base.worker_protocol import Skip, Untuned
+from ...base.worker_protocol import NotAutotuned, Skip
 from ...graph.analyse.summary import portable_lines
 from ...graph.build.from_eager import from_eager
 from ...graph.build.from_inductor import from_inductor
@@ -105,7 +105,7 @@ class TorchSide:
         self, case: Case, implementation: Implementation, folder: Path, dumps: Path, tune: bool = True
     ) -> Program:
         if implementation.tunes and not tune:
-            raise Untuned("max-autotune times kernels")
+            raise NotAutotuned("max-autotune times kernels")
         _set_precision(case.precision)
         inputs, cotangents = self.inputs(folder, case), self.cotangents(folder, case)
         attributes = BLOCKS[case.block].attributes_of(case)
@@ -155,9 +155,9 @@ class TorchSide:
         if implementation.compiler != "flex":
             compiled = compiler.compile(_copy(apply), max_autotune=implementation.compiler == "inductor-max")
         program = self._program(case, compiled, attributes)
-        turns = autotune_lock.Turns()
-        with compiler.timing_under(turns.turn), compiler.capture() as captured:
-            program.compile_s = self._first_call(program, inputs, cotangents) - turns.waited
+        waiting = autotune_lock.WaitingTime()
+        with compiler.timing_under(waiting.held), compiler.capture() as captured:
+            program.compile_s = self._first_call(program, inputs, cotangents) - waiting.seconds
         program.artifacts = self._writer.submit(captured.write, dumps)
         graph = from_inductor(captured, versions=host.installed("torch", "triton"))
         program.graph = _finished(graph, case, implementation)

@@ -38,7 +38,7 @@ from xlafuse.dumps import artifacts  # noqa: E402
 
 from ...base import host  # noqa: E402
 from ...base.paths import PROJECT  # noqa: E402
-from ...base.worker_protocol import Skip, Untuned  # noqa: E402
+from ...base.worker_protocol import NotAutotuned, Skip  # noqa: E402
 from ...graph import store  # noqa: E402
 from ...graph.analyse.summary import portable_lines  # noqa: E402
 from ...graph.model import FusionGraph  # noqa: E402
@@ -89,12 +89,12 @@ class XlaSide:
         self, case: Case, implementation: Implementation, folder: Path, dumps: Path, tune: bool = True
     ) -> Program:
         if _HAS_GPU and _CHOSEN is None and not tune:
-            raise Untuned("nothing that XLA chose is known")
+            raise NotAutotuned("nothing that XLA chose is known")
         inputs, cotangents = self.inputs(folder, case), self.cotangents(folder, case)
         try:
             halves = self._compile(case, implementation, inputs, cotangents, dumps, target=None, tune=tune)
         except compiler.Unchosen as problem:
-            raise Untuned(str(problem)) from problem
+            raise NotAutotuned(str(problem)) from problem
         program = _program(case, halves, dumps)
         program.graph = _graph(halves, dumps, name=implementation.name, target="")
         program.variants = _variants(
@@ -173,7 +173,7 @@ class XlaSide:
             return compiler.compile(
                 function, arguments, variant="unfused" if implementation.compiler == "xla-unfused" else "default",
                 matmul_precision="tf32" if case.precision == "tf32" else "ieee", command_buffers=command_buffers,
-                target=target, dump_to=dumps / part, turn=autotune_lock.turn if tune else None,
+                target=target, dump_to=dumps / part, turn=autotune_lock.held if tune else None,
                 reuses=_CHOSEN is not None and name not in self._unchosen,
             )
         except compiler.Unchosen:

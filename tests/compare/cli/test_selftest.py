@@ -35,7 +35,7 @@ class Workers:
 
 @pytest.fixture(autouse=True)
 def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selftest, "Crew", Workers)
+    monkeypatch.setattr(selftest, "WorkerPool", Workers)
     monkeypatch.setattr(Workers, "bias", {})
     monkeypatch.setattr(Workers, "blind", False)
 

@@ -14,7 +14,7 @@ from compare.base.paths import PROJECT
 from compare.measure.clock import cupti_missing
 from compare.spec.blocks import BLOCKS
 from compare.spec.case import Case
-from compare.workers.pool import Crew
+from compare.workers.pool import WorkerPool
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(cupti_missing() is not None, reason=str(cupti_missing()))]
 
@@ -25,19 +25,19 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def crew(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
-    crew = Crew(tmp_path_factory.mktemp("logs"), {})
-    yield crew
-    crew.stop()
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
+    pool = WorkerPool(tmp_path_factory.mktemp("logs"), {})
+    yield pool
+    pool.stop()
 
 
-def prepared(crew: Crew, folder: Path, role: str, case: Case, implementation: str) -> dict[str, Any]:
+def prepared(pool: WorkerPool, folder: Path, role: str, case: Case, implementation: str) -> dict[str, Any]:
     folders = [str(folder / "data" / str(seed)) for seed in (0, 1)]
     scales = [
-        crew.ask("reference", "produce", case=case.to_json(), seed=seed, folder=path)
+        pool.ask("reference", "produce", case=case.to_json(), seed=seed, folder=path)
         for seed, path in enumerate(folders)
     ]
-    found = crew.ask(
+    found = pool.ask(
         role, "prepare", id="subject", case=case.to_json(), implementation=implementation, folders=folders,
         scales=scales, dumps=str(folder / "dumps"),
     )
@@ -45,8 +45,8 @@ def prepared(crew: Crew, folder: Path, role: str, case: Case, implementation: st
     return found
 
 
-def measured(crew: Crew, role: str, mode: str, input_set: int) -> dict[str, Any]:
-    found = crew.ask(role, "measure_mode", id="subject", mode=mode, seconds=0.01, input_set=input_set)
+def measured(pool: WorkerPool, role: str, mode: str, input_set: int) -> dict[str, Any]:
+    found = pool.ask(role, "measure_mode", id="subject", mode=mode, seconds=0.01, input_set=input_set)
     assert isinstance(found, dict)
     return found
 
@@ -54,32 +54,32 @@ def measured(crew: Crew, role: str, mode: str, input_set: int) -> dict[str, Any]
 @pytest.mark.parametrize("implementation", ["eager", "library", "inductor", "triton", "cuda"])
 @pytest.mark.parametrize(("block", "direction"), CASES)
 def test_a_graph_replays_what_was_launched(
-    crew: Crew, tmp_path: Path, block: str, direction: str, implementation: str
+    pool: WorkerPool, tmp_path: Path, block: str, direction: str, implementation: str
 ) -> None:
     case = CASES[block, direction]
-    prepared(crew, tmp_path, "torch", case, implementation)
+    prepared(pool, tmp_path, "torch", case, implementation)
     for input_set in (0, 1):  # a replay that reads the first set's inputs would be wrong for the second
-        main = crew.ask("torch", "measure", id="subject", seconds=0.01, first=False, input_set=input_set)
-        graph, warm = (measured(crew, "torch", mode, input_set) for mode in ("graph", "warm"))
+        main = pool.ask("torch", "measure", id="subject", seconds=0.01, first=False, input_set=input_set)
+        graph, warm = (measured(pool, "torch", mode, input_set) for mode in ("graph", "warm"))
         for part in case.parts:
             launches = main["parts"][part]["launches"]
             assert warm["parts"][part]["launches"] == launches
             assert graph["parts"][part]["launches"] == launches
             assert graph["parts"][part]["poisoned"] and min(graph["parts"][part]["device_time"]) > 0
-    assert measured(crew, "torch", "launches", 0) == {"same_as": "cold"}
-    crew.ask("torch", "release", id="subject")
+    assert measured(pool, "torch", "launches", 0) == {"same_as": "cold"}
+    pool.ask("torch", "release", id="subject")
 
 
 @pytest.mark.parametrize("implementation", ["xla", "xla-unfused"])
 @pytest.mark.parametrize(("block", "direction"), CASES)
 def test_command_buffers_replay_what_was_launched(
-    crew: Crew, tmp_path: Path, block: str, direction: str, implementation: str
+    pool: WorkerPool, tmp_path: Path, block: str, direction: str, implementation: str
 ) -> None:
     case = CASES[block, direction]
-    buffers = prepared(crew, tmp_path, "xla", case, implementation)["command_buffers"]
+    buffers = prepared(pool, tmp_path, "xla", case, implementation)["command_buffers"]
     assert set(buffers) == set(case.parts)
-    main = crew.ask("xla", "measure", id="subject", seconds=0.01, first=False, input_set=1)
-    graph, launches, warm = (measured(crew, "xla", mode, 1) for mode in ("graph", "launches", "warm"))
+    main = pool.ask("xla", "measure", id="subject", seconds=0.01, first=False, input_set=1)
+    graph, launches, warm = (measured(pool, "xla", mode, 1) for mode in ("graph", "launches", "warm"))
     if all(inside == total for inside, total in buffers.values()):
         assert graph == {"same_as": "cold"}
     else:
@@ -91,7 +91,7 @@ def test_command_buffers_replay_what_was_launched(
     for found in (graph, launches, warm):
         for part in case.parts if "parts" in found else ():
             assert found["parts"][part]["launches"] == main["parts"][part]["launches"]
-    crew.ask("xla", "release", id="subject")
+    pool.ask("xla", "release", id="subject")
 
 
 _WAITS = """

@@ -13,35 +13,35 @@ import pytest
 from compare.spec.blocks import BLOCKS, attention
 from compare.spec.case import Case
 from compare.spec.dtype import DTYPES
-from compare.workers.pool import Crew
+from compare.workers.pool import WorkerPool
 
 MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
-def crew(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
-    crew = Crew(tmp_path_factory.mktemp("peak"), {})
-    yield crew
-    crew.stop()
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
+    pool = WorkerPool(tmp_path_factory.mktemp("peak"), {})
+    yield pool
+    pool.stop()
 
 
-def peaks(crew: Crew, folder: Path, case: Case, implementation: str) -> dict[str, dict[str, Any]]:
+def peaks(pool: WorkerPool, folder: Path, case: Case, implementation: str) -> dict[str, dict[str, Any]]:
     """What a run's first round says of peak memory: bytes, planned and reason, by part."""
     role = BLOCKS[case.block].implementation(implementation).framework
     folders = [str(folder / case.id.replace("/", "-") / str(seed)) for seed in (0, 1)]
     scales = [
-        crew.ask("reference", "produce", case=case.to_json(), seed=seed, folder=path)
+        pool.ask("reference", "produce", case=case.to_json(), seed=seed, folder=path)
         for seed, path in enumerate(folders)
     ]
     dumps = folder / "dumps"
     shutil.rmtree(dumps, ignore_errors=True)  # of another compile
-    crew.ask(
+    pool.ask(
         role, "prepare", id="subject", case=case.to_json(), implementation=implementation, folders=folders,
         scales=scales, dumps=str(dumps),
     )
-    crew.ask(role, "check", id="subject")
-    measured = crew.ask(role, "measure", id="subject", seconds=0.01, first=True, input_set=0)
-    crew.ask(role, "release", id="subject")
+    pool.ask(role, "check", id="subject")
+    measured = pool.ask(role, "measure", id="subject", seconds=0.01, first=True, input_set=0)
+    pool.ask(role, "release", id="subject")
     found: dict[str, dict[str, Any]] = measured["peak_memory"]
     assert measured["peak_memory_bytes"] == {part: peak["bytes"] for part, peak in found.items()}
     return found
@@ -60,9 +60,11 @@ MEASURED = [pytest.param(name, marks=pytest.mark.gpu) for name in ("eager", "ind
 
 @pytest.mark.parametrize("elements", [3 * MIB, 33_000_001])
 @pytest.mark.parametrize("implementation", ["xla", *MEASURED])
-def test_vector_add_needs_its_output_alone(crew: Crew, tmp_path: Path, implementation: str, elements: int) -> None:
+def test_vector_add_needs_its_output_alone(
+    pool: WorkerPool, tmp_path: Path, implementation: str, elements: int
+) -> None:
     case = Case("vector_add", "any", {"elements": elements}, "float32", "fwd")
-    found = number(peaks(crew, tmp_path, case, implementation)["forward"], implementation)
+    found = number(peaks(pool, tmp_path, case, implementation)["forward"], implementation)
     output = 4 * elements
     # PyTorch may leave up to 1 MiB of a large block unsplit.
     assert output <= found <= output + (0 if implementation == "xla" else MIB)
@@ -70,18 +72,18 @@ def test_vector_add_needs_its_output_alone(crew: Crew, tmp_path: Path, implement
 
 @pytest.mark.gpu  # on a CPU, XLA has no unfused compile of it
 @pytest.mark.parametrize("implementation", ["xla-unfused", "eager"])
-def test_unfused_attention_needs_its_scores(crew: Crew, tmp_path: Path, implementation: str) -> None:
+def test_unfused_attention_needs_its_scores(pool: WorkerPool, tmp_path: Path, implementation: str) -> None:
     sizes = attention.sizes(1, 8, 1024, 64)
     case = Case("attention", "scores", sizes, "bfloat16", "fwd")
-    found = number(peaks(crew, tmp_path, case, implementation)["forward"], implementation)
+    found = number(peaks(pool, tmp_path, case, implementation)["forward"], implementation)
     scores = 8 * 1024 * 1024 * DTYPES["bfloat16"].itemsize
     assert scores <= found <= 8 * scores  # in bfloat16 or float32, once to a few times
 
 
 @pytest.mark.parametrize("implementation", ["xla", MEASURED[0], MEASURED[2]])
-def test_backward_does_not_count_what_forward_saved(crew: Crew, tmp_path: Path, implementation: str) -> None:
+def test_backward_does_not_count_what_forward_saved(pool: WorkerPool, tmp_path: Path, implementation: str) -> None:
     case = Case("softmax", "any", {"rows": 4096, "columns": 1024}, "float32", "train")
-    found = {part: number(peak, implementation) for part, peak in peaks(crew, tmp_path, case, implementation).items()}
+    found = {part: number(peak, implementation) for part, peak in peaks(pool, tmp_path, case, implementation).items()}
     array = 4 * math.prod(case.sizes.values())
     assert array <= found["backward"] <= 3 * array + 4 * MIB  # the gradient, and at most two temporaries
     assert array <= found["forward"]

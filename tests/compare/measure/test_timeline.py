@@ -22,7 +22,7 @@ from compare.record import run_folder
 from compare.record.record import Record
 from compare.spec.blocks import BLOCKS
 from compare.spec.case import Case
-from compare.workers.pool import Crew
+from compare.workers.pool import WorkerPool
 
 PRODUCT = Kernel(
     "extern_kernels.mm", "gemm", inputs=(Access("x", 400),), outputs=(Access("h", 100),), flops=2000.0,
@@ -255,31 +255,31 @@ def test_no_file_outside_the_run_is_read(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def crew(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
-    crew = Crew(tmp_path_factory.mktemp("traced"), {})
-    yield crew
-    crew.stop()
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
+    pool = WorkerPool(tmp_path_factory.mktemp("traced"), {})
+    yield pool
+    pool.stop()
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("implementation", ["xla", "eager", "inductor", "triton", "cuda"])
-def test_a_real_call(crew: Crew, tmp_path: Path, implementation: str) -> None:
-    if crew.ask("torch", "environment")["timer"] != "cupti":
+def test_a_real_call(pool: WorkerPool, tmp_path: Path, implementation: str) -> None:
+    if pool.ask("torch", "environment")["timer"] != "cupti":
         pytest.skip("needs CUPTI")
     case = Case("softmax", "any", {"rows": 4096, "columns": 1024}, "bfloat16", "train")
     role = BLOCKS["softmax"].implementation(implementation).framework
     folders = [str(tmp_path / "data" / str(seed)) for seed in (0, 1)]
     scales = [
-        crew.ask("reference", "produce", case=case.to_json(), seed=seed, folder=path)
+        pool.ask("reference", "produce", case=case.to_json(), seed=seed, folder=path)
         for seed, path in enumerate(folders)
     ]
-    prepared = crew.ask(
+    prepared = pool.ask(
         role, "prepare", id="subject", case=case.to_json(), implementation=implementation, folders=folders,
         scales=scales, dumps=str(tmp_path / "dumps"),
     )
-    traces = {part: CallTrace.from_json(found) for part, found in crew.ask(role, "trace", id="subject").items()}
-    measured = crew.ask(role, "measure", id="subject", seconds=0.01, first=False, input_set=0)["parts"]
-    crew.ask(role, "release", id="subject")
+    traces = {part: CallTrace.from_json(found) for part, found in pool.ask(role, "trace", id="subject").items()}
+    measured = pool.ask(role, "measure", id="subject", seconds=0.01, first=False, input_set=0)["parts"]
+    pool.ask(role, "release", id="subject")
     graph = store.from_json(prepared["graph"])
     assert list(traces) == ["forward", "backward"]
     for part, trace in traces.items():

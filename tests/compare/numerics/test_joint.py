@@ -13,7 +13,7 @@ from compare.graph.model import FusionGraph
 from compare.run.for_target import CHECKS, environment
 from compare.spec.blocks import BLOCKS
 from compare.spec.case import Case
-from compare.workers.pool import Crew
+from compare.workers.pool import WorkerPool
 
 Check = Callable[[Case, str, str], dict[str, Any]]
 JOINT = Case("softmax", "odd", {"rows": 7, "columns": 257}, "float32", "joint")
@@ -37,26 +37,26 @@ def test_outputs_and_gradients_are_right(check_on_cpu: Check, implementation: st
 
 
 @pytest.fixture(scope="module")
-def crew(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("TRITON_INTERPRET", raising=False)  # a process that compiles for a target interprets nothing
-        crew = Crew(tmp_path_factory.mktemp("joint"), environment("h200"))
-        yield crew
-        crew.stop()
+        pool = WorkerPool(tmp_path_factory.mktemp("joint"), environment("h200"))
+        yield pool
+        pool.stop()
 
 
-def compiled(crew: Crew, folder: str, implementation: str) -> FusionGraph:
+def compiled(pool: WorkerPool, folder: str, implementation: str) -> FusionGraph:
     case = replace(JOINT, sizes={"rows": 4096, "columns": 1024})
     role, target = ("xla", {"target": "h200"}) if implementation == "xla" else ("target", {})
     dumps = f"{folder}/{implementation}"
-    found = crew.ask(role, "compile", case=case.to_json(), implementation=implementation, dumps=dumps, **target)
+    found = pool.ask(role, "compile", case=case.to_json(), implementation=implementation, dumps=dumps, **target)
     return store.from_json(found["graph"])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("implementation", ["xla", "inductor", "triton"])
-def test_the_graph_is_of_one_part(crew: Crew, tmp_path: Any, implementation: str) -> None:
-    graph = compiled(crew, str(tmp_path), implementation)
+def test_the_graph_is_of_one_part(pool: WorkerPool, tmp_path: Any, implementation: str) -> None:
+    graph = compiled(pool, str(tmp_path), implementation)
     assert graph.kernels and {kernel.part for kernel in graph.kernels} == {"forward"}
     operations = [op for kernel in graph.kernels for op in kernel.source_ops]
     assert any(op.backward for op in operations) and not all(op.backward for op in operations)

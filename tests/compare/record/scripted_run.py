@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_run_device import ScriptedCrew
 
 from compare.base import host
 from compare.cli import main as cli
@@ -26,8 +25,11 @@ from compare.record import run_folder
 from compare.record.record import Record
 from compare.run import run
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "run"))
+from test_on_gpu import ScriptedPool  # noqa: E402
 
-class PacedCrew(ScriptedCrew):
+
+class PacedPool(ScriptedPool):
     """Answers as workers would, each answer after `pace` seconds."""
 
     def __init__(self, pace: float) -> None:
@@ -52,7 +54,7 @@ def one_run(request: dict[str, Any], acknowledged: Path, output: Path) -> int:
     patch = pytest.MonkeyPatch()  # never undone: the process ends with the run
     patch.setattr(run_folder, "append", append_and_acknowledge)
     patch.setattr(host, "gpu_present", lambda: True)
-    patch.setattr(run, "Crew", lambda logs, environment: PacedCrew(request["pace"]))
+    patch.setattr(run, "WorkerPool", lambda logs, environment: PacedPool(request["pace"]))
     with output.open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

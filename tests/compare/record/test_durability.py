@@ -39,7 +39,7 @@ SIGKILLED = -9
 
 
 class Runs:
-    """Runs with a scripted crew, one at a time, each in a process of its own."""
+    """Runs with a scripted pool, one at a time, each in a process of its own."""
 
     def __init__(self, folder: Path) -> None:
         self.acknowledged_by, self.output_of, self.process_of = (

@@ -27,7 +27,7 @@ class Silent:
     def done(self, record: Record) -> None: ...
 
 
-class Crew:
+class StoppingPool:
     """Compiles and checks whatever it is asked to, until the compile in which the run is stopped."""
 
     def __init__(self, stopped_at: str = "", without: str = "") -> None:
@@ -49,33 +49,33 @@ class Crew:
         return {"errors": [], "device": "cpu", "backend": role} if method == "check" else None
 
 
-def run(folder: Path, crew: Crew) -> dict[str, Any]:
+def run(folder: Path, pool: StoppingPool) -> dict[str, Any]:
     """The workers that the run's segment has."""
     plan = resolve(
         ["vector_add"], suite="quick", cases=["prime"], directions=["fwd"], implementations=["xla", "inductor", "cuda"]
     )
     record.create(folder, {"segments": []})
-    session = Session(folder, folder / "scratch", crew, Silent(), {}, "h200")  # type: ignore[arg-type]
+    session = Session(folder, folder / "scratch", pool, Silent(), {}, "h200")  # type: ignore[arg-type]
     try:
         for_target.run(plan, session)
     except KeyboardInterrupt:
-        assert crew.stopped_at
+        assert pool.stopped_at
     (segment,) = json.loads((folder / "run.json").read_text())["segments"]
     return dict(segment["environment"]["workers"])
 
 
 def test_a_run_says_of_all_its_workers_what_they_are(tmp_path: Path) -> None:
-    crew = Crew(without="torch")
-    workers = run(tmp_path, crew)
+    pool = StoppingPool(without="torch")
+    workers = run(tmp_path, pool)
     assert list(workers.items()) == [
         ("target", {"worker": "target"}), ("torch", {"unavailable": "the worker died"}), ("xla", {"worker": "xla"}),
     ]
-    assert crew.asked.count(("xla", "environment")) == 1
+    assert pool.asked.count(("xla", "environment")) == 1
 
 
 @pytest.mark.parametrize("stopped_at", ["inductor", "cuda"])
 def test_a_run_that_is_stopped_says_what_the_workers_behind_its_records_were(tmp_path: Path, stopped_at: str) -> None:
-    workers = run(tmp_path, Crew(stopped_at))
+    workers = run(tmp_path, StoppingPool(stopped_at))
     records = record.read_records(tmp_path)[0]
     assert records and stopped_at not in {each.implementation for each in records}
     for each in records:

@@ -1,4 +1,4 @@
-"""The lock under which kernels are timed to choose one."""
+"""The autotune lock: one process of a run times candidate kernels at a time."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ SIDE = """
 import json
 from pathlib import Path
 from compare.spec.blocks import BLOCKS
-from compare.base.worker_protocol import Untuned
-from compare.workers import xla
+from compare.base.worker_protocol import NotAutotuned
+from compare.workers.xla import worker as xla
 
 seen = []
 
@@ -47,7 +47,7 @@ for xla._CHOSEN, tune in ((None, False), (None, True), (Path("chosen"), False), 
         side.inputs = side.cotangents = lambda folder, case: {}
     try:
         side.build(block.cases("check")[0], block.implementation("xla"), Path(), Path(), tune)
-    except Untuned as problem:
+    except NotAutotuned as problem:
         seen.append(str(problem))
 print(json.dumps(seen))
 """
@@ -61,28 +61,25 @@ def noted(events: list[str]) -> Iterator[None]:
 
 
 def said_elsewhere(lock: Path) -> str:
-    """By another process that would have the lock at once."""
+    """Return the answer of another process that tries to take the lock."""
     done = subprocess.run([sys.executable, "-c", TRY, str(lock)], capture_output=True, text=True, cwd=PROJECT)
     return done.stdout.strip() or done.stderr.strip()
 
 
-def test_one_process_at_a_time(tmp_path: Path) -> None:
-    lock = tmp_path / "tuning"
-    with autotune_lock.alone(lock):
-        assert said_elsewhere(lock) == "taken"
-    assert said_elsewhere(lock) == ""
+def test_one_process_holds_it_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(autotune_lock.VARIABLE, str(tmp_path / "lock"))
+    with autotune_lock.held():
+        assert said_elsewhere(tmp_path / "lock") == "taken"
+    assert said_elsewhere(tmp_path / "lock") == ""
 
 
-def test_a_workers_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(autotune_lock.VARIABLE, str(tmp_path / "tuning"))
-    with autotune_lock.turn():
-        assert said_elsewhere(tmp_path / "tuning") == "taken"
-    monkeypatch.delenv(autotune_lock.VARIABLE)
-    with autotune_lock.turn():
-        assert said_elsewhere(tmp_path / "tuning") == ""
+def test_without_a_run_there_is_nothing_to_wait_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(autotune_lock.VARIABLE, raising=False)
+    with autotune_lock.held():
+        assert said_elsewhere(tmp_path / "lock") == ""
 
 
-def test_xla_compiles_within_its_turn() -> None:
+def test_xla_compiles_under_it() -> None:
     jax = pytest.importorskip("jax")
     from xlafuse.compile import compiler
 
@@ -94,7 +91,7 @@ def test_xla_compiles_within_its_turn() -> None:
 
 
 @pytest.mark.parametrize("complete", [True, False])
-def test_what_is_recorded_whole_waits_for_nobody(complete: bool) -> None:
+def test_a_complete_recording_needs_no_lock(complete: bool) -> None:
     jax = pytest.importorskip("jax")
     from xlafuse.compile import compiler
 
@@ -140,20 +137,19 @@ def test_inductor_times_under_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert events == ["timed"]
 
 
-def test_xlas_worker_compiles_without_its_turn_what_it_finds_chosen() -> None:
-    """And leaves the rest, where it is not to tune: all, where nothing is known."""
+def test_xla_s_worker_replays_without_the_lock() -> None:
     pytest.importorskip("jax")
     done = subprocess.run([sys.executable, "-c", SIDE], capture_output=True, text=True, cwd=PROJECT)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [
         "nothing that XLA chose is known",
-        ["turn", False], "one of them",
+        ["held", False], "one of them",
         [None, True], "one of them",
-        ["turn", False], "one of them",  # it need not be looked for again
+        ["held", False], "one of them",  # the first failed search is remembered
     ]
 
 
-def test_what_may_not_be_timed_is_left() -> None:
+def test_xla_refuses_without_permission_to_autotune() -> None:
     jax = pytest.importorskip("jax")
     from xlafuse.compile import compiler
 
@@ -166,62 +162,60 @@ def test_what_may_not_be_timed_is_left() -> None:
         compiler._compile_here(Lowered(), {}, None, reuses=True)
 
 
-def test_inductor_max_is_left_where_nothing_may_be_timed(tmp_path: Path) -> None:
+def test_inductor_max_refuses_without_permission_to_autotune(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    from compare.base.worker_protocol import Untuned
+    from compare.base.worker_protocol import NotAutotuned
     from compare.spec.blocks import BLOCKS
     from compare.workers.pytorch.worker import TorchSide
 
     block = BLOCKS["gelu"]
-    with pytest.raises(Untuned):
+    with pytest.raises(NotAutotuned):
         TorchSide().build(block.cases("check")[0], block.implementation("inductor-max"), tmp_path, tmp_path, tune=False)
 
 
-def test_a_worker_says_that_it_left_something() -> None:
-    from compare.base.worker_protocol import Untuned
+def test_the_refusal_has_a_kind_of_its_own() -> None:
+    from compare.base.worker_protocol import NotAutotuned
     from compare.workers.main import _error
 
-    assert _error(Untuned("max-autotune times kernels"))["error"] == {
-        "kind": "untuned", "message": "max-autotune times kernels",
+    assert _error(NotAutotuned("max-autotune times kernels"))["error"] == {
+        "kind": "not_autotuned", "message": "max-autotune times kernels",
     }
 
 
-def test_what_is_waited_for_a_turn_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And not what is done in it."""
+def test_the_waiting_time_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
     @contextmanager
     def waiting() -> Iterator[None]:
         time.sleep(0.1)
         yield
 
-    monkeypatch.setattr(autotune_lock, "turn", waiting)
-    turns = autotune_lock.Turns()
+    monkeypatch.setattr(autotune_lock, "held", waiting)
+    waited = autotune_lock.WaitingTime()
     for number in (1, 2):
-        with turns.turn():
-            waited = turns.waited
-            time.sleep(0.1)
-        assert 0.1 * number <= waited == turns.waited
+        with waited.held():
+            before = waited.seconds
+            time.sleep(0.1)  # the work under the lock does not count
+        assert 0.1 * number <= before == waited.seconds
 
 
-def test_what_hangs_in_its_turn_ends_and_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_holder_that_hangs_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in code that Python cannot interrupt."""
-    lock = tmp_path / "tuning"
-    monkeypatch.setenv(autotune_lock.VARIABLE, str(lock))
+    monkeypatch.setenv(autotune_lock.VARIABLE, str(tmp_path / "lock"))
     code = (
-        "import ctypes; from compare import tuning; tuning.LONGEST_SECONDS = 1\n"
-        "with tuning.turn(): print(1, flush=True); ctypes.CDLL(None).pause()"
+        "import ctypes; from compare.workers import autotune_lock as lock; lock.LONGEST_SECONDS = 1\n"
+        "with lock.held(): print(1, flush=True); ctypes.CDLL(None).pause()"
     )
     hanging = subprocess.Popen([sys.executable, "-c", code], cwd=PROJECT, stdout=subprocess.PIPE)
     assert hanging.stdout and hanging.stdout.readline() == b"1\n"
-    with autotune_lock.turn():
+    with autotune_lock.held():
         assert hanging.wait(10) == -signal.SIGALRM
 
 
-def test_a_turn_within_its_time_ends_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(autotune_lock.VARIABLE, str(tmp_path / "tuning"))
+def test_a_holder_within_its_time_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(autotune_lock.VARIABLE, str(tmp_path / "lock"))
     code = (
-        "import time; from compare import tuning; tuning.LONGEST_SECONDS = 1\n"
-        "with tuning.turn(): pass\n"
+        "import time; from compare.workers import autotune_lock as lock; lock.LONGEST_SECONDS = 1\n"
+        "with lock.held(): pass\n"
         "time.sleep(1.5)"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=PROJECT).returncode == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from compare.workers.client import Worker, WorkerDied, WorkerError, WorkerTimeout, interpreter
-from compare.workers.pool import Crew
+from compare.workers.pool import WorkerPool
 
 
 @pytest.fixture
@@ -66,30 +66,30 @@ def test_inductors_compile_processes_stay_unless_the_user_says_otherwise(
 
 
 def test_a_crew_restarts_a_dead_worker(tmp_path: Path) -> None:
-    crew = Crew(tmp_path, {})
+    pool = WorkerPool(tmp_path, {})
     try:
-        crew.ask("reference", "produce", **_tiny(tmp_path))
-        crew._workers["reference"].kill()
+        pool.ask("reference", "produce", **_tiny(tmp_path))
+        pool._workers["reference"].kill()
         with pytest.raises(WorkerDied):
-            crew.ask("reference", "produce", **_tiny(tmp_path))
-        assert "y" in crew.ask("reference", "produce", **_tiny(tmp_path))
+            pool.ask("reference", "produce", **_tiny(tmp_path))
+        assert "y" in pool.ask("reference", "produce", **_tiny(tmp_path))
     finally:
-        crew.stop()
+        pool.stop()
 
 
 @pytest.mark.slow
 def test_a_restarted_worker_is_a_fresh_one(tmp_path: Path) -> None:
-    crew = Crew(tmp_path, {})
+    pool = WorkerPool(tmp_path, {})
     try:
-        crew.start(["reference"])
-        before = crew._workers["reference"]
-        crew.dismiss(["reference"])
-        assert not before.alive and crew._workers == {}
-        crew.start(["reference"])
-        assert crew._workers["reference"].alive and crew._workers["reference"] is not before
-        assert "y" in crew.ask("reference", "produce", **_tiny(tmp_path))
+        pool.start(["reference"])
+        before = pool._workers["reference"]
+        pool.restart(["reference"])
+        assert not before.alive and pool._workers == {}
+        pool.start(["reference"])
+        assert pool._workers["reference"].alive and pool._workers["reference"] is not before
+        assert "y" in pool.ask("reference", "produce", **_tiny(tmp_path))
     finally:
-        crew.stop()
+        pool.stop()
 
 
 @pytest.mark.slow
@@ -98,14 +98,14 @@ def test_a_framework_that_is_not_installed_is_a_skip_with_the_command(
 ) -> None:
     (tmp_path / "jax.py").write_text("raise ModuleNotFoundError(\"No module named 'jax'\", name='jax')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    crew = Crew(tmp_path, {"PYTHONPATH": f"{Path(__file__).parents[3]}:{tmp_path}"})
+    pool = WorkerPool(tmp_path, {"PYTHONPATH": f"{Path(__file__).parents[3]}:{tmp_path}"})
     try:
         for _ in range(2):  # the second ask does not start another process that fails
             with pytest.raises(WorkerError, match="jax is not installed.*pip install") as refusal:
-                crew.ask("xla", "environment")
+                pool.ask("xla", "environment")
             assert refusal.value.kind == "skipped"
     finally:
-        crew.stop()
+        pool.stop()
 
 
 def test_each_framework_has_its_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:

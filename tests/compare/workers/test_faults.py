@@ -27,7 +27,7 @@ from compare.spec.blocks import BLOCKS
 from compare.spec.case import Case
 from compare.spec.implementation import Implementation
 from compare.workers import client, pool
-from compare.workers.pool import Crew
+from compare.workers.pool import WorkerPool
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +49,7 @@ def _implementations() -> dict[str, Implementation]:
     return {i.name: i for i in (*sound.implementations, *module.FAULTY)}
 
 
-class ImpatientCrew(Crew):
+class ImpatientPool(WorkerPool):
     """Gives those that never answer seconds instead of minutes."""
 
     def ask(self, role: str, method: str, *, timeout: float = 900.0, **params: Any) -> Any:
@@ -74,7 +74,7 @@ def run_all(folder: Path, names: list[str], *, target: str | None, packages: Pat
         if packages:
             patch.setenv("PYTHONPATH", str(packages), prepend=os.pathsep)
         patch.setattr(pool, "Worker", FaultyWorker)
-        patch.setattr(run, "Crew", ImpatientCrew)
+        patch.setattr(run, "WorkerPool", ImpatientPool)
         patch.setattr(host, "gpu_present", lambda: True)
         assert run.execute(plan, folder=folder, target=target, resume=False) == 1  # something is wrong or failed
     records, warnings = run_folder.read_records(folder)

@@ -14,7 +14,7 @@ import pytest
 
 from compare.base.paths import PROJECT
 from compare.workers.client import Worker, WorkerDied, WorkerError
-from compare.workers.pool import Crew
+from compare.workers.pool import WorkerPool
 
 SERVES_HANG = """
 import time
@@ -57,24 +57,24 @@ def test_an_import_that_raises_is_the_reason(
 ) -> None:
     (tmp_path / "jax.py").write_text(jax)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    crew = Crew(tmp_path, {})
+    pool = WorkerPool(tmp_path, {})
     try:
         with pytest.raises(WorkerError, match=reason) as refusal:
-            crew.ask("xla", "environment")
+            pool.ask("xla", "environment")
         assert refusal.value.kind == "failed"
     finally:
-        crew.stop()
+        pool.stop()
 
 
 def test_an_import_that_kills_the_process_is_a_death(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "jax.py").write_text("import ctypes; ctypes.string_at(0)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    crew = Crew(tmp_path, {})
+    pool = WorkerPool(tmp_path, {})
     try:
         with pytest.raises(WorkerDied, match="signal SIGSEGV"):
-            crew.ask("xla", "environment")
+            pool.ask("xla", "environment")
     finally:
-        crew.stop()
+        pool.stop()
 
 
 def test_a_busy_worker_ends_with_a_killed_orchestrator(tmp_path: Path) -> None:

@@ -1,0 +1,397 @@
+"""A case runner: one worker pool that prepares a group of cases, and then measures them."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from ..graph import store
+from ..graph.join.kernel_records import join
+from ..graph.model import FusionGraph
+from ..measure import gpu_conditions, timeline
+from ..measure.clock import CallTrace, CuptiClock, DeviceRecord
+from ..plan.timing_modes import MAIN, Timing
+from ..record.record import Record
+from ..spec.implementation import Implementation
+from ..workers.client import WORKER_FAILURES, WorkerDied, WorkerError, WorkerTimeout
+from ..workers.pool import WorkerPool
+from .batches import Group, widest
+from .session import Data, Session, judge, note_failure
+
+# Time limits of one compile. On the host of an H200, beside seven other runners, the longest took 36 s (lm_step with 8
+# layers), and the longest autotuned one 159 s (gpt2_block), most of it waiting for the autotune lock.
+COMPILE_SECONDS, AUTOTUNE_SECONDS = 600, 900
+ROUND_SECONDS = 0.006  # of timed calls, for each implementation in each round and mode
+
+
+@dataclass
+class _Entry:
+    """One implementation of one case while it is prepared and measured."""
+
+    record: Record
+    implementation: Implementation
+    sound: bool = True  # neither skipped nor failed nor wrong so far
+    prepared: bool = False  # its worker holds its program
+    out_of_memory: bool = False
+    graph: FusionGraph | None = None
+    command_buffers: dict[str, list[int]] | None = None  # as in the record's measurement
+    rounds: list[dict[str, Any]] = field(default_factory=list)
+    processes: list[int] = field(default_factory=list)  # for each round, the number of the process that took it
+    conditions: list[dict[str, Any] | None] = field(default_factory=list)  # the GPU's, right after each round
+    modes: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # rounds of each mode but the main one
+    unavailable: dict[str, str] = field(default_factory=dict)  # modes that cannot be had, each with the reason
+    traces: dict[str, CallTrace] | None = None  # one call, by phase
+
+    @property
+    def role(self) -> str:
+        return self.implementation.framework
+
+
+class CaseRunner:
+    """Prepares and measures one group of cases at a time, in worker processes of its own."""
+
+    def __init__(self, session: Session, workers: WorkerPool, timing: Timing) -> None:
+        self.session, self.workers, self._timing = session, workers, timing
+        self._cases: list[list[_Entry]] = []
+        self._data: Data | None = None
+
+    def take(self, group: Group) -> None:
+        """Begin with a group; implementations that cannot take a case are skipped with their reason."""
+        self._cases = [[_Entry(self.session.new(case, i), i) for i in found] for case, found in group]
+        self._data = None
+        for entry in self._entries():
+            if reason := entry.implementation.unsupported(entry.record.case):
+                entry.record.status, entry.record.detail, entry.sound = "skipped", reason, False
+
+    # Preparing, beside other runners.
+
+    def prepare(self) -> None:
+        """Draw inputs; compile, beside the float64 references; check. Compiles that must autotune wait for
+        `autotune`."""
+        if not any(self._sound()):
+            return
+        with ThreadPoolExecutor(1) as beside:
+            self.workers.start({entry.role for entry in self._sound()})
+            try:
+                self._data = self.session.draw(widest(self._cases[0][0].record.case), self.workers)
+                references = beside.submit(self.session.refer, self._data, self.workers)
+                self._by_role(self._compile_first, self._sound())
+                references.result()
+            except WORKER_FAILURES as problem:
+                for entry in self._sound():
+                    self._fail(entry, problem)
+                    entry.record.detail = f"no reference: {entry.record.detail}"
+        self._check([entry for entry in self._sound() if entry.prepared])
+
+    def autotune(self) -> None:
+        """Compile the implementations that autotune. No other work runs; the autotune lock keeps runners apart."""
+        self._by_role(partial(self._compile_first, autotune=True), self._not_prepared())
+
+    def check_autotuned(self) -> None:
+        self._check([entry for entry in self._sound() if entry.prepared and not entry.record.checked])
+
+    def prepare_again(self) -> None:
+        """Compile again in fresh workers: a process draws its memory layout anew."""
+        self._forget(self._entries())
+        self.workers.start({entry.role for entry in self._sound()})
+        self._by_role(self._compile, self._sound())
+
+    def autotune_again(self) -> None:
+        self._by_role(partial(self._compile, autotune=True), self._not_prepared())
+
+    def _compile_first(self, entry: _Entry, *, autotune: bool = False) -> None:
+        """Compile, and keep what the record says of the first compile."""
+        self.session.progress.say(f"compiling {entry.record.id}")
+        if (prepared := self._compile(entry, autotune=autotune)) is not None:
+            entry.record.compile_s, entry.command_buffers = prepared["compile_s"], prepared["command_buffers"]
+            entry.graph = None if prepared["graph"] is None else store.from_json(prepared["graph"])
+
+    def _compile(self, entry: _Entry, *, autotune: bool = False) -> dict[str, Any] | None:
+        """Return the worker's answer to a compile; None where it failed, or needs autotuning that is not allowed."""
+        try:
+            return self._prepare_program(entry, autotune)
+        except WORKER_FAILURES as problem:
+            self._fail_and_recover(entry, problem)
+            return None
+
+    def _prepare_program(self, entry: _Entry, autotune: bool) -> dict[str, Any] | None:
+        assert self._data is not None
+        record, dumps = entry.record, self.session.dumps_folder(entry.record)
+        shutil.rmtree(dumps, ignore_errors=True)  # an earlier process's
+        try:
+            prepared: dict[str, Any] = self.workers.ask(
+                entry.role, "prepare", id=record.id, case=record.case.to_json(), implementation=record.implementation,
+                folders=[str(folder) for folder in self._data.folders], dumps=str(dumps), autotune=autotune,
+                scales=self._data.scales, timeout=AUTOTUNE_SECONDS if autotune else COMPILE_SECONDS,
+            )
+        except WorkerError as problem:
+            if problem.kind == "not_autotuned" and not autotune:
+                return None
+            raise
+        entry.prepared = True
+        return prepared
+
+    def _check(self, entries: Sequence[_Entry]) -> None:
+        """Check the results of each entry, and pack the artifacts of its compile in a thread beside."""
+        with ThreadPoolExecutor(1) as packing:
+            packed = []
+
+            def check(entry: _Entry) -> None:
+                self._check_one(entry)
+                packed.append(packing.submit(self.session.archive, entry.record))
+
+            self._by_role(check, entries)
+        for archive in packed:
+            archive.result()
+
+    def _check_one(self, entry: _Entry) -> None:
+        assert self._data is not None
+        record = entry.record
+        self.session.progress.say(f"checking {record.id}")
+        try:
+            outcome = self.workers.ask(entry.role, "check", id=record.id, scales=self._data.scales, timeout=300)
+        except WORKER_FAILURES as problem:
+            self._fail_and_recover(entry, problem)
+            return
+        record.status = "ok"
+        record.checked = {
+            "device": outcome["device"], "backend": outcome["backend"], "dtype": record.case.dtype,
+            "case": record.case.name,
+        }
+        judge(record, outcome["errors"])
+        entry.sound = record.status == "ok"
+
+    # Measuring, while nothing else runs.
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether something of the group found too little GPU memory."""
+        return any(entry.out_of_memory for entry in self._entries())
+
+    def measure(self, process: int) -> None:
+        """Take the rounds that belong to this process number, of each case in turn."""
+        for entries in self._cases:
+            self.session.progress.say(f"timing {entries[0].record.case.id}")
+            for number in range(self._timing.rounds):
+                if self._timing.process_of(number) == process:
+                    self._round(entries, number)
+
+    def _round(self, entries: list[_Entry], number: int) -> None:
+        """Measure every implementation once in each mode.
+
+        Each round starts with another implementation, so that drift hits all alike, and uses another input set.
+        """
+        for mode in (MAIN, *self._timing.modes):
+            sound = [entry for entry in entries if entry.sound]
+            start = number % len(sound) if sound else 0
+            for entry in sound[start:] + sound[:start]:
+                if not entry.sound:  # its worker died under another implementation, and it failed to compile again
+                    continue
+                if mode == MAIN:
+                    self._measure_main(entry, number)
+                elif mode not in entry.unavailable:
+                    self._measure_mode(entry, mode, number)
+
+    def _measure_main(self, entry: _Entry, number: int) -> None:
+        try:
+            entry.rounds.append(
+                self._ask(entry, "measure", seconds=ROUND_SECONDS, first=number == 0, input_set=number)
+            )
+            entry.processes.append(self._timing.process_of(number))
+            entry.conditions.append(gpu_conditions.read())
+        except WORKER_FAILURES as problem:
+            self._fail_and_recover(entry, problem)
+
+    def _measure_mode(self, entry: _Entry, mode: str, number: int) -> None:
+        """Measure one round of a mode. Unlike the main mode, one that cannot be had costs itself alone."""
+        rounds = entry.modes.setdefault(mode, [])
+        if rounds and "same_as" in rounds[0]:
+            return
+        try:
+            rounds.append(self._ask(entry, "measure_mode", mode=mode, seconds=ROUND_SECONDS, input_set=number))
+        except WorkerError as problem:
+            if mode == "warm" and problem.kind == "wrong":  # the main mode's program: its results are wrong there, too
+                self._fail(entry, problem)
+            entry.unavailable[mode] = problem.message
+        except (WorkerDied, WorkerTimeout) as problem:
+            entry.unavailable[mode] = str(problem)
+            self._recover(entry.role)
+
+    def finish(self) -> None:
+        """Trace one call of each implementation where anything was timed, write the records, and let the group go."""
+        for entries in self._cases:
+            self._trace([entry for entry in entries if entry.rounds])
+            for entry in entries:
+                self._release(entry)
+                self._write(entry)
+        self._drop()
+
+    def abandon(self) -> None:
+        """Let the group go without records."""
+        for entry in self._entries():
+            self._release(entry)
+        self._drop()
+
+    def _trace(self, entries: list[_Entry]) -> None:
+        """Trace one more call of each for its timeline; a failure costs the timeline alone."""
+        dead: dict[str, str] = {}  # by role, the reason why nothing more is traced
+        for entry in entries:
+            record = entry.record
+            if not entry.sound or self.session.timers[entry.role] != CuptiClock.name:
+                continue
+            if entry.role in dead:
+                record.trace = {"unavailable": dead[entry.role]}
+                continue
+            try:
+                found = self._ask(entry, "trace")
+            except WorkerError as problem:
+                record.trace = {"unavailable": problem.message}
+            except (WorkerDied, WorkerTimeout) as problem:
+                dead[entry.role] = f"while {record.id} was traced: {problem}"
+                record.trace = {"unavailable": dead[entry.role]}
+            else:
+                entry.traces = {phase: CallTrace.from_json(found[phase]) for phase in record.case.parts}
+
+    def _write(self, entry: _Entry) -> None:
+        """Write the record, with its timeline, measurement and graph."""
+        if entry.traces is not None:
+            self.session.keep_trace(entry.record, timeline.of_call(entry.traces, entry.graph, name=entry.record.id))
+        timer = self.session.timers[entry.role]
+        if entry.sound and entry.rounds:
+            entry.record.measurement = _measurement(entry, timer)
+        if entry.graph is not None:
+            self._keep_graph(entry, entry.graph, timer)
+        self.session.write(entry.record)
+
+    def _keep_graph(self, entry: _Entry, graph: FusionGraph, timer: str | None) -> None:
+        """Keep the graph with the times of a median call, each record joined to its kernel."""
+        unjoined = {}
+        for phase, measured in ((entry.record.measurement or {}).get("parts") or {}).items():
+            if graph.kernels is not None and timer == CuptiClock.name:
+                records = [DeviceRecord.from_json(record) for record in measured["records"]]
+                graph, left = join(graph, {phase: records})
+                unjoined[phase] = [record.name for record in left]
+        self.session.keep_graph(entry.record, graph)
+        for phase, names in unjoined.items():
+            entry.record.kernels[phase]["unjoined"] = names
+
+    # Failures.
+
+    def _fail_and_recover(self, entry: _Entry, problem: Exception) -> None:
+        self._fail(entry, problem)
+        if not isinstance(problem, WorkerError):
+            self._recover(entry.role)
+
+    @staticmethod
+    def _fail(entry: _Entry, problem: Exception) -> None:
+        note_failure(entry.record, problem)
+        entry.sound = False
+        entry.out_of_memory = isinstance(problem, WorkerError) and problem.kind == "out_of_memory"
+
+    def _recover(self, role: str) -> None:
+        """After a worker's death, compile again the programs that it held, in a fresh one.
+
+        An entry that kills this one, too, fails for it, and the others are compiled once more.
+        """
+        lost = [entry for entry in self._sound() if entry.role == role and entry.prepared]
+        self._forget(lost)
+        while left := [entry for entry in lost if entry.sound and not entry.prepared]:
+            try:
+                self._prepare_program(left[0], autotune=True)
+            except WORKER_FAILURES as problem:
+                self._fail(left[0], problem)
+                if not isinstance(problem, WorkerError):
+                    self._forget(lost)
+
+    @staticmethod
+    def _forget(entries: Iterable[_Entry]) -> None:
+        for entry in entries:
+            entry.prepared = False
+
+    # Plumbing.
+
+    def _ask(self, entry: _Entry, method: str, **params: Any) -> Any:
+        return self.workers.ask(entry.role, method, id=entry.record.id, timeout=300, **params)
+
+    def _release(self, entry: _Entry) -> None:
+        if entry.record.status != "skipped":
+            with contextlib.suppress(*WORKER_FAILURES):  # a dead worker holds no program
+                self.workers.ask(entry.role, "release", id=entry.record.id)
+
+    def _drop(self) -> None:
+        self._cases = []
+        if self._data is not None:
+            shutil.rmtree(self._data.folders[0].parent, ignore_errors=True)
+            self._data = None
+
+    def _entries(self) -> Iterator[_Entry]:
+        return (entry for entries in self._cases for entry in entries)
+
+    def _sound(self) -> list[_Entry]:
+        return [entry for entry in self._entries() if entry.sound]
+
+    def _not_prepared(self) -> list[_Entry]:
+        return [entry for entry in self._sound() if not entry.prepared]
+
+    @staticmethod
+    def _by_role(do: Callable[[_Entry], object], entries: Sequence[_Entry]) -> None:
+        """Do it for each entry: one role's in order, roles side by side."""
+
+        def in_order(role: str) -> None:
+            for entry in entries:
+                if entry.role == role and entry.sound:
+                    do(entry)
+
+        roles = sorted({entry.role for entry in entries})
+        with ThreadPoolExecutor(max(1, len(roles))) as threads:
+            list(threads.map(in_order, roles))
+
+
+def _measurement(entry: _Entry, timer: str | None) -> dict[str, Any]:
+    """Return the record's measurement from its rounds; see compare.record.record."""
+    phases = None
+    if entry.rounds[0]["parts"] is not None:
+        described = entry.rounds[entry.processes.count(0) - 1]["parts"]  # the process whose compile the graph describes
+        phases = {
+            phase: _timed(entry.rounds, phase) | {"records": described[phase]["records"]}
+            for phase in entry.record.case.parts
+        }
+    warm_ups = [r["warm_up"] for r in entry.rounds if r["warm_up"]]
+    peaks = next((r for r in entry.rounds if "peak_memory" in r), {})
+    return {
+        "timer": timer, "parts": phases,
+        "wall_time": [r["wall_time"] for r in entry.rounds], "peak_memory_bytes": peaks.get("peak_memory_bytes"),
+        "peak_memory": peaks.get("peak_memory"),
+        "conditions": entry.conditions, "processes": entry.processes,
+        "warm_up": {name: [w[name] for w in warm_ups] for name in ("seconds", "settled")},
+        "command_buffers": entry.command_buffers,
+        "modes": {mode: _mode(entry, mode) for mode in entry.modes},
+    }
+
+
+def _mode(entry: _Entry, mode: str) -> dict[str, Any]:
+    if mode in entry.unavailable:
+        return {"unavailable": entry.unavailable[mode]}
+    rounds = entry.modes[mode]
+    if "same_as" in rounds[0]:
+        return rounds[0]
+    return {
+        "parts": {phase: _timed(rounds, phase) for phase in entry.record.case.parts},
+        "settled": [r["warm_up"]["settled"] for r in rounds],
+        "command_buffers": rounds[0].get("command_buffers"),
+    }
+
+
+def _timed(rounds: list[dict[str, Any]], phase: str) -> dict[str, Any]:
+    """Return one phase's samples over all rounds of a mode."""
+    found = [r["parts"][phase] for r in rounds]
+    busy_times = [f["busy_time"] for f in found]
+    return {
+        "device_time": [f["device_time"] for f in found], "busy_time": None if None in busy_times else busy_times,
+        "launches": found[0]["launches"], "poisoned": all(f["poisoned"] for f in found),
+    }
