@@ -12,9 +12,9 @@ from typing import Any
 from ..base.text import printable
 from ..base.usage import UsageError
 from ..report.terminal import echo_json, emit
-from ..sources.graph_sources import Contents, Found, contents
+from ..sources.graph_sources import Contents, GraphSource, contents
 
-Pair = tuple[str, Found | None, Found | None]
+Pair = tuple[str, GraphSource | None, GraphSource | None]
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def match(a: Contents, b: Contents, module: str | None = None) -> list[Pair]:
     """
     if (a.kind == "run") != (b.kind == "run"):
         raise UsageError(f"{a.path} and {b.path}: a run can be compared with another run alone")
-    old, new = (list(side.found) if module is None else side.modules(module) for side in (a, b))
+    old, new = (list(side.graphs) if module is None else side.modules(module) for side in (a, b))
     if len(old) == len(new) == 1:
         return [(f"{_label(old[0])} → {_label(new[0])}", old[0], new[0])]
     left, right = _by_name(old), _by_name(new)
@@ -137,11 +137,11 @@ def match(a: Contents, b: Contents, module: str | None = None) -> list[Pair]:
     return [(name, left.get(name), right.get(name)) for name in names]
 
 
-def _label(found: Found) -> str:
+def _label(found: GraphSource) -> str:
     return str(found.path) if found.name == found.path.name else f"{found.path} {found.name}"
 
 
-def _by_name(found: Iterable[Found]) -> dict[str, Found]:
+def _by_name(found: Iterable[GraphSource]) -> dict[str, GraphSource]:
     """Names of modules carry no number of the compile; several of one name are told apart by their order there."""
     seen: Counter[str] = Counter()
     result = {}

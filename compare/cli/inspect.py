@@ -16,7 +16,7 @@ from ..base.usage import UsageError, one_of, some, write_file
 from ..plan import paired_rounds
 from ..report import aligned
 from ..report.terminal import echo_json, emit, width
-from ..sources.graph_sources import SHOWN_AT_ONCE, Contents, Found, contents, refusing
+from ..sources.graph_sources import SHOWN_AT_ONCE, Contents, GraphSource, contents, reading_errors_as_usage
 
 if TYPE_CHECKING:
     from ..graph.model import FusionGraph
@@ -94,34 +94,34 @@ def inspect(
 # Choosing.
 
 
-def _chosen(opened: Contents, module: str | None, wanted: Mapping[str, list[str]]) -> list[Found]:
+def _chosen(opened: Contents, module: str | None, wanted: Mapping[str, list[str]]) -> list[GraphSource]:
     if opened.kind == "run":
         if module is not None:
             raise UsageError("--module chooses in a folder of dumps; of a run use --block, --case, --direction and -i")
         return _records(opened, wanted)
     if any(wanted.values()):
         raise UsageError(f"{opened.path}: no run folder, so that --block, --case, --direction and -i choose nothing")
-    return list(opened.found) if module is None else opened.modules(module)
+    return list(opened.graphs) if module is None else opened.modules(module)
 
 
-def _records(opened: Contents, wanted: Mapping[str, list[str]]) -> list[Found]:
+def _records(opened: Contents, wanted: Mapping[str, list[str]]) -> list[GraphSource]:
     from ..report.rows import only
 
     fields = [
         {"number": each.number, "block": each.record.case.block, "case": each.record.case.name,
          "direction": each.record.case.direction, "implementation": each.record.implementation}
-        for each in opened.found if each.record is not None
+        for each in opened.graphs if each.record is not None
     ]
     kept = {row["number"] for row in only(fields, **wanted)}
-    return [each for each in opened.found if each.number in kept]
+    return [each for each in opened.graphs if each.number in kept]
 
 
 # Views.
 
-Pairs = list[tuple[Found, "FusionGraph"]]
+Pairs = list[tuple[GraphSource, "FusionGraph"]]
 
 
-def _list_modules(found: list[Found], question: Question) -> None:
+def _list_modules(found: list[GraphSource], question: Question) -> None:
     from ..graph import formats
     from ..graph.render import text_view
 
@@ -142,7 +142,7 @@ def _list_modules(found: list[Found], question: Question) -> None:
     emit(text_view.plain(f"{formats.count(len(found), 'module')}; --module NUMBER or NAME shows one"))
 
 
-def show_graphs(found: Sequence[Found], question: Question) -> None:
+def show_graphs(found: Sequence[GraphSource], question: Question) -> None:
     """Each by itself."""
     from ..graph import store
     from ..sources.explained import Explained
@@ -162,13 +162,13 @@ def show_graphs(found: Sequence[Found], question: Question) -> None:
             _show_graph(each, graph, question)
 
 
-def _list_records(found: list[Found], warn: Warn) -> None:
+def _list_records(found: list[GraphSource], warn: Warn) -> None:
     from ..report import run_graphs
 
     emit(run_graphs.table([(each, _recorded(each, warn)) for each in found]))
 
 
-def _show_records(found: list[Found], question: Question, warn: Warn) -> None:
+def _show_records(found: list[GraphSource], question: Question, warn: Warn) -> None:
     from ..graph.render import text_view
 
     pairs = [(each, _recorded(each, warn)) for each in found]
@@ -186,7 +186,7 @@ def _show_records(found: list[Found], question: Question, warn: Warn) -> None:
             _show_record(each, graph, question)
 
 
-def _recorded(each: Found, warn: Warn) -> FusionGraph | None:
+def _recorded(each: GraphSource, warn: Warn) -> FusionGraph | None:
     """The record's graph; None, and a warning, where it cannot be read: that costs this record alone."""
     if each.read is None:
         return None
@@ -197,7 +197,7 @@ def _recorded(each: Found, warn: Warn) -> FusionGraph | None:
         return None
 
 
-def _record_json(each: Found, graph: FusionGraph | None) -> dict[str, Any]:
+def _record_json(each: GraphSource, graph: FusionGraph | None) -> dict[str, Any]:
     """What identifies the record, and its graph, or null."""
     from ..graph import store
 
@@ -212,7 +212,7 @@ def _record_json(each: Found, graph: FusionGraph | None) -> dict[str, Any]:
     }
 
 
-def _show_record(each: Found, graph: FusionGraph | None, question: Question) -> None:
+def _show_record(each: GraphSource, graph: FusionGraph | None, question: Question) -> None:
     from ..graph.render import text_view
 
     record = each.record
@@ -231,7 +231,7 @@ def _show_record(each: Found, graph: FusionGraph | None, question: Question) -> 
 
 
 def _show_graph(
-    each: Found, graph: FusionGraph, question: Question, title: str | None = None, notes: Sequence[str] = ()
+    each: GraphSource, graph: FusionGraph, question: Question, title: str | None = None, notes: Sequence[str] = ()
 ) -> None:
     from ..graph.render import text_view
 
@@ -351,7 +351,7 @@ def _show_passes(pairs: Pairs, question: Question) -> None:
         )
     answers = []
     for each, name, artifacts in ((each, *module) for each, modules in compiled for module in modules):
-        with refusing(each.path):
+        with reading_errors_as_usage(each.path):
             changes = story(artifacts)
         if question.as_json:
             passes = [{**asdict(change), "text": str(change)} for change in changes]

@@ -139,7 +139,7 @@ def _view(view: str, kernels: bool, run: Path, selected: list[Row]) -> tuple[lis
 
         if not kernels:
             return selected, roofline.render
-        return list(roofline.kernels(graph_sources.contents(run).found, selected)), roofline.render_kernels
+        return list(roofline.kernels(graph_sources.contents(run).graphs, selected)), roofline.render_kernels
     return selected, table.render
 
 

@@ -11,7 +11,7 @@ from ..measure import timeline
 from ..record.record import Record
 from ..record.run_folder import read_records, read_run
 from ..report.rows import only
-from ..sources.graph_sources import inside
+from ..sources.graph_sources import recorded_file
 
 VIEWERS = "open it in https://ui.perfetto.dev or chrome://tracing"
 
@@ -43,7 +43,7 @@ def merged(
         raise UsageError(f"{run}: {without[0]}")
     warn(without)
     try:
-        timeline.save(timeline.merge([timeline.load(inside(run, record, name)) for record, name in found]), out)
+        timeline.save(timeline.merge([timeline.load(recorded_file(run, record, name)) for record, name in found]), out)
     except ValueError as problem:  # a TimelineError, too
         raise UsageError(str(problem)) from None
     except OSError as problem:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..base.text import printable
 from ..base.usage import UsageError, one_of
-from ..sources.graph_sources import Contents, Found
+from ..sources.graph_sources import Contents, GraphSource
 from .terminal import echo_json, emit
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ MOST_FINDINGS = 8
 UNFUSED = {"xla": "xla-unfused", "inductor": "eager"}
 
 
-def show(found: Sequence[Found], question: Question) -> None:
+def show(found: Sequence[GraphSource], question: Question) -> None:
     """Graphs of any origin on one list of stages."""
     from ..graph.analyse.align import align
     from ..graph.render import align_view
@@ -34,7 +34,7 @@ def show(found: Sequence[Found], question: Question) -> None:
     _show_findings(names, graphs, found[0], question)
 
 
-def labels(found: Sequence[Found], graphs: Sequence[FusionGraph]) -> list[str]:
+def labels(found: Sequence[GraphSource], graphs: Sequence[FusionGraph]) -> list[str]:
     """The compilers where each is another one, else the modules where they come from one place, else the files."""
     compilers = [graph.compiler for graph in graphs]
     if len(set(compilers)) == len(compilers):
@@ -53,7 +53,7 @@ def unique(names: Iterable[str]) -> list[str]:
     return result
 
 
-def show_choice(opened: Contents, found: Iterable[Found], names: Sequence[str], question: Question) -> None:
+def show_choice(opened: Contents, found: Iterable[GraphSource], names: Sequence[str], question: Question) -> None:
     """Of each case of a run, the implementations named ("inductor,triton" are two); of a folder of dumps, modules."""
     from ..graph.analyse.ablation import ablation
     from ..graph.analyse.align import align
@@ -84,9 +84,9 @@ def show_choice(opened: Contents, found: Iterable[Found], names: Sequence[str], 
         echo_json(answers)
 
 
-def _by_case(opened: Contents, found: Iterable[Found], names: Sequence[str]) -> dict[str, dict[str, Found]]:
+def _by_case(opened: Contents, found: Iterable[GraphSource], names: Sequence[str]) -> dict[str, dict[str, GraphSource]]:
     """By case, the records of these implementations that have a graph, where there are several."""
-    cases: dict[str, dict[str, Found]] = {}
+    cases: dict[str, dict[str, GraphSource]] = {}
     for each in found:
         if each.record is not None:
             cases.setdefault(each.record.case.id, {})[each.record.implementation] = each
@@ -102,7 +102,7 @@ def _by_case(opened: Contents, found: Iterable[Found], names: Sequence[str]) -> 
     return several
 
 
-def _show_findings(names: Sequence[str], graphs: Sequence[FusionGraph], first: Found, question: Question) -> None:
+def _show_findings(names: Sequence[str], graphs: Sequence[FusionGraph], first: GraphSource, question: Question) -> None:
     from ..graph.findings.collect import findings
     from ..graph.render import text_view as views
 

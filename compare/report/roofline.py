@@ -11,7 +11,7 @@ from ..graph.analyse.roofline import Place, intensity, place, recoverable_us
 from ..graph.analyse.totals import bytes_moved
 from ..graph.model import Kernel
 from ..record.record import Record
-from ..sources.graph_sources import Found
+from ..sources.graph_sources import GraphSource
 from .rows import Row, id_of
 from .table import Columns, grouped, mega, percent
 
@@ -66,7 +66,7 @@ _KERNEL_COLUMNS: Columns = {
 }
 
 
-def kernels(found: Sequence[Found], rows: Iterable[Row]) -> Iterator[Row]:
+def kernels(found: Sequence[GraphSource], rows: Iterable[Row]) -> Iterator[Row]:
     """A row for each kernel of those records that `rows` are of, in launch order; what is not known is None.
 
     index: of the launch. dram_bytes, dram_bytes_call: of all its launches, as ncu counted them. Raises UsageError for a

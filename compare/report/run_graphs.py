@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..base.text import printable
-from ..sources.graph_sources import Found
+from ..sources.graph_sources import GraphSource
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..graph.model import FusionGraph
 
 
-def table(found: Sequence[tuple[Found, FusionGraph | None]]) -> RenderableType:
+def table(found: Sequence[tuple[GraphSource, FusionGraph | None]]) -> RenderableType:
     """Kernels, bytes moved, fusion efficiency and time of each record's graph, below its case."""
     from rich.console import Group
 
@@ -39,7 +39,7 @@ def table(found: Sequence[tuple[Found, FusionGraph | None]]) -> RenderableType:
     )
 
 
-def _cells(each: Found, graph: FusionGraph | None) -> list[str]:
+def _cells(each: GraphSource, graph: FusionGraph | None) -> list[str]:
     from ..graph import formats
     from ..graph.analyse.totals import totals
 

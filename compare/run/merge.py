@@ -23,7 +23,7 @@ from ..base.usage import UsageError
 from ..record import run_folder
 from ..record.record import SCHEMA, Record, record_id
 from ..record.run_folder import RunFolderError
-from ..sources.graph_sources import inside
+from ..sources.graph_sources import recorded_file
 from ..spec.blocks import BLOCKS
 from ..spec.case import Case
 
@@ -191,7 +191,7 @@ def _copy_files(entry: Record, part: Path, out: Path) -> None:
     names = [getattr(entry, field) for field in _FILES] + [(entry.trace or {}).get("file")]
     for name in filter(None, names):
         try:
-            source, target = inside(part, entry, name), inside(out, entry, name)
+            source, target = recorded_file(part, entry, name), recorded_file(out, entry, name)
         except ValueError as problem:
             raise RunFolderError(f"a file outside its run: {problem}") from None
         if source.is_file():

@@ -26,7 +26,7 @@ from ..measure.clock import DeviceRecord
 from ..plan.plan import Plan
 from ..record import run_folder
 from ..record.record import Record
-from ..sources.graph_sources import inside
+from ..sources.graph_sources import recorded_file
 from ..spec.blocks import BLOCKS
 from ..spec.implementation import Implementation
 from ..targets import Pack
@@ -153,7 +153,7 @@ def _graph(entry: Record, outcome: Profiled, folder: Path) -> FusionGraph | NotP
     """What the launches are joined to: the graph of the compile that was profiled, if it is the record's; eager
     PyTorch's kernels are known to the record alone, which CUPTI told of them."""
     try:
-        kept = None if entry.graph is None else store.load(inside(folder, entry, entry.graph))
+        kept = None if entry.graph is None else store.load(recorded_file(folder, entry, entry.graph))
     except (OSError, ValueError) as problem:  # a GraphError, too
         return NotProfiled(f"its graph cannot be read: {problem}")
     if kept is None or kept.kernels is None:

@@ -41,7 +41,7 @@ EXPECTED = (
 
 
 @dataclass(frozen=True)
-class Found:
+class GraphSource:
     """One graph that can be had.
 
     name: the record's id, the module's or the file's name. number: as listed, from 1. read: gives the graph; None where
@@ -63,7 +63,7 @@ class Found:
         """Raises UsageError where it cannot be read, naming the file."""
         if self.read is None:
             raise UsageError(f"{self.path}: {self.name}: no graph recorded")
-        with refusing(self.path):
+        with reading_errors_as_usage(self.path):
             return self.read()
 
     def compiled(self) -> list[tuple[str, Artifacts]]:
@@ -75,8 +75,8 @@ class Found:
             return []
         from xlafuse.dumps import dump_folder
 
-        with refusing(self.path):
-            made = dump_folder.modules(inside(self.path, self.record, self.record.dumps))
+        with reading_errors_as_usage(self.path):
+            made = dump_folder.modules(recorded_file(self.path, self.record, self.record.dumps))
         made.sort(key=lambda module: (module.name == "backward", module.name))
         return [(f"{self.name} {m.name}" if len(made) > 1 else self.name, m.artifacts) for m in made]
 
@@ -94,24 +94,24 @@ class Found:
 class Contents:
     kind: Kind
     path: Path
-    found: tuple[Found, ...]
+    graphs: tuple[GraphSource, ...]
     warnings: tuple[str, ...] = ()
 
-    def modules(self, name: str) -> list[Found]:
+    def modules(self, name: str) -> list[GraphSource]:
         """By number as listed, by name, or by pattern. Raises UsageError for none, or for more than fit one look."""
-        found = [each for each in self.found if name == str(each.number)]
-        found = found or [each for each in self.found if each.name == name]
-        found = found or [each for each in self.found if fnmatch.fnmatchcase(each.name, name)]
+        found = [each for each in self.graphs if name == str(each.number)]
+        found = found or [each for each in self.graphs if each.name == name]
+        found = found or [each for each in self.graphs if fnmatch.fnmatchcase(each.name, name)]
         if not found:
-            one_of("module", name, [each.name for each in self.found], most=MOST_NAMED)
+            one_of("module", name, [each.name for each in self.graphs], most=MOST_NAMED)
         if len(found) > SHOWN_AT_ONCE:
             numbers = some([str(each.number) for each in found], MOST_NAMED)
             raise UsageError(f"{self.path}: {len(found)} modules are called {name!r}; choose by number: {numbers}")
         return found
 
-    def module(self, name: str | None) -> Found:
+    def module(self, name: str | None) -> GraphSource:
         """The one module of that name, or the only one. Raises UsageError where there are several."""
-        found = list(self.found) if name is None else self.modules(name)
+        found = list(self.graphs) if name is None else self.modules(name)
         if len(found) != 1:
             names = some([printable(f"{each.number} {each.name}", 60) for each in found], 5)
             runs = "; two runs are compared by `xlafuse diff`" if self.kind == "run" else ""
@@ -123,7 +123,7 @@ class Contents:
 
 def contents(path: Path) -> Contents:
     """Raises UsageError for what holds no graph, RunFolderError for a broken run folder."""
-    with refusing(path):
+    with reading_errors_as_usage(path):
         if not path.exists():
             raise UsageError(f"{path}: no such file or folder")
         if path.is_dir():
@@ -134,7 +134,7 @@ def contents(path: Path) -> Contents:
 
 
 @contextmanager
-def refusing(path: Path) -> Iterator[None]:
+def reading_errors_as_usage(path: Path) -> Iterator[None]:
     """What the readers raise for a file that is not what it should be, as a refusal that names the file."""
     try:
         yield
@@ -146,11 +146,11 @@ def refusing(path: Path) -> Iterator[None]:
 def _of_run(folder: Path) -> Contents:
     run = read_run(folder)
     records, warnings = read_records(folder)
-    opened = of_records(folder, run, records)
+    opened = contents_of_records(folder, run, records)
     return replace(opened, warnings=(*warnings, *opened.warnings))
 
 
-def of_records(folder: Path, run: dict[str, Any], records: Iterable[Record]) -> Contents:
+def contents_of_records(folder: Path, run: dict[str, Any], records: Iterable[Record]) -> Contents:
     """As `contents`, of what was read of a run's folder before."""
     ceilings = _segment_ceilings(run)
     found, warnings = [], []
@@ -159,7 +159,7 @@ def of_records(folder: Path, run: dict[str, Any], records: Iterable[Record]) -> 
             warnings.append(f"{folder / 'records.jsonl'}: {record.id} left out, its {wrong} is not as written here")
             continue
         reached = ceilings.get(record.segment or "")
-        found.append(Found(record.id, 1, folder, _recorded(folder, record), record=record, ceilings=reached))
+        found.append(GraphSource(record.id, 1, folder, _recorded(folder, record), record=record, ceilings=reached))
     return Contents("run", folder, tuple(_numbered(found)), tuple(warnings))
 
 
@@ -194,7 +194,7 @@ def _recorded(folder: Path, record: Record) -> Callable[[], FusionGraph] | None:
         from ..graph import store
         from ..graph.render import counted
 
-        graph = store.load(inside(folder, record, name))
+        graph = store.load(recorded_file(folder, record, name))
         try:
             return counted.with_counts(graph, record.traffic or {})
         except (AttributeError, KeyError, TypeError) as problem:
@@ -203,7 +203,7 @@ def _recorded(folder: Path, record: Record) -> Callable[[], FusionGraph] | None:
     return read
 
 
-def inside(folder: Path, record: Record, name: str) -> Path:
+def recorded_file(folder: Path, record: Record, name: str) -> Path:
     """A file that the record names. Raises ValueError where it is not in the run's folder."""
     path = folder / name
     if not path.resolve().is_relative_to(folder.resolve()):
@@ -233,7 +233,7 @@ def _of_folder(folder: Path) -> Contents:
     return Contents("dump", folder, tuple(_numbered(found)), halves)
 
 
-def _of_files(folder: Path) -> list[Found]:
+def _of_files(folder: Path) -> list[GraphSource]:
     """Files of HLO and archives of dumps that lie side by side, each by its file's name."""
     found = []
     for path in sorted(path for path in folder.iterdir() if path.is_file()):
@@ -243,7 +243,7 @@ def _of_files(folder: Path) -> list[Found]:
                 found.append(replace(each, name=f"{path.stem}/{each.name}" if len(modules) > 1 else path.stem))
             found += [replace(each, name=path.stem) for each in _of_inductor(path)]
         elif b"HloModule" in _head_of_any(path) or path.name.removesuffix(".gz").endswith(".hlo.pb"):
-            found.append(Found(path.name, 1, path, partial(_from_hlo_file, path), path.stat().st_size))
+            found.append(GraphSource(path.name, 1, path, partial(_from_hlo_file, path), path.stat().st_size))
     return found
 
 
@@ -254,7 +254,7 @@ def _head_of_any(path: Path) -> bytes:
         return b""  # called .gz, or looks like it, and is none: nothing that is read here
 
 
-def _read_apart(found: Sequence[Found]) -> tuple[str, ...]:
+def _read_apart(found: Sequence[GraphSource]) -> tuple[str, ...]:
     """A warning about a training step's halves. Which result of forward is which parameter of backward, two modules
     do not say; a run's graph knows it."""
     if {each.name for each in found} != {"forward", "backward"} or len(found) != 2:
@@ -281,7 +281,7 @@ def _of_file(path: Path) -> Contents:
         return Contents("file", path, tuple(_numbered(_of_json(path))))
     if path.suffix in (".py", ".log") and b"HloModule" not in head:
         return Contents("file", path, tuple(_numbered(_of_inductor(path))))
-    return Contents("file", path, (Found(path.name, 1, path, partial(_from_hlo_file, path)),))
+    return Contents("file", path, (GraphSource(path.name, 1, path, partial(_from_hlo_file, path)),))
 
 
 def _head(path: Path, size: int = 4096) -> bytes:
@@ -293,7 +293,7 @@ def _head(path: Path, size: int = 4096) -> bytes:
             return unpacked.read(size)
 
 
-def _numbered(found: Iterable[Found]) -> Iterator[Found]:
+def _numbered(found: Iterable[GraphSource]) -> Iterator[GraphSource]:
     for number, each in enumerate(found, 1):
         yield replace(each, number=number)
 
@@ -301,12 +301,14 @@ def _numbered(found: Iterable[Found]) -> Iterator[Found]:
 # XLA.
 
 
-def _of_modules(source: Path) -> list[Found]:
+def _of_modules(source: Path) -> list[GraphSource]:
     """The modules of a folder or archive, costliest first."""
     from xlafuse.dumps import dump_folder
 
     return [
-        Found(m.name, 1, source, partial(_from_artifacts, m.name, m.artifacts), m.cost, m.id, artifacts=m.artifacts)
+        GraphSource(
+            m.name, 1, source, partial(_from_artifacts, m.name, m.artifacts), m.cost, m.id, artifacts=m.artifacts
+        )
         for m in dump_folder.modules(source)
     ]
 
@@ -357,7 +359,7 @@ def _from_hlo_file(path: Path) -> FusionGraph:
 # Inductor.
 
 
-def _of_inductor(path: Path) -> list[Found]:
+def _of_inductor(path: Path) -> list[GraphSource]:
     """One graph of all that Inductor compiled there; nothing where it left no code."""
     if not _holds_inductor(path):
         return []
@@ -372,7 +374,7 @@ def _of_inductor(path: Path) -> list[Found]:
             raise ValueError("no kernels here; expected what Inductor wrote (output_code.py), or a folder of it")
         return replace(graph, name=path.name)
 
-    return [Found(path.name, 1, path, read)]
+    return [GraphSource(path.name, 1, path, read)]
 
 
 def _holds_inductor(path: Path) -> bool:
@@ -388,7 +390,7 @@ def _holds_inductor(path: Path) -> bool:
 # Our own JSON.
 
 
-def _of_json(path: Path) -> list[Found]:
+def _of_json(path: Path) -> list[GraphSource]:
     """One graph, or those that an `Explained` holds, by name."""
     from ..graph import store
     from . import explained
@@ -401,19 +403,19 @@ def _of_json(path: Path) -> list[Found]:
     else:
         graph = store.from_json(data)
         graphs = {graph.name: graph}
-    return [Found(name, 1, path, partial(_itself, graph)) for name, graph in graphs.items()]
+    return [GraphSource(name, 1, path, partial(_itself, graph)) for name, graph in graphs.items()]
 
 
 def _itself(graph: FusionGraph) -> FusionGraph:
     return graph
 
 
-def _of_graphs(folder: Path) -> list[Found]:
+def _of_graphs(folder: Path) -> list[GraphSource]:
     from ..graph import store
 
     files = sorted(p for p in folder.iterdir() if p.name.endswith((".json", ".json.gz")) and p.is_file())
     files = [p for p in files if store.SCHEMA.encode() in _head(p)]
-    return [Found(p.name.split(".json")[0], 1, p, partial(store.load, p), p.stat().st_size) for p in files]
+    return [GraphSource(p.name.split(".json")[0], 1, p, partial(store.load, p), p.stat().st_size) for p in files]
 
 
 def _bytes(path: Path, most: int) -> bytes:

@@ -178,10 +178,10 @@ def load(path: str | os.PathLike[str]) -> FusionGraph:
     from ..sources.graph_sources import contents
 
     try:
-        found = contents(Path(path)).found
-        if len(found) != 1:
-            raise store.GraphError(f"{path}: holds {len(found)} graphs; `xlafuse inspect {path}` lists them")
-        return found[0].graph()
+        graphs = contents(Path(path)).graphs
+        if len(graphs) != 1:
+            raise store.GraphError(f"{path}: holds {len(graphs)} graphs; `xlafuse inspect {path}` lists them")
+        return graphs[0].graph()
     except (UsageError, RunFolderError) as problem:
         raise store.GraphError(str(problem)) from None
 

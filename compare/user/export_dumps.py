@@ -16,7 +16,7 @@ from ..base.text import printable
 from ..base.usage import UsageError, one_of
 from ..record.record import Record
 from ..record.run_folder import read_records, read_run
-from ..sources.graph_sources import inside
+from ..sources.graph_sources import recorded_file
 from . import xplane
 
 MAX_BYTES = 4 << 30  # of all files, unpacked: a damaged or hostile archive fills no disk
@@ -62,7 +62,7 @@ def export(run: Path, record_id: str, out: Path) -> Exported:
     if record.dumps is None:
         raise UsageError(f"{run}: {record.id}: no compiler artifacts were kept ({record.status})")
     try:
-        archive = inside(run, record, record.dumps)
+        archive = recorded_file(run, record, record.dumps)
     except ValueError as problem:
         raise UsageError(str(problem)) from None
     if not archive.is_file():

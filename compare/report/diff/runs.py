@@ -13,7 +13,7 @@ from ...graph.analyse.diff import diff as graph_differences
 from ...graph.model import FusionGraph
 from ...record.record import Record
 from ...record.run_folder import read_run
-from ...sources.graph_sources import Contents, Found
+from ...sources.graph_sources import Contents, GraphSource
 from .. import rows
 from ..rows import Row
 from . import environment, times
@@ -136,7 +136,7 @@ def compare(
 
 
 Segments = tuple[Mapping[str, Mapping[str, Any]], Mapping[str, Mapping[str, Any]]]
-_Half = tuple[Found, Row]
+_Half = tuple[GraphSource, Row]
 
 
 def _sides(contents: Contents, warnings: list[str]) -> dict[str, _Half]:
@@ -145,7 +145,7 @@ def _sides(contents: Contents, warnings: list[str]) -> dict[str, _Half]:
     warnings += [warning for warning in read.warnings if warning not in contents.warnings]
     by_id = {rows.id_of(row): row for row in read.rows}
     found = {}
-    for each in contents.found:
+    for each in contents.graphs:
         record = each.record
         assert record is not None, "a run's graphs are its records'"
         if (row := by_id.get(record.id)) is not None:
@@ -191,7 +191,7 @@ def _record(half: _Half) -> Record:
     return half[0].record
 
 
-def _graphs(a: Found, b: Found, notes: list[str]) -> tuple[FusionGraph | None, FusionGraph | None]:
+def _graphs(a: GraphSource, b: GraphSource, notes: list[str]) -> tuple[FusionGraph | None, FusionGraph | None]:
     """None for one that was not recorded on either side; a note where only one side has it, or it cannot be read."""
     found: list[FusionGraph | None] = []
     for each in (a, b):

@@ -31,7 +31,7 @@ def after_optimizations(folder: Path, number: int, name: str, text: str) -> None
 def test_hlo_text(tmp_path: Path, packed: bool) -> None:
     path = tmp_path / "anything"
     path.write_bytes(gzip.compress(HLO.read_bytes()) if packed else HLO.read_bytes())
-    (found,) = graph_sources.contents(path).found
+    (found,) = graph_sources.contents(path).graphs
     graph = found.graph()
     assert graph.compiler == "xla" and graph.kernels
 
@@ -39,7 +39,7 @@ def test_hlo_text(tmp_path: Path, packed: bool) -> None:
 @pytest.mark.parametrize("name", ["g.json", "g.json.gz"])
 def test_a_graph_s_json(tmp_path: Path, name: str) -> None:
     store.save(XLA, tmp_path / name)
-    (found,) = graph_sources.contents(tmp_path / name).found
+    (found,) = graph_sources.contents(tmp_path / name).graphs
     assert found.graph() == XLA
 
 
@@ -48,7 +48,7 @@ def test_an_xla_dump_lists_modules_by_cost_without_reading_them(tmp_path: Path) 
     after_optimizations(tmp_path, 3, "jit_small", text)
     after_optimizations(tmp_path, 7, "jit_large", text + "\n" * 5000)
     after_optimizations(tmp_path, 9, "jit_bad", "no HLO at all" * 5000)
-    found = graph_sources.contents(tmp_path).found
+    found = graph_sources.contents(tmp_path).graphs
     assert [(each.number, each.name, each.order) for each in found] == [
         (1, "jit_bad", 9), (2, "jit_large", 7), (3, "jit_small", 3),
     ]
@@ -62,7 +62,7 @@ def test_choosing_modules(tmp_path: Path) -> None:
         after_optimizations(tmp_path, number, "jit_f" if number else "jit_main", HLO.read_text())
     opened = graph_sources.contents(tmp_path)
     assert [each.order for each in opened.modules("jit_main")] == [0]
-    assert [each.order for each in opened.modules("1")] == [opened.found[0].order]
+    assert [each.order for each in opened.modules("1")] == [opened.graphs[0].order]
     with pytest.raises(UsageError, match="3 modules are called 'jit_f'; choose by number: "):
         opened.modules("jit_f")
     with pytest.raises(UsageError, match="no module 'jit_g'; did you mean jit_f"):
@@ -76,7 +76,7 @@ def test_the_archive_of_a_record_packed_and_unpacked(tmp_path: Path, implementat
         packed.extractall(tmp_path)
     graphs = []
     for path in (archive, tmp_path):
-        (found,) = graph_sources.contents(path).found
+        (found,) = graph_sources.contents(path).graphs
         graphs.append(found.graph())
     for graph in graphs:
         assert graph.compiler == compiler and graph.kernels
@@ -86,7 +86,7 @@ def test_the_archive_of_a_record_packed_and_unpacked(tmp_path: Path, implementat
 
 def test_the_halves_of_a_training_step_are_two_graphs(tmp_path: Path) -> None:
     opened = graph_sources.contents(DUMPS / "rmsnorm-llama-8b-bf16-train-xla.zip")
-    found = opened.found
+    found = opened.graphs
     assert "efficiencies are above the step's" in " ".join(opened.warnings)
     for each in found:
         assert {kernel.part for kernel in each.graph().kernels or ()} == {each.name}
@@ -96,7 +96,7 @@ def test_the_halves_of_a_training_step_are_two_graphs(tmp_path: Path) -> None:
 def test_one_file_of_inductor_s_code(tmp_path: Path) -> None:
     with zipfile.ZipFile(DUMPS / "rmsnorm-llama-8b-bf16-fwd-inductor.zip") as packed:
         (tmp_path / "code.py").write_bytes(packed.read("forward/output_code.py"))
-    (found,) = graph_sources.contents(tmp_path / "code.py").found
+    (found,) = graph_sources.contents(tmp_path / "code.py").graphs
     graph = found.graph()
     assert graph.compiler == "inductor" and graph.kernels
 
@@ -104,7 +104,7 @@ def test_one_file_of_inductor_s_code(tmp_path: Path) -> None:
 def test_a_folder_of_graphs(tmp_path: Path) -> None:
     store.save(XLA, tmp_path / "a.json")
     store.save(INDUCTOR, tmp_path / "b.json.gz")
-    found = graph_sources.contents(tmp_path).found
+    found = graph_sources.contents(tmp_path).graphs
     assert [(each.name, each.graph()) for each in found] == [("a", XLA), ("b", INDUCTOR)]
 
 
@@ -117,18 +117,18 @@ def test_a_folder_of_hlo_files_and_archives(tmp_path: Path) -> None:
         name = f"rmsnorm-llama-8b-bf16-{direction}-{implementation}.zip"
         (tmp_path / name).write_bytes((DUMPS / name).read_bytes())
     opened = graph_sources.contents(tmp_path)
-    names = [each.name for each in opened.found]
+    names = [each.name for each in opened.graphs]
     step = "rmsnorm-llama-8b-bf16-train-xla"
     assert set(names) == {
         "a.hlo.txt", "b.txt.gz", "rmsnorm-llama-8b-bf16-fwd-inductor", "rmsnorm-llama-8b-bf16-fwd-xla",
         f"{step}/forward", f"{step}/backward",
     }
-    assert len(names) == 6 and all(each.graph().kernels for each in opened.found)
+    assert len(names) == 6 and all(each.graph().kernels for each in opened.graphs)
     assert {kernel.part for kernel in opened.module(f"{step}/backward").graph().kernels or ()} == {"backward"}
 
 
 def test_what_a_record_was_compiled_to() -> None:
-    found = {each.name: each for each in graph_sources.contents(DUMPS.parent).found}
+    found = {each.name: each for each in graph_sources.contents(DUMPS.parent).graphs}
     (module,) = found["rmsnorm/llama-8b/bf16/fwd/xla"].compiled()
     assert module[0] == "rmsnorm/llama-8b/bf16/fwd/xla" and module[1].snapshots()
     step = "rmsnorm/llama-8b/bf16/train/xla"
@@ -138,7 +138,7 @@ def test_what_a_record_was_compiled_to() -> None:
 
 def test_the_target_s_ceilings_and_whose_they_are(tmp_path: Path) -> None:
     store.save(XLA, tmp_path / "a.json")
-    (found,) = graph_sources.contents(tmp_path / "a.json").found
+    (found,) = graph_sources.contents(tmp_path / "a.json").graphs
     ceilings, whose = found.ceilings_for(found.graph(), None)
     assert ceilings is not None and ceilings.bandwidth(1, 1) > 1e12 and whose == "h200"
 
@@ -172,7 +172,7 @@ HOSTILE = {
 def test_what_only_looks_like_hlo_is_counted_as_unparsed(tmp_path: Path) -> None:
     path = tmp_path / "brackets.hlo.txt"
     path.write_bytes(b"HloModule x\nENTRY e {\n ROOT a = " + b"(" * 20_000 + b"\n}\n")
-    (found,) = graph_sources.contents(path).found
+    (found,) = graph_sources.contents(path).graphs
     assert len(found.graph().unparsed) == 1
 
 
@@ -183,7 +183,7 @@ def test_hostile_files_are_refused_by_name_in_one_line(tmp_path: Path, name: str
     path.write_bytes(HOSTILE[name])
     start = time.process_time()
     with pytest.raises(UsageError) as refused:
-        for found in graph_sources.contents(path).found:
+        for found in graph_sources.contents(path).graphs:
             found.graph()
     assert time.process_time() - start < 5
     assert str(path) in str(refused.value)
@@ -198,4 +198,4 @@ def test_folders_that_hold_nothing(tmp_path: Path) -> None:
         graph_sources.contents(tmp_path)
     (tmp_path / "b.json").write_text(json.dumps({"schema": store.SCHEMA}))
     with pytest.raises(UsageError, match="b.json: .*name"):
-        graph_sources.contents(tmp_path).found[0].graph()
+        graph_sources.contents(tmp_path).graphs[0].graph()

@@ -37,7 +37,7 @@ def run(folder: Path, files: dict[str, bytes] | None, **fields: object) -> Path:
 
 
 def of(path: Path) -> list[tuple[str, FusionGraph]]:
-    return [(each.name, each.graph()) for each in graph_sources.contents(path).found]
+    return [(each.name, each.graph()) for each in graph_sources.contents(path).graphs]
 
 
 def test_xla_names_are_back_and_hold_the_same_graphs(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from ....plan import paired_rounds
 from ....record.record import Record
 from ....record.run_folder import read_records, read_run
 from ....sources import graph_sources
-from ....sources.graph_sources import Found
+from ....sources.graph_sources import GraphSource
 from ....spec.case import Case
 from ... import roofline, rows
 from ...aligned import UNFUSED
@@ -45,7 +45,7 @@ class Member:
     """
 
     row: Row
-    found: Found
+    found: GraphSource
     rounds: paired_rounds.Rounds
     group: tuple[Any, ...]
     graph: FusionGraph | None
@@ -122,7 +122,7 @@ def read(folder: Path, wanted: Mapping[str, Iterable[str]]) -> Run:
     record that can be shown, or for what no record has."""
     run = read_run(folder)
     records, warnings = read_records(folder)
-    opened = graph_sources.of_records(folder, run, records)
+    opened = graph_sources.contents_of_records(folder, run, records)
     read_rows = rows.of_records(folder, run, records, from_graphs=True)
     try:
         apart: Container[str] = rows.segments_that_disagree(run)
@@ -130,7 +130,7 @@ def read(folder: Path, wanted: Mapping[str, Iterable[str]]) -> Run:
         apart = ()  # rows.read warns of it
     by_id = {rows.id_of(row): row for row in rows.only(read_rows.rows, **wanted)}
     cases: dict[str, tuple[Case, list[Member]]] = {}
-    for found in opened.found:
+    for found in opened.graphs:
         record = found.record
         if record is None or (row := by_id.get(record.id)) is None:
             continue
@@ -144,7 +144,7 @@ def read(folder: Path, wanted: Mapping[str, Iterable[str]]) -> Run:
 _NOT_AS_WRITTEN = (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError)
 
 
-def _member(row: Row, found: Found, apart: Container[str]) -> Member:
+def _member(row: Row, found: GraphSource, apart: Container[str]) -> Member:
     record = found.record
     assert record is not None
     graph, why = None, None

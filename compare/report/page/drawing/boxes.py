@@ -11,12 +11,12 @@ from ....graph.analyse.align import part_of
 from ....graph.analyse.roofline import place, recoverable_us
 from ....graph.analyse.totals import bytes_moved
 from ....graph.model import Access, FusionGraph, Kernel
-from ....sources.graph_sources import Found
+from ....sources.graph_sources import GraphSource
 from .bands import Band, belongs
 
 
 def costs(
-    graph: FusionGraph, kernel: Kernel, found: Found, moved: float | None, time: float | None,
+    graph: FusionGraph, kernel: Kernel, found: GraphSource, moved: float | None, time: float | None,
     order: Mapping[str, int],
 ) -> dict[str, Any]:
     """Times in µs; "" where one was not measured, or cannot be known."""

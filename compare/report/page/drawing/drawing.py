@@ -17,7 +17,7 @@ from ....graph.analyse.totals import bytes_moved, tally
 from ....graph.edges import edges
 from ....graph.model import FusionGraph
 from ....plan import paired_rounds
-from ....sources.graph_sources import Found
+from ....sources.graph_sources import GraphSource
 from ..content.reading import BASELINES, MAIN
 from .bands import PARTS, Band, computed, grouped
 from .bands import of_graphs as bands_of
@@ -30,13 +30,13 @@ MOST_KERNELS = 2000  # of a column: a second of a browser's time
 MOST_WORDS = 400  # characters of a compiler's reason
 
 
-def of_case(found: Sequence[Found]) -> dict[str, Any] | None:
+def of_case(found: Sequence[GraphSource]) -> dict[str, Any] | None:
     """The drawing's data, None where no graph has a kernel or an operation.
 
     found: the records of one case that have a graph, in the order of the columns. A graph that cannot be read costs its
     own column: `unread` says why.
     """
-    read: list[tuple[Found, FusionGraph]] = []
+    read: list[tuple[GraphSource, FusionGraph]] = []
     unread: list[dict[str, str]] = []
     for each in found:
         try:
@@ -92,18 +92,18 @@ def _layout(
     return {"groups": groups, "columns": columns}
 
 
-def ordered(found: Iterable[Found]) -> list[Found]:
+def ordered(found: Iterable[GraphSource]) -> list[GraphSource]:
     """The order of the columns: `MAIN`, then the others fastest first, then baselines."""
     return sorted(found, key=_rank)
 
 
-def _rank(found: Found) -> tuple[bool, int, float]:
+def _rank(found: GraphSource) -> tuple[bool, int, float]:
     name = _implementation(found)
     time = paired_rounds.call_us(found.record) if found.record else None
     return name in BASELINES, MAIN.index(name) if name in MAIN else len(MAIN), time or float("inf")
 
 
-def _shown(found: Sequence[Found]) -> list[int]:
+def _shown(found: Sequence[GraphSource]) -> list[int]:
     """Which columns are drawn at first: who is compared, and the fastest of the others while there is room. Baselines
     only where there is nothing else."""
     order = sorted(range(len(found)), key=lambda i: _rank(found[i]))
@@ -111,7 +111,7 @@ def _shown(found: Sequence[Found]) -> list[int]:
     return sorted((compared or order)[:AT_FIRST])
 
 
-def _implementation(found: Found) -> str:
+def _implementation(found: GraphSource) -> str:
     return printable(found.record.implementation if found.record else found.name, 80)
 
 
@@ -135,7 +135,7 @@ def _held(
 
 
 def _column(
-    column: int, found: Found, graph: FusionGraph, alignment: Alignment, bands: Sequence[Band],
+    column: int, found: GraphSource, graph: FusionGraph, alignment: Alignment, bands: Sequence[Band],
     held: Mapping[int, list[int]], longest: float,
 ) -> dict[str, Any]:
     kernels = graph.kernels or ()
@@ -165,7 +165,7 @@ def _column(
     }
 
 
-def _title(found: Found, graph: FusionGraph, moved: float | None) -> str:
+def _title(found: GraphSource, graph: FusionGraph, moved: float | None) -> str:
     time = None if found.record is None else paired_rounds.call_us(found.record)
     words = [formats.count(len(graph.kernels), "kernel") if graph.kernels is not None else "kernels not known"]
     words += [] if time is None else [formats.microseconds(time)]

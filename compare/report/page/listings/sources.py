@@ -19,7 +19,7 @@ from typing import Any
 from ....base.text import printable
 from ....base.usage import UsageError
 from ....graph.model import Kernel
-from ....sources.graph_sources import Found, inside, refusing
+from ....sources.graph_sources import GraphSource, reading_errors_as_usage, recorded_file
 from ..content.reading import MAIN
 from . import extra_files as files_beside
 from . import listing as listings
@@ -52,7 +52,7 @@ class _Document:
 
 @dataclass
 class _Record:
-    found: Found
+    found: GraphSource
     kernels: Sequence[Kernel] = ()
     documents: list[_Document] = field(default_factory=list)
     files: list[dict[str, Any]] = field(default_factory=list)
@@ -63,7 +63,7 @@ class _Record:
         return self.found.record.implementation if self.found.record else self.found.name
 
 
-def of_run(found: Sequence[Found], beside: Path | None) -> Sources:
+def of_run(found: Sequence[GraphSource], beside: Path | None) -> Sources:
     """What every case's page shows. PTX and SASS go to files in `beside`, and so do the sources of the less important
     records once `BUDGET` is used up; without a folder they are left out.
 
@@ -80,14 +80,14 @@ def of_run(found: Sequence[Found], beside: Path | None) -> Sources:
     return Sources(packed, shown)
 
 
-def _read(found: Found, installed: programs.Programs, beside: Path | None) -> _Record:
+def _read(found: GraphSource, installed: programs.Programs, beside: Path | None) -> _Record:
     record = _Record(found)
     try:
         record.kernels = (found.graph().kernels or ()) if found.read is not None else ()
         for name, listing, spans, note in programs.of_kernels(record.kernels, installed):
             record.documents.append(_Document(name, listing, spans, note, program=True))
         if found.record is not None and found.record.dumps is not None:
-            _add_archive(record, inside(found.path, found.record, found.record.dumps), beside)
+            _add_archive(record, recorded_file(found.path, found.record, found.record.dumps), beside)
     except (UsageError, ValueError) as problem:
         record.note = printable(str(problem), 400)
     # What was compiled comes first, then the program that it was compiled from.
@@ -100,7 +100,7 @@ def _add_archive(record: _Record, path: Path, beside: Path | None) -> None:
         record.note = f"the run's folder has no {printable(path.name)}, which would hold what was compiled"
         return
     try:
-        with refusing(path), zipfile.ZipFile(path) as archive:
+        with reading_errors_as_usage(path), zipfile.ZipFile(path) as archive:
             for info in archive.infolist():
                 name = PurePosixPath(info.filename)
                 if info.file_size <= MAX_BYTES and (name.name in _KINDS or name.suffix == ".cu"):

@@ -20,7 +20,7 @@ from compare.report.page.drawing.bands import LONG, UNNAMED
 from compare.report.page.drawing.folding import SHOWN
 from compare.report.page.drawing.tracks import pieces
 from compare.sources import graph_sources
-from compare.sources.graph_sources import Found
+from compare.sources.graph_sources import GraphSource
 
 NORM = kernel("n", "reduction", "norm:mean@1", "x", "h")
 GATE = kernel("g", "gemm", "gate:dot@2", "h wg", "g")
@@ -29,8 +29,8 @@ ACT = kernel("a", "elementwise", "act:exp@4 act:mul@4", "g u", "y")
 FUSED = kernel("all", "custom", "norm:mean@1 gate:dot@2 up:dot@3 act:exp@4 act:mul@4", "x wg wu", "y")
 
 
-def found(name: str, of: FusionGraph) -> Found:
-    return Found(name, 1, Path("run"), lambda: of)
+def found(name: str, of: FusionGraph) -> GraphSource:
+    return GraphSource(name, 1, Path("run"), lambda: of)
 
 
 def column(data: dict, name: str) -> dict:
@@ -126,7 +126,7 @@ def test_a_graph_that_cannot_be_read_costs_its_own_column() -> None:
     def broken() -> FusionGraph:
         raise UsageError("graph.json: <b>no</b> JSON")
 
-    data = drawing.of_case([found("good", graph(NORM)), Found("bad", 1, Path("run"), broken)])
+    data = drawing.of_case([found("good", graph(NORM)), GraphSource("bad", 1, Path("run"), broken)])
     assert data is not None
     assert [each["name"] for each in data["columns"]] == ["good"]
     assert data["unread"] == [{"name": "bad", "why": "graph.json: <b>no</b> JSON"}]
@@ -186,12 +186,12 @@ def test_adjacent_bands_alone_where_that_takes_fewer_lanes() -> None:
 
 
 @pytest.fixture(scope="module")
-def train() -> list[Found]:
-    every = graph_sources.contents(PROJECT / "reports" / "h200-blocks").found
+def train() -> list[GraphSource]:
+    every = graph_sources.contents(PROJECT / "reports" / "h200-blocks").graphs
     return [each for each in every if each.record and each.record.case.id == "rmsnorm/llama-8b/bf16/train"]
 
 
-def test_numbers_are_those_of_the_graphs(train: list[Found]) -> None:
+def test_numbers_are_those_of_the_graphs(train: list[GraphSource]) -> None:
     drawn = [each for each in train if each.read is not None]
     data = drawing.of_case(drawn)
     assert data is not None and len(data["columns"]) == len(drawn) > 5
@@ -206,7 +206,7 @@ def test_numbers_are_those_of_the_graphs(train: list[Found]) -> None:
     assert "xla" in [data["columns"][i]["name"] for i in data["shown"]]
 
 
-def test_columns_begin_with_what_is_compared(train: list[Found]) -> None:
+def test_columns_begin_with_what_is_compared(train: list[GraphSource]) -> None:
     """And baselines, which end them, are shown where there is nothing else."""
     drawn = drawing.ordered(each for each in reversed(train) if each.read is not None)
     data = drawing.of_case(drawn)

@@ -15,7 +15,7 @@ from compare.graph.model import Kernel, SourceOp
 from compare.report.page.listings import extra_files, programs, sources
 from compare.report.page.listings import listing as listings
 from compare.sources import graph_sources
-from compare.sources.graph_sources import Found
+from compare.sources.graph_sources import GraphSource
 
 RUN = PROJECT / "reports" / "h200-quick"
 CASE = "rmsnorm/llama-8b/bf16/train"
@@ -145,12 +145,12 @@ def test_a_program_that_moved_says_so_and_kernels_are_found_by_name() -> None:
 
 
 @pytest.fixture(scope="module")
-def train() -> list[Found]:
-    return [each for each in graph_sources.contents(RUN).found if each.record and each.record.case.id == CASE]
+def train() -> list[GraphSource]:
+    return [each for each in graph_sources.contents(RUN).graphs if each.record and each.record.case.id == CASE]
 
 
 @pytest.fixture(scope="module")
-def kept(train: list[Found], tmp_path_factory: pytest.TempPathFactory) -> tuple[sources.Sources, Path]:
+def kept(train: list[GraphSource], tmp_path_factory: pytest.TempPathFactory) -> tuple[sources.Sources, Path]:
     folder = tmp_path_factory.mktemp("page") / "a page's files"
     return sources.of_run(train, folder), folder
 
@@ -186,7 +186,7 @@ def test_equal_texts_are_kept_once(kept: tuple[sources.Sources, Path]) -> None:
 
 
 def test_where_the_budget_ends_texts_go_beside_the_page(
-    train: list[Found], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: list[GraphSource], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "BUDGET", 6_000)
     folder = tmp_path / "files"
@@ -200,7 +200,7 @@ def test_where_the_budget_ends_texts_go_beside_the_page(
 
 
 def test_without_a_folder_nothing_is_written_and_the_page_says_what_it_lacks(
-    train: list[Found], monkeypatch: pytest.MonkeyPatch
+    train: list[GraphSource], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "BUDGET", 6_000)
     records = {record["name"]: record for record in sources.of_run(train, None).cases[CASE]["records"]}
@@ -209,7 +209,7 @@ def test_without_a_folder_nothing_is_written_and_the_page_says_what_it_lacks(
 
 
 def test_where_files_cannot_be_written_the_page_says_so(
-    train: list[Found], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: list[GraphSource], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "BUDGET", 6_000)
     (tmp_path / "files").write_text("in the way")
@@ -220,7 +220,7 @@ def test_where_files_cannot_be_written_the_page_says_so(
     assert "cannot be written" in note and "left out of the page" in note
 
 
-def test_an_archive_that_is_none_leaves_a_note(train: list[Found], tmp_path: Path) -> None:
+def test_an_archive_that_is_none_leaves_a_note(train: list[GraphSource], tmp_path: Path) -> None:
     run = tmp_path / "run"
     (run / "dumps").mkdir(parents=True)
     records = []

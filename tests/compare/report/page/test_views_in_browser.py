@@ -19,7 +19,7 @@ from compare.report.page import views
 from compare.report.page.drawing import drawing
 from compare.report.page.listings import sources
 from compare.sources import graph_sources
-from compare.sources.graph_sources import Found
+from compare.sources.graph_sources import GraphSource
 
 STATIC = PROJECT / "compare" / "report" / "page" / "static"
 NASTY = '<script>window.hurt=1</script><img src=x onerror="hurt=1">\'"&\u202e\n' + "long" * 2500
@@ -39,7 +39,7 @@ xlafuse.drawing.show(g,D,{onKernel:pick});xlafuse.sources.show(s,S,{onKernel:pic
 onBox:(kernel)=>xlafuse.drawing.show(g,D,{kernel,focus:true})});</script></html>"""
 
 
-def written(folder: Path, found: list[Found], theme: str = "light") -> Path:
+def written(folder: Path, found: list[GraphSource], theme: str = "light") -> Path:
     kept = sources.of_run(found, folder / "page-files")
     (case,) = kept.cases.values()
     values = {"DRAWING": drawing.of_case([f for f in found if f.read]), "SOURCES": case, "PROGRAMS": kept.programs}
@@ -68,13 +68,13 @@ def opened(browser: Any, path: Path, **context: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def train() -> list[Found]:
-    every = graph_sources.contents(PROJECT / "reports" / "h200-blocks").found
+def train() -> list[GraphSource]:
+    every = graph_sources.contents(PROJECT / "reports" / "h200-blocks").graphs
     return [each for each in every if each.record and each.record.case.id == "rmsnorm/llama-8b/bf16/train"]
 
 
 @pytest.fixture(scope="module")
-def path(train: list[Found], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def path(train: list[GraphSource], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return written(tmp_path_factory.mktemp("views"), train)
 
 
@@ -105,7 +105,7 @@ def test_boxes_and_edges_are_where_the_stages_are(page: Any) -> None:
     assert max(widths) > 8 and min(widths) < 5
 
 
-def test_a_pointer_reads_bytes_flops_time_and_line(page: Any, train: list[Found]) -> None:
+def test_a_pointer_reads_bytes_flops_time_and_line(page: Any, train: list[GraphSource]) -> None:
     xla = next(each for each in train if each.record and each.record.implementation == "xla")
     first = (xla.graph().kernels or ())[0]
     box(page, "xla", 0).hover()
@@ -261,7 +261,7 @@ def test_the_picture_is_there_as_tables(page: Any) -> None:
     assert "saved" in tables.nth(1).inner_text()
 
 
-def test_dark_and_touch(browser: Any, train: list[Found], tmp_path: Path) -> None:
+def test_dark_and_touch(browser: Any, train: list[GraphSource], tmp_path: Path) -> None:
     page = opened(browser, written(tmp_path, train, "dark"), has_touch=True)
     dark = page.locator(".dr-head").first.evaluate("e => getComputedStyle(e).backgroundColor")
     assert dark == "rgb(34, 34, 34)"
@@ -273,7 +273,7 @@ def test_dark_and_touch(browser: Any, train: list[Found], tmp_path: Path) -> Non
     page.close()
 
 
-def test_hostile_text_is_text(browser: Any, train: list[Found], tmp_path: Path) -> None:
+def test_hostile_text_is_text(browser: Any, train: list[GraphSource], tmp_path: Path) -> None:
     op = SourceOp(NASTY, NASTY, f"{NASTY}:1")
     norm = dataclasses.replace(kernel(NASTY, "reduction", "", "x", "h"), source_ops=(op,))
     gate = kernel("g", "gemm", "gate:dot@2", "h wg", "y")
