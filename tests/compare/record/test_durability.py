@@ -322,10 +322,10 @@ def test_no_space_left_is_said(tmp_path: Path) -> None:
 def test_a_full_disk_is_said_whatever_was_being_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    def write(plan: Plan, session: Any) -> None:
+    def write(plan: Plan, session: Any, stop_after: float | None) -> None:
         raise OSError(number, os.strerror(number), str(session.folder / "target" / "ceilings.json"))
 
-    monkeypatch.setattr(run.run_device, "run", write)
+    monkeypatch.setattr(run.on_gpu, "run", write)
     monkeypatch.setattr(host, "gpu_present", lambda: True)
     with pytest.raises(RunFolderError, match=rf"ceilings\.json: {os.strerror(number)}; every finished record is kept"):
         run.execute(resolve(["vector_add"], suite="quick"), folder=tmp_path / "run", target=None, resume=False)

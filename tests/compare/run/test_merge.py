@@ -15,7 +15,7 @@ from compare.plan import selection
 from compare.record import run_folder
 from compare.record.record import SCHEMA, Record
 from compare.record.run_folder import RunFolderError
-from compare.run.shards import part_of
+from compare.run.shards import shard_of
 
 SHARED = ("gelu", "softmax", "attention")
 
@@ -71,7 +71,7 @@ def shared_out(folder: Path, *numbers: int, of: int = 3, blocks: tuple[str, ...]
     whole = selection.resolve(blocks, suite="quick", implementations=["xla"])
     folders = [folder / f"{blocks[0]}-{number}-{of}" for number in numbers]
     for number, made in zip(numbers, folders, strict=True):
-        plan = part_of(whole, f"{number}/{of}")
+        plan = shard_of(whole, f"{number}/{of}")
         run_folder.create(made, {"schema": SCHEMA, "suite": "quick", "target": None, "plan": plan.to_json()})
         for case, _ in plan.work:
             run_folder.append(made, Record(case=case, implementation="xla", compiler="xla", status="ok"))
@@ -92,7 +92,7 @@ def test_parts_of_a_plan_are_merged_in_the_order_of_the_plan(tmp_path: Path) -> 
 def test_a_missing_part_is_refused_by_name(tmp_path: Path) -> None:
     folders = shared_out(tmp_path, 1, 3)
     done = CliRunner().invoke(cli, ["merge", *map(str, folders), "--out", str(tmp_path / "out")])
-    lost = part_of(selection.resolve(SHARED, suite="quick", implementations=["xla"]), "2/3").work
+    lost = shard_of(selection.resolve(SHARED, suite="quick", implementations=["xla"]), "2/3").work
     assert done.exit_code == 2 and not (tmp_path / "out").exists()
     assert f"part 2/3 missing: {len(lost)} cases" in done.output and lost[0][0].id in done.output
     assert "--partial" in done.output

@@ -68,7 +68,7 @@ def run_all(folder: Path, names: list[str], *, target: str | None, packages: Pat
     """One run of the small softmax with these implementations, in this order; `packages` come before installed ones."""
     known = _implementations()
     case = Case("softmax", "odd", {"rows": 7, "columns": 257}, "float32", "fwd")
-    plan = Plan("check", ((case, tuple(known[name] for name in names)),))
+    plan = Plan("quick", ((case, tuple(known[name] for name in names)),))
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("TRITON_INTERPRET", raising=False)  # the tests of this process may interpret
         if packages:
@@ -202,7 +202,7 @@ def test_the_table_of_faults_names_tests_that_exist() -> None:
     text = (PROJECT / "docs" / "faults.md").read_text()
     named = re.findall(r"`(test_\w+\.py)::(\w+(?:\[[\w-]+\])?)`", text)
     listed = subprocess.run(
-        [sys.executable, "-m", "pytest", "--collect-only", "-q", *sorted({str(HERE / file) for file, _ in named})],
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", *sorted({str(path) for file, _ in named for path in (PROJECT / "tests").rglob(file)})],
         cwd=PROJECT, capture_output=True, text=True, check=True,
     )
     nodes = {line.rpartition("/")[2] for line in listed.stdout.splitlines() if "::" in line}

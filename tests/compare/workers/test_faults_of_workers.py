@@ -18,7 +18,7 @@ from compare.workers.pool import WorkerPool
 
 SERVES_HANG = """
 import time
-from compare import worker
+from compare.workers import main as worker
 worker.methods_of = lambda role: {"hang": lambda: time.sleep(600)}
 worker.main()
 """

@@ -35,7 +35,7 @@ PLANS = {
 WIRING = """
 import json, sys
 import jax, jax.numpy as jnp
-from compare.workers import xla_triton
+from compare.workers.xla import triton_calls
 
 plans, called = json.loads(sys.argv[1]), []
 kernels = {
@@ -51,8 +51,8 @@ def ffi_call(target, results):
     return call
 
 jax.ffi.ffi_call = ffi_call
-xla_triton._plan = lambda function, specs, attributes, precision, *, train: plans[json.dumps(train)]
-apply = xla_triton.launching("anywhere:apply")
+triton_calls._plan = lambda function, specs, attributes, precision, *, train: plans[json.dumps(train)]
+apply = triton_calls.launching("anywhere:apply")
 x = jnp.asarray([1.0, 2.0, 3.0])
 y = apply({"x": x})["y"]
 outputs, vjp = jax.vjp(apply, {"x": x})
