@@ -201,8 +201,9 @@ def test_the_other_compiles_are_complete(compiled: dict[str, Record], name: str)
 def test_the_table_of_faults_names_tests_that_exist() -> None:
     text = (PROJECT / "docs" / "faults.md").read_text()
     named = re.findall(r"`(test_\w+\.py)::(\w+(?:\[[\w-]+\])?)`", text)
+    files = {str(path) for file, _ in named for path in (PROJECT / "tests").rglob(file)}
     listed = subprocess.run(
-        [sys.executable, "-m", "pytest", "--collect-only", "-q", *sorted({str(path) for file, _ in named for path in (PROJECT / "tests").rglob(file)})],
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", *sorted(files)],
         cwd=PROJECT, capture_output=True, text=True, check=True,
     )
     nodes = {line.rpartition("/")[2] for line in listed.stdout.splitlines() if "::" in line}
