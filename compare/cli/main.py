@@ -436,8 +436,8 @@ def dumps_command(run: Path, record_id: str, out: Path) -> None:
 @click.argument("b", type=click.Path(path_type=Path))
 @click.option("--tolerance", metavar="SHARE", help="Of runs: times and bytes within it did not change. Default: 5%.")
 @_filter(
-    "--fail-on", "fail_on", metavar="slower|host|status|kernels|bytes|missing",
-    help="Of runs: what makes exit code 1. Default: all but host.",
+    "--fail-on", "fail_on", metavar="slower|launch-gap|status|kernels|bytes|missing",
+    help="Of runs: what makes exit code 1. Default: all but launch-gap.",
 )
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Of runs: write one HTML file, too.")
 @_filter("--block", "blocks", metavar="NAME", help="Of runs: only these blocks.")

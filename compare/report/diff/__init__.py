@@ -1,1 +1,1 @@
-"""Two runs held against each other: what their machines and packages differ in, and what became of each record."""
+"""The comparison of two runs: differences of machines and packages, and the changes of each record."""

@@ -1,4 +1,4 @@
-"""Two runs held against each other, as JSON; docs/diff.md has the fields."""
+"""A comparison of two runs as JSON; docs/diff.md lists the fields."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Any
 
 from ...graph.render import diff_view
 from .runs import RecordChange, RunDiff
-from .times import Timing
+from .times import TimeChange
 
 SCHEMA = "xlafuse.run-diff/1"
 _COMPARED = ("status", "kernels", "bytes_moved", "provenance")
 
 
 def to_json(diff: RunDiff) -> dict[str, Any]:
+    """Return the comparison as JSON values."""
     return {
         "schema": SCHEMA, "before": str(diff.before), "after": str(diff.after), "tolerance": diff.tolerance,
         "fail_on": list(diff.fail_on), "regressed": [change.id for change in diff.regressed],
@@ -37,9 +38,9 @@ def _change(change: RecordChange) -> dict[str, Any]:
     }
 
 
-def _times(times: Timing) -> dict[str, Any]:
+def _times(times: TimeChange) -> dict[str, Any]:
     return {
         "before_us": times.before_us, "after_us": times.after_us, "word": times.word,
         "refused": times.refused or None, "notes": list(times.notes),
-        "ratios": {timer: asdict(verdict) for timer, verdict in (times.verdicts or {}).items()},
+        "ratios": {timer: asdict(speedup) for timer, speedup in (times.speedups or {}).items()},
     }

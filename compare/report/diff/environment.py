@@ -1,4 +1,4 @@
-"""What two runs were made with: packages, GPU, driver, variables, how they were timed, what their GPUs reached."""
+"""Differences between the environments of two runs: packages, GPU, driver, variables, timing options and ceilings."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-NOTABLE = 0.02  # relative; ceilings of one machine differ by less from run to run
+NOTABLE = 0.02  # relative; the ceilings of one machine vary by less from run to run
 _FIRST = ("xlafuse", "target", "device", "driver", "jax", "jaxlib", "torch", "triton", "cuda")
 _LAST = ("variable ", "timing ")
-_WORKER_FACTS = ("timer",)  # held against each other record by record
+_COMPARED_BY_RECORD = ("timer",)
 _NONE = "none recorded"
 
 
 @dataclass(frozen=True)
 class Difference:
-    """before, after: as run.json says it, several values (of several segments or workers) in one text."""
+    """One fact that differs. before, after: the values in run.json; values of several segments or workers are joined."""
 
     name: str
     before: str
@@ -24,8 +24,10 @@ class Difference:
 
 
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
-    """Of two run.json, in the order: xlafuse, GPU, driver, frameworks, other packages and facts, variables, how it was
-    timed, ceilings."""
+    """Return the differences between two run.json.
+
+    Order: xlafuse, GPU, driver, frameworks, other packages and facts, variables, timing options, ceilings.
+    """
     facts = _facts(a), _facts(b)
     names = sorted({*facts[0], *facts[1]}, key=lambda name: (_rank(name), name))
     found = []
@@ -43,15 +45,15 @@ def _rank(name: str) -> int:
 
 
 def _facts(run: Mapping[str, Any]) -> dict[str, list[str]]:
-    """By name, the distinct values in all segments and workers, sorted; None is no value."""
+    """Return the sorted distinct values by name, over all segments and workers; None counts as no value."""
     found: dict[str, set[str]] = {}
-    for name, value in _named(run):
+    for name, value in _named_values(run):
         if value is not None:
             found.setdefault(name, set()).add(str(value))
     return {name: sorted(values) for name, values in found.items()}
 
 
-def _named(run: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _named_values(run: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name in ("xlafuse", "target"):
         yield name, run.get(name)
     for name, value in sorted(_object(_object(run.get("plan")).get("timing")).items()):
@@ -66,12 +68,12 @@ def _named(run: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
                 yield ("driver" if name == "nvidia_driver" else name), value
         for worker in _object(environment.get("workers")).values():
             for name, value in _object(worker).items():
-                if name not in _WORKER_FACTS:
+                if name not in _COMPARED_BY_RECORD:
                     yield name, value
 
 
 def _ceilings(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Difference]:
-    sides = _reached(segments(a).values()), _reached(segments(b).values())
+    sides = _median_rates(segments(a).values()), _median_rates(segments(b).values())
     for name in sorted({*sides[0], *sides[1]}):
         before, after = (side.get(name) for side in sides)
         if before is not None and after is not None and abs(after / before - 1) <= NOTABLE:
@@ -80,34 +82,35 @@ def _ceilings(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Difference
         yield Difference(f"ceiling: {name[0]}", words[0], words[1])
 
 
-def _reached(found: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], float]:
-    """By (name, unit) the median over segments, per second."""
+def _median_rates(found: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], float]:
+    """Return the median rate per second over segments, by (name, unit)."""
     rates: dict[tuple[str, str], list[float]] = {}
     for segment in found:
         ceilings = _object(segment.get("ceilings"))
         for kind, unit in (("streams", "B"), ("products", "FLOP")):
             for name, rate in _object(ceilings.get(kind)).items():
                 if isinstance(rate, int | float) and rate > 0:
-                    label = f"stream of {name} reads to writes" if kind == "streams" else f"product in {name}"
+                    label = f"memory bandwidth, {name} reads to writes" if kind == "streams" else f"matrix product, {name}"
                     rates.setdefault((label, unit), []).append(float(rate))
     return {key: statistics.median(values) for key, values in rates.items()}
 
 
 def segments(run: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """By id; what is not as this version writes it is left out."""
+    """Return the segments of run.json by id, without those that are no objects."""
     listed = run.get("segments")
     found = [segment for segment in listed if isinstance(segment, dict)] if isinstance(listed, list) else []
     return {str(segment.get("id")): segment for segment in found}
 
 
 def devices(segment: Mapping[str, Any]) -> set[str]:
+    """Return the names of the GPUs that the workers of a segment used."""
     workers = _object(_object(segment.get("environment")).get("workers"))
     return {str(worker["device"]) for worker in workers.values() if isinstance(worker, dict) and worker.get("device")}
 
 
-def ceilings_apart(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
-    """The largest relative difference between what two segments' GPUs reached; 0 where nothing can be compared."""
-    before, after = _reached([a]), _reached([b])
+def ceiling_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
+    """Return the largest relative difference between the ceilings of two segments; 0 without a common ceiling."""
+    before, after = _median_rates([a]), _median_rates([b])
     return max((abs(after[name] / before[name] - 1) for name in before.keys() & after.keys()), default=0.0)
 
 

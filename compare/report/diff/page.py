@@ -1,4 +1,4 @@
-"""Two runs held against each other as one HTML file: no script, no link, no request; all text is escaped."""
+"""A comparison of two runs as one HTML file without scripts, links or requests; all text is escaped."""
 
 from __future__ import annotations
 
@@ -18,29 +18,30 @@ from .runs import RecordChange, RunDiff
 if TYPE_CHECKING:
     from jinja2 import Template
 
-_LINES = 120  # columns of a graph's changes
+_TEXT_WIDTH = 120  # characters
 
 
 def write(diff: RunDiff, file: Path) -> None:
-    """Raises UsageError where the file cannot be written."""
+    """Write the comparison to a file. Raise UsageError if the file cannot be written."""
     write_file(file, html(diff).encode())
 
 
 def html(diff: RunDiff) -> str:
+    """Return the comparison as an HTML document."""
     return _template().render(
-        title=_shown(f"{diff.before} → {diff.after}"), regressed=bool(diff.regressed),
+        title=_clean(f"{diff.before} → {diff.after}"), regressed=bool(diff.regressed),
         verdict="Regressed" if diff.regressed else "No regression",
-        summary=[_shown(line) for line in show.summary(diff)],
-        environment=[[_shown(text) for text in (each.name, each.before, each.after)] for each in diff.environment],
+        summary=[_clean(line) for line in show.summary(diff)],
+        environment=[[_clean(text) for text in (each.name, each.before, each.after)] for each in diff.environment],
         timed=[
             {"title": _titled(title, found), "rows": [_timed(change) for change in found]}
             for words, title in show.TIMED if (found := diff.timed(*words))
         ],
         listed=[
-            {"title": _titled(title, found), "rows": [list(map(_shown, row)) for row in found]}
+            {"title": _titled(title, found), "rows": [list(map(_clean, row)) for row in found]}
             for title, found in show.listed(diff) if found
         ],
-        fused=[{"id": _shown(each.id), "text": as_text(show.fusion(each), _LINES)} for each in diff.fused],
+        fused=[{"id": _clean(each.id), "text": as_text(show.fusion(each), _TEXT_WIDTH)} for each in diff.fused],
     )
 
 
@@ -52,22 +53,22 @@ def _template() -> Template:
     return Environment(autoescape=True, undefined=StrictUndefined).from_string(text)
 
 
-def _shown(text: str) -> str:
+def _clean(text: str) -> str:
     return printable(text, 600)
 
 
 def _titled(title: str, found: Sequence[object]) -> str:
-    return _shown(f"{title[:1].upper()}{title[1:]}: {len(found)}")  # capitalize() would change a folder's name
+    return _clean(f"{title[:1].upper()}{title[1:]}: {len(found)}")  # capitalize() would lower a folder's name
 
 
 def _timed(change: RecordChange) -> dict[str, Any]:
     times = change.times
     assert times is not None and times.main is not None
     return {
-        "id": _shown(change.id), "before": number(times.before_us), "after": number(times.after_us),
+        "id": _clean(change.id), "before": number(times.before_us), "after": number(times.after_us),
         "ratio": f"{times.main.ratio:.3f}", "interval": _interval(times.main),
         "kernels": "" if times.busy is None else f"{times.busy.ratio:.3f} ({_interval(times.busy)})",
-        "notes": _shown("; ".join(times.notes)),
+        "notes": _clean("; ".join(times.notes)),
     }
 
 

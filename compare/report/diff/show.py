@@ -1,4 +1,4 @@
-"""Two runs held against each other, in a terminal: environment first, then what changed, then the kernels."""
+"""A comparison of two runs in a terminal: environment, changes of each record, then changes of the kernels."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.tree import Tree
 
-MOST = 12  # records of a kind, or trees of kernels, unless all are asked for
+MOST = 12  # records of a section, or trees of kernels, without --all
 
-# Sections of records whose times changed: the words of compare.report.diff.times, and the title.
+# Sections of records whose times changed: the words of times.py, and the title.
 TIMED = (
     (("slower",), "slower"),
     (("faster",), "faster"),
-    (("slower between kernels", "faster between kernels"), "other gaps between kernels, whose own times are the same"),
+    (("longer launch gaps", "shorter launch gaps"), "other launch gaps, unchanged kernel times"),
 )
 
 
 def views(diff: RunDiff, *, every: bool = False) -> Iterable[RenderableType]:
-    """In the order in which they are to be read."""
+    """Yield the sections from top to bottom. every: do not shorten long lists."""
     yield _environment(diff)
     for words, title in TIMED:
         yield from _section(title, [_timed(change) for change in diff.timed(*words)], every)
@@ -37,42 +37,42 @@ def views(diff: RunDiff, *, every: bool = False) -> Iterable[RenderableType]:
 
 
 def listed(diff: RunDiff) -> list[tuple[str, list[list[str]]]]:
-    """By title what is listed beside times and kernels: of each record its id with what is to be said, and details."""
+    """Return the sections other than times and kernels: a title, and for each record a line and further details."""
     return [
-        ("other status", _statuses(diff)),
-        ("more kernels, or more bytes", [_grown(each) for each in diff.changes if set(each.regressions) & _GROWN]),
-        ("times not held against each other", _refused(diff)),
-        ("configurations that rest on something else", _configurations(diff)),
+        ("status changed", _statuses(diff)),
+        ("more kernels, or more bytes", [_grown(each) for each in diff.changes if {"kernels", "bytes"} & set(each.regressions)]),
+        ("times not compared", _refused(diff)),
+        ("kernel configurations of other provenance", _configurations(diff)),
         (f"only in {diff.before}", _only(diff, after=False)),
         (f"only in {diff.after}", _only(diff, after=True)),
-        ("not compared", [[f"{each.id}: {note}" for note in each.notes] for each in diff.changes if each.notes]),
+        ("could not be compared", [[f"{each.id}: {note}" for note in each.notes] for each in diff.changes if each.notes]),
     ]
 
 
 def summary(diff: RunDiff) -> list[str]:
-    """What it comes to, a line each: how many records, of what; whether the gate holds."""
+    """Return the summary lines: how many records changed in which way, and the regressions."""
     shared = [change for change in diff.changes if change.before and change.after]
     judged = [change for change in shared if change.times and change.times.word]
     counts = {
         "slower": len(diff.timed("slower")), "faster": len(diff.timed("faster")), "tied": len(diff.timed("tie")),
         "unresolved": len(diff.timed("unresolved")),
-        "with other gaps alone": len(diff.timed("slower between kernels", "faster between kernels")),
+        "with other launch gaps": len(diff.timed("longer launch gaps", "shorter launch gaps")),
     }
     refused = sum(bool(change.times and change.times.refused) for change in shared)
     told = ", ".join(f"{many} {word}" for word, many in counts.items() if many)
     same = sum(change.graph is not None and change.graph.empty for change in shared)
     lines = [
-        f"{formats.count(len(shared), 'record')} in both; {formats.count(len(judged), 'time')} held against each other"
+        f"{formats.count(len(shared), 'record')} in both runs; {formats.count(len(judged), 'time')} compared"
         + (f": {told}" if told else "") + f" (tolerance {percent(diff.tolerance)})"
-        + (f"; {refused} could not be" if refused else ""),
-        f"{len(diff.fused)} differently fused, {same} the same",
+        + (f"; {formats.count(refused, 'time')} could not be compared" if refused else ""),
+        f"{formats.count(len(diff.fused), 'record')} fused differently, {same} fused the same",
     ]
     if diff.regressed:
         kinds = {kind: sum(kind in change.regressions for change in diff.regressed) for kind in diff.fail_on}
         told = ", ".join(f"{many} {kind} ({REGRESSIONS[kind]})" for kind, many in kinds.items() if many)
         lines.append(f"regressions: {told}")
     else:
-        lines.append(f"no regression by {', '.join(diff.fail_on)}")
+        lines.append(f"no regression; checked: {', '.join(diff.fail_on)}")
     return lines
 
 
@@ -81,7 +81,7 @@ def percent(share: float) -> str:
 
 
 def fusion(change: RecordChange) -> RenderableType:
-    """How the two graphs of a record differ."""
+    """Return the differences between the two graphs of a record."""
     before, after = change.before, change.after
     assert before and after and before.graph and after.graph and change.graph
     return diff_view.tree(change.id, change.graph, before.graph, after.graph)
@@ -89,8 +89,8 @@ def fusion(change: RecordChange) -> RenderableType:
 
 def _environment(diff: RunDiff) -> RenderableType:
     if not diff.environment:
-        return titled(f"{diff.before} → {diff.after}", ["made with the same packages, on the same kind of machine"])
-    tree = titled(f"{diff.before} → {diff.after}", ["made with"])
+        return titled(f"{diff.before} → {diff.after}", ["same packages, same kind of machine"])
+    tree = titled(f"{diff.before} → {diff.after}", ["environment"])
     for each in diff.environment:
         grid = columns(30, None, gap=1)
         grid.add_row(plain(printable(each.name, 60)), plain(f"{printable(each.before)} → {printable(each.after)}"))
@@ -99,7 +99,7 @@ def _environment(diff: RunDiff) -> RenderableType:
 
 
 def _section(title: str, lines: Sequence[Sequence[str]], every: bool) -> Iterable[Tree]:
-    """A tree with a branch for each record: its id and what is to be said; nothing where there is none."""
+    """Yield a tree with a branch for each record; nothing without records."""
     if not lines:
         return
     tree = titled(f"{title}: {formats.count(len(lines), 'record')}", [])
@@ -125,27 +125,23 @@ def _statuses(diff: RunDiff) -> list[list[str]]:
 def _timed(change: RecordChange) -> list[str]:
     times = change.times
     assert times is not None and times.main is not None
-    effect = "the call unresolved" if times.main.word == "unresolved" else times.main.effect
-    spoken = f"{effect}, {interval(times.main.low, times.main.high)}"
+    effect = "call time unresolved" if times.main.word == "unresolved" else times.main.effect
     busy = times.busy
-    lines = [f"{change.id}: {number(times.before_us)} → {number(times.after_us)} µs, {spoken}"]
+    lines = [f"{change.id}: {number(times.before_us)} → {number(times.after_us)} µs, {effect}, {interval(times.main.low, times.main.high)}"]
     if busy is not None and (busy.word != times.main.word or times.word != times.main.word):
-        lines.append(f"its kernels alone: {busy.word}, {interval(busy.low, busy.high)}")
+        lines.append(f"kernel time: {busy.word}, {interval(busy.low, busy.high)}")
     return [*lines, *times.notes]
 
 
 def interval(low: float, high: float) -> str:
-    """Of the ratio of the time after to the time before."""
+    """Return the 95% interval of the time after over the time before, in words."""
     return f"ratio {low:.3f} to {high:.3f}"
 
 
-_GROWN = {"kernels", "bytes"}
-
-
 def _grown(change: RecordChange) -> list[str]:
-    kernels, moved = change.pair("kernels"), change.pair("bytes_moved")
-    sizes = " → ".join(map(formats.size, moved))
-    return [f"{change.id}: {kernels[0]} → {kernels[1]} kernels, which move {sizes}"]
+    kernels, declared = change.pair("kernels"), change.pair("bytes_moved")
+    sizes = " → ".join(map(formats.size, declared))
+    return [f"{change.id}: {kernels[0]} → {kernels[1]} kernels, declared bytes {sizes}"]
 
 
 def _refused(diff: RunDiff) -> list[list[str]]:
@@ -158,7 +154,7 @@ def _configurations(diff: RunDiff) -> list[list[str]]:
 
 
 def _only(diff: RunDiff, *, after: bool) -> list[list[str]]:
-    """Ids of what one run has alone."""
+    """Return the ids that only one run has."""
     return [[change.id] for change in diff.changes if (change.before if after else change.after) is None]
 
 
@@ -166,4 +162,4 @@ def _fused(diff: RunDiff, every: bool) -> Iterable[RenderableType]:
     found = diff.fused
     yield from map(fusion, found if every else found[:MOST])
     if not every and len(found) > MOST:
-        yield plain(f"… and {len(found) - MOST} more differently fused; --all shows them")
+        yield plain(f"… and {len(found) - MOST} more fused differently; --all shows them")
