@@ -16,7 +16,7 @@ _NONE = "none recorded"
 
 @dataclass(frozen=True)
 class Difference:
-    """One fact that differs. before, after: the values in run.json; values of several segments or workers are joined."""
+    """A fact that differs. before, after: its values in run.json; those of several segments or workers are joined."""
 
     name: str
     before: str
@@ -87,11 +87,12 @@ def _median_rates(found: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], f
     rates: dict[tuple[str, str], list[float]] = {}
     for segment in found:
         ceilings = _object(segment.get("ceilings"))
-        for kind, unit in (("streams", "B"), ("products", "FLOP")):
+        for kind, unit, label_of in (
+            ("streams", "B", "memory bandwidth, {} reads to writes"), ("products", "FLOP", "matrix product, {}"),
+        ):
             for name, rate in _object(ceilings.get(kind)).items():
                 if isinstance(rate, int | float) and rate > 0:
-                    label = f"memory bandwidth, {name} reads to writes" if kind == "streams" else f"matrix product, {name}"
-                    rates.setdefault((label, unit), []).append(float(rate))
+                    rates.setdefault((label_of.format(name), unit), []).append(float(rate))
     return {key: statistics.median(values) for key, values in rates.items()}
 
 

@@ -40,12 +40,14 @@ def listed(diff: RunDiff) -> list[tuple[str, list[list[str]]]]:
     """Return the sections other than times and kernels: a title, and for each record a line and further details."""
     return [
         ("status changed", _statuses(diff)),
-        ("more kernels, or more bytes", [_grown(each) for each in diff.changes if {"kernels", "bytes"} & set(each.regressions)]),
+        ("more kernels, or more bytes", [
+            _kernels_and_bytes(each) for each in diff.changes if {"kernels", "bytes"} & set(each.regressions)
+        ]),
         ("times not compared", _refused(diff)),
         ("kernel configurations of other provenance", _configurations(diff)),
         (f"only in {diff.before}", _only(diff, after=False)),
         (f"only in {diff.after}", _only(diff, after=True)),
-        ("could not be compared", [[f"{each.id}: {note}" for note in each.notes] for each in diff.changes if each.notes]),
+        ("not compared", [[f"{each.id}: {note}" for note in each.notes] for each in diff.changes if each.notes]),
     ]
 
 
@@ -127,7 +129,8 @@ def _timed(change: RecordChange) -> list[str]:
     assert times is not None and times.main is not None
     effect = "call time unresolved" if times.main.word == "unresolved" else times.main.effect
     busy = times.busy
-    lines = [f"{change.id}: {number(times.before_us)} → {number(times.after_us)} µs, {effect}, {interval(times.main.low, times.main.high)}"]
+    ratio = interval(times.main.low, times.main.high)
+    lines = [f"{change.id}: {number(times.before_us)} → {number(times.after_us)} µs, {effect}, {ratio}"]
     if busy is not None and (busy.word != times.main.word or times.word != times.main.word):
         lines.append(f"kernel time: {busy.word}, {interval(busy.low, busy.high)}")
     return [*lines, *times.notes]
@@ -138,7 +141,7 @@ def interval(low: float, high: float) -> str:
     return f"ratio {low:.3f} to {high:.3f}"
 
 
-def _grown(change: RecordChange) -> list[str]:
+def _kernels_and_bytes(change: RecordChange) -> list[str]:
     kernels, declared = change.pair("kernels"), change.pair("bytes_moved")
     sizes = " → ".join(map(formats.size, declared))
     return [f"{change.id}: {kernels[0]} → {kernels[1]} kernels, declared bytes {sizes}"]
