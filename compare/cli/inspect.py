@@ -237,15 +237,15 @@ def _show_graph(
 
     ceilings, _ = each.ceilings_for(graph, question.target)
     known: dict[str, Any] = {}
-    name, precision = None, None
+    name = None
     if each.record is not None:  # what the block declares is better than what a graph tells
-        name, precision = each.record.implementation, each.record.case.precision
+        name = each.record.implementation
         known = {
             "bytes_compulsory": each.record.bytes_compulsory or None, "flops_declared": each.record.flops or None,
             "call_us": paired_rounds.call_us(each.record),
         }
-    lines = [*notes, *text_view.sums(graph, ceilings, precision=precision, **known)]
-    remarks = text_view.remarks(graph, ceilings, name=name, precision=precision)
+    lines = [*notes, *text_view.totals_lines(graph, ceilings, **known)]
+    remarks = text_view.finding_lines(graph, ceilings, name=name)
     emit(text_view.overview(graph, width=width(), every=question.every, title=title, notes=lines, remarks=remarks))
 
 
@@ -293,8 +293,7 @@ def _show_kernels(pairs: Pairs, wanted: str, question: Question) -> None:
         return
     for each, graph, index in found:
         ceilings, _ = each.ceilings_for(graph, question.target)
-        precision = None if each.record is None else each.record.case.precision
-        emit(text_view.kernel(graph, index, width=width(), ceilings=ceilings, precision=precision))
+        emit(text_view.kernel(graph, index, width=width(), ceilings=ceilings))
 
 
 def _kernel_json(graph: FusionGraph, index: int) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""The fusion graph: kernels in launch order, the buffers between them, and why there are not fewer.
+"""The fusion graph: kernels in launch order, the buffers between them, and the reasons for missed fusions.
 
-One kind of graph for XLA, Inductor, Triton, CUDA and eager PyTorch. A graph holds one compiled module, or the two parts
-of a training step (each kernel says which), whose saved residuals are buffers that the one writes and the other reads.
-Builders are `from_hlo`, `from_inductor`, `from_launches`, `from_eager`; `store` reads and writes the JSON.
+XLA, Inductor, Triton, CUDA and eager PyTorch share this one model. A graph holds one compiled module, or both phases of
+a training step. Each kernel names its phase; residuals are buffers that forward writes and backward reads.
+`build/` makes graphs from each compiler's output; `store` reads and writes them as JSON.
 """
 
 from __future__ import annotations
@@ -16,25 +16,26 @@ Kind = Literal[
     "elementwise", "reduction", "gemm", "attention", "copy", "scatter", "collective", "library", "custom", "memset"
 ]
 Role = Literal["input", "output", "intermediate", "saved", "constant"]
-Part = Literal["forward", "backward"]
+Phase = Literal["forward", "backward"]
+PHASES: tuple[Phase, ...] = ("forward", "backward")
 
-# Why two kernels are not one, in the same words for every compiler; the compiler's own are kept beside them.
+# Why two kernels were not fused, in the same words for every compiler. `Reason.text` has the compiler's own words.
 REASONS = {
-    "gemm": "one side is a matrix product, which this compiler fuses with nothing, or with little",
-    "library": "one side is a library call, which nothing can be fused into",
+    "gemm": "one side is a matrix product, and this compiler fuses little or nothing into one",
+    "library": "one side is a library call, and nothing can be fused into one",
     "unsupported": "the compiler has no code for such a fusion",
-    "reduction": "one side needs the whole of a reduction that the other side is still computing",
+    "reduction": "one side needs the complete result of the other side's reduction",
     "shape": "the two sides iterate over different shapes",
     "layout": "the two sides walk memory in different orders",
-    "no-shared-data": "the two sides share no data, so that fusing them would save no traffic",
-    "recompute": "the producer has other consumers, and would be computed again for each",
-    "unprofitable": "the compiler expects no gain, or a cost elsewhere",
-    "peak-memory": "the compiler expects that the fused program would hold more memory at once",
+    "no-shared-data": "the two sides share no data, so fusing them would save no traffic",
+    "recompute": "the producer has other consumers, and fusion would compute it again for each",
+    "unprofitable": "the compiler expects no gain from this fusion, or a loss elsewhere",
+    "peak-memory": "the compiler expects a higher peak memory from the fused program",
     "resources": "the fused kernel would need too many registers, operands, or too much shared memory",
-    "order": "fusing would make a cycle, or reorder what must stay in order",
-    "graph-break": "the two sides are compiled apart",
+    "order": "fusing would create a cycle, or reorder operations that must stay in order",
+    "graph-break": "a graph break separates the two sides",
     "author": "the two sides are written as separate kernels",
-    "other": "none of the other words fits",
+    "other": "none of the other codes fits",
 }
 
 
@@ -42,9 +43,12 @@ REASONS = {
 class SourceOp:
     """An operation of the user's program.
 
-    op: its name there ("mul", "dot_general", "aten.mul"). stage: the named scopes around it, outermost first
-    ("norm/scale"). line: "file:line". site: what tells it from other operations of the program; equal sites in two
-    kernels are one operation computed twice; "" where that is not known. backward: it computes a gradient.
+    op: its name in the program ("mul", "dot_general", "aten.mul").
+    stage: the named scopes around it, outermost first ("norm/scale").
+    line: "file:line".
+    site: identifies the operation within the program; "" where it is unknown. Two kernels with one site compute one
+        operation twice.
+    backward: it computes a gradient.
     rematerialized: it repeats a forward operation on purpose (checkpointing).
     """
 
@@ -58,7 +62,7 @@ class SourceOp:
 
 @dataclass(frozen=True)
 class Access:
-    """Bytes of a buffer that one launch reads or writes; None where they are not known."""
+    """Bytes of a buffer that one launch reads or writes; None where they are unknown."""
 
     buffer: str
     bytes: int | None
@@ -68,16 +72,20 @@ class Access:
 class Kernel:
     """One launch site.
 
-    name: the compiler's. runtime_name: what profilers call it; None where a library chooses. launches: in one call;
-    None where that depends on data. inputs, outputs: of one launch; None where they are not known. workspace_bytes: a
-    library's scratch space, in no other number. flops: of one launch; None where not known. provenance: what its
-    configuration rests on ("compiled", "device", "replayed", "not autotuned"; "" where nobody asks). device_time_us:
-    measured, all launches of one call; None without a GPU. facts: what only some compilers say (grid, registers, ...).
+    name: the compiler's name.
+    runtime_name: the name that profilers show; None where a library chooses the kernel.
+    inputs, outputs: of one launch; None where they are unknown.
+    workspace_bytes: a library's scratch space; no other number includes it.
+    flops: of one launch; None where they are unknown.
+    launches: per call; None where the number depends on data.
+    provenance: where its configuration comes from ("compiled", "device", "replayed", "not autotuned", or "").
+    device_time_us: the measured time of all launches of one call; None without a GPU.
+    facts: details that only some compilers give (grid, registers, ...).
     """
 
     name: str
     kind: Kind
-    part: Part = "forward"
+    phase: Phase = "forward"
     runtime_name: str | None = None
     source_ops: tuple[SourceOp, ...] = ()
     inputs: tuple[Access, ...] | None = ()
@@ -99,7 +107,7 @@ class Kernel:
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """Each once, in order of appearance."""
+        """The stages of its operations, each once, in order of appearance."""
         return tuple(dict.fromkeys(op.stage for op in self.source_ops if op.stage))
 
     @property
@@ -116,8 +124,10 @@ def _total(accesses: tuple[Access, ...] | None) -> int | None:
 
 @dataclass(frozen=True)
 class Buffer:
-    """Device memory between kernels. dtype in the field's short form ("bf16", "f32", "s8"). saved: a residual that
-    forward writes, or passes on, for backward."""
+    """Device memory between kernels.
+
+    dtype: the short form ("bf16", "f32", "s8"). role: "saved" is a residual that forward writes or keeps for backward.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -128,12 +138,16 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Reason:
-    """Why producer and consumer (kernels' names; "" where the compiler's name led to no kernel) are not one kernel.
+    """Why a producer and a consumer were not fused.
 
-    code: a key of REASONS. text: the compiler's own words; what we inferred says so in `origin`, which names who
-    speaks ("xla priority-fusion", "inductor", "inferred"). bytes_saved: what fusing the two would save at most: the
-    writes and reads of what only passes between them; None where that is not known. fused_us, unfused_us: the
-    compiler's own estimate. line: of a graph break.
+    producer, consumer: names of kernels; "" where the compiler's name led to no kernel.
+    code: a key of REASONS.
+    text: the compiler's own words, or ours where `origin` is "inferred".
+    origin: the source of the text ("xla priority-fusion", "inductor", "inferred").
+    bytes_saved: the most that fusing the two would save: writes and reads of buffers that only pass between them; None
+        where they are unknown.
+    fused_us, unfused_us: the compiler's own estimates.
+    line: the source line of a graph break.
     """
 
     producer: str
@@ -149,9 +163,14 @@ class Reason:
 
 @dataclass(frozen=True)
 class FusionGraph:
-    """kernels: in launch order; None where operations are known and kernels are not (eager PyTorch without a GPU), with
-    the operations in `operations`. unparsed: what could not be read, each as it stood. compiler: "xla", "inductor",
-    "triton", "cuda", "eager". versions: package -> version. target: the GPU compiled for, or "".
+    """The kernels, buffers and reasons of one compiled function.
+
+    compiler: "xla", "inductor", "triton", "cuda" or "eager".
+    kernels: in launch order; None where only the operations are known (eager PyTorch without a GPU).
+    operations: the program's operations where `kernels` is None.
+    unparsed: pieces of the compiler's output that could not be read, verbatim.
+    versions: package -> version.
+    target: the GPU that the code was compiled for, or "".
     """
 
     name: str
@@ -187,11 +206,11 @@ class FusionGraph:
 
     @property
     def materialized(self) -> tuple[Buffer, ...]:
-        """Intermediates and residuals: what a kernel wrote for another one to read, largest first."""
+        """Intermediates and residuals that a kernel writes, largest first."""
         kept = [b for b in self.buffers if b.role in ("intermediate", "saved") and b.name in self.producers]
         return tuple(sorted(kept, key=lambda buffer: -buffer.bytes))
 
     @property
     def saved(self) -> tuple[Buffer, ...]:
-        """Residuals: what forward writes for backward beside its outputs; inputs that backward reads stay inputs."""
+        """Residuals: buffers that forward writes only for backward. Inputs that backward reads again stay inputs."""
         return tuple(buffer for buffer in self.buffers if buffer.role == "saved")

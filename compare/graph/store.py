@@ -31,7 +31,7 @@ def to_json(graph: FusionGraph) -> dict[str, Any]:
     if graph.kernels is not None:
         kernels = [
             {
-                "index": index, **_plain(kernel), "bytes_read": kernel.bytes_read,
+                "index": index, **_plain_kernel(kernel), "bytes_read": kernel.bytes_read,
                 "bytes_written": kernel.bytes_written, "stages": list(kernel.stages), "lines": list(kernel.lines),
             }
             for index, kernel in enumerate(graph.kernels)
@@ -113,7 +113,7 @@ def _read(kind: type[Any], data: dict[str, Any], **replaced: Any) -> Any:
     """Raises TypeError for a field of another type than the data model's, so that no view meets it."""
     values = {}
     for name, allowed in _ALLOWED[kind]:
-        value = replaced.get(name, data.get(name, _ABSENT))
+        value = replaced.get(name, data.get(_KEYS.get(name, name), _ABSENT))
         if value is _ABSENT:
             continue
         if isinstance(allowed, frozenset):
@@ -126,6 +126,7 @@ def _read(kind: type[Any], data: dict[str, Any], **replaced: Any) -> Any:
 
 
 _ABSENT = object()
+_KEYS = {"phase": "part"}  # fields that stored graphs have under another name
 
 
 def _allowed(kind: type[Any]) -> tuple[tuple[str, Any], ...]:
@@ -144,5 +145,9 @@ def _allowed(kind: type[Any]) -> tuple[tuple[str, Any], ...]:
 _ALLOWED = {kind: _allowed(kind) for kind in (Access, Buffer, Kernel, Reason, SourceOp)}
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any) -> dict[str, Any]:
     return dataclasses.asdict(value)
+
+
+def _plain_kernel(kernel: Kernel) -> dict[str, Any]:
+    return {_KEYS.get(name, name): value for name, value in _plain(kernel).items()}

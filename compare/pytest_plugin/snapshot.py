@@ -123,11 +123,11 @@ def _graph(graph: FusionGraph) -> list[str]:
     found = totals(graph)
     moved = "?" if found.moved.exact is None else f"{found.moved.exact:.0f}"
     lines = [f"moves {moved} bytes, compulsory {sum(found.compulsory.values())}"]
-    part = None
+    phase = None
     for kernel in graph.kernels or ():
-        if kernel.part != part:
-            part = kernel.part
-            lines.append(f"{part}:")
+        if kernel.phase != phase:
+            phase = kernel.phase
+            lines.append(f"{phase}:")
         lines += [f"  {line}" for line in _kernel(graph, kernel)]
     return lines if graph.kernels else [*lines, "no kernels"]
 

@@ -11,8 +11,8 @@ from typing import Any
 from ..base.text import printable
 from ..graph import formats
 from ..graph.analyse.causes import cause
-from ..graph.analyse.totals import bytes_moved, tally, totals
-from ..graph.model import Buffer, FusionGraph, Kernel, Part
+from ..graph.analyse.totals import declared_bytes, tally, totals
+from ..graph.model import Buffer, FusionGraph, Kernel, Phase
 
 _MOST = 3  # stages of a kernel that are named in a message
 __tracebackhide__ = True  # pytest: a failing test ends at its own line
@@ -133,20 +133,20 @@ class StageView:
 
 
 class View:
-    """One fusion graph, or one part of it ("forward", "backward")."""
+    """One fusion graph, or one phase of it ("forward", "backward")."""
 
-    def __init__(self, graph: FusionGraph, part: Part | None = None) -> None:
-        self.graph, self._part = graph, part
+    def __init__(self, graph: FusionGraph, phase: Phase | None = None) -> None:
+        self.graph, self._phase = graph, phase
 
     def __repr__(self) -> str:
-        of_part = f", {self._part}" if self._part else ""
-        return f"<fusion graph of {formats.name(self.graph.name, 40)}{of_part}: {len(self.kernels)} kernels>"
+        of_phase = f", {self._phase}" if self._phase else ""
+        return f"<fusion graph of {formats.name(self.graph.name, 40)}{of_phase}: {len(self.kernels)} kernels>"
 
     @cached_property
     def kernels(self) -> tuple[KernelView, ...]:
         """In launch order."""
         views = (KernelView(index, kernel) for index, kernel in enumerate(self.graph.kernels or ()))
-        return tuple(view for view in views if self._part in (None, view.kernel.part))
+        return tuple(view for view in views if self._phase in (None, view.kernel.phase))
 
     @property
     def kernel_count(self) -> int:
@@ -170,14 +170,14 @@ class View:
     def bytes_compulsory(self) -> int:
         """Each used input once and each output once (docs/fusion-graph.md)."""
         compulsory = totals(self.graph).compulsory
-        return sum(compulsory.values()) if self._part is None else compulsory.get(self._part, 0)
+        return sum(compulsory.values()) if self._phase is None else compulsory.get(self._phase, 0)
 
     @property
     def bytes_with_products(self) -> int:
         """The fewest where each matrix product's result is written once and read once. Raises NotKnown."""
         found = totals(self.graph).gemm_barrier
-        if found is None or self._part is not None:
-            raise NotKnown("bytes_with_products is not known of a kernel that holds several products, nor of one part")
+        if found is None or self._phase is not None:
+            raise NotKnown("bytes_with_products is not known of a kernel that holds several products, nor of one phase")
         return found
 
     def stage(self, name: str) -> StageView:
@@ -222,9 +222,9 @@ def within(stage: str, name: str) -> bool:
 
 def _moved(kernels: Iterable[Kernel]) -> int:
     listed = list(kernels)
-    total = tally(map(bytes_moved, listed)).exact
+    total = tally(map(declared_bytes, listed)).exact
     if total is None:
-        unknown = [formats.name(kernel.name, 40) for kernel in listed if bytes_moved(kernel) is None]
+        unknown = [formats.name(kernel.name, 40) for kernel in listed if declared_bytes(kernel) is None]
         raise NotKnown(f"bytes are not known of {', '.join(unknown[:5])}; assert on other kernels' bytes_read")
     return int(total)
 

@@ -107,7 +107,6 @@ def _show_findings(names: Sequence[str], graphs: Sequence[FusionGraph], first: G
     from ..graph.render import text_view as views
 
     ceilings, _ = first.ceilings_for(graphs[0], question.target)
-    precision = None if first.record is None else first.record.case.precision
-    if told := findings(dict(zip(names, graphs, strict=True)), ceilings, precision):
+    if told := findings(dict(zip(names, graphs, strict=True)), ceilings):
         emit(views.plain(""))
         emit(views.titled("what stands out", map(str, told if question.every else told[:MOST_FINDINGS])))

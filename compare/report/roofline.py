@@ -7,8 +7,8 @@ from typing import Any
 
 from ..base.text import number, printable
 from ..graph import formats
-from ..graph.analyse.roofline import Place, intensity, place, recoverable_us
-from ..graph.analyse.totals import bytes_moved
+from ..graph.analyse.roofline import RooflinePoint, intensity, recoverable_us, roofline_point
+from ..graph.analyse.totals import declared_bytes
 from ..graph.model import Kernel
 from ..record.record import Record
 from ..sources.graph_sources import GraphSource
@@ -82,7 +82,7 @@ def kernels(found: Sequence[GraphSource], rows: Iterable[Row]) -> Iterator[Row]:
         for index, kernel in enumerate(graph.kernels or ()):
             where = None
             if ceilings is not None and ceilings.streams:
-                where = place(graph, kernel, ceilings, each.record.case.precision)
+                where = roofline_point(graph, kernel, ceilings)
             counted = {"dram_bytes": alone.get(index), "dram_bytes_call": call.get(index)}
             yield {**_identity(each.record), "index": index, **_row(kernel, where, counted)}
 
@@ -95,14 +95,14 @@ def _identity(record: Record) -> Row:
     }
 
 
-def _row(kernel: Kernel, where: Place | None, counted: dict[str, int | None]) -> Row:
+def _row(kernel: Kernel, where: RooflinePoint | None, counted: dict[str, int | None]) -> Row:
     time = kernel.device_time_us
-    floor = None if where is None else where.floor_us
+    floor = None if where is None else where.roofline_time_us
     launches = kernel.launches
     flops = None if kernel.flops is None or launches is None else kernel.flops * launches
-    moved = bytes_moved(kernel)
+    moved = declared_bytes(kernel)
     return {
-        "part": kernel.part, "kernel": kernel.name, "runtime_name": kernel.runtime_name, "kind": kernel.kind,
+        "part": kernel.phase, "kernel": kernel.name, "runtime_name": kernel.runtime_name, "kind": kernel.kind,
         "launches": launches, "device_time_us": time, "bytes_moved": moved, **counted, "flops": flops,
         "intensity_flop_per_byte": intensity(flops, moved),
         "intensity_measured": intensity(flops, counted["dram_bytes_call"]),

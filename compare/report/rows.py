@@ -136,7 +136,7 @@ def _with_roofline(record: Record, folder: Path, ceilings: Mapping[str, Ceilings
     from ..sources import graph_sources
 
     graph = store.load(graph_sources.recorded_file(folder, record, record.graph))
-    found = summary.summary(graph, record.case.parts, reached, record.case.precision)
+    found = summary.summary(graph, record.case.parts, reached.at(record.case.precision))
     return replace(record, kernels={part: {**made, **record.kernels.get(part, {})} for part, made in found.items()})
 
 

@@ -47,7 +47,7 @@ def _cells(each: GraphSource, graph: FusionGraph | None) -> list[str]:
     if graph is None:
         return ["no graph", "", "", printable(each.record.status, 9)]
     sums = totals(graph, bytes_compulsory=each.record.bytes_compulsory or None)
-    moved = formats.UNKNOWN if sums.moved.exact is None else formats.size(sums.moved.exact)
+    moved = formats.UNKNOWN if sums.declared.exact is None else formats.size(sums.declared.exact)
     efficiency = sums.fusion_efficiency
     return [
         formats.UNKNOWN if sums.kernels is None else str(sums.kernels), moved,

@@ -156,7 +156,8 @@ class Session:
         record.graph = f"graphs/{_file_name(record)}.json.gz"
         with self._writing(record.graph) as path:
             store.save(graph, path)
-        record.kernels = summary.summary(graph, record.case.parts, self._ceilings, record.case.precision)
+        ceilings = self._ceilings and self._ceilings.at(record.case.precision)
+        record.kernels = summary.summary(graph, record.case.parts, ceilings)
 
     def keep_trace(self, record: Record, document: timeline.Document) -> None:
         """Write the record's timeline into the run folder; the record gets its name."""

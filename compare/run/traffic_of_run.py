@@ -168,7 +168,7 @@ def _graph(entry: Record, outcome: Profiled, folder: Path) -> FusionGraph | NotP
 
 
 def _names(graph: FusionGraph) -> list[str]:
-    return [f"{kernel.part} {kernel.name}" for kernel in graph.kernels or ()]
+    return [f"{kernel.phase} {kernel.name}" for kernel in graph.kernels or ()]
 
 
 def part_traffic(

@@ -88,7 +88,7 @@ class Explained:
                 yield text_view.titled("what stands out", found)
         else:
             reached = ceilings(first)
-            notes, remarks = text_view.sums(first, reached), text_view.remarks(first, reached)
+            notes, remarks = text_view.totals_lines(first, reached), text_view.finding_lines(first, reached)
             yield text_view.overview(first, width=width, notes=notes, remarks=remarks)
         for note in self.notes:
             yield text_view.plain("")

@@ -82,12 +82,15 @@ class GraphSource:
 
     def ceilings_for(self, graph: FusionGraph, target: str | None) -> tuple[Ceilings | None, str]:
         """What the device reached, and whose it is: `target`'s where one is named, else the run's own, else those of
-        the GPU that the graph was compiled for; None where none is known."""
+        the GPU that the graph was compiled for; None where none is known. Of a record, at its case's precision."""
         from .target_ceilings import own_ceilings, target_ceilings
 
+        found, whose = self.ceilings, "this run's device"
         if target is not None:
-            return target_ceilings(target), target
-        return own_ceilings(graph) if self.ceilings is None else (self.ceilings, "this run's device")
+            found, whose = target_ceilings(target), target
+        elif found is None:
+            found, whose = own_ceilings(graph)
+        return found and found.at(None if self.record is None else self.record.case.precision), whose
 
 
 @dataclass(frozen=True)
@@ -192,11 +195,11 @@ def _recorded(folder: Path, record: Record) -> Callable[[], FusionGraph] | None:
 
     def read() -> FusionGraph:
         from ..graph import store
-        from ..graph.render import counted
+        from ..graph.render import measured_bytes
 
         graph = store.load(recorded_file(folder, record, name))
         try:
-            return counted.with_counts(graph, record.traffic or {})
+            return measured_bytes.with_measured_bytes(graph, record.traffic or {})
         except (AttributeError, KeyError, TypeError) as problem:
             raise ValueError(f"{record.id}: its traffic is not as written here: {problem!r}") from None
 
@@ -326,7 +329,7 @@ def _from_artifacts(name: str, artifacts: Artifacts) -> FusionGraph:
         raise ValueError(f"{artifacts.where}: {name}: no optimized HLO; XLA writes it with --xla_dump_hlo_as_text")
     with file.local() as path:
         module = file_reader.read(path)
-    graph = from_hlo(module, part="backward" if name == "backward" else "forward", target=_target(artifacts))
+    graph = from_hlo(module, phase="backward" if name == "backward" else "forward", target=_target(artifacts))
     if before := artifacts.find("hlo_before"):
         with before.local() as path:
             graph = with_epilogues(graph, file_reader.read(path))

@@ -6,37 +6,37 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 
-from ..model import FusionGraph, Kernel, Part, SourceOp
+from ..model import FusionGraph, Kernel, Phase, SourceOp
 from ..operations import token
-from .align import part_of
-from .totals import Tally, bytes_moved, tally
+from .align import phase_of
+from .totals import Tally, declared_bytes, tally
 
 
 @dataclass(frozen=True)
 class Side:
-    """kernels: launch indices. launches, moved (bytes), device_time_us: of one call; times are None where none was
+    """kernels: launch indices. launches, declared (bytes), device_time_us: of one call; times are None where none was
     measured."""
 
     kernels: tuple[int, ...]
     launches: Tally
-    moved: Tally
+    declared: Tally
     device_time_us: Tally | None
 
 
 @dataclass(frozen=True)
 class Region:
     """Kernels of both graphs that hold the same operations. A fused kernel that computes again what another one does
-    shares its region. stages, parts: of the fused kernels, in order of appearance."""
+    shares its region. stages, phases: of the fused kernels, in order of appearance."""
 
     stages: tuple[str, ...]
     fused: Side
     unfused: Side
-    parts: tuple[Part, ...] = ()
+    phases: tuple[Phase, ...] = ()
 
     @property
     def bytes_saved(self) -> float | None:
         """None where some kernel's bytes are not known."""
-        return _difference(self.unfused.moved, self.fused.moved)
+        return _difference(self.unfused.declared, self.fused.declared)
 
     @property
     def time_saved_us(self) -> float | None:
@@ -81,15 +81,15 @@ _Identity = Callable[[Kernel, SourceOp], Hashable | None]
 
 
 def _by_site(kernel: Kernel, op: SourceOp) -> Hashable | None:
-    return (part_of(kernel, op), op.site) if op.site else None
+    return (phase_of(kernel, op), op.site) if op.site else None
 
 
 def _by_line(kernel: Kernel, op: SourceOp) -> Hashable | None:
-    return (part_of(kernel, op), op.line, token(op.op)) if op.line else None
+    return (phase_of(kernel, op), op.line, token(op.op)) if op.line else None
 
 
 def _by_stage(kernel: Kernel, op: SourceOp) -> Hashable | None:
-    return (part_of(kernel, op), op.stage) if op.stage else None
+    return (phase_of(kernel, op), op.stage) if op.stage else None
 
 
 def _groups(left: Iterable[Kernel], right: Iterable[Kernel]) -> list[tuple[set[int], set[int]]]:
@@ -131,8 +131,8 @@ def _region(fused: FusionGraph, unfused: FusionGraph, left: Iterable[int], right
     sides = _side(fused, tuple(left)), _side(unfused, tuple(right))
     kernels = [(fused.kernels or ())[index] for index in sides[0].kernels]
     stages = dict.fromkeys(stage for kernel in kernels for stage in kernel.stages)
-    parts = dict.fromkeys(part_of(kernel, op) for kernel in kernels for op in kernel.source_ops)
-    return Region(tuple(stages), *sides, parts=tuple(parts))
+    phases = dict.fromkeys(phase_of(kernel, op) for kernel in kernels for op in kernel.source_ops)
+    return Region(tuple(stages), *sides, phases=tuple(phases))
 
 
 def _side(graph: FusionGraph, indices: tuple[int, ...]) -> Side:
@@ -142,7 +142,7 @@ def _side(graph: FusionGraph, indices: tuple[int, ...]) -> Side:
     return Side(
         indices,
         tally(kernel.launches for kernel in kernels),
-        tally(map(bytes_moved, kernels)),
+        tally(map(declared_bytes, kernels)),
         tally(times) if measured else None,
     )
 

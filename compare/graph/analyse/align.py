@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from ..model import FusionGraph, Kernel, Part, SourceOp
+from ..model import PHASES, FusionGraph, Kernel, Phase, SourceOp
 from ..operations import ANCHORS, MOVEMENT, token, tokens
 from .totals import recomputed
 
@@ -20,7 +20,7 @@ Relation = Literal[
     "absent", "not named", "names no stages", "recomputed", "split", "merged", "joined", "parted", "regrouped",
     "same region",
 ]
-Key = tuple[Part, str]
+Key = tuple[Phase, str]
 _Computed = tuple[int, str, bool]
 
 
@@ -30,7 +30,7 @@ class Cell:
 
     relations, against the row's first graph that holds the stage:
     "absent": no operation here carries the stage.
-    "not named": the same, but something that its part here computes carries no stage, and may be it.
+    "not named": the same, but something that its phase here computes carries no stage, and may be it.
     "names no stages": no operation of the whole graph carries one.
     "recomputed": a kernel here computes again what another one computes, or what checkpointing dropped (whatever the
     first graph does).
@@ -46,16 +46,16 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """One stage of one part. inferred: its name is an operation's, because a graph names no stages."""
+    """One stage of one phase. inferred: its name is an operation's, because a graph names no stages."""
 
     stage: str
-    part: Part
+    phase: Phase
     cells: tuple[Cell, ...]
     inferred: bool = False
 
     @property
     def label(self) -> str:
-        return f"backward: {self.stage}" if self.part == "backward" else self.stage
+        return f"backward: {self.stage}" if self.phase == "backward" else self.stage
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def align(graphs: Sequence[FusionGraph]) -> Alignment:
     regions = [_Regions(stages) for stages in held]
     rows = [
         Row(key[1], key[0], tuple(_cells(key, graphs, regions, again)), inferred)
-        for part in ("forward", "backward") for key in keys if key[0] == part
+        for phase in PHASES for key in keys if key[0] == phase
     ]
     unattributed = []
     for graph, stages in zip(graphs, held, strict=True):
@@ -112,22 +112,22 @@ def align(graphs: Sequence[FusionGraph]) -> Alignment:
     return Alignment(tuple(rows), tuple(unattributed), tuple(unaligned))
 
 
-def part_of(kernel: Kernel, op: SourceOp) -> Part:
-    """An operation's part: its kernel's, or backward where one kernel graph holds both."""
-    return "backward" if op.backward else kernel.part
+def phase_of(kernel: Kernel, op: SourceOp) -> Phase:
+    """An operation's phase: its kernel's, or backward where one kernel graph holds both."""
+    return "backward" if op.backward else kernel.phase
 
 
 def _operations(graph: FusionGraph) -> Iterable[SourceOp]:
     return (op for _, _, op in _held_operations(graph))
 
 
-def _held_operations(graph: FusionGraph) -> Iterator[tuple[int | None, Part, SourceOp]]:
-    """(launch index, part, operation) in launch order; the index is None where there are no kernels."""
+def _held_operations(graph: FusionGraph) -> Iterator[tuple[int | None, Phase, SourceOp]]:
+    """(launch index, phase, operation) in launch order; the index is None where there are no kernels."""
     for op in graph.operations if graph.kernels is None else ():
         yield None, "backward" if op.backward else "forward", op
     for index, kernel in enumerate(graph.kernels or ()):
         for op in kernel.source_ops:
-            yield index, part_of(kernel, op), op
+            yield index, phase_of(kernel, op), op
 
 
 Held = dict[Key, dict[int, list[SourceOp]]]
@@ -135,9 +135,9 @@ Held = dict[Key, dict[int, list[SourceOp]]]
 
 def _by_stage(graph: FusionGraph, shorten: Callable[[str], str]) -> Held:
     held: Held = defaultdict(lambda: defaultdict(list))
-    for index, part, op in _held_operations(graph):
+    for index, phase, op in _held_operations(graph):
         if op.stage:
-            kernels = held[part, shorten(op.stage)]
+            kernels = held[phase, shorten(op.stage)]
             if index is not None:
                 kernels[index].append(op)
     return dict(held)
@@ -224,12 +224,12 @@ def _repeats(index: int, op: SourceOp, again: set[_Computed]) -> bool:
     return token(op.op) not in MOVEMENT and (op.rematerialized or (index, op.site, op.backward) in again)
 
 
-def _missing(part: Part, graph: FusionGraph, held: Held) -> Relation:
-    """Why no operation here carries a stage of that part."""
+def _missing(phase: Phase, graph: FusionGraph, held: Held) -> Relation:
+    """Why no operation here carries a stage of that phase."""
     if not held:
         return "names no stages"
     for kernel in graph.kernels or ():
-        if kernel.part != part:
+        if kernel.phase != phase:
             continue
         if not kernel.source_ops and kernel.kind not in ("copy", "memset"):
             return "not named"
@@ -276,7 +276,7 @@ class _Step:
 
     op: SourceOp
     token: str
-    part: Part
+    phase: Phase
     layer: int
     kernels: tuple[int, ...]
 
@@ -290,14 +290,14 @@ def _by_operation(graphs: Sequence[FusionGraph]) -> tuple[list[Held], list[tuple
         matched.append([partner.get(id(step)) for step in steps[0]])
     held: list[Held] = [{} for _ in graphs]
     aligned: list[set[int]] = [set() for _ in graphs]
-    ordinals: Counter[tuple[Part, str]] = Counter()
+    ordinals: Counter[tuple[Phase, str]] = Counter()
     for row in zip(*matched, strict=True):
         if any(step is None for step in row):
             continue
         present = [step for step in row if step is not None]
         name = present[0].token
-        ordinals[present[0].part, name] += 1
-        key = (present[0].part, f"{name} {ordinals[present[0].part, name]}")
+        ordinals[present[0].phase, name] += 1
+        key = (present[0].phase, f"{name} {ordinals[present[0].phase, name]}")
         for i, step in enumerate(present):
             held[i][key] = {index: [step.op] for index in step.kernels}
             aligned[i].add(id(step))
@@ -313,18 +313,18 @@ def _steps(graph: FusionGraph) -> list[_Step]:
     if graph.kernels is None:
         names = [token(op.op) for op in graph.operations]
     layers = _layers(graph)
-    found: dict[object, tuple[SourceOp, str, Part, int, list[int]]] = {}
-    for position, (index, part, op) in enumerate(_held_operations(graph)):
+    found: dict[object, tuple[SourceOp, str, Phase, int, list[int]]] = {}
+    for position, (index, phase, op) in enumerate(_held_operations(graph)):
         name = names[position]
         if name in MOVEMENT:
             continue
-        identity: object = (part, op.site) if op.site else position
+        identity: object = (phase, op.site) if op.site else position
         if identity in found:
             if index is not None and index not in found[identity][4]:
                 found[identity][4].append(index)
             continue
-        found[identity] = (op, name, part, layers[position], [] if index is None else [index])
-    return [_Step(op, name, part, layer, tuple(kernels)) for op, name, part, layer, kernels in found.values()]
+        found[identity] = (op, name, phase, layers[position], [] if index is None else [index])
+    return [_Step(op, name, phase, layer, tuple(kernels)) for op, name, phase, layer, kernels in found.values()]
 
 
 def _layers(graph: FusionGraph) -> list[int]:
@@ -358,10 +358,10 @@ def _layers(graph: FusionGraph) -> list[int]:
 
 
 def _match(left: Sequence[_Step], right: Sequence[_Step]) -> list[tuple[_Step, _Step]]:
-    """Pairs of steps that are the same operation of the same part."""
+    """Pairs of steps that are the same operation of the same phase."""
     pairs: list[tuple[_Step, _Step]] = []
-    for part in ("forward", "backward"):
-        a, b = ([step for step in steps if step.part == part] for steps in (left, right))
+    for phase in PHASES:
+        a, b = ([step for step in steps if step.phase == phase] for steps in (left, right))
         anchors_a, anchors_b = _anchors(a), _anchors(b)
         if [step.token for step in anchors_a] != [step.token for step in anchors_b]:
             continue

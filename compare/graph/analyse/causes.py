@@ -35,7 +35,7 @@ def cause(graph: FusionGraph, buffer: str) -> Cause:
     return Cause() if op is None else Cause(op.line, (op.stage,) if op.stage else ())
 
 
-def worded(graph: FusionGraph, buffer: str) -> str:
+def cause_text(graph: FusionGraph, buffer: str) -> str:
     """The operation's line, else the stages that wrote the buffer: "by norm, act"; "" where neither is known."""
     found = cause(graph, buffer)
     return found.line or (f"by {', '.join(found.stages)}" if found.stages else "")

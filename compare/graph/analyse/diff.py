@@ -13,7 +13,7 @@ from typing import Literal
 
 from ..model import Access, Buffer, FusionGraph, Kernel, Reason, SourceOp
 from ..operations import token
-from .totals import bytes_moved, tally
+from .totals import declared_bytes, tally
 
 ChangeKind = Literal["split", "merged", "regrouped", "appeared", "vanished", "bytes", "kind", "operations"]
 
@@ -118,7 +118,7 @@ class _Matching:
         return KernelChange(
             _kind(old, new), before, after,
             tuple(dict.fromkeys(stage for kernel in (*old, *new) for stage in kernel.stages)),
-            _more(map(bytes_moved, old), map(bytes_moved, new)),
+            _more(map(declared_bytes, old), map(declared_bytes, new)),
             _more((kernel.device_time_us for kernel in old), (kernel.device_time_us for kernel in new)),
         )
 
@@ -141,7 +141,7 @@ class _Matching:
         return self._contents(side, kernel), kernel.launches, shapes
 
     def _contents(self, side: int, kernel: Kernel) -> Hashable:
-        return kernel.part, kernel.kind, frozenset(Counter(map(_identity, kernel.source_ops)).items())
+        return kernel.phase, kernel.kind, frozenset(Counter(map(_identity, kernel.source_ops)).items())
 
     def _pair(
         self, left: Iterable[int], right: Iterable[int], signature: Callable[[int, Kernel], Hashable]
@@ -182,7 +182,7 @@ class _Matching:
 
     def _keys(self, node: tuple[int, int]) -> set[Hashable]:
         kernel = self.sides[node[0]][node[1]]
-        return {(kernel.part, _identity(op)) for op in kernel.source_ops if op.line or op.stage or op.site}
+        return {(kernel.phase, _identity(op)) for op in kernel.source_ops if op.line or op.stage or op.site}
 
 
 def _kernels(graph: FusionGraph) -> tuple[Kernel, ...]:

@@ -37,12 +37,10 @@ class Excess:
     kernels: tuple[int, ...]
 
 
-def excesses(
-    graphs: Sequence[FusionGraph], ceilings: Ceilings | None = None, precision: str | None = None
-) -> list[Excess]:
+def excesses(graphs: Sequence[FusionGraph], ceilings: Ceilings | None = None) -> list[Excess]:
     """One at most of each graph. Held against others are a graph's products alone, as many as are known; and of the
     others everything, for what one computes as a product another may compute otherwise, and all that may hold a product
-    must be known. Where both were measured, only a faster one shows that less is enough. precision: as in `totals`."""
+    must be known. Where both were measured, only a faster one shows that less is enough."""
     needed = [_all_flops(graph) for graph in graphs]
     times = [_time(graph) for graph in graphs]
     found = []
@@ -52,21 +50,21 @@ def excesses(
         less = {
             other: known for other, known in enumerate(needed)
             if known and flops >= _CLEARLY * known and not _slower(times[other], times[index])
-            and _parts(graph) == _parts(graphs[other])
+            and _phases(graph) == _phases(graphs[other])
         }
         again = _again(graph, work) if less else 0.0
         less = {other: known for other, known in less.items() if flops - again >= _CLEARLY * known}
         if less:
             known = min(less.values())
             least = sorted((other for other in less if less[other] <= _ALIKE * known), key=less.__getitem__)
-            us = _at_rate(graph, max(work, key=work.__getitem__), flops - again - known, ceilings, precision)
+            us = _at_rate(graph, max(work, key=work.__getitem__), flops - again - known, ceilings)
             kernels = tuple(i for i in work if work[i] >= _SMALL * flops)
             found.append(Excess(index, tuple(least), flops, again, known, us, kernels))
     return found
 
 
-def _parts(graph: FusionGraph) -> set[str]:
-    return {kernel.part for kernel in graph.kernels or ()}
+def _phases(graph: FusionGraph) -> set[str]:
+    return {kernel.phase for kernel in graph.kernels or ()}
 
 
 def _products(graph: FusionGraph) -> dict[int, float]:
@@ -116,10 +114,8 @@ def _slower(time: float | None, than: float | None) -> bool:
     return time is not None and than is not None and time >= than
 
 
-def _at_rate(
-    graph: FusionGraph, index: int, flops: float, ceilings: Ceilings | None, precision: str | None
-) -> float | None:
+def _at_rate(graph: FusionGraph, index: int, flops: float, ceilings: Ceilings | None) -> float | None:
     if ceilings is None:
         return None
-    rate = ceilings.rate(product_dtype(graph, (graph.kernels or ())[index]), precision)
+    rate = ceilings.rate(product_dtype(graph, (graph.kernels or ())[index]))
     return None if rate is None else flops / rate * 1e6

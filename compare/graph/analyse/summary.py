@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from ...base.archive import relative
 from ..model import FusionGraph, Kernel, SourceOp
 from ..operations import token
-from .roofline import Ceilings, place, recoverable_us
-from .totals import bytes_moved
+from .roofline import Ceilings, recoverable_us, roofline_point
+from .totals import declared_bytes
 
 Number = TypeVar("Number", int, float)
 
@@ -19,23 +19,23 @@ HAND_WRITTEN = ("triton", "cuda")  # compilers of implementations that choose wh
 
 
 def summary(
-    graph: FusionGraph, parts: Iterable[str], ceilings: Ceilings | None = None, precision: str | None = None
+    graph: FusionGraph, phases: Iterable[str], ceilings: Ceilings | None = None
 ) -> dict[str, dict[str, Any]]:
     """`Record.kernels`; nothing where the graph has operations and no kernels. With ceilings also `roofline`."""
     if graph.kernels is None:
         return {}
     result: dict[str, dict[str, Any]] = {}
-    for part in parts:
-        kernels = [kernel for kernel in graph.kernels if kernel.part == part]
-        result[part] = {
+    for phase in phases:
+        kernels = [kernel for kernel in graph.kernels if kernel.phase == phase]
+        result[phase] = {
             "launches": _sum(kernel.launches for kernel in kernels),
-            "bytes_moved": _sum(map(bytes_moved, kernels)),
+            "bytes_moved": _sum(map(declared_bytes, kernels)),
             "provenance": dict(Counter(kernel.provenance for kernel in kernels)),
         }
         if graph.compiler in HAND_WRITTEN and (found := products(kernels)):
-            result[part]["products"] = found
+            result[phase]["products"] = found
         if ceilings is not None and ceilings.streams:
-            result[part]["roofline"] = roofline(graph, kernels, ceilings, precision)
+            result[phase]["roofline"] = roofline(graph, kernels, ceilings)
     return result
 
 
@@ -50,9 +50,7 @@ def products(kernels: Iterable[Kernel]) -> dict[str, list[str]]:
     return {who: list(stages) for who, stages in found.items()}
 
 
-def roofline(
-    graph: FusionGraph, kernels: Iterable[Kernel], ceilings: Ceilings, precision: str | None
-) -> dict[str, Any]:
+def roofline(graph: FusionGraph, kernels: Iterable[Kernel], ceilings: Ceilings) -> dict[str, Any]:
     """{"floor_us": what the kernels take at least, one by one; "recoverable_us": their measured times above that;
     "bound_us": {"memory", "compute", "launch", "unknown": time of the kernels that are so bound, or, where nothing was
     measured, what they take at least}}. A sum that lacks a term is None.
@@ -60,8 +58,8 @@ def roofline(
     floors, above = [], []
     bound_us: dict[str, float] = {}
     for kernel in kernels:
-        found, time = place(graph, kernel, ceilings, precision), kernel.device_time_us
-        floor = None if found is None else found.floor_us
+        found, time = roofline_point(graph, kernel, ceilings), kernel.device_time_us
+        floor = None if found is None else found.roofline_time_us
         floors.append(floor)
         above.append(recoverable_us(time, floor))
         bound = "unknown" if found is None else found.bound

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from ..join.kernel_records import AFTER, BEFORE, MEMSET, Record, duration_us
-from ..model import Access, FusionGraph, Kernel, Part
+from ..model import Access, FusionGraph, Kernel, Phase
 from .from_launches import Buffers, Sites, short, source_op
 
 if TYPE_CHECKING:
@@ -31,28 +31,28 @@ def from_eager(
 ) -> FusionGraph:
     """The graph of what triton_side.calls.dispatch.record_call recorded.
 
-    kernels: by part, for each operation what the GPU ran for it, in order. The longest-running one gives the kernel its
-    `runtime_name`; `device_time_us` is of all of them, and `facts["with"]` counts the others by name.
+    kernels: by phase, the GPU's records of each operation, in order. The longest-running kernel gives `runtime_name`.
+    `device_time_us` is the sum of all of them, and `facts["with"]` counts the others by name.
 
     Raises:
-        ValueError: `kernels` has a part with another number of operations, or hand-written launches were recorded,
+        ValueError: `kernels` has a phase with another number of operations, or hand-written launches were recorded,
             which `from_launches` is for.
     """
     buffers, sites = Buffers(recorded), Sites()
     operations, found = [], []
-    for part, events in recorded.parts.items():
-        joined = None if kernels is None else kernels.get(part, ())
+    for phase, events in recorded.parts.items():
+        joined = None if kernels is None else kernels.get(phase, ())
         if joined is not None and len(joined) != len(events):
-            raise ValueError(f"kernels must be given for each operation of {part}: {len(events)}, got {len(joined)}")
+            raise ValueError(f"kernels must be given for each operation of {phase}: {len(events)}, got {len(joined)}")
         for index, event in enumerate(events):
             if not hasattr(event, "op"):
-                raise ValueError(f"{part} launches {event.label}, which PyTorch did not: use from_launches")
+                raise ValueError(f"{phase} launches {event.label}, which PyTorch did not: use from_launches")
             operation = cast("Operation", event)
-            source = source_op(operation, cast(Part, part), sites)
+            source = source_op(operation, cast(Phase, phase), sites)
             operations.append(source)
             hint = short(operation.op)
             reads, writes = buffers.accesses(operation.reads, hint), buffers.accesses(operation.writes, hint)
-            shared: dict[str, Any] = {"part": cast(Part, part), "source_ops": (source,)}
+            shared: dict[str, Any] = {"phase": cast(Phase, phase), "source_ops": (source,)}
             if joined is not None and joined[index]:
                 found.append(_placed(operation, joined[index], reads, writes, shared))
     return FusionGraph(

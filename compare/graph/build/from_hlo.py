@@ -9,7 +9,7 @@ from typing import Any
 from xlafuse.hlo import gpu_program
 from xlafuse.hlo.gc_pause import collector_paused
 
-from ..model import Access, Buffer, FusionGraph, Kernel, Part, SourceOp
+from ..model import Access, Buffer, FusionGraph, Kernel, Phase, SourceOp
 
 _MAX_TEXT = 1000  # of an unparsed line: enough to find it by
 _NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -18,7 +18,7 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 def from_hlo(
     module: gpu_program.Module,
     *,
-    part: Part = "forward",
+    phase: Phase = "forward",
     target: str = "",
     versions: Mapping[str, str] = _NOTHING,
     provenance: Mapping[str, str] = _NOTHING,
@@ -37,7 +37,7 @@ def from_hlo(
     return from_program(
         gpu_program.program(module),
         unparsed=tuple(f"line {number}: {text[:_MAX_TEXT]}" for number, text in module.unparsed),
-        part=part, target=target, versions=versions, provenance=provenance,
+        phase=phase, target=target, versions=versions, provenance=provenance,
     )
 
 
@@ -45,7 +45,7 @@ def from_program(
     program: gpu_program.Program,
     *,
     unparsed: tuple[str, ...] = (),
-    part: Part = "forward",
+    phase: Phase = "forward",
     target: str = "",
     versions: Mapping[str, str] = _NOTHING,
     provenance: Mapping[str, str] = _NOTHING,
@@ -53,7 +53,7 @@ def from_program(
     """The same from what `hlo.program` made of a module, whose `inputs` and `outputs` tell which buffer is which
     argument and which result."""
     with collector_paused():
-        kernels = tuple(_kernel(launch, part, provenance.get(launch.kernel.name, "")) for launch in program.launches)
+        kernels = tuple(_kernel(launch, phase, provenance.get(launch.kernel.name, "")) for launch in program.launches)
         buffers = tuple(Buffer(b.name, b.shape, b.dtype, b.bytes, b.role) for b in program.buffers)
     return FusionGraph(
         name=program.name,
@@ -66,7 +66,7 @@ def from_program(
     )
 
 
-def _kernel(launch: gpu_program.Launch, part: Part, provenance: str) -> Kernel:
+def _kernel(launch: gpu_program.Launch, phase: Phase, provenance: str) -> Kernel:
     kernel, instruction = launch.kernel, launch.instruction
     facts: dict[str, Any] = {
         "opcode": instruction.opcode,
@@ -78,7 +78,7 @@ def _kernel(launch: gpu_program.Launch, part: Part, provenance: str) -> Kernel:
     return Kernel(
         name=kernel.name,
         kind=kernel.kind,
-        part=part,
+        phase=phase,
         runtime_name=kernel.runtime_name,
         source_ops=tuple([
             SourceOp(op.op, op.stage, op.line, op.site, op.backward, op.rematerialized) for op in launch.source_ops

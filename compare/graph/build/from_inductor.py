@@ -12,8 +12,8 @@ from triton_side.inductor.graph import Call, CompiledGraph, Program, SourceNode
 
 from ...base.archive import relative
 from ..model import Access, Buffer, FusionGraph, Kernel, Reason, Role, SourceOp
-from .barriers import barrier, bytes_saved, edges
-from .phases import join_parts
+from .kernel_edges import barrier, bytes_saved, kernel_edges
+from .phases import join_phases
 
 # What torch 2.11 to 2.13 say (`WhyNoFuse` in scheduler.py, choices.py, codegen/simd.py); the first that fits counts.
 PHRASES = (
@@ -42,7 +42,7 @@ def from_inductor(captured: Any, *, target: str = "", versions: Mapping[str, str
 
     Buffers are Inductor's logical ones: two that share an allocation are two, and a view is the buffer that it views.
     Names of later units begin with "graph-1/", but for what they take from earlier ones: a capture knows it by the
-    memory that this was in; a dump does not, and `unparsed` says so. `join_parts` says how forward and backward become
+    memory that this was in; a dump does not, and `unparsed` says so. `join_phases` says how forward and backward become
     one graph, and which roles residuals have.
 
     Source operations are the FX nodes before Inductor's pattern matchers. `site` is the node's name in the joint graph,
@@ -77,7 +77,7 @@ def from_inductor(captured: Any, *, target: str = "", versions: Mapping[str, str
         passed = {taken: known.get(given, given) for taken, given in passed.items()}
         read_on = set(known.values())
         visible = [name for name in visible if name not in known and name not in read_on]
-        joined = join_parts(halves[0], halves[1], passed, outputs=visible)
+        joined = join_phases(halves[0], halves[1], passed, outputs=visible)
     breaks = tuple(
         Reason("", "", "graph-break", cut.text, "dynamo", line=relative(cut.line)) for cut in program.breaks
     )
@@ -89,7 +89,7 @@ def _half(
     units: list[CompiledGraph], taken: Mapping[str, str] | None, calls: Counter[str], forward_sites: set[str],
     about: Mapping[str, Any],
 ) -> FusionGraph:
-    """The graph of all units of one part. taken: inputs of units -> the buffers of others that they are; None where
+    """The graph of all units of one phase. taken: inputs of units -> the buffers of others that they are; None where
     that is not known. calls: of each name so far, which grows."""
     kernels = []
     for graph in units:
@@ -123,7 +123,7 @@ def _kernel(call: Call, name: str, graph: CompiledGraph, forward_sites: set[str]
     return Kernel(
         name=name,
         kind=known.kind,
-        part=graph.part,
+        phase=graph.part,
         runtime_name=call.runtime_name,
         source_ops=tuple(_source_op(node, graph, forward_sites) for node in call.sources),
         inputs=accesses(known.inputs),
@@ -303,7 +303,7 @@ def _reasons(units: Iterable[CompiledGraph], half: FusionGraph) -> Iterator[Reas
         unit_of += [graph.unit] * len(graph.calls)
         spoken |= {(first + one, first + other): text for (one, other), text in _spoken(graph).items()}
         first += len(graph.calls)
-    for edge in edges(half):
+    for edge in kernel_edges(half):
         text = spoken.pop((edge.producer, edge.consumer), None)
         producer, consumer = kernels[edge.producer], kernels[edge.consumer]
         saved = bytes_saved(half, edge)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from ...base.archive import relative
-from ..model import Access, Buffer, FusionGraph, Kernel, Part, Role, SourceOp
+from ..model import Access, Buffer, FusionGraph, Kernel, Phase, Role, SourceOp
 
 if TYPE_CHECKING:
     from triton_side.calls.dispatch import Operation, Recorded
@@ -37,11 +37,11 @@ def from_launches(
     buffers = Buffers(recorded)
     kernels: list[Kernel] = []
     sites = Sites()
-    for part, events in recorded.parts.items():
+    for phase, events in recorded.parts.items():
         for event in events:
             kernels.append(
-                _of_operation(event, cast(Part, part), buffers, sites) if is_operation(event)
-                else _of_launch(event, cast(Part, part), buffers, sites)
+                _of_operation(event, cast(Phase, phase), buffers, sites) if is_operation(event)
+                else _of_launch(event, cast(Phase, phase), buffers, sites)
             )
     return FusionGraph(
         name, compiler, tuple(kernels), buffers.all(), versions=dict(versions or {}), target=target
@@ -119,8 +119,8 @@ def _bytes_of_views(views: list[TensorArgument]) -> int:
 
 
 def _saved(recorded: Recorded) -> set[int]:
-    """What the forward part wrote or was given and the backward part reads; the outputs' own gradients are not."""
-    forward, backward = (recorded.parts.get(part, ()) for part in ("forward", "backward"))
+    """What the forward phase wrote or was given and the backward phase reads; the outputs' own gradients are not."""
+    forward, backward = (recorded.parts.get(phase, ()) for phase in ("forward", "backward"))
     known = {tensor.storage for event in forward for tensor in (*event.reads, *event.writes)}
     known -= {tensor.storage for name, tensor in recorded.inputs.items() if _is_cotangent(name, recorded)}
     written: set[int] = set()
@@ -152,18 +152,18 @@ class Sites:
         return site if self._seen[kernel, site] == 1 else ""
 
 
-def _of_launch(launch: Any, part: Part, buffers: Buffers, sites: Sites) -> Kernel:
+def _of_launch(launch: Any, phase: Phase, buffers: Buffers, sites: Sites) -> Kernel:
     line = relative(f"{launch.source}:{launch.line}")
     resources = launch.resources
     outputs = buffers.accesses(launch.writes)
     return Kernel(
         name=launch.label,
         kind="custom",
-        part=part,
+        phase=phase,
         runtime_name=launch.name,
         source_ops=tuple(
             SourceOp(
-                computed.op, computed.stage, line, sites.of(f"{part} {launch.label}", computed.site),
+                computed.op, computed.stage, line, sites.of(f"{phase} {launch.label}", computed.site),
                 computed.backward, computed.rematerialized,
             )
             for computed in launch.operations
@@ -180,20 +180,20 @@ def _of_launch(launch: Any, part: Part, buffers: Buffers, sites: Sites) -> Kerne
     )
 
 
-def _of_operation(operation: Any, part: Part, buffers: Buffers, sites: Sites) -> Kernel:
+def _of_operation(operation: Any, phase: Phase, buffers: Buffers, sites: Sites) -> Kernel:
     hint = short(operation.op)
     return Kernel(
         name=operation.op,
         kind=operation.kind,
-        part=part,
-        source_ops=(source_op(operation, part, sites),),
+        phase=phase,
+        source_ops=(source_op(operation, phase, sites),),
         inputs=buffers.accesses(operation.reads, hint),
         outputs=buffers.accesses(operation.writes, hint),
         flops=operation.flops,
     )
 
 
-def source_op(operation: Operation, part: Part, sites: Sites) -> SourceOp:
+def source_op(operation: Operation, phase: Phase, sites: Sites) -> SourceOp:
     """An ATen operation as the graph has it; its site is its line, and which one of its kind there."""
     line = relative(operation.line) if operation.line else ""
     if not line:
@@ -201,7 +201,7 @@ def source_op(operation: Operation, part: Part, sites: Sites) -> SourceOp:
     elif operation.rematerialized:  # which of several layers it repeats, the line cannot tell
         site = sites.repeated("", f"forward:{line}:{operation.op}")
     else:
-        site = sites.of("", f"{part}:{line}:{operation.op}")
+        site = sites.of("", f"{phase}:{line}:{operation.op}")
     op = "aten." + short(operation.op) if operation.op.startswith("aten.") else operation.op
     return SourceOp(op, operation.stage, line, site, operation.backward, operation.rematerialized)
 

@@ -1,4 +1,4 @@
-"""One graph of a training step out of its two compiled halves, or with both as one part."""
+"""One graph of a training step out of its two compiled halves, or with both as one phase."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..model import Access, Buffer, FusionGraph, Kernel, Reason
 _PREFIX = "backward/"
 
 
-def join_parts(
+def join_phases(
     forward: FusionGraph,
     backward: FusionGraph,
     passed: Mapping[str, str],
@@ -43,7 +43,7 @@ def join_parts(
     kernels: tuple[Kernel, ...] | None = None
     if forward.kernels is not None and backward.kernels is not None:
         kernels = (
-            *(replace(kernel, part="forward") for kernel in forward.kernels),
+            *(replace(kernel, phase="forward") for kernel in forward.kernels),
             *(_moved(kernel, kernel_names, buffer_names) for kernel in backward.kernels),
         )
     own = [replace(b, name=buffer_names[b.name]) for b in backward.buffers if b.name not in passed]
@@ -58,14 +58,15 @@ def join_parts(
     )
 
 
-def as_one_part(graph: FusionGraph) -> FusionGraph:
-    """A training step's graph as that of a call that does both: all its kernels are of one part, which is called
+def as_one_phase(graph: FusionGraph) -> FusionGraph:
+    """A training step's graph as that of a call that does both: all its kernels are of one phase, which is called
     forward, the operations of backward's say that they are, and what was saved between the two is an intermediate."""
 
     def merged(kernel: Kernel) -> Kernel:
-        if kernel.part == "forward":
+        if kernel.phase == "forward":
             return kernel
-        return replace(kernel, part="forward", source_ops=tuple(replace(op, backward=True) for op in kernel.source_ops))
+        ops = tuple(replace(op, backward=True) for op in kernel.source_ops)
+        return replace(kernel, phase="forward", source_ops=ops)
 
     buffers = tuple(replace(b, role="intermediate") if b.role == "saved" else b for b in graph.buffers)
     return replace(graph, kernels=None if graph.kernels is None else tuple(map(merged, graph.kernels)), buffers=buffers)
@@ -109,7 +110,7 @@ def _moved(kernel: Kernel, kernel_names: Mapping[str, str], buffer_names: Mappin
         return tuple(replace(access, buffer=buffer_names[access.buffer]) for access in accesses)
 
     name = kernel_names[kernel.name]
-    return replace(kernel, name=name, part="backward", inputs=moved(kernel.inputs), outputs=moved(kernel.outputs))
+    return replace(kernel, name=name, phase="backward", inputs=moved(kernel.inputs), outputs=moved(kernel.outputs))
 
 
 def _renamed(reason: Reason, names: Mapping[str, str]) -> Reason:

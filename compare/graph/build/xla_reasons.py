@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from xlafuse.reasons.edges import Verdict
 
 from ..model import FusionGraph, Kernel, Reason
-from .barriers import Edge, barrier, barrier_code, bytes_saved, edges
+from .kernel_edges import KernelEdge, barrier, barrier_code, bytes_saved, kernel_edges
 
 # XLA's phrases, of priority_fusion.cc, multi_output_fusion.cc, gpu_fusible.cc, instruction_fusion.cc and
 # fusion_merger.cc; first match counts. "Not fusible" by itself tells nothing and is resolved by who it was said of.
@@ -37,9 +37,8 @@ _BARRIERS = {"gemm": "gemm", "library": "library", "output": "recompute", "order
 def reasons(graph: FusionGraph, raw: Iterable[Verdict]) -> tuple[Reason, ...]:
     """One reason for each edge of an XLA graph, in launch order, then what XLA said and no edge could be found for.
 
-    raw: what `xlafuse.reasons.edges.read` found for the graph's module (or those of its parts, one after the other;
-    kernels that two parts have in common are told apart by the prefix that `parts.join_parts` gives them, so give each
-    part's verdicts to its own graph before joining). Empty where no fusion log was kept.
+    raw: the decisions that `xlafuse.reasons.edges.read` found for the graph's module; empty where no fusion log was
+        kept. Give each phase's decisions to its own graph: `join_phases` renames kernels that both phases have.
 
     Words in square brackets in a reason's text are ours: of whom XLA said it. Where XLA is silent the origin is
     "inferred". fused_us, unfused_us: XLA's estimate for the producer and all its consumers.
@@ -49,7 +48,7 @@ def reasons(graph: FusionGraph, raw: Iterable[Verdict]) -> tuple[Reason, ...]:
         spoken.setdefault((verdict.producer, verdict.consumer), []).append(verdict)
     kernels = graph.kernels or ()
     found = []
-    for edge in edges(graph):
+    for edge in kernel_edges(graph):
         producer, consumer = kernels[edge.producer], kernels[edge.consumer]
         names = _instruction(producer), _instruction(consumer)
         words = spoken.get(names) or spoken.get((names[0], ""))
@@ -64,7 +63,7 @@ def _instruction(kernel: Kernel) -> str:
     return kernel.name.split("~")[0]
 
 
-def _said(graph: FusionGraph, edge: Edge, words: list[Verdict]) -> Reason:
+def _said(graph: FusionGraph, edge: KernelEdge, words: list[Verdict]) -> Reason:
     kernels = graph.kernels or ()
     producer, consumer = kernels[edge.producer], kernels[edge.consumer]
     first, *rest = sorted(dict.fromkeys(words), key=_vagueness)
@@ -118,7 +117,7 @@ def code_of(text: str) -> str:
     return next((code for phrase, code in PHRASES if re.search(phrase, text)), "other")
 
 
-def _silent(graph: FusionGraph, edge: Edge, has_log: bool) -> Reason:
+def _silent(graph: FusionGraph, edge: KernelEdge, has_log: bool) -> Reason:
     if (inferred := barrier(graph, edge)) is not None:
         return inferred
     kernels = graph.kernels or ()

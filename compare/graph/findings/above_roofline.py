@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from ...base.text import number
 from .. import formats
 from ..analyse.excess import excesses
-from ..analyse.roofline import Ceilings, floor_us
+from ..analyse.roofline import Ceilings, roofline_time_us
 from ..operations import ANCHORS, token
 from .finding import Finding
 from .phrases import series
@@ -18,13 +18,13 @@ _SLOW = 0.1  # of a graph's time
 _TELLING = 0.05
 
 
-def above_floor(views: Sequence[View], ceilings: Ceilings, precision: str | None) -> Iterator[Finding]:
+def above_roofline(views: Sequence[View], ceilings: Ceilings) -> Iterator[Finding]:
     """The kernel that takes longest beyond what it must."""
     worst: tuple[float, View, int, float, float] | None = None
     for view in views:
         whole = sum(kernel.device_time_us or 0.0 for kernel in view.kernels)
         for index, kernel in enumerate(view.kernels):
-            floor, took = floor_us(view.graph, kernel, ceilings, precision), kernel.device_time_us
+            floor, took = roofline_time_us(view.graph, kernel, ceilings), kernel.device_time_us
             if floor is None or took is None or took - floor < _SLOW * whole:
                 continue
             if worst is None or took - floor > worst[0]:
@@ -36,12 +36,12 @@ def above_floor(views: Sequence[View], ceilings: Ceilings, precision: str | None
             f"Furthest above its floor is {view.name}'s {name}{f' of {place}' if place != name else ''}: it takes "
             f"{formats.microseconds(took)}, and its bytes and FLOPs {formats.microseconds(floor)} at least."
         )
-        yield Finding("above its floor", text, (view.key,), view.moved([index]), above, {view.key: (index,)})
+        yield Finding("above roofline", text, (view.key,), view.moved([index]), above, {view.key: (index,)})
 
 
-def more_flops(views: Sequence[View], ceilings: Ceilings | None, precision: str | None) -> Iterator[Finding]:
+def more_flops(views: Sequence[View], ceilings: Ceilings | None) -> Iterator[Finding]:
     """What computes more than others of the graphs need; not what has no time by these ceilings, or next to none."""
-    for excess in excesses([view.graph for view in views], ceilings, precision):
+    for excess in excesses([view.graph for view in views], ceilings):
         view, least = views[excess.of], [views[index] for index in excess.least]
         whole = view.time(range(len(view.kernels)))
         if ceilings is not None and (excess.us is None or excess.us < _TELLING * (whole or 0.0)):

@@ -9,7 +9,7 @@ from ...base.text import printable
 from ..analyse.align import common_depth
 from ..analyse.roofline import Ceilings
 from ..model import FusionGraph
-from .above_roofline import above_floor, more_flops
+from .above_roofline import above_roofline, more_flops
 from .copies import copies
 from .finding import Finding
 from .memory import intermediates, kept_on_chip, largest, saved
@@ -21,13 +21,11 @@ from .view import View
 LONGEST = 1000  # characters of one sentence: names come from files of any origin
 
 
-def findings(
-    graphs: Mapping[str, FusionGraph], ceilings: Ceilings | None = None, precision: str | None = None
-) -> list[Finding]:
+def findings(graphs: Mapping[str, FusionGraph], ceilings: Ceilings | None = None) -> list[Finding]:
     """What is slow, copies, computes twice or too much, fuses into products, keeps on chip, writes, saves and leaves
     unfused.
 
-    graphs: by the name to speak of them by; well-known ones are spelt out ("xla" -> "XLA"). precision: as in `totals`.
+    graphs: by the name to speak of them by; well-known ones are spelt out ("xla" -> "XLA").
     First comes the kernel furthest above its floor, then the others by their traffic, one for each buffer, and FLOPs by
     the traffic that takes as long (last without ceilings). What concerns less than 1% of a graph's traffic is left out.
     """
@@ -39,11 +37,11 @@ def findings(
         found += [*copies(view), *duplicates(view), *largest(view), *missed(view)]
     found += [*recomputations(views), *saved(views), *intermediates(views)]
     found = _one_of_each_buffer(sorted(found, key=lambda one: -one.bytes))
-    found += more_flops(views, ceilings, precision)
+    found += more_flops(views, ceilings)
     if ceilings is not None:
         bandwidth = ceilings.bandwidth(1, 1)
         found.sort(key=lambda one: -(one.bytes or (one.us or 0.0) * bandwidth / 1e6))
-        found = [*above_floor(views, ceilings, precision), *found]
+        found = [*above_roofline(views, ceilings), *found]
         found = [one if one.us is not None else replace(one, us=one.bytes / bandwidth * 1e6) for one in found]
     return [replace(one, text=printable(one.text, LONGEST)) for one in found]
 
@@ -53,7 +51,7 @@ def _one_of_each_buffer(found: Iterable[Finding]) -> list[Finding]:
     told: set[tuple[str, str]] = set()
     kept = []
     for one in found:
-        if not one.about or not one.about <= told:
+        if not one.buffers or not one.buffers <= told:
             kept.append(one)
-        told |= one.about
+        told |= one.buffers
     return kept

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from .. import formats
-from ..model import Buffer, Part
+from ..model import PHASES, Buffer, Phase
 from ..operations import is_product
-from .finding import Finding, Sort
+from .finding import Finding, FindingKind
 from .phrases import count, series
 from .view import View
 
@@ -84,7 +84,7 @@ def _passed_on(view: View) -> list[Buffer]:
 
 def saved(views: Sequence[View]) -> Iterator[Finding]:
     """What forward keeps for backward besides the block's own inputs and outputs."""
-    training = [view for view in views if any(kernel.part == "backward" for kernel in view.kernels)]
+    training = [view for view in views if any(kernel.phase == "backward" for kernel in view.kernels)]
     yield from _compared("saved", "saves {} for backward", {view: view.graph.saved for view in training}, ("backward",))
 
 
@@ -96,10 +96,10 @@ def intermediates(views: Sequence[View]) -> Iterator[Finding]:
 
 
 def _compared(
-    sort: Sort, verb: str, kept: Mapping[View, Sequence[Buffer]], readers: Sequence[Part] = ("forward", "backward")
+    kind: FindingKind, verb: str, kept: Mapping[View, Sequence[Buffer]], readers: Sequence[Phase] = PHASES
 ) -> Iterator[Finding]:
     """The sizes of all graphs in one sentence, and what it costs the first more than the last to write them and to
-    read them in these parts."""
+    read them in these phases."""
     if not kept:
         return
     sizes = {view: sum(buffer.bytes for buffer in buffers) for view, buffers in kept.items()}
@@ -111,4 +111,4 @@ def _compared(
         others = "".join(f", {view.name} {formats.size(sizes[view])}" for view in rest)
         cost = f"{formats.size(traffic)} " + (f"more traffic than {rest[-1].name}'s" if rest else "of traffic")
         text = f"{first.name} {verb.format(formats.size(sizes[first]))}{others}: {cost}."
-        yield Finding(sort, text, tuple(view.key for view in (first, *rest)), traffic)
+        yield Finding(kind, text, tuple(view.key for view in (first, *rest)), traffic)

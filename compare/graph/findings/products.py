@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from .. import formats
-from ..model import Part
+from ..model import Phase
 from ..operations import ANCHORS, MOVEMENT, REDUCTIONS, is_product, tokens
 from .finding import Finding
 from .phrases import count, named, series
@@ -25,12 +25,12 @@ class _Extra:
 
 
 def inside_products(views: Sequence[View]) -> Iterator[Finding]:
-    groups: dict[tuple[Part, str, str, tuple[str, ...]], list[_Extra]] = defaultdict(list)
+    groups: dict[tuple[Phase, str, str, tuple[str, ...]], list[_Extra]] = defaultdict(list)
     for view in views:
         for index in range(len(view.kernels)):
             for of, spared, ops, extra in _around_product(view, index):
-                groups[view.kernels[index].part, of, spared, ops].append(extra)
-    for (part, of, spared, ops), held in groups.items():
+                groups[view.kernels[index].phase, of, spared, ops].append(extra)
+    for (phase, of, spared, ops), held in groups.items():
         sizes: Counter[str] = Counter()
         for extra in held:
             sizes[extra.view.key] += extra.bytes
@@ -41,7 +41,7 @@ def inside_products(views: Sequence[View]) -> Iterator[Finding]:
         size = max(sizes[view.key] for view in owners)
         kernels = {view.key: tuple(extra.index for extra in held if extra.view is view) for view in owners}
         many = max(map(len, kernels.values()))
-        elsewhere = [view for view in views if view not in owners and _apart(view, part, set(stages))]
+        elsewhere = [view for view in views if view not in owners and _apart(view, phase, set(stages))]
         others = series([view.name for view in elsewhere])
         text = (
             f"{series([view.name for view in owners])} {'computes' if len(owners) == 1 else 'compute'} "
@@ -49,7 +49,7 @@ def inside_products(views: Sequence[View]) -> Iterator[Finding]:
             f"{f', in {count(many)} kernels' if many > 1 else ''}, which spares {spared}, "
             f"{formats.size(size)}{'; not so ' + others if others else ''}."
         )
-        about = frozenset(pair for view in elsewhere for pair in _spared(view, part, set(stages)))
+        about = frozenset(pair for view in elsewhere for pair in _spared(view, phase, set(stages)))
         yield Finding("inside a product", text, tuple(kernels), size, None, kernels, about)
 
 
@@ -95,13 +95,13 @@ def _operand(view: View, index: int) -> int:
     return min(matrices, default=0)
 
 
-def _apart(view: View, part: Part, stages: set[str]) -> bool:
-    return any(not is_product(view.kernels[i]) for stage in stages for i in view.holders.get((part, stage), ()))
+def _apart(view: View, phase: Phase, stages: set[str]) -> bool:
+    return any(not is_product(view.kernels[i]) for stage in stages for i in view.holders.get((phase, stage), ()))
 
 
-def _spared(view: View, part: Part, stages: set[str]) -> Iterator[tuple[str, str]]:
+def _spared(view: View, phase: Phase, stages: set[str]) -> Iterator[tuple[str, str]]:
     """Results of products that kernels of these stages read."""
-    users = {i for stage in stages for i in view.holders.get((part, stage), ()) if not is_product(view.kernels[i])}
+    users = {i for stage in stages for i in view.holders.get((phase, stage), ()) if not is_product(view.kernels[i])}
     for index in users:
         for buffer in view.buffers(index, "inputs"):
             if any(is_product(view.kernels[i]) for i in view.graph.producers.get(buffer.name, ())):

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from .. import formats
-from ..analyse.align import part_of
-from ..model import Part, SourceOp
+from ..analyse.align import phase_of
+from ..model import PHASES, Phase, SourceOp
 from ..operations import MOVEMENT, is_product, token
 from .finding import Finding
 from .phrases import count, how_often, named, series
@@ -55,15 +55,14 @@ class _Again:
 
 def recomputations(views: Sequence[View]) -> Iterator[Finding]:
     for view in views:
-        parts: tuple[Part, ...] = ("forward", "backward")
-        for part in parts:
-            for again in _computed_again(view, part):
+        for phase in PHASES:
+            for again in _computed_again(view, phase):
                 holders = again.kernels
                 size = _read_again(view, holders)
                 if not view.worth(size):
                     continue
-                where = f"{count(len(holders))} {'backward ' if part == 'backward' else ''}kernels"
-                others = series([other for v in views if v is not view for other in _in_one(v, part, again.places)])
+                where = f"{count(len(holders))} {'backward ' if phase == 'backward' else ''}kernels"
+                others = series([other for v in views if v is not view for other in _in_one(v, phase, again.places)])
                 text = (
                     f"{view.name} computes {named(series(again.places), again.ops)} in {where} which read "
                     f"{formats.size(size)} more than once{'; ' + others if others else ''}."
@@ -79,11 +78,11 @@ def recomputations(views: Sequence[View]) -> Iterator[Finding]:
                 yield Finding("recomputed", text, (view.key,), size, None, {view.key: again.kernels})
 
 
-def _computed_again(view: View, part: Part) -> list[_Again]:
+def _computed_again(view: View, phase: Phase) -> list[_Again]:
     alike = {index: number for number, group in enumerate(_alike(view)) for index in group}
     several = []
     for found in view.recomputed:
-        kernels = tuple(sorted(i for i in found.kernels if part_of(view.kernels[i], found.op) == part))
+        kernels = tuple(sorted(i for i in found.kernels if phase_of(view.kernels[i], found.op) == phase))
         if len(kernels) > 1 and len({alike.get(i, -1 - i) for i in kernels}) > 1:
             several.append((found.op, kernels))
     return _grouped(view, several)
@@ -95,7 +94,7 @@ def _on_purpose(view: View) -> list[_Again]:
     holders: dict[str, dict[int, SourceOp]] = defaultdict(dict)
     for index, kernel in enumerate(view.kernels):
         for op in kernel.source_ops:
-            if kernel.part == "backward" and op.rematerialized:
+            if kernel.phase == "backward" and op.rematerialized:
                 holders[op.site].setdefault(index, op)
     once = [held for held in holders.values() if len(held) == 1]
     return _grouped(view, [(op, (index,)) for held in once for index, op in held.items()])
@@ -103,7 +102,7 @@ def _on_purpose(view: View) -> list[_Again]:
 
 def _read_in_forward(view: View, indices: Iterable[int]) -> int:
     """Bytes that these kernels read of what forward's have read already."""
-    read = {a.buffer for kernel in view.kernels if kernel.part == "forward" for a in kernel.inputs or ()}
+    read = {a.buffer for kernel in view.kernels if kernel.phase == "forward" for a in kernel.inputs or ()}
     accesses = [(view.kernels[i].launches or 1, a) for i in indices for a in view.kernels[i].inputs or ()]
     return sum((access.bytes or 0) * launches for launches, access in accesses if access.buffer in read)
 
@@ -119,9 +118,9 @@ def _grouped(view: View, several: Iterable[tuple[SourceOp, tuple[int, ...]]]) ->
     return list(groups.values())
 
 
-def _in_one(view: View, part: Part, places: Iterable[str]) -> Iterator[str]:
+def _in_one(view: View, phase: Phase, places: Iterable[str]) -> Iterator[str]:
     """What to say of a graph where a single kernel does what several do elsewhere."""
-    wanted = {(part, place) for place in places}
+    wanted = {(phase, place) for place in places}
     holders = {i for stage in wanted for i in view.holders.get(stage, ()) if not is_product(view.kernels[i])}
     if len(holders) == 1 and wanted <= view.stages[min(holders)]:
         written = len(view.kernels[min(holders)].outputs or ())

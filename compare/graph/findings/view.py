@@ -9,14 +9,14 @@ from functools import cached_property
 from typing import Literal
 
 from .. import formats
-from ..analyse.align import part_of
+from ..analyse.align import phase_of
 from ..analyse.causes import cause
-from ..analyse.totals import Recomputed, bytes_moved, recomputed
-from ..model import Buffer, FusionGraph, Part, SourceOp
+from ..analyse.totals import Recomputed, declared_bytes, recomputed
+from ..model import Buffer, FusionGraph, Phase, SourceOp
 from ..operations import MOVEMENT, is_product, token
 from .phrases import series
 
-SPELLINGS = {"xla": "XLA", "inductor": "Inductor", "triton": "Triton", "cuda": "CUDA", "eager": "Eager PyTorch"}
+DISPLAY_NAMES = {"xla": "XLA", "inductor": "Inductor", "triton": "Triton", "cuda": "CUDA", "eager": "Eager PyTorch"}
 _WORTH = 0.01  # of a graph's traffic: what is less is not told
 # "inputs__gate_weight__.1" is how XLA writes inputs['gate_weight'].
 _PARAMETER = re.compile(r"[A-Za-z]\w*?__([A-Za-z]\w*?)__(?:\.\d+)?$")
@@ -27,11 +27,11 @@ class View:
 
     def __init__(self, name: str, graph: FusionGraph, shorten: Callable[[str], str]) -> None:
         self.key = name
-        self.name = SPELLINGS.get(name, formats.name(name))
+        self.name = DISPLAY_NAMES.get(name, formats.name(name))
         self.graph = graph
         self.kernels = graph.kernels or ()
         self._shorten = shorten
-        self._traffic = sum(bytes_moved(kernel) or 0 for kernel in self.kernels)
+        self._traffic = sum(declared_bytes(kernel) or 0 for kernel in self.kernels)
 
     def worth(self, size: float) -> bool:
         return size > 0 and size >= _WORTH * self._traffic
@@ -40,18 +40,18 @@ class View:
         return self._shorten(op.stage) if op.stage else ""
 
     @cached_property
-    def stages(self) -> Sequence[set[tuple[Part, str]]]:
+    def stages(self) -> Sequence[set[tuple[Phase, str]]]:
         """By kernel."""
-        return [{(part_of(k, op), self.stage(op)) for op in k.source_ops if op.stage} for k in self.kernels]
+        return [{(phase_of(k, op), self.stage(op)) for op in k.source_ops if op.stage} for k in self.kernels]
 
     @cached_property
     def recomputed(self) -> Sequence[Recomputed]:
         return recomputed(self.graph)
 
     @cached_property
-    def holders(self) -> Mapping[tuple[Part, str], list[int]]:
+    def holders(self) -> Mapping[tuple[Phase, str], list[int]]:
         """Kernels by the stages in them."""
-        found: dict[tuple[Part, str], list[int]] = defaultdict(list)
+        found: dict[tuple[Phase, str], list[int]] = defaultdict(list)
         for index, stages in enumerate(self.stages):
             for stage in stages:
                 found[stage].append(index)
@@ -72,7 +72,7 @@ class View:
         return series(stages) or formats.place(found.line) or formats.name(self.kernels[writers[-1]].name)
 
     def moved(self, indices: Iterable[int]) -> int:
-        return sum(bytes_moved(self.kernels[index]) or 0 for index in indices)
+        return sum(declared_bytes(self.kernels[index]) or 0 for index in indices)
 
     def time(self, indices: Sequence[int]) -> float | None:
         """Measured, None unless all of them were."""
@@ -107,12 +107,12 @@ class View:
         tokens = [token(op.op) for index in indices for op in self.kernels[index].source_ops]
         return series([name for name in tokens if name not in MOVEMENT])
 
-    def traffic(self, buffer: Buffer, readers: Sequence[Part] = ("forward", "backward")) -> int:
-        """Bytes of all writes of it, and of the reads in these parts."""
+    def traffic(self, buffer: Buffer, readers: Sequence[Phase] = ("forward", "backward")) -> int:
+        """Bytes of all writes of it, and of the reads in these phases."""
         total = 0
         users = {*self.graph.producers.get(buffer.name, ()), *self.graph.consumers.get(buffer.name, ())}
         for kernel in (self.kernels[index] for index in users):
-            for access in (*((kernel.inputs or ()) if kernel.part in readers else ()), *(kernel.outputs or ())):
+            for access in (*((kernel.inputs or ()) if kernel.phase in readers else ()), *(kernel.outputs or ())):
                 if access.buffer == buffer.name:
                     total += (buffer.bytes if access.bytes is None else access.bytes) * (kernel.launches or 1)
         return total

@@ -24,7 +24,7 @@ from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from ..model import FusionGraph, Kernel
-from .sequence_alignment import Fit, Slot, place
+from .sequence_alignment import Fit, Slot, align_sequences
 
 MEMSET, MEMCPY = "[memset]", "[memcpy]"
 
@@ -66,8 +66,8 @@ def duration_us(record: Record) -> float:
 def join(graph: FusionGraph, records: Mapping[str, Sequence[Record]]) -> tuple[FusionGraph, tuple[Record, ...]]:
     """The graph with `device_time_us` and, of library calls, `runtime_name`; and the records that are left over.
 
-    records: of one call, by part. Kernels that a loop runs several times come round in order. Raises ValueError where
-    the graph has no kernels (use from_eager with the kernels of each operation). A part is joined once: then library
+    records: of one call, by phase. Kernels that a loop runs several times come round in order. Raises ValueError where
+    the graph has no kernels (use from_eager with the kernels of each operation). A phase is joined once: then library
     calls have names, and no place for what runs around them.
     """
     joined, leftover = assign(graph, records)
@@ -82,8 +82,8 @@ def assign(
         raise ValueError(f"{graph.name} has operations and no kernels: give from_eager what each operation launched")
     joined: dict[int, list[Record]] = {}
     leftover: list[Record] = []
-    for part, ran in records.items():
-        indices = [index for index, kernel in enumerate(graph.kernels) if kernel.part == part]
+    for phase, ran in records.items():
+        indices = [index for index, kernel in enumerate(graph.kernels) if kernel.phase == phase]
         if graph.compiler == "eager":
             found, rest = _side_by_side({index: _all_launches(graph.kernels[index]) for index in indices}, ran)
         else:
@@ -198,7 +198,7 @@ def _align(
         pairs = [(slot.kernel, record) for slot, record in zip(slots, records, strict=True)]
         if all(fits.main(kernels[slot.kernel], look) == 0 for slot, look in zip(slots, looks, strict=True)):
             return pairs, []  # nothing is cheaper, and rows of hundreds of kernels need no search
-    placed = place(slots, looks, lambda index, look: fits.fit(kernels[index], look))
+    placed = align_sequences(slots, looks, lambda index, look: fits.fit(kernels[index], look))
     _withdraw_guesses(kernels, slots, looks, placed, fits)
     pairs = [(slots[at].kernel, record) for at, record in zip(placed, records, strict=True) if at is not None]
     return pairs, [record for at, record in zip(placed, records, strict=True) if at is None]

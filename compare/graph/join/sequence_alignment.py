@@ -1,6 +1,6 @@
 """What ran, in order, placed in the launches to come, in order: the cheapest monotone alignment of two sequences.
 
-    place(slots, records, fit)    # of each record the index of the slot that takes it, or None
+    align_sequences(slots, records, fit)    # of each record the index of the slot that takes it, or None
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _Costs = dict[int, float]
 _Moves = tuple[dict[int, str], dict[int, str]]
 
 
-def place(slots: Sequence[Slot], records: Sequence[Ran], fit: Callable[[int, Ran], Fit]) -> list[int | None]:
+def align_sequences(slots: Sequence[Slot], records: Sequence[Ran], fit: Callable[[int, Ran], Fit]) -> list[int | None]:
     """A slot takes one record for its main kernel, and what fits around that; any number of main ones, and what fits
     before each, where that is how many there may be. fit: of a kernel and a record; of equal ones it is asked once.
     """

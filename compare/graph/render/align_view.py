@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .. import formats
 from ..analyse.ablation import Ablation, Region
 from ..analyse.align import Alignment, Cell
-from ..analyse.totals import bytes_moved
+from ..analyse.totals import declared_bytes
 from ..model import FusionGraph
 from .text_view import MOST_KERNELS, columns, plain
 
@@ -34,20 +34,20 @@ def table(names: Sequence[str], graphs: Sequence[FusionGraph], alignment: Alignm
         grid.add_column(plain(formats.name(name, 40)), ratio=4, overflow="fold")
     for row in alignment.rows:
         grid.add_row(plain(formats.name(row.label, 60)), *(plain(_cell(cell)) for cell in row.cells))
-    parts: list[RenderableType] = [grid] if alignment.rows else [plain("nothing to align: no stages, no operations")]
+    sections: list[RenderableType] = [grid] if alignment.rows else [plain("nothing to align: no stages, no operations")]
     if meanings := [f"{word}: {meaning}" for word, meaning in _WORDS.items() if _occurs(word, alignment)]:
-        parts.append(plain("\n".join(["\nAgainst the first that holds it:", *meanings]), "dim"))
+        sections.append(plain("\n".join(["\nAgainst the first that holds it:", *meanings]), "dim"))
     if inferred:
-        parts.append(plain("\nToo few of them name stages: operations are matched by kind and dataflow order."))
+        sections.append(plain("\nToo few of them name stages: operations are matched by kind and dataflow order."))
     for name, graph, loose, kernels in zip(names, graphs, alignment.unaligned, alignment.unattributed, strict=True):
-        parts.append(plain(""))
-        parts.append(_legend(name, graph))
+        sections.append(plain(""))
+        sections.append(_legend(name, graph))
         if kernels:
             words = "with none of these" if inferred else "in no stage"
-            parts.append(plain(f"{words}: {_numbers(kernels, MOST_KERNELS)}"))
+            sections.append(plain(f"{words}: {_numbers(kernels, MOST_KERNELS)}"))
         if loose:
-            parts.append(plain(f"unaligned: {formats.words(formats.operation(op) for op in loose[:MOST_KERNELS])}"))
-    return Group(*parts)
+            sections.append(plain(f"unaligned: {formats.words(formats.operation(op) for op in loose[:MOST_KERNELS])}"))
+    return Group(*sections)
 
 
 # Of a stage, against the first of the graphs that holds it.
@@ -88,7 +88,7 @@ def _legend(name: str, graph: FusionGraph) -> Tree:
         time = "" if kernel.device_time_us is None else formats.microseconds(kernel.device_time_us)
         row.add_row(
             plain(f"{index + 1}. {formats.name(kernel.name, 40)}"), plain(formats.name(kernel.kind, 12)),
-            plain(formats.size(bytes_moved(kernel))), plain(time),
+            plain(formats.size(declared_bytes(kernel))), plain(time),
         )
         tree.add(row)
     hidden = len(graph.kernels or ()) - MOST_KERNELS
@@ -107,7 +107,7 @@ def ablation(fused: str, unfused: str, found: Ablation) -> RenderableType:
     names = [", ".join(region.stages) or "no stage" for region in shown]
     several = {name for name, times in Counter(names).items() if times > 1}
     for label, region in zip(names, shown, strict=True):
-        tree.add(_region(f"{' and '.join(region.parts)}: {label}" if label in several else label, region))
+        tree.add(_region(f"{' and '.join(region.phases)}: {label}" if label in several else label, region))
     if same := len(found.regions) - len(shown):
         tree.add(plain(f"{formats.count(same, 'region')} more: as many kernels that move about the same"))
     for name, only in ((fused, found.only_fused), (unfused, found.only_unfused)):
@@ -124,7 +124,7 @@ def _matters(region: Region, total: Region) -> bool:
     """Whether fusion changes the region's kernels, bytes or time."""
     if len(region.fused.kernels) != len(region.unfused.kernels):
         return True
-    if region.bytes_saved is None or abs(region.bytes_saved) > _TELLING * total.unfused.moved.value:
+    if region.bytes_saved is None or abs(region.bytes_saved) > _TELLING * total.unfused.declared.value:
         return True
     whole = total.unfused.device_time_us
     saved = region.time_saved_us
@@ -143,4 +143,6 @@ def _region(label: str, region: Region) -> RenderableType:
 
 
 def to_json(names: Sequence[str], alignment: Alignment) -> dict[str, Any]:
-    return {"graphs": list(names), **asdict(alignment)}
+    found = asdict(alignment)
+    rows = [{"part" if name == "phase" else name: value for name, value in row.items()} for row in found["rows"]]
+    return {"graphs": list(names), **found, "rows": rows}

@@ -11,7 +11,7 @@ from ...base.text import printable
 from .. import formats
 from ..analyse import causes
 from ..analyse.diff import GraphDiff, KernelChange, ReasonChange
-from ..analyse.totals import bytes_moved, totals
+from ..analyse.totals import declared_bytes, totals
 from ..model import FusionGraph, Kernel, SourceOp
 from .text_view import MOST_KERNELS, add_rows, columns, plain
 
@@ -44,7 +44,7 @@ def tree(title: str, change: GraphDiff, a: FusionGraph, b: FusionGraph) -> Rende
             branch = root.add(plain(f"{label}: {formats.count(len(buffers), 'buffer')}, {size}", "bold"))
             holder = b if materialized else a
             rows = [
-                (each.buffer, formats.signed_size(each.bytes), causes.worded(holder, each.buffer.name))
+                (each.buffer, formats.signed_size(each.bytes), causes.cause_text(holder, each.buffer.name))
                 for each in buffers[:MOST_KERNELS]
             ]
             add_rows(branch, rows)
@@ -61,7 +61,7 @@ def tree(title: str, change: GraphDiff, a: FusionGraph, b: FusionGraph) -> Rende
 
 def _totals(a: FusionGraph, b: FusionGraph) -> str:
     kernels = [formats.UNKNOWN if graph.kernels is None else str(len(graph.kernels)) for graph in (a, b)]
-    moved = [formats.size(totals(graph).moved.exact) for graph in (a, b)]
+    moved = [formats.size(totals(graph).declared.exact) for graph in (a, b)]
     noun, verb = ("kernel", "moves") if kernels == ["1", "1"] else ("kernels", "move")
     return f"{kernels[0]} → {kernels[1]} {noun}, which {verb} {moved[0]} → {moved[1]}"
 
@@ -98,7 +98,7 @@ def _exchanged(old: Iterable[SourceOp], new: Iterable[SourceOp]) -> Iterator[tup
 def _kernel(sign: str, index: int, kernel: Kernel) -> RenderableType:
     row = columns(None, 12, 8, right=(2,), gap=1)
     name = f"{sign} {index + 1}. {formats.name(kernel.name, 42)}"
-    row.add_row(plain(name), plain(formats.name(kernel.kind, 12)), plain(formats.size(bytes_moved(kernel))))
+    row.add_row(plain(name), plain(formats.name(kernel.kind, 12)), plain(formats.size(declared_bytes(kernel))))
     return row
 
 

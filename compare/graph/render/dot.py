@@ -7,11 +7,10 @@ from collections.abc import Iterator, Mapping
 
 from ...base.text import printable
 from .. import formats
-from ..analyse.totals import bytes_moved
-from ..edges import edges
-from ..model import Buffer, FusionGraph, Kernel
+from ..analyse.totals import declared_bytes
+from ..buffer_edges import buffer_edges
+from ..model import PHASES, Buffer, FusionGraph, Kernel
 
-PARTS = ("forward", "backward")
 WIDEST = 8.0  # points, for the largest buffer
 
 
@@ -19,10 +18,10 @@ def dot(graph: FusionGraph) -> str:
     """Text for `dot -Tsvg`. An edge is as wide as its share of the largest buffer; residuals are dashed."""
     lines = ["digraph xlafuse {", f"  label={_quoted(graph.name, formats.origin(graph))};", *_STYLE]
     kernels = graph.kernels or ()
-    for part in PARTS:
-        members = [index for index, kernel in enumerate(kernels) if kernel.part == part]
+    for phase in PHASES:
+        members = [index for index, kernel in enumerate(kernels) if kernel.phase == phase]
         if members:
-            lines.append(f"  subgraph cluster_{part} {{ label={part};")
+            lines.append(f"  subgraph cluster_{phase} {{ label={phase};")
             lines += [f"    k{index} [label={_kernel(index, kernels[index])}];" for index in members]
             lines.append("  }")
     if graph.kernels is None:
@@ -42,7 +41,7 @@ _STYLE = (
 
 
 def _kernel(index: int, kernel: Kernel) -> str:
-    cost = f"{kernel.kind}, {formats.size(bytes_moved(kernel))}"
+    cost = f"{kernel.kind}, {formats.size(declared_bytes(kernel))}"
     if kernel.device_time_us is not None:
         cost += f", {formats.microseconds(kernel.device_time_us)}"
     stages: dict[str, list[str]] = {}
@@ -61,7 +60,7 @@ def _edges(
     if buffer.role == "saved":
         style += ", style=dashed"
     outside = f"b{number}"
-    found = list(edges(graph, buffer))
+    found = list(buffer_edges(graph, buffer))
     if not found or any(None in (edge.writer, edge.reader) for edge in found):
         shape = "shape=ellipse" if buffer.role != "constant" else "shape=ellipse, style=dotted"
         yield f"  {outside} [{shape}, label={_quoted(buffer.name, _size(buffer))}];"

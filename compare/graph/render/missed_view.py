@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...base.text import printable
 from .. import formats
-from ..analyse.price import ranked
+from ..analyse.missed_fusions import ranked
 from ..model import REASONS, FusionGraph, Reason
 from .text_view import plain
 

@@ -1,8 +1,8 @@
 """Fusion graphs as JSON that Google's Model Explorer opens (pip install ai-edge-model-explorer; its graph_builder.py).
 
-A node a kernel, in the layer of its part and of the stages that its operations share; nodes for what comes from outside
-and goes there; an edge for each buffer, whose shape and bytes it shows. Kernels that could be one, and are not, are
-joined by an overlay, by the reason's code.
+Each kernel is a node, in the layer of its phase and of the stages that all its operations share. Inputs and outputs
+are nodes, too. An edge is a buffer, with its shape and bytes. An overlay for each reason code connects the kernels that
+were not fused for it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 
 from ...base.text import printable
 from .. import formats
-from ..analyse.totals import bytes_moved
-from ..edges import edges
+from ..analyse.totals import declared_bytes
+from ..buffer_edges import buffer_edges
 from ..model import Buffer, FusionGraph, Kernel
-from .text_view import sums
+from .text_view import totals_lines
 
 Json = dict[str, Any]
 
@@ -34,7 +34,7 @@ def _graph(name: str, graph: FusionGraph) -> Json:
     for number, buffer in enumerate(graph.buffers):
         _add_edges(nodes, number, buffer, graph)
     nodes += [_operation(number, graph) for number in range(len(graph.operations)) if graph.kernels is None]
-    notes = {"compiled": formats.origin(graph), **{f"note {i}": line for i, line in enumerate(sums(graph), 1)}}
+    notes = {"compiled": formats.origin(graph), **{f"note {i}": line for i, line in enumerate(totals_lines(graph), 1)}}
     found: Json = {
         "id": _text(name), "nodes": nodes, "groupNodeAttributes": {"": {key: _text(v) for key, v in notes.items()}}
     }
@@ -49,7 +49,7 @@ def _kernel(index: int, kernel: Kernel, graph: FusionGraph) -> Json:
     told = {
         "kind": kernel.kind, "launch": str(index + 1),
         "launches": formats.UNKNOWN if kernel.launches is None else str(kernel.launches),
-        "bytes moved": formats.size(bytes_moved(kernel)), "bytes read": formats.size(kernel.bytes_read),
+        "bytes moved": formats.size(declared_bytes(kernel)), "bytes read": formats.size(kernel.bytes_read),
         "bytes written": formats.size(kernel.bytes_written),
         "FLOP": formats.UNKNOWN if kernel.flops is None else formats.flops(kernel.flops),
         "device time": "" if kernel.device_time_us is None else formats.microseconds(kernel.device_time_us),
@@ -67,15 +67,15 @@ def _kernel(index: int, kernel: Kernel, graph: FusionGraph) -> Json:
 
 
 def _layer(kernel: Kernel) -> str:
-    """The part, and below it the scopes that all stages in the kernel share."""
+    """The phase, and below it the scopes that all stages in the kernel share."""
     shared = os.path.commonprefix([stage.split("/") for stage in kernel.stages])
-    return "/".join([kernel.part, *(scope for scope in map(_text, shared) if scope)])
+    return "/".join([kernel.phase, *(scope for scope in map(_text, shared) if scope)])
 
 
 def _add_edges(nodes: list[Json], number: int, buffer: Buffer, graph: FusionGraph) -> None:
     """Of one buffer: edges into the kernels that read it; a node for where it comes from outside, and for where it goes
     there (two of one that is updated in place)."""
-    found = list(edges(graph, buffer))
+    found = list(buffer_edges(graph, buffer))
     if not found or any(edge.writer is None for edge in found):
         nodes.append(_outside(f"b{number}", "inputs", buffer))
     if any(edge.reader is None for edge in found):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...base.text import printable
 from .. import formats
-from ..analyse.totals import bytes_moved, tally
-from ..model import FusionGraph, Kernel
+from ..analyse.totals import declared_bytes, tally
+from ..model import PHASES, FusionGraph, Kernel
 from . import text_view
 
 if TYPE_CHECKING:
@@ -20,13 +20,13 @@ MOST_KERNELS = 200
 _PAGE = """\
 <div class="xlafuse">
 <p><strong>{{ name }}</strong><br>{{ origin }}{% for line in notes %}<br>{{ line }}{% endfor %}</p>
-{%- for part in parts %}
+{%- for phase in phases %}
 <table>
-<caption>{{ part.title }}</caption>
+<caption>{{ phase.title }}</caption>
 <thead><tr><th>#</th><th>kernel</th><th>kind</th><th>read</th><th>written</th><th>share</th>
 {%- if timed %}<th>µs</th><th>share</th>{% endif %}</tr></thead>
 <tbody>
-{%- for row in part.rows %}
+{%- for row in phase.rows %}
 <tr><td>{{ row.number }}</td><td>
 {%- if row.operations %}<details><summary>{{ row.name }}</summary><ul>
 {%- for operation in row.operations %}<li>{{ operation }}</li>{% endfor %}</ul></details>
@@ -35,8 +35,8 @@ _PAGE = """\
 {%- endfor %}
 </tbody>
 </table>
-{%- if part.hidden %}
-<p>{{ part.hidden }}</p>
+{%- if phase.hidden %}
+<p>{{ phase.hidden }}</p>
 {%- endif %}
 {%- endfor %}
 {%- for line in rest %}
@@ -58,26 +58,27 @@ def html(graph: FusionGraph) -> str:
     kernels = graph.kernels or ()
     timed = any(kernel.device_time_us is not None for kernel in kernels)
     shown = set(text_view.costliest(graph, MOST_KERNELS))
-    parts = [part for name in text_view.PARTS if (part := _part(graph, name, shown, timed))]
+    phases = [phase for name in PHASES if (phase := _part(graph, name, shown, timed))]
+    notes = (*text_view.totals_lines(graph), *text_view.finding_lines(graph))
     return _template().render(
         name=formats.name(graph.name, 200), origin=formats.origin(graph),
-        notes=[printable(line, text_view.MOST_WORDS) for line in (*text_view.sums(graph), *text_view.remarks(graph))],
-        parts=parts, timed=timed, rest=_rest(graph),
+        notes=[printable(line, text_view.MOST_WORDS) for line in notes],
+        phases=phases, timed=timed, rest=_rest(graph),
     )
 
 
-def _part(graph: FusionGraph, part: str, shown: set[int], timed: bool) -> Mapping[str, Any] | None:
-    members = [(index, kernel) for index, kernel in enumerate(graph.kernels or ()) if kernel.part == part]
+def _part(graph: FusionGraph, phase: str, shown: set[int], timed: bool) -> Mapping[str, Any] | None:
+    members = [(index, kernel) for index, kernel in enumerate(graph.kernels or ()) if kernel.phase == phase]
     if not members:
         return None
-    traffic = tally(map(bytes_moved, graph.kernels or ())).exact
+    traffic = tally(map(declared_bytes, graph.kernels or ())).exact
     time = tally(kernel.device_time_us for kernel in graph.kernels or ()).exact
     rows = []
     for index, kernel in members:
         if index in shown:
             cells = [
                 printable(kernel.kind), formats.size(kernel.bytes_read), formats.size(kernel.bytes_written),
-                formats.share(bytes_moved(kernel), traffic),
+                formats.share(declared_bytes(kernel), traffic),
             ]
             if timed:
                 cells += [formats.number_of_us(kernel.device_time_us), formats.share(kernel.device_time_us, time)]
@@ -87,7 +88,7 @@ def _part(graph: FusionGraph, part: str, shown: set[int], timed: bool) -> Mappin
             )
     hidden = len(members) - len(rows)
     return {
-        "title": f"{part}: {formats.count(len(members), 'kernel')}", "rows": rows,
+        "title": f"{phase}: {formats.count(len(members), 'kernel')}", "rows": rows,
         "hidden": f"{formats.count(hidden, 'kernel')} of less cost not shown" if hidden else "",
     }
 
@@ -104,7 +105,7 @@ def _rest(graph: FusionGraph) -> list[str]:
     if graph.kernels is None:
         words = formats.words(formats.operation(op) for op in graph.operations)
         lines.append(f"{formats.count(len(graph.operations), 'operation')}, kernels not known: {words}")
-    for title, buffers in text_view.kept(graph):
+    for title, buffers in text_view.buffer_lists(graph):
         largest = ", ".join(f"{formats.name(b.name, 40)} {formats.shape(b)}" for b in buffers[: text_view.MOST_BUFFERS])
         more = ", …" if len(buffers) > text_view.MOST_BUFFERS else ""
         total = formats.size(sum(buffer.bytes for buffer in buffers))

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from ...base.text import printable
 from .. import formats
 from ..analyse import causes
-from ..analyse.roofline import floor_us
-from ..analyse.totals import Tally, bytes_moved, known_bytes, tally, totals
-from ..model import Access, Buffer, FusionGraph, Kernel, Reason, SourceOp
-from . import counted
+from ..analyse.roofline import roofline_time_us
+from ..analyse.totals import Tally, declared_bytes, known_declared_bytes, tally, totals
+from ..model import PHASES, Access, Buffer, FusionGraph, Kernel, Reason, SourceOp
+from . import measured_bytes
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -31,13 +31,12 @@ MOST_BUFFERS = 5
 MOST_FINDINGS = 5
 MOST_OPERATIONS = 200
 MOST_WORDS = 1000  # characters of a sentence
-PARTS = ("forward", "backward")
 _BELOW = "partly from L2, or faster than the stream that the floor rests on"
 
 
 def text(graph: FusionGraph, width: int = 80) -> str:
     """The default view as lines of at most `width` columns, without colours."""
-    return render(overview(graph, width=width, notes=sums(graph), remarks=remarks(graph)), width)
+    return render(overview(graph, width=width, notes=totals_lines(graph), remarks=finding_lines(graph)), width)
 
 
 def render(view: RenderableType, width: int = 80) -> str:
@@ -52,7 +51,7 @@ def overview(
     graph: FusionGraph, *, width: int = 80, every: bool = False, title: str | None = None, notes: Iterable[str] = (),
     remarks: Sequence[str] = (),
 ) -> RenderableType:
-    """The graph as a tree: parts, kernels, operations by stage and line; below it what it writes for later.
+    """The graph as a tree: phases, kernels, operations by stage and line; below it what it writes for later.
 
     width: what names and places are shortened to fit. every: all kernels of a large graph instead of the costliest.
     title: instead of the graph's name. notes: lines to show below it. remarks: to show at the end.
@@ -62,10 +61,10 @@ def overview(
         _add_operations(tree, graph.operations)
     else:
         shown = range(len(graph.kernels)) if every else costliest(graph, MOST_KERNELS)
-        _add_parts(tree, graph, set(shown), width)
+        _add_phases(tree, graph, set(shown), width)
         if not graph.kernels:
             tree.add(plain("no kernels"))
-    for label, buffers in kept(graph):
+    for label, buffers in buffer_lists(graph):
         _add_buffers(tree, label, buffers, graph, width)
     if graph.unparsed:
         branch = tree.add(plain(f"{formats.count(len(graph.unparsed), 'thing')} could not be read"))
@@ -82,25 +81,23 @@ def stage(
 ) -> RenderableType:
     """The kernels that hold operations of a stage (`indices`), each with everything else that is in it."""
     kernels = graph.kernels or ()
-    moved = tally(bytes_moved(kernels[index]) for index in indices)
-    of_all = formats.share(moved.exact, tally(map(bytes_moved, kernels)).exact)
+    moved = tally(declared_bytes(kernels[index]) for index in indices)
+    of_all = formats.share(moved.exact, tally(map(declared_bytes, kernels)).exact)
     held = f"{name}: in {formats.count(len(indices), 'kernel')} of {len(kernels)}"
     bytes_ = f"which move {_tally(moved, formats.size)}" + (f", {of_all} of all" if of_all else "")
     tree = titled(graph.name, [formats.origin(graph), f"{held}, {bytes_}"])
     shown = indices if every else costliest(graph, MOST_KERNELS, indices)
-    _add_parts(tree, graph, set(shown), width, others=False)
+    _add_phases(tree, graph, set(shown), width, others=False)
     if len(shown) < len(indices):
         tree.add(plain(f"… and {len(indices) - len(shown):,} of less cost; --all shows them"))
     return tree
 
 
-def remarks(
-    graph: FusionGraph, ceilings: Ceilings | None = None, *, name: str | None = None, precision: str | None = None
-) -> list[str]:
+def finding_lines(graph: FusionGraph, ceilings: Ceilings | None = None, *, name: str | None = None) -> list[str]:
     """What stands out in this graph alone, in words. name: to speak of it by, instead of its compiler's."""
     from ..findings.collect import findings
 
-    return list(map(str, findings({name or graph.compiler: graph}, ceilings, precision)[:MOST_FINDINGS]))
+    return list(map(str, findings({name or graph.compiler: graph}, ceilings)[:MOST_FINDINGS]))
 
 
 def titled(title: str, lines: Iterable[str]) -> Tree:
@@ -113,11 +110,11 @@ def titled(title: str, lines: Iterable[str]) -> Tree:
     return tree
 
 
-def kept(graph: FusionGraph) -> list[tuple[str, list[Buffer]]]:
+def buffer_lists(graph: FusionGraph) -> list[tuple[str, list[Buffer]]]:
     """What is written only to be read again, largest first, under a title each; what there is none of is left out."""
     between = [buffer for buffer in graph.materialized if buffer.role != "saved"]
     saved = sorted(graph.saved, key=lambda buffer: -buffer.bytes)
-    backward = {index for index, kernel in enumerate(graph.kernels or ()) if kernel.part == "backward"}
+    backward = {index for index, kernel in enumerate(graph.kernels or ()) if kernel.phase == "backward"}
     needed = [b for b in saved if not backward or backward.intersection(graph.consumers.get(b.name, ()))]
     lists = [
         ("saved for backward", needed),
@@ -128,21 +125,19 @@ def kept(graph: FusionGraph) -> list[tuple[str, list[Buffer]]]:
     return [(title, buffers) for title, buffers in lists if buffers]
 
 
-def sums(
+def totals_lines(
     graph: FusionGraph, ceilings: Ceilings | None = None, *, bytes_compulsory: Mapping[str, int] | None = None,
-    flops_declared: Mapping[str, float] | None = None, precision: str | None = None, call_us: float | None = None,
+    flops_declared: Mapping[str, float] | None = None, call_us: float | None = None,
 ) -> list[str]:
     """What the graph adds up to, in words; what is not known is left out, and what is incomplete says so.
 
-    bytes_compulsory, flops_declared, precision: as in `totals`. call_us: device time of a call, gaps included.
+    bytes_compulsory, flops_declared: as in `totals`. call_us: device time of a call, gaps included.
     """
-    found = totals(
-        graph, bytes_compulsory=bytes_compulsory, flops_declared=flops_declared, ceilings=ceilings, precision=precision
-    )
+    found = totals(graph, bytes_compulsory=bytes_compulsory, flops_declared=flops_declared, ceilings=ceilings)
     if found.kernels is None:
         return []
     compulsory = sum(found.compulsory.values())
-    moved = f"moves {_tally(found.moved, formats.size)}, of which {formats.size(compulsory)} must move"
+    moved = f"moves {_tally(found.declared, formats.size)}, of which {formats.size(compulsory)} must move"
     if found.fusion_efficiency is not None:
         moved += f": fusion efficiency {formats.share(found.fusion_efficiency, 1)}"
     lines = [moved]
@@ -153,20 +148,20 @@ def sums(
         if found.recoverable_us is not None:
             time += f", {_tally(found.recoverable_us, formats.microseconds)} above what they take at least"
         lines.append(time)
-    elif found.floor_us is not None:
-        unknown = f" ({found.floor_us.unknown:,} not known)" if found.floor_us.unknown else ""
-        floor = formats.microseconds(found.floor_us.value)
+    elif found.roofline_time_us is not None:
+        unknown = f" ({found.roofline_time_us.unknown:,} not known)" if found.roofline_time_us.unknown else ""
+        floor = formats.microseconds(found.roofline_time_us.value)
         lines.append(f"its kernels take {floor} at least, one after the other{unknown}")
     if call_us is not None:
         span = formats.microseconds(call_us)
-        lines.append(f"a call takes {span} on the device, from the first kernel to the last of each part")
-    if found.below_floor:
-        numbers = ", ".join(str(index + 1) for index in found.below_floor[:8])
-        more = f" and {len(found.below_floor) - 8} more" if len(found.below_floor) > 8 else ""
-        who, whose = ("kernel", "its") if len(found.below_floor) == 1 else ("kernels", "their")
+        lines.append(f"a call takes {span} on the device, from the first kernel to the last of each phase")
+    if found.below_roofline:
+        numbers = ", ".join(str(index + 1) for index in found.below_roofline[:8])
+        more = f" and {len(found.below_roofline) - 8} more" if len(found.below_roofline) > 8 else ""
+        who, whose = ("kernel", "its") if len(found.below_roofline) == 1 else ("kernels", "their")
         lines.append(f"{who} {numbers}{more} took less than {whose} floor: {_BELOW}")
-    if found.block_floor_us is not None:
-        lines.append(f"the function itself takes {formats.microseconds(found.block_floor_us)} at least")
+    if found.block_roofline_time_us is not None:
+        lines.append(f"the function itself takes {formats.microseconds(found.block_roofline_time_us)} at least")
     return lines
 
 
@@ -183,7 +178,7 @@ def costliest(graph: FusionGraph, most: int, among: Collection[int] | None = Non
 
     def cost(index: int) -> float:
         kernel = kernels[index]
-        return (kernel.device_time_us if timed else known_bytes(kernel)) or 0
+        return (kernel.device_time_us if timed else known_declared_bytes(kernel)) or 0
 
     candidates = range(len(kernels)) if among is None else among
     return sorted(sorted(candidates, key=cost, reverse=True)[:most])
@@ -208,19 +203,19 @@ def columns(*widths: int | None, right: Sequence[int] = (), gap: int = 2) -> Tab
     return grid
 
 
-def _add_parts(tree: Tree, graph: FusionGraph, shown: set[int], width: int, *, others: bool = True) -> None:
+def _add_phases(tree: Tree, graph: FusionGraph, shown: set[int], width: int, *, others: bool = True) -> None:
     """others: whether kernels that are not shown are counted where they run."""
     kernels = graph.kernels or ()
     timed = any(kernel.device_time_us is not None for kernel in kernels)
     whole = _Whole(
-        tally(map(bytes_moved, kernels)).exact, tally(kernel.device_time_us for kernel in kernels).exact,
+        tally(map(declared_bytes, kernels)).exact, tally(kernel.device_time_us for kernel in kernels).exact,
         _widths((op for kernel in kernels for op in kernel.source_ops), width), width,
     )
-    for part in PARTS:
-        indices = [index for index, kernel in enumerate(kernels) if kernel.part == part]
+    for phase in PHASES:
+        indices = [index for index, kernel in enumerate(kernels) if kernel.phase == phase]
         if not indices or not (others or shown.intersection(indices)):
             continue
-        title = f"{part}: {formats.count(len(indices), 'kernel')}"
+        title = f"{phase}: {formats.count(len(indices), 'kernel')}"
         branch = tree.add(_row(title, "bytes", "share", "µs" if timed else "", "share" if timed else "", style="bold"))
         skipped: list[Kernel] = []
         for index in indices:
@@ -246,7 +241,7 @@ class _Whole:
 
 def _add_skipped(branch: Tree, skipped: list[Kernel], whole: _Whole) -> None:
     if skipped:
-        size = tally(map(bytes_moved, skipped)).exact
+        size = tally(map(declared_bytes, skipped)).exact
         title = f"… {formats.count(len(skipped), 'kernel')} of less cost; --all shows them"
         branch.add(_row(title, formats.size(size), formats.share(size, whole.traffic), "", ""))
         skipped.clear()
@@ -255,7 +250,7 @@ def _add_skipped(branch: Tree, skipped: list[Kernel], whole: _Whole) -> None:
 def _add_kernel(branch: Tree, index: int, kernel: Kernel, whole: _Whole) -> None:
     from rich.console import Group
 
-    moved, time = bytes_moved(kernel), kernel.device_time_us
+    moved, time = declared_bytes(kernel), kernel.device_time_us
     head = _row(
         f"{index + 1}. {formats.name(kernel.name, max(20, whole.width - 40))}",
         formats.size(moved), formats.share(moved, whole.traffic),
@@ -283,7 +278,7 @@ def facts(kernel: Kernel) -> list[str]:
         found.append(printable(kernel.provenance, 40))
     if kernel.runtime_name and kernel.name.startswith("aten."):  # of several kernels of one operation, which
         found.append(formats.runtime(kernel.runtime_name))
-    return [*found, *counted.words(kernel)]
+    return [*found, *measured_bytes.words(kernel)]
 
 
 def operations(ops: Sequence[SourceOp]) -> list[tuple[str, str, str]]:
@@ -332,7 +327,7 @@ def _add_operations(tree: Tree, ops: Sequence[SourceOp]) -> None:
 def _add_buffers(tree: Tree, title: str, buffers: Sequence[Buffer], graph: FusionGraph, width: int) -> None:
     size = formats.size(sum(buffer.bytes for buffer in buffers))
     branch = tree.add(plain(f"{title}: {formats.count(len(buffers), 'buffer')}, {size}", "bold"))
-    rows = [(b, formats.size(b.bytes), causes.worded(graph, b.name)) for b in buffers[:MOST_BUFFERS]]
+    rows = [(b, formats.size(b.bytes), causes.cause_text(graph, b.name)) for b in buffers[:MOST_BUFFERS]]
     add_rows(branch, rows, width)
     if len(buffers) > MOST_BUFFERS:
         branch.add(plain(f"… and {len(buffers) - MOST_BUFFERS} more"))
@@ -354,7 +349,7 @@ def add_rows(branch: Tree, rows: Sequence[tuple[Buffer, str, str]], width: int =
 
 
 def kernel(
-    graph: FusionGraph, index: int, *, width: int = 80, ceilings: Ceilings | None = None, precision: str | None = None
+    graph: FusionGraph, index: int, *, width: int = 80, ceilings: Ceilings | None = None
 ) -> RenderableType:
     """Everything about one kernel: its buffers with who else uses them, its operations, and why it ends where it does.
     With ceilings also what it takes at least.
@@ -363,7 +358,7 @@ def kernel(
 
     subject = (graph.kernels or ())[index]
     tree = Tree(plain(f"{index + 1}. {printable(subject.name)}", "bold"), guide_style="dim")
-    known = [*facts(subject), printable(subject.part)]
+    known = [*facts(subject), printable(subject.phase)]
     if subject.device_time_us is not None:
         known.append(formats.microseconds(subject.device_time_us))
     if subject.flops is not None:
@@ -372,15 +367,15 @@ def kernel(
         known.append(f"{formats.size(subject.workspace_bytes)} workspace")
     tree.add(plain(f"in {printable(graph.name)}"))
     tree.add(plain(" · ".join(known)))
-    floor = None if ceilings is None else floor_us(graph, subject, ceilings, precision)
+    floor = None if ceilings is None else roofline_time_us(graph, subject, ceilings)
     if floor is not None:
-        below = index in totals(graph, ceilings=ceilings, precision=precision).below_floor
+        below = index in totals(graph, ceilings=ceilings).below_roofline
         faster = f"; it took less than this floor: {_BELOW}" if below else ""
         tree.add(plain(f"its bytes and FLOPs take {formats.microseconds(floor)} at least{faster}"))
     if subject.runtime_name:
         tree.add(plain(f"profilers call it {printable(subject.runtime_name)}"))
     for name, value in subject.facts.items():
-        if name == counted.FACT:
+        if name == measured_bytes.FACT:
             continue  # said in words above
         listed = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
         tree.add(plain(printable(f"{name}: {listed}")))

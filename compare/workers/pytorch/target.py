@@ -37,7 +37,7 @@ from ...graph.analyse.summary import portable_lines  # noqa: E402
 from ...graph.build.from_eager import from_eager  # noqa: E402
 from ...graph.build.from_inductor import from_inductor  # noqa: E402
 from ...graph.build.from_launches import from_launches  # noqa: E402
-from ...graph.build.phases import as_one_part  # noqa: E402
+from ...graph.build.phases import as_one_phase  # noqa: E402
 from ...spec.blocks import BLOCKS  # noqa: E402
 from ..service import require  # noqa: E402
 
@@ -80,7 +80,7 @@ def compile_for_target(case: dict[str, Any], implementation: str, dumps: str) ->
             dispatch.write_launches(recorded, Path(dumps))
             graph = from_launches(recorded, name=row.name, compiler=row.compiler, **about)
     if spec.direction == "joint":
-        graph = as_one_part(graph)
+        graph = as_one_phase(graph)
     return {"compile_s": compile_s, "graph": store.to_json(portable_lines(replace(graph, name=row.name)))}
 
 

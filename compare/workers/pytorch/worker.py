@@ -30,7 +30,7 @@ from ...graph.analyse.summary import portable_lines
 from ...graph.build.from_eager import from_eager
 from ...graph.build.from_inductor import from_inductor
 from ...graph.build.from_launches import from_launches
-from ...graph.build.phases import as_one_part
+from ...graph.build.phases import as_one_phase
 from ...graph.model import FusionGraph
 from ...measure import ceilings
 from ...measure.clock import Clock, CuptiClock, DeviceRecord, Sample, cupti_missing
@@ -380,7 +380,7 @@ def _record(
 
 
 def _finished(graph: FusionGraph, case: Case, implementation: Implementation) -> FusionGraph:
-    graph = as_one_part(graph) if case.direction == "joint" else graph
+    graph = as_one_phase(graph) if case.direction == "joint" else graph
     return portable_lines(replace(graph, name=implementation.name))
 
 

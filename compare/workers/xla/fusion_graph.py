@@ -14,9 +14,9 @@ from xlafuse.reasons.edges import read
 
 from ...graph.build.epilogues import with_epilogues
 from ...graph.build.from_hlo import from_program
-from ...graph.build.phases import join_parts
+from ...graph.build.phases import join_phases
 from ...graph.build.xla_reasons import reasons
-from ...graph.model import FusionGraph, Part
+from ...graph.model import FusionGraph, Phase
 
 
 class Compiled(Protocol):
@@ -31,13 +31,13 @@ class Compiled(Protocol):
 
 
 def of_module(
-    compiled: Compiled, dumps: Path, *, target: str, versions: Mapping[str, str], part: Part = "forward"
+    compiled: Compiled, dumps: Path, *, target: str, versions: Mapping[str, str], phase: Phase = "forward"
 ) -> tuple[FusionGraph, gpu_program.Program]:
     """The graph of one compile, with XLA's reasons from its folder of artifacts, and the program it was made from."""
     module = gpu_program.parse(compiled.hlo_text)
     program = gpu_program.program(module)
     graph = from_program(
-        program, part=part, target=target, versions=versions, provenance=compiled.autotuning,
+        program, phase=phase, target=target, versions=versions, provenance=compiled.autotuning,
         unparsed=tuple(f"line {number}: {text[:1000]}" for number, text in module.unparsed),
     )
     graph = with_epilogues(graph, gpu_program.parse((dumps / artifacts.ARTIFACTS["hlo_before"][0]).read_text()))
@@ -50,7 +50,7 @@ def of_halves(
     """One graph of a training step. The first `outputs` leaves that forward returns are its caller's; the others are
     backward's first parameters, leaf by leaf. `dumps` holds a folder for each half."""
     first, saving = of_module(forward, dumps / "forward", target=target, versions=versions)
-    second, using = of_module(backward, dumps / "backward", target=target, versions=versions, part="backward")
+    second, using = of_module(backward, dumps / "backward", target=target, versions=versions, phase="backward")
 
     def held(leaf: tuple[str, int]) -> str | None:
         kind, index = leaf
@@ -60,5 +60,5 @@ def of_halves(
     # The parameters that follow are cotangents.
     passed = {name: buffer for name, buffer in zip(using.inputs, residuals, strict=False) if buffer is not None}
     visible = {buffer for leaf in forward.leaves[:outputs] if (buffer := held(leaf)) is not None}
-    return join_parts(first, second, passed, outputs=visible)
+    return join_phases(first, second, passed, outputs=visible)
 

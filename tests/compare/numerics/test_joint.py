@@ -57,7 +57,7 @@ def compiled(pool: WorkerPool, folder: str, implementation: str) -> FusionGraph:
 @pytest.mark.parametrize("implementation", ["xla", "inductor", "triton"])
 def test_the_graph_is_of_one_part(pool: WorkerPool, tmp_path: Any, implementation: str) -> None:
     graph = compiled(pool, str(tmp_path), implementation)
-    assert graph.kernels and {kernel.part for kernel in graph.kernels} == {"forward"}
+    assert graph.kernels and {kernel.phase for kernel in graph.kernels} == {"forward"}
     operations = [op for kernel in graph.kernels for op in kernel.source_ops]
     assert any(op.backward for op in operations) and not all(op.backward for op in operations)
     assert not graph.saved

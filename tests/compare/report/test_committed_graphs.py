@@ -32,7 +32,7 @@ def test_all_that_ran_is_joined(name: str) -> None:
     for part, measured in record.measurement["parts"].items():
         assert record.kernels[part]["unjoined"] == []
         ran = sum(launch["end"] - launch["start"] for launch in measured["records"]) * 1e6
-        joined = sum(kernel.device_time_us or 0 for kernel in graph.kernels if kernel.part == part)
+        joined = sum(kernel.device_time_us or 0 for kernel in graph.kernels if kernel.phase == part)
         assert joined == pytest.approx(ran)
 
 
@@ -45,10 +45,10 @@ def test_graphs_of_a_block_are_aligned_by_its_stages(block: str, direction: str)
     graphs = [graph_of(RECORDS[f"{first.id}/{name}"]) for name in ("xla", "inductor", "triton")]
     alignment = align(graphs)
     assert alignment.rows
-    forward = [row for row in alignment.rows if row.part == "forward"]
+    forward = [row for row in alignment.rows if row.phase == "forward"]
     for row in forward:
         assert all(cell.kernels for cell in row.cells), (row.stage, [cell.kernels for cell in row.cells])
     for graph in graphs:
         summed = totals(graph)
-        assert summed.moved.exact
+        assert summed.declared.exact
         assert summed.fusion_efficiency and 0 < summed.fusion_efficiency <= 1

@@ -89,7 +89,7 @@ def test_the_halves_of_a_training_step_are_two_graphs(tmp_path: Path) -> None:
     found = opened.graphs
     assert "efficiencies are above the step's" in " ".join(opened.warnings)
     for each in found:
-        assert {kernel.part for kernel in each.graph().kernels or ()} == {each.name}
+        assert {kernel.phase for kernel in each.graph().kernels or ()} == {each.name}
     assert {each.name for each in found} == {"forward", "backward"}
 
 
@@ -124,7 +124,7 @@ def test_a_folder_of_hlo_files_and_archives(tmp_path: Path) -> None:
         f"{step}/forward", f"{step}/backward",
     }
     assert len(names) == 6 and all(each.graph().kernels for each in opened.graphs)
-    assert {kernel.part for kernel in opened.module(f"{step}/backward").graph().kernels or ()} == {"backward"}
+    assert {kernel.phase for kernel in opened.module(f"{step}/backward").graph().kernels or ()} == {"backward"}
 
 
 def test_what_a_record_was_compiled_to() -> None:

@@ -123,9 +123,9 @@ def test_a_module_that_changes_its_variables_computes_them(jax_code: Any):
 
 def test_training_is_two_compiled_calls(jax_code: Any):
     graph = xlafuse.explain(jax_code.normed_gelu, struct(128, 256), struct(256), grad=True, **TARGET).graph
-    assert {kernel.part for kernel in graph.kernels} == {"forward", "backward"}
+    assert {kernel.phase for kernel in graph.kernels} == {"forward", "backward"}
     assert graph.saved
-    by_backward = {a.buffer for kernel in graph.kernels if kernel.part == "backward" for a in kernel.inputs}
+    by_backward = {a.buffer for kernel in graph.kernels if kernel.phase == "backward" for a in kernel.inputs}
     assert {buffer.name for buffer in graph.saved} <= by_backward
     gradients = {buffer.shape for buffer in graph.buffers if buffer.role == "output"}
     assert {(128, 256), (256,)} <= gradients
@@ -233,7 +233,7 @@ def test_torch_forward_and_backward(torch_code: Any):
     explained = xlafuse.explain(torch_code.attention, q, q, q, grad=True, **TARGET)
     graph = explained.graph
     assert [kernel.kind for kernel in graph.kernels].count("attention") == 2
-    assert {kernel.part for kernel in graph.kernels} == {"forward", "backward"}
+    assert {kernel.phase for kernel in graph.kernels} == {"forward", "backward"}
     (note,) = explained.notes
     assert "flash is assumed" in note
 
@@ -271,7 +271,7 @@ def test_a_llama_decoder_layer(torch_code: Any):
     explained = xlafuse.explain(layer, *args, **kwargs, grad=True, **TARGET)
     graph = explained.graph
     assert not [reason for reason in graph.reasons if reason.code == "graph-break"]
-    forward = [kernel for kernel in graph.kernels if kernel.part == "forward"]
+    forward = [kernel for kernel in graph.kernels if kernel.phase == "forward"]
     assert [kernel.kind for kernel in forward].count("gemm") == 7
     assert any("scaled_dot_product_flash_attention" in kernel.name for kernel in forward)
     assert graph.saved and not graph.unparsed
@@ -292,7 +292,7 @@ def test_torch_on_the_gpu_that_is_here(torch_code: Any):
     (x,), keywords = torch_code.inputs()
     graph = xlafuse.explain(torch_code.mlp(), x, **keywords, grad=True).graph
     assert "NVIDIA" in graph.target
-    assert {kernel.part for kernel in graph.kernels} == {"forward", "backward"}
+    assert {kernel.phase for kernel in graph.kernels} == {"forward", "backward"}
     assert {kernel.provenance for kernel in graph.kernels} <= {"compiled", "device"}
 
 

@@ -45,7 +45,7 @@ def test_the_activation_is_one_backward_kernel_with_two_results(explained: Any) 
     for name in ("swiglu", "no residual", "geglu"):
         written = [
             kernel for kernel in explained["train"][name].kernels
-            if kernel.part == "backward" and kernel.kind == "elementwise" and len(kernel.outputs) == 2
+            if kernel.phase == "backward" and kernel.kind == "elementwise" and len(kernel.outputs) == 2
         ]
         assert len(written) == 1, name
         sentences = said(explained["train"][name])

@@ -132,7 +132,7 @@ def xla(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
 def _hand_written(compiled: dict[str, Any]) -> dict[tuple[str, str | None], Any]:
     kernels = store.from_json(compiled["graph"]).kernels or ()
     written = [kernel for kernel in kernels if kernel.kind == "custom"]
-    found = {(k.part, k.runtime_name): (k.flops, k.source_ops) for k in written}
+    found = {(k.phase, k.runtime_name): (k.flops, k.source_ops) for k in written}
     assert len(found) == len(written)
     return found
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from ....base.text import printable
 from ....graph import formats
-from ....graph.analyse import price
-from ....graph.analyse.causes import worded
+from ....graph.analyse import missed_fusions
+from ....graph.analyse.causes import cause_text
 from ....graph.analyse.totals import totals
 from ....graph.findings.finding import Finding
 from ....graph.model import REASONS
@@ -99,7 +99,7 @@ def _least(member: Member) -> float | None:
     """What its kernels take at least: as the row has it, else, of a run for a target, at that target's ceilings."""
     least: float | None = member.row["floor_us"]
     if least is None and member.graph is not None and member.ceilings is not None:
-        found = totals(member.graph, ceilings=member.ceilings, precision=str(member.row["precision"])).floor_us
+        found = totals(member.graph, ceilings=member.ceilings).roofline_time_us
         return None if found is None or member.graph.kernels is None else found.exact
     return least
 
@@ -121,7 +121,7 @@ def _largest(member: Member) -> str:
     passed = next((buffer for buffer in graph.materialized if graph.consumers.get(buffer.name)), None)
     if passed is None:
         return "none"
-    where = worded(graph, passed.name)
+    where = cause_text(graph, passed.name)
     return f"{formats.shape(passed)}, {formats.size(passed.bytes)}{f' ({formats.place(where)})' if where else ''}"
 
 
@@ -132,7 +132,7 @@ def _missed(case: CaseOf) -> tuple[list[dict[str, Any]], int]:
         if member.graph is None or member.ceilings is None or member.name in BASELINES:
             continue
         places = {kernel.name: kernels.where(kernel) for kernel in member.graph.kernels or ()}
-        for reason, us in price.ranked(member.graph, member.ceilings.bandwidth(1, 1)):
+        for reason, us in missed_fusions.ranked(member.graph, member.ceilings.bandwidth(1, 1)):
             found.append({
                 "implementation": member.name, "us": us, "bytes": reason.bytes_saved, "code": reason.code,
                 "text": printable(reason.text, 400), "origin": printable(reason.origin, 60),

@@ -9,7 +9,7 @@ from ....base.text import number
 from ....graph import formats
 from ....graph.analyse.causes import cause
 from ....graph.findings.finding import Finding
-from ....graph.findings.view import SPELLINGS
+from ....graph.findings.view import DISPLAY_NAMES
 from ....graph.model import Buffer, FusionGraph
 from ....plan import paired_rounds
 from .kernels import where
@@ -35,7 +35,7 @@ class Subject:
 
     @property
     def what(self) -> str:
-        return "it" if len(self.finding.about) < 2 else "them"
+        return "it" if len(self.finding.buffers) < 2 else "them"
 
     @property
     def within(self) -> float | None:
@@ -67,24 +67,24 @@ class Subject:
         us, whole = self.finding.us, self.whole
         if us is None or whole is None:
             return us
-        if self.finding.sort not in ("kept on chip", "saved", "intermediates", "more FLOPs"):
+        if self.finding.kind not in ("kept on chip", "saved", "intermediates", "more FLOPs"):
             return min(us, whole)
         fastest = self.fastest
         if fastest is None:
             return None
-        spent = self.within if self.finding.sort == "kept on chip" else None
+        spent = self.within if self.finding.kind == "kept on chip" else None
         return min(us if spent is None else spent, whole - (fastest.time_us or 0.0))
 
 
 def headline(subject: Subject) -> str:
     """ "XLA materialises 2.15 GB of scores that Triton keeps on chip: 9.71 of its 10.1 ms; Triton takes 1.08 ms" """
     finding, name = subject.finding, spelt(subject.worse.name)
-    match finding.sort:
+    match finding.kind:
         case "kept on chip":
             text = f"{name} materialises {_materialised(subject)} that {_keepers(subject.better)} on chip"
         case "saved" | "intermediates":
             text = _kept_more(subject)
-        case "above its floor":
+        case "above roofline":
             text = _slow(subject)
         case _:
             text = finding.text.rstrip(".")
@@ -94,11 +94,11 @@ def headline(subject: Subject) -> str:
 def _times(subject: Subject) -> str:
     us, within, whole = subject.finding.us, subject.within, subject.whole
     name = spelt(subject.worse.name)
-    speed = "rate of products" if subject.finding.sort == "more FLOPs" else "speed of memory"
+    speed = "rate of products" if subject.finding.kind == "more FLOPs" else "speed of memory"
     if whole is None or us is None:
         return f"{span(us or 0.0)} at the {speed}"
-    match subject.finding.sort:
-        case "above its floor":
+    match subject.finding.kind:
+        case "above roofline":
             words = f"{span(us)} more than it must, of {span(whole)} for the whole call"
         case "inside a product" | "missed" | "largest" | "more FLOPs":
             words = f"{span(us)} at the {speed}; {name} takes {span(whole)}"
@@ -140,7 +140,7 @@ def _slow(subject: Subject) -> str:
 def _kept_more(subject: Subject) -> str:
     """ "XLA saves 11.8 GB for backward, its largest array bf16[64,4096,4096] of scores (attention.py:23); Triton saves
     1.05 MB" """
-    graph, saved = subject.graph, subject.finding.sort == "saved"
+    graph, saved = subject.graph, subject.finding.kind == "saved"
     kept = _kept(graph, saved)
     verb, purpose = ("saves", "for backward") if saved else ("writes", "of intermediates to memory")
     words = f"{spelt(subject.worse.name)} {verb} {formats.size(sum(b.bytes for b in kept))} {purpose}"
@@ -169,7 +169,7 @@ def _described(graph: FusionGraph, buffer: Buffer) -> str:
 def _materialised(subject: Subject) -> str:
     """ "2.15 GB of scores (xlafuse/blocks/attention.py:23) and 3 more arrays" """
     graph = subject.graph
-    names = [name for whose, name in subject.finding.about if whose == subject.worse.name]
+    names = [name for whose, name in subject.finding.buffers if whose == subject.worse.name]
     buffers = sorted((graph.buffer[name] for name in names), key=lambda buffer: (-buffer.bytes, buffer.name))
     more = len(buffers) - 1
     others = f" and {formats.count(more, 'more array')}" if more else ""
@@ -184,4 +184,4 @@ def _keepers(better: list[Member]) -> str:
 
 
 def spelt(name: str) -> str:
-    return SPELLINGS.get(name, formats.name(name))
+    return DISPLAY_NAMES.get(name, formats.name(name))

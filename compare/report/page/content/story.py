@@ -53,7 +53,7 @@ def of_case(case: CaseOf, found: Iterable[Finding]) -> Iterator[Story]:
         if (at_stake := subject.at_stake_us) is not None and (subject.whole is not None or not case.timed):
             yield Story(
                 at_stake, printable(headline(subject), 600),
-                f"{printable(case.case.block, 60)} {label(case)}", href(case), finding.sort, case.case.block,
+                f"{printable(case.case.block, 60)} {label(case)}", href(case), finding.kind, case.case.block,
             )
 
 
@@ -64,4 +64,4 @@ def told(case: CaseOf) -> list[Finding]:
     if not graphs:
         return []
     ceilings = next((member.ceilings for member in members if member.ceilings is not None), None)
-    return findings(graphs, ceilings, case.case.precision)
+    return findings(graphs, ceilings)

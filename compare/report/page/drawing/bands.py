@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ....graph.analyse.align import Alignment, part_of
-from ....graph.analyse.totals import known_bytes
-from ....graph.model import FusionGraph, Kernel, Part
+from ....graph.analyse.align import Alignment, phase_of
+from ....graph.analyse.totals import known_declared_bytes
+from ....graph.model import PHASES, FusionGraph, Kernel, Phase
 from ....graph.operations import MOVEMENT, token
 
-PARTS: tuple[Part, ...] = ("forward", "backward")
 UNNAMED = "no stage named"
 LONG = 20  # bands; what a few screens hold
 SMALL = 0.03  # of a column's cost
@@ -18,26 +17,26 @@ SMALL = 0.03  # of a column's cost
 
 @dataclass(frozen=True)
 class Band:
-    """A stage of one part; of `row` None, what names no stage there."""
+    """A stage of one phase; of `row` None, what names no stage there."""
 
-    part: Part
+    phase: Phase
     label: str
     row: int | None
 
 
 def of_graphs(graphs: Sequence[FusionGraph], alignment: Alignment) -> list[Band]:
-    """Forward's, then backward's. A part ends with what names no stage, where a graph has kernels that do beside some
-    that do not; a part that has nothing else is that alone."""
+    """Forward's, then backward's. A phase ends with what names no stage, where a graph has kernels that do beside some
+    that do not; a phase that has nothing else is that alone."""
     bands = []
-    for part in PARTS:
-        rows = [Band(part, row.stage, i) for i, row in enumerate(alignment.rows) if row.part == part]
+    for phase in PHASES:
+        rows = [Band(phase, row.stage, i) for i, row in enumerate(alignment.rows) if row.phase == phase]
         rows.sort(key=lambda band: _when(graphs, alignment, band.row or 0))
-        loose = not rows and any(kernel.part == part for graph in graphs for kernel in graph.kernels or ())
+        loose = not rows and any(kernel.phase == phase for graph in graphs for kernel in graph.kernels or ())
         loose = loose or any(
-            0 < sum(kernels[i].part == part for i in without) < sum(kernel.part == part for kernel in kernels)
+            0 < sum(kernels[i].phase == phase for i in without) < sum(kernel.phase == phase for kernel in kernels)
             for kernels, without in zip((g.kernels or () for g in graphs), alignment.unattributed, strict=True)
         )
-        bands += [*rows, *([Band(part, UNNAMED, None)] if loose else [])]
+        bands += [*rows, *([Band(phase, UNNAMED, None)] if loose else [])]
     return bands
 
 
@@ -54,7 +53,7 @@ def _when(graphs: Sequence[FusionGraph], alignment: Alignment, row: int) -> floa
             ops = kernels[index].source_ops
             own = [i for i, op in enumerate(ops) if belongs(op.stage, alignment.rows[row].stage)]
             within = sum(own) / len(own) / len(ops) if own else 0
-            cost = kernels[index].device_time_us or known_bytes(kernels[index]) / 1e6
+            cost = kernels[index].device_time_us or known_declared_bytes(kernels[index]) / 1e6
             found.append((index + within, cost + 1e-9))
         if found:
             times.append(sum(at * cost for at, cost in found) / sum(cost for _, cost in found) / len(kernels))
@@ -74,7 +73,7 @@ def grouped(
     share = [0.0] * len(bands)
     for kernels, held in columns:
         timed = any(kernel.device_time_us is not None for kernel in kernels)
-        cost = [(kernel.device_time_us if timed else known_bytes(kernel)) or 0.0 for kernel in kernels]
+        cost = [(kernel.device_time_us if timed else known_declared_bytes(kernel)) or 0.0 for kernel in kernels]
         own = [0.0] * len(bands)
         for index, numbers in held.items():
             for number in numbers:
@@ -91,7 +90,7 @@ def _neighbours(bands: Sequence[Band], share: Sequence[float], small: float) -> 
     groups: list[list[int]] = []
     for number, band in enumerate(bands):
         last = groups[-1][-1] if groups else None
-        if last is not None and bands[last].part == band.part and max(share[last], share[number]) < small:
+        if last is not None and bands[last].phase == band.phase and max(share[last], share[number]) < small:
             groups[-1].append(number)
         else:
             groups.append([number])
@@ -103,8 +102,8 @@ def computed(kernel: Kernel, held: list[int], bands: Sequence[Band]) -> list[int
     telling = [
         i for i in held
         if any(
-            token(op.op) not in MOVEMENT and part_of(kernel, op) == bands[i].part and belongs(op.stage, bands[i].label)
-            for op in kernel.source_ops
+            phase_of(kernel, op) == bands[i].phase and belongs(op.stage, bands[i].label)
+            for op in kernel.source_ops if token(op.op) not in MOVEMENT
         )
     ]
     return telling or held

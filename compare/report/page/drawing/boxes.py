@@ -7,9 +7,9 @@ from typing import Any
 
 from ....base.text import printable
 from ....graph import formats
-from ....graph.analyse.align import part_of
-from ....graph.analyse.roofline import place, recoverable_us
-from ....graph.analyse.totals import bytes_moved
+from ....graph.analyse.align import phase_of
+from ....graph.analyse.roofline import recoverable_us, roofline_point
+from ....graph.analyse.totals import declared_bytes
 from ....graph.model import Access, FusionGraph, Kernel
 from ....sources.graph_sources import GraphSource
 from .bands import Band, belongs
@@ -22,19 +22,18 @@ def costs(
     """Times in µs; "" where one was not measured, or cannot be known."""
     facts = kernel.facts
     limits, _ = found.ceilings_for(graph, None)
-    precision = found.record.case.precision if found.record else None
-    where = None if limits is None or not limits.streams else place(graph, kernel, limits, precision)
-    took, least = kernel.device_time_us, where.floor_us if where else None
+    where = None if limits is None or not limits.streams else roofline_point(graph, kernel, limits)
+    took, least = kernel.device_time_us, where.roofline_time_us if where else None
     known = {
         "registers": facts.get("registers"), "shared memory": _size(facts.get("shared_bytes")),
         "spilled": _size(facts.get("spills_bytes")), "grid": facts.get("grid"), "configuration": facts.get("config"),
     }
     return {
-        "name": formats.name(kernel.name, 200), "kind": kernel.kind, "part": kernel.part,
+        "name": formats.name(kernel.name, 200), "kind": kernel.kind, "part": kernel.phase,
         "time": formats.number_of_us(took), "time_share": formats.share(took, time),
         "least": formats.number_of_us(least), "bound": where.bound if where else "",
         "recoverable": formats.number_of_us(recoverable_us(took, least)),
-        "bytes": formats.size(bytes_moved(kernel)), "bytes_share": formats.share(bytes_moved(kernel), moved),
+        "bytes": formats.size(declared_bytes(kernel)), "bytes_share": formats.share(declared_bytes(kernel), moved),
         "read": formats.size(kernel.bytes_read), "written": formats.size(kernel.bytes_written),
         "flops": "?" if kernel.flops is None else formats.flops(kernel.flops),
         "launches": "?" if kernel.launches is None else str(kernel.launches),
@@ -55,8 +54,8 @@ def operations(
     found: dict[int, list[str]] = {number: [] for number in held}
     rest = []
     for op in kernel.source_ops:
-        part = part_of(kernel, op)
-        own = [i for i in found if bands[i].part == part and belongs(op.stage, bands[i].label)]
+        phase = phase_of(kernel, op)
+        own = [i for i in found if bands[i].phase == phase and belongs(op.stage, bands[i].label)]
         if own:
             found[max(own, key=lambda i: len(bands[i].label))].append(formats.operation(op))
         else:

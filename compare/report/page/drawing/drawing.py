@@ -13,13 +13,13 @@ from ....base.text import printable
 from ....base.usage import UsageError
 from ....graph import formats
 from ....graph.analyse.align import Alignment, align
-from ....graph.analyse.totals import bytes_moved, tally
-from ....graph.edges import edges
-from ....graph.model import FusionGraph
+from ....graph.analyse.totals import declared_bytes, tally
+from ....graph.buffer_edges import buffer_edges
+from ....graph.model import PHASES, FusionGraph
 from ....plan import paired_rounds
 from ....sources.graph_sources import GraphSource
 from ..content.reading import BASELINES, MAIN
-from .bands import PARTS, Band, computed, grouped
+from .bands import Band, computed, grouped
 from .bands import of_graphs as bands_of
 from .boxes import buffers, bytes_of, costs, operations
 from .folding import folds, little
@@ -61,7 +61,7 @@ def of_case(found: Sequence[GraphSource]) -> dict[str, Any] | None:
     together = grouped(bands, [(graphs[i].kernels or (), held[i]) for i in shown])
     layouts = [each_apart] if together == each_apart else [together, each_apart]
     return {
-        "bands": [{"label": formats.name(band.label, 60), "part": band.part} for band in bands],
+        "bands": [{"label": formats.name(band.label, 60), "part": band.phase} for band in bands],
         "inferred": any(row.inferred for row in alignment.rows),
         "columns": [
             _column(i, each, graph, alignment, bands, held[i], longest) for i, (each, graph) in enumerate(read)
@@ -127,10 +127,10 @@ def _held(
             for index in alignment.rows[band.row].cells[column].kernels or ():
                 held[index].append(number)
     held = {index: computed(kernels[index], numbers, bands) for index, numbers in held.items()}
-    free = [part for part in PARTS if not any(held[i] for i, kernel in enumerate(kernels) if kernel.part == part)]
+    free = [phase for phase in PHASES if not any(held[i] for i, kernel in enumerate(kernels) if kernel.phase == phase)]
     for index, kernel in enumerate(kernels):
-        if not held[index] and kernel.part not in free:
-            held[index] = [i for i, band in enumerate(bands) if band.row is None and band.part == kernel.part]
+        if not held[index] and kernel.phase not in free:
+            held[index] = [i for i, band in enumerate(bands) if band.row is None and band.phase == kernel.phase]
     return held
 
 
@@ -140,7 +140,7 @@ def _column(
 ) -> dict[str, Any]:
     kernels = graph.kernels or ()
     order = {buffer.name: i for i, buffer in enumerate(graph.buffers)}
-    moved = tally(map(bytes_moved, kernels)).exact
+    moved = tally(map(declared_bytes, kernels)).exact
     time = tally(kernel.device_time_us for kernel in kernels).exact
     boxes = [
         {
@@ -185,7 +185,7 @@ def _edges(graph: FusionGraph, order: Mapping[str, int]) -> tuple[list[dict[str,
     reasons: dict[str, int] = {}
     drawn: list[dict[str, Any]] = []
     for buffer in graph.buffers:
-        for edge in edges(graph, buffer):
+        for edge in buffer_edges(graph, buffer):
             if edge.writer is not None and edge.reader is not None:
                 said = why.get((kernels[edge.writer].name, kernels[edge.reader].name), [])
                 drawn.append({
@@ -209,7 +209,7 @@ def _words(column: int, band: Band, graph: FusionGraph, alignment: Alignment) ->
     (compare.graph.analyse.align)."""
     if band.row is None:
         loose = alignment.unattributed[column]
-        return _numbers(i for i in loose if (graph.kernels or ())[i].part == band.part)
+        return _numbers(i for i in loose if (graph.kernels or ())[i].phase == band.phase)
     cell = alignment.rows[band.row].cells[column]
     if cell.kernels is None:
         return "its kernels are not known"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ....graph import formats
-from ....graph.analyse.totals import bytes_moved, tally
+from ....graph.analyse.totals import declared_bytes, tally
 from ....graph.model import FusionGraph, Kernel
 from ....graph.render import text_view
 from .tracks import Piece
@@ -28,7 +28,7 @@ def folds(graph: FusionGraph, placed: Mapping[int, Sequence[Piece]]) -> list[dic
     kernels = graph.kernels or ()
     groups: dict[object, list[int]] = defaultdict(list)
     for index in sorted(little(graph)):
-        groups[tuple(placed[index]) or kernels[index].part].append(index)
+        groups[tuple(placed[index]) or kernels[index].phase].append(index)
     return [
         {"members": members, "text": _text([kernels[index] for index in members])}
         for members in groups.values() if len(members) > 1
@@ -37,6 +37,6 @@ def folds(graph: FusionGraph, placed: Mapping[int, Sequence[Piece]]) -> list[dic
 
 def _text(folded: Sequence[Kernel]) -> str:
     time = tally(kernel.device_time_us for kernel in folded)
-    moved = tally(map(bytes_moved, folded))
+    moved = tally(map(declared_bytes, folded))
     words = [] if time.exact is None else [formats.microseconds(time.exact)]
     return ", ".join([*words, *([] if moved.exact is None else [formats.size(moved.exact)])])

@@ -28,14 +28,14 @@ def write(archive: zipfile.ZipFile, kernels: Sequence[Kernel], beside: Path) -> 
 
     Equal texts of several records are one file. Raises UsageError where one cannot be written.
     """
-    names = [(kernel.part, _names(kernel)) for kernel in kernels]
+    names = [(kernel.phase, _names(kernel)) for kernel in kernels]
     for info in archive.infolist():
         path = PurePosixPath(info.filename)
         if path.suffix not in KINDS or info.file_size > MAX_BYTES:
             continue
         # "forward/triton/NAME.ptx", or "forward/00_NAME.ptx"
         name, folder = _letters(re.sub(r"^\d\d_", "", path.stem)), path.parts[0]
-        own = [i for i, (part, known) in enumerate(names) if name in known and folder.startswith(part)]
+        own = [i for i, (phase, known) in enumerate(names) if name in known and folder.startswith(phase)]
         yield put(info.filename, info.CRC, info.file_size, beside, own, partial(_read, archive, info))
 
 

@@ -113,8 +113,8 @@ def _add_archive(record: _Record, path: Path, beside: Path | None) -> None:
 
 def _add(record: _Record, title: str, text: str) -> None:
     name = PurePosixPath(title)
-    part = "backward" if name.parts[0].startswith("backward") else "forward"
-    own = {i: kernel for i, kernel in enumerate(record.kernels) if kernel.part == part}
+    phase = "backward" if name.parts[0].startswith("backward") else "forward"
+    own = {i: kernel for i, kernel in enumerate(record.kernels) if kernel.phase == phase}
     if name.suffix == ".cu":
         listing = listings.program(text, "cuda")
         spans = {i: listing.spans.get(programs.function(kernel), []) for i, kernel in own.items()}

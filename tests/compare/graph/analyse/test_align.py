@@ -86,7 +86,7 @@ def test_what_is_moved_or_converted_again_is_not_recomputed() -> None:
 
 
 def test_checkpointing_recomputes() -> None:
-    again = kernel("a2", "elementwise", "act:exp@9", "g", "z", part="backward")
+    again = kernel("a2", "elementwise", "act:exp@9", "g", "z", phase="backward")
     remade = replace(again, source_ops=(replace(again.source_ops[0], rematerialized=True),))
     found = align([graph(NORM, GATE, ACT, again), graph(NORM, GATE, ACT, remade)])
     assert cells(found, "backward: act") == [((3,), ()), ((3,), ("recomputed",))]
@@ -129,7 +129,7 @@ def test_a_stage_that_one_graph_lacks_is_absent_there() -> None:
 
 
 def test_backward_has_rows_of_its_own_after_forwards() -> None:
-    gradient = kernel("dg", "gemm", "gate:dot@2!", "dy wg", "dh", part="backward")
+    gradient = kernel("dg", "gemm", "gate:dot@2!", "dy wg", "dh", phase="backward")
     found = align([graph(NORM, GATE, gradient), graph(NORM, GATE, gradient, UP)])
     assert labels(found) == ["norm", "gate", "up", "backward: gate"]
     assert cells(found, "backward: gate") == [((2,), ()), ((2,), ("same region",))]

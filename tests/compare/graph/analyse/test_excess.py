@@ -70,8 +70,8 @@ def test_what_one_takes_for_a_product_another_may_compute_otherwise() -> None:
 
 def test_what_is_computed_twice_is_another_story() -> None:
     forward = product("up", 1e9)
-    kept = graph(forward, kernel("b", "gemm", "up:dot@1!", "dy w", "dx", flops=1e9, part="backward"))
-    both = kernel("b", "custom", "up:dot@1 up:dot@1!", "x w dy", "dx", flops=2e9, part="backward")
+    kept = graph(forward, kernel("b", "gemm", "up:dot@1!", "dy w", "dx", flops=1e9, phase="backward"))
+    both = kernel("b", "custom", "up:dot@1 up:dot@1!", "x w dy", "dx", flops=2e9, phase="backward")
     assert excesses([graph(forward, both), kept]) == []  # the site is forward's
     elsewhere = replace(both, source_ops=tuple(
         replace(op, site=f"{op.site}'", rematerialized=not op.backward) for op in both.source_ops
@@ -88,13 +88,13 @@ def test_only_a_faster_one_shows_that_less_is_enough() -> None:
 
 def test_a_forward_pass_is_no_measure_of_a_training_step() -> None:
     forward = product("up", 1e9)
-    step = graph(forward, replace(forward, name="b", part="backward"), replace(forward, name="c", part="backward"))
+    step = graph(forward, replace(forward, name="b", phase="backward"), replace(forward, name="c", phase="backward"))
     assert excesses([step, graph(forward)]) == []
 
 
 def test_it_is_said_with_the_time_at_the_products_rate() -> None:
     found = findings(pair(8e9, 1e9), CEILINGS)
-    (told,) = [one for one in found if one.sort == "more FLOPs"]
+    (told,) = [one for one in found if one.kind == "more FLOPs"]
     assert str(told) == (
         "XLA computes 8.00 GFLOP in the products of up and down, 8.0 times the 1.00 GFLOP that Triton gets by with. "
         "(70.0 µs)"
@@ -107,19 +107,19 @@ def test_it_is_ranked_by_its_time_among_the_others() -> None:
         graphs = pair(flops, 1e6)
         copy = kernel("copy", "copy", "", "big", "copied")
         graphs["xla"] = graph(*(graphs["xla"].kernels or ()), copy, sizes="big=1000000 copied=1000000")
-        return [one.sort for one in findings(graphs, CEILINGS) if one.sort in ("more FLOPs", "copy")]
+        return [one.kind for one in findings(graphs, CEILINGS) if one.kind in ("more FLOPs", "copy")]
 
     assert order(9e8) == ["more FLOPs", "copy"]  # 9 µs against 8 MB in 8 µs
     assert order(7e8) == ["copy", "more FLOPs"]
 
 
 def test_what_takes_next_to_nothing_of_the_time_is_not_said() -> None:
-    assert [one.sort for one in findings(pair(8e9, 1e9, us=(600.0, 20.0)), CEILINGS)].count("more FLOPs") == 1
-    assert [one.sort for one in findings(pair(8e9, 1e9, us=(800.0, 20.0)), CEILINGS)].count("more FLOPs") == 0
+    assert [one.kind for one in findings(pair(8e9, 1e9, us=(600.0, 20.0)), CEILINGS)].count("more FLOPs") == 1
+    assert [one.kind for one in findings(pair(8e9, 1e9, us=(800.0, 20.0)), CEILINGS)].count("more FLOPs") == 0
 
 
 def test_without_ceilings_it_has_no_time_and_comes_last() -> None:
     found = findings(pair(8e9, 1e9))
-    assert found[-1].sort == "more FLOPs" and found[-1].us is None
+    assert found[-1].kind == "more FLOPs" and found[-1].us is None
     untimed = findings(pair(8e9, 1e9), Ceilings({0.5: 1e12}, {"bfloat16": 1e14}))
-    assert "more FLOPs" not in [one.sort for one in untimed]  # no rate of this type was measured
+    assert "more FLOPs" not in [one.kind for one in untimed]  # no rate of this type was measured

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from compare.graph.analyse import summary
-from compare.graph.analyse.roofline import Ceilings, floor_us, place
+from compare.graph.analyse.roofline import Ceilings, roofline_point, roofline_time_us
 from compare.graph.model import Access, Buffer, FusionGraph, Kernel, SourceOp
 
 # A stream moves 1 TB/s, a product makes 100 TFLOP/s, an empty kernel takes a microsecond.
@@ -25,15 +25,15 @@ def graph(*kernels: Kernel) -> FusionGraph:
 
 
 def placed(subject: Kernel, ceilings: Ceilings = CEILINGS):  # type: ignore[no-untyped-def]
-    return place(graph(subject), subject, ceilings)
+    return roofline_point(graph(subject), subject, ceilings)
 
 
 def test_the_larger_of_bytes_and_flops_bounds() -> None:
     memory = placed(kernel(10 * MEGA, 1e8))
     assert (memory.memory_us, memory.compute_us, memory.bound) == (pytest.approx(10), pytest.approx(1), "memory")
-    assert memory.floor_us == pytest.approx(10) and memory.intensity == pytest.approx(10)
+    assert memory.roofline_time_us == pytest.approx(10) and memory.intensity == pytest.approx(10)
     compute = placed(kernel(10 * MEGA, 2e9, "gemm"))
-    assert (compute.floor_us, compute.bound) == (pytest.approx(20), "compute")
+    assert (compute.roofline_time_us, compute.bound) == (pytest.approx(20), "compute")
 
 
 def test_what_is_shorter_than_an_empty_kernel_is_bound_by_its_launch() -> None:
@@ -41,7 +41,7 @@ def test_what_is_shorter_than_an_empty_kernel_is_bound_by_its_launch() -> None:
     assert placed(kernel(MEGA * 2, 1e6)).bound == "memory"
     # A hundred short launches are short each, however long they take together.
     many = placed(kernel(MEGA // 2, 1e6, launches=100))
-    assert many.bound == "launch" and many.floor_us == pytest.approx(50)
+    assert many.bound == "launch" and many.roofline_time_us == pytest.approx(50)
     unmeasured = Ceilings(CEILINGS.streams, CEILINGS.products)
     assert placed(kernel(MEGA // 2, 1e6), unmeasured).bound == "memory"
 
@@ -64,12 +64,12 @@ def test_a_mix_between_two_measured_ones_has_a_bandwidth_between_theirs() -> Non
     ids=["bytes", "product", "attention", "launches", "hand-written product"],
 )
 def test_what_is_not_known_has_no_place(subject: Kernel) -> None:
-    assert placed(subject) is None and floor_us(graph(subject), subject, CEILINGS) is None
+    assert placed(subject) is None and roofline_time_us(graph(subject), subject, CEILINGS) is None
 
 
 def test_without_flops_an_elementwise_kernel_has_its_bytes_alone() -> None:
     found = placed(kernel(4 * MEGA, None))
-    assert (found.floor_us, found.bound, found.intensity) == (pytest.approx(4), "memory", None)
+    assert (found.roofline_time_us, found.bound, found.intensity) == (pytest.approx(4), "memory", None)
 
 
 def test_ceilings_have_what_a_launch_takes() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from graph_builder import graph, kernel
 
-from compare.graph.analyse.roofline import Ceilings, floor_us
+from compare.graph.analyse.roofline import Ceilings, roofline_time_us
 from compare.graph.analyse.totals import Tally, compulsory_traffic, recomputed, totals
 from compare.graph.model import FusionGraph, SourceOp
 from compare.graph.render import text_view
@@ -31,20 +31,20 @@ def test_bytes_moved_count_every_launch() -> None:
         kernel("k", "elementwise", "s:mul", "x", "y", launches=3), kernel("r", "reduction", "s:sum", "y", "z")
     )
     found = totals(looped)
-    assert found.moved == Tally(3 * 8000 + 8000)
+    assert found.declared == Tally(3 * 8000 + 8000)
 
 
 def test_what_is_not_known_is_counted_apart() -> None:
     unknown = replace(kernel("k", "custom", "s:f", "x", "y"), inputs=None)
     found = totals(graph(unknown, kernel("loop", "copy", "s:copy", "y", "z", launches=None)))
-    assert found.moved == Tally(4000 + 8000, 2) and found.moved.exact is None  # at least what is known of them
+    assert found.declared == Tally(4000 + 8000, 2) and found.declared.exact is None  # at least what is known of them
     assert found.fusion_efficiency is None
 
 
 def test_a_graph_of_operations_alone_has_no_kernels_to_count() -> None:
     eager = FusionGraph("f", "eager", None, operations=(SourceOp("aten.mul"), SourceOp("aten.add", line="f.py:1")))
     found = totals(eager, ceilings=CEILINGS)
-    assert found.kernels is None and found.moved == Tally(0, 2) and found.fusion_efficiency is None
+    assert found.kernels is None and found.declared == Tally(0, 2) and found.fusion_efficiency is None
 
 
 def test_compulsory_is_each_used_input_and_each_output_once() -> None:
@@ -52,7 +52,7 @@ def test_compulsory_is_each_used_input_and_each_output_once() -> None:
     inputs, output = 4 * (1000 + 3 * 5000), 4 * 1000
     assert found.compulsory == {"forward": inputs + output}
     moved = 4 * (2000 + 2 * (1000 + 5000 + 3000) + 9000 + (3000 + 5000 + 1000 + 1000))
-    assert found.moved == Tally(moved)
+    assert found.declared == Tally(moved)
     assert found.fusion_efficiency == pytest.approx((inputs + output) / moved)
 
 
@@ -81,7 +81,7 @@ def test_a_product_that_only_leads_to_the_output_adds_no_barrier() -> None:
 
 def test_training_needs_inputs_again_but_does_not_forgive_residuals() -> None:
     forward = kernel("f", "elementwise", "s:exp", "x w", "y r")
-    backward = kernel("b", "elementwise", "s:mul!", "dy r w", "dx dw", part="backward")
+    backward = kernel("b", "elementwise", "s:mul!", "dy r w", "dx dw", phase="backward")
     found = totals(graph(forward, backward, saved="r", output="y dx dw", sizes="r=9000"))
     # r (9000) could be computed again from x (1000), which costs less: w is read anyway.
     assert found.compulsory == {"forward": 12000, "backward": 4 * (2000 + 1000 + 2000)}
@@ -89,7 +89,7 @@ def test_training_needs_inputs_again_but_does_not_forgive_residuals() -> None:
 
 def test_a_small_residual_is_cheaper_than_the_inputs_behind_it() -> None:
     forward = kernel("f", "reduction", "s:sum", "x", "y r")
-    backward = kernel("b", "elementwise", "s:mul!", "dy r", "dx", part="backward")
+    backward = kernel("b", "elementwise", "s:mul!", "dy r", "dx", phase="backward")
     found = compulsory_traffic(graph(forward, backward, saved="r", output="y dx", sizes="r=10"))
     assert found["backward"] == (4000 + 40, 4000)
 
@@ -97,13 +97,13 @@ def test_a_small_residual_is_cheaper_than_the_inputs_behind_it() -> None:
 def test_the_specs_bytes_replace_the_graphs() -> None:
     found = totals(graph(*MLP, sizes=SIZES), bytes_compulsory={"forward": 10, "backward": 5})
     assert found.compulsory == {"forward": 10, "backward": 5}
-    assert found.fusion_efficiency == pytest.approx(15 / (found.moved.exact or 0))
+    assert found.fusion_efficiency == pytest.approx(15 / (found.declared.exact or 0))
 
 
 def test_floors_take_the_stream_of_the_mix_and_the_rate_of_the_type() -> None:
     def floor(found: FusionGraph, precision: str | None = None) -> float | None:
         (only,) = found.kernels or ()
-        return floor_us(found, only, CEILINGS, precision)
+        return roofline_time_us(found, only, CEILINGS.at(precision))
 
     assert floor(graph(kernel("copy", "copy", "s:copy", "x", "y"))) == pytest.approx(8.0)
     assert floor(graph(kernel("add", "elementwise", "s:add", "a b c", "y"))) == pytest.approx(4.0)
@@ -115,23 +115,23 @@ def test_floors_take_the_stream_of_the_mix_and_the_rate_of_the_type() -> None:
 
 def test_the_kernels_floors_are_added() -> None:
     pair = graph(kernel("a", "elementwise", "s:mul", "x", "m"), kernel("b", "elementwise", "s:add", "m", "y"))
-    assert totals(pair, ceilings=CEILINGS).floor_us == Tally(pytest.approx(16.0), 0)  # type: ignore[arg-type]
-    assert totals(pair).floor_us is None
+    assert totals(pair, ceilings=CEILINGS).roofline_time_us == Tally(pytest.approx(16.0), 0)  # type: ignore[arg-type]
+    assert totals(pair).roofline_time_us is None
     dot = graph(kernel("dot", "gemm", "s:dot", "x w", "y"))
-    assert totals(dot, ceilings=CEILINGS).floor_us == Tally(0, 1)
-    lines = text_view.sums(pair, CEILINGS)
+    assert totals(dot, ceilings=CEILINGS).roofline_time_us == Tally(0, 1)
+    lines = text_view.totals_lines(pair, CEILINGS)
     assert "its kernels take 16.0 µs at least, one after the other" in lines, lines
 
 
 def test_the_blocks_floor_is_the_larger_of_its_bytes_and_its_flops() -> None:
     pair = graph(kernel("a", "elementwise", "s:mul", "x", "m"), kernel("b", "elementwise", "s:add", "m", "y"))
     declared = {"forward": 1.0}
-    assert totals(pair, flops_declared=declared, ceilings=CEILINGS).block_floor_us == pytest.approx(8.0)
+    assert totals(pair, flops_declared=declared, ceilings=CEILINGS).block_roofline_time_us == pytest.approx(8.0)
     dot = graph(kernel("dot", "gemm", "s:dot", "x w", "y", flops=16e9))
     found = totals(dot, flops_declared={"forward": 8e9}, ceilings=CEILINGS)
-    assert found.block_floor_us == pytest.approx(1e6)  # what the function needs, not what the kernel computes
-    assert totals(dot, ceilings=CEILINGS).block_floor_us is None
-    assert totals(dot, flops_declared={"backward": 1.0}, ceilings=CEILINGS).block_floor_us is None
+    assert found.block_roofline_time_us == pytest.approx(1e6)  # what the function needs, not what the kernel computes
+    assert totals(dot, ceilings=CEILINGS).block_roofline_time_us is None
+    assert totals(dot, flops_declared={"backward": 1.0}, ceilings=CEILINGS).block_roofline_time_us is None
 
 
 def test_no_barrier_where_products_follow_each_other_on_chip() -> None:
@@ -148,14 +148,14 @@ def test_recoverable_time_is_what_lies_above_the_floors() -> None:
     assert found.recoverable_us == Tally(pytest.approx(22.0), 1)
     assert found.device_time_us == Tally(31.0, 1)
     assert totals(graph(unmeasured), ceilings=CEILINGS).recoverable_us is None
-    assert found.below_floor == (1,)
+    assert found.below_roofline == (1,)
     near = replace(cached, device_time_us=7.9)  # of 8: no more than the measurements differ
-    assert totals(graph(near), ceilings=CEILINGS).below_floor == ()
+    assert totals(graph(near), ceilings=CEILINGS).below_roofline == ()
 
 
 def test_workspace_is_in_no_other_number() -> None:
     product = kernel("a", "gemm", "s:dot", "x w", "y", workspace_bytes=7)
-    assert totals(graph(product, kernel("b", "copy", "", "y", "z"))).moved == Tally(12000 + 8000)
+    assert totals(graph(product, kernel("b", "copy", "", "y", "z"))).declared == Tally(12000 + 8000)
 
 
 def test_one_site_in_two_kernels_is_recomputed() -> None:
@@ -189,5 +189,5 @@ def test_what_is_done_in_two_steps_is_not_recomputed(first, second) -> None:  # 
 
 
 def test_an_operation_and_its_gradient_are_two() -> None:
-    pair = kernel("f", "gemm", "g:dot@1", "x w", "y"), kernel("b", "gemm", "g:dot@1!", "dy w", "dx", part="backward")
+    pair = kernel("f", "gemm", "g:dot@1", "x w", "y"), kernel("b", "gemm", "g:dot@1!", "dy w", "dx", phase="backward")
     assert recomputed(graph(*pair)) == ()

@@ -64,7 +64,7 @@ def measured(framework: str, blocks: Sequence[str]) -> Iterator[tuple[str, str, 
         assert not leftover, (case.id, implementation.name, [record.name for record in leftover])
         for index, records in joined.items():
             kernel = found.graph.kernels[index]
-            launches = [found.launches[kernel.part][int(record.start)] for record in records]
+            launches = [found.launches[kernel.phase][int(record.start)] for record in records]
             name = f"{case.id}/{kernel.name}"
             sides = (
                 ("read", kernel.bytes_read, sum(launch.dram_read for launch in launches)),

@@ -48,7 +48,7 @@ def test_each_operation_is_one_kernel_with_what_its_library_runs_beside_it() -> 
     assert (add.bytes_read, add.bytes_written, add.flops, add.runtime_name) == (128, 64, 32.0, "add_kernel")
     assert [kernel.source_ops for kernel in graph.kernels] == [(op,) for op in graph.operations]
     assert graph.producers["mm"] == (0,) and graph.consumers["mm"] == (1,)
-    assert totals(graph).moved.exact == 192 + 64 + 192
+    assert totals(graph).declared.exact == 192 + 64 + 192
 
 
 @pytest.mark.parametrize(("count", "launches", "facts"), [(2, 2, {}), (3, 1, {"with": {"add_kernel": 2}})])

@@ -68,9 +68,9 @@ ENTRY %main () -> f32[] {
 
 
 def test_part_provenance_and_what_is_not_understood() -> None:
-    graph = from_hlo(gpu_program.parse(TEXT), part="backward", provenance={"y": "replayed"})
+    graph = from_hlo(gpu_program.parse(TEXT), phase="backward", provenance={"y": "replayed"})
     first, second = graph.kernels or ()
-    assert (first.part, first.provenance, second.provenance) == ("backward", "replayed", "")
+    assert (first.phase, first.provenance, second.provenance) == ("backward", "replayed", "")
     assert first.source_ops == (SourceOp("cos", "act", "f.py:3", "jit(f)/transpose(jvp(act))/cos@f.py:3#", True),)
     assert second.source_ops == (SourceOp("add"),) and second.facts == {"opcode": "add"}
     assert graph.unparsed == ("line 5:   what is this", "z: operand gone is not there")

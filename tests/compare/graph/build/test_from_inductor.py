@@ -64,7 +64,7 @@ def test_inductor_gave_the_residual_to_a_gemm(mlp):
 
 
 def test_the_silu_chain_is_one_backward_kernel_with_two_outputs(mlp):
-    (silu,) = [k for k in mlp.kernels if k.part == "backward" and "act" in k.stages]
+    (silu,) = [k for k in mlp.kernels if k.phase == "backward" and "act" in k.stages]
     assert silu.kind == "elementwise" and len(silu.outputs) == 2
     assert silu.runtime_name == silu.name == "triton_poi_fused_add_mul_sigmoid_sigmoid_backward_0"
 
@@ -72,8 +72,8 @@ def test_the_silu_chain_is_one_backward_kernel_with_two_outputs(mlp):
 def test_forward_operations_computed_again_in_backward(mlp):
     again = {op.site for k in mlp.kernels for op in k.source_ops if op.rematerialized}
     assert again == {"sigmoid", "mul_3", "convert_element_type", "mul_1", "convert_element_type_1"}
-    assert again < {op.site for k in mlp.kernels if k.part == "forward" for op in k.source_ops}
-    assert not any(op.backward for k in mlp.kernels if k.part == "forward" for op in k.source_ops)
+    assert again < {op.site for k in mlp.kernels if k.phase == "forward" for op in k.source_ops}
+    assert not any(op.backward for k in mlp.kernels if k.phase == "forward" for op in k.source_ops)
 
 
 def test_residuals_are_one_buffer_across_both_parts(mlp):
@@ -85,7 +85,7 @@ def test_residuals_are_one_buffer_across_both_parts(mlp):
         "buf5": ((64, 256), "bf16", 32768),
     }
     for name in ("buf3", "primals_5"):  # a residual, and a weight that forward hands on as a view
-        assert {mlp.kernels[index].part for index in mlp.consumers[name]} == {"forward", "backward"}
+        assert {mlp.kernels[index].phase for index in mlp.consumers[name]} == {"forward", "backward"}
     assert mlp.buffer["primals_5"].role == "input"
     assert {b.name for b in mlp.buffers if b.role == "output" and b.name in mlp.producers} >= {"buf6", "buf10", "buf8"}
     assert mlp.buffer["tangents_1"].role == "input"
@@ -95,7 +95,7 @@ def test_bytes_and_flops(mlp):
     # The numbers of Inductor's count_bytes for these two graphs, as the test of all blocks below has them.
     totals = {"forward": 0, "backward": 0}
     for k in mlp.kernels:
-        totals[k.part] += k.bytes_read + k.bytes_written
+        totals[k.phase] += k.bytes_read + k.bytes_written
     assert totals == {"forward": 492032, "backward": 984064}
     assert [k.flops for k in mlp.kernels if k.kind == "gemm"] == [2 * 64 * 128 * 256] * 9
     norm = mlp.kernels[0]
@@ -342,7 +342,7 @@ def test_a_graph_break_makes_two_graphs_and_a_reason():
     line = inspect.getsourcelines(cut)[1] + 2
     assert reason.line == f"tests/compare/graph/build/test_from_inductor.py:{line}" and "graph_break" in reason.text
     for name in ("primals_1", "primals_2", "buf0"):  # forward hands its operands on
-        assert {graph.kernels[index].part for index in graph.consumers[name]} == {"forward", "backward"}
+        assert {graph.kernels[index].phase for index in graph.consumers[name]} == {"forward", "backward"}
 
 
 @pytest.mark.slow
@@ -400,7 +400,7 @@ for name, (shapes, attributes, train) in {blocks!r}.items():
     specs = {{key: (shape, "int32" if key == "positions" else "bfloat16") for key, shape in shapes.items()}}
     graph = from_inductor(deviceless.compile_inductor(apply, specs, attributes, train=train, max_autotune=False))
     for part, nodes in counted.items():
-        ours = {{k.name: k.bytes_read + k.bytes_written for k in graph.kernels if k.part == part}}
+        ours = {{k.name: k.bytes_read + k.bytes_written for k in graph.kernels if k.phase == part}}
         found[name + " " + part] = [ours, nodes]
     counted.clear()
 print(json.dumps(found))

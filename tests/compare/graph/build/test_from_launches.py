@@ -38,7 +38,7 @@ def norm() -> FusionGraph:
 def test_kernels_in_order_with_bytes_and_names(norm: FusionGraph) -> None:
     assert norm.kernels is not None
     forward, backward, add = norm.kernels
-    assert (forward.name, forward.runtime_name, forward.kind, forward.part) == (
+    assert (forward.name, forward.runtime_name, forward.kind, forward.phase) == (
         "forward", "forward_runtime", "custom", "forward"
     )
     assert forward.inputs == (Access("x", 64),) and forward.outputs == (Access("y", 64), Access("rstd", 16))
@@ -46,7 +46,7 @@ def test_kernels_in_order_with_bytes_and_names(norm: FusionGraph) -> None:
     assert forward.flops == 128.0 and forward.facts["grid"] == [4, 1, 1] and forward.facts["registers"] == 32
     assert forward.lines == ("triton_side/kernels/k.py:7",) and forward.stages == ("normalize", "weight")
     # The operation of PyTorch's in between is a kernel too, by a name that only a device tells.
-    assert (add.name, add.kind, add.runtime_name, add.part) == ("aten.add.Tensor", "elementwise", None, "backward")
+    assert (add.name, add.kind, add.runtime_name, add.phase) == ("aten.add.Tensor", "elementwise", None, "backward")
     assert add.source_ops[0].op == "aten.add" and add.source_ops[0].stage == "residual"
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from graph_builder import graph, kernel
 
-from compare.graph.build.phases import join_parts
+from compare.graph.build.phases import join_phases
 from compare.graph.model import Reason
 
 FORWARD = replace(
@@ -29,8 +29,8 @@ PASSED = {"res0": "e", "res1": "w", "res2": "y"}
 
 
 def test_residuals_become_one_buffer_that_forward_writes_and_backward_reads() -> None:
-    joined = join_parts(FORWARD, BACKWARD, PASSED, outputs=["y"])
-    assert [kernel.part for kernel in joined.kernels or ()] == ["forward", "forward", "backward", "backward"]
+    joined = join_phases(FORWARD, BACKWARD, PASSED, outputs=["y"])
+    assert [kernel.phase for kernel in joined.kernels or ()] == ["forward", "forward", "backward", "backward"]
     assert joined.producers["e"] == (0,) and joined.consumers["e"] == (1, 2)
     assert [buffer.name for buffer in joined.saved] == ["e"]
     roles = {buffer.name: buffer.role for buffer in joined.buffers}
@@ -39,12 +39,12 @@ def test_residuals_become_one_buffer_that_forward_writes_and_backward_reads() ->
 
 
 def test_without_the_visible_outputs_whatever_is_passed_on_is_saved() -> None:
-    joined = join_parts(FORWARD, BACKWARD, PASSED)
+    joined = join_phases(FORWARD, BACKWARD, PASSED)
     assert {buffer.name for buffer in joined.saved} == {"e", "y"}
 
 
 def test_names_that_collide_get_backwards_prefix() -> None:
-    joined = join_parts(FORWARD, BACKWARD, PASSED, outputs=["y"])
+    joined = join_phases(FORWARD, BACKWARD, PASSED, outputs=["y"])
     assert joined.buffer["t"].role == "output" and joined.buffer["backward/t"].role == "intermediate"
     assert [kernel.name for kernel in joined.kernels or ()] == ["fusion.1", "fusion.2", "backward/fusion.1", "fusion.9"]
     assert [(r.producer, r.consumer) for r in joined.reasons] == [
@@ -54,7 +54,7 @@ def test_names_that_collide_get_backwards_prefix() -> None:
 
 def test_halves_without_kernels_join_their_operations() -> None:
     eager = replace(FORWARD, kernels=None, operations=(FORWARD.kernels or ())[0].source_ops, reasons=())
-    joined = join_parts(eager, replace(eager, buffers=()), {})
+    joined = join_phases(eager, replace(eager, buffers=()), {})
     assert joined.kernels is None and len(joined.operations) == 2
 
 
@@ -69,4 +69,4 @@ def test_halves_without_kernels_join_their_operations() -> None:
 )
 def test_what_does_not_fit_is_refused(forward, backward, passed, message) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ValueError, match=message):
-        join_parts(forward, backward, passed)
+        join_phases(forward, backward, passed)

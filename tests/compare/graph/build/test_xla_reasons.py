@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from compare.graph.analyse.price import ranked
-from compare.graph.build.barriers import Edge, barrier, barrier_code, bytes_saved, edges
+from compare.graph.analyse.missed_fusions import ranked
 from compare.graph.build.from_hlo import from_hlo
+from compare.graph.build.kernel_edges import KernelEdge, barrier, barrier_code, bytes_saved, kernel_edges
 from compare.graph.build.xla_reasons import PHRASES, code_of, reasons
 from compare.graph.model import REASONS, Access, Buffer, FusionGraph, Kernel, Kind, Reason, Role
 from xlafuse.dumps import dump_folder
@@ -58,39 +58,39 @@ CHAIN = graph(A, B, C, i="input", z="output")
 
 
 def test_edges_are_what_passes_from_kernel_to_kernel() -> None:
-    assert edges(CHAIN) == [Edge(0, 1, ("x",)), Edge(0, 2, ("x",)), Edge(1, 2, ("y",))]
+    assert kernel_edges(CHAIN) == [KernelEdge(0, 1, ("x",)), KernelEdge(0, 2, ("x",)), KernelEdge(1, 2, ("y",))]
 
 
 def test_a_buffer_written_twice_comes_from_its_last_writer() -> None:
     again = kernel("again", {"y": 100}, {"x": 100})
-    assert edges(graph(A, B, again, C))[-2:] == [Edge(1, 3, ("y",)), Edge(2, 3, ("x",))]
+    assert kernel_edges(graph(A, B, again, C))[-2:] == [KernelEdge(1, 3, ("y",)), KernelEdge(2, 3, ("x",))]
 
 
 def test_forward_hands_backward_no_edge() -> None:
-    backward = dataclasses.replace(B, part="backward")
-    assert edges(graph(A, backward)) == []
+    backward = dataclasses.replace(B, phase="backward")
+    assert kernel_edges(graph(A, backward)) == []
 
 
 def test_what_fusing_saves() -> None:
     """The write too where nobody else needs it; a slice reads what it reads; each launch counts."""
-    shared, sliced, private = (bytes_saved(CHAIN, edge) for edge in edges(CHAIN))
+    shared, sliced, private = (bytes_saved(CHAIN, edge) for edge in kernel_edges(CHAIN))
     assert (shared, sliced, private) == (100, 40, 200)
     returned = graph(A, B, i="input", x="output")
-    assert bytes_saved(returned, Edge(0, 1, ("x",))) == 100
+    assert bytes_saved(returned, KernelEdge(0, 1, ("x",))) == 100
     looped = graph(*(dataclasses.replace(each, launches=6) for each in (A, B)), i="input")
-    assert bytes_saved(looped, Edge(0, 1, ("x",))) == 6 * 200
+    assert bytes_saved(looped, KernelEdge(0, 1, ("x",))) == 6 * 200
     unknown = graph(dataclasses.replace(A, launches=None), B)
-    assert bytes_saved(unknown, Edge(0, 1, ("x",))) is None
+    assert bytes_saved(unknown, KernelEdge(0, 1, ("x",))) is None
 
 
 def test_products_and_library_calls_are_barriers_of_any_compiler() -> None:
     product, attention = dataclasses.replace(A, kind="gemm"), dataclasses.replace(C, kind="attention")
     g = graph(product, B, attention)
-    found = [reason for edge in edges(g) if (reason := barrier(g, edge)) is not None]
+    found = [reason for edge in kernel_edges(g) if (reason := barrier(g, edge)) is not None]
     assert [(r.producer, r.consumer, r.code, r.origin) for r in found] == [
         ("a", "b", "gemm", "inferred"), ("a", "c", "gemm", "inferred"), ("b", "c", "library", "inferred"),
     ]
-    assert not any(barrier(CHAIN, edge) for edge in edges(CHAIN)) and barrier_code(B) is None
+    assert not any(barrier(CHAIN, edge) for edge in kernel_edges(CHAIN)) and barrier_code(B) is None
 
 
 # XLA's words
@@ -197,7 +197,7 @@ def test_the_vocabulary_is_the_models() -> None:
 def test_every_edge_has_its_reason(folder: Path) -> None:
     ((graph, _),) = graphs(folder)
     assert graph.kernels is not None
-    pairs = [(graph.kernels[e.producer].name, graph.kernels[e.consumer].name) for e in edges(graph)]
+    pairs = [(graph.kernels[e.producer].name, graph.kernels[e.consumer].name) for e in kernel_edges(graph)]
     assert [(reason.producer, reason.consumer) for reason in graph.reasons] == pairs
     assert "other" not in {reason.code for reason in graph.reasons}
     assert all(reason.bytes_saved for reason in graph.reasons)
@@ -210,7 +210,7 @@ def test_every_edge_of_the_h200s_records_has_its_reason() -> None:
     for archive in sorted(RECORDS.glob("*-xla*.zip")):
         if "unfused" not in archive.name:
             for graph, _ in graphs(archive):
-                assert len(graph.reasons) == len(edges(graph))  # a reason for each, and nothing left over
+                assert len(graph.reasons) == len(kernel_edges(graph))  # a reason for each, and nothing left over
                 assert all(reason.producer and reason.consumer for reason in graph.reasons)
                 codes.update((reason.code, reason.origin == "inferred") for reason in graph.reasons)
     assert codes == {

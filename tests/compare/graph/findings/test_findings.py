@@ -31,7 +31,7 @@ DOWN = kernel("down", "gemm", "down:dot@4", "a wd", "y")
 
 
 def texts(found: list[Finding], sort: str) -> list[str]:
-    return [one.text for one in found if one.sort == sort]
+    return [one.text for one in found if one.kind == sort]
 
 
 def one(graphs: FusionGraph, sort: str) -> list[str]:
@@ -80,14 +80,14 @@ def test_a_kernel_launched_twice_for_the_same_values() -> None:
 
 
 AGAIN = (
-    kernel("1", "elementwise", "act:exp@3 act:mul@3 act:sub@4", "g", "a", part="backward"),
-    kernel("2", "elementwise", "act:exp@3 act:mul@3", "g d", "b", part="backward"),
-    kernel("3", "elementwise", "act:exp@3 act:add@5", "g e", "c", part="backward"),
+    kernel("1", "elementwise", "act:exp@3 act:mul@3 act:sub@4", "g", "a", phase="backward"),
+    kernel("2", "elementwise", "act:exp@3 act:mul@3", "g d", "b", phase="backward"),
+    kernel("3", "elementwise", "act:exp@3 act:add@5", "g e", "c", phase="backward"),
 )
 
 
 def test_a_chain_that_several_kernels_compute_again_and_another_compiler_once() -> None:
-    once = kernel("0", "elementwise", "act:exp@3 act:mul@3 act:sub@4 act:add@5", "g d e", "a b", part="backward")
+    once = kernel("0", "elementwise", "act:exp@3 act:mul@3 act:sub@4 act:add@5", "g d e", "a b", phase="backward")
     found = findings({"xla": graph(*AGAIN), "inductor": graph(once)})
     assert texts(found, "recomputed") == [
         "XLA computes act (exp) in three backward kernels which read 8.00 kB more than once; Inductor does so in one "
@@ -105,7 +105,7 @@ def test_several_kernels_of_one_part_are_never_on_purpose() -> None:
 
 def test_one_recomputation_in_backward_is_on_purpose() -> None:
     first = kernel("f", "elementwise", "act:exp@3 act:mul@3", "g", "a")
-    second = kernel("b", "elementwise", "act:exp@3 act:mul@3", "g da", "dg", part="backward")
+    second = kernel("b", "elementwise", "act:exp@3 act:mul@3", "g da", "dg", phase="backward")
     marked = replace(second, source_ops=tuple(replace(op, rematerialized=True) for op in second.source_ops))
     assert one(graph(first, marked), "recomputed") == [
         "XLA computes act (exp, mul) again in backward, on purpose, to save less, and reads 4.00 kB a second time."
@@ -210,7 +210,7 @@ def test_the_missed_fusion_worth_most_and_why() -> None:
 
 
 def test_what_is_saved_for_backward() -> None:
-    backward = kernel("b", "elementwise", "act:mul@3!", "dy g h", "dx", part="backward")
+    backward = kernel("b", "elementwise", "act:mul@3!", "dy g h", "dx", phase="backward")
     much = graph(NORM, GATE, ACT, backward, saved="g h", sizes="g=9000")
     little = graph(NORM, GATE, ACT, backward, saved="h", sizes="g=9000")
     assert texts(findings({"xla": much, "inductor": little}), "saved") == [
@@ -248,7 +248,7 @@ def test_constants_are_no_operands_and_conversions_no_copies() -> None:
 
 
 def test_a_copy_that_is_saved_and_never_read_says_so() -> None:
-    backward = kernel("b", "elementwise", "act:mul@3!", "dy x", "dx", part="backward")
+    backward = kernel("b", "elementwise", "act:mul@3!", "dy x", "dx", phase="backward")
     (text,) = one(graph(kernel("c", "copy", ":copy", "x", "lost"), backward, saved="lost"), "copy")
     assert text.startswith("XLA copies x for backward, which never reads it: a copy kernel")
 
@@ -265,7 +265,7 @@ def test_the_kernel_furthest_above_its_floor_comes_first() -> None:
     slow = replace(ACT, device_time_us=30.0)
     fast = replace(NORM, device_time_us=9.0)
     found = findings({"xla": graph(fast, GATE, slow, DOWN, sizes="g=90000")}, Ceilings({0.5: 1e9}, {}))
-    assert [each.sort for each in found].count("above its floor") == 0  # below it
+    assert [each.kind for each in found].count("above roofline") == 0  # below it
     found = findings({"xla": graph(fast, GATE, slow, DOWN)}, Ceilings({0.5: 1e9}, {}))
     assert found[0].text == (
         "Furthest above its floor is XLA's act: it takes 30.0 µs, and its bytes and FLOPs 8.00 µs at least."
@@ -277,7 +277,7 @@ def test_a_buffer_has_one_finding() -> None:
     reasons = (Reason("gate", "act", "gemm", "no", "inferred", 9000),)
     made = replace(graph(NORM, GATE, ACT, DOWN, sizes="g=9000"), reasons=reasons)
     found = findings({"xla": made})
-    assert [each.sort for each in found if ("xla", "g") in each.about] == ["largest"]
+    assert [each.kind for each in found if ("xla", "g") in each.buffers] == ["largest"]
 
 
 def test_buffers_that_several_graphs_spare_each_other_have_one_finding() -> None:
@@ -286,7 +286,7 @@ def test_buffers_that_several_graphs_spare_each_other_have_one_finding() -> None
     apart = (NORM, GATE, up, kernel("act", "elementwise", "act:mul@3", "g u", "a"))
     graphs = {"triton": graph(NORM, inside), "xla": graph(*apart), "inductor": graph(*apart)}
     found = findings(graphs)
-    assert [each.sort for each in found if each.sort in ("inside a product", "kept on chip")] == ["inside a product"]
+    assert [each.kind for each in found if each.kind in ("inside a product", "kept on chip")] == ["inside a product"]
     assert "not so XLA and Inductor" in texts(found, "inside a product")[0]
 
 
@@ -294,7 +294,7 @@ def test_of_two_about_one_buffer_the_comparison_stays() -> None:
     apart = graph(NORM, kernel("act", "elementwise", "act:exp@3", "h", "y"))
     whole = graph(kernel("all", "reduction", "norm:mul@1 act:exp@3", "x", "y"))
     found = findings({"plain": whole, "barrier": apart})
-    assert [each.sort for each in found if ("barrier", "h") in each.about] == ["kept on chip"]
+    assert [each.kind for each in found if ("barrier", "h") in each.buffers] == ["kept on chip"]
 
 
 def test_what_nobody_reads_is_not_the_largest() -> None:
@@ -308,12 +308,12 @@ def test_they_are_ranked_and_priced() -> None:
     made = graph(NORM, joined, product, ACT, sizes="w=2000 g=9000")
     found = findings({"xla": made})
     assert [one.bytes for one in found] == sorted((one.bytes for one in found), reverse=True)
-    assert {one.us for one in found if one.sort != "copy"} == {None}
+    assert {one.us for one in found if one.kind != "copy"} == {None}
     slowest, *priced = findings({"xla": made}, Ceilings({0.5: 1e12}, {}))
-    assert slowest.sort == "above its floor"
+    assert slowest.kind == "above roofline"
     assert [one.bytes for one in priced] == [one.bytes for one in found]  # traffic, whatever was measured
     for each in priced:
-        assert each.us == pytest.approx(5.0 if each.sort == "copy" else each.bytes / 1e6)
+        assert each.us == pytest.approx(5.0 if each.kind == "copy" else each.bytes / 1e6)
 
 
 def test_what_is_small_is_left_out() -> None:
@@ -352,7 +352,7 @@ from pathlib import Path
 from xlafuse.compile.environment import configure_environment
 configure_environment(deviceless=True)
 import jax, jax.numpy as jnp
-from xlafuse import compiler, variants
+from xlafuse.compile import compiler, variants
 from xlafuse.blocks import swiglu_mlp
 from xlafuse.blocks.rmsnorm import rmsnorm
 

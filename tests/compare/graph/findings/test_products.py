@@ -11,7 +11,7 @@ KERNELS = (
     kernel("aten.addmm.default", "gemm", "up:aten.addmm", "h v b", "pre"),
     kernel("attend", "custom", "scores:dot softmax:exp values:dot", "qkv", "out", facts={"language": "triton"}),
     kernel("sum", "custom", "norm:reduce_sum", "out", "s", facts={"language": "triton"}),
-    kernel("dw", "custom", "qkv:dot", "out x", "dw", part="backward", facts={"language": "cuda"}),
+    kernel("dw", "custom", "qkv:dot", "out x", "dw", phase="backward", facts={"language": "cuda"}),
 )
 
 

@@ -146,13 +146,13 @@ def test_a_compilers_copy_may_run_as_a_copy_and_an_empty_one_not_at_all() -> Non
 
 
 def test_parts_are_apart() -> None:
-    g = graph(kernel("a"), kernel("a", part="backward"))
+    g = graph(kernel("a"), kernel("a", phase="backward"))
     joined, left = join(g, {"forward": [record("a", 1)], "backward": [record("a", 2)]})
     assert left == () and times(joined) == [1, 2]
     _, left = join(g, {"forward": [record("a"), record("a")], "backward": []})
     assert len(left) == 1
     # One part after the other, where both call a library that takes the same kernel.
-    g = graph(library(), library(part="backward"))
+    g = graph(library(), library(phase="backward"))
     forward, left = join(g, {"forward": [record("[memset]"), record(NVJET, 1)]})
     assert left == ()
     joined, left = join(forward, {"backward": [record("[memset]", 0.5), record(NVJET, 2)]})
@@ -271,7 +271,7 @@ def test_all_records_are_joined_with_graphs_of_their_hlo() -> None:
             for part, measured in run["measurement"]["parts"].items():
                 module = gpu_program.parse(dumps.read(f"{part}/optimized.hlo.txt").decode())
                 ran = [record(r["name"]) for r in measured["records"]]
-                joined, left = join(from_hlo(module, part=part), {part: ran})
+                joined, left = join(from_hlo(module, phase=part), {part: ran})
                 assert left == () and None not in times(joined), (run["id"], part)
                 total += len(ran)
     assert total > 500

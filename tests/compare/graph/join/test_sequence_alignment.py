@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compare.graph.join.sequence_alignment import UNPLACED, Fit, Slot, place
+from compare.graph.join.sequence_alignment import UNPLACED, Fit, Slot, align_sequences
 
 SORTS = 4
 
@@ -59,7 +59,7 @@ def test_it_is_the_alignment_that_looking_at_every_pair_finds(
     def fit(kernel: int, record: int) -> Fit:
         return table[kernel * SORTS + record]
 
-    assert place(slots, records, fit) == plain(slots, records, table)
+    assert align_sequences(slots, records, fit) == plain(slots, records, table)
 
 
 def _same(kernel: int, record: int) -> Fit:
@@ -77,12 +77,12 @@ def test_of_hundreds_of_kernels_few_pairs_are_looked_at(planted: int) -> None:
     records = list(range(500))
     for at in range(planted):
         records.insert(100 * at, 1000 + at)
-    placed = place([Slot(kernel) for kernel in range(500)], records, fit)
+    placed = align_sequences([Slot(kernel) for kernel in range(500)], records, fit)
     assert [at for at in placed if at is not None] == list(range(500))
     assert len(asked) < 20 * 500
 
 
 def test_where_nothing_fits_all_are_left_over() -> None:
-    assert place([Slot(kernel) for kernel in range(60)], list(range(100, 160)), _same) == [None] * 60
-    assert place([], [1, 2], _same) == [None, None]
-    assert place([Slot(1)], [], _same) == []
+    assert align_sequences([Slot(kernel) for kernel in range(60)], list(range(100, 160)), _same) == [None] * 60
+    assert align_sequences([], [1, 2], _same) == [None, None]
+    assert align_sequences([Slot(1)], [], _same) == []

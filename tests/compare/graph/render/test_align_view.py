@@ -21,11 +21,11 @@ def bought(fused: FusionGraph, unfused: FusionGraph) -> str:
 
 
 FORWARD = kernel("f", "elementwise", "act:exp@1 act:mul@2", "x", "y")
-BACKWARD = kernel("b", "elementwise", "act:exp@1! act:mul@2!", "dy", "dx", part="backward")
+BACKWARD = kernel("b", "elementwise", "act:exp@1! act:mul@2!", "dy", "dx", phase="backward")
 APART = (
     kernel("f1", "elementwise", "act:exp@1", "x", "e"), kernel("f2", "elementwise", "act:mul@2", "e", "y"),
-    kernel("b1", "elementwise", "act:exp@1!", "dy", "de", part="backward"),
-    kernel("b2", "elementwise", "act:mul@2!", "de", "dx", part="backward"),
+    kernel("b1", "elementwise", "act:exp@1!", "dy", "de", phase="backward"),
+    kernel("b2", "elementwise", "act:mul@2!", "de", "dx", phase="backward"),
 )
 
 

@@ -163,8 +163,9 @@ def test_no_share_of_what_is_not_wholly_known() -> None:
 def test_what_is_written_for_nobody_is_told_apart() -> None:
     forward = kernel("f", "elementwise", "s:exp", "x", "m dead r lost")
     then = kernel("g", "elementwise", "s:mul", "m", "y")
-    backward = kernel("b", "elementwise", "s:mul!", "dy r", "dx", part="backward")
-    kept = dict(text_view.kept(made(forward, then, backward, saved="r lost", intermediate="m dead", output="y dx")))
+    backward = kernel("b", "elementwise", "s:mul!", "dy r", "dx", phase="backward")
+    graph = made(forward, then, backward, saved="r lost", intermediate="m dead", output="y dx")
+    kept = dict(text_view.buffer_lists(graph))
     assert {title: [buffer.name for buffer in buffers] for title, buffers in kept.items()} == {
         "saved for backward": ["r"], "saved for backward, which never reads it": ["lost"],
         "written by one kernel for another": ["m"], "written, read by nobody": ["dead"],
@@ -186,10 +187,11 @@ def test_a_kernel_faster_than_its_floor_says_so() -> None:
     slow = kernel("exp", "elementwise", "s:exp", "x", "m", device_time_us=9.0)
     fast = kernel("mul", "elementwise", "s:mul", "m", "y", device_time_us=4.0)
     ceilings = Ceilings({0.5: 1e9}, {})
-    lines = text_view.sums(made(slow, fast), ceilings)
+    lines = text_view.totals_lines(made(slow, fast), ceilings)
     assert any(line.startswith("kernel 2 took less than its floor: partly from L2, or faster") for line in lines)
-    assert not any("floor" in line for line in text_view.sums(made(slow), ceilings))
-    assert any("kernels 1, 2 took less than their floor" in line for line in text_view.sums(made(fast, fast), ceilings))
+    assert not any("floor" in line for line in text_view.totals_lines(made(slow), ceilings))
+    both = text_view.totals_lines(made(fast, fast), ceilings)
+    assert any("kernels 1, 2 took less than their floor" in line for line in both)
     views = [flat(text_view.render(text_view.kernel(made(slow, fast), i, ceilings=ceilings))) for i in (0, 1)]
     assert "take 8.00 µs at least" in views[0] and "less than this floor" not in views[0]
     assert "take 8.00 µs at least; it took less than this floor: partly from L2" in views[1]

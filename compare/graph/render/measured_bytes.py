@@ -13,12 +13,12 @@ FACT = "counted"  # of a kernel: {"alone": {"dram_read", "dram_written", "l2"}, 
 _COUNTS = ("dram_read", "dram_written", "l2")
 
 
-def with_counts(graph: FusionGraph, traffic: Mapping[str, Mapping[str, Any]]) -> FusionGraph:
+def with_measured_bytes(graph: FusionGraph, traffic: Mapping[str, Mapping[str, Any]]) -> FusionGraph:
     """The graph with the counts of `compare.record.record.Record.traffic` among its kernels' facts."""
     found: dict[int, dict[str, Any]] = {}
     for way, measured in traffic.items():
-        for part in (measured.get("parts") or {}).values():
-            for each in part["kernels"]:
+        for phase in (measured.get("parts") or {}).values():
+            for each in phase["kernels"]:
                 found.setdefault(each["kernel"], {})[way] = {count: each[count] for count in _COUNTS}
     if graph.kernels is None or not found:
         return graph

@@ -10,19 +10,19 @@ from .model import Buffer, FusionGraph
 
 
 @dataclass(frozen=True)
-class Edge:
+class BufferEdge:
     """writer, reader: launch indices; None for what comes from outside, as an input, or goes there, as an output."""
 
     writer: int | None
     reader: int | None
 
 
-def edges(graph: FusionGraph, buffer: Buffer) -> Iterator[Edge]:
+def buffer_edges(graph: FusionGraph, buffer: Buffer) -> Iterator[BufferEdge]:
     """In launch order of the readers; none of a buffer that no kernel uses. A kernel that writes over what it reads
     reads what was there before it."""
     writers, readers = graph.producers.get(buffer.name, ()), graph.consumers.get(buffer.name, ())
     for reader in readers:
         earlier = bisect_left(writers, reader)
-        yield Edge(writers[earlier - 1] if earlier else None, reader)
+        yield BufferEdge(writers[earlier - 1] if earlier else None, reader)
     if writers and (buffer.role == "output" or not readers):
-        yield Edge(writers[-1], None)
+        yield BufferEdge(writers[-1], None)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .. import edges as of_buffers
+from ..buffer_edges import buffer_edges
 from ..model import FusionGraph, Kernel, Reason
 
 
 @dataclass(frozen=True)
-class Edge:
+class KernelEdge:
     """Launch indices of a kernel and of one that reads what it wrote last, and the buffers that pass between them."""
 
     producer: int
@@ -18,20 +18,20 @@ class Edge:
     buffers: tuple[str, ...]
 
 
-def edges(graph: FusionGraph) -> list[Edge]:
-    """In launch order. Within one part: forward and backward are compiled apart, and their residuals are a list of
+def kernel_edges(graph: FusionGraph) -> list[KernelEdge]:
+    """In launch order. Within one phase: forward and backward are compiled apart, and their residuals are a list of
     their own (`graph.saved`). What a loop's end hands to its next beginning is no edge."""
     kernels = graph.kernels or ()
     between: dict[tuple[int, int], list[str]] = {}
     for buffer in graph.buffers:
-        for edge in of_buffers.edges(graph, buffer):
+        for edge in buffer_edges(graph, buffer):
             if edge.writer is not None and edge.reader is not None:
-                if kernels[edge.writer].part == kernels[edge.reader].part:
+                if kernels[edge.writer].phase == kernels[edge.reader].phase:
                     between.setdefault((edge.reader, edge.writer), []).append(buffer.name)
-    return [Edge(producer, consumer, tuple(names)) for (consumer, producer), names in sorted(between.items())]
+    return [KernelEdge(producer, consumer, tuple(names)) for (consumer, producer), names in sorted(between.items())]
 
 
-def bytes_saved(graph: FusionGraph, edge: Edge) -> int | None:
+def bytes_saved(graph: FusionGraph, edge: KernelEdge) -> int | None:
     """What fusing the two would save in one call at most: the consumer's reads of what passes between them, and the
     producer's writes of what nobody else reads or returns. None where that is not known."""
     producer, consumer = _ends(graph, edge)
@@ -55,7 +55,7 @@ def _sum(kernel: Kernel, amounts: Iterable[int | None]) -> int | None:
     return total
 
 
-def barrier(graph: FusionGraph, edge: Edge) -> Reason | None:
+def barrier(graph: FusionGraph, edge: KernelEdge) -> Reason | None:
     """A product or library call on one side of the edge, the producer's first; None where there is neither."""
     producer, consumer = _ends(graph, edge)
     for kernel in (producer, consumer):
@@ -73,6 +73,6 @@ def barrier_code(kernel: Kernel) -> str | None:
     return "library" if kernel.kind in ("attention", "library", "collective") else None
 
 
-def _ends(graph: FusionGraph, edge: Edge) -> tuple[Kernel, Kernel]:
+def _ends(graph: FusionGraph, edge: KernelEdge) -> tuple[Kernel, Kernel]:
     assert graph.kernels is not None
     return graph.kernels[edge.producer], graph.kernels[edge.consumer]

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from compare.cli import main
 from compare.graph import store
 from compare.graph.model import Access, Buffer, FusionGraph, Kernel
-from compare.graph.render.counted import with_counts, words
+from compare.graph.render.measured_bytes import with_measured_bytes, words
 from compare.record import run_folder
 from compare.record.record import Record
 from compare.spec.case import Case
@@ -36,11 +36,11 @@ def traffic(way: str = "alone") -> dict[str, Any]:
 
 
 def test_counts_go_to_the_kernel_that_was_launched() -> None:
-    found = with_counts(GRAPH, {**traffic(), "call": {"unavailable": "the worker died"}})
+    found = with_measured_bytes(GRAPH, {**traffic(), "call": {"unavailable": "the worker died"}})
     assert found.kernels and not words(found.kernels[0])
     assert words(found.kernels[1]) == ["counted alone: reads 8.10 MB, writes 4.00 MB, ? through L2"]
-    assert words(with_counts(GRAPH, traffic("call")).kernels[1])[0].startswith("counted in the call: ")  # type: ignore[index]
-    assert with_counts(GRAPH, {"alone": {"unavailable": "no"}}) is GRAPH
+    assert words(with_measured_bytes(GRAPH, traffic("call")).kernels[1])[0].startswith("counted in the call: ")  # type: ignore[index]
+    assert with_measured_bytes(GRAPH, {"alone": {"unavailable": "no"}}) is GRAPH
 
 
 @pytest.mark.parametrize("arguments", [[], ["--kernel", "two"]], ids=["overview", "kernel"])
