@@ -203,8 +203,7 @@ def test_the_missed_fusion_worth_most_and_why() -> None:
     )
     assert one(replace(plain, reasons=reasons), "missed") == [
         "The largest fusion that XLA did not make is the product of gate with the elementwise kernel of act, which "
-        "would save at most 9.00 kB: one side is a matrix product, which this compiler fuses with nothing, or with "
-        "little."
+        "would save at most 9.00 kB: one side is a matrix product, and this compiler fuses little or nothing into one."
     ]
     assert one(plain, "missed") == []
 
