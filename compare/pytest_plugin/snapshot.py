@@ -121,7 +121,7 @@ def _spoken(versions: str) -> str:
 
 def _graph(graph: FusionGraph) -> list[str]:
     found = totals(graph)
-    moved = "?" if found.moved.exact is None else f"{found.moved.exact:.0f}"
+    moved = "?" if found.declared.exact is None else f"{found.declared.exact:.0f}"
     lines = [f"moves {moved} bytes, compulsory {sum(found.compulsory.values())}"]
     phase = None
     for kernel in graph.kernels or ():

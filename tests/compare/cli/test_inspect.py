@@ -88,7 +88,7 @@ def test_a_measured_call_is_told_from_the_sum_of_its_kernels(run: Path) -> None:
     run_folder.append(run, Record(CASE, "xla", "xla", "ok", graph="graphs/xla.json.gz", measurement={"parts": parts}))
     text = flat(inspect(run, "-i", "xla").stdout)
     assert "its kernels take 1364 µs, one after the other" in text
-    assert "a call takes 1301 µs on the device, from the first kernel to the last of each part" in text
+    assert "a call takes 1301 µs on the device, from the first kernel to the last of each phase" in text
 
 
 def test_of_many_records_there_is_a_line_each(run: Path) -> None:

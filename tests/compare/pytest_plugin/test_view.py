@@ -101,7 +101,7 @@ def test_scopes_match_as_whole_names():
 def test_parts():
     graph = guarded.apart()
     assert graph.kernels is not None
-    parts = replace(graph, kernels=(graph.kernels[0], replace(graph.kernels[1], part="backward")))
+    parts = replace(graph, kernels=(graph.kernels[0], replace(graph.kernels[1], phase="backward")))
     g = fusion(guarded.one(parts))
     assert (g.forward.kernel_count, g.backward.kernel_count, g.kernel_count) == (1, 1, 2)
     assert g.backward.stage("act").kernels == g.backward.kernels
