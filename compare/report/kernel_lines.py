@@ -3,7 +3,8 @@
 Kernel lines are what runs on the GPU: Triton functions that the implementation's `apply` reaches, with the device
 functions that they call, and the CUDA files that it names. The other lines are what surrounds them: launchers, their
 configuration, autograd functions, or all there is of a block that a compiler takes. Only the implementation's own
-package counts (`triton_side.kernels`, `xlafuse.blocks`), not the libraries below it. Source is read, never imported.
+package and its subpackages count (`triton_side.kernels`, `xlafuse.blocks`), not the libraries below it. Source is
+read, never imported.
 """
 
 from __future__ import annotations
@@ -113,13 +114,13 @@ def _uses(package: str, module: str, node: Definition) -> Iterator[Name]:
         if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name):
             outer, inner = parsed.imported.get(part.value.id, ("", ""))
             whole = f"{outer}.{inner}"
-            if outer == package and part.attr in _definitions(whole):
+            if (outer + ".").startswith(package + ".") and part.attr in _definitions(whole):
                 yield whole, part.attr
         elif isinstance(part, ast.Name):
             if part.id in parsed.definitions:
                 yield module, part.id
             other, definition = parsed.imported.get(part.id, ("", ""))
-            if other.rpartition(".")[0] == package and definition in _definitions(other):
+            if (other + ".").startswith(package + ".") and definition in _definitions(other):
                 yield other, definition
 
 

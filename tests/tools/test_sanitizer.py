@@ -16,7 +16,7 @@ from tools.sanitizer import log as sanitizer_log
 from tools.sanitizer import run as sanitize
 from tools.sanitizer.log import Launched, Outcome, parse, summary
 from triton_side.calls import cuda_program
-from triton_side.cuda import tensors
+from triton_side.cuda.common import tensors
 from triton_side.kernels._launch import INTERPRETED
 
 PACKAGE = Path(triton_side.__file__).parent

@@ -1,6 +1,7 @@
-"""Raw CUDA C++ kernels, compiled by NVRTC and launched by cuda.core on PyTorch's memory and stream; nvcc is not needed.
+"""Raw CUDA C++ kernels, compiled by NVRTC and launched by cuda.core on PyTorch's memory and stream, without nvcc.
 
-Each operation is a readable <op>.cu and a <op>.py with its launcher, autograd.Function, public function and
-`apply(inputs)`. A 16-byte load per thread moves 4 (fp32) or 8 (bf16, fp16) elements; arithmetic is in fp32. No atomics:
-results are the same bits in every run. Nothing is imported here.
+Each operation has two files. <op>.cu holds the kernels; <op>.py holds the launcher, the autograd.Function, the public
+function and `apply(inputs)`. Shared device code is in include/, shared Python in common/.
+A thread loads 16 bytes at a time: 4 elements of fp32, 8 of bf16 or fp16. Arithmetic is in fp32. There are no atomics,
+so every run gives the same bits. This module imports nothing.
 """

@@ -1,27 +1,27 @@
 // y = gelu(z), z = x + bias, and its gradients dx = dy gelu'(z), dbias = sum over rows of dx; x, y [rows, columns].
 //
-// A thread has LANES neighbouring columns: it loads their bias once and adds up their share of dbias in registers, so
-// that no thread waits for another. A block has THREADS such groups of columns, and ROWS rows in flight at once.
-#include "column_sums.cuh"
-#include "gelu.cuh"
-#include "pack.cuh"
+// A thread has LANES neighbouring columns. It loads their bias once and sums their share of dbias in registers, so no
+// thread waits for another. A block has THREADS such sets of columns, and loads ROWS rows at once.
+#include "include/column_sums.cuh"
+#include "include/gelu.cuh"
+#include "include/pack.cuh"
 
-// The first column of this thread; which of the blocks that have its columns this one is, and how many those are.
-struct Place {
-  int column;
-  int sharer;
-  int sharers;
+// Several blocks can have the same columns; each of them takes a group of the rows.
+struct Position {
+  int column;  // the first one of this thread
+  int group;   // of rows, of this block
+  int groups;
 };
 
 template <int LANES, int THREADS>
-__device__ inline Place place(int columns) {
+__device__ inline Position position_in_matrix(int columns) {
   const int blocks = (columns - 1) / (THREADS * LANES) + 1;
   const int block = static_cast<int>(blockIdx.x);
   return {(block % blocks * THREADS + static_cast<int>(threadIdx.x)) * LANES, block / blocks,
           static_cast<int>(gridDim.x) / blocks};
 }
 
-// ROWS rows of this thread's columns, zeros past the last one. All loads are issued before a value is used.
+// Loads ROWS rows of this thread's columns, with zeros past the last row. All loads start before a value is used.
 template <int LANES, int ROWS, typename T>
 __device__ inline void load_rows(Pack<T, LANES> (&packs)[ROWS], const T* matrix, long long row, long long rows,
                                  int columns) {
@@ -33,9 +33,9 @@ __device__ inline void load_rows(Pack<T, LANES> (&packs)[ROWS], const T* matrix,
 template <typename T, int LANES, int ROWS, int THREADS>
 __global__ void __launch_bounds__(THREADS)
 bias_gelu_forward(const T* __restrict__ x, const T* __restrict__ bias, T* __restrict__ y, long long rows, int columns) {
-  const Place here = place<LANES, THREADS>(columns);
+  const Position here = position_in_matrix<LANES, THREADS>(columns);
   if (here.column >= columns) return;
-  const long long row = static_cast<long long>(here.sharer) * ROWS;
+  const long long row = static_cast<long long>(here.group) * ROWS;
   Pack<T, LANES> packs[ROWS];
   load_rows(packs, x + here.column, row, rows, columns);
   float shift[LANES];
@@ -52,18 +52,18 @@ bias_gelu_forward(const T* __restrict__ x, const T* __restrict__ bias, T* __rest
   }
 }
 
-// partial [blocks that share the rows, columns]: what each of them adds to dbias.
+// partial [groups, columns] gets each group's sums for dbias.
 template <typename T, int LANES, int ROWS, int THREADS>
 __global__ void __launch_bounds__(THREADS)
 bias_gelu_backward(const T* __restrict__ x, const T* __restrict__ bias, const T* __restrict__ dy, T* __restrict__ dx,
                    float* __restrict__ partial, long long rows, int columns) {
-  const Place here = place<LANES, THREADS>(columns);
+  const Position here = position_in_matrix<LANES, THREADS>(columns);
   if (here.column >= columns) return;
   float shift[LANES], sums[LANES] = {};
   unpack(load<LANES>(bias + here.column), shift);
 
-  const long long step = static_cast<long long>(here.sharers) * ROWS;
-  for (long long row = static_cast<long long>(here.sharer) * ROWS; row < rows; row += step) {
+  const long long step = static_cast<long long>(here.groups) * ROWS;
+  for (long long row = static_cast<long long>(here.group) * ROWS; row < rows; row += step) {
     Pack<T, LANES> x_packs[ROWS], dy_packs[ROWS];
     load_rows(x_packs, x + here.column, row, rows, columns);
     load_rows(dy_packs, dy + here.column, row, rows, columns);
@@ -81,7 +81,7 @@ bias_gelu_backward(const T* __restrict__ x, const T* __restrict__ bias, const T*
       store(dx + here.column + (row + r) * columns, pack<T>(gradients));
     }
   }
-  store(partial + here.column + static_cast<long long>(here.sharer) * columns, pack<float>(sums));
+  store(partial + here.column + static_cast<long long>(here.group) * columns, pack<float>(sums));
 }
 
 // dbias = sum over rows of partial.

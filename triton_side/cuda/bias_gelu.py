@@ -1,10 +1,11 @@
-"""GELU (tanh form) of a matrix to whose rows a bias is added, in CUDA C++ (bias_gelu.cu), with its gradients.
+"""GELU (tanh form) of a matrix plus a bias, in CUDA C++ (bias_gelu.cu), with its gradients.
 
     y  = gelu(z),  z = x + bias
     dx = dy gelu'(z)          dbias = sum over rows of dx
 
-x, y [rows, columns], bias [columns]. Computed in fp32 with the formulas of gelu.cuh, stored in x's dtype. The backward
-pass reads x and dy once; each of its blocks leaves a row of fp32 partial sums, which a second kernel adds up.
+x, y [rows, columns], bias [columns]. The kernels compute in fp32 with the formulas of include/gelu.cuh and store x's
+dtype. The backward pass reads x and dy once. Each of its blocks writes a row of fp32 partial sums of dbias, and a
+second kernel adds these up.
 """
 
 from __future__ import annotations
@@ -16,19 +17,20 @@ from typing import Any
 
 import torch
 
-from triton_side.calls import cuda_program
 from triton_side.calls.declare import again, declare_template, forward, gradient
-from triton_side.cuda import gelu, tensors
+from triton_side.cuda import gelu
+from triton_side.cuda.common import tensors
+from triton_side.cuda.common.launch import launch
 
 THREADS = 128
-# 16-byte loads in flight per thread and matrix. With those of the backward kernel a multiprocessor of 1024 threads has
-# 128 KiB of reads in flight, as the elementwise kernels have.
+# 16-byte loads in flight per thread and matrix. In the backward kernel a multiprocessor of 1024 threads then has
+# 128 KiB of reads in flight, as in the elementwise kernels.
 FORWARD_ROWS = 2
 BACKWARD_ROWS = 4
-SCALAR_ROWS = 8  # where the loads are of single elements
-RESIDENT = 8  # blocks of the backward kernel to a multiprocessor: 1024 threads of 64 registers
+SCALAR_ROWS = 8  # loads in flight where each is of a single element
+RESIDENT = 8  # blocks of the backward kernel on a multiprocessor: 1024 threads of 64 registers
 WARP = 32
-SUM_ROWS = 32  # of a warp each, in a block that adds up partial sums
+SUM_WARPS = 32  # in a block that adds up partial sums
 
 declare_template(
     "bias_gelu.cu", "bias_gelu_forward", forward("add", "bias"), *gelu.FORWARD,
@@ -46,16 +48,15 @@ declare_template(
 
 
 def _tiling(vector_rows: int, x: torch.Tensor, *others: torch.Tensor) -> tuple[int, int, int, int]:
-    """Elements to a load, rows of a tile (`vector_rows` where loads are of 16 bytes), and tiles down and across x."""
+    """Return elements per load, rows per tile, and the number of tiles down and across x.
+
+    vector_rows: rows per tile where loads take 16 bytes.
+    """
     rows, columns = x.shape
     lanes = tensors.lanes(x, *others, columns=columns)
     tile_rows = vector_rows if lanes > 1 else SCALAR_ROWS
     return lanes, tile_rows, -(-rows // tile_rows), -(-columns // (THREADS * lanes))
 
-
-def _compiled(name: str, x: torch.Tensor, *constants: int) -> cuda_program.Kernel:
-    template = ", ".join(map(str, (tensors.CPP_TYPES[x.dtype], *constants)))
-    return cuda_program.compile_kernel("bias_gelu.cu", f"{name}<{template}>", cuda_program.device_arch(x.device))
 
 
 class BiasGelu(torch.autograd.Function):
@@ -67,9 +68,10 @@ class BiasGelu(torch.autograd.Function):
         if y.numel() == 0:
             return y
         lanes, tile_rows, down, across = _tiling(FORWARD_ROWS, x, bias, y)
-        kernel = _compiled("bias_gelu_forward", x, lanes, tile_rows, THREADS)
-        arguments = (x, bias, y, ctypes.c_longlong(x.shape[0]), ctypes.c_int(x.shape[1]))
-        cuda_program.launch(kernel, across * down, (THREADS, 1), arguments, x.device)
+        launch(
+            "bias_gelu.cu", "bias_gelu_forward", (lanes, tile_rows, THREADS), across * down, (THREADS, 1),
+            x, bias, y, ctypes.c_longlong(x.shape[0]), x.shape[1],
+        )
         return y
 
     @staticmethod
@@ -82,22 +84,24 @@ class BiasGelu(torch.autograd.Function):
         rows, columns = x.shape
         lanes, tile_rows, down, across = _tiling(BACKWARD_ROWS, x, bias, dy, dx)
         resident = RESIDENT * torch.cuda.get_device_properties(x.device).multi_processor_count
-        sharers = min(down, max(1, resident // across))
-        partial = torch.empty((sharers, columns), dtype=torch.float32, device=x.device)
-        kernel = _compiled("bias_gelu_backward", x, lanes, tile_rows, THREADS)
-        matrix_arguments = (x, bias, dy, dx, partial, ctypes.c_longlong(rows), ctypes.c_int(columns))
-        cuda_program.launch(kernel, across * sharers, (THREADS, 1), matrix_arguments, x.device)
-
+        groups = min(down, max(1, resident // across))
+        partial = torch.empty((groups, columns), dtype=torch.float32, device=x.device)
+        launch(
+            "bias_gelu.cu", "bias_gelu_backward", (lanes, tile_rows, THREADS), across * groups, (THREADS, 1),
+            x, bias, dy, dx, partial, ctypes.c_longlong(rows), columns,
+        )
         dbias = torch.empty_like(bias)
-        kernel = _compiled("bias_gelu_sum_partials", x, SUM_ROWS)
-        sum_arguments = (partial, dbias, ctypes.c_int(sharers), ctypes.c_int(columns))
-        cuda_program.launch(kernel, -(-columns // WARP), (WARP, SUM_ROWS), sum_arguments, x.device)
+        launch(
+            "bias_gelu.cu", "bias_gelu_sum_partials", (SUM_WARPS,), -(-columns // WARP), (WARP, SUM_WARPS),
+            partial, dbias, groups, columns, element=x.dtype,
+        )
         return dx, dbias
 
 
 def bias_gelu(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """gelu(x + bias), tanh form, of a CUDA tensor x [rows, columns] and bias [columns], both float32, float16 or
-    bfloat16. A non-contiguous one is copied first.
+    """Return gelu(x + bias), tanh form, of CUDA tensors x [rows, columns] and bias [columns].
+
+    Both are float32, float16 or bfloat16. A non-contiguous tensor is copied first.
 
     Raises:
         TypeError: another dtype, or two dtypes.

@@ -1,23 +1,23 @@
 // Bias, dropout, residual sum and LayerNorm over the columns of a matrix, and their gradients.
 //
 //   forward   h  = residual + m (x + bias),  m = scale where kept, else 0
-//             y  = n weight + shift,  n = (h - mean) rstd                               in fp32, h as it is stored
+//             y  = n weight + shift,  n = (h - mean) rstd              in fp32, from h rounded as it is stored
 //   backward  dh = dh of h's own + rstd (g - mean(g) - n mean(g n)),  g = dy weight
 //             dresidual = dh,  dx = m dh
-//             dbias = sum over rows of dx,  dweight = that of dy n,  dshift = that of dy
+//             dbias, dweight, dshift = sums over rows of dx, dy n and dy
 //
 // A block takes a row, reads it once and holds it in registers: VECTORS packs of LANES elements in each of THREADS
-// threads. Backward a thread has three fp32 sums besides for each of its columns, so a long row is shared by a cluster
-// of blocks. Sums over rows are without atomics: a block or cluster leaves those of its rows, and
-// dropout_residual_norm_sum_partials adds them up. The mask is drawn where it is needed, forward while loads are under
-// way.
-#include "column_sums.cuh"
-#include "normalise.cuh"
-#include "threefry.cuh"
+// threads. In the backward pass a thread also keeps three fp32 sums for each of its columns, so a cluster of blocks
+// shares a long row. Sums over rows use no atomics: a block or cluster writes those of its rows, and
+// dropout_residual_norm_sum_partials adds them up. Each pass draws the mask itself, the forward pass while loads are in
+// flight.
+#include "include/column_sums.cuh"
+#include "include/normalise.cuh"
+#include "include/threefry.cuh"
 
 struct Dropout {
   Words key;
-  int threshold;  // kept is what has a uniform of at least this
+  int threshold;  // a value is kept if its random number is at least this
   float scale;
 };
 
@@ -25,7 +25,7 @@ __device__ inline Dropout dropout_of(const int* seed, int threshold, float scale
   return {{static_cast<unsigned>(seed[0]), static_cast<unsigned>(seed[1])}, threshold, scale};
 }
 
-// What dropout makes of the i-th of a pack's values. A dropped one is 0, also if it is no number.
+// Dropout of a pack's i-th value. A dropped NaN or infinity becomes 0, too.
 template <int LANES>
 __device__ inline float dropped(float value, const Pack<unsigned short, LANES>& mask, int i, const Dropout& dropout) {
   return uniform(mask, i) >= dropout.threshold ? value * dropout.scale : 0.0f;
@@ -54,7 +54,7 @@ dropout_residual_norm_forward(const T* __restrict__ x, const T* __restrict__ bia
   const long long start = static_cast<long long>(blockIdx.x) * columns;
   const int first = static_cast<int>(threadIdx.x) * LANES;
   const Dropout dropout = dropout_of(seed, threshold, scale);
-  Pack<T, LANES> packs[VECTORS], residuals[VECTORS];  // packs: of x, then of h
+  Pack<T, LANES> packs[VECTORS], residuals[VECTORS];  // packs hold x first, then h
   load_row<THREADS>(packs, x + start, first, columns);
   load_row<THREADS>(residuals, residual + start, first, columns);
 
@@ -73,7 +73,7 @@ dropout_residual_norm_forward(const T* __restrict__ x, const T* __restrict__ bia
   store_normalized<THREADS>(packs, weight, shift, y + start, columns, of_row);
 }
 
-// What the backward pass reads and writes, and how far its matrices go.
+// The arguments of the backward kernels.
 template <typename T>
 struct Backward {
   const T* h;
@@ -143,7 +143,7 @@ __device__ inline void backward(const Backward<T>& of, int threshold, float scal
   }
 }
 
-// RESIDENT: blocks that share a multiprocessor, and its registers.
+// RESIDENT: blocks that share a multiprocessor and its registers.
 template <typename T, int LANES, int VECTORS, int THREADS, int RESIDENT>
 __global__ void __launch_bounds__(THREADS, RESIDENT)
 dropout_residual_norm_backward(const T* __restrict__ h, const T* __restrict__ weight, const int* __restrict__ seed,
@@ -169,7 +169,7 @@ dropout_residual_norm_backward_cluster(const T* __restrict__ h, const T* __restr
 }
 #endif
 
-// Of partial [3, partials, columns]: a third of the blocks sums each of dbias, dweight and dshift.
+// Sums partial [3, partials, columns]: a third of the blocks each for dbias, dweight and dshift.
 template <typename T, int WARPS>
 __global__ void __launch_bounds__(32 * WARPS)
 dropout_residual_norm_sum_partials(const float* __restrict__ partial, T* __restrict__ dbias, T* __restrict__ dweight,

@@ -1,18 +1,22 @@
-"""What stands between two products of a GPT-2 layer in CUDA C++ (dropout_residual_norm.cu), with its gradients.
+"""Bias, dropout, residual sum and layer norm in CUDA C++ (dropout_residual_norm.cu), with their gradients.
 
     h  = residual + m (x + bias),  m = scale where kept, else 0       mean, rstd = 1 / sqrt(var + eps) of the row of h
     y  = n weight + shift,  n = (h - mean) rstd
     dh = dh of h's own + rstd (g - mean(g) - n mean(g n)),  g = dy weight
-    dresidual = dh,  dx = m dh,  dbias = sum over rows of dx,  dweight = that of dy n,  dshift = that of dy
+    dresidual = dh,  dx = m dh
+    dbias = sum over rows of dx,  dweight = sum over rows of dy n,  dshift = sum over rows of dy
 
-Srivastava et al., Dropout (JMLR 15, 2014); Ba, Kiros and Hinton, Layer Normalization (arXiv:1607.06450). Matrices are
-[rows, columns]; bias, weight, shift [columns]; seed [2] in int32. Computed in fp32, stored in x's dtype: h is rounded
-once, and the norm is of what is stored, which the backward pass reads. It draws the mask anew (threefry.cuh). mean and
-rstd are saved for it, 8 bytes a row, where there is one to come.
+A GPT-2 layer does this between two matrix products. Sources: Srivastava et al., Dropout (JMLR 15, 2014); Ba, Kiros and
+Hinton, Layer Normalization (arXiv:1607.06450). Matrices are [rows, columns]; bias, weight and shift [columns]; seed [2]
+in int32.
 
-One pass: a row is read once, held in registers and written once, by one block, or backward by a cluster of two where
-it has more than 8192 columns. Each block or cluster leaves three rows of fp32 partial sums of dbias, dweight and
-dshift, which a second kernel adds up.
+The kernels compute in fp32 and store x's dtype. h is rounded once, and the norm uses the rounded h, which the backward
+pass reads again. The backward pass draws the mask again (include/threefry.cuh). If a backward pass will follow, the
+forward pass saves mean and rstd: 8 bytes a row.
+
+A row is read once, held in registers and written once by one block. In the backward pass a cluster of two blocks shares
+a row of more than 8192 columns. Each block or cluster writes three rows of fp32 partial sums, of dbias, dweight and
+dshift; a second kernel adds these up.
 """
 
 from __future__ import annotations
@@ -26,7 +30,9 @@ import torch
 
 from triton_side.blocks.dropout_residual_norm import check_dropout, dropout_constants
 from triton_side.calls.declare import again, declare_template, forward, gradient
-from triton_side.cuda import layernorm, templates, tensors
+from triton_side.cuda import layernorm
+from triton_side.cuda.common import tensors
+from triton_side.cuda.common.launch import launch
 
 SUM_WARPS = 16
 
@@ -63,8 +69,10 @@ declare_template(
 
 @dataclass(frozen=True)
 class Plan:
-    """A row is held as `elements` in each of `threads` threads in each of `cluster` blocks, a multiple of what a thread
-    loads at a time."""
+    """How a row is held: `elements` in each of `threads` threads in each of `cluster` blocks.
+
+    `elements` is a multiple of the elements per load.
+    """
 
     threads: int
     elements: int
@@ -75,25 +83,29 @@ class Plan:
         return self.threads * self.elements * self.cluster
 
     def resident(self, lanes: int) -> int:
-        """Blocks of the backward kernel on a multiprocessor at once. A thread keeps three fp32 sums and reads three
-        matrices for each of its elements: 64 registers for eight of 16 bits, else up to 128."""
+        """Return how many blocks of the backward kernel a multiprocessor runs at once.
+
+        For each element a thread keeps three fp32 sums and reads three matrices: 64 registers for eight elements of 16
+        bits, else up to 128.
+        """
         return (1024 if self.elements == lanes else 512) // self.threads
 
 
-# By registers, for the most loads in flight: forward six blocks of 256 threads and 40 registers fit a multiprocessor
-# at 4096 columns of 16 bits, each with 64 bytes on their way to a thread; backward two of 512 and 64, with 48 bytes.
+# Registers decide how many loads are in flight. At 4096 columns of 16 bits, six forward blocks of 256 threads and 40
+# registers fit a multiprocessor, with 64 bytes in flight per thread; two backward blocks of 512 threads and 64
+# registers do, with 48 bytes.
 FORWARD_PLANS = (*(Plan(threads, 8) for threads in (32, 64, 128)), *(Plan(t, 16) for t in (128, 256, 512)),
                  Plan(512, 32))
 BACKWARD_PLANS = (*(Plan(threads, 8) for threads in (32, 64, 128, 256, 512)), Plan(512, 16), Plan(512, 16, cluster=2))
 
 
 def plan(columns: int, plans: tuple[Plan, ...]) -> Plan:
-    """The smallest of `plans` that holds `columns`."""
+    """Return the smallest of `plans` that holds `columns`."""
     return next(candidate for candidate in plans if candidate.columns >= columns)
 
 
 def most_columns(device: torch.device) -> int:
-    """That a row may have; without clusters, before Hopper, what one block can hold."""
+    """Return how many columns a row may have. Before Hopper, without clusters, one block must hold the row."""
     clusters = torch.cuda.get_device_capability(device) >= (9, 0)
     return max(candidate.columns for candidate in BACKWARD_PLANS if clusters or candidate.cluster == 1)
 
@@ -102,7 +114,7 @@ def forward_pass(
     x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, shift: torch.Tensor,
     seed: torch.Tensor, p: float, eps: float, save: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """y and h; with `save` each row's mean and rstd in fp32, else None. All contiguous."""
+    """Return y and h, and with `save` each row's mean and rstd in fp32, else None. All inputs are contiguous."""
     y, h = torch.empty_like(x), torch.empty_like(x)
     rows, columns = x.shape
     mean, rstd = (torch.empty(rows, dtype=torch.float32, device=x.device) if save else None for _ in range(2))
@@ -110,7 +122,7 @@ def forward_pass(
         return y, h, mean, rstd
     lanes = tensors.lanes(x, bias, residual, weight, shift, y, h, columns=columns)
     chosen = plan(columns, FORWARD_PLANS)
-    templates.launch(
+    launch(
         "dropout_residual_norm.cu", "dropout_residual_norm_forward", (lanes, chosen.elements // lanes, chosen.threads),
         rows, (chosen.threads, 1), x, bias, residual, weight, shift, seed, y, h, mean, rstd, columns,
         *dropout_constants(p), float(eps),
@@ -122,7 +134,7 @@ def backward_pass(
     h: torch.Tensor, weight: torch.Tensor, seed: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor,
     dy: torch.Tensor, dh: torch.Tensor, p: float,
 ) -> tuple[torch.Tensor, ...]:
-    """dx, dbias, dresidual, dweight and dshift. All contiguous."""
+    """Return dx, dbias, dresidual, dweight and dshift. All inputs are contiguous."""
     dx, dresidual = torch.empty_like(h), torch.empty_like(h)
     if h.numel() == 0:
         dbias, dweight, dshift = (torch.zeros_like(weight) for _ in range(3))
@@ -133,15 +145,15 @@ def backward_pass(
     chosen = plan(columns, BACKWARD_PLANS)
     multiprocessors = torch.cuda.get_device_properties(h.device).multi_processor_count
     resident = chosen.resident(lanes)
-    partials = layernorm.sharers(rows, multiprocessors * resident // chosen.cluster, multiprocessors)
+    partials = layernorm.row_groups(rows, multiprocessors * resident // chosen.cluster, multiprocessors)
     partial = torch.empty((3, partials, columns), dtype=torch.float32, device=h.device)
     name, last = ("backward", resident) if chosen.cluster == 1 else ("backward_cluster", chosen.cluster)
-    templates.launch(
+    launch(
         "dropout_residual_norm.cu", f"dropout_residual_norm_{name}",
         (lanes, chosen.elements // lanes, chosen.threads, last), partials * chosen.cluster, (chosen.threads, 1),
         h, weight, seed, mean, rstd, dy, dh, dx, dresidual, partial, rows, columns, *dropout_constants(p),
     )
-    templates.launch(
+    launch(
         "dropout_residual_norm.cu", "dropout_residual_norm_sum_partials", (SUM_WARPS,), 3 * -(-columns // 32),
         (32, SUM_WARPS), partial, dbias, dweight, dshift, partials, columns, element=weight.dtype,
     )
@@ -171,16 +183,16 @@ def dropout_residual_norm(
     x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, shift: torch.Tensor,
     seed: torch.Tensor, *, p: float, eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(y, h) with h = residual + dropout(x + bias) and y = layer_norm(h) weight + shift over the columns.
+    """Return (y, h) with h = residual + dropout(x + bias) and y = layer_norm(h) weight + shift over the columns.
 
-    CUDA tensors of float32, float16 or bfloat16: x, residual [rows, columns], the vectors [columns], and the seed of
-    two words in int32; p is rounded up to a multiple of 2^-16. Non-contiguous inputs are copied first. Rows have
-    16,384 columns at most, 8192 on GPUs before Hopper.
+    The CUDA tensors are float32, float16 or bfloat16: x and residual [rows, columns], the vectors [columns]. The seed
+    is two words of int32. p is rounded up to a multiple of 2^-16. Non-contiguous inputs are copied first. A row has at
+    most 16,384 columns, 8192 on GPUs before Hopper.
 
     Raises:
         TypeError: another dtype, or several, or a seed that is not int32.
-        ValueError: not on one CUDA device, x is no matrix, another shape of one of the others, too many columns, or p
-            is not from 0 to 65535 / 65536.
+        ValueError: not on one CUDA device, x is no matrix, another tensor has the wrong shape, too many columns, or p
+            is outside 0 to 65535 / 65536.
     """
     tensors.check("dropout_residual_norm", x=x, residual=residual)
     if x.ndim != 2:
@@ -189,7 +201,7 @@ def dropout_residual_norm(
     check_dropout(x, seed, p)
     if x.shape[1] > (most := most_columns(x.device)):
         raise ValueError(
-            f"dropout_residual_norm: rows are held in registers, which takes {most} columns at most, got {x.shape[1]}"
+            f"dropout_residual_norm: registers hold rows of {most} columns at most, got {x.shape[1]}"
         )
     differentiable = (x, bias, residual, weight, shift)
     training = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in differentiable)

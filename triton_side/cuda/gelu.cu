@@ -1,6 +1,6 @@
 // GELU, tanh form, and its gradient: y = gelu(x), dx = dy gelu'(x).
-#include "elementwise.cuh"
-#include "gelu.cuh"
+#include "include/elementwise.cuh"
+#include "include/gelu.cuh"
 
 template <typename T, int LANES, int VECTORS, int THREADS>
 __global__ void __launch_bounds__(THREADS)

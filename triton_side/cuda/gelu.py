@@ -1,11 +1,11 @@
 """GELU in its tanh form, y = 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), in CUDA C++ (gelu.cu), with its gradient.
 
-Hendrycks and Gimpel, Gaussian Error Linear Units (arXiv:1606.08415), section 2. Computed in fp32 as x sigmoid(2u),
-the same function of u = sqrt(2/pi) (x + 0.044715 x^3); stored in x's dtype. Any shape. The backward pass needs x
-alone: it reads x and dy and writes dx.
+Source: Hendrycks and Gimpel, Gaussian Error Linear Units (arXiv:1606.08415), section 2. The kernels compute
+x sigmoid(2u) in fp32, which is the same function of u = sqrt(2/pi) (x + 0.044715 x^3), and store x's dtype. Any shape
+works. The backward pass reads x and dy and writes dx; it needs no other saved tensor.
 
-On sm_90 in bf16 the forward kernel spends about 14 instructions per element and the backward one 27; at copy speed an
-H200 has about 27 and 40 issue slots for them, so both stay bound by memory.
+On sm_90 in bf16 the forward kernel takes about 14 instructions per element, the backward kernel 27. At copy speed an
+H200 has about 27 and 40 issue slots per element, so both kernels are bound by memory.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from typing import Any
 import torch
 
 from triton_side.calls.declare import again, declare_template, forward, gradient
-from triton_side.cuda import elementwise, tensors
+from triton_side.cuda.common import tensors
+from triton_side.cuda.common.launch import launch_elementwise
 
-# The operations as the plain block writes them, whatever the kernels make of them.
+# The operations as the plain PyTorch block writes them, although the kernels use another formula.
 RECOMPUTED = (("mul", "cube"), ("add", "inner"), ("tanh", "tanh"))
 FORWARD = tuple(forward(op, "gelu", result) for op, result in (*RECOMPUTED, ("add", "1 + tanh"), ("mul", "y")))
 BACKWARD = (
@@ -35,7 +36,7 @@ class Gelu(torch.autograd.Function):
         x = x.contiguous()
         ctx.save_for_backward(x)
         y = torch.empty_like(x)
-        elementwise.launch("gelu.cu", "gelu_forward", (x,), y)
+        launch_elementwise("gelu.cu", "gelu_forward", (x,), y)
         return y
 
     @staticmethod
@@ -43,12 +44,14 @@ class Gelu(torch.autograd.Function):
     def backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
         (x,) = ctx.saved_tensors
         dx = torch.empty_like(x)
-        elementwise.launch("gelu.cu", "gelu_backward", (x, dy.contiguous()), dx)
+        launch_elementwise("gelu.cu", "gelu_backward", (x, dy.contiguous()), dx)
         return dx
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:
-    """GELU (tanh form) of a CUDA tensor of float32, float16 or bfloat16. A non-contiguous input is copied first.
+    """Return the GELU (tanh form) of a CUDA tensor of float32, float16 or bfloat16.
+
+    A non-contiguous input is copied first.
 
     Raises:
         TypeError: another dtype.

@@ -5,13 +5,13 @@
 //             dw = sum over rows of dy n              db = sum over rows of dy
 //
 // A block takes a row, reads it once and holds it in registers: VECTORS packs of LANES elements in each of THREADS
-// threads. Rows longer than that go to the *_streaming kernels, which read it twice. dw and db are sums over rows without
-// atomics: layernorm_backward adds up those of its block's rows (layernorm_partials where that one streams), and
-// layernorm_sum_partials the blocks'.
-#include "column_sums.cuh"
-#include "normalise.cuh"
+// threads. Longer rows go to the *_streaming kernels, which read them twice. dw and db are sums over rows without
+// atomics: layernorm_backward (for streamed rows layernorm_partials) sums the rows of each block, and
+// layernorm_sum_partials sums the blocks.
+#include "include/column_sums.cuh"
+#include "include/normalise.cuh"
 
-struct Moments {  // of the elements seen so far; squares = sum of (element - mean)^2
+struct Moments {  // of the elements read so far; squares = sum of (element - mean)^2
   float count;
   float mean;
   float squares;
@@ -19,8 +19,8 @@ struct Moments {  // of the elements seen so far; squares = sum of (element - me
 __device__ inline Moments shuffle_xor(Moments value, int distance) {
   return {shuffle_xor(value.count, distance), shuffle_xor(value.mean, distance), shuffle_xor(value.squares, distance)};
 }
-// Chan, Golub and LeVeque, Algorithms for computing the sample variance (The American Statistician 37(3), 1983): the
-// error grows with mean / deviation, where that of sums of x and of x^2 grows with its square.
+// Chan, Golub and LeVeque, Algorithms for computing the sample variance (The American Statistician 37(3), 1983). The
+// error grows with mean / deviation; with sums of x and of x^2 it would grow with the square of that.
 __device__ inline Moments merge(Moments a, Moments b) {
   const float count = a.count + b.count;
   const float share = count > 0.0f ? b.count / count : 0.0f;
@@ -111,7 +111,7 @@ layernorm_backward(const T* __restrict__ x, const T* __restrict__ weight, const 
   }
 }
 
-// One block per row, any number of columns; dx alone.
+// One block per row, any number of columns. It computes dx only.
 template <typename T, int LANES, int THREADS>
 __global__ void __launch_bounds__(THREADS)
 layernorm_backward_streaming(const T* __restrict__ x, const T* __restrict__ weight, const float* __restrict__ mean,
@@ -155,7 +155,7 @@ layernorm_partials(const T* __restrict__ x, const float* __restrict__ mean, cons
   store(of_weight + static_cast<long long>(partials) * columns, pack<float>(dbias));
 }
 
-// Of partial [2, partials, columns]: the first half of the blocks sums dweight, the other dbias.
+// Sums partial [2, partials, columns]: the first half of the blocks for dweight, the other half for dbias.
 template <typename T, int WARPS>
 __global__ void __launch_bounds__(32 * WARPS)
 layernorm_sum_partials(const float* __restrict__ partial, T* __restrict__ dweight, T* __restrict__ dbias,

@@ -3,12 +3,12 @@
     y  = n w + b,  n = (x - mean(x)) rstd,  rstd = 1 / sqrt(mean((x - mean(x))^2) + eps)
     dx = rstd (g - mean(g) - n mean(g n)),  g = dy w       dw = sum of dy n       db = sum of dy
 
-Ba, Kiros and Hinton, Layer Normalization (arXiv:1607.06450). Computed in fp32, stored in x's dtype. mean and rstd are
-saved for the backward pass, 8 bytes a row, where there is one to come.
+Source: Ba, Kiros and Hinton, Layer Normalization (arXiv:1607.06450). The kernels compute in fp32 and store x's dtype.
+If a backward pass will follow, the forward pass saves mean and rstd: 8 bytes a row.
 
-One pass: a row is read once, held in registers and written once, up to 16,384 columns of 16-bit dtypes (8192 of fp32,
-and in scalar loads). Longer rows are read twice, and once more for dw and db. Each block leaves a row of fp32 partial
-sums of dw and one of db, which a second kernel adds up.
+A row is read once, held in registers and written once, up to 16,384 columns of 16-bit dtypes (8192 of fp32, and in
+scalar loads). Longer rows are read twice, and a third time for dw and db. Each block writes one row of fp32 partial
+sums of dw and one of db; a second kernel adds these up.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from typing import Any
 import torch
 
 from triton_side.calls.declare import again, declare_template, forward, gradient
-from triton_side.cuda import templates, tensors
+from triton_side.cuda.common import tensors
+from triton_side.cuda.common.launch import launch
 
 STREAMING_THREADS = 512
 PARTIALS_THREADS = 128
 SUM_WARPS = 16
-RESIDENT_THREADS = 1024  # on a multiprocessor, of kernels with up to 64 registers a thread
-ROWS_A_BLOCK = 8  # at least, where that leaves no multiprocessor idle: each block costs two rows of partial sums
+RESIDENT_THREADS = 1024  # on a multiprocessor, for kernels with up to 64 registers a thread
+# Each block costs two rows of partial sums, so it takes at least 8 rows unless a multiprocessor would then be idle.
+ROWS_PER_BLOCK = 8
 
 FORWARD = (
     forward("reduce_sum", "mean"), forward("sub", "variance"), forward("mul", "variance"),
@@ -67,7 +69,7 @@ declare_template(
 
 @dataclass(frozen=True)
 class Plan:
-    """A row is held as `vectors` packs in each of a block's `threads` threads."""
+    """How a row is held: `vectors` packs in each of a block's `threads` threads."""
 
     threads: int
     vectors: int
@@ -76,32 +78,37 @@ class Plan:
         return self.threads * self.vectors * lanes
 
     def resident(self, lanes: int) -> int:
-        """Blocks of the backward kernel on a multiprocessor at once. It keeps two fp32 sums for each of a thread's
-        elements: 64 registers a thread at 8 elements, up to 128 at more."""
+        """Return how many blocks of the backward kernel a multiprocessor runs at once.
+
+        A thread keeps two fp32 sums for each of its elements: 64 registers at 8 elements, up to 128 at more.
+        """
         return (RESIDENT_THREADS if self.vectors * lanes <= 8 else RESIDENT_THREADS // 2) // self.threads
 
 
-# As many threads as have a pack each, up to 512; then several packs. More than four of 16 bytes, with the sums for
-# dw and db, would spill in the backward kernel.
+# One pack per thread up to 512 threads, then several packs. With the sums for dw and db, the backward kernel would
+# spill above four packs of 16 bytes.
 VECTOR_PLANS = (*(Plan(threads, 1) for threads in (32, 64, 128, 256, 512)), Plan(512, 2), Plan(512, 4))
 SCALAR_PLANS = (*(Plan(threads, 4) for threads in (32, 64, 128, 256, 512)), Plan(512, 8), Plan(512, 16))
 
 
 def plan(columns: int, lanes: int) -> Plan | None:
-    """The smallest plan that holds `columns`, or None: the row is streamed."""
+    """Return the smallest plan that holds `columns`, or None if the row is streamed."""
     plans = VECTOR_PLANS if lanes > 1 else SCALAR_PLANS
     return next((candidate for candidate in plans if candidate.columns(lanes) >= columns), None)
 
 
-def sharers(rows: int, resident: int, multiprocessors: int) -> int:
-    """Blocks, or clusters of them, that share out the rows of a backward pass; `resident` are there at once."""
-    return min(rows, resident, max(multiprocessors, rows // ROWS_A_BLOCK))
+def row_groups(rows: int, resident: int, multiprocessors: int) -> int:
+    """Return into how many groups a backward pass divides the rows: one group per block or cluster.
+
+    resident: blocks or clusters that the GPU runs at once.
+    """
+    return min(rows, resident, max(multiprocessors, rows // ROWS_PER_BLOCK))
 
 
 def forward_pass(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float, save: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """y; with `save` each row's mean and rstd in fp32, else None. All contiguous."""
+    """Return y, and with `save` each row's mean and rstd in fp32, else None. All inputs are contiguous."""
     y = torch.empty_like(x)
     columns = x.shape[-1]
     rows = x.numel() // max(columns, 1)
@@ -112,20 +119,20 @@ def forward_pass(
     arguments = (x, weight, bias, y, mean, rstd, columns, float(eps))
     chosen = plan(columns, lanes)
     if chosen is None:
-        templates.launch(
+        launch(
             "layernorm.cu", "layernorm_forward_streaming", (lanes, STREAMING_THREADS), rows, (STREAMING_THREADS, 1),
             *arguments,
         )
     else:
         constants = (lanes, chosen.vectors, chosen.threads)
-        templates.launch("layernorm.cu", "layernorm_forward", constants, rows, (chosen.threads, 1), *arguments)
+        launch("layernorm.cu", "layernorm_forward", constants, rows, (chosen.threads, 1), *arguments)
     return y, mean, rstd
 
 
 def backward_pass(
     x: torch.Tensor, weight: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, dy: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """dx, dweight and dbias. All contiguous."""
+    """Return dx, dweight and dbias. All inputs are contiguous."""
     dx = torch.empty_like(x)
     if x.numel() == 0:
         return dx, torch.zeros_like(weight), torch.zeros_like(weight)
@@ -138,25 +145,25 @@ def backward_pass(
     if chosen is None:
         tiles = -(-columns // (PARTIALS_THREADS * lanes))
         blocks = multiprocessors * RESIDENT_THREADS // PARTIALS_THREADS
-        partials = max(1, min(rows // ROWS_A_BLOCK, blocks // tiles))
+        partials = max(1, min(rows // ROWS_PER_BLOCK, blocks // tiles))
         partial = torch.empty((2, partials, columns), dtype=torch.float32, device=x.device)
-        templates.launch(
+        launch(
             "layernorm.cu", "layernorm_backward_streaming", (lanes, STREAMING_THREADS), rows, (STREAMING_THREADS, 1),
             x, weight, mean, rstd, dy, dx, columns,
         )
-        templates.launch(
+        launch(
             "layernorm.cu", "layernorm_partials", (lanes, PARTIALS_THREADS), tiles * partials, (PARTIALS_THREADS, 1),
             x, mean, rstd, dy, partial, partials, rows, columns,
         )
     else:
         blocks = multiprocessors * chosen.resident(lanes)
-        partials = sharers(rows, blocks, multiprocessors)
+        partials = row_groups(rows, blocks, multiprocessors)
         partial = torch.empty((2, partials, columns), dtype=torch.float32, device=x.device)
-        templates.launch(
+        launch(
             "layernorm.cu", "layernorm_backward", (lanes, chosen.vectors, chosen.threads), partials,
             (chosen.threads, 1), x, weight, mean, rstd, dy, dx, partial, rows, columns,
         )
-    templates.launch(
+    launch(
         "layernorm.cu", "layernorm_sum_partials", (SUM_WARPS,), 2 * -(-columns // 32), (32, SUM_WARPS),
         partial, dweight, dbias, partials, columns, element=weight.dtype,
     )
@@ -179,8 +186,10 @@ class LayerNorm(torch.autograd.Function):
 
 
 def layernorm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
-    """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the last axis of a CUDA tensor of float32, float16 or
-    bfloat16; weight and bias have one element for each column. Non-contiguous inputs are copied first.
+    """Return (x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the last axis of a CUDA tensor.
+
+    All three are float32, float16 or bfloat16; weight and bias have one element for each column. Non-contiguous inputs
+    are copied first.
 
     Raises:
         TypeError: another dtype, or several.

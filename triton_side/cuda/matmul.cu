@@ -1,21 +1,21 @@
 // c = a b for row-major c [m, n]; a [m, k] and b [k, n] may have any strides. The classical tiled product.
 //
-// A block of 16 x 16 threads makes a TILE x TILE tile of c. For each DEPTH terms of the inner axis it brings a's and
-// b's share into shared memory, as fp32, and each thread adds the products to its own SIDE x SIDE = (TILE / 16)^2 sums
-// in registers: 2 SIDE values read from shared memory serve SIDE^2 multiplications. Elements outside the matrices are
-// zeros, which add nothing.
-#include "pack.cuh"
+// A block of 16 x 16 threads computes a TILE x TILE tile of c. In each step it copies DEPTH terms of the inner axis of a
+// and b into shared memory, as fp32. Each thread adds their products to its SIDE x SIDE = (TILE / 16)^2 sums in
+// registers: 2 SIDE values read from shared memory serve SIDE^2 multiplications. Elements outside the matrices are
+// zeros.
+#include "include/pack.cuh"
 
 constexpr int EDGE = 16;    // threads along either axis of the tile
 constexpr int GROUP = 4;    // neighbouring sums of a thread along an axis: one 16-byte access to shared memory
-constexpr int PADDING = 4;  // between the rows of a tile; keeps them 16-byte aligned and their banks apart
+constexpr int PADDING = 4;  // between the rows of a tile: keeps them 16-byte aligned and in different banks
 
 template <int TILE, int DEPTH>
 using Tile = float[DEPTH][TILE + PADDING];
 
-// tile[d][i] = source[i * stride_i + d * stride_d] for i < extent, d < depth, else zero. Consecutive threads take the
-// elements that are neighbours in memory, those of the inner axis (INNER_FIRST) or of the outer one, which makes their
-// loads coalesce for a matrix and for its transpose.
+// tile[d][i] = source[i * stride_i + d * stride_d] for i < extent, d < depth, else zero. Consecutive threads take
+// elements that are neighbours in memory: along the inner axis (INNER_FIRST) or along the outer one. Loads therefore
+// coalesce for a matrix and for its transpose.
 template <bool INNER_FIRST, int TILE, int DEPTH, typename T>
 __device__ inline void fill(Tile<TILE, DEPTH>& tile, const T* source, int extent, int depth, long long stride_i,
                             long long stride_d) {
@@ -34,8 +34,8 @@ __device__ inline void fill(Tile<TILE, DEPTH>& tile, const T* source, int extent
   }
 }
 
-// Where in the tile, along either axis, the sum `index` of thread `thread` lies: groups of GROUP, EDGE threads abreast,
-// so that a warp reads neighbouring 16 bytes of shared memory.
+// The place in the tile, along either axis, of sum `index` of thread `thread`. A thread has groups of GROUP sums, and
+// neighbouring threads have neighbouring groups, so a warp reads neighbouring 16 bytes of shared memory.
 __device__ inline int position(int thread, int index) {
   return index / GROUP * (EDGE * GROUP) + thread * GROUP + index % GROUP;
 }
@@ -47,7 +47,7 @@ __device__ inline void read(const float* row, int thread, float (&values)[SIDE])
     *reinterpret_cast<float4*>(values + group) = *reinterpret_cast<const float4*>(row + position(thread, group));
 }
 
-// A_INNER_FIRST, B_INNER_FIRST: whether neighbours along the inner axis are neighbours in memory.
+// A_INNER_FIRST, B_INNER_FIRST: whether neighbours along the inner axis are neighbours in memory (see `fill`).
 template <typename T, bool A_INNER_FIRST, bool B_INNER_FIRST, int TILE, int DEPTH>
 __global__ void __launch_bounds__(EDGE * EDGE, 2)
 matmul(const T* __restrict__ a, const T* __restrict__ b, T* __restrict__ c, long long m, long long n, long long k,

@@ -1,15 +1,19 @@
 """The matrix product c = a @ b in CUDA C++ (matmul.cu), forward and backward: da = dc b^T, db = a^T dc.
 
-The classical kernel, to be read (CUDA C++ Programming Guide, "Shared Memory"): blocks bring tiles of both operands into
-shared memory, threads keep 8 x 8 sums in registers. A transposed operand is one with other strides, so that one kernel
-makes all three products. float32, float16 and bfloat16 in and out; multiplied and summed in fp32, the inner axis term
-after term.
+This is the classical tiled kernel, written for readers (CUDA C++ Programming Guide, "Shared Memory"). Blocks copy tiles
+of both operands to shared memory; each thread keeps 8 x 8 sums in registers. A transposed operand only has other
+strides, so one kernel computes all three products. Inputs and outputs are float32, float16 or bfloat16. The kernel
+multiplies and adds in fp32, term by term along the inner axis.
 
-What it lacks: tensor cores above all, which have 989 TFLOP/s for 16-bit dtypes on an H200, where the CUDA cores have 67
-in fp32; then copies that go on while it computes (cp.async or TMA, with several tiles in flight), 16-byte loads, and a
-split of the inner axis for small outputs. Of the 1240 (float32) to 1460 (bfloat16) instructions of its loop 1024 are
-multiply-adds, and what a block waits for its next tiles, nothing hides but the other block on the multiprocessor. To be
-expected is half of the CUDA cores' peak to two thirds: 35 to 45 TFLOP/s, 4 to 5% of the tensor cores' in bfloat16.
+It lacks, in order of importance:
+- tensor cores: 989 TFLOP/s for 16-bit dtypes on an H200, where the CUDA cores reach 67 in fp32;
+- copies that overlap with computation (cp.async or TMA, with several tiles in flight);
+- 16-byte loads;
+- a split of the inner axis for small outputs.
+
+The loop has 1240 (float32) to 1460 (bfloat16) instructions, of which 1024 are multiply-adds. While a block waits for
+its next tiles, only the other block on the multiprocessor has work. Expect half to two thirds of the CUDA cores' peak:
+35 to 45 TFLOP/s, which is 4 to 5% of the tensor cores' peak in bfloat16.
 """
 
 from __future__ import annotations
@@ -20,12 +24,12 @@ from typing import Any
 
 import torch
 
-from triton_side.calls import cuda_program
 from triton_side.calls.declare import Shapes, computing, declare_template, forward, gradient
-from triton_side.cuda import tensors
+from triton_side.cuda.common import tensors
+from triton_side.cuda.common.launch import launch
 
-TILE = 128  # rows and columns of c for a block: 64 sums a thread, 100 to 128 registers
-DEPTH = 16  # terms of the inner axis at a time
+TILE = 128  # rows and columns of c per block: 64 sums a thread, 100 to 128 registers
+DEPTH = 16  # terms of the inner axis per step
 THREADS = 256
 
 
@@ -34,27 +38,25 @@ def _flops(shapes: Shapes) -> float:
     return 2 * m * n * k
 
 
-declare_template("matmul.cu", "matmul", flops=_flops)  # of what, the caller says
+declare_template("matmul.cu", "matmul", flops=_flops)  # each caller declares its operations by `computing`
 
 
-def expression(dtype: torch.dtype, a_inner_first: bool, b_inner_first: bool) -> str:
-    """The instance of the template."""
-    first = ", ".join(str(flag).lower() for flag in (a_inner_first, b_inner_first))
-    return f"matmul<{tensors.CPP_TYPES[dtype]}, {first}, {TILE}, {DEPTH}>"
+def constants(a_inner_first: bool, b_inner_first: bool) -> tuple[int | str, ...]:
+    """Return the template's arguments after the element type; a flag says how `fill` walks through an operand."""
+    return (*(str(flag).lower() for flag in (a_inner_first, b_inner_first)), TILE, DEPTH)
 
 
-def _launch(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a @ b, contiguous."""
+def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return a @ b as a contiguous tensor."""
     (m, k), n = a.shape, b.shape[1]
     c = torch.empty((m, n), dtype=a.dtype, device=a.device)
     if c.numel() == 0:
         return c
-    # Of two axes that are both far apart in memory, either may come first.
-    instance = expression(a.dtype, a.stride(0) != 1, b.stride(1) != 1)
-    kernel = cuda_program.compile_kernel("matmul.cu", instance, cuda_program.device_arch(a.device))
     tiles = -(-m // TILE) * -(-n // TILE)
     scalars = [ctypes.c_longlong(value) for value in (m, n, k, *a.stride(), *b.stride())]
-    cuda_program.launch(kernel, tiles, (THREADS, 1), (a, b, c, *scalars), a.device)
+    # If neither axis of an operand is contiguous, either order works.
+    order = constants(a.stride(0) != 1, b.stride(1) != 1)
+    launch("matmul.cu", "matmul", order, tiles, (THREADS, 1), a, b, c, *scalars)
     return c
 
 
@@ -63,21 +65,21 @@ class Matmul(torch.autograd.Function):
     def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(a, b)
         with computing(forward("dot", "product"), c="c"):
-            return _launch(a, b)
+            return _product(a, b)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dc: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         a, b = ctx.saved_tensors
         with computing(gradient("dot", "product", "da"), c="da"):
-            da = _launch(dc, b.T)
+            da = _product(dc, b.T)
         with computing(gradient("dot", "product", "db"), c="db"):
-            db = _launch(a.T, dc)
+            db = _product(a.T, dc)
         return da, db
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a @ b for two CUDA matrices [m, k] and [k, n] of one dtype (float32, float16, bfloat16), with any strides.
+    """Return a @ b for two CUDA matrices [m, k] and [k, n] of one dtype (float32, float16, bfloat16), with any strides.
 
     Raises:
         TypeError: another dtype, or two dtypes.

@@ -3,20 +3,20 @@
 //   forward   y  = exp(x - max(x)) / sum(exp(x - max(x)))        per row, in fp32
 //   backward  dx = y (dy - sum(y dy))                            per row, in fp32
 //
-// A row of -inf alone is zeros in y, and so in dx.
+// A row of only -inf gives zeros in y, and so in dx.
 //
-// A row is read once and held in registers, VECTORS packs of LANES elements per thread, by THREADS threads in each of
-// CLUSTER blocks. THREADS = 32: one warp per row and ROWS rows per block, shuffles only. CLUSTER > 1: the blocks of
-// a thread block cluster share a row and exchange their partial results through distributed shared memory.
-// Rows longer than registers can hold go to the *_streaming kernels, which read the input twice.
+// A row is read once and held in registers: VECTORS packs of LANES elements per thread, in THREADS threads of each of
+// CLUSTER blocks. THREADS = 32: one warp per row and ROWS rows per block, with shuffles only. CLUSTER > 1: the blocks of
+// a thread block cluster share a row and exchange partial results through distributed shared memory.
+// Rows that registers cannot hold go to the *_streaming kernels, which read the input twice.
 #include <math_constants.h>  // CUDART_INF_F, CUDART_MAX_NORMAL_F
 
-#include "pack.cuh"
-#include "reduce.cuh"
+#include "include/pack.cuh"
+#include "include/reduce.cuh"
 
 constexpr float LOG2_E = 1.4426950408889634f;
 
-struct Normalizer {  // sum = sum of exp(x - maximum) over the elements seen so far
+struct Normalizer {  // sum = sum of exp(x - maximum) over the elements read so far
   float maximum;
   float sum;
 };
@@ -27,7 +27,7 @@ __device__ inline Normalizer shuffle_xor(Normalizer value, int distance) {
 
 __device__ inline float exponential(float x) { return exp2f(x * LOG2_E); }
 
-// What a maximum is at least: of no elements, or of -inf alone, it would be -inf, and exp(-inf - (-inf)) NaN.
+// The smallest value of a maximum. With -inf for no elements or for only -inf, exp(-inf - (-inf)) would be NaN.
 __device__ inline float lowest() { return -CUDART_MAX_NORMAL_F; }
 
 __device__ inline Normalizer merge(Normalizer a, Normalizer b) {
@@ -35,10 +35,10 @@ __device__ inline Normalizer merge(Normalizer a, Normalizer b) {
   return {maximum, a.sum * exponential(a.maximum - maximum) + b.sum * exponential(b.maximum - maximum)};
 }
 
-// What the exponentials of a row are multiplied by: those of a row of -inf alone are all 0, and so is their sum.
+// The factor of a row's exponentials: 1 / sum, or 0 for a row of only -inf, whose sum is 0.
 __device__ inline float scale_of(Normalizer of_row) { return of_row.sum == 0.0f ? 0.0f : 1.0f / of_row.sum; }
 
-// What is computed on one pack.
+// Functions of one pack.
 template <typename T, int LANES>
 __device__ inline float maximum(const Pack<T, LANES>& pack) {
   float values[LANES];
@@ -88,13 +88,13 @@ __device__ inline Pack<T, LANES> gradient(const Pack<T, LANES>& y, const Pack<T,
 }
 
 // The row of this thread, and the column of its first pack; pack v starts at column + v * THREADS * LANES.
-struct Place {
+struct Position {
   long long row;
   int column;
 };
 
 template <int LANES, int VECTORS, int THREADS, int CLUSTER>
-__device__ inline Place place() {
+__device__ inline Position position_in_matrix() {
   if constexpr (THREADS == 32) {
     return {static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y, static_cast<int>(threadIdx.x) * LANES};
   } else {
@@ -105,8 +105,8 @@ __device__ inline Place place() {
 
 template <typename T, int LANES, int VECTORS, int THREADS, int CLUSTER>
 __device__ void forward_in_registers(const T* x, T* y, long long rows, int columns) {
-  const Place here = place<LANES, VECTORS, THREADS, CLUSTER>();
-  if (here.row >= rows) return;  // only whole warps, and only where a warp has a row of its own
+  const Position here = position_in_matrix<LANES, VECTORS, THREADS, CLUSTER>();
+  if (here.row >= rows) return;  // a whole warp returns, and only where each warp has its own row
   x += here.row * columns;
   y += here.row * columns;
 
@@ -134,7 +134,7 @@ __device__ void forward_in_registers(const T* x, T* y, long long rows, int colum
 
 template <typename T, int LANES, int VECTORS, int THREADS, int CLUSTER>
 __device__ void backward_in_registers(const T* y, const T* dy, T* dx, long long rows, int columns) {
-  const Place here = place<LANES, VECTORS, THREADS, CLUSTER>();
+  const Position here = position_in_matrix<LANES, VECTORS, THREADS, CLUSTER>();
   if (here.row >= rows) return;
   y += here.row * columns;
   dy += here.row * columns;
@@ -188,7 +188,7 @@ softmax_backward_cluster(const T* __restrict__ y, const T* __restrict__ dy, T* _
 }
 #endif
 
-// One block per row, any number of columns; the running normaliser is rescaled whenever a larger value appears.
+// One block per row, any number of columns. The running sum is rescaled whenever a larger value appears.
 template <typename T, int LANES, int THREADS>
 __global__ void __launch_bounds__(THREADS)
 softmax_forward_streaming(const T* __restrict__ x, T* __restrict__ y, long long rows, int columns) {

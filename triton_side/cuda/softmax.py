@@ -3,13 +3,13 @@
     y  = exp(x - max(x)) / sum(exp(x - max(x)))
     dx = y (dy - sum(y dy))
 
-Computed in fp32, stored in x's dtype. A row of -inf alone becomes zeros, and has zero gradients; one that holds NaN or
-+inf becomes NaN, as in torch.softmax. Maximum and sum come from one reduction of (maximum, sum) pairs (Milakov and
-Gimelshein, Online normalizer calculation for softmax, arXiv:1805.02867).
+The kernels compute in fp32 and store x's dtype. A row of only -inf becomes zeros and has zero gradients. A row that
+holds NaN or +inf becomes NaN, as in torch.softmax. One reduction of (maximum, sum) pairs gives both values (Milakov
+and Gimelshein, Online normalizer calculation for softmax, arXiv:1805.02867).
 
-One pass: a row is read once, held in registers and written once, up to 131,072 columns of 16-bit dtypes (65,536 of
-fp32; half of that in scalar loads). Longer rows, and rows too long for one block on GPUs without thread block
-clusters, are read twice.
+A row is read once, held in registers and written once, up to 131,072 columns of 16-bit dtypes (65,536 of fp32; half of
+that in scalar loads). Longer rows are read twice. On GPUs without thread block clusters, so is every row that is too
+long for one block.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 
-from triton_side.calls import cuda_program
 from triton_side.calls.declare import declare_template, forward, gradient
-from triton_side.cuda import tensors
+from triton_side.cuda.common import tensors
+from triton_side.cuda.common.launch import launch
 
 WARP = 32
 STREAMING_THREADS = 1024
@@ -33,7 +33,7 @@ FORWARD = (
     forward("reduce_max", "max"), forward("sub", "exp"), forward("exp", "exp"), forward("reduce_sum", "sum"),
     forward("div", "divide"),
 )
-# dx = y (dy - sum(y dy)): the gradients of the quotient, of its sum and of the exponentials, put together.
+# dx = y (dy - sum(y dy)) combines the gradients of the quotient, of its sum and of the exponentials.
 BACKWARD = (
     gradient("mul", "divide"), gradient("reduce_sum", "sum"), gradient("sub", "divide"), gradient("mul", "exp"),
 )
@@ -48,7 +48,7 @@ for variant in ("", "_cluster", "_streaming"):
 
 @dataclass(frozen=True)
 class Plan:
-    """A row is held as `vectors` packs in each of `threads` threads in each of `cluster` blocks; a block has `rows`."""
+    """How a row is held: `vectors` packs in each of `threads` threads in each of `cluster` blocks, `rows` per block."""
 
     threads: int
     vectors: int
@@ -59,16 +59,16 @@ class Plan:
         return self.threads * self.vectors * self.cluster * lanes
 
 
-# Short rows: a warp each, four to a block. Then blocks of at most 256 threads, which leave room for several on a
-# multiprocessor, so that one loads while another computes; four packs per thread are the most that the backward
-# kernel holds without spilling. Past 256 x 4 packs (8192 columns of bf16) a cluster of blocks shares the row.
+# Short rows take a warp each, four to a block. Longer ones take a block of at most 256 threads: several such blocks fit
+# a multiprocessor, so one loads while another computes. Four packs per thread are the most that the backward kernel
+# holds without spilling. Beyond 256 x 4 packs (8192 columns of bf16) a cluster of blocks shares the row.
 VECTOR_PLANS = (
     *(Plan(WARP, vectors, rows=4) for vectors in (1, 2, 4)),
     *(Plan(threads, 4) for threads in (64, 128, 256)),
     *(Plan(256, 4, cluster) for cluster in (2, 4, 8)),
     Plan(512, 4, 8),
 )
-# The same bytes per thread at half the limit, in single elements: 16 loads in flight each.
+# In single elements a thread holds at most 16: half of the bytes, with 16 loads in flight.
 SCALAR_PLANS = (
     *(Plan(WARP, vectors, rows=4) for vectors in (1, 4, 16)),
     *(Plan(threads, 16) for threads in (64, 128, 256, 512)),
@@ -77,7 +77,10 @@ SCALAR_PLANS = (
 
 
 def plan(columns: int, lanes: int, clusters: bool) -> Plan | None:
-    """The smallest plan that holds `columns`, or None: the row is streamed. `clusters`: whether the GPU has them."""
+    """Return the smallest plan that holds `columns`, or None if the row is streamed.
+
+    clusters: whether the GPU has thread block clusters.
+    """
     for candidate in VECTOR_PLANS if lanes > 1 else SCALAR_PLANS:
         if candidate.columns(lanes) >= columns and (clusters or candidate.cluster == 1):
             return candidate
@@ -92,21 +95,18 @@ def _launch(name: str, inputs: tuple[torch.Tensor, ...], out: torch.Tensor) -> N
     lanes = tensors.lanes(*inputs, out, columns=columns)
     clusters = torch.cuda.get_device_capability(out.device) >= (9, 0)
     chosen = plan(columns, lanes, clusters)
-    element = tensors.CPP_TYPES[out.dtype]
     if chosen is None:
-        expression = f"{name}_streaming<{element}, {lanes}, {STREAMING_THREADS}>"
+        name, constants = f"{name}_streaming", (lanes, STREAMING_THREADS)
         grid, block = rows, (STREAMING_THREADS, 1)
     elif chosen.cluster > 1:
-        expression = f"{name}_cluster<{element}, {lanes}, {chosen.vectors}, {chosen.threads}, {chosen.cluster}>"
+        name, constants = f"{name}_cluster", (lanes, chosen.vectors, chosen.threads, chosen.cluster)
         grid, block = rows * chosen.cluster, (chosen.threads, 1)
     else:
-        expression = f"{name}<{element}, {lanes}, {chosen.vectors}, {chosen.threads}, {chosen.rows}>"
+        constants = (lanes, chosen.vectors, chosen.threads, chosen.rows)
         grid, block = -(-rows // chosen.rows), (chosen.threads, chosen.rows)
-    # Denormals are flushed to zero: exp2 becomes one instruction instead of four, and a probability under 1e-38
-    # becomes 0.
-    kernel = cuda_program.compile_kernel("softmax.cu", expression, cuda_program.device_arch(out.device), "--ftz=true")
-    arguments: tuple[cuda_program.Argument, ...] = (*inputs, out, ctypes.c_longlong(rows), ctypes.c_int(columns))
-    cuda_program.launch(kernel, grid, block, arguments, out.device)
+    # Flushing denormals to zero makes exp2 one instruction instead of four. A probability below 1e-38 becomes 0.
+    arguments = (*inputs, out, ctypes.c_longlong(rows), columns)
+    launch("softmax.cu", name, constants, grid, block, *arguments, options=("--ftz=true",))
 
 
 class Softmax(torch.autograd.Function):
@@ -128,8 +128,9 @@ class Softmax(torch.autograd.Function):
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
-    """Softmax over the last axis of a CUDA tensor of float32, float16 or bfloat16. A non-contiguous input is copied
-    first.
+    """Return the softmax over the last axis of a CUDA tensor of float32, float16 or bfloat16.
+
+    A non-contiguous input is copied first.
 
     Raises:
         TypeError: another dtype.

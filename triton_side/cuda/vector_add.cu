@@ -1,5 +1,5 @@
-// out = x + y. The canonical memory-bound kernel: 1 addition per 3 memory accesses.
-#include "elementwise.cuh"
+// out = x + y. The canonical memory-bound kernel: one addition per three memory accesses.
+#include "include/elementwise.cuh"
 
 template <typename T, int LANES, int VECTORS, int THREADS>
 __global__ void __launch_bounds__(THREADS)

@@ -1,7 +1,7 @@
 """out = x + y in CUDA C++ (vector_add.cu).
 
 The canonical memory-bound kernel: one addition for two elements read and one written, 1/6 FLOP per byte in 16-bit
-dtypes. Computed in fp32, stored in the inputs' dtype. Any shape; a non-contiguous input is copied first.
+dtypes. It computes in fp32 and stores the inputs' dtype. Any shape works; a non-contiguous input is copied first.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from triton_side.calls.declare import declare_template, forward
-from triton_side.cuda import elementwise, tensors
+from triton_side.cuda.common import tensors
+from triton_side.cuda.common.launch import launch_elementwise
 
 declare_template("vector_add.cu", "vector_add", forward("add", "add"), flops=lambda shapes: math.prod(shapes["out"]))
 
@@ -23,7 +24,7 @@ class VectorAdd(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         x, y = x.contiguous(), y.contiguous()
         out = torch.empty_like(x)
-        elementwise.launch("vector_add.cu", "vector_add", (x, y), out)
+        launch_elementwise("vector_add.cu", "vector_add", (x, y), out)
         return out
 
     @staticmethod
@@ -32,7 +33,7 @@ class VectorAdd(torch.autograd.Function):
 
 
 def vector_add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """x + y for two CUDA tensors of one shape and one dtype (float32, float16, bfloat16).
+    """Return x + y for two CUDA tensors of one shape and one dtype (float32, float16, bfloat16).
 
     Raises:
         TypeError: another dtype, or two dtypes.

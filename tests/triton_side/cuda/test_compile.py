@@ -13,14 +13,13 @@ from triton_side.calls import artifacts, cuda_program
 from triton_side.cuda import (
     bias_gelu,
     dropout_residual_norm,
-    elementwise,
     gelu,
     layernorm,
     matmul,
     softmax,
-    tensors,
     vector_add,
 )
+from triton_side.cuda.common import launch, tensors
 
 ARCH = "sm_90"
 PROJECT = Path(__file__).parents[3]
@@ -30,6 +29,8 @@ ELEMENTWISE = [
     ("gelu.cu", "gelu_backward"),
 ]
 DTYPES = list(tensors.CPP_TYPES)
+# Every dtype with 16-byte loads, and single elements of a 16-bit and a 32-bit dtype.
+LOADS = [*((dtype, 16 // dtype.itemsize) for dtype in DTYPES), (torch.bfloat16, 1), (torch.float32, 1)]
 
 
 def compiled(source: str, expression: str, threads: int, *options: str) -> artifacts.Artifacts:
@@ -44,31 +45,24 @@ def check_vectorised(code: artifacts.Artifacts, threads: int, lanes: int) -> Non
     assert not re.search(r"\b(ATOM|ATOMG|RED)\b", code.sass)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("aligned", [True, False])
+@pytest.mark.parametrize(("dtype", "lanes"), LOADS)
 @pytest.mark.parametrize(("source", "name"), ELEMENTWISE, ids=[name for _, name in ELEMENTWISE])
-def test_elementwise_kernels(source: str, name: str, dtype: torch.dtype, aligned: bool) -> None:
-    lanes = 16 // dtype.itemsize if aligned else 1
-    vectors = elementwise.VECTORS if aligned else elementwise.SCALARS
-    expression = f"{name}<{tensors.CPP_TYPES[dtype]}, {lanes}, {vectors}, {elementwise.THREADS}>"
-    code = compiled(source, expression, elementwise.THREADS)
-    check_vectorised(code, elementwise.THREADS, lanes)
-    if aligned:
-        assert f".target {ARCH}" in code.texts["ptx"]
-        assert name in code.name and code.name in code.texts["ptx"]
+def test_elementwise_kernels(source: str, name: str, dtype: torch.dtype, lanes: int) -> None:
+    vectors = launch.VECTORS if lanes > 1 else launch.SCALARS
+    code = compiled(source, launch.expression(name, dtype, lanes, vectors, launch.THREADS), launch.THREADS)
+    check_vectorised(code, launch.THREADS, lanes)
+    assert f".target {ARCH}" in code.texts["ptx"]
+    assert name in code.name and code.name in code.texts["ptx"]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("aligned", [True, False])
+@pytest.mark.parametrize(("dtype", "lanes"), LOADS)
 @pytest.mark.parametrize(
     ("name", "rows"),
     [("bias_gelu_forward", bias_gelu.FORWARD_ROWS), ("bias_gelu_backward", bias_gelu.BACKWARD_ROWS)],
 )
-def test_bias_gelu_kernels(name: str, rows: int, dtype: torch.dtype, aligned: bool) -> None:
-    lanes = 16 // dtype.itemsize if aligned else 1
-    rows = rows if aligned else bias_gelu.SCALAR_ROWS
-    expression = f"{name}<{tensors.CPP_TYPES[dtype]}, {lanes}, {rows}, {bias_gelu.THREADS}>"
-    code = compiled("bias_gelu.cu", expression, bias_gelu.THREADS)
+def test_bias_gelu_kernels(name: str, rows: int, dtype: torch.dtype, lanes: int) -> None:
+    rows = rows if lanes > 1 else bias_gelu.SCALAR_ROWS
+    code = compiled("bias_gelu.cu", launch.expression(name, dtype, lanes, rows, bias_gelu.THREADS), bias_gelu.THREADS)
     check_vectorised(code, bias_gelu.THREADS, lanes)
     assert code.resources.registers * bias_gelu.THREADS * bias_gelu.RESIDENT <= 65536, "fewer blocks are resident"
     assert code.resources.shared_bytes == 0
@@ -76,17 +70,16 @@ def test_bias_gelu_kernels(name: str, rows: int, dtype: torch.dtype, aligned: bo
     assert len(re.findall(r"\bLDG\b", code.sass)) == matrices * rows + 1  # each element once, and the bias
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_bias_gelu_sums(dtype: torch.dtype) -> None:
-    threads = bias_gelu.WARP * bias_gelu.SUM_ROWS
-    expression = f"bias_gelu_sum_partials<{tensors.CPP_TYPES[dtype]}, {bias_gelu.SUM_ROWS}>"
+def test_bias_gelu_sums() -> None:
+    threads = bias_gelu.WARP * bias_gelu.SUM_WARPS
+    expression = launch.expression("bias_gelu_sum_partials", torch.bfloat16, bias_gelu.SUM_WARPS)
     code = compiled("bias_gelu.cu", expression, threads)
     check_vectorised(code, threads, lanes=1)
     assert code.resources.shared_bytes == 4 * threads
 
 
 def softmax_instances() -> list[tuple[str, int, int]]:
-    """(expression, threads, lanes): every aligned plan in bf16 and fp32, the rest where it differs most."""
+    """Return (expression, threads, lanes): every aligned plan in bf16 and fp32, and the extremes of the others."""
     instances = []
     for direction in ("forward", "backward"):
         for element, lanes, plans in (
@@ -121,7 +114,7 @@ def test_softmax_reads_its_row_once() -> None:
 
 
 def layernorm_instances() -> list[tuple[str, int, int]]:
-    """(expression, threads, lanes): the plans with most elements to a thread, and what streams."""
+    """Return (expression, threads, lanes): the plans with most elements per thread, and the streaming kernels."""
     instances = []
     for element, lanes, plans in (
         ("__nv_bfloat16", 8, layernorm.VECTOR_PLANS[4::2]),
@@ -152,7 +145,7 @@ def test_layernorm_reads_its_row_once() -> None:
     forward = compiled("layernorm.cu", "layernorm_forward<__nv_bfloat16, 8, 2, 512>", 512)
     assert forward.sass.count("LDG.E.128") == 2 * 3  # x, weight, bias
     assert forward.sass.count("STG.E.128") == 2
-    assert forward.resources.shared_bytes == 2 * 16 * 4  # a float per warp, of the mean and of the variance
+    assert forward.resources.shared_bytes == 2 * 16 * 4  # per warp a float for the mean and one for the variance
 
 
 @pytest.mark.parametrize(("lanes", "longest"), [(8, 16384), (4, 8192), (1, 8192)])
@@ -164,7 +157,7 @@ def test_longest_layernorm_in_registers(lanes: int, longest: int) -> None:
 
 
 def dropout_residual_norm_instances() -> list[tuple[str, int, int, int]]:
-    """(expression, threads, lanes, blocks that must fit a multiprocessor): the plans with most elements to a thread."""
+    """Return (expression, threads, lanes, blocks that must fit a multiprocessor) for plans with most elements."""
     instances = []
     for element, lanes in (("__nv_bfloat16", 8), ("float", 4), ("float", 1), ("__half", 1)):
         for p in dropout_residual_norm.FORWARD_PLANS[-3:]:
@@ -199,7 +192,7 @@ def test_dropout_residual_norm_reads_its_row_once_and_draws_four_numbers_a_call(
     assert code.sass.count("STG.E.128") == 2 * 2
     assert code.resources.registers * forward.threads * 6 <= 65536
     calls, rotations = forward.elements // 4, len(re.findall(r"SHF\.L\.W", code.sass))
-    assert 12 * calls <= rotations <= 13 * calls  # some by whole bytes are permutations of bytes
+    assert 12 * calls <= rotations <= 13 * calls  # some rotations by whole bytes compile to byte permutations
     expression = f"dropout_residual_norm_backward<__nv_bfloat16, 8, 1, {backward.threads}, {backward.resident(8)}>"
     code = compiled("dropout_residual_norm.cu", expression, backward.threads)
     assert code.sass.count("LDG.E.128") == 3 + 2  # h, dy, dh, and the weight twice
@@ -217,16 +210,21 @@ def test_a_plan_of_dropout_residual_norm_holds_the_row(
     assert all(chosen.elements % lanes == 0 and chosen.resident(lanes) >= 1 for lanes in (1, 4, 8))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("a_inner_first", [True, False])
-@pytest.mark.parametrize("b_inner_first", [True, False])
+@pytest.mark.parametrize(
+    ("dtype", "a_inner_first", "b_inner_first"),
+    [
+        *((torch.bfloat16, a, b) for a in (True, False) for b in (True, False)),
+        (torch.float32, True, False), (torch.float16, True, False),
+    ],
+)
 def test_matmul_fits_two_blocks_on_a_multiprocessor(
-    a_inner_first: bool, b_inner_first: bool, dtype: torch.dtype
+    dtype: torch.dtype, a_inner_first: bool, b_inner_first: bool
 ) -> None:
-    code = compiled("matmul.cu", matmul.expression(dtype, a_inner_first, b_inner_first), matmul.THREADS)
+    expression = launch.expression("matmul", dtype, *matmul.constants(a_inner_first, b_inner_first))
+    code = compiled("matmul.cu", expression, matmul.THREADS)
     assert code.resources.spill_bytes == 0
     assert 2 * code.resources.registers * matmul.THREADS <= 65536
-    # Of each term: sums of 8 x 8, from two 16-byte loads of either operand out of shared memory.
+    # Each term adds to 8 x 8 sums, from two 16-byte loads per operand out of shared memory.
     assert code.sass.count("FFMA") == matmul.DEPTH * 8 * 8
     assert code.sass.count("LDS.128") == matmul.DEPTH * 2 * 2
     assert not re.search(r"\b(ATOM|ATOMG|RED|HMMA|HGMMA)\b", code.sass)
@@ -297,15 +295,15 @@ def test_a_tensor_on_the_cpu_is_refused(operation: object) -> None:
 
 
 def test_compiles_where_another_library_loaded_nvrtc_first() -> None:
-    """As jax's CUDA plugin does: NVRTC then does not find its builtins by itself."""
+    """If another library (jax's CUDA plugin does it) loads NVRTC first, NVRTC does not find its builtins by itself."""
     code = """
         import ctypes, importlib.util, pathlib
         nvidia = importlib.util.find_spec("nvidia")
         for root in nvidia.submodule_search_locations if nvidia else ():
             for path in pathlib.Path(root).glob("**/libnvrtc.so.*"):
                 ctypes.CDLL(str(path))
-        from triton_side.cuda import program
-        assert program.compile_kernel("vector_add.cu", "vector_add<float, 4, 2, 256>", "sm_90")
+        from triton_side.calls import cuda_program
+        assert cuda_program.compile_kernel("vector_add.cu", "vector_add<float, 4, 2, 256>", "sm_90")
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, cwd=PROJECT)
     assert done.returncode == 0, done.stderr

@@ -34,10 +34,10 @@ def unaligned(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def assert_near(actual: torch.Tensor, reference: torch.Tensor, low_precision: torch.Tensor) -> None:
-    """At most twice the error of PyTorch's own kernel against float64.
+    """Check that the error is at most twice that of PyTorch's own kernel, both against float64.
 
-    A correct kernel may also miss by half a unit in the last place of the dtype, and by 4 of fp32 in the arithmetic
-    before (ex2.approx has an error of 2).
+    An error of half a unit in the last place of the dtype, plus 4 units of fp32 from the arithmetic before (ex2.approx
+    has an error of 2), is always allowed.
     """
     assert actual.dtype == low_precision.dtype
     error = (actual.double() - reference).abs().max()
@@ -135,17 +135,17 @@ def test_softmax(columns: int, dtype: torch.dtype) -> None:
     x[0, : columns // 2] = float("-inf")
     y, dx = forward_and_gradient(lambda x: softmax.apply({"x": x})["y"], x, dy)
     assert_near(y, torch.softmax(x.double(), -1), torch.softmax(x, -1))
-    # From the stored y, as both backward passes compute it: the gradient's own error, not the forward pass's again.
+    # Both backward passes start from the stored y, so the reference does, too: the forward pass's error is left out.
     y64, dy64 = y.double(), dy.double()
     dx_reference = y64 * (dy64 - (y64 * dy64).sum(-1, keepdim=True))
     assert_near(dx, dx_reference, torch.ops.aten._softmax_backward_data(dy, y, -1, dtype))
 
 
-# Rows of a warp, of a block, of a cluster of blocks, and streamed.
+# The columns select a warp, a block, a cluster of blocks and streaming.
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("columns", [100, 101, 4096, 30000, 150001])
 def test_softmax_special_rows(columns: int, dtype: torch.dtype) -> None:
-    """As torch.softmax has them; but a row of -inf alone gives zeros and has zero gradients."""
+    """Special rows give what torch.softmax gives, except that a row of only -inf gives zeros and zero gradients."""
     x, dy = random((5, columns), dtype), random((5, columns), dtype, seed=1)
     x[0] = float("-inf")
     x[1, 3] = float("nan")
@@ -156,7 +156,7 @@ def test_softmax_special_rows(columns: int, dtype: torch.dtype) -> None:
     assert not y[0].any() and not dx[0].any() and y[3, -1] == 1
 
 
-# (rows, columns): of one warp and of 16, aligned and not, several rows to a block, streamed.
+# (rows, columns) with one warp and with 16, aligned and not, with several rows to a block, and streamed.
 LAYERNORM_SHAPES = [
     (1, 2), (5, 31), (5, 256), (3001, 131), (1500, 4096), (1021, 4093), (40, 8192), (40, 16384), (3, 16385),
     (300, 32768), (3, 50257),
@@ -175,7 +175,7 @@ def test_layernorm_takes_leading_axes_and_no_elements() -> None:
     x, weight, bias = random((2, 3, 40), torch.float32), *(random((40,), torch.float32, seed=i) for i in (1, 2))
     flat = layernorm_of_eps(x.view(6, 40), weight, bias)
     assert torch.equal(layernorm_of_eps(x, weight, bias), flat.view(2, 3, 40))
-    # Single elements instead of packs of four are added up in another order.
+    # Single elements are summed in another order than packs of four.
     torch.testing.assert_close(layernorm_of_eps(unaligned(x), weight, bias), flat.view(2, 3, 40), rtol=0, atol=1e-5)
     empty = x[:0].requires_grad_()
     weight.requires_grad_()
@@ -191,7 +191,7 @@ def test_layernorm_without_gradients_saves_nothing_and_gives_the_same() -> None:
     assert torch.equal(y, saved) and mean.shape == rstd.shape == (64,)
 
 
-# As above, and a row for a cluster of blocks.
+# As above, and rows for a cluster of blocks.
 DROPOUT_SHAPES = [
     (1, 1), (5, 31), (5, 256), (3001, 131), (1500, 4096), (1021, 4093), (40, 8192), (40, 8200), (40, 16384), (3, 16381),
 ]
@@ -242,7 +242,7 @@ def test_dropout_residual_norm_takes_no_elements_and_saves_for_gradients_alone()
     [(1, 1, 1), (3, 0, 5), (0, 4, 5), (17, 37, 67), (128, 16, 128), (129, 17, 257), (300, 1000, 200)],
 )
 def test_matmul(m: int, k: int, n: int, dtype: torch.dtype) -> None:
-    """Against a product in float64 and one summed in order in float32: a library may split the sum and err less."""
+    """Compare with float64; the error of a float32 sum in order is the measure, since a library may split the sum."""
     a, b, dc = random((m, k), dtype), random((k, n), dtype, seed=1), random((m, n), dtype, seed=2)
     leaves = [a.clone().requires_grad_(), b.clone().requires_grad_()]
     c = matmul.apply({"a": leaves[0], "b": leaves[1]})["c"]
@@ -283,7 +283,7 @@ def test_current_stream_is_used() -> None:
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         late = torch.zeros_like(x)
-        torch.cuda._sleep(20_000_000)  # about 10 ms in which a launch on another stream would read zeros
+        torch.cuda._sleep(20_000_000)  # about 10 ms: a launch on another stream would read zeros
         late.copy_(x)
         y = softmax.softmax(late)
     stream.synchronize()
@@ -327,7 +327,7 @@ def test_wrong_arguments() -> None:
     with pytest.raises(TypeError, match=r"layernorm: all tensors must have one dtype, got x .*, weight .*float16"):
         layernorm.layernorm(x, x[0].half(), x[0], EPS)
     wide, row = torch.zeros(1, 16385, device="cuda"), torch.zeros(16385, device="cuda")
-    with pytest.raises(ValueError, match=r"which takes \d+ columns at most, got 16385"):
+    with pytest.raises(ValueError, match=r"\d+ columns at most, got 16385"):
         dropout_residual_norm.dropout_residual_norm(wide, row, wide, row, row, SEED, p=0.1, eps=EPS)
     for given, p, error, message in (
         ((x, x[0], x[:2], x[0], x[0], SEED), 0.1, ValueError, r"one shape, got x \(4, 4\), residual \(2, 4\)"),

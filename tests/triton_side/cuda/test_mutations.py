@@ -1,6 +1,6 @@
-"""Every CUDA C++ kernel, broken in one place, still compiles (anywhere) and is caught (on a GPU).
+"""Every CUDA C++ kernel, broken in one place, still compiles (anywhere), and the tests catch it (on a GPU).
 
-If a kernel's text moves on, `sound` is no longer found once and the test says so.
+If a kernel's text changes, `sound` no longer occurs exactly once, and the test fails.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ SOURCES = cuda_program.SOURCE_FOLDER
 
 @dataclass(frozen=True)
 class Mutation:
-    """sound: in the source or in what it includes. columns: of a case that takes the kernel; instance: of the
-    template, for a machine that only compiles."""
+    """One broken place in a kernel.
+
+    sound: text in the source or in a header. columns: row length that selects the kernel.
+    instance: the template's arguments, for a machine that only compiles.
+    """
 
     kernel: str
     source: str
@@ -166,7 +169,7 @@ each = pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutat
 
 @pytest.fixture
 def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A copy of the kernels' sources, which is what is compiled; kernels compiled from it are forgotten afterwards."""
+    """A copy of the kernels' sources, from which kernels compile. The compile cache is emptied before and after."""
     folder = tmp_path / "cuda"
     shutil.copytree(SOURCES, folder, ignore=shutil.ignore_patterns("__pycache__", "*.py"))
     monkeypatch.setattr(cuda_program, "SOURCE_FOLDER", folder)
@@ -176,7 +179,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def mutate(folder: Path, mutation: Mutation) -> None:
-    (path,) = (path for path in folder.iterdir() if mutation.sound in path.read_text())
+    (path,) = (path for path in folder.rglob("*.cu*") if mutation.sound in path.read_text())
     text = path.read_text()
     assert text.count(mutation.sound) == 1
     path.write_text(text.replace(mutation.sound, mutation.broken))

@@ -1,4 +1,4 @@
-"""The CUDA C++ kernels on a GPU for inputs that nobody would write by hand: shapes, strides, special values."""
+"""The CUDA C++ kernels on a GPU for generated inputs: shapes, strides, special values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.gpu
 
 dtypes = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 many = settings(COMMON, max_examples=150)
-# Of a warp, of a block, of a cluster of blocks, and streamed; 16 bytes divide some rows.
+# The columns select a warp, a block, a cluster of blocks and streaming; 16 bytes divide some rows.
 columns = st.one_of(sizes, st.sampled_from([256, 1000, 1024, 4099, 8192, 8193, 10007, 16384, 32003, 65536, 131073]))
 MODERATE = [kind for kind in FINITE if kind.name != "near overflow"]
 moderate_rows = st.lists(st.sampled_from(MODERATE), min_size=1)
@@ -73,7 +73,7 @@ def test_bias_gelu(dtype, rows, columns, kinds, bias_kinds, dy_kinds, storage, s
 @many
 @given(sizes, columns, rows_of_any_kind, moderate_rows, layouts, layouts, seeds)
 def test_softmax(dtype, rows, columns, kinds, dy_kinds, x_layout, dy_layout, seed) -> None:
-    rows = min(rows, 7)  # of four rows a block, the last one is not full
+    rows = min(rows, 7)  # a block takes four rows, so the last block may not be full
     x, dy = draw(rows, columns, kinds, seed, dtype, x_layout), draw(rows, columns, dy_kinds, seed + 1, dtype, dy_layout)
     assert not properties.softmax(properties.training(softmax.softmax), x, dy)
 

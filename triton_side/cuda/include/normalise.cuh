@@ -1,4 +1,4 @@
-// Layer norm of rows, forward and backward, of what a thread holds of them: packs of LANES elements.
+// Layer norm of rows, forward and backward. A thread holds its share of a row as packs of LANES elements.
 //
 //   n = (x - mean(x)) rstd,  rstd = 1 / sqrt(mean((x - mean(x))^2) + eps),  y = n weight + bias
 //   dx = rstd (g - mean(g) - n mean(g n)),  g = dy weight
@@ -21,7 +21,7 @@ __device__ inline Sums shuffle_xor(Sums value, int distance) {
 }
 __device__ inline Sums merge(Sums a, Sums b) { return {a.gradient + b.gradient, a.projection + b.projection}; }
 
-// What is computed on one pack.
+// Functions of one pack.
 template <typename T, int LANES>
 __device__ inline float sum(const Pack<T, LANES>& pack) {
   float values[LANES], result = 0.0f;
@@ -68,7 +68,7 @@ __device__ inline Sums sums(const Pack<T, LANES>& x, const Pack<T, LANES>& weigh
   return result;
 }
 
-// dx, of which `means` are mean(g) and mean(g n).
+// dx; `means` holds mean(g) and mean(g n).
 template <typename T, int LANES>
 __device__ inline void gradient(const Pack<T, LANES>& x, const Pack<T, LANES>& weight, const Pack<T, LANES>& dy,
                                 Statistics of_row, Sums means, float (&dx)[LANES]) {
@@ -97,7 +97,7 @@ __device__ inline void accumulate(const Pack<T, LANES>& x, const Pack<T, LANES>&
   }
 }
 
-// Where what the backward pass reads of the forward pass goes; null without one to come. A block has a row.
+// Saves a row's statistics for the backward pass; the pointers are null if none will follow. A block has one row.
 __device__ inline void save(float* mean, float* rstd, Statistics of_row) {
   if (mean != nullptr && threadIdx.x == 0) {
     mean[blockIdx.x] = of_row.mean;
@@ -105,8 +105,8 @@ __device__ inline void save(float* mean, float* rstd, Statistics of_row) {
   }
 }
 
-// What a block holds of a row: pack v of a thread is of the columns from first + v * THREADS * LANES on, zero where the
-// row has no more of them. `first` is threadIdx.x * LANES where the block has all of the row.
+// Loads a block's share of a row. A thread's pack v holds the columns from first + v * THREADS * LANES on, zeros past
+// the end of the row. `first` is threadIdx.x * LANES if the block has the whole row.
 template <int THREADS, typename T, int LANES, int VECTORS>
 __device__ inline void load_row(Pack<T, LANES> (&packs)[VECTORS], const T* row, int first, int columns) {
 #pragma unroll

@@ -3,8 +3,8 @@
 
 #include "pack.cuh"
 
-// All loads of a tile are issued before the first value is used, so VECTORS * (number of inputs) 16-byte requests
-// per thread are in flight at once: that, not arithmetic, is what hides the latency of device memory.
+// All loads of a tile are issued before the first value is used. VECTORS * (number of inputs) 16-byte requests per
+// thread are then in flight at once, which hides the latency of device memory.
 template <int THREADS, int VECTORS, int LANES, typename Function, typename T, typename... Inputs>
 __device__ void map_tile(Function function, long long elements, T* out, const Inputs*... inputs) {
   constexpr int INPUTS = sizeof...(inputs);

@@ -1,4 +1,4 @@
-"""What the kernels of this folder accept, and how wide they may load it."""
+"""Checks of a kernel's tensors, and the width of the loads that their alignment permits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_COLUMNS = 2**30  # column indices are 32-bit, and run past the end by up to 
 
 
 def check(operation: str, **tensors: torch.Tensor) -> None:
-    """All tensors are on one CUDA device, of one dtype that the kernels know, and of one shape.
+    """Check that all tensors are on one CUDA device and have one shape and one dtype that the kernels support.
 
     Raises:
         TypeError: not a tensor, a dtype other than float32, float16 or bfloat16, or several dtypes.
@@ -24,7 +24,7 @@ def check(operation: str, **tensors: torch.Tensor) -> None:
 
 
 def check_dtype_and_device(operation: str, **tensors: torch.Tensor) -> None:
-    """`check` for tensors of several shapes."""
+    """Check as `check` does, but allow several shapes."""
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{operation}: {name} must be a torch.Tensor, got {type(tensor).__name__}")
@@ -49,9 +49,10 @@ def _check_alike(
 
 
 def check_rows(operation: str, **tensors: torch.Tensor) -> None:
-    """As `check`, and the tensors have a last axis that the kernels can index.
+    """Check as `check` does, and that the kernels can index the last axis.
 
     Raises:
+        TypeError: as `check`.
         ValueError: as `check`, or no axis, or more than 2**30 columns.
     """
     check(operation, **tensors)
@@ -63,7 +64,7 @@ def check_rows(operation: str, **tensors: torch.Tensor) -> None:
 
 
 def check_vectors(operation: str, x: torch.Tensor, **vectors: torch.Tensor) -> None:
-    """As `check_dtype_and_device`, and each vector has one element for each column of x.
+    """Check as `check_dtype_and_device` does, and that each vector has one element for each column of x.
 
     Raises:
         TypeError, ValueError: as `check_dtype_and_device`.
@@ -79,16 +80,20 @@ def check_vectors(operation: str, x: torch.Tensor, **vectors: torch.Tensor) -> N
 
 
 def is_aligned(tensor: torch.Tensor) -> bool:
-    """Whether the first element lies on a 16-byte boundary. A fake tensor has no address: its storage counts as
-    aligned,
-    as every storage of PyTorch's CUDA allocator is (to 512 bytes)."""
+    """Return whether the first element lies on a 16-byte boundary.
+
+    A fake tensor has no address. Its storage counts as aligned, because PyTorch's CUDA allocator aligns to 512 bytes.
+    """
     if isinstance(tensor, FakeTensor):
         return tensor.storage_offset() * tensor.element_size() % VECTOR_BYTES == 0
     return tensor.data_ptr() % VECTOR_BYTES == 0
 
 
 def lanes(*tensors: torch.Tensor, columns: int | None = None) -> int:
-    """Elements per load: 16 bytes where every tensor, and with `columns` every row, is 16-byte aligned; else 1."""
+    """Return the number of elements per load: 16 bytes' worth if all tensors are 16-byte aligned, else 1.
+
+    columns: the row length; if given, every row must be aligned, too.
+    """
     size = tensors[0].element_size()
     rows_aligned = columns is None or columns * size % VECTOR_BYTES == 0
     return VECTOR_BYTES // size if rows_aligned and all(map(is_aligned, tensors)) else 1

@@ -1,4 +1,4 @@
-// Sums, and whatever else merges, over the threads that share a row of a matrix.
+// Reduction over the threads that share a row of a matrix: sums, or any other type that has a `merge`.
 #pragma once
 
 constexpr unsigned FULL_WARP = 0xffffffffu;
@@ -6,7 +6,7 @@ constexpr unsigned FULL_WARP = 0xffffffffu;
 __device__ inline float shuffle_xor(float value, int distance) { return __shfl_xor_sync(FULL_WARP, value, distance); }
 __device__ inline float merge(float a, float b) { return a + b; }
 
-// The intrinsics under cooperative_groups::this_cluster(), whose header would need CCCL's as well.
+// cooperative_groups::this_cluster() uses these intrinsics; its header would need CCCL's headers as well.
 #if __CUDA_ARCH__ >= 900  // Hopper and newer have thread block clusters
 __device__ inline void cluster_sync() {
   __cluster_barrier_arrive();
@@ -19,8 +19,8 @@ __device__ inline Value in_block(const Value& shared, unsigned rank) {
 #endif
 
 // Merges one value per thread over the THREADS * CLUSTER threads of a row; every thread gets the result. A Value other
-// than float has a merge and a shuffle_xor of its own. A kernel that reduces twice takes another SLOT, which is other
-// shared memory, or a barrier in between: a fast warp would overwrite what a slow one has yet to read.
+// than float needs its own merge and shuffle_xor. A kernel that reduces twice needs another SLOT (other shared memory)
+// or a barrier in between; otherwise a fast warp overwrites what a slow one has yet to read.
 template <int THREADS, int CLUSTER, int SLOT = 0, typename Value>
 __device__ Value reduce_row(Value value) {
 #pragma unroll
@@ -43,7 +43,7 @@ __device__ Value reduce_row(Value value) {
     value = in_block(of_block, 0);
 #pragma unroll
     for (int rank = 1; rank < CLUSTER; ++rank) value = merge(value, in_block(of_block, rank));
-    cluster_sync();  // a block that ended early would take its shared memory with it
+    cluster_sync();  // a block that ends frees its shared memory, which the others still read
   }
 #endif
   return value;

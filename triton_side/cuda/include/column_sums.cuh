@@ -1,11 +1,10 @@
-// Sums over the rows of a matrix of fp32 partial sums: one row of them from each block that shared out the work.
+// Sums over the rows of a matrix of fp32 partial sums, to which each block or cluster added one row.
 #pragma once
 
 #include "pack.cuh"
 
-// sums[column] of partial [partials, columns] for the 32 columns of a tile.
-// blockDim = (32, WARPS): neighbouring threads have neighbouring columns, a cache line of partial, and each warp adds up
-// every WARPS-th row.
+// Writes sums[column] of partial [partials, columns] for the 32 columns of a tile.
+// blockDim = (32, WARPS): the threads of a warp read one cache line of partial, and a warp adds every WARPS-th row.
 template <int WARPS, typename T>
 __device__ void sum_columns(const float* __restrict__ partial, T* __restrict__ sums, int partials, int columns,
                             int tile) {

@@ -1,4 +1,4 @@
-// Vectorised memory access and fp32 arithmetic on 16-bit and 32-bit floats, shared by all kernels of this folder.
+// Vectorised memory access to 16-bit and 32-bit floats, and their conversion to and from fp32.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -35,9 +35,9 @@ template <> __device__ inline unsigned pack_pair<__nv_bfloat16>(float low, float
   return *reinterpret_cast<const unsigned*>(&pair);
 }
 
-// LANES neighbouring elements, moved by one instruction. The alignment is what lets the compiler emit a 128-bit
-// access for 16 bytes (LDG.E.128). Whole words, because of an array of 16-bit elements behind a bounds check the
-// compiler makes one register per element (softmax_backward on bf16: 400 instead of 320 instructions).
+// LANES neighbouring elements, moved by one instruction. The alignment lets the compiler emit a 128-bit access for 16
+// bytes (LDG.E.128). The elements are stored as words: behind a bounds check the compiler gives each element of a 16-bit
+// array its own register (softmax_backward on bf16: 400 instead of 320 instructions).
 template <typename T, int LANES>
 struct alignas(sizeof(T) * LANES) Pack {
   unsigned words[sizeof(T) * LANES / sizeof(unsigned)];

@@ -1,5 +1,5 @@
-// Threefry-2x32-13 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011): random words are a function of
-// a key and a counter, so that dropout's mask is drawn again rather than stored.
+// Threefry-2x32-13 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011). Random words are a function of
+// a key and a counter, so dropout draws its mask again instead of storing it.
 #pragma once
 
 #include "pack.cuh"
@@ -9,7 +9,7 @@ struct Words {
   unsigned second;
 };
 
-// Two random words for a counter. Each four rounds, but not the thirteenth, end in a word of the key.
+// Two random words for a counter. Every four rounds a word of the key is added; the thirteenth round is the last.
 __device__ inline Words threefry_2x32(Words key, Words counter) {
   constexpr int ROUNDS = 13;
   constexpr int ROTATIONS[] = {13, 15, 26, 6, 17, 29, 16, 24};
@@ -28,9 +28,9 @@ __device__ inline Words threefry_2x32(Words key, Words counter) {
   return words;
 }
 
-// Integers from 0 to 65535 for the LANES columns of a row from `column` on: column c has the 16 bits number c % 4, the
-// lowest first, of the 64 bits of counter (c / 4, row). Unless it is a single one, LANES is a multiple of 4, as is
-// column: one call serves four columns.
+// Integers from 0 to 65535 for the LANES columns of a row from `column` on. Counter (c / 4, row) gives 64 bits, and
+// column c gets their 16 bits number c % 4, the lowest first. One call serves four columns, so LANES and `column` are
+// multiples of 4 unless LANES is 1.
 template <int LANES>
 __device__ inline Pack<unsigned short, LANES> uniforms(Words key, unsigned row, unsigned column) {
   Pack<unsigned short, LANES> result;
@@ -49,7 +49,7 @@ __device__ inline Pack<unsigned short, LANES> uniforms(Words key, unsigned row, 
   return result;
 }
 
-// The i-th of them.
+// The i-th of these integers.
 template <int LANES>
 __device__ inline int uniform(const Pack<unsigned short, LANES>& pack, int i) {
   if constexpr (LANES == 1)

@@ -1,0 +1,1 @@
+"""Python that the CUDA operations share: argument checks and launches."""
