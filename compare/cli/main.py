@@ -181,9 +181,9 @@ def run(
     if recorded and not timed:
         raise UsageError("--xla-autotune-from is for a run on a GPU; without one, the target's results are replayed")
     if traffic:
-        from ..run import traffic_of_run
+        from ..run import count_traffic
 
-        traffic_of_run.refuse(plan, target)
+        count_traffic.refuse(plan, target)
     from ..run.run import execute
 
     code = execute(

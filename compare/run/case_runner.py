@@ -170,7 +170,7 @@ class CaseRunner:
 
     @property
     def out_of_memory(self) -> bool:
-        """Whether something of the group found too little GPU memory."""
+        """Return whether an implementation of the group found too little GPU memory."""
         return any(entry.out_of_memory for entry in self._entries())
 
     def measure(self, process: int) -> None:

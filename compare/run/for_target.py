@@ -1,4 +1,4 @@
-"""A run for a GPU that is not there: every implementation compiled for it, and checked on the CPU where it has a path.
+"""A run for a GPU that is not there: compile every implementation, and check on the CPU those with a CPU path.
 
 Nothing takes turns on a GPU here, so the workers run side by side; records are written in the plan's order.
 """
@@ -67,8 +67,10 @@ def _roles(implementation: Implementation) -> set[str]:
 
 
 def _describe(session: Session, asked: dict[str, Future[dict[str, Any]]], *, wait: bool = False) -> None:
-    """Of those workers that have answered, or all: what they are. A worker says so before it compiles anything, so that
-    those behind every record are described, whatever stops the run."""
+    """Add the environments of the workers that have answered, or of all with `wait`, to the segment.
+
+    A worker answers before it compiles anything, so an interrupted run still describes the workers of its records.
+    """
     if answered := [role for role, answer in asked.items() if wait or answer.done()]:
         session.describe_workers({role: _described(asked.pop(role)) for role in answered})
 
@@ -83,7 +85,7 @@ def _described(asked: Future[dict[str, Any]]) -> dict[str, Any]:
 def _start(
     case: Case, implementation: Implementation, session: Session, pools: dict[str, ThreadPoolExecutor], checks: _Checks
 ) -> Callable[[], Record]:
-    """Enqueue an implementation's compile and check; the result waits for both and makes the record."""
+    """Enqueue an implementation's compile and check; return a function that waits for both and makes the record."""
     entry = session.new(case, implementation)
     reason = implementation.unsupported(case) or implementation.needs_gpu
     if reason:
@@ -113,7 +115,7 @@ def _start(
 
 
 def _join_check(entry: Record, checking: Future[dict[str, Any]]) -> None:
-    """A check on a CPU can make a record wrong, never ok."""
+    """Add a CPU check to the record: it can make the record wrong, never ok."""
     try:
         outcome = checking.result()
     except WORKER_FAILURES as problem:
@@ -139,7 +141,7 @@ def _compile(
 
 
 class _Checks:
-    """CPU checks on the block's small odd cases, each done once however many records rest on it."""
+    """CPU checks on the block's small edge cases, each done once for all records that need it."""
 
     def __init__(self, session: Session, pools: dict[str, ThreadPoolExecutor]) -> None:
         self._session, self._pools = session, pools
@@ -187,7 +189,7 @@ class _Checks:
 
 
 def _check_dtype(case: Case, role: str, implementation: Implementation) -> str:
-    """The case's own dtype where the CPU path computes it rightly."""
+    """Return the dtype of the CPU check: the case's own, where the CPU path computes it correctly."""
     if role == "interpreter" and case.dtype == "bfloat16":
         return "float16"  # Triton's interpreter is silently wrong in bfloat16: its dot and its additions
     if implementation.compiler == "inductor" and not implementation.unsupported(replace(case, dtype="float32")):

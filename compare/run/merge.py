@@ -1,9 +1,8 @@
-"""`xlafuse merge`: runs of several GPUs, or machines, as one.
+"""`xlafuse merge`: the runs of several GPUs, or machines, as one run.
 
-A suite too long for one GPU is run on several at once, each with a part of its own (`CUDA_VISIBLE_DEVICES=1 xlafuse run
---part 2/4 --out part2`), and read as one run. The records of a case are all of one part, and keep that part's segment
-with its ceilings and clocks: no ratio comes to be between numbers of two GPUs. A part that was stopped may be followed
-by one that does what it left.
+A suite too long for one GPU runs on several at once, each with a shard of its own (`CUDA_VISIBLE_DEVICES=1 xlafuse run
+--shard 2/4 --out shard2`). All records of a case come from one run and keep its segment, with its ceilings and clocks,
+so no ratio compares numbers of two GPUs. A run that was stopped may be followed by another one with its other cases.
 """
 
 from __future__ import annotations
@@ -35,12 +34,13 @@ _SAME = ("schema", "xlafuse", "suite", "target")
 def merge(
     parts: Sequence[Path], out: Path, *, partial: bool = False, warn: Warn = lambda lines: None
 ) -> tuple[int, int]:
-    """Write the parts' records, their files and what their GPUs' packs learnt into `out`, a new folder. The parts stay
-    as they are. Returns how many records there are, and how many that were planned are not, as of a part that was
-    stopped. warn: is told of lines that cannot be read and are left out, as nothing their part was to do is missing.
+    """Write the records of all runs, their files and their target packs into `out`, a new folder.
 
-    Raises UsageError where the parts are not of one kind, share a case, are one folder or, unless `partial`, are not
-    all of what was shared out; RunFolderError where one cannot be read or `out` not written.
+    The merged runs stay as they are. Return the number of records, and the number of planned records that are missing,
+    as after a run that was stopped. warn gets the lines that cannot be read, where no planned record is missing.
+
+    Raises UsageError where the runs differ in kind, share a case, or are one folder, and, unless `partial`, where a
+    shard is missing. Raises RunFolderError where a run cannot be read or `out` cannot be written.
     """
     if out.exists():
         raise UsageError(f"{str(out)!r} exists already: name another --out")
@@ -50,8 +50,8 @@ def merge(
         for name in _SAME:
             if run.get(name) != runs[0].get(name):
                 raise UsageError(
-                    f"{part} has {name} {run.get(name)!r} and {parts[0]} {runs[0].get(name)!r}: only runs of one "
-                    f"{name} become one"
+                    f"{part} has {name} {run.get(name)!r} and {parts[0]} {runs[0].get(name)!r}: only runs with the same "
+                    f"{name} can be merged"
                 )
     records = _read(parts, runs, warn)
     owners = _owners(parts, records)
@@ -68,7 +68,7 @@ def merge(
 
 
 def _each_once(parts: Sequence[Path]) -> None:
-    """Raises UsageError where a part is named twice, under whatever names: its records would count twice."""
+    """Raises UsageError where one folder is named twice: its records would count twice."""
     named: dict[Path, Path] = {}
     for part in parts:
         if (other := named.get(part.resolve())) is not None:
@@ -77,7 +77,7 @@ def _each_once(parts: Sequence[Path]) -> None:
 
 
 def _owners(parts: Sequence[Path], records: Sequence[list[Record]]) -> dict[str, Path]:
-    """The part of each case that has records. Raises UsageError where two have some of one."""
+    """Return the run that has each case's records. Raises UsageError where two runs have records of one case."""
     owners: dict[str, Path] = {}
     for part, found in zip(parts, records, strict=True):
         for entry in found:
@@ -89,8 +89,10 @@ def _owners(parts: Sequence[Path], records: Sequence[list[Record]]) -> dict[str,
 
 
 def _plan(parts: Sequence[Path], runs: Sequence[dict[str, Any]], owners: dict[str, Path]) -> dict[str, Any]:
-    """What all were to do, each case as the part with its records has it, or the first that was to do it; in the order
-    of the table of blocks and of their suites, in which records are read, too."""
+    """Return the joint plan, in the order of the table of blocks; records are read in that order, too.
+
+    Each case is taken from the run that has its records, else from the first that planned it.
+    """
     work: dict[str, tuple[Case, Any]] = {}
     for part, run in zip(parts, runs, strict=True):
         if "plan" not in run:
@@ -103,7 +105,7 @@ def _plan(parts: Sequence[Path], runs: Sequence[dict[str, Any]], owners: dict[st
     cases = {c.id: place for b in BLOCKS.values() for place, c in enumerate(b.cases(runs[0].get("suite") or ""))}
 
     def place(case: Case) -> tuple[int, int]:
-        """What is not in the table comes last."""
+        """Return the case's place in the table; unknown cases come last."""
         return blocks.get(case.block, len(blocks)), cases.get(case.id, len(cases))
 
     ordered = [entry for _, entry in sorted(work.values(), key=lambda found: place(found[0]))]
@@ -111,7 +113,7 @@ def _plan(parts: Sequence[Path], runs: Sequence[dict[str, Any]], owners: dict[st
 
 
 def _share(runs: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
-    """The parts that these are, and all cases of what was shared out; as compare.plan.plan.Share."""
+    """Return the shards that these runs are, and all cases of their common plan; as compare.plan.plan.Share."""
     shares = [run["plan"]["share"] for run in runs if "share" in run["plan"]]
     return {
         name: list(dict.fromkeys(each for share in shares for each in share[name])) for name in ("parts", "cases")
@@ -119,23 +121,23 @@ def _share(runs: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
 
 
 def _left_out(share: dict[str, list[str]], plan: dict[str, Any], owners: Iterable[str]) -> str | None:
-    """What was shared out and is in none of the runs, with the parts that would have it."""
+    """Return a sentence that names the cases in none of the runs and the missing shards; None where all are there."""
     there = {Case.from_json(entry["case"]).id for entry in plan["work"]} | set(owners)
     left = [case for case in share["cases"] if case not in there]
     if not left:
         return None
     counts = dict.fromkeys(int(part.partition("/")[2]) for part in share["parts"])
     parts = [f"{n}/{count}" for count in counts for n in range(1, count + 1) if f"{n}/{count}" not in share["parts"]]
-    of = f"part{'s' * (len(parts) > 1)} {', '.join(parts)} missing: " if parts else ""
+        of = f"shard{'s' * (len(parts) > 1)} {', '.join(parts)} missing: " if parts else ""
     cases = "1 case" if len(left) == 1 else f"{len(left)} cases"
-    return f"{of}{cases} of what was shared out, as {left[0]}, in none of these runs"
+    return f"{of}{cases} of the shared plan, such as {left[0]}, in none of these runs"
 
 
 def _write(
     parts: Sequence[Path], runs: Sequence[dict[str, Any]], found: Sequence[list[Record]], plan: dict[str, Any],
     out: Path,
 ) -> tuple[int, int]:
-    """Records as they come, part by part: who reads them finds them in the order of the plan."""
+    """Write the merged run, its records run by run; a reader gets them in the order of the plan."""
     segments: list[dict[str, Any]] = []
     records: list[Record] = []
     for part, run, own in zip(parts, runs, found, strict=True):
@@ -155,14 +157,16 @@ def _write(
 
 
 def _read(parts: Sequence[Path], runs: Sequence[Mapping[str, Any]], warn: Warn) -> list[list[Record]]:
-    """The records of each part. A line that cannot be read may be of a record that is in none of them; resuming its
-    part makes that anew, and the line, which stays unless it is the last one, torn, says nothing any more. Raises
-    RunFolderError where that was not done, and for a part of another schema."""
+    """Return the records of each run.
+
+    An unreadable line may hold a record that no run has; resuming its run makes that record again. Raises
+    RunFolderError where that was not done, and for a run of another schema.
+    """
     for part, run in zip(parts, runs, strict=True):
         if (schema := run.get("schema", SCHEMA)) != SCHEMA:
             wrote = f"xlafuse {run['xlafuse']}" if "xlafuse" in run else "the version that wrote it"
             raise RunFolderError(
-                f"{part} is of schema {schema!r}, and this version's {SCHEMA}: merge it with {wrote}"
+                f"{part} has schema {schema!r}, and this version reads {SCHEMA}: merge it with {wrote}"
             )
     read = [run_folder.read_records(part) for part in parts]
     there = {entry.id for found, _ in read for entry in found}
@@ -176,18 +180,18 @@ def _read(parts: Sequence[Path], runs: Sequence[Mapping[str, Any]], warn: Warn) 
 
 
 def _torn(part: Path) -> bool:
-    """Whether the last line has no end, as of a run that was killed, or writes it now."""
+    """Return whether the last line has no end, as after a run was killed, or while it writes."""
     path = part / "records.jsonl"
     return not (path.is_file() and path.read_bytes().endswith(b"\n"))
 
 
 def _planned(plan: Mapping[str, Any]) -> set[str]:
-    """Ids of the records that were to be made."""
+    """Return the ids of the planned records."""
     return {record_id(Case.from_json(e["case"]), name) for e in plan["work"] for name in e["implementations"]}
 
 
 def _copy_files(entry: Record, part: Path, out: Path) -> None:
-    """A file that is not there any more, as archives that were deleted for their size, is not there in `out`."""
+    """Copy the files that a record names; a missing one, such as a deleted archive, stays missing in `out`."""
     names = [getattr(entry, field) for field in _FILES] + [(entry.trace or {}).get("file")]
     for name in filter(None, names):
         try:
@@ -200,7 +204,7 @@ def _copy_files(entry: Record, part: Path, out: Path) -> None:
 
 
 def _copy_packs(parts: Sequence[Path], out: Path) -> None:
-    """What XLA's autotuner chose in any part, where its version's files can be joined; else the first part's files."""
+    """Copy the target packs: XLA's autotune results joined where their version can be joined, else the first run's."""
     texts: dict[str, list[str]] = {}
     for part in parts:
         for path in sorted((part / "target").rglob("*")):

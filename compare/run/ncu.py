@@ -1,9 +1,9 @@
-"""Bytes as the GPU's own counters tell them, kernel by kernel: workers run under Nsight Compute (ncu).
+"""Measured bytes, kernel by kernel, from the GPU's own counters: workers run under Nsight Compute (ncu).
 
-What a graph declares is what a kernel must move at least; what ncu counts is what crossed the memory bus, and what
-passed through the L2. With `cache_control="all"` each kernel is measured alone, from an empty L2 (ncu's default); with
-"none" the call starts from a cold L2 and its kernels find there what earlier ones left. A kernel that ends leaves up to
-one L2 of dirty lines that are not yet written. CUPTI cannot run beside ncu, so nothing is timed here.
+A graph declares the bytes that a kernel reads and writes. ncu counts the bytes that crossed the memory bus, and those
+that passed through the L2. With `cache_control="all"`, ncu's default, each kernel is measured from an empty L2. With
+"none" the call starts from a cold L2, and its kernels find there the lines that earlier ones left. A kernel leaves up to
+one L2 of dirty lines that are not yet written. CUPTI cannot run together with ncu, so nothing is timed here.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from .session import widest
 
 CacheControl = Literal["all", "none"]
 
-# dram__bytes: between L2 and memory. lts__t_bytes: all that passes the L2's slices, from wherever it comes.
+# dram__bytes: between L2 and memory. lts__t_bytes: all traffic of the L2's slices, from any source.
 _DRAM = {"dram__bytes_read.sum": "dram_read", "dram__bytes_write.sum": "dram_written"}
 _L2 = "lts__t_bytes.sum"
 _PROBE_SECONDS = 120
-_LISTING_SECONDS = 120  # for ncu to write what it counted, the process that it watched being idle
-_STOP_SECONDS = 15  # after an interrupt: for what is under way to end, and then, once it was killed, for ncu to write
-BATCH = 20  # implementations a process, which takes 8 s to start: ncu lists at its end, and one killed loses them all
+_LISTING_SECONDS = 120  # for ncu to write its listing, after the watched process has ended its work
+_STOP_SECONDS = 15  # after an interrupt: for the current request to end, and again for ncu to write after a kill
+BATCH = 20  # implementations a process. It takes 8 s to start; ncu lists at its end, so a killed one loses them all
 
 
 @dataclass(frozen=True)
 class KernelTraffic:
-    """One launch of `name` (mangled): bytes that DRAM gave and took, and that passed the L2; None where this GPU does
-    not count the last."""
+    """One launch of `name` (mangled): bytes read from and written to DRAM, and bytes through the L2, None where this GPU
+    has no such counter."""
 
     name: str
     dram_read: int
@@ -61,7 +61,7 @@ class Profiled:
 
 @dataclass(frozen=True)
 class NotProfiled:
-    """Why there is no traffic of an implementation."""
+    """The reason why an implementation has no traffic."""
 
     reason: str
 
@@ -70,19 +70,21 @@ Outcome = Profiled | NotProfiled
 
 
 class NcuError(RuntimeError):
-    """ncu is missing, or did not say what was asked; the message says which."""
+    """A missing ncu, or a listing without the expected kernels; the message says which."""
 
 
 def ncu_missing() -> str | None:
-    """Why traffic cannot be measured here, with the remedy, or None."""
+    """Return why traffic cannot be measured here, with the remedy, or None."""
     if shutil.which("ncu") is None:
         return "ncu is not on PATH: install NVIDIA Nsight Compute (part of the CUDA toolkit), or add its folder to PATH"
     return None
 
 
 def probe(role: str) -> None:
-    """Count the bytes of a kernel that does nothing, in the Python that runs `role`. Raises NcuError where ncu cannot,
-    as without the permission to read the GPU's counters."""
+    """Count the bytes of an empty kernel, in the Python that runs `role`.
+
+    Raises NcuError where ncu cannot, for example without the permission to read the GPU's counters.
+    """
     if reason := ncu_missing():
         raise NcuError(reason)
     with tempfile.TemporaryDirectory(prefix="xlafuse-probe-") as scratch:
@@ -95,10 +97,10 @@ def probe(role: str) -> None:
         try:
             found = split(parse(_lines(listing)))
         except NcuError as problem:
-            last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-            raise NcuError(f"{problem}; the process that it watched: {last}") from None
+            last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+            raise NcuError(f"{problem}; the watched process: {last}") from None
     if PROBE not in found:
-        raise NcuError("ncu listed kernels, and not those that it was asked to")
+        raise NcuError(f"ncu listed {len(found)} stretches of kernels, but not the probe's")
 
 
 def measure(
@@ -110,14 +112,15 @@ def measure(
     expected: Sequence[Mapping[str, Any] | None] | None = None,
     say: Callable[[int], None] = lambda number: None,
 ) -> Iterator[tuple[int, Outcome]]:
-    """One warmed-up call of each implementation of a case, all of them of one framework, up to BATCH of them in a
-    process under ncu. Yields the number of each of `work`, and what became of it, as soon as its process has ended.
+    """Profile one warmed-up call of each implementation, all of one framework, up to BATCH of them in a process.
 
-    Copies and memsets are not among the launches: ncu sees kernels alone. What ends a process costs the one that it was
-    busy with; another process goes on with the others. A KeyboardInterrupt is raised when what was profiled until then
-    has been yielded; a second one at once. logs: a folder for what the processes print, and for ncu's listings.
-    environment: variables for the worker. expected: what its `environment` must be for each of `work`, or None for any.
-    say: is told the number of each of `work` that begins. Raises NcuError without ncu.
+    Yield the index into `work` and the outcome of each, as soon as its process has ended. Copies and memsets are not
+    among the launches: ncu sees kernels alone. A crash costs the implementation being profiled; another process goes on
+    with the others. A KeyboardInterrupt is raised after the finished ones were yielded; a second one at once.
+
+    logs: a folder for the output of the processes and ncu's listings. environment: variables for the worker. expected:
+    the worker's required `environment` for each of `work`, or None for any. say gets the index of each one that begins.
+    Raises NcuError without ncu.
     """
     if reason := ncu_missing():
         raise NcuError(reason)
@@ -135,7 +138,7 @@ def measure(
 
 @dataclass(frozen=True)
 class _Attempt:
-    """A process under ncu that takes as much of the work as it lives to see."""
+    """One process under ncu, which profiles as much of the work as it can."""
 
     role: str
     work: Sequence[tuple[Case, Implementation]]
@@ -147,7 +150,7 @@ class _Attempt:
     say: Callable[[int], None]
 
     def run(self, numbers: Sequence[int]) -> tuple[dict[int, Outcome], KeyboardInterrupt | None]:
-        """What became of some of `numbers`, at least one of them, or the interrupt that ended it."""
+        """Return the outcomes of at least one of `numbers`, and the interrupt that ended the process, if any."""
         log = self.logs.resolve() / f"ncu-{self.role}-{self.cache_control}.log"
         listing = log.with_suffix(".csv")
         listing.unlink(missing_ok=True)
@@ -174,11 +177,11 @@ class _Attempt:
                     except (WorkerDied, WorkerTimeout) as problem:
                         found[number], died = NotProfiled(str(problem)), True
                         break
-                worker.finish(_LISTING_SECONDS)  # ncu writes when the process that it watches has ended
+                worker.finish(_LISTING_SECONDS)  # ncu writes when the watched process has ended
             except KeyboardInterrupt as stop:
                 interrupt = stop
                 if graphs:
-                    print("stopping: ncu lists what it counted; another Ctrl-C does not wait for it", file=sys.stderr)
+                    print("stopping: ncu is writing its counts; another Ctrl-C does not wait for it", file=sys.stderr)
                     worker.finish(_STOP_SECONDS)
             finally:
                 worker.kill()
@@ -189,7 +192,7 @@ class _Attempt:
         return found | self._listed(listing, graphs, partly=died or interrupt is not None), interrupt
 
     def _start(self, reference: Worker, worker: Worker, listing: Path) -> dict[str, Any]:
-        """Both workers ready; what the one under ncu is."""
+        """Wait for both workers, and return the environment of the one under ncu."""
         try:
             reference.wait_ready()
             worker.wait_ready()
@@ -201,7 +204,7 @@ class _Attempt:
         case, implementation = self.work[number]
         expected = self.expected[number] if self.expected else None
         if expected is not None and (other := _differences(here, expected)):
-            raise WorkerError("skipped", f"it was timed in another environment, with {other}")
+            raise WorkerError("skipped", f"it was timed in another environment: {other}")
         drawn = widest(case)
         data = self.scratch / "data" / drawn.id.replace("/", "-") / "0"
         if not data.exists():
@@ -220,8 +223,10 @@ class _Attempt:
     def _listed(
         self, listing: Path, graphs: Mapping[int, FusionGraph | None], partly: bool
     ) -> dict[int, Outcome]:
-        """The launches of those that were profiled. partly: the process ended early, and ncu may have listed nothing,
-        as when it was killed: what it did not list is left for the next attempt."""
+        """Return the launches of the profiled implementations.
+
+        partly: the process ended early, so ncu may have listed nothing; missing ones are left for the next attempt.
+        """
         if not graphs:
             return {}
         try:
@@ -243,14 +248,17 @@ class _NotStarted(Exception):
 
 
 def _differences(here: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
-    """What was other when it was timed, in words; the clock is, for ncu lets none run beside it."""
+    """Return the differences to the environment of the timed run; the timer differs always, as ncu excludes CUPTI."""
     other = [name for name in expected if name != "timer" and here.get(name) != expected[name]]
     return ", ".join(f"{name} {expected[name]}, not {here.get(name)}" for name in other)
 
 
 def _command(listing: Path, cache_control: CacheControl) -> list[str]:
-    """The worker alone is watched: with the processes that it starts watched, too, compiles ended in a segmentation
-    fault for which all waited (ncu 2025.3, Triton 3.6 and XLA)."""
+    """Return the command that runs a worker under ncu.
+
+    Only the worker is watched: with its child processes watched, too, compiles ended in a segmentation fault, and the
+    run waited for them (ncu 2025.3, Triton 3.6 and XLA).
+    """
     return [
         "ncu", "--target-processes", "application-only",
         "--log-file", str(listing), "--csv", "--page", "raw", "--print-units", "base",
@@ -267,14 +275,14 @@ def _lines(listing: Path) -> list[str]:
 
 
 def _errors(lines: Iterable[str]) -> list[str]:
-    """What ncu itself complained of."""
+    """Return ncu's own first error."""
     return [line.removeprefix("==ERROR==").strip() for line in lines if line.startswith("==ERROR==")][:1]
 
 
 def parse(lines: Iterable[str]) -> list[KernelTraffic]:
-    """ncu's raw page as CSV: a header, a row of units, a row a launch; its own messages begin with "==".
+    """Return the launches in ncu's raw page as CSV: a header, a row of units, a row a launch; messages begin with "==".
 
-    Raises NcuError where a column is missing, or a number is not one.
+    Raises NcuError where a column is missing, or a number cannot be read.
     """
     lines = list(lines)
     rows = list(csv.reader(line for line in lines if line.startswith('"')))
@@ -306,9 +314,9 @@ def _number(cell: str) -> int:
 
 
 def split(launches: Iterable[KernelTraffic]) -> dict[str, list[KernelTraffic]]:
-    """The stretches between marks, by mark. One that does not end, because its process did, is left out.
+    """Return the launches between marks, by mark. A stretch without an end, after a crash, is left out.
 
-    Raises NcuError for a launch outside.
+    Raises NcuError for a launch outside of all marks.
     """
     stretches: dict[str, list[KernelTraffic]] = {}
     mark: str | None = None
@@ -317,7 +325,7 @@ def split(launches: Iterable[KernelTraffic]) -> dict[str, list[KernelTraffic]]:
         if launch.name.startswith(BEGIN):
             mark, inside = launch.name.removeprefix(BEGIN), []
         elif mark is None:
-            raise NcuError(f"{launch.name} ran outside what was to be profiled")
+            raise NcuError(f"{launch.name} ran outside of the marked calls")
         elif launch.name == END:
             stretches[mark], mark = inside, None
         else:

@@ -86,8 +86,8 @@ class _Run:
     def begin(self, groups: Sequence[Group]) -> int | None:
         """Start the runners and the segment: its workers' environments, the GPU's ceilings, each clock's calibration.
 
-        Return the GPU's memory in bytes, None where no worker knows it. What a worker fails to tell costs only what
-        rests on it, and a warning.
+        Return the GPU's memory in bytes, None where no worker knows it. A worker's failure costs a warning and the
+        numbers that depend on its answer.
         """
         session = self._session
         roles = {implementation.framework for case, found in self._plan.work for implementation in found}

@@ -15,7 +15,7 @@ FREE_BYTES = 200_000_000  # a quick run with its dumps stays well below
 
 
 def output_folder(out: Path | None, *, suite: str, now: datetime) -> Path:
-    """Where a new run goes; nothing is created yet.
+    """Return the folder of a new run; nothing is created yet.
 
     Raises UsageError where it exists, cannot be written, or the disk is nearly full: before any work, not after.
     """
@@ -31,7 +31,7 @@ def output_folder(out: Path | None, *, suite: str, now: datetime) -> Path:
 
 
 def resumed_folder(out: Path | None) -> tuple[Path, dict[str, Any]]:
-    """An existing run's folder and its run.json. Raises UsageError or RunFolderError where there is none."""
+    """Return an existing run's folder and its run.json. Raises UsageError or RunFolderError where there is none."""
     if out is None:
         raise UsageError("--resume needs --out DIR, the folder of the run to go on with")
     try:
@@ -45,7 +45,7 @@ def resumed_folder(out: Path | None) -> tuple[Path, dict[str, Any]]:
 
 
 def _writable(parent: Path, folder: Path) -> None:
-    """Raises OSError or UsageError unless a file in `parent` can really be written."""
+    """Write a test file into `parent`. Raises OSError or UsageError where that fails."""
     if not parent.is_dir():
         raise UsageError(f"{str(folder)!r} cannot be made: {str(parent)!r} is a file; name another --out")
     with tempfile.TemporaryFile(dir=parent) as probe:

@@ -35,26 +35,26 @@ class Progress:
         self._bar.stop()
 
     def say(self, what: str) -> None:
-        """What is being done now."""
+        """Show the current step."""
         self._bar.update(self._task, description=what)
 
     def announce(self, what: str) -> None:
-        """What is being done now, and takes long: also a line where there is no terminal."""
+        """Show a long step, as a line also where there is no terminal."""
         self.say(escape(what))
         if self._bar.disable:
             self._console.print(what, markup=False, highlight=False, soft_wrap=True)
 
     def warn(self, what: str) -> None:
-        """What whoever reads the run must know: a line on a terminal, too, where the next thing said covers a label."""
+        """Print a warning as a line of its own, also on a terminal, where the next step replaces the label."""
         self._console.print(" ".join(what.split()), markup=False, highlight=False, soft_wrap=True)
 
     def skip(self) -> None:
-        """A record that stands from before."""
+        """Count a record of an earlier stretch."""
         self._count += 1
         self._bar.advance(self._task)
 
     def kept(self, record: Record, reason: str | None) -> None:
-        """A record that stands from before, as it could not be made again with its case; the reason is why."""
+        """Count an earlier record that stays, because it could not be made again; reason says why."""
         self._line("kept", "yellow", record.id, f"as of segment {record.segment}; now: {reason}")
 
     def done(self, record: Record) -> None:
@@ -71,7 +71,7 @@ class Progress:
 
 @contextmanager
 def counting(total: int, what: str) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal for work that is a number of equal steps; called with how many are done."""
+    """Show a bar on a terminal for `total` equal steps; the yielded function takes the number done."""
     with Bar(console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.update(task, completed=done)

@@ -30,7 +30,7 @@ from ..spec.blocks import BLOCKS
 from ..spec.case import Case
 from ..spec.implementation import Implementation
 from ..workers.pool import WorkerPool
-from . import autotune_results, for_target, on_gpu, traffic_of_run
+from . import autotune_results, for_target, on_gpu, count_traffic
 from .progress import Progress
 from .session import Session
 
@@ -74,7 +74,7 @@ def _execute(
         autotune_results.copy_into(folder, recorded)
     plan = plan if target else with_whole_cases(plan, done)
     wanted = plan.record_ids
-    if wanted <= done.keys() and not (traffic and traffic_of_run.missing(plan, folder)):
+    if wanted <= done.keys() and not (traffic and count_traffic.missing(plan, folder)):
         print(f"{folder} already has every record of this selection", file=sys.stderr)
         return 0
     workers = WorkerPool(folder / "logs", for_target.environment(target) if target else on_gpu.environment(folder))
@@ -90,7 +90,7 @@ def _execute(
                     on_gpu.run(plan, session, stop_after)
             if traffic:
                 workers.stop()  # ncu's workers need the GPU's memory
-                print(traffic_of_run.measure(plan, folder, progress.announce), file=sys.stderr)
+                print(count_traffic.measure(plan, folder, progress.announce), file=sys.stderr)
     except on_gpu.TimeIsUp:
         print(f"stopped by --stop-after; every finished record is kept, and {again}", file=sys.stderr)
         return 3

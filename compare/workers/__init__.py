@@ -1,1 +1,1 @@
-"""What runs inside a worker process: one module a framework, and the reference. Only workers import these."""
+"""Worker processes: the pool and client that the runner uses, and in `xla/` and `pytorch/` the programs inside them."""

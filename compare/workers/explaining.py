@@ -1,4 +1,4 @@
-"""What both explaining workers share: reading the request, writing graphs, notes or the error.
+"""The common part of both explaining workers: reading the request; writing graphs and notes, or the error.
 
 `python -m compare.workers.xla.explain FOLDER` (or explain_torch) reads FOLDER/request.pickle and leaves
 FOLDER/reply.json with the graphs' files beside it.
@@ -58,14 +58,14 @@ def serve(folder: Path, request: Request, explain: Explain) -> int:
 
 
 def fail(folder: Path, problem: BaseException) -> int:
-    """What went wrong before the first call, as the answer."""
+    """Answer with an error that came before the first call; return the exit code."""
     traceback.print_exc()
     _write(folder, {"error": {"name": None, **_error(problem)}})
     return 1
 
 
 def _seen_from(folder: str, graph: FusionGraph) -> FusionGraph:
-    """The graph with source files below the caller's folder named as they are there."""
+    """Return the graph with source files named relative to the caller's folder."""
 
     def line(line: str) -> str:
         return line.removeprefix(folder.rstrip("/") + "/")
@@ -92,13 +92,13 @@ def _error(problem: BaseException) -> dict[str, Any]:
 
 
 def _head(message: str, length: int = 600) -> str:
-    """The first paragraph of a message, or its beginning: PyTorch's and XLA's go on with advice and internals."""
+    """Return the first paragraph of a message, shortened: PyTorch and XLA append advice and internals."""
     first = message.strip().split("\n\n")[0]
     return first if len(first) <= length else f"{first[:length]} ..."
 
 
 def _line(problem: BaseException) -> str:
-    """The innermost frame of the user's code, "file:line in function"; "" where the error has none."""
+    """Return the innermost frame of the user's code, "file:line in function", or "" where the error has none."""
     frames = _own_frames(problem)
     if frames:
         return f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}"
@@ -107,7 +107,7 @@ def _line(problem: BaseException) -> str:
 
 
 def _own_frames(problem: BaseException) -> list[traceback.FrameSummary]:
-    """Of the user's code, outermost first."""
+    """Return the frames of the user's code, outermost first."""
     return [
         frame for frame in traceback.extract_tb(problem.__traceback__)
         if not frame.filename.startswith(_TOOLS) and not _FRAMEWORKS.search(frame.filename)

@@ -25,7 +25,7 @@ from compare.plan.plan import Plan
 from compare.record import run_folder as record
 from compare.record.record import Record
 from compare.run import ncu as traffic
-from compare.run import run, traffic_of_run
+from compare.run import run, count_traffic
 from compare.run.ncu import KernelTraffic, NcuError, NotProfiled, Outcome, Profiled, parse, split
 from compare.spec.blocks import BLOCKS
 from compare.spec.case import Case
@@ -241,7 +241,7 @@ def test_every_timed_record_gets_its_traffic(ncu: FakeNcu, tmp_path: Path) -> No
     store.save(graph("softmax_kernel"), folder / "graphs" / "triton.json")
     store.save(graph("softmax_kernel"), ncu.folder / "triton.json")
     said: list[str] = []
-    outcome = traffic_of_run.measure(plan, folder, said.append)
+    outcome = count_traffic.measure(plan, folder, said.append)
     assert outcome.startswith("traffic of 2 records was counted; 1 without")
     found = traffic_of(folder)
     counts = {"launches": 1, "dram_read": 2000, "dram_written": 1000, "l2": 3200}
@@ -261,14 +261,14 @@ def test_every_timed_record_gets_its_traffic(ncu: FakeNcu, tmp_path: Path) -> No
             (1, "alone", "triton"), (2, "call", "triton"), (3, "alone", "xla"), (4, "call", "xla"),
         )
     ]
-    assert traffic_of_run.missing(plan, folder) == []
+    assert count_traffic.missing(plan, folder) == []
 
 
 def test_a_record_whose_timer_saw_no_kernels_gets_its_traffic_too(ncu: FakeNcu, tmp_path: Path) -> None:
     called = timed("eager")
     assert called.measurement
     called.measurement["parts"]["forward"]["records"] = None
-    traffic_of_run.measure(run_folder(tmp_path, called), tmp_path, lambda what: None)
+    count_traffic.measure(run_folder(tmp_path, called), tmp_path, lambda what: None)
     (entry,) = record.read_records(tmp_path)[0]
     assert entry.traffic and entry.traffic["call"]["parts"]["forward"]["launches"] == 1
 
@@ -277,12 +277,12 @@ def test_a_resumed_run_measures_what_is_missing(ncu: FakeNcu, tmp_path: Path) ->
     folder = tmp_path / "run"
     plan = run_folder(folder, timed("eager"), timed("triton"), timed("inductor-max"))
     ncu.say("fault", "triton")
-    traffic_of_run.measure(plan, folder, lambda what: None)
+    count_traffic.measure(plan, folder, lambda what: None)
     assert "died" in traffic_of(folder)["triton"]["call"]["unavailable"]
-    assert [each.implementation for each in traffic_of_run.missing(plan, folder)] == ["triton"]
+    assert [each.implementation for each in count_traffic.missing(plan, folder)] == ["triton"]
     assert traffic_of(folder)["eager"]["call"]["parts"]
     ncu.forget("fault")
-    traffic_of_run.measure(plan, folder, lambda what: None)
+    count_traffic.measure(plan, folder, lambda what: None)
     assert traffic_of(folder)["triton"]["call"]["parts"]
     assert [each["implementation"] for each in lines(folder)[3 + 5 :]] == ["triton", "triton"]  # only it, in both ways
 
@@ -292,18 +292,18 @@ def test_after_an_interrupt_only_the_missing_ways_are_measured(ncu: FakeNcu, tmp
     plan = run_folder(folder, timed("eager"), timed("triton"))
     ncu.say("interrupt", f"triton {os.getpid()} 1 0")
     with pytest.raises(KeyboardInterrupt):
-        traffic_of_run.measure(plan, folder, lambda what: None)
+        count_traffic.measure(plan, folder, lambda what: None)
     kept = traffic_of(folder)
     assert list(kept["eager"]) == ["alone"] and kept["triton"] is None
     ncu.forget("interrupt")
     said: list[str] = []
-    traffic_of_run.measure(plan, folder, said.append)
+    count_traffic.measure(plan, folder, said.append)
     assert [what.split("/")[0] + what[what.rindex("/") :] for what in said] == [
         "traffic, 1 of 3, alone: softmax/triton", "traffic, 2 of 3, call: softmax/eager",
         "traffic, 3 of 3, call: softmax/triton",
     ]
     assert traffic_of(folder)["eager"]["alone"] == kept["eager"]["alone"]
-    assert traffic_of_run.missing(plan, folder) == []
+    assert count_traffic.missing(plan, folder) == []
 
 
 def test_an_interrupt_of_the_run_says_how_it_goes_on(
@@ -338,7 +338,7 @@ def test_another_compile_s_kernels_are_not_the_record_s(ncu: FakeNcu, tmp_path: 
     plan = run_folder(folder, timed("triton", graph="graphs/triton.json"))
     store.save(graph("softmax_kernel"), folder / "graphs" / "triton.json")
     store.save(graph("other_kernel"), ncu.folder / "triton.json")
-    traffic_of_run.measure(plan, folder, lambda what: None)
+    count_traffic.measure(plan, folder, lambda what: None)
     assert "other kernels than those that were timed: forward other_kernel" in str(traffic_of(folder)["triton"])
 
 
@@ -349,7 +349,7 @@ def test_copies_keep_their_place_among_the_launches_and_are_told_apart() -> None
     )
     ran = [DeviceRecord("a", 0, 1), DeviceRecord(MEMCPY, 1, 2, bytes=64), DeviceRecord("b", 2, 3)]
     launches = [KernelTraffic("a", 10, 1, 20), KernelTraffic("b", 30, 3, None)]
-    found = traffic_of_run.part_traffic(FusionGraph("g", "triton", kernels), "forward", launches, ran)
+    found = count_traffic.part_traffic(FusionGraph("g", "triton", kernels), "forward", launches, ran)
     assert found["uncounted"] == {"launches": 1, "bytes": 128} and found["unjoined"] == []
     assert [(each["kernel"], each["dram_read"]) for each in found["kernels"]] == [(0, 10), (2, 30)]
     assert (found["dram_written"], found["l2"]) == (4, None)
@@ -358,17 +358,17 @@ def test_copies_keep_their_place_among_the_launches_and_are_told_apart() -> None
 def test_xla_gets_the_choices_that_the_run_recorded(tmp_path: Path) -> None:
     worker = {"jax": "0.11.2", "device": "a GPU of which there is no pack"}
     environments = {("s1", "xla"): worker, ("s1", "torch"): {"torch": "2.11.0"}}
-    assert "autotune" not in traffic_of_run._variables(tmp_path, "xla", environments)["XLA_FLAGS"]
+    assert "autotune" not in count_traffic._variables(tmp_path, "xla", environments)["XLA_FLAGS"]
     worker["device"] = "NVIDIA H200"  # whose pack stands in for a folder without results
     of_pack = targets.FOLDER / "h200" / "xla" / "autotune-0.11.2.textproto"
-    assert str(of_pack) in traffic_of_run._variables(tmp_path, "xla", environments)["XLA_FLAGS"]
+    assert str(of_pack) in count_traffic._variables(tmp_path, "xla", environments)["XLA_FLAGS"]
     results = tmp_path / "target" / "xla" / "autotune-0.11.2.textproto"
     results.parent.mkdir(parents=True)
     results.write_text("")
-    flags = traffic_of_run._variables(tmp_path, "xla", environments)["XLA_FLAGS"].split()
+    flags = count_traffic._variables(tmp_path, "xla", environments)["XLA_FLAGS"].split()
     assert f"--xla_gpu_load_autotune_results_from={results}" in flags
     assert "--xla_gpu_graph_min_graph_size=1000000" in flags  # no CUDA graphs: ncu meets each kernel by itself
-    assert traffic_of_run._variables(tmp_path, "torch", environments) == {}
+    assert count_traffic._variables(tmp_path, "torch", environments) == {}
 
 
 # The command line.
@@ -377,7 +377,7 @@ def test_xla_gets_the_choices_that_the_run_recorded(tmp_path: Path) -> None:
 def test_without_a_gpu_or_ncu_nothing_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = Plan("check", ((FORWARD, (SOFTMAX.implementation("triton"),)),))
     with pytest.raises(UsageError, match="compiles for h200"):
-        traffic_of_run.refuse(plan, "h200")
+        count_traffic.refuse(plan, "h200")
     monkeypatch.setattr(host, "gpu_present", lambda: True)
     monkeypatch.setenv("PATH", "/nonexistent")
     out = tmp_path / "run"

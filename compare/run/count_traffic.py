@@ -1,12 +1,11 @@
-"""`xlafuse run --traffic`: after all timed rounds, the bytes of each record's kernels by the GPU's own counters.
+"""`xlafuse run --traffic`: after all timed rounds, count the bytes of each record's kernels with the GPU's counters.
 
-Each record is compiled once more, in a process under ncu that takes a batch of a framework's records, in each of two
-ways: "alone", every kernel from an empty L2, and "call", the whole call with caches left alone. XLA gets the autotuning
-results that the run recorded, and so compiles the same kernels. What would tune for minutes, and might choose other
-kernels than those that were timed, has no traffic and says so.
+Each record is compiled once more, in a process under ncu that takes a batch of a framework's records. It is counted in
+two ways: "alone", every kernel from an empty L2, and "call", the whole call with caches left alone. XLA replays the
+run's autotune results, so it compiles the same kernels. Implementations that autotune for minutes might choose other
+kernels than the timed ones; their records say that they have no traffic.
 
-A record is appended anew with each way, as soon as the process that counted it has ended: what stops a run costs the
-process that was under way.
+Each way appends the record anew as soon as its process has ended, so an interrupt costs one process's counts.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ from . import ncu
 from .ncu import CacheControl, KernelTraffic, NcuError, NotProfiled, Outcome, Profiled
 
 WAYS: dict[str, CacheControl] = {"alone": "all", "call": "none"}
-TUNES = "compiled once more it would be tuned for minutes again, and might get other kernels than those that were timed"
-_NO_GRAPH = 1_000_000  # launches in a row from which on XLA would replay them from a CUDA graph
+TUNES = "a second compile would autotune for minutes, and might choose other kernels than the timed ones"
+_NO_GRAPH = 1_000_000  # successive launches from which XLA makes a CUDA graph
 COUNTS = ("dram_read", "dram_written", "l2")
 
 
 def refuse(plan: Plan, target: str | None) -> None:
-    """Raises UsageError where traffic cannot be measured: before the run, not after it."""
+    """Raise UsageError where traffic cannot be measured: before the run, not after it."""
     if target is not None or not host.gpu_present():
         where = f"compiles for {target} without one" if target else "is on a machine that has none"
         raise UsageError(f"--traffic counts bytes on an NVIDIA GPU, and this run {where}: leave --traffic out")
@@ -52,15 +51,17 @@ def refuse(plan: Plan, target: str | None) -> None:
 
 
 def missing(plan: Plan, folder: Path) -> list[Record]:
-    """Records of the plan that were timed, and whose traffic was not measured, or not in both ways."""
+    """Return the timed records of the plan whose traffic was not counted in both ways."""
     wanted = plan.record_ids
     found = run_folder.read_records(folder)[0] if (folder / "records.jsonl").exists() else []
     return [r for r in found if r.id in wanted and r.status == "ok" and not all(_settled(r, w) for w in WAYS)]
 
 
 def measure(plan: Plan, folder: Path, say: Callable[[str], None]) -> str:
-    """Append each record of `missing` anew with each way that it lacks; says how many have both. say: is told what is
-    profiled now, and how many of how many that is. Needs the GPU for itself."""
+    """Count the traffic of each record of `missing`, appending it anew with each way; return a sentence with the counts.
+
+    say gets a line for each record. The GPU must be free of other work.
+    """
     left = missing(plan, folder)
     for entry in left:
         if _implementation(entry).tunes:
@@ -86,7 +87,7 @@ def _profile(
     entries: Sequence[Record], role: str, way: str, folder: Path,
     say: Callable[[str], None], before: int, total: int,
 ) -> Iterator[tuple[int, Outcome]]:
-    """`traffic.measure` of these records, before which were `before` of `total`."""
+    """Profile these records with ncu, of which `before` of `total` are done already."""
     environments = _environments(folder)
     return ncu.measure(
         [(entry.case, _implementation(entry)) for entry in entries], WAYS[way], logs=folder / "logs",
@@ -97,7 +98,7 @@ def _profile(
 
 
 def _settled(entry: Record, way: str) -> bool:
-    """Whether it was measured, or never can be; what merely failed is tried again when a run is resumed."""
+    """Return whether the way was counted, or never can be; a mere failure is tried again by a resumed run."""
     found = (entry.traffic or {}).get(way)
     return found is not None and ("unavailable" not in found or bool(found.get("final")))
 
@@ -107,7 +108,7 @@ def _implementation(entry: Record) -> Implementation:
 
 
 def _environments(folder: Path) -> dict[tuple[str | None, str], dict[str, Any]]:
-    """What each segment's workers were, by segment and framework."""
+    """Return the environment of each worker, by segment and role."""
     segments = run_folder.read_run(folder).get("segments", [])
     return {(s["id"], role): found for s in segments for role, found in s["environment"]["workers"].items()}
 
@@ -115,8 +116,10 @@ def _environments(folder: Path) -> dict[tuple[str | None, str], dict[str, Any]]:
 def _variables(
     folder: Path, role: str, environments: Mapping[tuple[str | None, str], dict[str, Any]]
 ) -> dict[str, str]:
-    """For XLA, flags: each kernel is launched by itself, so that ncu meets it, none in a CUDA graph; and what the
-    autotuner chose in this run is chosen again: tuning beside ncu took minutes for one product."""
+    """Return XLA_FLAGS: no CUDA graphs, so that ncu sees each kernel, and this run's autotune results replayed.
+
+    Autotuning under ncu took minutes for one product.
+    """
     if role != "xla":
         return {}
     flags = [f"--xla_gpu_graph_min_graph_size={_NO_GRAPH}"]
@@ -127,15 +130,17 @@ def _variables(
 
 
 def _autotune_results(folder: Path, jax_version: str, device: str) -> Path | None:
-    """Those of the run, or, where its folder has lost them, of the target pack of this GPU; `_graph` sees where the
-    pack chose another kernel."""
+    """Return the run's own autotune results, or those of this GPU's target pack where the run has none.
+
+    `_graph` detects a pack that chose another kernel.
+    """
     own = Pack(folder.resolve() / "target").xla_autotune_results(jax_version)
     target = targets.of_device(device)
     return own or (targets.load(target).xla_autotune_results(jax_version) if target else None)
 
 
 def _summary(entry: Record, way: str, outcome: Outcome, folder: Path) -> dict[str, Any]:
-    """One way of `Record.traffic`."""
+    """Return one way of `Record.traffic`."""
     if isinstance(outcome, NotProfiled):
         return {"unavailable": outcome.reason}
     graph = _graph(entry, outcome, folder)
@@ -150,8 +155,10 @@ def _summary(entry: Record, way: str, outcome: Outcome, folder: Path) -> dict[st
 
 
 def _graph(entry: Record, outcome: Profiled, folder: Path) -> FusionGraph | NotProfiled | None:
-    """What the launches are joined to: the graph of the compile that was profiled, if it is the record's; eager
-    PyTorch's kernels are known to the record alone, which CUPTI told of them."""
+    """Return the graph to join the launches to: the profiled compile's, if it has the record's kernels.
+
+    Eager PyTorch's kernels are known only from CUPTI, so its graph is the record's own.
+    """
     try:
         kept = None if entry.graph is None else store.load(recorded_file(folder, entry, entry.graph))
     except (OSError, ValueError) as problem:  # a GraphError, too
@@ -163,7 +170,7 @@ def _graph(entry: Record, outcome: Profiled, folder: Path) -> FusionGraph | NotP
     names, others = _names(kept), _names(outcome.graph)
     if names != others:
         new = next((name for name in others if name not in names), f"{len(others)} instead of {len(names)}")
-        return NotProfiled(f"compiled once more it got other kernels than those that were timed: {new}")
+        return NotProfiled(f"the second compile has other kernels than the timed one: {new}")
     return outcome.graph
 
 
@@ -174,10 +181,10 @@ def _names(graph: FusionGraph) -> list[str]:
 def part_traffic(
     graph: FusionGraph | None, part: str, launches: Sequence[KernelTraffic], ran: Sequence[DeviceRecord]
 ) -> dict[str, Any]:
-    """Sums of a part's launches and, with a graph, those of each kernel; `unjoined` are launches that belong to none.
+    """Return the byte counts of a phase and, with a graph, of each kernel; `unjoined` launches belong to no kernel.
 
-    ran: the records of the timed call, which say where copies and memsets lie among the kernels. ncu sees none of them:
-    `uncounted` says how many there are, and how many bytes they move.
+    ran: the records of the timed call, with its copies and memsets among the kernels. ncu sees none of those;
+    `uncounted` has their number and bytes.
     """
     result: dict[str, Any] = {"launches": len(launches), **_counted(launches)}
     aside = [each for each in ran if each.name in (MEMCPY, MEMSET)]
@@ -195,15 +202,17 @@ def part_traffic(
 
 
 def _counted(launches: Iterable[KernelTraffic]) -> dict[str, int | None]:
-    """Sums, None where one of them is not known."""
+    """Return the sums, None where a term is unknown."""
     launches = list(launches)
     columns = {count: [getattr(launch, count) for launch in launches] for count in COUNTS}
     return {count: None if None in values else sum(values) for count, values in columns.items()}
 
 
 def _in_order(launches: Sequence[KernelTraffic], ran: Sequence[DeviceRecord]) -> list[DeviceRecord]:
-    """The launches as records that `join` takes, each one's start being its number; with the copies and memsets of the
-    timed call where they were among its kernels, if it had as many kernels."""
+    """Return the launches as records that `join` takes, each with its index as start.
+
+    Copies and memsets of the timed call are added at their places, if the call had as many kernels.
+    """
     records = [DeviceRecord(launch.name, number, number + 1) for number, launch in enumerate(launches)]
     aside = [each.name in (MEMCPY, MEMSET) for each in ran]
     if aside.count(False) != len(records):
