@@ -58,7 +58,8 @@ def missing(plan: Plan, folder: Path) -> list[Record]:
 
 
 def measure(plan: Plan, folder: Path, say: Callable[[str], None]) -> str:
-    """Count the traffic of each record of `missing`, appending it anew with each way; return a sentence with the counts.
+    """Count the traffic of each record of `missing`, appending it anew with each way; return a sentence with the
+    counts.
 
     say gets a line for each record. The GPU must be free of other work.
     """

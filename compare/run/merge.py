@@ -50,8 +50,8 @@ def merge(
         for name in _SAME:
             if run.get(name) != runs[0].get(name):
                 raise UsageError(
-                    f"{part} has {name} {run.get(name)!r} and {parts[0]} {runs[0].get(name)!r}: only runs with the same "
-                    f"{name} can be merged"
+                    f"{part} has {name} {run.get(name)!r} and {parts[0]} {runs[0].get(name)!r}: only runs with "
+                    f"the same {name} can be merged"
                 )
     records = _read(parts, runs, warn)
     owners = _owners(parts, records)
@@ -128,7 +128,7 @@ def _left_out(share: dict[str, list[str]], plan: dict[str, Any], owners: Iterabl
         return None
     counts = dict.fromkeys(int(part.partition("/")[2]) for part in share["parts"])
     parts = [f"{n}/{count}" for count in counts for n in range(1, count + 1) if f"{n}/{count}" not in share["parts"]]
-        of = f"shard{'s' * (len(parts) > 1)} {', '.join(parts)} missing: " if parts else ""
+    of = f"shard{'s' * (len(parts) > 1)} {', '.join(parts)} missing: " if parts else ""
     cases = "1 case" if len(left) == 1 else f"{len(left)} cases"
     return f"{of}{cases} of the shared plan, such as {left[0]}, in none of these runs"
 

@@ -2,8 +2,8 @@
 
 A graph declares the bytes that a kernel reads and writes. ncu counts the bytes that crossed the memory bus, and those
 that passed through the L2. With `cache_control="all"`, ncu's default, each kernel is measured from an empty L2. With
-"none" the call starts from a cold L2, and its kernels find there the lines that earlier ones left. A kernel leaves up to
-one L2 of dirty lines that are not yet written. CUPTI cannot run together with ncu, so nothing is timed here.
+"none" the call starts from a cold L2, and its kernels find there the lines that earlier ones left. A kernel leaves up
+to one L2 of dirty lines that are not yet written. CUPTI cannot run together with ncu, so nothing is timed here.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ BATCH = 20  # implementations a process. It takes 8 s to start; ncu lists at its
 
 @dataclass(frozen=True)
 class KernelTraffic:
-    """One launch of `name` (mangled): bytes read from and written to DRAM, and bytes through the L2, None where this GPU
-    has no such counter."""
+    """One launch of `name` (mangled): bytes read from and written to DRAM, and bytes through the L2, None where this
+    GPU has no such counter."""
 
     name: str
     dram_read: int

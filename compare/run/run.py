@@ -30,7 +30,7 @@ from ..spec.blocks import BLOCKS
 from ..spec.case import Case
 from ..spec.implementation import Implementation
 from ..workers.pool import WorkerPool
-from . import autotune_results, for_target, on_gpu, count_traffic
+from . import autotune_results, count_traffic, for_target, on_gpu
 from .progress import Progress
 from .session import Session
 

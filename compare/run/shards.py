@@ -9,8 +9,8 @@ from ..base.usage import UsageError
 from ..plan.plan import Plan, Share
 from .batches import Group, compile_effort, groups_of
 
-# Seconds by which a run on an H200 grows: for each unit of compile effort, each timed implementation, and each autotuned
-# one. 18 autotuned ones took 27 s each on their own; runners that share the lock take less.
+# Seconds by which a run on an H200 grows: for each unit of compile effort, each timed implementation, and each
+# autotuned one. 18 autotuned ones took 27 s each on their own; runners that share the lock take less.
 SECONDS_PER_EFFORT, SECONDS_PER_TIMED, SECONDS_PER_AUTOTUNED = 0.12, 0.4, 11.0
 
 

@@ -24,8 +24,8 @@ from compare.measure.profiler_marks import BEGIN, END
 from compare.plan.plan import Plan
 from compare.record import run_folder as record
 from compare.record.record import Record
+from compare.run import count_traffic, run
 from compare.run import ncu as traffic
-from compare.run import run, count_traffic
 from compare.run.ncu import KernelTraffic, NcuError, NotProfiled, Outcome, Profiled, parse, split
 from compare.spec.blocks import BLOCKS
 from compare.spec.case import Case
