@@ -336,7 +336,7 @@ def in_stage(stage: str, wanted: str) -> bool:
 
 
 def _show_passes(pairs: Pairs, question: Question) -> None:
-    from xlafuse.reasons.pass_changes import story
+    from xlafuse.reasons.pass_changes import read_pass_changes
 
     from ..graph.render import text_view
 
@@ -351,7 +351,7 @@ def _show_passes(pairs: Pairs, question: Question) -> None:
     answers = []
     for each, name, artifacts in ((each, *module) for each, modules in compiled for module in modules):
         with reading_errors_as_usage(each.path):
-            changes = story(artifacts)
+            changes = read_pass_changes(artifacts)
         if question.as_json:
             passes = [{**asdict(change), "text": str(change)} for change in changes]
             answers.append({"module": name, "passes": passes})

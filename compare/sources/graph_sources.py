@@ -318,7 +318,7 @@ def _of_modules(source: Path) -> list[GraphSource]:
 
 def _from_artifacts(name: str, artifacts: Artifacts) -> FusionGraph:
     from xlafuse.hlo import file_reader
-    from xlafuse.reasons import edges
+    from xlafuse.reasons import fusion_decisions
 
     from ..graph.build import xla_reasons
     from ..graph.build.epilogues import with_epilogues
@@ -333,7 +333,7 @@ def _from_artifacts(name: str, artifacts: Artifacts) -> FusionGraph:
     if before := artifacts.find("hlo_before"):
         with before.local() as path:
             graph = with_epilogues(graph, file_reader.read(path))
-    return replace(graph, reasons=xla_reasons.reasons(graph, edges.read(artifacts)))
+    return replace(graph, reasons=xla_reasons.reasons(graph, fusion_decisions.read_decisions(artifacts)))
 
 
 _DEVICE = re.compile(r'^\s*device_description_str: "([^"]{1,100})"', re.MULTILINE)

@@ -27,8 +27,8 @@ sys.path.insert(0, str(ROOT))
 
 def expected(path: Path) -> dict[str, Any]:
     """What the fusion graph of a file must say, in the form of expected.json."""
-    from compare.graph.from_hlo import from_hlo
-    from xlafuse.hlo_read import read
+    from compare.graph.build.from_hlo import from_hlo
+    from xlafuse.hlo.file_reader import read
 
     graph = from_hlo(read(path))
     return {
@@ -60,7 +60,7 @@ def _write_expected(folder: Path) -> None:
 
 
 def _capture() -> Path:
-    from xlafuse.environment import configure_environment
+    from xlafuse.compile.environment import configure_environment
 
     configure_environment(deviceless=True)
     import jax
@@ -98,7 +98,7 @@ def h200_modules() -> Iterator[Module]:
     """The blocks as xlafuse compiles them, then a function for each construct of HLO."""
     import jax
 
-    from xlafuse import _jax_private, compiler
+    from xlafuse.compile import _jax_private, compiler
 
     target = compiler.Target(_h200())
     for block, parts in _BLOCKS.items():
@@ -128,7 +128,7 @@ def _on(target: str, sharding: Any, functions: dict[str, Callable[[], Iterator[P
 def _compiled(name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Module:
     import jax
 
-    from xlafuse import _jax_private
+    from xlafuse.compile import _jax_private
 
     platform = {"h200": "cuda", "h200x8": "cuda"}.get(prefix := name.split("-")[0], prefix)
     compiled = jax.jit(function).trace(*args).lower(lowering_platforms=(platform,)).compile()
@@ -144,13 +144,13 @@ def _block(
         import jax
         import jax.numpy as jnp
 
-        from xlafuse import directions
+        from xlafuse.compile import directions
 
         apply = importlib.import_module(f"xlafuse.blocks.{name}").apply
         inputs = {key: jax.ShapeDtypeStruct(shape, jnp.bfloat16) for key, shape in shapes.items()}
         yield "-fwd", directions.forward(apply, attributes or {}), (inputs,)
         if name != "vector_add":
-            forward, backward = directions.train_halves(apply, attributes or {})
+            forward, backward = directions.train_phases(apply, attributes or {})
             yield "-forward", forward, (inputs,)
             outputs, residuals = jax.eval_shape(forward, inputs)
             yield "-backward", backward, (residuals, outputs)

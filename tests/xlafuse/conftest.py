@@ -1,9 +1,10 @@
-"""jax on the GPU where there is one, else on the CPU; with ptxas at hand to compile for an H200."""
+"""Run jax on the GPU if there is one, else on the CPU; find ptxas, so that tests can compile for an H200."""
 
+import ast
 import importlib.util
 import os
+import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,30 +12,35 @@ import pytest
 
 from xlafuse.compile.environment import configure_environment, find_cuda_tools, gpu_present
 
-HAS_JAX = importlib.util.find_spec("jax") is not None
-# Reading text and graphs needs no framework, and neither do the other files; protos are read by jaxlib's definitions.
-NEED_JAX = (
-    "blocks", "calls", "compiler", "cost_analysis", "dump", "environment", "hlo_hostile", "hlo_proto", "hlo_source",
-)
-collect_ignore = [] if HAS_JAX else [f"test_{name}.py" for name in NEED_JAX]
-
-if "jax" not in sys.modules:
-    configure_environment(deviceless=not gpu_present() and find_cuda_tools() is not None)
-elif find_cuda_tools() is not None and "xla_gpu_cuda_data_dir" not in os.environ.get("XLA_FLAGS", ""):
-    raise pytest.UsageError(
-        "jax was imported before its environment was set; configure it in the outermost conftest"
-    )
-
 if TYPE_CHECKING:
     from xlafuse.compile import compiler
 
 PACK = Path(__file__).parents[2] / "compare" / "targets" / "h200" / "xla"
 DATA = Path(__file__).parents[1] / "data" / "xla"
+HAS_JAX = importlib.util.find_spec("jax") is not None
+
+if "jax" not in sys.modules:
+    configure_environment(deviceless=not gpu_present() and find_cuda_tools() is not None)
+elif find_cuda_tools() is not None and "xla_gpu_cuda_data_dir" not in os.environ.get("XLA_FLAGS", ""):
+    raise pytest.UsageError("jax was imported before its environment was set; configure it in the outermost conftest")
+
+
+class _ModuleThatNeedsJax(pytest.Module):
+    def collect(self) -> list[pytest.Item | pytest.Collector]:
+        pytest.skip(f"{self.path.name} needs jax, which is not installed", allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    """Without jax, report each file that imports it as skipped."""
+    imports = [node for node in ast.parse(module_path.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
+    if HAS_JAX or not any(re.match(r"(?:import|from) jax\b", ast.unparse(node)) for node in imports):
+        return None
+    return _ModuleThatNeedsJax.from_parent(parent, path=module_path)
 
 
 @pytest.fixture(scope="session")
 def h200() -> "compiler.Target":
-    """An H200 to compile for, nothing replayed; skips where jax, its CUDA plugin or ptxas is not installed."""
+    """An H200 to compile for, without autotuning results; skip without jax, its CUDA plugin or ptxas."""
     jax = pytest.importorskip("jax")
     from xlafuse.compile import compiler
 
@@ -47,5 +53,6 @@ def h200() -> "compiler.Target":
 
 
 @pytest.fixture
-def data() -> Iterator[Path]:
-    yield DATA
+def data() -> Path:
+    """The folder of HLO text recorded on an H200."""
+    return DATA

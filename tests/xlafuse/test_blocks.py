@@ -342,10 +342,10 @@ def test_forward_is_the_formula(name: str, dtype: str) -> None:
 @pytest.mark.parametrize("recompute", [False, True], ids=["saved", "recomputed"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", TRAINED)
-def test_train_halves_give_outputs_and_gradients(name: str, dtype: str, recompute: bool) -> None:
+def test_train_phases_give_outputs_and_gradients(name: str, dtype: str, recompute: bool) -> None:
     apply, attributes, shapes, formula, roundings = BLOCKS[name]
     inputs = _inputs(shapes, dtype)
-    forward, backward = directions.train_halves(apply, attributes, recompute=recompute)
+    forward, backward = directions.train_phases(apply, attributes, recompute=recompute)
     first = compiler.compile(forward, (inputs,))
     output_structs, residual_structs = first.output_structs
     second = compiler.compile(backward, (residual_structs, output_structs))
@@ -371,7 +371,7 @@ _AROUND_CUDNN = {
 def test_what_is_around_cudnn_gives_outputs_and_gradients(name: str) -> None:
     _, attributes, shapes, formula, roundings = BLOCKS[name]
     inputs = _inputs(shapes, "float32")
-    forward, backward = directions.train_halves(_AROUND_CUDNN[name], attributes | {"implementation": "xla"})
+    forward, backward = directions.train_phases(_AROUND_CUDNN[name], attributes | {"implementation": "xla"})
     outputs, residuals = forward(inputs)
     _assert_close(outputs, formula(_float64(inputs)), roundings, "float32")
     gradients = backward(residuals, outputs)
@@ -408,7 +408,7 @@ def test_cudnn_is_given_packed_sequences_as_one_and_their_mask_as_a_bias() -> No
         outputs, residuals = forward(inputs)
         return backward(residuals, outputs)
 
-    forward, backward = directions.train_halves(attention_packed.apply_cudnn, {"longest": 4})
+    forward, backward = directions.train_phases(attention_packed.apply_cudnn, {"longest": 4})
     ((called, given), (called_back, _)) = _calls_of_cudnn(step, half(6))
     assert (called, called_back) == ("fmhaScaleBiasSoftmax", "fmhaScaleBiasSoftmaxBackward")
     assert given == "tensor<1x6x4x16xbf16>, tensor<1x6x2x16xbf16>, tensor<1x6x2x16xbf16>, tensor<1x1x6x6xbf16>"
@@ -498,7 +498,7 @@ def test_gradients_only_for_floating_inputs() -> None:
         return {"y": inputs["table"][inputs["rows"]]}
 
     inputs = {"table": jnp.ones((4, 2)), "rows": jnp.asarray([1, 1, 3])}
-    forward, backward = directions.train_halves(apply, {})
+    forward, backward = directions.train_phases(apply, {})
     outputs, residuals = forward(inputs)
     gradients = backward(residuals, outputs)
     assert gradients.keys() == {"table"}
@@ -524,5 +524,5 @@ def test_gradients_that_are_sums_over_rows_are_rounded_once(block: str) -> None:
 
 
 def test_a_vector_of_a_wider_type_is_not_rounded() -> None:
-    spread = linear.spread(jnp.full(3, 1.001, jnp.float32), jnp.ones((2, 3), jnp.bfloat16))
+    spread = linear.broadcast_in_float32(jnp.full(3, 1.001, jnp.float32), jnp.ones((2, 3), jnp.bfloat16))
     assert spread.dtype == jnp.float32 and (spread == jnp.float32(1.001)).all()

@@ -29,7 +29,7 @@ def apply(inputs: dict[str, jax.Array], causal: int = 1, window: int = 0) -> dic
             seen = (key <= query) & (query - key < window) if window else key <= query
             scores = jnp.where(seen, scores, -jnp.inf)
     with jax.named_scope("softmax"):
-        weights = softmax.stages(scores).astype(q.dtype)
+        weights = softmax.softmax(scores).astype(q.dtype)
     with jax.named_scope("values"):
         v = jnp.repeat(v, group, axis=1) if group > 1 else v
         return {"out": jnp.einsum("bhqk,bhkd->bhqd", weights, v)}

@@ -21,7 +21,7 @@ def apply(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
     with jax.named_scope("bias"):
         scores = scores + inputs["bias"].astype(jnp.float32)
     with jax.named_scope("softmax"):
-        weights = softmax.stages(scores, empty_rows=True).astype(q.dtype)
+        weights = softmax.softmax(scores, empty_rows=True).astype(q.dtype)
     with jax.named_scope("values"):
         return {"out": jnp.einsum("bhqk,bhkd->bhqd", weights, v)}
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from xlafuse.blocks import softmax
 
 
-def of_one_sequence(cu_seqlens: jax.Array, tokens: int) -> jax.Array:
+def same_sequence(cu_seqlens: jax.Array, tokens: int) -> jax.Array:
     """[tokens, tokens]: whether both belong to the same sequence."""
     sequence = jnp.sum(cu_seqlens[1:] <= jnp.arange(tokens)[:, None], axis=1)
     return sequence[:, None] == sequence
@@ -30,10 +30,10 @@ def apply(inputs: dict[str, jax.Array], longest: int) -> dict[str, jax.Array]:
         scores = jnp.einsum("qhd,khd->hqk", q, k).astype(jnp.float32) / math.sqrt(head_dim)
     with jax.named_scope("mask"):
         position = jnp.arange(tokens)
-        seen = of_one_sequence(cu_seqlens, tokens) & (position[:, None] >= position)
+        seen = same_sequence(cu_seqlens, tokens) & (position[:, None] >= position)
         scores = jnp.where(seen, scores, -jnp.inf)
     with jax.named_scope("softmax"):
-        weights = softmax.stages(scores).astype(q.dtype)
+        weights = softmax.softmax(scores).astype(q.dtype)
     with jax.named_scope("values"):
         v = jnp.repeat(v, group, axis=1) if group > 1 else v
         return {"out": jnp.einsum("hqk,khd->qhd", weights, v)}
@@ -51,7 +51,7 @@ def apply_cudnn(
     """
     q, k, v = (inputs[name][None] for name in "qkv")
     with jax.named_scope("mask"):
-        mask = of_one_sequence(inputs["cu_seqlens"], q.shape[1])[None, None]
+        mask = same_sequence(inputs["cu_seqlens"], q.shape[1])[None, None]
     with jax.named_scope("attention"):
         out = jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation=implementation)
     return {"out": out[0]}

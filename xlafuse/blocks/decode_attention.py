@@ -9,7 +9,7 @@ from xlafuse.blocks import softmax
 from xlafuse.compile._jax_private import cudnn_attention
 
 
-def stages(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> jax.Array:
+def attend(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> jax.Array:
     """q [batch, heads, head_dim], k and v [batch, kv_heads, capacity, head_dim], lengths [batch] -> as q.
 
     Both products are stored in the inputs' dtype; scaling, mask and softmax are float32. Zeros where a length is 0.
@@ -23,7 +23,7 @@ def stages(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> jax.
         seen = jax.lax.broadcasted_iota(jnp.int32, (batch, capacity), 1) < lengths[:, None]
         scores = jnp.where(seen[:, None, None], scores, -jnp.inf)
     with jax.named_scope("softmax"):
-        weights = softmax.stages(scores).astype(q.dtype)
+        weights = softmax.softmax(scores).astype(q.dtype)
     with jax.named_scope("values"):
         out = jnp.einsum("bngk,bnkd->bngd", weights, v).reshape(q.shape)
         return jnp.where(lengths[:, None, None] > 0, out, 0)
@@ -32,7 +32,7 @@ def stages(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> jax.
 def apply(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """`q` [batch, heads, head_dim], `k_cache`, `v_cache` [batch, kv_heads, capacity, head_dim], `lengths` [batch] ->
     `out` as q; the caches' elements past a length must be finite."""
-    return {"out": stages(*(inputs[name] for name in ("q", "k_cache", "v_cache", "lengths")))}
+    return {"out": attend(*(inputs[name] for name in ("q", "k_cache", "v_cache", "lengths")))}
 
 
 def apply_cudnn(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from xlafuse.blocks import decode_attention
 
 
-def gathered(pages: jax.Array, table: jax.Array) -> jax.Array:
+def gather_pages(pages: jax.Array, table: jax.Array) -> jax.Array:
     """[batch, capacity, kv_heads, head_dim]. Pages out of range, clipped here, are not part of the contract."""
     return jnp.take(pages, table, axis=0, mode="clip").reshape(len(table), -1, *pages.shape[2:])
 
@@ -19,8 +19,8 @@ def apply(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
     [batch, pages_per_sequence], `lengths` [batch] -> `out` as q; the pages' elements past a length must be finite.
     """
     with jax.named_scope("gather"):
-        k, v = (gathered(inputs[name], inputs["page_table"]).swapaxes(1, 2) for name in ("k_pages", "v_pages"))
-    return {"out": decode_attention.stages(inputs["q"], k, v, inputs["lengths"])}
+        k, v = (gather_pages(inputs[name], inputs["page_table"]).swapaxes(1, 2) for name in ("k_pages", "v_pages"))
+    return {"out": decode_attention.attend(inputs["q"], k, v, inputs["lengths"])}
 
 
 def apply_cudnn(
@@ -32,7 +32,7 @@ def apply_cudnn(
     """
     q, lengths = inputs["q"], inputs["lengths"]
     with jax.named_scope("gather"):
-        k, v = (gathered(inputs[name], inputs["page_table"]) for name in ("k_pages", "v_pages"))
+        k, v = (gather_pages(inputs[name], inputs["page_table"]) for name in ("k_pages", "v_pages"))
     with jax.named_scope("attention"):
         out = jax.nn.dot_product_attention(
             q[:, None], k, v, key_value_seq_lengths=lengths, implementation=implementation

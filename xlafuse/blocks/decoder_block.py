@@ -89,7 +89,7 @@ class DecoderBlock(nnx.Module):
         return jnp.split(by_head, (self.heads, self.heads + self.kv_heads), axis=1)
 
 
-def stages(
+def run_layer(
     x: jax.Array, params: Mapping[str, jax.Array], positions: jax.Array, *, heads: int, kv_heads: int, eps: float,
     theta: float, attend: Attend = attention.apply,
 ) -> jax.Array:
@@ -119,7 +119,7 @@ def apply(
     Columns of w_qkv are the queries' heads, then the keys', then the values'. Everything is stored in x's dtype;
     products accumulate in float32 on a GPU, norms, rotation and softmax are float32.
     """
-    y = stages(
+    y = run_layer(
         inputs["x"], inputs, inputs["positions"], heads=heads, kv_heads=kv_heads, eps=eps, theta=theta, attend=attend
     )
     return {"y": y}

@@ -6,7 +6,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from xlafuse.blocks.linear import spread
+from xlafuse.blocks.linear import broadcast_in_float32
 from xlafuse.blocks.threefry import uniforms
 
 
@@ -15,7 +15,7 @@ def dropped_sum(x: jax.Array, bias: jax.Array, residual: jax.Array, seed: jax.Ar
     rows, columns = x.shape
     threshold = math.ceil(p * 65536)
     with jax.named_scope("bias"):
-        biased = x + spread(bias, x)
+        biased = x + broadcast_in_float32(bias, x)
     with jax.named_scope("random"):
         kept = uniforms(rows, columns, seed) >= threshold
     with jax.named_scope("dropout"):

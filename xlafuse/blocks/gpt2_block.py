@@ -114,7 +114,7 @@ class Gpt2Block(nnx.Module):
         return tokens.reshape(x.shape)
 
 
-def stages(
+def run_layer(
     x: jax.Array, params: Mapping[str, jax.Array], seed: jax.Array, *, heads: int, p: float, eps: float,
     attend: Attend = attention.apply,
 ) -> jax.Array:
@@ -142,7 +142,7 @@ def apply(
     Columns of w_qkv are the queries' heads, then the keys', then the values'. Everything is stored in x's dtype;
     products accumulate in float32 on a GPU, norms, dropout's scale and softmax are float32.
     """
-    return {"y": stages(inputs["x"], inputs, inputs["seed"], heads=heads, p=p, eps=eps, attend=attend)}
+    return {"y": run_layer(inputs["x"], inputs, inputs["seed"], heads=heads, p=p, eps=eps, attend=attend)}
 
 
 def apply_cudnn(inputs: dict[str, jax.Array], **attributes: Any) -> dict[str, jax.Array]:

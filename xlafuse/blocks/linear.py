@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 
-def spread(vector: jax.Array, rows: jax.Array) -> jax.Array:
+def broadcast_in_float32(vector: jax.Array, rows: jax.Array) -> jax.Array:
     """A bias or weight for each of the rows, in the dtype that both have together, spread in float32: that changes no
     value, and its gradient, a sum over rows, adds up in float32. Otherwise XLA (jaxlib 0.10) adds float16 up in float16
     on a CPU, and rounds partial sums to bfloat16 or float16 for an H200."""
@@ -19,4 +19,4 @@ def apply(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
     with jax.named_scope("product"):
         product = inputs["x"] @ inputs["weight"]
     with jax.named_scope("bias"):
-        return {"y": product + spread(inputs["bias"], product)}
+        return {"y": product + broadcast_in_float32(inputs["bias"], product)}

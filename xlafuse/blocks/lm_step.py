@@ -25,19 +25,19 @@ LAYER_PARAMETERS = tuple(decoder_block.PATHS)
 PARAMETERS = ("table", *LAYER_PARAMETERS, "final_norm", "w_head")
 
 
-def through_unrolled(layer: Layer, x: jax.Array, stacked: Arrays) -> jax.Array:
+def run_unrolled(layer: Layer, x: jax.Array, stacked: Arrays) -> jax.Array:
     for number in range(len(stacked["w_qkv"])):
         with jax.named_scope("layer"):
             x = layer(x, {name: array[number] for name, array in stacked.items()})
     return x
 
 
-def through_scan(layer: Layer, x: jax.Array, stacked: Arrays) -> jax.Array:
+def run_scan(layer: Layer, x: jax.Array, stacked: Arrays) -> jax.Array:
     with jax.named_scope("layer"):
         return jax.lax.scan(lambda x, weights: (layer(x, weights), None), x, stacked)[0]
 
 
-def mean_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+def mean_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """Of `logits` [tokens, classes] and `labels` [tokens], in float32."""
     with jax.named_scope("logsumexp"):
         logits = logits.astype(jnp.float32)
@@ -61,7 +61,7 @@ def loss_of(
     with jax.named_scope("head"):
         logits = h @ parameters["w_head"].T
     with jax.named_scope("loss"):
-        return mean_entropy(logits.reshape(-1, logits.shape[-1]), inputs["labels"].reshape(-1))
+        return mean_cross_entropy(logits.reshape(-1, logits.shape[-1]), inputs["labels"].reshape(-1))
 
 
 def step(
@@ -71,13 +71,13 @@ def step(
     """What `apply` returns, through the layers as `through` goes."""
 
     def layer(x: jax.Array, weights: Arrays) -> jax.Array:
-        return decoder_block.stages(
+        return decoder_block.run_layer(
             x, weights, inputs["positions"], heads=heads, kv_heads=kv_heads, eps=eps, theta=theta, attend=attend
         )
 
     if remat:
         # A loop's body keeps backward apart from forward, which else takes a barrier.
-        layer = jax.checkpoint(layer, prevent_cse=through is not through_scan)
+        layer = jax.checkpoint(layer, prevent_cse=through is not run_scan)
     parameters = {name: inputs[name] for name in PARAMETERS}
     loss, gradients = jax.value_and_grad(loss_of)(parameters, inputs, layer, through, eps)
     results = {"loss": loss}
@@ -97,24 +97,24 @@ def apply(inputs: Arrays, **attributes: Any) -> Arrays:
     Parameters: `table` [vocabulary, width], the weights of `decoder_block.apply` with an axis of layers before the
     others, `final_norm` [width], `w_head` [vocabulary, width]; the moments of p are `mu_p` and `nu_p`, float32.
     """
-    return step(inputs, through_unrolled, **attributes)
+    return step(inputs, run_unrolled, **attributes)
 
 
 def apply_remat(inputs: Arrays, **attributes: Any) -> Arrays:
     """The same step unrolled, of each layer its input alone kept for the backward pass."""
-    return step(inputs, through_unrolled, **attributes, remat=True)
+    return step(inputs, run_unrolled, **attributes, remat=True)
 
 
 def apply_scan(inputs: Arrays, **attributes: Any) -> Arrays:
     """The same step, jax.lax.scan over the layers."""
-    return step(inputs, through_scan, **attributes)
+    return step(inputs, run_scan, **attributes)
 
 
 def apply_scan_remat(inputs: Arrays, **attributes: Any) -> Arrays:
     """The same scanned, of each layer its input alone kept for the backward pass."""
-    return step(inputs, through_scan, **attributes, remat=True)
+    return step(inputs, run_scan, **attributes, remat=True)
 
 
 def apply_cudnn(inputs: Arrays, **attributes: Any) -> Arrays:
     """The same step unrolled, its attention cuDNN's."""
-    return step(inputs, through_unrolled, **attributes, attend=attention.apply_cudnn)
+    return step(inputs, run_unrolled, **attributes, attend=attention.apply_cudnn)

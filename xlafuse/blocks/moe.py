@@ -59,7 +59,7 @@ class MoE(nnx.Module):
             y = jnp.sum(weights[:, :, None] * out.astype(jnp.float32), axis=1).astype(x.dtype)
         return y, balance_loss
 
-    def every_expert(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def run_every_expert(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The same of every expert on every token, those that a token did not choose with a weight of zero."""
         chosen, weights, balance_loss = self.route(x)
         with jax.named_scope("dispatch"):
@@ -92,5 +92,5 @@ def apply(inputs: dict[str, jax.Array], *, top_k: int) -> dict[str, jax.Array]:
 
 def apply_dense(inputs: dict[str, jax.Array], *, top_k: int) -> dict[str, jax.Array]:
     """The same contract, every expert on every token: experts / top_k times the products, and nothing to sort."""
-    y, balance_loss = _layer(inputs, top_k).every_expert(inputs["x"])
+    y, balance_loss = _layer(inputs, top_k).run_every_expert(inputs["x"])
     return {"y": y, "balance_loss": balance_loss}

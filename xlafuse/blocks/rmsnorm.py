@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from xlafuse.blocks.linear import spread
+from xlafuse.blocks.linear import broadcast_in_float32
 
 
 def rmsnorm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
@@ -14,7 +14,7 @@ def rmsnorm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     with jax.named_scope("normalize"):
         normalized = (wide * jax.lax.rsqrt(mean_square + eps)).astype(x.dtype)
     with jax.named_scope("weight"):
-        return normalized * spread(weight, normalized)
+        return normalized * broadcast_in_float32(weight, normalized)
 
 
 def apply(inputs: dict[str, jax.Array], *, eps: float) -> dict[str, jax.Array]:

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 
-def stages(x: jax.Array, empty_rows: bool = False) -> jax.Array:
+def softmax(x: jax.Array, empty_rows: bool = False) -> jax.Array:
     """Softmax of a float32 array over its last axis, in the stages max, exp, sum, divide.
 
     The maximum only guards against overflow and cancels in the result, so no gradient flows through it. empty_rows:
@@ -32,4 +32,4 @@ def apply(inputs: dict[str, jax.Array], masked: int = 0) -> dict[str, jax.Array]
     """`x` [rows, columns] -> `y`, same shape and dtype; computed in float32. masked: how many rows are -inf alone;
     where none is, the formula is the plain one."""
     x = inputs["x"]
-    return {"y": stages(x.astype(jnp.float32), empty_rows=masked > 0).astype(x.dtype)}
+    return {"y": softmax(x.astype(jnp.float32), empty_rows=masked > 0).astype(x.dtype)}

@@ -111,8 +111,8 @@ def compile(
     command_buffers: variants.CommandBuffers = "default",
     target: Target | None = None,
     dump_to: Path | None = None,
-    turn: Callable[[], AbstractContextManager[None]] | None = nullcontext,
-    reuses: bool = False,
+    autotune_lock: Callable[[], AbstractContextManager[None]] | None = nullcontext,
+    reuses_results: bool = False,
 ) -> Compilation:
     """Compile `function(*args)`, args being pytrees of arrays or of `jax.ShapeDtypeStruct`s.
 
@@ -123,16 +123,16 @@ def compile(
     command_buffers: which launches run from CUDA graphs; see `variants.compiler_options`.
     dump_to: a folder that receives this compile's artifacts, named as in `dump.ARTIFACTS`; made if missing,
         else it must be empty.
-    turn: what an own compile of XLA that times kernels runs within, as a wait for a GPU on which it does so
-        undisturbed; not part of the times given. None: it may not time any.
-    reuses: this process took over results (`configure_environment(reuse_autotune_from=...)`): a compile for which
-        they hold every choice times nothing, and does not wait for its turn.
+    autotune_lock: a context manager around a compile that times kernels, so that nothing else uses the GPU meanwhile.
+        The reported seconds leave out the wait for it. None: the compile may not time kernels.
+    reuses_results: this process loaded earlier autotuning results (`configure_environment(reuse_autotune_from=...)`).
+        A compile whose choices they all hold times nothing and takes no lock.
 
     An output that is an input, a constant, or a repetition of another output is not computed: the executable
     returns the array at hand, where XLA would copy it. What a vjp saves is full of these, and a training step
     in one piece does not copy them either.
 
-    Raises Unchosen where turn is None and there is a kernel to choose, variants.FusionNotOff if
+    Raises AutotuningNeeded where autotune_lock is None and there is a kernel to choose, variants.FusionNotDisabled if
     variant="unfused" still fused, RuntimeError when a process that replayed one set of autotune results is
     asked to compile a target with another or none (XLA keeps what it loaded for the life of the process),
     ValueError for autotune results of another jax version, and whatever jax raises.
@@ -149,11 +149,11 @@ def compile(
         trace_s = time.perf_counter() - started
 
     options = variants.compiler_options(variant, command_buffers)
-    with artifacts.scratch(dump_to) as raw:
+    with artifacts.raw_dump_folder(dump_to) as raw:
         if raw is not None:
-            options |= artifacts.options(raw)
+            options |= artifacts.dump_options(raw)
         if target is None:
-            compiled, compile_s, source = _compile_here(lowered, options, turn, reuses)
+            compiled, compile_s, source = _compile_here(lowered, options, autotune_lock, reuses_results)
             replay_miss = None
         else:
             compiled, compile_s, replay_miss = compile_lowered(lowered, options, target)
@@ -161,7 +161,7 @@ def compile(
         hlo_text = compiled.as_text()
         module = parse(hlo_text)
         if raw is not None and dump_to is not None:
-            artifacts.keep(raw, dump_to, module.name, lowered.as_text(debug_info=True))
+            artifacts.keep_artifacts(raw, dump_to, module.name, lowered.as_text(debug_info=True))
     found = tuple(kernels(module))
     if variant == "unfused":
         variants.check_unfused(found)
@@ -210,21 +210,22 @@ def _fresh(function: Callable[..., Any]) -> Callable[..., Any]:
 _COMPLETE = {"xla_gpu_require_complete_aot_autotune_results": True}  # else XLA tunes, or without a GPU guesses
 
 
-class Unchosen(Exception):
+class AutotuningNeeded(Exception):
     """XLA would have to time kernels to choose one, and was not to."""
 
 
 def _compile_here(
-    lowered: Any, options: dict[str, Any], turn: Callable[[], AbstractContextManager[None]] | None, reuses: bool
+    lowered: Any, options: dict[str, Any], autotune_lock: Callable[[], AbstractContextManager[None]] | None,
+    reuses_results: bool,
 ) -> tuple[Any, float, provenance.Source]:
     """(compiled, seconds, whose choices): for this process's GPU."""
-    if reuses or turn is None:
+    if reuses_results or autotune_lock is None:
         try:
             return *_timed(lowered, options | _COMPLETE), "replay"
         except jax.errors.JaxRuntimeError as error:  # what is missing is tuned below; what is broken breaks again
-            if turn is None:
-                raise Unchosen(str(error)) from error
-    with turn():
+            if autotune_lock is None:
+                raise AutotuningNeeded(str(error)) from error
+    with autotune_lock():
         return *_timed(lowered, options), "device"
 
 

@@ -23,7 +23,7 @@ def joint(apply: Apply, attributes: Mapping[str, Any], outputs: Sequence[str]) -
     """Outputs and gradients in one program, as jax.value_and_grad in a training step's jit: XLA is free to fuse, and to
     recompute, across the two. It takes the inputs, and for each of the `outputs` y its cotangent as d_y, and returns
     the outputs, and for each input x of a floating dtype its gradient as d_x."""
-    forward, backward = train_halves(apply, attributes)
+    forward, backward = train_phases(apply, attributes)
     given = {f"d_{name}": name for name in outputs}
 
     def joint(arrays: Arrays) -> Arrays:
@@ -34,7 +34,7 @@ def joint(apply: Apply, attributes: Mapping[str, Any], outputs: Sequence[str]) -
     return joint
 
 
-def train_halves(
+def train_phases(
     apply: Apply, attributes: Mapping[str, Any], *, recompute: bool = False
 ) -> tuple[Callable[[Arrays], tuple[Arrays, Any]], Callable[[Any, Arrays], Arrays]]:
     """(forward, backward), to be compiled apart, as a training step runs them.

@@ -57,16 +57,16 @@ def compile_call(
         traced = jax.jit(call).trace(*_on_target(tuple(inputs.values()), target))
     lowered = traced.lower(lowering_platforms=("cuda",)) if target else traced.lower()
     consts = tuple((tuple(c.shape), str(c.dtype)) for c in traced.jaxpr.consts if getattr(c, "ndim", 0))
-    with artifacts.scratch(dump_to) as raw:
-        options = artifacts.options(raw) if raw is not None else {}
+    with artifacts.raw_dump_folder(dump_to) as raw:
+        options = artifacts.dump_options(raw) if raw is not None else {}
         compiled, _, missed = compiler.compile_lowered(lowered, options, target)
         text = compiled.as_text()
         if raw is not None and dump_to is not None:
-            artifacts.keep(raw, dump_to, parse(text).name, lowered.as_text(debug_info=True))
+            artifacts.keep_artifacts(raw, dump_to, parse(text).name, lowered.as_text(debug_info=True))
     return CompiledCall(text, _autotuning(text, target, replayed=missed is None), consts)
 
 
-def compile_halves(
+def compile_phases(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *,
     target: compiler.Target | None = None, dump_to: Path | None = None,
 ) -> tuple[compiler.Compilation, compiler.Compilation]:
@@ -119,13 +119,13 @@ def compile_stablehlo(
     text: str, *, target: compiler.Target | None = None, dump_to: Path | None = None
 ) -> CompiledCall:
     """Compile a StableHLO module as jax prints it (`Lowered.as_text(debug_info=True)`)."""
-    with artifacts.scratch(dump_to) as raw:
-        options = artifacts.options(raw) if raw is not None else {}
+    with artifacts.raw_dump_folder(dump_to) as raw:
+        options = artifacts.dump_options(raw) if raw is not None else {}
         if target is not None:
             options |= compiler.PRODUCTS[target.products]
         hlo_text = _jax_private.compile_stablehlo(text, options, target.config_text if target else None)
         if raw is not None and dump_to is not None:
-            artifacts.keep(raw, dump_to, parse(hlo_text).name, text)
+            artifacts.keep_artifacts(raw, dump_to, parse(hlo_text).name, text)
     return CompiledCall(hlo_text, _autotuning(hlo_text, target, replayed=False))
 
 

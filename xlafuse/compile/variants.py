@@ -21,7 +21,7 @@ FUSION_PASSES = (
 )
 
 
-class FusionNotOff(RuntimeError):
+class FusionNotDisabled(RuntimeError):
     """A compile that should have been without fusion fused."""
 
 
@@ -47,7 +47,7 @@ def compiler_options(variant: Variant, command_buffers: CommandBuffers = "defaul
 
 
 def check_unfused(kernels: Iterable[Kernel]) -> None:
-    """Raise FusionNotOff unless every kernel holds exactly one computing instruction.
+    """Raise FusionNotDisabled unless every kernel holds exactly one computing instruction.
 
     With all of them off, that held for each block, forward and both training halves, on jax 0.10.2 and, but for
     matmul and linear_gelu, which were not tried there, on 0.11.2 (for an H200). With one of the first three left
@@ -60,7 +60,7 @@ def check_unfused(kernels: Iterable[Kernel]) -> None:
     fused = [kernel for kernel in kernels if len(kernel.opcodes) > 1]
     if fused:
         examples = "; ".join(f"{kernel.name} holds {', '.join(kernel.opcodes)}" for kernel in fused[:3])
-        raise FusionNotOff(
+        raise FusionNotDisabled(
             f"an unfused compile must give every instruction its own kernel, but {len(fused)} hold several: "
             f"{examples}. This XLA fuses in a pass other than {', '.join(FUSION_PASSES)}: find it with "
             "--xla_dump_hlo_pass_re=.* and add it to FUSION_PASSES (XLA for CPUs always fuses; "

@@ -53,7 +53,7 @@ _PTX_ENTRY = re.compile(r"^\s*(?:\.visible )?\.entry ([\w$]+)", re.MULTILINE)
 
 
 @contextmanager
-def scratch(dump_to: Path | None) -> Iterator[Path | None]:
+def raw_dump_folder(dump_to: Path | None) -> Iterator[Path | None]:
     """A folder for XLA's raw dump, gone afterwards; None if nothing is to be dumped. Raises FileExistsError
     unless dump_to is empty."""
     if dump_to is None:
@@ -66,7 +66,7 @@ def scratch(dump_to: Path | None) -> Iterator[Path | None]:
         yield Path(raw)
 
 
-def options(raw: Path, *, visualization: bool = False) -> dict[str, Any]:
+def dump_options(raw: Path, *, visualization: bool = False) -> dict[str, Any]:
     """XLA's per-compile options that fill `raw`.
 
     visualization: keep the fusion passes' word on every pair of instructions ("fusion_frames"), which takes two to four
@@ -83,8 +83,8 @@ def options(raw: Path, *, visualization: bool = False) -> dict[str, Any]:
     } | ({"xla_dump_fusion_visualization": True} if visualization else {})
 
 
-def keep(raw: Path, dump_to: Path, module_name: str, stablehlo: str) -> dict[str, Path]:
-    """Move what is worth keeping from XLA's raw dump of the module to dump_to; returns `collect(dump_to)`."""
+def keep_artifacts(raw: Path, dump_to: Path, module_name: str, stablehlo: str) -> dict[str, Path]:
+    """Move what is worth keeping from XLA's raw dump of the module to dump_to; returns `collect_artifacts(dump_to)`."""
     (dump_to / ARTIFACTS["stablehlo"][0]).write_text(stablehlo)
     files = _last_module(raw, module_name)
     _keep_frames(files, dump_to)
@@ -97,17 +97,17 @@ def keep(raw: Path, dump_to: Path, module_name: str, stablehlo: str) -> dict[str
         results.unlink()
     _keep_passes(files, dump_to)
     _keep_ptx(files, dump_to)
-    return collect(dump_to)
+    return collect_artifacts(dump_to)
 
 
-def command_buffers(folder: Path) -> tuple[int, int] | None:
+def command_buffer_launches(folder: Path) -> tuple[int, int] | None:
     """(launches inside command buffers, all of them) by a dump folder's list of thunks; None where there is no list."""
-    found = collect(folder)
+    found = collect_artifacts(folder)
     path = found.get("thunks_after_passes") or found.get("thunks")
-    return command_buffers_of(path.read_text()) if path else None
+    return count_command_buffer_launches(path.read_text()) if path else None
 
 
-def command_buffers_of(thunks: str) -> tuple[int, int]:
+def count_command_buffer_launches(thunks: str) -> tuple[int, int]:
     """The same of the list's text. A thunk that only holds others is no launch."""
     inside = total = 0
     holding: list[tuple[int, str]] = []  # (indentation, kind) of the thunks around
@@ -122,7 +122,7 @@ def command_buffers_of(thunks: str) -> tuple[int, int]:
     return inside, total
 
 
-def collect(folder: Path) -> dict[str, Path]:
+def collect_artifacts(folder: Path) -> dict[str, Path]:
     """Name -> file of every artifact in a dump folder: ARTIFACTS' names, "before_<pass>", "after_<pass>",
     "ptx/<kernel>"."""
     found = {name: folder / file for name, (file, _) in ARTIFACTS.items() if (folder / file).is_file()}

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO, cast
 
-from xlafuse.dumps import artifacts as dump
+from xlafuse.dumps.artifacts import ARTIFACTS
 
 MAX_BYTES = 4 << 30  # of one file, unpacked
 MAX_LINE = 256 << 20  # characters; a fusion log holds a whole module in one line
@@ -122,12 +122,12 @@ class Artifacts:
     files: dict[str, File] = field(default_factory=dict)
 
     def find(self, artifact: str) -> File | None:
-        """The file of one of `dump.ARTIFACTS`, or None; the last in order where several match."""
+        """The file of one of `ARTIFACTS`, or None; the last in order where several match."""
         return next(iter(reversed(self.find_all(artifact))), None)
 
     def find_all(self, artifact: str) -> list[File]:
-        """Every file of one of `dump.ARTIFACTS`, sorted by name. Raises KeyError for another name."""
-        own, pattern = dump.ARTIFACTS[artifact]
+        """Every file of one of `ARTIFACTS`, sorted by name. Raises KeyError for another name."""
+        own, pattern = ARTIFACTS[artifact]
         if own in self.files:
             return [self.files[own]]
         if not pattern:
@@ -199,7 +199,7 @@ def modules(source: Path) -> list[DumpedModule]:
                 own.setdefault(top, Artifacts(_place(source, top))).files[f"{below}/{file.name}"] = file
             else:
                 own.setdefault(folder, Artifacts(_place(source, folder))).files[file.name] = file
-    ours = {file for file, _ in dump.ARTIFACTS.values()}
+    ours = {file for file, _ in ARTIFACTS.values()}
     found = [
         DumpedModule(PurePosixPath(folder).name or source.stem, 0, _cost(artifacts), artifacts)
         for folder, artifacts in own.items()
@@ -210,7 +210,7 @@ def modules(source: Path) -> list[DumpedModule]:
     return sorted(found, key=lambda module: (-module.cost, module.id, module.name))
 
 
-def single(source: Path) -> Artifacts:
+def single_module(source: Path) -> Artifacts:
     """The only module there. Raises ValueError that names them where there are several, or none."""
     found = modules(source)
     if len(found) != 1:

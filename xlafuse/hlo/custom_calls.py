@@ -14,20 +14,20 @@ import math
 from dataclasses import dataclass
 
 from xlafuse.hlo.source_lines import SourceOp
-from xlafuse.hlo.text_reader import DECLARED, Instruction
+from xlafuse.hlo.text_reader import DECLARATION, Instruction
 
-ATTRIBUTE = DECLARED
+ATTRIBUTE = DECLARATION
 
 _FIELDS = {field.name: bool if isinstance(field.default, bool) else str for field in dataclasses.fields(SourceOp)}
 
 
 @dataclass(frozen=True)
-class Declared:
+class Declaration:
     flops: float | None
     source_ops: tuple[SourceOp, ...]
 
 
-def read(instruction: Instruction) -> Declared | None:
+def read(instruction: Instruction) -> Declaration | None:
     """None where nothing is declared. Raises ValueError for what is no such declaration."""
     if not instruction.declared:
         return None
@@ -37,7 +37,7 @@ def read(instruction: Instruction) -> Declared | None:
         raise ValueError("too deeply nested") from None
     if not isinstance(data, dict) or not isinstance(data.get("operations"), list):
         raise ValueError('expected {"flops": ..., "operations": [...]}')
-    return Declared(_flops(data.get("flops")), tuple(map(_operation, data["operations"])))
+    return Declaration(_flops(data.get("flops")), tuple(map(_operation, data["operations"])))
 
 
 def _flops(value: object) -> float | None:

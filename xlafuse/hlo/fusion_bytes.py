@@ -31,7 +31,7 @@ class Write:
 _ALL = Write()
 
 
-class Traffic:
+class DeclaredBytes:
     """Reads and writes in one module; what a fusion's body does with its parameters is worked out once."""
 
     def __init__(self, module: Module) -> None:
@@ -60,7 +60,7 @@ class Traffic:
         """What an instruction yields. An asynchronous one's own shape also lists operands and handles; its result is
         that of the -done."""
         if instruction.opcode.endswith("-start") or instruction.opcode in ("send", "recv"):
-            return self._done_results(computation).get(instruction.name, instruction.result)
+            return self._results_by_start(computation).get(instruction.name, instruction.result)
         return instruction.result
 
     def _body(self, instruction: Instruction) -> "_Body | None":
@@ -71,7 +71,7 @@ class Traffic:
             self._bodies[name] = _Body(self._module.computations[name])
         return self._bodies.get(name)
 
-    def _done_results(self, computation: Computation) -> dict[str, Element]:
+    def _results_by_start(self, computation: Computation) -> dict[str, Element]:
         if computation.name not in self._done:
             first: dict[str, str] = {}  # of each update, the -start before it
             results: dict[str, Element] = {}

@@ -7,12 +7,12 @@ Reads modules only and needs no framework; see hlo_text for the reader of text.
 from dataclasses import dataclass
 
 from xlafuse.hlo.buffers import Buffer
-from xlafuse.hlo.expansion import check_expansion
+from xlafuse.hlo.call_expansion import check_expansion
 from xlafuse.hlo.gc_pause import collector_paused
 from xlafuse.hlo.kernel_kind import Kind, is_tunable, kind_of, runtime_name
+from xlafuse.hlo.module_walk import KernelSite, ModuleWalk
 from xlafuse.hlo.source_lines import SourceOp, stage_of
 from xlafuse.hlo.text_reader import Computation, Instruction, Module, Shape, parse
-from xlafuse.hlo.walk import Site, Walk
 
 __all__ = [
     "Access", "Buffer", "Computation", "Instruction", "Kernel", "Kind", "Launch", "Module", "Program", "Shape",
@@ -109,13 +109,13 @@ def program(module: Module) -> Program:
     Raises ValueError if calls expand beyond what any module of XLA's does.
     """
     check_expansion(module)
-    walk = Walk(module)
+    walk = ModuleWalk(module)
     with collector_paused():
         walk.run()
         return _program(module, walk)
 
 
-def _program(module: Module, walk: Walk) -> Program:
+def _program(module: Module, walk: ModuleWalk) -> Program:
     values = walk.values
     reads = [_merged(walk, site.reads, at_most_once=True) for site in walk.sites]
     writes = [_merged(walk, site.writes, at_most_once=False) for site in walk.sites]
@@ -142,7 +142,7 @@ def _program(module: Module, walk: Walk) -> Program:
     )
 
 
-def _merged(walk: Walk, accesses: list[tuple[int, int]], at_most_once: bool) -> dict[int, int]:
+def _merged(walk: ModuleWalk, accesses: list[tuple[int, int]], at_most_once: bool) -> dict[int, int]:
     """Bytes by buffer; what is read of a buffer is read once."""
     merged: dict[int, int] = {}
     for value, size in accesses:
@@ -152,7 +152,7 @@ def _merged(walk: Walk, accesses: list[tuple[int, int]], at_most_once: bool) -> 
     return merged
 
 
-def _kernel(site: Site, bytes_read: int, bytes_written: int) -> Kernel:
+def _kernel(site: KernelSite, bytes_read: int, bytes_written: int) -> Kernel:
     instruction, work = site.instruction, site.work
     kind = kind_of(instruction, work)
     return Kernel(

@@ -5,7 +5,7 @@ from typing import Literal
 
 from xlafuse.hlo.fusion_bytes import LIBRARIES
 from xlafuse.hlo.text_reader import Instruction
-from xlafuse.hlo.value_numbers import MOVES
+from xlafuse.hlo.value_numbering import MOVES
 
 Kind = Literal[
     "elementwise", "reduction", "gemm", "attention", "copy", "scatter", "collective", "library", "custom"

@@ -16,7 +16,7 @@ from typing import Any
 
 from xlafuse import versions
 from xlafuse.hlo.shape import Element, Malformed, Shape, read_shapes
-from xlafuse.hlo.text_reader import DECLARED, Computation, Instruction, Module, WindowDimension
+from xlafuse.hlo.text_reader import DECLARATION, Computation, Instruction, Module, WindowDimension
 
 MAX_INSTRUCTIONS = 1_000_000
 
@@ -159,7 +159,7 @@ class _Reader:
             site=str(frame) if frame else "",
             backend_config=proto.backend_config.decode(errors="replace"),
             custom_call_target=says.custom_call_target,
-            declared=says.frontend_attributes.map.get(DECLARED, ""),
+            declared=says.frontend_attributes.map.get(DECLARATION, ""),
             fusion_kind=says.fusion_kind,
             index=index,
             is_root=proto.id == root_id,

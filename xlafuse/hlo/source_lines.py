@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from xlafuse.hlo.text_reader import Instruction
-from xlafuse.hlo.value_numbers import MOVES, Part
+from xlafuse.hlo.value_numbering import MOVES, NumberedInstruction
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Sources:
     _counts: dict[tuple[str, str], int] = field(default_factory=dict)
     _stages: dict[str, str] = field(default_factory=dict)
 
-    def of(self, work: Iterable[Part]) -> tuple[SourceOp, ...]:
+    def of(self, work: Iterable[NumberedInstruction]) -> tuple[SourceOp, ...]:
         """One for each source operation, of which XLA makes several instructions of its name and site.
 
         Broadcasts and reshapes only prepare another instruction's operand, and what moves data under the name of a

@@ -165,7 +165,7 @@ _NAME = re.compile(r"[^\s%{},()=]+$")
 _ATTRIBUTE = re.compile(r"\s*([a-zA-Z_0-9.-]+)=")  # control-predecessors={%a}
 _METADATA = re.compile(r'(?<![a-z_])([a-z_]++)=("[^"\\]*+(?:\\.[^"\\]*+)*+"|[^\s"{}]+)')
 _ESCAPE = re.compile(r"\\(.)")
-DECLARED = "xlafuse_declared"  # the one frontend attribute that is kept
+DECLARATION = "xlafuse_declared"  # the one frontend attribute that is kept
 
 # Attributes that name computations; any other attribute's text is not searched for names.
 _CALLS = (
@@ -377,11 +377,11 @@ def _computation_names(text: str) -> list[str]:
 
 def _declared(text: str) -> str:
     """{some="thing",xlafuse_declared={"flops": 1.0}}: XLA quotes a value unless it looks like JSON."""
-    if DECLARED not in text:
+    if DECLARATION not in text:
         return ""
     for piece in _split(text, 1)[0]:
         name, _, value = piece.partition("=")
-        if name.strip() == DECLARED:
+        if name.strip() == DECLARATION:
             return _unescape(value[1:-1]) if value.startswith('"') else value
     return ""
 

@@ -28,21 +28,21 @@ _NOT_FUSIBLE = frozenset(
 )
 
 
-def key(instruction: Instruction) -> Key:
+def stable_key(instruction: Instruction) -> Key:
     """What stays of an instruction through the passes: its name less what numbers its copies ("mul.16.0" at the start
     of the pass; "mul.16.1", "mul.16.1.clone.1" in the finished module), opcode and dimensions."""
     dims = instruction.shapes[0].dims if len(instruction.shapes) == 1 else ()
     return _NUMBER.sub("", _COPY.sub("", instruction.name)), instruction.opcode, dims
 
 
-def body(module: Module, fusion: Instruction) -> Computation | None:
+def fusion_body(module: Module, fusion: Instruction) -> Computation | None:
     """The computation that a fusion, asynchronous or not, runs; None for other instructions."""
     if fusion.synchronous_opcode != "fusion":
         return None
     return module.computations.get(next(iter(fusion.called("calls")), ""))
 
 
-def running(module: Module) -> Iterator[Computation]:
+def kernel_computations(module: Module) -> Iterator[Computation]:
     """The computations whose instructions run as kernels of their own: the entry, and what its loops, branches and
     calls run. Not bodies of fusions and reductions, nor what nothing calls (priority fusion leaves such behind)."""
     pending, seen = [module.entry], set()
@@ -75,7 +75,7 @@ class Replay:
         self._operands: dict[str, dict[str, None]] = {}
         self._users: dict[str, dict[str, None]] = {}
         self._readers: dict[str, dict[str, None]] = {}
-        for computation in running(before):
+        for computation in kernel_computations(before):
             self._add(before, computation)
         self._run(steps)
 
@@ -127,11 +127,11 @@ class Replay:
 
     def _add(self, before: Module, computation: Computation) -> None:
         for name, instruction in computation.instructions.items():
-            inside = body(before, instruction)
+            inside = fusion_body(before, instruction)
             root = inside.root if inside is not None else None
             self.origin[name] = name
             self._instruction[name] = instruction
-            self._key[name] = key(root or instruction)
+            self._key[name] = stable_key(root or instruction)
             if inside is not None and any(i.opcode in _PRODUCTS for i in inside.instructions.values()):
                 self._products.add(name)
             self._operands[name] = {}

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from xlafuse.dumps.dump_folder import Artifacts, Snapshot
 from xlafuse.hlo import file_reader
 from xlafuse.hlo.text_reader import Instruction, Module
-from xlafuse.reasons.fusion_replay import body, running
+from xlafuse.reasons.fusion_replay import fusion_body, kernel_computations
 
 _SHOWN = 3
 
 
 @dataclass(frozen=True)
-class MadeFusion:
+class NewFusion:
     """A fusion that was not there before. took: opcodes of what it computes, in order, each once."""
 
     name: str
@@ -38,7 +38,7 @@ class PassChange:
     instructions: tuple[int, int]
     computations: tuple[int, int]
     opcodes: Mapping[str, int] = field(default_factory=dict)
-    fusions: tuple[MadeFusion, ...] = ()
+    fusions: tuple[NewFusion, ...] = ()
     appeared: tuple[str, ...] = ()
     vanished: tuple[str, ...] = ()
     renamed: tuple[tuple[str, str], ...] = ()
@@ -71,7 +71,7 @@ class PassChange:
         return f"{self.passes}: {'; '.join(parts) or 'layouts, order or attributes only'}"
 
 
-def story(source: Artifacts | Iterable[Snapshot]) -> list[PassChange]:
+def read_pass_changes(source: Artifacts | Iterable[Snapshot]) -> list[PassChange]:
     """The changes in order; passes between whose snapshots nothing differs are left out.
 
     A dump folder of this project holds two snapshots for each fusion pass that changed something; between the passes
@@ -107,9 +107,9 @@ class _View:
         kernels: dict[str, tuple[Instruction, tuple[object, ...]]] = {}
         took: dict[str, tuple[str, ...]] = {}
         opcodes: Counter[str] = Counter()
-        for computation in running(module):
+        for computation in kernel_computations(module):
             for name, instruction in computation.instructions.items():
-                inside = body(module, instruction)
+                inside = fusion_body(module, instruction)
                 work = [i.opcode for i in inside.instructions.values()] if inside else []
                 opcodes.update([instruction.opcode, *work])
                 if instruction.opcode in _NO_WORK:
@@ -145,7 +145,7 @@ def _change(before: _View, after: _View, first: str, snapshot: Snapshot) -> Pass
         instructions=(len(before.kernels), len(after.kernels)),
         computations=(before.computations, after.computations),
         opcodes=opcodes,
-        fusions=tuple(MadeFusion(name, after.took[name]) for name in (*appeared, *grown) if name in after.took),
+        fusions=tuple(NewFusion(name, after.took[name]) for name in (*appeared, *grown) if name in after.took),
         appeared=appeared,
         vanished=tuple(name for name in gone if name not in old),
         renamed=tuple(renamed),

@@ -1,11 +1,11 @@
-"""XLA's verdicts on missed fusions as a fusion graph's reasons: one for each edge."""
+"""XLA's decisions on missed fusions as a fusion graph's reasons: one for each edge."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 
-from xlafuse.reasons.edges import Verdict
+from xlafuse.reasons.fusion_decisions import FusionDecision
 
 from ..model import FusionGraph, Kernel, Reason
 from .kernel_edges import KernelEdge, barrier, barrier_code, bytes_saved, kernel_edges
@@ -34,18 +34,18 @@ _NOT_FUSIBLE = re.compile(
 _BARRIERS = {"gemm": "gemm", "library": "library", "output": "recompute", "order": "order"}
 
 
-def reasons(graph: FusionGraph, raw: Iterable[Verdict]) -> tuple[Reason, ...]:
+def reasons(graph: FusionGraph, raw: Iterable[FusionDecision]) -> tuple[Reason, ...]:
     """One reason for each edge of an XLA graph, in launch order, then what XLA said and no edge could be found for.
 
-    raw: the decisions that `xlafuse.reasons.edges.read` found for the graph's module; empty where no fusion log was
+    raw: the decisions that `xlafuse.reasons.fusion_decisions.read_decisions` found for the graph's module; empty where no fusion log was
         kept. Give each phase's decisions to its own graph: `join_phases` renames kernels that both phases have.
 
     Words in square brackets in a reason's text are ours: of whom XLA said it. Where XLA is silent the origin is
     "inferred". fused_us, unfused_us: XLA's estimate for the producer and all its consumers.
     """
-    spoken: dict[tuple[str, str], list[Verdict]] = {}
-    for verdict in raw:
-        spoken.setdefault((verdict.producer, verdict.consumer), []).append(verdict)
+    spoken: dict[tuple[str, str], list[FusionDecision]] = {}
+    for decision in raw:
+        spoken.setdefault((decision.producer, decision.consumer), []).append(decision)
     kernels = graph.kernels or ()
     found = []
     for edge in kernel_edges(graph):
@@ -53,7 +53,7 @@ def reasons(graph: FusionGraph, raw: Iterable[Verdict]) -> tuple[Reason, ...]:
         names = _instruction(producer), _instruction(consumer)
         words = spoken.get(names) or spoken.get((names[0], ""))
         found.append(_said(graph, edge, words) if words else _silent(graph, edge, bool(spoken)))
-    lost = [verdict for verdict in spoken.get(("", ""), ()) if verdict.log_producer]
+    lost = [decision for decision in spoken.get(("", ""), ()) if decision.log_producer]
     found += [Reason("", "", _code(each, None, None), _text(each), f"xla {each.fusion_pass}") for each in lost]
     return tuple(found)
 
@@ -63,7 +63,7 @@ def _instruction(kernel: Kernel) -> str:
     return kernel.name.split("~")[0]
 
 
-def _said(graph: FusionGraph, edge: KernelEdge, words: list[Verdict]) -> Reason:
+def _said(graph: FusionGraph, edge: KernelEdge, words: list[FusionDecision]) -> Reason:
     kernels = graph.kernels or ()
     producer, consumer = kernels[edge.producer], kernels[edge.consumer]
     first, *rest = sorted(dict.fromkeys(words), key=_vagueness)
@@ -81,35 +81,35 @@ def _said(graph: FusionGraph, edge: KernelEdge, words: list[Verdict]) -> Reason:
     )
 
 
-def _vagueness(verdict: Verdict) -> int:
+def _vagueness(decision: FusionDecision) -> int:
     """What is said of the pair itself comes before what is said of one side, or of a third."""
-    general = bool(_NOT_FUSIBLE.search(verdict.text))
-    if verdict.refusing:
+    general = bool(_NOT_FUSIBLE.search(decision.text))
+    if decision.refused_by:
         return 2
-    return 3 if general and verdict.fusion_pass == "multi_output_fusion" else 0 if not general else 1
+    return 3 if general and decision.fusion_pass == "multi_output_fusion" else 0 if not general else 1
 
 
 _WHO = {"gemm": "the matrix product ", "library": "the library call ", "output": "the output, "}
 
 
-def _text(verdict: Verdict, consumer: Kernel | None = None) -> str:
-    replaced = consumer is not None and not verdict.log_consumer and barrier_code(consumer) == verdict.barrier
-    if not verdict.refusing or replaced:  # a library call in place of XLA's own product is the same consumer
-        return verdict.text
-    return f"{verdict.text} [said of {_WHO.get(verdict.barrier, '')}{verdict.refusing}]"
+def _text(decision: FusionDecision, consumer: Kernel | None = None) -> str:
+    replaced = consumer is not None and not decision.log_consumer and barrier_code(consumer) == decision.barrier
+    if not decision.refused_by or replaced:  # a library call in place of XLA's own product is the same consumer
+        return decision.text
+    return f"{decision.text} [said of {_WHO.get(decision.barrier, '')}{decision.refused_by}]"
 
 
-def _code(verdict: Verdict, producer: Kernel | None, consumer: Kernel | None) -> str:
-    if not _NOT_FUSIBLE.search(verdict.text):
-        return code_of(verdict.text)
+def _code(decision: FusionDecision, producer: Kernel | None, consumer: Kernel | None) -> str:
+    if not _NOT_FUSIBLE.search(decision.text):
+        return code_of(decision.text)
     for kernel in (producer, consumer):
         if kernel is not None and (code := barrier_code(kernel)) is not None:
             return code
-    if verdict.refusing and verdict.log_consumer:
+    if decision.refused_by and decision.log_consumer:
         return "recompute"  # this consumer could have it, but the producer has to run for the other one all the same
-    if not verdict.consumer:
+    if not decision.consumer:
         return "unsupported"  # the two are in different computations, as a loop and what precedes it
-    return _BARRIERS.get(verdict.barrier, "unsupported")
+    return _BARRIERS.get(decision.barrier, "unsupported")
 
 
 def code_of(text: str) -> str:

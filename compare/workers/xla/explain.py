@@ -68,7 +68,7 @@ class XlaExplainer:
         args, kwargs = unpack(call["arguments"], _struct)
         function = unpack(call["function"], _struct)
         if self._grad:
-            forward, backward = user_functions.compile_halves(function, args, kwargs, target=target, dump_to=dumps)
+            forward, backward = user_functions.compile_phases(function, args, kwargs, target=target, dump_to=dumps)
             return self._joined(forward, backward, dumps), []
         compiled = user_functions.compile_call(function, args, kwargs, target=target, dump_to=dumps)
         return self._graph(compiled, dumps), _closed_over(call["name"], compiled.closed_over)

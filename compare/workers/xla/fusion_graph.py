@@ -10,7 +10,7 @@ from typing import Protocol
 from xlafuse.compile.compiler import Compilation
 from xlafuse.dumps import artifacts
 from xlafuse.hlo import gpu_program
-from xlafuse.reasons.edges import read
+from xlafuse.reasons.fusion_decisions import read_decisions
 
 from ...graph.build.epilogues import with_epilogues
 from ...graph.build.from_hlo import from_program
@@ -41,7 +41,7 @@ def of_module(
         unparsed=tuple(f"line {number}: {text[:1000]}" for number, text in module.unparsed),
     )
     graph = with_epilogues(graph, gpu_program.parse((dumps / artifacts.ARTIFACTS["hlo_before"][0]).read_text()))
-    return replace(graph, reasons=reasons(graph, read(dumps))), program
+    return replace(graph, reasons=reasons(graph, read_decisions(dumps))), program
 
 
 def of_halves(

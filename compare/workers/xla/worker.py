@@ -93,7 +93,7 @@ class XlaSide:
         inputs, cotangents = self.inputs(folder, case), self.cotangents(folder, case)
         try:
             halves = self._compile(case, implementation, inputs, cotangents, dumps, target=None, tune=tune)
-        except compiler.Unchosen as problem:
+        except compiler.AutotuningNeeded as problem:
             raise NotAutotuned(str(problem)) from problem
         program = _program(case, halves, dumps)
         program.graph = _graph(halves, dumps, name=implementation.name, target="")
@@ -158,7 +158,7 @@ class XlaSide:
             step = directions.joint(apply, attributes, [t.name for t in BLOCKS[case.block].outputs])
             return {"forward": compile_half("forward", step, [inputs])}
         recompute = implementation.compiler == "xla-remat"
-        save, differentiate = directions.train_halves(apply, attributes, recompute=recompute)
+        save, differentiate = directions.train_phases(apply, attributes, recompute=recompute)
         forward = compile_half("forward", save, [inputs])
         residuals = forward.output_structs[1]
         backward = compile_half("backward", differentiate, [residuals, cotangents])
@@ -173,10 +173,10 @@ class XlaSide:
             return compiler.compile(
                 function, arguments, variant="unfused" if implementation.compiler == "xla-unfused" else "default",
                 matmul_precision="tf32" if case.precision == "tf32" else "ieee", command_buffers=command_buffers,
-                target=target, dump_to=dumps / part, turn=autotune_lock.held if tune else None,
-                reuses=_CHOSEN is not None and name not in self._unchosen,
+                target=target, dump_to=dumps / part, autotune_lock=autotune_lock.held if tune else None,
+                reuses_results=_CHOSEN is not None and name not in self._unchosen,
             )
-        except compiler.Unchosen:
+        except compiler.AutotuningNeeded:
             self._unchosen.add(name)
             raise
 
@@ -313,7 +313,7 @@ def _extent(array: jax.Array) -> Extent:
 def _program(case: Case, halves: dict[str, compiler.Compilation], dumps: Path) -> Program:
     """What was compiled, to be called; its fusion graph and its variants are not in it."""
     forward = _executable(halves["forward"])
-    found = {part: artifacts.command_buffers(dumps / part) for part in halves} if _HAS_GPU else {}
+    found = {part: artifacts.command_buffer_launches(dumps / part) for part in halves} if _HAS_GPU else {}
     buffers = {part: counts for part, counts in found.items() if counts}
     return Program(
         forward=forward if "backward" in halves else lambda inputs: (forward(inputs), None),

@@ -34,9 +34,9 @@ from compare.workers.xla import worker as xla
 
 seen = []
 
-def compile(function, args, *, turn, reuses, **others):
-    seen.append([turn and turn.__name__, reuses])
-    raise xla.compiler.Unchosen("one of them")
+def compile(function, args, *, autotune_lock, reuses_results, **others):
+    seen.append([autotune_lock and autotune_lock.__name__, reuses_results])
+    raise xla.compiler.AutotuningNeeded("one of them")
 
 xla.compiler.compile, xla._HAS_GPU = compile, True
 block = BLOCKS["gelu"]
@@ -85,7 +85,7 @@ def test_xla_compiles_under_it() -> None:
 
     events: list[str] = []
     compiled = compiler.compile(
-        lambda x: x + 1, [jax.ShapeDtypeStruct((3,), "float32")], turn=lambda: noted(events)
+        lambda x: x + 1, [jax.ShapeDtypeStruct((3,), "float32")], autotune_lock=lambda: noted(events)
     )
     assert events == ["taken", "given back"] and compiled.executable is not None
 
@@ -110,7 +110,7 @@ def test_a_complete_recording_needs_no_lock(complete: bool) -> None:
             events.append("compiled")
             return "executable"
 
-    compiled, seconds, source = compiler._compile_here(Lowered(), {}, turn, reuses=True)
+    compiled, seconds, source = compiler._compile_here(Lowered(), {}, turn, reuses_results=True)
     assert (compiled, source) == ("executable", "replay" if complete else "device")
     assert events == (["compiled"] if complete else ["waited", "compiled"]) and seconds < 0.5  # waiting is no compiling
 
@@ -158,8 +158,8 @@ def test_xla_refuses_without_permission_to_autotune() -> None:
             assert compiler_options["xla_gpu_require_complete_aot_autotune_results"]
             raise jax.errors.JaxRuntimeError("NOT_FOUND: No cached config found for HLO instr: ...")
 
-    with pytest.raises(compiler.Unchosen, match="No cached config"):
-        compiler._compile_here(Lowered(), {}, None, reuses=True)
+    with pytest.raises(compiler.AutotuningNeeded, match="No cached config"):
+        compiler._compile_here(Lowered(), {}, None, reuses_results=True)
 
 
 def test_inductor_max_refuses_without_permission_to_autotune(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ def test_reading_needs_no_framework(module: str) -> None:
 
 
 def test_too_late_is_an_error() -> None:
+    pytest.importorskip("jax")
     done = _run(
         "import jax; from xlafuse.compile.environment import configure_environment as c; c()", JAX_PLATFORMS="cpu"
     )

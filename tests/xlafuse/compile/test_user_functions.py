@@ -79,7 +79,7 @@ def test_halves_give_the_gradients_of_float_inputs():
         return {"y": x[index] * scale, "index": index}
 
     args = (struct(8, 4), struct(3, dtype="int32"))
-    forward, backward = user_functions.compile_halves(function, args, {"scale": struct(4)})
+    forward, backward = user_functions.compile_phases(function, args, {"scale": struct(4)})
     x, index, scale = jnp.arange(32.0).reshape(8, 4), jnp.array([1, 5, 1]), jnp.arange(4.0)
     _, inputs = user_functions.bind(function, (x, index), {"scale": scale})
     (outputs, (others, _)), residuals = forward.executable(inputs)
@@ -92,9 +92,9 @@ def test_halves_give_the_gradients_of_float_inputs():
 
 def test_nothing_to_differentiate_is_an_error():
     with pytest.raises(TypeError, match="input of a floating dtype"):
-        user_functions.compile_halves(lambda x: x * 2, (struct(3, dtype="int32"),), {})
+        user_functions.compile_phases(lambda x: x * 2, (struct(3, dtype="int32"),), {})
     with pytest.raises(TypeError, match="output of a floating dtype"):
-        user_functions.compile_halves(lambda x: x > 0, (struct(3),), {})
+        user_functions.compile_phases(lambda x: x > 0, (struct(3),), {})
 
 
 def test_nnx_modules_are_split_and_what_they_change_comes_out():
@@ -114,6 +114,6 @@ def test_nnx_modules_are_split_and_what_they_change_comes_out():
     outputs, changed = jax.eval_shape(call, *inputs.values())
     assert outputs.shape == (8, 4)
     assert len(changed) == 3  # the scale, the running mean and variance; not the bias
-    forward, backward = user_functions.compile_halves(model.norm, (struct(8, 4),), {})
+    forward, backward = user_functions.compile_phases(model.norm, (struct(8, 4),), {})
     assert len(jax.tree.leaves(backward.output_structs)) == 3  # of bias, scale and x: statistics have no gradient
     assert forward.arguments[0].startswith("[0]['nnx_params']")

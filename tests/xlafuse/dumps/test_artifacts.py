@@ -19,7 +19,7 @@ FORWARD = directions.forward(rmsnorm.apply, {"eps": 1e-6})
 
 def test_an_h200_compile_leaves_named_artifacts(h200: compiler.Target, tmp_path: Path) -> None:
     compiled = compiler.compile(FORWARD, (INPUTS,), target=h200, dump_to=tmp_path / "dump")
-    found = artifacts.collect(tmp_path / "dump")
+    found = artifacts.collect_artifacts(tmp_path / "dump")
     absent = {"autotune_results", "fusion_frames", "thunks_after_passes"}  # nothing tuned, not asked for, one launch
     assert artifacts.ARTIFACTS.keys() - absent <= found.keys()
     assert {"before_priority-fusion", "after_priority-fusion", "after_priority-fusion_proto"} <= found.keys()
@@ -57,7 +57,7 @@ def test_the_newest_module_of_the_name_counts(tmp_path: Path) -> None:
     for number, module in ((7, "jit_f"), (9, "jit_f"), (12, "jit_other")):
         (raw / f"module_{number:04d}.{module}.before_optimizations.txt").write_text(f"{number}")
     (raw / "module_0009.jit_f.autotune_results.pbtxt").write_text("version: 3\n")
-    found = artifacts.keep(raw, kept, "jit_f", "module @jit_f {}")
+    found = artifacts.keep_artifacts(raw, kept, "jit_f", "module @jit_f {}")
     assert found.keys() == {"stablehlo", "hlo_before"}
     assert found["hlo_before"].read_text() == "9"
 
@@ -70,7 +70,7 @@ def test_ptx_is_named_after_its_kernels(tmp_path: Path) -> None:
     (raw / "module_0001.jit_f.1.ptx").write_text(entries.format("fusion_1"))
     (raw / "module_0001.jit_f.3.ptx").write_text(entries.format("loop_a") + entries.format("loop_b"))
     (raw / "module_0001.jit_f.5.ptx").write_text("")
-    found = artifacts.keep(raw, kept, "jit_f", "")
+    found = artifacts.keep_artifacts(raw, kept, "jit_f", "")
     assert {name for name in found if name.startswith("ptx/")} == {"ptx/fusion_1", "ptx/loop_a+1"}
 
 
@@ -86,13 +86,13 @@ _THUNKS = """\
 
 
 def test_launches_in_command_buffers_are_counted(tmp_path: Path) -> None:
-    assert artifacts.command_buffers_of(_THUNKS) == (2, 4)
-    assert artifacts.command_buffers_of("") == (0, 0)
-    assert artifacts.command_buffers(tmp_path) is None
+    assert artifacts.count_command_buffer_launches(_THUNKS) == (2, 4)
+    assert artifacts.count_command_buffer_launches("") == (0, 0)
+    assert artifacts.command_buffer_launches(tmp_path) is None
     (tmp_path / "thunks.txt").write_text("001: kCustomKernel [source | sink] fusion grid: [8, 1, 1]\n")
-    assert artifacts.command_buffers(tmp_path) == (0, 1)
+    assert artifacts.command_buffer_launches(tmp_path) == (0, 1)
     (tmp_path / "thunks_after_passes.txt").write_text(_THUNKS)
-    assert artifacts.command_buffers(tmp_path) == (2, 4)
+    assert artifacts.command_buffer_launches(tmp_path) == (2, 4)
 
 
 @pytest.mark.parametrize(("setting", "share"), [("default", (0, 4)), ("all", (4, 4)), ("none", (0, 4))])
@@ -101,14 +101,14 @@ def test_command_buffers_can_be_had_and_not(
 ) -> None:
     """Four launches are too few for XLA's default."""
     compiler.compile(_chain(2), (_SQUARE,), command_buffers=setting, target=h200, dump_to=tmp_path)
-    assert artifacts.command_buffers(tmp_path) == share
+    assert artifacts.command_buffer_launches(tmp_path) == share
 
 
 def test_six_launches_are_one_command_buffer_by_default(h200: compiler.Target, tmp_path: Path) -> None:
     compiler.compile(_chain(3), (_SQUARE,), target=h200, dump_to=tmp_path / "default")
-    assert artifacts.command_buffers(tmp_path / "default") == (6, 6)
+    assert artifacts.command_buffer_launches(tmp_path / "default") == (6, 6)
     compiler.compile(_chain(3), (_SQUARE,), command_buffers="none", target=h200, dump_to=tmp_path / "none")
-    assert artifacts.command_buffers(tmp_path / "none") == (0, 6)
+    assert artifacts.command_buffer_launches(tmp_path / "none") == (0, 6)
 
 
 _SQUARE = Struct((256, 256), jnp.float32)

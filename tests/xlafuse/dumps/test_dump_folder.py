@@ -136,7 +136,7 @@ def test_what_cannot_be_listed(tmp_path: Path) -> None:
 def test_only_one_module_is_taken_for_granted(tmp_path: Path) -> None:
     write(tmp_path, "module_0001.jit_f.cpu_after_optimizations.txt", "module_0002.jit_g.cpu_after_optimizations.txt")
     with pytest.raises(ValueError, match=r"2 modules, not one: jit_f .*, jit_g .*Choose by name"):
-        dump_folder.single(tmp_path)
+        dump_folder.single_module(tmp_path)
 
 
 def test_damaged_files_are_named(tmp_path: Path) -> None:

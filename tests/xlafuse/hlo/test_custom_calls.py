@@ -81,14 +81,14 @@ LOWERED = """
 import json, sys
 import jax, jax.numpy as jnp
 from jax.experimental.xla_metadata import set_xla_metadata
-from xlafuse import hlo, hlo_declared, hlo_proto
+from xlafuse.hlo import custom_calls, proto_reader, text_reader
 
 def f(x):
-    with set_xla_metadata(**{hlo_declared.ATTRIBUTE: sys.argv[1]}):
+    with set_xla_metadata(**{custom_calls.ATTRIBUTE: sys.argv[1]}):
         return jax.ffi.ffi_call("mine", jax.ShapeDtypeStruct((4,), jnp.float32))(x) + 1
 
 module = jax.jit(f).lower(jnp.zeros(4)).compiler_ir("hlo")
-readings = [hlo.parse(module.as_hlo_text()), hlo_proto.parse_proto(module.as_serialized_hlo_module_proto())]
+readings = [text_reader.parse(module.as_hlo_text()), proto_reader.parse_proto(module.as_serialized_hlo_module_proto())]
 print(json.dumps([
     part.declared for read in readings for part in read.computations[read.entry].instructions.values()
     if part.opcode == "custom-call"

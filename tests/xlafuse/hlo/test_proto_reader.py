@@ -15,6 +15,8 @@ from xlafuse.hlo import proto_reader, text_reader
 from xlafuse.hlo.proto_reader import ProtoError, parse_proto
 from xlafuse.hlo.text_reader import Instruction, Module
 
+pytest.importorskip("jaxlib", reason="jaxlib defines the protos")
+
 ROOT = Path(__file__).parents[3]
 GOLDEN = sorted((ROOT / "tests" / "data" / "hlo").glob("*/*.hlo.pb.gz"))
 ARCHIVES = sorted((ROOT / "reports").glob("*/dumps/*-xla*.zip"))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from xlafuse.dumps.dump_folder import Artifacts, File, modules
-from xlafuse.reasons.pass_changes import MadeFusion, story
+from xlafuse.reasons.pass_changes import NewFusion, read_pass_changes
 
 DATA = Path(__file__).parents[2] / "data" / "xla_reasons"
 RECORDS = Path(__file__).parents[3] / "reports" / "h200-quick" / "dumps"
@@ -45,7 +45,7 @@ def folder(path: Path, *snapshots: tuple[str, str]) -> Artifacts:
 
 
 def test_each_pass_in_a_line(tmp_path: Path) -> None:
-    changes = story(
+    changes = read_pass_changes(
         folder(
             tmp_path,
             ("after_pipeline-start.before_priority-fusion", BEFORE),
@@ -63,7 +63,7 @@ def test_each_pass_in_a_line(tmp_path: Path) -> None:
         "scheduler: scheduled",
     ]
     fused, _, rewritten, _ = changes
-    assert fused.fusions == (MadeFusion("fusion", ("multiply", "exponential")),)
+    assert fused.fusions == (NewFusion("fusion", ("multiply", "exponential")),)
     assert (fused.appeared, fused.vanished, fused.instructions) == (("fusion",), ("a", "b"), (3, 2))
     assert fused.opcodes == {"fusion": 1} and fused.computations == (1, 2)
     assert rewritten.custom_calls == (("d", "__cublas$gemm"),) and rewritten.vanished == ("c",)
@@ -72,18 +72,18 @@ def test_each_pass_in_a_line(tmp_path: Path) -> None:
 def test_what_nothing_runs_does_not_count(tmp_path: Path) -> None:
     """Priority fusion leaves the computations behind that it fused further."""
     dead = FUSED.replace("ENTRY", "left_behind {\n  r = f32[8] parameter(0)\n  ROOT s = f32[8] sine(r)\n}\nENTRY")
-    (change,) = story(folder(tmp_path, ("after_a.before_b", BEFORE), ("after_b.before_c", dead)))
+    (change,) = read_pass_changes(folder(tmp_path, ("after_a.before_b", BEFORE), ("after_b.before_c", dead)))
     assert change.instructions == (3, 2) and "sine" not in change.opcodes
 
 
 def test_a_changed_layout_is_no_change(tmp_path: Path) -> None:
     other = BEFORE.replace("f32[8]", "f32[8]{0}")
-    assert story(folder(tmp_path, ("after_a.before_b", BEFORE), ("after_b.before_c", other))) == []
+    assert read_pass_changes(folder(tmp_path, ("after_a.before_b", BEFORE), ("after_b.before_c", other))) == []
 
 
 def test_xlas_own_dump() -> None:
     (module,) = modules(DATA / "jax-0.11.2" / "mlp")
-    by_pass = {change.passes: change for change in story(module.artifacts)}
+    by_pass = {change.passes: change for change in read_pass_changes(module.artifacts)}
     products = by_pass["triton-gemm-rewriter"].fusions
     assert products and all("dot" in made.took for made in products)
     fused = by_pass["priority-fusion"]
@@ -96,9 +96,9 @@ def test_xlas_own_dump() -> None:
 def test_the_projects_own_dump() -> None:
     """Two snapshots a pass, nothing in between."""
     module = next(m for m in modules(RECORDS / "swiglu_mlp-llama-8b-bf16-train-xla.zip") if m.name == "forward")
-    changes = story(module.artifacts)
+    changes = read_pass_changes(module.artifacts)
     assert [change.passes for change in changes] == [
         "triton-gemm-rewriter", "priority-fusion", "multi_output_fusion", "rename_fusions",
     ]
-    assert changes[0].fusions[0] == MadeFusion("gemm_fusion_dot_general.3", ("multiply", "dot"))
+    assert changes[0].fusions[0] == NewFusion("gemm_fusion_dot_general.3", ("multiply", "dot"))
     assert str(changes[2]).startswith("multi_output_fusion: 7 instructions into 4 fusions; ")

@@ -14,21 +14,21 @@ from compare.graph.build.xla_reasons import PHRASES, code_of, reasons
 from compare.graph.model import REASONS, Access, Buffer, FusionGraph, Kernel, Kind, Reason, Role
 from xlafuse.dumps import dump_folder
 from xlafuse.hlo import file_reader
-from xlafuse.reasons import edges as xla
-from xlafuse.reasons.edges import Verdict
+from xlafuse.reasons import fusion_decisions
+from xlafuse.reasons.fusion_decisions import FusionDecision
 
 DATA = Path(__file__).parents[3] / "data" / "xla_reasons"
 RECORDS = Path(__file__).parents[4] / "reports" / "h200-quick" / "dumps"
 
 
-def graphs(source: Path) -> list[tuple[FusionGraph, list[Verdict]]]:
+def graphs(source: Path) -> list[tuple[FusionGraph, list[FusionDecision]]]:
     found = []
     for module in dump_folder.modules(source):
         file = module.artifacts.find("hlo")
         assert file is not None
         with file.local() as path:
             graph = from_hlo(file_reader.read(path))
-        raw = xla.read(module.artifacts)
+        raw = fusion_decisions.read_decisions(module.artifacts)
         found.append((dataclasses.replace(graph, reasons=reasons(graph, raw)), raw))
     return found
 
@@ -96,18 +96,18 @@ def test_products_and_library_calls_are_barriers_of_any_compiler() -> None:
 # XLA's words
 
 
-def verdict(producer: str, consumer: str, text: str, **other: object) -> Verdict:
+def decision(producer: str, consumer: str, text: str, **other: object) -> FusionDecision:
     given = {"log_producer": producer, "log_consumer": consumer} | other
-    return Verdict(producer, consumer, text, given.pop("fusion_pass", "priority-fusion"), **given)  # type: ignore
+    return FusionDecision(producer, consumer, text, given.pop("fusion_pass", "priority-fusion"), **given)  # type: ignore
 
 
 def test_what_is_said_of_the_pair_comes_first() -> None:
     raw = [
-        verdict("a", "b", "the consumer is not fusible", barrier="output", refusing="tuple.1"),
-        verdict("a", "b", "different loop shapes", fusion_pass="multi_output_fusion"),
-        verdict("a", "c", "us_fused: 3.0 us_unfused: 2.0", fused_us=3.0, unfused_us=2.0),
-        verdict("b", "c", "the consumer is not fusible", barrier="output", refusing="tuple.1"),
-        verdict("", "", "both the producer and the consumer contain a reduce", log_producer="gone"),
+        decision("a", "b", "the consumer is not fusible", barrier="output", refused_by="tuple.1"),
+        decision("a", "b", "different loop shapes", fusion_pass="multi_output_fusion"),
+        decision("a", "c", "us_fused: 3.0 us_unfused: 2.0", fused_us=3.0, unfused_us=2.0),
+        decision("b", "c", "the consumer is not fusible", barrier="output", refused_by="tuple.1"),
+        decision("", "", "both the producer and the consumer contain a reduce", log_producer="gone"),
     ]
     shape, slower, shared, lost = reasons(CHAIN, raw)
     assert (shape.code, shape.origin) == ("shape", "xla multi_output_fusion")
@@ -123,9 +123,9 @@ def test_not_fusible_is_resolved_by_who_it_was_said_of() -> None:
     product = graph(A, dataclasses.replace(B, kind="gemm"), C)
     said = "the consumer is not fusible"
     raw = [
-        verdict("a", "b", said, barrier="gemm"),
-        verdict("a", "c", said, barrier="gemm", refusing="b"),
-        verdict("b", "c", "the producer is not fusible", barrier="gemm"),
+        decision("a", "b", said, barrier="gemm"),
+        decision("a", "c", said, barrier="gemm", refused_by="b"),
+        decision("b", "c", "the producer is not fusible", barrier="gemm"),
     ]
     direct, other, producer = reasons(product, raw)
     assert (direct.code, other.code, producer.code) == ("gemm", "recompute", "gemm")
@@ -134,12 +134,12 @@ def test_not_fusible_is_resolved_by_who_it_was_said_of() -> None:
 
 
 def test_a_fence_is_an_order() -> None:
-    fenced = verdict("a", "b", "not fusing because there are only bitcast users", barrier="order", log_consumer="")
+    fenced = decision("a", "b", "not fusing because there are only bitcast users", barrier="order", log_consumer="")
     assert reasons(graph(A, B), [fenced])[0].code == "order"
 
 
 def test_a_value_that_leaves_its_computation() -> None:
-    leaving = verdict("a", "", "the consumer is not fusible", barrier="output", refusing="tuple.1")
+    leaving = decision("a", "", "the consumer is not fusible", barrier="output", refused_by="tuple.1")
     (reason,) = reasons(graph(A, B), [leaving])
     assert (reason.producer, reason.consumer, reason.code) == ("a", "b", "unsupported")
 
@@ -148,13 +148,13 @@ def test_silence_is_said_to_be_inferred() -> None:
     (reason,) = reasons(graph(A, B), [])
     assert (reason.code, reason.origin, reason.text) == ("other", "inferred", "no fusion log of XLA's at hand")
     copy = dataclasses.replace(B, kind="copy", facts={"opcode": "copy"})
-    (reason,) = reasons(graph(A, copy), [verdict("x", "y", "different loop shapes")])
+    (reason,) = reasons(graph(A, copy), [decision("x", "y", "different loop shapes")])
     assert (reason.code, reason.origin) == ("order", "inferred")
 
 
-def test_a_computation_that_runs_twice_has_one_verdict() -> None:
+def test_a_computation_that_runs_twice_has_one_decision() -> None:
     twice = graph(A, B, dataclasses.replace(A, name="a~2"), dataclasses.replace(B, name="b~2"))
-    assert {r.code for r in reasons(twice, [verdict("a", "b", "different loop shapes")])} == {"shape"}
+    assert {r.code for r in reasons(twice, [decision("a", "b", "different loop shapes")])} == {"shape"}
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from xlafuse.dumps.dump_folder import Artifacts, single
+from xlafuse.dumps.dump_folder import Artifacts, single_module
 from xlafuse.dumps.fusion_log import Estimated, FusionLog, Ineligible, Refusal, read_frames, read_log, refusals
 from xlafuse.hlo import file_reader
 from xlafuse.hlo.text_reader import Computation, Instruction, Module, parse
-from xlafuse.reasons.fusion_replay import Barrier, Key, Replay, body, key, running
+from xlafuse.reasons.fusion_replay import Barrier, Key, Replay, fusion_body, kernel_computations, stable_key
 
 
 @dataclass(frozen=True)
-class Verdict:
+class FusionDecision:
     """XLA on one missed fusion.
 
     producer, consumer: kernels (instructions that run) of the finished module; "" where the log's name leads to none.
@@ -28,8 +28,8 @@ class Verdict:
         apart; only where that estimate decided.
     barrier: why the log's producer or consumer is "not fusible": a matrix product ("gemm"), a library call, the
         module's output (which is no kernel), another opcode ("unsupported").
-    refusing: the log's name of who refused, where that is neither producer nor consumer: XLA fuses a producer into all
-        its consumers or into none, so that one refuses for all.
+    refused_by: the log's name of a third kernel that refused. XLA fuses a producer into all its consumers or into none,
+        so one consumer can refuse for all.
     log_producer, log_consumer: the names as the log has them; the latter "" where the autotuner or a later pass made
         the consumer.
     """
@@ -41,20 +41,20 @@ class Verdict:
     fused_us: float | None = None
     unfused_us: float | None = None
     barrier: Barrier = ""
-    refusing: str = ""
+    refused_by: str = ""
     log_producer: str = ""
     log_consumer: str = ""
 
 
-def read(source: Path | Artifacts) -> list[Verdict]:
+def read_decisions(source: Path | Artifacts) -> list[FusionDecision]:
     """Verdicts on the module of a dump folder or archive, or on these artifacts, in the order of the finished module;
-    at the end those with a producer alone (see `verdicts`) and, with producer and consumer "", what was not joined.
+    at the end those with a producer alone (see `decisions`) and, with producer and consumer "", what was not joined.
 
     An empty list where no fusion log was kept. Raises FileNotFoundError where the finished module is missing,
     hlo_read.UnreadableHlo or LogError that names a file that cannot be read, ValueError where a folder holds several
     modules.
     """
-    files = single(source) if isinstance(source, Path) else source
+    files = single_module(source) if isinstance(source, Path) else source
     optimized, log_file = files.find("hlo") or files.find("hlo_proto"), files.find("priority_fusion")
     if optimized is None:
         raise FileNotFoundError(f"{files.where}: no optimized HLO; XLA writes it with xla_dump_hlo_as_text")
@@ -68,19 +68,19 @@ def read(source: Path | Artifacts) -> list[Verdict]:
     for frames in files.find_all("fusion_frames"):
         with frames.local() as path:
             labels += read_frames(path)
-    return verdicts(module, log, refusals(labels))
+    return join_decisions(module, log, refusals(labels))
 
 
-def verdicts(module: Module, log: FusionLog, pairs: Iterable[Refusal] = ()) -> list[Verdict]:
-    """`read` on what was read already. module: after all passes.
+def join_decisions(module: Module, log: FusionLog, pairs: Iterable[Refusal] = ()) -> list[FusionDecision]:
+    """`read_decisions` on what was read already. module: after all passes.
 
-    A verdict with a producer and no consumer is on what leaves a computation (a loop, or what precedes it), for
+    A decision with a producer and no consumer is on what leaves a computation (a loop, or what precedes it), for
     whichever kernel reads it elsewhere.
     """
     replay = Replay(parse(log.module), log.steps)
     words = _Words(replay, pairs)
     roots = _Roots(module, replay)
-    found: dict[Verdict, None] = {}
+    found: dict[FusionDecision, None] = {}
     for producer, node, consumer in roots.edges():
         readers = replay.readers(node)
         for reader in [reader for reader in dict.fromkeys(roots.nodes(consumer)) if reader in readers] or [""]:
@@ -102,8 +102,8 @@ def verdicts(module: Module, log: FusionLog, pairs: Iterable[Refusal] = ()) -> l
 
 
 def _inside(module: Module) -> set[Key]:
-    bodies = (body(module, i) for c in running(module) for i in c.instructions.values())
-    return {key(instruction) for inside in bodies if inside for instruction in inside.instructions.values()}
+    bodies = (fusion_body(module, i) for c in kernel_computations(module) for i in c.instructions.values())
+    return {stable_key(instruction) for inside in bodies if inside for instruction in inside.instructions.values()}
 
 
 class _Words:
@@ -117,27 +117,27 @@ class _Words:
             ends = (replay.origin.get(pair.producer, ""), replay.origin.get(pair.consumer, ""))
             self._pairs[pair.fusion_pass, *ends] = pair.reason
 
-    def on(self, node: str, reader: str, producer: str, consumer: str) -> Iterator[Verdict]:
+    def on(self, node: str, reader: str, producer: str, consumer: str) -> Iterator[FusionDecision]:
         """First the pass that came first. reader: "" where the log does not know the consumer."""
         origin = self._replay.origin
         ends = (origin[node], origin.get(reader, ""))
         last = self._replay.last.get(node)
         if isinstance(last, Ineligible):
             pair = self._pairs.get(("priority-fusion", *ends))
-            barrier, refusing = self._refusal(node, reader, pair or last.reason, said_of_pair=pair is not None)
-            yield Verdict(
+            barrier, refused_by = self._refusal(node, reader, pair or last.reason, said_of_pair=pair is not None)
+            yield FusionDecision(
                 producer, consumer, pair or last.reason, "priority-fusion",
-                barrier=barrier, refusing=refusing, log_producer=node, log_consumer=reader,
+                barrier=barrier, refused_by=refused_by, log_producer=node, log_consumer=reader,
             )
         elif isinstance(last, Estimated) and last.fused_us > last.unfused_us:
             fused, unfused = round(last.fused_us, 3), round(last.unfused_us, 3)
-            yield Verdict(
+            yield FusionDecision(
                 producer, consumer, f"us_fused: {fused} us_unfused: {unfused}", "priority-fusion", fused, unfused,
                 log_producer=node, log_consumer=reader,
             )
         if reader and (pair := self._pairs.get(("multi_output_fusion", *ends))):
             barrier = self._replay.barrier(reader)
-            yield Verdict(
+            yield FusionDecision(
                 producer, consumer, pair, "multi_output_fusion",
                 barrier=barrier, log_producer=node, log_consumer=reader,
             )
@@ -179,7 +179,7 @@ class _Roots:
         by_key: dict[Key, list[str]] = {}
         for node in replay:
             by_key.setdefault(replay.key(node), []).append(node)
-        for computation in running(module):
+        for computation in kernel_computations(module):
             for name, instruction in computation.instructions.items():
                 if instruction.opcode not in _NO_KERNEL:
                     self._join(by_key, name, instruction)
@@ -195,9 +195,9 @@ class _Roots:
     def _node(self, by_key: Mapping[Key, list[str]], name: str, candidates: list[Instruction]) -> str:
         replay = self._replay
         for root in candidates:
-            if replay.origin.get(name) == name and name in replay and replay.key(name)[1:] == key(root)[1:]:
+            if replay.origin.get(name) == name and name in replay and replay.key(name)[1:] == stable_key(root)[1:]:
                 return name  # it went through all passes under its name
-            found = by_key.get(key(root), [])
+            found = by_key.get(stable_key(root), [])
             if found:
                 return found[0] if len(found) == 1 else ""
         return ""
@@ -207,7 +207,7 @@ class _Roots:
 
     def edges(self) -> Iterator[tuple[str, str, str]]:
         """(producer, the log's node for what is passed, consumer), in the order of the module."""
-        for computation in running(self._module):
+        for computation in kernel_computations(self._module):
             for (producer, element), consumer in _reads(self._module, computation):
                 nodes = self.nodes(producer)
                 node = nodes[element] if element < len(nodes) else ""
@@ -231,7 +231,7 @@ class _Roots:
 def _results(module: Module, kernel: Instruction) -> list[list[Instruction]]:
     """For each array of a kernel's result the instruction that computes it, and what that one only copies: XLA's
     copy_fusion puts copies behind roots."""
-    inside = body(module, kernel)
+    inside = fusion_body(module, kernel)
     root = inside.root if inside is not None else None
     if inside is None or root is None:
         return [[kernel]]

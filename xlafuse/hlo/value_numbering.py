@@ -18,7 +18,7 @@ MOVES = frozenset(
 _SAME_VALUE = frozenset(("bitcast", "copy", "reshape", "transpose", "opt-barrier", "add-dependency", "domain"))
 
 
-class Part(NamedTuple):
+class NumberedInstruction(NamedTuple):
     """An instruction inside a kernel, the computation it stands in, and the number of what it computes."""
 
     instruction: Instruction
@@ -37,7 +37,7 @@ class _Level:
     known: dict[str, int] = field(default_factory=dict)
 
 
-class Expressions:
+class ValueNumbers:
     def __init__(self, module: Module) -> None:
         self._module = module
         self._numbers: dict[tuple[str | int, ...], int] = {}
@@ -49,7 +49,7 @@ class Expressions:
         self._count += 1
         return self._number(("unique", self._count))
 
-    def together(self, numbers: Sequence[int]) -> int:
+    def tuple_number(self, numbers: Sequence[int]) -> int:
         number = self._number(("tuple", *numbers))
         self._elements[number] = tuple(numbers)
         return number
@@ -58,15 +58,17 @@ class Expressions:
         elements = self._elements.get(number, ())
         return elements[index] if index < len(elements) else self._number(("element", number, index))
 
-    def parts(self, computation: Computation, instruction: Instruction, operands: Sequence[int]) -> list[Part]:
+    def instructions(
+        self, computation: Computation, instruction: Instruction, operands: Sequence[int]
+    ) -> list[NumberedInstruction]:
         """The instruction itself; of a fusion all instructions, those of nested fusions before the nested fusion,
         each computation once, and the fusion itself last. Its number is that of the result."""
-        parts: list[Part] = []
+        parts: list[NumberedInstruction] = []
         seen: set[str] = set()
         levels: list[_Level] = []
         self._enter(levels, seen, instruction, operands)
         if not levels:
-            return [Part(instruction, computation, self._of(instruction, operands))]
+            return [NumberedInstruction(instruction, computation, self._of(instruction, operands))]
         while levels:
             level = levels[-1]
             part = next(level.rest, None)
@@ -74,7 +76,7 @@ class Expressions:
                 inner = [self._operand(level.known, name) for name in part.operands]
                 if not self._enter(levels, seen, part, inner):
                     level.known[part.name] = self._inside(level, part, inner)
-                    parts.append(Part(part, level.computation, level.known[part.name]))
+                    parts.append(NumberedInstruction(part, level.computation, level.known[part.name]))
                 continue
             levels.pop()
             root = level.computation.root
@@ -82,7 +84,7 @@ class Expressions:
             around = levels[-1] if levels else None
             if around is not None:
                 around.known[level.caller.name] = result
-            parts.append(Part(level.caller, around.computation if around else computation, result))
+            parts.append(NumberedInstruction(level.caller, around.computation if around else computation, result))
         return parts
 
     def _enter(self, levels: list[_Level], seen: set[str], part: Instruction, operands: Sequence[int]) -> bool:
@@ -117,7 +119,7 @@ class Expressions:
         if instruction.opcode in _SAME_VALUE and operands:
             return operands[0]
         if instruction.opcode == "tuple":
-            return self.together(operands)
+            return self.tuple_number(operands)
         dtype = instruction.shapes[0].dtype if instruction.shapes else ""
         detail = instruction.custom_call_target or instruction.detail
         return self._number((instruction.synchronous_opcode, dtype, detail, *operands))

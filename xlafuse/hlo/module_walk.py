@@ -10,11 +10,11 @@ from typing import TypeAlias
 from xlafuse.hlo import custom_calls
 from xlafuse.hlo.buffers import Role, Tree, Values, element, leaves
 from xlafuse.hlo.flops import Flops
-from xlafuse.hlo.fusion_bytes import Traffic, calls_library
+from xlafuse.hlo.fusion_bytes import DeclaredBytes, calls_library
 from xlafuse.hlo.shape import Element
 from xlafuse.hlo.source_lines import SourceOp, Sources, library_epilogue
 from xlafuse.hlo.text_reader import Computation, Instruction, Module, Shape
-from xlafuse.hlo.value_numbers import Expressions
+from xlafuse.hlo.value_numbering import ValueNumbers
 
 _FREE = frozenset(
     "parameter constant tuple get-tuple-element bitcast after-all add-dependency partition-id replica-id "
@@ -26,7 +26,7 @@ _TRIPS = re.compile(r'"known_trip_count":\{"n":"?(\d{1,18})"?\}')
 
 
 @dataclass
-class Site:
+class KernelSite:
     """An instruction that runs as a kernel, where it stands.
 
     work: of what it holds, what computes or moves data. launches: in one call of the module, None where that depends on
@@ -51,7 +51,7 @@ class _Frame:
     computation: Computation
     launches: int | None
     arguments: Sequence[Tree | None]
-    entered_by: _Entry | None
+    entered_by: _Entered | None
     rest: Iterator[Instruction]
     known: dict[str, Tree] = field(default_factory=dict)
 
@@ -61,7 +61,7 @@ _Run: TypeAlias = "tuple[str, list[Tree | None], int | None]"
 
 
 @dataclass
-class _Entry:
+class _Entered:
     """An instruction that runs computations, those still to run (last one first), and its operands.
 
     shared: its result where that is more than what its computation returns: a loop's state, a conditional's result.
@@ -74,14 +74,14 @@ class _Entry:
     shared: Tree | None
 
 
-class Walk:
+class ModuleWalk:
     """Goes through a module as a device would, each loop's body once; nothing recurses."""
 
     def __init__(self, module: Module) -> None:
         self._module = module
-        self._traffic, self._flops, self._expressions = Traffic(module), Flops(module), Expressions(module)
+        self._bytes, self._flops, self._expressions = DeclaredBytes(module), Flops(module), ValueNumbers(module)
         self.values = Values()
-        self.sites: list[Site] = []
+        self.sites: list[KernelSite] = []
         self.unresolved: list[str] = []
         self._stack: list[_Frame] = []
         self._open: set[str] = set()
@@ -115,7 +115,7 @@ class Walk:
                 self._take(frame, instruction)
 
     def _push(
-        self, computation: Computation, launches: int | None, arguments: Sequence[Tree | None], entry: _Entry | None
+        self, computation: Computation, launches: int | None, arguments: Sequence[Tree | None], entry: _Entered | None
     ) -> None:
         self._open.add(computation.name)
         self._stack.append(_Frame(computation, launches, arguments, entry, iter(computation.instructions.values())))
@@ -136,7 +136,7 @@ class Walk:
             value = operands[0] if operands else None
         elif opcode in _FREE:  # constants, tokens and a device's own number
             value = self._new(instruction.result, instruction.name, "constant")
-            (part,) = self._expressions.parts(frame.computation, instruction, ())
+            (part,) = self._expressions.instructions(frame.computation, instruction, ())
             self._give(value, part.expression)
         elif not self._enter(frame, instruction, operands):
             value = self._launch(frame, instruction, operands)
@@ -174,7 +174,7 @@ class Walk:
     def _expression(self, value: Tree | None) -> int:
         if isinstance(value, int):
             return self.values.numbers[value]
-        return self._expressions.together([self.values.numbers[leaf] for leaf in leaves(value)])
+        return self._expressions.tuple_number([self.values.numbers[leaf] for leaf in leaves(value)])
 
     def _enter(self, frame: _Frame, instruction: Instruction, operands: list[Tree | None]) -> bool:
         """Go into the computations whose instructions run as kernels of their own; False if there are none."""
@@ -202,12 +202,12 @@ class Walk:
         if not distinct:
             return False
         called = instruction.synchronous_opcode in ("call", "async")
-        result = self._traffic.result(frame.computation, instruction)
+        result = self._bytes.result(frame.computation, instruction)
         shared = None if called else self._new(result, instruction.name)
-        self._run_next(_Entry(frame, instruction, operands, list(distinct.values()), shared))
+        self._run_next(_Entered(frame, instruction, operands, list(distinct.values()), shared))
         return True
 
-    def _run_next(self, entry: _Entry) -> None:
+    def _run_next(self, entry: _Entered) -> None:
         name, arguments, times = entry.runs.pop()
         around = entry.frame.launches
         given = [entry.shared] if entry.instruction.synchronous_opcode == "while" else arguments
@@ -231,14 +231,15 @@ class Walk:
 
     def _launch(self, frame: _Frame, instruction: Instruction, operands: list[Tree | None]) -> Tree:
         computation, values = frame.computation, self.values
-        parts = self._expressions.parts(computation, instruction, [self._expression(value) for value in operands])
-        result = self._traffic.result(computation, instruction)
+        numbers = [self._expression(value) for value in operands]
+        parts = self._expressions.instructions(computation, instruction, numbers)
+        result = self._bytes.result(computation, instruction)
         value = values.new(result, instruction.name)
         self._give(value, parts[-1].expression)
         if instruction.synchronous_opcode == "copy" and all(0 in shape.dims for shape in instruction.shapes[:1]):
             return value
         reads: list[tuple[int, int]] = []
-        for operand, used in zip(operands, self._traffic.reads(computation, instruction), strict=True):
+        for operand, used in zip(operands, self._bytes.reads(computation, instruction), strict=True):
             arrays = [array for array in leaves(operand) if values.is_array(array)]
             if used is None or len(arrays) != 1:
                 reads += [(array, values.bytes(array)) for array in arrays]
@@ -250,17 +251,17 @@ class Walk:
         counts = [self._flops.of(part.computation, part.instruction) for part in work]
         flops: float | None = None if None in counts else sum([count for count in counts if count is not None])
         source_ops = self._sources.of(work) + library_epilogue(instruction)
-        if declared := self._declared(instruction):
+        if declared := self._declaration(instruction):
             flops, source_ops = declared.flops, declared.source_ops
         self.sites.append(
-            Site(
+            KernelSite(
                 instruction, [part.instruction for part in work], frame.launches, reads, writes, source_ops, flops,
                 workspace,
             )
         )
         return value
 
-    def _declared(self, instruction: Instruction) -> custom_calls.Declared | None:
+    def _declaration(self, instruction: Instruction) -> custom_calls.Declaration | None:
         try:
             return custom_calls.read(instruction)
         except ValueError as problem:
@@ -272,7 +273,7 @@ class Walk:
     ) -> tuple[list[tuple[int, int]], int]:
         """(value, bytes) of each array written, and bytes of scratch space."""
         values = self.values
-        written = self._traffic.writes(computation, instruction)
+        written = self._bytes.writes(computation, instruction)
         apart = isinstance(value, tuple) and len(written) == len(value)
         accesses: list[tuple[int, int]] = []
         for write, part in zip(written, value if apart and isinstance(value, tuple) else (value,), strict=False):

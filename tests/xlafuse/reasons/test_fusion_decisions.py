@@ -1,4 +1,4 @@
-"""XLA's verdicts on missed fusions, under the names of the finished module."""
+"""XLA's decisions on missed fusions, under the names of the finished module."""
 
 import gzip
 import shutil
@@ -21,7 +21,7 @@ from xlafuse.dumps.fusion_log import (
     refusals,
 )
 from xlafuse.hlo.text_reader import parse
-from xlafuse.reasons import edges
+from xlafuse.reasons import fusion_decisions
 from xlafuse.reasons.fusion_replay import Replay
 
 DATA = Path(__file__).parents[2] / "data" / "xla_reasons"
@@ -163,10 +163,10 @@ def test_a_view_that_never_ends_is_not_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_mlp_in_xlas_words(version: str) -> None:
-    found = {(v.producer, v.consumer): v for v in reversed(edges.read(DATA / version / "mlp"))}
+    found = {(v.producer, v.consumer): v for v in reversed(fusion_decisions.read_decisions(DATA / version / "mlp"))}
     product = found["gemm_fusion_dot.5", "input_add_reduce_fusion"]
     assert (product.text, product.barrier) == ("the producer is not fusible", "gemm")
-    assert not product.refusing
+    assert not product.refused_by
     slower = next(v for v in found.values() if v.fused_us is not None)
     assert slower.unfused_us is not None and slower.fused_us is not None and slower.fused_us > slower.unfused_us
     assert slower.text == f"us_fused: {slower.fused_us} us_unfused: {slower.unfused_us}"
@@ -178,7 +178,7 @@ def test_what_leaves_a_loop_is_told_of_its_producer(version: str) -> None:
     """The forward loop's stacked inputs are read by the backward loop."""
     (leaving,) = [
         v
-        for v in edges.read(DATA / version / "scan")
+        for v in fusion_decisions.read_decisions(DATA / version / "scan")
         if v.log_producer.startswith("fusion.4") and not v.consumer and "dynamic_update_slice" in v.producer
     ]
     assert (leaving.text, leaving.barrier) == ("the consumer is not fusible", "output")
@@ -187,48 +187,48 @@ def test_what_leaves_a_loop_is_told_of_its_producer(version: str) -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_checkpointing_fences_its_inputs_off(version: str) -> None:
     """The recomputed layer reads its input through an optimization barrier, which the finished module has no more."""
-    fenced = [v for v in edges.read(DATA / version / "scan") if v.barrier == "order"]
+    fenced = [v for v in fusion_decisions.read_decisions(DATA / version / "scan") if v.barrier == "order"]
     assert {v.producer for v in fenced} and all("dynamic_slice" in v.producer for v in fenced)
     assert "input_reduce_fusion" in {v.consumer for v in fenced}
 
 
 def test_the_consumer_that_refused_is_named() -> None:
-    found = edges.read(DATA / "jax-0.11.2" / "odd")
+    found = fusion_decisions.read_decisions(DATA / "jax-0.11.2" / "odd")
     assert ("input_transpose_fusion.1", "input_reduce_fusion.2", "output", "tuple.3.0") in [
-        (v.producer, v.consumer, v.barrier, v.refusing) for v in found
+        (v.producer, v.consumer, v.barrier, v.refused_by) for v in found
     ]
 
 
 def test_pairs_come_from_the_visualisation_alone() -> None:
-    """Without it the log's verdict stays, and multi-output fusion is silent."""
+    """Without it the log's decision stays, and multi-output fusion is silent."""
     (module,) = dump_folder.modules(DATA / "jax-0.11.2" / "mlp")
-    seen = {v.fusion_pass for v in edges.read(module.artifacts)}
+    seen = {v.fusion_pass for v in fusion_decisions.read_decisions(module.artifacts)}
     module.artifacts.files = {n: f for n, f in module.artifacts.files.items() if not n.endswith(".pyz")}
-    unseen = edges.read(module.artifacts)
+    unseen = fusion_decisions.read_decisions(module.artifacts)
     assert seen == {"priority-fusion", "multi_output_fusion"}
     assert {v.fusion_pass for v in unseen} == {"priority-fusion"}
 
 
 def test_a_join_that_is_ambiguous_is_none() -> None:
-    """Two instructions of one name, opcode and shape: their verdict is told, of no kernel."""
+    """Two instructions of one name, opcode and shape: their decision is told, of no kernel."""
     head, tail = "HloModule m\nENTRY e {\n  p = f32[8] parameter(0)\n", "  ROOT t = (f32[8]) tuple({})\n}}\n"
     twins = "  mul.1.0 = f32[8] multiply(p, p)\n  mul.1.5 = f32[8] multiply(p, p)\n"
     before = head + twins + "  add.2.0 = f32[8] add(mul.1.0, mul.1.5)\n" + tail.format("add.2.0")
     one = "  mul.1.7 = f32[8] multiply(p, p)\n  add.2.1 = f32[8] add(mul.1.7, mul.1.7)\n"
     after = head + one + tail.format("add.2.1")
     log = FusionLog([Ineligible("mul.1.0", "both the producer and the consumer contain a reduce")], before)
-    (verdict,) = edges.verdicts(parse(after), log)
-    assert (verdict.producer, verdict.consumer, verdict.log_producer) == ("", "", "mul.1.0")
+    (decision,) = fusion_decisions.join_decisions(parse(after), log)
+    assert (decision.producer, decision.consumer, decision.log_producer) == ("", "", "mul.1.0")
 
 
 def test_no_log_is_no_verdict(tmp_path: Path) -> None:
     hlo = "HloModule m\n\nENTRY %e () -> f32[] {\n  ROOT %c = f32[] constant(1)\n}\n"
     (tmp_path / "optimized.hlo.txt").write_text(hlo)
-    assert edges.read(tmp_path) == []
+    assert fusion_decisions.read_decisions(tmp_path) == []
     (tmp_path / "optimized.hlo.txt").unlink()
     (tmp_path / "priority_fusion.txt").write_text("")
     with pytest.raises(FileNotFoundError, match="no optimized HLO"):
-        edges.read(tmp_path)
+        fusion_decisions.read_decisions(tmp_path)
 
 
 def test_the_own_dump_keeps_the_words(tmp_path: Path) -> None:
@@ -240,9 +240,9 @@ def test_the_own_dump_keeps_the_words(tmp_path: Path) -> None:
     for number in (1, 3):  # the newest module counts
         (raw / f"module_000{number}.jit_f.before_optimizations.txt").write_text(f"{number}")
     shutil.copy(pyz, raw / "main.9.module_0003.jit_f._fusion.pyz")
-    found = artifacts.keep(raw, kept, "jit_f", "")
+    found = artifacts.keep_artifacts(raw, kept, "jit_f", "")
     assert found["hlo_before"].read_text() == "3"
     assert refusals(read_frames(found["fusion_frames"])) == refusals(read_frames(pyz))
-    assert artifacts.options(raw, visualization=True).items() - artifacts.options(raw).items() == {
+    assert artifacts.dump_options(raw, visualization=True).items() - artifacts.dump_options(raw).items() == {
         ("xla_dump_fusion_visualization", True)
     }
