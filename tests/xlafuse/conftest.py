@@ -32,8 +32,8 @@ class _ModuleThatNeedsJax(pytest.Module):
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
     """Without jax, report each file that imports it as skipped."""
-    imports = [node for node in ast.parse(module_path.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
-    if HAS_JAX or not any(re.match(r"(?:import|from) jax\b", ast.unparse(node)) for node in imports):
+    statements = ast.parse(module_path.read_text()).body
+    if HAS_JAX or not any(re.match(r"(?:import|from) jax\b", ast.unparse(statement)) for statement in statements):
         return None
     return _ModuleThatNeedsJax.from_parent(parent, path=module_path)
 
