@@ -37,7 +37,7 @@ _BARRIERS = {"gemm": "gemm", "library": "library", "output": "recompute", "order
 def reasons(graph: FusionGraph, raw: Iterable[FusionDecision]) -> tuple[Reason, ...]:
     """One reason for each edge of an XLA graph, in launch order, then what XLA said and no edge could be found for.
 
-    raw: the decisions that `fusion_decisions.read_decisions` found for the graph's module; empty where no fusion log was
+    raw: the decisions that `fusion_decisions.read_decisions` found for the module; empty where no fusion log was
         kept. Give each phase's decisions to its own graph: `join_phases` renames kernels that both phases have.
 
     Words in square brackets in a reason's text are ours: of whom XLA said it. Where XLA is silent the origin is
