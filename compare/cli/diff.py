@@ -1,67 +1,82 @@
-"""`xlafuse diff`: what changed between two runs, folders of dumps, or files."""
+"""`xlafuse diff`: compare two runs, folders of dumps, or files."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import click
+
 from ..base.text import printable
-from ..base.usage import UsageError
-from ..report.terminal import echo_json, emit
+from ..base.usage import UsageError, one_of
 from ..sources.graph_sources import Contents, GraphSource, contents
+from .options import json_option, names_option, record_filters
+from .terminal import echo_json, emit, warn
 
 Pair = tuple[str, GraphSource | None, GraphSource | None]
-
-
-@dataclass(frozen=True)
-class RunQuestion:
-    """What is asked of two runs. tolerance: relative. fail_on: of compare.report.diff.runs.REGRESSIONS, none: the
-    default. html: a file to write. wanted: fields of the runs' rows -> names."""
-
-    tolerance: float | None = None
-    fail_on: tuple[str, ...] = ()
-    html: Path | None = None
-    every: bool = False
-    wanted: Mapping[str, list[str]] = field(default_factory=dict)
-
-    def asked(self) -> list[str]:
-        """The options that were given."""
-        given = {
-            "--tolerance": self.tolerance is not None, "--fail-on": self.fail_on, "--html": self.html,
-            "--all": self.every, "--block, --case, --direction and -i": any(self.wanted.values()),
-        }
-        return [option for option, value in given.items() if value]
-
-
 TOLERANCE = 0.05
 
 
-def diff(
-    a: Path, b: Path, *, module: str | None, as_json: bool, of_runs: RunQuestion,
-    warn: Callable[[Iterable[str]], None],
-) -> bool:
-    """Print what changed, and say whether the exit code is to be 1: where two runs regressed, or anything else differs.
+@click.command("diff")
+@click.argument("a", type=click.Path(path_type=Path))
+@click.argument("b", type=click.Path(path_type=Path))
+@click.option(
+    "--tolerance", metavar="SHARE", help="Of runs: ignore changes of times and bytes up to this share. Default: 5%."
+)
+@names_option(
+    "--fail-on", "fail_on", metavar="slower|launch-gap|status|kernels|bytes|missing",
+    help="Of runs: the changes that make exit code 1. Default: all but launch-gap.",
+)
+@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Of runs: also write one HTML file.")
+@record_filters("Of runs: ")
+@click.option("--all", "every", is_flag=True, help="Of runs: show all changes, not only the largest of many.")
+@click.option("--module", metavar="NAME|NUMBER", help="Of folders of dumps: only this module.")
+@json_option
+@click.pass_context
+def command(
+    ctx: click.Context, a: Path, b: Path, tolerance: str | None, fail_on: list[str], html: Path | None,
+    filters: Mapping[str, list[str]], every: bool, module: str | None, as_json: bool,
+) -> None:
+    """Show what changed from A to B, as before and after an upgrade.
 
-    Raises UsageError, RunFolderError.
+    Two runs: first the versions and flags that differ. Then cases that became faster or slower as far as both runs'
+    rounds can tell, became right or wrong, are new or gone, or are fused differently. Exit code 1 where something is
+    slower, no longer right, launches more kernels, moves more bytes or is gone (--fail-on), else 0.
+
+    Two folders of dumps, or files, as for `inspect`: kernels that split, merged, appeared or vanished, arrays that are
+    newly written to memory, and changed reasons for not fusing; most bytes first. Names and numbers that the compiler
+    assigns do not count as a difference. Exit code 1 where something differs, else 0.
+
+    \b
+      xlafuse diff runs/yesterday runs/today --tolerance 3%
+      xlafuse diff runs/jax-0.10 runs/jax-0.11 -i xla --html upgrade.html
+      xlafuse diff before.hlo.txt after.hlo.txt
+
+    Exit code 2 when A or B cannot be read, or the options do not fit them.
     """
     sides = contents(a), contents(b)
     for side in sides:
         warn(side.warnings)
     if sides[0].kind == sides[1].kind == "run":
         if module is not None:
-            raise UsageError("--module chooses in a folder of dumps; of runs use --block, --case, --direction and -i")
-        return _runs(*sides, of_runs, as_json, warn)
-    if asked := of_runs.asked():
-        raise UsageError(f"{' and '.join(asked)} {'goes' if len(asked) == 1 else 'go'} with two runs alone")
-    return _graphs(*sides, module, as_json, warn)
+            raise UsageError("--module selects in a folder of dumps; for runs use --block, --case, --direction and -i")
+        failed = _diff_runs(*sides, tolerance, fail_on, html, filters, every=every, as_json=as_json)
+    else:
+        options = {
+            "--tolerance": tolerance, "--fail-on": fail_on, "--html": html, "--all": every,
+            "--block, --case, --direction and -i": any(filters.values()),
+        }
+        if given := [option for option, value in options.items() if value]:
+            raise UsageError(f"{' and '.join(given)} {'goes' if len(given) == 1 else 'go'} only with two runs")
+        failed = _diff_graphs(*sides, module, as_json=as_json)
+    ctx.exit(1 if failed else 0)
 
 
-def tolerance(text: str) -> float:
-    """Of "5%" or "0.05". Raises UsageError for what is neither, or not from 0 to 100%."""
+def parse_tolerance(text: str) -> float:
+    """Return "5%" or "0.05" as 0.05. Raises UsageError for anything else, and outside 0 to 100%."""
     match = re.fullmatch(r"(\d{1,3}(?:\.\d{1,9})?)\s*(%?)", text.strip())
     value = float(match[1]) / (100 if match[2] else 1) if match else -1.0
     if not 0 <= value < 1:
@@ -69,19 +84,24 @@ def tolerance(text: str) -> float:
     return value
 
 
-def _runs(
-    a: Contents, b: Contents, question: RunQuestion, as_json: bool, warn: Callable[[Iterable[str]], None]
+def _diff_runs(
+    a: Contents, b: Contents, tolerance: str | None, fail_on: list[str], html: Path | None,
+    filters: Mapping[str, list[str]], *, every: bool, as_json: bool,
 ) -> bool:
+    """Print what changed between two runs. Return True where something regressed."""
     from ..report.diff import runs
 
-    fail_on = question.fail_on or runs.DEFAULT_FAIL_ON
-    share = TOLERANCE if question.tolerance is None else question.tolerance
-    found = runs.compare(a, b, tolerance=share, fail_on=fail_on, wanted=question.wanted)
+    for kind in fail_on:
+        one_of("regression", kind, list(runs.REGRESSIONS), where="for --fail-on")
+    found = runs.compare(
+        a, b, tolerance=TOLERANCE if tolerance is None else parse_tolerance(tolerance),
+        fail_on=tuple(fail_on) or runs.DEFAULT_FAIL_ON, wanted=filters,
+    )
     warn(found.warnings)
-    if question.html is not None:
+    if html is not None:
         from ..report.diff import page
 
-        page.write(found, question.html)
+        page.write(found, html)
     if as_json:
         from ..report.diff.as_json import to_json
 
@@ -89,46 +109,40 @@ def _runs(
     else:
         from ..report.diff import show
 
-        for view in show.views(found, every=question.every):
+        for view in show.views(found, every=every):
             emit(view)
     return bool(found.regressed)
 
 
-def _graphs(
-    a: Contents, b: Contents, module: str | None, as_json: bool, warn: Callable[[Iterable[str]], None]
-) -> bool:
+def _diff_graphs(a: Contents, b: Contents, module: str | None, *, as_json: bool) -> bool:
+    """Print what changed between two folders or files. Return True where something differs."""
+    from ..graph import formats
+    from ..graph.render import text_view
+
     pairs = match(a, b, module)
     comparable = [pair for pair in pairs if _readable(pair)]
     warn(f"{pair[0]}: no graph recorded on one side, not compared" for pair in pairs if not _readable(pair))
     if not comparable:
-        raise UsageError(f"{a.path} and {b.path}: nothing here has a graph on both sides")
-    answers = [_compared(pair) for pair in comparable]
+        raise UsageError(f"{a.path} and {b.path}: no graph is recorded on both sides")
+    answers = [_compare(pair) for pair in comparable]
+    changed = [view for data, view in answers if data["differs"]]
     if as_json:
         echo_json([data for data, _ in answers])
     else:
-        _print(answers)
-    return any(data["differs"] for data, _ in answers)
-
-
-def _print(answers: list[tuple[dict[str, Any], Any]]) -> None:
-    from ..graph import formats
-    from ..graph.render import text_view
-
-    for data, view in answers:
-        if data["differs"]:
+        for view in changed:
             emit(view)
-    same = sum(not data["differs"] for data, _ in answers)
-    if same:
-        emit(text_view.plain(f"no difference in {formats.count(same, 'graph')}"))
+        if same := len(answers) - len(changed):
+            emit(text_view.plain(f"no difference in {formats.count(same, 'graph')}"))
+    return bool(changed)
 
 
 def match(a: Contents, b: Contents, module: str | None = None) -> list[Pair]:
-    """What of `a` is compared with what of `b`: modules by name (the second "jit_f" with the second).
+    """Pair the graphs of `a` and `b` by name (the second "jit_f" with the second), in the order of `a`.
 
-    One graph on each side are compared whatever they are called. In the order of `a`, then what `b` has alone.
+    A single graph on each side makes a pair whatever the names. Graphs that only `b` has come last.
     """
     if (a.kind == "run") != (b.kind == "run"):
-        raise UsageError(f"{a.path} and {b.path}: a run can be compared with another run alone")
+        raise UsageError(f"{a.path} and {b.path}: a run can only be compared with another run")
     old, new = (list(side.graphs) if module is None else side.modules(module) for side in (a, b))
     if len(old) == len(new) == 1:
         return [(f"{_label(old[0])} → {_label(new[0])}", old[0], new[0])]
@@ -137,15 +151,15 @@ def match(a: Contents, b: Contents, module: str | None = None) -> list[Pair]:
     return [(name, left.get(name), right.get(name)) for name in names]
 
 
-def _label(found: GraphSource) -> str:
-    return str(found.path) if found.name == found.path.name else f"{found.path} {found.name}"
+def _label(source: GraphSource) -> str:
+    return str(source.path) if source.name == source.path.name else f"{source.path} {source.name}"
 
 
-def _by_name(found: Iterable[GraphSource]) -> dict[str, GraphSource]:
-    """Names of modules carry no number of the compile; several of one name are told apart by their order there."""
+def _by_name(sources: Iterable[GraphSource]) -> dict[str, GraphSource]:
+    """Return the sources by name. Several of one name are numbered in the order in which they were compiled."""
     seen: Counter[str] = Counter()
     result = {}
-    for each in sorted(found, key=lambda each: each.order):
+    for each in sorted(sources, key=lambda each: each.order):
         seen[each.name] += 1
         result[each.name if seen[each.name] == 1 else f"{each.name} #{seen[each.name]}"] = each
     return result
@@ -156,8 +170,8 @@ def _readable(pair: Pair) -> bool:
     return all(side is None or side.read is not None for side in (a, b))
 
 
-def _compared(pair: Pair) -> tuple[dict[str, Any], Any]:
-    """As JSON, and to print."""
+def _compare(pair: Pair) -> tuple[dict[str, Any], Any]:
+    """Return the difference as JSON and as a view."""
     from ..graph.analyse.diff import diff as differences
     from ..graph.render import diff_view, text_view
 

@@ -1,6 +1,6 @@
-"""What this machine can run, what is missing, and the command that installs it.
+"""`xlafuse doctor`: what this machine can run, what is missing, and the command that installs it.
 
-Asks package metadata, in the interpreters that the workers would run in; imports no framework.
+It reads package metadata in the interpreters that the workers would use, and imports no framework.
 """
 
 from __future__ import annotations
@@ -14,26 +14,30 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 
+import click
+
 from triton_side import versions as torch_versions
 from xlafuse import versions as jax_versions
 
 from .. import targets
 from ..base.host import distribution, gpu_present, interpreter_problem, lacks
+from ..base.paths import PROJECT
 from ..spec.blocks import BLOCKS, requirements
-from ..workers.client import PROJECT, interpreter
+from ..workers.client import interpreter
+from .options import json_option
 
 PYTHON = (3, 11)
-REPLAY = ((3, 12), "0.11.2")  # Python and jax that recorded the target's autotuning results
-# TorchInductor for a GPU that is not there reaches into torch, so it takes known builds alone.
+REPLAY = ((3, 12), "0.11.2")  # the Python and jax that recorded the target's autotune results
+# Compiling with TorchInductor for an absent GPU uses torch's private names, so only tested builds work.
 DEVICELESS_TORCH = tuple(
     f"{release}+{'cu' + cuda.replace('.', '') if cuda else 'cpu'}" for release, cuda in torch_versions.TORCH_BUILDS
 )
-PYPI_CUDA = "+cu130"  # the build behind a version without a suffix: PyPI's of these releases
+PYPI_CUDA = "+cu130"  # PyPI's builds of these releases, whose versions have no suffix
 
 
 @dataclass(frozen=True)
 class Package:
-    """A distribution and the versions that work: at least `low`, below `high`, compared by their first two numbers."""
+    """A distribution and the versions that work: from `low` up to, not including, `high`. Two numbers are compared."""
 
     name: str
     low: tuple[int, ...]
@@ -54,14 +58,14 @@ class Package:
 
 
 def _tested(name: str, versions: Iterable[str]) -> Package:
-    """The package from the oldest of these series on, up to the newest of them."""
+    """Return the package with the range from the oldest to the newest tested series."""
     series = sorted(map(_numbers, versions))
     major, minor = series[-1]
     return Package(name, series[0], (major, minor + 1))
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """The first two numbers of a version: "2.11.0+cu130" is (2, 11)."""
+    """Return the first two numbers of a version: (2, 11) for "2.11.0+cu130"."""
     numbers = []
     for word in version.partition("+")[0].split(".")[:2]:
         digits = word[: next((i for i, c in enumerate(word) if not c.isdigit()), len(word))]
@@ -88,7 +92,7 @@ SHOWN = {
 
 @dataclass(frozen=True)
 class Interpreter:
-    """The Python of a side's workers and the packages in it; `problem` where it does not start."""
+    """The Python that a framework's workers use, and its packages. problem: why it does not start."""
 
     path: str
     python: str | None
@@ -106,45 +110,59 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What becomes of a group of implementations here. `verdict` begins with "not here" where nothing does."""
+class Diagnosis:
+    """What this machine can do with a group of implementations. result: begins with "not here" where it can do
+    nothing. command: installs what is missing."""
 
     group: str
     implementations: list[str]
-    verdict: str
+    result: str
     command: str | None = None
 
     @property
     def runs(self) -> bool:
-        return not self.verdict.startswith("not here")
+        return not self.result.startswith("not here")
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class Examination:
     machine: Machine
     interpreters: dict[str, Interpreter]
-    verdicts: list[Verdict]
+    diagnoses: list[Diagnosis]
     remarks: list[str] = field(default_factory=list)
 
     @property
     def anything_runs(self) -> bool:
-        return any(verdict.runs for verdict in self.verdicts)
+        return any(diagnosis.runs for diagnosis in self.diagnoses)
 
 
-def examine() -> Diagnosis:
-    """Look at this machine and at the interpreters of both sides."""
+@click.command("doctor")
+@json_option
+@click.pass_context
+def command(ctx: click.Context, as_json: bool) -> None:
+    """Show what this machine can run.
+
+    Also shows what is missing, with the command that installs it. Exit code 1 when nothing can run.
+    """
+    examination = examine()
+    click.echo(json.dumps(asdict(examination), indent=1) if as_json else as_text(examination))
+    ctx.exit(0 if examination.anything_runs else 1)
+
+
+def examine() -> Examination:
+    """Examine this machine and the interpreters of both frameworks' workers."""
     machine = Machine(gpu_present(), _gpus(), _cuda_driver(), shutil.which("g++"))
     interpreters = {side: probe(interpreter(side), (*SHOWN[side], *optional(side))) for side in SHOWN}
-    return Diagnosis(machine, interpreters, judge(machine, interpreters), remarks(machine, interpreters))
+    return Examination(machine, interpreters, diagnose(machine, interpreters), remarks(machine, interpreters))
 
 
 def optional(side: str) -> tuple[str, ...]:
-    """The packages that single implementations of this side need, by name."""
+    """Return the names of packages that single implementations of this framework need."""
     return tuple(map(distribution, requirements(side)))
 
 
 def probe(path: str, packages: tuple[str, ...]) -> Interpreter:
-    """Ask a Python which packages it has, through their metadata."""
+    """Ask a Python for the versions of these packages, which it reads from their metadata."""
     try:
         process = subprocess.run(
             [path, "-c", _PROBE, str(PROJECT), *packages], capture_output=True, text=True, timeout=60, check=True
@@ -175,15 +193,15 @@ print(json.dumps({"python": platform.python_version(), "packages": packages, "cu
 """
 
 
-def judge(machine: Machine, interpreters: Mapping[str, Interpreter]) -> list[Verdict]:
-    """A verdict for each group of implementations that need the same things."""
-    return [_verdict(group, names, machine, interpreters) for group, names in _groups().items()]
+def diagnose(machine: Machine, interpreters: Mapping[str, Interpreter]) -> list[Diagnosis]:
+    """Return a diagnosis of each group of implementations with the same needs."""
+    return [_diagnosis(group, names, machine, interpreters) for group, names in _groups().items()]
 
 
 @dataclass(frozen=True)
 class _Needs:
-    """What tells groups of implementations apart. compiler: its first word, but for those in LABELS; packages: the
-    requirements of single implementations."""
+    """The needs that a group of implementations shares. compiler: a key of LABELS. packages: requirements of single
+    implementations."""
 
     compiler: str
     gpu: bool
@@ -195,25 +213,25 @@ def remarks(machine: Machine, interpreters: Mapping[str, Interpreter]) -> list[s
     jax = xla.packages.get("jax")
     if not machine.gpu and xla.python and (_numbers(xla.python) < REPLAY[0] or jax != REPLAY[1]):
         result.append(
-            f"XLA's recorded choices on the {targets.DEFAULT} are replayed only by Python >= 3.12 with jax {REPLAY[1]} "
-            f"in the XLA worker (here: Python {xla.python}, jax {jax}). Without them kernels around matrix products "
+            f"XLA's autotune results of the {targets.DEFAULT} are replayed only by Python >= 3.12 with jax {REPLAY[1]} "
+            f"in the XLA worker (here: Python {xla.python}, jax {jax}). Without them, kernels around matrix products "
             "are \"not autotuned\". Point XLAFUSE_XLA_PYTHON at such a Python: "
             f'python3.12 -m venv xla && xla/bin/pip install "jax=={REPLAY[1]}" "jax-cuda13-pjrt=={REPLAY[1]}" '
             f'"{TRITON.requirement}" numpy'
         )
     if not machine.gpu and (problem := interpreter_problem(interpreters["torch"].packages)):
-        result.append(f"Triton's kernels are compiled, and not checked here: {problem}")
+        result.append(f"Triton's kernels are compiled but not checked here: {problem}")
     if machine.gpus and not machine.gpu:
-        result.append("nvidia-smi lists a GPU but CUDA sees none: look at CUDA_VISIBLE_DEVICES and the driver")
+        result.append("nvidia-smi lists a GPU but CUDA sees none: check CUDA_VISIBLE_DEVICES and the driver")
     return result
 
 
 def _groups() -> dict[_Needs, list[str]]:
-    """Names of implementations by what they need."""
+    """Return the names of implementations by their needs."""
     groups: dict[_Needs, list[str]] = {}
     for block in BLOCKS.values():
         for i in block.implementations:
-            # xla-unfused is XLA all the same
+            # A variant such as xla-unfused needs what XLA needs.
             compiler = i.compiler if i.compiler in LABELS else i.compiler.partition("-")[0]
             key = _Needs(compiler, i.needs_gpu is not None, i.requires)
             if i.name not in groups.setdefault(key, []):
@@ -234,18 +252,18 @@ WITHOUT_GPU = {
     "triton-library": f"compiles for {targets.DEFAULT}, not checked: its kernels run on a GPU alone",
     "eager": "checked on the CPU; its kernels come prebuilt, so nothing is compiled",
 }
-UNCHECKED = ("xla-unfused", "inductor-max")  # of those that are checked on the CPU
+UNCHECKED = ("xla-unfused", "inductor-max")  # compiled only, in groups that are checked on the CPU
 
 
-def _verdict(
+def _diagnosis(
     group: _Needs, names: list[str], machine: Machine, interpreters: Mapping[str, Interpreter]
-) -> Verdict:
+) -> Diagnosis:
     compiler = group.compiler
-    # After == is what was tested, and any will do; >= is asked for.
+    # == names the tested version, and any version works; >= is a real bound.
     packages = " and ".join(r if ">=" in r else distribution(r) for r in group.packages)
     label = LABELS[compiler] + (f", with {packages}" if packages else "") + (", GPU only" if group.gpu else "")
     if group.gpu and not machine.gpu:
-        return Verdict(label, names, "not here: needs an NVIDIA GPU, and none is visible")
+        return Diagnosis(label, names, "not here: needs an NVIDIA GPU, and none is visible")
     problems, commands = _problems(compiler, machine, interpreters)
     side = interpreters["xla" if compiler.startswith("xla") else "torch"]
     absent = {r: lack for r in group.packages if (lack := lacks(r, side.packages.get(distribution(r))))}
@@ -254,22 +272,22 @@ def _verdict(
         commands.append(_pip(side, [_bounded(r) for r in absent]))
     if problems:
         reasons = "; ".join(dict.fromkeys(problems))
-        return Verdict(label, names, f"not here: {reasons}", " && ".join(commands) or None)
+        return Diagnosis(label, names, f"not here: {reasons}", " && ".join(commands) or None)
     if not machine.gpu:
         unchecked = " and ".join(name for name in names if name in UNCHECKED)
-        return Verdict(label, names, WITHOUT_GPU[compiler] + (f" ({unchecked}: compiled only)" if unchecked else ""))
+        return Diagnosis(label, names, WITHOUT_GPU[compiler] + (f" ({unchecked}: compiled only)" if unchecked else ""))
     if problem := CUPTI.problem(side.packages.get(CUPTI.name)):
         command = _pip(side, [_cupti_pin(machine)])
-        return Verdict(label, names, f"runs here, device time not measured: {problem}", command)
-    return Verdict(label, names, "runs and is timed here")
+        return Diagnosis(label, names, f"runs here, device time not measured: {problem}", command)
+    return Diagnosis(label, names, "runs and is timed here")
 
 
 def _problems(
     compiler: str, machine: Machine, interpreters: Mapping[str, Interpreter]
 ) -> tuple[list[str], list[str]]:
-    """What stands in the way of a compiler's implementations, and the commands that clear it."""
+    """Return what keeps a compiler's implementations from running here, and the commands that mend it."""
     xla, torch = interpreters["xla"], interpreters["torch"]
-    wanted: list[tuple[Interpreter, tuple[Package, ...]]] = [(torch, (TORCH,))]  # the reference is computed by PyTorch
+    wanted: list[tuple[Interpreter, tuple[Package, ...]]] = [(torch, (TORCH,))]  # PyTorch computes the reference
     if compiler.startswith("xla"):
         wanted.append((xla, XLA_GPU_PACKAGES if machine.gpu else XLA_PACKAGES))
     if compiler in ("inductor", "flex", "triton", "triton-library", "xla-triton"):
@@ -298,11 +316,11 @@ def _problems(
         problems.append("CUDA's ptxas and libdevice are missing")
         commands.append(_pip(xla, [TRITON.requirement]))
     build = version if "+" in version else version + PYPI_CUDA
-    pretending = {"xla-triton": "planning launches"}
+    deviceless = {"xla-triton": "planning launches"}
     if not machine.gpu:
-        pretending["inductor"] = "without a GPU TorchInductor"
-    if compiler in pretending and version and build not in DEVICELESS_TORCH:
-        problems.append(f"{pretending[compiler]} needs torch {' or '.join(DEVICELESS_TORCH)}, not {version}")
+        deviceless["inductor"] = "without a GPU TorchInductor"
+    if compiler in deviceless and version and build not in DEVICELESS_TORCH:
+        problems.append(f"{deviceless[compiler]} needs torch {' or '.join(DEVICELESS_TORCH)}, not {version}")
         commands.append(_pip(torch, [f"torch=={torch_versions.TORCH_BUILDS[0][0]}"]))
     if compiler in ("inductor", "xla-triton") and machine.compiler is None:
         problems.append("g++ is missing")
@@ -315,18 +333,18 @@ def _pip(side: Interpreter, requirements: list[str]) -> str:
 
 
 def _bounded(requirement: str) -> str:
-    """With the end of what works here, where it is of torch: pip takes the newest."""
+    """Return a torch requirement with the upper bound of tested versions, because pip takes the newest."""
     end = TORCH.requirement.partition(",")[2]
     return f"{requirement},{end}" if distribution(requirement) == TORCH.name else requirement
 
 
 def _cupti_pin(machine: Machine) -> str:
-    """cupti-python must match the driver's CUDA: 13.0 is read by cupti-python 13.0."""
+    """Return the cupti-python requirement for this driver: CUDA 13.0 needs cupti-python 13.0."""
     return f"cupti-python=={machine.cuda_driver}.*" if machine.cuda_driver else CUPTI.requirement
 
 
 def _gpus() -> list[str]:
-    """"name, driver, memory" of each GPU that nvidia-smi lists; none where there is no nvidia-smi."""
+    """Return "name, driver, memory" of each GPU that nvidia-smi lists, or [] without nvidia-smi."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     try:
         process = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
@@ -336,7 +354,7 @@ def _gpus() -> list[str]:
 
 
 def _cuda_driver() -> str | None:
-    """The newest CUDA that the driver speaks, as "13.0"."""
+    """Return the newest CUDA version that the driver supports, as "13.0"."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -347,26 +365,22 @@ def _cuda_driver() -> str | None:
     return f"{number.value // 1000}.{number.value % 1000 // 10}"
 
 
-def as_json(diagnosis: Diagnosis) -> str:
-    return json.dumps(asdict(diagnosis), indent=1)
-
-
-def as_text(diagnosis: Diagnosis) -> str:
-    machine = diagnosis.machine
+def as_text(examination: Examination) -> str:
+    machine = examination.machine
     lines = [
         f"GPU: {'; '.join(machine.gpus) or ('visible to CUDA' if machine.gpu else 'none')}",
         f"CUDA driver: {machine.cuda_driver or 'none'}",
         f"g++: {machine.compiler or 'none'}",
     ]
-    for side, found in diagnosis.interpreters.items():
-        lines += ["", f"{side} side: {found.path} (Python {found.python or 'unknown: ' + str(found.problem)})"]
+    for side, found in examination.interpreters.items():
+        lines += ["", f"{side} workers: {found.path} (Python {found.python or 'unknown: ' + str(found.problem)})"]
         lines.append(f"  chosen by {_chosen_by(side)}")
         lines += [f"  {name:20}{version or '-'}" for name, version in found.packages.items()]
-    for verdict in diagnosis.verdicts:
-        lines += ["", f"{verdict.group} ({', '.join(verdict.implementations)})", f"  {verdict.verdict}"]
-        if verdict.command:
-            lines.append(f"  install: {verdict.command}")
-    for remark in diagnosis.remarks:
+    for diagnosis in examination.diagnoses:
+        lines += ["", f"{diagnosis.group} ({', '.join(diagnosis.implementations)})", f"  {diagnosis.result}"]
+        if diagnosis.command:
+            lines.append(f"  install: {diagnosis.command}")
+    for remark in examination.remarks:
         lines += ["", *textwrap.wrap(f"note: {remark}", 98, subsequent_indent="  ", break_long_words=False)]
     return "\n".join(lines)
 

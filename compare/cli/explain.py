@@ -1,4 +1,4 @@
-"""`xlafuse explain`: functions by name, arguments by name or by shape, and what is printed of their graphs."""
+"""`xlafuse explain`: compile functions of the user, found by name, and show their fusion graphs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..base.usage import UsageError, one_of
-from ..report.terminal import echo_json, emit, width
+from .options import json_option
+from .terminal import echo_json, emit, width
 
 if TYPE_CHECKING:
     from ..sources.explained import Explained
 
-# As HLO spells them; long names ("bfloat16") work too.
+# Dtypes as HLO spells them; long names ("bfloat16") work too.
 DTYPES = {
     "bf16": "bfloat16", "f16": "float16", "fp16": "float16", "f32": "float32", "fp32": "float32", "f64": "float64",
     "fp64": "float64", "s8": "int8", "s16": "int16", "s32": "int32", "s64": "int64", "i8": "int8", "i16": "int16",
@@ -36,17 +37,49 @@ _OWN = str(Path(__file__))
 _BINDERS = {"globals", "locals", "vars", "exec", "setattr", "__getattr__", "__dict__"}
 
 
-class _Failed(click.ClickException):
+class _NotCompiled(click.ClickException):
     """One line on standard error, exit code 1."""
 
     exit_code = 1
 
 
-def explain(
-    functions: Sequence[str], *, inputs: str | None, shapes: str | None, grad: bool, target: str | None,
+@click.command("explain")
+@click.argument("functions", nargs=-1, required=True, metavar="FUNCTION...")
+@click.option("--inputs", metavar="NAME", help="A function that makes the arguments: package.module:make_inputs.")
+@click.option("--args", "shapes", metavar="SHAPES", help="Arguments by shape: 'bf16[4096,4096], bf16[4096], eps=1e-6'.")
+@click.option("--grad", is_flag=True, help="Explain a training step: a forward and a backward call.")
+@click.option(
+    "--target", metavar="NAME",
+    help="Compile for this GPU without having it. Default: this machine's GPU; h200 on a machine without one.",
+)
+@click.option(
+    "--framework", type=click.Choice(["jax", "torch"]),
+    help="Needed where neither the function's type nor its arguments tell, as for a plain function with --args.",
+)
+@click.option("--why", is_flag=True, help="Show missed fusions and the reasons against them, most costly first.")
+@json_option
+@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Save the graphs as JSON; .gz compresses.")
+@click.option("--timeout", type=float, default=1800.0, show_default=True, metavar="SECONDS", help="For all compiles.")
+def command(
+    functions: Sequence[str], inputs: str | None, shapes: str | None, grad: bool, target: str | None,
     framework: str | None, why: bool, as_json: bool, out: Path | None, timeout: float,
 ) -> None:
-    """Explain what the names name, and print it. Raises UsageError, or click's exception with exit code 1."""
+    """Show what a compiler makes of your function.
+
+    FUNCTION is package.module:name or path/to/file.py:name. With () after the name, the function is called, and its
+    result is explained, such as a module that it builds. Several functions are compared. The compile runs in a separate
+    process, for this machine's GPU or for an absent one.
+
+    \b
+      xlafuse explain layers.py:mlp --args 'bf16[512,4096], bf16[4096,16384]' --framework jax
+      xlafuse explain mypackage.layers:attention --inputs mypackage.layers:make_inputs --grad
+      xlafuse explain layers.py:plain layers.py:fused --inputs layers.py:make_inputs
+
+    --inputs names a function without parameters. It returns a tuple of positional arguments, a dict of keyword
+    arguments, or both as (tuple, dict). Any other value is the only argument.
+
+    Exit code: 0 when it was explained, 1 when it could not be compiled, 2 when names or options are wrong.
+    """
     if inputs is not None and shapes is not None:
         raise UsageError("--inputs and --args both give the arguments; choose one")
     from ..plan.selection import resolve_target
@@ -57,14 +90,14 @@ def explain(
     for name in (*functions, *([inputs] if inputs is not None else [])):
         check(name)
     named = dict(zip(_names(functions), map(resolve, functions), strict=True))
-    args, kwargs = made_by(inputs) if inputs is not None else parse_arguments(shapes or "")
+    args, kwargs = arguments_from(inputs) if inputs is not None else parse_arguments(shapes or "")
     try:
         explained = explain_all(
             named, args, kwargs, grad=grad, target=target, framework=framework,  # type: ignore[arg-type]
             timeout=timeout, tell=lambda what: click.echo(what, err=True),
         )
     except ExplainError as problem:
-        raise _Failed(" ".join(str(problem).split())) from None
+        raise _NotCompiled(" ".join(str(problem).split())) from None
     if out is not None:
         try:
             explained.save(out)
@@ -74,28 +107,29 @@ def explain(
 
 
 def check(name: str) -> None:
-    """Refuse a name that its file nowhere says, before anything is imported, which takes seconds where it imports a
-    framework. A file that can bind names without saying them is left to `resolve`. Raises UsageError.
+    """Refuse a name that does not occur in its file, before a slow import. Raises UsageError.
+
+    A file that can bind names without writing them (globals(), import *) is left to `resolve`.
     """
     where, _, what = name.partition(":")
     file = Path(where)
     if not where.endswith(".py") or not what or not file.is_file():
         return
     text = file.read_text(errors="replace")
-    first, said = what.removesuffix("()").partition(".")[0], set(re.findall(r"\w+", text))
-    if first in said or said & _BINDERS or "__" in first or re.search(r"import\s+\*", text):
+    first, words = what.removesuffix("()").partition(".")[0], set(re.findall(r"\w+", text))
+    if first in words or words & _BINDERS or "__" in first or re.search(r"import\s+\*", text):
         return
     public = re.findall(r"^(?:async\s+def|def|class)\s+([^\W_]\w*)", text, re.MULTILINE)
     one_of("name", first, public, most=MOST_NAMED)
 
 
 def resolve(name: str) -> Any:
-    """What "package.module:name" or "file.py:name" is; with () after it, what it returns. Raises UsageError."""
+    """Return the object named "package.module:name" or "file.py:name", called if () follows. Raises UsageError."""
     where, _, what = name.partition(":")
     calling = what.endswith("()")
     what = what.removesuffix("()")
     if not where or not what:
-        raise UsageError(f"{name!r} is no function's name; write package.module:name or path/to/file.py:name")
+        raise UsageError(f"{name!r} names no function; write package.module:name or path/to/file.py:name")
     found = _module(where)
     for part in what.split("."):
         if not hasattr(found, part):
@@ -108,8 +142,8 @@ def resolve(name: str) -> Any:
     return _called(name, found) if calling else found
 
 
-def made_by(name: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """(args, kwargs) as the function of that name makes them. Raises UsageError."""
+def arguments_from(name: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Call the function of that name and return (args, kwargs). Raises UsageError."""
     made = _called(name, resolve(name.removesuffix("()")))
     if isinstance(made, dict):
         return (), _keywords(name, made)
@@ -121,7 +155,7 @@ def made_by(name: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def parse_arguments(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """(args, kwargs) of "bf16[4096,4096], bf16[4096], eps=1e-6": arrays as shapes, anything else as Python writes it.
+    """Return (args, kwargs) of "bf16[4096,4096], bf16[4096], eps=1e-6": shapes, or Python literals.
 
     Raises UsageError.
     """
@@ -131,7 +165,7 @@ def parse_arguments(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
         match = _KEYWORD.fullmatch(piece)
         if match is None:
             if kwargs:
-                raise UsageError(f"--args: {piece!r} has no name but comes after an argument that has one")
+                raise UsageError(f"--args: {piece!r} has no name but comes after a named argument")
             args.append(_value(piece))
         elif match[1] in kwargs:
             raise UsageError(f"--args: {match[1]!r} is given twice")
@@ -141,7 +175,7 @@ def parse_arguments(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _pieces(text: str) -> list[str]:
-    """Between the commas that are in no bracket and no string."""
+    """Split at commas outside brackets and strings."""
     pieces, depth, quote = [""], 0, ""
     for letter in text:
         if quote:
@@ -180,7 +214,7 @@ def _value(text: str) -> Any:
 
 
 def _module(where: str) -> Any:
-    """Imports a module by name, or a file as Python would find it with its folder first on the path."""
+    """Import a module by name, or a file as Python does with its folder first on the path."""
     if where.endswith(".py") or "/" in where:
         file = Path(where).absolute()
         if not file.is_file():
@@ -209,7 +243,7 @@ def _called(name: str, function: Any) -> Any:
 
 
 def _guarded(what: str, run: Callable[[], Any]) -> Any:
-    """Runs the user's code; what it raises becomes one line with its place."""
+    """Run the user's code. An exception becomes a UsageError of one line with the code's place."""
     try:
         return run()
     except (Exception, SystemExit) as problem:
@@ -226,7 +260,7 @@ def _keywords(name: str, made: dict[Any, Any]) -> dict[str, Any]:
 
 
 def _names(functions: Sequence[str]) -> list[str]:
-    """The names after the colon, or all of what was written where these are not different."""
+    """Return the names after the colons where they differ, else the full names."""
     short = [function.partition(":")[2].removesuffix("()") for function in functions]
     names = short if len(set(short)) == len(short) else list(functions)
     if len(set(names)) != len(names):
@@ -235,20 +269,20 @@ def _names(functions: Sequence[str]) -> list[str]:
 
 
 def _quiet_jax() -> None:
-    """Arguments are made in this process for their shapes: no GPU memory is held, and none is looked for in vain."""
+    """Keep JAX from reserving GPU memory here and from warning about a missing GPU: only shapes are needed."""
     from ..base.host import gpu_present
 
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     if not gpu_present():
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
-        logging.getLogger("jax_plugins").setLevel(logging.ERROR)  # its CUDA plugin warns that a part of it is missing
+        logging.getLogger("jax_plugins").setLevel(logging.ERROR)  # its CUDA plugin warns that a library is missing
 
 
 def _show(explained: Explained, *, why: bool, as_json: bool) -> None:
     if why:
-        from ..report.missed_fusions import show
+        from .inspect import show_missed_fusions
 
-        show(((graph, None, "") for graph in explained.graphs.values()), as_json=as_json)
+        show_missed_fusions(((graph, None, "") for graph in explained.graphs.values()), as_json=as_json)
     elif as_json:
         echo_json(explained.to_json())
     else:

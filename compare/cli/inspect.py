@@ -1,10 +1,10 @@
-"""`xlafuse inspect`: from paths and options to what is printed."""
+"""`xlafuse inspect`: show the kernels of a run, a folder of dumps or a file."""
 
 from __future__ import annotations
 
 import fnmatch
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,21 +15,21 @@ from ..base.text import printable
 from ..base.usage import UsageError, one_of, some, write_file
 from ..plan import paired_rounds
 from ..report import aligned
-from ..report.terminal import echo_json, emit, width
 from ..sources.graph_sources import SHOWN_AT_ONCE, Contents, GraphSource, contents, reading_errors_as_usage
+from .options import json_option, record_filters
+from .terminal import echo_json, emit, warn, width
 
 if TYPE_CHECKING:
+    from ..graph.analyse.roofline import Ceilings
     from ..graph.model import FusionGraph
 
-Warn = Callable[[Iterable[str]], None]
-
-MOST_TREES = 12  # of a run; more records than that are listed, a line each, unless somebody chose them
+MOST_TREES = 12  # a run with more records is listed, one line each, unless the user selected records
 MOST_LISTED = 50
 MOST_NAMED = 12
 
 
 @dataclass(frozen=True)
-class Question:
+class ViewOptions:
     """What to show of each graph. None and False: the default view."""
 
     kernel: str | None = None
@@ -43,151 +43,224 @@ class Question:
     target: str | None = None
 
     def views(self) -> list[str]:
-        chosen = {"--kernel": self.kernel, "--stage": self.stage, "--why": self.why, "--dot": self.dot,
-                  "--model-explorer": self.model_explorer, "--passes": self.passes}
-        return [option for option, value in chosen.items() if value]
+        views = {"--kernel": self.kernel, "--stage": self.stage, "--why": self.why, "--dot": self.dot,
+                 "--model-explorer": self.model_explorer, "--passes": self.passes}
+        return [option for option, value in views.items() if value]
+
+
+@click.command("inspect")
+@click.argument("paths", nargs=-1, type=click.Path(path_type=Path), metavar="PATH [PATH]")
+@record_filters("Of a run: ")
+@click.option("--module", metavar="NAME|NUMBER", help="Of a folder of dumps: this module.")
+@click.option("--kernel", metavar="NAME|NUMBER", help="One kernel: its operations and buffers, and their other users.")
+@click.option("--stage", metavar="NAME", help="Only kernels with operations of this stage of the program.")
+@click.option("--why", is_flag=True, help="Show missed fusions and the reasons against them, most costly first.")
+@click.option(
+    "--align", nargs=2, metavar="A B",
+    help="Show implementations of a run, or two paths, by the program's stages. B may name several: inductor,triton.",
+)
+@click.option("--passes", is_flag=True, help="What each of XLA's passes changed, where its dump has that.")
+@click.option("--dot", is_flag=True, help="Print Graphviz text.")
+@click.option(
+    "--model-explorer", type=click.Path(path_type=Path), metavar="FILE",
+    help="Write JSON for Google's Model Explorer to FILE.",
+)
+@click.option(
+    "--all", "every", is_flag=True, help="Show all kernels, modules and reasons, not only the costly ones of many."
+)
+@click.option(
+    "--target", metavar="NAME", help="Price bytes by this GPU's bandwidth. Default: the GPU of the run or the compile."
+)
+@json_option
+def command(
+    paths: tuple[Path, ...], filters: Mapping[str, list[str]], module: str | None, align: tuple[str, str] | None,
+    **options: Any,
+) -> None:
+    """Show the kernels that a compiler made and their operations.
+
+    PATH is a run's folder; a folder or archive of dumps (XLA's, Inductor's, a record's); or one file: HLO, Inductor's
+    output code, or a fusion graph's JSON. Kernels are listed in the order they run. Each shows its operations with
+    their source lines, the bytes that it moves and, where it was measured, its time. Two paths are shown side by side.
+
+    \b
+      xlafuse inspect runs/mine --block softmax -i xla,inductor
+      xlafuse inspect runs/mine --block softmax --align xla inductor
+      xlafuse inspect /tmp/xla_dump --module jit_step --why
+      xlafuse inspect module.hlo.pb --json
+    """
+    inspect(paths, ViewOptions(**options), module=module, align=align, filters=filters)
 
 
 def inspect(
-    paths: Sequence[Path], question: Question, *, module: str | None, align: tuple[str, str] | None,
-    wanted: Mapping[str, list[str]], warn: Warn,
+    paths: Sequence[Path], options: ViewOptions, *, module: str | None, align: tuple[str, str] | None,
+    filters: Mapping[str, list[str]],
 ) -> None:
-    """Print what the paths hold. wanted: fields of a run's records -> names. Raises UsageError, RunFolderError."""
-    views = question.views()
+    """Print the graphs of the paths. filters: fields of a run's records -> names.
+
+    Raises UsageError and RunFolderError.
+    """
+    views = options.views()
     if len(views) > 1:
         raise UsageError(f"{' and '.join(views)} are different views; choose one")
-    if question.dot and question.as_json:
-        raise UsageError("--dot is Graphviz text; it does not go with --json")
-    if question.model_explorer and question.as_json:
-        raise UsageError("--model-explorer writes JSON of its own; it does not go with --json")
+    if options.dot and options.as_json:
+        raise UsageError("--dot prints Graphviz text; it does not go with --json")
+    if options.model_explorer and options.as_json:
+        raise UsageError("--model-explorer writes its own JSON; it does not go with --json")
     if align and not paths:
         paths, align = [Path(align[0]), Path(align[1])], None
     if not paths:
         raise UsageError("nothing to inspect; name a run folder, a folder or archive of dumps, or one file")
     if (align or len(paths) > 1) and views:
-        raise UsageError(f"{views[0]} is about one graph at a time; it does not go with several side by side")
+        raise UsageError(f"{views[0]} shows one graph at a time; it does not go with several side by side")
     opened = [contents(path) for path in paths]
     for each in opened:
         warn(each.warnings)
     if len(paths) > 1:
-        if any(wanted.values()):
-            raise UsageError("--block, --case, --direction and -i choose among the records of one run")
-        aligned.show([each.module(module) for each in opened], question)
+        if any(filters.values()):
+            raise UsageError("--block, --case, --direction and -i select records of one run; leave the other path out")
+        _show_aligned([each.module(module) for each in opened], options)
         return
     (only,) = opened
-    found = _chosen(only, module, wanted)
+    sources = _select(only, module, filters)
     if align:
-        aligned.show_choice(only, found, align, question)
-    elif only.kind == "dump" and module is None and len(found) > SHOWN_AT_ONCE:
+        _show_choice(only, sources, align, options)
+    elif only.kind == "dump" and module is None and len(sources) > SHOWN_AT_ONCE:
         if views:
-            raise UsageError(f"{only.path}: holds {len(found)} modules; {views[0]} needs --module NAME or NUMBER")
-        _list_modules(found, question)
+            raise UsageError(f"{only.path}: holds {len(sources)} modules; {views[0]} needs --module NAME or NUMBER")
+        _list_modules(sources, options)
     elif only.kind == "run":
-        if len(found) > MOST_TREES and not (views or question.as_json or question.every or any(wanted.values())):
-            _list_records(found, warn)
+        if len(sources) > MOST_TREES and not (views or options.as_json or options.every or any(filters.values())):
+            _list_records(sources)
         else:
-            _show_records(found, question, warn)
+            _show_records(sources, options)
     else:
-        show_graphs(found, question)
+        _show_graphs(sources, options)
 
 
-# Choosing.
-
-
-def _chosen(opened: Contents, module: str | None, wanted: Mapping[str, list[str]]) -> list[GraphSource]:
+def _select(opened: Contents, module: str | None, filters: Mapping[str, list[str]]) -> list[GraphSource]:
     if opened.kind == "run":
         if module is not None:
-            raise UsageError("--module chooses in a folder of dumps; of a run use --block, --case, --direction and -i")
-        return _records(opened, wanted)
-    if any(wanted.values()):
-        raise UsageError(f"{opened.path}: no run folder, so that --block, --case, --direction and -i choose nothing")
+            raise UsageError("--module selects in a folder of dumps; for a run use --block, --case, --direction and -i")
+        return _records(opened, filters)
+    if any(filters.values()):
+        raise UsageError(f"{opened.path}: no run folder, and --block, --case, --direction and -i select in runs only")
     return list(opened.graphs) if module is None else opened.modules(module)
 
 
-def _records(opened: Contents, wanted: Mapping[str, list[str]]) -> list[GraphSource]:
+def _records(opened: Contents, filters: Mapping[str, list[str]]) -> list[GraphSource]:
     from ..report.rows import only
 
-    fields = [
+    rows = [
         {"number": each.number, "block": each.record.case.block, "case": each.record.case.name,
          "direction": each.record.case.direction, "implementation": each.record.implementation}
         for each in opened.graphs if each.record is not None
     ]
-    kept = {row["number"] for row in only(fields, **wanted)}
+    kept = {row["number"] for row in only(rows, **filters)}
     return [each for each in opened.graphs if each.number in kept]
 
 
-# Views.
+# Several graphs side by side.
+
+
+def _show_aligned(sources: Sequence[GraphSource], options: ViewOptions) -> None:
+    """Show graphs of any origin by one list of stages."""
+    found = aligned.labelled(sources)
+    if options.as_json:
+        echo_json(found.to_json())
+        return
+    for view in found.views(target=options.target, every=options.every):
+        emit(view)
+
+
+def _show_choice(opened: Contents, sources: list[GraphSource], align: Sequence[str], options: ViewOptions) -> None:
+    """Show modules of a folder of dumps, or each case of a run with the named implementations, side by side."""
+    from ..graph.render import text_view
+
+    if opened.kind != "run":
+        _show_aligned([opened.module(name) for name in align], options)
+        return
+    cases = aligned.by_case(opened, sources, align)
+    if options.as_json:
+        echo_json([{"case": case, **found.to_json()} for case, found in cases.items()])
+        return
+    for case, found in cases.items():
+        emit(text_view.plain(printable(case), "bold"))
+        for view in found.views(target=options.target, every=options.every, ablations=True):
+            emit(view)
+        emit(text_view.plain(""))
+
+
+# One graph after the other.
 
 Pairs = list[tuple[GraphSource, "FusionGraph"]]
 
 
-def _list_modules(found: list[GraphSource], question: Question) -> None:
+def _list_modules(sources: list[GraphSource], options: ViewOptions) -> None:
     from ..graph import formats
     from ..graph.render import text_view
 
-    if question.as_json:
-        echo_json([{"number": e.number, "name": e.name, "id": e.order, "cost": e.cost} for e in found])
+    if options.as_json:
+        echo_json([{"number": e.number, "name": e.name, "id": e.order, "cost": e.cost} for e in sources])
         return
-    of_xla = any(each.order for each in found)  # a folder of graphs, or of archives, has no numbers of XLA's
+    of_xla = any(each.order for each in sources)  # folders of graphs or of archives have no module numbers of XLA's
     grid = text_view.columns(6, None, *([9] if of_xla else []), 12, right=(0, 2, 3))
     grid.add_row(*map(text_view.plain, ("number", "module", *(["XLA's id"] if of_xla else []), "size")))
-    shown = found if question.every else found[:MOST_LISTED]
+    shown = sources if options.every else sources[:MOST_LISTED]
     for each in shown:
         order = [str(each.order)] if of_xla else []
         cells = (str(each.number), formats.name(each.name), *order, formats.size(each.cost))
         grid.add_row(*map(text_view.plain, cells))
     emit(grid)
-    if len(shown) < len(found):
-        emit(text_view.plain(f"… and {len(found) - len(shown):,} more; --all lists them"))
-    emit(text_view.plain(f"{formats.count(len(found), 'module')}; --module NUMBER or NAME shows one"))
+    if len(shown) < len(sources):
+        emit(text_view.plain(f"… and {len(sources) - len(shown):,} more; --all lists them"))
+    emit(text_view.plain(f"{formats.count(len(sources), 'module')}; --module NUMBER or NAME shows one"))
 
 
-def show_graphs(found: Sequence[GraphSource], question: Question) -> None:
-    """Each by itself."""
+def _show_graphs(sources: Sequence[GraphSource], options: ViewOptions) -> None:
     from ..graph import store
     from ..sources.explained import Explained
 
-    # As they were compiled; a training step's halves, which a record keeps in one archive, in the order they run.
-    pairs = [(each, each.graph()) for each in sorted(found, key=lambda each: (each.order, each.name == "backward"))]
-    if question.as_json and not question.views():
+    # In the order of compilation. A record's archive has forward and backward without such numbers.
+    pairs = [(each, each.graph()) for each in sorted(sources, key=lambda each: (each.order, each.name == "backward"))]
+    if options.as_json and not options.views():
         if len(pairs) == 1:
             echo_json(store.to_json(pairs[0][1]))
         else:
             names = aligned.unique(each.name for each, _ in pairs)
             echo_json(Explained({name: graph for name, (_, graph) in zip(names, pairs, strict=True)}).to_json())
-    elif question.views():
-        _answer(pairs, question)
+    elif options.views():
+        _answer(pairs, options)
     else:
         for each, graph in pairs:
-            _show_graph(each, graph, question)
+            _show_graph(each, graph, options)
 
 
-def _list_records(found: list[GraphSource], warn: Warn) -> None:
+def _list_records(sources: list[GraphSource]) -> None:
     from ..report import run_graphs
 
-    emit(run_graphs.table([(each, _recorded(each, warn)) for each in found]))
+    emit(run_graphs.table([(each, _recorded(each)) for each in sources]))
 
 
-def _show_records(found: list[GraphSource], question: Question, warn: Warn) -> None:
+def _show_records(sources: list[GraphSource], options: ViewOptions) -> None:
     from ..graph.render import text_view
 
-    pairs = [(each, _recorded(each, warn)) for each in found]
-    if question.views():
+    pairs = [(each, _recorded(each)) for each in sources]
+    if options.views():
         known = [(each, replace(graph, name=each.name)) for each, graph in pairs if graph is not None]
         if not known:
-            raise UsageError(f"none of {len(found)} records has a graph that can be read")
-        _answer(known, question)
-    elif question.as_json:
+            raise UsageError(f"none of {len(sources)} records has a graph that can be read")
+        _answer(known, options)
+    elif options.as_json:
         echo_json([_record_json(each, graph) for each, graph in pairs])
-    elif not found:
+    elif not sources:
         emit(text_view.plain("no records"))
     else:
         for each, graph in pairs:
-            _show_record(each, graph, question)
+            _show_record(each, graph, options)
 
 
-def _recorded(each: GraphSource, warn: Warn) -> FusionGraph | None:
-    """The record's graph; None, and a warning, where it cannot be read: that costs this record alone."""
+def _recorded(each: GraphSource) -> FusionGraph | None:
+    """Return the record's graph, or None with a warning where it cannot be read."""
     if each.read is None:
         return None
     try:
@@ -198,7 +271,7 @@ def _recorded(each: GraphSource, warn: Warn) -> FusionGraph | None:
 
 
 def _record_json(each: GraphSource, graph: FusionGraph | None) -> dict[str, Any]:
-    """What identifies the record, and its graph, or null."""
+    """Return the record's identity with its graph, or null in its place."""
     from ..graph import store
 
     record = each.record
@@ -212,7 +285,7 @@ def _record_json(each: GraphSource, graph: FusionGraph | None) -> dict[str, Any]
     }
 
 
-def _show_record(each: GraphSource, graph: FusionGraph | None, question: Question) -> None:
+def _show_record(each: GraphSource, graph: FusionGraph | None, options: ViewOptions) -> None:
     from ..graph.render import text_view
 
     record = each.record
@@ -221,9 +294,9 @@ def _show_record(each: GraphSource, graph: FusionGraph | None, question: Questio
     notes = [f"{status}: {record.detail}" if record.detail else status]
     for part, made in record.kernels.items():
         if left := made.get("unjoined"):
-            notes.append(f"{part}: ran on the device and belongs to no kernel here: {', '.join(map(str, left))}")
+            notes.append(f"{part}: ran on the device without a kernel in this graph: {', '.join(map(str, left))}")
     if graph is not None:
-        _show_graph(each, graph, question, record.id, notes)
+        _show_graph(each, graph, options, record.id, notes)
         return
     missing = "no graph recorded" if each.read is None else "its graph cannot be read"
     files = f"; its compiler's files: {each.path / record.dumps}" if record.dumps else ""
@@ -231,14 +304,14 @@ def _show_record(each: GraphSource, graph: FusionGraph | None, question: Questio
 
 
 def _show_graph(
-    each: GraphSource, graph: FusionGraph, question: Question, title: str | None = None, notes: Sequence[str] = ()
+    each: GraphSource, graph: FusionGraph, options: ViewOptions, title: str | None = None, notes: Sequence[str] = ()
 ) -> None:
     from ..graph.render import text_view
 
-    ceilings, _ = each.ceilings_for(graph, question.target)
+    ceilings, _ = each.ceilings_for(graph, options.target)
     known: dict[str, Any] = {}
     name = None
-    if each.record is not None:  # what the block declares is better than what a graph tells
+    if each.record is not None:  # the block's declared bytes and FLOPs are exact; a graph's are derived
         name = each.record.implementation
         known = {
             "bytes_compulsory": each.record.bytes_compulsory or None, "flops_declared": each.record.flops or None,
@@ -246,29 +319,42 @@ def _show_graph(
         }
     lines = [*notes, *text_view.totals_lines(graph, ceilings, **known)]
     remarks = text_view.finding_lines(graph, ceilings, name=name)
-    emit(text_view.overview(graph, width=width(), every=question.every, title=title, notes=lines, remarks=remarks))
+    emit(text_view.overview(graph, width=width(), every=options.every, title=title, notes=lines, remarks=remarks))
 
 
-def _answer(pairs: Pairs, question: Question) -> None:
-    """One view of each graph."""
-    if question.dot:
+def _answer(pairs: Pairs, options: ViewOptions) -> None:
+    """Show one view of each graph."""
+    if options.dot:
         from ..graph.render.dot import dot
 
         for _, graph in pairs:
             click.echo(dot(graph), nl=False)
-    elif question.model_explorer is not None:
-        _write_model_explorer(pairs, question.model_explorer)
-    elif question.kernel is not None:
-        _show_kernels(pairs, question.kernel, question)
-    elif question.stage is not None:
-        _show_stage(pairs, question.stage, question)
-    elif question.why:
-        from ..report import missed_fusions
-
-        priced = ((graph, *each.ceilings_for(graph, question.target)) for each, graph in pairs)
-        missed_fusions.show(priced, as_json=question.as_json, every=question.every)
+    elif options.model_explorer is not None:
+        _write_model_explorer(pairs, options.model_explorer)
+    elif options.kernel is not None:
+        _show_kernels(pairs, options.kernel, options)
+    elif options.stage is not None:
+        _show_stage(pairs, options.stage, options)
+    elif options.why:
+        priced = ((graph, *each.ceilings_for(graph, options.target)) for each, graph in pairs)
+        show_missed_fusions(priced, as_json=options.as_json, every=options.every)
     else:
-        _show_passes(pairs, question)
+        _show_passes(pairs, options)
+
+
+def show_missed_fusions(
+    graphs: Iterable[tuple[FusionGraph, Ceilings | None, str]], *, as_json: bool, every: bool = False
+) -> None:
+    """Print each graph's missed fusions, priced by its ceilings. The text names the GPU that they are of."""
+    from ..graph.render import missed_view
+    from ..report.missed_fusions import price
+
+    priced = [(graph, *price(graph, ceilings, whose)) for graph, ceilings, whose in graphs]
+    if as_json:
+        echo_json([missed_view.to_json(*each) for each in priced])
+    else:
+        for each in priced:
+            emit(missed_view.tree(*each, every=every))
 
 
 def _write_model_explorer(pairs: Pairs, file: Path) -> None:
@@ -281,18 +367,18 @@ def _write_model_explorer(pairs: Pairs, file: Path) -> None:
     click.echo(f"{file}: {formats.count(len(names), 'graph')}; open it in Model Explorer: model-explorer {file}")
 
 
-def _show_kernels(pairs: Pairs, wanted: str, question: Question) -> None:
+def _show_kernels(pairs: Pairs, wanted: str, options: ViewOptions) -> None:
     from ..graph.render import text_view
 
     found = [(each, graph, index) for each, graph in pairs for index in _kernel_indices(graph, wanted)]
     if not found:
         names = list(dict.fromkeys(kernel.name for _, graph in pairs for kernel in graph.kernels or ()))
         one_of("kernel", wanted, names, most=MOST_NAMED)
-    if question.as_json:
+    if options.as_json:
         echo_json([_kernel_json(graph, index) for _, graph, index in found])
         return
     for each, graph, index in found:
-        ceilings, _ = each.ceilings_for(graph, question.target)
+        ceilings, _ = each.ceilings_for(graph, options.target)
         emit(text_view.kernel(graph, index, width=width(), ceilings=ceilings))
 
 
@@ -303,7 +389,7 @@ def _kernel_json(graph: FusionGraph, index: int) -> dict[str, Any]:
 
 
 def _kernel_indices(graph: FusionGraph, wanted: str) -> list[int]:
-    """By number, else by the compiler's or the profiler's name, else by pattern."""
+    """Find kernels by number, else by the compiler's or the profiler's name, else by pattern."""
     kernels = list(enumerate(graph.kernels or ()))
     return (
         [i for i, _ in kernels if wanted == str(i + 1)]
@@ -312,7 +398,7 @@ def _kernel_indices(graph: FusionGraph, wanted: str) -> list[int]:
     )
 
 
-def _show_stage(pairs: Pairs, wanted: str, question: Question) -> None:
+def _show_stage(pairs: Pairs, wanted: str, options: ViewOptions) -> None:
     from ..graph.render import text_view
 
     found = []
@@ -323,19 +409,19 @@ def _show_stage(pairs: Pairs, wanted: str, question: Question) -> None:
     if not found:
         stages = list(dict.fromkeys(s for _, graph in pairs for kernel in graph.kernels or () for s in kernel.stages))
         one_of("stage", wanted, stages, most=MOST_NAMED)
-    if question.as_json:
+    if options.as_json:
         echo_json([_kernel_json(graph, index) for graph, indices in found for index in indices])
         return
     for graph, indices in found:
-        emit(text_view.stage(graph, wanted, indices, width=width(), every=question.every))
+        emit(text_view.stage(graph, wanted, indices, width=width(), every=options.every))
 
 
 def in_stage(stage: str, wanted: str) -> bool:
-    """Whether `wanted` is the stage or scopes within it: "norm" holds "norm/scale" and "layer/norm/scale"."""
+    """Return True where `wanted` is a run of whole scopes in the stage's path: "norm" in "layer/norm/scale"."""
     return f"/{wanted.strip('/')}/" in f"/{stage}/"
 
 
-def _show_passes(pairs: Pairs, question: Question) -> None:
+def _show_passes(pairs: Pairs, options: ViewOptions) -> None:
     from xlafuse.reasons.pass_changes import read_pass_changes
 
     from ..graph.render import text_view
@@ -345,20 +431,20 @@ def _show_passes(pairs: Pairs, question: Question) -> None:
     others = some(without, MOST_NAMED)
     if len(without) == len(pairs):
         raise UsageError(
-            f"{pairs[0][0].path}: no dump of XLA's of {others}; --passes needs one: a dump folder, an archive of it, "
+            f"{pairs[0][0].path}: no XLA dump of {others}; --passes needs one: a dump folder, an archive of it, "
             "or a run's record that XLA compiled"
         )
     answers = []
     for each, name, artifacts in ((each, *module) for each, modules in compiled for module in modules):
         with reading_errors_as_usage(each.path):
             changes = read_pass_changes(artifacts)
-        if question.as_json:
+        if options.as_json:
             passes = [{**asdict(change), "text": str(change)} for change in changes]
             answers.append({"module": name, "passes": passes})
         else:
             nothing = ["no snapshots between passes; XLA writes them with --xla_dump_hlo_pass_re=.*"]
             emit(text_view.titled(name, [str(change) for change in changes] or nothing))
-    if question.as_json:
+    if options.as_json:
         echo_json(answers)
     elif without:
-        emit(text_view.plain(f"no dump of XLA's: {others}"))
+        emit(text_view.plain(f"no XLA dump: {others}"))

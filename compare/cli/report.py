@@ -1,9 +1,11 @@
-"""`xlafuse report`: from a run and options to what is printed."""
+"""`xlafuse report`: show a run's results as tables, data, pictures or a page."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+
+import click
 
 from xlafuse.hlo.gc_pause import collector_paused
 
@@ -13,67 +15,109 @@ from ..graph.formats import microseconds
 from ..record.run_folder import read_run
 from ..report import data, rows, table
 from ..report.rows import Row
+from .options import json_option, record_filters, run_argument
+from .terminal import warn
 
-Warn = Callable[[Iterable[str]], None]
+Filters = Mapping[str, list[str]]  # fields of rows -> names
+VIEWS = ("findings", "matrix", "roofline", "traffic", "authorship")
+
+
+@click.command("report")
+@run_argument
+@json_option
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV for spreadsheets and notebooks, with --json's columns.")
+@click.option("--markdown", is_flag=True, help="Print Markdown, to paste into a pull request or a page.")
+@click.option("--findings", is_flag=True, help="Sentences about what costs most, from the graphs and times.")
+@click.option("--matrix", is_flag=True, help="Cases down, implementations across: device times, or kernel counts.")
+@click.option("--roofline", is_flag=True, help="Intensity, bound, roofline rate and recoverable time.")
+@click.option("--kernels", is_flag=True, help="With --roofline: one line a kernel.")
+@click.option("--traffic", is_flag=True, help="Compulsory, declared and measured bytes.")
+@click.option("--authorship", is_flag=True, help="Lines of kernel code and the speed that they bring.")
+@click.option(
+    "--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+    help="Write everything to FILE as one page for a browser.",
+)
+@click.option("--no-files", is_flag=True, help="With --html: leave out the folder of PTX and SASS files.")
+@click.option(
+    "--picture", type=click.Path(path_type=Path), metavar="FILE",
+    help="Draw times, or with --roofline the roofline, into an .svg or .png.",
+)
+@record_filters()
+def command(
+    run: Path, as_json: bool, as_csv: bool, markdown: bool, kernels: bool, html: Path | None, no_files: bool,
+    picture: Path | None, filters: Filters, **views: bool,
+) -> None:
+    """Show a run's results as a table or as a page.
+
+    RUN is the folder that `xlafuse run` made. The report shows which results are right, how fast each implementation
+    is, and how near it comes to the GPU's roofline.
+
+    \b
+      xlafuse report runs/mine --block softmax --markdown
+      xlafuse report runs/mine --case llama-8b --direction fwd --picture times.svg
+      xlafuse report runs/mine --csv > mine.csv
+      xlafuse report runs/mine --html mine.html
+    """
+    forms = [name for name, asked in (("json", as_json), ("csv", as_csv), ("markdown", markdown)) if asked]
+    click.echo(
+        report(
+            run, view=_only("views", [name for name in VIEWS if views[name]]) or "table",
+            form=_only("forms", forms) or "text", kernels=kernels, html=html, files=not no_files, picture=picture,
+            filters=filters,
+        )
+    )
+
+
+def _only(what: str, chosen: list[str]) -> str:
+    if len(chosen) > 1:
+        raise UsageError(f"{' and '.join(f'--{name}' for name in chosen)} are different {what}; choose one")
+    return "".join(chosen)
 
 
 @collector_paused()
 def report(
-    run: Path, *, html: Path | None, files: bool, views: Mapping[str, bool], kernels: bool, form: str,
-    picture: Path | None, wanted: Mapping[str, list[str]], warn: Warn,
+    run: Path, *, view: str, form: str, kernels: bool, html: Path | None, files: bool, picture: Path | None,
+    filters: Filters,
 ) -> str:
-    """What to print. views: "findings", "matrix", "roofline", "traffic", "authorship", of which one at most. form:
-    "text", "markdown", "json" or "csv". html, picture: a file to write instead; files: others beside the page, too.
-    wanted: fields of rows -> names.
+    """Return the text to print.
 
-    Raises UsageError, RunFolderError.
+    view: "table" or one of VIEWS. form: "text", "markdown", "json" or "csv". html, picture: a file to write instead.
+    files: with html, write PTX and SASS files next to the page. Raises UsageError and RunFolderError.
     """
-    chosen = [name for name, asked in views.items() if asked]
-    if len(chosen) > 1:
-        raise UsageError(f"{' and '.join(f'--{name}' for name in chosen)} are different views; choose one")
-    view = chosen[0] if chosen else ""
     if form in ("json", "csv") and view == "matrix":
-        raise UsageError(f"--matrix is a view of few numbers; --{form} without it has all of them")
+        raise UsageError(f"--matrix shows few numbers; --{form} without it has all of them")
     if not files and html is None:
-        raise UsageError("--no-files goes with --html")
+        raise UsageError("--no-files needs --html")
     if html is not None:
-        if view or kernels or picture or form != "text":
-            raise UsageError("--html is a form of its own, with all views in it; name no other")
-        return _page(run, html, files, wanted, warn)
+        if view != "table" or kernels or picture or form != "text":
+            raise UsageError("--html holds all views; leave the other views and forms out")
+        return _page(run, html, files, filters)
     if kernels and view != "roofline":
-        raise UsageError("--kernels goes with --roofline")
-    if picture is not None and (kernels or view not in ("", "roofline") or form != "text"):
-        raise UsageError("--picture draws times, or with --roofline the roofline; it goes with no other form or view")
+        raise UsageError("--kernels needs --roofline")
+    if picture is not None and (kernels or view not in ("table", "roofline") or form != "text"):
+        raise UsageError("--picture draws times, or with --roofline the roofline; leave other views and forms out")
     if view == "findings":
-        return _findings(run, form, wanted, warn)
-    found = rows.read(run, from_graphs=view == "roofline" and not kernels)
-    warn(found.warnings)
-    chosen_rows = rows.only(found.rows, **wanted)
+        return _findings(run, form, filters)
+    read = rows.read(run, from_graphs=view == "roofline" and not kernels)
+    warn(read.warnings)
+    selected = rows.only(read.rows, **filters)
     if picture is not None:
-        return _drawn(picture, view, run, found.rows, chosen_rows)
-    selected, render = _view(view, kernels, run, chosen_rows)
+        return _draw(picture, view, run, read.rows, selected)
+    shown, render = _view(view, kernels, run, selected)
     if form in ("json", "csv"):
-        return _as_data(selected, form)
-    return render(selected, markdown=form == "markdown")
+        return _as_data(shown, form)
+    return render(shown, markdown=form == "markdown")
 
 
-def _as_data(of: list[Row], form: str) -> str:
-    return data.as_json(of) if form == "json" else data.as_csv(of).removesuffix("\n")
+def _as_data(shown: list[Row], form: str) -> str:
+    return data.as_json(shown) if form == "json" else data.as_csv(shown).removesuffix("\n")
 
 
-def form_of(*, as_json: bool, as_csv: bool, markdown: bool) -> str:
-    """Raises UsageError where more than one is asked for."""
-    asked = [name for name, wanted in (("json", as_json), ("csv", as_csv), ("markdown", markdown)) if wanted]
-    if len(asked) > 1:
-        raise UsageError(f"{' and '.join(f'--{name}' for name in asked)} are different forms; choose one")
-    return asked[0] if asked else "text"
-
-
-def _findings(run: Path, form: str, wanted: Mapping[str, list[str]], warn: Warn) -> str:
-    """What costs most, in words; the front page of the HTML begins with the same."""
+def _findings(run: Path, form: str, filters: Filters) -> str:
+    """Return the sentences that the HTML page's front begins with."""
     from ..report.page.content import reading, story
 
-    read = reading.read(run, wanted)
+    read = reading.read(run, filters)
     warn(read.warnings)
     found = story.stories(read, {case.number: story.told(case) for case in read.cases})
     if form in ("json", "csv"):
@@ -90,14 +134,14 @@ def _findings(run: Path, form: str, wanted: Mapping[str, list[str]], warn: Warn)
     return "\n".join(lines) or "nothing in the graphs of these records can be priced"
 
 
-def _drawn(file: Path, view: str, run: Path, every: list[Row], chosen: list[Row]) -> str:
+def _draw(file: Path, view: str, run: Path, every: list[Row], selected: list[Row]) -> str:
     from ..report import picture
 
     colours = picture.colours(every)
     if view == "roofline":
-        spec = picture.roofline(chosen, _ceilings(run), colours)
+        spec = picture.roofline(selected, _ceilings(run), colours)
     else:
-        spec = picture.times(chosen, colours)
+        spec = picture.times(selected, colours)
     picture.write(file, spec)
     return f"{file}: drawn"
 
@@ -109,17 +153,17 @@ def _ceilings(run: Path) -> dict[str, Ceilings]:
         raise UsageError(f"{run / 'run.json'}: its segments cannot be read: {problem!r}") from None
 
 
-def _page(run: Path, out: Path, files: bool, wanted: Mapping[str, list[str]], warn: Warn) -> str:
+def _page(run: Path, out: Path, files: bool, filters: Filters) -> str:
     from ..report.page import page
 
-    shown = page.write(run, out, wanted, files=files)
+    shown = page.write(run, out, filters, files=files)
     warn(shown.warnings)
     size = f", {out.stat().st_size / 1e6:.1f} MB" if out.is_file() else ""
     return f"{out}: {len(shown.members)} records of {len(shown.cases)} cases{size}; open it in a browser"
 
 
 def _view(view: str, kernels: bool, run: Path, selected: list[Row]) -> tuple[list[Row], Callable[..., str]]:
-    """The rows to show, and what renders them; each view's imports wait until it is asked for."""
+    """Return the rows to show and the function that renders them. Each view imports only its own modules."""
     if view == "matrix":
         from ..report import matrix
 
@@ -127,7 +171,7 @@ def _view(view: str, kernels: bool, run: Path, selected: list[Row]) -> tuple[lis
     if view == "traffic":
         from ..report import traffic
 
-        _require_counted(run, selected)
+        _require_traffic(run, selected)
         return selected, traffic.render
     if view == "authorship":
         from ..report import authorship
@@ -143,6 +187,6 @@ def _view(view: str, kernels: bool, run: Path, selected: list[Row]) -> tuple[lis
     return selected, table.render
 
 
-def _require_counted(run: Path, selected: list[Row]) -> None:
+def _require_traffic(run: Path, selected: list[Row]) -> None:
     if all(row["dram_bytes"] is row["dram_bytes_call"] is row["traffic_unavailable"] is None for row in selected):
-        raise UsageError(f"{run}: no traffic was measured; on its GPU, run --out {run} --resume --traffic does it")
+        raise UsageError(f"{run}: no traffic was measured; on its GPU: xlafuse run --out {run} --resume --traffic")

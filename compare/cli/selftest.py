@@ -1,8 +1,8 @@
-"""Does this machine's measuring tell a difference where there is one, and none where there is none?
+"""`xlafuse selftest`: check that measurements on this machine find real differences and no others.
 
-One copy kernel, the same PTX in both workers, is timed by the protocol of a run: rounds that visit every row, each
-round starting with another one. Rows of identical code must not win against each other; a row that copies 3% more
-must lose.
+Both workers time one copy kernel, from the same PTX, by the protocol of a run: every round visits every row, and each
+round starts with another row. Rows of identical code must not win against each other. A row that copies 3% more must
+lose.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
+
 from ..base import host
 from ..base.usage import UsageError
 from ..measure.clock_calibration import AGREEMENT, disagreement
@@ -21,15 +23,16 @@ from ..plan import paired_rounds
 from ..plan.speedup import LEAST_ROUNDS, compare
 from ..report import rows
 from ..workers.pool import WorkerPool
+from .terminal import warn
 
-PLANTED = 0.03
-SAMPLES = 10  # a row in a round
+PLANTED = 0.03  # the slowdown that must be found
+SAMPLES = 10  # of each row in a round
 LARGEST_FALSE_WINS, SMALLEST_FOUND = 0.02, 0.95
 
 
 @dataclass(frozen=True)
 class Row:
-    """What is timed: the copy in one worker, `slower` of it more."""
+    """One timed copy in one worker. slower: the share that it copies more."""
 
     name: str
     role: str
@@ -46,8 +49,8 @@ SLOWED = (("torch, 3% more", "torch"), ("xla, 3% more", "torch"))
 
 @dataclass(frozen=True)
 class Outcome:
-    """words: by pair of rows, how many trials ended with which verdict. clocks: the calibration kernel by each worker's
-    clock, in seconds."""
+    """words: for each pair of rows, the number of trials that ended faster, slower, tie or unresolved. clocks: seconds
+    that each worker's clock measured for the calibration kernel."""
 
     trials: int
     words: dict[tuple[str, str], Counter[str]]
@@ -55,7 +58,7 @@ class Outcome:
 
     @property
     def problems(self) -> list[str]:
-        """What must not be, in words; none where all is well."""
+        """Return a sentence for each failed check; none where all passed."""
         found = []
         if (apart := disagreement(self.clocks)) > AGREEMENT:
             found.append(f"the workers' clocks differ by {apart:.2%}, more than {AGREEMENT:.0%}")
@@ -66,12 +69,51 @@ class Outcome:
         for pair in SLOWED:
             share = self.words[pair]["slower"] / self.trials
             if share < SMALLEST_FOUND:
-                found.append(f"{pair[0]} against {pair[1]}: {PLANTED:.0%} was found in {share:.0%} of trials only")
+                slowdown = f"{pair[0]} against {pair[1]}: a slowdown of {PLANTED:.0%}"
+                found.append(f"{slowdown} was found in only {share:.0%} of trials")
         return found
 
 
+@click.command("selftest")
+@click.argument("runs", nargs=-1, type=click.Path(path_type=Path), metavar="[RUN RUN]")
+@click.option(
+    "--trials", type=click.IntRange(10), default=100, show_default=True, help="How often to repeat the measurement."
+)
+@click.pass_context
+def command(ctx: click.Context, runs: tuple[Path, ...], trials: int) -> None:
+    """Check that this GPU's measurements are sound.
+
+    Two rows of identical code must tie or stay unresolved in 98% of trials. A planted slowdown of 3% must be found in
+    95%. Trials use the same protocol that times implementations. With the folders of two runs of one suite, checks
+    instead that no comparison has opposite winners, which needs no GPU. Exit code 1 when a check fails, 2 without a GPU
+    to time.
+    """
+    if runs:
+        if len(runs) != 2:
+            raise UsageError(f"selftest compares two runs, got {len(runs)}: xlafuse selftest RUN RUN")
+        found = agreement(*runs)
+        warn(found.warnings)
+        click.echo(found)
+        ctx.exit(1 if found.contradictions else 0)
+    from ..measure.clock import cupti_missing
+    from ..run.progress import counting
+    from ..workers.client import WORKER_FAILURES
+
+    if not host.gpu_present():
+        raise UsageError("selftest times kernels, and needs an NVIDIA GPU")
+    if reason := cupti_missing():
+        raise UsageError(f"selftest times with CUPTI: {reason}")
+    try:
+        with counting(trials, "trials") as progress:
+            outcome = run(trials, progress)
+    except WORKER_FAILURES as problem:
+        raise UsageError(f"a worker could not time: {problem}") from None
+    click.echo(as_text(outcome))
+    ctx.exit(1 if outcome.problems else 0)
+
+
 def run(trials: int, progress: Callable[[int], None]) -> Outcome:
-    """Raises what compare.workers.client raises where a worker cannot time on a GPU."""
+    """Time all rows in every trial. Raises compare.workers.client.WORKER_FAILURES where a worker cannot time."""
     times: dict[str, list[list[float]]] = {row.name: [] for row in ROWS}
     with tempfile.TemporaryDirectory(prefix="xlafuse-selftest-", dir=host.scratch_root()) as scratch:
         workers = WorkerPool(Path(scratch), {})
@@ -93,13 +135,13 @@ def run(trials: int, progress: Callable[[int], None]) -> Outcome:
     words: dict[tuple[str, str], Counter[str]] = {}
     for one, other in IDENTICAL + SLOWED:
         found = [compare(a, b) for a, b in zip(times[one], times[other], strict=True)]
-        words[one, other] = Counter(verdict.word for verdict in found if verdict)
+        words[one, other] = Counter(speedup.word for speedup in found if speedup)
     return Outcome(trials, words, clocks)
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Of two runs' verdicts on the same comparisons. compared: how many rows both have a verdict on."""
+    """How two runs judge the same comparisons. compared: the number of rows that both runs judged."""
 
     compared: int
     contradictions: list[str]
@@ -109,25 +151,28 @@ class Agreement:
         if self.contradictions:
             count = f"{len(self.contradictions)} of {self.compared} rows: opposite winners"
             return "\n".join([*self.contradictions, count])
-        return f"no opposite winners in {self.compared} rows that both runs have a verdict on"
+        return f"no opposite winners in {self.compared} rows that both runs judged"
 
 
 def agreement(a: Path, b: Path) -> Agreement:
-    """Whether two runs name opposite winners. Raises RunFolderError where one cannot be read, UsageError where they
-    are one, or have no verdict in common."""
+    """Compare the winners of two runs.
+
+    Raises RunFolderError for a run that cannot be read, and UsageError for one run given twice or two runs without a
+    common judged row.
+    """
     if a.resolve() == b.resolve():
         raise UsageError(f"{a} and {b} are the same run; name two")
     ours, theirs = rows.read(a), rows.read(b)
     compared = paired_rounds.in_common(ours.rows, theirs.rows)
     if not compared:
-        raise UsageError(f"{a} and {b} have no verdict on the same case and implementation")
+        raise UsageError(f"{a} and {b}: no case and implementation was judged in both")
     return Agreement(
         len(compared), paired_rounds.contradictions(compared), [*ours.warnings, *theirs.warnings]
     )
 
 
 def as_text(outcome: Outcome) -> str:
-    """A table of pairs and verdicts, then what is wrong, or that nothing is."""
+    """Return a table of pairs and outcomes, then the problems, if any."""
     from tabulate import tabulate
 
     columns = ("faster", "slower", "tie", "unresolved")
@@ -136,5 +181,5 @@ def as_text(outcome: Outcome) -> str:
         lines, headers=[f"of {outcome.trials} trials", *columns], tablefmt="github"
     )
     clocks = ", ".join(f"{role} {seconds * 1e6:.2f} µs" for role, seconds in outcome.clocks.items())
-    ending = "\n".join(outcome.problems) or "all as it must be"
+    ending = "\n".join(outcome.problems) or "all checks passed"
     return f"{table}\n\nThe calibration kernel (1 ms) by each worker's clock: {clocks}.\n\n{ending}"

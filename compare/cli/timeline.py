@@ -1,10 +1,12 @@
-"""`xlafuse timeline`: timelines of a run's records, merged into one file."""
+"""`xlafuse timeline`: merge the timelines of a run's records into one file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import click
 
 from ..base.usage import UsageError
 from ..measure import timeline
@@ -12,43 +14,64 @@ from ..record.record import Record
 from ..record.run_folder import read_records, read_run
 from ..report.rows import only
 from ..sources.graph_sources import recorded_file
+from .options import record_filters, run_argument
+from .terminal import warn
 
-VIEWERS = "open it in https://ui.perfetto.dev or chrome://tracing"
+
+@click.command("timeline")
+@run_argument
+@record_filters()
+@click.option(
+    "-o", "--out", type=click.Path(path_type=Path), required=True, metavar="FILE",
+    help="The file to write; .gz compresses.",
+)
+def command(run: Path, filters: Mapping[str, list[str]], out: Path) -> None:
+    """Write what host and GPU did in one call of each implementation.
+
+    RUN is a folder that `xlafuse run` made on a GPU. Each record is a process in the timeline. It shows the call's
+    phases, the host's launches, and the kernels of each stream with their stages, bytes and FLOPs. Arrows join launches
+    to kernels. All records begin at 0 with their first launch. Open the file in https://ui.perfetto.dev or
+    chrome://tracing.
+
+    \b
+      xlafuse timeline runs/mine --block softmax --direction train -i xla,inductor,triton -o softmax.json.gz
+    """
+    count = merge(run, filters, out)
+    plural = "s" if count > 1 else ""
+    click.echo(f"{out}: {count} timeline{plural}; open it in https://ui.perfetto.dev or chrome://tracing")
 
 
-def merged(
-    run: Path, wanted: Mapping[str, list[str]], out: Path, warn: Callable[[Iterable[str]], None]
-) -> list[str]:
-    """Write the timelines of the wanted records to `out`; returns the records' ids.
+def merge(run: Path, filters: Mapping[str, list[str]], out: Path) -> int:
+    """Write the timelines of the selected records to `out`, and return their number.
 
-    wanted: fields of the run's records -> names; none means all. A record without a timeline costs a warning. Raises
-    UsageError where nothing is left, or a file cannot be read or written; RunFolderError for what is no run.
+    filters: fields of the run's records -> names. A record without a timeline costs a warning. Raises UsageError where
+    no timeline is left or a file cannot be read or written, and RunFolderError for a folder that is no run.
     """
     read_run(run)
     records, warnings = read_records(run)
     warn(warnings)
-    fields = [
+    rows = [
         {
             "record": record, "block": record.case.block, "case": record.case.name, "direction": record.case.direction,
             "implementation": record.implementation,
         }
         for record in records
     ]
-    chosen = [row["record"] for row in only(fields, **wanted)]
-    if not chosen:
-        raise UsageError(f"{run}: no record is left by these filters")
-    without = [f"{record.id}: no timeline: {_why_none(record)}" for record in chosen if _file(record) is None]
-    found = [(record, str(_file(record))) for record in chosen if _file(record) is not None]
-    if not found:
+    selected = [row["record"] for row in only(rows, **filters)]
+    if not selected:
+        raise UsageError(f"{run}: these filters leave no record")
+    without = [f"{record.id}: no timeline: {_why_none(record)}" for record in selected if _file(record) is None]
+    if len(without) == len(selected):
         raise UsageError(f"{run}: {without[0]}")
     warn(without)
     try:
-        timeline.save(timeline.merge([timeline.load(recorded_file(run, record, name)) for record, name in found]), out)
-    except ValueError as problem:  # a TimelineError, too
+        files = [recorded_file(run, record, _file(record)) for record in selected if _file(record) is not None]
+        timeline.save(timeline.merge([timeline.load(file) for file in files]), out)
+    except ValueError as problem:  # includes TimelineError
         raise UsageError(str(problem)) from None
     except OSError as problem:
         raise UsageError(f"{out}: cannot be written: {problem.strerror}") from None
-    return [record.id for record, _ in found]
+    return len(files)
 
 
 def _file(record: Record) -> Any:
@@ -57,5 +80,5 @@ def _file(record: Record) -> Any:
 
 def _why_none(record: Record) -> str:
     return (record.trace or {}).get("unavailable") or (
-        "the run was made before there were any, or without CUPTI" if record.status == "ok" else record.status
+        "the run was made without CUPTI, or by a version without timelines" if record.status == "ok" else record.status
     )

@@ -1,47 +1,69 @@
-"""`xlafuse inspect A B` and `--align`: graphs side by side, by the stages of the program."""
+"""Graphs side by side, by the stages of the program, for `xlafuse inspect A B` and `--align`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from ..base.text import printable
 from ..base.usage import UsageError, one_of
 from ..sources.graph_sources import Contents, GraphSource
-from .terminal import echo_json, emit
 
 if TYPE_CHECKING:
-    from ..cli.inspect import Question
+    from rich.console import RenderableType
+
     from ..graph.model import FusionGraph
 
 MOST_FINDINGS = 8
-# An implementation, and the one that does the same with nothing fused.
+# An implementation, and the one that computes the same without fusion.
 UNFUSED = {"xla": "xla-unfused", "inductor": "eager"}
 
 
-def show(found: Sequence[GraphSource], question: Question) -> None:
-    """Graphs of any origin on one list of stages."""
-    from ..graph.analyse.align import align
-    from ..graph.render import align_view
+@dataclass(frozen=True)
+class SideBySide:
+    """Graphs by the names that head their columns. first: the source whose GPU prices bytes."""
 
-    graphs = [each.graph() for each in found]
-    names = labels(found, graphs)
-    alignment = align(graphs)
-    if question.as_json:
-        echo_json(align_view.to_json(names, alignment))
-        return
-    emit(align_view.table(names, graphs, alignment))
-    _show_findings(names, graphs, found[0], question)
+    graphs: Mapping[str, FusionGraph]
+    first: GraphSource
+
+    def to_json(self) -> dict[str, Any]:
+        from ..graph.analyse.align import align
+        from ..graph.render import align_view
+
+        return align_view.to_json(list(self.graphs), align(list(self.graphs.values())))
+
+    def views(self, *, target: str | None, every: bool, ablations: bool = False) -> Iterator[RenderableType]:
+        """Yield the table of stages, the gain of fusion (ablations) and the findings.
+
+        target: price bytes by this GPU. every: all findings. ablations: compare with the unfused implementation, where
+        it is among the graphs.
+        """
+        from ..graph.analyse.ablation import ablation
+        from ..graph.analyse.align import align
+        from ..graph.findings.collect import findings
+        from ..graph.render import align_view, text_view
+
+        names, graphs = list(self.graphs), list(self.graphs.values())
+        yield align_view.table(names, graphs, align(graphs))
+        for fused, unfused in UNFUSED.items() if ablations else ():
+            pair = [self.graphs[name] for name in (fused, unfused) if name in self.graphs]
+            if len(pair) == 2 and all(graph.kernels is not None for graph in pair):
+                yield text_view.plain("")
+                yield align_view.ablation(fused, unfused, ablation(*pair))
+        ceilings, _ = self.first.ceilings_for(graphs[0], target)
+        if sentences := findings(self.graphs, ceilings):
+            yield text_view.plain("")
+            yield text_view.titled("what stands out", map(str, sentences if every else sentences[:MOST_FINDINGS]))
 
 
-def labels(found: Sequence[GraphSource], graphs: Sequence[FusionGraph]) -> list[str]:
-    """The compilers where each is another one, else the modules where they come from one place, else the files."""
-    compilers = [graph.compiler for graph in graphs]
-    if len(set(compilers)) == len(compilers):
-        return compilers
-    if len({each.path for each in found}) == 1:
-        return unique(each.name for each in found)
-    return unique(each.path.name.split(".")[0] for each in found)
+def labelled(sources: Sequence[GraphSource]) -> SideBySide:
+    """Name the graphs by their compilers if these differ, else by modules of one file, else by files."""
+    graphs = [each.graph() for each in sources]
+    names = [graph.compiler for graph in graphs]
+    if len(set(names)) < len(names):
+        one_file = len({each.path for each in sources}) == 1
+        names = unique(each.name if one_file else each.path.name.split(".")[0] for each in sources)
+    return SideBySide(dict(zip(names, graphs, strict=True)), sources[0])
 
 
 def unique(names: Iterable[str]) -> list[str]:
@@ -53,60 +75,19 @@ def unique(names: Iterable[str]) -> list[str]:
     return result
 
 
-def show_choice(opened: Contents, found: Iterable[GraphSource], names: Sequence[str], question: Question) -> None:
-    """Of each case of a run, the implementations named ("inductor,triton" are two); of a folder of dumps, modules."""
-    from ..graph.analyse.ablation import ablation
-    from ..graph.analyse.align import align
-    from ..graph.render import align_view
-    from ..graph.render import text_view as views
-
-    if opened.kind != "run":
-        show([opened.module(name) for name in names], question)
-        return
-    answers = []
-    for case, chosen in _by_case(opened, found, names).items():
-        graphs = [each.graph() for each in chosen.values()]
-        alignment = align(graphs)
-        if question.as_json:
-            answers.append({"case": case, **align_view.to_json(list(chosen), alignment)})
-            continue
-        emit(views.plain(printable(case), "bold"))
-        emit(align_view.table(list(chosen), graphs, alignment))
-        for fused, unfused in UNFUSED.items():
-            if fused in chosen and unfused in chosen:
-                pair = chosen[fused].graph(), chosen[unfused].graph()
-                if all(graph.kernels is not None for graph in pair):
-                    emit(views.plain(""))
-                    emit(align_view.ablation(fused, unfused, ablation(*pair)))
-        _show_findings(list(chosen), graphs, next(iter(chosen.values())), question)
-        emit(views.plain(""))
-    if question.as_json:
-        echo_json(answers)
-
-
-def _by_case(opened: Contents, found: Iterable[GraphSource], names: Sequence[str]) -> dict[str, dict[str, GraphSource]]:
-    """By case, the records of these implementations that have a graph, where there are several."""
+def by_case(opened: Contents, sources: Iterable[GraphSource], names: Sequence[str]) -> dict[str, SideBySide]:
+    """Return each case that has graphs of several of the implementations. A name may be a comma list."""
     cases: dict[str, dict[str, GraphSource]] = {}
-    for each in found:
+    for each in sources:
         if each.record is not None:
             cases.setdefault(each.record.case.id, {})[each.record.implementation] = each
-    known = dict.fromkeys(name for sides in cases.values() for name in sides)
+    known = dict.fromkeys(name for found in cases.values() for name in found)
     wanted = [one_of("implementation", name, known) for listed in names for name in listed.split(",")]
-    chosen = {
-        case: {name: sides[name] for name in wanted if name in sides and sides[name].read is not None}
-        for case, sides in cases.items()
-    }
-    several = {case: sides for case, sides in chosen.items() if len(sides) > 1}
-    if not several:
-        raise UsageError(f"{opened.path}: no case here has graphs of several of {', '.join(wanted)}")
-    return several
-
-
-def _show_findings(names: Sequence[str], graphs: Sequence[FusionGraph], first: GraphSource, question: Question) -> None:
-    from ..graph.findings.collect import findings
-    from ..graph.render import text_view as views
-
-    ceilings, _ = first.ceilings_for(graphs[0], question.target)
-    if told := findings(dict(zip(names, graphs, strict=True)), ceilings):
-        emit(views.plain(""))
-        emit(views.titled("what stands out", map(str, told if question.every else told[:MOST_FINDINGS])))
+    result = {}
+    for case, found in cases.items():
+        kept = {name: found[name] for name in wanted if name in found and found[name].read is not None}
+        if len(kept) > 1:
+            result[case] = SideBySide({name: each.graph() for name, each in kept.items()}, next(iter(kept.values())))
+    if not result:
+        raise UsageError(f"{opened.path}: no case has graphs of several of {', '.join(wanted)}")
+    return result

@@ -1,4 +1,4 @@
-"""Reading a run needs no framework and no wait: each command in a fresh process, and what it imported."""
+"""Commands that read import no framework and start fast: each runs in a fresh process."""
 
 import json
 import resource
@@ -22,14 +22,14 @@ try:
 finally:
     print(json.dumps(sorted(sys.modules)), file=sys.stderr)
 """
-# What a command may take, in units of what importing the libraries that print takes: 0.18 s on two slow cores.
+# A command's limit, in multiples of the time to import the printing libraries: 0.18 s on two slow cores.
 UNITS = 3.5
 UNIT = [sys.executable, "-c", "import click, rich.console, rich.tree, tabulate"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of 200 records, each as large as a quick run's on a GPU; the time to read them grows with their number."""
+    """A run of 200 records, each as large as a quick GPU run's. Reading time grows with their number."""
     path = tmp_path_factory.mktemp("light") / "run"
     run_folder.create(path, {"segments": []})
     samples = [[1e-4 + i * 1e-8 for i in range(40)]] * 5
@@ -53,7 +53,7 @@ COMMANDS = [["--help"], ["run", "--help"], ["list"], ["list", "--json"], ["repor
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_no_framework_and_no_wait(words: list[str], folder: Path) -> None:
+def test_commands_start_fast_without_a_framework(words: list[str], folder: Path) -> None:
     paths = {"RUN": str(folder), "HLO": str(PROJECT / "tests" / "data" / "xla" / "softmax.hlo.txt")}
     command = [sys.executable, "-c", DRIVER, *(paths.get(word, word) for word in words)]
     took = []
@@ -71,7 +71,7 @@ def test_no_framework_and_no_wait(words: list[str], folder: Path) -> None:
 
 
 def timed(command: list[str]) -> tuple[subprocess.CompletedProcess[str], float]:
-    """Processor time: what the wall would show on an idle machine, whatever else runs on this one."""
+    """Run a command and return its processor time, which other load on the machine does not change."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     process = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

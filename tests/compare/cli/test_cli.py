@@ -1,4 +1,4 @@
-"""The command line: exit codes, one-line refusals, and what reaches the run."""
+"""The command line: exit codes, errors of one line, and the arguments that reach a run."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from compare.base.paths import PROJECT
 from compare.cli import doctor
-from compare.cli.main import cli
+from compare.cli.main import COMMANDS, cli
 from compare.plan.selection import resolve
 from compare.plan.timing_modes import Timing
 from compare.record import run_folder
@@ -30,7 +30,7 @@ def xlafuse(*words: str) -> Result:
 
 @pytest.fixture
 def executed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Calls that would have started a run."""
+    """The plans and options of runs that would have started."""
     calls: list[Any] = []
 
     def execute(plan: Any, **options: Any) -> int:
@@ -49,7 +49,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_run_hands_on_what_was_named(executed: list[Any], tmp_path: Path) -> None:
+def test_run_passes_on_the_selection(executed: list[Any], tmp_path: Path) -> None:
     out = tmp_path / "new"
     result = xlafuse(
         "run", "softmax,gelu", "-i", "xla,triton", "-i", "inductor", "--dtype", "bf16", "--target", "h200", "--out", out
@@ -58,7 +58,7 @@ def test_run_hands_on_what_was_named(executed: list[Any], tmp_path: Path) -> Non
     ((plan, options),) = executed
     names = ["xla", "inductor", "triton"]
     assert plan == resolve(["softmax", "gelu"], suite="quick", implementations=names, dtypes=["bf16"])
-    assert options == {"folder": out, "target": "h200", "resume": False, "traffic": False, "choices": []}
+    assert options == {"folder": out, "target": "h200", "resume": False, "traffic": False, "recorded": [], "stop_after": None}
     assert not out.exists()  # the run makes it
 
 
@@ -66,10 +66,10 @@ def test_resume_keeps_selection_and_target(executed: list[Any], folder: Path) ->
     assert xlafuse("run", "--out", folder, "--resume").exit_code == 7
     ((plan, options),) = executed
     assert plan == resolve(["softmax"], suite="quick", directions=["fwd"])
-    assert options == {"folder": folder, "target": "h200", "resume": True, "traffic": False, "choices": []}
+    assert options == {"folder": folder, "target": "h200", "resume": True, "traffic": False, "recorded": [], "stop_after": None}
 
 
-def test_how_to_time_is_handed_on(
+def test_run_passes_on_modes_and_restarts(
     executed: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("compare.base.host.gpu_present", lambda: True)
@@ -86,13 +86,14 @@ def test_how_to_time_is_handed_on(
         (["run", "--target", "h100"], "no target 'h100'; did you mean h200"),
         (["run", "--suite", "qick"], "no suite 'qick'; did you mean quick"),
         (["run", "--resume"], "--resume needs --out"),
-        (["run", "--part", "3/2"], "--part takes K/N"),
-        (["run", "--part", ""], "--part takes K/N"),  # as of a variable that is not set
-        (["run", "--part", "1/2", "--resume", "--out", "{run}"], "--part is for a new run"),
-        (["run", "--part", "", "--resume", "--out", "{run}"], "--part is for a new run"),
-        (["run", "--xla-choices", "h100"], "'h100' holds no choices of XLA"),
-        (["run", "--xla-choices", "h200", "--target", "h200"], "--xla-choices is for a run on a GPU"),
-        (["run", "--xla-choices", "h200", "--resume", "--out", "{run}"], "--xla-choices is for a new run"),
+        (["run", "--stop-after", "9"], "--stop-after takes a time"),
+        (["run", "--shard", "3/2"], "--shard takes K/N"),
+        (["run", "--shard", ""], "--shard takes K/N"),  # as of a variable that is not set
+        (["run", "--shard", "1/2", "--resume", "--out", "{run}"], "--shard is for a new run"),
+        (["run", "--shard", "", "--resume", "--out", "{run}"], "--shard is for a new run"),
+        (["run", "--xla-autotune-from", "h100"], "'h100' holds no"),
+        (["run", "--xla-autotune-from", "h200", "--target", "h200"], "--xla-autotune-from is for a run on a GPU"),
+        (["run", "--xla-autotune-from", "h200", "--resume", "--out", "{run}"], "--xla-autotune-from is for a new run"),
         (["run", "--resume", "--out", "{tmp}/none"], "no run to resume"),
         (["run", "--out", "{tmp}"], "exists already"),
         (["run", "--out", "{run}"], "--resume goes on with it"),
@@ -104,7 +105,7 @@ def test_how_to_time_is_handed_on(
         (["report", "{run}", "--json", "--markdown"], "--json and --markdown are different forms"),
     ],
 )
-def test_refusals_are_one_line_and_exit_2(
+def test_errors_are_one_line_and_exit_2(
     executed: list[Any], folder: Path, tmp_path: Path, words: list[str], message: str
 ) -> None:
     result = xlafuse(*(word.format(tmp=tmp_path, run=folder) for word in words))
@@ -130,7 +131,7 @@ def test_a_half_written_run_json(folder: Path, text: str) -> None:
      b'{"schema": 1, "status": "\\u001b[31m"}', b'{"schema":1,"status":"ok","implementation":"x","compiler":"x","case":'
      b'{"block":"b","name":"n","sizes":{},"dtype":"fp7","direction":"fwd"}}'],
 )
-def test_a_broken_line_is_a_warning_and_the_rest_is_shown(folder: Path, line: bytes) -> None:
+def test_a_broken_line_costs_a_warning(folder: Path, line: bytes) -> None:
     with (folder / "records.jsonl").open("ab") as file:
         file.write(line)
     run_folder.append(folder, Record(CASE, "triton", "triton", "compiled", detail="for h200"))
@@ -151,14 +152,14 @@ def test_a_run_without_records_yet(folder: Path) -> None:
     assert json.loads(xlafuse("report", folder, "--json").stdout) == []
 
 
-def test_report_in_its_three_forms(folder: Path) -> None:
+def test_report_prints_text_markdown_and_json(folder: Path) -> None:
     assert "compiled" in xlafuse("report", folder).stdout
     assert "| xla" in xlafuse("report", folder, "--markdown").stdout
     (row,) = json.loads(xlafuse("report", folder, "--json").stdout)
     assert (row["block"], row["implementation"], row["status"]) == ("softmax", "xla", "compiled")
 
 
-def test_list_names_everything_that_run_takes() -> None:
+def test_list_names_all_blocks_cases_and_implementations() -> None:
     text, data = xlafuse("list").stdout, json.loads(xlafuse("list", "--json").stdout)
     assert [block["name"] for block in data["blocks"]] == list(BLOCKS)
     for block in data["blocks"]:
@@ -175,12 +176,18 @@ def test_list_names_everything_that_run_takes() -> None:
     assert xlafuse("list", "--markdown", "--json").exit_code == 2
 
 
-@pytest.mark.parametrize("command", ["", *cli.commands])
-def test_every_command_has_help(command: str) -> None:
-    result = xlafuse(*filter(None, [command]), "--help")
-    assert result.exit_code == 0
-    for parameter in cli.commands[command].params if command else []:
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_and_option_has_help(name: str) -> None:
+    assert name in xlafuse("--help").stdout
+    assert xlafuse(name, "--help").exit_code == 0
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    for parameter in command.params:
         assert not isinstance(parameter, click.Option) or parameter.help, parameter.name
+
+
+def test_an_unknown_command_is_an_error() -> None:
+    assert xlafuse("reprot").exit_code == 2
 
 
 FOUND = {
@@ -193,55 +200,55 @@ FOUND = {
 NO_GPU, GPU = doctor.Machine(False, [], None, "g++"), doctor.Machine(True, ["NVIDIA H200"], "13.0", "g++")
 
 
-def verdicts(machine: doctor.Machine, **changes: dict[str, str | None]) -> dict[str, doctor.Verdict]:
+def diagnoses(machine: doctor.Machine, **changes: dict[str, str | None]) -> dict[str, doctor.Diagnosis]:
     interpreters = {
         side: doctor.Interpreter(f"/{side}/python", "3.12.1", packages | changes.get(side, {}), True)
         for side, packages in FOUND.items()
     }
-    return {v.group: v for v in doctor.judge(machine, interpreters)}
+    return {each.group: each for each in doctor.diagnose(machine, interpreters)}
 
 
 def test_doctor_with_a_gpu() -> None:
-    assert {v.verdict for v in verdicts(GPU).values()} == {"runs and is timed here"}
-    without = verdicts(GPU, torch={"cupti-python": None})["Triton"]
-    assert without.runs and "device time not measured: cupti-python is not installed" in without.verdict
+    assert {each.result for each in diagnoses(GPU).values()} == {"runs and is timed here"}
+    without = diagnoses(GPU, torch={"cupti-python": None})["Triton"]
+    assert without.runs and "device time not measured: cupti-python is not installed" in without.result
     assert without.command == '/torch/python -m pip install "cupti-python==13.0.*"'
-    assert "CPU build" in verdicts(GPU, torch={"torch": "2.13.0+cpu"})["PyTorch"].verdict
+    assert "CPU build" in diagnoses(GPU, torch={"torch": "2.13.0+cpu"})["PyTorch"].result
 
 
 def test_doctor_without_a_gpu() -> None:
-    found = verdicts(NO_GPU)
-    assert found["Triton, with liger-kernel"].verdict.startswith("compiles for h200, not checked")
+    found = diagnoses(NO_GPU)
+    assert found["Triton, with liger-kernel"].result.startswith("compiles for h200, not checked")
     for group in ("XLA", "TorchInductor", "Triton"):
-        assert found[group].verdict.startswith("compiles for h200, checked on the CPU")
-    assert found["PyTorch, GPU only"].verdict.startswith("not here: needs an NVIDIA GPU")
-    assert found["XLA"].verdict.endswith("(xla-unfused: compiled only)")
+        assert found[group].result.startswith("compiles for h200, checked on the CPU")
+    assert found["PyTorch, GPU only"].result.startswith("not here: needs an NVIDIA GPU")
+    assert found["XLA"].result.endswith("(xla-unfused: compiled only)")
     remat = found["TorchInductor, with torch>=2.12"]
     assert remat.implementations == ["inductor-remat"]
-    assert remat.verdict == "compiles for h200, checked on the CPU"  # as run_target.CHECKS has it
+    assert remat.result == "compiles for h200, checked on the CPU"  # as run_target.CHECKS has it
 
 
-def test_doctor_asks_of_an_implementation_what_its_worker_asks() -> None:
+def test_doctor_checks_requirements_of_single_implementations() -> None:
     for machine in (GPU, NO_GPU):
-        found = verdicts(machine, torch={"torch": "2.11.0+cu130"})
+        found = diagnoses(machine, torch={"torch": "2.11.0+cu130"})
         assert found["TorchInductor"].runs
         remat = found["TorchInductor, with torch>=2.12"]
-        assert remat.verdict == "not here: torch 2.11.0+cu130 is too old"
+        assert remat.result == "not here: torch 2.11.0+cu130 is too old"
         assert remat.command == '/torch/python -m pip install "torch>=2.12,<2.14"'
-        nothing = verdicts(machine, torch={"torch": None})["TorchInductor, with torch>=2.12"]
-        assert nothing.verdict.count("torch is not installed") == 1
+        nothing = diagnoses(machine, torch={"torch": None})["TorchInductor, with torch>=2.12"]
+        assert nothing.result.count("torch is not installed") == 1
 
 
-def test_doctor_says_what_a_run_without_a_gpu_checks() -> None:
-    said = {name: v.verdict for v in verdicts(NO_GPU).values() if v.runs for name in v.implementations}
+def test_doctor_and_a_run_without_a_gpu_agree_on_cpu_checks() -> None:
+    results = {name: each.result for each in diagnoses(NO_GPU).values() if each.runs for name in each.implementations}
     for i in (i for block in BLOCKS.values() for i in block.implementations if i.needs_gpu is None):
-        checked, _, but = said[i.name].partition("(")
+        checked, _, but = results[i.name].partition("(")
         unchecked = but.partition(":")[0].split(" and ")
         assert (i.compiler in for_target.CHECKS) == ("checked on the CPU" in checked and i.name not in unchecked), i
 
 
 @pytest.mark.parametrize(
-    ("group", "side", "changes", "verdict", "command"),
+    ("group", "side", "changes", "result", "command"),
     [
         ("XLA", "xla", {"jax": "0.9.1"}, "jax 0.9.1 is outside >=0.10,<0.12", '/xla/python -m pip install "jax>=0.10'),
         ("XLA", "xla", {"jax": "0.12.0"}, "jax 0.12.0 is outside", '"jax>=0.10,<0.12"'),
@@ -255,22 +262,22 @@ def test_doctor_says_what_a_run_without_a_gpu_checks() -> None:
         ("raw CUDA C++", "torch", {"cuda-core": None}, "cuda-core is not installed", '"cuda-core>=0.3"'),
     ],
 )
-def test_doctor_names_what_is_missing_and_its_cure(
-    group: str, side: str, changes: dict[str, str | None], verdict: str, command: str
+def test_doctor_names_missing_packages_and_the_command(
+    group: str, side: str, changes: dict[str, str | None], result: str, command: str
 ) -> None:
-    found = verdicts(NO_GPU, **{side: changes})[group]
+    found = diagnoses(NO_GPU, **{side: changes})[group]
     assert not found.runs
-    assert verdict in found.verdict
+    assert result in found.result
     assert command in (found.command or "")
 
 
-def test_doctor_takes_the_versions_that_the_extras_install() -> None:
+def test_doctor_accepts_the_versions_of_the_extras() -> None:
     extras = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     packages = (*doctor.XLA_PACKAGES, doctor.TORCH, doctor.TRITON)
     assert {package.requirement for package in packages} <= set(extras["cpu"])
 
 
-def test_doctor_says_what_replay_needs() -> None:
+def test_doctor_remarks_on_versions_for_replay() -> None:
     old = doctor.Interpreter("/old/python", "3.11.7", {"jax": "0.10.2"}, True)
     new = doctor.Interpreter("/new/python", "3.12.1", {"jax": "0.11.2"}, True)
     torch = doctor.Interpreter("/old/python", "3.11.7", {}, True)
@@ -279,7 +286,7 @@ def test_doctor_says_what_replay_needs() -> None:
     assert doctor.remarks(NO_GPU, {"xla": new, "torch": torch}) == []
 
 
-def test_doctor_says_where_tritons_interpreter_does_not_work() -> None:
+def test_doctor_remarks_on_a_broken_triton_interpreter() -> None:
     xla = doctor.Interpreter("/new/python", "3.12.1", {"jax": "0.11.2"}, True)
     for triton, numpy, works in (("3.6.0", "2.4.6", False), ("3.6.0", "2.3.5", True), ("3.7.1", "2.4.6", True)):
         torch = doctor.Interpreter("/python", "3.11.7", {"triton": triton, "numpy": numpy}, True)
@@ -294,4 +301,4 @@ def test_doctor_fails_only_when_nothing_can_run(monkeypatch: pytest.MonkeyPatch)
     assert result.exit_code == 1
     assert "/nowhere/python does not start" in result.stdout
     data = json.loads(xlafuse("doctor", "--json").stdout)
-    assert all(v["verdict"].startswith("not here") for v in data["verdicts"])
+    assert all(v["result"].startswith("not here") for v in data["diagnoses"])

@@ -1,4 +1,4 @@
-"""`xlafuse diff`: what is compared with what, and the exit code."""
+"""`xlafuse diff`: the pairs that it compares, and its exit code."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run(folder: Path, **graphs: FusionGraph | None) -> Path:
     return folder
 
 
-def test_what_changed_in_words_and_json(tmp_path: Path) -> None:
+def test_changes_as_text_and_json(tmp_path: Path) -> None:
     a, b = saved(tmp_path, a=XLA, b=changed())
     result = diff(a, b)
     assert result.exit_code == 1, result.output
@@ -101,12 +101,12 @@ def test_folders_are_compared_graph_by_graph(tmp_path: Path) -> None:
     [
         (["{tmp}/none", "{tmp}/a.json"], "no such file or folder"),
         (["{tmp}/bad.json", "{tmp}/a.json"], "bad.json"),
-        (["{tmp}/run", "{tmp}/a.json"], "a run can be compared with another run alone"),
+        (["{tmp}/run", "{tmp}/a.json"], "can only be compared with another run"),
         (["{tmp}/run", "{tmp}/run"], "nothing here has a time or a graph on both sides"),
         (["{tmp}/a.json", "{tmp}/eager.json"], "has operations and no kernels"),
     ],
 )
-def test_what_cannot_be_compared_is_exit_2(tmp_path: Path, words: list[str], message: str) -> None:
+def test_incomparable_paths_exit_2(tmp_path: Path, words: list[str], message: str) -> None:
     saved(tmp_path, a=XLA, eager=EAGER)
     (tmp_path / "bad.json").write_text('{"schema": ')
     run(tmp_path / "run", xla=None)

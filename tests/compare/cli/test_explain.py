@@ -1,4 +1,4 @@
-"""`xlafuse explain` up to the compile: names, arguments, refusals. No framework is needed."""
+"""`xlafuse explain` before the compile: names, arguments and errors. No framework is needed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from compare.base.usage import UsageError
-from compare.cli.explain import check, made_by, parse_arguments, resolve
+from compare.cli.explain import check, arguments_from, parse_arguments, resolve
 from compare.cli.main import cli
 from compare.user.explain_request import ArrayLike
 
@@ -32,14 +32,14 @@ def raises(): return 1 / 0
 
 @pytest.fixture
 def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A user's file; its folder goes on the path as explain puts it there."""
+    """A user's file. explain puts its folder on sys.path."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     file = tmp_path / f"user_code_{tmp_path.name.replace('-', '_')}.py"
     file.write_text(CODE)
     return str(file)
 
 
-def test_a_name_that_a_file_does_not_bind_is_refused_before_it_is_imported(tmp_path: Path) -> None:
+def test_a_misspelt_name_is_refused_before_the_import(tmp_path: Path) -> None:
     file = tmp_path / "slow_to_import.py"
     file.write_text("raise SystemExit('imported')\ndef fused(x): return x\nother = fused\n")
     for name in ("fused", "other", "fused.attribute"):
@@ -77,7 +77,7 @@ def test_arguments_by_shape(text: str, args: tuple, kwargs: dict):
         ("x=1, bf16[2]", "comes after"), ("x=1, x=2", "twice"), ("open('f')", "neither a shape"), ("[1", "neither"),
     ],
 )
-def test_arguments_that_are_none(text: str, complaint: str):
+def test_malformed_arguments(text: str, complaint: str):
     with pytest.raises(UsageError, match=complaint):
         parse_arguments(text)
 
@@ -97,25 +97,25 @@ def test_names_of_functions(code: str):
         ("nowhere.py:f", "no such file"), ("no_such_module_here:f", "no module"), ("math:sqrd", "did you mean"),
     ],
 )
-def test_names_that_lead_nowhere(code: str, name: str, complaint: str):
+def test_unknown_names(code: str, name: str, complaint: str):
     with pytest.raises(UsageError, match=complaint):
         resolve(name.format(code=code))
 
 
-def test_a_file_that_is_called_as_another_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_file_named_like_another_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "json.py").write_text("def f(): pass\n")
     with pytest.raises(UsageError, match="another module is called 'json'"):
         resolve(f"{tmp_path / 'json.py'}:f")
 
 
-def test_inputs_made_by_a_function(code: str):
-    assert made_by(f"{code}:pair") == ((1, 2), {"mode": "a"})
-    assert made_by(f"{code}:several") == ((1, 2, 3), {})
-    assert made_by(f"{code}:named()") == ((), {"x": 1})
-    assert made_by(f"{code}:none") == ((None,), {})
+def test_inputs_arguments_from_a_function(code: str):
+    assert arguments_from(f"{code}:pair") == ((1, 2), {"mode": "a"})
+    assert arguments_from(f"{code}:several") == ((1, 2, 3), {})
+    assert arguments_from(f"{code}:named()") == ((), {"x": 1})
+    assert arguments_from(f"{code}:none") == ((None,), {})
     with pytest.raises(UsageError, match="not all names"):
-        made_by(f"{code}:odd")
+        arguments_from(f"{code}:odd")
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_inputs_made_by_a_function(code: str):
         (["{code}:fused", "--framework", "tensorflow"], "jax"),
     ],
 )
-def test_refusals_are_one_line(code: str, options: list[str], complaint: str):
+def test_errors_are_one_line(code: str, options: list[str], complaint: str):
     result = CliRunner().invoke(cli, ["explain", *(option.format(code=code) for option in options)])
     assert result.exit_code in (1, 2)
     assert complaint in result.output

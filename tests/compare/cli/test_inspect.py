@@ -1,4 +1,4 @@
-"""`xlafuse inspect`: which graphs are shown, in which view, and what is refused."""
+"""`xlafuse inspect`: selection of graphs, views, and errors."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_run_shows_every_record_with_its_graph(run: Path) -> None:
     text = flat(result.stdout)
     for part in (
         "swiglu_mlp/llama-8b/bf16/train/xla xla for h200, jax 0.11.2 ok, for h200", "1. input_convert_reduce_fusion",
-        "extern_kernels.addmm", "forward: ran on the device and belongs to no kernel here: [memset], surprise",
+        "extern_kernels.addmm", "forward: ran on the device without a kernel in this graph: [memset], surprise",
         "skipped: no [red]kernel[/red] [31m no graph recorded", "no graph recorded; its compiler's files:",
         "what stands out", "its kernels take 1364 µs, one after the other", "above what they take at least",
         "the function itself takes",
@@ -82,7 +82,7 @@ def test_filters(run: Path) -> None:
     assert left.exit_code == 2 and "no direction 'fwd' among these records; directions: train" in left.stderr
 
 
-def test_a_measured_call_is_told_from_the_sum_of_its_kernels(run: Path) -> None:
+def test_a_measured_call_is_shown_next_to_the_sum_of_its_kernels(run: Path) -> None:
     assert "a call takes" not in inspect(run, "-i", "xla").stdout
     parts = {"forward": {"device_time": [[500e-6, 501e-6, 502e-6]]}, "backward": {"device_time": [[800e-6]]}}
     run_folder.append(run, Record(CASE, "xla", "xla", "ok", graph="graphs/xla.json.gz", measurement={"parts": parts}))
@@ -91,7 +91,7 @@ def test_a_measured_call_is_told_from_the_sum_of_its_kernels(run: Path) -> None:
     assert "a call takes 1301 µs on the device, from the first kernel to the last of each phase" in text
 
 
-def test_of_many_records_there_is_a_line_each(run: Path) -> None:
+def test_many_records_are_listed_one_line_each(run: Path) -> None:
     for number in range(MOST_TREES):
         run_folder.append(run, Record(OTHER, f"more{number}", "xla", "compiled"))
     text = flat(inspect(run).stdout)
@@ -109,7 +109,7 @@ def test_json_of_a_run_is_a_list_of_records(run: Path) -> None:
     assert listed[3]["graph"] is None
 
 
-def test_only_a_block_says_what_its_function_takes_at_least(file: Path) -> None:
+def test_a_file_has_no_roofline_time_of_the_function(file: Path) -> None:
     text = flat(inspect(file).stdout)
     assert "above what they take at least" in text and "the function itself" not in text
 
@@ -124,7 +124,7 @@ def test_json_of_a_file_is_its_graph(file: Path) -> None:
      ("kernels", {"forward": {"unjoined": 1}}), ("bytes_compulsory", {"forward": "many"}),
      ("flops", ["many"]), ("measurement", {"parts": {"forward": {"device_time": "soon"}}})],
 )
-def test_a_record_of_another_shape_costs_itself_alone(run: Path, name: str, value: object) -> None:
+def test_a_malformed_record_is_left_out(run: Path, name: str, value: object) -> None:
     run_folder.append(run, Record(OTHER, "odd", "xla", "ok", **{name: value}))  # type: ignore[arg-type]
     result = inspect(run)
     assert result.exit_code == 0, result.output
@@ -135,7 +135,7 @@ def test_a_record_of_another_shape_costs_itself_alone(run: Path, name: str, valu
 @pytest.mark.parametrize(
     ("path", "problem"), [("../graph.json", "is not in the run's folder"), ("graphs/none.json", "No such file")]
 )
-def test_a_graph_that_cannot_be_read_costs_its_own_record(run: Path, file: Path, path: str, problem: str) -> None:
+def test_an_unreadable_graph_costs_its_own_record(run: Path, file: Path, path: str, problem: str) -> None:
     run_folder.append(run, Record(OTHER, "xla", "xla", "ok", graph=path))
     result = inspect(run)
     assert result.exit_code == 0
@@ -155,7 +155,7 @@ def test_one_kernel_by_number_name_and_pattern(file: Path, wanted: str) -> None:
     assert kernel["index"] == 4
 
 
-def test_a_stage_and_what_shares_its_kernels(file: Path) -> None:
+def test_a_stage_with_the_kernels_that_hold_it(file: Path) -> None:
     text = flat(inspect(file, "--stage", "norm").stdout)
     assert "norm: in 2 kernels of 8, which move 101 MB, 7% of all" in text
     assert "2. loop_convert_multiply_fusion" in text and "custom-call" not in text
@@ -166,11 +166,11 @@ def test_a_stage_and_what_shares_its_kernels(file: Path) -> None:
     [("norm", "norm", True), ("norm/scale", "norm", True), ("layer/norm/scale", "norm", True), ("norm2", "norm", False),
      ("layer/norm", "layer/norm", True), ("norm", "norm/scale", False)],
 )
-def test_stages_hold_what_is_within_them(stage: str, wanted: str, held: bool) -> None:
+def test_stages_match_whole_scopes(stage: str, wanted: str, held: bool) -> None:
     assert in_stage(stage, wanted) is held
 
 
-def test_why_is_ranked_priced_and_says_by_whom(file: Path) -> None:
+def test_missed_fusions_are_ranked_and_priced(file: Path) -> None:
     bandwidth = target_ceilings("h200").bandwidth(1, 1)
     prices = [size / bandwidth * 1e6 for size in (117_440_512, 67_125_248)]
     text = flat(inspect(file, "--why").stdout)
@@ -207,13 +207,13 @@ def test_passes_of_a_runs_records() -> None:
     assert result.exit_code == 0, result.output
     text = flat(result.stdout)
     step = "rmsnorm/llama-8b/bf16/train/xla"
-    assert text.index(f"{step} forward") < text.index(f"{step} backward") < text.index("no dump of XLA's")
-    assert "priority-fusion" in text and text.endswith("no dump of XLA's: rmsnorm/llama-8b/bf16/train/inductor")
+    assert text.index(f"{step} forward") < text.index(f"{step} backward") < text.index("no XLA dump")
+    assert "priority-fusion" in text and text.endswith("no XLA dump: rmsnorm/llama-8b/bf16/train/inductor")
     answers = json.loads(inspect(REPORT, *chosen, "-i", "xla", "--json").stdout)
     assert [answer["module"] for answer in answers] == [f"{step} forward", f"{step} backward"]
     assert all(answer["passes"] for answer in answers)
     refused = inspect(REPORT, *chosen, "-i", "inductor")
-    assert refused.exit_code == 2 and "no dump of XLA's of rmsnorm/llama-8b/bf16/train/inductor" in refused.stderr
+    assert refused.exit_code == 2 and "no XLA dump of rmsnorm/llama-8b/bf16/train/inductor" in refused.stderr
 
 
 def test_two_paths_side_by_side(file: Path, tmp_path: Path) -> None:
@@ -233,8 +233,8 @@ def test_dot(file: Path) -> None:
     assert inspect(file, "--dot").stdout.startswith("digraph xlafuse {")
 
 
-def test_a_list_says_how_much_it_leaves_out(tmp_path: Path) -> None:
-    """Graphs of a folder are listed by name, so that what is left out need not be the smaller ones."""
+def test_lists_name_the_number_of_entries_left_out(tmp_path: Path) -> None:
+    """Graphs of a folder are listed by name, not by size."""
     for number in range(MOST_LISTED + 3):
         store.save(XLA, tmp_path / f"{number:03}.json")
     listed = inspect(tmp_path).stdout.splitlines()
@@ -248,7 +248,7 @@ def test_a_list_says_how_much_it_leaves_out(tmp_path: Path) -> None:
     assert inspect(tmp_path / "many.json", "--kernel", "x").stderr.rstrip().endswith(", k10, k11 and 8 more")
 
 
-def test_only_xlas_own_dumps_have_xlas_numbers(tmp_path: Path) -> None:
+def test_xla_dumps_show_module_numbers(tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / f"module_000{number}.jit_f.sm_9.0_gpu_after_optimizations.txt").write_text("HloModule jit_f\n")
     assert "XLA's id" in inspect(tmp_path).stdout.splitlines()[0]
@@ -262,18 +262,18 @@ def test_only_xlas_own_dumps_have_xlas_numbers(tmp_path: Path) -> None:
         (["{file}", "--why", "--dot"], "different views"),
         (["{file}", "--dot", "--json"], "does not go with --json"),
         (["{file}", "--block", "gelu"], "no run folder"),
-        (["{file}", "--passes"], "no dump of XLA's of swiglu_mlp"),
+        (["{file}", "--passes"], "no XLA dump of swiglu_mlp"),
         (["{file}", "--kernel", "lop_add_fusion"], "did you mean loop_add_fusion"),
         (["{file}", "--stage", "actt"], "did you mean act"),
         (["{file}", "--why", "--target", "h100"], "no target 'h100'; did you mean h200"),
         (["{file}", "{file}", "--why"], "one graph at a time"),
-        (["{run}", "--module", "1"], "--module chooses in a folder of dumps"),
-        (["{run}", "--align", "xla", "cuda"], "no case here has graphs of several of xla, cuda"),
+        (["{run}", "--module", "1"], "--module selects in a folder of dumps"),
+        (["{run}", "--align", "xla", "cuda"], "no case has graphs of several of xla, cuda"),
         (["{run}", "{file}"], "and one is needed: --module NUMBER or NAME; two runs are compared by `xlafuse diff`"),
         (["{run}", "--block", "gelu", "--why"], "none of 2 records has a graph that can be read"),
     ],
 )
-def test_refusals_are_one_line_and_exit_2(
+def test_errors_are_one_line_and_exit_2(
     run: Path, file: Path, tmp_path: Path, words: list[str], message: str
 ) -> None:
     result = inspect(*(word.format(tmp=tmp_path, run=run, file=file) for word in words))

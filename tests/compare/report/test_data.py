@@ -125,8 +125,8 @@ def test_hostile_text_is_one_cell(tmp_path: Path) -> None:
     [
         (["--csv", "--json"], "--json and --csv are different forms"),
         (["--csv", "--matrix"], "--csv without it has all of them"),
-        (["--picture", "x.svg", "--json"], "it goes with no other form or view"),
-        (["--picture", "x.svg", "--traffic"], "it goes with no other form or view"),
+        (["--picture", "x.svg", "--json"], "leave other views and forms out"),
+        (["--picture", "x.svg", "--traffic"], "leave other views and forms out"),
         (["--picture", "x.jpg", "--block", "softmax"], "a picture ends in .svg or .png"),
         (["--picture", "x.svg"], "cases are too many for a picture"),
         (["--picture", "{tmp}/file/x.svg", "--block", "softmax"], "cannot be written"),

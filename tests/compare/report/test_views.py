@@ -176,7 +176,7 @@ def test_kernels_each_have_a_row(folder: Path) -> None:
     ("words", "message"),
     [
         (["--roofline", "--traffic"], "--roofline and --traffic are different views; choose one"),
-        (["--kernels"], "--kernels goes with --roofline"),
+        (["--kernels"], "--kernels needs --roofline"),
         (["--matrix", "--json"], "--json without it has all of them"),
     ],
 )

@@ -228,11 +228,11 @@ def test_no_framework_is_imported() -> None:
         (["{tmp}/a", "{tmp}/b", "--tolerance", "100%"], "below 100%"),
         (["{tmp}/a", "{tmp}/b", "--fail-on", "slow"], "did you mean slower"),
         (["{tmp}/a", "{tmp}/b", "-i", "nobody"], "no implementation 'nobody'"),
-        (["{tmp}/a", "{tmp}/b", "--module", "1"], "--module chooses in a folder of dumps"),
+        (["{tmp}/a", "{tmp}/b", "--module", "1"], "--module selects in a folder of dumps"),
         (["{tmp}/a", "{tmp}/b", "--html", "{tmp}/a/run.json/x.html"], "cannot be written"),
         (["{tmp}/a", "{tmp}/empty"], "records.jsonl: missing"),
         (["{tmp}/empty", "{tmp}/empty"], "neither run has a record"),
-        (["{tmp}/x.json", "{tmp}/x.json", "--all", "--tolerance", "5%"], "and --all go with two runs alone"),
+        (["{tmp}/x.json", "{tmp}/x.json", "--all", "--tolerance", "5%"], "and --all go only with two runs"),
         (["{tmp}/a", "{tmp}/broken"], "broken/run.json"),
     ],
 )
@@ -278,10 +278,10 @@ def test_a_malformed_measurement_loses_only_its_own_times(tmp_path: Path, strang
 
 
 def test_tolerance_is_a_share() -> None:
-    assert [diff_command.tolerance(text) for text in ("5%", "0.05", " 2.5 %")] == [0.05, 0.05, 0.025]
+    assert [diff_command.parse_tolerance(text) for text in ("5%", "0.05", " 2.5 %")] == [0.05, 0.05, 0.025]
     for text in ("", "-1%", "1e3", "5%%", "nan", "5% of it", "0.05%%"):
         with pytest.raises(UsageError, match="expected a share"):
-            diff_command.tolerance(text)
+            diff_command.parse_tolerance(text)
 
 
 def test_the_document_names_every_regression() -> None:

@@ -1,0 +1,134 @@
+"""`xlafuse run`: compile, check and time blocks."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import click
+
+from ..base import host
+from ..base.usage import UsageError
+from .options import direction_option, names, names_option
+
+
+def _duration(ctx: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
+    """Return "9m", "540s" or "1.5h" as seconds."""
+    if text is None:
+        return None
+    form = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smh])", text)
+    if form is None or float(form[1]) == 0:
+        raise UsageError(f"--stop-after takes a time such as 9m, 540s or 1.5h; got {text!r}")
+    return float(form[1]) * {"s": 1, "m": 60, "h": 3600}[form[2]]
+
+
+@click.command("run")
+@click.argument("blocks", nargs=-1, callback=names, metavar="[BLOCK]...")
+@click.option(
+    "--suite", metavar="quick|full|check",
+    help="quick: one to three sizes a block (default). full: every dtype and size. check: small odd sizes.",
+)
+@names_option("-i", "--implementation", "implementations", metavar="NAME", help="Only these (repeat it, or a,b,c).")
+@names_option("--case", "cases", metavar="NAME", help="Only these cases: a name such as llama-8b, or a full id.")
+@direction_option()
+@names_option("--dtype", "dtypes", metavar="bf16|fp16|fp32", help="Only these dtypes; long names work too.")
+@click.option(
+    "--target", metavar="NAME",
+    help="Compile for this GPU without having it. Default: this machine's GPU; h200 on a machine without one.",
+)
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Default: runs/<date-time>-<suite>.")
+@click.option(
+    "--resume", is_flag=True,
+    help="Continue the run in --out and keep its records. Without a selection, the run's own is taken.",
+)
+@names_option(
+    "--mode", "modes", metavar="cold|warm|graph|no-graph",
+    help="Time calls in these modes too: with a warm L2 (warm), replayed as a CUDA graph (graph), launched kernel by "
+    "kernel (no-graph). cold is always timed. Default: all in suite full.",
+)
+@click.option(
+    "--restarts", type=click.IntRange(0, 20), metavar="N",
+    help="Time each case in N+1 fresh processes of every framework. Default: 2 in suite full, else 0.",
+)
+@click.option(
+    "--shard", metavar="K/N",
+    help="The K-th of N shards of about equal work, one for each GPU, all with the same selection; `xlafuse merge` "
+    "joins their runs.",
+)
+@click.option(
+    "--xla-autotune-from", metavar="TARGET|RUN",
+    help="On a GPU, replay XLA's autotune results of this jax version, recorded in a target (h200) or a run's folder; "
+    "kernels without a result are autotuned. Default: XLA autotunes all.",
+)
+@click.option(
+    "--stop-after", callback=_duration, metavar="TIME",
+    help="On a GPU, end the run cleanly after TIME (9m, 540s, 1.5h) with exit code 3; --resume goes on.",
+)
+@click.option("--traffic", is_flag=True, help="On a GPU, count the bytes that each kernel moves with ncu, at the end.")
+@click.pass_context
+def command(
+    ctx: click.Context, blocks: list[str], suite: str | None, target: str | None, out: Path | None, resume: bool,
+    modes: list[str], restarts: int | None, shard: str | None, xla_autotune_from: str | None,
+    stop_after: float | None, traffic: bool, **filters: list[str],
+) -> None:
+    """Compile, check and time blocks (default: all).
+
+    Each result is checked against a float64 reference before it is timed. Each record is written to the run's folder
+    as soon as it is finished. `xlafuse list` shows blocks, cases and implementations.
+
+    \b
+      xlafuse run softmax
+      xlafuse run rmsnorm gelu -i xla,inductor,triton --direction train
+      xlafuse run softmax --mode warm,graph --restarts 2
+      xlafuse run --suite full --out runs/full
+      xlafuse run --out runs/full --resume
+
+    Exit code: 0 when all went well; 1 when something was wrong, failed or timed out; 2 when nothing was started, or the
+    folder could no longer be written; 3 when --stop-after ended the run before its last record.
+    """
+    from datetime import datetime
+
+    from ..plan import selection
+    from ..run import shards
+    from ..run.output_folder import output_folder, resumed_folder
+
+    if resume and shard is not None:
+        raise UsageError("--shard is for a new run; --resume continues the shard of the run in --out")
+    if resume and xla_autotune_from is not None:
+        raise UsageError("--xla-autotune-from is for a new run; --resume keeps the results that the run has")
+    if resume:
+        folder, run_json = resumed_folder(out)
+        plan = selection.resolve_again(run_json, blocks, suite, **filters)
+        target = selection.resolve_target(target or run_json.get("target"))
+    else:
+        plan = selection.resolve(blocks, suite=suite or selection.DEFAULT_SUITE, **filters)
+        plan = plan if shard is None else shards.shard_of(plan, shard)
+        target = selection.resolve_target(target)
+        folder = output_folder(out, suite=plan.suite, now=datetime.now())
+    timed = target is None and host.gpu_present()
+    plan = selection.resolve_timing(plan, modes, restarts, timed=timed)
+    recorded = [] if xla_autotune_from is None else selection.recorded_choices(xla_autotune_from)
+    if recorded and not timed:
+        raise UsageError("--xla-autotune-from is for a run on a GPU; without one, the target's results are replayed")
+    if traffic:
+        from ..run import count_traffic
+
+        count_traffic.refuse(plan, target)
+    from ..run.run import execute
+
+    code = execute(
+        plan, folder=folder, target=target, resume=resume, traffic=traffic, recorded=recorded,
+        stop_after=stop_after,
+    )
+    _show_at_a_glance(folder)
+    ctx.exit(code)
+
+
+def _show_at_a_glance(folder: Path) -> None:
+    from ..report import matrix, rows
+
+    if not (folder / "records.jsonl").is_file():  # stopped before the first record
+        return
+    click.echo(f"\n{matrix.render(rows.read(folder).rows)}\n")
+    click.echo(f"xlafuse report {folder}   shows the numbers behind it")
+    click.echo(f"xlafuse inspect {folder}  shows each kernel and its operations")
