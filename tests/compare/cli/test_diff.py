@@ -82,7 +82,7 @@ def test_runs_are_compared_record_by_record(tmp_path: Path) -> None:
     assert f"{CASES[0].id}/remat 8 → 9 kernels" in text
     assert f": 1 record {CASES[0].id}/old" in text
     assert f": 1 record {CASES[0].id}/new" in text
-    assert "1 differently fused, 1 the same regressions: 1 missing" in text
+    assert "1 record fused differently, 1 fused the same regressions: 1 missing" in text
 
 
 def test_folders_are_compared_graph_by_graph(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_folders_are_compared_graph_by_graph(tmp_path: Path) -> None:
         (["{tmp}/none", "{tmp}/a.json"], "no such file or folder"),
         (["{tmp}/bad.json", "{tmp}/a.json"], "bad.json"),
         (["{tmp}/run", "{tmp}/a.json"], "can only be compared with another run"),
-        (["{tmp}/run", "{tmp}/run"], "nothing here has a time or a graph on both sides"),
+        (["{tmp}/run", "{tmp}/run"], "no record has a time or a graph in both runs"),
         (["{tmp}/a.json", "{tmp}/eager.json"], "has operations and no kernels"),
     ],
 )
