@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from compare.base.usage import UsageError
-from compare.cli.explain import check, arguments_from, parse_arguments, resolve
+from compare.cli.explain import arguments_from, check, parse_arguments, resolve
 from compare.cli.main import cli
 from compare.user.explain_request import ArrayLike
 
