@@ -1,7 +1,7 @@
-"""Which graphs of one program multiply more than another of them needs.
+"""Graphs whose products compute more FLOPs than another graph of the same program needs.
 
-A kernel's floor counts the FLOPs that it executes, so that of one which computes what nobody needs (a product of every
-token with every expert, scores that a mask throws away) the floor is too high. Only another implementation shows that.
+A kernel's roofline time counts all FLOPs that it executes. It is too long for a kernel that computes unneeded values:
+a product of every token with every expert, or scores that a mask throws away. Only another implementation shows that.
 """
 
 from __future__ import annotations
@@ -14,52 +14,58 @@ from ..operations import ANCHORS, is_product, token, tokens
 from .roofline import Ceilings, product_dtype
 from .totals import recomputed
 
-_CLEARLY = 1.2  # times: what is less may be padding, or arithmetic that one counts with its products and another apart
-_ALIKE = 1.05  # times the least: computes as little
+_CLEARLY = 1.2  # times; a smaller ratio may be padding, or arithmetic that only one compiler counts with its products
+_EQUAL = 1.05  # times the fewest FLOPs
 _SMALL = 0.05  # of a graph's products
 
 
 @dataclass(frozen=True)
 class Excess:
-    """What graph `of` computes beyond graphs `least`, by their places; the first of these computes least.
+    """The FLOPs that one graph computes beyond others.
 
-    flops: of its products. again: those of them that it computes a second time, which is another story
-    (totals.recomputed). needed: all FLOPs of the first of `least`. us: what the FLOPs beyond those two take at the rate
-    of products, None without ceilings of their type. kernels: launch indices of its products, but for the small ones.
+    graph, references: positions of the graph and of those that compute least; the first reference computes least.
+    flops: of the graph's products.
+    repeated: FLOPs that it computes a second time (`totals.recomputed` reports these).
+    needed: all FLOPs of the first reference.
+    us: the time of the FLOPs beyond those two at the rate of products; None without ceilings of their type.
+    kernels: launch indices of its products, without the small ones.
     """
 
-    of: int
-    least: tuple[int, ...]
+    graph: int
+    references: tuple[int, ...]
     flops: float
-    again: float
+    repeated: float
     needed: float
     us: float | None
     kernels: tuple[int, ...]
 
 
 def excesses(graphs: Sequence[FusionGraph], ceilings: Ceilings | None = None) -> list[Excess]:
-    """One at most of each graph. Held against others are a graph's products alone, as many as are known; and of the
-    others everything, for what one computes as a product another may compute otherwise, and all that may hold a product
-    must be known. Where both were measured, only a faster one shows that less is enough."""
+    """Return at most one excess for each graph.
+
+    The graph counts its known products only. A reference counts everything, because it may compute a product otherwise,
+    and all its kernels that may hold a product must have known FLOPs. Where both graphs were measured, only a faster
+    reference shows that fewer FLOPs are enough.
+    """
     needed = [_all_flops(graph) for graph in graphs]
     times = [_time(graph) for graph in graphs]
     found = []
     for index, graph in enumerate(graphs):
         work = _products(graph)
         flops = sum(work.values())
-        less = {
+        fewer = {
             other: known for other, known in enumerate(needed)
             if known and flops >= _CLEARLY * known and not _slower(times[other], times[index])
             and _phases(graph) == _phases(graphs[other])
         }
-        again = _again(graph, work) if less else 0.0
-        less = {other: known for other, known in less.items() if flops - again >= _CLEARLY * known}
-        if less:
-            known = min(less.values())
-            least = sorted((other for other in less if less[other] <= _ALIKE * known), key=less.__getitem__)
-            us = _at_rate(graph, max(work, key=work.__getitem__), flops - again - known, ceilings)
+        repeated = _repeated(graph, work) if fewer else 0.0
+        fewer = {other: known for other, known in fewer.items() if flops - repeated >= _CLEARLY * known}
+        if fewer:
+            least = min(fewer.values())
+            references = sorted((other for other in fewer if fewer[other] <= _EQUAL * least), key=fewer.__getitem__)
+            us = _at_rate(graph, max(work, key=work.__getitem__), flops - repeated - least, ceilings)
             kernels = tuple(i for i in work if work[i] >= _SMALL * flops)
-            found.append(Excess(index, tuple(least), flops, again, known, us, kernels))
+            found.append(Excess(index, tuple(references), flops, repeated, least, us, kernels))
     return found
 
 
@@ -68,7 +74,7 @@ def _phases(graph: FusionGraph) -> set[str]:
 
 
 def _products(graph: FusionGraph) -> dict[int, float]:
-    """FLOPs of one call by launch index, as far as they are known."""
+    """Return the known FLOPs of one call, by launch index."""
     return {
         index: kernel.flops * kernel.launches for index, kernel in enumerate(graph.kernels or ())
         if _multiplies(kernel) and kernel.flops and kernel.launches
@@ -76,7 +82,7 @@ def _products(graph: FusionGraph) -> dict[int, float]:
 
 
 def _all_flops(graph: FusionGraph) -> float | None:
-    """None where it is not known what a kernel computes that may hold a product."""
+    """Return all FLOPs; None where those of a kernel that may hold a product are unknown."""
     total = 0.0
     for kernel in graph.kernels or ():
         if kernel.flops is not None and kernel.launches is not None:
@@ -90,9 +96,11 @@ def _multiplies(kernel: Kernel) -> bool:
     return is_product(kernel) or kernel.kind == "attention" or "attention" in tokens(kernel)
 
 
-def _again(graph: FusionGraph, work: Mapping[int, float]) -> float:
-    """FLOPs of products that other kernels compute too, or that repeat forward's on purpose: of a kernel with several
-    products each counts alike."""
+def _repeated(graph: FusionGraph, work: Mapping[int, float]) -> float:
+    """Return the FLOPs of products that another kernel computes, too, or that repeat forward's on purpose.
+
+    The products of one kernel share its FLOPs equally.
+    """
     repeated = {
         (index, found.op.site, found.op.backward) for found in recomputed(graph) for index in found.kernels[1:]
     }

@@ -1,1 +1,1 @@
-"""Findings: what stands out in fusion graphs, a kind of finding a file."""
+"""Findings: sentences about what stands out in fusion graphs. Each file makes one kind of finding."""

@@ -1,4 +1,4 @@
-"""What takes longer than its bytes and FLOPs must, and what computes more of them than others do."""
+"""Kernels slower than their roofline time, and graphs that compute more FLOPs than others need."""
 
 from __future__ import annotations
 
@@ -7,52 +7,55 @@ from collections.abc import Iterator, Sequence
 from ...base.text import number
 from .. import formats
 from ..analyse.excess import excesses
-from ..analyse.roofline import Ceilings, roofline_time_us
+from ..analyse.roofline import Ceilings, roofline_point
 from ..operations import ANCHORS, token
 from .finding import Finding
 from .phrases import series
+from .ranking import rank
 from .view import View
 
 _SLOW = 0.1  # of a graph's time
-# Of a graph's time. What attention counts of masked scores is less than its tiles compute, most so where they are few.
-_TELLING = 0.05
+# Of a graph's time. Compilers count fewer FLOPs for masked attention than its tiles compute, most so with few tiles.
+_SIGNIFICANT = 0.05
 
 
 def above_roofline(views: Sequence[View], ceilings: Ceilings) -> Iterator[Finding]:
-    """The kernel that takes longest beyond what it must."""
-    worst: tuple[float, View, int, float, float] | None = None
+    """Yield the kernel that loses most time against its roofline time."""
+    found: list[Finding] = []
     for view in views:
         whole = sum(kernel.device_time_us or 0.0 for kernel in view.kernels)
         for index, kernel in enumerate(view.kernels):
-            floor, took = roofline_time_us(view.graph, kernel, ceilings), kernel.device_time_us
-            if floor is None or took is None or took - floor < _SLOW * whole:
+            point, time = roofline_point(view.graph, kernel, ceilings), kernel.device_time_us
+            if point is None or time is None or time - point.roofline_time_us < _SLOW * whole:
                 continue
-            if worst is None or took - floor > worst[0]:
-                worst = took - floor, view, index, took, floor
-    if worst is not None:
-        above, view, index, took, floor = worst
-        name, place = formats.name(view.kernels[index].name), view.place([index])
-        text = (
-            f"Furthest above its floor is {view.name}'s {name}{f' of {place}' if place != name else ''}: it takes "
-            f"{formats.microseconds(took)}, and its bytes and FLOPs {formats.microseconds(floor)} at least."
-        )
-        yield Finding("above roofline", text, (view.key,), view.moved([index]), above, {view.key: (index,)})
+            size = view.declared_bytes([index])
+            if point.memory_us >= point.compute_us:
+                work = f"moving its {formats.size(size)}"
+            else:
+                work = f"computing its {formats.flops((kernel.flops or 0) * (kernel.launches or 1))}"
+            text = (
+                f"{view.kernel_label(index)} takes {formats.microseconds(time)}; "
+                f"{work} needs {formats.microseconds(point.roofline_time_us)}."
+            )
+            lost = time - point.roofline_time_us
+            found.append(Finding("above roofline", text, (view.key,), size, lost, {view.key: (index,)}))
+    yield from rank(found, lambda one: one.graphs[0], lambda one: one.us or 0.0)[:1]
 
 
 def more_flops(views: Sequence[View], ceilings: Ceilings | None) -> Iterator[Finding]:
-    """What computes more than others of the graphs need; not what has no time by these ceilings, or next to none."""
+    """Yield the graphs whose products compute more than the other graphs need, where that costs a measurable time."""
     for excess in excesses([view.graph for view in views], ceilings):
-        view, least = views[excess.of], [views[index] for index in excess.least]
+        view, others = views[excess.graph], [views[index] for index in excess.references]
         whole = view.time(range(len(view.kernels)))
-        if ceilings is not None and (excess.us is None or excess.us < _TELLING * (whole or 0.0)):
+        if ceilings is not None and (excess.us is None or excess.us < _SIGNIFICANT * (whole or 0.0)):
             continue
         products = [op for i in excess.kernels for op in view.kernels[i].source_ops if token(op.op) in ANCHORS]
         place = series([view.stage(op) or formats.place(op.line) for op in products]) or view.place(excess.kernels)
-        again = f" ({formats.flops(excess.again)} of it again)" if excess.again else ""
+        repeated = f" ({formats.flops(excess.repeated)} of them repeated)" if excess.repeated else ""
         text = (
-            f"{view.name} computes {formats.flops(excess.flops)} in the products of {place}{again}, "
-            f"{number(excess.flops / excess.needed, 2)} times the {formats.flops(excess.needed)} that "
-            f"{series([other.name for other in least])} {'gets' if len(least) == 1 else 'get'} by with."
+            f"{view.name} computes {formats.flops(excess.flops)} in the products of {place}{repeated}, "
+            f"{number(excess.flops / excess.needed, 2)} times as many as {series([other.name for other in others])} "
+            f"({formats.flops(excess.needed)})."
         )
-        keys = tuple(other.key for other in (view, *least))
+        keys = tuple(other.key for other in (view, *others))
         yield Finding("more FLOPs", text, keys, 0, excess.us, {view.key: excess.kernels})

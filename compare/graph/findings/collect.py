@@ -1,4 +1,4 @@
-"""What stands out in one or more fusion graphs of the same program, in words made from the graphs alone."""
+"""All findings about one or more fusion graphs of the same program."""
 
 from __future__ import annotations
 
@@ -15,43 +15,52 @@ from .finding import Finding
 from .memory import intermediates, kept_on_chip, largest, saved
 from .missed import missed
 from .products import inside_products
+from .ranking import NEVER_LEADING, rank
 from .repeated import duplicates, recomputations
 from .view import View
 
-LONGEST = 1000  # characters of one sentence: names come from files of any origin
+LONGEST = 1000  # characters of one finding; names come from files of any origin
 
 
 def findings(graphs: Mapping[str, FusionGraph], ceilings: Ceilings | None = None) -> list[Finding]:
-    """What is slow, copies, computes twice or too much, fuses into products, keeps on chip, writes, saves and leaves
-    unfused.
+    """Return what stands out in the graphs: slow kernels, copies, repeated or excessive work, traffic, missed fusions.
 
-    graphs: by the name to speak of them by; well-known ones are spelt out ("xla" -> "XLA").
-    First comes the kernel furthest above its floor, then the others by their traffic, one for each buffer, and FLOPs by
-    the traffic that takes as long (last without ceilings). What concerns less than 1% of a graph's traffic is left out.
+    graphs: by the name to use in sentences; well-known names are spelt out ("xla" -> "XLA").
+
+    The kernel furthest above its roofline time comes first. The others are sorted by their traffic, one finding for
+    each buffer; FLOPs count as the traffic that takes as long (without ceilings they come last). Findings about
+    implementations in NEVER_LEADING come after all others. Less than 1% of a graph's traffic makes no finding.
     """
     shorten = common_depth(list(graphs.values()))
     views = [View(name, graph, shorten) for name, graph in graphs.items() if graph.kernels]
-    # Of two about one buffer the one that also says who does better comes first.
+    # Of two findings about one buffer, the earlier one stays: the one that also names a better implementation.
     found = [*inside_products(views), *kept_on_chip(views)]
     for view in views:
         found += [*copies(view), *duplicates(view), *largest(view), *missed(view)]
     found += [*recomputations(views), *saved(views), *intermediates(views)]
     found = _one_of_each_buffer(sorted(found, key=lambda one: -one.bytes))
     found += more_flops(views, ceilings)
-    if ceilings is not None:
-        bandwidth = ceilings.bandwidth(1, 1)
-        found.sort(key=lambda one: -(one.bytes or (one.us or 0.0) * bandwidth / 1e6))
-        found = [*above_roofline(views, ceilings), *found]
-        found = [one if one.us is not None else replace(one, us=one.bytes / bandwidth * 1e6) for one in found]
+    if ceilings is None:
+        found.sort(key=lambda one: one.graphs[0] in NEVER_LEADING)
+    else:
+        rate = ceilings.bandwidth(1, 1) / 1e6
+        found += above_roofline(views, ceilings)
+        found = rank(found, lambda one: one.graphs[0], lambda one: _weight(one, rate))
+        found = [one if one.us is not None else replace(one, us=one.bytes / rate) for one in found]
     return [replace(one, text=printable(one.text, LONGEST)) for one in found]
 
 
+def _weight(one: Finding, rate: float) -> float:
+    """Return the bytes of a finding, or as many as take the time of its FLOPs."""
+    return float("inf") if one.kind == "above roofline" else one.bytes or (one.us or 0.0) * rate
+
+
 def _one_of_each_buffer(found: Iterable[Finding]) -> list[Finding]:
-    """Without those all of whose buffers an earlier one is about."""
-    told: set[tuple[str, str]] = set()
+    """Drop each finding whose buffers earlier findings have covered."""
+    covered: set[tuple[str, str]] = set()
     kept = []
     for one in found:
-        if not one.buffers or not one.buffers <= told:
+        if not one.buffers or not one.buffers <= covered:
             kept.append(one)
-        told |= one.buffers
+        covered |= one.buffers
     return kept

@@ -1,4 +1,4 @@
-"""Kernels that only move data."""
+"""Findings about kernels that only move data."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from .view import View
 
 
 def copies(view: View) -> Iterator[Finding]:
-    """Copy kernels, those of the same words together."""
+    """Yield the copy kernels; those that the same words describe make one finding."""
     groups: dict[str, list[int]] = defaultdict(list)
     for index, kernel in enumerate(view.kernels):
         if kernel.kind == "copy":
             groups[_copying(view, index)].append(index)
     for words, indices in groups.items():
-        size = view.moved(indices)
-        if view.worth(size):
-            who = "a copy kernel that moves" if len(indices) == 1 else f"{count(len(indices))} copy kernels that move"
-            text = f"{view.name} {words}: {who} {formats.size(size)}."
+        size = view.declared_bytes(indices)
+        if view.is_significant(size):
+            copying = "one copy kernel moves" if len(indices) == 1 else f"{count(len(indices))} copy kernels move"
+            text = f"{view.name} {words}; {copying} {formats.size(size)}."
             yield Finding("copy", text, (view.key,), size, view.time(indices), {view.key: tuple(indices)})
 
 
 def _copying(view: View, index: int) -> str:
+    """Return what the kernel copies and for whom: "joins wg and wu into one operand for the product in gate"."""
     read, written = view.buffers(index, "inputs"), view.buffers(index, "outputs")
     users = sorted({user for buffer in written for user in view.graph.consumers.get(buffer.name, ())})
     products = [user for user in users if is_product(view.kernels[user])]
@@ -57,7 +58,7 @@ def _copying(view: View, index: int) -> str:
 
 
 def _moving(view: View, index: int, read: Buffer, written: Sequence[Buffer]) -> str:
-    """What becomes of one array in a kernel that computes nothing."""
+    """Return what a copy kernel does with its array: "pads", "broadcasts", "converts" or "copies"."""
     elements = sum(math.prod(buffer.shape) for buffer in written)
     names = tokens(view.kernels[index])
     if "pad" in names or (elements > math.prod(read.shape) and len(view.kernels[index].inputs or ()) > 1):

@@ -1,4 +1,4 @@
-"""One thing that stands out in a fusion graph, as a sentence and what is behind it."""
+"""One finding: a sentence about a fusion graph, with the kernels, buffers and bytes behind it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ FindingKind = Literal[
 
 @dataclass(frozen=True)
 class Finding:
-    """One sentence. graphs: those it speaks of.
+    """One finding about one graph, or about several that it compares.
 
-    bytes: the traffic that it is about. us: what these bytes take; measured where the finding is about whole kernels
-    that were, else bytes over bandwidth, and None without ceilings; of "above roofline" the time above it, of "more
-    FLOPs", which is about no traffic, what those take at the rate of products. kernels: launch indices by graph. about:
-    buffers whose traffic it is, each with its graph's name.
+    graphs: names of the graphs in the sentence; the first is the one that it is about.
+    bytes: the traffic behind the finding.
+    us: the cost in microseconds; None without ceilings. "above roofline": the time above the roofline time. "more
+        FLOPs": the extra FLOPs over the rate of products. Otherwise the measured time of the kernels if the finding is
+        about whole kernels, else `bytes` over the bandwidth.
+    kernels: launch indices, by graph.
+    buffers: (graph, buffer) pairs whose traffic is counted in `bytes`.
     """
 
     kind: FindingKind

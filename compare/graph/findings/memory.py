@@ -1,4 +1,4 @@
-"""What passes through memory between kernels, and from forward to backward."""
+"""Findings about arrays that pass through memory between kernels, and from forward to backward."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from .. import formats
 from ..model import PHASES, Buffer, Phase
 from ..operations import is_product
 from .finding import Finding, FindingKind
-from .phrases import count, series
+from .phrases import count, verb
 from .view import View
 
 
 def kept_on_chip(views: Sequence[View]) -> Iterator[Finding]:
-    """Arrays that pass between several kernels of one graph, all of whose stages lie in one kernel of another."""
+    """Yield the arrays that several kernels pass on, where one kernel of another graph holds all their stages."""
     groups: dict[tuple[int, tuple[int, ...]], dict[str, None]] = defaultdict(dict)
     for number, view in enumerate(views):
         for other in views:
@@ -25,21 +25,21 @@ def kept_on_chip(views: Sequence[View]) -> Iterator[Finding]:
         view = views[number]
         between = _between(view, inside)
         size = sum(view.traffic(buffer) for buffer in between)
-        if not view.worth(size):
+        if not view.is_significant(size):
             continue
         touching = sorted({i for b in between for i in (*view.graph.producers[b.name], *view.graph.consumers[b.name])})
         what = view.described(between[0]) + (f" and {count(len(between) - 1)} more" if len(between) > 1 else "")
-        who = series([keeper.name for keeper in views if keeper.key in keepers])
+        keeping = verb([keeper.name for keeper in views if keeper.key in keepers], "keep")
         text = (
             f"{view.name} moves {formats.size(size)} between {count(len(touching))} kernels of {view.place(touching)} "
-            f"({what}), which {who} {'keeps' if len(keepers) == 1 else 'keep'} on chip in one kernel."
+            f"({what}). {keeping} {'it' if len(between) == 1 else 'them'} on chip in one kernel."
         )
-        about = frozenset((view.key, buffer.name) for buffer in between)
-        yield Finding("kept on chip", text, (view.key, *keepers), size, None, {view.key: tuple(touching)}, about)
+        buffers = frozenset((view.key, buffer.name) for buffer in between)
+        yield Finding("kept on chip", text, (view.key, *keepers), size, None, {view.key: tuple(touching)}, buffers)
 
 
 def _held_by_one(view: View, other: View) -> Iterator[tuple[int, ...]]:
-    """Kernels of `view` all of whose stages one kernel of `other` holds, and no other kernel there."""
+    """Yield groups of kernels of `view` whose stages all lie in one kernel of `other`, and in no other kernel there."""
     own, holders = view.holders, other.holders
     for index, kernel in enumerate(other.kernels):
         whole = {stage for stage in other.stages[index] if holders[stage] == [index]}
@@ -53,7 +53,7 @@ def _held_by_one(view: View, other: View) -> Iterator[tuple[int, ...]]:
 
 
 def _between(view: View, indices: Sequence[int]) -> list[Buffer]:
-    """Intermediates that only these kernels touch, largest first."""
+    """Return the intermediates that only these kernels touch, largest first."""
     inside = set(indices)
     producers, consumers = view.graph.producers, view.graph.consumers
     return [
@@ -64,42 +64,46 @@ def _between(view: View, indices: Sequence[int]) -> list[Buffer]:
 
 
 def largest(view: View) -> Iterator[Finding]:
+    """Yield the largest intermediate that one kernel writes and another reads."""
     buffer = next((b for b in _passed_on(view) if b.role == "intermediate"), None)
-    if buffer is None or not view.worth(size := view.traffic(buffer)):
+    if buffer is None or not view.is_significant(size := view.traffic(buffer)):
         return
     readers = view.graph.consumers[buffer.name]
-    read = view.place(readers)
     text = (
-        f"The largest intermediate that {view.name} writes to memory is {view.described(buffer)}, read by {read}: "
-        f"{formats.size(size)} of traffic."
+        f"{view.name}'s largest intermediate is {view.described(buffer)}, read by {view.place(readers)}. "
+        f"Writing and reading it moves {formats.size(size)}."
     )
     kernels = {view.key: (*view.graph.producers[buffer.name], *readers)}
     yield Finding("largest", text, (view.key,), size, None, kernels, frozenset({(view.key, buffer.name)}))
 
 
 def _passed_on(view: View) -> list[Buffer]:
-    """What one kernel writes and another reads, largest first."""
+    """Return the buffers that one kernel writes and another reads, largest first."""
     return [buffer for buffer in view.graph.materialized if view.graph.consumers.get(buffer.name)]
 
 
 def saved(views: Sequence[View]) -> Iterator[Finding]:
-    """What forward keeps for backward besides the block's own inputs and outputs."""
+    """Yield the residuals that forward keeps for backward, besides the block's own inputs and outputs."""
     training = [view for view in views if any(kernel.phase == "backward" for kernel in view.kernels)]
-    yield from _compared("saved", "saves {} for backward", {view: view.graph.saved for view in training}, ("backward",))
+    kept = {view: view.graph.saved for view in training}
+    yield from _compared("saved", "keeps {} for the backward pass", kept, ("backward",))
 
 
 def intermediates(views: Sequence[View]) -> Iterator[Finding]:
-    """All that is written to memory only for another kernel to read, where graphs differ in it."""
+    """Yield the intermediates that kernels pass on through memory, where graphs differ in their size."""
     kept = {view: [buffer for buffer in _passed_on(view) if buffer.role == "intermediate"] for view in views}
     if len(views) > 1:
         yield from _compared("intermediates", "writes {} of intermediates to memory", kept)
 
 
 def _compared(
-    kind: FindingKind, verb: str, kept: Mapping[View, Sequence[Buffer]], readers: Sequence[Phase] = PHASES
+    kind: FindingKind, words: str, kept: Mapping[View, Sequence[Buffer]], readers: Sequence[Phase] = PHASES
 ) -> Iterator[Finding]:
-    """The sizes of all graphs in one sentence, and what it costs the first more than the last to write them and to
-    read them in these phases."""
+    """Yield one finding that compares the sizes of all graphs.
+
+    Its traffic is the writes, and the reads in these phases, of the graph with the most bytes minus that of the graph
+    with the fewest.
+    """
     if not kept:
         return
     sizes = {view: sum(buffer.bytes for buffer in buffers) for view, buffers in kept.items()}
@@ -107,8 +111,11 @@ def _compared(
     traffic = sum(first.traffic(buffer, readers) for buffer in kept[first])
     if rest:
         traffic -= sum(rest[-1].traffic(buffer, readers) for buffer in kept[rest[-1]])
-    if (not rest or sizes[first] > sizes[rest[-1]]) and first.worth(traffic):
-        others = "".join(f", {view.name} {formats.size(sizes[view])}" for view in rest)
-        cost = f"{formats.size(traffic)} " + (f"more traffic than {rest[-1].name}'s" if rest else "of traffic")
-        text = f"{first.name} {verb.format(formats.size(sizes[first]))}{others}: {cost}."
+    if (not rest or sizes[first] > sizes[rest[-1]]) and first.is_significant(traffic):
+        others = ", ".join(f"{view.name}: {formats.size(sizes[view])}" for view in rest)
+        more = f" more than {rest[-1].name}'s" if rest else ""
+        text = (
+            f"{first.name} {words.format(formats.size(sizes[first]))}{f' ({others})' if rest else ''}. "
+            f"Writing and reading them moves {formats.size(traffic)}{more}."
+        )
         yield Finding(kind, text, tuple(view.key for view in (first, *rest)), traffic)

@@ -1,4 +1,4 @@
-"""The fusion not made that would save most."""
+"""The missed fusion that would save the most bytes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from .view import View
 
 
 def missed(view: View) -> Iterator[Finding]:
+    """Yield the missed fusion with the largest saving."""
     named: dict[str, list[int]] = defaultdict(list)
     for index, kernel in enumerate(view.kernels):
         named[kernel.name].append(index)
@@ -20,22 +21,22 @@ def missed(view: View) -> Iterator[Finding]:
         return
     best = max(priced, key=lambda reason: reason.bytes_saved or 0)
     size = best.bytes_saved or 0
-    if not view.worth(size):
+    if not view.is_significant(size):
         return
-    ends = [view.work(named[name]) for name in (best.producer, best.consumer)]
+    ends = [view.kernel_kind(named[name]) for name in (best.producer, best.consumer)]
     text = (
-        f"The largest fusion that {view.name} did not make is {ends[0]} with {ends[1]}, which would save at most "
-        f"{formats.size(size)}: {_because(view, best)}."
+        f"{view.name} does not fuse {ends[0]} with {ends[1]}: {_because(view, best)}. "
+        f"Fusing them would save at most {formats.size(size)}."
     )
     kernels = {view.key: (*named[best.producer], *named[best.consumer])}
     read = {buffer.name for index in named[best.consumer] for buffer in view.buffers(index, "inputs")}
     passed = [b for index in named[best.producer] for b in view.buffers(index, "outputs") if b.name in read]
-    about = frozenset((view.key, buffer.name) for buffer in passed)
-    yield Finding("missed", text, (view.key,), size, None, kernels, about)
+    buffers = frozenset((view.key, buffer.name) for buffer in passed)
+    yield Finding("missed", text, (view.key,), size, None, kernels, buffers)
 
 
 def _because(view: View, reason: Reason) -> str:
     if view.key == "xla-unfused":
         return "its fusion passes are off"
     words = reason.text if reason.code == "other" else REASONS[reason.code]
-    return words.rstrip(".") or "for no reason that is known"
+    return words.rstrip(".") or "it gives no reason"

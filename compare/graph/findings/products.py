@@ -1,4 +1,4 @@
-"""Elementwise work inside the kernels of products."""
+"""Findings about elementwise work inside the kernels of products."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from .. import formats
 from ..model import Phase
 from ..operations import ANCHORS, MOVEMENT, REDUCTIONS, is_product, tokens
 from .finding import Finding
-from .phrases import count, named, series
+from .phrases import count, named, series, verb
 from .view import View
 
 
 @dataclass(frozen=True)
 class _Extra:
-    """Elementwise work in a product's kernel. bytes: traffic that a kernel of its own would add."""
+    """Elementwise work in a product's kernel. bytes: the traffic that a separate kernel would add."""
 
     view: View
     index: int
@@ -25,6 +25,7 @@ class _Extra:
 
 
 def inside_products(views: Sequence[View]) -> Iterator[Finding]:
+    """Yield the elementwise work that a product's kernel does, with the traffic that this saves."""
     groups: dict[tuple[Phase, str, str, tuple[str, ...]], list[_Extra]] = defaultdict(list)
     for view in views:
         for index in range(len(view.kernels)):
@@ -34,7 +35,7 @@ def inside_products(views: Sequence[View]) -> Iterator[Finding]:
         sizes: Counter[str] = Counter()
         for extra in held:
             sizes[extra.view.key] += extra.bytes
-        owners = [view for view in views if view.worth(sizes[view.key])]
+        owners = [view for view in views if view.is_significant(sizes[view.key])]
         if not owners:
             continue
         stages = dict.fromkeys(stage for extra in held for stage in extra.stages)
@@ -42,20 +43,21 @@ def inside_products(views: Sequence[View]) -> Iterator[Finding]:
         kernels = {view.key: tuple(extra.index for extra in held if extra.view is view) for view in owners}
         many = max(map(len, kernels.values()))
         elsewhere = [view for view in views if view not in owners and _apart(view, phase, set(stages))]
-        others = series([view.name for view in elsewhere])
+        others = f" {verb([view.name for view in elsewhere], 'use')} separate kernels." if elsewhere else ""
         text = (
-            f"{series([view.name for view in owners])} {'computes' if len(owners) == 1 else 'compute'} "
-            f"{named(series(stages), ops)} inside the product of {of}"
-            f"{f', in {count(many)} kernels' if many > 1 else ''}, which spares {spared}, "
-            f"{formats.size(size)}{'; not so ' + others if others else ''}."
+            f"{verb([view.name for view in owners], 'compute')} {named(series(stages), ops)} inside the product of {of}"
+            f"{f', in {count(many)} kernels' if many > 1 else ''}. This saves {spared}: {formats.size(size)}."
+            f"{others}"
         )
-        about = frozenset(pair for view in elsewhere for pair in _spared(view, phase, set(stages)))
-        yield Finding("inside a product", text, tuple(kernels), size, None, kernels, about)
+        buffers = frozenset(pair for view in elsewhere for pair in _spared(view, phase, set(stages)))
+        yield Finding("inside a product", text, tuple(kernels), size, None, kernels, buffers)
 
 
 def _around_product(view: View, index: int) -> Iterator[tuple[str, str, tuple[str, ...], _Extra]]:
-    """What a product's kernel does before the product and after it: (the product's stage, what that spares, operations,
-    what they are)."""
+    """Yield the work of a product's kernel before and after the product.
+
+    Each item is (the product's stage, the traffic that this saves in words, the operations, the work).
+    """
     kernel = view.kernels[index]
     names = tokens(kernel)
     anchors = [position for position, name in enumerate(names) if name in ANCHORS]
@@ -77,19 +79,19 @@ def _around_product(view: View, index: int) -> Iterator[tuple[str, str, tuple[st
                 spared, size = "writing its operand and reading it again", 2 * _operand(view, index)
             elif len(written) == 1:
                 spared, size = f"writing {results} and reading {again} again", 2 * written[0] * many
-            else:  # the results themselves are written too, for backward
+            else:  # the kernel writes the results, too, for backward
                 spared, size = f"reading {results} again", sum(written[:many])
             ops = tuple(dict.fromkeys(names[position] for position in extra))
             yield of, spared, ops, _Extra(view, index, apart, size * launches)
 
 
 def _between_anchors(names: Sequence[str], anchors: Sequence[int]) -> bool:
-    """Whether work lies between a kernel's products: what the first makes is then not left for the epilogue."""
+    """Return whether work lies between a kernel's products; then the first result is not left for the epilogue."""
     return any(name not in MOVEMENT | ANCHORS for name in names[anchors[0] : anchors[-1]])
 
 
 def _operand(view: View, index: int) -> int:
-    """Bytes of the smallest matrix that the kernel reads: no more than that is what a prologue makes an operand of."""
+    """Return the bytes of the smallest matrix that the kernel reads, an upper bound for a prologue's operand."""
     read = view.buffers(index, "inputs")
     matrices = [buffer.bytes for buffer in read if len(buffer.shape) > 1] or [buffer.bytes for buffer in read]
     return min(matrices, default=0)
@@ -100,7 +102,7 @@ def _apart(view: View, phase: Phase, stages: set[str]) -> bool:
 
 
 def _spared(view: View, phase: Phase, stages: set[str]) -> Iterator[tuple[str, str]]:
-    """Results of products that kernels of these stages read."""
+    """Yield the results of products that kernels of these stages read."""
     users = {i for stage in stages for i in view.holders.get((phase, stage), ()) if not is_product(view.kernels[i])}
     for index in users:
         for buffer in view.buffers(index, "inputs"):

@@ -1,4 +1,4 @@
-"""What is computed more than once: by kernels that are alike, by fusion, or on purpose in backward."""
+"""Findings about repeated work: by equal kernels, by fusion, or on purpose in backward."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from ..analyse.align import phase_of
 from ..model import PHASES, Phase, SourceOp
 from ..operations import MOVEMENT, is_product, token
 from .finding import Finding
-from .phrases import count, how_often, named, series
+from .phrases import count, how_often, named, series, verb
 from .view import View
 
 
 def duplicates(view: View) -> Iterator[Finding]:
-    """Kernels launched again for the same values, those of the same words together."""
+    """Yield the kernels that are launched again for the same values."""
     groups: dict[tuple[str, str, int], list[list[int]]] = defaultdict(list)
     for group in _alike(view):
         groups[view.operations(group[:1]), view.place(group), len(group)].append(group)
     for (ops, place, times), found in groups.items():
         extra = [index for group in found for index in group[1:]]
-        size = view.moved(extra)
-        if view.worth(size):
+        size = view.declared_bytes(extra)
+        if view.is_significant(size):
             text = (
-                f"{view.name} launches {ops} in {place} {how_often(times)}: the kernels read the same arrays and write "
-                f"the same values, {formats.size(size)} more than one of them would move."
+                f"{view.name} launches {ops} in {place} {how_often(times)}, from the same arrays to the same values. "
+                f"One launch would move {formats.size(size)} less."
             )
             everything = tuple(index for group in found for index in group)
             yield Finding("duplicate", text, (view.key,), size, view.time(extra), {view.key: everything})
 
 
 def _alike(view: View) -> list[list[int]]:
-    """Kernels that compute the same from the same: equal operations, equal inputs, outputs of equal shapes."""
+    """Return groups of kernels with equal operations, equal inputs and outputs of equal shapes."""
     groups: dict[object, list[int]] = defaultdict(list)
     for index, kernel in enumerate(view.kernels):
         if not kernel.source_ops or not kernel.inputs or not all(op.site for op in kernel.source_ops):
@@ -46,7 +46,7 @@ def _alike(view: View) -> list[list[int]]:
 
 @dataclass
 class _Again:
-    """Operations that the same kernels compute."""
+    """Operations that one group of kernels computes again."""
 
     kernels: tuple[int, ...]
     places: dict[str, None] = field(default_factory=dict)
@@ -59,21 +59,22 @@ def recomputations(views: Sequence[View]) -> Iterator[Finding]:
             for again in _computed_again(view, phase):
                 holders = again.kernels
                 size = _read_again(view, holders)
-                if not view.worth(size):
+                if not view.is_significant(size):
                     continue
                 where = f"{count(len(holders))} {'backward ' if phase == 'backward' else ''}kernels"
-                others = series([other for v in views if v is not view for other in _in_one(v, phase, again.places)])
+                others = [other for v in views if v is not view for other in _in_one(v, phase, again.places)]
                 text = (
-                    f"{view.name} computes {named(series(again.places), again.ops)} in {where} which read "
-                    f"{formats.size(size)} more than once{'; ' + others if others else ''}."
+                    f"{view.name} computes {named(series(again.places), again.ops)} in {where}. "
+                    f"They read {formats.size(size)} more than once."
+                    + (f" {verb(others, 'use')} one kernel." if others else "")
                 )
                 yield Finding("recomputed", text, (view.key,), size, None, {view.key: holders})
         for again in _on_purpose(view):
             size = _read_in_forward(view, again.kernels)
-            if view.worth(size):
+            if view.is_significant(size):
                 text = (
-                    f"{view.name} computes {named(series(again.places), again.ops)} again in backward, on purpose, "
-                    f"to save less, and reads {formats.size(size)} a second time."
+                    f"{view.name} computes {named(series(again.places), again.ops)} again in backward, on purpose: "
+                    f"it keeps fewer residuals and reads {formats.size(size)} a second time."
                 )
                 yield Finding("recomputed", text, (view.key,), size, None, {view.key: again.kernels})
 
@@ -89,8 +90,10 @@ def _computed_again(view: View, phase: Phase) -> list[_Again]:
 
 
 def _on_purpose(view: View) -> list[_Again]:
-    """What backward computes once more because checkpointing asked for it. Where several of its kernels do, fusion
-    repeats it, not the program."""
+    """Return the operations that checkpointing makes backward compute again.
+
+    Where several backward kernels compute one, fusion repeats it, not the program.
+    """
     holders: dict[str, dict[int, SourceOp]] = defaultdict(dict)
     for index, kernel in enumerate(view.kernels):
         for op in kernel.source_ops:
@@ -101,14 +104,14 @@ def _on_purpose(view: View) -> list[_Again]:
 
 
 def _read_in_forward(view: View, indices: Iterable[int]) -> int:
-    """Bytes that these kernels read of what forward's have read already."""
+    """Return the bytes that these kernels read of buffers that forward's kernels read, too."""
     read = {a.buffer for kernel in view.kernels if kernel.phase == "forward" for a in kernel.inputs or ()}
     accesses = [(view.kernels[i].launches or 1, a) for i in indices for a in view.kernels[i].inputs or ()]
     return sum((access.bytes or 0) * launches for launches, access in accesses if access.buffer in read)
 
 
 def _grouped(view: View, several: Iterable[tuple[SourceOp, tuple[int, ...]]]) -> list[_Again]:
-    """By the kernels that compute them; what only moves data is left out."""
+    """Group operations by the kernels that compute them, without those that only move data."""
     groups: dict[tuple[int, ...], _Again] = {}
     for op, kernels in several:
         if token(op.op) not in MOVEMENT:
@@ -119,16 +122,15 @@ def _grouped(view: View, several: Iterable[tuple[SourceOp, tuple[int, ...]]]) ->
 
 
 def _in_one(view: View, phase: Phase, places: Iterable[str]) -> Iterator[str]:
-    """What to say of a graph where a single kernel does what several do elsewhere."""
+    """Yield the graph's name where one of its kernels computes all of it."""
     wanted = {(phase, place) for place in places}
     holders = {i for stage in wanted for i in view.holders.get(stage, ()) if not is_product(view.kernels[i])}
     if len(holders) == 1 and wanted <= view.stages[min(holders)]:
-        written = len(view.kernels[min(holders)].outputs or ())
-        yield f"{view.name} does so in one kernel" + (f" with {count(written)} outputs" if written > 1 else "")
+        yield view.name
 
 
 def _read_again(view: View, indices: Sequence[int]) -> int:
-    """Bytes that these kernels read of buffers that one of them has read already."""
+    """Return the bytes that these kernels read of buffers that another of them reads, too."""
     sizes: dict[str, list[int]] = defaultdict(list)
     for index in indices:
         kernel = view.kernels[index]

@@ -29,12 +29,12 @@ def pair(dense: float, needed: float | None, us: tuple[float, float] | None = No
 
 
 def ratios(*graphs: FusionGraph) -> list[tuple[int, float]]:
-    return [(found.of, round(found.flops / found.needed, 3)) for found in excesses(graphs)]
+    return [(found.graph, round(found.flops / found.needed, 3)) for found in excesses(graphs)]
 
 
 def test_a_dense_product_of_every_expert() -> None:
     (found,) = excesses(list(pair(8e9, 1e9).values()), CEILINGS)
-    assert (found.of, found.least, found.flops, found.needed, found.again) == (0, (1,), 8e9, 1e9, 0)
+    assert (found.graph, found.references, found.flops, found.needed, found.repeated) == (0, (1,), 8e9, 1e9, 0)
     assert found.us == pytest.approx(70.0) and found.kernels == (0, 1)
     (found,) = excesses(list(pair(8e9, 1e9).values()))
     assert found.us is None
@@ -49,7 +49,7 @@ def test_the_least_that_is_known_and_those_like_it() -> None:
     most, least = pair(8e9, 1e9).values()
     alike, half = graph(product("up", 1.03e9)), graph(product("up", 4e9))
     first, second = excesses([most, alike, least, half])
-    assert (first.of, first.least) == (0, (2, 1)) and (second.of, second.least) == (3, (2, 1))
+    assert (first.graph, first.references) == (0, (2, 1)) and (second.graph, second.references) == (3, (2, 1))
 
 
 def test_of_what_may_multiply_all_must_be_known() -> None:
@@ -78,7 +78,7 @@ def test_what_is_computed_twice_is_another_story() -> None:
     ))
     assert excesses([graph(forward, elsewhere), kept]) == []  # on purpose
     (found,) = excesses([graph(product("up", 8e9), replace(both, flops=4e9)), kept], CEILINGS)
-    assert (found.flops, found.again, found.needed, found.us) == (12e9, 2e9, 2e9, pytest.approx(80.0))
+    assert (found.flops, found.repeated, found.needed, found.us) == (12e9, 2e9, 2e9, pytest.approx(80.0))
 
 
 def test_only_a_faster_one_shows_that_less_is_enough() -> None:
@@ -96,7 +96,7 @@ def test_it_is_said_with_the_time_at_the_products_rate() -> None:
     found = findings(pair(8e9, 1e9), CEILINGS)
     (told,) = [one for one in found if one.kind == "more FLOPs"]
     assert str(told) == (
-        "XLA computes 8.00 GFLOP in the products of up and down, 8.0 times the 1.00 GFLOP that Triton gets by with. "
+        "XLA computes 8.00 GFLOP in the products of up and down, 8.0 times as many as Triton (1.00 GFLOP). "
         "(70.0 µs)"
     )
     assert told.graphs == ("xla", "triton") and told.kernels == {"xla": (0, 1)} and told.bytes == 0

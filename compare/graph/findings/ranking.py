@@ -1,0 +1,16 @@
+"""The order of findings: implementations that a user would choose come first, then the largest cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+# Baselines without fusion, and the CUDA kernels that are written for teaching.
+NEVER_LEADING = frozenset(("xla-unfused", "eager", "cuda"))
+
+Item = TypeVar("Item")
+
+
+def rank(items: Iterable[Item], implementation: Callable[[Item], str], cost: Callable[[Item], float]) -> list[Item]:
+    """Return the items sorted: those about an implementation in NEVER_LEADING last, and larger costs first."""
+    return sorted(items, key=lambda item: (implementation(item) in NEVER_LEADING, -cost(item)))
