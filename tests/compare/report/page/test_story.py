@@ -117,7 +117,7 @@ def test_what_computes_more_than_it_must(tmp_path: Path) -> None:
     tied = told(tmp_path / "b", {"xla": 150.0, "triton": 149.9}, graphs)
     assert not [s for s in tied if s.sort == "more FLOPs"]
     (one,) = [s for s in told(tmp_path / "c", {"xla": None, "triton": None}, graphs) if s.sort == "more FLOPs"]
-    assert one.headline.endswith("gets by with: 87.5 µs at the rate of products")
+    assert one.headline.endswith("(10.0 GFLOP): 87.5 µs at the rate of products")
 
 
 def test_who_computes_too_much_in_the_committed_runs() -> None:
