@@ -10,8 +10,8 @@ those autotuned by one process (median; 1.02 at most). The choices of `inductor-
 without other processes: layernorm's forward kernel in training (4096 columns, bf16, torch 2.11) took 32, 50 and 127 us
 after three runs of one process each, and 128 and 169 us after two runs of several.
 
-Inductor's default mode times a few configurations of a kernel, too, without the lock. Of 40 of its programs on an H200,
-36 took the same time as in an earlier run, within 5%. Two took less, and two took 1.10 times as long.
+Inductor's default mode times a few configurations of a kernel, too, without the lock. On an H200,
+36 of 40 of its programs took the same time as in an earlier run, within 5%. Two took less, and two 1.10 times as long.
 """
 
 from __future__ import annotations

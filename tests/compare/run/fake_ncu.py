@@ -1,4 +1,4 @@
-"""What stands in for ncu, and for a worker that it watches, on a machine without a GPU.
+"""A stand-in for ncu, and for a worker that it watches, on a machine without a GPU.
 
 `fake_ncu.py ncu --log-file LISTING ... PYTHON -m MODULE ROLE` runs the command and then lists what its calls would have
 moved. `fake_ncu.py -m compare.workers.main ROLE` is that worker. FAKE_NCU is a folder: `calls` has a line a profiled

@@ -94,14 +94,14 @@ def test_a_missing_part_is_refused_by_name(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["merge", *map(str, folders), "--out", str(tmp_path / "out")])
     lost = shard_of(selection.resolve(SHARED, suite="quick", implementations=["xla"]), "2/3").work
     assert done.exit_code == 2 and not (tmp_path / "out").exists()
-    assert f"part 2/3 missing: {len(lost)} cases" in done.output and lost[0][0].id in done.output
+    assert f"shard 2/3 missing: {len(lost)} cases" in done.output and lost[0][0].id in done.output
     assert "--partial" in done.output
 
 
 def test_several_missing_parts_are_all_named(tmp_path: Path) -> None:
     from compare.run.merge import merge
 
-    with pytest.raises(UsageError, match=r"parts 1/4, 3/4, 4/4 missing: "):
+    with pytest.raises(UsageError, match=r"1/4, 3/4, 4/4 missing"):
         merge(shared_out(tmp_path, 2, of=4), tmp_path / "out")
 
 
@@ -112,7 +112,7 @@ def test_a_missing_part_of_another_selection_is_refused(tmp_path: Path) -> None:
     folders = [
         *shared_out(tmp_path, 1, of=2, blocks=("gelu",)), *shared_out(tmp_path, 2, of=2, blocks=("softmax", "rmsnorm"))
     ]
-    with pytest.raises(UsageError, match="cases of what was shared out, as gelu/.*, in none of these runs"):
+    with pytest.raises(UsageError, match=r"such as gelu/.*, in none of these runs"):
         merge(folders, tmp_path / "out")
 
 
@@ -123,7 +123,7 @@ def test_a_partial_merge_is_known_as_one_until_the_rest_joins(tmp_path: Path) ->
     arguments = ["merge", str(first), str(third), "--partial", "--out", str(tmp_path / "some")]
     assert CliRunner().invoke(cli, arguments).exit_code == 0
     assert run_folder.read_run(tmp_path / "some")["plan"]["share"]["parts"] == ["1/3", "3/3"]
-    with pytest.raises(UsageError, match="part 2/3 missing"):
+    with pytest.raises(UsageError, match="2/3 missing"):
         merge([tmp_path / "some"], tmp_path / "all")
     every = len(selection.resolve(SHARED, suite="quick").work)
     assert merge([tmp_path / "some", second], tmp_path / "all") == (every, 0)
@@ -219,7 +219,7 @@ def test_a_torn_part_is_refused_with_the_remedy(tmp_path: Path) -> None:
 
 
 def test_a_line_that_cannot_be_read_costs_nothing_once_its_record_is_made_anew(tmp_path: Path) -> None:
-    """What a resumed run makes again it appends; it mends the last line alone."""
+    """A resumed run appends the records that it makes again, and mends only the last line."""
     from compare.run.merge import merge
 
     broken, other = part(tmp_path / "b", "softmax"), part(tmp_path / "a", "gelu")
@@ -258,7 +258,7 @@ def test_a_part_of_another_schema_is_for_the_version_that_wrote_it(tmp_path: Pat
     lines = (folder / "records.jsonl").read_text().replace(f'"schema": {SCHEMA}', '"schema": 1')
     (folder / "records.jsonl").write_text(lines)
     run_folder.write_run(folder, run_folder.read_run(folder) | {"schema": 1, "xlafuse": "0.1.0"})
-    with pytest.raises(RunFolderError, match="of schema 1, and this version's 2: merge it with xlafuse 0.1.0$"):
+    with pytest.raises(RunFolderError, match="schema 1, .* 2: merge it with xlafuse 0.1.0$"):
         merge([folder], tmp_path / "out")
 
 

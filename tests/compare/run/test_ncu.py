@@ -1,4 +1,4 @@
-"""What ncu lists is read back by call and part, and what it does not list is said."""
+"""ncu's listing is read back by call and phase; missing launches are named."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_what_was_timed_elsewhere_is_not_profiled_here(ncu: FakeNcu) -> None:
     expected = [{"timer": "cupti", "device": "another GPU"}, {"timer": "cupti", "device": "GPU"}]
     elsewhere, here = measured(work("eager", "triton"), "all", expected=expected)
     assert isinstance(here, Profiled)
-    assert elsewhere == NotProfiled("it was timed in another environment, with device another GPU, not GPU")
+    assert elsewhere == NotProfiled("it was timed in another environment: device another GPU, not GPU")
 
 
 def test_each_batch_is_there_before_the_next_begins(ncu: FakeNcu, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +253,7 @@ def test_every_timed_record_gets_its_traffic(ncu: FakeNcu, tmp_path: Path) -> No
     }
     assert found["triton"]["call"]["parts"]["forward"]["dram_read"] == 1000
     assert found["xla"]["call"]["parts"]["forward"]["kernels"] == []  # no graph: sums alone
-    assert "tuned" in found["inductor-max"]["alone"]["unavailable"]
+    assert "autotune" in found["inductor-max"]["alone"]["unavailable"]
     assert found["cuda"] is None
     assert said == [
         f"traffic, {number} of 4, {way}: softmax/odd/fp32/fwd/{name}"
@@ -339,7 +339,7 @@ def test_another_compile_s_kernels_are_not_the_record_s(ncu: FakeNcu, tmp_path: 
     store.save(graph("softmax_kernel"), folder / "graphs" / "triton.json")
     store.save(graph("other_kernel"), ncu.folder / "triton.json")
     count_traffic.measure(plan, folder, lambda what: None)
-    assert "other kernels than those that were timed: forward other_kernel" in str(traffic_of(folder)["triton"])
+    assert "other kernels than the timed one: forward other_kernel" in str(traffic_of(folder)["triton"])
 
 
 def test_copies_keep_their_place_among_the_launches_and_are_told_apart() -> None:

@@ -218,7 +218,7 @@ def test_without_cupti_a_record_says_nothing_of_single_kernels(tmp_path: Path) -
         ("calibrate", WorkerDied("SIGSEGV"), "the torch worker's clock could not be calibrated: no ratio"),
     ],
 )
-def test_what_is_not_known_of_the_gpu_costs_what_rests_on_it_and_is_said(
+def test_an_unknown_property_of_the_gpu_costs_what_depends_on_it_and_warns(
     tmp_path: Path, method: str, fault: Exception, warning: str
 ) -> None:
     said = Silent()
@@ -244,7 +244,7 @@ def test_what_is_not_known_of_the_gpu_costs_what_rests_on_it_and_is_said(
     assert segment.get("uncalibrated") == (["torch"] if method == "calibrate" else None)
 
 
-def test_clocks_that_differ_are_said_in_the_run_and_in_its_reports(tmp_path: Path) -> None:
+def test_clocks_that_differ_warn_in_the_run_and_in_its_reports(tmp_path: Path) -> None:
     class Apart(ScriptedPool):
         def ask(self, role: str, method: str, *, timeout: float = 0, **params: Any) -> Any:
             answer = super().ask(role, method, timeout=timeout, **params)
@@ -260,7 +260,7 @@ def test_clocks_that_differ_are_said_in_the_run_and_in_its_reports(tmp_path: Pat
     ]
 
 
-def test_choices_of_another_jax_are_said_not_to_serve(tmp_path: Path) -> None:
+def test_autotune_results_of_another_jax_warn(tmp_path: Path) -> None:
     (tmp_path / "target" / "xla").mkdir(parents=True)
     (tmp_path / "target" / "xla" / "autotune-0.11.2.textproto").write_text("")
     pool, said = ScriptedPool({}), Silent()
@@ -269,7 +269,7 @@ def test_choices_of_another_jax_are_said_not_to_serve(tmp_path: Path) -> None:
     assert len(said.warnings) == 1 and "0.11.2" in said.warnings[0] and "0.10.2" in said.warnings[0]
 
 
-def test_a_worker_that_cannot_start_is_said_to_be_none(tmp_path: Path) -> None:
+def test_a_worker_that_cannot_start_warns(tmp_path: Path) -> None:
     said = Silent()
     fault = WorkerError("failed", "ModuleNotFoundError: torch")
     run(tmp_path, ScriptedPool({("environment", ""): (1, fault)}), "xla", "triton", said=said)  # torch's comes first
@@ -289,7 +289,7 @@ def test_a_warning_is_a_line_on_a_terminal_and_without_one(
         assert "clocks [differ]: no ratio\n" in capfd.readouterr().err
 
 
-def test_every_input_set_is_judged_by_the_one_where_plain_code_errs_most(tmp_path: Path) -> None:
+def test_every_input_set_has_the_tolerance_of_the_worst_one(tmp_path: Path) -> None:
     pool = ScriptedPool({})
     run(tmp_path, pool, "xla", "triton")
     assert pool.scales == [[{"out": {"rms": 1.0, "largest": 2.0, "independent_error": 0.5}}] * 2] * 2
@@ -361,7 +361,7 @@ def test_a_worker_that_refuses_to_autotune_has_failed(tmp_path: Path) -> None:
     assert records["eager"].status == "ok"
 
 
-def test_what_is_wrong_is_not_timed(tmp_path: Path) -> None:
+def test_a_wrong_implementation_is_not_timed(tmp_path: Path) -> None:
     pool = ScriptedPool({})
     pool.errors["triton"] = 0.3
     records = run(tmp_path, pool, "eager", "triton")
@@ -706,7 +706,7 @@ def test_records_are_read_in_the_order_of_the_plan(tmp_path: Path, two_runners: 
     assert [r.id for r in run_folder.read_records(tmp_path)[0]] == written
 
 
-def test_a_case_gone_on_with_is_done_whole(tmp_path: Path) -> None:
+def test_a_resumed_case_is_done_whole(tmp_path: Path) -> None:
     """Also what was not named, if it has a record: that one's segment is over."""
     plan = resolve(
         ("vector_add", "gelu"), suite="quick", cases=["64Mi", "llama-8b"], directions=["fwd"], implementations=["xla"]
@@ -717,7 +717,7 @@ def test_a_case_gone_on_with_is_done_whole(tmp_path: Path) -> None:
     assert found == {vector_add: ["xla", "eager", "triton"], gelu: ["xla"]}
 
 
-def test_what_was_measured_and_cannot_be_run_any_more_keeps_its_record(
+def test_a_record_stays_where_its_package_is_missing_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A run gone on with where an optional package is not installed: its case is measured again whole, but for that."""
@@ -745,7 +745,7 @@ def test_what_was_measured_and_cannot_be_run_any_more_keeps_its_record(
     assert f"kept     {id}  as of segment s1; now: liger-kernel is not installed" in capsys.readouterr().err
 
 
-def test_what_was_done_of_other_sizes_is_done_again(tmp_path: Path) -> None:
+def test_a_case_of_other_sizes_is_done_again(tmp_path: Path) -> None:
     """An id says no sizes, and a suite's may change between two versions."""
     plan = resolve(["vector_add"], suite="quick", cases=["64Mi"], implementations=["xla", "triton"])
     (case, _), *_ = plan.work

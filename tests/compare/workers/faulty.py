@@ -105,7 +105,7 @@ def raises(inputs: Tensors) -> Tensors:
 
 
 def breaks_device(inputs: Tensors) -> Tensors:
-    """What an illegal access does to its process, without a GPU: this call fails, and every later one that waits."""
+    """Imitate an illegal access without a GPU: this call fails, and every later one that waits."""
     from compare.workers.pytorch import worker
 
     def synchronize(*_: Any) -> None:

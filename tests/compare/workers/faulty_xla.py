@@ -24,6 +24,6 @@ def xla_out_of_memory(inputs: Arrays) -> Arrays:
 
 
 def xla_error(inputs: Arrays) -> Arrays:
-    """A call of a function that nobody registered."""
+    """A call of a function that is not registered."""
     x = inputs["x"]
     return {"y": jax.ffi.ffi_call("no_such_function", jax.ShapeDtypeStruct(x.shape, x.dtype))(x)}

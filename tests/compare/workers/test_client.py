@@ -65,7 +65,7 @@ def test_inductors_compile_processes_stay_unless_the_user_says_otherwise(
     worker.kill()
 
 
-def test_a_crew_restarts_a_dead_worker(tmp_path: Path) -> None:
+def test_a_pool_restarts_a_dead_worker(tmp_path: Path) -> None:
     pool = WorkerPool(tmp_path, {})
     try:
         pool.ask("reference", "produce", **_tiny(tmp_path))

@@ -1,4 +1,4 @@
-"""What a worker's process can do to the orchestrator, and the orchestrator to it."""
+"""Faults between a worker's process and the runner, in both directions."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_an_import_that_kills_the_process_is_a_death(tmp_path: Path, monkeypatch
         pool.stop()
 
 
-def test_a_busy_worker_ends_with_a_killed_orchestrator(tmp_path: Path) -> None:
+def test_a_busy_worker_ends_with_a_killed_runner(tmp_path: Path) -> None:
     orchestrator = subprocess.Popen(
         [sys.executable, "-c", ASKS_AND_WAITS, str(tmp_path / "odd.log"), SERVES_HANG], stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(PROJECT), os.environ.get("PYTHONPATH", "")])},
@@ -99,7 +99,7 @@ def test_a_busy_worker_ends_with_a_killed_orchestrator(tmp_path: Path) -> None:
 
 
 def _runs(process: int) -> bool:
-    """Whether the process is there and no zombie, which nobody may have buried yet."""
+    """Return whether the process runs; a zombie does not."""
     try:
         state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:

@@ -33,7 +33,7 @@ class Noting:
 
 
 def test_a_right_program_is_rehearsed_before_it_is_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What a first timed call sets up is paid for beside other lanes; without a clock nothing will be timed."""
+    """The check makes the first timed call, whose set-up takes long; without a clock there is no timed call."""
     verdicts = {"right": True, "wrong": False}
     rehearsed: list[str] = []
 
@@ -54,7 +54,7 @@ def test_a_right_program_is_rehearsed_before_it_is_timed(monkeypatch: pytest.Mon
 
 
 def test_memory_goes_back_before_others_need_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What compiling and checking took, and what a program that is released leaves: lanes share one GPU."""
+    """Memory of a compile, a check and a released program goes back: all runners share one GPU."""
     framework = Noting()
     monkeypatch.setattr(service.Subject, "check", lambda self: framework.asked.append("check") or [])
     worker = service.Service(framework)  # type: ignore[arg-type]
