@@ -1,11 +1,10 @@
-"""XLA's side of the comparison: blocks as JAX graphs, their compilation, and what XLA made of them.
+"""The JAX and XLA half of the comparison: blocks as JAX graphs, their compilation, and readers of XLA's output.
 
-Importing this package imports neither jax nor anything else heavy: reading HLO text (`xlafuse.hlo.gpu_program`) needs
-no framework. It is also the door to the user's API, which lives in `compare` and is imported when it is first asked
-for:
+Importing this package imports no framework; reading HLO text (`xlafuse.hlo.gpu_program`) needs none either. The user's
+API is available here too. It lives in `compare` and is imported at its first use:
 
-    explain(fn, *args, ...)   the fusion graphs of a function of yours
-    load(path)                a fusion graph from a file
+    explain(fn, *args, ...)   return the fusion graphs of your function
+    load(path)                return a fusion graph from a file
 """
 
 from importlib import import_module
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ExplainError", "Explained", "FusionGraph", "__version__", "explain", "load"]
 
-_DOORS = {
+_LAZY_IMPORTS = {
     "ExplainError": "compare.user.explain",
     "Explained": "compare.sources.explained",
     "FusionGraph": "compare.graph.model",
@@ -32,13 +31,13 @@ _DOORS = {
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return _version()
-    if name not in _DOORS:
+    if name not in _LAZY_IMPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_DOORS[name]), name)
+    return getattr(import_module(_LAZY_IMPORTS[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_DOORS})
+    return sorted({*globals(), *_LAZY_IMPORTS})
 
 
 def _version() -> str:

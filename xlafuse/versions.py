@@ -1,3 +1,3 @@
-"""The series of jax that this package was tested on. No import of jax is needed to read them."""
+"""The jax release series that this package was tested with; reading them imports no jax."""
 
 JAX = ("0.10", "0.11")  # oldest first

@@ -1,6 +1,5 @@
-"""The blocks as plain JAX graphs: `apply(inputs, **attributes) -> outputs`, dicts of arrays, weights among
-the inputs.
+"""The blocks as plain JAX graphs, one file each: `apply(inputs, **attributes) -> outputs`.
 
-Every stage is a `jax.named_scope`, so that an HLO instruction's `op_name` says which line of the mathematics
-it came from.
+Inputs and outputs are dicts of arrays; weights are inputs. Every stage is a `jax.named_scope`, so an HLO instruction's
+`op_name` tells which stage it came from.
 """

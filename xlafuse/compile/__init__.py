@@ -1,1 +1,1 @@
-"""Lowering and compiling with XLA: variants, targets, autotune replay, users' functions."""
+"""Lowering and compiling with XLA: variants, targets, replay of autotuning results, and users' functions."""

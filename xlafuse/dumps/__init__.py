@@ -1,1 +1,1 @@
-"""XLA dumps: one compile's artifacts, anybody's dump folder, and the changes of each pass."""
+"""Readers of XLA dumps: the artifacts of one compile, any `--xla_dump_to` folder, and the fusion log."""

@@ -1,1 +1,1 @@
-"""HLO text or proto to modules, launches, buffers, bytes, FLOPs and source lines; needs no jax."""
+"""Readers of HLO text and protos, and what a module launches: kernels, buffers, bytes, FLOPs, source lines (no jax)."""

@@ -1,10 +1,14 @@
-"""What the instructions of a module yield, and which memory it lives in: values -> buffers.
+"""The values that a module's instructions produce, and the buffers that hold them.
 
-A value is an array (a number here) or a tuple of values. Tuples, their elements, bitcasts, calls and asynchronous pairs
-hand values on. Values share one buffer where XLA keeps them in one place: the result of an update in place and what it
-updates; what a loop carries, from its initial value through every iteration to its result; a conditional's result and
-those of its branches. An entry parameter or a constant shares its buffer only while nothing writes there; XLA copies it
-first, or was given it (donated), and then the written value counts as a buffer of its own.
+A value is an array (a number in this file) or a tuple of values. Tuples, their elements, bitcasts, calls and
+asynchronous pairs pass values on. Values share one buffer if XLA keeps them in one place:
+
+- the result of an in-place update and the array that it updates;
+- a loop's state, from its initial value through every iteration to its result;
+- a conditional's result and the results of its branches.
+
+An entry parameter or a constant shares its buffer only if nothing writes to it. XLA copies it before a write, or it was
+donated; in both cases the written value counts as a separate buffer.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from xlafuse.hlo.shape import MAX_DIGITS, Element, Shape
 Tree: TypeAlias = "int | tuple[Tree, ...]"
 Role = Literal["input", "output", "intermediate", "constant"]
 
-# Names grow with what they are made of; beyond what any compiler's have, they stop.
+# Bounds on a name's length and a tuple path's depth, beyond those of any real module.
 _MAX_NAME, _MAX_DEPTH = 500, 64
 
 
@@ -26,9 +30,10 @@ _MAX_NAME, _MAX_DEPTH = 500, 64
 class Buffer:
     """Device memory that holds one array.
 
-    name: of the instruction whose result it is, `name#1` for an element of a tuple, with "~2", "~3" appended where a
-    computation runs at several places. role: an entry parameter's is "input" even if it is returned as it is. label:
-    of an input, the framework's path to it ("inputs['x']"), where known.
+    name: the instruction that produces it, `name#1` for an element of a tuple; "~2", "~3" follow if a computation runs
+        at several places.
+    role: an entry parameter is "input" even if it is returned unchanged.
+    label: an input's path in the framework ("inputs['x']"), if known.
     """
 
     name: str
@@ -40,23 +45,23 @@ class Buffer:
 
 
 class Values:
-    """Arrays by number, in the order in which they appear."""
+    """The arrays of a module, numbered in the order of their appearance."""
 
     def __init__(self) -> None:
-        self._names: list[tuple[str, str]] = []  # an instruction's, and the path into its tuple
+        self._names: list[tuple[str, str]] = []  # instruction, and the path into its tuple
         self._shapes: list[Shape] = []
         self._roles: list[Role] = []
         self._labels: dict[int, str] = {}
         self._parents: list[int] = []
         self._written: list[bool] = []
-        # Equal numbers are equal expressions of the same inputs: what tells one operation from another of its name.
+        # The value number of each array (see value_numbering).
         self.numbers: list[int] = []
 
     def new(self, element: Element, name: str, role: Role = "intermediate", label: str = "") -> Tree:
-        """Values of an instruction's result."""
+        """Return new values for an instruction's result."""
         if element.shape is not None:
             return self._array(element.shape, name, "", role, label)
-        # Each level: the parts made so far, those to come, and the path to them.
+        # Each level: the values made so far, the elements left, and the path to them.
         levels: list[tuple[list[Tree], Iterator[Element], str]] = [([], iter(element.elements), "")]
         while True:
             done, rest, path = levels[-1]
@@ -86,7 +91,7 @@ class Values:
         return value
 
     def find(self, value: int) -> int:
-        """The value whose buffer this one lives in: the first of all that share it."""
+        """Return the value that stands for the buffer of `value`: the first of all that share it."""
         parents = self._parents
         while parents[value] != value:
             parents[value] = parents[parents[value]]
@@ -99,27 +104,26 @@ class Values:
     def is_array(self, value: int) -> bool:
         return self._shapes[value].dtype not in ("token", "opaque")
 
-    def write(self, tree: Tree) -> None:
+    def mark_written(self, tree: Tree) -> None:
         for value in leaves(tree):
             self._written[self.find(value)] = True
 
     def update(self, value: int, updated: Tree | None) -> None:
-        """`value` is what became of `updated`, in its memory if that may be written."""
-        self.write(value)
+        """Record that `value` is `updated` after an in-place update; both share a buffer if it may be written."""
+        self.mark_written(value)
         if isinstance(updated, int):
             self._join(self.find(updated), self.find(value))
 
-    def carry(self, state: Tree, initial: Tree | None, next_: Tree | None) -> None:
-        """A loop's state, what it starts from, and what an iteration leaves."""
-        # As one place where an iteration writes it; as where it started from if none does.
+    def join_loop(self, state: Tree, initial: Tree | None, next_: Tree | None) -> None:
+        """Join a loop's state with its initial value and with the result of an iteration."""
         for value, start, left in zip(leaves(state), _like(state, initial), _like(state, next_), strict=True):
             if left is not None:
                 self._join(self.find(value), self.find(left))
             if start is not None:
                 self._join(self.find(value), self.find(start))
 
-    def choose(self, result: Tree, branch: Tree | None) -> None:
-        """A conditional's result, and that of a branch."""
+    def join_branch(self, result: Tree, branch: Tree | None) -> None:
+        """Join a conditional's result with the result of one branch."""
         for value, chosen in zip(leaves(result), _like(result, branch), strict=True):
             if chosen is not None and self._written[self.find(chosen)]:
                 self._join(self.find(value), self.find(chosen))
@@ -135,7 +139,7 @@ class Values:
         self._written[first] = self._written[first] or self._written[second]
 
     def buffers(self, used: set[int], outputs: set[int]) -> dict[int, Buffer]:
-        """One for each number in `used` or `outputs` (as `find` gives them) and each input; of unique names."""
+        """Return a buffer with a unique name for each input and each number in `used` or `outputs` (see `find`)."""
         inputs = {value for value, role in enumerate(self._roles) if role == "input" and self.is_array(value)}
         counts: dict[str, int] = {}
         taken: set[str] = set()
@@ -155,7 +159,7 @@ class Values:
 
 
 def leaves(tree: Tree | None) -> list[int]:
-    """All arrays of a value, in order."""
+    """Return all arrays of a value, in order."""
     if isinstance(tree, int):
         return [tree]
     found: list[int] = []
@@ -170,7 +174,7 @@ def leaves(tree: Tree | None) -> list[int]:
 
 
 def element(tree: Tree | None, path: list[str] | list[int]) -> Tree | None:
-    """An element of an element of a tuple; None if it has no such."""
+    """Return the value at a path of indices into nested tuples; None if there is none."""
     for index in path:
         if isinstance(index, str):
             if not index.isdecimal() or len(index) > MAX_DIGITS:
@@ -183,7 +187,7 @@ def element(tree: Tree | None, path: list[str] | list[int]) -> Tree | None:
 
 
 def _like(pattern: Tree, tree: Tree | None) -> list[int | None]:
-    """The arrays of `tree` at the places of those of `pattern`; None where there is none."""
+    """Return the arrays of `tree` at the positions of the arrays of `pattern`, None for missing ones."""
     found: list[int | None] = []
     pending: list[tuple[Tree, Tree | None]] = [(pattern, tree)]
     while pending:

@@ -1,30 +1,33 @@
-"""How many instructions a module's entry runs once all calls are followed, known before any is.
+"""A limit on the instructions that a module runs once all its calls are expanded.
 
-Calls that call calls double with every line of text: a file of 50 kB can stand for 2^200 instructions.
+Nested calls can double the count with every computation, so a file of 50 kB can stand for 2^200 instructions. The count
+is computed without expanding anything.
 """
 
 from collections.abc import Iterator
 
 from xlafuse.hlo.text_reader import Computation, Instruction, Module
 
-# XLA inlines what it calls once, and what is left it calls a few times at most.
-_AT_MOST = 8
-_FREE = 200_000
+# XLA inlines computations that are called once, and calls the others a few times at most.
+_MAX_EXPANSION = 8
+_ALWAYS_ALLOWED = 200_000
 
-# What the instructions of other computations run as part of; what a reduction applies does not count.
-_ENTERED = frozenset(("call", "async", "while", "conditional", "fusion"))
+# Instructions that run the computations they name. The function of a reduction does not count.
+_RUN_COMPUTATIONS = frozenset(("call", "async", "while", "conditional", "fusion"))
 
 
 def check_expansion(module: Module) -> None:
-    """Raise ValueError where the entry runs more than eight times the module's instructions, and more than 200,000:
-    counted in instructions, operands and results."""
+    """Raise ValueError if the expanded entry exceeds eight times the module's size plus 200,000.
+
+    Sizes count instructions, operands and results.
+    """
     entry = module.computations.get(module.entry)
     if entry is None:
         return
     own = {name: sum(map(_weight, c.instructions.values())) for name, c in module.computations.items()}
-    limit = _FREE + _AT_MOST * sum(own.values())
+    limit = _ALWAYS_ALLOWED + _MAX_EXPANSION * sum(own.values())
     total: dict[str, int] = {}
-    # Each computation after those that it runs; one that runs itself is not entered again.
+    # Each computation is totalled after those that it runs; one that runs itself is not entered again.
     pending: list[tuple[Computation, Iterator[str]]] = [(entry, _runs(entry))]
     running = {entry.name}
     size = dict(own)
@@ -55,6 +58,6 @@ def _weight(instruction: Instruction) -> int:
 
 def _runs(computation: Computation) -> Iterator[str]:
     for instruction in computation.instructions.values():
-        if instruction.synchronous_opcode in _ENTERED:
+        if instruction.synchronous_opcode in _RUN_COMPUTATIONS:
             for _, name in instruction.calls:
                 yield name

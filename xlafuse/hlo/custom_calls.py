@@ -1,11 +1,11 @@
-"""What the author of a custom call says that it computes: to XLA it is an opaque operation.
+"""FLOPs and source operations that the author of a custom call declares; to XLA the call is opaque.
 
-It travels with the program, as a frontend attribute of the call, so that a dump tells it too:
+The declaration is a frontend attribute of the call, so dumps contain it:
 
     with set_xla_metadata(**{ATTRIBUTE: json.dumps({"flops": 1e9, "operations": [{"op": "dot", "stage": "scores"}]})}):
         jax.ffi.ffi_call(...)(...)
 
-Operations have the fields of hlo_source.SourceOp; FLOPs are those of one launch, null where data decide.
+Operations have the fields of `source_lines.SourceOp`. FLOPs are of one launch, null if they depend on data.
 """
 
 import dataclasses
@@ -23,12 +23,14 @@ _FIELDS = {field.name: bool if isinstance(field.default, bool) else str for fiel
 
 @dataclass(frozen=True)
 class Declaration:
+    """The FLOPs of one launch, None if they depend on data, and the source operations."""
+
     flops: float | None
     source_ops: tuple[SourceOp, ...]
 
 
 def read(instruction: Instruction) -> Declaration | None:
-    """None where nothing is declared. Raises ValueError for what is no such declaration."""
+    """Return the declaration, None if there is none. Raises ValueError if it is malformed."""
     if not instruction.declared:
         return None
     try:
@@ -44,7 +46,7 @@ def _flops(value: object) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise ValueError(f"{value!r:.100} is no number of FLOPs")
+        raise ValueError(f"{value!r:.100} is not a number of FLOPs")
     return value
 
 
@@ -53,6 +55,6 @@ def _operation(value: object) -> SourceOp:
         name in _FIELDS and isinstance(item, _FIELDS[name]) for name, item in value.items()
     )
     if not known:
-        raise ValueError(f"{value!r:.100} is no operation, which has {', '.join(_FIELDS)}")
+        raise ValueError(f"{value!r:.100} is not an operation, which has {', '.join(_FIELDS)}")
     assert isinstance(value, dict)
     return SourceOp(**value)

@@ -1,4 +1,4 @@
-"""One HLO file, text or proto, plain or gzipped -> Module. Sizes are bounded, and nothing in the file is executed."""
+"""A reader of one HLO file, text or proto, plain or gzipped. It bounds sizes and executes nothing in the file."""
 
 import gzip
 import io
@@ -12,10 +12,10 @@ from typing import IO, cast
 from xlafuse.hlo.proto_reader import ProtoError, parse_proto
 from xlafuse.hlo.text_reader import Module, parse
 
-MAX_BYTES = 3 << 29  # of text, unpacked
+MAX_BYTES = 3 << 29  # of unpacked text
 MAX_PROTO_BYTES = 512 << 20
 MAX_LINES = 1_000_000
-MAX_LINE = 8 << 20  # characters; a longer line is a literal, or nothing XLA wrote
+MAX_LINE = 8 << 20  # characters; a longer line is a literal, or XLA did not write it
 
 _HEAD = 4096
 _TAIL = 1 << 16
@@ -23,27 +23,27 @@ _SHOWN = 200
 
 
 class UnreadableHlo(ValueError):
-    """The file holds no HLO module that can be read; the message names it and says why, in one line."""
+    """No HLO module can be read from a file; the message names the file and the reason, in one line."""
 
 
 def read(path: str | Path) -> Module:
-    """The module in a file, whichever of XLA's forms it has; its name does not matter.
+    """Return the module in a file. The content decides how it is read; the file's name does not matter.
 
-    Text of any XLA version (`hlo_text`), or a serialized HloModuleProto, HloProto or HloSnapshot (`hlo_proto`, which
-    needs jaxlib and protobuf); either may be gzipped. A literal of more than MAX_LINE characters is read past, any
-    other such line is counted as unparsed.
+    The file holds text of any XLA version (`text_reader`), or a serialized HloModuleProto, HloProto or HloSnapshot
+    (`proto_reader`, which needs jaxlib and protobuf). Either may be gzipped. A literal of more than MAX_LINE characters
+    is skipped; any other line of that length is counted as unparsed.
 
-    Raises UnreadableHlo for what is neither, has no entry computation, or exceeds the limits above; OSError where the
-    file cannot be opened.
+    Raises UnreadableHlo for other files, for modules without an entry computation, and above the limits of this file;
+    OSError if the file cannot be opened.
     """
     path = Path(path)
     if path.exists() and not path.is_file():
-        raise UnreadableHlo(f"{path}: an HLO module is a regular file, this is none")
+        raise UnreadableHlo(f"{path}: an HLO module is a regular file, and this is not one")
     try:
         with _open(path) as stream:
             head = stream.peek(_HEAD)[:_HEAD]
             is_text = _is_text(head)
-            _check_size(stream, is_text)  # before any of it is parsed, which is slower by far
+            _check_size(stream, is_text)  # before parsing, which is much slower
         with _open(path) as stream:
             return _read_text(stream, head) if is_text else parse_proto(stream.read())
     except (EOFError, gzip.BadGzipFile, zlib.error) as problem:
@@ -53,7 +53,7 @@ def read(path: str | Path) -> Module:
 
 
 class _Refused(ValueError):
-    """What is wrong with the contents."""
+    """The contents are no HLO module; the message says why."""
 
 
 @contextmanager
@@ -66,13 +66,13 @@ def _open(path: Path) -> Iterator[io.BufferedReader]:
             yield cast(io.BufferedReader, unpacked)
 
 
-# Every proto holds some of these near its beginning (field 2 has the tag 0x12), HLO text none.
+# Every proto has some of these near its beginning (field 2 has the tag 0x12); HLO text has none.
 _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1f]")
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 def _is_text(head: bytes) -> bool:
-    """Text or a proto, by how it begins."""
+    """Return whether the file is text, by its first bytes; it is a proto otherwise."""
     if not head:
         raise _Refused("the file is empty")
     if head.startswith(_UTF_16) or not _CONTROL.search(head):
@@ -106,13 +106,13 @@ def _no_entry(module: Module, head: bytes) -> str:
     if module.computations or module.name:
         return "no ENTRY computation; the file is cut off, or part of a module"
     if re.search(rb"^(?:module @|module \{|#loc)", head, re.MULTILINE):
-        return "this is MLIR (StableHLO), which goes into XLA; what can be read is the HLO that comes out of it"
+        return "this is MLIR (StableHLO), XLA's input; give the HLO that XLA writes"
     first = head.decode(errors="replace").strip()[:40]
     return f"neither HLO text nor an HLO proto; it begins with {first!r}"
 
 
 def _lines(text: IO[str]) -> Iterator[str]:
-    """The lines, each at most MAX_LINE characters long."""
+    """Yield the lines, each at most MAX_LINE characters long."""
     while line := text.readline(MAX_LINE):
         if len(line) == MAX_LINE and not line.endswith("\n"):
             line = _shortened(line, *_skip_line(text))
@@ -120,7 +120,7 @@ def _lines(text: IO[str]) -> Iterator[str]:
 
 
 def _skip_line(text: IO[str]) -> tuple[int, str]:
-    """Read on to the line's end: how many characters that were, and the last of them."""
+    """Read to the line's end; return the number of characters skipped, and the last of them."""
     skipped, tail = 0, ""
     while not tail.endswith("\n") and (piece := text.readline(_TAIL)):
         skipped += len(piece)
@@ -129,7 +129,7 @@ def _skip_line(text: IO[str]) -> tuple[int, str]:
 
 
 def _shortened(line: str, rest: int, tail: str) -> str:
-    """A constant without its literal, as XLA itself writes long ones; of any other line the beginning."""
+    """Return a constant without its literal, as XLA itself writes long ones, or the beginning of another line."""
     constant = line.find(" constant(", 0, _TAIL)
     close = tail.find(")")
     if constant >= 0 and close >= 0:

@@ -1,9 +1,13 @@
-"""Floating-point operations of one HLO instruction, counted as XLA's own HloCostAnalysis counts them.
+"""FLOPs of one HLO instruction, counted as XLA's HloCostAnalysis counts them.
 
-An elementwise operation is one a result element, conversions and transcendental functions included (XLA keeps the
-latter apart; here they are in the sum). A reduction applies its function once for each element that disappears. A
-product is two for each multiply-add. Data movement is none. What XLA leaves open is counted from what the call
-declares: cuBLAS products, cuDNN convolutions, cuDNN attention. What nobody declares is None, not 0.
+| instruction | FLOPs |
+|---|---|
+| elementwise, also conversions and transcendental functions (XLA lists these separately) | 1 a result element |
+| reduction | 1 application of its function for each element that disappears |
+| product | 2 for each multiply-add |
+| data movement | 0 |
+| cuBLAS products, cuDNN convolutions, cuDNN attention (XLA counts none) | from the call's configuration |
+| other library calls | None, not 0 |
 """
 
 import math
@@ -26,7 +30,7 @@ _MOVEMENT = frozenset(
     "reduce-scatter replica-id reshape reverse rng-get-and-update-state send set-dimension-size slice transpose "
     "tuple".split()
 )  # reduce-scatter adds, but XLA counts none
-_CONVOLUTION_STEPS = 1 << 22  # positions of all convolution kernels of a module; later ones stay uncounted
+_MAX_CONVOLUTION_STEPS = 1 << 22  # kernel positions in one module; further convolutions stay uncounted
 
 # "dot_dimension_numbers":{...,"lhs_contracting_dimensions":["1"],
 _CONTRACTING = re.compile(r'"lhs_contracting_dimensions":\[([\d", ]*)\]')
@@ -37,15 +41,15 @@ _WINDOW = re.compile(r'"sliding_window_length":"?[1-9]')
 
 
 class Flops:
-    """Counts in one module; what a reduction applies is worked out once."""
+    """FLOP counts in one module; the function of a reduction is counted once."""
 
     def __init__(self, module: Module) -> None:
         self._module = module
         self._applied: dict[str, int | None] = {}
-        self._steps = _CONVOLUTION_STEPS
+        self._steps_left = _MAX_CONVOLUTION_STEPS
 
     def of(self, computation: Computation, instruction: Instruction) -> int | None:
-        """Of one execution of an instruction that is no fusion; None where that is not known."""
+        """Return the FLOPs of one execution of an instruction other than a fusion; None if they are unknown."""
         opcode = instruction.synchronous_opcode
         if opcode in _MOVEMENT:
             return 0
@@ -109,7 +113,7 @@ class Flops:
         right = operands[1] if len(operands) > 1 else None
         if right is None:
             return None
-        if target.startswith("__cudnn$conv"):  # labels and window are those of the forward convolution
+        if target.startswith("__cudnn$conv"):  # labels and window describe the forward convolution
             if "BackwardInput" in target:
                 return self._convolution(instruction, result, right, left)
             if "BackwardFilter" in target:
@@ -120,7 +124,7 @@ class Flops:
         return None
 
     def _convolution(self, instruction: Instruction, left: Shape, right: Shape, result: Shape) -> int | None:
-        """Multiply-adds whose input lies inside the input, not in its padding or between its dilated elements."""
+        """Return twice the multiply-adds on elements of the input; padding and gaps of a dilated input do not count."""
         labels = re.fullmatch(r"([a-z0-9?]+)_([a-z0-9?]+)->([a-z0-9?]+)", instruction.dim_labels)
         groups = instruction.feature_groups, instruction.batch_groups
         if not labels or 0 in groups:
@@ -135,9 +139,9 @@ class Flops:
         if any(name not in size for names, size in zip(wanted, sizes, strict=True) for name in names):
             return None
         steps = sum(sizes[1][name] for name in spatial)
-        if steps > self._steps:
+        if steps > self._steps_left:
             return None
-        self._steps -= steps
+        self._steps_left -= steps
         positions = 1
         for name, dimension in zip(spatial, window, strict=True):
             valid = _valid_positions(dimension, *(size[name] for size in sizes))
@@ -147,7 +151,7 @@ class Flops:
         return 2 * (sizes[0]["f"] // groups[0]) * sizes[2]["f"] * (sizes[0]["b"] // groups[1]) * positions
 
     def _times(self, attribute: str, instruction: Instruction, count: int) -> int | None:
-        """`count` applications of the function that the attribute names."""
+        """Return the FLOPs of `count` applications of the function that the attribute names."""
         name = next(iter(instruction.called(attribute)), "")
         if name not in self._applied:
             function = self._module.computations.get(name)
@@ -157,7 +161,7 @@ class Flops:
 
 
 def _scalar_operations(function: Computation) -> int | None:
-    """Operations of one application; None where it applies functions of its own."""
+    """Return the FLOPs of one application; None if the function applies other functions."""
     total = 0
     for part in function.instructions.values():
         if part.opcode in _ELEMENTWISE:
@@ -175,39 +179,44 @@ def _window_size(instruction: Instruction) -> int:
     return math.prod(dimension.size for dimension in instruction.window)
 
 
-def _width(left: Shape, contracting: tuple[int, ...]) -> int | None:
-    """Products that are summed into one result element."""
+def _contracted_size(left: Shape, contracting: tuple[int, ...]) -> int | None:
+    """Return the number of products that add up to one result element."""
     if any(dimension >= len(left.dims) for dimension in contracting):
         return None
     return math.prod(left.dims[dimension] for dimension in contracting)
 
 
 def _product(left: Shape, result: Shape, contracting: tuple[int, ...]) -> int | None:
-    """2 * batch * M * N * K"""
-    width = _width(left, contracting)
-    return None if width is None else 2 * _elements(result) * width
+    """Return 2 * batch * M * N * K."""
+    size = _contracted_size(left, contracting)
+    return None if size is None else 2 * _elements(result) * size
 
 
 def _ragged(operands: list[Shape], result: Shape, contracting: tuple[int, ...]) -> int | None:
-    """Left, right, group sizes: each row belongs to one group, be it a row of the result or of the summed ones."""
-    width = _width(operands[0], contracting)
-    if width is None or len(operands) < 3 or not operands[2].dims:
+    """Return the FLOPs of a grouped product; operands are left, right and group sizes.
+
+    Each row belongs to one group, a row of the result or a summed row.
+    """
+    size = _contracted_size(operands[0], contracting)
+    if size is None or len(operands) < 3 or not operands[2].dims:
         return None
     groups = operands[2].dims[-1]
-    flops = 2 * _elements(result) * width
-    summed = _elements(result) * width**2 == groups * _elements(operands[0]) * _elements(operands[1])
+    flops = 2 * _elements(result) * size
+    summed = _elements(result) * size**2 == groups * _elements(operands[0]) * _elements(operands[1])
     return flops // groups if summed and groups else flops
 
 
 def _valid_positions(window: WindowDimension, inputs: int, kernel: int, outputs: int) -> int | None:
-    """Pairs of a kernel's and an output's index that meet an element of the input: on index i of the dilated input,
-    i = output * stride - padding + kernel * dilation, a multiple of the base dilation d with 0 <= i <= (inputs - 1) d.
+    """Return the number of (kernel index, output index) pairs that read an element of the input.
+
+    Such a pair reads index i = output * stride - padding + kernel * dilation of the dilated input. i must be a multiple
+    of the base dilation d, and 0 <= i <= (inputs - 1) d.
     """
     if not (window.stride and window.base_dilation):
         return None
     base = window.base_dilation
     step = math.gcd(window.stride, base)
-    period = base // step  # outputs whose index is a multiple of the base dilation recur so often
+    period = base // step  # every period-th output reads a multiple of the base dilation
     inverse = pow(window.stride // step, -1, period) if period > 1 else 0
     total = 0
     for offset in (k * window.window_dilation - window.padding_low for k in range(kernel)):
@@ -223,10 +232,11 @@ def _valid_positions(window: WindowDimension, inputs: int, kernel: int, outputs:
 
 
 def _attention(instruction: Instruction, query: Shape) -> int | None:
-    """Products alone: forward the two of q k^T and p v; backward five, q k^T anew, and those that give dv, dp, dq, dk.
-    Over half of the scores under a causal mask; None where lengths that only data tell, or a window, mask more.
+    """Return the FLOPs of the products in cuDNN attention; None under a window or a mask that depends on data.
 
-    query has batch * heads * rows * d elements, scores batch * heads * rows * columns; v's heads have size d too.
+    Forward has two products, q k^T and p v. Backward has five: q k^T again, and those for dv, dp, dq and dk. A causal
+    mask halves the scores. query has batch * heads * rows * d elements, scores have batch * heads * rows * columns, and
+    v's heads have size d too.
     """
     dimensions = _SCORES.search(instruction.backend_config)
     scores = _integers(dimensions[1]) if dimensions else None

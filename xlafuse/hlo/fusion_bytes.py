@@ -1,4 +1,4 @@
-"""Bytes that one HLO instruction reads and writes when it runs as a kernel, as its shapes declare them."""
+"""The declared bytes of a kernel: how much one HLO instruction, a fusion included, reads and writes by its shapes."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -7,21 +7,22 @@ from functools import cached_property
 from xlafuse.hlo.shape import Element
 from xlafuse.hlo.text_reader import Computation, Instruction, Module
 
-_LOOKUPS = {(opcode, 0) for opcode in ("slice", "dynamic-slice", "gather")}  # with the operand's position
+# (opcode, position of the operand of which only the result's size is read)
+_PARTIAL_READS = {(opcode, 0) for opcode in ("slice", "dynamic-slice", "gather")}
 LIBRARIES = ("__cudnn", "__cub", "cusolver", "cusparse", "cufft", "__gpu$TopK")
 
 
 def calls_library(instruction: Instruction) -> bool:
-    """A custom call whose kernel a library chooses: cuBLAS, cuDNN, CUB, cuSOLVER, ..."""
+    """Return whether a library chooses the kernel of a custom call: cuBLAS, cuDNN, CUB, cuSOLVER, ..."""
     return instruction.custom_call_target.startswith(LIBRARIES)
 
 
 @dataclass(frozen=True)
 class Write:
-    """What is written of a result, or of one element of a tuple.
+    """A write of a result, or of one element of a tuple.
 
-    bytes: None for all of it. updates: position of the operand whose memory the result lives in, None for memory of
-    its own.
+    bytes: None for the whole result. updates: the position of the operand that is updated in place; None if the result
+    has its own memory.
     """
 
     bytes: int | None = None
@@ -32,7 +33,7 @@ _ALL = Write()
 
 
 class DeclaredBytes:
-    """Reads and writes in one module; what a fusion's body does with its parameters is worked out once."""
+    """The declared reads and writes of a module's instructions; each fusion's body is analysed once."""
 
     def __init__(self, module: Module) -> None:
         self._module = module
@@ -40,15 +41,15 @@ class DeclaredBytes:
         self._done: dict[str, dict[str, Element]] = {}
 
     def reads(self, computation: Computation, instruction: Instruction) -> list[int | None]:
-        """Bytes used of each operand, None for all of it: a slice or gather reads what it yields."""
+        """Return the bytes read of each operand, None for all of it. A slice or gather reads as much as it returns."""
         body = self._body(instruction)
         if body is not None:
             return [body.uses.get(position, 0) for position in range(len(instruction.operands))]
-        yields = self.result(computation, instruction).bytes
-        return [_used(instruction, position, computation, yields) for position in range(len(instruction.operands))]
+        size = self.result(computation, instruction).bytes
+        return [_used(instruction, position, computation, size) for position in range(len(instruction.operands))]
 
     def writes(self, computation: Computation, instruction: Instruction) -> list[Write]:
-        """One for each element of a tuple where elements differ, else one for all."""
+        """Return one write for each element of a tuple if the elements differ, else one for all."""
         if body := self._body(instruction):
             return body.writes
         elements = len(instruction.result.elements)
@@ -57,8 +58,8 @@ class DeclaredBytes:
         return [_written(computation, instruction, 0)]
 
     def result(self, computation: Computation, instruction: Instruction) -> Element:
-        """What an instruction yields. An asynchronous one's own shape also lists operands and handles; its result is
-        that of the -done."""
+        """Return the shape of an instruction's result. A -start's own shape also lists operands and handles, so it has
+        the result of its -done."""
         if instruction.opcode.endswith("-start") or instruction.opcode in ("send", "recv"):
             return self._results_by_start(computation).get(instruction.name, instruction.result)
         return instruction.result
@@ -73,7 +74,7 @@ class DeclaredBytes:
 
     def _results_by_start(self, computation: Computation) -> dict[str, Element]:
         if computation.name not in self._done:
-            first: dict[str, str] = {}  # of each update, the -start before it
+            first: dict[str, str] = {}  # -update -> its -start
             results: dict[str, Element] = {}
             for instruction in computation.instructions.values():
                 if instruction.opcode.endswith("-update"):
@@ -85,13 +86,13 @@ class DeclaredBytes:
 
 
 class _Body:
-    """A fused computation."""
+    """The body of a fusion."""
 
     def __init__(self, computation: Computation) -> None:
         self._computation = computation
         parts = computation.instructions.values()
         self._parameters = {part.name: part.index for part in parts if part.opcode == "parameter"}
-        # What each bitcast shows; text lists operands before their users.
+        # Bitcast -> the instruction whose data it shows; text lists operands before their users.
         self._shown: dict[str, str] = {}
         for part in parts:
             if part.opcode == "bitcast" and len(part.operands) == 1:
@@ -100,21 +101,21 @@ class _Body:
         for part in parts:
             for position, operand in enumerate(part.operands):
                 users[operand].add((part.opcode, position))
-        # Conversions of which only slices and what is looked up are used: a fusion computes no more of them.
-        self._looked_up = {
+        # Conversion -> its operand, if only slices or gathers use it: a fusion converts only the used part.
+        self._partly_converted = {
             part.name: part.operands[0] for part in parts
-            if part.opcode == "convert" and users[part.name] and users[part.name] <= _LOOKUPS and not part.is_root
+            if part.opcode == "convert" and users[part.name] and users[part.name] <= _PARTIAL_READS and not part.is_root
         }
 
     @cached_property
     def uses(self) -> dict[int, int | None]:
-        """Bytes read of each parameter, None for all; a parameter that nothing uses is not in it."""
+        """Bytes read of each parameter, None for all of it; unused parameters are missing."""
         uses: dict[int, int | None] = {}
         for part in self._computation.instructions.values():
-            if part.name in self._shown or part.name in self._looked_up:
+            if part.name in self._shown or part.name in self._partly_converted:
                 continue
             for position, operand in enumerate(part.operands):
-                unconverted = self._looked_up.get(operand, operand)
+                unconverted = self._partly_converted.get(operand, operand)
                 parameter = self._parameter(unconverted)
                 if parameter is None:
                     continue
@@ -139,7 +140,7 @@ class _Body:
         write = _ALL if result is None else _written(self._computation, result, element)
         if result is None or write.updates is None or write.updates >= len(result.operands):
             return _ALL
-        # What the fusion computed itself, and updates then, it has to write out whole.
+        # A fusion that updates an array which it computed itself writes the whole array.
         operand = self._parameter(result.operands[write.updates])
         return _ALL if operand is None else Write(write.bytes, operand)
 
@@ -150,11 +151,11 @@ class _Body:
         return self._parameters.get(self._shown.get(operand, operand))
 
 
-def _used(user: Instruction, position: int, computation: Computation, yields: int) -> int | None:
-    """Bytes that `user`, which yields so many, reads of its operand at `position`; None for all of it."""
+def _used(user: Instruction, position: int, computation: Computation, result_bytes: int) -> int | None:
+    """Return the bytes that `user` reads of its operand at `position`; None for all of it."""
     match user.synchronous_opcode:
-        case opcode if (opcode, position) in _LOOKUPS:
-            return yields
+        case opcode if (opcode, position) in _PARTIAL_READS:
+            return result_bytes
         case "dynamic-update-slice" if position == 0:
             return 0
         case "scatter" if position < len(user.operands) // 2:
@@ -164,7 +165,7 @@ def _used(user: Instruction, position: int, computation: Computation, yields: in
 
 
 def _written(computation: Computation, result: Instruction, element: int) -> Write:
-    """An in-place update writes its update only."""
+    """Return what `result` writes; an in-place update writes only the update."""
     if result.opcode == "dynamic-update-slice":
         return Write(_operand_bytes(computation, result, 1), 0)
     if result.opcode == "scatter":

@@ -1,7 +1,7 @@
-"""Optimized HLO -> what a GPU will launch: what each kernel holds, which source lines it came from, which buffers it
-reads and writes, how many bytes it moves.
+"""The kernels that a GPU launches for an optimized HLO module, and the buffers between them.
 
-Reads modules only and needs no framework; see hlo_text for the reader of text.
+Each kernel has its source operations and lines, the buffers it reads and writes, and the bytes it moves. No framework
+is needed; `text_reader` and `proto_reader` make the `Module`.
 """
 
 from dataclasses import dataclass
@@ -24,19 +24,19 @@ __all__ = [
 class Kernel:
     """One entry of the schedule that runs on the GPU.
 
-    name: the HLO instruction's. runtime_name: what the kernel is called when it runs; None where a library, or the
-        author of a custom call, chooses. Fusions with equal bodies share one kernel and then all run under the name
-        of one of them.
-    ops: the source operations inside, in order, each once: the last part of its op_name, or the opcode where
-        XLA recorded none.
-    stages: the named scopes they came from, outermost first ("norm/mean_square"). lines: "file:line", sorted.
-    opcodes: of the HLO instructions inside that compute or move data, in order.
-    bytes_read, bytes_written: of one launch, as declared: each distinct buffer once (a slice or gather reads
-        what it yields, an in-place update writes its update), each result once; a library's scratch space is
+    name: the HLO instruction's name.
+    runtime_name: the kernel's name at run time; None if a library or the author of a custom call chooses it. Fusions
+        with equal bodies share one kernel, and all run under the name of one of them.
+    ops: the source operations inside, in order, each once: the last part of its op_name, or the opcode if XLA recorded
+        no op_name.
+    stages: the named scopes of these operations, outermost first ("norm/mean_square").
+    lines: "file:line", sorted.
+    opcodes: the HLO instructions inside that compute or move data, in order.
+    bytes_read, bytes_written: declared bytes of one launch. Each distinct buffer and each result counts once. A slice
+        or gather reads as much as it returns, and an in-place update writes its update. A library's scratch space is
         left out.
-    launches: in one call of the module; None where that depends on data (a conditional, a loop of unknown
-        length).
-    tunable: XLA's autotuner chooses its configuration by measuring, where there is a device.
+    launches: in one call of the module; None if that depends on data (a conditional, a loop of unknown length).
+    tunable: XLA's autotuner chooses the configuration by measuring, if there is a device.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Access:
-    """Bytes of the buffer of that name that one launch reads or writes."""
+    """The bytes that one launch reads or writes of the buffer with this name."""
 
     buffer: str
     bytes: int
@@ -64,9 +64,9 @@ class Access:
 class Launch:
     """A kernel at its place in the program.
 
-    reads, writes: each buffer once; their bytes add up to the kernel's. source_ops: as the kernel's ops. flops: of
-    one launch (see hlo_flops), None where not known. workspace_bytes: a library's scratch space. instruction: the
-    HLO instruction that it runs.
+    reads, writes: each buffer once; their bytes add up to the kernel's. source_ops: in the order of the kernel's ops.
+    flops: of one launch (see `flops`), None if unknown. workspace_bytes: a library's scratch space. instruction: the
+    HLO instruction that the kernel runs.
     """
 
     kernel: Kernel
@@ -82,10 +82,12 @@ class Launch:
 class Program:
     """A module as a GPU runs it.
 
-    launches: in the order of the text. buffers: the inputs by the parameters' numbers, then those that launches use
-    or that are returned, in the order in which they appear. inputs, outputs: their names, in the order of the entry's
-    parameters and of what it returns; one name twice where one buffer is returned twice. unresolved: sentences on
-    operands whose buffer is not known, and on computations that are missing.
+    launches: in the order of the text.
+    buffers: the inputs by parameter number, then the buffers that launches use or the module returns, in the order of
+        their appearance.
+    inputs, outputs: names of buffers, in the order of the entry's parameters and results. A buffer that is returned
+        twice is listed twice.
+    unresolved: a sentence for each operand whose buffer is unknown and each missing computation.
     """
 
     name: str
@@ -97,16 +99,16 @@ class Program:
 
 
 def kernels(module: Module) -> list[Kernel]:
-    """The module's kernels in the order of the text. Raises as `program` does."""
+    """Return the module's kernels in the order of the text. Raises as `program` does."""
     return [launch.kernel for launch in program(module).launches]
 
 
 def program(module: Module) -> Program:
-    """What runs, and the buffers between.
+    """Return the launches of a module and the buffers between them.
 
-    A copy of an array without elements is no launch.
+    A copy of an array without elements is not a launch.
 
-    Raises ValueError if calls expand beyond what any module of XLA's does.
+    Raises ValueError if the module's calls expand to more instructions than any module that XLA writes.
     """
     check_expansion(module)
     walk = ModuleWalk(module)
@@ -143,7 +145,7 @@ def _program(module: Module, walk: ModuleWalk) -> Program:
 
 
 def _merged(walk: ModuleWalk, accesses: list[tuple[int, int]], at_most_once: bool) -> dict[int, int]:
-    """Bytes by buffer; what is read of a buffer is read once."""
+    """Return bytes by buffer. at_most_once: a buffer counts at most its size, however often it is accessed."""
     merged: dict[int, int] = {}
     for value, size in accesses:
         buffer = walk.values.find(value)

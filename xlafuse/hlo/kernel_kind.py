@@ -1,4 +1,4 @@
-"""What sort of kernel an instruction becomes, who tunes it, and what it is called when it runs."""
+"""The kind of kernel that an instruction becomes, whether XLA autotunes it, and its name at run time."""
 
 import re
 from typing import Literal
@@ -25,9 +25,9 @@ _TRITON_NAME = re.compile(r'name\s*=\s*\\?"([\w$]{1,256})')
 
 
 def kind_of(instruction: Instruction, work: list[Instruction]) -> Kind:
-    """work: what the instruction holds that computes or moves data."""
+    """Return the kind of kernel. work: the instructions inside that compute or move data."""
     opcodes = {part.synchronous_opcode for part in work}
-    if "custom-call" in opcodes:  # a fusion holds one where it gives it a slice of a buffer
+    if "custom-call" in opcodes:  # a fusion can hold one, to pass it a slice of a buffer
         target = next(part.custom_call_target for part in work if part.synchronous_opcode == "custom-call")
         if target.startswith("__cublas"):
             return "gemm"
@@ -50,10 +50,10 @@ def kind_of(instruction: Instruction, work: list[Instruction]) -> Kind:
 
 
 def is_tunable(instruction: Instruction, kind: Kind) -> bool:
-    """GEMMs and cuDNN calls are tuned; so is a fusion that XLA may hand to its native or its Triton emitter.
+    """Return whether XLA autotunes a kernel: GEMMs, cuDNN calls, and fusions with a choice between two emitters.
 
-    XLA marks the latter while it is the native emitter's. One that tuning moved to Triton (an H200: 1 of 32)
-    looks like any Triton fusion and is taken for one.
+    XLA marks such a fusion as long as the native emitter has it. If tuning moved it to Triton (on an H200 1 of 32), it
+    looks like any Triton fusion and counts as not tunable.
     """
     if kind == "gemm" or instruction.custom_call_target.startswith("__cudnn"):
         return True
@@ -61,10 +61,10 @@ def is_tunable(instruction: Instruction, kind: Kind) -> bool:
 
 
 def runtime_name(instruction: Instruction, kind: Kind, work: list[Instruction]) -> str | None:
-    """None where a library, or the author of a custom call, chooses."""
+    """Return the kernel's name at run time; None if a library or the author of a custom call chooses it."""
     if kind == "library" or any(part.synchronous_opcode == "custom-call" for part in work):
         name = _TRITON_NAME.search(instruction.backend_config)
         return name[1] if name and instruction.custom_call_target == "__gpu$xla.gpu.triton" else None
-    # A sort is called by its own name, in a fusion, too.
-    own = next((part for part in work if part.opcode == "sort"), instruction)
-    return own.name.replace(".", "_").replace("-", "_")
+    # A sort keeps its own name, even inside a fusion.
+    named = next((part for part in work if part.opcode == "sort"), instruction)
+    return named.name.replace(".", "_").replace("-", "_")

@@ -1,4 +1,4 @@
-"""Through a module as a device would go: every instruction that runs as a kernel, and what it reads and writes."""
+"""A walk through a module in execution order: each instruction that runs as a kernel, and its reads and writes."""
 
 from __future__ import annotations
 
@@ -12,26 +12,30 @@ from xlafuse.hlo.buffers import Role, Tree, Values, element, leaves
 from xlafuse.hlo.flops import Flops
 from xlafuse.hlo.fusion_bytes import DeclaredBytes, calls_library
 from xlafuse.hlo.shape import Element
-from xlafuse.hlo.source_lines import SourceOp, Sources, library_epilogue
+from xlafuse.hlo.source_lines import SourceOp, SourceOpFinder, library_epilogue
 from xlafuse.hlo.text_reader import Computation, Instruction, Module, Shape
 from xlafuse.hlo.value_numbering import ValueNumbers
 
-_FREE = frozenset(
+# Instructions that launch nothing and take no time.
+NO_KERNEL = frozenset(
     "parameter constant tuple get-tuple-element bitcast after-all add-dependency partition-id replica-id "
     "opt-barrier domain".split()
 )
-_SAME = frozenset(("bitcast", "add-dependency", "opt-barrier", "domain"))
-_CLIP = 200  # characters of a name in a message
+# Instructions whose result is their first operand.
+_SAME_VALUE = frozenset(("bitcast", "add-dependency", "opt-barrier", "domain"))
+_MAX_NAME = 200  # characters of a name in a message
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"?(\d{1,18})"?\}')
 
 
 @dataclass
 class KernelSite:
-    """An instruction that runs as a kernel, where it stands.
+    """An instruction that runs as a kernel, at one place of the program.
 
-    work: of what it holds, what computes or moves data. launches: in one call of the module, None where that depends on
-    data. reads, writes: (value, bytes) of one launch; which values share a buffer is known when the walk has ended.
-    flops: of one launch, None where not known. Of a custom call both are what its author declares (hlo_declared).
+    work: the instructions inside that compute or move data.
+    launches: in one call of the module, None if that depends on data.
+    reads, writes: (value, bytes) of one launch. Only the finished walk knows which values share a buffer.
+    flops: of one launch, None if unknown. FLOPs and source operations of a custom call are those that its author
+        declares (see `custom_calls`).
     """
 
     instruction: Instruction
@@ -46,25 +50,25 @@ class KernelSite:
 
 @dataclass
 class _Frame:
-    """A computation while it runs: the entry's (entered_by is None), a call's, a loop's or a branch's."""
+    """A running computation: the entry (entered_by is None), or that of a call, a loop or a branch."""
 
     computation: Computation
     launches: int | None
     arguments: Sequence[Tree | None]
-    entered_by: _Entered | None
+    entered_by: _Caller | None
     rest: Iterator[Instruction]
     known: dict[str, Tree] = field(default_factory=dict)
 
 
-# A computation to go into, its arguments, and how often it runs.
+# A computation to run, its arguments, and how often it runs.
 _Run: TypeAlias = "tuple[str, list[Tree | None], int | None]"
 
 
 @dataclass
-class _Entered:
-    """An instruction that runs computations, those still to run (last one first), and its operands.
+class _Caller:
+    """An instruction that runs computations, its operands, and the runs that are left (the next one last).
 
-    shared: its result where that is more than what its computation returns: a loop's state, a conditional's result.
+    shared: a loop's state or a conditional's result, which all runs share; None for a call.
     """
 
     frame: _Frame
@@ -75,11 +79,11 @@ class _Entered:
 
 
 class ModuleWalk:
-    """Goes through a module as a device would, each loop's body once; nothing recurses."""
+    """The walk through one module. It enters each loop's body once and does not recurse."""
 
     def __init__(self, module: Module) -> None:
         self._module = module
-        self._bytes, self._flops, self._expressions = DeclaredBytes(module), Flops(module), ValueNumbers(module)
+        self._bytes, self._flops, self._numbers = DeclaredBytes(module), Flops(module), ValueNumbers(module)
         self.values = Values()
         self.sites: list[KernelSite] = []
         self.unresolved: list[str] = []
@@ -87,9 +91,10 @@ class ModuleWalk:
         self._open: set[str] = set()
         self.inputs: list[int] = []
         self.outputs: list[int] = []
-        self._sources = Sources(frozenset())
+        self._sources = SourceOpFinder(frozenset())
 
     def run(self) -> None:
+        """Fill `sites`, `values`, `inputs`, `outputs` and `unresolved`."""
         entry = self._module.computations.get(self._module.entry)
         if entry is None:
             return
@@ -97,7 +102,7 @@ class ModuleWalk:
             (part for part in entry.instructions.values() if part.opcode == "parameter"),
             key=lambda part: part.index or 0,
         )
-        self._sources = Sources(frozenset(part.op_name for part in parameters if part.op_name))
+        self._sources = SourceOpFinder(frozenset(part.op_name for part in parameters if part.op_name))
         self._push(entry, 1, (), None)
         for part in parameters:
             value = self._new(part.result, part.name, "input", part.op_name)
@@ -112,15 +117,15 @@ class ModuleWalk:
                 root = frame.computation.root
                 self._leave(frame, None if root is None else frame.known.get(root.name))
             else:
-                self._take(frame, instruction)
+                self._execute(frame, instruction)
 
     def _push(
-        self, computation: Computation, launches: int | None, arguments: Sequence[Tree | None], entry: _Entered | None
+        self, computation: Computation, launches: int | None, arguments: Sequence[Tree | None], entry: _Caller | None
     ) -> None:
         self._open.add(computation.name)
         self._stack.append(_Frame(computation, launches, arguments, entry, iter(computation.instructions.values())))
 
-    def _take(self, frame: _Frame, instruction: Instruction) -> None:
+    def _execute(self, frame: _Frame, instruction: Instruction) -> None:
         operands = [self._operand(frame, instruction, name) for name in instruction.operands]
         opcode = instruction.opcode
         if opcode == "parameter":
@@ -132,21 +137,21 @@ class ModuleWalk:
             value = tuple(() if operand is None else operand for operand in operands)
         elif opcode == "get-tuple-element":
             value = element(operands[0], [instruction.index or 0]) if operands else None
-        elif opcode in _SAME or opcode.endswith(("-done", "-update")):
+        elif opcode in _SAME_VALUE or opcode.endswith(("-done", "-update")):
             value = operands[0] if operands else None
-        elif opcode in _FREE:  # constants, tokens and a device's own number
+        elif opcode in NO_KERNEL:  # constants, tokens and a device's number
             value = self._new(instruction.result, instruction.name, "constant")
-            (part,) = self._expressions.instructions(frame.computation, instruction, ())
-            self._give(value, part.expression)
+            (part,) = self._numbers.instructions(frame.computation, instruction, ())
+            self._set_number(value, part.expression)
         elif not self._enter(frame, instruction, operands):
             value = self._launch(frame, instruction, operands)
         else:
             return
-        self._know(frame, instruction, value)
+        self._record(frame, instruction, value)
 
-    def _know(self, frame: _Frame, instruction: Instruction, value: Tree | None) -> None:
+    def _record(self, frame: _Frame, instruction: Instruction, value: Tree | None) -> None:
         if value is None:
-            self.unresolved.append(f"{instruction.name[:_CLIP]}: no {instruction.opcode} of such an operand")
+            self.unresolved.append(f"{instruction.name[:_MAX_NAME]}: operand does not fit {instruction.opcode}")
             value = self._new(instruction.result, instruction.name)
         frame.known[instruction.name] = value
 
@@ -154,30 +159,30 @@ class ModuleWalk:
         name, *path = operand.split("#")
         value = element(frame.known.get(name), path)
         if value is None:
-            self.unresolved.append(f"{instruction.name[:_CLIP]}: operand {operand[:_CLIP]} is not there")
+            self.unresolved.append(f"{instruction.name[:_MAX_NAME]}: operand {operand[:_MAX_NAME]} is not there")
         return value
 
     def _new(self, result: Element, name: str, role: Role = "intermediate", label: str = "") -> Tree:
-        """Values that equal no others."""
+        """Return new values, each with a value number of its own."""
         value = self.values.new(result, name, role, label)
         for leaf in leaves(value):
-            self.values.numbers[leaf] = self._expressions.unique()
+            self.values.numbers[leaf] = self._numbers.unique()
         return value
 
-    def _give(self, value: Tree, expression: int) -> None:
+    def _set_number(self, value: Tree, number: int) -> None:
         if isinstance(value, int):
-            self.values.numbers[value] = expression
+            self.values.numbers[value] = number
             return
         for position, leaf in enumerate(leaves(value)):
-            self.values.numbers[leaf] = self._expressions.element(expression, position)
+            self.values.numbers[leaf] = self._numbers.element(number, position)
 
-    def _expression(self, value: Tree | None) -> int:
+    def _number(self, value: Tree | None) -> int:
         if isinstance(value, int):
             return self.values.numbers[value]
-        return self._expressions.tuple_number([self.values.numbers[leaf] for leaf in leaves(value)])
+        return self._numbers.tuple_number([self.values.numbers[leaf] for leaf in leaves(value)])
 
     def _enter(self, frame: _Frame, instruction: Instruction, operands: list[Tree | None]) -> bool:
-        """Go into the computations whose instructions run as kernels of their own; False if there are none."""
+        """Enter the computations whose instructions run as separate kernels; return False if there are none."""
         runs: list[_Run]
         match instruction.synchronous_opcode:
             case "call" | "async":
@@ -186,7 +191,7 @@ class ModuleWalk:
             case "while":
                 trips = _TRIPS.search(instruction.backend_config)
                 names = instruction.called("body")
-                if not trips:  # else the condition is not evaluated
+                if not trips:  # with a known trip count, the condition is never evaluated
                     names = instruction.called("condition") + names
                 runs = [(name, [], int(trips[1]) if trips else None) for name in names]
             case "conditional":
@@ -197,17 +202,18 @@ class ModuleWalk:
             case _:
                 return False
         missing = [name for name, _, _ in runs if name not in self._module.computations]
-        self.unresolved += [f"{instruction.name[:_CLIP]}: computation {name[:_CLIP]} is not there" for name in missing]
+        for name in missing:
+            self.unresolved.append(f"{instruction.name[:_MAX_NAME]}: computation {name[:_MAX_NAME]} is not there")
         distinct = {name: run for run in reversed(runs) if (name := run[0]) not in missing and name not in self._open}
         if not distinct:
             return False
         called = instruction.synchronous_opcode in ("call", "async")
         result = self._bytes.result(frame.computation, instruction)
         shared = None if called else self._new(result, instruction.name)
-        self._run_next(_Entered(frame, instruction, operands, list(distinct.values()), shared))
+        self._run_next(_Caller(frame, instruction, operands, list(distinct.values()), shared))
         return True
 
-    def _run_next(self, entry: _Entered) -> None:
+    def _run_next(self, entry: _Caller) -> None:
         name, arguments, times = entry.runs.pop()
         around = entry.frame.launches
         given = [entry.shared] if entry.instruction.synchronous_opcode == "while" else arguments
@@ -221,21 +227,21 @@ class ModuleWalk:
             return
         instruction, shared = entry.instruction, entry.shared
         if instruction.synchronous_opcode == "conditional" and shared is not None:
-            self.values.choose(shared, root)
+            self.values.join_branch(shared, root)
         elif shared is not None and frame.computation.name in instruction.called("body"):
-            self.values.carry(shared, next(iter(entry.operands), None), root)
+            self.values.join_loop(shared, next(iter(entry.operands), None), root)
         if entry.runs:
             self._run_next(entry)
         else:
-            self._know(entry.frame, instruction, root if shared is None else shared)
+            self._record(entry.frame, instruction, root if shared is None else shared)
 
     def _launch(self, frame: _Frame, instruction: Instruction, operands: list[Tree | None]) -> Tree:
         computation, values = frame.computation, self.values
-        numbers = [self._expression(value) for value in operands]
-        parts = self._expressions.instructions(computation, instruction, numbers)
+        numbers = [self._number(value) for value in operands]
+        parts = self._numbers.instructions(computation, instruction, numbers)
         result = self._bytes.result(computation, instruction)
         value = values.new(result, instruction.name)
-        self._give(value, parts[-1].expression)
+        self._set_number(value, parts[-1].expression)
         if instruction.synchronous_opcode == "copy" and all(0 in shape.dims for shape in instruction.shapes[:1]):
             return value
         reads: list[tuple[int, int]] = []
@@ -246,11 +252,11 @@ class ModuleWalk:
             elif used:
                 reads.append((arrays[0], used))
         writes, workspace = self._writes(computation, instruction, operands, value)
-        work = [p for p in parts if p.instruction.opcode not in _FREE and p.instruction.synchronous_opcode != "fusion"]
-        work = work or parts[-1:]
+        outside = NO_KERNEL | {"fusion", "fusion-start"}
+        work = [part for part in parts if part.instruction.opcode not in outside] or parts[-1:]
         counts = [self._flops.of(part.computation, part.instruction) for part in work]
         flops: float | None = None if None in counts else sum([count for count in counts if count is not None])
-        source_ops = self._sources.of(work) + library_epilogue(instruction)
+        source_ops = self._sources.find(work) + library_epilogue(instruction)
         if declared := self._declaration(instruction):
             flops, source_ops = declared.flops, declared.source_ops
         self.sites.append(
@@ -265,13 +271,13 @@ class ModuleWalk:
         try:
             return custom_calls.read(instruction)
         except ValueError as problem:
-            self.unresolved.append(f"{instruction.name[:_CLIP]}: what it declares cannot be read: {problem}")
+            self.unresolved.append(f"{instruction.name[:_MAX_NAME]}: its declaration cannot be read: {problem}")
             return None
 
     def _writes(
         self, computation: Computation, instruction: Instruction, operands: list[Tree | None], value: Tree
     ) -> tuple[list[tuple[int, int]], int]:
-        """(value, bytes) of each array written, and bytes of scratch space."""
+        """Return (value, bytes) of each array written, and the bytes of scratch space."""
         values = self.values
         written = self._bytes.writes(computation, instruction)
         apart = isinstance(value, tuple) and len(written) == len(value)
@@ -284,7 +290,7 @@ class ModuleWalk:
                 accesses.append((arrays[0], write.bytes))
                 if write.updates is not None and write.updates < len(operands):
                     values.update(arrays[0], operands[write.updates])
-            values.write(part)
+            values.mark_written(part)
         workspace = 0
         shapes = instruction.shapes
         if calls_library(instruction) and len(shapes) > 1 and _is_scratch(shapes[-1]) and accesses:

@@ -1,9 +1,8 @@
-"""A reader of HLO protos: the same `Module` that hlo_text makes of the text, from XLA's binary form.
+"""A reader of HLO protos, XLA's binary form; it returns the same `Module` that `text_reader` reads from text.
 
-No package ships XLA's proto definitions, but jaxlib's shared library carries the serialized
-FileDescriptorProto of every .proto file it was built from. They are looked up there (0.1 s; nothing of jaxlib
-is imported or run), so the definitions are always the installed version's. Fields that they do not know are
-skipped, as protobuf does.
+No package ships XLA's proto definitions. jaxlib's shared library holds the serialized FileDescriptorProto of every
+.proto file that it was built from, so they are looked up there (0.1 s, without importing or running jaxlib). The
+definitions are those of the installed version, and unknown fields are skipped, as protobuf does.
 """
 
 import functools
@@ -25,24 +24,24 @@ _HLO = "xla/service/hlo.proto"
 
 
 class ProtoError(ValueError):
-    """The bytes are no HLO proto, or protos cannot be read here; the message says which, and the remedy."""
+    """The bytes are no HLO proto, or protos cannot be read here; the message says which, and how to fix it."""
 
 
 def parse_proto(data: bytes) -> Module:
     """Read a serialized HloModuleProto, HloProto (what XLA dumps) or HloSnapshot.
 
-    Instructions come in the order of the module's schedule where it has one. Opcodes are kept as they stand,
-    known to this jaxlib or not. What refers to something that is not there, or makes no sense, is in
-    `Module.unparsed`, numbered from 1 in the order of reading.
+    Instructions come in the order of the module's schedule, if it has one. Opcodes that this jaxlib does not know are
+    kept. Malformed instructions, and those that refer to missing ones, are in `Module.unparsed`, numbered from 1 in the
+    order of reading.
 
-    Raises ProtoError for other bytes, for messages nested deeper than protobuf accepts (100), for a module of
-    more than MAX_INSTRUCTIONS, and where jaxlib or protobuf is not installed.
+    Raises ProtoError for other bytes, for messages nested deeper than protobuf accepts (100), for a module of more than
+    MAX_INSTRUCTIONS, and if jaxlib or protobuf is not installed.
     """
     return _Reader(_module_proto(data)).module
 
 
 def message_type(name: str) -> Any:
-    """The class of a message that XLA defines ("xla.HloProto"). Raises ProtoError as `parse_proto` does."""
+    """Return the class of a message that XLA defines ("xla.HloProto"). Raises ProtoError as `parse_proto` does."""
     return _message_types()(name)
 
 
@@ -51,7 +50,7 @@ def _module_proto(data: bytes) -> Any:
     from google.protobuf.message import DecodeError
 
     problem = "its entry computation is not in it"
-    # Which of the three it is shows in whether the entry computation is found.
+    # The right message type is the one in which the entry computation is found.
     for kind, path in (
         ("HloProto", ("hlo_module",)),
         ("HloSnapshot", ("hlo", "hlo_module")),
@@ -70,7 +69,7 @@ def _module_proto(data: bytes) -> Any:
 
 
 def _entry(module: Any) -> Any:
-    """The entry computation, None if it is not there. Old modules only name it."""
+    """Return the entry computation, None if it is missing. Old modules give its name instead of its id."""
     wanted = module.entry_computation_id
     for computation in module.computations:
         if computation.id == wanted if wanted else computation.name == module.entry_computation_name:
@@ -79,7 +78,7 @@ def _entry(module: Any) -> Any:
 
 
 class _Reader:
-    """What is shared between a module's computations: source lines, shapes seen before, the schedule."""
+    """The state shared by a module's computations: source lines, shapes read before, the schedule."""
 
     def __init__(self, proto: Any) -> None:
         self.module = Module(name=proto.name, is_scheduled=bool(proto.schedule.sequences))
@@ -87,14 +86,14 @@ class _Reader:
         self._sources = _Sources(proto.stack_frame_index)
         self._shapes: dict[bytes, tuple[tuple[Shape, ...], Element]] = {}
         self._computations: dict[int, Any] = {}
-        self._operations: dict[int, Any] = {}  # of computations that hold just one, and None of the others
+        self._operations: dict[int, Any] = {}  # computation -> its only operation, None if it has several
         self._read = 0
         for computation in proto.computations:
             if computation.id in self._computations:
                 self._unparsed(f"a second computation {computation.id}: {computation.name}")
             else:
                 self._computations[computation.id] = computation
-        # Of these the text shows nothing but what their one operation says on the line of the async-start.
+        # A wrapped computation is missing in text: its one operation is written on the line of the async-start.
         wrappers = {
             instruction.called_computation_ids[0]
             for computation in proto.computations
@@ -172,8 +171,7 @@ class _Reader:
         )
 
     def _wrapped(self, start: Any) -> Any:
-        """The one operation of an async-start's computation; None where there are more, which are kernels of
-        their own."""
+        """Return the only operation of an async-start's computation; None if it has several, each its own kernel."""
         id = next(iter(start.called_computation_ids), 0)
         if id not in self._operations:
             parts = self._computations[id].instructions if id in self._computations else ()
@@ -182,7 +180,7 @@ class _Reader:
         return self._operations[id]
 
     def _calls(self, proto: Any, by_id: Mapping[int, Any]) -> tuple[tuple[str, str], ...]:
-        """(attribute, computation), the attributes named as in text."""
+        """Return (attribute, computation) pairs, with attributes named as in text."""
         if not proto.called_computation_ids:
             return ()
         names = [_found(self._computations, id, "computation").name for id in proto.called_computation_ids]
@@ -205,7 +203,7 @@ class _Reader:
         return self._shapes[key]
 
 
-# All others write to_apply.
+# The attribute that names a computation; to_apply for other opcodes.
 _CALL_ATTRIBUTES = {
     "fusion": "calls",
     "async-start": "calls",
@@ -219,12 +217,12 @@ _CALL_ATTRIBUTES = {
 def _found(by_id: Mapping[int, Any], id: int, what: str) -> Any:
     found = by_id.get(id)
     if found is None:
-        raise Malformed(f"whose {what} {id} is not there")
+        raise Malformed(f"whose {what} {id} is missing")
     return found
 
 
 def _in_order(computation: Any, by_id: Mapping[int, Any], schedule: Any) -> list[Any]:
-    """Its instructions as the schedule has them, if it has them all; else as they stand."""
+    """Return the instructions in scheduled order if the schedule lists them all, else in the order of the proto."""
     if computation.id in schedule:
         ids = schedule[computation.id].instruction_ids
         if len(ids) == len(computation.instructions) and len(set(ids) & by_id.keys()) == len(ids):
@@ -233,11 +231,11 @@ def _in_order(computation: Any, by_id: Mapping[int, Any], schedule: Any) -> list
 
 
 def _async_start(instruction: Any, by_id: Mapping[int, Any], starts: dict[int, Any]) -> Any:
-    """Where the asynchronous operation began that this instruction starts, continues or ends; found ones in starts."""
+    """Return the async-start of an asynchronous instruction, None for others. starts: results so far."""
     path = []
     while instruction.opcode in ("async-done", "async-update") and instruction.id not in starts:
         path.append(instruction.id)
-        starts[instruction.id] = None  # what it stays if the path is a circle
+        starts[instruction.id] = None  # stays None if the operands form a circle
         instruction = by_id.get(next(iter(instruction.operand_ids), 0), instruction)
     start = instruction if instruction.opcode == "async-start" else starts.get(instruction.id)
     starts.update(dict.fromkeys(path, start))
@@ -258,7 +256,7 @@ def _contracting(proto: Any) -> tuple[int, ...]:
 
 
 def _detail(proto: Any) -> str:
-    """What stands for a constant's literal, or a slice's bounds as in text."""
+    """Return a hash of a constant's literal, or a slice's bounds as in text."""
     if proto.opcode == "constant":
         return hashlib.blake2b(proto.literal.SerializeToString(), digest_size=8).hexdigest()
     bounds = (f"{d.start}:{d.limit}" + (f":{d.stride}" if d.stride != 1 else "") for d in proto.slice_dimensions)
@@ -277,7 +275,7 @@ def _window_dimension(proto: Any) -> WindowDimension:
 
 
 def _dim_labels(proto: Any) -> str:
-    """A convolution's dimensions as in text: b01f_01io->b01f."""
+    """Return a convolution's dimensions as in text: b01f_01io->b01f."""
     if not proto.HasField("convolution_dimension_numbers"):
         return ""
     numbers = proto.convolution_dimension_numbers
@@ -292,7 +290,7 @@ def _dim_labels(proto: Any) -> str:
 
 
 class _Sources:
-    """Stack frame -> "file:line". Ids count from 1; 0 is none."""
+    """Map stack frames to "file:line". Ids count from 1; 0 means none."""
 
     def __init__(self, index: Any) -> None:
         self._index = index
@@ -325,7 +323,7 @@ _UNBOUNDED = -(1 << 63)
 
 
 def _shape_text(proto: Any) -> str:
-    """A shape as XLA writes it: (bf16[4096,<=2048]{1,0:T(8,128)E(4)S(1)}, token[])."""
+    """Return a shape as text; of its layout only the bits of an element: (s4[4096,<=2048]{:E(4)}, token[])."""
     dtype = _dtype(proto)
     if dtype == "tuple":
         return f"({', '.join(_shape_text(element) for element in proto.tuple_shapes)})"
@@ -334,26 +332,8 @@ def _shape_text(proto: Any) -> str:
         "?" if size == _UNBOUNDED else f"<={size}" if at < len(dynamic) and dynamic[at] else str(size)
         for at, size in enumerate(proto.dimensions)
     )
-    return f"{dtype}[{dims}]{_layout_text(proto.layout) if proto.HasField('layout') else ''}"
-
-
-def _layout_text(layout: Any) -> str:
-    kinds = layout.DESCRIPTOR.fields_by_name["dim_level_types"].enum_type.values_by_number
-    details = ""
-    if layout.dim_level_types:
-        details += f"D({','.join(kinds[kind].name[4] for kind in layout.dim_level_types if kind in kinds)})"
-    if layout.tiles:
-        tiles = ("(" + ",".join(map(_tile_size, tile.dimensions)) + ")" for tile in layout.tiles)
-        details += "T" + "".join(tiles)
-    if layout.element_size_in_bits:
-        details += f"E({layout.element_size_in_bits})"
-    if layout.memory_space:
-        details += f"S({layout.memory_space})"
-    return "{" + ",".join(map(str, layout.minor_to_major)) + (f":{details}" if details else "") + "}"
-
-
-def _tile_size(size: int) -> str:
-    return "*" if size == _UNBOUNDED else str(size)
+    bits = proto.layout.element_size_in_bits
+    return f"{dtype}[{dims}]" + (f"{{:E({bits})}}" if bits else "")
 
 
 def _dtype(shape: Any) -> str:
@@ -366,7 +346,7 @@ def _dtype(shape: Any) -> str:
 
 @functools.cache
 def _message_types() -> Callable[[str], Any]:
-    """A function from a message's full name to its class."""
+    """Return a function from a message's full name to its class."""
     try:
         from google.protobuf import descriptor_pool, message_factory
     except ImportError as error:
@@ -383,7 +363,7 @@ def _message_types() -> Callable[[str], Any]:
 
 
 def _library() -> Path:
-    """jaxlib's shared library, found without importing jaxlib."""
+    """Return the path of jaxlib's shared library without importing jaxlib."""
     spec = importlib.util.find_spec("jaxlib")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         if (path := Path(folder) / _LIBRARY).is_file():
@@ -395,7 +375,7 @@ def _library() -> Path:
 
 
 def _add(pool: Any, library: mmap.mmap, name: str, added: set[str]) -> None:
-    """Put the .proto file `name` and all it imports into the pool."""
+    """Add the .proto file `name` and its imports to the pool."""
     if name in added:
         return
     added.add(name)
@@ -406,7 +386,7 @@ def _add(pool: Any, library: mmap.mmap, name: str, added: set[str]) -> None:
 
 
 def _file_descriptor(library: mmap.mmap, name: str) -> Any:
-    """The FileDescriptorProto of `name`, which begins with its first field: the name."""
+    """Return the FileDescriptorProto of `name`; its first field is the name."""
     from google.protobuf import descriptor_pb2
     from google.protobuf.message import DecodeError
 
@@ -415,7 +395,7 @@ def _file_descriptor(library: mmap.mmap, name: str) -> Any:
     while at >= 0:
         try:
             file = descriptor_pb2.FileDescriptorProto.FromString(library[at : _message_end(library, at)])
-        except (DecodeError, IndexError):  # no descriptor, or one that the file ends in
+        except (DecodeError, IndexError):  # not a descriptor, or the file ends inside one
             file = None
         if file is not None and (file.message_type or file.enum_type):
             return file
@@ -426,14 +406,16 @@ def _file_descriptor(library: mmap.mmap, name: str) -> Any:
     )
 
 
-# FileDescriptorProto: dependencies by index (10, 11) and edition (14) are varints, all others are length-delimited.
+# In a FileDescriptorProto, dependencies by index (10, 11) and edition (14) are varints; other fields have a length.
 _VARINT_FIELDS = frozenset((10, 11, 14))
 _LENGTH_FIELDS = frozenset((*range(1, 10), 12, 15))
 
 
 def _message_end(library: mmap.mmap, start: int) -> int:
-    """Where a FileDescriptorProto ends: its length is written nowhere, so at the first byte that cannot begin another
-    of its fields (compilers put a zero there)."""
+    """Return where a FileDescriptorProto ends: at the first byte that cannot begin another of its fields.
+
+    Its length is stored nowhere; compilers put a zero after it.
+    """
     at = start
     while at < len(library):
         tag, value_at = _varint(library, at)
@@ -449,7 +431,7 @@ def _message_end(library: mmap.mmap, start: int) -> int:
 
 
 def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:
-    """(value, place after it)."""
+    """Return (value, position after it)."""
     value = shift = 0
     while True:
         byte = data[at]

@@ -1,5 +1,8 @@
-"""Who chose a kernel's configuration: nobody had to, a device by measuring, a device's record, or nobody
-though a device would."""
+"""The provenance of a kernel's configuration.
+
+"compiled": the compiler alone decides. "device": autotuning on a GPU chose it. "replayed": it comes from recorded
+autotuning results. "not autotuned": autotuning would choose it, and neither a GPU nor a record was there.
+"""
 
 from typing import Literal
 
@@ -8,10 +11,9 @@ from xlafuse.hlo.gpu_program import Kernel
 Provenance = Literal["compiled", "device", "replayed", "not autotuned"]
 Source = Literal["device", "replay", "nothing"]
 
-_CHOSEN: dict[Source, Provenance] = {"device": "device", "replay": "replayed", "nothing": "not autotuned"}
+_BY_SOURCE: dict[Source, Provenance] = {"device": "device", "replay": "replayed", "nothing": "not autotuned"}
 
 
 def of(kernel: Kernel, source: Source) -> Provenance:
-    """A kernel that XLA's autotuner handles carries its source's provenance; any other is "compiled", the
-    same everywhere."""
-    return _CHOSEN[source] if kernel.tunable else "compiled"
+    """Return the provenance of a kernel: that of `source` if XLA autotunes the kernel, else "compiled"."""
+    return _BY_SOURCE[source] if kernel.tunable else "compiled"

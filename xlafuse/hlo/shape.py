@@ -1,9 +1,9 @@
-"""Shapes in HLO text: arrays, tuples of them, and their bytes."""
+"""Shapes in HLO text: arrays, tuples of arrays, and their bytes."""
 
 import re
 from dataclasses import dataclass
 
-MAX_DIGITS = 18  # of one dimension or identifier: what fits in 64 bits
+MAX_DIGITS = 18  # of one dimension or identifier, so that it fits in 64 bits
 _MAX_RANK = 64
 _MAX_BYTES = 1 << 62
 
@@ -14,7 +14,7 @@ _ELEMENT_BITS = re.compile(r"E\((\d{1,3})\)")
 
 
 class Malformed(ValueError):
-    """Text that this reader does not understand."""
+    """Text that the reader does not understand."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Shape:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Element:
-    """A result or a part of it: its bytes, its parts if it is a tuple (empty: `()`), its shape if it is an array."""
+    """The shape of a result as a tree: an array has a `shape`, a tuple has `elements`; `bytes` is the sum."""
 
     bytes: int
     elements: tuple["Element", ...] = ()
@@ -36,7 +36,7 @@ class Element:
 
 
 def read_shapes(text: str) -> tuple[tuple[Shape, ...], Element]:
-    """The arrays of a shape, and how its tuples nest."""
+    """Return the arrays of a shape in order, and the same as a tree."""
     shapes: list[Shape] = []
     levels: list[list[Element]] = [[]]
     for token in _SHAPE_TOKEN.finditer(text):
@@ -76,6 +76,7 @@ def _shape(dtype: str, dims_text: str, layout: str | None) -> Shape:
 
 
 def read_integer(text: str) -> int:
+    """Return a non-negative integer of at most MAX_DIGITS digits. Raises Malformed for other text."""
     text = text.strip()
     if not (text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS):
         raise Malformed

@@ -1,4 +1,4 @@
-"""From an HLO instruction back to the operation of the user's program: what XLA keeps of it in op_name and frames."""
+"""The source operations of HLO instructions, from the op_name and stack frame that XLA keeps of the user's program."""
 
 import re
 from collections.abc import Iterable
@@ -12,12 +12,13 @@ from xlafuse.hlo.value_numbering import MOVES, NumberedInstruction
 class SourceOp:
     """An operation of the user's program.
 
-    op: the last part of its op_name; the HLO opcode where XLA recorded none. stage: the named scopes around it,
-    outermost first ("norm/scale"), "" where none is known. line: "file:line" of its innermost recorded frame.
-    site: equal in two kernels where both compute this one operation: op_name and frame, numbered where the same line
-    ran several times while tracing, on other operands (layers built in a loop); "" where XLA recorded no op_name.
-    backward: op_name says it comes of transposing. rematerialized: it repeats a forward operation, by checkpointing or
-    by XLA's own rematerialisation pass.
+    op: the last part of its op_name; the HLO opcode if XLA recorded no op_name.
+    stage: the named scopes around it, outermost first ("norm/scale"), "" if none is known.
+    line: "file:line" of its innermost recorded frame.
+    site: an identity, equal in two kernels that both compute this operation: op_name and frame. A number follows if the
+        same line ran several times during tracing, on other operands (layers built in a loop). "" without op_name.
+    backward: its op_name says that it is a transpose.
+    rematerialized: it repeats a forward operation, by checkpointing or by XLA's rematerialisation pass.
     """
 
     op: str
@@ -29,10 +30,10 @@ class SourceOp:
 
 
 @dataclass
-class Sources:
-    """The source operations of one module; it remembers which expressions it has seen of each.
+class SourceOpFinder:
+    """A finder of source operations in one module; it remembers the value numbers of each operation.
 
-    arguments: the framework's names of entry parameters, which copies and transposes of these inherit.
+    arguments: the framework's names of entry parameters; copies and transposes of parameters inherit them.
     """
 
     arguments: frozenset[str]
@@ -40,12 +41,14 @@ class Sources:
     _counts: dict[tuple[str, str], int] = field(default_factory=dict)
     _stages: dict[str, str] = field(default_factory=dict)
 
-    def of(self, work: Iterable[NumberedInstruction]) -> tuple[SourceOp, ...]:
-        """One for each source operation, of which XLA makes several instructions of its name and site.
+    def find(self, work: Iterable[NumberedInstruction]) -> tuple[SourceOp, ...]:
+        """Return the source operations in a kernel, each once; XLA makes several instructions of one.
 
-        Broadcasts and reshapes only prepare another instruction's operand, and what moves data under the name of a
-        computation does not compute it (XLA copies a quotient into another layout and calls the copy "div"). Either
-        counts where nothing else is there, the latter by its opcode.
+        Two sorts of instructions count only if the kernel holds nothing else:
+
+        - broadcasts and reshapes, which prepare an operand;
+        - copies named after a computation, which they do not compute: XLA copies a quotient into another layout and
+          calls the copy "div". Such a copy counts by its opcode.
         """
         parts = list(work)
         telling = [
@@ -57,7 +60,7 @@ class Sources:
             name = "" if self._borrows(instruction) else self._op_name(instruction)
             key = name or instruction.opcode, instruction.site or instruction.source
             computed = found.setdefault(key, (instruction, []))[1]
-            if instruction.opcode not in MOVES:  # who moves or pads what another kernel computed, does not compute it
+            if instruction.opcode not in MOVES:  # an instruction that moves data has not computed it
                 computed.append(expression)
         return tuple(self._source_op(instruction, computed) for instruction, computed in found.values())
 
@@ -65,7 +68,7 @@ class Sources:
         return "" if instruction.op_name in self.arguments else instruction.op_name
 
     def _borrows(self, instruction: Instruction) -> bool:
-        """Whether it moves data under the name of an operation that does something else."""
+        """Return whether an instruction moves data under the name of an operation that computes."""
         name = self._op_name(instruction)
         return bool(name) and instruction.opcode in MOVES and name.rpartition("/")[2] not in _MOVEMENTS
 
@@ -75,7 +78,7 @@ class Sources:
         if not op_name:
             return SourceOp(instruction.opcode, line=instruction.source, rematerialized=rematerialized)
         if self._borrows(instruction):
-            # What XLA puts side by side for a merged product it names after neither; the rest serves its namesake.
+            # XLA concatenates the operands of merged products and names the result after one of them.
             merges = instruction.opcode == "concatenate"
             return SourceOp(
                 instruction.opcode,
@@ -102,7 +105,7 @@ class Sources:
         return self._stages[scopes]
 
     def _instance(self, site: tuple[str, str], expressions: list[int]) -> int:
-        """Which operation of that name and frame this is, counted from 1: what shares an expression is the same."""
+        """Return which operation of this name and frame it is, counted from 1; equal values are one operation."""
         instances = self._instances.setdefault(site, {})
         number = next((instances[e] for e in expressions if e in instances), 0)
         if not number:
@@ -117,7 +120,7 @@ def _is_backward(op_name: str) -> bool:
 
 
 def library_epilogue(instruction: Instruction) -> tuple[SourceOp, ...]:
-    """What a cuBLAS call does beside its product; of that XLA keeps the call's parameters and no op_name."""
+    """Return the operations in the epilogue of a cuBLAS call, read from its configuration; they have no op_name."""
     if not instruction.custom_call_target.startswith("__cublas"):
         return ()
     added = ["add"] if (beta := _BETA.search(instruction.backend_config)) and float(beta[1]) != 0 else []
@@ -127,7 +130,7 @@ def library_epilogue(instruction: Instruction) -> tuple[SourceOp, ...]:
     return tuple(SourceOp(op) for op in added)
 
 
-# jax's primitives that move data and compute nothing, as an op_name ends.
+# The last parts of op_names of jax primitives that move data and compute nothing.
 _MOVEMENTS = frozenset(
     "broadcast_in_dim concatenate copy copy_p dynamic_slice dynamic_update_slice expand_dims gather pad reshape rev "
     "scatter slice split squeeze stack tile transpose unstack".split()
@@ -139,7 +142,7 @@ _EPILOGUE = re.compile(r'"epilogue":"([A-Z_]{1,64})"')
 _XLA_REMAT = re.compile(r"\.remat(?:\d+|_[a-z]+)?(?:\.|$)")
 _MAX_WRAPPERS = 64
 _WRAPPER = re.compile(r"(?:jvp|transpose|vmap|remat|checkpoint)\((.*)\)$")
-# Components that jax's transforms and control flow add; a scope of the user's by one of these names is lost.
+# Parts of op_names that jax's transforms and control flow add; a user's scope with such a name is lost.
 _STRUCTURE = frozenset(
     "while body cond closed_call core_call core_closed_call eval_jaxpr checkpoint remat remat2 rematted_computation "
     "custom_vjp_call custom_vjp_call_jaxpr custom_jvp_call custom_jvp_call_jaxpr shard_map".split()
@@ -148,7 +151,7 @@ _BRANCH = re.compile(r"branch_\d+_fun$")
 
 
 def stage_of(op_name: str) -> str:
-    """An op_name's named scopes, joined by "/": "jit(f)/transpose(jvp(norm))/scale/mul" -> "norm/scale"."""
+    """Return an op_name's named scopes, joined by "/": "jit(f)/transpose(jvp(norm))/scale/mul" -> "norm/scale"."""
     scopes = []
     for part in op_name.split("/")[:-1]:
         for _ in range(_MAX_WRAPPERS):

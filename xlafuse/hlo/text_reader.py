@@ -1,8 +1,8 @@
-"""A reader of HLO text: module -> computations -> instructions. No framework needed, any XLA version.
+"""A reader of HLO text of any XLA version: module -> computations -> instructions. It needs no framework.
 
-XLA's own parser fails a whole module on one unknown word and crashes on deep nesting. This one goes line by
-line with explicit state: time and memory are linear in the text, hostile text included, nothing recurses, and
-what it does not understand it keeps in `Module.unparsed`.
+XLA's own parser rejects a whole module for one unknown word and crashes on deep nesting. This reader works line by line
+without recursion, so time and memory are linear in the text, hostile text included. Lines that it does not understand
+are kept in `Module.unparsed`.
 """
 
 import re
@@ -15,7 +15,7 @@ from xlafuse.hlo.shape import MAX_DIGITS, Element, Malformed, Shape, read_intege
 
 @dataclass(frozen=True)
 class WindowDimension:
-    """One dimension of a convolution's or a reduction's window; padding counts elements, negative where it crops."""
+    """One dimension of a convolution's or a reduction's window; negative padding crops elements."""
 
     size: int
     stride: int = 1
@@ -29,21 +29,22 @@ class WindowDimension:
 class Instruction:
     """One line of a computation.
 
-    shapes: the result's arrays, a tuple flattened; result: the same as a tree. operands: names of
-        instructions (empty for parameters and constants).
-    calls: computations it names, by attribute, in order. op_name: the framework's path ("" if XLA recorded
-        none).
-    source: "file:line" of the innermost recorded frame ("" if none); site: that frame's identity, finer than
-        its line.
-    backend_config: raw text. declared: of the frontend attribute that hlo_declared reads. index: of a parameter or
-        a get-tuple-element, else None.
+    shapes: the result's arrays, with tuples flattened. result: the same as a tree.
+    operands: names of instructions (empty for parameters and constants).
+    calls: (attribute, computation) pairs, in order.
+    op_name: the framework's path, "" if XLA recorded none.
+    source: "file:line" of the innermost recorded frame, "" if there is none. site: the id of that frame; one line can
+        have several.
+    backend_config: raw text. declared: the text of the frontend attribute that `custom_calls` reads.
+    index: of a parameter or a get-tuple-element, else None.
 
-    What FLOPs depend on, at its default where the operation has no such attribute:
-    contracting: the left operand's contracting dimensions (lhs_contracting_dims). window: of convolutions and
-        windowed reductions, one entry a window dimension. dim_labels: of a convolution, as the text has it
-        ("b01f_01io->b01f"). feature_groups, batch_groups: its feature_group_count and batch_group_count.
-    detail: what else tells it from another of its opcode on the same operands: a constant's literal or a slice's
-        bounds, as the text has them; shortened, and no part of equality.
+    FLOPs depend on these; an operation without such an attribute has the default:
+    contracting: the left operand's contracting dimensions (lhs_contracting_dims).
+    window: of convolutions and windowed reductions, one entry for each window dimension.
+    dim_labels: of a convolution, as in the text ("b01f_01io->b01f").
+    feature_groups, batch_groups: feature_group_count and batch_group_count.
+    detail: a constant's literal or a slice's bounds, shortened. It tells instructions with equal opcodes and operands
+        apart, and equality ignores it.
     """
 
     name: str
@@ -74,23 +75,23 @@ class Instruction:
 
     @property
     def synchronous_opcode(self) -> str:
-        """What it does, asynchronously or not: jax 0.11 writes `fusion-start` and `fusion-done`."""
+        """The opcode without "-start": jax 0.11 writes `fusion-start` and `fusion-done`."""
         return self.opcode.removesuffix("-start")
 
     def called(self, *attributes: str) -> list[str]:
+        """Return the computations that these attributes name."""
         return [name for attribute, name in self.calls if attribute in attributes]
 
 
 @dataclass
 class Computation:
-    """A named list of instructions, in the order of the text (which is the schedule's where the module is
-    scheduled)."""
+    """A named list of instructions in the order of the text, which is the schedule of a scheduled module."""
 
     name: str
     instructions: dict[str, Instruction] = field(default_factory=dict)
 
     def operand(self, name: str) -> Element | None:
-        """What an operand names, `%a` or (in jax 0.11's dumps) an element `%a#1`; None if it is not here."""
+        """Return the shape of operand `a`, or of element `a#1` in jax 0.11's dumps; None if it is not here."""
         name, *path = name.split("#")
         instruction = self.instructions.get(name)
         if instruction is None:
@@ -107,7 +108,7 @@ class Computation:
         return None if element is None else element.bytes
 
     def operand_shape(self, name: str) -> Shape | None:
-        """None for a tuple too."""
+        """Return the shape of an operand that is an array, else None."""
         element = self.operand(name)
         return None if element is None else element.shape
 
@@ -118,8 +119,11 @@ class Computation:
 
 @dataclass
 class Module:
-    """unparsed: (line number from 1, text) of every line that was not understood; a text that ends within a
-    computation has one more, which says so."""
+    """An HLO module.
+
+    unparsed: (line number from 1, text) of every line that the reader did not understand. If the text ends inside a
+    computation, one more entry says so.
+    """
 
     name: str = ""
     entry: str = ""
@@ -129,7 +133,7 @@ class Module:
 
 
 def parse(text: str | Iterable[str]) -> Module:
-    """Read HLO text, given whole or as lines (an open file will do). Never raises on its contents."""
+    """Read HLO text, given as a string or as lines, such as an open file. No content makes it raise."""
     reader = _Reader()
     lines = text.splitlines() if isinstance(text, str) else text
     number = 0
@@ -139,13 +143,13 @@ def parse(text: str | Iterable[str]) -> Module:
             if line and not reader.take(line):
                 reader.module.unparsed.append((number, line))
     if reader.open_computation is not None:
-        reader.module.unparsed.append((number + 1, f"the text ends within computation {reader.open_computation}"))
+        reader.module.unparsed.append((number + 1, f"the text ends inside computation {reader.open_computation}"))
     return reader.module
 
 
 # HloModule jit_mlp, is_scheduled=true, entry_computation_layout={...}
 _MODULE = re.compile(r"HloModule ([^\s,]+)")
-# ENTRY %main.3 (x.1: bf16[8192,4096]) -> bf16[8192,4096] {      or, in the short flavour:  region_0.4 {
+# ENTRY %main.3 (x.1: bf16[8192,4096]) -> bf16[8192,4096] {      or, in the short form:  region_0.4 {
 _COMPUTATION = re.compile(r"(ENTRY )?%?([^\s(){}=,]+) (\{$|\()")
 # }      or  }, execution_thread="host"
 _END = re.compile(r"\}(?:, .*)?$")
@@ -158,7 +162,7 @@ _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 # ROOT %name =
 _RESULT = re.compile(r"\s*+(ROOT )?%?([^\s=(),]+) = ")
 _OPCODE = re.compile(r" ([a-z][a-zA-Z0-9_-]*)\(")
-# Brackets, commas and whole strings; a lone quote means that the string never ends.
+# Brackets, commas and complete strings. A single quote is a string that never ends.
 _TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[(){}\[\],"]')
 _COMMENT = re.compile(r"/\*[^*]*\*/")
 _NAME = re.compile(r"[^\s%{},()=]+$")
@@ -167,23 +171,15 @@ _METADATA = re.compile(r'(?<![a-z_])([a-z_]++)=("[^"\\]*+(?:\\.[^"\\]*+)*+"|[^\s
 _ESCAPE = re.compile(r"\\(.)")
 DECLARATION = "xlafuse_declared"  # the one frontend attribute that is kept
 
-# Attributes that name computations; any other attribute's text is not searched for names.
+# The attributes that name computations.
 _CALLS = (
-    "calls",
-    "to_apply",
-    "body",
-    "condition",
-    "branch_computations",
-    "true_computation",
-    "false_computation",
-    "called_computations",
-    "select",
-    "scatter",
+    "calls", "to_apply", "body", "condition", "branch_computations", "true_computation", "false_computation",
+    "called_computations", "select", "scatter",
 )
 
 
 class _Reader:
-    """The state between lines: which table or computation is open, and the source tables read so far."""
+    """The state between lines: the open table or computation, and the source tables read so far."""
 
     def __init__(self) -> None:
         self.module = Module()
@@ -199,7 +195,7 @@ class _Reader:
         return None if self._computation is None else self._computation.name
 
     def take(self, line: str) -> bool:
-        """Whether the line was understood."""
+        """Read one line; return whether it was understood."""
         if self._computation is not None:
             if _END.match(line):
                 self._computation = None
@@ -226,7 +222,7 @@ class _Reader:
         self._table = ""
         self._computation = Computation(header[2])
         if header[2] in self.module.computations:
-            return False  # its instructions are read into a computation that nothing refers to
+            return False  # a duplicate: its instructions go into a computation that nothing refers to
         self.module.computations[header[2]] = self._computation
         if header[1]:
             self.module.entry = header[2]
@@ -311,7 +307,7 @@ class _Reader:
         )
 
     def _shape(self, text: str) -> tuple[tuple[Shape, ...], Element]:
-        """A module has few different shapes, each many times."""
+        """Read a shape once; a module repeats few different shapes many times."""
         if text not in self._shapes:
             self._shapes[text] = read_shapes(text)
         return self._shapes[text]
@@ -326,8 +322,7 @@ class _Reader:
 
 
 def _shape_end(line: str, start: int) -> int:
-    """Where the result's shape ends: a tuple at its closing bracket, an array at the first blank outside
-    brackets."""
+    """Return where the result's shape ends: a tuple at its closing bracket, an array at the first space."""
     if line.startswith("(", start):
         return _split(line, start + 1)[1] + 1
     end = line.find(" ", start)
@@ -337,8 +332,7 @@ def _shape_end(line: str, start: int) -> int:
 
 
 def _split(line: str, start: int) -> tuple[list[str], int]:
-    """The comma-separated pieces from start to the bracket that closes what was open there (or the line's
-    end), and its place."""
+    """Return the comma-separated pieces from `start` to the closing bracket or the line's end, and that position."""
     pieces, depth, begin = [], 0, start
     end = len(line)
     for token in _TOKEN.finditer(line, start):
@@ -363,7 +357,7 @@ def _split(line: str, start: int) -> tuple[list[str], int]:
 
 
 def _operand(text: str) -> str:
-    """`%name`, `name`, or the long flavour's `f32[2]{0} %name`."""
+    """Return the name in `%name`, `name`, or the long form `f32[2]{0} %name`."""
     words = _COMMENT.sub("", text).split()
     name = words[-1].removeprefix("%") if words else ""
     if not _NAME.match(name):
@@ -376,7 +370,7 @@ def _computation_names(text: str) -> list[str]:
 
 
 def _declared(text: str) -> str:
-    """{some="thing",xlafuse_declared={"flops": 1.0}}: XLA quotes a value unless it looks like JSON."""
+    """Return the declaration in {some="thing",xlafuse_declared={"flops": 1.0}}; XLA quotes values other than JSON."""
     if DECLARATION not in text:
         return ""
     for piece in _split(text, 1)[0]:
@@ -387,12 +381,12 @@ def _declared(text: str) -> str:
 
 
 def _dimensions(text: str) -> tuple[int, ...]:
-    """{0,2} or {}"""
+    """Read {0,2} or {}."""
     return tuple(read_integer(dimension) for dimension in text.strip("{}").split(",") if dimension.strip())
 
 
 def _window(text: str) -> tuple[WindowDimension, ...]:
-    """{size=3x3 stride=2x2 pad=0_1x0_1 lhs_dilate=1x1 rhs_dilate=1x1 rhs_reversal=0x0}"""
+    """Read {size=3x3 stride=2x2 pad=0_1x0_1 lhs_dilate=1x1 rhs_dilate=1x1 rhs_reversal=0x0}."""
     fields = {}
     for piece in text.strip("{}").split():
         key, _, value = piece.partition("=")

@@ -1,8 +1,7 @@
-"""Numbers for what instructions compute: equal for equal operations on equal operands, across kernels.
+"""Value numbering over a whole module: equal operations on equal operands get the same number, across kernels.
 
-Value numbering over the whole module, buffers between kernels included, so that an operation that two fusions both hold
-is told from two operations of one name (a Python loop's layers have the same op_names and frames). Where the data lies
-and how it is laid out does not matter: copies, bitcasts, reshapes and transposes compute nothing.
+The numbers tell one operation that two fusions both compute from two operations of the same name: the layers of a
+Python loop share op_names and stack frames. Copies, bitcasts, reshapes and transposes keep the number of their operand.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,7 @@ _SAME_VALUE = frozenset(("bitcast", "copy", "reshape", "transpose", "opt-barrier
 
 
 class NumberedInstruction(NamedTuple):
-    """An instruction inside a kernel, the computation it stands in, and the number of what it computes."""
+    """An instruction inside a kernel, its computation, and the number of its value."""
 
     instruction: Instruction
     computation: Computation
@@ -27,8 +26,8 @@ class NumberedInstruction(NamedTuple):
 
 
 @dataclass
-class _Level:
-    """A fused computation while it is read."""
+class _OpenFusion:
+    """A fused computation that is being numbered."""
 
     caller: Instruction
     computation: Computation
@@ -38,14 +37,16 @@ class _Level:
 
 
 class ValueNumbers:
+    """The value numbers of one module."""
+
     def __init__(self, module: Module) -> None:
         self._module = module
         self._numbers: dict[tuple[str | int, ...], int] = {}
-        self._elements: dict[int, tuple[int, ...]] = {}  # of numbers that stand for tuples
+        self._elements: dict[int, tuple[int, ...]] = {}  # for the numbers of tuples
         self._count = 0
 
     def unique(self) -> int:
-        """Equal to no other: an input, or what a loop carries."""
+        """Return a number that no other value has: for an input, or a value that a loop carries."""
         self._count += 1
         return self._number(("unique", self._count))
 
@@ -61,33 +62,36 @@ class ValueNumbers:
     def instructions(
         self, computation: Computation, instruction: Instruction, operands: Sequence[int]
     ) -> list[NumberedInstruction]:
-        """The instruction itself; of a fusion all instructions, those of nested fusions before the nested fusion,
-        each computation once, and the fusion itself last. Its number is that of the result."""
+        """Return the numbered instruction; for a fusion, all instructions inside it and the fusion itself last.
+
+        Instructions of a nested fusion come before it, and each computation is listed once. A fusion has the number of
+        its result.
+        """
         parts: list[NumberedInstruction] = []
         seen: set[str] = set()
-        levels: list[_Level] = []
-        self._enter(levels, seen, instruction, operands)
-        if not levels:
-            return [NumberedInstruction(instruction, computation, self._of(instruction, operands))]
-        while levels:
-            level = levels[-1]
-            part = next(level.rest, None)
+        fusions: list[_OpenFusion] = []
+        self._enter(fusions, seen, instruction, operands)
+        if not fusions:
+            return [NumberedInstruction(instruction, computation, self._computed_number(instruction, operands))]
+        while fusions:
+            fusion = fusions[-1]
+            part = next(fusion.rest, None)
             if part is not None:
-                inner = [self._operand(level.known, name) for name in part.operands]
-                if not self._enter(levels, seen, part, inner):
-                    level.known[part.name] = self._inside(level, part, inner)
-                    parts.append(NumberedInstruction(part, level.computation, level.known[part.name]))
+                inner = [self._operand_number(fusion.known, name) for name in part.operands]
+                if not self._enter(fusions, seen, part, inner):
+                    fusion.known[part.name] = self._number_inside(fusion, part, inner)
+                    parts.append(NumberedInstruction(part, fusion.computation, fusion.known[part.name]))
                 continue
-            levels.pop()
-            root = level.computation.root
-            result = self.unique() if root is None else level.known[root.name]
-            around = levels[-1] if levels else None
+            fusions.pop()
+            root = fusion.computation.root
+            result = self.unique() if root is None else fusion.known[root.name]
+            around = fusions[-1] if fusions else None
             if around is not None:
-                around.known[level.caller.name] = result
-            parts.append(NumberedInstruction(level.caller, around.computation if around else computation, result))
+                around.known[fusion.caller.name] = result
+            parts.append(NumberedInstruction(fusion.caller, around.computation if around else computation, result))
         return parts
 
-    def _enter(self, levels: list[_Level], seen: set[str], part: Instruction, operands: Sequence[int]) -> bool:
+    def _enter(self, fusions: list[_OpenFusion], seen: set[str], part: Instruction, operands: Sequence[int]) -> bool:
         if part.synchronous_opcode != "fusion":
             return False
         name = next(iter(part.called("calls")), "")
@@ -95,18 +99,18 @@ class ValueNumbers:
             return False
         seen.add(name)
         called = self._module.computations[name]
-        levels.append(_Level(part, called, operands, iter(called.instructions.values())))
+        fusions.append(_OpenFusion(part, called, operands, iter(called.instructions.values())))
         return True
 
-    def _inside(self, level: _Level, part: Instruction, operands: list[int]) -> int:
+    def _number_inside(self, fusion: _OpenFusion, part: Instruction, operands: list[int]) -> int:
         index = part.index or 0
         if part.opcode == "parameter":
-            return level.arguments[index] if index < len(level.arguments) else self.unique()
+            return fusion.arguments[index] if index < len(fusion.arguments) else self.unique()
         if part.opcode == "get-tuple-element" and operands:
             return self.element(operands[0], index)
-        return self._of(part, operands)
+        return self._computed_number(part, operands)
 
-    def _operand(self, known: dict[str, int], operand: str) -> int:
+    def _operand_number(self, known: dict[str, int], operand: str) -> int:
         name, *path = operand.split("#")
         if name not in known:
             return self.unique()
@@ -115,7 +119,7 @@ class ValueNumbers:
             number = self.element(number, int(index) if index.isdecimal() and len(index) < 10 else 0)
         return number
 
-    def _of(self, instruction: Instruction, operands: Sequence[int]) -> int:
+    def _computed_number(self, instruction: Instruction, operands: Sequence[int]) -> int:
         if instruction.opcode in _SAME_VALUE and operands:
             return operands[0]
         if instruction.opcode == "tuple":

@@ -13,6 +13,7 @@ from pathlib import Path
 from xlafuse.dumps.dump_folder import Artifacts, single_module
 from xlafuse.dumps.fusion_log import Estimated, FusionLog, Ineligible, Refusal, read_frames, read_log, refusals
 from xlafuse.hlo import file_reader
+from xlafuse.hlo.module_walk import NO_KERNEL
 from xlafuse.hlo.text_reader import Computation, Instruction, Module, parse
 from xlafuse.reasons.fusion_replay import Barrier, Key, Replay, fusion_body, kernel_computations, stable_key
 
@@ -87,7 +88,7 @@ def join_decisions(module: Module, log: FusionLog, pairs: Iterable[Refusal] = ()
             found.update(dict.fromkeys(words.on(node, reader, producer, consumer)))
     inside = _inside(module)
     for node in replay.last:
-        if node not in replay or replay.key(node)[1] in _NO_KERNEL:
+        if node not in replay or replay.key(node)[1] in NO_KERNEL:
             continue
         if node in roots.kernel_of:
             # To a kernel in another computation, no path is followed here.
@@ -159,11 +160,6 @@ class _Words:
         return (refusing[third], third) if third else ("", "")
 
 
-# They take no time: nothing is launched for them.
-_NO_KERNEL = frozenset(
-    "parameter constant tuple get-tuple-element bitcast after-all add-dependency partition-id replica-id opt-barrier "
-    "domain".split()
-)
 _Source = tuple[str, int]  # a kernel, and which array of its result
 
 
@@ -181,7 +177,7 @@ class _Roots:
             by_key.setdefault(replay.key(node), []).append(node)
         for computation in kernel_computations(module):
             for name, instruction in computation.instructions.items():
-                if instruction.opcode not in _NO_KERNEL:
+                if instruction.opcode not in NO_KERNEL:
                     self._join(by_key, name, instruction)
 
     def _join(self, by_key: Mapping[Key, list[str]], name: str, kernel: Instruction) -> None:
@@ -269,7 +265,7 @@ def _reads(module: Module, computation: Computation) -> Iterator[tuple[_Source, 
         elif instruction.opcode == "async-done" and sources and sources[0]:
             made = sources[0][0]
             holds[name] = [(made[0], index) for index in range(arrays)] if made else []
-        elif instruction.opcode not in _NO_KERNEL:
+        elif instruction.opcode not in NO_KERNEL:
             kernel = _started(module, instruction)
             for source in dict.fromkeys(source for part in sources for source in part if source):
                 yield source, kernel

@@ -62,7 +62,7 @@ def test_what_is_no_declaration_is_told_and_not_guessed(data: object) -> None:
     found = program(json.dumps(data))
     (launch,) = found.launches
     assert launch.flops is None and [op.op for op in launch.source_ops] == ["ffi_call"]
-    assert [text for text in found.unresolved if text.startswith("y: what it declares cannot be read: ")]
+    assert [text for text in found.unresolved if text.startswith("y: its declaration cannot be read: ")]
 
 
 @pytest.mark.parametrize("value", ['{"flops": 1e999999999999, ', "{nonsense}", "{" + '"a":[' * 9000, '"', "{}}"])

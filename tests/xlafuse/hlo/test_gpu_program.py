@@ -322,7 +322,7 @@ def test_what_is_missing_is_said_and_the_rest_is_kept() -> None:
         complete=False,
     )
     assert program.unresolved == (
-        "g: no get-tuple-element of such an operand",
+        "g: operand does not fit get-tuple-element",
         "c: computation gone is not there",
         "y: operand nowhere is not there",
     )
