@@ -6,7 +6,7 @@
 #   make run ARGS="softmax -i triton"
 #   make test-gpu                   the tests that need an NVIDIA GPU
 #   make sanitize                   every hand-written kernel under compute-sanitizer, on an NVIDIA GPU
-#   make lint                       ruff and mypy
+#   make lint                       ruff, mypy, and the rules of prose (tools/prose.py)
 
 PYTHON ?= python3
 SETUP ?= 1
@@ -25,8 +25,9 @@ RUNNER := $(VENV)/bin/python
 READY := $(STAMP)
 endif
 
-# By file, for tests of a file share workers and compiles; where pytest-xdist is missing, one after the other. Those on
-# a GPU, of which one file has most, in stretches: seven processes to eight cores, for compilers have threads of their own.
+# Tests run in parallel by file, because tests of a file share workers and compiles; without pytest-xdist they run one
+# after the other. GPU tests are split within files, as one file has most of them: 7 processes on 8 cores, because
+# compilers have threads of their own.
 PARALLEL = $(if $(shell $(RUNNER) -c "import xdist" 2>/dev/null && echo yes),-n auto --maxprocesses 4 --dist loadfile)
 STRETCHES = $(shell $(RUNNER) -c "import xdist, os; \
 	print('--dist worksteal -n', max(1, min(14, len(os.sched_getaffinity(0)) * 7 // 8)))" 2>/dev/null)
@@ -48,6 +49,7 @@ sanitize: $(READY)
 lint: $(READY)
 	$(RUNNER) -m ruff check .
 	$(RUNNER) -m mypy
+	$(RUNNER) -m tools.prose
 
 setup: $(READY)
 
