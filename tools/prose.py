@@ -33,7 +33,9 @@ KERNELS = ("triton_side/", "tests/triton_side/", "tools/benchmarks/")
 Prose = Iterator[tuple[int, str, bool]]  # line, text, and whether sentences begin in it
 
 _OPENING = re.compile(r"(What|Who|Of|That|As of|Whether)\b")
-_PEOPLE = ("person", "people", "user", "users", "reader", "readers", "author", "authors", "engineers", "anyone", "those")
+_PEOPLE = (
+    "person", "people", "user", "users", "reader", "readers", "author", "authors", "engineers", "anyone", "those",
+)
 _PROCESS = re.compile("".join(f"(?<!{word} )" for word in _PEOPLE) + r"\b(whom?|whoever|nobody|somebody)\b", re.I)
 _PRIVATE = re.compile(r"\b(clerk|crew|ballast|lanes?|worn|starved|speed of memory|in hand|at hand)\b", re.I)
 _CODE = re.compile(r"`[^`]*`")
