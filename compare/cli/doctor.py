@@ -20,6 +20,7 @@ from triton_side import versions as torch_versions
 from xlafuse import versions as jax_versions
 
 from .. import targets
+from ..backends import BACKENDS, Backend
 from ..base.host import distribution, gpu_present, interpreter_problem, lacks
 from ..base.paths import PROJECT
 from ..spec.blocks import BLOCKS, requirements
@@ -200,10 +201,9 @@ def diagnose(machine: Machine, interpreters: Mapping[str, Interpreter]) -> list[
 
 @dataclass(frozen=True)
 class _Needs:
-    """The needs that a group of implementations shares. compiler: a key of LABELS. packages: requirements of single
-    implementations."""
+    """The needs of a group of implementations. family: of backends. packages: requirements of its implementations."""
 
-    compiler: str
+    family: str
     gpu: bool
     packages: tuple[str, ...]
 
@@ -231,41 +231,35 @@ def _groups() -> dict[_Needs, list[str]]:
     groups: dict[_Needs, list[str]] = {}
     for block in BLOCKS.values():
         for i in block.implementations:
-            # A variant such as xla-unfused needs what XLA needs.
-            compiler = i.compiler if i.compiler in LABELS else i.compiler.partition("-")[0]
-            key = _Needs(compiler, i.needs_gpu is not None, i.requires)
+            key = _Needs(i.backend.family, i.needs_gpu is not None, i.requires)
             if i.name not in groups.setdefault(key, []):
                 groups[key].append(i.name)
     return groups
 
 
-LABELS = {
-    "xla": "XLA", "eager": "PyTorch", "flex": "FlexAttention", "inductor": "TorchInductor", "triton": "Triton",
-    "triton-library": "Triton", "cuda": "raw CUDA C++", "xla-triton": "XLA with hand-written Triton",
-}
-WITHOUT_GPU = {
-    "xla": f"compiles for {targets.DEFAULT}, checked on the CPU",
-    "xla-triton": f"compiles for {targets.DEFAULT}, not checked: the kernels run on a GPU alone",
-    "inductor": f"compiles for {targets.DEFAULT}, checked on the CPU",
-    "triton": f"compiles for {targets.DEFAULT}, checked on the CPU (by Triton's interpreter)",
-    "cuda": f"compiles for {targets.DEFAULT}, not checked: raw CUDA runs on a GPU alone",
-    "triton-library": f"compiles for {targets.DEFAULT}, not checked: its kernels run on a GPU alone",
-    "eager": "checked on the CPU; its kernels come prebuilt, so nothing is compiled",
-}
-UNCHECKED = ("xla-unfused", "inductor-max")  # compiled only, in groups that are checked on the CPU
+def _without_gpu(backend: Backend, names: list[str]) -> str:
+    if backend.prebuilt:
+        return "checked on the CPU; its kernels come prebuilt, so nothing is compiled"
+    compiles = f"compiles for {targets.DEFAULT}, "
+    if backend.cpu_check_worker is None:
+        return compiles + "not checked: its kernels run on a GPU only"
+    unchecked = [name for name in names if name in BACKENDS and BACKENDS[name].cpu_check_worker is None]
+    interpreted = " (by Triton's interpreter)" if backend.cpu_check_worker == "interpreter" else ""
+    but = f" ({' and '.join(unchecked)}: compiled only)" if unchecked else ""
+    return compiles + "checked on the CPU" + interpreted + but
 
 
 def _diagnosis(
     group: _Needs, names: list[str], machine: Machine, interpreters: Mapping[str, Interpreter]
 ) -> Diagnosis:
-    compiler = group.compiler
+    backend = BACKENDS[group.family]
     # == names the tested version, and any version works; >= is a real bound.
     packages = " and ".join(r if ">=" in r else distribution(r) for r in group.packages)
-    label = LABELS[compiler] + (f", with {packages}" if packages else "") + (", GPU only" if group.gpu else "")
+    label = backend.label + (f", with {packages}" if packages else "") + (", GPU only" if group.gpu else "")
     if group.gpu and not machine.gpu:
         return Diagnosis(label, names, "not here: needs an NVIDIA GPU, and none is visible")
-    problems, commands = _problems(compiler, machine, interpreters)
-    side = interpreters["xla" if compiler.startswith("xla") else "torch"]
+    problems, commands = _problems(backend, machine, interpreters)
+    side = interpreters[backend.worker]
     absent = {r: lack for r in group.packages if (lack := lacks(r, side.packages.get(distribution(r))))}
     if absent:
         problems += absent.values()
@@ -274,8 +268,7 @@ def _diagnosis(
         reasons = "; ".join(dict.fromkeys(problems))
         return Diagnosis(label, names, f"not here: {reasons}", " && ".join(commands) or None)
     if not machine.gpu:
-        unchecked = " and ".join(name for name in names if name in UNCHECKED)
-        return Diagnosis(label, names, WITHOUT_GPU[compiler] + (f" ({unchecked}: compiled only)" if unchecked else ""))
+        return Diagnosis(label, names, _without_gpu(backend, names))
     if problem := CUPTI.problem(side.packages.get(CUPTI.name)):
         command = _pip(side, [_cupti_pin(machine)])
         return Diagnosis(label, names, f"runs here, device time not measured: {problem}", command)
@@ -283,16 +276,16 @@ def _diagnosis(
 
 
 def _problems(
-    compiler: str, machine: Machine, interpreters: Mapping[str, Interpreter]
+    backend: Backend, machine: Machine, interpreters: Mapping[str, Interpreter]
 ) -> tuple[list[str], list[str]]:
-    """Return what keeps a compiler's implementations from running here, and the commands that mend it."""
+    """Return the problems of a backend's implementations on this machine, and the commands that solve them."""
     xla, torch = interpreters["xla"], interpreters["torch"]
     wanted: list[tuple[Interpreter, tuple[Package, ...]]] = [(torch, (TORCH,))]  # PyTorch computes the reference
-    if compiler.startswith("xla"):
+    if backend.worker == "xla":
         wanted.append((xla, XLA_GPU_PACKAGES if machine.gpu else XLA_PACKAGES))
-    if compiler in ("inductor", "flex", "triton", "triton-library", "xla-triton"):
+    if "triton" in backend.requires:
         wanted.append((torch, (TRITON,)))
-    if compiler == "cuda":
+    if "nvrtc" in backend.requires:
         wanted.append((torch, CUDA_PACKAGES))
 
     problems: list[str] = []
@@ -312,17 +305,17 @@ def _problems(
     if machine.gpu and version.endswith("+cpu"):
         problems.append(f"torch {version} is a CPU build")
         commands.append(_pip(torch, ["--force-reinstall", TORCH.requirement]))
-    if compiler.startswith("xla") and xla.python and not xla.cuda_tools:
+    if backend.worker == "xla" and xla.python and not xla.cuda_tools:
         problems.append("CUDA's ptxas and libdevice are missing")
         commands.append(_pip(xla, [TRITON.requirement]))
     build = version if "+" in version else version + PYPI_CUDA
-    deviceless = {"xla-triton": "planning launches"}
-    if not machine.gpu:
-        deviceless["inductor"] = "without a GPU TorchInductor"
-    if compiler in deviceless and version and build not in DEVICELESS_TORCH:
-        problems.append(f"{deviceless[compiler]} needs torch {' or '.join(DEVICELESS_TORCH)}, not {version}")
+    deviceless = "planning launches" if "launch planning" in backend.requires else ""
+    if not machine.gpu and backend.family == "inductor":
+        deviceless = "without a GPU TorchInductor"
+    if deviceless and version and build not in DEVICELESS_TORCH:
+        problems.append(f"{deviceless} needs torch {' or '.join(DEVICELESS_TORCH)}, not {version}")
         commands.append(_pip(torch, [f"torch=={torch_versions.TORCH_BUILDS[0][0]}"]))
-    if compiler in ("inductor", "xla-triton") and machine.compiler is None:
+    if "g++" in backend.requires and machine.compiler is None:
         problems.append("g++ is missing")
         commands.append("apt-get install g++")
     return list(dict.fromkeys(problems)), list(dict.fromkeys(commands))

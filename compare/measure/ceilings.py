@@ -23,7 +23,7 @@ _CHAIN = 64  # exponentials an element
 _LAUNCHES = 500  # few enough for the launch queue, whose end would show the device's time
 
 
-def measure(clock: Clock, flush_cache: Callable[[], None], repeats: int = 15) -> dict[str, Any]:
+def measure(clock: Clock, flush_l2: Callable[[], None], repeats: int = 15) -> dict[str, Any]:
     """{"streams": {"reads:writes": bytes per second}, "products": {dtype: FLOP per second}, "exponentials": float32
     exponentials per second, "launch": {"host_s", "device_s"}}, medians of `repeats`.
 
@@ -37,7 +37,7 @@ def measure(clock: Clock, flush_cache: Callable[[], None], repeats: int = 15) ->
             call()
         clock.start()
         for _ in range(repeats):
-            flush_cache()
+            flush_l2()
             clock.time(call, lambda results=None: torch.cuda.synchronize())
         return statistics.median(sample.device_time for sample in clock.collect())
 

@@ -45,7 +45,7 @@ DONE:
 
 
 def measure(
-    clock: Clock, synchronize: Callable[..., None], flush_cache: Callable[[], None], slower: float, samples: int
+    clock: Clock, synchronize: Callable[..., None], flush_l2: Callable[[], None], slower: float, samples: int
 ) -> list[float]:
     """Device seconds of copying `1 + slower` times BYTES, from a cold L2."""
     source, destination = _buffers()
@@ -57,7 +57,7 @@ def measure(
     copy()
     clock.start()
     for _ in range(samples):
-        flush_cache()
+        flush_l2()
         clock.time(copy, synchronize)
     return [sample.device_time for sample in clock.collect()]
 

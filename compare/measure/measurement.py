@@ -1,8 +1,4 @@
-"""One implementation of one case inside its worker: checked, then measured, through what its framework provides.
-
-The same code drives every framework, so that all are checked and timed by one protocol. A framework's module gives a
-`Side`; the compiled block is a `Program`.
-"""
+"""The measuring protocol, the same for every framework: a worker checks a compiled case, then times it."""
 
 from __future__ import annotations
 
@@ -10,144 +6,31 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from ..graph.model import FusionGraph
-from ..numerics.errors import Verdict, relative_error
+from ..numerics.errors import ErrorCheck, relative_error
 from ..numerics.tolerance import Scale
 from ..spec.blocks import BLOCKS
 from ..spec.case import Case
 from ..spec.dtype import DTYPES
 from .clock import CallTrace, Clock, CuptiClock, Sample
 from .profiler_marks import bounded
+from .warm_up import Timed, untimed, warm_up
+from .worker_backend import Arrays, Extent, Peak, Program, WorkerBackend
 
-Arrays = dict[str, Any]
-Extent = tuple[int, int]  # first and one-past-last device address
-Timed = Callable[[Callable[[], Any], Callable[..., None]], Any]  # Clock.time, or what stands for it
-
-
-@dataclass
-class Program:
-    """A compiled block: `forward(inputs) -> (outputs, saved)`, `backward(saved, cotangents) -> gradients by input`."""
-
-    forward: Callable[[Arrays], tuple[Arrays, Any]]
-    backward: Callable[[Any, Arrays], Arrays] | None
-    compile_s: float
-    graph: FusionGraph | None
-    intercepts_allocations: bool = True  # its allocations go through the framework's Python-visible dispatch
-    allocations: dict[str, list[int]] = field(default_factory=dict)  # bytes of each buffer a call of a part allocates
-    # Of each part: (launches inside XLA's command buffers, all launches); None where there is no such thing.
-    command_buffers: dict[str, tuple[int, int]] | None = None
-    # The same block compiled so that it launches as a mode asks; a mode that is missing is how this one launches.
-    variants: dict[str, Callable[[], Program]] = field(default_factory=dict)
-    # Its artifacts as they are written, beside what the worker does next: machine code is disassembled.
-    artifacts: Future[None] | None = None
-    # Instead of Side.poison, where results stay where they are: fills them, returns where they are.
-    poison: Callable[[str], list[Extent]] | None = None
-
-
-@dataclass(frozen=True)
-class Peak:
-    """Bytes that one call needs at most above what is there before it: its outputs, temporaries, workspaces.
-
-    bytes: the measurement by the allocator's statistics, rounded as it rounds; None for the `reason`. XLA's is always
-    None. planned: the compiler's own plan of outputs and temporaries, where it has one; this is XLA's number.
-    """
-
-    bytes: int | None
-    planned: int | None = None
-    reason: str | None = None
-
-
-class Side(Protocol):
-    """What a framework provides on its device. Arrays are the framework's own."""
-
-    device: str
-    backend: str
-
-    def inputs(self, folder: Path, case: Case) -> Arrays:
-        """The case's inputs with the bits stored in `folder`, in buffers that stay the same from call to call where
-        the framework allows it, so that a result cached by address is stale and noticed."""
-        ...
-
-    def cotangents(self, folder: Path, case: Case) -> Arrays: ...
-
-    def changed(self, inputs: Arrays, folder: Path, case: Case) -> list[str]:
-        """Names of inputs whose bits differ from the stored ones."""
-        ...
-
-    def reference(self, folder: Path, role: str, name: str) -> Any:
-        """A stored reference on this device."""
-        ...
-
-    def largest_difference(self, values: Any, reference: Any) -> float:
-        """max|values - reference| in float64, nan where a value is."""
-        ...
-
-    def poisoned_allocations(self, program: Program) -> AbstractContextManager[Any]:
-        """Within it, uninitialised memory that the framework's Python code asks for comes filled with NaN; does nothing
-        for programs whose allocations cannot be intercepted."""
-        ...
-
-    def poison(self, program: Program, part: str) -> list[Extent]:
-        """Fill the memory that the next call will get with NaN; returns where that is."""
-        ...
-
-    def was_poisoned(self, poisoned: list[Extent], arrays: Arrays) -> bool:
-        """Whether all of `arrays` lie in poisoned memory."""
-        ...
-
-    def variant(
-        self, program: Program, mode: str, inputs: Arrays, cotangents: Arrays
-    ) -> AbstractContextManager[Program | None]:
-        """The program launched as `mode` asks ("graph", "launches"; see compare.plan.timing_modes), on these very
-        arrays; None where `program` is launched so already. Raises whatever the framework does where that cannot be
-        had."""
-        ...
-
-    def flush_cache(self) -> None:
-        """Leave the L2 cache full of other data, clean."""
-        ...
-
-    def synchronize(self, results: Any = None) -> None:
-        """Wait until the device is done, and `results` are there."""
-        ...
-
-    def peak_memory(self, program: Program, part: str, call: Callable[[], Any]) -> Peak:
-        """The peak of one call, measured in `call`, which returns its results, or planned by the compiler."""
-        ...
-
-    def written_late(self, program: Program, part: str, call: Callable[[], Arrays]) -> list[str]:
-        """Names of those results of `call` that are not yet there for what its caller enqueues next."""
-        ...
-
-
-def lies_within(extent: Extent, ranges: list[Extent]) -> bool:
-    """Whether every address of `extent` lies in the union of `ranges`.
-
-    An allocator may merge what neighbouring ranges gave back, so the extent may cross from one into the next.
-    """
-    at, end = extent
-    for first, past in sorted(ranges):
-        if first <= at < past:
-            at = past
-    return at >= end
-
-
-_SETTLED = 0.02  # relative: successive medians that close are taken for a steady state
-_BATCH_SECONDS = 0.001  # of host time, the first batch of the warm-up; each further one takes twice as long
-_WARM_UP_SECONDS = 0.1  # after which no further batch begins, for each implementation in each round and mode
 _LEAST_SAMPLES, _MOST_SAMPLES = 3, 100  # calls
 _LEAST_WALL_CALLS, _MOST_WALL_CALLS = 2, 200
 
 
+class WrongResult(Exception):
+    """A result that must not be timed; the message says what is wrong."""
+
+
 @dataclass(frozen=True)
-class _Arrays:
+class _InputSet:
     """One input set on the device."""
 
     index: int
@@ -155,177 +38,69 @@ class _Arrays:
     cotangents: Arrays
 
 
-@dataclass(frozen=True)
-class _WarmUp:
-    """seconds: all of it. seconds_a_call: of host time, what belongs to a timed call around it included."""
+class MeasuredProgram:
+    """A program on its case's data.
 
-    seconds: float
-    settled: bool
-    seconds_a_call: float
-
-
-def _untimed(call: Callable[[], Any], synchronize: Callable[..., None]) -> Any:
-    result = call()
-    synchronize(result)
-    return result
-
-
-class WrongResult(Exception):
-    """A result that must not be timed; the message says what is wrong."""
-
-
-class Subject:
-    """A program on its case's data. `folders` hold two input sets, so that a cached result is caught."""
+    folders: two input sets, so that a cached result is caught. scales: for each set, the scale of each reference.
+    """
 
     def __init__(
-        self, side: Side, program: Program, case: Case, folders: list[Path], scales: list[dict[str, dict[str, float]]]
+        self, backend: WorkerBackend, program: Program, case: Case, folders: list[Path],
+        scales: list[dict[str, dict[str, float]]],
     ) -> None:
-        self.side, self.program, self.case = side, program, case
+        self.backend, self.program, self.case = backend, program, case
         self.folders = folders
-        self.refer(scales)
+        self.set_scales(scales)
 
-    def refer(self, scales: list[dict[str, dict[str, float]]]) -> None:
-        """What is stored as each input set's references has these scales."""
+    def set_scales(self, scales: list[dict[str, dict[str, float]]]) -> None:
+        """Take the scales of the references that are stored for each input set."""
         self.scales = [{name: Scale(**scale) for name, scale in group.items()} for group in scales]
 
-    def check(self) -> list[Verdict]:
-        """Errors of outputs and gradients on every input set, of each the worst for its tolerance; inputs must be
-        unchanged after.
+    def check(self) -> list[ErrorCheck]:
+        """Return the worst error check of each output and gradient over the input sets.
 
-        Raises WrongResult on a missing, misshapen, late or input-changing result; too large an error is left to the
-        caller.
+        Raises WrongResult on a missing, misshapen or late result, and where a call changed its inputs. The caller
+        decides about an error above its tolerance.
         """
-        self._check_order()
-        worst: dict[str, Verdict] = {}
+        self._check_stream_order()
+        worst: dict[str, ErrorCheck] = {}
         for index in range(len(self.folders)):
-            arrays = self._arrays(index)
-            for verdict in self._verdicts(index, *self._call(arrays), arrays.inputs):
-                if verdict.name not in worst or verdict.severity > worst[verdict.name].severity:
-                    worst[verdict.name] = verdict
+            arrays = self._input_set(index)
+            for check in self._error_checks(index, *self._call(arrays), arrays.inputs):
+                if check.name not in worst or check.severity > worst[check.name].severity:
+                    worst[check.name] = check
         return list(worst.values())
 
-    def rehearse(self) -> None:
-        """A call as it will be timed: what that sets up, as XLA's programs that poison each size of memory, takes
-        longer than a round, and no GPU of its own."""
-        self._timed_call(self.program, _untimed, self._arrays(0), dict.fromkeys(self.case.parts, True))
+    def call_as_timed(self) -> None:
+        """Make one call as it will be timed, before the GPU is reserved for timing.
+
+        The first such call sets up more than a round takes: XLA compiles a program for each size that it poisons.
+        """
+        self._timed_call(self.program, untimed, self._input_set(0), dict.fromkeys(self.case.parts, True))
 
     def measure(self, clock: Clock, seconds: float, input_set: int = 0) -> dict[str, Any]:
-        """Timed calls for about `seconds`, each on poisoned outputs and a cold L2, on inputs of that set; the last
-        results are checked.
+        """Time calls for about `seconds` on one input set, each on poisoned outputs and a cold L2; check the last.
 
-        Returns `parts`, and of the warm-up before them how many `seconds` it took and whether times `settled`. Of each
-        part: `device_time` and `busy_time` samples in seconds, the records of a median call and their number, and
-        whether every call's outputs lay in poisoned memory; None of what a clock that sees no kernels cannot say.
+        Returns {"parts", "warm_up": {"seconds", "settled"}}. Each part has `device_time` and `busy_time` samples in
+        seconds, the records of a median call, their number as `launches`, and whether every call's outputs lay in
+        poisoned memory. Values that a clock without kernel records cannot know are None.
         """
-        return self._measure(self.program, clock, seconds, self._arrays(input_set), cold=True)
+        return self._measure(self.program, clock, seconds, self._input_set(input_set), cold=True)
 
     def measure_mode(self, mode: str, clock: Clock, seconds: float, input_set: int = 0) -> dict[str, Any] | None:
-        """As `measure`, in another mode (compare.plan.timing_modes); None where that is how the program runs in the
-        main one."""
-        arrays = self._arrays(input_set)
+        """Measure in another mode (compare.plan.timing_modes); None where the main mode runs the program so."""
+        arrays = self._input_set(input_set)
         if mode == "warm":
             return self._measure(self.program, clock, seconds, arrays, cold=False)
-        with self.side.variant(self.program, mode, arrays.inputs, arrays.cotangents) as program:
+        with self.backend.in_mode(self.program, mode, arrays.inputs, arrays.cotangents) as program:
             if program is None:
                 return None
             measured = self._measure(program, clock, seconds, arrays, cold=True)
             return measured | {"command_buffers": program.command_buffers}
 
-    def _arrays(self, input_set: int) -> _Arrays:
-        index = input_set % len(self.folders)
-        folder = self.folders[index]
-        return _Arrays(index, self.side.inputs(folder, self.case), self.side.cotangents(folder, self.case))
-
-    def _measure(
-        self, program: Program, clock: Clock, seconds: float, arrays: _Arrays, *, cold: bool
-    ) -> dict[str, Any]:
-        poisoned = dict.fromkeys(self.case.parts, cold)
-        results: tuple[Arrays, Arrays] = {}, {}
-
-        def once(timed: Timed) -> None:
-            nonlocal results
-            results = {}, {}  # their memory is free for this call
-            results = self._timed_call(program, timed, arrays, poisoned if cold else None)
-
-        clock.start()  # once: a warm-up of two short calls took 8 to 12 ms on an H200 with a start and an end for each
-        try:
-            warm_up = self._warm_up(clock, once)
-            poisoned.update(dict.fromkeys(self.case.parts, cold))
-            for _ in range(max(_LEAST_SAMPLES, min(_MOST_SAMPLES, int(seconds / warm_up.seconds_a_call)))):
-                once(clock.time)
-            samples = clock.collect()
-        except Exception:
-            with contextlib.suppress(Exception):  # what went wrong first is told
-                clock.collect()  # or what this process compiles next is recorded
-            raise
-        wrong = [v for v in self._verdicts(arrays.index, *results, arrays.inputs) if not v.right]
-        if wrong:
-            raise WrongResult("timed call: " + "; ".join(f"{v.name}: error {v.error:.3g}" for v in wrong))
-        if any(sample.records == () for sample in samples):
-            raise RuntimeError(f"the {clock.name} clock saw no device work in a timed call")
-        parts = self.case.parts
-        return {
-            "parts": {part: self._summary(samples[i :: len(parts)], poisoned[part]) for i, part in enumerate(parts)},
-            "warm_up": {"seconds": warm_up.seconds, "settled": warm_up.settled},
-        }
-
-    def _timed_call(
-        self, program: Program, timed: Timed, arrays: _Arrays, poisoned: dict[str, bool] | None
-    ) -> tuple[Arrays, Arrays]:
-        """Outputs and gradients of one call, each part timed; from poisoned memory and a cold L2 if `poisoned`, which
-        then loses the parts whose results lay elsewhere."""
-        gradients: Arrays = {}
-        token = [] if poisoned is None else self._before_call(program, "forward")
-        outputs, saved = timed(partial(program.forward, arrays.inputs), self.side.synchronize)
-        if poisoned is not None:
-            poisoned["forward"] &= self.side.was_poisoned(token, outputs)
-        if program.backward:
-            if poisoned is not None:
-                # Backward may also reuse what forward was given and saved: poisoned before this very step, too.
-                token = token + self._before_call(program, "backward")
-            call = partial(program.backward, saved, arrays.cotangents)
-            del saved
-            gradients = timed(call, self.side.synchronize)
-            if poisoned is not None:
-                passed_on = BLOCKS[self.case.block].passes_on
-                computed = {name: gradient for name, gradient in gradients.items() if name not in passed_on}
-                poisoned["backward"] &= self.side.was_poisoned(token, computed)
-        return outputs, gradients
-
-    def _warm_up(self, clock: Clock, once: Callable[[Timed], None]) -> _WarmUp:
-        """Calls in batches until the medians of two successive ones agree, or until it has taken long enough. What must
-        settle is the time in which the GPU is busy: the gaps between are the host's, whose medians over a few calls
-        seldom agree, however long one waits (on an H200's host in 14% of rounds not within 0.1 s). Batches grow. A call
-        before them, which nobody times, pays for what other implementations pushed out of every cache."""
-        started = time.perf_counter()
-        once(_untimed)
-        seconds_a_call = time.perf_counter() - started
-        before: float | None = None
-        batch_seconds = _BATCH_SECONDS
-        while True:
-            size = max(1, min(_MOST_SAMPLES, int(batch_seconds / seconds_a_call)))
-            batch_seconds *= 2
-            median, seconds_a_call = self._batch(clock, once, size)
-            seconds = time.perf_counter() - started
-            settled = before is not None and abs(median - before) <= _SETTLED * before
-            if settled or (before is not None and seconds >= _WARM_UP_SECONDS):
-                return _WarmUp(seconds, settled, seconds_a_call)
-            before = median
-
-    def _batch(self, clock: Clock, once: Callable[[Timed], None], size: int) -> tuple[float, float]:
-        """(median busy time, mean host time) of a whole call, in seconds; of a clock that sees no kernels the median
-        device time, gaps and all."""
-        started = time.perf_counter()
-        for _ in range(size):
-            once(clock.time)
-        host = (time.perf_counter() - started) / size
-        samples = [s.device_time if s.busy_time is None else s.busy_time for s in clock.collect(going_on=True)]
-        parts = len(self.case.parts)
-        return statistics.median(sum(samples[at : at + parts]) for at in range(0, len(samples), parts)), host
-
     def measure_wall(self, seconds: float, input_set: int = 0) -> dict[str, Any]:
-        """Steady-state host time of a call (train: forward and backward), no clock attached, caches as they fall."""
-        arrays = self._arrays(input_set)
+        """Return the steady-state host time of a call (train: forward and backward), without clock and L2 flush."""
+        arrays = self._input_set(input_set)
 
         def call() -> Any:
             outputs, saved = self.program.forward(arrays.inputs)
@@ -335,37 +110,39 @@ class Subject:
         start = time.perf_counter()
         for _ in range(count):
             results = call()
-        self.side.synchronize(results)
+        self.backend.synchronize(results)
         return {"wall_time": (time.perf_counter() - start) / count, "calls": count}
 
     def profile(self, mark: str) -> None:
-        """One call for a profiler, after one that is not profiled; each part starts from a cold L2, as when timed, and
-        is marked "<mark>_<part>"."""
-        arrays = self._arrays(0)
+        """Make one call for a profiler, after an unprofiled one.
+
+        Each phase starts from a cold L2, as when timed, and is marked "<mark>_<phase>".
+        """
+        arrays = self._input_set(0)
         self._call(arrays)
-        self.side.flush_cache()
+        self.backend.flush_l2()
         forward = partial(self.program.forward, arrays.inputs)
-        _, saved = bounded(forward, self.side.synchronize, f"{mark}_forward")
+        _, saved = bounded(forward, self.backend.synchronize, f"{mark}_forward")
         if self.program.backward:
-            self.side.flush_cache()
+            self.backend.flush_l2()
             backward = partial(self.program.backward, saved, arrays.cotangents)
-            bounded(backward, self.side.synchronize, f"{mark}_backward")
+            bounded(backward, self.backend.synchronize, f"{mark}_backward")
 
     def trace(self, clock: CuptiClock) -> dict[str, CallTrace]:
-        """What host and device did in one call, by part, from a cold L2 as when timed; its times are for looking at."""
-        arrays = self._arrays(0)
+        """Return what host and device did in one call from a cold L2, by phase. Its times are for a timeline only."""
+        arrays = self._input_set(0)
         self._call(arrays)
         self._before_call(self.program, "forward")
-        (_, saved), forward = clock.trace(partial(self.program.forward, arrays.inputs), self.side.synchronize)
+        (_, saved), forward = clock.trace(partial(self.program.forward, arrays.inputs), self.backend.synchronize)
         if not self.program.backward:
             return {"forward": forward}
         self._before_call(self.program, "backward")
-        _, backward = clock.trace(partial(self.program.backward, saved, arrays.cotangents), self.side.synchronize)
+        _, backward = clock.trace(partial(self.program.backward, saved, arrays.cotangents), self.backend.synchronize)
         return {"forward": forward, "backward": backward}
 
     def peak_memory(self) -> dict[str, Peak]:
-        """Of each part. Its inputs, and in a training step what forward saved for backward, are there before it."""
-        arrays = self._arrays(0)
+        """Return the peak of each phase. Its inputs, and backward's saved tensors, are in memory before it."""
+        arrays = self._input_set(0)
         kept: list[Any] = []
 
         def forward() -> Any:
@@ -373,26 +150,92 @@ class Subject:
             kept[:] = [saved]
             return outputs, saved
 
-        peaks = {"forward": self.side.peak_memory(self.program, "forward", forward)}
+        peaks = {"forward": self.backend.peak_memory(self.program, "forward", forward)}
         if self.program.backward:
             backward = self.program.backward
-            if not kept:  # a side that does not measure it did not call it
+            if not kept:  # a backend that does not measure the peak did not call it
                 forward()
-            peaks["backward"] = self.side.peak_memory(
+            peaks["backward"] = self.backend.peak_memory(
                 self.program, "backward", lambda: backward(kept[0], arrays.cotangents)
             )
         return peaks
 
-    def _call(self, arrays: _Arrays) -> tuple[Arrays, Arrays]:
-        with self.side.poisoned_allocations(self.program):
+    def _input_set(self, number: int) -> _InputSet:
+        index = number % len(self.folders)
+        folder = self.folders[index]
+        return _InputSet(index, self.backend.inputs(folder, self.case), self.backend.cotangents(folder, self.case))
+
+    def _measure(
+        self, program: Program, clock: Clock, seconds: float, arrays: _InputSet, *, cold: bool
+    ) -> dict[str, Any]:
+        phases = self.case.parts
+        poisoned = dict.fromkeys(phases, cold)
+        results: tuple[Arrays, Arrays] = {}, {}
+
+        def call(timed: Timed) -> None:
+            nonlocal results
+            results = {}, {}  # frees their memory for this call
+            results = self._timed_call(program, timed, arrays, poisoned if cold else None)
+
+        clock.start()  # once: starting and ending it for each batch took 8 to 12 ms a warm-up on an H200
+        try:
+            warm = warm_up(clock, call, len(phases))
+            poisoned.update(dict.fromkeys(phases, cold))
+            for _ in range(max(_LEAST_SAMPLES, min(_MOST_SAMPLES, int(seconds / warm.seconds_a_call)))):
+                call(clock.time)
+            samples = clock.collect()
+        except Exception:
+            with contextlib.suppress(Exception):  # the first error is reported
+                clock.collect()  # ends the recording, which would slow this process's next compile
+            raise
+        wrong = [c for c in self._error_checks(arrays.index, *results, arrays.inputs) if not c.passes]
+        if wrong:
+            raise WrongResult("timed call: " + "; ".join(f"{c.name}: error {c.error:.3g}" for c in wrong))
+        if any(sample.records == () for sample in samples):
+            raise RuntimeError(f"the {clock.name} clock saw no device work in a timed call")
+        return {
+            "parts": {
+                phase: self._summary(samples[i :: len(phases)], poisoned[phase]) for i, phase in enumerate(phases)
+            },
+            "warm_up": {"seconds": warm.seconds, "settled": warm.settled},
+        }
+
+    def _timed_call(
+        self, program: Program, timed: Timed, arrays: _InputSet, poisoned: dict[str, bool] | None
+    ) -> tuple[Arrays, Arrays]:
+        """Return outputs and gradients of one call with each phase timed.
+
+        poisoned: None for a warm call. Else each phase starts from poisoned memory and a cold L2, and a phase whose
+        results lie elsewhere becomes False in it.
+        """
+        gradients: Arrays = {}
+        filled = [] if poisoned is None else self._before_call(program, "forward")
+        outputs, saved = timed(partial(program.forward, arrays.inputs), self.backend.synchronize)
+        if poisoned is not None:
+            poisoned["forward"] &= self.backend.was_poisoned(filled, outputs)
+        if program.backward:
+            if poisoned is not None:
+                # Backward may reuse memory that was poisoned before forward, too.
+                filled = filled + self._before_call(program, "backward")
+            call = partial(program.backward, saved, arrays.cotangents)
+            del saved
+            gradients = timed(call, self.backend.synchronize)
+            if poisoned is not None:
+                passed_on = BLOCKS[self.case.block].passes_on
+                computed = {name: gradient for name, gradient in gradients.items() if name not in passed_on}
+                poisoned["backward"] &= self.backend.was_poisoned(filled, computed)
+        return outputs, gradients
+
+    def _call(self, arrays: _InputSet) -> tuple[Arrays, Arrays]:
+        with self.backend.poisoned_allocations(self.program):
             outputs, saved = self.program.forward(arrays.inputs)
             if self.program.backward:
                 return outputs, self.program.backward(saved, arrays.cotangents)
             return outputs, {}
 
-    def _check_order(self) -> None:
-        arrays = self._arrays(0)
-        self._call(arrays)  # what a first call sets up would make the host wait for the device
+    def _check_stream_order(self) -> None:
+        arrays = self._input_set(0)
+        self._call(arrays)  # the setup of a first call would make the host wait for the device
         kept: list[Any] = []
 
         def forward() -> Arrays:
@@ -400,48 +243,48 @@ class Subject:
             kept.append(saved)
             return outputs
 
-        late = self.side.written_late(self.program, "forward", forward)
+        late = self.backend.late_results(self.program, "forward", forward)
         if self.program.backward:
-            late += self.side.written_late(
+            late += self.backend.late_results(
                 self.program, "backward", partial(self.program.backward, kept.pop(), arrays.cotangents)
             )
         if late:
             raise WrongResult(
-                f"{', '.join(late)} is written on another stream, for which the caller's stream was not made to wait"
+                f"{', '.join(late)} is written on another stream, and the caller's stream does not wait for it"
             )
 
-    def _verdicts(self, index: int, outputs: Arrays, gradients: Arrays, inputs: Arrays) -> list[Verdict]:
+    def _error_checks(self, index: int, outputs: Arrays, gradients: Arrays, inputs: Arrays) -> list[ErrorCheck]:
         folder, scales = self.folders[index], self.scales[index]
         results = [("output", name, name, outputs) for name in scales if not name.startswith("d_")]
         if self.case.direction == "joint":
             gradients = {name.removeprefix("d_"): x for name, x in outputs.items() if name.startswith("d_")}
         if self.case.differentiates:
             results += [("gradient", n, n.removeprefix("d_"), gradients) for n in scales if n.startswith("d_")]
-        verdicts = []
+        checks = []
         for role, label, name, arrays in results:
             if name not in arrays:
                 raise WrongResult(f"no {role} {name!r}; got {sorted(arrays)}")
-            reference = self.side.reference(folder, role, name)
+            reference = self.backend.reference(folder, role, name)
             try:
-                error = relative_error(arrays[name], reference, scales[label].rms, self.side.largest_difference)
+                error = relative_error(arrays[name], reference, scales[label].rms, self.backend.largest_difference)
             except ValueError as problem:
                 raise WrongResult(f"{role} {name!r}: {problem}") from problem
             dtype = BLOCKS[self.case.block].tensor(name).dtype_in(self.case)
-            verdicts.append(Verdict(label, error, scales[label].tolerance(DTYPES[dtype].eps)))
-        changed = self.side.changed(inputs, folder, self.case)
+            checks.append(ErrorCheck(label, error, scales[label].tolerance(DTYPES[dtype].eps)))
+        changed = self.backend.changed_inputs(inputs, folder, self.case)
         if changed:
             raise WrongResult(f"the call changed its inputs: {', '.join(changed)}")
-        return verdicts
+        return checks
 
-    def _before_call(self, program: Program, part: str) -> list[Extent]:
-        token = (program.poison or partial(self.side.poison, program))(part)
-        self.side.flush_cache()
-        return token
+    def _before_call(self, program: Program, phase: str) -> list[Extent]:
+        filled = (program.poison or partial(self.backend.poison, program))(phase)
+        self.backend.flush_l2()
+        return filled
 
     def _seconds_of(self, call: Callable[[], Any]) -> float:
-        self.side.synchronize()
+        self.backend.synchronize()
         start = time.perf_counter()
-        self.side.synchronize(call())
+        self.backend.synchronize(call())
         return time.perf_counter() - start
 
     @staticmethod

@@ -1,10 +1,6 @@
-"""Numerics: what counts as right.
+"""Errors of results: error = max|y - reference| / rms(reference), with the reference in float64.
 
-error = max|y - reference| / rms(reference), the reference in float64 (absolute where the reference is zero throughout).
-tolerance = twice the error of an independent evaluation in the case's own dtype (the reference's formula, operation by
-operation, on the input set where it errs most; of values near the dtype's largest in float32, rounded at the end; see
-compare.numerics.reference), and never under one unit in the last place of the largest reference value, which storing
-alone may cost. An implementation that passes is as good as plain low-precision code; nothing is tuned.
+The error is absolute where the reference is zero throughout. compare.numerics.tolerance derives its limit.
 """
 
 from __future__ import annotations
@@ -18,34 +14,36 @@ LargestDifference = Callable[[Any, Any], float]
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """The error of one output or gradient beside what it may be."""
+class ErrorCheck:
+    """The error of one output or gradient, and its tolerance."""
 
     name: str
     error: float
     tolerance: float
 
     @property
-    def right(self) -> bool:
-        return self.error <= self.tolerance and math.isfinite(self.error)  # plain code may overflow
+    def passes(self) -> bool:
+        return self.error <= self.tolerance and math.isfinite(self.error)  # an overflow of plain code allows nothing
 
     @property
     def severity(self) -> tuple[bool, float]:
-        """Orders verdicts, the worst last: by the error over its own tolerance, and what is not right behind all that
-        is. Tolerances of two input sets differ: the larger of two errors may be right and the smaller one not."""
+        """Return a sort key that puts the worst check last: failed checks, then the ratio of error to tolerance.
+
+        Two input sets have different tolerances, so the smaller of two errors may be the one that fails.
+        """
         if not math.isfinite(self.error):
             return True, math.inf
-        return not self.right, self.error / self.tolerance if self.tolerance else self.error
+        return not self.passes, self.error / self.tolerance if self.tolerance else self.error
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def relative_error(values: Any, reference: Any, rms: float, largest_difference: LargestDifference) -> float:
-    """max|values - reference| / rms; infinite if a value is not finite.
+    """Return max|values - reference| / rms, infinite if a value is not finite.
 
-    `largest_difference` computes max|a - b| in float64 in the arrays' own framework.
-    Raises ValueError on a wrong shape: an array that broadcasts is not a right answer.
+    largest_difference: computes max|a - b| in float64 in the arrays' own framework.
+    Raises ValueError on a wrong shape, because an array that merely broadcasts is wrong.
     """
     if tuple(values.shape) != tuple(reference.shape):
         raise ValueError(f"shape {tuple(values.shape)}, expected {tuple(reference.shape)}")
@@ -57,9 +55,9 @@ def relative_error(values: Any, reference: Any, rms: float, largest_difference: 
     return error / rms if rms else error
 
 
-def describe(verdicts: list[Verdict]) -> str | None:
-    """What is wrong, in words, or None."""
-    wrong = [v for v in verdicts if not v.right]
-    if not wrong:
+def describe(checks: list[ErrorCheck]) -> str | None:
+    """Return a sentence about each failed check, or None."""
+    failed = [c for c in checks if not c.passes]
+    if not failed:
         return None
-    return "; ".join(f"{v.name}: error {v.error:.3g} exceeds tolerance {v.tolerance:.3g}" for v in wrong)
+    return "; ".join(f"{c.name}: error {c.error:.3g} exceeds tolerance {c.tolerance:.3g}" for c in failed)

@@ -11,6 +11,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..backends import worker_of
 from ..record.record import Record
 from .speedup import DEPENDS, Verdict, compare, flip
 from .timing_modes import MAIN, OTHER_MODES
@@ -121,7 +122,7 @@ def add(rows: list[dict[str, Any]], rounds: list[Rounds], apart: Container[str] 
 def comparable(row: Mapping[str, Any], apart: Container[str] = ()) -> tuple[Any, ...]:
     """Equal for rows whose times may be held against each other. apart: as in `add`."""
     same = tuple(row[k] for k in ("block", "case", "direction", "dtype", "precision", "segment", "timer", "target"))
-    return (*same, row["segment"] in apart and row["compiler"].startswith("xla"))
+    return (*same, row["segment"] in apart and worker_of(row["compiler"]) == "xla")
 
 
 @dataclass(frozen=True)

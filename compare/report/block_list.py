@@ -57,7 +57,7 @@ def _block(block: Block) -> dict[str, Any]:
         },
         "implementations": [
             {
-                "name": i.name, "compiler": i.compiler, "summary": i.summary, "target": i.target,
+                "name": i.name, "compiler": i.backend_name, "summary": i.summary, "target": i.target,
                 "directions": [d for d in block.directions if d in i.directions], "requires": list(i.requires),
             }
             for i in block.implementations
@@ -78,7 +78,7 @@ def _block_text(block: Block) -> str:
     width = max(len(i.name) for i in block.implementations)
     for i in block.implementations:
         lines.append(f"    {i.name:{width}}  {i.summary}")
-        lines.append(f"    {'':{width}}  {i.compiler}: {i.target}")
+        lines.append(f"    {'':{width}}  {i.backend_name}: {i.target}")
         if i.requires:
             lines.append(f"    {'':{width}}  needs {', '.join(i.requires)}")
     return "\n".join(lines)

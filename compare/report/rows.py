@@ -66,7 +66,7 @@ from typing import Any
 from ..base.usage import one_of
 from ..graph.analyse.roofline import Ceilings, intensity
 from ..measure.clock_calibration import AGREEMENT, disagreement
-from ..numerics.errors import Verdict
+from ..numerics.errors import ErrorCheck
 from ..plan import paired_rounds
 from ..record.record import Record, record_id
 from ..record.run_folder import read_records, read_run
@@ -390,7 +390,7 @@ def _bound(parts: Iterable[Mapping[str, float]], gaps: float) -> str | None:
 
 
 def _severity(error: Mapping[str, Any]) -> tuple[bool, float]:
-    return Verdict("", error["error"], error["tolerance"]).severity
+    return ErrorCheck("", error["error"], error["tolerance"]).severity
 
 
 def _peak(case: Case, measurement: Mapping[str, Any]) -> int | None:

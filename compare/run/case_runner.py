@@ -49,7 +49,7 @@ class _Entry:
 
     @property
     def role(self) -> str:
-        return self.implementation.framework
+        return self.implementation.backend.worker
 
 
 class CaseRunner:

@@ -43,7 +43,7 @@ def refuse(plan: Plan, target: str | None) -> None:
     if target is not None or not host.gpu_present():
         where = f"compiles for {target} without one" if target else "is on a machine that has none"
         raise UsageError(f"--traffic counts bytes on an NVIDIA GPU, and this run {where}: leave --traffic out")
-    for role in sorted({i.framework for _, implementations in plan.work for i in implementations}):
+    for role in sorted({i.backend.worker for _, implementations in plan.work for i in implementations}):
         try:
             ncu.probe(role)
         except NcuError as problem:
@@ -65,7 +65,7 @@ def measure(plan: Plan, folder: Path, say: Callable[[str], None]) -> str:
     """
     left = missing(plan, folder)
     for entry in left:
-        if _implementation(entry).tunes:
+        if _implementation(entry).backend.autotunes_for_minutes:
             entry.traffic = {way: {"unavailable": TUNES, "final": True} for way in WAYS}
             run_folder.append(folder, entry)
     steps = [

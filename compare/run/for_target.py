@@ -10,8 +10,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
+from ..backends import BACKENDS
 from ..graph import store
-from ..numerics.errors import Verdict
+from ..numerics.errors import ErrorCheck
 from ..plan.plan import Plan
 from ..record.record import Record
 from ..spec.blocks import BLOCKS
@@ -20,12 +21,7 @@ from ..spec.implementation import Implementation
 from ..workers.client import WORKER_FAILURES, WorkerError
 from .session import Session, judge, note_failure
 
-# Which worker compiles for the target, and which checks on the CPU.
-COMPILES = {
-    "xla": "xla", "xla-remat": "xla", "xla-unfused": "xla", "xla-triton": "xla", "inductor": "target",
-    "inductor-max": "target", "triton": "target", "triton-library": "target", "cuda": "target", "eager": "target",
-}
-CHECKS = {"xla": "xla", "xla-remat": "xla", "eager": "torch", "inductor": "torch", "triton": "interpreter"}
+ROLES = {role for backend in BACKENDS.values() for role in (backend.target_worker, backend.cpu_check_worker) if role}
 DESCRIBED = {"xla", "torch", "target"}  # the workers whose versions a run keeps
 NOT_COMPILED = (
     "nothing to compile for {target}: eager PyTorch launches prebuilt kernels, known only on a GPU; its graph has its "
@@ -40,7 +36,7 @@ def environment(target: str) -> dict[str, str]:
 def run(plan: Plan, session: Session) -> None:
     """Write one record for each case and implementation of the plan."""
     session.begin_segment({}, None)
-    pools = {role: ThreadPoolExecutor(max_workers=1) for role in {*COMPILES.values(), *CHECKS.values()}}
+    pools = {role: ThreadPoolExecutor(max_workers=1) for role in ROLES}
     checks = _Checks(session, pools)
     try:
         roles = {role for _, group in plan.work for i in group for role in _roles(i)} & DESCRIBED
@@ -63,7 +59,8 @@ def run(plan: Plan, session: Session) -> None:
 def _roles(implementation: Implementation) -> set[str]:
     if implementation.needs_gpu:
         return set()
-    return {table[implementation.compiler] for table in (COMPILES, CHECKS) if implementation.compiler in table}
+    backend = implementation.backend
+    return {role for role in (backend.target_worker, backend.cpu_check_worker) if role}
 
 
 def _describe(session: Session, asked: dict[str, Future[dict[str, Any]]], *, wait: bool = False) -> None:
@@ -91,7 +88,7 @@ def _start(
     if reason:
         entry.status, entry.detail = "skipped", f"not here: {reason}"
         return lambda: entry
-    role = COMPILES[implementation.compiler]
+    role = implementation.backend.target_worker
     compiling = pools[role].submit(_compile, role, case, implementation, session, entry)
     checking = checks.start(case, implementation)
 
@@ -100,7 +97,7 @@ def _start(
         try:
             compiled = compiling.result()
             session.keep_graph(entry, store.from_json(compiled["graph"]))
-            if implementation.compiler == "eager":
+            if implementation.backend.prebuilt:
                 entry.status, entry.detail = "skipped", NOT_COMPILED.format(target=session.target)
             else:
                 entry.status, entry.compile_s = "compiled", compiled["compile_s"]
@@ -148,17 +145,17 @@ class _Checks:
         self._known: dict[tuple[str, ...], Future[dict[str, Any]]] = {}
 
     def start(self, case: Case, implementation: Implementation) -> Future[dict[str, Any]] | None:
-        role = CHECKS.get(implementation.compiler)
+        role = implementation.backend.cpu_check_worker
         if role is None:
             return None
         dtype = _check_dtype(case, role, implementation)
         key = (case.block, implementation.name, dtype, case.direction)
         if key not in self._known:
             cases = [
-                c for c in BLOCKS[case.block].cases("check")
+                c for c in BLOCKS[case.block].cpu_check_cases()
                 if (c.dtype, c.direction) == (dtype, case.direction) and not implementation.unsupported(c)
             ]
-            if implementation.compiler == "inductor":
+            if implementation.backend.family == "inductor":
                 # A C++ build of seconds each; they test the graph, which is the others' too.
                 cases = [c for c in cases if c.name == "odd"] or cases[:1]
             self._known[key] = self._pools[role].submit(self._check, role, cases, implementation)
@@ -179,7 +176,7 @@ class _Checks:
             self._session.workers.ask(role, "release", id=entry.id)
             for error in outcome["errors"]:
                 known = worst.get(error["name"])
-                if known is None or Verdict(**error).severity > Verdict(**known).severity:
+                if known is None or ErrorCheck(**error).severity > ErrorCheck(**known).severity:
                     worst[error["name"]] = error
         checked = {
             "device": outcome["device"], "backend": outcome["backend"], "dtype": cases[0].dtype,
@@ -192,6 +189,6 @@ def _check_dtype(case: Case, role: str, implementation: Implementation) -> str:
     """Return the dtype of the CPU check: the case's own, where the CPU path computes it correctly."""
     if role == "interpreter" and case.dtype == "bfloat16":
         return "float16"  # Triton's interpreter is silently wrong in bfloat16: its dot and its additions
-    if implementation.compiler == "inductor" and not implementation.unsupported(replace(case, dtype="float32")):
+    if implementation.backend.family == "inductor" and not implementation.unsupported(replace(case, dtype="float32")):
         return "float32"  # what the cases of all dtypes share, as they do the graph
     return case.dtype

@@ -124,7 +124,7 @@ def measure(
     """
     if reason := ncu_missing():
         raise NcuError(reason)
-    (role,) = {implementation.framework for _, implementation in work}
+    (role,) = {implementation.backend.worker for _, implementation in work}
     left = list(range(len(work)))
     with tempfile.TemporaryDirectory(prefix="xlafuse-traffic-", dir=host.scratch_root()) as scratch:
         attempt = _Attempt(role, work, cache_control, Path(scratch), logs or Path(scratch), environment, expected, say)

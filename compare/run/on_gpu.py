@@ -90,7 +90,7 @@ class _Run:
         numbers that depend on its answer.
         """
         session = self._session
-        roles = {implementation.framework for case, found in self._plan.work for implementation in found}
+        roles = {implementation.backend.worker for case, found in self._plan.work for implementation in found}
         autotune_results.join(session.folder)  # files of an earlier stretch
         session.workers.start({*roles, "reference"})
         session.progress.say("measuring this GPU's ceilings")

@@ -17,8 +17,8 @@ from ..graph.analyse import summary
 from ..graph.analyse.roofline import Ceilings
 from ..graph.model import FusionGraph
 from ..measure import timeline
-from ..numerics.errors import Verdict, describe
-from ..numerics.tolerance import alike
+from ..numerics.errors import ErrorCheck, describe
+from ..numerics.tolerance import share_worst_error
 from ..record import run_folder
 from ..record.record import Record, record_id
 from ..record.run_folder import RunFolderError
@@ -108,7 +108,7 @@ class Session:
         """Return a record without a result; its status is `failed` until one is known."""
         block = BLOCKS[case.block]
         return Record(
-            case=case, implementation=implementation.name, compiler=implementation.compiler, status="failed",
+            case=case, implementation=implementation.name, compiler=implementation.backend_name, status="failed",
             segment=self.segment, target=self.target, bytes_compulsory=block.bytes_compulsory(case),
             flops=block.part_flops(case),
         )
@@ -144,7 +144,7 @@ class Session:
 
     def refer(self, data: Data, workers: WorkerPool) -> None:
         """Draw the other inputs, and store float64 references of all. Raises the worker's failure."""
-        data.scales = alike(
+        data.scales = share_worst_error(
             [
                 workers.ask("reference", "produce", case=data.case.to_json(), seed=seed, folder=str(path))
                 for seed, path in zip(SEEDS, data.folders, strict=True)
@@ -193,7 +193,7 @@ def _file_name(record: Record) -> str:
 def judge(record: Record, errors: list[dict[str, Any]]) -> None:
     """Put the check's numbers into the record; its status is `wrong` where one exceeds its tolerance."""
     record.errors = errors
-    if problem := describe([Verdict(**error) for error in errors]):
+    if problem := describe([ErrorCheck(**error) for error in errors]):
         record.status, record.detail = "wrong", problem
 
 

@@ -17,7 +17,7 @@ SECONDS_PER_EFFORT, SECONDS_PER_TIMED, SECONDS_PER_AUTOTUNED = 0.12, 0.4, 11.0
 def seconds(group: Group) -> float:
     """Return the seconds by which a group makes a run longer, roughly."""
     found = [implementation for _, each in group for implementation in each]
-    autotuned = sum(implementation.tunes for implementation in found)
+    autotuned = sum(implementation.backend.autotunes_for_minutes for implementation in found)
     effort = SECONDS_PER_EFFORT * compile_effort(group)
     return effort + SECONDS_PER_TIMED * len(found) + SECONDS_PER_AUTOTUNED * autotuned
 

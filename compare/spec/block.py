@@ -1,4 +1,4 @@
-"""What is compared: blocks, their cases, their implementations. Plain data that knows no framework."""
+"""A block: a mathematical function that every implementation computes. Plain data that knows no framework."""
 
 from __future__ import annotations
 
@@ -10,20 +10,27 @@ from .case import Case, Shape, Sizes
 from .implementation import Implementation
 from .tensor import Arrays, Tensor
 
+CPU_ELEMENTS = 250_000  # over all tensors; a CPU and Triton's interpreter compute such a case in seconds
+
 
 @dataclass(frozen=True)
 class Block:
     """A mathematical function with named axes and a float64 reference.
 
-    `reference(xp, inputs, **attributes)` is written against the names that NumPy and PyTorch share, so that float64
-    NumPy reads and tests it and float64 tensors differentiate it. `backward_needs` are the fewest inputs or outputs
-    that the gradients need (they count as compulsory reads of backward); the gradients of inputs that `passes_on` names
-    are an output's cotangent itself, which backward may return without writing it. `slices` are axes along which the
-    reference may be evaluated one index at a time, because no output mixes them; of axes in a tuple, an index of the
-    first takes along its share of the others, as a head of keys the heads of queries that share it. `working_bytes` is
-    what the plain formula has in memory between its operations, where that is far more than inputs and outputs: a run
-    goes by it in what it does at once. `work` is what a rate of this block counts. The reference and every target get
-    `attributes`, and of a case those of its sizes that `parameters` name.
+    reference: `reference(xp, inputs, **attributes)`, written with the names that NumPy and PyTorch share. Float64 NumPy
+        tests it, and float64 tensors differentiate it.
+    shapes: the main shape first.
+    attributes: given to the reference and to every target, together with the sizes that `parameters` names.
+    backward_needs: the fewest inputs or outputs that the gradients need, which are compulsory reads of backward.
+    passes_on: inputs whose gradient is an output's cotangent itself, which backward may return without writing it.
+    slices: axes along which the reference may be evaluated one index at a time, because no output mixes them. In a
+        tuple of axes, an index of the first takes its share of the others: a key's head takes the query heads that
+        share it.
+    working_bytes: memory of the plain formula between its operations, where it is far more than inputs and outputs. A
+        run plans its memory by it.
+    work: the unit of this block's rate, "bytes" or "flops".
+    autotuned_in_quick: directions of the main shape in which implementations that autotune for minutes belong to suite
+        `quick`.
     """
 
     name: str
@@ -43,6 +50,7 @@ class Block:
     slices: tuple[str | tuple[str, ...], ...] = ()
     working_bytes: Callable[[Sizes], int] = field(default=lambda sizes: 0)
     work: str = "bytes"
+    autotuned_in_quick: tuple[str, ...] = ()
 
     def tensor(self, name: str) -> Tensor:
         for tensor in self.inputs + self.outputs:
@@ -50,41 +58,31 @@ class Block:
                 return tensor
         raise KeyError(f"block {self.name} has no tensor {name!r}")
 
-    def attributes_of(self, case: Case) -> dict[str, Any]:
-        return {**self.attributes, **{name: case.sizes[name] for name in self.parameters if name in case.sizes}}
-
-    def joined(self, inputs: Arrays, cotangents: Arrays) -> dict[str, Any]:
-        """What a joint program is given: the inputs, and of each output y its cotangent as d_y. Among what it returns,
-        d_x is the gradient of an input x."""
-        return {**inputs, **{f"d_{name}": cotangent for name, cotangent in cotangents.items()}}
-
-    def separated(self, given: Arrays) -> tuple[dict[str, Any], dict[str, Any]]:
-        """(inputs, cotangents) of what a joint program is given."""
-        inputs = {t.name: given[t.name] for t in self.inputs}
-        return inputs, {t.name: given[f"d_{t.name}"] for t in self.outputs}
-
     def implementation(self, name: str) -> Implementation:
         for implementation in self.implementations:
             if implementation.name == name:
                 return implementation
         raise KeyError(f"block {self.name} has no implementation {name!r}")
 
-    def takes(self, case: Case, implementation: Implementation, suite: str) -> bool:
-        """Whether the implementation takes part in this case of the suite where nobody asks for it by name."""
-        if case.direction not in implementation.directions:
-            return False
-        shape = next(s for s in self.shapes if s.name == case.name)
-        if suite == "check":
-            return True
-        if implementation.tunes:
-            # A training step's products took one to two minutes each on an H200, and the forward ones half of that.
-            affordable = self.work == "bytes" or not case.differentiates
-            return affordable and shape.tuned and "quick" in shape.suites
-        return not implementation.baseline or "quick" in shape.suites
+    def attributes_of(self, case: Case) -> dict[str, Any]:
+        """Return the block's attributes and the case's parameters."""
+        return {**self.attributes, **{name: case.sizes[name] for name in self.parameters if name in case.sizes}}
+
+    def joined(self, inputs: Arrays, cotangents: Arrays) -> dict[str, Any]:
+        """Return the arguments of a joint program: the inputs, and the cotangent of each output y as d_y.
+
+        Its results name the gradient of an input x d_x.
+        """
+        return {**inputs, **{f"d_{name}": cotangent for name, cotangent in cotangents.items()}}
+
+    def separated(self, given: Arrays) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return (inputs, cotangents) from the arguments of a joint program."""
+        inputs = {t.name: given[t.name] for t in self.inputs}
+        return inputs, {t.name: given[f"d_{t.name}"] for t in self.outputs}
 
     def cases(self, suite: str) -> list[Case]:
         return [
-            Case(self.name, shape.name, shape.sizes, dtype, direction, precision, shape.layout)
+            Case(self.name, shape.name, shape.sizes, dtype, direction, precision, shape.layout, shape.edge)
             for shape in self.shapes
             if suite in shape.suites
             for dtype in shape.dtypes
@@ -93,11 +91,35 @@ class Block:
             if direction in shape.directions
         ]
 
-    def compulsory_traffic(self, case: Case) -> dict[str, tuple[int, int]]:
-        """Fewest bytes that each part must read and write: every used input read once, every output written once.
+    def cpu_check_cases(self) -> list[Case]:
+        """Return the check cases that a CPU computes in seconds: at most CPU_ELEMENTS over all tensors."""
 
-        Backward reads the cotangents and `backward_needs`, and writes one gradient per differentiable input but for
-        `passes_on`. What does both at once needs nothing twice.
+        def elements(case: Case) -> int:
+            return sum(tensor.elements(case.sizes) for tensor in (*self.inputs, *self.outputs))
+
+        return [case for case in self.cases("check") if elements(case) <= CPU_ELEMENTS]
+
+    def takes(self, case: Case, implementation: Implementation, suite: str) -> bool:
+        """Return whether the implementation belongs to this case of the suite when it is not selected by name."""
+        if case.direction not in implementation.directions:
+            return False
+        if suite == "check":
+            return True
+        if implementation.backend.autotunes_for_minutes:
+            if case.name != self.shapes[0].name:
+                return False
+            if suite == "quick":
+                return case.direction in self.autotuned_in_quick
+            # Autotuning the products of a training step took one to two minutes each on an H200, of forward half that.
+            return self.work == "bytes" or not case.differentiates
+        shape = next(s for s in self.shapes if s.name == case.name)
+        return shape.quick or not implementation.baseline
+
+    def compulsory_traffic(self, case: Case) -> dict[str, tuple[int, int]]:
+        """Return the fewest bytes that each phase must (read, write): each used input and each output once.
+
+        Backward reads the cotangents and `backward_needs`, and writes one gradient per differentiable input except
+        those of `passes_on`. A joint program reads nothing twice.
         """
 
         def read(tensors: Iterable[Tensor]) -> int:
@@ -116,11 +138,11 @@ class Block:
         return result
 
     def bytes_compulsory(self, case: Case) -> dict[str, int]:
-        """Fewest bytes that each part must move: `compulsory_traffic`, reads and writes together."""
+        """Return the fewest bytes that each phase must move: `compulsory_traffic`, reads plus writes."""
         return {part: read + written for part, (read, written) in self.compulsory_traffic(case).items()}
 
     def part_flops(self, case: Case) -> dict[str, float]:
-        """Model FLOPs of each part (the algorithm's, not what an implementation recomputes)."""
+        """Return the model FLOPs of each phase: the algorithm's, without what an implementation recomputes."""
         flops = {"forward": self.flops(case.sizes), "backward": self.backward_flops(case.sizes)}
         if case.direction == "joint":
             return {"forward": sum(flops.values())}

@@ -10,15 +10,19 @@ from .dtype import DTYPES
 
 Sizes = Mapping[str, int]
 
-# joint: outputs and gradients in one program, the only part of which is called forward.
+# fwd: inference. train: a forward program that saves what the backward program needs. joint: outputs and gradients in
+# one program, whose only phase is called forward.
 PARTS = {"fwd": ("forward",), "train": ("forward", "backward"), "joint": ("forward",)}
 CONTIGUOUS, TRANSPOSED = "contiguous", "transposed"  # layouts of a shape's inputs
-MAGNITUDE = "magnitude"  # of a shape's sizes: how many times larger than elsewhere what is `magnified` is
+MAGNITUDE = "magnitude"  # a key of sizes: the factor on the standard deviation of `magnified` tensors
 
 
 @dataclass(frozen=True)
 class Case:
-    """A block at one set of axis sizes, dtype, product precision and direction; `layout` as its `Shape` has it."""
+    """A block at one set of axis sizes, dtype, product precision and direction.
+
+    layout: as in `Shape`. is_edge: an edge case is checked and never timed.
+    """
 
     block: str
     name: str
@@ -27,6 +31,7 @@ class Case:
     direction: str
     precision: str = "ieee"
     layout: str = CONTIGUOUS
+    is_edge: bool = False
 
     @property
     def id(self) -> str:
@@ -43,9 +48,10 @@ class Case:
 
     def to_json(self) -> dict[str, Any]:
         layout = {} if self.layout == CONTIGUOUS else {"layout": self.layout}
+        is_edge = {"is_edge": True} if self.is_edge else {}
         return {
             "block": self.block, "name": self.name, "sizes": dict(self.sizes), "dtype": self.dtype,
-            "direction": self.direction, "precision": self.precision, **layout,
+            "direction": self.direction, "precision": self.precision, **layout, **is_edge,
         }
 
     @classmethod
@@ -55,22 +61,28 @@ class Case:
 
 @dataclass(frozen=True)
 class Shape:
-    """One named set of sizes, with the dtypes it is compared in and the suites it belongs to.
+    """One named set of sizes, with the dtypes, precisions and directions that it is compared in.
 
-    `sizes` are those of the axes, the block's `parameters`, what else an input's `draw` wants to know, as how many
-    labels are ignored, and a `magnitude` where values are large.
-
-    Suites: `quick` (minutes), `full` (everything but `check`), `check` (small odd sizes: CPU checks and tests).
-    `tuned`: whether implementations that tune for minutes (`Implementation.tunes`) take part, if it is in `quick`.
-    `layout`: how each input of two axes or more lies in the memory that PyTorch's side is given: contiguous, or
-    transposed, its last two axes swapped. Arrays of JAX have no strides, nor have inputs that are only compiled for.
+    sizes: of the axes, of the block's `parameters`, and of other arguments of an input's `draw`, such as the share of
+        ignored labels; and a `magnitude` where values are large.
+    quick: a realistic shape that belongs to suite `quick` as well as to `full`.
+    edge: a shape at the edge of what kernels handle (prime sizes, one row, one element, all labels ignored). It belongs
+        to suite `check` only: its numbers are checked, and it is never timed.
+    layout: how PyTorch gets each input of two axes or more: contiguous, or transposed (its last two axes swapped in
+        memory). Arrays of JAX, and inputs of a compile for a target, have no strides.
     """
 
     name: str
     sizes: Sizes
     dtypes: tuple[str, ...] = ("bfloat16",)
-    suites: tuple[str, ...] = ("full",)
     precisions: tuple[str, ...] = ("ieee",)
     directions: tuple[str, ...] = tuple(PARTS)
-    tuned: bool = True
+    quick: bool = False
+    edge: bool = False
     layout: str = CONTIGUOUS
+
+    @property
+    def suites(self) -> tuple[str, ...]:
+        if self.edge:
+            return ("check",)
+        return ("quick", "full") if self.quick else ("full",)

@@ -22,7 +22,7 @@ def compilers(block: str, train: bool = True) -> tuple[Implementation, ...]:
         Implementation("xla-unfused", xla, "xla-unfused", "jax.jit with XLA's fusion passes off", baseline=True),
         Implementation("eager", torch, "eager", "PyTorch, one operation after the other", baseline=True),
         Implementation("inductor", torch, "inductor", "torch.compile, default mode"),
-        Implementation("inductor-max", torch, "inductor-max", "torch.compile, max-autotune-no-cudagraphs", tunes=True),
+        Implementation("inductor-max", torch, "inductor-max", "torch.compile, max-autotune-no-cudagraphs"),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from compare.numerics.errors import Verdict
+from compare.numerics.errors import ErrorCheck
 from compare.run.for_target import CHECKS
 from compare.spec.blocks import BLOCKS
 from compare.spec.case import Case
@@ -40,25 +40,25 @@ def rows() -> list[tuple[Case, Implementation]]:
 
 
 def has_cpu_path(case: Case, implementation: Implementation) -> bool:
-    if implementation.compiler not in CHECKS or implementation.needs_gpu or implementation.unsupported(case):
+    if implementation.backend_name not in CHECKS or implementation.needs_gpu or implementation.unsupported(case):
         return False
-    if implementation.framework == "xla" and case.layout != "contiguous":
+    if implementation.backend.worker == "xla" and case.layout != "contiguous":
         return False  # an array of JAX has no strides: the case is another of its sizes
-    if implementation.compiler == "triton":
+    if implementation.backend_name == "triton":
         # Triton's interpreter is silently wrong in bfloat16. A layer, whose case is "small", takes 5 to 10 s, and is
         # made of kernels that have float16 cases of their own.
         return case.dtype == "float32" or (case.dtype == "float16" and case.name != "small")
     if implementation.name.startswith("xla-"):
         return case.dtype == "float32"
-    if implementation.compiler == "inductor":  # a C++ build of seconds each; of a layer, whose case is "small", 30
+    if implementation.backend_name == "inductor":  # a C++ build of seconds each; of a layer, whose case is "small", 30
         return (case.dtype, case.name, case.direction) == ("float32", "odd", BLOCKS[case.block].directions[-1])
     return True
 
 
 def has_gpu_path(case: Case, implementation: Implementation) -> bool:
-    if implementation.compiler == "inductor-max" or implementation.unsupported(case):
+    if implementation.backend_name == "inductor-max" or implementation.unsupported(case):
         return False
-    if implementation.framework == "xla" and case.layout != "contiguous":
+    if implementation.backend.worker == "xla" and case.layout != "contiguous":
         return False  # as on the CPU
     if implementation.name not in COMPILERS | THEIR_VARIANTS:
         return True
@@ -86,13 +86,13 @@ def name(value: object) -> str:
 
 
 def assert_right(case: Case, outcome: dict[str, Any]) -> None:
-    verdicts = [Verdict(**error) for error in outcome["errors"]]
+    verdicts = [ErrorCheck(**error) for error in outcome["errors"]]
     block = BLOCKS[case.block]
     expected = {t.name for t in block.outputs}
     if case.differentiates:
         expected |= {f"d_{t.name}" for t in block.inputs if t.differentiable}
     assert {v.name for v in verdicts} == expected
-    assert all(v.right for v in verdicts), verdicts
+    assert all(v.passes for v in verdicts), verdicts
 
 
 CPU_ROWS = [(c, i) for c, i in rows() if has_cpu_path(c, i)]
@@ -106,10 +106,10 @@ def test_what_a_gpu_leaves_out() -> None:
     def key(case: Case, implementation: str, direction: str = "") -> tuple[str, ...]:
         return case.block, case.name, direction or case.direction, case.precision, implementation
 
-    possible = [(c, i) for c, i in rows() if i.compiler != "inductor-max" and not i.unsupported(c)]
+    possible = [(c, i) for c, i in rows() if i.backend_name != "inductor-max" and not i.unsupported(c)]
     left = [row for row in possible if row not in GPU_ROWS]
     assert len(left) + len(GPU_ROWS) == len(possible)
-    left = [(c, i) for c, i in left if c.layout == "contiguous" or i.framework != "xla"]
+    left = [(c, i) for c, i in left if c.layout == "contiguous" or i.backend.worker != "xla"]
     assert {i.name for _, i in left} == COMPILERS | THEIR_VARIANTS
     ran = {key(c, i.name) for c, i in GPU_ROWS}
     for case, implementation in left:
@@ -129,7 +129,7 @@ def test_what_a_gpu_leaves_out() -> None:
 
 @pytest.mark.parametrize(("case", "implementation"), CPU_ROWS, ids=name)
 def test_on_the_cpu(check_on_cpu: Check, case: Case, implementation: Implementation) -> None:
-    outcome = check_on_cpu(case, implementation.name, CHECKS[implementation.compiler])
+    outcome = check_on_cpu(case, implementation.name, CHECKS[implementation.backend_name])
     assert outcome["device"] == "cpu"
     assert_right(case, outcome)
 
@@ -137,6 +137,6 @@ def test_on_the_cpu(check_on_cpu: Check, case: Case, implementation: Implementat
 @pytest.mark.gpu
 @pytest.mark.parametrize(("case", "implementation"), GPU_ROWS, ids=name)
 def test_on_the_gpu(check_on_gpu: Check, case: Case, implementation: Implementation) -> None:
-    outcome = check_on_gpu(case, implementation.name, implementation.framework)
+    outcome = check_on_gpu(case, implementation.name, implementation.backend.worker)
     assert outcome["device"] != "cpu"
     assert_right(case, outcome)

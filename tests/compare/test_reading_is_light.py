@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             }
             measurement = {"timer": "cupti", "parts": parts, "wall_time": [1e-4] * 5}
             kernels = {part: {"launches": 1, "bytes_moved": 9, "provenance": {}} for part in case.parts}
-            result = Record(case, i.name, i.compiler, "ok", measurement=measurement, kernels=kernels)
+            result = Record(case, i.name, i.backend_name, "ok", measurement=measurement, kernels=kernels)
             file.write(json.dumps(result.to_json()) + "\n")
     return path
 

@@ -31,7 +31,7 @@ from compare.numerics.reference import store_inputs  # noqa: E402
 from compare.spec.block import Block
 from compare.spec.blocks import BLOCKS  # noqa: E402
 from compare.spec.case import Case  # noqa: E402
-from compare.workers.pytorch.worker import TorchSide  # noqa: E402
+from compare.workers.pytorch.worker import TorchBackend  # noqa: E402
 
 SECONDS, REPEATS = 0.01, 50  # short and many: what else runs on the machine slows some of them
 SMALL = 64 << 20  # bytes of inputs
@@ -85,17 +85,20 @@ def _compile_for_an_h200() -> None:
 
 
 def smallest(block: Block) -> list[Case]:
-    """Forward pass and step of the block's smallest shape of more than one row, where it is small."""
+    """Return forward and train of the block's smallest check shape of a real size, where it is at most SMALL bytes."""
 
     def input_bytes(case: Case) -> int:
         return sum(tensor.bytes(case) for tensor in block.inputs)
 
-    cases = [case for case in block.cases("quick") if case.direction != "joint" and not case.name.startswith("one-")]
+    tiny = block.cpu_check_cases()
+    cases = [case for case in block.cases("check") if case.direction != "joint" and case not in tiny]
+    if not cases:
+        return []
     least = min(cases, key=input_bytes)
     return [case for case in cases if case.name == least.name and input_bytes(least) <= SMALL]
 
 
-def call_of(case: Case, side: TorchSide, folder: Path) -> Callable[[], Any]:
+def call_of(case: Case, side: TorchBackend, folder: Path) -> Callable[[], Any]:
     """The hand-written implementation's forward pass, or of `train` a step."""
     block = BLOCKS[case.block]
     store_inputs(case, 0, folder)
@@ -129,7 +132,7 @@ def main() -> None:
         parser.error(f"no block {unknown[0]!r}: choose from {', '.join(BLOCKS)}")
     if os.environ.get("TRITON_INTERPRET") == "1":
         parser.error("TRITON_INTERPRET=1 is set, under which kernels are not launched: unset it")
-    launches, side = Launches(), TorchSide()  # in this order: kernels read at import whether they are interpreted
+    launches, side = Launches(), TorchBackend()  # in this order: kernels read at import whether they are interpreted
     print(f"{'case':50}{'launches':>8}{'us a call':>12}{'us a launch':>14}")
     for name in options.blocks or BLOCKS:
         cases = smallest(BLOCKS[name])

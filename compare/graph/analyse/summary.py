@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from ...backends import BACKENDS
 from ...base.archive import relative
 from ..model import FusionGraph, Kernel, SourceOp
 from ..operations import token
@@ -14,8 +15,6 @@ from .roofline import Ceilings, recoverable_us, roofline_point
 from .totals import declared_bytes
 
 Number = TypeVar("Number", int, float)
-
-HAND_WRITTEN = ("triton", "cuda")  # compilers of implementations that choose who computes each of their products
 
 
 def summary(
@@ -32,11 +31,15 @@ def summary(
             "bytes_moved": _sum(map(declared_bytes, kernels)),
             "provenance": dict(Counter(kernel.provenance for kernel in kernels)),
         }
-        if graph.compiler in HAND_WRITTEN and (found := products(kernels)):
+        if _is_hand_written(graph) and (found := products(kernels)):
             result[phase]["products"] = found
         if ceilings is not None and ceilings.streams:
             result[phase]["roofline"] = roofline(graph, kernels, ceilings)
     return result
+
+
+def _is_hand_written(graph: FusionGraph) -> bool:
+    return graph.compiler in BACKENDS and BACKENDS[graph.compiler].hand_written
 
 
 def products(kernels: Iterable[Kernel]) -> dict[str, list[str]]:

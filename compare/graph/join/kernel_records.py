@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
+from ...backends import worker_of
 from ..model import FusionGraph, Kernel
 from .sequence_alignment import Fit, Slot, align_sequences
 
@@ -250,7 +251,7 @@ class _Fits:
     """What a record may be to a kernel."""
 
     def __init__(self, compiler: str, kernels: Iterable[Kernel]) -> None:
-        self._xla = compiler.startswith("xla")
+        self._xla = worker_of(compiler) == "xla"
         self._named: dict[str, set[_Profile]] = {}
         for kernel in kernels:
             if kernel.runtime_name:

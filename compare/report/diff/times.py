@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ...backends import worker_of
 from ...measure.clock_calibration import AGREEMENT, disagreement
 from ...plan.paired_rounds import call_us, measured_parts, rounds_of
 from ...plan.speedup import LEAST_ROUNDS, Sample, Verdict, compare_runs
@@ -103,7 +104,7 @@ def _timers_differ(a: Record, b: Record, segments: tuple[Mapping[str, Any], Mapp
 
 def _clocks(segment: Mapping[str, Any], record: Record) -> list[float]:
     """Return the time of the calibration kernel in each worker of the record's backend, in seconds."""
-    role = "xla" if record.compiler.startswith("xla") else "torch"
+    role = worker_of(record.compiler)
     clocks = segment.get("clocks")
     found = clocks.items() if isinstance(clocks, dict) else ()
     return [s for name, s in found if name.split(" ")[0] == role and isinstance(s, int | float) and s > 0]

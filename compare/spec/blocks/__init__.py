@@ -71,5 +71,5 @@ BLOCKS: dict[str, Block] = {
 
 def requirements(framework: str) -> tuple[str, ...]:
     """Every optional package that an implementation of this framework's worker needs, as pip takes it."""
-    rows = [i for block in BLOCKS.values() for i in block.implementations if i.framework == framework]
+    rows = [i for block in BLOCKS.values() for i in block.implementations if i.backend.worker == framework]
     return tuple(dict.fromkeys(requirement for row in rows for requirement in row.requires))

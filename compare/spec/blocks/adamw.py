@@ -77,11 +77,11 @@ BLOCK = Block(
     directions=("fwd",),
     flops=lambda s: 16 * s["elements"],
     shapes=(
-        Shape("64Mi", sizes(2**26, 1000), ("bfloat16",), ("quick", "full")),
-        Shape("prime", sizes(1_000_003, 10), ("float32",), ("quick", "full"), tuned=False),
+        Shape("64Mi", sizes(2**26, 1000), quick=True),
+        Shape("prime", sizes(1_000_003, 10), ("float32",), edge=True),
         Shape("64Mi-fp32", sizes(2**26, 1000), ("float32",)),
-        Shape("odd", sizes(1021, 3), ("float32", "float16", "bfloat16"), ("check",)),
-        Shape("tiny", sizes(1, 3), ("float32", "bfloat16"), ("check",)),
+        Shape("odd", sizes(1021, 3), ("float32", "float16", "bfloat16"), edge=True),
+        Shape("tiny", sizes(1, 3), ("float32", "bfloat16"), edge=True),
     ),
     # torch.optim.AdamW has no place here: fused, it takes one dtype for parameter and moments (torch 2.13), and it
     # writes its inputs, which a block may not.

@@ -76,14 +76,14 @@ BLOCK = Block(
     slices=("batch", "heads"),
     working_bytes=attention.working_bytes,
     shapes=(
-        Shape("t5-large", sizes(4, 16, 1024, 64), ("bfloat16",), ("quick", "full")),
-        Shape("odd-length", sizes(2, 3, 1002, 64), ("float16",), ("quick", "full"), tuned=False),
-        Shape("t5-large-2k", sizes(4, 16, 2048, 64), ("bfloat16",)),
-        Shape("t5-large-fp32", sizes(2, 16, 1024, 64), ("float32",), ("full",), ("ieee", "tf32")),
-        Shape("odd", sizes(2, 2, 67, 32), ("float32", "float16", "bfloat16"), ("check",)),
-        Shape("odd-hidden", sizes(2, 2, 37, 16, hidden=3), ("float32", "float16"), ("check",)),
+        Shape("t5-large", sizes(4, 16, 1024, 64), quick=True),
+        Shape("odd-length", sizes(2, 3, 1002, 64), ("float16",), edge=True),
+        Shape("t5-large-2k", sizes(4, 16, 2048, 64)),
+        Shape("t5-large-fp32", sizes(2, 16, 1024, 64), ("float32",), ("ieee", "tf32")),
+        Shape("odd", sizes(2, 2, 67, 32), ("float32", "float16", "bfloat16"), edge=True),
+        Shape("odd-hidden", sizes(2, 2, 37, 16, hidden=3), ("float32", "float16"), edge=True),
         # With one key the gradients of q, k and bias are exactly zero: there is nothing to hold their errors against.
-        Shape("tiny-token", sizes(2, 1, 1, 16), ("float32", "bfloat16"), ("check",), directions=("fwd",)),
+        Shape("tiny-token", sizes(2, 1, 1, 16), ("float32", "bfloat16"), directions=("fwd",), edge=True),
     ),
     implementations=(
         *compilers("attention_bias"),

@@ -96,16 +96,16 @@ BLOCK = Block(
     slices=(("kv_heads", "heads"),),
     working_bytes=lambda s: attention.BYTES_A_SCORE * s["heads"] * s["tokens"] ** 2,
     shapes=(
-        Shape("llama-3-8b-4k", sizes(4096, 12, 32, 8, 128), ("bfloat16",), ("quick", "full")),
-        Shape("odd-length", sizes(1002, 7, 3, 1, 64), ("float16",), ("quick", "full"), tuned=False),
-        Shape("llama-3-8b-8k", sizes(8192, 16, 32, 8, 128), ("bfloat16",)),
-        Shape("gpt2-fp32", sizes(2048, 9, 12, 12, 64), ("float32",), ("full",), ("ieee", "tf32")),
-        Shape("odd", sizes(67, 5, 4, 2, 16), ("float32", "float16", "bfloat16"), ("check",)),
+        Shape("llama-3-8b-4k", sizes(4096, 12, 32, 8, 128), quick=True),
+        Shape("odd-length", sizes(1002, 7, 3, 1, 64), ("float16",), edge=True),
+        Shape("llama-3-8b-8k", sizes(8192, 16, 32, 8, 128)),
+        Shape("gpt2-fp32", sizes(2048, 9, 12, 12, 64), ("float32",), ("ieee", "tf32")),
+        Shape("odd", sizes(67, 5, 4, 2, 16), ("float32", "float16", "bfloat16"), edge=True),
         # What flex and training by cuDNN in JAX take of half precision, too.
-        Shape("even", sizes(64, 5, 4, 2, 16), ("float16",), ("check",)),
-        Shape("lone-tokens", sizes(5, 3, 2, 1, 32), ("float32",), ("check",)),
+        Shape("even", sizes(64, 5, 4, 2, 16), ("float16",), edge=True),
+        Shape("lone-tokens", sizes(5, 3, 2, 1, 32), ("float32",), edge=True),
         # Of one token each: the gradients of q and k are exactly zero, with nothing to hold their errors against.
-        Shape("tiny-tokens", sizes(3, 3, 2, 1, 16), ("float32", "bfloat16"), ("check",), directions=("fwd",)),
+        Shape("tiny-tokens", sizes(3, 3, 2, 1, 16), ("float32", "bfloat16"), directions=("fwd",), edge=True),
     ),
     implementations=(
         *compilers("attention_packed"),

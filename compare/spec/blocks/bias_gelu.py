@@ -23,11 +23,11 @@ BLOCK = Block(
     flops=lambda s: 10 * s["rows"] * s["columns"],
     backward_flops=lambda s: 19 * s["rows"] * s["columns"],
     shapes=(
-        Shape("gpt2-mlp", {"rows": 8192, "columns": 16384}, ("bfloat16",), ("quick", "full")),
-        Shape("prime", {"rows": 1021, "columns": 4093}, ("float32",), ("quick", "full"), tuned=False),
-        Shape("one-row", {"rows": 1, "columns": 16384}, ("float32",)),
-        Shape("odd", {"rows": 7, "columns": 257}, ("float32", "float16", "bfloat16"), ("check",)),
-        Shape("tiny-row", {"rows": 1, "columns": 67}, ("float32", "float16", "bfloat16"), ("check",)),
+        Shape("gpt2-mlp", {"rows": 8192, "columns": 16384}, quick=True),
+        Shape("prime", {"rows": 1021, "columns": 4093}, ("float32",), edge=True),
+        Shape("one-row", {"rows": 1, "columns": 16384}, ("float32",), edge=True),
+        Shape("odd", {"rows": 7, "columns": 257}, ("float32", "float16", "bfloat16"), edge=True),
+        Shape("tiny-row", {"rows": 1, "columns": 67}, ("float32", "float16", "bfloat16"), edge=True),
         LONE_COLUMN,
         # Near the largest numbers; where x^3 overflows the plain formula's gradient is NaN.
         *large(6000, 3 * 10**37),

@@ -104,18 +104,18 @@ BLOCK = Block(
     slices=("batch",),
     shapes=(
         # Full caches: no compiled graph knows lengths, and what it says that a kernel reads is right of these.
-        Shape("llama-8b-8k", sizes(32, 32, 8, 8192, 128, 8192), ("bfloat16",), ("quick", "full")),
+        Shape("llama-8b-8k", sizes(32, 32, 8, 8192, 128, 8192), quick=True),
         # 1009, 1021 and 1033 keys are primes.
-        Shape("odd-lengths", sizes(3, 15, 5, 1033, 64, 1009), ("float16",), ("quick", "full"), tuned=False),
-        Shape("llama-8b-8k-batch1", sizes(1, 32, 8, 8192, 128, 8192), ("bfloat16",)),
-        Shape("llama-8b-64k-batch1", sizes(1, 32, 8, 65536, 128, 65536), ("bfloat16",)),
-        Shape("llama-8b-8k-batch128", sizes(128, 32, 8, 8192, 128, 64), ("bfloat16",)),
+        Shape("odd-lengths", sizes(3, 15, 5, 1033, 64, 1009), ("float16",), edge=True),
+        Shape("llama-8b-8k-batch1", sizes(1, 32, 8, 8192, 128, 8192)),
+        Shape("llama-8b-64k-batch1", sizes(1, 32, 8, 65536, 128, 65536)),
+        Shape("llama-8b-8k-batch128", sizes(128, 32, 8, 8192, 128, 64)),
         # k and v have 2^31 elements each.
-        Shape("llama-8b-64k-batch32", sizes(32, 32, 8, 65536, 128, 65536), ("bfloat16",)),
+        Shape("llama-8b-64k-batch32", sizes(32, 32, 8, 65536, 128, 65536)),
         Shape("gpt2-fp32", sizes(8, 12, 12, 1024, 64, 1024), ("float32",)),
         # The sequences have 0, 33 and 67 keys.
-        Shape("odd", sizes(3, 6, 2, 67, 16, 0), ("float32", "float16", "bfloat16"), ("check",)),
-        Shape("tiny-one-key", sizes(2, 3, 3, 1, 16, 1), ("float32", "float16", "bfloat16"), ("check",)),
+        Shape("odd", sizes(3, 6, 2, 67, 16, 0), ("float32", "float16", "bfloat16"), edge=True),
+        Shape("tiny-one-key", sizes(2, 3, 3, 1, 16, 1), ("float32", "float16", "bfloat16"), edge=True),
     ),
     implementations=(
         *compilers("decode_attention", train=False),

@@ -94,18 +94,18 @@ BLOCK = Block(
     slices=("batch",),
     shapes=(
         # vLLM's default page. Full sequences, as in decode_attention.
-        Shape("llama-8b-8k", sizes(32, 32, 8, 16, 512, 128, 8192), ("bfloat16",), ("quick", "full")),
+        Shape("llama-8b-8k", sizes(32, 32, 8, 16, 512, 128, 8192), quick=True),
         # 1007, 1023 and 1040 keys in pages of 13.
-        Shape("odd-lengths", sizes(3, 15, 5, 13, 80, 64, 1007), ("float16",), ("quick", "full"), tuned=False),
-        Shape("llama-8b-8k-batch1", sizes(1, 32, 8, 16, 512, 128, 8192), ("bfloat16",)),
-        Shape("llama-8b-64k-batch1", sizes(1, 32, 8, 16, 4096, 128, 65536), ("bfloat16",)),
-        Shape("llama-8b-8k-batch128", sizes(128, 32, 8, 16, 512, 128, 64), ("bfloat16",)),
+        Shape("odd-lengths", sizes(3, 15, 5, 13, 80, 64, 1007), ("float16",), edge=True),
+        Shape("llama-8b-8k-batch1", sizes(1, 32, 8, 16, 512, 128, 8192)),
+        Shape("llama-8b-64k-batch1", sizes(1, 32, 8, 16, 4096, 128, 65536)),
+        Shape("llama-8b-8k-batch128", sizes(128, 32, 8, 16, 512, 128, 64)),
         Shape("gpt2-fp32", sizes(8, 12, 12, 16, 64, 64, 1024), ("float32",)),
         # The sequences have 0, 32 and 65 keys.
-        Shape("odd", sizes(3, 6, 2, 5, 13, 16, 0), ("float32", "float16", "bfloat16"), ("check",)),
+        Shape("odd", sizes(3, 6, 2, 5, 13, 16, 0), ("float32", "float16", "bfloat16"), edge=True),
         # Pages that FlexAttention takes; the sequences have 0, 40 and 80 keys.
-        Shape("pages-of-16", sizes(3, 4, 2, 16, 5, 16, 0), ("float32", "float16", "bfloat16"), ("check",)),
-        Shape("tiny-one-key", sizes(2, 3, 3, 1, 1, 16, 1), ("float32", "float16", "bfloat16"), ("check",)),
+        Shape("pages-of-16", sizes(3, 4, 2, 16, 5, 16, 0), ("float32", "float16", "bfloat16"), edge=True),
+        Shape("tiny-one-key", sizes(2, 3, 3, 1, 1, 16, 1), ("float32", "float16", "bfloat16"), edge=True),
     ),
     implementations=(
         *compilers("decode_attention_paged", train=False),

@@ -72,12 +72,12 @@ BLOCK = Block(
     slices=("batch",),
     working_bytes=attention.working_bytes,
     shapes=(
-        Shape("llama-8b", sizes(2, 4096, 4096, 32, 8, 128, 14336), ("bfloat16",), ("quick", "full")),
-        Shape("prime", sizes(1, 251, 509, 6, 2, 64, 1021), ("float32",), ("quick", "full"), tuned=False),
+        Shape("llama-8b", sizes(2, 4096, 4096, 32, 8, 128, 14336), quick=True),
+        Shape("prime", sizes(1, 251, 509, 6, 2, 64, 1021), ("float32",), edge=True),
         Shape("llama-1b", sizes(8, 1024, 2048, 32, 8, 64, 8192), ("float16",)),
         # So many tokens that the largest error is not that of one of them, which is luck.
-        Shape("small", sizes(2, 29, 37, 4, 2, 16, 67), ("float32", "float16", "bfloat16"), ("check",)),
-        Shape("tiny-token", sizes(1, 1, 16, 2, 1, 16, 24), ("float32", "bfloat16"), ("check",), directions=("train",)),
+        Shape("small", sizes(2, 29, 37, 4, 2, 16, 67), ("float32", "float16", "bfloat16"), edge=True),
+        Shape("tiny-token", sizes(1, 1, 16, 2, 1, 16, 24), ("float32", "bfloat16"), directions=("train",), edge=True),
     ),
     implementations=(
         *compilers("decoder_block"),

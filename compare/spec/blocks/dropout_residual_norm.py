@@ -58,15 +58,15 @@ BLOCK = Block(
     flops=lambda s: 10 * s["rows"] * s["columns"],
     backward_flops=lambda s: 15 * s["rows"] * s["columns"],
     shapes=(
-        Shape("4k-columns", sizes(8192, 4096), ("bfloat16",), ("quick", "full")),
-        Shape("prime", sizes(1021, 4093), ("float32",), ("quick", "full"), tuned=False),
-        Shape("one-row", sizes(1, 4096), ("float32",)),
-        Shape("odd", sizes(7, 257), ("float32", "float16", "bfloat16"), ("check",)),
-        Shape("tiny-row", sizes(1, 67), ("float32", "bfloat16"), ("check",), directions=("train",)),
+        Shape("4k-columns", sizes(8192, 4096), quick=True),
+        Shape("prime", sizes(1021, 4093), ("float32",), edge=True),
+        Shape("one-row", sizes(1, 4096), ("float32",), edge=True),
+        Shape("odd", sizes(7, 257), ("float32", "float16", "bfloat16"), edge=True),
+        Shape("tiny-row", sizes(1, 67), ("float32", "bfloat16"), directions=("train",), edge=True),
         # Of one column the gradient of weight is exactly zero: there is nothing to hold its error against.
-        Shape("tiny-column", sizes(3, 1), ("float32", "bfloat16"), ("check",), directions=("fwd",)),
+        Shape("tiny-column", sizes(3, 1), ("float32", "bfloat16"), directions=("fwd",), edge=True),
         Shape(
-            "large-fp16", {**sizes(3, 67), "magnitude": 10000}, ("float16",), ("check",), directions=("train",),
+            "large-fp16", {**sizes(3, 67), "magnitude": 10000}, ("float16",), directions=("train",), edge=True,
         ),
     ),
     implementations=(

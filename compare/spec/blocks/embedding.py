@@ -46,25 +46,23 @@ BLOCK = Block(
     backward_flops=lambda s: s["tokens"] * s["columns"],
     shapes=(
         Shape(
-            "llama-3.2-1b", {"rows": 128256, "columns": 2048, "tokens": 8192, "distinct": 3000}, ("bfloat16",),
-            ("quick", "full"),
+            "llama-3.2-1b", {"rows": 128256, "columns": 2048, "tokens": 8192, "distinct": 3000}, quick=True,
         ),
-        Shape("llama-3-8b", {"rows": 128256, "columns": 4096, "tokens": 8192, "distinct": 3000}, ("bfloat16",)),
+        Shape("llama-3-8b", {"rows": 128256, "columns": 4096, "tokens": 8192, "distinct": 3000}),
         Shape(
-            "prime", {"rows": 4093, "columns": 1021, "tokens": 509, "distinct": 251}, ("float32",), ("quick", "full"),
-            tuned=False,
+            "prime", {"rows": 4093, "columns": 1021, "tokens": 509, "distinct": 251}, ("float32",), edge=True,
         ),
-        Shape("one-row-only", {"rows": 128256, "columns": 4096, "tokens": 8192, "distinct": 1}, ("bfloat16",)),
+        Shape("one-row-only", {"rows": 128256, "columns": 4096, "tokens": 8192, "distinct": 1}, edge=True),
         # A row has three tokens at most: on a CPU F.embedding adds up in the table's dtype, and then rounds twice, half
         # a unit in the last place each time; the tolerance is at least one.
         Shape(
             "odd", {"rows": 37, "columns": 67, "tokens": 19, "distinct": 17}, ("float32", "float16", "bfloat16"),
-            ("check",),
+            edge=True,
         ),
-        Shape("tiny-one-row-only", {"rows": 5, "columns": 33, "tokens": 130, "distinct": 1}, ("float32",), ("check",)),
+        Shape("tiny-one-row-only", {"rows": 5, "columns": 33, "tokens": 130, "distinct": 1}, ("float32",), edge=True),
         Shape(
-            "tiny", {"rows": 1, "columns": 1, "tokens": 1, "distinct": 1}, ("float32", "bfloat16"), ("check",),
-            directions=("train",),
+            "tiny", {"rows": 1, "columns": 1, "tokens": 1, "distinct": 1}, ("float32", "bfloat16"),
+            directions=("train",), edge=True,
         ),
     ),
     implementations=(*compilers("embedding"), library("embedding", "F.embedding"), triton("embedding")),

@@ -83,11 +83,11 @@ BLOCK = Block(
     work="flops",
     working_bytes=attention.working_bytes,
     shapes=(
-        Shape("gpt2-small", sizes(8, 1024, 768, 12, 64, 3072), ("bfloat16",), ("quick", "full")),
-        Shape("prime", sizes(1, 251, 509, 3, 64, 1021), ("float32",), ("quick", "full"), tuned=False),
+        Shape("gpt2-small", sizes(8, 1024, 768, 12, 64, 3072), quick=True),
+        Shape("prime", sizes(1, 251, 509, 3, 64, 1021), ("float32",), edge=True),
         Shape("gpt2-xl", sizes(8, 1024, 1600, 25, 64, 6400), ("float16",)),
-        Shape("small", sizes(2, 5, 37, 2, 16, 67), ("float32", "float16", "bfloat16"), ("check",)),
-        Shape("tiny-token", sizes(1, 1, 16, 1, 16, 24), ("float32", "bfloat16"), ("check",), directions=("train",)),
+        Shape("small", sizes(2, 5, 37, 2, 16, 67), ("float32", "float16", "bfloat16"), edge=True),
+        Shape("tiny-token", sizes(1, 1, 16, 1, 16, 24), ("float32", "bfloat16"), directions=("train",), edge=True),
     ),
     implementations=(
         *compilers("gpt2_block"),

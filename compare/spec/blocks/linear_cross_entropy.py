@@ -49,14 +49,14 @@ BLOCK = Block(
     work="flops",
     shapes=(
         # Gradients in float64 take 4.2 GB of w, and logits 2.1 GB a tensor; of 8192 tokens 8.4 GB.
-        Shape("llama-3", sizes(2048, 4096, 128256, 5), ("bfloat16",), ("quick", "full")),
-        Shape("llama-3-8k", sizes(8192, 4096, 128256, 5), ("bfloat16",)),
-        Shape("prime", sizes(1021, 509, 4093, 5), ("float32",), ("quick", "full"), tuned=False),
-        Shape("all-ignored", sizes(5, 24, 67, 100), ("float32", "float16"), ("full", "check")),
-        Shape("odd", sizes(7, 37, 257, 30), ("float32", "float16", "bfloat16"), ("check",)),
-        Shape("tiny-all-ignored", sizes(3, 16, 19, 100), ("bfloat16",), ("check",), directions=("joint",)),
-        Shape("tiny-row", sizes(1, 16, 67, 0), ("float32", "bfloat16"), ("check",), directions=("joint",)),
-        Shape("tiny-column", sizes(3, 1, 1, 0), ("float32", "bfloat16"), ("check",), directions=("joint",)),
+        Shape("llama-3", sizes(2048, 4096, 128256, 5), quick=True),
+        Shape("llama-3-8k", sizes(8192, 4096, 128256, 5)),
+        Shape("prime", sizes(1021, 509, 4093, 5), ("float32",), edge=True),
+        Shape("all-ignored", sizes(5, 24, 67, 100), ("float32", "float16"), edge=True),
+        Shape("odd", sizes(7, 37, 257, 30), ("float32", "float16", "bfloat16"), edge=True),
+        Shape("tiny-all-ignored", sizes(3, 16, 19, 100), ("bfloat16",), directions=("joint",), edge=True),
+        Shape("tiny-row", sizes(1, 16, 67, 0), ("float32", "bfloat16"), directions=("joint",), edge=True),
+        Shape("tiny-column", sizes(3, 1, 1, 0), ("float32", "bfloat16"), directions=("joint",), edge=True),
     ),
     implementations=(
         *compilers("linear_cross_entropy", train=False),

@@ -27,13 +27,13 @@ BLOCK = Block(
     backward_flops=lambda s: 2 * product_flops(s),
     work="flops",
     shapes=(
-        Shape("gpt2-mlp", {"m": 2048, "k": 4096, "n": 16384}, ("bfloat16",), ("quick", "full")),
-        Shape("prime", {"m": 1021, "k": 509, "n": 257}, ("float32",), ("quick", "full"), tuned=False),
+        Shape("gpt2-mlp", {"m": 2048, "k": 4096, "n": 16384}, quick=True),
+        Shape("prime", {"m": 1021, "k": 509, "n": 257}, ("float32",), edge=True),
         Shape("llama-8b-up", {"m": 8192, "k": 4096, "n": 14336}),
         Shape("skinny", {"m": 16, "k": 4096, "n": 16384}),
-        Shape("odd", {"m": 17, "k": 37, "n": 67}, ("float32", "float16", "bfloat16"), ("check",)),
-        Shape("tiny-row", {"m": 1, "k": 32, "n": 48}, ("float32", "float16", "bfloat16"), ("check",)),
-        Shape("tiny-column", {"m": 5, "k": 32, "n": 1}, ("float32", "bfloat16"), ("check",), directions=("train",)),
+        Shape("odd", {"m": 17, "k": 37, "n": 67}, ("float32", "float16", "bfloat16"), edge=True),
+        Shape("tiny-row", {"m": 1, "k": 32, "n": 48}, ("float32", "float16", "bfloat16"), edge=True),
+        Shape("tiny-column", {"m": 5, "k": 32, "n": 1}, ("float32", "bfloat16"), directions=("train",), edge=True),
     ),
     implementations=(
         *compilers("linear_gelu"), library("linear_gelu", 'F.gelu(F.linear(...), approximate="tanh")'),

@@ -116,13 +116,13 @@ BLOCK = Block(
     shapes=(
         # Layers as wide as those of the smallest Llamas, tokens of a few milliseconds.
         Shape(
-            "2-layers", sizes(2, 4, 1024, 1024, 16, 4, 64, 2816, 16384, 2000, 1000), ("bfloat16",), ("quick", "full"),
+            "2-layers", sizes(2, 4, 1024, 1024, 16, 4, 64, 2816, 16384, 2000, 1000), quick=True,
         ),
-        Shape("8-layers", sizes(8, 4, 1024, 1024, 16, 4, 64, 2816, 16384, 2000, 1000), ("bfloat16",)),
+        Shape("8-layers", sizes(8, 4, 1024, 1024, 16, 4, 64, 2816, 16384, 2000, 1000)),
         # So many tokens that the largest error is not that of one of them, which is luck.
-        Shape("small", sizes(2, 2, 29, 37, 4, 2, 16, 67, 53, 30, 5), ("float32", "float16", "bfloat16"), ("check",)),
+        Shape("small", sizes(2, 2, 29, 37, 4, 2, 16, 67, 53, 30, 5), ("float32", "float16", "bfloat16"), edge=True),
         # Small enough for Triton's interpreter in a second type.
-        Shape("tiny-token", sizes(1, 1, 1, 16, 2, 1, 16, 24, 19, 1, 5), ("float16",), ("check",)),
+        Shape("tiny-token", sizes(1, 1, 1, 16, 2, 1, 16, 24, 19, 1, 5), ("float16",), edge=True),
     ),
     # Not inductor-max, which would tune some thirty products; why not torch.optim.AdamW, `adamw` says.
     implementations=(

@@ -144,18 +144,18 @@ BLOCK = Block(
     shapes=(
         # Mixtral's experts and choices, at half its width and a quarter of its hidden size: float64 gradients of its
         # own 1.4 billion weights would take 11 GB.
-        Shape("mixtral-small", sizes(4096, 2048, 3584, 8, 2), ("bfloat16",), ("quick", "full")),
-        Shape("prime", sizes(251, 257, 131, 7, 3, used=6), ("float32",), ("quick", "full"), tuned=False),
-        Shape("olmoe", sizes(4096, 2048, 1024, 64, 8), ("bfloat16",)),
-        Shape("one-empty", sizes(4096, 2048, 1024, 8, 2, used=7), ("bfloat16",)),
-        Shape("all-on-one", sizes(4096, 2048, 1024, 8, 1, used=1), ("bfloat16",)),
-        Shape("few-tokens", sizes(16, 2048, 3584, 8, 2), ("bfloat16",)),
-        Shape("odd", sizes(17, 37, 29, 5, 2, used=4), ("float32", "float16"), ("check",)),
+        Shape("mixtral-small", sizes(4096, 2048, 3584, 8, 2), quick=True),
+        Shape("prime", sizes(251, 257, 131, 7, 3, used=6), ("float32",), edge=True),
+        Shape("olmoe", sizes(4096, 2048, 1024, 64, 8)),
+        Shape("one-empty", sizes(4096, 2048, 1024, 8, 2, used=7), ("bfloat16",), edge=True),
+        Shape("all-on-one", sizes(4096, 2048, 1024, 8, 1, used=1), ("bfloat16",), edge=True),
+        Shape("few-tokens", sizes(16, 2048, 3584, 8, 2)),
+        Shape("odd", sizes(17, 37, 29, 5, 2, used=4), ("float32", "float16"), edge=True),
         # Rows of 16 bytes and bfloat16, which grouped_mm asks for.
-        Shape("one-expert", sizes(7, 16, 24, 3, 1, used=1), ("float32", "bfloat16"), ("check",)),
-        Shape("tiny-token", sizes(1, 16, 24, 3, 2, used=2), ("float32", "bfloat16"), ("check",), directions=("train",)),
+        Shape("one-expert", sizes(7, 16, 24, 3, 1, used=1), ("float32", "bfloat16"), edge=True),
+        Shape("tiny-token", sizes(1, 16, 24, 3, 2, used=2), ("float32", "bfloat16"), directions=("train",), edge=True),
         # Of one expert the router's gradient is exactly zero: there is nothing to hold its error against.
-        Shape("tiny-column", sizes(3, 1, 1, 1, 1), ("float32", "bfloat16"), ("check",), directions=("fwd",)),
+        Shape("tiny-column", sizes(3, 1, 1, 1, 1), ("float32", "bfloat16"), directions=("fwd",), edge=True),
     ),
     implementations=(
         *compilers("moe"),
@@ -163,7 +163,9 @@ BLOCK = Block(
             "xla-dense", "xlafuse.blocks.moe:apply_dense", "xla", "jax.jit of every expert on every token",
         ),
         GROUPED,
-        replace(GROUPED, name="inductor-grouped", compiler="inductor", summary="torch.compile of what library calls"),
+        replace(
+            GROUPED, name="inductor-grouped", backend_name="inductor", summary="torch.compile of the library's calls"
+        ),
         triton("moe"),
     ),
 )

@@ -54,21 +54,22 @@ BLOCK = Block(
     backward_needs=("y",),
     flops=lambda s: 5 * s["rows"] * s["columns"],
     backward_flops=lambda s: 4 * s["rows"] * s["columns"],
+    autotuned_in_quick=("fwd",),
     shapes=(
         # One batch of four GPT-2 sequences: 12 heads x 1024 queries each, scores over 1024 keys.
-        Shape("gpt2-scores", {"rows": 4 * 12 * 1024, "columns": 1024}, ("bfloat16",), ("quick", "full")),
-        Shape("prime", {"rows": 1021, "columns": 4093}, ("float32",), ("quick", "full"), tuned=False),
-        Shape("4096-columns", {"rows": 8192, "columns": 4096}, ("float16",)),
-        Shape("32768-columns", {"rows": 8192, "columns": 32768}, ("bfloat16",)),
-        Shape("gpt2-vocabulary", {"rows": 4096, "columns": 50257}, ("bfloat16",)),
+        Shape("gpt2-scores", {"rows": 4 * 12 * 1024, "columns": 1024}, quick=True),
+        Shape("prime", {"rows": 1021, "columns": 4093}, ("float32",), edge=True),
+        Shape("4096-columns", {"rows": 8192, "columns": 4096}, ("float16", "float32"), quick=True),
+        Shape("32768-columns", {"rows": 8192, "columns": 32768}),
+        Shape("gpt2-vocabulary", {"rows": 4096, "columns": 50257}),
         # One sequence of GPT-2 that is padded from 768 to 1024 positions, under its mask.
-        Shape("gpt2-padded", {"rows": 12 * 1024, "columns": 1024, "masked": 12 * 256}, ("bfloat16",)),
-        Shape("one-row", {"rows": 1, "columns": 4096}, ("float32",)),
-        Shape("odd", {"rows": 7, "columns": 257}, ("float32", "float16", "bfloat16"), ("check",)),
-        Shape("odd-masked", {"rows": 9, "columns": 257, "masked": 2}, ("float32", "float16", "bfloat16"), ("check",)),
+        Shape("gpt2-padded", {"rows": 12 * 1024, "columns": 1024, "masked": 12 * 256}),
+        Shape("one-row", {"rows": 1, "columns": 4096}, ("float32",), edge=True),
+        Shape("odd", {"rows": 7, "columns": 257}, ("float32", "float16", "bfloat16"), edge=True),
+        Shape("odd-masked", {"rows": 9, "columns": 257, "masked": 2}, ("float32", "float16", "bfloat16"), edge=True),
         # Of rows that no compiler pads.
-        Shape("even-masked", {"rows": 5, "columns": 64, "masked": 2}, ("float32", "bfloat16"), ("check",)),
-        Shape("tiny-column", {"rows": 3, "columns": 1}, ("float32", "float16", "bfloat16"), ("check",)),
+        Shape("even-masked", {"rows": 5, "columns": 64, "masked": 2}, ("float32", "bfloat16"), edge=True),
+        Shape("tiny-column", {"rows": 3, "columns": 1}, ("float32", "float16", "bfloat16"), edge=True),
     ),
     implementations=(
         *compilers("softmax"), library("softmax", "F.softmax", nan_where_masked("F.softmax")), triton("softmax"),

@@ -22,11 +22,11 @@ BLOCK = Block(
     flops=lambda s: 5 * s["rows"] * s["columns"],
     backward_flops=lambda s: 10 * s["rows"] * s["columns"],
     shapes=(
-        Shape("llama-8b", {"rows": 8192, "columns": 14336}, ("bfloat16",), ("quick", "full")),
-        Shape("prime", {"rows": 1021, "columns": 4093}, ("float32",), ("quick", "full"), tuned=False),
-        Shape("one-row", {"rows": 1, "columns": 14336}, ("float32",)),
-        Shape("odd", {"rows": 7, "columns": 257}, ("float32", "float16", "bfloat16"), ("check",)),
-        Shape("tiny-row", {"rows": 1, "columns": 67}, ("float32", "float16", "bfloat16"), ("check",)),
+        Shape("llama-8b", {"rows": 8192, "columns": 14336}, quick=True),
+        Shape("prime", {"rows": 1021, "columns": 4093}, ("float32",), edge=True),
+        Shape("one-row", {"rows": 1, "columns": 14336}, ("float32",), edge=True),
+        Shape("odd", {"rows": 7, "columns": 257}, ("float32", "float16", "bfloat16"), edge=True),
+        Shape("tiny-row", {"rows": 1, "columns": 67}, ("float32", "float16", "bfloat16"), edge=True),
         LONE_COLUMN,
         # Gates near the largest numbers; where exp(-gate) overflows the reference's gradient is NaN.
         *large(2048, 5 * 10**36),

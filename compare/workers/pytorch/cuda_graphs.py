@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ...measure.measurement import Arrays, Extent, Program
+from ...measure.worker_backend import Arrays, Extent, Program
 
 _CALLS_BEFORE = 3
 

@@ -1,6 +1,6 @@
-"""PyTorch's side for a GPU that is not there: Inductor, Triton and CUDA emit its real code; nothing is run.
+"""The PyTorch worker for a GPU that is not there: Inductor, Triton and CUDA emit its real code, and nothing runs.
 
-The process pretends to have the GPU and is good for nothing else, which is why it is a role of its own.
+The process pretends to have that GPU, so it has a role of its own and serves nothing else.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from ... import targets
 from ...base import host
 from ...base.worker_protocol import Skip
 from ...spec.case import Case
-from ...spec.implementation import load
+from ...spec.implementation import Implementation, load
 
-_PACK = targets.load(os.environ["XLAFUSE_TARGET"])
+_TARGET = os.environ["XLAFUSE_TARGET"]
+_PACK = targets.load(_TARGET)
 try:
     for_target.activate(_PACK.device_properties())
 except for_target.Unsupported as problem:
     raise Skip(str(problem)) from problem
 
-import torch  # noqa: E402  (the pretended GPU must be there before torch is imported)
+import torch  # noqa: E402  (the GPU must be pretended before torch is imported)
 
 from triton_side.calls import dispatch, launch_plan  # noqa: E402
 from triton_side.kernels._tiles import without_descriptors  # noqa: E402
@@ -38,6 +39,7 @@ from ...graph.build.from_eager import from_eager  # noqa: E402
 from ...graph.build.from_inductor import from_inductor  # noqa: E402
 from ...graph.build.from_launches import from_launches  # noqa: E402
 from ...graph.build.phases import as_one_phase  # noqa: E402
+from ...graph.model import FusionGraph  # noqa: E402
 from ...spec.blocks import BLOCKS  # noqa: E402
 from ..service import require  # noqa: E402
 
@@ -47,48 +49,76 @@ def methods() -> dict[str, Callable[..., Any]]:
 
 
 def environment() -> dict[str, Any]:
-    """Versions of what emits the code, and the GPU that this process pretends to have."""
+    """Return the versions of the packages that emit code, and the GPU that this process pretends to have."""
     packages = ("torch", "triton", "cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc")
     found = {"python": platform.python_version(), "pretends": str(_PACK.device_properties()["name"])}
     return found | host.versions(packages)
 
 
 def compile_for_target(case: dict[str, Any], implementation: str, dumps: str) -> dict[str, Any]:
-    """Fusion graph, artifacts and compile time of one implementation for this process's pretended GPU."""
+    """Compile one implementation for the pretended GPU: {"compile_s", "graph"}. Artifacts go to `dumps`."""
     spec = Case.from_json(case)
-    block = BLOCKS[spec.block]
-    row = block.implementation(implementation)
+    row = BLOCKS[spec.block].implementation(implementation)
     require(row)
     torch.set_float32_matmul_precision("high" if spec.precision == "tf32" else "highest")
-    inputs = {t.name: (t.shape(spec.sizes), getattr(torch, t.dtype_in(spec))) for t in block.inputs}
-    train = spec.differentiates
-    about: dict[str, Any] = {"target": os.environ["XLAFUSE_TARGET"], "versions": host.installed("torch", "triton")}
-    started = time.perf_counter()
-    if row.compiler.startswith("inductor"):
-        captured = for_target.compile_inductor(
-            row.load(), inputs, block.attributes_of(spec), train=train, max_autotune=row.compiler == "inductor-max"
-        )
-        compile_s = time.perf_counter() - started
-        captured.write(dumps)
-        graph = from_inductor(captured, **about)
-    else:
-        recorded = for_target.record_call(row.load(), inputs, block.attributes_of(spec), train=train)
-        compile_s = time.perf_counter() - started
-        if row.compiler == "eager":
-            graph = from_eager(recorded, name=row.name, **about)
-        else:
-            dispatch.write_launches(recorded, Path(dumps))
-            graph = from_launches(recorded, name=row.name, compiler=row.compiler, **about)
+    compile_s, graph = load(row.backend.compile_for_target)(spec, row, Path(dumps))
     if spec.direction == "joint":
         graph = as_one_phase(graph)
     return {"compile_s": compile_s, "graph": store.to_json(portable_lines(replace(graph, name=row.name)))}
 
 
+def inductor(case: Case, implementation: Implementation, dumps: Path) -> tuple[float, FusionGraph]:
+    """Return the compile time in seconds and the graph of Inductor's output."""
+    started = time.perf_counter()
+    captured = for_target.compile_inductor(
+        implementation.load(), _inputs(case), BLOCKS[case.block].attributes_of(case), train=case.differentiates,
+        max_autotune=implementation.backend.options.get("max_autotune", False),
+    )
+    compile_s = time.perf_counter() - started
+    captured.write(dumps)
+    return compile_s, from_inductor(captured, target=_TARGET, versions=_versions())
+
+
+def eager(case: Case, implementation: Implementation, dumps: Path) -> tuple[float, FusionGraph]:
+    """Return the time in seconds and the graph of the recorded operations, which have no kernels here."""
+    recorded, compile_s = _record(case, implementation)
+    return compile_s, from_eager(recorded, name=implementation.name, target=_TARGET, versions=_versions())
+
+
+def kernels(case: Case, implementation: Implementation, dumps: Path) -> tuple[float, FusionGraph]:
+    """Return the compile time in seconds and the graph of the recorded launches of hand-written kernels."""
+    recorded, compile_s = _record(case, implementation)
+    dispatch.write_launches(recorded, dumps)
+    graph = from_launches(
+        recorded, name=implementation.name, compiler=implementation.backend.name, target=_TARGET, versions=_versions()
+    )
+    return compile_s, graph
+
+
+def _record(case: Case, implementation: Implementation) -> tuple[dispatch.Recorded, float]:
+    started = time.perf_counter()
+    recorded = for_target.record_call(
+        implementation.load(), _inputs(case), BLOCKS[case.block].attributes_of(case), train=case.differentiates
+    )
+    return recorded, time.perf_counter() - started
+
+
+def _inputs(case: Case) -> dict[str, for_target.Spec]:
+    return {t.name: (t.shape(case.sizes), getattr(torch, t.dtype_in(case))) for t in BLOCKS[case.block].inputs}
+
+
+def _versions() -> dict[str, str]:
+    return host.installed("torch", "triton")
+
+
 def plan_launches(
     function: str, inputs: dict[str, list[Any]], attributes: dict[str, Any], train: bool, precision: str
 ) -> dict[str, Any]:
-    """What `function` ("package.module:name") launches, of Triton kernels alone, on inputs of name: [shape, dtype]: a
-    launch_plan whose launches have "declared", the FLOPs and operations that the graph of these launches has."""
+    """Return the launch plan of a function that launches Triton kernels only (triton_side.calls.launch_plan).
+
+    function: "package.module:name". inputs: name -> [shape, dtype]. Each launch of the plan also has "declared", the
+    FLOPs and operations of its kernel in the graph. Raises Skip for a function that does more than such launches.
+    """
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     specs: dict[str, for_target.Spec] = {name: (tuple(shape), dtype) for name, (shape, dtype) in inputs.items()}
     with without_descriptors():
@@ -96,7 +126,7 @@ def plan_launches(
     try:
         plan = launch_plan.of(recorded)
     except launch_plan.NotPlain as problem:
-        raise Skip(f"{function} is not launches of Triton kernels alone: {problem}") from problem
+        raise Skip(f"{function} does more than launch Triton kernels: {problem}") from problem
     kernels = portable_lines(from_launches(recorded, name=function, compiler="triton")).kernels or ()
     launches = [launch for part in plan["parts"].values() for launch in part]
     for launch, kernel in zip(launches, kernels, strict=True):

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compare.measure import measurement as module
+from compare.measure import warm_up
 from compare.measure.clock import DeviceRecord, Sample
-from compare.measure.measurement import Arrays, Extent, Program, Subject, WrongResult
+from compare.measure.measurement import MeasuredProgram, WrongResult
+from compare.measure.worker_backend import Arrays, Extent, Program
 from compare.spec.case import Case
 
 CASE = Case("softmax", "odd", {"rows": 2, "columns": 3}, "float32", "fwd")
@@ -21,10 +22,10 @@ TRAIN = Case("softmax", "odd", {"rows": 2, "columns": 3}, "float32", "train")
 SCALES = {name: {"rms": 1.0, "largest": 1.0, "independent_error": 0.0} for name in ("y", "d_x")}
 
 
-class Side:
+class Backend:
     """y = x + 1, d_x = 3 dy; the set with the folder n has x = n and dy = 10 n. What was asked for is in `log`."""
 
-    device = backend = "pretended"
+    device = name = "pretended"
 
     def __init__(self) -> None:
         self.log: list[str] = []
@@ -36,7 +37,7 @@ class Side:
     def cotangents(self, folder: Path, case: Case) -> Arrays:
         return {"y": np.full(2, 10 * float(folder.name))}
 
-    def changed(self, inputs: Arrays, folder: Path, case: Case) -> list[str]:
+    def changed_inputs(self, inputs: Arrays, folder: Path, case: Case) -> list[str]:
         return []
 
     def reference(self, folder: Path, role: str, name: str) -> Any:
@@ -56,20 +57,20 @@ class Side:
         return True
 
     @contextmanager
-    def variant(self, program: Program, mode: str, inputs: Arrays, cotangents: Arrays) -> Iterator[Program | None]:
+    def in_mode(self, program: Program, mode: str, inputs: Arrays, cotangents: Arrays) -> Iterator[Program | None]:
         found = self.variants.get(mode)
         if isinstance(found, Exception):
             raise found
         yield found
 
-    def flush_cache(self) -> None:
+    def flush_l2(self) -> None:
         self.log.append("flush")
 
     def synchronize(self, results: Any = None) -> None: ...
 
     def peak_memory(self, program: Program, part: str, call: Callable[[], Any]) -> Any: ...
 
-    def written_late(self, program: Program, part: str, call: Callable[[], Arrays]) -> list[str]:
+    def late_results(self, program: Program, part: str, call: Callable[[], Arrays]) -> list[str]:
         return []
 
 
@@ -108,14 +109,14 @@ def program(forward: Callable[[Arrays], Arrays] = one_more, train: bool = False)
     return Program(lambda inputs: (forward(inputs), None), backward if train else None, 0.0, None)
 
 
-def subject(made: Program, side: Side | None = None) -> Subject:
+def subject(made: Program, backend: Backend | None = None) -> MeasuredProgram:
     case = TRAIN if made.backward else CASE
-    return Subject(side or Side(), made, case, [Path("0"), Path("1")], [SCALES, SCALES])
+    return MeasuredProgram(backend or Backend(), made, case, [Path("0"), Path("1")], [SCALES, SCALES])
 
 
 @pytest.fixture(autouse=True)
 def _single_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_BATCH_SECONDS", 0.0)  # a batch is then one call
+    monkeypatch.setattr(warm_up, "_FIRST_BATCH_SECONDS", 0.0)  # a batch is then one call
 
 
 def test_the_warm_up_ends_when_successive_medians_agree() -> None:
@@ -134,7 +135,7 @@ def test_two_batches_that_agree_are_enough() -> None:
 
 
 def test_a_warm_up_that_does_not_settle_ends_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_WARM_UP_SECONDS", 0.0)
+    monkeypatch.setattr(warm_up, "MOST_SECONDS", 0.0)
     measured = subject(program()).measure(Clock([4.0, 3.0, 2.0, 1.0]), 0.0)
     assert measured["warm_up"]["settled"] is False
 
@@ -202,9 +203,9 @@ def test_gaps_between_launches_need_not_settle() -> None:
 
 
 def test_a_rehearsal_is_a_call_as_it_will_be_timed() -> None:
-    side = Side()
-    subject(program(train=True), side).rehearse()
-    assert side.log == ["poison forward", "flush", "poison backward", "flush"]
+    backend = Backend()
+    subject(program(train=True), backend).call_as_timed()
+    assert backend.log == ["poison forward", "flush", "poison backward", "flush"]
 
 
 def test_warm_up_times_whole_calls() -> None:
@@ -230,13 +231,13 @@ def test_rounds_on_the_other_input_set_catch_a_result_kept_from_the_first() -> N
 
 
 def test_a_cold_call_is_poisoned_and_flushed_and_a_warm_one_is_neither() -> None:
-    side = Side()
-    cold = subject(program(train=True), side).measure(Clock([1.0]), 0.0)
-    assert side.log[:4] == ["poison forward", "flush", "poison backward", "flush"]
+    backend = Backend()
+    cold = subject(program(train=True), backend).measure(Clock([1.0]), 0.0)
+    assert backend.log[:4] == ["poison forward", "flush", "poison backward", "flush"]
     assert cold["parts"]["backward"]["poisoned"]
-    side.log.clear()
-    warm = subject(program(train=True), side).measure_mode("warm", Clock([1.0]), 0.0)
-    assert warm and not side.log and not warm["parts"]["forward"]["poisoned"]
+    backend.log.clear()
+    warm = subject(program(train=True), backend).measure_mode("warm", Clock([1.0]), 0.0)
+    assert warm and not backend.log and not warm["parts"]["forward"]["poisoned"]
 
 
 def test_a_wrong_result_of_one_input_set_is_not_hidden_by_a_larger_error_that_is_right() -> None:
@@ -245,8 +246,8 @@ def test_a_wrong_result_of_one_input_set_is_not_hidden_by_a_larger_error_that_is
     scales = [{"y": {"rms": 1.0, "largest": 1.0, "independent_error": twice / 2}} for twice in (0.95e-3, 1.2e-3)]
     for order in ([0, 1], [1, 0]):
         folders = [Path(str(number)) for number in order]
-        (verdict,) = Subject(Side(), errs, CASE, folders, [scales[number] for number in order]).check()
-        assert not verdict.right and verdict.error == pytest.approx(1.0e-3)
+        (verdict,) = MeasuredProgram(Backend(), errs, CASE, folders, [scales[number] for number in order]).check()
+        assert not verdict.passes and verdict.error == pytest.approx(1.0e-3)
 
 
 def test_a_warm_result_is_checked() -> None:
@@ -255,8 +256,8 @@ def test_a_warm_result_is_checked() -> None:
 
 
 def test_a_mode_runs_its_own_program() -> None:
-    side = Side()
-    side.variants["graph"] = replayed = program()
+    backend = Backend()
+    backend.variants["graph"] = replayed = program()
     replayed.command_buffers = {"forward": (3, 3)}
     poisoned: list[str] = []
 
@@ -266,17 +267,17 @@ def test_a_mode_runs_its_own_program() -> None:
 
     replayed.poison = poison
     fails = program(lambda inputs: pytest.fail("the main program ran"))
-    measured = subject(fails, side).measure_mode("graph", Clock([1.0]), 0.0)
+    measured = subject(fails, backend).measure_mode("graph", Clock([1.0]), 0.0)
     assert measured and measured["command_buffers"] == {"forward": (3, 3)}
-    assert set(poisoned) == {"forward"} and set(side.log) == {"flush"}
-    assert subject(fails, side).measure_mode("launches", Clock([1.0]), 0.0) is None  # the main mode already
-    side.variants["graph"] = program(lambda inputs: {"y": inputs["x"]})
+    assert set(poisoned) == {"forward"} and set(backend.log) == {"flush"}
+    assert subject(fails, backend).measure_mode("launches", Clock([1.0]), 0.0) is None  # the main mode already
+    backend.variants["graph"] = program(lambda inputs: {"y": inputs["x"]})
     with pytest.raises(WrongResult, match="timed call: y"):
-        subject(fails, side).measure_mode("graph", Clock([1.0]), 0.0)
+        subject(fails, backend).measure_mode("graph", Clock([1.0]), 0.0)
 
 
 def test_a_backward_is_called_though_the_forward_s_peak_cannot_be_measured() -> None:
-    class Refusing(Side):
+    class Refusing(Backend):
         def peak_memory(self, program: Program, part: str, call: Callable[[], Any]) -> Any:
             if part == "backward":
                 call()

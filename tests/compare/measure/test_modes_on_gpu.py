@@ -19,7 +19,7 @@ from compare.workers.pool import WorkerPool
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(cupti_missing() is not None, reason=str(cupti_missing()))]
 
 CASES = {
-    (block, direction): next(c for c in BLOCKS[block].cases("check") if c.direction == direction)
+    (block, direction): next(c for c in BLOCKS[block].cpu_check_cases() if c.direction == direction)
     for block, direction in (("vector_add", "fwd"), ("softmax", "fwd"), ("softmax", "train"))
 }
 
@@ -96,17 +96,17 @@ def test_command_buffers_replay_what_was_launched(
 
 _WAITS = """
 import torch
-from compare.measure.measurement import Program
-from compare.workers.pytorch.worker import TorchSide
+from compare.measure.worker_backend import Program
+from compare.workers.pytorch.worker import TorchBackend
 from compare.workers.pytorch.cuda_graphs import CaptureFailed
 
 def waits(inputs):
     return {"y": inputs["x"] * float(inputs["x"].sum())}, None
 
-side = TorchSide()
+side = TorchBackend()
 assert side.device_works()
 try:
-    with side.variant(Program(waits, None, 0.0, None), "graph", {"x": torch.ones(8, device="cuda")}, {}):
+    with side.in_mode(Program(waits, None, 0.0, None), "graph", {"x": torch.ones(8, device="cuda")}, {}):
         pass
 except CaptureFailed as problem:
     print(problem)

@@ -27,7 +27,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
 
 def peaks(pool: WorkerPool, folder: Path, case: Case, implementation: str) -> dict[str, dict[str, Any]]:
     """What a run's first round says of peak memory: bytes, planned and reason, by part."""
-    role = BLOCKS[case.block].implementation(implementation).framework
+    role = BLOCKS[case.block].implementation(implementation).backend.worker
     folders = [str(folder / case.id.replace("/", "-") / str(seed)) for seed in (0, 1)]
     scales = [
         pool.ask("reference", "produce", case=case.to_json(), seed=seed, folder=path)

@@ -267,7 +267,7 @@ def test_a_real_call(pool: WorkerPool, tmp_path: Path, implementation: str) -> N
     if pool.ask("torch", "environment")["timer"] != "cupti":
         pytest.skip("needs CUPTI")
     case = Case("softmax", "any", {"rows": 4096, "columns": 1024}, "bfloat16", "train")
-    role = BLOCKS["softmax"].implementation(implementation).framework
+    role = BLOCKS["softmax"].implementation(implementation).backend.worker
     folders = [str(tmp_path / "data" / str(seed)) for seed in (0, 1)]
     scales = [
         pool.ask("reference", "produce", case=case.to_json(), seed=seed, folder=path)

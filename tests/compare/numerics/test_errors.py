@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compare.numerics.errors import Verdict, describe, relative_error
-from compare.numerics.tolerance import Scale, alike
+from compare.numerics.errors import ErrorCheck, describe, relative_error
+from compare.numerics.tolerance import Scale, share_worst_error
 
 
 def largest_difference(a: np.ndarray, b: np.ndarray) -> float:
@@ -36,7 +36,7 @@ def test_input_sets_are_judged_by_the_one_where_plain_code_errs_most() -> None:
         {"loss": {"rms": 2.0, "largest": 2.0, "independent_error": 2e-5}, "d_x": SCALE | {"independent_error": 0.1}},
         {"loss": {"rms": 3.0, "largest": 3.0, "independent_error": 4e-7}, "d_x": SCALE | {"independent_error": 0.2}},
     ]
-    found = alike(sets)
+    found = share_worst_error(sets)
     assert [each["loss"] for each in found] == [sets[0]["loss"], sets[1]["loss"] | {"independent_error": 2e-5}]
     assert [each["d_x"]["independent_error"] for each in found] == [0.2, 0.2]
     assert sets[1]["loss"]["independent_error"] == 4e-7
@@ -47,9 +47,9 @@ def test_what_is_not_finite_is_never_right(bad: float) -> None:
     reference = np.ones(4)
     values = np.array([1, 1, bad, 1])
     assert relative_error(values, reference, 1.0, largest_difference) == math.inf
-    assert not Verdict("y", math.nan, 1.0).right
-    assert not Verdict("y", math.inf, 1.0).right
-    assert not Verdict("y", math.inf, math.inf).right  # as where plain code overflows
+    assert not ErrorCheck("y", math.nan, 1.0).passes
+    assert not ErrorCheck("y", math.inf, 1.0).passes
+    assert not ErrorCheck("y", math.inf, math.inf).passes  # as where plain code overflows
 
 
 def test_an_array_that_broadcasts_is_not_right() -> None:
@@ -68,7 +68,7 @@ def test_tolerance_is_twice_the_independent_error_and_at_least_one_ulp_of_the_la
 
 
 def test_the_reason_names_each_wrong_tensor() -> None:
-    verdicts = [Verdict("y", 0.1, 0.2), Verdict("d_x", 0.5, 0.2), Verdict("d_w", math.inf, 0.2)]
+    verdicts = [ErrorCheck("y", 0.1, 0.2), ErrorCheck("d_x", 0.5, 0.2), ErrorCheck("d_w", math.inf, 0.2)]
     reason = describe(verdicts)
     assert reason and "d_x: error 0.5" in reason and "d_w: error inf" in reason and "y:" not in reason
     assert describe(verdicts[:1]) is None
@@ -76,8 +76,8 @@ def test_the_reason_names_each_wrong_tensor() -> None:
 
 def test_the_worst_verdict_is_the_one_that_is_furthest_beyond_its_own_tolerance() -> None:
     ordered = [
-        Verdict("y", 2.0, 8.0), Verdict("y", 1.0, 2.0), Verdict("y", 0.5, 0.25), Verdict("y", math.inf, 1.0),
+        ErrorCheck("y", error, tolerance) for error, tolerance in ((2.0, 8.0), (1.0, 2.0), (0.5, 0.25), (math.inf, 1.0))
     ]
     assert sorted(reversed(ordered), key=lambda verdict: verdict.severity) == ordered
-    for overflown in (Verdict("y", math.inf, math.inf), Verdict("y", math.nan, 1.0)):
+    for overflown in (ErrorCheck("y", math.inf, math.inf), ErrorCheck("y", math.nan, 1.0)):
         assert overflown.severity > ordered[1].severity

@@ -10,7 +10,7 @@ import pytest
 
 from compare.graph import store
 from compare.graph.model import FusionGraph
-from compare.run.for_target import CHECKS, environment
+from compare.run.for_target import environment
 from compare.spec.blocks import BLOCKS
 from compare.spec.case import Case
 from compare.workers.pool import WorkerPool
@@ -30,8 +30,8 @@ def test_what_must_move_and_be_computed_is_counted_once() -> None:
 
 @pytest.mark.parametrize("implementation", ["xla", "eager", "library", "inductor", "triton"])
 def test_outputs_and_gradients_are_right(check_on_cpu: Check, implementation: str) -> None:
-    compiler = BLOCKS["softmax"].implementation(implementation).compiler
-    outcome = check_on_cpu(JOINT, implementation, CHECKS[compiler])
+    worker = BLOCKS["softmax"].implementation(implementation).backend.cpu_check_worker
+    outcome = check_on_cpu(JOINT, implementation, worker)
     assert {e["name"] for e in outcome["errors"]} == {"y", "d_x"}
     assert all(e["error"] <= e["tolerance"] for e in outcome["errors"])
 

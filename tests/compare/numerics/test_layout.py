@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from compare.numerics import reference  # noqa: E402
 from compare.spec.blocks import BLOCKS  # noqa: E402
 from compare.spec.case import Case  # noqa: E402
-from compare.workers.pytorch.worker import TorchSide  # noqa: E402
+from compare.workers.pytorch.worker import TorchBackend  # noqa: E402
 
 SIZES = {"m": 3, "k": 5, "n": 2}
 
@@ -18,12 +18,12 @@ SIZES = {"m": 3, "k": 5, "n": 2}
 def test_inputs_lie_as_the_case_says_with_the_same_values(layout: str, strides: list[tuple], tmp_path: Path) -> None:
     case = Case("matmul", "x", SIZES, "float32", "train", layout=layout)
     drawn, _ = reference.store_inputs(case, 0, tmp_path / "0")
-    side = TorchSide()
+    side = TorchBackend()
     given = side.inputs(tmp_path / "0", case)
     assert [given[name].stride() for name in "ab"] == strides
     assert all(torch.equal(given[name], drawn[name].to(given[name].device)) for name in "ab")
     assert all(given[name].is_leaf and given[name].requires_grad for name in "ab")
-    assert side.changed(given, tmp_path / "0", case) == []
+    assert side.changed_inputs(given, tmp_path / "0", case) == []
     again, _ = reference.store_inputs(case, 1, tmp_path / "1")
     second = side.inputs(tmp_path / "1", case)
     assert second["a"] is given["a"] and torch.equal(second["a"], again["a"].to(given["a"].device))
@@ -32,7 +32,7 @@ def test_inputs_lie_as_the_case_says_with_the_same_values(layout: str, strides: 
 def test_a_vector_has_one_layout(tmp_path: Path) -> None:
     case = Case("rmsnorm", "x", {"rows": 3, "columns": 5}, "bfloat16", "fwd", layout="transposed")
     reference.store_inputs(case, 0, tmp_path / "0")
-    given = TorchSide().inputs(tmp_path / "0", case)
+    given = TorchBackend().inputs(tmp_path / "0", case)
     assert given["x"].stride() == (1, 3) and given["weight"].stride() == (1,)
 
 

@@ -38,12 +38,14 @@ def test_who_takes_part_where_nobody_names_it() -> None:
         return {case.name for case, found in plan.work if name in {i.name for i in found}}
 
     for suite in ("quick", "full"):
-        assert taking_part(suite, "inductor-max") == {"llama-8b"}, "it tunes for minutes"
-        assert taking_part(suite, "inductor-max", direction="train") == set(), "for more minutes"
-        assert taking_part(suite, "inductor-max", "gelu", "train") == {"llama-8b"}, "for seconds"
+        assert taking_part(suite, "inductor-max") == {"llama-8b"}
+        assert taking_part(suite, "inductor-max", direction="train") == set(), "a step of products tunes too long"
         for baseline in ("eager", "xla-unfused"):
-            assert taking_part(suite, baseline) == {"llama-8b", "prime"}
-    assert {"llama-8b", "prime", "one-token"} < taking_part("full", "triton")
+            assert taking_part(suite, baseline) == {"llama-8b", "gpt2", "gpt2-fp32"}
+    assert taking_part("full", "inductor-max", "gelu", "train") == taking_part("full", "inductor-max", "swiglu")
+    for name, direction in (("gelu", "train"), ("swiglu", "fwd")):
+        assert taking_part("quick", "inductor-max", name, direction) == set()
+    assert {"llama-8b", "gpt2", "one-token"} < taking_part("full", "triton")
     assert taking_part("check", "eager") == taking_part("check", "inductor-max") == taking_part("check", "triton")
 
 
@@ -54,15 +56,15 @@ def test_who_is_named_takes_part_everywhere() -> None:
 
 def test_filters_narrow_together() -> None:
     plan = resolve(
-        ["softmax", "gelu"], suite="full", implementations=["triton", "xla"], cases=["prime"], directions=["train"],
-        dtypes=["fp32"],
+        ["softmax", "gelu"], suite="full", implementations=["triton", "xla"], cases=["gpt2", "4096-columns"],
+        directions=["train"], dtypes=["fp32"],
     )
-    assert ids(plan) == ["gelu/prime/fp32/train", "softmax/prime/fp32/train"]
+    assert ids(plan) == ["gelu/gpt2/fp32/train", "softmax/4096-columns/fp32/train"]
     assert [[i.name for i in found] for _, found in plan.work] == [["xla", "triton"], ["xla", "triton"]]
 
 
 def test_a_case_may_be_named_by_its_id_and_a_dtype_by_its_long_name() -> None:
-    assert ids(resolve([], suite="quick", cases=["gelu/prime/fp32/fwd"])) == ["gelu/prime/fp32/fwd"]
+    assert ids(resolve([], suite="quick", cases=["gelu/gpt2/fp32/fwd"])) == ["gelu/gpt2/fp32/fwd"]
     assert resolve([], suite="full", dtypes=["float16"]) == resolve([], suite="full", dtypes=["fp16"])
 
 
@@ -79,16 +81,16 @@ def test_blocks_without_the_implementation_are_left_out() -> None:
         (["zzz"], {}, "no block 'zzz'; blocks: vector_add"),
         ([], {"implementations": ["trtion"]}, "no implementation 'trtion'; did you mean triton"),
         ([], {"cases": ["lama-8b"]}, "no case 'lama-8b'; did you mean llama-8b"),
-        ([], {"cases": ["gelu/prme/fp32/fwd"]}, "did you mean gelu/prime/fp32/fwd"),
-        ([], {"cases": ["gpt2"]}, "case 'gpt2' is not in suite quick, but in suite full: add --suite full"),
+        ([], {"cases": ["gelu/gtp2/fp32/fwd"]}, "did you mean gelu/gpt2/fp32/fwd"),
+        ([], {"cases": ["one-token"]}, "case 'one-token' is not in suite quick, but in suite full: add --suite full"),
         ([], {"dtypes": ["fp8"]}, "no dtype 'fp8'.* dtypes: bfloat16, float16, float32"),
         ([], {"directions": ["bwd"]}, "no direction 'bwd'; did you mean fwd"),
         ([], {"suite": "qick"}, "no suite 'qick'; did you mean quick"),
         (["softmax"], {"implementations": ["fa4"]}, "'fa4' belongs to attention, attention_packed, not to softmax"),
-        (["softmax"], {"dtypes": ["fp16"]}, "no case of softmax with dtype 'float16'; --suite full has it"),
+        (["layernorm"], {"dtypes": ["fp16"]}, "no case of layernorm with dtype 'float16'; --suite check has it"),
         (["vector_add"], {"directions": ["train"]}, "no case of vector_add with direction 'train'; no suite has it"),
         (["gelu", "softmax"], {"cases": ["gpt2-scores"]}, "nothing of block 'gelu' is left .* gelu/llama-8b/bf16/fwd"),
-        ([], {"cases": ["prime"], "dtypes": ["bf16"]}, "nothing of case 'prime' is left"),
+        ([], {"cases": ["gpt2"], "dtypes": ["bf16"]}, "nothing of case 'gpt2' is left"),
         (["evil\x1b[31m\nname"], {}, r"no block 'evil\\x1b\[31m\\nname'"),
     ],
 )

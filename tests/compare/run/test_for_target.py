@@ -38,7 +38,7 @@ def xlafuse(*arguments: str, timeout: float = 280) -> subprocess.CompletedProces
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("run") / "softmax"
-    done = xlafuse("run", "softmax", "--case", "prime", "--target", "h200", "--out", str(out))
+    done = xlafuse("run", "softmax", "--case", "4096-columns", "--dtype", "fp32", "--target", "h200", "--out", str(out))
     assert done.returncode == 0, done.stderr[-3000:]
     return out
 

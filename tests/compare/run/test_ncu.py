@@ -107,8 +107,8 @@ def ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeNcu:
 
 
 SOFTMAX = BLOCKS["softmax"]
-CASE = next(case for case in SOFTMAX.cases("check") if case.direction == "train")
-FORWARD = next(case for case in SOFTMAX.cases("check") if case.direction == "fwd")
+CASE = next(case for case in SOFTMAX.cpu_check_cases() if case.direction == "train")
+FORWARD = next(case for case in SOFTMAX.cpu_check_cases() if case.direction == "fwd")
 
 
 def work(*names: str, case: Case = CASE) -> list[tuple[Case, Implementation]]:
@@ -211,7 +211,7 @@ def graph(*names: str) -> FusionGraph:
 def timed(name: str, case: Case = FORWARD, status: str = "ok", **fields: Any) -> Record:
     records = [{"name": "k", "start": 0.0, "end": 1e-6}]
     parts = {part: {"records": records} for part in case.parts}
-    compiler = SOFTMAX.implementation(name).compiler
+    compiler = SOFTMAX.implementation(name).backend_name
     return Record(case, name, compiler, status, segment="s1", measurement={"timer": "cupti", "parts": parts}, **fields)
 
 

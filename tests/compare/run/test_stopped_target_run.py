@@ -52,7 +52,7 @@ class StoppingPool:
 def run(folder: Path, pool: StoppingPool) -> dict[str, Any]:
     """The workers that the run's segment has."""
     plan = resolve(
-        ["vector_add"], suite="quick", cases=["prime"], directions=["fwd"], implementations=["xla", "inductor", "cuda"]
+        ["vector_add"], suite="check", cases=["prime"], directions=["fwd"], implementations=["xla", "inductor", "cuda"]
     )
     record.create(folder, {"segments": []})
     session = Session(folder, folder / "scratch", pool, Silent(), {}, "h200")  # type: ignore[arg-type]

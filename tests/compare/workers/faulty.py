@@ -111,7 +111,7 @@ def breaks_device(inputs: Tensors) -> Tensors:
     def synchronize(*_: Any) -> None:
         raise RuntimeError("pretended CUDA error: an illegal memory access was encountered")
 
-    pytest.MonkeyPatch().setattr(worker.TorchSide, "synchronize", synchronize)
+    pytest.MonkeyPatch().setattr(worker.TorchBackend, "synchronize", synchronize)
     synchronize()
     return {}
 

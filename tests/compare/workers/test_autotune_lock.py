@@ -25,28 +25,30 @@ except BlockingIOError:
 """
 
 
-SIDE = """
+BACKEND = """
 import json
 from pathlib import Path
 from compare.spec.blocks import BLOCKS
 from compare.base.worker_protocol import NotAutotuned
-from compare.workers.xla import worker as xla
+from compare.workers.xla import worker  # configures XLA before jax is imported
+from compare.workers.xla import prepare
 
 seen = []
 
 def compile(function, args, *, autotune_lock, reuses_results, **others):
     seen.append([autotune_lock and autotune_lock.__name__, reuses_results])
-    raise xla.compiler.AutotuningNeeded("one of them")
+    raise prepare.compiler.AutotuningNeeded("one of them")
 
-xla.compiler.compile, xla._HAS_GPU = compile, True
+prepare.compiler.compile = compile
 block = BLOCKS["gelu"]
-for xla._CHOSEN, tune in ((None, False), (None, True), (Path("chosen"), False), (Path("chosen"), True)):
-    if not tune:
-        side = xla.XlaSide.__new__(xla.XlaSide)
-        side._unchosen = set()
-        side.inputs = side.cotangents = lambda folder, case: {}
+for choices, autotune in ((None, False), (None, True), (Path("chosen"), False), (Path("chosen"), True)):
+    if not autotune:
+        backend = worker.XlaBackend.__new__(worker.XlaBackend)
+        backend.has_gpu, backend.not_recorded = True, set()
+        backend.inputs = backend.cotangents = lambda folder, case: {}
+    backend.recorded_choices = choices
     try:
-        side.build(block.cases("check")[0], block.implementation("xla"), Path(), Path(), tune)
+        backend.build(block.cpu_check_cases()[0], block.implementation("xla"), Path(), Path(), autotune)
     except NotAutotuned as problem:
         seen.append(str(problem))
 print(json.dumps(seen))
@@ -139,10 +141,10 @@ def test_inductor_times_under_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_xla_s_worker_replays_without_the_lock() -> None:
     pytest.importorskip("jax")
-    done = subprocess.run([sys.executable, "-c", SIDE], capture_output=True, text=True, cwd=PROJECT)
+    done = subprocess.run([sys.executable, "-c", BACKEND], capture_output=True, text=True, cwd=PROJECT)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [
-        "nothing that XLA chose is known",
+        "no autotuning results of XLA are recorded",
         ["held", False], "one of them",
         [None, True], "one of them",
         ["held", False], "one of them",  # the first failed search is remembered
@@ -166,11 +168,13 @@ def test_inductor_max_refuses_without_permission_to_autotune(tmp_path: Path) -> 
     pytest.importorskip("torch")
     from compare.base.worker_protocol import NotAutotuned
     from compare.spec.blocks import BLOCKS
-    from compare.workers.pytorch.worker import TorchSide
+    from compare.workers.pytorch.worker import TorchBackend
 
     block = BLOCKS["gelu"]
     with pytest.raises(NotAutotuned):
-        TorchSide().build(block.cases("check")[0], block.implementation("inductor-max"), tmp_path, tmp_path, tune=False)
+        TorchBackend().build(
+            block.cpu_check_cases()[0], block.implementation("inductor-max"), tmp_path, tmp_path, autotune=False
+        )
 
 
 def test_the_refusal_has_a_kind_of_its_own() -> None:

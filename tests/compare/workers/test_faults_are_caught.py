@@ -10,12 +10,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from compare.measure.measurement import Subject, WrongResult, lies_within  # noqa: E402
+from compare.measure.measurement import MeasuredProgram, WrongResult  # noqa: E402
+from compare.measure.worker_backend import lies_within  # noqa: E402
 from compare.numerics import reference  # noqa: E402
-from compare.numerics.errors import Verdict  # noqa: E402
+from compare.numerics.errors import ErrorCheck  # noqa: E402
 from compare.spec.blocks import BLOCKS  # noqa: E402
 from compare.spec.case import Case  # noqa: E402
-from compare.workers.pytorch.worker import TorchSide  # noqa: E402
+from compare.workers.pytorch.worker import TorchBackend  # noqa: E402
 
 _spec = importlib.util.spec_from_file_location("faulty", Path(__file__).with_name("faulty.py"))
 assert _spec and _spec.loader
@@ -24,32 +25,32 @@ sys.modules["faulty"] = faulty
 _spec.loader.exec_module(faulty)
 
 
-def subject_of(function: str, folder: Path, direction: str = "fwd", dtype: str = "float32") -> Subject:
+def subject_of(function: str, folder: Path, direction: str = "fwd", dtype: str = "float32") -> MeasuredProgram:
     case = Case("softmax", "odd", {"rows": 7, "columns": 257}, dtype, direction)
     folders = [folder / "0", folder / "1"]
     scales = [reference.produce(case, seed, path) for seed, path in enumerate(folders)]
-    side = TorchSide()
+    side = TorchBackend()
     program = side._program(case, getattr(faulty, function), dict(BLOCKS["softmax"].attributes))
-    return Subject(side, program, case, folders, scales)
+    return MeasuredProgram(side, program, case, folders, scales)
 
 
-def verdicts_of(function: str, folder: Path, direction: str = "fwd", dtype: str = "float32") -> list[Verdict]:
+def verdicts_of(function: str, folder: Path, direction: str = "fwd", dtype: str = "float32") -> list[ErrorCheck]:
     return subject_of(function, folder, direction, dtype).check()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("direction", ["fwd", "train"])
 def test_the_right_one_passes(tmp_path: Path, direction: str, dtype: str) -> None:
-    assert all(v.right for v in verdicts_of("right", tmp_path, direction, dtype))
+    assert all(v.passes for v in verdicts_of("right", tmp_path, direction, dtype))
 
 
 @pytest.mark.parametrize("function", ["wrong_scale", "not_a_number", "unwritten_element", "cached_result"])
 def test_a_wrong_output_is_caught(tmp_path: Path, function: str) -> None:
-    assert [v.name for v in verdicts_of(function, tmp_path) if not v.right] == ["y"]
+    assert [v.name for v in verdicts_of(function, tmp_path) if not v.passes] == ["y"]
 
 
 def test_a_wrong_gradient_is_caught(tmp_path: Path) -> None:
-    assert [v.name for v in verdicts_of("wrong_gradient", tmp_path, "train") if not v.right] == ["d_x"]
+    assert [v.name for v in verdicts_of("wrong_gradient", tmp_path, "train") if not v.passes] == ["d_x"]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +65,7 @@ def test_bad_manners_are_caught(tmp_path: Path, function: str, reason: str) -> N
 def test_poison_reaches_every_way_to_ask_for_empty_memory(tmp_path: Path) -> None:
     subject = subject_of("right", tmp_path)
     like = torch.zeros(4, 3)
-    with subject.side.poisoned_allocations(subject.program):
+    with subject.backend.poisoned_allocations(subject.program):
         empties = [torch.empty(3), torch.empty_like(like), like.new_empty(5), torch.empty_strided((2, 2), (1, 2))]
     assert all(e.isnan().all() for e in empties)
 
@@ -88,7 +89,7 @@ def test_addresses_within_ranges(extent: tuple[int, int], ranges: list[tuple[int
 @pytest.mark.gpu
 @pytest.mark.parametrize("direction", ["fwd", "train"])
 def test_a_side_stream_must_be_joined(tmp_path: Path, direction: str) -> None:
-    assert all(v.right for v in verdicts_of("joined_side_stream", tmp_path / "joined", direction))
+    assert all(v.passes for v in verdicts_of("joined_side_stream", tmp_path / "joined", direction))
     for attempt in range(5):
         with pytest.raises(WrongResult, match="y is written on another stream"):
             verdicts_of("side_stream", tmp_path / str(attempt), direction)

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from compare.measure.measurement import Program
+from compare.measure.worker_backend import Program
 from compare.spec.blocks import BLOCKS
 from compare.workers import service
 
 
 class Noting:
-    device, backend = "none", "none"
+    device, name = "none", "none"
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -28,7 +28,7 @@ class Noting:
         self.asked.append("build")
         return Program(lambda inputs: (inputs, None), None, 0.0, None)
 
-    def give_back(self, *, idle: bool) -> None:
+    def release_memory(self, *, idle: bool) -> None:
         self.asked.append("give all back" if idle else "give back")
 
 
@@ -37,12 +37,12 @@ def test_a_right_program_is_rehearsed_before_it_is_timed(monkeypatch: pytest.Mon
     verdicts = {"right": True, "wrong": False}
     rehearsed: list[str] = []
 
-    def check(self: service.Subject) -> list[Any]:
-        return [SimpleNamespace(right=verdicts[self.case.name], to_json=dict)]
+    def check(self: service.MeasuredProgram) -> list[Any]:
+        return [SimpleNamespace(passes=verdicts[self.case.name], to_json=dict)]
 
-    monkeypatch.setattr(service.Subject, "check", check)
-    monkeypatch.setattr(service.Subject, "rehearse", lambda self: rehearsed.append(self.case.name))
-    case = BLOCKS["vector_add"].cases("check")[0]
+    monkeypatch.setattr(service.MeasuredProgram, "check", check)
+    monkeypatch.setattr(service.MeasuredProgram, "call_as_timed", lambda self: rehearsed.append(self.case.name))
+    case = BLOCKS["vector_add"].cpu_check_cases()[0]
     for clock in (None, object()):
         monkeypatch.setattr(Noting, "clock", lambda self, clock=clock: clock)
         worker = service.Service(Noting())  # type: ignore[arg-type]
@@ -56,9 +56,9 @@ def test_a_right_program_is_rehearsed_before_it_is_timed(monkeypatch: pytest.Mon
 def test_memory_goes_back_before_others_need_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Memory of a compile, a check and a released program goes back: all runners share one GPU."""
     framework = Noting()
-    monkeypatch.setattr(service.Subject, "check", lambda self: framework.asked.append("check") or [])
+    monkeypatch.setattr(service.MeasuredProgram, "check", lambda self: framework.asked.append("check") or [])
     worker = service.Service(framework)  # type: ignore[arg-type]
-    case = BLOCKS["vector_add"].cases("check")[0]
+    case = BLOCKS["vector_add"].cpu_check_cases()[0]
     worker.prepare("a", case.to_json(), "eager", [str(tmp_path)], str(tmp_path))
     worker.check("a", [{}])
     worker.release("a")
@@ -68,12 +68,12 @@ def test_memory_goes_back_before_others_need_it(monkeypatch: pytest.MonkeyPatch,
 def test_a_check_waits_for_the_artifacts_and_says_why_they_cannot_be_written(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(service.Subject, "check", lambda self: [])
+    monkeypatch.setattr(service.MeasuredProgram, "check", lambda self: [])
     worker = service.Service(Noting())  # type: ignore[arg-type]
-    case = BLOCKS["vector_add"].cases("check")[0]
+    case = BLOCKS["vector_add"].cpu_check_cases()[0]
     worker.prepare("a", case.to_json(), "eager", [str(tmp_path)], str(tmp_path))
     written: Future[None] = Future()
-    worker._subjects["a"].program.artifacts = written
+    worker._programs["a"].program.artifacts = written
     with ThreadPoolExecutor(1) as threads:
         checked = threads.submit(worker.check, "a", [{}])
         with pytest.raises(TimeoutError):

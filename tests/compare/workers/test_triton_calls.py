@@ -140,7 +140,7 @@ def _hand_written(compiled: dict[str, Any]) -> dict[tuple[str, str | None], Any]
 @pytest.mark.slow
 @pytest.mark.parametrize("direction", ["fwd", "train"])
 @pytest.mark.parametrize(
-    "block", [name for name, block in BLOCKS.items() if any(i.compiler == "xla-triton" for i in block.implementations)]
+    "block", [b.name for b in BLOCKS.values() if any(i.backend_name == "xla-triton" for i in b.implementations)]
 )
 def test_a_kernel_computes_what_it_does_as_pytorch_launches_it(
     planner: Worker, xla: Worker, block: str, direction: str, tmp_path: Path

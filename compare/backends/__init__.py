@@ -1,0 +1,20 @@
+"""One object for each compiler: which workers compile, run and check its implementations. Data, no framework."""
+
+from .backend import Backend
+from .kernels import CUDA, TRITON, TRITON_LIBRARY
+from .pytorch import EAGER, FLEX, INDUCTOR, INDUCTOR_MAX
+from .xla import XLA, XLA_REMAT, XLA_TRITON, XLA_UNFUSED
+
+BACKENDS: dict[str, Backend] = {
+    backend.name: backend
+    for backend in (
+        XLA, XLA_REMAT, XLA_UNFUSED, XLA_TRITON, EAGER, INDUCTOR, INDUCTOR_MAX, FLEX, TRITON, TRITON_LIBRARY, CUDA
+    )
+}
+
+
+def worker_of(name: str) -> str:
+    """Return the worker role of a backend's name, also for a record of a release that had other backends."""
+    if name in BACKENDS:
+        return BACKENDS[name].worker
+    return "xla" if name.startswith("xla") else "torch"

@@ -1,0 +1,19 @@
+"""Hand-written GPU kernels: Triton, libraries of Triton kernels, raw CUDA C++."""
+
+from dataclasses import replace
+
+from .backend import Backend
+
+TRITON = Backend(
+    name="triton", label="Triton", family="triton", worker="torch",
+    prepare="compare.workers.pytorch.prepare:kernels",
+    target_worker="target", compile_for_target="compare.workers.pytorch.target:kernels",
+    cpu_check_worker="interpreter", hand_written=True, requires=("triton",),
+)
+# Triton's interpreter lacks the libdevice functions that these kernels call.
+TRITON_LIBRARY = replace(
+    TRITON, name="triton-library", family="triton-library", cpu_check_worker=None, hand_written=False
+)
+CUDA = replace(
+    TRITON, name="cuda", label="raw CUDA C++", family="cuda", cpu_check_worker=None, requires=("nvrtc",)
+)

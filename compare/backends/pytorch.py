@@ -1,0 +1,26 @@
+"""PyTorch: one operation after the other, TorchInductor, and FlexAttention, which Inductor compiles."""
+
+from dataclasses import replace
+
+from .backend import Backend
+
+EAGER = Backend(
+    name="eager", label="PyTorch", family="eager", worker="torch",
+    prepare="compare.workers.pytorch.prepare:eager",
+    target_worker="target", compile_for_target="compare.workers.pytorch.target:eager",
+    cpu_check_worker="torch", prebuilt=True,
+)
+INDUCTOR = Backend(
+    name="inductor", label="TorchInductor", family="inductor", worker="torch",
+    prepare="compare.workers.pytorch.prepare:inductor",
+    target_worker="target", compile_for_target="compare.workers.pytorch.target:inductor",
+    cpu_check_worker="torch", requires=("triton", "g++"),
+)
+INDUCTOR_MAX = replace(
+    INDUCTOR, name="inductor-max", options={"max_autotune": True}, cpu_check_worker=None, autotunes_for_minutes=True
+)
+# FlexAttention calls torch.compile itself, at its first call.
+FLEX = replace(
+    INDUCTOR, name="flex", label="FlexAttention", family="flex", options={"compiles_itself": True},
+    cpu_check_worker=None, requires=("triton",),
+)

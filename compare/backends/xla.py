@@ -1,0 +1,20 @@
+"""XLA: jax.jit, and its variants."""
+
+from dataclasses import replace
+
+from .backend import Backend
+
+XLA = Backend(
+    name="xla", label="XLA", family="xla", worker="xla",
+    prepare="compare.workers.xla.prepare:prepare",
+    target_worker="xla", compile_for_target="compare.workers.xla.prepare:compile_for_target",
+    cpu_check_worker="xla",
+)
+XLA_REMAT = replace(XLA, name="xla-remat", options={"recompute": True})
+XLA_UNFUSED = replace(XLA, name="xla-unfused", options={"variant": "unfused"}, cpu_check_worker=None)
+# A PyTorch function whose Triton launches are planned in a worker of PyTorch's and compiled by XLA's own Triton.
+XLA_TRITON = replace(
+    XLA, name="xla-triton", label="XLA with hand-written Triton", family="xla-triton", cpu_check_worker=None,
+    options={"function": "compare.workers.xla.triton_calls:launching"},
+    requires=("triton", "g++", "launch planning"),
+)
