@@ -70,7 +70,7 @@ def measure(plan: Plan, folder: Path, say: Callable[[str], None]) -> str:
             run_folder.append(folder, entry)
     steps = [
         (role, way, entries) for role in ("torch", "xla") for way in WAYS
-        if (entries := [e for e in left if _implementation(e).framework == role and not _settled(e, way)])
+        if (entries := [e for e in left if _implementation(e).backend.worker == role and not _settled(e, way)])
     ]
     total, before = sum(len(entries) for _, _, entries in steps), 0
     for role, way, entries in steps:

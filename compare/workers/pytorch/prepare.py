@@ -42,7 +42,7 @@ def eager(
     """Return a program that launches one operation after the other, with its operations as the graph on a GPU."""
     apply = _apply(case, implementation)
     inputs, cotangents = backend.inputs(folder, case), backend.cotangents(folder, case)
-    program = _program(case, apply)
+    program = program_of(case, apply)
     if backend.has_gpu:
         program.graph = _eager_graph(backend, case, implementation, apply, inputs, cotangents)
     return program
@@ -61,7 +61,7 @@ def inductor(
     function = implementation.load()
     if not options.get("compiles_itself"):
         function = compiler.compile(_copy(function), max_autotune=options.get("max_autotune", False))
-    program = _program(case, partial(function, **BLOCKS[case.block].attributes_of(case)))
+    program = program_of(case, partial(function, **BLOCKS[case.block].attributes_of(case)))
     waiting = autotune_lock.WaitingTime()
     with compiler.timing_under(waiting.held), compiler.capture() as captured:
         started = time.perf_counter()
@@ -86,7 +86,7 @@ def kernels(
     if "triton" in implementation.backend.requires and importlib.util.find_spec("triton") is None:
         raise Skip("triton is not installed (pip install triton)")
     apply = _apply(case, implementation)
-    program = _program(case, apply)
+    program = program_of(case, apply)
     if backend.interprets:
         if problem := host.interpreter_problem(host.versions(("triton", "numpy"))):
             raise Skip(problem)
@@ -109,7 +109,9 @@ def _apply(case: Case, implementation: Implementation) -> Apply:
     return partial(implementation.load(), **BLOCKS[case.block].attributes_of(case))
 
 
-def _program(case: Case, apply: Apply) -> Program:
+def program_of(case: Case, apply: Apply) -> Program:
+    """Return an implementation's function as a program of the case's direction, with autograd for its backward."""
+
     def forward(inputs: Arrays) -> tuple[Arrays, Any]:
         with torch.no_grad():
             return apply(inputs), None

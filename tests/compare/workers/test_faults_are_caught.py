@@ -14,8 +14,8 @@ from compare.measure.measurement import MeasuredProgram, WrongResult  # noqa: E4
 from compare.measure.worker_backend import lies_within  # noqa: E402
 from compare.numerics import reference  # noqa: E402
 from compare.numerics.errors import ErrorCheck  # noqa: E402
-from compare.spec.blocks import BLOCKS  # noqa: E402
 from compare.spec.case import Case  # noqa: E402
+from compare.workers.pytorch import prepare  # noqa: E402
 from compare.workers.pytorch.worker import TorchBackend  # noqa: E402
 
 _spec = importlib.util.spec_from_file_location("faulty", Path(__file__).with_name("faulty.py"))
@@ -29,9 +29,8 @@ def subject_of(function: str, folder: Path, direction: str = "fwd", dtype: str =
     case = Case("softmax", "odd", {"rows": 7, "columns": 257}, dtype, direction)
     folders = [folder / "0", folder / "1"]
     scales = [reference.produce(case, seed, path) for seed, path in enumerate(folders)]
-    side = TorchBackend()
-    program = side._program(case, getattr(faulty, function), dict(BLOCKS["softmax"].attributes))
-    return MeasuredProgram(side, program, case, folders, scales)
+    program = prepare.program_of(case, getattr(faulty, function))
+    return MeasuredProgram(TorchBackend(), program, case, folders, scales)
 
 
 def verdicts_of(function: str, folder: Path, direction: str = "fwd", dtype: str = "float32") -> list[ErrorCheck]:

@@ -8,15 +8,15 @@ from compare.plan.selection import resolve
 
 
 @pytest.mark.parametrize(
-    ("case", "reason"),
+    ("suite", "case", "reason"),
     [
-        ("llama-8b-8k-batch128", None),
-        ("llama-8b-64k-batch32", "keys of 2^31 numbers or more, here 2147483648"),
-        ("odd-lengths", "3 heads share keys"),
+        ("full", "llama-8b-8k-batch128", None),
+        ("full", "llama-8b-64k-batch32", "keys of 2^31 numbers or more, here 2147483648"),
+        ("check", "odd-lengths", "3 heads share keys"),
     ],
 )
-def test_flex_says_which_caches_it_cannot_take(case: str, reason: str | None) -> None:
-    plan = resolve(["decode_attention"], suite="full", cases=[case], implementations=["flex"])
+def test_flex_says_which_caches_it_cannot_take(suite: str, case: str, reason: str | None) -> None:
+    plan = resolve(["decode_attention"], suite=suite, cases=[case], implementations=["flex"])
     ((found, (flex,)),) = plan.work
     said = flex.unsupported(found)
     assert said is None if reason is None else reason in str(said)
