@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class FailuresAsTheyCome:
-    """Names each failure when it happens, not at the end alone: a run of minutes may be cut off before."""
+    """Name each failure when it happens: a run of minutes may be cut off before its summary."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -65,13 +65,13 @@ class FailuresAsTheyCome:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput"):  # of pytest-xdist: the controller hears of all
+    if not hasattr(config, "workerinput"):  # under pytest-xdist the controller gets all reports
         config.pluginmanager.register(FailuresAsTheyCome(config))
 
 
 def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
-    """The fixture `fusion`, where the project is used without being installed."""
-    if not pluginmanager.has_plugin("xlafuse"):
-        from compare.pytest_plugin import plugin
+    """Register the fixture `fusion` where no installed entry point has done so."""
+    from compare.pytest_plugin import plugin
 
-        pluginmanager.register(plugin, "xlafuse")
+    if not pluginmanager.is_registered(plugin):
+        pluginmanager.register(plugin)

@@ -1,2 +1,1 @@
-"""The gate for users' own tests: asserts and snapshots on fusion graphs; `compare.pytest_plugin.plugin` hands it to
-pytest."""
+"""Assertions and snapshots of fusion graphs in users' own tests; pytest loads plugin.py."""

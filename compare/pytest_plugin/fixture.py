@@ -13,54 +13,55 @@ import pytest
 from ..base.text import printable
 from ..user.explain import TIMEOUT, ExplainError, Framework, identify
 from . import snapshot
-from .autotune_choices import Worlds, compiled
+from .autotune_choices import AutotuneChoices, compile_choices
 from .fusion import Fusion
-from .session_summary import Book
+from .session_summary import SessionSummary
 
 __tracebackhide__ = True  # pytest: a failing test ends at its own line
 
-# What compiling for a GPU that is not here needs of each framework.
+# Modules that each framework needs to compile for an absent GPU.
 _NEEDED = {"jax": ("jax", "jax_plugins.xla_cuda13"), "torch": ("torch", "triton")}
 _INSTALL = 'pip install "xlafuse[cpu]"'
-# Errors, of no line of the user's, that say which version or tool is missing: a build of torch that is not known, no
-# g++, a series of jax of which the target pack knows nothing.
+# Errors without a line of the user's code that name a missing version or tool: an untested build of torch, no g++, a
+# jax series that the target pack does not know.
 _OF_ENVIRONMENT = ("Unsupported", "Skip")
 
 
 class NotCompiled(Exception):
-    """The function could not be compiled; the message begins with the user's own part of the traceback."""
+    """The function could not be compiled. The message begins with the traceback's frames in the user's code."""
 
 
 class MissingPackage(Exception):
-    """A package, or a version of one, is missing without which nothing can be compiled; the message says which."""
+    """Compiling needs a package, or a version of one, that is missing. The message names it."""
 
 
 class SnapshotMismatch(AssertionError):
-    """The graph is not as in the snapshot, or there is none."""
+    """The graph differs from the snapshot, or there is no snapshot."""
 
 
 class OtherVersions(pytest.PytestWarning):
-    """There is a snapshot, but none of the versions that are installed."""
+    """There are snapshots, but none for the installed versions."""
 
 
 @dataclass
 class Session:
-    """Of one process's tests. update: write snapshots instead of comparing. autotune: a folder of recorded choices."""
+    """State of one process's tests. update: write snapshots instead of comparing. autotune: a folder of XLA's recorded
+    results. compiled: by call digest, gradient and target."""
 
     update: bool
     autotune: Path | None = None
-    book: Book = field(default_factory=Book)
-    compiled: dict[tuple[str, bool, str], Worlds | ExplainError] = field(default_factory=dict)
+    summary: SessionSummary = field(default_factory=SessionSummary)
+    compiled: dict[tuple[str, bool, str], AutotuneChoices | ExplainError] = field(default_factory=dict)
 
 
 class FusionFixture:
-    """`fusion(fn, *args, **kwargs)`, in one test."""
+    """The fixture of one test: `fusion(fn, *args, **kwargs)`."""
 
     def __init__(self, session: Session, test_file: Path, test: str) -> None:
         self._session, self._test_file, self._test = session, test_file, test
         self._labels: dict[str, Fusion] = {}
         self.made: list[Fusion] = []
-        self.traceback = ""  # of a compile that failed, all of it
+        self.traceback = ""  # of a failed compile, in full
 
     def __repr__(self) -> str:
         return "<fixture fusion>"
@@ -69,48 +70,48 @@ class FusionFixture:
         self, fn: Any, *args: Any, grad: bool = False, target: str = "h200", name: str | None = None,
         framework: Framework | None = None, timeout: float = TIMEOUT, **kwargs: Any,
     ) -> Fusion:
-        """The fusion graph of `fn(*args, **kwargs)` on a GPU that need not be here; arguments as of `xlafuse.explain`.
+        """Return the fusion graph of `fn(*args, **kwargs)` on a possibly absent GPU; arguments as of `xlafuse.explain`.
 
         Raises NotCompiled, MissingPackage.
         """
         try:
-            worlds = self._compiled(fn, args, kwargs, grad, target, framework, timeout)
+            choices = self._compile(fn, args, kwargs, grad, target, framework, timeout)
         except ExplainError as problem:
             if problem.kind in _OF_ENVIRONMENT and not problem.frames:
                 raise MissingPackage(f"{_shown(str(problem))}: {_INSTALL}") from None
             self.traceback = _shown(problem.traceback)
             own = f"Traceback in your code (most recent call last):\n{problem.frames}\n" if problem.frames else ""
             raise NotCompiled(_shown(f"{own}{problem}")) from None
-        if unread := [line for graph in worlds.graphs.values() for line in graph.unparsed]:
+        if unread := [line for graph in choices.graphs.values() for line in graph.unparsed]:
             raise NotCompiled(
-                f"{worlds.name}: a part of what was compiled could not be read, so that nothing can be asserted on it: "
+                f"{choices.name}: part of the compiled code could not be read, so no assert on it is possible: "
                 + "; ".join(printable(line, 200) for line in unread[:3])
             )
         if name is not None:
-            graphs = {world: replace(graph, name=name) for world, graph in worlds.graphs.items()}
-            worlds = Worlds(name, graphs, worlds.notes)
-        made = Fusion(worlds, self._match)
+            graphs = {choice: replace(graph, name=name) for choice, graph in choices.graphs.items()}
+            choices = AutotuneChoices(name, graphs, choices.notes)
+        made = Fusion(choices, self._match)
         self.made.append(made)
         return made
 
     def matches_snapshot(self, name: str | None = None) -> bool:
-        """`Fusion.matches_snapshot` of the test's only graph."""
+        """Compare the test's only graph with its snapshot, as `Fusion.matches_snapshot` does."""
         if len(self.made) != 1:
             count = len(self.made) or "no"
-            raise ValueError(f"this test made {count} fusion graphs: call matches_snapshot of the one that you mean")
+            raise ValueError(f"this test made {count} fusion graphs: call matches_snapshot on one of them")
         return self._match(self.made[0], name)
 
-    def _compiled(
+    def _compile(
         self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], grad: bool, target: str,
         framework: Framework | None, timeout: float,
-    ) -> Worlds:
+    ) -> AutotuneChoices:
         found = identify(fn, args, kwargs, framework=framework, grad=grad)
         _require(found.framework)
         key = found.digest, grad, target
         known = self._session.compiled
         if key not in known:
             try:
-                known[key] = compiled(
+                known[key] = compile_choices(
                     fn, args, kwargs, name=found.name, grad=grad, target=target, framework=framework, timeout=timeout,
                     autotune=self._session.autotune,
                 )
@@ -125,36 +126,37 @@ class FusionFixture:
         label = name or ""
         if self._labels.setdefault(label, fusion) is not fusion:
             raise ValueError("two graphs of one test need names for their snapshots: g.matches_snapshot('forward')")
-        graphs = {world: view.graph for world, view in fusion.worlds.items()}
+        graphs = {choice: view.graph for choice, view in fusion.choices.items()}
         first = next(iter(graphs.values()))
         key = snapshot.Key(self._test_file, self._test, label, snapshot.versions_of(first), first.target)
-        book, path, now = self._session.book, key.path, snapshot.text(key, graphs)
-        book.used.add(f"{key.folder}/{key.stem}")
+        summary, path, now = self._session.summary, key.path, snapshot.text(key, graphs)
+        summary.used.add(f"{key.folder}/{key.stem}")
         recorded = path.read_text() if path.is_file() else None
         if recorded == now:
             return True
         if self._session.update:
             snapshot.write(path, now)
-            book.written.add(str(path))
+            summary.written.add(str(path))
             return True
         if recorded is not None:
             raise SnapshotMismatch(
-                f"{fusion!r} is not as recorded in {path.name}:\n{snapshot.difference(recorded, now)}\n"
-                "if that is right: pytest --xlafuse-update, and commit the file"
+                f"{fusion!r} differs from {path.name}:\n{snapshot.difference(recorded, now)}\n"
+                "if the change is right: pytest --xlafuse-update, and commit the file"
             )
         others = key.others()
         if not others:
             raise SnapshotMismatch(
                 f"{fusion!r} has no snapshot yet ({path}); pytest --xlafuse-update writes it; commit it"
             )
-        message = f"no snapshot for {key.spoken}; have {'; '.join(others)}. pytest --xlafuse-update records this one"
-        book.uncompared.add(f"{self._test_file.name}::{snapshot.shown_test(self._test)}: {message}")
+        have = "; ".join(others)
+        message = f"no snapshot for {key.versions_text}; have {have}. pytest --xlafuse-update records this one"
+        summary.uncompared.add(f"{self._test_file.name}::{snapshot.shown_test(self._test)}: {message}")
         warnings.warn(OtherVersions(message), stacklevel=3)
         return True
 
 
 def _shown(text: str) -> str:
-    """A traceback for a terminal, whatever is in it: lines, with their indentation, of no endless length."""
+    """Return a traceback of printable, indented lines of limited length and number."""
     lines = [" " * min(40, len(line) - len(line.lstrip(" "))) + printable(line, 500) for line in text.split("\n")]
     return "\n".join([*lines[:200], *(["..."] if len(lines) > 200 else [])])
 
@@ -163,7 +165,7 @@ def _require(framework: str) -> None:
     def missing(module: str) -> bool:
         try:
             return importlib.util.find_spec(module) is None
-        except ImportError:  # of the package that it is in
+        except ImportError:  # of its parent package
             return True
 
     if absent := [module for module in _NEEDED[framework] if missing(module)]:

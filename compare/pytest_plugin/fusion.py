@@ -1,4 +1,4 @@
-"""What the fixture hands to a test: a function's fusion graph, in all the worlds that it may be compiled in."""
+"""The fusion graph that the fixture gives to a test, for all autotune choices."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from ..graph import formats
 from ..graph.model import FusionGraph
 from ..graph.render import text_view
 from ..sources.explained import Explained
-from .autotune_choices import Worlds
-from .per_choice import each
-from .snapshot import alike
+from .autotune_choices import AutotuneChoices
+from .per_choice import for_each_choice
+from .snapshot import merge_equal
 from .view import View
 
 __tracebackhide__ = True  # pytest: a failing test ends at its own line
@@ -19,48 +19,48 @@ WIDTH = 100
 
 
 class Fusion:
-    """The fusion graph of one call. It has all that `compare.pytest_plugin.view.View` has (kernels, materialized,
-    stage, fused, bytes_moved, ...); where a product was not autotuned, each in all worlds at once
+    """The fusion graph of one call, with all attributes of `compare.pytest_plugin.view.View` (kernels, materialized,
+    stage, fused, bytes_moved, ...). Where a product was not autotuned, each value stands for all autotune choices
     (`compare.pytest_plugin.per_choice`).
 
-    worlds: the graph of each world by its name; a single one, called "", where nothing was left to choose. forward,
-    backward: the parts that `grad=True` makes. notes: what must be known to read the graph rightly.
+    choices: the graph of each autotune choice; a single one, called "", where nothing was left to choose. forward,
+    backward: the phases that `grad=True` makes. notes: assumptions of the compile.
     """
 
-    def __init__(self, worlds: Worlds, match: Callable[[Fusion, str | None], bool]) -> None:
-        self.name, self.notes = worlds.name, worlds.notes
-        self.worlds: Mapping[str, View] = {world: View(graph) for world, graph in worlds.graphs.items()}
+    def __init__(self, choices: AutotuneChoices, match: Callable[[Fusion, str | None], bool]) -> None:
+        self.name, self.notes = choices.name, choices.notes
+        self.choices: Mapping[str, View] = {choice: View(graph) for choice, graph in choices.graphs.items()}
         self._match = match
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return each(lambda world: getattr(self.worlds[world], name), self.worlds)
+        return for_each_choice(lambda choice: getattr(self.choices[choice], name), self.choices)
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *(name for name in dir(View) if not name.startswith("_"))})
 
     def stage(self, name: str) -> Any:
         """`View.stage`. Raises UnknownName."""
-        return each(lambda world: self.worlds[world].stage(name), self.worlds)
+        return for_each_choice(lambda choice: self.choices[choice].stage(name), self.choices)
 
     def fused(self, *stages: str) -> Any:
         """`View.fused`. Raises UnknownName."""
-        return each(lambda world: self.worlds[world].fused(*stages), self.worlds)
+        return for_each_choice(lambda choice: self.choices[choice].fused(*stages), self.choices)
 
     @property
     def forward(self) -> Any:
-        return each(lambda world: View(self.worlds[world].graph, "forward"), self.worlds)
+        return for_each_choice(lambda choice: View(self.choices[choice].graph, "forward"), self.choices)
 
     @property
     def backward(self) -> Any:
-        return each(lambda world: View(self.worlds[world].graph, "backward"), self.worlds)
+        return for_each_choice(lambda choice: View(self.choices[choice].graph, "backward"), self.choices)
 
     def matches_snapshot(self, name: str | None = None) -> bool:
-        """True where the graph is as in the committed snapshot; else AssertionError with the difference.
+        """Return True where the graph equals the committed snapshot. Raises AssertionError with the difference.
 
-        name: tells the snapshots of one test apart; one of them needs none. Where there is a snapshot of other versions
-        alone, warns and returns True.
+        name: tells several snapshots of one test apart; one of them needs none. With snapshots of other versions only,
+        it warns and returns True.
         """
         return self._match(self, name)
 
@@ -68,10 +68,10 @@ class Fusion:
         return f"<fusion graph of {formats.name(self.name, 40)}>"
 
     def report(self) -> list[tuple[str, str]]:
-        """(title, text): the graph, and why it has not fewer kernels; of worlds with the same kernels, one."""
+        """Return (title, text) of each different graph, with its missed fusions."""
         found = []
-        for worlds, graph in alike({world: view.graph for world, view in self.worlds.items()}):
-            title = f"fusion graph of {formats.name(self.name)}" + (f", products by {worlds}" if worlds else "")
+        for choices, graph in merge_equal({choice: view.graph for choice, view in self.choices.items()}):
+            title = f"fusion graph of {formats.name(self.name)}" + (f", products by {choices}" if choices else "")
             found.append((title, f"{Explained({self.name: graph}, self.notes).text(WIDTH)}\n\n{_why(graph)}"))
         return found
 
@@ -80,4 +80,4 @@ def _why(graph: FusionGraph) -> str:
     from ..graph.render import missed_view
     from ..report.missed_fusions import price
 
-    return "why it has not fewer kernels\n" + text_view.render(missed_view.tree(graph, *price(graph)), WIDTH)
+    return "missed fusions\n" + text_view.render(missed_view.tree(graph, *price(graph)), WIDTH)

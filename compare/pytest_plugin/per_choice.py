@@ -1,8 +1,8 @@
-"""Values that may depend on what nobody measured: which kernels compute the matrix products.
+"""Values that depend on an unrecorded autotune choice: which kernels compute the matrix products.
 
-Each choice is a *world*. `combined` makes one value of a value in each world: a plain one where all worlds agree, else
-a `Both`, which goes on computing in all of them. An answer is given only where all worlds give it; else `Undetermined`
-is raised, so that neither an assert nor an `if` can pass by what happens to be true in one of them.
+`combine` turns a value for each choice into one value: a plain one where all choices agree, else a `PerChoice`, which
+computes for all of them. Only an answer that all choices share is given. Otherwise `Undetermined` is raised, so neither
+an assert nor an `if` passes by what holds for one choice only.
 """
 
 from __future__ import annotations
@@ -16,82 +16,89 @@ PLAIN = (bool, int, float, str, type(None))
 
 
 class Undetermined(AssertionError):
-    """The worlds disagree: an outcome of its own, neither true nor false."""
+    """The choices disagree: an outcome of its own, neither true nor false."""
 
 
-def combined(values: Mapping[str, Any]) -> Any:
-    """One value of a value by world. Only numbers and words are the same thing in all worlds when they are equal."""
+def combine(values: Mapping[str, Any]) -> Any:
+    """Return one value for a value by choice. Only equal numbers and strings are the same under all choices."""
     several = list(values.values())
     if all(isinstance(value, PLAIN) and value == several[0] for value in several):
         return several[0]
-    return several[0] if len(several) == 1 else Both(values)
+    return several[0] if len(several) == 1 else PerChoice(values)
 
 
-def each(compute: Callable[[str], Any], worlds: Mapping[str, Any]) -> Any:
-    """`compute(world)` of every world, combined. An error is raised where all raise one; in some it is undetermined."""
+def for_each_choice(compute: Callable[[str], Any], choices: Mapping[str, Any]) -> Any:
+    """Return `compute(choice)` of every choice, combined.
+
+    An error of all choices is raised as it is. An error of some raises Undetermined.
+    """
     values: dict[str, Any] = {}
     errors: dict[str, Exception] = {}
-    for world in worlds:
+    for choice in choices:
         try:
-            values[world] = compute(world)
+            values[choice] = compute(choice)
         except Exception as problem:
-            errors[world] = problem
+            errors[choice] = problem
     if not values:
         raise next(iter(errors.values()))
     if errors:
-        disagree({world: errors[world] if world in errors else repr(values[world]) for world in worlds})
-    return combined(values)
+        raise_undetermined({each: errors[each] if each in errors else repr(values[each]) for each in choices})
+    return combine(values)
 
 
-def disagree(answers: Mapping[str, Any], what: str = "it") -> NoReturn:
-    listed = "\n".join(f"  {world}: {short(answer)}" for world, answer in answers.items())
+def raise_undetermined(answers: Mapping[str, Any], what: str = "it") -> NoReturn:
+    listed = "\n".join(f"  {choice}: {short(answer)}" for choice, answer in answers.items())
     raise Undetermined(
         f"undetermined: {what} depends on which kernels compute the matrix products, which the GPU chooses by "
         f"measuring, and no choice is recorded for this code\n{listed}\n"
-        "either assert what holds in each (g.worlds), or record the GPU's choices: docs/gate.md, 'Undetermined'"
+        "either assert what holds for each choice (g.choices), or record the GPU's choices: docs/pytest-plugin.md, "
+        "'Undetermined'"
     )
 
 
-def by_world(value: Any) -> Mapping[str, Any] | None:
-    """What a `Both` is in each world; None of a plain value."""
-    return value._values if isinstance(value, Both) else None
+def by_choice(value: Any) -> Mapping[str, Any] | None:
+    """Return the values of a `PerChoice` by choice, or None for a plain value."""
+    return value._values if isinstance(value, PerChoice) else None
 
 
 def pairs(left: Any, right: Any) -> dict[str, tuple[Any, Any]]:
-    """Both sides in each world. Where they have other worlds than one another (two compilers' choices), each of the
-    left side's goes with each of the right side's: those choices are made apart, so all of them can come about."""
-    ours, theirs = by_world(left), by_world(right)
+    """Return the values of both sides for each choice.
+
+    Two compilers make their choices independently. Where the sides' choices differ, each of the left goes with each of
+    the right, because every pair can come about.
+    """
+    ours, theirs = by_choice(left), by_choice(right)
     if ours is None or theirs is None:
-        worlds = ours or theirs or {"": None}
-        return {w: (left if ours is None else ours[w], right if theirs is None else theirs[w]) for w in worlds}
+        choices = ours or theirs or {"": None}
+        return {c: (left if ours is None else ours[c], right if theirs is None else theirs[c]) for c in choices}
     if ours.keys() == theirs.keys():
-        return {world: (ours[world], theirs[world]) for world in ours}
+        return {choice: (ours[choice], theirs[choice]) for choice in ours}
     return {f"{one} / {other}": (ours[one], theirs[other]) for one in ours for other in theirs}
 
 
-class Both:
-    """A value in each world, where they are not the same; used as the value itself.
+class PerChoice:
+    """A value for each choice where these differ, used like the value itself.
 
-    Attributes, items, calls, arithmetic and comparisons (`pairs`) are taken in every world. What Python wants one plain
-    answer of (`if`, `in`, `len`, a loop) is answered where all worlds agree, and raises Undetermined where they do not.
+    Attributes, items, calls, arithmetic and comparisons (`pairs`) apply to every choice. Python needs one plain answer
+    for `if`, `in`, `len` and loops: it is given where all choices agree; otherwise Undetermined is raised.
     """
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = dict(values)
 
     def __repr__(self) -> str:
-        return "<" + " | ".join(f"{world}: {short(value)}" for world, value in self._values.items()) + ">"
+        return "<" + " | ".join(f"{choice}: {short(value)}" for choice, value in self._values.items()) + ">"
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # what Python itself looks for, to copy or pickle
+        if name.startswith("__"):  # Python looks these up to copy or pickle
             raise AttributeError(name)
-        return each(lambda world: getattr(self._values[world], name), self._values)
+        return for_each_choice(lambda choice: getattr(self._values[choice], name), self._values)
 
     def __getitem__(self, key: Any) -> Any:
-        return each(lambda world: self._values[world][key], self._values)
+        return for_each_choice(lambda choice: self._values[choice][key], self._values)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return each(lambda world: self._values[world](*args, **kwargs), self._values)
+        return for_each_choice(lambda choice: self._values[choice](*args, **kwargs), self._values)
 
     def __bool__(self) -> bool:
         return bool(self._answer("whether it holds", bool))
@@ -103,28 +110,28 @@ class Both:
         return bool(self._answer(f"whether {item!r} is among them", lambda value: item in value))
 
     def __iter__(self) -> Iterator[Any]:
-        disagree(self._values, "what a loop goes through")
+        raise_undetermined(self._values, "a loop's sequence")
 
     __hash__ = None  # type: ignore[assignment]
 
     def _answer(self, what: str, ask: Callable[[Any], Any]) -> Any:
-        found = each(lambda world: ask(self._values[world]), self._values)
-        if answers := by_world(found):
-            disagree({w: f"{answer} ({short(self._values[w])})" for w, answer in answers.items()}, what)
+        found = for_each_choice(lambda choice: ask(self._values[choice]), self._values)
+        if answers := by_choice(found):
+            raise_undetermined({c: f"{answer} ({short(self._values[c])})" for c, answer in answers.items()}, what)
         return found
 
 
 def _binary(name: str, compute: Callable[[Any, Any], Any], *, compares: bool) -> None:
-    def method(self: Both, other: Any) -> Any:
+    def method(self: PerChoice, other: Any) -> Any:
         sides = pairs(self, other)
-        values = {world: compute(a, b) for world, (a, b) in sides.items()}
-        found = combined(values)
-        if compares and isinstance(found, Both):
-            shown = {world: f"{short(a)} and {short(b)}: {values[world]}" for world, (a, b) in sides.items()}
-            disagree(shown, f"a comparison ({_SIGNS[name]})")
+        values = {choice: compute(a, b) for choice, (a, b) in sides.items()}
+        found = combine(values)
+        if compares and isinstance(found, PerChoice):
+            shown = {choice: f"{short(a)} and {short(b)}: {values[choice]}" for choice, (a, b) in sides.items()}
+            raise_undetermined(shown, f"a comparison ({_SIGNS[name]})")
         return found
 
-    setattr(Both, name, method)
+    setattr(PerChoice, name, method)
 
 
 def _swapped(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

@@ -1,7 +1,6 @@
-"""The pytest plugin: fixture `fusion`, options, what a failing assert shows, the snapshots' summary. See docs/gate.md.
+"""The pytest plugin: fixture `fusion`, options, messages of failed asserts, summary. See docs/pytest-plugin.md.
 
-Every pytest of the environment imports this module, so that it imports nothing: what a test asks for is imported when
-it asks.
+Every pytest of the environment imports this module, so it imports the rest only when a test uses the fixture.
 """
 
 from __future__ import annotations
@@ -13,46 +12,47 @@ import pytest
 
 if TYPE_CHECKING:
     from .fixture import FusionFixture, Session
+    from .session_summary import SessionSummary
 
 _SESSION: pytest.StashKey[Session] = pytest.StashKey()
 _FIXTURE: pytest.StashKey[FusionFixture] = pytest.StashKey()
-_NODES: pytest.StashKey[dict[str, set[str]]] = pytest.StashKey()  # "collected", "partial", "passed": see guard.book
+_NODES: pytest.StashKey[dict[str, set[str]]] = pytest.StashKey()  # "collected", "partial", "passed" of SessionSummary
 _CHOICES = ("fail", "skip")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.getgroup("xlafuse").addoption(
-        "--xlafuse-update", action="store_true", help="write the fusion snapshots that are missing or have changed"
+        "--xlafuse-update", action="store_true", help="write fusion snapshots that are missing or have changed"
     )
     parser.addini(
         "xlafuse_undetermined", default="fail",
-        help="what becomes of a test whose answer depends on a choice that nobody recorded: fail or skip",
+        help="outcome of a test whose answer depends on an unrecorded autotune choice: fail or skip",
     )
     parser.addini(
         "xlafuse_missing", default="fail",
-        help="what becomes of a test where a package is missing without which nothing can be compiled: fail or skip",
+        help="outcome of a test that needs a missing package to compile: fail or skip",
     )
     parser.addini(
         "xlafuse_autotune", default="",
-        help="a folder with choices of XLA that the target recorded, autotune-<jax version>.textproto",
+        help="a folder of XLA autotune results recorded on the target GPU: autotune-<jax version>.textproto",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     for option in ("xlafuse_undetermined", "xlafuse_missing"):
         if config.getini(option) not in _CHOICES:
-            raise pytest.UsageError(f"{option} is fail or skip, not {config.getini(option)!r}")
+            raise pytest.UsageError(f"{option} takes fail or skip; got {config.getini(option)!r}")
     recorded = config.getini("xlafuse_autotune")
     if recorded and not (config.rootpath / recorded).is_dir():
-        raise pytest.UsageError(f"xlafuse_autotune names no folder: {config.rootpath / recorded}")
+        raise pytest.UsageError(f"xlafuse_autotune takes an existing folder; got {config.rootpath / recorded}")
     nodes: dict[str, set[str]] = {"collected": set(), "partial": set(), "passed": set()}
     config.stash[_NODES] = nodes
 
 
 @pytest.fixture
 def fusion(request: pytest.FixtureRequest) -> FusionFixture:
-    """`fusion(fn, *args)` compiles a JAX or PyTorch function for a GPU that need not be here, and gives its fusion
-    graph to assert on; `fusion.matches_snapshot()` compares it with the committed one."""
+    """Compile a JAX or PyTorch function for a possibly absent GPU: `fusion(fn, *args)` returns its fusion graph to
+    assert on. `fusion.matches_snapshot()` compares the graph with the committed snapshot."""
     from .fixture import FusionFixture
 
     made = FusionFixture(_session(request.config), request.path, _test(request.node.nodeid))
@@ -89,7 +89,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 
 def _outcome(item: pytest.Item) -> Generator[None, object, object]:
-    """Turns what the test's configuration says is to be skipped into a skip."""
+    """Turn an outcome into a skip where the configuration says so."""
     try:
         return (yield)
     except Exception as problem:
@@ -115,7 +115,7 @@ def pytest_runtest_makereport(
         fixture = item.stash[_FIXTURE]
         report.sections += [section for made in fixture.made for section in made.report()]
         if fixture.traceback:
-            report.sections.append(("the whole traceback of the process that compiles", fixture.traceback))
+            report.sections.append(("full traceback of the compiling process", fixture.traceback))
     return report
 
 
@@ -127,7 +127,7 @@ def pytest_assertrepr_compare(config: pytest.Config, op: str, left: object, righ
     return comparison(op, left, right)
 
 
-# Snapshots that no test asks for
+# The session's summary of snapshots
 
 
 def _node(item: pytest.Item) -> str:
@@ -149,30 +149,27 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     config = session.config
-    if _SESSION in config.stash and hasattr(config, "workeroutput"):  # a worker of pytest-xdist
-        config.workeroutput["xlafuse"] = _book(config)
+    if _SESSION in config.stash and hasattr(config, "workeroutput"):  # a pytest-xdist worker
+        config.workeroutput["xlafuse"] = _summary(config).to_json()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     if found := getattr(node, "workeroutput", {}).get("xlafuse"):
-        _session(node.config).book.add(found)
+        _session(node.config).summary.add(found)
 
 
-def _book(config: pytest.Config) -> dict[str, list[str]]:
-    book = config.stash[_SESSION].book
+def _summary(config: pytest.Config) -> SessionSummary:
+    summary = config.stash[_SESSION].summary
     for name, nodes in config.stash[_NODES].items():
-        getattr(book, name).update(nodes)
-    return book.to_json()
+        getattr(summary, name).update(nodes)
+    return summary
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     if _SESSION not in config.stash:
         return
-    _book(config)
-    from .assertion_messages import summary
-
-    if lines := summary(config.stash[_SESSION].book, config.rootpath):
+    if lines := _summary(config).lines(config.rootpath):
         terminalreporter.section("fusion snapshots")
         for line in lines:
             terminalreporter.write_line(line)

@@ -1,4 +1,4 @@
-"""What a test session did with snapshots, for the summary at its end; under pytest-xdist one of each process."""
+"""A test session's use of snapshots, for the summary at its end. Under pytest-xdist each process has its own."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from .snapshot import FOLDER, shown_test, test_of
 
 
 @dataclass
-class Book:
-    """used: folders and stems of the snapshots that were asked for. written: files. uncompared: what could not be
-    compared, for want of a snapshot of these versions. collected: "file::test" of what the session knows of; partial:
-    test files of which some tests were deselected; passed: of those that were run, which passed.
+class SessionSummary:
+    """A session's use of snapshots.
+
+    used: folders and stems of the snapshots that tests asked for. written: files. uncompared: messages about snapshots
+    of other versions only. collected: "file::test" of all tests. partial: files with deselected tests. passed: tests.
     """
 
     used: set[str] = field(default_factory=set)
@@ -29,12 +30,15 @@ class Book:
         return {item.name: sorted(getattr(self, item.name)) for item in dataclasses.fields(self)}
 
     def add(self, data: Mapping[str, Iterable[str]]) -> None:
+        """Add another process's summary, as `to_json` made it."""
         for item in dataclasses.fields(self):
             getattr(self, item.name).update(data[item.name])
 
     def unused(self) -> list[Path]:
-        """Snapshot files that no test asks for: of tests that are gone from a file that was collected whole, and of
-        tests that passed without asking."""
+        """Return snapshot files that no test asks for.
+
+        These belong to a test that is gone from a completely collected file, or to a test that passed without asking.
+        """
         tests: dict[str, dict[str, str]] = defaultdict(dict)
         for node in self.collected:
             file, _, test = node.partition("::")
@@ -50,3 +54,14 @@ class Book:
                 if file not in self.partial if owner is None else owner in self.passed:
                     found.append(path)
         return found
+
+    def lines(self, root: Path) -> list[str]:
+        """Return lines about written, uncompared and unused snapshots. Paths are relative to `root`."""
+        written = [f"written: {_place(Path(path), root)}" for path in sorted(self.written)]
+        uncompared = [f"not compared: {shown_test(message)}" for message in sorted(self.uncompared)]
+        unused = [f"unused, no test asks for it: {_place(path, root)}" for path in self.unused()]
+        return written + uncompared + unused
+
+
+def _place(path: Path, root: Path) -> str:
+    return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)

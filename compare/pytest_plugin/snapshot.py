@@ -1,7 +1,7 @@
-"""Fusion graphs as small text files beside the tests: what is in which kernel, and what goes through memory.
+"""Snapshots: fusion graphs as small text files next to the tests, with each kernel's operations and buffers.
 
-No times, line numbers, paths or compilers' names for kernels: nothing that changes while the fusion stays what it is.
-One file is one graph (all its worlds) as certain versions made it for a certain target:
+A snapshot has no times, line numbers, paths or kernel names, because these change while the fusion stays the same. One
+file holds one graph, for all autotune choices, as given versions compiled it for a target:
 
     fusion_snapshots/test_layers/test_mlp@jax-0.10.2@h200.txt
 """
@@ -23,17 +23,17 @@ from ..graph.model import Access, FusionGraph, Kernel
 
 FOLDER = "fusion_snapshots"
 _HEAD = ("fusion snapshot 1", "test: ", "graph: ", "made by: ")
-_KEYED = ("jax", "torch", "triton")  # whose versions decide what is fused
-_LONGEST = 120  # characters of a test's name in a file's: file systems take 255 bytes
-# 'TestLayer::test_mlp[bf16-64]', and a label
+_KEYED = ("jax", "torch", "triton")  # packages whose versions decide the fusion
+_LONGEST = 120  # characters of a test's name in a file name: file systems allow 255 bytes
+# a test such as 'TestLayer::test_mlp[bf16-64]', then a label
 _SIMPLE = re.compile(r"([\w:]+)(?:\[([\w.-]+)\])?", re.ASCII)
 _LABEL = re.compile(r"[\w-]*", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Key:
-    """Whose snapshot it is: a test ("TestLayer::test_mlp[64]", and what tells several graphs of it apart), the versions
-    ("jax-0.10.2") and the target that compiled it."""
+    """The owner of a snapshot. test: "TestLayer::test_mlp[64]". label: tells several graphs of one test apart.
+    versions: "jax-0.10.2". target: the GPU that it was compiled for."""
 
     test_file: Path
     test: str
@@ -47,7 +47,7 @@ class Key:
 
     @property
     def stem(self) -> str:
-        """Of all versions' files: the test's name, and a digest where that is not for a file system to take."""
+        """The file name before the versions: the test's name, with a digest where a file system could not take it."""
         plain = "+".join(filter(None, (self.test, self.label)))
         simple = _SIMPLE.fullmatch(self.test)
         if simple and _LABEL.fullmatch(self.label) and len(plain) <= _LONGEST:
@@ -60,38 +60,38 @@ class Key:
         return self.folder / f"{self.stem}@{self.versions}@{self.target}.txt"
 
     def others(self) -> list[str]:
-        """Versions and targets that this test and label have snapshots of, as "jax 0.10.2 for h200"."""
+        """Return the versions and targets of existing snapshots for this test and label, as "jax 0.10.2 for h200"."""
         if not self.folder.is_dir():
             return []
         found = (path.name.removesuffix(".txt").split("@") for path in sorted(self.folder.glob("*.txt")))
-        return [f"{_spoken(parts[1])} for {parts[2]}" for parts in found if len(parts) == 3 and parts[0] == self.stem]
+        return [f"{_readable(parts[1])} for {parts[2]}" for parts in found if len(parts) == 3 and parts[0] == self.stem]
 
     @property
-    def spoken(self) -> str:
-        return f"{_spoken(self.versions)} for {self.target}"
+    def versions_text(self) -> str:
+        return f"{_readable(self.versions)} for {self.target}"
 
 
 def versions_of(graph: FusionGraph) -> str:
-    """ "jax-0.10.2", "torch-2.13.0+triton-3.7.1": without what says for which device a wheel was built."""
+    """Return "jax-0.10.2" or "torch-2.13.0+triton-3.7.1", without the device suffixes of wheels."""
     return "+".join(f"{name}-{graph.versions[name].partition('+')[0]}" for name in _KEYED if name in graph.versions)
 
 
 def text(key: Key, graphs: Mapping[str, FusionGraph]) -> str:
     lines = [_HEAD[0], f"{_HEAD[1]}{shown_test(key.test)}"]
     lines += [f"{_HEAD[2]}{printable(key.label)}"] if key.label else []
-    lines.append(f"{_HEAD[3]}{key.spoken}")
-    for worlds, graph in alike(graphs):
-        lines += ["", f"products by {worlds}:"] if worlds else [""]
+    lines.append(f"{_HEAD[3]}{key.versions_text}")
+    for choices, graph in merge_equal(graphs):
+        lines += ["", f"products by {choices}:"] if choices else [""]
         lines += _graph(graph)
     return "\n".join(lines) + "\n"
 
 
-def alike(graphs: Mapping[str, FusionGraph]) -> list[tuple[str, FusionGraph]]:
-    """("Triton GEMM or cuBLAS", the first's graph) of worlds whose snapshots are the same."""
+def merge_equal(graphs: Mapping[str, FusionGraph]) -> list[tuple[str, FusionGraph]]:
+    """Merge choices with equal snapshots into one: ("Triton GEMM or cuBLAS", the first graph)."""
     bodies: dict[str, list[str]] = {}
-    for world, graph in graphs.items():
-        bodies.setdefault("\n".join(_graph(graph)), []).append(world)
-    return [(" or ".join(map(printable, worlds)), graphs[worlds[0]]) for worlds in bodies.values()]
+    for choice, graph in graphs.items():
+        bodies.setdefault("\n".join(_graph(graph)), []).append(choice)
+    return [(" or ".join(map(printable, choices)), graphs[choices[0]]) for choices in bodies.values()]
 
 
 def difference(recorded: str, now: str) -> str:
@@ -104,18 +104,18 @@ def write(path: Path, content: str) -> None:
 
 
 def shown_test(test: str) -> str:
-    """A test's name as its snapshots have it: on one line."""
+    """Return a test's name on one line, as its snapshots have it."""
     return printable(test, 2000)
 
 
 def test_of(path: Path) -> str:
-    """Whose snapshot is in a file, as `shown_test`; "" where it is none."""
+    """Return the test of a snapshot file, as `shown_test` makes it, or "" for another file."""
     with path.open(errors="replace") as file:
         first, second = file.readline().rstrip("\n"), file.readline().rstrip("\n")
     return second.removeprefix(_HEAD[1]) if first == _HEAD[0] and second.startswith(_HEAD[1]) else ""
 
 
-def _spoken(versions: str) -> str:
+def _readable(versions: str) -> str:
     return ", ".join(" ".join(package.split("-", 1)) for package in versions.split("+"))
 
 
@@ -145,9 +145,9 @@ def _kernel(graph: FusionGraph, kernel: Kernel) -> list[str]:
 
 
 def _accesses(graph: FusionGraph, verb: str, accesses: tuple[Access, ...] | None) -> list[str]:
-    """Largest first; what a kernel reads comes in no order of the program's."""
+    """Return a line for each access, largest first, because the compiler lists them in no stable order."""
     if accesses is None:
-        return [f"{verb} what is not known"]
+        return [f"{verb} unknown buffers"]
     found = []
     for access in accesses:
         buffer = graph.buffer[access.buffer]

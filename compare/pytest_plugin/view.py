@@ -1,4 +1,4 @@
-"""What asserts read of a fusion graph: kernels, stages, what is materialised, bytes. Of one graph, all of it known."""
+"""The view of one fusion graph that asserts read: kernels, stages, materialized buffers, bytes."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from ..graph.analyse.causes import cause
 from ..graph.analyse.totals import declared_bytes, tally, totals
 from ..graph.model import Buffer, FusionGraph, Kernel, Phase
 
-_MOST = 3  # stages of a kernel that are named in a message
+_MOST = 3  # stages of a kernel named in a message
 __tracebackhide__ = True  # pytest: a failing test ends at its own line
 
 
 class UnknownName(LookupError):
-    """A stage or buffer that the graph does not have; the message lists those that it has."""
+    """The graph has no such stage or buffer; the message lists those that it has."""
 
 
 class NotKnown(ValueError):
-    """A number that the graph cannot tell; the message says of which kernel."""
+    """The graph does not know the answer; the message names the kernels."""
 
 
 @dataclass(frozen=True, repr=False)
 class KernelView:
-    """A kernel by its place in launch order; its attributes are those of `compare.graph.model.Kernel` (name, kind,
-    stages, bytes_read, ...). Equal to itself, not to another kernel that does the same."""
+    """A kernel at its place in launch order, with the attributes of `compare.graph.model.Kernel` (name, kind, stages,
+    bytes_read, ...). Two kernels that do the same are not equal."""
 
     index: int
     kernel: Kernel = field(compare=False)
@@ -46,12 +46,14 @@ class KernelView:
 
 
 class Materialized:
-    """Buffers that one kernel writes for another one to read, intermediates and residuals, largest first.
+    """Buffers that one kernel writes for another to read, intermediates and residuals, largest first.
 
-    `name in materialized`: name is a stage, or one scope or several of a stage's path, in which the operation whose
-    result is written lies (of a kernel that writes several buffers, all its stages: nobody tells which wrote which); or
-    the compiler's name of the buffer. Raises UnknownName for a name that nothing in the graph has, so that a misspelt
-    one never counts as absent, and NotKnown where the compiler does not say which operation a buffer is the result of.
+    `name in materialized` asks whether a buffer is the result of an operation of that stage. name: a stage, one or
+    several scopes of a stage's path, or the compiler's name of a buffer. Where a kernel writes several buffers, each
+    counts for all stages of the kernel, because the compiler does not say which stage wrote which buffer.
+
+    Raises UnknownName for a name that nothing in the graph has, so a misspelt name never counts as absent. Raises
+    NotKnown where the compiler does not say which operation a buffer is the result of.
     """
 
     def __init__(self, view: View, buffers: Iterable[Buffer]) -> None:
@@ -67,20 +69,22 @@ class Materialized:
         return len(self._buffers)
 
     def named(self, name: str) -> tuple[Buffer, ...]:
-        """Those that `in` finds under that name. Raises UnknownName, and NotKnown where one of the others may be of it,
-        because the compiler does not say which operation it is the result of."""
+        """Return the buffers of that name, as `in` finds them.
+
+        Raises UnknownName. Raises NotKnown where none is found and a buffer's operation is unknown.
+        """
         found = tuple(b for b in self._buffers if name == b.name or self._is_of(b, name))
         if not found and name not in self._view.graph.buffer:
             self._view.require_stage(name)
             if lost := [formats.name(b.name, 40) for b in self._buffers if self._is_lost(b)]:
                 raise NotKnown(
-                    f"the compiler does not say which operations wrote {', '.join(lost[:5])}, so that they may be of "
+                    f"the compiler does not say which operations wrote {', '.join(lost[:5])}; they may belong to "
                     f"{formats.name(name)!r}; assert on g.materialized.bytes or .largest"
                 )
         return found
 
     def only(self, *names: str) -> bool:
-        """Whether each of them is found under one of these names. Raises UnknownName."""
+        """Return True where these names cover all materialized buffers. Raises UnknownName."""
         found = {buffer for name in names for buffer in self.named(name)}
         return found.issuperset(self._buffers)
 
@@ -90,11 +94,11 @@ class Materialized:
 
     @property
     def largest(self) -> int:
-        """Bytes of the largest; 0 where nothing is materialised."""
+        """The bytes of the largest buffer; 0 where nothing is materialized."""
         return max((buffer.bytes for buffer in self._buffers), default=0)
 
     def described(self, name: str | None = None) -> list[str]:
-        """A line each, of all or of those with that name."""
+        """Return one line for each buffer, or for each of that name."""
         graph = self._view.graph
         return [_described(graph, buffer) for buffer in (self._buffers if name is None else self.named(name))]
 
@@ -113,7 +117,7 @@ class Materialized:
 
 @dataclass(frozen=True, repr=False)
 class StageView:
-    """One stage: the kernels that hold an operation of it, and those of its results that are materialised."""
+    """One stage: the kernels with an operation of it, and its materialized results."""
 
     name: str
     kernels: tuple[KernelView, ...]
@@ -128,12 +132,12 @@ class StageView:
 
     @property
     def bytes_moved(self) -> int:
-        """Of its kernels, whatever else is in them. Raises NotKnown."""
+        """Bytes that the stage's kernels read and write, for all stages in them. Raises NotKnown."""
         return _moved(view.kernel for view in self.kernels)
 
 
 class View:
-    """One fusion graph, or one phase of it ("forward", "backward")."""
+    """One fusion graph, or one phase of it ("forward" or "backward")."""
 
     def __init__(self, graph: FusionGraph, phase: Phase | None = None) -> None:
         self.graph, self._phase = graph, phase
@@ -158,30 +162,30 @@ class View:
 
     @property
     def saved(self) -> Materialized:
-        """Of these, the residuals that forward leaves for backward."""
+        """The materialized buffers that forward leaves for backward."""
         return self._written(lambda buffer: buffer.role == "saved")
 
     @property
     def bytes_moved(self) -> int:
-        """What all launches of a call read and write. Raises NotKnown."""
+        """Bytes that all launches of a call read and write. Raises NotKnown."""
         return _moved(view.kernel for view in self.kernels)
 
     @property
     def bytes_compulsory(self) -> int:
-        """Each used input once and each output once (docs/fusion-graph.md)."""
+        """The bytes of each used input once and each output once (docs/fusion-graph.md)."""
         compulsory = totals(self.graph).compulsory
         return sum(compulsory.values()) if self._phase is None else compulsory.get(self._phase, 0)
 
     @property
     def bytes_with_products(self) -> int:
-        """The fewest where each matrix product's result is written once and read once. Raises NotKnown."""
+        """The fewest bytes where each matrix product's result is written once and read once. Raises NotKnown."""
         found = totals(self.graph).gemm_barrier
         if found is None or self._phase is not None:
-            raise NotKnown("bytes_with_products is not known of a kernel that holds several products, nor of one phase")
+            raise NotKnown("bytes_with_products is unknown for a kernel with several products, and for one phase")
         return found
 
     def stage(self, name: str) -> StageView:
-        """A stage, with those inside it. name: its path ("layer/norm"), or one scope or several of it ("norm").
+        """Return a stage with all stages inside it. name: its path ("layer/norm"), or some scopes of it ("norm").
 
         Raises UnknownName.
         """
@@ -192,7 +196,7 @@ class View:
         ))
 
     def fused(self, *stages: str) -> bool:
-        """Whether all that these stages compute is in one and the same kernel. Raises UnknownName."""
+        """Return True where a single kernel computes all of these stages. Raises UnknownName."""
         return len({view for stage in stages for view in self.stage(stage).kernels}) == 1
 
     def require_stage(self, name: str) -> None:
@@ -204,8 +208,8 @@ class View:
         raise UnknownName(
             f"no operation of {formats.name(self.graph.name)} has a stage {formats.name(name)!r}"
             + (f"; did you mean {formats.name(near[0])!r}" if near else "")
-            + (f"; stages: {listed}" if known else "; it names none: put jax.named_scope, or "
-               "triton_side.calls.stages.stage, around what you want to speak of")
+            + (f"; stages: {listed}" if known else "; it has none: put jax.named_scope or "
+               "triton_side.calls.stages.stage around the code to name")
         )
 
     def _written(self, wanted: Callable[[Buffer], bool]) -> Materialized:
@@ -216,7 +220,7 @@ class View:
 
 
 def within(stage: str, name: str) -> bool:
-    """Whether `name` is a run of whole scopes of the stage's path: "norm" and "layer/norm" of "layer/norm/scale"."""
+    """Return True where `name` is a run of whole scopes in the stage's path: "norm" in "layer/norm/scale"."""
     return bool(name) and f"/{name}/" in f"/{stage}/"
 
 
@@ -225,7 +229,7 @@ def _moved(kernels: Iterable[Kernel]) -> int:
     total = tally(map(declared_bytes, listed)).exact
     if total is None:
         unknown = [formats.name(kernel.name, 40) for kernel in listed if declared_bytes(kernel) is None]
-        raise NotKnown(f"bytes are not known of {', '.join(unknown[:5])}; assert on other kernels' bytes_read")
+        raise NotKnown(f"the bytes of {', '.join(unknown[:5])} are unknown; assert on other kernels' bytes_read")
     return int(total)
 
 

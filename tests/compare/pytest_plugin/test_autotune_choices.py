@@ -1,4 +1,4 @@
-"""Which worlds a real function is compiled in; for a GPU that is not there."""
+"""The autotune choices that real functions are compiled for; for an absent GPU."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import pytest
 
 from compare import targets
 from compare.graph.operations import is_product
-from compare.pytest_plugin.autotune_choices import Worlds, compiled
+from compare.pytest_plugin.autotune_choices import AutotuneChoices, compile_choices
 from compare.user.explain import identify
 
 pytestmark = pytest.mark.slow
 
 
-def worlds(fn: Any, *args: Any, **options: Any) -> Worlds:
+def choices(fn: Any, *args: Any, **options: Any) -> AutotuneChoices:
     usual: dict[str, Any] = {"grad": False, "target": "h200", "framework": None, "timeout": 300}
-    return compiled(fn, args, {}, name="f", **usual | options)
+    return compile_choices(fn, args, {}, name="f", **usual | options)
 
 
-def kernels(found: Worlds) -> dict[str, list[str]]:
-    return {world: [kernel.kind for kernel in graph.kernels or ()] for world, graph in found.graphs.items()}
+def kernels(found: AutotuneChoices) -> dict[str, list[str]]:
+    return {choice: [kernel.kind for kernel in graph.kernels or ()] for choice, graph in found.graphs.items()}
 
 
 def struct(*shape: int, dtype: str = "float32") -> Any:
@@ -38,8 +38,8 @@ def jax_linear(x: Any, w: Any, b: Any) -> Any:
         return jax.nn.gelu(h + b)
 
 
-def test_a_jax_product_has_two_worlds():
-    found = worlds(jax_linear, struct(512, 512), struct(512, 512), struct(512))
+def test_a_jax_product_has_two_choices():
+    found = choices(jax_linear, struct(512, 512), struct(512, 512), struct(512))
     assert list(found.graphs) == ["Triton GEMM", "cuBLAS"]
     triton, cublas = (graph.kernels[0].name for graph in found.graphs.values())
     assert "gemm_fusion" in triton and "gemm_fusion" not in cublas
@@ -47,55 +47,55 @@ def test_a_jax_product_has_two_worlds():
     assert kernels(found)["cuBLAS"] != kernels(found)["Triton GEMM"]
 
 
-def test_backward_and_lowered_products_have_them_too():
+def test_backward_and_lowered_products_have_two_choices():
     import jax
 
     x, w = struct(256, 256, dtype="bfloat16"), struct(256, 256, dtype="bfloat16")
-    for found in (worlds(lambda x, w: x @ w, x, w, grad=True), worlds(jax.jit(lambda x, w: x @ w).lower(x, w))):
+    for found in (choices(lambda x, w: x @ w, x, w, grad=True), choices(jax.jit(lambda x, w: x @ w).lower(x, w))):
         names = {
-            world: [kernel.name for kernel in graph.kernels or () if is_product(kernel)]
-            for world, graph in found.graphs.items()
+            choice: [kernel.name for kernel in graph.kernels or () if is_product(kernel)]
+            for choice, graph in found.graphs.items()
         }
         assert all("gemm_fusion" in name for name in names["Triton GEMM"])
         assert not any("gemm_fusion" in name for name in names["cuBLAS"])
 
 
-def test_without_a_product_there_is_one():
+def test_without_a_product_there_is_one_graph():
     import jax
 
-    assert list(worlds(jax.nn.gelu, struct(512, 512)).graphs) == [""]
+    assert list(choices(jax.nn.gelu, struct(512, 512)).graphs) == [""]
 
 
-def test_what_the_gpu_recorded_is_one(tmp_path: Path):
-    """compare/targets/h200 holds the choices for this block, made at full precision."""
+def test_recorded_results_leave_one_graph(tmp_path: Path):
+    """compare/targets/h200 holds the autotune results of this block at full precision."""
     import jax
 
     from xlafuse.blocks import matmul
 
     if targets.load("h200").xla_autotune_results(jax.__version__) is None:
-        pytest.skip(f"the H200's choices are recorded for jax 0.11.2, this is {jax.__version__}")
+        pytest.skip(f"the H200's results are recorded for jax 0.11.2, this is {jax.__version__}")
     inputs = {"a": struct(2048, 4096, dtype="bfloat16"), "b": struct(4096, 14336, dtype="bfloat16")}
     with jax.default_matmul_precision("highest"):
-        assert list(worlds(matmul.apply, inputs).graphs) == [""]
-        (tmp_path / f"autotune-{jax.__version__}.textproto").write_text("\n")  # a user's own, empty
-        assert len(worlds(matmul.apply, inputs, autotune=tmp_path).graphs) == 2
+        assert list(choices(matmul.apply, inputs).graphs) == [""]
+        (tmp_path / f"autotune-{jax.__version__}.textproto").write_text("\n")  # the user's own results, empty
+        assert len(choices(matmul.apply, inputs, autotune=tmp_path).graphs) == 2
 
 
-def test_inductor_pads_or_not_and_tunes_where_it_is_told_to():
+def test_inductor_choices_are_padding_and_templates():
     torch = pytest.importorskip("torch")
 
     def linear(x: Any, w: Any, b: Any) -> Any:
         return torch.relu(x @ w + b)
 
     odd = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((1000, 777), (777, 999), (999,))]
-    found = worlds(torch.compile(linear, mode="max-autotune"), *odd)
+    found = choices(torch.compile(linear, mode="max-autotune"), *odd)
     assert kernels(found) == {
         "ATen": ["gemm", "elementwise"], "ATen, padded": ["copy", "copy", "gemm", "elementwise"],
         "Triton GEMM": ["gemm"],
     }
 
 
-def test_equal_calls_are_one():
+def test_equal_calls_have_equal_digests():
     def at(scale: float) -> Any:
         return lambda x: x * scale
 

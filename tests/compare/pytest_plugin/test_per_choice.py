@@ -1,4 +1,4 @@
-"""A value in two worlds answers where both agree, and is undetermined where they do not."""
+"""A value for two choices gives an answer that both share, and else is undetermined."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from compare.pytest_plugin.assertion_messages import comparison
-from compare.pytest_plugin.per_choice import Both, Undetermined, combined, each
+from compare.pytest_plugin.per_choice import PerChoice, Undetermined, combine, for_each_choice
 
 
 def two(a: Any, b: Any) -> Any:
-    return combined({"a": a, "b": b})
+    return combine({"a": a, "b": b})
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def two(a: Any, b: Any) -> Any:
         (lambda v: v + 1 == two(3, 4), True),
     ],
 )
-def test_what_holds_in_both_holds(question: Callable[[Any], Any], answer: bool):
+def test_a_common_answer_is_given(question: Callable[[Any], Any], answer: bool):
     assert question(two(2, 3)) is answer
 
 
@@ -36,13 +36,13 @@ def test_what_holds_in_both_holds(question: Callable[[Any], Any], answer: bool):
     [lambda v: v == 2, lambda v: v != 2, lambda v: v < 3, lambda v: 3 <= v, lambda v: not v - 2, lambda v: v * 2 > 5,
      lambda v: v == two(2, 2.5), list, lambda v: bool(v < 9) and bool(v - 3)],
 )
-def test_what_holds_in_one_is_undetermined(question: Callable[[Any], Any]):
-    with pytest.raises(Undetermined, match=r"undetermined: [\s\S]*a: [\s\S]*b: [\s\S]*docs/gate.md"):
+def test_different_answers_are_undetermined(question: Callable[[Any], Any]):
+    with pytest.raises(Undetermined, match=r"undetermined: [\s\S]*a: [\s\S]*b: [\s\S]*docs/pytest-plugin.md"):
         question(two(2, 3))
 
 
-def test_other_worlds_are_held_against_each_other_in_every_pair():
-    jax, torch = combined({"Triton GEMM": 1, "cuBLAS": 2}), combined({"ATen": 2, "ATen, padded": 3})
+def test_choices_of_two_compilers_are_compared_pairwise():
+    jax, torch = combine({"Triton GEMM": 1, "cuBLAS": 2}), combine({"ATen": 2, "ATen, padded": 3})
     assert jax <= torch and not jax > torch and torch >= jax and jax != torch + 1 and jax * 2 <= torch + 2
     assert sorted((torch - jax)._values.items()) == [
         ("ATen / Triton GEMM", 1), ("ATen / cuBLAS", 0), ("ATen, padded / Triton GEMM", 2), ("ATen, padded / cuBLAS", 1)
@@ -50,17 +50,17 @@ def test_other_worlds_are_held_against_each_other_in_every_pair():
     with pytest.raises(Undetermined, match=r"cuBLAS / ATen: 2 and 2: False\n  cuBLAS / ATen, padded: 2 and 3: True"):
         _ = jax < torch
     assert comparison(">", jax, torch) == [
-        ">: false in every world", "Triton GEMM / ATen: 1 > 2", "Triton GEMM / ATen, padded: 1 > 3",
+        ">: false for every autotune choice", "Triton GEMM / ATen: 1 > 2", "Triton GEMM / ATen, padded: 1 > 3",
         "cuBLAS / ATen: 2 > 2", "cuBLAS / ATen, padded: 2 > 3",
     ]
-    assert comparison("<", jax, 1) == ["<: false in every world", "Triton GEMM: 1 < 1", "cuBLAS: 2 < 1"]
+    assert comparison("<", jax, 1) == ["<: false for every autotune choice", "Triton GEMM: 1 < 1", "cuBLAS: 2 < 1"]
     assert comparison("<", 1, 1) is None
 
 
-def test_numbers_that_agree_are_plain_and_objects_are_not():
+def test_only_equal_numbers_and_strings_become_plain():
     assert type(two(2, 2)) is int and two("x", "x") == "x" and two(None, None) is None
-    assert isinstance(two([2], [2]), Both)  # what is in equal lists need not be the same thing in both worlds
-    assert combined({"": [2]}) == [2]
+    assert isinstance(two([2], [2]), PerChoice)  # equal lists may hold different objects
+    assert combine({"": [2]}) == [2]
 
 
 def test_containers():
@@ -73,7 +73,7 @@ def test_containers():
         len(two([], [1]))
 
 
-def test_attributes_and_calls_go_to_both():
+def test_attributes_and_calls_apply_to_all_choices():
     assert repr(two("ab", "cd").upper()) == "<a: AB | b: CD>"
     assert two("ab", "ad").startswith("a") is True
     with pytest.raises(AttributeError, match="nothing"):
@@ -85,11 +85,11 @@ def test_attributes_and_calls_go_to_both():
     assert repr(copy.copy(two(1, 2))) == "<a: 1 | b: 2>"
 
 
-def test_an_error_in_one_world_alone_is_undetermined_and_in_both_is_that_error():
+def test_an_error_of_one_choice_is_undetermined():
     with pytest.raises(Undetermined, match="by zero"):
-        each(lambda world: 1 // {"a": 0, "b": 1}[world], {"a": 0, "b": 0})
+        for_each_choice(lambda choice: 1 // {"a": 0, "b": 1}[choice], {"a": 0, "b": 0})
     with pytest.raises(ZeroDivisionError):
-        each(lambda world: 1 // 0, {"a": 0, "b": 0})
+        for_each_choice(lambda choice: 1 // 0, {"a": 0, "b": 0})
     with pytest.raises(Undetermined, match="KeyError|'k'"):
         _ = two({"k": 1}, {})["k"]
 

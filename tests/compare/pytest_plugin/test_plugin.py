@@ -1,6 +1,6 @@
-"""The plugin in pytest runs of its own: outcomes, what a failure shows, snapshots and their summary.
+"""The plugin in inner pytest runs: outcomes, messages of failures, snapshots and their summary.
 
-Nothing is compiled here but where a test says so: `fusion("apart")` gives a graph of guarded.py.
+Only the last test compiles: in the others, `fusion("apart")` returns a graph of example_graphs.py.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import guarded
+import example_graphs as examples
 import pytest
 
 from compare.base.paths import PROJECT
-from compare.pytest_plugin import assertion_messages as said
 from compare.pytest_plugin import fixture
-from compare.pytest_plugin.autotune_choices import Worlds
+from compare.pytest_plugin.autotune_choices import AutotuneChoices
 from compare.pytest_plugin.fusion import Fusion
 from compare.user.explain import ExplainError, Identity
 
@@ -29,19 +28,19 @@ pytest_plugins = "pytester"
 REQUIRE = fixture._require
 ALONE = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest")  # which imports half a second at the end of a run
 
-# An installed plugin is loaded by its entry point, this one by hand.
+# The inner runs load the plugin by hand where no installed entry point does.
 CONFTEST = """
 def pytest_addoption(pluginmanager):
-    if not pluginmanager.has_plugin("xlafuse"):
-        from compare import pytest_plugin
-        pluginmanager.register(pytest_plugin, "xlafuse")
+    from compare.pytest_plugin import plugin
+    if not pluginmanager.is_registered(plugin):
+        pluginmanager.register(plugin)
 """
 
 
 @pytest.fixture(scope="module", autouse=True)
 def loaded() -> None:
-    """What a failure's report imports, or every inner run would import it anew."""
-    assert Fusion(guarded.both(), lambda *_: True).report() and not said.summary(fixture.Session(False).book, PROJECT)
+    """Import the modules of a failure's report once, or every inner run would import them again."""
+    assert Fusion(examples.two_choices(), lambda *_: True).report()
 
 
 @pytest.fixture
@@ -53,22 +52,22 @@ def inner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.
     def identify(fn: str, args: Any, kwargs: Any, **_: Any) -> Identity:
         return Identity(fn, "jax", f"{fn}{args}{kwargs}")
 
-    def compiled(fn: str, args: Any, kwargs: Any, *, name: str, **_: Any) -> Worlds:
+    def compile_choices(fn: str, args: Any, kwargs: Any, *, name: str, **_: Any) -> AutotuneChoices:
         compiles.append(fn)
         if fn == "broken":
-            said = f"TypeError: no (a.py:3) {kwargs.get('escape', '')}"
-            raise ExplainError(said, frames='  File "a.py", line 3, in f\n', traceback=f"all of it\n{said}")
+            message = f"TypeError: no (a.py:3) {kwargs.get('escape', '')}"
+            raise ExplainError(message, frames='  File "a.py", line 3, in f\n', traceback=f"all of it\n{message}")
         version = kwargs.get("version", "0.10.2")
         if fn == "lacking":
             raise ExplainError("needs torch 2.13.0", kind="Unsupported", frames=kwargs.get("frames", ""))
         if fn == "both":
-            return guarded.both(fn, version)
+            return examples.two_choices(fn, version)
         if fn == "unread":
-            return guarded.one(replace(guarded.apart(), unparsed=("line 9: ?",)))
-        return guarded.one({"apart": guarded.apart, "together": guarded.together}[fn](fn, version))
+            return examples.single_choice(replace(examples.apart(), unparsed=("line 9: ?",)))
+        return examples.single_choice({"apart": examples.apart, "together": examples.together}[fn](fn, version))
 
     monkeypatch.setattr(fixture, "identify", identify)
-    monkeypatch.setattr(fixture, "compiled", compiled)
+    monkeypatch.setattr(fixture, "compile_choices", compile_choices)
     monkeypatch.setattr(fixture, "_require", lambda framework: None)
     return pytester
 
@@ -85,7 +84,7 @@ def outcome(inner: pytest.Pytester, body: str, *options: str) -> tuple[str, str]
     return word, str(result.stdout)
 
 
-def test_what_holds_passes(inner: pytest.Pytester):
+def test_a_true_claim_passes(inner: pytest.Pytester):
     body = "g = fusion('together'); assert 'up' not in g.materialized and g.fused('up', 'act')"
     assert outcome(inner, body)[0] == "passed"
 
@@ -94,23 +93,23 @@ def test_what_holds_passes(inner: pytest.Pytester):
     ("claim", "shown"),
     [
         ("'up' not in g.materialized", "of layer/up, mlp.py:7; kernel 1 writes it, 2 reads it; not fused: gemm"),
-        ("'act' in g.materialized", "not among what is materialized:"),
+        ("'act' in g.materialized", "not among the materialized buffers:"),
         ("g.stage('up').kernels == g.stage('act').kernels", "<1. gemm: layer/up>"),
         ("g.bytes_moved <= 1.1 * g.bytes_compulsory", "67108864 <= (1.1 * 33554432)"),
         ("g.fused('up', 'act')", "where False = fused('up', 'act')"),
         ("not g.materialized", "{layer/up bf16[2048,4096]}"),
     ],
 )
-def test_what_does_not_hold_fails_with_graph_and_reason(inner: pytest.Pytester, claim: str, shown: str):
+def test_a_false_claim_fails_with_graph_and_reason(inner: pytest.Pytester, claim: str, shown: str):
     word, output = outcome(inner, f"g = fusion('apart'); assert {claim}")
     assert word == "failed" and shown in output
     assert "- fusion graph of apart -" in output and "gemm · reads 16.8 MB, writes 16.8 MB" in output
-    assert "why it has not fewer kernels" in output and "the producer is not fusible" in output
+    assert "missed fusions" in output and "the producer is not fusible" in output
     assert "compare/pytest_plugin/" not in output  # the traceback ends at the test's own line
 
 
 @pytest.mark.parametrize("verbose", ["-q", "-vv"])
-def test_what_holds_in_no_world_fails_and_shows_each(inner: pytest.Pytester, verbose: str):
+def test_a_claim_false_for_every_choice_shows_each(inner: pytest.Pytester, verbose: str):
     claims = ("g.stage('layer').kernels == ()", "g.kernel_count > 2", "2 < g.kernel_count", "'act' in g.materialized")
     for claim in claims:
         word, output = outcome(inner, f"g = fusion('both'); assert {claim}", verbose)
@@ -125,7 +124,7 @@ def test_an_unknown_stage_fails_and_lists_the_known_ones(inner: pytest.Pytester)
         assert word == "failed" and "did you mean 'up'; stages: layer/up, layer/act" in output
 
 
-def test_code_that_could_not_be_read_is_not_asserted_on(inner: pytest.Pytester):
+def test_unread_code_fails(inner: pytest.Pytester):
     word, output = outcome(inner, "assert fusion('unread')")
     assert word == "failed" and "could not be read" in output and "line 9: ?" in output
 
@@ -138,7 +137,7 @@ def test_a_function_that_does_not_compile_shows_its_own_lines_first(inner: pytes
     assert places == sorted(places) and "compare/pytest_plugin" not in output
 
 
-def test_hostile_errors_and_names_are_shown_as_text(inner: pytest.Pytester):
+def test_hostile_errors_and_names_are_escaped(inner: pytest.Pytester):
     word, output = outcome(inner, "fusion('broken', escape='\\x1b[2J\\r<b>' + 9_999 * 'x', name='\\x1b[2J<b>')")
     assert word == "failed" and "\x1b" not in output and "<b>xxx" in output and "x" * 600 not in output
     assert '  File "a.py", line 3, in f' in output
@@ -151,22 +150,22 @@ def test_hostile_errors_and_names_are_shown_as_text(inner: pytest.Pytester):
 
 
 @pytest.mark.parametrize("claim", ["'up' not in g.materialized", "'up' in g.materialized", "g.kernel_count == 1"])
-def test_worlds_that_disagree_are_undetermined(inner: pytest.Pytester, claim: str):
+def test_choices_that_disagree_are_undetermined(inner: pytest.Pytester, claim: str):
     body = f"g = fusion('both'); assert {claim}"
     word, output = outcome(inner, body)
-    assert word == "failed" and "Undetermined: undetermined: " in output and "docs/gate.md" in output
+    assert word == "failed" and "Undetermined: undetermined: " in output and "docs/pytest-plugin.md" in output
     assert "products by Triton GEMM -" in output and "products by cuBLAS -" in output
     word, output = outcome(inner, body, "-o", "xlafuse_undetermined=skip", "-rs")
     assert word == "skipped" and "undetermined: " in output
 
 
-def test_skipping_what_is_undetermined_skips_nothing_else(inner: pytest.Pytester):
+def test_only_undetermined_outcomes_are_skipped(inner: pytest.Pytester):
     for body in ("assert 'up' not in fusion('apart').materialized", "assert fusion('both').kernel_count > 2"):
         assert outcome(inner, body, "-o", "xlafuse_undetermined=skip")[0] == "failed"
     assert outcome(inner, "assert fusion('both').kernel_count <= 2", "-o", "xlafuse_undetermined=skip")[0] == "passed"
 
 
-def test_a_users_fixture_may_ask(inner: pytest.Pytester):
+def test_a_users_fixture_may_use_fusion(inner: pytest.Pytester):
     code = (
         "import pytest\n@pytest.fixture\ndef few(fusion):\n    return bool(fusion('both').kernel_count == 1)\n"
         "def test_it(few):\n    assert few\n"
@@ -190,7 +189,7 @@ def test_missing_packages(inner: pytest.Pytester, monkeypatch: pytest.MonkeyPatc
     assert run(inner, code, "-o", "xlafuse_missing=skip").parseoutcomes() == {"skipped": 1}
 
 
-def test_what_the_environment_lacks_is_missing_and_what_the_function_raises_is_not(inner: pytest.Pytester):
+def test_errors_of_the_environment_count_as_missing_packages(inner: pytest.Pytester):
     for body, skipped in (("fusion('lacking')", "skipped"), ("fusion('lacking', frames='own')", "failed")):
         assert outcome(inner, body)[0] == "failed"
         assert outcome(inner, body, "-o", "xlafuse_missing=skip")[0] == skipped
@@ -243,25 +242,25 @@ def test_update_matches_and_differs(inner: pytest.Pytester):
     assert outcome(inner, "fusion('together'); assert fusion.matches_snapshot()")[0] == "passed"
 
 
-def test_both_worlds_are_in_one_snapshot(inner: pytest.Pytester):
+def test_one_snapshot_holds_all_choices(inner: pytest.Pytester):
     assert outcome(inner, SNAPSHOT.format("both", "0.10.2"), "--xlafuse-update")[0] == "passed"
     assert outcome(inner, SNAPSHOT.format("both", "0.10.2"))[0] == "passed"
     assert outcome(inner, SNAPSHOT.format("apart", "0.10.2"))[0] == "failed"
 
 
-def test_other_versions_are_no_failure_and_not_silent(inner: pytest.Pytester):
+def test_snapshots_of_other_versions_warn(inner: pytest.Pytester):
     outcome(inner, SNAPSHOT.format("apart", "0.10.2"), "--xlafuse-update")
     word, output = outcome(inner, SNAPSHOT.format("together", "0.11.2"))
-    said = "no snapshot for jax 0.11.2 for h200; have jax 0.10.2 for h200. pytest --xlafuse-update records this one"
-    assert word == "passed" and f"OtherVersions: {said}" in output
-    assert f"not compared: test_it.py::test_it: {said}" in output
+    message = "no snapshot for jax 0.11.2 for h200; have jax 0.10.2 for h200. pytest --xlafuse-update records this one"
+    assert word == "passed" and f"OtherVersions: {message}" in output
+    assert f"not compared: test_it.py::test_it: {message}" in output
     strict = ("-W", "error::compare.pytest_plugin.fixture.OtherVersions")
     assert outcome(inner, SNAPSHOT.format("together", "0.11.2"), *strict)[0] == "failed"
     assert outcome(inner, SNAPSHOT.format("together", "0.11.2"), "--xlafuse-update")[0] == "passed"
     assert files(inner) == ["test_it@jax-0.10.2@h200.txt", "test_it@jax-0.11.2@h200.txt"]
 
 
-def test_several_snapshots_of_a_test_have_names(inner: pytest.Pytester):
+def test_several_snapshots_of_a_test_need_names(inner: pytest.Pytester):
     two = "a = fusion('apart'); b = fusion('together'); assert a.matches_snapshot() and b.matches_snapshot({})"
     word, output = outcome(inner, two.format(""), "--xlafuse-update")
     assert word == "failed" and "need names" in output
@@ -292,7 +291,7 @@ def test_hostile_names(inner: pytest.Pytester):
     assert len(files(inner)) == 7 and not list(Path(inner.path).parent.glob("x*"))
 
 
-def test_unused_snapshots_are_reported_where_all_of_a_file_ran(inner: pytest.Pytester):
+def test_unused_snapshots_are_reported_where_a_whole_file_ran(inner: pytest.Pytester):
     run(inner, MANY, "--xlafuse-update")
     fewer = MANY.replace(', "x" * 5000', "").replace('assert fusion("apart").matches_snapshot("n/../\\n<b>")', "pass")
     output = str(run(inner, fewer).stdout)
@@ -303,22 +302,23 @@ def test_unused_snapshots_are_reported_where_all_of_a_file_ran(inner: pytest.Pyt
     assert "unused, no test" not in str(run(inner, failing).stdout)
 
 
-# As users have it
+# In separate processes
 
 
-def test_xdist(pytester: pytest.Pytester):
-    """Two workers, which share nothing: failures keep their graphs, and the summary is of all."""
+def test_xdist(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
+    """With two worker processes, failures keep their graphs, and the summary covers both."""
     pytest.importorskip("xdist")
+    monkeypatch.setenv("PYTHONPATH", str(PROJECT), prepend=os.pathsep)
     here = str(Path(__file__).parent)
     patched = f"""
 import sys
-sys.path[:0] = [{here!r}, {str(PROJECT)!r}]
-import guarded
+sys.path.insert(0, {here!r})
+import example_graphs as examples
 from compare.user.explain import Identity
-from compare.pytest_plugin import fixture, said
+from compare.pytest_plugin import fixture
 from compare.pytest_plugin.fusion import Fusion
 fixture.identify = lambda fn, *_, **__: Identity(fn, "jax", fn)
-fixture.compiled = lambda fn, *_, **__: guarded.one(getattr(guarded, fn)())
+fixture.compile_choices = lambda fn, *_, **__: examples.single_choice(getattr(examples, fn)())
 fixture._require = lambda framework: None
 """
     pytester.makeconftest(patched + CONFTEST)
@@ -334,24 +334,25 @@ fixture._require = lambda framework: None
     assert str(second.stdout).count("unused, no test asks for it: ") == 1
 
 
-def test_every_pytest_loads_next_to_nothing():
+def test_the_plugin_imports_nothing_at_start():
     code = (
         "import sys, pytest; before = set(sys.modules); import compare.pytest_plugin.plugin; "
         "print(*sorted(set(sys.modules) - before))"
     )
     process = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, timeout=60)
-    assert process.stdout.split() == ["compare", "compare.pytest_plugin.plugin"], process.stderr
+    package = "compare.pytest_plugin"
+    assert process.stdout.split() == ["compare", package, f"{package}.plugin"], process.stderr
 
 
 @pytest.mark.slow
 def test_the_example_of_the_docs(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
-    """docs/gate.md: its two files as they stand there, what they say, and the snapshot; compiled for real."""
+    """The example of docs/pytest-plugin.md compiles and prints what the page shows."""
     if importlib.util.find_spec("jax") is None:  # imported under pytester it would be dropped, and cannot be again
         pytest.skip("needs jax")
     monkeypatch.setenv("PYTHONPATH", str(PROJECT), prepend=os.pathsep)
     monkeypatch.syspath_prepend(str(pytester.path))
     pytester.makeconftest(CONFTEST)
-    page = (PROJECT / "docs" / "gate.md").read_text()
+    page = (PROJECT / "docs" / "pytest-plugin.md").read_text()
     indented = textwrap.dedent("\n".join(line for line in page.splitlines() if line.startswith("    ") or not line))
     layers, rest = indented.partition("# layers.py\n")[2].split("# test_fusion.py\n", 1)
     wrong = "def test_wrong(fusion):\n    fusion(gated, X, jax.ShapeDtypeStruct((3, 5), jnp.bfloat16), SCALE)\n"

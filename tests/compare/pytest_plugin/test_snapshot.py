@@ -1,15 +1,15 @@
-"""Snapshots as text: what is in them, what is not, and where they lie."""
+"""Snapshots: their text and their files."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
 
-import guarded
+import example_graphs as examples
 import pytest
 
 from compare.pytest_plugin import snapshot
-from compare.pytest_plugin.session_summary import Book
+from compare.pytest_plugin.session_summary import SessionSummary
 from compare.pytest_plugin.snapshot import Key
 
 
@@ -20,7 +20,7 @@ def key(
 
 
 def test_text():
-    assert snapshot.text(key(), guarded.both().graphs) == (
+    assert snapshot.text(key(), examples.two_choices().graphs) == (
         "fusion snapshot 1\n"
         "test: test_mlp\n"
         "made by: jax 0.10.2 for h200\n"
@@ -48,8 +48,8 @@ def test_text():
     )
 
 
-def test_names_times_lines_and_paths_are_not_in_it():
-    before = guarded.apart()
+def test_names_times_lines_and_paths_do_not_change_the_text():
+    before = examples.apart()
     assert before.kernels is not None
     moved = tuple(
         replace(kernel, name=f"{kernel.name}.7", device_time_us=3.0, facts={"grid": 9}, provenance="not autotuned",
@@ -60,19 +60,19 @@ def test_names_times_lines_and_paths_are_not_in_it():
     assert len(texts) == 1
 
 
-def test_what_changes_the_fusion_changes_it():
-    text = snapshot.text(key(), {"": guarded.apart()})
-    graph = guarded.apart()
+def test_another_fusion_changes_the_text():
+    text = snapshot.text(key(), {"": examples.apart()})
+    graph = examples.apart()
     assert graph.kernels is not None
     twice = replace(graph, kernels=(replace(graph.kernels[0], launches=2), graph.kernels[1]))
     wider = replace(graph, buffers=tuple(replace(b, dtype="f32") if b.name == "scores" else b for b in graph.buffers))
-    assert len({text, *(snapshot.text(key(), {"": each}) for each in (twice, wider, guarded.together()))}) == 4
+    assert len({text, *(snapshot.text(key(), {"": each}) for each in (twice, wider, examples.together()))}) == 4
 
 
-def test_versions_are_without_the_wheels_device():
-    graph = replace(guarded.apart(), versions={"torch": "2.13.0+cu130", "triton": "3.7.1", "other": "1"})
+def test_versions_have_no_device_suffix():
+    graph = replace(examples.apart(), versions={"torch": "2.13.0+cu130", "triton": "3.7.1", "other": "1"})
     assert snapshot.versions_of(graph) == "torch-2.13.0+triton-3.7.1"
-    assert replace(key(), versions="torch-2.13.0+triton-3.7.1").spoken == "torch 2.13.0, triton 3.7.1 for h200"
+    assert replace(key(), versions="torch-2.13.0+triton-3.7.1").versions_text == "torch 2.13.0, triton 3.7.1 for h200"
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_hostile_names_get_files_of_their_own(tmp_path: Path):
     ]
     keys = [key(test, label, tmp_path / "test_x.py") for test in hostile for label in ("", "a/b", "plain")]
     for each in keys:
-        snapshot.write(each.path, snapshot.text(each, {"": guarded.apart()}))
+        snapshot.write(each.path, snapshot.text(each, {"": examples.apart()}))
         assert each.path.parent == tmp_path / "fusion_snapshots" / "test_x"
         assert snapshot.test_of(each.path) == snapshot.shown_test(each.test)
         assert each.others() == ["jax 0.10.2 for h200"]
@@ -108,7 +108,7 @@ def test_other_versions_are_named(tmp_path: Path):
     assert key("t", "", file, "jax-0.11.2").others() == ["jax 0.10.2 for h200", "jax 0.11.0 for h200"]
 
 
-def test_a_difference_shows_all_around_it():
+def test_a_difference_shows_its_context():
     shown = snapshot.difference("a\nb\nc\n", "a\nB\nc\n")
     assert shown.splitlines() == ["--- recorded", "+++ now", "@@ -1,3 +1,3 @@", " a", "-b", "+B", " c"]
 
@@ -118,12 +118,12 @@ def test_unused_snapshots(tmp_path: Path):
     paths = {}
     for test in ("used", "passed", "failed", "gone"):
         paths[test] = key(test, "", file).path
-        snapshot.write(paths[test], snapshot.text(key(test, "", file), {"": guarded.apart()}))
+        snapshot.write(paths[test], snapshot.text(key(test, "", file), {"": examples.apart()}))
     (paths["used"].parent / "notes@by@hand.txt").write_text("mine")
-    book = Book(collected={f"{file}::{test}" for test in ("used", "passed", "failed")})
-    book.passed = {f"{file}::used", f"{file}::passed"}
-    book.used = {f"{paths['used'].parent}/used"}
-    assert book.unused() == [paths["gone"], paths["passed"]]
-    merged = Book(partial={str(file)})
-    merged.add(book.to_json())
+    summary = SessionSummary(collected={f"{file}::{test}" for test in ("used", "passed", "failed")})
+    summary.passed = {f"{file}::used", f"{file}::passed"}
+    summary.used = {f"{paths['used'].parent}/used"}
+    assert summary.unused() == [paths["gone"], paths["passed"]]
+    merged = SessionSummary(partial={str(file)})
+    merged.add(summary.to_json())
     assert merged.unused() == [paths["passed"]]

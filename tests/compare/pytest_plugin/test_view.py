@@ -1,24 +1,24 @@
-"""What asserts read of a graph, and that no name goes unknown in silence."""
+"""The view of a graph that asserts read. Unknown names are errors."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-import guarded
+import example_graphs as examples
 import pytest
 
 from compare.graph.model import Kernel
-from compare.pytest_plugin.autotune_choices import Worlds
+from compare.pytest_plugin.autotune_choices import AutotuneChoices
 from compare.pytest_plugin.fusion import Fusion
 from compare.pytest_plugin.per_choice import Undetermined
 from compare.pytest_plugin.view import NotKnown, UnknownName, View, within
 
-APART, TOGETHER = View(guarded.apart()), View(guarded.together())
+APART, TOGETHER = View(examples.apart()), View(examples.together())
 
 
-def fusion(worlds: Worlds) -> Fusion:
-    return Fusion(worlds, lambda *_: True)
+def fusion(choices: AutotuneChoices) -> Fusion:
+    return Fusion(choices, lambda *_: True)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_materialized_by_stage_scope_and_buffer(name: str, found: bool):
 
 
 @pytest.mark.parametrize("name", ["ups", "u", "layer/", "", "up/layer", "layer up", "<script>", "a\nb", "s" * 10_000])
-def test_a_name_that_nothing_has_is_an_error(name: str):
+def test_an_unknown_name_is_an_error(name: str):
     for ask in (lambda: name in APART.materialized, lambda: APART.stage(name), lambda: APART.fused("act", name)):
         with pytest.raises(UnknownName, match="stages: layer/up, layer/act") as raised:
             ask()
@@ -45,13 +45,13 @@ def test_a_misspelt_name_has_a_suggestion():
 
 
 def test_without_any_stage_the_error_says_how_to_name_one():
-    bare = View(guarded.graph([guarded.kernel("k", [guarded.op("mul")], ["x"], ["y"])]))
+    bare = View(examples.graph([examples.kernel("k", [examples.op("mul")], ["x"], ["y"])]))
     with pytest.raises(UnknownName, match="jax.named_scope"):
         bare.stage("norm")
 
 
-def test_the_size_of_what_is_materialized():
-    assert (APART.materialized.bytes, APART.materialized.largest, len(APART.materialized)) == (guarded.SIZE,) * 2 + (1,)
+def test_sizes_of_materialized_buffers():
+    assert APART.materialized.bytes == APART.materialized.largest == examples.SIZE and len(APART.materialized) == 1
     assert not TOGETHER.materialized and TOGETHER.materialized.largest == 0
     assert APART.materialized.only("up", "act") and not APART.materialized.only("act") and TOGETHER.materialized.only()
     with pytest.raises(UnknownName):
@@ -66,8 +66,8 @@ def test_stages_kernels_and_bytes():
     assert APART.stage("up").kernels != APART.stage("act").kernels and not APART.fused("up", "act")
     assert TOGETHER.stage("up").kernels == TOGETHER.stage("act").kernels and TOGETHER.fused("up", "act")
     assert APART.stage("layer").kernels == APART.kernels and APART.stage("layer").kernel_count == 2
-    assert APART.bytes_moved == 4 * guarded.SIZE and APART.stage("act").bytes_moved == 2 * guarded.SIZE
-    assert APART.bytes_compulsory == TOGETHER.bytes_moved == 2 * guarded.SIZE
+    assert APART.bytes_moved == 4 * examples.SIZE and APART.stage("act").bytes_moved == 2 * examples.SIZE
+    assert APART.bytes_compulsory == TOGETHER.bytes_moved == 2 * examples.SIZE
     first = APART.kernels[0]
     assert (first.kind, first.name, repr(first)) == ("gemm", "gemm", "<1. gemm: layer/up>")
     assert len({first, *APART.kernels}) == 2
@@ -75,23 +75,24 @@ def test_stages_kernels_and_bytes():
 
 
 def test_equal_kernels_are_two():
-    twice = guarded.kernel("k", [guarded.op("mul", "a")], ["x"], ["y"])
-    view = View(guarded.graph([twice, replace(twice, source_ops=(guarded.op("mul", "b"),))]))
+    twice = examples.kernel("k", [examples.op("mul", "a")], ["x"], ["y"])
+    view = View(examples.graph([twice, replace(twice, source_ops=(examples.op("mul", "b"),))]))
     assert view.stage("a").kernels != view.stage("b").kernels
 
 
-def test_bytes_that_nobody_knows_are_no_number():
-    view = View(guarded.graph([Kernel("lib", "library", inputs=None, outputs=None)]))
+def test_unknown_bytes_are_an_error():
+    view = View(examples.graph([Kernel("lib", "library", inputs=None, outputs=None)]))
     with pytest.raises(NotKnown, match="lib"):
         _ = view.bytes_moved
 
 
-def test_a_buffer_of_unknown_origin_is_not_taken_for_absent():
-    lost = [guarded.kernel("lost", [], ["x"], ["t"]), guarded.kernel("act", [guarded.op("tanh", "act")], ["t"], ["y"])]
+def test_a_buffer_of_unknown_origin_is_an_error():
+    activation = examples.kernel("act", [examples.op("tanh", "act")], ["t"], ["y"])
+    lost = [examples.kernel("lost", [], ["x"], ["t"]), activation]
     with pytest.raises(NotKnown, match="does not say which operations wrote t"):
-        assert "act" not in View(guarded.graph(lost)).materialized
+        assert "act" not in View(examples.graph(lost)).materialized
     copied = [replace(lost[0], kind="copy"), lost[1]]
-    assert "act" not in View(guarded.graph(copied)).materialized
+    assert "act" not in View(examples.graph(copied)).materialized
 
 
 def test_scopes_match_as_whole_names():
@@ -99,24 +100,24 @@ def test_scopes_match_as_whole_names():
 
 
 def test_parts():
-    graph = guarded.apart()
+    graph = examples.apart()
     assert graph.kernels is not None
     parts = replace(graph, kernels=(graph.kernels[0], replace(graph.kernels[1], phase="backward")))
-    g = fusion(guarded.one(parts))
+    g = fusion(examples.single_choice(parts))
     assert (g.forward.kernel_count, g.backward.kernel_count, g.kernel_count) == (1, 1, 2)
     assert g.backward.stage("act").kernels == g.backward.kernels
     with pytest.raises(UnknownName):
         g.backward.stage("up")
 
 
-# Two worlds
+# Two choices
 
 
-def test_two_worlds_answer_together():
-    g = fusion(guarded.both())
-    assert g.kernel_count <= 2 and g.bytes_moved >= g.bytes_compulsory and g.bytes_compulsory == 2 * guarded.SIZE
+def test_two_choices_answer_together():
+    g = fusion(examples.two_choices())
+    assert g.kernel_count <= 2 and g.bytes_moved >= g.bytes_compulsory and g.bytes_compulsory == 2 * examples.SIZE
     assert "act" not in g.materialized and g.stage("act").kernels[0].kind
-    assert set(g.worlds) == {"Triton GEMM", "cuBLAS"} and all(view.fused("act") for view in g.worlds.values())
+    assert set(g.choices) == {"Triton GEMM", "cuBLAS"} and all(view.fused("act") for view in g.choices.values())
     questions: list[Any] = [
         lambda: "up" in g.materialized, lambda: "up" not in g.materialized, lambda: not g.materialized,
         lambda: bool(g.fused("up", "act")), lambda: g.stage("up").kernels == g.stage("act").kernels,
@@ -133,9 +134,9 @@ def test_two_worlds_answer_together():
     assert "kernels" in dir(g)
 
 
-def test_the_report_shows_worlds_that_differ_and_why():
-    titles = [title for title, _ in fusion(guarded.both()).report()]
+def test_the_report_shows_different_graphs_and_reasons():
+    titles = [title for title, _ in fusion(examples.two_choices()).report()]
     assert titles == ["fusion graph of mlp, products by Triton GEMM", "fusion graph of mlp, products by cuBLAS"]
-    same = Worlds("mlp", {"a": guarded.apart(), "b": guarded.apart()}, ("a note",))
+    same = AutotuneChoices("mlp", {"a": examples.apart(), "b": examples.apart()}, ("a note",))
     ((title, text),) = fusion(same).report()
     assert title.endswith("products by a or b") and "the producer is not fusible" in text and "note: a note" in text

@@ -1,9 +1,9 @@
-"""Small fusion graphs for the gate's tests, and worlds of them."""
+"""Small fusion graphs, alone and for two autotune choices."""
 
 from __future__ import annotations
 
 from compare.graph.model import Access, Buffer, FusionGraph, Kernel, Reason, SourceOp
-from compare.pytest_plugin.autotune_choices import Worlds
+from compare.pytest_plugin.autotune_choices import AutotuneChoices
 
 SIZE = 2048 * 4096 * 2
 
@@ -24,7 +24,7 @@ def buffer(name: str, role: str) -> Buffer:
 def graph(
     kernels: list[Kernel], name: str = "mlp", version: str = "0.10.2", reasons: tuple[Reason, ...] = ()
 ) -> FusionGraph:
-    """What nobody writes is an input, what nobody reads an output, all else an intermediate."""
+    """Make a graph. A buffer without a writer is an input, one without a reader an output."""
     written = {access.buffer for each in kernels for access in each.outputs or ()}
     read = {access.buffer for each in kernels for access in each.inputs or ()}
     roles = {n: "output" for n in written} | {n: "intermediate" if n in written else "input" for n in read}
@@ -33,7 +33,7 @@ def graph(
 
 
 def apart(name: str = "mlp", version: str = "0.10.2") -> FusionGraph:
-    """A product, and its activation in a kernel of its own."""
+    """A product, and its activation in a second kernel."""
     kernels = [
         kernel("gemm", [op("dot_general", "layer/up")], ["x"], ["scores"], "gemm"),
         kernel("act", [op("tanh", "layer/act")], ["scores"], ["y"]),
@@ -43,14 +43,14 @@ def apart(name: str = "mlp", version: str = "0.10.2") -> FusionGraph:
 
 
 def together(name: str = "mlp", version: str = "0.10.2") -> FusionGraph:
-    """Both in one kernel."""
+    """PerChoice in one kernel."""
     ops = [op("dot_general", "layer/up"), op("tanh", "layer/act")]
     return graph([kernel("gemm", ops, ["x"], ["y"], "gemm")], name, version)
 
 
-def one(found: FusionGraph) -> Worlds:
-    return Worlds(found.name, {"": found}, ())
+def single_choice(found: FusionGraph) -> AutotuneChoices:
+    return AutotuneChoices(found.name, {"": found}, ())
 
 
-def both(name: str = "mlp", version: str = "0.10.2") -> Worlds:
-    return Worlds(name, {"Triton GEMM": apart(name, version), "cuBLAS": together(name, version)}, ())
+def two_choices(name: str = "mlp", version: str = "0.10.2") -> AutotuneChoices:
+    return AutotuneChoices(name, {"Triton GEMM": apart(name, version), "cuBLAS": together(name, version)}, ())
