@@ -1,1 +1,1 @@
-"""The fusion graph: what any compiler made of a function, as one kind of graph."""
+"""The fusion graph: one data model for the output of every compiler, and what is computed from it."""

@@ -1,4 +1,4 @@
-"""A graph's buffers as edges: from the kernel that wrote one last to each that reads it, from outside, to outside."""
+"""The edges of one buffer: from the kernel that wrote it last to each reader, or from and to the outside."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from .model import Buffer, FusionGraph
 
 @dataclass(frozen=True)
 class BufferEdge:
-    """writer, reader: launch indices; None for what comes from outside, as an input, or goes there, as an output."""
+    """writer, reader: launch indices; None for an input's source and an output's target."""
 
     writer: int | None
     reader: int | None
 
 
 def buffer_edges(graph: FusionGraph, buffer: Buffer) -> Iterator[BufferEdge]:
-    """In launch order of the readers; none of a buffer that no kernel uses. A kernel that writes over what it reads
-    reads what was there before it."""
+    """Yield the edges of a buffer in launch order of its readers; none if no kernel uses it.
+
+    A kernel that overwrites its input reads the earlier contents.
+    """
     writers, readers = graph.producers.get(buffer.name, ()), graph.consumers.get(buffer.name, ())
     for reader in readers:
         earlier = bisect_left(writers, reader)

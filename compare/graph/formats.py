@@ -1,4 +1,4 @@
-"""Names and numbers as people read them. Everything here is safe to print: names come from files of any origin."""
+"""Names and numbers as text. The results are safe to print, because names may come from files of any origin."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .model import Buffer, FusionGraph, SourceOp
 UNKNOWN = "?"
 
 
-@lru_cache(maxsize=1 << 14)  # a page shows the same ones again and again
+@lru_cache(maxsize=1 << 14)  # a page shows the same sizes many times
 def size(count: float | None) -> str:
-    """Bytes in decimal units, three digits."""
+    """Return bytes in decimal units with three digits: "16.8 MB"."""
     if count is None:
         return UNKNOWN
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
@@ -25,7 +25,7 @@ def size(count: float | None) -> str:
 
 
 def flops(count: float) -> str:
-    """In decimal units, three digits: "241 GFLOP"."""
+    """Return FLOPs in decimal units with three digits: "241 GFLOP"."""
     for unit, scale in (("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6), ("kFLOP", 1e3)):
         scaled = float(f"{count / scale:.3g}")
         if scaled >= 1:
@@ -34,14 +34,14 @@ def flops(count: float) -> str:
 
 
 def signed_size(count: float | None) -> str:
-    """Of a difference: "+16.8 MB"."""
+    """Return a difference of bytes with its sign: "+16.8 MB"."""
     if count is None:
         return UNKNOWN
     return f"{'+' if count > 0 else '-' if count < 0 else ''}{size(abs(count))}"
 
 
 def share(part: float | None, whole: float | None) -> str:
-    """A percentage; "<1%" rather than a zero that is none; "" where the whole is not known."""
+    """Return a percentage. A small share that is not zero is "<1%"; an unknown whole gives ""."""
     if part is None or not whole:
         return ""
     percent = 100 * part / whole
@@ -49,7 +49,7 @@ def share(part: float | None, whole: float | None) -> str:
 
 
 def number_of_us(value: float | None) -> str:
-    """For a column of microseconds; empty where not measured."""
+    """Return microseconds for a column that names the unit; "" where they were not measured."""
     return number(value)
 
 
@@ -62,7 +62,7 @@ def count(many: int, one: str, more: str | None = None) -> str:
 
 
 def name(text: str, width: int = 60) -> str:
-    """What a compiler named, printable, shortened in its middle: ends are what tells such names apart."""
+    """Return a compiler's name, printable, shortened in its middle, because such names differ at their ends."""
     shown = _printable(text) or "unnamed"
     if len(shown) <= width:
         return shown
@@ -70,19 +70,21 @@ def name(text: str, width: int = 60) -> str:
     return f"{shown[: width - 1 - tail]}…{shown[-tail:] if tail else ''}"
 
 
-# In a mangled C++ name: literals, substitutions and closures' numbers, which are no lengths; then lengths.
+# Numbers in a mangled C++ name: those of literals, substitutions and closures, and then lengths.
 _MANGLED = re.compile(r"L[a-z]n?\d+E|[ST][0-9A-Z]*_|E\d+_|(\d+)")
 _TELLING = re.compile(r"cutlass_.+|.+_kernel_(?:cuda|impl)|.+Ops|\w*[Ff]unctor\w*")
 _GENERIC = ("BinaryFunctor", "AUnaryFunctor", "BUnaryFunctor")
 
 
 def runtime(text: str, width: int = 60) -> str:
-    """What profilers call a kernel; of a mangled C++ template its name and the parameter that tells it from others:
-    "vectorized_elementwise_kernel MulFunctor"."""
+    """Return the name that profilers show for a kernel.
+
+    A mangled C++ template becomes its name and its most telling parameter: "vectorized_elementwise_kernel MulFunctor".
+    """
     if not text.startswith("_Z"):
         return name(text, width)
     outer, telling, position = "", "", 2
-    nested = True  # still in the name itself, whose parts follow each other
+    nested = True  # in the template's own name, whose words follow one another
     while match := _MANGLED.search(text, position):
         nested = nested and match.start() <= position + (position == 2)
         position = match.end()
@@ -97,7 +99,7 @@ def runtime(text: str, width: int = 60) -> str:
 
 
 def place(line: str, width: int = 60) -> str:
-    """A "file:line", shortened from its front, at a folder's border where that loses little."""
+    """Return a "file:line", shortened from its front, at a folder where that loses little."""
     shown = _printable(line)
     if len(shown) <= width:
         return shown
@@ -113,12 +115,12 @@ def _printable(text: str, longest: int = 4000) -> str:
 
 
 def shape(buffer: Buffer) -> str:
-    """As HLO writes it: bf16[2048,4096]."""
+    """Return dtype and shape as HLO writes them: "bf16[2048,4096]"."""
     return printable(f"{buffer.dtype}[{','.join(map(str, buffer.shape))}]", 60)
 
 
 def words(items: Iterable[str]) -> str:
-    """In order, each once, with how often it came."""
+    """Return the distinct items in order, with their counts: "mul x3, add"."""
     counts: dict[str, int] = {}
     for item in items:
         counts[item] = counts.get(item, 0) + 1

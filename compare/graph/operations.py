@@ -1,4 +1,4 @@
-"""Operations by one name in every framework, and which of them only move data."""
+"""One name for each operation across frameworks, and the operations that only move data."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _NAMES = {
     for name in (token, *names.split())
 }
 
-# aux: what cuBLAS calls keeping a product's result beside what its epilogue makes of it.
+# aux: cuBLAS's word for also keeping the product's result that its epilogue reads.
 MOVEMENT = frozenset(
     "aux convert broadcast reshape transpose slice concatenate copy gather pad iota full update reverse".split()
 )
@@ -72,8 +72,10 @@ REDUCTIONS = frozenset("sum mean amax amin argmax argmin prod reduce reduce_wind
 
 @cache
 def token(op: str) -> str:
-    """`op` in the words of this table: "aten.mul.Tensor", "mul", "multiply" -> "mul". Unknown names stay, less what a
-    framework puts around them."""
+    """Return the common name of an operation: "aten.mul.Tensor", "mul", "multiply" -> "mul".
+
+    An unknown name loses only its framework's prefix and suffix.
+    """
     name = op
     for prefix in _PREFIXES:
         if op.startswith(prefix):
@@ -86,20 +88,23 @@ def token(op: str) -> str:
 
 
 def tokens(kernel: Kernel) -> list[str]:
-    """Of its operations, in order. XLA names a product whose result is transposed by the transpose: in a product's
-    kernel that makes none, each is a product."""
+    """Return the common names of a kernel's operations, in order.
+
+    XLA names a product after the transpose of its result. So a transpose counts as a product in a product's kernel that
+    transposes nothing.
+    """
     found = [token(op.op) for op in kernel.source_ops]
     if kernel.kind != "gemm":
         return found
-    if "opcode" in kernel.facts and "transpose" not in kernel.facts.get("opcodes", ()):  # a kernel of XLA's
+    if "opcode" in kernel.facts and "transpose" not in kernel.facts.get("opcodes", ()):  # compiled by XLA
         return ["dot" if name == "transpose" else name for name in found]
-    if "transpose" in found and not ANCHORS.intersection(found):  # what is before it prepares operands
+    if "transpose" in found and not ANCHORS.intersection(found):  # earlier transposes prepare operands
         found[-1 - found[::-1].index("transpose")] = "dot"
     return found
 
 
 def is_product(kernel: Kernel) -> bool:
-    """Whether the kernel computes a matrix product, a library's or a hand-written one included."""
+    """Return whether the kernel computes a matrix product, also a library's or a hand-written one."""
     if kernel.kind in ("library", "custom"):
         return any(token(op.op) in PRODUCTS for op in kernel.source_ops)
     return kernel.kind == "gemm"

@@ -1,4 +1,4 @@
-"""A fusion graph as JSON: `save`, `load`. Reading executes nothing and needs no framework."""
+"""Fusion graphs as JSON files: `save` and `load`. Reading executes no code and needs no framework."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ MAX_BYTES = 1 << 30
 
 
 class GraphError(ValueError):
-    """What was given is no fusion graph; the message names the file or field, and what was expected."""
+    """The input is not a fusion graph. The message names the file or field, and what was expected."""
 
 
 def to_json(graph: FusionGraph) -> dict[str, Any]:
-    """The graph with what follows from it (launch indices, sums of bytes, producers, consumers) written out.
+    """Return the graph as JSON, with values that are derived from it.
 
-    Fields of `Kernel`, `Buffer`, `Reason` by their names; kernels add `index`, `bytes_read`, `bytes_written`, `stages`,
-    `lines`; buffers add `producer` (index of the first kernel that writes it, or null), `consumers` (indices).
+    `Kernel`, `Buffer` and `Reason` keep their field names, but a kernel's phase is `part`. Kernels add `index`,
+    `bytes_read`, `bytes_written`, `stages` and `lines`. Buffers add `producer` (the index of the first kernel that
+    writes it, or null) and `consumers` (indices).
     """
     kernels = None
     if graph.kernels is not None:
@@ -47,7 +48,7 @@ def to_json(graph: FusionGraph) -> dict[str, Any]:
 
 
 def from_json(data: Any) -> FusionGraph:
-    """Raises GraphError that names the first thing that is wrong."""
+    """Return the graph that `to_json` wrote. Raises GraphError that names the first error."""
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         found = data.get("schema") if isinstance(data, dict) else type(data).__name__
         raise GraphError(f"expected an object of schema {SCHEMA!r}, got {found!r}")
@@ -72,13 +73,13 @@ def from_json(data: Any) -> FusionGraph:
 
 
 def save(graph: FusionGraph, path: Path) -> None:
-    """Write one JSON file, compressed where the name ends in .gz (the same bytes for the same graph)."""
+    """Write one JSON file, compressed if its name ends in .gz. Equal graphs give equal bytes."""
     text = json.dumps(to_json(graph), separators=(",", ":")).encode()
     atomic_write.write(path, gzip.compress(text, mtime=0) if path.suffix == ".gz" else text + b"\n")
 
 
 def load(path: Path) -> FusionGraph:
-    """Raises GraphError naming the file; OSError where it cannot be read."""
+    """Return the graph of a file. Raises GraphError that names the file, and OSError if it cannot be read."""
     raw = path.read_bytes()
     try:
         if raw.startswith(b"\x1f\x8b"):
@@ -110,7 +111,7 @@ def _kernel(data: dict[str, Any]) -> Kernel:
 
 
 def _read(kind: type[Any], data: dict[str, Any], **replaced: Any) -> Any:
-    """Raises TypeError for a field of another type than the data model's, so that no view meets it."""
+    """Return an object of the data model. Raises TypeError or ValueError for a field of a wrong type or value."""
     values = {}
     for name, allowed in _ALLOWED[kind]:
         value = replaced.get(name, data.get(_KEYS.get(name, name), _ABSENT))
@@ -130,7 +131,7 @@ _KEYS = {"phase": "part"}  # fields that stored graphs have under another name
 
 
 def _allowed(kind: type[Any]) -> tuple[tuple[str, Any], ...]:
-    """By field, the types that its annotation allows, or the words of a Literal."""
+    """Return, by field, the types that its annotation allows, or the words of a Literal."""
     found: list[tuple[str, Any]] = []
     for name, hint in typing.get_type_hints(kind).items():
         options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)

@@ -1,1 +1,1 @@
-"""Analyses of fusion graphs: alignment, totals, rooflines, differences, findings."""
+"""Analyses of fusion graphs: totals, rooflines, alignment, differences, ablations."""

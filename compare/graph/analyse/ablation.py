@@ -1,4 +1,4 @@
-"""What fusion buys: a compiler's graph against the same program's graph with nothing fused."""
+"""What fusion saves: a compiler's graph compared with the graph of the same program without fusion."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from .totals import Tally, declared_bytes, tally
 
 
 @dataclass(frozen=True)
-class Side:
-    """kernels: launch indices. launches, declared (bytes), device_time_us: of one call; times are None where none was
-    measured."""
+class KernelGroup:
+    """Kernels of one graph, by launch index, with the sums of one call.
+
+    declared: bytes. device_time_us: None where no kernel was measured.
+    """
 
     kernels: tuple[int, ...]
     launches: Tally
@@ -25,29 +27,37 @@ class Side:
 
 @dataclass(frozen=True)
 class Region:
-    """Kernels of both graphs that hold the same operations. A fused kernel that computes again what another one does
-    shares its region. stages, phases: of the fused kernels, in order of appearance."""
+    """Kernels of both graphs that hold the same operations.
+
+    Two fused kernels that compute the same operation share a region. stages, phases: of the fused kernels, in order of
+    appearance.
+    """
 
     stages: tuple[str, ...]
-    fused: Side
-    unfused: Side
+    fused: KernelGroup
+    unfused: KernelGroup
     phases: tuple[Phase, ...] = ()
 
     @property
     def bytes_saved(self) -> float | None:
-        """None where some kernel's bytes are not known."""
+        """Bytes that fusion saves; None where a kernel's bytes are unknown."""
         return _difference(self.unfused.declared, self.fused.declared)
 
     @property
     def time_saved_us(self) -> float | None:
-        """None unless all kernels of both sides were measured."""
+        """Time that fusion saves; None unless all kernels of both graphs were measured."""
         return _difference(self.unfused.device_time_us, self.fused.device_time_us)
 
 
 @dataclass(frozen=True)
 class Ablation:
-    """total: both graphs whole. regions: by bytes saved, largest first; their kernels and those of `only_fused` and
-    `only_unfused` (no operation in common with the other graph) are each graph's kernels, each once."""
+    """The comparison of two graphs.
+
+    total: both graphs as one region.
+    regions: sorted by bytes saved, largest first.
+    only_fused, only_unfused: kernels without an operation in common with the other graph. Each kernel is in one region
+        or in one of these.
+    """
 
     total: Region
     regions: tuple[Region, ...]
@@ -56,10 +66,10 @@ class Ablation:
 
 
 def ablation(fused: FusionGraph, unfused: FusionGraph) -> Ablation:
-    """Each fused kernel against the unfused kernels of the same operations.
+    """Compare each fused kernel with the unfused kernels of the same operations.
 
-    Operations are matched by site; a kernel none of whose sites the other graph has, by line and name, or else by
-    stage. Raises ValueError where a graph has operations only.
+    Operations are matched by site. A kernel whose sites are all unknown to the other graph is matched by line and name,
+    or else by stage. Raises ValueError if a graph has operations only.
     """
     if fused.kernels is None or unfused.kernels is None:
         raise ValueError("an ablation needs the kernels of both graphs; one of them has operations only")
@@ -93,13 +103,13 @@ def _by_stage(kernel: Kernel, op: SourceOp) -> Hashable | None:
 
 
 def _groups(left: Iterable[Kernel], right: Iterable[Kernel]) -> list[tuple[set[int], set[int]]]:
-    """Connected components of kernels of the two sides that hold an operation in common."""
+    """Return the connected components of kernels of both graphs that hold a common operation."""
     sides = list(left), list(right)
     edges: set[tuple[int, int]] = set()
     for identity in (_by_site, _by_line, _by_stage):
         found = _edges(sides, identity)
         linked = {a for a, _ in edges}, {b for _, b in edges}
-        # A weaker identity only serves kernels that a stronger one led nowhere.
+        # A weaker identity only matches kernels that no stronger one matched.
         edges |= {(a, b) for a, b in found if a not in linked[0] or b not in linked[1]}
     parent: dict[tuple[int, int], tuple[int, int]] = {}
 
@@ -135,11 +145,11 @@ def _region(fused: FusionGraph, unfused: FusionGraph, left: Iterable[int], right
     return Region(tuple(stages), *sides, phases=tuple(phases))
 
 
-def _side(graph: FusionGraph, indices: tuple[int, ...]) -> Side:
+def _side(graph: FusionGraph, indices: tuple[int, ...]) -> KernelGroup:
     kernels = [(graph.kernels or ())[index] for index in indices]
     times = [kernel.device_time_us for kernel in kernels]
     measured = any(time is not None for time in times)
-    return Side(
+    return KernelGroup(
         indices,
         tally(kernel.launches for kernel in kernels),
         tally(map(declared_bytes, kernels)),

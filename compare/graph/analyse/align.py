@@ -1,6 +1,7 @@
-"""Two or more fusion graphs on one list of stages: what became of each stage in each of them.
+"""The alignment of several fusion graphs: for each stage, the kernels that hold it in each graph.
 
-Where fewer than two graphs name stages, operations take their place, matched by kind and dataflow order (`inferred`).
+Where fewer than two graphs name stages, operations take their place. They are matched by kind and dataflow order, and
+the rows are marked `inferred`.
 """
 
 from __future__ import annotations
@@ -26,18 +27,17 @@ _Computed = tuple[int, str, bool]
 
 @dataclass(frozen=True)
 class Cell:
-    """One stage in one graph. kernels: launch indices; None where its operations are known and kernels are not.
+    """One stage in one graph. kernels: launch indices; None where only its operations are known.
 
-    relations, against the row's first graph that holds the stage:
-    "absent": no operation here carries the stage.
-    "not named": the same, but something that its phase here computes carries no stage, and may be it.
-    "names no stages": no operation of the whole graph carries one.
-    "recomputed": a kernel here computes again what another one computes, or what checkpointing dropped (whatever the
-    first graph does).
-    "split", "merged": in more kernels here, or in fewer.
-    "joined", "parted", "regrouped": in as many, which hold stages that its kernels there do not, or lack some that
-    those hold, or both.
-    "same region": none of these. The first graph itself has only what holds of it alone.
+    relations: the differences from the row's first graph that holds the stage.
+        "absent": no operation carries the stage.
+        "not named": no operation carries the stage, but one of its phase has no stage and may belong to it.
+        "names no stages": no operation of the whole graph carries a stage.
+        "recomputed": a kernel repeats the work of another kernel, or work that checkpointing dropped. This relation
+            does not depend on the first graph.
+        "split", "merged": more kernels hold the stage, or fewer.
+        "joined", "parted", "regrouped": as many kernels hold it, together with more stages, with fewer, or both.
+        "same region": none of these.
     """
 
     kernels: tuple[int, ...] | None
@@ -46,7 +46,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """One stage of one phase. inferred: its name is an operation's, because a graph names no stages."""
+    """One stage of one phase in all graphs. inferred: `stage` is an operation's name."""
 
     stage: str
     phase: Phase
@@ -60,9 +60,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Alignment:
-    """rows: forward, then backward. unattributed: by graph, kernels that no row holds.
+    """The alignment of several graphs.
 
-    unaligned: by graph, operations without a counterpart in all the others (inferred alignments only).
+    rows: forward, then backward.
+    unattributed: by graph, the kernels in no row.
+    unaligned: by graph, the operations without a counterpart in all other graphs (inferred alignments only).
     """
 
     rows: tuple[Row, ...]
@@ -70,7 +72,7 @@ class Alignment:
     unaligned: tuple[tuple[SourceOp, ...], ...]
 
     def row(self, label: str) -> Row:
-        """Raises KeyError that names the labels there are."""
+        """Return the row with this label. Raises KeyError that lists all labels."""
         for row in self.rows:
             if row.label == label:
                 return row
@@ -78,13 +80,13 @@ class Alignment:
 
 
 def align(graphs: Sequence[FusionGraph]) -> Alignment:
-    """One row per stage of any graph, in an order that keeps each graph's own.
+    """Return one row for each stage of any graph, in an order that keeps each graph's own.
 
-    Nested stages ("norm/scale") are cut where another graph that has the outer one stops ("norm"). Beside two graphs
-    that name stages, one that names none has empty cells. If fewer than two name any, and another none, all are aligned
-    by operation: products and attentions in dataflow order anchor them, and between anchors the longest common
-    subsequence of operations counts as the same. What has no counterpart, and products whose order nothing tells, are
-    `unaligned`.
+    A nested stage ("norm/scale") is shortened to the depth that every graph with its outermost scope uses ("norm").
+    If at least two graphs name stages, a graph that names none has empty cells. If fewer do, and another graph names
+    none, all are aligned by operation. Products and attentions in dataflow order are the anchors. Between anchors, the
+    longest common subsequence of operations is matched. Operations without a counterpart are `unaligned`, and so are
+    products whose order is ambiguous.
     """
     if not graphs:
         return Alignment((), (), ())
@@ -97,7 +99,7 @@ def align(graphs: Sequence[FusionGraph]) -> Alignment:
     else:
         held, unaligned = _by_operation(graphs)
         inferred = True
-    # By operation, all graphs have the same rows, in the first one's order.
+    # An alignment by operation has the same rows in all graphs, in the order of the first.
     keys = list(held[0]) if inferred else _merged_order([list(stages) for stages in held])
     again = [_recomputing(graph) for graph in graphs]
     regions = [_Regions(stages) for stages in held]
@@ -113,7 +115,7 @@ def align(graphs: Sequence[FusionGraph]) -> Alignment:
 
 
 def phase_of(kernel: Kernel, op: SourceOp) -> Phase:
-    """An operation's phase: its kernel's, or backward where one kernel graph holds both."""
+    """Return an operation's phase: backward for a gradient, else its kernel's."""
     return "backward" if op.backward else kernel.phase
 
 
@@ -122,7 +124,7 @@ def _operations(graph: FusionGraph) -> Iterable[SourceOp]:
 
 
 def _held_operations(graph: FusionGraph) -> Iterator[tuple[int | None, Phase, SourceOp]]:
-    """(launch index, phase, operation) in launch order; the index is None where there are no kernels."""
+    """Yield (launch index, phase, operation) in launch order; the index is None in a graph without kernels."""
     for op in graph.operations if graph.kernels is None else ():
         yield None, "backward" if op.backward else "forward", op
     for index, kernel in enumerate(graph.kernels or ()):
@@ -143,11 +145,11 @@ def _by_stage(graph: FusionGraph, shorten: Callable[[str], str]) -> Held:
     return dict(held)
 
 
-_DEEPEST = 64  # scopes; a hostile name may have a million, whose beginnings nobody can list
+_DEEPEST = 64  # scopes; a hostile name may have a million, and all their prefixes would fill the memory
 
 
 def common_depth(graphs: Sequence[FusionGraph]) -> Callable[[str], str]:
-    """A stage's name, cut to the longest beginning that each graph with the same outermost stage also uses."""
+    """Return a function that cuts a stage to its longest prefix in all graphs that use its outermost scope."""
     prefixes: list[dict[str, set[str]]] = []
     for graph in graphs:
         by_root: dict[str, set[str]] = defaultdict(set)
@@ -169,8 +171,8 @@ def common_depth(graphs: Sequence[FusionGraph]) -> Callable[[str], str]:
 
 
 def _merged_order(orders: Iterable[Sequence[Key]]) -> list[Key]:
-    """All keys once; what an order adds comes after what it has before it, or last if it shares nothing."""
-    following: dict[Key | None, Key | None] = {None: None}  # a linked list; None is before its head
+    """Merge the orders: a key goes behind its predecessor; an order without shared keys goes to the end."""
+    following: dict[Key | None, Key | None] = {None: None}  # a linked list; None stands before its head
     last: Key | None = None
     for order in orders:
         previous = None if any(key in following for key in order) else last
@@ -188,9 +190,9 @@ def _merged_order(orders: Iterable[Sequence[Key]]) -> list[Key]:
 
 
 def _recomputing(graph: FusionGraph) -> set[_Computed]:
-    """(launch index, site, backward) of every computation that an earlier kernel has done already.
+    """Return (launch index, site, backward) of every computation that repeats one of an earlier kernel.
 
-    Several kernels of one eager operation are a library's way of computing it once.
+    Eager graphs have none: a library may use several kernels to compute one operation once.
     """
     if graph.compiler == "eager":
         return set()
@@ -220,12 +222,12 @@ def _cells(
 
 
 def _repeats(index: int, op: SourceOp, again: set[_Computed]) -> bool:
-    """Not what is only moved or converted once more."""
+    """Return whether the kernel repeats the operation; moving or converting data again does not count."""
     return token(op.op) not in MOVEMENT and (op.rematerialized or (index, op.site, op.backward) in again)
 
 
 def _missing(phase: Phase, graph: FusionGraph, held: Held) -> Relation:
-    """Why no operation here carries a stage of that phase."""
+    """Return why no operation of the graph carries a stage of that phase."""
     if not held:
         return "names no stages"
     for kernel in graph.kernels or ():
@@ -233,13 +235,13 @@ def _missing(phase: Phase, graph: FusionGraph, held: Held) -> Relation:
             continue
         if not kernel.source_ops and kernel.kind not in ("copy", "memset"):
             return "not named"
-        if any(not op.stage and token(op.op) not in _TELLS_NOTHING for op in kernel.source_ops):
+        if any(not op.stage and token(op.op) not in _NEUTRAL for op in kernel.source_ops):
             return "not named"
     return "absent"
 
 
-# XLA concatenates the operands of products that it makes one, and keeps the name of one of them.
-_TELLS_NOTHING = MOVEMENT - {"concatenate"}
+# XLA concatenates the operands of products that it merges, and keeps the name of one of them.
+_NEUTRAL = MOVEMENT - {"concatenate"}
 
 
 def _region_relation(key: Key, there: _Regions, here: _Regions) -> Relation:
@@ -254,7 +256,7 @@ def _region_relation(key: Key, there: _Regions, here: _Regions) -> Relation:
 
 
 class _Regions:
-    """Which stages share a kernel in one graph."""
+    """The stages that share a kernel in one graph."""
 
     def __init__(self, held: Held) -> None:
         self.held = held
@@ -272,7 +274,7 @@ class _Regions:
 
 @dataclass(frozen=True)
 class _Step:
-    """One operation of the program, wherever it is computed. layer: how many layers of anchors lie before it."""
+    """One operation of the program with all kernels that compute it. layer: the number of anchor layers before it."""
 
     op: SourceOp
     token: str
@@ -284,7 +286,7 @@ class _Step:
 def _by_operation(graphs: Sequence[FusionGraph]) -> tuple[list[Held], list[tuple[SourceOp, ...]]]:
     steps = [_steps(graph) for graph in graphs]
     matched: list[list[_Step | None]] = [list(steps[0])]
-    # Each graph is matched with the first one, so that a row never rests on a chain of guesses.
+    # Each graph is matched with the first one, so a row never depends on a chain of guesses.
     for other in steps[1:]:
         partner = {id(a): b for a, b in _match(steps[0], other)}
         matched.append([partner.get(id(step)) for step in steps[0]])
@@ -308,7 +310,7 @@ def _by_operation(graphs: Sequence[FusionGraph]) -> tuple[list[Held], list[tuple
 
 
 def _steps(graph: FusionGraph) -> list[_Step]:
-    """In launch order, each site once; what only moves data is no step."""
+    """Return the steps in launch order, each site once; data movement is no step."""
     names = [name for kernel in graph.kernels or () for name in tokens(kernel)]
     if graph.kernels is None:
         names = [token(op.op) for op in graph.operations]
@@ -328,10 +330,10 @@ def _steps(graph: FusionGraph) -> list[_Step]:
 
 
 def _layers(graph: FusionGraph) -> list[int]:
-    """By position among the operations, the number of anchors on the longest way to it.
+    """Return, for each operation, the number of anchors on the longest path to it.
 
-    Within a kernel, what stands before its anchor is computed before it. Without kernels there is no dataflow to read,
-    and each anchor opens a layer of its own.
+    Within a kernel, operations before the anchor are computed before it. A graph without kernels has no dataflow, so
+    each anchor starts a new layer.
     """
     layers: list[int] = []
     if graph.kernels is None:
@@ -358,7 +360,7 @@ def _layers(graph: FusionGraph) -> list[int]:
 
 
 def _match(left: Sequence[_Step], right: Sequence[_Step]) -> list[tuple[_Step, _Step]]:
-    """Pairs of steps that are the same operation of the same phase."""
+    """Return the pairs of steps that are the same operation of the same phase."""
     pairs: list[tuple[_Step, _Step]] = []
     for phase in PHASES:
         a, b = ([step for step in steps if step.phase == phase] for steps in (left, right))
@@ -376,7 +378,7 @@ def _match(left: Sequence[_Step], right: Sequence[_Step]) -> list[tuple[_Step, _
 
 
 def _anchors(steps: Sequence[_Step]) -> list[_Step]:
-    """Layer by layer; within one, as the program has them, since compilers launch what is independent in any order."""
+    """Return the anchors by layer, then by source line; compilers launch independent ones in any order."""
     return sorted((step for step in steps if step.token in ANCHORS), key=lambda step: (step.layer, _line(step.op)))
 
 
@@ -386,7 +388,7 @@ def _line(op: SourceOp) -> tuple[str, int]:
 
 
 def _certain(anchors: Sequence[_Step]) -> list[bool]:
-    """Whether an anchor's place in its layer is told by lines of one file, or is the only one."""
+    """Return for each anchor whether its place in its layer is certain: it is alone, or lines of one file order it."""
     layers: dict[int, Counter[tuple[str, int]]] = defaultdict(Counter)
     for anchor in anchors:
         layers[anchor.layer][_line(anchor.op)] += 1
@@ -399,12 +401,12 @@ def _certain(anchors: Sequence[_Step]) -> list[bool]:
 
 
 def _breaks(anchors: Sequence[_Step]) -> set[int]:
-    """Positions in the list of anchors at which a new layer begins, and its end."""
+    """Return the positions in the list of anchors where a layer begins, and the list's end."""
     return {i for i in range(1, len(anchors)) if anchors[i - 1].layer != anchors[i].layer} | {0, len(anchors)}
 
 
 def _segments(steps: Sequence[_Step], anchors: Sequence[_Step], breaks: set[int]) -> dict[int, list[_Step]]:
-    """Other steps by the break that they come after: all anchors before it may feed them, none after."""
+    """Group the other steps by the last break before them: only anchors before it can feed them."""
     segments: dict[int, list[_Step]] = defaultdict(list)
     layers, places = [anchor.layer for anchor in anchors], sorted(breaks)
     for step in steps:
@@ -414,11 +416,11 @@ def _segments(steps: Sequence[_Step], anchors: Sequence[_Step], breaks: set[int]
     return segments
 
 
-_LONGEST = 4_000_000  # cells of the table below; beyond, a segment stays unaligned
+_LONGEST = 4_000_000  # cells of the table below; a larger segment stays unaligned
 
 
 def _common_subsequence(a: Sequence[_Step], b: Sequence[_Step]) -> list[tuple[_Step, _Step]]:
-    """The longest, by token."""
+    """Return the longest common subsequence, compared by token."""
     if len(a) * len(b) > _LONGEST:
         return []
     length = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]

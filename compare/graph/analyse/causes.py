@@ -1,4 +1,4 @@
-"""What in the program a buffer comes from: one rule for every view."""
+"""The operation of the program that a buffer comes from."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from ..operations import MOVEMENT, token
 
 @dataclass(frozen=True)
 class Cause:
-    """The operation whose result the buffer is, by its place; of a kernel that writes several buffers, where nothing
-    says which operation wrote which, that of all its operations.
+    """The place of the operation whose result the buffer is.
 
-    line: "file:line", "" where it is not known, or one of several. stages: that operation's, or then the kernel's.
+    line: "file:line"; "" where it is unknown or ambiguous.
+    stages: the operation's stage. A kernel that writes several buffers does not say which operation wrote which; then
+        these are all stages of the kernel.
     """
 
     line: str = ""
@@ -21,8 +22,11 @@ class Cause:
 
 
 def cause(graph: FusionGraph, buffer: str) -> Cause:
-    """Of the kernel that writes the buffer last, the last operation that computes something; one that only moves data
-    where there is no other. Both empty for an input, and where the kernel's operations have no place."""
+    """Return the place of the last computing operation in the kernel that writes the buffer last.
+
+    A kernel without a computing operation gives its last data movement. Both fields are empty for an input, and where
+    the kernel's operations have no place.
+    """
     writers = graph.producers.get(buffer, ())
     if graph.kernels is None or not writers:
         return Cause()
@@ -36,6 +40,6 @@ def cause(graph: FusionGraph, buffer: str) -> Cause:
 
 
 def cause_text(graph: FusionGraph, buffer: str) -> str:
-    """The operation's line, else the stages that wrote the buffer: "by norm, act"; "" where neither is known."""
+    """Return the operation's line, else its stages ("by norm, act"); "" where neither is known."""
     found = cause(graph, buffer)
     return found.line or (f"by {', '.join(found.stages)}" if found.stages else "")

@@ -1,7 +1,7 @@
-"""Two fusion graphs of one program, before and after (an upgrade, a flag): what changed, whatever things are called.
+"""The differences between two fusion graphs of one program, before and after an upgrade or a flag.
 
-Kernels are matched by what they hold (operations with their lines and stages, kind, shapes), never by name, so that a
-compiler's renumbering is no difference. Neither are measured times, and what profilers and libraries call a kernel.
+Kernels are matched by their contents (operations with lines and stages, kind, shapes), never by name. So a compiler's
+renumbering is no difference. Measured times and runtime names are no difference either.
 """
 
 from __future__ import annotations
@@ -20,12 +20,19 @@ ChangeKind = Literal["split", "merged", "regrouped", "appeared", "vanished", "by
 
 @dataclass(frozen=True)
 class KernelChange:
-    """before, after: launch indices in either graph.
+    """A change from kernels of the first graph to kernels of the second.
 
-    kind: "split" one kernel into several, "merged" several into one, "regrouped" several into several; "appeared" and
-    "vanished" have no counterpart; of one kernel "bytes" (its arrays, or its number of launches, changed), "kind"
-    or "operations" (what it holds) changed. bytes: by how much more is moved now; None where some kernel's bytes are
-    not known. time_us: the same in measured time, None unless all of them were measured.
+    kind:
+        "split": one kernel became several.
+        "merged": several became one.
+        "regrouped": several became several others.
+        "appeared", "vanished": there is no counterpart.
+        "bytes": one kernel's arrays or number of launches changed.
+        "kind": one kernel's kind changed.
+        "operations": one kernel's operations changed.
+    before, after: launch indices in the two graphs.
+    bytes: declared bytes after minus before; None where a kernel's are unknown.
+    time_us: measured time after minus before; None unless all of the kernels were measured.
     """
 
     kind: ChangeKind
@@ -38,9 +45,9 @@ class KernelChange:
 
 @dataclass(frozen=True)
 class BufferChange:
-    """An intermediate or residual that is written to memory now and was not, or the other way around.
+    """An intermediate or residual that only one of the graphs writes to memory.
 
-    buffer: as its own graph has it. lines: of the operations in the kernel that writes it.
+    materialized: the second graph writes it. lines: of the operations in the kernel that writes it.
     """
 
     materialized: bool
@@ -54,8 +61,10 @@ class BufferChange:
 
 @dataclass(frozen=True)
 class ReasonChange:
-    """Why two kernels that both graphs have are not one: other codes than before. `producer`, `consumer`: names in the
-    graph that has a reason ("" as there); before, after: codes, empty where there was none."""
+    """Two kernels that both graphs have, with different reasons for not being fused.
+
+    producer, consumer: names in the graph that has a reason. before, after: codes, empty where there was no reason.
+    """
 
     producer: str
     consumer: str
@@ -65,7 +74,7 @@ class ReasonChange:
 
 @dataclass(frozen=True)
 class GraphDiff:
-    """Each list with the most bytes, or µs where all of it was measured, first."""
+    """All differences; each list is sorted by bytes, or by µs where all changes were measured."""
 
     kernels: tuple[KernelChange, ...] = ()
     buffers: tuple[BufferChange, ...] = ()
@@ -77,13 +86,13 @@ class GraphDiff:
 
 
 def diff(a: FusionGraph, b: FusionGraph) -> GraphDiff:
-    """From `a` to `b`. Two graphs of operations alone are compared as if each were a kernel.
+    """Return the differences from `a` to `b`.
 
-    Raises ValueError where one has kernels and the other has not.
+    In graphs of operations only, each operation counts as a kernel. Raises ValueError if only one graph has kernels.
     """
     if (a.kernels is None) != (b.kernels is None):
         without = a if a.kernels is None else b
-        raise ValueError(f"{without.name} has operations and no kernels; compare it with a graph of its sort")
+        raise ValueError(f"{without.name} has operations and no kernels; compare it with another graph without kernels")
     matching = _Matching(a, b)
     changes = [matching.change(before, after) for before, after in matching.changed]
     timed = all(change.time_us is not None for change in changes)
@@ -92,7 +101,7 @@ def diff(a: FusionGraph, b: FusionGraph) -> GraphDiff:
 
 
 class _Matching:
-    """Which kernels of the two graphs are one, and which groups of them became one another."""
+    """The kernels that both graphs have, and the groups of kernels that changed."""
 
     def __init__(self, a: FusionGraph, b: FusionGraph) -> None:
         self.sides = _kernels(a), _kernels(b)
@@ -123,7 +132,7 @@ class _Matching:
         )
 
     def _ends(self) -> list[tuple[int, int]]:
-        """What both graphs begin with and end with alike, so that of equal kernels the one in its place is matched."""
+        """Return the pairs of the common beginning and end, so that equal kernels are matched at their own places."""
         signatures = [[self._exact(side, kernel) for kernel in kernels] for side, kernels in enumerate(self.sides)]
         short = min(map(len, signatures))
         head = next((i for i in range(short) if signatures[0][i] != signatures[1][i]), short)
@@ -135,7 +144,7 @@ class _Matching:
         return self._arrays(side, kernel), frozenset(Counter(op.site for op in kernel.source_ops).items())
 
     def _arrays(self, side: int, kernel: Kernel) -> Hashable:
-        """Without sites, which may hold numbers of the compiler's; equal ones only decide among kernels alike."""
+        """Leave out sites, which may contain the compiler's numbers."""
         graph = self._graphs[side]
         shapes = _shapes(graph, kernel.inputs), _shapes(graph, kernel.outputs)
         return self._contents(side, kernel), kernel.launches, shapes
@@ -146,7 +155,7 @@ class _Matching:
     def _pair(
         self, left: Iterable[int], right: Iterable[int], signature: Callable[[int, Kernel], Hashable]
     ) -> list[tuple[int, int]]:
-        """Kernels of equal signature, in launch order."""
+        """Return pairs of kernels with equal signatures, in launch order."""
         waiting: dict[Hashable, list[int]] = defaultdict(list)
         for index in right:
             waiting[signature(1, self.sides[1][index])].append(index)
@@ -159,7 +168,7 @@ class _Matching:
     def _components(
         self, left: Sequence[int], right: Sequence[int]
     ) -> Iterable[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Groups of the kernels that are left over, held together by operations that both sides have."""
+        """Yield groups of the unmatched kernels that common operations connect."""
         pending = {(0, index) for index in left} | {(1, index) for index in right}
         holders: dict[Hashable, set[tuple[int, int]]] = defaultdict(set)
         for node in pending:
@@ -192,7 +201,7 @@ def _kernels(graph: FusionGraph) -> tuple[Kernel, ...]:
 
 
 def _identity(op: SourceOp) -> tuple[str, str, str, bool]:
-    """What an operation is, across compiles: its site only where nothing else places it in the program."""
+    """Return an operation's identity across compiles; it contains the site only if nothing else places it."""
     return token(op.op), op.stage, op.line or ("" if op.stage else op.site), op.backward
 
 
@@ -230,13 +239,13 @@ def _more(before: Iterable[float | None], after: Iterable[float | None]) -> floa
 
 
 def _buffers(a: FusionGraph, b: FusionGraph) -> tuple[BufferChange, ...]:
-    """By role, shape and type: of those, what one graph has more of than the other."""
+    """Return, by role, shape and dtype, the buffers that one graph has more of than the other."""
     found = []
     for graph, other, materialized in ((a, b, False), (b, a, True)):
         others: Counter[Hashable] = Counter(map(_shape, other.materialized))
         known_lines = {(_shape(x), _lines(other, x)) for x in other.materialized}
         own: dict[Hashable, list[Buffer]] = defaultdict(list)
-        # Which of several alike is the new one, nothing tells for certain: those with lines that are new go last.
+        # Nothing tells for certain which of several equal buffers is new; those with new lines are taken first.
         for buffer in sorted(graph.materialized, key=lambda x: (_shape(x), _lines(graph, x)) not in known_lines):
             own[_shape(buffer)].append(buffer)
         for key, buffers in own.items():
@@ -254,7 +263,7 @@ def _lines(graph: FusionGraph, buffer: Buffer) -> tuple[str, ...]:
 
 
 def _reasons(a: FusionGraph, b: FusionGraph, matching: _Matching) -> tuple[ReasonChange, ...]:
-    """Of pairs of kernels that both graphs have: why other kernels have other reasons is told by their change."""
+    """Return changed reasons of kernel pairs that both graphs have; the other kernels have a KernelChange."""
     told = [
         _told(graph, {pair[side]: number for number, pair in enumerate(matching.same)})
         for side, graph in enumerate((a, b))
@@ -270,12 +279,12 @@ def _reasons(a: FusionGraph, b: FusionGraph, matching: _Matching) -> tuple[Reaso
     return tuple(change for _, change in sorted(changes, key=lambda sized: -sized[0]))
 
 
-# A kernel by the numbers of its pairs (a name may be several kernels'), or None where a name led to no kernel.
+# The numbers of a kernel's pairs (several kernels may share a name); None where a name led to no kernel.
 _End = frozenset[int] | None
 
 
 def _told(graph: FusionGraph, numbers: Mapping[int, int]) -> dict[tuple[_End, _End], list[Reason]]:
-    """The reasons of kernels that have a counterpart, by pair of kernels."""
+    """Return the reasons of kernels that have a counterpart, by pair of kernels."""
     named: dict[str, list[int]] = defaultdict(list)
     for index, kernel in enumerate(graph.kernels or ()):
         named[kernel.name].append(index)
@@ -289,6 +298,6 @@ def _told(graph: FusionGraph, numbers: Mapping[int, int]) -> dict[tuple[_End, _E
 
 
 def _codes(key: tuple[_End, _End], reasons: Iterable[Reason]) -> tuple[str, ...]:
-    """Each once for a pair of kernels; where a name led to none, many pairs are one and each reason counts."""
+    """Return a pair's codes, each once; without a known pair, each reason counts."""
     codes = sorted(reason.code for reason in reasons)
     return tuple(codes) if None in key else tuple(dict.fromkeys(codes))

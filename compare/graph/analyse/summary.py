@@ -1,4 +1,4 @@
-"""What a record keeps of its fusion graph."""
+"""The summary of a fusion graph that a record keeps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Number = TypeVar("Number", int, float)
 def summary(
     graph: FusionGraph, phases: Iterable[str], ceilings: Ceilings | None = None
 ) -> dict[str, dict[str, Any]]:
-    """`Record.kernels`; nothing where the graph has operations and no kernels. With ceilings also `roofline`."""
+    """Return `Record.kernels`, by phase, with `roofline` if ceilings are given; {} for a graph without kernels."""
     if graph.kernels is None:
         return {}
     result: dict[str, dict[str, Any]] = {}
@@ -43,8 +43,7 @@ def _is_hand_written(graph: FusionGraph) -> bool:
 
 
 def products(kernels: Iterable[Kernel]) -> dict[str, list[str]]:
-    """{who computes a product: the stages whose products those are}: of launches their language, of PyTorch's calls
-    between them "cuBLAS"."""
+    """Return the stages of all products by the language of their kernel; PyTorch's own calls count as "cuBLAS"."""
     found: dict[str, dict[str, None]] = {}
     for kernel in kernels:
         stages = dict.fromkeys(op.stage for op in kernel.source_ops if token(op.op) == "dot")
@@ -54,31 +53,34 @@ def products(kernels: Iterable[Kernel]) -> dict[str, list[str]]:
 
 
 def roofline(graph: FusionGraph, kernels: Iterable[Kernel], ceilings: Ceilings) -> dict[str, Any]:
-    """{"floor_us": what the kernels take at least, one by one; "recoverable_us": their measured times above that;
-    "bound_us": {"memory", "compute", "launch", "unknown": time of the kernels that are so bound, or, where nothing was
-    measured, what they take at least}}. A sum that lacks a term is None.
+    """Return the sums of the kernels' roofline times; a sum that lacks a term is None.
+
+    "floor_us": their roofline times. "recoverable_us": their measured times above those. "bound_us": their measured
+    times by what bounds them ("memory", "compute", "launch", "unknown"), or roofline times where nothing was measured.
     """
-    floors, above = [], []
+    least, above = [], []
     bound_us: dict[str, float] = {}
     for kernel in kernels:
         found, time = roofline_point(graph, kernel, ceilings), kernel.device_time_us
-        floor = None if found is None else found.roofline_time_us
-        floors.append(floor)
-        above.append(recoverable_us(time, floor))
+        roofline_time = None if found is None else found.roofline_time_us
+        least.append(roofline_time)
+        above.append(recoverable_us(time, roofline_time))
         bound = "unknown" if found is None else found.bound
-        bound_us[bound] = bound_us.get(bound, 0.0) + ((time if time is not None else floor) or 0.0)
-    return {"floor_us": _sum(floors), "recoverable_us": _sum(above), "bound_us": bound_us}
+        bound_us[bound] = bound_us.get(bound, 0.0) + ((time if time is not None else roofline_time) or 0.0)
+    return {"floor_us": _sum(least), "recoverable_us": _sum(above), "bound_us": bound_us}
 
 
 def _sum(values: Iterable[Number | None]) -> Number | None:
-    """The sum, or None where one is missing."""
+    """Return the sum; None where a value is missing."""
     known = list(values)
     return None if None in known else sum(value for value in known if value is not None)
 
 
 def portable_lines(graph: FusionGraph) -> FusionGraph:
-    """The graph with source files relative to the project, or to the packages of its environment, so that it reads the
-    same on any machine; frames of this harness are no source of the user's and go."""
+    """Return the graph with source files relative to the project or to the environment's packages.
+
+    So it reads the same on any machine. Lines of xlafuse's own `compare` package are dropped: they are not the user's.
+    """
 
     def shorten(op: SourceOp) -> SourceOp:
         line = relative(op.line)

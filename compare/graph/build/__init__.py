@@ -1,1 +1,1 @@
-"""Fusion graphs built from each compiler's own output."""
+"""Builders: fusion graphs from each compiler's own output."""

@@ -1,7 +1,9 @@
-"""Names that XLA drops from products, out of the module as it was before optimization.
+"""Operation names that XLA drops from products, restored from the module before optimization.
 
-Of a cuBLAS call XLA keeps that it also adds (its beta, or a bias), and drops the addition's name: there, the addition
-is what takes the product's result. Of products that share an operand and become one it keeps one name: there, all are.
+XLA drops two kinds of names:
+- A cuBLAS call that also adds (its beta, or a bias) loses the addition's name. Before optimization, the addition is the
+  instruction that uses the product's result.
+- Products that share an operand and are merged keep one name. Before optimization, each still has its own.
 """
 
 from __future__ import annotations
@@ -17,15 +19,19 @@ from xlafuse.hlo.text_reader import Instruction
 
 from ..model import FusionGraph, Kernel, SourceOp
 
-_OPCODES = {"add": "add", "bias": "add", "relu": "maximum"}  # an epilogue's word -> the instruction that it was
+_OPCODES = {"add": "add", "bias": "add", "relu": "maximum"}  # an epilogue's word -> its instruction before optimization
 _CARRIES = frozenset(("convert", "bitcast", "reshape", "transpose", "copy"))
 Users = dict[str, list[Instruction]]
 
 
 @dataclass(frozen=True)
 class _Product:
-    """A product before optimization. named: the instruction that XLA names it by, which is the transpose of its result
-    where that is all that becomes of it. users: by name, who uses what in its computation."""
+    """A product before optimization.
+
+    named: the instruction whose name XLA gives to the product. It is the transpose of the result, where that is the
+        result's only use.
+    users: the users of each instruction in its computation, by name.
+    """
 
     instruction: Instruction
     named: Instruction
@@ -34,12 +40,12 @@ class _Product:
 
 
 def with_epilogues(graph: FusionGraph, before: Module) -> FusionGraph:
-    """The graph with stage and line of its products' epilogues, where `before` shows one operation that each can be,
-    and of the products that were merged into another one.
+    """Return the graph with the stage and line of its products' epilogues and of merged products.
 
-    A product counts as merged where no kernel here has its name, it shares an operand with the product that a kernel
-    has, and the kernel's FLOPs are those of all such products together, with less than one more. before: the module
-    that went into XLA's optimization. What it does not decide stays as it was.
+    before: the module before XLA's optimization. An epilogue gets a name where `before` has one operation that it can
+    be. A product counts as merged into a kernel under three conditions: no kernel has its name, it shares an operand
+    with the kernel's product, and the kernel's FLOPs are those of all such products, plus less than one more. Ambiguous
+    names stay unresolved.
     """
     products = _products(before)
     named = {_name(op) for kernel in graph.kernels or () for op in kernel.source_ops}
@@ -63,18 +69,18 @@ def _name(op: SourceOp) -> str:
 
 
 def _merged(kernel: Kernel, named: _Product, lost: Iterable[_Product]) -> tuple[SourceOp, ...]:
-    """The products without a kernel that this one computes beside the one it is named by."""
+    """Return the operations of the nameless products that this kernel computes, too."""
     operands = set(named.instruction.operands)
-    beside = [each for each in lost if each.users is named.users and operands.intersection(each.instruction.operands)]
-    counts = [each.flops or 0 for each in (named, *beside)]
-    # What else the kernel computes, and what padding adds to a product, is less than a product is.
+    others = [each for each in lost if each.users is named.users and operands.intersection(each.instruction.operands)]
+    counts = [each.flops or 0 for each in (named, *others)]
+    # A kernel's other work and its padding are smaller than a product.
     if kernel.flops is None or not sum(counts) <= kernel.flops < sum(counts) + min(counts):
         return ()
-    return tuple(_source_op(each.named) for each in beside)
+    return tuple(_source_op(each.named) for each in others)
 
 
 def _products(before: Module) -> dict[str, _Product | None]:
-    """By op_name; None where several have the name."""
+    """Return the products by op_name; None where several have the name."""
     found: dict[str, _Product | None] = {}
     flops = Flops(before)
     for computation in before.computations.values():
@@ -112,7 +118,7 @@ def _source_op(instruction: Instruction) -> SourceOp:
 
 
 def _taker(instruction: Instruction, users: Users) -> Instruction | None:
-    """The one instruction that computes with a result, through what only carries it; None where there are several."""
+    """Return the only instruction that computes with a result, past casts and copies; None if there are several."""
     while len(takers := users.get(instruction.name, [])) == 1:
         instruction = takers[0]
         if instruction.opcode not in _CARRIES:

@@ -1,9 +1,8 @@
-"""The fusion graph of eager PyTorch and of the libraries that it calls: one operation after another, each with the
-kernels that it launched.
+"""The fusion graph of eager PyTorch and of the libraries that it calls: operations with the kernels that they launched.
 
-Which those are only a device tells: without one the graph has the operations, and the buffers that go between them,
-and `kernels` is None. One operation reads and writes whole tensors, once, and is one kernel of the graph: where it
-launched several, what goes between them is the library's own business, and nobody could fuse into it.
+Only a device tells which kernels an operation launches. Without one, `kernels` is None, and the graph has only the
+operations and the buffers between them. An operation is one kernel of the graph, even if it launched several: it reads
+and writes whole tensors once, and no compiler could fuse into the library's own kernels.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ def from_eager(
     target: str = "",
     versions: Mapping[str, str] | None = None,
 ) -> FusionGraph:
-    """The graph of what triton_side.calls.dispatch.record_call recorded.
+    """Return the graph of a call that `triton_side.calls.dispatch.record_call` recorded.
 
     kernels: by phase, the GPU's records of each operation, in order. The longest-running kernel gives `runtime_name`.
     `device_time_us` is the sum of all of them, and `facts["with"]` counts the others by name.
 
     Raises:
-        ValueError: `kernels` has a phase with another number of operations, or hand-written launches were recorded,
-            which `from_launches` is for.
+        ValueError: the recorded call contains hand-written launches (`from_launches` reads those), or `kernels` has a
+            phase with another number of operations.
     """
     buffers, sites = Buffers(recorded), Sites()
     operations, found = [], []
@@ -46,7 +45,7 @@ def from_eager(
             raise ValueError(f"kernels must be given for each operation of {phase}: {len(events)}, got {len(joined)}")
         for index, event in enumerate(events):
             if not hasattr(event, "op"):
-                raise ValueError(f"{phase} launches {event.label}, which PyTorch did not: use from_launches")
+                raise ValueError(f"{phase} launches {event.label}, which is not a PyTorch operation: use from_launches")
             operation = cast("Operation", event)
             source = source_op(operation, cast(Phase, phase), sites)
             operations.append(source)
@@ -65,9 +64,9 @@ def _placed(
     operation: Operation, records: Sequence[Record], reads: tuple[Access, ...], writes: tuple[Access, ...],
     shared: Mapping[str, Any],
 ) -> Kernel:
-    """The kernel that took the longest stands for the operation, and what the library runs beside it is in `with`.
+    """Return the operation as a kernel, named by its longest-running one; `facts["with"]` counts the others.
 
-    PyTorch cuts an operation whose indices do not fit into 32 bits into launches of one kernel, each over its share.
+    PyTorch splits an operation whose indices exceed 32 bits into several launches of one kernel, with equal shares.
     """
     times: dict[str, float] = {}
     for record in records:
@@ -78,9 +77,9 @@ def _placed(
     sizes = [access.bytes for access in (*reads, *writes)]
     even = operation.flops is None or operation.flops % repeats == 0
     launches = repeats if even and all(size is not None and size % repeats == 0 for size in sizes) else 1
-    beside = Counter(record.name for record in records if record.name != main)
-    if repeats > launches:  # no equal shares
-        beside[main] = repeats - launches
+    others = Counter(record.name for record in records if record.name != main)
+    if repeats > launches:  # the shares are unequal
+        others[main] = repeats - launches
 
     def share(accesses: tuple[Access, ...]) -> tuple[Access, ...]:
         return tuple(Access(a.buffer, None if a.bytes is None else a.bytes // launches) for a in accesses)
@@ -90,5 +89,5 @@ def _placed(
         name=operation.op, kind=operation.kind, runtime_name=main, inputs=share(reads), outputs=share(writes),
         workspace_bytes=sum(scratch), launches=launches,
         flops=None if operation.flops is None else operation.flops / launches, provenance="device",
-        device_time_us=sum(times.values()), facts={"with": dict(beside)} if beside else {}, **shared,
+        device_time_us=sum(times.values()), facts={"with": dict(others)} if others else {}, **shared,
     )

@@ -1,4 +1,4 @@
-"""Optimized HLO -> FusionGraph."""
+"""The fusion graph of an optimized HLO module."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from xlafuse.hlo.gc_pause import collector_paused
 
 from ..model import Access, Buffer, FusionGraph, Kernel, Phase, SourceOp
 
-_MAX_TEXT = 1000  # of an unparsed line: enough to find it by
+_MAX_TEXT = 1000  # characters of an unparsed line, enough to find it
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -23,16 +23,20 @@ def from_hlo(
     versions: Mapping[str, str] = _NOTHING,
     provenance: Mapping[str, str] = _NOTHING,
 ) -> FusionGraph:
-    """The graph of one module as XLA leaves it: after all passes, and scheduled if its kernels are to be in launch
-    order (`module.is_scheduled`). Of one that XLA has not optimized yet, each instruction is a kernel.
+    """Return the graph of one module after all of XLA's passes.
 
-    provenance: by kernel name (see xlafuse.hlo.provenance). Facts of each kernel: "opcode", and where it has them
-    "opcodes" (of what a fusion holds), "fusion_kind", "custom_call_target", "tunable". Buffers come inputs first, in
-    the order of the entry's parameters. An input that the module returns as it is keeps the role "input"; a residual
-    is an output here, for one module does not show what it is saved for. What shares a buffer: xlafuse.hlo.buffers;
-    what bytes and FLOPs count: hlo_traffic and hlo_flops; what equal sites mean: hlo_source.
+    Kernels are in launch order if the module is scheduled (`module.is_scheduled`). In a module that XLA has not
+    optimized, each instruction is a kernel.
 
-    Raises ValueError if calls expand beyond what any module of XLA's does.
+    provenance: by kernel name (`xlafuse.hlo.provenance`).
+
+    A kernel's facts: "opcode", and where they exist "opcodes" (of the instructions in a fusion), "fusion_kind",
+    "custom_call_target" and "tunable". Buffers start with the inputs, in the order of the entry's parameters. An input
+    that the module returns unchanged keeps the role "input". A residual is an output, because one module does not show
+    its purpose. `xlafuse.hlo` defines the rest: `buffers` which values share a buffer, `fusion_bytes` and `flops` what
+    counts, `source_lines` what equal sites mean.
+
+    Raises ValueError if the module's calls expand more than those of any real module.
     """
     return from_program(
         gpu_program.program(module),
@@ -50,8 +54,7 @@ def from_program(
     versions: Mapping[str, str] = _NOTHING,
     provenance: Mapping[str, str] = _NOTHING,
 ) -> FusionGraph:
-    """The same from what `hlo.program` made of a module, whose `inputs` and `outputs` tell which buffer is which
-    argument and which result."""
+    """Return the same from `gpu_program.program`, which names the buffers of each argument and result, too."""
     with collector_paused():
         kernels = tuple(_kernel(launch, phase, provenance.get(launch.kernel.name, "")) for launch in program.launches)
         buffers = tuple(Buffer(b.name, b.shape, b.dtype, b.bytes, b.role) for b in program.buffers)

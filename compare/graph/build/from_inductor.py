@@ -1,4 +1,4 @@
-"""A fusion graph from what TorchInductor made of a function: a capture, or a dump that was read."""
+"""The fusion graph of TorchInductor's output: a live capture, or a dump folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..model import Access, Buffer, FusionGraph, Kernel, Reason, Role, SourceOp
 from .kernel_edges import barrier, bytes_saved, kernel_edges
 from .phases import join_phases
 
-# What torch 2.11 to 2.13 say (`WhyNoFuse` in scheduler.py, choices.py, codegen/simd.py); the first that fits counts.
+# Messages of torch 2.11 to 2.13 (`WhyNoFuse` in scheduler.py, choices.py, codegen/simd.py). The first match counts.
 PHRASES = (
     (r"^no shared data due to indexing mismatch", "layout"),
     (r"^no shared data|^score_fusion_memory_threshold", "no-shared-data"),
@@ -34,26 +34,24 @@ PHRASES = (
 
 
 def from_inductor(captured: Any, *, target: str = "", versions: Mapping[str, str] | None = None) -> FusionGraph:
-    """The graph of a `triton_side.inductor.compiler.Captured`, or of the `Program` that it or a dump gives.
+    """Return the graph of a `triton_side.inductor.compiler.Captured`, or of the `Program` of a capture or dump.
 
-    Kernels: forward's, then backward's; after graph breaks, the units of forward in the order of the trace and those of
-    backward in the opposite one. Of several calls of one name all but the first carry a number (`extern_kernels.mm#2`);
+    Kernels: forward's, then backward's. After graph breaks, forward's units are in the order of the trace and
+    backward's in the opposite order. The second call of a name carries a number (`extern_kernels.mm#2`);
     `facts["call"]` is the name in the code.
 
     Buffers are Inductor's logical ones: two that share an allocation are two, and a view is the buffer that it views.
-    Names of later units begin with "graph-1/", but for what they take from earlier ones: a capture knows it by the
-    memory that this was in; a dump does not, and `unparsed` says so. `join_phases` says how forward and backward become
-    one graph, and which roles residuals have.
+    Names of later units begin with "graph-1/", unless the buffer comes from an earlier unit. A capture recognizes such
+    buffers by their memory addresses; a dump cannot, and `unparsed` says so. `join_phases` joins forward and backward.
 
-    Source operations are the FX nodes before Inductor's pattern matchers. `site` is the node's name in the joint graph,
-    so that a forward operation which the partitioner computes in backward again has the same one there, and is
-    `rematerialized`.
+    Source operations are the FX nodes before Inductor's pattern matchers. `site` is the node's name in the joint graph.
+    So a forward operation that the partitioner computes again in backward has the same site, and is `rematerialized`.
 
-    Reasons: one for every pair of kernels of one compiled graph where the second reads what the first writes, and for
-    pairs that only read the same where Inductor spoke about them. Forward and backward are no such pair: in a training
-    step other blocks lie between them. A graph break has no kernels, but a line.
+    Reasons: one for each pair of kernels of a compiled graph where the second reads the first one's result, and for
+    pairs with common reads where Inductor gave one. There are none between forward and backward: in a training step,
+    other blocks run between them. A graph break has a line, and no kernels.
 
-    Raises ValueError where there is no compiled graph.
+    Raises ValueError if there is no compiled graph.
     """
     program: Program = captured if isinstance(captured, Program) else captured.program()
     forward = [graph for graph in program.graphs if graph.part == "forward"]
@@ -69,7 +67,7 @@ def from_inductor(captured: Any, *, target: str = "", versions: Mapping[str, str
         _half(graphs, taken, calls, sites, about) for graphs, taken in ((forward, same), (backward, between)) if graphs
     ]
     if not halves:
-        raise ValueError("no compiled graph in what was captured: call the compiled function inside the capture")
+        raise ValueError("nothing was compiled during the capture: call the compiled function inside it")
     joined = halves[0]
     if len(halves) == 2:
         known = same or {}
@@ -89,8 +87,11 @@ def _half(
     units: list[CompiledGraph], taken: Mapping[str, str] | None, calls: Counter[str], forward_sites: set[str],
     about: Mapping[str, Any],
 ) -> FusionGraph:
-    """The graph of all units of one phase. taken: inputs of units -> the buffers of others that they are; None where
-    that is not known. calls: of each name so far, which grows."""
+    """Return the graph of all units of one phase.
+
+    taken: inputs of units -> the same buffers in other units; None where they are unknown. calls: the number of calls
+    of each name so far; this function adds to it.
+    """
     kernels = []
     for graph in units:
         for call in graph.calls:
@@ -117,7 +118,7 @@ def _kernel(call: Call, name: str, graph: CompiledGraph, forward_sites: set[str]
     def accesses(buffers: Iterable[Any] | None) -> tuple[Access, ...] | None:
         if buffers is None:
             return None
-        # What has no memory of its own is no data: a call that only mutates what others own.
+        # A name without memory is no data: such a call only mutates buffers of others.
         return tuple(Access(_name(b.name, graph), b.bytes) for b in buffers if b.name in graph.memory)
 
     return Kernel(
@@ -141,7 +142,7 @@ def _source_op(node: SourceNode, graph: CompiledGraph, forward_sites: set[str]) 
     return SourceOp(
         op=node.op,
         stage=node.stage or "",
-        line="" if line.startswith("compare/") else line,  # this harness's own frames
+        line="" if line.startswith("compare/") else line,  # frames of xlafuse itself
         site=site,
         backward=node.backward,
         rematerialized=graph.part == "backward" and not node.backward and site in forward_sites,
@@ -164,8 +165,10 @@ def _buffers(graph: CompiledGraph) -> Iterator[Buffer]:
 
 
 def _same_memory(units: Iterable[CompiledGraph]) -> dict[str, str] | None:
-    """Inputs of later units -> the buffers of earlier ones in whose memory they were when the code ran; None where
-    that was not seen of several units."""
+    """Return, for inputs of later units, the earlier units' buffers at the same memory addresses.
+
+    None if there are several units and the addresses were not recorded.
+    """
     units = list(units)
     if len(units) > 1 and not all(graph.holds for graph in units):
         return None
@@ -185,10 +188,10 @@ def _same_memory(units: Iterable[CompiledGraph]) -> dict[str, str] | None:
 def _gradients(
     forward: Iterable[CompiledGraph], backward: Iterable[CompiledGraph], same: Mapping[str, str]
 ) -> dict[str, str] | None:
-    """Cotangents of units -> the gradients, by other units, of the results that these read, for backward's code that
-    did not run; None where it does not tell what belongs to what. same: of forward.
+    """Return, for backward code that did not run, each unit's cotangents -> the gradients that other units write.
 
-    The gradient of what several units read is none of theirs: autograd adds them up.
+    None where the code does not show what belongs together. same: the result of `_same_memory` for forward. A result
+    that several units read has no single gradient, because autograd adds theirs up.
     """
     later = {graph.unit: graph for graph in backward}
     pairs = [(graph, later[graph.unit]) for graph in forward if graph.unit in later]
@@ -214,8 +217,8 @@ def _gradients(
 
 def _cut(units: list[CompiledGraph]) -> str:
     return (
-        f"{units[0].part} is compiled in {len(units)} graphs, and what they pass to each other is not known: "
-        "it counts as their inputs and outputs, and their efficiency is too high"
+        f"{units[0].part} is compiled in {len(units)} graphs, and the buffers that they pass on are unknown: "
+        "these count as inputs and outputs, so the fusion efficiency is too high"
     )
 
 
@@ -229,7 +232,7 @@ def _renamed(kernel: Kernel, same: Mapping[str, str]) -> Kernel:
 
 
 def _joined_buffers(units: Iterable[CompiledGraph], same: Mapping[str, str]) -> Iterator[Buffer]:
-    """What one unit returns and another reads passes between the two: whether the caller sees it too is not known."""
+    """Yield the buffers of all units; an output that another unit reads becomes an intermediate."""
     read_on = set(same.values())
     for buffer in (buffer for graph in units for buffer in _buffers(graph)):
         if buffer.name in same:
@@ -246,19 +249,19 @@ def _site(node: SourceNode, unit: int) -> str:
     return f"graph-{unit}/{node.name}" if unit else node.name
 
 
-# How forward and backward hang together
+# Buffers that forward passes to backward
 
-# AOTAutograd's names for what backward takes beside the residuals: cotangents, and states of random numbers.
+# AOTAutograd's names for backward's other inputs: cotangents, and states of random numbers.
 _NO_RESIDUAL = re.compile(r"tangents_|(fwd|bwd)_(seed|base_offset|rng_state)")
 
 
 def _passed_on(
     forward: Iterable[CompiledGraph], backward: Iterable[CompiledGraph]
 ) -> tuple[dict[str, str], list[str]]:
-    """Backward's residuals -> forward's buffers, and forward's results that the caller sees.
+    """Return backward's residuals -> forward's buffers, and forward's results that the caller sees.
 
-    Forward returns its results first and then the residuals, in the order in which backward takes them; what does not
-    agree in bytes and dtype is not joined.
+    Forward returns its results first, and then the residuals in the order of backward's inputs. Two that differ in
+    bytes or dtype are not joined.
     """
     passed: dict[str, str] = {}
     visible: list[str] = []
@@ -281,7 +284,7 @@ def _residuals(reader: CompiledGraph | None) -> list[str]:
 
 
 def _visible(graph: CompiledGraph, reader: CompiledGraph | None) -> list[str]:
-    """Forward's results that are not for its backward graph alone."""
+    """Return forward's results, without the residuals."""
     results = [name for name in graph.outputs if name is not None]
     return results[: max(len(results) - len(_residuals(reader)), 0)]
 
@@ -291,7 +294,7 @@ def _same_data(reader: CompiledGraph, taken: str, writer: CompiledGraph, given: 
     return (first.bytes, first.dtype) == (second.bytes, second.dtype)
 
 
-# Why not
+# Reasons
 
 
 def _reasons(units: Iterable[CompiledGraph], half: FusionGraph) -> Iterator[Reason]:
@@ -322,7 +325,7 @@ def _reasons(units: Iterable[CompiledGraph], half: FusionGraph) -> Iterator[Reas
 
 
 def _spoken(graph: CompiledGraph) -> dict[tuple[int, int], str]:
-    """Launch indices of two kernels -> why they are two: what was said of the most of their operations, and last."""
+    """Return, by launch indices of two kernels, the refusal that covers most of their operations; the last one wins."""
     home = {operation: index for index, call in enumerate(graph.calls) for operation in call.operations}
     found: dict[tuple[int, int], tuple[int, str]] = {}
     for refusal in graph.refusals:
@@ -334,7 +337,7 @@ def _spoken(graph: CompiledGraph) -> dict[tuple[int, int], str]:
         if one is None or other is None:
             continue
         if one > other and refusal.text.endswith("must go before node2"):
-            continue  # asked the wrong way round; what counts is the answer to the other question
+            continue  # Inductor asked in the wrong order; the answer to the other question counts
         size = len(refusal.first) + len(refusal.second)
         pair = (min(one, other), max(one, other))
         if pair not in found or size >= found[pair][0]:
@@ -347,17 +350,17 @@ def _said(text: str, producer: Kernel, consumer: Kernel, saved: int | None) -> R
     if code == "library" and "gemm" in (producer.kind, consumer.kind):
         code = "gemm"
     if code == "no-shared-data" and saved:
-        code = "layout"  # Inductor counts as shared what both read by the same index expression
+        code = "layout"  # Inductor only counts data as shared if both index expressions are equal
     return Reason(producer.name, consumer.name, code, text, "inductor", saved)
 
 
 def code_of(text: str) -> str:
-    """The key of `REASONS` for a message of Inductor's scheduler; "other" for one that is not known."""
+    """Return the key of `REASONS` for a message of Inductor's scheduler; "other" for an unknown one."""
     return next((code for phrase, code in PHRASES if re.search(phrase, text)), "other")
 
 
 def _shared_reads(first: Kernel, second: Kernel) -> int | None:
-    """Bytes of what both read, the lesser reading of each buffer; None where one is not known."""
+    """Return the bytes that both kernels read, the smaller access of each buffer; None where one is unknown."""
     one, other = ({access.buffer: access.bytes for access in kernel.inputs or ()} for kernel in (first, second))
     total = 0
     for name in one.keys() & other.keys():

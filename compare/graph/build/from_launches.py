@@ -1,12 +1,12 @@
-"""The fusion graph of a hand-written implementation: its Triton and CUDA launches, and PyTorch's operations among them.
+"""The fusion graph of a hand-written implementation: its Triton and CUDA launches, and PyTorch operations among them.
 
-Every launch is a kernel; what it computes is declared next to it in the source, and what it reads and writes is found
-in its compiled code (triton_side.calls.effects). An ATen operation among the launches is a library kernel, whose name
-only a device tells (compare.graph.join.kernel_records).
+Each launch is a kernel. Its source declares its operations; its compiled code shows the tensors that it reads and
+writes (triton_side.calls.effects). An ATen operation among the launches is a library kernel; only a device tells its
+name (compare.graph.join.kernel_records).
 
-Bytes are those that the launch cannot do without: each tensor that its code reads or writes counts whole and once, by
-its own elements where it is a view, of a table what is looked up. What a kernel reads again (tiles of a product, a row
-walked twice) is left to the cache. A causal attention kernel counts all of k and v.
+Bytes are those that the launch needs: each tensor that it reads or writes counts once. A view counts its own elements,
+and a lookup table its used rows. Repeated reads (tiles of a product, a second pass over a row) count as cache hits. A
+causal attention kernel counts all of k and v.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ DTYPES = {
 def from_launches(
     recorded: Recorded, *, name: str, compiler: str, target: str = "", versions: Mapping[str, str] | None = None
 ) -> FusionGraph:
-    """The graph of what triton_side.calls.dispatch.record_call recorded. compiler: "triton" or "cuda"."""
+    """Return the graph of a call that `triton_side.calls.dispatch.record_call` recorded.
+
+    compiler: "triton" or "cuda".
+    """
     buffers = Buffers(recorded)
     kernels: list[Kernel] = []
     sites = Sites()
@@ -49,12 +52,12 @@ def from_launches(
 
 
 def is_operation(event: Launch | Operation) -> bool:
-    """Whether the event is an ATen operation rather than a launch."""
+    """Return whether the event is an ATen operation rather than a launch."""
     return hasattr(event, "op")
 
 
 class Buffers:
-    """Names and roles of the memory that a recorded call uses. Memory is one buffer, whatever views are taken of it."""
+    """Names and roles of the memory that a recorded call uses. All views of one storage are one buffer."""
 
     def __init__(self, recorded: Recorded) -> None:
         self._tensors: dict[int, TensorArgument] = {}  # storage -> its largest view
@@ -68,7 +71,7 @@ class Buffers:
                 self.name(tensor, name)
 
     def name(self, tensor: TensorArgument, hint: str) -> str:
-        """The tensor's buffer; one that is new is called `hint`, numbered where that name is taken."""
+        """Return the name of the tensor's buffer; a new buffer is called `hint`, with a number if that is taken."""
         storage = tensor.storage
         if storage not in self._names:
             base = name = hint or "buffer"
@@ -83,7 +86,7 @@ class Buffers:
         return self._names[storage]
 
     def accesses(self, tensors: Iterable[TensorArgument], hint: str = "") -> tuple[Access, ...]:
-        """Each buffer once, with all views that are taken of it."""
+        """Return one access for each buffer, over all views of it."""
         found: dict[str, list[TensorArgument]] = {}
         for tensor in tensors:
             found.setdefault(self.name(tensor, tensor.name or hint), []).append(tensor)
@@ -105,8 +108,10 @@ class Buffers:
 
 
 def _bytes_of_views(views: list[TensorArgument]) -> int:
-    """Of several views of one memory together: each counts once, in whatever order of its axes, but no byte twice that
-    lies between the first and the last of them."""
+    """Return the bytes that several views of one storage use together.
+
+    Equal views count once, in any order of their axes. The sum is at most the distance from the first to the last byte.
+    """
     once: dict[tuple[Any, ...], int] = {}
     begins, ends = [], []
     for view in views:
@@ -119,7 +124,7 @@ def _bytes_of_views(views: list[TensorArgument]) -> int:
 
 
 def _saved(recorded: Recorded) -> set[int]:
-    """What the forward phase wrote or was given and the backward phase reads; the outputs' own gradients are not."""
+    """Return the storages that forward touches and backward reads, without the gradients of the outputs."""
     forward, backward = (recorded.parts.get(phase, ()) for phase in ("forward", "backward"))
     known = {tensor.storage for event in forward for tensor in (*event.reads, *event.writes)}
     known -= {tensor.storage for name, tensor in recorded.inputs.items() if _is_cotangent(name, recorded)}
@@ -136,19 +141,19 @@ def _is_cotangent(name: str, recorded: Recorded) -> bool:
 
 
 class Sites:
-    """What tells operations apart: sites that a declaration or a line gives, numbered where one kernel repeats it."""
+    """Sites of operations, from a declaration or a line; repeated ones get a number."""
 
     def __init__(self) -> None:
         self._seen: Counter[tuple[str, str]] = Counter()
 
     def of(self, kernel: str, site: str) -> str:
-        """The site as `kernel` has it the next time."""
+        """Return the site for its next use in `kernel`."""
         self._seen[kernel, site] += 1
         repeat = self._seen[kernel, site] - 1
         return f"{site}#{repeat}" if repeat else site
 
     def repeated(self, kernel: str, site: str) -> str:
-        """The site of what computes this again: "" where it is not the only one."""
+        """Return the site that a repeated operation shares with the original; "" where that is ambiguous."""
         return site if self._seen[kernel, site] == 1 else ""
 
 
@@ -194,11 +199,11 @@ def _of_operation(operation: Any, phase: Phase, buffers: Buffers, sites: Sites) 
 
 
 def source_op(operation: Operation, phase: Phase, sites: Sites) -> SourceOp:
-    """An ATen operation as the graph has it; its site is its line, and which one of its kind there."""
+    """Return an ATen operation as a SourceOp; its site is its line and its number among equal operations there."""
     line = relative(operation.line) if operation.line else ""
     if not line:
         site = ""
-    elif operation.rematerialized:  # which of several layers it repeats, the line cannot tell
+    elif operation.rematerialized:  # the line cannot tell which of several layers it repeats
         site = sites.repeated("", f"forward:{line}:{operation.op}")
     else:
         site = sites.of("", f"{phase}:{line}:{operation.op}")
@@ -207,5 +212,5 @@ def source_op(operation: Operation, phase: Phase, sites: Sites) -> SourceOp:
 
 
 def short(op: str) -> str:
-    """ "aten.mul.Tensor" -> "mul"."""
+    """Return an operation's short name: "aten.mul.Tensor" -> "mul"."""
     return op.split(".")[1] if "." in op else op

@@ -1,4 +1,4 @@
-"""The edges of a fusion graph, what fusing across each would save at most, and which no compiler considers."""
+"""The edges between kernels, the most that fusing across each would save, and the edges at products and libraries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..model import FusionGraph, Kernel, Reason
 
 @dataclass(frozen=True)
 class KernelEdge:
-    """Launch indices of a kernel and of one that reads what it wrote last, and the buffers that pass between them."""
+    """A kernel and a reader of its results, by launch index, and the buffers that pass between them."""
 
     producer: int
     consumer: int
@@ -19,8 +19,11 @@ class KernelEdge:
 
 
 def kernel_edges(graph: FusionGraph) -> list[KernelEdge]:
-    """In launch order. Within one phase: forward and backward are compiled apart, and their residuals are a list of
-    their own (`graph.saved`). What a loop's end hands to its next beginning is no edge."""
+    """Return the edges in launch order.
+
+    An edge lies within one phase: forward and backward are compiled separately, and `graph.saved` lists their
+    residuals. A value that one loop iteration passes to the next is no edge.
+    """
     kernels = graph.kernels or ()
     between: dict[tuple[int, int], list[str]] = {}
     for buffer in graph.buffers:
@@ -32,8 +35,10 @@ def kernel_edges(graph: FusionGraph) -> list[KernelEdge]:
 
 
 def bytes_saved(graph: FusionGraph, edge: KernelEdge) -> int | None:
-    """What fusing the two would save in one call at most: the consumer's reads of what passes between them, and the
-    producer's writes of what nobody else reads or returns. None where that is not known."""
+    """Return the most bytes of a call that fusing the two kernels would save; None where they are unknown.
+
+    These are the consumer's reads of the shared buffers, and the producer's writes of those with no other use.
+    """
     producer, consumer = _ends(graph, edge)
     private = {
         name
@@ -46,7 +51,7 @@ def bytes_saved(graph: FusionGraph, edge: KernelEdge) -> int | None:
 
 
 def _sum(kernel: Kernel, amounts: Iterable[int | None]) -> int | None:
-    """Of all launches."""
+    """Return the sum over all launches."""
     total = 0
     for amount in amounts:
         if amount is None or kernel.launches is None:
@@ -56,7 +61,7 @@ def _sum(kernel: Kernel, amounts: Iterable[int | None]) -> int | None:
 
 
 def barrier(graph: FusionGraph, edge: KernelEdge) -> Reason | None:
-    """A product or library call on one side of the edge, the producer's first; None where there is neither."""
+    """Return a reason if one side of the edge is a product or library call, the producer first; else None."""
     producer, consumer = _ends(graph, edge)
     for kernel in (producer, consumer):
         if (code := barrier_code(kernel)) is not None:
@@ -67,7 +72,7 @@ def barrier(graph: FusionGraph, edge: KernelEdge) -> Reason | None:
 
 
 def barrier_code(kernel: Kernel) -> str | None:
-    """ "gemm", "library", or None where a compiler may fuse into the kernel."""
+    """Return "gemm" or "library", or None where a compiler may fuse into the kernel."""
     if kernel.kind == "gemm":
         return "gemm"
     return "library" if kernel.kind in ("attention", "library", "collective") else None

@@ -1,4 +1,4 @@
-"""One graph of a training step out of its two compiled halves, or with both as one phase."""
+"""One graph for a training step, from its two compiled phases."""
 
 from __future__ import annotations
 
@@ -17,19 +17,17 @@ def join_phases(
     *,
     outputs: Collection[str] | None = None,
 ) -> FusionGraph:
-    """Forward's kernels, then backward's, with what forward hands to backward as one buffer instead of two.
+    """Return one graph with forward's kernels, then backward's; a buffer that forward passes to backward is one buffer.
 
-    passed: backward's input buffer -> forward's buffer that holds it (of another shape where it is a view).
-    outputs: those of forward's outputs that the block's caller sees. Without it, every output of forward that is passed
-    on is taken for a residual, which is wrong where backward needs a result itself (a softmax's y).
+    passed: backward's input buffer -> the buffer of forward that holds it (a view may have another shape).
+    outputs: the outputs of forward that the caller sees. Without it, every output that backward reads counts as a
+        residual, which is wrong where backward reads a result (softmax's y).
 
-    Roles in the result: an input or constant of forward stays one though backward reads it again; so does a visible
-    output. What else is passed on is "saved". An output of forward that is not passed on stays an output, because
-    somebody sees it. Names of backward's other buffers, and of its kernels, get the prefix "backward/" where forward
-    has the name already.
+    A buffer that backward reads is "saved", unless it is an input, a constant or a visible output of forward. Names of
+    backward's kernels and other buffers get the prefix "backward/" where forward has the same name.
 
-    Raises ValueError where a name in `passed` or `outputs` is no buffer of its side, or the two halves are not of one
-    compiler and target, or only one of them has kernels.
+    Raises ValueError if a name in `passed` or `outputs` is no buffer of its graph, if the phases come from different
+    compilers or targets, or if only one has kernels.
     """
     _check(forward, backward, passed, outputs)
     buffer_names = _free_names((b.name for b in backward.buffers), {b.name for b in forward.buffers}) | dict(passed)
@@ -44,14 +42,14 @@ def join_phases(
     if forward.kernels is not None and backward.kernels is not None:
         kernels = (
             *(replace(kernel, phase="forward") for kernel in forward.kernels),
-            *(_moved(kernel, kernel_names, buffer_names) for kernel in backward.kernels),
+            *(_renamed_kernel(kernel, kernel_names, buffer_names) for kernel in backward.kernels),
         )
     own = [replace(b, name=buffer_names[b.name]) for b in backward.buffers if b.name not in passed]
     return replace(
         forward,
         kernels=kernels,
         buffers=(*map(role, forward.buffers), *own),
-        reasons=(*forward.reasons, *(_renamed(reason, kernel_names) for reason in backward.reasons)),
+        reasons=(*forward.reasons, *(_renamed_reason(reason, kernel_names) for reason in backward.reasons)),
         operations=forward.operations + backward.operations,
         unparsed=forward.unparsed + backward.unparsed,
         versions={**backward.versions, **forward.versions},
@@ -59,8 +57,10 @@ def join_phases(
 
 
 def as_one_phase(graph: FusionGraph) -> FusionGraph:
-    """A training step's graph as that of a call that does both: all its kernels are of one phase, which is called
-    forward, the operations of backward's say that they are, and what was saved between the two is an intermediate."""
+    """Return a training step's graph as the graph of one call: every kernel's phase is forward.
+
+    Operations of backward keep their mark, and residuals become intermediates.
+    """
 
     def merged(kernel: Kernel) -> Kernel:
         if kernel.phase == "forward":
@@ -77,11 +77,11 @@ def _check(
 ) -> None:
     if (forward.compiler, forward.target) != (backward.compiler, backward.target):
         raise ValueError(
-            "the halves of a training step must come from one compiler and target; forward is "
+            "both phases of a training step must come from one compiler and target; forward is "
             f"{forward.compiler!r} for {forward.target!r}, backward {backward.compiler!r} for {backward.target!r}"
         )
     if (forward.kernels is None) != (backward.kernels is None):
-        raise ValueError("only one half has kernels; give both halves with kernels, or both without")
+        raise ValueError("only one phase has kernels; give both phases with kernels, or both without")
     named_of_forward = {*passed.values(), *(outputs or ())}
     for names, graph, side in ((set(passed), backward, "backward"), (named_of_forward, forward, "forward")):
         if unknown := sorted(names - set(graph.buffer)):
@@ -103,16 +103,16 @@ def _free_names(names: Iterable[str], taken: set[str]) -> dict[str, str]:
     return result
 
 
-def _moved(kernel: Kernel, kernel_names: Mapping[str, str], buffer_names: Mapping[str, str]) -> Kernel:
-    def moved(accesses: tuple[Access, ...] | None) -> tuple[Access, ...] | None:
+def _renamed_kernel(kernel: Kernel, kernel_names: Mapping[str, str], buffer_names: Mapping[str, str]) -> Kernel:
+    def renamed(accesses: tuple[Access, ...] | None) -> tuple[Access, ...] | None:
         if accesses is None:
             return None
         return tuple(replace(access, buffer=buffer_names[access.buffer]) for access in accesses)
 
     name = kernel_names[kernel.name]
-    return replace(kernel, name=name, phase="backward", inputs=moved(kernel.inputs), outputs=moved(kernel.outputs))
+    return replace(kernel, name=name, phase="backward", inputs=renamed(kernel.inputs), outputs=renamed(kernel.outputs))
 
 
-def _renamed(reason: Reason, names: Mapping[str, str]) -> Reason:
+def _renamed_reason(reason: Reason, names: Mapping[str, str]) -> Reason:
     producer, consumer = (names.get(name, name) for name in (reason.producer, reason.consumer))
     return replace(reason, producer=producer, consumer=consumer)

@@ -1,4 +1,4 @@
-"""XLA's decisions on missed fusions as a fusion graph's reasons: one for each edge."""
+"""The reasons of an XLA graph: one for each edge, from the decisions in XLA's fusion log."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from xlafuse.reasons.fusion_decisions import FusionDecision
 from ..model import FusionGraph, Kernel, Reason
 from .kernel_edges import KernelEdge, barrier, barrier_code, bytes_saved, kernel_edges
 
-# XLA's phrases, of priority_fusion.cc, multi_output_fusion.cc, gpu_fusible.cc, instruction_fusion.cc and
-# fusion_merger.cc; first match counts. "Not fusible" by itself tells nothing and is resolved by who it was said of.
+# Phrases of XLA's priority_fusion.cc, multi_output_fusion.cc, gpu_fusible.cc, instruction_fusion.cc and
+# fusion_merger.cc. The first match counts. A bare "not fusible" gets its code from the kernel that XLA said it of.
 PHRASES: tuple[tuple[str, str], ...] = (
     (r"us_fused: |Negative benefit|will execute slower if fused", "unprofitable"),
     (r"would create a loop fusion", "reduction"),
@@ -35,13 +35,13 @@ _BARRIERS = {"gemm": "gemm", "library": "library", "output": "recompute", "order
 
 
 def reasons(graph: FusionGraph, raw: Iterable[FusionDecision]) -> tuple[Reason, ...]:
-    """One reason for each edge of an XLA graph, in launch order, then what XLA said and no edge could be found for.
+    """Return one reason for each edge of an XLA graph, in launch order, then the decisions that match no edge.
 
     raw: the decisions that `fusion_decisions.read_decisions` found for the module; empty where no fusion log was
         kept. Give each phase's decisions to its own graph: `join_phases` renames kernels that both phases have.
 
-    Words in square brackets in a reason's text are ours: of whom XLA said it. Where XLA is silent the origin is
-    "inferred". fused_us, unfused_us: XLA's estimate for the producer and all its consumers.
+    Words in square brackets in a reason's text are ours; they name the instruction that XLA refused. The origin of an
+    edge without a decision is "inferred". fused_us, unfused_us: XLA's estimate for the producer and all its consumers.
     """
     spoken: dict[tuple[str, str], list[FusionDecision]] = {}
     for decision in raw:
@@ -59,7 +59,7 @@ def reasons(graph: FusionGraph, raw: Iterable[FusionDecision]) -> tuple[Reason, 
 
 
 def _instruction(kernel: Kernel) -> str:
-    """The HLO instruction's name: a computation that runs at several places has kernels "fusion.1", "fusion.1~2"."""
+    """Return the HLO instruction's name; kernels of a computation with several calls are "fusion.1", "fusion.1~2"."""
     return kernel.name.split("~")[0]
 
 
@@ -82,21 +82,21 @@ def _said(graph: FusionGraph, edge: KernelEdge, words: list[FusionDecision]) -> 
 
 
 def _vagueness(decision: FusionDecision) -> int:
-    """What is said of the pair itself comes before what is said of one side, or of a third."""
+    """Return a sort key: a decision about the pair comes before one about a single side or another kernel."""
     general = bool(_NOT_FUSIBLE.search(decision.text))
     if decision.refused_by:
         return 2
     return 3 if general and decision.fusion_pass == "multi_output_fusion" else 0 if not general else 1
 
 
-_WHO = {"gemm": "the matrix product ", "library": "the library call ", "output": "the output, "}
+_REFUSED = {"gemm": "the matrix product ", "library": "the library call ", "output": "the output, "}
 
 
 def _text(decision: FusionDecision, consumer: Kernel | None = None) -> str:
     replaced = consumer is not None and not decision.log_consumer and barrier_code(consumer) == decision.barrier
-    if not decision.refused_by or replaced:  # a library call in place of XLA's own product is the same consumer
+    if not decision.refused_by or replaced:  # a library call that replaced the product is the same consumer
         return decision.text
-    return f"{decision.text} [said of {_WHO.get(decision.barrier, '')}{decision.refused_by}]"
+    return f"{decision.text} [said of {_REFUSED.get(decision.barrier, '')}{decision.refused_by}]"
 
 
 def _code(decision: FusionDecision, producer: Kernel | None, consumer: Kernel | None) -> str:
@@ -106,14 +106,14 @@ def _code(decision: FusionDecision, producer: Kernel | None, consumer: Kernel | 
         if kernel is not None and (code := barrier_code(kernel)) is not None:
             return code
     if decision.refused_by and decision.log_consumer:
-        return "recompute"  # this consumer could have it, but the producer has to run for the other one all the same
+        return "recompute"  # this consumer could fuse it, but the producer must also run for the other one
     if not decision.consumer:
-        return "unsupported"  # the two are in different computations, as a loop and what precedes it
+        return "unsupported"  # the two are in different computations, like a loop and its input
     return _BARRIERS.get(decision.barrier, "unsupported")
 
 
 def code_of(text: str) -> str:
-    """The key of `REASONS` for a phrase of XLA's; "other" for one that is not known."""
+    """Return the key of `REASONS` for one of XLA's phrases; "other" for an unknown one."""
     return next((code for phrase, code in PHRASES if re.search(phrase, text)), "other")
 
 
@@ -122,8 +122,9 @@ def _silent(graph: FusionGraph, edge: KernelEdge, has_log: bool) -> Reason:
         return inferred
     kernels = graph.kernels or ()
     producer, consumer = kernels[edge.producer], kernels[edge.consumer]
-    code, text = "other", "XLA's fusion log does not speak of the two" if has_log else "no fusion log of XLA's at hand"
+    code, text = "other", "XLA's fusion log does not mention the two" if has_log else "XLA's fusion log was not kept"
     copies = [kernel.name for kernel in (producer, consumer) if kernel.facts.get("opcode") == "copy"]
     if has_log and copies:
-        code, text = "order", f"{copies[0]} was put in after the fusion passes, to keep what is overwritten later"
+        code = "order"
+        text = f"{copies[0]} was inserted after the fusion passes, to keep values that are overwritten later"
     return Reason(producer.name, consumer.name, code, text, "inferred", bytes_saved(graph, edge))

@@ -1,1 +1,1 @@
-"""A graph's kernels joined with the kernels that a GPU ran."""
+"""Joining a fusion graph with the kernels that a GPU ran."""

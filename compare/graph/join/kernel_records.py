@@ -1,18 +1,17 @@
-"""Joins what a GPU ran in one call with the kernels of its graph, each record to exactly one kernel.
+"""The join of a graph's kernels with the records of what a GPU ran in one call. Each record goes to one kernel.
 
     graph, leftover = join(graph, {"forward": records})
 
-Records are kernels, copies and memsets in the order in which they ran (compare.measure.clock.DeviceRecord). A kernel
-that the compiler wrote is known by name; a library call runs whatever the library chose: one main kernel, with memsets,
-copies and helpers around it. Both come in launch order, so that the join is the cheapest monotone alignment of the two
-sequences. A record that no kernel accounts for is left over, and so is one that only a guess could place. Of eager
-PyTorch's operations a device has told which kernels each launches, side by side.
+Records are kernels, copies and memsets in the order in which they ran (compare.measure.clock.DeviceRecord). Compiled
+kernels are known by name. A library call runs kernels that the library chooses: one main kernel, with memsets, copies
+and helpers around it. Both sequences are in launch order, so the join is their cheapest monotone alignment. A record
+without a kernel is left over, and so is one that only a guess could place. Eager PyTorch needs no such search, because
+a device has already told which kernels each operation launches.
 
-XLA runs one compiled kernel for all fusions of a module that compute the same, under the first one's name. Such a
-record is joined by its place, if both kernels are of one kind and move as many bytes. CUPTI also reports one in a
-hundred of XLA's kernels under the name of a kernel of a module that the process compiled before: 8 of 791 on an H200
-(jax 0.11.2, cupti-python 13.0.1), where XLA's list of thunks has the name expected in every one. These too are joined
-by their place. The kernel's `facts["ran_as"]` has the name in both cases.
+XLA runs one compiled kernel for all equal fusions of a module, under the first one's name. Such a record is joined by
+its place, if both kernels have one kind and move equal bytes. CUPTI also reports about 1% of XLA's kernels under the
+name of an earlier module's kernel: 8 of 791 on an H200 (jax 0.11.2, cupti-python 13.0.1), while XLA's list of thunks
+has the right names. These are joined by their place, too. `facts["ran_as"]` has the reported name in both cases.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from .sequence_alignment import Fit, Slot, align_sequences
 
 MEMSET, MEMCPY = "[memset]", "[memcpy]"
 
-# What a library launches before and after the kernel that does the work.
+# Kernels that a library launches before and after its main kernel.
 BEFORE = re.compile(r"\[mem(set|cpy)\]|dot_do_o|prepare_varlen|bwd_preprocess|prepare_grouped_gemm", re.I)
 AFTER = re.compile(
     r"splitK_?reduce|execute_split_k|convert_d[qk]|matmul_dq|fmha_(reduce_head|dbias)|lean_reduction|splitkv_combine"
@@ -38,17 +37,17 @@ AFTER = re.compile(
 GEMM = re.compile(r"nvjet|gemm|cutlass|gemv|cublas|^sm\d+_xmma|splitK|\bdot_kernel", re.I)
 ATTENTION = re.compile(r"flash|fmha|sdpa|attention|cudnn", re.I)
 LIBRARY = re.compile(r"^(_ZN|void )?.*(at6native|at::native|cudnn|cub|thrust)|_GLOBAL__N|flash|fmha|^nccl", re.I)
-# Names that XLA gives to kernels: of a fusion, or of one operation wrapped into one.
+# Names that XLA gives to kernels of fusions, and of single operations that it wraps into one.
 XLA = re.compile(r"^(wrapped|loop|input|gemm|transpose|concatenate|scatter)_\w+$|^fusion(_\d+)?$|fusion(_\d+)?$")
 
-# Library calls that run more than one kernel of their own: torch._inductor.kernel.mm_plus_mm is two products.
+# Library calls with several main kernels: torch._inductor.kernel.mm_plus_mm is two products.
 MAIN_KERNELS = {"extern_kernels._mm_plus_mm": 2}
-# And those that run as many as their sizes ask for: a radix sort's passes, with memsets between them.
+# Library calls whose sizes set the number of main kernels: the passes of a radix sort, with memsets between them.
 ANY_NUMBER = re.compile(r"\baten\.(sort|topk)\b")
 
 
 class Record(Protocol):
-    """One kernel, copy or memset as the GPU ran it; times in seconds. `grid` may be absent."""
+    """One kernel, copy or memset that the GPU ran; times in seconds. It may also have a `grid`."""
 
     @property
     def name(self) -> str: ...
@@ -65,11 +64,11 @@ def duration_us(record: Record) -> float:
 
 
 def join(graph: FusionGraph, records: Mapping[str, Sequence[Record]]) -> tuple[FusionGraph, tuple[Record, ...]]:
-    """The graph with `device_time_us` and, of library calls, `runtime_name`; and the records that are left over.
+    """Return the graph with `device_time_us` and the `runtime_name` of library calls, and the leftover records.
 
-    records: of one call, by phase. Kernels that a loop runs several times come round in order. Raises ValueError where
-    the graph has no kernels (use from_eager with the kernels of each operation). A phase is joined once: then library
-    calls have names, and no place for what runs around them.
+    records: of one call, by phase; kernels in a loop repeat in order. Join each phase once: afterwards library calls
+    have names, and their helpers no longer match. Raises ValueError if the graph has no kernels (give `from_eager` the
+    kernels of each operation instead).
     """
     joined, leftover = assign(graph, records)
     return _with_records(graph, joined), leftover
@@ -78,7 +77,7 @@ def join(graph: FusionGraph, records: Mapping[str, Sequence[Record]]) -> tuple[F
 def assign(
     graph: FusionGraph, records: Mapping[str, Sequence[Record]]
 ) -> tuple[dict[int, list[Record]], tuple[Record, ...]]:
-    """The records of each kernel, by launch index, and those that are left over; otherwise as `join`."""
+    """Return the records of each kernel, by launch index, and the leftover ones; see `join`."""
     if graph.kernels is None:
         raise ValueError(f"{graph.name} has operations and no kernels: give from_eager what each operation launched")
     joined: dict[int, list[Record]] = {}
@@ -96,19 +95,21 @@ def assign(
 
 
 def _all_launches(kernel: Kernel) -> Counter[str]:
-    """By name what an operation of eager PyTorch launches: a device told, and from_eager wrote it down."""
+    """Return the kernels that an operation of eager PyTorch launches, by name, as `from_eager` recorded them."""
     return Counter({kernel.runtime_name or "": kernel.launches or 0}) + Counter(kernel.facts.get("with", {}))
 
 
 def _side_by_side(
     launches: Mapping[int, Counter[str]], records: Sequence[Record]
 ) -> tuple[list[tuple[int, Record]], list[Record]]:
-    """(kernel index, record) pairs, and the records left over, where operations run one after the other: each takes
-    neighbours that are just what it launches, in any order."""
+    """Return (kernel index, record) pairs and the leftover records of operations that run one after the other.
+
+    An operation takes adjacent records that are exactly its launches, in any order.
+    """
     names, operations = [record.name for record in records], list(launches.items())
     owners: list[int | None] = [None] * len(names)
     at = 0
-    while operations:  # as long as all is as expected, there is nothing to weigh up
+    while operations:  # while all records match, no search is needed
         index, expected = operations[0]
         end = at + expected.total()
         if Counter(names[at:end]) != expected:
@@ -125,13 +126,13 @@ def _side_by_side(
 def _fewest_left_over(
     operations: Sequence[tuple[int, Counter[str]]], names: Sequence[str]
 ) -> Iterator[tuple[int, int, int]]:
-    """(kernel index, begin, end) of the records of an operation. It may have none, and a record no operation."""
+    """Yield (kernel index, begin, end) of each operation's records, with the fewest records left over."""
 
     def begin_of(expected: Counter[str], end: int) -> int | None:
         begin = end - expected.total()
         return begin if 0 <= begin < end and Counter(names[begin:end]) == expected else None
 
-    # fewest[i][j]: how many of the first j records the first i operations must leave over.
+    # fewest[i][j]: the fewest of the first j records that the first i operations leave over.
     fewest = [list(range(len(names) + 1))]
     for _, expected in operations:
         row = [0]
@@ -153,7 +154,7 @@ def _fewest_left_over(
 
 
 def _slots(kernels: Sequence[Kernel], indices: Sequence[int]) -> list[Slot]:
-    """The main kernels to come in one call."""
+    """Return the main kernels of one call, in launch order."""
     slots: list[Slot] = []
     for slot in _in_launch_order([(index, kernels[index].launches) for index in indices]):
         kernel = kernels[slot.kernel]
@@ -164,7 +165,7 @@ def _slots(kernels: Sequence[Kernel], indices: Sequence[int]) -> list[Slot]:
 
 
 def _in_launch_order(kernels: Sequence[tuple[int, int | None]]) -> list[Slot]:
-    """Launches one by one: neighbours that run several times are a loop's body, loops within it included."""
+    """Return single launches; adjacent kernels with several launches are a loop's body, which may contain loops."""
     slots: list[Slot] = []
     position = 0
     while position < len(kernels):
@@ -188,27 +189,27 @@ def _in_launch_order(kernels: Sequence[tuple[int, int | None]]) -> list[Slot]:
 def _align(
     graph: FusionGraph, slots: Sequence[Slot], records: Sequence[Record]
 ) -> tuple[list[tuple[int, Record]], list[Record]]:
-    """Cheapest monotone alignment: (kernel index, record) pairs, and the records left over.
+    """Return the cheapest monotone alignment as (kernel index, record) pairs, and the leftover records.
 
-    Before its main kernel a library call takes what libraries launch before, after it what they launch after.
+    A library call takes helper records before and after its main kernel.
     """
     kernels = graph.kernels or ()
-    looks = [_Look.of(record) for record in records]
+    keys = [_RecordKey.of(record) for record in records]
     fits = _Fits(graph.compiler, [kernels[slot.kernel] for slot in slots])
     if len(slots) == len(records) and not any(slot.any_number for slot in slots):
         pairs = [(slot.kernel, record) for slot, record in zip(slots, records, strict=True)]
-        if all(fits.main(kernels[slot.kernel], look) == 0 for slot, look in zip(slots, looks, strict=True)):
-            return pairs, []  # nothing is cheaper, and rows of hundreds of kernels need no search
-    placed = align_sequences(slots, looks, lambda index, look: fits.fit(kernels[index], look))
-    _withdraw_guesses(kernels, slots, looks, placed, fits)
+        if all(fits.main(kernels[slot.kernel], key) == 0 for slot, key in zip(slots, keys, strict=True)):
+            return pairs, []  # nothing is cheaper, so hundreds of kernels need no search
+    placed = align_sequences(slots, keys, lambda index, key: fits.fit(kernels[index], key))
+    _withdraw_guesses(kernels, slots, keys, placed, fits)
     pairs = [(slots[at].kernel, record) for at, record in zip(placed, records, strict=True) if at is not None]
     return pairs, [record for at, record in zip(placed, records, strict=True) if at is None]
 
 
 def _withdraw_guesses(
-    kernels: Sequence[Kernel], slots: Sequence[Slot], looks: Sequence[_Look], placed: list[int | None], fits: _Fits
+    kernels: Sequence[Kernel], slots: Sequence[Slot], keys: Sequence[_RecordKey], placed: list[int | None], fits: _Fits
 ) -> None:
-    """Library calls in a row that ran more or fewer kernels than there are calls: which is whose would be a guess."""
+    """Undo the placement of adjacent library calls that ran more or fewer kernels than calls: it would be a guess."""
     start = 0
     while start < len(slots):
         end = start + 1
@@ -218,12 +219,12 @@ def _withdraw_guesses(
         while end < len(slots) and kernels[slots[end].kernel].runtime_name is None:
             end += 1
         joined = [i for i, at in enumerate(placed) if at is not None and start <= at < end]
-        worked = {placed[i] for i in joined if fits.main(kernels[slots[placed[i] or 0].kernel], looks[i]) is not None}
+        worked = {placed[i] for i in joined if fits.main(kernels[slots[placed[i] or 0].kernel], keys[i]) is not None}
         low = max((i for i, at in enumerate(placed) if at is not None and at < start), default=-1)
-        high = min((i for i, at in enumerate(placed) if at is not None and at >= end), default=len(looks))
+        high = min((i for i, at in enumerate(placed) if at is not None and at >= end), default=len(keys))
         rivals = [
             i for i in range(low + 1, high) if placed[i] is None
-            and any(fits.main(kernels[slot.kernel], looks[i]) is not None for slot in slots[start:end])
+            and any(fits.main(kernels[slot.kernel], keys[i]) is not None for slot in slots[start:end])
         ]
         idle = [at for at in range(start, end) if at not in worked and not slots[at].any_number]
         if rivals or any(kernels[slots[at].kernel].bytes_written != 0 for at in idle):
@@ -232,14 +233,14 @@ def _withdraw_guesses(
         start = end
 
 
-class _Look(NamedTuple):
-    """Of a record what tells which kernel it may be."""
+class _RecordKey(NamedTuple):
+    """The properties of a record that identify its kernel."""
 
     name: str
     grid: tuple[int, ...] | None
 
     @classmethod
-    def of(cls, record: Record) -> _Look:
+    def of(cls, record: Record) -> _RecordKey:
         grid = getattr(record, "grid", None)
         return cls(record.name, None if grid is None else tuple(grid))
 
@@ -248,7 +249,7 @@ _Profile = tuple[int | None, int | None, str]  # bytes read and written, kind
 
 
 class _Fits:
-    """What a record may be to a kernel."""
+    """The ways in which a record can belong to a kernel."""
 
     def __init__(self, compiler: str, kernels: Iterable[Kernel]) -> None:
         self._xla = worker_of(compiler) == "xla"
@@ -257,29 +258,29 @@ class _Fits:
             if kernel.runtime_name:
                 self._named.setdefault(kernel.runtime_name, set()).add(_profile(kernel))
 
-    def fit(self, kernel: Kernel, look: _Look) -> Fit:
-        main = self.main(kernel, look)
+    def fit(self, kernel: Kernel, key: _RecordKey) -> Fit:
+        main = self.main(kernel, key)
         if kernel.runtime_name is not None:
-            helps = _helps_a_sort(kernel, look.name)
-            return Fit(helps and look.name == MEMCPY, helps and look.name != MEMCPY, main)
-        helper = look.name not in self._named
-        before, after = helper and BEFORE.search(look.name), helper and AFTER.search(look.name)
+            helps = _helps_a_sort(kernel, key.name)
+            return Fit(helps and key.name == MEMCPY, helps and key.name != MEMCPY, main)
+        helper = key.name not in self._named
+        before, after = helper and BEFORE.search(key.name), helper and AFTER.search(key.name)
         return Fit(bool(before), bool(after), main)
 
-    def main(self, kernel: Kernel, look: _Look) -> float | None:
-        """The cost of taking the record for the kernel itself, or None."""
-        name = look.name
+    def main(self, kernel: Kernel, key: _RecordKey) -> float | None:
+        """Return the cost of taking the record for the kernel itself; None if it cannot be that."""
+        name = key.name
         if kernel.runtime_name is None:
             return self._library(kernel, name)
         if name == kernel.runtime_name:
-            return 0.0 if _same_grid(kernel, look) else None
+            return 0.0 if _same_grid(kernel, key) else None
         if (name == MEMCPY and _copies(kernel)) or (name == MEMSET and kernel.kind == "memset"):
             return 1.0
         if not self._xla:
             return None
         if name in self._named:
             mine = _profile(kernel)
-            return 1.0 if any(_alike(mine, other) for other in self._named[name]) else None
+            return 1.0 if any(_may_be_equal(mine, other) for other in self._named[name]) else None
         return 2.0 if XLA.search(name) else None
 
     def _library(self, kernel: Kernel, name: str) -> float | None:
@@ -296,13 +297,13 @@ class _Fits:
         return 0.0 if LIBRARY.search(name) else 1.0 if GEMM.search(name) else None
 
 
-def _same_grid(kernel: Kernel, look: _Look) -> bool:
+def _same_grid(kernel: Kernel, key: _RecordKey) -> bool:
     declared = kernel.facts.get("grid")
-    return look.grid is None or declared is None or look.grid == tuple(declared)
+    return key.grid is None or declared is None or key.grid == tuple(declared)
 
 
 def _helps_a_sort(kernel: Kernel, name: str) -> bool:
-    """XLA sorts in place what it copied, in stages: [memcpy], sort_0_1, sort_0_1__1, sort_0_1__2."""
+    """Return whether the record is a step of XLA's sort: [memcpy], sort_0_1, sort_0_1__1, sort_0_1__2."""
     if "sort" not in (kernel.facts.get("opcode"), *kernel.facts.get("opcodes", ())):
         return False
     own, _, stage = name.rpartition("__")
@@ -310,13 +311,15 @@ def _helps_a_sort(kernel: Kernel, name: str) -> bool:
 
 
 def _copies(kernel: Kernel) -> bool:
-    """Whether a compiler's kernel may run as the driver's copy. XLA has a loop's slices copied beside other work, as a
-    "fusion-start" whose arithmetic is of indices."""
+    """Return whether a compiled kernel may run as a copy by the driver.
+
+    XLA copies slices of loops asynchronously, in a "fusion-start" that only computes indices.
+    """
     return kernel.kind == "copy" or kernel.facts.get("opcode") == "fusion-start"
 
 
 def _moves(kernel: Kernel) -> bool:
-    """Whether a copy or memset may be all that it runs."""
+    """Return whether a library call may run only a copy or memset."""
     return kernel.kind in ("copy", "memset", "scatter")
 
 
@@ -324,7 +327,7 @@ def _profile(kernel: Kernel) -> _Profile:
     return kernel.bytes_read, kernel.bytes_written, kernel.kind
 
 
-def _alike(one: _Profile, other: _Profile) -> bool:
+def _may_be_equal(one: _Profile, other: _Profile) -> bool:
     return all(a == b or a is None or b is None for a, b in zip(one, other, strict=True))
 
 
@@ -332,11 +335,11 @@ def _with_records(graph: FusionGraph, joined: Mapping[int, Sequence[Record]]) ->
     kernels = []
     for index, kernel in enumerate(graph.kernels or ()):
         records = joined.get(index, ())
-        kernels.append(_ran(kernel, records) if records else kernel)
+        kernels.append(_with_time(kernel, records) if records else kernel)
     return replace(graph, kernels=tuple(kernels))
 
 
-def _ran(kernel: Kernel, records: Sequence[Record]) -> Kernel:
+def _with_time(kernel: Kernel, records: Sequence[Record]) -> Kernel:
     names = list(dict.fromkeys(record.name for record in records))
     time = sum(map(duration_us, records))
     if kernel.runtime_name is not None:
@@ -352,5 +355,5 @@ def _ran(kernel: Kernel, records: Sequence[Record]) -> Kernel:
 
 
 def main_name(names: Sequence[str]) -> str:
-    """Of what one library call ran, in order, the kernel that did the work; the rest prepared it or finished it."""
+    """Return the main kernel among those of one library call; the others prepared or finished its work."""
     return next((name for name in names if not BEFORE.search(name) and not AFTER.search(name)), names[0])

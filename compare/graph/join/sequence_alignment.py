@@ -1,6 +1,6 @@
-"""What ran, in order, placed in the launches to come, in order: the cheapest monotone alignment of two sequences.
+"""The cheapest monotone alignment of two sequences: the records that ran, and the launches that were expected.
 
-    align_sequences(slots, records, fit)    # of each record the index of the slot that takes it, or None
+    align_sequences(slots, records, fit)    # for each record, the index of its slot or None
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 from typing import NamedTuple, TypeVar
 
-UNPLACED = 1000.0  # the cost of a record that no slot takes, and of a slot that should have run and takes none
+UNPLACED = 1000.0  # the cost of a record without a slot, and of a slot without a record
 
 
 class Slot(NamedTuple):
-    """A launch to come of a kernel. any_number: how often is not known. idle: it may run nothing."""
+    """An expected launch of a kernel. any_number: it may run several times. idle: it may run nothing."""
 
     kernel: int
     any_number: bool = False
@@ -22,7 +22,9 @@ class Slot(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """What a record may be to a kernel: what a library launches before the kernel, after it, or, at a cost, the kernel.
+    """The ways in which a record can belong to a kernel.
+
+    before, after: a helper that the library launches before or after it. main: the cost of being the kernel itself.
     """
 
     before: bool
@@ -31,15 +33,17 @@ class Fit(NamedTuple):
 
 
 Ran = TypeVar("Ran", bound=Hashable)
-# Both by how many records are behind: the least that it costs, and the last move there, until a slot's main kernel ran
-# and from then on.
+# By the number of records passed: the lowest cost, and the last move there. Moves come in two tables, before and after
+# the slot's main kernel.
 _Costs = dict[int, float]
 _Moves = tuple[dict[int, str], dict[int, str]]
 
 
 def align_sequences(slots: Sequence[Slot], records: Sequence[Ran], fit: Callable[[int, Ran], Fit]) -> list[int | None]:
-    """A slot takes one record for its main kernel, and what fits around that; any number of main ones, and what fits
-    before each, where that is how many there may be. fit: of a kernel and a record; of equal ones it is asked once.
+    """Return, for each record, the index of the slot that takes it, or None.
+
+    A slot takes one record as its main kernel and helpers around it. A slot with `any_number` takes several main
+    records, and helpers before each. fit: of a kernel and a record; it is called once for equal records.
     """
     first: dict[Ran, int] = {}
     sorts = [first.setdefault(record, index) for index, record in enumerate(records)]
@@ -65,13 +69,13 @@ def align_sequences(slots: Sequence[Slot], records: Sequence[Ran], fit: Callable
 
 
 def _cheapest(slots: Sequence[Slot], records: Sequence[int], fit: Callable[[int, int], Fit]) -> list[_Moves]:
-    """By slot the moves that end in the cheapest alignment.
+    """Return the moves of the cheapest alignment, by slot.
 
-    Nearly every record is what the next slot is to run, and what costs little strays little from that: of the pairs of
-    hundreds of slots and records few lie on a way that costs no more than a limit. The limit is raised until it has
-    room for a whole alignment. None is cheaper than the one found then, for no part of one costs more than the whole.
+    Nearly every record fits the next slot, so a cheap alignment stays near the diagonal, and few of the pairs of slots
+    and records lie on a path within a cost limit. The limit grows until a complete alignment fits. That one is the
+    cheapest, because no prefix of an alignment costs more than the whole.
     """
-    limit = UNPLACED * (1 + max(0, len(records) - len(slots)))  # so many are left over, where nothing helps a slot
+    limit = UNPLACED * (1 + max(0, len(records) - len(slots)))  # that many are left over if there are no helpers
     while True:
         done = {j: j * UNPLACED for j in range(len(records) + 1) if j * UNPLACED <= limit}
         moves: list[_Moves] = []
@@ -88,7 +92,7 @@ def _cheapest(slots: Sequence[Slot], records: Sequence[int], fit: Callable[[int,
 def _through(
     slot: Slot, records: Sequence[int], fit: Callable[[int, int], Fit], done: _Costs, limit: float
 ) -> tuple[_Costs, _Moves]:
-    """One slot's turn: from what it costs before the slot to what it costs after, both where within the limit."""
+    """Return the costs after one slot from those before it, within the limit, and the moves."""
     nothing = 0.0 if slot.idle else UNPLACED
     first, last = min(done), max(done)
     before, early = {first: done[first]}, {first: "open"}
@@ -98,7 +102,7 @@ def _through(
         if j > last and opened > limit and ran > limit:
             break
         helps, follows, main = fit(slot.kernel, records[j - 1])
-        between = helps and slot.any_number  # of its main kernels
+        between = helps and slot.any_number  # helpers between its main kernels
         before[j], early[j] = min(
             (done.get(j, math.inf), "open"), (opened, "take") if helps else (opened + UNPLACED, "leave")
         )

@@ -64,7 +64,7 @@ def test_halves_without_kernels_join_their_operations() -> None:
         (FORWARD, BACKWARD, {"res9": "e"}, "res9: no such buffer in backward"),
         (FORWARD, BACKWARD, {"res0": "zz"}, "zz: no such buffer in forward"),
         (FORWARD, replace(BACKWARD, compiler="inductor"), {}, "one compiler and target"),
-        (FORWARD, replace(BACKWARD, kernels=None), {}, "only one half has kernels"),
+        (FORWARD, replace(BACKWARD, kernels=None), {}, "only one phase has kernels"),
     ],
 )
 def test_what_does_not_fit_is_refused(forward, backward, passed, message) -> None:  # type: ignore[no-untyped-def]

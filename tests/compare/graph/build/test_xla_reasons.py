@@ -146,7 +146,7 @@ def test_a_value_that_leaves_its_computation() -> None:
 
 def test_silence_is_said_to_be_inferred() -> None:
     (reason,) = reasons(graph(A, B), [])
-    assert (reason.code, reason.origin, reason.text) == ("other", "inferred", "no fusion log of XLA's at hand")
+    assert (reason.code, reason.origin) == ("other", "inferred") and "not kept" in reason.text
     copy = dataclasses.replace(B, kind="copy", facts={"opcode": "copy"})
     (reason,) = reasons(graph(A, copy), [decision("x", "y", "different loop shapes")])
     assert (reason.code, reason.origin) == ("order", "inferred")
