@@ -115,20 +115,20 @@ def _as_data(shown: list[Row], form: str) -> str:
 
 def _findings(run: Path, form: str, filters: Filters) -> str:
     """Return the sentences that the HTML page's front begins with."""
-    from ..report.page.content import reading, story
+    from ..report.page.content import front_findings, run_data
 
-    read = reading.read(run, filters)
+    read = run_data.read(run, filters)
     warn(read.warnings)
-    found = story.stories(read, {case.number: story.told(case) for case in read.cases})
+    found = front_findings.choose(read, {case.number: front_findings.findings_of(case) for case in read.cases})
     if form in ("json", "csv"):
         of_stories: list[Row] = [
-            {"at_stake_us": each.at_stake_us, "finding": each.headline, "case": each.case, "sort": each.sort}
+            {"at_stake_us": each.at_stake_us, "finding": each.headline, "case": each.case, "sort": each.kind}
             for each in found
         ]
         return _as_data(of_stories, form)
     shown = table.escaped if form == "markdown" else str
     lines = [
-        f"{number}. {shown(each.headline)} ({shown(each.case)}: {microseconds(each.at_stake_us)} at stake)"
+        f"{number}. {shown(each.headline)} ({shown(each.case)}: worth up to {microseconds(each.at_stake_us)})"
         for number, each in enumerate(found, 1)
     ]
     return "\n".join(lines) or "nothing in the graphs of these records can be priced"
@@ -159,7 +159,7 @@ def _page(run: Path, out: Path, files: bool, filters: Filters) -> str:
     shown = page.write(run, out, filters, files=files)
     warn(shown.warnings)
     size = f", {out.stat().st_size / 1e6:.1f} MB" if out.is_file() else ""
-    return f"{out}: {len(shown.members)} records of {len(shown.cases)} cases{size}; open it in a browser"
+    return f"{out}: {len(shown.results)} records of {len(shown.cases)} cases{size}; open it in a browser"
 
 
 def _view(view: str, kernels: bool, run: Path, selected: list[Row]) -> tuple[list[Row], Callable[..., str]]:

@@ -1,1 +1,1 @@
-"""A run as one HTML file that needs no network and no server. Reads a run's folder alone: no GPU, no framework."""
+"""A run as one HTML file without network or server, made from the run's folder without GPU or framework."""

@@ -1,7 +1,7 @@
-"""A run's folder to one HTML file: templates filled, data and libraries embedded (compare.report.page.embed).
+"""A run's folder as one HTML file: filled templates, with data and libraries embedded (embed.py).
 
-The front page is in the file as it is shown; a case's page is a fragment of HTML with its pictures' specifications,
-packed with those of other cases and put into the page when its address (#/case/...) is opened.
+The file contains the front page as plain HTML. A case's page is an HTML fragment with the specifications of its charts;
+it is embedded as data and shown when its address (#/case/...) is opened.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ...record.run_folder import RunFolderError
 from ..palette import colours
 from ..table import mega, percent
 from . import embed, views
-from .content import about, case, charts, headlines, kernels, libraries, overview, reading, records, story
-from .content.reading import CaseOf, Run
+from .content import about, case, charts, front_findings, kernels, libraries, overview, records, run_data
+from .content.run_data import CaseResults, Run
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -33,13 +33,13 @@ _SCRIPTS = ("page.js", "matrix.js", "charts.js", "records.js")
 
 
 def write(folder: Path, out: Path, wanted: Mapping[str, Iterable[str]], *, files: bool = True) -> Run:
-    """Write the report of a run, or of those records that are wanted (rows.only); what was shown.
+    """Write the report of a run, or of its wanted records (rows.only). Return what it shows.
 
-    files: what is too large to be in it lies beside it, in "<its stem>-files"; else, or beside what is no regular file,
-    it is left out. Raises RunFolderError and UsageError, also where the file cannot be written.
+    files: write texts that are too large for the page to the folder "<stem of out>-files". Without it, or if `out` is
+    no regular file, they are left out. Raises RunFolderError and UsageError, also if a file cannot be written.
     """
     packages = libraries.read()
-    run = reading.read(folder, wanted)
+    run = run_data.read(folder, wanted)
     regular = out.is_file() or not out.exists()
     text = document(run, packages, out.with_name(f"{out.stem}-files") if files and regular else None)
     try:
@@ -49,8 +49,9 @@ def write(folder: Path, out: Path, wanted: Mapping[str, Iterable[str]], *, files
     return run
 
 
-def document(run: Run, packages: libraries.Libraries, beside: Path | None) -> str:
-    palette = colours(member.name for member in run.members)
+def document(run: Run, packages: libraries.Libraries, files: Path | None) -> str:
+    """Return the report as HTML. files: the folder for texts that are too large for it."""
+    palette = colours(result.name for result in run.results)
     title = printable(f"{run.folder.resolve().name}: fusion report", 200)
     elements = [
         embed.element("settings", {
@@ -61,40 +62,39 @@ def document(run: Run, packages: libraries.Libraries, beside: Path | None) -> st
         embed.text("lib-vega", packages.vega), embed.text("lib-tables", packages.tables),
         embed.text("lib-tables-style", packages.tables_style),
     ]
-    told = {each.number: story.told(each) for each in run.cases}
-    elements += embed.elements("case", [_case(each, told[each.number], palette) for each in run.cases])
-    elements += views.elements(run, beside)
-    front = _front(run, title, story.stories(run, told))
+    found = {each.number: front_findings.findings_of(each) for each in run.cases}
+    elements += embed.elements("case", [_case(each, found[each.number], palette) for each in run.cases])
+    elements += views.elements(run, files)
+    front = _front(run, title, front_findings.choose(run, found))
     return render(
         "page.html", title=title, front=front, elements=elements, kinds=charts.KINDS,
         styles=_static([*_STYLES, *views.styles()]), scripts=_static([*_SCRIPTS, *views.scripts()]),
-        version=host.xlafuse_version(), cases_at_once=embed.AT_ONCE,
+        version=host.xlafuse_version(), cases_per_element=embed.CASES_PER_ELEMENT,
     )
 
 
-def _case(of: CaseOf, told: Sequence[Finding], palette: Mapping[str, str]) -> dict[str, Any]:
-    bars = kernels.bars(of)
-    html = render("case.html", **case.values(of, told))
-    return {"html": html, "charts": case.pictures(of, palette, bars), "bars": bars}
+def _case(shown: CaseResults, found: Sequence[Finding], palette: Mapping[str, str]) -> dict[str, Any]:
+    bars = kernels.bars(shown)
+    html = render("case.html", **case.values(shown, found))
+    return {"html": html, "charts": case.chart_specs(shown, palette, bars), "bars": bars}
 
 
-def _front(run: Run, title: str, stories: list[story.Story]) -> Markup:
-    shown = overview.matrix(run)
+def _front(run: Run, title: str, found: list[front_findings.FrontFinding]) -> Markup:
     values = {
-        "title": title, "matrix": shown, "timed": run.timed, "stories": stories,
+        "title": title, "matrix": overview.matrix(run), "timed": run.timed, "findings": found,
         "bounds": overview.BOUNDS, "warnings": [printable(w, 400) for w in run.warnings], **about.values(run),
-        "total": len(run.members), "cases": len(run.cases),
+        "total": len(run.results), "cases": len(run.cases),
     }
     return Markup(render("front.html", **values))
 
 
 def render(name: str, **values: Any) -> str:
-    """A template of this package, everything in it escaped."""
+    """Return a filled template; all values are escaped."""
     return _environment().get_template(name).render(**values)
 
 
 def _static(names: list[str]) -> list[Markup]:
-    """Our own style sheets and scripts; none holds what would end its element (tests/compare/report/page)."""
+    """Return our own style sheets or scripts. None contains its element's end tag (tests/compare/report/page)."""
     return [Markup((_FOLDER / "static" / name).read_text()) for name in names]
 
 
@@ -102,12 +102,12 @@ def _static(names: list[str]) -> list[Markup]:
 def _environment() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    made = Environment(
+    environment = Environment(
         loader=FileSystemLoader(_FOLDER / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(
-        number=number, mega=mega, percent=percent, us=formats.number_of_us, span=headlines.span,
+    environment.filters.update(
+        number=number, mega=mega, percent=percent, us=formats.number_of_us, span=front_findings.span,
         size=formats.size, digits=lambda value: "" if value is None else f"{value:.3g}",
     )
-    return made
+    return environment

@@ -1,4 +1,4 @@
-"""What other modules put into the slots of a case's page: fusion graphs side by side, and sources."""
+"""The data, scripts and styles of a case's two interactive views: fusion graphs side by side, and sources."""
 
 from __future__ import annotations
 
@@ -7,26 +7,31 @@ from pathlib import Path
 from markupsafe import Markup
 
 from . import embed
-from .content.reading import Run
+from .content.run_data import Run
 from .drawing import drawing
 from .listings import sources
 
 
 def styles() -> list[str]:
+    """Return the names of the style sheets."""
     return ["drawing.css", "sources.css"]
 
 
 def scripts() -> list[str]:
-    parts = ("data", "layout", "tip", "box", "edges", "words")
-    drawing = [*(f"drawing-{part}.js" for part in parts), "drawing.js"]
-    return ["make.js", *drawing, "kernels.js", "sources-paint.js", "sources.js"]
+    """Return the names of the scripts, in the order in which they are loaded."""
+    modules = ("data", "layout", "tip", "box", "edges", "legend")
+    drawing = [*(f"drawing-{module}.js" for module in modules), "drawing.js"]
+    return ["make.js", *drawing, "kernels.js", "sources-highlight.js", "sources.js"]
 
 
-def elements(run: Run, beside: Path | None) -> list[Markup]:
-    """What those scripts show of each case; "programs" are what several share."""
-    kept = sources.of_run([member.found for member in run.members], beside)
+def elements(run: Run, files: Path | None) -> list[Markup]:
+    """Return the embedded data of each case, and in "programs" the texts that cases share.
+
+    files: the folder for texts that are too large for the page.
+    """
+    kept = sources.of_run([result.source for result in run.results], files)
     drawn = [
-        drawing.of_case(drawing.ordered(member.found for member in case.members if member.found.read is not None))
+        drawing.of_case(drawing.ordered(result.source for result in case.results if result.source.read is not None))
         for case in run.cases
     ]
     return [

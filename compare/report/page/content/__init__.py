@@ -1,1 +1,1 @@
-"""Texts, tables and charts of the page: what each view says, read from a run."""
+"""Texts, tables and charts of the page, made from a run."""

@@ -1,4 +1,4 @@
-"""Where a run was made: its command, machine, versions and ceilings, as words."""
+"""The environment page: the run's command, machine, versions and ceilings."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 from ....base.text import number, printable
 from ....plan.timing_modes import MAIN
-from .reading import Run
+from .run_data import Run
 
 Pairs = list[tuple[str, str]]
 _LONGEST = 300
 
 
 def values(run: Run) -> dict[str, Any]:
-    """For templates/front.html; a field of run.json that is not as written by this version is left out."""
-    data, rows = run.run, [member.row for member in run.members]
+    """Return values for templates/front.html; malformed fields of run.json are left out."""
+    data, rows = run.run, [result.row for result in run.results]
     statuses = Counter(row["status"] for row in rows)
     segments = data.get("segments")
     return {
@@ -25,22 +25,22 @@ def values(run: Run) -> dict[str, Any]:
         if isinstance(segments, list) else [],
         "statuses": [(printable(name, 20), count) for name, count in statuses.most_common()],
         "timers": sorted({row["timer"] for row in rows if row["timer"]}),
-        "rounds": sorted({len(m.rounds.times[MAIN]) for m in run.members if MAIN in m.rounds.times}),
+        "rounds": sorted({len(r.rounds.times[MAIN]) for r in run.results if MAIN in r.rounds.times}),
         "not_ok": [
-            {"id": printable(m.found.name, 200), "status": printable(m.row["status"], 20),
-             "detail": printable(m.row["detail"] or "", 1000)}
-            for m in run.members if m.row["status"] not in ("ok", "compiled")
+            {"id": printable(r.source.name, 200), "status": printable(r.row["status"], 20),
+             "detail": printable(r.row["detail"] or "", 1000)}
+            for r in run.results if r.row["status"] not in ("ok", "compiled")
         ],
         "device": device(run),
     }
 
 
 def device(run: Run) -> str:
-    """What the times are of: the devices of the records, else the target."""
-    found = {str(m.row["checked"].get("device", "")) for m in run.members if m.time_us is not None and m.row["checked"]}
+    """Return the names of the devices that were measured, or else of the compile target."""
+    found = {str(r.row["checked"].get("device", "")) for r in run.results if r.time_us is not None and r.row["checked"]}
     if found:
         return printable(", ".join(sorted(found)), 100)
-    return printable(", ".join(sorted({m.row["target"] for m in run.members if m.row["target"]})), 100)
+    return printable(", ".join(sorted({r.row["target"] for r in run.results if r.row["target"]})), 100)
 
 
 def _segment(segment: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,19 +52,19 @@ def _segment(segment: Mapping[str, Any]) -> dict[str, Any]:
             ("host", _pairs(_mapping(environment.get("host")))),
             *((printable(str(role), 40), _pairs(_mapping(found)))
               for role, found in _mapping(environment.get("workers")).items()),
-            ("what this GPU reaches", list(_ceilings(ceilings))),
+            ("ceilings measured on this GPU", list(_ceilings(ceilings))),
         ],
     }
 
 
 def _ceilings(ceilings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for mix, rate in _numbers(ceilings.get("streams")):
-        yield f"stream, reads:writes {mix}", f"{number(rate / 1e12)} TB/s"
+        yield f"memory bandwidth, {mix} reads to writes", f"{number(rate / 1e12)} TB/s"
     for dtype, rate in _numbers(ceilings.get("products")):
-        yield f"product, {dtype}", f"{number(rate / 1e12)} TFLOP/s"
+        yield f"matrix product, {dtype}", f"{number(rate / 1e12)} TFLOP/s"
     for name, seconds in _numbers(ceilings.get("launch")):
-        where = {"host_s": "on the host", "device_s": "on the device"}.get(name, name)
-        yield f"smallest kernel, {where}", f"{number(seconds * 1e6)} µs"
+        where = {"host_s": "time on the host", "device_s": "time on the device"}.get(name, name)
+        yield f"empty kernel, {where}", f"{number(seconds * 1e6)} µs"
 
 
 def _numbers(found: Any) -> Iterator[tuple[str, float]]:

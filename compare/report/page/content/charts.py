@@ -1,6 +1,6 @@
-"""The pictures of a case's page, as Vega-Lite specifications; text and lines in the page's colours (static/charts.js).
+"""The charts of a case's page as Vega-Lite specifications; static/charts.js adds the page's colours.
 
-Every picture's numbers also stand in a table of the page.
+The page also shows the numbers of each chart in a table.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from ....plan.speedup import TIE
 Spec = dict[str, Any]
 Values = Sequence[Mapping[str, Any]]
 
-_SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"  # a name; nothing is fetched
+_SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"  # an identifier; nothing is fetched
 # Legible on white and on black.
 KINDS = {
     "gemm": "#4c78a8", "attention": "#b279a2", "reduction": "#e0862f", "elementwise": "#54a24b", "copy": "#c44e52",
     "other": "#8c8c8c",
 }
 _QUIET, _LOUD, _THIRD = "#7a8fb8", "#e0862f", "#b79a20"
-_BAR = 22  # pixels a line of bars
+_BAR = 22  # pixels for each row of bars
 _US = {"type": "quantitative", "axis": {"title": "µs"}}
 _LOG = {"type": "log", "nice": False}
 
@@ -34,8 +34,8 @@ def _spec(values: Values, layers: list[Spec], **rest: Any) -> Spec:
     }
 
 
-def _lines(names: Sequence[str]) -> Spec:
-    """An implementation a line, in this order."""
+def _rows(names: Sequence[str]) -> Spec:
+    """Return an axis with one row for each implementation, in this order."""
     return {"field": "implementation", "type": "nominal", "sort": list(names), "axis": {"title": None}}
 
 
@@ -44,54 +44,54 @@ def _colour(field: str, palette: Mapping[str, str], **legend: Any) -> Spec:
     return {"field": field, "type": "nominal", "scale": scale, "legend": {"title": None, **legend}}
 
 
-def _told(*fields: str, **formatted: str) -> list[Spec]:
-    """A tooltip: fields as they are, then those with a number format."""
+def _tooltip(*fields: str, **formatted: str) -> list[Spec]:
+    """Return a tooltip: plain fields, then fields with a number format."""
     plain = [{"field": field, "type": "nominal"} for field in fields]
     return [*plain, *({"field": field, "format": form} for field, form in formatted.items())]
 
 
 def times(values: Values, names: Sequence[str]) -> Spec:
-    """Device time, what of it could be recovered, and half the interquartile range of its samples on each side.
+    """Draw device time, its recoverable part, and half the interquartile range of its samples on each side.
 
     values: {"implementation", "time", "recoverable" (or null), "low", "high", "label"}, µs.
     """
-    y = _lines(names)
-    rest, unknown = "least time and gaps", "recoverable time not known"
+    y = _rows(names)
+    rest, unknown = "roofline time and launch gaps", "recoverable time unknown"
     split = [
-        {"calculate": "datum.time - (datum.recoverable || 0)", "as": "least"},
-        {"fold": ["least", "recoverable"], "as": ["part", "us"]},
+        {"calculate": "datum.time - (datum.recoverable || 0)", "as": "rest"},
+        {"fold": ["rest", "recoverable"], "as": ["share", "us"]},
         {"filter": "datum.us > 0"},
-        {"calculate": f"datum.recoverable === null ? '{unknown}' : datum.part === 'least' ? '{rest}' : 'recoverable'",
-         "as": "of it"},
-        {"calculate": "datum.part === 'least' ? 0 : 1", "as": "place"},
+        {"calculate": f"datum.recoverable === null ? '{unknown}' : datum.share === 'rest' ? '{rest}' : 'recoverable'",
+         "as": "kind of time"},
+        {"calculate": "datum.share === 'rest' ? 0 : 1", "as": "order"},
     ]
     palette = {rest: _QUIET, "recoverable": _LOUD}
     if any(value["recoverable"] is None for value in values):
         palette[unknown] = KINDS["other"]
-    told = _told("implementation", "label", recoverable=".4s", low=".5s", high=".5s")
+    tooltip = _tooltip("implementation", "label", recoverable=".4s", low=".5s", high=".5s")
     bar = {
-        "y": y, "x": {"field": "us", **_US, "stack": "zero"}, "order": {"field": "place"}, "tooltip": told,
-        "color": _colour("of it", palette, orient="top"),
+        "y": y, "x": {"field": "us", **_US, "stack": "zero"}, "order": {"field": "order"}, "tooltip": tooltip,
+        "color": _colour("kind of time", palette, orient="top"),
     }
-    whisker = {"y": y, "x": {"field": "low", **_US}, "x2": {"field": "high"}, "tooltip": told}
-    word = {"y": y, "x": {"field": "time", **_US}, "text": {"field": "label"}}
+    whisker = {"y": y, "x": {"field": "low", **_US}, "x2": {"field": "high"}, "tooltip": tooltip}
+    label = {"y": y, "x": {"field": "time", **_US}, "text": {"field": "label"}}
     layers: list[Spec] = [
         {"transform": split, "mark": {"type": "bar", "height": {"band": 0.62}}, "encoding": bar},
         {"mark": {"type": "rule", "strokeWidth": 2}, "encoding": whisker},
-        {"mark": {"type": "text", "align": "left", "dx": 8}, "encoding": word},
+        {"mark": {"type": "text", "align": "left", "dx": 8}, "encoding": label},
     ]
     return _spec(values, layers, height=_BAR * len(names), padding={"right": 60})
 
 
 def ratios(values: Values, names: Sequence[str], baseline: str) -> Spec:
-    """Ratio of paired rounds against the baseline with its 95% interval; the band is where a tie lies.
+    """Draw ratios of paired rounds to the baseline with their 95% intervals; the band marks a tie.
 
     values: {"implementation", "ratio", "low", "high", "word"}.
     """
     axis = {"title": f"time / {baseline}'s (below 1 is faster)", "format": "~g"}
     x = {"type": "quantitative", "scale": {**_LOG, "padding": 12}, "axis": axis}
-    y = _lines(names)
-    told = _told("implementation", "word", ratio=".3f", low=".3f", high=".3f")
+    y = _rows(names)
+    tooltip = _tooltip("implementation", "word", ratio=".3f", low=".3f", high=".3f")
     band = {"x": {"field": "from", **x}, "x2": {"field": "to"}, "color": {"value": _QUIET}}
     layers: list[Spec] = [
         {"data": {"values": [{"from": 1 / (1 + TIE), "to": 1 + TIE}]}, "mark": {"type": "rect", "opacity": 0.35},
@@ -99,20 +99,21 @@ def ratios(values: Values, names: Sequence[str], baseline: str) -> Spec:
         {"mark": {"type": "rule", "strokeWidth": 2},
          "encoding": {"y": y, "x": {"field": "low", **x}, "x2": {"field": "high"}}},
         {"mark": {"type": "point", "filled": True, "size": 60},
-         "encoding": {"y": y, "x": {"field": "ratio", **x}, "tooltip": told}},
+         "encoding": {"y": y, "x": {"field": "ratio", **x}, "tooltip": tooltip}},
     ]
     return _spec(values, layers, height=_BAR * len(names))
 
 
 def kernels(names: Sequence[str], longest: float, until: float) -> Spec:
-    """Bars on one time axis, which ends at `until` at first; a slider moves that. static/charts.js makes their values
-    of compare.report.page.content.kernels.bars and of what is known of each kernel.
+    """Draw kernels as bars on one time axis. The axis first ends at `until`; a slider moves its end.
+
+    static/kernels.js makes the values, from the bars of kernels.py and the data of the fusion graphs.
     """
     x = {**_US, "scale": {"domainMin": 0, "domainMax": {"expr": "until"}, "nice": False}}
     encoding = {
-        "y": _lines(names), "x": {"field": "start", **x}, "x2": {"field": "end"},
+        "y": _rows(names), "x": {"field": "start", **x}, "x2": {"field": "end"},
         "color": _colour("kind", KINDS, orient="top"),
-        "tooltip": _told("implementation", "kernel", "stages", "reads", "writes", "took", "least", "bound"),
+        "tooltip": _tooltip("implementation", "kernel", "stages", "reads", "writes", "took", "roofline time", "bound"),
     }
     mark = {
         "type": "bar", "clip": True, "height": {"band": 0.72}, "stroke": "#ffffff", "strokeWidth": 0.5,
@@ -124,23 +125,26 @@ def kernels(names: Sequence[str], longest: float, until: float) -> Spec:
 
 
 def roofline(values: Values, ceilings: Ceilings, rate: float | None, palette: Mapping[str, str]) -> Spec:
-    """values: {"implementation", "intensity" (FLOP a byte), "gflops", "what"}; rate: of products, FLOP a second."""
+    """Draw the roofline of a case.
+
+    values: {"implementation", "intensity" (FLOP per byte), "gflops", "kind"}. rate: FLOP per second of matrix products.
+    """
     points = [value["intensity"] for value in values]
     corners = ceilings.roof(rate, min(points) / 4, max(points) * 4)
     roof = [{"intensity": at, "gflops": reached / 1e9} for at, reached in corners]
     x = {"field": "intensity", "type": "quantitative", "scale": _LOG}
     y = {"field": "gflops", "type": "quantitative", "scale": {"type": "log"}}
-    x |= {"axis": {"title": "FLOP per byte moved", "format": "~g"}}
+    x |= {"axis": {"title": "FLOP per byte", "format": "~g"}}
     y |= {"axis": {"title": "GFLOP/s", "format": "~s"}}
     names = dict.fromkeys(str(value["implementation"]) for value in values)
-    marks = {"reached": "circle", "reached, counted bytes": "triangle-up", "attainable": "stroke"}
+    marks = {"measured": "circle", "measured, by measured bytes": "triangle-up", "roofline": "stroke"}
     shape = {
-        "field": "what", "type": "nominal", "legend": {"title": None},
+        "field": "kind", "type": "nominal", "legend": {"title": None},
         "scale": {"domain": list(marks), "range": list(marks.values())},
     }
     dots = {
         "x": x, "y": y, "color": _colour("implementation", {name: palette[name] for name in names}), "shape": shape,
-        "tooltip": _told("implementation", "what", intensity=".4s", gflops=".4s"),
+        "tooltip": _tooltip("implementation", "kind", intensity=".4s", gflops=".4s"),
     }
     layers: list[Spec] = [
         {"data": {"values": roof}, "mark": {"type": "line", "strokeDash": [5, 3]}, "encoding": {"x": x, "y": y}},
@@ -149,18 +153,18 @@ def roofline(values: Values, ceilings: Ceilings, rate: float | None, palette: Ma
     return _spec(values, layers, height=300)
 
 
-def traffic(values: Values, names: Sequence[str], least: float | None) -> Spec:
-    """values: {"implementation", "what", "mb"}; least: what must move, MB."""
+def traffic(values: Values, names: Sequence[str], compulsory: float | None) -> Spec:
+    """Draw the bytes of a call. values: {"implementation", "kind", "mb"}. compulsory: MB."""
     x = {"type": "quantitative", "axis": {"title": "MB"}}
-    words = list(dict.fromkeys(str(value["what"]) for value in values))
-    palette = dict(zip(words, (_QUIET, "#c44e52", _THIRD), strict=False))
+    kinds = list(dict.fromkeys(str(value["kind"]) for value in values))
+    palette = dict(zip(kinds, (_QUIET, "#c44e52", _THIRD), strict=False))
     bars = {
-        "y": _lines(names), "yOffset": {"field": "what", "sort": words}, "x": {"field": "mb", **x},
-        "color": _colour("what", palette, orient="top"), "tooltip": _told("implementation", "what", mb=",.4r"),
+        "y": _rows(names), "yOffset": {"field": "kind", "sort": kinds}, "x": {"field": "mb", **x},
+        "color": _colour("kind", palette, orient="top"), "tooltip": _tooltip("implementation", "kind", mb=",.4r"),
     }
     layers: list[Spec] = [{"mark": {"type": "bar"}, "encoding": bars}]
-    if least is not None:
-        rule = {"x": {"field": "least", **x}, "tooltip": _told(least=",.4r")}
+    if compulsory is not None:
+        rule = {"x": {"field": "compulsory", **x}, "tooltip": _tooltip(compulsory=",.4r")}
         mark = {"type": "rule", "strokeWidth": 2, "strokeDash": [4, 3]}
-        layers.append({"data": {"values": [{"least": least}]}, "mark": mark, "encoding": rule})
-    return _spec(values, layers, height=len(names) * (12 * len(words) + 6 if len(words) > 1 else _BAR))
+        layers.append({"data": {"values": [{"compulsory": compulsory}]}, "mark": mark, "encoding": rule})
+    return _spec(values, layers, height=len(names) * (12 * len(kinds) + 6 if len(kinds) > 1 else _BAR))

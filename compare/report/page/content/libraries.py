@@ -1,7 +1,7 @@
-"""The page's JavaScript libraries, taken out of installed Python packages: nothing fetched, nothing committed.
+"""The page's JavaScript libraries, read from installed Python packages, without downloads.
 
-Vega, Vega-Lite and Vega-Embed draw charts (vl-convert-python has them in one bundle); DataTables sorts, searches and
-pages through rows (itables brings it for offline use).
+Vega, Vega-Lite and Vega-Embed draw charts (vl-convert-python bundles them). DataTables sorts, searches and pages
+through rows (itables has an offline copy).
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ INSTALL = "pip install 'xlafuse[html]'"
 
 @dataclass(frozen=True)
 class Libraries:
-    """Texts of ES modules, and of a style sheet. vega: sets window.vegaEmbed. tables: exports the DataTables of
-    itables' bundle as its default."""
+    """Texts of ES modules and of a style sheet.
+
+    vega: sets window.vegaEmbed. tables: exports the DataTables of itables' bundle as its default.
+    """
 
     vega: str
     tables: str
@@ -28,7 +30,7 @@ class Libraries:
 
 @cache
 def read() -> Libraries:
-    """Raises UsageError naming the packages that are missing, and how to install them."""
+    """Return the libraries. Raise UsageError if packages are missing, with their names and how to install them."""
     missing = [
         package for package, module in (("vl-convert-python", "vl_convert"), ("itables", "itables"))
         if importlib.util.find_spec(module) is None
@@ -41,13 +43,13 @@ def read() -> Libraries:
     try:
         tables, style = (folder / "dt_bundle.js").read_text(), (folder / "dt_bundle.css").read_text()
     except OSError as problem:
-        raise UsageError(f"{folder}: no DataTables for offline use here ({problem}): {INSTALL}") from None
+        raise UsageError(f"{folder}: DataTables cannot be read ({problem}): {INSTALL}") from None
     vega: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     return Libraries(vega, tables, style)
 
 
 def _folder_of(package: str) -> Path:
-    """Where a package lies, which is not imported: itables would import pandas with it."""
+    """Return a package's folder without importing it: itables would import pandas."""
     spec = importlib.util.find_spec(package)
     assert spec is not None and spec.origin is not None
     return Path(spec.origin).parent

@@ -1,6 +1,6 @@
-"""The front page's matrix: a line a case, a column an implementation, each time against the best of its line.
+"""The front page's matrix: a row for each case, a column for each implementation, times relative to the row's best.
 
-Of a run for a GPU that is not there, the bytes that each compiler's kernels declare, against the fewest of the line.
+A run without a GPU shows declared bytes instead, relative to the row's fewest.
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ from ....plan.speedup import DEPENDS
 from ....spec.dtype import DTYPES
 from ...matrix import counts, outcome
 from ...table import marks
-from .reading import BASELINES, CaseOf, Member, Run
+from .run_data import BASELINES, CaseResults, Result, Run
 
-# Colours by ratio to the best: up to each bound, the level of its place; beyond the last, one more.
+# Bounds of the colour levels, by ratio to the best; ratios beyond the last bound have one more level.
 BOUNDS = (1.02, 1.1, 1.3, 2.0, 4.0)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """level: 0 for the best, one more for each of BOUNDS that its ratio is above; None without a ratio. mark: "tie",
-    "flip" or "unresolved" against the best of the line; "" else, and for the best itself. small: below the main text.
-    title: everything in words."""
+    """A cell of the matrix.
+
+    small: the text below the main text. level: how many of BOUNDS the ratio exceeds; None without a ratio. mark: "tie",
+    "flip" or "unresolved" compared with the row's best, else "". title: the tooltip.
+    """
 
     text: str
     small: str = ""
@@ -39,6 +41,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class Line:
+    """A row of the matrix: one case."""
+
     block: str
     label: str
     href: str
@@ -53,10 +57,11 @@ class Matrix:
 
 
 def matrix(run: Run) -> Matrix:
-    found = [{member.name: _cell(case, member, run.timed) for member in case.members} for case in run.cases]
+    """Return the matrix of all cases and implementations."""
+    found = [{result.name: _cell(case, result, run.timed) for result in case.results} for case in run.cases]
     counts = Counter(name for cells in found for name in cells)
     wins = Counter(name for cells in found for name, cell in cells.items() if cell.best)
-    # What is compared first, with most wins; baselines last. Stable: among equals the first to appear.
+    # Columns with most wins come first, baselines last.
     columns = sorted(counts, key=lambda name: (name in BASELINES, -wins[name], -counts[name]))
     lines = [
         Line(printable(case.case.block, 60), label(case), href(case), tuple(cells.get(name) for name in columns))
@@ -65,56 +70,60 @@ def matrix(run: Run) -> Matrix:
     return Matrix(tuple(printable(name, 40) for name in columns), tuple(lines), run.timed)
 
 
-def label(case: CaseOf) -> str:
-    """The case without its block: "llama-8b bf16 train"."""
+def label(case: CaseResults) -> str:
+    """Return a case's name without its block: "llama-8b bf16 train"."""
     it = case.case
     precision = "" if it.precision == "ieee" else f" {it.precision}"
     return printable(f"{it.name} {DTYPES[it.dtype].short}{precision} {it.direction}", 120)
 
 
-def href(case: CaseOf) -> str:
+def href(case: CaseResults) -> str:
+    """Return the address of a case within the page."""
     return "#/case/" + "/".join(quote(piece, safe="", errors="replace") for piece in case.case.id.split("/"))
 
 
 def level_of(ratio: float) -> int:
+    """Return the colour level of a ratio to the best."""
     return sum(ratio > bound for bound in BOUNDS)
 
 
-def _cell(case: CaseOf, member: Member, timed: bool) -> Cell:
-    if member.time_us is None:
-        return _untimed(case, member, timed)
-    best = case.best(member)
+def _cell(case: CaseResults, result: Result, timed: bool) -> Cell:
+    if result.time_us is None:
+        return _untimed(case, result, timed)
+    best = case.best(result)
     assert best is not None
-    time = formats.microseconds(member.time_us)
-    rounds = marks(member.row)
-    small = " ".join(filter(None, (number(member.time_us), rounds)))
-    alone = len(case.rivals(member)) == 1
-    if best is member:
-        words = f"{member.name}: {time}, " + ("nothing to hold it against" if alone else "the smallest median")
+    time = formats.microseconds(result.time_us)
+    rounds = marks(result.row)
+    small = " ".join(filter(None, (number(result.time_us), rounds)))
+    alone = len(case.comparable(result)) == 1
+    if best is result:
+        words = f"{result.name}: {time}, " + ("nothing to compare with" if alone else "fastest")
         return Cell("1.00" if not alone else "", small, None if alone else 0, not alone, title=printable(words))
-    ratio = member.time_us / (best.time_us or member.time_us)
-    judged = case.judged[member.name]
+    ratio = result.time_us / (best.time_us or result.time_us)
+    judged = case.judged[result.name]
     mark = mark_of(judged)
-    words = f"{member.name}: {time}, {number(ratio)} times {best.name}'s; against it {judged.text if judged else '?'}"
+    verdict = judged.text if judged else "unresolved"
+    words = f"{result.name}: {time}, {number(ratio)} times {best.name}'s; compared with it: {verdict}"
     return Cell(number(ratio), small, level_of(ratio), mark=mark, title=printable(words))
 
 
 def mark_of(judged: paired_rounds.Judgement | None) -> str:
+    """Return the mark of a comparison with the best."""
     if judged is None:
         return "unresolved"
     return {DEPENDS: "flip", "tie": "tie", "unresolved": "unresolved"}.get(judged.word, "")
 
 
-def _untimed(case: CaseOf, member: Member, timed: bool) -> Cell:
-    row = member.row
+def _untimed(case: CaseResults, result: Result, timed: bool) -> Cell:
+    row = result.row
     status = printable(str(row["status"]), 20)
-    words = printable(f"{member.name}: {status}{': ' if row['detail'] else ''}{row['detail'] or ''}")
+    words = printable(f"{result.name}: {status}{': ' if row['detail'] else ''}{row['detail'] or ''}")
     if timed or not counts(row):
         return Cell(outcome(row), status=status, title=words)
-    moved, kernels = row["bytes_moved"], formats.count(row["kernels"], "kernel")
-    least = min((m.row["bytes_moved"] for m in case.members if counts(m.row) and m.row["bytes_moved"]), default=None)
-    if not moved or not least:
+    declared, kernels = row["bytes_moved"], formats.count(row["kernels"], "kernel")
+    fewest = min((r.row["bytes_moved"] for r in case.results if counts(r.row) and r.row["bytes_moved"]), default=None)
+    if not declared or not fewest:
         return Cell("?", kernels, status=status, title=words)
-    ratio = moved / least
-    words = f"{member.name}: {kernels}, which declare {formats.size(moved)}, {number(ratio)} times the fewest here"
-    return Cell(number(ratio), kernels, level_of(ratio), best=moved == least, title=printable(words), status=status)
+    ratio = declared / fewest
+    words = f"{result.name}: {kernels}, {formats.size(declared)} declared, {number(ratio)} times the fewest in the row"
+    return Cell(number(ratio), kernels, level_of(ratio), best=declared == fewest, title=printable(words), status=status)

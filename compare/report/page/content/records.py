@@ -1,4 +1,4 @@
-"""The table of all records: columns, and rows of plain values that the page sorts, searches and filters."""
+"""The table of all records: columns, and rows of values that the page sorts, searches and filters."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from ....base.text import printable
 from ....spec.dtype import DTYPES
 from ...table import marks
 from .overview import href
-from .reading import Member, Run
+from .run_data import Result, Run
 
 
 @dataclass(frozen=True)
 class Column:
-    """kind: "text", "filter" (text of few values, to choose from), "counted" (words with how often each is there, to
-    choose a word from), "number", "count", "percent", or "case" (a link to its page). help: what it is, with its unit.
+    """A column of the table. help: its meaning and unit.
+
+    kind: "text"; "filter" (text with few values, with a filter); "counted" (words with their counts, with a filter by
+    word); "number"; "count"; "percent"; or "case" (a link to the case's page).
     """
 
     title: str
@@ -24,48 +26,48 @@ class Column:
 
 
 COLUMNS = (
-    Column("block", "filter", "what is computed"),
-    Column("case", "case", "its sizes; a link to its page"),
-    Column("implementation", "filter", "whose code"),
-    Column("dtype", "filter", "and the precision of float32 products"),
+    Column("block", "filter", "the computation"),
+    Column("case", "case", "the name of the sizes, linked to the case's page"),
+    Column("implementation", "filter", "the compiler, library or kernels"),
+    Column("dtype", "filter", "the dtype, and the precision of float32 matrix products"),
     Column("direction", "filter", "fwd: inference. train: forward and backward. joint: both in one program"),
-    Column("status", "filter", "ok: executed and checked. compiled: for a GPU that was not there"),
-    Column("time µs", "number", "device time of a call from a cold L2, median of all samples"),
+    Column("status", "filter", "ok: executed and checked. compiled: for a GPU, without running on it"),
+    Column("time µs", "number", "device time of a call with cold L2, median of all samples"),
     Column("±", "number", "half the interquartile range of the samples, µs"),
-    Column("/ best", "number", "over the smallest time of its case, segment and timer"),
-    Column("against xla", "filter", "verdict from paired rounds, by cold device time"),
+    Column("/ best", "number", "time divided by the fastest of the same case, segment and timer"),
+    Column("compared with xla", "filter", "faster, slower, tie or unresolved: paired rounds, cold device time"),
     Column("/ xla", "number", "ratio of paired rounds; below 1 is faster"),
-    Column("marks", "text", "! throttled in some round, ~ times still changing after the warm-up, p memory is planned"),
-    Column("gaps", "percent", "share of the time in which nothing ran"),
-    Column("wall µs", "number", "host time a call"),
-    Column("least µs", "number", "what its kernels take at least, one by one, at the measured ceilings"),
-    Column("recoverable µs", "number", "what its kernels took above that"),
-    Column("bound", "filter", "what bounds the kernels that take most of the time"),
-    Column("kernels", "count", "kernels, copies and memsets of a call; what the compiler listed where nothing ran"),
-    Column("least MB", "number", "every used input read once, every output written once"),
-    Column("moved MB", "number", "what its kernels declare that they read and write"),
-    Column("counted MB", "number", "what crossed the memory bus in a call, by ncu"),
-    Column("efficiency", "percent", "least MB over moved MB"),
-    Column("memory MB", "number", "peak above the inputs; marked p, XLA's compiler planned it and nothing measured it"),
-    Column("error", "number", "largest error over its tolerance; above 1 is wrong"),
+    Column("marks", "text", "!: throttled in some round. ~: times still changing after the warm-up. p: planned memory"),
+    Column("launch gap", "percent", "share of the time in which no kernel ran"),
+    Column("wall µs", "number", "host time per call"),
+    Column("roofline µs", "number", "sum of the kernels' roofline times at the measured ceilings"),
+    Column("recoverable µs", "number", "measured time minus roofline time, summed over kernels"),
+    Column("bound", "filter", "the limit of the kernels that take most of the time: memory or compute"),
+    Column("kernels", "count", "kernels, copies and memsets of a call; if nothing ran, those that the compiler lists"),
+    Column("compulsory MB", "number", "each used input once, each output once"),
+    Column("declared MB", "number", "bytes that the kernels declare to read and write"),
+    Column("measured MB", "number", "DRAM traffic of a call, by ncu"),
+    Column("efficiency", "percent", "compulsory MB divided by declared MB"),
+    Column("memory MB", "number", "peak above the inputs. Mark p: planned by XLA's compiler, not measured"),
+    Column("error", "number", "largest error divided by its tolerance; above 1 is wrong"),
     Column("compile s", "number", "seconds to compile"),
-    Column("provenance", "counted", "what its kernels' configuration rests on, counted where they differ"),
-    Column("detail", "text", "why it is not ok"),
+    Column("provenance", "counted", "where the kernels' configurations come from, with counts if they differ"),
+    Column("detail", "text", "why the status is not ok"),
 )
 
 
 def data(run: Run) -> dict[str, Any]:
-    """For static/records.js: {"columns", "rows", "links": of each row the page of its case}."""
-    lines = [(case, member) for case in run.cases for member in case.members]
+    """Return the data for static/records.js: {"columns", "rows", "links": the page of each row's case}."""
+    lines = [(case, result) for case in run.cases for result in case.results]
     return {
         "columns": [{"title": c.title, "kind": c.kind, "help": c.help} for c in COLUMNS],
-        "rows": [_values(member, case.best(member)) for case, member in lines],
+        "rows": [_values(result, case.best(result)) for case, result in lines],
         "links": [href(case) for case, _ in lines],
     }
 
 
-def _values(member: Member, best: Member | None) -> list[Any]:
-    row = member.row
+def _values(result: Result, best: Result | None) -> list[Any]:
+    row = result.row
     precision = "" if row["precision"] == "ieee" else f" {row['precision']}"
     time = row["device_time_us"]
     return [

@@ -1,1 +1,1 @@
-"""The drawing of fusion graphs side by side in a page."""
+"""The data of the drawing that shows fusion graphs side by side."""

@@ -1,4 +1,4 @@
-"""The bands of a drawing: the stages of its graphs, in the order in which they are computed."""
+"""The bands of a drawing: the stages of its graphs in execution order."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ....graph.model import PHASES, FusionGraph, Kernel, Phase
 from ....graph.operations import MOVEMENT, token
 
 UNNAMED = "no stage named"
-LONG = 20  # bands; what a few screens hold
-SMALL = 0.03  # of a column's cost
+MOST_BANDS = 20  # a few screens
+SMALL = 0.03  # share of a column's cost
 
 
 @dataclass(frozen=True)
 class Band:
-    """A stage of one phase; of `row` None, what names no stage there."""
+    """A stage of one phase. row: its row in the alignment; None for kernels that name no stage."""
 
     phase: Phase
     label: str
@@ -25,12 +25,15 @@ class Band:
 
 
 def of_graphs(graphs: Sequence[FusionGraph], alignment: Alignment) -> list[Band]:
-    """Forward's, then backward's. A phase ends with what names no stage, where a graph has kernels that do beside some
-    that do not; a phase that has nothing else is that alone."""
+    """Return the bands of forward, followed by those of backward.
+
+    If some kernels of a graph name a stage and others do not, the phase ends with a band without a stage. A phase
+    without any stage has only this band.
+    """
     bands = []
     for phase in PHASES:
         rows = [Band(phase, row.stage, i) for i, row in enumerate(alignment.rows) if row.phase == phase]
-        rows.sort(key=lambda band: _when(graphs, alignment, band.row or 0))
+        rows.sort(key=lambda band: _position(graphs, alignment, band.row or 0))
         loose = not rows and any(kernel.phase == phase for graph in graphs for kernel in graph.kernels or ())
         loose = loose or any(
             0 < sum(kernels[i].phase == phase for i in without) < sum(kernel.phase == phase for kernel in kernels)
@@ -40,12 +43,12 @@ def of_graphs(graphs: Sequence[FusionGraph], alignment: Alignment) -> list[Band]
     return bands
 
 
-def _when(graphs: Sequence[FusionGraph], alignment: Alignment, row: int) -> float:
-    """When a stage is computed: where its kernels stand among their graph's, costly ones first of all, on average.
+def _position(graphs: Sequence[FusionGraph], alignment: Alignment, row: int) -> float:
+    """Return a stage's mean position in the graphs' launch orders, weighted by the cost of its kernels.
 
-    Where a stage first appears tells little: compilers launch a mask or an index long before what uses it.
+    A stage's first kernel would mislead: compilers launch a mask or an index long before the kernel that uses it.
     """
-    times = []
+    positions = []
     for graph, cell in zip(graphs, alignment.rows[row].cells, strict=True):
         kernels = graph.kernels or ()
         found = []
@@ -56,19 +59,18 @@ def _when(graphs: Sequence[FusionGraph], alignment: Alignment, row: int) -> floa
             cost = kernels[index].device_time_us or known_declared_bytes(kernels[index]) / 1e6
             found.append((index + within, cost + 1e-9))
         if found:
-            times.append(sum(at * cost for at, cost in found) / sum(cost for _, cost in found) / len(kernels))
-    return sum(times) / len(times) if times else 0.0
+            positions.append(sum(at * cost for at, cost in found) / sum(cost for _, cost in found) / len(kernels))
+    return sum(positions) / len(positions) if positions else 0.0
 
 
 def grouped(
     bands: Sequence[Band], columns: Sequence[tuple[Sequence[Kernel], Mapping[int, Sequence[int]]]]
 ) -> list[list[int]]:
-    """The bands' numbers, one by one, or, of more than LONG, neighbours of little cost together: of as little as makes
-    them that few.
+    """Return groups of band numbers. With more than MOST_BANDS bands, neighbouring bands of little cost share a group.
 
-    columns: of those that are shown, kernels and which bands each holds.
+    columns: for each visible column its kernels, and the bands of each kernel.
     """
-    if len(bands) <= LONG:
+    if len(bands) <= MOST_BANDS:
         return [[number] for number in range(len(bands))]
     share = [0.0] * len(bands)
     for kernels, held in columns:
@@ -80,7 +82,7 @@ def grouped(
                 own[number] += cost[index] / len(numbers) / (sum(cost) or 1)
         share = [max(pair) for pair in zip(share, own, strict=True)]
     small, groups = SMALL, _neighbours(bands, share, SMALL)
-    while len(groups) > LONG and small < 1:
+    while len(groups) > MOST_BANDS and small < 1:
         small *= 1.5
         groups = _neighbours(bands, share, small)
     return groups
@@ -98,17 +100,20 @@ def _neighbours(bands: Sequence[Band], share: Sequence[float], small: float) -> 
 
 
 def computed(kernel: Kernel, held: list[int], bands: Sequence[Band]) -> list[int]:
-    """Without bands of which the kernel only views, moves or converts something, if it computes something in others."""
-    telling = [
+    """Return the bands in which the kernel computes; if there are none, all its bands.
+
+    Views, copies and conversions do not count as computing.
+    """
+    computing = [
         i for i in held
         if any(
             phase_of(kernel, op) == bands[i].phase and belongs(op.stage, bands[i].label)
             for op in kernel.source_ops if token(op.op) not in MOVEMENT
         )
     ]
-    return telling or held
+    return computing or held
 
 
 def belongs(stage: str, label: str) -> bool:
-    """Bands have stages cut to a common depth."""
+    """True if the stage is the band's or lies below it; bands cut stages to a common depth."""
     return stage == label or stage.startswith(f"{label}/")

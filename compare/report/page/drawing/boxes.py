@@ -1,4 +1,4 @@
-"""What is said of one kernel of a drawing: its costs, operations and buffers, as people read them."""
+"""The text of a kernel's box in a drawing: costs, operations and buffers."""
 
 from __future__ import annotations
 
@@ -16,24 +16,27 @@ from .bands import Band, belongs
 
 
 def costs(
-    graph: FusionGraph, kernel: Kernel, found: GraphSource, moved: float | None, time: float | None,
+    graph: FusionGraph, kernel: Kernel, source: GraphSource, declared: float | None, time: float | None,
     order: Mapping[str, int],
 ) -> dict[str, Any]:
-    """Times in µs; "" where one was not measured, or cannot be known."""
+    """Return a kernel's costs as text; times in µs, "" if unknown.
+
+    declared, time: those of the whole graph, for shares. order: positions of buffers by name.
+    """
     facts = kernel.facts
-    limits, _ = found.ceilings_for(graph, None)
-    where = None if limits is None or not limits.streams else roofline_point(graph, kernel, limits)
-    took, least = kernel.device_time_us, where.roofline_time_us if where else None
+    limits, _ = source.ceilings_for(graph, None)
+    point = None if limits is None or not limits.streams else roofline_point(graph, kernel, limits)
+    took, roofline_us = kernel.device_time_us, point.roofline_time_us if point else None
     known = {
         "registers": facts.get("registers"), "shared memory": _size(facts.get("shared_bytes")),
         "spilled": _size(facts.get("spills_bytes")), "grid": facts.get("grid"), "configuration": facts.get("config"),
     }
     return {
-        "name": formats.name(kernel.name, 200), "kind": kernel.kind, "part": kernel.phase,
+        "name": formats.name(kernel.name, 200), "kind": kernel.kind, "phase": kernel.phase,
         "time": formats.number_of_us(took), "time_share": formats.share(took, time),
-        "least": formats.number_of_us(least), "bound": where.bound if where else "",
-        "recoverable": formats.number_of_us(recoverable_us(took, least)),
-        "bytes": formats.size(declared_bytes(kernel)), "bytes_share": formats.share(declared_bytes(kernel), moved),
+        "roofline_time": formats.number_of_us(roofline_us), "bound": point.bound if point else "",
+        "recoverable": formats.number_of_us(recoverable_us(took, roofline_us)),
+        "bytes": formats.size(declared_bytes(kernel)), "bytes_share": formats.share(declared_bytes(kernel), declared),
         "read": formats.size(kernel.bytes_read), "written": formats.size(kernel.bytes_written),
         "flops": "?" if kernel.flops is None else formats.flops(kernel.flops),
         "launches": "?" if kernel.launches is None else str(kernel.launches),
@@ -47,10 +50,8 @@ def _size(count: Any) -> str | None:
     return formats.size(count) if isinstance(count, int) and count else None
 
 
-def operations(
-    kernel: Kernel, held: Iterable[int], bands: Sequence[Band]
-) -> dict[str, str]:
-    """By band, the operations there in words; under "" those of a kernel that is in none."""
+def operations(kernel: Kernel, held: Iterable[int], bands: Sequence[Band]) -> dict[str, str]:
+    """Return a kernel's operations as text by band; under "" those outside all bands."""
     found: dict[int, list[str]] = {number: [] for number in held}
     rest = []
     for op in kernel.source_ops:
@@ -64,14 +65,14 @@ def operations(
         if bands[number].row is None:
             found[number] += rest
             rest = []
-    if rest and found and not any(found.values()):  # bands that are matched operations are called otherwise
+    if rest and found and not any(found.values()):  # bands of matched operations have other names
         found[min(found)], rest = rest, []
     words = {str(number): formats.words(ops) for number, ops in found.items()}
     return words | ({"": formats.words(rest)} if rest else {})
 
 
 def buffers(graph: FusionGraph) -> list[list[Any]]:
-    """Of each buffer its words, bytes and role; kernels and edges name it by its place in this list."""
+    """Return text, bytes and role of each buffer. Kernels and edges refer to buffers by position in this list."""
     return [
         [f"{formats.name(b.name, 60)} {formats.shape(b)} {formats.size(b.bytes)}", b.bytes, b.role]
         for b in graph.buffers
@@ -81,7 +82,7 @@ def buffers(graph: FusionGraph) -> list[list[Any]]:
 def _accesses(
     graph: FusionGraph, accesses: Sequence[Access] | None, order: Mapping[str, int]
 ) -> list[list[Any]] | None:
-    """Largest first, [buffer] or, where not all of it is touched, [buffer, how much]; None where they are not known."""
+    """Return [buffer] for full accesses and [buffer, size] for partial ones, largest first; None if unknown."""
     if accesses is None:
         return None
     ordered = sorted(accesses, key=lambda access: -(access.bytes or 0))
@@ -92,5 +93,5 @@ def _accesses(
 
 
 def bytes_of(graph: FusionGraph, accesses: Sequence[Access] | None, roles: tuple[str, ...]) -> int:
-    """Bytes that one launch has of the program's own inputs or outputs, as far as is known."""
+    """Return the known bytes of a launch's accesses to buffers of these roles."""
     return sum(access.bytes or 0 for access in accesses or () if graph.buffer[access.buffer].role in roles)

@@ -1,4 +1,4 @@
-"""Which kernels of a long column are folded into "n more"."""
+"""The choice of kernels in a long column that are folded into "n more"."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from ....graph.model import FusionGraph, Kernel
 from ....graph.render import text_view
 from .tracks import Piece
 
-SHOWN = 16  # kernels of a column, the costliest; one with no more shows each
+SHOWN = 16  # the costliest kernels of a column; a column with fewer folds nothing
 
 
-def little(graph: FusionGraph) -> set[int]:
-    """Launch indices of what is not among the costliest."""
+def low_cost(graph: FusionGraph) -> set[int]:
+    """Return the launch indices of all but the costliest kernels."""
     return set(range(len(graph.kernels or ()))) - set(text_view.costliest(graph, SHOWN))
 
 
 def folds(graph: FusionGraph, placed: Mapping[int, Sequence[Piece]]) -> list[dict[str, Any]]:
-    """Groups of kernels of little cost that lie in one place: a band of a lane, or a part that has no bands.
+    """Return groups of low-cost kernels in one place: a band of a track, or a phase without bands.
 
-    Each has `members` (launch indices) and `text`: what they come to.
+    Each group has `members` (launch indices) and `text` (their total time and bytes).
     """
     kernels = graph.kernels or ()
     groups: dict[object, list[int]] = defaultdict(list)
-    for index in sorted(little(graph)):
+    for index in sorted(low_cost(graph)):
         groups[tuple(placed[index]) or kernels[index].phase].append(index)
     return [
         {"members": members, "text": _text([kernels[index] for index in members])}
@@ -37,6 +37,6 @@ def folds(graph: FusionGraph, placed: Mapping[int, Sequence[Piece]]) -> list[dic
 
 def _text(folded: Sequence[Kernel]) -> str:
     time = tally(kernel.device_time_us for kernel in folded)
-    moved = tally(map(declared_bytes, folded))
+    declared = tally(map(declared_bytes, folded))
     words = [] if time.exact is None else [formats.microseconds(time.exact)]
-    return ", ".join([*words, *([] if moved.exact is None else [formats.size(moved.exact)])])
+    return ", ".join([*words, *([] if declared.exact is None else [formats.size(declared.exact)])])

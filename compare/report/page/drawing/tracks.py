@@ -1,4 +1,4 @@
-"""Where the boxes of one column lie: over which bands, and beside what."""
+"""The boxes of a column: the bands that each covers, and its track."""
 
 from __future__ import annotations
 
@@ -10,31 +10,27 @@ Runs = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Piece:
-    """A box from band `first` to band `last`, in a lane; a kernel whose bands have gaps may be several."""
+    """A box from band `first` to band `last` in a track. A kernel whose bands have gaps may have several."""
 
-    lane: int
+    track: int
     first: int
     last: int
 
 
 def pieces(held: Mapping[int, Sequence[int]]) -> dict[int, list[Piece]]:
-    """By kernel, in launch order, its boxes; none of a kernel without bands.
+    """Return the boxes of each kernel by launch index; none for a kernel without bands.
 
-    held: by launch index the numbers of the bands, ascending. Boxes of one lane follow one another down the page in
-    launch order, at most sharing a band at their ends. A kernel is one box over all between its first band and its
-    last, unless boxes of what is adjacent alone need fewer lanes.
+    held: the ascending band numbers by launch index. The boxes of a track follow each other in launch order; two may
+    share a band at their ends. A kernel is one box from its first band to its last, unless one box for each run of
+    adjacent bands needs fewer tracks.
     """
-    whole: dict[int, Runs] = {index: [(bands[0], bands[-1])] if bands else [] for index, bands in held.items()}
-    parted = {index: _adjacent(bands) for index, bands in held.items()}
-    best = _laid(whole)
-    if parted != whole:
-        other = _laid(parted)
-        best = min(best, other, key=_lanes)
-    return best
+    spanning: dict[int, Runs] = {index: [(bands[0], bands[-1])] if bands else [] for index, bands in held.items()}
+    split = {index: _adjacent(bands) for index, bands in held.items()}
+    return min(_placed(spanning), _placed(split), key=_track_count)
 
 
-def _lanes(laid: Mapping[int, Sequence[Piece]]) -> int:
-    return len({piece.lane for placed in laid.values() for piece in placed})
+def _track_count(placed_boxes: Mapping[int, Sequence[Piece]]) -> int:
+    return len({piece.track for boxes in placed_boxes.values() for piece in boxes})
 
 
 def _adjacent(bands: Iterable[int]) -> Runs:
@@ -47,21 +43,21 @@ def _adjacent(bands: Iterable[int]) -> Runs:
     return runs
 
 
-def _laid(wanted: Mapping[int, Runs]) -> dict[int, list[Piece]]:
-    """Each box into the first lane that has room for it."""
-    lanes: list[Runs] = []
+def _placed(wanted: Mapping[int, Runs]) -> dict[int, list[Piece]]:
+    """Put each box into the first track with free space for it."""
+    tracks: list[Runs] = []
     laid: dict[int, list[Piece]] = {}
     for index, runs in wanted.items():
         laid[index] = []
         for first, last in runs:
-            lane = next((number for number, taken in enumerate(lanes) if _fits(first, last, taken)), len(lanes))
-            if lane == len(lanes):
-                lanes.append([])
-            lanes[lane].append((first, last))
-            laid[index].append(Piece(lane, first, last))
+            track = next((number for number, taken in enumerate(tracks) if _fits(first, last, taken)), len(tracks))
+            if track == len(tracks):
+                tracks.append([])
+            tracks[track].append((first, last))
+            laid[index].append(Piece(track, first, last))
     return laid
 
 
 def _fits(first: int, last: int, taken: Runs) -> bool:
-    """Below what was launched before, or wholly above it."""
+    """True if the box lies below or entirely above each earlier box of the track."""
     return all(end <= first or last < start for start, end in taken)

@@ -1,1 +1,1 @@
-"""Source listings in a page: HLO, Triton, PTX and SASS beside their kernels."""
+"""The source texts of a page: HLO, generated code, Triton, CUDA, PTX and SASS, with the lines of each kernel."""

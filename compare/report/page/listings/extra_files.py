@@ -1,4 +1,4 @@
-"""Texts of a run as files beside its page, where a browser shows them: PTX and SASS are too large to be in it."""
+"""Text files next to the page for PTX and SASS, which are too large for the page itself."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from ....base.usage import UsageError
 from ....graph.model import Kernel
 
 KINDS = (".ptx", ".sass")
-MAX_BYTES = 64 << 20  # of one file
+MAX_BYTES = 64 << 20  # for one file
 
-# What debuggers alone read of PTX, from its heading to the end of the text; all of it follows the code.
+# Debug sections of PTX; they follow the code and reach to the end of the text.
 _DEBUG = re.compile(rb"^\s*\.section\s+\.debug_.*\Z", re.MULTILINE | re.DOTALL)
-_ENCODING = b"/* 0x"  # beside each instruction of SASS, and its second half on a line of its own
+_ENCODING = b"/* 0x"  # follows each instruction of SASS; its second half has a line of its own
 
 
-def write(archive: zipfile.ZipFile, kernels: Sequence[Kernel], beside: Path) -> Iterator[dict[str, Any]]:
-    """Links to the files, which are written unless they are there: `title`, `href` and `kernels` (launch indices).
+def write(archive: zipfile.ZipFile, kernels: Sequence[Kernel], folder: Path) -> Iterator[dict[str, Any]]:
+    """Write the files that do not exist yet. Yield links to them: `title`, `href` and `kernels` (launch indices).
 
-    Equal texts of several records are one file. Raises UsageError where one cannot be written.
+    Equal texts of several records share a file. Raises UsageError if a file cannot be written.
     """
     names = [(kernel.phase, _names(kernel)) for kernel in kernels]
     for info in archive.infolist():
@@ -34,31 +34,31 @@ def write(archive: zipfile.ZipFile, kernels: Sequence[Kernel], beside: Path) -> 
         if path.suffix not in KINDS or info.file_size > MAX_BYTES:
             continue
         # "forward/triton/NAME.ptx", or "forward/00_NAME.ptx"
-        name, folder = _letters(re.sub(r"^\d\d_", "", path.stem)), path.parts[0]
-        own = [i for i, (phase, known) in enumerate(names) if name in known and folder.startswith(phase)]
-        yield put(info.filename, info.CRC, info.file_size, beside, own, partial(_read, archive, info))
+        name = _letters(re.sub(r"^\d\d_", "", path.stem))
+        own = [i for i, (phase, known) in enumerate(names) if name in known and path.parts[0].startswith(phase)]
+        yield link(info.filename, info.CRC, info.file_size, folder, own, partial(_read, archive, info))
 
 
-def put(
-    title: str, checksum: int, size: int, beside: Path, kernels: Sequence[int], read: Callable[[], bytes]
+def link(
+    title: str, checksum: int, size: int, folder: Path, kernels: Sequence[int], read: Callable[[], bytes]
 ) -> dict[str, Any]:
-    """Write one text, unless it is there, and link it. checksum, size: of what it is made from."""
+    """Write a text unless its file exists, and return a link to it. checksum, size: those of the original text."""
     path = PurePosixPath(title)
     name = re.sub(r"[^\w.-]", "_", path.stem)[:80]
     file = f"{name}-{checksum ^ size:08x}{path.suffix}.txt"
-    target = beside / file
+    target = folder / file
     try:
         if not target.is_file():
             data = read()
-            beside.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
             atomic_write.write(target, data)
     except OSError as problem:
         raise UsageError(f"{target}: cannot be written: {problem.strerror}") from None
-    return {"title": printable(title), "href": f"{quote(beside.name)}/{quote(file)}", "kernels": list(kernels)}
+    return {"title": printable(title), "href": f"{quote(folder.name)}/{quote(file)}", "kernels": list(kernels)}
 
 
 def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
-    """As a person reads it."""
+    """Return a text without PTX's debug sections and SASS's encodings."""
     data = archive.read(info)
     if info.filename.endswith(".ptx"):
         return _DEBUG.sub(b"", data)
@@ -71,5 +71,8 @@ def _names(kernel: Kernel) -> set[str]:
 
 
 def _letters(name: object) -> str:
-    """Of a name in code as in a file's name: "softmax_forward<__nv_bfloat16, 8>" is softmax_forward___nv_bfloat16_8."""
+    """Return the letters and digits of a name.
+
+    File names replace the others: "softmax_forward<__nv_bfloat16, 8>" becomes softmax_forward___nv_bfloat16_8.
+    """
     return re.sub(r"[^A-Za-z0-9]", "", str(name).removeprefix("backward/"))

@@ -1,6 +1,6 @@
-"""Compilers' text as people read it: what nobody reads left out, and which lines are which kernel's.
+"""Compiler output without boilerplate, with the lines of each kernel.
 
-Lines keep the numbers that they have in the file, so that what is said here can be looked up in the run's dumps.
+Lines keep their numbers in the file, so that a reader finds them in the run's dumps.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ from dataclasses import dataclass, field
 from xlafuse.hlo import text_reader
 
 Span = tuple[int, int]  # first and last line, from 1
-LONGEST = 400  # characters of a line
+LONGEST = 400  # characters in a line
 
 
 @dataclass
 class Listing:
-    """language: "hlo", "python" or "cuda". lines: number -> text, ascending. spans: kernel's name there -> its lines,
-    first those that launch it. places: number -> the "file:line" of the program that the line is of."""
+    """A source text.
+
+    language: "hlo", "python" or "cuda". lines: text by line number, ascending. spans: lines by kernel name; those that
+    launch the kernel come first. places: the program's "file:line" by line number.
+    """
 
     language: str
     lines: dict[int, str]
@@ -27,13 +30,13 @@ class Listing:
 
 
 def hlo(text: str) -> Listing:
-    """Metadata become places; tables of frames and defaults of backend_config go."""
+    """Return optimized HLO without metadata (kept as places), stack frame tables and defaults of backend_config."""
     lines: dict[int, str] = {}
     blank = True
     for number, line in _numbered(text):
         if _TABLES.fullmatch(line) or (blank and not line):
             continue
-        lines[number] = _cut(_without_defaults(_cut(line, _HUGE)))
+        lines[number] = _cut(_without_defaults(_cut(line, _LONGEST_PARSED)))
         blank = not line
     defined: dict[str, int] = {}
     bodies: dict[str, Span] = {}
@@ -64,7 +67,7 @@ _COMPUTATION = re.compile(r"(?:ENTRY )?%?([^\s(){}=,]+) (?:\{$|\(.*\{$)")
 _INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?([^\s=(),]+) = ")
 _STRING = r'"(?:[^"\\]|\\.)*"'
 _METADATA = re.compile(rf",? (?:metadata|frontend_attributes)=\{{(?:[^{{}}\"]|{_STRING})*\}}")
-# What XLA writes of every instruction, as long as nobody chose anything.
+# Default settings that XLA writes for every instruction.
 _DEFAULTS = re.compile(
     r'"(?:device_type":"DEVICE_TYPE_INVALID"|force_earliest_schedule":false|operation_queue_id":"0"|'
     r'wait_on_operation_queues":\[\]|reification_cost":\[\]|'
@@ -73,7 +76,7 @@ _DEFAULTS = re.compile(
 _EMPTY = re.compile(r",? backend_config=\{,?\}")
 
 
-_HUGE = 50_000  # characters; what no pattern need go through
+_LONGEST_PARSED = 50_000  # characters
 
 
 def _without_defaults(line: str) -> str:
@@ -84,7 +87,7 @@ def _without_defaults(line: str) -> str:
 
 
 def output_code(text: str) -> Listing:
-    """Inductor's output_code.py: kernels and `call`; imports, metadata and the benchmark below it go."""
+    """Return Inductor's output_code.py without imports, metadata and the benchmark at its end."""
     lines: dict[int, str] = {}
     listing = Listing("python", lines)
     comment = kernel = handle = ""
@@ -101,7 +104,7 @@ def output_code(text: str) -> Listing:
         elif line.startswith("#"):
             first = first if comment else number
             comment = line
-            if not line.startswith(_FOLDED):
+            if not line.startswith(_LEFT_OUT):
                 lines[number] = _cut(line)
         elif match := _DEFINED.match(line):
             first, kernel, comment = (first if comment else number), match[1], ""
@@ -117,14 +120,14 @@ def output_code(text: str) -> Listing:
                 elif match := _LAUNCH.match(_cut(line)):
                     calls = listing.spans.setdefault(f"call {match[1]}", [])
                     if match[1] == handle:
-                        calls.pop()  # the comment above was about this very line
+                        calls.pop()  # the comment above named this line
                         handle = ""
                     calls.append((number, number))
     return listing
 
 
-# Above a kernel, a path in a cache and the FX graph in pieces; above its call, what is said above the kernel already.
-_FOLDED = ("#   ", "# kernel path:", "# Source node to ATen", "# Graph fragment:")
+# Comments above a kernel (cache path, FX graph), and the copy above its call.
+_LEFT_OUT = ("#   ", "# kernel path:", "# Source node to ATen", "# Graph fragment:")
 _AGAIN = "# Topologically Sorted"
 _DEFINED = re.compile(r"(\w+) = async_compile\.\w+\(")
 _CALL = re.compile(r"\s*def (?:call|partition_\d+)\(")
@@ -136,7 +139,7 @@ _META = re.compile(r"    (?:triton_meta|inductor_meta|configs?)=")
 
 
 def program(text: str, language: str) -> Listing:
-    """A file of source; its functions are spans by name."""
+    """Return a source file with the lines of each function."""
     lines = dict(_numbered(text))
     listing = Listing(language, lines)
     texts = list(lines.values())
@@ -148,7 +151,7 @@ def program(text: str, language: str) -> Listing:
 
 
 def _python(lines: list[str]) -> Iterator[tuple[str, int, int]]:
-    """Name, line and last line of the heading of each function of a module."""
+    """Yield name, first line and last line of the heading of each function."""
     for number, line in enumerate(lines):
         if match := _FUNCTION.match(line):
             yield match[1], number, number
@@ -170,7 +173,7 @@ _KERNEL = re.compile(r"(?:__global__ void )?(?:__\w+__\([^)]*\) )*([a-z]\w*)\(")
 
 
 def _end(lines: list[str], opening: int) -> int:
-    """Where indentation ends; a closing bracket or brace belongs to what it closes."""
+    """Return the last line of a function: the end of its indentation and closing brackets."""
     last = opening
     for number in range(opening + 1, len(lines)):
         if lines[number] and not lines[number].startswith((" ", "\t", ")", "}", "#")):

@@ -1,4 +1,4 @@
-"""The program that was compiled, and the kernels written for it: files of this project, with which lines are whose."""
+"""This project's source files behind a run: the compiled program and hand-written kernels, with their lines."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from ....graph.model import Kernel
 from . import listing as listings
 from .listing import Listing, Span
 
-INSTALLED = "as installed where this report was made; the run does not keep it"
-MOVED = "it has changed since the run: recorded lines may have moved"
-BY_NAME = "it has changed since the run: kernels are found by name"
-MAX_BYTES = 1 << 20  # of one file
+INSTALLED = "the installed version of this file; the run does not keep it"
+MOVED = "the file has changed since the run: recorded lines may have moved"
+BY_NAME = "the file has changed since the run: kernels are found by name"
+MAX_BYTES = 1 << 20  # for one file
 _LANGUAGES = {".py": "python", ".cu": "cuda", ".cuh": "cuda"}
 _FOLDERS = ("xlafuse", "triton_side")
 
 
 class Programs:
-    """Files of this project, each read once; a record names them, and nothing else is ever read for it."""
+    """A cache of this project's source files. No file outside the project is read, whatever a record names."""
 
     def __init__(self) -> None:
         self._read: dict[str, Listing | None] = {}
 
     def get(self, name: str) -> Listing | None:
+        """Return a source file; None if it is not one of this project's."""
         if name not in self._read:
             self._read[name] = _listing(name)
         return self._read[name]
@@ -43,16 +44,16 @@ def _listing(name: str) -> Listing | None:
 
 
 def function(kernel: Kernel) -> str:
-    """What its source calls it: softmax_forward of "softmax_forward<__nv_bfloat16, 8>"."""
+    """Return a kernel's function name: softmax_forward for "softmax_forward<__nv_bfloat16, 8>"."""
     return re.split(r"[<(#]", kernel.name, maxsplit=1)[0]
 
 
 def of_kernels(
     kernels: Sequence[Kernel], programs: Programs
 ) -> Iterator[tuple[str, Listing, dict[int, list[Span]], str]]:
-    """Each file that kernels name lines of: its path, text, the lines of each kernel, and what is to be said of it.
+    """Yield the files that kernels name: path, text, the lines of each kernel, and a note.
 
-    Not the CUDA that a run keeps as it was compiled.
+    CUDA files are left out, since a run keeps the CUDA text that it compiled.
     """
     named: dict[str, dict[int, list[Span]]] = defaultdict(lambda: defaultdict(list))
     for index, kernel in enumerate(kernels):
@@ -66,19 +67,19 @@ def of_kernels(
             continue
         written = {i: listing.spans[function(kernels[i])] for i in spans if function(kernels[i]) in listing.spans}
         changed = ""
-        if any(not _among(spans[i], found) for i, found in written.items()):
+        if any(not _overlap(spans[i], found) for i, found in written.items()):
             changed = BY_NAME
-        elif any(not _tells(listing, first) for found in spans.values() for first, _ in found):
+        elif any(not _is_code(listing, first) for found in spans.values() for first, _ in found):
             changed = MOVED
         yield name, listing, {**spans, **written}, "; ".join(filter(None, (INSTALLED, changed)))
 
 
-def _among(recorded: Sequence[Span], found: Sequence[Span]) -> bool:
-    """Whether the line that declares a kernel is within what has its name now, or right before it."""
+def _overlap(recorded: Sequence[Span], found: Sequence[Span]) -> bool:
+    """True if a recorded line lies within the function that has the kernel's name now, or directly before it."""
     return any(first - 1 <= line <= last for line, _ in recorded for first, last in found)
 
 
-def _tells(listing: Listing, line: int) -> bool:
-    """Whether there is code: neither blank, nor a comment, nor beyond the end."""
+def _is_code(listing: Listing, line: int) -> bool:
+    """True if the line exists and is neither blank nor a comment."""
     text = listing.lines.get(line, "").strip()
     return bool(text) and not text.startswith(("#", "//", '"""'))

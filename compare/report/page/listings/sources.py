@@ -1,7 +1,7 @@
-"""The sources behind a run's numbers, and which lines are which kernel's: what `static/sources.js` shows.
+"""The source texts of a run with the lines of each kernel, which `static/sources.js` shows.
 
-Of each record: optimized HLO, Inductor's output code, CUDA as it was compiled; the program and its Triton kernels as
-they are installed where the report is made, since runs do not keep them. Equal texts of a case are in the page once.
+Each record has its optimized HLO, Inductor's output code and compiled CUDA. The program and its Triton kernels come
+from the installed project, since runs do not keep them. A case embeds equal texts once.
 """
 
 from __future__ import annotations
@@ -20,20 +20,19 @@ from ....base.text import printable
 from ....base.usage import UsageError
 from ....graph.model import Kernel
 from ....sources.graph_sources import GraphSource, reading_errors_as_usage, recorded_file
-from ..content.reading import MAIN
-from . import extra_files as files_beside
+from ..content.run_data import MAIN
+from . import extra_files, programs
 from . import listing as listings
-from . import programs
 from .listing import Listing, Span
 
-BUDGET = 1_100_000  # compressed bytes of all that was compiled; base64 adds a third in the page
-MAX_BYTES = 16 << 20  # of one text
+BUDGET = 1_100_000  # compressed bytes of all compiled texts; base64 adds a third
+MAX_BYTES = 16 << 20  # for one text
 _KINDS = {"optimized.hlo.txt": listings.hlo, "output_code.py": listings.output_code}
 
 
 @dataclass(frozen=True)
 class Sources:
-    """What the page embeds. cases: by case id. programs: by path, what several cases name."""
+    """The embedded data. cases: by case id. programs: by path, shared by cases."""
 
     cases: dict[str, dict[str, Any]]
     programs: dict[str, dict[str, Any]]
@@ -41,7 +40,8 @@ class Sources:
 
 @dataclass
 class _Document:
-    """title: its path in the archive or the project. spans: launch index -> lines. program: of the project."""
+    """A text of a record. title: its path in the archive or project. spans: lines by launch index. program: True for a
+    file of the project."""
 
     title: str
     listing: Listing
@@ -63,41 +63,41 @@ class _Record:
         return self.found.record.implementation if self.found.record else self.found.name
 
 
-def of_run(found: Sequence[GraphSource], beside: Path | None) -> Sources:
-    """What every case's page shows. PTX and SASS go to files in `beside`, and so do the sources of the less important
-    records once `BUDGET` is used up; without a folder they are left out.
+def of_run(found: Sequence[GraphSource], folder: Path | None) -> Sources:
+    """Return the sources of all cases.
 
-    What cannot be read, or written there, costs its own record what is missing, and leaves a note.
+    PTX and SASS are written to `folder`. When `BUDGET` is used up, compiled texts of less important records go there
+    too. Without a folder they are left out. If a text cannot be read or written, its record has a note instead.
     """
     cases: dict[str, list[_Record]] = defaultdict(list)
     installed = programs.Programs()
     for each in found:
         if each.record is not None:
-            cases[each.record.case.id].append(_read(each, installed, beside))
+            cases[each.record.case.id].append(_read(each, installed, folder))
     within = _affordable(cases)
     shown: dict[str, dict[str, Any]] = {}
-    packed = {case: _packed(records, within, beside, shown) for case, records in cases.items()}
+    packed = {case: _packed(records, within, folder, shown) for case, records in cases.items()}
     return Sources(packed, shown)
 
 
-def _read(found: GraphSource, installed: programs.Programs, beside: Path | None) -> _Record:
+def _read(found: GraphSource, installed: programs.Programs, folder: Path | None) -> _Record:
     record = _Record(found)
     try:
         record.kernels = (found.graph().kernels or ()) if found.read is not None else ()
         for name, listing, spans, note in programs.of_kernels(record.kernels, installed):
             record.documents.append(_Document(name, listing, spans, note, program=True))
         if found.record is not None and found.record.dumps is not None:
-            _add_archive(record, recorded_file(found.path, found.record, found.record.dumps), beside)
+            _add_archive(record, recorded_file(found.path, found.record, found.record.dumps), folder)
     except (UsageError, ValueError) as problem:
         record.note = printable(str(problem), 400)
-    # What was compiled comes first, then the program that it was compiled from.
+    # Compiled texts come first, then the program.
     record.documents.sort(key=lambda document: (document.program, not document.title.startswith("forward")))
     return record
 
 
-def _add_archive(record: _Record, path: Path, beside: Path | None) -> None:
+def _add_archive(record: _Record, path: Path, folder: Path | None) -> None:
     if not path.is_file():
-        record.note = f"the run's folder has no {printable(path.name)}, which would hold what was compiled"
+        record.note = f"no compiled text: the run's folder has no {printable(path.name)}"
         return
     try:
         with reading_errors_as_usage(path), zipfile.ZipFile(path) as archive:
@@ -105,8 +105,8 @@ def _add_archive(record: _Record, path: Path, beside: Path | None) -> None:
                 name = PurePosixPath(info.filename)
                 if info.file_size <= MAX_BYTES and (name.name in _KINDS or name.suffix == ".cu"):
                     _add(record, info.filename, archive.read(info).decode(errors="replace"))
-            if beside is not None:
-                record.files += files_beside.write(archive, record.kernels, beside)
+            if folder is not None:
+                record.files += extra_files.write(archive, record.kernels, folder)
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, lzma.LZMAError, zlib.error) as problem:
         raise UsageError(f"{path}: {problem}") from None
 
@@ -134,7 +134,7 @@ def _in_hlo(listing: Listing, kernels: Mapping[int, Kernel]) -> dict[int, list[S
 
 
 def _in_code(listing: Listing, kernels: Mapping[int, Kernel]) -> dict[int, list[Span]]:
-    """Where it is launched, then where it is written; of several calls of one name, each kernel has its own."""
+    """Return the lines that launch and define each kernel; calls of one name are matched in order."""
     taken: dict[str, int] = defaultdict(int)
     spans = {}
     for index, kernel in kernels.items():
@@ -146,7 +146,7 @@ def _in_code(listing: Listing, kernels: Mapping[int, Kernel]) -> dict[int, list[
 
 
 def _affordable(cases: Mapping[str, Iterable[_Record]]) -> set[int]:
-    """Which records' sources (by identity) the page holds: those of `MAIN` first, then as the run has them."""
+    """Return the records (by identity) whose texts the page embeds: `MAIN` first, then in the order of the run."""
     records = [record for case in cases.values() for record in case]
     left = BUDGET
     within: set[int] = set()
@@ -159,7 +159,7 @@ def _affordable(cases: Mapping[str, Iterable[_Record]]) -> set[int]:
 
 
 def _size(listing: Listing, known: dict[int, int]) -> int:
-    """Compressed bytes of what was not counted yet."""
+    """Return the compressed bytes of a text; 0 if it was counted before."""
     if id(listing) in known:
         return 0
     known[id(listing)] = len(gzip.compress("\n".join(listing.lines.values()).encode(errors="replace"), 6))
@@ -167,7 +167,7 @@ def _size(listing: Listing, known: dict[int, int]) -> int:
 
 
 def _packed(
-    records: Sequence[_Record], within: set[int], beside: Path | None, shown_programs: dict[str, dict[str, Any]]
+    records: Sequence[_Record], within: set[int], folder: Path | None, shown_programs: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
     texts: list[dict[str, Any]] = []
     numbers: dict[str, int] = {}
@@ -177,7 +177,7 @@ def _packed(
         held = [each for each in record.documents if each.program or id(record) in within]
         if len(held) < len(record.documents):
             left_out = (each for each in record.documents if not each.program)
-            links, note = _apart(left_out, beside)
+            links, note = _linked(left_out, folder)
             files, notes = [*links, *files], [*notes, note]
         for document in held:
             where: dict[str, Any] = {}
@@ -200,7 +200,7 @@ def _packed(
 
 
 def _text(listing: Listing) -> dict[str, Any]:
-    """gaps: [position among the lines, how many are left out before it]. at: [line, which of the places it is of]."""
+    """Return a text as JSON values. gaps: [position, lines left out before it]. at: [line, position in places]."""
     gaps, expected = [], 1
     for position, number in enumerate(listing.lines):
         if number != expected:
@@ -215,19 +215,19 @@ def _text(listing: Listing) -> dict[str, Any]:
     }
 
 
-def _apart(documents: Iterable[_Document], beside: Path | None) -> tuple[list[dict[str, Any]], str]:
-    """Links to files of what the page has no room for, and what is to be said of it."""
-    of_page = "the page, which has no room for the texts of every record"
-    if beside is None:
-        return [], f"what was compiled is left out of {of_page}"
+def _linked(documents: Iterable[_Document], folder: Path | None) -> tuple[list[dict[str, Any]], str]:
+    """Return links to files with texts that exceed the page's budget, and a note."""
+    why = "the page's budget for compiled texts is used up"
+    if folder is None:
+        return [], f"the compiled texts are left out: {why}"
     try:
-        return [_file(each, beside) for each in documents], f"what was compiled is in files beside {of_page}"
+        return [_file(each, folder) for each in documents], f"the compiled texts are in separate files: {why}"
     except UsageError as problem:
-        return [], printable(f"what was compiled is left out of {of_page}: {problem}", 400)
+        return [], printable(f"the compiled texts are left out: {why}, and {problem}", 400)
 
 
-def _file(document: _Document, beside: Path) -> dict[str, Any]:
+def _file(document: _Document, folder: Path) -> dict[str, Any]:
     text = "\n".join(document.listing.lines.values()).encode(errors="replace")
-    return files_beside.put(
-        document.title, zlib.crc32(text), len(text), beside, sorted(document.spans), lambda: text
+    return extra_files.link(
+        document.title, zlib.crc32(text), len(text), folder, sorted(document.spans), lambda: text
     )

@@ -1,7 +1,7 @@
 "use strict";
-// Draws the pictures of a case's page, in the colours of the page.
+// Draw the charts of a case's page in the colours of the page.
 (() => {
-  const alive = new Map(); // figure -> {spec, pick, view}
+  const drawn = new Map(); // figure -> {spec, pick, view}
 
   function config() {
     const style = getComputedStyle(document.documentElement);
@@ -21,7 +21,7 @@
   }
 
   async function draw(figure) {
-    const entry = alive.get(figure);
+    const entry = drawn.get(figure);
     if (entry.view) entry.view.finalize();
     const result = await window.vegaEmbed(figure, entry.spec, {
       mode: "vega-lite", actions: false, renderer: "svg", logLevel: 1, config: config(), tooltip: { theme: xlafuse.theme() },
@@ -35,29 +35,29 @@
     });
   }
 
-  // specs: by the name that a figure's data-chart gives. bars: values of the one of kernels. pick: called with the kernel
-  // of a bar that was clicked.
+  // specs: by the name in a figure's data-chart. bars: the values of the chart of kernels. pick: called with the kernel of
+  // a clicked bar.
   xlafuse.charts = async (element, specs, bars, pick) => {
-    for (const [figure, entry] of alive) {
+    for (const [figure, entry] of drawn) {
       if (figure.isConnected) continue;
       if (entry.view) entry.view.finalize();
-      alive.delete(figure);
+      drawn.delete(figure);
     }
     await xlafuse.module("lib-vega");
     for (const figure of element.querySelectorAll("[data-chart]")) {
       const spec = specs[figure.dataset.chart];
       if (!spec) {
         figure.replaceWith(Object.assign(document.createElement("p"), {
-          className: "note", textContent: "Nothing to draw: what this picture needs was not measured, or is not known.",
+          className: "note", textContent: "No chart: its numbers were not measured or are unknown.",
         }));
         continue;
       }
       const data = figure.dataset.chart === "kernels" ? { values: bars } : spec.data;
-      alive.set(figure, { spec: { ...spec, data }, pick, view: null });
+      drawn.set(figure, { spec: { ...spec, data }, pick, view: null });
       await draw(figure);
     }
   };
   document.addEventListener("xlafuse:theme", async () => {
-    for (const figure of alive.keys()) if (figure.isConnected) await draw(figure);
+    for (const figure of drawn.keys()) if (figure.isConnected) await draw(figure);
   });
 })();

@@ -1,4 +1,4 @@
-// Of a drawing: a kernel's box, or that of folded ones.
+// The box of a kernel, or of several folded kernels.
 Object.assign(xlafuse.drawn, (() => {
   "use strict";
   const { make } = xlafuse;
@@ -31,7 +31,7 @@ Object.assign(xlafuse.drawn, (() => {
       head.append(name);
       if (unit.first === false) {
         node.classList.add("dr-again");
-        head.append(make("small", "", "the same kernel, further"));
+        head.append(make("small", "", "same kernel, continued"));
       } else {
         head.append(make("small", "", cost));
         const bar = make("span", "dr-time");
@@ -72,7 +72,7 @@ Object.assign(xlafuse.drawn, (() => {
   }
 
   function gap(node, unit, band, at) {
-    within(make("span", "dr-gap", "", { title: "nothing of this stage" }), unit, band, at, node);
+    within(make("span", "dr-gap", "", { title: "the kernel computes nothing of this stage" }), unit, band, at, node);
   }
 
   return { box };

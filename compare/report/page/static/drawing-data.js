@@ -1,8 +1,8 @@
-// Of a drawing: what its data say, and what it is made of.
+// The drawing's data, and helpers that other parts of the drawing use.
 xlafuse.drawn = (() => {
   "use strict";
   const SVG = "http://www.w3.org/2000/svg";
-  const MOST_BUFFERS = 12; // named of a kernel
+  const MOST_BUFFERS = 12; // listed for a kernel
   const KINDS = { gemm: "gemm", attention: "attention", reduction: "reduction", elementwise: "elementwise",
     copy: "copy", memset: "copy" };
 
@@ -15,7 +15,7 @@ xlafuse.drawn = (() => {
   }
 
   function breakable(node, text) {
-    // Compilers' names are long, and break best after an underscore or a dot.
+    // Long names of compilers break best after an underscore or a dot.
     text.split(/(?<=[_./])(?=\w)/).forEach((piece, i) => node.append(...(i ? [document.createElement("wbr")] : []), piece));
     return node;
   }
@@ -24,7 +24,7 @@ xlafuse.drawn = (() => {
 
   const kindOf = (kernel) => KINDS[kernel.kind] || "other";
 
-  // One layout of the data: bands that are drawn as one made one, buffers and reasons by name.
+  // Return one layout of the data: grouped bands merged, buffers and reasons by name instead of position.
   function resolved(data, layout) {
     const bands = layout.groups.map((group) => {
       const labels = group.map((band) => data.bands[band].label);
@@ -44,7 +44,7 @@ xlafuse.drawn = (() => {
         const [text, , role] = column.buffers[place];
         return `${part ? `${part} of ` : ""}${text}${role === "intermediate" ? "" : `, ${role}`}`;
       };
-      const accesses = (list) => (list === null ? ["not known"]
+      const accesses = (list) => (list === null ? ["unknown"]
         : [...list.slice(0, MOST_BUFFERS).map(buffer), ...(list.length > MOST_BUFFERS ? [`and ${list.length - MOST_BUFFERS} smaller ones`] : [])]);
       return { ...column, folds: layout.columns[c].folds,
         kernels: column.kernels.map((kernel, k) => ({ ...kernel, time: kernel.time && `${kernel.time} µs`, pieces: layout.columns[c].pieces[k], ops: together(kernel.ops),

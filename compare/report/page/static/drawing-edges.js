@@ -1,12 +1,12 @@
-// Of a drawing: lines for the buffers between kernels, over what the browser made of the grid.
+// Lines for the buffers between kernels, drawn over the browser's layout of the grid.
 Object.assign(xlafuse.drawn, (() => {
   "use strict";
-  const { path, widthOf, light, hide, tipOfEdge } = xlafuse.drawn;
+  const { path, widthOf, highlight, hide, tipOfEdge } = xlafuse.drawn;
 
   function edges(state) {
     const { svg, grid, columns } = state;
     if (!svg || !svg.isConnected || !grid.offsetWidth) return;
-    // Everything is measured before anything is drawn: a line that is put in makes the browser lay out the grid again.
+    // Measure everything before drawing: each added line would make the browser lay out the grid again.
     const origin = grid.getBoundingClientRect(), measured = new Map();
     for (const column of columns) for (const { own } of column.units) {
       const { top, left, right, bottom } = own.getBoundingClientRect();
@@ -23,7 +23,7 @@ Object.assign(xlafuse.drawn, (() => {
       for (const flow of column.flows) if (flow.direct && !flow.minor) down.set(flow.from, [...(down.get(flow.from) || []), flow]);
       const used = new Map();
       const port = (unit, side, width) => {
-        // Ports fill a side from its end inwards, so that edges leave low and arrive high.
+        // Ports fill a side from its end inwards: edges leave a box at its bottom and arrive at the top of the next.
         const key = `${side}${column.units.indexOf(unit)}`;
         const offset = used.get(key) || 6;
         used.set(key, offset + width + 2);
@@ -44,13 +44,13 @@ Object.assign(xlafuse.drawn, (() => {
           d = `M ${x} ${a.bottom - 1} V ${b.top + 1}`;
         } else {
           const a = rect(flow.from.own), b = rect(flow.to.own);
-          const x = outer + flow.track.x, y1 = port(flow.from, "out", width), y2 = port(flow.to, "in", width);
+          const x = outer + flow.channel.x, y1 = port(flow.from, "out", width), y2 = port(flow.to, "in", width);
           const r = Math.min(7, Math.abs(y2 - y1) / 2), turn = y2 > y1 ? r : -r;
           d = `M ${a.right - 1} ${y1} H ${x - r} Q ${x} ${y1} ${x} ${y1 + turn} V ${y2 - turn} Q ${x} ${y2} ${x - r} ${y2} H ${b.right - 1}`;
         }
         const saved = flow.edges.some((edge) => edge.role === "saved");
         flow.lines = [path(`dr-edge${saved ? " dr-saved" : ""}${flow.minor ? " dr-minor" : ""}`, d, width)];
-        // A residual is two lines, so that it is told by more than its colour.
+        // A saved buffer is a double line, so that it differs by more than colour.
         if (saved) flow.lines.push(path(`dr-core${flow.minor ? " dr-minor" : ""}`, d, width * 0.4));
         lines.push(...flow.lines);
         if (flow.minor) continue;
@@ -62,11 +62,11 @@ Object.assign(xlafuse.drawn, (() => {
       }
     }
     svg.replaceChildren(...lines);
-    if (state.lit) light(state, state.lit);
+    if (state.highlighted) highlight(state, state.highlighted);
   }
 
   function stubs(state, unit, rect) {
-    // What a kernel reads of the program's inputs comes in at its left, what it writes of the outputs leaves below that.
+    // The program's inputs enter a box at the upper left; its outputs leave at the lower left.
     const box = rect(unit.own), { kernel } = unit, lines = [];
     if (kernel.in) {
       const width = widthOf(state, kernel.in), y = box.top + 5 + width / 2;

@@ -1,4 +1,4 @@
-// Of a drawing: what is said of the kernel or buffer that is pointed at, focused or chosen, and what is lit with it.
+// The tip of a kernel or buffer under the pointer, focused or chosen, and the highlighting of its box and edges.
 Object.assign(xlafuse.drawn, (() => {
   "use strict";
   const { make } = xlafuse;
@@ -9,34 +9,34 @@ Object.assign(xlafuse.drawn, (() => {
     return own.bottom > Math.max(0, frame.top) && own.top < Math.min(document.documentElement.clientHeight, frame.bottom);
   }
 
-  function light(state, what) {
-    dim(state);
-    state.lit = what;
+  function highlight(state, what) {
+    clearHighlight(state);
+    state.highlighted = what;
     state.grid.classList.add("dr-lit");
     for (const column of state.columns) for (const flow of column.flows) {
       if (flow === what.flow || (what.unit && what.column === column && [flow.from, flow.to].some((u) => u.order === what.unit.order))) {
         for (const line of flow.lines || []) line.classList.add("dr-on");
-        for (const unit of [flow.from, flow.to]) unit.own?.classList.add("dr-beside");
+        for (const unit of [flow.from, flow.to]) unit.own?.classList.add("dr-neighbour");
       }
     }
     if (what.unit) for (const unit of state.boxes.get(`${what.column.c}.${what.unit.order}`).all) unit.own.classList.add("dr-on");
   }
 
-  function dim(state) {
-    state.lit = null;
+  function clearHighlight(state) {
+    state.highlighted = null;
     state.grid.classList.remove("dr-lit");
-    for (const node of state.grid.querySelectorAll(".dr-on, .dr-beside")) node.classList.remove("dr-on", "dr-beside");
+    for (const node of state.grid.querySelectorAll(".dr-on, .dr-neighbour")) node.classList.remove("dr-on", "dr-neighbour");
   }
 
   function hide(state) {
     if (state.tip) state.tip.hidden = true;
-    if (state.grid) dim(state);
+    if (state.grid) clearHighlight(state);
   }
 
   function close(state) {
     const back = state.pinned && state.tip.contains(document.activeElement) ? state.pinned : null;
     state.pinned = null;
-    state.quiet = true; // focus that comes back is no wish to read the same again
+    state.quiet = true; // returning focus must not open the tip again
     back?.focus();
     state.quiet = false;
     hide(state);
@@ -52,15 +52,15 @@ Object.assign(xlafuse.drawn, (() => {
     body.append(make("p", "dr-tip-name", `${unit.order + 1}. ${kernel.name}`));
     const list = make("dl");
     const times = kernel.launches === "1" ? "" : `, ${kernel.launches} launches`;
-    line(list, "kind", `${kernel.kind}, ${kernel.part}${times}`);
+    line(list, "kind", `${kernel.kind}, ${kernel.phase}${times}`);
     line(list, "time", kernel.time ? kernel.time + (kernel.time_share ? `, ${kernel.time_share} of ${column.name}'s` : "") : "not measured");
-    line(list, "at least", kernel.least && `${kernel.least} µs, ${kernel.bound}-bound`);
+    line(list, "roofline time", kernel.roofline_time && `${kernel.roofline_time} µs, ${kernel.bound}-bound`);
     line(list, "bytes", kernel.bytes + (kernel.bytes_share ? `, ${kernel.bytes_share} of ${column.name}'s` : ""));
     const holds = Object.entries(kernel.stages).filter(([, words]) => words);
-    line(list, "computes", holds.map(([band, words]) => (band === "" ? (holds.length > 1 ? `besides: ${words}` : words) : `${state.data.stages[band].label}: ${words}`)).join("\n"));
+    line(list, "computes", holds.map(([band, words]) => (band === "" ? (holds.length > 1 ? `other: ${words}` : words) : `${state.data.stages[band].label}: ${words}`)).join("\n"));
     line(list, "reads", `${kernel.read}: ${kernel.reads.join("; ")}`);
     line(list, "writes", `${kernel.written}: ${kernel.writes.join("; ")}`);
-    line(list, "FLOPs", kernel.flops === "?" ? "not known" : kernel.flops);
+    line(list, "FLOPs", kernel.flops === "?" ? "unknown" : kernel.flops);
     for (const [name, value] of Object.entries(kernel.facts)) line(list, name, value);
     if (kernel.lines.length) {
       const places = make("dd");
@@ -75,8 +75,8 @@ Object.assign(xlafuse.drawn, (() => {
     body.append(actions);
     state.tip.replaceChildren(body);
     state.near = unit.own;
-    put(state);
-    light(state, { column, unit });
+    placeTip(state);
+    highlight(state, { column, unit });
   }
 
   function source(state, column, unit, place, text) {
@@ -102,12 +102,12 @@ Object.assign(xlafuse.drawn, (() => {
     body.append(list);
     state.tip.replaceChildren(body);
     state.near = near;
-    put(state);
-    light(state, { flow });
+    placeTip(state);
+    highlight(state, { flow });
   }
 
-  function put(state) {
-    // Beside what it is about, where there is room.
+  function placeTip(state) {
+    // Place the tip next to its subject if there is space.
     const { tip: node } = state;
     node.hidden = false;
     const near = state.near.getBoundingClientRect(), own = node.getBoundingClientRect();
@@ -115,8 +115,8 @@ Object.assign(xlafuse.drawn, (() => {
     let left = near.right + 10;
     if (left + own.width > width - 8) left = near.left - own.width - 10;
     if (left < 8) left = Math.max(8, Math.min(near.left, width - own.width - 8));
-    const beside = left >= near.right || left + own.width <= near.left;
-    const top = beside ? near.top : near.bottom + 8;
+    const nextTo = left >= near.right || left + own.width <= near.left;
+    const top = nextTo ? near.top : near.bottom + 8;
     node.style.left = `${left}px`;
     node.style.top = `${Math.max(8, Math.min(top, height - own.height - 8))}px`;
   }
@@ -128,5 +128,5 @@ Object.assign(xlafuse.drawn, (() => {
     state.tip.querySelector(".dr-actions button").focus({ preventScroll: true });
   }
 
-  return { inView, light, hide, close, tip, tipOfEdge, put, pin };
+  return { inView, highlight, hide, close, tip, tipOfEdge, placeTip, pin };
 })());

@@ -1,10 +1,10 @@
-// Fusion graphs side by side: stages are bands, implementations columns, kernels boxes over the bands whose operations
-// they hold, buffers between kernels edges as wide as their bytes. The browser's grid does the layout. The other parts are
-// in drawing-*.js.
+// Fusion graphs side by side. Stages are bands, implementations are columns, and a kernel is a box over the bands whose
+// operations it computes. Edges are buffers between kernels, as wide as their bytes. CSS grid does the layout. The other
+// parts are in drawing-*.js.
 xlafuse.drawing = (() => {
   "use strict";
   const { make } = xlafuse;
-  const { SVG, resolved, units, lanesOf, rows, spare, tracks, inView, light, hide, close, put, box, edges, legend,
+  const { SVG, resolved, units, tracksOf, rows, freeTracks, routeEdges, inView, highlight, hide, close, placeTip, box, edges, legend,
     table } = xlafuse.drawn;
   const states = new WeakMap();
 
@@ -20,7 +20,7 @@ xlafuse.drawing = (() => {
     if (options.kernel) reveal(state, options.kernel, options.focus);
   }
 
-  // The frame around the picture: which columns, zoom, legend, table. Made once.
+  // Make the frame around the drawing once: choice of columns, zoom, legend, table.
 
   function frame(state) {
     const { element, data } = state;
@@ -41,7 +41,7 @@ xlafuse.drawing = (() => {
         });
         columns.append(chip);
       });
-      const zoom = make("div", "dr-zoom", undefined, { role: "group", "aria-label": "Size of the picture" });
+      const zoom = make("div", "dr-zoom", undefined, { role: "group", "aria-label": "Size of the drawing" });
       for (const [text, label, step] of [["−", "smaller", -1.5], ["+", "larger", 1.5], ["fit", "fit the width", 0]]) {
         const button = make("button", "dr-button", text, { type: "button", "aria-label": label, title: label });
         button.addEventListener("click", () => resize(state, step));
@@ -49,7 +49,7 @@ xlafuse.drawing = (() => {
       }
       if (state.views.some((view) => view.columns.some((column) => column.folds.length))) {
         const all = make("button", "dr-button", "every kernel", { type: "button", "aria-pressed": "false" });
-        all.title = "Kernels of little cost are folded in long columns";
+        all.title = "Show all kernels; long columns fold kernels of little cost";
         all.addEventListener("click", () => {
           state.every = toggled(all);
           draw(state);
@@ -58,7 +58,7 @@ xlafuse.drawing = (() => {
       }
       if (state.views.length > 1) {
         const all = make("button", "dr-button", "every stage", { type: "button", "aria-pressed": "false" });
-        all.title = "Neighbouring stages of little cost are drawn as one";
+        all.title = "Show all stages; neighbouring stages of little cost are drawn as one";
         all.addEventListener("click", () => {
           state.data = state.views[toggled(all) ? 1 : 0];
           state.unfolded.clear();
@@ -79,11 +79,11 @@ xlafuse.drawing = (() => {
       state.scroll.addEventListener("keydown", (event) => move(state, event));
       root.addEventListener("keydown", (event) => event.key === "Escape" && close(state));
       root.addEventListener("pointerleave", () => state.pinned || hide(state));
-      state.scroll.addEventListener("scroll", () => (state.pinned ? put(state) : hide(state)), { passive: true });
+      state.scroll.addEventListener("scroll", () => (state.pinned ? placeTip(state) : hide(state)), { passive: true });
       outside(state, root);
       new ResizeObserver(() => edges(state)).observe(state.grid);
     }
-    for (const { name, why } of data.unread) root.append(make("p", "dr-note", `${name}: not drawn: ${why}`));
+    for (const { name, why } of data.unread) root.append(make("p", "dr-note", `${name} is not drawn: ${why}`));
     element.append(root);
     if (data.columns.length) draw(state);
   }
@@ -95,20 +95,20 @@ xlafuse.drawing = (() => {
   }
 
   function outside(state, root) {
-    // Of the whole page, for as long as the picture is in it.
+    // Listen on the whole page while the drawing is in it.
     const ended = new AbortController();
     const listen = (type, act, options = {}) => document.addEventListener(type, (event) =>
       root.isConnected ? state.pinned && act(event) : ended.abort(), { ...options, signal: ended.signal });
-    listen("scroll", () => (inView(state) ? put(state) : close(state)), { passive: true, capture: true });
+    listen("scroll", () => (inView(state) ? placeTip(state) : close(state)), { passive: true, capture: true });
     listen("pointerdown", ({ target }) => !state.tip.contains(target) && !target.closest?.(".dr-box") && close(state));
   }
 
   function resize(state, step) {
     if (step) state.size = Math.min(24, Math.max(6, state.size + step));
     else {
-      const fixed = state.columns.reduce((sum, column) => sum + column.gutter, 0); // edges are as wide as their bytes
+      const fixed = state.columns.reduce((sum, column) => sum + column.gutter, 0); // edge widths are fixed
       const wanted = Math.max(100, state.scroll.clientWidth - fixed - 2);
-      // Of the columns' own width: the grid stretches to fill what is there.
+      // Measure the columns themselves: the grid stretches to fill the page.
       const own = [...getComputedStyle(state.grid).gridTemplateColumns.matchAll(/[\d.]+/g)].reduce((sum, [width]) => sum + Number(width), 0);
       state.size = Math.min(16, Math.max(6, (state.size * wanted) / (own - fixed)));
     }
@@ -124,21 +124,21 @@ xlafuse.drawing = (() => {
     const columns = data.columns.map((column, c) => ({ ...column, c })).filter(({ c }) => state.visible.has(c));
     for (const column of columns) {
       column.units = units(column, column.c, state);
-      column.lanes = lanesOf(column.units);
-      if (!column.lanes.length) column.lanes.push([]);
+      column.tracks = tracksOf(column.units);
+      if (!column.tracks.length) column.tracks.push([]);
     }
     state.columns = columns;
     state.boxes = new Map();
     const at = rows(state, columns);
     state.largest = Math.max(1, ...data.columns.flatMap((column) => column.edges.map((edge) => edge.bytes)),
       ...data.columns.flatMap((column) => column.kernels.flatMap((kernel) => [kernel.in, kernel.out])));
-    tracks(state, columns);
+    routeEdges(state, columns);
     let template = "var(--dr-label)", line = 2;
     for (const column of columns) {
       column.line = line;
-      const width = { 1: 15, 2: 11 }[column.lanes.length] || 9.5;
-      template += ` ${column.lanes.map(() => `1.6em ${width}em`).join(" ")} ${column.gutter}px`;
-      line += 2 * column.lanes.length + 1;
+      const width = { 1: 15, 2: 11 }[column.tracks.length] || 9.5;
+      template += ` ${column.tracks.map(() => `1.6em ${width}em`).join(" ")} ${column.gutter}px`;
+      line += 2 * column.tracks.length + 1;
     }
     grid.style.gridTemplateColumns = template;
     const place = (node, top, bottom, left, right) => {
@@ -147,9 +147,9 @@ xlafuse.drawing = (() => {
       return node;
     };
     place(make("div", "dr-corner", data.inferred ? "operation (matched by kind and order)" : "stage"), 1, 2, 1, 2);
-    for (const [row, part] of at.titles) {
-      place(make("div", "dr-part"), row, row + 1, 1, line);
-      place(make("div", "dr-part-name", part), row, row + 1, 1, 2);
+    for (const [row, phase] of at.titles) {
+      place(make("div", "dr-phase"), row, row + 1, 1, line);
+      place(make("div", "dr-phase-name", phase), row, row + 1, 1, 2);
     }
     data.bands.forEach((band, b) => {
       place(make("div", b % 2 ? "dr-band" : "dr-band dr-even"), at.starts[b], at.starts[b] + at.slots[b], 1, line);
@@ -162,26 +162,26 @@ xlafuse.drawing = (() => {
     state.svg.setAttribute("aria-hidden", "true");
     grid.append(state.svg);
     for (const column of columns) {
-      const right = column.line + 2 * column.lanes.length + 1;
+      const right = column.line + 2 * column.tracks.length + 1;
       const head = place(make("div", "dr-head"), 1, 2, column.line, right);
       head.style.setProperty("--dr-own", xlafuse.colour(column.name));
       head.append(make("strong", "", column.name, { title: column.name }), make("span", "", column.title));
       for (const unit of column.units) {
         if (!unit.piece) continue;
         const node = place(box(state, column, unit, at), unit.top, unit.bottom, column.line + 1 + 2 * unit.piece[0],
-          column.line + 2 + 2 * (unit.piece[0] + spare(column, unit)));
-        if (!unit.fold) node.style.gridTemplateRows = "subgrid"; // which would stretch it
+          column.line + 2 + 2 * (unit.piece[0] + freeTracks(column, unit)));
+        if (!unit.fold) node.style.gridTemplateRows = "subgrid"; // a subgrid would stretch a fold
       }
-      for (const part of ["forward", "backward"]) {
-        const free = column.units.filter((unit) => !unit.piece && unit.part === part);
-        const own = data.bands.map((band, b) => (band.part === part ? b : -1)).filter((b) => b >= 0);
+      for (const phase of ["forward", "backward"]) {
+        const free = column.units.filter((unit) => !unit.piece && unit.phase === phase);
+        const own = data.bands.map((band, b) => (band.phase === phase ? b : -1)).filter((b) => b >= 0);
         if (!free.length || !own.length) continue;
         const last = own[own.length - 1];
         const stack = place(make("div", "dr-free"), at.starts[own[0]], at.starts[last] + at.slots[last], column.line + 1,
           right - 1);
         const alone = free.length === 1 && free[0].kernel;
         if (alone) stack.classList.add("dr-alone");
-        stack.append(make("p", "", alone ? "names no stages: one kernel for all of them" : "names no stages: in the order of launch"));
+        stack.append(make("p", "", alone ? "names no stage: one kernel for everything" : "name no stages: in launch order"));
         for (const unit of free) stack.append(box(state, column, unit, at));
       }
       if (column.note) place(make("div", "dr-free dr-words", column.note), 2, at.end, column.line + 1, right - 1);
@@ -213,7 +213,7 @@ xlafuse.drawing = (() => {
       node.focus({ preventScroll: true });
     }
     node.scrollIntoView({ block: focus ? "center" : "nearest", inline: "nearest" });
-    light(state, { column: state.columns.find((column) => column.c === c), unit });
+    highlight(state, { column: state.columns.find((column) => column.c === c), unit });
   }
 
   function move(state, event) {

@@ -1,4 +1,4 @@
-// An element of the fusion graphs or the sources. Text is a run's own and reaches the page through textContent alone.
+// Make an element. Text comes from the run, so it is set only as textContent.
 "use strict";
 xlafuse.make = (tag, className, text, attributes = {}) => {
   const node = document.createElement(tag);

@@ -1,13 +1,13 @@
 "use strict";
-// The front page's matrix: a filter of its lines and columns.
+// The filter of the front page's matrix, by row and column.
 (() => {
   const lines = () => [...document.querySelectorAll("#matrix tbody tr")];
   const heads = () => [...document.querySelectorAll("#matrix thead th")];
-  const FIRST = 2; // columns of implementations begin here
+  const FIRST = 2; // the first column of an implementation
   const textOf = (row) => `${row.cells[0].textContent} ${row.cells[1].textContent}`.toLowerCase();
 
-  // A word is an implementation's where it is its name, or where no case has it.
-  function sorted(words) {
+  // A word selects columns if it is an implementation's name or no case contains it; otherwise it selects rows.
+  function classify(words) {
     const names = heads().slice(FIRST).map((head) => head.textContent.toLowerCase());
     const texts = lines().map(textOf);
     const columns = [], cases = [];
@@ -19,7 +19,7 @@
   }
 
   function filter(typed) {
-    const { columns, cases } = sorted(typed.toLowerCase().split(/\s+/).filter(Boolean));
+    const { columns, cases } = classify(typed.toLowerCase().split(/\s+/).filter(Boolean));
     const names = heads().map((head, c) => (c >= FIRST ? head.textContent.toLowerCase() : ""));
     const named = columns.map((word) => names.flatMap((name, c) =>
       ((names.includes(word) ? name === word : name.includes(word)) ? [c] : [])));
@@ -40,7 +40,7 @@
     }
     const none = block === null;
     document.getElementById("matrix").hidden = none;
-    document.getElementById("matrix-none").textContent = none ? `No line has \u201c${typed.trim()}\u201d.` : "";
+    document.getElementById("matrix-none").textContent = none ? `No row matches \u201c${typed.trim()}\u201d.` : "";
   }
   document.getElementById("matrix-filter").addEventListener("input", (event) => filter(event.target.value));
 })();

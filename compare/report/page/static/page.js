@@ -1,26 +1,26 @@
 "use strict";
-// The page: unpacks what is embedded, switches between pages by the address, and fills a case's page when it is opened.
+// The page: decompresses embedded data, switches between pages by the address, and fills a case's page when it opens.
 window.xlafuse = {};
 (() => {
-  const CASES_AT_ONCE = Number(document.body.dataset.casesAtOnce);
+  const CASES_PER_ELEMENT = Number(document.body.dataset.casesPerElement);
   const values = new Map();
 
-  // Data: of the whole run, or of one case; null where there is none. compare/report/page/embed.py packs them.
+  // Return the data of the run or of one case; null if there is none. compare/report/page/embed.py writes them.
   xlafuse.load = async (kind, number) => {
-    const chunk = number === undefined ? kind : `${kind}-${Math.floor(number / CASES_AT_ONCE)}`;
+    const chunk = number === undefined ? kind : `${kind}-${Math.floor(number / CASES_PER_ELEMENT)}`;
     if (!values.has(chunk)) values.set(chunk, xlafuse.loadText(chunk).then(JSON.parse));
     const found = await values.get(chunk);
-    return number === undefined ? found : found[number % CASES_AT_ONCE];
+    return number === undefined ? found : found[number % CASES_PER_ELEMENT];
   };
-  // The text of an embedded element.
+  // Return the text of an embedded element.
   xlafuse.loadText = async (id) => {
     const element = document.getElementById(id);
-    if (!element) throw new Error("nothing of this name is embedded");
+    if (!element) throw new Error(`no embedded element ${id}`);
     const packed = Uint8Array.from(atob(element.textContent), (c) => c.charCodeAt(0));
     const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
     return new Response(stream).text();
   };
-  // An embedded library: an ES module.
+  // Import an embedded library, an ES module.
   const modules = new Map();
   xlafuse.module = (id) => {
     if (!modules.has(id)) {
@@ -32,40 +32,40 @@ window.xlafuse = {};
     return modules.get(id);
   };
 
-  // Light and dark.
+  // The theme, light or dark.
   const root = document.documentElement;
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
-  let chosen = null;
+  let chosenTheme = null;
   xlafuse.theme = () => root.dataset.theme;
   function setTheme(name) {
     if (root.dataset.theme === name && root.classList.contains("dark") === (name === "dark")) return;
     root.dataset.theme = name;
-    root.classList.toggle("dark", name === "dark"); // what DataTables looks at
+    root.classList.toggle("dark", name === "dark"); // DataTables reads this class
     document.dispatchEvent(new Event("xlafuse:theme"));
   }
   const preferred = () => (dark.matches ? "dark" : "light");
   setTheme(preferred());
-  dark.addEventListener("change", () => chosen || setTheme(preferred()));
+  dark.addEventListener("change", () => chosenTheme || setTheme(preferred()));
   document.getElementById("theme").addEventListener("click", () => {
-    chosen = xlafuse.theme() === "dark" ? "light" : "dark";
-    setTheme(chosen);
+    chosenTheme = xlafuse.theme() === "dark" ? "light" : "dark";
+    setTheme(chosenTheme);
   });
   window.addEventListener("beforeprint", () => {
     document.querySelectorAll("main details.kernels").forEach(xlafuse.kernels.open);
     setTheme("light");
   });
-  window.addEventListener("afterprint", () => setTheme(chosen || preferred()));
+  window.addEventListener("afterprint", () => setTheme(chosenTheme || preferred()));
 
   // Pages.
   const article = document.getElementById("case");
   const pages = new Map([["", "overview"], ["records", "records-page"], ["about", "about"]]);
-  const scrolled = new Map(); // where a page was left, to come back to
+  const scrollPositions = new Map(); // by page, to restore on return
   let shown = null;
   let settings = null;
   xlafuse.colour = (name) => (settings && settings.colours[name]) || "#8c8c8c";
 
-  // The case that an address names, as this page writes it or as people type it; -1 for none.
-  function numbered(hash) {
+  // Return the number of the case that an address names, percent-encoded or not; -1 for none.
+  function caseNumber(hash) {
     const number = settings.links.indexOf(hash);
     if (number >= 0 || !hash.startsWith("#/case/")) return number;
     return settings.cases.indexOf(hash.slice("#/case/".length).split("/").map(decoded).join("/"));
@@ -77,11 +77,11 @@ window.xlafuse = {};
   async function route() {
     settings = settings || (await xlafuse.load("settings"));
     const hash = location.hash || "#/";
-    if (!hash.startsWith("#/")) return; // a place on this page
-    if (shown !== null) scrolled.set(shown, window.scrollY);
-    const moved = shown !== null; // not when the file is opened: Tab then begins at the top
+    if (!hash.startsWith("#/")) return; // an anchor within the page
+    if (shown !== null) scrollPositions.set(shown, window.scrollY);
+    const moved = shown !== null; // false when the file opens: Tab then starts at the top
     shown = hash;
-    const number = numbered(hash);
+    const number = caseNumber(hash);
     const page = number >= 0 ? "case" : pages.get(hash.slice(2)) || "unknown";
     for (const section of document.querySelectorAll("section.page")) section.hidden = section.id !== page;
     article.hidden = page !== "case";
@@ -93,12 +93,12 @@ window.xlafuse = {};
     if (page === "unknown") {
       const [, kind] = hash.split("/");
       document.getElementById("unknown-what").textContent = kind === "case"
-        ? `No case of this report is called ${hash.slice("#/case/".length).split("/").map(decoded).join("/")}.` : `This report has no page ${decoded(hash)}.`;
+        ? `No case of this report has the name ${hash.slice("#/case/".length).split("/").map(decoded).join("/")}.` : `This report has no page ${decoded(hash)}.`;
     }
     if (page === "case") await openCase(number, hash);
     if (page === "records-page") await xlafuse.records();
     if (shown !== hash) return;
-    window.scrollTo(0, scrolled.get(hash) || 0);
+    window.scrollTo(0, scrollPositions.get(hash) || 0);
     if (moved) document.getElementById("main").focus({ preventScroll: true });
   }
 
@@ -108,9 +108,9 @@ window.xlafuse = {};
     article.setAttribute("aria-busy", "true");
     const kinds = ["case", "drawing", "sources"];
     const [data, drawing, sources] = await Promise.all(kinds.map((kind) => xlafuse.load(kind, number)));
-    if (shown !== hash) return; // another one was asked for meanwhile
+    if (shown !== hash) return; // the address changed meanwhile
     views = { graphs: { script: "drawing", data: drawing }, sources: { script: "sources", data: sources } };
-    article.innerHTML = data.html; // made by a template that escapes everything (templates/case.html)
+    article.innerHTML = data.html; // templates/case.html escapes all values
     document.title = article.querySelector("h1").textContent;
     const tables = slot("kernels");
     xlafuse.kernels.show(tables, drawing, { timed: "timed" in tables.dataset });
@@ -119,7 +119,7 @@ window.xlafuse = {};
     article.dataset.shown = hash;
   }
 
-  // Slots of the open case that other scripts fill, and with what.
+  // Slots of the open case, with the script and data that fill each.
   let views = {};
   function slot(name) {
     return article.querySelector(`[data-view="${name}"]`);
@@ -137,17 +137,16 @@ window.xlafuse = {};
     return true;
   }
   async function openViews() {
-    for (const name of Object.keys(views)) await showView(name, leads());
+    for (const name of Object.keys(views)) await showView(name, links());
   }
-  // Where a kernel leads to: its lines, and where there is a picture its box.
-  function leads() {
+  // Handlers that lead from a kernel to its source lines and to its box.
+  function links() {
     return { onKernel: picked,
-      onBox: views.graphs.data && ((kernel) => showView("graphs", { ...leads(), kernel, focus: true })) };
+      onBox: views.graphs.data && ((kernel) => showView("graphs", { ...links(), kernel, focus: true })) };
   }
-  // A kernel was picked somewhere: {implementation, index}. Its lines are shown, and get the focus; where there are none,
-  // its row.
+  // Show the source lines of a picked kernel, {implementation, index}, and focus them. Without sources, show its table row.
   async function picked(kernel) {
-    const options = { ...leads(), kernel };
+    const options = { ...links(), kernel };
     await showView("graphs", options);
     if (await showView("sources", { ...options, focus: true })) slot("sources").closest("section").scrollIntoView();
     else showRow(kernel);
@@ -162,7 +161,7 @@ window.xlafuse = {};
     const jump = event.target.closest("[data-jump]");
     const kernel = event.target.closest("a.kernel");
     if (!jump && !kernel) return;
-    event.preventDefault(); // the address stays the case's
+    event.preventDefault(); // keep the address of the case
     if (kernel) {
       picked({ implementation: kernel.dataset.implementation, index: Number(kernel.dataset.kernel) });
     } else {

@@ -1,16 +1,16 @@
 "use strict";
-// The table of all records, by DataTables: made when its page is first opened.
+// The table of all records, made by DataTables when its page first opens.
 (() => {
-  let made = null;
+  let table = null;
 
   const escaped = (text) => String(text).replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
-  // Three digits without an exponent.
+  // Format a number with three digits and without exponent.
   function shown(value) {
     if (value === null || value === 0) return value === null ? "" : "0";
     const decimals = Math.max(0, 2 - Math.floor(Math.log10(Math.abs(value))));
     return value.toFixed(Math.min(decimals, 20));
   }
-  const words = {
+  const formats = {
     number: shown,
     count: (value) => (value === null ? "" : String(value)),
     percent: (value) => (value === null ? "" : `${Math.round(value * 100)}%`),
@@ -20,7 +20,7 @@
     case: (value) => escaped(value ?? ""),
   };
 
-  // Orders in which what is not known comes last, whichever the direction; library: DataTables.
+  // Add sort orders to DataTables that put unknown values last in both directions.
   function addOrders(library) {
     const orders = library.ext.type.order;
     for (const [name, compare] of [["number", (a, b) => a - b], ["text", (a, b) => (a < b ? -1 : a > b ? 1 : 0)]]) {
@@ -30,12 +30,12 @@
     }
   }
 
-  const FIXED = new Set(["block", "case", "implementation"]); // stay at the left while the others are scrolled (page.css)
-  const LONGEST = 28; // characters that a column is wide
+  const FIXED = new Set(["block", "case", "implementation"]); // stay visible while the table scrolls (page.css)
+  const LONGEST = 28; // characters in a column
 
-  // Characters, of all rows, so that no sorting and no filter changes the columns.
+  // Return the width of a column in characters over all rows, so that sorting and filters do not change it.
   function width(spec, place, rows) {
-    const longest = Math.max(...rows.map((row) => String(words[spec.kind](row[place])).length));
+    const longest = Math.max(...rows.map((row) => String(formats[spec.kind](row[place])).length));
     return Math.min(LONGEST, Math.max(longest, spec.title.length + 2)) + 2;
   }
 
@@ -47,12 +47,12 @@
       render: (value, type, row) => {
         if (type !== "display") return value ?? "";
         if (spec.kind === "case") return `<a href="${escaped(links[row[row.length - 1]])}">${escaped(value)}</a>`;
-        return words[spec.kind](value);
+        return formats[spec.kind](value);
       },
     };
   }
 
-  // What a cell is found by: of "compiled 3, not autotuned 1" each word.
+  // Return the values by which a filter finds a cell: each word of "compiled 3, not autotuned 1".
   const choices = (spec, value) => (spec.kind === "counted" ? value.split(", ").map((word) => word.replace(/ \d+$/, "")) : [value]);
 
   function addFilters(table, data) {
@@ -81,23 +81,23 @@
   }
 
   xlafuse.records = () => {
-    made = made || make();
-    return made;
+    table = table || make();
+    return table;
   };
   async function make() {
     const [data, style, library] = await Promise.all([
       xlafuse.load("rows"), xlafuse.loadText("lib-tables-style"), xlafuse.module("lib-tables"),
     ]);
-    document.head.prepend(Object.assign(document.createElement("style"), { textContent: style })); // ours comes after
-    const rows = data.rows.map((row, number) => [...row, number]); // the last cell leads to its link, and is not shown
+    document.head.prepend(Object.assign(document.createElement("style"), { textContent: style })); // our style sheet follows
+    const rows = data.rows.map((row, number) => [...row, number]); // the last, hidden cell finds the link
     const columns = data.columns.map((spec) => column(spec, data.links));
     columns.push({ visible: false, searchable: false });
     addOrders(library.default);
-    const widths = data.columns.map((spec, place) => width(spec, place, data.rows));
+    const widths = data.columns.map((spec, index) => width(spec, index, data.rows));
     const element = document.getElementById("records");
     element.style.width = `${widths.reduce((sum, own) => sum + own, 0)}ch`;
     columns.forEach((own, place) => { if (place < widths.length) own.width = `${widths[place]}ch`; });
-    const table = new library.default(element, {
+    const made = new library.default(element, {
       data: rows, columns, deferRender: true, pageLength: 50, lengthMenu: [25, 50, 100, 500], order: [],
       autoWidth: false, layout: { topStart: "search", topEnd: "pageLength", bottomStart: "info", bottomEnd: "paging" },
       language: { search: "search " },
@@ -106,8 +106,8 @@
       const head = element.querySelector(`th.fixed-${title}`);
       element.style.setProperty(`--${title}-left`, `${head.offsetLeft}px`);
     }
-    addFilters(table, data);
+    addFilters(made, data);
     explain(data.columns);
-    return table;
+    return made;
   }
 })();

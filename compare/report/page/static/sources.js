@@ -1,9 +1,9 @@
-// The sources behind a case: a listing a document, with the kernels that its lines belong to.
+// The sources of a case: a listing for each document, with the kernels of each line.
 xlafuse.sources = (() => {
   "use strict";
   const { make } = xlafuse;
   const MOST = 20000; // lines shown
-  const BLOCK = 100; // lines that the browser lays out, or not, together
+  const BLOCK = 100; // lines that the browser lays out together
   const states = new WeakMap();
 
   async function show(element, data, options = {}) {
@@ -28,13 +28,13 @@ xlafuse.sources = (() => {
     const at = line && place(data.records[state.record], line);
     if (at) state.document = at.document;
     await draw(state, at?.line);
-    // Who goes through the kernels of the list stays in it.
+    // Focus stays in the list of kernels while the reader goes through it.
     if (options.focus && !state.head.contains(document.activeElement)) {
       (state.code.hidden ? state.records.children[state.record] : state.code)?.focus({ preventScroll: true });
     }
   }
 
-  // "file.py:12" among a record's documents.
+  // Return the document and line of "file.py:12" in a record.
   function place(record, line) {
     const [, file, number] = /^(.*):(\d+)$/s.exec(line) || [];
     const document = record ? record.documents.findIndex(({ title }) => title === file) : -1;
@@ -74,7 +74,7 @@ xlafuse.sources = (() => {
   async function draw(state, line) {
     const { data, head, code } = state;
     const record = data.records[state.record];
-    const turn = (state.turn = {});
+    const request = (state.request = {});
     press(state.records, state.record);
     const choosing = head.querySelector("select") === document.activeElement;
     head.replaceChildren();
@@ -89,22 +89,22 @@ xlafuse.sources = (() => {
     press(documents, state.document);
     head.append(documents, chooser(state, record, shown));
     if (choosing) head.querySelector("select").focus({ preventScroll: true });
-    if (state.kernel !== null) head.append(leads(state, record, shown));
+    if (state.kernel !== null) head.append(links(state, record, shown));
     state.note.textContent = [record.note, shown?.note].filter(Boolean).join("; ")
-      || (shown ? "" : record.files.length ? "No source of what was compiled here, but what it became:"
-        : "Nothing was kept of what was compiled here.");
+      || (shown ? "" : record.files.length ? "No source text is available; compiled files:"
+        : "The run kept no source text here.");
     state.note.hidden = !state.note.textContent;
     files(state, record);
     if (!shown) return;
     const text = shown.text === undefined ? (await xlafuse.load("programs"))[shown.title] : data.texts[shown.text];
-    if (state.turn !== turn) return;
+    if (state.request !== request) return;
     code.hidden = false;
     listing(state, record, shown, text);
     go(state, shown, line);
   }
 
-  // Of the kernel that is chosen: where its lines are, its box in the picture, and whose the line is that was clicked.
-  function leads(state, record, shown) {
+  // Return links from the chosen kernel to its lines and its box, and to other kernels of the clicked line.
+  function links(state, record, shown) {
     const line = make("p", "so-jumps", `kernel ${state.kernel + 1}`);
     const jump = (text, act) => {
       const button = make("button", "so-jump", text, { type: "button" });
@@ -112,7 +112,7 @@ xlafuse.sources = (() => {
       line.append(" ", button);
     };
     const spans = shown?.kernels[state.kernel] || [];
-    if (spans.length) line.append(" here:");
+    if (spans.length) line.append(" in this text:");
     for (const [first, last] of spans.slice(0, 12)) {
       jump(first === last ? `line ${first}` : `lines ${first} to ${last}`, () => scroll(state, state.lines.get(first)));
     }
@@ -126,7 +126,7 @@ xlafuse.sources = (() => {
 
   const clicked = (state) => state.clicked && state.clicked.record === state.record && state.clicked.document === state.document;
 
-  // The kernels of a line, those of the fewest lines first.
+  // Return the kernels of a line, those with the fewest lines first.
   function kernelsAt(shown, number) {
     const found = [];
     for (const [index, spans] of Object.entries(shown.kernels)) {
@@ -159,7 +159,7 @@ xlafuse.sources = (() => {
     const record = state.data.records[state.record];
     const kernel = { implementation: record.name, index };
     if (index === null) draw(state);
-    else if (state.options.onKernel) state.options.onKernel(kernel); // who shows it here, too
+    else if (state.options.onKernel) state.options.onKernel(kernel); // shows it here, too
     else show(state.element, state.data, { kernel });
   }
 
@@ -170,7 +170,7 @@ xlafuse.sources = (() => {
     const numbers = [];
     texts.forEach((_, position) => numbers.push((numbers.at(-1) || 0) + (missing.get(position) || 0) + 1));
     const there = new Set(numbers);
-    const held = new Map(); // line number -> the kernels that begin there; none within one
+    const held = new Map(); // line number -> kernels that begin there; an empty set within a kernel
     for (const [index, spans] of Object.entries(shown.kernels)) for (const [first, last] of spans) {
       let begun = false;
       for (let number = first; number <= last; number++) {
@@ -181,7 +181,7 @@ xlafuse.sources = (() => {
       }
     }
     state.lines = new Map();
-    const paint = xlafuse.painter(text.language);
+    const highlight = xlafuse.highlighter(text.language);
     let block;
     texts.slice(0, MOST).forEach((content, position) => {
       if (position % BLOCK === 0) state.code.append((block = make("div", "so-block")));
@@ -194,7 +194,7 @@ xlafuse.sources = (() => {
       if (at) {
         row.classList.add("so-held");
         row.addEventListener("click", (event) => {
-          if (event.target.closest("button") || !getSelection().isCollapsed) return; // text that is selected to be copied
+          if (event.target.closest("button") || !getSelection().isCollapsed) return; // the reader is selecting text
           state.clicked = { record: state.record, document: state.document, number };
           pick(state, kernelsAt(shown, number)[0]);
         });
@@ -212,7 +212,7 @@ xlafuse.sources = (() => {
           title: named.slice(4).map((index) => `${index + 1} ${record.kernels[index]}`).join("\n") }));
       }
       const words = make("span", "so-text");
-      paint(words, content);
+      highlight(words, content);
       row.append(marks, words);
       const source = places.get(number);
       if (source) {
@@ -236,7 +236,7 @@ xlafuse.sources = (() => {
   function go(state, shown, line) {
     let target = line ? state.lines.get(line) : null;
     if (!line && clicked(state) && kernelsAt(shown, state.clicked.number).includes(state.kernel)) {
-      target = state.lines.get(state.clicked.number); // stays in view
+      target = state.lines.get(state.clicked.number); // keep it in view
     }
     for (const [first, last] of (state.kernel !== null && shown.kernels[state.kernel]) || [])
       for (let number = first; number <= last; number++) {
@@ -249,7 +249,7 @@ xlafuse.sources = (() => {
   }
 
   function scroll(state, target) {
-    // The listing scrolls, and never the page. Once more, since blocks that come into view get their real heights.
+    // Scroll the listing, never the page. Repeat it, since blocks get their real heights when they come into view.
     const { code } = state;
     const to = () => {
       const above = target ? target.getBoundingClientRect().top - code.getBoundingClientRect().top : -code.scrollTop;
@@ -268,9 +268,9 @@ xlafuse.sources = (() => {
       for (const { title: name, href } of found) paragraph.append(" ", make("a", "", name, { href, target: "_blank", rel: "noopener" }));
       return paragraph;
     };
-    if (own.length) state.files.append(list(own, `kernel ${state.kernel + 1}, in files beside this page:`));
+    if (own.length) state.files.append(list(own, `kernel ${state.kernel + 1}, in separate files:`));
     const all = make("details");
-    all.append(make("summary", "", `all ${record.files.length} files of ${record.name} beside this page`), list(record.files, ""));
+    all.append(make("summary", "", `all ${record.files.length} files of ${record.name}, next to this page`), list(record.files, ""));
     state.files.append(all);
   }
 

@@ -1,4 +1,4 @@
-"""Reports in a real Chromium, and what is embedded in them read without one."""
+"""Fixtures that open reports in Chromium, and read their embedded data and tables without it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ QUICK = PROJECT / "reports" / "h200-quick"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests here need the packages of the extra `html`; those that open a page also a browser, as `browser` says."""
+    """Skip tests of this folder without the packages of the extra `html`; `browser` skips without Chromium."""
     try:
         import itables  # noqa: F401
         import vl_convert  # noqa: F401
@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    """Chromium: the system's, or playwright's own."""
+    """Start the system's Chromium, or playwright's own."""
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (extra dev)")
     names = ("chromium", "chromium-browser", "google-chrome")
     found = next((path for name in names if (path := shutil.which(name))), None)
@@ -48,9 +48,9 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def visit(browser: Any) -> Open:
-    """with visit(file, route) as page: ...; it fails if the page logged an error or asked the network for anything.
+    """Open a page: with visit(file, route) as page: ...
 
-    ready: what is there when a page is; the report's own say so.
+    It fails if the page logs an error or makes a network request. ready: a selector that matches a ready page.
     """
 
     @contextmanager
@@ -75,7 +75,7 @@ def visit(browser: Any) -> Open:
 
 @pytest.fixture(scope="session")
 def ready() -> Callable[[Any], None]:
-    """Waits until the case that the address names is shown with all its pictures."""
+    """Return a function that waits until the case of the address is shown with its charts."""
 
     def wait(it: Any) -> None:
         it.wait_for_function("document.getElementById('case').dataset.shown === location.hash")
@@ -85,7 +85,7 @@ def ready() -> Callable[[Any], None]:
 
 @pytest.fixture(scope="session")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of two blocks of the committed run of six."""
+    """Write the report of two of the committed run's six blocks."""
     out = tmp_path_factory.mktemp("report") / "quick.html"
     page.write(QUICK, out, {"block": ["softmax", "attention"]})
     return out
@@ -93,13 +93,13 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def embedded() -> Callable[..., Any]:
-    """(file, kind) or, of one case, (file, kind, number)."""
+    """Return a function that reads embedded data: (file, kind), or for one case (file, kind, number)."""
     def read(file: Path, kind: str, number: int | None = None) -> Any:
-        id = kind if number is None else f"{kind}-{number // embed.AT_ONCE}"
+        id = kind if number is None else f"{kind}-{number // embed.CASES_PER_ELEMENT}"
         found = re.search(rf'<script type="{embed.TYPE}" id="{id}">([^<]*)</script>', file.read_text())
         assert found, id
         data = json.loads(gzip.decompress(base64.b64decode(found[1])))
-        return data if number is None else data[number % embed.AT_ONCE]
+        return data if number is None else data[number % embed.CASES_PER_ELEMENT]
 
     return read
 
@@ -131,6 +131,7 @@ class _Tables(HTMLParser):
 
 @pytest.fixture(scope="session")
 def tables() -> Callable[[str], list[list[list[str]]]]:
+    """Return a function that reads all tables of an HTML text."""
     def read(html: str) -> list[list[list[str]]]:
         parser = _Tables()
         parser.feed(html)

@@ -1,4 +1,4 @@
-"""The page of two runs held against each other, in a browser: by itself, in light and dark, and on paper."""
+"""The page that compares two runs, in a browser: without network, in light and dark, and printed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from made_runs import diff
 DATA = Path(__file__).parents[3] / "data" / "runs"
 
 
-def test_the_page_opens_by_itself_in_light_and_dark(tmp_path: Path, visit: Any) -> None:
+def test_the_page_needs_no_network_and_has_two_themes(tmp_path: Path, visit: Any) -> None:
     file = tmp_path / "page.html"
     assert diff(DATA / "jax-0.10", DATA / "jax-0.11", "--html", file).exit_code == 1
     grounds = set()

@@ -1,4 +1,4 @@
-"""What is drawn of the graphs of one case."""
+"""The data of the drawing of a case's fusion graphs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from compare.graph import formats
 from compare.graph.analyse.totals import declared_bytes
 from compare.graph.model import FusionGraph, Reason
 from compare.report.page.drawing import drawing
-from compare.report.page.drawing.bands import LONG, UNNAMED
+from compare.report.page.drawing.bands import MOST_BANDS, UNNAMED
 from compare.report.page.drawing.folding import SHOWN
 from compare.report.page.drawing.tracks import pieces
 from compare.sources import graph_sources
@@ -34,14 +34,14 @@ def found(name: str, of: FusionGraph) -> GraphSource:
 
 
 def column(data: dict, name: str) -> dict:
-    """With where its boxes are in the first layout."""
+    """Return a column with its boxes in the first layout."""
     place = next(i for i, each in enumerate(data["columns"]) if each["name"] == name)
     own, laid = data["columns"][place], data["layouts"][0]["columns"][place]
     kernels = [{**box, "pieces": boxes} for box, boxes in zip(own["kernels"], laid["pieces"], strict=True)]
     return {**own, "kernels": kernels, "folds": laid["folds"]}
 
 
-def test_a_kernel_is_a_box_over_the_bands_whose_operations_it_holds() -> None:
+def test_a_box_covers_the_bands_of_its_operations() -> None:
     data = drawing.of_case([found("apart", graph(NORM, GATE, UP, ACT)), found("fused", graph(FUSED))])
     assert data is not None
     assert [band["label"] for band in data["bands"]] == ["norm", "gate", "up", "act"]
@@ -51,7 +51,7 @@ def test_a_kernel_is_a_box_over_the_bands_whose_operations_it_holds() -> None:
     assert box["ops"] == {"0": "mean", "1": "dot", "2": "dot", "3": "exp, mul"}
 
 
-def test_buffers_are_edges_as_large_as_their_bytes_largest_first() -> None:
+def test_edges_have_bytes_and_are_sorted() -> None:
     data = drawing.of_case([found("apart", graph(NORM, GATE, UP, ACT, sizes="h=10 g=500 u=400"))])
     assert data is not None
     own = column(data, "apart")
@@ -60,7 +60,7 @@ def test_buffers_are_edges_as_large_as_their_bytes_largest_first() -> None:
     assert own["buffers"][own["edges"][0]["buffer"]] == ["g f32[500] 2.00 kB", 2000, "intermediate"]
 
 
-def test_an_edge_says_why_its_ends_are_not_one_kernel() -> None:
+def test_an_edge_has_the_reasons_for_not_fusing() -> None:
     reason = Reason("n", "g", "gemm", "the <consumer> is\na dot", "xla priority-fusion")
     data = drawing.of_case([found("apart", replace(graph(NORM, GATE), reasons=(reason,)))])
     assert data is not None
@@ -69,8 +69,8 @@ def test_an_edge_says_why_its_ends_are_not_one_kernel() -> None:
     assert own["reasons"] == ["gemm: the <consumer> is a dot (xla priority-fusion)"]
 
 
-def test_what_is_launched_early_and_used_late_stands_late() -> None:
-    """Compilers launch a mask's index long before the attention that is most of its stage."""
+def test_a_band_is_placed_by_its_costly_kernels() -> None:
+    """Compilers launch a mask's index long before the costly attention kernel of the same stage."""
     index = kernel("index", "elementwise", "attention:iota@9", "", "i")
     attend = kernel("attend", "attention", "attention:dot@8", "h i", "y", device_time_us=900.0)
     data = drawing.of_case([found("xla", graph(index, NORM, attend))])
@@ -78,7 +78,7 @@ def test_what_is_launched_early_and_used_late_stands_late() -> None:
     assert [band["label"] for band in data["bands"]] == ["norm", "attention"]
 
 
-def test_a_band_that_a_kernel_only_views_is_not_its_own() -> None:
+def test_views_do_not_count_as_computing() -> None:
     viewed = kernel("a", "elementwise", "gate:view@2 act:exp@4", "g", "y")
     data = drawing.of_case([found("one", graph(NORM, GATE, viewed))])
     assert data is not None
@@ -86,7 +86,7 @@ def test_a_band_that_a_kernel_only_views_is_not_its_own() -> None:
     assert box["pieces"] == [[0, 2, 2]] and box["ops"] == {"2": "exp", "": "view"}
 
 
-def test_kernels_without_stages_are_in_no_band() -> None:
+def test_kernels_without_stages_have_no_band() -> None:
     library = kernel("flash", "attention", "", "x wg wu", "y")
     staged = [found(name, graph(NORM, GATE, UP, ACT)) for name in ("apart", "other")]
     data = drawing.of_case([*staged, found("library", graph(library))])
@@ -100,14 +100,14 @@ def test_kernels_without_stages_are_in_no_band() -> None:
     assert column(data, "apart")["kernels"][1]["pieces"] == [[0, 1, 1]]
 
 
-def test_what_has_nothing_in_common_is_drawn_in_one_band() -> None:
+def test_graphs_without_common_stages_share_one_band() -> None:
     library = graph(kernel("flash", "attention", "", "x", "y"))
     data = drawing.of_case([found("xla", graph(NORM)), found("library", library)])
     assert data is not None
     assert [band["label"] for band in data["bands"]] == [UNNAMED]
 
 
-def test_without_stages_operations_are_matched_and_named_once() -> None:
+def test_without_stages_operations_are_matched() -> None:
     bare = kernel("d", "gemm", ":dot@2 :exp@4", "x", "y")
     data = drawing.of_case([found("one", graph(bare)), found("other", graph(bare))])
     assert data is not None and data["inferred"]
@@ -115,14 +115,14 @@ def test_without_stages_operations_are_matched_and_named_once() -> None:
     assert box["pieces"] == [[0, 0, 1]] and box["ops"] == {"0": "dot, exp", "1": ""}
 
 
-def test_graphs_of_operations_say_so() -> None:
+def test_a_graph_without_kernels_lists_operations() -> None:
     eager = FusionGraph("eager", "eager", None, operations=NORM.source_ops)
     data = drawing.of_case([found("eager", eager)])
     assert data is not None
-    assert column(data, "eager")["note"] == "operations, kernels not known: mean"
+    assert column(data, "eager")["note"] == "kernels unknown; operations: mean"
 
 
-def test_a_graph_that_cannot_be_read_costs_its_own_column() -> None:
+def test_an_unreadable_graph_has_no_column() -> None:
     def broken() -> FusionGraph:
         raise UsageError("graph.json: <b>no</b> JSON")
 
@@ -132,19 +132,19 @@ def test_a_graph_that_cannot_be_read_costs_its_own_column() -> None:
     assert data["unread"] == [{"name": "bad", "why": "graph.json: <b>no</b> JSON"}]
 
 
-def test_neighbouring_stages_of_little_cost_are_one_band_of_many() -> None:
-    one = [kernel(f"k{i}", "elementwise", f"s{i}:mul@{i}", f"b{i}", f"b{i + 1}") for i in range(LONG + 4)]
+def test_neighbouring_low_cost_stages_are_grouped() -> None:
+    one = [kernel(f"k{i}", "elementwise", f"s{i}:mul@{i}", f"b{i}", f"b{i + 1}") for i in range(MOST_BANDS + 4)]
     kernels = [replace(each, device_time_us=900.0 if i == 10 else 1.0) for i, each in enumerate(one)]
     data = drawing.of_case([found("xla", graph(*kernels))])
-    assert data is not None and len(data["bands"]) == LONG + 4
+    assert data is not None and len(data["bands"]) == MOST_BANDS + 4
     together, apart = data["layouts"]
-    assert together["groups"] == [list(range(10)), [10], list(range(11, LONG + 4))]
-    assert apart["groups"] == [[i] for i in range(LONG + 4)]
-    assert [len(fold["members"]) for fold in together["columns"][0]["folds"]] == [LONG + 4 - SHOWN]
+    assert together["groups"] == [list(range(10)), [10], list(range(11, MOST_BANDS + 4))]
+    assert apart["groups"] == [[i] for i in range(MOST_BANDS + 4)]
+    assert [len(fold["members"]) for fold in together["columns"][0]["folds"]] == [MOST_BANDS + 4 - SHOWN]
     assert apart["columns"][0]["folds"] == []
 
 
-def test_more_kernels_than_a_picture_holds_are_said_to_be() -> None:
+def test_too_many_kernels_are_not_drawn() -> None:
     many = graph(*[replace(NORM, name=f"n{i}") for i in range(drawing.MOST_KERNELS + 1)])
     data = drawing.of_case([found("good", graph(NORM)), found("huge", many)])
     assert data is not None
@@ -152,7 +152,7 @@ def test_more_kernels_than_a_picture_holds_are_said_to_be() -> None:
     assert data["unread"][0]["why"].startswith("2,001 kernels are too many")
 
 
-def test_long_columns_fold_what_costs_little_and_say_what_it_comes_to() -> None:
+def test_long_columns_fold_low_cost_kernels() -> None:
     many = [replace(NORM, name=f"n{i}", device_time_us=1.0) for i in range(SHOWN + 3)]
     data = drawing.of_case([found("eager", graph(replace(NORM, device_time_us=500.0), *many))])
     assert data is not None
@@ -161,12 +161,12 @@ def test_long_columns_fold_what_costs_little_and_say_what_it_comes_to() -> None:
     assert fold["text"] == "4.00 µs, 32.0 kB"
 
 
-def test_a_short_column_shows_each_kernel() -> None:
+def test_short_columns_fold_nothing() -> None:
     data = drawing.of_case([found("xla", graph(*[replace(NORM, name=f"n{i}") for i in range(SHOWN)]))])
     assert data is not None and column(data, "xla")["folds"] == []
 
 
-def test_boxes_of_a_lane_share_at_most_a_band_at_their_ends() -> None:
+def test_boxes_of_a_track_share_at_most_a_band_at_their_ends() -> None:
     rng = random.Random(0)
     for _ in range(200):
         held = {i: sorted(rng.sample(range(8), rng.randint(0, 4))) for i in range(rng.randint(1, 12))}
@@ -177,10 +177,10 @@ def test_boxes_of_a_lane_share_at_most_a_band_at_their_ends() -> None:
         boxes = [(index, piece) for index, own in placed.items() for piece in own]
         for n, (_, a) in enumerate(boxes):
             for _, b in boxes[n + 1 :]:
-                assert a.lane != b.lane or a.last <= b.first or b.last < a.first
+                assert a.track != b.track or a.last <= b.first or b.last < a.first
 
 
-def test_adjacent_bands_alone_where_that_takes_fewer_lanes() -> None:
+def test_boxes_are_split_if_that_needs_fewer_tracks() -> None:
     assert [len(own) for own in pieces({0: [0, 3], 1: [1, 2]}).values()] == [2, 1]
     assert [len(own) for own in pieces({0: [0, 3]}).values()] == [1]
 
@@ -206,8 +206,8 @@ def test_numbers_are_those_of_the_graphs(train: list[GraphSource]) -> None:
     assert "xla" in [data["columns"][i]["name"] for i in data["shown"]]
 
 
-def test_columns_begin_with_what_is_compared(train: list[GraphSource]) -> None:
-    """And baselines, which end them, are shown where there is nothing else."""
+def test_main_implementations_come_first(train: list[GraphSource]) -> None:
+    """Baselines come last; they are visible at first only without other columns."""
     drawn = drawing.ordered(each for each in reversed(train) if each.read is not None)
     data = drawing.of_case(drawn)
     assert data is not None

@@ -1,4 +1,4 @@
-"""What is embedded comes out as it went in."""
+"""Embedded data are read unchanged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from compare.base.paths import PROJECT
 from compare.report.page import embed, page
 from compare.report.page.content import charts
 
-# Values of every kind, and text that ends elements, lines and strings elsewhere.
+# All kinds of values, and text that would end elements, lines or strings if unescaped.
 AWKWARD: list[Any] = [
     {"text": "</script><!-- \u00e9 \u2028 \U0001f600 \\ \" \n", "numbers": [1, -2.5, 1e300, None, True]},
     None,
@@ -26,10 +26,10 @@ AWKWARD: list[Any] = [
 
 
 def written(folder: Path, elements: list[Markup]) -> Path:
-    """A page with these elements and nothing to show."""
+    """Write a page with these elements and no content."""
     front = Markup('<input id="matrix-filter">')
     values = {"front": front, "kinds": charts.KINDS, "version": "", "title": "", "styles": []}
-    values["cases_at_once"] = embed.AT_ONCE
+    values["cases_per_element"] = embed.CASES_PER_ELEMENT
     scripts = [Markup((Path(page.__file__).parent / "static" / "page.js").read_text())]
     elements = [embed.element("settings", {"colours": {}, "cases": [], "links": []}), *elements]
     (folder / "page.html").write_text(page.render("page.html", elements=elements, scripts=scripts, **values))
@@ -37,23 +37,23 @@ def written(folder: Path, elements: list[Markup]) -> Path:
 
 
 def test_the_page_reads_what_is_embedded(tmp_path: Path, visit: Any) -> None:
-    many = [*AWKWARD * 3, *({"x": number} for number in range(embed.AT_ONCE))]
-    assert len(many) > 2 * embed.AT_ONCE
+    many = [*AWKWARD * 3, *({"x": number} for number in range(embed.CASES_PER_ELEMENT))]
+    assert len(many) > 2 * embed.CASES_PER_ELEMENT
     with visit(written(tmp_path, [*embed.elements("awkward", many), embed.element("one", AWKWARD)])) as it:
         assert json.loads(it.evaluate("xlafuse.load('one').then(JSON.stringify)")) == AWKWARD
-        for number in (0, 1, 5, embed.AT_ONCE, len(many) - 1):
+        for number in (0, 1, 5, embed.CASES_PER_ELEMENT, len(many) - 1):
             found = it.evaluate("n => xlafuse.load('awkward', n).then(JSON.stringify)", number)
             assert json.loads(found) == many[number], number
 
 
-def test_numbers_that_json_does_not_know(tmp_path: Path, visit: Any) -> None:
+def test_infinite_numbers_become_null(tmp_path: Path, visit: Any) -> None:
     data = {"worst": [math.inf, -math.inf, math.nan, 1.5]}
     with visit(written(tmp_path, [embed.element("a", data)])) as it:
         assert it.evaluate("xlafuse.load('a')") == {"worst": [None, None, None, 1.5]}
 
 
-def test_the_same_data_is_the_same_page_in_every_process() -> None:
-    """A committed page changes with its data alone: Python's hashes of text differ from process to process."""
+def test_equal_data_give_equal_pages_in_every_process() -> None:
+    """A committed page changes only with its data, although hashes of text differ between processes."""
     program = (
         "from compare.report.page import embed; common = [{'x': f'{n:040}'} for n in range(50)];"
         "print(list(embed.elements('a', [{'a': common}, {'b': common[::-1]}, None])))"

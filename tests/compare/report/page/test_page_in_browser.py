@@ -1,4 +1,4 @@
-"""A report opened from a file: pages, pictures, sorting, searching, themes, keyboard."""
+"""A report in a browser: pages, charts, sorting, searching, themes and keyboard."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CASE = "#/case/attention/llama-8b/bf16/fwd"
 
 
 def column(page: Any, title: str) -> list[str]:
-    """The visible cells of a column of the table of records."""
+    """Return the visible cells of a column of the table of records."""
     return page.evaluate(
         """title => {
           const heads = [...document.querySelectorAll("#records thead th")];
@@ -22,11 +22,11 @@ def column(page: Any, title: str) -> list[str]:
     )
 
 
-def test_the_front_page_answers_at_a_glance(report: Path, visit: Any, ready: Any) -> None:
+def test_the_front_page_has_findings_and_a_matrix(report: Path, visit: Any, ready: Any) -> None:
     with visit(report) as page:
         assert page.locator("h1:visible").inner_text() == "h200-quick: fusion report"
-        assert 1 <= page.locator(".stories li").count() <= 5
-        assert "at stake" in page.locator(".stories li").first.inner_text()
+        assert 1 <= page.locator(".findings li").count() <= 5
+        assert "worth up to" in page.locator(".findings li").first.inner_text()
         best = page.locator("#matrix tr", has_text="gpt2-scores bf16 fwd").locator("td.best")
         assert best.inner_text().startswith("1.00")
         page.locator("#matrix a", has_text="gpt2-scores bf16 fwd").click()
@@ -34,8 +34,8 @@ def test_the_front_page_answers_at_a_glance(report: Path, visit: Any, ready: Any
         assert page.locator("#case h1").inner_text().startswith("softmax")
 
 
-def test_a_newcomer_finds_the_answers(report: Path, visit: Any, ready: Any) -> None:
-    """Which is fastest for attention, how many kernels XLA used, what it materialised, and at which line."""
+def test_the_summary_of_a_case(report: Path, visit: Any, ready: Any) -> None:
+    """It shows the fastest implementation, the kernels of XLA, and its largest array with its source line."""
     with visit(report, CASE) as page:
         ready(page)
         lines = page.locator(".glance tbody tr").all_inner_texts()
@@ -47,8 +47,8 @@ def test_a_newcomer_finds_the_answers(report: Path, visit: Any, ready: Any) -> N
         assert shown["largest array between kernels"] == "bf16[64,4096,4096], 2.15 GB (xlafuse/blocks/attention.py:19)"
 
 
-def test_words_are_whole_where_it_is_narrow(report: Path, visit: Any, ready: Any) -> None:
-    """And paths break behind a slash alone."""
+def test_narrow_tables_break_no_words(report: Path, visit: Any, ready: Any) -> None:
+    """Paths break only after a slash."""
     with visit(report, CASE) as page:
         ready(page)
         page.set_viewport_size({"width": 500, "height": 900})
@@ -69,7 +69,7 @@ def test_words_are_whole_where_it_is_narrow(report: Path, visit: Any, ready: Any
         assert page.locator(".scroll:has(.glance)").evaluate("e => e.clientWidth") <= 500
 
 
-def test_a_case_has_its_pictures(report: Path, visit: Any, ready: Any) -> None:
+def test_a_case_has_its_charts(report: Path, visit: Any, ready: Any) -> None:
     with visit(report, CASE) as page:
         ready(page)
         for name in ("times", "ratios", "kernels", "roofline", "traffic"):
@@ -82,8 +82,8 @@ def test_a_case_has_its_pictures(report: Path, visit: Any, ready: Any) -> None:
         assert "kernel" in words and "reads" in words and "µs" in words
 
 
-def test_a_kernel_leads_to_its_line(report: Path, visit: Any, ready: Any) -> None:
-    """From a bar, and from a table, to where it is told more of."""
+def test_a_bar_leads_to_its_table_row(report: Path, visit: Any, ready: Any) -> None:
+    """Without sources, a click on a bar shows the kernel's row."""
     with visit(report, CASE) as page:
         ready(page)
         page.evaluate("xlafuse.sources = undefined")  # as in a report without sources
@@ -92,12 +92,12 @@ def test_a_kernel_leads_to_its_line(report: Path, visit: Any, ready: Any) -> Non
         assert page.url.endswith(CASE)
 
 
-def test_the_kernels_of_an_implementation_as_a_table(report: Path, visit: Any, ready: Any) -> None:
-    """What the data of the drawing say (test_page_numbers.py holds them), in this order; each leads to its source."""
+def test_the_table_of_kernels(report: Path, visit: Any, ready: Any) -> None:
+    """It shows the data of the drawing, which test_page_numbers.py checks; each kernel leads to its source."""
     with visit(report, CASE) as page:
         ready(page)
         fold = page.locator('details.kernels[data-implementation="xla"]')
-        assert fold.locator("table").count() == 0  # made when it is asked for
+        assert fold.locator("table").count() == 0  # made when the fold opens
         fold.locator("summary").click()
         fold.locator("tbody tr").first.wait_for()
         number = page.evaluate("xlafuse.load('settings').then((s) => s.cases.indexOf(location.hash.slice(7)))")
@@ -106,7 +106,7 @@ def test_the_kernels_of_an_implementation_as_a_table(report: Path, visit: Any, r
         )
         heads = fold.locator("thead th").all_inner_texts()
         fields = {"kernel": "name", "reads": "read", "writes": "written", "FLOPs": "flops", "µs": "time",
-                  "least µs": "least", "recoverable µs": "recoverable", "bound": "bound"}
+                  "roofline µs": "roofline_time", "recoverable µs": "recoverable", "bound": "bound"}
         rows = fold.locator("tbody tr")
         assert rows.count() == len(data["kernels"]) > 1
         for index, kernel in enumerate(data["kernels"]):
@@ -117,8 +117,8 @@ def test_the_kernels_of_an_implementation_as_a_table(report: Path, visit: Any, r
         page.wait_for_function("document.activeElement.closest('#c-sources')")
 
 
-def test_focus_goes_with_a_kernel(report: Path, visit: Any, ready: Any) -> None:
-    """From its link to its source, and from there to its box."""
+def test_focus_follows_a_kernel(report: Path, visit: Any, ready: Any) -> None:
+    """Focus moves from the link to the source, and from there to the box."""
     with visit(report, CASE) as page:
         ready(page)
         link = page.locator('.glance a.kernel[data-implementation="xla"]').first
@@ -163,7 +163,7 @@ def test_the_matrix_can_be_filtered(report: Path, visit: Any) -> None:
 
 
 def test_the_matrix_can_be_filtered_by_implementation(report: Path, visit: Any) -> None:
-    """Its lines and its column are left; what no line has is not shown, and nothing at all is said."""
+    """Only matching rows and columns remain; without a match, a message says so."""
     with visit(report) as page:
         heads = page.locator("#matrix thead th:visible")
         every = heads.all_inner_texts()
@@ -175,7 +175,7 @@ def test_the_matrix_can_be_filtered_by_implementation(report: Path, visit: Any) 
         lines = page.locator("#matrix tbody tr:visible")
         assert lines.count() and all("attention" in line and "fwd" in line for line in lines.all_inner_texts())
         assert lines.locator("td.none:visible").count() == 0
-        page.locator("#matrix-filter").fill("triton attention")  # and not those that begin with it
+        page.locator("#matrix-filter").fill("triton attention")  # not triton-cudagraphs
         assert heads.all_inner_texts() == ["block", "case", "triton"]
         page.locator("#matrix-filter").fill("nonsense")
         assert page.locator("#matrix").is_hidden()
@@ -186,7 +186,7 @@ def test_the_matrix_can_be_filtered_by_implementation(report: Path, visit: Any) 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_themes(report: Path, visit: Any, ready: Any, scheme: str) -> None:
-    """As the system prefers, until the reader switches; pictures follow."""
+    """The theme follows the system until the reader switches it; charts follow the theme."""
     ground = "() => getComputedStyle(document.body).backgroundColor"
     ink = "() => getComputedStyle(document.querySelector('[data-chart=\"times\"] .role-axis-label text')).fill"
     with visit(report, CASE, color_scheme=scheme) as page:
@@ -201,7 +201,7 @@ def test_themes(report: Path, visit: Any, ready: Any, scheme: str) -> None:
         assert light == "rgb(255, 255, 255)"
 
 
-def test_the_keyboard_is_enough(report: Path, visit: Any, ready: Any) -> None:
+def test_the_keyboard_suffices(report: Path, visit: Any, ready: Any) -> None:
     with visit(report) as page:
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
@@ -215,14 +215,14 @@ def test_the_keyboard_is_enough(report: Path, visit: Any, ready: Any) -> None:
         page.wait_for_selector("#overview:visible")
 
 
-def test_pictures_have_words_and_tables_have_heads(report: Path, visit: Any, ready: Any) -> None:
+def test_charts_have_labels_and_tables_have_headers(report: Path, visit: Any, ready: Any) -> None:
     with visit(report, CASE) as page:
         ready(page)
         assert page.locator("figure.chart:not([aria-label])").count() == 0
         assert page.locator("#case table:not(:has(thead th))").count() == 0
 
 
-def test_it_prints_light_and_without_its_controls(report: Path, visit: Any, ready: Any) -> None:
+def test_printing_is_light_and_hides_controls(report: Path, visit: Any, ready: Any) -> None:
     with visit(report, CASE, color_scheme="dark") as page:
         ready(page)
         page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
@@ -242,7 +242,7 @@ def test_an_unknown_address_says_so(report: Path, visit: Any, address: str) -> N
         page.wait_for_selector("#overview:visible")
 
 
-def test_provenance_is_filtered_by_its_words(report: Path, visit: Any) -> None:
+def test_provenance_is_filtered_by_word(report: Path, visit: Any) -> None:
     with visit(report, "#/records") as page:
         page.wait_for_selector("#records tbody tr")
         choice = page.get_by_label("provenance", exact=True)
@@ -255,7 +255,7 @@ def test_provenance_is_filtered_by_its_words(report: Path, visit: Any) -> None:
 
 
 def test_records_keep_their_columns_and_unknown_ones_last(report: Path, visit: Any) -> None:
-    """Whichever the direction; and block, case and implementation stay in view."""
+    """Unknown values come last in both directions; block, case and implementation stay in view."""
     with visit(report, "#/records") as page:
         page.wait_for_selector("#records tbody tr")
         widths = "() => [...document.querySelectorAll('#records thead th')].map((th) => th.offsetWidth)"

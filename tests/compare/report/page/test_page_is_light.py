@@ -1,4 +1,4 @@
-"""A large run becomes a page of few megabytes, without a framework."""
+"""The page of a large run has few megabytes, and writing it imports no framework."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ finally:
 """
 
 
-def test_a_large_run(tmp_path: Path) -> None:
-    """Every block's quick suite."""
+def test_the_page_of_a_large_run(tmp_path: Path) -> None:
+    """The run has the quick suite of every block."""
     out = tmp_path / "page.html"
     command = [sys.executable, "-c", DRIVER, "report", str(RUN), "--html", str(out)]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=200)
@@ -35,7 +35,7 @@ def test_a_large_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [["report", "--help"], ["report", str(RUN)]], ids=["help", "table"])
-def test_other_reports_do_not_wait_for_it(command: list[str]) -> None:
+def test_other_reports_do_not_import_the_page(command: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", DRIVER, *command], cwd=PROJECT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert not {"vl_convert", "jinja2", "compare.report.page"} & set(json.loads(done.stderr.splitlines()[-1]))

@@ -1,4 +1,4 @@
-"""Every number of a page, derived again from the lines of records.jsonl, the graphs' JSON and run.json alone."""
+"""Each number of a page, computed again from records.jsonl, the graphs' JSON and run.json."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from compare.cli import main
 from compare.graph import formats
 from compare.report.page import page
 from compare.report.page.content import case as case_page
-from compare.report.page.content import reading
+from compare.report.page.content import run_data
 from compare.report.table import percent
 
 QUICK = PROJECT / "reports" / "h200-quick"
@@ -35,7 +35,7 @@ Record = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def records() -> dict[str, Record]:
-    """By implementation, those of the case."""
+    """Return the records of the case by implementation."""
     newest = {r["id"]: r for r in map(json.loads, (QUICK / "records.jsonl").read_text().splitlines())}
     return {r["implementation"]: r for id, r in newest.items() if id.rsplit("/", 1)[0] == CASE}
 
@@ -47,7 +47,7 @@ def ceilings() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def case(report: Path, embedded: Any, tables: Any) -> tuple[dict[str, Any], list[list[list[str]]]]:
-    """The page's data, and the tables of its fragment."""
+    """Return the case's embedded data and the tables of its page."""
     data = embedded(report, "case", number_of(report, embedded, CASE))
     return data, tables(data["html"])
 
@@ -64,7 +64,7 @@ def graph_of(record: Record) -> dict[str, Any]:
 
 
 def medians(record: Record) -> dict[str, float]:
-    """Of each part, in µs."""
+    """Return the median time of each phase in µs."""
     parts = record["measurement"]["parts"]
     return {p: statistics.median([s for r in d["device_time"] for s in r]) * 1e6 for p, d in parts.items()}
 
@@ -74,7 +74,7 @@ def time_of(record: Record) -> float:
 
 
 def bandwidth(found: dict[str, Any], read: float, written: float) -> float:
-    """On the line between the two measured mixes that lie around this one."""
+    """Interpolate linearly between the two nearest measured mixes of reads and writes."""
     mixes = [(*map(float, mix.split(":")), rate) for mix, rate in found["streams"].items()]
     points = sorted((reads / (reads + writes), rate) for reads, writes, rate in mixes)
     share = read / (read + written)
@@ -84,8 +84,8 @@ def bandwidth(found: dict[str, Any], read: float, written: float) -> float:
     return low[1] + along * (high[1] - low[1])
 
 
-def floors(record: Record, ceilings: dict[str, Any]) -> list[float]:
-    """What each kernel takes at least, µs."""
+def roofline_times(record: Record, ceilings: dict[str, Any]) -> list[float]:
+    """Return the roofline time of each kernel in µs."""
     graph, found = graph_of(record), ceilings[record["segment"]]
     result = []
     for kernel in graph["kernels"]:
@@ -103,7 +103,7 @@ def floors(record: Record, ceilings: dict[str, Any]) -> list[float]:
 
 def recoverable(record: Record, ceilings: dict[str, Any]) -> float:
     times = [kernel["device_time_us"] for kernel in graph_of(record)["kernels"]]
-    return sum(max(0.0, time - floor) for time, floor in zip(times, floors(record, ceilings), strict=True))
+    return sum(max(0.0, time - bound) for time, bound in zip(times, roofline_times(record, ceilings), strict=True))
 
 
 def spread(record: Record) -> float:
@@ -112,11 +112,11 @@ def spread(record: Record) -> float:
     return (high - low) / 2 * 1e6
 
 
-def moved(record: Record) -> int:
+def declared(record: Record) -> int:
     return sum((k["bytes_read"] + k["bytes_written"]) * k["launches"] for k in graph_of(record)["kernels"])
 
 
-def counted(record: Record, way: str, *names: str) -> int | None:
+def measured(record: Record, way: str, *names: str) -> int | None:
     parts = ((record["traffic"] or {}).get(way) or {}).get("parts")
     return None if parts is None else sum(part[name] for part in parts.values() for name in names)
 
@@ -126,7 +126,7 @@ def us(value: float | None) -> str:
 
 
 def columns(table: list[list[str]], count: int) -> dict[str, dict[str, str]]:
-    """By a row's first cell, its cells by their heads."""
+    """Return the cells of each row by column header, by the row's first cell."""
     heads = table[0]
     assert len(table) == count + 1
     return {row[0]: dict(zip(heads, row, strict=True)) for row in table[1:]}
@@ -137,7 +137,7 @@ def titled(case: Any, *heads: str) -> list[list[str]]:
 
 
 def round_marks(record: Record) -> list[str]:
-    """What some of its rounds were: throttled, or not settled when they began."""
+    """Return the marks of a record: throttled in a round, or not settled after the warm-up."""
     measured = record["measurement"]
     throttled = any(after["throttled"] for after in measured["conditions"] if after is not None)
     found = {"!": throttled, "~": not all(measured["warm_up"]["settled"])}
@@ -145,7 +145,7 @@ def round_marks(record: Record) -> list[str]:
     return [said] if said else []
 
 
-def test_at_a_glance(case: Any, records: dict[str, Record], ceilings: dict[str, Any]) -> None:
+def test_summary(case: Any, records: dict[str, Record], ceilings: dict[str, Any]) -> None:
     shown = columns(titled(case, "largest array between kernels"), len(records))
     best = min(map(time_of, records.values()))
     assert list(shown) == sorted(records, key=lambda name: time_of(records[name]))
@@ -154,7 +154,7 @@ def test_at_a_glance(case: Any, records: dict[str, Record], ceilings: dict[str, 
         assert row["time µs"] == " ".join([us(time), "±", number(spread(record)), *round_marks(record)])
         assert row["/ best"].split(" ")[0] == number(time / best)
         assert row["recoverable µs"] == us(recoverable(record, ceilings))
-        assert row["least µs"] == us(sum(floors(record, ceilings)))
+        assert row["roofline µs"] == us(sum(roofline_times(record, ceilings)))
         assert row["kernels"] == str(len(graph_of(record)["kernels"]))
         assert row["launches"] == str(sum(d["launches"] for d in record["measurement"]["parts"].values()))
         passed = [
@@ -168,7 +168,7 @@ def test_at_a_glance(case: Any, records: dict[str, Record], ceilings: dict[str, 
 
 
 def test_times(case: Any, records: dict[str, Record], ceilings: dict[str, Any]) -> None:
-    shown = columns(titled(case, "wall", "gaps"), len(records))
+    shown = columns(titled(case, "wall", "launch gap"), len(records))
     for name, record in records.items():
         row, parts, time = shown[name], medians(record), time_of(record)
         data = record["measurement"]["parts"].values()
@@ -177,9 +177,9 @@ def test_times(case: Any, records: dict[str, Record], ceilings: dict[str, Any]) 
         assert row["±"] == us(spread(record))
         assert (row["forward"], row["backward"]) == (us(parts["forward"]), us(parts["backward"]))
         assert row["wall"] == us(statistics.median(record["measurement"]["wall_time"]) * 1e6)
-        assert row["gaps"] == percent(max(0.0, (time - busy) / time))
+        assert row["launch gap"] == percent(max(0.0, (time - busy) / time))
         assert row["recoverable"] == us(recoverable(record, ceilings))
-        assert row["reached"] == percent(sum(floors(record, ceilings)) / time)
+        assert row["of roofline"] == percent(sum(roofline_times(record, ceilings)) / time)
         assert row["compile s"] == number(record["compile_s"])
         peaks = record["measurement"]["peak_memory"].values()
         known = [p["planned"] if p["bytes"] is None else p["bytes"] for p in peaks]
@@ -196,7 +196,7 @@ def rounds(record: Record) -> list[float]:
 def test_marks_are_explained_once(
     report: Path, embedded: Callable[..., Any], tables: Any, address: str
 ) -> None:
-    """Those of rounds, and ? where of some kernel no least time is known: in both tables of times, in words once."""
+    """Both tables of times show marks of rounds, and ? for unknown roofline times; a note explains each once."""
     lines = map(json.loads, (QUICK / "records.jsonl").read_text().splitlines())
     mine = {r["implementation"]: r for r in lines if r["id"].rsplit("/", 1)[0] == address}
     html = embedded(report, "case", number_of(report, embedded, address))["html"]
@@ -207,10 +207,10 @@ def test_marks_are_explained_once(
     for name, marks in said.items():
         assert [word for word in first[name]["time µs"].split() if word in ("!", "~", "!~")] == marks
         assert second[name]["cold"].split()[1:] == marks
-    unknown = {name for name, row in first.items() if row["least µs"] == "?"}
+    unknown = {name for name, row in first.items() if row["roofline µs"] == "?"}
     assert unknown == ({"flex"} if address.startswith("attention") else set())
     assert unknown == {name for name, row in second.items() if row["recoverable"] == "?"}
-    assert html.count("of some kernel the bytes or the FLOPs are not known") == bool(unknown)
+    assert html.count("the bytes or FLOPs of some kernel are unknown.") == bool(unknown)
     for mark, words in {"!": "in some round the GPU", "~": "in some round the times were still changing"}.items():
         assert html.count(words) == any(mark in "".join(marks) for marks in said.values())
     assert unknown or any(said.values())
@@ -236,15 +236,15 @@ def test_pictures_show_the_same_numbers(case: Any, records: dict[str, Record], c
         assert value["low"] == pytest.approx(time_of(record) - spread(record))
     for value in charts["roofline"]["data"]["values"]:
         record = records[value["implementation"]]
-        flops, size = sum(record["flops"].values()), moved(record)
-        if value["what"] == "reached, counted bytes":
-            size = counted(record, "call", "dram_read", "dram_written") or 0
-        below = sum(floors(record, ceilings)) if value["what"] == "attainable" else time_of(record)
+        flops, size = sum(record["flops"].values()), declared(record)
+        if value["kind"] == "measured, by measured bytes":
+            size = measured(record, "call", "dram_read", "dram_written") or 0
+        below = sum(roofline_times(record, ceilings)) if value["kind"] == "roofline" else time_of(record)
         assert value["intensity"] == pytest.approx(flops / size)
         assert value["gflops"] == pytest.approx(flops / below / 1e3)
 
 
-def test_bars_are_what_ran(case: Any, records: dict[str, Record]) -> None:
+def test_bars_are_the_launches(case: Any, records: dict[str, Record]) -> None:
     shown = {bars["implementation"]: bars for bars in case[0]["bars"]}
     assert shown.keys() == records.keys()
     for name, record in records.items():
@@ -254,7 +254,7 @@ def test_bars_are_what_ran(case: Any, records: dict[str, Record]) -> None:
         assert mine["took"] == pytest.approx([(r["end"] - r["start"]) * 1e9 for r in ran], abs=1)
         gaps = [b["start"] - a["end"] for a, b in pairwise(parts[0])]
         assert mine["gap"][: len(gaps) + 1] == pytest.approx([0, *(gap * 1e9 for gap in gaps)], abs=2)
-        assert {int(place) for place in mine["helps"]} == {i for i, own in enumerate(mine["index"]) if own is None}
+        assert {int(place) for place in mine["helpers"]} == {i for i, own in enumerate(mine["index"]) if own is None}
         for index, kernel in enumerate(graph_of(record)["kernels"]):
             took = sum(took for took, own in zip(mine["took"], mine["index"], strict=True) if own == index)
             assert took == pytest.approx(kernel["device_time_us"] * 1e3, rel=0.05)
@@ -263,39 +263,39 @@ def test_bars_are_what_ran(case: Any, records: dict[str, Record]) -> None:
 def test_kernels(
     report: Path, embedded: Callable[..., Any], records: dict[str, Record], ceilings: dict[str, Any]
 ) -> None:
-    """Of pictures and tables: one set of data (static/kernels.js, static/drawing.js)."""
+    """The tables and the drawing use one set of data (static/kernels.js, static/drawing.js)."""
     drawn = embedded(report, "drawing", number_of(report, embedded, CASE))
     shown = {column["name"]: column["kernels"] for column in drawn["columns"]}
     assert shown.keys() == records.keys()
     for name, record in records.items():
-        least = floors(record, ceilings)
+        bounds = roofline_times(record, ceilings)
         for index, (kernel, own) in enumerate(zip(graph_of(record)["kernels"], shown[name], strict=True)):
             assert own["read"] == formats.size(kernel["bytes_read"])
             assert own["written"] == formats.size(kernel["bytes_written"])
             assert own["time"] == us(kernel["device_time_us"])
-            assert own["least"] == us(least[index])
-            assert own["recoverable"] == us(max(0.0, kernel["device_time_us"] - least[index]))
+            assert own["roofline_time"] == us(bounds[index])
+            assert own["recoverable"] == us(max(0.0, kernel["device_time_us"] - bounds[index]))
 
 
 def test_bytes(case: Any, records: dict[str, Record]) -> None:
-    shown = columns(titled(case, "must move / declared"), len(records))
+    shown = columns(titled(case, "compulsory / declared"), len(records))
     for name, record in records.items():
-        least = sum(record["bytes_compulsory"].values())
+        compulsory = sum(record["bytes_compulsory"].values())
         row = shown[name]
-        assert row["declared"] == number(moved(record) / 1e6)
-        assert row["must move / declared"] == percent(least / moved(record))
+        assert row["declared"] == number(declared(record) / 1e6)
+        assert row["compulsory / declared"] == percent(compulsory / declared(record))
         for head, way, names in (
-            ("counted in the call", "call", ("dram_read", "dram_written")),
-            ("counted, each alone", "alone", ("dram_read", "dram_written")), ("through L2", "alone", ("l2",)),
+            ("measured in the call", "call", ("dram_read", "dram_written")),
+            ("measured, each alone", "alone", ("dram_read", "dram_written")), ("through L2", "alone", ("l2",)),
         ):
-            size = counted(record, way, *names)
+            size = measured(record, way, *names)
             assert row[head] == ("" if size is None else number(size / 1e6))
 
 
 def test_missed_fusions(case: Any, records: dict[str, Record], ceilings: dict[str, Any]) -> None:
     shown = titled(case, "at most µs")[1:]
     expected = []
-    for name in records.keys() - {"eager", "xla-unfused"}:  # which fuse nothing on purpose
+    for name in records.keys() - {"eager", "xla-unfused"}:  # they fuse nothing on purpose
         record = records[name]
         found = ceilings[record["segment"]]
         for reason in graph_of(record)["reasons"]:
@@ -307,10 +307,10 @@ def test_missed_fusions(case: Any, records: dict[str, Record], ceilings: dict[st
     assert sorted(row[2] for row in shown) == sorted(name for _, _, name in expected)
 
 
-def test_what_is_not_listed_is_shown_by_the_command_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The case as it is asked for on the page is the case."""
+def test_the_command_for_unlisted_fusions_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command on the page selects the case."""
     monkeypatch.setattr(case_page, "MOST_MISSED", 1)
-    (shown,) = (each for each in reading.read(QUICK, {"block": ["softmax"]}).cases if each.case.id == CASE)
+    (shown,) = (each for each in run_data.read(QUICK, {"block": ["softmax"]}).cases if each.case.id == CASE)
     html = page.render("case.html", **case_page.values(shown, []))
     (command,) = (unescape(command) for command in re.findall("<code>(xlafuse .*?)</code>", html))
     done = CliRunner().invoke(main.cli, [str(QUICK) if word == "RUN" else word for word in shlex.split(command)[1:]])
@@ -342,8 +342,8 @@ def test_the_table_of_records(report: Path, embedded: Callable[..., Any], record
         row = mine[name]
         assert row["time µs"] == pytest.approx(time_of(record))
         assert row["/ best"] == pytest.approx(time_of(record) / best)
-        assert row["moved MB"] == pytest.approx(moved(record) / 1e6)
-        assert row["least MB"] == pytest.approx(sum(record["bytes_compulsory"].values()) / 1e6)
+        assert row["declared MB"] == pytest.approx(declared(record) / 1e6)
+        assert row["compulsory MB"] == pytest.approx(sum(record["bytes_compulsory"].values()) / 1e6)
         assert row["error"] == pytest.approx(max(e["error"] / e["tolerance"] for e in record["errors"]))
 
 

@@ -1,4 +1,4 @@
-"""Pages of runs that are hostile, small, large, without a GPU, or gone wrong."""
+"""Pages of runs with hostile text, of small and large runs, runs without a GPU, and broken runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SEGMENTS = {"segments": [{"id": "s1", "environment": {}, "ceilings": CEILINGS}]}
 
 
 def graph(name: str, *, target: str = "", times: tuple[float | None, float | None] = (None, None)) -> FusionGraph:
-    """Two kernels, and an array of 16.8 MB between them; `name` wherever a name can be."""
+    """Return two kernels with an array of 16.8 MB between them; `name` is part of every name."""
     size = 2 * 4096 * 2048
     buffers = (
         Buffer(f"x{name}", (4096, 2048), "bf16", size, "input"),
@@ -80,7 +80,7 @@ def written(folder: Path, tmp_path: Path, name: str = "page.html") -> Path:
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
-def test_hostile_text_is_shown_and_breaks_nothing(text: str, tmp_path: Path, visit: Any, ready: Any) -> None:
+def test_hostile_text_is_escaped(text: str, tmp_path: Path, visit: Any, ready: Any) -> None:
     case = Case(f"block{text}", f"case{text}", {f"axis{text}": 1}, "bfloat16", "fwd")
     made = {"fast": graph(text, times=(5.0, 5.0)), "slow": graph(text, times=(40.0, 40.0))}
     records = [
@@ -113,7 +113,7 @@ def test_hostile_text_is_shown_and_breaks_nothing(text: str, tmp_path: Path, vis
 
 
 def test_without_a_gpu(tmp_path: Path, visit: Any, ready: Any) -> None:
-    """No times: kernels, bytes, reasons, and what kernels take at least on the target."""
+    """The page has kernels, bytes, reasons and roofline times of the target, but no times."""
     case = Case("softmax", "tiny", {"rows": 4096, "columns": 2048}, "bfloat16", "fwd")
     made = graph("", target="NVIDIA H200")
     compiled = Record(
@@ -132,12 +132,12 @@ def test_without_a_gpu(tmp_path: Path, visit: Any, ready: Any) -> None:
         assert it.locator('[data-chart="kernels"] svg .mark-rect path').count() == 2
         assert "nothing was measured" in it.locator("#c-kernels").inner_text()
         assert "needs a GPU" in it.locator("#case .warning").inner_text()
-        moved = 4 * made.buffers[0].bytes
-        assert f"{moved / 1e6:.1f}" in it.locator("#c-bytes tbody tr").first.inner_text()
+        declared = 4 * made.buffers[0].bytes
+        assert f"{declared / 1e6:.1f}" in it.locator("#c-bytes tbody tr").first.inner_text()
 
 
-def test_what_was_found_wrong_on_the_cpu_is_no_rival(tmp_path: Path, tables: Any) -> None:
-    """It moves fewest bytes, by leaving out what makes the others right."""
+def test_wrong_results_are_not_compared(tmp_path: Path, tables: Any) -> None:
+    """A wrong implementation may declare the fewest bytes because it leaves something out."""
     case = Case("softmax", "tiny", {"rows": 4096, "columns": 2048}, "bfloat16", "fwd")
     made = graph("", target="NVIDIA H200")
     short = replace(made, kernels=(made.kernels or ())[:1])
@@ -153,13 +153,13 @@ def test_what_was_found_wrong_on_the_cpu_is_no_rival(tmp_path: Path, tables: Any
     assert "1.00" in cells["xla"]
 
 
-def test_a_single_record_without_anything(tmp_path: Path, visit: Any, ready: Any) -> None:
+def test_a_single_record_that_timed_out(tmp_path: Path, visit: Any, ready: Any) -> None:
     case = Case("softmax", "tiny", {"rows": 2, "columns": 2}, "float32", "fwd", "tf32")
     folder = run_of(tmp_path / "run", [Record(case, "xla", "xla", "timeout", detail="no answer in 600 s")])
     with visit(written(folder, tmp_path), "#/case/softmax/tiny/fp32-tf32/fwd") as it:
         ready(it)
         assert it.locator("#case .warning").inner_text() == "xla: timeout: no answer in 600 s"
-        assert "Nothing was checked" in it.locator("#c-numerics").inner_text()
+        assert "No result was checked" in it.locator("#c-numerics").inner_text()
 
 
 def test_ties_and_flips_are_marked(tmp_path: Path, visit: Any) -> None:
@@ -176,7 +176,7 @@ def test_ties_and_flips_are_marked(tmp_path: Path, visit: Any) -> None:
 
 
 @pytest.mark.parametrize("planned", [5_000_000, None])
-def test_a_peak_that_was_not_measured_is_marked_as_planned_or_has_a_reason(
+def test_an_unmeasured_peak_is_planned_or_has_a_reason(
     planned: int | None, tmp_path: Path, embedded: Any, tables: Any
 ) -> None:
     case = Case("softmax", "tiny", {"rows": 2, "columns": 2}, "bfloat16", "fwd")
@@ -196,9 +196,9 @@ def test_a_peak_that_was_not_measured_is_marked_as_planned_or_has_a_reason(
     )
 
 
-def test_only_what_one_clock_timed_in_one_segment_is_compared(tmp_path: Path, tables: Any) -> None:
+def test_times_are_compared_within_one_segment(tmp_path: Path, tables: Any) -> None:
     case = Case("softmax", "tiny", {"rows": 2, "columns": 2}, "bfloat16", "fwd")
-    apart = [timed(case, "here", 100.0), timed(case, "beside", 150.0), timed(case, "elsewhere", 50.0)]
+    apart = [timed(case, "here", 100.0), timed(case, "near", 150.0), timed(case, "elsewhere", 50.0)]
     apart[2].segment = "s2"
     segments = [{"id": name, "environment": {}, "ceilings": CEILINGS} for name in ("s1", "s2")]
     file = written(run_of(tmp_path / "run", apart, segments=segments), tmp_path)
@@ -206,7 +206,7 @@ def test_only_what_one_clock_timed_in_one_segment_is_compared(tmp_path: Path, ta
     assert matrix[1][2:] == ["1.00100", "1.50150", "50.0"]
 
 
-def test_launches_that_nobody_saw_are_not_shown_as_ones_that_ran(tmp_path: Path, tables: Any, embedded: Any) -> None:
+def test_launches_without_records_are_not_shown(tmp_path: Path, tables: Any, embedded: Any) -> None:
     case = Case("softmax", "tiny", {"rows": 2, "columns": 2}, "bfloat16", "fwd")
     kernels = {"forward": {"launches": 7, "bytes_moved": 8, "provenance": {}}}
     called, seen = timed(case, "called", 10.0, kernels=kernels), timed(case, "seen", 11.0)
@@ -242,7 +242,7 @@ def test_five_thousand_records(tmp_path: Path, visit: Any) -> None:
         assert took < 1000
 
 
-def test_what_is_broken_costs_its_own_record(tmp_path: Path) -> None:
+def test_a_broken_graph_affects_only_its_record(tmp_path: Path) -> None:
     case = Case("softmax", "tiny", {"rows": 2, "columns": 2}, "bfloat16", "fwd")
     folder = run_of(tmp_path / "run", [
         timed(case, "xla", 10.0, graph="../outside.json"), timed(case, "triton", 11.0, graph="missing.json.gz"),
@@ -250,8 +250,8 @@ def test_what_is_broken_costs_its_own_record(tmp_path: Path) -> None:
     with (folder / "records.jsonl").open("a") as file:
         file.write("{half a line\n")
     shown = page.write(folder, tmp_path / "page.html", {})
-    assert len(shown.members) == 2
-    assert [member.why is not None for member in shown.members] == [True, True]
+    assert len(shown.results) == 2
+    assert [result.unreadable is not None for result in shown.results] == [True, True]
     assert any("line skipped" in warning for warning in shown.warnings)
 
 
@@ -277,20 +277,20 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not out.exists()
 
 
-def test_nothing_is_put_beside_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of /dev/stdout that would be /dev/stdout-files."""
-    beside: list[Path | None] = []
+def test_no_folder_is_made_for_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page /dev/stdout must not make a folder /dev/stdout-files."""
+    folders: list[Path | None] = []
 
     def document(run: Any, packages: Any, folder: Path | None) -> str:
-        beside.append(folder)
+        folders.append(folder)
         return "page"
 
     monkeypatch.setattr(page, "document", document)
     case = Case("softmax", "tiny", {"rows": 2, "columns": 2}, "bfloat16", "fwd")
     folder = run_of(tmp_path / "run", [timed(case, "xla", 10.0)])
-    for out in (Path("/dev/null"), tmp_path / "new.html", tmp_path / "new.html"):  # again, where it is there
+    for out in (Path("/dev/null"), tmp_path / "new.html", tmp_path / "new.html"):  # the second time, the file exists
         page.write(folder, out, {})
-    assert beside == [None, *[tmp_path / "new-files"] * 2] and Path("/dev/null").is_char_device()
+    assert folders == [None, *[tmp_path / "new-files"] * 2] and Path("/dev/null").is_char_device()
 
 
 def test_static_files_cannot_end_their_elements() -> None:
@@ -314,8 +314,8 @@ def test_static_files_cannot_end_their_elements() -> None:
     ],
     ids=lambda value: ".".join(map(str, value)) if isinstance(value, tuple) else "",
 )
-def test_fields_of_other_shapes(path: tuple[str | int, ...], value: Any, tmp_path: Path) -> None:
-    """A record costs at most itself, and what it says otherwise costs no more than that."""
+def test_malformed_fields(path: tuple[str | int, ...], value: Any, tmp_path: Path) -> None:
+    """A malformed field affects at most its own record."""
     case = Case("softmax", "tiny", {"rows": 2, "columns": 2}, "bfloat16", "fwd")
     made = graph("", times=(5.0, 5.0))
     odd = timed(case, "odd", 10.0, made, graph="a.json.gz").to_json()
@@ -327,13 +327,13 @@ def test_fields_of_other_shapes(path: tuple[str | int, ...], value: Any, tmp_pat
     with (folder / "records.jsonl").open("a") as file:
         file.write(json.dumps(odd) + "\n")
     shown = page.write(folder, tmp_path / "page.html", {})
-    assert "even" in {member.name for member in shown.members}
+    assert "even" in {result.name for result in shown.results}
 
 
 @pytest.mark.parametrize("segments", [5, [5], [{}], [{"id": "s1", "ceilings": {"streams": {"1:1": 0}}}], None])
-def test_segments_of_other_shapes(segments: Any, tmp_path: Path) -> None:
+def test_malformed_segments(segments: Any, tmp_path: Path) -> None:
     case = Case("softmax", "tiny", {"rows": 2, "columns": 2}, "bfloat16", "fwd")
     made = graph("", times=(5.0, 5.0))
     folder = run_of(tmp_path / "run", [timed(case, "xla", 10.0, made, graph="a.json.gz")], {"a.json.gz": made})
     (folder / "run.json").write_text(json.dumps({"segments": segments}))
-    assert len(page.write(folder, tmp_path / "page.html", {}).members) == 1
+    assert len(page.write(folder, tmp_path / "page.html", {}).results) == 1

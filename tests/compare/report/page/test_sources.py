@@ -1,4 +1,4 @@
-"""Which sources a page holds, and which of their lines are which kernel's."""
+"""The sources of a page, and the lines of each kernel."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def numbered(text: str, line: str) -> int:
     return next(n for n, found in enumerate(text.split("\n"), 1) if found.startswith(line))
 
 
-def test_hlo_keeps_its_numbers_and_loses_what_nobody_reads() -> None:
+def test_hlo_keeps_line_numbers_and_drops_metadata() -> None:
     listing = listings.hlo(HLO)
     fusion = numbered(HLO, "  ROOT %loop_fusion")
     assert listing.lines[fusion] == "  ROOT %loop_fusion = f32[8]{0} fusion(%x), kind=kLoop, calls=%fused"
@@ -91,7 +91,7 @@ def test_hlo_keeps_its_numbers_and_loses_what_nobody_reads() -> None:
     assert "metadata" not in text and "StackFrames" not in text and "model.py" not in text
 
 
-def test_a_chosen_configuration_stays() -> None:
+def test_a_configuration_that_is_no_default_stays() -> None:
     line = HLO.replace('"reification_cost":[]', '"gemm_backend_config":{"alpha_real":1}')
     assert '"gemm_backend_config":{"alpha_real":1}' in "\n".join(listings.hlo(line).lines.values())
 
@@ -114,7 +114,7 @@ def test_functions_by_name() -> None:
     assert listings.program(cuda, "cuda").spans == {"add": [(1, 5)]}
 
 
-def test_long_and_odd_texts_cost_no_time_and_break_nothing() -> None:
+def test_long_and_malformed_texts_are_cut() -> None:
     unended = '  %a = f32[] add(%b), metadata={op_name="' + "\\" * 20000
     odd = "\n".join([unended, "}" * 9000, "metadata={" * 5000, "\x00<script>"])
     for read in (listings.hlo, listings.output_code):
@@ -128,11 +128,11 @@ def of(name: str, line: str, **more: object) -> Kernel:
 @pytest.mark.parametrize("name", [
     "/etc/passwd", "../../etc/passwd", "xlafuse/../../../etc/passwd.py", "tests/conftest.py", "xlafuse", "",
 ])
-def test_nothing_but_programs_is_read_for_a_record(name: str) -> None:
+def test_only_source_files_of_the_project_are_read(name: str) -> None:
     assert list(programs.of_kernels([of("k", f"{name}:1")], programs.Programs())) == []
 
 
-def test_a_program_that_moved_says_so_and_kernels_are_found_by_name() -> None:
+def test_changed_programs_are_noted_and_kernels_found_by_name() -> None:
     path = "triton_side/kernels/rmsnorm.py"
     kernel = of("rmsnorm_forward_kernel", f"{path}:1", facts={"language": "triton"})
     ((name, listing, spans, note),) = programs.of_kernels([kernel], programs.Programs())
@@ -155,7 +155,7 @@ def kept(train: list[GraphSource], tmp_path_factory: pytest.TempPathFactory) -> 
     return sources.of_run(train, folder), folder
 
 
-def test_every_kernel_that_was_compiled_has_its_lines(kept: tuple[sources.Sources, Path]) -> None:
+def test_every_compiled_kernel_has_lines(kept: tuple[sources.Sources, Path]) -> None:
     shown = {record["name"]: record for record in kept[0].cases[CASE]["records"]}
     for name in ("xla", "xla-remat", "inductor", "triton"):
         held = {int(i) for document in shown[name]["documents"] for i in document["kernels"]}
@@ -164,7 +164,7 @@ def test_every_kernel_that_was_compiled_has_its_lines(kept: tuple[sources.Source
     assert titles == ["forward/optimized.hlo.txt", "backward/optimized.hlo.txt", "xlafuse/blocks/rmsnorm.py"]
 
 
-def test_files_beside_the_page_are_linked_and_readable(kept: tuple[sources.Sources, Path]) -> None:
+def test_files_next_to_the_page_are_linked_and_readable(kept: tuple[sources.Sources, Path]) -> None:
     data, folder = kept
     hrefs = set()
     for record in data.cases[CASE]["records"]:
@@ -180,12 +180,12 @@ def test_files_beside_the_page_are_linked_and_readable(kept: tuple[sources.Sourc
     assert all(".entry" in text and ".debug_info" not in text for text in ptx)
 
 
-def test_equal_texts_are_kept_once(kept: tuple[sources.Sources, Path]) -> None:
+def test_equal_texts_are_embedded_once(kept: tuple[sources.Sources, Path]) -> None:
     texts = [json.dumps(text) for text in kept[0].cases[CASE]["texts"]]
     assert len(texts) == len(set(texts)) > 5
 
 
-def test_where_the_budget_ends_texts_go_beside_the_page(
+def test_texts_beyond_the_budget_go_to_files(
     train: list[GraphSource], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "BUDGET", 6_000)
@@ -194,21 +194,21 @@ def test_where_the_budget_ends_texts_go_beside_the_page(
     assert any("text" in document for document in records["xla"]["documents"])
     last = records["xla-remat"]
     assert not any("text" in document for document in last["documents"])
-    assert "beside the page" in last["note"]
+    assert "separate files" in last["note"]
     moved = next(file for file in last["files"] if file["title"].endswith("optimized.hlo.txt"))
     assert "HloModule" in (folder / moved["href"].partition("/")[2]).read_text()
 
 
-def test_without_a_folder_nothing_is_written_and_the_page_says_what_it_lacks(
+def test_without_a_folder_texts_beyond_the_budget_are_left_out(
     train: list[GraphSource], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "BUDGET", 6_000)
     records = {record["name"]: record for record in sources.of_run(train, None).cases[CASE]["records"]}
     assert not any(record["files"] for record in records.values())
-    assert "is left out of the page" in records["xla-remat"]["note"]
+    assert "are left out" in records["xla-remat"]["note"]
 
 
-def test_where_files_cannot_be_written_the_page_says_so(
+def test_files_that_cannot_be_written_leave_a_note(
     train: list[GraphSource], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "BUDGET", 6_000)
@@ -217,10 +217,10 @@ def test_where_files_cannot_be_written_the_page_says_so(
     assert not any(record["files"] for record in records.values())
     assert "cannot be written" in records["xla"]["note"]
     note = records["xla-remat"]["note"]
-    assert "cannot be written" in note and "left out of the page" in note
+    assert "cannot be written" in note and "left out" in note
 
 
-def test_an_archive_that_is_none_leaves_a_note(train: list[GraphSource], tmp_path: Path) -> None:
+def test_a_broken_archive_leaves_a_note(train: list[GraphSource], tmp_path: Path) -> None:
     run = tmp_path / "run"
     (run / "dumps").mkdir(parents=True)
     records = []

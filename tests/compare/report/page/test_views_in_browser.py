@@ -1,4 +1,4 @@
-"""The fusion graphs and the sources in a real browser: what a pointer and the keyboard do, and hostile text."""
+"""The fusion graphs and sources in a browser: pointer, keyboard and hostile text."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def box(page: Any, implementation: str, index: int) -> Any:
     return page.locator(f'.dr-box[data-key="{heads.index(implementation)}.{index}"]').first
 
 
-def test_boxes_and_edges_are_where_the_stages_are(page: Any) -> None:
+def test_boxes_cover_their_stages(page: Any) -> None:
     stages = {stage.inner_text(): stage.bounding_box() for stage in page.locator(".dr-stage").all()[:3]}
     assert list(stages) == ["mean_square", "normalize", "weight"]
     fused = box(page, "triton", 0).bounding_box()
@@ -105,7 +105,7 @@ def test_boxes_and_edges_are_where_the_stages_are(page: Any) -> None:
     assert max(widths) > 8 and min(widths) < 5
 
 
-def test_a_pointer_reads_bytes_flops_time_and_line(page: Any, train: list[GraphSource]) -> None:
+def test_the_tip_has_bytes_flops_time_and_lines(page: Any, train: list[GraphSource]) -> None:
     xla = next(each for each in train if each.record and each.record.implementation == "xla")
     first = (xla.graph().kernels or ())[0]
     box(page, "xla", 0).hover()
@@ -120,14 +120,14 @@ def test_a_pointer_reads_bytes_flops_time_and_line(page: Any, train: list[GraphS
     tip.wait_for(state="hidden")
 
 
-def test_a_pointer_reads_what_a_buffer_is(page: Any) -> None:
+def test_the_tip_of_a_buffer(page: Any) -> None:
     page.evaluate("""() => { const hit = document.querySelector(".dr-hit");
         hit.dispatchEvent(new PointerEvent("pointerenter", {pointerType: "mouse"})); }""")
     words = page.locator(".dr-tip").inner_text()
     assert "written by" in words and "read by" in words and "MB" in words
 
 
-def test_from_a_kernel_to_its_lines_and_back(page: Any) -> None:
+def test_a_kernel_leads_to_its_lines_and_back(page: Any) -> None:
     box(page, "xla", 2).click()
     page.locator(".dr-actions button").click()
     assert page.evaluate("picked") == [{"implementation": "xla", "index": 2}]
@@ -141,7 +141,7 @@ def test_from_a_kernel_to_its_lines_and_back(page: Any) -> None:
     assert "dr-on" in box(page, "xla", 0).get_attribute("class")
 
 
-def test_any_line_of_a_kernel_leads_to_it_and_to_its_box(page: Any) -> None:
+def test_a_line_leads_to_its_kernel_and_box(page: Any) -> None:
     box(page, "xla", 2).click()
     page.locator(".dr-actions button").click()
     chosen = page.locator(".so-chosen")
@@ -162,7 +162,7 @@ def test_any_line_of_a_kernel_leads_to_it_and_to_its_box(page: Any) -> None:
     assert "dr-on" in box(page, "xla", picked["index"]).get_attribute("class")
 
 
-def test_a_line_of_several_kernels_names_them(page: Any) -> None:
+def test_a_line_of_several_kernels_lists_them(page: Any) -> None:
     shared = page.evaluate("""() => {
         for (const [r, record] of S.records.entries()) for (const [d, {kernels}] of record.documents.entries()) {
           const all = Object.entries(kernels).flatMap(([k, spans]) => spans.map(([a, b]) => [Number(k), a, b]));
@@ -183,14 +183,14 @@ def test_a_line_of_several_kernels_names_them(page: Any) -> None:
     assert page.evaluate("picked.at(-1)")["index"] == others[0]
 
 
-def test_from_a_line_of_hlo_to_the_program(page: Any) -> None:
+def test_hlo_leads_to_the_program(page: Any) -> None:
     page.locator("button.so-place").first.click()
     page.locator(".so-target").wait_for()
     assert page.locator('.so-tab[aria-pressed="true"]').nth(1).inner_text() == "xlafuse/blocks/rmsnorm.py"
     assert page.locator(".so-mark").count() > 3
 
 
-def test_a_line_in_a_tip_leads_there(page: Any) -> None:
+def test_a_line_in_a_tip_is_a_link(page: Any) -> None:
     box(page, "triton", 1).click()
     page.locator(".dr-tip dd button").first.click()
     assert page.evaluate("picked")[0]["line"].startswith("triton_side/kernels/rmsnorm.py:")
@@ -247,13 +247,13 @@ def test_columns_fold_unfold_and_hide(page: Any) -> None:
     assert page.locator(".dr-scroll").evaluate("e => e.scrollWidth - e.clientWidth") <= 2
 
 
-def test_a_lane_whose_boxes_are_folded_elsewhere_is_an_empty_one(page: Any) -> None:
-    """Of a kernel in several pieces the fold is at its first one."""
+def test_a_track_may_be_empty(page: Any) -> None:
+    """A fold stands at the first box of a split kernel, so later tracks can be empty."""
     units = [{"piece": [0, 0, 1]}, {"piece": [2, 0, 0]}]
-    assert page.evaluate("units => xlafuse.drawn.lanesOf(units).map((lane) => lane?.length)", units) == [1, 0, 1]
+    assert page.evaluate("units => xlafuse.drawn.tracksOf(units).map((track) => track?.length)", units) == [1, 0, 1]
 
 
-def test_the_picture_is_there_as_tables(page: Any) -> None:
+def test_the_drawing_as_tables(page: Any) -> None:
     page.locator(".dr-table summary").click()
     tables = page.locator(".dr-table table")
     tables.nth(1).wait_for()
@@ -273,7 +273,7 @@ def test_dark_and_touch(browser: Any, train: list[GraphSource], tmp_path: Path) 
     page.close()
 
 
-def test_hostile_text_is_text(browser: Any, train: list[GraphSource], tmp_path: Path) -> None:
+def test_hostile_text_is_escaped(browser: Any, train: list[GraphSource], tmp_path: Path) -> None:
     op = SourceOp(NASTY, NASTY, f"{NASTY}:1")
     norm = dataclasses.replace(kernel(NASTY, "reduction", "", "x", "h"), source_ops=(op,))
     gate = kernel("g", "gemm", "gate:dot@2", "h wg", "y")

@@ -1,6 +1,5 @@
-// Colours of source text, put on in the browser: what a lexer would add to the file for every token costs more than the
-// text itself.
-xlafuse.painter = (() => {
+// Syntax highlighting in the browser: markup for every token would take more bytes than the text itself.
+xlafuse.highlighter = (() => {
   "use strict";
   function span(kind, text) {
     const node = document.createElement("span");
@@ -25,13 +24,13 @@ xlafuse.painter = (() => {
   };
   const patterns = new Map();
 
-  // For one text, line by line: (element, line) puts the line into the element.
-  function painter(language) {
+  // Return a function (element, line) that adds the lines of one text, in order, to elements.
+  function highlighter(language) {
     const kinds = LANGUAGES[language] || {};
     if (!patterns.has(language)) patterns.set(language,
       new RegExp(Object.entries(kinds).map(([kind, pattern]) => `(?<${kind}>${pattern})`).join("|") || "(?!)", "g"));
     const pattern = patterns.get(language);
-    let within = false; // a docstring
+    let within = false; // within a docstring
     return (node, text) => {
       const quotes = language === "python" ? text.split('"""').length - 1 : 0;
       if (within || quotes % 2) {
@@ -50,5 +49,5 @@ xlafuse.painter = (() => {
     };
   }
 
-  return painter;
+  return highlighter;
 })();

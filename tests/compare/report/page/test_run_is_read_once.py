@@ -1,4 +1,4 @@
-"""A run's folder is read once, whatever is shown of it."""
+"""Writing a page reads each file of the run once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from compare.report.page import page
-from compare.report.page.content import reading
+from compare.report.page.content import run_data
 
 QUICK = Path(__file__).parents[4] / "reports" / "h200-quick"
 
@@ -25,6 +25,6 @@ def test_each_file_is_read_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
     monkeypatch.setattr(Path, "read_bytes", counted)
     run = page.write(QUICK, tmp_path / "page.html", {"block": ["rmsnorm"]}, files=False)
-    graphs = [member.found.record.graph for member in run.members if member.found.record]
-    assert isinstance(run, reading.Run) and len(graphs) > 5
+    graphs = [result.source.record.graph for result in run.results if result.source.record]
+    assert isinstance(run, run_data.Run) and len(graphs) > 5
     assert {seen[QUICK / name] for name in ("records.jsonl", *map(str, graphs))} == {1}

@@ -1,4 +1,4 @@
-// Of a drawing: its legend, and the same as tables.
+// The legend of the drawing, and its content as tables.
 Object.assign(xlafuse.drawn, (() => {
   "use strict";
   const { make } = xlafuse;
@@ -16,23 +16,23 @@ Object.assign(xlafuse.drawn, (() => {
     };
     const kinds = new Set(columns.flatMap((column) => column.kernels.map(kindOf)));
     for (const kind of kinds) swatch("", kind, { background: `var(--kind-${kind})` });
-    swatch("dr-flow", "between kernels, through memory, as wide as its bytes");
+    swatch("dr-flow", "buffer between kernels, as wide as its bytes");
     if (columns.some((column) => column.edges.some((edge) => edge.role === "saved"))) swatch("dr-flow dr-dash", "saved for backward");
-    swatch("dr-flow dr-grey", "the block's own inputs (in at the left) and outputs (arrow)");
-    if (columns.some((column) => column.kernels.some((kernel) => kernel.bar))) swatch("dr-thin", "time, of the longest kernel here");
+    swatch("dr-flow dr-grey", "inputs of the block (at the left) and outputs (arrow)");
+    if (columns.some((column) => column.kernels.some((kernel) => kernel.bar))) swatch("dr-thin", "time, relative to the longest kernel");
     const minor = columns.reduce((sum, column) => sum + column.minor, 0);
-    if (minor) node.append(make("span", "dr-key", `${count(minor, "buffer")} under 2% of the largest: drawn with the kernel chosen`));
+    if (minor) node.append(make("span", "dr-key", `${count(minor, "buffer")} under 2% of the largest: drawn only with the chosen kernel`));
   }
 
   function table(state) {
     const details = make("details", "dr-table");
-    details.append(make("summary", "", "The picture as tables"));
+    details.append(make("summary", "", "The drawing as tables"));
     details.addEventListener("toggle", () => {
       if (!details.open || details.children.length > 1) return;
-      const data = state.views.at(-1); // every stage apart
+      const data = state.views.at(-1); // the layout without groups
       const stages = grid(["stage", ...data.columns.map((column) => column.name)], data.bands.map((band, b) => [
-        band.part === "backward" ? `backward: ${band.label}` : band.label,
-        ...data.columns.map((column) => column.cells[b])]), "Stages and the kernels that hold them; words compare with the first column that holds the stage");
+        band.phase === "backward" ? `backward: ${band.label}` : band.label,
+        ...data.columns.map((column) => column.cells[b])]), "Stages and the kernels that compute them, compared with the first column that computes the stage");
       const buffers = grid(["implementation", "buffer", "role", "from", "to"], data.columns.flatMap((column) =>
         column.edges.map((edge) => [column.name, edge.text, edge.role, edge.from + 1, edge.to + 1])),
         "Buffers that one kernel writes and another reads");

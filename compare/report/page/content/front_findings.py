@@ -1,0 +1,219 @@
+"""The findings of the front page: what costs most in a run, each in a few sentences with its times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from ....base.text import number, printable
+from ....graph import formats
+from ....graph.analyse.causes import cause
+from ....graph.findings.collect import findings
+from ....graph.findings.finding import Finding
+from ....graph.findings.view import DISPLAY_NAMES
+from ....graph.model import Buffer, FusionGraph
+from ....plan import paired_rounds
+from .kernels import where
+from .overview import href, label
+from .run_data import BASELINES, CaseResults, Result, Run
+
+MOST = 5
+TEACHING = frozenset({"cuda"})  # kernels to learn from: their findings come after all others
+
+
+@dataclass(frozen=True)
+class FrontFinding:
+    """A finding of the front page.
+
+    at_stake_us: the time that the finding is about; in a timed run at most the difference to a better implementation.
+    headline: the finding in words. kind: the kind of compare.graph.findings.finding.
+    """
+
+    at_stake_us: float
+    headline: str
+    case: str
+    href: str
+    kind: str
+    block: str
+    implementation: str
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        return self.implementation in TEACHING, -self.at_stake_us
+
+
+def findings_of(case: CaseResults) -> list[Finding]:
+    """Return the findings in a case's graphs, with times if the ceilings of the device or target are known."""
+    results = [result for result in case.results if result.name not in BASELINES]
+    graphs = {result.name: result.graph for result in results if result.graph is not None}
+    if not graphs:
+        return []
+    ceilings = next((result.ceilings for result in results if result.ceilings is not None), None)
+    return findings(graphs, ceilings)
+
+
+def choose(run: Run, found: Mapping[int, Sequence[Finding]], most: int = MOST) -> list[FrontFinding]:
+    """Choose the largest findings. found: the findings of each case, by its number.
+
+    At most one for each block and two of one kind are chosen while others are left.
+    """
+    every = (each for case in run.cases for each in of_case(case, found[case.number]))
+    candidates = sorted(every, key=lambda each: each.rank)
+    chosen: list[FrontFinding] = []
+    for per_block, per_kind in ((1, 2), (2, 3), (most, most)):
+        for each in candidates:
+            blocks, kinds = [one.block for one in chosen], [one.kind for one in chosen]
+            if len(chosen) < most and each not in chosen:
+                if blocks.count(each.block) < per_block and kinds.count(each.kind) < per_kind:
+                    chosen.append(each)
+    return sorted(chosen, key=lambda each: each.rank)
+
+
+def of_case(case: CaseResults, found: Iterable[Finding]) -> Iterator[FrontFinding]:
+    """Yield the findings of a case that are worth a known time."""
+    results = {result.name: result for result in case.results}
+    for finding in found:
+        subject = _FindingInRun(finding, results[finding.graphs[0]], [results[name] for name in finding.graphs[1:]])
+        if (at_stake := subject.at_stake_us) is not None and (subject.call_us is not None or not case.timed):
+            yield FrontFinding(
+                at_stake, printable(subject.headline, 600), f"{printable(case.case.block, 60)} {label(case)}",
+                href(case), finding.kind, case.case.block, subject.worse.name,
+            )
+
+
+@dataclass(frozen=True)
+class _FindingInRun:
+    """A finding with the implementation that it is about, and the better ones."""
+
+    finding: Finding
+    worse: Result
+    better: list[Result]
+
+    @property
+    def graph(self) -> FusionGraph:
+        assert self.worse.graph is not None
+        return self.worse.graph
+
+    @property
+    def name(self) -> str:
+        return _spelt(self.worse)
+
+    @property
+    def call_us(self) -> float | None:
+        return self.worse.time_us
+
+    @property
+    def kernels_us(self) -> float | None:
+        """The measured time of the finding's kernels; None if any is unknown."""
+        indices = self.finding.kernels.get(self.worse.name, ())
+        times = [(self.graph.kernels or ())[index].device_time_us for index in indices]
+        return sum(time for time in times if time is not None) if times and None not in times else None
+
+    @cached_property
+    def fastest(self) -> Result | None:
+        """The fastest of the better implementations, if it is faster beyond the noise."""
+        timed = [result for result in self.better if result.time_us is not None and result.group == self.worse.group]
+        best = min(timed, key=lambda result: result.time_us or 0.0, default=None)
+        judged = None if best is None else paired_rounds.between(self.worse.rounds, best.rounds)
+        return best if judged is not None and judged.word == "slower" else None
+
+    @property
+    def at_stake_us(self) -> float | None:
+        """The time that the finding is worth; None if the measured times contradict a comparison."""
+        us, call = self.finding.us, self.call_us
+        if us is None or call is None:
+            return us
+        if self.finding.kind not in ("kept on chip", "saved", "intermediates", "more FLOPs"):
+            return min(us, call)
+        if self.fastest is None:
+            return None
+        spent = self.kernels_us if self.finding.kind == "kept on chip" else None
+        return min(us if spent is None else spent, call - (self.fastest.time_us or 0.0))
+
+    @property
+    def headline(self) -> str:
+        """The finding, its time, and the times of the call and of the better implementation."""
+        match self.finding.kind:
+            case "kept on chip":
+                text = self._materialised()
+            case "saved" | "intermediates":
+                text = self._kept_more()
+            case "above roofline":
+                text = self._slow_kernel()
+            case _:
+                text = f"{self.finding.text} {self._priced()}"
+        if self.call_us is None:
+            return text
+        faster = f", {_spelt(self.fastest)} {span(self.fastest.time_us or 0.0)}" if self.fastest else ""
+        return f"{text} {self.name} takes {span(self.call_us)}{faster}."
+
+    def _priced(self) -> str:
+        """ "At memory bandwidth, that takes 8.39 µs." """
+        what = "the rate of matrix products" if self.finding.kind == "more FLOPs" else "memory bandwidth"
+        return f"At {what}, that takes {span(self.finding.us or 0.0)}."
+
+    def _materialised(self) -> str:
+        """ "XLA writes 2.15 GB of scores (attention.py:23) to memory; Triton keeps it on chip. The kernels that write
+        and read it take 9.71 ms." """
+        names = [name for whose, name in self.finding.buffers if whose == self.worse.name]
+        buffers = sorted((self.graph.buffer[name] for name in names), key=lambda buffer: (-buffer.bytes, buffer.name))
+        more = len(buffers) - 1
+        others, them = (f" and {formats.count(more, 'more array')}", "them") if more else ("", "it")
+        keepers = [_spelt(result) for result in self.better]
+        keep = f"{', '.join(keepers[:-1])} and {keepers[-1]} keep" if len(keepers) > 1 else f"{keepers[0]} keeps"
+        within = None if self.call_us is None else self.kernels_us
+        time = self._priced() if within is None else f"The kernels that write and read {them} take {span(within)}."
+        return f"{self.name} writes {self._described(buffers[0])}{others} to memory; {keep} {them} on chip. {time}"
+
+    def _kept_more(self) -> str:
+        """ "XLA keeps 11.8 GB for the backward pass; Triton keeps 1.05 MB. The largest array is 4.29 GB of scores
+        (attention.py:23)." """
+        saved = self.finding.kind == "saved"
+        kept = _kept(self.graph, saved)
+        verb, purpose = ("keeps", "for the backward pass") if saved else ("writes", "of intermediate arrays to memory")
+        text = f"{self.name} {verb} {formats.size(sum(buffer.bytes for buffer in kept))} {purpose}"
+        # Without times, the last one is the one that keeps least.
+        rival = self.fastest if self.call_us is not None or not self.better else self.better[-1]
+        if rival is not None and rival.graph is not None:
+            text += f"; {_spelt(rival)} {verb} {formats.size(sum(b.bytes for b in _kept(rival.graph, saved)))}"
+        largest = f" The largest array is {self._described(kept[0])}." if kept else ""
+        return f"{text}.{largest}" + ("" if self.call_us is not None else f" {self._priced()}")
+
+    def _slow_kernel(self) -> str:
+        """ "XLA's fusion.9 (scores, mask) takes 3.60 ms; its 4.31 GB and its FLOPs need 1.00 ms. Its largest array is
+        bf16[64,4096,4096], 2.15 GB." """
+        (index,) = self.finding.kernels[self.worse.name]
+        kernel = (self.graph.kernels or ())[index]
+        took = kernel.device_time_us or 0.0
+        place = where(kernel)
+        touched = [self.graph.buffer[access.buffer] for access in (*(kernel.inputs or ()), *(kernel.outputs or ()))]
+        largest = max(touched, key=lambda buffer: buffer.bytes, default=None)
+        array = f" Its largest array is {formats.shape(largest)}, {formats.size(largest.bytes)}." if largest else ""
+        return (
+            f"{self.name}'s kernel {formats.name(kernel.name)}{f' ({place})' if place else ''} takes {span(took)}; "
+            f"moving its {formats.size(self.finding.bytes)} and computing its FLOPs need "
+            f"{span(took - (self.finding.us or 0.0))}.{array}"
+        )
+
+    def _described(self, buffer: Buffer) -> str:
+        """ "2.15 GB of scores (attention.py:23)" """
+        found = cause(self.graph, buffer.name)
+        place = f" ({formats.place(found.line)})" if found.line else ""
+        return f"{formats.size(buffer.bytes)} of {', '.join(found.stages) or formats.shape(buffer)}{place}"
+
+
+def _kept(graph: FusionGraph, saved: bool) -> list[Buffer]:
+    """Return the buffers that forward saves, or that one kernel writes for another, largest first."""
+    if saved:
+        return sorted(graph.saved, key=lambda buffer: -buffer.bytes)
+    return [b for b in graph.materialized if b.role == "intermediate" and graph.consumers.get(b.name)]
+
+
+def _spelt(result: Result) -> str:
+    return DISPLAY_NAMES.get(result.name, formats.name(result.name))
+
+
+def span(us: float) -> str:
+    """Return a time in µs or ms."""
+    return f"{number(us / 1e3)} ms" if us >= 1e3 else formats.microseconds(us)

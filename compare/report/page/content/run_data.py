@@ -1,0 +1,181 @@
+"""A run's folder as the page needs it: cases and the results of their implementations."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ....base.usage import UsageError
+from ....graph.analyse.roofline import Ceilings
+from ....graph.model import FusionGraph
+from ....plan import paired_rounds
+from ....record.record import Record
+from ....record.run_folder import read_records, read_run
+from ....sources import graph_sources
+from ....sources.graph_sources import GraphSource
+from ....spec.case import Case
+from ... import roofline, rows
+from ...aligned import UNFUSED
+from ...rows import Row
+
+# These implementations run without fusion on purpose, so findings and missed fusions leave them out.
+BASELINES = frozenset(UNFUSED.values())
+MAIN = ("xla", "inductor", "triton", "cuda")  # the implementations that are shown first
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel, copy or memset that ran, as compare.graph.join.kernel_records reads it; seconds."""
+
+    name: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """The record of one implementation of a case.
+
+    graph: None if none was recorded or it is unreadable; `unreadable` has the reason. group: equal for results whose
+    times may be compared (paired_rounds.comparable). ceilings: those of the device or the target, named by
+    `ceilings_of`. kernels: a row for each kernel (compare.report.roofline.kernels), in launch order. launches: what ran
+    in a median call, by phase.
+    """
+
+    row: Row
+    source: GraphSource
+    rounds: paired_rounds.Rounds
+    group: tuple[Any, ...]
+    graph: FusionGraph | None
+    unreadable: str | None
+    ceilings: Ceilings | None
+    ceilings_of: str
+    kernels: tuple[Row, ...]
+    launches: dict[str, tuple[Launch, ...]]
+
+    @property
+    def name(self) -> str:
+        return str(self.row["implementation"])
+
+    @property
+    def time_us(self) -> float | None:
+        time: float | None = self.row["device_time_us"]
+        return time
+
+
+@dataclass(frozen=True)
+class CaseResults:
+    """A case with its results in the order of the run. number: the case's position in the run, from 0."""
+
+    number: int
+    case: Case
+    results: tuple[Result, ...]
+
+    @property
+    def timed(self) -> bool:
+        return any(result.time_us is not None for result in self.results)
+
+    def comparable(self, result: Result) -> list[Result]:
+        """Return the results whose times may be compared with this one's, itself included."""
+        return [other for other in self.results if other.time_us is not None and other.group == result.group]
+
+    def best(self, result: Result) -> Result | None:
+        """Return the fastest comparable result; None if this one has no time."""
+        others = self.comparable(result) if result.time_us is not None else []
+        return min(others, key=lambda other: other.time_us or 0.0, default=None)
+
+    @cached_property
+    def judged(self) -> dict[str, paired_rounds.Judgement | None]:
+        """The comparison with the best result by name, for all but the best."""
+        found = {}
+        for result in self.results:
+            if (best := self.best(result)) is not None and best is not result:
+                found[result.name] = paired_rounds.between(result.rounds, best.rounds)
+        return found
+
+    @property
+    def ranked(self) -> list[Result]:
+        """Results from fastest to slowest, then those without times."""
+        return sorted(self.results, key=lambda result: (result.time_us is None, result.time_us or 0.0))
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's run.json, cases, and warnings about unreadable files and records."""
+
+    folder: Path
+    run: dict[str, Any]
+    cases: tuple[CaseResults, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def results(self) -> list[Result]:
+        return [result for case in self.cases for result in case.results]
+
+    @property
+    def timed(self) -> bool:
+        return any(case.timed for case in self.cases)
+
+
+def read(folder: Path, wanted: Mapping[str, Iterable[str]]) -> Run:
+    """Read a run. wanted: names by report column, as for rows.only.
+
+    Raises RunFolderError, and UsageError for a folder without a record to show or a name that no record has.
+    """
+    run = read_run(folder)
+    records, warnings = read_records(folder)
+    opened = graph_sources.contents_of_records(folder, run, records)
+    read_rows = rows.of_records(folder, run, records, from_graphs=True)
+    try:
+        apart: Container[str] = rows.segments_that_disagree(run)
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
+        apart = ()  # rows.of_records warns of it
+    by_id = {rows.id_of(row): row for row in rows.only(read_rows.rows, **wanted)}
+    cases: dict[str, tuple[Case, list[Result]]] = {}
+    for source in opened.graphs:
+        record = source.record
+        if record is None or (row := by_id.get(record.id)) is None:
+            continue
+        cases.setdefault(record.case.id, (record.case, []))[1].append(_result(row, source, record, apart))
+    if not cases:
+        raise UsageError(f"{folder}: no record to show; `xlafuse run --out {folder}` makes some")
+    listed = tuple(CaseResults(number, case, tuple(results)) for number, (case, results) in enumerate(cases.values()))
+    return Run(folder, run, listed, tuple(dict.fromkeys([*warnings, *opened.warnings, *read_rows.warnings])))
+
+
+_MALFORMED = (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError)
+
+
+def _result(row: Row, source: GraphSource, record: Record, apart: Container[str]) -> Result:
+    graph, unreadable = None, None
+    kernels: tuple[Row, ...] = ()
+    ceilings: Ceilings | None = None
+    ceilings_of = ""
+    if source.read is not None:
+        try:
+            graph = read_graph = source.graph()
+            source = replace(source, read=lambda: read_graph)  # later readers do not parse it again
+            ceilings, ceilings_of = source.ceilings_for(graph, None)
+            kernels = tuple(roofline.kernels([source], [row]))
+        except UsageError as problem:
+            unreadable = str(problem)
+        except _MALFORMED as problem:
+            graph, unreadable = None, f"the numbers in its graph are malformed: {problem!r}"
+    if ceilings is not None and not ceilings.streams:
+        ceilings = None
+    rounds, group = paired_rounds.rounds_of(record), paired_rounds.comparable(row, apart)
+    return Result(row, source, rounds, group, graph, unreadable, ceilings, ceilings_of, kernels, _launches(record))
+
+
+def _launches(record: Record) -> dict[str, tuple[Launch, ...]]:
+    """Return the launches of a median call by phase; empty if they are malformed."""
+    try:
+        return {
+            phase: tuple(Launch(str(r["name"]), float(r["start"]), float(r["end"])) for r in data.get("records") or ())
+            for phase, data in paired_rounds.measured_parts(record).items()
+        }
+    except _MALFORMED:
+        return {}

@@ -1,0 +1,144 @@
+"""The findings of the front page: their sentences, their times, and the choice among them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compare.base.paths import PROJECT
+from compare.graph import store
+from compare.graph.model import Access, Buffer, FusionGraph, Kernel, SourceOp
+from compare.record import run_folder
+from compare.record.record import Record
+from compare.report.page.content import front_findings, run_data
+from compare.spec.case import Case
+
+SIZE = 2 * 4096 * 2048
+CEILINGS = {"streams": {"1:0": 4.4e12, "1:1": 4e12, "0:1": 3e12}, "products": {"bfloat16": 8e14}}
+CASE = Case("softmax", "tiny", {"rows": 4096, "columns": 2048}, "bfloat16", "fwd")
+
+
+def buffer(name: str, role: Any) -> Buffer:
+    return Buffer(name, (4096, 2048), "bf16", SIZE, role)
+
+
+def kernel(read: str, written: str, us: float, *stages: str) -> Kernel:
+    ops = tuple(SourceOp("exp", stage, f"model.py:{len(stage)}", site=stage) for stage in stages)
+    ends = {"inputs": (Access(read, SIZE),), "outputs": (Access(written, SIZE),)}
+    return Kernel(f"{written}_kernel", "reduction", runtime_name=written, source_ops=ops, device_time_us=us, **ends)
+
+
+IN, OUT = buffer("x", "input"), buffer("y", "output")
+APART = FusionGraph(
+    "apart", "xla", (kernel("x", "s", 30.0, "scores"), kernel("s", "y", 40.0, "softmax")),
+    (IN, buffer("s", "intermediate"), OUT),
+)
+TOGETHER = FusionGraph("one", "triton", (kernel("x", "y", 20.0, "scores", "softmax"),), (IN, OUT))
+
+
+DOT = SourceOp("dot", "experts", "model.py:7", site="dot")
+
+
+def member(name: str, us: float) -> Record:
+    samples = [[us * 1e-6] * 5] * 5
+    part = {"device_time": samples, "busy_time": samples, "launches": 1, "records": []}
+    measurement = {"timer": "cupti", "parts": {"forward": part}, "wall_time": [us * 1e-6] * 5}
+    return Record(CASE, name, "xla", "ok", segment="s1", graph=f"{name}.json", measurement=measurement)
+
+
+def chosen(
+    folder: Path, times: dict[str, float | None], graphs: dict[str, FusionGraph]
+) -> list[front_findings.FrontFinding]:
+    run_folder.create(folder, {"segments": [{"id": "s1", "environment": {}, "ceilings": CEILINGS}]})
+    for name, us in times.items():
+        store.save(graphs[name], folder / f"{name}.json")
+        each = member(name, us or 1.0)
+        if us is None:
+            each = replace(each, status="compiled", measurement=None, target="h200")
+        run_folder.append(folder, each)
+    run = run_data.read(folder, {})
+    return front_findings.choose(run, {case.number: front_findings.findings_of(case) for case in run.cases})
+
+
+def test_an_array_that_another_implementation_keeps_on_chip(tmp_path: Path) -> None:
+    first, *_ = chosen(tmp_path, {"xla": 75.0, "triton": 21.0}, {"xla": APART, "triton": TOGETHER})
+    assert first.headline == (
+        "XLA writes 16.8 MB of scores (model.py:6) to memory; Triton keeps it on chip. The kernels that write and read "
+        "it take 70.0 µs. XLA takes 75.0 µs, Triton 21.0 µs."
+    )
+    assert first.at_stake_us == pytest.approx(75.0 - 21.0)  # less than the 70 µs of its kernels
+    assert first.href == "#/case/softmax/tiny/bf16/fwd"
+
+
+def test_a_comparison_needs_different_times(tmp_path: Path) -> None:
+    found = chosen(tmp_path, {"xla": 20.9, "triton": 21.0}, {"xla": APART, "triton": TOGETHER})
+    assert not any("on chip" in one.headline or "Triton writes" in one.headline for one in found)
+
+
+def test_without_times_bytes_give_the_time(tmp_path: Path) -> None:
+    found = chosen(tmp_path, {"xla": None, "triton": None}, {"xla": APART, "triton": TOGETHER})
+    first = next(one for one in found if one.kind == "kept on chip")
+    assert first.headline.endswith("Triton keeps it on chip. At memory bandwidth, that takes 8.39 µs.")
+    assert first.at_stake_us == pytest.approx(2 * SIZE / 4e12 * 1e6)
+
+
+def test_baselines_are_left_out(tmp_path: Path) -> None:
+    found = chosen(tmp_path, {"eager": 75.0, "triton": 21.0}, {"eager": APART, "triton": TOGETHER})
+    assert not any("ager" in one.headline for one in found)
+
+
+@pytest.mark.parametrize("name", ["h200-quick", "h200-blocks"])
+def test_committed_runs(name: str) -> None:
+    run = run_data.read(PROJECT / "reports" / name, {})
+    times = {(c.number, m.name): m.time_us for c in run.cases for m in c.results}
+    found = front_findings.choose(run, {case.number: front_findings.findings_of(case) for case in run.cases})
+    assert len(found) == front_findings.MOST
+    assert [one.at_stake_us for one in found] == sorted((one.at_stake_us for one in found), reverse=True)
+    assert len({one.block for one in found}) == len(found)
+    longest = max(time for time in times.values() if time is not None)
+    assert all(0 < one.at_stake_us < longest for one in found)
+    assert all(re.search(r"B|FLOP", one.headline) and re.search(r"[µm]s", one.headline) for one in found)
+
+
+def test_more_flops_than_necessary(tmp_path: Path) -> None:
+    def multiplying(flops: float, us: float) -> FusionGraph:
+        dot = kernel("x", "y", us, "experts")
+        return FusionGraph("f", "xla", (replace(dot, kind="gemm", source_ops=(DOT,), flops=flops),), (IN, OUT))
+
+    graphs = {"xla": multiplying(8e10, 150.0), "triton": multiplying(1e10, 30.0)}
+    (one,) = [s for s in chosen(tmp_path / "a", {"xla": 150.0, "triton": 30.0}, graphs) if s.kind == "more FLOPs"]
+    for part in ("80.0 GFLOP", "8.0 times", "10.0 GFLOP", "87.5 µs", "XLA takes 150 µs, Triton 30.0 µs."):
+        assert part in one.headline
+    assert one.at_stake_us == pytest.approx(87.5)
+    tied = chosen(tmp_path / "b", {"xla": 150.0, "triton": 149.9}, graphs)
+    assert not [s for s in tied if s.kind == "more FLOPs"]
+    (one,) = [s for s in chosen(tmp_path / "c", {"xla": None, "triton": None}, graphs) if s.kind == "more FLOPs"]
+    assert one.headline.endswith("At the rate of matrix products, that takes 87.5 µs.")
+
+
+def test_more_flops_in_the_committed_runs() -> None:
+    found: dict[str, dict[str, str]] = {}
+    for name in ("h200-quick", "h200-blocks"):
+        for case in run_data.read(PROJECT / "reports" / name, {}).cases:
+            for one in front_findings.of_case(case, front_findings.findings_of(case)):
+                if one.kind == "more FLOPs":
+                    found.setdefault(case.case.id, {})[one.implementation] = one.headline
+    # Recomputed scores of flash attention, of chunked losses and of checkpoints are no findings.
+    assert {id.partition("/")[0] for id in found} == {"moe", "attention"}
+    assert not any(name in ("triton", "xla+triton", "fa4") for case in found.values() for name in case)
+    dense = found["moe/mixtral-small/bf16/train"]
+    assert "8.0 times" in dense["xla"] and "1.08 TFLOP" in dense["xla"]
+    assert "4.0 times" in dense["xla-dense"] and "2.89 TFLOP" in dense["xla-remat"]
+    assert "2.0 times" in found["attention/llama-8b/bf16/fwd"]["xla"]  # all scores instead of half of them
+
+
+def test_teaching_kernels_come_last(tmp_path: Path) -> None:
+    slow = replace(APART, kernels=tuple(replace(k, device_time_us=1000.0) for k in APART.kernels or ()))
+    times = {"cuda": 2100.0, "xla": 75.0, "triton": 21.0}
+    found = chosen(tmp_path, times, {"cuda": slow, "xla": APART, "triton": TOGETHER})
+    names = [one.implementation for one in found]
+    assert names[0] != "cuda" and "cuda" in names and names == sorted(names, key=lambda name: name == "cuda")
