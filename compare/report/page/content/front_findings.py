@@ -11,15 +11,14 @@ from ....graph import formats
 from ....graph.analyse.causes import cause
 from ....graph.findings.collect import findings
 from ....graph.findings.finding import Finding
+from ....graph.findings.ranking import rank
 from ....graph.findings.view import DISPLAY_NAMES
 from ....graph.model import Buffer, FusionGraph
 from ....plan import paired_rounds
-from .kernels import where
 from .overview import href, label
 from .run_data import BASELINES, CaseResults, Result, Run
 
 MOST = 5
-TEACHING = frozenset({"cuda"})  # kernels to learn from: their findings come after all others
 
 
 @dataclass(frozen=True)
@@ -38,10 +37,6 @@ class FrontFinding:
     block: str
     implementation: str
 
-    @property
-    def rank(self) -> tuple[bool, float]:
-        return self.implementation in TEACHING, -self.at_stake_us
-
 
 def findings_of(case: CaseResults) -> list[Finding]:
     """Return the findings in a case's graphs, with times if the ceilings of the device or target are known."""
@@ -59,7 +54,7 @@ def choose(run: Run, found: Mapping[int, Sequence[Finding]], most: int = MOST) -
     At most one for each block and two of one kind are chosen while others are left.
     """
     every = (each for case in run.cases for each in of_case(case, found[case.number]))
-    candidates = sorted(every, key=lambda each: each.rank)
+    candidates = _ranked(every)
     chosen: list[FrontFinding] = []
     for per_block, per_kind in ((1, 2), (2, 3), (most, most)):
         for each in candidates:
@@ -67,7 +62,11 @@ def choose(run: Run, found: Mapping[int, Sequence[Finding]], most: int = MOST) -
             if len(chosen) < most and each not in chosen:
                 if blocks.count(each.block) < per_block and kinds.count(each.kind) < per_kind:
                     chosen.append(each)
-    return sorted(chosen, key=lambda each: each.rank)
+    return _ranked(chosen)
+
+
+def _ranked(found: Iterable[FrontFinding]) -> list[FrontFinding]:
+    return rank(found, lambda each: each.implementation, lambda each: each.at_stake_us)
 
 
 def of_case(case: CaseResults, found: Iterable[Finding]) -> Iterator[FrontFinding]:
@@ -135,12 +134,12 @@ class _FindingInRun:
     def headline(self) -> str:
         """The finding, its time, and the times of the call and of the better implementation."""
         match self.finding.kind:
-            case "kept on chip":
-                text = self._materialised()
             case "saved" | "intermediates":
                 text = self._kept_more()
             case "above roofline":
-                text = self._slow_kernel()
+                text = self.finding.text
+            case "kept on chip" if self.call_us is not None and self.kernels_us is not None:
+                text = f"{self.finding.text} These kernels take {span(self.kernels_us)}."
             case _:
                 text = f"{self.finding.text} {self._priced()}"
         if self.call_us is None:
@@ -150,21 +149,9 @@ class _FindingInRun:
 
     def _priced(self) -> str:
         """ "At memory bandwidth, that takes 8.39 µs." """
-        what = "the rate of matrix products" if self.finding.kind == "more FLOPs" else "memory bandwidth"
-        return f"At {what}, that takes {span(self.finding.us or 0.0)}."
-
-    def _materialised(self) -> str:
-        """ "XLA writes 2.15 GB of scores (attention.py:23) to memory; Triton keeps it on chip. The kernels that write
-        and read it take 9.71 ms." """
-        names = [name for whose, name in self.finding.buffers if whose == self.worse.name]
-        buffers = sorted((self.graph.buffer[name] for name in names), key=lambda buffer: (-buffer.bytes, buffer.name))
-        more = len(buffers) - 1
-        others, them = (f" and {formats.count(more, 'more array')}", "them") if more else ("", "it")
-        keepers = [_spelt(result) for result in self.better]
-        keep = f"{', '.join(keepers[:-1])} and {keepers[-1]} keep" if len(keepers) > 1 else f"{keepers[0]} keeps"
-        within = None if self.call_us is None else self.kernels_us
-        time = self._priced() if within is None else f"The kernels that write and read {them} take {span(within)}."
-        return f"{self.name} writes {self._described(buffers[0])}{others} to memory; {keep} {them} on chip. {time}"
+        flops = self.finding.kind == "more FLOPs"
+        start = "At the rate of matrix products, the extra FLOPs take" if flops else "At memory bandwidth, that takes"
+        return f"{start} {span(self.finding.us or 0.0)}."
 
     def _kept_more(self) -> str:
         """ "XLA keeps 11.8 GB for the backward pass; Triton keeps 1.05 MB. The largest array is 4.29 GB of scores
@@ -180,27 +167,11 @@ class _FindingInRun:
         largest = f" The largest array is {self._described(kept[0])}." if kept else ""
         return f"{text}.{largest}" + ("" if self.call_us is not None else f" {self._priced()}")
 
-    def _slow_kernel(self) -> str:
-        """ "XLA's fusion.9 (scores, mask) takes 3.60 ms; its 4.31 GB and its FLOPs need 1.00 ms. Its largest array is
-        bf16[64,4096,4096], 2.15 GB." """
-        (index,) = self.finding.kernels[self.worse.name]
-        kernel = (self.graph.kernels or ())[index]
-        took = kernel.device_time_us or 0.0
-        place = where(kernel)
-        touched = [self.graph.buffer[access.buffer] for access in (*(kernel.inputs or ()), *(kernel.outputs or ()))]
-        largest = max(touched, key=lambda buffer: buffer.bytes, default=None)
-        array = f" Its largest array is {formats.shape(largest)}, {formats.size(largest.bytes)}." if largest else ""
-        return (
-            f"{self.name}'s kernel {formats.name(kernel.name)}{f' ({place})' if place else ''} takes {span(took)}; "
-            f"moving its {formats.size(self.finding.bytes)} and computing its FLOPs need "
-            f"{span(took - (self.finding.us or 0.0))}.{array}"
-        )
-
     def _described(self, buffer: Buffer) -> str:
-        """ "2.15 GB of scores (attention.py:23)" """
+        """ "2.15 GB of scores (attention.py:23)", or "2.15 GB, bf16[64,4096,4096]" without a stage. """
         found = cause(self.graph, buffer.name)
-        place = f" ({formats.place(found.line)})" if found.line else ""
-        return f"{formats.size(buffer.bytes)} of {', '.join(found.stages) or formats.shape(buffer)}{place}"
+        name = f" of {', '.join(found.stages)}" if found.stages else f", {formats.shape(buffer)}"
+        return f"{formats.size(buffer.bytes)}{name}{f' ({formats.place(found.line)})' if found.line else ''}"
 
 
 def _kept(graph: FusionGraph, saved: bool) -> list[Buffer]:

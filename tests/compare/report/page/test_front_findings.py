@@ -66,10 +66,9 @@ def chosen(
 
 def test_an_array_that_another_implementation_keeps_on_chip(tmp_path: Path) -> None:
     first, *_ = chosen(tmp_path, {"xla": 75.0, "triton": 21.0}, {"xla": APART, "triton": TOGETHER})
-    assert first.headline == (
-        "XLA writes 16.8 MB of scores (model.py:6) to memory; Triton keeps it on chip. The kernels that write and read "
-        "it take 70.0 µs. XLA takes 75.0 µs, Triton 21.0 µs."
-    )
+    times = ("take 70.0 µs.", "XLA takes 75.0 µs, Triton 21.0 µs.")
+    for part in ("16.8 MB", "scores (model.py:6)", "Triton keeps it on chip", *times):
+        assert part in first.headline
     assert first.at_stake_us == pytest.approx(75.0 - 21.0)  # less than the 70 µs of its kernels
     assert first.href == "#/case/softmax/tiny/bf16/fwd"
 
@@ -82,7 +81,7 @@ def test_a_comparison_needs_different_times(tmp_path: Path) -> None:
 def test_without_times_bytes_give_the_time(tmp_path: Path) -> None:
     found = chosen(tmp_path, {"xla": None, "triton": None}, {"xla": APART, "triton": TOGETHER})
     first = next(one for one in found if one.kind == "kept on chip")
-    assert first.headline.endswith("Triton keeps it on chip. At memory bandwidth, that takes 8.39 µs.")
+    assert first.headline.endswith("At memory bandwidth, that takes 8.39 µs.")
     assert first.at_stake_us == pytest.approx(2 * SIZE / 4e12 * 1e6)
 
 
@@ -117,7 +116,7 @@ def test_more_flops_than_necessary(tmp_path: Path) -> None:
     tied = chosen(tmp_path / "b", {"xla": 150.0, "triton": 149.9}, graphs)
     assert not [s for s in tied if s.kind == "more FLOPs"]
     (one,) = [s for s in chosen(tmp_path / "c", {"xla": None, "triton": None}, graphs) if s.kind == "more FLOPs"]
-    assert one.headline.endswith("At the rate of matrix products, that takes 87.5 µs.")
+    assert one.headline.endswith("the extra FLOPs take 87.5 µs.")
 
 
 def test_more_flops_in_the_committed_runs() -> None:
@@ -133,7 +132,7 @@ def test_more_flops_in_the_committed_runs() -> None:
     dense = found["moe/mixtral-small/bf16/train"]
     assert "8.0 times" in dense["xla"] and "1.08 TFLOP" in dense["xla"]
     assert "4.0 times" in dense["xla-dense"] and "2.89 TFLOP" in dense["xla-remat"]
-    assert "2.0 times" in found["attention/llama-8b/bf16/fwd"]["xla"]  # all scores instead of half of them
+    assert "275 GFLOP" in found["attention/llama-8b/bf16/fwd"]["xla"]  # all scores instead of half of them
 
 
 def test_teaching_kernels_come_last(tmp_path: Path) -> None:
