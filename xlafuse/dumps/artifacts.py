@@ -1,8 +1,7 @@
-"""One compile's artifacts in a folder, under short names: what went in, each fusion pass's work, what came
-out, why.
+"""The artifacts of one compile, kept in a folder under short names.
 
-XLA writes 60 to 120 files a compile; what is kept is listed in `ARTIFACTS`, plus `before_<pass>` and
-`after_<pass>` for every fusion pass that changed something and one PTX file a code module.
+XLA writes 60 to 120 files for each compile. Kept are those of `ARTIFACTS`, the module before and after each fusion pass
+that changed it (`before_<pass>`, `after_<pass>`), and one PTX file for each code module.
 """
 
 import re
@@ -16,7 +15,7 @@ from typing import Any
 
 from xlafuse.dumps.fusion_log import read_frames
 
-# name -> (file in the folder, what XLA calls it after its "module_0001.jit_f." prefix)
+# name -> (file in the folder, pattern of XLA's own name after its prefix "module_0001.jit_f.")
 ARTIFACTS: dict[str, tuple[str, str]] = {
     "stablehlo": ("stablehlo.mlir", ""),  # written by jax, not by XLA
     "hlo_before": ("before.hlo.txt", r"before_optimizations\.txt"),
@@ -25,23 +24,22 @@ ARTIFACTS: dict[str, tuple[str, str]] = {
     "buffer_assignment": ("buffers.txt", r".*after_optimizations-buffer-assignment\.txt"),
     "memory": ("memory.txt", r".*after_optimizations-memory-usage-report\.txt"),
     "thunks": ("thunks.txt", r"thunk_sequence\.txt"),
-    # there where launches were put into command buffers
+    # only if XLA put launches into command buffers
     "thunks_after_passes": ("thunks_after_passes.txt", r"thunk_sequence_after_thunk_passes\.txt"),
     "thunk_metadata": ("thunk_metadata.txt", r"thunk_metadata\.txt"),
     "priority_fusion": ("priority_fusion.txt", r"priority_fusion_dump\.txt"),
-    # what the fusion visualisation says, where it was asked for
+    # labels of the fusion visualisation, only on request
     "fusion_frames": ("fusion_frames.txt", r".*_fusion\.(?:pyz|html)"),
     "autotune_results": ("autotune_results.pbtxt", r"autotune_results\.pbtxt"),
     "target_config": ("target_config.pbtxt", r"gpu_target_config\.pbtxt"),
 }
 
-# The passes that decide what shares a kernel, and rename_fusions, without which the fusion log's names lead
-# nowhere.
+# The passes that decide which operations share a kernel, and rename_fusions: the fusion log uses the names before it.
 PASSES = (
     "dot-merger", "triton-gemm-rewriter", "triton-softmax-rewriter", "priority-fusion",
     "multi_output_fusion", "rename_fusions", "fusion-wrapper", "copy_fusion", "fusion-block-level-rewriter",
 )
-# Instruction ids, which join names across a renaming, are only in protos.
+# Protos are kept for these: only protos have the instruction ids that link names across a renaming.
 _WITH_PROTO = ("priority-fusion", "rename_fusions")
 
 # module_0001.jit_mlp.0006.fusion.after_sort-iota-fusion.before_priority-fusion.txt
@@ -54,8 +52,10 @@ _PTX_ENTRY = re.compile(r"^\s*(?:\.visible )?\.entry ([\w$]+)", re.MULTILINE)
 
 @contextmanager
 def raw_dump_folder(dump_to: Path | None) -> Iterator[Path | None]:
-    """A folder for XLA's raw dump, gone afterwards; None if nothing is to be dumped. Raises FileExistsError
-    unless dump_to is empty."""
+    """Yield a temporary folder for XLA's raw dump, or None if dump_to is None.
+
+    Raises FileExistsError unless dump_to is empty or missing.
+    """
     if dump_to is None:
         yield None
         return
@@ -67,24 +67,23 @@ def raw_dump_folder(dump_to: Path | None) -> Iterator[Path | None]:
 
 
 def dump_options(raw: Path, *, visualization: bool = False) -> dict[str, Any]:
-    """XLA's per-compile options that fill `raw`.
+    """Return XLA's per-compile options for a dump into `raw`.
 
-    visualization: keep the fusion passes' word on every pair of instructions ("fusion_frames"), which takes two to four
-        times as long to compile. The fusion log, always kept, has the reasons of priority fusion without it.
+    visualization: also dump the fusion passes' decision on every pair of instructions ("fusion_frames"). Compiling then
+        takes two to four times as long. The fusion log, which is always dumped, has priority fusion's reasons.
     """
     return {
         "xla_dump_to": str(raw),
         "xla_dump_hlo_as_text": True,
         "xla_dump_hlo_as_proto": True,
         "xla_dump_hlo_pass_re": "|".join(PASSES),
-        # jax 0.11 writes PTX only if an emitter dump matches; this one costs nothing else. 0.10 always writes
-        # it.
+        # jax 0.11 writes PTX only if this pattern matches; it adds no other file. jax 0.10 always writes PTX.
         "xla_dump_emitter_re": "ptx",
     } | ({"xla_dump_fusion_visualization": True} if visualization else {})
 
 
 def keep_artifacts(raw: Path, dump_to: Path, module_name: str, stablehlo: str) -> dict[str, Path]:
-    """Move what is worth keeping from XLA's raw dump of the module to dump_to; returns `collect_artifacts(dump_to)`."""
+    """Move a module's artifacts from XLA's raw dump to dump_to; return `collect_artifacts(dump_to)`."""
     (dump_to / ARTIFACTS["stablehlo"][0]).write_text(stablehlo)
     files = _last_module(raw, module_name)
     _keep_frames(files, dump_to)
@@ -93,7 +92,7 @@ def keep_artifacts(raw: Path, dump_to: Path, module_name: str, stablehlo: str) -
             if pattern and re.fullmatch(pattern, rest):
                 shutil.move(path, dump_to / file)
     results = dump_to / ARTIFACTS["autotune_results"][0]
-    if results.exists() and "{" not in results.read_text():  # no device tuned anything: only a version number
+    """Move a module's artifacts from XLA's raw dump to dump_to; return what `collect_artifacts` returns."""
         results.unlink()
     _keep_passes(files, dump_to)
     _keep_ptx(files, dump_to)
@@ -101,16 +100,16 @@ def keep_artifacts(raw: Path, dump_to: Path, module_name: str, stablehlo: str) -
 
 
 def command_buffer_launches(folder: Path) -> tuple[int, int] | None:
-    """(launches inside command buffers, all of them) by a dump folder's list of thunks; None where there is no list."""
+    """Return (launches in command buffers, all launches) from a dump's list of thunks; None without a list."""
     found = collect_artifacts(folder)
     path = found.get("thunks_after_passes") or found.get("thunks")
     return count_command_buffer_launches(path.read_text()) if path else None
 
 
 def count_command_buffer_launches(thunks: str) -> tuple[int, int]:
-    """The same of the list's text. A thunk that only holds others is no launch."""
+    """Return the same for the list's text. A thunk that contains others is not a launch."""
     inside = total = 0
-    holding: list[tuple[int, str]] = []  # (indentation, kind) of the thunks around
+    holding: list[tuple[int, str]] = []  # (indentation, kind) of the enclosing thunks
     lines = [(len(match[1]), match[2]) for line in thunks.splitlines() if (match := _THUNK.match(line))]
     for (depth, kind), (deeper, _) in pairwise([*lines, (0, "")]):
         holding = [holder for holder in holding if holder[0] < depth]
@@ -123,8 +122,7 @@ def count_command_buffer_launches(thunks: str) -> tuple[int, int]:
 
 
 def collect_artifacts(folder: Path) -> dict[str, Path]:
-    """Name -> file of every artifact in a dump folder: ARTIFACTS' names, "before_<pass>", "after_<pass>",
-    "ptx/<kernel>"."""
+    """Return name -> file for a dump folder: ARTIFACTS' names, "before_<pass>", "after_<pass>", "ptx/<kernel>"."""
     found = {name: folder / file for name, (file, _) in ARTIFACTS.items() if (folder / file).is_file()}
     for path in sorted((folder / "passes").glob("*")):
         name = path.name.split("_", 1)[1]
@@ -135,10 +133,12 @@ def collect_artifacts(folder: Path) -> dict[str, Path]:
 
 
 def _last_module(raw: Path, module_name: str) -> dict[str, Path]:
-    """The raw files of the newest module of that name, without their prefix: a retried compile, or
-    autotuning, leaves several."""
+    """Return the raw files of the newest module of that name, by their names without prefix.
+
+    A retried compile and autotuning leave several modules of one name.
+    """
     modules: dict[int, dict[str, Path]] = {}
-    # main.9.module_0001.jit_f._fusion.pyz: a visualisation has its computation's name in front
+    # main.9.module_0001.jit_f._fusion.pyz: a visualisation's name begins with its computation
     prefix = re.compile(rf"(.+\.)?module_(\d+)\.{re.escape(module_name)}\.(.+)")
     for path in sorted(raw.iterdir()):
         if match := prefix.fullmatch(path.name):
@@ -147,7 +147,7 @@ def _last_module(raw: Path, module_name: str) -> dict[str, Path]:
 
 
 def _keep_frames(files: dict[str, Path], dump_to: Path) -> None:
-    """Of a visualisation's megabytes its labels, a line each: they hold all the words."""
+    """Keep the labels of a visualisation, one a line; they have all its text, and the file is megabytes large."""
     pattern = re.compile(ARTIFACTS["fusion_frames"][1])
     labels = [label for rest, path in files.items() if pattern.fullmatch(rest) for label in read_frames(path)]
     for rest in [rest for rest in files if pattern.fullmatch(rest)]:
@@ -158,8 +158,10 @@ def _keep_frames(files: dict[str, Path], dump_to: Path) -> None:
 
 
 def _keep_passes(files: dict[str, Path], dump_to: Path) -> None:
-    """Text (and for some a proto) before and after each pass that changed the module; XLA numbers files by
-    the order of passes."""
+    """Keep the text, and for some passes the proto, before and after each pass that changed the module.
+
+    XLA numbers the files in the order of the passes.
+    """
     texts = []
     for rest, path in files.items():
         if (match := _PASS_FILE.fullmatch(rest)) and match[4] == "txt":
@@ -178,7 +180,7 @@ def _keep_passes(files: dict[str, Path], dump_to: Path) -> None:
 
 
 def _keep_ptx(files: dict[str, Path], dump_to: Path) -> None:
-    """One file a code module, named after its kernel, or its first and how many more there are."""
+    """Keep one file for each code module, named after its first kernel and the number of further kernels."""
     for rest, path in files.items():
         text = path.read_text() if rest.endswith(".ptx") else ""
         if entries := _PTX_ENTRY.findall(text):

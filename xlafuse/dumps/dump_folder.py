@@ -1,7 +1,7 @@
-"""The modules in a folder of dumps: XLA's own (`--xla_dump_to`), this project's (`dump.keep`), or an archive of them.
+"""The modules in a dump folder or an archive of one: XLA's own (`--xla_dump_to`) or this project's (`artifacts`).
 
-Listing reads names and sizes only: thousands of modules and gigabytes list in seconds. What is in a file is read when
-it is opened. Nothing in a dump is executed.
+Listing reads only names and sizes, so thousands of modules and gigabytes list in seconds. A file is read when it is
+opened, and nothing in a dump is executed.
 """
 
 import gzip
@@ -21,15 +21,15 @@ from typing import IO, cast
 
 from xlafuse.dumps.artifacts import ARTIFACTS
 
-MAX_BYTES = 4 << 30  # of one file, unpacked
+MAX_BYTES = 4 << 30  # of one unpacked file
 MAX_LINE = 256 << 20  # characters; a fusion log holds a whole module in one line
 
 
 @dataclass(frozen=True)
 class File:
-    """A file of a dump: in a folder (`archive` is None) or in a zip archive; unpacked as it is read if it ends in .gz.
+    """A file of a dump, in a folder (`archive` is None) or in a zip archive. A .gz file is unpacked while it is read.
 
-    size: in bytes, as stored; -1 where listing did not ask.
+    size: bytes as stored; -1 if listing did not ask for it.
     """
 
     path: Path
@@ -45,7 +45,7 @@ class File:
 
     @contextmanager
     def open_binary(self) -> Iterator[IO[bytes]]:
-        """Raises OSError where it cannot be opened."""
+        """Open the file, unpacked. Raises OSError if that fails."""
         with ExitStack() as stack:
             if self.archive is None:
                 stream: IO[bytes] = stack.enter_context(self.path.open("rb"))
@@ -57,7 +57,7 @@ class File:
 
     @contextmanager
     def _intact(self) -> Iterator[None]:
-        """What packed data that are broken raise, as OSError."""
+        """Raise the errors of damaged packed data as OSError."""
         try:
             yield
         except (zipfile.BadZipFile, NotImplementedError, KeyError, EOFError, zlib.error, lzma.LZMAError) as problem:
@@ -65,7 +65,7 @@ class File:
 
     @contextmanager
     def open(self) -> Iterator[Iterator[str]]:
-        """Its lines, one at a time; bytes that are no UTF-8 become U+FFFD. Raises OSError past the limits above."""
+        """Yield the lines; bytes other than UTF-8 become U+FFFD. Raises OSError above the limits of this file."""
         with self.open_binary() as stream, io.TextIOWrapper(stream, encoding="utf-8", errors="replace") as text:
             yield self._lines(text)
 
@@ -83,7 +83,7 @@ class File:
 
     @contextmanager
     def local(self) -> Iterator[Path]:
-        """A path to it that others can open: its own, or an unpacked copy's that is gone afterwards."""
+        """Yield a path that any program can open: the file itself, or a temporary unpacked copy."""
         if self.archive is None and not self.name.endswith(".gz"):
             yield self.path
             return
@@ -101,8 +101,11 @@ class File:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The module between two passes. after, before: their names ("" where the file's name says only one). file: its
-    text, or its proto where the text was not dumped. proto: None where that was not dumped."""
+    """The module between two passes.
+
+    after, before: the passes' names; "" if the file's name has only the other. file: the text, or the proto if only
+    that was dumped. proto: None if it was not dumped.
+    """
 
     number: int
     after: str
@@ -113,20 +116,20 @@ class Snapshot:
 
 @dataclass
 class Artifacts:
-    """The files of one compiled module, by what they are.
+    """The files of one compiled module.
 
-    where: the folder or archive. files: name without "module_0001.jit_f." -> file.
+    where: the folder or archive. files: name without the prefix "module_0001.jit_f." -> file.
     """
 
     where: str
     files: dict[str, File] = field(default_factory=dict)
 
     def find(self, artifact: str) -> File | None:
-        """The file of one of `ARTIFACTS`, or None; the last in order where several match."""
+        """Return the file of one of `ARTIFACTS`, the last by name if several match; None if none does."""
         return next(iter(reversed(self.find_all(artifact))), None)
 
     def find_all(self, artifact: str) -> list[File]:
-        """Every file of one of `ARTIFACTS`, sorted by name. Raises KeyError for another name."""
+        """Return every file of one of `ARTIFACTS`, sorted by name. Raises KeyError for another artifact."""
         own, pattern = ARTIFACTS[artifact]
         if own in self.files:
             return [self.files[own]]
@@ -135,10 +138,9 @@ class Artifacts:
         return [f for name, f in sorted(self.files.items()) if re.fullmatch(pattern, name.removesuffix(".gz"))]
 
     def snapshots(self) -> list[Snapshot]:
-        """The module's text before, between and after the passes that were dumped, in the order of the compile.
+        """Return the dumped snapshots of the module, in the order of the compile.
 
-        The project's own folders hold two for each pass that changed something: one ends in `before` the pass, the next
-        begins `after` it.
+        This project's folders hold two for each pass that changed the module, one before and one after the pass.
         """
         forms: dict[tuple[int, str, str], dict[str, File]] = {}
         for name, file in self.files.items():
@@ -165,11 +167,12 @@ _SNAPSHOT = re.compile(
 
 @dataclass(frozen=True)
 class DumpedModule:
-    """A module of a folder, not read yet.
+    """A module of a dump, not read yet.
 
-    name: "jit_f" (in the project's own dumps: of its folder, "forward" or "backward"). id: XLA's number, of one process
-    (its own dumps: 0). cost: bytes of the optimized HLO's text, else of its proto, else of the largest text: an
-    estimate by which to sort, for what a module costs is known only when it is read.
+    name: "jit_f"; in this project's dumps the folder's name, "forward" or "backward".
+    id: XLA's number, unique in one process; 0 in this project's dumps.
+    cost: the bytes of the optimized HLO's text, else of its proto, else of the largest text. It estimates the module's
+        size, which is known only once the module is read.
     """
 
     name: str
@@ -179,10 +182,10 @@ class DumpedModule:
 
 
 def modules(source: Path) -> list[DumpedModule]:
-    """The modules under a folder or in a zip archive, costliest first.
+    """Return the modules under a folder or in a zip archive, largest first.
 
-    Raises OSError (FileNotFoundError, NotADirectoryError, ...) where it cannot be listed; ValueError where it is a
-    broken archive.
+    Raises OSError (FileNotFoundError, NotADirectoryError, ...) if the source cannot be listed; ValueError for a broken
+    archive.
     """
     own: dict[str, Artifacts] = {}
     raw: dict[tuple[str, str, int], list[tuple[str, File]]] = {}
@@ -190,7 +193,7 @@ def modules(source: Path) -> list[DumpedModule]:
         match = _RAW.fullmatch(file.name)
         if match and len(match["id"]) < 18:
             lead, name = match["lead"] or "", match["rest"]
-            if (frames := _FRAMES.fullmatch(name)) is not None:  # the lead is a computation's name, not a time
+# A module's name may contain dots. These follow it: "sm_9.0a_gpu_after_optimizations.txt", "0006.fusion.after_".
                 lead, name = "", f"{frames[1]}.{lead}.{frames[2]}"
             raw.setdefault((folder, lead, int(match["id"])), []).append((name, file))
         else:
@@ -211,7 +214,7 @@ def modules(source: Path) -> list[DumpedModule]:
 
 
 def single_module(source: Path) -> Artifacts:
-    """The only module there. Raises ValueError that names them where there are several, or none."""
+    """Return the only module of a source. Raises ValueError if it holds several, which the message names, or none."""
     found = modules(source)
     if len(found) != 1:
         names = ", ".join(f"{module.name} ({module.artifacts.where})" for module in found[:5])
@@ -219,10 +222,10 @@ def single_module(source: Path) -> Artifacts:
     return found[0].artifacts
 
 
-# main.9.module_0001.jit_f._fusion.pyz has a computation in front; xla_dump_include_timestamp puts a time there
+# lead: a computation (main.9.module_0001.jit_f._fusion.pyz), or a timestamp (xla_dump_include_timestamp).
 _RAW = re.compile(r"(?:(?P<lead>.+?)\.)?module_(?P<id>\d+)\.(?P<rest>.+)")
 _FRAMES = re.compile(r"(.+)\.(_fusion\.(?:pyz|html))")
-# What follows a module's name, which may hold dots itself: "sm_9.0a_gpu_after_optimizations.txt", "0006.fusion.after_".
+# A module's name may contain dots. "sm_9.0a_gpu_after_optimizations.txt" or "0006.fusion.after_" follows it.
 _KIND = re.compile(
     r"(?P<name>.+?)\.(?:(?:sm_\d[\da-z.]*_|gfx[^_]*_)?(?:[a-z]+_)?after_optimizations|before_optimizations"
     r"|(?:before|after)_spmd_partitioner|after_codegen|\d{4,}\.[^/]+\.after_).*"
@@ -230,7 +233,7 @@ _KIND = re.compile(
 
 
 def _split(where: str, number: int, files: list[tuple[str, File]]) -> Iterator[DumpedModule]:
-    """One module per name: processes that share a folder repeat each other's numbers."""
+    """Yield one module for each name; processes that share a folder use the same numbers."""
     names = {match["name"] for name, _ in files if (match := _KIND.fullmatch(name))}
     if not names:
         names = {min((name for name, _ in files), key=len).split(".")[0]}
@@ -265,7 +268,7 @@ def _place(source: Path, folder: str) -> str:
 
 
 def _entries(source: Path) -> Iterator[tuple[str, File]]:
-    """(folder within the source, with "/", and file)."""
+    """Yield (folder inside the source, with "/", and file)."""
     if not stat.S_ISDIR(source.stat().st_mode):
         try:
             with zipfile.ZipFile(source) as archive:

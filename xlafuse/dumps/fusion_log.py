@@ -1,10 +1,9 @@
-"""What XLA's GPU fusion passes say while they work: priority fusion's log, and the frames of the fusion visualisation.
+"""A reader of the logs of XLA's GPU fusion passes: priority fusion's log, and the fusion visualisation.
 
-The log (`*.priority_fusion_dump.txt`, text of `xla.gpu.FusionProcessDumpProto`) is written where
-`xla_dump_hlo_pass_re` matches priority-fusion. It names a producer with each verdict and leaves the consumer to be
-guessed. The visualisation (`xla_dump_fusion_visualization`) names both, for multi-output fusion too: jax 0.11 writes a
-`.pyz` that holds an SQLite database, jax 0.10 an HTML page with the frames in a JavaScript array. Nothing in either is
-executed.
+- The log (`*.priority_fusion_dump.txt`, text of `xla.gpu.FusionProcessDumpProto`) is written if `xla_dump_hlo_pass_re`
+  matches priority-fusion. A refusal in it names the producer and not the consumer.
+- The visualisation (`xla_dump_fusion_visualization`) names both, also for multi-output fusion. jax 0.11 writes a `.pyz`
+  with an SQLite database, jax 0.10 an HTML page with the frames in a JavaScript array. Nothing in it is executed.
 """
 
 import contextlib
@@ -25,12 +24,12 @@ _MAX_FRAMES = 1_000_000
 
 
 class LogError(ValueError):
-    """The file is not what its name says; the message names the file and what was expected."""
+    """The content does not match the file's name; the message names the file and the expected content."""
 
 
 @dataclass(frozen=True)
 class Fused:
-    """`producer` went into `consumer`, and the result is called `fusion` (which keeps the consumer's root)."""
+    """XLA fused `producer` into `consumer`; the result is named `fusion` and keeps the consumer's root."""
 
     producer: str
     consumer: str
@@ -39,8 +38,10 @@ class Fused:
 
 @dataclass(frozen=True)
 class Estimated:
-    """The cost model on fusing `producer` into all of `consumers`: microseconds with and without. XLA logs the change
-    since its last estimate where only some consumers changed, so that one estimate alone may be far off, even negative.
+    """The cost model's times for fusing `producer` into all of `consumers`, in microseconds, with and without fusion.
+
+    If only some consumers changed, XLA logs the change since its last estimate. One estimate alone can therefore be far
+    off, even negative.
     """
 
     producer: str
@@ -51,7 +52,7 @@ class Estimated:
 
 @dataclass(frozen=True)
 class Ineligible:
-    """`producer` cannot go into all of its consumers, and so goes into none."""
+    """`producer` cannot be fused into all of its consumers, so XLA fuses it into none."""
 
     producer: str
     reason: str
@@ -62,8 +63,11 @@ Step = Fused | Estimated | Ineligible
 
 @dataclass
 class FusionLog:
-    """steps: in the order in which XLA wrote them. module: HLO text before the pass, with the names that the steps use.
-    unparsed: (line number from 1, text) of what was not understood."""
+    """A priority fusion log.
+
+    steps: in the order of the log. module: HLO text before the pass, with the names that the steps use. unparsed: (line
+    number from 1, text) of lines that were not understood.
+    """
 
     steps: list[Step] = field(default_factory=list)
     module: str = ""
@@ -72,7 +76,7 @@ class FusionLog:
 
 @dataclass(frozen=True)
 class Refusal:
-    """One pass's word on one pair. fusion_pass: "priority-fusion" or "multi_output_fusion"."""
+    """A pass's reason not to fuse one pair. fusion_pass: "priority-fusion" or "multi_output_fusion"."""
 
     fusion_pass: str
     producer: str
@@ -88,7 +92,7 @@ _ESCAPED = {"n": "\n", "t": "\t", "r": "\r"}
 
 
 def read_log(lines: Iterable[str]) -> FusionLog:
-    """Read a log's text line by line; never raises on its contents."""
+    """Read a log's text line by line. No content makes it raise."""
     log = FusionLog()
     path: list[str] = []
     fields: dict[str, list[str]] = {}
@@ -98,7 +102,7 @@ def read_log(lines: Iterable[str]) -> FusionLog:
             path.append(block[1])
             fields = {}
         elif line.strip() == "}":
-            if path[:1] == ["fusion_steps"] and len(path) == 2 and not _take(log, path[1], fields):
+            if path[:1] == ["fusion_steps"] and len(path) == 2 and not _add_step(log, path[1], fields):
                 log.unparsed.append((number, path[1]))
             if path:
                 path.pop()
@@ -113,7 +117,7 @@ def read_log(lines: Iterable[str]) -> FusionLog:
     return log
 
 
-def _take(log: FusionLog, kind: str, fields: dict[str, list[str]]) -> bool:
+def _add_step(log: FusionLog, kind: str, fields: dict[str, list[str]]) -> bool:
     def one(name: str) -> str:
         return fields.get(name, [""])[0]
 
@@ -134,7 +138,7 @@ def _take(log: FusionLog, kind: str, fields: dict[str, list[str]]) -> bool:
 
 
 def _unescape(text: str) -> str:
-    """A string of proto text format; octal escapes are bytes of UTF-8."""
+    """Return a string of the proto text format without its escapes; octal escapes are bytes of UTF-8."""
     if "\\" not in text:
         return text
 
@@ -150,16 +154,16 @@ def _unescape(text: str) -> str:
 
 
 def read_frames(path: Path) -> list[str]:
-    """The labels of a fusion visualisation (`.pyz`, `.html`, or `.txt` as `dump.keep` writes it), in order.
+    """Return the labels of a fusion visualisation in order: `.pyz`, `.html`, or the `.txt` of `keep_artifacts`.
 
-    Raises LogError that names the file, OSError where it cannot be read.
+    Raises LogError, which names the file, for other content; OSError if the file cannot be read.
     """
     try:
         if path.suffix == ".txt":
             return _text(path).splitlines()
         return _pyz_labels(path) if path.suffix == ".pyz" else _html_labels(path)
     except (RecursionError, ValueError, NotImplementedError, zipfile.BadZipFile, sqlite3.Error) as problem:
-        raise LogError(f"{path}: no fusion visualisation of XLA's: {problem}") from None
+        raise LogError(f"{path}: not a fusion visualisation of XLA: {problem}") from None
 
 
 def _text(path: Path) -> str:
@@ -181,7 +185,7 @@ def _pyz_labels(path: Path) -> list[str]:
 
 
 def _labels(database: sqlite3.Connection) -> Iterator[str]:
-    # A view in a hostile file could compute for ever: only a true table is read, and for a limited time.
+    # A view in a hostile file could run forever, so only a table is read, for a limited time.
     deadline = time.monotonic() + _MAX_SECONDS
     database.set_progress_handler(lambda: time.monotonic() > deadline, 100_000)
     database.execute("PRAGMA trusted_schema=OFF")
@@ -216,9 +220,9 @@ _REFUSALS = (
 
 
 def refusals(labels: Iterable[str]) -> list[Refusal]:
-    """The labels that say why a pair was not fused. For siblings, `producer` and `consumer` are the two in turn.
+    """Return the reasons in the labels why pairs were not fused. For siblings, `producer` and `consumer` are the two.
 
-    "using Triton (will try fallback)" is left out: it says that the other emitter is asked next.
+    "using Triton (will try fallback)" is left out, because XLA then tries the other emitter.
     """
     found = []
     for label in labels:

@@ -1,1 +1,1 @@
-"""Reasons for missed fusions, from XLA's fusion log and its replay."""
+"""XLA's reasons for missed fusions, from its fusion log, and the changes of each compiler pass."""

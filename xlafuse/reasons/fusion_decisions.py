@@ -1,9 +1,8 @@
-"""Why XLA's GPU compiler left two kernels apart, in its own words, under the names of the finished module.
+"""XLA's reasons for not fusing two kernels, in its own words, under the kernels' names in the finished module.
 
-Names in the fusion log are those of the moment; the passes after it rename, renumber and merge fusions, and the
-autotuner replaces some. What survives is the name of the instruction whose result a fusion is ("mul.16.0" is the root
-"mul.16.1" or "mul.16.1.clone.1" of a finished fusion). The join is by that root's name, opcode and shape, and so needs
-neither instruction ids nor protos.
+The fusion log uses the names of its pass. Later passes rename, renumber and merge fusions, and the autotuner replaces
+some. A fusion's root instruction keeps its name: "mul.16.0" in the log is the root "mul.16.1" or "mul.16.1.clone.1" in
+the finished module. Log and module are therefore joined by the root's name, opcode and shape, without ids or protos.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,19 +19,19 @@ from xlafuse.reasons.fusion_replay import Barrier, Key, Replay, fusion_body, ker
 
 @dataclass(frozen=True)
 class FusionDecision:
-    """XLA on one missed fusion.
+    """XLA's decision on one missed fusion.
 
-    producer, consumer: kernels (instructions that run) of the finished module; "" where the log's name leads to none.
-    text: XLA's words; for a fusion that its cost model rejected, the numbers as it wrote them.
-    fusion_pass: who speaks: "priority-fusion" or "multi_output_fusion".
-    fused_us, unfused_us: the cost model's estimate of the producer fused into all its consumers, and of all of them
-        apart; only where that estimate decided.
-    barrier: why the log's producer or consumer is "not fusible": a matrix product ("gemm"), a library call, the
-        module's output (which is no kernel), another opcode ("unsupported").
+    producer, consumer: kernels of the finished module; "" if the log's name matches none.
+    text: XLA's words. If its cost model rejected the fusion, the two estimates as XLA wrote them.
+    fusion_pass: the pass that decided, "priority-fusion" or "multi_output_fusion".
+    fused_us, unfused_us: the cost model's times with the producer fused into all its consumers, and without fusion.
+        Set only if they decided.
+    barrier: the cause of "not fusible" for the log's producer or consumer: a matrix product ("gemm"), a library call,
+        the module's output (which is not a kernel), an optimization barrier ("order"), another opcode ("unsupported").
     refused_by: the log's name of a third kernel that refused. XLA fuses a producer into all its consumers or into none,
         so one consumer can refuse for all.
-    log_producer, log_consumer: the names as the log has them; the latter "" where the autotuner or a later pass made
-        the consumer.
+    log_producer, log_consumer: the names in the log; log_consumer is "" if the autotuner or a later pass created the
+        consumer.
     """
 
     producer: str
@@ -48,12 +47,13 @@ class FusionDecision:
 
 
 def read_decisions(source: Path | Artifacts) -> list[FusionDecision]:
-    """Verdicts on the module of a dump folder or archive, or on these artifacts, in the order of the finished module;
-    at the end those with a producer alone (see `decisions`) and, with producer and consumer "", what was not joined.
+    """Return the decisions on the module of a dump folder, an archive or these artifacts.
 
-    An empty list where no fusion log was kept. Raises FileNotFoundError where the finished module is missing,
-    hlo_read.UnreadableHlo or LogError that names a file that cannot be read, ValueError where a folder holds several
-    modules.
+    They come in the order of the finished module. At the end are decisions with only a producer (see `join_decisions`)
+    and those that match no kernel, with producer and consumer "". The list is empty without a fusion log.
+
+    Raises FileNotFoundError if the finished module is missing, file_reader.UnreadableHlo or LogError, which name the
+    file, if one cannot be read, and ValueError if a folder holds several modules.
     """
     files = single_module(source) if isinstance(source, Path) else source
     optimized, log_file = files.find("hlo") or files.find("hlo_proto"), files.find("priority_fusion")
@@ -73,59 +73,59 @@ def read_decisions(source: Path | Artifacts) -> list[FusionDecision]:
 
 
 def join_decisions(module: Module, log: FusionLog, pairs: Iterable[Refusal] = ()) -> list[FusionDecision]:
-    """`read_decisions` on what was read already. module: after all passes.
+    """Return the decisions of a fusion log under the names of `module`, the module after all passes.
 
-    A decision with a producer and no consumer is on what leaves a computation (a loop, or what precedes it), for
-    whichever kernel reads it elsewhere.
+    A decision with a producer and no consumer concerns a result that leaves its computation, such as a loop's body. Any
+    kernel of another computation may read it.
     """
     replay = Replay(parse(log.module), log.steps)
-    words = _Words(replay, pairs)
-    roots = _Roots(module, replay)
+    statements = _Statements(replay, pairs)
+    match = _KernelMatch(module, replay)
     found: dict[FusionDecision, None] = {}
-    for producer, node, consumer in roots.edges():
+    for producer, node, consumer in match.edges():
         readers = replay.readers(node)
-        for reader in [reader for reader in dict.fromkeys(roots.nodes(consumer)) if reader in readers] or [""]:
-            found.update(dict.fromkeys(words.on(node, reader, producer, consumer)))
-    inside = _inside(module)
+        for reader in [reader for reader in dict.fromkeys(match.nodes(consumer)) if reader in readers] or [""]:
+            found.update(dict.fromkeys(statements.on(node, reader, producer, consumer)))
+    inside = _keys_inside_fusions(module)
     for node in replay.last:
         if node not in replay or replay.key(node)[1] in NO_KERNEL:
             continue
-        if node in roots.kernel_of:
-            # To a kernel in another computation, no path is followed here.
+        if node in match.kernel_of:
+            # The consumer may be in another computation; it is not searched for.
             leaves = any(replay.barrier(reader) in ("output", "unsupported") for reader in replay.readers(node))
-            said = words.on(node, "", roots.kernel_of[node], "") if leaves else ()
+            found_here = statements.on(node, "", match.kernel_of[node], "") if leaves else ()
         elif replay.key(node) in inside or all(replay.barrier(reader) == "output" for reader in replay.readers(node)):
-            continue  # multi-output fusion has fused it after all, or it has no consumer to be fused into
+            continue  # multi-output fusion fused it after all, or it has no consumer
         else:
-            said = words.on(node, "", "", "")
-        found.update(dict.fromkeys(said))
+            found_here = statements.on(node, "", "", "")
+        found.update(dict.fromkeys(found_here))
     return list(found)
 
 
-def _inside(module: Module) -> set[Key]:
+def _keys_inside_fusions(module: Module) -> set[Key]:
     bodies = (fusion_body(module, i) for c in kernel_computations(module) for i in c.instructions.values())
     return {stable_key(instruction) for inside in bodies if inside for instruction in inside.instructions.values()}
 
 
-class _Words:
-    """What XLA says of an edge between two nodes of the log."""
+class _Statements:
+    """XLA's statements about edges between two nodes of the log."""
 
     def __init__(self, replay: Replay, pairs: Iterable[Refusal]) -> None:
         self._replay = replay
-        self._refusing: dict[str, dict[str, Barrier]] = {}  # node -> which of its readers are not fusible
-        self._pairs: dict[tuple[str, str, str], str] = {}  # pass and roots -> the last word
+        self._refusing: dict[str, dict[str, Barrier]] = {}  # node -> its readers that are not fusible
+        self._pairs: dict[tuple[str, str, str], str] = {}  # pass and roots -> the last reason
         for pair in pairs:
             ends = (replay.origin.get(pair.producer, ""), replay.origin.get(pair.consumer, ""))
             self._pairs[pair.fusion_pass, *ends] = pair.reason
 
     def on(self, node: str, reader: str, producer: str, consumer: str) -> Iterator[FusionDecision]:
-        """First the pass that came first. reader: "" where the log does not know the consumer."""
+        """Yield the decisions on an edge, in the order of the passes. reader: "" if the log lacks the consumer."""
         origin = self._replay.origin
         ends = (origin[node], origin.get(reader, ""))
         last = self._replay.last.get(node)
         if isinstance(last, Ineligible):
             pair = self._pairs.get(("priority-fusion", *ends))
-            barrier, refused_by = self._refusal(node, reader, pair or last.reason, said_of_pair=pair is not None)
+            barrier, refused_by = self._refusal(node, reader, pair or last.reason, about_pair=pair is not None)
             yield FusionDecision(
                 producer, consumer, pair or last.reason, "priority-fusion",
                 barrier=barrier, refused_by=refused_by, log_producer=node, log_consumer=reader,
@@ -143,14 +143,14 @@ class _Words:
                 barrier=barrier, log_producer=node, log_consumer=reader,
             )
 
-    def _refusal(self, node: str, reader: str, reason: str, said_of_pair: bool) -> tuple[Barrier, str]:
-        """(what makes one side not fusible, the name of a third one that refused)."""
+    def _refusal(self, node: str, reader: str, reason: str, about_pair: bool) -> tuple[Barrier, str]:
+        """Return (why the producer or a consumer is not fusible, the name of a third kernel that refused)."""
         replay = self._replay
         if reason == "the producer is not fusible":
             return replay.barrier(node), ""
         readers = replay.readers(node)
         if reason not in ("the consumer is not fusible", "not fusing because there are only bitcast users"):
-            return "", "one of its consumers" if not said_of_pair and len(readers) > 1 else ""
+            return "", "one of its consumers" if not about_pair and len(readers) > 1 else ""
         if node not in self._refusing:
             self._refusing[node] = {other: barrier for other in readers if (barrier := replay.barrier(other))}
         refusing = self._refusing[node]
@@ -160,17 +160,17 @@ class _Words:
         return (refusing[third], third) if third else ("", "")
 
 
-_Source = tuple[str, int]  # a kernel, and which array of its result
+_Source = tuple[str, int]  # a kernel, and the index of an array in its result
 
 
-class _Roots:
-    """Kernels of the finished module and nodes of the log. kernel_of: node -> the kernel whose result it is."""
+class _KernelMatch:
+    """The match between kernels of the finished module and nodes of the log. kernel_of: node -> its kernel."""
 
     def __init__(self, module: Module, replay: Replay) -> None:
         self._module = module
         self._replay = replay
         self.kernel_of: dict[str, str] = {}
-        self._nodes: dict[str, tuple[str, ...]] = {}  # kernel -> node of each element of its result, "" for none
+        self._nodes: dict[str, tuple[str, ...]] = {}  # kernel -> the node of each array of its result, or ""
         self._dims: dict[str, tuple[int, ...]] = {}
         by_key: dict[Key, list[str]] = {}
         for node in replay:
@@ -192,7 +192,7 @@ class _Roots:
         replay = self._replay
         for root in candidates:
             if replay.origin.get(name) == name and name in replay and replay.key(name)[1:] == stable_key(root)[1:]:
-                return name  # it went through all passes under its name
+                return name  # its name survived all passes
             found = by_key.get(stable_key(root), [])
             if found:
                 return found[0] if len(found) == 1 else ""
@@ -202,7 +202,7 @@ class _Roots:
         return self._nodes.get(kernel, ())
 
     def edges(self) -> Iterator[tuple[str, str, str]]:
-        """(producer, the log's node for what is passed, consumer), in the order of the module."""
+        """Yield (producer, the log's node of the array passed, consumer), in the order of the module."""
         for computation in kernel_computations(self._module):
             for (producer, element), consumer in _reads(self._module, computation):
                 nodes = self.nodes(producer)
@@ -213,8 +213,10 @@ class _Roots:
                     yield producer, node, consumer
 
     def _replaced_product(self, producer: str, consumer: str) -> str:
-        """The matrix product of the log for which the autotuner put another kernel (a library call) that has no name in
-        common with it: one of that shape which the consumer reads, and which has no kernel."""
+        """Return the log's matrix product that the autotuner replaced by `producer`, a library call with another name.
+
+        It is a product of the same shape that the consumer reads and that matches no other kernel.
+        """
         for reader in self.nodes(consumer):
             for operand in self._replay.operands(reader):
                 alike = self._replay.barrier(operand) == "gemm" and self._replay.key(operand)[2] == self._dims[producer]
@@ -225,8 +227,10 @@ class _Roots:
 
 
 def _results(module: Module, kernel: Instruction) -> list[list[Instruction]]:
-    """For each array of a kernel's result the instruction that computes it, and what that one only copies: XLA's
-    copy_fusion puts copies behind roots."""
+    """Return for each array of a kernel's result the instruction that computes it, and the sources of mere copies.
+
+    XLA's copy_fusion adds copies after match.
+    """
     inside = fusion_body(module, kernel)
     root = inside.root if inside is not None else None
     if inside is None or root is None:
@@ -249,8 +253,10 @@ _MAX_COPIES = 4
 
 
 def _reads(module: Module, computation: Computation) -> Iterator[tuple[_Source, str]]:
-    """(what a kernel made, who reads it), through tuples and bitcasts; a kernel that starts asynchronously under the
-    name it has in its own computation."""
+    """Yield (array of a producer, its consumer), through tuples and bitcasts.
+
+    An asynchronous kernel has the name from its own computation.
+    """
     holds: dict[str, _Held] = {}
 
     for name, instruction in computation.instructions.items():
@@ -278,7 +284,7 @@ _Held = list[_Source | None]  # the kernel behind each array of a result
 
 
 def _operand(holds: Mapping[str, _Held], text: str) -> _Held:
-    """Of `a` or `a#1`, an element of a tuple; nothing is known of tuples within tuples."""
+    """Return the kernels behind `a`, or behind element `a#1` of a tuple; nested tuples are unknown."""
     name, *path = text.split("#")
     held = holds.get(name, [])
     if not path:

@@ -1,7 +1,6 @@
-"""Priority fusion done again from its log: which instructions became one kernel, and XLA's last word on the rest.
+"""A replay of priority fusion from its log: the fusions that it made, and its last decision on every other node.
 
-Fusing keeps the consumer's root, so every name of the log stands for one instruction of the module that the log begins
-with, its root.
+A fusion keeps its consumer's root, so every name in the log stands for one instruction of the module before the pass.
 """
 
 import re
@@ -18,7 +17,7 @@ Key = tuple[str, str, tuple[int, ...]]
 _COPY = re.compile(r"(?:\.(?:clone|remat\d*)(?:\.\d+)?)+$")
 _NUMBER = re.compile(r"\.\d+$")
 _PRODUCTS = frozenset(("dot", "convolution", "scaled-dot", "ragged-dot"))
-# What priority fusion never takes into a fusion, beside custom calls and products.
+# Opcodes that priority fusion never fuses, besides custom calls and products.
 _NOT_FUSIBLE = frozenset(
     "all-gather all-gather-done all-gather-start all-reduce all-reduce-done all-reduce-start all-to-all "
     "async-done async-start call cholesky collective-broadcast collective-permute collective-permute-done "
@@ -29,22 +28,26 @@ _NOT_FUSIBLE = frozenset(
 
 
 def stable_key(instruction: Instruction) -> Key:
-    """What stays of an instruction through the passes: its name less what numbers its copies ("mul.16.0" at the start
-    of the pass; "mul.16.1", "mul.16.1.clone.1" in the finished module), opcode and dimensions."""
+    """Return the part of an instruction that the passes keep: its name without copy numbers, opcode, dimensions.
+
+    "mul.16.0" before the pass is "mul.16.1" or "mul.16.1.clone.1" in the finished module.
+    """
     dims = instruction.shapes[0].dims if len(instruction.shapes) == 1 else ()
     return _NUMBER.sub("", _COPY.sub("", instruction.name)), instruction.opcode, dims
 
 
 def fusion_body(module: Module, fusion: Instruction) -> Computation | None:
-    """The computation that a fusion, asynchronous or not, runs; None for other instructions."""
+    """Return the computation of a fusion, asynchronous or not; None for other instructions."""
     if fusion.synchronous_opcode != "fusion":
         return None
     return module.computations.get(next(iter(fusion.called("calls")), ""))
 
 
 def kernel_computations(module: Module) -> Iterator[Computation]:
-    """The computations whose instructions run as kernels of their own: the entry, and what its loops, branches and
-    calls run. Not bodies of fusions and reductions, nor what nothing calls (priority fusion leaves such behind)."""
+    """Yield the computations whose instructions are kernels: the entry and those of its loops, branches and calls.
+
+    Left out are the bodies of fusions and reductions, and computations that nothing calls; priority fusion leaves such.
+    """
     pending, seen = [module.entry], set()
     while pending:
         name = pending.pop()
@@ -61,9 +64,9 @@ def kernel_computations(module: Module) -> Iterator[Computation]:
 
 
 class Replay:
-    """The pass's graph as its log leaves it. Nodes are names of the log; unknown names in steps are passed over.
+    """The graph of the pass after all steps of its log. Nodes are names in the log; unknown names are ignored.
 
-    origin: every name of the log -> the instruction of `before` that is its root. last: XLA's last word on a node.
+    origin: every name in the log -> its root instruction in `before`. last: XLA's last decision on a node.
     """
 
     def __init__(self, before: Module, steps: Iterable[Step]) -> None:
@@ -86,7 +89,7 @@ class Replay:
         return node in self._operands
 
     def key(self, node: str) -> Key:
-        """Of the node's root."""
+        """Return the stable key of the node's root."""
         return self._key[self.origin[node]]
 
     def operands(self, node: str) -> Iterable[str]:
@@ -96,7 +99,7 @@ class Replay:
         return self._users.get(node, ())
 
     def readers(self, node: str) -> Collection[str]:
-        """Its users, and theirs in place of a bitcast."""
+        """Return the users of a node; a bitcast is replaced by its own users."""
         if node not in self._readers:
             found: dict[str, None] = {}
             pending, seen = [node], set()
@@ -111,8 +114,11 @@ class Replay:
         return self._readers[node]
 
     def barrier(self, node: str) -> Barrier:
-        """Why XLA's priority fusion calls a node not fusible: a matrix product, a library call, the output of its
-        computation, which is no kernel, an optimization barrier ("order"), another opcode; "" where it does not."""
+        """Return why priority fusion calls a node not fusible, "" if it does not.
+
+        Reasons: a matrix product ("gemm"), a library call, the output of its computation, which is not a kernel, an
+        optimization barrier ("order"), another opcode ("unsupported").
+        """
         instruction = self._instruction[self.origin[node]]
         if instruction.opcode == "custom-call":
             return "gemm" if instruction.custom_call_target.startswith("__cublas") else "library"
@@ -121,8 +127,8 @@ class Replay:
         if instruction.opcode == "fusion" and instruction.fusion_kind == "kCustom":
             return "gemm" if self.origin[node] in self._products else "unsupported"
         if instruction.opcode == "tuple":
-            fenced = any(self._instruction[self.origin[user]].opcode == "opt-barrier" for user in self.users(node))
-            return "output" if instruction.is_root else "order" if fenced else "unsupported"
+            users = [self._instruction[self.origin[user]].opcode for user in self.users(node)]
+            return "output" if instruction.is_root else "order" if "opt-barrier" in users else "unsupported"
         return "unsupported" if instruction.opcode in _NOT_FUSIBLE else ""
 
     def _add(self, before: Module, computation: Computation) -> None:
@@ -142,7 +148,7 @@ class Replay:
                     self._users.setdefault(operand, {})[name] = None
 
     def _run(self, steps: Iterable[Step]) -> None:
-        made: set[str] = set()  # fusions of the steps since the last estimate
+        made: set[str] = set()  # fusions made since the last estimate
         fusing = False
         for step in steps:
             if isinstance(step, Fused):
@@ -157,9 +163,10 @@ class Replay:
             fusing = isinstance(step, Fused)
 
     def _estimate(self, step: Estimated, changed: bool) -> None:
-        """While XLA thinks that fusing a producer pays, it logs only what new consumers add to its estimate.
+        """Add an estimate to the last one if XLA logged only the change.
 
-        Inferred from its sources, and held against the benefits that the visualisation of jax 0.11 states in full.
+        XLA does so for new consumers of a producer that it expects to fuse. This follows its sources, and agrees with
+        the total benefits in the visualisation of jax 0.11.
         """
         known = self.last.get(step.producer)
         if isinstance(known, Estimated) and known.unfused_us >= known.fused_us and not changed:

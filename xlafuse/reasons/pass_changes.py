@@ -1,4 +1,4 @@
-"""What each of XLA's passes changed, from the module before and after it."""
+"""The changes that each XLA pass made, from the module before and after it."""
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,22 +14,25 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class NewFusion:
-    """A fusion that was not there before. took: opcodes of what it computes, in order, each once."""
+    """A fusion that a pass created or extended. opcodes: of its computations, in order, each once."""
 
     name: str
-    took: tuple[str, ...]
+    opcodes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class PassChange:
-    """What happened between two snapshots of a module.
+    """The changes between two snapshots of a module.
 
-    number: XLA's, of the snapshot after. first, last: the passes that ran: one and the same where the dump has the
-    snapshot right before the pass; else `last` ended the change, and what ran from `first` on had a part in it.
-    instructions: outside of fusions, those that compute or move something, (before, after). computations: (before,
-    after). opcodes: how many more (fewer) instructions of each there are in the whole module, fusions' bodies included.
-    appeared, vanished: instructions outside of fusions; those that only changed their name are in `renamed` (old, new).
-    custom_calls: (name, target) of those that appeared.
+    number: XLA's number of the later snapshot.
+    first, last: the first and last pass that ran in between. They are equal if the dump has a snapshot right before the
+        pass.
+    instructions: (before, after), the number of instructions outside of fusions that compute or move data.
+    computations: (before, after), their number.
+    opcodes: the change in the number of instructions of each opcode in the whole module, including fusions' bodies.
+    appeared, vanished: instructions outside of fusions.
+    renamed: (old, new) names of instructions that only changed their name.
+    custom_calls: (name, target) of new custom calls.
     """
 
     number: int
@@ -50,12 +53,12 @@ class PassChange:
         return self.last if self.first in (self.last, "") else f"{self.first} to {self.last}"
 
     def __str__(self) -> str:
-        """One line: "priority-fusion: 23 instructions into 4 fusions; fusion.3 took multiply, rsqrt, convert"."""
+        """Return one line: "priority-fusion: 23 instructions into 4 fusions; fusion.3 took multiply, rsqrt, convert"."""
         parts = []
         if self.fusions:
             went = len(self.vanished)
             parts.append(f"{_count(went, 'instruction')} into {_count(len(self.fusions), 'fusion')}")
-            parts += [f"{made.name} took {_list(made.took, 8) or 'nothing'}" for made in self.fusions[:_SHOWN]]
+            parts += [f"{made.name} took {_list(made.opcodes, 8) or 'nothing'}" for made in self.fusions[:_SHOWN]]
             if len(self.fusions) > _SHOWN:
                 parts.append(f"{len(self.fusions) - _SHOWN} more")
         parts += [f"{name} calls {target}" for name, target in self.custom_calls[:_SHOWN]]
@@ -72,10 +75,10 @@ class PassChange:
 
 
 def read_pass_changes(source: Artifacts | Iterable[Snapshot]) -> list[PassChange]:
-    """The changes in order; passes between whose snapshots nothing differs are left out.
+    """Return the changes in order, without passes that changed nothing.
 
-    A dump folder of this project holds two snapshots for each fusion pass that changed something; between the passes
-    lies what was not dumped, and is not told. Raises OSError or hlo_read.UnreadableHlo where a snapshot cannot be read.
+    A dump folder of this project has snapshots only around fusion passes that changed the module; other passes are
+    missing. Raises OSError or file_reader.UnreadableHlo if a snapshot cannot be read.
     """
     return list(_changes(source.snapshots() if isinstance(source, Artifacts) else source))
 
@@ -94,9 +97,9 @@ def _changes(snapshots: Iterable[Snapshot]) -> Iterator[PassChange]:
 
 @dataclass(frozen=True)
 class _View:
-    """What is compared of a module: the text itself differs in numbering and layouts too."""
+    """The compared properties of a module; the text also differs in numbering and layouts."""
 
-    kernels: Mapping[str, tuple[Instruction, tuple[object, ...]]]  # instruction outside of fusions, what it is
+    kernels: Mapping[str, tuple[Instruction, tuple[object, ...]]]  # name -> instruction, its properties
     took: Mapping[str, tuple[str, ...]]
     opcodes: Counter[str]
     computations: int
@@ -161,7 +164,7 @@ def _change(before: _View, after: _View, first: str, snapshot: Snapshot) -> Pass
 
 
 def _renamed(before: _View, gone: list[str], after: _View, come: list[str]) -> list[tuple[str, str]]:
-    """Instructions that are what they were under another name; those of one kind are taken in order."""
+    """Return (old, new) names of instructions with equal properties, paired in order."""
     left: dict[tuple[object, ...], deque[str]] = {}
     for name in gone:
         left.setdefault(before.kernels[name][1], deque()).append(name)

@@ -85,10 +85,10 @@ def test_xlas_own_dump() -> None:
     (module,) = modules(DATA / "jax-0.11.2" / "mlp")
     by_pass = {change.passes: change for change in read_pass_changes(module.artifacts)}
     products = by_pass["triton-gemm-rewriter"].fusions
-    assert products and all("dot" in made.took for made in products)
+    assert products and all("dot" in made.opcodes for made in products)
     fused = by_pass["priority-fusion"]
     assert fused.instructions[0] > 2 * fused.instructions[1]
-    assert any({"rsqrt", "reduce"} & set(made.took) for made in fused.fusions)
+    assert any({"rsqrt", "reduce"} & set(made.opcodes) for made in fused.fusions)
     assert dict(by_pass["rename_fusions"].renamed)["fusion.43"] == "loop_add_fusion.1"
 
 
