@@ -1,4 +1,4 @@
-"""The one file that touches jax API without a stability promise (versions.py: the tested series)."""
+"""All uses of jax API without a stability promise; versions.py lists the tested series."""
 
 import functools
 from typing import Any
@@ -17,7 +17,7 @@ from xlafuse import versions
 
 
 def check_version() -> None:
-    """Raise RuntimeError unless this jax is of a series that the calls below were tested on."""
+    """Raise RuntimeError unless the calls below were tested with this series of jax."""
     if ".".join(jax.__version__.split(".")[:2]) not in versions.JAX:
         raise RuntimeError(
             f"xlafuse reads XLA's output through jax {', '.join(versions.JAX)}; this is jax {jax.__version__}. "
@@ -27,14 +27,14 @@ def check_version() -> None:
 
 @functools.cache
 def target_device(config_text: str) -> Any:
-    """A device that exists only as a GpuTargetConfigProto: code can be compiled for it, not run on it."""
+    """Return a device made from a GpuTargetConfigProto: code can be compiled for it, but not run."""
     check_version()
     topology = topologies.get_topology_desc(platform="cuda", topology="1x1x1", target_config=config_text)
     return topology.devices[0]
 
 
 def optimized_module_proto(compiled: jax.stages.Compiled) -> bytes:
-    """The optimized module as a serialized HloModuleProto."""
+    """Return the optimized module as a serialized HloModuleProto."""
     check_version()
     executable: Any = compiled.runtime_executable()
     (module,) = executable.hlo_modules()
@@ -42,9 +42,9 @@ def optimized_module_proto(compiled: jax.stages.Compiled) -> bytes:
 
 
 def compile_stablehlo(text: str, options: dict[str, Any], config_text: str | None) -> str:
-    """The optimized HLO of a StableHLO module in text form, for a target's config or the default device.
+    """Compile StableHLO text for a target's config or the default device; return the optimized HLO.
 
-    jax has no public way from StableHLO to an executable; `Lowered.compile` needs the trace that made it.
+    jax has no public API for this: `Lowered.compile` needs the trace that produced the StableHLO.
     """
     check_version()
     device = target_device(config_text) if config_text else jax.devices()[0]
@@ -62,8 +62,10 @@ def compile_stablehlo(text: str, options: dict[str, Any], config_text: str | Non
 
 
 def cudnn_attention(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> jax.Array:
-    """cuDNN's softmax(q k^T / sqrt(head_dim)) v over the first `lengths` keys: q [batch, heads, queries, head_dim], k
-    and v [batch, kv_heads, keys, head_dim]. jax.nn.dot_product_attention, else the same, takes heads behind keys alone.
+    """Return cuDNN's softmax(q k^T / sqrt(head_dim)) v over the first `lengths` keys.
+
+    q is [batch, heads, queries, head_dim]; k and v are [batch, kv_heads, keys, head_dim]. jax.nn.dot_product_attention
+    does the same, but only for arrays whose heads axis comes after the keys.
     """
     check_version()
     queries = jnp.full(len(q), q.shape[2], jnp.int32)
@@ -74,9 +76,9 @@ def cudnn_attention(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array
 
 
 def jit_options(jitted: Any) -> tuple[Any, dict[str, Any]]:
-    """(function, options): `jax.jit(function, **options)` is `jitted` again. A pickled one has lost its options.
+    """Return (function, options) such that `jax.jit(function, **options)` equals `jitted`; pickling loses the options.
 
-    Raises ValueError where it was jitted with shardings: they name devices of this process.
+    Raises ValueError for a function jitted with shardings, which name devices of this process.
     """
     check_version()
     info = jitted._jit_info

@@ -1,4 +1,4 @@
-"""XLA's autotuning results as text, as `configure_environment(record_autotune_to=...)` has them written."""
+"""Merging of XLA's autotuning results in text form, which `configure_environment(record_autotune_to=...)` records."""
 
 import re
 from collections.abc import Iterable
@@ -13,10 +13,9 @@ _KEY = re.compile(r"^  key \{\n((?:    .*\n)*)  \}\n", re.MULTILINE)
 
 
 def merge_results(texts: Iterable[str]) -> str:
-    """One text from several processes' results of one jax version; of two entries with one key the later
-    stays.
+    """Merge the results of several processes with one jax version; of two entries with equal keys the later one stays.
 
-    XLA rewrites its file with what the running process knows, so processes record to files of their own.
+    XLA overwrites its file with the results of the running process, so each process records to a separate file.
 
     Raises ValueError on text that is not such results in jax 0.11's format.
     """

@@ -1,8 +1,8 @@
-"""Lower and compile a function with XLA: on the device of this process, or for a GPU that is not there.
+"""Lowering and compiling a function with XLA, for the device of this process or for a GPU that is not in it.
 
-One `compile` call is one executable of one variant at one matmul precision, with everything XLA says about
-it. Flags go per compile; the few that XLA reads from the process's environment are set by
-`environment.configure_environment`.
+One `compile` call makes one executable of one variant at one matmul precision, and returns what XLA reports about it.
+Flags are passed for each compile; `environment.configure_environment` sets the few that XLA reads from the process's
+environment.
 """
 
 import functools
@@ -25,12 +25,13 @@ from xlafuse.hlo.gpu_program import Kernel, kernels, parse
 MatmulPrecision = Literal["ieee", "tf32"]
 Products = Literal["triton", "cublas"]
 
-# jax's words, by what the PTX for an H200 holds: "default" makes fp32 products TF32 on jax 0.10.2 and 0.11.2;
-# "tensorfloat32" does so on 0.11.2 only (0.10.2's Triton GEMMs stay IEEE); "highest" is IEEE on both. None of
-# them changes a bf16 or fp16 product.
+# jax's names, checked in the PTX for an H200: "default" makes fp32 products TF32 on jax 0.10.2 and 0.11.2;
+# "tensorfloat32" does so only on 0.11.2 (Triton GEMMs of 0.10.2 stay IEEE); "highest" is IEEE on both. None of them
+# changes a bf16 or fp16 product.
 _PRECISION = {"ieee": "highest", "tf32": "default"}
 
-# Who computes matrix products, where the autotuner would choose: Triton, also where XLA's rules say cuBLAS, or never.
+# What computes matrix products that the autotuner would decide: Triton for all (also those for which XLA's rules say
+# cuBLAS), or cuBLAS for all.
 PRODUCTS: dict[Products | None, dict[str, Any]] = {
     None: {}, "triton": {"xla_gpu_triton_gemm_any": True}, "cublas": {"xla_gpu_enable_triton_gemm": False},
 }
@@ -42,13 +43,12 @@ _loaded_results: Path | None = None
 class Target:
     """A GPU that is not in this machine.
 
-    config_text: its GpuTargetConfigProto in text form, of the running jax's series (0.10 rejects fields that
+    config_text: its GpuTargetConfigProto as text, from the same series as the running jax (0.10 rejects fields that
         0.11 writes).
-    autotune_results: what that GPU recorded (`configure_environment(record_autotune_to=...)`), to be
-        replayed; it serves only the jax version that wrote it (0.10.2 cannot read 0.11.2's). None: nothing is
-        replayed.
-    products: what the autotuner would choose between for a matrix product, "triton" for all or "cublas" for all; not
-        beside results that are replayed. None: what XLA takes without its autotuner.
+    autotune_results: results that this GPU recorded (`configure_environment(record_autotune_to=...)`), to be replayed.
+        Only the jax version that wrote them can read them (0.10.2 cannot read those of 0.11.2). None: no replay.
+    products: "triton" or "cublas" for all matrix products for which the autotuner would choose between them; not
+        together with autotune_results. None: XLA's choice without its autotuner.
     """
 
     config_text: str
@@ -58,7 +58,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of device memory one call needs, as XLA's buffer assignment planned them."""
+    """The bytes of device memory for one call, as XLA's buffer assignment plans them."""
 
     arguments: int
     outputs: int
@@ -67,22 +67,21 @@ class Memory:
 
 @dataclass(frozen=True)
 class Compilation:
-    """One executable and what XLA says about it.
+    """One executable and what XLA reports about it.
 
-    executable: called like the compiled function, on arrays of this device; None when compiled for a
-        `Target`.
-    output_structs: the function's output pytree with `jax.ShapeDtypeStruct` leaves; backward halves are
-        compiled from it.
-    computed_structs: of its leaves those that a call computes and allocates; the others are arrays at hand.
+    executable: called like the compiled function, on arrays of this device; None if compiled for a `Target`.
+    output_structs: the function's output pytree with `jax.ShapeDtypeStruct` leaves; the backward phase is compiled from
+        it.
+    computed_structs: the leaves of the output that a call computes and allocates; the others are existing arrays.
     arguments: the paths of the arguments' leaves ("[0]['x']"), in the order of the module's parameters.
-    leaves: where each leaf of the output comes from: ("computed", index of the module's result), ("argument",
-        index of its parameter) or ("constant", 0).
-    stablehlo, hlo_text, hlo_proto: what went in, and the optimized module as text and as a serialized
-        HloModuleProto.
-    trace_s, compile_s: seconds to trace and lower in Python, and in XLA.
-    kernels: in schedule order. unparsed: (line number, text) of hlo_text that was not understood; a kernel
-        may be missing for each. autotuning: the provenance of each, by kernel name; see `provenance`.
-    replay_miss: XLA's message when recorded results were given and did not cover this module, else None.
+    leaves: the origin of each leaf of the output: ("computed", index of the module's result), ("argument", index of its
+        parameter) or ("constant", 0).
+    stablehlo: XLA's input. hlo_text, hlo_proto: the optimized module as text and as a serialized HloModuleProto.
+    trace_s, compile_s: seconds to trace and lower in Python, and to compile in XLA.
+    kernels: in schedule order.
+    unparsed: (line number, text) of lines of hlo_text that were not understood; each may hide a kernel.
+    autotuning: the provenance of each kernel's configuration, by kernel name; see `provenance`.
+    replay_miss: XLA's message if recorded results were given and do not cover this module, else None.
     """
 
     executable: Callable[..., Any] | None
@@ -116,26 +115,23 @@ def compile(
 ) -> Compilation:
     """Compile `function(*args)`, args being pytrees of arrays or of `jax.ShapeDtypeStruct`s.
 
-    matmul_precision: of fp32 products, in the backward half too; None leaves it to what the function and
-        jax's config say. bfloat16 and float16 products accumulate in fp32 on a GPU and compile to the same
-        kernels either way, but "ieee" enters their autotuning fingerprints: replay at the precision that was
-        recorded.
-    command_buffers: which launches run from CUDA graphs; see `variants.compiler_options`.
-    dump_to: a folder that receives this compile's artifacts, named as in `dump.ARTIFACTS`; made if missing,
-        else it must be empty.
+    matmul_precision: of fp32 products, also in the backward phase; None leaves it to the function and jax's config.
+        bfloat16 and float16 products accumulate in fp32 on a GPU and compile to the same kernels either way. "ieee"
+        changes their autotuning fingerprints, so replay at the precision of the recording.
+    command_buffers: the launches that run from CUDA graphs; see `variants.compiler_options`.
+    dump_to: an empty or new folder for this compile's artifacts, named as in `artifacts.ARTIFACTS`.
     autotune_lock: a context manager around a compile that times kernels, so that nothing else uses the GPU meanwhile.
         The reported seconds leave out the wait for it. None: the compile may not time kernels.
     reuses_results: this process loaded earlier autotuning results (`configure_environment(reuse_autotune_from=...)`).
         A compile whose choices they all hold times nothing and takes no lock.
 
-    An output that is an input, a constant, or a repetition of another output is not computed: the executable
-    returns the array at hand, where XLA would copy it. What a vjp saves is full of these, and a training step
-    in one piece does not copy them either.
+    An output that is an input, a constant or a duplicate of another output is not computed: the executable returns the
+    existing array, while XLA would copy it. A vjp saves many such arrays, and a training step in one program does not
+    copy them either.
 
-    Raises AutotuningNeeded where autotune_lock is None and there is a kernel to choose, variants.FusionNotDisabled if
-    variant="unfused" still fused, RuntimeError when a process that replayed one set of autotune results is
-    asked to compile a target with another or none (XLA keeps what it loaded for the life of the process),
-    ValueError for autotune results of another jax version, and whatever jax raises.
+    Raises AutotuningNeeded if autotune_lock is None and a kernel needs autotuning; variants.FusionNotDisabled if
+    variant="unfused" still fused; RuntimeError if this process replayed other autotuning results, since XLA keeps what
+    it loaded until the process exits; ValueError for autotuning results of another jax version; and jax's own errors.
     """
     _jax_private.check_version()
     structs = _structs(tuple(args), target)
@@ -143,7 +139,7 @@ def compile(
         started = time.perf_counter()
         function = _fresh(function)
         outputs = _OutputPlan(jax.jit(function).trace(*structs))
-        # Arguments that nothing uses stay parameters, so that both are counted alike.
+        # Unused arguments stay parameters, as in the first trace.
         traced = jax.jit(outputs.computed_only(function), keep_unused=True).trace(*structs)
         lowered = traced.lower(lowering_platforms=("cuda",)) if target else traced.lower()
         trace_s = time.perf_counter() - started
@@ -186,10 +182,13 @@ def compile(
     )
 
 
+def target_sharding(target: Target | None) -> jax.sharding.SingleDeviceSharding | None:
+    """Return the sharding that places an array on a target's device, None without a target."""
+    return jax.sharding.SingleDeviceSharding(_jax_private.target_device(target.config_text)) if target else None
+
+
 def _structs(args: tuple[Any, ...], target: Target | None) -> tuple[Any, ...]:
-    sharding = (
-        jax.sharding.SingleDeviceSharding(_jax_private.target_device(target.config_text)) if target else None
-    )
+    sharding = target_sharding(target)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), args)
 
 
@@ -198,7 +197,7 @@ def _precision(precision: MatmulPrecision | None) -> Any:
 
 
 def _fresh(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function as a new object, for jax answers a second compile of one object from memory."""
+    """Return the function as a new object, because jax caches compiles by object."""
 
     @functools.wraps(function)
     def fresh(*args: Any) -> Any:
@@ -207,22 +206,22 @@ def _fresh(function: Callable[..., Any]) -> Callable[..., Any]:
     return fresh
 
 
-_COMPLETE = {"xla_gpu_require_complete_aot_autotune_results": True}  # else XLA tunes, or without a GPU guesses
+_COMPLETE = {"xla_gpu_require_complete_aot_autotune_results": True}  # without it XLA tunes, or guesses without a GPU
 
 
 class AutotuningNeeded(Exception):
-    """XLA would have to time kernels to choose one, and was not to."""
+    """XLA would have to time kernels to choose one, which this compile may not do."""
 
 
 def _compile_here(
     lowered: Any, options: dict[str, Any], autotune_lock: Callable[[], AbstractContextManager[None]] | None,
     reuses_results: bool,
 ) -> tuple[Any, float, provenance.Source]:
-    """(compiled, seconds, whose choices): for this process's GPU."""
+    """Compile for this process's GPU; return (compiled, seconds, source of the autotuning choices)."""
     if reuses_results or autotune_lock is None:
         try:
             return *_timed(lowered, options | _COMPLETE), "replay"
-        except jax.errors.JaxRuntimeError as error:  # what is missing is tuned below; what is broken breaks again
+        except jax.errors.JaxRuntimeError as error:  # missing results are tuned below; other errors occur again
             if autotune_lock is None:
                 raise AutotuningNeeded(str(error)) from error
     with autotune_lock():
@@ -230,14 +229,14 @@ def _compile_here(
 
 
 def compile_lowered(lowered: Any, options: dict[str, Any], target: Target | None) -> tuple[Any, float, str | None]:
-    """(compiled, seconds, replay miss): a replay is demanded complete, and compiled anyway if it is not."""
+    """Return (compiled, seconds, replay miss). If recorded results do not cover the module, it is compiled without."""
     if target is not None:
         options = options | PRODUCTS[target.products]
     if target is None or target.autotune_results is None:
         if target is not None:
-            _hold_results(None)
+            _check_results(None)
         return *_timed(lowered, options), None
-    _hold_results(target.autotune_results)
+    _check_results(target.autotune_results)
     options = options | {"xla_gpu_load_autotune_results_from": str(target.autotune_results)}
     try:
         return *_timed(lowered, options | _COMPLETE), None
@@ -259,8 +258,8 @@ def _timed(lowered: Any, options: dict[str, Any]) -> tuple[Any, float]:
     return compiled, time.perf_counter() - started
 
 
-def _hold_results(results: Path | None) -> None:
-    """Refuse to mislabel: XLA loads one results file per process and never forgets it."""
+def _check_results(results: Path | None) -> None:
+    """Raise RuntimeError for a second set of results: XLA loads one file per process and keeps it."""
     global _loaded_results
     results = results.resolve() if results else None
     if _loaded_results is not None and results != _loaded_results:
@@ -276,16 +275,16 @@ def _struct(aval: Any) -> jax.ShapeDtypeStruct:
 
 
 class _OutputPlan:
-    """Which output leaves need computing, and where the others come from."""
+    """The output leaves that must be computed, and the origin of the others."""
 
     def __init__(self, traced: Any) -> None:
         jaxpr = traced.jaxpr.jaxpr
         arguments = {variable: position for position, variable in enumerate(jaxpr.invars)}
         self._avals: list[Any] = [variable.aval for variable in jaxpr.outvars]
         computed: dict[Any, int] = {}
-        # The leaves to compute, first occurrences only.
+        # Positions of the leaves to compute, without duplicates.
         self._positions: list[int] = []
-        # Of each leaf: ("computed", index), ("argument", index) or ("constant", array).
+        # For each leaf: ("computed", index), ("argument", index) or ("constant", array).
         self._sources: list[tuple[str, Any]] = []
         for position, variable in enumerate(jaxpr.outvars):
             if isinstance(variable, jax.extend.core.Literal):

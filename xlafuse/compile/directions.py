@@ -1,4 +1,4 @@
-"""What is compiled of a block: its forward pass, the two halves of a training step, or both in one program."""
+"""The functions that are compiled for a block: inference, the two phases of a training step, or both in one program."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ Apply = Callable[..., Arrays]
 
 
 def forward(apply: Apply, attributes: Mapping[str, Any]) -> Callable[[Arrays], Arrays]:
-    """`apply` with its attributes bound: inputs -> outputs."""
+    """Return `apply` with its attributes bound: inputs -> outputs."""
 
     def forward(inputs: Arrays) -> Arrays:
         return apply(inputs, **attributes)
@@ -20,9 +20,11 @@ def forward(apply: Apply, attributes: Mapping[str, Any]) -> Callable[[Arrays], A
 
 
 def joint(apply: Apply, attributes: Mapping[str, Any], outputs: Sequence[str]) -> Callable[[Arrays], Arrays]:
-    """Outputs and gradients in one program, as jax.value_and_grad in a training step's jit: XLA is free to fuse, and to
-    recompute, across the two. It takes the inputs, and for each of the `outputs` y its cotangent as d_y, and returns
-    the outputs, and for each input x of a floating dtype its gradient as d_x."""
+    """Return a function for outputs and gradients in one program, as jax.value_and_grad inside a jitted training step.
+
+    XLA may fuse and recompute across the two phases. The function takes the inputs and a cotangent d_y for each output
+    y of `outputs`. It returns the outputs and a gradient d_x for each input x of a floating dtype.
+    """
     forward, backward = train_phases(apply, attributes)
     given = {f"d_{name}": name for name in outputs}
 
@@ -37,20 +39,18 @@ def joint(apply: Apply, attributes: Mapping[str, Any], outputs: Sequence[str]) -
 def train_phases(
     apply: Apply, attributes: Mapping[str, Any], *, recompute: bool = False
 ) -> tuple[Callable[[Arrays], tuple[Arrays, Any]], Callable[[Any, Arrays], Arrays]]:
-    """(forward, backward), to be compiled apart, as a training step runs them.
+    """Return the (forward, backward) functions of a training step, to be compiled separately.
 
-    forward(inputs) -> (outputs, residuals); residuals are whatever JAX's vjp saves, a pytree whose leaves are
-    arrays. backward(residuals, cotangents) -> gradients; cotangents are named and shaped as the outputs,
-    gradients as the inputs, one for every input of a floating dtype.
+    forward(inputs) -> (outputs, residuals): the residuals are what JAX's vjp saves, a pytree of arrays.
+    backward(residuals, cotangents) -> gradients: cotangents have the outputs' names and shapes, gradients those of the
+    inputs of a floating dtype.
 
-    recompute: save the results of products only and recompute everything else in backward (jax.checkpoint
-        with dots_saveable). A plain vjp saves what each operation's derivative asks for: a bfloat16 GELU then
-        saves five (jax 0.11) or six (0.10) arrays of its input's size. A training step in one jit is free to
-        fuse that away; two jits are not.
+    recompute: save only the results of products and recompute the rest in backward (jax.checkpoint with dots_saveable).
+        A plain vjp saves what each operation's derivative needs: a bfloat16 GELU saves five (jax 0.11) or six (0.10)
+        arrays of its input's size. XLA can fuse that away in one jit, but not across two.
 
-    Residuals that are inputs or outputs are the same arrays, not copies, when both halves go through
-    `compiler.compile`. Compile backward from the `output_structs` of forward's compilation, whose pytree
-    carries this very trace.
+    If both phases go through `compiler.compile`, residuals that are inputs or outputs are the same arrays, not copies.
+    Compile backward from the `output_structs` of forward's compilation, whose pytree belongs to this trace.
     """
 
     def forward(inputs: Arrays) -> tuple[Arrays, Any]:
@@ -62,8 +62,7 @@ def train_phases(
 
         if recompute:
             policy = jax.checkpoint_policies.dots_saveable
-            # The halves are compiled apart, so XLA cannot undo the recomputation and needs no barrier against
-            # it.
+            # The phases are compiled separately, so XLA cannot undo the recomputation and no barrier is needed.
             of_floating = jax.checkpoint(of_floating, policy=policy, prevent_cse=False)
         return jax.vjp(of_floating, floating)
 

@@ -1,6 +1,6 @@
-"""Process settings that XLA reads once, before jax is imported: CUDA's tools, platform, memory, recording.
+"""Settings of the process that XLA reads once, before jax is imported: CUDA tools, platform, memory, recording.
 
-Everything that XLA accepts per compile is passed per compile (see compiler.py), not here.
+Options that XLA accepts for each compile are passed there (see compiler.py).
 """
 
 import atexit
@@ -20,19 +20,22 @@ def configure_environment(
 ) -> None:
     """Set the environment of this process for XLA. Call it before anything imports jax.
 
-    deviceless: code will be compiled for a `Target`; no GPU is opened even where there is one.
-    record_autotune_to: a `.textproto` file (XLA writes text only to such names) which XLA rewrites, after
-        every compile, with all autotuning results of this process. Needs a GPU. Give each process its own and
-        join them with `autotune.merge_results`; `compiler.Target` replays them.
-    reuse_autotune_from: results that this very device recorded with this jax version. What they hold is not tuned
-        again.
+    deviceless: code will be compiled for a `Target`; a GPU of this machine stays unused.
+    record_autotune_to: a `.textproto` file (XLA writes text only to such names). After every compile XLA overwrites it
+        with all autotuning results of this process. Needs a GPU. Give each process a file and merge the files with
+        `autotune.merge_results`; `compiler.Target` replays them.
+    reuse_autotune_from: results that this very device recorded with this jax version. XLA does not tune again what they
+        contain.
 
-    Sets XLA_FLAGS (what it already holds is kept and wins), JAX_PLATFORMS=cpu without a GPU (jax's CUDA
-    plugin otherwise prints tracebacks), and turns off GPU memory preallocation and jax's persistent
-    compilation cache (a hit writes no dump).
+    Changes in the environment:
 
-    Raises RuntimeError if jax is already imported, or if a deviceless process finds no ptxas and libdevice;
-    ValueError if record_autotune_to has another suffix.
+    - XLA_FLAGS: flags that are already set stay and win.
+    - JAX_PLATFORMS=cpu without a GPU, because jax's CUDA plugin would print tracebacks.
+    - GPU memory preallocation is off.
+    - jax's persistent compilation cache is off, because a cache hit writes no dump.
+
+    Raises RuntimeError if jax is already imported, or if a deviceless process finds no ptxas and libdevice; ValueError
+    if record_autotune_to has another suffix.
     """
     if "jax" in sys.modules:
         raise RuntimeError(
@@ -44,14 +47,11 @@ def configure_environment(
     if deviceless or not gpu_present():
         os.environ["JAX_PLATFORMS"] = "cpu"
     if deviceless:
-        # A replay that misses is tried first and expected; XLA logs each such instruction's whole body as an
-        # error.
+        # A replay may miss, and XLA then logs the whole body of each such instruction as an error.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if record_autotune_to is not None:
         if record_autotune_to.suffix != ".textproto":
-            raise ValueError(
-                f"autotuning results are recorded to a .textproto file, got {record_autotune_to}"
-            )
+            raise ValueError(f"autotuning results are recorded to a .textproto file, got {record_autotune_to}")
         record_autotune_to.parent.mkdir(parents=True, exist_ok=True)
         _add_flag("xla_gpu_dump_autotune_results_to", str(record_autotune_to.resolve()))
     if reuse_autotune_from is not None:
@@ -69,7 +69,7 @@ def configure_environment(
 
 
 def gpu_present() -> bool:
-    """Whether CUDA's driver is here and sees at least one device."""
+    """Return whether CUDA's driver is installed and sees at least one device."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -79,8 +79,7 @@ def gpu_present() -> bool:
 
 
 def find_cuda_tools() -> tuple[Path, Path] | None:
-    """(ptxas, libdevice.10.bc) of the nvidia wheels, else of the triton wheel, else of CUDA_HOME; None
-    without both."""
+    """Return (ptxas, libdevice.10.bc) of the nvidia wheels, the triton wheel or CUDA_HOME, the first that has both."""
     candidates = []
     for root in _package_folders("nvidia"):
         candidates += [
@@ -95,13 +94,13 @@ def find_cuda_tools() -> tuple[Path, Path] | None:
 
 
 def _package_folders(package: str) -> list[Path]:
-    """Where a package lies, without importing it."""
+    """Return the folders of a package without importing it."""
     spec = importlib.util.find_spec(package)
     return [Path(folder) for folder in spec.submodule_search_locations or ()] if spec else []
 
 
 def _assemble(ptxas: Path, libdevice: Path) -> Path:
-    """A folder laid out as a CUDA toolkit, the only shape XLA searches; removed when the process ends."""
+    """Create a folder laid out like a CUDA toolkit, as XLA requires; it is removed when the process exits."""
     folder = Path(tempfile.mkdtemp(prefix="xlafuse-cuda-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     for link, file in ((_PTXAS, ptxas), (_LIBDEVICE, libdevice)):
@@ -111,5 +110,5 @@ def _assemble(ptxas: Path, libdevice: Path) -> Path:
 
 
 def _add_flag(name: str, value: str) -> None:
-    # XLA lets the last occurrence of a flag win: ours go first, so that what the user has set stays in force.
+    # The last occurrence of a flag wins, so ours come first and the user's win.
     os.environ["XLA_FLAGS"] = f"--{name}={value} {os.environ.get('XLA_FLAGS', '')}".strip()

@@ -1,7 +1,7 @@
-"""Compile what a user wrote, called with the arguments it takes: any pytrees, keywords, static values, nnx modules.
+"""Compilation of a user's function with its own arguments: any pytrees, keywords, static values and nnx modules.
 
-`compiler.compile` compiles functions of arrays; this file turns a call into one. Arrays among the arguments may be
-`jax.ShapeDtypeStruct`s; nothing is run.
+`compiler.compile` takes functions of arrays; this file turns a call into such a function. Arrays among the arguments
+may be `jax.ShapeDtypeStruct`s, and nothing is run.
 """
 
 import functools
@@ -28,8 +28,11 @@ _PARAMS, _VARIABLES = "nnx_params", "nnx_variables"
 
 @dataclass(frozen=True)
 class CompiledCall:
-    """One executable, as XLA planned it. autotuning: provenance by kernel. closed_over: arrays (shape, dtype) that the
-    function did not take as arguments and that became constants of the code."""
+    """One compiled call.
+
+    autotuning: provenance by kernel. closed_over: (shape, dtype) of arrays that the function uses without taking them
+    as arguments; they became constants of the code.
+    """
 
     hlo_text: str
     autotuning: Mapping[str, provenance.Provenance]
@@ -42,12 +45,11 @@ def compile_call(
 ) -> CompiledCall:
     """Compile `function(*args, **kwargs)` in one module, as `jax.jit` would.
 
-    What is jitted already keeps the options it was jitted with (static and donated arguments), and Python numbers that
-    it does not call static are traced. Otherwise Python values, strings and None among the arguments are static.
-    flax nnx modules, called or among the arguments, are split: their variables are inputs, and those that the call
-    changes are outputs.
+    A jitted function keeps its options (static and donated arguments); its Python numbers are traced unless they are
+    static. For other functions, Python values, strings and None are static. flax nnx modules are split, whether called
+    or passed as arguments: their variables are inputs, and variables that the call changes are outputs.
 
-    Raises whatever jax, XLA or the function does.
+    Raises the errors of jax, XLA and the function.
     """
     if isinstance(function, _JITTED):
         args, kwargs = _on_target((tuple(args), dict(kwargs)), target)
@@ -70,13 +72,13 @@ def compile_phases(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *,
     target: compiler.Target | None = None, dump_to: Path | None = None,
 ) -> tuple[compiler.Compilation, compiler.Compilation]:
-    """(forward, backward) of a training step around `function(*args, **kwargs)`: two executables.
+    """Compile a training step around `function(*args, **kwargs)`; return its forward and backward executables.
 
-    forward(inputs) -> (outputs, what JAX's vjp saves); backward(what was saved, cotangents of the float outputs) ->
-    gradients of all inputs of a floating or complex dtype, where "all" is every array among the arguments and, of an
-    nnx module, its `nnx.Param`s. Residuals that are inputs or outputs are passed on, not copied.
+    forward(inputs) -> (outputs, residuals): the residuals are what JAX's vjp saves. backward(residuals, cotangents of
+    the float outputs) -> gradients of all inputs of a floating or complex dtype. Inputs are the arrays among the
+    arguments and the `nnx.Param`s of nnx modules. Residuals that are inputs or outputs are not copied.
 
-    Raises TypeError where nothing can be differentiated, or whatever jax, XLA or the function does.
+    Raises TypeError if nothing can be differentiated, and the errors of jax, XLA and the function.
     """
     call, inputs = bind(function, args, kwargs)
     leaves, tree = jax.tree.flatten(inputs)
@@ -104,21 +106,21 @@ def compile_phases(
         (gradients,) = residuals(cotangents)
         return gradients
 
-    for half in (forward, backward):
-        half.__name__ = f"{call.__name__}_{half.__name__}"
-    compile_half = functools.partial(compiler.compile, matmul_precision=None, target=target)
+    for phase in (forward, backward):
+        phase.__name__ = f"{call.__name__}_{phase.__name__}"
+    compile_phase = functools.partial(compiler.compile, matmul_precision=None, target=target)
     folders = {part: None if dump_to is None else dump_to / part for part in ("forward", "backward")}
-    saved = compile_half(forward, [inputs], dump_to=folders["forward"])
+    saved = compile_phase(forward, [inputs], dump_to=folders["forward"])
     (outputs, _), residuals = saved.output_structs
     if not outputs:
         raise TypeError("grad=True needs an output of a floating dtype; there is none")
-    return saved, compile_half(backward, [residuals, outputs], dump_to=folders["backward"])
+    return saved, compile_phase(backward, [residuals, outputs], dump_to=folders["backward"])
 
 
 def compile_stablehlo(
     text: str, *, target: compiler.Target | None = None, dump_to: Path | None = None
 ) -> CompiledCall:
-    """Compile a StableHLO module as jax prints it (`Lowered.as_text(debug_info=True)`)."""
+    """Compile a StableHLO module in jax's text form (`Lowered.as_text(debug_info=True)`)."""
     with artifacts.raw_dump_folder(dump_to) as raw:
         options = artifacts.dump_options(raw) if raw is not None else {}
         if target is not None:
@@ -132,15 +134,15 @@ def compile_stablehlo(
 def bind(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Callable[..., Any], OrderedDict[str, Any]]:
-    """(call, inputs): `call(*inputs.values())` is (`function(*args, **kwargs)`, the module variables that it changed),
-    and inputs hold arrays alone.
+    """Return (call, inputs): a function of arrays, and its arguments by name.
 
-    Inputs are named after the function's parameters, and come in their order. Before them come the `nnx.Param`s of
-    nnx modules ("nnx_params") and their other variables, statistics and counters ("nnx_variables").
+    `call(*inputs.values())` returns (`function(*args, **kwargs)`, the module variables that it changed). Inputs have
+    the names and the order of the function's parameters. Before them come the `nnx.Param`s of nnx modules
+    ("nnx_params") and their other variables, such as statistics and counters ("nnx_variables").
     """
     function, args, kwargs = _without_modules(function, args, kwargs)
     named = _named(function, args, kwargs)
-    inputs: OrderedDict[str, Any] = OrderedDict()  # as a pytree it keeps its order, which a dict does not
+    inputs: OrderedDict[str, Any] = OrderedDict()  # as a pytree it keeps its order; a dict is sorted
     rebuild: dict[str, Callable[[Any], Any]] = {}
     for name, value in named.items():
         leaves, tree = jax.tree.flatten(value)
@@ -166,11 +168,11 @@ def bind(
 
 
 def _named(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments by the names of the parameters that take them, positional ones first."""
+    """Return the arguments by parameter name, positional ones first."""
     names: list[str] = []
     try:
         bound = inspect.signature(function).bind_partial(*args)
-    except (TypeError, ValueError):  # no signature to be had, or too many arguments: the call itself will say so
+    except (TypeError, ValueError):  # no signature, or too many arguments: the call itself raises
         names = [f"arg{index}" for index in range(len(args))]
     else:
         for name, value in bound.arguments.items():
@@ -187,12 +189,12 @@ def _refill(leaves: list[Any], arrays: list[bool], tree: Any, given: list[Any]) 
 
 
 class _Changed(tuple[Any, list[Any]]):
-    """What a call with nnx modules returned, and the variables that it changed."""
+    """The result of a call with nnx modules, and the variables that it changed."""
 
 
 @dataclass(frozen=True)
 class _Slot:
-    """Where one of the call's nnx modules stood."""
+    """The place of an nnx module among the arguments."""
 
     index: int
 
@@ -200,7 +202,7 @@ class _Slot:
 def _without_modules(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]:
-    """The call as a function of its nnx modules' variables: (function, args, kwargs)."""
+    """Return (function, args, kwargs) of the call as a function of its nnx modules' variables."""
     nnx: Any = sys.modules.get("flax.nnx")
     if nnx is None:
         return function, args, kwargs
@@ -224,13 +226,13 @@ def _without_modules(
     graph, params, variables = nnx.split(modules, nnx.Param, ...)
 
     def split_call(params: Any, variables: Any, *args: Any, **kwargs: Any) -> Any:
-        before = jax.tree.leaves((params, variables))  # now, for the call changes them where they are
+        before = jax.tree.leaves((params, variables))  # read now, because the call changes them in place
         merged = nnx.merge(graph, params, variables)
         put_back = functools.partial(jax.tree.map, lambda leaf: merged[leaf.index] if isinstance(leaf, _Slot) else leaf)
         called = getattr(merged[0], method) if is_module else function
         outputs = called(*put_back(args), **put_back(kwargs))
         after = jax.tree.leaves(nnx.split(merged, nnx.Param, ...)[1:])
-        # What the call left alone is no output: nnx.jit hands those arrays on, too.
+        # Unchanged variables are no outputs; nnx.jit passes them on, too.
         return _Changed((outputs, [new for new in after if not any(new is old for old in before)]))
 
     split_call.__name__ = type(receiver).__name__ if is_module else getattr(function, "__name__", "call")
@@ -254,10 +256,8 @@ def _is_inexact(leaf: Any) -> bool:
 
 
 def _on_target(tree: Any, target: compiler.Target | None) -> Any:
-    """Arrays as structs, on the target's device if there is one; Python values as they are."""
-    sharding = (
-        jax.sharding.SingleDeviceSharding(_jax_private.target_device(target.config_text)) if target else None
-    )
+    """Return arrays as structs, on the target's device if there is one; Python values stay."""
+    sharding = compiler.target_sharding(target)
 
     def struct(leaf: Any) -> Any:
         if not _is_array(leaf):

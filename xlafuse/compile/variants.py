@@ -1,4 +1,4 @@
-"""Named ways to compile the same function: XLA as it comes, and XLA with its fusion passes off."""
+"""Named variants of a compile: XLA's defaults, and XLA without its fusion passes."""
 
 from collections.abc import Iterable
 from typing import Any, Literal
@@ -8,34 +8,34 @@ from xlafuse.hlo.gpu_program import Kernel
 Variant = Literal["default", "unfused"]
 CommandBuffers = Literal["default", "all", "none"]
 
-# The fewest launches in a row that XLA records into one command buffer (a CUDA graph), as XLA's option of that name.
-# Its own default is 5 (jax 0.10.2 and 0.11.2).
-_LEAST_IN_A_BUFFER = {"all": 1, "none": 2**31 - 1}
+# Values of xla_gpu_graph_min_graph_size: the fewest consecutive launches that XLA records into one command buffer (a
+# CUDA graph). XLA's default is 5 (jax 0.10.2 and 0.11.2).
+_MIN_GRAPH_SIZE = {"all": 1, "none": 2**31 - 1}
 
-# What puts several instructions into one kernel on a GPU. XLA accepts a misspelt or renamed pass without a
-# word: check_unfused.
+# The passes that put several instructions into one GPU kernel. XLA ignores unknown names of passes, so check_unfused
+# checks the result.
 FUSION_PASSES = (
     "priority-fusion", "multi_output_fusion", "triton-softmax-rewriter", "dot-merger", "copy_fusion",
-    "sort-iota-fusion",  # of an argsort (jax 0.10.2)
-    "dynamic-slice-fusion-rewriter-v2",  # of a layer's weights into the product that takes them (jax 0.11.2)
+    "sort-iota-fusion",  # fuses an argsort with its indices (jax 0.10.2)
+    "dynamic-slice-fusion-rewriter-v2",  # fuses the slice of a layer's weights into its product (jax 0.11.2)
 )
 
 
 class FusionNotDisabled(RuntimeError):
-    """A compile that should have been without fusion fused."""
+    """A compile with variant="unfused" has a kernel of several instructions."""
 
 
 def compiler_options(variant: Variant, command_buffers: CommandBuffers = "default") -> dict[str, Any]:
-    """XLA's options for a variant, all of them accepted per compile.
+    """Return XLA's options for a variant; XLA accepts all of them per compile.
 
-    command_buffers: which launches are replayed from CUDA graphs: as XLA decides, all that XLA can record, or none.
+    command_buffers: the launches that run from CUDA graphs: XLA's choice, all that XLA can record, or none.
 
-    "unfused" also keeps GEMMs out of Triton, whose GEMM fusions absorb their neighbours. cuBLAS keeps what
-    its own call does: a residual added to a product becomes that call's beta.
+    "unfused" also turns off Triton GEMMs, because their fusions absorb neighbouring operations. cuBLAS calls keep their
+    own epilogues: a residual added to a product becomes the call's beta.
     """
     options: dict[str, Any] = {}
     if command_buffers != "default":
-        options["xla_gpu_graph_min_graph_size"] = _LEAST_IN_A_BUFFER[command_buffers]
+        options["xla_gpu_graph_min_graph_size"] = _MIN_GRAPH_SIZE[command_buffers]
     match variant:
         case "default":
             return options
@@ -49,13 +49,16 @@ def compiler_options(variant: Variant, command_buffers: CommandBuffers = "defaul
 def check_unfused(kernels: Iterable[Kernel]) -> None:
     """Raise FusionNotDisabled unless every kernel holds exactly one computing instruction.
 
-    With all of them off, that held for each block, forward and both training halves, on jax 0.10.2 and, but for
-    matmul and linear_gelu, which were not tried there, on 0.11.2 (for an H200). With one of the first three left
-    on, some kernel of softmax, SwiGLU or attention held 2 to 15; with copy_fusion on, softmax's training forward
-    over one column merged the copy of an output that leaves twice; with sort-iota-fusion on, an argsort held the
-    numbers that it orders (0.10.2); with dynamic-slice-fusion-rewriter-v2 on, products of lm_step held the slice of
-    their operand (0.11.2). Leaving dot-merger on is not seen: it makes one product of two, and no kernel of
-    several instructions.
+    With all passes of FUSION_PASSES off that held for each block, in inference and both training phases, for an H200 on
+    jax 0.10.2 and 0.11.2 (except matmul and linear_gelu, untested on 0.11.2). With one pass on it fails:
+
+    | pass left on | kernels of several instructions |
+    |---|---|
+    | one of the first three | in softmax, SwiGLU or attention, of 2 to 15 instructions |
+    | copy_fusion | softmax's training forward over one column, with the copy of an output returned twice |
+    | sort-iota-fusion | an argsort with the indices that it orders (jax 0.10.2) |
+    | dynamic-slice-fusion-rewriter-v2 | products of lm_step with the slice of their operand (jax 0.11.2) |
+    | dot-merger | none: it merges two products into one, which this check cannot see |
     """
     fused = [kernel for kernel in kernels if len(kernel.opcodes) > 1]
     if fused:

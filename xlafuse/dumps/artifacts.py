@@ -92,7 +92,7 @@ def keep_artifacts(raw: Path, dump_to: Path, module_name: str, stablehlo: str) -
             if pattern and re.fullmatch(pattern, rest):
                 shutil.move(path, dump_to / file)
     results = dump_to / ARTIFACTS["autotune_results"][0]
-    """Move a module's artifacts from XLA's raw dump to dump_to; return what `collect_artifacts` returns."""
+    if results.exists() and "{" not in results.read_text():  # only a version number: nothing was autotuned
         results.unlink()
     _keep_passes(files, dump_to)
     _keep_ptx(files, dump_to)

@@ -193,7 +193,7 @@ def modules(source: Path) -> list[DumpedModule]:
         match = _RAW.fullmatch(file.name)
         if match and len(match["id"]) < 18:
             lead, name = match["lead"] or "", match["rest"]
-# A module's name may contain dots. These follow it: "sm_9.0a_gpu_after_optimizations.txt", "0006.fusion.after_".
+            if (frames := _FRAMES.fullmatch(name)) is not None:  # the lead is a computation here, not a timestamp
                 lead, name = "", f"{frames[1]}.{lead}.{frames[2]}"
             raw.setdefault((folder, lead, int(match["id"])), []).append((name, file))
         else:

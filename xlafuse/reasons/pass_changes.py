@@ -53,7 +53,7 @@ class PassChange:
         return self.last if self.first in (self.last, "") else f"{self.first} to {self.last}"
 
     def __str__(self) -> str:
-        """Return one line: "priority-fusion: 23 instructions into 4 fusions; fusion.3 took multiply, rsqrt, convert"."""
+        """Return a line: "priority-fusion: 23 instructions into 4 fusions; fusion.3 took multiply, rsqrt, convert"."""
         parts = []
         if self.fusions:
             went = len(self.vanished)
