@@ -1,1 +1,1 @@
-"""Measurement: the clock, the timing protocol, ceilings of the GPU, timelines."""
+"""Measurement: the clock, the timing protocol (warm-up, L2 flush, samples), the GPU's ceilings, timelines."""

@@ -1,7 +1,8 @@
-"""What this GPU can do, measured in this process by the clock that times everything else: streams and matrix products.
+"""Ceilings of this GPU: the bandwidth of streams, and the rates of matrix products and exponentials.
 
-A stream's bandwidth depends on its mix of reads and writes (an add reaches more than a copy on an H200), so several
-mixes are measured, and a block is held against what lies between them.
+The clock that times everything else measures them in this process. A stream's bandwidth depends on its mix of reads and
+writes (on an H200 an add reaches more than a copy), so several mixes are measured, and rooflines interpolate between
+them. A target pack stores them: compare/targets/h200/ceilings.json has an H200's.
 """
 
 from __future__ import annotations
@@ -19,17 +20,19 @@ from .clock import Clock
 _ELEMENTS = 1 << 28  # bfloat16: 512 MiB a stream, eight times an H200's L2
 _PRODUCTS = ((8192, 8192, 8192), (4096, 4096, 14336), (16384, 4096, 4096))  # m, n, k
 _FLOAT32_PRODUCT = (4096, 4096, 4096)
-_CHAIN = 64  # exponentials an element
-_LAUNCHES = 500  # few enough for the launch queue, whose end would show the device's time
+_CHAIN = 64  # exponentials of an element
+_LAUNCHES = 500  # a full launch queue would make the host wait for the device
 
 
 def measure(clock: Clock, flush_l2: Callable[[], None], repeats: int = 15) -> dict[str, Any]:
-    """{"streams": {"reads:writes": bytes per second}, "products": {dtype: FLOP per second}, "exponentials": float32
-    exponentials per second, "launch": {"host_s", "device_s"}}, medians of `repeats`.
+    """Return the ceilings, each a median of `repeats`.
 
-    A product's rate is the best of several shapes; float32 products come twice, `float32-ieee` and `float32-tf32`,
-    those of `float8_e4m3fn` where the GPU has them, accumulated as fast as it can.
-    launch: of a kernel that does next to nothing, host seconds each in a row of them, and its own on the device.
+    streams: {"reads:writes": bytes per second}.
+    products: {dtype: FLOP per second}, the best of several shapes. float32 comes twice, as `float32-ieee` and
+        `float32-tf32`; `float8_e4m3fn` is there where the GPU has it, with fast accumulation.
+    exponentials: float32 exponentials per second.
+    launch: {"host_s": host seconds of one launch in a row of them, "device_s": device seconds of a kernel that does
+        next to nothing}.
     """
 
     def seconds(call: Callable[[], Any]) -> float:
@@ -51,7 +54,7 @@ def _streams(seconds: Callable[[Callable[[], Any]], float]) -> dict[str, float]:
     a, b, c, out = (torch.randn(_ELEMENTS, device="cuda", dtype=torch.bfloat16) for _ in range(4))
     one = a.nbytes
     add3 = torch.compile(lambda a, b, c, out: out.copy_(a + b + c))
-    # What only reads must reduce, and not every reduction streams: XLA's of rows was 10% faster than torch.sum of all.
+    # A kernel that only reads must reduce, and reductions differ: XLA's over rows was 10% faster than torch.sum.
     rows = a.view(-1, 1 << 15)
     reductions: tuple[Callable[[], Any], ...] = (
         lambda: torch.sum(a.view(torch.int64)), lambda: torch.amax(rows, dim=1), partial(torch.compile(_sum_rows), rows)
@@ -70,7 +73,7 @@ def _sum_rows(x: torch.Tensor) -> torch.Tensor:
 
 
 def _exponentials(seconds: Callable[[Callable[[], Any]], float]) -> float:
-    """All in registers: one read and one write for _CHAIN exponentials."""
+    """Measure chains of exponentials in registers, with one read and one write for _CHAIN of them."""
 
     def chain(x: torch.Tensor) -> torch.Tensor:
         for _ in range(_CHAIN):
@@ -106,7 +109,7 @@ def _products(seconds: Callable[[Callable[[], Any]], float]) -> dict[str, float]
         torch.set_float32_matmul_precision(setting)
         best = 0.0
         for m, n, k in shapes:
-            # Random data: zeros run faster. The second factor transposed is cuBLAS's fastest layout.
+            # Random data, because zeros run faster. A transposed second factor is cuBLAS's fastest layout.
             a = torch.randn(m, k, device="cuda", dtype=dtype)
             b = torch.randn(n, k, device="cuda", dtype=dtype).mT
             out = torch.empty(m, n, device="cuda", dtype=dtype)

@@ -1,8 +1,8 @@
 """One clock for every framework: CUPTI's records of kernels, copies and memsets, taken inside the worker's process.
 
-device_time is the span from the first record's start to the last one's end within one call; busy_time is the union of
-the records' intervals. Both come from the GPU's own timestamps, so host overhead shows only as gaps between records.
-What the host did meanwhile is recorded for a timeline alone (`CuptiClock.trace`), never beside a time that counts.
+device_time is the span from the first record's start to the last one's end within one call; busy_time is the length of
+the union of the records. Both come from the GPU's own timestamps, so host overhead shows only as gaps between records.
+Host calls are recorded for a timeline only (`CuptiClock.trace`), never while a call is timed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 class DeviceRecord:
     """One kernel, copy or memset as the GPU ran it; times in seconds on CUPTI's clock.
 
-    grid: a kernel's, blocks in x, y, z. bytes: a copy's or memset's.
+    grid: a kernel's blocks in x, y, z. bytes: the size of a copy or memset.
     """
 
     name: str
@@ -30,15 +30,17 @@ class DeviceRecord:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> DeviceRecord:
-        """From what dataclasses.asdict made of one."""
+        """Return the object from its dataclasses.asdict."""
         grid = data.get("grid")
         return cls(data["name"], data["start"], data["end"], grid and tuple(grid), data.get("bytes"))
 
 
 @dataclass(frozen=True)
 class TracedRecord(DeviceRecord):
-    """With the stream that it ran in, by CUPTI's number, and the number that it shares with the host call behind it;
-    all that one launch of a CUDA graph runs has the launch's number."""
+    """A device record for a timeline. stream: CUPTI's number of its stream.
+
+    correlation: the number of the host call that launched it. All kernels of a CUDA graph have its launch's number.
+    """
 
     stream: int = 0
     correlation: int = 0
@@ -57,9 +59,9 @@ class HostRecord:
 
 @dataclass(frozen=True)
 class CallTrace:
-    """What the host and the device did in one call of one part; times in seconds since the call began.
+    """One traced call of one phase; times in seconds since the call began.
 
-    returned: when the host had the call's results, finished or not.
+    returned: when the call returned to the host, before the device had finished.
     """
 
     returned: float
@@ -68,7 +70,7 @@ class CallTrace:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CallTrace:
-        """From what dataclasses.asdict made of one."""
+        """Return the object from its dataclasses.asdict."""
         host = tuple(HostRecord(**call) for call in data["host"])
         device = tuple(TracedRecord(**{**ran, "grid": ran["grid"] and tuple(ran["grid"])}) for ran in data["device"])
         return cls(data["returned"], host, device)
@@ -76,7 +78,7 @@ class CallTrace:
 
 @dataclass(frozen=True)
 class Sample:
-    """One call of one part. busy_time, records: None of a clock that sees the call and no single kernels."""
+    """One timed call of one phase. busy_time and records are None from a clock that sees no single kernels."""
 
     device_time: float
     busy_time: float | None
@@ -93,21 +95,21 @@ class Clock(Protocol):
     def time(self, call: Callable[[], Any], synchronize: Callable[..., None]) -> Any: ...
 
     def collect(self, *, going_on: bool = False) -> list[Sample]:
-        """Of the calls since `start` or the last one; `going_on`: more will be timed."""
+        """Return the samples since `start` or the last `collect`. going_on: more calls follow."""
         ...
 
 
 def cupti_missing() -> str | None:
-    """Why CUPTI cannot be used here, with the remedy, or None."""
+    """Return why CUPTI cannot be used here, with the remedy, or None."""
     if os.environ.get("XLAFUSE_TIMER") == "none":
-        return "another profiler watches this process, and CUPTI serves one"
+        return "another profiler watches this process, and CUPTI serves only one"
     if importlib.util.find_spec("cupti") is None:
         return 'cupti-python is not installed (pip install "cupti-python==13.0.1" for CUDA 13.0)'
     return None
 
 
 def busy_time(records: list[DeviceRecord]) -> float:
-    """Length of the union of the records' intervals."""
+    """Return the length of the union of the records' intervals."""
     total, until = 0.0, float("-inf")
     for record in sorted(records, key=lambda r: r.start):
         total += max(0.0, record.end - max(record.start, until))
@@ -120,8 +122,10 @@ LAUNCH = re.compile(r"cu(da)?(Launch|GraphLaunch|Memcpy|Memset)")
 
 
 def api_name(calls: Any, number: int) -> str:
-    """The name of a runtime or driver call, without the version of its binary interface. calls: CUPTI's enumeration
-    (runtime_api_trace_cbid, driver_api_trace_cbid), which may be older than the driver."""
+    """Return the name of a runtime or driver call, without the version of its binary interface.
+
+    calls: CUPTI's enumeration (runtime_api_trace_cbid or driver_api_trace_cbid), which may be older than the driver.
+    """
     try:
         name = str(calls(number).name)
     except ValueError:
@@ -130,30 +134,30 @@ def api_name(calls: Any, number: int) -> str:
 
 
 def launches(calls: Iterable[HostRecord], device: Iterable[TracedRecord]) -> list[HostRecord]:
-    """The calls that gave the device work, in order of start: those by name, and those behind a device record.
+    """Return the calls that launched device work, in order of start: by name, or by a device record of theirs.
 
-    Of a runtime call and the driver call within it one is kept: the one behind a device record, else the outer one.
+    A runtime call contains a driver call. The one with a device record is kept, else the outer one.
     """
     behind = {record.correlation for record in device}
     kept: list[HostRecord] = []
-    open_calls: dict[int, int] = {}  # by thread, where in `kept` its last outermost call is
+    open_calls: dict[int, int] = {}  # by thread, the index in `kept` of its last outermost call
     for call in sorted(calls, key=lambda c: (c.start, -c.end)):
         if not LAUNCH.match(call.name) and call.correlation not in behind:
             continue
-        place = open_calls.get(call.thread)
-        if place is None or call.end > kept[place].end:
+        index = open_calls.get(call.thread)
+        if index is None or call.end > kept[index].end:
             open_calls[call.thread] = len(kept)
             kept.append(call)
-        elif call.correlation in behind and call.correlation != kept[place].correlation:
-            if kept[place].correlation in behind:
-                kept.append(call)  # each is behind work of its own
+        elif call.correlation in behind and call.correlation != kept[index].correlation:
+            if kept[index].correlation in behind:
+                kept.append(call)  # both launched work
             else:
-                kept[place] = call
+                kept[index] = call
     return sorted(kept, key=lambda c: c.start)
 
 
 class _Ran(NamedTuple):
-    """What CUPTI said of one kernel, copy or memset; nanoseconds."""
+    """CUPTI's record of one kernel, copy or memset, in nanoseconds."""
 
     name: str
     start: int
@@ -165,7 +169,7 @@ class _Ran(NamedTuple):
 
 
 class _Called(NamedTuple):
-    """What CUPTI said of one host call; nanoseconds."""
+    """CUPTI's record of one host call, in nanoseconds."""
 
     name: str
     start: int
@@ -175,15 +179,17 @@ class _Called(NamedTuple):
 
 
 class CuptiClock:
-    """CUPTI activity records (cupti-python; https://docs.nvidia.com/cupti-python). One a process: a second one would
-    silently be given all records of the first."""
+    """CUPTI activity records (cupti-python; https://docs.nvidia.com/cupti-python).
+
+    A process must have only one: a second one would silently get all records of the first.
+    """
 
     name = "cupti"
 
     def __init__(self) -> None:
         from cupti import cupti
 
-        from . import cupti_records  # imports numpy, which reading a run does without
+        from . import cupti_records  # imports numpy, which reading a run does not need
 
         self._cupti = cupti
         kinds = cupti.ActivityKind
@@ -206,7 +212,7 @@ class CuptiClock:
         return "name", "start", "end", "grid_x", "grid_y", "grid_z", "stream_id", "correlation_id"
 
     def _completed(self, activities: list[Any]) -> None:
-        # The records' memory is CUPTI's and goes back after this call: copy what is needed.
+        # CUPTI frees the records' memory after this call, so the fields are copied.
         for one in activities:
             kind, *found = self._read(one)
             if kind in self._calls:
@@ -226,7 +232,7 @@ class CuptiClock:
         self._last_lap = self._cupti.get_timestamp()
 
     def time(self, call: Callable[[], Any], synchronize: Callable[..., None]) -> Any:
-        """Run `call` between two idle moments of the device; what the GPU did in between belongs to it."""
+        """Run `call` while the device is idle before and after it, so that all records in between belong to it."""
         synchronize()
         begin = self._cupti.get_timestamp()
         result = call()
@@ -235,7 +241,7 @@ class CuptiClock:
         return result
 
     def lap(self, synchronize: Callable[[], None]) -> None:
-        """End a window once the device is idle; it began at the last lap, or at `start`."""
+        """Wait for an idle device and end a window, which began at the last lap or at `start`."""
         synchronize()
         now = self._cupti.get_timestamp()
         self._windows.append((self._last_lap, now))
@@ -254,8 +260,7 @@ class CuptiClock:
         return samples
 
     def trace(self, call: Callable[[], Any], synchronize: Callable[..., None]) -> tuple[Any, CallTrace]:
-        """The call's results, and what the host and the device did: for a timeline, as recording the host's calls takes
-        time of its own."""
+        """Return the call's results and its trace for a timeline; recording host calls makes the call slower."""
         self.start()
         host = tuple(self._calls)
         for kind in host:
@@ -280,7 +285,7 @@ class CuptiClock:
 
 
 def _within(records: Iterable[Any], windows: Sequence[tuple[int, int]]) -> list[list[Any]]:
-    """For each of the windows, which come in order, the records that start in it, in order."""
+    """Return the records that start in each window, both in order of time."""
     ordered = sorted(records, key=lambda r: r.start)
     position = 0
     groups = []
@@ -296,12 +301,12 @@ def _within(records: Iterable[Any], windows: Sequence[tuple[int, int]]) -> list[
 
 
 def _since(begin: int, record: Any) -> tuple[Any, ...]:
-    """The record's fields with its times in seconds since `begin`."""
+    """Return the record's fields, its times in seconds since `begin`."""
     return record._replace(start=(record.start - begin) * 1e-9, end=(record.end - begin) * 1e-9)
 
 
 def sample_of(records: list[DeviceRecord]) -> Sample:
-    """The sample that one call's records make; an empty call took no device time."""
+    """Return the sample of one call's records; without records the call took no device time."""
     if not records:
         return Sample(0.0, 0.0, ())
     span = max(r.end for r in records) - min(r.start for r in records)

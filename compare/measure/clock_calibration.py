@@ -1,6 +1,6 @@
-"""Do the workers' clocks agree? Each times the same kernel, which waits for a millisecond of the GPU's own timer.
+"""Calibration of the workers' clocks: each times the same kernel, which waits for a millisecond of the GPU's own timer.
 
-The wait is not work, so that it takes as long at any clock rate: what differs between two workers is how they time.
+The wait takes as long at any clock rate, so a difference between two workers comes from their clocks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from . import ptx_launch
 if TYPE_CHECKING:
     from .clock import Clock
 
-AGREEMENT = 0.01  # relative; of more, nothing of one worker is held against another's
+AGREEMENT = 0.01  # relative; beyond it no ratio is formed between two workers
 _REPEATS = 20
 _WAIT = """
     .reg .pred %waiting;
@@ -31,7 +31,7 @@ AGAIN:
 
 
 def measure(clock: Clock, synchronize: Callable[..., None]) -> float:
-    """Median seconds of the waiting kernel by this worker's clock."""
+    """Return the median seconds of the waiting kernel by this worker's clock."""
     wait = partial(ptx_launch.launch, "xlafuse_calibration", _WAIT)
     wait()
     clock.start()
@@ -41,5 +41,5 @@ def measure(clock: Clock, synchronize: Callable[..., None]) -> float:
 
 
 def disagreement(clocks: Mapping[str, float]) -> float:
-    """The largest relative difference between two workers' clocks; 0 for one."""
+    """Return the largest relative difference between two workers' clocks; 0 for one worker."""
     return max(clocks.values()) / min(clocks.values()) - 1 if clocks else 0.0

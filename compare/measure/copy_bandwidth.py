@@ -1,6 +1,6 @@
-"""One copy kernel for every framework's process, of as many bytes as asked for: what `selftest` times.
+"""The copy kernel that `selftest` times in every framework's process.
 
-The same PTX on memory that the CUDA driver gives, so that two workers that time it run identical code.
+Its PTX and its memory come from the CUDA driver, so that two workers run identical code.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import cache
 from . import ptx_launch
 from .clock import Clock
 
-BYTES = 128 << 20  # copied by the base row: 60 us on an H200
+BYTES = 128 << 20  # of the base copy: 60 us on an H200
 _BLOCKS, _THREADS, _VECTOR = 1056, 512, 16
 # A grid-stride loop over 16-byte vectors: p0 source, p1 destination, p2 how many.
 _COPY = """
@@ -47,7 +47,7 @@ DONE:
 def measure(
     clock: Clock, synchronize: Callable[..., None], flush_l2: Callable[[], None], slower: float, samples: int
 ) -> list[float]:
-    """Device seconds of copying `1 + slower` times BYTES, from a cold L2."""
+    """Return the device seconds of each of `samples` copies of `1 + slower` times BYTES, from a cold L2."""
     source, destination = _buffers()
     vectors = int(BYTES * (1 + slower)) // _VECTOR
 
@@ -64,5 +64,5 @@ def measure(
 
 @cache
 def _buffers() -> tuple[int, int]:
-    """Addresses, for the life of the process."""
+    """Return the addresses of source and destination, allocated once a process."""
     return ptx_launch.allocate(2 * BYTES), ptx_launch.allocate(2 * BYTES)

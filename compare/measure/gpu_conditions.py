@@ -7,7 +7,7 @@ import os
 from functools import cache
 from typing import Any
 
-# Reasons that make a GPU slower than its load asks for, by NVML's bit.
+# Reasons for throttling, by NVML's bit.
 _THROTTLES = {
     0x04: "power cap", 0x08: "hardware slowdown", 0x20: "software thermal slowdown",
     0x40: "hardware thermal slowdown", 0x80: "power brake",
@@ -15,16 +15,16 @@ _THROTTLES = {
 
 
 def missing() -> str | None:
-    """Why conditions cannot be read here, with the remedy, or None."""
+    """Return why conditions cannot be read here, with the remedy, or None."""
     if importlib.util.find_spec("pynvml") is None:
         return "nvidia-ml-py is not installed (pip install nvidia-ml-py)"
     return None
 
 
 def read() -> dict[str, Any] | None:
-    """{"sm_mhz", "memory_mhz", "power_w", "temperature_c", "throttled": [reasons]} of the GPU that runs use, now.
+    """Return the present conditions of the GPU that runs use, or None without nvidia-ml-py or NVML.
 
-    None where nvidia-ml-py is missing, or NVML cannot be reached.
+    {"sm_mhz", "memory_mhz", "power_w", "temperature_c", "throttled": [reasons]}
     """
     found = _device()
     if found is None:
@@ -45,7 +45,7 @@ def read() -> dict[str, Any] | None:
 
 @cache
 def _device() -> tuple[Any, Any] | None:
-    """(pynvml, handle) of the first GPU that CUDA_VISIBLE_DEVICES names, by index or UUID, else of the first."""
+    """Return (pynvml, handle) of the first GPU in CUDA_VISIBLE_DEVICES, by index or UUID, else of GPU 0."""
     if missing():
         return None
     import pynvml

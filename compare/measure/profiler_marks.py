@@ -1,7 +1,6 @@
-"""What a worker does for a profiler that watches its process: marks where the parts of a call begin and end.
+"""Marks for a profiler that watches a worker: empty kernels where the phases of a call begin and end.
 
-`python -m compare.measure.profiler_marks` marks a call of nothing, to see whether a profiler can watch a process here
-at all.
+`python -m compare.measure.profiler_marks` marks an empty call, which shows whether a profiler can watch a process here.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ from typing import Any
 
 from . import ptx_launch
 
-BEGIN, END = "xlafuse_begin_", "xlafuse_end"  # names of empty kernels; the first one's goes on with a mark
-PROBE = "probe"  # the mark of the call of nothing
+BEGIN, END = "xlafuse_begin_", "xlafuse_end"  # names of empty kernels; a mark follows BEGIN
+PROBE = "probe"  # the mark of the empty call
 
 
 @contextmanager
 def profiling() -> Iterator[None]:
-    """The profiler collects within."""
+    """Let the profiler collect."""
     ptx_launch.start_profiler()
     try:
         yield
@@ -27,7 +26,7 @@ def profiling() -> Iterator[None]:
 
 
 def bounded(call: Callable[[], Any], synchronize: Callable[..., None], mark: str) -> Any:
-    """Run `call` profiled, between two marks, the device idle before and after. mark: letters, digits, underscores."""
+    """Profile `call` between two marks, with an idle device around it. mark: letters, digits, underscores."""
     synchronize()
     with profiling():
         ptx_launch.launch(f"{BEGIN}{mark}", "ret;")
@@ -38,7 +37,7 @@ def bounded(call: Callable[[], Any], synchronize: Callable[..., None], mark: str
 
 
 def main() -> None:
-    ptx_launch.launch(END, "ret;")  # makes the context, which a profiler must know before it is told to collect
+    ptx_launch.launch(END, "ret;")  # makes the context, which a profiler needs before it collects
     bounded(lambda: None, lambda result=None: None, PROBE)
 
 

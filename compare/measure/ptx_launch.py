@@ -1,4 +1,4 @@
-"""Tiny kernels of our own in whichever framework's process this is: PTX loaded and launched by the CUDA driver."""
+"""Small PTX kernels, loaded and launched by the CUDA driver in any framework's process."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _HEADER = ".version 7.0\n.target sm_70\n.address_size 64\n"
 def launch(name: str, body: str, arguments: Sequence[int] = (), *, blocks: int = 1, threads: int = 1) -> None:
     """Launch a kernel in the default stream and wait for the device.
 
-    `body` is the PTX between its braces; its parameters are 64-bit integers called p0, p1, ... Raises RuntimeError with
-    the driver's name for what went wrong.
+    body: the PTX between the braces; its parameters are 64-bit integers p0, p1, ... Raises RuntimeError with the name
+    of the driver's error.
     """
     driver = _driver()
     values = (tuple(arguments), (ctypes.c_uint64,) * len(arguments)) if arguments else 0
@@ -24,7 +24,7 @@ def launch(name: str, body: str, arguments: Sequence[int] = (), *, blocks: int =
 
 
 def allocate(size: int) -> int:
-    """Address of `size` bytes of device memory that hold a number, not zeros; never given back."""
+    """Return the address of `size` bytes of device memory, filled with a nonzero number and never freed."""
     driver = _driver()
     _enter_context()
     (address,) = _check(driver.cuMemAlloc(size))
@@ -33,7 +33,7 @@ def allocate(size: int) -> int:
 
 
 def total_memory() -> int:
-    """Bytes of the device, whoever has them."""
+    """Return the bytes of the device's memory, free and used."""
     _enter_context()
     _, total = _check(_driver().cuMemGetInfo())
     return int(total)
@@ -60,7 +60,7 @@ def _function(name: str, body: str, parameters: int) -> Any:
 
 
 def _enter_context() -> None:
-    """Make the context that both frameworks use current; JAX leaves none so in this thread."""
+    """Make the primary context current, which both frameworks use; JAX leaves none current in this thread."""
     driver = _driver()
     _check(driver.cuInit(0))
     (device,) = _check(driver.cuDeviceGet(0))

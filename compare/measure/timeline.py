@@ -1,13 +1,12 @@
-"""Timelines: what the host launched and the GPU ran in one call, as Chrome trace events, with the graph's names.
+"""Timelines: host launches and GPU kernels of one call as Chrome trace events, with the graph's names.
 
     document = of_call({"forward": trace, "backward": trace}, graph, name=record.id)
-    merge([document, ...])        several records in one, a process each
+    merge([document, ...])        several records in one document, a process each
 
 The format is the JSON of Chrome's trace viewer ("Trace Event Format"), which https://ui.perfetto.dev and
-chrome://tracing open: times in microseconds, one process a record, one thread each for its parts, its host threads and
-its streams. Time 0 is a call's first host launch, so that merged calls begin together. A training step's backward part
-begins where its forward part ends: what this project does between the two (it fills the L2 cache with other data) is
-cut out.
+chrome://tracing open. Times are in microseconds. A record is a process; its phases, host threads and streams are
+threads. Time 0 is a call's first host launch, so merged calls begin together. A training step's backward phase begins
+where its forward phase ends: the L2 flush between the two is cut out.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from .clock import CallTrace, HostRecord, TracedRecord
 Event = dict[str, Any]
 Document = dict[str, Any]
 
-_PARTS, _HOST, _STREAMS = 1, 2, 500  # threads of a process, in the order in which they are shown
-_THREADS = 1000  # of one process, so that no two processes have a thread of the same number
+_PARTS, _HOST, _STREAMS = 1, 2, 500  # the first thread numbers of each kind, in the order shown
+_THREADS = 1000  # offset between two processes, so that no thread number repeats
 _CATEGORIES = {MEMCPY: "gpu_memcpy", MEMSET: "gpu_memset"}
 _ORDER = {"M": 0, "X": 1, "s": 2, "f": 3}
 
@@ -38,11 +37,13 @@ class TimelineError(ValueError):
 
 
 def of_call(traces: Mapping[str, CallTrace], graph: FusionGraph | None, *, name: str) -> Document:
-    """The timeline of one call. traces: by part, in order. graph: as compiled, not joined with records before; without
-    one, or where it has no kernels, what ran has its runtime's names alone."""
+    """Return the timeline of one call. traces: by phase, in order.
+
+    graph: as compiled, not joined with records. Without one, or without kernels, events have only runtime names.
+    """
     events: list[Event] = []
     threads = _Threads()
-    at = 0.0  # where the part begins, in seconds
+    at = 0.0  # where the phase begins, in seconds
     for part, trace in traces.items():
         found: list[HostRecord | TracedRecord] = [*trace.host, *trace.device]
         first = min((record.start for record in found), default=0.0)
@@ -81,7 +82,7 @@ def of_call(traces: Mapping[str, CallTrace], graph: FusionGraph | None, *, name:
 
 
 def merge(documents: Sequence[Document]) -> Document:
-    """All in one, each a process of its own, in the order given. documents: of `of_call` or `load`."""
+    """Return one document with a process for each of `documents`, which `of_call` or `load` made, in their order."""
     events: list[Event] = []
     arrows = 0
     for number, document in enumerate(documents):
@@ -98,13 +99,13 @@ def merge(documents: Sequence[Document]) -> Document:
 
 
 def save(document: Document, path: Path) -> None:
-    """One JSON file, compressed where the name ends in .gz."""
+    """Write one JSON file, compressed where the name ends in .gz."""
     text = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
     atomic_write.write(path, gzip.compress(text, mtime=0) if path.suffix == ".gz" else text + b"\n")
 
 
 def load(path: Path) -> Document:
-    """What `of_call` or `merge` made. Raises TimelineError naming a file that is none, or cannot be read."""
+    """Read a saved document. Raises TimelineError, with the path, for another file or an unreadable one."""
     try:
         raw = path.read_bytes()
         document = json.loads(gzip.decompress(raw) if raw.startswith(b"\x1f\x8b") else raw)
@@ -125,29 +126,32 @@ def _checked(event: Event) -> Event:
 
 
 class _Threads:
-    """Numbers for host threads, in order of appearance, and for streams. What overlaps in a stream, as the kernels of a
-    CUDA graph's branches do, goes to a lane of its own: a viewer draws what is in one thread as nested."""
+    """Thread numbers of host threads, in order of appearance, and of streams.
+
+    Kernels of a CUDA graph's branches may overlap in one stream. A viewer draws overlapping events of one thread as
+    nested, so they go to further rows of the stream.
+    """
 
     def __init__(self) -> None:
         self._host: dict[int, int] = {}
-        self._lanes: dict[int, list[float]] = {}  # by stream, where each lane is free again
+        self._rows: dict[int, list[float]] = {}  # by stream, the end of the last event in each row
         self._numbers: dict[tuple[int, int], int] = {}
 
     def host(self, call: HostRecord) -> int:
         return self._host.setdefault(call.thread, _HOST + len(self._host))
 
     def stream(self, record: TracedRecord, offset: float) -> int:
-        lanes = self._lanes.setdefault(record.stream, [])
+        rows = self._rows.setdefault(record.stream, [])
         start, end = record.start + offset, record.end + offset
-        lane = next((index for index, free in enumerate(lanes) if free <= start), len(lanes))
-        lanes[lane : lane + 1] = [end]
-        return self._numbers.setdefault((record.stream, lane), _STREAMS + len(self._numbers))
+        row = next((index for index, last in enumerate(rows) if last <= start), len(rows))
+        rows[row : row + 1] = [end]
+        return self._numbers.setdefault((record.stream, row), _STREAMS + len(self._numbers))
 
     def names(self) -> dict[int, str]:
         hosts = {number: f"host thread {number - _HOST + 1}" for number in self._host.values()}
         streams = {
-            number: f"stream {stream}" + (f", lane {lane + 1}" if lane else "")
-            for (stream, lane), number in self._numbers.items()
+            number: f"stream {stream}" + (f", row {row + 1}" if row else "")
+            for (stream, row), number in self._numbers.items()
         }
         return {_PARTS: "parts", **hosts, **streams}
 
@@ -155,7 +159,7 @@ class _Threads:
 def _kernels(
     graph: FusionGraph | None, part: str, records: Sequence[TracedRecord]
 ) -> dict[int, tuple[Kernel, bool]]:
-    """By the record's identity its kernel, and whether it does that kernel's work or only helps."""
+    """Return the kernel of each record, by the record's id(), and whether the record is the kernel or a helper."""
     if graph is None or graph.kernels is None:
         return {}
     joined, _ = assign(graph, {part: records})
@@ -163,7 +167,7 @@ def _kernels(
     for index, ran in joined.items():
         kernel = graph.kernels[index]
         names = {record.name for record in ran}
-        helpers = set(kernel.facts.get("with", {})) - {kernel.runtime_name}  # of an eager operation, known beforehand
+        helpers = set(kernel.facts.get("with", {})) - {kernel.runtime_name}  # of an eager operation
         if kernel.runtime_name is None:
             helpers = names - {main_name([record.name for record in ran])}
         found.update({id(record): (kernel, record.name not in helpers) for record in ran})
@@ -171,7 +175,7 @@ def _kernels(
 
 
 def _arguments(record: TracedRecord, kernel: Kernel | None, is_main: bool) -> Event:
-    """Bytes and FLOPs are those of one launch, as the graph has them; of a copy or memset, those that it moved."""
+    """Return an event's arguments: bytes and FLOPs of one launch in the graph, or the size of a copy or memset."""
     found: Event = {
         "runtime_name": record.name, "bytes": record.bytes, "grid": record.grid, "stream": record.stream,
         "correlation": record.correlation,
@@ -200,12 +204,12 @@ def _metadata(name: str, threads: Mapping[int, str]) -> Iterator[Event]:
 
 
 def _document(events: Iterable[Event], names: Sequence[str]) -> Document:
-    """Sorted by time, an enclosing span before what is in it, and a span before the arrows that start or end in it."""
+    """Sort by time: an enclosing span before the spans inside it, and a span before the arrows at it."""
 
-    def place(event: Event) -> tuple[float, int, float]:
+    def order(event: Event) -> tuple[float, int, float]:
         return event.get("ts", -1.0), _ORDER[event["ph"]], -event.get("dur", 0.0)
 
-    ordered = sorted(({"pid": 1, **event} for event in events), key=place)
+    ordered = sorted(({"pid": 1, **event} for event in events), key=order)
     return {"displayTimeUnit": "ns", "otherData": {"records": list(names)}, "traceEvents": ordered}
 
 

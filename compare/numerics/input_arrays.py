@@ -1,6 +1,6 @@
-"""Input bits: drawn from a seed, stored once, read by every worker, so that all sides compute on the same bits.
+"""Input arrays: drawn from a seed, stored once, and read by every worker, so that all compute on the same bits.
 
-Arrays are stored as .npy; a type that NumPy lacks as its bits in integers (`BITS`).
+Arrays are stored as .npy. A type that NumPy lacks is stored as integers with its bits (`BITS`).
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ BITS = {"bfloat16": "int16", "float8_e4m3fn": "uint8"}
 
 
 def draw(case: Case, tensor: Tensor, seed: int) -> NDArray[Any]:
-    """Values of `tensor`, reproducible from case sizes, tensor name and seed on any machine: what its own `draw` makes,
-    else normal float32 ones.
+    """Return the values of `tensor`: from its own `draw`, else normal float32 ones.
 
-    They are the values before rounding to the tensor's dtype. Never zeros: a GPU multiplies zeros visibly faster.
-    Raises ValueError where `draw` makes another shape.
+    Case sizes, tensor name and seed determine them on any machine. They are not yet rounded to the tensor's dtype, and
+    never zeros, because a GPU multiplies zeros visibly faster. Raises ValueError where `draw` returns another shape.
     """
 
     def generator(number: int) -> np.random.Generator:
@@ -43,7 +42,7 @@ def draw(case: Case, tensor: Tensor, seed: int) -> NDArray[Any]:
     scale, mean = np.float32(tensor.scale(case.sizes)), np.float32(tensor.mean)
 
     def fill(number: int) -> None:
-        # A stream a chunk, so that the values do not depend on how many threads there are.
+        # Each chunk has its own random stream, so the values do not depend on the number of threads.
         chunk = values[number * _CHUNK : (number + 1) * _CHUNK]
         generator(number).standard_normal(out=chunk, dtype=np.float32)
         chunk *= scale
@@ -55,5 +54,5 @@ def draw(case: Case, tensor: Tensor, seed: int) -> NDArray[Any]:
 
 
 def path_of(folder: Path, role: str, name: str) -> Path:
-    """Where an array lives: roles are input, cotangent, output and gradient (the last two are references)."""
+    """Return the file of an array. role: input or cotangent; output or gradient for references."""
     return folder / f"{role}.{name}.npy"

@@ -1,6 +1,6 @@
-"""The reference's worker: draws inputs, evaluates the float64 reference, and stores both for the other workers.
+"""The reference worker: it draws inputs, evaluates the float64 reference, and stores both for the other workers.
 
-Gradients come from float64 autograd over the same formula, so PyTorch is needed; it runs on a GPU where there is one.
+Gradients come from float64 autograd over the same formula, so it needs PyTorch. It uses a GPU where there is one.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def methods() -> dict[str, Callable[..., Any]]:
             return produce(Case.from_json(case), seed, Path(folder), drawn.pop(folder, None))
         finally:
             if torch.cuda.is_available():
-                torch.cuda.empty_cache()  # float64 of a large case fills much of the GPU, which other workers share
+                torch.cuda.empty_cache()  # a large case in float64 fills much of the GPU, which other workers share
 
     def draw_json(case: dict[str, Any], seed: int, folder: str, keep: bool = False) -> None:
-        """keep: until they are asked for their references, or another case's inputs are drawn."""
+        """keep: keep the inputs until `produce` takes them, or another case's inputs are drawn."""
         for other in [name for name in drawn if Path(name).parent != Path(folder).parent]:
             del drawn[other]
         found = store_inputs(Case.from_json(case), seed, Path(folder))
@@ -53,7 +53,7 @@ def device() -> torch.device:
 
 
 def store_inputs(case: Case, seed: int, folder: Path) -> tuple[Tensors, Tensors]:
-    """Store input bits and cotangents of `case` in `folder`; returns both."""
+    """Draw inputs and cotangents of `case`, store their bits in `folder`, and return both."""
     folder.mkdir(parents=True, exist_ok=True)
     inputs, cotangents = _draw(case, seed)
     for role, tensors in (("input", inputs), ("cotangent", cotangents)):
@@ -67,10 +67,10 @@ def store_inputs(case: Case, seed: int, folder: Path) -> tuple[Tensors, Tensors]
 def produce(
     case: Case, seed: int, folder: Path, drawn: tuple[Tensors, Tensors] | None = None
 ) -> dict[str, Any]:
-    """Store input bits, cotangents, reference outputs and gradients of `case` in `folder`. drawn: what `store_inputs`
-    has returned of this seed, if it was called.
+    """Store inputs, cotangents, reference outputs and gradients of `case` in `folder`, and return their scales.
 
-    Returns {tensor name: compare.numerics.tolerance.Scale as a dict}, gradients named `d_<input>`.
+    drawn: the result of `store_inputs` for this seed, if it was called. Returns {tensor name:
+    compare.numerics.tolerance.Scale as a dict}, with gradients named `d_<input>`.
     """
     block = BLOCKS[case.block]
     inputs, cotangents = drawn or store_inputs(case, seed, folder)
@@ -91,16 +91,18 @@ def produce(
 
 
 def _stored_dtype(case: Case, name: str) -> torch.dtype:
-    """float64, or float32 for what implementations give in a half type: half the memory in every process that checks,
-    for an error of 2**-24, at most a 2**-14th of the tolerance."""
+    """Return the dtype of a stored reference: float32 where results have a half type, else float64.
+
+    float32 halves the memory of every checking process. Its error of 2**-24 is at most 2**-14 of the tolerance.
+    """
     eps = DTYPES[BLOCKS[case.block].tensor(name).dtype_in(case)].eps
     return torch.float32 if eps >= 2.0**-10 else torch.float64
 
 
 def _redraws(block: Block, case: Case) -> int:
-    """How often the independent evaluation is repeated on fresh inputs: a maximum over few elements is luck.
+    """Return the number of fresh inputs for the independent evaluation; a maximum over few elements is luck.
 
-    Of large inputs less often: drawing a billion numbers takes seconds.
+    Large inputs are drawn less often, because drawing a billion numbers takes seconds.
     """
     smallest = min(t.elements(case.sizes) for t in block.outputs)
     drawn = sum(t.elements(case.sizes) for t in block.inputs)
@@ -110,11 +112,10 @@ def _redraws(block: Block, case: Case) -> int:
 def _independent_errors(
     case: Case, inputs: Tensors, cotangents: Tensors, exact: Tensors
 ) -> dict[str, float]:
-    """Error of the formula evaluated operation by operation in the case's dtype, for each output and gradient; of large
-    values in float32, each result then rounded.
+    """Return the error of each output and gradient when the formula runs operation by operation in the case's dtype.
 
-    What it computes in float32 is made no better than plain code may be; see PlainFloat32. In half types the rounding
-    after each operation is far coarser than either.
+    For large values it runs in float32 and rounds each result. PlainFloat32 makes its float32 functions and sums no
+    more accurate than plain code's; in half types the rounding after each operation is far coarser than that.
     """
     plain = PlainFloat32(case.precision)
     errors = _errors_of(plain, case, inputs, cotangents, exact)
@@ -136,13 +137,15 @@ def _errors_of(
 
 
 def _independent_dtype(case: Case) -> torch.dtype:
-    """The case's own; float32 where values are near the own one's largest. Their squares overflow there, and a formula
-    that then gives zeros would tolerate anything."""
+    """Return the case's dtype, or float32 where values are near its largest number.
+
+    Squares of such values overflow in the case's dtype. A formula that then gives zeros would tolerate anything.
+    """
     return torch.float32 if MAGNITUDE in case.sizes else cast(torch.dtype, getattr(torch, case.dtype))
 
 
 def _largest_difference(values: torch.Tensor, reference: torch.Tensor) -> float:
-    return float((reference - values).abs_().max())  # float64, as the reference; one copy of a large case
+    return float((reference - values).abs_().max())  # in float64; in place, for one copy of a large case
 
 
 def _rms(values: torch.Tensor) -> float:
@@ -150,14 +153,15 @@ def _rms(values: torch.Tensor) -> float:
 
 
 class PlainFloat32(TorchDispatchMode):
-    """float32 as plain code computes it, rather than as well as this machine's libraries happen to.
+    """Makes float32 arithmetic as inexact as plain GPU code may be, whatever this machine's libraries do.
 
-    Results of the functions below are moved by up to two units in the last place, at random, seeded: GPU code need not
-    round them correctly (CUDA C++ Programming Guide, Mathematical Functions: two units for 1/sqrt, sin and cos, four
-    for pow, two for a division compiled without -prec-div). Where one result is of a few values only, `moved_few` says
-    so: what hangs on one of them, as AdamW's 1 - beta^t does, is a matter of luck unless the opposite moves (`sign`)
-    are tried, too. IEEE products are summed term after term into one accumulator; a library that splits the sum is
-    better than it need be.
+    Results of `_FUNCTIONS` move by up to two units in the last place, at random with a fixed seed. GPU code need not
+    round them correctly: the CUDA C++ Programming Guide (Mathematical Functions) allows two units for 1/sqrt, sin and
+    cos, four for pow, and two for a division compiled without -prec-div. IEEE products are summed term by term into one
+    accumulator, while a library may split the sum and be more exact.
+
+    moved_few: a result of at most `_FEW` values was moved. A result that depends on one such value, as on AdamW's
+    1 - beta^t, is luck, so the caller tries the opposite moves (`sign`), too.
     """
 
     _FEW = 16
@@ -185,12 +189,12 @@ class PlainFloat32(TorchDispatchMode):
             self.moved_few = True
             ulps = 2 * torch.where(ulps < 0, -1.0, 1.0)
         if function == torch.ops.aten.pow.Scalar:
-            ulps[result == 1] = 0  # the power of an exponent of zero, exact everywhere (C17, F.10.4.4)
+            ulps[result == 1] = 0  # x^0 is exact everywhere (C17, F.10.4.4)
         return result * (1 + 2.0**-23 * self._sign * ulps)
 
 
 def _summed_in_order(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a @ b with one accumulator an element, from the first term to the last."""
+    """Return a @ b, summed into one accumulator an element from the first term to the last."""
     total = a.new_zeros(*a.shape[:-1], b.shape[-1])
     for k in range(a.shape[-1]):
         total.addcmul_(a[..., :, k : k + 1], b[..., k : k + 1, :])
@@ -198,9 +202,9 @@ def _summed_in_order(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def evaluate(case: Case, inputs: Tensors, cotangents: Tensors, dtype: torch.dtype) -> Tensors:
-    """Outputs, and gradients as `d_<input>` where cotangents are given, of the reference formula in `dtype`.
+    """Return outputs of the reference formula in `dtype`, and gradients as `d_<input>` where cotangents are given.
 
-    An input whose own type is float32 is not made narrower: a scale is not rounded where the matrix that it scales is.
+    An input whose own dtype is float32, such as a scale, is not rounded to a narrower one.
     """
     block = BLOCKS[case.block]
 
@@ -208,7 +212,7 @@ def evaluate(case: Case, inputs: Tensors, cotangents: Tensors, dtype: torch.dtyp
         return torch.promote_types(dtype, torch.float32) if block.tensor(name).dtype == "float32" else dtype
 
     torch.set_float32_matmul_precision("high" if case.precision == "tf32" else "highest")
-    leaves = {  # detached, or a second evaluation would add its gradients to those of the first
+    leaves = {  # detached, because a second evaluation would add its gradients to the first one's
         name: value.detach().to(evaluated_in(name)).requires_grad_(bool(cotangents))
         if value.is_floating_point() else value
         for name, value in inputs.items()
@@ -230,11 +234,11 @@ def evaluate(case: Case, inputs: Tensors, cotangents: Tensors, dtype: torch.dtyp
 
 
 def _slices(block: Block, tensors: Tensors) -> Iterator[Any]:
-    """Views over the axes that no output mixes, one index at a time, so that S x S scores fit in memory."""
+    """Yield views of one index along the axes that no output mixes, so that S x S scores fit in memory."""
     sizes = {a: n for t in block.inputs for a, n in zip(t.axes, tensors[t.name].shape, strict=True)}
     groups = [(axes,) if isinstance(axes, str) else axes for axes in block.slices]
-    for position in itertools.product(*(range(sizes[axes[0]]) for axes in groups)):
-        shares = [(a, i, sizes[a] // sizes[axes[0]]) for axes, i in zip(groups, position, strict=True) for a in axes]
+    for indices in itertools.product(*(range(sizes[axes[0]]) for axes in groups)):
+        shares = [(a, i, sizes[a] // sizes[axes[0]]) for axes, i in zip(groups, indices, strict=True) for a in axes]
         at = {axis: slice(index * share, (index + 1) * share) for axis, index, share in shares}
 
         def view(axes: tuple[str, ...], tensor: torch.Tensor, at: dict[str, slice] = at) -> torch.Tensor:
@@ -244,7 +248,7 @@ def _slices(block: Block, tensors: Tensors) -> Iterator[Any]:
 
 
 def _draw(case: Case, seed: int) -> tuple[Tensors, Tensors]:
-    """Inputs, and cotangents where the case has gradients, in their dtypes on this device."""
+    """Draw inputs, and cotangents where the case has gradients, in their dtypes on this device."""
     block = BLOCKS[case.block]
 
     def rounded(tensor: Tensor, seed: int) -> torch.Tensor:
@@ -252,6 +256,6 @@ def _draw(case: Case, seed: int) -> tuple[Tensors, Tensors]:
         return drawn.to(getattr(torch, tensor.dtype_in(case))).to(device())
 
     inputs = {t.name: rounded(t, seed) for t in block.inputs}
-    # A cotangent has its output's name; another seed keeps it independent of an input of the same name.
+    # A cotangent has its output's name; another seed makes it independent of an input with the same name.
     cotangents = {t.name: rounded(t, seed + 1_000_000) for t in block.outputs if case.differentiates}
     return inputs, cotangents

@@ -1,1 +1,1 @@
-"""The subject of a comparison: tensors, cases, implementations and blocks; `blocks/` is the table of them."""
+"""Blocks, their cases and their implementations as data; `blocks/` is the table of blocks."""

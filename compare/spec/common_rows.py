@@ -1,4 +1,4 @@
-"""The rows that most blocks share, so that a block's spec names only what is its own."""
+"""Implementations that most blocks share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .implementation import Implementation
 
 
 def compilers(block: str, train: bool = True) -> tuple[Implementation, ...]:
-    """The plainly written block under each compiler, and eager; `train` where the block has gradients."""
+    """Return the plainly written block under each compiler, and eager. train: the block has a train direction."""
     xla, torch = f"xlafuse.blocks.{block}:apply", f"triton_side.blocks.{block}:apply"
     remat = Implementation(
         "xla-remat", xla, "xla-remat", "jax.jit of jax.checkpoint: only products are saved for backward",
@@ -29,7 +29,7 @@ def compilers(block: str, train: bool = True) -> tuple[Implementation, ...]:
 def library(
     block: str, summary: str, unsupported: Callable[[Case], str | None] = lambda case: None
 ) -> Implementation:
-    """What a PyTorch user would call instead of writing the block out."""
+    """Return the PyTorch library call that computes the block."""
     target = f"triton_side.library.{block}:apply"
     return Implementation("library", target, "eager", summary, unsupported=unsupported)
 
@@ -41,7 +41,7 @@ def triton(block: str) -> Implementation:
 def xla_triton(block: str) -> Implementation:
     return Implementation(
         "xla+triton", f"triton_side.kernels.{block}:apply", "xla-triton",
-        "the hand-written Triton's launches in a jax.jit, compiled by XLA's own Triton",
+        "the launches of the hand-written Triton in a jax.jit, compiled by XLA's own Triton",
     )
 
 
@@ -55,7 +55,7 @@ FLASH_ATTENTION_4 = ("flash-attn-4==4.0.0b36", *CUTE)
 
 
 def inference_only(what: str) -> Callable[[Case], str | None]:
-    """For library kernels whose backward writes over the inputs."""
+    """Refuse cases with gradients, for library kernels whose backward writes over the inputs."""
 
     def unsupported(case: Case) -> str | None:
         return f"{what} writes its gradients over its inputs" if case.differentiates else None
@@ -64,7 +64,7 @@ def inference_only(what: str) -> Callable[[Case], str | None]:
 
 
 def contiguous_rows_only(what: str) -> Callable[[Case], str | None]:
-    """For library kernels whose caller copies what has strides along its last axis."""
+    """Refuse transposed inputs, for library kernels whose caller would copy them."""
 
     def unsupported(case: Case) -> str | None:
         if case.layout == CONTIGUOUS:
@@ -75,7 +75,7 @@ def contiguous_rows_only(what: str) -> Callable[[Case], str | None]:
 
 
 def whole_vectors(what: str, size: int) -> Callable[[Case], str | None]:
-    """For library kernels that copy rows in pieces of at least `size` bytes."""
+    """Refuse rows that are no multiple of `size` bytes, for library kernels that copy whole pieces."""
 
     def unsupported(case: Case) -> str | None:
         if problem := contiguous_rows_only(what)(case):
@@ -90,8 +90,11 @@ def whole_vectors(what: str, size: int) -> Callable[[Case], str | None]:
 def liger(
     block: str, unsupported: Callable[[Case], str | None] = lambda case: None, needs_gpu: str | None = None
 ) -> Implementation:
-    """Compiled like our own Triton kernels, but not checked on the CPU: Triton's interpreter has neither the libdevice
-    functions that most of them call nor `.to` of a scalar argument."""
+    """Return Liger's kernels as an implementation.
+
+    They compile like our own Triton kernels and are not checked on the CPU: Triton's interpreter lacks the libdevice
+    functions that most of them call, and `.to` of a scalar argument.
+    """
     return Implementation(
         "liger", f"triton_side.library.liger:{block}", "triton-library", "Liger's Triton kernels",
         needs_gpu=needs_gpu, unsupported=unsupported, requires=(LIGER,),
@@ -99,11 +102,11 @@ def liger(
 
 
 def quack(block: str, piece: int, unsupported: Callable[[Case], str | None] = lambda case: None) -> Implementation:
-    """`piece`: the fewest bytes of a row that the kernels copy at a time, so rows must be whole ones."""
+    """Return quack's kernels as an implementation. piece: the bytes of a row that they copy at a time."""
     whole = whole_vectors(f"quack's {block}", piece)
     return Implementation(
         "quack", f"triton_side.library.quack:{block}", "eager", "quack's CuTe kernels",
-        needs_gpu="quack's CuTe kernels are compiled for the GPU at hand",
+        needs_gpu="quack's CuTe kernels are compiled only for the GPU of the machine",
         unsupported=lambda case: unsupported(case) or whole(case), requires=CUTE,
     )
 
@@ -111,7 +114,7 @@ def quack(block: str, piece: int, unsupported: Callable[[Case], str | None] = la
 def flash_attention_4(function: str = "apply") -> Implementation:
     return Implementation(
         "fa4", f"triton_side.library.flash_attention_4:{function}", "eager", "FlashAttention-4's CuTe kernels",
-        needs_gpu="FlashAttention-4's CuTe kernels are compiled for the GPU at hand",
+        needs_gpu="FlashAttention-4's CuTe kernels are compiled only for the GPU of the machine",
         unsupported=lambda case: (
             half_precision_only("FlashAttention-4")(case) or contiguous_rows_only("FlashAttention-4")(case)
         ),
@@ -120,16 +123,18 @@ def flash_attention_4(function: str = "apply") -> Implementation:
 
 
 def flex_in_tf32(case: Case) -> str | None:
-    """Its Triton kernels leave operands to tensor cores that drop their low bits (see triton_side/kernels/_tiles.py):
-    of attention/gpt2-fp32, output and gradients erred 1.3 to 2.7 times the tolerance, where cuBLAS and kernels that
-    round are at half of it (H200, torch 2.11.0)."""
+    """Refuse TF32: FlexAttention's tensor cores drop the low bits of operands instead of rounding them.
+
+    In attention/gpt2-fp32 its output and gradients erred by 1.3 to 2.7 times the tolerance; cuBLAS and kernels that
+    round err by half of it (H200, torch 2.11.0). See triton_side/kernels/_tiles.py.
+    """
     if case.precision == "tf32":
-        return "FlexAttention cuts off to TF32 instead of rounding, and errs by up to 2.7 times what plain TF32 may"
+        return "FlexAttention truncates to TF32 instead of rounding, and errs by up to 2.7 times the tolerance of TF32"
     return None
 
 
 def half_precision_only(what: str) -> Callable[[Case], str | None]:
-    """For library kernels that exist in fp16 and bf16 alone."""
+    """Refuse float32, for library kernels that exist in fp16 and bf16 only."""
 
     def unsupported(case: Case) -> str | None:
         return f"{what} takes float16 and bfloat16, not {case.dtype}" if case.dtype == "float32" else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DType:
-    """A floating-point storage type: `eps` is the distance from 1 to the next value."""
+    """A floating-point storage type. eps: the distance from 1 to the next value."""
 
     name: str
     short: str
@@ -23,6 +23,6 @@ DTYPES = {
         DType("float32", "fp32", 4, 2.0**-23),
     )
 }
-# Types that inputs may have besides, and no gradient has: integers, and what is only stored in.
+# Further types of inputs, which have no gradient: integers, and fp8 for storage only.
 OTHER_BYTES = {"int32": 4, "int64": 8, "float8_e4m3fn": 1}
 DTYPE_BY_ANY_NAME = {**{d.name: d.name for d in DTYPES.values()}, **{d.short: d.name for d in DTYPES.values()}}

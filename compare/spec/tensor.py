@@ -1,4 +1,4 @@
-"""A named array with named axes, and how its values are drawn."""
+"""A tensor of a block: a named array with named axes, and the distribution of its values."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Arrays = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Tensor:
-    """A named array with named axes.
+    """A named array with named axes. Values are drawn from a normal distribution of this `mean` and `std`.
 
-    An input is drawn from a normal distribution of this `mean` and `std`; `fan_in` names the axis whose size n scales
-    `std` by 1/sqrt(n), so that products of inputs and weights keep unit variance. `draw(generator, sizes)` makes, with
-    a numpy.random.Generator, what is not so distributed, or None for sizes of which it is. `dtype` is its own whatever
-    the case's is: "int32", "float32", "float8_e4m3fn". Integers, as labels and positions are, and fp8 have no gradient.
-    `read` says how many elements a part that needs it must read, where that is fewer than all: of a table, the rows
-    that are looked up. What is `magnified` has `magnitude` times this `std` in shapes whose sizes have one: values near
-    the dtype's largest.
+    fan_in: the axis whose size n scales `std` by 1/sqrt(n), so that products with weights keep unit variance.
+    dtype: its own dtype in every case: "int32", "float32", "float8_e4m3fn". Integers (labels, positions) and fp8 have
+        no gradient.
+    draw: `draw(generator, sizes)` samples other distributions with a numpy.random.Generator; None draws from the normal
+        distribution, and so does a result of None.
+    read: the number of elements that a phase must read, where it is fewer than all: the rows looked up in a table.
+    magnified: in shapes with a `magnitude`, `std` is multiplied by it, for values near the dtype's largest.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Tensor:
         return self.elements(case.sizes) * self.itemsize(case)
 
     def bytes_read(self, case: Case) -> int:
-        """By a part that needs it, at least."""
+        """Return the fewest bytes that a phase which needs this tensor reads."""
         return self.read(case.sizes) * self.itemsize(case) if self.read else self.bytes(case)
 
     @property

@@ -1,10 +1,11 @@
-"""Threefry-2x32-13, the generator that dropout draws its mask from (Salmon et al., Parallel Random Numbers: As Easy as
-1, 2, 3, SC 2011): random words are a function of a key and a counter, so that a mask is recomputed, never stored.
+"""Threefry-2x32-13, the random number generator of dropout masks.
 
-Thirteen rounds are the fewest that the authors found to pass all tests of BigCrush. Their default of twenty is a margin
-that dropout does not need, and costs half as much arithmetic again in a block whose other work is to move its bytes.
+Source: Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011. Random words are a function of a key and a
+counter, so a mask is recomputed and never stored. Thirteen rounds are the fewest that the authors found to pass all
+tests of BigCrush. Their default of twenty is a margin that dropout does not need; it costs half as much arithmetic
+again in a memory-bound block.
 
-Plain integer arithmetic in int64 that NumPy and PyTorch share; 32-bit words are values from 0 to 2^32 - 1.
+The arithmetic is int64, which NumPy and PyTorch share; 32-bit words are values from 0 to 2^32 - 1.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ _WORD = 2**32 - 1
 
 
 def threefry_2x32(key: tuple[Any, Any], counter: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Two random words for each counter; `counter` are int64 arrays that broadcast, `key` integers of any kind, of
-    whose two's complement the low 32 bits count. Each four rounds, but not the thirteenth, end in a word of the key."""
+    """Return two random words for each counter.
+
+    counter: int64 arrays that broadcast. key: integers of any kind; the low 32 bits of their two's complement count.
+    A key word is added after every fourth round, and none after the thirteenth.
+    """
     keys = (*key, key[0] ^ key[1] ^ PARITY)
     first, second = (counter[0] + keys[0]) & _WORD, (counter[1] + keys[1]) & _WORD
     for done in range(1, ROUNDS + 1):
@@ -34,10 +38,9 @@ def threefry_2x32(key: tuple[Any, Any], counter: tuple[Any, Any]) -> tuple[Any, 
 
 
 def uniforms(xp: Any, x: Any, seed: Any) -> Any:
-    """For each element of x [rows, columns] an integer from 0 to 65535, in int64.
+    """Return an int64 integer from 0 to 65535 for each element of x [rows, columns]. seed: the key's two words.
 
-    Column c of row r is the 16 bits number c % 4, the lowest first, of the 64 bits of counter (c // 4, r). `seed` holds
-    the key's two words.
+    Counter (c // 4, r) gives 64 bits; column c of row r is their 16 bits number c % 4, the lowest first.
     """
     ones = xp.ones_like(x, dtype=xp.int64)
     row, group = xp.cumsum(ones[:, :1], 0) - 1, xp.cumsum(ones[:1, ::4], 1) - 1
@@ -47,7 +50,9 @@ def uniforms(xp: Any, x: Any, seed: Any) -> Any:
 
 
 def dropout_constants(p: float) -> tuple[int, float]:
-    """(threshold, scale): an element is kept where its uniform is at least the threshold, p rounded up to 16 bits;
-    multiplied by the scale it has its own value as its mean."""
+    """Return (threshold, scale): an element is kept where its uniform is at least the threshold, and is then scaled.
+
+    The threshold is p rounded up to 16 bits. The scale keeps each element's mean at its value.
+    """
     threshold = math.ceil(p * 65536)
     return threshold, 65536 / (65536 - threshold)

@@ -1,9 +1,9 @@
-"""Target packs: all that a machine without a GPU must know of it, recorded on one, a folder each.
+"""Target packs: a folder for each GPU with what a machine without that GPU needs, recorded on one.
 
-    xla/gpu_target_config-<series>.pbtxt   what XLA's compiler asks of the device; a series is jax's 0.10 or 0.11
-    xla/autotune-<jax version>.textproto   XLA's recorded choices; they serve the version that wrote them
-    cuda_device_properties.json            what Inductor asks of torch.cuda.get_device_properties
-    ceilings.json                          measured bandwidths and product rates
+    xla/gpu_target_config-<series>.pbtxt   device description for XLA's compiler; a series is jax's 0.10 or 0.11
+    xla/autotune-<jax version>.textproto   XLA's recorded choices, for the jax version that wrote them
+    cuda_device_properties.json            the properties that Inductor reads (torch.cuda.get_device_properties)
+    ceilings.json                          measured bandwidths and product rates (compare.measure.ceilings)
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from ..base.worker_protocol import Skip
 
 FOLDER = Path(__file__).parent
-DEFAULT = "h200"  # where a machine has no GPU and none is named
+DEFAULT = "h200"  # the target of a machine without a GPU, unless one is named
 
 
 def names() -> list[str]:
@@ -24,8 +24,10 @@ def names() -> list[str]:
 
 
 def of_device(device: str) -> str | None:
-    """The target that is called so, or whose GPU calls itself so ("h200", "NVIDIA H200"); None where there is none: an
-    "NVIDIA GH200 480GB" has other memory, and an "NVIDIA H200 MIG 1g.18gb" is a slice of one."""
+    """Return the target with this name or this GPU ("h200", "NVIDIA H200"), or None.
+
+    Similar names do not count: an "NVIDIA GH200 480GB" has other memory, and an "NVIDIA H200 MIG 1g.18gb" is a slice.
+    """
     own = {name: str(Pack(FOLDER / name).device_properties()["name"]) for name in names()}
     return next((name for name in own if device.lower() in (name, own[name].lower())), None)
 
@@ -37,7 +39,10 @@ class Pack:
     folder: Path
 
     def xla_config(self, jax_version: str) -> str:
-        """Raises Skip where no config of this jax's series was recorded: XLA rejects fields that it does not know."""
+        """Return XLA's device description for this version of jax.
+
+        Raises Skip where none of its series was recorded, because XLA rejects unknown fields.
+        """
         series = ".".join(jax_version.split(".")[:2])
         path = self.folder / "xla" / f"gpu_target_config-{series}.pbtxt"
         if not path.is_file():
@@ -53,13 +58,13 @@ class Pack:
 
 
 def autotune_results(folder: Path, jax_version: str) -> Path | None:
-    """XLA's recorded choices in a folder, where that version of jax wrote some."""
+    """Return the file of XLA's recorded choices for this version of jax in a folder, or None."""
     path = folder / f"autotune-{jax_version}.textproto"
     return path if path.is_file() else None
 
 
 def load(name: str) -> Pack:
-    """Raises Skip on an unknown target."""
+    """Return a target's pack. Raises Skip for an unknown name."""
     if name not in names():
         raise Skip(f"unknown target {name!r}; known: {', '.join(names())}")
     return Pack(FOLDER / name)

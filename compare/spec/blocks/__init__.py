@@ -69,7 +69,7 @@ BLOCKS: dict[str, Block] = {
 }
 
 
-def requirements(framework: str) -> tuple[str, ...]:
-    """Every optional package that an implementation of this framework's worker needs, as pip takes it."""
-    rows = [i for block in BLOCKS.values() for i in block.implementations if i.backend.worker == framework]
+def requirements(worker: str) -> tuple[str, ...]:
+    """Return the optional packages that implementations of a worker ("xla", "torch") need, as pip takes them."""
+    rows = [i for block in BLOCKS.values() for i in block.implementations if i.backend.worker == worker]
     return tuple(dict.fromkeys(requirement for row in rows for requirement in row.requires))

@@ -1,4 +1,4 @@
-"""Check shapes at an edge that blocks of [rows, columns] have in common."""
+"""Edge shapes that blocks of [rows, columns] share."""
 
 from ..case import TRANSPOSED, Shape
 
@@ -12,8 +12,10 @@ TRANSPOSED_ROWS = Shape(
 
 
 def large(half: int, others: int) -> tuple[Shape, Shape]:
-    """Values near the largest numbers, so many times those of other shapes: in float16, and in types of float32's
-    range. Forward alone: what a gate's or GELU's gradient is made of overflows there."""
+    """Return shapes with values near the dtype's largest. half, others: their magnitude in float16 and in other types.
+
+    They have no gradients, because terms of a gate's or GELU's gradient overflow there.
+    """
     sizes = {"rows": 3, "columns": 61}
     return (
         Shape("large-fp16", {**sizes, "magnitude": half}, ("float16",), directions=("fwd",), edge=True),

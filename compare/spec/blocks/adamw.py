@@ -4,10 +4,9 @@
     nu'    = beta2 nu + (1 - beta2) g^2
     param' = param - rate (mu' / (1 - beta1^t) / (sqrt(nu' / (1 - beta2^t)) + eps) + decay param)
 
-with t the number of steps, this one among them. Moments are float32 and so is the arithmetic; parameter and gradient
-are of the case's dtype. Trainers that compute in bfloat16 mostly keep float32 parameters beside it, because a bfloat16
-one does not notice a change below half a unit in its last place. Here the rate is large enough to be noticed, and what
-a parameter hides its moments show.
+with t the number of steps, including this one. Moments and arithmetic are float32; parameter and gradient have the
+case's dtype. A bfloat16 parameter does not show a change below half a unit in its last place, so trainers mostly keep
+float32 copies. Here the rate is large enough to show, and the moments show the rest.
 """
 
 from typing import Any
@@ -18,13 +17,13 @@ from ..common_rows import compilers, triton
 from ..tensor import Tensor
 from ._portable import at_least_float32
 
-# PyTorch's defaults, but for the rate, which is ten times as large.
+# PyTorch's defaults, except for a ten times larger rate.
 ATTRIBUTES = {"rate": 1e-2, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "decay": 1e-2}
 GRADIENT_STD = 1e-3
 
 
 def updated(xp, param, gradient, mu, nu, step, *, rate, beta1, beta2, eps, decay):  # type: ignore[no-untyped-def]
-    """(param, mu, nu) after the step."""
+    """Return (param, mu, nu) after the step."""
     p, g = at_least_float32(xp, param), at_least_float32(xp, gradient)
     t = xp.asarray(step, dtype=p.dtype)
     mu = beta1 * mu + (1 - beta1) * g
@@ -40,8 +39,10 @@ def reference(xp, inputs, **attributes):  # type: ignore[no-untyped-def]
 
 
 def moments(name: str, axes: tuple[str, ...]) -> tuple[Tensor, Tensor]:
-    """mu and nu of a parameter, as gradients of GRADIENT_STD leave them. A nu of zero, as before the first step, would
-    make the change the gradient's sign, which no finite precision gets right near zero."""
+    """Return mu and nu of a parameter, at the size that gradients of GRADIENT_STD give them.
+
+    With nu zero, as before the first step, the change would be the gradient's sign, which is ill-conditioned at zero.
+    """
     return (
         Tensor(f"mu{name}", axes, std=GRADIENT_STD / 2, dtype="float32"),
         # Ten standard deviations above zero.
@@ -50,7 +51,7 @@ def moments(name: str, axes: tuple[str, ...]) -> tuple[Tensor, Tensor]:
 
 
 def draw_step(generator: Any, sizes: Sizes) -> Any:
-    """Some steps after the one that the sizes name, so that the two input sets differ."""
+    """Draw a step up to four after the one in the sizes, so that the two input sets differ."""
     return generator.integers(sizes["step"], sizes["step"] + 5)
 
 
@@ -83,7 +84,7 @@ BLOCK = Block(
         Shape("odd", sizes(1021, 3), ("float32", "float16", "bfloat16"), edge=True),
         Shape("tiny", sizes(1, 3), ("float32", "bfloat16"), edge=True),
     ),
-    # torch.optim.AdamW has no place here: fused, it takes one dtype for parameter and moments (torch 2.13), and it
-    # writes its inputs, which a block may not.
+    # No torch.optim.AdamW: fused, it takes one dtype for parameter and moments (torch 2.13), and it writes its inputs,
+    # which a block must not.
     implementations=(*compilers("adamw", train=False), triton("adamw")),
 )

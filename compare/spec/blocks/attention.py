@@ -1,8 +1,8 @@
 """out = softmax(masked(q k^T / sqrt(head_dim))) v (arXiv 1706.03762).
 
-A query sees all keys; or, causal, itself and earlier ones; or, causal within a window, the latest `window` of these,
-itself included (window 0: none). Heads of k and v may be fewer, each for heads / kv_heads heads of q that follow one
-another (grouped queries, arXiv 2305.13245).
+Without a mask every query sees all keys. A causal query sees its own and earlier positions; a window leaves only the
+latest `window` of these, its own included (window 0: no window). k and v may have fewer heads. Each then serves
+heads / kv_heads consecutive heads of q (grouped queries, arXiv 2305.13245).
 """
 
 import math
@@ -39,14 +39,14 @@ def reference(xp, inputs, causal, window):  # type: ignore[no-untyped-def]
 
 
 def flops(sizes: Sizes) -> float:
-    """Two products of head_dim for each pair of a query and a key it sees; a causal square, or window, counts half."""
+    """Count two products of head_dim for each visible pair of query and key; a causal square or window counts half."""
     sequence = sizes["sequence"]
     width = min(sizes["window"] or sequence, sequence)
     pairs = sequence * width - width * width / 2 if sizes["causal"] else sequence * sequence
     return 2 * 2 * sizes["batch"] * sizes["heads"] * pairs * sizes["head_dim"]
 
 
-# What XLA's training step saves of a square of scores in bf16 (of 2 x 32 x 4096^2, 11.06 GiB), and has beside it.
+# XLA's training step in bf16 saves this much, with temporaries: 11.06 GiB for 2 x 32 x 4096^2 scores.
 BYTES_A_SCORE = 12
 
 
@@ -70,7 +70,7 @@ def sizes(
 def sdpa_unsupported(what: str) -> Callable[[Case], str | None]:
     def unsupported(case: Case) -> str | None:
         if case.sizes["window"]:
-            return "F.scaled_dot_product_attention has no window but as a mask in memory, which these kernels refuse"
+            return "F.scaled_dot_product_attention takes a window only as a mask in memory, which these kernels refuse"
         return half_precision_only(what)(case) or contiguous_rows_only(what)(case)
 
     return unsupported
@@ -87,7 +87,7 @@ def sdpa_cudnn_unsupported(case: Case) -> str | None:
 
 
 def jax_cudnn_unsupported(case: Case) -> str | None:
-    """jax 0.11.2 refuses an odd sequence where gradients are asked for, as it would with a bias."""
+    """Refuse odd sequences in training, as jax 0.11.2 does for gradients and for a bias."""
     if case.direction == "train" and case.sizes["sequence"] % 2:
         return f"jax's cuDNN attention trains on even sequence lengths only, not {case.sizes['sequence']}"
     return cudnn_unsupported(case)
@@ -122,7 +122,7 @@ BLOCK = Block(
         Shape("full", sizes(4, 16, 2048, 64, causal=0)),
         Shape("gemma-2-9b", sizes(1, 16, 2048, 256, kv_heads=8)),
         Shape("window-16k", sizes(1, 16, 16384, 128, kv_heads=8, window=4096)),
-        # With one key the gradients of q and k are exactly zero: there is nothing to hold their errors against.
+        # Forward only: with one key the gradients of q and k are exactly zero, and a relative error has no scale.
         Shape("one-token", sizes(1, 32, 1, 128), directions=("fwd",)),
         Shape("odd", sizes(1, 2, 67, 32), ("float32", "float16", "bfloat16"), edge=True),
         Shape("tiny-token", sizes(2, 1, 1, 16), ("float32", "float16", "bfloat16"), directions=("fwd",), edge=True),

@@ -1,8 +1,7 @@
-"""out = softmax(q k^T / sqrt(head_dim) + bias) v: every query sees every key, under a bias for each pair and head that
-the whole batch shares, as T5's relative positions make one (arXiv 1910.10683; T5 leaves out the scale).
+"""out = softmax(q k^T / sqrt(head_dim) + bias) v, with a bias for each head and pair of positions.
 
-A bias of -inf hides a key from a query. A query that sees no key has an output of zeros, and neither gives nor gets a
-gradient.
+The batch shares the bias, as with T5's relative positions (arXiv 1910.10683; T5 leaves out the scale). A bias of -inf
+hides a key from a query. A query that sees no key has an output of zeros and no gradient.
 """
 
 import math
@@ -26,7 +25,7 @@ def reference(xp, inputs):  # type: ignore[no-untyped-def]
 
 
 def draw_bias(generator: Any, sizes: Sizes) -> Any:
-    """Normal; where `hidden` is not 0, every `hidden`-th pair is -inf, and so are all of each head's middle query."""
+    """Draw normal values; with `hidden`, every `hidden`-th pair and each head's whole middle query are -inf."""
     heads, sequence, hidden = sizes["heads"], sizes["sequence"], sizes["hidden"]
     bias = generator.standard_normal((heads, sequence, sequence), dtype="float32")
     if hidden:
@@ -36,7 +35,7 @@ def draw_bias(generator: Any, sizes: Sizes) -> Any:
 
 
 def flops(sizes: Sizes) -> float:
-    """Two products of head_dim for each pair of a query and a key."""
+    """Count two products of head_dim for each pair of query and key."""
     return 2 * 2 * sizes["batch"] * sizes["heads"] * sizes["sequence"] ** 2 * sizes["head_dim"]
 
 
@@ -82,7 +81,7 @@ BLOCK = Block(
         Shape("t5-large-fp32", sizes(2, 16, 1024, 64), ("float32",), ("ieee", "tf32")),
         Shape("odd", sizes(2, 2, 67, 32), ("float32", "float16", "bfloat16"), edge=True),
         Shape("odd-hidden", sizes(2, 2, 37, 16, hidden=3), ("float32", "float16"), edge=True),
-        # With one key the gradients of q, k and bias are exactly zero: there is nothing to hold their errors against.
+        # Forward only: with one key the gradients of q, k and bias are exactly zero, and a relative error has no scale.
         Shape("tiny-token", sizes(2, 1, 1, 16), ("float32", "bfloat16"), directions=("fwd",), edge=True),
     ),
     implementations=(

@@ -1,7 +1,7 @@
 """Causal attention of sequences of uneven length, packed one after the other in one tensor without padding.
 
-Sequence i has the tokens cu_seqlens[i] .. cu_seqlens[i + 1]; a token sees those of its own sequence at its own position
-and before. Heads of k and v are shared as in `attention`.
+Sequence i has the tokens cu_seqlens[i] .. cu_seqlens[i + 1]. A token sees the tokens of its own sequence up to its own
+position. Heads of k and v are shared as in `attention`.
 """
 
 import itertools
@@ -31,20 +31,20 @@ def reference(xp, inputs, longest):  # type: ignore[no-untyped-def]
 
 
 def lengths(tokens: int, sequences: int) -> list[int]:
-    """Of two or more: one of a single token; the others grow evenly, as 2, 3, 4, ..., and the last takes the rest."""
+    """Return the lengths of at least two sequences: 1 token, then growing as 2, 3, 4, ...; the last takes the rest."""
     total = sequences * (sequences + 1) // 2
     growing = [1, *(tokens * (i + 1) // total for i in range(1, sequences - 1))]
     return [*growing, tokens - sum(growing)]
 
 
 def draw_cu_seqlens(generator, sizes):  # type: ignore[no-untyped-def]
-    """The lengths in any order."""
+    """Return the boundaries of the lengths in random order."""
     shuffled = generator.permutation(lengths(sizes["tokens"], sizes["sequences"]))
     return [0, *itertools.accumulate(map(int, shuffled))]
 
 
 def flops(sizes: Sizes) -> float:
-    """Two products of head_dim for each pair of tokens of a sequence; causal: half the square."""
+    """Count two products of head_dim for each pair of tokens of a sequence; the causal half of the square counts."""
     pairs = sum(length * length / 2 for length in lengths(sizes["tokens"], sizes["sequences"]))
     return 2 * 2 * sizes["heads"] * pairs * sizes["head_dim"]
 
@@ -57,10 +57,13 @@ def sizes(tokens: int, sequences: int, heads: int, kv_heads: int, head_dim: int)
 
 
 def flex_unsupported(case: Case) -> str | None:
-    """Fewer than 128 queries, of a power of two of heads that share keys, go to FlexAttention's kernel for decoding,
-    which takes all queries of such a group as one tile, rounded up to a power of two. One that does not divide the
-    mask's blocks of 128 is left without a configuration, and compiling ends in NoValidChoicesError (torch 2.11.0 and
-    2.13.0, forward and training alike; test_deviceless.py)."""
+    """Refuse short sequences that FlexAttention's decoding kernel cannot tile.
+
+    Fewer than 128 queries go to that kernel when a power of two of heads shares keys. Its tile holds all queries of
+    such a group, rounded up to a power of two. A tile that does not divide the mask's blocks of 128 has no
+    configuration, and compiling ends in NoValidChoicesError (torch 2.11.0 and 2.13.0, forward and training;
+    test_deviceless.py).
+    """
     tokens, group = case.sizes["tokens"], case.sizes["heads"] // case.sizes["kv_heads"]
     if tokens >= 128 or group & (group - 1) or tokens * group <= 128:
         return flex_in_tf32(case)
@@ -68,7 +71,7 @@ def flex_unsupported(case: Case) -> str | None:
 
 
 def jax_cudnn_unsupported(case: Case) -> str | None:
-    """The mask goes in as a bias, under which jax 0.10.2 and 0.11.2 refuse an odd sequence in training."""
+    """Refuse odd sequences in training: jax 0.10.2 and 0.11.2 do so under a bias, and the mask is one."""
     tokens = case.sizes["tokens"]
     if case.direction == "train" and tokens % 2:
         return f"jax's cuDNN attention trains under a mask on even numbers of tokens only, not {tokens}"
@@ -101,10 +104,10 @@ BLOCK = Block(
         Shape("llama-3-8b-8k", sizes(8192, 16, 32, 8, 128)),
         Shape("gpt2-fp32", sizes(2048, 9, 12, 12, 64), ("float32",), ("ieee", "tf32")),
         Shape("odd", sizes(67, 5, 4, 2, 16), ("float32", "float16", "bfloat16"), edge=True),
-        # What flex and training by cuDNN in JAX take of half precision, too.
+        # In float16, and even, so that flex and training by cuDNN in JAX take it.
         Shape("even", sizes(64, 5, 4, 2, 16), ("float16",), edge=True),
         Shape("lone-tokens", sizes(5, 3, 2, 1, 32), ("float32",), edge=True),
-        # Of one token each: the gradients of q and k are exactly zero, with nothing to hold their errors against.
+        # Forward only: with one token each the gradients of q and k are exactly zero, so errors have no scale.
         Shape("tiny-tokens", sizes(3, 3, 2, 1, 16), ("float32", "bfloat16"), directions=("fwd",), edge=True),
     ),
     implementations=(

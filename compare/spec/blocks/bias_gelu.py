@@ -1,5 +1,7 @@
-"""y = gelu(x + bias), GELU in its tanh form: what GPT-2 computes between the two products of an MLP (Radford et al.,
-Language Models are Unsupervised Multitask Learners, 2019)."""
+"""y = gelu(x + bias), GELU in its tanh form, as between the two products of GPT-2's MLP.
+
+Source: Radford et al., Language Models are Unsupervised Multitask Learners, 2019.
+"""
 
 from ..block import Block
 from ..case import Shape
@@ -29,7 +31,7 @@ BLOCK = Block(
         Shape("odd", {"rows": 7, "columns": 257}, ("float32", "float16", "bfloat16"), edge=True),
         Shape("tiny-row", {"rows": 1, "columns": 67}, ("float32", "float16", "bfloat16"), edge=True),
         LONE_COLUMN,
-        # Near the largest numbers; where x^3 overflows the plain formula's gradient is NaN.
+        # Near the largest numbers; where x^3 overflows, the plain formula's gradient is NaN.
         *large(6000, 3 * 10**37),
     ),
     implementations=(

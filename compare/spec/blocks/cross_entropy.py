@@ -1,7 +1,7 @@
 """Mean cross-entropy of logits with label smoothing (arXiv 1512.00567), ignored labels and z-loss (arXiv 2204.02311).
 
-A token that counts has (1 - s) (lse - logit[label]) + s (lse - mean(logits)) + z lse^2 with lse = logsumexp(logits), in
-float32; the loss is their mean, and 0 where no token counts.
+A counted token's loss is (1 - s) (lse - logit[label]) + s (lse - mean(logits)) + z lse^2, in float32, with
+lse = logsumexp(logits). The result is the mean over counted tokens, and 0 without any.
 """
 
 from typing import Any
@@ -31,14 +31,14 @@ def ignored(sizes: Sizes) -> int:
 
 
 def draw_labels(generator: Any, sizes: Sizes) -> Any:
-    """Any class, but for as many tokens as are ignored, which lie anywhere."""
+    """Draw any class for each token, and ignore the given share at random positions."""
     labels = generator.integers(0, sizes["classes"], sizes["tokens"])
     labels[generator.permutation(sizes["tokens"])[: ignored(sizes)]] = IGNORED
     return labels
 
 
 def counted_logits(sizes: Sizes) -> int:
-    """Those of the tokens that count. Which those are only the GPU knows: graphs declare all that a kernel may read."""
+    """Count the logits of counted tokens. Graphs declare all logits, because only the GPU knows the labels."""
     return (sizes["tokens"] - ignored(sizes)) * sizes["classes"]
 
 
@@ -50,7 +50,7 @@ BLOCK = Block(
     name="cross_entropy",
     summary="mean cross-entropy with label smoothing, ignored labels and z-loss",
     inputs=(
-        # Spread so that a few classes hold most of a token's probability, as in a trained model.
+        # With this spread a few classes hold most of a token's probability, as in a trained model.
         Tensor("logits", ("tokens", "classes"), std=4.0, read=counted_logits, magnified=True),
         Tensor("labels", ("tokens",), dtype="int32", draw=draw_labels),
     ),
@@ -63,7 +63,7 @@ BLOCK = Block(
     backward_flops=lambda s: 5 * s["tokens"] * s["classes"],
     autotuned_in_quick=("fwd",),
     shapes=(
-        # Its gradient in float64 takes 2.1 GB; of 8192 tokens it would take four times as much.
+        # The float64 gradient takes 2.1 GB; 8192 tokens would take four times as much.
         Shape("llama-3", sizes(2048, 128256, 5), quick=True),
         Shape("prime", sizes(1021, 4093, 5), ("float32",), edge=True),
         Shape("gpt2", sizes(2048, 50257, 5), ("float16", "float32"), directions=("fwd", "train"), quick=True),
@@ -73,7 +73,7 @@ BLOCK = Block(
         Shape("tiny-all-ignored", sizes(3, 19, 100), ("bfloat16",), directions=("train",), edge=True),
         Shape("tiny-row", sizes(1, 67, 0), ("float32", "bfloat16"), directions=("train",), edge=True),
         Shape("tiny-column", sizes(3, 1, 0), ("float32", "bfloat16"), directions=("train",), edge=True),
-        # In bfloat16 and float32 near the square root of the largest number, because z_loss takes the square.
+        # In bfloat16 and float32 near the square root of the largest number, because z-loss squares it.
         Shape(
             "large-fp16", {**sizes(3, 67, 30), "magnitude": 3000}, ("float16",), directions=("train",), edge=True,
         ),
@@ -87,7 +87,7 @@ BLOCK = Block(
         ),
     ),
     implementations=(
-        *compilers("cross_entropy"), library("cross_entropy", "F.cross_entropy, and z-loss beside it"),
+        *compilers("cross_entropy"), library("cross_entropy", "F.cross_entropy, plus z-loss"),
         triton("cross_entropy"),
     ),
 )

@@ -1,8 +1,8 @@
-"""out = softmax(q k^T / sqrt(head_dim)) v of one new token a sequence, over the first `length` keys of its cache.
+"""out = softmax(q k^T / sqrt(head_dim)) v of one new token per sequence, over the first `length` keys of its cache.
 
 Query heads share kv heads in groups (arXiv 2305.13245). A sequence without keys (length 0) gives zeros. The caches are
-[batch, kv_heads, capacity, head_dim], as transformers' StaticCache has them and F.scaled_dot_product_attention takes
-them: a head's keys side by side, so that products of heads need no copy.
+[batch, kv_heads, capacity, head_dim], the layout of transformers' StaticCache and F.scaled_dot_product_attention. A
+head's keys are contiguous, so its products need no copy.
 """
 
 import math
@@ -16,7 +16,7 @@ from ..tensor import Tensor
 
 
 def attended(xp, q, k, v, lengths):  # type: ignore[no-untyped-def]
-    """q [batch, heads, head_dim], k and v [batch, kv_heads, capacity, head_dim] -> [batch, heads, head_dim]."""
+    """Return [batch, heads, head_dim] from q of that shape and k, v [batch, kv_heads, capacity, head_dim]."""
     grouped = q.reshape(len(q), k.shape[1], -1, q.shape[-1])
     scores = grouped @ k.mT / math.sqrt(q.shape[-1])
     position = xp.cumsum(xp.ones_like(k[:, :1, :, 0], dtype=xp.int32), -1) - 1
@@ -33,7 +33,7 @@ def reference(xp, inputs):  # type: ignore[no-untyped-def]
 
 
 def every_length(sizes: Sizes, capacity: int) -> list[int]:
-    """From `shortest` to all of the capacity in equal steps; a lone sequence is full."""
+    """Return lengths from `shortest` to the capacity in equal steps; a single sequence is full."""
     steps = sizes["batch"] - 1
     if steps == 0:
         return [capacity]
@@ -45,12 +45,12 @@ def draw_lengths(generator: Any, sizes: Sizes) -> Any:
 
 
 def cached_elements(sizes: Sizes) -> int:
-    """Of k, and of v, that belong to a sequence."""
+    """Count the elements of k (and of v) that belong to a sequence."""
     return sum(every_length(sizes, sizes["capacity"])) * sizes["kv_heads"] * sizes["head_dim"]
 
 
 def product_flops(sizes: Sizes, keys: int) -> float:
-    """Two products of heads x keys x head_dim."""
+    """Count two products of heads x keys x head_dim."""
     return 2 * 2 * sizes["heads"] * keys * sizes["head_dim"]
 
 
@@ -61,14 +61,17 @@ def cudnn_unsupported(case: Case) -> str | None:
 
 
 def flex_unsupported(case: Case) -> str | None:
-    """On an H200 (torch 2.11.0), of lengths (128, 1033, 900): with 3 heads that share keys the second and third
-    sequence were wrong, as if all had one block; with 4, which another kernel takes, all were right. Of keys of 2^31
-    numbers Triton refused its source: 'block_n_end if block_n_end <= block_n_last_valid else block_n_last_valid' is of
-    int64 and int32."""
+    """Refuse groups of heads that are no power of two, and keys of 2^31 numbers.
+
+    Lengths (128, 1033, 900) on an H200 (torch 2.11.0): with 3 heads that share keys, the second and third sequence were
+    wrong, as if all had one block. With 4, which another kernel takes, all were right. With keys of 2^31 numbers Triton
+    refused the source: 'block_n_end if block_n_end <= block_n_last_valid else block_n_last_valid' mixes int64 and
+    int32.
+    """
     group = case.sizes["heads"] // case.sizes["kv_heads"]
     if group & (group - 1):
         return (
-            f"FlexAttention takes the first sequence's length for all where {group} heads share keys, no power of two"
+            f"FlexAttention uses the first sequence's length for all where {group} heads share keys, no power of two"
         )
     keys = math.prod(case.sizes[axis] for axis in CACHE)
     if keys >= 2**31:
@@ -103,7 +106,7 @@ BLOCK = Block(
     flops=lambda s: product_flops(s, sum(every_length(s, s["capacity"]))),
     slices=("batch",),
     shapes=(
-        # Full caches: no compiled graph knows lengths, and what it says that a kernel reads is right of these.
+        # Full caches: compiled graphs do not know lengths, so their declared reads are right only for full ones.
         Shape("llama-8b-8k", sizes(32, 32, 8, 8192, 128, 8192), quick=True),
         # 1009, 1021 and 1033 keys are primes.
         Shape("odd-lengths", sizes(3, 15, 5, 1033, 64, 1009), ("float16",), edge=True),

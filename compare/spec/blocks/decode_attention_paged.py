@@ -1,7 +1,7 @@
 """decode_attention with keys and values in pages anywhere in memory (PagedAttention, arXiv 2309.06180).
 
-Key i of sequence b is k_pages[page_table[b, i // page_size], i % page_size], in vLLM's and FlashInfer's order of axes:
-what a new token adds, all of its heads, lies side by side.
+Key i of sequence b is k_pages[page_table[b, i // page_size], i % page_size]. The order of axes is vLLM's and
+FlashInfer's: all heads of a new token are contiguous.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ def reference(xp, inputs):  # type: ignore[no-untyped-def]
     q, table = inputs["q"], inputs["page_table"]
 
     def gathered(pages):  # type: ignore[no-untyped-def]
-        """[batch, pages, page_size, kv_heads, head_dim] -> [batch, kv_heads, keys, head_dim]."""
+        """Return the pages of each sequence as [batch, kv_heads, keys, head_dim]."""
         return pages[table].reshape(len(q), -1, *pages.shape[2:]).swapaxes(1, 2)
 
     return {"out": attended(xp, q, gathered(inputs["k_pages"]), gathered(inputs["v_pages"]), inputs["lengths"])}
@@ -33,13 +33,13 @@ def draw_lengths(generator: Any, sizes: Sizes) -> Any:
 
 
 def draw_page_table(generator: Any, sizes: Sizes) -> Any:
-    """Every sequence's pages are its own, anywhere."""
+    """Draw different pages for every sequence, in random order."""
     taken = generator.permutation(sizes["pages"])[: sizes["batch"] * sizes["pages_per_sequence"]]
     return taken.reshape(sizes["batch"], sizes["pages_per_sequence"])
 
 
 def cached_elements(sizes: Sizes) -> int:
-    """Of k, and of v, that belong to a sequence."""
+    """Count the elements of k (and of v) that belong to a sequence."""
     return sum(lengths_of(sizes)) * sizes["kv_heads"] * sizes["head_dim"]
 
 
@@ -54,9 +54,12 @@ def cudnn_unsupported(case: Case) -> str | None:
 
 
 def flex_unsupported(case: Case) -> str | None:
-    """A page is a tile of FlexAttention's kernel for decoding, whose products take a power of two of keys, 16 at least:
-    of 8 and of 13 Triton refused its source. Heads that share keys go to another kernel where they are no power of two,
-    and that refused pages of 16 (torch 2.13.0, test_deviceless.py)."""
+    """Refuse page sizes and head groups that FlexAttention's decoding kernel cannot compile.
+
+    A page is a tile of that kernel, and its products need a power of two of keys, at least 16: Triton refused pages of
+    8 and 13. Groups of heads that are no power of two go to another kernel, which refused pages of 16 (torch 2.13.0,
+    test_deviceless.py).
+    """
     page_size, group = case.sizes["page_size"], case.sizes["heads"] // case.sizes["kv_heads"]
     if page_size < 16 or page_size & (page_size - 1):
         return f"FlexAttention takes pages of 16 keys or a larger power of two, not {page_size}"
@@ -123,7 +126,7 @@ BLOCK = Block(
         ),
         Implementation(
             "flex", "triton_side.library.decode_attention_paged:apply_flex", "flex",
-            "FlexAttention, its block mask's lists of blocks the page table, compiled",
+            "FlexAttention with the page table as its block mask, compiled",
             needs_gpu="FlexAttention picks its kernel and runs on a GPU",
             unsupported=flex_unsupported,
         ),

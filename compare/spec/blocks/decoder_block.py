@@ -2,8 +2,8 @@
 
     x1 = x + attention(rope(attention_norm(x) Wqkv)) Wo       y = x1 + (silu(h Wg) * (h Wu)) Wd,  h = mlp_norm(x1)
 
-Wqkv is one matrix: the columns of all queries' heads, then the keys', then the values'. One product then reads the
-norm's result once, which no compiler here is asked to find out for itself, and its gradient is one product as well.
+Wqkv is one matrix with the columns of all query heads, then the key heads, then the value heads. So one product reads
+the norm's result once, and its gradient is one product, too. Compilers need not find this fusion.
 """
 
 from ..block import Block
@@ -32,7 +32,7 @@ def reference(xp, inputs, *, heads, kv_heads, eps, theta):  # type: ignore[no-un
 
 
 def product_flops(sizes: Sizes) -> float:
-    """The products with weights; the elementwise work is below 1% of them and left out."""
+    """Count the products with weights; the elementwise work is below 1% of them and left out."""
     width = sizes["width"] * (sizes["qkv"] + sizes["attended"] + 3 * sizes["hidden"])
     return 2 * sizes["batch"] * sizes["sequence"] * width
 
@@ -68,14 +68,14 @@ BLOCK = Block(
     flops=lambda s: product_flops(s) + attention.flops(s),
     backward_flops=lambda s: 2 * product_flops(s) + 2.5 * attention.flops(s),
     work="flops",
-    # In float64 the scores of one sequence of 4096 take 4 GiB, of which gradients keep several copies.
+    # The float64 scores of one sequence of 4096 take 4 GiB, and gradients keep several copies.
     slices=("batch",),
     working_bytes=attention.working_bytes,
     shapes=(
         Shape("llama-8b", sizes(2, 4096, 4096, 32, 8, 128, 14336), quick=True),
         Shape("prime", sizes(1, 251, 509, 6, 2, 64, 1021), ("float32",), edge=True),
         Shape("llama-1b", sizes(8, 1024, 2048, 32, 8, 64, 8192), ("float16",)),
-        # So many tokens that the largest error is not that of one of them, which is luck.
+        # With 58 tokens the largest error does not depend on one of them, which would be luck.
         Shape("small", sizes(2, 29, 37, 4, 2, 16, 67), ("float32", "float16", "bfloat16"), edge=True),
         Shape("tiny-token", sizes(1, 1, 16, 2, 1, 16, 24), ("float32", "bfloat16"), directions=("train",), edge=True),
     ),

@@ -1,11 +1,11 @@
-"""h = residual + dropout(x + bias), y = layer_norm(h) weight + shift: what is between two products of a GPT-2 layer.
+"""h = residual + dropout(x + bias), y = layer_norm(h) weight + shift, as between two products of a GPT-2 layer.
 
-dropout(v) is v scale where a uniform of 16 bits is at least a threshold, else 0 (Srivastava et al., JMLR 15, 2014). The
-uniforms are Threefry's (compare.spec.threefry) at (row, column) for the key `seed`, so that every implementation and
-the reference have one mask, and none needs to store it. h is the next layer's residual. Layer norm: Ba et al., arXiv
+dropout(v) is v * scale where a uniform of 16 bits is at least a threshold, else 0 (Srivastava et al., JMLR 15, 2014).
+Threefry (compare.spec.threefry) gives the uniforms at (row, column) for the key `seed`. So every implementation and the
+reference have the same mask, and none needs to store it. h is the next layer's residual. Layer norm: Ba et al., arXiv
 1607.06450.
 
-There is no library row: F.dropout draws from a generator of its own, whose mask nobody else has.
+There is no library row, because F.dropout draws another mask from its own generator.
 """
 
 from .. import threefry
@@ -16,7 +16,7 @@ from ..tensor import Tensor
 
 
 def dropped_sum(xp, x, bias, residual, seed, p):  # type: ignore[no-untyped-def]
-    """residual + dropout(x + bias), all of rows and columns."""
+    """Return residual + dropout(x + bias), all [rows, columns]."""
     threshold, scale = threefry.dropout_constants(p)
     kept = threefry.uniforms(xp, x, seed) >= threshold
     return residual + xp.where(kept, (x + bias) * scale, 0.0)
@@ -54,7 +54,7 @@ BLOCK = Block(
     reference=reference,
     attributes={"p": 0.1, "eps": 1e-5},
     backward_needs=("h", "weight", "seed"),
-    # Of floating-point numbers: the generator has some 50 integer operations for four elements.
+    # Floating-point only; the generator has some 50 integer operations for four elements.
     flops=lambda s: 10 * s["rows"] * s["columns"],
     backward_flops=lambda s: 15 * s["rows"] * s["columns"],
     shapes=(
@@ -63,7 +63,7 @@ BLOCK = Block(
         Shape("one-row", sizes(1, 4096), ("float32",), edge=True),
         Shape("odd", sizes(7, 257), ("float32", "float16", "bfloat16"), edge=True),
         Shape("tiny-row", sizes(1, 67), ("float32", "bfloat16"), directions=("train",), edge=True),
-        # Of one column the gradient of weight is exactly zero: there is nothing to hold its error against.
+        # Forward only: with one column the gradient of weight is exactly zero, and a relative error has no scale.
         Shape("tiny-column", sizes(3, 1), ("float32", "bfloat16"), directions=("fwd",), edge=True),
         Shape(
             "large-fp16", {**sizes(3, 67), "magnitude": 10000}, ("float16",), directions=("train",), edge=True,

@@ -1,6 +1,6 @@
-"""y[t] = table[ids[t]]: the rows of a table that token ids name. Backward adds each dy[t] to row ids[t], in float32.
+"""y[t] = table[ids[t]]: a lookup of token ids in a table. Backward adds each dy[t] to row ids[t], in float32.
 
-Every id is in 0 .. rows - 1: what happens to others is not part of the contract.
+Every id is in 0 .. rows - 1; the contract does not cover others.
 """
 
 from ..block import Block
@@ -11,14 +11,16 @@ from ._portable import at_least_float32
 
 
 def reference(xp, inputs):  # type: ignore[no-untyped-def]
-    # Looked up in float32, the gradient adds up in float32 and is rounded once. Added up in bfloat16 a row that
-    # hundreds of tokens share is off by several units, which as a tolerance would hide rows that are missing.
+    # A lookup in float32 makes the gradient a float32 sum that is rounded once. A bfloat16 sum over hundreds of tokens
+    # errs by several units, and a tolerance from it would hide missing rows.
     return {"y": at_least_float32(xp, inputs["table"])[inputs["ids"]]}
 
 
 def draw_ids(generator, sizes):  # type: ignore[no-untyped-def]
-    """`distinct` rows anywhere in the table, each named at least once; the other tokens choose among them by Zipf's
-    law: the k-th is chosen 1/k as often as the first, as the k-th most frequent word of a text is."""
+    """Draw ids of `distinct` random rows, each at least once; the other tokens follow Zipf's law.
+
+    The k-th row is drawn 1/k as often as the first, like the k-th most frequent word of a text.
+    """
     distinct = generator.permutation(sizes["rows"])[: sizes["distinct"]]
     weights = [1 / rank for rank in range(1, sizes["distinct"] + 1)]
     total = sum(weights)
@@ -34,7 +36,7 @@ def distinct_elements(sizes):  # type: ignore[no-untyped-def]
 
 BLOCK = Block(
     name="embedding",
-    summary="Lookup of token ids in an embedding table; its gradient is a scatter-add",
+    summary="lookup of token ids in an embedding table; its gradient is a scatter-add",
     inputs=(
         Tensor("table", ("rows", "columns"), read=distinct_elements),
         Tensor("ids", ("tokens",), dtype="int32", draw=draw_ids),
@@ -53,8 +55,8 @@ BLOCK = Block(
             "prime", {"rows": 4093, "columns": 1021, "tokens": 509, "distinct": 251}, ("float32",), edge=True,
         ),
         Shape("one-row-only", {"rows": 128256, "columns": 4096, "tokens": 8192, "distinct": 1}, edge=True),
-        # A row has three tokens at most: on a CPU F.embedding adds up in the table's dtype, and then rounds twice, half
-        # a unit in the last place each time; the tolerance is at least one.
+        # A row has at most three tokens: on a CPU F.embedding sums in the table's dtype and rounds twice, by half a
+        # unit in the last place each time, and the tolerance is at least one unit.
         Shape(
             "odd", {"rows": 37, "columns": 67, "tokens": 19, "distinct": 17}, ("float32", "float16", "bfloat16"),
             edge=True,

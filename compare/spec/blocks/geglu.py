@@ -28,7 +28,7 @@ BLOCK = Block(
         Shape("odd", {"rows": 7, "columns": 257}, ("float32", "float16", "bfloat16"), edge=True),
         Shape("tiny-row", {"rows": 1, "columns": 67}, ("float32", "bfloat16"), directions=("train",), edge=True),
         LONE_COLUMN,
-        # Gates near the largest numbers; where their cubes overflow the plain formula's gradient is NaN.
+        # Gates near the largest numbers; where their cubes overflow, the plain formula's gradient is NaN.
         *large(2048, 5 * 10**36),
     ),
     implementations=(

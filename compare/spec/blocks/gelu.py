@@ -33,7 +33,7 @@ BLOCK = Block(
         Shape("odd", {"rows": 7, "columns": 257}, ("float32", "float16", "bfloat16"), edge=True),
         Shape("tiny-row", {"rows": 1, "columns": 67}, ("float32", "float16", "bfloat16"), edge=True),
         LONE_COLUMN,
-        # Near the largest numbers; where x^3 overflows the plain formula's gradient is NaN.
+        # Near the largest numbers; where x^3 overflows, the plain formula's gradient is NaN.
         *large(6000, 3 * 10**37),
         TRANSPOSED_ROWS,
     ),

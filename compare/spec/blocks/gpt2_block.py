@@ -3,7 +3,7 @@
     x1 = x + dropout(attention(LN(x) Wqkv + bqkv) Wo + bo)
     y = x1 + dropout(gelu(LN(x1) Wup + bup) Wdown + bdown)
 
-dropout draws its masks as dropout_residual_norm does, at (token, column), from a key each: seed[0] and seed[1].
+dropout draws its masks as in dropout_residual_norm, at (token, column), with the keys seed[0] and seed[1].
 """
 
 from ..block import Block
@@ -38,7 +38,7 @@ def draw_seed(generator, sizes):  # type: ignore[no-untyped-def]
 
 
 def product_flops(sizes: Sizes) -> float:
-    """The products with weights; the elementwise work is below 1% of them and left out."""
+    """Count the products with weights; the elementwise work is below 1% of them and left out."""
     width = sizes["width"] * (sizes["qkv"] + sizes["attended"] + 2 * sizes["hidden"])
     return 2 * sizes["batch"] * sizes["sequence"] * width
 

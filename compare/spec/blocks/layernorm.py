@@ -1,5 +1,7 @@
-"""y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the columns (Ba, Kiros and Hinton, arXiv 1607.06450), in
-float32 inside."""
+"""y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the columns, computed in float32.
+
+Source: Ba, Kiros and Hinton, arXiv 1607.06450.
+"""
 
 from ..block import Block
 from ..case import Shape
@@ -25,7 +27,7 @@ BLOCK = Block(
     outputs=(Tensor("y", ("rows", "columns")),),
     reference=reference,
     attributes={"eps": 1e-5},
-    # A row's mean and rstd follow from x; implementations that save them read those 8 bytes a row more.
+    # A row's mean and rstd follow from x; implementations that save them read 8 more bytes a row.
     backward_needs=("x", "weight"),
     flops=lambda s: 7 * s["rows"] * s["columns"],
     backward_flops=lambda s: 13 * s["rows"] * s["columns"],
@@ -37,7 +39,7 @@ BLOCK = Block(
         Shape("one-row", {"rows": 1, "columns": 4096}, ("float32",), edge=True),
         Shape("odd", {"rows": 7, "columns": 257}, ("float32", "float16", "bfloat16"), edge=True),
         Shape("tiny-row", {"rows": 1, "columns": 67}, ("float32", "float16", "bfloat16"), edge=True),
-        # Of one column the gradients of x and weight are exactly zero: there is nothing to hold errors against.
+        # Forward only: with one column the gradients of x and weight are exactly zero, and errors have no scale.
         Shape("tiny-column", {"rows": 3, "columns": 1}, ("float32", "bfloat16"), directions=("fwd",), edge=True),
         Shape(
             "large-fp16", {"rows": 3, "columns": 64, "magnitude": 12000}, ("float16",),

@@ -1,4 +1,4 @@
-"""y = x W + bias: a linear layer, as the projections of GPT-2 are, and those of queries, keys and values in Qwen2."""
+"""y = x W + bias: a linear layer, as in GPT-2 and in Qwen2's projections of queries, keys and values."""
 
 from ..block import Block
 from ..case import Shape, Sizes
@@ -11,7 +11,7 @@ def reference(xp, inputs):  # type: ignore[no-untyped-def]
 
 
 def product_flops(sizes: Sizes) -> float:
-    """Of the product; an addition to each of its elements is below 1% of it for inner axes of a thousand."""
+    """Count the product; the addition is below 1% of it for inner axes of a thousand, and left out."""
     return 2 * sizes["m"] * sizes["k"] * sizes["n"]
 
 

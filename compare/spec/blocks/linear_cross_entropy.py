@@ -1,7 +1,7 @@
-"""The last projection and its loss: mean cross-entropy of h w^T, as the block `cross_entropy` defines it.
+"""The last projection and its loss: the mean cross-entropy (block `cross_entropy`) of h w^T.
 
-The plain implementations round the logits to the case's dtype, as a linear layer in that dtype does, and compute the
-loss from them in float32; a compiler that fuses the two may keep float32, which is as right.
+The plain implementations round the logits to the case's dtype, as a linear layer does, and compute the loss from them
+in float32. A compiler that fuses the two may keep float32 logits, which is also right.
 """
 
 from ..block import Block
@@ -34,7 +34,7 @@ BLOCK = Block(
     name="linear_cross_entropy",
     summary="last projection and mean cross-entropy; the logits need not be in memory",
     inputs=(
-        # Logits of the spread that `cross_entropy` has.
+        # Logits with the spread of `cross_entropy`.
         Tensor("h", ("tokens", "width"), std=4.0),
         Tensor("w", ("classes", "width"), fan_in="width"),
         Tensor("labels", ("tokens",), dtype="int32", draw=draw_labels),
@@ -42,13 +42,13 @@ BLOCK = Block(
     outputs=(Tensor("loss", (), dtype="float32"),),
     reference=reference,
     attributes={"smoothing": 0.1, "z_loss": 1e-4},
-    # A training step's two parts would save the logits between them, or be these.
+    # No train: its two phases would save the logits, or equal these directions.
     directions=("fwd", "joint"),
     flops=lambda s: product_flops(s) + loss_flops(s),
     backward_flops=lambda s: 2 * product_flops(s) + loss_flops(s),
     work="flops",
     shapes=(
-        # Gradients in float64 take 4.2 GB of w, and logits 2.1 GB a tensor; of 8192 tokens 8.4 GB.
+        # In float64 the gradient of w takes 4.2 GB, and a tensor of logits 2.1 GB (8.4 GB for 8192 tokens).
         Shape("llama-3", sizes(2048, 4096, 128256, 5), quick=True),
         Shape("llama-3-8k", sizes(8192, 4096, 128256, 5)),
         Shape("prime", sizes(1021, 509, 4093, 5), ("float32",), edge=True),
@@ -66,6 +66,6 @@ BLOCK = Block(
         ),
         library("linear_cross_entropy", "F.cross_entropy of chunks of tokens under torch.utils.checkpoint"),
         triton("linear_cross_entropy"),
-        liger("linear_cross_entropy", needs_gpu="Liger's reads on the host how many labels the GPU has counted"),
+        liger("linear_cross_entropy", needs_gpu="Liger's code reads a label count of the GPU on the host"),
     ),
 )

@@ -1,4 +1,4 @@
-"""y = gelu(x W + bias), GELU in its tanh form (arXiv 1606.08415): a linear layer with an activation for an epilogue."""
+"""y = gelu(x W + bias), GELU in its tanh form (arXiv 1606.08415): a linear layer with an activation as its epilogue."""
 
 from ..block import Block
 from ..case import Shape, Sizes
@@ -12,7 +12,7 @@ def reference(xp, inputs):  # type: ignore[no-untyped-def]
 
 
 def product_flops(sizes: Sizes) -> float:
-    """Of the product; the elementwise work is below 1% of it for inner axes of a thousand, and left out."""
+    """Count the product; the elementwise work is below 1% of it for inner axes of a thousand, and left out."""
     return 2 * sizes["m"] * sizes["k"] * sizes["n"]
 
 

@@ -1,5 +1,7 @@
-"""y = residual + x W: the output projection of attention and the down projection of a Llama layer, which have no bias,
-under their residual connection (Touvron et al., arXiv 2302.13971)."""
+"""y = residual + x W: a projection without bias and its residual connection.
+
+Llama's output projection of attention and its down projection have this form (Touvron et al., arXiv 2302.13971).
+"""
 
 from ..block import Block
 from ..case import Shape, Sizes
@@ -12,7 +14,7 @@ def reference(xp, inputs):  # type: ignore[no-untyped-def]
 
 
 def product_flops(sizes: Sizes) -> float:
-    """Of the product; an addition to each of its elements is below 1% of it for inner axes of a thousand."""
+    """Count the product; the addition is below 1% of it for inner axes of a thousand, and left out."""
     return 2 * sizes["m"] * sizes["k"] * sizes["n"]
 
 

@@ -3,12 +3,12 @@
     x = table[tokens];  x = decoder_block(x) for each layer;  logits = rmsnorm(x) w_head^T
     loss = mean(logsumexp(logits) - logit[label]);  every parameter by `adamw` with its gradient of the loss
 
-A step's outputs are not gradients but what they make of the parameters, so the block has the direction fwd alone, and
-its function differentiates inside. What a wrong gradient does to a bfloat16 parameter may be less than half a unit in
-its last place; the new moments are float32 and show it. Nothing is updated in place: a block writes none of its inputs.
+The outputs of a step are new parameters, not gradients. So the block has only the direction fwd, and its function
+differentiates inside. A wrong gradient may change a bfloat16 parameter by less than half a unit in its last place, but
+the float32 moments show it. Nothing is updated in place, because a block writes none of its inputs.
 
-Weights of layers are stacked, as jax.lax.scan takes them. The loss is added up in float32 by every sound
-implementation, and so is the gradient of the table's rows.
+Weights of layers are stacked, as jax.lax.scan takes them. Every sound implementation sums the loss and the gradient of
+the table's rows in float32.
 """
 
 from dataclasses import replace
@@ -33,7 +33,7 @@ PARAMETERS = (
 
 
 def loss_of(xp, inputs, **attributes):  # type: ignore[no-untyped-def]
-    """The loss alone, which NumPy evaluates as well."""
+    """Return the loss, which NumPy evaluates as well."""
     table, positions = inputs["table"], inputs["positions"]
     x = in_dtype_of(table, at_least_float32(xp, table)[inputs["tokens"]])
     for layer in range(len(inputs["w_qkv"])):
@@ -46,7 +46,7 @@ def loss_of(xp, inputs, **attributes):  # type: ignore[no-untyped-def]
 
 
 def reference(xp, inputs, *, optimizer, **attributes):  # type: ignore[no-untyped-def]
-    """xp is torch, whose autograd differentiates the loss."""
+    """Return the outputs of the step. xp is torch, whose autograd differentiates the loss."""
     parameters = {t.name: inputs[t.name].detach().requires_grad_() for t in PARAMETERS}
     loss = loss_of(xp, {**inputs, **parameters}, **attributes)
     gradients = xp.autograd.grad(loss, list(parameters.values()))
@@ -60,15 +60,17 @@ def reference(xp, inputs, *, optimizer, **attributes):  # type: ignore[no-untype
 
 
 def draw_tokens(generator: Any, sizes: Sizes) -> Any:
-    """As often as words of a text are; see `embedding.draw_ids`."""
+    """Draw token ids with the frequencies of words in a text; see `embedding.draw_ids`."""
     count = sizes["batch"] * sizes["sequence"]
     ids = embedding.draw_ids(generator, {"rows": sizes["vocabulary"], "distinct": sizes["distinct"], "tokens": count})
     return ids.reshape(sizes["batch"], sizes["sequence"])
 
 
 def step_flops(sizes: Sizes) -> float:
-    """Six a weight of a product and token: two forward, four backward. Five products of attention's backward pass
-    against two; the elementwise work, AdamW's too, is below 1% and left out."""
+    """Count six FLOPs for each weight of a product and token: two forward, four backward.
+
+    Attention has two products forward and five backward. Elementwise work, with AdamW's, is below 1% and left out.
+    """
     head = 2 * sizes["batch"] * sizes["sequence"] * sizes["width"] * sizes["vocabulary"]
     products = sizes["layers"] * decoder_block.product_flops(sizes) + head
     return 3 * products + 3.5 * sizes["layers"] * attention.flops(sizes)
@@ -83,7 +85,7 @@ def sizes(
 
 
 def cudnn_unsupported(case: Case) -> str | None:
-    """jax 0.11.2 differentiates cuDNN's attention of even sequences only, and this block differentiates inside."""
+    """Refuse odd sequences: the block differentiates inside, and jax 0.11.2 does so only for even ones with cuDNN."""
     if case.sizes["sequence"] % 2:
         return f"jax's cuDNN attention trains on even sequence lengths only, not {case.sizes['sequence']}"
     return attention.cudnn_unsupported(case)
@@ -114,27 +116,27 @@ BLOCK = Block(
     flops=step_flops,
     work="flops",
     shapes=(
-        # Layers as wide as those of the smallest Llamas, tokens of a few milliseconds.
+        # Layers as wide as the smallest Llama's, and tokens for a few milliseconds.
         Shape(
             "2-layers", sizes(2, 4, 1024, 1024, 16, 4, 64, 2816, 16384, 2000, 1000), quick=True,
         ),
         Shape("8-layers", sizes(8, 4, 1024, 1024, 16, 4, 64, 2816, 16384, 2000, 1000)),
-        # So many tokens that the largest error is not that of one of them, which is luck.
+        # With 116 tokens the largest error does not depend on one of them, which would be luck.
         Shape("small", sizes(2, 2, 29, 37, 4, 2, 16, 67, 53, 30, 5), ("float32", "float16", "bfloat16"), edge=True),
-        # Small enough for Triton's interpreter in a second type.
+        # Small enough for Triton's interpreter in a second dtype.
         Shape("tiny-token", sizes(1, 1, 1, 16, 2, 1, 16, 24, 19, 1, 5), ("float16",), edge=True),
     ),
-    # Not inductor-max, which would tune some thirty products; why not torch.optim.AdamW, `adamw` says.
+    # No inductor-max, which would autotune some thirty products; no torch.optim.AdamW, for the reasons in `adamw`.
     implementations=(
         Implementation("xla", f"{XLA}:apply", "xla", "jax.jit of the whole step, layers unrolled"),
         Implementation(
             "xla-remat", f"{XLA}:apply_remat", "xla",
-            "jax.jit, layers unrolled of which jax.checkpoint keeps the input alone",
+            "jax.jit, layers unrolled; jax.checkpoint keeps only their inputs",
         ),
         Implementation("xla-scan", f"{XLA}:apply_scan", "xla", "jax.jit, jax.lax.scan over the layers"),
         Implementation(
             "xla-scan-remat", f"{XLA}:apply_scan_remat", "xla",
-            "jax.jit, jax.lax.scan over layers of which jax.checkpoint keeps the input alone",
+            "jax.jit, jax.lax.scan over the layers; jax.checkpoint keeps only their inputs",
         ),
         Implementation(
             "xla-unfused", f"{XLA}:apply", "xla-unfused", "jax.jit with XLA's fusion passes off", baseline=True
@@ -148,7 +150,7 @@ BLOCK = Block(
         Implementation("inductor", f"{TORCH}:apply", "inductor", "torch.compile of the whole step as one graph"),
         Implementation(
             "inductor-remat", f"{TORCH}:apply_remat", "inductor",
-            "one graph, layers under torch.utils.checkpoint, which keeps their inputs alone",
+            "one graph, layers under torch.utils.checkpoint, which keeps only their inputs",
             requires=("torch>=2.12",),  # Dynamo of 2.11 refuses requires_grad_ in the compiled function
         ),
         Implementation(

@@ -11,7 +11,7 @@ def reference(xp, inputs):  # type: ignore[no-untyped-def]
 
 
 def product_flops(sizes: Sizes) -> float:
-    """A multiplication and an addition for each term."""
+    """Count a multiplication and an addition for each term."""
     return 2 * sizes["m"] * sizes["k"] * sizes["n"]
 
 
@@ -39,6 +39,6 @@ BLOCK = Block(
             directions=("train",), layout="transposed", edge=True,
         ),
     ),
-    # No library call beside eager: the block is `torch.matmul` already.
+    # No library row: eager already calls `torch.matmul`.
     implementations=(*compilers("matmul"), triton("matmul"), cuda("matmul")),
 )

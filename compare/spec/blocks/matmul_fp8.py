@@ -1,14 +1,15 @@
-"""c = (a b^T) a_scale b_scale for float8_e4m3fn a and b with one float32 scale each, and bfloat16 c: the product of an
-fp8 linear layer (Micikevicius et al., FP8 Formats for Deep Learning, arXiv 2209.05433).
+"""c = (a b^T) a_scale b_scale: the product of an fp8 linear layer, with bfloat16 c.
 
-b is [n, k], as torch.nn.Linear stores its weight: tensor cores of Hopper read eight-bit operands with the inner axis
-last alone (PTX ISA, wgmma). No gradient: training quantizes gradients as well, in e5m2, which is another block.
+a and b are float8_e4m3fn with one float32 scale each. Source: Micikevicius et al., FP8 Formats for Deep Learning, arXiv
+2209.05433. b is [n, k], as torch.nn.Linear stores its weight. Hopper's tensor cores read eight-bit operands only with
+the inner axis last (PTX ISA, wgmma). There is no gradient: training quantizes gradients to e5m2, too, and
+would be another block.
 
-The reference takes the inputs as the fp8 numbers that they are. They are exact in bfloat16, in which the independent
-evaluation multiplies them, summed in float32; it scales in float32. The tolerance is one unit in the last place of the
-largest c, which storing c may cost. Hopper's tensor cores sum fp8 products with some 14 bits (DeepSeek-V3, arXiv
-2412.19437, section 3.3.2): left to themselves over 8192 terms (PyTorch's use_fast_accum=True, XLA's Triton fusions)
-they may miss it, and should.
+The reference takes the fp8 inputs as exact numbers. The independent evaluation multiplies them in bfloat16, where they
+are exact, and sums and scales in float32. So the tolerance is one unit in the last place of the largest c, which
+storing c may cost. Hopper's tensor cores sum fp8 products with some 14 bits (DeepSeek-V3, arXiv 2412.19437, section
+3.3.2). Over 8192 terms without float32 accumulation (PyTorch's use_fast_accum=True, XLA's Triton fusions) they may miss
+this tolerance, which is intended.
 """
 
 from ..block import Block
@@ -24,27 +25,27 @@ def reference(xp, inputs):  # type: ignore[no-untyped-def]
 
 
 def product_flops(sizes: Sizes) -> float:
-    """A multiplication and an addition for each term; one more for each sum, the scale, is left out."""
+    """Count a multiplication and an addition for each term; the scaling of each sum is left out."""
     return 2 * sizes["m"] * sizes["k"] * sizes["n"]
 
 
 def draw_a_scale(generator, sizes):  # type: ignore[no-untyped-def]
-    """What brings a, drawn with a standard deviation of 8, to one of about 1."""
+    """Draw a scale that brings a from its standard deviation of 8 to about 1."""
     return generator.uniform(0.1, 0.2)
 
 
 def draw_b_scale(generator, sizes):  # type: ignore[no-untyped-def]
-    """The same of b, over the square root of the inner axis."""
+    """Draw the same for b, divided by the square root of the inner axis."""
     return generator.uniform(0.1, 0.2) / sizes["k"] ** 0.5
 
 
 def divisible_by_16(case: Case) -> str | None:
-    """What torch._scaled_mm asks of its operands, for cuBLASLt, on a GPU (aten/src/ATen/native/cuda/Blas.cpp)."""
+    """Refuse axes that torch._scaled_mm refuses for cuBLASLt on a GPU (aten/src/ATen/native/cuda/Blas.cpp)."""
     odd = [f"{axis} = {case.sizes[axis]}" for axis in ("k", "n") if case.sizes[axis] % 16]
     return f"torch._scaled_mm takes inner and output axes that 16 divides, not {' and '.join(odd)}" if odd else None
 
 
-# With a standard deviation of 8 few numbers are subnormal (under 2^-6), none is near the largest (448), and products of
+# With a standard deviation of 8 few numbers are subnormal (below 2^-6) and none is near the largest (448). Products of
 # the small check cases do not overflow float16, in which the interpreter's checks evaluate them independently.
 BLOCK = Block(
     name="matmul_fp8",

@@ -1,17 +1,19 @@
-"""A mixture of SwiGLU experts (Mixtral, arXiv 2401.04088): each token goes to the top_k that a router scores highest.
+"""A mixture of SwiGLU experts (Mixtral, arXiv 2401.04088): each token goes to the top_k experts of highest score.
 
     y = sum over the chosen e of w_e (silu(x w_gate[e]) * (x w_up[e])) w_down[e]
 
-w is the softmax of the chosen logits x router^T, which is the full softmax's probabilities renormalised over those
-chosen; of equal logits the expert with the lowest index is first. No token is dropped, however many want one expert.
-Routing and weighted sums are in float32. The load-balancing loss is that of Switch (arXiv 2101.03961) for several
-choices: experts * sum over e of fraction_e mean_e, fraction_e the share of all choices that fall on e (not
-differentiated) and mean_e the mean of e's probabilities; 1 where both are even.
+w is the softmax of the chosen logits x router^T, which equals the full softmax renormalised over the chosen experts.
+Among equal logits the expert with the lowest index wins. No token is dropped, however many choose one expert. Routing
+and weighted sums are in float32.
 
-Which experts a token chooses is no continuous function: where two logits are equal but for rounding, float32 and the
-float64 reference may choose differently, and every result of that token would be another. Inputs are drawn so that this
-cannot happen: x is made to have logits that are drawn first, MARGIN apart between the last that is chosen and the first
-that is not. Storing x and the router in bfloat16 moves a logit by 0.01 at most, computing it in float32 by 1e-5.
+The load-balancing loss is Switch's (arXiv 2101.03961) for several choices: experts * sum over e of fraction_e mean_e.
+Here fraction_e is the share of all choices that fall on e (not differentiated), and mean_e is the mean of e's
+probabilities. The loss is 1 where both are even.
+
+The choice of experts is not continuous: where two logits are nearly equal, float32 and the float64 reference may choose
+differently, and all results of that token would differ. Inputs are drawn so that this cannot happen. The logits are
+drawn first, with MARGIN between the last chosen and the first other one, and x is built to have them. Storing x and the
+router in bfloat16 moves a logit by at most 0.01, and computing it in float32 by 1e-5.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ def reference(xp, inputs, *, top_k):  # type: ignore[no-untyped-def]
 
 
 def router_weight(sizes: Sizes) -> Any:
-    """Orthonormal rows, random but one for every seed: x must be drawn knowing them."""
+    """Return random orthonormal rows, the same for every seed, because drawing x needs them."""
     import numpy as np
 
     generator = np.random.default_rng([sizes["experts"], sizes["width"]])
@@ -62,16 +64,18 @@ def router_weight(sizes: Sizes) -> Any:
 
 
 def draw_x(generator: Any, sizes: Sizes) -> Any:
-    """Normal rows, but for their part along the router's, which gives them the logits of `draw_logits`."""
+    """Draw normal rows, with a component along the router's rows that gives the logits of `draw_logits`."""
     router = router_weight(sizes)
     x = generator.standard_normal((sizes["tokens"], sizes["width"]))
     return x + (draw_logits(generator, sizes) - x @ router.T) @ router
 
 
 def draw_logits(generator: Any, sizes: Sizes) -> Any:
-    """The load is uneven: logits are normal about a level that falls by 1 from the first expert to the last. All but
-    `used` experts are below those by construction, and nobody chooses them; of the first tokens each likes another of
-    the used ones best, so that none is left out. Which expert has which level is random."""
+    """Draw logits with an uneven load: their mean falls by 1 from the first expert to the last, in random order.
+
+    All but `used` experts lie below the used ones, so no token chooses them. Each of the first tokens prefers another
+    used expert, so every used one gets a token.
+    """
     import numpy as np
 
     tokens, experts, used, top_k = (sizes[name] for name in ("tokens", "experts", "used", "top_k"))
@@ -85,33 +89,36 @@ def draw_logits(generator: Any, sizes: Sizes) -> Any:
 
 
 def product_flops(sizes: Sizes) -> float:
-    """Three products of width x hidden for each of a token's choices; the router's is below 1% of them and left out."""
+    """Count three products of width x hidden for each choice of a token; the router is below 1% and left out."""
     return 3 * 2 * sizes["tokens"] * sizes["top_k"] * sizes["width"] * sizes["hidden"]
 
 
 def working_bytes(sizes: Sizes) -> int:
-    """What XLA's grouped products have in bf16: every row beside each expert, twice, and twice again in the backward
-    half (64 experts' 32,768 rows of 2048: 30.3 GiB)."""
+    """Return the memory of XLA's grouped products in bf16.
+
+    They hold every row for each expert, twice forward and twice backward: 30.3 GiB for 64 experts and 32,768 rows of
+    2048.
+    """
     rows = sizes["tokens"] * sizes["top_k"]
     return 2 * 4 * sizes["experts"] * rows * max(sizes["width"], sizes["hidden"])
 
 
 def used_weights(sizes: Sizes) -> int:
-    """Elements of one weight that belong to experts with a token."""
+    """Count the elements of one weight that belong to experts with a token."""
     return sizes["used"] * sizes["width"] * sizes["hidden"]
 
 
 def sizes(tokens: int, width: int, hidden: int, experts: int, top_k: int, used: int | None = None) -> Sizes:
-    """`used`: how many experts get tokens; all, if not said."""
+    """used: the number of experts that get tokens, all by default."""
     return {
         "tokens": tokens, "width": width, "hidden": hidden, "experts": experts, "top_k": top_k, "used": used or experts,
     }
 
 
 def grouped_mm_unsupported(case: Case) -> str | None:
-    """In other types than bfloat16 torch's grouped_mm is a loop over experts that waits for the GPU before each."""
+    """Refuse types other than bfloat16, where torch's grouped_mm loops over experts and waits for the GPU."""
     if case.dtype != "bfloat16":
-        return f"torch's grouped_mm has a kernel for bfloat16 alone, not {case.dtype}"
+        return f"torch's grouped_mm has a kernel for bfloat16 only, not {case.dtype}"
     if case.sizes["width"] % 8 or case.sizes["hidden"] % 8:
         return "torch's grouped_mm takes rows of a multiple of 16 bytes"
     return None
@@ -142,8 +149,8 @@ BLOCK = Block(
     work="flops",
     working_bytes=working_bytes,
     shapes=(
-        # Mixtral's experts and choices, at half its width and a quarter of its hidden size: float64 gradients of its
-        # own 1.4 billion weights would take 11 GB.
+        # Mixtral's experts and choices, with half its width and a quarter of its hidden size: the float64 gradients of
+        # its 1.4 billion weights would take 11 GB.
         Shape("mixtral-small", sizes(4096, 2048, 3584, 8, 2), quick=True),
         Shape("prime", sizes(251, 257, 131, 7, 3, used=6), ("float32",), edge=True),
         Shape("olmoe", sizes(4096, 2048, 1024, 64, 8)),
@@ -151,10 +158,10 @@ BLOCK = Block(
         Shape("all-on-one", sizes(4096, 2048, 1024, 8, 1, used=1), ("bfloat16",), edge=True),
         Shape("few-tokens", sizes(16, 2048, 3584, 8, 2)),
         Shape("odd", sizes(17, 37, 29, 5, 2, used=4), ("float32", "float16"), edge=True),
-        # Rows of 16 bytes and bfloat16, which grouped_mm asks for.
+        # bfloat16 and rows of a multiple of 16 bytes, as grouped_mm needs.
         Shape("one-expert", sizes(7, 16, 24, 3, 1, used=1), ("float32", "bfloat16"), edge=True),
         Shape("tiny-token", sizes(1, 16, 24, 3, 2, used=2), ("float32", "bfloat16"), directions=("train",), edge=True),
-        # Of one expert the router's gradient is exactly zero: there is nothing to hold its error against.
+        # Forward only: with one expert the router's gradient is exactly zero, and a relative error has no scale.
         Shape("tiny-column", sizes(3, 1, 1, 1, 1), ("float32", "bfloat16"), directions=("fwd",), edge=True),
     ),
     implementations=(

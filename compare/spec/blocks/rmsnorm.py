@@ -1,4 +1,4 @@
-"""y = x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich, arXiv 1910.07467), in float32 inside."""
+"""y = x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich, arXiv 1910.07467), computed in float32."""
 
 from ..block import Block
 from ..case import Shape
@@ -31,7 +31,7 @@ BLOCK = Block(
         Shape("one-row", {"rows": 1, "columns": 4096}, ("float32",), edge=True),
         Shape("odd", {"rows": 7, "columns": 257}, ("float32", "float16", "bfloat16"), edge=True),
         Shape("tiny-row", {"rows": 1, "columns": 67}, ("float32", "float16", "bfloat16"), edge=True),
-        # Of one column the gradient of x is what rounding leaves of two equal terms.
+        # Forward only: with one column the gradient of x is the rounding error of two equal terms.
         Shape("tiny-column", {"rows": 3, "columns": 1}, ("float32", "bfloat16"), directions=("fwd",), edge=True),
         Shape(
             "large-fp16", {"rows": 3, "columns": 64, "magnitude": 12000}, ("float16",),

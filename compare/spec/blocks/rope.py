@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al., RoFormer, arXiv 2104.09864) of queries and keys, in two halves as Llama has it.
+"""Rotary position embedding of queries and keys (Su et al., RoFormer, arXiv 2104.09864), in Llama's two halves.
 
 Pair i of a head, x1 = x[i] and x2 = x[i + head_dim/2], turns by the angle position * theta^(-2i/head_dim):
 
@@ -14,8 +14,10 @@ from ..tensor import Tensor
 
 
 def reference(xp, inputs, *, theta):  # type: ignore[no-untyped-def]
-    """Angles are never narrower than float32: bfloat16 holds no odd position above 256, and no code computes them so.
-    Evaluated in float32 they err as anybody's do: an angle of 2000 radians by 1e-4."""
+    """Rotate q and k by angles in float32 or wider, because bfloat16 holds no odd position above 256.
+
+    float32 angles err as in any implementation: an angle of 2000 radians by 1e-4.
+    """
     q, positions = inputs["q"], inputs["positions"]
     half = q.shape[-1] // 2
     wide = xp.float64 if q.dtype == xp.float64 else xp.float32
@@ -31,18 +33,18 @@ def reference(xp, inputs, *, theta):  # type: ignore[no-untyped-def]
 
 
 def draw_positions(generator: Any, sizes: Sizes) -> Any:
-    """Each sequence goes on from somewhere below 1000, as where a cache holds what came before."""
+    """Draw a first position below 1000 for each sequence, as if a cache held the earlier tokens."""
     return generator.integers(0, 1000, (sizes["batch"], 1)) + list(range(sizes["sequence"]))
 
 
 def rotation_flops(sizes: Sizes) -> float:
-    """Two products and a sum an element."""
+    """Count two products and a sum for each element."""
     heads = sizes["heads"] + sizes["kv_heads"]
     return 3 * sizes["batch"] * heads * sizes["sequence"] * sizes["head_dim"]
 
 
 def angle_flops(sizes: Sizes) -> float:
-    """The angle, its cosine and its sine, a pair at each position."""
+    """Count the angle, its cosine and its sine for each pair at each position."""
     return 3 * sizes["batch"] * sizes["sequence"] * sizes["head_dim"] / 2
 
 

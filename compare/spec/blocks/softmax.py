@@ -1,7 +1,7 @@
-"""y_ij = exp(x_ij - max_j x_ij) / sum_j exp(x_ij - max_j x_ij), in float32 inside.
+"""y_ij = exp(x_ij - max_j x_ij) / sum_j exp(x_ij - max_j x_ij), computed in float32.
 
-An x of -inf is hidden: its y is 0, and its gradient too. A row of -inf alone has a y of zeros. Implementations are told
-in which shapes there are such rows (`masked`), so that plain formulas of the others are what everybody writes.
+An x of -inf is hidden: its y and its gradient are 0. A row of only -inf has a y of zeros. Implementations learn from
+`masked` which shapes have such rows, so that the others keep the usual plain formula.
 """
 
 import math
@@ -23,8 +23,11 @@ def reference(xp, inputs, masked=0):  # type: ignore[no-untyped-def]
 
 
 def draw_x(generator: Any, sizes: Sizes) -> Any:
-    """In a shape with `masked`, scores under a causal mask: row i is normal up to column i modulo the columns and -inf
-    after it; the last `masked` rows are -inf alone, as queries that are padding may be. In another, normal alone."""
+    """Draw scores under a causal mask in a shape with `masked`; None, for normal values, in others.
+
+    Row i is normal up to column i modulo the columns, and -inf after it. The last `masked` rows, the padding queries,
+    are only -inf.
+    """
     if "masked" not in sizes:
         return None
     rows, columns = sizes["rows"], sizes["columns"]
@@ -35,10 +38,10 @@ def draw_x(generator: Any, sizes: Sizes) -> Any:
 
 
 def nan_where_masked(what: str) -> Callable[[Case], str | None]:
-    """For libraries whose softmax of a row of -inf alone is not ours."""
+    """Refuse masked shapes, for libraries that do not return zeros for a row of only -inf."""
 
     def unsupported(case: Case) -> str | None:
-        return f"{what} gives NaN, not zeros, for a row of -inf alone" if "masked" in case.sizes else None
+        return f"{what} gives NaN, not zeros, for a row of only -inf" if "masked" in case.sizes else None
 
     return unsupported
 
@@ -62,12 +65,12 @@ BLOCK = Block(
         Shape("4096-columns", {"rows": 8192, "columns": 4096}, ("float16", "float32"), quick=True),
         Shape("32768-columns", {"rows": 8192, "columns": 32768}),
         Shape("gpt2-vocabulary", {"rows": 4096, "columns": 50257}),
-        # One sequence of GPT-2 that is padded from 768 to 1024 positions, under its mask.
+        # One GPT-2 sequence, padded from 768 to 1024 positions, under its mask.
         Shape("gpt2-padded", {"rows": 12 * 1024, "columns": 1024, "masked": 12 * 256}),
         Shape("one-row", {"rows": 1, "columns": 4096}, ("float32",), edge=True),
         Shape("odd", {"rows": 7, "columns": 257}, ("float32", "float16", "bfloat16"), edge=True),
         Shape("odd-masked", {"rows": 9, "columns": 257, "masked": 2}, ("float32", "float16", "bfloat16"), edge=True),
-        # Of rows that no compiler pads.
+        # Rows that no compiler pads.
         Shape("even-masked", {"rows": 5, "columns": 64, "masked": 2}, ("float32", "bfloat16"), edge=True),
         Shape("tiny-column", {"rows": 3, "columns": 1}, ("float32", "float16", "bfloat16"), edge=True),
     ),

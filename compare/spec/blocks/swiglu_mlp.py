@@ -15,7 +15,7 @@ def reference(xp, inputs, *, eps):  # type: ignore[no-untyped-def]
 
 
 def product_flops(sizes: Sizes) -> float:
-    """Three products of tokens x width x hidden; the elementwise work is below 1% of it and left out."""
+    """Count three products of tokens x width x hidden; the elementwise work is below 1% of it and left out."""
     return 3 * 2 * sizes["tokens"] * sizes["width"] * sizes["hidden"]
 
 

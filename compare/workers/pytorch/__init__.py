@@ -1,1 +1,1 @@
-"""Programs of the PyTorch worker processes."""
+"""The PyTorch workers: on a device, in Triton's interpreter, for an absent GPU, and for users' functions."""

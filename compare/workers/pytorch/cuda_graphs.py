@@ -1,8 +1,8 @@
-"""A PyTorch program's launches, captured as CUDA graphs and replayed: forward and backward, one graph each.
+"""A PyTorch program captured as CUDA graphs and replayed: one graph for forward, one for backward.
 
-The steps are those of torch.cuda.make_graphed_callables: calls on a side stream until everything that happens once has
-happened, then a capture of forward, then one of backward from the same memory pool. Arrays stay where the capture found
-them: inputs and cotangents must be the ones captured, and results are the same memory at every replay.
+The steps are those of torch.cuda.make_graphed_callables: first calls on a side stream, which do all one-time setup,
+then a capture of forward, then one of backward from the same memory pool. A replay reads the captured inputs and
+cotangents, and writes its results to the same memory each time.
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ _CALLS_BEFORE = 3
 
 
 class CaptureFailed(Exception):
-    """The launches could not be captured. PyTorch's allocator then still takes a capture to be underway
-    (CUDAGraph::capture_end), so that this process is of no further use."""
+    """A failed capture. PyTorch's allocator stays in capture mode (CUDAGraph::capture_end): this process must end."""
 
 
 @contextmanager
 def captured(program: Program, inputs: Arrays, cotangents: Arrays) -> Iterator[Program]:
-    """The program on these very arrays, each part one replay; its memory is given back at the end.
+    """Yield the program on these very arrays with one replay a phase, and free its memory at the end.
 
-    Raises CaptureFailed, and whatever the program raises before its capture.
+    Raises CaptureFailed, and the program's own error before its capture.
     """
-    gc.collect()  # an autograd node left over from another stream would make the capture depend on that
+    gc.collect()  # the capture would depend on another stream through an autograd node left from it
     stream = _side_stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -54,7 +53,7 @@ def captured(program: Program, inputs: Arrays, cotangents: Arrays) -> Iterator[P
 
 
 class _Replay:
-    """Two graphs and the results that they write."""
+    """The two graphs and their results."""
 
     def __init__(self) -> None:
         self._graphs: tuple[torch.cuda.CUDAGraph, ...] = (torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph())
@@ -82,9 +81,9 @@ class _Replay:
         self._graphs[1].replay()
         return self._gradients
 
-    def poison(self, part: str) -> list[Extent]:
-        """All before forward: a gradient may lie where forward leaves something for backward."""
-        if part == "forward":
+    def poison(self, phase: str) -> list[Extent]:
+        """Fill all results with NaN before forward; before backward, a gradient's memory may hold saved values."""
+        if phase == "forward":
             with torch.no_grad():
                 for x in self._own:
                     x.fill_(float("nan"))
@@ -94,16 +93,16 @@ class _Replay:
         torch.cuda.synchronize()
         self._outputs, self._gradients, self._own = {}, {}, []
         self._graphs = ()
-        torch.cuda.empty_cache()  # else the graphs' free memory stays apart from what other calls may use
+        torch.cuda.empty_cache()  # else other calls cannot use the graphs' freed memory
 
 
 def extent(array: torch.Tensor) -> Extent:
-    """First and one-past-last address."""
+    """Return the first and one-past-last address."""
     start = array.data_ptr()
     return start, start + array.numel() * array.element_size()
 
 
 @cache
 def _side_stream() -> torch.cuda.Stream:
-    """One for the life of the process: cuBLAS keeps a workspace for each stream that it was used on."""
+    """Return the process's one side stream, because cuBLAS keeps a workspace for every stream that used it."""
     return torch.cuda.Stream()

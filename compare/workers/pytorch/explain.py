@@ -1,4 +1,4 @@
-"""The process in which a user's torch function is compiled; see `explaining`."""
+"""The process that compiles a user's torch function; see compare.workers.explaining."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TorchExplainer:
 
         from triton_side.deviceless.user_functions import Factory
 
-        self._train, self._pretended = request["grad"], target is not None
+        self._train, self._deviceless = request["grad"], target is not None
         self._target = target or torch.cuda.get_device_name()
         self._factory = Factory()
         self._state: Mapping[str, Any] = request["state"]
@@ -50,7 +50,7 @@ class TorchExplainer:
         from ...user.explain_request import unpack
 
         function, args, kwargs = unpack(call["parcel"], self._make)
-        with _state(self._state):
+        with _apply_state(self._state):
             captured = user_functions.compile_call(
                 function, args, kwargs, self._factory, train=self._train, products=call["products"]
             )
@@ -71,11 +71,11 @@ class TorchExplainer:
 
     def _assumed(self, name: str, captured: Any) -> list[str]:
         chosen = {match[1] for kernel in captured.kernels if (match := _ATTENTION.search(kernel.name))}
-        if not chosen or not self._pretended:
+        if not chosen or not self._deviceless:
             return []
         return [
-            f"{name}: a GPU decides which kernel scaled_dot_product_attention is; {' and '.join(sorted(chosen))} is "
-            "assumed here. torch.nn.attention.sdpa_kernel fixes it"
+            f"{name}: without a GPU, scaled_dot_product_attention is assumed to run {' and '.join(sorted(chosen))}; "
+            "torch.nn.attention.sdpa_kernel fixes the choice"
         ]
 
 
@@ -86,8 +86,8 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(strides[: len(shape)])
 
 
-def _state(state: Mapping[str, Any]) -> Any:
-    """The caller's settings that change what is compiled."""
+def _apply_state(state: Mapping[str, Any]) -> Any:
+    """Apply the caller's settings that change the compiled code; return its autocast context."""
     import contextlib
 
     import torch

@@ -1,13 +1,14 @@
-"""Whether a call's results are written before what its caller's stream does next.
+"""The check that a call's results are written before the caller's stream continues.
 
-A call may work on a stream of its own if it makes the caller's stream wait for that. One that does not is right once
-the whole device is idle, as after every timed call, yet the next operation of a real caller reads what was there
-before. To see it, every multiprocessor is kept full by a kernel of another stream, so that nothing the call launches
-can begin, and a copy engine, which needs no multiprocessor, reads the results in the caller's stream: of a sound call
-it waits and reads what stays; of the other it reads the memory as it was.
+A call may use a stream of its own if the caller's stream waits for it. Without that wait the results are right once the
+whole device is idle, as after every timed call, but the next operation of a real caller reads old memory.
 
-A sound call cannot fail. A late one can slip through where its host side alone takes longer than BUSY_SECONDS, or where
-it makes the host wait for the device, as an allocation can: its earlier calls have made those.
+The check fills every multiprocessor with a kernel of another stream, so that the call's kernels cannot begin. Then a
+copy engine, which needs no multiprocessor, reads the results in the caller's stream. After a correct call the copy
+waits and reads the results; otherwise it reads the memory as it was.
+
+A correct call cannot fail this check. A late one can pass if its host side takes longer than BUSY_SECONDS, or if it
+makes the host wait for the device. An allocation can do so; the program's earlier calls have made theirs.
 """
 
 from __future__ import annotations
@@ -23,29 +24,29 @@ import torch
 from triton_side.calls import cuda_program
 
 BUSY_SECONDS = 0.02
-_WINDOWS, _ELEMENTS = 16, 1024  # how many places of each result are read, and how much at each
+_WINDOWS, _ELEMENTS = 16, 1024  # windows of each result, and elements of each window
 
 
 def late(call: Callable[[], dict[str, torch.Tensor]]) -> list[str]:
-    """Names of the results of `call` that were still to be written when its caller's stream came to read them.
+    """Return the names of results of `call` that its caller's stream could read before they were written.
 
-    The device is idle, and the memory that the call will write to holds other bits than the results will have.
+    The caller makes sure that the device is idle, and that the memory of the results holds other bits.
     """
-    room = _host_memory()
+    unused = _host_memory()
     occupy()
-    seen = []
+    copies = []
     for name, result in call().items():
         for window in _windows(result.detach()):
             size = window.numel() * window.element_size()
-            found, room = room[:size].view(window.dtype), room[-(-size // 16) * 16 :]  # every view aligned
+            found, unused = unused[:size].view(window.dtype), unused[-(-size // 16) * 16 :]  # every view is aligned
             found.copy_(window, non_blocking=True)
-            seen.append((name, window, found))
+            copies.append((name, window, found))
     torch.cuda.synchronize()
-    return list(dict.fromkeys(name for name, window, found in seen if not _same_bits(window.cpu(), found)))
+    return list(dict.fromkeys(name for name, window, found in copies if not _same_bits(window.cpu(), found)))
 
 
 def occupy() -> None:
-    """Fill the idle device for BUSY_SECONDS; returns once it is full."""
+    """Occupy all multiprocessors of the idle device for BUSY_SECONDS, and return once they are full."""
     device = torch.device("cuda", torch.cuda.current_device())
     properties = torch.cuda.get_device_properties(device)
     source = str(Path(__file__).with_name("occupy.cu"))
@@ -53,11 +54,11 @@ def occupy() -> None:
     blocks = properties.multi_processor_count * (properties.max_threads_per_multi_processor // 1024)
     with torch.cuda.stream(_stream()):
         cuda_program.launch(kernel, blocks, (1024, 1), (ctypes.c_longlong(int(BUSY_SECONDS * 1e9)),), device)
-    time.sleep(0.0005)  # a launch takes some microseconds to arrive
+    time.sleep(0.0005)  # until the launch has reached the device
 
 
 def _windows(result: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Evenly spaced runs of the result's memory, from its first element to the end."""
+    """Yield evenly spaced windows of the result's memory, from its first element to the end."""
     first, past = result.storage_offset(), result.untyped_storage().nbytes() // result.element_size()
     count = min(_ELEMENTS, past - first)
     for index in range(_WINDOWS):
@@ -75,5 +76,5 @@ def _stream() -> torch.cuda.Stream:
 
 @functools.cache
 def _host_memory() -> torch.Tensor:
-    """Pinned bytes, for 64 results; made before the device is busy, because making them can wait for it."""
+    """Return pinned memory for 64 results, allocated before the device is busy, because allocating can wait for it."""
     return torch.empty(64 * _WINDOWS * _ELEMENTS * 4, dtype=torch.uint8, pin_memory=True)

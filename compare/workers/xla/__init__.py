@@ -1,1 +1,1 @@
-"""Programs of the XLA worker process."""
+"""The XLA worker: its service, its compiles, Triton kernels within XLA, and compiles of users' functions."""

@@ -1,4 +1,4 @@
-"""The process in which a user's JAX function is compiled; see `explaining`."""
+"""The process that compiles a user's JAX function; see compare.workers.explaining."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class XlaExplainer:
 
         for option, value in request["state"].items():
             jax.config.update(option, value)
-        # HLO names source files as the interpreter does; those of installed packages, relative to their folder.
+        # HLO names source files by their full path, and files of installed packages relative to site-packages.
         jax.config.update("jax_hlo_source_file_canonicalization_regex", r"^.*/site-packages/")
         self._grad = request["grad"]
         self._versions = installed("jax", "jaxlib")
@@ -99,7 +99,7 @@ def _closed_over(name: str, arrays: tuple[tuple[tuple[int, ...], str], ...]) -> 
         return []
     shown = ", ".join(f"{d}{list(s)}" for s, d in large[:4]) + (", ..." if len(large) > 4 else "")
     return [
-        f"{name} closes over arrays ({shown}): they are constants of the compiled code, which differs from code that "
+        f"{name} closes over arrays ({shown}): the compiled code has them as constants, so it differs from code that "
         "takes them as arguments"
     ]
 
@@ -119,7 +119,7 @@ def _key(like: Any) -> Any:
         key = jax.eval_shape(lambda name=implementation: jax.random.key(0, impl=name))
         if str(key.dtype) == like.dtype:
             return jax.ShapeDtypeStruct(like.shape, key.dtype)
-    raise TypeError(f"random keys of {like.dtype} are not among those that jax ships")
+    raise TypeError(f"jax ships no random keys of {like.dtype}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The fusion graph of what XLA compiled in this process: one module, or the two halves of a training step."""
+"""Fusion graphs of XLA's compiles in this process: of one module, or of a training step's two phases."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from ...graph.model import FusionGraph, Phase
 
 
 class Compiled(Protocol):
-    """What a graph is made from; xlafuse.compile.compiler.Compilation and xlafuse.compile.user_functions.CompiledCall
-    have it."""
+    """A compile: a xlafuse.compile.compiler.Compilation or a xlafuse.compile.user_functions.CompiledCall."""
 
     @property
     def hlo_text(self) -> str: ...
@@ -33,7 +32,7 @@ class Compiled(Protocol):
 def of_module(
     compiled: Compiled, dumps: Path, *, target: str, versions: Mapping[str, str], phase: Phase = "forward"
 ) -> tuple[FusionGraph, gpu_program.Program]:
-    """The graph of one compile, with XLA's reasons from its folder of artifacts, and the program it was made from."""
+    """Return the graph of one compile, with XLA's reasons from its artifacts, and its parsed program."""
     module = gpu_program.parse(compiled.hlo_text)
     program = gpu_program.program(module)
     graph = from_program(
@@ -47,8 +46,10 @@ def of_module(
 def of_halves(
     forward: Compilation, backward: Compilation, dumps: Path, *, outputs: int, target: str, versions: Mapping[str, str]
 ) -> FusionGraph:
-    """One graph of a training step. The first `outputs` leaves that forward returns are its caller's; the others are
-    backward's first parameters, leaf by leaf. `dumps` holds a folder for each half."""
+    """Return one graph of a training step. dumps: a folder with artifacts for each phase.
+
+    Forward returns `outputs` leaves to the caller; its other leaves are backward's first parameters, one by one.
+    """
     first, saving = of_module(forward, dumps / "forward", target=target, versions=versions)
     second, using = of_module(backward, dumps / "backward", target=target, versions=versions, phase="backward")
 

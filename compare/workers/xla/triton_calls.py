@@ -1,17 +1,18 @@
-"""Hand-written Triton kernels inside a program of XLA: what PyTorch's side launches, as custom calls of a JAX function.
+"""Hand-written Triton kernels in an XLA program: the launches of a PyTorch function as custom calls of a JAX function.
 
     apply = launching("triton_side.kernels.rmsnorm:apply")
     jax.jit(apply)({"x": x, "weight": weight}, eps=1e-5)
 
-A process that pretends to have the target's GPU (role `target`) records which kernels that function launches on such
-inputs, with which grids, warps and stages, in forward and, if it is differentiated, in backward; so no launcher is
-written twice, and this process, which has jax, imports neither torch nor triton. Each launch becomes XLA's own custom
-call for Triton, "__gpu$xla.gpu.triton" (what jax's Pallas lowers to up to jaxlib 0.10.2), through jax.ffi alone: XLA
-compiles the kernel from Triton's IR with the Triton that it brings, also for a GPU that is not there, and sees an
-opaque operation with operands and results. What the kernel is declared to compute goes with the call
+A process that pretends to have the target's GPU (role `target`) records the function's kernel launches, with grids,
+warps and stages, in forward and, for gradients, in backward. So no launcher is written twice, and this process imports
+neither torch nor triton.
+
+Each launch becomes XLA's own custom call for Triton, "__gpu$xla.gpu.triton", through jax.ffi. Up to jaxlib 0.10.2,
+jax's Pallas lowers to the same call. XLA compiles the kernel from Triton's IR with its own Triton, also for a GPU that
+is not there, and treats it as an opaque operation. The call carries the FLOPs and operations that the kernel declares
 (xlafuse.hlo.custom_calls).
 
-XLA gives such a kernel no scratch memory (what asks for it would write to address 0), so tiles are read through
+XLA gives such a kernel no scratch memory; a kernel that needs it would write to address 0. So tiles are read through
 pointers, not tensor descriptors.
 """
 
@@ -37,13 +38,15 @@ from ...base.worker_protocol import Skip
 from ..client import Worker, WorkerDied, WorkerError, WorkerTimeout
 
 Arrays = dict[str, jax.Array]
-Plan = Mapping[str, Any]  # of compare.workers.pytorch.target.plan_launches
+Plan = Mapping[str, Any]  # from compare.workers.pytorch.target.plan_launches
 
 
 def launching(function: str, precision: str = "ieee") -> Callable[..., Arrays]:
-    """`function` ("package.module:name" of PyTorch's side) as a JAX function of the same contract, differentiable once
-    in every input. precision: of float32 products, "ieee" or "tf32". Traced, it raises
-    compare.base.worker_protocol.Skip where it is more than launches of Triton kernels."""
+    """Return a PyTorch function as a JAX function with the same contract, differentiable once in every input.
+
+    function: "package.module:name". precision: of float32 products, "ieee" or "tf32". Tracing the JAX function raises
+    compare.base.worker_protocol.Skip where the PyTorch function does more than launch Triton kernels.
+    """
 
     def apply(inputs: Mapping[str, jax.Array], **attributes: Any) -> Arrays:
         specs = {name: [list(x.shape), x.dtype.name] for name, x in inputs.items()}
@@ -79,7 +82,7 @@ def _given(plan: Plan, arrays: Mapping[str, jax.Array]) -> dict[int, jax.Array]:
 
 
 def _launched(launches: Sequence[Mapping[str, Any]], buffers: Mapping[int, jax.Array]) -> dict[int, jax.Array]:
-    """The buffers that are there after the launches, one after the other."""
+    """Add the launches to the program, in order, and return all buffers after them."""
     known = dict(buffers)
     for launch in launches:
         results = [jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(dtype)) for _, shape, dtype in launch["writes"]]
@@ -113,12 +116,11 @@ def _plan(function: str, specs: str, attributes: str, precision: str, *, train: 
 
 @functools.cache
 def _planner() -> Worker:
-    """A process of PyTorch's side that pretends to have the target's GPU and touches no other; ends with this one, in
-    whose log it writes."""
+    """Start the `target` worker, which uses no GPU, writes to this process's log and ends with this process."""
     device = jax.devices()[0].device_kind
     target = os.environ.get("XLAFUSE_TARGET") or targets.of_device(device)
     if target is None:
-        raise Skip(f"launches are planned for the GPU of a target pack, and none is of {device}")
+        raise Skip(f"planning launches needs a target pack of the GPU, and none is of {device}")
     environment = {"XLAFUSE_TARGET": target, "CUDA_VISIBLE_DEVICES": "", "XLA_FLAGS": ""}
     worker = Worker("target", Path("/dev/stderr"), environment)
     atexit.register(worker.stop)

@@ -138,7 +138,7 @@ def test_backward_follows_forward_and_a_graph_launch_has_an_arrow_to_each_kernel
     assert launched["ts"] == 35
     assert sum(e["ph"] == "s" and e["tid"] == launched["tid"] for e in events) == 3
     names = [e["args"]["name"] for e in events if e["name"] == "thread_name"]
-    assert names == ["parts", "host thread 1", "host thread 2", "stream 7", "stream 7, lane 2", "stream 7, lane 3"]
+    assert names == ["parts", "host thread 1", "host thread 2", "stream 7", "stream 7, row 2", "stream 7, row 3"]
 
 
 def test_records_merge_as_processes_that_begin_together() -> None:

@@ -121,7 +121,7 @@ def test_a_stop_is_no_traceback_and_leaves_nothing_behind(tmp_path: Path) -> Non
 
 def test_archives_hold_what_each_compiler_said(folder: Path) -> None:
     def names(implementation: str) -> set[str]:
-        with zipfile.ZipFile(folder / "dumps" / f"softmax-prime-fp32-train-{implementation}.zip") as archive:
+        with zipfile.ZipFile(folder / "dumps" / f"softmax-4096-columns-fp32-train-{implementation}.zip") as archive:
             return {Path(name).name for name in archive.namelist()}
 
     xla = names("xla")

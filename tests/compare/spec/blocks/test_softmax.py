@@ -15,7 +15,7 @@ def test_libraries_are_not_asked_for_zeros_of_masked_rows(implementation: str) -
         for case in SOFTMAX.cases(suite)
         if case.sizes["columns"] % 8 == 0 or "masked" in case.sizes
     }
-    reason = "gives NaN, not zeros, for a row of -inf alone"
+    reason = "gives NaN, not zeros, for a row of only -inf"
     masked = {name for name, found in said.items() if found and found.endswith(reason)}
     assert masked == {name for name, found in said.items() if found}
     assert {name.split("/")[1] for name in masked} == {"odd-masked", "even-masked", "gpt2-padded"}
