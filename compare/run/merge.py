@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,21 @@ from ..spec.blocks import BLOCKS
 from ..spec.case import Case
 
 Warn = Callable[[Iterable[str]], object]
-_FILES = ("graph", "dumps")  # fields of a record that name a file of its run
 _SAME = ("schema", "xlafuse", "suite", "target")
 
 
+@dataclass(frozen=True)
+class _Run:
+    """One run to merge: its folder, its run.json, its records, and warnings of unreadable lines."""
+
+    folder: Path
+    json: dict[str, Any]
+    records: list[Record]
+    warnings: list[str]
+
+
 def merge(
-    parts: Sequence[Path], out: Path, *, partial: bool = False, warn: Warn = lambda lines: None
+    folders: Sequence[Path], out: Path, *, partial: bool = False, warn: Warn = lambda lines: None
 ) -> tuple[int, int]:
     """Write the records of all runs, their files and their target packs into `out`, a new folder.
 
@@ -44,158 +53,125 @@ def merge(
     """
     if out.exists():
         raise UsageError(f"{str(out)!r} exists already: name another --out")
-    _each_once(parts)
-    runs = [run_folder.read_run(part) for part in parts]
-    for part, run in zip(parts[1:], runs[1:], strict=True):
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise UsageError("a run is named twice: name each once")
+    runs = [_read(folder) for folder in folders]
+    for run in runs[1:]:
         for name in _SAME:
-            if run.get(name) != runs[0].get(name):
+            if run.json.get(name) != runs[0].json.get(name):
                 raise UsageError(
-                    f"{part} has {name} {run.get(name)!r} and {parts[0]} {runs[0].get(name)!r}: only runs with "
-                    f"the same {name} can be merged"
+                    f"{run.folder} has {name} {run.json.get(name)!r} and {runs[0].folder} "
+                    f"{runs[0].json.get(name)!r}: only runs with the same {name} can be merged"
                 )
-    records = _read(parts, runs, warn)
-    owners = _owners(parts, records)
-    plan = _plan(parts, runs, owners)
-    share = _share(runs)
-    if left_out := _left_out(share, plan, owners):
+    plan = _plan(runs, _owners(runs))
+    missing = _planned(plan) - {record.id for run in runs for record in run.records}
+    for run in runs:
+        if run.warnings and missing:
+            raise RunFolderError(f"{run.warnings[0]}; --out {run.folder} --resume makes its record again; then merge")
+        warn(run.warnings)
+    if problem := _missing_shards(plan):
         if not partial:
-            raise UsageError(f"{left_out}; name them, too, or --partial for a run without them")
-        plan["share"] = share
+            raise UsageError(f"{problem}; name them, too, or --partial for a run without them")
+    else:
+        plan.pop("share")
     try:
-        return _write(parts, runs, records, plan, out)
+        _write(runs, plan, out)
     except OSError as problem:
         raise RunFolderError(f"{problem.filename or out}: {problem.strerror}; {out} is not complete") from problem
+    return sum(len(run.records) for run in runs), len(missing)
 
 
-def _each_once(parts: Sequence[Path]) -> None:
-    """Raises UsageError where one folder is named twice: its records would count twice."""
-    named: dict[Path, Path] = {}
-    for part in parts:
-        if (other := named.get(part.resolve())) is not None:
-            raise UsageError(f"{other} and {part} are one run: name each once")
-        named[part.resolve()] = part
+def _read(folder: Path) -> _Run:
+    """Return a run. Raises RunFolderError for one without a plan, or of another schema."""
+    run = run_folder.read_run(folder)
+    if (schema := run.get("schema", SCHEMA)) != SCHEMA:
+        wrote = f"xlafuse {run['xlafuse']}" if "xlafuse" in run else "the version that wrote it"
+        raise RunFolderError(f"{folder} has schema {schema!r}, and this version reads {SCHEMA}: merge it with {wrote}")
+    if "plan" not in run:
+        raise RunFolderError(f"{folder / 'run.json'}: does not say what was selected")
+    return _Run(folder, run, *run_folder.read_records(folder))
 
 
-def _owners(parts: Sequence[Path], records: Sequence[list[Record]]) -> dict[str, Path]:
+def _owners(runs: Iterable[_Run]) -> dict[str, _Run]:
     """Return the run that has each case's records. Raises UsageError where two runs have records of one case."""
-    owners: dict[str, Path] = {}
-    for part, found in zip(parts, records, strict=True):
-        for entry in found:
-            if (owner := owners.setdefault(entry.case.id, part)) != part:
+    owners: dict[str, _Run] = {}
+    for run in runs:
+        for record in run.records:
+            if (owner := owners.setdefault(record.case.id, run)) is not run:
                 raise UsageError(
-                    f"{owner} and {part} both have case {entry.case.id}, whose numbers are of two segments"
+                    f"{owner.folder} and {run.folder} both have case {record.case.id}: its numbers are of two segments"
                 )
     return owners
 
 
-def _plan(parts: Sequence[Path], runs: Sequence[dict[str, Any]], owners: dict[str, Path]) -> dict[str, Any]:
+def _plan(runs: Sequence[_Run], owners: dict[str, _Run]) -> dict[str, Any]:
     """Return the joint plan, in the order of the table of blocks; records are read in that order, too.
 
-    Each case is taken from the run that has its records, else from the first that planned it.
+    Each case is taken from the run that has its records, else from the first that planned it. `share` joins the shards
+    that the runs are, and the cases of their common plans.
     """
     work: dict[str, tuple[Case, Any]] = {}
-    for part, run in zip(parts, runs, strict=True):
-        if "plan" not in run:
-            raise RunFolderError(f"{part / 'run.json'}: does not say what was selected")
-        for entry in run["plan"]["work"]:
+    for run in runs:
+        for entry in run.json["plan"]["work"]:
             case = Case.from_json(entry["case"])
-            if case.id not in work or owners.get(case.id) == part:
+            if case.id not in work or owners.get(case.id) is run:
                 work[case.id] = case, entry
+    suite = runs[0].json.get("suite") or ""
+    places = {case.id: place for place, case in enumerate(c for block in BLOCKS.values() for c in block.cases(suite))}
     blocks = {name: place for place, name in enumerate(BLOCKS)}
-    cases = {c.id: place for b in BLOCKS.values() for place, c in enumerate(b.cases(runs[0].get("suite") or ""))}
 
     def place(case: Case) -> tuple[int, int]:
-        """Return the case's place in the table; unknown cases come last."""
-        return blocks.get(case.block, len(blocks)), cases.get(case.id, len(cases))
+        return blocks.get(case.block, len(blocks)), places.get(case.id, len(places))
 
     ordered = [entry for _, entry in sorted(work.values(), key=lambda found: place(found[0]))]
-    return {name: value for name, value in runs[0]["plan"].items() if name != "share"} | {"work": ordered}
+    shares = [run.json["plan"]["share"] for run in runs if "share" in run.json["plan"]]
+    share = {name: list(dict.fromkeys(each for share in shares for each in share[name])) for name in ("parts", "cases")}
+    return {**runs[0].json["plan"], "work": ordered, "share": share}
 
 
-def _share(runs: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
-    """Return the shards that these runs are, and all cases of their common plan; as compare.plan.plan.Share."""
-    shares = [run["plan"]["share"] for run in runs if "share" in run["plan"]]
-    return {
-        name: list(dict.fromkeys(each for share in shares for each in share[name])) for name in ("parts", "cases")
-    }
-
-
-def _left_out(share: dict[str, list[str]], plan: dict[str, Any], owners: Iterable[str]) -> str | None:
-    """Return a sentence that names the cases in none of the runs and the missing shards; None where all are there."""
-    there = {Case.from_json(entry["case"]).id for entry in plan["work"]} | set(owners)
-    left = [case for case in share["cases"] if case not in there]
+def _missing_shards(plan: dict[str, Any]) -> str | None:
+    """Return a sentence that names the missing shards and their cases; None where every case is planned."""
+    there = {Case.from_json(entry["case"]).id for entry in plan["work"]}
+    left = [case for case in plan["share"]["cases"] if case not in there]
     if not left:
         return None
-    counts = dict.fromkeys(int(part.partition("/")[2]) for part in share["parts"])
-    parts = [f"{n}/{count}" for count in counts for n in range(1, count + 1) if f"{n}/{count}" not in share["parts"]]
-    of = f"shard{'s' * (len(parts) > 1)} {', '.join(parts)} missing: " if parts else ""
+    named = plan["share"]["parts"]
+    counts = dict.fromkeys(int(shard.partition("/")[2]) for shard in named)
+    shards = [f"{n}/{count}" for count in counts for n in range(1, count + 1) if f"{n}/{count}" not in named]
+    of = f"shard{'s' * (len(shards) > 1)} {', '.join(shards)} missing: " if shards else ""
     cases = "1 case" if len(left) == 1 else f"{len(left)} cases"
     return f"{of}{cases} of the shared plan, such as {left[0]}, in none of these runs"
 
 
-def _write(
-    parts: Sequence[Path], runs: Sequence[dict[str, Any]], found: Sequence[list[Record]], plan: dict[str, Any],
-    out: Path,
-) -> tuple[int, int]:
-    """Write the merged run, its records run by run; a reader gets them in the order of the plan."""
-    segments: list[dict[str, Any]] = []
-    records: list[Record] = []
-    for part, run, own in zip(parts, runs, found, strict=True):
-        new_names = {}
-        for segment in run.get("segments", []):
-            new_names[segment["id"]] = f"s{len(segments) + 1}"
-            segments.append({**segment, "id": new_names[segment["id"]]})
-        for entry in own:
-            records.append(replace(entry, segment=new_names.get(entry.segment or "", entry.segment)))
-            _copy_files(entry, part, out)
-    _copy_packs(parts, out)
-    lines = [json.dumps(entry.to_json(), allow_nan=True) + "\n" for entry in records]
-    atomic_write.write(out / "records.jsonl", "".join(lines).encode(), sync=True)
-    command = " ; ".join(run.get("command", "xlafuse run") for run in runs)
-    run_folder.create(out, {**runs[0], "command": command, "plan": plan, "segments": segments})
-    return len(records), len(_planned(plan) - {entry.id for entry in records})
-
-
-def _read(parts: Sequence[Path], runs: Sequence[Mapping[str, Any]], warn: Warn) -> list[list[Record]]:
-    """Return the records of each run.
-
-    An unreadable line may hold a record that no run has; resuming its run makes that record again. Raises
-    RunFolderError where that was not done, and for a run of another schema.
-    """
-    for part, run in zip(parts, runs, strict=True):
-        if (schema := run.get("schema", SCHEMA)) != SCHEMA:
-            wrote = f"xlafuse {run['xlafuse']}" if "xlafuse" in run else "the version that wrote it"
-            raise RunFolderError(
-                f"{part} has schema {schema!r}, and this version reads {SCHEMA}: merge it with {wrote}"
-            )
-    read = [run_folder.read_records(part) for part in parts]
-    there = {entry.id for found, _ in read for entry in found}
-    for part, run, (_, warnings) in zip(parts, runs, read, strict=True):
-        if warnings and (_torn(part) or _planned(run.get("plan", {"work": ()})) - there):
-            raise RunFolderError(
-                f"{warnings[0]}; after --out {part} --resume, which makes anew what is missing, it can be merged"
-            )
-        warn(warnings)
-    return [found for found, _ in read]
-
-
-def _torn(part: Path) -> bool:
-    """Return whether the last line has no end, as after a run was killed, or while it writes."""
-    path = part / "records.jsonl"
-    return not (path.is_file() and path.read_bytes().endswith(b"\n"))
-
-
-def _planned(plan: Mapping[str, Any]) -> set[str]:
+def _planned(plan: dict[str, Any]) -> set[str]:
     """Return the ids of the planned records."""
     return {record_id(Case.from_json(e["case"]), name) for e in plan["work"] for name in e["implementations"]}
 
 
-def _copy_files(entry: Record, part: Path, out: Path) -> None:
+def _write(runs: Sequence[_Run], plan: dict[str, Any], out: Path) -> None:
+    """Write the merged run, its records run by run, each with its segment under a new name."""
+    segments: list[dict[str, Any]] = []
+    lines: list[str] = []
+    for run in runs:
+        names = {}
+        for segment in run.json.get("segments", []):
+            names[segment["id"]] = f"s{len(segments) + 1}"
+            segments.append({**segment, "id": names[segment["id"]]})
+        for record in run.records:
+            moved = replace(record, segment=names.get(record.segment or "", record.segment))
+            lines.append(json.dumps(moved.to_json(), allow_nan=True) + "\n")
+            _copy_files(record, run.folder, out)
+    _copy_packs(runs, out)
+    atomic_write.write(out / "records.jsonl", "".join(lines).encode(), sync=True)
+    command = " ; ".join(run.json.get("command", "xlafuse run") for run in runs)
+    run_folder.create(out, {**runs[0].json, "command": command, "plan": plan, "segments": segments})
+
+
+def _copy_files(record: Record, folder: Path, out: Path) -> None:
     """Copy the files that a record names; a missing one, such as a deleted archive, stays missing in `out`."""
-    names = [getattr(entry, field) for field in _FILES] + [(entry.trace or {}).get("file")]
-    for name in filter(None, names):
+    for name in filter(None, [record.graph, record.dumps, (record.trace or {}).get("file")]):
         try:
-            source, target = recorded_file(part, entry, name), recorded_file(out, entry, name)
+            source, target = recorded_file(folder, record, name), recorded_file(out, record, name)
         except ValueError as problem:
             raise RunFolderError(f"a file outside its run: {problem}") from None
         if source.is_file():
@@ -203,13 +179,13 @@ def _copy_files(entry: Record, part: Path, out: Path) -> None:
             shutil.copyfile(source, target)
 
 
-def _copy_packs(parts: Sequence[Path], out: Path) -> None:
+def _copy_packs(runs: Sequence[_Run], out: Path) -> None:
     """Copy the target packs: XLA's autotune results joined where their version can be joined, else the first run's."""
     texts: dict[str, list[str]] = {}
-    for part in parts:
-        for path in sorted((part / "target").rglob("*")):
+    for run in runs:
+        for path in sorted((run.folder / "target").rglob("*")):
             if path.is_file():
-                texts.setdefault(str(path.relative_to(part)), []).append(path.read_text())
+                texts.setdefault(str(path.relative_to(run.folder)), []).append(path.read_text())
     for name, found in texts.items():
         text = found[0]
         if name.endswith(".textproto"):

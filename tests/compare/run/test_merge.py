@@ -44,9 +44,9 @@ def part(folder: Path, *blocks: str, suite: str = "quick", entries: bool = True)
 def test_records_keep_their_segments_and_files(tmp_path: Path) -> None:
     parts = [part(tmp_path / "a", "gelu"), part(tmp_path / "b", "softmax")]
     done = CliRunner().invoke(cli, ["merge", *map(str, parts), "--out", str(tmp_path / "out")])
-    assert done.exit_code == 0 and "8 records" in done.output
+    assert done.exit_code == 0
     records, warnings = run_folder.read_records(tmp_path / "out")
-    assert not warnings
+    assert not warnings and f"{len(records)} records" in done.output
     ceilings = {s["id"]: s["ceilings"] for s in run_folder.read_run(tmp_path / "out")["segments"]}
     assert list(ceilings) == ["s1", "s2", "s3", "s4"]
     for entry in records:
@@ -145,7 +145,7 @@ def test_what_a_missing_part_was_to_do_may_be_of_another_run(tmp_path: Path) -> 
 def test_more_parts_than_shapes_are_no_missing_ones(tmp_path: Path) -> None:
     from compare.run.merge import merge
 
-    assert merge(shared_out(tmp_path, 1, 2, 3, 4, of=9, blocks=("gelu", "softmax")), tmp_path / "out")
+    assert merge(shared_out(tmp_path, 1, 2, 3, 4, 5, 6, of=9, blocks=("gelu", "softmax")), tmp_path / "out")
 
 
 def test_a_part_named_twice_is_refused(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_a_part_named_twice_is_refused(tmp_path: Path) -> None:
     folder = part(tmp_path / "a", "gelu")
     (tmp_path / "link").symlink_to(folder)
     for again in (folder, tmp_path / "a" / ".." / "a", tmp_path / "link"):
-        with pytest.raises(UsageError, match="are one run: name each once"):
+        with pytest.raises(UsageError, match="name each once"):
             merge([folder, again], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -187,12 +187,12 @@ def test_what_a_stopped_part_left_another_one_may_have_done(tmp_path: Path) -> N
     stopped = part(tmp_path / "a", "gelu", "softmax")
     lines = (stopped / "records.jsonl").read_text().splitlines(keepends=True)
     (stopped / "records.jsonl").write_text("".join(line for line in lines if '"block": "gelu"' in line))
-    assert merge([stopped, part(tmp_path / "b", "softmax", "rmsnorm")], tmp_path / "out") == (12, 0)
+    assert merge([stopped, part(tmp_path / "b", "softmax", "rmsnorm")], tmp_path / "out") == (18, 0)
     done = CliRunner().invoke(cli, ["merge", str(stopped), "--out", str(tmp_path / "alone")])
-    assert done.exit_code == 0 and "4 that were planned are not there" in done.stderr
+    assert done.exit_code == 0 and "6 planned records" in done.stderr
     plan = selection.resolve_again(run_folder.read_run(tmp_path / "out"), [], None)
     ids = [case.id for case, _ in plan.work]
-    assert len(ids) == len(set(ids)) == 12
+    assert len(ids) == len(set(ids)) == 18
     records = run_folder.read_records(tmp_path / "out")[0]
     assert {r.case.id for r in records} == set(ids)
     assert list(dict.fromkeys(r.case.block for r in records)) == ["gelu", "softmax", "rmsnorm"]  # the table's order
@@ -205,17 +205,16 @@ def test_runs_of_different_suites_are_refused(tmp_path: Path) -> None:
         merge([part(tmp_path / "a", "gelu"), part(tmp_path / "b", "softmax", suite="check")], tmp_path / "out")
 
 
-def test_a_torn_part_is_refused_with_the_remedy(tmp_path: Path) -> None:
+def test_a_torn_line_costs_a_warning_where_every_record_is_there(tmp_path: Path) -> None:
     from compare.run.merge import merge
 
     torn = part(tmp_path / "b", "softmax")
     with (torn / "records.jsonl").open("a") as file:
         file.write('{"id"')
     sound = part(tmp_path / "a", "gelu")
-    with pytest.raises(RunFolderError, match="--resume"):
-        merge([sound, torn], tmp_path / "out")
-    assert run_folder.repair(torn)  # as resuming it does
-    assert merge([sound, torn], tmp_path / "out") == (8, 0)
+    warnings: list[str] = []
+    assert merge([sound, torn], tmp_path / "out", warn=warnings.extend)[1] == 0
+    assert len(warnings) == 1
 
 
 def test_a_line_that_cannot_be_read_costs_nothing_once_its_record_is_made_anew(tmp_path: Path) -> None:
@@ -225,14 +224,14 @@ def test_a_line_that_cannot_be_read_costs_nothing_once_its_record_is_made_anew(t
     broken, other = part(tmp_path / "b", "softmax"), part(tmp_path / "a", "gelu")
     lines = (broken / "records.jsonl").read_text().splitlines(keepends=True)
     (broken / "records.jsonl").write_text("".join([*lines[:2], lines[2][:50] + "\n", *lines[3:]]))
-    with pytest.raises(RunFolderError, match=r"records.jsonl:3: .*; after --out .*/b --resume, which makes anew"):
+    with pytest.raises(RunFolderError, match=r"records.jsonl:3: .*; --out .*/b --resume"):
         merge([other, broken], tmp_path / "out")
     assert run_folder.repair(broken) is None and not (tmp_path / "out").exists()
     rest = part(tmp_path / "c", "softmax")  # or made by a part that does what this one left
     left_out: list[str] = []
     (broken / "records.jsonl").write_text("".join([*lines[:1], lines[1][:50] + "\n"]))
     (rest / "records.jsonl").write_text("".join(lines[1:]))
-    assert merge([other, broken, rest], tmp_path / "three", warn=left_out.extend) == (8, 0) and len(left_out) == 1
+    assert merge([other, broken, rest], tmp_path / "three", warn=left_out.extend) == (12, 0) and len(left_out) == 1
     (broken / "records.jsonl").write_text("".join([*lines[:2], lines[2][:50] + "\n", *lines[3:]]))
     with (broken / "records.jsonl").open("a") as file:
         file.write(lines[2])
@@ -246,7 +245,7 @@ def test_a_line_that_cannot_be_read_costs_nothing_once_its_record_is_made_anew(t
 def test_a_part_without_records_is_told_how_to_get_some(tmp_path: Path) -> None:
     from compare.run.merge import merge
 
-    with pytest.raises(RunFolderError, match="no record was written yet; after --out .*/b --resume, which makes anew"):
+    with pytest.raises(RunFolderError, match="no record was written yet; --out .*/b --resume"):
         merge([part(tmp_path / "a", "gelu"), part(tmp_path / "b", "softmax", entries=False)], tmp_path / "out")
 
 
