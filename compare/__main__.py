@@ -1,4 +1,4 @@
-"""`xlafuse ...`, which is `python -m compare ...`."""
+"""The entry of `xlafuse ...` and `python -m compare ...`."""
 
 import sys
 
@@ -8,7 +8,7 @@ from .cli.main import cli
 def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # where the terminal has no µ, show ? rather than a traceback
+            stream.reconfigure(errors="replace")  # a terminal without µ shows ? instead of a traceback
     cli(prog_name="xlafuse")
 
 

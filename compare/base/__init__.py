@@ -1,1 +1,1 @@
-"""Foundation that every other folder may use: atomic writes, archives, worker messages, the host, text."""
+"""The foundation of all other folders: atomic writes, archives, worker messages, the host, text."""

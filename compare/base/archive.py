@@ -1,4 +1,4 @@
-"""One archive a record: the compiler's artifacts, with source paths that mean the same on any machine."""
+"""Archives of compiler artifacts, one a record, without this machine's paths."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 from . import atomic_write
 from .paths import PROJECT
 
-# Compilers write absolute source paths into their text: below the project they become relative to it, below an
-# environment's packages, a folder of PYTHONPATH, or the folder where Inductor writes its code, relative to those.
+# Compilers write absolute source paths. Paths in the project, an environment's packages, a folder of PYTHONPATH or
+# Inductor's code folder become relative to that folder.
 _FOLDERS = (
     re.escape(str(PROJECT).encode()), rb"/[^\s\"'<>|:]*/site-packages", rb"/[^\s\"'<>|:]*/torchinductor_[^/]+",
     *(
@@ -22,16 +22,16 @@ _FOLDERS = (
     ),
 )
 _PREFIXES = re.compile(rb"(?:" + rb"|".join(_FOLDERS) + rb")/(?:tmp[^/\s]+/)?")
-_BINARY = {".pb"}  # serialized protos: a changed length would break them; XLA is told to write relative paths
-_LEFT_OUT = {".cubin"}  # SASS and PTX say what it holds, and its debug sections name absolute paths
+_BINARY = {".pb"}  # a changed length breaks a serialized proto; XLA's flags make its paths relative
+_LEFT_OUT = {".cubin"}  # SASS and PTX hold the same code, and a cubin's debug sections name absolute paths
 
 
 def pack(source: Path, archive: Path) -> bool:
-    """Pack the files under `source` into the zip `archive`; False, and no archive, where there are none."""
+    """Pack the files under `source` into the zip `archive`. Return False and write nothing where there are none."""
     files = sorted(p for p in source.rglob("*") if p.is_file() and p.suffix not in _LEFT_OUT) if source.is_dir() else []
     if not files:
         return False
-    # LZMA: compiler text shrinks to well under half of what deflate leaves.
+    # LZMA packs compiler text to less than half of deflate's size.
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_LZMA) as packed:
         for file in files:
@@ -42,10 +42,10 @@ def pack(source: Path, archive: Path) -> bool:
 
 
 def portable(text: bytes) -> bytes:
-    """Text with the project's and its packages' folders cut off the front of paths."""
+    """Cut the project's and the packages' folders off the front of paths."""
     return _PREFIXES.sub(b"", text)
 
 
-def relative(line: str) -> str:
-    """`file:line` with the file below the project's folder or its environment's packages shortened."""
+def portable_line(line: str) -> str:
+    """Cut the folders off the front of "file:line", as `portable` does."""
     return portable(line.encode()).decode()

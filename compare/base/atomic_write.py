@@ -1,4 +1,4 @@
-"""Files that are replaced as a whole: who is killed while it writes leaves the old one."""
+"""Atomic writes: a process that is killed while it writes leaves the old file."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from pathlib import Path
 
 
 def write(path: Path, content: bytes, *, sync: bool = False) -> None:
-    """Make or replace a file, and its folder where there is none: a run that is resumed makes some anew that records of
-    it name already. A link goes on pointing where it points, and the file there is replaced; a pipe or a device is
-    written to. sync: not before the content is on the disk, or a power failure can leave the new name on an empty file.
-    Raises OSError."""
+    """Write or replace a file, and create its folder. Raises OSError.
+
+    A symbolic link stays, and its target is replaced. A pipe or a device is written to. sync: flush to disk first;
+    otherwise a power failure can leave an empty file.
+    """
     if path.exists() and not path.is_file():
         path.write_bytes(content)
         return

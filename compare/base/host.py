@@ -1,4 +1,4 @@
-"""This machine, without a framework: is there a GPU, and what should a run remember of the host."""
+"""Facts about this machine that need no framework: GPU, packages, processor, environment variables."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from xlafuse.compile.environment import gpu_present
 from .paths import PROJECT
 
 __all__ = [
-    "distribution", "gpu_present", "host", "installed", "interpreter_problem", "lacks", "missing", "runs",
+    "distribution", "gpu_present", "host", "installed", "interpreter_problem", "missing", "requirement_problem",
     "scratch_root", "usable_cores", "versions", "xlafuse_version",
 ]
 
 
 def xlafuse_version() -> str:
-    """Of the installed distribution, else of the checkout that is running."""
+    """Return the version of the installed distribution, else of the running checkout."""
     import tomllib
     from importlib.metadata import PackageNotFoundError, version
 
@@ -32,7 +32,7 @@ def xlafuse_version() -> str:
 
 
 def versions(packages: Iterable[str]) -> dict[str, str | None]:
-    """Installed versions in this interpreter, None where a package is missing."""
+    """Return the versions installed in this interpreter, None for a missing package."""
     from importlib.metadata import PackageNotFoundError, version  # slow to import, and reading a run needs none
 
     found: dict[str, str | None] = {}
@@ -45,22 +45,26 @@ def versions(packages: Iterable[str]) -> dict[str, str | None]:
 
 
 def installed(*packages: str) -> dict[str, str]:
-    """`versions` of those that are there."""
+    """Return the versions of the installed packages among these."""
     return {package: found for package, found in versions(packages).items() if found}
 
 
 def missing(requirements: Iterable[str]) -> str | None:
-    """Which of the packages ("liger-kernel==0.8.5", "torch>=2.12") this interpreter lacks or has too old, and the
-    command that installs them. A version after == is the one that was tested, and any will do."""
-    absent = {r: lack for r in requirements if (lack := lacks(r, versions([distribution(r)])[distribution(r)]))}
-    if not absent:
+    """Return the packages that are missing or too old here and the command that installs them, or None.
+
+    requirements: "liger-kernel==0.8.5", "torch>=2.12". == names the tested version, and any version works.
+    """
+    requirements = list(requirements)
+    found = versions(map(distribution, requirements))
+    problems = {r: problem for r in requirements if (problem := requirement_problem(r, found[distribution(r)]))}
+    if not problems:
         return None
-    quoted = " ".join(f'"{requirement}"' for requirement in absent)
-    return f"{' and '.join(absent.values())} ({sys.executable} -m pip install {quoted})"
+    quoted = " ".join(f'"{requirement}"' for requirement in problems)
+    return f"{' and '.join(problems.values())} ({sys.executable} -m pip install {quoted})"
 
 
-def lacks(requirement: str, found: str | None) -> str | None:
-    """Why an installed version is not what is required, as `missing` means it; None where it is."""
+def requirement_problem(requirement: str, found: str | None) -> str | None:
+    """Return why an installed version does not meet the requirement (see `missing`), or None."""
     from packaging.version import Version
 
     name = distribution(requirement)
@@ -71,8 +75,11 @@ def lacks(requirement: str, found: str | None) -> str | None:
 
 
 def interpreter_problem(packages: Mapping[str, str | None]) -> str | None:
-    """Why Triton's interpreter, which checks its kernels on a CPU, does not work with these versions; None where it
-    does. Triton 3.6 takes arrays of one element for numbers, which is an error from numpy 2.4 on."""
+    """Return why Triton's interpreter does not work with these versions, or None.
+
+    The interpreter checks kernels on a CPU. Triton 3.6 uses arrays of one element as numbers; numpy 2.4 and later
+    raise an error there.
+    """
     def release(version: str) -> tuple[int, ...]:
         return tuple(map(int, version.split(".")[:2]))
 
@@ -83,11 +90,11 @@ def interpreter_problem(packages: Mapping[str, str | None]) -> str | None:
 
 
 def distribution(requirement: str) -> str:
-    """The package that a requirement names, without extras and version."""
+    """Return the package that a requirement names, without extras and version."""
     return re.split(r"[\[=<>~! ]", requirement, maxsplit=1)[0]
 
 
-# What compilers and libraries read, and what they make may depend on.
+# Variables that compilers and libraries read, and that may change their code.
 _FLAGS = re.compile(
     r"XLA_FLAGS|JAX_(?:ENABLE|DEFAULT|DISABLE|NUMPY|THREEFRY|COMPILER|USE)_\w+|TORCHINDUCTOR_(?!CACHE_DIR)\w+"
     r"|TORCHDYNAMO_\w+|TRITON_(?:ALLOW|DISABLE|DEFAULT|F32|ENABLE)_\w+|PYTORCH_(?:CUDA_)?ALLOC_CONF"
@@ -97,8 +104,10 @@ _FLAGS = re.compile(
 
 
 def host() -> dict[str, Any]:
-    """Operating system, processor, cores, the NVIDIA driver where there is one, and by name the variables that are set
-    and compilers read ("variables"), without options that name a folder."""
+    """Return the operating system, processor, cores, NVIDIA driver and the set variables that compilers read.
+
+    Options that name a folder are left out of the variables.
+    """
     driver = Path("/proc/driver/nvidia/version")
     return {
         "system": platform.platform(),
@@ -112,24 +121,13 @@ def host() -> dict[str, Any]:
     }
 
 
-def runs(process: int) -> bool:
-    """Whether there is a process of that number."""
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # somebody else's
-        return True
-    return True
-
-
 def usable_cores() -> int:
-    """Those that this process may run on: where several runs share a machine, each is given some (taskset)."""
+    """Return the number of cores that this process may use. Runs that share a machine divide them (taskset)."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def scratch_root() -> Path | None:
-    """Memory-backed storage for input and reference arrays where there is plenty, else the default temporary folder."""
+    """Return /dev/shm for input and reference arrays if it has over 16 GiB free, else None: the temporary folder."""
     memory = Path("/dev/shm")
     if memory.is_dir() and os.access(memory, os.W_OK):
         free = os.statvfs(memory)

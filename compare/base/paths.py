@@ -1,4 +1,4 @@
-"""The folder that holds the project's packages."""
+"""The folder of the project's packages."""
 
 from pathlib import Path
 

@@ -1,18 +1,18 @@
-"""Records to rows of numbers, and rows to tables. Reads a run's folder alone: no GPU, no framework."""
+"""Text and numbers for people: one printable line, significant digits."""
 
 import math
 import unicodedata
 from functools import lru_cache
 
 
-@lru_cache(maxsize=1 << 14)  # a page shows the same ones again and again
+@lru_cache(maxsize=1 << 14)  # a page shows the same names many times
 def printable(text: str, limit: int = 300) -> str:
-    """`text` on one line, without characters that move a terminal's cursor or reorder its text, cut at `limit`.
+    """Return `text` on one line, cut at `limit`, without characters that move a cursor or reorder text.
 
-    A run's folder may come from anywhere, and compilers quote colour codes in their errors.
+    A run's folder may come from an untrusted source, and compilers quote colour codes in their errors.
     """
     start = text[: 4 * limit]
-    if not start.isprintable():  # else nothing in it is to be replaced: most names, and a tenth of the time
+    if not start.isprintable():  # most names are printable, and skipping them takes a tenth of the time
         start = "".join(c if _shown(c) else " " for c in start)
     words = " ".join(start.split())
     if len(words) <= limit and len(text) <= 4 * limit:
@@ -21,7 +21,7 @@ def printable(text: str, limit: int = 300) -> str:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Significant digits without an exponent, integers whole."""
+    """Return a number with these significant digits and no exponent. Integers stay whole."""
     if value is None:
         return ""
     if isinstance(value, int) or not math.isfinite(value) or value == 0:

@@ -1,4 +1,4 @@
-"""Errors that the user can mend, and names checked against a list with near matches."""
+"""Errors that the user can mend, and names checked against a list."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from . import atomic_write
 
 
 class UsageError(Exception):
-    """What the user asked for cannot be done as asked; the message is one line that says what could."""
+    """The user's request cannot be served. The message is one line that says what is possible."""
 
 
 def write_file(file: Path, content: bytes) -> None:
-    """Make or replace a file that the user named. Raises UsageError where it cannot be written."""
+    """Write a file that the user named. Raises UsageError where that fails."""
     try:
         atomic_write.write(file, content)
     except OSError as problem:
         raise UsageError(f"{file}: cannot be written: {problem.strerror}") from None
 
 
-def some(names: Iterable[str], most: int | None) -> str:
-    """The names, or the first of them and how many more there are."""
+def join_some(names: Iterable[str], most: int | None) -> str:
+    """Join the names, or the first `most` of them and the number of the rest."""
     listed = list(names)
     more = len(listed) - (len(listed) if most is None else most)
     return f"{', '.join(listed[:most])} and {more:,} more" if more > 0 else ", ".join(listed)
@@ -32,10 +32,10 @@ def one_of(
     kind: str, name: str, possible: Iterable[str], shown: Iterable[str] | None = None, *, most: int | None = None,
     where: str = "",
 ) -> str:
-    """`name`, if it is among the possible. Raises UsageError with near matches and what is possible: `shown` in its
-    place, `most` of it.
+    """Return `name` if it is possible. Raises UsageError with near matches and the possible names.
 
-    where: what was searched, as in "among these records", if a name may well be known elsewhere.
+    shown: names to list instead. most: how many to list. where: what was searched ("among these records"), if the name
+    may exist elsewhere.
     """
     possible = list(possible)
     if name in possible:
@@ -43,4 +43,4 @@ def one_of(
     near = difflib.get_close_matches(name, possible, n=3, cutoff=0.5)
     meant = f"; did you mean {' or '.join(near)}?" if near else ";"
     what = f"{kind} {name!r} {where}".rstrip()
-    raise UsageError(f"no {what}{meant} {kind}s: {some(shown or possible, most) or 'none'}")
+    raise UsageError(f"no {what}{meant} {kind}s: {join_some(shown or possible, most) or 'none'}")

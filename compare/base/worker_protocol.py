@@ -2,12 +2,12 @@
 
 Request: {"method", "params"}. Reply: {"result"} or {"error": {"kind", "message"}}. The kinds of error:
 
-    wrong           a result that must not be timed
-    skipped         this machine or package set cannot do it; the message says what would help
-    not_autotuned   the compile needs autotuning, and the request did not allow it (compare.workers.autotune_lock)
-    out_of_memory   the GPU has too little free memory for it
-    lost            this process cannot use its GPU any more, and ends
-    failed          any other error
+- wrong: a result that must not be timed
+- skipped: this machine or package set cannot do it; the message says what would help
+- not_autotuned: the compile needs autotuning, and the request did not allow it (compare.workers.autotune_lock)
+- out_of_memory: the GPU has too little free memory for it
+- lost: this process cannot use its GPU any more, and ends
+- failed: any other error
 """
 
 from __future__ import annotations

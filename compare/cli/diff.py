@@ -24,16 +24,16 @@ TOLERANCE = 0.05
 @click.argument("a", type=click.Path(path_type=Path))
 @click.argument("b", type=click.Path(path_type=Path))
 @click.option(
-    "--tolerance", metavar="SHARE", help="Of runs: ignore changes of times and bytes up to this share. Default: 5%."
+    "--tolerance", metavar="SHARE", help="For runs: ignore changes of times and bytes up to this share. Default: 5%."
 )
 @names_option(
     "--fail-on", "fail_on", metavar="slower|launch-gap|status|kernels|bytes|missing",
-    help="Of runs: the changes that make exit code 1. Default: all but launch-gap.",
+    help="For runs: the changes that make exit code 1. Default: all but launch-gap.",
 )
-@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Of runs: also write one HTML file.")
-@record_filters("Of runs: ")
-@click.option("--all", "every", is_flag=True, help="Of runs: show all changes, not only the largest of many.")
-@click.option("--module", metavar="NAME|NUMBER", help="Of folders of dumps: only this module.")
+@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="For runs: also write one HTML file.")
+@record_filters("For runs: ")
+@click.option("--all", "every", is_flag=True, help="For runs: show all changes, not only the largest of many.")
+@click.option("--module", metavar="NAME|NUMBER", help="For folders of dumps: only this module.")
 @json_option
 @click.pass_context
 def command(

@@ -21,7 +21,7 @@ from xlafuse import versions as jax_versions
 
 from .. import targets
 from ..backends import BACKENDS, Backend
-from ..base.host import distribution, gpu_present, interpreter_problem, lacks
+from ..base.host import distribution, gpu_present, interpreter_problem, requirement_problem
 from ..base.paths import PROJECT
 from ..spec.blocks import BLOCKS, requirements
 from ..workers.client import interpreter
@@ -112,7 +112,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What this machine can do with a group of implementations. result: begins with "not here" where it can do
+    """This machine's result for a group of implementations. result: begins with "not here" where it can do
     nothing. command: installs what is missing."""
 
     group: str
@@ -260,7 +260,7 @@ def _diagnosis(
         return Diagnosis(label, names, "not here: needs an NVIDIA GPU, and none is visible")
     problems, commands = _problems(backend, machine, interpreters)
     side = interpreters[backend.worker]
-    absent = {r: lack for r in group.packages if (lack := lacks(r, side.packages.get(distribution(r))))}
+    absent = {r: lack for r in group.packages if (lack := requirement_problem(r, side.packages.get(distribution(r))))}
     if absent:
         problems += absent.values()
         commands.append(_pip(side, [_bounded(r) for r in absent]))

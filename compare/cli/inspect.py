@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..base.text import printable
-from ..base.usage import UsageError, one_of, some, write_file
+from ..base.usage import UsageError, join_some, one_of, write_file
 from ..plan import paired_rounds
 from ..report import aligned
 from ..sources.graph_sources import SHOWN_AT_ONCE, Contents, GraphSource, contents, reading_errors_as_usage
@@ -30,7 +30,7 @@ MOST_NAMED = 12
 
 @dataclass(frozen=True)
 class ViewOptions:
-    """What to show of each graph. None and False: the default view."""
+    """The view of each graph. None and False: the default view."""
 
     kernel: str | None = None
     stage: str | None = None
@@ -50,8 +50,8 @@ class ViewOptions:
 
 @click.command("inspect")
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path), metavar="PATH [PATH]")
-@record_filters("Of a run: ")
-@click.option("--module", metavar="NAME|NUMBER", help="Of a folder of dumps: this module.")
+@record_filters("For a run: ")
+@click.option("--module", metavar="NAME|NUMBER", help="For a folder of dumps: this module.")
 @click.option("--kernel", metavar="NAME|NUMBER", help="One kernel: its operations and buffers, and their other users.")
 @click.option("--stage", metavar="NAME", help="Only kernels with operations of this stage of the program.")
 @click.option("--why", is_flag=True, help="Show missed fusions and the reasons against them, most costly first.")
@@ -59,7 +59,7 @@ class ViewOptions:
     "--align", nargs=2, metavar="A B",
     help="Show implementations of a run, or two paths, by the program's stages. B may name several: inductor,triton.",
 )
-@click.option("--passes", is_flag=True, help="What each of XLA's passes changed, where its dump has that.")
+@click.option("--passes", is_flag=True, help="Show the changes of each of XLA's passes, where the dump has them.")
 @click.option("--dot", is_flag=True, help="Print Graphviz text.")
 @click.option(
     "--model-explorer", type=click.Path(path_type=Path), metavar="FILE",
@@ -428,7 +428,7 @@ def _show_passes(pairs: Pairs, options: ViewOptions) -> None:
 
     compiled = [(each, each.compiled()) for each, _ in pairs]
     without = [printable(each.name, 60) for each, modules in compiled if not modules]
-    others = some(without, MOST_NAMED)
+    others = join_some(without, MOST_NAMED)
     if len(without) == len(pairs):
         raise UsageError(
             f"{pairs[0][0].path}: no XLA dump of {others}; --passes needs one: a dump folder, an archive of it, "

@@ -44,7 +44,7 @@ def direction_option(scope: str = "") -> Callable[[Command], Command]:
 def record_filters(scope: str = "") -> Callable[[Command], Command]:
     """Add --block, --case, --direction and -i, and pass them on as `filters`: fields of a run's records -> names.
 
-    scope: opens each help text, as in "Of a run: ".
+    scope: opens each help text, as in "For a run: ".
     """
     options = (
         names_option("--block", "blocks", metavar="NAME", help=f"{scope}Only these blocks."),

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..base.text import printable
-from ..base.usage import UsageError, one_of, some
+from ..base.usage import UsageError, join_some, one_of
 from ..plan import paired_rounds
 from ..record.record import Record
 from ..record.run_folder import read_records, read_run
@@ -108,7 +108,7 @@ class Contents:
         if not found:
             one_of("module", name, [each.name for each in self.graphs], most=MOST_NAMED)
         if len(found) > SHOWN_AT_ONCE:
-            numbers = some([str(each.number) for each in found], MOST_NAMED)
+            numbers = join_some([str(each.number) for each in found], MOST_NAMED)
             raise UsageError(f"{self.path}: {len(found)} modules are called {name!r}; choose by number: {numbers}")
         return found
 
@@ -116,7 +116,7 @@ class Contents:
         """The one module of that name, or the only one. Raises UsageError where there are several."""
         found = list(self.graphs) if name is None else self.modules(name)
         if len(found) != 1:
-            names = some([printable(f"{each.number} {each.name}", 60) for each in found], 5)
+            names = join_some([printable(f"{each.number} {each.name}", 60) for each in found], 5)
             runs = "; two runs are compared by `xlafuse diff`" if self.kind == "run" else ""
             raise UsageError(
                 f"{self.path}: holds {len(found)} graphs ({names}), and one is needed: --module NUMBER or NAME{runs}"

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ...backends import BACKENDS
-from ...base.archive import relative
+from ...base.archive import portable_line
 from ..model import FusionGraph, Kernel, SourceOp
 from ..operations import token
 from .roofline import Ceilings, recoverable_us, roofline_point
@@ -83,7 +83,7 @@ def portable_lines(graph: FusionGraph) -> FusionGraph:
     """
 
     def shorten(op: SourceOp) -> SourceOp:
-        line = relative(op.line)
+        line = portable_line(op.line)
         return replace(op, line="" if line.startswith("compare/") else line)
 
     kernels = None

@@ -10,7 +10,7 @@ from typing import Any
 
 from triton_side.inductor.graph import Call, CompiledGraph, Program, SourceNode
 
-from ...base.archive import relative
+from ...base.archive import portable_line
 from ..model import Access, Buffer, FusionGraph, Kernel, Reason, Role, SourceOp
 from .kernel_edges import barrier, bytes_saved, kernel_edges
 from .phases import join_phases
@@ -77,7 +77,7 @@ def from_inductor(captured: Any, *, target: str = "", versions: Mapping[str, str
         visible = [name for name in visible if name not in known and name not in read_on]
         joined = join_phases(halves[0], halves[1], passed, outputs=visible)
     breaks = tuple(
-        Reason("", "", "graph-break", cut.text, "dynamo", line=relative(cut.line)) for cut in program.breaks
+        Reason("", "", "graph-break", cut.text, "dynamo", line=portable_line(cut.line)) for cut in program.breaks
     )
     name = "+".join(half.name for half in halves)
     return dataclasses.replace(joined, name=name, reasons=(*joined.reasons, *breaks))
@@ -138,7 +138,7 @@ def _kernel(call: Call, name: str, graph: CompiledGraph, forward_sites: set[str]
 
 def _source_op(node: SourceNode, graph: CompiledGraph, forward_sites: set[str]) -> SourceOp:
     site = _site(node, graph.unit)
-    line = relative(node.line or "")
+    line = portable_line(node.line or "")
     return SourceOp(
         op=node.op,
         stage=node.stage or "",

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from ...base.archive import relative
+from ...base.archive import portable_line
 from ..model import Access, Buffer, FusionGraph, Kernel, Phase, Role, SourceOp
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class Sites:
 
 
 def _of_launch(launch: Any, phase: Phase, buffers: Buffers, sites: Sites) -> Kernel:
-    line = relative(f"{launch.source}:{launch.line}")
+    line = portable_line(f"{launch.source}:{launch.line}")
     resources = launch.resources
     outputs = buffers.accesses(launch.writes)
     return Kernel(
@@ -200,7 +200,7 @@ def _of_operation(operation: Any, phase: Phase, buffers: Buffers, sites: Sites) 
 
 def source_op(operation: Operation, phase: Phase, sites: Sites) -> SourceOp:
     """Return an ATen operation as a SourceOp; its site is its line and its number among equal operations there."""
-    line = relative(operation.line) if operation.line else ""
+    line = portable_line(operation.line) if operation.line else ""
     if not line:
         site = ""
     elif operation.rematerialized:  # the line cannot tell which of several layers it repeats

@@ -1,4 +1,4 @@
-"""Archives of artifacts: whole, readable with zipfile, and free of this machine's paths."""
+"""Archives of artifacts: complete, readable with zipfile, and without this machine's paths."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def test_paths_become_relative_and_the_rest_stays() -> None:
     )
 
 
-def test_packages_beside_the_environment_s_are_no_paths_of_this_machine_either() -> None:
-    """Of a process of its own, as PYTHONPATH is read when it starts."""
-    program = "from compare.base.archive import relative; print(relative('/opt/extra/deep/liger/x.py:3'))"
+def test_paths_below_pythonpath_become_relative() -> None:
+    """A new process is needed, because PYTHONPATH is read at import."""
+    program = "from compare.base.archive import portable_line; print(portable_line('/opt/extra/deep/liger/x.py:3'))"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PROJECT), "/opt/extra", "/opt/extra/deep"])}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "liger/x.py:3"

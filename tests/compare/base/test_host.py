@@ -1,4 +1,4 @@
-"""What a run remembers of its host."""
+"""The facts about the host that a run records."""
 
 from __future__ import annotations
 
