@@ -126,7 +126,7 @@ def flex_in_tf32(case: Case) -> str | None:
     """Refuse TF32: FlexAttention's tensor cores drop the low bits of operands instead of rounding them.
 
     In attention/gpt2-fp32 its output and gradients erred by 1.3 to 2.7 times the tolerance; cuBLAS and kernels that
-    round err by half of it (H200, torch 2.11.0). See triton_side/kernels/_tiles.py.
+    round err by half of it (H200, torch 2.11.0). See triton_side/kernels/shared/tiles.py.
     """
     if case.precision == "tf32":
         return "FlexAttention truncates to TF32 instead of rounding, and errs by up to 2.7 times the tolerance of TF32"

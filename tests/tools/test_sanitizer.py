@@ -17,7 +17,7 @@ from tools.sanitizer import run as sanitize
 from tools.sanitizer.log import Launched, Outcome, parse, summary
 from triton_side.calls import cuda_program
 from triton_side.cuda.common import tensors
-from triton_side.kernels._launch import INTERPRETED
+from triton_side.kernels.shared.launch import INTERPRETED
 
 PACKAGE = Path(triton_side.__file__).parent
 KERNELS = [

@@ -67,7 +67,7 @@ def _compile_for_an_h200() -> None:
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 
-    from triton_side.kernels import _launch
+    from triton_side.kernels.shared import launch
 
     class Driver:
         def get_current_target(self) -> GPUTarget:
@@ -80,8 +80,8 @@ def _compile_for_an_h200() -> None:
             return 0
 
     driver.set_active(Driver())
-    _launch.INTERPRETED = True
-    _launch.INTERPRETED_MULTIPROCESSORS = 132
+    launch.INTERPRETED = True
+    launch.INTERPRETED_MULTIPROCESSORS = 132
 
 
 def smallest(block: Block) -> list[Case]:

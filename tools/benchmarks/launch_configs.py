@@ -27,7 +27,6 @@ from triton.testing import do_bench
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from triton_side.kernels import (
-    _group_gradients,
     cross_entropy,
     dropout_residual_norm,
     embedding,
@@ -39,9 +38,11 @@ from triton_side.kernels import (
     rope,
     softmax,
 )
-from triton_side.kernels._launch import FlatConfig, RowConfig, multiprocessors  # noqa: E402
-from triton_side.kernels.matmul import MatmulConfig, pointer_config  # noqa: E402
+from triton_side.kernels.matmul import pointer_config  # noqa: E402
 from triton_side.kernels.rope import RopeConfig  # noqa: E402
+from triton_side.kernels.shared import grouped_gradient  # noqa: E402
+from triton_side.kernels.shared.launch import FlatConfig, RowConfig, multiprocessors  # noqa: E402
+from triton_side.kernels.shared.matmul_tiles import MatmulConfig  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ TOKENS, WIDTH, HIDDEN, EXPERTS, TOP_K = 4096, 2048, 3584, 8, 2  # of moe's quick
 def slots_inputs(products: int) -> tuple[torch.Tensor, ...]:
     """x, a random route's rows and offsets, and the other operands of moe's gradients, in the order of the slots."""
     x, router = normal(TOKENS, WIDTH), normal(EXPERTS, WIDTH)
-    found, _ = moe_routing.route(x, router, TOP_K, save=False)
+    found, _ = moe_routing.route_tokens(x, router, TOP_K, save=False)
     return x, found.rows, found.offsets, *(normal(TOKENS * TOP_K, HIDDEN) for _ in range(products))
 
 
@@ -177,14 +178,14 @@ def weights_gradients(given: tuple[torch.Tensor, ...], config: Gathering) -> Any
     if config.copies:
         x, rows = embedding.forward(x, numbers), None
     if len(others) == 1:
-        return _group_gradients.launch_group_gradients(others[0], x, rows, offsets, config.tiles, a_gathered=False)
+        return grouped_gradient.launch_group_gradients(others[0], x, rows, offsets, config.tiles, a_gathered=False)
     b, b2 = others
-    return _group_gradients.launch_group_gradients(x, b, rows, offsets, config.tiles, a_gathered=True, b2=b2)
+    return grouped_gradient.launch_group_gradients(x, b, rows, offsets, config.tiles, a_gathered=True, b2=b2)
 
 
 def moe_gradients(products: int, candidates: Iterable[Gathering]) -> Kernel:
     def chosen(given: tuple[torch.Tensor, ...]) -> Gathering:
-        copied, left = moe.in_slots(given[0], given[1], name="x")
+        copied, left = moe.copy_in_slot_order(given[0], given[1], name="x")
         return Gathering(moe.gradient_config(copied, given[3], accumulators=products), left is None)
 
     work = 2.0 * TOKENS * TOP_K * WIDTH * HIDDEN * products

@@ -6,7 +6,7 @@
 A kernel's IR is what Triton made of it for this launch, with one difference: its parameters are the buffers alone,
 those that it reads before those that it writes, and every number that the launch passes is a constant in it. Buffers
 have numbers, by which launches share them; each is a whole array, row by row. Kernels that build tensor descriptors,
-for which PyTorch's launcher gives them memory, are refused: record within `kernels._tiles.without_descriptors`.
+for which PyTorch's launcher gives them memory, are refused: record within `kernels.shared.tiles.without_descriptors`.
 
 Tested with the TTIR of triton 3.6 and 3.7.
 """

@@ -1,1 +1,1 @@
-"""Hand-written Triton kernels, one file for each block: forward, backward, and the block's `apply`."""
+"""Hand-written Triton kernels, one file for each operation; parts that several operations use are in shared/."""

@@ -5,8 +5,8 @@
     param' = param - rate (mu' / (1 - beta1^t) / (sqrt(nu' / (1 - beta2^t)) + eps) + decay param)
 
 Loshchilov and Hutter, "Decoupled Weight Decay Regularization", arXiv:1711.05101. Parameter and gradient: any shape,
-both bfloat16, float16 or float32; moments float32, and fp32 inside. The step t lies in memory, so that a captured
-launch can be replayed with another one.
+both bfloat16, float16 or float32; moments are float32, and fp32 inside. The step t is in memory, so a captured launch
+can be replayed with another step.
 """
 
 import math
@@ -18,8 +18,8 @@ import triton
 import triton.language as tl
 
 from triton_side.calls import declare
-from triton_side.kernels._launch import FlatConfig, cdiv, check_tensors, device_of
 from triton_side.kernels.gelu import divide
+from triton_side.kernels.shared.launch import FlatConfig, cdiv, check_tensors, device_of
 
 Updated = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -31,7 +31,7 @@ OPERATIONS = (
 
 @triton.jit
 def square_root(x, ACCURATE: tl.constexpr):
-    """The compiler's own square root errs by up to two ulps, which only an fp32 result shows."""
+    """Return sqrt(x); the compiler's own square root errs by up to two ulps, which only an fp32 result shows."""
     if ACCURATE:
         return tl.sqrt_rn(x)
     else:
@@ -42,14 +42,14 @@ def square_root(x, ACCURATE: tl.constexpr):
 @triton.jit
 def adamw_kernel(
     param_ptr, gradient_ptr, mu_ptr, nu_ptr, step_ptr, new_param_ptr, new_mu_ptr, new_nu_ptr, elements,
-    rate, eps, decay, beta1, beta2, rest1, rest2, log2_beta1, log2_beta2, BLOCK: tl.constexpr,
+    rate, eps, decay, beta1, beta2, one_minus_beta1, one_minus_beta2, log2_beta1, log2_beta2, BLOCK: tl.constexpr,
 ):
-    """rest: 1 - beta, of which fp32 betas would leave few digits."""
+    """Update one program's block; the host computes 1 - beta in fp64, because fp32 betas would leave few digits."""
     accurate: tl.constexpr = new_param_ptr.dtype.element_ty == tl.float32
     start = tl.program_id(0).to(tl.int64) * BLOCK
     offset = start + tl.arange(0, BLOCK)
     mask = offset < elements
-    # Where `elements` is not a multiple of 16 a mask costs the 16-byte accesses: only the last block has one.
+    # Unless `elements` is a multiple of 16, a mask prevents 16-byte accesses. Only the last block is masked.
     whole = start + BLOCK <= elements
     if whole:
         param = tl.load(param_ptr + offset).to(tl.float32)
@@ -62,11 +62,11 @@ def adamw_kernel(
         mu = tl.load(mu_ptr + offset, mask=mask, other=0.0)
         nu = tl.load(nu_ptr + offset, mask=mask, other=0.0)
     t = tl.load(step_ptr).to(tl.float32)
-    # Of the step alone: once a program, not once an element.
+    # These depend only on the step: once a program, not once an element.
     scaled_rate = divide(rate, 1.0 - tl.exp2(t * log2_beta1), True)
     root_scale = divide(1.0, tl.sqrt_rn(1.0 - tl.exp2(t * log2_beta2)), True)
-    mu = beta1 * mu + rest1 * gradient
-    nu = beta2 * nu + rest2 * gradient * gradient  # in this order: a square alone overflows earlier
+    mu = beta1 * mu + one_minus_beta1 * gradient
+    nu = beta2 * nu + one_minus_beta2 * gradient * gradient  # in this order, because the square alone overflows earlier
     change = divide(scaled_rate * mu, square_root(nu, accurate) * root_scale + eps, accurate)
     param = (param - (change + rate * decay * param)).to(new_param_ptr.dtype.element_ty)
     if whole:
@@ -81,9 +81,11 @@ def adamw_kernel(
 
 @lru_cache
 def configure() -> FlatConfig:
-    """Four warps, and one 16-byte load of each moment to a thread, with 8 bytes of a 16-bit parameter: with twice as
-    many elements that would be 16 bytes too, and the threads would exchange them through shared memory (Triton 3.7).
-    Not measured."""
+    """Four warps, with one 16-byte load of each moment and 8 bytes of a 16-bit parameter a thread.
+
+    With twice as many elements the parameter would take 16 bytes too, and threads would exchange elements through
+    shared memory (Triton 3.7). Not measured.
+    """
     return FlatConfig(block=128 * 4, num_warps=4)
 
 
@@ -92,16 +94,16 @@ def adamw(
     *, rate: float, beta1: float, beta2: float, eps: float, decay: float, out: Updated | None = None,
     config: FlatConfig | None = None,
 ) -> Updated:
-    """The parameter and its moments after one step.
+    """Return the parameter and its moments after one step.
 
     Args:
         param, gradient: two tensors of one shape, dtype (bfloat16, float16, float32) and device.
-        mu, nu: float32, of their shape and device. What is not contiguous is copied.
+        mu, nu: float32, of their shape and device. Non-contiguous tensors are copied.
         step: the number of this step, from 1 on; one integer on the same device.
         rate, decay: learning rate, and weight decay, which is multiplied by it.
         beta1, beta2: how much of mu and of nu is kept, in (0, 1). eps: added to the square root.
-        out: where to write them, as (param, mu, nu) are: contiguous, and either those or memory apart from them.
-        config: launch to use instead of `configure`'s.
+        out: memory for the results, shaped like (param, mu, nu): contiguous, and either those tensors or disjoint.
+        config: launch configuration instead of `configure`'s.
 
     Returns:
         `out`, or new contiguous tensors of param's shape, in the dtypes of param, mu and nu.
@@ -109,7 +111,7 @@ def adamw(
     Raises:
         ValueError: shapes or devices differ, step is not one number, a beta is not between 0 and 1, `out` is not
             contiguous, or the tensors are not on a GPU.
-        TypeError: dtypes are not those.
+        TypeError: a dtype is another.
     """
     check_tensors(param=param, gradient=gradient)
     check_tensors(mu=mu, nu=nu)
@@ -151,7 +153,7 @@ def _check_out(out: Updated, param: torch.Tensor) -> None:
 
 
 def apply(inputs: dict[str, torch.Tensor], **attributes: Any) -> dict[str, torch.Tensor]:
-    """The block `adamw`: param, gradient, mu, nu [elements], step [] -> new_param, new_mu, new_nu."""
+    """Run the block `adamw`: param, gradient, mu, nu [elements], step [] -> new_param, new_mu, new_nu."""
     names = ("param", "gradient", "mu", "nu", "step")
     param, mu, nu = adamw(*(inputs[name] for name in names), **attributes)
     return {"new_param": param, "new_mu": mu, "new_nu": nu}

@@ -1,21 +1,23 @@
-"""Attention with an additive bias on the scores (T5, arXiv 1910.10683), by the kernels of `attention.py`:
-out = softmax(q k^T / sqrt(head_dim) + bias) v.
+"""Attention with an additive bias on the scores (T5, arXiv 1910.10683).
 
-q, k, v, out [batch, heads, sequence, head_dim]; bias [heads, sequence, sequence], one for the whole batch.
+    out = softmax(q k^T / sqrt(head_dim) + bias) v
+
+The kernels are in `attention.py`. Shapes: q, k, v, out [batch, heads, sequence, head_dim]; bias [heads, sequence,
+sequence], shared by the whole batch.
 """
 
 import torch
 
-from triton_side.kernels._launch import check_tensors
 from triton_side.kernels.attention import check_shapes, run
+from triton_side.kernels.shared.launch import check_tensors
 
 
 def attention_bias(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """softmax(q k^T / sqrt(head_dim) + bias) v, differentiable once in q, k, v and bias.
+    """Return softmax(q k^T / sqrt(head_dim) + bias) v, differentiable once in q, k, v and bias.
 
-    Any strides are read in place. A bias of -inf hides a key from a query; a query that sees no key has an output of
-    zeros, and gives and gets gradients of zeros. A bias of float32 or bfloat16 times sqrt(head_dim) that float32 does
-    not hold counts as infinite.
+    Tensors of any strides are read without a copy. A bias of -inf hides a key from a query. A query without a visible
+    key has an output of zeros and gradients of zeros. If float32 cannot hold a float32 or bfloat16 bias times
+    sqrt(head_dim), that bias counts as infinite.
 
     Args:
         q, k, v: [batch, heads, sequence, head_dim], in bfloat16, float16 or float32.
@@ -25,7 +27,7 @@ def attention_bias(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torc
         out [batch, heads, sequence, head_dim], contiguous, in the inputs' dtype.
 
     Raises:
-        ValueError: the shapes do not fit, or what `attention` refuses.
+        ValueError: the shapes do not fit, or `attention` would raise it.
         TypeError: a dtype is not supported, or they differ.
     """
     check_tensors(q=q, k=k, v=v, bias=bias)
@@ -39,5 +41,5 @@ def attention_bias(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torc
 
 
 def apply(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The attention_bias block: inputs q, k, v, bias; output out."""
+    """Run the block `attention_bias`: q, k, v, bias -> out."""
     return {"out": attention_bias(inputs["q"], inputs["k"], inputs["v"], inputs["bias"])}

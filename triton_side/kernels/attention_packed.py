@@ -1,32 +1,32 @@
 """Causal attention of sequences packed one after the other, by the kernels of `attention.py`.
 
-q, out [tokens, heads, head_dim]; k, v [tokens, kv_heads, head_dim]; sequence i has the tokens cu_seqlens[i] ..
-cu_seqlens[i + 1]. A token sees those of its own sequence at its own position and before. Programs find their sequence
-in cu_seqlens, which is not read on the host; no tile holds tokens of two sequences.
+Shapes: q, out [tokens, heads, head_dim]; k, v [tokens, kv_heads, head_dim]. Sequence i has the tokens cu_seqlens[i] ..
+cu_seqlens[i + 1]. Only tokens of its own sequence, at its own position and before, are visible to a token. Programs
+find their sequence in cu_seqlens, which the host does not read. No tile holds tokens of two sequences.
 """
 
 import torch
 
-from triton_side.kernels._launch import check_tensors
 from triton_side.kernels.attention import check_shapes, run
+from triton_side.kernels.shared.launch import check_tensors
 
 
 def attention_packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
-    """softmax(masked(q k^T / sqrt(head_dim))) v of each sequence, differentiable once in q, k and v.
+    """Return softmax(masked(q k^T / sqrt(head_dim))) v of each sequence, differentiable once in q, k and v.
 
-    Any strides are read in place; shared heads as in `attention`.
+    Tensors of any strides are read without a copy. Heads are shared as in `attention`.
 
     Args:
         q: [tokens, heads, head_dim], in bfloat16, float16 or float32.
         k, v: [tokens, kv_heads, head_dim], kv_heads a divisor of heads, in q's dtype.
-        cu_seqlens: int32 [sequences + 1], contiguous, from 0 up to tokens; sequences may be empty. Its numbers are not
-            checked: others read and write where they say.
+        cu_seqlens: int32 [sequences + 1], contiguous, rising from 0 to tokens; sequences may be empty. Its numbers are
+            not checked: wrong ones read and write outside the tensors.
 
     Returns:
         out [tokens, heads, head_dim], contiguous, in the inputs' dtype.
 
     Raises:
-        ValueError: the shapes do not fit, or what `attention` refuses.
+        ValueError: the shapes do not fit, or `attention` would raise it.
         TypeError: a dtype is not supported, or they differ.
     """
     check_tensors(q=q, k=k, v=v)
@@ -47,5 +47,5 @@ def attention_packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqle
 
 
 def apply(inputs: dict[str, torch.Tensor], longest: int) -> dict[str, torch.Tensor]:
-    """The attention_packed block: inputs q, k, v, cu_seqlens; output out. `longest`, of a sequence, is not needed."""
+    """Run the block `attention_packed`: q, k, v, cu_seqlens -> out. `longest`, the longest sequence, is not used."""
     return {"out": attention_packed(inputs["q"], inputs["k"], inputs["v"], inputs["cu_seqlens"])}

@@ -1,13 +1,12 @@
-"""GELU of a matrix to whose rows a bias is added, forward and backward: between the two products of an MLP.
+"""Bias and GELU between the two products of an MLP, forward and backward.
 
     y  = gelu(z),  z = x + bias
     dx = dy gelu'(z)          dbias = sum over rows of dx
 
-GELU in its tanh form, and its derivative, are those of `gelu`. Shapes: x, y, dy, dx [rows, columns], bias, dbias
-[columns]. bfloat16, float16 or float32 in and out; fp32 inside, rounded once at the end. The forward pass saves x and
-bias.
+GELU has its tanh form, as in `gelu.py`. Shapes: x, y, dy, dx [rows, columns], bias, dbias [columns]. bfloat16, float16
+or float32 in and out; fp32 inside, rounded once at the end. The forward pass saves x and bias.
 
-A program of the backward kernel takes tiles of rows of the same columns, adds its share of dbias up in registers and
+A program of the backward kernel takes tiles of rows of the same columns. It adds its share of dbias in registers and
 writes it once; a second kernel adds the programs' shares.
 """
 
@@ -23,8 +22,9 @@ from torch.autograd.function import once_differentiable
 
 from triton_side.calls import declare
 from triton_side.kernels import gelu
-from triton_side.kernels._column_sums import sum_columns
-from triton_side.kernels._launch import (
+from triton_side.kernels.gelu import gelu_value, gelu_value_and_slope
+from triton_side.kernels.shared.column_sums import sum_columns
+from triton_side.kernels.shared.launch import (
     cdiv,
     check_matrix,
     check_tensors,
@@ -34,9 +34,8 @@ from triton_side.kernels._launch import (
     next_power_of_2,
     with_unit_column_stride,
 )
-from triton_side.kernels.gelu import gelu_value, gelu_value_and_slope
 
-# What the kernels compute, in the stages of the block; of dbias before and after the sum over programs.
+# Operations in the block's stages; of dbias before and after the sum over programs.
 FORWARD = (declare.forward("add", "bias"), *gelu.FORWARD)
 BACKWARD = (declare.again("add", "bias"), *gelu.BACKWARD, declare.gradient("reduce_sum", "bias", "partial"))
 DBIAS = declare.gradient("reduce_sum", "bias", "dbias")
@@ -44,8 +43,7 @@ DBIAS = declare.gradient("reduce_sum", "bias", "dbias")
 
 @dataclass(frozen=True)
 class TileConfig:
-    """A program takes tiles of `block_rows` x `block_columns` (powers of two), all of the same columns; `programs`
-    share out their rows."""
+    """A program takes tiles of `block_rows` x `block_columns` (powers of two) in one column, `programs` apart."""
 
     block_rows: int
     block_columns: int
@@ -55,9 +53,9 @@ class TileConfig:
 
 @triton.jit
 def _tile_columns(columns, COLUMNS: tl.constexpr):
-    """Columns of this program's tiles, its number among the programs that have them, and how many those are.
+    """Return the columns of this program's tiles, its number among the programs for them, and how many these are.
 
-    Neighbouring programs take neighbouring columns. One axis of the grid, because the others end at 65,535.
+    Neighbouring programs take neighbouring columns. The grid has one axis, because the others end at 65,535.
     """
     tiles = tl.cdiv(columns, COLUMNS)
     column = tl.program_id(0) % tiles * COLUMNS + tl.arange(0, COLUMNS)[None, :]
@@ -98,7 +96,7 @@ def bias_gelu_backward_kernel(
         dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(tl.float32)
         dx = dy * gelu_value_and_slope(x + bias, accurate)[1]
         tl.store(dx_ptr + row * columns + column, dx.to(dx_ptr.dtype.element_ty), mask=mask)
-        # Past the last row dx is 0 times the derivative at the bias, which for a huge bias is NaN.
+        # Past the last row dx is 0 times the derivative at the bias, which is NaN for a huge bias.
         dbias += tl.where(row < rows, dx, 0.0)
     partial = tl.sum(dbias, axis=0, keep_dims=True)
     tl.store(partial_ptr + first.to(tl.int64) * columns + column, partial, mask=column < columns)
@@ -106,9 +104,9 @@ def bias_gelu_backward_kernel(
 
 @lru_cache
 def configure_forward(rows: int, columns: int, element_bytes: int) -> TileConfig:
-    """Four warps and two 16-byte loads to a thread, a tile to a program; as wide as 16-byte loads of a row make it.
+    """Four warps and two 16-byte loads a thread, one tile a program; as wide as 16-byte loads of a row allow.
 
-    The bias comes from L2 once a tile, so two rows to a tile make that half of what comes from memory, not all of it.
+    Each tile reads the bias from L2. With two rows a tile that is half as many bytes as come from memory, not as many.
     """
     block_columns = min(128 * 16 // element_bytes, next_power_of_2(columns))
     block_rows = 2 * 128 * 16 // element_bytes // block_columns
@@ -117,11 +115,11 @@ def configure_forward(rows: int, columns: int, element_bytes: int) -> TileConfig
 
 @lru_cache
 def configure_backward(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> TileConfig:
-    """Tiles as in the forward pass; as many programs as eight to a multiprocessor, or one for each tile.
+    """Tiles as in the forward pass; eight programs a multiprocessor, or one for each tile if that is fewer.
 
-    Eight programs of four warps have 64 registers a thread, and 64 KiB of x and dy on their way. Each program leaves a
-    row of fp32 partial sums, which is written and read again: at 8192 x 16,384 of bfloat16 66 rows, 1.1% of the bytes
-    of the three matrices.
+    Eight programs of four warps have 64 registers a thread and 64 KiB of x and dy in flight. Each program writes a row
+    of fp32 partial sums that is read again: at 8192 x 16,384 of bfloat16 66 rows, 1.1% of the bytes of the three
+    matrices.
     """
     tile = configure_forward(rows, columns, element_bytes)
     resident = max(1, 8 * multiprocessors // cdiv(columns, tile.block_columns))
@@ -129,7 +127,7 @@ def configure_backward(rows: int, columns: int, element_bytes: int, multiprocess
 
 
 def forward(x: torch.Tensor, bias: torch.Tensor, config: TileConfig | None = None) -> torch.Tensor:
-    """Launch the forward kernel: y [rows, columns], contiguous, in x's dtype."""
+    """Launch the forward kernel; return y [rows, columns], contiguous, in x's dtype."""
     rows, columns = x.shape
     y = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
     if y.numel() == 0:
@@ -147,7 +145,7 @@ def forward(x: torch.Tensor, bias: torch.Tensor, config: TileConfig | None = Non
 def backward(
     x: torch.Tensor, bias: torch.Tensor, dy: torch.Tensor, config: TileConfig | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Launch the backward kernels: dx [rows, columns], contiguous, and dbias [columns], in x's dtype."""
+    """Launch the backward kernels; return dx [rows, columns], contiguous, and dbias [columns], in x's dtype."""
     rows, columns = x.shape
     dx = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
     if dx.numel() == 0:
@@ -165,7 +163,7 @@ def backward(
 
 
 class BiasGeluFunction(torch.autograd.Function):
-    """Saves x and bias; the backward pass reads x and dy once and writes dx and dbias."""
+    """Save x and bias. The backward pass reads x and dy once and writes dx and dbias."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -180,11 +178,11 @@ class BiasGeluFunction(torch.autograd.Function):
 
 
 def bias_gelu(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """gelu(x + bias), tanh form, differentiable once in x and bias.
+    """Return gelu(x + bias), tanh form, differentiable once in x and bias.
 
     Args:
         x: [rows, columns], bfloat16, float16 or float32, on a GPU. Rows may be any distance apart; a matrix
-            whose columns are not neighbours in memory is copied.
+            whose last stride is not 1 is copied.
         bias: [columns], of x's dtype and device.
 
     Returns:
@@ -201,5 +199,5 @@ def bias_gelu(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
 
 
 def apply(inputs: dict[str, torch.Tensor], **attributes: Any) -> dict[str, torch.Tensor]:
-    """The block `bias_gelu`: x[rows, columns], bias[columns] -> y[rows, columns]."""
+    """Run the block `bias_gelu`: x[rows, columns], bias[columns] -> y[rows, columns]."""
     return {"y": bias_gelu(inputs["x"], inputs["bias"], **attributes)}

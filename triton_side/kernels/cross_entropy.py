@@ -1,16 +1,19 @@
 """Mean cross-entropy of logits with label smoothing, ignored labels and z-loss, forward and backward.
 
     m = max(x)    lse = m + log(sum(exp(x - m)))    count = number of tokens whose label is not ignored
-    loss = sum over those of ((1 - s) (lse - x[label]) + s (lse - mean(x)) + z lse^2) / count, 0 where there are none
+
+    loss = sum over these of ((1 - s) (lse - x[label]) + s (lse - mean(x)) + z lse^2) / count, 0 if there are none
+
     dx = (p (1 + 2 z lse) - (1 - s) [column = label] - s / classes) dloss / count,  p = exp(x - m - log(sum))
 
 Label smoothing: Szegedy et al., arXiv:1512.00567; z-loss: Chowdhery et al., "PaLM", arXiv:2204.02311; maximum and sum
 in one reading: Milakov and Gimelshein, arXiv:1805.02867. Shapes: x = logits, dx [tokens, classes] in bfloat16, float16
-or float32; labels [tokens] in int32 or int64; loss [] in fp32. fp32 inside, and fp64 for the sum over tokens.
+or float32; labels [tokens] in int32 or int64; loss [] in fp32. fp32 inside; the sum over tokens is fp64.
 
-Forward reads the logits of the tokens that count once, and nothing of the others; a second kernel, of one program, adds
-the tokens' losses up in a fixed order, without atomics. Backward reads the same and writes dx. Forward saves m and
-log(sum) for it, apart: their sum, lse, is rounded to 5e-4 at logits of 1e4, which would be the relative error of p.
+The forward kernel reads the logits of counted tokens once, and no others. A second kernel, of one program, adds the
+tokens' losses in a fixed order, without atomics. The backward kernel reads the same logits and writes dx. The forward
+pass saves m and log(sum) separately. At logits of 1e4 their sum, lse, is rounded by 5e-4, and p would have that
+relative error.
 """
 
 import math
@@ -25,10 +28,16 @@ from torch.autograd.function import once_differentiable
 
 from triton_side.blocks.cross_entropy import IGNORED
 from triton_side.calls import declare
-from triton_side.kernels._constants import LOG2_E, LOWEST
-from triton_side.kernels._launch import FlatConfig, check_matrix, check_tensors, device_of, with_unit_column_stride
+from triton_side.kernels.shared.constants import LOG2_E, LOWEST
+from triton_side.kernels.shared.launch import (
+    FlatConfig,
+    check_matrix,
+    check_tensors,
+    device_of,
+    with_unit_column_stride,
+)
 
-# What the kernels compute, in the stages of the block: of each token, of all of them, and of the gradient.
+# Operations in the block's stages: for each token, for all tokens, and for the gradient.
 TOKENS = (
     declare.forward("reduce_max", "logsumexp"), declare.forward("sub", "logsumexp"),
     declare.forward("exp", "logsumexp"), declare.forward("reduce_sum", "logsumexp"),
@@ -46,15 +55,17 @@ BACKWARD = (
 
 @triton.jit
 def add_logits(maximum, exponentials, mean, x, inside, classes):
-    """The lanes' maximum, sum of exp(x - maximum) and share of the mean, [lanes, 1], with the logits x [lanes, VECTOR]
-    added, which are -inf where not `inside`; None: all are. A maximum is finite from the start: from it logits of -inf
-    differ by -inf, not NaN."""
+    """Return each lane's maximum, sum of exp(x - maximum) and share of the mean, [lanes, 1], with the logits x added.
+
+    x is [lanes, VECTOR], and -inf if not `inside`; None means that all are inside. The maximum is finite from the
+    start, so logits of -inf differ from it by -inf, not NaN.
+    """
     new_maximum = tl.maximum(maximum, tl.max(x, axis=1, keep_dims=True))
-    # tl.exp has three instructions more, for results below 1e-38. The logarithm's base is changed after the difference:
-    # before it, a maximum of 1e4 would be rounded by 9e-4.
+    # tl.exp has three more instructions, for results below 1e-38. The factor log2(e) follows the subtraction; before
+    # it, a maximum of 1e4 would be rounded by 9e-4.
     exponentials *= tl.exp2((maximum - new_maximum) * LOG2_E)
     exponentials += tl.sum(tl.exp2((x - new_maximum) * LOG2_E), axis=1, keep_dims=True)
-    # Divided before they are added, so that logits near the largest number do not overflow.
+    # Division precedes the sum, so logits near the largest number do not overflow.
     x = x if inside is None else tl.where(inside, x, 0.0)
     mean += tl.sum(x * (1.0 / classes), axis=1, keep_dims=True)
     return new_maximum, exponentials, mean
@@ -62,7 +73,7 @@ def add_logits(maximum, exponentials, mean, x, inside, classes):
 
 @triton.jit
 def token_loss(maximum, log_sum, mean, chosen, smoothing, z_loss):
-    """Of tokens with these statistics of their logits; `chosen` is the label's logit."""
+    """Return the loss of tokens with these statistics of their logits; `chosen` is the label's logit."""
     loss = (1.0 - smoothing) * (maximum - chosen + log_sum) + smoothing * (maximum - mean + log_sum)
     lse = maximum + log_sum
     loss += (z_loss * lse) * lse
@@ -71,7 +82,7 @@ def token_loss(maximum, log_sum, mean, chosen, smoothing, z_loss):
 
 @triton.jit
 def loss_slope(x, is_label, maximum, log_sum, classes, smoothing, z_loss):
-    """Derivative of `token_loss` in the logits x; `is_label`: which of them is the label's."""
+    """Return the derivative of `token_loss` in the logits x; `is_label` marks the label's logit."""
     slope = 1.0 + 2.0 * z_loss * (maximum + log_sum)
     p = tl.exp2((x - maximum - log_sum) * LOG2_E)
     return p * slope - smoothing / classes - tl.where(is_label, 1.0 - smoothing, 0.0)
@@ -83,7 +94,7 @@ def cross_entropy_forward_kernel(
     logits_ptr, labels_ptr, losses_ptr, maximum_ptr, log_sum_ptr, row_stride, classes, smoothing, z_loss,
     IGNORED: tl.constexpr, COLUMNS: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
 ):
-    """A token to a program."""
+    """One program computes one token."""
     lanes: tl.constexpr = COLUMNS // VECTOR
     token = tl.program_id(0).to(tl.int64)
     label = tl.load(labels_ptr + token)
@@ -91,19 +102,19 @@ def cross_entropy_forward_kernel(
     row_ptr = logits_ptr + token * row_stride
     lane = tl.arange(0, lanes)[:, None]
     element = tl.arange(0, VECTOR)[None, :]
-    # A lane's elements are the 16 bytes of one access, or where rows begin anywhere as far apart as there are lanes, so
-    # that neighbouring lanes read neighbours.
+    # An aligned lane reads the 16 bytes of one access. Otherwise a lane's elements are `lanes` apart, so neighbouring
+    # lanes read neighbouring elements.
     if ALIGNED:
         offset = lane * VECTOR + element
     else:
         offset = element * lanes + lane
 
-    # Each lane keeps its own maximum and sum: a reduction over the row costs a barrier and comes once.
+    # Each lane keeps its own maximum and sum, because a reduction over the row costs a barrier. It comes once.
     maximum = tl.full([lanes, 1], LOWEST, tl.float32)
     exponentials = tl.zeros([lanes, 1], tl.float32)
     mean = tl.zeros([lanes, 1], tl.float32)
     end = tl.where(counted, classes, 0)
-    whole = end // COLUMNS * COLUMNS  # so far no column need be compared with the end
+    whole = end // COLUMNS * COLUMNS  # no column before it needs a mask
     for start in tl.range(0, whole, COLUMNS, num_stages=2):
         x = tl.load(row_ptr + start + offset).to(tl.float32)
         maximum, exponentials, mean = add_logits(maximum, exponentials, mean, x, None, classes)
@@ -131,7 +142,7 @@ def cross_entropy_mean_kernel(
     losses_ptr, labels_ptr, loss_ptr, count_ptr, tokens,
     IGNORED: tl.constexpr, BLOCK: tl.constexpr,
 ):
-    """One program. In fp64, because the mean of losses may be a number where their sum is none in fp32."""
+    """One program sums in fp64, because the sum of losses may overflow fp32 although their mean does not."""
     total = tl.zeros([BLOCK], tl.float64)
     counts = tl.zeros([BLOCK], tl.int32)
     for start in tl.range(0, tokens, BLOCK):
@@ -150,14 +161,14 @@ def cross_entropy_backward_kernel(
     logits_ptr, labels_ptr, maximum_ptr, log_sum_ptr, dloss_ptr, count_ptr, dlogits_ptr, row_stride, classes,
     smoothing, z_loss, IGNORED: tl.constexpr, COLUMNS: tl.constexpr,
 ):
-    """A token to a program."""
+    """One program computes one token."""
     token = tl.program_id(0).to(tl.int64)
     label = tl.load(labels_ptr + token)
     counted = label != IGNORED
     maximum = tl.load(maximum_ptr + token)
     log_sum = tl.load(log_sum_ptr + token)
     is_class = (label >= 0) & (label < classes)
-    # Of a token that does not count zero, times what is finite: its logits are not read, but taken to be 0.
+    # 0 for a token that does not count. It multiplies finite numbers: the token's logits are not read but taken as 0.
     dloss = tl.where(counted, tl.where(is_class, tl.load(dloss_ptr) / tl.load(count_ptr), float("nan")), 0.0)
     for start in tl.range(0, classes, COLUMNS):
         column = start + tl.arange(0, COLUMNS)
@@ -169,28 +180,31 @@ def cross_entropy_backward_kernel(
 
 @lru_cache
 def configure_forward(element_bytes: int) -> FlatConfig:
-    """2 KB of a row at a time to 4 warps: a 16-byte load to a thread.
+    """2 KB of a row at a time for 4 warps: one 16-byte load a thread.
 
-    bfloat16 on an H200, 2048 tokens of 128,256 classes, the kernel by do_bench: 133.9 us; its loop in one stage 136.2,
-    in three 138.5; 4 KB to 8 warps 136.3 to 137.3.
+    bfloat16 on an H200, 2048 tokens of 128,256 classes, by do_bench: 133.9 us. One loop stage takes 136.2, three take
+    138.5; 4 KB for 8 warps take 136.3 to 137.3.
     """
     return FlatConfig(block=2048 // element_bytes, num_warps=4)
 
 
 @lru_cache
 def configure_backward(element_bytes: int) -> FlatConfig:
-    """32 KB of a row at a time to 16 warps: four 16-byte loads in flight to a thread.
+    """32 KB of a row at a time for 16 warps: four 16-byte loads in flight a thread.
 
-    bfloat16 on an H200, 2048 tokens of 128,256 classes, by do_bench: 269.3 us; 4 KB to 8 warps 277.1, 8 KB to 4 warps
-    317.2.
+    bfloat16 on an H200, 2048 tokens of 128,256 classes, by do_bench: 269.3 us. 4 KB for 8 warps take 277.1, 8 KB for 4
+    warps 317.2.
     """
     return FlatConfig(block=32768 // element_bytes, num_warps=16)
 
 
 @dataclass(frozen=True)
-class Saved:
-    """Of forward for backward: of each token the largest logit and the logarithm of the sum of exp(x - maximum), both
-    [tokens] in fp32; and how many tokens count, or 1, in int32 of shape []."""
+class SavedStatistics:
+    """Statistics that the forward pass saves for the backward pass.
+
+    maximum, log_sum: [tokens] in fp32, each token's largest logit and log(sum of exp(x - maximum)). count: int32 of
+    shape [], the number of tokens that count, at least 1.
+    """
 
     maximum: torch.Tensor
     log_sum: torch.Tensor
@@ -200,8 +214,8 @@ class Saved:
 def forward(
     logits: torch.Tensor, labels: torch.Tensor, smoothing: float, z_loss: float, *, save: bool,
     config: FlatConfig | None = None,
-) -> tuple[torch.Tensor, Saved | None]:
-    """Launch the forward kernels on logits [tokens, classes] and contiguous labels: the loss, [] in fp32."""
+) -> tuple[torch.Tensor, SavedStatistics | None]:
+    """Launch the forward kernels on logits [tokens, classes] and contiguous labels; return the loss, [] in fp32."""
     tokens, classes = logits.shape
     logits = with_unit_column_stride(logits)
     config = config or configure_forward(logits.element_size())
@@ -219,15 +233,15 @@ def forward(
     loss, count = launch_mean(losses, labels)
     if maximum is None or log_sum is None:
         return loss, None
-    return loss, Saved(maximum, log_sum, count)
+    return loss, SavedStatistics(maximum, log_sum, count)
 
 
 def launch_mean(losses: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss from the tokens' losses [tokens], and how many tokens count, or 1."""
+    """Return the loss from the tokens' losses [tokens], and the number of tokens that count, at least 1."""
     loss = torch.empty((), dtype=torch.float32, device=losses.device)
     count = torch.empty((), dtype=torch.int32, device=losses.device)
     with device_of(losses):
-        # Eight losses to a thread: a loop of small loads would wait for L2 each time.
+        # Eight losses a thread; a loop of small loads would wait for L2 each time.
         cross_entropy_mean_kernel[(1,)](
             losses, labels, loss, count, len(losses), IGNORED=IGNORED, BLOCK=4096, num_warps=16
         )
@@ -235,10 +249,10 @@ def launch_mean(losses: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tenso
 
 
 def backward(
-    logits: torch.Tensor, labels: torch.Tensor, saved: Saved, dloss: torch.Tensor, smoothing: float, z_loss: float,
-    config: FlatConfig | None = None,
+    logits: torch.Tensor, labels: torch.Tensor, saved: SavedStatistics, dloss: torch.Tensor, smoothing: float,
+    z_loss: float, config: FlatConfig | None = None,
 ) -> torch.Tensor:
-    """Launch the backward kernel: dlogits [tokens, classes], contiguous, in the dtype of the logits."""
+    """Launch the backward kernel; return dlogits [tokens, classes], contiguous, in the logits' dtype."""
     tokens, classes = logits.shape
     dlogits = torch.empty((tokens, classes), dtype=logits.dtype, device=logits.device)
     if tokens == 0:
@@ -254,7 +268,7 @@ def backward(
 
 
 class CrossEntropyFunction(torch.autograd.Function):
-    """Saves logits, labels and what Saved names; the backward pass reads the logits once and writes their gradient."""
+    """Save logits, labels and SavedStatistics. The backward pass reads the logits once and writes their gradient."""
 
     @staticmethod
     def forward(
@@ -270,7 +284,7 @@ class CrossEntropyFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dloss: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         logits, labels, *saved = ctx.saved_tensors
-        return backward(logits, labels, Saved(*saved), dloss, *ctx.attributes), None, None, None
+        return backward(logits, labels, SavedStatistics(*saved), dloss, *ctx.attributes), None, None, None
 
 
 def check_labels(logits: torch.Tensor, labels: torch.Tensor) -> None:
@@ -297,14 +311,14 @@ def check_labels(logits: torch.Tensor, labels: torch.Tensor) -> None:
 def cross_entropy(
     logits: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0, z_loss: float = 0.0
 ) -> torch.Tensor:
-    """Mean cross-entropy over the tokens whose label is not IGNORED, differentiable once in the logits.
+    """Return the mean cross-entropy over the tokens whose label is not IGNORED, differentiable once in the logits.
 
     Args:
         logits: [tokens, classes], bfloat16, float16 or float32, on a GPU. Rows may be any distance apart; a matrix
-            whose columns are not neighbours in memory is copied.
+            whose last stride is not 1 is copied.
         labels: [tokens], int32 or int64, on that GPU: classes, or IGNORED. A label that is neither makes the loss NaN,
             and its token's gradient.
-        smoothing: share of the target that all classes have in equal parts.
+        smoothing: share of the target spread equally over all classes.
         z_loss: factor of the squared logarithm of the sum of exp(logits).
 
     Returns:
@@ -317,7 +331,7 @@ def cross_entropy(
     check_tensors(logits=logits)
     check_matrix("logits", logits)
     if logits.shape[1] == 0:
-        raise ValueError(f"logits must have a class or more, got shape {tuple(logits.shape)}")
+        raise ValueError(f"logits must have at least one class, got shape {tuple(logits.shape)}")
     check_labels(logits, labels)
     labels = labels.contiguous()
     if torch.is_grad_enabled() and logits.requires_grad:
@@ -327,5 +341,5 @@ def cross_entropy(
 
 
 def apply(inputs: dict[str, torch.Tensor], **attributes: Any) -> dict[str, torch.Tensor]:
-    """The block `cross_entropy`: logits[tokens, classes], labels[tokens] -> loss[]."""
+    """Run the block `cross_entropy`: logits[tokens, classes], labels[tokens] -> loss[]."""
     return {"loss": cross_entropy(inputs["logits"], inputs["labels"], **attributes)}

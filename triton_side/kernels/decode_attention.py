@@ -1,19 +1,19 @@
-"""Attention of one new token a sequence to the keys in its cache, split along the keys: a GPU is full at batch 1, too.
+"""Attention of one new token a sequence to the keys in its cache. Splitting the keys fills a GPU even at batch 1.
 
     out[b, h] = softmax(q[b, h] k[b, h // group]^T / sqrt(head_dim)) v[b, h // group] over the first lengths[b] keys
 
 Flash-Decoding (Dao, Haziza, Massa, Sizov, https://pytorch.org/blog/flash-decoding/): a program takes a `chunk` of one
-sequence's keys and all query heads that share their kv head, so that every key is read once, and keeps the maximum, the
-sum and the unnormalised output of an online softmax. Where a cache has several chunks a second kernel combines those;
-chunks past a sequence's length do no work. Exponentials are base 2 with log2(e) folded into the scale. A sequence
-without keys (length 0) gives zeros. Forward only: a cache is read at inference.
+sequence's keys and all query heads that share their kv head, so every key is read once. It keeps the maximum, the sum
+and the unnormalised output of an online softmax. A second kernel combines the chunks if there are several; chunks past
+a sequence's length do no work. Exponentials are base 2 with log2(e) folded into the scale. A sequence without keys
+(length 0) gives zeros. Forward only, because caches are read at inference.
 
-Shapes: q, out [batch, heads, head_dim]; k, v [batch, kv_heads, capacity, head_dim], or in pages (see
-decode_attention_paged.py); lengths [batch], int32. dtypes: bfloat16, float16, float32. Scores, softmax and accumulators
-are float32, the probabilities are cast to v's dtype for the second product. float32 products follow
+Shapes: q, out [batch, heads, head_dim]; k, v [batch, kv_heads, capacity, head_dim], or pages
+(decode_attention_paged.py); lengths [batch], int32. dtypes: bfloat16, float16, float32. Scores, softmax and
+accumulators are float32; the probabilities are cast to v's dtype for the second product. float32 products follow
 `torch.get_float32_matmul_precision()`.
 
-A chunk of 2048 keys of head_dim 128 is 1 MB of bfloat16; its partial results for four query heads are 2 KB of float32,
+A chunk of 2048 keys of head_dim 128 is 1 MB of bfloat16. Its partial results for four query heads are 2 KB of float32,
 written and read once.
 """
 
@@ -26,17 +26,17 @@ import triton
 import triton.language as tl
 
 from triton_side.calls.declare import Shapes, computing, declare, forward
-from triton_side.kernels._constants import LOG2_E, LOWEST
-from triton_side.kernels._launch import cdiv, check_tensors, device_of, multiprocessors, next_power_of_2
-from triton_side.kernels._tiles import add_product, product, product_precision
+from triton_side.kernels.shared.constants import LOG2_E, LOWEST
+from triton_side.kernels.shared.launch import cdiv, check_tensors, device_of, multiprocessors, next_power_of_2
+from triton_side.kernels.shared.tiles import add_product, product, product_precision
 
 HEAD_DIMS = (16, 32, 64, 128)
 
-# Also where the GPU is full without: sequences differ in length, and the longest would be at work alone at the end.
+# A limit even if longer chunks fill the GPU: lengths differ, and the longest sequence would run alone at the end.
 LONGEST_CHUNK = 2048
-# Three fit (70 KB of shared memory each at head_dim 128). Two have 64 KB on their way even while both compute, and an
-# H200 needs some 36 KB of a multiprocessor: 4.8 TB/s for 1 us.
-PROGRAMS_A_MULTIPROCESSOR = 2
+# Three fit (70 KB of shared memory each at head_dim 128). Two have 64 KB in flight even while both compute; an H200
+# needs some 36 KB in flight a multiprocessor (4.8 TB/s for 1 us).
+PROGRAMS_PER_MULTIPROCESSOR = 2
 
 ATTEND = (
     forward("dot", "scores"), forward("div", "scores"), forward("select", "mask"),
@@ -48,22 +48,27 @@ GATHER = forward("gather", "gather")
 
 
 def cache_elements(shapes: Shapes) -> int:
-    """Of k, and of v, that lengths can name at most: how many they do name is not known when the kernel is launched."""
+    """Return the elements of k, or of v, that lengths can name at most.
+
+    The launch does not know how many they name.
+    """
     if "page_table_ptr" not in shapes:
         return math.prod(shapes["k_ptr"])
     return math.prod(shapes["page_table_ptr"]) * math.prod(shapes["k_ptr"][1:])
 
 
 def attention_flops(shapes: Shapes) -> float:
-    """Of the two products, with full caches: each element of k meets the query heads that share its head, as one of v
-    does."""
+    """Return the FLOPs of the two products with full caches.
+
+    Each element of k and v meets the query heads that share its head.
+    """
     group = shapes["q_ptr"][1] // shapes["k_ptr"][1]
     return 2 * 2 * group * cache_elements(shapes)
 
 
 @dataclass(frozen=True)
 class DecodeConfig:
-    """chunk: keys to a program, read `block_kv` (a power of two) at a time."""
+    """chunk: keys of a program, read `block_kv` (a power of two) at a time."""
 
     chunk: int
     block_kv: int
@@ -80,9 +85,10 @@ def decode_attention_kernel(
     GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_KV: tl.constexpr, PAGE_SIZE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The GROUP query heads of one kv head, padded to ROWS, with one chunk of its keys: out [batch, heads, HEAD_DIM],
-    or, where max_ptr and sum_ptr [batch, heads, splits] are given, the chunk's unnormalised output
-    [batch, heads, splits, HEAD_DIM].
+    """Attend from the GROUP query heads of one kv head, padded to ROWS, to one chunk of its keys.
+
+    out is [batch, heads, HEAD_DIM]. With max_ptr and sum_ptr [batch, heads, splits], out is the chunk's unnormalised
+    output [batch, heads, splits, HEAD_DIM] instead.
 
     The first stride of k and v is from sequence to sequence, or with a page table from page to page.
     """
@@ -103,33 +109,32 @@ def decode_attention_kernel(
     )
     k_ptr += kv_head * stride_kh
     v_ptr += kv_head * stride_vh
-    # float32's lowest number, not -inf: of a first tile of scores of -inf, the maximum must not be -inf, or what is
-    # taken from it is NaN.
+    # The lowest finite number, not -inf: after a first tile of -inf alone, subtracting a maximum of -inf gives NaN.
     row_max = tl.full([ROWS], LOWEST, tl.float32)
     row_sum = tl.zeros([ROWS], tl.float32)
     accumulator = tl.zeros([ROWS, HEAD_DIM], tl.float32)
     for start in tl.range(begin, tl.minimum(begin + chunk, length), BLOCK_KV):
         key = start + tl.arange(0, BLOCK_KV)
-        seen = key < length
+        exists = key < length
         if page_table_ptr is None:
             at = batch
             slot = key.to(tl.int64)
         else:
             page = page_table_ptr + batch * pages_per_sequence + key // PAGE_SIZE
-            at = tl.load(page, mask=seen, other=0).to(tl.int64)
+            at = tl.load(page, mask=exists, other=0).to(tl.int64)
             slot = (key % PAGE_SIZE).to(tl.int64)
         k = tl.load(
             k_ptr + (at * stride_kb + slot * stride_ks)[:, None] + dim[None, :] * stride_kd,
-            mask=seen[:, None], other=0.0,
+            mask=exists[:, None], other=0.0,
         )
-        scores = tl.where(seen[None, :], product(q, k.T, PRECISION), float("-inf"))
+        scores = tl.where(exists[None, :], product(q, k.T, PRECISION), float("-inf"))
         new_max = tl.maximum(row_max, tl.max(scores, 1) * scale_log2e)
         p = tl.exp2(scores * scale_log2e - new_max[:, None])
         correction = tl.exp2(row_max - new_max)
         row_sum = row_sum * correction + tl.sum(p, 1)
         v = tl.load(
             v_ptr + (at * stride_vb + slot * stride_vs)[:, None] + dim[None, :] * stride_vd,
-            mask=seen[:, None], other=0.0,
+            mask=exists[:, None], other=0.0,
         )
         accumulator = add_product(accumulator * correction[:, None], p.to(v.dtype), v, PRECISION)
         row_max = new_max
@@ -152,7 +157,7 @@ def combine_splits_kernel(
     partial_ptr, max_ptr, sum_ptr, lengths_ptr, out_ptr, heads, capacity, splits, chunk,
     HEAD_DIM: tl.constexpr, BLOCK_SPLITS: tl.constexpr,
 ):
-    """out of one head of one sequence, from the chunks that have keys (the first always counts: it may have none)."""
+    """Compute out of one head of one sequence from the chunks that have keys, or from an empty first chunk."""
     row = tl.program_id(0).to(tl.int64)
     length = tl.minimum(tl.load(lengths_ptr + row // heads), capacity)
     used = tl.maximum(tl.cdiv(length, chunk), 1)
@@ -162,12 +167,12 @@ def combine_splits_kernel(
     accumulator = tl.zeros([HEAD_DIM], tl.float32)
     for start in tl.range(0, used, BLOCK_SPLITS):
         split = start + tl.arange(0, BLOCK_SPLITS)
-        there = split < used
+        exists = split < used
         at = row * splits + split
-        maxima = tl.load(max_ptr + at, mask=there, other=float("-inf"))
-        sums = tl.load(sum_ptr + at, mask=there, other=0.0)
+        maxima = tl.load(max_ptr + at, mask=exists, other=float("-inf"))
+        sums = tl.load(sum_ptr + at, mask=exists, other=0.0)
         partial = tl.load(
-            partial_ptr + at[:, None] * HEAD_DIM + dim[None, :], mask=there[:, None], other=0.0
+            partial_ptr + at[:, None] * HEAD_DIM + dim[None, :], mask=exists[:, None], other=0.0
         )
         new_max = tl.maximum(row_max, tl.max(maxima, 0))
         weights = tl.exp2(maxima - new_max)
@@ -180,25 +185,27 @@ def combine_splits_kernel(
 
 
 def split_keys(capacity: int, programs: int, mps: int, block_kv: int) -> int:
-    """The chunk, a multiple of block_kv, at most LONGEST_CHUNK: with `programs` for each chunk, as many as `mps`
-    multiprocessors hold at once."""
-    splits = max(1, PROGRAMS_A_MULTIPROCESSOR * mps // programs)
+    """Return the chunk: a multiple of block_kv, at most LONGEST_CHUNK.
+
+    With `programs` programs a chunk, there are as many as `mps` multiprocessors run at once.
+    """
+    splits = max(1, PROGRAMS_PER_MULTIPROCESSOR * mps // programs)
     keys = min(cdiv(capacity, splits), LONGEST_CHUNK)
     return max(1, cdiv(keys, block_kv)) * block_kv
 
 
 def tile_rows(group: int, dtype: torch.dtype, precision: str) -> int:
-    """Rows of the tile of query heads: a power of two, and 16 at least where tensor cores take it."""
+    """Return the rows of the tile of query heads: a power of two, and at least 16 for tensor cores."""
     rows: int = next_power_of_2(group)
     return rows if dtype == torch.float32 and precision == "ieee" else max(16, rows)
 
 
 @lru_cache
 def decode_config(rows: int, dtype: torch.dtype, paged: bool, capacity: int, programs: int, mps: int) -> DecodeConfig:
-    """Tiles of 64 keys, of float32 32, two of k and two of v in use or on their way: 64 KB of head_dim 128. From pages
-    that takes two stages more, for the table's entries are on their way before them.
+    """Tiles of 64 keys, 32 in float32, with two tiles of k and two of v in use or in flight: 64 KB at head_dim 128.
 
-    More warps from 32 rows on, so that none spills (cuobjdump, sm_90, to 128 rows; in float32 to 32).
+    Pages take two more stages, because the table's entries are loaded before the keys. From 32 rows on there are more
+    warps, so nothing spills (cuobjdump, sm_90, up to 128 rows; in float32 up to 32).
     """
     block_kv = 32 if dtype == torch.float32 else 64
     chunk = split_keys(capacity, programs, mps, block_kv)
@@ -209,8 +216,11 @@ def launch(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor, page_table: torch.Tensor | None,
     config: DecodeConfig | None = None,
 ) -> torch.Tensor:
-    """out [batch, heads, head_dim], contiguous. k and v are [batch, kv_heads, capacity, head_dim], or with a page table
-    [pages, kv_heads, page_size, head_dim] (of any strides); lengths and page_table are contiguous."""
+    """Return out [batch, heads, head_dim], contiguous.
+
+    k and v are [batch, kv_heads, capacity, head_dim], or with a page table [pages, kv_heads, page_size, head_dim], of
+    any strides; lengths and page_table are contiguous.
+    """
     batch, heads, head_dim = q.shape
     _, kv_heads, capacity, _ = k.shape
     page_size, pages = 1, 0
@@ -291,15 +301,15 @@ def check_indices(name: str, indices: torch.Tensor, q: torch.Tensor, axes: tuple
 def decode_attention(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, lengths: torch.Tensor
 ) -> torch.Tensor:
-    """softmax(q k^T / sqrt(head_dim)) v over the first `lengths` keys of each sequence, not differentiable.
+    """Return softmax(q k^T / sqrt(head_dim)) v over the first `lengths` keys of each sequence, not differentiable.
 
     Args:
         q: [batch, heads, head_dim], bfloat16, float16 or float32: one token a sequence.
         k_cache, v_cache: [batch, kv_heads, capacity, head_dim] of q's dtype, as transformers' StaticCache and
-            scaled_dot_product_attention have them; any strides are read in place. Consecutive query heads share a
-            kv head. What lies past a sequence's length is not read.
-        lengths: [batch], int32. They are not checked, which would wait for the GPU: more than capacity counts as
-            capacity, less than 1 as 0.
+            scaled_dot_product_attention have them; any strides are read without a copy. Consecutive query heads share
+            a kv head. Keys past a sequence's length are not read.
+        lengths: [batch], int32. They are not checked, because that would wait for the GPU. A length above capacity
+            counts as capacity, one below 1 as 0.
 
     Returns:
         out [batch, heads, head_dim], contiguous, in q's dtype; zeros where a length is 0.
@@ -322,5 +332,5 @@ def decode_attention(
 
 
 def apply(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The block `decode_attention`: q, k_cache, v_cache, lengths -> out."""
+    """Run the block `decode_attention`: q, k_cache, v_cache, lengths -> out."""
     return {"out": decode_attention(inputs["q"], inputs["k_cache"], inputs["v_cache"], inputs["lengths"])}

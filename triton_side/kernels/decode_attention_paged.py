@@ -1,27 +1,29 @@
-"""Attention of one new token a sequence to a cache in pages, as vLLM's (Kwon et al., PagedAttention, arXiv 2309.06180).
+"""Attention of one new token a sequence to a cache in pages, as in vLLM (Kwon et al., PagedAttention, arXiv
+2309.06180).
 
-Key i of sequence b is k_pages[page_table[b, i // page_size], i % page_size]. The kernels are those of
-decode_attention.py, which see pages with their two inner axes swapped: heads, then keys.
+Key i of sequence b is k_pages[page_table[b, i // page_size], i % page_size]. The kernels are in decode_attention.py;
+they take pages with the two inner axes swapped: heads, then keys.
 """
 
 import torch
 
-from triton_side.kernels._launch import check_tensors
 from triton_side.kernels.decode_attention import check_indices, check_query, launch
+from triton_side.kernels.shared.launch import check_tensors
 
 
 def decode_attention_paged(
     q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, page_table: torch.Tensor, lengths: torch.Tensor
 ) -> torch.Tensor:
-    """softmax(q k^T / sqrt(head_dim)) v over the first `lengths` keys of each sequence, not differentiable.
+    """Return softmax(q k^T / sqrt(head_dim)) v over the first `lengths` keys of each sequence, not differentiable.
 
     Args:
         q: [batch, heads, head_dim], bfloat16, float16 or float32: one token a sequence.
         k_pages, v_pages: [pages, page_size, kv_heads, head_dim] of q's dtype, of any strides. Consecutive query heads
             share a kv head.
-        page_table: [batch, pages_per_sequence], int32, the pages of each sequence in order. Those past its length are
-            not read; of the others every one must be in 0 .. pages - 1, which is not checked.
-        lengths: [batch], int32: not checked, more than pages_per_sequence * page_size counts as that, less than 1 as 0.
+        page_table: [batch, pages_per_sequence], int32, the pages of each sequence in order. Pages past its length are
+            not read; all others must be in 0 .. pages - 1, which is not checked.
+        lengths: [batch], int32, not checked. A length above pages_per_sequence * page_size counts as that, one below 1
+            as 0.
 
     Returns:
         out [batch, heads, head_dim], contiguous, in q's dtype; zeros where a length is 0.
@@ -44,6 +46,6 @@ def decode_attention_paged(
 
 
 def apply(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The block `decode_attention_paged`: q, k_pages, v_pages, page_table, lengths -> out."""
+    """Run the block `decode_attention_paged`: q, k_pages, v_pages, page_table, lengths -> out."""
     names = ("q", "k_pages", "v_pages", "page_table", "lengths")
     return {"out": decode_attention_paged(*(inputs[name] for name in names))}

@@ -1,25 +1,31 @@
-"""A decoder layer of Llama, forward and backward, made of the kernels that are here and of cuBLAS.
+"""A decoder layer of Llama, forward and backward, built from this folder's kernels and cuBLAS.
 
     x1 = x + attention(rope(h1 Wqkv)) Wo,  h1 = rmsnorm(x)       y = x1 + (silu(h2 Wg) * (h2 Wu)) Wd,  h2 = rmsnorm(x1)
 
-Touvron et al., arXiv:2302.13971; Ainslie et al., arXiv:2305.13245. A product is cuBLAS's, in brackets here, where it
-stands alone; where a sum follows it is ours and ends in that, or cuBLAS's as well, whichever is faster
-(_layer_products). Forward:
+Touvron et al., arXiv:2302.13971; Ainslie et al., arXiv:2305.13245. cuBLAS computes the products in brackets below. A
+product with a sum in its epilogue is ours or cuBLAS's, whichever is faster (transformer_layer.py).
 
-    h1; [qkv]; q and k turned in place, as views of qkv; attention, which reads these views; [Wo]; x1 and h2 in one
-    pass; [gate, up]; silu(gate) * up; Wd and the sum with x1
+Forward:
+
+1. h1; [qkv]
+2. q and k rotated in place, as views of qkv; attention, which reads these views
+3. [Wo]; x1 and h2 in one pass
+4. [gate, up]; silu(gate) * up; Wd and the sum with x1
 
 Backward, where the norms add the residual's gradients to their own:
 
-    [dact]; dgate, dup and act once more; [dWd, dWg, dWu, and half of dh2]; the other half and the sum; dx1;
-    [dWo, dattended]; attention's, written into their columns of dqkv; dq and dk turned back in place; [dWqkv, dh1]; dx
+1. [dact]; dgate, dup and act, recomputed
+2. [dWd, dWg, dWu, and half of dh2]; the other half and the sum
+3. dx1; [dWo, dmerged]
+4. attention's gradients, written into their columns of dqkv; dq and dk rotated back in place
+5. [dWqkv, dh1]; dx
 
-One autograd function holds all of it: PyTorch would add the residual's gradients up, and the parts of dqkv, in passes
-of their own.
+One autograd function holds all of it. PyTorch would add the residual's gradients, and join the parts of dqkv, in
+separate passes.
 
-Shapes: x, x1, y [tokens, width] with a token a row, and so on; qkv [tokens, (heads + 2 kv_heads) head_dim]. dtypes:
-bfloat16, float16, float32, one for all. A forward that a backward follows saves x, h1, qkv, attention's output, x1, h2,
-gate and up, and in fp32 a number a token for either norm and one a query for attention.
+Shapes: x, x1, y [tokens, width], a token a row, and so on; qkv [tokens, (heads + 2 kv_heads) head_dim]. dtypes:
+bfloat16, float16, float32, one for all. With gradients, the forward pass saves x, h1, qkv, attention's output, x1, h2,
+gate and up. In fp32 it saves a number a token for each norm, and one a query for attention.
 """
 
 from collections.abc import Mapping
@@ -33,10 +39,14 @@ from triton_side.blocks.decoder_block import split_heads
 from triton_side.calls.declare import computing, forward
 from triton_side.calls.stages import stage
 from triton_side.kernels import rmsnorm, rope, swiglu_mlp
-from triton_side.kernels._attention_configs import HEAD_DIMS
-from triton_side.kernels._launch import check_tensors
-from triton_side.kernels._layer_attention import attend, attend_backward
-from triton_side.kernels._layer_products import added, gate_up
+from triton_side.kernels.shared.attention_configs import HEAD_DIMS
+from triton_side.kernels.shared.launch import check_tensors
+from triton_side.kernels.transformer_layer import (
+    attention_backward,
+    attention_forward,
+    gate_up_activation,
+    product_plus_residual,
+)
 
 WEIGHTS = ("attention_norm", "w_qkv", "w_o", "mlp_norm", "w_gate", "w_up", "w_down")
 SUM_AND_NORM = (
@@ -48,7 +58,7 @@ DOWN = (forward("dot", "down"), forward("add", "mlp_residual"))
 
 @dataclass(frozen=True)
 class Settings:
-    """What the layer is told beside its tensors."""
+    """The layer's arguments besides its tensors."""
 
     heads: int
     kv_heads: int
@@ -56,14 +66,17 @@ class Settings:
     theta: float
 
     def split(self, qkv: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Views of q, k, v, each [batch, its heads, sequence, head_dim], of the rows of all tokens."""
+        """Return views q, k, v of the rows of all tokens, each [batch, its heads, sequence, head_dim]."""
         return split_heads(qkv.view(*positions.shape, -1), self.heads, self.kv_heads)
 
 
 def _forward(
     settings: Settings, x: torch.Tensor, positions: torch.Tensor, weights: Mapping[str, torch.Tensor], save: bool
 ) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
-    """y, and what the backward pass needs beside x, positions and weights, some of it None where none will follow."""
+    """Return y and the tensors that the backward pass needs besides x, positions and weights.
+
+    Some are None without `save`.
+    """
     with stage("attention_norm"), computing(y_ptr="h1"):
         h1, rstd1 = rmsnorm.forward(x, weights["attention_norm"], settings.eps, save_rstd=save)
     with stage("qkv"):
@@ -71,25 +84,25 @@ def _forward(
     q, k, v = settings.split(qkv, positions)
     with stage("rope"), computing(*rope.FORWARD):
         rope.launch_rope(q, k, positions, settings.theta, out=(q, k))
-    joined, logsumexp2 = attend(q, k, v, save)
+    merged, logsumexp2 = attention_forward(q, k, v, save)
     with stage("out"):
-        projected = torch.mm(joined, weights["w_o"])
+        projected = torch.mm(merged, weights["w_o"])
     with computing(*SUM_AND_NORM, x_ptr="projected", residual_ptr="x", y_ptr="h2", sum_ptr="x1"):
-        h2, x1, rstd2 = rmsnorm.forward_of_sum(projected, x, weights["mlp_norm"], settings.eps, save_rstd=save)
-    act, gate, up = gate_up(h2, weights["w_gate"], weights["w_up"], save)
-    y = added(act, weights["w_down"], x1, DOWN, c_ptr="y")
-    return y, [h1, rstd1, qkv, joined, logsumexp2, x1, h2, rstd2, gate, up]
+        h2, x1, rstd2 = rmsnorm.forward_with_residual(projected, x, weights["mlp_norm"], settings.eps, save_rstd=save)
+    act, gate, up = gate_up_activation(h2, weights["w_gate"], weights["w_up"], save)
+    y = product_plus_residual(act, weights["w_down"], x1, DOWN, c_ptr="y")
+    return y, [h1, rstd1, qkv, merged, logsumexp2, x1, h2, rstd2, gate, up]
 
 
 def _attention_backward(
-    settings: Settings, positions: torch.Tensor, qkv: torch.Tensor, joined: torch.Tensor, logsumexp2: torch.Tensor,
-    djoined: torch.Tensor,
+    settings: Settings, positions: torch.Tensor, qkv: torch.Tensor, merged: torch.Tensor, logsumexp2: torch.Tensor,
+    dmerged: torch.Tensor,
 ) -> torch.Tensor:
-    """dqkv from the gradient of attention's output, its heads side by side in a token's row as in `joined`."""
+    """Return dqkv from the gradient of attention's output, whose rows are those of `merged`."""
     q, k, v = settings.split(qkv, positions)
     dqkv = torch.empty_like(qkv)
     dq, dk, dv = settings.split(dqkv, positions)
-    attend_backward(q, k, v, joined, logsumexp2, djoined, (dq, dk, dv))
+    attention_backward(q, k, v, merged, logsumexp2, dmerged, (dq, dk, dv))
     with stage("rope"), computing(*rope.BACKWARD, q_out_ptr="dq", k_out_ptr="dk"):
         rope.launch_rope(dq, dk, positions, settings.theta, backward=True, out=(dq, dk))
     return dqkv
@@ -109,7 +122,7 @@ class _DecoderBlock(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, positions, attention_norm, w_qkv, w_o, mlp_norm, w_gate, w_up, w_down, *saved = ctx.saved_tensors
-        h1, rstd1, qkv, joined, logsumexp2, x1, h2, rstd2, gate, up = saved
+        h1, rstd1, qkv, merged, logsumexp2, x1, h2, rstd2, gate, up = saved
         with stage("down"):
             dact = torch.mm(dy, w_down.T)
         dgate, dup, act = swiglu_mlp.launch_activation_gradients(dact, gate, up)
@@ -119,12 +132,12 @@ class _DecoderBlock(torch.autograd.Function):
             dw_gate, dh2 = torch.mm(h2.T, dgate), torch.mm(dgate, w_gate.T)
         with stage("up"):
             dw_up = torch.mm(h2.T, dup)
-        dh2 = added(dup, w_up.T, dh2, swiglu_mlp.DH_OF_UP, residual_ptr="dh2_of_gate", c_ptr="dh2")
+        dh2 = product_plus_residual(dup, w_up.T, dh2, swiglu_mlp.DH_OF_UP, residual_ptr="dh2_of_gate", c_ptr="dh2")
         with stage("mlp_norm"), computing(x_ptr="x1", dsum_ptr="dy", dy_ptr="dh2", dx_ptr="dx1"):
             dx1, dmlp_norm = rmsnorm.backward(x1, mlp_norm, rstd2, dh2, dsum=dy)
         with stage("out"):
-            dw_o, djoined = torch.mm(joined.T, dx1), torch.mm(dx1, w_o.T)
-        dqkv = _attention_backward(ctx.settings, positions, qkv, joined, logsumexp2, djoined)
+            dw_o, dmerged = torch.mm(merged.T, dx1), torch.mm(dx1, w_o.T)
+        dqkv = _attention_backward(ctx.settings, positions, qkv, merged, logsumexp2, dmerged)
         with stage("qkv"):
             dw_qkv, dh1 = torch.mm(h1.T, dqkv), torch.mm(dqkv, w_qkv.T)
         with stage("attention_norm"), computing(dsum_ptr="dx1", dy_ptr="dh1"):
@@ -136,15 +149,15 @@ def decoder_block(
     x: torch.Tensor, params: Mapping[str, torch.Tensor], positions: torch.Tensor, *, heads: int, kv_heads: int,
     eps: float, theta: float,
 ) -> torch.Tensor:
-    """The layer on x, differentiable once in x and the weights.
+    """Return the layer's output for x, differentiable once in x and the weights.
 
     Args:
         x: [batch, sequence, width], bfloat16, float16 or float32, on a GPU.
         params: attention_norm, mlp_norm [width]; w_qkv [width, (heads + 2 kv_heads) head_dim], the queries' heads, then
             the keys', then the values'; w_o [heads head_dim, width]; w_gate, w_up [width, hidden]; w_down
-            [hidden, width]; of x's dtype and device. Others are not looked at.
-        positions: [batch, sequence], int32 or int64, on x's device; they turn q and k, while what a query sees follows
-            the order in the sequence.
+            [hidden, width]; of x's dtype and device. Other entries are ignored.
+        positions: [batch, sequence], int32 or int64, on x's device; they rotate q and k. The order in the sequence
+            decides which keys are visible.
         heads, kv_heads: of queries, and of keys and values, which groups of heads / kv_heads query heads share.
         eps: added to the mean squares.
         theta: the base of the rotation's frequencies.
@@ -153,7 +166,7 @@ def decoder_block(
         y, contiguous, of x's shape and dtype.
 
     Raises:
-        ValueError: shapes do not fit, head_dim is none of attention's, devices differ or are not a GPU (outside the
+        ValueError: shapes do not fit, attention does not support head_dim, devices differ or are not a GPU (outside the
             interpreter), or float32 products are set to "medium".
         TypeError: a dtype is not supported, or they differ.
     """
@@ -200,5 +213,5 @@ def _check_shapes(
 
 
 def apply(inputs: dict[str, torch.Tensor], **attributes: Any) -> dict[str, torch.Tensor]:
-    """The block decoder_block: x, positions, the weights; heads, kv_heads, eps, theta -> y."""
+    """Run the block `decoder_block`: x, positions, the weights; heads, kv_heads, eps, theta -> y."""
     return {"y": decoder_block(inputs["x"], inputs, inputs["positions"], **attributes)}

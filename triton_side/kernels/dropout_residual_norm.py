@@ -1,19 +1,26 @@
-"""What stands between two products of a GPT-2 layer, forward and backward: bias, dropout, residual sum, layer norm.
+"""Bias, dropout, residual sum and layer norm between two products of a GPT-2 layer, forward and backward.
 
-    h  = residual + m (x + bias),  m = scale where kept, else 0       mean, rstd = 1 / sqrt(var + eps) of the row of h
+    h  = residual + m (x + bias),  m = scale if kept, else 0          mean, rstd = 1 / sqrt(var + eps) of the row of h
     y  = n weight + shift,  n = (h - mean) rstd
-    dh = dh of h's own + rstd (g - mean(g) - n mean(g n)),  g = dy weight
-    dresidual = dh,  dx = m dh,  dbias = sum over rows of dx,  dweight = that of dy n,  dshift = that of dy
 
-Srivastava et al., "Dropout", JMLR 15 (2014); Ba et al., "Layer Normalization", arXiv:1607.06450. Shapes: x, residual,
-y, h and their gradients [rows, columns]; bias, weight, shift and theirs [columns]; seed [2] in int32; mean, rstd [rows]
-in fp32, saved only where a gradient is wanted. bfloat16, float16 or float32 in and out; fp32 inside. h is rounded once,
-and the norm is of what is stored, which the backward pass reads. The mask is drawn anew from the seed (_threefry).
+    dh_total = dh + rstd (g - mean(g) - n mean(g n)),  g = dy weight;  dh: the gradient of the output h
+    dresidual = dh_total,  dx = m dh_total
+    dbias = sum over rows of dx,  dweight = sum over rows of dy n,  dshift = sum over rows of dy
 
-A row is held in registers, in the backward pass beside three column sums (_column_sums), so that each tensor crosses
-the memory bus once. Without a weight there is no norm, but h alone and the gradients of x and bias: what ends a layer
-whose next norm belongs to another. Rows of more than 16,384 columns do not fit and are refused; at 16,384 threads spill
-88 bytes forward and 344 backward, at 4096 and 8192 none forward and 8 and 16 backward (bfloat16, compiled for an H200).
+Srivastava et al., "Dropout", JMLR 15 (2014); Ba et al., "Layer Normalization", arXiv:1607.06450.
+
+Shapes: x, residual, y, h and their gradients [rows, columns]. The vectors bias, weight, shift and their gradients are
+[columns]; seed is [2] in int32. The statistics mean and rstd, [rows] in fp32, are saved only if a gradient is wanted.
+
+bfloat16, float16 or float32 in and out; fp32 inside. h is rounded once, and the norm is of the stored h, which the
+backward pass reads. Both passes draw the mask from the seed (shared/threefry.py).
+
+A row is held in registers, with three column sums in the backward pass (shared/column_sums.py), so each tensor crosses
+the memory bus once. Without a weight there is no norm: only h, and the gradients of x and bias. A layer ends this way
+if the next norm belongs to another layer.
+
+Rows of more than 16,384 columns do not fit and are refused. Bytes spilled a thread (bfloat16, compiled for an H200): 88
+forward and 344 backward at 16,384 columns, 16 backward at 8192, 8 backward at 4096, and otherwise none.
 """
 
 import math
@@ -27,8 +34,9 @@ from torch.autograd.function import once_differentiable
 
 from triton_side.blocks.dropout_residual_norm import check_dropout, dropout_constants
 from triton_side.calls import declare
-from triton_side.kernels._column_sums import sum_vectors
-from triton_side.kernels._launch import (
+from triton_side.kernels.layernorm import normalise, normalise_gradient
+from triton_side.kernels.shared.column_sums import sum_vectors
+from triton_side.kernels.shared.launch import (
     RowConfig,
     cdiv,
     check_matrix,
@@ -37,17 +45,16 @@ from triton_side.kernels._launch import (
     device_of,
     multiprocessors,
     next_power_of_2,
-    rows_a_tile,
+    rows_per_tile,
     with_unit_column_stride,
 )
-from triton_side.kernels._threefry import uniforms
-from triton_side.kernels.layernorm import normalise, normalise_gradient
+from triton_side.kernels.shared.threefry import uniforms
 
-MOST_COLUMNS = 16384
+MAX_COLUMNS = 16384
 Tensors = tuple[torch.Tensor, ...]
 
-# What the kernels compute, in the stages of the block. mean and rstd are saved, so that the backward pass repeats no
-# sum, but the mask and the normalised rows.
+# Operations in the block's stages. The backward pass recomputes the mask and the normalised rows; mean and rstd are
+# saved, so it repeats no sum.
 FORWARD = (
     declare.forward("add", "bias"), declare.forward("threefry", "random"), declare.forward("select", "dropout"),
     declare.forward("add", "residual"),
@@ -69,9 +76,9 @@ SUMS = (
     declare.gradient("reduce_sum", "bias", "dbias"), declare.gradient("reduce_sum", "affine", "dweight"),
     declare.gradient("reduce_sum", "affine", "dshift"),
 )
-# The same without the norm.
-FORWARD_OF_SUM = FORWARD[:4]
-BACKWARD_OF_SUM = (
+# The operations without the norm.
+FORWARD_WITHOUT_NORM = FORWARD[:4]
+BACKWARD_WITHOUT_NORM = (
     declare.again("threefry", "random"), declare.gradient("select", "dropout", "dx"),
     declare.gradient("reduce_sum", "bias", "partial"),
 )
@@ -148,13 +155,13 @@ def dropout_residual_norm_backward_kernel(
 
 @lru_cache
 def configure_forward(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> RowConfig:
-    """Thirty-two elements of each operand to a thread, sixteen where a row is longer than 4096; a tile to a program.
+    """Thirty-two elements of each operand a thread, sixteen in rows longer than 4096; one tile a program.
 
-    bfloat16 on an H200, 8192 rows of 4096 columns, by do_bench: 74.1 us with two rows to 8 warps, whose registers hold
-    the vectors once for both; 83.2 with one row to 4 warps, 76.1 where these are resident and fetch two rows ahead.
+    bfloat16 on an H200, 8192 rows of 4096 columns, by do_bench: 74.1 us with two rows for 8 warps, whose registers hold
+    the vectors once for both rows. One row for 4 warps takes 83.2; resident programs that prefetch two rows take 76.1.
     """
-    block = max(4, next_power_of_2(columns))  # one call of the generator makes four elements
-    block_rows = rows_a_tile(rows, block, multiprocessors, 8192)
+    block = max(4, next_power_of_2(columns))  # one call of the generator makes four numbers
+    block_rows = rows_per_tile(rows, block, multiprocessors, 8192)
     tile = block * block_rows
     num_warps = max(1, tile // 1024) if block <= 4096 else tile // 512
     return RowConfig(block_rows, block, num_warps, 1, cdiv(rows, block_rows))
@@ -162,17 +169,17 @@ def configure_forward(rows: int, columns: int, element_bytes: int, multiprocesso
 
 @lru_cache
 def configure_backward(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> RowConfig:
-    """One resident set of programs, few because each costs three rows of fp32 partial sums, and two tiles of three
-    operands on their way to each, or as many as fit in shared memory.
+    """One resident set of programs, with two tiles of three operands prefetched, or as many as fit in shared memory.
 
-    bfloat16 on an H200, 8192 rows of 4096 columns, by do_bench: 91.7 us with two programs of 4 warps to a
-    multiprocessor, 110.4 with three, 103.1 with one of 8 warps, 110.6 with one of 16; 117.5 where one tile is on its
-    way. Thirty-two elements to a thread, sixteen where a row is longer than 8192 and they would spill.
+    There are few programs, because each writes three rows of fp32 partial sums. bfloat16 on an H200, 8192 rows of 4096
+    columns, by do_bench: 91.7 us with two programs of 4 warps a multiprocessor; 110.4 with three; 103.1 with one of 8
+    warps; 110.6 with one of 16; 117.5 with one tile prefetched. A thread has thirty-two elements, or sixteen in rows
+    longer than 8192, where they would spill.
     """
     block = max(4, next_power_of_2(columns))
-    block_rows = rows_a_tile(rows, block, multiprocessors)
+    block_rows = rows_per_tile(rows, block, multiprocessors)
     tile = block * block_rows
-    in_flight = min(2, 131072 // (3 * tile * element_bytes))  # beside a row of fp32 that changes its layout
+    in_flight = min(2, 131072 // (3 * tile * element_bytes))  # shared memory also holds an fp32 row that changes layout
     resident = multiprocessors * max(1, min(16, 8192 // tile))
     num_warps = max(1, tile // 1024) if tile <= 8192 else tile // 512
     return RowConfig(block_rows, block, num_warps, in_flight + 1, min(cdiv(rows, block_rows), resident))
@@ -182,8 +189,10 @@ def forward(
     x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, shift: torch.Tensor,
     seed: torch.Tensor, p: float, eps: float, *, save_statistics: bool, config: RowConfig | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """Launch the forward kernel: y and h [rows, columns], contiguous, in x's dtype; mean and rstd [rows] in fp32, or
-    None."""
+    """Launch the forward kernel; return y and h [rows, columns], contiguous, in x's dtype, and mean and rstd.
+
+    mean, rstd: [rows] in fp32, or None without save_statistics.
+    """
     rows, columns = x.shape
     y, h = (torch.empty((rows, columns), dtype=x.dtype, device=x.device) for _ in range(2))
     mean, rstd = (
@@ -206,8 +215,10 @@ def backward(
     h: torch.Tensor, weight: torch.Tensor, seed: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor,
     dy: torch.Tensor, dh: torch.Tensor, p: float, config: RowConfig | None = None,
 ) -> Tensors:
-    """Launch the backward kernels on a contiguous h: dx, dbias, dresidual, dweight, dshift, contiguous, in h's
-    dtype."""
+    """Launch the backward kernels on a contiguous h; return dx, dbias, dresidual, dweight, dshift.
+
+    All are contiguous, in h's dtype.
+    """
     rows, columns = h.shape
     dx, dresidual = (torch.empty((rows, columns), dtype=h.dtype, device=h.device) for _ in range(2))
     if h.numel() == 0:
@@ -227,16 +238,16 @@ def backward(
     return dx, dbias, dresidual, dweight, dshift
 
 
-def forward_of_sum(
+def forward_without_norm(
     x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, seed: torch.Tensor, p: float,
     config: RowConfig | None = None,
 ) -> torch.Tensor:
-    """Launch the forward kernel without the norm: h [rows, columns], contiguous, in x's dtype."""
+    """Launch the forward kernel without the norm; return h [rows, columns], contiguous, in x's dtype."""
     rows, columns = x.shape
     h = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
     x, residual = with_unit_column_stride(x), with_unit_column_stride(residual)
     config = config or configure_forward(rows, columns, x.element_size(), multiprocessors(x.device))
-    with device_of(x), declare.computing(*FORWARD_OF_SUM):
+    with device_of(x), declare.computing(*FORWARD_WITHOUT_NORM):
         dropout_residual_norm_forward_kernel[(config.programs,)](
             x, bias.contiguous(), residual, None, None, seed.contiguous(), None, h, None, None, x.stride(0),
             residual.stride(0), rows, columns, *dropout_constants(p), 0.0,
@@ -245,17 +256,19 @@ def forward_of_sum(
     return h
 
 
-def backward_of_sum(
+def backward_without_norm(
     dh: torch.Tensor, seed: torch.Tensor, p: float, config: RowConfig | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Launch the backward kernels without the norm: dx [rows, columns], contiguous, and dbias [columns], in dh's dtype.
-    dresidual is dh."""
+    """Launch the backward kernels without the norm; return dx [rows, columns], contiguous, and dbias [columns].
+
+    Both have dh's dtype. dresidual is dh itself.
+    """
     rows, columns = dh.shape
     dx = torch.empty((rows, columns), dtype=dh.dtype, device=dh.device)
     dh = with_unit_column_stride(dh)
     config = config or configure_backward(rows, columns, dh.element_size(), multiprocessors(dh.device))
     partial = torch.empty((config.programs, 1, columns), dtype=torch.float32, device=dh.device)
-    with device_of(dh), declare.computing(*BACKWARD_OF_SUM):
+    with device_of(dh), declare.computing(*BACKWARD_WITHOUT_NORM):
         dropout_residual_norm_backward_kernel[(config.programs,)](
             None, None, seed.contiguous(), None, None, None, dh, dx, None, partial, 0, dh.stride(0), rows, columns,
             *dropout_constants(p),
@@ -266,7 +279,7 @@ def backward_of_sum(
 
 
 class DropoutResidualNormFunction(torch.autograd.Function):
-    """Saves h, weight, seed, mean and rstd; the backward pass reads h, dy and dh once and writes dx and dresidual."""
+    """Save h, weight, seed, mean and rstd. The backward pass reads h, dy and dh once and writes dx and dresidual."""
 
     @staticmethod
     def forward(
@@ -289,17 +302,17 @@ def dropout_residual_norm(
     x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, shift: torch.Tensor,
     seed: torch.Tensor, *, p: float, eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(y, h) with h = residual + dropout(x + bias) and y = layer_norm(h) weight + shift over the columns.
+    """Return (y, h) with h = residual + dropout(x + bias) and y = layer_norm(h) weight + shift over the columns.
 
     Differentiable once in all but the seed.
 
     Args:
         x, residual: [rows, columns], bfloat16, float16 or float32, on a GPU, 1 to 16,384 columns. Rows may be any
-            distance apart; a matrix whose columns are not neighbours in memory is copied.
+            distance apart; a matrix whose last stride is not 1 is copied.
         bias, weight, shift: [columns], of x's dtype and device.
         seed: [2] in int32 on x's device; the same seed gives the same mask.
-        p: probability of an element to be dropped, 0 <= p < 1, rounded up to a multiple of 2^-16. What is kept is
-            multiplied by 1 / (1 - p), p so rounded.
+        p: probability of an element to be dropped, 0 <= p < 1, rounded up to a multiple of 2^-16. Kept elements are
+            multiplied by 1 / (1 - p), with the rounded p.
         eps: added to the variance.
 
     Returns:
@@ -317,8 +330,8 @@ def dropout_residual_norm(
         raise ValueError(f"residual must be of x's shape {tuple(x.shape)}, got {tuple(residual.shape)}")
     for name, vector in (("bias", bias), ("weight", weight), ("shift", shift)):
         check_vector(name, vector, x)
-    if columns > MOST_COLUMNS:
-        raise ValueError(f"rows are held in registers, which takes {MOST_COLUMNS} columns at most, got {columns}")
+    if columns > MAX_COLUMNS:
+        raise ValueError(f"x must have at most {MAX_COLUMNS} columns, because registers hold a row, got {columns}")
     check_dropout(x, seed, p)
     tensors = (x, bias, residual, weight, shift)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
@@ -328,8 +341,10 @@ def dropout_residual_norm(
 
 
 def apply(inputs: dict[str, torch.Tensor], **attributes: Any) -> dict[str, torch.Tensor]:
-    """The block `dropout_residual_norm`: x, residual [rows, columns], bias, weight, shift [columns], seed [2], p, eps
-    -> y and h [rows, columns]."""
+    """Run the block `dropout_residual_norm`.
+
+    x, residual [rows, columns], bias, weight, shift [columns], seed [2], p, eps -> y and h [rows, columns].
+    """
     tensors = (inputs[name] for name in ("x", "bias", "residual", "weight", "shift", "seed"))
     y, h = dropout_residual_norm(*tensors, **attributes)
     return {"y": y, "h": h}

@@ -1,16 +1,18 @@
-"""Rows of a table that token ids name, forward and backward.
+"""Rows of a table, looked up by token ids, forward and backward.
 
-    y[t] = table[ids[t]]                 dtable[r] = sum of dy[t] over the tokens t with ids[t] = r, zero without any
+    y[t] = table[ids[t]]                 dtable[r] = sum of dy[t] over the tokens t with ids[t] = r, or zero
 
-Shapes: table, dtable [rows, columns], ids [tokens], y, dy [tokens, columns]. bfloat16, float16 or float32 in and out;
-sums in fp32, in the order of the tokens' tiles, rounded once. Every id must be in 0 .. rows - 1: another one is
+Shapes: table, dtable [rows, columns], ids [tokens], y, dy [tokens, columns]. bfloat16, float16 or float32 in and out.
+Sums are fp32, in the order of the tokens' tiles, rounded once. Every id must be in 0 .. rows - 1; any other id is
 undefined behaviour, not an error.
 
-The backward pass writes each row of dtable once, zeros included, and reads each row of dy once: a program takes a block
-of rows, finds its tokens in their order by id, and walks both. Against the table's 1051 MB (Llama 3: 128,256 x 4096 of
-bfloat16) and dy's 67 MB (8192 tokens) the order adds 0.13 MB. Atomic additions would need a table of zeros in fp32 to
-add to and a pass that rounds it: 2101 MB written, some of it read and written again, 2101 MB read, 1051 MB written; and
-their sums, in any order, would not repeat. No atomics here, so that results repeat bit for bit.
+The backward pass writes each row of dtable once, zeros included, and reads each row of dy once. A program takes a block
+of rows, finds its tokens in their order by id, and loops over both. Llama 3's table is 1051 MB (128,256 x 4096 of
+bfloat16) and dy of 8192 tokens 67 MB; the order adds 0.13 MB.
+
+Atomic additions would need an fp32 table of zeros and a pass that rounds it: 2101 MB written, partly read and written
+again, 2101 MB read, and 1051 MB written. Their sums, in any order, would not repeat. Without atomics, results repeat
+bit for bit.
 """
 
 import math
@@ -24,7 +26,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from triton_side.calls import declare
-from triton_side.kernels._launch import (
+from triton_side.kernels.shared.launch import (
     cdiv,
     check_matrix,
     check_tensors,
@@ -34,14 +36,14 @@ from triton_side.kernels._launch import (
 )
 
 ID_DTYPES = (torch.int32, torch.int64)
-NO_ID = tl.constexpr(2**31 - 1)  # larger than any id: rows are counted in int32
+NO_ID = tl.constexpr(2**31 - 1)  # larger than any id, because int32 counts the rows
 
 
 @dataclass(frozen=True)
 class EmbeddingConfig:
-    """Tiles of `tokens` x `columns` (powers of two) to a program; in the backward pass it takes `rows` of dtable.
+    """Tiles of `tokens` x `columns` (powers of two) a program; in the backward pass a program has `rows` of dtable.
 
-    Programs that follow one another take one row's columns, so that what is on its way to memory at once is whole rows.
+    Consecutive programs take the columns of one row, so whole rows are in flight at once.
     """
 
     tokens: int
@@ -71,9 +73,12 @@ def embedding_forward_kernel(
 @declare.declare(declare.gradient("sort", "gather", "order"), flops=lambda shapes: 0)
 @triton.jit
 def embedding_order_kernel(ids_ptr, sorted_ids_ptr, order_ptr, tokens, TILE: tl.constexpr):
-    """The stable order by id: a token's rank is the number of tokens with a lower id, and of those before it with its
-    own. Every pair is compared: of 8192 tokens 67 million, which by the rate of integer instructions (64 a cycle and
-    multiprocessor) takes an H200 about 10 us, and four times that for twice the tokens."""
+    """Compute the stable order by id.
+
+    A token's rank is the number of tokens with a lower id, plus the earlier tokens with its own id. The kernel compares
+    every pair, 67 million for 8192 tokens. At 64 integer instructions a cycle and multiprocessor that takes an H200
+    about 10 us, and four times that for twice the tokens.
+    """
     own = tl.program_id(0) * TILE
     token = own + tl.arange(0, TILE)
     ids = tl.load(ids_ptr + token, mask=token < tokens, other=NO_ID)
@@ -81,7 +86,7 @@ def embedding_order_kernel(ids_ptr, sorted_ids_ptr, order_ptr, tokens, TILE: tl.
     for start in tl.range(0, tokens, TILE):
         other = start + tl.arange(0, TILE)
         other_ids = tl.load(ids_ptr + other, mask=other < tokens, other=NO_ID)
-        bound = tl.where(start < own, ids + 1, ids)  # in earlier tiles equal ids count, too
+        bound = tl.where(start < own, ids + 1, ids)  # equal ids in earlier tiles count too
         lower += (other_ids[None, :] < bound[:, None]).to(tl.int32)
     earlier = (ids[None, :] == ids[:, None]) & (token[None, :] < token[:, None])
     rank = tl.sum(lower + earlier.to(tl.int32), axis=1)
@@ -100,7 +105,7 @@ def embedding_backward_kernel(
     across = tl.cdiv(columns, COLUMNS)
     first_row = tl.program_id(0) // across * ROWS
     column = tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)
-    # The first token of these rows or of later ones.
+    # Binary search for the first token of these rows or later ones.
     position = 0
     end = tokens
     while position < end:
@@ -136,17 +141,17 @@ def configure_forward(columns: int, element_bytes: int) -> EmbeddingConfig:
 
 @lru_cache
 def configure_backward(columns: int, element_bytes: int) -> EmbeddingConfig:
-    """A thread adds up 16 bytes of a row, with sixteen tokens on their way to it: a row that many tokens share is
-    walked by one program for each width of columns, so that it is the latency which counts.
+    """A thread sums 16 bytes of a row, with sixteen tokens in flight.
 
-    32 rows, so that the search, a dozen loads one after the other, is small beside 64 kB to be written.
+    One program for each width of columns loops over all tokens of a row, so latency decides. With 32 rows the search, a
+    dozen dependent loads, costs little next to the 64 kB written.
     """
     width = min(next_power_of_2(columns), 128 * 16 // element_bytes)
     return EmbeddingConfig(tokens=16, columns=width, num_warps=max(1, width * element_bytes // 512), rows=32)
 
 
 def forward(table: torch.Tensor, ids: torch.Tensor, config: EmbeddingConfig | None = None) -> torch.Tensor:
-    """Launch the forward kernel on a contiguous ids: y [tokens, columns], contiguous, in the table's dtype."""
+    """Launch the forward kernel on a contiguous ids; return y [tokens, columns], contiguous, in the table's dtype."""
     tokens, columns = len(ids), table.shape[1]
     y = torch.empty((tokens, columns), dtype=table.dtype, device=table.device)
     if y.numel() == 0:
@@ -163,7 +168,7 @@ def forward(table: torch.Tensor, ids: torch.Tensor, config: EmbeddingConfig | No
 
 
 def sort_by_id(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Launch the order kernel on a contiguous ids: them in order, and the token that each is of, the earlier first."""
+    """Launch the order kernel on a contiguous ids; return the sorted ids and their tokens, earlier tokens first."""
     sorted_ids, order = torch.empty_like(ids), torch.empty_like(ids)
     tile = 64  # 8192 tokens are 128 programs
     with device_of(ids):
@@ -176,7 +181,7 @@ def sort_by_id(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def backward(
     ids: torch.Tensor, dy: torch.Tensor, rows: int, config: EmbeddingConfig | None = None
 ) -> torch.Tensor:
-    """Launch the backward kernels on a contiguous ids: dtable [rows, columns], contiguous, in dy's dtype."""
+    """Launch the backward kernels on a contiguous ids; return dtable [rows, columns], contiguous, in dy's dtype."""
     tokens, columns = dy.shape
     if dy.numel() == 0:
         return torch.zeros((rows, columns), dtype=dy.dtype, device=dy.device)
@@ -194,7 +199,7 @@ def backward(
 
 
 class EmbeddingFunction(torch.autograd.Function):
-    """Saves ids; the backward pass reads dy once and writes dtable."""
+    """Save ids. The backward pass reads dy once and writes dtable."""
 
     @staticmethod
     def forward(ctx: Any, table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -210,14 +215,14 @@ class EmbeddingFunction(torch.autograd.Function):
 
 
 def embedding(table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """table[ids], differentiable once in the table.
+    """Return table[ids], differentiable once in the table.
 
     Args:
         table: [rows, columns], bfloat16, float16 or float32, on a GPU. Rows may be any distance apart; a table whose
-            columns are not neighbours in memory is copied.
-        ids: [tokens], int32 or int64, on the table's device, each in 0 .. rows - 1. They are not checked, which would
-            take a pass over them and a wait for its answer: others read, and in the gradient lose, what they should
-            not.
+            last stride is not 1 is copied.
+        ids: [tokens], int32 or int64, on the table's device, each in 0 .. rows - 1. They are not checked,
+            because that takes a pass over them and a wait for the GPU. Wrong ids read outside the table, and their
+            gradients are lost.
 
     Returns:
         A new contiguous [tokens, columns] tensor of the table's dtype.
@@ -241,5 +246,5 @@ def embedding(table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
 
 
 def apply(inputs: dict[str, torch.Tensor], **attributes: Any) -> dict[str, torch.Tensor]:
-    """The block `embedding`: table[rows, columns], ids[tokens] -> y[tokens, columns]."""
+    """Run the block `embedding`: table[rows, columns], ids[tokens] -> y[tokens, columns]."""
     return {"y": embedding(inputs["table"], inputs["ids"], **attributes)}

@@ -2,9 +2,9 @@
 
     dgate = dy up gelu'(gate)        dup = dy gelu(gate)
 
-Shazeer, "GLU variants improve Transformer", arXiv:2002.05202; gelu and its derivative: see gelu. Shapes: gate, up, y
-[rows, columns] (any one shape is taken as flat). bfloat16, float16 or float32 in and out; fp32 inside. One pass over
-memory each way (see _gated).
+Shazeer, "GLU variants improve Transformer", arXiv:2002.05202; GELU and its derivative are in `gelu.py`. Shapes: gate,
+up, y [rows, columns] (any one shape is taken as flat). bfloat16, float16 or float32 in and out; fp32 inside. One pass
+over memory each way (shared/gated_unit.py).
 """
 
 import math
@@ -15,8 +15,8 @@ import triton.language as tl
 
 from triton_side.calls import declare
 from triton_side.kernels import gelu
-from triton_side.kernels._gated import backward_block, forward_block, gated_unit
 from triton_side.kernels.gelu import gelu_value, gelu_value_and_slope
+from triton_side.kernels.shared.gated_unit import backward_block, forward_block, gated_unit
 
 FORWARD = (*gelu.FORWARD, declare.forward("mul", "multiply", "y"))
 BACKWARD = (
@@ -39,10 +39,10 @@ def geglu_backward_kernel(gate_ptr, up_ptr, dy_ptr, dgate_ptr, dup_ptr, elements
 
 
 def geglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """gelu(gate) * up; arguments, result and errors are gated_unit's."""
+    """Return gelu(gate) * up; arguments, result and errors are those of `gated_unit`."""
     return gated_unit(gate, up, geglu_forward_kernel, geglu_backward_kernel)
 
 
 def apply(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The block `geglu`: gate[rows, columns], up[rows, columns] -> y[rows, columns]."""
+    """Run the block `geglu`: gate[rows, columns], up[rows, columns] -> y[rows, columns]."""
     return {"y": geglu(inputs["gate"], inputs["up"])}

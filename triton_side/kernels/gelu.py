@@ -1,13 +1,14 @@
 """GELU in its tanh form, forward and backward.
 
     y  = 0.5 x (1 + tanh(u)) = x s                    u = sqrt(2/pi) (x + 0.044715 x^3),  s = sigmoid(2u)
+
     dx = dy (s + 2 x s (1 - s) u')                    u' = sqrt(2/pi) (1 + 3 * 0.044715 x^2)
 
-Hendrycks and Gimpel, "Gaussian Error Linear Units", arXiv:1606.08415. Shapes: x, y, dy, dx [rows, columns]
-(any shape is taken as flat). bfloat16, float16 or float32 in and out; fp32 inside. The forward pass saves x.
+Hendrycks and Gimpel, "Gaussian Error Linear Units", arXiv:1606.08415. Shapes: x, y, dy, dx [rows, columns] (any shape
+is taken as flat). bfloat16, float16 or float32 in and out; fp32 inside. The forward pass saves x.
 
-1 + tanh(u) = 2 sigmoid(2u) needs one exponential and one division, no library call, and unlike 1 + tanh(u) it
-does not cancel for negative x.
+1 + tanh(u) = 2 sigmoid(2u) takes one exponential and one division, and no library call. Unlike 1 + tanh(u), it does not
+cancel for negative x.
 """
 
 import math
@@ -20,8 +21,8 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from triton_side.calls import declare
-from triton_side.kernels._constants import LOG2_E
-from triton_side.kernels._launch import FlatConfig, cdiv, check_tensors, device_of
+from triton_side.kernels.shared.constants import LOG2_E
+from triton_side.kernels.shared.launch import FlatConfig, cdiv, check_tensors, device_of
 
 SQRT_2_OVER_PI = 0.7978845608028654
 CUBIC = 0.044715
@@ -32,7 +33,7 @@ CUBIC_EXPONENT = tl.constexpr(-2 * SQRT_2_OVER_PI * CUBIC * LOG2_E.value)
 LINEAR_SLOPE = tl.constexpr(2 * SQRT_2_OVER_PI)
 QUADRATIC_SLOPE = tl.constexpr(6 * SQRT_2_OVER_PI * CUBIC)
 
-# The operations as the plain block writes them, whatever the kernels make of them.
+# Operations as the plain block writes them; the kernels compute the same values in other steps.
 FORWARD = tuple(
     declare.forward(op, "gelu", result)
     for op, result in (("mul", "cube"), ("add", "inner"), ("tanh", "tanh"), ("add", "1 + tanh"), ("mul", "y"))
@@ -45,7 +46,7 @@ BACKWARD = (
 
 @triton.jit
 def divide(numerator, denominator, ACCURATE: tl.constexpr):
-    """The compiler's own division errs by up to two ulps, which only an fp32 result shows."""
+    """Return numerator / denominator; the compiler's own division errs by up to two ulps, which only fp32 shows."""
     if ACCURATE:
         return tl.div_rn(numerator, denominator)
     else:
@@ -54,7 +55,7 @@ def divide(numerator, denominator, ACCURATE: tl.constexpr):
 
 @triton.jit
 def gelu_value(x, ACCURATE: tl.constexpr):
-    # For large negative x the exponential is inf and y = x / inf = -0, as it should be.
+    # For large negative x the exponential is inf, and y = x / inf = -0 is correct.
     return divide(x, 1.0 + tl.exp2(x * (LINEAR_EXPONENT + CUBIC_EXPONENT * x * x)), ACCURATE)
 
 
@@ -74,7 +75,7 @@ def gelu_forward_kernel(x_ptr, y_ptr, elements, BLOCK: tl.constexpr):
     accurate: tl.constexpr = y_ptr.dtype.element_ty == tl.float32
     start = tl.program_id(0).to(tl.int64) * BLOCK
     offset = start + tl.arange(0, BLOCK)
-    # Where `elements` is not a multiple of 16 a mask costs the 16-byte accesses: only the last block has one.
+    # Unless `elements` is a multiple of 16, a mask prevents 16-byte accesses. Only the last block is masked.
     if start + BLOCK <= elements:
         x = tl.load(x_ptr + offset).to(tl.float32)
         tl.store(y_ptr + offset, gelu_value(x, accurate).to(y_ptr.dtype.element_ty))
@@ -103,16 +104,16 @@ def gelu_backward_kernel(x_ptr, dy_ptr, dx_ptr, elements, BLOCK: tl.constexpr):
 
 @lru_cache
 def configure(element_bytes: int) -> FlatConfig:
-    """Four warps, and one 16-byte load of each operand to a thread, forward and backward.
+    """Four warps and one 16-byte load of each operand a thread, forward and backward.
 
-    8192 x 16,384 of bfloat16 on an H200: 4279 GB/s forward (a copy 4277) and 4383 backward; with twice as many
-    loads 4227 and 4382, with four times 4225 and 4301.
+    8192 x 16,384 of bfloat16 on an H200: 4279 GB/s forward (a copy 4277) and 4383 backward. With twice as many loads
+    4227 and 4382, with four times as many 4225 and 4301.
     """
     return FlatConfig(block=128 * 16 // element_bytes, num_warps=4)
 
 
 def forward(x: torch.Tensor, config: FlatConfig | None = None) -> torch.Tensor:
-    """Launch the forward kernel on a contiguous x; y has x's shape and dtype."""
+    """Launch the forward kernel on a contiguous x; the result y has x's shape and dtype."""
     y = torch.empty_like(x)
     if x.numel() == 0:
         return y
@@ -125,7 +126,7 @@ def forward(x: torch.Tensor, config: FlatConfig | None = None) -> torch.Tensor:
 
 
 def backward(x: torch.Tensor, dy: torch.Tensor, config: FlatConfig | None = None) -> torch.Tensor:
-    """Launch the backward kernel on contiguous x and dy; dx has x's shape and dtype."""
+    """Launch the backward kernel on contiguous x and dy; the result dx has x's shape and dtype."""
     dx = torch.empty_like(x)
     if x.numel() == 0:
         return dx
@@ -138,7 +139,7 @@ def backward(x: torch.Tensor, dy: torch.Tensor, config: FlatConfig | None = None
 
 
 class GeluFunction(torch.autograd.Function):
-    """Saves x; the backward pass reads x and dy once and writes dx."""
+    """Save x. The backward pass reads x and dy once and writes dx."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -154,7 +155,7 @@ class GeluFunction(torch.autograd.Function):
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:
-    """0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), differentiable once.
+    """Return 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), differentiable once.
 
     Args:
         x: a bfloat16, float16 or float32 tensor of any shape on a GPU. A non-contiguous one is copied.
@@ -171,5 +172,5 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
 
 
 def apply(inputs: dict[str, torch.Tensor], **attributes: Any) -> dict[str, torch.Tensor]:
-    """The block `gelu`: x[rows, columns] -> y[rows, columns]."""
+    """Run the block `gelu`: x[rows, columns] -> y[rows, columns]."""
     return {"y": gelu(inputs["x"], **attributes)}

@@ -1,23 +1,30 @@
-"""A layer of GPT-2, forward and backward, made of the kernels that are here and of cuBLAS.
+"""A layer of GPT-2, forward and backward, built from this folder's kernels and cuBLAS.
 
     x1 = x + dropout(attention(h1 Wqkv + bqkv) Wo + bo),  h1 = layernorm(x)
     y = x1 + dropout(gelu(h2 Wup + bup) Wdown + bdown),  h2 = layernorm(x1)
 
-Radford et al., "Language Models are Unsupervised Multitask Learners" (2019); the masks are dropout_residual_norm's. A
-product is cuBLAS's, in brackets here, where it stands alone or adds a bias only; Wup's is ours where that is faster
-(_layer_products), or cuBLAS's as well. Forward:
+Radford et al., "Language Models are Unsupervised Multitask Learners" (2019); dropout_residual_norm.py draws the masks.
+cuBLAS computes the products in brackets below, with at most a bias. Wup's product is ours or cuBLAS's, whichever is
+faster (transformer_layer.py).
 
-    h1; [qkv]; attention, which reads q, k and v as views of qkv; [Wo]; bias, dropout, x1 and h2 in one pass; Wup's
-    product, bias and GELU; [Wdown]; bias, dropout and sum in one pass
+Forward:
+
+1. h1; [qkv]; attention, which reads q, k and v as views of qkv
+2. [Wo]; bias, dropout, x1 and h2 in one pass
+3. Wup's product, bias and GELU
+4. [Wdown]; bias, dropout and sum in one pass
 
 Backward, where the norms add the residual's gradients to their own:
 
-    dropout's and dbdown; [dWdown, dact]; GELU's and dbup; [dWup, dh2]; the norm's, dx1, dropout's and dbo; [dWo,
-    dattended]; attention's, written into the columns of dqkv; dbqkv, a sum that PyTorch makes; [dWqkv, dh1]; dx
+1. dropout's gradient and dbdown; [dWdown, dact]
+2. GELU's gradient and dbup; [dWup, dh2]
+3. the norm's gradient, dx1, dropout's gradient and dbo; [dWo, dmerged]
+4. attention's gradients, written into the columns of dqkv; dbqkv, a sum that PyTorch computes
+5. [dWqkv, dh1]; dx
 
-One autograd function holds all of it, as in decoder_block. Shapes: x, y [tokens, width] with a token a row, and so on.
-dtypes: bfloat16, float16, float32, one for all. A forward that a backward follows saves x, h1, qkv, attention's output,
-x1, h2, what GELU is taken of and what it gives, and in fp32 two numbers a token for either norm and one a query.
+One autograd function holds all of it, as in decoder_block.py. Shapes: x, y [tokens, width], a token a row, and so on.
+dtypes: bfloat16, float16, float32, one for all. With gradients, the forward pass saves x, h1, qkv, attention's output,
+x1, h2, and GELU's input and output. In fp32 it saves two numbers a token for each norm, and one a query.
 """
 
 from collections.abc import Mapping
@@ -30,10 +37,9 @@ from triton_side.blocks.decoder_block import split_heads
 from triton_side.calls.declare import computing
 from triton_side.calls.stages import stage
 from triton_side.kernels import dropout_residual_norm, layernorm, linear_gelu
-from triton_side.kernels._attention_configs import HEAD_DIMS
-from triton_side.kernels._launch import check_tensors
-from triton_side.kernels._layer_attention import attend, attend_backward
-from triton_side.kernels._layer_products import biased_gelu
+from triton_side.kernels.shared.attention_configs import HEAD_DIMS
+from triton_side.kernels.shared.launch import check_tensors
+from triton_side.kernels.transformer_layer import attention_backward, attention_forward, product_bias_gelu
 
 WEIGHTS = (
     "attention_norm_weight", "attention_norm_bias", "w_qkv", "b_qkv", "w_o", "b_o", "mlp_norm_weight", "mlp_norm_bias",
@@ -41,8 +47,8 @@ WEIGHTS = (
 )
 
 
-def _views(qkv: torch.Tensor, shape: torch.Size, heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """q, k and v, each [batch, heads, sequence, head_dim], of the rows of all tokens; shape: [batch, sequence, ...]."""
+def _split_qkv(qkv: torch.Tensor, shape: torch.Size, heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return q, k and v, each [batch, heads, sequence, head_dim], of all rows; shape: [batch, sequence, ...]."""
     return split_heads(qkv.view(*shape[:2], -1), heads, heads)
 
 
@@ -50,27 +56,29 @@ def _forward(
     x: torch.Tensor, shape: torch.Size, seed: torch.Tensor, weights: Mapping[str, torch.Tensor], heads: int, p: float,
     eps: float, save: bool,
 ) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
-    """y of the tokens x, and what the backward pass needs beside x, seed and weights, some of it None where none will
-    follow."""
+    """Return y of the tokens x and the tensors that the backward pass needs besides x, seed and weights.
+
+    Some are None without `save`.
+    """
     w = weights
     with stage("attention_norm"), computing(y_ptr="h1"):
         h1, mean1, rstd1 = layernorm.forward(x, w["attention_norm_weight"], w["attention_norm_bias"], eps, save=save)
     with stage("qkv"):
         qkv = torch.addmm(w["b_qkv"], h1, w["w_qkv"])
-    joined, logsumexp2 = attend(*_views(qkv, shape, heads), save)
+    merged, logsumexp2 = attention_forward(*_split_qkv(qkv, shape, heads), save)
     with stage("out"):
-        projected = torch.mm(joined, w["w_o"])
+        projected = torch.mm(merged, w["w_o"])
     with stage("attention_residual"), computing(x_ptr="projected", residual_ptr="x", y_ptr="h2", h_ptr="x1"):
         h2, x1, mean2, rstd2 = dropout_residual_norm.forward(
             projected, w["b_o"], x, w["mlp_norm_weight"], w["mlp_norm_bias"], seed[0], p, eps, save_statistics=save
         )
     with stage("up"):
-        act, pre = biased_gelu(h2, w["w_up"], w["b_up"], save)
+        act, pre = product_bias_gelu(h2, w["w_up"], w["b_up"], save)
     with stage("down"):
         down = torch.mm(act, w["w_down"])
     with stage("mlp_residual"):
-        y = dropout_residual_norm.forward_of_sum(down, w["b_down"], x1, seed[1], p)
-    return y, [h1, mean1, rstd1, qkv, joined, logsumexp2, x1, h2, mean2, rstd2, pre, act]
+        y = dropout_residual_norm.forward_without_norm(down, w["b_down"], x1, seed[1], p)
+    return y, [h1, mean1, rstd1, qkv, merged, logsumexp2, x1, h2, mean2, rstd2, pre, act]
 
 
 class _Gpt2Block(torch.autograd.Function):
@@ -90,10 +98,10 @@ class _Gpt2Block(torch.autograd.Function):
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, seed, *rest = ctx.saved_tensors
         w = dict(zip(WEIGHTS, rest, strict=False))
-        h1, mean1, rstd1, qkv, joined, logsumexp2, x1, h2, mean2, rstd2, pre, act = rest[len(WEIGHTS) :]
+        h1, mean1, rstd1, qkv, merged, logsumexp2, x1, h2, mean2, rstd2, pre, act = rest[len(WEIGHTS) :]
         d: dict[str, torch.Tensor] = {}
         with stage("mlp_residual"):
-            ddown, d["b_down"] = dropout_residual_norm.backward_of_sum(dy, seed[1], ctx.p)
+            ddown, d["b_down"] = dropout_residual_norm.backward_without_norm(dy, seed[1], ctx.p)
         with stage("down"):
             d["w_down"], dact = torch.mm(act.T, ddown), torch.mm(ddown, w["w_down"].T)
         with stage("up"):
@@ -105,10 +113,10 @@ class _Gpt2Block(torch.autograd.Function):
                 x1, w["mlp_norm_weight"], seed[0], mean2, rstd2, dh2, dy, ctx.p
             )
         with stage("out"):
-            d["w_o"], djoined = torch.mm(joined.T, dprojected), torch.mm(dprojected, w["w_o"].T)
+            d["w_o"], dmerged = torch.mm(merged.T, dprojected), torch.mm(dprojected, w["w_o"].T)
         dqkv = torch.empty_like(qkv)
-        views, gradients = (_views(rows, ctx.shape, ctx.heads) for rows in (qkv, dqkv))
-        attend_backward(*views, joined, logsumexp2, djoined, gradients)
+        views, gradients = (_split_qkv(rows, ctx.shape, ctx.heads) for rows in (qkv, dqkv))
+        attention_backward(*views, merged, logsumexp2, dmerged, gradients)
         with stage("qkv"):
             d["b_qkv"], d["w_qkv"], dh1 = dqkv.sum(0), torch.mm(h1.T, dqkv), torch.mm(dqkv, w["w_qkv"].T)
         with stage("attention_norm"), computing(dsum_ptr="dx1", dy_ptr="dh1"):
@@ -121,15 +129,16 @@ class _Gpt2Block(torch.autograd.Function):
 def gpt2_block(
     x: torch.Tensor, params: Mapping[str, torch.Tensor], seed: torch.Tensor, *, heads: int, p: float, eps: float
 ) -> torch.Tensor:
-    """The layer on x, differentiable once in x and the weights.
+    """Return the layer's output for x, differentiable once in x and the weights.
 
     Args:
         x: [batch, sequence, width], bfloat16, float16 or float32, on a GPU, width up to 16,384.
         params: attention_norm_weight, attention_norm_bias, mlp_norm_weight, mlp_norm_bias, b_o, b_down [width]; w_qkv
             [width, 3 heads head_dim], the queries' heads, then the keys', then the values'; b_qkv; w_o
             [heads head_dim, width]; w_up [width, hidden]; b_up; w_down [hidden, width]; of x's dtype and device.
-            Others are not looked at.
-        seed: [2, 2] in int32 on x's device: a key for the dropout after attention, and one for that after the MLP.
+            Other entries are ignored.
+        seed: [2, 2] in int32 on x's device: a key for the dropout after attention, and one for the dropout after the
+        MLP.
         heads: of queries, keys and values alike.
         p: probability of an element to be dropped, 0 <= p < 1, rounded up to a multiple of 2^-16.
         eps: added to the variances.
@@ -138,7 +147,8 @@ def gpt2_block(
         y, contiguous, of x's shape and dtype.
 
     Raises:
-        ValueError: p is out of range, shapes do not fit, head_dim is none of attention's, devices differ or are not a
+        ValueError: p is out of range, shapes do not fit, attention does not support head_dim, devices differ or are not
+        a
             GPU (outside the interpreter), or float32 products are set to "medium".
         TypeError: a dtype is not supported, or they differ, or the seed is not int32.
     """
@@ -160,10 +170,10 @@ def gpt2_block(
 
 
 def _check_shapes(x: torch.Tensor, weights: Mapping[str, torch.Tensor], heads: int) -> None:
-    if x.ndim != 3 or x.numel() == 0 or x.shape[-1] > dropout_residual_norm.MOST_COLUMNS:
+    if x.ndim != 3 or x.numel() == 0 or x.shape[-1] > dropout_residual_norm.MAX_COLUMNS:
         raise ValueError(
             "x must be [batch, sequence, width], not empty and of a width up to "
-            f"{dropout_residual_norm.MOST_COLUMNS}, got {list(x.shape)}"
+            f"{dropout_residual_norm.MAX_COLUMNS}, got {list(x.shape)}"
         )
     width, hidden = x.shape[-1], weights["w_up"].shape[-1]
     head_dim, rest = divmod(weights["w_qkv"].shape[-1], 3 * heads)
@@ -183,5 +193,5 @@ def _check_shapes(x: torch.Tensor, weights: Mapping[str, torch.Tensor], heads: i
 
 
 def apply(inputs: dict[str, torch.Tensor], **attributes: Any) -> dict[str, torch.Tensor]:
-    """The block gpt2_block: x, seed, the weights and biases; heads, p, eps -> y."""
+    """Run the block `gpt2_block`: x, seed, the weights and biases; heads, p, eps -> y."""
     return {"y": gpt2_block(inputs["x"], inputs, inputs["seed"], **attributes)}

@@ -1,17 +1,20 @@
 """Layer normalisation over the columns of a matrix, forward and backward.
 
     rstd = 1 / sqrt(mean((x - mean(x))^2) + eps)        y = n w + b,  n = (x - mean(x)) rstd
+
     dx = rstd (g - mean(g) - n mean(g n)),  g = dy w    dw = sum over rows of dy n    db = sum over rows of dy
 
 Ba, Kiros and Hinton, "Layer Normalization", arXiv:1607.06450. Shapes: x, y, dy, dx [rows, columns], weight, bias,
-dweight, dbias [columns]; mean, rstd [rows] in fp32, saved only where a gradient is wanted. bfloat16, float16 or float32
-in and out; fp32 inside, rounded once at the end.
+dweight, dbias [columns]; mean, rstd [rows] in fp32, saved only if a gradient is wanted. bfloat16, float16 or float32 in
+and out; fp32 inside, rounded once at the end.
 
-The variance is that of x less its mean, never mean(x^2) - mean(x)^2, which loses the digits that both terms share: all
-of them where the mean is 4000 standard deviations. The backward pass reads mean and rstd, 8 bytes a row, rather than
-sum twice more. It is a persistent grid, as that of RMSNorm: each program adds its rows' shares of dweight and dbias up
-in registers and writes them once, and a second kernel adds the programs' shares. Rows too long for the registers are
-walked twice, and dweight and dbias take a reading of their own.
+The variance is that of x minus its mean, never mean(x^2) - mean(x)^2. Their difference loses the digits
+that both terms share: all of them if the mean is 4000 standard deviations.
+
+The backward pass reads mean and rstd, 8 bytes a row, instead of computing two more sums. Like RMSNorm's it is a
+persistent grid: each program adds its rows' shares of dweight and dbias in registers and writes them once, and a second
+kernel adds the programs' shares. Rows too long for the registers are read twice, and a third reading computes dweight
+and dbias.
 """
 
 import math
@@ -25,8 +28,9 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from triton_side.calls import declare
-from triton_side.kernels._column_sums import sum_vectors
-from triton_side.kernels._launch import (
+from triton_side.kernels.rmsnorm import configure_forward as configure_rmsnorm
+from triton_side.kernels.shared.column_sums import sum_vectors
+from triton_side.kernels.shared.launch import (
     RowConfig,
     cdiv,
     check_matrix,
@@ -35,13 +39,12 @@ from triton_side.kernels._launch import (
     device_of,
     multiprocessors,
     next_power_of_2,
-    rows_a_tile,
+    rows_per_tile,
     with_unit_column_stride,
 )
-from triton_side.kernels.rmsnorm import configure_forward as configure_once
 
-# What the kernels compute, in the stages of the block: of the forward pass, of dx, and of the gradients of weight and
-# bias before and after the sum over programs.
+# Operations in the block's stages: of the forward pass, of dx, and of the gradients of weight and bias before and after
+# the sum over programs.
 FORWARD = (
     declare.forward("reduce_sum", "mean"), declare.forward("sub", "variance"), declare.forward("mul", "variance"),
     declare.forward("reduce_sum", "variance"), declare.forward("rsqrt", "normalize"),
@@ -62,7 +65,7 @@ SUMS = (declare.gradient("reduce_sum", "weight", "dweight"), declare.gradient("r
 
 @triton.jit
 def normalise(x, mask, columns, eps):
-    """n, mean and rstd of whole rows of x, which is zero where the mask is not."""
+    """Return n, mean and rstd of whole rows of x, which is zero outside the mask."""
     mean = tl.sum(x, axis=1, keep_dims=True) / columns
     centred = tl.where(mask, x - mean, 0.0)
     rstd = tl.rsqrt(tl.sum(centred * centred, axis=1, keep_dims=True) / columns + eps)
@@ -71,7 +74,7 @@ def normalise(x, mask, columns, eps):
 
 @triton.jit
 def normalise_gradient(dy, normalised, weight, rstd, columns):
-    """dx of whole rows, dy being zero past their ends."""
+    """Return dx of whole rows; dy is zero past their ends."""
     dnormalised = dy * weight
     dmean = tl.sum(dnormalised, axis=1, keep_dims=True) / columns
     projection = tl.sum(dnormalised * normalised, axis=1, keep_dims=True) / columns
@@ -105,12 +108,14 @@ def layernorm_forward_looped_kernel(
     x_ptr, weight_ptr, bias_ptr, y_ptr, mean_ptr, rstd_ptr, x_row_stride, rows, columns, eps,
     COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):
-    """Mean and variance in one reading: each lane has its own (Welford, Technometrics 4(3), 1962), which are merged
-    (Chan, Golub and LeVeque, "Algorithms for computing the sample variance", The American Statistician 37(3), 1983).
+    """Compute mean and variance in one reading: each lane keeps its own, and they are merged at the end.
 
-    The variance's relative error is about columns eps sqrt(1 + (mean / deviation)^2), with that ratio itself and not,
-    as in mean(x^2) - mean(x)^2, its square. Sums of x less one of its elements would cost less, and be as bad as the
-    latter where that element lies far from the others.
+    Each lane's: Welford, Technometrics 4(3), 1962. Merging: Chan, Golub and LeVeque, "Algorithms for computing the
+    sample variance", The American Statistician 37(3), 1983.
+
+    The variance's relative error is about columns eps sqrt(1 + (mean / deviation)^2). The error of
+    mean(x^2) - mean(x)^2 has the square of that ratio. Sums of x minus one of its elements would cost less, but err as
+    much as that difference if the element lies far from the others.
     """
     lane = tl.arange(0, COLUMNS)
     for row in tl.range(tl.program_id(0), rows, tl.num_programs(0)):
@@ -142,7 +147,7 @@ def layernorm_forward_looped_kernel(
 
 @triton.jit
 def _store_partials(partial_ptr, dweight, dbias, column, columns):
-    """This program's shares, summed over their rows, into partial [programs, 2, columns]."""
+    """Store this program's shares, summed over their rows, into partial [programs, 2, columns]."""
     partial_ptr += tl.program_id(0).to(tl.int64) * 2 * columns + column
     tl.store(partial_ptr, tl.sum(dweight, axis=0, keep_dims=True), mask=column < columns)
     tl.store(partial_ptr + columns, tl.sum(dbias, axis=0, keep_dims=True), mask=column < columns)
@@ -166,7 +171,7 @@ def layernorm_backward_kernel(
         dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(tl.float32)
         mean = tl.load(mean_ptr + row, mask=row < rows, other=0.0)
         rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
-        # Past the row's end this is -mean rstd, and always times a dy of zero.
+        # Past the row's end this is -mean rstd, and dy there is zero.
         normalised = (x - mean) * rstd
         dx = normalise_gradient(dy, normalised, weight.to(tl.float32), rstd, columns)
         if dsum_ptr is not None:
@@ -236,33 +241,37 @@ def layernorm_partials_kernel(
 
 @lru_cache
 def configure_forward(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> RowConfig:
-    """RMSNorm's tiles; up to 8192 columns in one resident set of programs with two tiles on their way to each, because
-    the second sum waits for the first.
+    """RMSNorm's tiles; up to 8192 columns one resident set of programs, with two prefetched tiles each.
 
-    bfloat16 on an H200, 8192 rows of 4096 columns, by do_bench: 40.4 us with three programs of 4 or 8 warps to a
-    multiprocessor, 41.0 with four, 44.4 with four that fetch nothing ahead, 45.3 with a tile to a program.
+    The second sum waits for the first, so a prefetch helps. bfloat16 on an H200, 8192 rows of 4096 columns, by
+    do_bench:
+
+        40.4 us    three programs of 4 or 8 warps a multiprocessor
+        41.0 us    four programs
+        44.4 us    four programs without a prefetch
+        45.3 us    one tile a program
     """
-    once = configure_once(rows, columns, element_bytes, multiprocessors)
-    tile = once.block_rows * once.block_columns
+    config = configure_rmsnorm(rows, columns, element_bytes, multiprocessors)
+    tile = config.block_rows * config.block_columns
     resident = multiprocessors * max(2, min(16, 12288 // tile))
-    if tile > 8192 or once.programs <= resident:
-        return once
-    return replace(once, num_stages=3, programs=resident)
+    if tile > 8192 or config.programs <= resident:
+        return config
+    return replace(config, num_stages=3, programs=resident)
 
 
 @lru_cache
 def configure_backward(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> RowConfig:
-    """One program a multiprocessor, for narrow rows more; each holds x, dy, the weight and its shares of two sums.
+    """One program a multiprocessor, more for narrow rows; each holds x, dy, the weight and its shares of two sums.
 
-    Each program costs two rows of fp32 partial sums, written and read again: at 8192 x 4096 bfloat16 those of 132 are
-    4% of what must be moved. So a program takes 8192 elements at once, whose registers (220 of 255 a thread in 8 warps
-    on sm_90) leave room for no second one. At 16,384 columns 240 bytes a thread are spilled; the looped kernels would
-    spill none, and read x and dy from memory twice.
+    Each program writes two rows of fp32 partial sums that are read again. At 8192 x 4096 bfloat16 the sums of 132
+    programs are 4% of the bytes that must move. So a program takes 8192 elements at once; its registers (220 of 255 a
+    thread in 8 warps on sm_90) leave no space for a second program. At 16,384 columns threads spill 240 bytes each. The
+    looped kernels would spill none, but read x and dy from memory twice.
     """
     block = next_power_of_2(columns)
     if block > 16384:
         return RowConfig(1, 8192, 32, 1, min(rows, multiprocessors))
-    block_rows = rows_a_tile(rows, block, multiprocessors, elements=8192)
+    block_rows = rows_per_tile(rows, block, multiprocessors, elements=8192)
     tile = block * block_rows
     stages = 3 if tile * element_bytes <= 32768 else 2
     num_warps = 16 if tile > 8192 else max(1, min(8, tile // 512))
@@ -279,8 +288,10 @@ def forward(
     save: bool,
     config: RowConfig | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """Launch the forward kernel: y [rows, columns], contiguous, in x's dtype; with `save` mean and rstd [rows] in fp32,
-    else None."""
+    """Launch the forward kernel; return y [rows, columns], contiguous, in x's dtype, and mean and rstd.
+
+    mean, rstd: [rows] in fp32, or None without `save`.
+    """
     rows, columns = x.shape
     y = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
     mean = torch.empty(rows, dtype=torch.float32, device=x.device) if save else None
@@ -315,8 +326,10 @@ def backward(
     *,
     dsum: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Launch the backward kernels: dx [rows, columns], contiguous, dweight and dbias [columns], in x's dtype. `dsum`,
-    of x's shape, is what x's other readers make of its gradient, and is added to dx."""
+    """Launch the backward kernels; return dx [rows, columns], contiguous, dweight and dbias [columns], in x's dtype.
+
+    dsum: the gradient of x from its other readers, of x's shape. It is added to dx.
+    """
     rows, columns = x.shape
     dx = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
     if dx.numel() == 0:
@@ -350,7 +363,7 @@ def backward(
 
 
 class LayerNormFunction(torch.autograd.Function):
-    """Saves x, weight, mean and rstd; the backward pass reads x and dy once and writes dx, dweight and dbias."""
+    """Save x, weight, mean and rstd. The backward pass reads x and dy once and writes dx, dweight and dbias."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
@@ -367,11 +380,12 @@ class LayerNormFunction(torch.autograd.Function):
 
 
 def layernorm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
-    """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the columns of x, differentiable once in all three.
+    """Return (x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the columns of x, differentiable once in all
+    three.
 
     Args:
         x: [rows, columns], bfloat16, float16 or float32, on a GPU. Rows may be any distance apart; a matrix
-            whose columns are not neighbours in memory is copied.
+            whose last stride is not 1 is copied.
         weight, bias: [columns], of x's dtype and device.
         eps: added to the variance.
 
@@ -393,5 +407,5 @@ def layernorm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: fl
 
 
 def apply(inputs: dict[str, torch.Tensor], **attributes: Any) -> dict[str, torch.Tensor]:
-    """The block `layernorm`: x[rows, columns], weight[columns], bias[columns], eps -> y[rows, columns]."""
+    """Run the block `layernorm`: x[rows, columns], weight[columns], bias[columns], eps -> y[rows, columns]."""
     return {"y": layernorm(inputs["x"], inputs["weight"], inputs["bias"], **attributes)}

@@ -2,13 +2,13 @@
 
     dx = dy weight^T    dweight = x^T dy    dbias = sum over rows of dy
 
-Forward is one kernel: the bias is the product's epilogue. Backward is two products and one more pass over dy, which
-sums its columns: for m = k = n = 8192 in 16-bit dtypes 134 MB, 33 us at the 4.1 TB/s of an H200 beside 2.7 ms of
-products. No atomics, so that results repeat bit for bit on one GPU model.
+The forward pass is one kernel with the bias in its epilogue. The backward pass is two products and another pass over
+dy, which sums its columns. For m = k = n = 8192 in 16-bit dtypes that pass reads 134 MB: 33 us at the 4.1 TB/s of an
+H200, against 2.7 ms of products. There are no atomics, so results repeat bit for bit on one GPU model.
 
-Shapes: x [m, k], weight [k, n], bias [n], y [m, n]. dtypes: bfloat16, float16, float32, one for all; accumulated in
-float32, where the bias is added. float32 products follow `torch.get_float32_matmul_precision()`. The forward pass saves
-x and weight.
+Shapes: x [m, k], weight [k, n], bias [n], y [m, n]. dtypes: bfloat16, float16, float32, one for all. The sum and the
+bias are float32. float32 products follow `torch.get_float32_matmul_precision()`. The forward pass saves x and
+weight.
 """
 
 from typing import Any
@@ -17,9 +17,9 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from triton_side.calls.declare import computing, forward, gradient
-from triton_side.kernels._column_sums import partial_sums, sum_columns
-from triton_side.kernels._launch import check_matrix, check_tensors
 from triton_side.kernels.matmul import choose_config, launch_matmul, matmul_config
+from triton_side.kernels.shared.column_sums import partial_sums, sum_columns
+from triton_side.kernels.shared.launch import check_matrix, check_tensors
 
 FORWARD = (forward("dot", "product"), forward("add", "bias"))
 PARTIAL_DBIAS = (gradient("reduce_sum", "bias", "partial"),)
@@ -29,21 +29,21 @@ DWEIGHT = (gradient("dot", "product", "dweight"),)
 
 
 def check_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> None:
-    """Raise ValueError or TypeError unless they are a linear layer's on one GPU: x [m, k], weight [k, n], bias [n]."""
+    """Raise ValueError or TypeError unless x [m, k], weight [k, n] and bias [n] fit, on one GPU in one dtype."""
     check_tensors(x=x, weight=weight, bias=bias)
     check_matrix("x", x)
     check_matrix("weight", weight)
     if x.shape[1] != weight.shape[0] or bias.shape != weight.shape[1:]:
         raise ValueError(
             f"x [m, k], weight [k, n] and bias [n] must fit, got x {list(x.shape)}, weight {list(weight.shape)}, "
-            f"bias {list(bias.shape)}; weights are [inputs, outputs], transpose that of a Linear"
+            f"bias {list(bias.shape)}; weights are [inputs, outputs], transpose a torch.nn.Linear's weight"
         )
 
 
 def product_gradients(
     dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """dx = dy weight^T and dweight = x^T dy, for any dy [m, n]."""
+    """Return dx = dy weight^T and dweight = x^T dy, for any dy [m, n]."""
     with computing(*DX, c_ptr="dx"):
         dx = launch_matmul(dy, weight.T, choose_config(matmul_config, dy, weight.T))
     with computing(*DWEIGHT, c_ptr="dweight"):
@@ -70,7 +70,7 @@ class _Linear(torch.autograd.Function):
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """x @ weight + bias, differentiable once.
+    """Return x @ weight + bias, differentiable once.
 
     Args:
         x: [m, k], any strides.
@@ -90,5 +90,5 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.T
 
 
 def apply(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The block `linear`: x [m, k], weight [k, n], bias [n] -> y [m, n]."""
+    """Run the block `linear`: x [m, k], weight [k, n], bias [n] -> y [m, n]."""
     return {"y": linear(**inputs)}

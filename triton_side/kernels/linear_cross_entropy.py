@@ -3,23 +3,26 @@
     x = h w^T    loss = cross_entropy(x, labels), as `cross_entropy.py` defines it
     dh = dx w    dw = dx^T h
 
-Wijmans et al., "Cut your losses in large-vocabulary language models", arXiv:2411.09009. Forward: a product whose
-epilogue keeps of each tile of logits each token's maximum, sum of exponentials and share of the mean, and the label's
-logit; a kernel that combines the tiles; the mean over tokens. The tiles' statistics are 12 bytes a token for
-every tile, 49 MB for 8192 tokens and 128,256 classes. Programs that kept them in registers instead, each walking along
-the classes with its own tokens, would between them read all of h for every tile of classes: with a width of 4096 that
-is 67 MB, more than L2 holds.
+Wijmans et al., "Cut your losses in large-vocabulary language models", arXiv:2411.09009.
 
-Backward, chunk by chunk of classes: the product again, with dx in the inputs' dtype as its epilogue, in a workspace of
-WORKSPACE bytes; then dw of those classes, final in one product, and their share of dh, added up in float32: 0.4 GB in
-all for the tokens above. Chunks of tokens would need dw in float32, 2.1 GB.
+Forward: the product's epilogue reduces each tile of logits to each token's maximum, sum of exponentials and share of
+the mean, and keeps the label's logit. A second kernel combines the tiles, and a third takes the mean over tokens. The
+statistics are 12 bytes a token for every tile, 49 MB for 8192 tokens and 128,256 classes. Programs could instead keep
+them in registers, each for its own tokens along all classes. They would then read all of h for every tile of classes:
+with a width of 4096 that is 67 MB, more than L2 holds.
 
-In all four products where logits in memory take three. Liger (arXiv:2410.10989) makes the gradients in the forward
-pass, of chunks of tokens, with three; it adds dw up over the chunks, and so in the dtype of w or in those 2.1 GB.
+Backward loops over chunks of classes. The product runs again, with dx in the inputs' dtype as its epilogue, in a
+workspace of WORKSPACE bytes. One product then gives the final dw of these classes. Another gives their share of dh,
+which accumulates in float32. The workspace and this sum take 0.4 GB for the sizes above; chunks of tokens would need dw
+in float32, 2.1 GB.
+
+The backward and forward pass take four products together, where logits in memory take three. Liger (arXiv:2410.10989)
+takes three: its forward pass computes the gradients of chunks of tokens. It accumulates dw over the chunks, either in
+w's dtype or in those 2.1 GB.
 
 Shapes: h, dh [tokens, width]; w, dw [classes, width]; labels [tokens] in int32 or int64; loss [] in fp32. dtypes of h
-and w: bfloat16, float16, float32, one for both. Logits are float32 and never rounded; dx is, to the inputs' dtype, and
-in float16 gradients under 6e-8 are lost there: scale the loss. Products of float32 inputs read w across its rows, at a
+and w: bfloat16, float16, float32, one for both. Logits are float32 and never rounded. dx is rounded to the inputs'
+dtype: float16 loses gradients under 6e-8, so scale the loss. Products of float32 inputs read w across its rows, at a
 third of the rate (`matmul.py`), because a transposed copy would take as much memory as w.
 """
 
@@ -32,26 +35,23 @@ from torch.autograd.function import once_differentiable
 
 from triton_side.blocks.cross_entropy import IGNORED
 from triton_side.calls.declare import Shapes, again, computing, declare, forward, gradient
-from triton_side.kernels._launch import cdiv, check_matrix, check_tensors, device_of
-from triton_side.kernels._tiles import DESCRIPTOR_ALIGNMENT, product_precision, provide_descriptor_memory
-from triton_side.kernels.cross_entropy import Saved, check_labels, launch_mean, loss_slope, token_loss
-from triton_side.kernels.matmul import (
-    Choose,
+from triton_side.kernels.cross_entropy import SavedStatistics, check_labels, launch_mean, loss_slope, token_loss
+from triton_side.kernels.matmul import Choose, choose_config, launch_matmul, matmul_config
+from triton_side.kernels.shared.launch import cdiv, check_matrix, check_tensors, device_of
+from triton_side.kernels.shared.matmul_tiles import (
     MatmulConfig,
-    choose_config,
-    launch_matmul,
-    matmul_config,
     open_operand,
-    programs,
+    programs_for_output,
     store_tile,
     stored_transposed,
     tile_at,
     tile_product,
 )
+from triton_side.kernels.shared.tiles import DESCRIPTOR_ALIGNMENT, product_precision, provide_descriptor_memory
 
-WORKSPACE = 256 << 20  # bytes of dx at a time
-LEAST_CLASSES = 256  # at a time, whatever they take: the width of a tile
-TILES_AT_ONCE = 64  # that are combined
+WORKSPACE = 256 << 20  # bytes of dx in one chunk
+MIN_CLASSES = 256  # of a chunk, whatever its bytes: the width of a tile
+TILES_PER_STEP = 64  # combined in one step
 
 TILES = (
     forward("dot", "product"), forward("reduce_max", "logsumexp", "tile"), forward("sub", "logsumexp", "tile"),
@@ -76,8 +76,10 @@ DH_ADDED = (*DH, gradient("add", "product", "dh"))
 
 @triton.jit
 def finite_reference(maximum):
-    """What is subtracted from logits before exp: their maximum. While all are -inf, any finite number keeps the sum at
-    zero; -inf - -inf would make it NaN."""
+    """Return the number to subtract from logits before exp: their maximum, or 0 while all are -inf.
+
+    Any finite number then keeps the sum at zero; -inf - -inf would be NaN.
+    """
     return tl.where(maximum == -float("inf"), 0.0, maximum)
 
 
@@ -94,8 +96,12 @@ def projected_statistics_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     H_TRANSPOSED: tl.constexpr, W_TRANSPOSED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
 ):
-    """Of each token's logits in each tile of classes the maximum, the sum of exp(x - maximum) and the sum of
-    x / classes, [tiles, tokens]; and the label's logit, [tokens], if the label is a class. w is [width, classes]."""
+    """Compute statistics [tiles, tokens] of each token's logits in each tile of classes, and the label's logit
+    [tokens].
+
+    The statistics are the maximum, the sum of exp(x - maximum) and the sum of x / classes. The logit is stored only if
+    the label is a class. w is [width, classes].
+    """
     h = open_operand(h_ptr, tokens, width, stride_ht, stride_hk, BLOCK_M, BLOCK_K, DESCRIPTORS, H_TRANSPOSED)
     w = open_operand(w_ptr, width, classes, stride_wk, stride_wc, BLOCK_K, BLOCK_N, DESCRIPTORS, W_TRANSPOSED)
     tiles = tl.cdiv(tokens, BLOCK_M) * tl.cdiv(classes, BLOCK_N)
@@ -114,7 +120,7 @@ def projected_statistics_kernel(
         tl.store(chosen_ptr + token, chosen, mask=exists & is_here)
 
         at = tl.cast(column // BLOCK_N, tl.int64) * tokens + token
-        # Divided before they are added, so that logits near the largest number do not overflow.
+        # Division precedes the sum, so logits near the largest number do not overflow.
         mean = tl.sum(tl.where(class_ < classes, x, 0.0) * (1.0 / classes), axis=1)
         tl.store(mean_ptr + at, mean, mask=exists)
         x = tl.where(class_ < classes, x, -float("inf"))
@@ -136,10 +142,10 @@ def combine_tiles_kernel(
     tiles, tokens, classes, smoothing, z_loss,
     IGNORED: tl.constexpr, TILES: tl.constexpr, TOKENS: tl.constexpr,
 ):
-    """The loss, maximum and log of the sum of exp(x - maximum) of TOKENS tokens, 0 where they do not count."""
+    """Compute loss, maximum and log(sum of exp(x - maximum)) of TOKENS tokens; 0 for tokens that do not count."""
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     exists = token < tokens
-    # Each lane keeps its own maximum and sum, as where the logits are in memory.
+    # Each lane keeps its own maximum and sum, as in cross_entropy.
     maximum = tl.full([TILES, TOKENS], -float("inf"), tl.float32)
     exponentials = tl.zeros([TILES, TOKENS], tl.float32)
     mean = tl.zeros([TILES, TOKENS], tl.float32)
@@ -147,12 +153,12 @@ def combine_tiles_kernel(
         tile = start + tl.arange(0, TILES)[:, None]
         at = tile.to(tl.int64) * tokens + token[None, :]
         inside = (tile < tiles) & exists[None, :]
-        of_tile = tl.load(maximum_ptr + at, mask=inside, other=-float("inf"))
-        new_maximum = tl.maximum(maximum, of_tile)
+        tile_maximum = tl.load(maximum_ptr + at, mask=inside, other=-float("inf"))
+        new_maximum = tl.maximum(maximum, tile_maximum)
         reference = finite_reference(new_maximum)
         exponentials *= tl.exp(maximum - reference)
         added = tl.load(exponentials_ptr + at, mask=inside, other=0.0)
-        exponentials += added * tl.exp(of_tile - reference)
+        exponentials += added * tl.exp(tile_maximum - reference)
         mean += tl.load(mean_ptr + at, mask=inside, other=0.0)
         maximum = new_maximum
     row_maximum = tl.max(maximum, axis=0)
@@ -179,8 +185,10 @@ def dlogits_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     H_TRANSPOSED: tl.constexpr, W_TRANSPOSED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
 ):
-    """dx [tokens, chunk] of the classes from `first` on, of which w [width, chunk] is the projection. Rows of dx are
-    stride_dt apart; what lies between them is written, too."""
+    """Compute dx [tokens, chunk] of the classes from `first` on, whose projection is w [width, chunk].
+
+    Rows of dx are stride_dt apart; the gaps between them are written too.
+    """
     h = open_operand(h_ptr, tokens, width, stride_ht, stride_hk, BLOCK_M, BLOCK_K, DESCRIPTORS, H_TRANSPOSED)
     w = open_operand(w_ptr, width, chunk, stride_wk, stride_wc, BLOCK_K, BLOCK_N, DESCRIPTORS, W_TRANSPOSED)
     tiles = tl.cdiv(tokens, BLOCK_M) * tl.cdiv(chunk, BLOCK_N)
@@ -204,12 +212,12 @@ def dlogits_kernel(
 
 
 def _operands(h: torch.Tensor, w: torch.Tensor, config: MatmulConfig) -> tuple[int, tuple[int, ...], dict[str, Any]]:
-    """Programs, strides, and what the tiles of h [tokens, width] @ w [width, classes] are made with: as any product's.
+    """Return the programs, strides and tiling arguments of h [tokens, width] @ w [width, classes].
 
     Compiled for an H200, bfloat16 takes 170 registers and 148 kB of shared memory forward, 255 and 180 kB backward, and
-    spills none.
+    spills nothing.
     """
-    return programs(h.shape[0], w.shape[1], config, h.device), (*h.stride(), *w.stride()), {
+    return programs_for_output(h.shape[0], w.shape[1], config, h.device), (*h.stride(), *w.stride()), {
         "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "GROUP_M": config.group_m,
         "H_TRANSPOSED": stored_transposed(h), "W_TRANSPOSED": stored_transposed(w),
         "DESCRIPTORS": config.descriptors, "PRECISION": product_precision(h.dtype),
@@ -220,8 +228,8 @@ def _operands(h: torch.Tensor, w: torch.Tensor, config: MatmulConfig) -> tuple[i
 def forward_pass(
     h: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, smoothing: float, z_loss: float, *, save: bool,
     choose: Choose = matmul_config,
-) -> tuple[torch.Tensor, Saved | None]:
-    """Launch the forward kernels on contiguous labels: the loss, [] in fp32."""
+) -> tuple[torch.Tensor, SavedStatistics | None]:
+    """Launch the forward kernels on contiguous labels; return the loss, [] in fp32."""
     tokens, classes = h.shape[0], w.shape[0]
     config = choose_config(choose, h, w.T)
 
@@ -244,33 +252,33 @@ def forward_pass(
         with device_of(h), computing(row_maximum_ptr="maximum"):
             combine_tiles_kernel[(cdiv(tokens, 32),)](
                 maximum, exponentials, mean, chosen, labels, losses, row_maximum, log_sum, tiles, tokens, classes,
-                smoothing, z_loss, IGNORED=IGNORED, TILES=TILES_AT_ONCE, TOKENS=32, num_warps=8,
+                smoothing, z_loss, IGNORED=IGNORED, TILES=TILES_PER_STEP, TOKENS=32, num_warps=8,
             )
     loss, count = launch_mean(losses, labels)
     if row_maximum is None or log_sum is None:
         return loss, None
-    return loss, Saved(row_maximum, log_sum, count)
+    return loss, SavedStatistics(row_maximum, log_sum, count)
 
 
-def classes_at_a_time(tokens: int, classes: int, element_bytes: int, workspace: int = WORKSPACE) -> int:
-    """Chunks of one size, a multiple of a tile's, whose dx fits the workspace."""
-    most = max(LEAST_CLASSES, workspace // (element_bytes * tokens) // LEAST_CLASSES * LEAST_CLASSES)
-    return LEAST_CLASSES * cdiv(cdiv(classes, cdiv(classes, most)), LEAST_CLASSES)
+def classes_per_chunk(tokens: int, classes: int, element_bytes: int, workspace: int = WORKSPACE) -> int:
+    """Return the size of equal chunks, a multiple of a tile's width, whose dx fits the workspace."""
+    most = max(MIN_CLASSES, workspace // (element_bytes * tokens) // MIN_CLASSES * MIN_CLASSES)
+    return MIN_CLASSES * cdiv(cdiv(classes, cdiv(classes, most)), MIN_CLASSES)
 
 
 def backward_pass(
-    h: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, saved: Saved, dloss: torch.Tensor, smoothing: float,
-    z_loss: float, wanted: tuple[bool, bool] = (True, True), choose: Choose = matmul_config,
+    h: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, saved: SavedStatistics, dloss: torch.Tensor,
+    smoothing: float, z_loss: float, wanted: tuple[bool, bool] = (True, True), choose: Choose = matmul_config,
     workspace: int = WORKSPACE,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Launch the backward kernels: dh and dw, contiguous, in the dtype of h; None where not `wanted`."""
+    """Launch the backward kernels; return dh and dw, contiguous, in h's dtype; None for one that is not `wanted`."""
     (tokens, width), classes = h.shape, w.shape[0]
     dh = torch.empty((tokens, width), dtype=h.dtype, device=h.device) if wanted[0] else None
     dw = torch.empty((classes, width), dtype=h.dtype, device=h.device) if wanted[1] else None
     if tokens == 0:
         return dh, None if dw is None else dw.zero_()
-    chunk = classes_at_a_time(tokens, classes, h.element_size(), workspace)
-    # Rows begin at multiples of 16 bytes, wherever they end: TMA reads them.
+    chunk = classes_per_chunk(tokens, classes, h.element_size(), workspace)
+    # Rows begin at multiples of 16 bytes, so TMA can read them.
     grain = DESCRIPTOR_ALIGNMENT // h.element_size()
     memory = torch.empty((tokens, grain * cdiv(min(chunk, classes), grain)), dtype=h.dtype, device=h.device)
     total = None
@@ -316,22 +324,23 @@ class _LinearCrossEntropy(torch.autograd.Function):
         h, w, labels, *saved = ctx.saved_tensors
         smoothing, z_loss = ctx.attributes
         wanted = ctx.needs_input_grad[:2]
-        dh, dw = backward_pass(h, w, labels, Saved(*saved), dloss, smoothing, z_loss, wanted)
+        dh, dw = backward_pass(h, w, labels, SavedStatistics(*saved), dloss, smoothing, z_loss, wanted)
         return dh, dw, None, None, None
 
 
 def linear_cross_entropy(
     h: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0, z_loss: float = 0.0
 ) -> torch.Tensor:
-    """Mean cross-entropy of the logits h w^T over the tokens whose label is not IGNORED, differentiable once in both.
+    """Return the mean cross-entropy of the logits h w^T over the tokens whose label is not IGNORED, differentiable once
+    in both.
 
     Args:
         h: [tokens, width], any strides.
         w: [classes, width], any strides.
-        labels: [tokens], int32 or int64: classes, or IGNORED. A label that is neither makes the loss NaN, and the
-            gradients that its token has a part in. Rows of h whose label is IGNORED must be numbers: they are
-            multiplied by 0 for the gradient of w.
-        smoothing: share of the target that all classes have in equal parts.
+        labels: [tokens], int32 or int64: classes, or IGNORED. A label that is neither makes the loss NaN, and
+            every gradient that its token contributes to. Rows of h whose label is IGNORED must be finite: the gradient
+            of w multiplies them by 0.
+        smoothing: share of the target spread equally over all classes.
         z_loss: factor of the squared logarithm of the sum of exp(logits).
 
     Returns:
@@ -347,7 +356,7 @@ def linear_cross_entropy(
     check_matrix("w", w)
     if h.shape[1] != w.shape[1] or w.shape[0] == 0:
         raise ValueError(
-            f"h [tokens, width] and w [classes, width] must fit, with a class or more, got {list(h.shape)} and "
+            f"h [tokens, width] and w [classes, width] must fit, with at least one class, got {list(h.shape)} and "
             f"{list(w.shape)}; w is stored as that of a Linear"
         )
     check_labels(h, labels)
@@ -359,5 +368,5 @@ def linear_cross_entropy(
 
 
 def apply(inputs: dict[str, torch.Tensor], **attributes: Any) -> dict[str, torch.Tensor]:
-    """The block `linear_cross_entropy`: h [tokens, width], w [classes, width], labels [tokens] -> loss []."""
+    """Run the block `linear_cross_entropy`: h [tokens, width], w [classes, width], labels [tokens] -> loss []."""
     return {"loss": linear_cross_entropy(inputs["h"], inputs["w"], inputs["labels"], **attributes)}

@@ -1,21 +1,21 @@
-"""A linear layer under GELU in its tanh form, forward and backward: y = gelu(pre), pre = x @ weight + bias.
+"""A linear layer followed by GELU in its tanh form, forward and backward: y = gelu(pre), pre = x @ weight + bias.
 
     dpre = dy gelu'(pre)    dbias = sum over rows of dpre    dx = dpre weight^T    dweight = x^T dpre
 
-Hendrycks and Gimpel, "Gaussian Error Linear Units", arXiv:1606.08415. Forward is one kernel: bias and GELU are the
-product's epilogue. Backward is one pass over dy and pre, which writes dpre and each program's share of dbias, the sum
-of the shares, and two products. No atomics, so that results repeat bit for bit on one GPU model.
+Hendrycks and Gimpel, "Gaussian Error Linear Units", arXiv:1606.08415. The forward pass is one kernel with bias and GELU
+in its epilogue. The backward pass is one pass over dy and pre, which writes dpre and each program's share of dbias; the
+sum of the shares; and two products. There are no atomics, so results repeat bit for bit on one GPU model.
 
-A forward that a backward follows saves x, weight and pre. In 16-bit dtypes writing pre and reading it again moves 4
-bytes an element, 1.0 ps at the 4.1 TB/s of an H200; making it anew takes 2 k FLOPs, 10 ps for k = 4096 at the 800
-TFLOP/s of the product. Recomputing wins where k is under 400 alone.
+With gradients, the forward pass saves x, weight and pre. In 16-bit dtypes, writing and reading pre moves 4 bytes an
+element: 1.0 ps at the 4.1 TB/s of an H200. Recomputing it takes 2 k FLOPs: 10 ps for k = 4096 at the product's 800
+TFLOP/s. Recomputing wins only for k under 400.
 
-The epilogue is not free: a program has a multiprocessor to itself, whose tensor cores wait meanwhile. An exponential
-and a division an element are 4096 clocks of the special function units for a tile of 128 x 256, beside 32,768 of the
-tensor cores for its product of k = 4096 (CUDA C++ Programming Guide, throughput of arithmetic instructions).
+The epilogue costs time, because the tensor cores of the program's multiprocessor wait for it. An exponential and a
+division an element take 4096 clocks of the special function units for a tile of 128 x 256. The tile's product of
+k = 4096 takes 32,768 clocks of the tensor cores (CUDA C++ Programming Guide, throughput of arithmetic instructions).
 
-Shapes: x [m, k], weight [k, n], bias [n]; pre, y [m, n]. dtypes: bfloat16, float16, float32, one for all; products
-accumulate in float32, from which the forward pass takes GELU; its gradient is taken at the stored pre.
+Shapes: x [m, k], weight [k, n], bias [n]; pre, y [m, n]. dtypes: bfloat16, float16, float32, one for all. Products
+accumulate in float32. The forward pass takes GELU of the float32 sum; the gradient is taken at the stored pre.
 """
 
 import math
@@ -30,18 +30,18 @@ from torch.autograd.function import once_differentiable
 
 from triton_side.calls.declare import computing, declare
 from triton_side.kernels import gelu, linear
-from triton_side.kernels._column_sums import sum_columns
-from triton_side.kernels._launch import cdiv, device_of, multiprocessors, next_power_of_2, with_unit_column_stride
 from triton_side.kernels.gelu import gelu_value_and_slope
 from triton_side.kernels.linear import check_linear, product_gradients
 from triton_side.kernels.matmul import choose_config, launch_bias_gelu, matmul_config
+from triton_side.kernels.shared.column_sums import sum_columns
+from triton_side.kernels.shared.launch import cdiv, device_of, multiprocessors, next_power_of_2, with_unit_column_stride
 
 FORWARD = (*linear.FORWARD, *gelu.FORWARD)
 
 
 @dataclass(frozen=True)
 class DpreConfig:
-    """A program takes tiles of block_rows x block_columns (powers of two) of one tile of columns, `programs` apart.
+    """A program takes tiles of block_rows x block_columns (powers of two) in one column of tiles, `programs` apart.
 
     num_stages > 1 prefetches that many tiles less one into shared memory.
     """
@@ -59,7 +59,7 @@ def dpre_kernel(
     dy_ptr, pre_ptr, dpre_ptr, partial_ptr, dy_row_stride, rows, columns,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):
-    """dpre, and for each program its rows' sum in fp32."""
+    """Compute dpre and, for each program, the sum of its rows in fp32."""
     accurate: tl.constexpr = dpre_ptr.dtype.element_ty == tl.float32
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     dbias = tl.zeros([ROWS, COLUMNS], tl.float32)
@@ -77,10 +77,10 @@ def dpre_kernel(
 
 @lru_cache
 def configure_dpre(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> DpreConfig:
-    """Thirty-two elements to a thread of four warps, and two tiles on their way, as in RMSNorm's backward.
+    """Thirty-two elements a thread for four warps, with two prefetched tiles, as in RMSNorm's backward pass.
 
-    A program costs a row of fp32 partial sums written and read again: no more of them than have room at once, 128 KiB
-    of tiles on their way to a multiprocessor, and two tiles or more to each.
+    Each program writes a row of fp32 partial sums that is read again. So there are only as many programs as run at once
+    (128 KiB of prefetched tiles a multiprocessor), with at least two tiles each.
     """
     block_columns = min(512, next_power_of_2(max(1, columns)))
     block_rows = 4096 // block_columns
@@ -92,7 +92,7 @@ def configure_dpre(rows: int, columns: int, element_bytes: int, multiprocessors:
 def launch_dpre(
     dy: torch.Tensor, pre: torch.Tensor, config: DpreConfig | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """dpre [m, n], contiguous, and dbias [n] from dy and a contiguous pre."""
+    """Return dpre [m, n], contiguous, and dbias [n] from dy and a contiguous pre."""
     rows, columns = pre.shape
     dy = with_unit_column_stride(dy)
     config = config or configure_dpre(rows, columns, pre.element_size(), multiprocessors(pre.device))
@@ -132,7 +132,7 @@ class _LinearGelu(torch.autograd.Function):
 
 
 def linear_gelu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """gelu(x @ weight + bias), GELU in its tanh form; differentiable once.
+    """Return gelu(x @ weight + bias), GELU in its tanh form; differentiable once.
 
     Args:
         x: [m, k], any strides.
@@ -155,5 +155,5 @@ def linear_gelu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> to
 
 
 def apply(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The block `linear_gelu`: x [m, k], weight [k, n], bias [n] -> y [m, n]."""
+    """Run the block `linear_gelu`: x [m, k], weight [k, n], bias [n] -> y [m, n]."""
     return {"y": linear_gelu(**inputs)}

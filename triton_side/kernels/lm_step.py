@@ -1,13 +1,11 @@
-"""One training step of a small language model of Llama's layers, of the kernels that are here: loss, and every
-parameter after AdamW.
+"""One training step of a small language model of Llama layers: the loss, and every parameter after AdamW.
 
     x = table[tokens];  x = decoder_block(x) for each layer;  logits = rmsnorm(x) w_head^T
     loss = mean(logsumexp(logits) - logit[label])
 
-PyTorch's autograd calls the kernels' backward passes in turn. The head's products are those of linear_cross_entropy:
-four instead of three, but the logits are never in memory, only their gradients, and of these no more than its workspace
-holds. Each layer's parameters are updated by themselves, into their place in the stacked results, so that their
-gradients need not be stacked.
+PyTorch's autograd calls the kernels' backward passes in turn. linear_cross_entropy computes the head: it takes four
+products instead of three, but the logits are never in memory, and their gradients only one workspace at a time. Each
+layer's parameters are updated separately, directly in the stacked results, so their gradients need not be stacked.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,21 +23,22 @@ from triton_side.kernels.rmsnorm import rmsnorm
 
 PREFIXES = ("", "mu_", "nu_")  # of a parameter and its moments
 
-Place = tuple[str, int | None]  # a parameter's name, and of a stacked one the layer
+ParameterKey = tuple[str, int | None]  # a parameter's name, and the layer of a stacked one
 
 
-def places(layers: int) -> Iterator[Place]:
+def parameter_keys(layers: int) -> Iterator[ParameterKey]:
     for name in PARAMETERS:
         yield from ((name, layer) for layer in range(layers)) if name in LAYER_PARAMETERS else [(name, None)]
 
 
-def at(tensors: Mapping[str, torch.Tensor], place: Place, prefix: str = "") -> torch.Tensor:
-    name, layer = place
+def parameter(tensors: Mapping[str, torch.Tensor], key: ParameterKey, prefix: str = "") -> torch.Tensor:
+    name, layer = key
     return tensors[prefix + name] if layer is None else tensors[prefix + name][layer]
 
 
-def loss_of(
-    parameters: Mapping[Place, torch.Tensor], inputs: Mapping[str, torch.Tensor], layers: int, sizes: Mapping[str, Any]
+def compute_loss(
+    parameters: Mapping[ParameterKey, torch.Tensor], inputs: Mapping[str, torch.Tensor], layers: int, sizes:
+    Mapping[str, Any]
 ) -> torch.Tensor:
     tokens = inputs["tokens"]
     with stage("embedding"):
@@ -57,7 +56,7 @@ def loss_of(
 def lm_step(
     inputs: Mapping[str, torch.Tensor], *, optimizer: Mapping[str, Any], **sizes: Any
 ) -> dict[str, torch.Tensor]:
-    """What `triton_side.blocks.lm_step.apply` returns, from the same inputs.
+    """Return the results of `triton_side.blocks.lm_step.apply` for the same inputs.
 
     Args:
         inputs: tokens, labels, positions, step; parameters of one dtype (bfloat16, float16, float32) and their float32
@@ -66,22 +65,25 @@ def lm_step(
         sizes: heads, kv_heads, eps and theta of `decoder_block`.
 
     Raises:
-        ValueError, TypeError: as the kernels that it calls.
+        ValueError, TypeError: a kernel raises it.
     """
     layers = len(inputs["w_qkv"])
-    parameters = {place: at(inputs, place).detach().requires_grad_() for place in places(layers)}
+    parameters = {key: parameter(inputs, key).detach().requires_grad_() for key in parameter_keys(layers)}
     with torch.enable_grad():
-        loss = loss_of(parameters, inputs, layers, sizes)
+        loss = compute_loss(parameters, inputs, layers, sizes)
         gradients = torch.autograd.grad(loss, list(parameters.values()))
     new = {f"new_{prefix}{name}": torch.empty_like(inputs[prefix + name]) for prefix in PREFIXES for name in PARAMETERS}
-    for place, gradient in zip(parameters, gradients, strict=True):
-        param, mu, nu = (at(inputs, place, prefix) for prefix in PREFIXES)
-        out = at(new, place, "new_"), at(new, place, "new_mu_"), at(new, place, "new_nu_")
-        with stage("adamw"), stage(place[0]):
+    for key, gradient in zip(parameters, gradients, strict=True):
+        param, mu, nu = (parameter(inputs, key, prefix) for prefix in PREFIXES)
+        out = parameter(new, key, "new_"), parameter(new, key, "new_mu_"), parameter(new, key, "new_nu_")
+        with stage("adamw"), stage(key[0]):
             adamw(param, gradient, mu, nu, inputs["step"], **optimizer, out=out)
     return {"loss": loss.detach(), **new}
 
 
 def apply(inputs: Mapping[str, torch.Tensor], **attributes: Any) -> dict[str, torch.Tensor]:
-    """The block lm_step: tokens, labels, positions, step, parameters and moments -> loss, and each of them anew."""
+    """Run the block `lm_step`.
+
+    tokens, labels, positions, step, parameters and moments -> loss, new parameters and new moments.
+    """
     return lm_step(inputs, **attributes)

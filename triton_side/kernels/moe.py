@@ -1,26 +1,30 @@
-"""A mixture of SwiGLU experts, of which each token goes to the top_k that a router scores highest (Mixtral).
+"""A mixture of SwiGLU experts: a router sends each token to the top_k experts that it scores highest (Mixtral).
 
     y[t] = sum over t's choices j of w[t, j] (act[s] w_down[e])    s: the choice's slot, e: its expert
     act[s] = silu(gate[s]) up[s]    gate[s] = x[t] w_gate[e]    up[s] = x[t] w_up[e]
 
-Jiang et al., Mixtral of Experts, arXiv:2401.04088. Slots are the choices in order of their experts; `moe_routing` makes
-that order and the weights, `_grouped` the products, `_group_gradients` those over slots. No token is dropped. Forward:
-routing (three kernels), gate and up with the activation in their epilogue, the down projection, the weighted sum. x is
-gathered as it is read and not copied. Backward, where TMA can read them, dy's and x's rows are first copied in the
-order of the slots:
+Jiang et al., Mixtral of Experts, arXiv:2401.04088. Slots are the choices sorted by expert. `moe_routing.py` computes
+that order and the weights, `shared/grouped_product.py` the products, and `shared/grouped_gradient.py` the gradients of
+the weights. No token is dropped.
+
+Forward: routing (three kernels), gate and up with the activation in their epilogue, the down projection, the weighted
+sum. The kernels gather rows of x when they read them, without a copy.
+
+Backward first copies the rows of dy and x into the order of the slots, if TMA can read them:
 
     dout[s] = dy[t] w_down[e]^T, without the weight
-    dw[t, j] = dout[s] . act[s]    dgate, dup of dact = w dout    (one kernel, which rebuilds act, weighted, as well)
+    dw[t, j] = dout[s] . act[s]    dgate, dup of dact = w dout    (one kernel, which also recomputes the weighted act)
+
     dw_down[e] = (w act)^T dy    dw_gate[e] = x^T dgate    dw_up[e] = x^T dup    over the slots of e
     dx[t] = sum over j of (dgate[s] w_gate[e]^T + dup[s] w_up[e]^T) + dlogits[t] router
 
-dw needs no product of width: (act w_down) . dy = act . (dy w_down^T), so that what the experts give is not kept (Guo et
-al., SonicMoE, arXiv:2512.14080). Sums over a token's choices and over an expert's tokens are each one program's, in one
-order: results repeat bit for bit.
+dw needs no product of size width: (act w_down) . dy = act . (dy w_down^T). So the experts' outputs are not kept (Guo et
+al., SonicMoE, arXiv:2512.14080). One program sums a token's choices, or an expert's tokens, in a fixed order, so
+results repeat bit for bit.
 
 Shapes: x, y [tokens, width]; router [experts, width]; w_gate, w_up [experts, width, hidden]; w_down [experts, hidden,
-width]; gate, up, act [tokens top_k, hidden]. dtypes: bfloat16, float16, float32, one for all; products accumulate in
-float32, routing, activations and weighted sums are computed in it. A forward that a backward follows saves gate and up.
+width]; gate, up, act [tokens top_k, hidden]. dtypes: bfloat16, float16, float32, one for all. Products accumulate in
+float32; routing, activations and weighted sums are float32. With gradients, the forward pass saves gate and up.
 """
 
 import math
@@ -33,8 +37,17 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from triton_side.calls.declare import Computed, again, computing, declare, forward, gradient
-from triton_side.kernels import _group_gradients, _grouped, embedding, moe_routing
-from triton_side.kernels._launch import (
+from triton_side.kernels import embedding, moe_routing
+from triton_side.kernels.matmul import many_rows_config
+from triton_side.kernels.moe_routing import Route
+from triton_side.kernels.shared.grouped_gradient import launch_group_gradients
+from triton_side.kernels.shared.grouped_product import (
+    experts_block,
+    fit_descriptors,
+    launch_gate_up,
+    launch_grouped_product,
+)
+from triton_side.kernels.shared.launch import (
     cdiv,
     check_matrix,
     check_tensors,
@@ -42,9 +55,8 @@ from triton_side.kernels._launch import (
     next_power_of_2,
     with_unit_column_stride,
 )
-from triton_side.kernels._tiles import DESCRIPTOR_ALIGNMENT, add_product, product_precision
-from triton_side.kernels.matmul import MatmulConfig, many_rows_config
-from triton_side.kernels.moe_routing import Route
+from triton_side.kernels.shared.matmul_tiles import MatmulConfig
+from triton_side.kernels.shared.tiles import DESCRIPTOR_ALIGNMENT, add_product, fits_descriptor, product_precision
 from triton_side.kernels.swiglu import silu_value_and_slope
 from triton_side.kernels.swiglu_mlp import ACTIVATION, two_products_config
 
@@ -69,7 +81,7 @@ def moe_combine_kernel(
     out_ptr, slots_ptr, weights_ptr, y_ptr, tokens, width, TOKENS: tl.constexpr, WIDTH: tl.constexpr,
     TOP_K: tl.constexpr,
 ):
-    """The weighted sum of what the experts made of a token."""
+    """Compute the weighted sum of the experts' outputs for a token."""
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
     mask = (token < tokens)[:, None] & (column < width)
@@ -93,7 +105,7 @@ def moe_activation_gradients_kernel(
     dout_ptr, gate_ptr, up_ptr, slots_ptr, weights_ptr, dgate_ptr, dup_ptr, weighted_act_ptr, dweights_ptr, hidden,
     BLOCK: tl.constexpr,
 ):
-    """A program a choice: its slot's dgate and dup, its weighted act, and the gradient of its weight."""
+    """Compute a slot's dgate and dup, its weighted act, and its weight's gradient; one program a choice."""
     choice = tl.program_id(0)
     row = tl.load(slots_ptr + choice).to(tl.int64) * hidden
     weight = tl.load(weights_ptr + choice)
@@ -123,7 +135,7 @@ def moe_dx_kernel(
     dx_of_experts_ptr, slots_ptr, dlogits_ptr, router_ptr, dx_ptr, tokens, width, experts, stride_re, stride_rw,
     TOKENS: tl.constexpr, WIDTH: tl.constexpr, EXPERTS: tl.constexpr, TOP_K: tl.constexpr, PRECISION: tl.constexpr,
 ):
-    """The sum of a token's gradients through its experts and through the router."""
+    """Compute the sum of a token's gradients through its experts and through the router."""
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     mask = (token < tokens)[:, None] & (column < width)[None, :]
@@ -147,11 +159,14 @@ def moe_dx_kernel(
 
 
 def product_config(weights: torch.Tensor, *rows: torch.Tensor, accumulators: int = 1, pairs: int = 1) -> MatmulConfig:
-    """Tiles of a grouped product: those of the product without groups. IEEE products of float32 would spill registers
-    with two accumulators, or two pairs of operands, and take half as many rows."""
+    """Tiles of a grouped product: the tiles of the product without groups.
+
+    IEEE float32 products with two accumulators, or two pairs of operands, would spill registers, and take half as many
+    rows.
+    """
     choose = many_rows_config if accumulators == 1 else two_products_config
     precision = product_precision(weights.dtype)
-    config = choose(weights.dtype, precision, _grouped.fit_descriptors(weights, *rows))
+    config = choose(weights.dtype, precision, fit_descriptors(weights, *rows))
     if weights.dtype == torch.float32 and accumulators * pairs == 2:
         return replace(config, block_m=config.block_m // 2)
     return config
@@ -160,11 +175,11 @@ def product_config(weights: torch.Tensor, *rows: torch.Tensor, accumulators: int
 def gradient_config(a: torch.Tensor, b: torch.Tensor, accumulators: int = 1) -> MatmulConfig:
     """Tiles of the weights' gradients.
 
-    bfloat16 on an H200, 8192 slots of 8 experts, 2048 by 3584, by do_bench, with what it takes to copy the gathered
-    rows: one product 552 TFLOP/s, with 128 x 256 and one program a multiprocessor 538; two products 548. Gathering on
-    the way reaches 419 and 452.
+    bfloat16 on an H200, 8192 slots of 8 experts, 2048 by 3584, by do_bench, including the copy of gathered rows: one
+    product 552 TFLOP/s, with 128 x 256 and one program a multiprocessor 538; two products 548. Gathering in the kernel
+    reaches 419 and 452.
     """
-    if a.dtype != torch.float32 and _grouped.fits_descriptor(a) and _grouped.fits_descriptor(b):
+    if a.dtype != torch.float32 and fits_descriptor(a) and fits_descriptor(b):
         if accumulators == 1:
             return MatmulConfig(128, 128, 64, num_warps=4, num_stages=3, programs=2)
         return MatmulConfig(128, 128, 64, num_warps=8, num_stages=4)
@@ -172,79 +187,81 @@ def gradient_config(a: torch.Tensor, b: torch.Tensor, accumulators: int = 1) -> 
     return choose(a.dtype, product_precision(a.dtype), False)
 
 
-def in_slots(
+def copy_in_slot_order(
     x: torch.Tensor, rows: torch.Tensor, *operations: Computed, name: str
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """A copy of x's rows in the order of the slots, and None; where TMA could not read it, x itself and rows.
+    """Return a copy of x's rows in the order of the slots, and None; x itself and rows if TMA could not read the copy.
 
     A product over the slots gathers other rows at each step, by numbers that it must wait for, and every tile of the
-    output gathers them again. Of 8192 slots and 2048 columns of 16 bits a copy moves 67 MB, 17 us at 4 TB/s; the
-    products that follow would take 150 and 300 us at 800 TFLOP/s. `operations`: what a copy computes, `name`: what x
-    is."""
-    fits = x.dtype != torch.float32 and _grouped.fits_descriptor(x)
+    output gathers them again. With 8192 slots and 2048 16-bit columns a copy moves 67 MB: 17 us at 4 TB/s. The products
+    that follow take 150 and 300 us at 800 TFLOP/s.
+
+    operations: operations that a copy computes. name: the name of x.
+    """
+    fits = x.dtype != torch.float32 and fits_descriptor(x)
     if not fits or x.shape[1] * x.element_size() % DESCRIPTOR_ALIGNMENT:
         return x, rows
     with computing(*operations, table_ptr=name, ids_ptr="rows", y_ptr=f"{name}_in_slots"):
         return embedding.forward(x, rows), None
 
 
-def launch_combine(out: torch.Tensor, found: Route) -> torch.Tensor:
-    """y [tokens, width] of the experts' rows out [slots, width]."""
-    (tokens, top_k), width = found.chosen.shape, out.shape[1]
+def launch_combine(out: torch.Tensor, route: Route) -> torch.Tensor:
+    """Return y [tokens, width] from the experts' rows out [slots, width]."""
+    (tokens, top_k), width = route.chosen.shape, out.shape[1]
     y = torch.empty((tokens, width), dtype=out.dtype, device=out.device)
-    block_tokens, block_width = 4, 512  # 16 bytes a thread and row of bfloat16
+    block_tokens, block_width = 4, 512  # 16 bytes a thread in each bfloat16 row
     with device_of(out):
         moe_combine_kernel[(cdiv(tokens, block_tokens), cdiv(width, block_width))](
-            out, found.slots, found.weights, y, tokens, width,
+            out, route.slots, route.weights, y, tokens, width,
             TOKENS=block_tokens, WIDTH=block_width, TOP_K=top_k, num_warps=4,
         )
     return y
 
 
 def launch_activation_gradients(
-    dout: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, found: Route
+    dout: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, route: Route
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """dgate, dup, weighted act [slots, hidden], and dweights [tokens, top_k] in float32."""
+    """Return dgate, dup, weighted act [slots, hidden], and dweights [tokens, top_k] in float32."""
     dgate, dup, weighted_act = torch.empty_like(gate), torch.empty_like(gate), torch.empty_like(gate)
-    dweights = torch.empty_like(found.weights)
+    dweights = torch.empty_like(route.weights)
     slots, hidden = dout.shape
     block = min(next_power_of_2(hidden), 1024)
     with device_of(dout):
         moe_activation_gradients_kernel[(slots,)](
-            dout, gate, up, found.slots, found.weights, dgate, dup, weighted_act, dweights, hidden,
+            dout, gate, up, route.slots, route.weights, dgate, dup, weighted_act, dweights, hidden,
             BLOCK=block, num_warps=4,
         )
     return dgate, dup, weighted_act, dweights
 
 
 def launch_dx(
-    dx_of_experts: torch.Tensor, dlogits: torch.Tensor, router: torch.Tensor, found: Route
+    dx_of_experts: torch.Tensor, dlogits: torch.Tensor, router: torch.Tensor, route: Route
 ) -> torch.Tensor:
-    """dx [tokens, width]."""
-    (tokens, top_k), (experts, width) = found.chosen.shape, router.shape
+    """Return dx [tokens, width]."""
+    (tokens, top_k), (experts, width) = route.chosen.shape, router.shape
     dx = torch.empty((tokens, width), dtype=router.dtype, device=router.device)
     block_tokens, block_width = 32, 128
     with device_of(dx):
         moe_dx_kernel[(cdiv(tokens, block_tokens), cdiv(width, block_width))](
-            dx_of_experts, found.slots, dlogits, router, dx, tokens, width, experts, *router.stride(),
-            TOKENS=block_tokens, WIDTH=block_width, EXPERTS=min(32, _grouped.experts_block(experts)), TOP_K=top_k,
+            dx_of_experts, route.slots, dlogits, router, dx, tokens, width, experts, *router.stride(),
+            TOKENS=block_tokens, WIDTH=block_width, EXPERTS=min(32, experts_block(experts)), TOP_K=top_k,
             PRECISION=moe_routing.gradient_precision(router.dtype), num_warps=4,
         )
     return dx
 
 
 def _experts(
-    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, w_down: torch.Tensor, found: Route, save: bool
+    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, w_down: torch.Tensor, route: Route, save: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """y, and gate and up where a backward pass will follow."""
+    """Return y and, with `save`, gate and up."""
     config = product_config(w_gate, accumulators=2)
     with computing(*GATE_UP, c_ptr="gate", c2_ptr="up", activated_ptr="act"):
-        act, gate, up = _grouped.launch_gate_up(x, found.rows, w_gate, w_up, found.offsets, config, save)
+        act, gate, up = launch_gate_up(x, route.rows, w_gate, w_up, route.offsets, config, save)
     with computing(*DOWN, c_ptr="out"):
-        out = _grouped.launch_grouped_product(
-            act, None, w_down, found.offsets, len(found.rows), product_config(w_down, act)
+        out = launch_grouped_product(
+            act, None, w_down, route.offsets, len(route.rows), product_config(w_down, act)
         )
-    return launch_combine(out, found), gate, up
+    return launch_combine(out, route), gate, up
 
 
 class _MoE(torch.autograd.Function):
@@ -253,53 +270,53 @@ class _MoE(torch.autograd.Function):
         ctx: Any, x: torch.Tensor, router: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor,
         w_down: torch.Tensor, top_k: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        found, balance_loss = moe_routing.route(x, router, top_k, save=True)
-        y, gate, up = _experts(x, w_gate, w_up, w_down, found, save=True)
-        route = (found.chosen, found.weights, found.slots, found.rows, found.offsets, found.logits)
-        ctx.save_for_backward(x, router, w_gate, w_up, w_down, gate, up, *route)
+        route, balance_loss = moe_routing.route_tokens(x, router, top_k, save=True)
+        y, gate, up = _experts(x, w_gate, w_up, w_down, route, save=True)
+        saved_route = (route.chosen, route.weights, route.slots, route.rows, route.offsets, route.logits)
+        ctx.save_for_backward(x, router, w_gate, w_up, w_down, gate, up, *saved_route)
         return y, balance_loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor, dloss: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, router, w_gate, w_up, w_down, gate, up, *route = ctx.saved_tensors
-        found = Route(*route)
-        offsets, slots = found.offsets, len(found.rows)
-        dy, dy_rows = in_slots(with_unit_column_stride(dy), found.rows, GATHER_DY, name="dy")
+        x, router, w_gate, w_up, w_down, gate, up, *saved_route = ctx.saved_tensors
+        route = Route(*saved_route)
+        offsets, slots = route.offsets, len(route.rows)
+        dy, dy_rows = copy_in_slot_order(with_unit_column_stride(dy), route.rows, GATHER_DY, name="dy")
         with computing(*(() if dy_rows is None else (GATHER_DY,)), *DOUT, c_ptr="dout"):
-            dout = _grouped.launch_grouped_product(dy, dy_rows, w_down.mT, offsets, slots, product_config(w_down.mT))
-        dgate, dup, weighted_act, dweights = launch_activation_gradients(dout, gate, up, found)
+            dout = launch_grouped_product(dy, dy_rows, w_down.mT, offsets, slots, product_config(w_down.mT))
+        dgate, dup, weighted_act, dweights = launch_activation_gradients(dout, gate, up, route)
         with computing(*DDOWN, c_ptr="dw_down"):
-            dw_down, _ = _group_gradients.launch_group_gradients(
+            dw_down, _ = launch_group_gradients(
                 weighted_act, dy, dy_rows, offsets, gradient_config(weighted_act, dy), a_gathered=False
             )
-        del dy, dout, weighted_act  # memory for what comes
-        sorted_x, x_rows = in_slots(x, found.rows, GATHER_X, name="x")
+        del dy, dout, weighted_act  # frees memory for the next products
+        sorted_x, x_rows = copy_in_slot_order(x, route.rows, GATHER_X, name="x")
         with computing(*DGATE_UP, c_ptr="dw_gate", c2_ptr="dw_up"):
-            dw_gate, dw_up = _group_gradients.launch_group_gradients(
+            dw_gate, dw_up = launch_group_gradients(
                 sorted_x, dgate, x_rows, offsets, gradient_config(sorted_x, dgate, accumulators=2), a_gathered=True,
                 b2=dup,
             )
         del sorted_x
         with computing(*DX_OF_EXPERTS, c_ptr="dx_of_experts"):
-            dx_of_experts = _grouped.launch_grouped_product(
+            dx_of_experts = launch_grouped_product(
                 dgate, None, w_gate.mT, offsets, slots, product_config(w_gate.mT, dgate, pairs=2),
                 second=(dup, w_up.mT),
             )
-        dlogits = moe_routing.launch_dlogits(found, dweights, dloss)
+        dlogits = moe_routing.launch_dlogits(route, dweights, dloss)
         drouter = moe_routing.launch_drouter(x, dlogits)
-        return launch_dx(dx_of_experts, dlogits, router, found), drouter, dw_gate, dw_up, dw_down, None
+        return launch_dx(dx_of_experts, dlogits, router, route), drouter, dw_gate, dw_up, dw_down, None
 
 
 def moe(
     x: torch.Tensor, router: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, w_down: torch.Tensor, top_k: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The mixture's output and its load-balancing loss, differentiable once in all five tensors.
+    """Return the mixture's output and its load-balancing loss, differentiable once in all five tensors.
 
     Args:
-        x: [tokens, width], a token or more; copied if its columns are not neighbours in memory.
+        x: [tokens, width], at least one token; copied if its last stride is not 1.
         router: [experts, width].
-        w_gate, w_up: [experts, width, hidden]; where they are stored differently both are copied.
+        w_gate, w_up: [experts, width, hidden]; both are copied if their strides differ.
         w_down: [experts, hidden, width].
         top_k: how many experts a token goes to, 1 to experts.
 
@@ -321,10 +338,10 @@ def moe(
     if got != expected:
         raise ValueError(
             f"router and weights must fit x {list(x.shape)} and one hidden size: expected {expected}, got {got}; "
-            "weights are [experts, inputs, outputs], transpose those of Linears"
+            "weights are [experts, inputs, outputs], transpose torch.nn.Linear's weights"
         )
     if not tokens:
-        raise ValueError(f"x must have a token or more, got shape {tuple(x.shape)}: the loss is a mean over tokens")
+        raise ValueError(f"x must have at least one token, got shape {tuple(x.shape)}: the loss is a mean over tokens")
     if not 1 <= top_k <= experts:
         raise ValueError(f"top_k must be 1 to {experts}, the number of experts, got {top_k}")
     x = with_unit_column_stride(x)
@@ -333,12 +350,12 @@ def moe(
     tensors = (x, router, w_gate, w_up, w_down)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return _MoE.apply(*tensors, top_k)
-    found, balance_loss = moe_routing.route(x, router, top_k, save=False)
-    y, _, _ = _experts(x, w_gate, w_up, w_down, found, save=False)
+    route, balance_loss = moe_routing.route_tokens(x, router, top_k, save=False)
+    y, _, _ = _experts(x, w_gate, w_up, w_down, route, save=False)
     return y, balance_loss
 
 
 def apply(inputs: dict[str, torch.Tensor], *, top_k: int) -> dict[str, torch.Tensor]:
-    """The block `moe`: x, router, w_gate, w_up, w_down -> y, balance_loss."""
+    """Run the block `moe`: x, router, w_gate, w_up, w_down -> y, balance_loss."""
     y, balance_loss = moe(**inputs, top_k=top_k)
     return {"y": y, "balance_loss": balance_loss}

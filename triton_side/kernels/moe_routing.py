@@ -1,6 +1,7 @@
-"""Where a mixture of experts sends its tokens, and the gradients of that: router, top-k, load-balancing loss, order.
+"""Routing of a mixture of experts, forward and backward: router, top-k, load-balancing loss and the order of the slots.
 
     logits = x router^T    p = softmax(logits)    chosen: the top_k largest, of equal ones the lowest index first
+
     w_j = exp(logits[chosen_j]) / sum over the chosen of exp(logits)
     balance_loss = experts sum_e fraction_e mean_t p[t, e]    fraction_e = count_e / (tokens top_k)
 
@@ -10,15 +11,21 @@ dw the gradients of the weights:
     dlogits[t, e] = [e = chosen_j] w_j (dw_j - sum_i w_i dw_i) + p[t, e] (g_e - sum_f p[t, f] g_f)
     g_e = dloss experts fraction_e / tokens    drouter = dlogits^T x
 
-Forward, three kernels. The first, a program a tile of TOKENS tokens, makes logits, choices and weights in one pass over
-x, and the tile's shares of counts and mean probabilities; the second, one program, adds these up: the loss, where each
-expert's slots begin, and where in them each tile's do; the third numbers the slots: by expert, then by token, then by
-choice. It is a counting sort without atomics, and repeats bit for bit.
+Forward takes three kernels:
 
-Shapes: x [tokens, width], router [experts, width], chosen, weights, slots [tokens, top_k], rows [tokens top_k] (the
-token in each slot), offsets [experts + 1], logits [tokens, experts]. x and router in bfloat16, float16 or float32;
-chosen, slots, rows, offsets in int32; all else in float32, where all is computed, logits never by TF32. A token with a
-logit that is NaN chooses experts that exist, and its weights are NaN.
+1. One program a tile of TOKENS tokens computes logits, choices and weights in one pass over x, and the tile's share of
+   the counts and mean probabilities.
+2. One program adds the shares. It computes the loss, each expert's first slot, and each tile's first slot in it.
+3. One program a tile numbers the slots: by expert, then by token, then by choice.
+
+This is a counting sort without atomics, so it repeats bit for bit.
+
+Shapes: x [tokens, width], router [experts, width]; chosen, weights, slots [tokens, top_k]; rows [tokens top_k], the
+token in each slot; offsets [experts + 1]; logits [tokens, experts].
+
+x and router are bfloat16, float16 or float32;
+chosen, slots, rows and offsets are int32. Everything else is float32; logits never use TF32. A token with a NaN logit
+chooses experts that exist, and its weights are NaN.
 """
 
 import math
@@ -29,19 +36,19 @@ import triton
 import triton.language as tl
 
 from triton_side.calls.declare import again, computing, declare, forward, gradient
-from triton_side.kernels._column_sums import sum_columns
-from triton_side.kernels._grouped import experts_block
-from triton_side.kernels._launch import cdiv, device_of, next_power_of_2
-from triton_side.kernels._tiles import add_product, add_product_apart
+from triton_side.kernels.shared.column_sums import sum_columns
+from triton_side.kernels.shared.grouped_product import experts_block
+from triton_side.kernels.shared.launch import cdiv, device_of, next_power_of_2
+from triton_side.kernels.shared.tiles import add_product, add_separate_product
 
 SOFTMAX = ("reduce_max", "exp", "reduce_sum", "div")
-TOKENS = 32  # a program's: 4096 tokens are 128 programs, nearly an H200's multiprocessors
-PART = 512  # tokens whose share of drouter one program adds up
+TOKENS = 32  # of a program: 4096 tokens take 128 programs, nearly one for each multiprocessor of an H200
+TOKENS_PER_PARTIAL = 512  # tokens whose share of drouter one program sums
 
 
 @triton.jit
 def top_k_of(logits, expert, experts, TOP_K: tl.constexpr, CHOICES: tl.constexpr):
-    """(chosen, their logits), both [tokens, CHOICES], of which TOP_K columns hold something; the others -inf."""
+    """Return (chosen, their logits), both [tokens, CHOICES]; columns past TOP_K hold 0 and -inf."""
     choice = tl.arange(0, CHOICES)[None, :]
     comparable = tl.where(logits == logits, logits, -float("inf"))
     free = tl.broadcast_to(expert < experts, logits.shape)
@@ -71,7 +78,10 @@ def moe_router_kernel(
     TOKENS: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_K: tl.constexpr, TOP_K: tl.constexpr, CHOICES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """A tile of tokens; counts, sums [tiles, experts]: choices of an expert, and sum of its probabilities."""
+    """Route a tile of tokens.
+
+    counts, sums [tiles, experts]: the tile's choices of each expert, and the sum of the expert's probabilities.
+    """
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     expert = tl.arange(0, EXPERTS)
     at = tl.arange(0, BLOCK_K)
@@ -82,9 +92,9 @@ def moe_router_kernel(
         k = (start + at).to(tl.int64)
         x = tl.load(x_row + k[None, :] * stride_xw, mask=(token < tokens)[:, None] & (k < width)[None, :], other=0.0)
         r = tl.load(r_row + k[:, None] * stride_rw, mask=(k < width)[:, None] & (expert < experts)[None, :], other=0.0)
-        # Tensor cores cut off what an addition would round: all logits were too near zero, and on an H200 the balance
-        # loss of 4096 tokens, a mean that float32 holds to 1e-7, was off by 1.2e-6.
-        logits = add_product_apart(logits, x, r, PRECISION)
+        # Tensor cores truncate additions, so all logits would be too near zero. On an H200 the balance loss of 4096
+        # tokens was off by 1.2e-6, although float32 holds such a mean to 1e-7.
+        logits = add_separate_product(logits, x, r, PRECISION)
     inside = (token < tokens)[:, None] & (expert < experts)[None, :]
     offset = token.to(tl.int64)[:, None] * experts + expert[None, :]
     if logits_ptr is not None:
@@ -119,7 +129,7 @@ def moe_offsets_kernel(
     counts_ptr, sums_ptr, offsets_ptr, starts_ptr, balance_loss_ptr, tiles, tokens, experts, choices,
     TILES: tl.constexpr, EXPERTS: tl.constexpr,
 ):
-    """starts [tiles, experts]: the first slot of a tile's choices of an expert; one program."""
+    """Compute, in one program, offsets, the loss, and starts [tiles, experts]: the first slot of a tile's choices."""
     expert = tl.arange(0, EXPERTS)
     total = tl.zeros([EXPERTS], tl.int32)
     sums = tl.zeros([EXPERTS], tl.float32)
@@ -149,7 +159,7 @@ def moe_slots_kernel(
     chosen_ptr, starts_ptr, slots_ptr, rows_ptr, tokens, experts,
     TOKENS: tl.constexpr, EXPERTS: tl.constexpr, TOP_K: tl.constexpr,
 ):
-    """A tile's slots: those of an expert go to its tokens in their order."""
+    """Number a tile's slots: an expert's slots go to its tokens in their order."""
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     expert = tl.arange(0, EXPERTS)
     choices = tl.zeros([TOKENS, EXPERTS], tl.int32)
@@ -209,14 +219,15 @@ def moe_dlogits_kernel(
 @triton.jit
 def moe_drouter_kernel(
     x_ptr, dlogits_ptr, partial_ptr, tokens, width, experts, stride_xt, stride_xw,
-    PART: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr, EXPERTS: tl.constexpr, PRECISION: tl.constexpr,
+    TOKENS_PER_PARTIAL: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr, EXPERTS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
-    """dlogits^T x of PART tokens and WIDTH columns; partial [parts, experts, width]."""
+    """Compute dlogits^T x for TOKENS_PER_PARTIAL tokens and WIDTH columns; partial [parts, experts, width]."""
     expert = tl.arange(0, EXPERTS)
     column = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     total = tl.zeros([EXPERTS, WIDTH], tl.float32)
-    for start in range(0, PART, TOKENS):
-        token = (tl.program_id(1) * PART + start + tl.arange(0, TOKENS)).to(tl.int64)
+    for start in range(0, TOKENS_PER_PARTIAL, TOKENS):
+        token = (tl.program_id(1) * TOKENS_PER_PARTIAL + start + tl.arange(0, TOKENS)).to(tl.int64)
         dlogits = tl.load(
             dlogits_ptr + token[None, :] * experts + expert[:, None],
             mask=(token < tokens)[None, :] & (expert < experts)[:, None], other=0.0,
@@ -233,7 +244,7 @@ def moe_drouter_kernel(
 
 @dataclass(frozen=True)
 class Route:
-    """Where tokens go; logits only where a backward pass follows."""
+    """Experts, weights and slots of all tokens; logits only if a backward pass follows."""
 
     chosen: torch.Tensor
     weights: torch.Tensor
@@ -244,25 +255,29 @@ class Route:
 
 
 def gradient_precision(dtype: torch.dtype) -> str:
-    """Of the products with dlogits, float32 numbers, of which the other factor is in `dtype`. bfloat16 and float16 are
-    exact in TF32, which rounds dlogits to float16's 11 bits."""
+    """Return the precision of products of float32 dlogits and a factor in `dtype`.
+
+    TF32 holds bfloat16 and float16 exactly, and rounds dlogits to float16's 11 bits.
+    """
     return "ieee" if dtype == torch.float32 else "tf32"
 
 
-def warps(block: int) -> int:
-    """Of the kernels that hold a tile of tokens x experts: with more than 64 experts in 4 warps it would spill."""
+def router_warps(block: int) -> int:
+    """Return the warps of kernels that hold a tile of tokens x experts; over 64 experts would spill with 4."""
     return 4 if block <= 64 else 8
 
 
 def router_step(block: int, element_bytes: int) -> int:
-    """Columns of x at a time: three steps on their way take 128 KiB of shared memory at most. IEEE products of float32
-    hold a step in registers."""
+    """Return how many columns of x one step reads.
+
+    Three prefetched steps take at most 128 KiB of shared memory. IEEE float32 products hold a step in registers.
+    """
     fits = 2**17 // (3 * (TOKENS + block) * element_bytes)
     return min(128 if element_bytes == 2 else 32, 2 ** (fits.bit_length() - 1))
 
 
-def route(x: torch.Tensor, router: torch.Tensor, top_k: int, save: bool) -> tuple[Route, torch.Tensor]:
-    """The route, and balance_loss [] in float32."""
+def route_tokens(x: torch.Tensor, router: torch.Tensor, top_k: int, save: bool) -> tuple[Route, torch.Tensor]:
+    """Return the route, and balance_loss [] in float32."""
     (tokens, width), experts = x.shape, len(router)
     tiles, block = cdiv(tokens, TOKENS), experts_block(experts)
 
@@ -277,44 +292,44 @@ def route(x: torch.Tensor, router: torch.Tensor, top_k: int, save: bool) -> tupl
         moe_router_kernel[(tiles,)](
             x, router, logits, chosen, weights, counts, sums, tokens, width, experts, *x.stride(), *router.stride(),
             TOKENS=TOKENS, EXPERTS=block, BLOCK_K=router_step(block, x.element_size()), TOP_K=top_k,
-            CHOICES=next_power_of_2(top_k), PRECISION="ieee", num_warps=warps(block), num_stages=4,
+            CHOICES=next_power_of_2(top_k), PRECISION="ieee", num_warps=router_warps(block), num_stages=4,
         )
         moe_offsets_kernel[(1,)](
             counts, sums, offsets, starts, balance_loss, tiles, tokens, experts, tokens * top_k,
-            TILES=32, EXPERTS=block, num_warps=warps(block),
+            TILES=32, EXPERTS=block, num_warps=router_warps(block),
         )
         moe_slots_kernel[(tiles,)](
             chosen, starts, slots, rows, tokens, experts,
-            TOKENS=TOKENS, EXPERTS=block, TOP_K=top_k, num_warps=warps(block),
+            TOKENS=TOKENS, EXPERTS=block, TOP_K=top_k, num_warps=router_warps(block),
         )
     return Route(chosen, weights, slots, rows, offsets, logits), balance_loss
 
 
-def launch_dlogits(found: Route, dweights: torch.Tensor, dloss: torch.Tensor) -> torch.Tensor:
-    """dlogits [tokens, experts] in float32, from the gradients of the weights and of balance_loss."""
-    assert found.logits is not None
-    dlogits = torch.empty_like(found.logits)
+def launch_dlogits(route: Route, dweights: torch.Tensor, dloss: torch.Tensor) -> torch.Tensor:
+    """Return dlogits [tokens, experts] in float32, from the gradients of the weights and of balance_loss."""
+    assert route.logits is not None
+    dlogits = torch.empty_like(route.logits)
     tokens, experts = dlogits.shape
     block = experts_block(experts)
     tile = max(1, 2048 // block)
     with device_of(dlogits):
         moe_dlogits_kernel[(cdiv(tokens, tile),)](
-            found.logits, found.chosen, found.weights, dweights, found.offsets, dloss, dlogits, tokens, experts,
-            TOKENS=tile, EXPERTS=block, TOP_K=found.chosen.shape[1], num_warps=4,
+            route.logits, route.chosen, route.weights, dweights, route.offsets, dloss, dlogits, tokens, experts,
+            TOKENS=tile, EXPERTS=block, TOP_K=route.chosen.shape[1], num_warps=4,
         )
     return dlogits
 
 
 def launch_drouter(x: torch.Tensor, dlogits: torch.Tensor) -> torch.Tensor:
-    """drouter [experts, width] in x's dtype."""
+    """Return drouter [experts, width] in x's dtype."""
     (tokens, width), experts = x.shape, dlogits.shape[1]
-    parts, columns = cdiv(tokens, PART), 128
+    parts, columns = cdiv(tokens, TOKENS_PER_PARTIAL), 128
     partial = torch.empty((parts, experts, width), dtype=torch.float32, device=x.device)
     with device_of(x):
         moe_drouter_kernel[(cdiv(width, columns), parts)](
             x, dlogits, partial, tokens, width, experts, *x.stride(),
-            PART=PART, TOKENS=32, WIDTH=columns, EXPERTS=experts_block(experts), PRECISION=gradient_precision(x.dtype),
-            num_warps=8, num_stages=3,
+            TOKENS_PER_PARTIAL=TOKENS_PER_PARTIAL, TOKENS=32, WIDTH=columns, EXPERTS=experts_block(experts),
+            PRECISION=gradient_precision(x.dtype), num_warps=8, num_stages=3,
         )
     with computing(gradient("reduce_sum", "router", "drouter"), sum_ptr="drouter"):
         return sum_columns(partial.view(parts, -1), x.dtype).view(experts, width)

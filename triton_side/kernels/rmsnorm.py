@@ -3,17 +3,17 @@
     rstd = 1 / sqrt(mean(x^2) + eps)       y  = n w,  n = x rstd
     dx = rstd (g - n mean(g n)),  g = dy w      dw = sum over rows of dy n
 
-Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv:1910.07467. Shapes: x, y, dy, dx
-[rows, columns], weight, dweight [columns], rstd [rows] in fp32, saved only where a gradient is wanted.
-bfloat16, float16 or float32 in and out; fp32 inside, rounded once at the end.
+Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv:1910.07467. Shapes: x, y, dy, dx [rows, columns],
+weight, dweight [columns], rstd [rows] in fp32, saved only if a gradient is wanted. bfloat16, float16 or float32 in and
+out; fp32 inside, rounded once at the end.
 
-In a layer with residuals x is a sum, and what else reads it has a gradient of it as well. `forward_of_sum` makes the
-sum and its norm in one pass, and stores both; the norm is of the sum as stored, which the backward pass reads. That
-adds the other gradient to dx.
+In a layer with residuals, x is a sum that other operations also read. `forward_with_residual` computes the sum and its
+norm in one pass and stores both. The norm is of the stored sum, which the backward pass reads. The backward pass adds
+`dsum`, the other readers' gradient, to dx.
 
-The backward kernel is a persistent grid: each program adds its rows' share of dweight up in registers and writes it
-once, and a second kernel adds the programs' shares (_column_sums). Rows too long for the registers are walked twice,
-and dweight takes a reading of its own.
+The backward kernel is a persistent grid. Each program adds its rows' share of dweight in registers and writes it once;
+a second kernel adds the programs' shares (shared/column_sums.py). Rows too long for the registers are read twice, and a
+third reading computes dweight.
 """
 
 import math
@@ -26,8 +26,8 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from triton_side.calls import declare
-from triton_side.kernels._column_sums import sum_columns
-from triton_side.kernels._launch import (
+from triton_side.kernels.shared.column_sums import sum_columns
+from triton_side.kernels.shared.launch import (
     RowConfig,
     cdiv,
     check_matrix,
@@ -36,12 +36,12 @@ from triton_side.kernels._launch import (
     device_of,
     multiprocessors,
     next_power_of_2,
-    rows_a_tile,
+    rows_per_tile,
     with_unit_column_stride,
 )
 
-# What the kernels compute, in the stages of the block: of the forward pass, of dx, and of dweight before and after the
-# sum over programs. rstd is saved, so that the backward pass repeats no sum, but the normalised rows.
+# Operations in the block's stages: of the forward pass, of dx, and of dweight before and after the sum over programs.
+# The backward pass recomputes the normalised rows; rstd is saved, so it repeats no sum.
 FORWARD = (
     declare.forward("mul", "mean_square"), declare.forward("reduce_sum", "mean_square"),
     declare.forward("rsqrt", "normalize"), declare.forward("mul", "normalize"), declare.forward("mul", "weight"),
@@ -67,7 +67,7 @@ def _backward_flops(shapes: declare.Shapes) -> float:
 
 @triton.jit
 def _load_sum(x_ptr, residual_ptr, residual_offset, mask):
-    """x + residual, rounded to x's dtype, in fp32; x alone where residual_ptr is None."""
+    """Return x + residual, rounded to x's dtype, in fp32; x alone if residual_ptr is None."""
     x = tl.load(x_ptr, mask=mask, other=0.0)
     if residual_ptr is not None:
         residual = tl.load(residual_ptr + residual_offset, mask=mask, other=0.0)
@@ -203,11 +203,14 @@ def rmsnorm_partial_dweight_kernel(
 
 @lru_cache
 def configure_forward(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> RowConfig:
-    """Thirty-two elements to a thread, for four 16-byte loads in flight; long rows persistent, the longest walked.
+    """Thirty-two elements a thread, for four 16-byte loads in flight; persistent for long rows, looped for the longest.
 
-    bfloat16 on an H200, GB/s: 4096 columns 4119 with 4 warps, 3975 with 8, 3865 with 4 and a prefetch, a copy has
-    4153; 8192 columns 3990 with 8 warps, 3292 with 16, 3862 with 8 and a prefetch. At 16,384 columns one
-    program takes a multiprocessor (102 registers a thread), too few to hide the loads without a prefetch.
+    bfloat16 on an H200, in GB/s (a copy reaches 4153 at 4096 columns):
+
+        4096 columns    4119 with 4 warps, 3975 with 8, 3865 with 4 and a prefetch
+        8192 columns    3990 with 8 warps, 3292 with 16, 3862 with 8 and a prefetch
+
+    At 16,384 columns one program fills a multiprocessor (102 registers a thread), and only a prefetch hides its loads.
     """
     block = next_power_of_2(columns)
     if block > 16384:
@@ -215,7 +218,7 @@ def configure_forward(rows: int, columns: int, element_bytes: int, multiprocesso
     if block > 8192:
         stages = 3 if element_bytes == 2 else 2
         return RowConfig(1, block, 16, stages, min(rows, multiprocessors))
-    block_rows = rows_a_tile(rows, block, multiprocessors)
+    block_rows = rows_per_tile(rows, block, multiprocessors)
     num_warps = max(1, block * block_rows // 1024)
     return RowConfig(block_rows, block, num_warps, 1, cdiv(rows, block_rows))
 
@@ -224,15 +227,14 @@ def configure_forward(rows: int, columns: int, element_bytes: int, multiprocesso
 def configure_backward(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> RowConfig:
     """One resident set of programs; each holds x, dy, the weight and its share of dweight in registers.
 
-    Few programs, because each costs a row of fp32 partial sums written and read again, and two tiles on their way
-    to each: bfloat16 on an H200 reaches 3946 GB/s at 4096 columns and 3954 at 8192, with one tile on its way 3214
-    and 2749. At 16,384 columns 44 of the 128 registers a
-    thread spill, and two such tiles in fp32 exceed shared memory.
+    There are few programs, because each writes a row of fp32 partial sums that is read again. Each prefetches two
+    tiles: bfloat16 on an H200 reaches 3946 GB/s at 4096 columns and 3954 at 8192, with one prefetched tile 3214 and
+    2749. At 16,384 columns 44 of the 128 registers a thread spill, and two prefetched fp32 tiles exceed shared memory.
     """
     block = next_power_of_2(columns)
     if block > 16384:
         return RowConfig(1, 8192, 32, 1, min(rows, multiprocessors))
-    block_rows = rows_a_tile(rows, block, multiprocessors)
+    block_rows = rows_per_tile(rows, block, multiprocessors)
     tile = block * block_rows
     stages = 3 if tile * element_bytes <= 32768 else 2
     resident = multiprocessors * max(1, min(16, 8192 // tile))
@@ -242,18 +244,20 @@ def configure_backward(rows: int, columns: int, element_bytes: int, multiprocess
 def forward(
     x: torch.Tensor, weight: torch.Tensor, eps: float, *, save_rstd: bool, config: RowConfig | None = None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Launch the forward kernel: y [rows, columns], contiguous, in x's dtype; rstd [rows] in fp32 or None."""
+    """Launch the kernel; return a contiguous y [rows, columns] in x's dtype, and rstd [rows] in fp32 or None."""
     y, rstd = torch.empty(x.shape, dtype=x.dtype, device=x.device), _empty_rstd(x) if save_rstd else None
     _launch_forward(x, None, weight, y, None, rstd, eps, config)
     return y, rstd
 
 
-def forward_of_sum(
+def forward_with_residual(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, save_rstd: bool,
     config: RowConfig | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Launch the forward kernel on x + residual, two matrices of one shape: y and the sum, contiguous, in x's dtype;
-    rstd or None."""
+    """Launch the forward kernel on x + residual, two matrices of one shape; return y, the sum, and rstd or None.
+
+    y and the sum are contiguous, in x's dtype.
+    """
     y, total = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
     rstd = _empty_rstd(x) if save_rstd else None
     _launch_forward(x, residual, weight, y, total, rstd, eps, config)
@@ -299,8 +303,10 @@ def backward(
     *,
     dsum: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Launch the backward kernels: dx [rows, columns], contiguous, and dweight [columns], in x's dtype. `dsum`, of x's
-    shape, is what x's other readers make of its gradient, and is added to dx."""
+    """Launch the backward kernels; return dx [rows, columns], contiguous, and dweight [columns], in x's dtype.
+
+    dsum: the gradient of x from its other readers, of x's shape. It is added to dx.
+    """
     rows, columns = x.shape
     dx = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
     if dx.numel() == 0:
@@ -333,7 +339,7 @@ def backward(
 
 
 class RMSNormFunction(torch.autograd.Function):
-    """Saves x, weight and rstd; the backward pass reads x and dy once and writes dx and dweight."""
+    """Save x, weight and rstd. The backward pass reads x and dy once and writes dx and dweight."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -350,11 +356,11 @@ class RMSNormFunction(torch.autograd.Function):
 
 
 def rmsnorm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the columns of x, differentiable once in x and weight.
+    """Return x / sqrt(mean(x^2) + eps) * weight over the columns of x, differentiable once in x and weight.
 
     Args:
         x: [rows, columns], bfloat16, float16 or float32, on a GPU. Rows may be any distance apart; a matrix
-            whose columns are not neighbours in memory is copied.
+            whose last stride is not 1 is copied.
         weight: [columns], of x's dtype and device.
         eps: added to the mean square.
 
@@ -375,5 +381,5 @@ def rmsnorm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def apply(inputs: dict[str, torch.Tensor], **attributes: Any) -> dict[str, torch.Tensor]:
-    """The block `rmsnorm`: x[rows, columns], weight[columns], eps -> y[rows, columns]."""
+    """Run the block `rmsnorm`: x[rows, columns], weight[columns], eps -> y[rows, columns]."""
     return {"y": rmsnorm(inputs["x"], inputs["weight"], **attributes)}

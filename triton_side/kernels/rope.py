@@ -6,9 +6,9 @@
 Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", arXiv:2104.09864; halves as Llama pairs
 them. Shapes: q, q_out [batch, heads, sequence, head_dim], k, k_out [batch, kv_heads, sequence, head_dim], positions
 [batch, sequence]. bfloat16, float16 or float32 in and out; fp32 inside. The backward pass is the same kernel with
-the angle negated: it reads positions and the gradients, and nothing else is saved.
+the angle negated. It reads positions and the gradients; only positions are saved.
 
-The launcher also turns in place, or into views of a larger tensor: a pair is read whole before it is written.
+The launcher can also rotate in place, or into views of a larger tensor, because a pair is read before it is written.
 """
 
 import math
@@ -22,7 +22,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from triton_side.calls import declare
-from triton_side.kernels._launch import (
+from triton_side.kernels.shared.launch import (
     cdiv,
     check_tensors,
     device_of,
@@ -31,7 +31,7 @@ from triton_side.kernels._launch import (
     with_unit_column_stride,
 )
 
-# The operations as the plain block writes them; the backward pass reads no angle, but computes them again.
+# Operations as the plain block writes them; the backward pass computes the angles again.
 ROTATIONS = [
     (stage, op, result)
     for stage in ("rotate_q", "rotate_k")
@@ -50,8 +50,10 @@ BACKWARD = (
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Launch of the kernel: a program of `num_warps` has `rows` positions and takes `heads` heads of them at a time
-    (both powers of two), queries' first, then keys'; `splits` programs share a tile's heads."""
+    """Launch configuration: a program has `rows` positions and takes `heads` heads of them at a time, queries' first.
+
+    Both are powers of two; `splits` programs share a tile's heads.
+    """
 
     rows: int
     heads: int
@@ -60,17 +62,17 @@ class RopeConfig:
 
 
 def rope_flops(shapes: declare.Shapes) -> float:
-    """Two products and a sum an element; angle, cosine and sine a pair at each position."""
-    turned = math.prod(shapes["q_ptr"]) + math.prod(shapes["k_ptr"])
-    return 3 * turned + 3 * math.prod(shapes["positions_ptr"]) * shapes["q_ptr"][-1] / 2
+    """Return two products and a sum an element, and angle, cosine and sine for each pair and position."""
+    rotated = math.prod(shapes["q_ptr"]) + math.prod(shapes["k_ptr"])
+    return 3 * rotated + 3 * math.prod(shapes["positions_ptr"]) * shapes["q_ptr"][-1] / 2
 
 
 @triton.jit
-def _turn(
+def _rotate(
     x_ptr, out_ptr, stride_batch, stride_head, stride_position, out_stride_batch, out_stride_head, out_stride_position,
     first, heads, batch, position, pair, mask, cos, sin, HALF: tl.constexpr, HEADS: tl.constexpr,
 ):
-    """Turn HEADS heads from `first` on, at positions [1, rows, 1], by angles [1, rows, pairs]."""
+    """Rotate HEADS heads from `first` on, at positions [1, rows, 1], by angles [1, rows, pairs]."""
     head = (first + tl.arange(0, HEADS)).to(tl.int64)[:, None, None]
     mask = mask & (head < heads)
     x = x_ptr + batch * stride_batch + head * stride_head + position * stride_position + pair
@@ -81,7 +83,7 @@ def _turn(
     tl.store(out + HALF, (x2 * cos + x1 * sin).to(out_ptr.dtype.element_ty), mask=mask)
 
 
-@declare.declare(flops=rope_flops)  # of which pass, the caller says
+@declare.declare(flops=rope_flops)  # the caller declares the operations of either pass
 @triton.jit
 def rope_kernel(
     q_ptr, k_ptr, positions_ptr, q_out_ptr, k_out_ptr,
@@ -91,11 +93,11 @@ def rope_kernel(
     HALF: tl.constexpr, EXPONENT: tl.constexpr, BACKWARD: tl.constexpr,
     ROWS: tl.constexpr, HEADS: tl.constexpr, PAIRS: tl.constexpr,
 ):
-    """Rows are the positions of all sequences, one sequence after another."""
+    """Rotate the heads of ROWS rows, which are the positions of all sequences, one sequence after another."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     pair = tl.arange(0, PAIRS)
-    # An error of a frequency counts as often as the position says: exp2 of float64, once a pair, is right to the last
-    # place of float32, which that of float32 is not.
+    # The position multiplies a frequency's error. exp2 in float64, once a pair, is right to float32's last place; exp2
+    # in float32 is not.
     frequency = tl.exp2(pair.to(tl.float64) * EXPONENT).to(tl.float32)
     angle = tl.load(positions_ptr + row, mask=row < rows, other=0).to(tl.float32)[:, None] * frequency[None, :]
     cos = tl.cos(angle)[None, :, :]
@@ -110,13 +112,13 @@ def rope_kernel(
     q_groups = tl.cdiv(heads, HEADS)
     for group in range(tl.program_id(1), q_groups + tl.cdiv(kv_heads, HEADS), tl.num_programs(1)):
         if group < q_groups:
-            _turn(
+            _rotate(
                 q_ptr, q_out_ptr, q_stride_batch, q_stride_head, q_stride_position,
                 q_out_stride_batch, q_out_stride_head, q_out_stride_position, group * HEADS, heads,
                 batch, position, pair, mask, cos, sin, HALF, HEADS,
             )
         else:
-            _turn(
+            _rotate(
                 k_ptr, k_out_ptr, k_stride_batch, k_stride_head, k_stride_position,
                 k_out_stride_batch, k_out_stride_head, k_out_stride_position, (group - q_groups) * HEADS, kv_heads,
                 batch, position, pair, mask, cos, sin, HALF, HEADS,
@@ -129,9 +131,9 @@ def configure(
 ) -> RopeConfig:
     """Eight warps whose threads load 16 bytes of each half of a head, two heads at a time.
 
-    Each program computes the angles of its rows anew, so that one takes all heads where there are rows enough for two
-    programs a multiprocessor. Fastest of a sweep on an H200 (Triton 3.6, bfloat16, 2 x 4096 positions, 32 + 8 heads):
-    50 us; twice the heads and half the warps, each thread with four times the angles, took 71.
+    Each program computes the angles of its rows, so one program takes all heads if there are two programs a
+    multiprocessor. Fastest of a sweep on an H200 (Triton 3.6, bfloat16, 2 x 4096 positions, 32 + 8 heads): 50 us. Twice
+    the heads and half the warps, with four times as many angles a thread, took 71.
     """
     tile = max(1, 128 * 16 // element_bytes // next_power_of_2(head_dim // 2))
     groups = cdiv(heads, 2) + cdiv(kv_heads, 2)
@@ -143,8 +145,10 @@ def launch_rope(
     q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, theta: float, *, backward: bool = False,
     out: tuple[torch.Tensor, torch.Tensor] | None = None, config: RopeConfig | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q and k turned by the angles of their positions, or with `backward` by the negative ones: contiguous, or in
-    `out`, whose neighbours along head_dim are neighbours in memory. That may be q and k themselves."""
+    """Return q and k rotated by the angles of their positions, or with `backward` by the negative angles.
+
+    The results are contiguous, or written to `out`, whose last strides are 1 and which may be q and k themselves.
+    """
     batch, heads, sequence, head_dim = q.shape
     kv_heads = k.shape[1]
     q_out, k_out = out or (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k))
@@ -164,7 +168,7 @@ def launch_rope(
 
 
 class RopeFunction(torch.autograd.Function):
-    """Saves positions; the backward pass reads the gradients of both outputs once and writes those of q and k."""
+    """Save positions. The backward pass reads the gradients of both outputs once and writes those of q and k."""
 
     @staticmethod
     def forward(
@@ -190,15 +194,16 @@ class RopeFunction(torch.autograd.Function):
 def rope(
     q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, theta: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q and k with pair (i, i + head_dim/2) of each head turned by positions * theta^(-2i/head_dim), differentiable
-    once in q and k.
+    """Return q and k with pair (i, i + head_dim/2) of each head rotated by positions * theta^(-2i/head_dim).
+
+    Differentiable once in q and k.
 
     Args:
-        q: [batch, heads, sequence, head_dim], bfloat16, float16 or float32, on a GPU, head_dim even. Read in place, if
-            neighbours along head_dim are neighbours in memory; else copied.
+        q: [batch, heads, sequence, head_dim], bfloat16, float16 or float32, on a GPU, head_dim even. Copied
+            unless its last stride is 1.
         k: [batch, kv_heads, sequence, head_dim], likewise, of q's dtype and device; kv_heads may be any number.
-        positions: [batch, sequence], int32 or int64, on q's device. Angles are products in float32, which err as the
-            positions grow (at 10000 by 1e-3 radians), and round the position itself from 2^24 on.
+        positions: [batch, sequence], int32 or int64, on q's device. Angles are float32 products. Their error grows
+            with the position (1e-3 radians at 10000), and float32 rounds positions from 2^24 on.
         theta: the base of the frequencies, above 0.
 
     Returns:
@@ -216,7 +221,7 @@ def rope(
             f"{tuple(q.shape)} and {tuple(k.shape)}; add missing axes"
         )
     if q.shape[-1] % 2 or q.shape[-1] == 0:
-        raise ValueError(f"head_dim must be even, as halves are paired, got {q.shape[-1]}; pass the part that turns")
+        raise ValueError(f"head_dim must be even, as halves are paired, got {q.shape[-1]}; pass the rotated part")
     if positions.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"positions must be int32 or int64, got {positions.dtype}; cast them with .to(torch.int32)")
     if positions.shape != (q.shape[0], q.shape[2]) or positions.device != q.device:
@@ -226,11 +231,11 @@ def rope(
         )
     if theta <= 0:
         raise ValueError(f"theta must be positive, got {theta}; 10000 and 500000 are common")
-    turned: tuple[torch.Tensor, torch.Tensor] = RopeFunction.apply(q, k, positions, theta)
-    return turned
+    rotated: tuple[torch.Tensor, torch.Tensor] = RopeFunction.apply(q, k, positions, theta)
+    return rotated
 
 
 def apply(inputs: dict[str, torch.Tensor], **attributes: Any) -> dict[str, torch.Tensor]:
-    """The block `rope`: q, k, positions, theta -> q_out, k_out."""
+    """Run the block `rope`: q, k, positions, theta -> q_out, k_out."""
     q_out, k_out = rope(inputs["q"], inputs["k"], inputs["positions"], **attributes)
     return {"q_out": q_out, "k_out": k_out}

@@ -2,15 +2,16 @@
 
     y = exp(x - max(x)) / sum(exp(x - max(x)))        dx = y * (dy - sum(y * dy))
 
-A row of -inf alone is zeros in y, and so in dx.
+A row of nothing but -inf gives zeros in y, and so in dx.
 
-Shapes: x, y, dy, dx [rows, columns]. bfloat16, float16 or float32 in and out; fp32 inside. The backward pass
-reads the stored y, which is all that the forward pass saves.
+Shapes: x, y, dy, dx [rows, columns]. bfloat16, float16 or float32 in and out; fp32 inside. The forward pass saves only
+the stored y, which the backward pass reads.
 
-A row is read once and held in registers. Rows too long for that are walked twice: the forward pass takes
-maximum and sum together (Milakov and Gimelshein, "Online normalizer calculation for softmax", arXiv:1805.02867),
-then writes y; the second reading mostly hits L2, since only the rows of the resident programs are in use. These
-kernels also keep 16-byte accesses where rows begin anywhere, as with the 50,257 columns of a vocabulary.
+A row is read once and held in registers. The looped kernels read rows too long for that twice. Their forward pass
+computes maximum and sum together (Milakov and Gimelshein, "Online normalizer calculation for softmax",
+arXiv:1805.02867), then writes y. The second reading mostly hits L2, because only the rows of the resident programs are
+in use. The looped kernels also keep 16-byte accesses in rows that begin anywhere, as with the 50,257 columns of a
+vocabulary.
 """
 
 import math
@@ -23,8 +24,8 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from triton_side.calls import declare
-from triton_side.kernels._constants import LOG2_E, LOWEST
-from triton_side.kernels._launch import (
+from triton_side.kernels.shared.constants import LOG2_E, LOWEST
+from triton_side.kernels.shared.launch import (
     RowConfig,
     cdiv,
     check_matrix,
@@ -32,7 +33,7 @@ from triton_side.kernels._launch import (
     device_of,
     multiprocessors,
     next_power_of_2,
-    rows_a_tile,
+    rows_per_tile,
     with_unit_column_stride,
 )
 
@@ -46,7 +47,7 @@ FORWARD = (
     declare.forward("reduce_max", "max"), declare.forward("sub", "exp"), declare.forward("exp", "exp"),
     declare.forward("reduce_sum", "sum"), declare.forward("div", "divide"),
 )
-# dx = y (dy - sum(y dy)): the gradients of the quotient, of its sum and of the exponentials, put together.
+# dx = y (dy - sum(y dy)) combines the gradients of the quotient, of its sum and of the exponentials.
 BACKWARD = (
     declare.gradient("mul", "divide"), declare.gradient("reduce_sum", "sum"), declare.gradient("sub", "divide"),
     declare.gradient("mul", "exp"),
@@ -55,10 +56,10 @@ BACKWARD = (
 
 @triton.jit
 def _exp(x, ACCURATE: tl.constexpr):
-    """exp(x) for x <= 0, to two ulps if ACCURATE; else with a relative error of up to |x| 2^-24 more.
+    """Return exp(x) for x <= 0, to two ulps if ACCURATE; otherwise with up to |x| 2^-24 more relative error.
 
-    The hardware's exponential is one to the base 2, and the rounding of x log2(e) is the error: 16-bit results
-    do not show it, fp32 ones do (twice the error of exp in C). So fp32 takes exp(x) = 2^k exp(x - k ln 2).
+    The hardware's exponential has base 2, and rounding x log2(e) causes the error. 16-bit results do not show it; fp32
+    results do (twice the error of exp in C). So fp32 computes exp(x) = 2^k exp(x - k ln 2).
     """
     if ACCURATE:
         x = tl.where(x < -104.0, -104.0, x)  # exp(-104) is 0 in fp32; -inf would make the remainder NaN
@@ -71,7 +72,7 @@ def _exp(x, ACCURATE: tl.constexpr):
 
 @triton.jit
 def _divide(numerator, denominator, ACCURATE: tl.constexpr):
-    """One reciprocal for a whole row is enough for a 16-bit result; in fp32 its rounding would be seen."""
+    """Return the quotient; 16-bit results use one reciprocal a row, whose rounding an fp32 result would show."""
     if ACCURATE:
         return tl.div_rn(numerator, denominator)
     else:
@@ -80,8 +81,11 @@ def _divide(numerator, denominator, ACCURATE: tl.constexpr):
 
 @triton.jit
 def _to_sum(x, ACCURATE: tl.constexpr):
-    """fp32 results take the sum in fp64, which an H200 has units enough for: else the additions' roundings, not
-    the one division, are the error of the largest elements (4.7 times that of plain code at 4093 columns)."""
+    """Return x in the dtype of its sum: fp64 for fp32 results, for which an H200 has enough units.
+
+    Otherwise the roundings of the additions, not the one division, would be the error of the largest elements (4.7
+    times that of plain code at 4093 columns).
+    """
     if ACCURATE:
         return x.to(tl.float64)
     else:
@@ -100,18 +104,18 @@ def softmax_forward_kernel(
         row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
         mask = (row < rows) & (column < columns)
         x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=-float("inf")).to(tl.float32)
-        # Subtracting before scaling keeps the exponent exact to half an ulp for any magnitude of x.
+        # Subtraction before scaling keeps the exponent exact to half an ulp for any magnitude of x.
         maximum = tl.maximum(tl.max(x, axis=1, keep_dims=True), LOWEST)
         numerator = _exp(x - maximum, accurate)
         denominator = tl.sum(_to_sum(numerator, accurate), axis=1, keep_dims=True).to(tl.float32)
-        denominator = tl.where(denominator == 0.0, 1.0, denominator)  # a row of -inf alone
+        denominator = tl.where(denominator == 0.0, 1.0, denominator)  # a row of nothing but -inf
         y = _divide(numerator, denominator, accurate)
         tl.store(y_ptr + row * columns + column, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def _row_body(start, columns, EDGES: tl.constexpr, VECTOR: tl.constexpr):
-    """Where the whole 16-byte vectors of a row begin, relative to its first element, and how many they are."""
+    """Return where a row's whole 16-byte vectors begin, relative to its first element, and their number."""
     if EDGES:
         head = tl.minimum(tl.cdiv(start, VECTOR) * VECTOR - start, columns).to(tl.int32)
     else:
@@ -121,7 +125,7 @@ def _row_body(start, columns, EDGES: tl.constexpr, VECTOR: tl.constexpr):
 
 @triton.jit
 def _edge_columns(head, vectors, columns, VECTOR: tl.constexpr):
-    """The fewer than VECTOR elements of a row before its whole vectors, and those after them."""
+    """Return the columns before a row's whole vectors and after them, fewer than VECTOR each, and their mask."""
     edge = tl.arange(0, 2 * VECTOR)
     column = tl.where(edge < VECTOR, edge, edge - VECTOR + head + vectors * VECTOR)
     return column, tl.where(edge < VECTOR, edge < head, column < columns)
@@ -148,7 +152,7 @@ def softmax_forward_looped_kernel(
             x_body_ptr = x_ptr + tl.cdiv(y_start, VECTOR) * VECTOR
         tiles = tl.cdiv(vectors, vectors_a_tile)
 
-        # Each vector keeps its own maximum and sum: a reduction over the row costs a barrier and comes once.
+        # Each vector keeps its own maximum and sum, because a reduction over the row costs a barrier. It comes once.
         maximum = tl.full([vectors_a_tile, 1], LOWEST, tl.float32)
         partial_sum = tl.zeros([vectors_a_tile, 1], tl.float32)
         for tile in tl.range(0, tiles, num_stages=STAGES):
@@ -170,12 +174,12 @@ def softmax_forward_looped_kernel(
             edge = _exp(edge - row_maximum, accurate)
             denominator += tl.sum(_to_sum(edge, accurate))
         denominator = denominator.to(tl.float32)
-        denominator = tl.where(denominator == 0.0, 1.0, denominator)  # a row of -inf alone
+        denominator = tl.where(denominator == 0.0, 1.0, denominator)  # a row of nothing but -inf
         if EDGES:
             edge = _divide(edge, denominator, accurate)
             tl.store(y_ptr + y_start + edge_column, edge.to(y_ptr.dtype.element_ty), mask=edge_mask)
 
-        # Backwards, because the end of the row was read last and is likeliest to be in a cache still.
+        # Backwards: the end of the row was read last and is most likely still in a cache.
         for tile in tl.range(0, tiles, num_stages=STAGES):
             vector = (tiles - 1 - tile) * vectors_a_tile + lane
             x = tl.load(x_body_ptr + vector * VECTOR + element, mask=vector < vectors, other=-float("inf"))
@@ -247,29 +251,33 @@ def softmax_backward_looped_kernel(
 
 
 def rows_have_edges(columns: int) -> bool:
-    """Whether rows begin and end inside a 16-byte vector, or Triton cannot tell that they do not.
+    """Return whether rows begin or end inside a 16-byte vector, or Triton cannot tell that they do not.
 
-    It specialises an integer argument on being a multiple of 16. Any other row length would cost the 16-byte
-    accesses, so the looped kernels then take whole vectors and the elements before and after them apart. For
-    that, all matrices must have one row pitch.
+    Triton specialises an integer argument on being a multiple of 16. Any other row length would prevent 16-byte
+    accesses, so the looped kernels then take whole vectors, and separately the elements before and after them. For
+    that, all matrices must have the same row stride.
     """
     return columns % 16 != 0
 
 
 @lru_cache
 def configure_forward(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> RowConfig:
-    """Sixteen elements to a thread, a row to a program; the longest rows walked.
+    """Sixteen elements a thread, one row a program; the longest rows take the looped kernel.
 
-    bfloat16 on an H200, where a copy has 4000 to 4250 GB/s. 1024 columns: 4116 with a row and two warps to a program,
-    3682 with four rows and eight. 4096 columns: 4025 with 8 warps, 3966 with 4, 3122 with 16, and 3577 persistent with
-    a prefetch. 16,384 columns: 3903 with 16 warps, 3698 persistent with a prefetch. A row of 32,768 columns takes all
-    registers of a multiprocessor, so nothing else runs there that would hide its loads, and prefetching two more does:
-    3860 against 3329. In fp32 they do not fit. 65,536 columns would spill; 131,072 walked reach 2616 with 32 warps,
-    2315 with 16.
+    bfloat16 on an H200 in GB/s, where a copy reaches 4000 to 4250:
+
+        | 1024 columns      4116 with a row and two warps a program, 3682 with four rows and eight
+        | 4096 columns      4025 with 8 warps, 3966 with 4, 3122 with 16, 3577 persistent with a prefetch
+        | 16,384 columns    3903 with 16 warps, 3698 persistent with a prefetch
+        | 32,768 columns    3860 with two rows prefetched, 3329 without
+        | 131,072 columns   looped: 2616 with 32 warps, 2315 with 16
+
+    A row of 32,768 columns fills a multiprocessor's registers, so no other program runs there to hide its loads, and
+    the prefetch does. In fp32 the prefetched rows do not fit. 65,536 columns would spill.
     """
     block = next_power_of_2(columns)
     if block > 32768 or (block > 8192 and rows_have_edges(columns)):
-        # Two programs keep reading while the other writes, if what they walk twice stays in 50 MB of L2.
+        # One of two programs reads while the other writes, as long as the rows they read twice stay in 50 MB of L2.
         resident = 2 if 2 * multiprocessors * columns * element_bytes < 2**25 else 1
         block = 32768 // element_bytes // resident
         return RowConfig(1, block, 32 // resident, 1, min(rows, resident * multiprocessors))
@@ -284,23 +292,23 @@ def configure_forward(rows: int, columns: int, element_bytes: int, multiprocesso
 
 @lru_cache
 def configure_backward(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> RowConfig:
-    """As in the forward pass, but two rows are held at once, and no prefetch pays.
+    """Tiles as in the forward pass, but a program holds two rows at once, and no prefetch helps.
 
-    On an H200, 4096 columns of bfloat16: 4311 GB/s with 8 warps, 4250 with 4, 3898 with 16; 32,768 columns: 4031
-    in registers, 3656 with a prefetch, 3496 walked. In fp32 these spill and are walked.
+    On an H200, 4096 columns of bfloat16: 4311 GB/s with 8 warps, 4250 with 4, 3898 with 16. 32,768 columns: 4031 in
+    registers, 3656 with a prefetch, 3496 looped. In fp32 these spill, and take the looped kernel.
     """
     block = next_power_of_2(columns)
     if block * element_bytes > 65536 or (block > 8192 and rows_have_edges(columns)):
         return RowConfig(1, 16384 // element_bytes, 32, 1, min(rows, multiprocessors))
     if block > 8192:
         return RowConfig(1, block, block * element_bytes // 2048, 1, rows)
-    block_rows = rows_a_tile(rows, block, multiprocessors)
+    block_rows = rows_per_tile(rows, block, multiprocessors)
     num_warps = max(1, min(8, block * block_rows // 512))
     return RowConfig(block_rows, block, num_warps, 1, cdiv(rows, block_rows))
 
 
 def forward(x: torch.Tensor, config: RowConfig | None = None) -> torch.Tensor:
-    """Launch the forward kernel on x [rows, columns]; y is contiguous, in x's dtype."""
+    """Launch the forward kernel on x [rows, columns]; the result y is contiguous, in x's dtype."""
     rows, columns = x.shape
     y = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
     if y.numel() == 0:
@@ -326,7 +334,7 @@ def forward(x: torch.Tensor, config: RowConfig | None = None) -> torch.Tensor:
 
 
 def backward(y: torch.Tensor, dy: torch.Tensor, config: RowConfig | None = None) -> torch.Tensor:
-    """Launch the backward kernel on y, dy [rows, columns]; dx is contiguous, in y's dtype."""
+    """Launch the backward kernel on y, dy [rows, columns]; the result dx is contiguous, in y's dtype."""
     rows, columns = y.shape
     dx = torch.empty((rows, columns), dtype=y.dtype, device=y.device)
     if dx.numel() == 0:
@@ -352,7 +360,7 @@ def backward(y: torch.Tensor, dy: torch.Tensor, config: RowConfig | None = None)
 
 
 class SoftmaxFunction(torch.autograd.Function):
-    """Saves y; the backward pass reads y and dy once and writes dx."""
+    """Save y. The backward pass reads y and dy once and writes dx."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -368,14 +376,14 @@ class SoftmaxFunction(torch.autograd.Function):
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
-    """Softmax over the columns of x, differentiable once.
+    """Return softmax over the columns of x, differentiable once.
 
     Args:
         x: [rows, columns], bfloat16, float16 or float32, on a GPU. Rows may be any distance apart; a matrix
-            whose columns are not neighbours in memory is copied.
+            whose last stride is not 1 is copied.
 
     Returns:
-        A new contiguous [rows, columns] tensor of x's dtype. A row of -inf alone gives zeros and has zero
+        A new contiguous [rows, columns] tensor of x's dtype. A row of nothing but -inf gives zeros and zero
         gradients; one that holds NaN or +inf is NaN, as in torch.softmax.
 
     Raises:
@@ -388,5 +396,5 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
 
 
 def apply(inputs: dict[str, torch.Tensor], masked: int = 0) -> dict[str, torch.Tensor]:
-    """The block `softmax`: x[rows, columns] -> y[rows, columns], whether or not rows are `masked`."""
+    """Run the block `softmax`: x[rows, columns] -> y[rows, columns]. `masked` is not used."""
     return {"y": softmax(inputs["x"])}

@@ -3,7 +3,8 @@
     dgate = dy up (s + x s (1 - s))        dup = dy silu(gate)
 
 Shazeer, "GLU variants improve Transformer", arXiv:2002.05202. Shapes: gate, up, y [rows, columns] (any one shape is
-taken as flat). bfloat16, float16 or float32 in and out; fp32 inside. One pass over memory each way (see _gated).
+taken as flat). bfloat16, float16 or float32 in and out; fp32 inside. One pass over memory each way
+(shared/gated_unit.py).
 """
 
 import math
@@ -13,10 +14,10 @@ import triton
 import triton.language as tl
 
 from triton_side.calls import declare
-from triton_side.kernels._gated import backward_block, forward_block, gated_unit
 from triton_side.kernels.gelu import divide
+from triton_side.kernels.shared.gated_unit import backward_block, forward_block, gated_unit
 
-# The operations as the plain block writes them, whatever the kernels make of them.
+# Operations as the plain block writes them; the kernels compute the same values in other steps.
 SILU = (("logistic", "sigmoid"), ("mul", "silu"))
 FORWARD = (*(declare.forward(op, "silu", result) for op, result in SILU), declare.forward("mul", "multiply", "y"))
 BACKWARD = (
@@ -28,7 +29,7 @@ BACKWARD = (
 
 @triton.jit
 def silu_value(x, ACCURATE: tl.constexpr):
-    # For large negative x the exponential is inf and the value x / inf = -0, as it should be.
+    # For large negative x the exponential is inf, and x / inf = -0 is correct.
     return divide(x, 1.0 + tl.exp(-x), ACCURATE)
 
 
@@ -52,10 +53,10 @@ def swiglu_backward_kernel(gate_ptr, up_ptr, dy_ptr, dgate_ptr, dup_ptr, element
 
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up; arguments, result and errors are gated_unit's."""
+    """Return silu(gate) * up; arguments, result and errors are those of `gated_unit`."""
     return gated_unit(gate, up, swiglu_forward_kernel, swiglu_backward_kernel)
 
 
 def apply(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The block `swiglu`: gate[rows, columns], up[rows, columns] -> y[rows, columns]."""
+    """Run the block `swiglu`: gate[rows, columns], up[rows, columns] -> y[rows, columns]."""
     return {"y": swiglu(inputs["gate"], inputs["up"])}

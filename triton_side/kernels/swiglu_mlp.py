@@ -1,20 +1,22 @@
 """The feed-forward half of a Llama layer: y = x + (silu(h Wg) * (h Wu)) Wd with h = rmsnorm(x).
 
-Shazeer, "GLU variants improve Transformer", arXiv:2002.05202. Forward, three kernels: RMSNorm; one product for gate and
-up, which share the tiles of h and meet in the epilogue; the down projection, which adds x in its epilogue. With
-act = silu(gate) * up, backward is
+Shazeer, "GLU variants improve Transformer", arXiv:2002.05202. The forward pass has three kernels: RMSNorm; one product
+for gate and up, which share the tiles of h and meet in the epilogue; and the down projection, whose epilogue adds x.
+With act = silu(gate) * up, the backward pass is
 
     dact = dy Wd^T
-    dgate = dact up silu'(gate)    dup = dact silu(gate)    (one kernel, which rebuilds act as well)
-    dWd = act^T dy    dWg = h^T dgate    dWu = h^T dup    (one kernel for the last two)
-    dh = dgate Wg^T + dup Wu^T    dx = dy + RMSNorm's backward of dh
+    dgate = dact up silu'(gate)    dup = dact silu(gate)    (one kernel, which also recomputes act)
 
-One kernel each for the first two lines, and for dh, lost on an H200 (Triton 3.6) to the split ones here: 551 against
-620 TFLOP/s (registers for three outputs beside the accumulator) and 620 against 800 (four operand tiles a step).
+    dWd = act^T dy    dWg = h^T dgate    dWu = h^T dup    (one kernel for the last two)
+    dh = dgate Wg^T + dup Wu^T    dx = dy + RMSNorm's backward pass of dh
+
+The first two lines, and dh, take two kernels each, because one was slower on an H200 (Triton 3.6). One kernel for the
+first two reached 551 TFLOP/s, two reach 620: its three outputs and the accumulator share the registers. One for dh
+reached 620, two reach 800: it has four operand tiles a step.
 
 Shapes: x, y, h [tokens, width]; norm_weight [width]; gate_weight, up_weight [width, hidden]; down_weight
-[hidden, width]; gate, up, act [tokens, hidden]. dtypes: bfloat16, float16, float32, one for all; products
-accumulate and activations are computed in float32. A forward that a backward follows saves h, gate and up.
+[hidden, width]; gate, up, act [tokens, hidden]. dtypes: bfloat16, float16, float32, one for all. Products accumulate in
+float32, and activations are float32. With gradients, the forward pass saves h, gate and up.
 """
 
 import math
@@ -29,22 +31,19 @@ from torch.autograd.function import once_differentiable
 from triton_side.calls.declare import Shapes, again, computing, declare, forward, gradient
 from triton_side.calls.stages import stage
 from triton_side.kernels import rmsnorm
-from triton_side.kernels._gated import backward_block
-from triton_side.kernels._launch import cdiv, check_matrix, check_tensors, device_of
-from triton_side.kernels._tiles import add_product, product_precision, provide_descriptor_memory
-from triton_side.kernels.matmul import (
+from triton_side.kernels.matmul import choose_config, launch_matmul, matmul_config, pointer_config
+from triton_side.kernels.shared.gated_unit import backward_block
+from triton_side.kernels.shared.launch import cdiv, check_matrix, check_tensors, device_of
+from triton_side.kernels.shared.matmul_tiles import (
     MatmulConfig,
-    choose_config,
-    launch_matmul,
     load_operand,
-    matmul_config,
     open_operand,
-    pointer_config,
-    programs,
+    programs_for_output,
     store_tile,
     stored_transposed,
     tile_at,
 )
+from triton_side.kernels.shared.tiles import add_product, product_precision, provide_descriptor_memory
 from triton_side.kernels.swiglu import silu_value_and_slope
 
 ACTIVATION = (("logistic", "sigmoid"), ("mul", "silu"), ("mul", "activated"))
@@ -67,7 +66,7 @@ def two_products_flops(shapes: Shapes) -> float:
     return 2 * 2 * m * n * k + (6 * m * n if "activated_ptr" in shapes else 0)
 
 
-@declare(flops=two_products_flops)  # of what, the caller says
+@declare(flops=two_products_flops)  # the caller declares the operation
 @triton.jit
 def two_products_kernel(
     a_ptr, b_ptr, b2_ptr, c_ptr, c2_ptr, activated_ptr, m, n, k,
@@ -75,13 +74,13 @@ def two_products_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
 ):
-    """c = a @ b and c2 = a @ b2 in one pass over a, and activated = silu(c) * c2; None for what is not stored."""
+    """Compute c = a @ b, c2 = a @ b2 and silu(c) * c2 in one pass over a; a result with pointer None is not stored."""
     a = open_operand(a_ptr, m, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, DESCRIPTORS, A_TRANSPOSED)
     b = open_operand(b_ptr, k, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED)
     b2 = open_operand(b2_ptr, k, n, stride_b2k, stride_b2n, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED)
     tiles = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N)
-    # Not flattened, unlike the single product: 735 against 591 TFLOP/s for gate and up on an H200, 764 against 580 for
-    # dWg and dWu (Triton 3.6).
+    # Not flattened, unlike the single product. On an H200 that gives 735 against 591 TFLOP/s for gate and up, and 764
+    # against 580 for dWg and dWu (Triton 3.6).
     for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0)):
         row, column = tile_at(tile, m, n, BLOCK_M, BLOCK_N, GROUP_M)
         c = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -103,13 +102,13 @@ def two_products_kernel(
 @declare(*ACTIVATION_GRADIENTS, flops=lambda shapes: 13 * math.prod(shapes["dact_ptr"]))
 @triton.jit
 def activation_gradients_kernel(dact_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr, act_ptr, elements, BLOCK: tl.constexpr):
-    """dgate, dup and act from a stored dact, element by element."""
+    """Compute dgate, dup and act from a stored dact, element by element."""
     backward_block(gate_ptr, up_ptr, dact_ptr, dgate_ptr, dup_ptr, act_ptr, elements, silu_value_and_slope, BLOCK)
 
 
 @lru_cache
 def two_products_config(dtype: torch.dtype, precision: str, descriptors: bool, *output: int) -> MatmulConfig:
-    """Tiles of the kernel with two accumulators: half as wide as a single product's, whatever the output's shape."""
+    """Tiles of the kernel with two accumulators: half as wide as a single product's, for any output shape."""
     if dtype == torch.float32:
         return pointer_config(64, 32, 16, 4, 2) if precision == "ieee" else pointer_config(128, 32, 32, 8, 2)
     if not descriptors:
@@ -120,7 +119,7 @@ def two_products_config(dtype: torch.dtype, precision: str, descriptors: bool, *
 def launch_gate_up(
     h: torch.Tensor, gate_weight: torch.Tensor, up_weight: torch.Tensor, config: MatmulConfig, save: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """act = silu(h gate_weight) * (h up_weight) and, where a backward pass follows, the two products; contiguous."""
+    """Return act = silu(h gate_weight) * (h up_weight) and, with `save`, the two products; all contiguous."""
     shape = (h.shape[0], gate_weight.shape[1])
     act = torch.empty(shape, dtype=h.dtype, device=h.device)
     gate, up = (torch.empty_like(act), torch.empty_like(act)) if save else (None, None)
@@ -131,7 +130,7 @@ def launch_gate_up(
 def launch_two_products(
     a: torch.Tensor, b: torch.Tensor, b2: torch.Tensor, config: MatmulConfig
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """a @ b and a @ b2, contiguous; b and b2 are stored alike."""
+    """Return a @ b and a @ b2, contiguous; b and b2 are both stored row by row or both column by column."""
     c = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device)
     c2 = torch.empty_like(c)
     _launch_two_products(a, b, b2, c, c2, None, config)
@@ -146,7 +145,7 @@ def _launch_two_products(
     with device_of(a):
         if config.descriptors:
             provide_descriptor_memory(a.device)
-        two_products_kernel[(programs(m, n, config, a.device),)](
+        two_products_kernel[(programs_for_output(m, n, config, a.device),)](
             a, b, b2, c, c2, activated, m, n, k, *a.stride(), *b.stride(), *b2.stride(),
             BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, GROUP_M=config.group_m,
             A_TRANSPOSED=stored_transposed(a), B_TRANSPOSED=stored_transposed(b), DESCRIPTORS=config.descriptors,
@@ -157,7 +156,7 @@ def _launch_two_products(
 def launch_activation_gradients(
     dact: torch.Tensor, gate: torch.Tensor, up: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """dgate, dup and act from a stored dact, all contiguous."""
+    """Return dgate, dup and act from a stored dact; all are contiguous."""
     dgate, dup, act = torch.empty_like(gate), torch.empty_like(gate), torch.empty_like(gate)
     block = 2048
     with device_of(dact):
@@ -171,7 +170,7 @@ def _project(
     x: torch.Tensor, h: torch.Tensor, gate_weight: torch.Tensor, up_weight: torch.Tensor, down_weight: torch.Tensor,
     save: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """y, and gate and up where a backward pass will follow."""
+    """Return y and, with `save`, gate and up."""
     config = choose_config(two_products_config, h, gate_weight, up_weight)
     with computing(*GATE_UP, c_ptr="gate", c2_ptr="up", activated_ptr="act"):
         act, gate, up = launch_gate_up(h, gate_weight, up_weight, config, save)
@@ -219,7 +218,8 @@ def swiglu_mlp(
     x: torch.Tensor, norm_weight: torch.Tensor, gate_weight: torch.Tensor, up_weight: torch.Tensor,
     down_weight: torch.Tensor, eps: float,
 ) -> torch.Tensor:
-    """x + (silu(h gate_weight) * (h up_weight)) down_weight, h = rmsnorm(x, norm_weight, eps); differentiable once.
+    """Return x + (silu(h gate_weight) * (h up_weight)) down_weight, h = rmsnorm(x, norm_weight, eps); differentiable
+    once.
 
     Args:
         x: [tokens, width].
@@ -246,7 +246,7 @@ def swiglu_mlp(
     if got != expected:
         raise ValueError(
             f"the weights must fit x {list(x.shape)} and one hidden size: expected {expected}, got {got}; "
-            "weights are [inputs, outputs], transpose those of a Linear"
+            "weights are [inputs, outputs], transpose a torch.nn.Linear's weights"
         )
     tensors = (x, norm_weight, gate_weight, up_weight, down_weight)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
@@ -258,5 +258,5 @@ def swiglu_mlp(
 
 
 def apply(inputs: dict[str, torch.Tensor], *, eps: float) -> dict[str, torch.Tensor]:
-    """The swiglu_mlp block: inputs x, norm_weight, gate_weight, up_weight, down_weight; output y."""
+    """Run the block `swiglu_mlp`: x, norm_weight, gate_weight, up_weight, down_weight -> y."""
     return {"y": swiglu_mlp(**inputs, eps=eps)}

@@ -1,8 +1,8 @@
 """Vector addition: out = x + y.
 
-Shapes: x, y, out [elements] (any one shape is taken as flat). bfloat16, float16 or float32 in and out; added
-in fp32 and rounded once, which gives the same bits as an addition in the narrower type. Forward only: the result
-carries no gradient.
+Shapes: x, y, out [elements] (any one shape is taken as flat). bfloat16, float16 or float32 in and out. Adding in fp32
+and rounding once gives the same bits as an addition in the narrower type. Forward only: the result carries no
+gradient.
 """
 
 import math
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from triton_side.calls.declare import declare, forward
-from triton_side.kernels._launch import FlatConfig, cdiv, check_tensors, device_of
+from triton_side.kernels.shared.launch import FlatConfig, cdiv, check_tensors, device_of
 
 
 @declare(forward("add", "add"), flops=lambda shapes: math.prod(shapes["out_ptr"]))
@@ -22,7 +22,7 @@ from triton_side.kernels._launch import FlatConfig, cdiv, check_tensors, device_
 def vector_add_kernel(x_ptr, y_ptr, out_ptr, elements, BLOCK: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * BLOCK
     offset = start + tl.arange(0, BLOCK)
-    # Where `elements` is not a multiple of 16 a mask costs the 16-byte accesses: only the last block has one.
+    # Unless `elements` is a multiple of 16, a mask prevents 16-byte accesses. Only the last block is masked.
     if start + BLOCK <= elements:
         x = tl.load(x_ptr + offset).to(tl.float32)
         y = tl.load(y_ptr + offset).to(tl.float32)
@@ -36,20 +36,20 @@ def vector_add_kernel(x_ptr, y_ptr, out_ptr, elements, BLOCK: tl.constexpr):
 
 @lru_cache
 def configure(element_bytes: int) -> FlatConfig:
-    """Four warps, and one 16-byte load of each operand to a thread.
+    """Four warps and one 16-byte load of each operand a thread.
 
-    2^28 elements of bfloat16 on an H200: 4393 GB/s, with twice as many loads 4368 to 4385, torch.add 4420.
+    2^28 elements of bfloat16 on an H200: 4393 GB/s; with twice as many loads 4368 to 4385; torch.add 4420.
     """
     return FlatConfig(block=128 * 16 // element_bytes, num_warps=4)
 
 
 def vector_add(x: torch.Tensor, y: torch.Tensor, *, config: FlatConfig | None = None) -> torch.Tensor:
-    """x + y, elementwise.
+    """Return x + y, elementwise.
 
     Args:
         x, y: two tensors of one shape, dtype (bfloat16, float16, float32) and device; non-contiguous ones are
             copied.
-        config: launch to use instead of `configure`'s.
+        config: launch configuration instead of `configure`'s.
 
     Returns:
         A new contiguous tensor of x's shape and dtype.
@@ -77,5 +77,5 @@ def vector_add(x: torch.Tensor, y: torch.Tensor, *, config: FlatConfig | None = 
 
 
 def apply(inputs: dict[str, torch.Tensor], **attributes: Any) -> dict[str, torch.Tensor]:
-    """The block `vector_add`: x[elements], y[elements] -> out[elements]."""
+    """Run the block `vector_add`: x[elements], y[elements] -> out[elements]."""
     return {"out": vector_add(inputs["x"], inputs["y"], **attributes)}

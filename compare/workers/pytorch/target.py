@@ -31,7 +31,7 @@ except for_target.Unsupported as problem:
 import torch  # noqa: E402  (the GPU must be pretended before torch is imported)
 
 from triton_side.calls import dispatch, launch_plan  # noqa: E402
-from triton_side.kernels._tiles import without_descriptors  # noqa: E402
+from triton_side.kernels.shared.tiles import without_descriptors  # noqa: E402
 
 from ...graph import store  # noqa: E402
 from ...graph.analyse.summary import portable_lines  # noqa: E402

@@ -1,8 +1,8 @@
-"""What each operation must do for any input: one function an operation, which says what is wrong or returns None.
+"""Properties of each operation for any input: one function an operation, which returns the error found, or None.
 
 Bounds are first-order error analyses of the formulas (Higham, Accuracy and Stability of Numerical Algorithms, chapter
-3) with fp32 arithmetic, sums in any order and exponentials that underflow early, so that no correct kernel can fail. A
-result is also wrong if the kernel wrote beside its outputs or changed an input.
+3) with fp32 arithmetic, sums in any order and exponentials that underflow early, so no correct kernel can fail. A
+result is also wrong if the kernel wrote outside its outputs or changed an input.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def named(name: str, text: str | None) -> str | None:
 
 
 def launched(launch: Launch, *inputs: torch.Tensor) -> tuple[Tensors, str | None]:
-    """The outputs, and whether memory that is not theirs was written."""
+    """Return the outputs, and whether the kernel wrote memory outside them."""
     before = [x.detach().clone() for x in inputs]
     with guarded_memory() as memory:
         outputs = launch(*inputs)
@@ -49,14 +49,14 @@ def _identical(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def trained(function: Callable[..., torch.Tensor], *inputs: torch.Tensor, dy: torch.Tensor) -> Tensors:
-    """The output, then the gradient of each input."""
+    """Return the output, then the gradient of each input."""
     leaves = [x.detach().requires_grad_() for x in inputs]
     y = function(*leaves)
     return y.detach(), *torch.autograd.grad(y, leaves, dy)
 
 
 def training(function: Callable[..., torch.Tensor]) -> Launch:
-    """function as a launch of its forward and backward pass; the last input is the gradient of the output."""
+    """Return `function` as a launch of its forward and backward pass; the last input is the output's gradient."""
     return lambda *inputs: trained(function, *inputs[:-1], dy=inputs[-1])
 
 
@@ -69,7 +69,7 @@ def adamw(
     launch: Launch, param: torch.Tensor, gradient: torch.Tensor, mu: torch.Tensor, nu: torch.Tensor, step: int,
     *, rate: float, beta1: float, beta2: float, eps: float, decay: float,
 ) -> str | None:
-    """The parameter and its moments after one step; nu is not negative."""
+    """Check the parameter and its moments after one step; nu is not negative."""
     outputs, stray = launched(launch, param, gradient, mu, nu)
     settings = {"rate": rate, "beta1": beta1, "beta2": beta2, "eps": eps, "decay": decay}
     native = plain_adamw(param, gradient, mu, nu, torch.tensor(step, device=param.device), **settings)
@@ -78,7 +78,8 @@ def adamw(
     bound_mu = 2 * FP32 * (beta1 * m.abs() + (1 - beta1) * g.abs())
     bound_nu = 3 * FP32 * exact_nu + TINY
     kept1, kept2 = beta1**step, beta2**step
-    # Of 1 - beta^t relatively: the exponent t log2(beta) is off by two roundings of its size, the power by two units.
+    # Relative error of 1 - beta^t: the exponent t log2(beta) is off by two roundings of its size, the power by two
+    # units.
     off1, off2 = (
         FP32 * (1 + beta**step * (2 - 2 * step * math.log(beta)) / (1 - beta**step)) for beta in (beta1, beta2)
     )
@@ -97,7 +98,7 @@ def adamw(
 
 @dataclass(frozen=True)
 class Activation:
-    """An activation and its derivative at float64 numbers, and what a few roundings in fp32 may do to each."""
+    """An activation and its derivative at float64 numbers, and the effect of a few fp32 roundings on each."""
 
     value: torch.Tensor
     slope: torch.Tensor
@@ -109,7 +110,7 @@ def _gelu(x: torch.Tensor) -> Activation:
     u2 = 2 * (2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)
     slope = 2 * (2 / torch.pi) ** 0.5 * (1 + 3 * 0.044715 * x * x)
     s, rest = torch.sigmoid(u2), torch.sigmoid(-u2)
-    # What an error of u2 by a few roundings does to s; nothing where s is 0 or 1.
+    # The effect on s of an error of u2 by a few roundings; zero where s is 0 or 1.
     moved = (s * rest * (4 * u2.abs() + 8)).nan_to_num(0.0)
     curved = (x * s * rest * slope).nan_to_num(0.0)  # of +-inf the limit
     return Activation(
@@ -124,7 +125,7 @@ def _gelu(x: torch.Tensor) -> Activation:
 def _silu(x: torch.Tensor) -> Activation:
     s, rest = torch.sigmoid(x), torch.sigmoid(-x)
     value = x * s
-    moved = (4 * x.abs() * s * rest).nan_to_num(0.0)  # what a few roundings of x do to s
+    moved = (4 * x.abs() * s * rest).nan_to_num(0.0)  # effect on s of a few roundings of x
     # 1 - s is off by a rounding of 1, and 0 from 17 on.
     slope_bound = 8 * s + (8 + moved + 4 * x.abs().clamp(max=20)) * (s * x.abs()).clamp(max=20) + moved
     return Activation(
@@ -140,7 +141,7 @@ def _tanh_gelu(x: torch.Tensor) -> torch.Tensor:
 
 
 def gelu(launch: Launch, x: torch.Tensor, dy: torch.Tensor) -> str | None:
-    """The gradient of +-inf may be its limit or NaN, which PyTorch has there."""
+    """Check GELU. The gradient at +-inf may be its limit or NaN, as in PyTorch."""
     (y, dx), stray = launched(launch, x, dy)
     native_y, native_dx = trained(_tanh_gelu, x, dy=dy)
     exact, dy = _gelu(x.double()), dy.double()
@@ -155,8 +156,10 @@ def gelu(launch: Launch, x: torch.Tensor, dy: torch.Tensor) -> str | None:
 def gated_unit(
     activation: str, launch: Launch, gate: torch.Tensor, up: torch.Tensor, dy: torch.Tensor
 ) -> str | None:
-    """y = activation(gate) * up with the gradients of both; activation is "gelu" or "silu". PyTorch's is that of fp32
-    numbers, for it rounds activation(gate) to the dtype."""
+    """Check y = activation(gate) * up and both gradients; activation is "gelu" or "silu".
+
+    PyTorch runs in fp32, because it rounds activation(gate) to the dtype.
+    """
     (y, dgate, dup), stray = launched(launch, gate, up, dy)
     exactly, plain = {"gelu": (_gelu, _tanh_gelu), "silu": (_silu, F.silu)}[activation]
     wide = (gate.float(), up.float())
@@ -176,8 +179,11 @@ def gated_unit(
 
 
 def bias_gelu(launch: Launch, x: torch.Tensor, bias: torch.Tensor, dy: torch.Tensor) -> str | None:
-    """As `gelu`, of the sum as fp32 rounds it, which is one operation. The bias's gradient is judged in columns where
-    fp32 holds the sum of its terms' magnitudes and PyTorch's derivative of gelu is finite."""
+    """Check GELU of the sum as fp32 rounds it, which is one operation.
+
+    The bias's gradient is checked in columns where fp32 holds the sum of its terms' magnitudes and PyTorch's derivative
+    of GELU is finite.
+    """
     (y, dx, dbias), stray = launched(launch, x, bias, dy)
     z, wide_dy = x.float() + bias.float(), dy.float()
     native_y, native_dx = trained(_tanh_gelu, z, dy=wide_dy)
@@ -195,7 +201,7 @@ def bias_gelu(launch: Launch, x: torch.Tensor, bias: torch.Tensor, dy: torch.Ten
 
 
 def sum_columns(launch: Launch, partial: torch.Tensor) -> str | None:
-    """partial [partials, columns], or [partials, vectors, columns]: one output a vector."""
+    """Check sums of partial [partials, columns], or [partials, vectors, columns] with one output a vector."""
     sums, stray = launched(launch, partial)
     wide = partial.double().view(len(partial), -1, partial.shape[-1])
     bounds = FP32 * len(partial) * wide.abs().sum(dim=0)
@@ -204,11 +210,11 @@ def sum_columns(launch: Launch, partial: torch.Tensor) -> str | None:
 
 
 def softmax(launch: Launch, x: torch.Tensor, dy: torch.Tensor) -> str | None:
-    """The gradient against that of the stored y, which it is computed from."""
+    """Check softmax; the reference gradient is that of the stored y, which the kernel reads."""
     (y, dx), stray = launched(launch, x, dy)
 
     def softmax_of(x: torch.Tensor) -> torch.Tensor:
-        """torch.softmax gives NaN for a row of -inf alone."""
+        """Return torch.softmax, with zeros instead of NaN in a row of nothing but -inf."""
         return torch.where((x == -torch.inf).all(dim=1, keepdim=True), 0.0, torch.softmax(x, dim=1))
 
     reference = softmax_of(x.double())
@@ -225,7 +231,7 @@ def softmax(launch: Launch, x: torch.Tensor, dy: torch.Tensor) -> str | None:
 
 
 def sorted_by_id(launch: Launch, ids: torch.Tensor) -> str | None:
-    """The ids in order and the tokens that they are of, equal ids in the tokens' order."""
+    """Check the sorted ids and their tokens; equal ids keep the tokens' order."""
     (found, order), stray = launched(launch, ids)
     expected, positions = torch.sort(ids, stable=True)
     return first(
@@ -236,7 +242,7 @@ def sorted_by_id(launch: Launch, ids: torch.Tensor) -> str | None:
 
 
 def embedding(launch: Launch, table: torch.Tensor, ids: torch.Tensor, dy: torch.Tensor) -> str | None:
-    """y has the bits of the table; rows without a token have a gradient of zero."""
+    """Check that y has the bits of the table, and that rows without a token have a gradient of zero."""
     (y, dtable), stray = launched(launch, table, ids, dy)
 
     def scattered(values: torch.Tensor) -> torch.Tensor:
@@ -254,7 +260,7 @@ def embedding(launch: Launch, table: torch.Tensor, ids: torch.Tensor, dy: torch.
 
 @dataclass(frozen=True)
 class Entropy:
-    """The loss of float64 logits and its gradient in them, and what fp32 may do to each."""
+    """The loss of float64 logits, its gradient in them, and the effect of fp32 on each."""
 
     loss: torch.Tensor
     gradient: torch.Tensor
@@ -266,7 +272,7 @@ def _entropy(
     x: torch.Tensor, labels: torch.Tensor, dloss: torch.Tensor, smoothing: float, z_loss: float,
     error: torch.Tensor | None = None,
 ) -> Entropy:
-    """error: of each token's logits at most, [tokens]; else the kernel has x itself."""
+    """error: the largest error of each token's logits, [tokens]; without it the kernel has x itself."""
     classes = x.shape[1]
     counted, label = labels != -100, labels.long().clamp(min=0)
     count = counted.sum().clamp(min=1)
@@ -277,13 +283,13 @@ def _entropy(
     lse, p = maximum + log_sum, terms / terms.sum(dim=1, keepdim=True)
     chosen, mean = below.gather(1, label[:, None])[:, 0], x.mean(dim=1)
     losses = (1 - smoothing) * (chosen + log_sum) + smoothing * (maximum - mean + log_sum) + z_loss * lse * lse
-    # Of log_sum: what exponentials, additions in any order and the logarithm do; then of each term of the loss.
+    # Errors of log_sum by exponentials, additions in any order and the logarithm; then of each term of the loss.
     moved = FP32 * (8 + classes + 2 * (p * below).nan_to_num(0.0).sum(dim=1) + 2 * log_sum)
     slope = 1 + 2 * z_loss * lse.abs()
     bounds = slope * moved + 6 * FP32 * z_loss * lse.square() + 4 * FP32 * (chosen + (maximum - mean).abs() + log_sum)
     bounds = bounds + smoothing * FP32 * (4 + classes) * x.abs().mean(dim=1)
     error = torch.zeros_like(maximum) if error is None else error
-    # The loss's derivatives in the logits are slope and 1 together at most; slope itself moves with them.
+    # The loss's derivatives in the logits add up to at most slope and 1; slope itself changes with the logits.
     bounds = bounds + (slope + 1 + 2 * z_loss * error) * error
     bound = torch.where(counted, bounds + FP32 * losses.abs(), 0.0).sum() / count
     scale = dloss.double() / count
@@ -305,7 +311,7 @@ def _entropy(
 def cross_entropy(
     launch: Launch, logits: torch.Tensor, labels: torch.Tensor, dloss: torch.Tensor, smoothing: float, z_loss: float
 ) -> str | None:
-    """Loss and dlogits; every label is a class or ignored."""
+    """Check loss and dlogits; every label is a class or ignored."""
     (loss, dlogits), stray = launched(launch, logits, labels, dloss)
     exact = _entropy(logits.double(), labels, dloss, smoothing, z_loss)
     return first(
@@ -319,7 +325,7 @@ def linear_cross_entropy(
     launch: Launch, h: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, dloss: torch.Tensor, smoothing: float,
     z_loss: float,
 ) -> str | None:
-    """Of numbers alone; loss, dh and dw. The gradient of the logits is stored in the inputs' dtype, logits are not."""
+    """Check loss, dh and dw of finite inputs; the logits' gradient is stored in the inputs' dtype, logits are not."""
     (loss, dh, dw), stray = launched(launch, h, w, labels, dloss)
     wide_h, wide_w, info = h.double(), w.double(), torch.finfo(h.dtype)
     error = _product_bound(h, w.T).amax(dim=1)
@@ -347,7 +353,7 @@ def rmsnorm_of_sum(
     launch: Launch, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor,
     dsum: torch.Tensor, eps: float,
 ) -> str | None:
-    """The norm and the gradients against those of the stored sum, which they are computed from."""
+    """Check norm and gradients; the references are those of the stored sum, which the kernel reads."""
     (y, total, dx, dweight), stray = launched(launch, x, residual, weight, dy, dsum)
     expected = (x.float() + residual.float()).to(x.dtype)
     return first(
@@ -361,8 +367,10 @@ def _rmsnorm_problem(
     y: torch.Tensor, dx: torch.Tensor, dweight: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor,
     dsum: torch.Tensor, eps: float,
 ) -> str | None:
-    """Rows of numbers whose sum of squares overflows fp32 must be, as in PyTorch, zero; their gradient is not judged,
-    nor that of the weight where there are such rows. dsum: what is added to dx."""
+    """Check RMSNorm. A row whose sum of squares overflows fp32 must be zero, as in PyTorch.
+
+    The gradient of such a row is not checked, nor the weight's gradient if there is one. dsum: added to dx.
+    """
     wide, w, g = x.double(), weight.double(), dy.double() * weight.double()
     columns = x.shape[1]
     rstd = torch.rsqrt(wide.square().mean(dim=1, keepdim=True) + eps)
@@ -385,12 +393,13 @@ def _rmsnorm_problem(
 def layernorm(
     launch: Launch, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, dy: torch.Tensor, eps: float
 ) -> str | None:
-    """Of rows of numbers, those whose squares fp32 holds, and whose variance and eps together are more than twice what
-    rounding may do to the variance; no gradient of the weight where there are others.
+    """Check rows of finite numbers whose squares fp32 holds and whose variance is clear of its rounding error.
 
-    With A = mean |x|, a mean is off by at most columns eps A, also a running one. A sum of squares about such means (of
-    all elements, or of a lane's, merged) is off by their square and by what they do to each square, to first order
-    nothing where the mean is that of all.
+    Variance plus eps must be more than twice that error; if a row is not so, the weight's gradient is not checked.
+
+    With A = mean |x|, a mean, also a running one, is off by at most columns eps A. A sum of squares about such means
+    (of all elements, or of a lane's, merged) is off by the mean's error squared and by the error of each square. To
+    first order both vanish if the mean is that of all.
     """
     (y, dx, dweight, dbias), stray = launched(launch, x, weight, bias, dy)
     wide, w, d = x.double(), weight.double(), dy.double()
@@ -428,8 +437,10 @@ def layernorm(
 
 
 def dropout_residual_norm(launch: Launch, inputs: Tensors, kept: torch.Tensor, scale: float, eps: float) -> str | None:
-    """inputs: x, bias, residual, weight, shift, dy, dh. y and the gradients against those of the stored h, which they
-    are computed from. No square may overflow."""
+    """inputs: x, bias, residual, weight, shift, dy, dh.
+
+    The references of y and the gradients are those of the stored h, which the kernel reads. No square may overflow.
+    """
     (y, h, dx, dbias, dresidual, dweight, dshift), stray = launched(launch, *inputs)
     x, bias, residual, weight, shift, dy, dh = (each.double() for each in inputs)
     rows, columns = x.shape
@@ -443,7 +454,7 @@ def dropout_residual_norm(launch: Launch, inputs: Tensors, kept: torch.Tensor, s
     centred = wide - mean(wide)
     variance = mean(centred * centred)
     rstd = torch.rsqrt(variance + eps)
-    # Of the stored h's row, whatever its mean and variance: how far each may be off.
+    # Bounds on the errors of mean and variance of the stored h's row.
     off_centred = FP32 * (columns * mean(wide.abs()) + 2 * centred.abs()) + TINY
     off_variance = mean(off_centred * (2 * centred.abs() + off_centred)) + FP32 * (4 + columns) * variance + TINY
     highest = torch.rsqrt((variance - off_variance).clamp(min=0) + eps) * (1 + 4 * FP32)
@@ -496,7 +507,7 @@ def matmul(launch: Launch, a: torch.Tensor, b: torch.Tensor, residual: torch.Ten
 def matmul_fp8(
     launch: Launch, a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor
 ) -> str | None:
-    """a @ b^T with scales. Tensor cores sum up to 128 terms with 14 bits or more, and drop the rest of each."""
+    """Check a @ b^T with scales. Tensor cores sum up to 128 terms with at least 14 bits and drop the rest of each."""
     (c,), stray = launched(launch, a, b, a_scale, b_scale)
     scale = a_scale.double() * b_scale.double()
     reference, terms = (a.double() @ b.double().T) * scale, (a.double().abs() @ b.double().abs().T) * scale.abs()
@@ -519,7 +530,7 @@ def trained_matmul(launch: Launch, a: torch.Tensor, b: torch.Tensor, dc: torch.T
 
 
 def linear(launch: Launch, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, dy: torch.Tensor) -> str | None:
-    """y and the gradients of x, weight and bias."""
+    """Check y and the gradients of x, weight and bias."""
     (y, dx, dweight, dbias), stray = launched(launch, x, weight, bias, dy)
     exact_y = x.double() @ weight.double() + bias.double()
     return first(
@@ -532,7 +543,7 @@ def linear(launch: Launch, x: torch.Tensor, weight: torch.Tensor, bias: torch.Te
 
 
 def sums_over_rows(launch: Launch, x: torch.Tensor) -> str | None:
-    """Of any fp32 partial sums by rows."""
+    """Check the sum over the first axis of any fp32 partial sums."""
     (partial,), stray = launched(launch, x)
     return first(stray, _sums_over_rows_problem(partial.double().sum(dim=0), x))
 
@@ -547,12 +558,13 @@ def two_products(launch: Launch, a: torch.Tensor, b: torch.Tensor, b2: torch.Ten
 
 
 def product_bias_gelu(launch: Launch, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> str | None:
-    """gelu(a @ b + bias), and what GELU is taken of."""
+    """Check gelu(a @ b + bias) and GELU's input."""
     (y, pre), stray = launched(launch, a, b, bias)
     pre64 = a.double() @ b.double() + bias.double()
     bound_pre = _product_bound(a, b) + FP32 * bias.double().abs()
     exact = _gelu(pre64)
-    # GELU's derivative is at most 1.13; its own bound is taken at pre64, which a hundredth of bound_pre makes good.
+    # GELU's derivative is at most 1.13. Its own bound is taken at pre64; a hundredth of bound_pre covers the
+    # difference.
     return first(
         stray,
         named("pre", problem(pre, pre64, bound_pre)),
@@ -561,7 +573,7 @@ def product_bias_gelu(launch: Launch, a: torch.Tensor, b: torch.Tensor, bias: to
 
 
 def dpre(launch: Launch, dy: torch.Tensor, pre: torch.Tensor) -> str | None:
-    """dy gelu'(pre), and its sums over rows, which are made of it before it is rounded."""
+    """Check dy gelu'(pre), and its sums over rows before it is rounded."""
     (gradient, dbias), stray = launched(launch, dy, pre)
     exact = _gelu(pre.double())
     terms, bound = dy.double() * exact.slope, dy.double().abs() * exact.slope_bound
@@ -574,7 +586,7 @@ def dpre(launch: Launch, dy: torch.Tensor, pre: torch.Tensor) -> str | None:
 
 
 def gate_up(launch: Launch, h: torch.Tensor, gate_weight: torch.Tensor, up_weight: torch.Tensor) -> str | None:
-    """silu(h gate_weight) * (h up_weight), and both products."""
+    """Check silu(h gate_weight) * (h up_weight), and both products."""
     (act, gate, up), stray = launched(launch, h, gate_weight, up_weight)
     gate64, up64 = h.double() @ gate_weight.double(), h.double() @ up_weight.double()
     bound_gate, bound_up = _product_bound(h, gate_weight), _product_bound(h, up_weight)
@@ -592,8 +604,10 @@ def gate_up(launch: Launch, h: torch.Tensor, gate_weight: torch.Tensor, up_weigh
 
 def rope(launch: Launch, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, dq_out: torch.Tensor,
          dk_out: torch.Tensor, theta: float) -> str | None:
-    """q_out, k_out, dq and dk. Frequency and product round an angle; sin and cos are right to two units in the last
-    place. Of an infinity their sign alone decides, which far positions leave to how the angle was rounded: to float32.
+    """Check q_out, k_out, dq and dk.
+
+    Frequency and product round an angle; sin and cos are right to two units in the last place. For an infinity only
+    their sign counts, and far positions leave that to the rounding of the angle to float32.
     """
     turned, stray = launched(launch, q, k, positions, dq_out, dk_out)
     half = q.shape[-1] // 2
@@ -621,13 +635,16 @@ def attention(
     launch: Launch, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, causal: bool = True,
     window: int = 0, bias: torch.Tensor | None = None, packed: Sequence[int] = (),
 ) -> str | None:
-    """Of numbers alone, and a bias of numbers or -inf, which launch takes before dout; out, dq, dk, dv and dbias.
-    packed: lengths of the sequences that lie one after the other, if it is not one."""
+    """Check out, dq, dk, dv and dbias for finite inputs and a bias of numbers or -inf, which `launch` takes before
+    dout.
+
+    packed: lengths of the sequences, if there are several.
+    """
     given = (q, k, v) if bias is None else (q, k, v, bias)
     (out, dq, dk, dv, *dbias), stray = launched(launch, *given, dout)
     sequence, head_dim = q.shape[2:]
     scale, eps = head_dim**-0.5, torch.finfo(q.dtype).eps
-    grain = eps * torch.finfo(q.dtype).tiny  # what storing a probability, or ds, costs however small it is
+    grain = eps * torch.finfo(q.dtype).tiny  # error of storing a probability, or ds, however small
     grain = max(grain, TINY)  # a GPU's exp2 may give 0 for what fp32 holds as a subnormal alone (PTX ISA, ex2)
     group = q.shape[1] // k.shape[1]
     q, k, v, dout = (x.double() for x in (q, k, v, dout))
@@ -642,14 +659,14 @@ def attention(
     seen = seen & (bias > -torch.inf)
     bias = torch.where(bias > -torch.inf, bias, 0.0)
     p = torch.softmax((q @ k.mT * scale + bias).masked_fill(~seen, -torch.inf), dim=-1)
-    p = torch.where(seen.any(dim=-1, keepdim=True), p, 0.0)  # where no key is seen
+    p = torch.where(seen.any(dim=-1, keepdim=True), p, 0.0)  # where no key is visible
     reference = p @ v
     delta, dp = (dout * reference).sum(dim=-1, keepdim=True), dout @ v.mT
     ds = p * (dp - delta)
-    # Relative error of a probability: of its score, of the logarithm of their sum, of storing it, and of sums over it.
+    # Relative error of a probability: by its score, the logarithm of the sum, storing it, and sums over it.
     largest = (q.abs() @ k.abs().mT * scale + bias.abs()).masked_fill(~seen, 0.0).amax(dim=-1, keepdim=True)
     relative = FP32 * (2 * (16 + head_dim) * largest + 32 + head_dim + group * sequence + len(q)) + 2 * eps
-    relative = torch.where(relative < 1, relative, torch.inf)  # first order says nothing here
+    relative = torch.where(relative < 1, relative, torch.inf)  # no first-order bound here
     weights = relative * p + grain * seen
     bound_out = weights @ v.abs()
     bound_delta = (dout.abs() * (bound_out + eps * reference.abs())).sum(dim=-1, keepdim=True)
@@ -657,7 +674,7 @@ def attention(
     bound_ds = p * (relative * spread + bound_delta) + (grain + TINY * spread) * seen
 
     def shared(x: torch.Tensor) -> torch.Tensor:
-        """The sum over the heads of q that share one of k and v."""
+        """Return the sum over the heads of q that share one of k and v."""
         return x.unflatten(1, (-1, group)).sum(dim=2)
 
     return first(
@@ -671,7 +688,7 @@ def attention(
 
 
 def attention_mask(sequence: int, causal: bool, window: int, device: torch.device | str = "cpu") -> torch.Tensor:
-    """[queries, keys]: whether one sees the other."""
+    """Return whether each key is visible to each query: [queries, keys]."""
     position = torch.arange(sequence, device=device)
     distance = position[:, None] - position
     return (distance >= (0 if causal else -sequence)) & (distance < (window or sequence))
@@ -680,8 +697,10 @@ def attention_mask(sequence: int, causal: bool, window: int, device: torch.devic
 def decode_attention(
     launch: Launch, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor
 ) -> str | None:
-    """Of numbers alone in the first `lengths` keys; what lies beyond may be NaN. Bounds as in `attention`, and for
-    chunks the weight of each."""
+    """Check finite inputs in the first `lengths` keys; later keys may be NaN.
+
+    Bounds are those of `attention`, plus the weight of each chunk.
+    """
     (out,), stray = launched(launch, q, k, v, lengths)
     keys, head_dim = k.shape[2:]
     scale, eps = head_dim**-0.5, torch.finfo(q.dtype).eps
@@ -694,7 +713,7 @@ def decode_attention(
     p = torch.where((lengths > 0)[:, None, None, None], p, 0.0)
     largest = (q.abs() @ k.abs().mT * scale).amax(dim=-1, keepdim=True)
     relative = FP32 * (3 * (16 + head_dim) * largest + 48 + head_dim + keys) + 2 * eps
-    relative = torch.where(relative < 1, relative, torch.inf)  # first order says nothing here
+    relative = torch.where(relative < 1, relative, torch.inf)  # no first-order bound here
     bound = (relative * p + grain * seen) @ v.abs()
     empty = out[lengths <= 0]
     return first(
@@ -707,8 +726,11 @@ def decode_attention(
 def within_plain_code(
     launch: Launch, plain: Callable[..., torch.Tensor], names: Sequence[str], inputs: Tensors, dy: torch.Tensor
 ) -> str | None:
-    """Outputs and gradients of a chain of kernels, whose intermediates are stored: at most 8 times the largest error of
-    plain code in the same dtype, or 8 units in the last place of the largest value. Coarse; the kernels have bounds."""
+    """Check outputs and gradients of a chain of kernels whose intermediates are stored.
+
+    They may err at most 8 times as much as plain code in the same dtype, or 8 units in the last place of the largest
+    value. This is coarse; the single kernels have bounds.
+    """
     outputs, stray = launched(launch, *inputs, dy)
     low = trained(plain, *inputs, dy=dy)
     reference = trained(plain, *(x.double() for x in inputs), dy=dy.double())

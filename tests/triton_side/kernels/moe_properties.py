@@ -1,4 +1,4 @@
-"""What each part of a mixture of experts must do for any finite input, as kernel_properties says it of other blocks."""
+"""Properties of each part of a mixture of experts for any finite input, like kernel_properties for other blocks."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ def same(name: str, got: torch.Tensor, expected: torch.Tensor) -> str | None:
 
 
 def softmax_bound(x: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-    """Of exponents rounded before and in the exponential, and of their sum."""
+    """Return the bound by exponents rounded before and in the exponential, and by their sum."""
     spread = (x.amax(dim=-1, keepdim=True) - x.amin(dim=-1, keepdim=True)).clamp(max=100)
     return FP32 * (16 + x.shape[-1] + 4 * spread) * p + TINY
 
 
 def routing(launch: Launch, x: torch.Tensor, router: torch.Tensor, top_k: int) -> str | None:
-    """launch: x, router -> chosen, weights, slots, rows, offsets, logits, balance_loss. Given the logits that it stores
-    every choice and every place in the order is decided, ties included."""
+    """launch: x, router -> chosen, weights, slots, rows, offsets, logits, balance_loss.
+
+    The stored logits decide every choice and every position in the order, including ties.
+    """
     (chosen, weights, slots, rows, offsets, logits, balance_loss), stray = launched(launch, x, router)
     tokens, experts = logits.shape
     values, order = torch.sort(logits.double(), dim=-1, descending=True, stable=True)
@@ -50,7 +52,7 @@ def groups(offsets: torch.Tensor) -> list[slice]:
 
 
 def grouped(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> Tensors:
-    """Each group's rows of a times its b in float64, and the bound."""
+    """Return each group's rows of a times its b in float64, and the bound."""
     pairs = [(a[group], matrix) for group, matrix in zip(groups(offsets), b, strict=True)]
     return torch.cat([x.double() @ y.double() for x, y in pairs]), torch.cat([_product_bound(*pair) for pair in pairs])
 
@@ -63,14 +65,14 @@ def grouped_product(
     exact, bound = grouped(a if rows is None else a[rows.long()], b, offsets)
     if second:
         more, its_bound = grouped(*second, offsets)
-        exact, bound = exact + more, 2 * (bound + its_bound)  # one sum of twice as many terms
+        exact, bound = exact + more, 2 * (bound + its_bound)  # one sum with twice as many terms
     return first(stray, named("c", problem(c, exact, bound)))
 
 
 def gate_up(
     launch: Launch, x: torch.Tensor, rows: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, offsets: torch.Tensor
 ) -> str | None:
-    """silu(x[rows] w_gate) * (x[rows] w_up), and both products."""
+    """Check silu(x[rows] w_gate) * (x[rows] w_up), and both products."""
     (act, gate, up), stray = launched(launch, x, w_gate, w_up)
     (gate64, bound_gate), (up64, bound_up) = (grouped(x[rows.long()], w, offsets) for w in (w_gate, w_up))
     exact = _silu(gate64)
@@ -84,7 +86,7 @@ def gate_up(
 
 
 def group_gradients(launch: Launch, a: torch.Tensor, offsets: torch.Tensor, *bs: torch.Tensor) -> str | None:
-    """a and bs in the order of the slots, however the launch is given them."""
+    """a and bs are in the order of the slots, in whatever order the launch takes them."""
     found, stray = launched(launch)
     problems = [stray]
     for i, (c, b) in enumerate(zip(found, bs, strict=True)):
@@ -136,12 +138,12 @@ def dlogits(launch: Launch, found: Route, dweights: torch.Tensor, dloss: torch.T
     g = dloss.double() * experts * fraction / tokens
 
     def centred(values: torch.Tensor, weights: torch.Tensor) -> Tensors:
-        """weights (values - their weighted mean), and the size of what is subtracted."""
+        """Return weights (values - their weighted mean), and the size of the subtracted mean."""
         mean, size = (weights * values).sum(-1, keepdim=True), (weights * values.abs()).sum(-1, keepdim=True)
         return weights * (values - mean), weights * (values.abs() + size)
 
     (by_choice, choice_size), (balance, balance_size) = centred(dw, weights), centred(g.expand_as(p), p)
-    # p is off by this share, and the mean by as much once more.
+    # p is off by this share, and the mean by as much again.
     share = 2 * (softmax_bound(found.logits.double(), p) / p.clamp(min=TINY)).amax(dim=-1, keepdim=True)
     bound = (share + FP32 * (8 + experts)) * balance_size
     bound = bound.scatter_add(1, chosen, FP32 * (8 + top_k) * choice_size) + TINY
@@ -149,7 +151,7 @@ def dlogits(launch: Launch, found: Route, dweights: torch.Tensor, dloss: torch.T
 
 
 def rounded_product_bound(dlogits: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Of a product with dlogits, which TF32 rounds where the other factor is of 16 bits."""
+    """Return the bound of a product with dlogits, which TF32 rounds if the other factor has 16 bits."""
     rounding = 2.0**-11 if other.dtype != torch.float32 else 0.0
     return _product_bound(dlogits, other) + rounding * (dlogits.double().abs() @ other.double().abs())
 

@@ -1,8 +1,9 @@
-"""What property tests of kernels share: inputs nobody would write by hand, memory that betrays a stray access, and
-bounds on what rounding may do.
+"""Inputs, memory and bounds for property tests of kernels.
 
-A result is right if, element by element, it lies within the bound of the float64 reference, or is what PyTorch's own
-operation gives where fp32 arithmetic overflows or has no value (inf, NaN).
+Inputs have unusual shapes, strides and values, memory reveals a stray access, and bounds limit the effect of rounding.
+
+A result is right if each element lies within the bound of the float64 reference. If fp32 arithmetic overflows or has no
+value (inf, NaN), the result of PyTorch's own operation is right too.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from hypothesis import strategies as st
 FP32 = torch.finfo(torch.float32).eps
 TINY = torch.finfo(torch.float32).tiny
 GUARD = 64  # elements of NaN on either side of a tensor
-# The same examples in every run. Not shrunk: sizes are small as drawn, and the interpreter would take minutes.
+# The same examples in every run. They are not shrunk: sizes are small, and the interpreter would take minutes.
 COMMON = settings(
     derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow],
     phases=[Phase.explicit, Phase.generate],
 )
 
-# Prime, just beside a power of two, or one: no multiple of a block.
+# Prime, next to a power of two, or one: no multiple of a block.
 SIZES = [1, 2, 3, 7, 16, 17, 31, 33, 64, 67, 127, 129, 131]
 sizes = st.sampled_from(SIZES)
 seeds = st.integers(0, 2**32 - 1)
@@ -34,7 +35,7 @@ seeds = st.integers(0, 2**32 - 1)
 
 @dataclass(frozen=True)
 class Row:
-    """How one row of values is drawn."""
+    """A way to draw one row of values."""
 
     name: str
     fill: Callable[[np.random.Generator, int, torch.finfo], np.ndarray]
@@ -72,13 +73,13 @@ rows_of_numbers = st.lists(st.sampled_from(FINITE), min_size=1, max_size=4)
 
 
 def matrix(rows: int, columns: int, kinds: Sequence[Row], seed: int, dtype: torch.dtype) -> torch.Tensor:
-    """[rows, columns] on the CPU: row i is of the kind i modulo their number."""
+    """Return [rows, columns] on the CPU; row i has the kind i modulo their number."""
     generator, info = np.random.default_rng(seed), torch.finfo(dtype)
     values = [kinds[i % len(kinds)].fill(generator, columns, info) for i in range(rows)]
     return torch.from_numpy(np.stack(values)).to(dtype)
 
 
-# A layout is where the elements of a tensor lie: a function of (flat NaN memory, shape) -> view to be filled.
+# A layout is a function of (flat NaN memory, shape) that returns the view to fill.
 def _dense(memory: torch.Tensor, shape: torch.Size, offset: int = 0) -> torch.Tensor:
     return memory[GUARD + offset : GUARD + offset + shape.numel()].view(shape)
 
@@ -92,7 +93,7 @@ def _stepped(memory: torch.Tensor, shape: torch.Size) -> torch.Tensor:
 
 
 def _swapped(first: int, second: int) -> Callable[[torch.Tensor, torch.Size], torch.Tensor]:
-    """Two axes swapped in memory; a vector's elements lie apart."""
+    """Return a layout with two axes swapped in memory; a vector's elements are not contiguous."""
 
     def layout(memory: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         if len(shape) < 2:
@@ -117,7 +118,7 @@ layouts = st.sampled_from(sorted(LAYOUTS))
 
 
 def placed(values: torch.Tensor, layout: str, device: str) -> torch.Tensor:
-    """The values, in memory where all around them is NaN: an element read beside them spoils what is made of it."""
+    """Return the values in memory surrounded by NaN, so that an element read outside spoils the result."""
     memory = torch.full((2 * GUARD + 8 * values.numel(),), torch.nan, dtype=values.dtype, device=device)
     view = LAYOUTS[layout](memory, values.shape)
     view.copy_(values)
@@ -127,12 +128,12 @@ def placed(values: torch.Tensor, layout: str, device: str) -> torch.Tensor:
 
 @dataclass
 class GuardedMemory:
-    """The tensors that were made with torch.empty and torch.empty_like, with NaN, or the least integer, around them."""
+    """The tensors made by torch.empty and torch.empty_like, surrounded by NaN or the smallest integer."""
 
     bits: list[tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]] = field(default_factory=list)
 
     def overrun(self) -> tuple[int, ...] | None:
-        """The shape of a tensor beside which something was written, or None."""
+        """Return the shape of a tensor around which something was written, or None."""
         for memory, before, shape in self.bits:
             count = memory.numel() - 2 * GUARD
             for side in (slice(0, GUARD), slice(GUARD + count, None)):
@@ -143,8 +144,10 @@ class GuardedMemory:
 
 @contextlib.contextmanager
 def guarded_memory() -> Iterator[GuardedMemory]:
-    """Within it torch.empty and torch.empty_like, as the launchers call them, give guarded tensors full of NaN or, of
-    int32 and int64, of the least integer."""
+    """Make torch.empty and torch.empty_like return guarded tensors within the context.
+
+    They are full of NaN or, for int32 and int64, of the smallest integer.
+    """
     guarded = GuardedMemory()
 
     def empty(*shape: object, dtype: torch.dtype | None = None, device: object = None, **other: object) -> torch.Tensor:
@@ -169,11 +172,11 @@ def guarded_memory() -> Iterator[GuardedMemory]:
 def problem(
     got: torch.Tensor, reference: torch.Tensor, bound: torch.Tensor | float, native: torch.Tensor | None = None
 ) -> str | None:
-    """What is wrong with `got`, or None.
+    """Return the error of `got`, or None.
 
-    reference: in float64. bound: of |got - reference|, to which one unit in the last place of got's dtype is added, and
-    float32's smallest normal number, under which hardware may flush to zero. native: what PyTorch's operation gives in
-    got's dtype; where that is not finite, or not within the bound itself, an element may be that instead.
+    reference: in float64. bound: of |got - reference|; one unit in the last place of got's dtype is added, and
+    float32's smallest normal number, because hardware may flush smaller ones to zero. native: the result of PyTorch's
+    operation in got's dtype. If it is not finite, or not within the bound itself, an element may equal it.
     """
     if got.shape != reference.shape:
         return f"shape {tuple(got.shape)}, expected {tuple(reference.shape)}"
@@ -182,7 +185,7 @@ def problem(
     allowed = torch.as_tensor(bound, dtype=torch.float64).cpu() + info.eps * (reference.abs() + info.tiny) + TINY
     near = (wide - reference).abs() <= allowed
     rounded = reference.to(got.dtype).double()
-    same = (wide == rounded) | (wide.isnan() & rounded.isnan())  # infinities and NaN, which have no distance
+    same = (wide == rounded) | (wide.isnan() & rounded.isnan())  # infinities and NaN have no distance
     # Rounding decides between the largest number and infinity.
     edge = wide.isinf() & (reference.sign() == wide.sign()) & (reference.abs() + allowed >= info.max)
     right = near | same | edge

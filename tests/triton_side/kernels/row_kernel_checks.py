@@ -1,16 +1,18 @@
-"""What the tests of the memory-bound kernels share: where they run, how an error is judged, how a kernel is broken."""
+"""Devices, inputs, error bounds and mutants for the tests of single kernels."""
 
 import importlib.util
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from unittest import mock
 
 import pytest
 import torch
 
 from compare.workers.pytorch.worker import NanEmpty
-from triton_side.kernels._launch import INTERPRETED
+from triton_side.kernels.shared.launch import INTERPRETED
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 
@@ -27,10 +29,10 @@ def is_accurate(
     got: torch.Tensor, plain: torch.Tensor, reference: torch.Tensor, term: torch.Tensor | None = None,
     others: Sequence[tuple[torch.Tensor, torch.Tensor]] = (),
 ) -> bool:
-    """Whether max|got - reference| is at most twice that of plain code in the same dtype, or one ulp of the largest.
+    """Return whether max|got - reference| is at most twice plain code's in the same dtype, or one ulp of the largest.
 
-    got and plain are in one dtype, reference in float64. Where the reference is a difference of nearly equal terms,
-    `term` holds them: no evaluation can do better than their ulp. others: plain code and reference on other inputs.
+    got and plain are in one dtype, reference in float64. If the reference is a difference of nearly equal terms, `term`
+    holds them, because no evaluation can do better than their ulp. others: plain code and reference on other inputs.
     """
     if got.dtype != plain.dtype or got.shape != reference.shape:
         return False
@@ -41,7 +43,7 @@ def is_accurate(
 
 
 def with_gradients(function, *inputs: torch.Tensor, dy: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The output of function, then the gradient of each input. What is not written is NaN, not the last call's."""
+    """Return the function's output, then each input's gradient. Memory that is not written holds NaN."""
     leaves = [x.detach().requires_grad_() for x in inputs]
     with NanEmpty():
         y = function(*leaves)
@@ -50,7 +52,7 @@ def with_gradients(function, *inputs: torch.Tensor, dy: torch.Tensor) -> tuple[t
 
 
 def mutant(module: ModuleType, sound: str, broken: str, folder: Path) -> ModuleType:
-    """A copy of the module with the text `sound` replaced by `broken` wherever it stands."""
+    """Return a copy of the module with every occurrence of the text `sound` replaced by `broken`."""
     source = Path(module.__file__).read_text()
     assert sound in source
     path = folder / "mutant.py"
@@ -59,3 +61,11 @@ def mutant(module: ModuleType, sound: str, broken: str, folder: Path) -> ModuleT
     copy = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(copy)
     return copy
+
+
+def built_on(broken: ModuleType, part: ModuleType, user: ModuleType) -> ModuleType:
+    """Return a copy of the module `user` that imports `broken`, a mutant, in place of `part`."""
+    folder = Path(broken.__file__).parent / "user"
+    folder.mkdir()
+    with mock.patch.dict(sys.modules, broken_part=broken):
+        return mutant(user, part.__name__, "broken_part", folder)

@@ -4,7 +4,7 @@ import torch
 from row_kernel_checks import DEVICE, DTYPES, random
 
 from triton_side.kernels import adamw
-from triton_side.kernels._launch import FlatConfig
+from triton_side.kernels.shared.launch import FlatConfig
 
 SETTINGS = {"rate": 1e-2, "beta1": 0.9, "beta2": 0.99, "eps": 1e-3, "decay": 0.1}
 
@@ -30,12 +30,12 @@ def operands(*shape: int) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("elements", [1, 7, 1024, 2049])
 @pytest.mark.parametrize("step", [1, 50, 100_000])
-def test_is_the_formula(elements: int, dtype: torch.dtype, step: int) -> None:
+def test_agrees_with_the_formula(elements: int, dtype: torch.dtype, step: int) -> None:
     assert not problem(elements=elements, dtype=dtype, step=step)
 
 
-def test_a_first_step_from_nothing_follows_the_gradient_s_sign() -> None:
-    """Both moments are then the gradient's, and a gradient of zero changes nothing but by decay."""
+def test_a_first_step_follows_the_sign_of_the_gradient() -> None:
+    """Both moments then come from the gradient alone; with a gradient of zero only decay changes the parameter."""
     given = operands(100)
     given |= {"mu": torch.zeros_like(given["mu"]), "nu": torch.zeros_like(given["nu"]), "step": given["step"] // 7}
     given["gradient"][::2] = 0
@@ -52,7 +52,7 @@ def test_any_configuration_gives_the_same() -> None:
         assert torch.equal(a, b)
 
 
-def test_into_memory_of_the_caller_s_or_in_place() -> None:
+def test_writes_into_given_memory_or_in_place() -> None:
     given, expected = operands(3, 50), adamw.adamw(**operands(3, 50), **SETTINGS)
     stacked = tuple(torch.zeros(2, 3, 50, device=DEVICE) for _ in range(3))
     written = adamw.adamw(**given, **SETTINGS, out=tuple(x[1] for x in stacked))

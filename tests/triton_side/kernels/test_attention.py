@@ -6,9 +6,10 @@ import torch
 from kernel_properties import attention_mask
 from row_kernel_checks import DEVICE, DTYPES, is_accurate, mutant, random, with_gradients
 
-from triton_side.kernels import _attention_configs as configs
-from triton_side.kernels import _attention_tiles, attention, attention_backward
-from triton_side.kernels._attention_configs import TileConfig
+from triton_side.kernels import attention, attention_backward
+from triton_side.kernels.shared import attention_configs as configs
+from triton_side.kernels.shared import attention_tiles
+from triton_side.kernels.shared.attention_configs import TileConfig
 
 FORWARD = [
     TileConfig(32, 32, num_warps=4, num_stages=2, descriptors=False),
@@ -43,8 +44,11 @@ def tensors(
 
 
 def agrees(function, q, k, v, dout, **mask: int) -> bool:
-    """Output and gradients against float64. The maximum over so few elements is luck, and how a CPU sums is, too, so
-    that the errors of plain code are those of several draws."""
+    """Compare output and gradients with float64.
+
+    The errors of plain code are those of several draws, because the maximum over so few elements, and the order in
+    which a CPU sums, are luck.
+    """
     got = with_gradients(function, q, k, v, dy=dout)
     low, reference = plainly(q, k, v, dout, **mask)
     draws = [
@@ -59,7 +63,7 @@ def agrees(function, q, k, v, dout, **mask: int) -> bool:
 
 
 def plainly(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, **mask: int):
-    """Of plain code in the same dtype and in float64."""
+    """Return the results of plain code in the same dtype and in float64."""
     function = partial(plain, **mask)
     low = with_gradients(function, q, k, v, dy=dout)
     return low, with_gradients(function, q.double(), k.double(), v.double(), dy=dout.double())
@@ -69,7 +73,7 @@ def configured(
     forward: TileConfig, dk_dv: TileConfig, dq: TileConfig, causal: bool = True, window: int = 0,
     above=attention, below=attention_backward,
 ):
-    """A function of q, k, v and, perhaps, a bias, whose gradient is tiled as that of q."""
+    """Return a function of q, k, v and perhaps a bias, whose gradient kernel has dq's tiles."""
 
     class Configured(torch.autograd.Function):
         @staticmethod
@@ -114,14 +118,14 @@ def test_shared_heads_and_masks(causal: bool, window: int) -> None:
     q, k, v, dout = tensors(2, 4, 70, 16, torch.float16, kv_heads=2)
     function = partial(attention.attention, causal=causal, window=window)
     assert agrees(function, q, k, v, dout, causal=causal, window=window)
-    if window != 1:  # of a lone key the gradient is no kernel's
+    if window != 1:  # no kernel computes the gradient of a lone key
         function = configured(FORWARD[1], DK_DV[1], DQ[1], causal, window)
         assert agrees(function, q, k, v, dout, causal=causal, window=window)
 
 
 @pytest.mark.parametrize(("forward", "dk_dv", "dq"), list(zip(FORWARD, DK_DV, DQ, strict=True)))
-def test_results_are_written_where_they_are_wanted_and_nowhere_else(forward, dk_dv, dq) -> None:
-    """Into heads' columns of rows of tokens, as the layers have them, what else is written contiguous."""
+def test_results_are_written_to_given_memory_and_nowhere_else(forward, dk_dv, dq) -> None:
+    """Columns of heads in rows of tokens, as the layers have them, equal a contiguous result."""
     q, k, v, dout = tensors(2, 4, 70, 16, torch.float16, kv_heads=2)
     rows = torch.full((2, 70, 4 + 4 + 2 + 2 + 1, 16), torch.nan, dtype=q.dtype, device=DEVICE).transpose(1, 2)
     out, dq_columns, dk_columns, dv_columns, between = rows.split((4, 4, 2, 2, 1), dim=1)
@@ -137,19 +141,19 @@ def test_results_are_written_where_they_are_wanted_and_nowhere_else(forward, dk_
     assert between.isnan().all()
 
 
-def test_a_head_of_256() -> None:
+def test_head_dim_256() -> None:
     assert agrees(attention.attention, *tensors(1, 2, 37, 256, kv_heads=1))
 
 
 @pytest.mark.parametrize(("causal", "window"), [(True, 0), (False, 0), (True, 1), (True, 7), (True, 16), (True, 40)])
 @pytest.mark.parametrize(("block_q", "block_kv"), [(16, 16), (8, 32), (32, 8)])
-def test_tiles_hold_what_is_seen_and_no_more(block_q: int, block_kv: int, causal: bool, window: int) -> None:
+def test_loops_cover_the_visible_tiles_and_no_others(block_q: int, block_kv: int, causal: bool, window: int) -> None:
     sequence = 75
     seen = attention_mask(sequence, causal, window)
     walked = torch.zeros_like(seen)
     arguments = (sequence, block_q, block_kv, causal, window)
     for start in range(0, sequence, block_q):
-        begin, whole_from, whole_until, end = tiles_of("keys_seen", start, *arguments)
+        begin, whole_from, whole_until, end = tiles_of("visible_keys", start, *arguments)
         rows = seen[start : start + block_q]
         assert rows[:, whole_from:whole_until].all() and begin <= whole_from <= whole_until <= end <= sequence
         walked[start : start + block_q, begin:end] = True
@@ -158,7 +162,7 @@ def test_tiles_hold_what_is_seen_and_no_more(block_q: int, block_kv: int, causal
     assert (walked >= seen).all()
     walked[:] = False
     for start in range(0, sequence, block_kv):
-        begin, whole_from, whole_until, end = tiles_of("queries_seeing", start, *arguments)
+        begin, whole_from, whole_until, end = tiles_of("visible_queries", start, *arguments)
         columns = seen[:, start : start + block_kv]
         assert columns[whole_from:whole_until].all() and begin <= whole_from <= whole_until <= sequence
         assert begin % block_q == 0 and (whole_from % block_q == 0 or whole_from == sequence)
@@ -169,7 +173,7 @@ def test_tiles_hold_what_is_seen_and_no_more(block_q: int, block_kv: int, causal
 
 
 def tiles_of(name: str, *arguments: int) -> list[int]:
-    """What the helper of that name in `_attention_tiles` returns, with Python's numbers for Triton's."""
+    """Return the result of a helper in `attention_tiles` for Python's numbers."""
 
     class Language:
         minimum, maximum = min, max
@@ -178,7 +182,7 @@ def tiles_of(name: str, *arguments: int) -> list[int]:
         def cdiv(a: int, b: int) -> int:
             return -(-a // b)
 
-    function = getattr(_attention_tiles, name).fn
+    function = getattr(attention_tiles, name).fn
     return list(FunctionType(function.__code__, {"tl": Language})(*arguments))
 
 
@@ -208,7 +212,7 @@ def test_large_scores_stay_finite() -> None:
     assert attention.attention(1e4 * q.float(), 1e4 * k.float(), v.float()).isfinite().all()
 
 
-def test_inference_saves_nothing_and_training_no_square() -> None:
+def test_inference_saves_nothing_and_training_no_matrix_of_scores() -> None:
     q, k, v, _ = tensors(1, 2, 40, 16)
     assert attention.attention(q, k, v).grad_fn is None
     with torch.no_grad():
@@ -263,8 +267,8 @@ def test_descriptors_are_chosen_only_where_they_fit(dtype, head_dim: int, precis
 @pytest.mark.parametrize(
     ("sound", "broken"),
     [
-        ("seen = sees(row[:, None], column[None, :]", "seen = sees(row[:, None] + 1, column[None, :]"),
-        ("seen = sees(row[:, None], column[None, :]", "seen = sees(row[:, None], column[None, :] + 1"),
+        ("= is_visible(row[:, None], column[None, :]", "= is_visible(row[:, None] + 1, column[None, :]"),
+        ("= is_visible(row[:, None], column[None, :]", "= is_visible(row[:, None], column[None, :] + 1"),
         ("head_dim**-0.5 * LOG2_E.value", "head_dim**-0.5"),
         ("row_sum * correction", "row_sum"),
         ("accumulator = accumulator * correction[:, None]", "pass"),
@@ -313,8 +317,8 @@ def test_comparison_catches_in_the_gradient_of_shared_windows(sound: str, broken
 @pytest.mark.parametrize(
     ("sound", "broken"),
     [
-        ("sees(row[None, :], column[:, None]", "sees(row[None, :] + 1, column[:, None]"),
-        ("sees(row[:, None], column[None, :]", "sees(row[:, None] + 1, column[None, :]"),
+        ("is_visible(row[None, :], column[:, None]", "is_visible(row[None, :] + 1, column[:, None]"),
+        ("is_visible(row[:, None], column[None, :]", "is_visible(row[:, None] + 1, column[None, :]"),
         ("scale * LOG2_E.value", "scale"),
         ("dk * scale", "dk"),
         ("dq * scale", "dq"),

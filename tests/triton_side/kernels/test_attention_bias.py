@@ -5,12 +5,13 @@ from kernel_properties import training
 from row_kernel_checks import DEVICE, DTYPES, mutant, random, with_gradients
 from test_attention import DK_DV, DQ, FORWARD, configured
 
-from triton_side.kernels import _attention_tiles, attention, attention_backward
+from triton_side.kernels import attention, attention_backward
 from triton_side.kernels.attention_bias import attention_bias
+from triton_side.kernels.shared import attention_tiles
 
 
 def tensors(batch: int, heads: int, sequence: int, head_dim: int, dtype: torch.dtype = torch.float32):
-    """q, k, v, dout and a bias that hides every third pair, and all of one query in each head."""
+    """Return q, k, v, dout and a bias that hides every third pair, and all keys of one query in each head."""
     bias = random(heads, sequence, sequence, dtype=dtype, seed=4)
     bias.view(-1)[::3] = -torch.inf
     bias[:, sequence // 2] = -torch.inf
@@ -29,7 +30,7 @@ def test_within_the_bounds_of_rounding(batch: int, sequence: int, dtype: torch.d
 
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize(("forward", "dk_dv", "dq"), list(zip(FORWARD, DK_DV, DQ, strict=True)))
-def test_any_configuration_does(forward, dk_dv, dq, batch: int) -> None:
+def test_any_configuration_is_within_the_bounds_of_rounding(forward, dk_dv, dq, batch: int) -> None:
     assert not of(configured(forward, dk_dv, dq, False), *tensors(batch, 2, 70, 16))
 
 
@@ -38,7 +39,7 @@ def test_a_query_without_keys_gives_zeros_and_no_gradient() -> None:
     bias[:, :, 7] = -torch.inf
     out, dq, dk, dv, dbias = with_gradients(attention_bias, q, k, v, bias, dy=dout)
     assert not out[:, :, 20].any() and not dq[:, :, 20].any() and not dbias[:, 20].any()
-    assert not dk[:, :, 7].any() and not dv[:, :, 7].any() and not dbias[:, :, 7].any(), "of a key that nobody sees"
+    assert not dk[:, :, 7].any() and not dv[:, :, 7].any() and not dbias[:, :, 7].any(), "gradients of a hidden key"
     assert all(x.isfinite().all() for x in (out, dq, dk, dv, dbias))
 
 
@@ -49,7 +50,7 @@ def test_strides() -> None:
     assert not of(attention_bias, q, k, v, dout, one_for_all), "misaligned rows, one head repeated"
 
 
-def test_a_bias_without_gradient_launches_no_kernel_for_one(monkeypatch) -> None:
+def test_a_bias_without_gradient_launches_no_dbias_kernel(monkeypatch) -> None:
     q, k, v, dout, bias = tensors(1, 2, 17, 16)
     monkeypatch.setattr(attention, "launch_dbias", None)
     out = attention_bias(q.requires_grad_(), k, v, bias)
@@ -89,7 +90,7 @@ def filled_with_nan(make):
         (attention, "bias_ptr += head * bias_stride_h", "pass"),
         (attention, "tl.where(row_sum > 0, row_sum, 1.0)", "row_sum"),
         (attention_backward, "bias_ptr += kv_head * bias_stride_h", "pass"),
-        (attention_backward, "BLOCK_KV\n            ).T", "BLOCK_KV\n            )"),
+        (attention_backward, "BLOCK_KV).T", "BLOCK_KV)"),
         (attention_backward, "total += _dscores", "total = _dscores"),
         (attention_backward, "row_ptr += heads * sequence", "row_ptr += sequence"),
         (attention_backward, "dout_ptr += stride_gb\n", "dout_ptr += stride_qh\n"),
@@ -98,7 +99,7 @@ def filled_with_nan(make):
     ],
 )
 def test_comparison_catches(module, sound: str, broken: str, tmp_path, monkeypatch) -> None:
-    for name in ("empty", "empty_like"):  # else what is not written may be what a sound call left in that memory
+    for name in ("empty", "empty_like"):  # otherwise memory that is not written may hold the results of a sound call
         monkeypatch.setattr(torch, name, filled_with_nan(getattr(torch, name)))
     side = {"above" if module is attention else "below": mutant(module, sound, broken, tmp_path)}
     assert of(configured(FORWARD[0], DK_DV[0], DQ[0], False, **side), *tensors(2, 2, 70, 16))
@@ -108,26 +109,26 @@ def test_comparison_catches(module, sound: str, broken: str, tmp_path, monkeypat
     ("sound", "broken"),
     [
         ("dbias_ptr += head * sequence * sequence", "pass"),
-        ("store_pairs(dbias_ptr, ds, q_start, kv_start", "store_pairs(dbias_ptr, ds, q_start, kv_begin"),
+        ("store_scores(dbias_ptr, ds, q_start, kv_start", "store_scores(dbias_ptr, ds, q_start, kv_begin"),
     ],
 )
-def test_comparison_catches_in_a_batch_of_one(sound: str, broken: str, tmp_path) -> None:
+def test_comparison_catches_with_batch_size_1(sound: str, broken: str, tmp_path) -> None:
     below = mutant(attention_backward, sound, broken, tmp_path)
     assert of(configured(FORWARD[0], DK_DV[0], DQ[0], False, below=below), *tensors(1, 2, 70, 16))
 
 
 @pytest.mark.parametrize("block", [16, 32])
-def test_programs_of_a_tile_in_all_of_a_batch_are_neighbours(block: int) -> None:
-    """Each tile of each head has one program; those that read the same bias follow one another."""
+def test_programs_that_read_the_same_bias_are_neighbours(block: int) -> None:
+    """Each tile of each head has one program, and programs that read the same bias have consecutive numbers."""
     batch, heads, sequence = 3, 2, 70
     tiles = -(-sequence // block)
-    numbers = [place_number(p, batch * heads * tiles, sequence, heads, block) for p in range(batch * heads * tiles)]
+    numbers = [program_number(p, batch * heads * tiles, sequence, heads, block) for p in range(batch * heads * tiles)]
     assert sorted(numbers) == list(range(batch * heads * tiles))
     of_bias = [number % (heads * tiles) for number in numbers]
     assert of_bias == [i // batch for i in range(batch * heads * tiles)]
 
 
-def place_number(program: int, programs: int, *arguments: int) -> int:
+def program_number(program: int, programs: int, *arguments: int) -> int:
     class Language:
         @staticmethod
         def program_id(axis: int) -> int:
@@ -141,5 +142,5 @@ def place_number(program: int, programs: int, *arguments: int) -> int:
         def cdiv(a: int, b: int) -> int:
             return -(-a // b)
 
-    function = _attention_tiles.place_number.fn
+    function = attention_tiles.program_number.fn
     return type(test_rejects)(function.__code__, {"tl": Language})("a bias", *arguments)

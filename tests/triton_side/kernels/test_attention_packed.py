@@ -21,7 +21,7 @@ def tensors(tokens: int, heads: int, kv_heads: int, head_dim: int, dtype: torch.
 
 
 def each_alone(lengths: list[int]):
-    """The kernel of sequences of one length, for one after the other."""
+    """Run the kernel for sequences of one length on one sequence after the other."""
 
     def function(q, k, v):
         parts = zip(*(x.split(lengths) for x in (q, k, v)), strict=True)
@@ -39,8 +39,8 @@ def test_a_sequence_is_computed_as_if_alone(lengths: list[int], dtype: torch.dty
     packed = with_gradients(lambda *x: attention_packed(*x, cu_seqlens), q, k, v, dy=dout)
     alone = with_gradients(each_alone(lengths), q, k, v, dy=dout)
     assert packed[0].is_contiguous()
-    # The same tiles by the same kernels. Of a lone token dq and dk are exact zeros where no kernel runs, and else what
-    # rounding leaves of dp - delta, two sums of 16 terms, times k or q; dk of the two heads that share it.
+    # Both use the same tiles and kernels. A lone token's dq and dk are exact zeros without a kernel. With one they hold
+    # the rounding of dp - delta, two sums of 16 terms, times k or q; two heads share dk.
     lone = torch.tensor([n == 1 for n in lengths for _ in range(n)], device=DEVICE)
     largest = [x.abs().max().item() for x in (q, k, v, dout)]
     left = 2 * (2 * 16) * torch.finfo(torch.float32).eps * 16 * largest[2] * largest[3] * max(largest[:2]) / 4
@@ -55,7 +55,7 @@ def test_any_configuration_agrees(forward, dk_dv, dq) -> None:
 
 
 def agrees_packed(forward, dk_dv, dq, above: ModuleType = attention, below: ModuleType = attention_backward) -> bool:
-    """Of two sequences, the second whole against float64 and the first by what it leaves there."""
+    """Compare two sequences with float64; the first may only leave its own rows."""
     first, second = 21, 50
     offsets = boundaries([first, second])
 
@@ -80,14 +80,14 @@ def agrees_packed(forward, dk_dv, dq, above: ModuleType = attention, below: Modu
     return agrees(Configured.apply, q, k, v, dout)
 
 
-# Only what reads elsewhere within the tensors: what is not written may hold the right numbers of an earlier test.
+# Only mutations that read elsewhere: memory that is not written may hold the right numbers of an earlier test.
 @pytest.mark.parametrize(
     ("module", "sound", "broken"),
     [
-        (attention, "+= first.to(tl.int64) * stride_qs", "+= 0"),
-        (attention, "+= first.to(tl.int64) * stride_vs", "+= 0"),
-        (attention_backward, "+= first.to(tl.int64) * stride_qs", "+= 0"),
-        (attention_backward, "+= first.to(tl.int64) * stride_gs", "+= 0"),
+        (attention, "stride_qs), batch, head, first, PACKED", "stride_qs), batch, head, first, 0"),
+        (attention, "stride_vs), batch, head // GROUP, first, PACKED", "stride_vs), batch, head // GROUP, first, 0"),
+        (attention_backward, "stride_qs), batch, head, first, PACKED", "stride_qs), batch, head, first, 0"),
+        (attention_backward, "stride_gs), batch, head, first, PACKED", "stride_gs), batch, head, first, 0"),
         (attention_backward, "logsumexp2_ptr += kv_index * GROUP * sequence + first", "logsumexp2_ptr += 0"),
         (attention_backward, "delta_ptr += head_index * sequence + first", "delta_ptr += head_index * sequence"),
     ],
@@ -100,7 +100,7 @@ def test_comparison_catches(module: ModuleType, sound: str, broken: str, tmp_pat
 @pytest.mark.parametrize("block", [1, 8, 16, 64])
 @pytest.mark.parametrize("lengths", [*LENGTHS, [7] * 9, [1] * 5, [64, 64]])
 def test_every_tile_has_one_program(lengths: list[int], block: int) -> None:
-    """By the formula of `place`."""
+    """The formula of `tile_of_program` covers each tile once."""
     tokens, offsets = sum(lengths), boundaries(lengths).tolist()
     taken = []
     for slot in range(tokens // block + len(lengths)):

@@ -6,7 +6,7 @@ from test_gelu import plain as plain_gelu
 from triton_side.kernels import bias_gelu
 from triton_side.kernels.bias_gelu import TileConfig
 
-# Tiles that leave rows and columns over, of one row, and programs with several of them.
+# Tiles that do not divide the matrix, tiles of one row, and programs with several tiles.
 CONFIGS = [
     TileConfig(block_rows=1, block_columns=64, num_warps=1, programs=3),
     TileConfig(block_rows=4, block_columns=32, num_warps=2, programs=2),
@@ -67,7 +67,7 @@ def test_non_contiguous() -> None:
 
 
 def test_the_sum_is_not_rounded_to_16_bits() -> None:
-    """-3 + 2^-10 is a tie between two float16 numbers, and there y's relative error would be 11 times that of z."""
+    """-3 + 2^-10 is a tie between two float16 numbers, and y's relative error there would be 11 times that of z."""
     x, bias = torch.full((1, 8), -3.0, device=DEVICE), torch.full((8,), 2.0**-10, device=DEVICE)
     y = bias_gelu.bias_gelu(x.half(), bias.half())
     torch.testing.assert_close(y.double(), plain(x.double(), bias.double()), rtol=2**-10, atol=0)
@@ -75,7 +75,7 @@ def test_the_sum_is_not_rounded_to_16_bits() -> None:
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_past_the_last_row_a_huge_bias_adds_nothing() -> None:
-    """Where gelu's derivative is NaN, 0 * inf."""
+    """GELU's derivative is 0 * inf, NaN, at a huge bias."""
     x, bias, dy = torch.full((3, 5), -1e30), torch.full((5,), 1e30), torch.ones(3, 5)
     x, bias, dy = (tensor.to(DEVICE) for tensor in (x, bias, dy))
     _, dx, dbias = with_gradients(configured(CONFIGS[1]), x, bias, dy=dy)
@@ -125,7 +125,7 @@ def test_configurations_cover_the_matrix(columns: int) -> None:
         for element_bytes in (2, 4):
             forward = bias_gelu.configure_forward(rows, columns, element_bytes)
             backward = bias_gelu.configure_backward(rows, columns, element_bytes, 132)
-            assert forward.programs * forward.block_rows >= rows  # a tile each
+            assert forward.programs * forward.block_rows >= rows  # one tile each
             assert 1 <= backward.programs <= forward.programs
             for config in (forward, backward):
                 threads, elements = 32 * config.num_warps, config.block_rows * config.block_columns

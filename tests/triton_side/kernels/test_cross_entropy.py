@@ -5,9 +5,9 @@ from row_kernel_checks import DEVICE, DTYPES, mutant, random
 
 from triton_side.blocks.cross_entropy import IGNORED
 from triton_side.kernels import cross_entropy
-from triton_side.kernels._launch import FlatConfig
+from triton_side.kernels.shared.launch import FlatConfig
 
-# A token that does not count leaves -inf - -inf in lanes whose value is not used, of which NumPy warns.
+# A token that does not count leaves -inf - -inf in unused lanes, and NumPy warns about it.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 SMOOTHING, Z_LOSS = 0.1, 0.05  # large enough here that leaving one out fails
@@ -22,7 +22,7 @@ def draw_labels(tokens: int, classes: int, ignored: float = 0.3, seed: int = 0) 
 
 
 def configured(config: FlatConfig | None = None, module=cross_entropy):
-    """Loss and dlogits of logits, labels and dloss."""
+    """Return loss and dlogits of logits, labels and dloss."""
 
     def launch(logits: torch.Tensor, labels: torch.Tensor, dloss: torch.Tensor) -> tuple[torch.Tensor, ...]:
         loss, saved = module.forward(logits, labels, SMOOTHING, Z_LOSS, save=True, config=config)
@@ -61,7 +61,7 @@ def test_non_contiguous() -> None:
     assert agrees(public, random(15, 40)[:, ::2], labels[::2])
 
 
-def test_the_mean_of_more_tokens_than_are_taken_at_once() -> None:
+def test_the_mean_over_several_blocks_of_tokens() -> None:
     losses, labels = random(9001) ** 2, draw_labels(9001, 7)
     losses[labels == IGNORED] = 0
     loss, count = torch.full((), torch.nan, device=DEVICE), torch.zeros((), dtype=torch.int32, device=DEVICE)
@@ -100,14 +100,14 @@ def test_tokens_that_do_not_count_are_not_read() -> None:
 
 
 @pytest.mark.parametrize("tokens", [0, 3])
-def test_where_nothing_counts_loss_and_gradients_are_zero(tokens: int) -> None:
+def test_loss_and_gradients_are_zero_without_a_counted_token(tokens: int) -> None:
     labels = torch.full((tokens,), IGNORED, dtype=torch.int32, device=DEVICE)
     loss, gradient = public(torch.full((tokens, 5), torch.nan, device=DEVICE), labels, torch.tensor(1.0, device=DEVICE))
     assert loss == 0 and gradient.shape == (tokens, 5) and (gradient == 0).all()
 
 
 @pytest.mark.parametrize("label", [-1, 20, 2**31 - 1])
-def test_a_label_that_is_no_class_shows(label: int) -> None:
+def test_a_label_that_is_no_class_gives_nan(label: int) -> None:
     logits, labels = random(3, 20), torch.tensor([4, label, 5], dtype=torch.int32, device=DEVICE)
     loss, gradient = public(logits, labels, torch.tensor(1.0, device=DEVICE))
     assert loss.isnan() and gradient[1].isnan().all() and gradient[[0, 2]].isfinite().all()
@@ -124,7 +124,7 @@ def test_only_training_saves() -> None:
     logits.requires_grad_()
     with torch.no_grad():
         assert cross_entropy.cross_entropy(logits, labels).grad_fn is None
-    loss = cross_entropy.cross_entropy(logits, labels)  # whose graph torch 2.11 frees with it
+    loss = cross_entropy.cross_entropy(logits, labels)  # torch 2.11 frees the graph with it
     saved = loss.grad_fn.saved_tensors
     assert [tuple(tensor.shape) for tensor in saved] == [(3, 50), (3,), (3,), (3,), ()]
 

@@ -20,14 +20,14 @@ def draw_lengths(*lengths: int) -> torch.Tensor:
 
 
 def caches(lengths: torch.Tensor, kv_heads: int, capacity: int, head_dim: int, dtype=torch.float32, seed: int = 1):
-    """k and v, NaN past each sequence's length."""
+    """Return k and v, NaN past each sequence's length."""
     beyond = torch.arange(capacity, device=DEVICE) >= lengths[:, None]
     both = (random(len(lengths), kv_heads, capacity, head_dim, dtype=dtype, seed=seed + i) for i in range(2))
     return tuple(cache.masked_fill(beyond[:, None, :, None], torch.nan) for cache in both)
 
 
 def in_pages(cache: torch.Tensor, page_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The pages that hold a cache [batch, kv_heads, capacity, head_dim], those of NaN among them, and their table."""
+    """Return the pages of a cache [batch, kv_heads, capacity, head_dim], mixed with pages of NaN, and their table."""
     batch, kv_heads, capacity, head_dim = cache.shape
     each = -(-capacity // page_size)
     whole = cache.new_full((batch, each * page_size, kv_heads, head_dim), torch.nan)
@@ -40,7 +40,7 @@ def in_pages(cache: torch.Tensor, page_size: int) -> tuple[torch.Tensor, torch.T
 
 
 def configured(config: DecodeConfig | None, page_size: int | None = None, module=decode_attention) -> properties.Launch:
-    """q, k, v, lengths -> out; from pages of which the caches are made, where page_size is given."""
+    """Return a function q, k, v, lengths -> out; with page_size it puts the caches in pages."""
 
     def launch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor]:
         if page_size is None:
@@ -79,13 +79,13 @@ def test_any_configuration_agrees(config: DecodeConfig, page_size: int | None) -
 
 
 def growing() -> tuple[torch.Tensor, ...]:
-    """q, k, v, lengths of up to 18 chunks of 16 keys, the maximum of the scores in one after the other."""
+    """Return q, k, v and lengths of up to 18 chunks of 16 keys; the maximum score grows from chunk to chunk."""
     lengths = draw_lengths(0, 33, 280)
     k, v = caches(lengths, 2, 280, 16)
     return 3 * random(3, 6, 16), k * torch.linspace(0.1, 1.5, 280, device=DEVICE)[:, None], v, lengths
 
 
-def test_more_chunks_than_are_combined_at_once() -> None:
+def test_more_chunks_than_one_step_combines() -> None:
     q, k, v, lengths = growing()
     for page_size in (None, 5):
         assert not properties.decode_attention(configured(CONFIGS[0], page_size), q, k, v, lengths)
@@ -107,7 +107,7 @@ def test_large_scores_stay_finite() -> None:
         assert configured(config)(q, 1e4 * k, v, lengths)[0].isfinite().all()
 
 
-def test_keys_of_score_minus_infinity_weigh_nothing_even_a_chunk_of_them() -> None:
+def test_keys_of_score_minus_infinity_have_weight_zero() -> None:
     lengths = draw_lengths(40)
     q, (k, v) = random(1, 1, 16).abs(), caches(lengths, 1, 40, 16)
     k[0, 0, :33] = -torch.inf
@@ -117,7 +117,7 @@ def test_keys_of_score_minus_infinity_weigh_nothing_even_a_chunk_of_them() -> No
         torch.testing.assert_close(out, rest)
 
 
-def test_lengths_out_of_range_are_those_next_to_them() -> None:
+def test_lengths_out_of_range_are_clamped() -> None:
     q, (k, v) = random(2, 2, 16), caches(draw_lengths(20, 20), 1, 20, 16)
     for config in CONFIGS:
         (out,) = configured(config)(q, k, v, draw_lengths(-3, 2000))
@@ -125,7 +125,7 @@ def test_lengths_out_of_range_are_those_next_to_them() -> None:
         assert torch.equal(out, expected) and not out[0].any()
 
 
-def test_nothing_to_attend_to() -> None:
+def test_no_keys_give_zeros() -> None:
     lengths = draw_lengths(0, 0)
     assert public(random(0, 2, 16), *caches(draw_lengths(), 1, 4, 16), draw_lengths())[0].shape == (0, 2, 16)
     assert not public(random(2, 2, 16), *caches(lengths, 1, 0, 16), lengths)[0].any()
@@ -136,7 +136,7 @@ def test_nothing_to_attend_to() -> None:
     [
         (8192, 256, 4),  # no longer than LONGEST_CHUNK
         (2000, 256, 1),
-        (8192, 8, 32),  # 264 programs at once: as many as fit
+        (8192, 8, 32),  # 264 programs run at once, as many as fit
         (65536, 8, 32),
         (64, 8, 1),
         (1, 1, 1),

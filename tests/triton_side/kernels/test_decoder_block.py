@@ -13,7 +13,7 @@ ATTRIBUTES = {"heads": HEADS, "kv_heads": KV_HEADS, "eps": 1e-5, "theta": 100.0}
 
 
 def tensors(batch: int, sequence: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
-    """x, the weights, dy."""
+    """Return x, the weights and dy."""
     attended = HEADS * HEAD_DIM
 
     def weight(inputs: int, outputs: int, seed: int) -> torch.Tensor:
@@ -34,7 +34,7 @@ def positions(batch: int, sequence: int) -> torch.Tensor:
 
 
 def applied(apply):
-    """The block as a function of x and its weights."""
+    """Return the block as a function of x and its weights."""
 
     def function(*inputs: torch.Tensor) -> torch.Tensor:
         named = dict(zip(NAMES, inputs, strict=True))
@@ -44,7 +44,7 @@ def applied(apply):
 
 
 def exact(*inputs: torch.Tensor) -> torch.Tensor:
-    """In the inputs' dtype to the end: the plain block computes norms, angles and softmax in float32."""
+    """Return the plain block in the inputs' dtype throughout; it normally computes some steps in float32."""
     x, attention_norm, w_qkv, w_o, mlp_norm, w_gate, w_up, w_down = inputs
     batch, sequence, _ = x.shape
 
@@ -86,7 +86,7 @@ def test_strides() -> None:
     assert agrees(applied(decoder_block.apply), *apart, dy=random(1, 1, WIDTH, seed=9).expand_as(dy))
 
 
-def test_a_token_sees_none_after_it() -> None:
+def test_later_tokens_are_invisible() -> None:
     x, *weights, _ = tensors(2, 7)
     y = applied(decoder_block.apply)(x, *weights)
     x[:, 4:] += 1
@@ -99,7 +99,7 @@ def test_inference_saves_nothing_and_training_each_intermediate_once() -> None:
     assert applied(decoder_block.apply)(*inputs).grad_fn is None
     inputs[0].requires_grad_()
     tokens, attended, kv = 10, HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
-    y = applied(decoder_block.apply)(*inputs)  # whose graph torch 2.11 frees with it
+    y = applied(decoder_block.apply)(*inputs)  # torch 2.11 frees the graph with it
     saved = y.grad_fn.next_functions[0][0].saved_tensors
     assert [tuple(x.shape) for x in saved] == [
         (tokens, WIDTH), (2, 5), *(tuple(x.shape) for x in inputs[1:]),
@@ -137,10 +137,10 @@ def test_rejects() -> None:
     [
         ("dh2, dsum=dy)", "dh2)"),
         ("dh1, dsum=dx1)", "dh1)"),
-        ("forward_of_sum(projected, x,", "forward_of_sum(projected, projected,"),
-        ("djoined, (dq, dk, dv))", "djoined, (dq, dk, dk))"),
+        ("forward_with_residual(projected, x,", "forward_with_residual(projected, projected,"),
+        ("dmerged, (dq, dk, dv))", "dmerged, (dq, dk, dk))"),
         ("backward=True, out", "out"),
-        ("added(dup, w_up.T, dh2,", "added(dup, w_up.T, 0 * dh2,"),
+        ("product_plus_residual(dup, w_up.T, dh2,", "product_plus_residual(dup, w_up.T, 0 * dh2,"),
     ],
 )
 def test_comparison_catches(sound: str, broken: str, tmp_path) -> None:
@@ -149,13 +149,13 @@ def test_comparison_catches(sound: str, broken: str, tmp_path) -> None:
 
 
 def test_attention_to_a_lone_token_launches_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whose kernel Triton does not compile for an H200 where heads share keys."""
-    from triton_side.kernels import _layer_attention
+    """Triton does not compile this kernel for an H200 if heads share keys."""
+    from triton_side.kernels import transformer_layer
 
-    monkeypatch.setattr(_layer_attention, "launch_dk_dv", None)
+    monkeypatch.setattr(transformer_layer, "launch_dk_dv", None)
     q, k, v, dout = (random(2, heads, 1, 16, seed=i) for i, heads in enumerate((4, 2, 2, 4)))
-    joined, logsumexp2 = _layer_attention.attend(q, k, v, True)
+    merged, logsumexp2 = transformer_layer.attention_forward(q, k, v, True)
     dq, dk, dv = (torch.full_like(x, math.nan) for x in (q, k, v))
-    _layer_attention.attend_backward(q, k, v, joined, logsumexp2, dout.reshape(2, 64), (dq, dk, dv))
+    transformer_layer.attention_backward(q, k, v, merged, logsumexp2, dout.reshape(2, 64), (dq, dk, dv))
     assert not dq.any() and not dk.any()
     torch.testing.assert_close(dv, dout.view(2, 2, 2, 1, 16).sum(2))

@@ -5,7 +5,7 @@ from row_kernel_checks import DEVICE, random
 
 from triton_side.blocks import threefry
 from triton_side.kernels import dropout_residual_norm
-from triton_side.kernels._launch import RowConfig
+from triton_side.kernels.shared.launch import RowConfig
 
 P, EPS = 0.3, 1e-5
 # Tiles of several rows, and persistent programs with a prefetch; none covers 13 x 203 exactly.
@@ -27,7 +27,7 @@ def kept(rows: int, columns: int, p: float = P, seed: torch.Tensor = SEED) -> to
 
 
 def training(config: RowConfig | None = None, module=dropout_residual_norm, p: float = P, seed: torch.Tensor = SEED):
-    """A launch of the forward and the backward pass: of x, bias, residual, weight, shift, dy and dh."""
+    """Return a launch of the forward and backward pass on x, bias, residual, weight, shift, dy and dh."""
 
     def configured(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         *inputs, dy, dh = tensors
@@ -43,7 +43,7 @@ def training(config: RowConfig | None = None, module=dropout_residual_norm, p: f
 
 
 def operands(rows: int, columns: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
-    """x, bias, residual, weight, shift, dy, dh."""
+    """Return x, bias, residual, weight, shift, dy, dh."""
     shapes = [(rows, columns), (columns,), (rows, columns), (columns,), (columns,), *2 * [(rows, columns)]]
     return tuple(random(*shape, dtype=dtype, seed=i) for i, shape in enumerate(shapes))
 
@@ -57,14 +57,14 @@ def problem(
 
 
 @pytest.mark.parametrize("config", [None, *CONFIGS])
-def test_without_the_norm_it_is_the_same_but_for_the_norm(config: RowConfig | None) -> None:
+def test_h_is_the_same_without_the_norm(config: RowConfig | None) -> None:
     x, bias, residual, weight, shift, dy, dh = operands(16, 67)
-    h = dropout_residual_norm.forward_of_sum(x, bias, residual, SEED, P, config)
+    h = dropout_residual_norm.forward_without_norm(x, bias, residual, SEED, P, config)
     _, expected, mean, rstd = dropout_residual_norm.forward(
         x, bias, residual, weight, shift, SEED, P, EPS, save_statistics=True, config=config
     )
     assert torch.equal(h, expected)
-    dx, dbias = dropout_residual_norm.backward_of_sum(dh, SEED, P, config)
+    dx, dbias = dropout_residual_norm.backward_without_norm(dh, SEED, P, config)
     of_norm = dropout_residual_norm.backward(h, weight, SEED, mean, rstd, torch.zeros_like(dy), dh, P, config)
     assert torch.equal(dx, of_norm[0]) and torch.equal(dbias, of_norm[1])
 
@@ -85,7 +85,7 @@ def test_probabilities(p: float) -> None:
     assert kept(7, 200, p).all() == (p == 0)
 
 
-def test_the_mask_of_backward_is_that_of_forward() -> None:
+def test_backward_draws_the_mask_of_forward() -> None:
     ones, zeros = torch.ones(9, 203, device=DEVICE), torch.zeros(9, 203, device=DEVICE)
     inputs = (ones, zeros[0], zeros, ones[0], zeros[0], zeros, ones)
     for seed in (seed_of(0, 0), seed_of(1, 0), seed_of(0, 1), SEED):
@@ -162,6 +162,6 @@ def test_configurations_cover_the_matrix_and_fit_an_h200(configure, columns: int
             config = configure(rows, columns, element_bytes, 132)
             tile = config.block_rows * config.block_columns
             buffers = 3 * (config.num_stages - 1) * tile * element_bytes
-            assert buffers + 4 * tile < 232448 - 1024  # where a row has edges, its layout changes in shared memory
+            assert buffers + 4 * tile < 232448 - 1024  # a row with edges changes its layout in shared memory
             assert 1 <= config.programs <= -(-rows // config.block_rows)
             assert config.block_columns >= max(4, columns) and 1 <= config.num_warps <= 32

@@ -10,7 +10,7 @@ NARROW = EmbeddingConfig(tokens=2, columns=16, num_warps=1, rows=3)
 
 
 def draw_ids(rows: int, tokens: int, dtype: torch.dtype = torch.int32, seed: int = 0) -> torch.Tensor:
-    """Half of the tokens on one row."""
+    """Return ids, half of them of one row."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(0, rows, (tokens,), generator=generator)
     ids[torch.rand(tokens, generator=generator) < 0.5] = rows // 2
@@ -18,7 +18,7 @@ def draw_ids(rows: int, tokens: int, dtype: torch.dtype = torch.int32, seed: int
 
 
 def configured(config: EmbeddingConfig | None, module=embedding) -> properties.Launch:
-    """table, contiguous ids, dy -> y, dtable."""
+    """Return a function of table, contiguous ids and dy -> y, dtable."""
     return lambda table, ids, dy: (module.forward(table, ids, config), module.backward(ids, dy, len(table), config))
 
 
@@ -48,15 +48,15 @@ def test_all_tokens_on_one_row() -> None:
         assert not properties.embedding(configured(None), table, ids, dy)
 
 
-def test_how_rows_are_shared_out_changes_no_bits() -> None:
+def test_any_configuration_gives_the_same_bits() -> None:
     table, ids, dy = random(10, 33), draw_ids(10, 40), random(40, 33, seed=1)
     _, dtable = configured(NARROW)(table, ids, dy)
     _, other = configured(EmbeddingConfig(tokens=2, columns=32, num_warps=1, rows=8))(table, ids, dy)
     assert torch.equal(dtable, other)
 
 
-def test_tokens_of_a_row_are_added_up_in_float32() -> None:
-    """In float16 2048 + 1 is 2048."""
+def test_tokens_of_a_row_are_summed_in_float32() -> None:
+    """In float16, 2048 + 1 is 2048."""
     ids, dy = torch.ones(131, dtype=torch.int32, device=DEVICE), torch.ones(131, 3, dtype=torch.float16, device=DEVICE)
     dy[0] = 2048
     assert embedding.backward(ids, dy, rows=3).tolist() == [[0.0] * 3, [2178.0] * 3, [0.0] * 3]
@@ -67,7 +67,7 @@ def test_any_strides() -> None:
     assert not properties.embedding(trained, table, ids, random(20, 1, seed=1).expand(20, 20))
 
 
-def test_nothing_to_look_up() -> None:
+def test_empty() -> None:
     for rows, columns, tokens in ((3, 4, 0), (3, 0, 2), (0, 4, 0)):
         table = random(rows, columns).requires_grad_()
         y = embedding.embedding(table, torch.zeros(tokens, dtype=torch.int32, device=DEVICE))
@@ -75,10 +75,10 @@ def test_nothing_to_look_up() -> None:
         assert y.shape == (tokens, columns) and table.grad.shape == table.shape and not table.grad.any()
 
 
-def test_saves_ids_alone() -> None:
+def test_saves_only_ids() -> None:
     table, ids = random(4, 3), draw_ids(4, 5)
     assert embedding.embedding(table, ids).grad_fn is None
-    y = embedding.embedding(table.requires_grad_(), ids)  # whose graph torch 2.11 frees with it
+    y = embedding.embedding(table.requires_grad_(), ids)  # torch 2.11 frees the graph with it
     (saved,) = y.grad_fn.saved_tensors
     assert saved.data_ptr() == ids.data_ptr()
 

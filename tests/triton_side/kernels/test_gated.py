@@ -1,15 +1,15 @@
 import sys
 from pathlib import Path
 from types import ModuleType
-from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
-from row_kernel_checks import DEVICE, DTYPES, is_accurate, mutant, random, with_gradients
+from row_kernel_checks import DEVICE, DTYPES, built_on, is_accurate, mutant, random, with_gradients
 
-from triton_side.kernels import _gated, geglu, swiglu
-from triton_side.kernels._launch import FlatConfig
+from triton_side.kernels import geglu, swiglu
+from triton_side.kernels.shared import gated_unit
+from triton_side.kernels.shared.launch import FlatConfig
 
 FUNCTIONS = {"swiglu": swiglu.swiglu, "geglu": geglu.geglu}
 units = pytest.mark.parametrize("unit", FUNCTIONS)
@@ -27,27 +27,19 @@ def agrees(unit: str, function, gate: torch.Tensor, up: torch.Tensor, dy: torch.
 
 
 def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
-    """gate, up, dy."""
+    """Return gate, up, dy."""
     return [2 * random(*shape, dtype=dtype), *(random(*shape, dtype=dtype, seed=seed) for seed in (1, 2))]
 
 
 def launched_as(module: ModuleType, unit: str, config: FlatConfig | None = None):
-    """Forward and backward kernels of the unit in the module, as a launch of (gate, up, dy): y, dgate, dup."""
+    """Return the unit's forward and backward kernel in the module as a launch of (gate, up, dy): y, dgate, dup."""
     forward_kernel, backward_kernel = (getattr(module, f"{unit}_{part}_kernel") for part in ("forward", "backward"))
 
     def launch(gate: torch.Tensor, up: torch.Tensor, dy: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        y = _gated.forward(forward_kernel, gate, up, config)
-        return y, *_gated.backward(backward_kernel, gate, up, dy, config)
+        y = gated_unit.forward(forward_kernel, gate, up, config)
+        return y, *gated_unit.backward(backward_kernel, gate, up, dy, config)
 
     return launch
-
-
-def on_top_of(gated: ModuleType, unit: ModuleType) -> ModuleType:
-    """A copy of the unit's module with the kernels' bodies of `gated`, a mutant of _gated."""
-    folder = Path(gated.__file__).parent / "unit"
-    folder.mkdir()
-    with mock.patch.dict(sys.modules, broken_gated=gated):
-        return mutant(unit, "triton_side.kernels._gated", "broken_gated", folder)
 
 
 @units
@@ -72,7 +64,7 @@ def test_non_contiguous(unit: str) -> None:
 
 
 @units
-def test_far_from_zero_the_gate_is_open_or_shut(unit: str) -> None:
+def test_far_from_zero_the_activation_is_the_identity_or_zero(unit: str) -> None:
     gate = torch.tensor([-1e18, -1e4, -200.0, 200.0, 1e4, 1e18], device=DEVICE)
     up, dy = torch.full_like(gate, 3.0), torch.full_like(gate, 2.0)
     y, dgate, dup = with_gradients(FUNCTIONS[unit], gate, up, dy=dy)
@@ -88,10 +80,10 @@ def test_empty(unit: str) -> None:
     assert y.shape == gate.grad.shape == up.grad.shape == (0, 5)
 
 
-def test_inference_saves_nothing_and_training_the_inputs_alone() -> None:
+def test_inference_saves_nothing_and_training_only_the_inputs() -> None:
     gate, up, _ = drawn(2, 3)
     assert swiglu.swiglu(gate, up).grad_fn is None
-    y = swiglu.swiglu(gate.requires_grad_(), up)  # whose graph torch 2.11 frees with it
+    y = swiglu.swiglu(gate.requires_grad_(), up)  # torch 2.11 frees the graph with it
     assert [tensor.data_ptr() for tensor in y.grad_fn.saved_tensors] == [gate.data_ptr(), up.data_ptr()]
 
 
@@ -114,7 +106,7 @@ def test_rejects() -> None:
 )
 def test_comparison_catches_what_is_wrong_in_both(unit: str, sound: str, broken: str, tmp_path: Path) -> None:
     module = sys.modules[FUNCTIONS[unit].__module__]
-    broken_unit = on_top_of(mutant(_gated, sound, broken, tmp_path), module)
+    broken_unit = built_on(mutant(gated_unit, sound, broken, tmp_path), gated_unit, module)
     assert not agrees(unit, getattr(broken_unit, unit), *drawn(3, 1367))
 
 

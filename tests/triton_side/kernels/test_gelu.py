@@ -5,7 +5,7 @@ import torch
 from row_kernel_checks import DEVICE, DTYPES, is_accurate, mutant, random, with_gradients
 
 from triton_side.kernels import gelu
-from triton_side.kernels._launch import FlatConfig
+from triton_side.kernels.shared.launch import FlatConfig
 
 
 def plain(x: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ SEED = torch.tensor([[3, -5], [7, 11]], dtype=torch.int32, device=DEVICE)
 
 
 def tensors(batch: int, sequence: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
-    """x, the weights, dy."""
+    """Return x, the weights and dy."""
 
     def weight(name: str, seed: int) -> torch.Tensor:
         shape = SHAPES.get(name, (WIDTH,))
@@ -30,12 +30,12 @@ def tensors(batch: int, sequence: int, dtype: torch.dtype = torch.float32) -> li
 
 
 def applied(apply):
-    """The block as a function of x and its weights."""
+    """Return the block as a function of x and its weights."""
     return lambda *inputs: apply(dict(zip(NAMES, inputs, strict=True)) | {"seed": SEED}, **ATTRIBUTES)["y"]
 
 
 def exact(*inputs: torch.Tensor) -> torch.Tensor:
-    """In the inputs' dtype to the end: the plain block computes norms and softmax in float32."""
+    """Return the plain block in the inputs' dtype throughout; it normally computes some steps in float32."""
     i = dict(zip(NAMES, inputs, strict=True))
     batch, sequence, _ = i["x"].shape
     x = i["x"].flatten(0, 1)

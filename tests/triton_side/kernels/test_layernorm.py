@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from row_kernel_checks import DTYPES, is_accurate, random, with_gradients
 
 from triton_side.kernels import layernorm
-from triton_side.kernels._launch import RowConfig
+from triton_side.kernels.shared.launch import RowConfig
 
 EPS = 1e-6
 
@@ -63,12 +63,12 @@ def test_another_gradient_of_x_is_added_before_the_rounding(config: RowConfig) -
     dx, *sums = layernorm.backward(x, weight, mean, rstd, dy, config, dsum=dsum)
     alone, *sums_alone = layernorm.backward(x, weight, mean, rstd, dy, config)
     assert all(torch.equal(one, other) for one, other in zip(sums, sums_alone, strict=True))
-    off = torch.finfo(torch.float32).eps * (alone.abs() + dsum.abs())  # of fp32 numbers, of which `alone` was rounded
+    off = torch.finfo(torch.float32).eps * (alone.abs() + dsum.abs())  # sums of fp32 numbers; `alone` was rounded
     assert ((dx - (alone + dsum)).abs() <= off).all()
 
 
 def operands(rows: int, columns: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
-    """x, whose mean is not its rows' zero, weight, bias and dy."""
+    """Return x, whose rows have means other than zero, weight, bias and dy."""
     return (
         2 * random(rows, columns, dtype=dtype) + 3,
         random(columns, dtype=dtype, seed=1),
@@ -108,7 +108,7 @@ def test_rows_of_one_value_give_the_bias_and_no_gradient(config: RowConfig) -> N
 def test_variance_of_rows_far_from_zero(config: RowConfig) -> None:
     """mean(x^2) - mean(x)^2 in fp32 would be a few units of 6e4^2 2^-24 = 215, or negative."""
     x, weight, bias, _ = operands(5, 203)
-    x = (x + 6e4).round()  # integers, so that every bit of the variance is in x
+    x = (x + 6e4).round()  # integers, so x holds every bit of the variance
     y, mean, rstd = layernorm.forward(x, weight, bias, EPS, save=True, config=config)
     expected = torch.rsqrt(x.double().var(dim=1, correction=0) + EPS)
     assert torch.allclose(mean.double(), x.double().mean(dim=1), rtol=1e-6)
@@ -151,7 +151,7 @@ def test_only_training_saves_mean_and_rstd() -> None:
     bias.requires_grad_()
     with torch.no_grad():
         assert default(x, weight, bias).grad_fn is None
-    y = default(x, weight, bias)  # whose graph torch 2.11 frees with it
+    y = default(x, weight, bias)  # torch 2.11 frees the graph with it
     saved = y.grad_fn.saved_tensors
     assert [tuple(tensor.shape) for tensor in saved] == [(3, 50), (50,), (3,), (3,)]
     assert saved[2].dtype == saved[3].dtype == torch.float32

@@ -3,8 +3,8 @@ import torch
 from row_kernel_checks import DTYPES, is_accurate, mutant, random, with_gradients
 
 from triton_side.kernels import linear, linear_residual
-from triton_side.kernels._column_sums import partial_sums
-from triton_side.kernels.matmul import MatmulConfig
+from triton_side.kernels.shared.column_sums import partial_sums
+from triton_side.kernels.shared.matmul_tiles import MatmulConfig
 
 DESCRIPTORS = MatmulConfig(32, 32, 32, num_warps=4, num_stages=2)
 
@@ -14,7 +14,7 @@ def plain(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Te
 
 
 def tensors(m: int, k: int, n: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
-    """x, weight, bias, dy."""
+    """Return x, weight, bias, dy."""
     weight = (random(k, n, seed=1) * max(k, 1) ** -0.5).to(dtype)
     return [random(m, k, dtype=dtype), weight, random(n, dtype=dtype, seed=2), random(m, n, dtype=dtype, seed=3)]
 
@@ -51,10 +51,10 @@ def test_strides() -> None:
     assert agrees(applied, x, weight, bias, dy=random(1, 136, seed=6).expand(64, 136))
 
 
-def test_training_saves_the_inputs_alone() -> None:
+def test_training_saves_only_the_inputs() -> None:
     *inputs, _ = tensors(5, 8, 12)
     inputs[2].requires_grad_()
-    y = applied(*inputs)  # whose graph torch 2.11 frees with it
+    y = applied(*inputs)  # torch 2.11 frees the graph with it
     assert [tuple(x.shape) for x in y.grad_fn.saved_tensors] == [(5, 8), (8, 12)]
 
 
@@ -72,7 +72,7 @@ def test_partial_sums_by_several_programs_of_several_tiles(shape: tuple[int, int
     assert torch.equal(partial_sums(x).sum(0), x.sum(0))
 
 
-def test_the_residual_is_added_and_its_gradient_is_the_outputs() -> None:
+def test_the_residual_has_the_output_s_gradient() -> None:
     x, weight, _, dy = tensors(17, 37, 67)
     residual = random(17, 67, seed=4)
 

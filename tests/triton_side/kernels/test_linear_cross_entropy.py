@@ -11,11 +11,11 @@ from torch.utils._pytree import tree_leaves
 
 from triton_side.blocks.cross_entropy import IGNORED
 from triton_side.kernels import linear_cross_entropy
-from triton_side.kernels.matmul import MatmulConfig
+from triton_side.kernels.shared.matmul_tiles import MatmulConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
-# Tiles of one width of which LEAST_CLASSES is a multiple; the last through descriptors, in several chunks.
+# Tiles whose width divides MIN_CLASSES; the last has descriptors and several chunks.
 CONFIGS = [
     MatmulConfig(32, 64, 64, num_warps=4, num_stages=1, group_m=1, descriptors=False),
     MatmulConfig(16, 128, 32, num_warps=4, num_stages=2, group_m=3, descriptors=False),
@@ -25,17 +25,17 @@ ONE = torch.tensor(1.0, device=DEVICE)
 
 
 def tensors(tokens: int, width: int, classes: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
-    """h, w and labels: logits as the block's are."""
+    """Return h, w and labels whose logits resemble the block's."""
     w = (random(classes, width, seed=1) * max(width, 1) ** -0.5).to(dtype)
     return [4 * random(tokens, width, dtype=dtype), w, draw_labels(tokens, classes)]
 
 
 def configured(config: MatmulConfig | None = None, module=linear_cross_entropy, workspace: int = 1):
-    """Loss, dh and dw of h, w, labels and dloss; more tiles than are combined at once, as many chunks as can be."""
+    """Return loss, dh and dw of h, w, labels and dloss; with several steps of tiles and as many chunks as possible."""
     chosen = {} if config is None else {"choose": lambda *about: config}
 
     def launch(h: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, dloss: torch.Tensor) -> tuple:
-        with mock.patch.object(module, "TILES_AT_ONCE", 2):
+        with mock.patch.object(module, "TILES_PER_STEP", 2):
             loss, saved = module.forward_pass(h, w, labels, SMOOTHING, Z_LOSS, save=True, **chosen)
         gradients = module.backward_pass(
             h, w, labels, saved, dloss, SMOOTHING, Z_LOSS, workspace=workspace, **chosen
@@ -67,19 +67,19 @@ def test_agrees_with_float64(shape: tuple[int, int, int], dtype: torch.dtype) ->
     ("config", "dtype"), list(zip(CONFIGS, (torch.float32, torch.float32, torch.float16), strict=True)), ids=str
 )
 def test_any_configuration_agrees_in_several_chunks(config: MatmulConfig, dtype: torch.dtype) -> None:
-    # Two chunks and a part of one.
+    # Two chunks and part of a third.
     assert agrees(configured(config), *tensors(24, 40, 600, dtype))
 
 
 @pytest.mark.parametrize("classes", [1, 255, 256, 257, 600, 5000, 128256])
 @pytest.mark.parametrize("tokens", [1, 2048, 8192, 10**6])
-def test_chunks_are_alike_and_fit_the_workspace(tokens: int, classes: int) -> None:
-    least, workspace = linear_cross_entropy.LEAST_CLASSES, linear_cross_entropy.WORKSPACE
-    chunk = linear_cross_entropy.classes_at_a_time(tokens, classes, 2)
+def test_chunks_have_equal_size_and_fit_the_workspace(tokens: int, classes: int) -> None:
+    least, workspace = linear_cross_entropy.MIN_CLASSES, linear_cross_entropy.WORKSPACE
+    chunk = linear_cross_entropy.classes_per_chunk(tokens, classes, 2)
     assert chunk % least == 0 and chunk <= max(least, classes + least - 1)
     assert 2 * tokens * chunk <= max(workspace, 2 * tokens * least)
     chunks = -(-classes // chunk)
-    assert chunk - classes / chunks < least  # no larger than what all of them could be
+    assert chunk - classes / chunks < least  # no larger than all of them together
 
 
 def test_strides() -> None:
@@ -89,7 +89,7 @@ def test_strides() -> None:
     assert agrees(public, random(24, 80)[:, ::2], w, labels.repeat_interleave(2)[::2])
 
 
-def test_where_nothing_counts_loss_and_gradients_are_zero() -> None:
+def test_loss_and_gradients_are_zero_without_a_counted_token() -> None:
     h, w, _ = tensors(5, 8, 67)
     loss, dh, dw = public(h, w, torch.full((5,), IGNORED, dtype=torch.int32, device=DEVICE))
     assert loss == 0 and (dh == 0).all() and (dw == 0).all()
@@ -103,7 +103,7 @@ def test_empty(shape: tuple[int, int, int]) -> None:
 
 
 @pytest.mark.parametrize("label", [-1, 20, 2**31 - 1])
-def test_a_label_that_is_no_class_shows(label: int) -> None:
+def test_a_label_that_is_no_class_gives_nan(label: int) -> None:
     h, w, _ = tensors(3, 8, 20)
     loss, dh, _ = public(h, w, torch.tensor([4, label, 5], dtype=torch.int32, device=DEVICE))
     assert loss.isnan() and dh[1].isnan().all() and dh[[0, 2]].isfinite().all()
@@ -114,7 +114,7 @@ def test_logits_of_any_size() -> None:
     h = torch.zeros(2, 8, device=DEVICE)
     h[:, 0] = 2e38
     assert linear_cross_entropy.linear_cross_entropy(h, w, labels).item() == h[0, 0]
-    h[:, 1:] = -torch.inf  # whose product with the zeros of w has no value
+    h[:, 1:] = -torch.inf  # its product with w's zeros is NaN
     assert linear_cross_entropy.linear_cross_entropy(h, w, labels).isnan()
 
 
@@ -123,7 +123,7 @@ def test_bits_repeat() -> None:
     assert all(torch.equal(a, b) for a, b in zip(public(*inputs), public(*inputs), strict=True))
 
 
-def test_only_training_saves_and_only_what_is_wanted_is_made() -> None:
+def test_only_training_saves_and_only_wanted_gradients_are_computed() -> None:
     h, w, labels = tensors(3, 8, 50)
     whole = public(h, w, labels)
     function = linear_cross_entropy.linear_cross_entropy
@@ -139,7 +139,7 @@ def test_only_training_saves_and_only_what_is_wanted_is_made() -> None:
 
 
 class _Allocations(TorchDispatchMode):
-    """Bytes of each new tensor."""
+    """Records the bytes of each new tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -157,12 +157,12 @@ def _tensors(tree: object) -> Iterator[torch.Tensor]:
     return (leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
 
 
-def test_no_tensor_is_of_the_size_of_the_logits() -> None:
+def test_no_tensor_has_the_size_of_the_logits() -> None:
     tokens, width, classes = 64, 16, 1500
     h, w, labels = tensors(tokens, width, classes)
     with _Allocations() as allocated:
         configured(MatmulConfig(64, 256, 16, num_warps=8, num_stages=1, descriptors=False))(h, w, labels, ONE)
-    chunk = 4 * tokens * linear_cross_entropy.LEAST_CLASSES
+    chunk = 4 * tokens * linear_cross_entropy.MIN_CLASSES
     assert max(allocated.bytes) == max(chunk, 4 * classes * width)
     with _Allocations() as plain:
         h @ w.T

@@ -4,11 +4,11 @@ from row_kernel_checks import DTYPES, is_accurate, mutant, random, with_gradient
 
 from triton_side.kernels import linear_gelu
 from triton_side.kernels.linear_gelu import DpreConfig
-from triton_side.kernels.matmul import MatmulConfig
+from triton_side.kernels.shared.matmul_tiles import MatmulConfig
 
 NAMES = ("x", "weight", "bias")
 DESCRIPTORS = MatmulConfig(32, 32, 32, num_warps=4, num_stages=2)
-# Several tiles of rows to a program, and of columns; a program without any.
+# Several tiles of rows a program, several of columns, and a program without a tile.
 DPRE_CONFIGS = [
     DpreConfig(block_rows=4, block_columns=32, num_warps=1, num_stages=1, programs=3),
     DpreConfig(block_rows=1, block_columns=128, num_warps=4, num_stages=3, programs=20),
@@ -22,7 +22,7 @@ def plain(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Te
 
 
 def tensors(m: int, k: int, n: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
-    """x, weight, bias, dy."""
+    """Return x, weight, bias, dy."""
     weight = (random(k, n, seed=1) * max(k, 1) ** -0.5).to(dtype)
     return [random(m, k, dtype=dtype), weight, random(n, dtype=dtype, seed=2), random(m, n, dtype=dtype, seed=3)]
 
@@ -47,7 +47,7 @@ def test_agrees_with_float64(m: int, k: int, n: int, dtype: torch.dtype) -> None
 
 @pytest.mark.parametrize(("m", "k", "n"), [(1, 1, 1), (1, 32, 48), (3, 2, 600)])
 def test_few_rows(m: int, k: int, n: int) -> None:
-    """In float32 alone: the largest of a few 16-bit rounding errors is luck, plain code's as much as ours."""
+    """Only in float32: the largest of a few 16-bit rounding errors is luck, for plain code as for ours."""
     *inputs, dy = tensors(m, k, n)
     assert agrees(applied, *inputs, dy=dy)
 
@@ -78,7 +78,7 @@ def test_inference_saves_nothing_and_training_one_activation() -> None:
     *inputs, _ = tensors(5, 8, 12)
     assert applied(*inputs).grad_fn is None
     inputs[2].requires_grad_()
-    y = applied(*inputs)  # whose graph torch 2.11 frees with it
+    y = applied(*inputs)  # torch 2.11 frees the graph with it
     saved = [tuple(x.shape) for x in y.grad_fn.saved_tensors]
     assert saved == [(5, 8), (8, 12), (5, 12)]
 

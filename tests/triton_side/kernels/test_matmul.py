@@ -3,7 +3,7 @@ import torch
 from row_kernel_checks import DTYPES, is_accurate, mutant, random, with_gradients
 
 from triton_side.kernels import matmul
-from triton_side.kernels.matmul import MatmulConfig
+from triton_side.kernels.shared.matmul_tiles import MatmulConfig
 
 CONFIGS = [
     MatmulConfig(16, 32, 16, num_warps=4, num_stages=1, group_m=1, descriptors=False),
@@ -33,7 +33,7 @@ def test_agrees_with_float64(m: int, k: int, n: int, dtype: torch.dtype) -> None
 @pytest.mark.parametrize("a_transposed", [False, True])
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_any_configuration_and_storage_agrees(config: MatmulConfig, a_transposed: bool, b_transposed: bool) -> None:
-    # Not covered exactly by any tile, yet 16-byte rows in every storage.
+    # No tile covers them exactly, yet rows are multiples of 16 bytes in every storage.
     m, k, n = (56, 40, 72) if config.descriptors else (53, 41, 67)
     for dtype in (torch.float16, torch.float32):
         a, b = stored(random(m, k, dtype=dtype), a_transposed), stored(random(k, n, dtype=dtype, seed=1), b_transposed)
@@ -70,7 +70,7 @@ def test_the_block() -> None:
 
 
 def test_every_output_tile_is_visited_once() -> None:
-    """In groups of rows, the last one lower than the others."""
+    """Groups of rows are visited in turn; the last group has fewer rows."""
     assert agrees(matmul.launch_matmul(a := random(70, 16), b := random(16, 90, seed=1), CONFIGS[1]), a, b)
 
 
@@ -81,7 +81,7 @@ def test_empty(shape: tuple[int, int, int]) -> None:
     assert c.shape == (m, n) and (c == 0).all()
 
 
-def test_what_descriptors_can_read() -> None:
+def test_which_matrices_descriptors_can_read() -> None:
     fits = matmul.operands_fit_descriptors
     x = random(64, 64, dtype=torch.float16)
     assert fits(x, x.T, x[3:, :40], x[:, 8:16])

@@ -3,11 +3,11 @@ import torch
 from row_kernel_checks import DEVICE, is_accurate, mutant, random
 
 from triton_side.kernels import matmul, matmul_fp8
-from triton_side.kernels._launch import INTERPRETED
-from triton_side.kernels.matmul import MatmulConfig
+from triton_side.kernels.shared.launch import INTERPRETED
+from triton_side.kernels.shared.matmul_tiles import MatmulConfig
 
 SCALES = torch.tensor([0.37, 0.011], device=DEVICE)
-# Sizes that no tile covers, through pointers; through descriptors, for which 16 bytes divide a row.
+# Sizes that no tile covers exactly through pointers; multiples of 16 bytes through descriptors.
 CONFIGS = [
     MatmulConfig(16, 32, 32, num_warps=4, num_stages=2, group_m=3, descriptors=False),
     MatmulConfig(32, 32, 64, num_warps=4, num_stages=2, group_m=2),
@@ -19,7 +19,7 @@ def operands(m: int, k: int, n: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def agrees(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> bool:
-    """The interpreter cuts what a GPU rounds off a bfloat16: by less than the one ulp that is allowed."""
+    """Compare with float64. The interpreter truncates to bfloat16 where a GPU rounds, within the allowed ulp."""
     a_scale, b_scale = SCALES
     reference = (a.double() @ b.double().T) * a_scale.double() * b_scale.double()
     plain = ((a.float() @ b.float().T) * a_scale * b_scale).to(torch.bfloat16)
@@ -45,8 +45,8 @@ def test_strides() -> None:
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter sums in float32 throughout")
-def test_long_sums_do_not_stay_in_the_tensor_cores_accumulator() -> None:
-    """With 14 bits, a sum of ones gets no further than 2^14."""
+def test_long_sums_leave_the_tensor_cores_accumulator() -> None:
+    """With 14 bits, a sum of ones stops at 2^14."""
     a, b = (torch.ones((128, 65536), device=DEVICE).to(torch.float8_e4m3fn) for _ in range(2))
     one = torch.ones((), device=DEVICE)
     assert (matmul_fp8.matmul_fp8(a, b, one, one) == 65536).all()

@@ -7,11 +7,12 @@ import torch
 from row_kernel_checks import DEVICE, DTYPES, is_accurate, mutant, random
 
 from triton_side.blocks import moe as plain
-from triton_side.kernels import _group_gradients, _grouped, moe, moe_routing
-from triton_side.kernels.matmul import MatmulConfig
+from triton_side.kernels import moe, moe_routing
 from triton_side.kernels.moe_routing import Route
+from triton_side.kernels.shared import grouped_gradient, grouped_product
+from triton_side.kernels.shared.matmul_tiles import MatmulConfig
 
-# NumPy, which computes for the interpreter, warns of NaN.
+# NumPy computes for the interpreter and warns about NaN.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 NAMES = ("x", "router", "w_gate", "w_up", "w_down")
@@ -20,7 +21,7 @@ DESCRIPTORS = MatmulConfig(16, 32, 32, num_warps=4, num_stages=2, group_m=2)
 
 
 def choices(tokens: int, experts: int, top_k: int, used: int) -> torch.Tensor:
-    """Experts that differ within a token, of those `used`, some far more often than others."""
+    """Return different experts for each token out of those `used`, some far more often than others."""
     generator = torch.Generator().manual_seed(tokens)
     likely = 0.5 ** torch.arange(used, dtype=torch.float32)
     return torch.stack([torch.multinomial(likely + 1e-3, top_k, generator=generator) for _ in range(tokens)]).to(DEVICE)
@@ -30,7 +31,7 @@ def inputs(
     tokens: int, width: int, hidden: int, experts: int, top_k: int, used: int, dtype: torch.dtype = torch.float32,
     seed: int = 0,
 ) -> list[torch.Tensor]:
-    """x, the router, the weights; the router's rows are of the first coordinates, along which x prefers its choices."""
+    """Return x, the router and the weights; x prefers its choices along its first coordinates, the router's rows."""
     x, router = random(tokens, width, seed=seed), 0.01 * random(experts, width, seed=seed + 1)
     router[:, :experts] += torch.eye(experts, device=DEVICE)
     x[:, :experts] = 0.1 * x[:, :experts] - 3
@@ -44,17 +45,17 @@ def inputs(
 
 
 def trained(function, tensors: list[torch.Tensor], top_k: int) -> tuple[torch.Tensor, ...]:
-    """y, balance_loss, and the gradients for one random cotangent of each."""
+    """Return y, balance_loss, and the gradients for one random cotangent of each."""
     leaves = [x.detach().requires_grad_() for x in tensors]
     outputs = function(dict(zip(NAMES, leaves, strict=True)), top_k=top_k)
     y, loss = outputs["y"], outputs["balance_loss"]
     dy = random(*y.shape, dtype=torch.float32, seed=9).to(leaves[0].dtype)
-    torch.autograd.backward([y, loss], [dy, torch.full_like(loss, 20.0)])  # large: its gradients are seen beside y's
+    torch.autograd.backward([y, loss], [dy, torch.full_like(loss, 20.0)])  # large next to y's
     return y.detach(), loss.detach(), *(leaf.grad for leaf in leaves)
 
 
 def in_float64(given, *, top_k: int) -> dict[str, torch.Tensor]:
-    """The plain block casts to float32 what it routes by: its formula again."""
+    """Return the formula in float64; the plain block routes in float32."""
     x, router, w_gate, w_up, w_down = (given[name] for name in NAMES)
     logits = x @ router.T
     values, order = torch.sort(logits, dim=-1, descending=True, stable=True)
@@ -67,9 +68,12 @@ def in_float64(given, *, top_k: int) -> dict[str, torch.Tensor]:
 
 
 def agrees(function, tensors: list[torch.Tensor], top_k: int, draws: Sequence[list[torch.Tensor]] = ()) -> bool:
-    """y and the gradients; of balance_loss, one number, plain code's rounding error is luck, and `properties.routing`
-    has its bound. draws: other inputs, whose errors by plain code count, too: a maximum over few elements is luck, and
-    how a CPU sums is (of 17 draws the router's gradient errs by 1e-7 to 8e-7 in plain code, 1e-7 to 7e-7 in ours)."""
+    """Compare y and the gradients with float64.
+
+    balance_loss is one number, whose rounding error in plain code is luck; `properties.routing` has its bound. draws:
+    more inputs whose errors in plain code count. A maximum over few elements, and the order in which a CPU sums, are
+    luck: in 17 draws the router's gradient errs by 1e-7 to 8e-7 in plain code and by 1e-7 to 7e-7 in ours.
+    """
     got = trained(function, tensors, top_k)
     low, exact = plainly(tensors, top_k)
     others = [plainly(draw, top_k) for draw in draws]
@@ -80,11 +84,11 @@ def agrees(function, tensors: list[torch.Tensor], top_k: int, draws: Sequence[li
 
 
 def plainly(tensors: list[torch.Tensor], top_k: int) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-    """Of plain code in the same dtype and in float64."""
+    """Return the results of plain code in the same dtype and in float64."""
     return trained(plain.apply, tensors, top_k), trained(in_float64, [x.double() for x in tensors], top_k)
 
 
-# tokens, width, hidden, experts, top_k, used: experts without a token, all tokens on one, every expert chosen.
+# tokens, width, hidden, experts, top_k, used: experts without a token, one expert for all tokens, all experts chosen.
 SIZES = [(37, 37, 29, 5, 2, 4), (40, 32, 24, 8, 3, 8), (35, 24, 16, 3, 1, 1), (19, 37, 29, 4, 4, 4)]
 
 
@@ -95,7 +99,7 @@ def test_agrees_with_float64(sizes: tuple[int, ...], dtype: torch.dtype) -> None
     assert agrees(moe.apply, inputs(*sizes, dtype), top_k=sizes[4], draws=draws)
 
 
-def test_one_token_is_what_it_is_among_others() -> None:
+def test_one_token_gives_the_same_result_alone() -> None:
     x, *weights = inputs(*SIZES[0])
     assert torch.equal(moe.moe(x[:1], *weights, 2)[0], moe.moe(x, *weights, 2)[0][:1])
 
@@ -110,13 +114,13 @@ def test_equal_logits_choose_the_lowest_experts() -> None:
     tensors = inputs(*SIZES[0])
     tensors[0][3] = 0
     tensors[1][2:4] = tensors[1][1]
-    found, _ = moe_routing.route(tensors[0], tensors[1], 2, save=False)
+    found, _ = moe_routing.route_tokens(tensors[0], tensors[1], 2, save=False)
     assert found.chosen[3].tolist() == [0, 1]
     assert plain.route(tensors[0], tensors[1], 2)[0].tolist() == found.chosen.tolist()
     assert agrees(moe.apply, tensors, top_k=2)
 
 
-def test_a_token_that_is_not_a_number_spoils_no_other() -> None:
+def test_a_nan_token_spoils_no_other() -> None:
     tensors = inputs(*SIZES[0])
     before, _ = moe.moe(*tensors, 2)
     tensors[0][7] = torch.nan
@@ -125,12 +129,12 @@ def test_a_token_that_is_not_a_number_spoils_no_other() -> None:
     assert torch.equal(before[others], after[others]) and after[7].isnan().all() and loss.isnan()
 
 
-def test_a_weight_that_is_not_a_number_spoils_no_other_expert() -> None:
+def test_a_nan_weight_spoils_no_other_expert() -> None:
     tensors = inputs(40, 32, 24, 8, 2, 7, torch.float16)
     before = trained(moe.apply, tensors, 2)
     tensors[2][1], tensors[4][1] = torch.nan, torch.inf
     after = trained(moe.apply, tensors, 2)
-    found, _ = moe_routing.route(tensors[0], tensors[1], 2, save=False)
+    found, _ = moe_routing.route_tokens(tensors[0], tensors[1], 2, save=False)
     without = ~(found.chosen == 1).any(dim=1)
     assert without.any() and torch.equal(before[0][without], after[0][without])
     others = torch.arange(8, device=DEVICE) != 1
@@ -151,7 +155,7 @@ def test_inference_saves_nothing_and_training_no_activation() -> None:
     tensors = inputs(5, 8, 12, 3, 2, 3)
     assert moe.moe(*tensors, 2)[0].grad_fn is None
     tensors[0].requires_grad_()
-    y, _ = moe.moe(*tensors, 2)  # whose graph torch 2.11 frees with it
+    y, _ = moe.moe(*tensors, 2)  # torch 2.11 frees the graph with it
     saved = [tuple(x.shape) for x in y.grad_fn.saved_tensors]
     weights, products, routes = [(3, 8, 12), (3, 8, 12), (3, 12, 8)], [(10, 12)] * 2, [(5, 2)] * 3
     assert sorted(saved) == sorted([(5, 8), (3, 8), *weights, *products, *routes, (10,), (4,), (5, 3)])
@@ -169,14 +173,14 @@ def test_rejects() -> None:
 
 def found_route(sizes: tuple[int, ...]) -> Route:
     tokens, width, hidden, experts, top_k, used = sizes
-    return moe_routing.route(*inputs(*sizes)[:2], top_k, save=True)[0]
+    return moe_routing.route_tokens(*inputs(*sizes)[:2], top_k, save=True)[0]
 
 
 def routed(
     x: torch.Tensor, router: torch.Tensor, top_k: int, module: ModuleType = moe_routing
 ) -> tuple[torch.Tensor, ...]:
-    """What `properties.routing` looks at."""
-    found, loss = module.route(x, router, top_k, save=True)
+    """Return the values that `properties.routing` checks."""
+    found, loss = module.route_tokens(x, router, top_k, save=True)
     return found.chosen, found.weights, found.slots, found.rows, found.offsets, found.logits, loss
 
 
@@ -196,25 +200,25 @@ def routing_gradient_problems(module: ModuleType = moe_routing) -> Iterator[str 
         lambda dweights, dloss: (module.launch_dlogits(found, dweights, dloss),), found, random(37, 2), dloss
     )
     for dtype in (torch.float32, torch.float16):
-        x, dlogits = random(530, 37, dtype=dtype), random(530, 5, seed=1)  # more than a part
+        x, dlogits = random(530, 37, dtype=dtype), random(530, 5, seed=1)  # more than one program's tokens
         yield properties.drouter(lambda x, dlogits: (module.launch_drouter(x, dlogits),), x, dlogits)
 
 
 def row_problems(module: ModuleType = moe) -> Iterator[str | None]:
-    """The kernels that take a token's, or a choice's, rows."""
+    """Check the kernels that work on a token's or a choice's rows."""
     found = found_route(SIZES[0])
     yield properties.combine(lambda out: (module.launch_combine(out, found),), random(74, 37), found)
     dout, gate, up = random(74, 29), 3 * random(74, 29, seed=1), random(74, 29, seed=2)
     yield properties.activation_gradients(
         lambda *x: module.launch_activation_gradients(*x, found), dout, gate, up, found
     )
-    for dtype, experts in ((torch.float32, 40), (torch.float16, 5)):  # more than a step's, and fewer
+    for dtype, experts in ((torch.float32, 40), (torch.float16, 5)):  # more than a step's columns, and fewer
         operands = random(74, 37, dtype=dtype), random(37, experts, seed=1), random(experts, 37, dtype=dtype, seed=2)
         yield properties.dx(lambda *x: (module.launch_dx(*x, found),), *operands, found)
 
 
-def grouped_problems(module: ModuleType = _grouped, config: MatmulConfig = TILES) -> Iterator[str | None]:
-    """Groups of several tiles, of a part of one, and of none; sizes that are multiples of 16 bytes in float16."""
+def grouped_problems(module: ModuleType = grouped_product, config: MatmulConfig = TILES) -> Iterator[str | None]:
+    """Check groups of several tiles, of part of one, and of none; sizes are multiples of 16 bytes in float16."""
     dtype = torch.float16 if config.descriptors else torch.float32
     k, n = (40, 40) if config.descriptors else (19, 37)
     found = found_route(SIZES[0])
@@ -235,9 +239,9 @@ def grouped_problems(module: ModuleType = _grouped, config: MatmulConfig = TILES
 
 
 def group_gradient_problems(
-    module: ModuleType = _group_gradients, config: MatmulConfig = TILES
+    module: ModuleType = grouped_gradient, config: MatmulConfig = TILES
 ) -> Iterator[str | None]:
-    """Of the same groups."""
+    """Check the gradients of the same groups."""
     dtype = torch.float16 if config.descriptors else torch.float32
     k, n = (40, 40) if config.descriptors else (19, 37)
     found = found_route(SIZES[0])
@@ -275,8 +279,7 @@ def test_grouped_products_are_within_their_bounds(config: MatmulConfig) -> None:
 @pytest.mark.parametrize("config", [TILES, DESCRIPTORS], ids=["pointers", "descriptors"])
 @pytest.mark.parametrize("spoilt", [torch.nan, torch.inf])
 def test_gradients_read_no_row_of_another_expert(spoilt: float, config: MatmulConfig, gathered: str) -> None:
-    """Not even times zero: groups end, and have neighbours, within a step of the inner axis. The first gathered row is
-    spoilt, too."""
+    """Groups end within a step of the inner axis; their neighbours' rows and the first gathered row are NaN."""
     found = found_route(SIZES[0])
     begin, end = found.offsets[1:3].tolist()
     assert begin % config.block_k and end % config.block_k
@@ -286,7 +289,7 @@ def test_gradients_read_no_row_of_another_expert(spoilt: float, config: MatmulCo
     def gradients() -> tuple[torch.Tensor, ...]:
         moved = range(len(operands))[{"a": slice(1), "b": slice(1, None), "neither": slice(0)}[gathered]]
         a, b, b2 = (x.roll(-begin, 0) if i in moved else x for i, x in enumerate(operands))
-        return _group_gradients.launch_group_gradients(
+        return grouped_gradient.launch_group_gradients(
             a, b, rows if moved else None, found.offsets, config, a_gathered=gathered == "a", b2=b2
         )
 

@@ -1,6 +1,6 @@
-"""Every hand-written Triton kernel, broken in one place, is caught: the properties that the sound kernel has, it lacks.
+"""Mutations: each hand-written Triton kernel, broken in one place, must fail the properties that the sound kernel has.
 
-If a kernel's text moves on, `sound` is no longer found once and the test says so.
+`sound` must occur exactly once in the kernel's file; the test reports a text that has changed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import kernel_properties as properties
 import pytest
 import torch
 from property_checks import FINITE, NOT_FINITE, ORDINARY, matrix, placed
-from row_kernel_checks import DEVICE, mutant
+from row_kernel_checks import DEVICE, built_on, mutant
 from test_adamw import problem as adamw_problem
 from test_attention import DK_DV, DQ, FORWARD
 from test_attention import configured as attention_configured
@@ -30,7 +30,7 @@ from test_decode_attention import configured as decode_configured
 from test_dropout_residual_norm import problem as dropout_residual_norm_problem
 from test_embedding import NARROW, draw_ids
 from test_embedding import configured as embedding_configured
-from test_gated import launched_as, on_top_of
+from test_gated import launched_as
 from test_layernorm import configured as layernorm_configured
 from test_linear_cross_entropy import CONFIGS as PROJECTIONS
 from test_linear_cross_entropy import configured as linear_cross_entropy_configured
@@ -52,10 +52,6 @@ from test_swiglu_mlp import of_activation
 
 from triton_side import kernels
 from triton_side.kernels import (
-    _column_sums,
-    _gated,
-    _group_gradients,
-    _grouped,
     adamw,
     attention,
     attention_backward,
@@ -79,11 +75,12 @@ from triton_side.kernels import (
     swiglu_mlp,
     vector_add,
 )
-from triton_side.kernels._launch import FlatConfig, RowConfig
 from triton_side.kernels.bias_gelu import TileConfig
-from triton_side.kernels.matmul import MatmulConfig
+from triton_side.kernels.shared import column_sums, gated_unit, grouped_gradient, grouped_product, matmul_tiles
+from triton_side.kernels.shared.launch import FlatConfig, RowConfig
+from triton_side.kernels.shared.matmul_tiles import MatmulConfig
 
-FLAT = FlatConfig(block=64, num_warps=1)  # past the end, no further than the guard
+FLAT = FlatConfig(block=64, num_warps=1)  # overruns stay within the guard
 ROW = RowConfig(block_rows=4, block_columns=256, num_warps=4, num_stages=1, programs=3)
 LOOPED = RowConfig(block_rows=1, block_columns=32, num_warps=1, num_stages=1, programs=3)
 BIASED = TileConfig(block_rows=4, block_columns=64, num_warps=1, programs=2)
@@ -116,10 +113,10 @@ def adamw_problems(module: ModuleType) -> Iterator[Problem]:
 
 
 def gated_problems(unit: ModuleType, module: ModuleType) -> Iterator[Problem]:
-    """module: the unit's own, or what the units share."""
+    """module: the unit's own module, or gated_unit."""
     name, activation = {swiglu: ("swiglu", "silu"), geglu: ("geglu", "gelu")}[unit]
     if not hasattr(module, name):
-        module = unit if module is _gated else on_top_of(module, unit)
+        module = unit if module is gated_unit else built_on(module, gated_unit, unit)
     operands = draw(13, 17, kinds=KINDS), draw(13, 17, seed=1), draw(13, 17, seed=2)
     yield properties.gated_unit(activation, launched_as(module, name, FLAT), *operands)
 
@@ -156,7 +153,7 @@ def linear_cross_entropy_problems(module: ModuleType) -> Iterator[Problem]:
 
 
 def wide_matmul_problems(module: ModuleType) -> Iterator[Problem]:
-    """float32 added to, and made of, a product of float16."""
+    """Check float32 added to, and computed from, a product of float16."""
     a, b, residual = draw(53, 41).half(), draw(41, 67, seed=1).half(), draw(53, 67, seed=2)
 
     def launch(a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor]:
@@ -195,6 +192,8 @@ def dropout_residual_norm_problems(module: ModuleType) -> Iterator[Problem]:
 
 
 def matmul_problems(module: ModuleType) -> Iterator[Problem]:
+    if not hasattr(module, "launch_matmul"):
+        module = matmul if module is matmul_tiles else built_on(module, matmul_tiles, matmul)
     operands = draw(53, 41), draw(41, 67, seed=1), draw(53, 67, seed=2)
     yield properties.matmul(lambda a, b, residual: (module.launch_matmul(a, b, TILES, residual),), *operands)
 
@@ -245,7 +244,7 @@ def decode_problems(module: ModuleType) -> Iterator[Problem]:
 
 
 def embedding_problems(module: ModuleType) -> Iterator[Problem]:
-    """The order first: the gradient reads memory where it says."""
+    """Check the order first, because the gradient reads memory by it."""
     ids = draw_ids(10, 70)
     yield properties.sorted_by_id(module.sort_by_id, ids)
     table = placed(matrix(10, 19, KINDS, 0, torch.float32), "padded rows", DEVICE)
@@ -284,7 +283,7 @@ MUTATIONS = [
         gelu_problems,
     ),
     Mutation(
-        "swiglu_forward_kernel", _gated,
+        "swiglu_forward_kernel", gated_unit,
         "y.to(y_ptr.dtype.element_ty), mask=mask)", "y.to(y_ptr.dtype.element_ty))",
         partial(gated_problems, swiglu),
     ),
@@ -299,7 +298,7 @@ MUTATIONS = [
         partial(gated_problems, geglu),
     ),
     Mutation(
-        "geglu_backward_kernel", _gated,
+        "geglu_backward_kernel", gated_unit,
         "(dy * up * slope)", "(dy * slope)",
         partial(gated_problems, geglu),
     ),
@@ -444,12 +443,12 @@ MUTATIONS = [
         dropout_residual_norm_problems,
     ),
     Mutation(
-        "sum_columns_kernel", _column_sums,
+        "sum_columns_kernel", column_sums,
         "mask = (row < partials) & (column < columns)", "mask = (row < partials - 1) & (column < columns)",
         sum_columns_problems,
     ),
     Mutation(
-        "sum_columns_kernel", _column_sums,
+        "sum_columns_kernel", column_sums,
         "total += tl.load(", "total = tl.load(",
         sum_columns_problems,
     ),
@@ -459,7 +458,7 @@ MUTATIONS = [
         rope_problems,
     ),
     Mutation(
-        "matmul_kernel", matmul,
+        "matmul_kernel", matmul_tiles,
         "c = add_product(c, x, y, PRECISION)", "c = add_product(tl.zeros_like(c), x, y, PRECISION)",
         matmul_problems,
     ),
@@ -474,7 +473,7 @@ MUTATIONS = [
         product_bias_gelu_problems,
     ),
     Mutation(
-        "partial_sums_kernel", _column_sums,
+        "partial_sums_kernel", column_sums,
         "shares += tl.load(", "shares = tl.load(",
         partial_sums_problems,
     ),
@@ -494,18 +493,18 @@ MUTATIONS = [
         activation_problems,
     ),
     Mutation(
-        "grouped_product_kernel", _grouped,
+        "grouped_product_kernel", grouped_product,
         "begin + (row_tile - before) * BLOCK_M", "begin",
         grouped_problems,
     ),
     Mutation(
-        "grouped_gate_up_kernel", _grouped,
+        "grouped_gate_up_kernel", grouped_product,
         "c * tl.sigmoid(c) * c2", "c * c2",
         grouped_problems,
     ),
     Mutation(
-        "group_gradients_kernel", _group_gradients,
-        "rows_at(rows_ptr, slot +", "rows_at(rows_ptr, begin +",
+        "group_gradients_kernel", grouped_gradient,
+        "rows_in_slots(rows_ptr, slot +", "rows_in_slots(rows_ptr, begin +",
         group_gradient_problems,
     ),
     Mutation(
@@ -530,7 +529,7 @@ MUTATIONS = [
     ),
     Mutation(
         "moe_drouter_kernel", moe_routing,
-        "tl.program_id(1) * PART + start", "start",
+        "tl.program_id(1) * TOKENS_PER_PARTIAL + start", "start",
         routing_gradient_problems,
     ),
     Mutation(
@@ -550,7 +549,7 @@ MUTATIONS = [
     ),
     Mutation(
         "attention_forward_kernel", attention,
-        "seen = sees(row[:, None], column[None, :]", "seen = sees(row[:, None], column[None, :] + 1",
+        "visible = is_visible(row[:, None], column[None, :]", "visible = is_visible(row[:, None], column[None, :] + 1",
         attention_problems,
     ),
     Mutation(
@@ -560,12 +559,12 @@ MUTATIONS = [
     ),
     Mutation(
         "attention_dk_dv_kernel", attention_backward,
-        "sees(row[None, :], column[:, None]", "sees(row[None, :], column[:, None] + 1",
+        "is_visible(row[None, :], column[:, None]", "is_visible(row[None, :], column[:, None] + 1",
         attention_problems,
     ),
     Mutation(
         "attention_dq_kernel", attention_backward,
-        "sees(row[:, None], column[None, :]", "sees(row[:, None], column[None, :] + 1",
+        "is_visible(row[:, None], column[None, :]", "is_visible(row[:, None], column[None, :] + 1",
         attention_problems,
     ),
     Mutation(
@@ -575,7 +574,7 @@ MUTATIONS = [
     ),
     Mutation(
         "decode_attention_kernel", decode_attention,
-        "scores = tl.where(seen[None, :], ", "scores = tl.where(key[None, :] >= 0, ",
+        "scores = tl.where(exists[None, :], ", "scores = tl.where(key[None, :] >= 0, ",
         decode_problems,
     ),
     Mutation(
@@ -609,8 +608,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
 def declared_kernels() -> set[str]:
-    """The functions of triton_side.kernels that declare what they compute: every kernel that is launched."""
-    names = [f"{kernels.__name__}.{info.name}" for info in pkgutil.iter_modules(kernels.__path__)]
+    """Return the functions of triton_side.kernels that declare operations: every kernel that is launched."""
+    names = [info.name for info in pkgutil.walk_packages(kernels.__path__, f"{kernels.__name__}.")]
     return {
         name
         for module in map(importlib.import_module, names)

@@ -1,6 +1,7 @@
-"""Every hand-written Triton kernel for inputs that nobody would write by hand: shapes, strides, special values.
+"""Property tests of every hand-written Triton kernel with unusual shapes, strides and values.
 
-Without a GPU Triton's interpreter runs the kernels (float32 and float16); on one, with bfloat16 and more examples.
+Without a GPU, Triton's interpreter runs the kernels in float32 and float16. With a GPU they also run in bfloat16, with
+more examples.
 """
 
 from __future__ import annotations
@@ -92,7 +93,6 @@ from test_softmax import configured as softmax_configured
 from test_swiglu_mlp import of_activation
 from test_swiglu_mlp import plain as plain_mlp
 
-from triton_side.kernels import _column_sums, _group_gradients, _grouped
 from triton_side.kernels import attention as attention_module
 from triton_side.kernels import bias_gelu as bias_gelu_module
 from triton_side.kernels import geglu as geglu_module
@@ -109,26 +109,27 @@ from triton_side.kernels import softmax as softmax_module
 from triton_side.kernels import swiglu as swiglu_module
 from triton_side.kernels import swiglu_mlp as mlp_module
 from triton_side.kernels import vector_add as vector_add_module
-from triton_side.kernels._launch import INTERPRETED, FlatConfig, RowConfig
 from triton_side.kernels.attention_bias import attention_bias
 from triton_side.kernels.attention_packed import attention_packed
-from triton_side.kernels.matmul import MatmulConfig
 from triton_side.kernels.moe_routing import Route
 from triton_side.kernels.rope import RopeConfig
+from triton_side.kernels.shared import column_sums, grouped_gradient, grouped_product
+from triton_side.kernels.shared.launch import INTERPRETED, FlatConfig, RowConfig
+from triton_side.kernels.shared.matmul_tiles import MatmulConfig
 
 
 def examples(interpreted: int, on_a_gpu: int) -> settings:
     return settings(COMMON, max_examples=interpreted if INTERPRETED else on_a_gpu)
 
 
-# NumPy, which computes for the interpreter, warns of what these tests are about.
+# NumPy computes for the interpreter and warns about overflow and NaN, which these tests want.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-few_rows = st.sampled_from([1, 2, 3, 5, 17] if INTERPRETED else SIZES)  # the interpreter takes one after another
+few_rows = st.sampled_from([1, 2, 3, 5, 17] if INTERPRETED else SIZES)  # programs run one after another
 flat_configs = st.sampled_from([None, FlatConfig(block=64, num_warps=1)])
 wide_configs = st.sampled_from([None, FlatConfig(block=32, num_warps=1), FlatConfig(block=256, num_warps=4)])
-# Whole rows, several to a tile, or in the looped kernels; a program has several of each.
+# Whole rows, several rows a tile, and looped kernels; a program has several tiles or rows.
 row_configs = st.sampled_from([
     None,
     RowConfig(block_rows=4, block_columns=256, num_warps=4, num_stages=1, programs=3),
@@ -141,7 +142,7 @@ matmul_configs = st.sampled_from([
     MatmulConfig(16, 32, 32, num_warps=4, num_stages=2, group_m=2),
 ])
 ORDINARY_ROWS = [ORDINARY]
-# Rows whose products and squares fp32 holds.
+# Rows whose products and squares fit fp32.
 MODERATE = [kind for kind in FINITE if kind.name != "near overflow"]
 moderate_rows = st.lists(st.sampled_from(MODERATE), min_size=1, max_size=4)
 
@@ -151,7 +152,7 @@ def draw(rows, columns, kinds, seed, dtype, layout="dense") -> torch.Tensor:
 
 
 def fitting(config: RowConfig | None, columns: int) -> RowConfig | None:
-    """The configuration, looped kernels for one that is narrower than the row."""
+    """Return the configuration, or a looped one if it is narrower than the row."""
     if config is None or config.block_columns >= columns or config.block_rows == 1:
         return config
     return replace(config, block_rows=1)
@@ -364,7 +365,7 @@ def test_rope(
 @given(st.sampled_from([1, 2, 255, 256, 257, 600]), st.integers(1, 3), sizes, moderate_rows, seeds)
 def test_sum_columns(dtype, partials, vectors, columns, kinds, seed) -> None:
     partial = draw(partials * vectors, columns, kinds, seed, torch.float32).view(partials, vectors, columns)
-    assert not sum_columns(lambda partial: _column_sums.sum_vectors(partial, dtype), partial)
+    assert not sum_columns(lambda partial: column_sums.sum_vectors(partial, dtype), partial)
 
 
 @dtypes
@@ -411,7 +412,7 @@ def test_matmul(dtype, m, k, n, kinds, add, storage, seed) -> None:
 @examples(15, 30)
 @given(sizes, sizes, sizes, st.sampled_from(NOT_FINITE), seeds)
 def test_matmul_keeps_what_is_not_finite_in_its_row(dtype, m, k, n, kind, seed) -> None:
-    """The reference's rows and columns; all others are numbers."""
+    """Only rows and columns that are not finite in the reference may be so."""
     a = draw(m, k, [kind, *3 * ORDINARY_ROWS], seed, dtype)
     b = draw(k, n, ORDINARY_ROWS, seed + 1, dtype)
     assert not matmul(lambda a, b: (matmul_module.matmul(a, b),), a, b)
@@ -428,7 +429,7 @@ def test_gradients_of_matmul(dtype, m, k, n, dc_kinds, storage, seed) -> None:
 
 
 def aligned(config: MatmulConfig, *counts: int) -> list[int]:
-    """Counts that descriptors can read: whole multiples of 16 bytes of a 16-bit dtype."""
+    """Draw sizes that descriptors can read: multiples of 16 bytes of a 16-bit dtype."""
     return [-(-count // 8) * 8 for count in counts] if config.descriptors else list(counts)
 
 
@@ -548,7 +549,7 @@ def test_linear(dtype, m, k, n, x_layout, weight_layout, dy_layout, seed) -> Non
 @given(st.sampled_from([1, 5, 67, 300]), sizes, moderate_rows, layouts, seeds)
 def test_partial_sums(dtype, rows, columns, kinds, layout, seed) -> None:
     x = draw(rows, columns, kinds, seed, dtype, layout)
-    assert not sums_over_rows(lambda x: (_column_sums.partial_sums(x),), x)
+    assert not sums_over_rows(lambda x: (column_sums.partial_sums(x),), x)
 
 
 head_counts = st.sampled_from([(1, 1), (3, 1), (2, 2), (4, 2)])  # of q, and of k and v
@@ -565,7 +566,7 @@ magnitudes = st.sampled_from([0.0, 1e-4, 1.0, 8.0])
     st.tuples(layouts, layouts), seeds,
 )
 def test_attention_bias(dtype, batch, heads, sequence, config, magnitude, hidden, storage, seed) -> None:
-    """Every `hidden`-th pair is hidden."""
+    """The bias hides every `hidden`-th pair."""
     function = attention_configured(*config, False) if config else attention_bias
     layout = "dense" if config and config[0].descriptors else storage[0]
     q, k, v, dout = (
@@ -595,7 +596,7 @@ def test_attention(dtype, batch, heads, mask, sequence, head_dim, config, magnit
         else partial(attention_module.attention, causal=causal, window=window)
     )
     if config and config[0].descriptors:
-        storage = ("dense",) * 4  # given by hand, descriptors are not fitted to what they can read
+        storage = ("dense",) * 4  # configurations given by hand do not check what descriptors can read
     counts = (heads[0], heads[1], heads[1], heads[0])
     q, k, v, dout = (
         placed(
@@ -636,9 +637,11 @@ def test_attention_packed(dtype, lengths, heads, magnitude, storage, seed) -> No
     sequences, st.data(), st.sampled_from([torch.nan, torch.inf, -torch.inf]), st.sampled_from("qkv"),
     attention_configs, seeds,
 )
-def test_attention_shows_nobody_the_future(dtype, sequence, data, value, operand, config, seed) -> None:
-    """What is not finite at one position of one head reaches no row before it (but for the values of its own tile,
-    where 0 * NaN is NaN, as in plain code) and no other head."""
+def test_attention_hides_later_positions(dtype, sequence, data, value, operand, config, seed) -> None:
+    """A NaN or infinity at one position of one head reaches no earlier row and no other head.
+
+    In its own tile, 0 * NaN is NaN, as in plain code.
+    """
     at = data.draw(st.integers(0, sequence - 1))
     q, k, v = (matrix(2 * sequence, 16, ORDINARY_ROWS, seed + i, dtype).view(1, 2, sequence, 16) for i in range(3))
     {"q": q, "k": k, "v": v}[operand][0, 1, at] = value
@@ -668,7 +671,7 @@ def test_attention_shows_nobody_the_future(dtype, sequence, data, value, operand
 def test_moe_routing(
     dtype, tokens, width, experts, data, kinds, router_kinds, x_layout, router_layout, seed
 ) -> None:
-    """Rows of equal numbers and of zeros have logits that tie."""
+    """Rows of equal numbers and of zeros have tied logits."""
     top_k = data.draw(st.integers(1, experts))
     x = draw(tokens, width, kinds, seed, dtype, x_layout)
     router = draw(experts, width, router_kinds, seed + 1, dtype, router_layout)
@@ -676,9 +679,9 @@ def test_moe_routing(
 
 
 def drawn_route(tokens: int, width: int, experts: int, top_k: int, kinds, dtype: torch.dtype, seed: int) -> Route:
-    """By logits that tie, where rows are of equal numbers or zeros: then all tokens choose the same experts."""
+    """Draw a route; rows of equal numbers or zeros have tied logits, so all tokens choose the same experts."""
     x, router = draw(tokens, width, kinds, seed, dtype), draw(experts, width, ORDINARY_ROWS, seed + 1, dtype)
-    return moe_routing_module.route(x, router, top_k, save=True)[0]
+    return moe_routing_module.route_tokens(x, router, top_k, save=True)[0]
 
 
 few_tokens = st.sampled_from([1, 2, 7, 17, 33] if INTERPRETED else SIZES)
@@ -691,7 +694,7 @@ some_experts = st.integers(1, 9)
     few_tokens, sizes, sizes, some_experts, st.data(), moderate_rows, moderate_rows, st.tuples(layouts, layouts), seeds,
 )
 def test_rows_of_moe(dtype, tokens, width, hidden, experts, data, route_kinds, kinds, storage, seed) -> None:
-    """What is done with a token's rows, or a choice's: each kernel of the layer but its products."""
+    """Each kernel of the layer on a token's rows or a choice's, except its products."""
     top_k = data.draw(st.integers(1, experts))
     found = drawn_route(tokens, width, experts, top_k, route_kinds, dtype, seed)
     slots = tokens * top_k
@@ -722,14 +725,14 @@ def test_rows_of_moe(dtype, tokens, width, hidden, experts, data, route_kinds, k
     few_tokens, sizes, sizes, some_experts, st.data(), moderate_rows, moderate_rows, st.booleans(), seeds,
 )
 def test_grouped_products_of_moe(dtype, tokens, k, n, experts, data, route_kinds, kinds, descriptors, seed) -> None:
-    """Groups of several tiles, of a part of one and of none; rows gathered, and in the order of the slots."""
+    """Groups of several tiles, part of one, and none; rows gathered, and in the order of the slots."""
     config = MOE_DESCRIPTORS if descriptors and dtype != torch.float32 else MOE_TILES
     k, n = aligned(config, k, n)
     top_k = data.draw(st.integers(1, experts))
     found = drawn_route(tokens, k, experts, top_k, route_kinds, dtype, seed)
     rows, offsets, slots = found.rows, found.offsets, len(found.rows)
 
-    # Given by hand, descriptors are not fitted to what they can read.
+    # configurations given by hand do not check what descriptors can read
     layout = data.draw(st.sampled_from(["dense", "transposed"]) if config.descriptors else layouts)
 
     def weights(number: int) -> torch.Tensor:
@@ -738,7 +741,7 @@ def test_grouped_products_of_moe(dtype, tokens, k, n, experts, data, route_kinds
 
     def product(rows: torch.Tensor | None, *operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
         a, w, *second = operands
-        return (_grouped.launch_grouped_product(a, rows, w, offsets, slots, config, tuple(second) or None),)
+        return (grouped_product.launch_grouped_product(a, rows, w, offsets, slots, config, tuple(second) or None),)
 
     x, w, w2 = draw(tokens, k, kinds, seed + 2, dtype), weights(3), weights(4)
     a, a2 = (draw(slots, k, kinds, seed + i, dtype) for i in (5, 6))
@@ -746,13 +749,13 @@ def test_grouped_products_of_moe(dtype, tokens, k, n, experts, data, route_kinds
     assert not moe_properties.grouped_product(lambda *given: product(rows, *given), x, rows, w, offsets)
     assert not moe_properties.grouped_product(lambda *given: product(None, *given), a, None, w, offsets, a2, w2)
     assert not moe_properties.gate_up(
-        lambda x, *ws: _grouped.launch_gate_up(x, rows, *ws, offsets, config, True), x, rows, w, w2, offsets
+        lambda x, *ws: grouped_product.launch_gate_up(x, rows, *ws, offsets, config, True), x, rows, w, w2, offsets
     )
 
     def gradients(
         a: torch.Tensor, b: torch.Tensor, b2: torch.Tensor | None, gathered: bool | None
     ) -> tuple[torch.Tensor, ...]:
-        made = _group_gradients.launch_group_gradients(
+        made = grouped_gradient.launch_group_gradients(
             a=a, rows=None if gathered is None else rows, offsets=offsets, config=config, a_gathered=bool(gathered),
             b=b, b2=b2,
         )
@@ -765,8 +768,8 @@ def test_grouped_products_of_moe(dtype, tokens, k, n, experts, data, route_kinds
     assert not moe_properties.group_gradients(lambda: gradients(a, b, b2, None), a, offsets, b, b2)
 
 
-def test_attention_passes_over_keys_of_weight_zero() -> None:
-    """Keys of score -inf weigh nothing, also where they fill the first tiles: row 99 sees 30 keys of finite score."""
+def test_attention_skips_keys_of_weight_zero() -> None:
+    """Keys of score -inf have weight 0, also in the first tiles: row 99 has 30 keys of finite score."""
     q = matrix(100, 16, ORDINARY_ROWS, 0, torch.float32).abs().view(1, 1, 100, 16)
     k, v = (matrix(100, 16, ORDINARY_ROWS, i, torch.float32).view(1, 1, 100, 16) for i in (1, 2))
     k[0, 0, :70] = -torch.inf
@@ -784,7 +787,7 @@ def test_attention_passes_over_keys_of_weight_zero() -> None:
 def test_decode_attention(
     dtype, lengths, kv_heads, group, head_dim, config, page_size, magnitude, storage, seed
 ) -> None:
-    """NaN lies around the caches and past each length."""
+    """NaN surrounds the caches and fills them past each length."""
     batch, capacity = len(lengths), max([*lengths, 1]) + seed % 3
     q, k, v = (
         (matrix(batch * rows, head_dim, ORDINARY_ROWS, seed + i, torch.float64) * (magnitude if i < 2 else 1.0))

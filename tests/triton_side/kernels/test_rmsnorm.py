@@ -3,7 +3,7 @@ import torch
 from row_kernel_checks import DTYPES, is_accurate, mutant, random, with_gradients
 
 from triton_side.kernels import rmsnorm
-from triton_side.kernels._launch import RowConfig
+from triton_side.kernels.shared.launch import RowConfig
 
 EPS = 1e-6
 
@@ -49,11 +49,10 @@ def configured(config: RowConfig, module=rmsnorm):
 
 
 def of_sum(config: RowConfig | None, module=rmsnorm):
-    """The kernels that add as a launch: x, residual, weight, dy, dsum -> y, the sum, and the gradients of sum and
-    weight."""
+    """Return a launch of the kernels with a residual: x, residual, weight, dy, dsum -> y, sum, and both gradients."""
 
     def launch(x, residual, weight, dy, dsum):
-        y, total, rstd = module.forward_of_sum(x, residual, weight, EPS, save_rstd=True, config=config)
+        y, total, rstd = module.forward_with_residual(x, residual, weight, EPS, save_rstd=True, config=config)
         return y, total, *module.backward(total, weight, rstd, dy, config, dsum=dsum)
 
     return launch
@@ -80,7 +79,7 @@ def test_any_configuration_agrees(config: RowConfig) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("config", [None, CONFIGS[4]], ids=str)
-def test_a_sum_is_rounded_once_and_its_norm_is_that_of_the_rounded_sum(config, dtype: torch.dtype) -> None:
+def test_the_norm_is_of_the_rounded_sum(config, dtype: torch.dtype) -> None:
     x, weight, dy = operands(37, 203, dtype)
     residual, dsum = (random(37, 203, dtype=dtype, seed=seed) for seed in (3, 4))
     y, total, dx, dweight = of_sum(config)(x, residual, weight, dy, dsum)
@@ -88,7 +87,7 @@ def test_a_sum_is_rounded_once_and_its_norm_is_that_of_the_rounded_sum(config, d
     assert torch.equal(total, x + residual) and torch.equal(y, expected)
     alone, dweight_alone = rmsnorm.backward(total, weight, rstd, dy, config)
     assert torch.equal(dweight, dweight_alone)
-    # Both sums are of fp32 numbers, of which `alone` was rounded.
+    # Both are sums of fp32 numbers; `alone` was rounded.
     off = torch.finfo(dtype).eps * (alone.float().abs() + dsum.float().abs())
     assert ((dx.float() - (alone.float() + dsum.float())).abs() <= off).all()
 
@@ -128,7 +127,7 @@ def test_only_training_saves_rstd() -> None:
     x.requires_grad_()
     with torch.no_grad():
         assert rmsnorm.rmsnorm(x, weight, EPS).grad_fn is None
-    y = rmsnorm.rmsnorm(x, weight, EPS)  # whose graph torch 2.11 frees with it
+    y = rmsnorm.rmsnorm(x, weight, EPS)  # torch 2.11 frees the graph with it
     saved = y.grad_fn.saved_tensors
     assert [tuple(tensor.shape) for tensor in saved] == [(3, 50), (50,), (3,)]
     assert saved[2].dtype == torch.float32
@@ -170,7 +169,7 @@ def test_configurations_cover_the_matrix_and_fit_an_h200(configure, columns: int
             assert config.block_columns >= columns or config.block_rows == 1
 
 
-# Two tiles of rows to each program of either.
+# Two tiles of rows a program in both.
 ROW = RowConfig(block_rows=1, block_columns=64, num_warps=2, num_stages=3, programs=30)
 LOOPED = RowConfig(block_rows=1, block_columns=32, num_warps=1, num_stages=2, programs=10)
 

@@ -7,7 +7,7 @@ from triton_side.kernels import rope
 from triton_side.kernels.rope import RopeConfig
 
 THETA = 500000.0
-# Tiles that end within the rows, groups that end within the heads, a program with queries and keys, and without any.
+# Tiles and groups that do not divide rows and heads, a program with queries and keys, and one without either.
 CONFIGS = [
     RopeConfig(rows=1, heads=1, splits=1, num_warps=1),
     RopeConfig(rows=4, heads=2, splits=2, num_warps=1),
@@ -16,7 +16,7 @@ CONFIGS = [
 
 
 def plain(q, k, positions, theta):
-    """In float64 angle and rotation are, too."""
+    """Return the block's result; for float64 angle and rotation are float64 too."""
     if q.dtype != torch.float64:
         return tuple(plain_block.apply({"q": q, "k": k, "positions": positions}, theta=theta).values())
     half = q.shape[-1] // 2
@@ -48,7 +48,7 @@ def configured(config: RopeConfig, module=rope):
 
 
 def operands(batch, heads, kv_heads, sequence, head_dim, dtype=torch.float32):
-    """q, k, positions from 0 on in the first sequence and from 100 on in each next, and the gradients."""
+    """Return q, k, positions (from 0 on in the first sequence, 100 higher in each next one) and the gradients."""
     q, dq_out = (random(batch, heads, sequence, head_dim, dtype=dtype, seed=seed) for seed in (0, 1))
     k, dk_out = (random(batch, kv_heads, sequence, head_dim, dtype=dtype, seed=seed) for seed in (2, 3))
     positions = 100 * torch.arange(batch)[:, None] + torch.arange(sequence)
@@ -102,7 +102,7 @@ def test_in_place_and_into_views() -> None:
     assert torch.equal(views(rows)[2], k)
 
 
-def test_far_positions_are_turned_as_plain_code_turns_them() -> None:
+def test_far_positions_rotate_as_in_plain_code() -> None:
     q, k, positions, *gradients = operands(1, 2, 1, 33, 64)
     assert agrees(trained(rope.rope), q, k, positions + 100_000, *gradients)
     assert agrees(trained(rope.rope), q, k, positions - 1000, *gradients)
@@ -116,7 +116,7 @@ def test_backward_undoes_forward_and_keeps_lengths() -> None:
         torch.testing.assert_close(there.norm(dim=-1), x.norm(dim=-1))
 
 
-def test_only_positions_are_saved_and_one_output_is_enough() -> None:
+def test_only_positions_are_saved_and_one_output_may_have_a_gradient() -> None:
     q, k, positions, dq_out, dk_out = operands(1, 2, 1, 5, 4)
     q_out, _ = rope.rope(q.requires_grad_(), k.requires_grad_(), positions, THETA)
     assert [x is positions for x in q_out.grad_fn.saved_tensors] == [True]

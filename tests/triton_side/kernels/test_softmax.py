@@ -3,7 +3,7 @@ import torch
 from row_kernel_checks import DEVICE, DTYPES, is_accurate, mutant, random, with_gradients
 
 from triton_side.kernels import softmax
-from triton_side.kernels._launch import RowConfig
+from triton_side.kernels.shared.launch import RowConfig
 
 # Tiles of several rows, persistent programs with a prefetch, and the looped kernels; none covers 37 x 203 exactly.
 CONFIGS = [
@@ -60,7 +60,7 @@ def test_any_configuration_agrees(config: RowConfig, columns: int) -> None:
     assert agrees(configured(config), x, dy)
 
 
-# Rows that begin and end anywhere in a 16-byte vector, with no, one or two whole ones and all of it in one tile or not.
+# Rows that begin and end anywhere in a 16-byte vector, with up to two whole vectors, in one tile or several.
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("columns", range(9, 20))
 def test_looped_kernels_at_any_alignment(columns: int, dtype: torch.dtype) -> None:
@@ -91,11 +91,11 @@ def test_large_and_infinite_entries(config: RowConfig | None) -> None:
     assert (y[2, :150] == 0).all() and (y[4, 7:] == 0).all()
 
 
-# Rows with and without elements beside whole vectors; of 16-bit results, too, the other exponential and quotient.
+# Rows with and without elements outside whole vectors; 16-bit results use the other exponential and quotient.
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("columns", [1, 203, 208])
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
-def test_rows_of_minus_infinity_alone_are_zeros(config: RowConfig, columns: int, dtype: torch.dtype) -> None:
+def test_rows_of_nothing_but_minus_infinity_are_zeros(config: RowConfig, columns: int, dtype: torch.dtype) -> None:
     x, dy = random(37, columns, dtype=dtype), random(37, columns, dtype=dtype, seed=1)
     x[3:5] = x[36] = -torch.inf
     y, dx = with_gradients(configured(config), x, dy=dy)
@@ -183,7 +183,7 @@ def test_comparison_catches_overlapping_tiles(tmp_path) -> None:
 
 @pytest.mark.parametrize("config", [None, CONFIGS[-1]], ids=["row", "looped"])
 def test_fp32_keeps_the_relative_accuracy_of_plain_code(config: RowConfig | None) -> None:
-    # exp2(x log2(e)) and sums in fp32 were twice as far off: 42 against 18 eps.
+    # exp2(x log2(e)) and fp32 sums erred twice as much: 42 against 18 eps.
     x = 8 * random(7, 257)
     reference = plain(x.double())
     values = (softmax.forward(x, config), plain(x))

@@ -5,7 +5,7 @@ import torch
 from row_kernel_checks import DTYPES, is_accurate, mutant, random, with_gradients
 
 from triton_side.kernels import swiglu_mlp
-from triton_side.kernels.matmul import MatmulConfig
+from triton_side.kernels.shared.matmul_tiles import MatmulConfig
 
 EPS = 1e-5
 NAMES = ("x", "norm_weight", "gate_weight", "up_weight", "down_weight")
@@ -20,7 +20,7 @@ def plain(x, norm_weight, gate_weight, up_weight, down_weight) -> torch.Tensor:
 
 
 def of_activation(module: ModuleType):
-    """The module's kernel of the activation's gradients as a launch of (gate, up, dact): act, dgate, dup."""
+    """Return the kernel of the activation's gradients as a launch of (gate, up, dact): act, dgate, dup."""
 
     def launch(gate: torch.Tensor, up: torch.Tensor, dact: torch.Tensor) -> tuple[torch.Tensor, ...]:
         dgate, dup, act = module.launch_activation_gradients(dact, gate, up)
@@ -30,7 +30,7 @@ def of_activation(module: ModuleType):
 
 
 def tensors(tokens: int, width: int, hidden: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
-    """x, the weights, dy."""
+    """Return x, the weights and dy."""
     return [
         random(tokens, width, dtype=dtype),
         (1 + 0.1 * random(width, seed=1)).to(dtype),
@@ -61,7 +61,7 @@ def test_agrees_with_float64(tokens: int, width: int, hidden: int, dtype: torch.
 
 @pytest.mark.parametrize(("tokens", "width", "hidden"), [(1, 1, 1), (1, 32, 48)])
 def test_one_token(tokens: int, width: int, hidden: int) -> None:
-    """In float32 alone: the largest of a few 16-bit rounding errors is luck, plain code's as much as ours."""
+    """Only in float32: the largest of a few 16-bit rounding errors is luck, for plain code as for ours."""
     *inputs, dy = tensors(tokens, width, hidden)
     assert agrees(applied, *inputs, dy=dy)
 
@@ -89,7 +89,7 @@ def test_inference_saves_nothing_and_training_no_activation() -> None:
     *inputs, _ = tensors(5, 8, 12)
     assert applied(*inputs).grad_fn is None
     inputs[0].requires_grad_()
-    y = applied(*inputs)  # whose graph torch 2.11 frees with it
+    y = applied(*inputs)  # torch 2.11 frees the graph with it
     saved = [tuple(x.shape) for x in y.grad_fn.saved_tensors]
     assert sorted(saved) == sorted([(5, 8), (8,), (8, 12), (8, 12), (12, 8), (5,), (5, 8), (5, 12), (5, 12)])
 

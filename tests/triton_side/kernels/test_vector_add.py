@@ -3,7 +3,7 @@ import torch
 from row_kernel_checks import DEVICE, DTYPES, mutant, random
 
 from triton_side.kernels import vector_add
-from triton_side.kernels._launch import FlatConfig
+from triton_side.kernels.shared.launch import FlatConfig
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -28,7 +28,7 @@ def test_empty() -> None:
     assert vector_add.vector_add(random(0), random(0)).shape == (0,)
 
 
-def test_takes_inputs_that_require_a_gradient() -> None:
+def test_accepts_inputs_that_require_a_gradient() -> None:
     x = random(10).requires_grad_()
     assert not vector_add.apply({"x": x, "y": x})["out"].requires_grad
 

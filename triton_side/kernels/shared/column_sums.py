@@ -1,9 +1,8 @@
-"""Sums over the rows of a matrix, in two steps: fp32 partial sums, one row of them from each program that shared out
-the work, and the sums of those.
+"""Sums over the rows of a matrix in two steps: fp32 partial sums, one row a program, then the sums of these.
 
-The gradients of vectors along a matrix's columns are such sums; the second step makes up to three in one launch.
-Kernels that compute a gradient before they sum it up take the first step themselves. No atomics, so that sums repeat
-bit for bit on one GPU model.
+The gradients of vectors along a matrix's columns are such sums. The second step sums up to three vectors in one launch.
+Kernels that compute the summed gradient themselves also do the first step. There are no atomics, so sums repeat bit for
+bit on one GPU model.
 """
 
 import math
@@ -13,10 +12,10 @@ import triton
 import triton.language as tl
 
 from triton_side.calls import declare
-from triton_side.kernels._launch import cdiv, device_of, multiprocessors, next_power_of_2, with_unit_column_stride
+from triton_side.kernels.shared.launch import cdiv, device_of, multiprocessors, next_power_of_2, with_unit_column_stride
 
 
-@declare.declare(flops=lambda shapes: math.prod(shapes["x_ptr"]))  # of what, the caller says
+@declare.declare(flops=lambda shapes: math.prod(shapes["x_ptr"]))  # the caller declares the operation
 @triton.jit
 def partial_sums_kernel(
     x_ptr, partial_ptr, x_row_stride, rows, columns,
@@ -34,11 +33,12 @@ def partial_sums_kernel(
 
 
 def partial_sums(x: torch.Tensor) -> torch.Tensor:
-    """fp32 [programs, columns] whose sum over the first axis is that of x [rows, columns], any strides."""
+    """Return fp32 [programs, columns] whose sum over the first axis is that of x [rows, columns], any strides."""
     x = with_unit_column_stride(x)
     rows, columns = x.shape
-    # A tile is 32 elements to a thread of four warps; two are on their way. A program costs a row of partial sums
-    # written and read again: no more than have room at once, eight to a multiprocessor, and four tiles or more to each.
+    # A tile is 32 elements a thread for four warps, and two tiles are prefetched. Each program writes a row of partial
+    # sums that is read again. So there are only as many programs as run at once, eight a multiprocessor, with at least
+    # four tiles each.
     block_columns = min(512, next_power_of_2(max(1, columns)))
     block_rows = 4096 // block_columns
     resident = max(1, 8 * multiprocessors(x.device) // max(1, cdiv(columns, block_columns)))
@@ -51,13 +51,13 @@ def partial_sums(x: torch.Tensor) -> torch.Tensor:
     return partial
 
 
-@declare.declare(flops=lambda shapes: math.prod(shapes["partial_ptr"]))  # of what, the caller says
+@declare.declare(flops=lambda shapes: math.prod(shapes["partial_ptr"]))  # the caller declares the operation
 @triton.jit
 def sum_columns_kernel(
     partial_ptr, sum_ptr, sum2_ptr, sum3_ptr, partials, columns,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):
-    """Program (i, v) makes columns i COLUMNS .. of vector v: partial is [partials, vectors, columns]."""
+    """Program (i, v) sums columns i COLUMNS .. of vector v; partial is [partials, vectors, columns]."""
     vector = tl.program_id(1)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
@@ -67,7 +67,7 @@ def sum_columns_kernel(
         offset = (row * tl.num_programs(1) + vector) * columns + column
         total += tl.load(partial_ptr + offset, mask=mask, other=0.0)
     sums = tl.sum(total, axis=0, keep_dims=True).to(sum_ptr.dtype.element_ty)
-    # Masks, not branches: of three branches that store one value Triton 3.6 makes invalid IR (an operand that does not
+    # Masks, not branches: from three branches that store one value, Triton 3.6 makes invalid IR (an operand does not
     # dominate its use).
     inside = column < columns
     tl.store(sum_ptr + column, sums, mask=inside & (vector == 0))
@@ -78,13 +78,15 @@ def sum_columns_kernel(
 
 
 def sum_vectors(partial: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-    """The sums, one [columns] in `dtype` for each vector, over the first axis of a contiguous fp32 `partial`
-    [partials, vectors, columns] of at most three vectors. The caller says what is computed, and names the sums, of the
-    parameters sum_ptr, sum2_ptr, sum3_ptr."""
+    """Return one sum over the first axis, [columns] in `dtype`, for each vector of `partial`.
+
+    partial: contiguous fp32 [partials, vectors, columns] of at most three vectors. The caller declares the operation
+    and names the sums by the parameters sum_ptr, sum2_ptr, sum3_ptr.
+    """
     partials, vectors, columns = partial.shape
     sums = tuple(torch.empty(columns, dtype=dtype, device=partial.device) for _ in range(vectors))
-    # 32 columns in fp32 are the 128 bytes of a cache line, and 4096 columns give 128 programs; 256 rows are
-    # a whole GPU's programs in one or two loads, because a loop of small ones would wait for L2 each time.
+    # 32 columns in fp32 fill a cache line of 128 bytes, and 4096 columns give 128 programs. A tile of 256 rows covers a
+    # whole GPU's partial sums in one or two loads; a loop of small loads would wait for L2 each time.
     with device_of(partial):
         sum_columns_kernel[(cdiv(columns, 32), vectors)](
             partial, *sums, *[None] * (3 - vectors), partials, columns, ROWS=256, COLUMNS=32, num_warps=8
@@ -93,5 +95,5 @@ def sum_vectors(partial: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor
 
 
 def sum_columns(partial: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """`sum_vectors` of one vector: partial [partials, columns] -> [columns]."""
+    """Return `sum_vectors` of one vector: partial [partials, columns] -> [columns]."""
     return sum_vectors(partial[:, None], dtype)[0]

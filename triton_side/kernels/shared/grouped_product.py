@@ -1,16 +1,15 @@
-"""Products of ragged groups of rows with a matrix each: what a mixture of experts computes. Their gradients with regard
-to the matrices: `_group_gradients`.
+"""Products of groups of rows with one matrix each, as in a mixture of experts. Gradients are in `grouped_gradient.py`.
 
-Row s of the operand sorted by expert belongs to expert e where offsets[e] <= s < offsets[e + 1].
+Slot s of the operand sorted by expert belongs to expert e if offsets[e] <= s < offsets[e + 1].
 
     c[s] = a[rows[s]] @ b[e]  (+ a2[s] @ b2[e])
 
-rows says which row of an unsorted matrix a sorted one is, so that no sorted copy is made. Group sizes are known on the
-GPU alone: a program finds its tile's expert in the offsets, grids are the most tiles that there can be, one more for
-each expert than without groups, and nothing waits for the GPU. A group without rows has no tile.
+rows[s] is the row of the unsorted matrix that slot s holds, so no sorted copy is made. Only the GPU knows the sizes of
+the groups, and nothing waits for it. A program finds its tile's expert in the offsets, and the grid has the largest
+possible number of tiles: one more for each expert than without groups. A group without rows has no tile.
 
-Weights come through TMA where their strides allow, as do sorted rows: those of the next group, which a tile's last rows
-may be, are computed and not stored. Gathered rows come through pointers: a Hopper's TMA gathers none.
+TMA reads weights and sorted rows whose strides allow it. A tile's last rows may belong to the next group; they are
+computed and not stored. Pointers read gathered rows, because Hopper's TMA cannot gather.
 
 Shapes: a [rows, k] or [slots, k], rows [slots], b [experts, k, n], offsets [experts + 1], c [slots, n]. dtypes:
 bfloat16, float16, float32, one for all; rows and offsets int32; products accumulate in float32.
@@ -23,14 +22,14 @@ import triton
 import triton.language as tl
 
 from triton_side.calls.declare import Shapes, declare
-from triton_side.kernels._launch import cdiv, device_of, next_power_of_2
-from triton_side.kernels._tiles import add_product, fits_descriptor, product_precision, provide_descriptor_memory
-from triton_side.kernels.matmul import MatmulConfig, open_operand, programs_of, store_tile, tile_at
+from triton_side.kernels.shared.launch import cdiv, device_of, next_power_of_2
+from triton_side.kernels.shared.matmul_tiles import MatmulConfig, open_operand, programs_for_tiles, store_tile, tile_at
+from triton_side.kernels.shared.tiles import add_product, fits_descriptor, product_precision, provide_descriptor_memory
 
 
 @triton.jit
-def group_tiles(offsets_ptr, experts, BLOCK_M: tl.constexpr, EXPERTS: tl.constexpr):
-    """Of each expert how many tiles of rows it and those before it have."""
+def cumulative_tiles(offsets_ptr, experts, BLOCK_M: tl.constexpr, EXPERTS: tl.constexpr):
+    """Return, for each expert, the number of tiles of rows that it and all experts before it have."""
     expert = tl.arange(0, EXPERTS)
     begin = tl.load(offsets_ptr + expert, mask=expert < experts, other=0)
     end = tl.load(offsets_ptr + expert + 1, mask=expert < experts, other=0)
@@ -38,10 +37,10 @@ def group_tiles(offsets_ptr, experts, BLOCK_M: tl.constexpr, EXPERTS: tl.constex
 
 
 @triton.jit
-def group_at(row_tile, tiles, offsets_ptr, BLOCK_M: tl.constexpr, EXPERTS: tl.constexpr):
-    """(expert, first row, end of the expert's rows) of a tile of rows."""
+def group_of_tile(row_tile, tiles, offsets_ptr, BLOCK_M: tl.constexpr, EXPERTS: tl.constexpr):
+    """Return (expert, first row, end of the expert's rows) of a tile of rows."""
     expert = tl.sum((tiles <= row_tile).to(tl.int32), axis=0)
-    # Sums of tiles never fall: that of the expert before is the largest of earlier ones.
+    # Cumulative sums never fall, so the largest earlier one belongs to the expert before.
     before = tl.max(tl.where(tl.arange(0, EXPERTS) < expert, tiles, 0), axis=0)
     begin = tl.load(offsets_ptr + expert)
     return expert, begin + (row_tile - before) * BLOCK_M, tl.load(offsets_ptr + expert + 1)
@@ -52,7 +51,10 @@ def open_experts(
     pointer, experts, rows, columns, stride_expert, stride_row, stride_column,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DESCRIPTOR: tl.constexpr, TRANSPOSED: tl.constexpr,
 ):
-    """What `load_expert` reads [experts, rows, columns] from; TRANSPOSED: neighbours of a column lie side by side."""
+    """Return the source from which `load_expert` reads [experts, rows, columns].
+
+    TRANSPOSED: each matrix is stored column by column.
+    """
     if DESCRIPTOR:
         if TRANSPOSED:
             return tl.make_tensor_descriptor(
@@ -66,12 +68,12 @@ def open_experts(
         return pointer
 
 
-# As in `matmul.store_tile`, offsets inside a tile are 32-bit and its origin is one 64-bit scalar.
+# As in `store_tile`, a tile's origin is one 64-bit scalar and offsets in it are 32-bit.
 @triton.jit
-def load_within(
+def load_strided_tile(
     pointer, row, column, rows, columns, stride_row, stride_column, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """The [ROWS, COLUMNS] tile at (row, column) of a matrix, zero outside it."""
+    """Return the [ROWS, COLUMNS] tile at (row, column) of a matrix, zero outside it."""
     r = tl.arange(0, ROWS)[:, None]
     c = tl.arange(0, COLUMNS)[None, :]
     origin = pointer + (tl.cast(row, tl.int64) * stride_row + tl.cast(column, tl.int64) * stride_column)
@@ -84,7 +86,7 @@ def load_expert(
     source, expert, row, column, rows, columns, stride_expert, stride_row, stride_column,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DESCRIPTOR: tl.constexpr, TRANSPOSED: tl.constexpr,
 ):
-    """The [ROWS, COLUMNS] tile at (row, column) of an expert's matrix, zero outside it."""
+    """Return the [ROWS, COLUMNS] tile at (row, column) of an expert's matrix, zero outside it."""
     if DESCRIPTOR:
         if TRANSPOSED:
             return source.load([expert, column, row]).reshape(COLUMNS, ROWS).T
@@ -92,12 +94,12 @@ def load_expert(
             return source.load([expert, row, column]).reshape(ROWS, COLUMNS)
     else:
         matrix = source + tl.cast(expert, tl.int64) * stride_expert
-        return load_within(matrix, row, column, rows, columns, stride_row, stride_column, ROWS, COLUMNS)
+        return load_strided_tile(matrix, row, column, rows, columns, stride_row, stride_column, ROWS, COLUMNS)
 
 
 @triton.jit
-def rows_at(rows_ptr, slot, end):
-    """The row of the unsorted matrix that each slot holds; the slot itself where nothing is gathered."""
+def rows_in_slots(rows_ptr, slot, end):
+    """Return the row of the unsorted matrix that each slot holds; the slot itself without rows."""
     if rows_ptr is not None:
         return tl.load(rows_ptr + slot, mask=slot < end, other=0).to(tl.int64)
     else:
@@ -105,8 +107,8 @@ def rows_at(rows_ptr, slot, end):
 
 
 @triton.jit
-def load_rows_at(pointer, row, inside, column, columns, stride_row, stride_column, COLUMNS: tl.constexpr):
-    """COLUMNS columns of the given rows, zero outside."""
+def load_gathered_rows(pointer, row, inside, column, columns, stride_row, stride_column, COLUMNS: tl.constexpr):
+    """Return COLUMNS columns of the given rows, zero outside."""
     c = tl.arange(0, COLUMNS)[None, :]
     pointers = (pointer + tl.cast(column, tl.int64) * stride_column) + (row * stride_row)[:, None] + c * stride_column
     return tl.load(pointers, mask=inside[:, None] & (c < columns - column), other=0.0)
@@ -117,14 +119,14 @@ def load_slots(
     source, gathered, row, at, end, k, stride_row, stride_column,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, GATHERS: tl.constexpr, DESCRIPTOR: tl.constexpr,
 ):
-    """The [ROWS, COLUMNS] tile of a's rows: those `gathered`, or those from slot `row` on."""
+    """Return the [ROWS, COLUMNS] tile of a's rows: those `gathered`, or those from slot `row` on."""
     if GATHERS:
         inside = row + tl.arange(0, ROWS) < end
-        return load_rows_at(source, gathered, inside, at, k, stride_row, stride_column, COLUMNS)
+        return load_gathered_rows(source, gathered, inside, at, k, stride_row, stride_column, COLUMNS)
     elif DESCRIPTOR:
         return source.load([row, at])
     else:
-        return load_within(source, row, at, end, k, stride_row, stride_column, ROWS, COLUMNS)
+        return load_strided_tile(source, row, at, end, k, stride_row, stride_column, ROWS, COLUMNS)
 
 
 @triton.jit
@@ -132,7 +134,7 @@ def open_slots(
     pointer, slots, k, stride_row, stride_column,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, GATHERS: tl.constexpr, DESCRIPTOR: tl.constexpr,
 ):
-    """What `load_slots` reads a from."""
+    """Return the source, a descriptor or a pointer, from which `load_slots` reads a."""
     if GATHERS:
         return pointer
     else:
@@ -140,13 +142,16 @@ def open_slots(
 
 
 def product_flops(shapes: Shapes) -> float:
-    """Of one product a slot, or of two: of a's rows with b and b2 (c2 or activated), or of two pairs (a2)."""
+    """Return the FLOPs of one product a slot, or of two.
+
+    There are two with b and b2 for the same rows of a (c2 or activated), and with a second pair (a2).
+    """
     slots, n = shapes["c_ptr" if "c_ptr" in shapes else "activated_ptr"]
     k = math.prod(shapes["b_ptr"][1:]) // n
     return 2 * slots * n * k * (2 if "b2_ptr" in shapes else 1) + (6 * slots * n if "activated_ptr" in shapes else 0)
 
 
-@declare(flops=product_flops)  # of what, the caller says
+@declare(flops=product_flops)  # the caller declares the operation
 @triton.jit
 def grouped_product_kernel(
     a_ptr, rows_ptr, b_ptr, a2_ptr, b2_ptr, offsets_ptr, c_ptr, experts, slots, n, k,
@@ -154,8 +159,10 @@ def grouped_product_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, EXPERTS: tl.constexpr,
     B_TRANSPOSED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
 ):
-    """c = a[rows] @ b (+ a2 @ b2) group by group; None: a's own rows, and no second product. a2 and b2 are stored as a
-    and b are."""
+    """Compute c = a[rows] @ b (+ a2 @ b2) group by group; without rows a's own rows, without a2 no second product.
+
+    a2 and b2 have the strides of a and b.
+    """
     GATHERS: tl.constexpr = rows_ptr is not None
     a = open_slots(a_ptr, slots, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, GATHERS, DESCRIPTORS)
     b = open_experts(
@@ -166,12 +173,12 @@ def grouped_product_kernel(
         b2 = open_experts(
             b2_ptr, experts, k, n, stride_be, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED
         )
-    tiles = group_tiles(offsets_ptr, experts, BLOCK_M, EXPERTS)
+    tiles = cumulative_tiles(offsets_ptr, experts, BLOCK_M, EXPERTS)
     row_tiles = tl.max(tiles, axis=0)
     for tile in tl.range(tl.program_id(0), row_tiles * tl.cdiv(n, BLOCK_N), tl.num_programs(0)):
         row, column = tile_at(tile, row_tiles * BLOCK_M, n, BLOCK_M, BLOCK_N, GROUP_M)
-        expert, row, end = group_at(row // BLOCK_M, tiles, offsets_ptr, BLOCK_M, EXPERTS)
-        gathered = rows_at(rows_ptr, row + tl.arange(0, BLOCK_M), end)
+        expert, row, end = group_of_tile(row // BLOCK_M, tiles, offsets_ptr, BLOCK_M, EXPERTS)
+        gathered = rows_in_slots(rows_ptr, row + tl.arange(0, BLOCK_M), end)
         c = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for step in range(tl.cdiv(k, BLOCK_K)):
             at = step * BLOCK_K
@@ -197,7 +204,7 @@ def grouped_product_kernel(
         store_tile(c_ptr, c, row, column, end, n, BLOCK_M, BLOCK_N)
 
 
-@declare(flops=product_flops)  # of what, the caller says
+@declare(flops=product_flops)  # the caller declares the operation
 @triton.jit
 def grouped_gate_up_kernel(
     a_ptr, rows_ptr, b_ptr, b2_ptr, offsets_ptr, c_ptr, c2_ptr, activated_ptr, experts, slots, n, k,
@@ -205,8 +212,10 @@ def grouped_gate_up_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, EXPERTS: tl.constexpr,
     B_TRANSPOSED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
 ):
-    """c = a[rows] @ b and c2 = a[rows] @ b2 group by group in one pass over a, and activated = silu(c) * c2; None for
-    what is not stored."""
+    """Compute c = a[rows] @ b and c2 = a[rows] @ b2 group by group in one pass over a, and silu(c) * c2.
+
+    A result whose pointer is None is not stored.
+    """
     GATHERS: tl.constexpr = rows_ptr is not None
     a = open_slots(a_ptr, slots, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, GATHERS, DESCRIPTORS)
     b = open_experts(
@@ -215,12 +224,12 @@ def grouped_gate_up_kernel(
     b2 = open_experts(
         b2_ptr, experts, k, n, stride_be, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED
     )
-    tiles = group_tiles(offsets_ptr, experts, BLOCK_M, EXPERTS)
+    tiles = cumulative_tiles(offsets_ptr, experts, BLOCK_M, EXPERTS)
     row_tiles = tl.max(tiles, axis=0)
     for tile in tl.range(tl.program_id(0), row_tiles * tl.cdiv(n, BLOCK_N), tl.num_programs(0)):
         row, column = tile_at(tile, row_tiles * BLOCK_M, n, BLOCK_M, BLOCK_N, GROUP_M)
-        expert, row, end = group_at(row // BLOCK_M, tiles, offsets_ptr, BLOCK_M, EXPERTS)
-        gathered = rows_at(rows_ptr, row + tl.arange(0, BLOCK_M), end)
+        expert, row, end = group_of_tile(row // BLOCK_M, tiles, offsets_ptr, BLOCK_M, EXPERTS)
+        gathered = rows_in_slots(rows_ptr, row + tl.arange(0, BLOCK_M), end)
         c = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         c2 = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for step in range(tl.cdiv(k, BLOCK_K)):
@@ -238,7 +247,7 @@ def grouped_gate_up_kernel(
             )
             c = add_product(c, x, y, PRECISION)
             c2 = add_product(c2, x, y2, PRECISION)
-        # First, because otherwise 64 bytes a thread spill (bfloat16, Triton 3.7).
+        # Stored first; after the products 64 bytes a thread would spill (bfloat16, Triton 3.7).
         store_tile(activated_ptr, c * tl.sigmoid(c) * c2, row, column, end, n, BLOCK_M, BLOCK_N)
         if c_ptr is not None:
             store_tile(c_ptr, c, row, column, end, n, BLOCK_M, BLOCK_N)
@@ -246,7 +255,7 @@ def grouped_gate_up_kernel(
 
 
 def experts_block(experts: int) -> int:
-    """A power of two that holds them, and that a product takes as an axis."""
+    """Return a power of two that holds the experts and that a product accepts as an axis."""
     return max(16, next_power_of_2(experts))
 
 
@@ -255,22 +264,25 @@ def _stored_transposed(weights: torch.Tensor) -> bool:
 
 
 def fit_descriptors(weights: torch.Tensor, *rows: torch.Tensor) -> bool:
-    """Whether TMA can read the weights, as stored or transposed, and the rows."""
+    """Return whether TMA can read the weights, as stored or transposed, and the rows."""
     stored = weights.mT if _stored_transposed(weights) else weights
     return fits_descriptor(stored) and all(fits_descriptor(matrix) for matrix in rows)
 
 
 def _grid(slots: int, n: int, experts: int, config: MatmulConfig, device: torch.device) -> tuple[int]:
-    """As many programs as the most tiles that there may be would have."""
+    """Return a grid for the largest number of tiles that there can be."""
     tiles = (cdiv(slots, config.block_m) + experts) * cdiv(n, config.block_n)
-    return (programs_of(tiles, config, device),)
+    return (programs_for_tiles(tiles, config, device),)
 
 
 def launch_grouped_product(
     a: torch.Tensor, rows: torch.Tensor | None, b: torch.Tensor, offsets: torch.Tensor, slots: int,
     config: MatmulConfig, second: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """c [slots, n] = a[rows] @ b, or a @ b without rows, group by group; + a2 @ b2 of `second`, stored as a and b."""
+    """Return c [slots, n] = a[rows] @ b, or a @ b without rows, group by group.
+
+    second: (a2, b2), with the strides of a and b, whose product is added.
+    """
     experts, k, n = b.shape
     c = torch.empty((slots, n), dtype=a.dtype, device=a.device)
     a2, b2 = second or (None, None)
@@ -290,8 +302,10 @@ def launch_gate_up(
     x: torch.Tensor, rows: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, offsets: torch.Tensor,
     config: MatmulConfig, save: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """silu(x[rows] w_gate) * (x[rows] w_up) group by group and, with `save`, the two products; [slots, hidden]. The two
-    weights are stored alike."""
+    """Return silu(x[rows] w_gate) * (x[rows] w_up) group by group and, with `save`, the two products; [slots, hidden].
+
+    The two weights have the same strides.
+    """
     experts, width, hidden = w_gate.shape
     slots = len(rows)
     act = torch.empty((slots, hidden), dtype=x.dtype, device=x.device)

@@ -1,11 +1,13 @@
-"""What the gated linear units share: y = activation(gate) * up, element by element, forward and backward.
+"""Gated linear units: y = activation(gate) * up, element by element, forward and backward.
 
     y = a(gate) up        dgate = dy up a'(gate)        dup = dy a(gate)
 
-Shazeer, "GLU variants improve Transformer", arXiv:2002.05202. Shapes: gate, up, y and their gradients are of one shape,
-taken as flat; bfloat16, float16 or float32 in and out, fp32 inside. Forward saves gate and up; backward reads each, and
-dy, once. A unit has two kernels, which name its activation: functions of (x, ACCURATE), `value` giving a(x) and
-`value_and_slope` a(x) and a'(x). ACCURATE: the result is stored in fp32, which shows an error of two ulps.
+Shazeer, "GLU variants improve Transformer", arXiv:2002.05202. Shapes: gate, up, y and their gradients have one shape,
+taken as flat. bfloat16, float16 or float32 in and out; fp32 inside. The forward pass saves gate and up; the backward
+pass reads gate, up and dy once each.
+
+A unit has two kernels, which pass its activation as functions of (x, ACCURATE): `value` returns a(x), and
+`value_and_slope` returns a(x) and a'(x). ACCURATE: the result is stored in fp32, which shows an error of two ulps.
 """
 
 from functools import lru_cache
@@ -16,15 +18,15 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from triton_side.kernels._launch import FlatConfig, cdiv, check_tensors, device_of
+from triton_side.kernels.shared.launch import FlatConfig, cdiv, check_tensors, device_of
 
 
 @triton.jit
 def forward_block(gate_ptr, up_ptr, y_ptr, elements, value: tl.constexpr, BLOCK: tl.constexpr):
-    """y of one program's block of elements."""
+    """Compute y for one program's block of elements."""
     start = tl.program_id(0).to(tl.int64) * BLOCK
     offset = start + tl.arange(0, BLOCK)
-    # Where `elements` is not a multiple of 16 a mask costs the 16-byte accesses: only the last block has one.
+    # Unless `elements` is a multiple of 16, a mask prevents 16-byte accesses. Only the last block is masked.
     if start + BLOCK <= elements:
         _forward(gate_ptr, up_ptr, y_ptr, offset, None, value)
     else:
@@ -43,8 +45,10 @@ def _forward(gate_ptr, up_ptr, y_ptr, offset, mask, value: tl.constexpr):
 def backward_block(
     gate_ptr, up_ptr, dy_ptr, dgate_ptr, dup_ptr, y_ptr, elements, value_and_slope: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """dgate and dup of one program's block of elements, and y once more for whoever did not keep it (swiglu_mlp); None
-    for a y that is not stored."""
+    """Compute dgate and dup for one program's block of elements, and y again unless y_ptr is None.
+
+    swiglu_mlp, which does not keep y, asks for it.
+    """
     start = tl.program_id(0).to(tl.int64) * BLOCK
     offset = start + tl.arange(0, BLOCK)
     if start + BLOCK <= elements:
@@ -69,8 +73,10 @@ def _backward(
 
 @lru_cache
 def configure(element_bytes: int) -> FlatConfig:
-    """Four warps, and one 16-byte load of each operand to a thread, as in vector_add, whose three streams are those of
-    forward and whose measurements say why; backward has two streams more, and neither was measured."""
+    """Four warps and one 16-byte load of each operand a thread, as measured for vector_add.
+
+    vector_add has the three streams of the forward pass; the backward pass has two more. Neither was measured here.
+    """
     return FlatConfig(block=128 * 16 // element_bytes, num_warps=4)
 
 
@@ -103,7 +109,7 @@ def backward(
 
 
 class _GatedUnit(torch.autograd.Function):
-    """Saves gate and up; the backward pass reads them and dy once and writes dgate and dup."""
+    """Save gate and up. The backward pass reads them and dy once and writes dgate and dup."""
 
     @staticmethod
     def forward(
@@ -122,7 +128,7 @@ class _GatedUnit(torch.autograd.Function):
 
 
 def gated_unit(gate: torch.Tensor, up: torch.Tensor, forward_kernel: Any, backward_kernel: Any) -> torch.Tensor:
-    """The unit of the two kernels, differentiable once.
+    """Return the unit of the two kernels, differentiable once.
 
     Args:
         gate, up: two tensors of one shape, dtype (bfloat16, float16, float32) and device; non-contiguous ones are

@@ -4,15 +4,15 @@ import triton
 import triton.language as tl
 from row_kernel_checks import DEVICE, random
 
-from triton_side.kernels import _tiles
 from triton_side.kernels.attention import attention
 from triton_side.kernels.matmul import matmul
+from triton_side.kernels.shared import tiles
 
 
 @triton.jit
 def _round(x_ptr, y_ptr, COUNT: tl.constexpr):
     at = tl.arange(0, COUNT)
-    tl.store(y_ptr + at, _tiles.round_to_tf32(tl.load(x_ptr + at)))
+    tl.store(y_ptr + at, tiles.round_to_tf32(tl.load(x_ptr + at)))
 
 
 def rounded(x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What the kernels built on matrix products share: tile loads, tensor descriptors, precision of float32 products."""
+"""Parts of kernels built on matrix products: tile loads, tensor descriptors, precision of float32 products."""
 
 import contextlib
 from collections.abc import Iterator
@@ -12,14 +12,14 @@ DESCRIPTOR_ALIGNMENT = 16  # bytes; CUDA driver API, cuTensorMapEncodeTiled: glo
 
 @triton.jit
 def load_rows(
-    source, stride_row, stride_column, start, rows,
-    BLOCK: tl.constexpr, WIDTH: tl.constexpr, DESCRIPTOR: tl.constexpr, CHECK: tl.constexpr,
+    matrix, start, rows, BLOCK: tl.constexpr, WIDTH: tl.constexpr, DESCRIPTOR: tl.constexpr, CHECK: tl.constexpr
 ):
-    """Rows start .. start + BLOCK of a [rows, WIDTH] matrix, zero past its end.
+    """Return rows start .. start + BLOCK of a [rows, WIDTH] matrix, zero past its end.
 
-    `source` is a descriptor with blocks [BLOCK, WIDTH], or a pointer to the matrix. Without CHECK the caller knows that
-    the rows exist; a descriptor checks always.
+    matrix: (source, row stride, column stride), where the source is a descriptor with blocks [BLOCK, WIDTH] or a
+    pointer. Without CHECK the caller knows that the rows exist; a descriptor always checks.
     """
+    source, stride_row, stride_column = matrix
     if DESCRIPTOR:
         return source.load([start, 0])
     else:
@@ -34,10 +34,11 @@ def load_rows(
 
 @triton.jit
 def round_to_tf32(x):
-    """float32 to the nearest TF32 (10 bits of mantissa), ties away from zero; NaN stays NaN.
+    """Round float32 to the nearest TF32 (10 bits of mantissa), ties away from zero; NaN stays NaN.
 
-    Tensor cores drop the 13 low bits of a float32 operand. That bias made errors of products five times those of cuBLAS
-    (H200, Triton 3.6). Integer arithmetic, because the interpreter has no inline PTX for `cvt.rna.tf32.f32`.
+    Tensor cores drop the 13 low bits of a float32 operand. Without rounding, products erred five times as much as
+    cuBLAS's (H200, Triton 3.6). The arithmetic is on integers because the interpreter has no inline PTX for
+    `cvt.rna.tf32.f32`.
     """
     rounded = ((x.to(tl.uint32, bitcast=True) + 0x1000) & 0xFFFFE000).to(tl.float32, bitcast=True)
     return tl.where(x == x, rounded, x)
@@ -45,7 +46,7 @@ def round_to_tf32(x):
 
 @triton.jit
 def product(a, b, PRECISION: tl.constexpr):
-    """a @ b of two tiles, in float32."""
+    """Return a @ b of two tiles, in float32."""
     if PRECISION == "tf32":
         a = round_to_tf32(a)
         b = round_to_tf32(b)
@@ -53,24 +54,26 @@ def product(a, b, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def add_product_apart(c, a, b, PRECISION: tl.constexpr):
-    """c + a @ b, whose inner axis is summed before it meets c: in tensor cores an addition cuts off instead of
-    rounding, the more the larger the sum is. Written as an fma, because Triton turns c + dot(a, b) back into one
-    accumulation."""
+def add_separate_product(c, a, b, PRECISION: tl.constexpr):
+    """Return c + a @ b, with the product summed over its inner axis first.
+
+    Tensor cores truncate each addition instead of rounding it, and lose more the larger the running sum is. The fma
+    keeps Triton from turning c + dot(a, b) back into one accumulation.
+    """
     return tl.fma(tl.dot(a, b, input_precision=PRECISION), 1.0, c)
 
 
 @triton.jit
 def add_product(c, a, b, PRECISION: tl.constexpr):
-    """c + a @ b; IEEE float32 and fp8 products sum the inner axis of the tile before they meet c.
+    """Return c + a @ b; IEEE float32 and fp8 products are summed over the tile's inner axis first.
 
-    Of fp8, because Hopper's tensor cores sum with some 14 bits (DeepSeek-V3, arXiv:2412.19437, section 3.3.2).
     One sequential sum over a long inner axis erred 3 to 4 times as much as cuBLAS (H200, 1021 and 1536 terms).
+    Hopper's tensor cores sum fp8 with some 14 bits (DeepSeek-V3, arXiv:2412.19437, section 3.3.2).
     """
     if PRECISION == "tf32":
         return tl.dot(round_to_tf32(a), round_to_tf32(b), c, input_precision=PRECISION)
     elif a.dtype == tl.float32:
-        return add_product_apart(c, a, b, PRECISION)
+        return add_separate_product(c, a, b, PRECISION)
     elif a.dtype.is_fp8():
         return tl.dot(a, b, c, max_num_imprecise_acc=a.shape[1])
     else:
@@ -82,7 +85,7 @@ _descriptors = True
 
 @contextlib.contextmanager
 def without_descriptors() -> Iterator[None]:
-    """Within the context tiles are read through pointers: for runtimes that give kernels no memory for descriptors."""
+    """Read tiles through pointers within the context, for runtimes that give kernels no memory for descriptors."""
     global _descriptors
     outer, _descriptors = _descriptors, False
     try:
@@ -92,15 +95,14 @@ def without_descriptors() -> Iterator[None]:
 
 
 def fits_descriptor(matrix: torch.Tensor) -> bool:
-    """Whether TMA can read tiles of the last two axes: neighbours in memory along the last, all else 16-byte aligned.
+    """Return whether TMA can read tiles of the last two axes: last stride 1, everything else 16-byte aligned.
 
-    The start of the storage is taken as aligned, which PyTorch's allocators guarantee, so that no address is read.
-    False within `without_descriptors`.
+    PyTorch's allocators align the start of a storage, so no address is read. False within `without_descriptors`.
     """
     *strides, last = matrix.stride()
     if last != 1 or not _descriptors:
         return False
-    bits = matrix.storage_offset()  # and, below, every bit that is set in any stride: the alignment is a power of two
+    bits = matrix.storage_offset()  # or-ed with every stride: the alignment is a power of two
     for stride in strides:
         bits |= stride
     return bits * matrix.element_size() % DESCRIPTOR_ALIGNMENT == 0
@@ -109,8 +111,7 @@ def fits_descriptor(matrix: torch.Tensor) -> bool:
 def provide_descriptor_memory(device: torch.device) -> None:
     """Give Triton memory for the descriptors that the next kernel of this thread builds on the device.
 
-    To be called before each launch: Triton keeps its allocator per context, and autograd's backward has a thread of its
-    own.
+    Call it before each launch: Triton keeps its allocator per context, and autograd runs backward in its own thread.
     """
 
     def allocate(size: int, alignment: int, stream: int | None) -> torch.Tensor:
@@ -120,9 +121,9 @@ def provide_descriptor_memory(device: torch.device) -> None:
 
 
 def product_precision(dtype: torch.dtype) -> str:
-    """`input_precision` of tl.dot: float32 follows torch.get_float32_matmul_precision(), 16-bit products are exact.
+    """Return tl.dot's `input_precision`: float32 follows torch.get_float32_matmul_precision(), 16 bits are exact.
 
-    "highest" is IEEE, "high" is TF32. Raises ValueError for "medium" (bfloat16 products), which no kernel here has.
+    "highest" is IEEE and "high" is TF32. Raises ValueError for "medium" (bfloat16 products), which no kernel here has.
     """
     if dtype != torch.float32:
         return "ieee"

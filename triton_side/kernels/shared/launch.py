@@ -1,4 +1,4 @@
-"""What the launchers of the memory-bound kernels share: argument checks, device facts, configurations."""
+"""Argument checks, device facts and launch configurations that all launchers use."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ import triton
 
 FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
-# Triton decides between compiler and interpreter when a kernel is decorated, so this is fixed at import too.
+# Triton chooses compiler or interpreter when a kernel is decorated, so this is fixed at import too.
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 
-# The interpreter runs programs one after another on the CPU: a few are enough to exercise a persistent grid.
+# The interpreter runs programs one after another on the CPU. A few are enough to exercise a persistent grid.
 INTERPRETED_MULTIPROCESSORS = 16
 
 
 @dataclass(frozen=True)
 class FlatConfig:
-    """Launch of a kernel that takes `block` elements, a power of two, at a time, in programs of `num_warps`."""
+    """Launch configuration of a kernel whose programs take `block` elements, a power of two."""
 
     block: int
     num_warps: int
@@ -26,11 +26,11 @@ class FlatConfig:
 
 @dataclass(frozen=True)
 class RowConfig:
-    """Launch of a kernel that works on whole rows of a matrix.
+    """Launch configuration of a kernel that works on whole rows of a matrix.
 
-    A program takes tiles of `block_rows` x `block_columns` (powers of two), `programs` apart. A tile narrower
-    than the row selects the looped kernel, which walks along the row and reads it twice. `num_stages` > 1
-    prefetches that many tiles less one into shared memory; 1 loads straight into registers.
+    A program takes tiles of `block_rows` x `block_columns` (powers of two), `programs` apart. If a tile is narrower
+    than the row, the launcher selects the looped kernel, which reads each row twice. `num_stages` > 1 prefetches that
+    many tiles less one into shared memory; 1 loads straight into registers.
     """
 
     block_rows: int
@@ -40,15 +40,15 @@ class RowConfig:
     programs: int
 
 
-# Triton's own two serve its compiler as well, and cost the host 2.6 us a call (3.7.1, one core of a shared machine);
-# these cost 0.1 and 0.25, torch.empty 3.6.
+# Triton's own cdiv and next_power_of_2 cost the host 2.6 us a call (3.7.1, one core of a shared machine), because its
+# compiler uses them too. These cost 0.1 and 0.25 us; torch.empty costs 3.6.
 def cdiv(a: int, b: int) -> int:
-    """a / b, rounded up."""
+    """Return a / b, rounded up."""
     return -(-a // b)
 
 
 def next_power_of_2(n: int) -> int:
-    """The least power of two that is no less than n."""
+    """Return the smallest power of two that is at least n."""
     return 1 << max(0, n - 1).bit_length()
 
 
@@ -99,16 +99,15 @@ def check_vector(name: str, tensor: torch.Tensor, matrix: torch.Tensor) -> None:
 
 
 def with_unit_column_stride(x: torch.Tensor) -> torch.Tensor:
-    """x itself where neighbours along its last axis are neighbours in memory, else a contiguous copy.
+    """Return x itself if its last stride is 1, else a contiguous copy.
 
-    The kernels that call this take any other strides; a column stride would cost them the 16-byte loads, which is
-    more than the copy.
+    The kernels take any other strides. Another column stride would prevent 16-byte loads, which costs more than a copy.
     """
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def multiprocessors(device: torch.device) -> int:
-    """Number of streaming multiprocessors, to size persistent grids; a constant in the interpreter."""
+    """Return the number of streaming multiprocessors, which sizes persistent grids; a constant in the interpreter."""
     if INTERPRETED:
         return INTERPRETED_MULTIPROCESSORS
     return _multiprocessors(device)
@@ -119,11 +118,11 @@ def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def rows_a_tile(rows: int, block_columns: int, multiprocessors: int, elements: int = 4096) -> int:
-    """Rows, a power of two, that make a tile of `elements`, or fewer where multiprocessors would go without."""
+def rows_per_tile(rows: int, block_columns: int, multiprocessors: int, elements: int = 4096) -> int:
+    """Return the rows, a power of two, of a tile of `elements`; fewer if multiprocessors would have no tile."""
     return max(1, min(elements // block_columns, next_power_of_2(rows // (4 * multiprocessors))))
 
 
 def device_of(x: torch.Tensor) -> AbstractContextManager[object]:
-    """Make x's GPU current: Triton launches on the current device, whatever the tensors' device."""
+    """Make x's GPU current, because Triton launches on the current device whatever the tensors' device."""
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()

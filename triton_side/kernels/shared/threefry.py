@@ -1,7 +1,8 @@
-"""Dropout's mask from a counter-based generator: Threefry-2x32-13 (Salmon et al., Parallel Random Numbers: As Easy as
-1, 2, 3, SC 2011). A key and a place give the same bits in every kernel, so that no mask is stored.
+"""Dropout masks from the counter-based generator Threefry-2x32-13.
 
-One call gives the numbers of four neighbours in a row. They stay in one thread: the words are interleaved in registers.
+Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011. A key and a position give the same bits in every
+kernel, so no mask is stored. One call gives the numbers of four neighbours in a row. They stay in one thread, because
+the words are interleaved in registers.
 """
 
 import triton
@@ -19,8 +20,10 @@ def _mix(first, second, BITS: tl.constexpr):
 
 @triton.jit
 def threefry_2x32(key, key2, first, second):
-    """Two random words for each counter (first, second) under (key, key2); all uint32. Twelve rounds, each four ending
-    in a word of the key, and the thirteenth."""
+    """Return two random words for each counter (first, second) under (key, key2); all uint32.
+
+    Twelve rounds, with a word of the key added after every four, and a thirteenth round.
+    """
     key3 = key ^ key2 ^ PARITY
     first, second = first + key, second + key2
     for done in tl.static_range(4, 13, 4):
@@ -41,8 +44,11 @@ def threefry_2x32(key, key2, first, second):
 
 @triton.jit
 def uniforms(seed_ptr, row, COLUMNS: tl.constexpr):
-    """[ROWS, COLUMNS] of integers from 0 to 65535, uint32, for row [ROWS, 1]: column c has the 16 bits number c % 4,
-    the lowest first, of the 64 bits of counter (c // 4, row). COLUMNS is at least 4; the seed is two words of int32."""
+    """Return [ROWS, COLUMNS] of integers from 0 to 65535, uint32, for row [ROWS, 1].
+
+    Column c gets 16 of the 64 bits of counter (c // 4, row): the (c % 4)-th, counted from the lowest. COLUMNS is at
+    least 4; the seed is two words of int32.
+    """
     key = tl.load(seed_ptr).to(tl.uint32, bitcast=True)
     key2 = tl.load(seed_ptr + 1).to(tl.uint32, bitcast=True)
     row = row.to(tl.uint32)

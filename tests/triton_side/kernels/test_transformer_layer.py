@@ -1,14 +1,14 @@
-"""A layer's products either way, ours and cuBLAS's with a pass after it, and which of them is taken."""
+"""A layer's products, with our epilogue and with cuBLAS and a second kernel, and the choice between them."""
 
 import pytest
 import torch
 from row_kernel_checks import is_accurate, random
 
 from triton_side.calls.declare import forward
-from triton_side.kernels import _layer_products
+from triton_side.kernels import transformer_layer
 
 SUM = (forward("dot", "down"), forward("add", "residual"))
-# A tile of 128 x 256, and rows that TMA does not read.
+# A tile of 128 x 256, and rows that TMA cannot read.
 SHAPES = [(128, 32, 256), (19, 33, 67)]
 
 
@@ -19,11 +19,11 @@ def operands(rows: int, inner: int, columns: int) -> list[torch.Tensor]:
 
 @pytest.fixture
 def ours(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Of every choice whether it is our kernel, of a GPU of one multiprocessor."""
+    """Return a list that records each choice (True for our kernel) on a GPU of one multiprocessor."""
     found: list[bool] = []
-    decide = _layer_products.ends_in_more
-    monkeypatch.setattr(_layer_products, "multiprocessors", lambda device: 1)
-    monkeypatch.setattr(_layer_products, "ends_in_more", lambda a, b: found.append(decide(a, b)) or found[-1])
+    decide = transformer_layer.fused_epilogue_wins
+    monkeypatch.setattr(transformer_layer, "multiprocessors", lambda device: 1)
+    monkeypatch.setattr(transformer_layer, "fused_epilogue_wins", lambda a, b: found.append(decide(a, b)) or found[-1])
     return found
 
 
@@ -35,9 +35,9 @@ def test_sums_and_gelu_agree_either_way(shape: tuple[int, int, int], ours: list[
     def gelu(x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.gelu(x, approximate="tanh")
 
-    total = _layer_products.added(a, b, residual, SUM, c_ptr="y")
-    act, pre = _layer_products.biased_gelu(a, b, bias, True)
-    alone, nothing = _layer_products.biased_gelu(a, b, bias, False)
+    total = transformer_layer.product_plus_residual(a, b, residual, SUM, c_ptr="y")
+    act, pre = transformer_layer.product_bias_gelu(a, b, bias, True)
+    alone, nothing = transformer_layer.product_bias_gelu(a, b, bias, False)
     assert ours == [shape == SHAPES[0]] * 3
     assert torch.equal(residual, before) and nothing is None and torch.equal(alone, act)
     exact = a.double() @ b.double()
@@ -49,16 +49,16 @@ def test_sums_and_gelu_agree_either_way(shape: tuple[int, int, int], ours: list[
 @pytest.mark.parametrize("shape", SHAPES)
 def test_gate_and_up(shape: tuple[int, int, int]) -> None:
     h, w_gate, w_up, *_ = operands(*shape)
-    act, gate, up = _layer_products.gate_up(h, w_gate, w_up, True)
+    act, gate, up = transformer_layer.gate_up_activation(h, w_gate, w_up, True)
     assert torch.equal(gate, h @ w_gate) and torch.equal(up, h @ w_up)
     exact = torch.nn.functional.silu(h.double() @ w_gate.double()) * (h.double() @ w_up.double())
     assert is_accurate(act, torch.nn.functional.silu(h @ w_gate) * (h @ w_up), exact)
-    alone, *nothing = _layer_products.gate_up(h, w_gate, w_up, False)
+    alone, *nothing = transformer_layer.gate_up_activation(h, w_gate, w_up, False)
     assert torch.equal(alone, act) and nothing == [None, None]
 
 
 @pytest.mark.parametrize(
-    ("rows", "inner", "columns", "dtype", "ends_in_more"),
+    ("rows", "inner", "columns", "dtype", "fused_epilogue_wins"),
     [
         (8192, 14336, 4096, torch.bfloat16, True), (8192, 8192, 2048, torch.float16, True),
         (2048, 14336, 4096, torch.bfloat16, True), (4096, 2816, 1024, torch.bfloat16, True),
@@ -68,10 +68,10 @@ def test_gate_and_up(shape: tuple[int, int, int]) -> None:
         (257, 1021, 509, torch.float16, False), (8192, 2048, 4096, torch.float32, False),
     ],
 )
-def test_the_faster_of_what_was_measured_is_taken(
-    rows: int, inner: int, columns: int, dtype: torch.dtype, ends_in_more: bool, monkeypatch: pytest.MonkeyPatch
+def test_the_faster_measured_implementation_is_chosen(
+    rows: int, inner: int, columns: int, dtype: torch.dtype, fused_epilogue_wins: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On an H200, as the module's table has it; and of one row as many tiles as multiprocessors."""
-    monkeypatch.setattr(_layer_products, "multiprocessors", lambda device: 132)
+    """The module's table for an H200, and one row with as many tiles as multiprocessors."""
+    monkeypatch.setattr(transformer_layer, "multiprocessors", lambda device: 132)
     a, b = (torch.empty(shape, dtype=dtype, device="meta") for shape in ((rows, inner), (inner, columns)))
-    assert _layer_products.ends_in_more(a, b) == ends_in_more
+    assert transformer_layer.fused_epilogue_wins(a, b) == fused_epilogue_wins

@@ -1,0 +1,143 @@
+"""Pieces that every kernel built on a matrix product uses: tile order, operand loads, the product of one tile.
+
+Programs walk the output tiles in groups of rows, so that the operands' tiles stay in L2 (the order of Triton's
+persistent matmul tutorial). TMA tensor descriptors read operands whose strides allow it, and one program a
+multiprocessor then walks many tiles. Masked pointers read all others, one program a tile.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from triton_side.kernels.shared.launch import cdiv, multiprocessors
+from triton_side.kernels.shared.tiles import add_product, fits_descriptor
+
+
+@dataclass(frozen=True)
+class MatmulConfig:
+    """Tile sizes of a product: [block_m, block_n] of the output a program at a time, block_k of the inner axis a step.
+
+    group_m: tiles of block_m rows to compute before the next columns, so that operands stay in L2.
+    descriptors: TMA reads the operands and programs are persistent; otherwise there is one program a tile.
+    programs: persistent programs a multiprocessor; more than one if a program's tile leaves space for another.
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    group_m: int = 8
+    descriptors: bool = True
+    programs: int = 1
+
+
+@triton.jit
+def tile_at(tile, m, n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
+    """Return the first row and column of output tile `tile`, counted down GROUP_M tiles of rows, then across."""
+    n_tiles = tl.cdiv(n, BLOCK_N)
+    group = tile // (GROUP_M * n_tiles)
+    first = group * GROUP_M
+    height = tl.minimum(tl.cdiv(m, BLOCK_M) - first, GROUP_M)
+    within = tile % (GROUP_M * n_tiles)
+    return (first + within % height) * BLOCK_M, within // height * BLOCK_N
+
+
+@triton.jit
+def open_operand(
+    pointer, rows, columns, stride_row, stride_column,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DESCRIPTOR: tl.constexpr, TRANSPOSED: tl.constexpr,
+):
+    """Return the source, a descriptor or a pointer, from which `load_operand` reads a [rows, columns] matrix.
+
+    TRANSPOSED: the matrix is stored column by column.
+    """
+    if DESCRIPTOR:
+        if TRANSPOSED:
+            return tl.make_tensor_descriptor(pointer, [columns, rows], [stride_column, 1], [COLUMNS, ROWS])
+        else:
+            return tl.make_tensor_descriptor(pointer, [rows, columns], [stride_row, 1], [ROWS, COLUMNS])
+    else:
+        return pointer
+
+
+@triton.jit
+def load_operand(
+    source, row, column, rows, columns, stride_row, stride_column,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DESCRIPTOR: tl.constexpr, TRANSPOSED: tl.constexpr,
+):
+    """Return the [ROWS, COLUMNS] tile at (row, column), zero outside the matrix."""
+    if DESCRIPTOR:
+        if TRANSPOSED:
+            return source.load([column, row]).T
+        else:
+            return source.load([row, column])
+    else:
+        r = (row + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+        c = (column + tl.arange(0, COLUMNS)).to(tl.int64)[None, :]
+        return tl.load(source + r * stride_row + c * stride_column, mask=(r < rows) & (c < columns), other=0.0)
+
+
+# A tile's origin is one 64-bit scalar and offsets in it are 32-bit. With 64-bit offsets the epilogues spill registers.
+@triton.jit
+def store_tile(pointer, value, row, column, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Write a tile of a contiguous [rows, columns] matrix in its dtype."""
+    r = tl.arange(0, ROWS)[:, None]
+    c = tl.arange(0, COLUMNS)[None, :]
+    inside = (r < rows - row) & (c < columns - column)
+    origin = pointer + (tl.cast(row, tl.int64) * columns + column)
+    tl.store(origin + (r * columns + c), value.to(pointer.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def load_tile(pointer, row, column, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return a tile of a contiguous [rows, columns] matrix, in float32."""
+    r = tl.arange(0, ROWS)[:, None]
+    c = tl.arange(0, COLUMNS)[None, :]
+    inside = (r < rows - row) & (c < columns - column)
+    origin = pointer + (tl.cast(row, tl.int64) * columns + column)
+    return tl.load(origin + (r * columns + c), mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def tile_product(
+    a, b, row, column, m, n, k, stride_am, stride_ak, stride_bk, stride_bn,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
+):
+    """Return the [BLOCK_M, BLOCK_N] tile of a @ b at (row, column) in float32; `open_operand` made a and b."""
+    c = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for step in range(tl.cdiv(k, BLOCK_K)):
+        at = step * BLOCK_K
+        x = load_operand(a, row, at, m, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, DESCRIPTORS, A_TRANSPOSED)
+        y = load_operand(b, at, column, k, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED)
+        c = add_product(c, x, y, PRECISION)
+    return c
+
+
+@triton.jit
+def halves(tile, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return the left and the right half of a [ROWS, COLUMNS] tile."""
+    return tl.split(tl.permute(tl.reshape(tile, [ROWS, 2, COLUMNS // 2]), (0, 2, 1)))
+
+
+def stored_transposed(matrix: torch.Tensor) -> bool:
+    """Return whether the matrix is stored column by column."""
+    return matrix.stride(1) != 1 and matrix.stride(0) == 1
+
+
+def operands_fit_descriptors(*operands: torch.Tensor) -> bool:
+    """Return whether TMA can read every operand, as stored or transposed."""
+    return all(fits_descriptor(x.T if stored_transposed(x) else x) for x in operands)
+
+
+def programs_for_output(m: int, n: int, config: MatmulConfig, device: torch.device) -> int:
+    """Return the number of programs to launch for an output [m, n]."""
+    return programs_for_tiles(cdiv(m, config.block_m) * cdiv(n, config.block_n), config, device)
+
+
+def programs_for_tiles(tiles: int, config: MatmulConfig, device: torch.device) -> int:
+    """Return the number of programs: as many as the multiprocessors hold with descriptors, else one a tile."""
+    return min(tiles, config.programs * multiprocessors(device)) if config.descriptors else tiles

@@ -1,0 +1,158 @@
+"""Steps that decoder_block and gpt2_block share: attention between rows of tokens, and fused MLPs.
+
+Attention reads q, k and v in place, as views of the product's rows, and writes its output and gradients the same way.
+`merged` is its output with a token's heads next to each other in one row, [tokens, heads head_dim].
+
+A product followed by another operation is either one kernel of ours with an epilogue, or cuBLAS and a second kernel.
+The choice follows these measurements: device time in us of a full run (H200; rows x inner x columns; bfloat16 unless
+another dtype is named). Both columns include the operation that follows the product.
+
+    | gate and up in one, ending in silu(gate) * up           ours; gate and up kept    cuBLAS's two + a pass
+    | 8192 x 4096 x 14336, decoder_block/llama-8b             2632; 2763                2379 + 158
+    | 8192 x 2048 x 8192, decoder_block/llama-1b, float16     829; 923                  741 + 90
+    | 2048 x 4096 x 14336, swiglu_mlp/llama-8b                674; 711                  595 + 40
+    | 4096 x 1024 x 2816, lm_step/2-layers                    -; 108                    73 + 17
+    | 8192 x 768 x 2048, swiglu_mlp/gpt2, float16             102; 118                  79 + 25
+    | 1 x 4096 x 14336, swiglu_mlp/one-token                  84; 85                    62 + 1
+    | 251 x 509 x 1021, decoder_block/prime, float32          41; 43                    27 + 2
+
+cuBLAS wins for gate and up. Both products therefore stay in memory until act is computed, in inference too.
+
+    | a product that ends in a sum (+) or in bias and GELU    ours                      cuBLAS's + a pass
+    | + 8192 x 14336 x 4096, decoder_block/llama-8b           1198 to 1205              1164 + 60
+    | + 8192 x 8192 x 2048, decoder_block/llama-1b, float16   360                       341 + 30
+    | + 2048 x 14336 x 4096, swiglu_mlp/llama-8b              294                       287 + 9
+    | + 4096 x 2816 x 1024, lm_step/2-layers                  37                        32 + 5
+    | 8192 x 768 x 3072, gpt2_block/gpt2-small                76; 86 with pre kept      56 + 37
+    | 8192 x 1600 x 6400, gpt2_block/gpt2-xl, float16         267; 292                  228 + 68
+    | + 8192 x 2048 x 768, swiglu_mlp/gpt2, float16           54                        37 + 7
+    | + 1 x 14336 x 4096, swiglu_mlp/one-token                67                        31 + 1
+    | + 257 x 1021 x 509, swiglu_mlp/prime, float16           33                        12 + 1
+    | + 8192 x 2048 x 768, swiglu_mlp/gpt2-fp32               691; TF32 443             544 + 13; 90 + 13
+    | + 251 x 1021 x 509, decoder_block/prime, float32        78                        14 + 1
+    | 251 x 509 x 1021, gpt2_block/prime, float32             45; 47                    14 + 2
+
+Our kernel wins under three conditions: TMA reads 16-bit operands, there are more than a few rows, and the tiles keep
+the multiprocessors busy in every wave. The output 8192 x 768 has 192 tiles of 128 x 256, one and a half waves of 132.
+All other products are cuBLAS's.
+"""
+
+import torch
+
+from triton_side.calls.declare import Computed, computing
+from triton_side.calls.stages import stage
+from triton_side.kernels import attention, gelu, linear_gelu, swiglu_mlp
+from triton_side.kernels.attention_backward import launch_delta, launch_dk_dv, launch_dq
+from triton_side.kernels.matmul import choose_config, launch_bias_gelu, launch_matmul, matmul_config
+from triton_side.kernels.shared import gated_unit
+from triton_side.kernels.shared.attention_configs import (
+    choose_attention_config,
+    dk_dv_config,
+    dq_config,
+    forward_config,
+)
+from triton_side.kernels.shared.launch import cdiv, multiprocessors
+from triton_side.kernels.shared.matmul_tiles import operands_fit_descriptors
+from triton_side.kernels.swiglu import swiglu_forward_kernel
+
+# The share of the multiprocessors' time that tiles must fill. Measured: our kernel loses at 0.73 and wins at 0.93.
+MIN_BUSY_SHARE = 0.9
+
+
+def attention_forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, save: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return merged and, with `save`, logsumexp2 of causal attention.
+
+    q is [batch, heads, sequence, head_dim]; k and v have as many heads or fewer.
+    """
+    batch, heads, sequence, head_dim = q.shape
+    merged = torch.empty((batch * sequence, heads * head_dim), dtype=q.dtype, device=q.device)
+    with stage("attention"):
+        config = choose_attention_config(forward_config, q, k, v)
+        _, logsumexp2 = attention.launch_forward(q, k, v, config, save, out=_split_heads(merged, q))
+    return merged, logsumexp2
+
+
+def _split_heads(rows: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """View rows of tokens, [tokens, heads head_dim], in q's shape."""
+    batch, heads, sequence, head_dim = q.shape
+    return rows.view(batch, sequence, heads, head_dim).transpose(1, 2)
+
+
+def attention_backward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, merged: torch.Tensor, logsumexp2: torch.Tensor,
+    dmerged: torch.Tensor, gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+) -> None:
+    """Write dq, dk and dv from the arguments and results of `attention_forward` and the gradient of merged.
+
+    gradients: dq, dk and dv, views of rows of tokens like q, k and v.
+    """
+    dq, dk, dv = gradients
+    out, dout = _split_heads(merged, q), _split_heads(dmerged, q)
+    shared = q.shape[1] != k.shape[1]
+    with stage("attention"):
+        if q.shape[2] == 1:
+            # A lone key has weight 1, so dq and dk are exactly 0. Triton 3.7.1 also fails to compile the dk, dv kernel
+            # for one row with shared heads: its pipeliner rejects a descriptor made within a loop of one step.
+            dq.zero_()
+            dk.zero_()
+            torch.sum(dout.unflatten(1, (k.shape[1], -1)), dim=2, out=dv)
+            return
+        operands = (q, k, v, dout, logsumexp2, launch_delta(out, dout))
+        launch_dk_dv(*operands, choose_attention_config(dk_dv_config, q, dout, shared=shared), out=(dk, dv))
+        launch_dq(*operands, choose_attention_config(dq_config, k, v, shared=shared), out=dq)
+
+
+def fused_epilogue_wins(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return whether our kernel with an epilogue computes a @ b, rather than cuBLAS and a second kernel."""
+    if a.dtype == torch.float32 or not operands_fit_descriptors(a, b):
+        return False
+    config = choose_config(matmul_config, a, b)
+    if config.block_m < 128:  # the tiles for few rows
+        return False
+    tiles = cdiv(a.shape[0], config.block_m) * cdiv(b.shape[1], config.block_n)
+    tiles_per_wave = config.programs * multiprocessors(a.device)
+    return tiles >= MIN_BUSY_SHARE * tiles_per_wave * cdiv(tiles, tiles_per_wave)
+
+
+def gate_up_activation(
+    h: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, save: bool
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Return act = silu(gate) * up and, with `save`, gate = h w_gate and up = h w_up; stages carry the same names."""
+    with stage("gate"):
+        gate = torch.mm(h, w_gate)
+    with stage("up"):
+        up = torch.mm(h, w_up)
+    with computing(*swiglu_mlp.ACT, y_ptr="act"):
+        act = gated_unit.forward(swiglu_forward_kernel, gate, up)
+    return (act, gate, up) if save else (act, None, None)
+
+
+def product_plus_residual(
+    a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor, operations: tuple[Computed, Computed], **names: str
+) -> torch.Tensor:
+    """Return a @ b + residual. residual must be contiguous and stays unchanged.
+
+    operations: the declared product and sum. names: names of the kernel's tensors.
+    """
+    if fused_epilogue_wins(a, b):
+        with computing(*operations, **names):
+            return launch_matmul(a, b, choose_config(matmul_config, a, b), residual=residual)
+    product, total = operations
+    with stage(product.stage):
+        c = torch.mm(a, b)
+    with stage(total.stage):
+        return c.add_(residual)
+
+
+def product_bias_gelu(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor, save: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return act = gelu(pre) and, with `save`, pre = a @ b + bias; both contiguous."""
+    if fused_epilogue_wins(a, b):
+        with computing(*linear_gelu.FORWARD, c_ptr="pre", gelu_ptr="act"):
+            return launch_bias_gelu(a, b, bias.contiguous(), choose_config(matmul_config, a, b), save)
+    pre = torch.addmm(bias, a, b)
+    with computing(y_ptr="act"):
+        return gelu.forward(pre), pre if save else None
