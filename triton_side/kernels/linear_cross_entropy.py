@@ -357,7 +357,7 @@ def linear_cross_entropy(
     if h.shape[1] != w.shape[1] or w.shape[0] == 0:
         raise ValueError(
             f"h [tokens, width] and w [classes, width] must fit, with at least one class, got {list(h.shape)} and "
-            f"{list(w.shape)}; w is stored as that of a Linear"
+            f"{list(w.shape)}; w has the layout of a torch.nn.Linear's weight"
         )
     check_labels(h, labels)
     labels = labels.contiguous()

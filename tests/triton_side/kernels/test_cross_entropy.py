@@ -133,7 +133,7 @@ def test_rejects() -> None:
     logits, labels = random(2, 3), draw_labels(2, 3)
     with pytest.raises(ValueError, match=r"logits must be \[rows, columns\], got shape \(3,\)"):
         cross_entropy.cross_entropy(logits[0], labels)
-    with pytest.raises(ValueError, match=r"a class or more, got shape \(2, 0\)"):
+    with pytest.raises(ValueError, match=r"at least one class, got shape \(2, 0\)"):
         cross_entropy.cross_entropy(logits[:, :0], labels)
     with pytest.raises(ValueError, match=r"\[tokens\] = \[2\] for logits of shape \(2, 3\), got \(1,\)"):
         cross_entropy.cross_entropy(logits, labels[:1])

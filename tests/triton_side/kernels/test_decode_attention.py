@@ -178,7 +178,7 @@ def test_rejects() -> None:
 @pytest.mark.parametrize(
     ("sound", "broken"),
     [
-        ("seen = key < length", "seen = key < capacity"),
+        ("exists = key < length", "exists = key < capacity"),
         ("chunk, length), BLOCK_KV", "chunk - BLOCK_KV, length), BLOCK_KV"),
         ("head_dim**-0.5 * LOG2_E.value", "head_dim**-0.5"),
         ("row_sum * correction + tl.sum(p, 1)", "row_sum + tl.sum(p, 1)"),

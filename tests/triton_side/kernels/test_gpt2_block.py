@@ -106,7 +106,7 @@ def test_rejects() -> None:
     [
         ("dh1, dsum=dx1", "dh1"),
         ("x1, seed[1], p)", "x1, seed[0], p)"),
-        ("backward_of_sum(dy, seed[1]", "backward_of_sum(dy, seed[0]"),
+        ("backward_without_norm(dy, seed[1]", "backward_without_norm(dy, seed[0]"),
         ("rstd2, dh2, dy, ctx.p", "rstd2, dh2, 0 * dy, ctx.p"),
         ("for rows in (qkv, dqkv)", "for rows in (dqkv, dqkv)"),
     ],

@@ -172,9 +172,9 @@ def test_no_tensor_has_the_size_of_the_logits() -> None:
 def test_rejects() -> None:
     h, w, labels = tensors(4, 8, 12)
     function = linear_cross_entropy.linear_cross_entropy
-    with pytest.raises(ValueError, match=r"must fit, with a class or more, got \[4, 8\] and \[8, 12\]; .*of a Linear"):
+    with pytest.raises(ValueError, match=r"must fit, with at least one class, got \[4, 8\] and \[8, 12\]; .*Linear"):
         function(h, w.T, labels)
-    with pytest.raises(ValueError, match=r"a class or more, got \[4, 8\] and \[0, 8\]"):
+    with pytest.raises(ValueError, match=r"at least one class, got \[4, 8\] and \[0, 8\]"):
         function(h, w[:0], labels)
     with pytest.raises(ValueError, match=r"h must be \[rows, columns\]"):
         function(h[None], w, labels)
@@ -191,7 +191,7 @@ def test_rejects() -> None:
     [
         ("tl.where(class_ < classes, x, -float(\"inf\"))", "x"),
         ("exponentials *= tl.exp(maximum - reference)", "pass"),
-        ("added * tl.exp(of_tile - reference)", "added"),
+        ("added * tl.exp(tile_maximum - reference)", "added"),
         ("mean += tl.load", "mean = tl.load"),
         ("column // BLOCK_N, tl.int64) * tokens", "column // BLOCK_N, tl.int64) * 2"),
         ("class_ = first + column", "class_ = column"),

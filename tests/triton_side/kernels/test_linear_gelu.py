@@ -94,7 +94,7 @@ def test_empty(shape: tuple[int, int, int]) -> None:
 
 def test_rejects() -> None:
     x, weight, bias, _ = tensors(4, 8, 12)
-    with pytest.raises(ValueError, match=r"must fit, got x \[4, 8\], weight \[12, 8\], bias \[12\]; .*of a Linear"):
+    with pytest.raises(ValueError, match=r"must fit, got x \[4, 8\], weight \[12, 8\], bias \[12\]; .*Linear"):
         linear_gelu.linear_gelu(x, weight.T, bias)
     with pytest.raises(ValueError, match=r"bias \[11\]"):
         linear_gelu.linear_gelu(x, weight, bias[:11])
