@@ -10,8 +10,10 @@ def adamw(
     param: jax.Array, gradient: jax.Array, mu: jax.Array, nu: jax.Array, step: jax.Array,
     *, rate: float, beta1: float, beta2: float, eps: float, decay: float,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(param, mu, nu) after step number `step` (an integer, the first is 1), param in its own dtype, mu and nu float32,
-    computed in float32."""
+    """Return (param, mu, nu) after step number `step`, an integer from 1.
+
+    The step is computed in float32; param keeps its dtype, mu and nu are float32.
+    """
     with jax.named_scope("mu"):
         g = gradient.astype(jnp.float32)
         mu = beta1 * mu + (1 - beta1) * g
@@ -24,8 +26,10 @@ def adamw(
 
 
 def apply(inputs: dict[str, jax.Array], **attributes: Any) -> dict[str, jax.Array]:
-    """`param`, `gradient` [elements], `mu`, `nu` [elements] float32, `step` [] int32 -> `new_param`, `new_mu`,
-    `new_nu`."""
+    """Return one step of AdamW.
+
+    `param`, `gradient` [elements], `mu`, `nu` [elements] float32, `step` [] int32 -> `new_param`, `new_mu`, `new_nu`.
+    """
     names = ("param", "gradient", "mu", "nu", "step")
     param, mu, nu = adamw(*(inputs[name] for name in names), **attributes)
     return {"new_param": param, "new_mu": mu, "new_nu": nu}

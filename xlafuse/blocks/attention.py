@@ -10,11 +10,11 @@ from xlafuse.blocks import softmax
 
 
 def apply(inputs: dict[str, jax.Array], causal: int = 1, window: int = 0) -> dict[str, jax.Array]:
-    """`q` [batch, heads, sequence, head_dim], `k`, `v` [batch, kv_heads, sequence, head_dim] -> `out`, of q's shape;
-    written plainly, scores and all.
+    """Return attention, with the scores written out.
 
-    Heads of k and v that are shared are repeated. Both products are stored in the inputs' dtype; scaling, mask and
-    softmax are float32.
+    `q` [batch, heads, sequence, head_dim], `k`, `v` [batch, kv_heads, sequence, head_dim] -> `out`, of q's shape.
+    Shared heads of k and v are repeated. Both products are stored in the inputs' dtype; scaling, mask and softmax are
+    float32.
     """
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
     sequence, head_dim = q.shape[-2:]
@@ -26,8 +26,8 @@ def apply(inputs: dict[str, jax.Array], causal: int = 1, window: int = 0) -> dic
         with jax.named_scope("mask"):
             query = jax.lax.broadcasted_iota(jnp.int32, (sequence, sequence), 0)
             key = jax.lax.broadcasted_iota(jnp.int32, (sequence, sequence), 1)
-            seen = (key <= query) & (query - key < window) if window else key <= query
-            scores = jnp.where(seen, scores, -jnp.inf)
+            visible = (key <= query) & (query - key < window) if window else key <= query
+            scores = jnp.where(visible, scores, -jnp.inf)
     with jax.named_scope("softmax"):
         weights = softmax.softmax(scores).astype(q.dtype)
     with jax.named_scope("values"):
@@ -36,19 +36,18 @@ def apply(inputs: dict[str, jax.Array], causal: int = 1, window: int = 0) -> dic
 
 
 def apply_cudnn(inputs: dict[str, jax.Array], causal: int = 1, window: int = 0) -> dict[str, jax.Array]:
-    """The same block through cuDNN's fused attention; needs a GPU (or a target) with cuDNN, and bfloat16 or
-    float16.
+    """Return the same through cuDNN's fused attention. It needs a GPU (or target) with cuDNN, and bfloat16 or float16.
 
-    A window there is (keys before, keys after).
+    jax gives a window as (keys before, keys after).
     """
     return cudnn(inputs, is_causal=bool(causal), local_window_size=(window - 1, 0) if window else None)
 
 
 def cudnn(inputs: dict[str, jax.Array], **options: Any) -> dict[str, jax.Array]:
-    """jax.nn.dot_product_attention with `options`.
+    """Return jax.nn.dot_product_attention with `options`.
 
-    It wants [batch, sequence, heads, head_dim], so the transposes that a model
-    with our layout pays are part of what is compiled.
+    It takes [batch, sequence, heads, head_dim], so the compiled code contains the transposes that a model with our
+    layout needs.
     """
     q, k, v = (inputs[name].swapaxes(1, 2) for name in ("q", "k", "v"))
     with jax.named_scope("attention"):

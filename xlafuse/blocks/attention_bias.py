@@ -9,11 +9,11 @@ from xlafuse.blocks import attention, softmax
 
 
 def apply(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """`q`, `k`, `v` [batch, heads, sequence, head_dim], `bias` [heads, sequence, sequence] -> `out`, of q's shape;
-    written plainly, scores and all.
+    """Return attention with a bias, with the scores written out.
 
-    Both products are stored in the inputs' dtype; scaling, bias and softmax are float32. A query whose biases are all
-    -inf gives zeros.
+    `q`, `k`, `v` [batch, heads, sequence, head_dim], `bias` [heads, sequence, sequence] -> `out`, of q's shape. Both
+    products are stored in the inputs' dtype; scaling, bias and softmax are float32. The result of a query whose biases
+    are all -inf is zeros.
     """
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
     with jax.named_scope("scores"):
@@ -27,8 +27,8 @@ def apply(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
 
 
 def apply_cudnn(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """The same block through cuDNN's fused attention; needs a GPU (or a target) with cuDNN, and bfloat16 or float16.
+    """Return the same through cuDNN's fused attention. It needs a GPU (or target) with cuDNN, and bfloat16 or float16.
 
-    What it gives for a query whose biases are all -inf is not defined.
+    The result of a query whose biases are all -inf is undefined.
     """
     return attention.cudnn(inputs, bias=inputs["bias"][None])

@@ -10,17 +10,17 @@ from xlafuse.blocks import softmax
 
 
 def same_sequence(cu_seqlens: jax.Array, tokens: int) -> jax.Array:
-    """[tokens, tokens]: whether both belong to the same sequence."""
+    """Return [tokens, tokens]: true for two tokens of the same sequence."""
     sequence = jnp.sum(cu_seqlens[1:] <= jnp.arange(tokens)[:, None], axis=1)
     return sequence[:, None] == sequence
 
 
 def apply(inputs: dict[str, jax.Array], longest: int) -> dict[str, jax.Array]:
-    """`q` [tokens, heads, head_dim], `k`, `v` [tokens, kv_heads, head_dim], `cu_seqlens` [sequences + 1], int32 ->
-    `out`, of q's shape; written plainly: scores of all tokens with all, those of other sequences masked.
+    """Return attention with the scores of all pairs of tokens; pairs from two sequences are masked.
 
-    Both products are stored in the inputs' dtype; scaling, mask and softmax are float32. `longest`, the length of the
-    longest sequence, is of no use here.
+    `q` [tokens, heads, head_dim], `k`, `v` [tokens, kv_heads, head_dim], `cu_seqlens` [sequences + 1], int32 -> `out`,
+    of q's shape. Both products are stored in the inputs' dtype; scaling, mask and softmax are float32. `longest`, the
+    length of the longest sequence, is unused.
     """
     q, k, v, cu_seqlens = (inputs[name] for name in ("q", "k", "v", "cu_seqlens"))
     tokens, heads, head_dim = q.shape
@@ -30,8 +30,8 @@ def apply(inputs: dict[str, jax.Array], longest: int) -> dict[str, jax.Array]:
         scores = jnp.einsum("qhd,khd->hqk", q, k).astype(jnp.float32) / math.sqrt(head_dim)
     with jax.named_scope("mask"):
         position = jnp.arange(tokens)
-        seen = same_sequence(cu_seqlens, tokens) & (position[:, None] >= position)
-        scores = jnp.where(seen, scores, -jnp.inf)
+        visible = same_sequence(cu_seqlens, tokens) & (position[:, None] >= position)
+        scores = jnp.where(visible, scores, -jnp.inf)
     with jax.named_scope("softmax"):
         weights = softmax.softmax(scores).astype(q.dtype)
     with jax.named_scope("values"):
@@ -42,12 +42,12 @@ def apply(inputs: dict[str, jax.Array], longest: int) -> dict[str, jax.Array]:
 def apply_cudnn(
     inputs: dict[str, jax.Array], longest: int, implementation: Literal["cudnn", "xla"] = "cudnn"
 ) -> dict[str, jax.Array]:
-    """The same block through cuDNN's fused attention, of all tokens as one sequence; needs a GPU (or a target) with
-    cuDNN, and bfloat16 or float16.
+    """Return the same through cuDNN's fused attention, with all tokens as one sequence.
 
-    `jax.nn.dot_product_attention` takes no cu_seqlens (jax 0.11.2), but a mask, which becomes a bias in memory: 0, or
-    -2^41 (float16: -2^15), under which a weight is exactly zero. No token is without a key: it sees itself. cuDNN goes
-    over the whole causal half, other sequences' keys too. `implementation` is that function's.
+    It needs a GPU (or a target) with cuDNN, and bfloat16 or float16. `jax.nn.dot_product_attention` takes no cu_seqlens
+    (jax 0.11.2). It takes a mask, which becomes a bias in memory: 0, or -2^41 (float16: -2^15), which makes a weight
+    exactly zero. Every token has a key, itself. cuDNN computes the whole causal half, including other sequences' keys.
+    `implementation` is passed to that function.
     """
     q, k, v = (inputs[name][None] for name in "qkv")
     with jax.named_scope("mask"):

@@ -6,7 +6,7 @@ from xlafuse.blocks import gelu
 
 
 def apply(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """`x` [rows, columns], `bias` [columns] -> `y` [rows, columns]; every operation in x's dtype."""
+    """Return gelu(x + bias): `x` [rows, columns], `bias` [columns] -> `y` [rows, columns], computed in x's dtype."""
     with jax.named_scope("bias"):
         z = inputs["x"] + inputs["bias"]
     return gelu.apply({"x": z})

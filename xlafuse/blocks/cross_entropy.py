@@ -7,10 +7,10 @@ IGNORED = -100
 
 
 def apply(inputs: dict[str, jax.Array], *, smoothing: float, z_loss: float) -> dict[str, jax.Array]:
-    """`logits` [tokens, classes], `labels` [tokens] int32 -> `loss` [], in float32 throughout.
+    """Return the mean loss: `logits` [tokens, classes], `labels` [tokens] int32 -> `loss` [], computed in float32.
 
-    The mean over the tokens whose label is not IGNORED, 0 where there are none, of
-    (1 - smoothing) (lse - logit[label]) + smoothing (lse - mean(logits)) + z_loss lse^2, lse = logsumexp(logits).
+    The mean is over tokens whose label is not IGNORED, and 0 if there are none. With lse = logsumexp(logits), a token's
+    loss is (1 - smoothing) (lse - logit[label]) + smoothing (lse - mean(logits)) + z_loss lse^2.
     """
     with jax.named_scope("logsumexp"):
         logits = inputs["logits"].astype(jnp.float32)
@@ -28,7 +28,7 @@ def apply(inputs: dict[str, jax.Array], *, smoothing: float, z_loss: float) -> d
 def mean_loss(
     lse: jax.Array, chosen: jax.Array, mean: jax.Array, labels: jax.Array, smoothing: float, z_loss: float
 ) -> jax.Array:
-    """The loss from the tokens' logsumexp, label's logit and mean of logits, [tokens] in float32 each."""
+    """Return the loss from each token's logsumexp, its label's logit and its mean logit, all [tokens] float32."""
     with jax.named_scope("target"):
         target = lse - chosen
     with jax.named_scope("smoothing"):

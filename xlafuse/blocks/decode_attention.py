@@ -1,4 +1,4 @@
-"""Attention of one new token a sequence to its cache: out = softmax(q k^T / sqrt(head_dim)) v over `lengths` keys."""
+"""Attention of one new token per sequence to its cache: out = softmax(q k^T / sqrt(head_dim)) v over `lengths` keys."""
 
 import math
 
@@ -10,9 +10,10 @@ from xlafuse.compile._jax_private import cudnn_attention
 
 
 def attend(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> jax.Array:
-    """q [batch, heads, head_dim], k and v [batch, kv_heads, capacity, head_dim], lengths [batch] -> as q.
+    """Return attention: q [batch, heads, head_dim], k and v [batch, kv_heads, capacity, head_dim], lengths [batch].
 
-    Both products are stored in the inputs' dtype; scaling, mask and softmax are float32. Zeros where a length is 0.
+    The result has q's shape, and is zero for a length of 0. Both products are stored in the inputs' dtype; scaling,
+    mask and softmax are float32.
     """
     batch, heads, head_dim = q.shape
     kv_heads, capacity = k.shape[1:3]
@@ -20,8 +21,8 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> jax.
         grouped = q.reshape(batch, kv_heads, heads // kv_heads, head_dim)
         scores = jnp.einsum("bngd,bnkd->bngk", grouped, k).astype(jnp.float32) / math.sqrt(head_dim)
     with jax.named_scope("mask"):
-        seen = jax.lax.broadcasted_iota(jnp.int32, (batch, capacity), 1) < lengths[:, None]
-        scores = jnp.where(seen[:, None, None], scores, -jnp.inf)
+        visible = jax.lax.broadcasted_iota(jnp.int32, (batch, capacity), 1) < lengths[:, None]
+        scores = jnp.where(visible[:, None, None], scores, -jnp.inf)
     with jax.named_scope("softmax"):
         weights = softmax.softmax(scores).astype(q.dtype)
     with jax.named_scope("values"):
@@ -30,16 +31,19 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> jax.
 
 
 def apply(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """`q` [batch, heads, head_dim], `k_cache`, `v_cache` [batch, kv_heads, capacity, head_dim], `lengths` [batch] ->
-    `out` as q; the caches' elements past a length must be finite."""
+    """Return attention to a cache.
+
+    `q` [batch, heads, head_dim], `k_cache`, `v_cache` [batch, kv_heads, capacity, head_dim], `lengths` [batch] ->
+    `out`, of q's shape. The caches' elements past a length must be finite.
+    """
     return {"out": attend(*(inputs[name] for name in ("q", "k_cache", "v_cache", "lengths")))}
 
 
 def apply_cudnn(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """The same block through cuDNN's fused attention; needs a GPU (or a target) with cuDNN, and bfloat16 or float16.
+    """Return the same through cuDNN's fused attention. It needs a GPU (or target) with cuDNN, and bfloat16 or float16.
 
-    `jax.nn.dot_product_attention` takes caches of [batch, capacity, kv_heads, head_dim] alone, and would have these
-    copied first; what it calls takes them as they are.
+    `jax.nn.dot_product_attention` takes only caches of [batch, capacity, kv_heads, head_dim], so it would copy these.
+    The function under it takes them as they are.
     """
     q, lengths = inputs["q"], inputs["lengths"]
     with jax.named_scope("attention"):

@@ -1,5 +1,7 @@
-"""Attention of one new token a sequence to a cache in pages: key i of sequence b is
-k_pages[page_table[b, i // page_size], i % page_size]."""
+"""Attention of one new token in each sequence to a paged cache.
+
+Key i of sequence b is k_pages[page_table[b, i // page_size], i % page_size].
+"""
 
 from typing import Literal
 
@@ -10,13 +12,15 @@ from xlafuse.blocks import decode_attention
 
 
 def gather_pages(pages: jax.Array, table: jax.Array) -> jax.Array:
-    """[batch, capacity, kv_heads, head_dim]. Pages out of range, clipped here, are not part of the contract."""
+    """Return the cache, [batch, capacity, kv_heads, head_dim]; valid inputs have no page out of range."""
     return jnp.take(pages, table, axis=0, mode="clip").reshape(len(table), -1, *pages.shape[2:])
 
 
 def apply(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """`q` [batch, heads, head_dim], `k_pages`, `v_pages` [pages, page_size, kv_heads, head_dim], `page_table`
-    [batch, pages_per_sequence], `lengths` [batch] -> `out` as q; the pages' elements past a length must be finite.
+    """Return attention to a paged cache.
+
+    `q` [batch, heads, head_dim], `k_pages`, `v_pages` [pages, page_size, kv_heads, head_dim], `page_table` [batch,
+    pages_per_sequence], `lengths` [batch] -> `out`, of q's shape. The pages' elements past a length must be finite.
     """
     with jax.named_scope("gather"):
         k, v = (gather_pages(inputs[name], inputs["page_table"]).swapaxes(1, 2) for name in ("k_pages", "v_pages"))
@@ -26,9 +30,10 @@ def apply(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
 def apply_cudnn(
     inputs: dict[str, jax.Array], implementation: Literal["cudnn", "xla"] = "cudnn"
 ) -> dict[str, jax.Array]:
-    """The same block through cuDNN's fused attention, pages gathered first: `jax.nn.dot_product_attention` takes no
-    page table (jax 0.11.2), and gathered pages as they are. Needs a GPU (or a target) with cuDNN, and bfloat16 or
-    float16. `implementation` is that function's.
+    """Return the same through cuDNN's fused attention, after gathering the pages.
+
+    `jax.nn.dot_product_attention` takes no page table (jax 0.11.2), and takes gathered pages without a copy. It needs a
+    GPU (or a target) with cuDNN, and bfloat16 or float16. `implementation` is passed to that function.
     """
     q, lengths = inputs["q"], inputs["lengths"]
     with jax.named_scope("gather"):

@@ -1,5 +1,6 @@
-"""A decoder layer of Llama (Touvron et al., arXiv:2302.13971; grouped queries: Ainslie et al., arXiv:2305.13245), as a
-flax nnx module whose parts name the stages.
+"""A decoder layer of Llama (Touvron et al., arXiv:2302.13971) with grouped queries (Ainslie et al., arXiv:2305.13245).
+
+It is a flax nnx module with a part for each stage:
 
     x1 = x + out(attention(rope(qkv(attention_norm(x)))))       y = x1 + down(silu(gate(h)) * up(h)),  h = mlp_norm(x1)
 """
@@ -17,7 +18,7 @@ from xlafuse.blocks.rmsnorm import rmsnorm
 
 Attend = Callable[[dict[str, jax.Array]], dict[str, jax.Array]]
 
-# Where the module keeps each weight.
+# The place of each weight in the module.
 PATHS = {
     "attention_norm": ("attention_norm", "weight"), "w_qkv": ("qkv", "kernel"), "w_o": ("out", "kernel"),
     "mlp_norm": ("mlp_norm", "weight"), "w_gate": ("gate", "kernel"), "w_up": ("up", "kernel"),
@@ -26,7 +27,7 @@ PATHS = {
 
 
 class RMSNorm(nnx.Module):
-    """`rmsnorm` with its learnt scale."""
+    """`rmsnorm` with its learned scale."""
 
     def __init__(self, width: int, eps: float) -> None:
         self.weight = nnx.Param(jnp.ones(width))
@@ -37,7 +38,10 @@ class RMSNorm(nnx.Module):
 
 
 class DecoderBlock(nnx.Module):
-    """`attend` maps q [batch, heads, sequence, head_dim], k and v [batch, kv_heads, ...] to `out` of q's shape."""
+    """The layer.
+
+    `attend` maps q [batch, heads, sequence, head_dim], k and v [batch, kv_heads, ...] to `out`, of q's shape.
+    """
 
     def __init__(
         self, width: int, heads: int, kv_heads: int, head_dim: int, hidden: int, *, eps: float, theta: float,
@@ -56,7 +60,7 @@ class DecoderBlock(nnx.Module):
         self.down = linear(hidden, width)
 
     def __call__(self, x: jax.Array, positions: jax.Array) -> jax.Array:
-        """`x` [batch, sequence, width], `positions` [batch, sequence] -> y, of x's shape."""
+        """Return the layer's output: `x` [batch, sequence, width], `positions` [batch, sequence] -> y, of x's shape."""
         with jax.named_scope("attention_norm"):
             h = self.attention_norm(x)
         with jax.named_scope("qkv"):
@@ -84,7 +88,7 @@ class DecoderBlock(nnx.Module):
             return x + down
 
     def _heads_of(self, qkv: jax.Array) -> list[jax.Array]:
-        """q, k and v, each [batch, its heads, sequence, head_dim]."""
+        """Return q, k and v, each [batch, its heads, sequence, head_dim]."""
         by_head = qkv.reshape(*qkv.shape[:2], -1, self.head_dim).swapaxes(1, 2)
         return jnp.split(by_head, (self.heads, self.heads + self.kv_heads), axis=1)
 
@@ -93,7 +97,7 @@ def run_layer(
     x: jax.Array, params: Mapping[str, jax.Array], positions: jax.Array, *, heads: int, kv_heads: int, eps: float,
     theta: float, attend: Attend = attention.apply,
 ) -> jax.Array:
-    """A `DecoderBlock` whose weights are `params`, named as in PATHS and as `apply` takes them, called on x."""
+    """Call a `DecoderBlock` with the weights `params` on x; the keys of PATHS are their names."""
     width, head_dim = x.shape[-1], params["w_qkv"].shape[-1] // (heads + 2 * kv_heads)
     hidden = params["w_gate"].shape[-1]
     graph = _graph(width, heads, kv_heads, head_dim, hidden, eps=eps, theta=theta, attend=attend)
@@ -104,7 +108,7 @@ def run_layer(
 
 @cache
 def _graph(*sizes: int, **settings: Any) -> Any:
-    """The module without its weights, none of which is ever made."""
+    """Return the module without its weights; they are never allocated."""
     return nnx.graphdef(nnx.eval_shape(lambda: DecoderBlock(*sizes, rngs=nnx.Rngs(0), **settings)))
 
 
@@ -112,12 +116,14 @@ def apply(
     inputs: dict[str, jax.Array], *, heads: int, kv_heads: int, eps: float, theta: float,
     attend: Attend = attention.apply,
 ) -> dict[str, jax.Array]:
-    """`x` [batch, sequence, width], `positions` [batch, sequence], `attention_norm`, `mlp_norm` [width], `w_qkv`
-    [width, (heads + 2 kv_heads) head_dim], `w_o` [heads head_dim, width], `w_gate`, `w_up` [width, hidden], `w_down`
-    [hidden, width] -> `y`, of x's shape.
+    """Return the layer's output.
+
+    `x` [batch, sequence, width], `positions` [batch, sequence], `attention_norm`, `mlp_norm` [width], `w_qkv` [width,
+    (heads + 2 kv_heads) head_dim], `w_o` [heads head_dim, width], `w_gate`, `w_up` [width, hidden], `w_down` [hidden,
+    width] -> `y`, of x's shape.
 
     Columns of w_qkv are the queries' heads, then the keys', then the values'. Everything is stored in x's dtype;
-    products accumulate in float32 on a GPU, norms, rotation and softmax are float32.
+    products accumulate in float32 on a GPU; norms, rotation and softmax are float32.
     """
     y = run_layer(
         inputs["x"], inputs, inputs["positions"], heads=heads, kv_heads=kv_heads, eps=eps, theta=theta, attend=attend
@@ -126,5 +132,5 @@ def apply(
 
 
 def apply_cudnn(inputs: dict[str, jax.Array], **attributes: Any) -> dict[str, jax.Array]:
-    """The same layer, its attention cuDNN's."""
+    """Return the same with cuDNN's attention."""
     return apply(inputs, **attributes, attend=attention.apply_cudnn)

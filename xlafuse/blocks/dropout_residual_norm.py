@@ -1,5 +1,8 @@
-"""What stands between two products of a GPT-2 layer: h = residual + dropout(x + bias), y = layer_norm(h) * weight +
-shift (Srivastava et al., JMLR 15, 2014; Ba et al., arXiv:1607.06450), the mask from an explicit seed."""
+"""Dropout, residual and LayerNorm between two products of a GPT-2 layer; an explicit seed gives the dropout mask.
+
+h = residual + dropout(x + bias), y = layer_norm(h) * weight + shift (Srivastava et al., JMLR 15, 2014; Ba et al.,
+arXiv:1607.06450).
+"""
 
 import math
 
@@ -11,7 +14,7 @@ from xlafuse.blocks.threefry import uniforms
 
 
 def dropped_sum(x: jax.Array, bias: jax.Array, residual: jax.Array, seed: jax.Array, p: float) -> jax.Array:
-    """The stages of h = residual + dropout(x + bias), the bias spread in float32, as `linear` has it and why."""
+    """Return h = residual + dropout(x + bias); the bias is broadcast in float32 (see `linear`)."""
     rows, columns = x.shape
     threshold = math.ceil(p * 65536)
     with jax.named_scope("bias"):
@@ -26,11 +29,13 @@ def dropped_sum(x: jax.Array, bias: jax.Array, residual: jax.Array, seed: jax.Ar
 
 
 def apply(inputs: dict[str, jax.Array], *, p: float, eps: float) -> dict[str, jax.Array]:
-    """`x` and `residual` [rows, columns], `bias`, `weight` and `shift` [columns], `seed` [2] in int32 -> `y` and `h`
+    """Return y and h.
+
+    `x` and `residual` [rows, columns], `bias`, `weight` and `shift` [columns], `seed` [2] in int32 -> `y` and `h`
     [rows, columns] in x's dtype.
 
-    h is computed in x's dtype, but for dropout's scale, which bfloat16 would round by 0.2%; its norm in float32, weight
-    and shift included. An element is dropped with probability p, rounded up to a multiple of 2^-16.
+    h is computed in x's dtype, except dropout's scale, which bfloat16 would round by 0.2%. The norm is float32,
+    including weight and shift. An element is dropped with probability p, rounded up to a multiple of 2^-16.
     """
     x = inputs["x"]
     h = dropped_sum(x, inputs["bias"], inputs["residual"], inputs["seed"], p)

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 
 
 def apply(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """`table` [rows, columns], `ids` [tokens] of integers -> `y` [tokens, columns] in the table's dtype.
+    """Look up rows: `table` [rows, columns], `ids` [tokens] of integers -> `y` [tokens, columns] in the table's dtype.
 
-    Looked up in float32, which changes no value, so that the gradient, a scatter-add, adds up in float32: of a bfloat16
-    table XLA (jaxlib 0.10) adds it up in bfloat16, and rounds after each token. Ids out of range, clipped here, are not
-    part of the contract.
+    The lookup is float32, which changes no value but makes the gradient, a scatter-add, accumulate in float32. For a
+    bfloat16 table XLA (jaxlib 0.10) would accumulate it in bfloat16 and round after each token. Inputs must not have
+    ids out of range; they are clipped.
     """
     table = inputs["table"]
     with jax.named_scope("gather"):

@@ -6,7 +6,7 @@ from xlafuse.blocks import gelu
 
 
 def apply(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """`gate`, `up` [rows, columns] -> `y`, same shape; every operation written out and in their dtype."""
+    """Return gelu(gate) * up: `gate`, `up` [rows, columns] -> `y`, of the same shape, computed in their dtype."""
     activated = gelu.apply({"x": inputs["gate"]})["y"]  # in the stage "gelu"
     with jax.named_scope("multiply"):
         return {"y": activated * inputs["up"]}

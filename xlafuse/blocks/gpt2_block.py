@@ -1,5 +1,6 @@
-"""A layer of GPT-2 (Radford et al., 2019) as a flax nnx module whose parts name the stages; dropout's masks come from
-explicit seeds.
+"""A layer of GPT-2 (Radford et al., 2019) as a flax nnx module with a part for each stage.
+
+Explicit seeds give the dropout masks.
 
     x1 = x + dropout(out(attention(qkv(norm(x)))) + b_o)       y = x1 + dropout(down(gelu(up(norm(x1)))) + b_down)
 """
@@ -16,7 +17,7 @@ from xlafuse.blocks import attention, dropout_residual_norm, layernorm, linear_g
 
 Attend = Callable[[dict[str, jax.Array]], dict[str, jax.Array]]
 
-# Where the module keeps each weight.
+# The place of each weight in the module.
 PATHS = {
     "attention_norm_weight": ("attention_norm", "weight"), "attention_norm_bias": ("attention_norm", "bias"),
     "w_qkv": ("qkv", "kernel"), "b_qkv": ("qkv", "bias"), "w_o": ("out", "kernel"),
@@ -27,7 +28,7 @@ PATHS = {
 
 
 class LayerNorm(nnx.Module):
-    """`layernorm` with what it learns."""
+    """`layernorm` with its learned weight and bias."""
 
     def __init__(self, width: int, eps: float) -> None:
         self.weight, self.bias, self.eps = nnx.Param(jnp.ones(width)), nnx.Param(jnp.zeros(width)), eps
@@ -37,7 +38,7 @@ class LayerNorm(nnx.Module):
 
 
 class LinearGelu(nnx.Module):
-    """A linear layer under GELU."""
+    """A linear layer followed by GELU."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         self.kernel, self.bias = nnx.Param(jnp.zeros((inputs, outputs))), nnx.Param(jnp.zeros(outputs))
@@ -47,7 +48,7 @@ class LinearGelu(nnx.Module):
 
 
 class Residual(nnx.Module):
-    """residual + dropout(x + bias): what ends either half of the layer."""
+    """residual + dropout(x + bias), the end of each half of the layer."""
 
     def __init__(self, width: int, p: float) -> None:
         self.bias, self.p = nnx.Param(jnp.zeros(width)), p
@@ -57,7 +58,7 @@ class Residual(nnx.Module):
 
 
 class NormedResidual(nnx.Module):
-    """The same and its LayerNorm, `dropout_residual_norm`."""
+    """`dropout_residual_norm`: the same with a LayerNorm."""
 
     def __init__(self, width: int, p: float, eps: float) -> None:
         self.bias, self.shift = nnx.Param(jnp.zeros(width)), nnx.Param(jnp.zeros(width))
@@ -65,15 +66,15 @@ class NormedResidual(nnx.Module):
         self.p, self.eps = p, eps
 
     def __call__(self, x: jax.Array, residual: jax.Array, seed: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The sum, and its norm."""
-        learnt = {"bias": self.bias[...], "weight": self.weight[...], "shift": self.shift[...]}
-        inputs = {"x": x, "residual": residual, "seed": seed, **learnt}
+        """Return the sum and its norm."""
+        learned = {"bias": self.bias[...], "weight": self.weight[...], "shift": self.shift[...]}
+        inputs = {"x": x, "residual": residual, "seed": seed, **learned}
         outputs = dropout_residual_norm.apply(inputs, p=self.p, eps=self.eps)
         return outputs["h"], outputs["y"]
 
 
 class Gpt2Block(nnx.Module):
-    """`attend` maps q, k and v [batch, heads, sequence, head_dim] to `out` of their shape."""
+    """The layer; `attend` maps q, k and v [batch, heads, sequence, head_dim] to `out` of their shape."""
 
     def __init__(
         self, width: int, heads: int, head_dim: int, hidden: int, *, p: float, eps: float, attend: Attend,
@@ -89,7 +90,10 @@ class Gpt2Block(nnx.Module):
         self.mlp_residual = Residual(width, p)
 
     def __call__(self, x: jax.Array, seed: jax.Array) -> jax.Array:
-        """`x` [batch, sequence, width], `seed` [2, 2] in int32, a key each for the two dropouts -> y, of x's shape."""
+        """Return the layer's output: `x` [batch, sequence, width], `seed` [2, 2] int32 -> y, of x's shape.
+
+        `seed` has one key for each of the two dropouts.
+        """
         batch, sequence, width = x.shape
         tokens = x.reshape(-1, width)
         attention_seed, mlp_seed = seed[0], seed[1]
@@ -118,7 +122,7 @@ def run_layer(
     x: jax.Array, params: Mapping[str, jax.Array], seed: jax.Array, *, heads: int, p: float, eps: float,
     attend: Attend = attention.apply,
 ) -> jax.Array:
-    """A `Gpt2Block` whose weights are `params`, named as in PATHS and as `apply` takes them, called on x."""
+    """Call a `Gpt2Block` with the weights `params` on x; the keys of PATHS are their names."""
     head_dim, hidden = params["w_o"].shape[0] // heads, params["w_up"].shape[1]
     graph = _graph(x.shape[-1], heads, head_dim, hidden, p=p, eps=eps, attend=attend)
     weights: Any = {path: nnx.Param(params[name]) for name, path in PATHS.items()}
@@ -128,23 +132,25 @@ def run_layer(
 
 @cache
 def _graph(*sizes: int, **settings: Any) -> Any:
-    """The module without its weights, none of which is ever made."""
+    """Return the module without its weights; they are never allocated."""
     return nnx.graphdef(nnx.eval_shape(lambda: Gpt2Block(*sizes, rngs=nnx.Rngs(0), **settings)))
 
 
 def apply(
     inputs: dict[str, jax.Array], *, heads: int, p: float, eps: float, attend: Attend = attention.apply
 ) -> dict[str, jax.Array]:
-    """`x` [batch, sequence, width], norms' weights and biases, `b_o`, `b_down` [width], `w_qkv` [width, 3 heads
-    head_dim], `b_qkv`, `w_o` [heads head_dim, width], `w_up` [width, hidden], `b_up`, `w_down` [hidden, width], `seed`
-    [2, 2] -> `y`, of x's shape.
+    """Return the layer's output.
+
+    `x` [batch, sequence, width], norms' weights and biases, `b_o`, `b_down` [width], `w_qkv` [width, 3 heads head_dim],
+    `b_qkv`, `w_o` [heads head_dim, width], `w_up` [width, hidden], `b_up`, `w_down` [hidden, width], `seed` [2, 2] ->
+    `y`, of x's shape.
 
     Columns of w_qkv are the queries' heads, then the keys', then the values'. Everything is stored in x's dtype;
-    products accumulate in float32 on a GPU, norms, dropout's scale and softmax are float32.
+    products accumulate in float32 on a GPU; norms, dropout's scale and softmax are float32.
     """
     return {"y": run_layer(inputs["x"], inputs, inputs["seed"], heads=heads, p=p, eps=eps, attend=attend)}
 
 
 def apply_cudnn(inputs: dict[str, jax.Array], **attributes: Any) -> dict[str, jax.Array]:
-    """The same layer, its attention cuDNN's."""
+    """Return the same with cuDNN's attention."""
     return apply(inputs, **attributes, attend=attention.apply_cudnn)

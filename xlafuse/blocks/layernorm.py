@@ -5,8 +5,10 @@ import jax.numpy as jnp
 
 
 def apply(inputs: dict[str, jax.Array], *, eps: float) -> dict[str, jax.Array]:
-    """`x` [rows, columns], `weight`, `bias` [columns] -> `y` [rows, columns] in x's dtype; `eps` is added to the
-    variance. Computed in float32 to the end, weight and bias included; the variance is that of x less its mean."""
+    """Return the norm: `x` [rows, columns], `weight`, `bias` [columns] -> `y` [rows, columns] in x's dtype.
+
+    All of it is float32, including weight and bias. The variance is computed from x minus its mean, and `eps` is added.
+    """
     x = inputs["x"]
     with jax.named_scope("mean"):
         wide = x.astype(jnp.float32)

@@ -5,16 +5,18 @@ import jax.numpy as jnp
 
 
 def broadcast_in_float32(vector: jax.Array, rows: jax.Array) -> jax.Array:
-    """A bias or weight for each of the rows, in the dtype that both have together, spread in float32: that changes no
-    value, and its gradient, a sum over rows, adds up in float32. Otherwise XLA (jaxlib 0.10) adds float16 up in float16
-    on a CPU, and rounds partial sums to bfloat16 or float16 for an H200."""
+    """Broadcast a bias or weight over rows, through float32, to the dtype to which both promote.
+
+    The detour changes no value, but the gradient, a sum over rows, accumulates in float32. Otherwise XLA (jaxlib 0.10)
+    adds float16 in float16 on a CPU, and rounds partial sums to bfloat16 or float16 for an H200.
+    """
     return jnp.broadcast_to(vector.astype(jnp.float32), rows.shape).astype(jnp.promote_types(vector.dtype, rows.dtype))
 
 
 def apply(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """`x` [m, k], `weight` [k, n], `bias` [n] -> `y` [m, n].
+    """Return x @ weight + bias: `x` [m, k], `weight` [k, n], `bias` [n] -> `y` [m, n].
 
-    The product accumulates in float32 on a GPU and is stored in x's dtype, in which the bias is added.
+    The product accumulates in float32 on a GPU and is stored in x's dtype; the bias is added in that dtype.
     """
     with jax.named_scope("product"):
         product = inputs["x"] @ inputs["weight"]

@@ -1,4 +1,4 @@
-"""The last projection and its loss: with the logits in memory between them, and chunk by chunk of classes."""
+"""The last projection and its loss, with all logits in memory or in chunks of classes."""
 
 import jax
 import jax.numpy as jnp
@@ -6,12 +6,14 @@ import jax.numpy as jnp
 from xlafuse.blocks import cross_entropy
 from xlafuse.blocks.cross_entropy import mean_loss
 
-CLASSES = 8192  # a chunk at most: of 8192 tokens 268 MB of logits in float32
+CLASSES = 8192  # at most in a chunk; for 8192 tokens these are 268 MB of float32 logits
 
 
 def apply(inputs: dict[str, jax.Array], *, smoothing: float, z_loss: float) -> dict[str, jax.Array]:
-    """`h` [tokens, width], `w` [classes, width], `labels` [tokens] int32 -> `loss` [] in float32, that of the block
-    `cross_entropy` for the logits h w^T, which are rounded to the inputs' dtype."""
+    """Return the loss of the block `cross_entropy` for the logits h w^T, which are rounded to the inputs' dtype.
+
+    `h` [tokens, width], `w` [classes, width], `labels` [tokens] int32 -> `loss` [] in float32.
+    """
     with jax.named_scope("product"):
         logits = inputs["h"] @ inputs["w"].T
     return cross_entropy.apply({"logits": logits, "labels": inputs["labels"]}, smoothing=smoothing, z_loss=z_loss)
@@ -20,10 +22,10 @@ def apply(inputs: dict[str, jax.Array], *, smoothing: float, z_loss: float) -> d
 def apply_in_chunks(
     inputs: dict[str, jax.Array], *, smoothing: float, z_loss: float, largest: int = CLASSES
 ) -> dict[str, jax.Array]:
-    """The same, of the logits of `largest` classes at a time, which are made once more for the gradients.
+    """Return the same from the logits of `largest` classes at a time; backward computes these logits again.
 
-    Chunks are of classes, so that no row of w's gradient is a sum over chunks. That of h is one, in the dtype that h
-    has outside the loop: float32.
+    Chunks divide the classes, so no row of w's gradient is a sum over chunks. The gradient of h is such a sum, in
+    float32, the dtype of h outside the loop.
     """
     w, labels = inputs["w"], inputs["labels"]
     classes, width = w.shape
@@ -32,7 +34,7 @@ def apply_in_chunks(
     wide_h = inputs["h"].astype(jnp.float32)
 
     def statistics(wide_h: jax.Array, rows: jax.Array, first: jax.Array | int) -> tuple[jax.Array, ...]:
-        """Logsumexp, sum, and the label's logit or 0, of each token's logits of the classes from `first` on."""
+        """Return each token's logsumexp, sum, and label's logit or 0, over the classes from `first` on."""
         with jax.named_scope("product"):
             logits = (wide_h.astype(w.dtype) @ rows.T).astype(jnp.float32)
         with jax.named_scope("logsumexp"):
@@ -45,7 +47,7 @@ def apply_in_chunks(
         with jax.named_scope("smoothing"):
             return lse, jnp.sum(logits, axis=-1), chosen
 
-    # XLA keeps what a loop's iterations compute apart, so that the recomputation needs no barrier.
+    # XLA does not merge computations of different iterations, so the recomputation needs no barrier.
     again = jax.checkpoint(statistics, prevent_cse=False)
     whole = chunks * chunk
     rows, firsts = w[:whole].reshape(chunks, chunk, width), chunk * jnp.arange(chunks, dtype=labels.dtype)

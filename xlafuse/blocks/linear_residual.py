@@ -4,9 +4,9 @@ import jax
 
 
 def apply(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """`x` [m, k], `weight` [k, n], `residual` [m, n] -> `y` [m, n].
+    """Return residual + x @ weight: `x` [m, k], `weight` [k, n], `residual` [m, n] -> `y` [m, n].
 
-    The product accumulates in float32 on a GPU and is stored in x's dtype, in which the residual is added.
+    The product accumulates in float32 on a GPU and is stored in x's dtype; the residual is added in that dtype.
     """
     with jax.named_scope("product"):
         product = inputs["x"] @ inputs["weight"]

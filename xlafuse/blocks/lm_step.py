@@ -1,11 +1,11 @@
-"""One training step of a small language model of Llama's layers: loss, and every parameter after AdamW.
+"""One training step of a small language model with Llama's layers: the loss, and every parameter after AdamW.
 
     x = table[tokens];  x = decoder_block(x) for each layer;  logits = rmsnorm(x) w_head^T
     loss = mean(logsumexp(logits) - logit[label])
 
-Layers are flax nnx modules (decoder_block), their weights stacked. Unrolled, the gradients of a stack are its layers'
-padded with zeros and added up, which XLA computes inside AdamW's kernel; results stacked after AdamW took three kernels
-a parameter instead (jaxlib 0.10.2).
+Layers are flax nnx modules (decoder_block) with stacked weights. Unrolled, the gradient of a stack is the sum of its
+layers' gradients padded with zeros, which XLA computes inside AdamW's kernel. Stacking results after AdamW instead took
+three kernels for each parameter (jaxlib 0.10.2).
 """
 
 from collections.abc import Callable, Mapping
@@ -26,6 +26,7 @@ PARAMETERS = ("table", *LAYER_PARAMETERS, "final_norm", "w_head")
 
 
 def run_unrolled(layer: Layer, x: jax.Array, stacked: Arrays) -> jax.Array:
+    """Run the layers in a Python loop."""
     for number in range(len(stacked["w_qkv"])):
         with jax.named_scope("layer"):
             x = layer(x, {name: array[number] for name, array in stacked.items()})
@@ -33,12 +34,13 @@ def run_unrolled(layer: Layer, x: jax.Array, stacked: Arrays) -> jax.Array:
 
 
 def run_scan(layer: Layer, x: jax.Array, stacked: Arrays) -> jax.Array:
+    """Run the layers in jax.lax.scan."""
     with jax.named_scope("layer"):
         return jax.lax.scan(lambda x, weights: (layer(x, weights), None), x, stacked)[0]
 
 
 def mean_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Of `logits` [tokens, classes] and `labels` [tokens], in float32."""
+    """Return the mean loss of `logits` [tokens, classes] and `labels` [tokens], in float32."""
     with jax.named_scope("logsumexp"):
         logits = logits.astype(jnp.float32)
         # The maximum only guards against overflow and cancels in the result, so no gradient flows through it.
@@ -51,11 +53,11 @@ def mean_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def loss_of(
-    parameters: Arrays, inputs: Mapping[str, jax.Array], layer: Layer, through: Callable[..., jax.Array], eps: float
+    parameters: Arrays, inputs: Mapping[str, jax.Array], layer: Layer, run_layers: Callable[..., jax.Array], eps: float
 ) -> jax.Array:
     with jax.named_scope("embedding"):
         x = embedding.apply({"table": parameters["table"], "ids": inputs["tokens"]})["y"]
-    x = through(layer, x, {name: parameters[name] for name in LAYER_PARAMETERS})
+    x = run_layers(layer, x, {name: parameters[name] for name in LAYER_PARAMETERS})
     with jax.named_scope("final_norm"):
         h = rmsnorm(x, parameters["final_norm"], eps)
     with jax.named_scope("head"):
@@ -65,10 +67,10 @@ def loss_of(
 
 
 def step(
-    inputs: Arrays, through: Callable[..., jax.Array], *, heads: int, kv_heads: int, eps: float, theta: float,
+    inputs: Arrays, run_layers: Callable[..., jax.Array], *, heads: int, kv_heads: int, eps: float, theta: float,
     optimizer: Mapping[str, float], attend: decoder_block.Attend = attention.apply, remat: bool = False,
 ) -> Arrays:
-    """What `apply` returns, through the layers as `through` goes."""
+    """Return the results of `apply`; `run_layers` is `run_unrolled` or `run_scan`."""
 
     def layer(x: jax.Array, weights: Arrays) -> jax.Array:
         return decoder_block.run_layer(
@@ -76,10 +78,10 @@ def step(
         )
 
     if remat:
-        # A loop's body keeps backward apart from forward, which else takes a barrier.
-        layer = jax.checkpoint(layer, prevent_cse=through is not run_scan)
+        # In a loop, forward and backward are separate bodies; unrolled layers need a barrier between them.
+        layer = jax.checkpoint(layer, prevent_cse=run_layers is not run_scan)
     parameters = {name: inputs[name] for name in PARAMETERS}
-    loss, gradients = jax.value_and_grad(loss_of)(parameters, inputs, layer, through, eps)
+    loss, gradients = jax.value_and_grad(loss_of)(parameters, inputs, layer, run_layers, eps)
     results = {"loss": loss}
     for name, gradient in gradients.items():
         names = (name, f"mu_{name}", f"nu_{name}")
@@ -91,30 +93,32 @@ def step(
 
 
 def apply(inputs: Arrays, **attributes: Any) -> Arrays:
-    """`tokens`, `labels`, `positions` [batch, sequence] int32, `step` [] int32, parameters and their moments -> `loss`
-    [], and of each parameter p `new_p`, `new_mu_p` and `new_nu_p`.
+    """Return the loss and the new parameters and moments, with unrolled layers.
 
-    Parameters: `table` [vocabulary, width], the weights of `decoder_block.apply` with an axis of layers before the
-    others, `final_norm` [width], `w_head` [vocabulary, width]; the moments of p are `mu_p` and `nu_p`, float32.
+    `tokens`, `labels`, `positions` [batch, sequence] int32, `step` [] int32, parameters and their moments -> `loss` [],
+    and `new_p`, `new_mu_p` and `new_nu_p` for each parameter p.
+
+    Parameters: `table` [vocabulary, width], the weights of `decoder_block.apply` with a leading axis of layers,
+    `final_norm` [width], `w_head` [vocabulary, width]. The moments of p are `mu_p` and `nu_p`, float32.
     """
     return step(inputs, run_unrolled, **attributes)
 
 
 def apply_remat(inputs: Arrays, **attributes: Any) -> Arrays:
-    """The same step unrolled, of each layer its input alone kept for the backward pass."""
+    """Return the same; only the input of each layer is kept for the backward pass."""
     return step(inputs, run_unrolled, **attributes, remat=True)
 
 
 def apply_scan(inputs: Arrays, **attributes: Any) -> Arrays:
-    """The same step, jax.lax.scan over the layers."""
+    """Return the same with jax.lax.scan over the layers."""
     return step(inputs, run_scan, **attributes)
 
 
 def apply_scan_remat(inputs: Arrays, **attributes: Any) -> Arrays:
-    """The same scanned, of each layer its input alone kept for the backward pass."""
+    """Return the same with jax.lax.scan; only the input of each layer is kept for the backward pass."""
     return step(inputs, run_scan, **attributes, remat=True)
 
 
 def apply_cudnn(inputs: Arrays, **attributes: Any) -> Arrays:
-    """The same step unrolled, its attention cuDNN's."""
+    """Return the same with cuDNN's attention."""
     return step(inputs, run_unrolled, **attributes, attend=attention.apply_cudnn)

@@ -4,6 +4,6 @@ import jax
 
 
 def apply(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """`a` [m, k], `b` [k, n] -> `c` [m, n]; accumulated in float32 on a GPU and stored in a's dtype."""
+    """Return a @ b: `a` [m, k], `b` [k, n] -> `c` [m, n], accumulated in float32 on a GPU, stored in a's dtype."""
     with jax.named_scope("product"):
         return {"c": inputs["a"] @ inputs["b"]}

@@ -5,15 +5,17 @@ import jax.numpy as jnp
 
 
 def apply(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """`a` [m, k], `b` [n, k], `a_scale` [], `b_scale` [] -> `c` [m, n], bfloat16.
+    """Return the scaled product: `a` [m, k], `b` [n, k], `a_scale` [], `b_scale` [] -> `c` [m, n], bfloat16.
 
-    Of this form, in which the scales follow the product, XLA (jaxlib 0.10, for an H200) makes one Triton fusion that
-    reads fp8 or, unfused, cuBLASLt's fp8 product (`__cublas$lt$matmul$f8`) with the scales inside and a conversion
-    after it; on a GPU its autotuning may take cuBLASLt where it fuses, too. Operands that are scaled in bfloat16 before
-    the product are written out by two more kernels. XLA asks cuBLASLt for fast accumulation, in the tensor cores alone,
-    unless the product's precision is above the default (xla/stream_executor/cuda/cuda_blas_lt.cc), as "highest" is, at
-    which this project compiles; its Triton fusions leave it to the tensor cores at any precision ("disable accumulator
-    promotion to mimick cuBLAS", xla/backends/gpu/codegen/triton/dot_algorithms.cc).
+    The scales follow the product. For an H200, XLA (jaxlib 0.10) compiles this form to one Triton fusion that reads
+    fp8. Unfused it is cuBLASLt's fp8 product (`__cublas$lt$matmul$f8`), scales included, and a conversion. On a GPU,
+    autotuning may also choose cuBLASLt in the fused variant. Operands that are scaled in bfloat16 before the product
+    cost two more kernels that write them.
+
+    XLA asks cuBLASLt for fast accumulation (only in the tensor cores), unless the product's precision is above the
+    default (xla/stream_executor/cuda/cuda_blas_lt.cc). This project compiles at "highest", which is above it. XLA's
+    Triton fusions accumulate in the tensor cores at any precision ("disable accumulator promotion to mimick cuBLAS",
+    xla/backends/gpu/codegen/triton/dot_algorithms.cc).
     """
     with jax.named_scope("product"):
         product = jax.lax.dot_general(

@@ -1,9 +1,11 @@
-"""A mixture of SwiGLU experts, of which each token goes to the top_k that a router scores highest (Mixtral).
+"""A mixture of SwiGLU experts: a router sends each token to the top_k experts with the highest scores (Mixtral).
 
-y = sum over the chosen experts e of w_e ((silu(x w_gate[e]) * (x w_up[e])) w_down[e]), w the softmax of the chosen
-logits: the full softmax's probabilities, renormalised over those chosen (arXiv:2401.04088). No token is dropped. The
-load-balancing loss is experts * sum over e of fraction_e mean_e, fraction_e the share of the choices that fall on e and
-mean_e the mean of its probabilities (arXiv:2101.03961).
+y = sum over the chosen experts e of w_e ((silu(x w_gate[e]) * (x w_up[e])) w_down[e]). w is the softmax of the chosen
+logits, equal to the full softmax's probabilities renormalised over the chosen experts (arXiv:2401.04088). No token is
+dropped.
+
+The load-balancing loss is experts * sum over e of fraction_e mean_e (arXiv:2101.03961). fraction_e is the share of
+choices that fall on e, and mean_e the mean of its probabilities.
 """
 
 import jax
@@ -12,8 +14,10 @@ from flax import nnx
 
 
 class MoE(nnx.Module):
-    """The layer with its weights: `router` [experts, width], `w_gate`, `w_up` [experts, width, hidden], `w_down`
-    [experts, hidden, width]."""
+    """The layer with its weights.
+
+    `router` [experts, width], `w_gate`, `w_up` [experts, width, hidden], `w_down` [experts, hidden, width].
+    """
 
     def __init__(
         self, router: jax.Array, w_gate: jax.Array, w_up: jax.Array, w_down: jax.Array, *, top_k: int
@@ -25,13 +29,13 @@ class MoE(nnx.Module):
         self.top_k = top_k
 
     def route(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """(experts [tokens, top_k], their weights [tokens, top_k], balance_loss); float32 throughout."""
+        """Return (experts [tokens, top_k], their weights [tokens, top_k], balance_loss), computed in float32."""
         experts = self.router.shape[0]
         with jax.named_scope("router"):
-            # Products of x's dtype, added up in float32.
+            # Products in x's dtype, accumulated in float32.
             logits = jnp.einsum("tw,ew->te", x, self.router[...], preferred_element_type=jnp.float32)
         with jax.named_scope("topk"):
-            chosen_logits, chosen = jax.lax.top_k(logits, self.top_k)  # of equal ones the lowest index first
+            chosen_logits, chosen = jax.lax.top_k(logits, self.top_k)  # of equal logits the lowest index first
             weights = jax.nn.softmax(chosen_logits, axis=-1)
         with jax.named_scope("balance"):
             probabilities = jax.nn.softmax(logits, axis=-1)
@@ -39,8 +43,10 @@ class MoE(nnx.Module):
             return chosen, weights, experts * jnp.sum(fraction * jnp.mean(probabilities, axis=0))
 
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """`x` [tokens, width] -> (y [tokens, width], balance_loss []): only chosen experts compute, in groups of rows
-        that `jax.lax.ragged_dot` multiplies by a weight each."""
+        """Return (y [tokens, width], balance_loss []) for `x` [tokens, width]; only the chosen experts compute.
+
+        `jax.lax.ragged_dot` multiplies each expert's group of rows by its weight.
+        """
         chosen, weights, balance_loss = self.route(x)
         with jax.named_scope("dispatch"):
             order = jnp.argsort(chosen.ravel(), stable=True)  # slots by expert, then by token
@@ -60,7 +66,7 @@ class MoE(nnx.Module):
         return y, balance_loss
 
     def run_every_expert(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The same of every expert on every token, those that a token did not choose with a weight of zero."""
+        """Return the same, with every expert on every token; experts that a token did not choose have weight zero."""
         chosen, weights, balance_loss = self.route(x)
         with jax.named_scope("dispatch"):
             token = jnp.arange(x.shape[0])[:, None]
@@ -83,14 +89,17 @@ def _layer(inputs: dict[str, jax.Array], top_k: int) -> MoE:
 
 
 def apply(inputs: dict[str, jax.Array], *, top_k: int) -> dict[str, jax.Array]:
-    """`x` [tokens, width], `router` [experts, width], `w_gate`, `w_up` [experts, width, hidden], `w_down` [experts,
+    """Return the mixture; only the chosen experts compute.
+
+    `x` [tokens, width], `router` [experts, width], `w_gate`, `w_up` [experts, width, hidden], `w_down` [experts,
     hidden, width] -> `y` [tokens, width] in x's dtype, `balance_loss` [] in float32. Routing and the weighted sum are
-    float32; the experts' products accumulate in float32 on a GPU and are stored in x's dtype."""
+    float32; the experts' products accumulate in float32 on a GPU and are stored in x's dtype.
+    """
     y, balance_loss = _layer(inputs, top_k)(inputs["x"])
     return {"y": y, "balance_loss": balance_loss}
 
 
 def apply_dense(inputs: dict[str, jax.Array], *, top_k: int) -> dict[str, jax.Array]:
-    """The same contract, every expert on every token: experts / top_k times the products, and nothing to sort."""
+    """Return the same with every expert on every token: experts / top_k times the products, and no sort."""
     y, balance_loss = _layer(inputs, top_k).run_every_expert(inputs["x"])
     return {"y": y, "balance_loss": balance_loss}

@@ -7,7 +7,7 @@ from xlafuse.blocks.linear import broadcast_in_float32
 
 
 def rmsnorm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
-    """Normalise over the last axis in float32; cast to x's dtype before the weight multiplies (Llama)."""
+    """Normalise over the last axis in float32; cast to x's dtype before multiplying by the weight, as in Llama."""
     with jax.named_scope("mean_square"):
         wide = x.astype(jnp.float32)
         mean_square = jnp.mean(wide * wide, axis=-1, keepdims=True)
@@ -18,6 +18,8 @@ def rmsnorm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
 
 
 def apply(inputs: dict[str, jax.Array], *, eps: float) -> dict[str, jax.Array]:
-    """`x` [rows, columns], `weight` [columns] -> `y` [rows, columns] in x's dtype; `eps` is added to the mean
-    square."""
+    """Return the norm: `x` [rows, columns], `weight` [columns] -> `y` [rows, columns] in x's dtype.
+
+    `eps` is added to the mean square.
+    """
     return {"y": rmsnorm(inputs["x"], inputs["weight"], eps)}

@@ -1,15 +1,18 @@
-"""Rotary position embedding of queries and keys (Su et al., arXiv:2104.09864), pairs as Llama has them: the first half
-of a head with the second."""
+"""Rotary position embedding of queries and keys (Su et al., arXiv:2104.09864).
+
+As in Llama, an element of a head's first half and its counterpart in the second half are a pair.
+"""
 
 import jax
 import jax.numpy as jnp
 
 
 def apply(inputs: dict[str, jax.Array], *, theta: float) -> dict[str, jax.Array]:
-    """`q` [batch, heads, sequence, head_dim], `k` [batch, kv_heads, sequence, head_dim], `positions` [batch, sequence]
-    -> `q_out`, `k_out`, of the shapes of q and k; pair i turns by position * theta^(-2i/head_dim).
+    """Rotate pair i by position * theta^(-2i/head_dim).
 
-    Angles, cosines, sines and the rotation are float32; what is rotated is cast back to its dtype.
+    `q` [batch, heads, sequence, head_dim], `k` [batch, kv_heads, sequence, head_dim], `positions` [batch, sequence] ->
+    `q_out`, `k_out`, of the shapes of q and k. Angles, cosines, sines and the rotation are float32; the result is cast
+    back to the input's dtype.
     """
     q, k, positions = inputs["q"], inputs["k"], inputs["positions"]
     half = q.shape[-1] // 2

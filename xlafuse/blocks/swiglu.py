@@ -4,7 +4,7 @@ import jax
 
 
 def apply(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """`gate`, `up` [rows, columns] -> `y`, same shape; every operation written out and in their dtype."""
+    """Return silu(gate) * up: `gate`, `up` [rows, columns] -> `y`, of the same shape, computed in their dtype."""
     gate = inputs["gate"]
     with jax.named_scope("silu"):
         activated = gate * jax.nn.sigmoid(gate)

@@ -1,5 +1,7 @@
-"""Threefry-2x32-13 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011), written out: jax.random has
-it with twenty rounds, behind keys and shapes of its own."""
+"""Threefry-2x32-13, a counter-based random generator (Salmon et al., Parallel Random Numbers, SC 2011).
+
+jax.random has only the version with twenty rounds, with its own keys and shapes.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +14,7 @@ Words = tuple[jax.Array, jax.Array]
 
 
 def threefry_2x32(key: Words, counter: Words) -> Words:
-    """Two random words for each counter; all uint32, counters that broadcast."""
+    """Return two random words for each counter; everything is uint32, and the counters broadcast."""
     keys = (*key, key[0] ^ key[1] ^ jnp.uint32(_PARITY))
     first, second = counter[0] + keys[0], counter[1] + keys[1]
     for done in range(1, _ROUNDS + 1):
@@ -26,8 +28,10 @@ def threefry_2x32(key: Words, counter: Words) -> Words:
 
 
 def uniforms(rows: int, columns: int, seed: jax.Array) -> jax.Array:
-    """[rows, columns] of integers from 0 to 65535: column c of row r is the 16 bits number c % 4, the lowest first, of
-    the 64 bits of counter (c // 4, r) for the key seed[2], int32."""
+    """Return [rows, columns] of random integers from 0 to 65535, for the key `seed` [2], int32.
+
+    Counter (c // 4, r) gives 64 bits. Column c of row r is their 16-bit part number c % 4, the lowest bits first.
+    """
     key = jax.lax.bitcast_convert_type(seed, jnp.uint32)
     row = jnp.arange(rows, dtype=jnp.uint32)[:, None]
     group = jnp.arange(-(-columns // 4), dtype=jnp.uint32)[None, :]

@@ -30,8 +30,8 @@ Products = Literal["triton", "cublas"]
 # changes a bf16 or fp16 product.
 _PRECISION = {"ieee": "highest", "tf32": "default"}
 
-# What computes matrix products that the autotuner would decide: Triton for all (also those for which XLA's rules say
-# cuBLAS), or cuBLAS for all.
+# Options that choose Triton or cuBLAS for all matrix products that the autotuner would decide. With "triton" these
+# include products for which XLA's rules say cuBLAS.
 PRODUCTS: dict[Products | None, dict[str, Any]] = {
     None: {}, "triton": {"xla_gpu_triton_gemm_any": True}, "cublas": {"xla_gpu_enable_triton_gemm": False},
 }

@@ -16,7 +16,7 @@ import re
 from xlafuse.hlo.shape import MAX_DIGITS, Shape
 from xlafuse.hlo.text_reader import Computation, Instruction, Module, WindowDimension
 
-_ELEMENTWISE = frozenset(
+_ELEMENTWISE = frozenset(  # prose: ok
     "abs add and atan2 bitcast-convert cbrt ceil clamp clz compare complex convert cosine count-leading-zeros divide "
     "erf exp exponential exponential-minus-one expm1 floor imag is-finite log log-plus-one log1p logistic maximum "
     "minimum multiply negate not or popcnt power real reduce-precision remainder rng rng-bit-generator "
