@@ -1,1 +1,1 @@
-"""Everything PyTorch and Triton: needs torch and triton, never jax. Import the module you need from it."""
+"""Everything PyTorch, Triton and CUDA. It needs torch and triton, never jax. Import the module that you need."""

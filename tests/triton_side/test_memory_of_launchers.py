@@ -20,7 +20,7 @@ pytestmark = [
 
 COUNT = """
 import json, sys
-from triton_side import deviceless
+from triton_side.deviceless import for_target as deviceless
 deviceless.activate(json.load(open(sys.argv[1])))
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef

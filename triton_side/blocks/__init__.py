@@ -1,6 +1,6 @@
-"""The blocks as plain PyTorch: what a compiler is given, and what eager mode runs one operation at a time.
+"""The blocks in plain PyTorch, as the input of a compiler and for eager mode.
 
-Each module has one function `apply(inputs, **attributes) -> outputs` on dicts of tensors, weights among the
-inputs. It works in eager mode, under autograd, and under `torch.compile(fullgraph=True)`; it carries no
-compile decorator of its own. Stages are named with `triton_side.calls.stages.stage`.
+Each module has one function `apply(inputs, **attributes) -> outputs` on dicts of tensors; weights are inputs. It works
+in eager mode, under autograd, and under `torch.compile(fullgraph=True)`, and has no compile decorator of its own.
+`triton_side.calls.stages.stage` names the stages.
 """

@@ -13,8 +13,10 @@ def adamw(
     param: Tensor, gradient: Tensor, mu: Tensor, nu: Tensor, step: Tensor,
     *, rate: float, beta1: float, beta2: float, eps: float, decay: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(param, mu, nu) after step number `step` (an integer, the first is 1), param in its own dtype, mu and nu float32,
-    computed in float32."""
+    """Return (param, mu, nu) after step number `step`, an integer that starts at 1.
+
+    The computation is in float32; param has its own dtype, mu and nu are float32.
+    """
     with stage("mu"):
         g = gradient.float()
         mu = beta1 * mu + (1 - beta1) * g

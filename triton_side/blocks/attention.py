@@ -15,9 +15,9 @@ from triton_side.calls.stages import stage
 def apply(inputs: Mapping[str, Tensor], causal: int = 1, window: int = 0) -> dict[str, Tensor]:
     """q [batch, heads, sequence, head_dim], k, v [batch, kv_heads, sequence, head_dim] -> out of q's shape.
 
-    Heads of k and v that are shared are repeated. Both products are in q's dtype; scaling, mask and softmax are in
-    float32. Memory grows with sequence^2: each float32 copy of the scores takes 4 * batch * heads * sequence^2 bytes,
-    and eager mode holds several.
+    Shared heads of k and v are repeated. Both products are in q's dtype; scaling, mask and softmax are in float32.
+    Memory grows with sequence^2: each float32 copy of the scores takes 4 * batch * heads * sequence^2 bytes, and eager
+    mode holds several.
     """
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
     scores = scores_of(q, k)
@@ -32,16 +32,18 @@ def apply(inputs: Mapping[str, Tensor], causal: int = 1, window: int = 0) -> dic
 
 
 def scores_of(q: Tensor, k: Tensor) -> Tensor:
-    """q k^T / sqrt(head_dim) of [..., heads, sequence, head_dim], in float32; shared heads of k repeated."""
+    """Return q k^T / sqrt(head_dim) of [..., heads, sequence, head_dim], in float32. Shared heads of k are repeated."""
     with stage("scores"):
         return (q @ _repeated(k, q.shape[-3]).transpose(-2, -1)).float() / math.sqrt(q.shape[-1])
 
 
 def weighted(scores: Tensor, v: Tensor, empty_rows: bool = False) -> Tensor:
-    """The softmax of the scores, in v's dtype, times v; shared heads of v repeated. empty_rows: rows of -inf alone,
-    else NaN, give zeros."""
+    """Return the softmax of the scores, in v's dtype, times v. Shared heads of v are repeated.
+
+    empty_rows: rows of only -inf give zeros instead of NaN.
+    """
     with stage("softmax"):
-        # Softmax does not depend on the value subtracted, so the gradient through the maximum is zero.
+        # Softmax does not depend on the subtracted value, so the gradient through the maximum is zero.
         maximum = scores.amax(dim=-1, keepdim=True).detach()
         if empty_rows:
             maximum = torch.where(maximum == -math.inf, 0.0, maximum)

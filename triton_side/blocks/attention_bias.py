@@ -1,4 +1,4 @@
-"""Attention with a bias on the scores, these in memory: out = softmax(q k^T / sqrt(head_dim) + bias) v.
+"""Attention with a bias and with the scores in memory: out = softmax(q k^T / sqrt(head_dim) + bias) v.
 
 Source: Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer" (T5),
 https://arxiv.org/abs/1910.10683.

@@ -1,4 +1,4 @@
-"""Causal attention of packed sequences, with the scores of all tokens with all in memory."""
+"""Causal attention of packed sequences, with the scores of all pairs of tokens in memory."""
 
 from collections.abc import Mapping
 
@@ -10,11 +10,10 @@ from triton_side.calls.stages import stage
 
 
 def apply(inputs: Mapping[str, Tensor], longest: int) -> dict[str, Tensor]:
-    """q [tokens, heads, head_dim], k, v [tokens, kv_heads, head_dim], cu_seqlens [sequences + 1], int32 -> out of q's
-    shape.
+    """q [tokens, heads, head_dim], k, v [tokens, kv_heads, head_dim], cu_seqlens [sequences + 1] int32 -> out as q.
 
-    Heads of k and v that are shared are repeated. Both products are in q's dtype; scaling, mask and softmax are in
-    float32. `longest`, the length of the longest sequence, is of no use here.
+    Shared heads of k and v are repeated. Both products are in q's dtype; scaling, mask and softmax are in float32.
+    `longest`, the length of the longest sequence, is not used here.
     """
     q, k, v = (inputs[name].transpose(0, 1) for name in "qkv")
     scores = scores_of(q, k)

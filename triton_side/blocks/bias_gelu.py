@@ -1,4 +1,4 @@
-"""A bias added to the rows of a matrix, then GELU in its tanh form: y = gelu(x + bias)."""
+"""GELU, tanh form, of a matrix plus a bias: y = gelu(x + bias)."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ from triton_side.calls.stages import stage
 
 
 def apply(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """x [rows, columns], bias [columns] -> y [rows, columns]; every operation in x's dtype."""
+    """x [rows, columns], bias [columns] -> y [rows, columns]; every operation is in x's dtype."""
     with stage("bias"):
         z = inputs["x"] + inputs["bias"]
     return gelu.apply({"x": z})

@@ -13,13 +13,14 @@ IGNORED = -100
 def apply(inputs: Mapping[str, Tensor], *, smoothing: float, z_loss: float) -> dict[str, Tensor]:
     """logits [tokens, classes], labels [tokens] int32 -> loss [], in float32 throughout.
 
-    The mean over the tokens whose label is not IGNORED, 0 where there are none, of
+    The loss is the mean, over the tokens whose label is not IGNORED, of
     (1 - smoothing) (lse - logit[label]) + smoothing (lse - mean(logits)) + z_loss lse^2, lse = logsumexp(logits).
+    It is 0 if all labels are IGNORED.
     """
     labels = inputs["labels"]
     with stage("logsumexp"):
         logits = inputs["logits"].float()
-        # The logarithm does not depend on the value subtracted, so the gradient through the maximum is zero.
+        # The logsumexp does not depend on the subtracted value, so the gradient through the maximum is zero.
         maximum = logits.amax(dim=-1, keepdim=True).detach()
         lse = maximum[:, 0] + torch.exp(logits - maximum).sum(dim=-1).log()
     with stage("target"):

@@ -1,4 +1,4 @@
-"""Attention of one new token a sequence to its cache: out = softmax(q k^T / sqrt(head_dim)) v over `lengths` keys."""
+"""Attention of one new token per sequence to its cache: out = softmax(q k^T / sqrt(head_dim)) v over `lengths` keys."""
 
 from collections.abc import Mapping
 
@@ -10,9 +10,9 @@ from triton_side.calls.stages import stage
 
 
 def stages(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
-    """q [batch, heads, head_dim], k and v [batch, kv_heads, capacity, head_dim], lengths [batch] -> as q.
+    """q [batch, heads, head_dim], k and v [batch, kv_heads, capacity, head_dim], lengths [batch] -> out as q.
 
-    Both products are in q's dtype; scaling, mask and softmax are in float32. Zeros where a length is 0.
+    Both products are in q's dtype; scaling, mask and softmax are in float32. The output is zero where a length is 0.
     """
     batch, heads, head_dim = q.shape
     kv_heads, capacity = k.shape[1:3]

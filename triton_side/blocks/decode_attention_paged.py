@@ -1,5 +1,7 @@
-"""Attention of one new token a sequence to a cache in pages: key i of sequence b is
-k_pages[page_table[b, i // page_size], i % page_size]."""
+"""Attention of one new token per sequence to a cache in pages.
+
+Key i of sequence b is k_pages[page_table[b, i // page_size], i % page_size].
+"""
 
 from collections.abc import Mapping
 
@@ -10,7 +12,7 @@ from triton_side.calls.stages import stage
 
 
 def gathered(pages: Tensor, page_table: Tensor) -> Tensor:
-    """[pages, page_size, kv_heads, head_dim] -> [batch, kv_heads, capacity, head_dim]."""
+    """Gather each sequence's pages: [pages, page_size, kv_heads, head_dim] -> [batch, kv_heads, capacity, head_dim]."""
     return pages[page_table].flatten(1, 2).transpose(1, 2)
 
 

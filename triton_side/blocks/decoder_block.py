@@ -19,7 +19,7 @@ Attend = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
 
 def split_heads(qkv: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Views of q, k and v, each [batch, its heads, sequence, head_dim], of qkv [batch, sequence, all their columns]."""
+    """Return views q, k and v, each [batch, its heads, sequence, head_dim], of qkv [batch, sequence, columns]."""
     by_head = qkv.unflatten(-1, (heads + 2 * kv_heads, -1)).transpose(1, 2)
     q, k, v = by_head.split((heads, kv_heads, kv_heads), dim=1)
     return q, k, v
@@ -29,8 +29,10 @@ def stages(
     x: Tensor, params: Mapping[str, Tensor], positions: Tensor, *, heads: int, kv_heads: int, eps: float, theta: float,
     attend: Attend = attention.apply,
 ) -> Tensor:
-    """The layer on x [batch, sequence, width]; `params` are named as `apply` takes them. `attend` maps q [batch, heads,
-    sequence, head_dim], k and v [batch, kv_heads, ...] to `out` of q's shape."""
+    """Return the layer's output for x [batch, sequence, width]. `params` has the names of `apply`'s inputs.
+
+    attend: maps q [batch, heads, sequence, head_dim], k and v [batch, kv_heads, ...] to `out` of q's shape.
+    """
     with stage("attention_norm"):
         h = rmsnorm.apply({"x": x, "weight": params["attention_norm"]}, eps=eps)["y"]
     with stage("qkv"):
@@ -63,7 +65,7 @@ def apply(inputs: Mapping[str, Tensor], **attributes: Any) -> dict[str, Tensor]:
     [width, (heads + 2 kv_heads) head_dim], w_o [heads head_dim, width], w_gate, w_up [width, hidden], w_down
     [hidden, width] -> y, of x's shape. The attributes are `stages`': heads, kv_heads, eps, theta.
 
-    Columns of w_qkv are the queries' heads, then the keys', then the values'. Every operation is stored in x's dtype;
-    norms, rotation and softmax are in float32; float32 products follow `torch.get_float32_matmul_precision()`.
+    Columns of w_qkv are the queries' heads, then the keys', then the values'. Every result has x's dtype. Norms,
+    rotation and softmax are in float32. float32 products follow `torch.get_float32_matmul_precision()`.
     """
     return {"y": stages(inputs["x"], inputs, inputs["positions"], **attributes)}

@@ -1,5 +1,8 @@
-"""What stands between two products of a GPT-2 layer: h = residual + dropout(x + bias), y = layer_norm(h) * weight +
-shift. Dropout's mask comes from a counter-based generator and an explicit seed.
+"""Bias, dropout, residual sum and layer norm, as between two matrix products of a GPT-2 layer.
+
+    h = residual + dropout(x + bias)       y = layer_norm(h) * weight + shift
+
+Dropout's mask comes from a counter-based generator and an explicit seed.
 
 Sources: Srivastava et al., "Dropout", JMLR 15 (2014); Ba et al., "Layer Normalization",
 https://arxiv.org/abs/1607.06450.
@@ -16,13 +19,16 @@ from triton_side.calls.stages import stage
 
 
 def dropout_constants(p: float) -> tuple[int, float]:
-    """(threshold, scale): kept is what has a uniform of 16 bits at least the threshold; the scale keeps the mean."""
+    """Return (threshold, scale). An element is kept if its random 16 bits are at least the threshold, and is scaled.
+
+    The scale keeps the mean.
+    """
     threshold = math.ceil(p * 65536)
     return threshold, 65536 / (65536 - threshold)
 
 
 def check_dropout(x: Tensor, seed: Tensor, p: float) -> None:
-    """Whether a mask for x can be drawn from the seed.
+    """Check that a mask for x can be drawn from the seed.
 
     Raises:
         TypeError: the seed is not int32.
@@ -37,7 +43,7 @@ def check_dropout(x: Tensor, seed: Tensor, p: float) -> None:
 
 
 def dropped_sum(x: Tensor, bias: Tensor, residual: Tensor, seed: Tensor, p: float) -> Tensor:
-    """The stages of h = residual + dropout(x + bias)."""
+    """Return h = residual + dropout(x + bias)."""
     rows, columns = x.shape
     threshold, scale = dropout_constants(p)
     with stage("bias"):
@@ -53,8 +59,8 @@ def dropped_sum(x: Tensor, bias: Tensor, residual: Tensor, seed: Tensor, p: floa
 def apply(inputs: Mapping[str, Tensor], *, p: float, eps: float) -> dict[str, Tensor]:
     """x and residual [rows, columns], bias, weight and shift [columns], seed [2] in int32 -> y and h [rows, columns].
 
-    h is computed in x's dtype, operation by operation; its norm in float32, weight and shift included, stored in x's
-    dtype. An element is dropped with probability p, rounded up to a multiple of 2^-16.
+    Every operation of h is in x's dtype. The norm, weight and shift included, is in float32 and stored in x's dtype. An
+    element is dropped with probability p, rounded up to a multiple of 2^-16.
     """
     x = inputs["x"]
     h = dropped_sum(x, inputs["bias"], inputs["residual"], inputs["seed"], p)

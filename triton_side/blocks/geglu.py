@@ -12,7 +12,8 @@ from triton_side.calls.stages import stage
 
 
 def apply(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """gate, up [rows, columns] -> y [rows, columns]; rounding and the gradient of a large float16 gate as in gelu."""
+    """gate, up [rows, columns] -> y [rows, columns]; see gelu for rounding, and for gradients of a large float16 gate.
+    """
     activated = gelu.apply({"x": inputs["gate"]})["y"]  # in the stage "gelu"
     with stage("multiply"):
         y = activated * inputs["up"]

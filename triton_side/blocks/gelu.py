@@ -17,8 +17,8 @@ _SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 def apply(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """x [rows, columns] -> y [rows, columns].
 
-    Every operation is computed and rounded in x's dtype. In eager float16 the gradient is NaN where
-    |x| >= 256: x * x overflows there, and the infinity meets a derivative of tanh that is zero.
+    Every operation is computed and rounded in x's dtype. In eager float16 the gradient is NaN where |x| >= 256: x * x
+    overflows to infinity, which is multiplied by tanh's derivative of zero.
     """
     x = inputs["x"]
     with stage("gelu"):

@@ -23,8 +23,11 @@ def stages(
     x: Tensor, params: Mapping[str, Tensor], seed: Tensor, *, heads: int, p: float, eps: float,
     attend: Attend = attention.apply,
 ) -> Tensor:
-    """The layer on x [batch, sequence, width]; `params` are named as `apply` takes them, seed [2, 2] in int32 is a key
-    for either dropout. `attend` maps q, k and v [batch, heads, sequence, head_dim] to `out` of their shape."""
+    """Return the layer's output for x [batch, sequence, width]. `params` has the names of `apply`'s inputs.
+
+    seed: [2, 2] in int32, a key for each dropout.
+    attend: maps q, k and v [batch, heads, sequence, head_dim] to `out` of their shape.
+    """
     tokens = x.reshape(-1, x.shape[-1])
     attention_seed, mlp_seed = seed.unbind()
     norm = {"weight": params["attention_norm_weight"], "bias": params["attention_norm_bias"]}
@@ -56,7 +59,7 @@ def apply(inputs: Mapping[str, Tensor], **attributes: Any) -> dict[str, Tensor]:
     b_down [width], w_qkv [width, 3 heads head_dim], b_qkv, w_o [heads head_dim, width], w_up [width, hidden], b_up,
     w_down [hidden, width], seed [2, 2] -> y, of x's shape. The attributes are `stages`': heads, p, eps.
 
-    Columns of w_qkv are the queries' heads, then the keys', then the values'. Every operation is stored in x's dtype;
-    norms and softmax are in float32; float32 products follow `torch.get_float32_matmul_precision()`.
+    Columns of w_qkv are the queries' heads, then the keys', then the values'. Every result has x's dtype. Norms and
+    softmax are in float32. float32 products follow `torch.get_float32_matmul_precision()`.
     """
     return {"y": stages(inputs["x"], inputs, inputs["seed"], **attributes)}

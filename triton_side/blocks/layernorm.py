@@ -14,7 +14,8 @@ from triton_side.calls.stages import stage
 def apply(inputs: Mapping[str, Tensor], *, eps: float) -> dict[str, Tensor]:
     """x [rows, columns], weight, bias [columns] -> y [rows, columns].
 
-    In float32 to the end, weight and bias included, stored in x's dtype. The variance is that of x less its mean.
+    The computation is in float32, weight and bias included, and stored in x's dtype. The variance is the mean square of
+    x minus its mean.
     """
     x, weight, bias = inputs["x"], inputs["weight"], inputs["bias"]
     with stage("mean"):

@@ -1,4 +1,4 @@
-"""The last projection and its loss, the logits in memory between them."""
+"""The last projection and its loss, with the logits in memory."""
 
 from collections.abc import Mapping
 
@@ -9,8 +9,10 @@ from triton_side.calls.stages import stage
 
 
 def apply(inputs: Mapping[str, Tensor], *, smoothing: float, z_loss: float) -> dict[str, Tensor]:
-    """h [tokens, width], w [classes, width], labels [tokens] int32 -> loss [] in float32, that of the block
-    `cross_entropy` for the logits h w^T, which are rounded to the inputs' dtype."""
+    """h [tokens, width], w [classes, width], labels [tokens] int32 -> loss [] in float32.
+
+    The loss is that of the block `cross_entropy` for the logits h w^T, which are rounded to the inputs' dtype.
+    """
     with stage("product"):
         logits = inputs["h"] @ inputs["w"].T
     return cross_entropy.apply({"logits": logits, "labels": inputs["labels"]}, smoothing=smoothing, z_loss=z_loss)

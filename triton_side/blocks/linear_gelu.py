@@ -1,4 +1,4 @@
-"""A linear layer under GELU, tanh approximation: y = gelu(x @ weight + bias).
+"""A linear layer with GELU, tanh approximation: y = gelu(x @ weight + bias).
 
 Source: Hendrycks and Gimpel, "Gaussian Error Linear Units (GELUs)", https://arxiv.org/abs/1606.08415.
 """

@@ -1,4 +1,4 @@
-"""One training step of a small language model of Llama's layers: loss, and every parameter after AdamW.
+"""One training step of a small language model with Llama's layers: the loss, and every parameter after AdamW.
 
     x = table[tokens];  x = decoder_block(x) for each layer;  logits = rmsnorm(x) w_head^T
     loss = mean(logsumexp(logits) - logit[label])
@@ -23,10 +23,10 @@ Layer = Callable[..., Tensor]
 
 
 def mean_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Of logits [tokens, classes] and labels [tokens], in float32."""
+    """Return the mean cross-entropy of logits [tokens, classes] and labels [tokens], in float32."""
     with stage("logsumexp"):
         logits = logits.float()
-        # The logarithm does not depend on the value subtracted, so the gradient through the maximum is zero.
+        # The logsumexp does not depend on the subtracted value, so the gradient through the maximum is zero.
         maximum = logits.amax(dim=-1, keepdim=True).detach()
         lse = maximum[:, 0] + torch.exp(logits - maximum).sum(dim=-1).log()
     with stage("target"):
@@ -53,10 +53,10 @@ def loss_of(parameters: Mapping[str, Tensor], inputs: Mapping[str, Tensor], laye
 def differentiated(
     loss_at: Callable[[Mapping[str, Tensor]], Tensor], inputs: Mapping[str, Tensor], remat: bool
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss, and the gradients of the parameters among the inputs.
+    """Return the loss and the gradients of the parameters among the inputs.
 
-    By torch.func, which Dynamo takes in a compiled function; remat: by autograd itself, as torch.func refuses
-    checkpoint's hooks (torch 2.13), and as Dynamo takes it from torch 2.12 on.
+    torch.func computes them, because Dynamo accepts it in a compiled function. With remat it is autograd, because
+    torch.func refuses checkpoint's hooks (torch 2.13); Dynamo accepts that from torch 2.12 on.
     """
     parameters = {name: inputs[name].detach() for name in PARAMETERS}
     if not remat:
@@ -73,7 +73,7 @@ def step(
     inputs: Mapping[str, Tensor], *, heads: int, kv_heads: int, eps: float, theta: float,
     optimizer: Mapping[str, float], attend: decoder_block.Attend = attention.apply, remat: bool = False,
 ) -> dict[str, Tensor]:
-    """What `apply` returns; remat: of each layer its input alone is kept for the backward pass."""
+    """Return what `apply` returns. remat: keep only each layer's input for the backward pass."""
     layer: Layer = partial(decoder_block.stages, heads=heads, kv_heads=kv_heads, eps=eps, theta=theta, attend=attend)
     if remat:
         layer = partial(checkpoint, layer, use_reentrant=False)
@@ -88,8 +88,9 @@ def step(
 
 
 def apply(inputs: Mapping[str, Tensor], **attributes: Any) -> dict[str, Tensor]:
-    """tokens, labels, positions [batch, sequence] int32, step [] int32, parameters and their moments -> loss [], and of
-    each parameter p new_p, new_mu_p and new_nu_p.
+    """tokens, labels, positions [batch, sequence] int32, step [] int32, parameters, moments -> loss [], new values.
+
+    The new values of a parameter p are new_p, new_mu_p and new_nu_p.
 
     Parameters: table [vocabulary, width], the weights of `decoder_block.apply` with an axis of layers before the
     others, final_norm [width], w_head [vocabulary, width]; the moments of p are mu_p and nu_p, float32.
@@ -98,5 +99,5 @@ def apply(inputs: Mapping[str, Tensor], **attributes: Any) -> dict[str, Tensor]:
 
 
 def apply_remat(inputs: Mapping[str, Tensor], **attributes: Any) -> dict[str, Tensor]:
-    """The same step under torch.utils.checkpoint, layer by layer."""
+    """Do the same step with each layer under torch.utils.checkpoint."""
     return step(inputs, **attributes, remat=True)

@@ -11,8 +11,8 @@ from triton_side.calls.stages import stage
 def apply(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """a [m, k], b [n, k], a_scale [], b_scale [] -> c [m, n], bfloat16.
 
-    PyTorch's `@` takes no fp8: the operands are widened to bfloat16, which is exact, and the product is rounded to it
-    before it is scaled.
+    PyTorch's `@` takes no fp8, so the operands are widened to bfloat16, which is exact. The product is rounded to
+    bfloat16 before it is scaled.
     """
     with stage("widen"):
         a, b = inputs["a"].to(torch.bfloat16), inputs["b"].to(torch.bfloat16)

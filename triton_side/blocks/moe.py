@@ -1,9 +1,11 @@
-"""A mixture of SwiGLU experts, of which each token goes to the top_k that a router scores highest (Mixtral).
+"""A mixture of SwiGLU experts. A router sends each token to the top_k experts with the highest scores (Mixtral).
 
-y = sum over the chosen experts e of w_e ((silu(x w_gate[e]) * (x w_up[e])) w_down[e]), w the softmax of the chosen
-logits: the full softmax's probabilities, renormalised over those chosen (arXiv:2401.04088). No token is dropped. The
-load-balancing loss is experts * sum over e of fraction_e mean_e, fraction_e the share of the choices that fall on e and
-mean_e the mean of its probabilities (arXiv:2101.03961).
+    y = sum over the chosen experts e of w_e ((silu(x w_gate[e]) * (x w_up[e])) w_down[e])
+    balance_loss = experts * sum over all experts e of fraction_e mean_e
+
+w is the softmax of the chosen logits, which equals the full softmax renormalised over the chosen experts
+(arXiv:2401.04088). No token is dropped. fraction_e is the share of the choices that fall on e, and mean_e the mean of
+e's probabilities (arXiv:2101.03961).
 """
 
 from collections.abc import Mapping
@@ -15,9 +17,9 @@ from triton_side.calls.stages import stage
 
 
 def route(x: Tensor, router: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(experts [tokens, top_k], their weights [tokens, top_k], balance_loss []); float32 throughout.
+    """Return (experts [tokens, top_k], their weights [tokens, top_k], balance_loss []), computed in float32.
 
-    Of equal logits the expert with the lowest index is first, which torch.topk does not promise and a stable sort does.
+    Among equal logits the lowest index is first. torch.topk does not guarantee that; a stable sort does.
     """
     experts = len(router)
     with stage("router"):
@@ -37,9 +39,9 @@ def apply(inputs: Mapping[str, Tensor], *, top_k: int) -> dict[str, Tensor]:
     """x [tokens, width], router [experts, width], w_gate, w_up [experts, width, hidden], w_down [experts, hidden,
     width] -> y [tokens, width] in x's dtype, balance_loss [] in float32.
 
-    Every expert computes every token, those that a token did not choose with a weight of zero: the one plain form
-    whose shapes do not depend on data, which `torch.compile(fullgraph=True)` asks for. It costs experts / top_k times
-    the products; `triton_side.library.moe` has the grouped form.
+    Every expert computes every token; experts that a token did not choose have weight zero. Only this plain form has
+    shapes that do not depend on data, as `torch.compile(fullgraph=True)` requires. It computes experts / top_k times as
+    many products as needed; `triton_side.library.moe` has the grouped form.
     """
     x, router = inputs["x"], inputs["router"]
     chosen, chosen_weights, balance_loss = route(x, router, top_k)

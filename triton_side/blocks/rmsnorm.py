@@ -1,7 +1,7 @@
 """RMSNorm: y = (x * rsqrt(mean(x^2) + eps)) * weight, the mean over the last axis.
 
-Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", https://arxiv.org/abs/1910.07467; the
-place of the cast follows Llama.
+Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", https://arxiv.org/abs/1910.07467. The cast is where
+Llama has it.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from triton_side.calls.stages import stage
 def apply(inputs: Mapping[str, Tensor], *, eps: float) -> dict[str, Tensor]:
     """x [rows, columns], weight [columns] -> y [rows, columns].
 
-    Normalised in float32, cast to x's dtype, then multiplied by the weight in that dtype.
+    x is normalised in float32, cast to its dtype, then multiplied by the weight in that dtype.
     """
     x, weight = inputs["x"], inputs["weight"]
     with stage("mean_square"):

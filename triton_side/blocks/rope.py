@@ -1,7 +1,7 @@
-"""Rotary position embedding of queries and keys: each pair of a head turned by position * theta^(-2i/head_dim).
+"""Rotary position embedding of queries and keys: pair i of a head is rotated by position * theta^(-2i/head_dim).
 
-Source: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", https://arxiv.org/abs/2104.09864;
-pairs as Llama has them, the first half of a head with the second.
+Source: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", https://arxiv.org/abs/2104.09864. As
+in Llama, a pair is one element of a head's first half and one of the second.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ def apply(inputs: Mapping[str, Tensor], *, theta: float) -> dict[str, Tensor]:
     """q [batch, heads, sequence, head_dim], k [batch, kv_heads, sequence, head_dim], positions [batch, sequence]
     -> q_out, k_out, of the shapes of q and k.
 
-    Angles, cosines, sines and the rotation are in float32; what is rotated is cast back to its dtype.
+    Angles, cosines, sines and the rotation are in float32. The results are cast to the inputs' dtypes.
     """
     q, k, positions = inputs["q"], inputs["k"], inputs["positions"]
     half = q.shape[-1] // 2

@@ -1,4 +1,4 @@
-"""Softmax over the last axis: y = exp(x - max(x)) / sum(exp(x - max(x))); zeros for a row of -inf alone."""
+"""Softmax over the last axis: y = exp(x - max(x)) / sum(exp(x - max(x))). A row of only -inf gives zeros."""
 
 import math
 from collections.abc import Mapping
@@ -10,12 +10,14 @@ from triton_side.calls.stages import stage
 
 
 def apply(inputs: Mapping[str, Tensor], masked: int = 0) -> dict[str, Tensor]:
-    """x [rows, columns] -> y [rows, columns]; computed in float32, stored in x's dtype. masked: how many rows are -inf
-    alone; where none is, nothing is selected for their sake."""
+    """x [rows, columns] -> y [rows, columns]; computed in float32, stored in x's dtype.
+
+    masked: how many rows are only -inf. With 0, the operations that handle such rows are left out.
+    """
     x = inputs["x"]
     with stage("max"):
         x_fp32 = x.float()
-        # Softmax does not depend on the value subtracted, so the gradient through the maximum is zero.
+        # Softmax does not depend on the subtracted value, so the gradient through the maximum is zero.
         maximum = x_fp32.amax(dim=-1, keepdim=True).detach()
         if masked:
             maximum = torch.where(maximum == -math.inf, 0.0, maximum)

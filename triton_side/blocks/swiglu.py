@@ -12,7 +12,7 @@ from triton_side.calls.stages import stage
 
 
 def apply(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """gate, up [rows, columns] -> y [rows, columns]; every operation is computed and rounded in their dtype."""
+    """gate, up [rows, columns] -> y [rows, columns]; every operation is computed and rounded in the inputs' dtype."""
     gate = inputs["gate"]
     with stage("silu"):
         activated = gate * torch.sigmoid(gate)

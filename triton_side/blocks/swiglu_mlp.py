@@ -16,7 +16,7 @@ def apply(inputs: Mapping[str, Tensor], *, eps: float) -> dict[str, Tensor]:
     """x [tokens, width], norm_weight [width], gate_weight and up_weight [width, hidden], down_weight
     [hidden, width] -> y [tokens, width].
 
-    The norm is computed in float32 and cast to x's dtype before its weight multiplies it; the rest is in
+    The norm is computed in float32 and cast to x's dtype before it is multiplied by its weight; everything else is in
     x's dtype. float32 products follow `torch.get_float32_matmul_precision()`.
     """
     x = inputs["x"]

@@ -1,6 +1,6 @@
-"""Threefry-2x32-13 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011) in int32, which wraps.
+"""Threefry-2x32-13 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011) in wrapping int32.
 
-The dtype that GPUs add at full rate; PyTorch has no arithmetic of uint32.
+GPUs add int32 at full rate, and PyTorch has no uint32 arithmetic.
 """
 
 import torch
@@ -16,7 +16,7 @@ def _rotated(word: Tensor, bits: int) -> Tensor:
 
 
 def threefry_2x32(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Two random words for each counter; all int32, counters that broadcast."""
+    """Return two random words for each counter. All tensors are int32; the counters broadcast."""
     keys = (*key, key[0] ^ key[1] ^ _PARITY)
     first, second = counter[0] + keys[0], counter[1] + keys[1]
     for done in range(1, _ROUNDS + 1):
@@ -29,8 +29,10 @@ def threefry_2x32(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor]) ->
 
 
 def uniforms(rows: int, columns: int, seed: Tensor) -> Tensor:
-    """[rows, columns] of integers from 0 to 65535: column c of row r is the 16 bits number c % 4, the lowest first, of
-    the 64 bits of counter (c // 4, r) for the key seed[2]."""
+    """Return integers from 0 to 65535, [rows, columns], for the key seed [2].
+
+    Counter (c // 4, r) gives 64 bits. Column c of row r is their 16 bits number c % 4, the lowest first.
+    """
     row = torch.arange(rows, dtype=torch.int32, device=seed.device)[:, None]
     group = torch.arange(-(-columns // 4), dtype=torch.int32, device=seed.device)[None, :]
     words = threefry_2x32((seed[0], seed[1]), (group, row))

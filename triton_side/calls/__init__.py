@@ -1,1 +1,1 @@
-"""Operations and launches of a call: what each kernel reads, writes, declares and becomes."""
+"""Recording a call's operations and kernel launches, with what each kernel declares, reads and writes, and its code."""

@@ -1,8 +1,8 @@
-"""What a compiler made of one kernel: its intermediate representations, its machine code, and what it occupies.
+"""A compiled kernel's intermediate representations, machine code and resources.
 
-Triton gives TTIR, TTGIR, LLIR, PTX and a cubin, NVRTC gives PTX and a cubin; SASS, registers and spills are read from
-the cubin with the cuobjdump that Triton's wheel carries, or the one on PATH. No GPU and no driver is needed. Triton's
-compiled kernel is not public API (versions.py: the tested series).
+Triton gives TTIR, TTGIR, LLIR, PTX and a cubin; NVRTC gives PTX and a cubin. cuobjdump, from Triton's wheel or from
+PATH, reads SASS, registers and spills from the cubin. No GPU or driver is needed. Triton's compiled kernel is not
+public API (versions.py lists the tested series).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RESERVED_SHARED_BYTES = 1024
 
 
 class UnsupportedTriton(RuntimeError):
-    """The installed Triton is not one whose internals this package knows."""
+    """The installed Triton is not of a tested series."""
 
 
 def check_triton() -> None:
@@ -48,8 +48,11 @@ def check_triton() -> None:
 
 @dataclass(frozen=True)
 class Resources:
-    """What one kernel occupies: registers per thread, bytes of local memory per thread that hold spilled registers and
-    stack, bytes of shared memory per block (static and dynamic, without the driver's own), warps per block."""
+    """The resources of one kernel.
+
+    registers: per thread. spill_bytes: local memory per thread, for spilled registers and stack.
+    shared_bytes: per block, static and dynamic, without the driver's own. num_warps: per block.
+    """
 
     registers: int
     spill_bytes: int
@@ -61,8 +64,9 @@ class Resources:
 class Artifacts:
     """One compiled kernel.
 
-    `name` is what the driver and profilers call it, `arch` e.g. "sm_90", `texts` its representations by file suffix,
-    from the highest to PTX; `dynamic_shared_bytes` what a launch asks for beside what the cubin declares.
+    name: as the driver and profilers call it. arch: such as "sm_90".
+    texts: its representations by file suffix, from the highest to PTX.
+    dynamic_shared_bytes: shared memory that a launch requests in addition to the cubin's.
     """
 
     name: str
@@ -79,7 +83,10 @@ class Artifacts:
 
     @functools.cached_property
     def resources(self) -> Resources:
-        """Raises FileNotFoundError without cuobjdump, ValueError if the cubin does not hold exactly one kernel."""
+        """The kernel's resources.
+
+        Raises FileNotFoundError without cuobjdump, ValueError if the cubin does not hold exactly one kernel.
+        """
         found = USAGE.findall(_cuobjdump(self.cubin, _USAGE))
         if len(found) != 1:
             raise ValueError(f"the cubin of {self.name} must hold one kernel, cuobjdump reports {len(found)}")
@@ -102,7 +109,7 @@ class Artifacts:
 
 
 def disassemble(kernels: Iterable[Artifacts]) -> None:
-    """Read SASS and resources of several kernels at once: cuobjdump takes 0.2 s for each, and they are kept."""
+    """Read SASS and resources of several kernels in parallel and cache them; cuobjdump takes 0.2 s for each."""
     with ThreadPoolExecutor() as threads:
         for kernel in kernels:
             for option in (_SASS, _USAGE):
@@ -110,11 +117,11 @@ def disassemble(kernels: Iterable[Artifacts]) -> None:
 
 
 def of_triton(kernel: Any) -> Artifacts:
-    """The artifacts of what `triton.compile` or a launch `fn[grid](...)` returned.
+    """Return the artifacts of a kernel that `triton.compile` or a launch `fn[grid](...)` returned.
 
     Raises:
-        UnsupportedTriton: another version of Triton.
-        ValueError: the kernel was compiled for something that is not an NVIDIA GPU.
+        UnsupportedTriton: the installed Triton is not of a tested series.
+        ValueError: the kernel was not compiled for an NVIDIA GPU.
     """
     check_triton()
     metadata = kernel.metadata
@@ -126,7 +133,7 @@ def of_triton(kernel: Any) -> Artifacts:
 
 
 def of_cuda(kernel: Kernel, threads: int) -> Artifacts:
-    """The artifacts of a CUDA C++ kernel that is launched with `threads` threads per block."""
+    """Return the artifacts of a CUDA C++ kernel that is launched with `threads` threads per block."""
     texts = {"cu": kernel.source.read_text(), "ptx": kernel.ptx}
     return Artifacts(kernel.symbol, kernel.arch, texts, kernel.cubin, -(-threads // 32), 0)
 

@@ -1,8 +1,8 @@
-"""CUDA C++ to a running kernel: NVRTC compiles it, cuda.core loads it and launches it on PyTorch's current stream.
+"""Compile CUDA C++ with NVRTC, and load and launch it with cuda.core on PyTorch's current stream.
 
-NVRTC is called through cuda.bindings, because cuda.core's Program asks for the driver even to compile (seen in 0.3.2
-to 0.6.0) and compiling must work on a machine without one. What differs between versions of cuda.core is in
-`_cuda_core` alone. Tested without a driver: cuda-bindings 13.0.3 with NVRTC 13.0, and 13.5.0 with NVRTC 13.4.
+NVRTC is called through cuda.bindings, because compiling must work without a driver and cuda.core's Program needs one
+(0.3.2 to 0.6.0). Only `_cuda_core` depends on the version of cuda.core. Tested without a driver: cuda-bindings 13.0.3
+with NVRTC 13.0, and 13.5.0 with NVRTC 13.4.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class CompileError(RuntimeError):
 
 @functools.cache
 def header_folder() -> Path:
-    """The folder that holds cuda_bf16.h: of the nvidia-cuda-runtime wheel, of a CUDA toolkit, or of Triton's wheel.
+    """Return the folder with cuda_bf16.h: of the nvidia-cuda-runtime wheel, a CUDA toolkit, or Triton's wheel.
 
-    The wheel comes first: pip keeps its version next to NVRTC's.
+    The runtime wheel comes first, because pip gives it a version that matches NVRTC's.
 
     Raises:
-        CudaUnavailable: none of the places has it.
+        CudaUnavailable: no folder has it.
     """
     toolkits = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
     places = [
@@ -68,8 +68,8 @@ def _wheel_folders(distribution: str) -> Iterator[Path]:
 class Kernel:
     """One instance of a kernel template, compiled for one architecture.
 
-    `expression` is the C++ name ("gelu_forward<float, 4, 2, 256>"), `symbol` the mangled one that the driver and
-    profilers use, `options` what NVRTC was told beside the architecture.
+    expression: the C++ name ("gelu_forward<float, 4, 2, 256>"). symbol: the mangled name that the driver and profilers
+    use. options: NVRTC's options besides the architecture.
     """
 
     source: Path
@@ -82,15 +82,15 @@ class Kernel:
 
     @functools.cached_property
     def handle(self) -> Any:
-        """cuda.core's kernel, loaded by the driver at the first use."""
+        """cuda.core's kernel, which the driver loads at the first use."""
         return _cuda_core().ObjectCode.from_cubin(self.cubin).get_kernel(self.symbol)
 
 
 @functools.cache
 def compile_kernel(source: str, expression: str, arch: str, *options: str) -> Kernel:
-    """Compile the instance `expression` of a template in the file `source` of this folder for `arch` ("sm_90").
+    """Compile the instance `expression` of a template in triton_side/cuda/`source` for `arch` ("sm_90").
 
-    `options` are NVRTC's ("--ftz=true"). The result is kept for the life of the process; a kernel takes 0.1 to 0.3 s.
+    options: NVRTC's, such as "--ftz=true". The process caches the result; a kernel takes 0.1 to 0.3 s.
 
     Raises:
         CompileError: NVRTC refused the source, the expression or an option.
@@ -119,12 +119,12 @@ def compile_kernel(source: str, expression: str, arch: str, *options: str) -> Ke
 
 @contextlib.contextmanager
 def _nvrtc_program(path: Path) -> Iterator[tuple[Callable[..., Any], Any]]:
-    """An NVRTC program of the file, and a function: nvrtc<name>(program, ...), its status checked, its result."""
+    """Yield an NVRTC program of the file, and a function that calls nvrtc<name>(program, ...) and checks its status."""
     try:
         nvrtc = importlib.import_module("cuda.bindings.nvrtc")
         _load_builtins()
         status, program = nvrtc.nvrtcCreateProgram(path.read_bytes(), path.name.encode(), 0, None, None)
-    except (ImportError, RuntimeError) as error:  # RuntimeError: cuda.bindings is there, libnvrtc is not
+    except (ImportError, RuntimeError) as error:  # cuda.bindings without libnvrtc raises RuntimeError
         raise CudaUnavailable(f"CUDA C++ needs cuda.bindings and NVRTC ({error}); install them: {INSTALL}") from error
 
     def call(name: str, *arguments: Any) -> Any:
@@ -143,10 +143,10 @@ def _nvrtc_program(path: Path) -> Iterator[tuple[Callable[..., Any], Any]]:
 
 @functools.cache
 def _load_builtins() -> None:
-    """Load NVRTC's builtins library from beside it.
+    """Load NVRTC's builtins library from NVRTC's folder.
 
-    NVRTC looks for it where the library that loaded NVRTC looks: cuda.bindings finds it in pip's packages, jax's CUDA
-    plugin, which loads NVRTC where it is imported first, does not (seen with jax 0.10.2 and NVRTC 13.0.88).
+    NVRTC searches where the library that loaded it searches. cuda.bindings searches pip's packages. jax's CUDA plugin
+    loads NVRTC if it is imported first, and does not search there (jax 0.10.2, NVRTC 13.0.88).
     """
     found = importlib.import_module("cuda.pathfinder").load_nvidia_dynamic_lib("nvrtc").abs_path
     for path in Path(found).parent.glob("libnvrtc-builtins.so.*") if found else ():
@@ -154,7 +154,7 @@ def _load_builtins() -> None:
 
 
 def device_arch(device: torch.device) -> str:
-    """The architecture of a CUDA device as NVRTC names it, e.g. "sm_90"."""
+    """Return the architecture of a CUDA device as NVRTC names it, such as "sm_90"."""
     major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{major}{minor}"
 
@@ -173,12 +173,12 @@ class LaunchRequest:
 def launch(
     kernel: Kernel, grid: int, block: tuple[int, int], arguments: Sequence[Argument], device: torch.device
 ) -> None:
-    """Enqueue `kernel` on PyTorch's current stream of `device`. Tensors go by address, numbers as ctypes."""
+    """Enqueue `kernel` on PyTorch's current stream of `device`. Tensors are passed by address, numbers as ctypes."""
     _launcher(LaunchRequest(kernel, (grid, 1, 1), (*block, 1), tuple(arguments), device))
 
 
 def run(request: LaunchRequest) -> None:
-    """What `launch` does unless a recorder has taken its place: run the kernel."""
+    """Run the kernel. `launch` calls this function unless `launched_by` has replaced it."""
     core = _cuda_core()
     values = [a.data_ptr() if isinstance(a, torch.Tensor) else a for a in request.arguments]
     with torch.cuda.device(request.device):
@@ -189,7 +189,7 @@ def run(request: LaunchRequest) -> None:
 
 @dataclass(frozen=True)
 class _Stream:
-    """A stream of PyTorch's under the protocol by which cuda.core takes foreign streams."""
+    """A stream of PyTorch, with the protocol by which cuda.core accepts foreign streams."""
 
     address: int
 
@@ -199,7 +199,7 @@ class _Stream:
 
 @functools.cache
 def _cuda_core() -> ModuleType:
-    """The module with Device, LaunchConfig, ObjectCode and launch: cuda.core, or before 0.5 cuda.core.experimental."""
+    """Return cuda.core, or before version 0.5 cuda.core.experimental."""
     try:
         module = importlib.import_module("cuda.core")
         return module if hasattr(module, "ObjectCode") else importlib.import_module("cuda.core.experimental")
@@ -212,9 +212,9 @@ _launcher: Callable[[LaunchRequest], None] = run
 
 @contextlib.contextmanager
 def launched_by(launcher: Callable[[LaunchRequest], None]) -> Iterator[None]:
-    """Within the context every `launch` of the process calls `launcher` instead of `run`.
+    """Make every `launch` of the process call `launcher` instead of `run`.
 
-    Of the process, not of the thread: autograd runs backward passes in threads of its own.
+    This holds for all threads, because autograd runs backward passes in its own threads.
     """
     global _launcher
     previous, _launcher = _launcher, launcher

@@ -1,11 +1,11 @@
-"""What a hand-written kernel computes, said next to the kernel: the operations of the block's stages, and FLOPs.
+"""Declare a hand-written kernel's operations, with the stages of the block that they belong to, and its FLOPs.
 
     @declare(again("dot", "scores"), gradient("dot", "values", "dv"), flops=lambda shapes: ...)
     @triton.jit
     def kernel(q_ptr, ...): ...
 
-Stages carry the names that the plain blocks give theirs. A launch within `stage("norm")` puts the declared stages
-inside that one. A kernel that serves several purposes (a matrix product) leaves its operations to the call:
+Stages have the names that the plain PyTorch block uses. A launch within `stage("norm")` puts the declared stages inside
+that stage. For a kernel that serves several purposes, such as a matrix product, the caller declares the operations:
 
     with computing(forward("dot", "down"), forward("add", "residual"), c_ptr="y"):
         y = launch_matmul(...)
@@ -20,16 +20,19 @@ from typing import Any, TypeVar
 
 from triton_side.calls import stages
 
-Shapes = Mapping[str, Any]  # of a launch, by parameter name: the shapes of its tensors, the values of other arguments
+Shapes = Mapping[str, Any]  # a launch's arguments by parameter name: shapes of tensors, values of others
 _Kernel = TypeVar("_Kernel")
 _NO_CONTEXT = contextlib.nullcontext()
 
 
 @dataclass(frozen=True)
 class Computed:
-    """One operation. result: tells it from operations of the same name in its stage ("dq", "dk"); two kernels whose
-    declarations agree in all three compute one operation twice. backward: of the gradient. rematerialized: a forward
-    operation repeated in the backward pass."""
+    """One operation.
+
+    result: distinguishes operations of the same name in a stage ("dq", "dk"). If two kernels declare the same op, stage
+        and result, they compute one operation twice.
+    backward: it belongs to the gradient. rematerialized: the backward pass repeats a forward operation.
+    """
 
     op: str
     stage: str = ""
@@ -52,15 +55,18 @@ def gradient(op: str, stage: str = "", result: str = "") -> Computed:
 
 
 def again(op: str, stage: str = "", result: str = "") -> Computed:
-    """A forward operation that the backward pass repeats rather than reads its result."""
+    """Return a forward operation that the backward pass repeats instead of reading its result."""
     return Computed(op, stage, result, rematerialized=True)
 
 
 @dataclass(frozen=True)
 class Declaration:
-    """operations: in order. flops: of one launch, from the shapes of its tensors and, of a Triton kernel, its other
-    arguments; None where data decide. reads: of a tensor of which only a part is read, by parameter name, how many
-    elements: of a table, as many as are looked up."""
+    """A kernel's operations, in order, and its cost.
+
+    flops: of one launch, from its tensors' shapes and a Triton kernel's other arguments; None if it depends on data.
+    reads: for each tensor that is read only in part, by parameter name, the number of elements read. For a table that
+        is the number of elements looked up.
+    """
 
     operations: tuple[Computed, ...]
     flops: Callable[[Shapes], float | None]
@@ -72,7 +78,7 @@ def declare(
     flops: Callable[[Shapes], float | None],
     reads: Mapping[str, Callable[[Shapes], int]] | None = None,
 ) -> Callable[[_Kernel], _Kernel]:
-    """Decorator for a @triton.jit function, above `triton.jit`."""
+    """Return a decorator for a @triton.jit function; it stands above `triton.jit`."""
 
     def attach(kernel: _Kernel) -> _Kernel:
         kernel.declaration = Declaration(operations, flops, reads or {})  # type: ignore[attr-defined]
@@ -90,51 +96,54 @@ def declare_template(source: str, name: str, *operations: Computed, flops: Calla
 
 
 def of_template(source: str, expression: str) -> Declaration | None:
-    """The declaration of an instance such as "gelu_forward<float, 4, 2, 256>"."""
+    """Return the declaration of an instance such as "gelu_forward<float, 4, 2, 256>"."""
     return _templates.get((source, expression.partition("<")[0]))
 
 
 def of_kernel(kernel: Any) -> Declaration | None:
-    """The declaration of a @triton.jit function, if it has one."""
+    """Return the declaration of a @triton.jit function, if it has one."""
     return getattr(kernel, "declaration", None)
 
 
-_called_for: tuple[Computed, ...] = ()
+_callers_operations: tuple[Computed, ...] = ()
 _names: Mapping[str, str] = {}
 
 
 def computing(*operations: Computed, **names: str) -> contextlib.AbstractContextManager[None]:
-    """Launches within the context compute `operations`, where any are given, whatever their kernels declare; `names`
-    say what the caller calls the tensors that kernels take as some parameter. Nothing unless recording."""
+    """Declare that launches within the context compute `operations`, instead of what their kernels declare.
+
+    Without operations, the kernels' declarations hold. names: the caller's name of a tensor by the kernel's parameter.
+    Nothing happens unless a recording is active.
+    """
     return _computing(operations, names) if stages.recording() else _NO_CONTEXT
 
 
 @contextlib.contextmanager
 def _computing(operations: tuple[Computed, ...], names: Mapping[str, str]) -> Iterator[None]:
-    global _called_for, _names
-    outer = _called_for, _names
-    _called_for, _names = operations, names
+    global _callers_operations, _names
+    outer = _callers_operations, _names
+    _callers_operations, _names = operations, names
     try:
         yield
     finally:
-        _called_for, _names = outer
+        _callers_operations, _names = outer
 
 
 def name_of(parameter: str) -> str:
-    """What the caller of a launch made here and now calls the tensor that the kernel takes as `parameter`."""
+    """Return the current caller's name of the tensor that the kernel takes as `parameter`."""
     return _names.get(parameter, parameter.removesuffix("_ptr"))
 
 
 def current_stage() -> str:
-    """The stage of what runs here and now besides launches: a copy that brings an operand of a product into shape
-    belongs to the product."""
-    return stages.current(_called_for[0].stage if _called_for else "")
+    """Return the stage of a PyTorch operation that runs now.
+
+    Within `computing` it is that operation's stage: a copy that prepares an operand of a product belongs to it.
+    """
+    return stages.current(_callers_operations[0].stage if _callers_operations else "")
 
 
 def operations_of(declaration: Declaration | None) -> tuple[Computed, ...]:
-    """What a launch made here and now computes, its stages inside those that are open."""
+    """Return the operations of a launch made now, with their stages inside the open ones."""
     declared = declaration.operations if declaration else ()
-    return tuple(
-        replace(operation, stage=stages.current(operation.stage))
-        for operation in (_called_for or declared)
-    )
+    operations = _callers_operations or declared
+    return tuple(replace(operation, stage=stages.current(operation.stage)) for operation in operations)

@@ -1,20 +1,20 @@
-"""The operations that PyTorch runs, in order, together with the launches of hand-written kernels among them.
+"""Record the operations that PyTorch runs and the launches of hand-written kernels, in one order.
 
     recorded = record_call(apply, inputs, train=True)
     recorded.parts["forward"]      # (Operation("aten.mm", ...), Launch(...), ...)
 
-An operation is one that ATen runs below autograd: one row of a profiler's "CPU op" column that reaches the GPU. Views
-and allocations are left out: they launch nothing. Works with fake tensors, so that a GPU is not needed
+An operation is one that ATen runs below autograd: a "CPU op" of a profiler that reaches the GPU. Views and
+allocations launch nothing and are left out. Recording works with fake tensors, so no GPU is needed
 (triton_side.deviceless.for_target.fake_mode, with `compile_only=True`).
 
-`after_each` is for joining an operation with the kernels that it launched: called after each one, before the next
-starts, it can wait for the device and collect what ran. A call recorded so is never one to time. What torch.compile
-compiled cannot be recorded: Dynamo runs it uncompiled while a dispatch mode is active.
+`after_each` serves to join an operation with its kernels: it is called after each operation and before the next, and
+can wait for the device and collect the kernels that ran. Never time a call that is recorded in this way. A function
+that torch.compile compiled cannot be recorded: Dynamo runs it uncompiled while a dispatch mode is active.
 
-The autograd node that runs (`torch._C._current_autograd_node`) and the numbers by which forward and backward of an
-operation find each other (`torch.autograd._get_sequence_nr`) are not public API, nor is how an operation is registered
-for a while (`torch._C._dispatch_has_kernel_for_dispatch_key`, `Library._destroy`). versions.py lists the tested
-builds.
+These names are not public API; versions.py lists the tested builds:
+- `torch._C._current_autograd_node`: the autograd node that runs;
+- `torch.autograd._get_sequence_nr`: the number that the forward and backward of an operation share;
+- `torch._C._dispatch_has_kernel_for_dispatch_key`, `Library._destroy`: to register an operation temporarily.
 """
 
 from __future__ import annotations
@@ -56,20 +56,20 @@ _COPIES = {
     "_to_copy", "copy_", "copy", "clone", "cat", "stack", "constant_pad_nd", "repeat", "flip", "roll", "index_select",
     "index", "gather", "slice_backward", "select_backward", "tril", "triu", "embedding",
 }
-_LOOKUPS = {"index", "index_select", "gather", "embedding"}  # of the first tensor they read what they yield
-_CONVERSIONS = {"_to_copy", "copy_", "copy"}  # between dtypes; otherwise they copy to another device or layout
+_LOOKUPS = {"index", "index_select", "gather", "embedding"}  # they read as many elements of the table as they return
+_CONVERSIONS = {"_to_copy", "copy_", "copy"}  # between dtypes; with equal dtypes they copy
 _SCATTERS = {
     "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "index_put", "index_put_",
     "_index_put_impl_", "index_add", "index_add_", "index_copy", "index_copy_", "embedding_dense_backward",
 }
 _FILLS = {"zero_", "zeros", "zeros_like", "new_zeros", "fill_", "ones", "ones_like", "new_ones", "full", "full_like",
           "new_full"}
-_TO_HOST = {"_local_scalar_dense", "equal"}  # no tensor comes back
+_TO_HOST = {"_local_scalar_dense", "equal"}  # they return no tensor
 _ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"}
-# In place, and what was there before is not looked at.
+# In-place operations that do not read the old values.
 _OVERWRITES = {"copy_", "zero_", "fill_", "normal_", "uniform_", "random_", "bernoulli_"}
-_WINDOWS = ("window_size_left", "window_size_right", "window_size")  # of attention: how far a row sees
-# FLOPs an element of the largest tensor, as the blocks count them; other pointwise operations and reductions have 1.
+_WINDOWS = ("window_size_left", "window_size_right", "window_size")  # arguments of attention with a window
+# FLOPs per element of the largest tensor, as the blocks count them. Other pointwise operations and reductions have 1.
 _FLOPS_AN_ELEMENT = {
     "_softmax": 5, "_softmax_backward_data": 4, "gelu": 9, "gelu_backward": 17, "_fused_rms_norm": 4,
     "_fused_rms_norm_backward": 9, "native_layer_norm": 7, "native_layer_norm_backward": 13, "silu": 4,
@@ -81,10 +81,11 @@ _FLOPS_AN_ELEMENT = {
 class Operation:
     """One ATen operation.
 
-    op: "aten.mul.Tensor". reads, writes: the tensors whose elements it reads and writes. stage: the stages around it,
-    outermost first; of a backward operation, around the forward one. line: "file:line" outside PyTorch; of a backward
-    operation, of the forward one; "" where that is not known. backward: the gradient of an operation. rematerialized:
-    a forward operation that torch.utils.checkpoint repeats. flops: None where not known.
+    op: such as "aten.mul.Tensor". reads, writes: the tensors whose elements it reads and writes.
+    stage: the stages around it, outermost first. line: "file:line" outside PyTorch; "" if unknown. A backward operation
+        has the stage and line of its forward operation.
+    backward: it computes a gradient. rematerialized: torch.utils.checkpoint repeats a forward operation.
+    flops: None if unknown.
     """
 
     op: str
@@ -100,16 +101,16 @@ class Operation:
 
 Event = Launch | Operation
 
-# Composite operations that CUDA has a kernel for, of which a CPU build knows nothing and would run the parts.
+# CUDA builds have one kernel for each of these operations. CPU builds lack it and would run several operations.
 _FUSED_ON_CUDA = ("_fused_rms_norm", "silu_backward", "mish_backward")
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """One call: its events by part ("forward", and "backward" of a training step), in order.
+    """One call: its events by phase ("forward", and for a training step "backward"), in order.
 
-    inputs: what the call was given, by name, and "d" and an output's name for its gradient. outputs: what it returned,
-    and "d" and an input's name. Storages are numbered alike throughout.
+    inputs: the call's arguments by name; the gradient of output y is "dy". outputs: its results by name; the gradient
+    of input x is "dx". A storage has the same number everywhere.
     """
 
     parts: Mapping[str, tuple[Event, ...]]
@@ -126,14 +127,14 @@ def record_operations(
     storages: Storages | None = None,
     sites: dict[int, tuple[str, str]] | None = None,
 ) -> Iterator[list[Event]]:
-    """Record what this thread runs within the context; autograd's backward passes run in it as well.
+    """Record this thread's operations and launches within the context. Autograd's backward passes run in it as well.
 
     Args:
-        after_each: called with an event's index after it was launched.
-        compile_only: hand-written kernels are compiled and not run (record_launches).
-        device: leave out operations that have tensors, but none on devices of this type ("cuda").
-        storages: numbers to go on with.
-        sites: what an earlier recording of the forward pass kept for the backward one; filled.
+        after_each: called with an event's index after its launch.
+        compile_only: compile hand-written kernels, but do not run them (see record_launches).
+        device: leave out operations whose tensors are all on other device types than this one ("cuda").
+        storages: storage numbers of an earlier recording, to continue.
+        sites: lines and stages of forward operations. The forward recording fills it, the backward recording reads it.
 
     Raises: as record_launches.
     """
@@ -163,11 +164,11 @@ def record_call(
     compile_only: bool = False,
     after_each: Callable[[str, int], None] | None = None,
 ) -> Recorded:
-    """Call `call(inputs)`, and if `train` its gradient in every floating-point input, and record both parts.
+    """Record `call(inputs)`, and if `train` also its gradient with respect to every input that requires one.
 
-    cotangents: gradients of the outputs, of ones where none are given. after_each: called with part and index; needs
-    the cotangents of a training step, or what makes them would run between the parts and belong to no event (ValueError
-    without).
+    cotangents: gradients of the outputs; ones by default.
+    after_each: called with phase and index. In a training step it needs `cotangents` (else ValueError), because the
+        kernels that make them would run between the phases and belong to no event.
     """
     if after_each and train and cotangents is None:
         raise ValueError("after_each in a training step needs cotangents: making them would run kernels of no event")
@@ -204,7 +205,7 @@ def record_call(
 
 @contextlib.contextmanager
 def _fused_as_on_cuda() -> Iterator[None]:
-    """Register what only a CUDA build has, for fake tensors: nothing is ever called."""
+    """Register, for fake tensors, the operations that only CUDA builds have. They are never called."""
 
     def absent(*args: Any, **kwargs: Any) -> None:
         raise RuntimeError("this kernel is in CUDA builds of PyTorch only")
@@ -220,7 +221,7 @@ def _fused_as_on_cuda() -> Iterator[None]:
 
 
 def write_launches(recorded: Recorded, folder: Path) -> None:
-    """Write the representations of every hand-written kernel into `folder`/<part>."""
+    """Write the representations of every hand-written kernel into `folder`/<phase>."""
     launches = {part: [e for e in events if isinstance(e, Launch)] for part, events in recorded.parts.items()}
     disassemble(launch.artifacts for made in launches.values() for launch in made)
     for part, made in launches.items():
@@ -235,14 +236,14 @@ class _Recorder(TorchDispatchMode):
     ) -> None:
         super().__init__()
         self._storages, self._events, self._add, self._device = storages, events, add, device
-        # Sequence number of a forward operation's autograd node -> its line and stage.
+        # sequence number of a forward operation's autograd node -> its line and stage
         self._sites = sites
         self._newest = max(sites, default=torch.autograd._get_sequence_nr() - 1)
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         before = len(self._events)
         result = function(*args, **(kwargs or {}))
-        # An operation that somebody registered may launch hand-written kernels: these stand for it.
+        # A custom operation may launch hand-written kernels, which are recorded instead of it.
         if not isinstance(function, torch._ops.OpOverload) or len(self._events) > before:
             return result
         site = self._site()
@@ -281,7 +282,7 @@ class _Recorder(TorchDispatchMode):
     def _launches_nothing(
         self, name: str, given: list[torch.Tensor], written: list[torch.Tensor], results: list[torch.Tensor]
     ) -> bool:
-        """Views, allocations, what is empty, and what another device does."""
+        """Return whether this is a view, an allocation, empty, or an operation of another device."""
         held = {self._storages.of(tensor) for tensor in given}
         if not written and all(self._storages.of(tensor) in held for tensor in results):
             return True
@@ -293,15 +294,15 @@ class _Recorder(TorchDispatchMode):
         return tuple(self._storages.describe(tensor, position) for position, tensor in enumerate(tensors))
 
     def _site(self) -> tuple[bool, bool, str, str]:
-        """Whether backward, whether repeated, line and stage of the operation that runs."""
+        """Return whether the running operation is backward, whether it is repeated, its line and its stage."""
         node = torch._C._current_autograd_node()
         line, repeated = _line(backward=node is not None)
         stage = current_stage()
         if node is not None and not repeated:
-            if line:  # a backward pass that somebody wrote
+            if line:  # a hand-written backward pass
                 return True, False, line, stage
             return True, False, *self._sites.get(node._sequence_nr(), ("", ""))
-        # Autograd numbers a node just before its operation runs: what comes with an old number has no node.
+        # Autograd numbers a node just before its operation runs, so an operation with an old number has no node.
         number = torch.autograd._get_sequence_nr() - 1
         if number > self._newest:
             self._newest = number
@@ -310,8 +311,10 @@ class _Recorder(TorchDispatchMode):
 
 
 def _line(backward: bool) -> tuple[str, bool]:
-    """The innermost line outside PyTorch and this module, in a backward pass up to the engine ("" where there is
-    none); and whether torch.utils.checkpoint runs it again there."""
+    """Return the innermost line outside PyTorch and this module, and whether torch.utils.checkpoint repeats it.
+
+    In a backward pass the search ends at autograd's engine; the line is "" if there is none.
+    """
     line = ""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != _ENGINE:
@@ -329,7 +332,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def _unique(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Each view of memory once."""
+    """Return `tensors` with each view of memory once."""
     kept: dict[tuple[Any, ...], torch.Tensor] = {}
     for tensor in tensors:
         view = (tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride())
@@ -367,22 +370,22 @@ def _flops(
     function: Any, name: str, kind: Kind, args: Any, kwargs: Mapping[str, Any], result: Any,
     given: list[torch.Tensor], results: list[torch.Tensor],
 ) -> float | None:
-    if name == "_grouped_mm":  # which torch 2.13's registry lacks
+    if name == "_grouped_mm":  # torch 2.13's registry lacks it
         return grouped_product_flops(tuple(args[0].shape), tuple(args[1].shape))
     formula = flop_registry.get(function.overloadpacket)
     if formula is not None:
-        # Of addmm and baddbmm (torch 2.13) it would take a fourth argument, out_dtype, for the result's shape.
+        # The formula of addmm and baddbmm (torch 2.13) would take a fourth argument, out_dtype, as the result's shape.
         factors = args[:3] if name in ("addmm", "baddbmm") else args
         try:
             flops = float(formula(*factors, **kwargs, out_val=result))
         except AssertionError:
-            return None  # torch 2.11's formula of attention takes no grouped heads; 2.13's does
+            return None  # torch 2.11's formula of attention accepts no grouped heads; 2.13's does
         names = [argument.name for argument in function._schema.arguments]
         bound = {**dict(zip(names, args, strict=False)), **kwargs}
         if any(bound.get(window) not in (None, -1) for window in _WINDOWS):
             return None
-        causal = bound.get("is_causal") or bound.get("custom_mask_type")  # the latter from either corner
-        return flops / 2 if causal else flops  # half of the square of scores
+        causal = bound.get("is_causal") or bound.get("custom_mask_type")
+        return flops / 2 if causal else flops  # a causal mask leaves half of the scores
     largest = max((tensor.numel() for tensor in [*given, *results]), default=0)
     if name in _FLOPS_AN_ELEMENT:
         return float(_FLOPS_AN_ELEMENT[name] * largest)

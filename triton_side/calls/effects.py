@@ -1,8 +1,8 @@
-"""Which pointer parameters a compiled kernel reads through and writes through: from Triton's TTIR, or from PTX.
+"""Find the pointer parameters that a compiled kernel reads and writes, from Triton's TTIR or from PTX.
 
-Both follow each pointer parameter to the loads and stores that it reaches; nothing is executed. A parameter counts as
-read or written if any path through the code does so, whether or not a launch takes it. Tested with the TTIR of triton
-3.6 and 3.7 and the PTX of NVRTC 13.
+Both readers follow each pointer parameter to its loads and stores; nothing is executed. A parameter counts as read or
+written if any path through the code reads or writes it. Tested with the TTIR of triton 3.6 and 3.7 and the PTX of NVRTC
+13.
 """
 
 from __future__ import annotations
@@ -30,22 +30,25 @@ _OPERATION = re.compile(r'(?:(%[\w$.-]+)(?::(\d+))? = )?"?([a-z_]+\.[\w.]+)"?\b'
 
 @dataclass(frozen=True)
 class Effects:
-    """Positions, among a kernel's parameters, of the pointers that it reads through and writes through."""
+    """Positions, among a kernel's parameters, of the pointers through which it reads and writes."""
 
     reads: Parameters
     writes: Parameters
 
 
 def without_locations(text: str) -> str:
-    """MLIR without the source locations of its operations and arguments; those that lines of their own define stay."""
+    """Return MLIR without the source locations of its operations and arguments. `#loc` definitions stay."""
     while (stripped := _LOCATION.sub("", text)) != text:
         text = stripped
     return text
 
 
 def of_ttir(text: str, name: str) -> Effects:
-    """Effects of the function `name` in Triton's highest IR; positions count the parameters that are left there
-    (constexprs are not). Raises ValueError if there is no such function."""
+    """Return the effects of the function `name` in Triton's highest IR.
+
+    Positions count the parameters that the IR still has, so without constexprs. Raises ValueError if there is no such
+    function.
+    """
     text = without_locations(text)
     starts = list(_FUNCTION.finditer(text))
     module = {
@@ -67,7 +70,7 @@ class _Summary:
 
 @dataclass
 class _Region:
-    """An open brace: the operation's results, for a loop its line, and what the blocks yield."""
+    """An operation's region: its results, a loop's line number, and the values that its blocks yield."""
 
     results: tuple[str, ...] = ()
     loop: int | None = None
@@ -87,11 +90,12 @@ class _Module:
 
 
 class _Body:
-    """One function: passes over its lines until what loops carry and blocks receive grows no more."""
+    """One function. It walks over the lines until the values that loops carry and blocks receive no longer grow."""
 
     def __init__(self, module: _Module, parameters: list[tuple[str, str]], lines: list[str]) -> None:
         self._module, self._parameters, self._lines = module, parameters, lines
-        self._kept: dict[tuple[int | str, int], Parameters] = {}  # of a loop (by its line) or a block: what comes round
+        # (a loop's line or a block's name, position) -> the value that arrives there
+        self._kept: dict[tuple[int | str, int], Parameters] = {}
 
     def summary(self) -> _Summary:
         while True:
@@ -198,7 +202,10 @@ _NOT_GLOBAL = (".shared", ".local", ".const", ".param")
 
 
 def of_ptx(text: str, symbol: str) -> Effects:
-    """Effects of the entry `symbol`; positions count its parameters. Raises ValueError if there is no such entry."""
+    """Return the effects of the entry `symbol`; positions count its parameters.
+
+    Raises ValueError if there is no such entry.
+    """
     entry = re.search(rf"\.entry {re.escape(symbol)}\((.*?)\)(.*?)^\}}", text, re.S | re.M)
     if entry is None:
         raise ValueError(f"PTX must hold the entry {symbol!r}")
@@ -209,7 +216,7 @@ def of_ptx(text: str, symbol: str) -> Effects:
         return (registers.get(register, NONE) for register in _REGISTER.findall(operands))
 
     instructions = [line.strip() for line in entry.group(2).splitlines() if line.strip().endswith(";")]
-    while True:  # the flow of values, regardless of the order of instructions, until nothing is new
+    while True:  # repeat, regardless of the order of instructions, until nothing changes
         before = (dict(registers), reads, writes)
         for instruction in instructions:
             opcode, _, operands = re.sub(r"^@!?%\w+\s+", "", instruction).partition("\t")

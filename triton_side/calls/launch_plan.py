@@ -1,12 +1,12 @@
-"""A recorded call as plain data: which kernel is launched with what, for another runtime than PyTorch to do the same.
+"""A recorded call as plain data: its kernels and their arguments, so that a runtime other than PyTorch can launch them.
 
     recorded = deviceless.record_call(rmsnorm.apply, specs, {"eps": 1e-5}, train=True)
     launch_plan.of(recorded)["parts"]["forward"][0]["ir"]      # Triton's highest IR
 
-A kernel's IR is what Triton made of it for this launch, with one difference: its parameters are the buffers alone,
-those that it reads before those that it writes, and every number that the launch passes is a constant in it. Buffers
-have numbers, by which launches share them; each is a whole array, row by row. Kernels that build tensor descriptors,
-for which PyTorch's launcher gives them memory, are refused: record within `kernels.shared.tiles.without_descriptors`.
+A kernel's IR is Triton's for this launch, with one difference: its parameters are only the buffers, first those that it
+reads, then those that it writes. Every number that the launch passes is a constant in the IR. Buffers have numbers, by
+which launches share them; each buffer is a whole contiguous array. A kernel that builds tensor descriptors needs memory
+from PyTorch's launcher and is refused: record it within `kernels.shared.tiles.without_descriptors`.
 
 Tested with the TTIR of triton 3.6 and 3.7.
 """
@@ -28,14 +28,14 @@ _FLOATS = {"f32": "<f", "f64": "<d"}
 
 
 class NotPlain(ValueError):
-    """The call is more than launches of Triton kernels on whole arrays; the message says what else it does."""
+    """The call does more than launch Triton kernels on whole arrays; the message says what."""
 
 
 def of(recorded: Recorded) -> dict[str, Any]:
-    """{"parts": {part: [launch, ...]}, "inputs": {name: buffer}, "outputs": {name: buffer}}, names as in `Recorded`.
+    """Return {"parts": {phase: [launch, ...]}, "inputs": {name: buffer}, "outputs": {name: buffer}}.
 
-    A launch is {"name", "ir", "grid", "num_warps", "num_stages", "reads": [buffer, ...], "writes": [[buffer, shape,
-    dtype], ...]}. Raises NotPlain.
+    Names are as in `Recorded`. A launch is {"name", "ir", "grid", "num_warps", "num_stages", "reads": [buffer, ...],
+    "writes": [[buffer, shape, dtype], ...]}. Raises NotPlain.
     """
     sizes: dict[int, int] = {}
 
@@ -55,9 +55,9 @@ def of(recorded: Recorded) -> dict[str, Any]:
         reads = [tensor for tensor in event.tensors if tensor.position not in written]
         writes = [tensor for tensor in event.tensors if tensor.position in written]
         if read & written or {t.storage for t in reads} & {t.storage for t in writes}:
-            raise NotPlain(f"{event.label} writes over what it reads")
+            raise NotPlain(f"{event.label} overwrites an input")
         if "tt.make_tensor_descriptor" in event.artifacts.texts["ttir"]:
-            raise NotPlain(f"{event.label} builds tensor descriptors, in memory that its launcher gives it")
+            raise NotPlain(f"{event.label} builds tensor descriptors, in memory from its launcher")
         order = [event.parameters[tensor.position] for tensor in (*reads, *writes)]
         left = [name for name, kind in zip(event.parameters, event.signature, strict=True) if kind != "constexpr"]
         return {
@@ -78,9 +78,9 @@ def of(recorded: Recorded) -> dict[str, Any]:
 def bound(
     ttir: str, function: str, parameters: Sequence[str], buffers: Sequence[str], scalars: Mapping[str, Any]
 ) -> str:
-    """The module with `function`'s parameters reordered to `buffers`, and the others made constants of its body.
+    """Return the module with `function`'s parameters reordered to `buffers`, and the others as constants in its body.
 
-    parameters: names of those that the IR has, in order. Raises NotPlain for one that is neither a buffer nor a number.
+    parameters: the names of the IR's parameters, in order. Raises NotPlain for one that is neither buffer nor number.
     """
     text = "\n".join(line for line in without_locations(ttir).splitlines() if not line.startswith("#loc"))
     head = re.search(rf"tt\.func public @{re.escape(function)}\((.*?)\)(?: attributes \{{[^}}]*\}})? *\{{\n", text)
@@ -99,7 +99,7 @@ def bound(
 
 
 def _literal(value: Any, kind: str) -> str:
-    """As MLIR writes it: floats by their bits, which keeps all of them."""
+    """Return `value` as MLIR writes it. Floats are written by their bits, which is exact."""
     if kind in _FLOATS:
         return f"0x{struct.pack(_FLOATS[kind], value)[::-1].hex().upper()}"
     return str(int(value)) if kind != "i1" else str(bool(value)).lower()

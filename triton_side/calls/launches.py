@@ -1,16 +1,15 @@
-"""The kernels that a hand-written implementation launches, in order: what a FusionGraph of it is made from.
+"""Record the kernels that a hand-written implementation launches, in order; a FusionGraph is built from them.
 
     with record_launches() as launches:
         out = rmsnorm.apply(inputs, eps=1e-6)["y"]
         out.backward(dy)
     launches[0].name, launches[0].grid, launches[0].artifacts.resources.registers
 
-`record_launches(compile_only=True)` is for a GPU that is not there (triton_side.deviceless.for_target): every kernel is
-compiled through the path that a launch takes, specialisation included, and nothing runs. Both Triton kernels and the
-CUDA C++ kernels of triton_side.cuda are recorded; what PyTorch launches by itself (a GEMM, a copy) is not: for both in
-one list see triton_side.calls.dispatch.
+`record_launches(compile_only=True)` is for an absent GPU (triton_side.deviceless.for_target). It compiles every kernel
+through the path of a launch, including specialisation, and runs nothing. It records Triton kernels and the CUDA C++
+kernels of triton_side.cuda, but not PyTorch's own launches (a GEMM, a copy); triton_side.calls.dispatch records all.
 
-`JITFunction.run` and `Autotuner._bench` are not public API (versions.py: the tested series).
+`JITFunction.run` and `Autotuner._bench` are not public API (versions.py lists the tested series).
 """
 
 from __future__ import annotations
@@ -44,10 +43,11 @@ CUDA_POINTERS = {
 
 @dataclass(frozen=True)
 class TensorArgument:
-    """A tensor that a kernel was given. Arguments with one `storage`, a number within the recording, share memory.
+    """A tensor argument of a kernel.
 
-    `parameter` is the kernel's name for it and `name` its caller's, "" where there are none; `strides` and `offset`
-    count elements. used: how many of them are read or written, where that is not all: a lookup reads what it yields.
+    storage: a number within the recording; arguments with the same number share memory.
+    parameter, name: the kernel's and the caller's name for it, or "". strides, offset: in elements.
+    used: how many elements are read or written, if not all. A lookup reads as many as it returns.
     """
 
     position: int
@@ -67,16 +67,16 @@ class TensorArgument:
 
     @property
     def bytes(self) -> int:
-        """Of the elements that the view has in memory: those that a stride of 0 repeats count once."""
+        """The bytes of the view's elements in memory. Elements that a stride of 0 repeats count once."""
         sizes = (size for size, stride in zip(self.shape, self.strides, strict=True) if stride != 0 or size == 0)
         return math.prod(sizes) * self.itemsize
 
 
 class Storages:
-    """Numbers for memory that tensors share, equal for as long as this object lives. Keeps no memory alive."""
+    """Numbers storages, so that tensors that share memory get the same number. It keeps no memory alive."""
 
     def __init__(self) -> None:
-        # The weak references keep the storages' addresses, by which they are told apart, from being used again.
+        # While a weak reference exists, PyTorch does not use the storage's address again.
         self._numbers: dict[int, tuple[int, StorageWeakRef]] = {}
 
     def of(self, tensor: torch.Tensor) -> int:
@@ -101,17 +101,17 @@ class Storages:
 class Launch:
     """One launch.
 
-    name: as the driver and profilers call the kernel (mangled for C++).
-    label: as a reader calls it: the Python function, or the instance of the C++ template.
-    source, line: where the kernel is written.
-    grid: blocks in x, y, z. block: threads in x, y, z. num_stages: as Triton was told; 1 where there is no such thing.
+    name: the driver's and profilers' name of the kernel (mangled for C++).
+    label: the name in the source: the Python function, or the instance of the C++ template.
+    source, line: where the kernel is defined.
+    grid: blocks in x, y, z. block: threads in x, y, z. num_stages: Triton's launch option; 1 for CUDA C++.
     signature: Triton's type of each argument in order ("*bf16", "i32", "constexpr").
-    constants: what was compiled in, by parameter name: constexprs, and integers that Triton specialised to 1.
+    constants: compile-time values by parameter name: constexprs, and integers that Triton specialised to 1.
     scalars: the numbers among the other arguments, by parameter name.
     parameters: the kernel's names for its arguments.
     tensors: the arguments that are tensors.
-    operations: what the launch computes, as declared (triton_side.calls.declare), inside the stages open around it.
-    flops: as declared; None for a kernel that declares nothing, or whose work depends on data.
+    operations: the declared operations (triton_side.calls.declare), inside the stages that are open at the launch.
+    flops: as declared; None for a kernel that declares none, or whose work depends on data.
     """
 
     name: str
@@ -134,7 +134,7 @@ class Launch:
 
     @functools.cached_property
     def artifacts(self) -> Artifacts:
-        """The compiled kernel's representations and resources, read at the first use."""
+        """The compiled kernel's representations and resources; the first use reads them."""
         return self._artifacts()
 
     @property
@@ -171,15 +171,16 @@ def record_launches(
     storages: Storages | None = None,
     launched: Callable[[Launch], None] | None = None,
 ) -> Iterator[list[Launch]]:
-    """Record every launch that the process makes within the context, from any thread (autograd runs backward in its
-    own; declared stages are those of one thread).
+    """Record every launch of the process within the context, from any thread, since autograd has its own.
 
-    storages: numbers to go on with, so that memory of several recordings can be told apart. launched: called after
-    each launch. Launches that an autotuner makes to time its candidates are left out. Recordings do not nest.
+    Stages, however, are known in one thread only. An autotuner's launches, which time its candidates, are left out.
+    Recordings do not nest.
+
+    storages: storage numbers of an earlier recording, to continue. launched: called after each launch.
 
     Raises (from the launch itself):
-        RuntimeError: `compile_only`, and an autotuned kernel has several candidates: choosing one needs the GPU.
-        triton_side.calls.artifacts.UnsupportedTriton: another version of Triton.
+        RuntimeError: `compile_only` with an autotuned kernel of several candidates; choosing one needs the GPU.
+        triton_side.calls.artifacts.UnsupportedTriton: the installed Triton is not of a tested series.
     """
     check_triton()
     if JITFunction.run is not _run:
@@ -340,7 +341,7 @@ def _flops(
 def _used(
     declaration: declare.Declaration | None, tensors: tuple[TensorArgument, ...]
 ) -> tuple[TensorArgument, ...]:
-    """The tensors, those that are declared to be read in part with what is read of them."""
+    """Return the tensors with the number of elements read, where the declaration says that only a part is read."""
     reads = declaration.reads if declaration else {}
     return tuple(
         replace(t, used=reads[t.parameter](_shapes(tensors))) if t.parameter in reads else t for t in tensors
@@ -349,7 +350,7 @@ def _used(
 
 @functools.cache
 def _cuda_definition(source: Path, template: str) -> tuple[int, tuple[str, ...]]:
-    """The line that names a __global__ function, and its parameters' names as its source spells them."""
+    """Return the line that names a __global__ function, and its parameters' names."""
     text = source.read_text()
     heads = list(re.finditer(rf"__global__[^;{{]*?\b({template})\(([^)]*)\)", text))
     if len(heads) != 1:
@@ -359,7 +360,7 @@ def _cuda_definition(source: Path, template: str) -> tuple[int, tuple[str, ...]]
 
 
 class _Pointer:
-    """Stands for a fake tensor in a launch that only compiles: its dtype, and the alignment of its address."""
+    """A fake tensor's dtype and address alignment, for a launch that only compiles."""
 
     def __init__(self, tensor: FakeTensor) -> None:
         self.dtype = tensor.dtype

@@ -1,4 +1,4 @@
-"""Names for the stages of a block, which the compiler carries into its kernels, and a recorder into its operations."""
+"""Name the stages of a block. Compiled kernels and recorded operations keep these names."""
 
 from __future__ import annotations
 
@@ -19,33 +19,34 @@ _MARK = "stage "
 @dataclass(frozen=True)
 class _Open:
     name: str
-    beside: Mapping[str, str]
+    renamed: Mapping[str, str]
 
 
-_open: list[_Open] | None = None  # the stages around what runs, while something records
+_open: list[_Open] | None = None  # the open stages, while a recording is active
 
 
-def stage(name: str, **beside: str) -> contextlib.AbstractContextManager[None]:
-    """Mark the operations inside the `with` as stage `name` while torch.compile or torch.export traces them, or
-    `recorded_stages` is active.
+def stage(name: str, **renamed: str) -> contextlib.AbstractContextManager[None]:
+    """Mark the operations inside the `with` as stage `name`.
 
-    Traced, the name reaches every FX node, forward and backward (`of_node` reads it), provided that the call which
-    triggers the compile runs under `torch.fx.traceback.preserve_node_meta()`. A stage opened inside another one is
-    inside it ("norm/scale"); traced, one inside another of its own name is that one. Outside both this does nothing:
-    `annotate` alone takes 1.4 to 2.0 us of host time per use, as long as a small eager operation on a CPU; this takes
-    0.3 us (torch 2.11 and 2.13).
+    The mark is set while torch.compile or torch.export traces, or while `recorded_stages` is active. When traced, the
+    name reaches every FX node, forward and backward (`of_node` reads it), if the call that triggers the compile runs
+    under `torch.fx.traceback.preserve_node_meta()`. A stage inside another one is "norm/scale". When traced, a stage
+    inside one of the same name is that stage.
 
-    beside: stages that launches made here declare, and that the block has beside this one, under names of its own:
-    within `stage("loss", product="head")` the stage "product" is "head", and all others are in "loss".
+    Otherwise `stage` does nothing and takes 0.3 us of host time. `annotate` alone would take 1.4 to 2.0 us, as long as
+    a small eager operation on a CPU (torch 2.11 and 2.13).
+
+    renamed: stages that launches inside declare, with the block's name for each. Such a stage is not inside this one.
+        Within `stage("loss", product="head")` the stage "product" is "head", and all others are inside "loss".
     """
     if torch.compiler.is_compiling():
-        # A key a stage: what `annotate` is given joins what the annotations around it were given, in order.
+        # One key per stage, because nested annotations are merged into one dictionary, in order.
         return annotate({_MARK + name: True})
-    return _NO_STAGE if _open is None else _recorded(_Open(name, beside), _open)
+    return _NO_STAGE if _open is None else _recorded(_Open(name, renamed), _open)
 
 
 def of_node(meta: Mapping[str, Any]) -> str | None:
-    """The stages of an FX node with this `meta`, outermost first, joined by "/"; None where it has none."""
+    """Return the stages of an FX node with this `meta`, outermost first, joined by "/"; None if it has none."""
     names = (key.removeprefix(_MARK) for key in meta.get("custom") or {} if key.startswith(_MARK))
     return "/".join(names) or None
 
@@ -61,8 +62,11 @@ def _recorded(opened: _Open, around: list[_Open]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def recorded_stages() -> Iterator[None]:
-    """Within the context `current` knows the open stages, in the backward pass of a torch.autograd.Function those in
-    which it was applied. Of the process: what runs must run in one thread."""
+    """Make `current` know the open stages within the context.
+
+    In the backward pass of a torch.autograd.Function these are the stages in which it was applied. The stages belong to
+    the process, so everything inside must run in one thread.
+    """
     global _open
     if _open is not None:
         yield
@@ -78,7 +82,7 @@ def recorded_stages() -> Iterator[None]:
 
 
 def _applied(apply: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
-    """`function.apply`, its backward pass to be run within the stages that are open now."""
+    """Call `function.apply`, and reopen the stages that are open now in its backward pass."""
     results = apply(function, *args, **kwargs)
     around = list(_open or ())
     nodes = {x.grad_fn for x in tree_leaves(results) if isinstance(x, torch.Tensor) and x.grad_fn is not None}
@@ -98,9 +102,9 @@ def recording() -> bool:
 
 
 def current(inner: str = "") -> str:
-    """The open stages, outermost first, and the stage `inner` in them, joined by "/"; "" where there is none."""
+    """Return the open stages, outermost first, and the stage `inner` inside them, joined by "/"; "" if none is open."""
     around = _open or []
     first, *rest = inner.split("/")
-    if around and first in around[-1].beside:
-        around, inner = around[:-1], "/".join((around[-1].beside[first], *rest))
+    if around and first in around[-1].renamed:
+        around, inner = around[:-1], "/".join((around[-1].renamed[first], *rest))
     return "/".join(filter(None, (*(opened.name for opened in around), inner)))

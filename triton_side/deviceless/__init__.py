@@ -1,1 +1,1 @@
-"""Inductor, Triton and CUDA compilation for a GPU that is not there."""
+"""Compiling with Inductor and Triton for an absent GPU."""

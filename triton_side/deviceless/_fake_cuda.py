@@ -1,13 +1,13 @@
 """Pretend, for the rest of this process, that a CUDA GPU is present.
 
-TorchInductor and Triton need a GPU's properties to generate its code, not the GPU. `activate` supplies them: libtorch
-gets a CUDA device that does nothing (fake_cuda_hooks.cpp), `torch.cuda` answers from the given properties, and Triton's
-active driver names the target. Tensors on the device must be fake (`torch._subclasses.FakeTensorMode`); nothing can
-run. There is no way back, so use a process of its own.
+TorchInductor and Triton need a GPU's properties to generate its code, but not the GPU. `activate` supplies them.
+libtorch gets a CUDA device that does nothing (fake_cuda_hooks.cpp), `torch.cuda` answers from the given properties, and
+Triton's active driver names the target. Tensors on the device must be fake (`torch._subclasses.FakeTensorMode`);
+nothing can run. It cannot be undone, so use a separate process.
 
-Tested with the CPU and CUDA 13.0 builds of torch 2.13.0 and the CUDA 13.0 build of 2.12.1 (triton 3.7.1), and the CUDA
-13.0 build of 2.11.0 (triton 3.6.0), all on a machine without a GPU or a driver. A CUDA build needs the C++ part too:
-its own hooks ask the driver as soon as autograd meets a CUDA tensor.
+Tested on a machine without a GPU or a driver: the CPU and CUDA 13.0 builds of torch 2.13.0 and the CUDA 13.0 build of
+2.12.1 (triton 3.7.1), and the CUDA 13.0 build of 2.11.0 (triton 3.6.0). A CUDA build needs the C++ part too: its own
+hooks call the driver as soon as autograd handles a CUDA tensor.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _hooks: ctypes.CDLL | None = None
 
 
 class Unsupported(RuntimeError):
-    """This installation cannot pretend to have a GPU; the message says what it needs."""
+    """This installation cannot pretend to have a GPU; the message says what is needed."""
 
 
 def active_properties() -> types.SimpleNamespace:
-    """The properties of the GPU that this process pretends to have. Raises RuntimeError before `activate`."""
+    """Return the properties of the GPU that this process pretends to have. Raises RuntimeError before `activate`."""
     if _active is None:
         raise RuntimeError(
             "no fake GPU in this process: call triton_side.deviceless.for_target.activate(properties) before "
@@ -58,14 +58,16 @@ def active_properties() -> types.SimpleNamespace:
 
 
 def active() -> bool:
-    """Whether this process pretends to have a GPU."""
+    """Return whether this process pretends to have a GPU."""
     return _active is not None
 
 
 @contextlib.contextmanager
 def sdpa_choice(backend: str | None, *, after: str | None = None) -> Iterator[None]:
-    """Let scaled_dot_product_attention on the fake GPU pick `backend`, a key of SDPA_BACKENDS, and then `after`. None:
-    see the C++."""
+    """Make scaled_dot_product_attention on the fake GPU pick `backend` inside, and `after` afterwards.
+
+    Both are keys of SDPA_BACKENDS. With None, only a caller that enables a single backend gets an answer.
+    """
     active_properties()
     assert _hooks is not None
     if backend not in SDPA_BACKENDS:
@@ -80,13 +82,14 @@ def sdpa_choice(backend: str | None, *, after: str | None = None) -> Iterator[No
 def activate(properties: Mapping[str, Any], cache_folder: str | os.PathLike[str] | None = None) -> None:
     """Pretend that the GPU of `properties` is device cuda:0 of this process.
 
-    `properties` are the attributes of `torch.cuda.get_device_properties` on that GPU. The C++ part is built with g++ at
-    the first use, in some 10 s, into `cache_folder`, by default xlafuse/fake_cuda in $XDG_CACHE_HOME or ~/.cache.
+    properties: the attributes of `torch.cuda.get_device_properties` on that GPU.
+    cache_folder: where the first use builds the C++ part with g++, in about 10 s; by default xlafuse/fake_cuda in
+        $XDG_CACHE_HOME or ~/.cache.
 
     Raises:
-        RuntimeError: torch is imported already, a GPU has been activated before, or TRITON_INTERPRET=1 is set.
-        ValueError: a property that code generation asks for is missing.
-        Unsupported: this build of torch is not one of the known ones, or there is no g++.
+        RuntimeError: torch is already imported, a GPU is already activated, or TRITON_INTERPRET=1 is set.
+        ValueError: a property that code generation needs is missing.
+        Unsupported: this build of torch is not a tested one, or there is no g++.
     """
     global _active, _hooks
     if _active is not None:
@@ -94,7 +97,7 @@ def activate(properties: Mapping[str, Any], cache_folder: str | os.PathLike[str]
     if "torch" in sys.modules:
         raise RuntimeError("torch is already imported: activate the fake GPU first, in a fresh process")
     if os.environ.get("TRITON_INTERPRET") == "1":
-        raise RuntimeError("TRITON_INTERPRET=1 is set: Triton would interpret kernels and compile none; unset it")
+        raise RuntimeError("TRITON_INTERPRET=1 is set: Triton would interpret kernels instead of compiling; unset it")
     missing = [name for name in REQUIRED_PROPERTIES if name not in properties]
     if missing:
         raise ValueError(
@@ -102,9 +105,9 @@ def activate(properties: Mapping[str, Any], cache_folder: str | os.PathLike[str]
         )
     torch_folder, build = _installed_torch()
     if build not in TORCH_BUILDS:
-        raise Unsupported(f"a GPU that is not there needs {_known()}; found torch {_describe(*build)}")
+        raise Unsupported(f"compiling for an absent GPU needs {_known()}; found torch {_describe(*build)}")
     device = types.SimpleNamespace(**{"is_integrated": 0, "gcnArchName": "", **properties})
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a real GPU, if there is one, must not answer
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # hides a real GPU
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     _hooks = _install_hooks(torch_folder, _build_hooks(torch_folder, build, cache_folder))
     _patch_torch(device)
@@ -115,7 +118,7 @@ def activate(properties: Mapping[str, Any], cache_folder: str | os.PathLike[str]
 def _installed_torch() -> tuple[Path, tuple[str, str | None]]:
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
-        raise Unsupported(f"a GPU that is not there needs {_known()}; torch is not installed")
+        raise Unsupported(f"compiling for an absent GPU needs {_known()}; torch is not installed")
     folder = Path(spec.origin).parent
     version = runpy.run_path(str(folder / "version.py"))
     return folder, (str(version["__version__"]).split("+")[0], version["cuda"])
@@ -143,7 +146,7 @@ def _build_hooks(
         return library
     compiler = shutil.which("g++")
     if compiler is None:
-        raise Unsupported("a GPU that is not there needs g++ to build fake_cuda_hooks.cpp once; none is on PATH")
+        raise Unsupported("compiling for an absent GPU needs g++ to build fake_cuda_hooks.cpp once; none is on PATH")
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as folder:
         built = Path(folder) / "hooks.so"
@@ -157,12 +160,13 @@ def _build_hooks(
             raise Unsupported(
                 f"g++ could not build {HOOKS_SOURCE.name} for torch {_describe(*build)}:\n{done.stderr[-2000:]}"
             )
-        os.replace(built, library)  # atomic: another process sees all of it or nothing
+        os.replace(built, library)  # atomic, so no process loads half a library
     return library
 
 
 def _install_hooks(torch_folder: Path, library: Path) -> ctypes.CDLL:
-    # Before `import torch`, which asks the hooks, and after libtorch_cuda, whose guard would replace ours.
+    # `import torch` calls the hooks, so they must be installed before it. libtorch_cuda's guard would replace ours, so
+    # that library is loaded first.
     cuda = torch_folder / "lib" / "libtorch_cuda.so"
     if cuda.exists():
         ctypes.CDLL(str(cuda), mode=ctypes.RTLD_GLOBAL)
@@ -198,19 +202,19 @@ def _patch_torch(device: types.SimpleNamespace) -> None:
     }
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
-    # Imported only now: dynamo's device interface keeps what torch.cuda's functions are when it is imported.
+    # Imported after the assignments: Dynamo's device interface keeps torch.cuda's functions as of its import.
     import torch._dynamo.device_interface as device_interface
     from torch._subclasses import fake_tensor
 
     torch._C._cuda_getCurrentRawStream = lambda device: 0
     if torch.version.cuda is None:
         torch.version.cuda = "13.0"  # Inductor compares it with 12.x before it uses a feature
-    # With an accelerator, dynamo keeps track of real streams.
+    # If an accelerator is available, Dynamo tracks real streams.
     torch.accelerator.is_available = lambda: False
-    # What Inductor's compile workers would have been told by their parent.
+    # Inductor's compile workers get these from their parent process.
     device_interface.caching_worker_device_properties["cuda"] = [device]
     device_interface.caching_worker_current_devices["cuda"] = 0
-    # Fake tensors must not touch the device, which they otherwise do to start its context and for constants.
+    # Otherwise fake tensors would use the device to start its context, and for constants.
     fake_tensor.FakeTensorMode.avoid_device_init = property(lambda mode: True)  # type: ignore[assignment,method-assign]
     fake_tensor.init_gpu_context = lambda device: None  # type: ignore[assignment]
 

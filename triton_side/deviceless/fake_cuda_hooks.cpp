@@ -1,9 +1,9 @@
-// Makes libtorch believe in one CUDA device, enough to trace and differentiate fake CUDA tensors.
+// Gives libtorch one fake CUDA device, enough to trace and differentiate fake CUDA tensors.
 //
-// libtorch asks three objects about CUDA: the CUDA hooks ("is there a device?"), the device guard ("switch to it",
+// libtorch calls three objects about CUDA: the CUDA hooks ("is there a device?"), the device guard ("switch to it",
 // "which stream?") and, for scaled_dot_product_attention, a function that picks the kernel. A CPU build has none of
-// them; a CUDA build's own need a driver. They are replaced here by ones that answer without it. Nothing can be
-// allocated or launched through them.
+// them, and a CUDA build's own need a driver. This file replaces them by objects that need no driver. They cannot
+// allocate or launch anything.
 #include <ATen/Context.h>
 #include <ATen/SDPBackend.h>
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -51,8 +51,8 @@ class FakeGuard final : public c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::C
 
 int64_t recorded_sdpa_choice = static_cast<int64_t>(at::SDPBackend::error);
 
-// A real GPU picks by its architecture, library versions and the shapes. Without that record only a caller who leaves
-// a single backend enabled (torch.nn.attention.sdpa_kernel) has an answer.
+// On a real GPU the choice depends on architecture, library versions and shapes. Without a recorded choice, only a call
+// with a single enabled backend (torch.nn.attention.sdpa_kernel) has an answer.
 int64_t choose_sdpa(const at::Tensor&, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>& mask,
                     double, bool, std::optional<double>, bool) {
   const auto& context = at::globalContext();
@@ -76,7 +76,7 @@ int64_t choose_sdpa(const at::Tensor&, const at::Tensor&, const at::Tensor&, con
   TORCH_CHECK(recorded_sdpa_choice != static_cast<int64_t>(at::SDPBackend::error),
               "which kernel the GPU picks for scaled_dot_product_attention is not known here: give sdpa=, ",
               "or enable one backend only");
-  // The flash kernel takes no mask, and would be called without it.
+  // The flash kernel takes no mask and would ignore it.
   if (mask.has_value() && recorded_sdpa_choice == static_cast<int64_t>(at::SDPBackend::flash_attention)) {
     return static_cast<int64_t>(at::SDPBackend::efficient_attention);
   }
@@ -85,11 +85,11 @@ int64_t choose_sdpa(const at::Tensor&, const at::Tensor&, const at::Tensor&, con
 
 }  // namespace
 
-// The backend that choose_sdpa answers with, as a value of at::SDPBackend; error (-1) for none.
+// Sets the backend that choose_sdpa returns, as a value of at::SDPBackend; error (-1) for none.
 extern "C" void record_sdpa_choice(int64_t backend) { recorded_sdpa_choice = backend; }
 
-// Called once, after libtorch is loaded and before anything asks it about CUDA. The preferred priority takes the place
-// of a CUDA build's hooks, which are registered with the default one.
+// Called once, after libtorch is loaded and before anything queries it about CUDA. A CUDA build registers its hooks with
+// the default priority, so the preferred priority replaces them.
 extern "C" void install_fake_cuda() {
   at::CUDAHooksRegistry()->Register(
       "CUDAHooks", [](at::CUDAHooksArgs) { return std::make_unique<FakeHooks>(); }, c10::REGISTRY_PREFERRED);

@@ -1,16 +1,19 @@
-"""TorchInductor and Triton for a GPU that is not there: its own code, down to the cubin, on a machine without one.
+"""Compile with TorchInductor and Triton for an absent GPU, down to the cubin that the GPU would run.
 
-    from triton_side import deviceless
-    deviceless.activate(properties)             # before torch is imported, in a process of its own
+    from triton_side.deviceless import for_target
+    for_target.activate(properties)             # before torch is imported, in a separate process
     specs = {"x": ((4096, 1024), "bfloat16"), "weight": ((1024,), "bfloat16")}
-    captured = deviceless.compile_inductor(apply, specs, {"eps": 1e-6}, train=True, max_autotune=False)
+    captured = for_target.compile_inductor(apply, specs, {"eps": 1e-6}, train=True, max_autotune=False)
 
-Nothing runs, so nothing is tuned: a Triton kernel with several candidate configurations is compiled for the first and
-says "not autotuned"; with one, it says "compiled" and is what a device would run. A looped reduction counts as "not
-autotuned" even with one candidate: a device that finds it short of registers tries smaller blocks. A GEMM with a
-size off 16 bytes is left unpadded and "not autotuned": a device measures whether it pays to pad the operands, which
-adds kernels that copy them. In max-autotune mode every GEMM becomes Inductor's first Triton template, and a reduction
-over rows and columns at once (the backward of a norm) is split as in the default mode; both are "not autotuned".
+Nothing runs, so nothing is autotuned. A kernel's `provenance` says whether the GPU would run the same kernel:
+
+- A Triton kernel with one configuration is "compiled": the GPU would run it. With several candidates it is compiled for
+  the first and is "not autotuned". So is a looped reduction even with one candidate, because Inductor tries smaller
+  blocks on a GPU if registers run short.
+- A GEMM with a size that is no multiple of 16 bytes stays unpadded and is "not autotuned". On a GPU Inductor measures
+  whether padding the operands pays, which adds kernels that copy them.
+- In max-autotune mode every GEMM becomes Inductor's first Triton template. A reduction over rows and columns at once
+  (the backward of a norm) is split as in the default mode. Both are "not autotuned".
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ Spec = tuple[tuple[int, ...], "str | torch.dtype"]
 
 
 def fake_mode() -> Any:
-    """The mode under which tensors on the fake GPU can be made and traced. Raises RuntimeError before `activate`."""
+    """Return the mode in which fake-GPU tensors can be made and traced. Raises RuntimeError before `activate`."""
     active_properties()
     from triton_side.inductor import _private as private
 
@@ -50,7 +53,7 @@ def fake_mode() -> Any:
 
 
 def fake_inputs(specs: Mapping[str, Spec], requires_grad: bool) -> dict[str, torch.Tensor]:
-    """Contiguous fake tensors on the fake GPU, one per name, from (shape, dtype). Call it under `fake_mode()`."""
+    """Return contiguous fake tensors on the fake GPU, by name, from (shape, dtype). Call it under `fake_mode()`."""
     active_properties()
     import torch
 
@@ -70,13 +73,13 @@ def compile_inductor(
     max_autotune: bool,
     sdpa: str | None = None,
 ) -> Captured:
-    """What Inductor emits for `apply(inputs, **attributes)` on `activate`'s GPU, with all Triton kernels compiled.
+    """Compile `apply(inputs, **attributes)` with Inductor for `activate`'s GPU, including all Triton kernels.
 
-    train: all float inputs require grad; the forward graph saves what backward needs, and backward is compiled too.
+    train: all float inputs require grad; the forward graph saves tensors for backward, and backward is compiled too.
     sdpa: the kernel that scaled_dot_product_attention picks on that GPU at these shapes ("flash", "efficient", "cudnn"
-        or "math"), which `torch._fused_sdp_choice` tells there. Inductor also turns some plain attentions into that
-        function. Without `sdpa`, reaching the function is an error, unless `torch.nn.attention.sdpa_kernel` leaves one
-        backend.
+        or "math"); `torch._fused_sdp_choice` returns it there. Inductor also turns some plain attentions into that
+        function. Without `sdpa`, reaching the function is an error, unless `torch.nn.attention.sdpa_kernel` leaves only
+        one backend.
     """
     active_properties()
     import torch
@@ -84,12 +87,12 @@ def compile_inductor(
     from triton_side.inductor import _private as private
     from triton_side.inductor import compiler
 
-    torch.compiler.reset()  # nothing compiled for a GPU that is not there is ever called again
+    torch.compiler.reset()  # code for an absent GPU is never called again
     compiled = compiler.compile(apply, max_autotune=max_autotune)
     with compiler.recording(measured=False) as captured, sdpa_choice(sdpa), fake_mode():
         inputs = fake_inputs(input_specs, requires_grad=train)
         with private.compiling_only(), warnings.catch_warnings():
-            # torch 2.11 looks at the inputs' alignment before the call that is not made.
+            # torch 2.11 checks the inputs' alignment before it would call the code.
             warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
             compiled(inputs, **attributes)
     return captured
@@ -102,8 +105,10 @@ def record_call(
     *,
     train: bool,
 ) -> Recorded:
-    """The operations and hand-written kernels that `apply(inputs, **attributes)` launches, the kernels compiled for
-    `activate`'s GPU; if `train`, also those of backward (a gradient of ones for every output).
+    """Return the operations and hand-written kernels that `apply(inputs, **attributes)` launches on `activate`'s GPU.
+
+    The kernels are compiled for that GPU. If `train`, backward is recorded, too, with a gradient of ones for every
+    output.
     """
     active_properties()
     from triton_side.calls import dispatch

@@ -1,7 +1,7 @@
-"""Compile what a user wrote with TorchInductor: a function or module called with its own arguments.
+"""Compile a user's function or module with TorchInductor, for this machine's GPU or for an absent one (for_target).
 
-A graph break is no error here: every graph is compiled, and `Captured.breaks` says where and why. On a GPU that is not
-there (deviceless.py) nothing runs; after a graph break the call goes on with fake results.
+A graph break is no error: every graph is compiled, and `Captured.breaks` says where and why. For an absent GPU nothing
+runs; after a graph break the call continues with fake results.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Products = Literal["padded", "triton"]
 
 
 @dataclasses.dataclass(frozen=True)
-class TensorLike:
-    """A tensor without its data. dtype: as in "bfloat16"."""
+class TensorSpec:
+    """A tensor without its data. dtype: such as "bfloat16"."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -35,14 +35,17 @@ class TensorLike:
     is_parameter: bool = False
 
 
-class Factory:
-    """Makes the tensors of a call: fake ones on the fake GPU, or real ones on this machine's."""
+class TensorFactory:
+    """Makes the tensors of a call: fake ones on the fake GPU, or real ones on this machine's GPU."""
 
     def __init__(self) -> None:
         self.mode = private.fake_tensor_mode() if _fake_cuda.active() else None
 
-    def tensor(self, like: TensorLike) -> torch.Tensor:
-        """Real ones are normal deviates, or zeros where the dtype is not floating (an index must be in range)."""
+    def tensor(self, like: TensorSpec) -> torch.Tensor:
+        """Return a tensor. A real one is normally distributed, or zeros if its dtype is not floating.
+
+        Zeros are valid indices. Floating dtypes of one byte are zeros, too.
+        """
         dtype = getattr(torch, like.dtype)
         with self.mode or contextlib.nullcontext():
             made = torch.empty_strided(like.shape, like.stride, dtype=dtype, device="cuda")
@@ -54,17 +57,18 @@ class Factory:
 
 
 def compile_call(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], factory: Factory, *, train: bool,
-    products: Products | None = None,
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], factory: TensorFactory, *,
+    train: bool, products: Products | None = None,
 ) -> Captured:
-    """Compile `function(*args, **kwargs)`, static shapes, default mode; all tensors in it are `factory`'s.
+    """Compile `function(*args, **kwargs)` with static shapes in the default mode. All its tensors are `factory`'s.
 
-    train: backward is compiled, too: of every tensor that requires grad; where none does, every floating argument is
-    made to. Otherwise all is compiled as under `torch.no_grad()`.
-    products: what a GPU that is not there would choose by measuring for matrix products: "padded" operands, where that
-    decides about padding, or, as in mode="max-autotune", Inductor's own "triton" templates. None: ATen's, unpadded.
+    train: compile backward, too, for every tensor that requires grad. If none does, every floating argument is made to.
+        Without `train`, everything is compiled as under `torch.no_grad()`.
+    products: the assumed result of measuring matrix products on an absent GPU. "padded" pads operands where Inductor
+        would measure whether to pad. "triton" takes Inductor's own templates, as in mode="max-autotune". None takes
+        ATen's products, unpadded.
 
-    Raises RuntimeError where nothing was compiled, or whatever PyTorch or the function does.
+    Raises RuntimeError if nothing was compiled, and any error of PyTorch or the function.
     """
     if train:
         _require_some_grad(function, args, kwargs)
@@ -75,11 +79,11 @@ def compile_call(
         compiled = torch.compile(function, backend=backend, dynamic=False)
         stack.enter_context(torch.set_grad_enabled(train))
         if factory.mode is not None:
-            stack.enter_context(_fake_cuda.sdpa_choice("math"))  # while dynamo traces, where shapes alone count
+            stack.enter_context(_fake_cuda.sdpa_choice("math"))  # while Dynamo traces, only shapes matter
             stack.enter_context(factory.mode)
             stack.enter_context(private.compiling_only(pad=products == "padded"))
             if products == "triton":
-                stack.enter_context(private.products_tuned())
+                stack.enter_context(private.autotuned_gemms())
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
         outputs = compiled(*args, **kwargs)
@@ -89,7 +93,7 @@ def compile_call(
 
 
 def _differentiate(outputs: Any) -> None:
-    """Backward, which is compiled already, once: a Triton kernel is tuned when it first runs."""
+    """Run backward, which is already compiled, once, because the first run of a Triton kernel autotunes it."""
     leaves = tree_leaves(outputs)
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
     torch.autograd.backward(tensors, [torch.ones_like(tensor) for tensor in tensors])
@@ -102,16 +106,18 @@ def _compile_and_fake(captured: Captured, graph: torch.fx.GraphModule, inputs: l
     made = [new for new in captured.graphs if new.part == "forward" and not any(new is known for known in before)]
 
     def fake(*args: Any) -> Any:
-        results = graph.forward(*args)  # what follows a graph break needs their shapes
+        results = graph.forward(*args)  # the code after a graph break needs their shapes
         for forward in made:
-            captured.saw(forward, args, results)
+            captured.record_storages(forward, args, results)
         return results
 
     return fake
 
 
 def _attention_of(graph: torch.fx.GraphModule) -> str:
-    """The attention kernel to take: a device prefers flash, which is for fp16 and bf16 (and, see the hooks, no mask).
+    """Return the attention kernel to take. A GPU prefers flash, which supports only fp16 and bf16.
+
+    Flash also takes no mask; fake_cuda_hooks.cpp checks that.
     """
     calls = [node for node in graph.graph.nodes if _name(node.target) == "scaled_dot_product_attention"]
     nodes = [call.args[0] for call in calls if call.args] or list(graph.graph.nodes)

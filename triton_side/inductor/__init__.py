@@ -1,1 +1,1 @@
-"""TorchInductor: compiling with it, and reading its output, live or from dump folders."""
+"""Compiling with TorchInductor, and reading its output, live or from dump folders."""

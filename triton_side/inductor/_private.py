@@ -1,7 +1,7 @@
-"""The one file that touches TorchInductor's private names (versions.py: the tested releases of torch).
+"""The one file that uses TorchInductor's private names (versions.py lists the tested releases of torch).
 
-It turns what Inductor does during a compile into plain records (`SourceNode`, `Emission`, `Emitted`, `Refusal`), which
-inductor.py reads.
+It reports each step of a compile as a plain record (`SourceNode`, `Announcement`, `LoadedGraph`, `Refusal`) to a
+`Listener`; compiler.py has the one that is used.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from typing import Any, Protocol
 import torch
 
 from triton_side.calls import stages
-from triton_side.inductor.graph import DTYPES, GraphBreak, Memory, Part, Refusal, Shape, SourceNode, unconverted
+from triton_side.inductor.graph import DTYPES, GraphBreak, Memory, Part, Refusal, Shape, SourceNode, sum_before_cast
 from triton_side.versions import TORCH_BUILDS
 
 _CUSTOM_PASSES = (
     "joint_custom_pre_pass", "joint_custom_post_pass", "post_grad_custom_pre_pass", "_pre_fusion_custom_pass",
     "_post_fusion_custom_pass",
 )
-# module -> the private names read or replaced below
+# module -> the private names that this file reads or replaces
 _NAMES = {
     "torch._dynamo.config": ("trace_autograd_ops",),
     "torch._dynamo.output_graph": ("graph_break_reasons",),
@@ -128,14 +128,16 @@ from torch.utils import _pytree as pytree  # noqa: E402
 
 
 @dataclasses.dataclass(frozen=True)
-class Emission:
-    """One kernel call as Inductor announces it: `handle` is written into the emitted code beside the call.
+class Announcement:
+    """One kernel call as Inductor announces it.
 
-    `nodes` are (FX node name, names of the nodes it replaced, itself as a SourceNode), in graph order. `reads` and
-    `writes` map buffer names to bytes, or are None where the scheduler does not know the node. split_measured: a device
-    decides by measuring how many rows one program of a reduction over both orders takes. operations: the scheduler's
-    names of what is inside. workspace: the buffer, of no scheduler, of partial results or of sums yet to be converted
-    that a reduction over both orders leaves.
+    handle: the number that Inductor writes into the emitted code next to the call.
+    nodes: (FX node name, names of the nodes it replaced, the node as a SourceNode), in graph order.
+    reads, writes: buffer names with bytes; None where the scheduler does not know the node.
+    split_measured: on a GPU, Inductor measures how to split this reduction over rows and columns at once.
+    operations: the scheduler's names of the operations inside.
+    workspace: the buffer in which a reduction over rows and columns at once leaves partial results, or sums before the
+        cast. The scheduler does not know it.
     """
 
     handle: int
@@ -152,12 +154,14 @@ class Emission:
 
 
 @dataclasses.dataclass(frozen=True)
-class Emitted:
-    """One compiled graph. `module` is the loaded output code, whose globals hold its Triton kernels.
+class LoadedGraph:
+    """One compiled graph.
 
-    padding_measured: names, in the joint graph, of the GEMMs for which a device decides by measuring whether their
-    operands are padded to an alignment, and of the nodes around them if they are. memory: every buffer that has a
-    shape, by name. inputs, outputs: names of buffers, in order; None in place of what is no tensor.
+    module: the loaded output code, whose globals hold its Triton kernels.
+    padding_measured: names, in the joint graph, of the GEMMs for which Inductor measures on a GPU whether padding their
+        operands pays. If it pads them, also the names of the nodes that replace them.
+    memory: every buffer that has a shape, by name.
+    inputs, outputs: names of buffers, in order; None for a value that is no tensor.
     """
 
     part: Part
@@ -174,50 +178,50 @@ class Emitted:
 
 
 class Listener(Protocol):
-    """Whoever wants to hear of a compile, in the order in which things happen."""
+    """The receiver of a compile's steps, in the order in which they happen."""
 
-    def source(self, nodes: Mapping[str, SourceNode]) -> None: ...
-    def joint(self, readable: str) -> None: ...
-    def scheduled(self, part: Part, fused: bool, text: str) -> None: ...
-    def refused(self, refusal: Refusal) -> None: ...
-    def emission(self, emission: Emission) -> None: ...
-    def emitted(self, emitted: Emitted) -> None: ...
-    def broke(self, graph_break: GraphBreak) -> None: ...
-    def called(self, module: Any, taken: Sequence[Any], returned: Sequence[Any]) -> None: ...
+    def source_graph(self, nodes: Mapping[str, SourceNode]) -> None: ...
+    def joint_graph(self, readable: str) -> None: ...
+    def scheduler_ir(self, part: Part, fused: bool, text: str) -> None: ...
+    def fusion_refused(self, refusal: Refusal) -> None: ...
+    def kernel_announced(self, announcement: Announcement) -> None: ...
+    def graph_loaded(self, loaded: LoadedGraph) -> None: ...
+    def graph_broken(self, graph_break: GraphBreak) -> None: ...
+    def graph_called(self, module: Any, taken: Sequence[Any], returned: Sequence[Any]) -> None: ...
 
 
 @contextlib.contextmanager
-def products_tuned() -> Iterator[None]:
-    """Compile as mode="max-autotune" does where it compiles matrix products."""
+def autotuned_gemms() -> Iterator[None]:
+    """Compile matrix products as mode="max-autotune" does."""
     with inductor_config.patch(max_autotune_gemm=True):
         yield
 
 
-def trace_gradients(wanted: bool) -> None:
-    """Whether torch.compile takes torch.autograd.grad into its graph; else the function is cut in two there."""
+def set_gradient_tracing(wanted: bool) -> None:
+    """Set whether torch.compile traces torch.autograd.grad into its graph. If not, it breaks the graph there."""
     dynamo_config.trace_autograd_ops = wanted
 
 
 @contextlib.contextmanager
-def listening(listener: Listener) -> Iterator[None]:
-    """Report to `listener` what Inductor does, with its caches off and backward lowered together with forward."""
+def observe_compiles(listener: Listener) -> Iterator[None]:
+    """Report each step of Inductor to `listener`, with Inductor's caches off and backward compiled with forward."""
     for name in _CUSTOM_PASSES:
         if getattr(inductor_config, name) is not None:
-            raise RuntimeError(f"torch._inductor.config.{name} is in use; set it to None: a capture needs it")
+            raise RuntimeError(f"torch._inductor.config.{name} is in use; set it to None, because a capture needs it")
     announce = inductor_debug.set_kernel_post_grad_provenance_tracing
     load = GraphLowering._compile_to_module_lines
-    should_pad = inspect.unwrap(pad_mm._should_pad)  # torch 2.13 can remember answers on disk: another device's too
+    should_pad = inspect.unwrap(pad_mm._should_pad)  # without the disk cache of torch 2.13, which ignores the device
     mix_orders = SIMDScheduling.codegen_mix_order_reduction
 
-    rewritten: list[torch.fx.Graph] = []  # kept alive, so that their ids stay theirs
+    rewritten: list[torch.fx.Graph] = []  # kept alive, so that no other graph gets their ids
     padding_measured: set[str] = set()
     active = True
 
     run_backward = torch.autograd.graph._engine_run_backward
 
     def traced_backward(outputs: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
-        # As AOTAutograd does where it differentiates a graph itself; of torch.autograd.grad inside the graph the nodes
-        # would not say that they are a gradient, or whose. Nothing changes where both do so.
+        # AOTAutograd sets these hooks only if it differentiates the graph itself. Without them the nodes of a
+        # torch.autograd.grad inside the graph would not say which operation they are the gradient of.
         if get_proxy_mode() is not None:
             setup_stacktrace_preservation_hooks([y.grad_fn for y in outputs if y.grad_fn is not None])
         return run_backward(outputs, *args, **kwargs)
@@ -226,32 +230,32 @@ def listening(listener: Listener) -> Iterator[None]:
         _pass_stages_on(graph)
         rewritten[:] = [graph]
         padding_measured.clear()
-        listener.source({node.name: _source(node) for node in graph.nodes})
+        listener.source_graph({node.name: _source(node) for node in graph.nodes})
 
     def after_joint_passes(graph: torch.fx.Graph) -> None:
-        # What stands in the place of a GEMM with padded operands has a name of its own.
+        # A node that replaces a GEMM by one with padded operands has a new name.
         for node in graph.nodes:
             sources = node.meta.get("from_node", ())
             if any(source.graph_id == id(graph) and source.name in padding_measured for source in sources):
                 padding_measured.add(node.name)
         assert graph.owning_module is not None
-        listener.joint(graph.owning_module.print_readable(print_output=False))
+        listener.joint_graph(graph.owning_module.print_readable(print_output=False))
 
     def announced(schedule: Any, kernel_name: str, is_extern: bool = False) -> int | None:
         handle = announce(schedule, kernel_name, is_extern=is_extern)
         if handle is None:
             raise RuntimeError("Inductor gave a kernel no debug handle although provenance tracking is on")
-        listener.emission(_emission(handle, kernel_name, schedule, is_extern, rewritten))
+        listener.kernel_announced(_announcement(handle, kernel_name, schedule, is_extern, rewritten))
         return handle
 
     def padding_decided(match: Any, *args: Any, **kwargs: Any) -> bool:
         remembered = pad_mm.get_cached_should_pad
 
-        def asked(key: str) -> Any:  # after all rules that need no measurement
+        def asked(key: str) -> Any:  # called after all rules that need no measurement
             padding_measured.add(match.output_node().name)
             return remembered(key)
 
-        with _replaced(pad_mm, "get_cached_should_pad", asked):
+        with _patched(pad_mm, "get_cached_should_pad", asked):
             return should_pad(match, *args, **kwargs)
 
     def mixing_orders(scheduling: Any, node: Any) -> None:
@@ -267,17 +271,17 @@ def listening(listener: Listener) -> Iterator[None]:
         def launched(kernel: Any, name: str, *args: Any, **kwargs: Any) -> None:
             if not kernel.mix_order_reduction:
                 return launch(kernel, name, *args, **kwargs)
-            first, *rest = _mix_order_emissions(kernel, name, announce, rewritten)
-            for emission in (dataclasses.replace(first, split_measured=searched), *rest):
-                listener.emission(emission)
+            first, *rest = _mix_order_announcements(kernel, name, announce, rewritten)
+            for announcement in (dataclasses.replace(first, split_measured=searched), *rest):
+                listener.kernel_announced(announcement)
             V.graph.wrapper_code.write_provenance_debug_handle(first.name, first.handle)
             launch(kernel, name, *args, **kwargs)
-            for emission in rest:  # the lines that call them come right after
-                V.graph.wrapper_code.write_provenance_debug_handle(emission.name, emission.handle)
+            for announcement in rest:  # their calls follow on the next lines
+                V.graph.wrapper_code.write_provenance_debug_handle(announcement.name, announcement.handle)
 
         with (
-            _replaced(CoordescTuner, "autotune_single_field", searching),
-            _replaced(TritonCodegen, "call_kernel", launched),
+            _patched(CoordescTuner, "autotune_single_field", searching),
+            _patched(TritonCodegen, "call_kernel", launched),
         ):
             mix_orders(scheduling, node)
 
@@ -288,17 +292,17 @@ def listening(listener: Listener) -> Iterator[None]:
         def observed(args: list[Any]) -> Any:
             if not active:
                 return call(args)
-            taken = list(args)  # the call empties it
+            taken = list(args)  # a copy, because the call empties `args`
             returned = call(args)
-            listener.called(module, taken, returned)
+            listener.graph_called(module, taken, returned)
             return returned
 
         module.call = observed
         for kernel in vars(module).values():
             if isinstance(kernel, CachingAutotuner):
-                _candidates.setdefault(kernel, len(kernel.compile_results))  # tuning may leave only the winner
-        listener.emitted(
-            Emitted(
+                _candidates.setdefault(kernel, len(kernel.compile_results))  # autotuning may leave only the winner
+        listener.graph_loaded(
+            LoadedGraph(
                 part=_part(graph),
                 fx=graph.orig_gm.print_readable(print_output=False),
                 fx_names=frozenset(node.name for node in graph.orig_gm.graph.nodes),
@@ -314,24 +318,24 @@ def listening(listener: Listener) -> Iterator[None]:
         )
         return module
 
-    speak = WhyNoFuse.__call__
+    explain = WhyNoFuse.__call__
 
     def refused(why: Any, reason: str, *args: Any) -> None:
-        speak(why, reason, *args)
-        # A fused node is named by its members: op1_op2. CUTLASS's own kind of message may name none.
+        explain(why, reason, *args)
+        # The name of a fused node lists its members: op1_op2. CUTLASS's messages may name none.
         first, second = (frozenset(_OPERATION.findall(name)) for name in (why.name1, why.name2))
-        listener.refused(Refusal(first, second, text=reason % args))
+        listener.fusion_refused(Refusal(first, second, text=reason % args))
 
     precompile_config = CachingAutotuner._precompile_config
 
     def compiled_one(kernel: CachingAutotuner, config: Any) -> Any:
         result = precompile_config(kernel, config)
-        _descended.setdefault(kernel, {})[str(config)] = result
+        _compiled_by_descent.setdefault(kernel, {})[str(config)] = result
         return result
 
     def scheduled(fused: bool) -> Callable[[Sequence[Any]], Sequence[Any]]:
         def custom_pass(nodes: Sequence[Any]) -> Sequence[Any]:
-            listener.scheduled(_part(V.graph), fused, "\n\n".join(node.debug_str() for node in nodes) + "\n")
+            listener.scheduler_ir(_part(V.graph), fused, "\n\n".join(node.debug_str() for node in nodes) + "\n")
             return nodes
 
         return custom_pass
@@ -339,7 +343,7 @@ def listening(listener: Listener) -> Iterator[None]:
     settings = {
         "trace.provenance_tracking_level": 1,
         "force_disable_caches": True,
-        # The static launcher throws a kernel's IR away once it holds the cubin.
+        # The static launcher discards a kernel's IR once it has the cubin.
         "use_static_cuda_launcher": False,
         "joint_custom_pre_pass": before_joint_passes,
         "joint_custom_post_pass": after_joint_passes,
@@ -347,33 +351,33 @@ def listening(listener: Listener) -> Iterator[None]:
         "_pre_fusion_custom_pass": scheduled(fused=False),
         "_post_fusion_custom_pass": scheduled(fused=True),
     }
-    binders = (inductor_debug, codegen_triton, codegen_cpp)  # the latter two bind the function at import
+    importers = (inductor_debug, codegen_triton, codegen_cpp)  # the last two import the function by name
     with contextlib.ExitStack() as stack:
         stack.enter_context(inductor_config.patch(settings))
-        # Otherwise backward is compiled at the first backward(), on CUDA in a thread of autograd's that these settings,
-        # which live in context variables, do not reach.
+        # Otherwise backward is compiled at the first backward(). On CUDA that happens in a thread of autograd, which
+        # these settings do not reach, because they are context variables.
         stack.enter_context(functorch_config.patch(force_non_lazy_backward_lowering=True))
-        for module in (torch.autograd, torch.autograd.graph):  # the former binds the function at import
-            stack.enter_context(_replaced(module, "_engine_run_backward", traced_backward))
-        for module in binders:
-            stack.enter_context(_replaced(module, "set_kernel_post_grad_provenance_tracing", announced))
-        stack.enter_context(_replaced(GraphLowering, "_compile_to_module_lines", loaded))
-        stack.enter_context(_replaced(CachingAutotuner, "_precompile_config", compiled_one))
-        stack.enter_context(_replaced(pad_mm, "_should_pad", padding_decided))
-        stack.enter_context(_replaced(SIMDScheduling, "codegen_mix_order_reduction", mixing_orders))
-        stack.enter_context(_replaced(WhyNoFuse, "__call__", refused))
+        for module in (torch.autograd, torch.autograd.graph):  # the first imports the function by name
+            stack.enter_context(_patched(module, "_engine_run_backward", traced_backward))
+        for module in importers:
+            stack.enter_context(_patched(module, "set_kernel_post_grad_provenance_tracing", announced))
+        stack.enter_context(_patched(GraphLowering, "_compile_to_module_lines", loaded))
+        stack.enter_context(_patched(CachingAutotuner, "_precompile_config", compiled_one))
+        stack.enter_context(_patched(pad_mm, "_should_pad", padding_decided))
+        stack.enter_context(_patched(SIMDScheduling, "codegen_mix_order_reduction", mixing_orders))
+        stack.enter_context(_patched(WhyNoFuse, "__call__", refused))
         known_breaks = len(dynamo_output.graph_break_reasons)
         try:
             yield
         finally:
             active = False
         for reason in dynamo_output.graph_break_reasons[known_breaks:]:
-            listener.broke(GraphBreak(text=str(reason.reason), line=_break_line(reason.user_stack)))
+            listener.graph_broken(GraphBreak(text=str(reason.reason), line=_break_line(reason.user_stack)))
 
 
 @contextlib.contextmanager
-def timing_under(lock: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-    """Within a `lock()` runs every `benchmark_gpu`, by which Inductor times kernels and its choices for a product."""
+def benchmark_under_lock(lock: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """Hold `lock()` during every `benchmark_gpu`, by which Inductor times Triton kernels and choices for a GEMM."""
 
     def locked(benchmark: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(benchmark)
@@ -385,7 +389,7 @@ def timing_under(lock: Callable[[], AbstractContextManager[None]]) -> Iterator[N
 
     with contextlib.ExitStack() as stack:
         for benchmarker in (TritonBenchmarker, InductorBenchmarker):
-            stack.enter_context(_replaced(benchmarker, "benchmark_gpu", locked(benchmarker.benchmark_gpu)))
+            stack.enter_context(_patched(benchmarker, "benchmark_gpu", locked(benchmarker.benchmark_gpu)))
         yield
 
 
@@ -393,8 +397,8 @@ _OPERATION = re.compile(r"op\d+")
 
 
 @contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = inspect.getattr_static(owner, name)  # a staticmethod as such
+def _patched(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = inspect.getattr_static(owner, name)  # keeps a staticmethod a staticmethod
     setattr(owner, name, value)
     try:
         yield
@@ -416,7 +420,7 @@ def _memory_of(graph: Any) -> dict[str, Memory]:
 
 
 def _memory(name: str, value: Any) -> Memory | None:
-    """None for what has no memory of its own: symbols, what several results hang on, slices, what only mutates."""
+    """Return the buffer; None for a symbol, multi-output call, view or mutation, which has no memory of its own."""
     layout = value.maybe_get_layout() if isinstance(value, ir.IRNode) else None
     if not isinstance(layout, ir.Layout) or (name in V.graph.name_to_buffer and _owner(name) != name):
         return None
@@ -436,12 +440,14 @@ def _output_name(output: Any) -> str | None:
 
 
 def _break_line(stack: Sequence[Any]) -> str:
-    """The innermost line outside torch."""
+    """Return the innermost line outside torch."""
     lines = [f"{frame.filename}:{frame.lineno}" for frame in stack if not frame.filename.startswith(_TORCH_FOLDER)]
     return lines[-1] if lines else ""
 
 
-def _emission(handle: int, name: str, schedule: Any, is_extern: bool, rewritten: Sequence[torch.fx.Graph]) -> Emission:
+def _announcement(
+    handle: int, name: str, schedule: Any, is_extern: bool, rewritten: Sequence[torch.fx.Graph]
+) -> Announcement:
     scheduler = V.graph.scheduler
     if is_extern:
         operations = frozenset([schedule.get_operation_name()])
@@ -449,7 +455,7 @@ def _emission(handle: int, name: str, schedule: Any, is_extern: bool, rewritten:
         members = [scheduler.name_to_fused_node.get(schedule.get_operation_name())]
         template = False
     else:
-        scheduled = [node for node in schedule if getattr(node, "node", None) is not None]  # the rest are loop markers
+        scheduled = [node for node in schedule if getattr(node, "node", None) is not None]  # the others mark loops
         operations = frozenset(node.get_name() for node in scheduled)
         nodes = []
         for node in scheduled:
@@ -461,7 +467,7 @@ def _emission(handle: int, name: str, schedule: Any, is_extern: bool, rewritten:
     replacements = _replacements(graph, rewritten)
     ordered = sorted(dict.fromkeys(nodes), key=lambda node: position.get(node.name, len(position)))
     groups = list(dict.fromkeys(members))
-    return Emission(
+    return Announcement(
         handle=handle,
         name=name,
         nodes=tuple((node.name, replacements.get(node.name, ()), _source(node)) for node in ordered),
@@ -474,17 +480,17 @@ def _emission(handle: int, name: str, schedule: Any, is_extern: bool, rewritten:
     )
 
 
-def _mix_order_emissions(
+def _mix_order_announcements(
     kernel: Any, name: str, announce: Callable[..., int | None], rewritten: Sequence[torch.fx.Graph]
-) -> list[Emission]:
-    """A kernel that reduces over rows and over columns at once, and the calls that finish the latter; none announced.
+) -> list[Announcement]:
+    """Return a kernel that reduces over rows and columns at once, and the calls after it; Inductor announces neither.
 
-    The kernel leaves a partial result per split in a workspace; `workspace.sum(dim=0)` and a cast, by PyTorch, follow.
+    The kernel leaves a partial result per split in a workspace. PyTorch then calls `workspace.sum(dim=0)` and a cast.
     """
     schedule = kernel.features.node_schedule
     (workspace,) = kernel.args.workspace_args
     workspace_bytes = int(workspace.count) * workspace.dtype.itemsize
-    # What the fusion made superfluous stands in both dicts as a marker.
+    # Both dicts hold a marker for each buffer that the fusion removed.
     aliases = kernel.args.inplace_buffers.values()
     in_place = [buffer.other_names for buffer in aliases if isinstance(buffer, InplacedBuffer)]
     read = [*kernel.args.input_buffers, *(names[0] for names in in_place)]
@@ -498,19 +504,19 @@ def _mix_order_emissions(
         return number
 
     first = dataclasses.replace(
-        _emission(handle(name, schedule), name, schedule, False, rewritten),
+        _announcement(handle(name, schedule), name, schedule, False, rewritten),
         reads={name: _size(name) for name in read},
         writes={name: _size(name) for name in written} | {workspace.outer_name: workspace_bytes},
         workspace=_described(workspace.outer_name, [workspace.count], workspace.dtype),
     )
-    emissions = [first]
+    announcements = [first]
 
     def finish(
         name: str, reads: dict[str, int], writes: dict[str, int], nodes: Sequence[torch.fx.Node],
         made: Memory | None = None,
     ) -> None:
-        emissions.append(
-            Emission(
+        announcements.append(
+            Announcement(
                 handle=handle(name, []),
                 name=name,
                 nodes=tuple((node.name, (), _source(node)) for node in nodes),
@@ -531,17 +537,17 @@ def _mix_order_emissions(
         if V.graph.get_dtype(result) == workspace.dtype:
             finish(f"aten.{reduction}", partial_results, {result: _size(result)}, origins)
             continue
-        sums = _described(unconverted(result), V.graph.get_buffer(result).get_size(), workspace.dtype)
+        sums = _described(sum_before_cast(result), V.graph.get_buffer(result).get_size(), workspace.dtype)
         finish(f"aten.{reduction}", partial_results, {sums.name: sums.bytes}, origins, sums)
         finish("aten.to", {sums.name: sums.bytes}, {result: _size(result)}, ())
-    return emissions
+    return announcements
 
 
-_ATEN_REDUCTIONS = {"min": "amin", "max": "amax"}  # as the wrapper spells what Inductor calls min and max
+_ATEN_REDUCTIONS = {"min": "amin", "max": "amax"}  # Inductor's name -> the name in the emitted code
 
 
 def _exact_origins(buffer: Any) -> list[torch.fx.Node]:
-    """A library call's or template's own operation: its origins also hold operations upstream of it."""
+    """Return the operation of a library call or template. Its `origins` also hold operations before it."""
     if buffer.origin_node is not None:
         return [_producer(buffer.origin_node)]
     origins = list(buffer.get_origins())
@@ -550,7 +556,7 @@ def _exact_origins(buffer: Any) -> list[torch.fx.Node]:
 
 
 def _producer(node: torch.fx.Node) -> torch.fx.Node:
-    """The operation itself, where `node` takes one of its outputs."""
+    """Return the operation itself if `node` only selects one of its outputs."""
     return node.args[0] if node.target is operator.getitem else node  # type: ignore[return-value]
 
 
@@ -558,11 +564,11 @@ def _accesses(groups: Sequence[Any], reads: bool) -> Mapping[str, int] | None:
     if any(group is None for group in groups):
         return None
     total: dict[str, int] = {}
-    # What a fused kernel writes and then reads by another index is its own; a mutation has a name of its own here.
+    # A fused kernel may read what it wrote, by another index: that is no input. A mutation has its own name here.
     written = {dependency.name for group in groups for dependency in group.read_writes.writes}
     for group in groups:
         if isinstance(group, SchedulerNode) and group.is_template():
-            # Inductor's count takes a lone template for a loop over its output: it cuts larger operands to that size.
+            # Inductor counts a single template as a loop over its output, and cuts larger operands to that size.
             dependencies = group.read_writes.reads if reads else group.read_writes.writes
             sizes = {name: _size(name) for name in dict.fromkeys(dependency.name for dependency in dependencies)}
         else:
@@ -580,8 +586,11 @@ def _accesses(groups: Sequence[Any], reads: bool) -> Mapping[str, int] | None:
 
 
 def _sizes(group: Any, reads: bool) -> dict[str, int]:
-    """Bytes by buffer. Of several nodes in one kernel Inductor counts whole buffers; what they gather, scatter or slice
-    is no more than each of them does alone."""
+    """Return bytes by buffer.
+
+    For several nodes in one kernel Inductor counts whole buffers. What they gather, scatter or slice is at most the sum
+    of what each node touches alone.
+    """
     sizes: dict[str, int] = group.get_read_write_buffer_accesses(include_reads=reads, include_writes=not reads)
     alone = Counter[str]()
     for node in getattr(group, "snodes", ()):
@@ -589,23 +598,23 @@ def _sizes(group: Any, reads: bool) -> dict[str, int]:
     return {name: min(size, alone[name]) if alone[name] else size for name, size in sizes.items()}
 
 
-_CAP = int(1e9)  # elements an access, where Inductor counts what is no single loop
+_CAP = int(1e9)  # Inductor's largest count of elements per access, except in a single loop
 
 
 def _uncapped(buffer: str, size: int) -> int:
-    """Of a library call or fused kernel Inductor counts whole buffers, but at most a billion elements an access."""
+    """Return the whole buffer's size where Inductor's count for a library call or fused kernel reached its cap."""
     return size if size < _CAP else _size(V.graph.scheduler.mutation_real_name.get(buffer, buffer))
 
 
 def _owner(buffer: str) -> str:
-    """The buffer itself, for what the scheduler names apart: a mutation of it, or a part (of a concatenation)."""
+    """Return the buffer behind a name that the scheduler gives to a mutation, or to one part of a concatenation."""
     name = V.graph.scheduler.mutation_real_name.get(buffer, buffer)
     layout = getattr(V.graph.name_to_buffer.get(name), "layout", None)
     return _owner(layout.view.get_name()) if isinstance(layout, ir.NonOwningLayout) else name
 
 
 def _results_of(buffer: str) -> list[str]:
-    """The buffers that a call with several results fills; none for any other buffer."""
+    """Return the buffers that a call with several results fills; none for any other buffer."""
     if not isinstance(getattr(V.graph.name_to_buffer.get(buffer), "layout", None), ir.MultiOutputLayout):
         return []
     users: list[Any] = [user.node for user in V.graph.scheduler.name_to_buf[buffer].users]
@@ -618,8 +627,10 @@ def _size(buffer: str) -> int:
 
 
 def _pass_stages_on(graph: torch.fx.Graph) -> None:
-    """Give the gradients that torch.autograd.grad inside the graph makes the stages of what they are gradients of;
-    those of a graph that AOTAutograd differentiates have them."""
+    """Copy stages to the gradients that torch.autograd.grad makes inside the graph.
+
+    Each gradient gets the stage of the operation that it belongs to. If AOTAutograd differentiates, it has it already.
+    """
     stages: dict[int, Any] = {}
     for node in graph.nodes:
         number = node.meta.get("seq_nr")
@@ -647,7 +658,7 @@ def _source(node: torch.fx.Node) -> SourceNode:
 
 
 def _is_causal(node: torch.fx.Node) -> bool | None:
-    """What an attention call says of its mask; None where it says nothing, as FlexAttention's block mask."""
+    """Return an attention call's `is_causal`; None if it has none, as FlexAttention with its block mask."""
     names = [a.name for a in node.target._schema.arguments] if isinstance(node.target, torch._ops.OpOverload) else []
     if "is_causal" not in names:
         return None
@@ -657,7 +668,7 @@ def _is_causal(node: torch.fx.Node) -> bool | None:
 
 
 def _shapes(value: Any) -> tuple[Shape, ...]:
-    """Of the tensors in `value`; () where an extent is a symbol."""
+    """Return the shapes of the tensors in `value`; () if an extent is a symbol."""
     tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
     if any(not isinstance(extent, int) for tensor in tensors for extent in tensor.shape):
         return ()
@@ -671,15 +682,15 @@ def _op(target: Any) -> str:
 
 
 def _replacements(graph: torch.fx.Graph, rewritten: Sequence[torch.fx.Graph]) -> dict[str, tuple[str, ...]]:
-    """Node name -> names of the nodes of the `rewritten` graphs in whose place a pattern matcher put it.
+    """Return node name -> names of the nodes in the `rewritten` graphs that a pattern matcher replaced by it.
 
-    A match that puts several operations in place of a node gives no entry: which of them stands for what is not known.
+    If several operations replaced a node, there is no entry: which of them stands for which node is not known.
     """
     identities = {id(graph) for graph in rewritten}
     makers: dict[str, set[str]] = {}
     for node in graph.nodes:
         for source in node.meta.get("from_node", ()):
-            if source.graph_id in identities:  # the others are of the pattern's own graph; names may coincide
+            if source.graph_id in identities:  # other graphs are the pattern's own, whose names may coincide
                 makers.setdefault(source.name, set()).add(_producer(node).name)
     found: dict[str, tuple[str, ...]] = {}
     for source_name, names in makers.items():
@@ -705,9 +716,10 @@ def _user_line(stack_trace: str | None) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class TritonKernel:
-    """candidates: configurations that a device would measure. tuned: it has. compiled: the CompiledKernel in use.
+    """A Triton kernel of the emitted code.
 
-    compiled is None where the configuration in use was compiled outside the capture.
+    candidates: configurations that a GPU would measure. tuned: it has measured them.
+    compiled: the CompiledKernel in use; None if it was compiled outside the capture.
     """
 
     candidates: int
@@ -717,12 +729,12 @@ class TritonKernel:
 
 
 _candidates: weakref.WeakKeyDictionary[CachingAutotuner, int] = weakref.WeakKeyDictionary()
-# What the coordinate descent of max-autotune compiles on its way, by configuration: it is not among compile_results.
-_descended: weakref.WeakKeyDictionary[CachingAutotuner, dict[str, Any]] = weakref.WeakKeyDictionary()
+# Kernels that max-autotune's coordinate descent compiled, by configuration; `compile_results` lacks them.
+_compiled_by_descent: weakref.WeakKeyDictionary[CachingAutotuner, dict[str, Any]] = weakref.WeakKeyDictionary()
 
 
 def triton_kernel(module: Any, name: str) -> TritonKernel | None:
-    """The Triton kernel that the output code calls `name`, or None if it calls no compiled Triton kernel so."""
+    """Return the compiled Triton kernel that the output code calls `name`, or None if there is none."""
     kernel = getattr(module, name, None)
     if not isinstance(kernel, CachingAutotuner) or not kernel.compile_results:
         return None
@@ -732,31 +744,32 @@ def triton_kernel(module: Any, name: str) -> TritonKernel | None:
         return TritonKernel(candidates, tuned=False, config=str(results[0].config), compiled=results[0].kernel)
     winner = kernel.launchers[0].config
     tuned = candidates > 1 or getattr(winner, "found_by_coordesc", False)
-    compiled = {str(result.config): result for result in results} | _descended.get(kernel, {})
+    compiled = {str(result.config): result for result in results} | _compiled_by_descent.get(kernel, {})
     chosen = compiled.get(str(winner))
     return TritonKernel(candidates, tuned, config=str(winner), compiled=chosen.kernel if chosen else None)
 
 
 def runtime_name(module: Any, name: str) -> str | None:
-    """What profilers call the GPU kernel that the output code calls `name`; None where that is no Triton kernel."""
+    """Return the profiler's name of the kernel that the output code calls `name`; None if it is no Triton kernel."""
     kernel = getattr(module, name, None)
     return str(kernel.fn.__name__) if isinstance(kernel, CachingAutotuner) else None
 
 
-# A GPU that is not there
+# Compiling for an absent GPU
 
 
 class _NotRun(Exception):
-    """Raised in place of running output code."""
+    """Raised instead of running output code."""
 
 
 @contextlib.contextmanager
 def compiling_only(*, pad: bool = False) -> Iterator[None]:
-    """Compile for the fake GPU of this process: measure and load nothing, and leave where code would run.
+    """Compile for the fake GPU of this process, without measuring, loading or running anything.
 
-    Each Triton kernel is compiled for the first of its configurations that fits; a GEMM that max-autotune would have
-    measured takes the first Triton template. Where measuring would decide whether a GEMM's operands are padded, `pad`
-    does, and a reduction over both orders is split as Inductor does before it searches.
+    The block ends where the compiled code would run. Each Triton kernel is compiled for its first configuration that
+    fits. A GEMM that max-autotune would measure takes the first Triton template. `pad` decides whether a GEMM's
+    operands are padded where Inductor would measure. A reduction over rows and columns at once keeps the split from
+    which Inductor's search starts.
     """
     load = GraphLowering._compile_to_module_lines
     fold = joint_graph.UniformValueConstantFolder._deduce_value
@@ -767,7 +780,7 @@ def compiling_only(*, pad: bool = False) -> Iterator[None]:
         return module
 
     def fold_on_cpu(folder: Any, node: torch.fx.Node) -> Any:
-        # Folding runs factory functions (torch.zeros, ...) on their own device.
+        # Constant folding would run factory functions (torch.zeros, ...) on the fake GPU.
         if "device" not in node.kwargs:
             return fold(folder, node)
         kwargs = node.kwargs
@@ -781,12 +794,12 @@ def compiling_only(*, pad: bool = False) -> Iterator[None]:
     select_algorithm.add_preprocessing_fn(_first_template)
     try:
         with (
-            _replaced(GraphLowering, "_compile_to_module_lines", loaded),
-            _replaced(joint_graph.UniformValueConstantFolder, "_deduce_value", fold_on_cpu),
-            _replaced(triton_helpers, "set_driver_to_gpu", lambda: None),
-            _replaced(CachingAutotuner, "precompile", _precompile_first),
-            _replaced(pad_mm, "get_cached_should_pad", lambda key: pad),
-            _replaced(CoordescTuner, "autotune_single_field", _first_value),
+            _patched(GraphLowering, "_compile_to_module_lines", loaded),
+            _patched(joint_graph.UniformValueConstantFolder, "_deduce_value", fold_on_cpu),
+            _patched(triton_helpers, "set_driver_to_gpu", lambda: None),
+            _patched(CachingAutotuner, "precompile", _precompile_first),
+            _patched(pad_mm, "get_cached_should_pad", lambda key: pad),
+            _patched(CoordescTuner, "autotune_single_field", _first_value),
             contextlib.suppress(_NotRun),
         ):
             yield
@@ -811,7 +824,7 @@ def _precompile_first(kernel: CachingAutotuner, *args: Any, **kwargs: Any) -> No
     if kernel.compile_results:
         return
     configs = kernel.configs
-    # A device that finds a looped reduction short of registers adds configurations with a smaller block.
+    # If a looped reduction runs short of registers on a GPU, Inductor adds configurations with a smaller block.
     may_add = kernel.heuristic_type == HeuristicType.REDUCTION
     _candidates[kernel] = len(configs) + may_add
     for config in configs:

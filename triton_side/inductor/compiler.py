@@ -1,4 +1,4 @@
-"""Compile with TorchInductor, and keep what it emits: graphs, scheduler IR, code, and which kernel does what.
+"""Compile with TorchInductor and keep its output: graphs, scheduler IR, code, and which kernel computes what.
 
     compiled = inductor.compile(block.apply)
     with inductor.capture() as captured:
@@ -6,9 +6,8 @@
     captured.kernels        # one Kernel per kernel call in the emitted code, forward and backward
     captured.write(folder)
 
-The emitted code decides: its order is the order of the kernels, and a call that could not be joined to operations is
-listed in `Graph.unparsed`. The same works on a CPU (C++ kernels), on CUDA and on a GPU that is not there
-(deviceless.py).
+Kernels are in the order of the emitted code. A call that could not be matched with operations is listed in
+`Graph.unparsed`. Capturing works on a CPU (C++ kernels), on CUDA and for an absent GPU (triton_side.deviceless).
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ import contextlib
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.fx.traceback import preserve_node_meta
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from triton_side.calls import artifacts
+from triton_side.calls.launches import Storages
 from triton_side.inductor import _private as private
 from triton_side.inductor.graph import (
     Buffer,
@@ -39,9 +38,9 @@ from triton_side.inductor.graph import (
     Provenance,
     Refusal,
     SourceNode,
-    helper,
+    drop_foreign_operations,
+    helper_node,
     kind_of,
-    own_operations,
 )
 
 
@@ -49,9 +48,9 @@ from triton_side.inductor.graph import (
 class Graph:
     """One compiled graph: post-grad FX graph, scheduler IR before and after fusion, output code (all text), kernels.
 
-    unit: number of the traced function that it belongs to; a graph break begins another one. unparsed: calls in the
-        code that Inductor did not announce as kernels; nothing is known of them. refusals: pairs of scheduler nodes
-        that Inductor looked at and did not fuse.
+    unit: number of the traced function that the graph belongs to; a graph break starts another one.
+    unparsed: calls in the code that Inductor did not announce as kernels; their operations are unknown.
+    refusals: pairs of scheduler nodes that Inductor considered and did not fuse.
     """
 
     part: Part
@@ -63,113 +62,112 @@ class Graph:
     unparsed: tuple[str, ...]
     refusals: tuple[Refusal, ...] = dataclasses.field(repr=False)
     _calls: tuple[_Call, ...] = dataclasses.field(repr=False)
-    _emitted: private.Emitted = dataclasses.field(repr=False)
+    _loaded: private.LoadedGraph = dataclasses.field(repr=False)
     _measured: bool = dataclasses.field(repr=False)
-    _holds: dict[str, int] = dataclasses.field(default_factory=dict, repr=False)
+    _storages_of: dict[str, int] = dataclasses.field(default_factory=dict, repr=False)
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
-        """In emitted order. Provenance as of now: on CUDA a kernel is tuned when it first runs."""
-        return tuple(_kernel(call, self._emitted, self._measured) for call in self._calls)
+        """The kernels in emitted order. On CUDA a kernel's first run autotunes it, which may change `provenance`."""
+        return tuple(_kernel(call, self._loaded, self._measured) for call in self._calls)
 
     def compiled(self) -> CompiledGraph:
-        """All of it as plain data."""
-        emitted = self._emitted
-        workspaces = [call.emission.workspace for call in self._calls]
-        memory = {**emitted.memory} | {workspace.name: workspace for workspace in workspaces if workspace is not None}
+        """Return everything as plain data."""
+        loaded = self._loaded
+        workspaces = [call.announcement.workspace for call in self._calls]
+        memory = {**loaded.memory} | {workspace.name: workspace for workspace in workspaces if workspace is not None}
         calls = [self._plain_call(kernel, call) for kernel, call in zip(self.kernels, self._calls, strict=True)]
         return CompiledGraph(
             part=self.part,
             unit=self.unit,
-            calls=own_operations(calls, memory),
+            calls=drop_foreign_operations(calls, memory),
             memory=memory,
-            inputs=tuple(name for name in emitted.inputs if name in memory),
-            outputs=tuple(name if name in memory else None for name in emitted.outputs),
+            inputs=tuple(name for name in loaded.inputs if name in memory),
+            outputs=tuple(name if name in memory else None for name in loaded.outputs),
             refusals=self.refusals,
             unparsed=self.unparsed,
-            holds={name: number for name, number in self._holds.items() if name in memory},
+            storages={name: number for name, number in self._storages_of.items() if name in memory},
         )
 
     def _plain_call(self, kernel: Kernel, call: _Call) -> Call:
         return Call(
             kernel=kernel,
             sources=call.sources,
-            nodes=tuple(itself for _, _, itself in call.emission.nodes if itself.op not in ("placeholder", "get_attr")),
-            operations=call.emission.operations,
-            runtime_name=private.runtime_name(self._emitted.module, kernel.name),
+            nodes=_without_inputs(node for _, _, node in call.announcement.nodes),
+            operations=call.announcement.operations,
+            runtime_name=private.runtime_name(self._loaded.module, kernel.name),
         )
 
     def triton_kernels(self) -> dict[str, Any]:
-        """Kernel name -> triton CompiledKernel in use (on CUDA, once tuned, the winner), in emitted order."""
-        found = {
-            call.emission.name: private.triton_kernel(self._emitted.module, call.emission.name) for call in self._calls
-        }
+        """Return kernel name -> Triton's CompiledKernel in use, in emitted order. After autotuning it is the winner."""
+        names = [call.announcement.name for call in self._calls]
+        found = {name: private.triton_kernel(self._loaded.module, name) for name in names}
         return {n: k.compiled for n, k in found.items() if k is not None and k.compiled is not None}
 
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
-    emission: private.Emission
+    announcement: private.Announcement
     sources: tuple[SourceNode, ...]
 
 
-class _Places:
-    """Numbers of the places in memory where tensors begin."""
+class _StorageNumbers:
+    """Numbers tensors by where in memory they begin."""
 
     def __init__(self) -> None:
-        # The weak references keep the addresses of memory that was seen from being used again.
-        self._storages: dict[int, tuple[int, StorageWeakRef]] = {}
-        self._places: dict[tuple[int, int], int] = {}  # storage and offset
+        self._storages = Storages()
+        self._numbers: dict[tuple[int, int], int] = {}  # storage and offset
 
     def of(self, tensor: torch.Tensor) -> int:
-        storage = tensor.untyped_storage()
-        number, _ = self._storages.setdefault(storage._cdata, (len(self._storages), StorageWeakRef(storage)))
-        return self._places.setdefault((number, int(tensor.storage_offset())), len(self._places))
+        place = self._storages.of(tensor), int(tensor.storage_offset())
+        return self._numbers.setdefault(place, len(self._numbers))
 
 
 @dataclasses.dataclass
 class Captured:
-    """What Inductor emitted during a `capture`. joint: the joint forward and backward FX graph, None for inference; of
-    several functions' (after a graph break), the last. breaks: where a function was cut in two, and why.
+    """What Inductor emitted during a `capture`.
+
+    joint: the joint forward and backward FX graph; None for inference. After a graph break, the last function's.
+    breaks: where and why tracing stopped and began again.
     """
 
     joint: str | None
     graphs: tuple[Graph, ...]
     breaks: tuple[GraphBreak, ...] = ()
-    _places: _Places = dataclasses.field(default_factory=_Places, repr=False)
+    _storage_numbers: _StorageNumbers = dataclasses.field(default_factory=_StorageNumbers, repr=False)
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
-        """All kernel calls, forward before backward, each graph in emitted order."""
+        """All kernel calls: forward before backward, each graph in emitted order."""
         return tuple(kernel for graph in self.graphs for kernel in graph.kernels)
 
     def program(self) -> Program:
-        """Everything as plain data, which needs no torch; provenance as of now."""
+        """Return everything, as known now, as plain data that needs no torch."""
         return Program(tuple(graph.compiled() for graph in self.graphs), self.breaks)
 
-    def saw(self, graph: Graph, taken: Sequence[Any], returned: Sequence[Any]) -> None:
-        """Remember, of the first call of a graph, where its inputs and its first results were."""
-        inputs, outputs = graph._emitted.inputs, graph._emitted.outputs
-        if graph._holds or len(taken) != len(inputs) or len(returned) > len(outputs):
+    def record_storages(self, graph: Graph, taken: Sequence[Any], returned: Sequence[Any]) -> None:
+        """Record where in memory the inputs and results of a graph's first call are."""
+        inputs, outputs = graph._loaded.inputs, graph._loaded.outputs
+        if graph._storages_of or len(taken) != len(inputs) or len(returned) > len(outputs):
             return
         for name, value in (*zip(inputs, taken, strict=True), *zip(outputs, returned, strict=False)):
             if name is not None and isinstance(value, torch.Tensor):
-                graph._holds[name] = self._places.of(value)
+                graph._storages_of[name] = self._storage_numbers.of(value)
 
     def graph(self, part: Part) -> Graph:
-        """The graph of `part`. Raises KeyError unless there is exactly one."""
+        """Return the graph of `part`. Raises KeyError unless there is exactly one."""
         found = [graph for graph in self.graphs if graph.part == part]
         if len(found) != 1:
             raise KeyError(f"{len(found)} {part} graphs were compiled; capture one call of one function at a time")
         return found[0]
 
     def write(self, folder: str | Path) -> None:
-        """Store everything under `folder`: kernels.json (each `Kernel` with its `sources`, one `SourceNode` an
-        operation), joint_graph.py and, per graph, a folder with its texts.
+        """Write everything to `folder`: kernels.json, joint_graph.py and a folder per graph.
 
-        A second forward (backward) graph goes to forward-1 (backward-1), and so on. The graph's folder also holds, in
-        triton/, the representations of every Triton kernel (triton_side.calls.artifacts) and resources.json with
-        registers, spills and shared memory.
+        kernels.json has each `Kernel` with its `sources`, one `SourceNode` per operation. A graph's folder has its
+        texts, and in triton/ the IRs of every Triton kernel (triton_side.calls.artifacts) and resources.json with
+        registers, spills and shared memory. A second forward (backward) graph goes to forward-1 (backward-1), and so
+        on.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -202,26 +200,27 @@ class Captured:
 def compile(
     apply: Callable[..., Any], *, max_autotune: bool = False, fullgraph: bool = True
 ) -> Callable[..., Any]:
-    """`torch.compile` of `apply` with static shapes.
+    """Return `torch.compile` of `apply` with static shapes.
 
-    max_autotune: mode "max-autotune-no-cudagraphs" instead of the default mode. fullgraph: a graph break is an error,
-    and torch.autograd.grad becomes part of the graph; otherwise a break cuts the function into several graphs.
+    max_autotune: use mode "max-autotune-no-cudagraphs" instead of the default mode.
+    fullgraph: a graph break is an error, and torch.autograd.grad becomes part of the graph. Without it, a break splits
+        the function into several graphs.
     """
-    private.trace_gradients(fullgraph)
+    private.set_gradient_tracing(fullgraph)
     mode = "max-autotune-no-cudagraphs" if max_autotune else None
     return torch.compile(apply, fullgraph=fullgraph, dynamic=False, mode=mode)
 
 
 @contextlib.contextmanager
 def capture() -> Iterator[Captured]:
-    """Record the compiles inside the `with`; the yielded `Captured` is complete when it ends.
+    """Record the compiles inside the `with`; the yielded `Captured` is complete when the block ends.
 
-    Where an input requires grad, the backward graph is compiled together with the forward one, so only the forward call
-    has to be inside. What this process compiled before stays compiled, and is not compiled again: forget it first with
-    `torch.compiler.reset()` to capture it, but never between a program's compile and its timing.
+    If an input requires grad, the backward graph is compiled together with the forward graph, so only the forward call
+    must be inside. A function that this process has already compiled is not compiled again. To capture it, call
+    `torch.compiler.reset()` first, but never between a program's compile and its timing.
 
-    Inductor's caches are off inside, and so is its static launcher, which keeps no IR: the kernels are the same, a
-    launch may cost the host more.
+    Inductor's caches are off inside. So is its static launcher, which keeps no IR: the kernels are the same, but a
+    launch may cost more host time.
 
     Raises:
         RuntimeError: nothing was compiled inside, or Inductor's custom passes are in use.
@@ -230,25 +229,27 @@ def capture() -> Iterator[Captured]:
         yield captured
 
 
-def timing_under(lock: Callable[[], AbstractContextManager[None]]) -> AbstractContextManager[None]:
-    """Inside, whatever Inductor times on a GPU to choose a kernel it times within a `lock()`: several processes that
-    compile for one GPU need not wait for each other, and measure without each other."""
-    return private.timing_under(lock)
+def benchmark_under_lock(lock: Callable[[], AbstractContextManager[None]]) -> AbstractContextManager[None]:
+    """Hold `lock()` whenever Inductor times kernels on a GPU to choose one.
+
+    Several processes can then compile for one GPU at the same time without disturbing each other's measurements.
+    """
+    return private.benchmark_under_lock(lock)
 
 
 @contextlib.contextmanager
 def recording(measured: bool) -> Iterator[Captured]:
-    """`capture`; not measured: for a GPU that is not there, on which nothing is timed to choose a kernel."""
+    """Capture as `capture` does. measured: whether Inductor times kernels to choose one; an absent GPU cannot."""
     captured = Captured(joint=None, graphs=())
     recorder = _Recorder(captured, measured)
-    with private.listening(recorder), preserve_node_meta():
+    with private.observe_compiles(recorder), preserve_node_meta():
         yield captured
     if not captured.graphs:
         raise RuntimeError("nothing was compiled inside the capture: call the compiled function inside it")
 
 
 class _Recorder:
-    """Puts together what private.listening reports, graph by graph."""
+    """Assembles the reports of private.observe_compiles into graphs."""
 
     def __init__(self, captured: Captured, measured: bool) -> None:
         self.captured = captured
@@ -258,80 +259,82 @@ class _Recorder:
         self.units = 0
         self.refusals: dict[tuple[frozenset[str], frozenset[str]], Refusal] = {}
         self.ir: dict[tuple[Part, bool], str] = {}
-        self.emissions: dict[int, private.Emission] = {}
+        self.announcements: dict[int, private.Announcement] = {}
 
-    def source(self, nodes: Mapping[str, SourceNode]) -> None:
+    def source_graph(self, nodes: Mapping[str, SourceNode]) -> None:
         self.sources = dict(nodes)
         self.graph_names = set()
 
-    def joint(self, readable: str) -> None:
+    def joint_graph(self, readable: str) -> None:
         if any(name.startswith("tangents") for name in self.sources):
             self.captured.joint = readable
 
-    def scheduled(self, part: Part, fused: bool, text: str) -> None:
+    def scheduler_ir(self, part: Part, fused: bool, text: str) -> None:
         self.ir[part, fused] = self.ir.get((part, fused), "") + text
 
-    def refused(self, refusal: Refusal) -> None:
-        self.refusals.pop((refusal.first, refusal.second), None)  # the last word comes last
+    def fusion_refused(self, refusal: Refusal) -> None:
+        self.refusals.pop((refusal.first, refusal.second), None)  # the last message wins, and its place is last
         self.refusals[refusal.first, refusal.second] = refusal
 
-    def broke(self, graph_break: GraphBreak) -> None:
-        if graph_break not in self.captured.breaks:  # met once in the caller, and again in the function itself
+    def graph_broken(self, graph_break: GraphBreak) -> None:
+        if graph_break not in self.captured.breaks:  # Dynamo reports it in the caller and in the function itself
             self.captured.breaks = (*self.captured.breaks, graph_break)
 
-    def called(self, module: Any, taken: Sequence[Any], returned: Sequence[Any]) -> None:
-        graph = next(graph for graph in self.captured.graphs if graph._emitted.module is module)
-        if len(returned) == len(graph._emitted.outputs):
-            self.captured.saw(graph, taken, returned)
+    def graph_called(self, module: Any, taken: Sequence[Any], returned: Sequence[Any]) -> None:
+        graph = next(graph for graph in self.captured.graphs if graph._loaded.module is module)
+        if len(returned) == len(graph._loaded.outputs):
+            self.captured.record_storages(graph, taken, returned)
 
-    def emission(self, emission: private.Emission) -> None:
-        self.emissions[emission.handle] = emission
+    def kernel_announced(self, announcement: private.Announcement) -> None:
+        self.announcements[announcement.handle] = announcement
 
-    def emitted(self, emitted: private.Emitted) -> None:
-        self.graph_names |= emitted.fx_names
-        if emitted.part == "forward":
+    def graph_loaded(self, loaded: private.LoadedGraph) -> None:
+        self.graph_names |= loaded.fx_names
+        if loaded.part == "forward":
             self.units += 1
-        handles, unparsed = _calls_in(emitted.code)
-        emissions = _each_product_once([self.emissions[handle] for handle in handles])
-        claimed = {name for emission in emissions for _, replaced, _ in emission.nodes for name in replaced}
+        handles, unparsed = _calls_in(loaded.code)
+        announcements = _keep_products_once([self.announcements[handle] for handle in handles])
+        claimed = {name for announcement in announcements for _, replaced, _ in announcement.nodes for name in replaced}
         graph = Graph(
-            part=emitted.part,
+            part=loaded.part,
             unit=self.units - 1,
-            fx=emitted.fx,
-            pre_fusion=self.ir.pop((emitted.part, False), ""),
-            post_fusion=self.ir.pop((emitted.part, True), ""),
-            code=emitted.code,
+            fx=loaded.fx,
+            pre_fusion=self.ir.pop((loaded.part, False), ""),
+            post_fusion=self.ir.pop((loaded.part, True), ""),
+            code=loaded.code,
             unparsed=unparsed,
             refusals=tuple(self.refusals.values()),
-            _calls=tuple(_Call(emission, self._sources_of(emission, claimed)) for emission in emissions),
-            _emitted=emitted,
+            _calls=tuple(_Call(each, self._sources_of(each, claimed)) for each in announcements),
+            _loaded=loaded,
             _measured=self.measured,
         )
-        self.emissions, self.refusals = {}, {}
+        self.announcements, self.refusals = {}, {}
         order = {"forward": 0, "backward": 1}
         self.captured.graphs = tuple(sorted((*self.captured.graphs, graph), key=lambda graph: order[graph.part]))
 
-    def _sources_of(self, emission: private.Emission, claimed: set[str]) -> tuple[SourceNode, ...]:
-        """The nodes before pattern matching; one made by a match stands for the matched ones, which no graph has.
+    def _sources_of(self, announcement: private.Announcement, claimed: set[str]) -> tuple[SourceNode, ...]:
+        """Return the nodes before pattern matching. A node that a match created yields the nodes that it replaced.
 
-        claimed: all those in whose place some node stands.
+        claimed: all nodes that some node replaced.
         """
         found: dict[str, SourceNode] = {}
         position = {name: index for index, name in enumerate(self.sources)}
-        for name, replaced, itself in emission.nodes:
+        for name, replaced, itself in announcement.nodes:
             if name in self.sources:
                 found[name] = self.sources[name]
                 continue
             own = {name for name in replaced if name in self.sources}
-            others = claimed & self._gone(own) - own
-            matched = self._gone(own, {name for name in others if not self._gone({name}) & own})  # between: its own
+            others = claimed & self._removed_ancestors(own) - own
+            # Removed nodes between `own` and the others belong to this match.
+            stops = {name for name in others if not self._removed_ancestors({name}) & own}
+            matched = self._removed_ancestors(own, stops)
             found |= {key: self.sources[key] for key in sorted(matched, key=position.__getitem__)} or {name: itself}
-        return tuple(source for source in found.values() if source.op not in ("placeholder", "get_attr"))
+        return _without_inputs(found.values())
 
-    def _gone(self, names: set[str], apart: Collection[str] = ()) -> set[str]:
-        """These, and what they are computed from, as far as no graph has it and it is not `apart`."""
+    def _removed_ancestors(self, names: set[str], stops: Collection[str] = ()) -> set[str]:
+        """Return `names` and their inputs, transitively, up to nodes that a graph still has or that are in `stops`."""
         found: set[str] = set()
-        known = self.graph_names.union(apart)
+        known = self.graph_names.union(stops)
         waiting = list(names)
         while waiting:
             name = waiting.pop()
@@ -340,20 +343,28 @@ class _Recorder:
         return found
 
 
-def _each_product_once(emissions: list[private.Emission]) -> list[private.Emission]:
-    """A kernel that brings an operand of a library call or template into its layout has the call among its origins."""
+def _without_inputs(nodes: Iterable[SourceNode]) -> tuple[SourceNode, ...]:
+    return tuple(node for node in nodes if node.op not in ("placeholder", "get_attr"))
 
-    def calls(emission: private.Emission) -> bool:
-        return emission.is_template or (emission.is_extern and bool(emission.operations))  # not what finishes another
 
-    called = {name for emission in emissions if calls(emission) for name, _, _ in emission.nodes}
+def _keep_products_once(announcements: list[private.Announcement]) -> list[private.Announcement]:
+    """Remove library calls and templates from the operations of other kernels.
 
-    def without_calls(emission: private.Emission) -> private.Emission:
-        own = tuple(node for node in emission.nodes if node[0] not in called)
-        helping = tuple((helper(itself).name, (), helper(itself)) for _, _, itself in emission.nodes)
-        return dataclasses.replace(emission, nodes=own or helping)
+    A kernel that only copies an operand into the layout for such a call has the call among its origins.
+    """
 
-    return [emission if calls(emission) else without_calls(emission) for emission in emissions]
+    def calls(announcement: private.Announcement) -> bool:
+        # A call that only sums another kernel's partial results has no operations.
+        return announcement.is_template or (announcement.is_extern and bool(announcement.operations))
+
+    called = {name for announcement in announcements if calls(announcement) for name, _, _ in announcement.nodes}
+
+    def without_calls(announcement: private.Announcement) -> private.Announcement:
+        own = tuple(node for node in announcement.nodes if node[0] not in called)
+        helping = tuple((helper_node(itself).name, (), helper_node(itself)) for _, _, itself in announcement.nodes)
+        return dataclasses.replace(announcement, nodes=own or helping)
+
+    return [announcement if calls(announcement) else without_calls(announcement) for announcement in announcements]
 
 
 # '        # [Provenance debug handles] triton_poi_fused_mul_0:3'
@@ -366,7 +377,7 @@ _FINISH = re.compile(r"\s+\w+ = workspace_\d+\[")
 
 
 def _calls_in(code: str) -> tuple[list[int], tuple[str, ...]]:
-    """Handles of the announced kernels in the order of the code, and calls without one."""
+    """Return the handles of the announced kernels in the order of the code, and the calls without a handle."""
     handles: list[int] = []
     unparsed: list[str] = []
     announced = 0
@@ -379,7 +390,7 @@ def _calls_in(code: str) -> tuple[list[int], tuple[str, ...]]:
             if not announced:
                 unparsed.append(line.strip())
             announced = 0
-        elif _FINISH.match(line):  # one line, up to two kernels, all announced ahead of the first such line
+        elif _FINISH.match(line):  # a line with one or two kernels; all are announced before the first such line
             calls = 2 if ".to(" in line else 1
             if announced < calls:
                 unparsed.append(line.strip())
@@ -387,37 +398,37 @@ def _calls_in(code: str) -> tuple[list[int], tuple[str, ...]]:
     return handles, tuple(unparsed)
 
 
-def _kernel(call: _Call, emitted: private.Emitted, measured: bool) -> Kernel:
-    emission = call.emission
-    triton = private.triton_kernel(emitted.module, emission.name)
+def _kernel(call: _Call, loaded: private.LoadedGraph, measured: bool) -> Kernel:
+    announcement = call.announcement
+    triton = private.triton_kernel(loaded.module, announcement.name)
     kind = kind_of(
-        emission.name,
-        targets={itself.op for _, _, itself in emission.nodes},
+        announcement.name,
+        targets={itself.op for _, _, itself in announcement.nodes},
         before={source.op for source in call.sources},
-        is_template=emission.is_template,
-        is_extern=emission.is_extern,
-        is_reduction=emission.is_reduction,
+        is_template=announcement.is_template,
+        is_extern=announcement.is_extern,
+        is_reduction=announcement.is_reduction,
     )
     chosen: Provenance = "device" if measured else "not autotuned"
     provenance: Provenance = "compiled"
     if triton is not None and triton.candidates > 1:
         provenance = "device" if triton.tuned else "not autotuned"
-    elif emission.split_measured or emission.is_template:
+    elif announcement.split_measured or announcement.is_template:
         provenance = chosen
-    elif kind == "gemm" and (emitted.gemm_autotuned or any(s.name in emitted.padding_measured for s in call.sources)):
+    elif kind == "gemm" and (loaded.gemm_autotuned or any(s.name in loaded.padding_measured for s in call.sources)):
         provenance = chosen
     return Kernel(
-        name=emission.name,
-        part=emitted.part,
+        name=announcement.name,
+        part=loaded.part,
         kind=kind,
         ops=tuple(source.op for source in call.sources),
-        fx_nodes=tuple(name for name, _, _ in emission.nodes),
+        fx_nodes=tuple(name for name, _, _ in announcement.nodes),
         stages=tuple(dict.fromkeys(source.stage for source in call.sources if source.stage)),
         lines=tuple(dict.fromkeys(source.line for source in call.sources if source.line)),
-        inputs=_buffers(emission.reads),
-        outputs=_buffers(emission.writes),
-        is_template=emission.is_template,
-        is_extern=emission.is_extern,
+        inputs=_buffers(announcement.reads),
+        outputs=_buffers(announcement.writes),
+        is_template=announcement.is_template,
+        is_extern=announcement.is_extern,
         provenance=provenance,
         config=triton.config if triton is not None else None,
     )

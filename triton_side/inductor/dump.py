@@ -1,12 +1,16 @@
-"""What TorchInductor left on disk, read without torch: `read`. Nothing in a dump is executed.
+"""Read TorchInductor's dumps without torch, by `read`. Nothing in a dump is executed.
 
-Three kinds of dump: a `torch_compile_debug` folder (TORCH_COMPILE_DEBUG=1), a TORCH_TRACE folder or one of its logs,
-and what `inductor.Captured.write` wrote, as a folder or a zip. The emitted code decides, as in inductor.py; its
-comments, FX graphs, provenance mappings and scheduler IR say what is in each kernel.
+There are three kinds of dump:
+- a `torch_compile_debug` folder (TORCH_COMPILE_DEBUG=1);
+- a TORCH_TRACE folder, or one of its logs;
+- the output of `compiler.Captured.write`, as a folder or a zip.
 
-What each lacks is None or empty: why Inductor did not fuse more is in no dump, and what was tuned only in our own; the
-bytes that a kernel touches of a buffer larger than its loop need the scheduler's IR, which a TORCH_TRACE has not. That
-an operation of backward is a forward operation computed again is told by its name, which one of forward's then has too.
+Kernels are in the order of the emitted code. Its comments, the FX graphs, the provenance mappings and the scheduler IR
+say which operations are in each kernel.
+
+A value that a dump lacks is None or empty. No dump says why Inductor did not fuse more, and only our own says what was
+autotuned. The bytes that a kernel touches in a buffer larger than its loop need the scheduler IR, which a TORCH_TRACE
+lacks. A backward operation with the name of a forward operation is that operation computed again.
 """
 
 from __future__ import annotations
@@ -30,25 +34,28 @@ from triton_side.inductor.graph import (
     Program,
     Provenance,
     SourceNode,
-    helper,
+    drop_foreign_operations,
+    helper_node,
     kind_of,
-    own_operations,
 )
 from triton_side.inductor.ir_text import SIZES, FxText, IrNode, memory, read_fx, read_ir, replaced
 from triton_side.inductor.output_code import EmittedCall, EmittedCode, read_code
 
-MAX_BYTES = 256 << 20  # of one text
+MAX_BYTES = 256 << 20  # the largest text that is read
 _MAX_FILES = 100_000
 
 
 class DumpError(ValueError):
-    """What was given is no dump of Inductor; the message names it and says what was expected."""
+    """The path is no dump of Inductor; the message names it and says what was expected."""
 
 
 @dataclass
 class _Texts:
-    """What a dump says of one graph. before, after: the FX graph around Inductor's post-grad passes. elsewhere: nodes
-    of `before` that another graph has."""
+    """The texts of one graph in a dump.
+
+    before, after: the FX graph before and after Inductor's post-grad passes.
+    elsewhere: nodes of `before` that another graph has.
+    """
 
     source: str
     code: str
@@ -61,9 +68,9 @@ class _Texts:
 
 
 def read(path: str | Path) -> Program:
-    """All graphs in a folder, log or zip. Units are numbered in the order in which they were compiled.
+    """Return all graphs in a folder, log or zip. Units are numbered in the order of their compilation.
 
-    Raises DumpError where there is no graph, OSError where the path cannot be read.
+    Raises DumpError if there is no graph, OSError if the path cannot be read.
     """
     path = Path(path)
     breaks: list[GraphBreak] = []
@@ -77,7 +84,7 @@ def read(path: str | Path) -> Program:
     if not texts:
         raise DumpError(
             f"{path}: no emitted code in it; expected output_code.py files (TORCH_COMPILE_DEBUG=1), a "
-            "dedicated_log_torch_trace_*.log with inductor_output_code (TORCH_TRACE), or kernels.json beside "
+            "dedicated_log_torch_trace_*.log with inductor_output_code (TORCH_TRACE), or kernels.json with "
             "forward/output_code.py"
         )
     graphs = tuple(_graphs(texts))
@@ -124,7 +131,7 @@ def _text(path: Path) -> str:
 
 
 def _of_debug(code: Path) -> _Texts:
-    """torchinductor/model__0_forward_1.0/output_code.py and its neighbours."""
+    """Read torchinductor/model__0_forward_1.0/output_code.py and the other files of its folder."""
     folder = code.parent
     return _Texts(
         source=str(folder.parent),
@@ -188,7 +195,7 @@ _WANTED = {
 
 
 def _events(log: Path) -> Iterator[tuple[str, str]]:
-    """Name and payload of the events of a structured log that tell of graphs; a payload's lines begin with a tab."""
+    """Yield the name and payload of a structured log's events about graphs; a payload's lines begin with a tab."""
     name, size = "", 0
     payload: list[str] = []
     with log.open(errors="replace") as stream:
@@ -208,7 +215,7 @@ def _events(log: Path) -> Iterator[tuple[str, str]]:
 
 
 def _event_name(event: Any) -> str:
-    """'' for an event that nobody wants."""
+    """Return the event's name, or "" if no reader needs it."""
     if not isinstance(event, dict):
         return ""
     artifact = event.get("artifact")
@@ -257,7 +264,7 @@ def _graphs(texts: list[_Texts]) -> Iterator[CompiledGraph]:
 
 
 class _Graph:
-    """One graph's texts, joined. forward: names of the FX nodes of the forward graph that belongs to a backward one."""
+    """One graph, joined from its texts. forward: for a backward graph, the FX node names of its forward graph."""
 
     def __init__(self, texts: _Texts, code: EmittedCode, forward: set[str]) -> None:
         self.texts = texts
@@ -270,21 +277,22 @@ class _Graph:
         self.memory = self.after.memory | made | code.memory
         self.replaced = replaced(self.before, self.after.nodes.keys() | texts.elsewhere)
         self.named = self._named()
-        # What is converted in a call of its own, in that call's name for it: the sums are of another dtype.
-        converted = {call.reads[0]: call.writes[0] for call in code.calls if call.finishes and call.name == "aten.to"}
-        for call, names in zip(code.calls, self.named, strict=True):  # what a library call returns, from its FX node
+        # Sums before a cast have another dtype than the result, so each has its own buffer.
+        casts = [call for call in code.calls if call.sums_partials and call.name == "aten.to"]
+        converted = {call.reads[0]: call.writes[0] for call in casts}
+        for call, names in zip(code.calls, self.named, strict=True):  # a library call's result is known by its FX node
             results = [converted.get(buffer, buffer) for buffer in call.writes]
             unknown = [buffer for buffer in results if buffer not in self.memory]
             if len(unknown) == 1 and names and names[-1] in self.after.memory:
                 self.memory[unknown[0]] = dataclasses.replace(self.after.memory[names[-1]], name=unknown[0])
-            if call.finishes and results != call.writes:
+            if call.sums_partials and results != call.writes:
                 result, workspace = self.memory.get(results[0]), self.memory.get(call.reads[0])
                 if result is not None and workspace is not None:
                     own_dtype = (workspace.dtype, SIZES[workspace.dtype])
                     self.memory[call.writes[0]] = memory(call.writes[0], result.shape, own_dtype)
 
     def _named(self) -> list[list[str]]:
-        """For each call, its FX nodes after the passes, in the graph's order."""
+        """Return each call's FX nodes after the passes, in the graph's order."""
         order = {name: index for index, name in enumerate(self.after.nodes)}
         named = []
         for index, call in enumerate(self.code.calls):
@@ -294,7 +302,7 @@ class _Graph:
             if not names and call.name in self.code.definitions:
                 names = list(self.code.definitions[call.name].nodes)
             named.append(sorted((name for name in names if name in order), key=order.__getitem__))
-        library = [self._is_library(call) and not call.finishes for call in self.code.calls]
+        library = [self._is_library(call) and not call.sums_partials for call in self.code.calls]
         owned = {name for names, own in zip(named, library, strict=True) if own for name in names}
         self.helping = [
             not own and bool(names) and owned.issuperset(names) for names, own in zip(named, library, strict=True)
@@ -319,7 +327,7 @@ class _Graph:
         return CompiledGraph(
             part=self.code.part,
             unit=unit,
-            calls=own_operations(calls, self.memory),
+            calls=drop_foreign_operations(calls, self.memory),
             memory={name: memory for name, memory in self.memory.items() if name in used or name in self.code.inputs}
             | {name: self.memory[name] for name in self.code.outputs if name in self.memory},
             inputs=tuple(name for name in self.code.inputs if name in self.memory),
@@ -328,7 +336,7 @@ class _Graph:
         )
 
     def _scratch(self) -> dict[str, int]:
-        """Workspaces that no later call reads, with their bytes."""
+        """Return the workspaces that no later call reads, with their bytes."""
         read = {buffer for call in self.code.calls for buffer in call.reads}
         unread = [name for name in self.memory if name.startswith("workspace_") and name not in read]
         return {name: self.memory[name].bytes for name in unread}
@@ -337,8 +345,8 @@ class _Graph:
         nodes = [self._node(name, self.after) for name in self.named[index]]
         sources = [source for node in nodes for source in self._before(node)]
         if self.helping[index]:
-            sources = nodes = [helper(node) for node in nodes]
-        if not nodes:  # the comment beside the call; of a library call it also names what lies before it
+            sources = nodes = [helper_node(node) for node in nodes]
+        if not nodes:  # use the call's comment; for a library call it also names the operations before it
             atens = call.atens[-1:] if call.is_extern else call.atens
             sources = [SourceNode("", aten, None, None, (), self.code.part == "backward") for aten in atens]
         targets = {node.op for node in nodes or sources}
@@ -382,7 +390,7 @@ class _Graph:
         )
 
     def _measured(self, kernel: Kernel, listed: Mapping[str, Any]) -> Kernel:
-        """With what our own kernels.json knows and the texts do not."""
+        """Add what only our own kernels.json knows."""
         if listed.get("name") != kernel.name:
             return kernel
 
@@ -406,7 +414,7 @@ class _Graph:
         return dataclasses.replace(node, backward=self.code.part == "backward" and name not in self.forward)
 
     def _before(self, node: SourceNode) -> list[SourceNode]:
-        """What stood in the place of `node` before the passes."""
+        """Return the nodes that `node` replaced, or that it was, before the passes."""
         if node.name in self.before.nodes:
             return [self._node(node.name, self.before)]
         names = self.replaced.get(frozenset(node.inputs), ())
@@ -416,7 +424,7 @@ class _Graph:
         return next((self.ir_of[buffer] for buffer in call.writes if buffer in self.ir_of), None)
 
     def _bytes(self, call: EmittedCall, buffer: str, *, reads: bool) -> int | None:
-        """As Inductor counts them: the loop's elements for each access, and the whole buffer at most."""
+        """Count bytes as Inductor does: the loop's elements for each access, at most the whole buffer."""
         memory = self.memory.get(buffer)
         if memory is None:
             return None
@@ -433,7 +441,8 @@ class _Graph:
 
 
 def _listed_sources(listed: Mapping[str, Any]) -> list[SourceNode] | None:
-    """The operations with all that is known of each; None where an older kernels.json has but a list of each column."""
+    """Return the operations in kernels.json; None for an older one, which has separate lists of ops, stages and lines.
+    """
 
     def text(value: Any) -> str | None:
         return None if value is None else str(value)
@@ -455,9 +464,9 @@ def _listed_sources(listed: Mapping[str, Any]) -> list[SourceNode] | None:
 
 
 def _as_listed(sources: list[SourceNode], listed: Mapping[str, Any]) -> list[SourceNode]:
-    """The operations that our own kernels.json lists, each as the node in `sources` of that operation if there is one.
+    """Return the operations of an older kernels.json, each as the node in `sources` with that operation, if any.
 
-    Of a graph that is not trained there is no text from before the passes, but the list knows them.
+    An inference graph has no text from before the passes, but the list has those operations.
     """
     ops = listed.get("ops")
     if not isinstance(ops, list) or ops == [source.op for source in sources]:

@@ -1,6 +1,6 @@
-"""What Inductor made of a function, as plain data: no torch, so that dumps can be read where none is installed.
+"""Inductor's compiled graphs as plain data, without torch, so that dumps can be read where torch is not installed.
 
-`inductor.capture` fills these from a compile, `inductor_dump.read` from files. What the source does not say is None.
+compiler.capture fills these classes from a compile, dump.read from files. A value that the source lacks is None.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Part = Literal["forward", "backward"]
 Kind = Literal["elementwise", "reduction", "gemm", "attention", "copy", "scatter", "library", "custom"]
 Provenance = Literal["compiled", "device", "replayed", "not autotuned", ""]
 
-# torch's dtypes by the names that HLO gives them, and their sizes in bytes
+# torch's dtype -> (HLO's name, bytes)
 DTYPES = {
     "bfloat16": ("bf16", 2), "float16": ("f16", 2), "float32": ("f32", 4), "float64": ("f64", 8), "bool": ("pred", 1),
     "int8": ("s8", 1), "int16": ("s16", 2), "int32": ("s32", 4), "int64": ("s64", 8),
@@ -30,9 +30,12 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class SourceNode:
-    """An FX node. line: "file:line" outside torch. inputs: names of the nodes it takes. backward: the node was traced
-    for a gradient. shapes, input_shapes: of the tensors it returns and takes, in order; () where that is not known.
-    causal: of an attention call, whether it masks so; None of any other node, and where that is not known.
+    """An FX node.
+
+    line: "file:line" outside torch. inputs: names of the nodes that it takes.
+    backward: the node was traced for a gradient.
+    shapes, input_shapes: shapes of the tensors that it returns and takes, in order; () if unknown.
+    causal: whether an attention call uses a causal mask; None for other nodes, or if unknown.
     """
 
     name: str
@@ -48,11 +51,11 @@ class SourceNode:
 
 @dataclass(frozen=True)
 class Buffer:
-    """A buffer that a kernel reads or writes, by its name in the emitted code, with the bytes it touches of it.
+    """A buffer that a kernel reads or writes: its name in the emitted code, and the bytes that the kernel touches.
 
-    Inductor's own count (`get_read_write_buffers_sizes`): each byte once however often a kernel reads it, indirect
-    reads at worst. Where it falls short, for templates and reductions over rows and columns at once, whole buffers.
-    None, from a dump alone, where the emitted code does not tell.
+    The bytes are Inductor's count (`get_read_write_buffers_sizes`): each byte once, however often the kernel reads it;
+    indirect reads at their worst case. For templates and reductions over rows and columns at once, where that count
+    falls short, they are the whole buffer. None if a dump does not say.
     """
 
     name: str
@@ -64,21 +67,22 @@ class Kernel:
     """One kernel call in the emitted code.
 
     name: as in the code (`triton_poi_fused_mul_0`, `extern_kernels.mm`, `cpp_fused_add_1`). A reduction over rows and
-        columns at once leaves partial results in a workspace, which PyTorch calls finish: `aten.sum`, and `aten.to` for
-        the cast.
+        columns at once leaves partial results in a workspace; the PyTorch calls after it are `aten.sum`, and `aten.to`
+        for the cast.
     ops: the operations inside, in graph order, as they were before Inductor's pattern matchers (`aten.mm` and
-        `aten.add` where the code calls addmm); one entry per FX node. A match that put several operations in place of
-        others is not undone: those kernels have the new operations.
+        `aten.add` where the code calls addmm); one entry per FX node. If a match replaced operations by several others,
+        the kernels have the new operations.
     fx_nodes: the post-grad FX nodes by name.
     stages: names given with `triton_side.calls.stages.stage`.
     lines: "file:line" of the code outside torch that wrote the operations.
-    inputs, outputs: None where Inductor's scheduler could not say.
+    inputs, outputs: None where Inductor's scheduler does not know them.
     is_template: generated from a hand-written template (max-autotune's GEMMs, FlexAttention).
     is_extern: a library call.
-    provenance: "device": configured by measuring on this device; "compiled": there was nothing to choose; "not
-        autotuned": a device would choose by measuring, and none has. Measured are configurations of Triton kernels,
-        max-autotune's choices of GEMMs and of the split of a reduction over rows and columns at once, and, in every
-        mode, whether GEMM operands with sizes off 16 bytes are padded, by further kernels. "": a dump does not say.
+    provenance: "device": chosen by measuring on this device; "compiled": there was no choice; "not autotuned": a GPU
+        would measure, but none has; "": a dump does not say. Inductor measures configurations of Triton kernels. In
+        every mode it also measures whether to pad GEMM operands whose sizes are no multiple of 16 bytes, which adds
+        kernels. With max-autotune it also measures GEMM implementations, and the split of a reduction over rows and
+        columns at once.
     config: the Triton configuration compiled or chosen, else None.
     """
 
@@ -110,9 +114,11 @@ class Memory:
 
 @dataclass(frozen=True)
 class Call:
-    """A kernel with what is in it. sources: its FX nodes before the pattern matchers. nodes: after them, which is what
-    it computes. operations: the scheduler's names ("op3"). runtime_name: of the GPU kernel; None for a library's.
-    workspace_bytes: scratch of one launch that no other kernel reads. flops: None where they are not known.
+    """A kernel with the operations inside.
+
+    sources: its FX nodes before the pattern matchers. nodes: its FX nodes after them, which it computes.
+    operations: the scheduler's names ("op3"). runtime_name: the GPU kernel's name; None for a library's.
+    workspace_bytes: scratch of one launch that no other kernel reads. flops: None if unknown.
     """
 
     kernel: Kernel
@@ -130,7 +136,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Inductor's scheduler would not fuse these two sets of its operations, in its own words; the last it said."""
+    """Two sets of scheduler operations that Inductor did not fuse, with its last message about them."""
 
     first: frozenset[str]
     second: frozenset[str]
@@ -147,11 +153,12 @@ class GraphBreak:
 
 @dataclass(frozen=True)
 class CompiledGraph:
-    """One compiled graph. unit: number of the traced function it belongs to; a graph break begins another one.
+    """One compiled graph.
 
-    inputs, outputs: buffers by name, in order; None in place of what is no tensor. holds: numbers of the memory that
-    inputs and outputs were in at the first call, by which those of several units are told to be one; empty where the
-    code was not run.
+    unit: number of the traced function that the graph belongs to; a graph break starts another one.
+    inputs, outputs: names of buffers, in order; None for a value that is no tensor.
+    storages: a number for each input's and output's place in memory at the first call. Equal numbers in several units
+        mean the same tensor. Empty if the code did not run.
     """
 
     part: Part
@@ -162,7 +169,7 @@ class CompiledGraph:
     outputs: tuple[str | None, ...]
     refusals: tuple[Refusal, ...] = ()
     unparsed: tuple[str, ...] = ()
-    holds: Mapping[str, int] = field(default_factory=dict)
+    storages: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -173,23 +180,23 @@ class Program:
     breaks: tuple[GraphBreak, ...] = ()
 
 
-def unconverted(buffer: str) -> str:
-    """The name of what a reduction over both orders sums up, in the sums' own dtype, before it becomes `buffer`."""
+def sum_before_cast(buffer: str) -> str:
+    """Return a name for the sums, before the cast to `buffer`, of a reduction over rows and columns at once."""
     return f"{buffer}_sum"
 
 
-def helper(node: SourceNode) -> SourceNode:
-    """`node` as what a kernel is for that only prepares or ends the library call or template which computes it."""
+def helper_node(node: SourceNode) -> SourceNode:
+    """Return `node` without shapes, for a kernel that only prepares or finishes the library call that computes it."""
     return replace(node, name=f"{node.name}#helper", shapes=(), input_shapes=())
 
 
-def own_operations(calls: Sequence[Call], memory: Mapping[str, Memory]) -> tuple[Call, ...]:
-    """`calls`, less the origins that Inductor gives to a kernel which cannot compute them.
+def drop_foreign_operations(calls: Sequence[Call], memory: Mapping[str, Memory]) -> tuple[Call, ...]:
+    """Return `calls` without the origins that Inductor gives to a kernel that cannot compute them.
 
-    A reduction with too few rows is split, and both kernels have the origins of the whole. The second reads what the
-    first wrote and nothing that the first read, so it computes none of what lies before the reduction; the reduction
-    itself is there under a name of its own. And a kernel that reads nothing computes nothing from operands: zeros that
-    a scatter adds to have the origins of what is added.
+    Inductor splits a reduction with too few rows, and gives both kernels all origins. The second kernel reads what the
+    first wrote and none of the first one's inputs, so it computes nothing that precedes the reduction; it keeps the
+    reduction itself, under a new name. A kernel without inputs computes no operation on operands: the zeros to which a
+    scatter adds have the origins of the added values.
     """
     done: list[Call] = []
     writers: dict[str, Call] = {}
@@ -234,13 +241,13 @@ def _names(buffers: tuple[Buffer, ...] | None) -> set[str]:
     return {buffer.name for buffer in buffers or ()}
 
 
-TWO_PRODUCTS = "mm_plus_mm"  # Inductor's own
+SUM_OF_PRODUCTS = "mm_plus_mm"  # Inductor's name for a @ b + c @ d
 GEMM = {
-    TWO_PRODUCTS,
+    SUM_OF_PRODUCTS,
     "aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten._int_mm", "aten._scaled_mm", "aten.linear", "aten.dot",
     "aten.mv", "aten._grouped_mm",
 }
-# The position of `is_causal`, which printed graphs leave out where it has its default.
+# The position of the argument `is_causal`. Printed graphs omit it if it has its default.
 IS_CAUSAL = {
     "aten._scaled_dot_product_flash_attention": 4, "aten._scaled_dot_product_flash_attention_backward": 11,
     "aten._scaled_dot_product_flash_attention_for_cpu": 4,
@@ -274,7 +281,7 @@ _COSTS_VARY = {"aten.sort", "aten.topk", "aten.cumsum", "aten.cumprod", "aten.ra
 def kind_of(
     name: str, targets: set[str], before: set[str], *, is_template: bool, is_extern: bool, is_reduction: bool
 ) -> Kind:
-    """targets, before: the kernel's operations after and before pattern matching; the former are what it really is."""
+    """Return a kernel's kind. targets, before: its operations after and before pattern matching."""
     if any(ATTENTION.search(word) for word in (*targets, name)):
         return "attention"
     if any("triton_kernel_wrapper" in target for target in targets):
@@ -293,11 +300,14 @@ def kind_of(
 
 
 def flops(node: SourceNode) -> float | None:
-    """Floating-point operations of one FX node; None where its shapes or its arithmetic are not known.
+    """Return the floating-point operations of one FX node; None if its shapes or its arithmetic are not known.
 
-    A product of matrices counts 2 M N K; attention its two products forward and its five backward, over half of the
-    scores where it is causal (None for FlexAttention, whose mask is data); a reduction one per element it takes and any
-    other arithmetic one per element it makes, as XLA's cost analysis does, conversions included; moving data none.
+    - A matrix product counts 2 M N K.
+    - Attention counts its two products forward and its five backward, over half of the scores if it is causal. None for
+      FlexAttention, whose mask is data.
+    - A reduction counts one per input element.
+    - Other arithmetic, conversions included, counts one per output element, as in XLA's cost analysis.
+    - Moving data counts none.
     """
     if node.op in _MAKES_OR_MOVES:
         return 0.0
@@ -310,7 +320,7 @@ def flops(node: SourceNode) -> float | None:
     if not node.shapes or node.op in _COSTS_VARY:
         return None
     made = math.prod(node.shapes[0])
-    if node.op == TWO_PRODUCTS:  # a @ b + c @ d, added up in the library
+    if node.op == SUM_OF_PRODUCTS:
         return 2.0 * made * sum(shape[-1] for shape in node.input_shapes[::2]) if len(node.input_shapes) == 4 else None
     if node.op == "aten._grouped_mm":
         return grouped_product_flops(*node.input_shapes[:2]) if len(node.input_shapes) > 1 else None
@@ -326,7 +336,7 @@ def flops(node: SourceNode) -> float | None:
 def _attention_flops(node: SourceNode) -> float | None:
     backward = node.op.endswith("backward")
     if "._scaled_dot_product" not in node.op or node.causal is None:
-        return None  # the others lay their operands out differently
+        return None  # other attention calls have other operand layouts
     skipped = 1 if backward else 0  # the gradient of the output comes first
     operands = node.input_shapes[skipped : skipped + 3]
     if len(operands) < 3 or any(len(shape) != 4 for shape in operands):

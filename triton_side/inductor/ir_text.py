@@ -1,6 +1,6 @@
-"""Inductor's FX graphs and scheduler IR, read as text: nothing is executed, and no torch is needed.
+"""Read Inductor's FX graphs and scheduler IR as text. Nothing is executed, and no torch is needed.
 
-Written for what torch 2.11 to 2.13 print. Each reader goes through its text once, line by line.
+It reads the output of torch 2.11 to 2.13. Each reader goes through its text once, line by line.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from triton_side.inductor.graph import DTYPES, IS_CAUSAL, TWO_PRODUCTS, Memory, Shape, SourceNode
+from triton_side.inductor.graph import DTYPES, IS_CAUSAL, SUM_OF_PRODUCTS, Memory, Shape, SourceNode
 
 MAX_LINE = 1 << 20
-MAX_ELEMENTS = 1 << 56  # of a tensor; what is larger was not allocated
+MAX_ELEMENTS = 1 << 56  # no larger tensor can be allocated
 _MAX_COMMENT = 1 << 12
 
-# FX prints dtypes in its own short form, which is HLO's but for these.
+# FX prints dtypes in HLO's short form, except these.
 _FX_DTYPES = {"i8": "s8", "i16": "s16", "i32": "s32", "i64": "s64", "b8": "pred"}
 SIZES = dict(DTYPES.values())
 
@@ -45,7 +45,7 @@ def _extents(text: str) -> Shape | None:
 
 @dataclass
 class FxText:
-    """nodes: by name, in order, placeholders left out. memory: of every node that is a tensor."""
+    """An FX graph: its nodes by name, in order, without placeholders; the memory of every node that is a tensor."""
 
     nodes: dict[str, SourceNode] = field(default_factory=dict)
     memory: dict[str, Memory] = field(default_factory=dict)
@@ -54,12 +54,12 @@ class FxText:
 _FX_TYPE = re.compile(r'\b(\w+): "(\w+)\[([^\]]*)\][^"]*"')
 _FX_NODE = re.compile(r'\s+(\w+)(?:: "[^"]*")? = ([\w.]+)(?:\((.*?)\))?(\[\d+\])?(?:;  .*)?$')
 _FX_PLACE = re.compile(r"#.*?File: (.+?):(\d+) in ")
-_TORCH = re.compile(r"(^|/site-packages/)torch/")  # the user's line is not in such a text
+_TORCH = re.compile(r"(^|/site-packages/)torch/")  # such a line is not the user's
 _FX_STAGE = re.compile(r"# Annotation: \{.*?'stage': '([^']*)'")
 
 
 def read_fx(text: str, *, backward: bool = False) -> FxText:
-    """An FX graph as `print_readable` prints it. backward: its own nodes are a gradient's."""
+    """Read an FX graph as `print_readable` prints it. backward: mark its nodes as a gradient's."""
     found = FxText()
     line_of: str | None = None
     stage: str | None = None
@@ -96,7 +96,7 @@ def _is_causal(op: str, arguments: str) -> bool | None:
         return None
     if named := re.search(r"\bis_causal = (True|False)\b", arguments):
         return named[1] == "True"
-    # A list is one argument: [True, True, True, False].
+    # A list such as [True, True, True, False] is one argument.
     given = re.sub(r"\[[^\]]*\]", "list", arguments).split(",")
     positional = [argument.strip() for argument in given if "=" not in argument]
     if IS_CAUSAL[op] >= len(positional):
@@ -111,15 +111,15 @@ def _op(target: str) -> str:
         return words[-1]
     if target.startswith("torch.ops."):
         return ".".join(words[:2])
-    # A function of Inductor's own is printed with the name of its module in front.
-    return TWO_PRODUCTS if target.endswith(TWO_PRODUCTS) else words[-1]
+    # Inductor's own functions are printed with their module's name.
+    return SUM_OF_PRODUCTS if target.endswith(SUM_OF_PRODUCTS) else words[-1]
 
 
 def replaced(before: FxText, present: Collection[str]) -> dict[frozenset[str], tuple[str, ...]]:
-    """What pattern matchers took out of `before`: the operands of a group of nodes -> the nodes, in order.
+    """Return the nodes that pattern matchers removed: the operands of each group of nodes -> the nodes, in order.
 
-    A group is nodes that are not among `present` and hang together. The printed graphs do not say what stands in its
-    place: a new node that takes the same operands is taken for it. Two groups with the same operands are left out.
+    A group is a set of connected nodes that are not in `present`. The printed graphs do not say which node replaced a
+    group, so the caller looks for a new node with the same operands. Two groups with equal operands are left out.
     """
     leader: dict[str, str] = {}
 
@@ -154,8 +154,11 @@ def replaced(before: FxText, present: Collection[str]) -> dict[frozenset[str], t
 
 @dataclass
 class IrNode:
-    """A scheduler node after fusion. reads: dependencies by buffer. writes: what others see. elements: of its loop;
-    None for a fused or library node, of which Inductor counts whole buffers."""
+    """A scheduler node after fusion.
+
+    reads: number of dependencies by buffer. writes: buffers that other nodes use. elements: points of its loop; None
+    for a fused or library node, for which Inductor counts whole buffers.
+    """
 
     operations: frozenset[str]
     reads: Counter[str]
@@ -171,7 +174,7 @@ _USER = re.compile(r"NodeUser\(node=(?:\w+\(name='(\w+)'\)|(OUTPUT))")
 
 
 def read_ir(text: str) -> tuple[list[IrNode], dict[str, Memory]]:
-    """Nodes of an ir_post_fusion.txt in order, and the buffers they make."""
+    """Return the nodes of an ir_post_fusion.txt, in order, and the buffers that they write."""
     nodes: list[IrNode] = []
     made: dict[str, Memory] = {}
     block: list[str] = []
@@ -194,7 +197,7 @@ def _ir_node(name: str, kind: str, lines: list[str], made: dict[str, Memory]) ->
     attribute = buffer = ""
     for line in lines:
         if line.startswith(f"{name}.snodes"):
-            break  # what its members do one by one
+            break  # the members follow one by one
         if line.startswith(f"{name}."):
             attribute = line[len(name) + 1 :].split(" ", 1)[0]
             if attribute == "sizes" and kind == "SchedulerNode":

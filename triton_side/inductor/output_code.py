@@ -1,7 +1,7 @@
-"""Inductor's emitted code taken apart. Nothing is executed, and no torch is needed.
+"""Parse Inductor's emitted code. Nothing is executed, and no torch is needed.
 
-Written for what torch 2.11 to 2.13 emit. The text is gone through once, line by line; a line of `call` is parsed with
-`ast`, which refuses deep nesting with an error, and counts as unparsed then.
+It reads the code of torch 2.11 to 2.13, once, line by line. `ast` parses each line of `call`. It refuses deep nesting
+with an error; such a line counts as unparsed.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from triton_side.inductor.graph import DTYPES, Memory, Part, Shape, unconverted
+from triton_side.inductor.graph import DTYPES, Memory, Part, Shape, sum_before_cast
 from triton_side.inductor.ir_text import MAX_ELEMENTS, MAX_LINE, SIZES, fx_memory, memory
 
 
 @dataclass
 class EmittedCall:
-    """A kernel call. handle: Inductor's "name:number", or "". elements: points that a generated kernel iterates over;
-    None for a library call. atens: the operations that its comment names. finishes: it adds up what a kernel left."""
+    """A kernel call.
+
+    handle: Inductor's "name:number", or "". elements: points that a generated kernel iterates over; None for a library
+    call. atens: the operations that its comment names. sums_partials: it adds up a kernel's partial results.
+    """
 
     name: str
     handle: str
@@ -28,12 +31,12 @@ class EmittedCall:
     is_extern: bool
     elements: int | None = None
     atens: tuple[str, ...] = ()
-    finishes: bool = False
+    sums_partials: bool = False
 
 
 @dataclass
 class EmittedCode:
-    """What one output_code.py says. aot_id: "0_forward" and the like, or ""."""
+    """The contents of one output_code.py. aot_id: such as "0_forward", or ""."""
 
     aot_id: str
     calls: list[EmittedCall] = field(default_factory=list)
@@ -55,8 +58,11 @@ class EmittedCode:
 
 @dataclass(frozen=True)
 class Definition:
-    """A kernel's source. parameters: in order, each "read", "write", "both", or "" for what is no buffer. nodes: the FX
-    nodes that its comment lists. heuristic: of Triton ("pointwise", "template", ...)."""
+    """A kernel's definition.
+
+    parameters: (name, use), in order; the use is "read", "write", "both", or "" if it is no buffer.
+    nodes: the FX nodes that its comment lists. heuristic: Inductor's Triton heuristic ("pointwise", "template", ...).
+    """
 
     runtime_name: str | None
     parameters: tuple[tuple[str, str], ...]
@@ -77,7 +83,7 @@ _AOT_ID = re.compile(r"# AOT ID: \['([^']*)'\]")
 
 
 def read_code(text: str) -> EmittedCode:
-    """The kernels that an output_code.py calls, in order, and the buffers between them."""
+    """Return the kernels that an output_code.py calls, in order, and the buffers between them."""
     lines = text.splitlines()
     aot_id = next((match[1] for line in lines[:5] if (match := _AOT_ID.match(line))), "")
     code = EmittedCode(aot_id)
@@ -171,15 +177,15 @@ def _cpp_definition(source: list[str], nodes: tuple[str, ...]) -> Definition:
 
 
 class _Body:
-    """The statements of `call`, in order."""
+    """Reads the statements of `call`, in order."""
 
     def __init__(self, code: EmittedCode, known: Mapping[str, Memory]) -> None:
         self.code = code
         self.known = known
-        self.owner: dict[str, str] = {}  # what a name stands for, where it is a view
+        self.owner: dict[str, str] = {}  # a view -> its buffer
         self.reused: dict[str, str] = {}  # a buffer -> the one whose memory it took over
         self.written: set[str] = set()
-        self.several: dict[str, EmittedCall] = {}
+        self.library_results: dict[str, EmittedCall] = {}
         self.handles: list[str] = []
         self.returned = False
         self.atens: tuple[str, ...] = ()
@@ -233,11 +239,11 @@ class _Body:
     def _assign(self, name: str, value: ast.expr, reuse: bool) -> bool:
         if isinstance(value, ast.Constant):
             return True
-        if _finishes(value):
+        if _sums_partials(value):
             return self._finish(name, value)
         base = self._buffer(value)
-        if base is not None and isinstance(value, ast.Subscript) and base in self.several:
-            writes = self.several[base].writes
+        if base is not None and isinstance(value, ast.Subscript) and base in self.library_results:
+            writes = self.library_results[base].writes
             writes[:] = [*(other for other in writes if other != base), name]
             self._describe(name)
             return True
@@ -277,11 +283,11 @@ class _Body:
         arguments = [*call.args, *(word.value for word in call.keywords if word.arg != "out")]
         reads = [name for argument in arguments for name in self._buffers_in(argument)]
         writes = [] if output is None else [output]
-        if called.removesuffix(".default").endswith("_") and reads:  # aten's mark of what changes its first argument
+        if called.removesuffix(".default").endswith("_") and reads:  # such an aten operation changes its first argument
             writes.append(reads[0])
         new = self._announce(EmittedCall(called, "", list(dict.fromkeys(reads)), writes, is_extern=True))
         if target is not None:
-            self.several[target] = new
+            self.library_results[target] = new
             self._describe(target)
             new.writes.append(target)
         return True
@@ -300,7 +306,7 @@ class _Body:
                 continue
             if use == "both":
                 old = self.reused.get(buffer, buffer)
-                if old in self.written:  # memory taken over from what no kernel wrote holds nothing to read
+                if old in self.written:  # otherwise no kernel has written that memory, so there is nothing to read
                     new.reads.append(old)
             elif use == "read":
                 new.reads.append(buffer)
@@ -312,7 +318,7 @@ class _Body:
         return True
 
     def _finish(self, name: str, value: ast.expr) -> bool:
-        """`workspace_0[...].view(...).sum(dim=0).to(torch.bfloat16)`: one or two calls of PyTorch."""
+        """Read `workspace_0[...].view(...).sum(dim=0).to(torch.bfloat16)`: one or two calls of PyTorch."""
         nodes = list(ast.walk(value))
         workspace = next(node.id for node in nodes if isinstance(node, ast.Name) and node.id.startswith("workspace_"))
         calls = [node.func for node in nodes if isinstance(node, ast.Call)]
@@ -320,14 +326,14 @@ class _Body:
         self._describe(name)
         reduction = next((method for method in methods if method not in ("to", "view", "reshape")), "sum")
         converts = "to" in methods
-        sums = unconverted(name) if converts else name
-        self._announce(EmittedCall(f"aten.{reduction}", "", [workspace], [sums], is_extern=True, finishes=True))
+        sums = sum_before_cast(name) if converts else name
+        self._announce(EmittedCall(f"aten.{reduction}", "", [workspace], [sums], is_extern=True, sums_partials=True))
         if converts:
-            self._announce(EmittedCall("aten.to", "", [sums], [name], is_extern=True, finishes=True))
+            self._announce(EmittedCall("aten.to", "", [sums], [name], is_extern=True, sums_partials=True))
         return True
 
     def _announce(self, call: EmittedCall) -> EmittedCall:
-        # The handle of this very call; another's stays for a call that is still to come.
+        # Other handles belong to later calls.
         position = next((i for i, handle in enumerate(self.handles) if handle.rpartition(":")[0] == call.name), None)
         call.handle = self.handles.pop(position) if position is not None else ""
         call.atens, self.atens = self.atens, ()
@@ -341,7 +347,7 @@ class _Body:
         self.written.add(name)
 
     def _buffer(self, node: ast.expr | None) -> str | None:
-        """The buffer that an expression is, or is a view of."""
+        """Return the buffer that an expression is, or is a view of."""
         match node:
             case ast.Name(id=name):
                 return self._root(name)
@@ -353,8 +359,8 @@ class _Body:
 
     def _root(self, name: str) -> str | None:
         name = self.owner.get(name, name)
-        is_buffer = name in self.code.memory or name in self.code.inputs or name in self.several or name in self.written
-        return name if is_buffer else None
+        known = (self.code.memory, self.code.inputs, self.library_results, self.written)
+        return name if any(name in names for names in known) else None
 
     def _buffers_in(self, node: ast.expr) -> list[str]:
         if isinstance(node, ast.List | ast.Tuple):
@@ -370,7 +376,7 @@ _NO_KERNEL = (
 )
 
 
-def _finishes(value: ast.expr) -> bool:
+def _sums_partials(value: ast.expr) -> bool:
     return any(isinstance(node, ast.Name) and node.id.startswith("workspace_") for node in ast.walk(value))
 
 
@@ -383,7 +389,7 @@ def _dotted(node: ast.expr) -> str:
 
 
 def _shape(sizes: str | ast.expr) -> Shape | None:
-    """None where it is no tuple of sizes that a tensor can have."""
+    """Return the shape, or None if no tensor can have these sizes."""
     try:
         value = ast.literal_eval(sizes)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -1,7 +1,6 @@
-"""What a PyTorch user would call instead of writing a kernel, in the blocks' contract.
+"""Library calls that a PyTorch user would make instead of writing a kernel, with the blocks' inputs and outputs.
 
-Each module has `apply(inputs, **attributes) -> outputs` (attention has one such function a backend),
-differentiable through autograd. Optional packages (`liger`, `quack`, `flash_attention_4`) have a module each, with a
-function a block, and are imported nowhere else. Where a backend does not take every case, a function beside it names
-what it refuses, and why.
+Each module has `apply(inputs, **attributes) -> outputs`, differentiable through autograd; attention has one such
+function per backend. Each optional package (`liger`, `quack`, `flash_attention_4`) has one module, with a function per
+block, and is imported nowhere else. The block's table of implementations names the cases that a backend refuses.
 """

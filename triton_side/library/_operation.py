@@ -1,4 +1,4 @@
-"""Kernels that a library launches past PyTorch's dispatcher, as one operation of it while a call is being recorded."""
+"""Make a library's kernels, which bypass PyTorch's dispatcher, one operation of it while a call is recorded."""
 
 import functools
 from collections.abc import Callable
@@ -13,9 +13,11 @@ _Result = TypeVar("_Result", Tensor, list[Tensor])
 
 
 def operation(name: str) -> Callable[[Callable[..., _Result]], Callable[..., _Result]]:
-    """Decorator for a function, annotated as torch.library.custom_op asks, that returns new tensors. While
-    triton_side.calls.dispatch records, it is called as the operation "xlafuse.<name>", which then stands for all that
-    it launches; else it is called as it is, for the dispatcher costs tens of microseconds of host time."""
+    """Return a decorator for a function that returns new tensors, annotated as torch.library.custom_op requires.
+
+    While triton_side.calls.dispatch records, the function is called as the operation "xlafuse.<name>", which stands for
+    all its launches. Otherwise it is called directly, because the dispatcher costs tens of microseconds of host time.
+    """
 
     def wrap(function: Callable[..., _Result]) -> Callable[..., _Result]:
         registered = torch.library.custom_op(f"xlafuse::{name}", function, mutates_args=())

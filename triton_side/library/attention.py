@@ -1,8 +1,8 @@
 """Attention by PyTorch's fused backends: FlashAttention, cuDNN and FlexAttention.
 
 out = softmax(masked(q k^T / sqrt(head_dim))) v, with q and out [batch, heads, sequence, head_dim], k and v
-[batch, kv_heads, sequence, head_dim]. None of the three falls back to another: what a backend cannot take is an error.
-Choosing an SDPA backend costs 11 us of host time a call (`sdpa_kernel`, torch 2.13).
+[batch, kv_heads, sequence, head_dim]. No backend falls back to another: a case that it cannot take is an error.
+Choosing an SDPA backend costs 11 us of host time per call (`sdpa_kernel`, torch 2.13).
 """
 
 from collections.abc import Mapping
@@ -16,18 +16,18 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 
 
 def apply_flash(inputs: Mapping[str, Tensor], causal: int = 1, window: int = 0) -> dict[str, Tensor]:
-    """SDPA held to its FlashAttention backend: FlashAttention-2 on CUDA, SDPA's own flash kernel on a CPU.
+    """SDPA with its FlashAttention backend only: FlashAttention-2 on CUDA, SDPA's own flash kernel on a CPU.
 
-    A head_dim that is no multiple of 8 is padded by SDPA, which copies q, k and v. Raises RuntimeError
-    where the backend cannot take the case, ValueError for a window.
+    SDPA pads a head_dim that is no multiple of 8, which copies q, k and v. Raises RuntimeError if the backend cannot
+    take the case, ValueError for a window.
     """
     return _sdpa(inputs, SDPBackend.FLASH_ATTENTION, causal, window)
 
 
 def apply_cudnn(inputs: Mapping[str, Tensor], causal: int = 1, window: int = 0) -> dict[str, Tensor]:
-    """SDPA held to its cuDNN backend, which has no CPU path.
+    """SDPA with its cuDNN backend only, which has no CPU path.
 
-    Raises RuntimeError where the backend cannot take the case, ValueError for a window.
+    Raises RuntimeError if the backend cannot take the case, ValueError for a window.
     """
     return _sdpa(inputs, SDPBackend.CUDNN_ATTENTION, causal, window)
 
@@ -45,17 +45,17 @@ def _sdpa(inputs: Mapping[str, Tensor], backend: SDPBackend, causal: int, window
 
 
 def apply_flex(inputs: Mapping[str, Tensor], causal: int = 1, window: int = 0) -> dict[str, Tensor]:
-    """FlexAttention, with a block mask where not all is seen, compiled by Inductor on the first call of each shape.
+    """FlexAttention, with a block mask if causal. Inductor compiles it at the first call of each shape.
 
-    A mask is made once per sequence length, window and device and kept. On a CPU there is a forward but no
-    backward. More shapes in one process than `torch._dynamo.config.recompile_limit` (8) are an error: call
+    A mask is made once per sequence length, window and device, and cached. On a CPU there is a forward but no backward.
+    More shapes in one process than `torch._dynamo.config.recompile_limit` (8) are an error: call
     `torch.compiler.reset()` between them.
     """
     q = inputs["q"]
     return {"out": flex(q, inputs["k"], inputs["v"], _block_mask(q.shape[-2], window, q.device) if causal else None)}
 
 
-# fullgraph: without it, one failed compile makes every later flex_attention call run unfused, with no error.
+# Without fullgraph, one failed compile makes every later flex_attention call run unfused, without an error.
 @torch.compile(dynamic=False, fullgraph=True)
 def flex(q: Tensor, k: Tensor, v: Tensor, block_mask: BlockMask | None) -> Tensor:
     return flex_attention(q, k, v, block_mask=block_mask, enable_gqa=q.shape[1] != k.shape[1])

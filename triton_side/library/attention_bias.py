@@ -1,9 +1,12 @@
-"""Attention with an additive bias by PyTorch: two of SDPA's backends, which take it as a mask, and FlexAttention.
+"""Attention with an additive bias by PyTorch: two SDPA backends, which take the bias as a mask, and FlexAttention.
 
 out = softmax(q k^T / sqrt(head_dim) + bias) v, with q, k, v and out [batch, heads, sequence, head_dim], bias [heads,
-sequence, sequence]. None falls back to another. SDPA's FlashAttention takes no mask, cuDNN one without a gradient
-(_scaled_dot_product_cudnn_attention_backward gives those of q, k and v, torch 2.13); the memory-efficient kernels give
-one for each of the batch, which autograd adds up; FlexAttention adds them in place, atomically.
+sequence, sequence]. No backend falls back to another.
+
+- SDPA's FlashAttention takes no mask.
+- cuDNN takes a mask but gives it no gradient (_scaled_dot_product_cudnn_attention_backward, torch 2.13).
+- The memory-efficient kernels give one bias gradient per batch element, and autograd sums them.
+- FlexAttention sums them in place, with atomics.
 """
 
 from collections.abc import Mapping
@@ -16,12 +19,12 @@ from torch.nn.attention.flex_attention import flex_attention
 
 
 def apply_efficient(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """SDPA held to its memory-efficient backend, which has no CPU path."""
+    """SDPA with its memory-efficient backend only, which has no CPU path."""
     return _sdpa(inputs, SDPBackend.EFFICIENT_ATTENTION)
 
 
 def apply_cudnn(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """SDPA held to its cuDNN backend, which has no CPU path; raises RuntimeError where the bias wants a gradient."""
+    """SDPA with its cuDNN backend only, which has no CPU path. Raises RuntimeError if the bias requires grad."""
     return _sdpa(inputs, SDPBackend.CUDNN_ATTENTION)
 
 
@@ -31,17 +34,17 @@ def _sdpa(inputs: Mapping[str, Tensor], backend: SDPBackend) -> dict[str, Tensor
         return {"out": F.scaled_dot_product_attention(q, k, v, attn_mask=inputs["bias"][None])}
 
 
-# fullgraph: without it, one failed compile makes every later flex_attention call run unfused, with no error.
+# Without fullgraph, one failed compile makes every later flex_attention call run unfused, without an error.
 @torch.compile(dynamic=False, fullgraph=True)
 def _flex(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     def biased(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return score + bias[head, query, key]
 
     out = flex_attention(q, k, v, score_mod=biased)
-    assert isinstance(out, Tensor)  # a tuple where more is asked for
+    assert isinstance(out, Tensor)  # a tuple only if auxiliary outputs are requested
     return out
 
 
 def apply_flex(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """FlexAttention, compiled by Inductor on the first call of each shape; see `attention.apply_flex`."""
+    """FlexAttention, compiled by Inductor at the first call of each shape; see `attention.apply_flex`."""
     return {"out": _flex(*(inputs[name] for name in ("q", "k", "v", "bias")))}

@@ -1,6 +1,6 @@
 """Causal attention of packed sequences by PyTorch: its varlen interface and FlexAttention with a document mask.
 
-q and out [tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim], cu_seqlens [sequences + 1], int32; neither
+q and out [tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim], cu_seqlens [sequences + 1] int32. Neither
 falls back to the other.
 """
 
@@ -16,7 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from triton_side.library.attention import flex
 
-# torch 2.12 refuses shared heads without; where there is no such argument, they are not refused.
+# torch 2.12 refuses shared heads without this argument. Versions without the argument accept them.
 _SHARED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 _masks: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
@@ -24,18 +24,20 @@ _masks: WeakIdKeyDictionary = WeakIdKeyDictionary()
 def apply_varlen(inputs: Mapping[str, Tensor], longest: int) -> dict[str, Tensor]:
     """FlashAttention-2 through torch.nn.attention.varlen; needs a GPU, and bfloat16 or float16.
 
-    `longest`: the length of the longest sequence, which that kernel's grid is sized by.
+    longest: the length of the longest sequence, which determines the kernel's grid.
     """
     cu_seqlens = inputs["cu_seqlens"]
     arguments = (inputs["q"], inputs["k"], inputs["v"], cu_seqlens, cu_seqlens, longest, longest)
     out = varlen_attn(*arguments, window_size=(-1, 0), **_SHARED)
-    assert isinstance(out, Tensor)  # with return_aux it would be a pair
+    assert isinstance(out, Tensor)  # a pair only with return_aux
     return {"out": out}
 
 
 def apply_flex(inputs: Mapping[str, Tensor], longest: int) -> dict[str, Tensor]:
-    """FlexAttention, compiled, with a mask made once for each cu_seqlens and kept until it is written to, as a model
-    makes one for all its layers."""
+    """FlexAttention, compiled, with a mask that is made once for each cu_seqlens.
+
+    The mask is cached until cu_seqlens changes, as a model uses one mask for all its layers.
+    """
     q, k, v = (inputs[name].transpose(0, 1).unsqueeze(0) for name in "qkv")
     return {"out": flex(q, k, v, _mask_of(inputs["cu_seqlens"], q.shape[2])).squeeze(0).transpose(0, 1)}
 

@@ -1,4 +1,4 @@
-"""A bias added to the rows of a matrix, then GELU, tanh approximation, by `torch.nn.functional.gelu`."""
+"""GELU, tanh approximation, of a matrix plus a bias, by `torch.nn.functional.gelu`."""
 
 from collections.abc import Mapping
 
@@ -7,5 +7,5 @@ from torch import Tensor
 
 
 def apply(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """x [rows, columns], bias [columns] -> y [rows, columns]; two kernels, between them the sum in x's dtype."""
+    """x [rows, columns], bias [columns] -> y [rows, columns]; two kernels, with the sum in x's dtype between them."""
     return {"y": F.gelu(inputs["x"] + inputs["bias"], approximate="tanh")}

@@ -1,4 +1,4 @@
-"""Cross-entropy by `torch.nn.functional.cross_entropy`, with z-loss beside it."""
+"""Cross-entropy by `torch.nn.functional.cross_entropy`, plus z-loss."""
 
 from collections.abc import Mapping
 
@@ -10,9 +10,9 @@ from triton_side.blocks.cross_entropy import IGNORED
 
 
 def summed(logits: Tensor, labels: Tensor, smoothing: float, z_loss: float) -> Tensor:
-    """The sum of the losses of logits [tokens, classes] with labels [tokens] int32, [] in float32.
+    """Return the sum of the losses of logits [tokens, classes] with labels [tokens] int32: [] in float32.
 
-    The logits go in as float32, because the function returns its input's dtype. It takes int64 labels.
+    The logits are converted to float32, because the function returns its input's dtype, and the labels to int64.
     """
     logits, labels = logits.float(), labels.long()
     entropies = F.cross_entropy(logits, labels, ignore_index=IGNORED, label_smoothing=smoothing, reduction="sum")
@@ -21,14 +21,13 @@ def summed(logits: Tensor, labels: Tensor, smoothing: float, z_loss: float) -> T
 
 
 def count(labels: Tensor) -> Tensor:
-    """How many tokens count, or 1."""
+    """Return how many tokens have a label that is not ignored, at least 1."""
     return (labels != IGNORED).sum().clamp(min=1)
 
 
 def apply(inputs: Mapping[str, Tensor], *, smoothing: float, z_loss: float) -> dict[str, Tensor]:
     """logits [tokens, classes], labels [tokens] int32 -> loss [] in float32.
 
-    The function's own mean is NaN where all labels are ignored, so it sums, and the sum is divided by the number of
-    tokens that count, or 1.
+    The function's own mean is NaN if all labels are ignored. It therefore sums, and `count` divides the sum.
     """
     return {"loss": summed(inputs["logits"], inputs["labels"], smoothing, z_loss) / count(inputs["labels"])}

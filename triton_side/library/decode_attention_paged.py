@@ -1,5 +1,7 @@
-"""Attention of one new token a sequence to a cache in pages: gathered first for scaled_dot_product_attention, which
-takes no page table; where they lie for FlexAttention, whose block mask names the blocks of keys that a sequence sees.
+"""Attention of one new token per sequence to a cache in pages, by PyTorch.
+
+scaled_dot_product_attention takes no page table, so the pages are gathered first. FlexAttention reads the pages in
+place: its block mask lists the blocks of keys that a sequence sees.
 
 q and out [batch, heads, head_dim], k_pages, v_pages [pages, page_size, kv_heads, head_dim], page_table
 [batch, pages_per_sequence], lengths [batch]; zeros where a length is 0.
@@ -14,21 +16,24 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from triton_side.blocks.decode_attention_paged import gathered
 from triton_side.library.decode_attention import attend_cudnn
 
-QUERIES = 128  # that the mask passes over together: a multiple of the tile that heads sharing keys make of one query
+QUERIES = 128  # queries per block of the mask: a multiple of the tile that heads with shared keys make of one query
 
 
 def apply_cudnn(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Pages gathered, then SDPA held to its cuDNN backend."""
+    """Gather the pages, then call SDPA with its cuDNN backend only."""
     k, v = (gathered(inputs[name], inputs["page_table"]) for name in ("k_pages", "v_pages"))
     return {"out": attend_cudnn(inputs["q"], k, v, inputs["lengths"])}
 
 
 def block_mask(page_table: Tensor, lengths: Tensor, pages: int, page_size: int) -> BlockMask:
-    """A page is a block, and a sequence's list of blocks its row of the page table: vLLM's FlexAttention does so, and
-    torch.nn.attention.experimental's PagedAttention, which wants to give out the pages itself."""
+    """Return a mask in which a page is a block, and a sequence's blocks are its row of the page table.
+
+    vLLM's FlexAttention does the same. So does torch.nn.attention.experimental's PagedAttention, but it insists on
+    allocating the pages itself.
+    """
     batch, each = page_table.shape
-    # A key is known by its place in memory; a page that is not the sequence's comes after all of its own. What is not
-    # scattered to must not be a constant: Inductor (2.11, 2.13) then takes that for all of `place`, and drops the rest.
+    # The mask function gets a key's place in memory. A page of another sequence counts as after all of this one's.
+    # `beyond` must not be a constant: Inductor (2.11, 2.13) would take it for all of `place` and drop the scatter.
     order = torch.arange(each, dtype=lengths.dtype, device=page_table.device).expand(batch, each)
     beyond = lengths[:, None].expand(batch, pages).contiguous()
     place = beyond.scatter(1, page_table.long(), order)
@@ -43,19 +48,21 @@ def block_mask(page_table: Tensor, lengths: Tensor, pages: int, page_size: int) 
     )
 
 
-# fullgraph: without it, one failed compile makes every later flex_attention call run unfused, with no error.
+# Without fullgraph, one failed compile makes every later flex_attention call run unfused, without an error.
 @torch.compile(dynamic=False, fullgraph=True)
 def _flex(q: Tensor, k_pages: Tensor, v_pages: Tensor, page_table: Tensor, lengths: Tensor) -> Tensor:
     mask = block_mask(page_table, lengths, *k_pages.shape[:2])
     k, v = (pages.flatten(0, 1).transpose(0, 1)[None] for pages in (k_pages, v_pages))
     out = flex_attention(q, k, v, block_mask=mask, enable_gqa=True)
-    assert isinstance(out, Tensor)  # a tuple where more is asked for
+    assert isinstance(out, Tensor)  # a tuple only if auxiliary outputs are requested
     return out
 
 
 def apply_flex(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """FlexAttention, compiled by Inductor on the first call of each shape, with its block mask, as in
-    `decode_attention.apply_flex`. Not on a CPU, where its kernel takes a block's place in memory for its place in the
-    list (torch 2.13)."""
+    """FlexAttention and its block mask, compiled by Inductor at the first call of each shape.
+
+    See `decode_attention.apply_flex`. It is wrong on a CPU, where the kernel confuses a block's place in memory with
+    its place in the list (torch 2.13).
+    """
     q, *rest = (inputs[name] for name in ("q", "k_pages", "v_pages", "page_table", "lengths"))
     return {"out": _flex(q[:, :, None], *rest)[:, :, 0]}

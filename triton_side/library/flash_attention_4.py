@@ -1,8 +1,9 @@
-"""FlashAttention-4's CuTe kernels (flash-attn-4, https://github.com/Dao-AILab/flash-attention), an optional package:
-`apply` was tested with 4.0.0b36, whose source `apply_packed` is written by.
+"""FlashAttention-4's CuTe kernels (flash-attn-4, https://github.com/Dao-AILab/flash-attention), an optional package.
 
-`flash_attn_func` and `flash_attn_varlen_func` launch past PyTorch's dispatcher, so the two halves that they share,
-which are not public API, are called from an autograd function of our own (see `_operation`), as their own do.
+`apply` was tested with 4.0.0b36; `apply_packed` was written from that version's source.
+
+`flash_attn_func` and `flash_attn_varlen_func` bypass PyTorch's dispatcher (see `_operation`). This module therefore
+calls the forward and backward functions that both share, from its own autograd function. They are not public API.
 """
 
 from collections.abc import Mapping
@@ -19,16 +20,18 @@ from triton_side.library._operation import operation
 def apply(inputs: Mapping[str, Tensor], causal: int = 1, window: int = 0) -> dict[str, Tensor]:
     """q [batch, heads, sequence, head_dim], k, v [batch, kv_heads, sequence, head_dim] -> out, float16 or bfloat16.
 
-    Its own layout is [batch, sequence, heads, head_dim]: q, k and v are read in place through their strides, and `out`
-    and the gradients are views of that layout.
+    The library's layout is [batch, sequence, heads, head_dim]. It reads q, k and v in place through their strides;
+    `out` and the gradients are views of that layout.
     """
     q, k, v = (inputs[name].transpose(1, 2) for name in "qkv")
     return {"out": _attend(q, k, v, bool(causal), window, None, 0).transpose(1, 2)}
 
 
 def apply_packed(inputs: Mapping[str, Tensor], longest: int) -> dict[str, Tensor]:
-    """Causal, q [tokens, heads, head_dim], k, v [tokens, kv_heads, head_dim], float16 or bfloat16, cu_seqlens
-    [sequences + 1], int32 -> out. `longest`: the length of the longest sequence."""
+    """q [tokens, heads, head_dim], k, v [tokens, kv_heads, head_dim], cu_seqlens [sequences + 1] int32 -> out; causal.
+
+    q, k and v are float16 or bfloat16. longest: the length of the longest sequence.
+    """
     return {"out": _attend(inputs["q"], inputs["k"], inputs["v"], True, 0, inputs["cu_seqlens"], longest)}
 
 
@@ -59,7 +62,7 @@ def _backward(
 
 
 def _seen(causal: bool, window: int, cu_seqlens: Tensor | None, longest: int) -> dict[str, Any]:
-    """Which keys a query sees, as these functions are told: how many before its own (None: all), of which sequences."""
+    """Return the library's arguments that say which keys a query sees. A window size of None means all earlier keys."""
     return {
         "causal": causal, "window_size_left": window - 1 if window else None,
         "cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens,

@@ -1,6 +1,6 @@
-"""A layer of GPT-2 whose attention is `F.scaled_dot_product_attention`, by cuDNN; the rest is plain.
+"""A layer of GPT-2: attention by cuDNN through `F.scaled_dot_product_attention`, the rest in plain PyTorch.
 
-Made for torch.compile, which leaves the attention to the library and fuses what is around it.
+It is meant for torch.compile, which calls the library for the attention and fuses the other operations.
 """
 
 from collections.abc import Mapping

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def apply(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """x [m, k], weight [k, n], bias [n] -> y [m, n]; on a GPU the bias is cuBLASLt's epilogue.
+    """x [m, k], weight [k, n], bias [n] -> y [m, n]; on a GPU cuBLASLt adds the bias in its epilogue.
 
     float32 products follow `torch.get_float32_matmul_precision()`.
     """

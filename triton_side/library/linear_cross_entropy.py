@@ -1,7 +1,7 @@
-"""The last projection and its loss, chunk by chunk of tokens: what users of PyTorch write to save the logits' memory.
+"""The last projection and its loss, one chunk of tokens at a time, as PyTorch users write it to save memory for logits.
 
-`torch.nn.functional.linear_cross_entropy` (PyTorch 2.13) yields no logsumexp, of which z-loss is made, and the
-projection would have to be made once more for it.
+`torch.nn.functional.linear_cross_entropy` (PyTorch 2.13) does not return the logsumexp that z-loss needs, so it would
+require a second projection.
 """
 
 from collections.abc import Mapping
@@ -18,8 +18,7 @@ TOKENS = 1024  # a chunk
 def apply(inputs: Mapping[str, Tensor], *, smoothing: float, z_loss: float) -> dict[str, Tensor]:
     """h [tokens, width], w [classes, width], labels [tokens] int32 -> loss [] in float32.
 
-    Each chunk's logits are made once more for the gradients, and autograd adds the chunks' gradients of w up in w's
-    dtype.
+    The backward pass computes each chunk's logits again, and autograd sums the chunks' gradients of w in w's dtype.
     """
     w, labels = inputs["w"], inputs["labels"]
 

@@ -1,4 +1,4 @@
-"""A linear layer under GELU by `torch.nn.functional.linear` and `torch.nn.functional.gelu`, two library calls."""
+"""A linear layer with GELU, by `torch.nn.functional.linear` and `torch.nn.functional.gelu`: two library calls."""
 
 from collections.abc import Mapping
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def apply(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """x [m, k], weight [k, n], bias [n] -> y [m, n]; the bias is added inside the product's library call.
+    """x [m, k], weight [k, n], bias [n] -> y [m, n]; the product's library call adds the bias.
 
     float32 products follow `torch.get_float32_matmul_precision()`.
     """

@@ -9,8 +9,8 @@ from torch import Tensor
 def apply(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """a [m, k], b [n, k], a_scale [], b_scale [] -> c [m, n], bfloat16; on a GPU 16 must divide k and n.
 
-    Without `use_fast_accum` cuBLASLt periodically promotes intermediate results to a higher precision than that of the
-    tensor cores' sums, which costs speed (cuBLAS documentation, CUBLASLT_MATMUL_DESC_FAST_ACCUM).
+    Without `use_fast_accum`, cuBLASLt periodically promotes the tensor cores' sums to a higher precision, which costs
+    speed (cuBLAS documentation, CUBLASLT_MATMUL_DESC_FAST_ACCUM).
     """
     return {
         "c": torch._scaled_mm(

@@ -1,4 +1,4 @@
-"""A mixture of SwiGLU experts by `torch.nn.functional.grouped_mm`: tokens sorted by expert, one product a group."""
+"""A mixture of SwiGLU experts by `torch.nn.functional.grouped_mm`: tokens sorted by expert, one product per group."""
 
 from collections.abc import Mapping
 
@@ -13,12 +13,13 @@ def apply(inputs: Mapping[str, Tensor], *, top_k: int) -> dict[str, Tensor]:
     """x [tokens, width], router [experts, width], w_gate, w_up [experts, width, hidden], w_down [experts, hidden,
     width] -> y [tokens, width], balance_loss [] in float32.
 
-    Nothing waits for the GPU: grouped_mm reads where each group ends from its memory. It takes rows of a multiple of 16
-    bytes, and on a GPU has a kernel for bfloat16 alone; other types it computes group by group, waiting for each.
+    The host does not wait for the GPU: grouped_mm reads the ends of the groups from GPU memory. A row must have a
+    multiple of 16 bytes. On a GPU only bfloat16 has a kernel; other dtypes are computed group by group, with a wait for
+    each.
     """
     x = inputs["x"]
     chosen, weights, balance_loss = route(x, inputs["router"], top_k)
-    experts, order = chosen.flatten().sort(stable=True)  # slots by expert, then by token
+    experts, order = chosen.flatten().sort(stable=True)  # by expert, then by token
     every = torch.arange(len(inputs["router"]), device=x.device)
     ends = torch.searchsorted(experts, every, right=True, out_int32=True)
     rows = x[order // top_k]

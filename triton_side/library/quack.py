@@ -1,16 +1,16 @@
 """quack's CuTe kernels (quack-kernels, https://github.com/Dao-AILab/quack), an optional package: tested with 0.6.5.
 
-Its forward and backward functions are called from autograd functions of our own, because quack's LayerNorm has none and
-its others launch past PyTorch's dispatcher (see `_operation`). float32 inside.
+This module calls quack's forward and backward functions from its own autograd functions, because quack's LayerNorm has
+none and the others bypass PyTorch's dispatcher (see `_operation`). They compute in float32.
 
-What it has for a block and is not here:
+These kernels of quack are not used:
 
-- cross_entropy and linear_cross_entropy: neither label smoothing nor z-loss.
-- rope: takes positions that go on one by one from where each sequence begins (`seqlen_offsets`), ours are any.
-- dropout_residual_norm: a residual is added before RMSNorm alone, and nothing is dropped.
-- matmul, matmul_fp8, linear, linear_residual, linear_gelu, swiglu_mlp, moe: its products (`gemm_interface`) choose a
-  configuration by timing, at the first call of a shape, past `compare/workers/autotune_lock.py`'s lock; untuned, they
-  would be held against others that are. Nobody has tried them here.
+- cross_entropy and linear_cross_entropy: they have neither label smoothing nor z-loss.
+- rope: its positions count up from an offset per sequence (`seqlen_offsets`); ours are arbitrary.
+- dropout_residual_norm: it adds a residual before RMSNorm only, and has no dropout.
+- matmul, matmul_fp8, linear, linear_residual, linear_gelu, swiglu_mlp, moe: its products (`gemm_interface`) time
+  configurations at the first call of a shape, without the lock of `compare/workers/autotune_lock.py`. Without
+  autotuning, the comparison with autotuned kernels would be unfair. They are untested here.
 """
 
 from collections.abc import Mapping
@@ -31,13 +31,13 @@ def rmsnorm(inputs: Mapping[str, Tensor], *, eps: float) -> dict[str, Tensor]:
 
 
 def layernorm(inputs: Mapping[str, Tensor], *, eps: float) -> dict[str, Tensor]:
-    """x [rows, columns], weight, bias [columns] -> y; weight and bias go in as float32, which is all that it takes."""
+    """x [rows, columns], weight, bias [columns] -> y; weight and bias are converted to float32, as quack requires."""
     weight, bias = inputs["weight"].float(), inputs["bias"].float()
     return {"y": _LayerNorm.apply(inputs["x"], weight, bias, eps, _differentiated(inputs))}
 
 
 def softmax(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """x [rows, columns] -> y; rows of whole 16-byte vectors."""
+    """x [rows, columns] -> y; a row must have a multiple of 16 bytes."""
     return {"y": _Softmax.apply(inputs["x"])}
 
 

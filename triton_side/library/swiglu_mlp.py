@@ -11,8 +11,8 @@ def apply(inputs: Mapping[str, Tensor], *, eps: float) -> dict[str, Tensor]:
     """y = x + (silu(h @ gate_weight) * (h @ up_weight)) @ down_weight with h = rmsnorm(x, norm_weight).
 
     x [tokens, width], norm_weight [width], gate_weight and up_weight [width, hidden], down_weight [hidden,
-    width] -> y [tokens, width]. float32 products follow `torch.get_float32_matmul_precision()`. addmm reads
-    the residual inside the last GEMM's library call, before rounding.
+    width] -> y [tokens, width]. float32 products follow `torch.get_float32_matmul_precision()`. addmm adds the residual
+    inside the last GEMM's library call, before rounding.
     """
     x, norm_weight = inputs["x"], inputs["norm_weight"]
     h = F.rms_norm(x, norm_weight.shape, norm_weight, eps)

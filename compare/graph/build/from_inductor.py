@@ -170,14 +170,14 @@ def _same_memory(units: Iterable[CompiledGraph]) -> dict[str, str] | None:
     None if there are several units and the addresses were not recorded.
     """
     units = list(units)
-    if len(units) > 1 and not all(graph.holds for graph in units):
+    if len(units) > 1 and not all(graph.storages for graph in units):
         return None
     owners: dict[tuple[int, int, str], str] = {}
     same: dict[str, str] = {}
     for graph in units:
         places = {
-            name: (graph.holds[name], graph.memory[name].bytes, graph.memory[name].dtype)
-            for name in (*graph.inputs, *graph.outputs) if name is not None and name in graph.holds
+            name: (graph.storages[name], graph.memory[name].bytes, graph.memory[name].dtype)
+            for name in (*graph.inputs, *graph.outputs) if name is not None and name in graph.storages
         }
         same |= {_name(name, graph): owners[places[name]] for name in graph.inputs if places.get(name) in owners}
         for name, place in places.items():

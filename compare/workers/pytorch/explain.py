@@ -36,11 +36,11 @@ class TorchExplainer:
             for_target.activate(targets.load(target).device_properties())
         import torch
 
-        from triton_side.deviceless.user_functions import Factory
+        from triton_side.deviceless.user_functions import TensorFactory
 
         self._train, self._deviceless = request["grad"], target is not None
         self._target = target or torch.cuda.get_device_name()
-        self._factory = Factory()
+        self._factory = TensorFactory()
         self._state: Mapping[str, Any] = request["state"]
 
     def explain(self, call: Mapping[str, Any], dumps: Path) -> tuple[Any, list[str]]:
@@ -62,11 +62,11 @@ class TorchExplainer:
         return graph, [*broken, *self._assumed(call["name"], captured)]
 
     def _make(self, like: Any) -> Any:
-        from triton_side.deviceless.user_functions import TensorLike
+        from triton_side.deviceless.user_functions import TensorSpec
 
         stride = like.stride or _contiguous(like.shape)
         return self._factory.tensor(
-            TensorLike(like.shape, stride, like.dtype, like.requires_grad, like.is_parameter)
+            TensorSpec(like.shape, stride, like.dtype, like.requires_grad, like.is_parameter)
         )
 
     def _assumed(self, name: str, captured: Any) -> list[str]:

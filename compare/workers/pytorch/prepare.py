@@ -63,7 +63,7 @@ def inductor(
         function = compiler.compile(_copy(function), max_autotune=options.get("max_autotune", False))
     program = program_of(case, partial(function, **BLOCKS[case.block].attributes_of(case)))
     waiting = autotune_lock.WaitingTime()
-    with compiler.timing_under(waiting.held), compiler.capture() as captured:
+    with compiler.benchmark_under_lock(waiting.held), compiler.capture() as captured:
         started = time.perf_counter()
         saved = program.forward(inputs)[1]
         backend.synchronize()

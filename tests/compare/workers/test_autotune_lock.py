@@ -131,7 +131,7 @@ def test_inductor_times_under_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for benchmarker in (TritonBenchmarker, InductorBenchmarker):
         monkeypatch.setattr(benchmarker, "benchmark_gpu", benchmark)
-    with compiler.timing_under(lambda: noted(events)):
+    with compiler.benchmark_under_lock(lambda: noted(events)):
         assert TritonBenchmarker().benchmark_gpu(None) == InductorBenchmarker().benchmark_gpu(None) == 1.0
     assert events == ["taken", "timed", "given back"] * 2
     events.clear()

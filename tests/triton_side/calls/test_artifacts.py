@@ -21,7 +21,7 @@ from pathlib import Path
 import triton, triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from triton_side import artifacts
+from triton_side.calls import artifacts
 
 @triton.jit
 def row_sum(x_ptr, out_ptr, COLUMNS: tl.constexpr):

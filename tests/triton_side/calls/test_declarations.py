@@ -164,7 +164,7 @@ WHOLE_STEP = {
 }
 SCRIPT = """
 import importlib, json, sys
-from triton_side import deviceless
+from triton_side.deviceless import for_target as deviceless
 deviceless.activate(json.load(open(sys.argv[1])))
 from triton_side.calls.dispatch import Operation, record_call
 

@@ -282,7 +282,7 @@ def test_sdpa_is_attention_and_causal_halves_its_flops() -> None:
 
 WITHOUT_A_GPU = """
 import json, sys
-from triton_side import deviceless
+from triton_side.deviceless import for_target as deviceless
 deviceless.activate(json.load(open(sys.argv[1])))
 from triton_side.calls.dispatch import record_call
 from triton_side.library import swiglu_mlp

@@ -22,7 +22,7 @@ H200 = dict(
 # A process that pretends to have a GPU cannot stop pretending.
 COMPILE_ONLY = """
 import hashlib, json, sys
-from triton_side import deviceless
+from triton_side.deviceless import for_target as deviceless
 deviceless.activate(json.loads(sys.argv[1]))
 import torch, triton, triton.language as tl
 from triton_side.cuda import gelu as cuda_gelu, softmax as cuda_softmax

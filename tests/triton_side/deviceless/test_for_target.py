@@ -19,7 +19,7 @@ pytestmark = [
 
 PRELUDE = f"""
 import dataclasses, json, sys
-from triton_side import deviceless
+from triton_side.deviceless import for_target as deviceless
 properties = json.load(open({str(PROPERTIES)!r}))
 """
 MLP = {
@@ -221,8 +221,8 @@ FLEX = """
 deviceless.activate(properties)
 import torch
 from compare.spec.blocks import attention_packed
-from compare.spec import Case
-from triton_side import _inductor_private as private
+from compare.spec.case import Case
+from triton_side.inductor import _private as private
 from triton_side.library import attention_packed as library
 
 def refused(sizes, train):
@@ -259,8 +259,8 @@ FLEX_IN_PAGES = """
 deviceless.activate(properties)
 import torch
 from compare.spec.blocks import decode_attention_paged
-from compare.spec import Case
-from triton_side import _inductor_private as private
+from compare.spec.case import Case
+from triton_side.inductor import _private as private
 from triton_side.library import decode_attention_paged as library
 
 def refused(case):
@@ -297,8 +297,8 @@ import re
 from unittest import mock
 from torch._inductor.graph import GraphLowering
 from compare.spec.blocks import decode_attention_paged
-from compare.spec import Case
-from triton_side import _inductor_private as private
+from compare.spec.case import Case
+from triton_side.inductor import _private as private
 from triton_side.library import decode_attention_paged as library
 case = Case("decode_attention_paged", "any", decode_attention_paged.sizes(3, 4, 2, 16, 5, 64, 1), "bfloat16", "fwd")
 specs = {t.name: (t.shape(case.sizes), t.dtype_in(case)) for t in decode_attention_paged.BLOCK.inputs}
@@ -354,7 +354,7 @@ print(json.dumps(re.findall(r"tt.dot [^,]+, [^,]+, (%[a-z]+)", ir)))
 def test_an_unknown_torch_is_refused_with_what_is_needed(cache):
     done = python(
         """
-from triton_side import _fake_cuda
+from triton_side.deviceless import _fake_cuda
 _fake_cuda.TORCH_BUILDS = (("1.0.0", None), ("1.1.0", "10.0"))
 deviceless.activate(properties)
 """,

@@ -15,17 +15,17 @@ PROPERTIES = Path(__file__).parents[3] / "compare" / "targets" / "h200" / "cuda_
 PROLOGUE = f"""
 import json
 import os
-from triton_side import deviceless
+from triton_side.deviceless import for_target as deviceless
 deviceless.activate(json.load(open({str(PROPERTIES)!r})))
 import torch
 import torch.nn.functional as F
-from triton_side import calls
-factory = calls.Factory()
+from triton_side.deviceless import user_functions
+factory = user_functions.TensorFactory()
 def tensor(*shape, stride=None, dtype="bfloat16", **more):
     stride = stride or torch.empty(shape, device="meta").stride()
-    return factory.tensor(calls.TensorLike(shape, tuple(stride), dtype, **more))
+    return factory.tensor(user_functions.TensorSpec(shape, tuple(stride), dtype, **more))
 def compiled(function, *args, train=False, **kwargs):
-    return calls.compile_call(function, args, kwargs, factory, train=train)
+    return user_functions.compile_call(function, args, kwargs, factory, train=train)
 """
 
 
@@ -87,7 +87,7 @@ def test_units_are_told_by_the_memory_of_results_that_nobody_computed():
             return torch.softmax(hidden, -1) + twice
         both = [compiled(function, tensor(64, 64), tensor(64, 64), train=train) for train in (False, True)]
         graphs = [captured.program().graphs for captured in both]
-        print(json.dumps([[[dict(each.holds), each.inputs, each.outputs] for each in some] for some in graphs]))
+        print(json.dumps([[[dict(each.storages), each.inputs, each.outputs] for each in some] for some in graphs]))
     """)
     for first, second, *backward in found:
         results = {first[0][name] for name in first[2][:2]}

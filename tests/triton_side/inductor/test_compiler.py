@@ -295,7 +295,7 @@ def test_what_coordinate_descent_chose_is_the_kernel_in_use() -> None:
     assert private.triton_kernel(module, "k") == private.TritonKernel(1, False, str(start), "first")
 
     found.found_by_coordesc = unknown.found_by_coordesc = True
-    private._descended[kernel] = {str(found): result(found, "better")}
+    private._compiled_by_descent[kernel] = {str(found): result(found, "better")}
     kernel.launchers = [SimpleNamespace(config=found)]
     assert private.triton_kernel(module, "k") == private.TritonKernel(1, True, str(found), "better")
 

@@ -28,8 +28,8 @@ from triton_side.inductor.graph import (
     Program,
     Refusal,
     SourceNode,
+    drop_foreign_operations,
     flops,
-    own_operations,
 )
 from triton_side.inductor.graph import Kernel as InductorKernel
 from triton_side.inductor.ir_text import read_fx
@@ -131,7 +131,7 @@ def test_a_kernel_that_reads_nothing_computes_nothing_from_operands():
     added = SourceNode("mul", "aten.mul", None, None, ("full", "x"))
     filled = dataclasses.replace(call("k1", "", "a", "op0"), sources=(zeros, doubled, added), nodes=(zeros,))
     reading = dataclasses.replace(call("k2", "a x", "c", "op1"), sources=(added,))
-    kept = own_operations([filled, reading], {})
+    kept = drop_foreign_operations([filled, reading], {})
     assert [[source.name for source in each.sources] for each in kept] == [["full", "two"], ["mul"]]
 
 
@@ -380,9 +380,9 @@ def test_a_kernel_that_lays_out_an_operand_is_not_the_convolution():
 
 COUNTED = """
 import importlib, json
-from triton_side import deviceless
+from triton_side.deviceless import for_target as deviceless
 deviceless.activate(json.load(open({properties!r})))
-from triton_side import _inductor_private as private
+from triton_side.inductor import _private as private
 from compare.graph.build.from_inductor import from_inductor
 
 counted = {{}}
@@ -483,7 +483,7 @@ def test_units_around_a_graph_break_share_the_memory_that_they_pass_on():
     assert set(passed) <= read and all(graph.buffer[name].role == "intermediate" for name in passed)
     assert "graph-break" in {r.code for r in graph.reasons if r.producer and r.consumer}
     # Without a run, nothing is known of it.
-    unknown = Program(tuple(dataclasses.replace(g, holds={}) for g in (one, other)))
+    unknown = Program(tuple(dataclasses.replace(g, storages={}) for g in (one, other)))
     assert "2 graphs" in from_inductor(unknown).unparsed[0]
 
 
@@ -507,14 +507,14 @@ def test_gradients_go_from_unit_to_unit_as_the_values_came():
     program = captured.program()
     run = from_inductor(program)
     assert run.unparsed == ()
-    not_run = [dataclasses.replace(g, holds={} if g.part == "backward" else g.holds) for g in program.graphs]
+    not_run = [dataclasses.replace(g, storages={} if g.part == "backward" else g.storages) for g in program.graphs]
     told = from_inductor(Program(tuple(not_run)))
     assert told.unparsed == ()
     # What the caller has of `third` has a gradient of its own, which autograd adds: only a run tells.
     assert _cotangents(run) == {"graph-1/tangents_1", "graph-2/tangents_1"}
     assert _cotangents(told) == {"graph-2/tangents_1"}
     # Nobody knows what is passed where forward did not run either.
-    unknown = from_inductor(Program(tuple(dataclasses.replace(g, holds={}) for g in program.graphs)))
+    unknown = from_inductor(Program(tuple(dataclasses.replace(g, storages={}) for g in program.graphs)))
     assert [text.split()[0] for text in unknown.unparsed] == ["forward", "backward"]
 
 
@@ -528,7 +528,7 @@ def test_a_unit_that_hands_on_what_it_was_given():
         memory = {name: Memory(name, (25,), "f32", 100) for name in ("x", "y", "a", "c", "d", "tangents_1")}
         taken, given = tuple(inputs.split()), tuple(outputs.split())
         return dataclasses.replace(
-            graph, part=part, unit=number, memory=memory, inputs=taken, outputs=given, holds=holds
+            graph, part=part, unit=number, memory=memory, inputs=taken, outputs=given, storages=holds
         )
 
     first = unit(0, "forward", "x", "a", [call("k1", "x", "a", "op0")], x=0, a=1)
