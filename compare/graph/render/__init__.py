@@ -1,1 +1,1 @@
-"""Fusion graphs as text, Graphviz, notebook HTML and Model Explorer JSON."""
+"""Views of fusion graphs: terminal text, Graphviz, notebook HTML and Model Explorer JSON."""

@@ -1,4 +1,4 @@
-"""Fusion graphs side by side: stages down, graphs across, in each cell the kernels that hold the stage."""
+"""Fusion graphs side by side: a row for each stage, a column for each graph, kernel numbers in the cells."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_NUMBERS = 6
 
 
 def table(names: Sequence[str], graphs: Sequence[FusionGraph], alignment: Alignment) -> RenderableType:
-    """One line a stage; numbers are the kernels', listed below with what each moves."""
+    """Return a table with one line for each stage. The numbered kernels follow, with their declared bytes."""
     from rich import box
     from rich.console import Group
     from rich.table import Table
@@ -36,31 +36,31 @@ def table(names: Sequence[str], graphs: Sequence[FusionGraph], alignment: Alignm
         grid.add_row(plain(formats.name(row.label, 60)), *(plain(_cell(cell)) for cell in row.cells))
     sections: list[RenderableType] = [grid] if alignment.rows else [plain("nothing to align: no stages, no operations")]
     if meanings := [f"{word}: {meaning}" for word, meaning in _WORDS.items() if _occurs(word, alignment)]:
-        sections.append(plain("\n".join(["\nAgainst the first that holds it:", *meanings]), "dim"))
+        sections.append(plain("\n".join(["\nCompared with the first graph that holds the stage:", *meanings]), "dim"))
     if inferred:
-        sections.append(plain("\nToo few of them name stages: operations are matched by kind and dataflow order."))
+        sections.append(plain("\nToo few graphs name stages, so operations are matched by kind and dataflow order."))
     for name, graph, loose, kernels in zip(names, graphs, alignment.unaligned, alignment.unattributed, strict=True):
         sections.append(plain(""))
         sections.append(_legend(name, graph))
         if kernels:
-            words = "with none of these" if inferred else "in no stage"
+            words = "without a matched operation" if inferred else "in no stage"
             sections.append(plain(f"{words}: {_numbers(kernels, MOST_KERNELS)}"))
         if loose:
             sections.append(plain(f"unaligned: {formats.words(formats.operation(op) for op in loose[:MOST_KERNELS])}"))
     return Group(*sections)
 
 
-# Of a stage, against the first of the graphs that holds it.
+# Relations of a stage to the first graph that holds it.
 _WORDS = {
     "split": "in more kernels",
     "merged": "in fewer kernels",
-    "joined": "in as many kernels, together with what is apart there",
-    "parted": "in as many kernels, apart from what is together with it there",
+    "joined": "in as many kernels, with stages that are separate there",
+    "parted": "in as many kernels, without stages that are together with it there",
     "regrouped": "in as many kernels, both joined and parted",
     "recomputed": "in a kernel that computes it again",
     "absent": "in no kernel",
-    "not named": "in no kernel that says so; some name no stage",
-    "names no stages": "no kernel here says its stage",
+    "not named": "in no known kernel; some kernels name no stage",
+    "names no stages": "no kernel of this graph names a stage",
 }
 
 
@@ -69,7 +69,7 @@ def _occurs(word: str, alignment: Alignment) -> bool:
 
 
 def _cell(cell: Cell) -> str:
-    held = "its kernels are not known" if cell.kernels is None else _numbers(cell.kernels, _MOST_NUMBERS)
+    held = "kernels unknown" if cell.kernels is None else _numbers(cell.kernels, _MOST_NUMBERS)
     relations = ", ".join(relation for relation in cell.relations if relation != "same region")
     return ": ".join(filter(None, (held, relations)))
 
@@ -98,10 +98,11 @@ def _legend(name: str, graph: FusionGraph) -> Tree:
 
 
 def ablation(fused: str, unfused: str, found: Ablation) -> RenderableType:
-    """What fusion buys, whole and region by region, but for regions in which as many kernels move about the same."""
+    """Return what fusion saves, in total and by region, without regions that it hardly changes."""
     from rich.tree import Tree
 
-    tree = Tree(plain(f"what fusion buys: {formats.name(fused, 30)} against {formats.name(unfused, 30)}", "bold"))
+    title = f"what fusion saves: {formats.name(fused, 30)} compared with {formats.name(unfused, 30)}"
+    tree = Tree(plain(title, "bold"))
     tree.add(_region("all", found.total))
     shown = [region for region in found.regions if _matters(region, found.total)]
     names = [", ".join(region.stages) or "no stage" for region in shown]
@@ -109,26 +110,25 @@ def ablation(fused: str, unfused: str, found: Ablation) -> RenderableType:
     for label, region in zip(names, shown, strict=True):
         tree.add(_region(f"{' and '.join(region.phases)}: {label}" if label in several else label, region))
     if same := len(found.regions) - len(shown):
-        tree.add(plain(f"{formats.count(same, 'region')} more: as many kernels that move about the same"))
+        tree.add(plain(f"{formats.count(same, 'more region')} with as many kernels and about the same bytes"))
     for name, only in ((fused, found.only_fused), (unfused, found.only_unfused)):
         if only:
-            words = f"in {formats.name(name, 30)} alone: {_numbers(only, MOST_KERNELS)}"
-            tree.add(plain(words))
+            tree.add(plain(f"only in {formats.name(name, 30)}: {_numbers(only, MOST_KERNELS)}"))
     return tree
 
 
-_TELLING = 1e-3  # of what the unfused graph moves; of its time, which varies from run to run, ten times that
+_SIGNIFICANT = 1e-3  # of the unfused graph's bytes; ten times that of its time, which varies from run to run
 
 
 def _matters(region: Region, total: Region) -> bool:
-    """Whether fusion changes the region's kernels, bytes or time."""
+    """Return whether fusion changes the region's kernels, bytes or time."""
     if len(region.fused.kernels) != len(region.unfused.kernels):
         return True
-    if region.bytes_saved is None or abs(region.bytes_saved) > _TELLING * total.unfused.declared.value:
+    if region.bytes_saved is None or abs(region.bytes_saved) > _SIGNIFICANT * total.unfused.declared.value:
         return True
     whole = total.unfused.device_time_us
     saved = region.time_saved_us
-    return saved is not None and whole is not None and abs(saved) > 10 * _TELLING * whole.value
+    return saved is not None and whole is not None and abs(saved) > 10 * _SIGNIFICANT * whole.value
 
 
 def _region(label: str, region: Region) -> RenderableType:
@@ -143,6 +143,7 @@ def _region(label: str, region: Region) -> RenderableType:
 
 
 def to_json(names: Sequence[str], alignment: Alignment) -> dict[str, Any]:
+    """Return the alignment as JSON; a row's phase is `part`."""
     found = asdict(alignment)
     rows = [{"part" if name == "phase" else name: value for name, value in row.items()} for row in found["rows"]]
     return {"graphs": list(names), **found, "rows": rows}

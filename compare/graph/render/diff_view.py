@@ -1,4 +1,4 @@
-"""What changed from one fusion graph to another, in a terminal."""
+"""The differences between two fusion graphs in a terminal."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ if TYPE_CHECKING:
 
 _WORDS = {
     "split": "split", "merged": "merged", "regrouped": "regrouped", "appeared": "appeared", "vanished": "vanished",
-    "bytes": "other arrays", "kind": "other kind",
-    "operations": "other operations",
+    "bytes": "changed arrays", "kind": "changed kind", "operations": "changed operations",
 }
 
 
 def tree(title: str, change: GraphDiff, a: FusionGraph, b: FusionGraph) -> RenderableType:
-    """Kernels with what they were (-) and are (+), buffers, reasons; each list ranked as `change` has it."""
+    """Return a tree of changed kernels before (-) and after (+), buffers and reasons, in the order of `change`."""
     from rich.tree import Tree
 
     root = Tree(plain(printable(title), "bold"), guide_style="dim")
@@ -51,7 +50,7 @@ def tree(title: str, change: GraphDiff, a: FusionGraph, b: FusionGraph) -> Rende
             if len(buffers) > MOST_KERNELS:
                 branch.add(plain(f"… and {len(buffers) - MOST_KERNELS} more"))
     if change.reasons:
-        branch = root.add(plain("other reasons for not fusing", "bold"))
+        branch = root.add(plain("changed reasons for not fusing", "bold"))
         for reason in change.reasons[:MOST_KERNELS]:
             branch.add(plain(_reason(reason)))
         if len(change.reasons) > MOST_KERNELS:
@@ -61,9 +60,9 @@ def tree(title: str, change: GraphDiff, a: FusionGraph, b: FusionGraph) -> Rende
 
 def _totals(a: FusionGraph, b: FusionGraph) -> str:
     kernels = [formats.UNKNOWN if graph.kernels is None else str(len(graph.kernels)) for graph in (a, b)]
-    moved = [formats.size(totals(graph).declared.exact) for graph in (a, b)]
-    noun, verb = ("kernel", "moves") if kernels == ["1", "1"] else ("kernels", "move")
-    return f"{kernels[0]} → {kernels[1]} {noun}, which {verb} {moved[0]} → {moved[1]}"
+    declared = [formats.size(totals(graph).declared.exact) for graph in (a, b)]
+    noun = "kernel" if kernels == ["1", "1"] else "kernels"
+    return f"{kernels[0]} → {kernels[1]} {noun}, {declared[0]} → {declared[1]} declared"
 
 
 def _add_kernels(root: Tree, change: KernelChange, before: tuple[Kernel, ...], after: tuple[Kernel, ...]) -> None:
@@ -78,7 +77,7 @@ def _add_kernels(root: Tree, change: KernelChange, before: tuple[Kernel, ...], a
     branch = root.add(head)
     for sign, kernels, indices in (("-", before, change.before), ("+", after, change.after)):
         for index in indices:
-            # Where no kernels are known, `diff` compares operations, and these indices are theirs.
+            # Without kernels, `diff` compares operations, and the indices are theirs.
             if index < len(kernels):
                 branch.add(_kernel(sign, index, kernels[index]))
     if change.kind == "operations" and before and after:
@@ -88,7 +87,7 @@ def _add_kernels(root: Tree, change: KernelChange, before: tuple[Kernel, ...], a
 
 
 def _exchanged(old: Iterable[SourceOp], new: Iterable[SourceOp]) -> Iterator[tuple[str, str]]:
-    """Operations with their lines that one kernel has more of than the other."""
+    """Yield the operations, with their lines, that only one of two kernels has."""
     held = [Counter((formats.operation(op), formats.place(op.line or op.stage)) for op in ops) for ops in (old, new)]
     for label, more in (("without", held[0] - held[1]), ("with", held[1] - held[0])):
         if more:
@@ -109,7 +108,7 @@ def _reason(change: ReasonChange) -> str:
 
 
 def to_json(change: GraphDiff, a: FusionGraph, b: FusionGraph) -> dict[str, Any]:
-    """The lists of `GraphDiff`, kernels with their names beside their launch indices."""
+    """Return the lists of `GraphDiff`; kernels have their names and launch indices."""
     def names(graph: FusionGraph, indices: tuple[int, ...]) -> list[str]:
         held = graph.operations if graph.kernels is None else graph.kernels
         return [held[i].op if graph.kernels is None else held[i].name for i in indices]  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""A fusion graph as Graphviz text: kernels are boxes, and the buffers that pass between them are edges."""
+"""A fusion graph as Graphviz text: kernels are boxes, and buffers between them are edges."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WIDEST = 8.0  # points, for the largest buffer
 
 
 def dot(graph: FusionGraph) -> str:
-    """Text for `dot -Tsvg`. An edge is as wide as its share of the largest buffer; residuals are dashed."""
+    """Return text for `dot -Tsvg`. An edge's width shows its share of the largest buffer; residuals are dashed."""
     lines = ["digraph xlafuse {", f"  label={_quoted(graph.name, formats.origin(graph))};", *_STYLE]
     kernels = graph.kernels or ()
     for phase in PHASES:
@@ -54,7 +54,7 @@ def _kernel(index: int, kernel: Kernel) -> str:
 def _edges(
     number: int, buffer: Buffer, graph: FusionGraph, largest: int, why_not: Mapping[tuple[str, str], str]
 ) -> Iterator[str]:
-    """From who wrote it last to each reader; from and to nodes of their own where it is input and output."""
+    """Yield edges from the buffer's last writer to each reader. An input or output gets a node of its own."""
     kernels = graph.kernels or ()
     style = f"penwidth={max(0.5, WIDEST * math.sqrt(buffer.bytes / largest)) if largest else 0.5:.2f}"
     if buffer.role == "saved":
@@ -76,7 +76,7 @@ def _edges(
 
 
 def _why_not(graph: FusionGraph) -> dict[tuple[str, str], str]:
-    """By names of producer and consumer, the codes of the reasons."""
+    """Return the reason codes by names of producer and consumer."""
     codes: dict[tuple[str, str], dict[str, None]] = {}
     for reason in graph.reasons:
         codes.setdefault((reason.producer, reason.consumer), {})[reason.code] = None
@@ -88,7 +88,7 @@ def _size(buffer: Buffer) -> str:
 
 
 def _quoted(*lines: str) -> str:
-    """A label of several lines. Graphviz reads backslashes, quotes and HTML's entities in it."""
+    """Return a label of several lines, with the characters escaped that Graphviz interprets."""
     shown = (printable(line) for line in lines if line)
     escaped = (line.replace("\\", "\\\\").replace('"', '\\"').replace("&", "&amp;") for line in shown)
     return '"' + "\\n".join(escaped) + '"'

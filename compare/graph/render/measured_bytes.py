@@ -1,4 +1,4 @@
-"""What the GPU's counters said of a record's kernels, put beside what the graph declares."""
+"""Measured bytes: what ncu counted for a record's kernels, next to the bytes that the graph declares."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 from .. import formats
 from ..model import FusionGraph, Kernel
 
-FACT = "counted"  # of a kernel: {"alone": {"dram_read", "dram_written", "l2"}, "call": the same}, bytes of all launches
+# A kernel's fact: {"alone": {"dram_read", "dram_written", "l2"}, "call": the same}, in bytes of all launches.
+FACT = "counted"
 _COUNTS = ("dram_read", "dram_written", "l2")
 
 
 def with_measured_bytes(graph: FusionGraph, traffic: Mapping[str, Mapping[str, Any]]) -> FusionGraph:
-    """The graph with the counts of `compare.record.record.Record.traffic` among its kernels' facts."""
+    """Return the graph with the counts of `compare.record.record.Record.traffic` in its kernels' facts."""
     found: dict[int, dict[str, Any]] = {}
     for way, measured in traffic.items():
         for phase in (measured.get("parts") or {}).values():
@@ -29,10 +30,10 @@ def with_measured_bytes(graph: FusionGraph, traffic: Mapping[str, Mapping[str, A
     return replace(graph, kernels=tuple(kernels))
 
 
-def words(kernel: Kernel) -> list[str]:
-    """ "counted alone: reads 268 MB, writes 131 MB, 405 MB through L2", and the same of the call. """
+def lines(kernel: Kernel) -> list[str]:
+    """Return "measured alone: reads 268 MB, writes 131 MB, 405 MB through L2", and the same for the call."""
     return [
-        f"counted {'alone' if way == 'alone' else 'in the call'}: reads {formats.size(counts['dram_read'])}, "
+        f"measured {'alone' if way == 'alone' else 'in the call'}: reads {formats.size(counts['dram_read'])}, "
         f"writes {formats.size(counts['dram_written'])}, {formats.size(counts['l2'])} through L2"
         for way, counts in kernel.facts.get(FACT, {}).items()
     ]

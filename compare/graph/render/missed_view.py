@@ -1,4 +1,4 @@
-"""Why a graph has not fewer kernels, in a terminal: its missed fusions, those worth most first."""
+"""The missed fusions of a graph in a terminal, the largest savings first."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ MOST_SHOWN = 20
 
 
 def tree(graph: FusionGraph, bandwidth: float, whose: str, *, every: bool = False) -> RenderableType:
-    """Each missed fusion with the bytes and microseconds that it would save at most, in the compiler's own words.
+    """Return each missed fusion with its largest possible saving and the compiler's own words.
 
-    bandwidth: bytes a second; whose: what reaches it.
+    bandwidth: bytes per second. whose: the device with that bandwidth.
     """
     from rich.tree import Tree
 
@@ -32,10 +32,10 @@ def tree(graph: FusionGraph, bandwidth: float, whose: str, *, every: bool = Fals
     root = Tree(plain(formats.name(graph.name, 76), "bold"), guide_style="dim")
     root.add(plain(formats.origin(graph)))
     if not graph.reasons:
-        root.add(plain("no reasons are recorded: the compiler was not asked, or its log was not kept"))
+        root.add(plain("no reasons are recorded: the compiler's log was not requested or not kept"))
         return root
     rate = f"{bandwidth / 1e12:.2f} TB/s of {whose}"
-    root.add(plain(f"what each missed fusion would save at most: bytes that need not move, at {rate}"))
+    root.add(plain(f"the most that each missed fusion would save, at {rate}"))
     shown = priced if every else priced[:MOST_SHOWN]
     places = {
         kernel.name: ", ".join(kernel.stages or map(formats.place, kernel.lines)) for kernel in graph.kernels or ()
@@ -43,15 +43,15 @@ def tree(graph: FusionGraph, bandwidth: float, whose: str, *, every: bool = Fals
     for number, (reason, us) in enumerate(shown, 1):
         _add(root, number, reason, us, places)
     if len(shown) < len(priced):
-        root.add(plain(f"… and {formats.count(len(priced) - len(shown), 'fusion')} worth less; --all shows them"))
+        root.add(plain(f"… and {len(priced) - len(shown):,} with smaller savings; --all shows them"))
     if rest:
-        branch = root.add(plain(f"{formats.count(len(rest), 'more reason')}, worth nothing or not known", "bold"))
+        branch = root.add(plain(f"{formats.count(len(rest), 'more reason')} with no saving, or an unknown one", "bold"))
         for reason in rest if every else rest[:MOST_SHOWN]:
             branch.add(plain(f"{_pair(reason)}: {reason.code}: {printable(reason.text, 120)}"))
         if not every and len(rest) > MOST_SHOWN:
             branch.add(plain(f"… and {len(rest) - MOST_SHOWN} more; --all shows them"))
     codes = dict.fromkeys(reason.code for reason in (*(reason for reason, _ in shown), *rest) if reason.code != "other")
-    branch = root.add(plain("the words", "bold")) if codes else root
+    branch = root.add(plain("reason codes", "bold")) if codes else root
     for code in codes:
         branch.add(plain(f"{code}: {REASONS[code]}"))
     return root
@@ -61,23 +61,24 @@ def _add(root: Tree, number: int, reason: Reason, us: float, places: Mapping[str
     branch = root.add(plain(f"{number}. {formats.size(reason.bytes_saved)}, {formats.microseconds(us)}", "bold"))
     branch.add(plain(_pair(reason)))
     ends = [places.get(name, "") for name in (reason.producer, reason.consumer)]
-    if any(ends):  # of the two kernels, which often say more than their names
+    if any(ends):  # stages or lines, which often say more than the kernels' names
         branch.add(plain(" → ".join(formats.name(end, 34) if end else "?" for end in ends)))
     branch.add(plain(f"{reason.code} · {printable(reason.origin, 60)}: {printable(reason.text)}"))
     if reason.fused_us is not None and reason.unfused_us is not None:
-        branch.add(plain(f"its own estimate: {reason.fused_us:.4g} µs fused, {reason.unfused_us:.4g} µs apart"))
+        estimate = f"{reason.fused_us:.4g} µs fused, {reason.unfused_us:.4g} µs unfused"
+        branch.add(plain(f"the compiler's estimate: {estimate}"))
     if reason.line:
         branch.add(plain(formats.place(reason.line, 70)))
 
 
 def _pair(reason: Reason) -> str:
     if not (reason.producer or reason.consumer):
-        return formats.place(reason.line, 70) if reason.line else "kernels that the log's names do not lead to"
+        return formats.place(reason.line, 70) if reason.line else "kernels that the log does not identify"
     return " → ".join(formats.name(name, 32) if name else "?" for name in (reason.producer, reason.consumer))
 
 
 def to_json(graph: FusionGraph, bandwidth: float, whose: str) -> dict[str, Any]:
-    """`missed`: ranked, each with `saves_us_at_most`; `others`: what has no price."""
+    """Return `missed`: ranked, each with `saves_us_at_most`; `others`: reasons without a known saving."""
     priced = ranked(graph, bandwidth)
     known = {id(reason) for reason, _ in priced}
     return {

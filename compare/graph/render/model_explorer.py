@@ -1,4 +1,4 @@
-"""Fusion graphs as JSON that Google's Model Explorer opens (pip install ai-edge-model-explorer; its graph_builder.py).
+"""Fusion graphs as JSON for Google's Model Explorer (pip install ai-edge-model-explorer; see its graph_builder.py).
 
 Each kernel is a node, in the layer of its phase and of the stages that all its operations share. Inputs and outputs
 are nodes, too. An edge is a buffer, with its shape and bytes. An overlay for each reason code connects the kernels that
@@ -25,7 +25,7 @@ _WHY = "#d67195"
 
 
 def collection(label: str, graphs: Iterable[tuple[str, FusionGraph]]) -> Json:
-    """A GraphCollection. graphs: by names that tell them apart."""
+    """Return a GraphCollection. graphs: each with a unique name."""
     return {"label": _text(label), "graphs": [_graph(name, graph) for name, graph in graphs]}
 
 
@@ -39,7 +39,7 @@ def _graph(name: str, graph: FusionGraph) -> Json:
         "id": _text(name), "nodes": nodes, "groupNodeAttributes": {"": {key: _text(v) for key, v in notes.items()}}
     }
     if reasons := list(_reasons(graph)):
-        overlays = {"name": "why not one kernel", "type": "edge_overlays", "overlays": reasons}
+        overlays = {"name": "why not fused", "type": "edge_overlays", "overlays": reasons}
         found["tasksData"] = {"edgeOverlaysDataListLeftPane": [overlays], "edgeOverlaysDataListRightPane": []}
     return found
 
@@ -49,7 +49,7 @@ def _kernel(index: int, kernel: Kernel, graph: FusionGraph) -> Json:
     told = {
         "kind": kernel.kind, "launch": str(index + 1),
         "launches": formats.UNKNOWN if kernel.launches is None else str(kernel.launches),
-        "bytes moved": formats.size(declared_bytes(kernel)), "bytes read": formats.size(kernel.bytes_read),
+        "bytes declared": formats.size(declared_bytes(kernel)), "bytes read": formats.size(kernel.bytes_read),
         "bytes written": formats.size(kernel.bytes_written),
         "FLOP": formats.UNKNOWN if kernel.flops is None else formats.flops(kernel.flops),
         "device time": "" if kernel.device_time_us is None else formats.microseconds(kernel.device_time_us),
@@ -67,14 +67,16 @@ def _kernel(index: int, kernel: Kernel, graph: FusionGraph) -> Json:
 
 
 def _layer(kernel: Kernel) -> str:
-    """The phase, and below it the scopes that all stages in the kernel share."""
+    """Return the kernel's layer: its phase, and below it the scopes that all its stages share."""
     shared = os.path.commonprefix([stage.split("/") for stage in kernel.stages])
     return "/".join([kernel.phase, *(scope for scope in map(_text, shared) if scope)])
 
 
 def _add_edges(nodes: list[Json], number: int, buffer: Buffer, graph: FusionGraph) -> None:
-    """Of one buffer: edges into the kernels that read it; a node for where it comes from outside, and for where it goes
-    there (two of one that is updated in place)."""
+    """Add a buffer's edges to its readers, and nodes for an input and an output.
+
+    An argument that is updated in place has two nodes.
+    """
     found = list(buffer_edges(graph, buffer))
     if not found or any(edge.writer is None for edge in found):
         nodes.append(_outside(f"b{number}", "inputs", buffer))
@@ -108,7 +110,7 @@ def _operation(number: int, graph: FusionGraph) -> Json:
 
 
 def _reasons(graph: FusionGraph) -> Iterator[Json]:
-    """An overlay a code; a reason whose kernels' names lead to none, or to several, is in none."""
+    """Yield an overlay for each code; a reason whose names match no kernel, or several, is left out."""
     places: dict[str, list[int]] = {}
     for index, kernel in enumerate(graph.kernels or ()):
         places.setdefault(kernel.name, []).append(index)
@@ -124,7 +126,7 @@ def _reasons(graph: FusionGraph) -> Iterator[Json]:
 
 
 def _of_buffer(buffer: Buffer, size: int | None) -> dict[str, str]:
-    """"shape" is what Model Explorer writes on an edge."""
+    """Return a buffer's attributes. Model Explorer writes "shape" on the edge."""
     return {
         "shape": f"{formats.shape(buffer)} {formats.size(size)}", "buffer": buffer.name, "role": buffer.role,
         "bytes": formats.UNKNOWN if size is None else str(size),

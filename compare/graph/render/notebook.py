@@ -1,4 +1,4 @@
-"""A fusion graph as HTML for a notebook: one table of kernels, what each holds folded away below its name."""
+"""A fusion graph as HTML for a notebook: a table of kernels, with each one's operations folded below its name."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _template() -> Template:
 
 
 def html(graph: FusionGraph) -> str:
-    """A fragment without scripts or links; all text of the graph is escaped."""
+    """Return an HTML fragment without scripts or links. All text of the graph is escaped."""
     kernels = graph.kernels or ()
     timed = any(kernel.device_time_us is not None for kernel in kernels)
     shown = set(text_view.costliest(graph, MOST_KERNELS))
@@ -89,7 +89,7 @@ def _part(graph: FusionGraph, phase: str, shown: set[int], timed: bool) -> Mappi
     hidden = len(members) - len(rows)
     return {
         "title": f"{phase}: {formats.count(len(members), 'kernel')}", "rows": rows,
-        "hidden": f"{formats.count(hidden, 'kernel')} of less cost not shown" if hidden else "",
+        "hidden": f"{formats.count(hidden, 'cheaper kernel')} not shown" if hidden else "",
     }
 
 
@@ -104,7 +104,7 @@ def _rest(graph: FusionGraph) -> list[str]:
     lines = []
     if graph.kernels is None:
         words = formats.words(formats.operation(op) for op in graph.operations)
-        lines.append(f"{formats.count(len(graph.operations), 'operation')}, kernels not known: {words}")
+        lines.append(f"{formats.count(len(graph.operations), 'operation')}, kernels unknown: {words}")
     for title, buffers in text_view.buffer_lists(graph):
         largest = ", ".join(f"{formats.name(b.name, 40)} {formats.shape(b)}" for b in buffers[: text_view.MOST_BUFFERS])
         more = ", …" if len(buffers) > text_view.MOST_BUFFERS else ""

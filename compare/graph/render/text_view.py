@@ -1,6 +1,6 @@
-"""A fusion graph in a terminal: kernels in launch order, in each its operations and their source lines.
+"""A fusion graph in a terminal: kernels in launch order, with their operations and source lines.
 
-Nothing is said by colour alone, and nothing that a file says reaches the terminal as a control sequence or as markup.
+Colour never carries information alone. No text of a file reaches the terminal as a control sequence or as markup.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
     from ..analyse.roofline import Ceilings
 
-MOST_KERNELS = 40  # a screen or two; of longer graphs only the costly kernels are shown
+MOST_KERNELS = 40  # one or two screens; a longer graph shows only its costly kernels
 MOST_BUFFERS = 5
 MOST_FINDINGS = 5
 MOST_OPERATIONS = 200
 MOST_WORDS = 1000  # characters of a sentence
-_BELOW = "partly from L2, or faster than the stream that the floor rests on"
+_BELOW = "part of the data came from L2, or memory is faster than the copy that measured it"
 
 
 def text(graph: FusionGraph, width: int = 80) -> str:
-    """The default view as lines of at most `width` columns, without colours."""
+    """Return the default view as lines of at most `width` columns, without colours."""
     return render(overview(graph, width=width, notes=totals_lines(graph), remarks=finding_lines(graph)), width)
 
 
@@ -51,10 +51,13 @@ def overview(
     graph: FusionGraph, *, width: int = 80, every: bool = False, title: str | None = None, notes: Iterable[str] = (),
     remarks: Sequence[str] = (),
 ) -> RenderableType:
-    """The graph as a tree: phases, kernels, operations by stage and line; below it what it writes for later.
+    """Return the graph as a tree: phases, kernels, operations by stage and line, and the buffers between kernels.
 
-    width: what names and places are shortened to fit. every: all kernels of a large graph instead of the costliest.
-    title: instead of the graph's name. notes: lines to show below it. remarks: to show at the end.
+    width: columns that names and places are shortened to.
+    every: show all kernels of a large graph instead of the costliest.
+    title: replaces the graph's name.
+    notes: lines below the title.
+    remarks: lines at the end.
     """
     tree = titled(title or graph.name, [formats.origin(graph), *notes])
     if graph.kernels is None:
@@ -79,29 +82,29 @@ def overview(
 def stage(
     graph: FusionGraph, name: str, indices: Collection[int], *, width: int = 80, every: bool = False
 ) -> RenderableType:
-    """The kernels that hold operations of a stage (`indices`), each with everything else that is in it."""
+    """Return a view of the kernels that hold operations of a stage (`indices`), with all their other operations."""
     kernels = graph.kernels or ()
-    moved = tally(declared_bytes(kernels[index]) for index in indices)
-    of_all = formats.share(moved.exact, tally(map(declared_bytes, kernels)).exact)
+    declared = tally(declared_bytes(kernels[index]) for index in indices)
+    of_all = formats.share(declared.exact, tally(map(declared_bytes, kernels)).exact)
     held = f"{name}: in {formats.count(len(indices), 'kernel')} of {len(kernels)}"
-    bytes_ = f"which move {_tally(moved, formats.size)}" + (f", {of_all} of all" if of_all else "")
-    tree = titled(graph.name, [formats.origin(graph), f"{held}, {bytes_}"])
+    size = f"{_tally(declared, formats.size)} declared" + (f", {of_all} of all" if of_all else "")
+    tree = titled(graph.name, [formats.origin(graph), f"{held}, {size}"])
     shown = indices if every else costliest(graph, MOST_KERNELS, indices)
     _add_phases(tree, graph, set(shown), width, others=False)
     if len(shown) < len(indices):
-        tree.add(plain(f"… and {len(indices) - len(shown):,} of less cost; --all shows them"))
+        tree.add(plain(f"… and {len(indices) - len(shown):,} cheaper ones; --all shows them"))
     return tree
 
 
 def finding_lines(graph: FusionGraph, ceilings: Ceilings | None = None, *, name: str | None = None) -> list[str]:
-    """What stands out in this graph alone, in words. name: to speak of it by, instead of its compiler's."""
+    """Return the first findings about this graph. name: replaces its compiler's name in the sentences."""
     from ..findings.collect import findings
 
     return list(map(str, findings({name or graph.compiler: graph}, ceilings)[:MOST_FINDINGS]))
 
 
 def titled(title: str, lines: Iterable[str]) -> Tree:
-    """A title with lines below it."""
+    """Return a tree with a title and lines below it."""
     from rich.tree import Tree
 
     tree = Tree(plain(formats.name(title, 76), "bold"), guide_style="dim")
@@ -111,16 +114,16 @@ def titled(title: str, lines: Iterable[str]) -> Tree:
 
 
 def buffer_lists(graph: FusionGraph) -> list[tuple[str, list[Buffer]]]:
-    """What is written only to be read again, largest first, under a title each; what there is none of is left out."""
+    """Return titled lists of the buffers that kernels write for other kernels, largest first, without empty lists."""
     between = [buffer for buffer in graph.materialized if buffer.role != "saved"]
     saved = sorted(graph.saved, key=lambda buffer: -buffer.bytes)
     backward = {index for index, kernel in enumerate(graph.kernels or ()) if kernel.phase == "backward"}
     needed = [b for b in saved if not backward or backward.intersection(graph.consumers.get(b.name, ()))]
     lists = [
         ("saved for backward", needed),
-        ("saved for backward, which never reads it", [buffer for buffer in saved if buffer not in needed]),
+        ("saved for backward, but never read", [buffer for buffer in saved if buffer not in needed]),
         ("written by one kernel for another", [b for b in between if graph.consumers.get(b.name)]),
-        ("written, read by nobody", [b for b in between if not graph.consumers.get(b.name)]),
+        ("written and never read", [b for b in between if not graph.consumers.get(b.name)]),
     ]
     return [(title, buffers) for title, buffers in lists if buffers]
 
@@ -129,50 +132,52 @@ def totals_lines(
     graph: FusionGraph, ceilings: Ceilings | None = None, *, bytes_compulsory: Mapping[str, int] | None = None,
     flops_declared: Mapping[str, float] | None = None, call_us: float | None = None,
 ) -> list[str]:
-    """What the graph adds up to, in words; what is not known is left out, and what is incomplete says so.
+    """Return the graph's totals as lines. Unknown totals are left out; incomplete ones say so.
 
-    bytes_compulsory, flops_declared: as in `totals`. call_us: device time of a call, gaps included.
+    bytes_compulsory, flops_declared: as in `totals`. call_us: the device time of a call, with gaps.
     """
     found = totals(graph, bytes_compulsory=bytes_compulsory, flops_declared=flops_declared, ceilings=ceilings)
     if found.kernels is None:
         return []
     compulsory = sum(found.compulsory.values())
-    moved = f"moves {_tally(found.declared, formats.size)}, of which {formats.size(compulsory)} must move"
+    traffic = f"declared bytes: {_tally(found.declared, formats.size)}; compulsory bytes: {formats.size(compulsory)}"
     if found.fusion_efficiency is not None:
-        moved += f": fusion efficiency {formats.share(found.fusion_efficiency, 1)}"
-    lines = [moved]
+        traffic += f"; fusion efficiency: {formats.share(found.fusion_efficiency, 1)}"
+    lines = [traffic]
     if found.gemm_barrier is not None and found.gemm_barrier > compulsory:
-        lines.append(f"with each product's result written and read once, {formats.size(found.gemm_barrier)} must move")
+        lines.append(f"compulsory if each product's result passes through memory: {formats.size(found.gemm_barrier)}")
     if found.device_time_us is not None:
-        time = f"its kernels take {_tally(found.device_time_us, formats.microseconds)}, one after the other"
+        time = f"the kernels' times add up to {_tally(found.device_time_us, formats.microseconds)}"
         if found.recoverable_us is not None:
-            time += f", {_tally(found.recoverable_us, formats.microseconds)} above what they take at least"
+            time += f", {_tally(found.recoverable_us, formats.microseconds)} above their roofline times"
         lines.append(time)
     elif found.roofline_time_us is not None:
-        unknown = f" ({found.roofline_time_us.unknown:,} not known)" if found.roofline_time_us.unknown else ""
-        floor = formats.microseconds(found.roofline_time_us.value)
-        lines.append(f"its kernels take {floor} at least, one after the other{unknown}")
+        unknown = f" ({found.roofline_time_us.unknown:,} unknown)" if found.roofline_time_us.unknown else ""
+        roofline = formats.microseconds(found.roofline_time_us.value)
+        lines.append(f"the kernels' roofline times add up to {roofline}{unknown}")
     if call_us is not None:
         span = formats.microseconds(call_us)
         lines.append(f"a call takes {span} on the device, from the first kernel to the last of each phase")
     if found.below_roofline:
         numbers = ", ".join(str(index + 1) for index in found.below_roofline[:8])
         more = f" and {len(found.below_roofline) - 8} more" if len(found.below_roofline) > 8 else ""
-        who, whose = ("kernel", "its") if len(found.below_roofline) == 1 else ("kernels", "their")
-        lines.append(f"{who} {numbers}{more} took less than {whose} floor: {_BELOW}")
+        if len(found.below_roofline) == 1:
+            lines.append(f"kernel {numbers} is faster than its roofline time: {_BELOW}")
+        else:
+            lines.append(f"kernels {numbers}{more} are faster than their roofline times: {_BELOW}")
     if found.block_roofline_time_us is not None:
-        lines.append(f"the function itself takes {formats.microseconds(found.block_roofline_time_us)} at least")
+        lines.append(f"roofline time of the whole function: {formats.microseconds(found.block_roofline_time_us)}")
     return lines
 
 
 def _tally(tally: Tally, wording: Callable[[float], str]) -> str:
     if tally.unknown:
-        return f"at least {wording(tally.value)} ({tally.unknown:,} not known)"
+        return f"at least {wording(tally.value)} ({tally.unknown:,} unknown)"
     return wording(tally.value)
 
 
 def costliest(graph: FusionGraph, most: int, among: Collection[int] | None = None) -> list[int]:
-    """Launch indices of the `most` kernels that take longest, or, where no times are known, move most."""
+    """Return the launch indices of the `most` slowest kernels, or of those with most bytes where no time is known."""
     kernels = graph.kernels or ()
     timed = any(kernel.device_time_us is not None for kernel in kernels)
 
@@ -185,14 +190,14 @@ def costliest(graph: FusionGraph, most: int, among: Collection[int] | None = Non
 
 
 def plain(words: str, style: str = "") -> Text:
-    """Text in which nothing is markup."""
+    """Return text without markup."""
     from rich.text import Text
 
     return Text(words, style=style, overflow="fold")
 
 
 def columns(*widths: int | None, right: Sequence[int] = (), gap: int = 2) -> Table:
-    """A grid without borders: fixed widths, None for what takes the rest; `right`: the columns aligned to it."""
+    """Return a grid without borders. widths: None for the column that takes the rest. right: right-aligned columns."""
     from rich.table import Table
 
     grid = Table.grid(padding=(0, gap, 0, 0), expand=True, pad_edge=False)
@@ -204,7 +209,7 @@ def columns(*widths: int | None, right: Sequence[int] = (), gap: int = 2) -> Tab
 
 
 def _add_phases(tree: Tree, graph: FusionGraph, shown: set[int], width: int, *, others: bool = True) -> None:
-    """others: whether kernels that are not shown are counted where they run."""
+    """Add the phases with their kernels. others: count the hidden kernels at their places."""
     kernels = graph.kernels or ()
     timed = any(kernel.device_time_us is not None for kernel in kernels)
     whole = _Whole(
@@ -231,7 +236,7 @@ def _add_phases(tree: Tree, graph: FusionGraph, shown: set[int], width: int, *, 
 
 @dataclass(frozen=True)
 class _Whole:
-    """What shares are of, None where that is not wholly known, and how wide columns are."""
+    """The totals that shares refer to (None where they are unknown), and the widths of columns."""
 
     traffic: float | None
     time_us: float | None
@@ -242,7 +247,7 @@ class _Whole:
 def _add_skipped(branch: Tree, skipped: list[Kernel], whole: _Whole) -> None:
     if skipped:
         size = tally(map(declared_bytes, skipped)).exact
-        title = f"… {formats.count(len(skipped), 'kernel')} of less cost; --all shows them"
+        title = f"… {formats.count(len(skipped), 'cheaper kernel')}; --all shows them"
         branch.add(_row(title, formats.size(size), formats.share(size, whole.traffic), "", ""))
         skipped.clear()
 
@@ -268,7 +273,7 @@ def _row(title: str, size: str, of_bytes: str, us: str, of_time: str, style: str
 
 
 def facts(kernel: Kernel) -> list[str]:
-    """What there is to say of a kernel beside its name, cost and contents."""
+    """Return a kernel's properties besides its name, cost and operations."""
     found = [printable(kernel.kind, 20)]
     found.append(f"reads {formats.size(kernel.bytes_read)}, writes {formats.size(kernel.bytes_written)}")
     if kernel.launches != 1:
@@ -276,13 +281,13 @@ def facts(kernel: Kernel) -> list[str]:
         found.append(many)
     if kernel.provenance:
         found.append(printable(kernel.provenance, 40))
-    if kernel.runtime_name and kernel.name.startswith("aten."):  # of several kernels of one operation, which
+    if kernel.runtime_name and kernel.name.startswith("aten."):  # tells several kernels of one operation apart
         found.append(formats.runtime(kernel.runtime_name))
-    return [*found, *measured_bytes.words(kernel)]
+    return [*found, *measured_bytes.lines(kernel)]
 
 
 def operations(ops: Sequence[SourceOp]) -> list[tuple[str, str, str]]:
-    """(stage, operations, "file:line") for each stage and line, in order of appearance."""
+    """Return (stage, operations, "file:line") for each stage and line, in order of appearance."""
     groups: dict[tuple[str, str], list[str]] = {}
     for op in ops[:MOST_OPERATIONS]:
         groups.setdefault((op.stage, op.line), []).append(formats.operation(op))
@@ -309,7 +314,7 @@ def _operations(ops: Sequence[SourceOp], widths: tuple[int, int] | None = None) 
 
 
 def _widths(ops: Iterable[SourceOp], width: int = 80) -> tuple[int, int]:
-    """Of the columns of stages and of lines: no wider than what is in them."""
+    """Return the widths of the columns for stages and lines, no wider than their contents."""
     stages, lines = set(), set()
     for op in ops:
         stages.add(op.stage)
@@ -320,7 +325,7 @@ def _widths(ops: Iterable[SourceOp], width: int = 80) -> tuple[int, int]:
 def _add_operations(tree: Tree, ops: Sequence[SourceOp]) -> None:
     from rich.console import Group
 
-    title = f"{formats.count(len(ops), 'operation')}; which kernels they become is known on a GPU alone"
+    title = f"{formats.count(len(ops), 'operation')}; only a GPU tells which kernels they become"
     tree.add(Group(plain(title), *_operations(ops)))
 
 
@@ -334,7 +339,7 @@ def _add_buffers(tree: Tree, title: str, buffers: Sequence[Buffer], graph: Fusio
 
 
 def add_rows(branch: Tree, rows: Sequence[tuple[Buffer, str, str]], width: int = 80) -> None:
-    """Buffers with their shapes, a size, and what else there is to say, a place for example."""
+    """Add buffers with their shapes, a size, and one more text such as a place."""
     shapes = [formats.shape(buffer) for buffer, _, _ in rows]
     of_shape = min(max(map(len, shapes)), width // 4)
     left = max(16, width - 8 - of_shape - 8 - 3)  # two levels of the tree, a size, three gaps
@@ -351,45 +356,46 @@ def add_rows(branch: Tree, rows: Sequence[tuple[Buffer, str, str]], width: int =
 def kernel(
     graph: FusionGraph, index: int, *, width: int = 80, ceilings: Ceilings | None = None
 ) -> RenderableType:
-    """Everything about one kernel: its buffers with who else uses them, its operations, and why it ends where it does.
-    With ceilings also what it takes at least.
+    """Return all details of one kernel: buffers with their other users, operations, and reasons for missed fusions.
+
+    With ceilings also its roofline time.
     """
     from rich.tree import Tree
 
-    subject = (graph.kernels or ())[index]
-    tree = Tree(plain(f"{index + 1}. {printable(subject.name)}", "bold"), guide_style="dim")
-    known = [*facts(subject), printable(subject.phase)]
-    if subject.device_time_us is not None:
-        known.append(formats.microseconds(subject.device_time_us))
-    if subject.flops is not None:
-        known.append(formats.flops(subject.flops))
-    if subject.workspace_bytes:
-        known.append(f"{formats.size(subject.workspace_bytes)} workspace")
+    shown = (graph.kernels or ())[index]
+    tree = Tree(plain(f"{index + 1}. {printable(shown.name)}", "bold"), guide_style="dim")
+    known = [*facts(shown), printable(shown.phase)]
+    if shown.device_time_us is not None:
+        known.append(formats.microseconds(shown.device_time_us))
+    if shown.flops is not None:
+        known.append(formats.flops(shown.flops))
+    if shown.workspace_bytes:
+        known.append(f"{formats.size(shown.workspace_bytes)} workspace")
     tree.add(plain(f"in {printable(graph.name)}"))
     tree.add(plain(" · ".join(known)))
-    floor = None if ceilings is None else roofline_time_us(graph, subject, ceilings)
-    if floor is not None:
+    roofline = None if ceilings is None else roofline_time_us(graph, shown, ceilings)
+    if roofline is not None:
         below = index in totals(graph, ceilings=ceilings).below_roofline
-        faster = f"; it took less than this floor: {_BELOW}" if below else ""
-        tree.add(plain(f"its bytes and FLOPs take {formats.microseconds(floor)} at least{faster}"))
-    if subject.runtime_name:
-        tree.add(plain(f"profilers call it {printable(subject.runtime_name)}"))
-    for name, value in subject.facts.items():
+        faster = f"; the kernel is faster: {_BELOW}" if below else ""
+        tree.add(plain(f"roofline time {formats.microseconds(roofline)}{faster}"))
+    if shown.runtime_name:
+        tree.add(plain(f"profilers call it {printable(shown.runtime_name)}"))
+    for name, value in shown.facts.items():
         if name == measured_bytes.FACT:
-            continue  # said in words above
+            continue  # `facts` shows it in words
         listed = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
         tree.add(plain(printable(f"{name}: {listed}")))
-    if subject.source_ops:
+    if shown.source_ops:
         from rich.console import Group
 
-        tree.add(Group(plain("operations", "bold"), *_operations(subject.source_ops)))
-    _add_accesses(tree, "reads", subject.inputs, graph, width)
-    _add_accesses(tree, "writes", subject.outputs, graph, width)
-    reasons = [reason for reason in graph.reasons if subject.name in (reason.producer, reason.consumer)]
+        tree.add(Group(plain("operations", "bold"), *_operations(shown.source_ops)))
+    _add_accesses(tree, "reads", shown.inputs, graph, width)
+    _add_accesses(tree, "writes", shown.outputs, graph, width)
+    reasons = [reason for reason in graph.reasons if shown.name in (reason.producer, reason.consumer)]
     if reasons:
-        branch = tree.add(plain("not one kernel with", "bold"))
+        branch = tree.add(plain("not fused with", "bold"))
         for reason in reasons:
-            branch.add(plain(_other_side(reason, subject.name)))
+            branch.add(plain(_other_side(reason, shown.name)))
     return tree
 
 
@@ -403,7 +409,7 @@ def _add_accesses(
     tree: Tree, title: str, accesses: tuple[Access, ...] | None, graph: FusionGraph, width: int
 ) -> None:
     if not accesses:
-        tree.add(plain(f"{title} nothing" if accesses is not None else f"{title}: not known"))
+        tree.add(plain(f"{title} nothing" if accesses is not None else f"{title}: unknown"))
         return
     others = graph.producers if title == "reads" else graph.consumers
     rows = []

@@ -53,7 +53,7 @@ def test_changes_as_text_and_json(tmp_path: Path) -> None:
     assert max(map(len, result.stdout.splitlines())) <= 80
     text = flat(result.stdout)
     for part in (
-        "8 → 9 kernels, which move 1.36 GB → 1.42 GB", "split: act +58.7 MB, +85.9 µs",
+        "8 → 9 kernels, 1.36 GB → 1.42 GB declared", "split: act +58.7 MB, +85.9 µs",
         "- 5. loop_convert_multiply_fusion.1 elementwise 235 MB", "+ 5. fusion.7", "+ 6. fusion.8",
         "input_convert_reduce_fusion → loop_convert_multiply_fusion: reduction → unprofitable",
     ):

@@ -100,30 +100,30 @@ def test_the_specs_bytes_replace_the_graphs() -> None:
     assert found.fusion_efficiency == pytest.approx(15 / (found.declared.exact or 0))
 
 
-def test_floors_take_the_stream_of_the_mix_and_the_rate_of_the_type() -> None:
-    def floor(found: FusionGraph, precision: str | None = None) -> float | None:
+def test_roofline_times_use_the_bandwidth_of_the_mix_and_the_rate_of_the_dtype() -> None:
+    def time(found: FusionGraph, precision: str | None = None) -> float | None:
         (only,) = found.kernels or ()
         return roofline_time_us(found, only, CEILINGS.at(precision))
 
-    assert floor(graph(kernel("copy", "copy", "s:copy", "x", "y"))) == pytest.approx(8.0)
-    assert floor(graph(kernel("add", "elementwise", "s:add", "a b c", "y"))) == pytest.approx(4.0)
+    assert time(graph(kernel("copy", "copy", "s:copy", "x", "y"))) == pytest.approx(8.0)
+    assert time(graph(kernel("add", "elementwise", "s:add", "a b c", "y"))) == pytest.approx(4.0)
     dot = graph(kernel("dot", "gemm", "s:dot", "x w", "y", flops=1e9))
-    assert floor(dot, "ieee") == pytest.approx(1e6)
-    assert floor(dot) == pytest.approx(1.25e5)  # the faster: a floor must not err up
-    assert floor(graph(kernel("dot", "gemm", "s:dot", "x w", "y"))) is None
+    assert time(dot, "ieee") == pytest.approx(1e6)
+    assert time(dot) == pytest.approx(1.25e5)  # the faster: a roofline time must not be too long
+    assert time(graph(kernel("dot", "gemm", "s:dot", "x w", "y"))) is None
 
 
-def test_the_kernels_floors_are_added() -> None:
+def test_the_kernels_roofline_times_are_added() -> None:
     pair = graph(kernel("a", "elementwise", "s:mul", "x", "m"), kernel("b", "elementwise", "s:add", "m", "y"))
     assert totals(pair, ceilings=CEILINGS).roofline_time_us == Tally(pytest.approx(16.0), 0)  # type: ignore[arg-type]
     assert totals(pair).roofline_time_us is None
     dot = graph(kernel("dot", "gemm", "s:dot", "x w", "y"))
     assert totals(dot, ceilings=CEILINGS).roofline_time_us == Tally(0, 1)
     lines = text_view.totals_lines(pair, CEILINGS)
-    assert "its kernels take 16.0 µs at least, one after the other" in lines, lines
+    assert "the kernels' roofline times add up to 16.0 µs" in lines, lines
 
 
-def test_the_blocks_floor_is_the_larger_of_its_bytes_and_its_flops() -> None:
+def test_the_blocks_roofline_time_is_the_larger_of_its_bytes_and_its_flops() -> None:
     pair = graph(kernel("a", "elementwise", "s:mul", "x", "m"), kernel("b", "elementwise", "s:add", "m", "y"))
     declared = {"forward": 1.0}
     assert totals(pair, flops_declared=declared, ceilings=CEILINGS).block_roofline_time_us == pytest.approx(8.0)
@@ -140,7 +140,7 @@ def test_no_barrier_where_products_follow_each_other_on_chip() -> None:
     assert totals(graph(kernel("sdpa", "attention", "a:attention", "q k v", "o"))).gemm_barrier is None
 
 
-def test_recoverable_time_is_what_lies_above_the_floors() -> None:
+def test_recoverable_time_lies_above_the_roofline_times() -> None:
     slow = kernel("slow", "copy", "s:copy", "x", "m", device_time_us=30.0)
     cached = kernel("cached", "copy", "s:copy", "m", "n", device_time_us=1.0)
     unmeasured = kernel("unmeasured", "copy", "s:copy", "n", "y")

@@ -29,7 +29,7 @@ APART = (
 )
 
 
-def test_equal_names_say_their_part() -> None:
+def test_equal_names_show_their_phase() -> None:
     text = bought(graph(FORWARD, BACKWARD), graph(*APART))
     assert "forward: act" in text and "backward: act" in text
     assert "forward: act" not in bought(graph(FORWARD), graph(*APART[:2]))
@@ -38,9 +38,9 @@ def test_equal_names_say_their_part() -> None:
 def test_regions_that_fusion_leaves_alone_are_counted() -> None:
     dot, same = (kernel("d", "gemm", "down:dot@3", f"y w{more}", "z") for more in ("", " tiny"))
     text = bought(graph(FORWARD, dot), graph(*APART[:2], same, sizes="tiny=1"))
-    assert "down" not in text and "1 region more" in text
+    assert "down" not in text and "1 more region" in text
     large = bought(graph(FORWARD, dot), graph(*APART[:2], same, sizes="tiny=500"))
-    assert "down" in large and "region more" not in large
+    assert "down" in large and "more region" not in large
     assert "1 → 1 kernel " in large and "3 → 2 kernels" in large
 
 

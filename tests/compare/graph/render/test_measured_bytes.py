@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from compare.cli import main
 from compare.graph import store
 from compare.graph.model import Access, Buffer, FusionGraph, Kernel
-from compare.graph.render.measured_bytes import with_measured_bytes, words
+from compare.graph.render.measured_bytes import lines, with_measured_bytes
 from compare.record import run_folder
 from compare.record.record import Record
 from compare.spec.case import Case
@@ -37,9 +37,9 @@ def traffic(way: str = "alone") -> dict[str, Any]:
 
 def test_counts_go_to_the_kernel_that_was_launched() -> None:
     found = with_measured_bytes(GRAPH, {**traffic(), "call": {"unavailable": "the worker died"}})
-    assert found.kernels and not words(found.kernels[0])
-    assert words(found.kernels[1]) == ["counted alone: reads 8.10 MB, writes 4.00 MB, ? through L2"]
-    assert words(with_measured_bytes(GRAPH, traffic("call")).kernels[1])[0].startswith("counted in the call: ")  # type: ignore[index]
+    assert found.kernels and not lines(found.kernels[0])
+    assert lines(found.kernels[1]) == ["measured alone: reads 8.10 MB, writes 4.00 MB, ? through L2"]
+    assert lines(with_measured_bytes(GRAPH, traffic("call")).kernels[1])[0].startswith("measured in the call: ")  # type: ignore[index]
     assert with_measured_bytes(GRAPH, {"alone": {"unavailable": "no"}}) is GRAPH
 
 
@@ -51,7 +51,7 @@ def test_inspect_shows_them(tmp_path: Path, arguments: list[str]) -> None:
     run_folder.append(tmp_path, Record(case, "triton", "triton", "ok", graph="graphs/g.json.gz", traffic=traffic()))
     result = CliRunner().invoke(main.cli, ["inspect", str(tmp_path), *arguments], env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
-    assert result.output.count("counted alone: reads 8.10 MB, writes 4.00 MB") == 1
+    assert result.output.count("measured alone: reads 8.10 MB, writes 4.00 MB") == 1
 
 
 def test_a_record_with_other_traffic_costs_itself(tmp_path: Path) -> None:

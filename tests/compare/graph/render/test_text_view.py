@@ -82,7 +82,7 @@ def test_of_a_large_graph_the_costly_kernels_are_shown_and_the_others_counted() 
     graph = FusionGraph("large", "xla", kernels, (Buffer("x", (1000,), "s8", 1000, "input"),))
     text = flat(text_view.text(graph))
     assert "251. k250" in text
-    hidden = sum(int(words.split()[-1]) for words in text.split(" kernels of less cost; --all shows them")[:-1])
+    hidden = sum(int(words.split()[-1]) for words in text.split(" cheaper kernels; --all shows them")[:-1])
     assert hidden == many - text_view.MOST_KERNELS
     assert "500. k499" in flat(text_view.render(text_view.overview(graph, every=True)))
 
@@ -157,7 +157,7 @@ def test_no_share_of_what_is_not_wholly_known() -> None:
     unknown = Kernel("u", "custom", inputs=None, outputs=())
     assert "100%" in flat(text_view.text(made(known)))
     text = flat(text_view.text(made(known, unknown)))
-    assert "%" not in text and "at least 8.00 kB (1 not known)" in text
+    assert "%" not in text and "at least 8.00 kB (1 unknown)" in text
 
 
 def test_what_is_written_for_nobody_is_told_apart() -> None:
@@ -167,8 +167,8 @@ def test_what_is_written_for_nobody_is_told_apart() -> None:
     graph = made(forward, then, backward, saved="r lost", intermediate="m dead", output="y dx")
     kept = dict(text_view.buffer_lists(graph))
     assert {title: [buffer.name for buffer in buffers] for title, buffers in kept.items()} == {
-        "saved for backward": ["r"], "saved for backward, which never reads it": ["lost"],
-        "written by one kernel for another": ["m"], "written, read by nobody": ["dead"],
+        "saved for backward": ["r"], "saved for backward, but never read": ["lost"],
+        "written by one kernel for another": ["m"], "written and never read": ["dead"],
     }
 
 
@@ -183,18 +183,18 @@ def test_a_long_sentence_is_not_cut() -> None:
     assert flat(text_view.render(text_view.overview(XLA, remarks=[sentence]))).count("moves 12.5 MB") == 40
 
 
-def test_a_kernel_faster_than_its_floor_says_so() -> None:
+def test_a_kernel_faster_than_its_roofline_time_says_so() -> None:
     slow = kernel("exp", "elementwise", "s:exp", "x", "m", device_time_us=9.0)
     fast = kernel("mul", "elementwise", "s:mul", "m", "y", device_time_us=4.0)
     ceilings = Ceilings({0.5: 1e9}, {})
     lines = text_view.totals_lines(made(slow, fast), ceilings)
-    assert any(line.startswith("kernel 2 took less than its floor: partly from L2, or faster") for line in lines)
-    assert not any("floor" in line for line in text_view.totals_lines(made(slow), ceilings))
+    assert any(line.startswith("kernel 2 is faster than its roofline time: part of the data") for line in lines)
+    assert not any("faster" in line for line in text_view.totals_lines(made(slow), ceilings))
     both = text_view.totals_lines(made(fast, fast), ceilings)
-    assert any("kernels 1, 2 took less than their floor" in line for line in both)
+    assert any("kernels 1, 2 are faster than their roofline times" in line for line in both)
     views = [flat(text_view.render(text_view.kernel(made(slow, fast), i, ceilings=ceilings))) for i in (0, 1)]
-    assert "take 8.00 µs at least" in views[0] and "less than this floor" not in views[0]
-    assert "take 8.00 µs at least; it took less than this floor: partly from L2" in views[1]
+    assert "roofline time 8.00 µs" in views[0] and "faster" not in views[0]
+    assert "roofline time 8.00 µs; the kernel is faster: part of the data came from L2" in views[1]
 
 
 def test_names_are_not_cut_where_there_is_room() -> None:
