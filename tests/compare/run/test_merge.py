@@ -237,7 +237,7 @@ def test_a_line_that_cannot_be_read_costs_nothing_once_its_record_is_made_anew(t
         file.write(lines[2])
     arguments = ["merge", str(other), str(broken), "--out", str(tmp_path / "out")]
     done = CliRunner().invoke(cli, arguments)
-    assert done.exit_code == 0 and "records.jsonl:3: line skipped" in done.stderr and "8 records" in done.output
+    assert done.exit_code == 0 and "records.jsonl:3: line skipped" in done.stderr and "12 records" in done.output
     records, warnings = run_folder.read_records(tmp_path / "out")
     assert len(records) == 8 and not warnings
 
