@@ -4,10 +4,10 @@ It reads docstrings, comments and messages of Python files, comments of JavaScri
 Markdown.
 The rules:
 
-    opening   no sentence begins with `What`, `Who`, `Of`, `That`, `As of` or `Whether`; a question may.
-    process   a process is "it": no `who`, `whom`, `nobody` or `somebody`, except for people.
-    private   no word that only this project uses for a part of the program.
-    long      at most 40 words a sentence.
+- opening: no sentence begins with `What`, `Who`, `Of`, `That`, `As of` or `Whether`; a question may.
+- process: a process is "it", not `who`, `whom`, `nobody` or `somebody`; people may be.
+- private: no word that only this project uses for a part of the program.
+- long: at most 40 words a sentence.
 
 A line with the comment `prose: ok` is left out. Exit code 1 where something breaks a rule.
 """
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 NOT_OURS = ("reports/h", "tests/data/", "tests/fusion_snapshots/")  # written by programs
 MOST_WORDS = 40
 FEWEST_WORDS = 4  # of a string that is taken for prose
-# Files about kernels, where a warp has "lanes".
+# Files about kernels, where a warp has `lanes`.
 KERNELS = ("triton_side/", "tests/triton_side/", "tools/benchmarks/")
 
 Prose = Iterator[tuple[int, str, bool]]  # line, text, and whether sentences begin in it

@@ -239,7 +239,7 @@ def test_a_line_that_cannot_be_read_costs_nothing_once_its_record_is_made_anew(t
     done = CliRunner().invoke(cli, arguments)
     assert done.exit_code == 0 and "records.jsonl:3: line skipped" in done.stderr and "12 records" in done.output
     records, warnings = run_folder.read_records(tmp_path / "out")
-    assert len(records) == 8 and not warnings
+    assert len(records) == 12 and not warnings
 
 
 def test_a_part_without_records_is_told_how_to_get_some(tmp_path: Path) -> None:
